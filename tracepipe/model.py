@@ -1,0 +1,234 @@
+"""The event file `tracepipe/1`: every record of it, and the types that all stages share.
+
+One JSON object a line. The first line is a `Header`, the last a `Footer` (a file without one is a capture
+that was cut off, and is still read); between them events, warp batches, clock pairs and losses, told apart
+by `type`. Records are plain dicts, as a parser gives them: these classes state their fields, and
+`schemas/event.schema.json` and the checks in `validate.py` are generated from them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final, NewType, TypedDict, cast
+
+SCHEMA_VERSION: Final = "tracepipe/1"
+
+SourceNs = NewType("SourceNs", int)
+"""Nanoseconds on the clock that an event was recorded with."""
+TraceNs = NewType("TraceNs", int)
+"""Nanoseconds on the trace's one clock. Only `clocks.py` makes these."""
+
+# Layers, outermost first: the order in which they are drawn and counted.
+LAYERS: Final = (
+    "userspace",
+    "syscall",
+    "kernel",
+    "scheduler",
+    "memory",
+    "transfer",
+    "gpu_kernel",
+    "gpu_warp",
+    "gpu_thread",
+)
+PHASES: Final = ("B", "E", "I", "X")
+MONOTONIC: Final = "monotonic"
+HOST_CLOCKS: Final = ("monotonic", "boottime", "realtime")
+
+
+@dataclass(frozen=True, slots=True)
+class Doc:
+    """What a field means, and the bounds that its type cannot say."""
+
+    text: str
+    minimum: int | None = None
+    maximum: int | None = None
+    enum: tuple[str, ...] = ()
+    length: int | None = None
+
+
+Nat = Annotated[int, Doc("", minimum=0)]
+Dim3 = Annotated[list[int], Doc("three dimensions, x first", length=3, minimum=0)]
+Column = list[int]
+
+
+class HostInstant(TypedDict, total=False):
+    """One instant read on the host's clocks, ns each."""
+
+    monotonic_ns: Annotated[int, Doc("CLOCK_MONOTONIC")]
+    boottime_ns: Annotated[int, Doc("CLOCK_BOOTTIME")]
+    realtime_ns: Annotated[int, Doc("CLOCK_REALTIME, since the epoch")]
+
+
+class Layers(TypedDict, total=False):
+    """Which layers a capture was asked for and which it got."""
+
+    asked: Annotated[list[str], Doc("layers asked for")]
+    got: Annotated[list[str], Doc("layers that were recorded")]
+    missing: Annotated[dict[str, Any], Doc("layer → why it was not recorded")]
+
+
+class _HeaderRequired(TypedDict):
+    type: Annotated[str, Doc("record type", enum=("header",))]
+    schema: Annotated[str, Doc("version of this format", enum=(SCHEMA_VERSION,))]
+
+
+class Header(_HeaderRequired, total=False):
+    """First line of a file: where, when and how it was recorded."""
+
+    tool: Annotated[str, Doc("program and version that wrote the file")]
+    host: Annotated[str, Doc("host name")]
+    kernel: Annotated[str, Doc("kernel release")]
+    machine: Annotated[str, Doc("processor architecture")]
+    command: Annotated[list[str], Doc("command that was traced")]
+    engine: Annotated[str, Doc("capture engine, with version")]
+    clock: Annotated[str, Doc("clock of every ts_ns that names none; monotonic if absent")]
+    clocks: Annotated[list[str], Doc("every clock that a ts_ns of this file is on")]
+    start: Annotated[HostInstant, Doc("start of the capture on each host clock")]
+    clock_pairs: Annotated[list[dict[str, Any]], Doc("clock records known at the start")]
+    layers: Annotated[Layers, Doc("layers asked for and got")]
+    gpus: Annotated[list[dict[str, Any]], Doc("the GPUs: index, name, uuid, SM count")]
+
+
+class _EventRequired(TypedDict):
+    type: Annotated[str, Doc("layer", enum=tuple(name for name in LAYERS if name != "gpu_warp"))]
+    name: Annotated[str, Doc("function, syscall, kernel or operation")]
+    phase: Annotated[str, Doc("B begin, E end, I instant, X complete with dur_ns", enum=PHASES)]
+    ts_ns: Annotated[int, Doc("time of the event on `clock`; the start of an X", minimum=0)]
+
+
+class Event(_EventRequired, total=False):
+    """One event of one layer."""
+
+    dur_ns: Annotated[int, Doc("duration: always with X, and on an E whose B may be missing", minimum=0)]
+    pid: Annotated[int, Doc("process id", minimum=0)]
+    tid: Annotated[int, Doc("thread id", minimum=0)]
+    cpu: Annotated[int, Doc("processor it happened on", minimum=0)]
+    comm: Annotated[str, Doc("thread name at that time")]
+    clock: Annotated[str, Doc("clock of ts_ns, if not the header's")]
+    gpu: Annotated[int, Doc("GPU index", minimum=0)]
+    stream: Annotated[int, Doc("CUDA stream id", minimum=0)]
+    launch: Annotated[int, Doc("launch id: the same on the launch call, the kernel and its warps", minimum=0)]
+    grid: Annotated[list[int], Doc("blocks in x, y, z", length=3, minimum=0)]
+    block: Annotated[
+        list[int], Doc("gpu_kernel: threads a block; gpu_thread: block index", length=3, minimum=0)
+    ]
+    thread: Annotated[list[int], Doc("gpu_thread: thread index in its block", length=3, minimum=0)]
+    args: Annotated[dict[str, Any], Doc("arguments, results and whatever else is known")]
+
+
+class _WarpBatchRequired(TypedDict):
+    type: Annotated[str, Doc("record type", enum=("gpu_warp",))]
+    name: Annotated[str, Doc("kernel name")]
+    ts_ns: Annotated[int, Doc("base of entry_ns, on `clock`", minimum=0)]
+    warp: Annotated[Column, Doc("linear block index × warps a block + warp in its block", minimum=0)]
+    entry_ns: Annotated[Column, Doc("%globaltimer at entry, after ts_ns", minimum=0)]
+    exit_ns: Annotated[Column, Doc("%globaltimer at each exit, after that warp's entry", minimum=0)]
+
+
+class WarpBatch(_WarpBatchRequired, total=False):
+    """Warps of one launch, as columns: all of them, or some thousands; a launch may fill several batches.
+
+    `warp`, `sm`, `slot`, `entry_ns`, `entry_clk`, `entry_mask` have a value for each warp; `exit_ns`,
+    `exit_clk`, `exit_mask` one for each exit, warp after warp, `exit_count` of them for each warp (1 each
+    where that column is absent). A warp with no exit was running when the record ended.
+    """
+
+    clock: Annotated[str, Doc("clock of ts_ns, globaltimer:N of GPU N")]
+    gpu: Annotated[int, Doc("GPU index", minimum=0)]
+    stream: Annotated[int, Doc("CUDA stream id", minimum=0)]
+    launch: Annotated[int, Doc("launch id", minimum=0)]
+    pid: Annotated[int, Doc("process that launched it", minimum=0)]
+    grid: Annotated[list[int], Doc("blocks in x, y, z", length=3, minimum=0)]
+    block: Annotated[list[int], Doc("threads a block in x, y, z", length=3, minimum=0)]
+    sm: Annotated[Column, Doc("%smid", minimum=0)]
+    slot: Annotated[Column, Doc("%warpid, the hardware slot on the SM", minimum=0)]
+    entry_clk: Annotated[Column, Doc("%clock64 of the SM at entry, cycles", minimum=0)]
+    entry_mask: Annotated[Column, Doc("lanes active at entry; all 32 if absent", minimum=0)]
+    exit_count: Annotated[Column, Doc("exits of each warp; 1 each if absent", minimum=0)]
+    exit_clk: Annotated[Column, Doc("%clock64 at each exit, cycles after that warp's entry", minimum=0)]
+    exit_mask: Annotated[Column, Doc("lanes that left at each exit", minimum=0)]
+    args: Annotated[dict[str, Any], Doc("whatever else is known of the launch")]
+
+
+class ClockRecord(TypedDict):
+    """A clock pair: `clock` showed `source_ns` when CLOCK_MONOTONIC was within [host_lo_ns, host_hi_ns]."""
+
+    type: Annotated[str, Doc("record type", enum=("clock",))]
+    clock: Annotated[str, Doc("the source clock")]
+    source_ns: Annotated[int, Doc("reading of the source clock", minimum=0)]
+    host_lo_ns: Annotated[int, Doc("CLOCK_MONOTONIC before the reading", minimum=0)]
+    host_hi_ns: Annotated[int, Doc("CLOCK_MONOTONIC after the reading", minimum=0)]
+
+
+class _LossRequired(TypedDict):
+    type: Annotated[str, Doc("record type", enum=("loss",))]
+    count: Annotated[int, Doc("events lost", minimum=0)]
+
+
+class LossRecord(_LossRequired, total=False):
+    """Events that were made and not recorded, between `ts_ns` and `ts_ns` + `dur_ns`."""
+
+    layer: Annotated[str, Doc("layer of the lost events; absent if unknown")]
+    ts_ns: Annotated[int, Doc("start of the loss; absent: where the record stands in the file", minimum=0)]
+    dur_ns: Annotated[int, Doc("length of the loss", minimum=0)]
+    clock: Annotated[str, Doc("clock of ts_ns, if not the header's")]
+    cpu: Annotated[int, Doc("processor whose buffer was full", minimum=0)]
+    reason: Annotated[str, Doc("what was full or failed")]
+
+
+class _FooterRequired(TypedDict):
+    type: Annotated[str, Doc("record type", enum=("footer",))]
+    counts: Annotated[dict[str, int], Doc("layer → events in this file; a warp counts one", minimum=0)]
+    losses: Annotated[dict[str, int], Doc("layer → events lost", minimum=0)]
+
+
+class Footer(_FooterRequired, total=False):
+    """Last line of a file: what it holds and what it lacks."""
+
+    end: Annotated[HostInstant, Doc("end of the capture on each host clock")]
+    ended_by: Annotated[str, Doc("why it ended: exit 0, signal 11, interrupt, …")]
+
+
+RECORDS: Final[dict[str, type]] = {
+    "header": Header,
+    "clock": ClockRecord,
+    "loss": LossRecord,
+    "gpu_warp": WarpBatch,
+    "footer": Footer,
+    **{name: Event for name in LAYERS if name != "gpu_warp"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A line that could not be used, or something a reader cannot know. Writers must show both.
+
+    `line` counts from 1; 0 where the whole file is meant. `skipped` lines lost their event; the rest are
+    ambiguities that change how a kept event must be understood.
+    """
+
+    line: int
+    field: str
+    message: str
+    skipped: bool = True
+
+
+Record = dict[str, Any]
+"""A validated line: an `Event`, `WarpBatch`, `ClockRecord`, `LossRecord` or `Footer`, told by `type`."""
+
+
+@dataclass(slots=True)
+class Batch:
+    """Some thousands of records in file order, and what went wrong between them.
+
+    `offset_bytes` is how far into the input the batch ends, for progress.
+    """
+
+    records: list[Record] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    offset_bytes: int = 0
+
+
+def new_header(**fields: Any) -> Header:
+    """A header of this version with `fields`."""
+    return cast(Header, {"type": "header", "schema": SCHEMA_VERSION, **fields})
