@@ -46,9 +46,9 @@ class Doc:
     length: int | None = None
 
 
-Nat = Annotated[int, Doc("", minimum=0)]
-Dim3 = Annotated[list[int], Doc("three dimensions, x first", length=3, minimum=0)]
 Column = list[int]
+# Perfetto's times are signed 64-bit; half of that leaves room for a start plus a duration (146 years).
+TIME_LIMIT_NS: Final = 1 << 62
 
 
 class HostInstant(TypedDict, total=False):
@@ -93,13 +93,18 @@ class _EventRequired(TypedDict):
     type: Annotated[str, Doc("layer", enum=tuple(name for name in LAYERS if name != "gpu_warp"))]
     name: Annotated[str, Doc("function, syscall, kernel or operation")]
     phase: Annotated[str, Doc("B begin, E end, I instant, X complete with dur_ns", enum=PHASES)]
-    ts_ns: Annotated[int, Doc("time of the event on `clock`; the start of an X", minimum=0)]
+    ts_ns: Annotated[
+        int, Doc("time of the event on `clock`; the start of an X", minimum=0, maximum=TIME_LIMIT_NS)
+    ]
 
 
 class Event(_EventRequired, total=False):
     """One event of one layer."""
 
-    dur_ns: Annotated[int, Doc("duration: always with X, and on an E whose B may be missing", minimum=0)]
+    dur_ns: Annotated[
+        int,
+        Doc("duration: always with X, and on an E whose B may be missing", minimum=0, maximum=TIME_LIMIT_NS),
+    ]
     pid: Annotated[int, Doc("process id", minimum=0)]
     tid: Annotated[int, Doc("thread id", minimum=0)]
     cpu: Annotated[int, Doc("processor it happened on", minimum=0)]
@@ -119,7 +124,7 @@ class Event(_EventRequired, total=False):
 class _WarpBatchRequired(TypedDict):
     type: Annotated[str, Doc("record type", enum=("gpu_warp",))]
     name: Annotated[str, Doc("kernel name")]
-    ts_ns: Annotated[int, Doc("base of entry_ns, on `clock`", minimum=0)]
+    ts_ns: Annotated[int, Doc("base of entry_ns, on `clock`", minimum=0, maximum=TIME_LIMIT_NS)]
     warp: Annotated[Column, Doc("linear block index × warps a block + warp in its block", minimum=0)]
     entry_ns: Annotated[Column, Doc("%globaltimer at entry, after ts_ns", minimum=0)]
     exit_ns: Annotated[Column, Doc("%globaltimer at each exit, after that warp's entry", minimum=0)]
@@ -155,9 +160,9 @@ class ClockRecord(TypedDict):
 
     type: Annotated[str, Doc("record type", enum=("clock",))]
     clock: Annotated[str, Doc("the source clock")]
-    source_ns: Annotated[int, Doc("reading of the source clock", minimum=0)]
-    host_lo_ns: Annotated[int, Doc("CLOCK_MONOTONIC before the reading", minimum=0)]
-    host_hi_ns: Annotated[int, Doc("CLOCK_MONOTONIC after the reading", minimum=0)]
+    source_ns: Annotated[int, Doc("reading of the source clock", minimum=0, maximum=TIME_LIMIT_NS)]
+    host_lo_ns: Annotated[int, Doc("CLOCK_MONOTONIC before the reading", minimum=0, maximum=TIME_LIMIT_NS)]
+    host_hi_ns: Annotated[int, Doc("CLOCK_MONOTONIC after the reading", minimum=0, maximum=TIME_LIMIT_NS)]
 
 
 class _LossRequired(TypedDict):
@@ -169,8 +174,13 @@ class LossRecord(_LossRequired, total=False):
     """Events that were made and not recorded, between `ts_ns` and `ts_ns` + `dur_ns`."""
 
     layer: Annotated[str, Doc("layer of the lost events; absent if unknown")]
-    ts_ns: Annotated[int, Doc("start of the loss; absent: where the record stands in the file", minimum=0)]
-    dur_ns: Annotated[int, Doc("length of the loss", minimum=0)]
+    ts_ns: Annotated[
+        int,
+        Doc(
+            "start of the loss; absent: where the record stands in the file", minimum=0, maximum=TIME_LIMIT_NS
+        ),
+    ]
+    dur_ns: Annotated[int, Doc("length of the loss", minimum=0, maximum=TIME_LIMIT_NS)]
     clock: Annotated[str, Doc("clock of ts_ns, if not the header's")]
     cpu: Annotated[int, Doc("processor whose buffer was full", minimum=0)]
     reason: Annotated[str, Doc("what was full or failed")]

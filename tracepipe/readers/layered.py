@@ -1,0 +1,1 @@
+"""Reads the JSON Lines that layered bpftrace and BCC CUDA tracers print."""

@@ -1,0 +1,154 @@
+"""Checks of `tracepipe/1` records, compiled from the classes in `model.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, get_args, get_origin, is_typeddict
+
+from tracepipe.model import MONOTONIC, RECORDS, TIME_LIMIT_NS, Doc, Problem, Record
+from tracepipe.schema import fields_of, required_of
+
+Fault = tuple[str, str]
+"""(field, what is wrong with it)."""
+Check = Callable[[Any], "str | Fault | None"]
+"""None where the value is good; else what is wrong, with the inner field where there is one."""
+
+_NAMES = {int: "an integer", str: "a string", dict: "an object", list: "an array"}
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def _check_of(hint: Any, doc: Doc) -> Check:
+    if is_typeddict(hint):
+        return _check_record(hint)
+    if hint is Any:
+        return lambda value: None
+    bare = get_origin(hint) or hint
+    low = doc.minimum if doc.minimum is not None else -TIME_LIMIT_NS
+    high = doc.maximum if doc.maximum is not None else (1 << 64) - 1
+
+    def scalar(value: Any) -> str | None:
+        if type(value) is not bare:
+            return f"must be {_NAMES[bare]}, not {_shown(value)}"
+        if bare is int and not low <= value <= high:
+            return f"must be at least {low}, not {value}" if value < low else f"must be at most {high}"
+        if doc.enum and value not in doc.enum:
+            return f"must be one of {', '.join(doc.enum)}, not {_shown(value)}"
+        return None
+
+    if bare not in (list, dict):
+        return scalar
+    inner = _check_of(get_args(hint)[-1], Doc("", minimum=doc.minimum))
+
+    def container(value: Any) -> str | Fault | None:
+        if type(value) is not bare:
+            return f"must be {_NAMES[bare]}, not {_shown(value)}"
+        if doc.length is not None and len(value) != doc.length:
+            return f"must have {doc.length} elements, not {len(value)}"
+        for at, item in enumerate(value) if bare is list else value.items():
+            if wrong := inner(item):
+                return f"[{at}]", wrong if isinstance(wrong, str) else " ".join(wrong)
+        return None
+
+    return container
+
+
+def _check_record(record: type) -> Callable[[Any], Fault | None]:
+    checks = [(name, _check_of(hint, doc)) for name, (hint, doc) in fields_of(record).items()]
+    required = [name for name, _ in checks if name in required_of(record)]
+
+    def check(value: Any) -> Fault | None:
+        if type(value) is not dict:
+            return "", f"must be an object, not {_shown(value)}"
+        for name in required:
+            if name not in value:
+                return name, "is missing"
+        for name, inner in checks:
+            if name in value and (wrong := inner(value[name])):
+                return (name, wrong) if isinstance(wrong, str) else (name + wrong[0], wrong[1])
+        return None
+
+    return check
+
+
+_CHECKS = {kind: _check_record(record) for kind, record in RECORDS.items()}
+
+
+def _columns_fault(batch: Record) -> Fault | None:
+    """Columns of a warp batch whose lengths do not agree."""
+    warps = len(batch["warp"])
+    for name in ("sm", "slot", "entry_ns", "entry_clk", "entry_mask", "exit_count"):
+        if name in batch and len(batch[name]) != warps:
+            return name, f"has {len(batch[name])} values for {warps} warps"
+    exits = sum(batch["exit_count"]) if "exit_count" in batch else warps
+    for name in ("exit_ns", "exit_clk", "exit_mask"):
+        if name in batch and len(batch[name]) != exits:
+            return name, f"has {len(batch[name])} values for {exits} exits"
+    return None
+
+
+def first_fault(record: Any) -> Fault | None:
+    """The first thing wrong with a parsed line, as (field, message), or None."""
+    if type(record) is not dict:
+        return "", f"must be an object, not {_shown(record)}"
+    if "type" not in record:
+        return "type", "is missing"
+    kind = record["type"]
+    if type(kind) is not str or kind not in _CHECKS:
+        return "type", f"must be one of {', '.join(_CHECKS)}, not {_shown(kind)}"
+    if fault := _CHECKS[kind](record):
+        return fault
+    if kind == "gpu_warp":
+        return _columns_fault(record)
+    if kind == "clock" and record["host_hi_ns"] < record["host_lo_ns"]:
+        return "host_hi_ns", "is before host_lo_ns"
+    if kind == "clock" and record["clock"] == MONOTONIC:
+        return "clock", "is monotonic, the clock that the others are paired with"
+    if record.get("phase") == "X" and "dur_ns" not in record:
+        return "dur_ns", "is missing, and an X has no length without it"
+    return None
+
+
+_NO_ARGS: dict[str, Any] = {}
+_SEEN_LIMIT = 1 << 16
+
+
+class RecordFilter:
+    """Keeps the good records of a list and states a `Problem` for each of the others.
+
+    Most lines of a file repeat a few combinations of type, name, phase and thread. A combination that was
+    checked in full once is only checked for the fields that still differ, which costs a sixth.
+    """
+
+    def __init__(self) -> None:
+        self._seen: set[tuple[Any, ...]] = set()
+
+    def keep(self, records: Iterable[Any], first_line: int, problems: list[Problem]) -> list[Record]:
+        """The good ones of `records`, which stand on consecutive lines from `first_line`."""
+        seen, kept = self._seen, []
+        for line, record in enumerate(records, first_line):
+            try:
+                key = (record["type"], record["name"], record["phase"], record["pid"], record["tid"])
+                if (
+                    key in seen
+                    and len(record) == 6 + ("args" in record) + ("cpu" in record)
+                    and type(ts_ns := record["ts_ns"]) is int
+                    and 0 <= ts_ns <= TIME_LIMIT_NS
+                    and type(record.get("args", _NO_ARGS)) is dict
+                    and type(record.get("cpu", 0)) is int
+                ):
+                    kept.append(record)
+                    continue
+            except (KeyError, TypeError):
+                key = ()  # no such field, or a value that cannot be hashed: the full check says which
+            if fault := first_fault(record):
+                problems.append(Problem(line, *fault))
+                continue
+            kept.append(record)
+            # X needs dur_ns, which only the full check sees.
+            if key and key[2] != "X" and len(seen) < _SEEN_LIMIT:
+                seen.add(key)
+        return kept
