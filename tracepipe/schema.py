@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, cast, get_args, get_origin, get_type_hints, is_typeddict
 
 from tracepipe.model import LAYERS, RECORDS, SCHEMA_VERSION, Doc, Event
@@ -77,3 +78,7 @@ def json_schema() -> dict[str, Any]:
         "oneOf": [{"$ref": f"#/$defs/{name}"} for name in defs],
         "$defs": defs,
     }
+
+
+if __name__ == "__main__":  # python -m tracepipe.schema > schemas/event.schema.json
+    print(json.dumps(json_schema(), indent=2, ensure_ascii=False))

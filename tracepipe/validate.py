@@ -16,8 +16,12 @@ Check = Callable[[Any], "str | Fault | None"]
 _NAMES = {int: "an integer", str: "a string", dict: "an object", list: "an array"}
 
 
-def _shown(value: Any) -> str:
-    text = repr(value)
+def shown(value: Any) -> str:
+    """`value` as an error message shows it: 40 characters at most."""
+    try:
+        text = repr(value)
+    except RecursionError:  # a parser nests deeper than Python's repr
+        text = f"a deeply nested {type(value).__name__}"
     return text if len(text) <= 40 else text[:37] + "..."
 
 
@@ -32,11 +36,11 @@ def _check_of(hint: Any, doc: Doc) -> Check:
 
     def scalar(value: Any) -> str | None:
         if type(value) is not bare:
-            return f"must be {_NAMES[bare]}, not {_shown(value)}"
+            return f"must be {_NAMES[bare]}, not {shown(value)}"
         if bare is int and not low <= value <= high:
             return f"must be at least {low}, not {value}" if value < low else f"must be at most {high}"
         if doc.enum and value not in doc.enum:
-            return f"must be one of {', '.join(doc.enum)}, not {_shown(value)}"
+            return f"must be one of {', '.join(doc.enum)}, not {shown(value)}"
         return None
 
     if bare not in (list, dict):
@@ -45,7 +49,7 @@ def _check_of(hint: Any, doc: Doc) -> Check:
 
     def container(value: Any) -> str | Fault | None:
         if type(value) is not bare:
-            return f"must be {_NAMES[bare]}, not {_shown(value)}"
+            return f"must be {_NAMES[bare]}, not {shown(value)}"
         if doc.length is not None and len(value) != doc.length:
             return f"must have {doc.length} elements, not {len(value)}"
         for at, item in enumerate(value) if bare is list else value.items():
@@ -62,7 +66,7 @@ def _check_record(record: type) -> Callable[[Any], Fault | None]:
 
     def check(value: Any) -> Fault | None:
         if type(value) is not dict:
-            return "", f"must be an object, not {_shown(value)}"
+            return "", f"must be an object, not {shown(value)}"
         for name in required:
             if name not in value:
                 return name, "is missing"
@@ -93,12 +97,12 @@ def _columns_fault(batch: Record) -> Fault | None:
 def first_fault(record: Any) -> Fault | None:
     """The first thing wrong with a parsed line, as (field, message), or None."""
     if type(record) is not dict:
-        return "", f"must be an object, not {_shown(record)}"
+        return "", f"must be an object, not {shown(record)}"
     if "type" not in record:
         return "type", "is missing"
     kind = record["type"]
     if type(kind) is not str or kind not in _CHECKS:
-        return "type", f"must be one of {', '.join(_CHECKS)}, not {_shown(kind)}"
+        return "type", f"must be one of {', '.join(_CHECKS)}, not {shown(kind)}"
     if fault := _CHECKS[kind](record):
         return fault
     if kind == "gpu_warp":
@@ -114,6 +118,7 @@ def first_fault(record: Any) -> Fault | None:
 
 _NO_ARGS: dict[str, Any] = {}
 _SEEN_LIMIT = 1 << 16
+_SECOND_HEADER = "is a second header: what follows it is read as the first one's"
 
 
 class RecordFilter:
@@ -129,6 +134,7 @@ class RecordFilter:
     def keep(self, records: Iterable[Any], first_line: int, problems: list[Problem]) -> list[Record]:
         """The good ones of `records`, which stand on consecutive lines from `first_line`."""
         seen, kept = self._seen, []
+        key: tuple[Any, ...]
         for line, record in enumerate(records, first_line):
             try:
                 key = (record["type"], record["name"], record["phase"], record["pid"], record["tid"])
@@ -146,6 +152,9 @@ class RecordFilter:
                 key = ()  # no such field, or a value that cannot be hashed: the full check says which
             if fault := first_fault(record):
                 problems.append(Problem(line, *fault))
+                continue
+            if record["type"] == "header":
+                problems.append(Problem(line, "type", _SECOND_HEADER, skipped=False))
                 continue
             kept.append(record)
             # X needs dur_ns, which only the full check sees.

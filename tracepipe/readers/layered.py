@@ -1,1 +1,290 @@
-"""Reads the JSON Lines that layered bpftrace and BCC CUDA tracers print."""
+"""Reads the JSON Lines that layered bpftrace and BCC CUDA tracers print.
+
+    {"event_id":1,"ts":0.001,"type":"userspace","name":"cuInit","phase":"B"}
+    {"event_id":3,"ts":0.004,"type":"scheduler","name":"nv_schedule_work"}
+    # Heartbeat: 120 events
+    {"event_id":7,"ts":1.2,"tid":7,"phase":"E","type":"userspace","name":"cuInit","duration_us":12.3}
+
+`ts` is milliseconds since the start of tracing, printed with six decimals; they become nanoseconds on the
+clock "trace". Keys differ by line: those that an `Event` has no field for become its args. Text between
+the JSON lines is the script's own (a banner, heartbeats, a summary) and is passed over.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any, BinaryIO
+
+import orjson
+
+from tracepipe.model import TIME_LIMIT_NS, Batch, Problem, Record, new_header
+from tracepipe.readers.lines import BOM, chunks_of_lines
+from tracepipe.readers.recording import InputFormat, Recording
+from tracepipe.validate import Fault, shown
+
+CLOCK = "trace"
+# About 2000 lines: parsed, they take some MB.
+CHUNK_BYTES = 1 << 18
+
+# The `type` of a line → the layer it belongs to. Names that only one variant of the scripts prints:
+# kernel_memory (BCC), kernel_mem, ioctl, gpu_complete (dma_fence_signaled) and gpu_mem (gpu_mem_total).
+_LAYERS = {
+    "userspace": "userspace",
+    "syscall": "syscall",
+    "ioctl": "syscall",
+    "kernel": "kernel",
+    "kernel_memory": "kernel",
+    "kernel_mem": "kernel",
+    "gpu_complete": "kernel",
+    "scheduler": "scheduler",
+    "memory": "memory",
+    "gpu_mem": "memory",
+    "transfer": "transfer",
+}
+# Lines of these types have no name of their own, nor an `op`.
+_NAMED_BY_TYPE = frozenset({"ioctl", "gpu_complete", "gpu_mem"})
+# bpftrace's own records (`bpftrace -f json`).
+_LOST, _ATTACHED = "lost_events", "attached_probes"
+
+_FIELDS = frozenset({"type", "ts", "phase", "name", "pid", "tid", "cpu", "comm"})
+_NS = {"duration_us": 1e3, "duration_ms": 1e6}
+# Below 2^51 ns (26 days) the two roundings of `ms * 1e6` stay under half a nanosecond in sum.
+_FLOAT_IS_EXACT_MS = (1 << 51) / 1e6
+_TS_TEXT = re.compile(rb'"ts"\s*:\s*(-?[0-9.]+(?:[eE][-+]?[0-9]+)?)')
+
+_LOST_TEXT = re.compile(rb"Lost (\d{1,18}) events")
+_LOST_REASON = "bpftrace's buffer was full"
+# Heartbeats and comments; what bpftrace says at the start; the maps and histograms it prints at the end.
+_SCRIPT_TEXT = re.compile(rb"#|Attaching \d+ probes?\.\.\.|@|[\[(].*[\])]\s+\d+ \|[@ ]*\|$")
+_BLOCK_TITLE = re.compile(rb"===+ .* ===+$")
+
+
+def ns_of_ms(ms: int | float, text: bytes = b"") -> int:
+    """Nanoseconds of `ms` milliseconds, exact to the six decimals that the scripts print.
+
+    Up to 26 days `round(ms * 1e6)` is exact. Beyond, a double may not hold every nanosecond, and the decimal
+    digits are taken from `text`, the line that `ms` was parsed from. Further decimals are rounded.
+    """
+    if isinstance(ms, int):
+        return ms * 1_000_000
+    if abs(ms) >= _FLOAT_IS_EXACT_MS:
+        for match in _TS_TEXT.finditer(text):
+            if float(match[1]) == ms:
+                return round(Decimal(match[1].decode()) * 1_000_000)
+    return round(ms * 1e6)
+
+
+def _number_fault(value: Any, limit: float) -> str:
+    """What is wrong with a time or duration of at most `limit`, or nothing."""
+    if type(value) not in (int, float):
+        return f"must be a number, not {shown(value)}"
+    if value < 0:
+        return f"must not be negative, and is {shown(value)}"
+    return "" if value <= limit else f"must be at most {limit:.0f}, not {shown(value)}"
+
+
+def _who_fault(line: Record) -> Fault | None:
+    """The first of the identity fields that has a wrong type."""
+    for name in ("pid", "tid", "cpu"):
+        if name in line and (type(line[name]) is not int or line[name] < 0):
+            return name, f"must be an integer of at least 0, not {shown(line[name])}"
+    if "comm" in line and type(line["comm"]) is not str:
+        return "comm", f"must be a string, not {shown(line['comm'])}"
+    return None
+
+
+def _name_of(line: Record) -> str | Fault:
+    """The name of an event: `name`, else `op`, else the direction of a transfer or the type."""
+    kind = line["type"]
+    for key in ("name", "op", "direction") if kind == "transfer" else ("name", "op"):
+        if key in line:
+            name = line[key]
+            return name if type(name) is str else (key, f"must be a string, not {shown(name)}")
+    return str(kind) if kind in _NAMED_BY_TYPE else ("name", "is missing, and so is op")
+
+
+def _layer_of(kind: str, line: Record) -> str:
+    # "kernel" is the operating system's, but for the launch that the BCC tool writes from its uprobe on
+    # cuLaunchKernel: that one is a CUDA kernel seen from the API, and says nothing of when it ran.
+    if kind == "kernel" and (line.get("op") == "launch" or line.get("name") == "cuLaunchKernel"):
+        return "userspace"
+    return _LAYERS[kind]
+
+
+class _Lines:
+    """What has been seen of one input, which decides how its next lines are understood."""
+
+    def __init__(self) -> None:
+        self._seen_json = False
+        self._in_block = False
+        self._said_transfer = False
+
+    def read(self, number: int, text: bytes, cut: bool, batch: Batch) -> None:
+        """Put what line `number` says into `batch`. `cut` lines have no newline, as the input ended."""
+        text = text.strip()
+        if not text:
+            return
+        if not text.startswith(b"{"):
+            self._read_text(number, text, batch)
+            return
+        self._seen_json, self._in_block = True, False
+        try:
+            line = orjson.loads(text)
+        except orjson.JSONDecodeError as e:
+            wrong = f"is not JSON: {e.msg} at column {e.colno}"
+            batch.problems.append(
+                Problem(number, "", "was cut off in the middle of the line" if cut else wrong)
+            )
+            return
+        if fault := self._read_json(number, line, text, batch):
+            batch.problems.append(Problem(number, *fault))
+
+    def _read_text(self, number: int, text: bytes, batch: Batch) -> None:
+        if lost := _LOST_TEXT.match(text):
+            batch.records.append({"type": "loss", "count": int(lost[1]), "reason": _LOST_REASON})
+            return
+        # The rest of a broken JSON line is no banner: it has a key, or bytes that are not text.
+        broken = b'":' in text or b"\0" in text or not _is_utf8(text)
+        if not broken and _BLOCK_TITLE.match(text):
+            self._in_block = True
+        elif broken or not (_SCRIPT_TEXT.match(text) or self._in_block or not self._seen_json):
+            batch.problems.append(Problem(number, "", f"is neither JSON nor the script's: {shown(text)}"))
+
+    def _read_json(self, number: int, line: Record, text: bytes, batch: Batch) -> Fault | None:
+        kind = line.get("type")
+        if kind == _ATTACHED:
+            return None
+        if kind == _LOST:
+            return _read_lost(line, batch)
+        if type(kind) is not str or kind not in _LAYERS:
+            known = ", ".join(_LAYERS)
+            return "type", f"must be one of {known}, not {shown(kind)}" if "type" in line else "is missing"
+        record = _event(kind, line, text, batch.problems, number)
+        if isinstance(record, tuple):
+            return record
+        if kind == "transfer" and record["phase"] == "X" and not self._said_transfer:
+            self._said_transfer = True
+            batch.problems.append(
+                Problem(
+                    number,
+                    "duration_ms",
+                    "does not say whether ts is the start or the end of a transfer; it is read as the end, "
+                    "because the script knows the duration only then",
+                    skipped=False,
+                )
+            )
+        batch.records.append(record)
+        return None
+
+    def at_end(self) -> list[Problem]:
+        """What there is to say of the whole input."""
+        return [] if self._seen_json else [Problem(0, "", "holds no JSON line", skipped=False)]
+
+
+def _is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _read_lost(line: Record, batch: Batch) -> Fault | None:
+    """bpftrace's own record of loss: {"type":"lost_events","data":{"events":N}}."""
+    data = line.get("data")
+    count = data.get("events") if type(data) is dict else None
+    if type(count) is not int or count < 0:
+        return "data.events", f"must be an integer of at least 0, not {shown(count)}"
+    batch.records.append({"type": "loss", "count": count, "reason": _LOST_REASON})
+    return None
+
+
+def _event(kind: str, line: Record, text: bytes, problems: list[Problem], number: int) -> Record | Fault:
+    """The event that line `number`, of a known type, says, or what is wrong with the line."""
+    if "ts" not in line:
+        return "ts", "is missing: the line has no place in time"
+    ms = line["ts"]
+    if wrong := _number_fault(ms, TIME_LIMIT_NS / 1e6):
+        return "ts", wrong
+    phase = line.get("phase", "I")
+    if type(phase) is not str or phase not in ("B", "E", "I"):
+        return "phase", f"must be B, E or I or absent, not {shown(phase)}"
+    name = _name_of(line)
+    if isinstance(name, tuple):
+        return name
+    if fault := _who_fault(line):
+        return fault
+    ts_ns = ns_of_ms(ms, text)
+    record: Record = {"type": _layer_of(kind, line), "name": name, "phase": phase, "ts_ns": ts_ns}
+    for key in ("pid", "tid", "cpu", "comm"):
+        if key in line:
+            record[key] = line[key]
+    args = {key: value for key, value in line.items() if key not in _FIELDS}
+    # Six decimals come back from the nanoseconds; a finer time is kept as it was written.
+    if ts_ns / 1e6 != ms:
+        args["source_ts_ms"] = ms
+    for key, ns in _NS.items():
+        if key in args and (phase == "E" or "phase" not in line):
+            if wrong := _number_fault(args[key], TIME_LIMIT_NS / ns):
+                return key, wrong
+            if not _add_duration(record, round(args[key] * ns)):
+                message = "reaches back before the start of tracing; the span is drawn from 0"
+                problems.append(Problem(number, key, message, skipped=False))
+            else:
+                del args[key]
+            break
+    if args:
+        record["args"] = args
+    return record
+
+
+def _add_duration(record: Record, dur_ns: int) -> bool:
+    """Give a record its length, and say whether there was room for it.
+
+    An E keeps its time. A line without phase is written when the span has ended: it becomes an X.
+    """
+    if record["phase"] == "E":
+        record["dur_ns"] = dur_ns
+        return True
+    end_ns: int = record["ts_ns"]
+    record.update(phase="X", ts_ns=max(0, end_ns - dur_ns), dur_ns=min(dur_ns, end_ns))
+    return dur_ns <= end_ns
+
+
+def _batches(stream: BinaryIO) -> Iterator[Batch]:
+    seen, offset_bytes = _Lines(), 0
+    for first, lines, offset_bytes, cut in chunks_of_lines(stream, CHUNK_BYTES):
+        batch = Batch(offset_bytes=offset_bytes)
+        if first == 1:
+            lines[0] = lines[0].removeprefix(BOM)
+        for number, text in enumerate(lines, first):
+            seen.read(number, text, cut, batch)
+        yield batch
+    if problems := seen.at_end():
+        yield Batch(problems=problems, offset_bytes=offset_bytes)
+
+
+def read(stream: BinaryIO) -> Recording:
+    """Header and batches of such a stream; times are on the clock "trace"."""
+    return Recording(new_header(clock=CLOCK, clocks=[CLOCK]), _batches(stream))
+
+
+def sniff(head: bytes) -> bool:
+    """Whether a line of `head` is a JSON object of a type that the scripts print."""
+    for text in head.removeprefix(BOM).split(b"\n"):
+        text = text.strip()
+        if not text.startswith(b"{"):
+            continue
+        try:
+            line = orjson.loads(text)
+        except orjson.JSONDecodeError:
+            continue
+        kind = line.get("type")
+        if type(kind) is str and (kind in (_LOST, *_NAMED_BY_TYPE) or (kind in _LAYERS and "ts" in line)):
+            return True
+    return False
+
+
+FORMAT = InputFormat("layered", "JSON Lines of layered bpftrace and BCC CUDA tracers", sniff, read)

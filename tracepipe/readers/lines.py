@@ -8,6 +8,21 @@ from typing import BinaryIO
 CHUNK_BYTES = 1 << 20
 # A warp batch of some thousands of warps is under 1 MB. A "line" far beyond that is not text.
 LINE_LIMIT_BYTES = 64 << 20
+# Editors of other systems put it before the first line.
+BOM = b"\xef\xbb\xbf"
+
+
+class Rejoined:
+    """A stream that was read ahead, with those bytes put back in front."""
+
+    def __init__(self, head: bytes, stream: BinaryIO) -> None:
+        self._head, self._stream = head, stream
+
+    def read(self, size: int) -> bytes:
+        if self._head:
+            out, self._head = self._head[:size], self._head[size:]
+            return out
+        return self._stream.read(size)
 
 
 def chunks_of_lines(
@@ -18,22 +33,23 @@ def chunks_of_lines(
     `cut` says that the last line of that list ended with the input and without a newline. A line over
     `LINE_LIMIT_BYTES` is given as its first bytes, so that it fails to parse and is counted as one line.
     """
-    first, carry, offset_bytes = 1, b"", 0
-    skipping = False
+    first, offset_bytes = 1, 0
+    pieces: list[bytes] = []  # of the line that is not at its end yet; joined once, however many
+    held_bytes, skipping = 0, False
     while chunk := stream.read(chunk_bytes):
         offset_bytes += len(chunk)
         lines = chunk.split(b"\n")
-        if skipping:
-            if len(lines) == 1:
-                continue
-            lines[0], skipping = carry, False
-        else:
-            lines[0] = carry + lines[0]
-        carry = lines.pop()
-        if len(carry) > LINE_LIMIT_BYTES:
-            carry, skipping = carry[:256], True
+        tail = lines.pop()
+        if lines:
+            lines[0] = pieces[0] if skipping else b"".join((*pieces, lines[0]))
+            pieces, held_bytes, skipping = [tail], len(tail), False
+        elif not skipping:
+            pieces.append(tail)
+            held_bytes += len(tail)
+        if held_bytes > LINE_LIMIT_BYTES and not skipping:
+            pieces, skipping = [b"".join(pieces)[:256]], True
         if lines:
             yield first, lines, offset_bytes, False
             first += len(lines)
-    if carry:
-        yield first, [carry], offset_bytes, True
+    if rest := b"".join(pieces):
+        yield first, [rest], offset_bytes, True

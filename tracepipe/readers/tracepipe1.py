@@ -9,7 +9,7 @@ import orjson
 
 from tracepipe.errors import FormatError, InputError
 from tracepipe.model import SCHEMA_VERSION, Batch, Header, Problem
-from tracepipe.readers.lines import chunks_of_lines
+from tracepipe.readers.lines import BOM, Rejoined, chunks_of_lines
 from tracepipe.readers.recording import InputFormat, Recording
 from tracepipe.validate import RecordFilter, first_fault
 
@@ -49,7 +49,7 @@ def _header(stream: BinaryIO) -> tuple[Header, bytes]:
         text += more
         if len(text) > 64 * CHUNK_BYTES:
             break
-    line, _, rest = text.partition(b"\n")
+    line, _, rest = text.removeprefix(BOM).partition(b"\n")
     try:
         record = orjson.loads(line)
     except orjson.JSONDecodeError as e:
@@ -68,39 +68,26 @@ def _header(stream: BinaryIO) -> tuple[Header, bytes]:
     return cast(Header, record), rest
 
 
-class _Rest:
-    """The stream after its header, with the bytes that were read beyond it put back."""
-
-    def __init__(self, head: bytes, stream: BinaryIO) -> None:
-        self._head, self._stream = head, stream
-
-    def read(self, size: int) -> bytes:
-        if self._head:
-            out, self._head = self._head[:size], self._head[size:]
-            return out
-        return self._stream.read(size)
-
-
 def _batches(stream: BinaryIO, header_bytes: int) -> Iterator[Batch]:
     keep = RecordFilter()
     for first, lines, offset_bytes, cut in chunks_of_lines(stream, CHUNK_BYTES):
         batch = Batch(offset_bytes=header_bytes + offset_bytes)
         _parse(first + 1, lines, keep, batch)
-        if cut and batch.problems and not batch.records:
+        if cut and batch.problems and batch.problems[0].message.startswith("is not JSON"):
             # Half a line at the very end is what an interrupted writer leaves, and says so.
-            batch.problems[-1] = Problem(first + 1, "", "was cut off in the middle of the line")
+            batch.problems[0] = Problem(first + 1, "", "was cut off in the middle of the line")
         yield batch
 
 
 def read(stream: BinaryIO) -> Recording:
     """Header and batches of a `tracepipe/1` stream. Raises InputError or FormatError on a bad header."""
     header, rest = _header(stream)
-    return Recording(header, _batches(cast(BinaryIO, _Rest(rest, stream)), 0))
+    return Recording(header, _batches(cast(BinaryIO, Rejoined(rest, stream)), 0))
 
 
 def sniff(head: bytes) -> bool:
     """Whether the first line is a header, whatever its version."""
-    line = head.lstrip().partition(b"\n")[0]
+    line = head.removeprefix(BOM).lstrip().partition(b"\n")[0]
     return line.startswith(b"{") and b'"header"' in line and b'"schema"' in line
 
 

@@ -1,0 +1,275 @@
+"""Reads what the GPU examples of bpftime print: kernel_trace, kernelretsnoop, cuda-counter, launchlate.
+
+    [kernel_trace] ts=809635273301344 block=(0,0,0) thread=(1,0,0)        entry of a thread
+    Thread (1, 0, 0) timestamp: 1749147474550023140                       exit of a thread, in some block
+    Entered _Z9vectorAddPKfS0_Pf x=0, ts=1749147474550023136              entry of a thread of block x
+    Exited (with tsp) _Z9vectorAddPKfS0_Pf x=0 duration=6437888 tsp=1749147474550023136ns     its exit
+
+All times are %globaltimer in ns. None of the tools says which GPU it was: events are on "globaltimer:0".
+Only cuda-counter prints the kernel's name; the events of the others are called "kernel". Lines without a
+mark of these tools are the log's or the program's own and are passed over.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO, cast
+
+from tracepipe.model import TIME_LIMIT_NS, Batch, HostInstant, Problem, Record, new_header
+from tracepipe.readers.lines import BOM, Rejoined, chunks_of_lines
+from tracepipe.readers.recording import InputFormat, Recording
+from tracepipe.validate import Fault, shown
+
+CLOCK = "globaltimer:0"
+# About 4000 lines.
+CHUNK_BYTES = 1 << 18
+HEAD_BYTES = 1 << 16
+
+# CUDA's largest block and thread indices (CUDA C++ Programming Guide, technical specifications).
+BLOCK_LIMIT = (1 << 31) - 1, 65535, 65535
+THREAD_LIMIT = 1024, 1024, 64
+# One block shape has 1024 threads at most; this many different ones are told apart before memory matters.
+OCCURRENCES_LIMIT = 1 << 20
+
+_N = rb"(\d{1,20})"
+_KERNEL_TRACE = re.compile(rb"\[kernel_trace\] ts=%b block=\(%b,%b,%b\) thread=\(%b,%b,%b\)" % ((_N,) * 7))
+# bpftime's documents put remarks after some lines (`// +4ns`).
+_KERNELRETSNOOP = re.compile(rb"Thread \(%b, %b, %b\) timestamp: %b(?:\s*//.*)?" % ((_N,) * 4))
+_ENTERED = re.compile(rb"Entered (\S+) x=%b, ts=%b" % (_N, _N))
+_EXITED = re.compile(rb"Exited \(with tsp\) (\S+) x=%b duration=%b tsp=%bns" % (_N, _N, _N))
+_UNTIMED_EXIT = re.compile(rb"Exited \(without tsp\) (\S+) x=%b" % _N)
+_KERNEL_TRACE_TOTAL = re.compile(rb"\[kernel_trace\] total events: %b" % _N)
+_KERNELRETSNOOP_TOTAL = re.compile(rb"Total events collected: %b" % _N)
+_DROPS = re.compile(rb"(OOB|Full|Bad-size|Other) drops: %b" % _N)
+_HISTOGRAM_TITLE = re.compile(rb"\d\d:\d\d:\d\d\s+Launch Latency Distribution:")
+_HISTOGRAM_ROW = re.compile(rb"[<>]?\d\S*\s*: %b\s*\|\**" % _N)
+# launchlate's reading of the host's clocks, at its start.
+_CALIBRATION = re.compile(rb"Clock calibration: REALTIME - MONOTONIC = (-?\d{1,20}) ns")
+_CALIBRATION_LINES = re.compile(
+    _CALIBRATION.pattern + rb"\s+MONOTONIC:\s+(\d{1,12})\.(\d{9})\s+REALTIME:\s+(\d{1,12})\.(\d{9})\s"
+)
+# A line with one of these is a tool's, whole or broken: two threads that write at once break lines in two.
+_MARK = re.compile(
+    rb"\[kernel_trace\]|block=\(|thread=\(|Thread \(\d|\) timestamp: |Entered (?:_Z|\S+ x=)|, ts=\d"
+    rb"|Exited \(with|\btsp=\d|Total events collected|Clock calibration: REALTIME"
+)
+# These lines end in a number: without a newline behind it, digits may be missing.
+_ENDS_IN_DIGITS = (_KERNELRETSNOOP, _ENTERED)
+
+_NO_BLOCK = (
+    "the same thread index again: kernelretsnoop prints no block, so the threads of different blocks and "
+    "launches are told apart by args.occurrence only"
+)
+_NO_THREAD = (
+    "cuda-counter prints block x only, and measures each exit from the newest entry in that block: which "
+    "thread it was is not known"
+)
+
+
+def _place(values: tuple[bytes, ...], limits: tuple[int, int, int], of_block: bool) -> list[int] | str:
+    """An index in x, y, z, or why CUDA cannot have it."""
+    index = [int(value) for value in values]
+    for axis, value, limit in zip("xyz", index, limits, strict=True):
+        if value >= limit:
+            what = "block of a grid" if of_block else "thread of a block"
+            return f"has {axis}={value}, and no {what} has {axis} over {limit - 1}"
+    return index
+
+
+class _Text:
+    """What has been seen of one input, which decides how its next lines are understood."""
+
+    def __init__(self, calibrated: bool) -> None:
+        self._calibrated = calibrated
+        self._said: set[str] = set()
+        self._occurrences: dict[tuple[int, ...], int] = {}
+        # Events of each tool since its last start, and how many of its total were found missing.
+        self._read: dict[str, int] = {}
+        self._missing: dict[str, int] = {}
+        self._any = False
+        self._number, self._batch = 0, Batch()
+        self._lines: tuple[tuple[re.Pattern[bytes], Callable[[re.Match[bytes]], Fault | None]], ...] = (
+            (_KERNEL_TRACE, self._entry),
+            (_KERNELRETSNOOP, self._exit),
+            (_ENTERED, self._entered),
+            (_EXITED, self._exited),
+            (_UNTIMED_EXIT, self._untimed_exit),
+            (_KERNEL_TRACE_TOTAL, lambda found: self._total("kernel_trace", int(found[1]))),
+            (_KERNELRETSNOOP_TOTAL, lambda found: self._total("kernelretsnoop", int(found[1]))),
+            (_DROPS, self._drops),
+            (_HISTOGRAM_TITLE, lambda found: self._known()),
+            (_HISTOGRAM_ROW, self._histogram),
+            (_CALIBRATION, self._calibration),
+        )
+
+    def read(self, number: int, text: bytes, cut: bool, batch: Batch) -> None:
+        """Put what line `number` says into `batch`. `cut` lines have no newline, as the input ended."""
+        self._number, self._batch = number, batch
+        text = text.strip()
+        for pattern, take in self._lines:
+            if found := pattern.fullmatch(text):
+                if fault := take(found):
+                    self._problem(*fault)
+                elif cut and pattern in _ENDS_IN_DIGITS:
+                    self._problem("ts", "ends with the input: digits of its time may be missing", False)
+                return
+        if _MARK.search(text):
+            self._problem("", f"is no whole line of a bpftime tool: {shown(text)}")
+
+    def at_end(self) -> list[Problem]:
+        """What there is to say of the whole input."""
+        return [] if self._any else [Problem(0, "", "holds no line of a bpftime tool", skipped=False)]
+
+    def _problem(self, field: str, message: str, skipped: bool = True) -> None:
+        self._any = True
+        self._batch.problems.append(Problem(self._number, field, message, skipped))
+
+    def _say_once(self, field: str, message: str) -> None:
+        if message not in self._said:
+            self._said.add(message)
+            self._problem(field, message, skipped=False)
+
+    def _known(self) -> None:
+        self._any = True
+
+    def _add(self, tool: str, ts_ns: int, event: str, name: str, **fields: Any) -> Fault | None:
+        if ts_ns > TIME_LIMIT_NS:
+            return "ts", f"must be at most {TIME_LIMIT_NS}, not {ts_ns}"
+        self._any = True
+        self._read[tool] = self._read.get(tool, 0) + 1
+        args = {"event": event, **fields.pop("args", {})}
+        record: Record = {"type": "gpu_thread", "name": name, "phase": "I", "ts_ns": ts_ns, "gpu": 0}
+        self._batch.records.append({**record, **fields, "args": args})
+        return None
+
+    def _entry(self, found: re.Match[bytes]) -> Fault | None:
+        ts, *index = found.groups()
+        block = _place(tuple(index[:3]), BLOCK_LIMIT, True)
+        if isinstance(block, str):
+            return "block", block
+        thread = _place(tuple(index[3:]), THREAD_LIMIT, False)
+        if isinstance(thread, str):
+            return "thread", thread
+        return self._add("kernel_trace", int(ts), "entry", "kernel", block=block, thread=thread)
+
+    def _exit(self, found: re.Match[bytes]) -> Fault | None:
+        thread = _place(found.groups()[:3], THREAD_LIMIT, False)
+        if isinstance(thread, str):
+            return "thread", thread
+        key, args = tuple(thread), {}
+        occurrence = self._occurrences.get(key, 0)
+        if key in self._occurrences or len(self._occurrences) < OCCURRENCES_LIMIT:
+            args["occurrence"] = occurrence
+            self._occurrences[key] = occurrence + 1
+        else:
+            self._say_once("thread", "is one index too many to count: it has no args.occurrence")
+        if occurrence:
+            self._say_once("thread", _NO_BLOCK)
+        return self._add("kernelretsnoop", int(found[4]), "exit", "kernel", thread=thread, args=args)
+
+    def _of_block_x(self, found: re.Match[bytes], ts_ns: int, event: str, **fields: int) -> Fault | None:
+        block_x = int(found[2])
+        if block_x >= BLOCK_LIMIT[0]:
+            return "x", f"no block of a grid has x over {BLOCK_LIMIT[0] - 1}, and it is {block_x}"
+        self._say_once("x", _NO_THREAD)
+        name = found[1].decode(errors="backslashreplace")
+        return self._add("cuda-counter", ts_ns, event, name, args={"block_x": block_x}, **fields)
+
+    def _entered(self, found: re.Match[bytes]) -> Fault | None:
+        return self._of_block_x(found, int(found[3]), "entry")
+
+    def _exited(self, found: re.Match[bytes]) -> Fault | None:
+        # tsp is the time of the entry that the duration is measured from.
+        dur_ns, entry_ns = int(found[3]), int(found[4])
+        if dur_ns > TIME_LIMIT_NS:
+            # A thread that leaves "before" the newest entry wraps around the unsigned subtraction.
+            return "duration", f"must be at most {TIME_LIMIT_NS}, not {dur_ns}"
+        return self._of_block_x(found, entry_ns + dur_ns, "exit", dur_ns=dur_ns)
+
+    def _untimed_exit(self, found: re.Match[bytes]) -> Fault:
+        return "tsp", "is missing: the exit has no place in time"
+
+    def _total(self, tool: str, total: int) -> None:
+        """Compare a tool's own count, cumulative since it started, with the events read of it."""
+        self._any = True
+        read, told = self._read.get(tool, 0), self._missing.get(tool, 0)
+        missing = total - read
+        if missing > told:
+            reason = f"{tool} counted {total} events, and the text holds {read}"
+            self._lose(missing - told, reason)
+            self._missing[tool] = missing
+
+    def _drops(self, found: re.Match[bytes]) -> None:
+        self._any = True
+        if count := int(found[2]):
+            self._lose(count, f"kernelretsnoop: {found[0].decode()}")
+
+    def _lose(self, count: int, reason: str) -> None:
+        self._batch.records.append(
+            {"type": "loss", "count": min(count, TIME_LIMIT_NS), "layer": "gpu_thread", "reason": reason}
+        )
+
+    def _histogram(self, found: re.Match[bytes]) -> Fault:
+        return "ts", "is missing: a histogram row counts launches and places none in time"
+
+    def _calibration(self, found: re.Match[bytes]) -> None:
+        self._any = True
+        if not self._calibrated:
+            self._problem("start", "clock calibration without consistent clock readings; not used", False)
+        self._calibrated = False  # of one start of the tool
+
+
+def _start_of(head: bytes) -> HostInstant | None:
+    """The instant at which launchlate read both host clocks, where `head` tells it and it is consistent."""
+    found = _CALIBRATION_LINES.search(head)
+    if not found:
+        return None
+    offset_ns, mono_s, mono_ns, real_s, real_ns = (int(group) for group in found.groups())
+    monotonic_ns, realtime_ns = mono_s * 10**9 + mono_ns, real_s * 10**9 + real_ns
+    if realtime_ns - monotonic_ns != offset_ns:
+        return None
+    return {"monotonic_ns": monotonic_ns, "realtime_ns": realtime_ns}
+
+
+def _batches(stream: BinaryIO, calibrated: bool) -> Iterator[Batch]:
+    seen, offset_bytes = _Text(calibrated), 0
+    for first, lines, offset_bytes, cut in chunks_of_lines(stream, CHUNK_BYTES):
+        batch = Batch(offset_bytes=offset_bytes)
+        if first == 1:
+            lines[0] = lines[0].removeprefix(BOM)
+        for number, text in enumerate(lines, first):
+            seen.read(number, text, cut, batch)
+        yield batch
+    if problems := seen.at_end():
+        yield Batch(problems=problems, offset_bytes=offset_bytes)
+
+
+def read(stream: BinaryIO) -> Recording:
+    """Header and batches of such a stream. The header has `start` where launchlate read the host's clocks."""
+    head = stream.read(HEAD_BYTES)
+    header = new_header(clock=CLOCK, clocks=[CLOCK])
+    if start := _start_of(head):
+        header["start"] = start
+    return Recording(header, _batches(cast(BinaryIO, Rejoined(head, stream)), start is not None))
+
+
+_OWN_LINES = (
+    _KERNEL_TRACE,
+    _KERNELRETSNOOP,
+    _ENTERED,
+    _EXITED,
+    _KERNEL_TRACE_TOTAL,
+    _KERNELRETSNOOP_TOTAL,
+    _HISTOGRAM_TITLE,
+    _CALIBRATION,
+)
+
+
+def sniff(head: bytes) -> bool:
+    """Whether a line of `head` is wholly one that a bpftime tool prints."""
+    lines = (line.strip() for line in head.removeprefix(BOM).split(b"\n"))
+    return any(pattern.fullmatch(line) for line in lines for pattern in _OWN_LINES)
+
+
+FORMAT = InputFormat("bpftime", "text output of bpftime's GPU examples", sniff, read)
