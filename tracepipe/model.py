@@ -222,6 +222,11 @@ class Problem:
     message: str
     skipped: bool = True
 
+    def at(self, path: str) -> str:
+        """`run.jsonl:17: field: message`."""
+        place = f"{path}:{self.line}" if self.line else path
+        return ": ".join(part for part in (place, self.field, self.message) if part)
+
 
 Record = dict[str, Any]
 """A validated line: an `Event`, `WarpBatch`, `ClockRecord`, `LossRecord` or `Footer`, told by `type`."""

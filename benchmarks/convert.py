@@ -1,0 +1,190 @@
+"""Compares `tracepipe convert` with perfetto.trace_builder fed by json.loads, on one file in one run.
+
+    python benchmarks/convert.py [EVENTS ...]        default: 100000 1000000
+
+Both write the same slices, instants, counters, names and arguments for the same recording; the figures are
+events per second, peak memory and bytes, and the ratios between the two. Each runs in a process of its own,
+twice in turn, and the better time counts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+WARPS_A_BATCH = 1024
+HERE = Path(__file__).resolve()
+
+
+def write_recording(path: Path, events: int) -> None:
+    """A recording with the mix of a CUDA program: calls with ioctls, scheduling, kernels, warps."""
+    rng = random.Random(1)
+    calls = ["cuMemAlloc_v2", "cuMemcpyHtoD_v2", "cuLaunchKernel", "cuCtxSynchronize", "cuMemcpyDtoH_v2"]
+    calls += [f"cuFunction{n}" for n in range(40)]
+    ts_ns, made, launch = 5_000_000_000_000, 0, 0
+    header = {"type": "header", "schema": "tracepipe/1", "clock": "monotonic", "clocks": ["monotonic"]}
+    header["start"] = {"monotonic_ns": ts_ns, "boottime_ns": ts_ns + 7, "realtime_ns": 1_800_000_000 * 10**9}
+    with path.open("w") as out:
+
+        def put(**record: object) -> None:
+            out.write(json.dumps(record, separators=(",", ":")) + "\n")
+
+        put(**header)
+        while made < events:
+            ts_ns += rng.randrange(300, 3000)
+            who = {"pid": 4242, "tid": 4242 + rng.randrange(4), "cpu": rng.randrange(8)}
+            name = rng.choice(calls)
+            size = rng.randrange(1 << 24)
+            put(type="userspace", name=name, phase="B", ts_ns=ts_ns, **who, args={"size": size, "ptr": size << 20})
+            cmd = {"fd": 5, "cmd": 3221767722, "request": "NV_ESC_RM_ALLOC"}
+            put(type="syscall", name="ioctl", phase="B", ts_ns=ts_ns + 100, **who, args=cmd)
+            put(type="scheduler", name="wakeup", phase="I", ts_ns=ts_ns + 150, **who, args={"by_tid": 77})
+            put(type="syscall", name="ioctl", phase="E", ts_ns=ts_ns + 200, **who, args={"result": 0})
+            end = {"result": 0, "result_name": "CUDA_SUCCESS"}
+            put(type="userspace", name=name, phase="E", ts_ns=ts_ns + 300, **who, args=end)
+            made += 5
+            if rng.random() < 0.002:
+                launch += 1
+                kernel = {"name": "vectorAdd", "ts_ns": ts_ns + 400, "launch": launch, "gpu": 0, "stream": 7}
+                put(type="gpu_kernel", phase="X", dur_ns=WARPS_A_BATCH * 40, **kernel)
+                put(
+                    type="gpu_warp", **kernel, grid=[WARPS_A_BATCH // 8, 1, 1], block=[256, 1, 1],
+                    warp=list(range(WARPS_A_BATCH)),
+                    sm=[n % 132 for n in range(WARPS_A_BATCH)], slot=[n // 132 for n in range(WARPS_A_BATCH)],
+                    entry_ns=[n * 32 for n in range(WARPS_A_BATCH)],
+                    exit_ns=[500 + n % 7 for n in range(WARPS_A_BATCH)],
+                )  # fmt: skip
+                made += 1 + WARPS_A_BATCH
+                ts_ns += WARPS_A_BATCH * 40
+
+
+def trace_builder(source: str, target: str) -> None:
+    """The same trace with perfetto.trace_builder, as its documentation shows it."""
+    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TrackEvent
+    from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder
+
+    tracks: dict[object, int] = {}
+    with open(source) as lines, open(target, "wb") as out:
+        builder = StreamingTraceProtoBuilder(out)
+
+        def track(key: object, name: str) -> int:
+            uuid = tracks.get(key)
+            if uuid is None:
+                uuid = tracks[key] = len(tracks) + 1
+                packet = builder.create_packet()
+                packet.track_descriptor.uuid, packet.track_descriptor.name = uuid, name
+                builder.write_packet(packet)
+            return uuid
+
+        def event(kind: int, ts_ns: int, uuid: int, name: str, args: dict, flow: int = 0, value: int = 0) -> None:
+            packet = builder.create_packet()
+            packet.timestamp = ts_ns
+            packet.trusted_packet_sequence_id = 1
+            e = packet.track_event
+            e.type, e.track_uuid = kind, uuid
+            if name:
+                e.name = name
+            for key, given in args.items():
+                a = e.debug_annotations.add()
+                a.name = key
+                if isinstance(given, int):
+                    a.int_value = given
+                elif isinstance(given, str):
+                    a.string_value = given
+                else:
+                    for item in given:
+                        a.array_values.add().int_value = item
+            if flow:
+                e.flow_ids.append(flow)
+            if kind == TrackEvent.TYPE_COUNTER:
+                e.counter_value = value
+            builder.write_packet(packet)
+
+        changes: dict[int, int] = {}
+        for line in lines:
+            r = json.loads(line)
+            kind = r["type"]
+            if kind == "header":
+                continue
+            if kind == "gpu_warp":
+                for n, warp in enumerate(r["warp"]):
+                    uuid = track((r["sm"][n], r["slot"][n]), f"SM {r['sm'][n]} slot {r['slot'][n]}")
+                    begin = r["ts_ns"] + r["entry_ns"][n]
+                    end = begin + r["exit_ns"][n]
+                    name = f"{r['name']} block {warp // 8} warp {warp % 8}"
+                    event(TrackEvent.TYPE_SLICE_BEGIN, begin, uuid, name, {"source_ns": begin})
+                    event(TrackEvent.TYPE_SLICE_END, end, uuid, "", {})
+                    changes[begin] = changes.get(begin, 0) + 1
+                    changes[end] = changes.get(end, 0) - 1
+                active, uuid = 0, track("active", "active warps")
+                for ts_ns in sorted(changes):
+                    active += changes[ts_ns]
+                    event(TrackEvent.TYPE_COUNTER, ts_ns, uuid, "", {}, value=active)
+                changes.clear()
+                continue
+            if kind == "gpu_kernel":
+                uuid = track("stream", "stream 7")
+                event(TrackEvent.TYPE_SLICE_BEGIN, r["ts_ns"], uuid, r["name"], {"launch": r["launch"]}, r["launch"])
+                event(TrackEvent.TYPE_SLICE_END, r["ts_ns"] + r["dur_ns"], uuid, "", {})
+                continue
+            uuid = track((kind, r["tid"]), f"{kind} {r['tid']}")
+            if r["phase"] == "E":
+                event(TrackEvent.TYPE_SLICE_END, r["ts_ns"], uuid, "", r["args"])
+                continue
+            phase = TrackEvent.TYPE_SLICE_BEGIN if r["phase"] == "B" else TrackEvent.TYPE_INSTANT
+            flow = r["tid"] if r["name"] == "ioctl" or kind == "userspace" else 0
+            event(phase, r["ts_ns"], uuid, r["name"], {**r["args"], "cpu": r["cpu"]}, flow)
+
+
+def tracepipe(source: str, target: str) -> None:
+    """The same trace with this program."""
+    from tracepipe.cli import app
+
+    app(["convert", source, "-o", target, "--force"], standalone_mode=False)
+
+
+def measured(side: str, source: Path, target: Path) -> tuple[float, float, int]:
+    """Seconds, peak MB and bytes of one side in a process of its own."""
+    begun_s = time.perf_counter()
+    command = [sys.executable, str(HERE), "--side", side, str(source), str(target)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return time.perf_counter() - begun_s, float(done.stdout.split()[-1]), target.stat().st_size
+
+
+def compare(events: int) -> None:
+    """Print both sides at one size, and the ratios."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "run.jsonl")
+        write_recording(source, events)
+        best: dict[str, tuple[float, float, int]] = {}
+        for _ in range(2):
+            for side in ("trace_builder", "tracepipe"):
+                seen = measured(side, source, Path(folder, f"{side}.pftrace"))
+                best[side] = min(best.get(side, seen), seen)
+    for side, (seconds, peak_mb, size_bytes) in best.items():
+        rate = events / seconds
+        print(f"{events:>9} {side:<14} {rate:>10.0f} events/s  {peak_mb:>6.1f} MB peak  {size_bytes:>11} bytes")
+    ours, theirs = best["tracepipe"], best["trace_builder"]
+    print(f"{events:>9} ratio          {theirs[0] / ours[0]:.2f}x as fast, {ours[2] / theirs[2]:.3f}x the bytes")
+
+
+def main() -> None:
+    """Run one side (for `measured`) or the whole comparison."""
+    if sys.argv[1:2] == ["--side"]:
+        {"trace_builder": trace_builder, "tracepipe": tracepipe}[sys.argv[2]](sys.argv[3], sys.argv[4])
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+        return
+    print(f"python {sys.version.split()[0]}, {os.cpu_count()} processors")
+    for events in [int(n) for n in sys.argv[1:]] or [100_000, 1_000_000]:
+        compare(events)
+
+
+if __name__ == "__main__":
+    main()

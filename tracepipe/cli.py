@@ -1,0 +1,228 @@
+"""The command line: the one place that prints and exits."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO
+
+import typer
+
+from tracepipe import __version__
+from tracepipe.converters import CONVERTERS
+from tracepipe.errors import TracepipeError
+from tracepipe.files import STANDARD, default_output, replacing
+from tracepipe.layout.options import WARP_TRACKS, LayoutOptions
+from tracepipe.readers import READERS
+
+app = typer.Typer(
+    name="tracepipe",
+    help="One timeline from the CUDA call to the warp.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _choices(name: str, values: Any) -> Any:
+    """An Enum of strings, which is what Typer makes choices from."""
+    return Enum(name, {value.replace("-", "_"): value for value in values}, type=str)
+
+
+Format = _choices("Format", CONVERTERS)
+Source = _choices("Source", READERS)
+WarpTracks = _choices("WarpTracks", WARP_TRACKS)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _offsets(values: list[str]) -> dict[str, int | str]:
+    """`CLOCK=NS` or `CLOCK=HOSTCLOCK` options."""
+    out: dict[str, int | str] = {}
+    for value in values:
+        clock, equals, offset = value.partition("=")
+        if not equals or not clock or not offset:
+            raise typer.BadParameter(f"{value!r} is not CLOCK=NANOSECONDS or CLOCK=realtime")
+        try:
+            out[clock] = int(offset)
+        except ValueError:
+            out[clock] = offset
+    return out
+
+
+@contextlib.contextmanager
+def _progress(title: str) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar on a terminal for what takes over a second; nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    import time
+
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    begun_s = time.monotonic()
+    columns = (TextColumn(title), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=None, visible=False)
+
+        def update(done_bytes: int, total_bytes: int) -> None:
+            if time.monotonic() - begun_s > 1:
+                bar.update(task, completed=done_bytes, total=total_bytes or None, visible=True)
+
+        yield update
+
+
+@app.command()
+def convert(
+    file: Annotated[str, typer.Argument(help="Recording: a path, or - for standard input.", metavar="FILE")],
+    to: Annotated[Format, typer.Option("--format", "-f", help="Output format.")] = "perfetto",  # type: ignore[valid-type]
+    output: Annotated[str, typer.Option("--output", "-o", help="Output; - is standard output.")] = "",
+    source: Annotated[Source | None, typer.Option("--from", help="Input format, if not by content.")] = None,  # type: ignore[valid-type]
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the output.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse input with a bad line.")] = False,
+    compress: Annotated[bool, typer.Option("--compress", help="Compress the packets (perfetto).")] = False,
+    warp_tracks: Annotated[
+        WarpTracks,  # type: ignore[valid-type]
+        typer.Option(
+            "--warp-tracks",
+            help="A track for each hardware slot, each warp of the grid, a count for each SM, or none.",
+        ),
+    ] = "auto",
+    thread_exits: Annotated[
+        bool, typer.Option("--thread-exits", help="Draw each exit of a warp's threads as an instant.")
+    ] = False,
+    assume_offset: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--assume-offset",
+            metavar="CLOCK=NS",
+            help="Place a clock without clock pairs: ns to add, or a host clock (globaltimer:0=realtime).",
+        ),
+    ] = None,
+) -> None:
+    """Turn a recording into a timeline."""
+    from tracepipe.convert import ConvertOptions
+
+    options = ConvertOptions(
+        source_format=_text(source) if source else "",
+        strict=strict,
+        compress=compress,
+        assumed=_offsets(assume_offset or []),
+        layout=LayoutOptions(_text(warp_tracks), thread_exits),
+    )
+    target = _convert(file, _text(to), output, force, options)
+    if target != STANDARD:
+        _say(f"wrote {target}" + _how_to_open(target, _text(to)))
+
+
+def _text(choice: Any) -> str:
+    """The text of a choice."""
+    return str(getattr(choice, "value", choice))
+
+
+def _how_to_open(target: str, to: str) -> str:
+    if to == "text":
+        return ""
+    where = "ui.perfetto.dev" if to == "perfetto" else "ui.perfetto.dev, chrome://tracing or speedscope.app"
+    return f": open it in {where}, or run tracepipe open {target}"
+
+
+def _convert(file: str, to: str, output: str, force: bool, options: Any) -> str:
+    """Convert and report; returns the path of the output."""
+    from tracepipe.convert import Conversion
+
+    form = CONVERTERS[to]
+    if options.compress and not form.can_compress:
+        raise typer.BadParameter(f"{to} has no compressed form; pipe it through gzip")
+    target = output or (STANDARD if form.on_terminal else default_output(file, form.suffix))
+    conversion = Conversion(file, form, options)
+    with _out(target, force, form.on_terminal) as out, _progress(f"convert {Path(file).name}") as progress:
+        report = conversion.run(out, progress)
+    from tracepipe.report_text import lines
+
+    for line in lines(report):
+        _say(line)
+    return target
+
+
+@contextlib.contextmanager
+def _out(target: str, force: bool, on_terminal: bool) -> Iterator[BinaryIO]:
+    if target == STANDARD and on_terminal:
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    with replacing(target, force=force) as out:
+        yield out
+
+
+@app.command()
+def validate(
+    file: Annotated[str, typer.Argument(help="Recording: a path, or - for standard input.", metavar="FILE")],
+    source: Annotated[Source | None, typer.Option("--from", help="Input format, if not by content.")] = None,  # type: ignore[valid-type]
+) -> None:
+    """Check every line of a recording, and name the line and field of each that is wrong."""
+    from tracepipe.convert import check
+
+    with _progress(f"validate {Path(file).name}") as progress:
+        report = check(file, _text(source) if source else "", lambda text: print(text), progress)
+    total = sum(report.counts.values())
+    _say(
+        f"{report.path}: {report.source}, {total} events, {report.skipped} bad lines, {report.ambiguous} unclear"
+    )
+    for note in report.notes:
+        _say(f"note: {note}")
+    if report.skipped:
+        raise typer.Exit(1)
+
+
+@app.command("open")
+def open_command(
+    file: Annotated[Path, typer.Argument(help="A converted trace.", metavar="FILE")],
+    local: Annotated[
+        bool, typer.Option("--local", help="Serve a UI found on this machine, for work offline.")
+    ] = False,
+    browser: Annotated[bool, typer.Option(help="Open a browser.")] = True,
+) -> None:
+    """Open a converted trace in the Perfetto UI, served from this machine to this machine only."""
+    from tracepipe.open_ui import open_trace
+
+    open_trace(file, local=local, browser=browser, notify=_say)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"tracepipe {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """One timeline from the CUDA call to the warp."""
+
+
+def main() -> None:
+    """Run the command line; errors that are not bugs become two lines and an exit code."""
+    try:
+        app()
+    except TracepipeError as e:
+        _say(f"tracepipe: {e}")
+        if e.hint:
+            _say(f"  {e.hint}")
+        sys.exit(e.exit_code)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

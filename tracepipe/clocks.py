@@ -1,0 +1,292 @@
+"""Turns source time into trace time: the one place that relates two clocks.
+
+A source clock is related to the host's by pairs (source, host, uncertainty). Between two pairs the map is the
+straight line through both; outside them it goes on with the overall rate. Every map states a bound: how
+far a placed time may be from the true one.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from tracepipe.errors import ClockError
+from tracepipe.model import HOST_CLOCKS, MONOTONIC, Header, Record, SourceNs, TraceNs
+
+# Outside its pairs a clock may change its rate (temperature): this much of the distance is allowed for.
+WANDER_PPM = 1
+# A rate that is not measured well enough to beat this is taken as 1. Crystals stay within 100 ppm.
+CRYSTAL_PPM = 100
+# Two pairs closer than this many times their uncertainties would bend durations by over 0.1%.
+SPAN_PER_UNCERTAINTY = 1000
+# A jump beyond this against a neighbour is no drift but a clock that was set.
+JUMP_PPM = 1000
+# The readings of `start` in a header follow each other within this time.
+SNAPSHOT_NS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class ClockPair:
+    """One instant on two clocks: source, and the middle and half width of the host's interval, ns."""
+
+    source_ns: int
+    host_ns: int
+    uncertainty_ns: int
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> ClockPair:
+        """The pair of a `clock` record."""
+        low, high = record["host_lo_ns"], record["host_hi_ns"]
+        return cls(record["source_ns"], (low + high) // 2, (high - low + 1) // 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """trace = trace_ns + (source - source_ns) * rate_num // rate_den, from `start_ns` on."""
+
+    start_ns: int
+    source_ns: int
+    trace_ns: int
+    rate_num: int
+    rate_den: int
+    bound_ns: int
+    bound_ppm: int
+    """What each ns of distance from source_ns adds to the bound, in millionths."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClockMap:
+    """The map of one source clock. `method`: same, offset, fit or assumed."""
+
+    clock: str
+    method: str
+    segments: tuple[Segment, ...]
+    pairs: int = 0
+    dropped: int = 0
+
+    def _segment(self, source_ns: int) -> Segment:
+        at = bisect_right(self.segments, source_ns, key=lambda segment: segment.start_ns)
+        return self.segments[max(0, at - 1)]
+
+    def place(self, source_ns: SourceNs) -> TraceNs:
+        """The trace time of a source time."""
+        s = self._segment(source_ns)
+        return TraceNs(s.trace_ns + (source_ns - s.source_ns) * s.rate_num // s.rate_den)
+
+    def bound_at(self, source_ns: int) -> int:
+        """How far `place(source_ns)` may be from the true time, ns."""
+        s = self._segment(source_ns)
+        return s.bound_ns + -(-abs(source_ns - s.source_ns) * s.bound_ppm // 1_000_000)
+
+    @property
+    def drift_ppm(self) -> float:
+        """How much slower the source clock runs than the trace clock over all pairs, in millionths."""
+        first, last = self.segments[0], self.segments[-1]
+        if first.source_ns == last.source_ns:
+            return (first.rate_num / first.rate_den - 1) * 1e6
+        rate = (last.trace_ns - first.trace_ns) / (last.source_ns - first.source_ns)
+        return (rate - 1) * 1e6
+
+
+def _offset(clock: str, method: str, offset_ns: int, bound_ns: int) -> ClockMap:
+    return ClockMap(clock, method, (Segment(0, 0, offset_ns, 1, 1, bound_ns, 0),))
+
+
+def _consistent(pairs: Sequence[ClockPair]) -> list[ClockPair]:
+    """Pairs in source order, less those too close to a better one and those that jump."""
+    kept: list[ClockPair] = []
+    for pair in sorted(pairs, key=lambda p: p.source_ns):
+        while kept:
+            last = kept[-1]
+            source_ns, host_ns = pair.source_ns - last.source_ns, pair.host_ns - last.host_ns
+            noise_ns = pair.uncertainty_ns + last.uncertainty_ns + 1
+            jumps = abs(host_ns - source_ns) > noise_ns + source_ns * JUMP_PPM // 1_000_000
+            if source_ns >= SPAN_PER_UNCERTAINTY * noise_ns and not jumps:
+                kept.append(pair)
+            elif pair.uncertainty_ns < last.uncertainty_ns:
+                kept.pop()
+                continue
+            break
+        else:
+            kept.append(pair)
+    return kept
+
+
+def _bend_ns(pairs: Sequence[ClockPair], at: int) -> int:
+    """How far pair `at` lies off the line through its neighbours, beyond what uncertainty explains."""
+    if not 0 < at < len(pairs) - 1:
+        return 0
+    a, b, c = pairs[at - 1], pairs[at], pairs[at + 1]
+    line_ns = a.host_ns + (b.source_ns - a.source_ns) * (c.host_ns - a.host_ns) // (c.source_ns - a.source_ns)
+    explained_ns = b.uncertainty_ns + max(a.uncertainty_ns, c.uncertainty_ns)
+    return max(0, abs(b.host_ns - line_ns) - explained_ns)
+
+
+def fit(clock: str, pairs: Sequence[ClockPair]) -> ClockMap:
+    """The piecewise-linear map through `pairs`. Raises ClockError without any.
+
+    Bound inside: the larger uncertainty of the two ends, plus what the neighbours show of a bend. Outside:
+    that of the end, plus the distance times the uncertainty of the overall rate.
+    """
+    if not pairs:
+        raise ClockError(f"clock {clock} has no clock pairs", f"--assume-offset {clock}=NS places it")
+    kept = _consistent(pairs)
+    first, last = kept[0], kept[-1]
+    span_ns = last.source_ns - first.source_ns
+    rate, outside_ppm = (1, 1), CRYSTAL_PPM
+    if span_ns:
+        noise_ns = first.uncertainty_ns + last.uncertainty_ns + 1
+        measured_ppm = -(-noise_ns * 1_000_000 // span_ns) + WANDER_PPM
+        if measured_ppm < CRYSTAL_PPM:
+            rate, outside_ppm = (last.host_ns - first.host_ns, span_ns), measured_ppm
+    segments = [Segment(0, first.source_ns, first.host_ns, *rate, first.uncertainty_ns + 1, outside_ppm)]
+    for at, (a, b) in enumerate(pairwise(kept)):
+        bound_ns = max(a.uncertainty_ns, b.uncertainty_ns) + 1
+        bound_ns += max(_bend_ns(kept, at), _bend_ns(kept, at + 1))
+        line = (b.host_ns - a.host_ns, b.source_ns - a.source_ns)
+        segments.append(Segment(a.source_ns, a.source_ns, a.host_ns, *line, bound_ns, 0))
+    if span_ns:
+        end = (last.source_ns, last.source_ns, last.host_ns)
+        segments.append(Segment(*end, *rate, last.uncertainty_ns + 1, outside_ppm))
+    return ClockMap(clock, "fit", tuple(segments), len(kept), len(pairs) - len(kept))
+
+
+def _stamp_columns(batch: Record, clock_map: ClockMap, base_ns: SourceNs) -> None:
+    """Stretch the columns of a warp batch by the clock's drift, where that makes a nanosecond.
+
+    The readings stay in `source_entry_ns`. Exits are after their warp's entry.
+    """
+    entry, exits = batch["entry_ns"], batch["exit_ns"]
+    longest_ns = max(entry, default=0) + max(exits, default=0)
+    last_ns = clock_map.place(SourceNs(base_ns + longest_ns))
+    if abs(last_ns - batch["ts_ns"] - longest_ns) < 1:
+        return
+    place = clock_map.place
+    counts = batch.get("exit_count", [1] * len(entry))
+    start_ns = batch["ts_ns"]
+    batch["source_entry_ns"] = entry
+    batch["entry_ns"] = [place(SourceNs(base_ns + ns)) - start_ns for ns in entry]
+    each_exit = iter(exits)
+    batch["exit_ns"] = [
+        place(SourceNs(base_ns + raw + next(each_exit))) - start_ns - placed
+        for raw, placed, count in zip(entry, batch["entry_ns"], counts, strict=True)
+        for _ in range(count)
+    ]
+
+
+class Clocks:
+    """Every clock of one recording, each with its map onto the trace clock.
+
+    The trace clock is CLOCK_MONOTONIC where the recording has host times, else the recording's one clock.
+    `pairs` are `clock` records; `assumed` are offsets asked for by hand: clock → ns to add, or "realtime",
+    which takes the source clock for CLOCK_REALTIME.
+    """
+
+    def __init__(
+        self, header: Header, pairs: Iterable[Record] = (), assumed: Mapping[str, int | str] | None = None
+    ) -> None:
+        self.default = header.get("clock", MONOTONIC)
+        declared = header.get("clocks", [self.default])
+        self.trace_clock = declared[0] if len(declared) == 1 else MONOTONIC
+        self.start = header.get("start", {})
+        self._maps: dict[str, ClockMap] = {self.trace_clock: _offset(self.trace_clock, "same", 0, 0)}
+        self._placed: dict[str, int] = {}
+        by_clock: dict[str, list[ClockPair]] = {}
+        for record in pairs:
+            by_clock.setdefault(record["clock"], []).append(ClockPair.of(record))
+        for clock in HOST_CLOCKS:
+            if (offset_ns := self._host_offset_ns(clock)) is not None:
+                self._maps.setdefault(clock, _offset(clock, "offset", offset_ns, SNAPSHOT_NS))
+        if self.trace_clock == MONOTONIC:
+            self._maps |= {clock: fit(clock, found) for clock, found in by_clock.items()}
+        for clock, offset in (assumed or {}).items():
+            self._maps[clock] = self._assume(clock, offset)
+        self.last_ns = TraceNs(0)
+
+    def _host_offset_ns(self, clock: str) -> int | None:
+        here, trace = self.start.get(f"{clock}_ns"), self.start.get(f"{self.trace_clock}_ns")
+        if not isinstance(here, int) or not isinstance(trace, int):
+            return None
+        return trace - here
+
+    def _assume(self, clock: str, offset: int | str) -> ClockMap:
+        if isinstance(offset, int):
+            return _offset(clock, "assumed", offset, 0)
+        found = self._host_offset_ns(offset) if offset in HOST_CLOCKS else None
+        if found is None:
+            raise ClockError(
+                f"cannot place {clock} by {offset!r}",
+                "give nanoseconds to add, or a host clock that the header's start names",
+            )
+        return _offset(clock, "assumed", found, 0)
+
+    def get(self, clock: str) -> ClockMap | None:
+        """The map of `clock`, or None where nothing relates it to the trace clock."""
+        return self._maps.get(clock)
+
+    def stamp(self, records: list[Record], unplaced: dict[str, int]) -> list[Record]:
+        """Put `records` on the trace clock, in place; those that cannot be are counted by clock and left out.
+
+        A record that was on another clock keeps its reading: `source_ns` in an event's args, `source_ns`
+        of a warp batch (which also gets the map's bound as `bound_ns`).
+        """
+        same = self.default == self.trace_clock
+        if same and not any("clock" in record or "ts_ns" not in record for record in records):
+            if records:
+                self.last_ns = records[-1]["ts_ns"]
+            return records
+        kept = []
+        for record in records:
+            if record["type"] in ("footer", "clock", "header"):
+                kept.append(record)
+            elif "ts_ns" not in record:  # a loss that its writer could not date: it stands where it stands
+                record["ts_ns"] = self.last_ns
+                kept.append(record)
+            elif (clock_map := self._maps.get(record.get("clock", self.default))) is None:
+                clock = record.get("clock", self.default)
+                unplaced[clock] = unplaced.get(clock, 0) + len(record.get("warp", "1"))
+            else:
+                self._stamp_one(record, clock_map)
+                kept.append(record)
+        return kept
+
+    def _stamp_one(self, record: Record, clock_map: ClockMap) -> None:
+        source_ns = record["ts_ns"]
+        if clock_map.method != "same":
+            record["ts_ns"] = clock_map.place(source_ns)
+            record["bound_ns"] = clock_map.bound_at(source_ns)
+            if record["type"] != "gpu_warp":
+                record["args"] = record.get("args", {}) | {"source_ns": source_ns}
+            if "dur_ns" in record:
+                end_ns = clock_map.place(SourceNs(source_ns + record["dur_ns"]))
+                record["dur_ns"] = max(0, end_ns - record["ts_ns"])
+        if record["type"] == "gpu_warp":
+            record["source_ns"] = source_ns
+            _stamp_columns(record, clock_map, SourceNs(source_ns))
+        self.last_ns = TraceNs(record["ts_ns"])
+        self._placed[clock_map.clock] = max(
+            self._placed.get(clock_map.clock, 0), clock_map.bound_at(source_ns)
+        )
+
+    def statements(self) -> list[dict[str, Any]]:
+        """What the trace says of each clock that placed an event: method, pairs, drift, the worst bound.
+
+        The host's own clock needs no words; "same" says that a GPU's clock stands alone, unrelated to the host.
+        """
+        out = []
+        for clock, bound_ns in self._placed.items():
+            m = self._maps[clock]
+            if m.method == "same" and clock in HOST_CLOCKS:
+                continue
+            said: dict[str, Any] = {"clock": clock, "trace_clock": self.trace_clock, "method": m.method}
+            if m.method == "fit":
+                said |= {"pairs": m.pairs, "pairs_dropped": m.dropped, "drift_ppm": round(m.drift_ppm, 3)}
+            if m.method != "assumed":
+                said["bound_ns"] = bound_ns
+            else:
+                said["bound"] = "unknown: the offset was assumed"
+            out.append(said)
+        return out

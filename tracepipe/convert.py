@@ -1,0 +1,259 @@
+"""Runs a recording through all stages: reader → clocks → layout → converter."""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO, cast
+
+import orjson
+
+from tracepipe.clocks import Clocks
+from tracepipe.converters.writer import OutputFormat, TraceInfo
+from tracepipe.errors import InputError
+from tracepipe.files import InputStream, open_input
+from tracepipe.layout import Layout, LayoutOptions, Outcomes
+from tracepipe.model import HOST_CLOCKS, Batch, Header, Problem, Record
+from tracepipe.readers import InputFormat, Recording, recognise
+from tracepipe.readers.lines import chunks_of_lines
+from tracepipe.validate import first_fault
+
+# So many problems are kept with their text; all are counted.
+PROBLEMS_KEPT = 20
+_CLOCK_RECORD = re.compile(rb'"type"\s*:\s*"clock"')
+
+Progress = Callable[[int, int], None]
+"""Called with bytes read and bytes in all, which are 0 where unknown."""
+
+
+@dataclass(slots=True)
+class ConvertOptions:
+    """`assumed` places clocks that have no pairs: clock → ns to add, or a host clock's name."""
+
+    source_format: str = ""
+    strict: bool = False
+    compress: bool = False
+    assumed: dict[str, int | str] = field(default_factory=dict)
+    layout: LayoutOptions = field(default_factory=LayoutOptions)
+
+
+@dataclass(slots=True)
+class Report:
+    """What a conversion found: counts and losses by layer, and everything that did not go by the book."""
+
+    path: str
+    source: str
+    counts: Counter[str] = field(default_factory=Counter)
+    losses: Counter[str] = field(default_factory=Counter)
+    skipped: int = 0
+    ambiguous: int = 0
+    problems: list[Problem] = field(default_factory=list)
+    outcomes: Outcomes = field(default_factory=Outcomes)
+    unplaced: dict[str, int] = field(default_factory=dict)
+    clocks: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, problem: Problem) -> None:
+        """Count a problem, and keep its text while there are few."""
+        self.skipped += problem.skipped
+        self.ambiguous += not problem.skipped
+        if len(self.problems) < PROBLEMS_KEPT:
+            self.problems.append(problem)
+
+
+def clock_records(stream: BinaryIO) -> Iterator[Record]:
+    """The good `clock` records of a stream of JSON Lines, found without parsing the other lines."""
+    for _, lines, _, _ in chunks_of_lines(stream):
+        for line in lines:
+            if b'"clock"' in line and _CLOCK_RECORD.search(line):
+                try:
+                    record = orjson.loads(line)
+                except orjson.JSONDecodeError:
+                    continue  # the reader will count it
+                if isinstance(record, dict) and record.get("type") == "clock" and not first_fault(record):
+                    yield record
+
+
+def _header_pairs(header: Header, report: Report) -> Iterator[Record]:
+    for at, pair in enumerate(header.get("clock_pairs", [])):
+        record = {"type": "clock", **pair}
+        if fault := first_fault(record):
+            report.add(Problem(1, f"clock_pairs[{at}].{fault[0]}", fault[1]))
+        else:
+            yield record
+
+
+def _clocks(header: Header, stream: BinaryIO | None, options: ConvertOptions, report: Report) -> Clocks:
+    pairs = list(_header_pairs(header, report))
+    if stream is not None:
+        pairs += clock_records(stream)
+    return Clocks(header, pairs, options.assumed)
+
+
+@contextmanager
+def _opened(
+    path: str, options: ConvertOptions, report: Report
+) -> Iterator[tuple[Recording, Clocks, InputStream]]:
+    """Open an input and settle its clocks: where they need pairs from all over the file, it is read twice."""
+    with ExitStack() as stack:
+        stream = stack.enter_context(open_input(path))
+        source = _recognised(stream, path, options)
+        report.source = source.name
+        recording = _read(source, cast(BinaryIO, stream), path)
+        header = recording.header
+        used = header.get("clocks", [header.get("clock", HOST_CLOCKS[0])])
+        if set(used) <= set(HOST_CLOCKS) or len(used) == 1:
+            yield recording, _clocks(header, None, options, report), stream
+            return
+        again = stack.enter_context(stream.again())
+        clocks = _clocks(header, cast(BinaryIO, again), options, report)
+        yield recording, clocks, stream
+
+
+def _recognised(stream: InputStream, path: str, options: ConvertOptions) -> InputFormat:
+    head = stream.head()
+    if not head.strip() and not options.source_format:
+        raise InputError(
+            "is empty" if not stream.damage else stream.damage, "record something first", path=path
+        )
+    return recognise(head, options.source_format)
+
+
+def _read(source: InputFormat, stream: BinaryIO, path: str) -> Recording:
+    try:
+        return source.read(stream)
+    except InputError as e:
+        raise InputError(e.args[0], e.hint, path=path) from e
+
+
+class Conversion:
+    """One recording on its way: call `run` with a writer's stream."""
+
+    def __init__(self, path: str, output: OutputFormat, options: ConvertOptions) -> None:
+        self._path, self._output, self._options = path, output, options
+        self.report = Report(path, "")
+
+    def run(self, out: BinaryIO, progress: Progress | None = None) -> Report:
+        """Convert; raises InputError on the first bad line where `strict`."""
+        with _opened(self._path, self._options, self.report) as (recording, clocks, stream), _no_collector():
+            layout = Layout(recording.header, self._options.layout)
+            writer = None
+            for batch in recording.batches:
+                records = clocks.stamp(batch.records, self.report.unplaced)
+                if writer is None:
+                    writer, start_ns = self._writer(out, recording.header, clocks, records)
+                    layout.end_ns = start_ns
+                    writer.write(
+                        layout.say("capture", start_ns, _about(recording.header, self.report.source))
+                    )
+                for problem in batch.problems:
+                    self._problem(problem)
+                    writer.write(layout.problem(problem))
+                writer.write(layout.place(records))
+                if progress:
+                    progress(stream.position_bytes(), stream.size_bytes)
+            if stream.damage:
+                batch = Batch(problems=[Problem(0, "", f"compressed data is damaged: {stream.damage}")])
+                self._problem(batch.problems[0])
+            if writer is None:
+                writer, start_ns = self._writer(out, recording.header, clocks, [])
+            writer.write(layout.finish())
+            self._conclude(layout, clocks)
+            for said in self.report.clocks:
+                writer.write(layout.say(f"clock {said['clock']}", start_ns, said))
+            for clock, count in self.report.unplaced.items():
+                args = {"clock": clock, "events": count, "reason": "no clock pairs"}
+                writer.write(layout.say("not placed in time", start_ns, args, "problems"))
+            writer.finish()
+        return self.report
+
+    def _writer(
+        self, out: BinaryIO, header: Header, clocks: Clocks, records: list[Record]
+    ) -> tuple[Any, int]:
+        start = cast("dict[str, int]", header.get("start", {}))
+        here = start.get(f"{clocks.trace_clock}_ns")
+        known = dict(start) if here is not None else {}
+        start_ns = here if here is not None else min((r["ts_ns"] for r in records if "ts_ns" in r), default=0)
+        info = TraceInfo(clocks.trace_clock, {"trace_ns": start_ns, **known}, compress=self._options.compress)
+        return self._output.open(out, info), start_ns
+
+    def _problem(self, problem: Problem) -> None:
+        if self._options.strict and problem.skipped:
+            raise InputError(
+                problem.message,
+                "without --strict such lines are counted and skipped",
+                path=self._path,
+                line=problem.line,
+                field=problem.field,
+            )
+        self.report.add(problem)
+
+    def _conclude(self, layout: Layout, clocks: Clocks) -> None:
+        report = self.report
+        report.counts, report.losses, report.outcomes = layout.counts, layout.losses, layout.outcomes
+        report.clocks = clocks.statements()
+        if report.source != "tracepipe":
+            return
+        if layout.after_footer:
+            report.notes.append(f"{layout.after_footer} records stand after the footer")
+        if not report.unplaced:
+            report.notes += footer_notes(layout.footer, layout.counts)
+
+
+def check(
+    path: str, source_format: str, say: Callable[[str], None], progress: Progress | None = None
+) -> Report:
+    """Read a recording without drawing it, and `say` each problem as `path:line: field: message`."""
+    options = ConvertOptions(source_format=source_format)
+    report = Report(path, "")
+    footer: Record | None = None
+    with _opened(path, options, report) as (recording, _, stream), _no_collector():
+        for batch in recording.batches:
+            for problem in batch.problems:
+                report.add(problem)
+                say(problem.at(path))
+            for record in batch.records:
+                report.counts[record["type"]] += len(record.get("warp", "1"))
+                footer = record if record["type"] == "footer" else footer
+            if progress:
+                progress(stream.position_bytes(), stream.size_bytes)
+        if stream.damage:
+            report.add(Problem(0, "", f"compressed data is damaged: {stream.damage}"))
+    if report.source == "tracepipe":
+        report.notes += footer_notes(footer, report.counts)
+    for kind in ("footer", "clock", "loss"):
+        del report.counts[kind]
+    return report
+
+
+def footer_notes(footer: Record | None, counts: Counter[str]) -> list[str]:
+    """What the footer says that the file does not bear out."""
+    if footer is None:
+        return ["the file has no footer: the capture was cut off"]
+    return [
+        f"the footer counts {made} {layer} events, the file holds {counts[layer]}"
+        for layer, made in footer["counts"].items()
+        if counts[layer] != made
+    ]
+
+
+def _about(header: Header, source: str) -> dict[str, Any]:
+    """What the trace says of where it comes from."""
+    keys = ("tool", "engine", "host", "kernel", "machine", "command", "layers", "gpus")
+    return {"source_format": source} | {key: header[key] for key in keys if key in header}  # type: ignore[literal-required]
+
+
+@contextmanager
+def _no_collector() -> Iterator[None]:
+    """Stop the cycle collector: records hold no cycles, and looking for them costs a third of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

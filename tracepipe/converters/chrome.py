@@ -1,0 +1,128 @@
+"""Writes Chrome's JSON trace, for chrome://tracing, Perfetto and Speedscope.
+
+The format has processes and threads and nothing below: each track becomes a "thread" that bears the names
+of its parents, and each group at the top a "process". Times are µs; they count from the trace's start,
+as a double holds nanoseconds of the time since boot but not of the time since 1970.
+Source: the "Trace Event Format" document of the Chromium project.
+"""
+
+from __future__ import annotations
+
+from typing import Any, BinaryIO
+
+import orjson
+
+from tracepipe.converters.writer import OutputFormat, TraceInfo
+from tracepipe.timeline import COUNTER, DECLARE, END, INSTANT, Op, Track
+
+# Ids of groups that are no process: beyond any process id of Linux (at most 2^22).
+_NO_PROCESS = 1 << 23
+# Times count from a second before the start: Perfetto drops negative ones, and text that several threads
+# printed has its earliest event anywhere.
+_BEFORE_START_NS = 1_000_000_000
+
+
+class ChromeWriter:
+    """Writes operations as they come."""
+
+    def __init__(self, out: BinaryIO, info: TraceInfo) -> None:
+        self._out = out
+        self._base_ns = max(0, info.start.get("trace_ns", 0) - _BEFORE_START_NS)
+        other = {"trace_clock": info.trace_clock, "base_ns": self._base_ns, "start": info.start}
+        head = {"displayTimeUnit": "ns", "otherData": other}
+        self._out.write(orjson.dumps(head)[:-1] + b',"traceEvents":[\n')
+        self._first = True
+        self._tracks: dict[Track, tuple[bytes, bytes]] = {}
+
+    def write(self, ops: list[Op]) -> None:
+        """Write operations in the order given."""
+        lines: list[bytes] = []
+        for kind, track, ts_ns, name, args, flows in ops:
+            if kind == DECLARE:
+                lines += self._declare(track)
+                continue
+            place, category = self._tracks[track]
+            when = self._microseconds(ts_ns)
+            if kind == COUNTER:
+                lines.append(
+                    b'{"ph":"C","name":%b,%b,"ts":%b,"args":{"value":%d}}'
+                    % (orjson.dumps(track.name), place, when, name)
+                )
+                continue
+            shown = b',"args":' + orjson.dumps(args, option=orjson.OPT_NON_STR_KEYS) if args else b""
+            if kind == END:
+                lines.append(b'{"ph":"E",%b,"ts":%b%b}' % (place, when, shown))
+                continue
+            phase = b'i","s":"t' if kind == INSTANT else b"B"
+            lines.append(
+                b'{"ph":"%b","name":%b%b,%b,"ts":%b%b}'
+                % (phase, orjson.dumps(name), category, place, when, shown)
+            )
+            for flow in flows or ():
+                lines.append(self._flow(flow, place, when))
+        self._put(lines)
+
+    def _put(self, lines: list[bytes]) -> None:
+        if lines:
+            self._out.write((b"" if self._first else b",\n") + b",\n".join(lines))
+            self._first = False
+
+    def _microseconds(self, ts_ns: int) -> bytes:
+        """µs since the start, with the nanoseconds as three decimals."""
+        ns = ts_ns - self._base_ns
+        sign, ns = (b"-", -ns) if ns < 0 else (b"", ns)
+        return b"%b%d.%03d" % (sign, ns // 1000, ns % 1000)
+
+    @staticmethod
+    def _flow(flow: int, place: bytes, when: bytes) -> bytes:
+        """A step of an arrow, bound to the slice that was just begun."""
+        return b'{"ph":"%b","cat":"flow","name":"flow","id":%d,%b,"ts":%b,"bp":"e"}' % (
+            b"s" if flow < 0 else b"t",
+            abs(flow),
+            place,
+            when,
+        )
+
+    def _declare(self, track: Track) -> list[bytes]:
+        """The metadata events of a track: the name and order of its process and of itself."""
+        root = track
+        while root.parent is not None:
+            root = root.parent
+        pid = root.pid or _NO_PROCESS + root.id
+        if track.parent is None:
+            return [
+                self._metadata("process_name", pid, 0, name=root.name),
+                self._metadata("process_sort_index", pid, 0, sort_index=root.rank),
+            ]
+        self._tracks[track] = (
+            b'"pid":%d,"tid":%d' % (pid, track.id),
+            b',"cat":%b' % orjson.dumps(track.category) if track.category else b"",
+        )
+        if track.kind not in ("slices", "counter"):
+            return []
+        return [
+            self._metadata("thread_name", pid, track.id, name=" / ".join(track.path()[1:])),
+            self._metadata("thread_sort_index", pid, track.id, sort_index=self._order(track)),
+        ]
+
+    @staticmethod
+    def _order(track: Track) -> int:
+        """The rank of a track under the top, its parent's first: a group and a track in it, no deeper."""
+        ranks = []
+        at: Track | None = track
+        while at is not None and at.parent is not None:
+            ranks.append(at.rank)
+            at = at.parent
+        group, own = (ranks[-1], ranks[0]) if len(ranks) > 1 else (ranks[0], 0)
+        return min(group, (1 << 22) - 1) << 9 | min(own, 511)
+
+    @staticmethod
+    def _metadata(kind: str, pid: int, tid: int, **args: Any) -> bytes:
+        return orjson.dumps({"ph": "M", "name": kind, "pid": pid, "tid": tid, "ts": 0, "args": args})
+
+    def finish(self) -> None:
+        """Close the array and the object."""
+        self._out.write(b"\n]}\n")
+
+
+FORMAT = OutputFormat("chrome", "Chrome trace JSON (chrome://tracing, Speedscope)", ".json", ChromeWriter)

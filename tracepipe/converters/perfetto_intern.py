@@ -1,0 +1,119 @@
+"""The tables of one Perfetto packet sequence: names are written once and then stand as small numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from tracepipe.converters.wire import delimited, double, number, tag, text, varint
+
+_CATEGORIES, _NAMES, _ARG_NAMES, _STRINGS = 1, 2, 3, 29
+"""Fields of InternedData."""
+_ANNOTATION = tag(4, 2)
+# Deeper values are written as JSON text.
+_DEPTH_MAX = 8
+_INT_MIN, _INT_MAX = -(1 << 63), (1 << 63) - 1
+_VARINT_MAX_BYTES = 10
+
+
+class Sequence:
+    """One `trusted_packet_sequence_id` with its interned names; `pending` goes out with the next packet."""
+
+    TABLE_MAX = 1 << 14
+    """Entries of one table; when names keep coming, the tables start anew."""
+
+    def __init__(self, lane: int) -> None:
+        self.id = lane + 1
+        self.default_uuid = 0
+        self.started = False
+        self.suffix = number(10, self.id) + number(13, 2)
+        self.pending: list[bytes] = []
+        self.heads: list[dict[tuple[int, Any], bytes]] = []
+        """The ready-made beginnings of packets that use the tables, of each of the sequence's tracks."""
+        self._tables: dict[int, dict[str, int]] = {}
+        self._int_heads: dict[str, tuple[bytes, ...]] = {}
+        self._whole: dict[tuple[str, str], bytes] = {}
+
+    def full(self) -> bool:
+        """Whether the tables have grown beyond what a trace's own names explain."""
+        return any(len(table) >= self.TABLE_MAX for table in self._tables.values())
+
+    def restart(self) -> None:
+        """Forget all names; the next packet of the sequence must say so."""
+        self.started = False
+        for cache in (self._tables, self._int_heads, self._whole, *self.heads):
+            cache.clear()  # type: ignore[attr-defined]
+
+    def _iid(self, table: int, value: str) -> int:
+        known = self._tables.setdefault(table, {})
+        iid = known.get(value)
+        if iid is None:
+            iid = known[value] = len(known) + 1
+            entry = number(1, iid) + text(2, value)
+            self.pending.append(delimited(table, entry))
+        return iid
+
+    def category(self, name: str) -> bytes:
+        """TrackEvent.category_iids."""
+        return number(3, self._iid(_CATEGORIES, name)) if name else b""
+
+    def name(self, name: str) -> bytes:
+        """TrackEvent.name_iid."""
+        return number(10, self._iid(_NAMES, name))
+
+    def annotations(self, args: dict[str, Any]) -> bytes:
+        """TrackEvent.debug_annotations of all `args`; None is left out."""
+        out = b""
+        for key, value in args.items():
+            kind = type(value)
+            if kind is int and 0 <= value <= _INT_MAX:
+                digits = varint(value)
+                heads = self._int_heads.get(key) or self._new_int_heads(key)
+                out += heads[len(digits)] + digits
+            elif kind is str:
+                out += self._whole.get((key, value)) or self._string(key, value)
+            elif value is not None:
+                out += self._annotation(self._key(key), value)
+        return out
+
+    def _key(self, key: str) -> bytes:
+        return number(1, self._iid(_ARG_NAMES, key))
+
+    def _new_int_heads(self, key: str) -> tuple[bytes, ...]:
+        """What precedes an int value of `key`, by the length of its varint."""
+        start = self._key(key) + tag(4, 0)
+        heads = tuple(_ANNOTATION + varint(len(start) + n) + start for n in range(_VARINT_MAX_BYTES + 1))
+        self._int_heads[key] = heads
+        return heads
+
+    def _string(self, key: str, value: str) -> bytes:
+        """A string argument: in the table if it is short and the table has room, as such strings repeat."""
+        room = len(self._tables.get(_STRINGS, ())) < self.TABLE_MAX // 2
+        if len(value) <= 64 and room:
+            whole = self._annotation(self._key(key), None, number(17, self._iid(_STRINGS, value)))
+            self._whole[key, value] = whole
+            return whole
+        return self._annotation(self._key(key), value)
+
+    def _annotation(self, key: bytes, value: Any, encoded: bytes = b"") -> bytes:
+        return delimited(4, key + (encoded or self._value(value, 0)))
+
+    def _value(self, value: Any, depth: int) -> bytes:
+        """The value fields of a DebugAnnotation."""
+        if isinstance(value, bool):
+            return number(2, value)
+        if isinstance(value, int):
+            if _INT_MIN <= value <= _INT_MAX:
+                return number(4, value)
+            return number(3, value) if 0 <= value < 1 << 64 else text(6, str(value))
+        if isinstance(value, float):
+            return double(5, value)
+        if isinstance(value, list | dict) and value and depth < _DEPTH_MAX:
+            if isinstance(value, list):
+                return b"".join(delimited(12, self._value(item, depth + 1)) for item in value)
+            return b"".join(
+                delimited(11, text(10, str(key)) + self._value(item, depth + 1))
+                for key, item in value.items()
+            )
+        return text(6, value if isinstance(value, str) else orjson.dumps(value).decode())

@@ -1,0 +1,122 @@
+"""Writes the timeline as text, for people and for the tests: every track, and on it every slice in order.
+
+    process vec_add 4242
+      thread vec_add 4242
+        CUDA API
+                 0 +     1234  cuInit  cpu=1 result=0  ←0 →1
+               500              an instant
+
+Times are ns since the start of the trace, then the duration; a slice inside another is indented; `→1` starts
+the arrow 1 and `←1` is one of its next steps. The whole timeline is held in memory until the end.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, BinaryIO
+
+import orjson
+
+from tracepipe.converters.writer import OutputFormat, TraceInfo
+from tracepipe.timeline import DECLARE, END, INSTANT, Args, Flows, Op, Track
+
+
+def _args_text(args: Args | None) -> str:
+    shown = []
+    for key, value in (args or {}).items():
+        if value is not None:
+            text = value if isinstance(value, str) else orjson.dumps(value).decode()
+            shown.append(f"{key}={text}")
+    return "".join(f" {pair}" for pair in shown)
+
+
+def _flows_text(flows: Flows | None) -> str:
+    return "".join(f" →{-flow}" if flow < 0 else f" ←{flow}" for flow in flows or ())
+
+
+class _Slice:
+    """A drawn slice or instant. `end_ns` is None while it is open and for an instant."""
+
+    __slots__ = ("args", "depth", "end_ns", "flows", "instant", "name", "ts_ns")
+
+    def __init__(self, ts_ns: int, depth: int, name: str, args: Args | None, flows: Flows | None) -> None:
+        self.ts_ns, self.depth, self.name, self.flows = ts_ns, depth, name, flows
+        self.args = dict(args or {})
+        self.end_ns: int | None = None
+        self.instant = False
+
+
+class TextWriter:
+    """Keeps all operations, and renders them at the end."""
+
+    def __init__(self, out: BinaryIO, info: TraceInfo) -> None:
+        self._out, self._info = out, info
+        self._base_ns = info.start.get("trace_ns", 0)
+        self._tracks: dict[Track, list[Op]] = {}
+        self._children: dict[Track | None, list[Track]] = {}
+
+    def write(self, ops: list[Op]) -> None:
+        """Keep operations."""
+        for op in ops:
+            track = op[1]
+            if op[0] != DECLARE:
+                self._tracks[track].append(op)
+            elif track not in self._tracks:
+                self._tracks[track] = []
+                self._children.setdefault(track.parent, []).append(track)
+
+    def finish(self) -> None:
+        """Render the tree of tracks, and count what it holds."""
+        lines = [f"trace clock {self._info.trace_clock}, start {self._base_ns} ns"]
+        counts: Counter[str] = Counter()
+        for root in self._children.get(None, []):
+            self._render(root, 0, lines, counts)
+        total = ", ".join(f"{counts[what]} {what}" for what in ("tracks", "slices", "instants", "counts"))
+        lines.append(total)
+        self._out.write(("\n".join(lines) + "\n").encode("utf-8", "replace"))
+
+    def _render(self, track: Track, indent: int, lines: list[str], counts: Counter[str]) -> None:
+        kind = f"{track.kind} " if track.kind in ("process", "thread") else ""
+        unit = f" [{track.unit}]" if track.unit else ""
+        lines.append("  " * indent + kind + track.label() + unit)
+        ops = sorted(self._tracks[track], key=lambda op: op[2])
+        pad = "  " * (indent + 1)
+        if track.kind == "counter":
+            counts["tracks"] += 1
+            counts["counts"] += len(ops)
+            lines += [f"{pad}{op[2] - self._base_ns:>12}  {op[3]}" for op in ops]
+        elif ops:
+            counts["tracks"] += 1
+            for drawn in self._nest(ops):
+                counts["instants" if drawn.instant else "slices"] += 1
+                lines.append(pad + self._line(drawn))
+        for child in sorted(self._children.get(track, []), key=lambda t: t.rank):
+            self._render(child, indent + 1, lines, counts)
+
+    @staticmethod
+    def _nest(ops: list[Op]) -> list[_Slice]:
+        """Slices in order of their begin, each with its depth: what the operations mean to a viewer."""
+        drawn: list[_Slice] = []
+        stack: list[_Slice] = []
+        for kind, _, ts_ns, name, args, flows in ops:
+            if kind == END:
+                ended = stack.pop()
+                ended.end_ns = ts_ns
+                ended.args |= args or {}
+                continue
+            one = _Slice(ts_ns, len(stack), name, args, flows)
+            drawn.append(one)
+            if kind == INSTANT:
+                one.instant = True
+            else:
+                stack.append(one)
+        return drawn
+
+    def _line(self, drawn: _Slice) -> str:
+        dur = "" if drawn.end_ns is None else f"+{drawn.end_ns - drawn.ts_ns:>9}"
+        when: Any = drawn.ts_ns - self._base_ns
+        name = "  " * drawn.depth + drawn.name
+        return f"{when:>12} {dur:<10}  {name}{_args_text(drawn.args)}{_flows_text(drawn.flows)}"
+
+
+FORMAT = OutputFormat("text", "text, every slice a line", ".txt", TextWriter, on_terminal=True)

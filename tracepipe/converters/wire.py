@@ -1,0 +1,77 @@
+"""Protobuf's wire format, for the packets of which there are millions.
+
+Only what `perfetto.py` needs: varints, length-delimited fields, fixed64, double. Numbers and lengths up to
+2^14 come from tables, as making them costs more than the rest of a packet. The tests hold this against
+the `perfetto` package's own classes. Format: protobuf.dev/programming-guides/encoding.
+"""
+
+from __future__ import annotations
+
+import struct
+
+_TABLE_BITS = 14
+_TABLE = 1 << _TABLE_BITS
+_MASK = _TABLE - 1
+_U64 = (1 << 64) - 1
+
+
+def _slow_varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+SMALL: tuple[bytes, ...] = tuple(_slow_varint(value) for value in range(_TABLE))
+"""The varint of each value under 2^14."""
+_CONTINUED: tuple[bytes, ...] = tuple(
+    bytes((value & 0x7F | 0x80, value >> 7 | 0x80)) for value in range(_TABLE)
+)
+"""The lowest 14 bits of a longer varint."""
+
+
+def varint(value: int) -> bytes:
+    """A varint; a negative value is taken as its 64-bit two's complement, as int64 fields are."""
+    if 0 <= value < _TABLE:
+        return SMALL[value]
+    if value < 0:
+        return _slow_varint(value & _U64)
+    high = value >> _TABLE_BITS
+    if high < _TABLE:
+        return _CONTINUED[value & _MASK] + SMALL[high]
+    top = high >> _TABLE_BITS
+    if top < _TABLE:
+        return _CONTINUED[value & _MASK] + _CONTINUED[high & _MASK] + SMALL[top]
+    return _slow_varint(value)
+
+
+def tag(field: int, wire_type: int) -> bytes:
+    """The tag of a field: wire type 0 varint, 1 fixed64, 2 length-delimited."""
+    return varint(field << 3 | wire_type)
+
+
+def number(field: int, value: int) -> bytes:
+    """A varint field."""
+    return tag(field, 0) + varint(value)
+
+
+def delimited(field: int, payload: bytes) -> bytes:
+    """A bytes, string or message field."""
+    return tag(field, 2) + varint(len(payload)) + payload
+
+
+def text(field: int, value: str) -> bytes:
+    """A string field; what UTF-8 cannot hold becomes a question mark."""
+    return delimited(field, value.encode("utf-8", "replace"))
+
+
+def fixed64(field: int, value: int) -> bytes:
+    """A fixed64 field."""
+    return tag(field, 1) + struct.pack("<Q", value & _U64)
+
+
+def double(field: int, value: float) -> bytes:
+    """A double field."""
+    return tag(field, 1) + struct.pack("<d", value)

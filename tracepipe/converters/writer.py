@@ -1,0 +1,45 @@
+"""What a converter is: it writes the operations of a timeline, and decides nothing about them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import BinaryIO, Protocol
+
+from tracepipe.timeline import Op
+
+
+@dataclass(frozen=True, slots=True)
+class TraceInfo:
+    """What a converter is told before the first operation.
+
+    `start` has the same instant on the trace clock (`trace_ns`) and on host clocks, as far as known;
+    `trace_ns` is at or near the first operation.
+    """
+
+    trace_clock: str
+    start: dict[str, int] = field(default_factory=dict)
+    compress: bool = False
+
+
+class Writer(Protocol):
+    """Writes one trace to a stream that it does not close."""
+
+    def write(self, ops: list[Op]) -> None:
+        """Write operations in the order given."""
+
+    def finish(self) -> None:
+        """Write what ends the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFormat:
+    """An output format; `suffix` replaces that of the input."""
+
+    name: str
+    title: str
+    suffix: str
+    open: Callable[[BinaryIO, TraceInfo], Writer]
+    can_compress: bool = False
+    on_terminal: bool = False
+    """Whether it is for people, and goes to standard output unless told where."""

@@ -1,0 +1,112 @@
+"""Rows of slices that nest: what is open on a track, and where a slice goes that does not fit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tracepipe.timeline import BEGIN, END, INSTANT, Args, Flows, Op, Track
+
+# Where more slices overlap than this, the input does not describe a call stack.
+LANES_MAX = 64
+
+
+@dataclass(slots=True)
+class Outcomes:
+    """What did not go by the book, counted; each is also marked on the slice it befell."""
+
+    unclosed: int = 0
+    """B without E: drawn to the end, or to where its caller ended."""
+    no_begin: int = 0
+    """E without B and without a duration: drawn as an instant."""
+    overlaps: int = 0
+    """Slices that do not nest with those of their track: drawn on an extra track beside it."""
+    undrawn: int = 0
+    """Slices that more than `LANES_MAX` others overlap: not drawn."""
+    causality: int = 0
+    """Kernels and warps that start before their launch call, by more than the clocks' bound."""
+
+
+@dataclass(slots=True, eq=False)
+class OpenSlice:
+    """A slice with a begin and no end yet. `at` is its begin among the operations of this batch."""
+
+    name: str
+    at: int
+    flow: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """One track, with what is open on it. At any time it holds open B slices or unfinished X slices, never
+    both: which of them ends first is not known while one of them is open.
+    """
+
+    track: Track
+    last_ns: int = -1
+    open: list[OpenSlice] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    """Ends of the X slices that enclose `last_ns`, outermost first."""
+    beside: list[Row] = field(default_factory=list)
+    """Extra tracks for what does not nest here."""
+
+    def takes_begin(self, ts_ns: int) -> bool:
+        """Whether a B at that time nests here."""
+        self._finish(ts_ns)
+        return ts_ns >= self.last_ns and not self.ends
+
+    def takes_slice(self, ts_ns: int, end_ns: int) -> bool:
+        """Whether an X over that time nests here."""
+        self._finish(ts_ns)
+        return ts_ns >= self.last_ns and not self.open and (not self.ends or end_ns <= self.ends[-1])
+
+    def _finish(self, ts_ns: int) -> None:
+        while self.ends and self.ends[-1] <= ts_ns:
+            self.ends.pop()
+
+
+def complete(
+    row: Row, ts_ns: int, dur_ns: int, name: str, args: Args | None, flows: Flows | None, kind: int = BEGIN
+) -> list[Op]:
+    """The operations that draw a slice with a known end on `row`, which takes it."""
+    row.last_ns = ts_ns
+    row.ends.append(ts_ns + dur_ns)
+    # Both at once: a stable sort by time keeps this right for every slice that nests here later.
+    return [(kind, row.track, ts_ns, name, args, flows), (END, row.track, ts_ns + dur_ns, "", None, None)]
+
+
+def end(row: Row, ts_ns: int, name: str, args: Args | None, outcomes: Outcomes) -> list[Op]:
+    """The operations that an E draws: on the row or beside it, where a B of that name is open."""
+    rows = [lane for lane in (row, *row.beside) if lane.open and ts_ns >= lane.last_ns]
+    inner = next((lane for lane in rows if lane.open[-1].name == name), None)
+    lane = inner or next((lane for lane in rows if any(o.name == name for o in lane.open)), None)
+    if lane is None:
+        outcomes.no_begin += 1
+        return [(INSTANT, row.track, ts_ns, name, {**(args or {}), "no_begin": True}, None)]
+    lane.last_ns = ts_ns
+    ops: list[Op] = []
+    while lane.open.pop().name != name:
+        # longjmp, an exception or a lost record: the caller has returned, so this call has too.
+        ops.append((END, lane.track, ts_ns, "", {"unclosed": True}, None))
+        outcomes.unclosed += 1
+    ops.append((END, lane.track, ts_ns, "", args, None))
+    return ops
+
+
+def close_all(row: Row, ts_ns: int, outcomes: Outcomes) -> list[Op]:
+    """The operations that end what is still open at the end of the trace, and mark it."""
+    ops: list[Op] = []
+    for lane in (row, *row.beside):
+        outcomes.unclosed += len(lane.open)
+        at_ns = max(ts_ns, lane.last_ns)
+        ops += [(END, lane.track, at_ns, "", {"unclosed": True}, None) for _ in lane.open]
+        lane.open.clear()
+    return ops
+
+
+def marked(args: Any, **marks: Any) -> Args:
+    """`args` with `marks` added, in place where there are any."""
+    if not args:
+        return marks
+    args.update(marks)
+    return args  # type: ignore[no-any-return]

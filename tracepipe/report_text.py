@@ -1,0 +1,48 @@
+"""Words for what a conversion found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tracepipe.convert import PROBLEMS_KEPT, Report
+from tracepipe.model import LAYERS
+
+_OUTCOMES = {
+    "unclosed": "calls had no end: drawn to the end and marked unclosed",
+    "no_begin": "ends had no begin: drawn as instants and marked no_begin",
+    "overlaps": "slices overlap others on their track: drawn on an extra track beside it",
+    "undrawn": "slices overlap too many others to be drawn",
+    "causality": "launches whose kernel starts before the call by more than the clocks' bound",
+}
+
+
+def lines(report: Report) -> Iterator[str]:
+    """What a person should know of a conversion, most important last."""
+    counts = ", ".join(f"{report.counts[layer]} {layer}" for layer in LAYERS if report.counts[layer])
+    yield f"{report.path}: {report.source}, {counts or 'no events'}"
+    for problem in report.problems:
+        kind = "skipped" if problem.skipped else "unclear"
+        yield f"{kind}: {problem.at(report.path)}"
+    total = report.skipped + report.ambiguous
+    if total > PROBLEMS_KEPT:
+        yield f"… and {total - PROBLEMS_KEPT} more: {report.skipped} lines skipped in all"
+    for name, meaning in _OUTCOMES.items():
+        if count := getattr(report.outcomes, name):
+            yield f"note: {count} {meaning}"
+    for note in report.notes:
+        yield f"note: {note}"
+    for said in report.clocks:
+        if said["method"] == "fit":
+            yield (
+                f"clock {said['clock']}: {said['pairs']} pairs, drift {said['drift_ppm']:+.3f} ppm, "
+                f"within {said['bound_ns']} ns"
+            )
+        elif said["method"] == "assumed":
+            yield f"clock {said['clock']}: placed by an assumed offset, error unknown"
+    for clock, count in report.unplaced.items():
+        yield (
+            f"not drawn: {count} events on {clock}, which has no clock pairs; "
+            f"--assume-offset {clock}=NS places them"
+        )
+    for layer, count in report.losses.items():
+        yield f"lost: {count} {layer} events were made and not recorded"
