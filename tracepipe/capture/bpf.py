@@ -1,0 +1,160 @@
+"""The kernel's bpf(2) and perf_event_open(2), as far as attaching needs them.
+
+BCC 0.26 cannot load a program for a multi-uprobe link nor create one, and detaching its probes one by one costs
+0.1 s each. Attribute layouts from include/uapi/linux/bpf.h and perf_event.h, drawn at each use.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import platform
+import struct
+from pathlib import Path
+
+_NUMBERS = {"x86_64": (321, 298), "aarch64": (280, 241)}
+
+BPF_PROG_LOAD, BPF_LINK_CREATE = 5, 28
+BPF_MAP_UPDATE_ELEM, BPF_MAP_GET_NEXT_KEY, BPF_MAP_DELETE_ELEM = 2, 4, 3
+PROG_TYPE_KPROBE, PROG_TYPE_TRACEPOINT = 2, 5
+PERF_EVENT_LINK, UPROBE_MULTI = 41, 48  # enum bpf_attach_type
+_UPROBE_MULTI_RETURN = 1
+_PERF_TYPE_TRACEPOINT = 2
+_PERF_ATTR_BYTES = 112  # PERF_ATTR_SIZE_VER5
+_PERF_FLAG_FD_CLOEXEC = 8
+_PERF_EVENT_IOC_ENABLE, _PERF_EVENT_IOC_SET_BPF = 0x2400, 0x40042408
+_UPROBE_PMU = Path("/sys/bus/event_source/devices/uprobe/type")
+
+ENOTSUPP = 524
+"""The kernel's own number, in no errno.h: the instruction at the offset cannot be probed."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+
+def _address(buffer: ctypes.Array[ctypes.c_char]) -> int:
+    return ctypes.addressof(buffer)
+
+
+def _syscall(which: int, *args: object) -> int:
+    result = _libc.syscall(ctypes.c_long(_NUMBERS[platform.machine()][which]), *args)
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return int(result)
+
+
+def bpf(command: int, attributes: bytes) -> int:
+    """Raw bpf(2). Raises OSError."""
+    buffer = ctypes.create_string_buffer(attributes, len(attributes))
+    return _syscall(0, ctypes.c_int(command), buffer, ctypes.c_uint(len(attributes)))
+
+
+def load_program(name: str, instructions: bytes, program_type: int, attach_type: int = 0) -> int:
+    """File descriptor of a verified program. Raises OSError; its text ends with the verifier's last line."""
+    code = ctypes.create_string_buffer(instructions, len(instructions))
+    gpl = ctypes.create_string_buffer(b"GPL")
+    log = ctypes.create_string_buffer(1 << 20)
+
+    def attributes(log_level: int) -> bytes:
+        #  0 type │ 4 count │ 8 insns │ 16 license │ 24 log level │ 28 log bytes │ 32 log │ 40 version
+        # 44 flags │ 48 name[16] │ 64 ifindex │ 68 expected attach type
+        return struct.pack(
+            "<IIQQIIQII16sII",
+            *(program_type, len(instructions) // 8, _address(code), _address(gpl)),
+            *(log_level, len(log) if log_level else 0, _address(log) if log_level else 0),
+            *(0, 0, name.encode()[:15], 0, attach_type),
+        )
+
+    try:
+        return bpf(BPF_PROG_LOAD, attributes(0))
+    except OSError as error:
+        if error.errno == errno.EPERM:
+            raise
+        try:
+            return bpf(BPF_PROG_LOAD, attributes(1))
+        except OSError as again:
+            lines = log.value.decode(errors="replace").strip().splitlines()
+            raise OSError(again.errno, f"{again.strerror}: {' '.join(lines[-2:])}") from None
+
+
+def link_uprobes(program_fd: int, path: str, offsets: list[int], cookies: list[int], returns: bool) -> int:
+    """One link for uprobes at all `offsets` of a file; kernels before 6.6 answer EINVAL. Raises OSError."""
+    count = len(offsets)
+    name = ctypes.create_string_buffer(os.fsencode(path))
+    places = ctypes.create_string_buffer(struct.pack(f"<{count}Q", *offsets), 8 * count)
+    values = ctypes.create_string_buffer(struct.pack(f"<{count}Q", *cookies), 8 * count)
+    #  0 program │ 4 target │ 8 attach type │ 12 flags
+    # 16 path │ 24 offsets │ 32 reference counters │ 40 cookies │ 48 count │ 52 uprobe flags │ 56 pid
+    attributes = struct.pack(
+        "<IIIIQQQQIIII",
+        *(program_fd, 0, UPROBE_MULTI, 0),
+        *(_address(name), _address(places), 0, _address(values)),
+        *(count, _UPROBE_MULTI_RETURN if returns else 0, 0, 0),
+    )
+    return bpf(BPF_LINK_CREATE, attributes)
+
+
+def link_one_uprobe(program_fd: int, path: str, offset: int, cookie: int, returns: bool) -> int:
+    """A link for one uprobe through a perf event, for kernels from 5.15. Raises OSError."""
+    name = ctypes.create_string_buffer(os.fsencode(path))
+    pmu = int(_UPROBE_PMU.read_text())
+    event = perf_event(pmu, config=int(returns), config1=_address(name), config2=offset)
+    try:
+        #  0 program │ 4 perf event │ 8 attach type │ 12 flags │ 16 cookie
+        return bpf(BPF_LINK_CREATE, struct.pack("<IIIIQ", program_fd, event, PERF_EVENT_LINK, 0, cookie))
+    finally:
+        os.close(event)  # the link holds it
+
+
+def attach_tracepoint(program_fd: int, tracepoint_id: int) -> int:
+    """A perf event that runs the program at every hit, on every processor. Raises OSError."""
+    event = perf_event(_PERF_TYPE_TRACEPOINT, config=tracepoint_id)
+    try:
+        fcntl.ioctl(event, _PERF_EVENT_IOC_SET_BPF, program_fd)
+        fcntl.ioctl(event, _PERF_EVENT_IOC_ENABLE, 0)
+    except OSError:
+        os.close(event)
+        raise
+    return event
+
+
+def perf_event(event_type: int, config: int, config1: int = 0, config2: int = 0) -> int:
+    """perf_event_open(2) for all processes, on processor 0: enough to switch a probe on. Raises OSError."""
+    #  0 type │ 4 size │ 8 config │ 16 period │ 24 sample type │ 32 read format │ 40 flags │ 48 wake-up
+    # 52 breakpoint type │ 56 config1 │ 64 config2 │ … 112
+    attributes = struct.pack(
+        "<IIQQQQQIIQQ", event_type, _PERF_ATTR_BYTES, config, 1, 0, 0, 0, 0, 0, config1, config2
+    ).ljust(_PERF_ATTR_BYTES, b"\0")
+    buffer = ctypes.create_string_buffer(attributes, len(attributes))
+    everyone, processor, no_group = ctypes.c_int(-1), ctypes.c_int(0), ctypes.c_int(-1)
+    return _syscall(1, buffer, everyone, processor, no_group, ctypes.c_ulong(_PERF_FLAG_FD_CLOEXEC))
+
+
+def map_update(map_fd: int, key: bytes, value: bytes) -> None:
+    """Set one element. Raises OSError."""
+    _map_operation(BPF_MAP_UPDATE_ELEM, map_fd, key, value)
+
+
+def map_clear(map_fd: int, key_bytes: int) -> None:
+    """Delete every element of a hash map."""
+    while True:
+        key = ctypes.create_string_buffer(key_bytes)
+        try:
+            #  0 map │ 8 key (0: the first) │ 16 next key
+            bpf(BPF_MAP_GET_NEXT_KEY, struct.pack("<IIQQQ", map_fd, 0, 0, _address(key), 0))
+        except OSError:
+            return
+        try:
+            _map_operation(BPF_MAP_DELETE_ELEM, map_fd, key.raw, b"")
+        except FileNotFoundError:
+            continue  # the thread ended in between
+
+
+def _map_operation(command: int, map_fd: int, key: bytes, value: bytes) -> None:
+    key_buffer = ctypes.create_string_buffer(key, len(key))
+    value_buffer = ctypes.create_string_buffer(value, len(value) or 1)
+    #  0 map │ 8 key │ 16 value │ 24 flags
+    bpf(command, struct.pack("<IIQQQ", map_fd, 0, _address(key_buffer), _address(value_buffer), 0))

@@ -1,0 +1,53 @@
+"""A BPF ring buffer of fixed-size records, read as memory.
+
+include/uapi/linux/bpf.h and kernel/bpf/ringbuf.c; what a process maps:
+
+    page 0 (read, write)   consumer position, u64: ours
+    page 1 (read)          producer position, u64
+    from page 2 (read)     the data, twice in a row, so that a span never wraps
+
+    each record:  len u32 (bit 31: being written, bit 30: discarded) │ page offset u32 │ payload
+
+With a payload of 56 bytes every record takes 64, so whether a span is complete is one slice of its length
+bytes, and the span can be kept as it is. Positions are read and written as one machine word each.
+"""
+
+from __future__ import annotations
+
+import mmap
+
+RECORD_BYTES = 64
+_BUSY_BYTE = 3  # holds bit 31 of the length; the other bits of that byte are 0 for short records
+
+
+class Ring:
+    """The consumer's end of the ring buffer behind `map_fd`."""
+
+    def __init__(self, map_fd: int, data_bytes: int) -> None:
+        page = mmap.PAGESIZE
+        self._mask = data_bytes - 1
+        self._control = mmap.mmap(map_fd, page, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE, offset=0)
+        self._data = mmap.mmap(map_fd, page + 2 * data_bytes, mmap.MAP_SHARED, mmap.PROT_READ, offset=page)
+        self._consumer = memoryview(self._control)[:8].cast("Q")
+        self._producer = memoryview(self._data)[:8].cast("Q")
+
+    def take(self) -> bytes:
+        """All records up to the first that is still being written, with their headers; frees their room."""
+        position = self._consumer[0]
+        size = self._producer[0] - position
+        if not size:
+            return b""
+        start = mmap.PAGESIZE + (position & self._mask)
+        # Look at the marks before copying: a record that is complete now stays so.
+        marks = self._data[start + _BUSY_BYTE : start + size : RECORD_BYTES]
+        ready = len(marks) - len(marks.lstrip(b"\0"))
+        span = self._data[start : start + ready * RECORD_BYTES]
+        self._consumer[0] = position + len(span)
+        return span
+
+    def close(self) -> None:
+        """Unmap."""
+        self._consumer.release()
+        self._producer.release()
+        self._control.close()
+        self._data.close()

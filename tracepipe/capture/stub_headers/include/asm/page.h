@@ -1,0 +1,2 @@
+/* The page size of the machine that compiles is the one that runs: the loader passes it. */
+#define PAGE_SIZE TRACEPIPE_PAGE_BYTES

@@ -1,0 +1,1 @@
+/* Included by BCC for stack-trace tables, which tracepipe does not use. */

@@ -1,0 +1,1 @@
+/* Included by BCC for packet filters, which tracepipe does not use. */

@@ -1,0 +1,49 @@
+"""Tracepoints as tracefs describes them: ids, and where their fields are."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from pathlib import Path
+
+from tracepipe.errors import CaptureUnavailable
+
+_FOLDERS = (Path("/sys/kernel/tracing"), Path("/sys/kernel/debug/tracing"))
+# `	field:pid_t prev_pid;	offset:24;	size:4;	signed:1;`, arrays as `char comm[16]`
+_FIELD = re.compile(r"field:[^;]*?(\w+)(?:\[[^]]*\])?;\s*offset:(\d+);")
+
+
+def tracing_folder() -> Path:
+    """The mounted tracefs, mounted now if it was not. Raises CaptureUnavailable."""
+    for folder in _FOLDERS:
+        if (folder / "events").is_dir():
+            return folder
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mount(b"none", os.fsencode(_FOLDERS[0]), b"tracefs", 0, None):
+        reason = os.strerror(ctypes.get_errno())
+        raise CaptureUnavailable(
+            f"tracefs is not mounted and cannot be mounted: {reason}.",
+            f"mount -t tracefs none {_FOLDERS[0]}   (a container needs --privileged)",
+        )
+    return _FOLDERS[0]
+
+
+def tracepoint_id(folder: Path, name: str) -> int:
+    """Id of the tracepoint `group/name`. Raises CaptureUnavailable."""
+    return int(_read(folder, name, "id"))
+
+
+def field_offsets(folder: Path, name: str) -> dict[str, int]:
+    """Byte offset of every field in the record of the tracepoint `group/name`. Raises CaptureUnavailable."""
+    return {field: int(offset) for field, offset in _FIELD.findall(_read(folder, name, "format"))}
+
+
+def _read(folder: Path, name: str, file: str) -> str:
+    try:
+        return (folder / "events" / name / file).read_text()
+    except OSError as error:
+        raise CaptureUnavailable(
+            f"The kernel has no tracepoint {name}: {error.strerror}.",
+            "Use a kernel built with CONFIG_FTRACE_SYSCALLS and CONFIG_EVENT_TRACING.",
+        ) from None
