@@ -19,6 +19,7 @@ import secrets
 import shutil
 import socket
 import socketserver
+import sys
 import threading
 import urllib.parse
 import webbrowser
@@ -39,6 +40,7 @@ UI_PORT: Final = 9001
 LOOPBACK: Final = "127.0.0.1"
 
 _HEAD_BYTES = 4096
+_POLL_S = 0.05  # how soon the server notices that it is to end
 _GZIP = b"\x1f\x8b"
 # A protobuf trace begins with the tag of Trace.packet (field 1, length-delimited), a Chrome trace with the
 # bracket of its events or of the object that holds them.
@@ -92,7 +94,7 @@ class TraceServer(socketserver.ThreadingTCPServer):
     allow_reuse_address = True  # a port that the last run has just left counts as free
     daemon_threads = True
 
-    def __init__(self, trace: Path, *, ui: UiFiles | None = None, port: int = UI_PORT) -> None:
+    def __init__(self, trace: Path, *, ui: UiFiles | None = None, port: int) -> None:
         self.trace = trace
         self.ui = ui
         self.fetched = threading.Event()
@@ -126,7 +128,7 @@ class TraceServer(socketserver.ThreadingTCPServer):
         return f"{origin}/#!/?url={urllib.parse.quote(self.trace_url, safe='')}&referrer=tracepipe"
 
     def __enter__(self) -> TraceServer:
-        threading.Thread(target=self.serve_forever, name="trace server", daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=(_POLL_S,), name="trace server", daemon=True).start()
         return self
 
     def __exit__(
@@ -140,6 +142,8 @@ class TraceServer(socketserver.ThreadingTCPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that hung up is no news: the trace stays available to the next one."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -238,11 +242,11 @@ def open_trace(path: Path, *, local: bool, browser: bool = True, notify: Callabl
     """
     _check_readable(path)
     with _started_server(path, local=local) as server:
-        notify(f"serving {path.name} on {LOOPBACK}:{server.port} {_until(local)}; Ctrl-C ends it")
-        if not local:
-            notify(f"Chrome asks once whether {UI_ORIGIN} may reach this device: allow it")
-        _show(server, browser=browser, notify=notify)
         try:
+            notify(f"serving {path.name} on {LOOPBACK}:{server.port} {_until(local)}; Ctrl-C ends it")
+            if not local:
+                notify(f"Chrome asks once whether {UI_ORIGIN} may reach this device: allow it")
+            _show(server, browser=browser, notify=notify)
             if local:
                 threading.Event().wait()
             server.fetched.wait()
@@ -258,11 +262,11 @@ def _until(local: bool) -> str:
 
 def _started_server(path: Path, *, local: bool) -> TraceServer:
     if not local:
-        return TraceServer(path)
+        return TraceServer(path, port=UI_PORT)
     ui = find_ui()
     try:
         # The usual port, since browsers keep the UI's settings by origin; any other works as well.
-        return TraceServer(path, ui=ui)
+        return TraceServer(path, ui=ui, port=UI_PORT)
     except OutputError:
         return TraceServer(path, ui=ui, port=0)
 

@@ -1,4 +1,4 @@
-"""Opens a trace in the real Perfetto UI in headless Chromium, offline; tells what the UI saw, takes a picture.
+"""Opens a trace in the real Perfetto UI in headless Chromium, offline: what it saw, and a picture.
 
 python -m tests.support.browser TRACE OUT.png --width 1600 --select 12    from the repository's root
 """
@@ -39,8 +39,9 @@ _REPORT_JS = """(async () => { ROWS
     title: info.traceTitle, start_ns: String(info.start), end_ns: String(info.end),
     tracks: app.trace.workspace.flatTracksOrdered.map(node => node.fullPath.join(' / ')),
     import_errors: Number(info.importErrors),
-    broken_tracks: [...document.querySelectorAll('.pf-track__shell')].filter(
-      shell => shell.querySelector('.pf-track__buttons')?.innerText.includes('warning')).map(shell => shell.innerText),
+    broken_tracks: [...document.querySelectorAll('.pf-track__shell')]
+      .filter(shell => shell.querySelector('.pf-track__buttons')?.innerText.includes('warning'))
+      .map(shell => shell.innerText),
     modal: MODAL?.innerText ?? null,
     problems: await rows(PROBLEMS),
     rows: QUERY ? await rows(QUERY) : [],
@@ -56,7 +57,8 @@ class View:
     height: int = 900
     start_ns: int | None = None
     end_ns: int | None = None
-    select: int | None = None  # id of a slice: its details and flow arrows show
+    select: int | None = None  # id of a slice: its flow arrows show …
+    details: bool = True  # … and the drawer with its details
     expand: tuple[str, ...] = ("*",)  # groups that are open …
     collapse: tuple[str, ...] = ()  # … except these
     fit: bool = True  # grow the window until no track is below the fold
@@ -132,6 +134,9 @@ def _arrange(page: Page, view: View) -> None:
             f"app.trace.selection.selectSqlEvent('slice', {view.select},"
             f" {{scrollToSelection: {scroll}, switchToCurrentSelectionTab: true}})"
         )
+        if not view.details:
+            _settle(page, view)  # the drawer opens with the selection; toggling before that would open it
+            page.run("app.commands.runCommand('dev.perfetto.ToggleDrawer')")
     _settle(page, view)
     if view.fit:
         _fit(page, view)
@@ -189,6 +194,7 @@ def main() -> int:
     parser.add_argument("--start", type=int, help="left edge, trace ns")
     parser.add_argument("--end", type=int, help="right edge, trace ns")
     parser.add_argument("--select", type=int, metavar="SLICE_ID", help="show its details and flow arrows")
+    parser.add_argument("--no-details", dest="details", action="store_false", help="arrows only")
     parser.add_argument("--expand", action="append", metavar="GLOB", help="only these groups open")
     parser.add_argument("--collapse", action="append", metavar="GLOB", default=[], help="groups closed")
     parser.add_argument("--sql", default="", help="also run this query in the page")
@@ -200,6 +206,7 @@ def main() -> int:
         start_ns=given.start,
         end_ns=given.end,
         select=given.select,
+        details=given.details,
         expand=tuple(given.expand or ("*",)),
         collapse=tuple(given.collapse),
         fit=given.fit,

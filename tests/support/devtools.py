@@ -41,7 +41,7 @@ class BrowserError(Exception):
 
 
 def find_chromium() -> Path | None:
-    """Debian's Chromium, or None. The binary itself: the package's /usr/bin/chromium is a script around it."""
+    """Debian's Chromium, or None. The binary itself where it is known: /usr/bin/chromium is a script."""
     binary = Path("/usr/lib/chromium/chromium")
     on_path = shutil.which("chromium")
     return binary if binary.exists() else Path(on_path) if on_path else None

