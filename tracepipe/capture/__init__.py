@@ -32,10 +32,10 @@ ENGINES: dict[str, Callable[[], Engine]] = {
 def capture(request: CaptureRequest, sink: BinaryIO, *, notify: Notify) -> CaptureSummary:
     """Write a complete `tracepipe/1` file of one run of `request.command` to `sink`.
 
-    The target keeps this process's environment, folder and standard streams; under sudo it runs as the user who
-    called sudo. Ctrl-C ends the target, and the file is still complete. `notify` gets one-line messages for the
-    user. Raises TracepipeError (the command cannot be run), CaptureUnavailable, OutputError. Call it on the main
-    thread: signals are waited for there.
+    The target keeps this process's environment, folder and standard streams; under sudo it runs as the user
+    who called sudo. Ctrl-C ends the target, and the file is still complete. `notify` gets one-line messages
+    for the user. Raises TracepipeError (the command cannot be run), CaptureUnavailable, OutputError. Call it
+    on the main thread: signals are waited for there.
     """
     if not request.command:
         raise TracepipeError(

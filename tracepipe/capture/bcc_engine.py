@@ -1,4 +1,4 @@
-"""The engine `bcc`: iovisor's BCC compiles probes.bpf.c, and only that; loading and attaching are in probes.py.
+"""The engine `bcc`: iovisor's BCC compiles probes.bpf.c, and only that; probes.py loads and attaches.
 
 BCC comes from the distribution (python3-bpfcc). It needs no kernel headers here: the program reads no kernel
 structure, and the few headers that BCC's own helpers include are in stub_headers/.
@@ -66,7 +66,7 @@ class BccEngine:
             raise CaptureUnavailable(f"Kernel {release} is too old for capture.", "Use Linux 5.15 or later.")
         if os.geteuid() != 0:
             raise CaptureUnavailable("Capture with eBPF needs root.", "sudo -E tracepipe capture …")
-        if os.readlink("/proc/self/ns/pid") != _INITIAL_PID_NAMESPACE:
+        if str(Path("/proc/self/ns/pid").readlink()) != _INITIAL_PID_NAMESPACE:
             raise CaptureUnavailable(
                 "This is a container with process ids of its own, which the kernel's probes do not see.",
                 "docker run --privileged --pid=host …",

@@ -1,7 +1,7 @@
 """The kernel's bpf(2) and perf_event_open(2), as far as attaching needs them.
 
-BCC 0.26 cannot load a program for a multi-uprobe link nor create one, and detaching its probes one by one costs
-0.1 s each. Attribute layouts from include/uapi/linux/bpf.h and perf_event.h, drawn at each use.
+BCC 0.26 cannot load a program for a multi-uprobe link nor create one, and detaching its probes one by one
+costs 0.1 s each. Attribute layouts from include/uapi/linux/bpf.h and perf_event.h, drawn at each use.
 """
 
 from __future__ import annotations

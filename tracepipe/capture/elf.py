@@ -15,7 +15,7 @@ from pathlib import Path
 from tracepipe.capture.engine import Function
 from tracepipe.errors import InputError
 
-# Elf64_Ehdr:  e_ident[16] type machine version entry phoff shoff flags ehsize phentsize phnum shentsize shnum …
+# Elf64_Ehdr:  ident[16] type machine version entry phoff shoff flags ehsize phentsize phnum shentsize shnum …
 _EHDR = struct.Struct("<16sHHIQQQIHHHHHH")
 # Elf64_Phdr:  type flags offset vaddr paddr filesz memsz align
 _PHDR = struct.Struct("<IIQQQQQQ")

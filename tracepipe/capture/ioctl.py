@@ -59,8 +59,8 @@ _NVIDIA_NAMES = {
 def decode_command(command: int) -> dict[str, int | str]:
     """`{cmd, dir, type, nr, size_bytes}` of an ioctl command, and `request` where NVIDIA's numbers name it.
 
-    `type` is its character where that is a printable ASCII one, as in `'F'`. Other drivers use that type too (frame buffers), so
-    `request` reads as: so named if the file is NVIDIA's.
+    `type` is a character where it is printable ASCII, as in `'F'`. Other drivers (frame buffers) use that
+    type too: `request` is the name that the command has if the file is NVIDIA's.
     """
     command &= 0xFFFFFFFF
     magic, number = command >> 8 & 0xFF, command & 0xFF

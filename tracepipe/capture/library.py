@@ -22,7 +22,7 @@ _CACHE_MAGIC = b"glibc-ld.so.cache1.1"
 
 
 def find_program(command: list[str]) -> str:
-    """Path of the program that `command` runs. Raises TracepipeError if there is none that can be executed."""
+    """Path of the program that `command` runs. Raises TracepipeError if none can be executed."""
     name = command[0]
     found = shutil.which(name)
     if found:

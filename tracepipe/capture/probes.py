@@ -1,7 +1,7 @@
 """Loading and attaching the programs of probes.bpf.c, and reading what they record.
 
-Whoever compiles them (a `Source`) gives bytecode and maps. All functions of a library are attached in one link
-each for entry and return, where the kernel can (6.6); detaching is then one short wait, not one a probe.
+Whoever compiles them (a `Source`) gives bytecode and maps. All functions of a library are attached in one
+link each for entry and return, where the kernel can (6.6), and one by one elsewhere (from 5.15).
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import os
 import platform
 import struct
 import time
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from tracepipe.capture import bpf
@@ -69,8 +71,7 @@ class ProbeRecording:
         self._source, self._plan, self._notify = source, plan, notify
         self._maps = source.maps
         self._syscalls = SYSCALLS[platform.machine()]
-        self._probes: list[int] = []  # tracepoints and multi links: closed fast
-        self._slow_links: list[int] = []
+        self._probes: list[int] = []
         self.coverage = Coverage()
         self._control_map, self._control = _words(self._maps.control, 2)
         self._processors = possible_processors()
@@ -119,11 +120,9 @@ class ProbeRecording:
         """Record no more, and detach."""
         self._control[_STOPPED] = 1
         bpf.map_clear(self._maps.tracked, 4)
-        if self._slow_links:
-            _close_in_background(self._slow_links)
-        for descriptor in self._probes:
-            os.close(descriptor)
-        self._probes, self._slow_links = [], []
+        if self._probes:
+            _close_in_background(self._probes)
+        self._probes = []
 
     def close(self) -> None:
         """Give the ring and the maps back."""
@@ -164,11 +163,10 @@ class ProbeRecording:
     def _attach_functions(self) -> None:
         assert self._plan.library is not None
         uprobes = _Uprobes(self._source, self._plan.library, self._plan.functions)
-        # Returns first: a call seen without its entry is dropped by every reader, one without its return is not.
+        # Returns first: a kernel that gives only single links has then all returns before the first entry.
         uprobes.attach("call_return", returns=True)
         uprobes.attach("call_enter", returns=False)
         self._probes += uprobes.links
-        self._slow_links += uprobes.slow_links
         refused = sorted(self._plan.functions[index].name for index in uprobes.refused)
         if refused:
             self._notify(f"not recorded, their first instruction cannot be probed: {', '.join(refused)}")
@@ -185,7 +183,6 @@ class _Uprobes:
         self._source, self._library, self._functions = source, library, functions
         self._single = False  # the kernel has no multi link: one link a probe
         self.links: list[int] = []
-        self.slow_links: list[int] = []
         self.refused: set[int] = set()
 
     def attach(self, program: str, *, returns: bool) -> None:
@@ -235,7 +232,7 @@ class _Uprobes:
                 raise
             self.refused.add(index)
         else:
-            self.slow_links.append(link)
+            self.links.append(link)
 
     def _cookie(self, index: int) -> int:
         return index | (_LAUNCH_COOKIE if is_launch(self._functions[index].name) else 0)
@@ -243,8 +240,8 @@ class _Uprobes:
 
 def possible_processors() -> int:
     """Number of the last processor that may ever be online, plus one: numbers may have gaps."""
-    with open("/sys/devices/system/cpu/possible", encoding="ascii") as file:
-        return int(file.read().strip().replace("-", ",").split(",")[-1]) + 1
+    text = Path("/sys/devices/system/cpu/possible").read_text()
+    return int(text.strip().replace("-", ",").split(",")[-1]) + 1
 
 
 def _words(map_fd: int, count: int) -> tuple[mmap.mmap, memoryview]:
@@ -255,27 +252,28 @@ def _words(map_fd: int, count: int) -> tuple[mmap.mmap, memoryview]:
 
 
 def _close_in_background(descriptors: list[int]) -> None:
-    """Close them here at once, and let a child that outlives this process be the last to hold them.
+    """Close them here at once, and let a child that may outlive this process be the last to hold them.
 
-    Closing the last holder of a single uprobe waits 80 ms for the kernel, for each. Nothing is recorded any more
-    by then, so nobody needs to wait for it.
+    For every tracepoint and every single uprobe, the last holder's close waits 50 to 100 ms in the kernel.
+    Nothing is recorded any more by then, so nobody has to wait for it.
     """
-    gone, here = os.pipe()
+    closed, closing = os.pipe()
     child = os.fork()
     if child == 0:
         try:
             os.setsid()  # no signal of the terminal
-            for descriptor in (0, 1, 2, here):
-                os.close(descriptor)
+            # All others too: whoever reads this process's output waits for its last holder.
+            for opened in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
+                if opened not in (*descriptors, closed):
+                    with suppress(OSError):  # the listing's own is closed already
+                        os.close(opened)
             if os.fork() == 0:
-                os.read(gone, 1)  # ends when the parent has closed its copies
+                os.read(closed, 1)  # ends when the parent has closed its copies
         finally:
             os._exit(0)
     os.waitpid(child, 0)
-    os.close(gone)
-    for descriptor in descriptors:
+    for descriptor in (*descriptors, closed, closing):
         os.close(descriptor)
-    os.close(here)
 
 
 def _refused(error: OSError) -> CaptureUnavailable:

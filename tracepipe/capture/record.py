@@ -40,7 +40,7 @@ assert RECORD.size == RECORD_BYTES
     THREAD_NAME,
 ) = range(1, 11)
 
-# Order of the drop counters. The last counts threads that could not be followed, whose events are of any layer.
+# Order of the drop counters. The last counts threads that were not followed: their events are of any layer.
 DROP_LAYERS: tuple[str | None, ...] = ("userspace", "syscall", "scheduler", None)
 
 _LAYER_OF_KIND = {

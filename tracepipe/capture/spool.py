@@ -30,7 +30,7 @@ class Spool:
 
     def __init__(self, sink: BinaryIO, renderer: Renderer) -> None:
         self._sink, self._renderer = sink, renderer
-        self._file = tempfile.TemporaryFile(dir=_folder_of(sink), prefix="tracepipe-", buffering=0)
+        self._file: BinaryIO = tempfile.TemporaryFile(dir=_folder_of(sink), prefix="tracepipe-", buffering=0)  # noqa: SIM115, closed in `close`
         self._size_bytes = 0
         self._items: SimpleQueue[tuple[int, int] | Loss | None] = SimpleQueue()
         self._abandoned = threading.Event()

@@ -1,7 +1,7 @@
-"""The system calls that are recorded: ioctl, and those that block or change mappings; numbers by architecture.
+"""The system calls that are recorded: ioctl, and those that block or change mappings.
 
-Source: arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h (aarch64). The calls that
-aarch64 lacks (poll, select, epoll_wait) are their p-variants there.
+Numbers by architecture. Source: arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h
+(aarch64). The calls that aarch64 lacks (poll, select, epoll_wait) are their p-variants there.
 """
 
 from __future__ import annotations
