@@ -27,7 +27,13 @@ def shown(value: Any) -> str:
 
 def _check_of(hint: Any, doc: Doc) -> Check:
     if is_typeddict(hint):
-        return _check_record(hint)
+        record = _check_record(hint)
+
+        def nested(value: Any) -> Fault | None:
+            fault = record(value)
+            return (f".{fault[0]}", fault[1]) if fault and fault[0] else fault
+
+        return nested
     if hint is Any:
         return lambda value: None
     bare = get_origin(hint) or hint
@@ -133,28 +139,36 @@ class RecordFilter:
 
     def keep(self, records: Iterable[Any], first_line: int, problems: list[Problem]) -> list[Record]:
         """The good ones of `records`, which stand on consecutive lines from `first_line`."""
-        seen, kept = self._seen, []
+        seen, kept, dropped = self._seen, [], 0
         key: tuple[Any, ...]
-        for line, record in enumerate(records, first_line):
+        for record in records:
             try:
-                key = (record["type"], record["name"], record["phase"], record["pid"], record["tid"])
+                pid, tid = record["pid"], record["tid"]
+                key = (record["type"], record["name"], record["phase"], pid, tid)
                 if (
                     key in seen
                     and len(record) == 6 + ("args" in record) + ("cpu" in record)
                     and type(ts_ns := record["ts_ns"]) is int
+                    # True and 1.0 find the key of 1.
+                    and pid.__class__ is int
+                    and tid.__class__ is int
                     and 0 <= ts_ns <= TIME_LIMIT_NS
                     and type(record.get("args", _NO_ARGS)) is dict
-                    and type(record.get("cpu", 0)) is int
+                    and type(cpu := record.get("cpu", 0)) is int
+                    and cpu >= 0
                 ):
                     kept.append(record)
                     continue
             except (KeyError, TypeError):
                 key = ()  # no such field, or a value that cannot be hashed: the full check says which
+            line = first_line + len(kept) + dropped
             if fault := first_fault(record):
                 problems.append(Problem(line, *fault))
+                dropped += 1
                 continue
             if record["type"] == "header":
                 problems.append(Problem(line, "type", _SECOND_HEADER, skipped=False))
+                dropped += 1
                 continue
             kept.append(record)
             # X needs dur_ns, which only the full check sees.

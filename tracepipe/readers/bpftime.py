@@ -67,14 +67,12 @@ _NO_THREAD = (
 )
 
 
-def _place(values: tuple[bytes, ...], limits: tuple[int, int, int], of_block: bool) -> list[int] | str:
-    """An index in x, y, z, or why CUDA cannot have it."""
-    index = [int(value) for value in values]
+def _beyond(index: list[int], limits: tuple[int, int, int]) -> str:
+    """Which coordinate of `index` is over CUDA's limit, or nothing."""
     for axis, value, limit in zip("xyz", index, limits, strict=True):
         if value >= limit:
-            what = "block of a grid" if of_block else "thread of a block"
-            return f"has {axis}={value}, and no {what} has {axis} over {limit - 1}"
-    return index
+            return f"has {axis}={value}, and CUDA's largest is {limit - 1}"
+    return ""
 
 
 class _Text:
@@ -133,51 +131,75 @@ class _Text:
     def _known(self) -> None:
         self._any = True
 
-    def _add(self, tool: str, ts_ns: int, event: str, name: str, **fields: Any) -> Fault | None:
-        if ts_ns > TIME_LIMIT_NS:
-            return "ts", f"must be at most {TIME_LIMIT_NS}, not {ts_ns}"
+    def _add(self, tool: str, record: Record) -> Fault | None:
+        if record["ts_ns"] > TIME_LIMIT_NS:
+            return "ts", f"must be at most {TIME_LIMIT_NS}, not {record['ts_ns']}"
         self._any = True
         self._read[tool] = self._read.get(tool, 0) + 1
-        args = {"event": event, **fields.pop("args", {})}
-        record: Record = {"type": "gpu_thread", "name": name, "phase": "I", "ts_ns": ts_ns, "gpu": 0}
-        self._batch.records.append({**record, **fields, "args": args})
+        self._batch.records.append(record)
         return None
 
     def _entry(self, found: re.Match[bytes]) -> Fault | None:
-        ts, *index = found.groups()
-        block = _place(tuple(index[:3]), BLOCK_LIMIT, True)
-        if isinstance(block, str):
-            return "block", block
-        thread = _place(tuple(index[3:]), THREAD_LIMIT, False)
-        if isinstance(thread, str):
-            return "thread", thread
-        return self._add("kernel_trace", int(ts), "entry", "kernel", block=block, thread=thread)
+        ts_ns, *index = map(int, found.groups())
+        block, thread = index[:3], index[3:]
+        if wrong := _beyond(block, BLOCK_LIMIT):
+            return "block", wrong
+        if wrong := _beyond(thread, THREAD_LIMIT):
+            return "thread", wrong
+        return self._add(
+            "kernel_trace",
+            {
+                "type": "gpu_thread",
+                "name": "kernel",
+                "phase": "I",
+                "ts_ns": ts_ns,
+                "gpu": 0,
+                "block": block,
+                "thread": thread,
+                "args": {"event": "entry"},
+            },
+        )
 
     def _exit(self, found: re.Match[bytes]) -> Fault | None:
-        thread = _place(found.groups()[:3], THREAD_LIMIT, False)
-        if isinstance(thread, str):
-            return "thread", thread
-        key, args = tuple(thread), {}
+        *thread, ts_ns = map(int, found.groups())
+        if wrong := _beyond(thread, THREAD_LIMIT):
+            return "thread", wrong
+        args: dict[str, Any] = {"event": "exit"}
+        key = tuple(thread)
         occurrence = self._occurrences.get(key, 0)
-        if key in self._occurrences or len(self._occurrences) < OCCURRENCES_LIMIT:
+        if occurrence or len(self._occurrences) < OCCURRENCES_LIMIT:
             args["occurrence"] = occurrence
             self._occurrences[key] = occurrence + 1
         else:
             self._say_once("thread", "is one index too many to count: it has no args.occurrence")
         if occurrence:
             self._say_once("thread", _NO_BLOCK)
-        return self._add("kernelretsnoop", int(found[4]), "exit", "kernel", thread=thread, args=args)
+        return self._add(
+            "kernelretsnoop",
+            {
+                "type": "gpu_thread",
+                "name": "kernel",
+                "phase": "I",
+                "ts_ns": ts_ns,
+                "gpu": 0,
+                "thread": thread,
+                "args": args,
+            },
+        )
 
-    def _of_block_x(self, found: re.Match[bytes], ts_ns: int, event: str, **fields: int) -> Fault | None:
+    def _of_block_x(self, found: re.Match[bytes], ts_ns: int, event: str) -> Record | Fault:
+        """An event of cuda-counter, whose x is the block's."""
         block_x = int(found[2])
         if block_x >= BLOCK_LIMIT[0]:
-            return "x", f"no block of a grid has x over {BLOCK_LIMIT[0] - 1}, and it is {block_x}"
+            return "x", f"is {block_x}, and CUDA's largest block index is {BLOCK_LIMIT[0] - 1}"
         self._say_once("x", _NO_THREAD)
-        name = found[1].decode(errors="backslashreplace")
-        return self._add("cuda-counter", ts_ns, event, name, args={"block_x": block_x}, **fields)
+        record: Record = {"type": "gpu_thread", "name": found[1].decode(errors="backslashreplace")}
+        args = {"event": event, "block_x": block_x}
+        return record | {"phase": "I", "ts_ns": ts_ns, "gpu": 0, "args": args}
 
     def _entered(self, found: re.Match[bytes]) -> Fault | None:
-        return self._of_block_x(found, int(found[3]), "entry")
+        record = self._of_block_x(found, int(found[3]), "entry")
+        return record if isinstance(record, tuple) else self._add("cuda-counter", record)
 
     def _exited(self, found: re.Match[bytes]) -> Fault | None:
         # tsp is the time of the entry that the duration is measured from.
@@ -185,7 +207,8 @@ class _Text:
         if dur_ns > TIME_LIMIT_NS:
             # A thread that leaves "before" the newest entry wraps around the unsigned subtraction.
             return "duration", f"must be at most {TIME_LIMIT_NS}, not {dur_ns}"
-        return self._of_block_x(found, entry_ns + dur_ns, "exit", dur_ns=dur_ns)
+        record = self._of_block_x(found, entry_ns + dur_ns, "exit")
+        return record if isinstance(record, tuple) else self._add("cuda-counter", record | {"dur_ns": dur_ns})
 
     def _untimed_exit(self, found: re.Match[bytes]) -> Fault:
         return "tsp", "is missing: the exit has no place in time"

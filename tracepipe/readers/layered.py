@@ -49,7 +49,7 @@ _NAMED_BY_TYPE = frozenset({"ioctl", "gpu_complete", "gpu_mem"})
 _LOST, _ATTACHED = "lost_events", "attached_probes"
 
 _FIELDS = frozenset({"type", "ts", "phase", "name", "pid", "tid", "cpu", "comm"})
-_NS = {"duration_us": 1e3, "duration_ms": 1e6}
+_NS = {"duration_us": 1_000, "duration_ms": 1_000_000}
 # Below 2^51 ns (26 days) the two roundings of `ms * 1e6` stay under half a nanosecond in sum.
 _FLOAT_IS_EXACT_MS = (1 << 51) / 1e6
 _TS_TEXT = re.compile(rb'"ts"\s*:\s*(-?[0-9.]+(?:[eE][-+]?[0-9]+)?)')
@@ -76,13 +76,13 @@ def ns_of_ms(ms: int | float, text: bytes = b"") -> int:
     return round(ms * 1e6)
 
 
-def _number_fault(value: Any, limit: float) -> str:
+def _number_fault(value: Any, limit: int) -> str:
     """What is wrong with a time or duration of at most `limit`, or nothing."""
     if type(value) not in (int, float):
         return f"must be a number, not {shown(value)}"
     if value < 0:
         return f"must not be negative, and is {shown(value)}"
-    return "" if value <= limit else f"must be at most {limit:.0f}, not {shown(value)}"
+    return "" if value <= limit else f"must be at most {limit}, not {shown(value)}"
 
 
 def _who_fault(line: Record) -> Fault | None:
@@ -206,7 +206,7 @@ def _event(kind: str, line: Record, text: bytes, problems: list[Problem], number
     if "ts" not in line:
         return "ts", "is missing: the line has no place in time"
     ms = line["ts"]
-    if wrong := _number_fault(ms, TIME_LIMIT_NS / 1e6):
+    if wrong := _number_fault(ms, TIME_LIMIT_NS // 1_000_000):
         return "ts", wrong
     phase = line.get("phase", "I")
     if type(phase) is not str or phase not in ("B", "E", "I"):
@@ -227,7 +227,7 @@ def _event(kind: str, line: Record, text: bytes, problems: list[Problem], number
         args["source_ts_ms"] = ms
     for key, ns in _NS.items():
         if key in args and (phase == "E" or "phase" not in line):
-            if wrong := _number_fault(args[key], TIME_LIMIT_NS / ns):
+            if wrong := _number_fault(args[key], TIME_LIMIT_NS // ns):
                 return key, wrong
             if not _add_duration(record, round(args[key] * ns)):
                 message = "reaches back before the start of tracing; the span is drawn from 0"

@@ -1,0 +1,330 @@
+"""The layered JSON Lines reader: what users have reads whole, and what is broken costs its own line only."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tracepipe.model import TIME_LIMIT_NS, Problem, Record
+from tracepipe.readers import layered, lines, recognise
+from tracepipe.validate import first_fault
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+GOOD = b'{"ts":1.0,"type":"userspace","name":"cuInit","phase":"B"}'
+GOOD_AFTER = b'{"ts":2.0,"type":"userspace","name":"cuInit","phase":"E"}'
+
+
+def read(data: bytes) -> tuple[list[Record], list[Problem]]:
+    records: list[Record] = []
+    problems: list[Problem] = []
+    for batch in layered.read(io.BytesIO(data)).batches:
+        records += batch.records
+        problems += batch.problems
+    assert [first_fault(record) for record in records] == [None] * len(records)
+    return records, problems
+
+
+def one(**fields: Any) -> Record:
+    """The record of a single good line."""
+    records, problems = read(json.dumps({"ts": 5, "type": "kernel", "name": "f", **fields}).encode() + b"\n")
+    assert [problem for problem in problems if problem.skipped] == []
+    assert len(records) == 1
+    return records[0]
+
+
+def read_fixture(case: str) -> tuple[list[Record], list[Problem]]:
+    data = (FIXTURES / case / "input.jsonl").read_bytes()
+    assert recognise(data).name == "layered"
+    return read(data)
+
+
+def test_readme_sample_reads_whole() -> None:
+    records, problems = read_fixture("layered-bpftrace")
+    assert problems == []
+    assert [(r["type"], r["name"], r["phase"], r["ts_ns"]) for r in records] == [
+        ("userspace", "cuInit", "B", 1_000),
+        ("kernel", "nvidia_ioctl", "B", 3_000),
+        ("scheduler", "nv_schedule_work", "I", 4_000),
+        ("kernel", "nvidia_ioctl", "E", 5_000),
+        ("userspace", "cuInit", "E", 6_000),
+    ]
+
+
+def test_launch_sample_takes_the_101_us_that_its_text_says() -> None:
+    records, problems = read_fixture("layered-launch")
+    assert problems == []
+    begin, end = (r for r in records if r["name"] == "cuLaunchKernel")
+    assert end["ts_ns"] - begin["ts_ns"] == 101_000
+    assert [r for r in records if r["type"] == "syscall"] == [
+        {
+            "type": "syscall",
+            "name": "ioctl",
+            "phase": "I",
+            "ts_ns": 10_502_000,
+            "args": {"event_id": 101, "cmd": 3221766657},
+        }
+    ]
+
+
+def test_every_key_of_every_variant_is_kept() -> None:
+    records, problems = read_fixture("layered-keys")
+    assert [(p.line, p.field, p.skipped) for p in problems] == [
+        (6, "duration_ms", False),
+        (15, "ts", True),
+        (16, "ts", True),
+        (17, "ts", True),
+    ]
+    assert [(r["type"], r.get("name")) for r in records] == [
+        ("userspace", "cuInit"),
+        ("memory", "alloc"),
+        ("transfer", "H2D"),
+        ("userspace", "launch"),
+        ("kernel", "nvidia_ioctl"),
+        ("kernel", "alloc"),
+        ("kernel", "nv_mem_alloc"),
+        ("loss", None),
+        ("scheduler", "schedule_work"),
+        ("scheduler", "nv_gpu_scheduler_schedule"),
+    ]
+    assert records[0]["dur_ns"] == 12_300
+    assert records[1]["args"] == {"event_id": 8, "op": "alloc", "size": 4096, "total_allocated": 4096}
+    assert records[3]["args"]["grid"] == [1, 1, 1]
+    assert records[7] == {"type": "loss", "count": 12, "reason": "bpftrace's buffer was full"}
+
+
+def test_a_span_written_at_its_end_starts_its_duration_earlier() -> None:
+    record = one(ts=1.4, type="scheduler", duration_us=3.2)
+    assert (record["phase"], record["ts_ns"], record["dur_ns"]) == ("X", 1_396_800, 3_200)
+    assert "args" not in record
+
+
+def test_a_span_from_before_the_start_is_cut_there_and_said() -> None:
+    records, problems = read(b'{"ts":0.001,"type":"scheduler","name":"f","duration_us":3.2}\n')
+    assert (records[0]["ts_ns"], records[0]["dur_ns"]) == (0, 1_000)
+    assert records[0]["args"] == {"duration_us": 3.2}
+    assert problems == [
+        Problem(
+            1,
+            "duration_us",
+            "reaches back before the start of tracing; the span is drawn from 0",
+            skipped=False,
+        )
+    ]
+
+
+def test_a_transfers_ambiguity_is_said_once() -> None:
+    line = b'{"ts":1.4,"type":"transfer","direction":"D2H","duration_ms":0.1}\n'
+    records, problems = read(line * 3)
+    assert [(r["phase"], r["ts_ns"], r["dur_ns"]) for r in records] == [("X", 1_300_000, 100_000)] * 3
+    assert [(p.line, p.field, p.skipped) for p in problems] == [(1, "duration_ms", False)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "layer", "name"),
+    [
+        ({"type": "kernel_memory", "op": "alloc"}, "kernel", "f"),
+        ({"type": "kernel", "name": "cuLaunchKernel"}, "userspace", "cuLaunchKernel"),
+        ({"type": "ioctl", "cmd": 1}, "syscall", "f"),
+        ({"type": "gpu_complete"}, "kernel", "f"),
+        ({"type": "gpu_mem"}, "memory", "f"),
+    ],
+)
+def test_layer_and_name(fields: dict[str, Any], layer: str, name: str) -> None:
+    record = one(**fields)
+    assert (record["type"], record["name"]) == (layer, name)
+
+
+def test_a_decoded_ioctl_with_a_time_is_an_instant() -> None:
+    records, problems = read(b'{"ts":3,"type":"ioctl","cmd":7,"decoded":{"dir":3,"nr":1}}\n')
+    assert problems == []
+    assert records == [
+        {
+            "type": "syscall",
+            "name": "ioctl",
+            "phase": "I",
+            "ts_ns": 3_000_000,
+            "args": {"cmd": 7, "decoded": {"dir": 3, "nr": 1}},
+        }
+    ]
+
+
+def test_identity_fields_are_fields_and_not_args() -> None:
+    record = one(pid=1, tid=2, cpu=3, comm="python")
+    assert {key: record[key] for key in ("pid", "tid", "cpu", "comm")} == {
+        "pid": 1,
+        "tid": 2,
+        "cpu": 3,
+        "comm": "python",
+    }
+    assert "args" not in record
+
+
+@given(st.integers(0, 400 * 86_400 * 10**9))
+def test_no_nanosecond_is_lost_up_to_400_days(ns: int) -> None:
+    text = f"{ns // 10**6}.{ns % 10**6:06d}"
+    line = b'{"x":{"ts":1.5},"ts":%b,"type":"kernel","name":"f"}\n' % text.encode()
+    records, _ = read(line)
+    assert records[0]["ts_ns"] == ns
+
+
+def test_a_time_finer_than_a_nanosecond_is_kept_as_written() -> None:
+    record = one(ts=1.0000004)
+    assert (record["ts_ns"], record["args"]) == (1_000_000, {"source_ts_ms": 1.0000004})
+
+
+def test_the_scripts_own_text_is_no_problem() -> None:
+    text = b"""Attaching 3 probes...
+Tracing \xe2\x80\x94 hit Ctrl-C
+%b
+# Heartbeat: 3 events, 2 s
+
+=== TRACE SUMMARY ===
+
+USERSPACE (libcuda.so):
+  Total CUDA API calls: 847
+%b
+@calls[kprobe:nvidia_ioctl]: 12
+[1, 2)                 5 |@@@@@@@@@@@@@                       |
+""" % (GOOD, GOOD_AFTER)
+    records, problems = read(text)
+    assert (len(records), problems) == (2, [])
+
+
+@pytest.mark.parametrize(
+    "line", [b"Lost 7 events", b'{"type":"lost_events","data":{"events":7}}', b"Lost 7 events\r"]
+)
+def test_losses_of_bpftrace_are_losses(line: bytes) -> None:
+    records, problems = read(GOOD + b"\n" + line + b"\n" + GOOD_AFTER + b"\n")
+    assert problems == []
+    assert records[1] == {"type": "loss", "count": 7, "reason": "bpftrace's buffer was full"}
+
+
+BROKEN = [
+    (b'{"ts":1.0,"type":"userspa', "", "is not JSON: unexpected end of data at column"),
+    (b'"name":"cuInit","phase":"B"}', "", "is neither JSON nor the script's: b'\"name"),
+    (b"Segmentation fault", "", "is neither JSON nor the script's: b'Segmentation fault'"),
+    (b'{"ts":1.0,"type":"userspace","name":"a\x00b"}', "", "is not JSON: unexpected control character"),
+    (b"\x00\x00\x00\x00", "", "is neither JSON nor the script's"),
+    (b'{"ts":1.0,"type":"userspace","name":"\xff\xfe"}', "", "is not JSON: "),
+    (b'{"ts":NaN,"type":"userspace","name":"f"}', "", "is not JSON: "),
+    (b'{"ts":1e999,"type":"userspace","name":"f"}', "", "is not JSON: number is infinity"),
+    (b'{"ts":"1.0","type":"userspace","name":"f"}', "ts", "must be a number, not '1.0'"),
+    (b'{"ts":true,"type":"userspace","name":"f"}', "ts", "must be a number, not True"),
+    (b'{"ts":null,"type":"userspace","name":"f"}', "ts", "must be a number, not None"),
+    (b'{"ts":-0.5,"type":"userspace","name":"f"}', "ts", "must not be negative, and is -0.5"),
+    (b'{"ts":1e300,"type":"userspace","name":"f"}', "ts", "must be at most 4611686018427, not 1e+300"),
+    (b'{"ts":99999999999999999999999,"type":"userspace","name":"f"}', "ts", "must be at most 4611686018427"),
+    (b'{"type":"gpu_complete","fence":"nvidia"}', "ts", "is missing: the line has no place in time"),
+    (b'{"ts":1.0,"name":"f"}', "type", "is missing"),
+    (b'{"ts":1.0,"type":"gpu","name":"f"}', "type", "must be one of userspace, "),
+    (b'{"ts":1.0,"type":["kernel"],"name":"f"}', "type", "must be one of userspace, "),
+    (b'{"ts":1.0,"type":"kernel"}', "name", "is missing, and so is op"),
+    (b'{"ts":1.0,"type":"kernel","name":3}', "name", "must be a string, not 3"),
+    (b'{"ts":1.0,"type":"memory","op":null}', "op", "must be a string, not None"),
+    (b'{"ts":1.0,"type":"kernel","name":"f","phase":"X"}', "phase", "must be B, E or I or absent, not 'X'"),
+    (b'{"ts":1.0,"type":"kernel","name":"f","phase":{}}', "phase", "must be B, E or I or absent, not {}"),
+    (b'{"ts":1.0,"type":"kernel","name":"f","pid":"7"}', "pid", "must be an integer of at least 0, not '7'"),
+    (b'{"ts":1.0,"type":"kernel","name":"f","tid":-7}', "tid", "must be an integer of at least 0, not -7"),
+    (
+        b'{"ts":1.0,"type":"kernel","name":"f","cpu":true}',
+        "cpu",
+        "must be an integer of at least 0, not True",
+    ),
+    (b'{"ts":1.0,"type":"kernel","name":"f","comm":[]}', "comm", "must be a string, not []"),
+    (
+        b'{"ts":1.0,"type":"kernel","name":"f","duration_us":"3"}',
+        "duration_us",
+        "must be a number, not '3'",
+    ),
+    (
+        b'{"ts":1.0,"type":"kernel","name":"f","phase":"E","duration_us":-3}',
+        "duration_us",
+        "must not be negative, and is -3",
+    ),
+    (
+        b'{"type":"lost_events","data":{"events":-1}}',
+        "data.events",
+        "must be an integer of at least 0, not -1",
+    ),
+    (b'{"ts":1.0,"type":"kernel","name":' + b"[" * 900 + b"]" * 900 + b"}", "name", "must be a string, not "),
+    (b'{"a":' * 2000 + b"1" + b"}" * 2000, "", "is not JSON: depth limit exceeded"),
+    (b'{"ts":1,"type":"kernel","name":"f"}{"ts":2', "", "is not JSON: unexpected content after document"),
+]
+
+
+@pytest.mark.parametrize(("line", "field", "message"), BROKEN)
+def test_a_broken_line_costs_itself_only(line: bytes, field: str, message: str) -> None:
+    records, problems = read(GOOD + b"\n" + line + b"\n" + GOOD_AFTER + b"\n")
+    assert [record["ts_ns"] for record in records] == [1_000_000, 2_000_000]
+    assert [(p.line, p.field, p.skipped) for p in problems] == [(2, field, True)]
+    assert message in problems[0].message
+    assert len(problems[0].message) < 250
+
+
+def test_a_last_line_without_its_end_was_cut_off() -> None:
+    records, problems = read(GOOD + b"\n" + GOOD_AFTER[:20])
+    assert (len(records), problems) == (1, [Problem(2, "", "was cut off in the middle of the line")])
+
+
+def test_a_last_line_that_lacks_only_its_newline_is_read() -> None:
+    records, problems = read(GOOD + b"\n" + GOOD_AFTER)
+    assert (len(records), problems) == (2, [])
+
+
+@pytest.mark.parametrize("data", [b"", b"\n\n  \n", b"Attaching 3 probes...\n"])
+def test_an_input_without_json_says_so(data: bytes) -> None:
+    assert read(data) == ([], [Problem(0, "", "holds no JSON line", skipped=False)])
+
+
+def test_a_mark_and_line_ends_of_other_systems_are_read() -> None:
+    data = b"\xef\xbb\xbf" + GOOD + b"\r\n" + GOOD_AFTER + b"\r\n"
+    assert layered.sniff(data)
+    records, problems = read(data)
+    assert (len(records), problems) == (2, [])
+
+
+def test_a_line_over_the_limit_is_one_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "LINE_LIMIT_BYTES", 1000)
+    monkeypatch.setattr(layered, "CHUNK_BYTES", 100)
+    long = b'{"ts":1.5,"type":"kernel","name":"' + b"x" * 50_000 + b'"}'
+    records, problems = read(GOOD + b"\n" + long + b"\n" + GOOD_AFTER + b"\n")
+    assert [record["ts_ns"] for record in records] == [1_000_000, 2_000_000]
+    assert [(p.line, p.field) for p in problems] == [(2, "")]
+
+
+@given(st.lists(st.one_of(st.binary(max_size=40), st.sampled_from([GOOD, *(b[0] for b in BROKEN)]))))
+def test_no_input_raises_and_each_line_gives_one_thing_at_most(parts: list[bytes]) -> None:
+    data = b"\n".join(parts)
+    records, problems = read(data)
+    assert len(records) + sum(p.skipped for p in problems) <= data.count(b"\n") + 1
+
+
+def test_the_largest_time_and_duration_fit_the_model() -> None:
+    limit_ms = TIME_LIMIT_NS // 10**6
+    record = one(ts=limit_ms, duration_ms=limit_ms)
+    assert (record["ts_ns"], record["dur_ns"]) == (0, limit_ms * 10**6)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"\n".join([b"Attaching 3 probes..."] * 2000) + b"\n" + GOOD,
+        b'{"ts":1.0,"type":"kern\n' + GOOD,
+        b'{"type":"gpu_mem","total":1024}\n',
+    ],
+)
+def test_recognised_behind_whatever_stands_before(head: bytes) -> None:
+    assert recognise(head).name == "layered"
+
+
+@pytest.mark.parametrize(
+    "head", [b"", b"hello\n", b'{"traceEvents":[]}', b'{"type":"kernel","name":"no time"}', b"{}", b"[1]"]
+)
+def test_other_content_is_not_claimed(head: bytes) -> None:
+    assert not layered.sniff(head)

@@ -1,0 +1,214 @@
+"""The tracepipe/1 reader, the numbering of lines under it, and the choice of a reader from content."""
+
+from __future__ import annotations
+
+import io
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tracepipe.errors import FormatError, InputError
+from tracepipe.model import Problem, Record, new_header
+from tracepipe.readers import READERS, lines, recognise, tracepipe1
+from tracepipe.readers.lines import Rejoined, chunks_of_lines
+
+HEADER = orjson.dumps(new_header(clock="monotonic"))
+GOOD = b'{"type":"syscall","name":"ioctl","phase":"I","ts_ns":1,"pid":1,"tid":1}'
+GOOD_AFTER = b'{"type":"syscall","name":"ioctl","phase":"I","ts_ns":2,"pid":1,"tid":1}'
+FOOTER = b'{"type":"footer","counts":{"syscall":1},"losses":{}}'
+
+
+def read(*parts: bytes, header: bytes = HEADER + b"\n") -> tuple[list[Record], list[Problem]]:
+    records: list[Record] = []
+    problems: list[Problem] = []
+    for batch in tracepipe1.read(io.BytesIO(header + b"\n".join(parts))).batches:
+        records += batch.records
+        problems += batch.problems
+    return records, problems
+
+
+def warps(**columns: object) -> bytes:
+    good = {
+        "type": "gpu_warp",
+        "name": "k",
+        "ts_ns": 5,
+        "warp": [0, 1],
+        "entry_ns": [0, 9],
+        "exit_ns": [7, 8],
+    }
+    return orjson.dumps({**good, **columns})
+
+
+def event(**fields: object) -> bytes:
+    good = {"type": "syscall", "name": "ioctl", "phase": "I", "ts_ns": 1, "pid": 1, "tid": 1}
+    return orjson.dumps({**good, **fields})
+
+
+BROKEN = [
+    (GOOD[:30], "", "is not JSON: unexpected end of data at column"),
+    (b"\x00\x00\x00", "", "is not JSON: unexpected character"),
+    (b'{"type":"syscall","name":"\xff\xfe"}', "", "is not JSON: "),
+    (b'{"type":"syscall","name":"f","phase":"I","ts_ns":NaN}', "", "is not JSON: unexpected character"),
+    (b'{"a":' * 2000, "", "is not JSON: depth limit exceeded"),
+    (b"[1,2]", "", "must be an object, not [1, 2]"),
+    (b"null", "", "must be an object, not None"),
+    (b"{}", "type", "is missing"),
+    (b'{"type":"gpu"}', "type", "must be one of header, clock, loss, "),
+    (b'{"type":{"a":1}}', "type", "must be one of header, clock, loss, "),
+    (b'{"type":' + b"[" * 900 + b"]" * 900 + b"}", "type", "must be one of header"),
+    (event(ts_ns=-1), "ts_ns", "must be at least 0, not -1"),
+    (event(ts_ns=1 << 63), "ts_ns", "must be at most 4611686018427387904"),
+    (
+        b'{"type":"syscall","name":"f","phase":"I","ts_ns":99999999999999999999999}',
+        "ts_ns",
+        "must be an integer, not 1e+23",
+    ),
+    (event(ts_ns="1"), "ts_ns", "must be an integer, not '1'"),
+    (event(ts_ns=True), "ts_ns", "must be an integer, not True"),
+    (event(pid=1.5), "pid", "must be an integer, not 1.5"),
+    (event(phase="Q"), "phase", "must be one of B, E, I, X, not 'Q'"),
+    (event(phase="X"), "dur_ns", "is missing, and an X has no length without it"),
+    (event(name=None), "name", "must be a string, not None"),
+    (event(args=[]), "args", "must be an object, not []"),
+    (event(grid=[1, 1]), "grid", "must have 3 elements, not 2"),
+    (event(grid=[1, 1, -1]), "grid[2]", "must be at least 0, not -1"),
+    (b'{"type":"gpu_warp","name":"k","ts_ns":5,"warp":[0],"entry_ns":[0]}', "exit_ns", "is missing"),
+    (warps(entry_ns=[0]), "entry_ns", "has 1 values for 2 warps"),
+    (warps(sm=[0, 1, 2]), "sm", "has 3 values for 2 warps"),
+    (warps(exit_count=[1, 2]), "exit_ns", "has 2 values for 3 exits"),
+    (warps(exit_clk=[4]), "exit_clk", "has 1 values for 2 exits"),
+    (warps(warp=[0, "1"]), "warp[1]", "must be an integer, not '1'"),
+    (b'{"type":"loss","layer":"syscall"}', "count", "is missing"),
+    (
+        b'{"type":"clock","clock":"gpu","source_ns":1,"host_lo_ns":9,"host_hi_ns":8}',
+        "host_hi_ns",
+        "is before host_lo_ns",
+    ),
+    (b'{"type":"footer","counts":{"syscall":"1"},"losses":{}}', "counts[syscall]", "must be an integer"),
+]
+
+
+@pytest.mark.parametrize(("line", "field", "message"), BROKEN)
+def test_a_broken_line_costs_itself_only(line: bytes, field: str, message: str) -> None:
+    records, problems = read(GOOD, line, GOOD_AFTER, b"")
+    assert [record["ts_ns"] for record in records] == [1, 2]
+    assert [(p.line, p.field, p.skipped) for p in problems] == [(3, field, True)]
+    assert message in problems[0].message
+    assert len(problems[0].message) < 250
+
+
+def test_two_values_on_one_line_shift_no_line_number() -> None:
+    records, problems = read(GOOD, GOOD + b"," + GOOD, b"", b"{}", GOOD_AFTER)
+    assert [record["ts_ns"] for record in records] == [1, 2]
+    assert [(p.line, p.field) for p in problems] == [(3, ""), (5, "type")]
+
+
+def test_events_behind_a_footer_are_read() -> None:
+    records, problems = read(GOOD, FOOTER, GOOD_AFTER)
+    assert [record["type"] for record in records] == ["syscall", "footer", "syscall"]
+    assert problems == []
+
+
+def test_a_second_header_is_said_and_what_follows_is_read() -> None:
+    records, problems = read(GOOD, FOOTER, HEADER, GOOD_AFTER)
+    assert [record["type"] for record in records] == ["syscall", "footer", "syscall"]
+    assert problems == [
+        Problem(4, "type", "is a second header: what follows it is read as the first one's", skipped=False)
+    ]
+
+
+def test_a_last_line_without_its_end_was_cut_off() -> None:
+    records, problems = read(GOOD, GOOD_AFTER[:40])
+    assert len(records) == 1
+    assert problems == [Problem(3, "", "was cut off in the middle of the line")]
+
+
+def test_a_whole_last_line_with_a_fault_is_not_called_cut_off() -> None:
+    _, problems = read(GOOD, event(ts_ns=-1))
+    assert problems == [Problem(3, "ts_ns", "must be at least 0, not -1")]
+
+
+def test_a_mark_and_line_ends_of_other_systems_are_read() -> None:
+    header = b"\xef\xbb\xbf" + HEADER + b"\r\n"
+    assert recognise(header).name == "tracepipe"
+    records, problems = read(GOOD + b"\r", GOOD_AFTER + b"\r", b"\r", b"", header=header)
+    assert (len(records), problems) == (2, [])
+
+
+def test_blank_lines_count_and_say_nothing() -> None:
+    records, problems = read(b"", b"  ", GOOD, b"", b"[]", b"")
+    assert len(records) == 1
+    assert [p.line for p in problems] == [6]
+
+
+def test_a_header_alone_is_an_empty_recording() -> None:
+    assert read() == ([], [])
+
+
+def test_a_line_over_the_limit_is_one_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "LINE_LIMIT_BYTES", 1000)
+    monkeypatch.setattr(tracepipe1, "CHUNK_BYTES", 100)
+    records, problems = read(GOOD, event(name="x" * 50_000), GOOD_AFTER)
+    assert [record["ts_ns"] for record in records] == [1, 2]
+    assert [(p.line, p.field) for p in problems] == [(3, "")]
+
+
+@pytest.mark.parametrize(
+    ("data", "field", "message"),
+    [
+        (b"", "", "the header is not JSON"),
+        (b"\n" + HEADER, "", "the header is not JSON"),
+        (HEADER[:20], "", "the header is not JSON"),
+        (GOOD, "type", "is not a header"),
+        (b"[]", "", "must be an object"),
+        (b'{"type":"header"}', "schema", "is missing"),
+        (b'{"type":"header","schema":"tracepipe/1","clocks":"gpu"}', "clocks", "must be an array"),
+        (b'{"type":"header","schema":"tracepipe/1","start":{"monotonic_ns":""}}', "start", "monotonic_ns"),
+    ],
+)
+def test_a_bad_header_is_an_error_with_its_place(data: bytes, field: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        tracepipe1.read(io.BytesIO(data))
+    assert caught.value.line == 1
+    assert caught.value.field.startswith(field)
+    assert message in str(caught.value)
+    assert caught.value.hint
+
+
+def test_another_version_is_named() -> None:
+    data = b'{"type":"header","schema":"tracepipe/9"}\n'
+    assert recognise(data).name == "tracepipe"
+    with pytest.raises(FormatError, match="'tracepipe/9', and this program reads tracepipe/1"):
+        tracepipe1.read(io.BytesIO(data))
+
+
+def test_unknown_content_and_unknown_names_are_errors() -> None:
+    with pytest.raises(FormatError) as caught:
+        recognise(b"nothing that anyone knows\n")
+    assert all(name in caught.value.hint for name in READERS)
+    with pytest.raises(FormatError, match="no input format is called 'nsys'"):
+        recognise(b"", "nsys")
+    assert recognise(b"", "layered").name == "layered"
+
+
+@given(st.lists(st.binary(max_size=30).filter(lambda b: b"\n" not in b)), st.integers(1, 50), st.booleans())
+def test_lines_are_numbered_whatever_the_chunks(parts: list[bytes], chunk: int, ended: bool) -> None:
+    data = b"\n".join(parts) + (b"\n" if ended else b"")
+    want = data.split(b"\n")
+    if want[-1] == b"":
+        want.pop()
+    got: dict[int, bytes] = {}
+    cuts = []
+    for first, some, _, cut in chunks_of_lines(io.BytesIO(data), chunk):
+        got |= dict(enumerate(some, first))
+        cuts.append(cut)
+    assert got == dict(enumerate(want, 1))
+    assert any(cuts) == bool(data and not data.endswith(b"\n"))
+
+
+@given(st.binary(max_size=40), st.binary(max_size=40), st.integers(1, 9))
+def test_a_stream_read_ahead_is_whole_again(head: bytes, rest: bytes, size: int) -> None:
+    stream = Rejoined(head, io.BytesIO(rest))
+    assert b"".join(iter(lambda: stream.read(size), b"")) == head + rest
