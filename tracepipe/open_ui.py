@@ -245,7 +245,9 @@ def open_trace(path: Path, *, local: bool, browser: bool = True, notify: Callabl
         try:
             notify(f"serving {path.name} on {LOOPBACK}:{server.port} {_until(local)}; Ctrl-C ends it")
             if not local:
-                notify(f"Chrome asks once whether {UI_ORIGIN} may reach this device: allow it")
+                notify(
+                    f"Chrome asks once whether {UI_ORIGIN} may reach this device: allow it, or use --local"
+                )
             _show(server, browser=browser, notify=notify)
             if local:
                 threading.Event().wait()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import struct
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -26,8 +28,8 @@ CASES: list[tuple[str, Callable[[Path], Path], list[str]]] = [
     ("sample.json", sample_traces.write_chrome_json, _THREADS),
 ]
 
-# `tracepipe open --local --no-browser`; tells when the link has been told.
-_OPEN_LOCAL = """
+# `tracepipe open --no-browser FILE [--local]`; tells when the link has been told.
+_OPEN = """
 import sys
 from pathlib import Path
 from tracepipe.open_ui import open_trace
@@ -35,8 +37,22 @@ from tracepipe.open_ui import open_trace
 def notify(line):
     print(line, *(["linked"] if line.startswith("open http") else []), sep="\\n", flush=True)
 
-open_trace(Path(sys.argv[1]), local=True, browser=False, notify=notify)
+open_trace(Path(sys.argv[1]), local="--local" in sys.argv, browser=False, notify=notify)
 """
+
+
+@contextlib.contextmanager
+def _opened(trace: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`tracepipe open` in a process of its own, since Ctrl-C ends one; with the link that it told."""
+    command = [sys.executable, "-c", _OPEN, str(trace), *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        try:
+            told = list(iter(process.stdout.readline, "linked\n"))
+            assert told[-1].startswith("open http")
+            yield process, told[-1].removeprefix("open ").strip()
+        finally:
+            process.kill()
 
 
 def _without_repeats(paths: list[str]) -> list[str]:
@@ -44,9 +60,10 @@ def _without_repeats(paths: list[str]) -> list[str]:
     return list(dict.fromkeys(paths))
 
 
-def _is_blank(png: Path) -> bool:
-    # A picture of one colour compresses to a few kB at this size; the UI with a trace takes tens.
-    return png.stat().st_size < 15_000
+def _size_px(png: Path) -> tuple[int, int]:
+    # \x89PNG\r\n\x1a\n | u32 length | "IHDR" | u32 width | u32 height | …, big-endian
+    width, height = struct.unpack_from(">II", png.read_bytes(), 16)
+    return width, height
 
 
 @pytest.mark.parametrize(("name", "make", "tracks"), CASES, ids=[name for name, _, _ in CASES])
@@ -61,7 +78,7 @@ def test_the_ui_shows_every_track_and_complains_of_nothing(
     seen = show(make(tmp_path / name), png)
     assert seen.complaints == []
     assert _without_repeats(seen.tracks) == tracks
-    assert not _is_blank(png)
+    assert _size_px(png) == (View().width, View().height)
 
 
 def test_a_selected_launch_leads_to_its_kernel(tmp_path: Path, picture: Callable[[str], Path]) -> None:
@@ -90,23 +107,29 @@ def test_a_file_that_is_no_trace_is_refused_visibly(tmp_path: Path, picture: Cal
     assert any("Cannot open this file" in complaint for complaint in seen.complaints)
 
 
-def _interrupted(process: subprocess.Popen[str]) -> int:
-    process.send_signal(signal.SIGINT)
-    return process.wait(10)
-
-
 def test_open_local_shows_the_trace_until_ctrl_c(tmp_path: Path, picture: Callable[[str], Path]) -> None:
     """The link that `open --local` tells, opened as a user's browser would: no option of the tests in it."""
     trace = sample_traces.write_protobuf(tmp_path / "vec add.pftrace")
-    with subprocess.Popen(
-        [sys.executable, "-c", _OPEN_LOCAL, str(trace)], stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout
-        told = list(iter(process.stdout.readline, "linked\n"))
-        try:
-            seen = show_link(told[-1].removeprefix("open ").strip(), picture("open-local"))
-        finally:
-            status = _interrupted(process)
+    with _opened(trace, "--local") as (process, link):
+        assert link.startswith("http://127.0.0.1:")
+        seen = show_link(link, picture("open-local"))
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 0
     assert seen.complaints == []
     assert "vec_add 4242 / worker 4243" in seen.tracks
-    assert status == 0
+
+
+def test_open_hands_the_trace_to_the_public_ui_and_ends(
+    tmp_path: Path, picture: Callable[[str], Path]
+) -> None:
+    """The page is ui.perfetto.dev to the browser: its policy, CORS and the loopback rules all apply."""
+    trace = sample_traces.write_protobuf(tmp_path / "vec add.pftrace")
+    with _opened(trace) as (process, link):
+        assert link.startswith("https://ui.perfetto.dev/#!/?url=")
+        seen = show_link(link, picture("open"))
+        assert process.wait(10) == 0
+        assert process.stdout
+        assert process.stdout.read() == "vec add.pftrace is in the UI\n"
+    assert seen.complaints == []
+    assert "vec_add 4242 / worker 4243" in seen.tracks

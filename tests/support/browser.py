@@ -6,7 +6,6 @@ python -m tests.support.browser TRACE OUT.png --width 1600 --select 12    from t
 from __future__ import annotations
 
 import argparse
-import base64
 import dataclasses
 import fnmatch
 import json
@@ -17,7 +16,7 @@ from typing import Any
 
 from tests.support.devtools import BrowserError, Page, find_chromium
 from tests.support.trace_processor import PROBLEMS_SQL
-from tracepipe.open_ui import TraceServer, find_ui
+from tracepipe.open_ui import UI_ORIGIN, TraceServer, find_ui
 
 _HEIGHT_LIMIT = 8000  # px; Chromium's software compositor refuses textures above 16384
 _MODAL = "document.querySelector('.pf-modal-dialog')"
@@ -103,12 +102,17 @@ def show(trace: Path, png: Path, view: View | None = None) -> Seen:
 
 
 def show_link(link: str, png: Path, view: View | None = None) -> Seen:
-    """As `show`, for a `link` that makes a UI on 127.0.0.1 load a trace."""
+    """As `show`, for a `link` that makes a UI load a trace from this machine.
+
+    A link to ui.perfetto.dev gets the UI of `find_ui` under that origin.
+    """
     view = view or View()
     chromium = find_chromium()
     if chromium is None:
         raise BrowserError("no Chromium: apt install chromium")
     with Page(chromium, view.width, view.height) as page:
+        if link.startswith(UI_ORIGIN):
+            page.play_site(UI_ORIGIN, find_ui().root)
         page.navigate(link)
         try:
             page.wait_until(f"(app.trace && !app.isLoadingTrace) || {_MODAL}", view.timeout_s)
@@ -119,7 +123,7 @@ def show_link(link: str, png: Path, view: View | None = None) -> Seen:
         else:
             _arrange(page, view)
             seen = _report(page, view)
-        png.write_bytes(base64.b64decode(page.screenshot()))
+        png.write_bytes(page.screenshot())
     return seen
 
 

@@ -6,13 +6,16 @@ to 4 (`--remote-debugging-pipe`).
 
 from __future__ import annotations
 
+import base64
 import json
+import mimetypes
 import os
 import select
 import shutil
 import subprocess
 import tempfile
 import time
+import urllib.parse
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -50,7 +53,7 @@ def find_chromium() -> Path | None:
 class Page:
     """One blank page of a Chromium of its own, `width` × `height` CSS pixels; closed with the `with` block.
 
-    `exceptions` are those that no script of the page caught.
+    `exceptions` are those that no script of the page caught, and the page's alerts.
     """
 
     def __init__(self, chromium: Path, width: int, height: int) -> None:
@@ -59,6 +62,7 @@ class Page:
         self._buffer = b""
         self._last_id = 0
         self._session: str | None = None
+        self._site: Path | None = None
         self._start(chromium, [*_FLAGS, f"--user-data-dir={self._profile.name}", "about:blank"])
         try:
             target = self.call("Target.createTarget", url="about:blank")["targetId"]
@@ -87,22 +91,64 @@ class Page:
 
     def call(self, method: str, timeout_s: float = 60, **params: Any) -> dict[str, Any]:
         """The result of one DevTools command. Raises BrowserError if it failed or was not answered."""
-        self._last_id += 1
-        message: dict[str, Any] = {"id": self._last_id, "method": method, "params": params}
-        if self._session:
-            message["sessionId"] = self._session
-        self._write(json.dumps(message).encode() + b"\0")
+        asked_id = self._send(method, params)
         deadline = time.monotonic() + timeout_s
         while True:
             answer = self._next_message(method, deadline)
-            if answer.get("method") == "Runtime.exceptionThrown":
-                self.exceptions.append(_described(answer["params"]["exceptionDetails"]))
-            if answer.get("id") != self._last_id:
+            if "id" not in answer:
+                self._on_event(answer["method"], answer["params"])
+            if answer.get("id") != asked_id:
                 continue
             if "error" in answer:
                 raise BrowserError(f"{method}: {answer['error']['message']}")
             result: dict[str, Any] = answer["result"]
             return result
+
+    def _send(self, method: str, params: dict[str, Any]) -> int:
+        self._last_id += 1
+        message: dict[str, Any] = {"id": self._last_id, "method": method, "params": params}
+        if self._session:
+            message["sessionId"] = self._session
+        self._write(json.dumps(message).encode() + b"\0")
+        return self._last_id
+
+    def _on_event(self, name: str, params: dict[str, Any]) -> None:
+        if name == "Runtime.exceptionThrown":
+            self.exceptions.append(_described(params["exceptionDetails"]))
+        elif name == "Page.javascriptDialogOpening":
+            # Until it is answered, a dialog holds every script of the page.
+            self.exceptions.append(f"alert: {params['message']}")
+            self._send("Page.handleJavaScriptDialog", {"accept": True})
+        elif name == "Fetch.requestPaused":
+            self._send("Fetch.fulfillRequest", self._answer(params["requestId"], params["request"]["url"]))
+
+    def _answer(self, request_id: str, url: str) -> dict[str, Any]:
+        path = urllib.parse.unquote(urllib.parse.urlsplit(url).path).lstrip("/") or "index.html"
+        assert self._site
+        file = self._site / path
+        if not file.is_file():
+            return {"requestId": request_id, "responseCode": 404}
+        kind = mimetypes.guess_type(path)[0] or "application/octet-stream"
+        return {
+            "requestId": request_id,
+            "responseCode": 200,
+            "responseHeaders": [{"name": "Content-Type", "value": kind}],
+            "body": base64.b64encode(file.read_bytes()).decode(),
+        }
+
+    def play_site(self, origin: str, files: Path) -> None:
+        """Answers each request to `origin` from the folder `files`, as if the site were reached.
+
+        The page is then of that origin in every respect: security policy, CORS, permissions. It may fetch
+        from the loopback interface, as after the user's yes to Chrome's question about it.
+        """
+        self._site = files
+        # A service worker's script is fetched outside the page, where nothing answers for the site.
+        self.call("Page.addScriptToEvaluateOnNewDocument", source="delete Navigator.prototype.serviceWorker")
+        self.call(
+            "Browser.setPermission", origin=origin, permission={"name": "loopback-network"}, setting="granted"
+        )
+        self.call("Fetch.enable", patterns=[{"urlPattern": f"{origin}/*"}])
 
     def _write(self, message: bytes) -> None:
         try:
@@ -156,10 +202,9 @@ class Page:
             mobile=False,
         )
 
-    def screenshot(self) -> str:
-        """The page as a PNG, in base64."""
-        data: str = self.call("Page.captureScreenshot", format="png")["data"]
-        return data
+    def screenshot(self) -> bytes:
+        """The page as a PNG."""
+        return base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])
 
     def close(self) -> None:
         """Ends Chromium and removes its profile."""
