@@ -102,7 +102,7 @@ class _Compiled(Source):
         previous = os.environ.get("BCC_KERNEL_SOURCE")
         os.environ["BCC_KERNEL_SOURCE"] = str(_HERE / "stub_headers")
         try:
-            self._bpf = module.BPF(src_file=str(_HERE / "probes.bpf.c"), cflags=flags)
+            self._bpf = module.BPF(src_file=str(_HERE / "probes.bpf.c").encode(), cflags=flags)
         except Exception as error:  # BCC raises Exception itself, for a refused map as for a compile error
             raise CaptureUnavailable(
                 f"BCC could not compile the probes or create their maps: {error}.",
@@ -113,7 +113,7 @@ class _Compiled(Source):
                 del os.environ["BCC_KERNEL_SOURCE"]
             else:
                 os.environ["BCC_KERNEL_SOURCE"] = previous
-        self.maps = Maps(**{name: self._bpf[name].map_fd for name in Maps.__annotations__})
+        self.maps = Maps(**{name: self._bpf[name.encode()].map_fd for name in Maps.__annotations__})
 
     def instructions(self, program: str) -> bytes:
         """Bytecode of a program, its map references resolved."""

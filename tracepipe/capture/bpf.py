@@ -135,7 +135,12 @@ def perf_event(event_type: int, config: int, config1: int = 0, config2: int = 0)
 
 def map_update(map_fd: int, key: bytes, value: bytes) -> None:
     """Set one element. Raises OSError."""
-    _map_operation(BPF_MAP_UPDATE_ELEM, map_fd, key, value)
+    key_buffer = ctypes.create_string_buffer(key, len(key))
+    value_buffer = ctypes.create_string_buffer(value, len(value))
+    #  0 map │ 8 key │ 16 value │ 24 flags
+    bpf(
+        BPF_MAP_UPDATE_ELEM, struct.pack("<IIQQQ", map_fd, 0, _address(key_buffer), _address(value_buffer), 0)
+    )
 
 
 def map_clear(map_fd: int, key_bytes: int) -> None:
@@ -144,17 +149,10 @@ def map_clear(map_fd: int, key_bytes: int) -> None:
         key = ctypes.create_string_buffer(key_bytes)
         try:
             #  0 map │ 8 key (0: the first) │ 16 next key
-            bpf(BPF_MAP_GET_NEXT_KEY, struct.pack("<IIQQQ", map_fd, 0, 0, _address(key), 0))
+            bpf(BPF_MAP_GET_NEXT_KEY, struct.pack("<IIQQ", map_fd, 0, 0, _address(key)))
         except OSError:
             return
         try:
-            _map_operation(BPF_MAP_DELETE_ELEM, map_fd, key.raw, b"")
+            bpf(BPF_MAP_DELETE_ELEM, struct.pack("<IIQ", map_fd, 0, _address(key)))
         except FileNotFoundError:
             continue  # the thread ended in between
-
-
-def _map_operation(command: int, map_fd: int, key: bytes, value: bytes) -> None:
-    key_buffer = ctypes.create_string_buffer(key, len(key))
-    value_buffer = ctypes.create_string_buffer(value, len(value) or 1)
-    #  0 map │ 8 key │ 16 value │ 24 flags
-    bpf(command, struct.pack("<IIQQQ", map_fd, 0, _address(key_buffer), _address(value_buffer), 0))
