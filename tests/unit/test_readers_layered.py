@@ -7,8 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tracepipe.model import TIME_LIMIT_NS, Problem, Record
@@ -165,6 +166,7 @@ def test_identity_fields_are_fields_and_not_args() -> None:
     assert "args" not in record
 
 
+@settings(deadline=None)
 @given(st.integers(0, 400 * 86_400 * 10**9))
 def test_no_nanosecond_is_lost_up_to_400_days(ns: int) -> None:
     text = f"{ns // 10**6}.{ns % 10**6:06d}"
@@ -206,6 +208,11 @@ def test_losses_of_bpftrace_are_losses(line: bytes) -> None:
 
 
 BROKEN = [
+    (
+        b'{"ts":1.0,"type":"kernel","name":"f","x":' + b"[" * 300 + b"]" * 300 + b"}",
+        "",
+        "nests deeper than 200 levels",
+    ),
     (b'{"ts":1.0,"type":"userspa', "", "is not JSON: unexpected end of data at column"),
     (b'"name":"cuInit","phase":"B"}', "", "is neither JSON nor the script's: b'\"name"),
     (b"Segmentation fault", "", "is neither JSON nor the script's: b'Segmentation fault'"),
@@ -252,7 +259,7 @@ BROKEN = [
         "data.events",
         "must be an integer of at least 0, not -1",
     ),
-    (b'{"ts":1.0,"type":"kernel","name":' + b"[" * 900 + b"]" * 900 + b"}", "name", "must be a string, not "),
+    (b'{"ts":1.0,"type":"kernel","name":' + b"[" * 150 + b"]" * 150 + b"}", "name", "must be a string, not "),
     (b'{"a":' * 2000 + b"1" + b"}" * 2000, "", "is not JSON: depth limit exceeded"),
     (b'{"ts":1,"type":"kernel","name":"f"}{"ts":2', "", "is not JSON: unexpected content after document"),
 ]
@@ -265,6 +272,13 @@ def test_a_broken_line_costs_itself_only(line: bytes, field: str, message: str) 
     assert [(p.line, p.field, p.skipped) for p in problems] == [(2, field, True)]
     assert message in problems[0].message
     assert len(problems[0].message) < 250
+
+
+def test_what_nests_to_the_limit_is_kept_and_can_be_written() -> None:
+    line = b'{"ts":1,"type":"kernel","name":"f","x":' + b"[[],[]," * 150 + b"1" + b"]" * 150 + b"}"
+    records, problems = read(line)
+    assert (len(records), problems) == (1, [])
+    assert orjson.dumps(records[0])
 
 
 def test_a_last_line_without_its_end_was_cut_off() -> None:
@@ -298,6 +312,7 @@ def test_a_line_over_the_limit_is_one_problem(monkeypatch: pytest.MonkeyPatch) -
     assert [(p.line, p.field) for p in problems] == [(2, "")]
 
 
+@settings(deadline=None)
 @given(st.lists(st.one_of(st.binary(max_size=40), st.sampled_from([GOOD, *(b[0] for b in BROKEN)]))))
 def test_no_input_raises_and_each_line_gives_one_thing_at_most(parts: list[bytes]) -> None:
     data = b"\n".join(parts)

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 import orjson
 
 from tracepipe.model import TIME_LIMIT_NS, Batch, Problem, Record, new_header
-from tracepipe.readers.lines import BOM, chunks_of_lines
+from tracepipe.readers.lines import BOM, TOO_DEEP, chunks_of_lines, is_too_deep
 from tracepipe.readers.recording import InputFormat, Recording
 from tracepipe.validate import Fault, shown
 
@@ -138,7 +138,8 @@ class _Lines:
                 Problem(number, "", "was cut off in the middle of the line" if cut else wrong)
             )
             return
-        if fault := self._read_json(number, line, text, batch):
+        fault = ("", TOO_DEEP) if is_too_deep(text, line) else self._read_json(number, line, text, batch)
+        if fault:
             batch.problems.append(Problem(number, *fault))
 
     def _read_text(self, number: int, text: bytes, batch: Batch) -> None:

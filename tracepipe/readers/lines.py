@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 CHUNK_BYTES = 1 << 20
 # A warp batch of some thousands of warps is under 1 MB. A "line" far beyond that is not text.
 LINE_LIMIT_BYTES = 64 << 20
 # Editors of other systems put it before the first line.
 BOM = b"\xef\xbb\xbf"
+# orjson reads 1024 levels and writes 254, its record's own included: what is read must be written again.
+DEPTH_LIMIT = 200
+TOO_DEEP = f"nests deeper than {DEPTH_LIMIT} levels"
+# So many levels need an opening and a closing bracket each: shorter lines need no look.
+SHALLOW_BYTES = 2 * DEPTH_LIMIT
 
 
 class Rejoined:
@@ -23,6 +28,23 @@ class Rejoined:
             out, self._head = self._head[:size], self._head[size:]
             return out
         return self._stream.read(size)
+
+
+def is_too_deep(text: bytes, value: Any) -> bool:
+    """Whether `value`, parsed from `text`, nests deeper than DEPTH_LIMIT."""
+    if len(text) <= SHALLOW_BYTES or text.count(b"[") + text.count(b"{") <= DEPTH_LIMIT:
+        return False
+    level = [value]
+    for _ in range(DEPTH_LIMIT):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, (dict, list))
+        ]
+        if not level:
+            return False
+    return True
 
 
 def chunks_of_lines(

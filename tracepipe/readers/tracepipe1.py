@@ -9,7 +9,7 @@ import orjson
 
 from tracepipe.errors import FormatError, InputError
 from tracepipe.model import SCHEMA_VERSION, Batch, Header, Problem
-from tracepipe.readers.lines import BOM, Rejoined, chunks_of_lines
+from tracepipe.readers.lines import BOM, SHALLOW_BYTES, TOO_DEEP, Rejoined, chunks_of_lines, is_too_deep
 from tracepipe.readers.recording import InputFormat, Recording
 from tracepipe.validate import RecordFilter, first_fault
 
@@ -20,10 +20,18 @@ _FAILED = object()
 
 def _parse_one(line: int, text: bytes, problems: list[Problem]) -> Any:
     try:
-        return orjson.loads(text)
+        record = orjson.loads(text)
     except orjson.JSONDecodeError as e:
         problems.append(Problem(line, "", f"is not JSON: {e.msg} at column {e.colno}"))
         return _FAILED
+    if is_too_deep(text, record):
+        problems.append(Problem(line, "", TOO_DEEP))
+        return _FAILED
+    return record
+
+
+def _any_too_deep(lines: list[bytes], records: list[Any]) -> bool:
+    return max(map(len, lines)) > SHALLOW_BYTES and any(map(is_too_deep, lines, records))
 
 
 def _parse(first: int, lines: list[bytes], keep: RecordFilter, batch: Batch) -> None:
@@ -31,7 +39,7 @@ def _parse(first: int, lines: list[bytes], keep: RecordFilter, batch: Batch) -> 
     try:
         # One call for the chunk saves a fifth of the time of one call for each line.
         records = orjson.loads(b"[" + b",".join(lines) + b"]")
-        whole = len(records) == len(lines)
+        whole = len(records) == len(lines) and not _any_too_deep(lines, records)
     except orjson.JSONDecodeError:
         whole = False
     if whole:
@@ -56,6 +64,8 @@ def _header(stream: BinaryIO) -> tuple[Header, bytes]:
         raise InputError(
             f"the header is not JSON: {e.msg}", "a tracepipe/1 file starts with its header", line=1
         ) from e
+    if is_too_deep(line, record):
+        raise InputError(TOO_DEEP, "a tracepipe/1 file starts with its header", line=1)
     if isinstance(record, dict) and record.get("schema", SCHEMA_VERSION) != SCHEMA_VERSION:
         raise FormatError(
             f"the file is {record['schema']!r}, and this program reads {SCHEMA_VERSION}",
