@@ -15,6 +15,7 @@ import http.server
 import importlib.util
 import mimetypes
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -41,6 +42,7 @@ LOOPBACK: Final = "127.0.0.1"
 
 _HEAD_BYTES = 4096
 _POLL_S = 0.05  # how soon the server notices that it is to end
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 _GZIP = b"\x1f\x8b"
 # A protobuf trace begins with the tag of Trace.packet (field 1, length-delimited), a Chrome trace with the
 # bracket of its events or of the object that holds them.
@@ -98,7 +100,8 @@ class TraceServer(socketserver.ThreadingTCPServer):
         self.trace = trace
         self.ui = ui
         self.fetched = threading.Event()
-        self.trace_path = f"/{secrets.token_urlsafe(16)}/{urllib.parse.quote(trace.name)}"
+        # The UI's title is the last part of the URL as it stands, so nothing in it may need quoting.
+        self.trace_path = f"/{secrets.token_urlsafe(16)}/{_UNSAFE.sub('_', trace.name)}"
         try:
             super().__init__((LOOPBACK, port), _Handler)
         except OSError as error:

@@ -31,7 +31,7 @@ order by name, idx"""
 _REQUEST_BYTES = 32 << 20  # what the UI's worker sets aside; longer requests are handed over in pieces
 
 
-class _InProcessBackend(TraceProcessorBackend):  # type: ignore[misc]
+class _InProcessBackend(TraceProcessorBackend):
     """TraceProcessorRpc over the module's two entry points: one takes requests, one calls back replies."""
 
     def __init__(self, protos: Any) -> None:
@@ -98,7 +98,7 @@ class _InProcessBackend(TraceProcessorBackend):  # type: ignore[misc]
         self._module.close()
 
 
-class RealTraceProcessor(TraceProcessor):  # type: ignore[misc]
+class RealTraceProcessor(TraceProcessor):
     """A trace as Perfetto imports it: a path, or the bytes of the file.
 
     Raises TraceProcessorException for a trace that the importer refuses. What the importer swallows is in
