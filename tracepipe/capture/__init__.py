@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import BinaryIO
 
 from tracepipe.capture.engine import CaptureRequest, CaptureSummary, Engine, Notify
-from tracepipe.capture.session import record
+from tracepipe.capture.session import run_session
 from tracepipe.errors import CaptureUnavailable, TracepipeError
 
 __all__ = ["ENGINES", "CaptureRequest", "CaptureSummary", "Engine", "capture"]
@@ -42,7 +42,7 @@ def capture(request: CaptureRequest, sink: BinaryIO, *, notify: Notify) -> Captu
             "There is no command to capture.", "Give one after --: tracepipe capture … -- ./app"
         )
     engine, version = _choose(request.engine)
-    return record(engine, version, request, sink, notify)
+    return run_session(engine, version, request, sink, notify)
 
 
 def _choose(name: str) -> tuple[Engine, str]:

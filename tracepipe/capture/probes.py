@@ -82,7 +82,6 @@ class ProbeRecording:
         try:
             self._attach()
         except BaseException:
-            self.stop()
             self.close()
             raise
 
@@ -117,7 +116,7 @@ class ProbeRecording:
         return RecordRenderer([function.name for function in self._plan.functions], self._syscalls)
 
     def stop(self) -> None:
-        """Record no more, and detach."""
+        """Record no more, and detach. Again: does nothing."""
         self._control[_STOPPED] = 1
         bpf.map_clear(self._maps.tracked, 4)
         if self._probes:
@@ -125,7 +124,8 @@ class ProbeRecording:
         self._probes = []
 
     def close(self) -> None:
-        """Give the ring and the maps back."""
+        """Detach, if that was not done, and give the ring and the maps back."""
+        self.stop()
         self._ring.close()
         for words, mapped in ((self._control, self._control_map), (self._drops, self._drops_map)):
             words.release()

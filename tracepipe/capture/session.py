@@ -33,7 +33,7 @@ _SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGCHLD}
 _SI_KERNEL = 0x80  # siginfo's code of a Ctrl-C from the terminal, which the target got as well
 
 
-def record(
+def run_session(
     engine: Engine, engine_version: str, request: CaptureRequest, sink: BinaryIO, notify: Notify
 ) -> CaptureSummary:
     """Run and record the request with `engine`, whose check passed. Errors as `capture` states them."""

@@ -6,6 +6,8 @@ Numbers by architecture. Source: arch/x86/entry/syscalls/syscall_64.tbl and incl
 
 from __future__ import annotations
 
+# 335 (uretprobe, since 6.11) and 336 (uprobe) must stay out: they are the kernel's own way out of a probed
+# function, in the target's stream but not calls that the target made.
 _X86_64 = {
     0: "read",
     1: "write",
@@ -68,10 +70,6 @@ _AARCH64 = {
     449: "futex_waitv",
 }
 SYSCALLS: dict[str, dict[int, str]] = {"x86_64": _X86_64, "aarch64": _AARCH64}
-
-# uretprobe and uprobe: the kernel's own way back from a probed function on x86-64 since 6.11, in the target's
-# stream but not the target's calls. No table above may hold them.
-PROBE_SYSCALLS = frozenset({335, 336})
 
 # Arguments that are kept, by position; others are addresses and flags that say little in a timeline.
 SYSCALL_ARGUMENTS: dict[str, tuple[tuple[str, int], ...]] = {
