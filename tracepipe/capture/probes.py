@@ -71,7 +71,8 @@ class ProbeRecording:
         self._source, self._plan, self._notify = source, plan, notify
         self._maps = source.maps
         self._syscalls = SYSCALLS[platform.machine()]
-        self._probes: list[int] = []
+        self._multi_links: list[int] = []
+        self._single_probes: list[int] = []
         self.coverage = Coverage()
         self._control_map, self._control = _words(self._maps.control, 2)
         self._processors = possible_processors()
@@ -119,9 +120,12 @@ class ProbeRecording:
         """Record no more, and detach. Again: does nothing."""
         self._control[_STOPPED] = 1
         bpf.map_clear(self._maps.tracked, 4)
-        if self._probes:
-            _close_in_background(self._probes)
-        self._probes = []
+        # First and here: as long as these exist, every process that calls the library pays for them.
+        for link in self._multi_links:
+            os.close(link)
+        if self._single_probes:
+            _close_in_background(self._single_probes)
+        self._multi_links, self._single_probes = [], []
 
     def close(self) -> None:
         """Detach, if that was not done, and give the ring and the maps back."""
@@ -156,17 +160,20 @@ class ProbeRecording:
             code = self._source.instructions(program)
             loaded = bpf.load_program(program, code, bpf.PROG_TYPE_TRACEPOINT)
             try:
-                self._probes.append(bpf.attach_tracepoint(loaded, tracepoint_id(folder, name)))
+                self._single_probes.append(bpf.attach_tracepoint(loaded, tracepoint_id(folder, name)))
             finally:
                 os.close(loaded)  # the event holds it
 
     def _attach_functions(self) -> None:
         assert self._plan.library is not None
         uprobes = _Uprobes(self._source, self._plan.library, self._plan.functions)
-        # Returns first: a kernel that gives only single links has then all returns before the first entry.
-        uprobes.attach("call_return", returns=True)
-        uprobes.attach("call_enter", returns=False)
-        self._probes += uprobes.links
+        try:
+            # Returns first: where every probe is attached singly, all returns are there before any entry.
+            uprobes.attach("call_return", returns=True)
+            uprobes.attach("call_enter", returns=False)
+        finally:
+            self._multi_links += uprobes.multi_links
+            self._single_probes += uprobes.single_links
         refused = sorted(self._plan.functions[index].name for index in uprobes.refused)
         if refused:
             self._notify(f"not recorded, their first instruction cannot be probed: {', '.join(refused)}")
@@ -182,7 +189,8 @@ class _Uprobes:
     def __init__(self, source: Source, library: str, functions: list[Function]) -> None:
         self._source, self._library, self._functions = source, library, functions
         self._single = False  # the kernel has no multi link: one link a probe
-        self.links: list[int] = []
+        self.multi_links: list[int] = []
+        self.single_links: list[int] = []
         self.refused: set[int] = set()
 
     def attach(self, program: str, *, returns: bool) -> None:
@@ -212,7 +220,7 @@ class _Uprobes:
         offsets = [self._functions[index].offset for index in indices]
         cookies = [self._cookie(index) for index in indices]
         try:
-            self.links.append(bpf.link_uprobes(loaded, self._library, offsets, cookies, returns))
+            self.multi_links.append(bpf.link_uprobes(loaded, self._library, offsets, cookies, returns))
         except OSError as error:
             if error.errno != bpf.ENOTSUPP:
                 raise
@@ -232,7 +240,7 @@ class _Uprobes:
                 raise
             self.refused.add(index)
         else:
-            self.links.append(link)
+            self.single_links.append(link)
 
     def _cookie(self, index: int) -> int:
         return index | (_LAUNCH_COOKIE if is_launch(self._functions[index].name) else 0)
