@@ -33,7 +33,6 @@ from types import TracebackType
 from typing import IO, Any, Final
 
 from tracepipe.errors import FormatError, InputError, OutputError
-from tracepipe.model import SCHEMA_VERSION
 
 UI_ORIGIN: Final = "https://ui.perfetto.dev"
 # The UI's content security policy names this loopback port, the trace processor's own, and no other.
@@ -305,15 +304,21 @@ def _check_readable(path: Path) -> None:
         raise InputError(error.strerror or str(error), "name a converted trace", path=str(path)) from error
     except (EOFError, zlib.error) as error:
         raise InputError(f"broken gzip: {error}", "convert the capture again", path=str(path)) from error
-    if SCHEMA_VERSION.encode() in head.partition(b"\n")[0]:
+    if _is_json_lines(head):
         raise FormatError(
-            f"{path} is a capture, which the UI cannot read", f"tracepipe convert {path} --format perfetto"
+            f"{path} is a recording, which the UI cannot read", f"tracepipe convert {path} --format perfetto"
         )
     if not head.lstrip(b" \t\r\n").startswith(_TRACE_STARTS) and not head.startswith(_TRACE_STARTS):
         raise FormatError(
             f"{path} is neither a Perfetto nor a Chrome JSON trace",
             "convert a capture: tracepipe convert run.jsonl --format perfetto",
         )
+
+
+def _is_json_lines(head: bytes) -> bool:
+    """Whether a first line that is a whole object is followed by more; a Chrome trace is one object."""
+    first, _, rest = head.partition(b"\n")
+    return first.startswith(b"{") and first.rstrip().endswith(b"}") and bool(rest.strip())
 
 
 def _head(path: Path) -> bytes:

@@ -18,6 +18,7 @@ from tracepipe import open_ui
 from tracepipe.errors import FormatError, InputError, OutputError
 from tracepipe.open_ui import TraceServer, UiFiles, find_ui, open_trace, tunnel_command
 
+RECORDING = b'{"type":"header","schema":"tracepipe/1"}\n{"type":"footer","counts":{},"losses":{}}\n'
 TRACE = b"\x0a\x02\x40\x01" * 300_000  # 1.2 MB: more than a socket takes at once
 
 
@@ -251,14 +252,14 @@ def test_the_ui_is_found_in_the_named_folder_or_missed_clearly(
 @pytest.mark.parametrize(
     ("content", "error", "words"),
     [
-        (b'{"type":"header","schema":"tracepipe/1"}\n', FormatError, "is a capture"),
-        (gzip.compress(b'{"type":"header","schema":"tracepipe/1"}\n'), FormatError, "is a capture"),
+        (RECORDING, FormatError, "is a recording"),
+        (gzip.compress(RECORDING), FormatError, "is a recording"),
         (b"\x7fELF", FormatError, "neither a Perfetto nor a Chrome JSON trace"),
         (b"", FormatError, "neither"),
         (gzip.compress(TRACE)[:12] + b"broken", InputError, "broken gzip"),
         (None, InputError, "No such file"),
     ],
-    ids=["capture", "gzipped capture", "binary", "empty", "broken gzip", "absent"],
+    ids=["recording", "gzipped recording", "binary", "empty", "broken gzip", "absent"],
 )
 def test_what_the_ui_cannot_read_is_refused_before_it_is_served(
     content: bytes | None, error: type[Exception], words: str, tmp_path: Path
@@ -270,7 +271,9 @@ def test_what_the_ui_cannot_read_is_refused_before_it_is_served(
         open_trace(path, local=False, notify=lambda line: pytest.fail(line))
 
 
-@pytest.mark.parametrize("content", [gzip.compress(TRACE), b' \n{"traceEvents": []}', b"[]"])
+@pytest.mark.parametrize(
+    "content", [gzip.compress(TRACE), b' \n{"traceEvents": []}', b'{"traceEvents":[]}\n', b"[\n{},\n{}\n]"]
+)
 def test_what_the_ui_reads_is_served_as_it_is(
     content: bytes, tmp_path: Path, free_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
