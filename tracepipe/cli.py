@@ -172,9 +172,8 @@ def validate(
     with _progress(f"validate {Path(file).name}") as progress:
         report = check(file, _text(source) if source else "", lambda text: print(text), progress)
     total = sum(report.counts.values())
-    _say(
-        f"{report.path}: {report.source}, {total} events, {report.skipped} bad lines, {report.ambiguous} unclear"
-    )
+    found = f"{total} events, {report.skipped} bad lines, {report.ambiguous} unclear"
+    _say(f"{report.path}: {report.source}, {found}")
     for note in report.notes:
         _say(f"note: {note}")
     if report.skipped:

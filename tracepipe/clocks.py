@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from tracepipe.errors import ClockError
-from tracepipe.model import HOST_CLOCKS, MONOTONIC, Header, Record, SourceNs, TraceNs
+from tracepipe.model import HOST_CLOCKS, MONOTONIC, Header, Record, Shape, SourceNs, Timed, TraceNs
 
 # Outside its pairs a clock may change its rate (temperature): this much of the distance is allowed for.
 WANDER_PPM = 1
@@ -161,12 +161,11 @@ def _stamp_columns(batch: Record, clock_map: ClockMap, base_ns: SourceNs) -> Non
     """
     entry, exits = batch["entry_ns"], batch["exit_ns"]
     longest_ns = max(entry, default=0) + max(exits, default=0)
-    last_ns = clock_map.place(SourceNs(base_ns + longest_ns))
-    if abs(last_ns - batch["ts_ns"] - longest_ns) < 1:
-        return
     place = clock_map.place
+    start_ns = place(base_ns)
+    if abs(place(SourceNs(base_ns + longest_ns)) - start_ns - longest_ns) < 1:
+        return
     counts = batch.get("exit_count", [1] * len(entry))
-    start_ns = batch["ts_ns"]
     batch["source_entry_ns"] = entry
     batch["entry_ns"] = [place(SourceNs(base_ns + ns)) - start_ns for ns in entry]
     each_exit = iter(exits)
@@ -227,54 +226,52 @@ class Clocks:
         """The map of `clock`, or None where nothing relates it to the trace clock."""
         return self._maps.get(clock)
 
-    def stamp(self, records: list[Record], unplaced: dict[str, int]) -> list[Record]:
-        """Put `records` on the trace clock, in place; those that cannot be are counted by clock and left out.
+    def stamp(self, events: list[Timed], unplaced: dict[str, int]) -> list[Timed]:
+        """`events` on the trace clock; those that cannot be placed are counted by clock and left out.
 
         A record that was on another clock keeps its reading: `source_ns` in an event's args, `source_ns`
         of a warp batch (which also gets the map's bound as `bound_ns`).
         """
-        same = self.default == self.trace_clock
-        if same and not any("clock" in record or "ts_ns" not in record for record in records):
-            if records:
-                self.last_ns = records[-1]["ts_ns"]
-            return records
-        kept = []
-        for record in records:
-            if record["type"] in ("footer", "clock", "header"):
-                kept.append(record)
-            elif "ts_ns" not in record:  # a loss that its writer could not date: it stands where it stands
-                record["ts_ns"] = self.last_ns
-                kept.append(record)
-            elif (clock_map := self._maps.get(record.get("clock", self.default))) is None:
-                clock = record.get("clock", self.default)
-                unplaced[clock] = unplaced.get(clock, 0) + len(record.get("warp", "1"))
+        if self.default == self.trace_clock and False not in [shape.plain for _, shape in events]:
+            if events:
+                self.last_ns = TraceNs(events[-1][0])
+            return events
+        kept: list[Timed] = []
+        for ts_ns, shape in events:
+            if shape.type in ("footer", "clock"):
+                kept.append((ts_ns, shape))
+            elif ts_ns < 0:  # a loss that its writer could not date: it stands where it stands
+                kept.append((self.last_ns, shape))
+            elif (clock_map := self._maps.get(shape.record.get("clock", self.default))) is None:
+                clock = shape.record.get("clock", self.default)
+                unplaced[clock] = unplaced.get(clock, 0) + len(shape.record.get("warp", "1"))
             else:
-                self._stamp_one(record, clock_map)
-                kept.append(record)
+                kept.append(self._stamp_one(ts_ns, shape, clock_map))
         return kept
 
-    def _stamp_one(self, record: Record, clock_map: ClockMap) -> None:
-        source_ns = record["ts_ns"]
-        if clock_map.method != "same":
-            record["ts_ns"] = clock_map.place(source_ns)
-            record["bound_ns"] = clock_map.bound_at(source_ns)
-            if record["type"] != "gpu_warp":
-                record["args"] = record.get("args", {}) | {"source_ns": source_ns}
+    def _stamp_one(self, source_ns: int, shape: Shape, clock_map: ClockMap) -> Timed:
+        ts_ns = clock_map.place(SourceNs(source_ns))
+        self.last_ns = ts_ns
+        bound_ns = clock_map.bound_at(source_ns)
+        self._placed[clock_map.clock] = max(self._placed.get(clock_map.clock, 0), bound_ns)
+        record = shape.record
+        if clock_map.method == "same":
+            return ts_ns, shape
+        if shape.type == "gpu_warp":
+            record["source_ns"], record["bound_ns"] = source_ns, bound_ns
+            _stamp_columns(record, clock_map, SourceNs(source_ns))
+        else:
+            moved = record | {"args": record.get("args", {}) | {"source_ns": source_ns}, "bound_ns": bound_ns}
             if "dur_ns" in record:
                 end_ns = clock_map.place(SourceNs(source_ns + record["dur_ns"]))
-                record["dur_ns"] = max(0, end_ns - record["ts_ns"])
-        if record["type"] == "gpu_warp":
-            record["source_ns"] = source_ns
-            _stamp_columns(record, clock_map, SourceNs(source_ns))
-        self.last_ns = TraceNs(record["ts_ns"])
-        self._placed[clock_map.clock] = max(
-            self._placed.get(clock_map.clock, 0), clock_map.bound_at(source_ns)
-        )
+                moved["dur_ns"] = max(0, end_ns - ts_ns)
+            shape = Shape(moved)
+        return ts_ns, shape
 
     def statements(self) -> list[dict[str, Any]]:
-        """What the trace says of each clock that placed an event: method, pairs, drift, the worst bound.
+        """What the trace says of each clock that placed an event: method, pairs, drift, worst bound.
 
-        The host's own clock needs no words; "same" says that a GPU's clock stands alone, unrelated to the host.
+        The host's own clock needs no words; "same" says that a GPU's clock stands alone.
         """
         out = []
         for clock, bound_ns in self._placed.items():

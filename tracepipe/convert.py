@@ -17,7 +17,7 @@ from tracepipe.converters.writer import OutputFormat, TraceInfo
 from tracepipe.errors import InputError
 from tracepipe.files import InputStream, open_input
 from tracepipe.layout import Layout, LayoutOptions, Outcomes
-from tracepipe.model import HOST_CLOCKS, Batch, Header, Problem, Record
+from tracepipe.model import HOST_CLOCKS, Batch, Header, Problem, Record, Timed
 from tracepipe.readers import InputFormat, Recording, recognise
 from tracepipe.readers.lines import chunks_of_lines
 from tracepipe.validate import first_fault
@@ -143,9 +143,9 @@ class Conversion:
             layout = Layout(recording.header, self._options.layout)
             writer = None
             for batch in recording.batches:
-                records = clocks.stamp(batch.records, self.report.unplaced)
+                events = clocks.stamp(batch.take(), self.report.unplaced)
                 if writer is None:
-                    writer, start_ns = self._writer(out, recording.header, clocks, records)
+                    writer, start_ns = self._writer(out, recording.header, clocks, events)
                     layout.end_ns = start_ns
                     writer.write(
                         layout.say("capture", start_ns, _about(recording.header, self.report.source))
@@ -153,7 +153,7 @@ class Conversion:
                 for problem in batch.problems:
                     self._problem(problem)
                     writer.write(layout.problem(problem))
-                writer.write(layout.place(records))
+                writer.write(layout.place(events))
                 if progress:
                     progress(stream.position_bytes(), stream.size_bytes)
             if stream.damage:
@@ -171,13 +171,11 @@ class Conversion:
             writer.finish()
         return self.report
 
-    def _writer(
-        self, out: BinaryIO, header: Header, clocks: Clocks, records: list[Record]
-    ) -> tuple[Any, int]:
+    def _writer(self, out: BinaryIO, header: Header, clocks: Clocks, events: list[Timed]) -> tuple[Any, int]:
         start = cast("dict[str, int]", header.get("start", {}))
         here = start.get(f"{clocks.trace_clock}_ns")
         known = dict(start) if here is not None else {}
-        start_ns = here if here is not None else min((r["ts_ns"] for r in records if "ts_ns" in r), default=0)
+        start_ns = here if here is not None else min((ts_ns for ts_ns, _ in events if ts_ns >= 0), default=0)
         info = TraceInfo(clocks.trace_clock, {"trace_ns": start_ns, **known}, compress=self._options.compress)
         return self._output.open(out, info), start_ns
 
@@ -216,9 +214,9 @@ def check(
             for problem in batch.problems:
                 report.add(problem)
                 say(problem.at(path))
-            for record in batch.records:
-                report.counts[record["type"]] += len(record.get("warp", "1"))
-                footer = record if record["type"] == "footer" else footer
+            for _, shape in batch.take():
+                report.counts[shape.type] += len(shape.record.get("warp", "1"))
+                footer = shape.record if shape.type == "footer" else footer
             if progress:
                 progress(stream.position_bytes(), stream.size_bytes)
         if stream.damage:

@@ -27,7 +27,9 @@ class TracepipeError(Exception):
 class InputError(TracepipeError):
     """Input that cannot be used. `line` counts from 1 and is 0 where the whole file is meant."""
 
-    def __init__(self, message: str, hint: str = "", *, path: str = "", line: int = 0, field: str = "") -> None:
+    def __init__(
+        self, message: str, hint: str = "", *, path: str = "", line: int = 0, field: str = ""
+    ) -> None:
         self.path, self.line, self.field = path, line, field
         place = f"{path}:{line}" if line else path
         super().__init__(": ".join(part for part in (place, field, message) if part), hint)

@@ -30,6 +30,7 @@ LAYERS: Final = (
     "gpu_warp",
     "gpu_thread",
 )
+HOST_LAYERS: Final = frozenset({"userspace", "syscall", "kernel", "scheduler", "memory", "transfer"})
 PHASES: Final = ("B", "E", "I", "X")
 MONOTONIC: Final = "monotonic"
 HOST_CLOCKS: Final = ("monotonic", "boottime", "realtime")
@@ -232,9 +233,60 @@ Record = dict[str, Any]
 """A validated line: an `Event`, `WarpBatch`, `ClockRecord`, `LossRecord` or `Footer`, told by `type`."""
 
 
+class SharedArgs(dict[str, Any]):
+    """Arguments that many events share. `written` is what a writer made of them the last time."""
+
+    __slots__ = ("written",)
+
+    def __init__(self, args: dict[str, Any]) -> None:
+        super().__init__(args)
+        self.written: Any = None
+
+
+class Shape:
+    """All of a record but its time. A file has millions of records and some hundred shapes.
+
+    `record` is the record without `ts_ns`. `plain` says that nothing but the time differs between its
+    events: they are on the file's own clock, and name no thread. `row`, `thread` and `may_be_called` are
+    the layout's: where the events are drawn, and whether a call of an outer layer may be their cause.
+    """
+
+    __slots__ = (
+        "args", "dur_ns", "launch", "may_be_called", "name", "phase", "pid", "plain", "record", "row",
+        "thread", "tid", "type",
+    )  # fmt: skip
+
+    def __init__(self, record: Record) -> None:
+        get = record.get
+        self.record = record
+        self.type: str = record["type"]
+        self.name: str = get("name", "")
+        self.phase: str = get("phase", "")
+        self.pid: int | None = get("pid")
+        self.tid: int | None = get("tid")
+        self.launch: int | None = get("launch")
+        self.dur_ns: int | None = get("dur_ns")
+        self.args: dict[str, Any] | None = get("args")
+        self.plain = self.type in HOST_LAYERS and "clock" not in record and "comm" not in record
+        self.row: Any = None
+        self.thread: Any = None
+        self.may_be_called = False
+
+
+Timed = tuple[int, Shape]
+"""An event as the stages pass it: its time in ns and its shape. A loss that is not dated has time -1."""
+
+
+def timed(record: Record) -> Timed:
+    """The time and shape of a record, which gives up its `ts_ns`."""
+    return record.pop("ts_ns", -1), Shape(record)
+
+
 @dataclass(slots=True)
 class Batch:
     """Some thousands of records in file order, and what went wrong between them.
+
+    A reader gives `records`, or, where it knows that shapes repeat, `events`.
 
     `offset_bytes` is how far into the input the batch ends, for progress.
     """
@@ -242,6 +294,12 @@ class Batch:
     records: list[Record] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     offset_bytes: int = 0
+    events: list[Timed] = field(default_factory=list)
+
+    def take(self) -> list[Timed]:
+        """All of the batch as events; `records` are used up."""
+        records, self.records = self.records, []
+        return self.events + [timed(record) for record in records]
 
 
 def new_header(**fields: Any) -> Header:

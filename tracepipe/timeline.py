@@ -41,6 +41,8 @@ class Track:
     tid: int = 0
     unit: str = ""
     lane: int = 0
+    written: Any = None
+    """What the writer keeps of this track."""
 
     def path(self) -> tuple[str, ...]:
         """Names from the root to this track."""

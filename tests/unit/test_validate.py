@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator
 
 from tracepipe.model import HOST_CLOCKS, LAYERS, PHASES, RECORDS, SCHEMA_VERSION, TIME_LIMIT_NS, Problem
 from tracepipe.schema import fields_of, json_schema
-from tracepipe.validate import RecordFilter, first_fault, shown
+from tracepipe.validate import RecordCheck, first_fault, shown
 
 EVENT = {"type": "syscall", "name": "ioctl", "phase": "I", "ts_ns": 1, "pid": 1, "tid": 1}
 SCHEMA = Draft202012Validator(json_schema())
@@ -137,7 +137,7 @@ def test_values_are_shown_short_however_long_or_deep() -> None:
 )
 def test_the_fast_path_lets_no_fault_by(second: dict[str, Any], field: str) -> None:
     problems: list[Problem] = []
-    assert RecordFilter().keep([EVENT, second, EVENT], 10, problems) == [EVENT, EVENT]
+    assert RecordCheck().keep([EVENT, second, EVENT], 10, problems) == [EVENT, EVENT]
     assert [(p.line, p.field) for p in problems] == [(11, field)]
 
 
@@ -145,7 +145,7 @@ def test_the_filter_needs_a_length_of_each_x() -> None:
     good = {**EVENT, "phase": "X", "dur_ns": 1}
     problems: list[Problem] = []
     bad = {**EVENT, "phase": "X", "args": {}}
-    assert RecordFilter().keep([good, bad], 2, problems) == [good]
+    assert RecordCheck().keep([good, bad], 2, problems) == [good]
     assert [(p.line, p.field) for p in problems] == [(3, "dur_ns")]
 
 
@@ -153,6 +153,6 @@ def test_the_filter_needs_a_length_of_each_x() -> None:
 @given(st.lists(records(), max_size=8))
 def test_the_filter_keeps_what_the_full_check_passes(items: list[dict[str, Any]]) -> None:
     problems: list[Problem] = []
-    kept = RecordFilter().keep(items * 2, 1, problems)
+    kept = RecordCheck().keep(items * 2, 1, problems)
     assert kept == [r for r in items * 2 if first_fault(r) is None and r["type"] != "header"]
     assert len(kept) + len(problems) == 2 * len(items)

@@ -149,7 +149,7 @@ class RecordRenderer:
 
     @staticmethod
     def _opening(layer: str, name: str, phase: str) -> str:
-        return f'{{"type":"{layer}","name":{_quoted(name)},"phase":"{phase}","ts_ns":'
+        return f'"type":"{layer}","name":{_quoted(name)},"phase":"{phase}","pid":'
 
     def render(self, chunk: bytes) -> bytes:
         """Lines of the records in `chunk`, which is a whole number of them."""
@@ -163,7 +163,8 @@ class RecordRenderer:
                 continue
             opening, arguments = self._pieces(kind, number, a0, a1, a2, a3)
             comm = f',"comm":{unwritten.pop(tid)}' if tid in unwritten else ""
-            add(f'{opening}{ts_ns},"pid":{tgid},"tid":{tid},"cpu":{cpu}{comm}{arguments}}}\n')
+            # The time first: the rest of a line then repeats, and readers parse it once.
+            add(f'{{"ts_ns":{ts_ns},{opening}{tgid},"tid":{tid},"cpu":{cpu}{comm}{arguments}}}\n')
             kinds[kind] += 1
         for kind, count in kinds.items():
             layer = _LAYER_OF_KIND[kind]

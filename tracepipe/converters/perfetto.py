@@ -7,21 +7,23 @@ classes; the packets of events, of which there are millions, by hand:
     TracePacket   8 timestamp  11 track_event  12 interned_data  10 sequence  13 flags
     TrackEvent    9 type  11 track  3 category  10 name (or 23 inline)  4 annotations  30 value  47 flows
 
-Timestamps count from the trace's start on a clock of the sequence's own (id 64), which halves their size.
+Timestamps are steps from the sequence's packet before (an incremental clock, id 64), which makes one or two
+bytes of eight; a packet that is older than the one before it has its time in full.
 Source: protos/perfetto/trace/trace_packet.proto and track_event/track_event.proto of perfetto v52.
 """
 
 from __future__ import annotations
 
 import zlib
+from operator import itemgetter
 from typing import Any, BinaryIO
 
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
 from tracepipe.converters.perfetto_intern import Sequence
-from tracepipe.converters.wire import SMALL, delimited, fixed64, tag, text, varint
+from tracepipe.converters.wire import SMALL, delimited, tag, varint
 from tracepipe.converters.writer import OutputFormat, TraceInfo
-from tracepipe.model import MONOTONIC
+from tracepipe.model import MONOTONIC, SharedArgs
 from tracepipe.timeline import BEGIN, BEGIN_ONCE, COUNTER, DECLARE, END, INSTANT, Op, Track
 
 _CLOCK_REALTIME, _CLOCK_MONOTONIC, _CLOCK_BOOTTIME = (
@@ -30,12 +32,19 @@ _CLOCK_REALTIME, _CLOCK_MONOTONIC, _CLOCK_BOOTTIME = (
     pb.BUILTIN_CLOCK_BOOTTIME,
 )
 # The first of the clock ids that belong to one packet sequence.
-_CLOCK_FROM_START = 64
+_CLOCK_STEPS = 64
 _EXPLICIT_ORDER = pb.TrackDescriptor.EXPLICIT
 _NEVER_MERGE = pb.TrackDescriptor.SIBLING_MERGE_BEHAVIOR_NONE
 _COMPRESS_BYTES = 1 << 19
 
-_TIMESTAMP, _TRACK_EVENT, _PACKET = tag(8, 0), tag(11, 2), tag(1, 2)
+_TIMESTAMP, _TRACK_EVENT, _PACKET, _FLOW = tag(8, 0), tag(11, 2), tag(1, 2), tag(47, 1)
+# Ready-made: a timestamp field by its step, and what precedes a track event or a packet by its length.
+_STEPS = tuple(_TIMESTAMP + digits for digits in SMALL)
+_EVENT_OF = tuple(_TRACK_EVENT + digits for digits in SMALL[:1024])
+_PACKET_OF = tuple(_PACKET + digits for digits in SMALL[:1024])
+_STEPS_MAX = len(_STEPS)
+_TIME = itemgetter(2)
+_VALUE = tag(30, 0)
 _INTERNED = 12
 _TYPES = {BEGIN: 1, END: 2, INSTANT: 3, COUNTER: 4, BEGIN_ONCE: 1}
 
@@ -43,29 +52,36 @@ _TYPES = {BEGIN: 1, END: 2, INSTANT: 3, COUNTER: 4, BEGIN_ONCE: 1}
 class _TrackState:
     """What a track's packets start with. `heads` is by (kind, name)."""
 
-    __slots__ = ("end", "end_packet", "heads", "sequence", "track", "uuid")
+    __slots__ = ("begins", "counter", "end", "end_packet", "instants", "once", "sequence", "track", "uuid")
 
     def __init__(self, track: Track, sequence: Sequence, uuid: int) -> None:
         self.track, self.sequence, self.uuid = track, sequence, uuid
-        self.heads: dict[tuple[int, Any], bytes] = {}
-        self.end = self.constant(END)
+        self.begins: dict[str, bytes] = {}
+        self.instants: dict[str, bytes] = {}
+        self.counter = self._constant(COUNTER) + _VALUE
+        self.once = self._constant(BEGIN_ONCE) + sequence.category(track.category)
+        self.end = self._constant(END)
         self.end_packet = _TRACK_EVENT + varint(len(self.end)) + self.end + sequence.suffix
+        sequence.tracks.append(track)
 
-    def constant(self, kind: int) -> bytes:
+    def _constant(self, kind: int) -> bytes:
         """Type and track; the track is left out where it is the sequence's default."""
         own = b"" if self.sequence.default_uuid == self.uuid else tag(11, 0) + varint(self.uuid)
         return tag(9, 0) + varint(_TYPES[kind]) + own
 
-    def head(self, kind: int, name: str) -> bytes:
-        """Type, track, category and name."""
-        head = self.constant(kind)
-        if kind != COUNTER:
-            head += self.sequence.category(self.track.category)
-        if kind in (BEGIN, INSTANT):
-            head += self.sequence.name(name)
-        if len(self.heads) < self.sequence.TABLE_MAX:
-            self.heads[kind, name] = head
+    def named(self, kind: int, name: str) -> bytes:
+        """Type, track, category and name of a begin or an instant."""
+        head = self._constant(kind) + self.sequence.category(self.track.category) + self.sequence.name(name)
+        heads = self.begins if kind == BEGIN else self.instants
+        if len(heads) < self.sequence.TABLE_MAX:
+            heads[name] = head
         return head
+
+
+def _event(body: bytes, sequence: Sequence) -> bytes:
+    """The fields of a packet after its timestamp."""
+    size = len(body)
+    return (_EVENT_OF[size] if size < 1024 else _TRACK_EVENT + varint(size)) + body + sequence.suffix
 
 
 class PerfettoWriter:
@@ -76,7 +92,6 @@ class PerfettoWriter:
         self._base_ns = info.start.get("trace_ns", 0)
         self._clock = _CLOCK_MONOTONIC if info.trace_clock == MONOTONIC else _CLOCK_BOOTTIME
         self._sequences: dict[int, Sequence] = {}
-        self._states: dict[Track, _TrackState] = {}
         self._kept: list[bytes] = []
         self._kept_bytes = 0
         self._emit(self._preamble())
@@ -154,8 +169,7 @@ class PerfettoWriter:
         if not sequence.default_uuid:
             sequence.default_uuid = track.id * 2
         self._start(sequence)
-        state = self._states[track] = _TrackState(track, sequence, track.id * 2)
-        sequence.heads.append(state.heads)
+        state = track.written = _TrackState(track, sequence, track.id * 2)
         return state
 
     def _start(self, sequence: Sequence) -> None:
@@ -168,68 +182,96 @@ class PerfettoWriter:
         packet.sequence_flags = 3
         packet.timestamp_clock_id, packet.timestamp = self._clock, self._base_ns
         defaults = packet.trace_packet_defaults
-        defaults.timestamp_clock_id = _CLOCK_FROM_START
+        defaults.timestamp_clock_id = _CLOCK_STEPS
         defaults.track_event_defaults.track_uuid = sequence.default_uuid
-        packet.clock_snapshot.clocks.add(clock_id=_CLOCK_FROM_START, timestamp=0)
+        packet.clock_snapshot.clocks.add(clock_id=_CLOCK_STEPS, timestamp=self._base_ns, is_incremental=True)
         packet.clock_snapshot.clocks.add(clock_id=self._clock, timestamp=self._base_ns)
+        sequence.last_ns = self._base_ns
         self._emit(delimited(1, packet.SerializeToString()))
 
     # Events --------------------------------------------------------------------------------------------
 
     def write(self, ops: list[Op]) -> None:
-        """Write operations in the order given."""
+        """Write operations; in order of time, which keeps the steps small, and stable, which keeps nesting."""
         out: list[bytes] = []
-        states, base_ns = self._states, self._base_ns
-        for kind, track, ts_ns, name, args, flows in ops:
-            state = states.get(track)
+        for kind, track, ts_ns, name, args, flows in sorted(ops, key=_TIME):
+            state = track.written
             if state is None or kind == DECLARE:
                 self._flush(out)
                 if kind == DECLARE:
                     self._declare(track)
                     continue
                 state = self._meet(track)
-            ns = ts_ns - base_ns
-            when = _TIMESTAMP + varint(ns) if ns >= 0 else self._before_start(ts_ns)
             sequence = state.sequence
+            step = ts_ns - sequence.last_ns
+            if 0 <= step < _STEPS_MAX:
+                when = _STEPS[step]
+                sequence.last_ns = ts_ns
+            else:
+                when = self._far(sequence, ts_ns)
             if kind == END and args is None:
                 packet = when + state.end_packet
-            else:
-                if kind == BEGIN or kind == INSTANT:
-                    body = state.heads.get((kind, name)) or state.head(kind, name)
-                elif kind == END:
-                    body = state.end
-                elif kind == COUNTER:
-                    body = (state.heads.get((kind, "")) or state.head(kind, "")) + tag(30, 0) + varint(name)
-                else:
-                    body = (state.heads.get((kind, "")) or state.head(kind, "")) + text(23, name)
+            elif kind == BEGIN_ONCE and flows is None:
+                body = state.once + sequence.name_once(name)
                 if args:
                     body += sequence.annotations(args)
+                packet = when + _event(body, sequence)
+            elif kind == COUNTER:
+                packet = when + _event(state.counter + varint(name), sequence)
+            else:
+                body, rest = self._body(state, kind, name, args)
                 if flows:
                     for flow in flows:
-                        body += fixed64(47, abs(flow))
-                size = len(body)
-                packet = (
-                    when
-                    + _TRACK_EVENT
-                    + (SMALL[size] if size < 16384 else varint(size))
-                    + body
-                    + sequence.suffix
-                )
-                if sequence.pending:
-                    packet += delimited(_INTERNED, b"".join(sequence.pending))
-                    sequence.pending.clear()
-                    if sequence.full():
-                        self._flush(out, packet)
-                        sequence.restart()
-                        self._start(sequence)
-                        continue
+                        body += _FLOW + abs(flow).to_bytes(8, "little")
+                    rest = _event(body, sequence)
+                packet = when + rest
+            if sequence.pending:
+                packet += delimited(_INTERNED, b"".join(sequence.pending))
+                sequence.pending.clear()
+                if sequence.full():
+                    self._flush(out, packet)
+                    self._restart(sequence)
+                    continue
             size = len(packet)
-            out.append(_PACKET + (SMALL[size] if size < 16384 else varint(size)) + packet)
+            out.append((_PACKET_OF[size] if size < 1024 else _PACKET + varint(size)) + packet)
         self._flush(out)
 
-    def _before_start(self, ts_ns: int) -> bytes:
-        """An absolute timestamp, for the few events before the trace's start."""
-        return _TIMESTAMP + varint(max(0, ts_ns)) + tag(58, 0) + varint(self._clock)
+    @staticmethod
+    def _body(state: _TrackState, kind: int, name: Any, args: Any) -> tuple[bytes, bytes]:
+        """A track event's fields, and all of its packet after the timestamp."""
+        shared = type(args) is SharedArgs
+        if shared and args.written is not None and args.written[0] is state:
+            return args.written[1]  # type: ignore[no-any-return]
+        if kind == BEGIN:
+            body = state.begins.get(name) or state.named(BEGIN, name)
+        elif kind == END:
+            body = state.end
+        elif kind == INSTANT:
+            body = state.instants.get(name) or state.named(INSTANT, name)
+        else:
+            body = state.once + state.sequence.name_once(name)
+        if args:
+            body += state.sequence.annotations(args)
+        both = body, _event(body, state.sequence)
+        if shared:
+            args.written = state, both
+        return both
+
+    def _restart(self, sequence: Sequence) -> None:
+        """Begin a sequence's tables anew, and forget the packets that were made with the old ones."""
+        sequence.restart()
+        for track in sequence.tracks:
+            track.written = None
+        sequence.tracks.clear()
+        self._start(sequence)
+
+    def _far(self, sequence: Sequence, ts_ns: int) -> bytes:
+        """A timestamp that no table holds: a long step, or the time in full where it goes back."""
+        step = ts_ns - sequence.last_ns
+        if step < 0:
+            return _TIMESTAMP + varint(max(0, ts_ns)) + tag(58, 0) + varint(self._clock)
+        sequence.last_ns = ts_ns
+        return _TIMESTAMP + varint(step)
 
     def _flush(self, out: list[bytes], last: bytes = b"") -> None:
         if last:

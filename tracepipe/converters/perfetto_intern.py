@@ -7,10 +7,12 @@ from typing import Any
 import orjson
 
 from tracepipe.converters.wire import delimited, double, number, tag, text, varint
+from tracepipe.timeline import Track
 
 _CATEGORIES, _NAMES, _ARG_NAMES, _STRINGS = 1, 2, 3, 29
 """Fields of InternedData."""
 _ANNOTATION = tag(4, 2)
+_SMALL_INT = 256
 # Deeper values are written as JSON text.
 _DEPTH_MAX = 8
 _INT_MIN, _INT_MAX = -(1 << 63), (1 << 63) - 1
@@ -23,17 +25,22 @@ class Sequence:
     TABLE_MAX = 1 << 14
     """Entries of one table; when names keep coming, the tables start anew."""
 
+    ONCE_MAX = 1 << 15
+    """Names of warps that are kept, as the next launch of a kernel has the same ones."""
+
     def __init__(self, lane: int) -> None:
         self.id = lane + 1
         self.default_uuid = 0
         self.started = False
         self.suffix = number(10, self.id) + number(13, 2)
         self.pending: list[bytes] = []
-        self.heads: list[dict[tuple[int, Any], bytes]] = []
-        """The ready-made beginnings of packets that use the tables, of each of the sequence's tracks."""
+        self.last_ns = 0
+        self.tracks: list[Track] = []
+        """Those whose ready-made packets use the tables."""
         self._tables: dict[int, dict[str, int]] = {}
+        self._once: dict[str, bytes] = {}
         self._int_heads: dict[str, tuple[bytes, ...]] = {}
-        self._whole: dict[tuple[str, str], bytes] = {}
+        self._whole: dict[tuple[str, str | int], bytes] = {}
 
     def full(self) -> bool:
         """Whether the tables have grown beyond what a trace's own names explain."""
@@ -42,8 +49,10 @@ class Sequence:
     def restart(self) -> None:
         """Forget all names; the next packet of the sequence must say so."""
         self.started = False
-        for cache in (self._tables, self._int_heads, self._whole, *self.heads):
-            cache.clear()  # type: ignore[attr-defined]
+        self._tables.clear()
+        self._once.clear()
+        self._int_heads.clear()
+        self._whole.clear()
 
     def _iid(self, table: int, value: str) -> int:
         known = self._tables.setdefault(table, {})
@@ -62,20 +71,46 @@ class Sequence:
         """TrackEvent.name_iid."""
         return number(10, self._iid(_NAMES, name))
 
+    def name_once(self, name: str) -> bytes:
+        """TrackEvent.name_iid while this table has room, then .name: a launch has 10⁵ warps to name."""
+        known = self._once
+        whole = known.get(name)
+        if whole is None:
+            if len(known) >= self.ONCE_MAX:
+                return text(23, name)
+            # Numbers beyond the other table's.
+            iid = self.TABLE_MAX + 1 + len(known)
+            self.pending.append(delimited(_NAMES, number(1, iid) + text(2, name)))
+            whole = known[name] = number(10, iid)
+        return whole
+
     def annotations(self, args: dict[str, Any]) -> bytes:
         """TrackEvent.debug_annotations of all `args`; None is left out."""
         out = b""
+        whole, int_heads = self._whole, self._int_heads
         for key, value in args.items():
             kind = type(value)
-            if kind is int and 0 <= value <= _INT_MAX:
-                digits = varint(value)
-                heads = self._int_heads.get(key) or self._new_int_heads(key)
-                out += heads[len(digits)] + digits
+            if kind is int and value >= 0:
+                if value < _SMALL_INT:
+                    out += whole.get((key, value)) or self._small_int(key, value)
+                elif value <= _INT_MAX:
+                    digits = varint(value)
+                    heads = int_heads.get(key) or self._new_int_heads(key)
+                    out += heads[len(digits)] + digits
+                else:
+                    out += self._annotation(self._key(key), value)
             elif kind is str:
-                out += self._whole.get((key, value)) or self._string(key, value)
+                out += whole.get((key, value)) or self._string(key, value)
             elif value is not None:
                 out += self._annotation(self._key(key), value)
         return out
+
+    def _small_int(self, key: str, value: int) -> bytes:
+        """An argument with one of the few values that come again and again: results, processors, ids."""
+        whole = self._annotation(self._key(key), value)
+        if len(self._whole) < self.TABLE_MAX:
+            self._whole[key, value] = whole
+        return whole
 
     def _key(self, key: str) -> bytes:
         return number(1, self._iid(_ARG_NAMES, key))

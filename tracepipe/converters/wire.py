@@ -37,14 +37,14 @@ def varint(value: int) -> bytes:
     if 0 <= value < _TABLE:
         return SMALL[value]
     if value < 0:
-        return _slow_varint(value & _U64)
+        value &= _U64
     high = value >> _TABLE_BITS
     if high < _TABLE:
         return _CONTINUED[value & _MASK] + SMALL[high]
     top = high >> _TABLE_BITS
     if top < _TABLE:
         return _CONTINUED[value & _MASK] + _CONTINUED[high & _MASK] + SMALL[top]
-    return _slow_varint(value)
+    return _CONTINUED[value & _MASK] + _CONTINUED[high & _MASK] + varint(top)
 
 
 def tag(field: int, wire_type: int) -> bytes:

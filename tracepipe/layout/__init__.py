@@ -1,4 +1,4 @@
-"""Decides tracks, names, nesting and flows: records on the trace clock in, timeline operations out.
+"""Decides tracks, names, nesting and flows: events on the trace clock in, timeline operations out.
 
     process ─ thread ─ CUDA API, syscalls, driver, scheduler, memory, transfers
     GPU ─ streams ─ kernels and copies
@@ -21,35 +21,39 @@ from tracepipe.layout.launches import Launches
 from tracepipe.layout.options import LayoutOptions
 from tracepipe.layout.rows import Outcomes
 from tracepipe.layout.tree import Tree
-from tracepipe.model import Header, Problem, Record
+from tracepipe.model import Header, Problem, Record, Shape, Timed
 from tracepipe.timeline import INSTANT, Op
 
 __all__ = ["Layout", "LayoutOptions", "Outcomes"]
 
-# Records are put in order over this many: what a capture writes is out of order by less.
-WINDOW_RECORDS = 4096
+# Events are put in order over this many: what a capture writes is out of order by less.
+WINDOW_EVENTS = 2048
 # Every problem is counted; so many are drawn.
 PROBLEMS_DRAWN = 1000
 
 # Records about the recording itself.
 _TIMELESS = frozenset({"header", "footer", "clock"})
-_TS = itemgetter("ts_ns")
-_TYPE = itemgetter("type")
+_TS, _SHAPE = itemgetter(0), itemgetter(1)
 
 
-def _longest_first(records: list[Record]) -> None:
+def _longest_first(events: list[Timed]) -> None:
     """Put an X before those it encloses where several start at one time; the order of the rest stays."""
     at = 0
-    while at < len(records):
+    while at < len(events):
         upto = at + 1
-        while upto < len(records) and records[upto]["ts_ns"] == records[at]["ts_ns"]:
+        while upto < len(events) and events[upto][0] == events[at][0]:
             upto += 1
         if upto - at > 1:
-            places = [k for k in range(at, upto) if records[k].get("phase") == "X"]
-            longest = sorted((records[k] for k in places), key=lambda r: -r["dur_ns"])
-            for place, record in zip(places, longest, strict=True):
-                records[place] = record
+            places = [k for k in range(at, upto) if events[k][1].phase == "X"]
+            longest = sorted((events[k] for k in places), key=lambda event: -(event[1].dur_ns or 0))
+            for place, event in zip(places, longest, strict=True):
+                events[place] = event
         at = upto
+
+
+def _weight(shape: Shape) -> int:
+    """How many events a record stands for in the memory that it takes."""
+    return 1 + len(shape.record["warp"]) // 2 if shape.type == "gpu_warp" else 1
 
 
 class Layout:
@@ -64,74 +68,76 @@ class Layout:
         self.first_ns: int | None = None
         self.end_ns = 0
         self._problems = 0
-        self._window: list[Record] = []
+        self._window: list[Timed] = []
+        self._weight = 0
+        self._slices = False
         self._tree = Tree(header)
         launches = Launches(self._tree, self.outcomes)
         self._host = HostLayout(self._tree, self.outcomes, launches)
         self._gpu = GpuLayout(self._tree, self._host, launches, options or LayoutOptions(), header)
 
-    def place(self, records: list[Record]) -> list[Op]:
-        """Operations for the records whose turn it is; the newest wait for what may come before them."""
-        if not records:
-            return self._take_ops()
-        kinds = Counter(map(_TYPE, records))
-        if not _TIMELESS.isdisjoint(kinds):
-            records = self._take_timeless(records)
-        elif self.footer is not None:
-            self.after_footer += len(records)
-        self.counts.update(kinds)
-        self._window += records
-        if len(self._window) < 2 * WINDOW_RECORDS:
+    def place(self, events: list[Timed]) -> list[Op]:
+        """Operations for the events whose turn it is; the newest wait for what may come before them."""
+        if self.footer is not None:
+            self.after_footer += len(events)
+        # Some hundred shapes stand for thousands of events: look at those instead.
+        shapes = Counter(map(_SHAPE, events))
+        for shape, count in shapes.items():
+            self.counts[shape.type] += count
+            self._slices = self._slices or shape.dur_ns is not None
+            self._weight += _weight(shape) * count
+        if any(shape.type in _TIMELESS for shape in shapes):
+            events = self._take_timeless(events)
+        self._window += events
+        if self._weight < 2 * WINDOW_EVENTS:
             return self._take_ops()
         self._sort()
-        ready = self._window[:-WINDOW_RECORDS]
-        del self._window[:-WINDOW_RECORDS]
+        keep = max(1, len(self._window) * WINDOW_EVENTS // self._weight)
+        ready, self._window = self._window[:-keep], self._window[-keep:]
+        kept = set(map(_SHAPE, self._window))
+        self._slices = any(shape.dur_ns is not None for shape in kept)
+        self._weight = len(self._window) + sum(_weight(shape) - 1 for shape in kept)
         return self._deal(ready)
 
     def _sort(self) -> None:
         self._window.sort(key=_TS)
-        if any("dur_ns" in record for record in self._window):
+        if self._slices:
             _longest_first(self._window)
 
-    def _take_timeless(self, records: list[Record]) -> list[Record]:
-        """`records` without those that have no place in time; the footer is kept."""
-        for at, record in enumerate(records):
-            if record["type"] == "footer":
-                self.footer, self.after_footer = record, len(records) - at - 1
-        return [record for record in records if record["type"] not in _TIMELESS]
+    def _take_timeless(self, events: list[Timed]) -> list[Timed]:
+        """`events` without those that have no place in time; the footer is kept."""
+        for at, (_, shape) in enumerate(events):
+            if shape.type == "footer":
+                self.footer, self.after_footer = shape.record, len(events) - at - 1
+        return [event for event in events if event[1].type not in _TIMELESS]
 
-    def _deal(self, records: list[Record]) -> list[Op]:
-        if records:
+    def _deal(self, events: list[Timed]) -> list[Op]:
+        if events:
             if self.first_ns is None:
-                self.first_ns = records[0]["ts_ns"]
-            self.end_ns = max(self.end_ns, records[-1]["ts_ns"])
-            self._host.place(records, self._special)
+                self.first_ns = events[0][0]
+            self.end_ns = max(self.end_ns, events[-1][0])
+            self._host.place(events, self._special)
         return self._take_ops()
 
-    def _special(self, record: Record) -> None:
-        if record["type"] == "loss":
-            self._loss(record)
+    def _special(self, ts_ns: int, shape: Shape) -> None:
+        if shape.type == "loss":
+            self._loss(ts_ns, shape.record)
             return
-        if record["type"] == "gpu_warp":
-            self.counts["gpu_warp"] += len(record["warp"]) - 1
-        self.end_ns = max(self.end_ns, self._gpu.place(record))
+        if shape.type == "gpu_warp":
+            self.counts["gpu_warp"] += len(shape.record["warp"]) - 1
+        self.end_ns = max(self.end_ns, self._gpu.place(ts_ns, shape))
 
     def _take_ops(self) -> list[Op]:
         ops, self._tree.ops[:] = self._tree.ops[:], []
         return ops
 
-    def _loss(self, record: Record) -> None:
+    def _loss(self, ts_ns: int, record: Record) -> None:
         layer = record.get("layer", "unknown layer")
         self.losses[layer] += record["count"]
         track = self._tree.child(self._tree.group("tracepipe"), "slices", f"losses: {layer}", 1, "loss")
-        args = {k: v for k, v in record.items() if k not in ("type", "ts_ns", "dur_ns", "bound_ns")}
-        self._host.complete_on(
-            self._host.row_of(track),
-            record["ts_ns"],
-            record.get("dur_ns", 0),
-            f"lost {record['count']} events",
-            args,
-        )
+        args = {k: v for k, v in record.items() if k not in ("type", "dur_ns", "bound_ns", "args")}
+        name = f"lost {record['count']} events"
+        self._host.complete_on(self._host.row_of(track), ts_ns, record.get("dur_ns", 0), name, args)
 
     def say(self, name: str, ts_ns: int, args: dict[str, Any], track: str = "capture") -> list[Op]:
         """Operations that write a statement about the recording itself into the trace."""
@@ -151,8 +157,7 @@ class Layout:
     def finish(self) -> list[Op]:
         """Operations for all that is left, ends of what is still open included."""
         self._sort()
-        left, self._window = self._window, []
-        ops = self._deal(left)
+        ops = self._deal(self._window)
         self._gpu.finish(self.end_ns)
         self._host.finish(self.end_ns)
         return ops + self._take_ops()

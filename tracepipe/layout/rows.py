@@ -27,13 +27,9 @@ class Outcomes:
     """Kernels and warps that start before their launch call, by more than the clocks' bound."""
 
 
-@dataclass(slots=True, eq=False)
-class OpenSlice:
-    """A slice with a begin and no end yet. `at` is its begin among the operations of this batch."""
-
-    name: str
-    at: int
-    flow: int = 0
+OpenSlice = tuple[str, int, int]
+"""A slice with a begin and no end yet: its name, the place of its begin among the operations of this batch,
+and its flow or 0. A tuple, as there are as many as calls."""
 
 
 @dataclass(slots=True, eq=False)
@@ -66,26 +62,26 @@ class Row:
 
 
 def complete(
-    row: Row, ts_ns: int, dur_ns: int, name: str, args: Args | None, flows: Flows | None, kind: int = BEGIN
+    row: Row, ts_ns: int, dur_ns: int, name: str, args: Args | None, flows: Flows | None
 ) -> list[Op]:
     """The operations that draw a slice with a known end on `row`, which takes it."""
     row.last_ns = ts_ns
     row.ends.append(ts_ns + dur_ns)
     # Both at once: a stable sort by time keeps this right for every slice that nests here later.
-    return [(kind, row.track, ts_ns, name, args, flows), (END, row.track, ts_ns + dur_ns, "", None, None)]
+    return [(BEGIN, row.track, ts_ns, name, args, flows), (END, row.track, ts_ns + dur_ns, "", None, None)]
 
 
 def end(row: Row, ts_ns: int, name: str, args: Args | None, outcomes: Outcomes) -> list[Op]:
     """The operations that an E draws: on the row or beside it, where a B of that name is open."""
     rows = [lane for lane in (row, *row.beside) if lane.open and ts_ns >= lane.last_ns]
-    inner = next((lane for lane in rows if lane.open[-1].name == name), None)
-    lane = inner or next((lane for lane in rows if any(o.name == name for o in lane.open)), None)
+    inner = next((lane for lane in rows if lane.open[-1][0] == name), None)
+    lane = inner or next((lane for lane in rows if any(opened[0] == name for opened in lane.open)), None)
     if lane is None:
         outcomes.no_begin += 1
         return [(INSTANT, row.track, ts_ns, name, {**(args or {}), "no_begin": True}, None)]
     lane.last_ns = ts_ns
     ops: list[Op] = []
-    while lane.open.pop().name != name:
+    while lane.open.pop()[0] != name:
         # longjmp, an exception or a lost record: the caller has returned, so this call has too.
         ops.append((END, lane.track, ts_ns, "", {"unclosed": True}, None))
         outcomes.unclosed += 1
@@ -104,9 +100,6 @@ def close_all(row: Row, ts_ns: int, outcomes: Outcomes) -> list[Op]:
     return ops
 
 
-def marked(args: Any, **marks: Any) -> Args:
-    """`args` with `marks` added, in place where there are any."""
-    if not args:
-        return marks
-    args.update(marks)
-    return args  # type: ignore[no-any-return]
+def marked(args: Args | None, **marks: Any) -> Args:
+    """A copy of `args` with `marks` added."""
+    return {**(args or {}), **marks}

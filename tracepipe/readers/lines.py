@@ -47,31 +47,41 @@ def is_too_deep(text: bytes, value: Any) -> bool:
     return True
 
 
-def chunks_of_lines(
+def chunks_of_text(
     stream: BinaryIO, chunk_bytes: int = CHUNK_BYTES
-) -> Iterator[tuple[int, list[bytes], int, bool]]:
-    """Yield (number of the first line, whole lines without their newline, bytes read so far, cut).
+) -> Iterator[tuple[int, bytes, int, bool]]:
+    """Yield (number of the first line, whole lines, bytes read so far, cut); the last newline is left out.
 
-    `cut` says that the last line of that list ended with the input and without a newline. A line over
-    `LINE_LIMIT_BYTES` is given as its first bytes, so that it fails to parse and is counted as one line.
+    `cut` says that the last line ended with the input and without a newline. A line over `LINE_LIMIT_BYTES`
+    is given as its first bytes, so that it fails to parse and is counted as one line.
     """
     first, offset_bytes = 1, 0
     pieces: list[bytes] = []  # of the line that is not at its end yet; joined once, however many
     held_bytes, skipping = 0, False
     while chunk := stream.read(chunk_bytes):
         offset_bytes += len(chunk)
-        lines = chunk.split(b"\n")
-        tail = lines.pop()
-        if lines:
-            lines[0] = pieces[0] if skipping else b"".join((*pieces, lines[0]))
+        whole, newline, tail = chunk.rpartition(b"\n")
+        if newline:
+            if skipping:
+                pieces = [pieces[0], whole[whole.find(b"\n") :] if b"\n" in whole else b""]
+            else:
+                pieces.append(whole)
+            text = b"".join(pieces)
+            yield first, text, offset_bytes, False
+            first += text.count(b"\n") + 1
             pieces, held_bytes, skipping = [tail], len(tail), False
         elif not skipping:
             pieces.append(tail)
             held_bytes += len(tail)
         if held_bytes > LINE_LIMIT_BYTES and not skipping:
             pieces, skipping = [b"".join(pieces)[:256]], True
-        if lines:
-            yield first, lines, offset_bytes, False
-            first += len(lines)
     if rest := b"".join(pieces):
-        yield first, [rest], offset_bytes, True
+        yield first, rest, offset_bytes, True
+
+
+def chunks_of_lines(
+    stream: BinaryIO, chunk_bytes: int = CHUNK_BYTES
+) -> Iterator[tuple[int, list[bytes], int, bool]]:
+    """`chunks_of_text` with the text as a list of lines."""
+    for first, text, offset_bytes, cut in chunks_of_text(stream, chunk_bytes):
+        yield first, text.split(b"\n"), offset_bytes, cut

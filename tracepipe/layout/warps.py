@@ -1,0 +1,257 @@
+"""Lays out warp batches: a slice for each warp on its hardware slot, and how many run at a time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+from tracepipe.layout.host import HostLayout
+from tracepipe.layout.launches import Launches
+from tracepipe.layout.options import LayoutOptions
+from tracepipe.layout.rows import Row
+from tracepipe.layout.tree import Tree
+from tracepipe.model import Record
+from tracepipe.timeline import BEGIN_ONCE, COUNTER, END, INSTANT, Args, Flows, Op, Track
+
+WARP_LANES = 32
+FULL_MASK = (1 << WARP_LANES) - 1
+# Warps laid out at a time: a batch of 10⁵ must not stand in memory as operations all at once.
+WARPS_AT_ONCE = 4096
+# Order under a GPU: the count of warps, streams, SMs, kernels whose warps' slots are not known.
+RANK_STREAM, RANK_SM, RANK_LOGICAL = 1, 100_000, 200_000
+# %warpid is below 64 on every GPU so far; a key holds SM and slot in one number.
+_SLOTS_MAX = 1 << 12
+
+
+@dataclass(slots=True, eq=False)
+class ActiveWarps:
+    """A counter of running warps. Its changes wait until nothing earlier can come."""
+
+    track: Track
+    value: int = 0
+    _entries: Counter[int] = field(default_factory=Counter)
+    _exits: Counter[int] = field(default_factory=Counter)
+
+    def add(self, entries_ns: list[int], exits_ns: list[int]) -> None:
+        """Count warps that enter and leave at these times."""
+        self._entries.update(entries_ns)
+        self._exits.update(exits_ns)
+
+    def flush(self, before_ns: int | None) -> list[Op]:
+        """The changes before that time, all of them without one: one operation for each time."""
+        times = self._entries.keys() | self._exits.keys()
+        ops: list[Op] = []
+        for ts_ns in sorted(times if before_ns is None else (ns for ns in times if ns < before_ns)):
+            change = self._entries.pop(ts_ns, 0) - self._exits.pop(ts_ns, 0)
+            if change:
+                self.value += change
+                ops.append((COUNTER, self.track, ts_ns, self.value, None, None))
+        return ops
+
+
+@dataclass(slots=True, eq=False)
+class Gpu:
+    """One GPU's tracks, made as they are needed."""
+
+    track: Track
+    streams: dict[int, Row] = field(default_factory=dict)
+    warps: dict[Any, Row] = field(default_factory=dict)
+    active: dict[int, ActiveWarps] = field(default_factory=dict)
+    """By SM; -1 is the whole GPU."""
+
+
+class WarpNames:
+    """Names the warps of a launch by kernel, block and warp."""
+
+    def __init__(self, batch: Record) -> None:
+        self._kernel = batch["name"]
+        threads = 1
+        for size in batch.get("block", ()):
+            threads *= size
+        self._warps = -(-threads // WARP_LANES) if "block" in batch else 0
+        self._grid = batch.get("grid", [0, 1, 1])
+        self._flat = self._grid[1:] == [1, 1] or 0 in self._grid
+
+    def place(self, number: int) -> str:
+        """Block and warp of a warp's number on the grid."""
+        if not self._warps:
+            return f"warp {number}"
+        block, warp = divmod(number, self._warps)
+        if self._flat:
+            return f"block {block} warp {warp}"
+        x, y, _ = self._grid
+        return f"block ({block % x},{block // x % y},{block // (x * y)}) warp {warp}"
+
+    def full(self, number: int) -> str:
+        """Kernel, block and warp."""
+        return f"{self._kernel} {self.place(number)}"
+
+
+class WarpBatchView:
+    """A batch on the trace clock: `stay_ns` is the last exit of each warp after its entry, None without one;
+    `exits` where each warp's exits start in the exit columns.
+    """
+
+    __slots__ = ("_base_ns", "_cycles", "_masks", "_raw", "exits", "names", "record", "stay_ns", "ts_ns")
+
+    def __init__(self, ts_ns: int, record: Record) -> None:
+        self.ts_ns, self.record, self.names = ts_ns, record, WarpNames(record)
+        self._base_ns: int | None = record.get("source_ns")
+        self._raw: list[int] = record.get("source_entry_ns") or record["entry_ns"]
+        self._cycles: list[int] | None = record.get("exit_clk")
+        self._masks: list[int] | None = record.get("entry_mask")
+        exit_ns, counts = record["exit_ns"], record.get("exit_count")
+        self.stay_ns: list[int | None] = exit_ns
+        self.exits: list[int] | None = None
+        if counts is not None:
+            self.exits = list(accumulate(counts, initial=0))
+            self.stay_ns = [
+                max(exit_ns[start : start + count]) if count else None
+                for start, count in zip(self.exits, counts, strict=False)
+            ]
+
+    def exits_of(self, at: int) -> range:
+        """Where the exits of a warp stand in the exit columns."""
+        return range(at, at + 1) if self.exits is None else range(self.exits[at], self.exits[at + 1])
+
+    def args(self, at: int) -> Args:
+        """What is known of one warp."""
+        args: Args = {} if self._base_ns is None else {"source_ns": self._base_ns + self._raw[at]}
+        if self.exits is not None and len(exits := self.exits_of(at)) != 1:
+            args["exits"] = len(exits)
+            if self._cycles is not None and exits:
+                args["cycles"] = max(self._cycles[exits.start : exits.stop])
+        elif self._cycles is not None:
+            args["cycles"] = self._cycles[at if self.exits is None else self.exits[at]]
+        if self._masks is not None and self._masks[at] != FULL_MASK:
+            args["lanes"] = self._masks[at].bit_count()
+        return args
+
+
+class WarpLayout:
+    """Appends its operations to the tree's."""
+
+    def __init__(self, tree: Tree, host: HostLayout, launches: Launches, options: LayoutOptions) -> None:
+        self._tree, self._host, self._launches, self._options = tree, host, launches, options
+        self._unfinished: list[tuple[Row, int, str, Args]] = []
+
+    def _mode(self, batch: Record) -> str:
+        known = "slot" in batch and "sm" in batch
+        mode = self._options.warp_tracks
+        if mode == "auto" or (mode == "slot" and not known):
+            return "slot" if known else "logical"
+        return "logical" if mode == "sm" and "sm" not in batch else mode
+
+    def place(self, gpu: Gpu, ts_ns: int, record: Record) -> int:
+        """Draw one batch; returns the end of its last warp, trace ns."""
+        mode = self._mode(record)
+        entry = record["entry_ns"]
+        if mode == "off" or not entry:
+            return ts_ns
+        order = sorted(range(len(entry)), key=entry.__getitem__)
+        flows = None
+        if "launch" in record:
+            first_ns = ts_ns + entry[order[0]]
+            flows = self._launches.warps(record["launch"], first_ns, record.get("bound_ns", 0))
+        view = WarpBatchView(ts_ns, record)
+        end_ns = ts_ns
+        for start in range(0, len(order), WARPS_AT_ONCE):
+            some = order[start : start + WARPS_AT_ONCE]
+            if mode != "sm":
+                self._draw(gpu, view, mode, some, flows)
+                flows = None
+            end_ns = max(end_ns, self._count(gpu, view, mode, some))
+        return end_ns
+
+    def _draw(self, gpu: Gpu, view: WarpBatchView, mode: str, some: list[int], flows: Flows | None) -> None:
+        """Draw some warps of a batch, in the order of their entry."""
+        record, ts_ns, stays, rows = view.record, view.ts_ns, view.stay_ns, gpu.warps
+        entry, number, full, ops = record["entry_ns"], record["warp"], view.names.full, self._tree.ops
+        on_slots, exits_too = mode == "slot", self._options.thread_exits
+        sms, slots = (record["sm"], record["slot"]) if on_slots else ([], [])
+        for at in some:
+            if on_slots:
+                row = rows.get(sms[at] * _SLOTS_MAX + slots[at])
+            else:
+                row = rows.get((record.get("launch"), record["name"], number[at]))
+            if row is None:
+                row = self._new_row(gpu, view, mode, at)
+            begin_ns, stay_ns = ts_ns + entry[at], stays[at]
+            name, args = full(number[at]), view.args(at)
+            if stay_ns is None:
+                # It was still running when the record ended: drawn when the end of the trace is known.
+                self._host.outcomes.unclosed += 1
+                self._unfinished.append((row, begin_ns, name, args | {"unclosed": True}))
+            elif begin_ns < row.last_ns or (row.ends and row.ends[-1] > begin_ns):
+                # A slot holds one warp at a time: two there mean clocks that disagree.
+                self._host.complete_beside(row, begin_ns, stay_ns, name, args, flows)
+            else:
+                row.last_ns, row.ends = begin_ns, [begin_ns + stay_ns]
+                ops.append((BEGIN_ONCE, row.track, begin_ns, name, args, flows))
+                ops.append((END, row.track, begin_ns + stay_ns, "", None, None))
+            flows = None
+            if exits_too:
+                self._draw_exits(row.track, view, at)
+
+    def _draw_exits(self, track: Track, view: WarpBatchView, at: int) -> None:
+        record = view.record
+        for k in view.exits_of(at):
+            mask = record["exit_mask"][k] if "exit_mask" in record else FULL_MASK
+            args = {"mask": f"0x{mask:08x}", "lanes": mask.bit_count()}
+            ts_ns = view.ts_ns + record["entry_ns"][at] + record["exit_ns"][k]
+            self._tree.ops.append((INSTANT, track, ts_ns, "exit", args, None))
+
+    def _new_row(self, gpu: Gpu, view: WarpBatchView, mode: str, at: int) -> Row:
+        record, number = view.record, view.record["warp"][at]
+        key: Any
+        if mode == "slot":
+            sm, slot = record["sm"][at], record["slot"][at]
+            key = sm * _SLOTS_MAX + slot
+            group = self._tree.child(gpu.track, "group", f"SM {sm}", RANK_SM + sm)
+            track = self._tree.child(group, "slices", f"slot {slot}", slot, "warp")
+        else:
+            key = (record.get("launch"), record["name"], number)
+            group = kernel_group(self._tree, gpu, record)
+            track = self._tree.child(group, "slices", view.names.place(number), number, "warp")
+        row = gpu.warps[key] = Row(track)
+        return row
+
+    def _count(self, gpu: Gpu, view: WarpBatchView, mode: str, some: list[int]) -> int:
+        """Count some warps of a batch; returns their last exit."""
+        ts_ns, entry, stays = view.ts_ns, view.record["entry_ns"], view.stay_ns
+        by_sm: dict[int, list[int]] = {-1: some}
+        if mode == "sm":
+            by_sm = {}
+            for at in some:
+                by_sm.setdefault(view.record["sm"][at], []).append(at)
+        end_ns = ts_ns
+        for sm, warps in by_sm.items():
+            active = gpu.active.get(sm)
+            if active is None:
+                where, rank = (f"SM {sm} active warps", RANK_SM + sm) if sm >= 0 else ("active warps", 0)
+                track = self._tree.child(gpu.track, "counter", where, rank, "gpu", "warps")
+                active = gpu.active[sm] = ActiveWarps(track)
+            entries_ns = [ts_ns + entry[at] for at in warps]
+            exits_ns = [ts_ns + entry[at] + stay for at in warps if (stay := stays[at]) is not None]
+            # Batches come in the order of their first entry: nothing before this one's can come any more.
+            self._tree.ops += active.flush(entries_ns[0])
+            active.add(entries_ns, exits_ns)
+            end_ns = max(end_ns, entries_ns[-1], max(exits_ns, default=0))
+        return end_ns
+
+    def finish(self, gpus: list[Gpu], end_ns: int) -> None:
+        """Draw what waits for the end of the trace."""
+        for row, ts_ns, name, args in self._unfinished:
+            self._host.complete_on(row, ts_ns, max(0, end_ns - ts_ns), name, args)
+        for gpu in gpus:
+            for active in gpu.active.values():
+                self._tree.ops += active.flush(None)
+
+
+def kernel_group(tree: Tree, gpu: Gpu, record: Record) -> Track:
+    """The group of a launch, for warps of no known slot."""
+    launch = record.get("launch")
+    name = record["name"] if launch is None else f"{record['name']} launch {launch}"
+    return tree.child(gpu.track, "group", name, RANK_LOGICAL + (launch or 0))
