@@ -12,9 +12,11 @@ from typing import Annotated, Any, BinaryIO
 import typer
 
 from tracepipe import __version__
+from tracepipe.capture import ENGINES
+from tracepipe.capture.engine import DEFAULT_LAYERS, RING_BYTES
 from tracepipe.converters import CONVERTERS
 from tracepipe.errors import TracepipeError
-from tracepipe.files import STANDARD, default_output, replacing
+from tracepipe.files import STANDARD, default_output, free_name, keeping, replacing
 from tracepipe.layout.options import WARP_TRACKS, LayoutOptions
 from tracepipe.readers import READERS
 
@@ -35,6 +37,7 @@ def _choices(name: str, values: Any) -> Any:
 Format = _choices("Format", CONVERTERS)
 Source = _choices("Source", READERS)
 WarpTracks = _choices("WarpTracks", WARP_TRACKS)
+Engine = _choices("Engine", ["auto", *ENGINES])
 
 
 def _say(text: str) -> None:
@@ -178,6 +181,54 @@ def validate(
         _say(f"note: {note}")
     if report.skipped:
         raise typer.Exit(1)
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def capture(
+    command: Annotated[
+        list[str], typer.Argument(help="The command to run and record.", metavar="-- COMMAND")
+    ],
+    output: Annotated[
+        str, typer.Option("--output", "-o", help="Recording; by default PROGRAM.jsonl, numbered if taken.")
+    ] = "",
+    layers: Annotated[
+        str, typer.Option("--layers", help=f"Comma-separated: {', '.join(DEFAULT_LAYERS)}.")
+    ] = ",".join(DEFAULT_LAYERS),
+    library: Annotated[
+        str | None, typer.Option("--library", help="The libcuda to trace, if not the one it loads.")
+    ] = None,
+    engine: Annotated[Engine, typer.Option("--engine", help="Capture engine.")] = "auto",  # type: ignore[valid-type]
+    ring_bytes: Annotated[
+        int, typer.Option("--ring-bytes", min=4096, help="Room for events that are not on disk yet.")
+    ] = RING_BYTES,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the output.")] = False,
+    then_open: Annotated[bool, typer.Option("--open", help="Convert the recording and open it.")] = False,
+    local: Annotated[bool, typer.Option("--local", help="With --open: a UI found on this machine.")] = False,
+) -> None:
+    """Run a command and record what it, the driver and the kernel do."""
+    from tracepipe.capture import CaptureRequest
+    from tracepipe.capture import capture as run_capture
+
+    asked = tuple(name.strip() for name in layers.split(",") if name.strip())
+    if unknown := [name for name in asked if name not in DEFAULT_LAYERS]:
+        raise typer.BadParameter(
+            f"no layer is called {unknown[0]!r}; there are: {', '.join(DEFAULT_LAYERS)}",
+            param_hint="--layers",
+        )
+    request = CaptureRequest(command, asked, library, _text(engine), ring_bytes)
+    target = output or free_name(Path(command[0]).name, ".jsonl")
+    with keeping(target, force=force) as sink:
+        summary = run_capture(request, sink, notify=_say)
+    from tracepipe.report_text import captured_lines
+
+    for line in captured_lines(target, summary):
+        _say(line)
+    if then_open:
+        from tracepipe.convert import ConvertOptions
+        from tracepipe.open_ui import open_trace
+
+        trace = _convert(target, "perfetto", "", True, ConvertOptions())
+        open_trace(Path(trace), local=local, browser=True, notify=_say)
 
 
 @app.command("open")

@@ -144,3 +144,46 @@ def replacing(path: str, *, force: bool) -> Iterator[BinaryIO]:
         if isinstance(e, OSError) and e.filename is None and e.errno is not None:
             raise OutputError(f"cannot write {path}: {e.strerror}", "free some space, or use -o") from e
         raise
+
+
+def free_name(stem: str, suffix: str) -> str:
+    """`stem` with `suffix` in the current folder, numbered if that is taken."""
+    number = 1
+    while Path(name := f"{stem}{'' if number == 1 else f'-{number}'}{suffix}").exists():
+        number += 1
+    return name
+
+
+@contextmanager
+def keeping(path: str, *, force: bool) -> Iterator[BinaryIO]:
+    """Write a recording, under `path` + ".part" until it ends; what was written stays, whatever happened.
+
+    Raises OutputError if either file is there already. A recording made under sudo belongs to the caller.
+    """
+    if path == STANDARD:
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    target, part = Path(path), Path(f"{path}.part")
+    if target.exists() and not force:
+        raise OutputError(f"{path} exists", "--force overwrites it, -o names another")
+    if force:
+        part.unlink(missing_ok=True)
+    try:
+        # Root may be writing into another user's folder: follow no link and open nothing that is there.
+        fd = os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    except FileExistsError as e:
+        hint = "it is what a killed capture left, and can be read; --force overwrites it"
+        raise OutputError(f"{part} exists", hint) from e
+    except OSError as e:
+        raise OutputError(f"cannot write {part}: {e.strerror}", "name another place with -o") from e
+    if os.geteuid() == 0 and os.environ.get("SUDO_UID", "").isdigit():
+        os.fchown(fd, int(os.environ["SUDO_UID"]), int(os.environ.get("SUDO_GID", "-1")))
+    try:
+        with os.fdopen(fd, "wb") as out:
+            yield out
+    finally:
+        if part.exists() and part.stat().st_size:
+            part.replace(target)
+        else:
+            part.unlink(missing_ok=True)

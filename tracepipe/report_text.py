@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tracepipe.capture import CaptureSummary
 from tracepipe.convert import PROBLEMS_KEPT, Report
 from tracepipe.model import LAYERS
 
@@ -46,3 +47,15 @@ def lines(report: Report) -> Iterator[str]:
         )
     for layer, count in report.losses.items():
         yield f"lost: {count} {layer} events were made and not recorded"
+
+
+def captured_lines(path: str, summary: CaptureSummary) -> Iterator[str]:
+    """What a person should know of a capture, most important last."""
+    counts = ", ".join(f"{summary.counts[layer]} {layer}" for layer in LAYERS if summary.counts.get(layer))
+    seconds = summary.wall_ns / 1e9
+    yield f"{path}: {counts or 'no events'} in {seconds:.2f} s, by {summary.engine}"
+    if summary.ended_by != "exit 0":
+        yield f"note: the command ended by {summary.ended_by}"
+    for layer, count in summary.losses.items():
+        if count:
+            yield f"lost: {count} {layer} events were made and not recorded; --ring-bytes makes more room"

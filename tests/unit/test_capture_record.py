@@ -49,7 +49,7 @@ def test_a_call_is_begun_and_ended() -> None:
         "cpu": 3,
         "args": {"to": 0x7000, "from": 0x8000, "size_bytes": 4096},
     }
-    assert list(begin) == ["type", "name", "phase", "ts_ns", "pid", "tid", "cpu", "args"]
+    assert list(begin) == ["ts_ns", "type", "name", "phase", "pid", "tid", "cpu", "args"]
     assert (end["phase"], end["ts_ns"]) == ("E", 1500)
     assert end["args"] == {"result": 700, "result_name": "CUDA_ERROR_ILLEGAL_ADDRESS"}
 

@@ -24,7 +24,10 @@ def read(*parts: bytes, header: bytes = HEADER + b"\n") -> tuple[list[Record], l
     records: list[Record] = []
     problems: list[Problem] = []
     for batch in tracepipe1.read(io.BytesIO(header + b"\n".join(parts))).batches:
-        records += batch.records
+        # An undated record has no time: -1 stands for it between the stages.
+        records += [
+            {**shape.record, **({"ts_ns": ts_ns} if ts_ns >= 0 else {})} for ts_ns, shape in batch.take()
+        ]
         problems += batch.problems
     return records, problems
 
@@ -227,3 +230,41 @@ def test_lines_are_numbered_whatever_the_chunks(parts: list[bytes], chunk: int, 
 def test_a_stream_read_ahead_is_whole_again(head: bytes, rest: bytes, size: int) -> None:
     stream = Rejoined(head, io.BytesIO(rest))
     assert b"".join(iter(lambda: stream.read(size), b"")) == head + rest
+
+
+# Lines as a capture writes them: the time first, so that the rest of a line is parsed once.
+TIME_FIRST = b'{"ts_ns":%d,"type":"syscall","name":"ioctl","phase":"I","pid":1,"tid":1}'
+
+
+def test_lines_that_differ_in_their_time_only_share_one_shape() -> None:
+    data = HEADER + b"\n" + b"".join(TIME_FIRST % ns + b"\n" for ns in (5, 9, 1799999999999999999))
+    (batch,) = tracepipe1.read(io.BytesIO(data)).batches
+    events = batch.take()
+    assert [ts_ns for ts_ns, _ in events] == [5, 9, 1799999999999999999]
+    assert len({shape for _, shape in events}) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "field", "message"),
+    [
+        (TIME_FIRST % 7 + b"}", "", "is not JSON"),
+        (b"x" + TIME_FIRST % 7, "", "is not JSON"),
+        (b'{"ts_ns":007,' + (TIME_FIRST % 7)[11:], "", "is not JSON"),
+        (b'{"ts_ns":-7,' + (TIME_FIRST % 7)[11:], "ts_ns", "must be at least 0"),
+        (b'{"ts_ns":7.0,' + (TIME_FIRST % 7)[11:], "ts_ns", "must be an integer"),
+        (b'{"ts_ns":9999999999999999999,' + (TIME_FIRST % 7)[11:], "ts_ns", "must be at most"),
+        ((TIME_FIRST % 7).replace(b'"tid":1', b'"tid":"1"'), "tid", "must be an integer"),
+        ((TIME_FIRST % 7).replace(b'"tid":1', b'"tid":1,"ts_ns":"x"'), "ts_ns", "must be an integer"),
+    ],
+)
+def test_a_bad_line_with_its_time_first_costs_itself_only(line: bytes, field: str, message: str) -> None:
+    records, problems = read(TIME_FIRST % 1, TIME_FIRST % 2, line, TIME_FIRST % 3, b"")
+    assert [record["ts_ns"] for record in records] == [1, 2, 3]
+    assert [(p.line, p.field) for p in problems] == [(4, field)]
+    assert problems[0].message.startswith(message)
+
+
+def test_a_second_time_in_a_line_is_the_one_that_counts() -> None:
+    twice = (TIME_FIRST % 5)[:-1] + b',"ts_ns":8}'
+    records, problems = read(twice, twice, TIME_FIRST % 6, b"")
+    assert ([record["ts_ns"] for record in records], problems) == ([8, 8, 6], [])

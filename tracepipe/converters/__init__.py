@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from tracepipe.converters import chrome, perfetto, text
 from tracepipe.converters.writer import OutputFormat
 
 __all__ = ["CONVERTERS", "OutputFormat"]
 
+# The writers are imported when they write: Perfetto's protobuf classes alone take longer than --help may.
 CONVERTERS: dict[str, OutputFormat] = {
-    output.name: output for output in (perfetto.FORMAT, chrome.FORMAT, text.FORMAT)
+    "perfetto": OutputFormat(".pftrace", "tracepipe.converters.perfetto:PerfettoWriter", can_compress=True),
+    "chrome": OutputFormat(".json", "tracepipe.converters.chrome:ChromeWriter"),
+    "text": OutputFormat(".txt", "tracepipe.converters.text:TextWriter", on_terminal=True),
 }

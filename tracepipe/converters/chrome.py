@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 import orjson
 
-from tracepipe.converters.writer import OutputFormat, TraceInfo
+from tracepipe.converters.writer import TraceInfo
 from tracepipe.timeline import COUNTER, DECLARE, END, INSTANT, Op, Track
 
 # Ids of groups that are no process: beyond any process id of Linux (at most 2^22).
@@ -123,6 +123,3 @@ class ChromeWriter:
     def finish(self) -> None:
         """Close the array and the object."""
         self._out.write(b"\n]}\n")
-
-
-FORMAT = OutputFormat("chrome", "Chrome trace JSON (chrome://tracing, Speedscope)", ".json", ChromeWriter)

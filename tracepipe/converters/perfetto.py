@@ -22,7 +22,7 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
 from tracepipe.converters.perfetto_intern import Sequence
 from tracepipe.converters.wire import SMALL, delimited, tag, varint
-from tracepipe.converters.writer import OutputFormat, TraceInfo
+from tracepipe.converters.writer import TraceInfo
 from tracepipe.model import MONOTONIC, SharedArgs
 from tracepipe.timeline import BEGIN, BEGIN_ONCE, COUNTER, DECLARE, END, INSTANT, Op, Track
 
@@ -296,8 +296,3 @@ class PerfettoWriter:
     def finish(self) -> None:
         """Write what compression still holds."""
         self._emit_compressed()
-
-
-FORMAT = OutputFormat(
-    "perfetto", "Perfetto trace (ui.perfetto.dev)", ".pftrace", PerfettoWriter, can_compress=True
-)

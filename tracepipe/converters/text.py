@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 import orjson
 
-from tracepipe.converters.writer import OutputFormat, TraceInfo
+from tracepipe.converters.writer import TraceInfo
 from tracepipe.timeline import DECLARE, END, INSTANT, Args, Flows, Op, Track
 
 
@@ -117,6 +117,3 @@ class TextWriter:
         when: Any = drawn.ts_ns - self._base_ns
         name = "  " * drawn.depth + drawn.name
         return f"{when:>12} {dur:<10}  {name}{_args_text(drawn.args)}{_flows_text(drawn.flows)}"
-
-
-FORMAT = OutputFormat("text", "text, every slice a line", ".txt", TextWriter, on_terminal=True)

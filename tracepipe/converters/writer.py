@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import BinaryIO, Protocol
+from importlib import import_module
+from typing import BinaryIO, Protocol, cast
 
 from tracepipe.timeline import Op
 
@@ -34,12 +34,15 @@ class Writer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
-    """An output format; `suffix` replaces that of the input."""
+    """An output format; `suffix` replaces that of the input, `writer` is `module:class`."""
 
-    name: str
-    title: str
     suffix: str
-    open: Callable[[BinaryIO, TraceInfo], Writer]
+    writer: str
     can_compress: bool = False
     on_terminal: bool = False
     """Whether it is for people, and goes to standard output unless told where."""
+
+    def open(self, out: BinaryIO, info: TraceInfo) -> Writer:
+        """A writer to `out`."""
+        module, _, name = self.writer.partition(":")
+        return cast(Writer, getattr(import_module(module), name)(out, info))
