@@ -16,7 +16,7 @@ from typing import Any
 from tracepipe.errors import ClockError
 from tracepipe.model import HOST_CLOCKS, MONOTONIC, Header, Record, Shape, SourceNs, Timed, TraceNs
 
-# Outside its pairs a clock may change its rate (temperature): this much of the distance is allowed for.
+# Between and outside its pairs a clock may change its rate (temperature) by this much unseen.
 WANDER_PPM = 1
 # A rate that is not measured well enough to beat this is taken as 1. Crystals stay within 100 ppm.
 CRYSTAL_PPM = 100
@@ -115,42 +115,63 @@ def _consistent(pairs: Sequence[ClockPair]) -> list[ClockPair]:
     return kept
 
 
-def _bend_ns(pairs: Sequence[ClockPair], at: int) -> int:
-    """How far pair `at` lies off the line through its neighbours, beyond what uncertainty explains."""
-    if not 0 < at < len(pairs) - 1:
-        return 0
-    a, b, c = pairs[at - 1], pairs[at], pairs[at + 1]
+def _off_line_ns(a: ClockPair, b: ClockPair, c: ClockPair) -> int:
+    """How far `b` may lie off the line through `a` and `c`; 0 where their uncertainties explain it."""
     line_ns = a.host_ns + (b.source_ns - a.source_ns) * (c.host_ns - a.host_ns) // (c.source_ns - a.source_ns)
-    explained_ns = b.uncertainty_ns + max(a.uncertainty_ns, c.uncertainty_ns)
-    return max(0, abs(b.host_ns - line_ns) - explained_ns)
+    # Readings and the line are whole numbers: 2 ns.
+    explained_ns = b.uncertainty_ns + max(a.uncertainty_ns, c.uncertainty_ns) + 2
+    off_ns = abs(b.host_ns - line_ns)
+    return off_ns + explained_ns if off_ns > explained_ns else 0
+
+
+def _bend_ns(pairs: Sequence[ClockPair], at: int) -> int:
+    """What a bend of the clock may add to the error beside pair `at`, as its neighbours show it."""
+    return _off_line_ns(*pairs[at - 1 : at + 2]) if 0 < at < len(pairs) - 1 else 0
+
+
+def _bend_ppm(pairs: Sequence[ClockPair], end: ClockPair) -> int:
+    """How far the rate at one end may be off the overall rate, as the pairs between the ends show it."""
+    first, last = pairs[0], pairs[-1]
+    return max(
+        (
+            -(-_off_line_ns(first, pair, last) * 1_000_000 // abs(end.source_ns - pair.source_ns))
+            for pair in pairs[1:-1]
+        ),
+        default=0,
+    )
 
 
 def fit(clock: str, pairs: Sequence[ClockPair]) -> ClockMap:
     """The piecewise-linear map through `pairs`. Raises ClockError without any.
 
-    Bound inside: the larger uncertainty of the two ends, plus what the neighbours show of a bend. Outside:
-    that of the end, plus the distance times the uncertainty of the overall rate.
+    The bounds hold if the rate changes by no more than WANDER_PPM beyond what the pairs show. Inside: the
+    larger uncertainty of the two ends, plus such a change halfway, plus what the neighbours show of a bend.
+    Outside: that of the end, plus the distance times the uncertainty of the overall rate.
     """
     if not pairs:
         raise ClockError(f"clock {clock} has no clock pairs", f"--assume-offset {clock}=NS places it")
     kept = _consistent(pairs)
     first, last = kept[0], kept[-1]
     span_ns = last.source_ns - first.source_ns
-    rate, outside_ppm = (1, 1), CRYSTAL_PPM
+    rate, before_ppm, after_ppm = (1, 1), CRYSTAL_PPM, CRYSTAL_PPM
     if span_ns:
         noise_ns = first.uncertainty_ns + last.uncertainty_ns + 1
         measured_ppm = -(-noise_ns * 1_000_000 // span_ns) + WANDER_PPM
         if measured_ppm < CRYSTAL_PPM:
-            rate, outside_ppm = (last.host_ns - first.host_ns, span_ns), measured_ppm
-    segments = [Segment(0, first.source_ns, first.host_ns, *rate, first.uncertainty_ns + 1, outside_ppm)]
+            rate = (last.host_ns - first.host_ns, span_ns)
+            before_ppm, after_ppm = (measured_ppm + _bend_ppm(kept, end) for end in (first, last))
+    segments = [Segment(0, first.source_ns, first.host_ns, *rate, first.uncertainty_ns + 1, before_ppm)]
     for at, (a, b) in enumerate(pairwise(kept)):
+        length_ns = b.source_ns - a.source_ns
         bound_ns = max(a.uncertainty_ns, b.uncertainty_ns) + 1
+        # A change of the rate in the middle leads a quarter of the length away from the line.
+        bound_ns += -(-length_ns * WANDER_PPM // 4_000_000)
         bound_ns += max(_bend_ns(kept, at), _bend_ns(kept, at + 1))
-        line = (b.host_ns - a.host_ns, b.source_ns - a.source_ns)
+        line = (b.host_ns - a.host_ns, length_ns)
         segments.append(Segment(a.source_ns, a.source_ns, a.host_ns, *line, bound_ns, 0))
     if span_ns:
         end = (last.source_ns, last.source_ns, last.host_ns)
-        segments.append(Segment(*end, *rate, last.uncertainty_ns + 1, outside_ppm))
+        segments.append(Segment(*end, *rate, last.uncertainty_ns + 1, after_ppm))
     return ClockMap(clock, "fit", tuple(segments), len(kept), len(pairs) - len(kept))
 
 

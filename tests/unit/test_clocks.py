@@ -1,0 +1,406 @@
+"""Clock maps: a placed time lies within the stated bound of the true one, wherever the pairs are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tracepipe.clocks import ClockMap, ClockPair, Clocks, fit
+from tracepipe.errors import ClockError
+from tracepipe.model import Shape, SourceNs, Timed, new_header, timed
+from tracepipe.validate import first_fault
+
+SECOND_NS = 1_000_000_000
+GPU = "globaltimer:0"
+
+
+@dataclass(frozen=True)
+class TrueClock:
+    """A clock that runs fast by `drift`, and by `drift` + `bend` after `bend_at_ns` of the host."""
+
+    offset_ns: int
+    drift: Fraction
+    bend: Fraction = Fraction(0)
+    bend_at_ns: int = 0
+
+    def reads(self, host_ns: int) -> int:
+        """What the clock shows at that instant: whole nanoseconds, as clocks give them."""
+        bent = max(0, host_ns - self.bend_at_ns) * self.bend
+        return int(self.offset_ns + host_ns + host_ns * self.drift + bent)
+
+    def pair(self, host_ns: int, before_ns: int, after_ns: int) -> dict[str, Any]:
+        """A clock record of a reading at `host_ns` between two readings of the host's clock."""
+        low_ns, high_ns = host_ns - before_ns, host_ns + after_ns
+        source_ns = self.reads(host_ns)
+        record = {"type": "clock", "clock": GPU, "source_ns": source_ns}
+        return record | {"host_lo_ns": low_ns, "host_hi_ns": high_ns}
+
+
+def ppm(value: float) -> Fraction:
+    return Fraction(value) / 1_000_000
+
+
+noise = st.integers(0, 2_000)
+noises = st.lists(st.tuples(noise, noise), min_size=2, max_size=12)
+
+
+def pairs_of(
+    clock: TrueClock, noise_ns: list[tuple[int, int]], from_ns: int, step_ns: int
+) -> list[ClockPair]:
+    records = [clock.pair(from_ns + at * step_ns, *both) for at, both in enumerate(noise_ns)]
+    assert [first_fault(record) for record in records] == [None] * len(records)
+    return [ClockPair.of(record) for record in records]
+
+
+def error_ns(clock_map: ClockMap, clock: TrueClock, host_ns: int) -> int:
+    return abs(clock_map.place(SourceNs(clock.reads(host_ns))) - host_ns)
+
+
+def bound_ns(clock_map: ClockMap, clock: TrueClock, host_ns: int) -> int:
+    return clock_map.bound_at(clock.reads(host_ns))
+
+
+@given(
+    noise_ns=noises,
+    drift=st.sampled_from([0.0, 10.1, -10.1, 80.0]),
+    offset_ns=st.integers(-5_000 * SECOND_NS, 1_900_000_000 * SECOND_NS),
+    when=st.lists(st.integers(-100, 200), min_size=1, max_size=20),
+)
+def test_a_steady_clock_is_placed_within_its_bound(
+    noise_ns: list[tuple[int, int]], drift: float, offset_ns: int, when: list[int]
+) -> None:
+    clock = TrueClock(offset_ns, ppm(drift))
+    from_ns, step_ns = 6_000 * SECOND_NS, 10 * SECOND_NS
+    clock_map = fit(GPU, pairs_of(clock, noise_ns, from_ns, step_ns))
+    span_ns = (len(noise_ns) - 1) * step_ns
+    for percent in when:  # 0 to 100 is between the first and the last pair
+        host_ns = from_ns + span_ns * percent // 100
+        assert error_ns(clock_map, clock, host_ns) <= bound_ns(clock_map, clock, host_ns)
+
+
+def place_a_bent_clock(
+    noise_ns: list[tuple[int, int]], bend: float, bend_percent: int, when: list[int]
+) -> None:
+    from_ns, step_ns = 6_000 * SECOND_NS, SECOND_NS
+    span_ns = (len(noise_ns) - 1) * step_ns
+    clock = TrueClock(123_456_789, ppm(10.1), ppm(bend), from_ns + span_ns * bend_percent // 100)
+    clock_map = fit(GPU, pairs_of(clock, noise_ns, from_ns, step_ns))
+    for percent in when:
+        host_ns = from_ns + span_ns * percent // 100
+        assert error_ns(clock_map, clock, host_ns) <= bound_ns(clock_map, clock, host_ns), percent
+
+
+@given(
+    noise_ns=noises,
+    bend=st.floats(-1, 1),
+    bend_percent=st.integers(-50, 150),
+    when=st.lists(st.integers(-100, 200), min_size=1, max_size=20),
+)
+def test_a_clock_that_wanders_is_placed_within_its_bound(
+    noise_ns: list[tuple[int, int]], bend: float, bend_percent: int, when: list[int]
+) -> None:
+    place_a_bent_clock(noise_ns, bend, bend_percent, when)
+
+
+@given(
+    noise_ns=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=6, max_size=12),
+    bend=st.sampled_from([3.0, -3.0, 40.0, -40.0]),
+    bend_percent=st.integers(25, 75),
+    when=st.lists(st.integers(-100, 200), min_size=1, max_size=20),
+)
+def test_a_bend_that_the_pairs_show_is_in_the_bound(
+    noise_ns: list[tuple[int, int]], bend: float, bend_percent: int, when: list[int]
+) -> None:
+    place_a_bent_clock(noise_ns, bend, bend_percent, when)
+
+
+def test_a_steady_clock_is_not_taken_for_a_bent_one() -> None:
+    clock = TrueClock(5, ppm(10.1))
+    clock_map = fit(GPU, pairs_of(clock, [(900, 100), (100, 900)] * 4, SECOND_NS, SECOND_NS))
+    # ± 500 ns of the readings, 1 ns of rounding, and a quarter of 1 ppm of the second between them
+    assert clock_map.bound_at(clock.reads(3 * SECOND_NS + 5)) == 752
+    assert clock_map.bound_at(clock.reads(8 * SECOND_NS)) == 501
+
+
+@given(noise_ns=noises, bend=st.sampled_from([0.0, 3.0]))
+def test_the_map_is_continuous_and_never_goes_back(noise_ns: list[tuple[int, int]], bend: float) -> None:
+    clock = TrueClock(77, ppm(10.1), ppm(bend), 6_005 * SECOND_NS)
+    clock_map = fit(GPU, pairs_of(clock, noise_ns, 6_000 * SECOND_NS, 4 * SECOND_NS))
+    for segment in clock_map.segments[1:]:
+        before, at, after = (clock_map.place(SourceNs(segment.start_ns + step)) for step in (-1, 0, 1))
+        assert 0 <= at - before <= 2
+        assert 0 <= after - at <= 2
+    grid = [SourceNs(clock.reads(6_000 * SECOND_NS) + step * 700_000_001) for step in range(-20, 80)]
+    assert all(a < b for a, b in pairwise(map(clock_map.place, grid)))
+
+
+def test_drift_is_measured_over_all_pairs() -> None:
+    # 10.1 ppm is what one H200 showed; a source clock that runs fast has a negative drift here.
+    fast = TrueClock(0, ppm(10.1))
+    clock_map = fit(GPU, pairs_of(fast, [(0, 0)] * 5, SECOND_NS, 100 * SECOND_NS))
+    assert clock_map.drift_ppm == pytest.approx(-10.1, abs=0.01)
+    assert (clock_map.pairs, clock_map.dropped, clock_map.method) == (5, 0, "fit")
+
+
+def test_a_single_pair_is_an_offset_whose_bound_grows_with_the_distance() -> None:
+    clock_map = fit(GPU, [ClockPair(1_000, 5_000, 300)])
+    assert clock_map.place(SourceNs(1_000)) == 5_000
+    assert clock_map.place(SourceNs(2_000_001_000)) == 2_000_005_000
+    assert clock_map.bound_at(1_000) == 301
+    # 100 ppm, as crystals go, of two seconds
+    assert clock_map.bound_at(2_000_001_000) == 301 + 200_000
+    assert clock_map.drift_ppm == 0
+
+
+@given(drift=st.sampled_from([-99.0, 10.1, 99.0]), away_ns=st.integers(-50 * SECOND_NS, 50 * SECOND_NS))
+def test_a_single_pair_covers_the_drift_of_any_crystal(drift: float, away_ns: int) -> None:
+    clock = TrueClock(1_000 * SECOND_NS, ppm(drift))
+    clock_map = fit(GPU, pairs_of(clock, [(400, 10)], 60 * SECOND_NS, SECOND_NS))
+    host_ns = 60 * SECOND_NS + away_ns
+    assert error_ns(clock_map, clock, host_ns) <= bound_ns(clock_map, clock, host_ns)
+
+
+def test_no_pairs_are_an_error_that_says_what_to_do() -> None:
+    with pytest.raises(ClockError) as caught:
+        fit(GPU, [])
+    assert caught.value.message == "clock globaltimer:0 has no clock pairs"
+    assert caught.value.hint == "--assume-offset globaltimer:0=NS places it"
+
+
+def test_of_two_close_pairs_the_more_certain_stays() -> None:
+    # 10 µs apart with ± 1 µs each: the line through both could be off by 20%.
+    close = [ClockPair(0, 0, 1_000), ClockPair(10_000, 10_900, 500)]
+    for pairs in (close, close[::-1]):
+        clock_map = fit(GPU, pairs)
+        assert (clock_map.pairs, clock_map.dropped) == (1, 1)
+        assert clock_map.place(SourceNs(10_000)) == 10_900
+    assert fit(GPU, [ClockPair(0, 0, 500), ClockPair(10_000, 10_900, 1_000)]).place(SourceNs(0)) == 0
+
+
+def test_two_pairs_of_one_reading_do_not_divide_by_zero() -> None:
+    clock_map = fit(GPU, [ClockPair(50, 100, 5), ClockPair(50, 101, 5)])
+    assert clock_map.pairs == 1
+    assert clock_map.place(SourceNs(60)) == 110
+
+
+def test_a_pair_that_jumps_is_dropped() -> None:
+    # A reader that was stopped between its two readings of the host may have a pair far off the others.
+    clock = TrueClock(0, ppm(10.1))
+    pairs = pairs_of(clock, [(20, 20)] * 6, SECOND_NS, SECOND_NS)
+    wrong = pairs[3].host_ns + 500_000_000
+    pairs[3] = ClockPair(pairs[3].source_ns, wrong, pairs[3].uncertainty_ns + 1)
+    clock_map = fit(GPU, pairs)
+    assert (clock_map.pairs, clock_map.dropped) == (5, 1)
+    for host_ns in range(SECOND_NS, 6 * SECOND_NS, 99_999_999):
+        assert error_ns(clock_map, clock, host_ns) <= bound_ns(clock_map, clock, host_ns) <= 22 + 500
+
+
+@given(st.integers(1 << 55, 1 << 62))
+def test_huge_times_keep_every_nanosecond(source_ns: int) -> None:
+    pairs = [ClockPair(1 << 54, 0, 10), ClockPair((1 << 54) + SECOND_NS, SECOND_NS, 10)]
+    placed = fit(GPU, pairs).place(SourceNs(source_ns))
+    assert type(placed) is int
+    assert placed == source_ns - (1 << 54)
+
+
+def test_a_pair_contains_the_whole_interval_of_its_record() -> None:
+    for low, high in ((100, 100), (100, 101), (100, 103), (7, 1_000_008)):
+        record = {"source_ns": 1, "host_lo_ns": low, "host_hi_ns": high}
+        pair = ClockPair.of(record)
+        assert pair.host_ns - pair.uncertainty_ns <= low
+        assert pair.host_ns + pair.uncertainty_ns >= high
+
+
+# Recordings: which clock is the trace's, and what happens to events ------------------------------------
+
+
+def event(ts_ns: int, **fields: Any) -> Timed:
+    return timed({"type": "gpu_kernel", "name": "k", "phase": "I", "ts_ns": ts_ns, **fields})
+
+
+def header(**fields: Any) -> Any:
+    return new_header(clock="monotonic", clocks=["monotonic", GPU], **fields)
+
+
+PAIRS: list[dict[str, Any]] = [
+    {"type": "clock", "clock": GPU, "source_ns": 1_000 * SECOND_NS, "host_lo_ns": 90, "host_hi_ns": 110},
+    {
+        "type": "clock",
+        "clock": GPU,
+        "source_ns": 1_100 * SECOND_NS,
+        "host_lo_ns": 100 * SECOND_NS + 1_000_090,  # 10 ppm more than the source
+        "host_hi_ns": 100 * SECOND_NS + 1_000_110,
+    },
+]
+
+
+def test_events_on_the_traces_own_clock_pass_as_they_are() -> None:
+    clocks = Clocks(new_header(clock="monotonic", clocks=["monotonic"]))
+    events = [timed({"type": "userspace", "name": "f", "phase": "B", "ts_ns": n}) for n in (3, 5)]
+    assert clocks.stamp(events, {}) is events
+    assert clocks.statements() == []
+
+
+def test_an_event_of_another_clock_keeps_its_reading_and_gets_the_bound() -> None:
+    clocks = Clocks(header(), PAIRS)
+    (placed,) = clocks.stamp(
+        [event(1_050 * SECOND_NS, clock=GPU, args={"n": 1}, phase="X", dur_ns=10**9)], {}
+    )
+    ts_ns, shape = placed
+    assert ts_ns == 50 * SECOND_NS + 500_100
+    assert shape.args == {"n": 1, "source_ns": 1_050 * SECOND_NS}
+    assert shape.record["bound_ns"] == 11 + 25_000
+    assert shape.dur_ns == SECOND_NS + 10_000  # the same second, on the host's clock
+
+
+def test_events_of_a_clock_without_pairs_are_counted_and_left_out() -> None:
+    clocks, unplaced = Clocks(header()), {}  # type: ignore[var-annotated]
+    batch = {"type": "gpu_warp", "name": "k", "ts_ns": 5, "clock": GPU, "warp": [0, 1, 2]}
+    batch |= {"entry_ns": [0] * 3, "exit_ns": [1] * 3}
+    kept = clocks.stamp([event(1, clock=GPU), event(2), timed(batch)], unplaced)
+    assert [ts_ns for ts_ns, _ in kept] == [2]
+    assert unplaced == {GPU: 4}
+    assert clocks.get(GPU) is None
+
+
+def warps(**fields: Any) -> dict[str, Any]:
+    return {"type": "gpu_warp", "name": "k", "ts_ns": 1_000 * SECOND_NS, "clock": GPU, **fields}
+
+
+def test_columns_of_warps_are_stretched_by_the_drift() -> None:
+    clocks = Clocks(header(), PAIRS)
+    entry_ns, exit_ns = [0, SECOND_NS, 2 * SECOND_NS], [1_000_000, 2_000_000, 5_000_000, 7_000_000]
+    batch = warps(warp=[0, 1, 2], entry_ns=entry_ns, exit_ns=exit_ns, exit_count=[1, 2, 1])
+    ((ts_ns, shape),) = clocks.stamp([timed(batch)], {})
+    stretched = shape.record
+    assert ts_ns == 100
+    assert stretched["source_ns"] == 1_000 * SECOND_NS
+    assert stretched["source_entry_ns"] == entry_ns
+    assert stretched["entry_ns"] == [0, SECOND_NS + 10_000, 2 * SECOND_NS + 20_000]
+    assert stretched["exit_ns"] == [1_000_010, 2_000_020, 5_000_050, 7_000_070]
+
+
+def test_columns_too_short_to_stretch_stay_as_they_are() -> None:
+    clocks = Clocks(header(), PAIRS)
+    batch = warps(warp=[0, 1], entry_ns=[0, 4_000], exit_ns=[32, 64])
+    ((_, shape),) = clocks.stamp([timed(batch)], {})
+    assert shape.record["entry_ns"] == [0, 4_000]
+    assert "source_entry_ns" not in shape.record
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 10**10), st.integers(0, 10**10)), min_size=1, max_size=20),
+    st.integers(0, 200 * SECOND_NS),
+)
+def test_a_stretched_warp_lies_where_its_readings_lie(columns: list[tuple[int, int]], base_ns: int) -> None:
+    clocks = Clocks(header(), PAIRS)
+    clock_map = clocks.get(GPU)
+    assert clock_map is not None
+    base_ns += 950 * SECOND_NS
+    entry_ns, exit_ns = [list(column) for column in zip(*columns, strict=True)]
+    batch = warps(warp=list(range(len(entry_ns))), entry_ns=entry_ns, exit_ns=exit_ns) | {"ts_ns": base_ns}
+    ((ts_ns, shape),) = clocks.stamp([timed(batch)], {})
+    for at, (entered, stayed) in enumerate(columns):
+        want_ns = clock_map.place(SourceNs(base_ns + entered))
+        got_ns = ts_ns + shape.record["entry_ns"][at]
+        assert abs(got_ns - want_ns) <= 1
+        assert (
+            abs(got_ns + shape.record["exit_ns"][at] - clock_map.place(SourceNs(base_ns + entered + stayed)))
+            <= 1
+        )
+
+
+START = {"monotonic_ns": 1_000, "boottime_ns": 61_000, "realtime_ns": 1_800_000_000 * SECOND_NS}
+
+
+def test_host_clocks_are_placed_by_the_header() -> None:
+    clocks = Clocks(new_header(clock="monotonic", clocks=["monotonic", "boottime", "realtime"], start=START))
+    now = START["realtime_ns"] + 25
+    kept = clocks.stamp([event(61_500, clock="boottime"), event(now, clock="realtime"), event(1_030)], {})
+    assert [ts_ns for ts_ns, _ in kept] == [1_500, 1_025, 1_030]
+    assert {said["clock"]: said["method"] for said in clocks.statements()} == {
+        "boottime": "offset",
+        "realtime": "offset",
+    }
+
+
+def test_a_recording_on_one_clock_has_it_as_its_trace_clock() -> None:
+    clocks = Clocks(new_header(clock=GPU, clocks=[GPU], start=START))
+    assert clocks.trace_clock == GPU
+    ((ts_ns, _),) = clocks.stamp([event(987)], {})
+    assert ts_ns == 987
+    assert clocks.statements() == [{"clock": GPU, "trace_clock": GPU, "method": "same", "bound_ns": 0}]
+
+
+def test_an_assumed_offset_is_added_and_said_to_be_one() -> None:
+    clocks = Clocks(header(), assumed={GPU: -400})
+    ((ts_ns, _),) = clocks.stamp([event(1_000, clock=GPU)], {})
+    assert ts_ns == 600
+    (said,) = clocks.statements()
+    assert said["method"] == "assumed"
+    assert said["bound"] == "unknown: the offset was assumed"
+    assert "bound_ns" not in said
+
+
+def test_an_assumed_offset_wins_over_pairs() -> None:
+    clocks = Clocks(header(), PAIRS, assumed={GPU: 7})
+    ((ts_ns, _),) = clocks.stamp([event(1_000 * SECOND_NS, clock=GPU)], {})
+    assert ts_ns == 1_000 * SECOND_NS + 7
+
+
+def test_a_clock_can_be_assumed_to_be_realtime() -> None:
+    clocks = Clocks(header(start=START), assumed={GPU: "realtime"})
+    ((ts_ns, _),) = clocks.stamp([event(START["realtime_ns"] + 44, clock=GPU)], {})
+    assert ts_ns == 1_044
+
+
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [("realtime", {}), ("realtime", {"monotonic_ns": 5}), ("realtime", {"realtime_ns": 5}), ("tai", START)],
+)
+def test_an_assumption_that_nothing_supports_is_an_error(name: str, start: dict[str, int]) -> None:
+    with pytest.raises(ClockError, match="cannot place globaltimer:0 by"):
+        Clocks(header(start=start), assumed={GPU: name})
+
+
+def test_a_loss_without_a_date_stands_where_it_stands() -> None:
+    clocks = Clocks(header(), PAIRS)
+    loss = timed({"type": "loss", "count": 3})
+    assert loss[0] == -1
+    kept = clocks.stamp([event(10), event(20), loss, event(30)], {})
+    assert [ts_ns for ts_ns, _ in kept] == [10, 20, 20, 30]
+    plain = Shape({"type": "userspace", "name": "f", "phase": "B"})
+    clocks.stamp([(50, plain)], {})
+    assert clocks.stamp([timed({"type": "loss", "count": 1})], {})[0][0] == 50
+
+
+def test_footers_and_clock_records_pass_without_a_time() -> None:
+    clocks = Clocks(header(), PAIRS)
+    records = [timed({"type": "footer", "counts": {}, "losses": {}}), timed(dict(PAIRS[0]))]
+    assert clocks.stamp(records, {}) == records
+    assert clocks.statements() == []
+
+
+def test_a_statement_gives_pairs_drift_and_the_worst_bound() -> None:
+    clocks = Clocks(header(), [*PAIRS, {**PAIRS[1], "source_ns": PAIRS[1]["source_ns"] + 5}])
+    clocks.stamp([event(1_050 * SECOND_NS, clock=GPU), event(1_000, clock="monotonic")], {})
+    (said,) = clocks.statements()
+    bound_ns = said.pop("bound_ns")
+    assert said == {
+        "clock": GPU,
+        "trace_clock": "monotonic",
+        "method": "fit",
+        "pairs": 2,
+        "pairs_dropped": 1,
+        "drift_ppm": 10.0,
+    }
+    assert bound_ns == 11 + 25_000  # a quarter of 1 ppm of the hundred seconds between the pairs
+    # An event a hundred seconds after the last pair is less certain, and the statement says so.
+    clocks.stamp([event(1_200 * SECOND_NS, clock=GPU)], {})
+    assert clocks.statements()[0]["bound_ns"] > 100_000
