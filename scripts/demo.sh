@@ -1,0 +1,29 @@
+#!/bin/sh
+# The main job end to end: capture the bundled vec_add where this machine allows it, convert, say what to open.
+set -eu
+cd "$(dirname "$0")/.."
+tracepipe=.venv/bin/tracepipe
+mkdir -p build/demo
+
+cat_reason() { sed -n 1p build/demo/reason; }
+
+recording=fixtures/gpu-h200/input.jsonl
+if ! make -s -C fixtures/standin BUILD="$PWD/build/standin" 2>build/demo/reason; then
+    echo "no capture here: $(cat_reason)"
+elif ! $tracepipe capture --force -o build/demo/run.jsonl -- build/standin/vec_add 2>build/demo/reason; then
+    echo "no capture here: $(cat_reason)"
+else
+    cat build/demo/reason
+    recording=build/demo/run.jsonl
+fi
+[ "$recording" = build/demo/run.jsonl ] || echo "taking the bundled recording $recording instead"
+
+$tracepipe convert "$recording" --format perfetto --force -o build/demo/run.pftrace
+$tracepipe convert "$recording" --format chrome --force -o build/demo/run.json
+$tracepipe convert fixtures/gpu-h200/input.jsonl --force -o build/demo/warps.pftrace
+cat <<END
+
+Open in ui.perfetto.dev (drag it in), or here without a network: add --local
+  .venv/bin/tracepipe open build/demo/run.pftrace      the run that was just converted
+  .venv/bin/tracepipe open build/demo/warps.pftrace    every warp of two kernels on an H200
+END

