@@ -1,0 +1,199 @@
+"""Chrome's JSON: always valid, nanoseconds survive, every begin has its end."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections import Counter
+from decimal import Decimal
+from typing import Any
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tracepipe.converters.chrome import ChromeWriter
+from tracepipe.converters.writer import TraceInfo
+from tracepipe.layout import Layout
+from tracepipe.model import new_header, timed
+from tracepipe.timeline import BEGIN, COUNTER, DECLARE, END, INSTANT, Op, Track
+
+START_NS = 5_000_000_000_000
+
+
+def written(*batches: list[Op], start_ns: int = START_NS) -> bytes:
+    out = io.BytesIO()
+    writer = ChromeWriter(out, TraceInfo("monotonic", {"trace_ns": start_ns}))
+    for ops in batches:
+        writer.write(ops)
+    writer.finish()
+    return out.getvalue()
+
+
+def drawn(data: bytes) -> list[dict[str, Any]]:
+    """The events but the metadata, with times as the decimals that stand in the file."""
+    trace = json.loads(data, parse_float=Decimal)
+    return [event for event in trace["traceEvents"] if event["ph"] != "M"]
+
+
+def track_in_group() -> tuple[Track, Track]:
+    group = Track(1, None, "group", "GPU 0", lane=1)
+    return group, Track(2, group, "slices", "stream 7", rank=3, category="gpu", lane=1)
+
+
+def declared(*tracks: Track) -> list[Op]:
+    return [(DECLARE, track, 0, "", None, None) for track in tracks]
+
+
+def test_a_trace_of_nothing_is_valid() -> None:
+    trace = json.loads(written())
+    assert trace["traceEvents"] == []
+    assert trace["displayTimeUnit"] == "ns"
+    assert trace["otherData"]["trace_clock"] == "monotonic"
+
+
+json_values = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-(1 << 63), (1 << 64) - 1),
+        st.floats(),
+        st.text(st.characters(exclude_categories=["Cs"])),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.text('ab"\\\n', max_size=3), inner)
+    ),
+    max_leaves=6,
+)
+
+
+@given(
+    st.text(st.characters(exclude_categories=["Cs"])),
+    st.dictionaries(st.text(st.characters(exclude_categories=["Cs"]), max_size=5), json_values, max_size=4),
+)
+@example('"},{', {'"': "\\", "</script>": "\u2028\x00"})
+def test_the_file_is_json_whatever_the_names_and_arguments(name: str, args: dict[str, Any]) -> None:
+    group, track = track_in_group()
+    group.name = track.name = name
+    ops: list[Op] = [
+        (BEGIN, track, START_NS, name, args, (-2,)),
+        (INSTANT, track, START_NS, name, args, None),
+        (END, track, START_NS, "", args, None),
+    ]
+    begin, flow, instant, end = drawn(written(declared(group, track), ops))
+    assert begin["name"] == instant["name"] == name
+    assert (begin["ph"], flow["ph"], instant["ph"], end["ph"]) == ("B", "s", "i", "E")
+    assert set(begin.get("args", {})) == set(args)
+
+
+@given(st.integers(0, 1 << 53), st.integers(0, 1 << 62))
+@example(1, 1_800_000_000_123_456_789)
+@example(999, 0)
+@example(1_000, 0)
+@example((1 << 53) - 1, 1_800_000_000_000_000_000)
+def test_nanoseconds_survive(after_ns: int, start_ns: int) -> None:
+    group, track = track_in_group()
+    ops: list[Op] = [(INSTANT, track, start_ns + after_ns, "i", None, None)]
+    data = written(declared(group, track), ops, start_ns=start_ns)
+    base_ns = json.loads(data)["otherData"]["base_ns"]
+    assert 0 <= base_ns <= start_ns
+    (event,) = drawn(data)
+    assert base_ns + event["ts"] * 1000 == start_ns + after_ns
+
+
+@given(st.integers(0, (1 << 53) // 1000))
+def test_a_reader_with_doubles_has_the_nanoseconds_of_two_days(after_ns: int) -> None:
+    # What a browser makes of the decimals: µs in a double, a quarter of 2^53 ns and more.
+    group, track = track_in_group()
+    data = written(declared(group, track), [(INSTANT, track, START_NS + after_ns, "i", None, None)])
+    trace = json.loads(data)
+    (event,) = (event for event in trace["traceEvents"] if event["ph"] == "i")
+    assert trace["otherData"]["base_ns"] + round(event["ts"] * 1000) == START_NS + after_ns
+
+
+def test_times_shortly_before_the_start_are_not_negative() -> None:
+    group, track = track_in_group()
+    ops: list[Op] = [(INSTANT, track, START_NS - ns, "i", None, None) for ns in (999_999_999, 2_000_000_001)]
+    near, far = drawn(written(declared(group, track), ops))
+    assert near["ts"] == Decimal("0.001")
+    assert far["ts"] == Decimal("-1000000.001")
+
+
+def test_a_track_is_a_thread_that_bears_the_names_of_its_parents() -> None:
+    process = Track(1, None, "process", "vec_add", rank=4, pid=42, lane=1)
+    thread = Track(2, process, "thread", "worker", rank=43, pid=42, tid=43, lane=2)
+    calls = Track(3, thread, "slices", "CUDA API", 1, "userspace", 42, 43, lane=2)
+    group, stream = Track(4, None, "group", "GPU 0", rank=9, lane=3), None
+    stream = Track(5, group, "slices", "stream 7", 2, "gpu", lane=3)
+    events = json.loads(written(declared(process, thread, calls, group, stream)))["traceEvents"]
+    named = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    (_, call_tid), (gpu_pid, _) = named
+    assert named == {(42, call_tid): "worker 43 / CUDA API", (gpu_pid, 5): "stream 7"}
+    assert gpu_pid > 1 << 22  # no process has such an id
+    assert {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"} == {
+        42: "vec_add",
+        gpu_pid: "GPU 0",
+    }
+    assert {e["pid"]: e["args"]["sort_index"] for e in events if e["name"] == "process_sort_index"} == {
+        42: 4,
+        gpu_pid: 9,
+    }
+
+
+def test_tracks_are_ordered_by_their_group_and_then_by_themselves() -> None:
+    root = Track(1, None, "group", "GPU 0", lane=1)
+    sms = [Track(10 + n, root, "group", f"SM {n}", rank=n, lane=1) for n in (10, 2)]
+    slots = [
+        Track(100 + 10 * sm.rank + n, sm, "slices", f"slot {n}", n, lane=1) for sm in sms for n in (1, 0)
+    ]
+    events = json.loads(written(declared(root, *sms, *slots)))["traceEvents"]
+    order = {e["tid"]: e["args"]["sort_index"] for e in events if e["name"] == "thread_sort_index"}
+    names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert [names[tid] for tid in sorted(order, key=lambda tid: order[tid])] == [
+        "SM 2 / slot 0",
+        "SM 2 / slot 1",
+        "SM 10 / slot 0",
+        "SM 10 / slot 1",
+    ]
+    assert all(0 <= index < 1 << 31 for index in order.values())
+
+
+def test_counters_have_their_value() -> None:
+    group = Track(1, None, "group", "GPU 0", lane=1)
+    counter = Track(2, group, "counter", "active warps", unit="warps", lane=1)
+    (event,) = drawn(written(declared(group, counter), [(COUNTER, counter, START_NS + 1, -3, None, None)]))
+    assert (event["ph"], event["name"], event["args"]) == ("C", "active warps", {"value": -3})
+
+
+def test_an_arrow_starts_and_goes_on_at_the_slices_just_begun() -> None:
+    group, track = track_in_group()
+    ops: list[Op] = []
+    for at, flows in enumerate(((-6,), (6,))):
+        ops += [(BEGIN, track, START_NS + at, "f", None, flows), (END, track, START_NS + at, "", None, None)]
+    flows = [event for event in drawn(written(declared(group, track), ops)) if "id" in event]
+    assert [(e["ph"], e["id"], e["bp"]) for e in flows] == [("s", 6, "e"), ("t", 6, "e")]
+
+
+phases = st.sampled_from(["B", "E", "I", "X"])
+records = st.lists(
+    st.tuples(phases, st.integers(0, 40), st.integers(0, 20), st.sampled_from("fg"), st.integers(1, 2)),
+    max_size=60,
+)
+
+
+@given(records)
+def test_begins_and_ends_are_balanced_on_every_thread(
+    events: list[tuple[str, int, int, str, int]],
+) -> None:
+    layout = Layout(new_header())
+    for phase, ts_ns, dur_ns, name, tid in events:
+        record = {"type": "kernel", "phase": phase, "ts_ns": ts_ns, "name": name, "pid": 1, "tid": tid}
+        layout.place([timed(record | ({"dur_ns": dur_ns} if phase == "X" else {}))])
+    ops = Layout.finish(layout)
+    open_slices: Counter[tuple[int, int]] = Counter()
+    shown = drawn(written(ops, start_ns=0))
+    for event in sorted(shown, key=lambda event: event["ts"]):  # stable, as the viewers do
+        change = {"B": 1, "E": -1}.get(event["ph"], 0)
+        where = event["pid"], event["tid"]
+        open_slices[where] += change
+        assert open_slices[where] >= 0
+    assert not +open_slices

@@ -1,0 +1,88 @@
+"""The text rendering: what a person, and the golden tests, see of a timeline."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from tracepipe.converters.text import TextWriter
+from tracepipe.converters.writer import TraceInfo
+from tracepipe.timeline import BEGIN, COUNTER, DECLARE, END, INSTANT, Op, Track
+
+
+def rendered(*ops: Op, start_ns: int = 1_000) -> list[str]:
+    out = io.BytesIO()
+    writer = TextWriter(out, TraceInfo("monotonic", {"trace_ns": start_ns}))
+    writer.write(list(ops))
+    writer.finish()
+    return out.getvalue().decode().splitlines()
+
+
+def declare(track: Track) -> Op:
+    return DECLARE, track, 0, "", None, None
+
+
+def test_a_timeline_reads_as_a_tree() -> None:
+    process = Track(1, None, "process", "vec_add", pid=42)
+    thread = Track(2, process, "thread", "vec_add", pid=42, tid=43)
+    memory = Track(3, thread, "counter", "device memory", rank=9, unit="bytes")
+    calls = Track(4, thread, "slices", "CUDA API", rank=1)
+    assert rendered(
+        *map(declare, (process, thread, memory, calls)),
+        (BEGIN, calls, 1_000, "outer", {"cpu": 1, "none": None}, (-2,)),
+        (BEGIN, calls, 1_250, "inner", {"args": [1, "x"]}, (2, -5)),
+        (INSTANT, calls, 1_300, "here", None, None),
+        (END, calls, 1_400, "", {"result": 0}, None),
+        (END, calls, 2_000, "", None, None),
+        (COUNTER, memory, 1_100, 4_096, None, None),
+    ) == [
+        "trace clock monotonic, start 1000 ns",
+        "process vec_add 42",
+        "  thread vec_add 43",
+        "    CUDA API",
+        "                 0 +     1000  outer cpu=1 →2",
+        '               250 +      150    inner args=[1,"x"] result=0 ←2 →5',
+        "               300                 here",
+        "    device memory [bytes]",
+        "               100  4096",
+        "2 tracks, 2 slices, 1 instants, 1 counts",
+    ]
+
+
+def test_operations_of_a_track_are_put_in_order_of_time() -> None:
+    track = Track(1, None, "slices", "t")
+    ops: list[Op] = [(INSTANT, track, 1_000 + ns, str(ns), None, None) for ns in (9, 3, 5)]
+    assert [line.split()[-1] for line in rendered(declare(track), *ops)[2:-1]] == ["3", "5", "9"]
+
+
+def test_times_before_the_start_are_negative() -> None:
+    track = Track(1, None, "slices", "t")
+    lines = rendered(declare(track), (INSTANT, track, 400, "early", None, None))
+    assert lines[2].split() == ["-600", "early"]
+
+
+def test_a_track_has_its_newest_name() -> None:
+    track = Track(1, None, "thread", "bash", tid=7)
+    draw: Op = (INSTANT, track, 1_000, "i", None, None)
+    out = io.BytesIO()
+    writer = TextWriter(out, TraceInfo("monotonic"))
+    writer.write([declare(track), draw])
+    track.name = "vec_add"
+    writer.write([declare(track), draw])
+    writer.finish()
+    text = out.getvalue().decode()
+    assert text.count("thread vec_add 7") == 1
+    assert "bash" not in text
+
+
+def test_a_track_of_nothing_is_not_counted() -> None:
+    group = Track(1, None, "group", "GPU 0")
+    assert rendered(declare(group))[1:] == ["GPU 0", "0 tracks, 0 slices, 0 instants, 0 counts"]
+
+
+@pytest.mark.parametrize("name", ["日本語", "lone \ud800 surrogate", "tab\there"])
+def test_any_name_is_written(name: str) -> None:
+    track = Track(1, None, "slices", "t")
+    lines = rendered(declare(track), (INSTANT, track, 1_000, name, {"k": "v"}, None))
+    assert lines[2].split(maxsplit=1)[1] == name.encode("utf-8", "replace").decode() + " k=v"
