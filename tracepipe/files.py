@@ -18,6 +18,39 @@ from tracepipe.errors import InputError, OutputError
 STANDARD = "-"
 HEAD_BYTES = 1 << 16
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_ZSTD_STEP_BYTES = 1 << 14
+
+
+class _ZstdFrames:
+    """Decompresses zstd frames, one after the other. EOFError where the last one is cut off.
+
+    `zstandard`'s own stream reader takes a cut frame for a whole one.
+    """
+
+    def __init__(self, raw: BinaryIO) -> None:
+        import zstandard  # here, as most inputs need it not
+
+        self._raw: Any = raw
+        self._new_frame = zstandard.ZstdDecompressor().decompressobj
+        self._frame: Any = None
+        self._compressed = b""
+        self._ready = b""
+
+    def read1(self, size: int) -> bytes:
+        while not self._ready:
+            # Little at a time: what is read unfolds all at once.
+            data = self._compressed or self._raw.read1(_ZSTD_STEP_BYTES)
+            if not data:
+                if self._frame is None:
+                    return b""
+                raise EOFError("the last zstd frame is cut off")
+            if self._frame is None:
+                self._frame = self._new_frame()
+            self._ready, self._compressed = self._frame.decompress(data), b""
+            if self._frame.eof:
+                self._compressed, self._frame = self._frame.unused_data, None
+        out, self._ready = self._ready[:size], self._ready[size:]
+        return out
 
 
 class InputStream:
@@ -37,9 +70,7 @@ class InputStream:
         if magic.startswith(_GZIP):
             self._from = gzip.GzipFile(fileobj=raw)
         elif magic.startswith(_ZSTD):
-            import zstandard  # here, as most inputs need it not
-
-            self._from = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
+            self._from = _ZstdFrames(raw)
 
     def _pull(self, size: int) -> bytes:
         try:
@@ -82,11 +113,8 @@ class InputStream:
 def open_input(path: str) -> Iterator[InputStream]:
     """Open a path or `-`, plain, gzip or zstd by content. Raises InputError."""
     if path == STANDARD:
-        # Kept on disk, as a recording whose clocks need pairs is read twice.
-        with tempfile.TemporaryFile() as spool:
-            shutil.copyfileobj(sys.stdin.buffer, spool)
-            spool.seek(0)
-            yield InputStream(cast(BinaryIO, spool), "<stdin>")
+        with _spooled(sys.stdin.buffer) as spool:
+            yield InputStream(spool, "<stdin>")
         return
     try:
         raw = Path(path).open("rb")  # noqa: SIM115 - closed below; only the opening is translated
@@ -95,7 +123,20 @@ def open_input(path: str) -> Iterator[InputStream]:
     with raw:
         if Path(path).is_dir():  # on some systems a directory opens
             raise InputError("is a directory", "name a file in it", path=path)
-        yield InputStream(raw, path)
+        if raw.seekable():
+            yield InputStream(raw, path)
+        else:
+            with _spooled(raw) as spool:
+                yield InputStream(spool, path)
+
+
+@contextmanager
+def _spooled(pipe: BinaryIO) -> Iterator[BinaryIO]:
+    """A copy of a pipe on disk, as a recording whose clocks need pairs is read twice."""
+    with tempfile.TemporaryFile() as spool:
+        shutil.copyfileobj(pipe, spool)
+        spool.seek(0)
+        yield cast(BinaryIO, spool)
 
 
 def default_output(path: str, suffix: str) -> str:
@@ -105,9 +146,25 @@ def default_output(path: str, suffix: str) -> str:
     out = Path(path)
     if out.suffix in (".gz", ".zst"):
         out = out.with_suffix("")
-    return str(
-        out.with_suffix(suffix) if out.suffix in (".jsonl", ".json", ".txt", ".ndjson") else f"{out}{suffix}"
-    )
+    if out.suffix in (".jsonl", ".json", ".txt", ".ndjson"):
+        out = out.with_suffix("")
+    if out.with_name(out.name + suffix) == Path(path):  # run.json becomes run.trace.json, never itself
+        suffix = f".trace{suffix}"
+    return f"{out}{suffix}"
+
+
+@contextmanager
+def _writing(what: str) -> Iterator[None]:
+    """Turn what the system says of a write into an OutputError; whoever closed a pipe needs no message."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as e:
+        # One with a file name is of another file.
+        if e.errno is None or e.filename not in (None, what):
+            raise
+        raise OutputError(f"cannot write {what}: {e.strerror}", "free some space, or use -o") from e
 
 
 @contextmanager
@@ -116,14 +173,17 @@ def replacing(path: str, *, force: bool) -> Iterator[BinaryIO]:
     if path == STANDARD:
         if sys.stdout.isatty():
             raise OutputError("a trace is not for a terminal", "name a file with -o, or pipe the output")
-        yield sys.stdout.buffer
-        sys.stdout.buffer.flush()
+        with _writing("standard output"):
+            yield sys.stdout.buffer
+            sys.stdout.buffer.flush()
         return
     target = Path(path)
+    if target.is_dir():
+        raise OutputError(f"{path} is a directory", "name a file in it with -o")
     if target.exists() and not force and target.is_file():
         raise OutputError(f"{path} exists", "--force overwrites it, -o names another")
     if target.exists() and not target.is_file():  # /dev/null, a pipe: nothing to replace
-        with target.open("wb") as out:
+        with _writing(path), target.open("wb") as out:
             yield out
         return
     try:
@@ -133,16 +193,14 @@ def replacing(path: str, *, force: bool) -> Iterator[BinaryIO]:
             f"cannot write to {target.parent}: {e.strerror}", "name another place with -o"
         ) from e
     try:
-        with os.fdopen(fd, "wb") as out:
+        with _writing(path), os.fdopen(fd, "wb") as out:
             umask = os.umask(0)
             os.umask(umask)
             os.fchmod(out.fileno(), 0o666 & ~umask)
             yield out
         Path(name).replace(target)
-    except BaseException as e:
+    except BaseException:
         Path(name).unlink(missing_ok=True)
-        if isinstance(e, OSError) and e.filename is None and e.errno is not None:
-            raise OutputError(f"cannot write {path}: {e.strerror}", "free some space, or use -o") from e
         raise
 
 

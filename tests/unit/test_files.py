@@ -1,0 +1,283 @@
+"""Inputs open however they are packed, and keep what came before damage; outputs are whole or not there."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import io
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+
+from tracepipe import files
+from tracepipe.errors import InputError, OutputError
+from tracepipe.files import HEAD_BYTES, default_output, open_input, replacing
+
+TEXT = b"".join(b'{"line":%d}\n' % n for n in range(40_000))
+
+
+def zstd(data: bytes) -> bytes:
+    # The checksum is what the zstd command writes too.
+    return zstandard.ZstdCompressor(write_checksum=True).compress(data)
+
+
+def zstd_of_unknown_size(data: bytes) -> bytes:
+    out = io.BytesIO()
+    with zstandard.ZstdCompressor().stream_writer(out, closefd=False) as writer:
+        writer.write(data)
+    return out.getvalue()
+
+
+def read_all(path: Path | str) -> tuple[bytes, str]:
+    """The content as `read` gives it, and what was damaged."""
+    out = []
+    with open_input(str(path)) as stream:
+        while piece := stream.read(10_000):
+            assert len(piece) <= 10_000
+            out.append(piece)
+        return b"".join(out), stream.damage
+
+
+half = len(TEXT) // 2
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        TEXT,
+        gzip.compress(TEXT),
+        gzip.compress(TEXT[:half]) + gzip.compress(TEXT[half:]),
+        zstd(TEXT),
+        zstd_of_unknown_size(TEXT),
+        zstd(TEXT[:half]) + zstd(b"") + zstd(TEXT[half:]),
+    ],
+    ids=["plain", "gzip", "gzip of two members", "zstd", "streamed zstd", "zstd of three frames"],
+)
+@pytest.mark.parametrize("name", ["run.jsonl", "run.gz"])
+def test_content_decides_how_an_input_is_unpacked(packed: bytes, name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_bytes(packed)
+    assert read_all(path) == (TEXT, "")
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstd, zstd_of_unknown_size])
+@pytest.mark.parametrize("cut_bytes", [1, 9, 3_000])
+def test_a_cut_file_gives_what_came_before_and_says_so(pack: Any, cut_bytes: int, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    path.write_bytes(pack(TEXT)[:-cut_bytes])
+    read, damage = read_all(path)
+    assert TEXT.startswith(read)
+    assert len(read) > len(TEXT) // 3 or pack is not gzip.compress
+    assert damage != ""
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstd])
+def test_what_follows_damage_is_lost_and_what_precedes_it_is_not(pack: Any, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    packed = bytearray(pack(TEXT))
+    packed[len(packed) // 2] ^= 0xFF
+    path.write_bytes(pack(TEXT) + bytes(packed))
+    read, damage = read_all(path)
+    assert read.startswith(TEXT)
+    assert damage != ""
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstd])
+def test_bytes_after_the_compressed_data_are_damage(pack: Any, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    path.write_bytes(pack(TEXT) + b"a line that somebody appended\n")
+    read, damage = read_all(path)
+    assert read == TEXT
+    assert damage != ""
+
+
+def test_what_was_looked_at_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    path.write_bytes(gzip.compress(TEXT))
+    with open_input(str(path)) as stream:
+        assert stream.head() == stream.head() == TEXT[:HEAD_BYTES]
+        assert stream.read(10) == TEXT[:10]
+        rest = b"".join(iter(lambda: stream.read(99_999), b""))
+    assert TEXT[:10] + rest == TEXT
+
+
+def test_an_input_can_be_read_twice_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    path.write_bytes(zstd(TEXT))
+    with open_input(str(path)) as stream:
+        assert stream.read(5) == TEXT[:5]
+        with stream.again() as other:
+            assert other.read(20) == TEXT[:20]
+        assert stream.read(5) == TEXT[5:10]
+
+
+def test_the_position_is_that_on_disk(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    path.write_bytes(TEXT)
+    with open_input(str(path)) as stream:
+        assert (stream.position_bytes(), stream.size_bytes) == (0, len(TEXT))
+        while stream.read(1 << 16):
+            assert 0 < stream.position_bytes() <= len(TEXT)
+        assert stream.position_bytes() == len(TEXT)
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, zstd])
+def test_a_pipe_with_a_name_can_be_read_twice(pack: Any, tmp_path: Path) -> None:
+    # `tracepipe convert <(zcat run.jsonl.gz)`: what is read from a pipe is gone.
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    writer = threading.Thread(target=path.write_bytes, args=(pack(TEXT),))
+    writer.start()
+    with open_input(str(path)) as stream, stream.again() as other:
+        assert stream.read(30) == other.read(30) == TEXT[:30]
+    writer.join()
+
+
+@pytest.mark.parametrize(("name", "why"), [("missing", "No such file"), ("", "Is a directory")])
+def test_what_cannot_be_opened_is_an_input_error(name: str, why: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=why) as caught, open_input(str(tmp_path / name)):
+        pass
+    assert caught.value.path == str(tmp_path / name)
+    assert caught.value.hint == "check the path"
+
+
+# Outputs -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "suffix", "want"),
+    [
+        ("run.jsonl", ".pftrace", "run.pftrace"),
+        ("a.b/run.jsonl.gz", ".pftrace", "a.b/run.pftrace"),
+        ("run.jsonl.zst", ".json", "run.json"),
+        ("run", ".pftrace", "run.pftrace"),
+        ("run.2026", ".pftrace", "run.2026.pftrace"),
+        ("probe.txt", ".json", "probe.json"),
+        ("run.json", ".json", "run.trace.json"),
+        ("./run.json", ".json", "run.trace.json"),
+        ("-", ".pftrace", "-"),
+    ],
+)
+def test_the_output_goes_beside_the_input_and_never_over_it(path: str, suffix: str, want: str) -> None:
+    assert default_output(path, suffix) == want
+
+
+def test_a_file_has_its_name_only_when_it_is_whole(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    with replacing(str(target), force=False) as out:
+        out.write(b"half")
+        out.flush()
+        assert not target.exists()
+        out.write(b" and half")
+    assert target.read_bytes() == b"half and half"
+    assert list(tmp_path.iterdir()) == [target]
+    umask = os.umask(0)
+    os.umask(umask)
+    assert target.stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+def test_an_output_that_exists_is_refused_before_anything_is_done(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    target.write_text("precious")
+    with pytest.raises(OutputError, match="exists") as caught, replacing(str(target), force=False):
+        pytest.fail("was opened")
+    assert "--force" in caught.value.hint
+    assert target.read_text() == "precious"
+
+
+def test_force_replaces_it(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    target.write_text("old")
+    with replacing(str(target), force=True) as out:
+        out.write(b"new")
+    assert target.read_text() == "new"
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt, ValueError, InputError("bad")])
+def test_a_failure_leaves_the_old_file_and_no_other(failure: Any, tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    target.write_text("old")
+    with (
+        pytest.raises(failure if isinstance(failure, type) else type(failure)),
+        replacing(str(target), force=True) as out,
+    ):
+        out.write(b"half")
+        raise failure
+    assert target.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="missing: No such file") as caught:
+        replacing(str(tmp_path / "missing" / "out"), force=False).__enter__()
+    assert caught.value.hint == "name another place with -o"
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_directory_is_no_output(force: bool, tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="is a directory"):
+        replacing(str(tmp_path), force=force).__enter__()
+
+
+def test_a_device_is_written_and_not_replaced() -> None:
+    with replacing("/dev/null", force=False) as out:
+        out.write(b"gone")
+    assert Path("/dev/null").is_char_device()
+
+
+def test_a_device_that_is_full_is_an_output_error() -> None:
+    with (
+        pytest.raises(OutputError, match="cannot write /dev/full: No space left on device"),
+        replacing("/dev/full", force=False) as out,
+    ):
+        out.write(b"x" * 100)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system with room for 64 KiB."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting a file system needs root")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_full_disk_is_an_output_error_and_leaves_nothing(small_disk: Path) -> None:
+    target = small_disk / "out"
+    with (
+        pytest.raises(OutputError, match="No space left on device") as caught,
+        replacing(str(target), force=False) as out,
+    ):
+        out.write(b"x" * 200_000)
+    assert "free some space" in caught.value.hint
+    assert list(small_disk.iterdir()) == []
+
+
+def test_an_error_of_another_file_is_not_said_to_be_the_outputs(tmp_path: Path) -> None:
+    other = FileNotFoundError(errno.ENOENT, "No such file", "/elsewhere")
+    with pytest.raises(FileNotFoundError), replacing(str(tmp_path / "out"), force=False):
+        raise other
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reader_that_closed_the_pipe_needs_no_message(tmp_path: Path) -> None:
+    with pytest.raises(BrokenPipeError), replacing(str(tmp_path / "out"), force=False):
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+
+def test_names_stay_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = []
+    for _ in range(3):
+        made.append(files.free_name("vec_add", ".jsonl"))
+        Path(made[-1]).touch()
+    assert made == ["vec_add.jsonl", "vec_add-2.jsonl", "vec_add-3.jsonl"]
