@@ -58,10 +58,10 @@ def write_recording(path: Path, events: int, unique: bool) -> None:
             made += 5
             if rng.random() < 0.002:
                 launch += 1
-                kernel = {"name": "vectorAdd", "ts_ns": ts_ns + 400, "launch": launch, "gpu": 0, "stream": 7}
-                put(type="gpu_kernel", phase="X", dur_ns=WARPS_A_BATCH * 40, **kernel)
+                kernel = {"ts_ns": ts_ns + 400, "name": "vectorAdd", "launch": launch, "gpu": 0, "stream": 7}
+                put(**kernel, type="gpu_kernel", phase="X", dur_ns=WARPS_A_BATCH * 40)
                 put(
-                    type="gpu_warp", **kernel, grid=[WARPS_A_BATCH // 8, 1, 1], block=[256, 1, 1],
+                    **kernel, type="gpu_warp", grid=[WARPS_A_BATCH // 8, 1, 1], block=[256, 1, 1],
                     warp=list(range(WARPS_A_BATCH)),
                     sm=[n % 132 for n in range(WARPS_A_BATCH)], slot=[n // 132 for n in range(WARPS_A_BATCH)],
                     # A block's eight warps enter together, and %globaltimer steps by 32 ns.
@@ -78,7 +78,7 @@ def trace_builder(source: str, target: str) -> None:
     from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder
 
     tracks: dict[object, int] = {}
-    with open(source) as lines, open(target, "wb") as out:
+    with Path(source).open() as lines, Path(target).open("wb") as out:
         builder = StreamingTraceProtoBuilder(out)
 
         def track(key: object, name: str) -> int:

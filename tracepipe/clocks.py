@@ -253,26 +253,37 @@ class Clocks:
         A record that was on another clock keeps its reading: `source_ns` in an event's args, `source_ns`
         of a warp batch (which also gets the map's bound as `bound_ns`).
         """
-        if self.default == self.trace_clock and False not in [shape.plain for _, shape in events]:
-            if events:
-                self.last_ns = TraceNs(events[-1][0])
-            return events
-        kept: list[Timed] = []
-        for ts_ns, shape in events:
+        same = self.default == self.trace_clock
+        moving = [at for at, (_, shape) in enumerate(events) if not (same and shape.plain)]
+        left_out: set[int] = set()
+        for at in moving:
+            ts_ns, shape = events[at]
+            clock = shape.record.get("clock", self.default)
             if shape.type in ("footer", "clock"):
-                kept.append((ts_ns, shape))
-            elif ts_ns < 0:  # a loss that its writer could not date: it stands where it stands
-                kept.append((self.last_ns, shape))
-            elif (clock_map := self._maps.get(shape.record.get("clock", self.default))) is None:
-                clock = shape.record.get("clock", self.default)
+                continue
+            if ts_ns < 0:  # a loss that its writer could not date: it stands where it stands
+                events[at] = self._before(events, at), shape
+            elif (clock_map := self._maps.get(clock)) is None:
                 unplaced[clock] = unplaced.get(clock, 0) + len(shape.record.get("warp", "1"))
+                events[at] = -1, shape
+                left_out.add(at)
             else:
-                kept.append(self._stamp_one(ts_ns, shape, clock_map))
-        return kept
+                events[at] = self._stamp_one(ts_ns, shape, clock_map)
+        self.last_ns = self._before(events, len(events))
+        if left_out:
+            return [event for at, event in enumerate(events) if at not in left_out]
+        return events
+
+    def _before(self, events: list[Timed], at: int) -> TraceNs:
+        """The time of the last dated event before `at`."""
+        while at > 0:
+            at -= 1
+            if events[at][0] >= 0:
+                return TraceNs(events[at][0])
+        return self.last_ns
 
     def _stamp_one(self, source_ns: int, shape: Shape, clock_map: ClockMap) -> Timed:
         ts_ns = clock_map.place(SourceNs(source_ns))
-        self.last_ns = ts_ns
         bound_ns = clock_map.bound_at(source_ns)
         self._placed[clock_map.clock] = max(self._placed.get(clock_map.clock, 0), bound_ns)
         record = shape.record

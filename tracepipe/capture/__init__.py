@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import BinaryIO
 
 from tracepipe.capture.engine import CaptureRequest, CaptureSummary, Engine, Notify
-from tracepipe.capture.session import run_session
 from tracepipe.errors import CaptureUnavailable, TracepipeError
 
 __all__ = ["ENGINES", "CaptureRequest", "CaptureSummary", "Engine", "capture"]
@@ -41,6 +40,8 @@ def capture(request: CaptureRequest, sink: BinaryIO, *, notify: Notify) -> Captu
         raise TracepipeError(
             "There is no command to capture.", "Give one after --: tracepipe capture … -- ./app"
         )
+    from tracepipe.capture.session import run_session  # here, as --help and convert need none of it
+
     engine, version = _choose(request.engine)
     return run_session(engine, version, request, sink, notify)
 

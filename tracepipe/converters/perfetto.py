@@ -24,7 +24,7 @@ from tracepipe.converters.perfetto_intern import Sequence
 from tracepipe.converters.wire import SMALL, delimited, tag, varint
 from tracepipe.converters.writer import TraceInfo
 from tracepipe.model import MONOTONIC, SharedArgs
-from tracepipe.timeline import BEGIN, BEGIN_ONCE, COUNTER, DECLARE, END, INSTANT, Op, Track
+from tracepipe.timeline import BEGIN, BEGIN_ONCE, COUNTER, DECLARE, END, INSTANT, Flows, Op, Track
 
 _CLOCK_REALTIME, _CLOCK_MONOTONIC, _CLOCK_BOOTTIME = (
     pb.BUILTIN_CLOCK_REALTIME,
@@ -82,6 +82,10 @@ def _event(body: bytes, sequence: Sequence) -> bytes:
     """The fields of a packet after its timestamp."""
     size = len(body)
     return (_EVENT_OF[size] if size < 1024 else _TRACK_EVENT + varint(size)) + body + sequence.suffix
+
+
+def _flow_fields(flows: Flows) -> bytes:
+    return b"".join([_FLOW + abs(flow).to_bytes(8, "little") for flow in flows])
 
 
 class PerfettoWriter:
@@ -194,7 +198,8 @@ class PerfettoWriter:
     def write(self, ops: list[Op]) -> None:
         """Write operations; in order of time, which keeps the steps small, and stable, which keeps nesting."""
         out: list[bytes] = []
-        for kind, track, ts_ns, name, args, flows in sorted(ops, key=_TIME):
+        ops.sort(key=_TIME)
+        for kind, track, ts_ns, name, args, flows in ops:
             state = track.written
             if state is None or kind == DECLARE:
                 self._flush(out)
@@ -209,22 +214,26 @@ class PerfettoWriter:
                 sequence.last_ns = ts_ns
             else:
                 when = self._far(sequence, ts_ns)
-            if kind == END and args is None:
+            if args is None and kind == END:
                 packet = when + state.end_packet
+            elif type(args) is SharedArgs and (made := args.written) and made[0] is state:
+                if not flows:
+                    packet = when + made[2]
+                elif len(flows) == 1:
+                    packet = when + made[3] + abs(flows[0]).to_bytes(8, "little") + sequence.suffix
+                else:
+                    packet = when + _event(made[1] + _flow_fields(flows), sequence)
             elif kind == BEGIN_ONCE and flows is None:
                 body = state.once + sequence.name_once(name)
                 if args:
                     body += sequence.annotations(args)
-                packet = when + _event(body, sequence)
+                size = len(body)
+                event = _EVENT_OF[size] if size < 1024 else _TRACK_EVENT + varint(size)
+                packet = when + event + body + sequence.suffix
             elif kind == COUNTER:
                 packet = when + _event(state.counter + varint(name), sequence)
             else:
-                body, rest = self._body(state, kind, name, args)
-                if flows:
-                    for flow in flows:
-                        body += _FLOW + abs(flow).to_bytes(8, "little")
-                    rest = _event(body, sequence)
-                packet = when + rest
+                packet = when + self._named_event(state, kind, name, args, flows)
             if sequence.pending:
                 packet += delimited(_INTERNED, b"".join(sequence.pending))
                 sequence.pending.clear()
@@ -237,25 +246,23 @@ class PerfettoWriter:
         self._flush(out)
 
     @staticmethod
-    def _body(state: _TrackState, kind: int, name: Any, args: Any) -> tuple[bytes, bytes]:
-        """A track event's fields, and all of its packet after the timestamp."""
-        shared = type(args) is SharedArgs
-        if shared and args.written is not None and args.written[0] is state:
-            return args.written[1]  # type: ignore[no-any-return]
+    def _named_event(state: _TrackState, kind: int, name: Any, args: Any, flows: Flows | None) -> bytes:
+        """The fields of a packet after its timestamp; what shared arguments make of it is kept with them."""
         if kind == BEGIN:
             body = state.begins.get(name) or state.named(BEGIN, name)
-        elif kind == END:
-            body = state.end
         elif kind == INSTANT:
             body = state.instants.get(name) or state.named(INSTANT, name)
+        elif kind == END:
+            body = state.end
         else:
             body = state.once + state.sequence.name_once(name)
         if args:
             body += state.sequence.annotations(args)
-        both = body, _event(body, state.sequence)
-        if shared:
-            args.written = state, both
-        return both
+        if type(args) is SharedArgs:
+            # The body, the event without an arrow, and all of the event with one but the arrow's id.
+            with_one = _TRACK_EVENT + varint(len(body) + len(_FLOW) + 8) + body + _FLOW
+            args.written = state, body, _event(body, state.sequence), with_one
+        return _event(body + _flow_fields(flows) if flows else body, state.sequence)
 
     def _restart(self, sequence: Sequence) -> None:
         """Begin a sequence's tables anew, and forget the packets that were made with the old ones."""

@@ -12,6 +12,7 @@ the recording says of itself.
 from __future__ import annotations
 
 from collections import Counter
+from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
@@ -38,17 +39,13 @@ _TS, _SHAPE = itemgetter(0), itemgetter(1)
 
 def _longest_first(events: list[Timed]) -> None:
     """Put an X before those it encloses where several start at one time; the order of the rest stays."""
-    at = 0
-    while at < len(events):
-        upto = at + 1
-        while upto < len(events) and events[upto][0] == events[at][0]:
-            upto += 1
-        if upto - at > 1:
-            places = [k for k in range(at, upto) if events[k][1].phase == "X"]
-            longest = sorted((events[k] for k in places), key=lambda event: -(event[1].dur_ns or 0))
-            for place, event in zip(places, longest, strict=True):
-                events[place] = event
-        at = upto
+    places = [at for at, (_, shape) in enumerate(events) if shape.phase == "X"]
+    for _, group in groupby(places, key=lambda at: events[at][0]):
+        same_start = list(group)
+        if len(same_start) > 1:
+            longest = sorted((events[at] for at in same_start), key=lambda event: -(event[1].dur_ns or 0))
+            for at, event in zip(same_start, longest, strict=True):
+                events[at] = event
 
 
 def _weight(shape: Shape) -> int:
@@ -94,9 +91,12 @@ class Layout:
         self._sort()
         keep = max(1, len(self._window) * WINDOW_EVENTS // self._weight)
         ready, self._window = self._window[:-keep], self._window[-keep:]
-        kept = set(map(_SHAPE, self._window))
-        self._slices = any(shape.dur_ns is not None for shape in kept)
-        self._weight = len(self._window) + sum(_weight(shape) - 1 for shape in kept)
+        if self._slices or self._weight > len(self._window) + len(ready):
+            kept = set(map(_SHAPE, self._window))
+            self._slices = any(shape.dur_ns is not None for shape in kept)
+            self._weight = len(self._window) + sum(_weight(shape) - 1 for shape in kept)
+        else:
+            self._weight = len(self._window)
         return self._deal(ready)
 
     def _sort(self) -> None:

@@ -21,6 +21,8 @@ FULL_MASK = (1 << WARP_LANES) - 1
 WARPS_AT_ONCE = 4096
 # Order under a GPU: the count of warps, streams, SMs, kernels whose warps' slots are not known.
 RANK_STREAM, RANK_SM, RANK_LOGICAL = 1, 100_000, 200_000
+# Kernels of different sizes whose warps' names are kept.
+KERNELS_KEPT = 4
 # %warpid is below 64 on every GPU so far; a key holds SM and slot in one number.
 _SLOTS_MAX = 1 << 12
 
@@ -63,16 +65,18 @@ class Gpu:
 
 
 class WarpNames:
-    """Names the warps of a launch by kernel, block and warp."""
+    """Names the warps of launches of one kernel and size by kernel, block and warp."""
 
-    def __init__(self, batch: Record) -> None:
-        self._kernel = batch["name"]
+    KEPT = 1 << 14
+
+    def __init__(self, kernel: str, grid: list[int], block: list[int]) -> None:
+        self._kernel, self._grid = kernel, grid
         threads = 1
-        for size in batch.get("block", ()):
+        for size in block:
             threads *= size
-        self._warps = -(-threads // WARP_LANES) if "block" in batch else 0
-        self._grid = batch.get("grid", [0, 1, 1])
-        self._flat = self._grid[1:] == [1, 1] or 0 in self._grid
+        self._warps = -(-threads // WARP_LANES) if block else 0
+        self._flat = grid[1:] == [1, 1] or 0 in grid
+        self._kept: dict[int, str] = {}
 
     def place(self, number: int) -> str:
         """Block and warp of a warp's number on the grid."""
@@ -84,9 +88,13 @@ class WarpNames:
         x, y, _ = self._grid
         return f"block ({block % x},{block // x % y},{block // (x * y)}) warp {warp}"
 
-    def full(self, number: int) -> str:
-        """Kernel, block and warp."""
-        return f"{self._kernel} {self.place(number)}"
+    def full(self, numbers: list[int]) -> list[str]:
+        """Kernel, block and warp of each number; kept, as the next launch has the same ones."""
+        kept, kernel = self._kept, self._kernel
+        names = [kept.get(number) or f"{kernel} {self.place(number)}" for number in numbers]
+        if len(kept) < self.KEPT:
+            kept.update(zip(numbers, names, strict=True))
+        return names
 
 
 class WarpBatchView:
@@ -94,15 +102,27 @@ class WarpBatchView:
     `exits` where each warp's exits start in the exit columns.
     """
 
-    __slots__ = ("_base_ns", "_cycles", "_masks", "_raw", "exits", "names", "record", "stay_ns", "ts_ns")
+    __slots__ = (
+        "_base_ns",
+        "_cycles",
+        "_masks",
+        "_plain",
+        "_raw",
+        "exits",
+        "names",
+        "record",
+        "stay_ns",
+        "ts_ns",
+    )
 
-    def __init__(self, ts_ns: int, record: Record) -> None:
-        self.ts_ns, self.record, self.names = ts_ns, record, WarpNames(record)
+    def __init__(self, ts_ns: int, record: Record, names: WarpNames) -> None:
+        self.ts_ns, self.record, self.names = ts_ns, record, names
         self._base_ns: int | None = record.get("source_ns")
         self._raw: list[int] = record.get("source_entry_ns") or record["entry_ns"]
         self._cycles: list[int] | None = record.get("exit_clk")
         self._masks: list[int] | None = record.get("entry_mask")
         exit_ns, counts = record["exit_ns"], record.get("exit_count")
+        self._plain = counts is None and self._cycles is None and self._masks is None
         self.stay_ns: list[int | None] = exit_ns
         self.exits: list[int] | None = None
         if counts is not None:
@@ -119,6 +139,8 @@ class WarpBatchView:
     def args(self, at: int) -> Args:
         """What is known of one warp."""
         args: Args = {} if self._base_ns is None else {"source_ns": self._base_ns + self._raw[at]}
+        if self._plain:
+            return args
         if self.exits is not None and len(exits := self.exits_of(at)) != 1:
             args["exits"] = len(exits)
             if self._cycles is not None and exits:
@@ -136,6 +158,7 @@ class WarpLayout:
     def __init__(self, tree: Tree, host: HostLayout, launches: Launches, options: LayoutOptions) -> None:
         self._tree, self._host, self._launches, self._options = tree, host, launches, options
         self._unfinished: list[tuple[Row, int, str, Args]] = []
+        self._kernels: dict[tuple[Any, ...], WarpNames] = {}
 
     def _mode(self, batch: Record) -> str:
         known = "slot" in batch and "sm" in batch
@@ -143,6 +166,16 @@ class WarpLayout:
         if mode == "auto" or (mode == "slot" and not known):
             return "slot" if known else "logical"
         return "logical" if mode == "sm" and "sm" not in batch else mode
+
+    def _names(self, record: Record) -> WarpNames:
+        grid, block = record.get("grid", [0, 1, 1]), record.get("block", [])
+        key = (record["name"], *grid, *block)
+        names = self._kernels.get(key)
+        if names is None:
+            if len(self._kernels) >= KERNELS_KEPT:
+                self._kernels.clear()
+            names = self._kernels[key] = WarpNames(record["name"], grid, block)
+        return names
 
     def place(self, gpu: Gpu, ts_ns: int, record: Record) -> int:
         """Draw one batch; returns the end of its last warp, trace ns."""
@@ -155,7 +188,7 @@ class WarpLayout:
         if "launch" in record:
             first_ns = ts_ns + entry[order[0]]
             flows = self._launches.warps(record["launch"], first_ns, record.get("bound_ns", 0))
-        view = WarpBatchView(ts_ns, record)
+        view = WarpBatchView(ts_ns, record, self._names(record))
         end_ns = ts_ns
         for start in range(0, len(order), WARPS_AT_ONCE):
             some = order[start : start + WARPS_AT_ONCE]
@@ -168,10 +201,11 @@ class WarpLayout:
     def _draw(self, gpu: Gpu, view: WarpBatchView, mode: str, some: list[int], flows: Flows | None) -> None:
         """Draw some warps of a batch, in the order of their entry."""
         record, ts_ns, stays, rows = view.record, view.ts_ns, view.stay_ns, gpu.warps
-        entry, number, full, ops = record["entry_ns"], record["warp"], view.names.full, self._tree.ops
+        entry, number, ops = record["entry_ns"], record["warp"], self._tree.ops
+        names = view.names.full([number[at] for at in some])
         on_slots, exits_too = mode == "slot", self._options.thread_exits
         sms, slots = (record["sm"], record["slot"]) if on_slots else ([], [])
-        for at in some:
+        for at, name in zip(some, names, strict=True):
             if on_slots:
                 row = rows.get(sms[at] * _SLOTS_MAX + slots[at])
             else:
@@ -179,7 +213,7 @@ class WarpLayout:
             if row is None:
                 row = self._new_row(gpu, view, mode, at)
             begin_ns, stay_ns = ts_ns + entry[at], stays[at]
-            name, args = full(number[at]), view.args(at)
+            args = view.args(at)
             if stay_ns is None:
                 # It was still running when the record ended: drawn when the end of the trace is known.
                 self._host.outcomes.unclosed += 1
