@@ -17,7 +17,7 @@ from tracepipe.converters.writer import OutputFormat, TraceInfo
 from tracepipe.errors import InputError
 from tracepipe.files import InputStream, open_input
 from tracepipe.layout import Layout, LayoutOptions, Outcomes
-from tracepipe.model import HOST_CLOCKS, Batch, Header, Problem, Record, Timed
+from tracepipe.model import HOST_CLOCKS, Header, Problem, Record, Timed
 from tracepipe.readers import InputFormat, Recording, recognise
 from tracepipe.readers.lines import chunks_of_lines
 from tracepipe.validate import first_fault
@@ -117,9 +117,9 @@ def _opened(
 def _recognised(stream: InputStream, path: str, options: ConvertOptions) -> InputFormat:
     head = stream.head()
     if not head.strip() and not options.source_format:
-        raise InputError(
-            "is empty" if not stream.damage else stream.damage, "record something first", path=path
-        )
+        if stream.damage:
+            raise InputError(f"cannot be read: {stream.damage}", "copy or record it again", path=path)
+        raise InputError("is empty", "record something first", path=path)
     return recognise(head, options.source_format)
 
 
@@ -127,7 +127,8 @@ def _read(source: InputFormat, stream: BinaryIO, path: str) -> Recording:
     try:
         return source.read(stream)
     except InputError as e:
-        raise InputError(e.args[0], e.hint, path=path) from e
+        # The reader does not know the path: its message starts with the place without one.
+        raise InputError(e.message.removeprefix(f":{e.line}: "), e.hint, path=path, line=e.line) from e
 
 
 class Conversion:
@@ -156,11 +157,11 @@ class Conversion:
                 writer.write(layout.place(events))
                 if progress:
                     progress(stream.position_bytes(), stream.size_bytes)
-            if stream.damage:
-                batch = Batch(problems=[Problem(0, "", f"compressed data is damaged: {stream.damage}")])
-                self._problem(batch.problems[0])
             if writer is None:
                 writer, start_ns = self._writer(out, recording.header, clocks, [])
+            if stream.damage:
+                self._problem(_damage(stream))
+                writer.write(layout.problem(_damage(stream)))
             writer.write(layout.finish())
             self._conclude(layout, clocks)
             for said in self.report.clocks:
@@ -198,7 +199,7 @@ class Conversion:
             return
         if layout.after_footer:
             report.notes.append(f"{layout.after_footer} records stand after the footer")
-        if not report.unplaced:
+        if layout.footer is None or not report.unplaced:
             report.notes += footer_notes(layout.footer, layout.counts)
 
 
@@ -220,12 +221,17 @@ def check(
             if progress:
                 progress(stream.position_bytes(), stream.size_bytes)
         if stream.damage:
-            report.add(Problem(0, "", f"compressed data is damaged: {stream.damage}"))
+            report.add(_damage(stream))
+            say(_damage(stream).at(path))
     if report.source == "tracepipe":
         report.notes += footer_notes(footer, report.counts)
     for kind in ("footer", "clock", "loss"):
         del report.counts[kind]
     return report
+
+
+def _damage(stream: InputStream) -> Problem:
+    return Problem(0, "", f"the data is damaged from here on: {stream.damage}")
 
 
 def footer_notes(footer: Record | None, counts: Counter[str]) -> list[str]:

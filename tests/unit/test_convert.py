@@ -1,0 +1,335 @@
+"""A recording on its way through all stages: what is reported, what is drawn, what memory it takes."""
+
+from __future__ import annotations
+
+import gc
+import gzip
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.convert import write_recording
+from tracepipe import convert
+from tracepipe.convert import PROBLEMS_KEPT, Conversion, ConvertOptions, Report, check, footer_notes
+from tracepipe.converters import CONVERTERS
+from tracepipe.errors import FormatError, InputError
+from tracepipe.report_text import lines
+
+GPU = "globaltimer:0"
+HEADER: dict[str, Any] = {
+    "type": "header",
+    "schema": "tracepipe/1",
+    "clock": "monotonic",
+    "clocks": ["monotonic", GPU],
+    "start": {"monotonic_ns": 1_000, "realtime_ns": 9_000_000},
+    "command": ["./vec_add"],
+}
+PAIR = {"type": "clock", "clock": GPU, "source_ns": 500_000, "host_lo_ns": 1_990, "host_hi_ns": 2_010}
+FOOTER = {"type": "footer", "counts": {"kernel": 1, "gpu_kernel": 1}, "losses": {}}
+
+
+def call(ts_ns: int, **fields: Any) -> dict[str, Any]:
+    return {"type": "kernel", "name": "f", "phase": "I", "ts_ns": ts_ns, "pid": 1, "tid": 1, **fields}
+
+
+def on_gpu(ts_ns: int) -> dict[str, Any]:
+    return {"type": "gpu_kernel", "name": "k", "phase": "X", "ts_ns": ts_ns, "dur_ns": 50, "clock": GPU}
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Any:
+    """Writes lines, records or text, to a file, and returns its path."""
+
+    def write(*given: dict[str, Any] | str) -> str:
+        text = "".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in given)
+        path = tmp_path / "run.jsonl"
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def converted(path: str, **options: Any) -> tuple[Report, list[str]]:
+    """The report, and the timeline as text without its indents."""
+    out = io.BytesIO()
+    report = Conversion(path, CONVERTERS["text"], ConvertOptions(**options)).run(out)
+    return report, [" ".join(line.split()) for line in out.getvalue().decode().splitlines()]
+
+
+def test_a_recording_is_counted_and_drawn(recording: Any) -> None:
+    report, text = converted(recording(HEADER, call(1_500), PAIR, on_gpu(500_100), FOOTER))
+    assert report.source == "tracepipe"
+    assert {layer: count for layer, count in report.counts.items() if count} == {
+        "kernel": 1,
+        "gpu_kernel": 1,
+        "clock": 1,
+        "footer": 1,
+    }
+    assert (report.skipped, report.ambiguous, report.notes, report.unplaced) == (0, 0, [], {})
+    assert "500 f" in text
+    assert "1100 + 50 k source_ns=500100" in text
+    assert any(line.startswith("0 capture source_format=tracepipe") for line in text)
+
+
+def test_a_pair_at_the_end_places_events_before_it(recording: Any) -> None:
+    _, text = converted(recording(HEADER, on_gpu(500_100), *(call(n) for n in range(2_000, 9_000)), PAIR))
+    assert "1100 + 50 k source_ns=500100" in text
+
+
+def test_pairs_may_stand_in_the_header(recording: Any) -> None:
+    pair = {key: PAIR[key] for key in PAIR if key != "type"}
+    broken = pair | {"host_hi_ns": 1}
+    report, text = converted(recording(HEADER | {"clock_pairs": [pair, broken]}, on_gpu(500_100)))
+    assert "1100 + 50 k source_ns=500100" in text
+    (problem,) = report.problems
+    assert problem.at("run") == "run:1: clock_pairs[1].host_hi_ns: is before host_lo_ns"
+
+
+def test_bad_clock_records_place_nothing_and_are_counted_once(recording: Any) -> None:
+    report, _ = converted(recording(HEADER, PAIR | {"host_hi_ns": 0}, on_gpu(500_100)))
+    assert report.unplaced == {GPU: 1}
+    assert [problem.line for problem in report.problems] == [2]
+
+
+def test_a_clock_record_is_one_by_its_type_and_not_by_its_text(recording: Any) -> None:
+    lookalike = call(1_200, args={"type": "clock", "note": '"type":"clock"'})
+    report, _ = converted(recording(HEADER, lookalike, on_gpu(500_100)))
+    assert report.unplaced == {GPU: 1}
+    assert report.counts["kernel"] == 1
+
+
+def test_events_without_a_place_in_time_are_said_in_the_trace(recording: Any) -> None:
+    report, text = converted(recording(HEADER, on_gpu(5), on_gpu(6), call(1_500)))
+    assert report.unplaced == {GPU: 2}
+    assert "0 not placed in time clock=globaltimer:0 events=2 reason=no clock pairs" in text
+
+
+def test_an_assumed_offset_places_them(recording: Any) -> None:
+    report, text = converted(recording(HEADER, on_gpu(5), call(1_500)), assumed={GPU: 2_000})
+    assert report.unplaced == {}
+    assert "1005 + 50 k source_ns=5" in text
+
+
+def test_without_a_start_times_count_from_the_first_event(recording: Any) -> None:
+    header = {key: HEADER[key] for key in HEADER if key != "start"} | {"clocks": ["monotonic"]}
+    _, text = converted(recording(header, call(70_000), call(69_000)))
+    assert text[0] == "trace clock monotonic, start 69000 ns"
+
+
+def test_bad_lines_are_counted_all_and_kept_some(recording: Any) -> None:
+    report, text = converted(recording(HEADER, *["nonsense"] * 33, call(1_500)))
+    assert report.skipped == 33
+    assert len(report.problems) == PROBLEMS_KEPT
+    assert sum("skipped line" in line for line in text) == 33
+    assert "500 f" in text
+
+
+def test_strict_stops_at_the_first_bad_line(recording: Any) -> None:
+    path = recording(HEADER, call(1_500), call(-4), "nonsense")
+    with pytest.raises(InputError) as caught:
+        converted(path, strict=True)
+    assert caught.value.message == f"{path}:3: ts_ns: must be at least 0, not -4"
+    assert (caught.value.line, caught.value.field) == (3, "ts_ns")
+
+
+def test_strict_is_content_with_a_good_file(recording: Any) -> None:
+    report, _ = converted(recording(HEADER, call(1_500), PAIR, on_gpu(500_100), FOOTER), strict=True)
+    assert report.skipped == 0
+
+
+def test_a_footer_that_counts_otherwise_is_a_note(recording: Any) -> None:
+    report, _ = converted(recording(HEADER, PAIR, call(1_500), FOOTER))
+    assert report.notes == ["the footer counts 1 gpu_kernel events, the file holds 0"]
+    assert footer_notes(None, report.counts) == ["the file has no footer: the capture was cut off"]
+
+
+def test_what_stands_after_the_footer_is_a_note(recording: Any) -> None:
+    report, _ = converted(recording(HEADER, PAIR, call(1_500), on_gpu(500_001), FOOTER, call(1_600)))
+    assert report.notes == [
+        "1 records stand after the footer",
+        "the footer counts 1 kernel events, the file holds 2",
+    ]
+
+
+def test_an_input_format_without_a_footer_needs_none(tmp_path: Path) -> None:
+    path = tmp_path / "run.txt"
+    path.write_text('{"ts":1.0,"type":"userspace","name":"cuInit","phase":"B"}\n')
+    report, _ = converted(str(path))
+    assert (report.source, report.notes) == ("layered", [])
+
+
+@pytest.mark.parametrize("content", ["", " \n\n"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_an_empty_input_is_an_error(content: str, packed: bool, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    path.write_bytes(gzip.compress(content.encode()) if packed else content.encode())
+    with pytest.raises(InputError, match="is empty"):
+        converted(str(path))
+
+
+def test_an_unknown_input_is_an_error_that_names_the_formats(tmp_path: Path) -> None:
+    path = tmp_path / "photo"
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(range(256)))
+    with pytest.raises(FormatError) as caught:
+        converted(str(path))
+    assert "tracepipe" in caught.value.hint
+
+
+def test_a_bad_header_is_named_with_its_line_and_field(recording: Any) -> None:
+    path = recording(HEADER | {"clock": 5})
+    with pytest.raises(InputError) as caught:
+        converted(path)
+    assert caught.value.message == f"{path}:1: clock: must be a string, not 5"
+
+
+def test_damage_keeps_what_came_before_and_is_drawn(tmp_path: Path) -> None:
+    path = tmp_path / "run.gz"
+    text = "\n".join(json.dumps(line) for line in (HEADER, PAIR, *(call(n) for n in range(2_000, 4_000))))
+    path.write_bytes(gzip.compress(text.encode())[:-2_000])
+    report, drawn = converted(str(path))
+    assert 100 < report.counts["kernel"] < 2_000
+    assert "data is damaged" in report.problems[-1].message
+    assert any("data is damaged" in line for line in drawn)
+    with pytest.raises(InputError, match="was cut off"):
+        converted(str(path), strict=True)
+    said: list[str] = []
+    assert check(str(path), "", said.append).skipped >= 1
+    assert any("data is damaged" in line for line in said)
+
+
+def test_progress_tells_bytes_read_of_bytes_in_all(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    write_recording(path, 20_000, False)
+    seen: list[tuple[int, int]] = []
+    Conversion(str(path), CONVERTERS["perfetto"], ConvertOptions()).run(
+        io.BytesIO(), lambda done, total: seen.append((done, total))
+    )
+    assert len(seen) > 3
+    assert seen == sorted(seen)
+    assert seen[-1] == (path.stat().st_size, path.stat().st_size)
+    assert {total for _, total in seen} == {path.stat().st_size}
+
+
+def test_the_cycle_collector_runs_again_afterwards(recording: Any) -> None:
+    assert gc.isenabled()
+    converted(recording(HEADER, call(1_500)))
+    assert gc.isenabled()
+    with pytest.raises(InputError):
+        converted(recording(HEADER, "nonsense"), strict=True)
+    assert gc.isenabled()
+
+
+def test_check_names_every_bad_line_and_draws_nothing(recording: Any) -> None:
+    path = recording(HEADER, call(1_500), call(1, phase="Q"), "{", call(2, tid="x"), FOOTER)
+    said: list[str] = []
+    report = check(path, "", said.append)
+    assert [line.removeprefix(path) for line in said] == [
+        ":3: phase: must be one of B, E, I, X, not 'Q'",
+        ":4: is not JSON: unexpected end of data at column 2",
+        ":5: tid: must be an integer, not 'x'",
+    ]
+    assert (report.skipped, dict(report.counts)) == (3, {"kernel": 1})
+    assert report.notes == ["the footer counts 1 gpu_kernel events, the file holds 0"]
+
+
+def test_check_counts_warps_and_not_batches(recording: Any) -> None:
+    batch = {
+        "type": "gpu_warp",
+        "name": "k",
+        "ts_ns": 3,
+        "warp": [0, 1],
+        "entry_ns": [0, 0],
+        "exit_ns": [1, 1],
+    }
+    assert check(recording(HEADER, batch), "", print).counts["gpu_warp"] == 2
+    report, _ = converted(recording(HEADER, batch))
+    assert report.counts["gpu_warp"] == 2
+
+
+def test_clock_records_are_found_without_parsing_the_rest() -> None:
+    text = b"\n".join([b"nonsense", b'{"type" : "clock"', json.dumps(PAIR).encode(), b'{"x":"clock"}'])
+    assert list(convert.clock_records(io.BytesIO(text))) == [PAIR]
+
+
+# What a person reads -----------------------------------------------------------------------------------
+
+
+def test_the_report_says_everything_that_did_not_go_by_the_book(recording: Any) -> None:
+    warp = {"type": "gpu_warp", "name": "k", "ts_ns": 1, "clock": "globaltimer:1"}
+    path = recording(
+        HEADER,
+        PAIR,
+        PAIR | {"source_ns": 1_000_500_000, "host_lo_ns": 1_000_011_990, "host_hi_ns": 1_000_012_010},
+        call(1_500, phase="B"),
+        call(1_600, phase="E", name="g"),
+        call(1_700, phase="X", dur_ns=100, tid=2),
+        call(1_750, phase="X", dur_ns=100, tid=2),
+        on_gpu(500_000),
+        warp | {"warp": [0, 1], "entry_ns": [0, 0], "exit_ns": [1, 1]},
+        {"type": "loss", "count": 7, "layer": "syscall"},
+        "nonsense",
+    )
+    report, _ = converted(path)
+    said = [line.replace(path, "run") for line in lines(report)]
+    assert said[1].startswith("skipped: run:11: is not JSON: ")
+    del said[1]
+    assert said == [
+        "run: tracepipe, 4 kernel, 1 gpu_kernel",
+        "note: 1 calls had no end: drawn to the end and marked unclosed",
+        "note: 1 ends had no begin: drawn as instants and marked no_begin",
+        "note: 1 slices overlap others on their track: drawn on an extra track beside it",
+        "note: the file has no footer: the capture was cut off",
+        "clock globaltimer:0: 2 pairs, drift +10.000 ppm, within 261 ns",
+        "not drawn: 2 events on globaltimer:1, which has no clock pairs; "
+        "--assume-offset globaltimer:1=NS places them",
+        "lost: 7 syscall events were made and not recorded",
+    ]
+
+
+def test_the_report_says_how_many_bad_lines_it_does_not_show(recording: Any) -> None:
+    report, _ = converted(recording(HEADER, *["nonsense"] * 25))
+    assert "… and 5 more: 25 lines skipped in all" in list(lines(report))
+
+
+def test_the_report_of_an_empty_recording(recording: Any) -> None:
+    path = recording(HEADER, {"type": "footer", "counts": {}, "losses": {}})
+    report, _ = converted(path, assumed={GPU: 5})
+    assert list(lines(report)) == [f"{path}: tracepipe, no events"]
+
+
+def test_the_report_says_that_an_offset_was_assumed(recording: Any) -> None:
+    report, _ = converted(recording(HEADER, on_gpu(5)), assumed={GPU: 5})
+    assert "clock globaltimer:0: placed by an assumed offset, error unknown" in list(lines(report))
+
+
+# Memory ------------------------------------------------------------------------------------------------
+
+MEASURE = """
+import resource, sys
+from tracepipe.convert import Conversion, ConvertOptions
+from tracepipe.converters import CONVERTERS
+with open(sys.argv[2], "wb") as out:
+    Conversion(sys.argv[1], CONVERTERS[sys.argv[3]], ConvertOptions()).run(out)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def peak_mb(source: Path, output_format: str) -> float:
+    """Peak memory of a process that converts `source` and does nothing else."""
+    command = [sys.executable, "-c", MEASURE, str(source), "/dev/null", output_format]
+    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout) / 1024
+
+
+@pytest.mark.parametrize("output_format", ["perfetto", "chrome"])
+def test_memory_does_not_grow_with_the_recording(output_format: str, tmp_path: Path) -> None:
+    small, large = tmp_path / "small.jsonl", tmp_path / "large.jsonl"
+    write_recording(small, 100_000, False)
+    write_recording(large, 300_000, False)
+    before_mb, after_mb = peak_mb(small, output_format), peak_mb(large, output_format)
+    assert after_mb < 64
+    assert after_mb - before_mb < 4
