@@ -13,7 +13,7 @@ DECLARE: Final = 0
 """`track` exists from here on, or has a new name. A track is declared after its parent, before its use."""
 BEGIN: Final = 1
 END: Final = 2
-"""Ends the innermost open slice of the track; args join those of its begin."""
+"""Ends the innermost open slice of the track, which is called `name`; args join those of its begin."""
 INSTANT: Final = 3
 COUNTER: Final = 4
 """`name` is the counter's new value, an int."""

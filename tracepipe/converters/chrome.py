@@ -51,7 +51,8 @@ class ChromeWriter:
                 continue
             shown = b',"args":' + orjson.dumps(args, option=orjson.OPT_NON_STR_KEYS) if args else b""
             if kind == END:
-                lines.append(b'{"ph":"E",%b,"ts":%b%b}' % (place, when, shown))
+                # The name again: Speedscope ends nothing by another name.
+                lines.append(b'{"ph":"E","name":%b,%b,"ts":%b%b}' % (orjson.dumps(name), place, when, shown))
                 continue
             phase = b'i","s":"t' if kind == INSTANT else b"B"
             lines.append(

@@ -62,7 +62,7 @@ class HostLayout:
                 if row.open and row.open[-1][0] == shape.name and ts_ns >= row.last_ns:
                     row.open.pop()
                     row.last_ns = ts_ns
-                    append((END, row.track, ts_ns, "", shape.args, None))
+                    append((END, row.track, ts_ns, shape.name, shape.args, None))
                 else:
                     self._end(row, ts_ns, shape.dur_ns, shape.name, shape.args)
                 continue

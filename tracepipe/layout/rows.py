@@ -68,7 +68,7 @@ def complete(
     row.last_ns = ts_ns
     row.ends.append(ts_ns + dur_ns)
     # Both at once: a stable sort by time keeps this right for every slice that nests here later.
-    return [(BEGIN, row.track, ts_ns, name, args, flows), (END, row.track, ts_ns + dur_ns, "", None, None)]
+    return [(BEGIN, row.track, ts_ns, name, args, flows), (END, row.track, ts_ns + dur_ns, name, None, None)]
 
 
 def end(row: Row, ts_ns: int, name: str, args: Args | None, outcomes: Outcomes) -> list[Op]:
@@ -81,11 +81,11 @@ def end(row: Row, ts_ns: int, name: str, args: Args | None, outcomes: Outcomes) 
         return [(INSTANT, row.track, ts_ns, name, {**(args or {}), "no_begin": True}, None)]
     lane.last_ns = ts_ns
     ops: list[Op] = []
-    while lane.open.pop()[0] != name:
+    while (ended := lane.open.pop()[0]) != name:
         # longjmp, an exception or a lost record: the caller has returned, so this call has too.
-        ops.append((END, lane.track, ts_ns, "", {"unclosed": True}, None))
+        ops.append((END, lane.track, ts_ns, ended, {"unclosed": True}, None))
         outcomes.unclosed += 1
-    ops.append((END, lane.track, ts_ns, "", args, None))
+    ops.append((END, lane.track, ts_ns, name, args, None))
     return ops
 
 
@@ -95,7 +95,8 @@ def close_all(row: Row, ts_ns: int, outcomes: Outcomes) -> list[Op]:
     for lane in (row, *row.beside):
         outcomes.unclosed += len(lane.open)
         at_ns = max(ts_ns, lane.last_ns)
-        ops += [(END, lane.track, at_ns, "", {"unclosed": True}, None) for _ in lane.open]
+        for name, _, _ in reversed(lane.open):
+            ops.append((END, lane.track, at_ns, name, {"unclosed": True}, None))
         lane.open.clear()
     return ops
 

@@ -224,7 +224,7 @@ class WarpLayout:
             else:
                 row.last_ns, row.ends = begin_ns, [begin_ns + stay_ns]
                 ops.append((BEGIN_ONCE, row.track, begin_ns, name, args, flows))
-                ops.append((END, row.track, begin_ns + stay_ns, "", None, None))
+                ops.append((END, row.track, begin_ns + stay_ns, name, None, None))
             flows = None
             if exits_too:
                 self._draw_exits(row.track, view, at)
