@@ -19,15 +19,26 @@ class Launches:
         self._tree, self._outcomes = tree, outcomes
         self._starts: dict[int, tuple[int, int]] = {}
         self._called: dict[int, None] = {}
-        self._arrows: dict[int, None] = {}
+        self._drawn: dict[int, None] = {}
+        self._flows: dict[int, int] = {}
+        self._last_flow = 0
 
-    @staticmethod
-    def flow(launch: int) -> int:
-        """The flow id of a launch: even, where those of calls through the layers are odd."""
-        return launch * 2 + 2
+    def _arrow(self, launch: int) -> int:
+        """The arrow of a launch: it starts where it is met first, and goes on from there."""
+        flow = self._flows.get(launch)
+        if flow is not None:
+            return flow
+        # Even, where those of calls through the layers are odd. Not made of the launch id, which may have
+        # 64 bits of its own and may come again.
+        self._last_flow += 2
+        _remember(self._flows, launch, self._last_flow)
+        return -self._last_flow
 
     def call(self, launch: int, ts_ns: int) -> int:
-        """Note the launch call; returns its arrow."""
+        """Note the launch call; returns its arrow. An id that was called before is another launch now."""
+        if launch in self._called:
+            for table in (self._starts, self._drawn, self._flows):
+                table.pop(launch, None)
         start = self._starts.pop(launch, None)
         if start is not None:
             start_ns, bound_ns = start
@@ -41,7 +52,7 @@ class Launches:
                 track = self._tree.child(self._tree.group("tracepipe"), "slices", "problems", 0, "tracepipe")
                 self._tree.ops.append((INSTANT, track, start_ns, "starts before its launch", args, None))
         _remember(self._called, launch)
-        return self.flow(launch) if start is not None else -self.flow(launch)
+        return self._arrow(launch)
 
     def _start(self, launch: int, ts_ns: int, bound_ns: int) -> None:
         if launch not in self._called and launch not in self._starts:
@@ -50,18 +61,14 @@ class Launches:
     def kernel(self, launch: int, ts_ns: int, bound_ns: int) -> Flows:
         """Note a kernel's start, within `bound_ns`; returns the arrow that ends at it."""
         self._start(launch, ts_ns, bound_ns)
-        _remember(self._arrows, launch)
-        return (self._step(launch),)
+        _remember(self._drawn, launch)
+        return (self._arrow(launch),)
 
     def warps(self, launch: int, ts_ns: int, bound_ns: int) -> Flows | None:
         """Note the first warp of a batch; returns the arrow, if the launch has no kernel slice to end it."""
-        if launch in self._arrows:
+        if launch in self._drawn:
             return None
         return self.kernel(launch, ts_ns, bound_ns)
-
-    def _step(self, launch: int) -> int:
-        """The arrow goes on from its call, or starts here where the call was not recorded before."""
-        return self.flow(launch) if launch in self._called else -self.flow(launch)
 
 
 def _remember(table: dict[int, Any], launch: int, value: Any = None) -> None:
