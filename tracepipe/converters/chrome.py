@@ -13,13 +13,30 @@ from typing import Any, BinaryIO
 import orjson
 
 from tracepipe.converters.writer import TraceInfo
-from tracepipe.timeline import COUNTER, DECLARE, END, INSTANT, Op, Track
+from tracepipe.timeline import COUNTER, DECLARE, END, INSTANT, Args, Op, Track
 
 # Ids of groups that are no process: beyond any process id of Linux (at most 2^22).
 _NO_PROCESS = 1 << 23
 # Times count from a second before the start: Perfetto drops negative ones, and text that several threads
 # printed has its earliest event anywhere.
 _BEFORE_START_NS = 1_000_000_000
+_INT_MAX = (1 << 63) - 1
+
+
+def _args_json(args: Args) -> bytes:
+    """`args` in JSON, with integers that Perfetto would read as -1, beyond 63 bits, as text."""
+    try:
+        return orjson.dumps(args, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_STRICT_INTEGER)
+    except orjson.JSONEncodeError:  # an integer of over 53 bits: most of them are times, and fit
+        return orjson.dumps(_with_texts(args), option=orjson.OPT_NON_STR_KEYS)
+
+
+def _with_texts(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _with_texts(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_texts(item) for item in value]
+    return str(value) if isinstance(value, int) and value > _INT_MAX else value
 
 
 class ChromeWriter:
@@ -49,7 +66,7 @@ class ChromeWriter:
                     % (orjson.dumps(track.name), place, when, name)
                 )
                 continue
-            shown = b',"args":' + orjson.dumps(args, option=orjson.OPT_NON_STR_KEYS) if args else b""
+            shown = b',"args":' + _args_json(args) if args else b""
             if kind == END:
                 # The name again: Speedscope ends nothing by another name.
                 lines.append(b'{"ph":"E","name":%b,%b,"ts":%b%b}' % (orjson.dumps(name), place, when, shown))
