@@ -1,0 +1,122 @@
+"""What the trace processor says of a converted trace, in the terms of `seen.py`."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+from tests.golden.seen import Path, Seen, SeenSlice, slice_id
+from tests.support.trace_processor import RealTraceProcessor
+
+# Ids of Chrome "processes" that are groups of ours are beyond any process id of Linux.
+_PIDS = 1 << 22
+_U64 = (1 << 64) - 1
+
+_TRACKS = """
+select t.id, t.name, t.parent_id, coalesce(tt.utid, ct.utid) as utid,
+       coalesce(pt.upid, pc.upid, extract_arg(t.dimension_arg_set_id, 'upid')) as upid
+from track t
+left join thread_track tt using (id) left join process_track pt using (id)
+left join thread_counter_track ct using (id) left join process_counter_track pc using (id)"""
+_THREADS = """
+select utid, t.tid, t.name, upid, p.pid, p.name as process from thread t left join process p using (upid)"""
+_SLICES = "select id, track_id, ts, dur, name, depth, category, arg_set_id from slice order by ts, id"
+_ARGS = """
+select arg_set_id, key, value_type, int_value, string_value, real_value from args
+where key glob 'debug.*' or key glob 'args.*'"""
+
+
+class Asked:
+    """Answers about one trace; `base_ns` is what its times count from."""
+
+    def __init__(self, trace: bytes) -> None:
+        # A JSON trace says in otherData what its times count from, and names its groups by other means.
+        self.json = trace.startswith(b"{")
+        self.base_ns: int = json.loads(trace)["otherData"]["base_ns"] if self.json else 0
+        with RealTraceProcessor(trace) as tp:
+            self.problems = tp.problems()
+            self.stats = tp.rows("select name, idx, value from stats where value > 0")
+            self.tracks = {row["id"]: row for row in tp.rows(_TRACKS)}
+            self.threads = {row["utid"]: row for row in tp.rows(_THREADS)}
+            self.processes = {row["upid"]: row for row in tp.rows("select upid, pid, name from process")}
+            self._slices = tp.rows(_SLICES)
+            self._args = tp.rows(_ARGS)
+            self._arrows = tp.rows("select slice_out, slice_in from flow")
+            self._counts = tp.rows("select track_id, ts, value from counter order by ts, id")
+            self.ranks = tp.rows(
+                "select name, parent_id, extract_arg(source_arg_set_id, 'sibling_order_rank') as rank"
+                " from track where rank is not null order by parent_id, rank"
+            )
+
+    def path(self, track: int) -> Path:
+        """The names from the root to a track."""
+        row = self.tracks[track]
+        if self.json:
+            return self._json_path(row)
+        names: list[str] = []
+        while row["parent_id"] is not None:
+            names.insert(0, row["name"])
+            row = self.tracks[row["parent_id"]]
+        if row["utid"] is not None:
+            thread = self.threads[row["utid"]]
+            assert row["name"] == thread["name"], "the group of a thread has another name"
+            top = (f"{thread['process']} {thread['pid']}", f"{thread['name']} {thread['tid']}")
+            return (*top, *names)
+        if row["upid"] is not None:
+            process = self.processes[row["upid"]]
+            return (f"{process['name']} {process['pid']}", row["name"], *names)
+        return (row["name"], *names)
+
+    def _json_path(self, row: dict[str, Any]) -> Path:
+        if row["utid"] is None:
+            process = self.processes[row["upid"]]
+            name = row["name"].removesuffix(" value")
+        else:
+            thread = self.threads[row["utid"]]
+            process, name = self.processes[thread["upid"]], thread["name"]
+        number = f" {process['pid']}" if process["pid"] <= _PIDS else ""
+        return (f"{process['name']}{number}", *name.split(" / "))
+
+    def seen(self) -> Seen:
+        """Everything that Perfetto would draw."""
+        args = self._args_by_set()
+        by_track: dict[int, list[SeenSlice]] = {}
+        words: dict[int, str] = {}
+        for row in self._slices:
+            own = by_track.setdefault(row["track_id"], [])
+            one = SeenSlice(
+                row["ts"] + self.base_ns,
+                row["dur"],
+                row["name"],
+                row["depth"],
+                row["category"] or "",
+                args.get(row["arg_set_id"], {}),
+            )
+            words[row["id"]] = slice_id(self.path(row["track_id"]), len(own), one)
+            own.append(one)
+        counts: dict[int, list[tuple[int, int]]] = {}
+        for row in self._counts:
+            value = int(row["value"])
+            assert value == row["value"]
+            counts.setdefault(row["track_id"], []).append((row["ts"] + self.base_ns, value))
+        return Seen(
+            [(self.path(track), slices) for track, slices in by_track.items()],
+            [(self.path(track), values) for track, values in counts.items()],
+            Counter((words[row["slice_out"]], words[row["slice_in"]]) for row in self._arrows),
+        )
+
+    def _args_by_set(self) -> dict[int, dict[str, Any]]:
+        out: dict[int, dict[str, Any]] = {}
+        for row in self._args:
+            _, _, key = row["key"].partition(".")
+            kind = row["value_type"]
+            value: Any = row[{"string": "string_value", "real": "real_value"}.get(kind, "int_value")]
+            if kind == "bool":
+                value = bool(value)
+            elif kind == "uint":
+                value &= _U64
+            args = out.setdefault(row["arg_set_id"], {})
+            assert key not in args, f"{key} has two values"
+            args[key] = value
+        return out

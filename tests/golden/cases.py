@@ -1,0 +1,76 @@
+"""The cases: `fixtures/<case>/` with `input.*`, an optional `options`, and what must come of them.
+
+input.jsonl           what is converted
+options               options of `tracepipe convert`, as on its command line
+expected.txt          --format text
+expected-report.txt   what the command says of it
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from tests.golden.seen import Replay, ReplayFormat
+from tracepipe.convert import Conversion, ConvertOptions
+from tracepipe.converters import CONVERTERS
+from tracepipe.layout import LayoutOptions
+from tracepipe.report_text import lines
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One folder of fixtures."""
+
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        """What the case is called."""
+        return self.folder.name
+
+    @property
+    def input(self) -> Path:
+        """The recording."""
+        (found,) = self.folder.glob("input.*")
+        return found
+
+    def options(self, **more: Any) -> ConvertOptions:
+        """The case's options."""
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--warp-tracks", default="auto")
+        parser.add_argument("--thread-exits", action="store_true")
+        parser.add_argument("--assume-offset", action="append", default=[])
+        file = self.folder / "options"
+        given = parser.parse_args(shlex.split(file.read_text()) if file.exists() else [])
+        pairs = (text.partition("=") for text in given.assume_offset)
+        assumed = {clock: int(ns) if ns.lstrip("-").isdigit() else ns for clock, _, ns in pairs}
+        return ConvertOptions(
+            assumed=cast("dict[str, int | str]", assumed),
+            layout=LayoutOptions(given.warp_tracks, given.thread_exits),
+            **more,
+        )
+
+    def convert(self, to: str, **more: Any) -> tuple[bytes, str]:
+        """The output in that format, and the report."""
+        out = io.BytesIO()
+        report = Conversion(str(self.input), CONVERTERS[to], self.options(**more)).run(out)
+        said = "".join(f"{line}\n" for line in lines(report))
+        return out.getvalue(), said.replace(str(self.input), self.input.name)
+
+    def replay(self) -> Replay:
+        """The operations that the layout makes of it."""
+        kept = ReplayFormat()
+        Conversion(str(self.input), cast(Any, kept), self.options()).run(io.BytesIO())
+        return kept.writer
+
+
+def cases() -> list[Case]:
+    """Every folder of fixtures that has an input."""
+    return [Case(folder) for folder in sorted(FIXTURES.iterdir()) if list(folder.glob("input.*"))]

@@ -1,0 +1,248 @@
+"""What a person should see of a recording: plain tracks, slices, arrows and counts, told by the operations.
+
+`replay` is the reference of the tests in this folder. It takes the layout's operations at their word, as
+`timeline.py` gives it, and shares no code with the writers: what the trace processor says of their output
+must be equal to it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, BinaryIO
+
+from tracepipe.converters.writer import TraceInfo
+from tracepipe.timeline import BEGIN, BEGIN_ONCE, COUNTER, DECLARE, END, INSTANT, Op, Track
+
+Path = tuple[str, ...]
+
+
+@dataclass(slots=True)
+class SeenSlice:
+    """A slice, or an instant, which has no length. `args` are flat: `grid[0]`, `decoded.nr`.
+
+    `stacked` counts the instants of the same time right before an instant: Perfetto draws each one row lower
+    than the last, so that none hides another.
+    """
+
+    ts_ns: int
+    dur_ns: int
+    name: str
+    depth: int
+    category: str = ""
+    args: dict[str, Any] = field(default_factory=dict)
+    stacked: int = 0
+    instant: bool = False
+
+    def shown(self) -> str:
+        """One line; arguments in the order of their names, which is not the files' matter."""
+        args = "".join(f" {key}={value!r}" for key, value in sorted(self.args.items()))
+        where = f"{self.ts_ns} +{self.dur_ns} depth {self.depth + self.stacked}"
+        return f"{where} [{self.category}] {self.name!r}{args}"
+
+
+# Which slice: its track's path, and its place among the slices of that track.
+SliceId = tuple[Path, int]
+Arrow = tuple[str, str]
+_STARTS_WITH_A_TIME = re.compile(r" *-?\d+ ( -?\d+$|\+ *\d+  | {10}  )")
+_EMPTY = ("[]", "{}", "null")
+_INT_MAX = (1 << 63) - 1
+
+
+@dataclass(slots=True)
+class Seen:
+    """Everything that is drawn. Tracks may share a path: each is a list of its own."""
+
+    slices: list[tuple[Path, list[SeenSlice]]] = field(default_factory=list)
+    counters: list[tuple[Path, list[tuple[int, int]]]] = field(default_factory=list)
+    arrows: Counter[Arrow] = field(default_factory=Counter)
+
+    def as_json_says(self) -> Seen:
+        """The same less what Chrome's JSON cannot say: Perfetto drops values that hold nothing, and has no
+        integers beyond 63 bits in JSON, which are written as text.
+        """
+        for _, slices in self.slices:
+            for one in slices:
+                one.args = {
+                    key: str(value) if type(value) is int and value > _INT_MAX else value
+                    for key, value in one.args.items()
+                    if value not in _EMPTY
+                }
+        return self
+
+    def lines(self) -> list[str]:
+        """All of it as text, in an order of its own: what differs shows in the diff of an assert."""
+        out = []
+        for path, slices in self.slices:
+            out += [f"{' / '.join(path)}: {one.shown()}" for one in _numbered(slices)]
+        for path, values in self.counters:
+            out += [f"{' / '.join(path)}: at {ts_ns} = {value}" for ts_ns, value in values]
+        out += [f"{start} → {end} x{count}" for (start, end), count in self.arrows.items()]
+        return sorted(out)
+
+
+class _Numbered:
+    """A slice with its place on the track, so that two equal ones are told apart."""
+
+    def __init__(self, at: int, one: SeenSlice) -> None:
+        self._at, self._one = at, one
+
+    def shown(self) -> str:
+        return f"#{self._at:05} {self._one.shown()}"
+
+
+def _numbered(slices: list[SeenSlice]) -> list[_Numbered]:
+    return [_Numbered(at, one) for at, one in enumerate(slices)]
+
+
+def slice_id(path: Path, at: int, one: SeenSlice) -> str:
+    """The words for the end of an arrow."""
+    return f"{' / '.join(path)} #{at:05} {one.name!r} at {one.ts_ns}"
+
+
+def flat(args: dict[str, Any]) -> dict[str, Any]:
+    """Arguments as Perfetto keeps them: one value a key, and nothing for None."""
+    out: dict[str, Any] = {}
+    for key, value in args.items():
+        if value is not None:
+            _flatten(key, value, out)
+    return out
+
+
+def _flatten(key: str, value: Any, out: dict[str, Any]) -> None:
+    if (not value and isinstance(value, dict | list)) or value is None:
+        out[key] = json.dumps(value)  # as text, since Perfetto has no value for it
+    elif isinstance(value, dict):
+        for inner, item in value.items():
+            _flatten(f"{key}.{inner}", item, out)
+    elif isinstance(value, list):
+        for at, item in enumerate(value):
+            _flatten(f"{key}[{at}]", item, out)
+    else:
+        out[key] = value
+
+
+class Replay:
+    """A writer that keeps the operations, and can say what they mean."""
+
+    def __init__(self, out: BinaryIO, info: TraceInfo) -> None:
+        self.info = info
+        self.ops: list[Op] = []
+
+    def write(self, ops: list[Op]) -> None:
+        """Keep operations."""
+        self.ops += ops
+
+    def finish(self) -> None:
+        """Nothing is left to write."""
+
+    def seen(self) -> Seen:
+        """What these operations draw."""
+        return replay(self.ops)
+
+
+class ReplayFormat:
+    """Stands where an `OutputFormat` does; `writer` is that of the conversion."""
+
+    writer: Replay
+
+    def open(self, out: BinaryIO, info: TraceInfo) -> Replay:
+        """The writer."""
+        self.writer = Replay(out, info)
+        return self.writer
+
+
+def replay(ops: Iterable[Op]) -> Seen:
+    """What operations draw, by their contract: a stable sort by time makes each track nest."""
+    by_track: dict[Track, list[Op]] = {}
+    for op in ops:
+        kind, track = op[0], op[1]
+        if kind == DECLARE:
+            assert track.parent is None or track.parent in by_track, "declared before its parent"
+            by_track.setdefault(track, [])
+        else:
+            by_track[track].append(op)
+    seen = Seen()
+    names: dict[int, str] = {}
+    for track, own in by_track.items():
+        own.sort(key=lambda op: op[2])
+        path = track.path()
+        if track.kind == "counter":
+            assert {op[0] for op in own} <= {COUNTER}
+            seen.counters.append((path, [(ts_ns, value) for _, _, ts_ns, value, _, _ in own]))
+        elif own:
+            seen.slices.append((path, _nest(path, own, track.category, names)))
+    seen.arrows = _arrows(ops, names)
+    return seen
+
+
+def _nest(path: Path, ops: list[Op], category: str, names: dict[int, str]) -> list[SeenSlice]:
+    """The slices of one track; `names` gets the words for each operation that begins one."""
+    drawn: list[SeenSlice] = []
+    stack: list[SeenSlice] = []
+    before: SeenSlice | None = None
+    for op in ops:
+        kind, _, ts_ns, name, args, _ = op
+        if kind != INSTANT:
+            before = None
+        if kind == END:
+            assert stack, f"an end without a begin on {path}"
+            ended = stack.pop()
+            ended.dur_ns = ts_ns - ended.ts_ns
+            ended.args |= flat(args or {})
+            continue
+        assert kind in (BEGIN, BEGIN_ONCE, INSTANT)
+        one = SeenSlice(ts_ns, 0, name, len(stack), category, flat(args or {}))
+        names[id(op)] = slice_id(path, len(drawn), one)
+        drawn.append(one)
+        if kind != INSTANT:
+            stack.append(one)
+            continue
+        one.instant = True
+        if before is not None and before.ts_ns == ts_ns:
+            one.stacked = before.stacked + 1
+        before = one
+    assert not stack, f"{len(stack)} slices without an end on {path}"
+    return drawn
+
+
+def _arrows(ops: Iterable[Op], names: dict[int, str]) -> Counter[Arrow]:
+    """Arrows go from each slice of a flow to the next one in time."""
+    through: dict[int, list[str]] = {}
+    for op in sorted(ops, key=lambda op: op[2]):
+        for flow in op[5] or ():
+            through.setdefault(abs(flow), []).append(names[id(op)])
+    return Counter(pair for steps in through.values() for pair in pairwise(steps))
+
+
+def lines_by_track(text: str) -> list[tuple[Path, list[str]]]:
+    """The lines of `--format text` under each track that has any, less their indent."""
+    found: list[tuple[Path, list[str]]] = []
+    path: Path = ()
+    for line in text.splitlines():
+        depth = (len(line) - len(line.lstrip())) // 2
+        if _STARTS_WITH_A_TIME.match(line):
+            found[-1][1].append(line[2 * len(path) :])
+            continue
+        name = line.strip().removeprefix("process ").removeprefix("thread ")
+        path = (*path[:depth], re.sub(r" \[\w+\]$", "", name))
+        found.append((path, []))
+    return [(path, lines) for path, lines in found if lines]
+
+
+def starts_of_lines(seen: Seen, base_ns: int) -> list[tuple[Path, list[str]]]:
+    """What each of those lines must start with: time, length, name. Arguments and arrows follow."""
+    out = []
+    for path, slices in seen.slices:
+        starts = []
+        for one in slices:
+            dur = "" if one.instant else f"+{one.dur_ns:>9}"
+            starts.append(f"{one.ts_ns - base_ns:>12} {dur:<10}  {'  ' * one.depth}{one.name}")
+        out.append((path, starts))
+    for path, values in seen.counters:
+        out.append((path, [f"{ts_ns - base_ns:>12}  {value}" for ts_ns, value in values]))
+    return out

@@ -1,0 +1,50 @@
+"""Every case of fixtures/, as text, and as Perfetto's own trace processor sees what was written for it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.golden.asked import Asked
+from tests.golden.cases import Case, cases
+from tests.golden.seen import lines_by_track, starts_of_lines
+
+every_case = pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
+
+
+@every_case
+def test_text_is_as_expected(case: Case) -> None:
+    text, report = case.convert("text")
+    assert text.decode() == (case.folder / "expected.txt").read_text()
+    assert report == (case.folder / "expected-report.txt").read_text()
+
+
+@every_case
+def test_text_says_what_was_laid_out(case: Case) -> None:
+    text, _ = case.convert("text")
+    head, _, rest = text.decode().partition("\n")
+    tree, _, totals = rest.rstrip("\n").rpartition("\n")
+    kept = case.replay()
+    seen, base_ns = kept.seen(), kept.info.start["trace_ns"]
+    assert head == f"trace clock {kept.info.trace_clock}, start {base_ns} ns"
+    # Tracks of one path have the same place in the tree's order only among themselves: sort by content too.
+    said, wanted = sorted(lines_by_track(tree)), sorted(starts_of_lines(seen, base_ns))
+    assert [(path, len(lines)) for path, lines in said] == [(path, len(lines)) for path, lines in wanted]
+    for (_, lines), (_, starts) in zip(said, wanted, strict=True):
+        assert [line[: len(start)] for line, start in zip(lines, starts, strict=True)] == starts
+    slices = [one for _, track in seen.slices for one in track]
+    instants = sum(one.instant for one in slices)
+    counts = sum(len(values) for _, values in seen.counters)
+    tracks = len(seen.slices) + len(seen.counters)
+    assert totals == f"{tracks} tracks, {len(slices) - instants} slices, {instants} instants, {counts} counts"
+
+
+@every_case
+@pytest.mark.parametrize("to", ["perfetto", "chrome"])
+def test_the_trace_processor_sees_what_was_laid_out(case: Case, to: str) -> None:
+    trace, _ = case.convert(to)
+    asked = Asked(trace)
+    want = case.replay().seen()
+    if to == "chrome":
+        want = want.as_json_says()
+    assert asked.problems == []
+    assert asked.seen().lines() == want.lines()
