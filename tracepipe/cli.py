@@ -130,7 +130,7 @@ def _text(choice: Any) -> str:
 
 
 def _how_to_open(target: str, to: str) -> str:
-    if to == "text":
+    if CONVERTERS[to].on_terminal:
         return ""
     where = "ui.perfetto.dev" if to == "perfetto" else "ui.perfetto.dev, chrome://tracing or speedscope.app"
     return f": open it in {where}, or run tracepipe open {target}"

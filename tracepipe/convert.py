@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, cast
 import orjson
 
 from tracepipe.clocks import Clocks
-from tracepipe.converters.writer import OutputFormat, TraceInfo
+from tracepipe.converters.writer import EventWriter, OutputFormat, TraceInfo
 from tracepipe.errors import InputError
 from tracepipe.files import InputStream, open_input
 from tracepipe.layout import Layout, LayoutOptions, Outcomes
@@ -141,6 +141,9 @@ class Conversion:
     def run(self, out: BinaryIO, progress: Progress | None = None) -> Report:
         """Convert; raises InputError on the first bad line where `strict`."""
         with _opened(self._path, self._options, self.report) as (recording, clocks, stream), _no_collector():
+            if self._output.of == "events":
+                self._copy_events(out, recording, stream, progress)
+                return self.report
             layout = Layout(recording.header, self._options.layout)
             writer = None
             for batch in recording.batches:
@@ -171,6 +174,30 @@ class Conversion:
                 writer.write(layout.say("not placed in time", start_ns, args, "problems"))
             writer.finish()
         return self.report
+
+    def _copy_events(
+        self, out: BinaryIO, recording: Recording, stream: InputStream, progress: Progress | None
+    ) -> None:
+        """Write events as they were recorded, on the clocks that they were recorded with."""
+        writer: EventWriter = self._output.open(out, TraceInfo(recording.header.get("clock", "")))
+        for batch in recording.batches:
+            for problem in batch.problems:
+                self._problem(problem)
+            events = batch.take()
+            for _, shape in events:
+                self.report.counts[shape.type] += len(shape.record.get("warp", "1"))
+                if shape.type == "loss":
+                    self.report.losses[shape.record.get("layer", "unknown layer")] += shape.record["count"]
+            writer.write_events(events)
+            if progress:
+                progress(stream.position_bytes(), stream.size_bytes)
+        if stream.damage:
+            self._problem(_damage(stream))
+        writer.finish()
+        if writer.unwritten:
+            self.report.notes.append(
+                f"{writer.unwritten} warps or threads are not written: their block or thread is not recorded"
+            )
 
     def _writer(self, out: BinaryIO, header: Header, clocks: Clocks, events: list[Timed]) -> tuple[Any, int]:
         start = cast("dict[str, int]", header.get("start", {}))

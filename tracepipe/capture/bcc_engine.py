@@ -11,6 +11,7 @@ import mmap
 import os
 import platform
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,10 @@ def _import_bcc() -> Any:
     if _DISTRIBUTION not in sys.path:
         sys.path.append(_DISTRIBUTION)
     try:
-        module = importlib.import_module("bcc")
+        with warnings.catch_warnings():
+            # Its regular expressions make newer Pythons complain.
+            warnings.simplefilter("ignore", SyntaxWarning)
+            module = importlib.import_module("bcc")
     except ImportError as error:
         raise CaptureUnavailable(f"BCC's Python module cannot be loaded: {error}.", _INSTALL) from None
     if not hasattr(module, "BPF"):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import BinaryIO, Protocol, cast
+from typing import Any, BinaryIO, Literal, Protocol
 
+from tracepipe.model import Timed
 from tracepipe.timeline import Op
 
 
@@ -23,7 +24,7 @@ class TraceInfo:
 
 
 class Writer(Protocol):
-    """Writes one trace to a stream that it does not close."""
+    """Writes one timeline to a stream that it does not close."""
 
     def write(self, ops: list[Op]) -> None:
         """Write operations in the order given."""
@@ -32,17 +33,33 @@ class Writer(Protocol):
         """Write what ends the file."""
 
 
+class EventWriter(Protocol):
+    """Writes events as they were recorded, not as a timeline."""
+
+    unwritten: int
+    """Events that the format has no form for."""
+
+    def write_events(self, events: list[Timed]) -> None:
+        """Write events in the order given."""
+
+    def finish(self) -> None:
+        """Write what ends the file."""
+
+
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
-    """An output format; `suffix` replaces that of the input, `writer` is `module:class`."""
+    """An output format; `suffix` replaces that of the input, `writer` is `module:class`, which is a `Writer`
+    of the "timeline" or an `EventWriter` of "events".
+    """
 
     suffix: str
     writer: str
+    of: Literal["timeline", "events"] = "timeline"
     can_compress: bool = False
     on_terminal: bool = False
     """Whether it is for people, and goes to standard output unless told where."""
 
-    def open(self, out: BinaryIO, info: TraceInfo) -> Writer:
+    def open(self, out: BinaryIO, info: TraceInfo) -> Any:
         """A writer to `out`."""
         module, _, name = self.writer.partition(":")
-        return cast(Writer, getattr(import_module(module), name)(out, info))
+        return getattr(import_module(module), name)(out, info)

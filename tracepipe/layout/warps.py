@@ -189,6 +189,9 @@ class WarpLayout:
             first_ns = ts_ns + entry[order[0]]
             flows = self._launches.warps(record["launch"], first_ns, record.get("bound_ns", 0))
         view = WarpBatchView(ts_ns, record, self._names(record))
+        for active in gpu.active.values():
+            # Batches come in the order of their bases and may overlap: nothing earlier can come any more.
+            self._tree.ops += active.flush(ts_ns)
         end_ns = ts_ns
         for start in range(0, len(order), WARPS_AT_ONCE):
             some = order[start : start + WARPS_AT_ONCE]
@@ -269,8 +272,6 @@ class WarpLayout:
                 active = gpu.active[sm] = ActiveWarps(track)
             entries_ns = [ts_ns + entry[at] for at in warps]
             exits_ns = [ts_ns + entry[at] + stay for at in warps if (stay := stays[at]) is not None]
-            # Batches come in the order of their first entry: nothing before this one's can come any more.
-            self._tree.ops += active.flush(entries_ns[0])
             active.add(entries_ns, exits_ns)
             end_ns = max(end_ns, entries_ns[-1], max(exits_ns, default=0))
         return end_ns
