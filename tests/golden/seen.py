@@ -149,6 +149,7 @@ class ReplayFormat:
     """Stands where an `OutputFormat` does; `writer` is that of the conversion."""
 
     writer: Replay
+    of = "timeline"
 
     def open(self, out: BinaryIO, info: TraceInfo) -> Replay:
         """The writer."""

@@ -1,0 +1,108 @@
+"""What arrives late or interleaved: events beyond the window, batches of warps that overlap in time."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+import tracepipe.layout
+import tracepipe.layout.warps
+from tests.golden.asked import Asked
+from tests.golden.seen import ReplayFormat, Seen
+from tracepipe.convert import Conversion, ConvertOptions, Report
+from tracepipe.converters import CONVERTERS
+
+Records = list[dict[str, Any]]
+
+
+def converted(records: Records, folder: Path) -> tuple[Seen, Report]:
+    """What a recording draws, after the trace processor said the same of both outputs."""
+    head = {"type": "header", "schema": "tracepipe/1", "clock": "monotonic", "clocks": ["monotonic"]}
+    path = folder / "input.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in [head, *records]))
+    kept = ReplayFormat()
+    report = Conversion(str(path), cast(Any, kept), ConvertOptions()).run(io.BytesIO())
+    for to in ("perfetto", "chrome"):
+        out = io.BytesIO()
+        Conversion(str(path), CONVERTERS[to], ConvertOptions()).run(out)
+        asked = Asked(out.getvalue())
+        assert asked.problems == []
+        assert asked.seen().lines() == kept.writer.seen().lines()
+    return kept.writer.seen(), report
+
+
+def slices_of(seen: Seen) -> dict[str, list[tuple[int, int, str, int]]]:
+    """Track → its slices: start, length, name, depth."""
+    return {
+        " / ".join(path[1:]): [(one.ts_ns, one.dur_ns, one.name, one.depth) for one in slices]
+        for path, slices in seen.slices
+    }
+
+
+def call(ts_ns: int, name: str, phase: str = "X", dur_ns: int = 5) -> dict[str, Any]:
+    event = {"type": "userspace", "name": name, "phase": phase, "ts_ns": ts_ns, "pid": 7, "tid": 7}
+    return event | ({"dur_ns": dur_ns} if phase == "X" else {})
+
+
+def warps(ts_ns: int, name: str, slots: list[int], entry_ns: list[int], exit_ns: list[int]) -> dict[str, Any]:
+    batch = {"type": "gpu_warp", "name": name, "ts_ns": ts_ns, "gpu": 0, "sm": [0] * len(slots)}
+    return batch | {"warp": [*range(len(slots))], "slot": slots, "entry_ns": entry_ns, "exit_ns": exit_ns}
+
+
+@pytest.fixture
+def small_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracepipe.layout, "WINDOW_EVENTS", 2)
+
+
+def test_an_event_later_than_the_window_goes_beside_its_track(tmp_path: Path, small_window: None) -> None:
+    # Two batches of the reader: what it gives at once is put in order at once.
+    padding = {"args": {"text": "x" * 1000}}
+    early = [call(ts_ns, f"call {ts_ns}") | padding for ts_ns in range(1000, 5000, 10)]
+    late = [call(1002, "late"), call(1001, "late", "B"), call(1009, "late", "E")]
+    seen, report = converted(early + late, tmp_path)
+    tracks = slices_of(seen)
+    assert len(tracks["process 7 / CUDA API"]) == 400
+    assert tracks["process 7 / CUDA API (overlap 1)"] == [(1001, 8, "late", 0)]
+    assert tracks["process 7 / CUDA API (overlap 2)"] == [(1002, 5, "late", 0)]
+    assert (report.outcomes.overlaps, report.outcomes.no_begin) == (2, 0)
+
+
+def test_an_end_later_than_the_window_is_an_end_without_a_begin(tmp_path: Path, small_window: None) -> None:
+    padding = {"args": {"text": "x" * 1000}}
+    events = [call(1000, "outer", "B"), call(1010, "inner", "B"), call(2000, "inner", "E")]
+    many = [call(ts_ns, "other", phase) | padding for ts_ns in range(3000, 7000, 10) for phase in "BE"]
+    seen, report = converted([*events, *many, call(2500, "outer", "E")], tmp_path)
+    drawn = slices_of(seen)["process 7 / CUDA API"]
+    assert drawn[:2] == [(1000, 5990, "outer", 0), (1010, 990, "inner", 1)]
+    assert (2500, 0, "outer", 1) in drawn
+    assert (report.outcomes.unclosed, report.outcomes.no_begin) == (1, 1)
+
+
+@pytest.fixture
+def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracepipe.layout.warps, "WARPS_AT_ONCE", 2)
+
+
+def counted(seen: Seen) -> list[tuple[int, int]]:
+    ((_, values),) = seen.counters
+    return values
+
+
+def test_warps_of_batches_that_overlap_are_counted_together(tmp_path: Path, few_at_once: None) -> None:
+    long = warps(0, "long", [0, 1, 2, 3], [0, 100, 200, 300], [50, 50, 50, 50])
+    second = warps(10, "second", [4, 5, 6], [0, 110, 210], [30, 30, 30])
+    seen, _ = converted([long, second], tmp_path)
+    assert counted(seen) == [
+        (0, 1), (10, 2), (40, 1), (50, 0), (100, 1), (120, 2), (150, 1),
+        (200, 1), (220, 2), (250, 1), (300, 1), (350, 0),
+    ]  # fmt: skip
+
+
+def test_a_batch_may_begin_long_before_its_first_warp(tmp_path: Path) -> None:
+    batches = [warps(0, "a", [0], [500], [50]), warps(10, "b", [1], [590], [40]), warps(20, "c", [2], [0], [1])]
+    seen, _ = converted(batches, tmp_path)
+    assert counted(seen) == [(20, 1), (21, 0), (500, 1), (550, 0), (600, 1), (640, 0)]
