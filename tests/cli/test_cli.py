@@ -1,0 +1,380 @@
+"""The commands as a user types them: what they print, where, and with which exit code."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
+
+from tracepipe import __version__, cli
+from tracepipe.converters import CONVERTERS
+from tracepipe.errors import CaptureUnavailable
+from tracepipe.readers import READERS
+
+GPU = "globaltimer:0"
+HEADER = {
+    "type": "header",
+    "schema": "tracepipe/1",
+    "clock": "monotonic",
+    "clocks": ["monotonic", GPU],
+    "start": {"monotonic_ns": 1_000, "realtime_ns": 1_800_000_000_000_000_000},
+}
+CALL = {
+    "type": "userspace",
+    "name": "cuInit",
+    "phase": "X",
+    "ts_ns": 2_000,
+    "dur_ns": 500,
+    "pid": 4,
+    "tid": 4,
+}
+KERNEL = {"type": "gpu_kernel", "name": "k", "phase": "X", "ts_ns": 900, "dur_ns": 5, "clock": GPU}
+PAIR = {"type": "clock", "clock": GPU, "source_ns": 500, "host_lo_ns": 2_990, "host_hi_ns": 3_010}
+FOOTER = {"type": "footer", "counts": {"userspace": 1, "gpu_kernel": 1}, "losses": {}}
+GOOD = "".join(json.dumps(line) + "\n" for line in (HEADER, PAIR, CALL, KERNEL, FOOTER))
+LAYERED = '{"ts":1.0,"type":"userspace","name":"cuInit","phase":"B"}\n'
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current folder with one recording, run.jsonl."""
+    monkeypatch.chdir(tmp_path)
+    Path("run.jsonl").write_text(GOOD)
+    return tmp_path
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsysbinary: Any) -> Run:
+    """Runs a command line as the console script does: exit code, standard output, standard error."""
+
+    def of(*argv: str, stdin: bytes = b"") -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["tracepipe", *argv])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        monkeypatch.setenv("COLUMNS", "200")
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+            sys.exit(0)
+        seen = capsysbinary.readouterr()
+        return int(ended.value.code or 0), seen.out.decode("utf-8", "replace"), seen.err.decode()
+
+    return of
+
+
+def process(command: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """A shell command in which `tracepipe` is this one."""
+    tracepipe = f'tracepipe() {{ "{sys.executable}" -m tracepipe.cli "$@"; }}; '
+    root = str(Path(__file__).parents[2])
+    environment = os.environ | {"PYTHONPATH": root}
+    return subprocess.run(
+        ["bash", "-c", tracepipe + command], capture_output=True, text=True, env=environment, **options
+    )
+
+
+# Help and version ---------------------------------------------------------------------------------------
+
+LOADED = """
+import sys
+from tracepipe import cli
+sys.argv = ["tracepipe", *sys.argv[1:]]
+try:
+    cli.main()
+except SystemExit as e:
+    assert not e.code, e.code
+print(*{name.partition(".")[0] for name in sys.modules}, *sys.modules, file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["--version"], ["convert", "--help"], ["capture", "--help"]])
+def test_help_needs_nothing_native_and_nothing_slow(argv: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-c", LOADED, *argv], capture_output=True, text=True, check=True)
+    loaded = set(done.stderr.split())
+    assert "tracepipe" in loaded
+    slow = {"bcc", "numpy", "google", "perfetto", "zstandard", "wasmtime", "tracepipe.converters.perfetto"}
+    assert loaded & slow == set()
+
+
+def test_the_version_is_printed(run: Run) -> None:
+    assert run("--version") == (0, f"tracepipe {__version__}\n", "")
+
+
+def test_help_lists_the_commands(run: Run) -> None:
+    code, out, _ = run("--help")
+    assert code == 0
+    assert all(command in out for command in ("capture", "convert", "validate", "open"))
+
+
+def test_help_lists_the_formats(run: Run) -> None:
+    _, out, _ = run("convert", "--help")
+    assert all(name in out for name in (*CONVERTERS, *READERS))
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["no-such-command"],
+        ["convert"],
+        ["convert", "run.jsonl", "--format", "pdf"],
+        ["convert", "run.jsonl", "--from", "pdf"],
+        ["convert", "run.jsonl", "--warp-tracks", "all"],
+        ["convert", "run.jsonl", "--no-such-option"],
+        ["convert", "run.jsonl", "--format", "chrome", "--compress"],
+        ["convert", "run.jsonl", "--assume-offset", "globaltimer:0"],
+        ["convert", "run.jsonl", "--assume-offset", "=5"],
+        ["convert", "run.jsonl", "--assume-offset", "globaltimer:0="],
+        ["validate"],
+    ],
+)
+def test_wrong_usage_exits_2_and_writes_nothing(argv: list[str], run: Run, here: Path) -> None:
+    code, out, err = run(*argv)
+    assert (code, out) == (2, "")
+    assert "Usage: tracepipe" in err
+    assert [path.name for path in here.iterdir()] == ["run.jsonl"]
+
+
+# Convert ------------------------------------------------------------------------------------------------
+
+
+def test_a_recording_becomes_a_perfetto_trace_beside_it(run: Run, here: Path) -> None:
+    code, out, err = run("convert", "run.jsonl")
+    assert (code, out) == (0, "")
+    assert err.splitlines() == [
+        "run.jsonl: tracepipe, 1 userspace, 1 gpu_kernel",
+        "clock globaltimer:0: 1 pairs, drift +0.000 ppm, within 12 ns",
+        "wrote run.pftrace: open it in ui.perfetto.dev, or run tracepipe open run.pftrace",
+    ]
+    assert len(pb.Trace.FromString((here / "run.pftrace").read_bytes()).packet) > 5
+
+
+def test_a_recording_becomes_chromes_json(run: Run, here: Path) -> None:
+    code, _, err = run("convert", "run.jsonl", "--format", "chrome", "-o", "out.json")
+    assert code == 0
+    assert "speedscope" in err
+    names = {
+        event["name"] for event in json.loads(Path("out.json").read_bytes())["traceEvents"] if "name" in event
+    }
+    assert {"cuInit", "k"} <= names
+
+
+def test_text_goes_to_the_terminal_unless_told_where(run: Run, here: Path) -> None:
+    code, out, err = run("convert", "run.jsonl", "-f", "text")
+    assert code == 0
+    assert "cuInit" in out
+    assert "wrote" not in err
+    assert run("convert", "run.jsonl", "-f", "text", "-o", "out.txt")[:2] == (0, "")
+    assert Path("out.txt").read_text() == out
+
+
+def test_every_format_converts_every_input_format(run: Run, here: Path) -> None:
+    fixtures = Path(__file__).parents[2] / "fixtures"
+    for case in ("layered-bpftrace", "bpftime-divergence", "bpftime-kernelretsnoop"):
+        (source,) = (fixtures / case).glob("input.*")
+        for name in CONVERTERS:
+            code, _, err = run("convert", str(source), "-f", name, "-o", f"{case}.{name}")
+            assert (code, "Traceback" in err) == (0, False)
+            assert Path(f"{case}.{name}").exists()
+
+
+def test_a_pipeline_reads_and_writes_standard_streams(run: Run, here: Path) -> None:
+    code, out, err = run("convert", "-", "-f", "text", stdin=gzip.compress(GOOD.encode()))
+    assert code == 0
+    assert "cuInit" in out
+    assert err.startswith("-: tracepipe, 1 userspace")
+    done = process("tracepipe convert - < run.jsonl | wc -c")
+    assert int(done.stdout) > 100
+    assert [path.name for path in here.iterdir()] == ["run.jsonl"]
+
+
+def test_compressed_packets_are_smaller(run: Run, here: Path) -> None:
+    Path("run.jsonl").write_text(GOOD.replace("cuInit", "cu" + "a" * 5_000))
+    for option in ([], ["--compress"]):
+        assert run("convert", "run.jsonl", "-o", "".join(["out", *option]), *option)[0] == 0
+    assert Path("out--compress").stat().st_size < Path("out").stat().st_size / 4
+
+
+def test_the_input_format_can_be_named(run: Run, here: Path) -> None:
+    Path("run.jsonl").write_text("\n\n")
+    assert run("convert", "run.jsonl", "-f", "text", "--from", "layered")[0] == 0
+    code, _, err = run("convert", "run.jsonl", "-f", "text", "--from", "tracepipe")
+    assert code == 1
+    assert err.startswith("tracepipe: run.jsonl:1: ")
+
+
+def test_an_assumed_offset_is_taken_as_ns_or_as_a_host_clock(run: Run, here: Path) -> None:
+    Path("run.jsonl").write_text(GOOD.replace(json.dumps(PAIR) + "\n", ""))
+    _, out, err = run("convert", "run.jsonl", "-f", "text")
+    assert " k " not in out
+    assert "not drawn: 1 events on globaltimer:0" in err
+    assert "--assume-offset globaltimer:0=NS" in err
+    _, out, err = run("convert", "run.jsonl", "-f", "text", "--assume-offset", f"{GPU}=-100")
+    assert " k source_ns=900" in out
+    assert "placed by an assumed offset, error unknown" in err
+    _, out, _ = run("convert", "run.jsonl", "-f", "text", "--assume-offset", f"{GPU}=realtime")
+    assert " k source_ns=900" in out
+    code, _, err = run("convert", "run.jsonl", "-f", "text", "--assume-offset", f"{GPU}=tai")
+    assert (code, len(err.splitlines())) == (1, 2)
+    assert "cannot place globaltimer:0 by 'tai'" in err
+
+
+def test_warp_tracks_and_thread_exits_are_handed_on(run: Run, here: Path) -> None:
+    warp = {"type": "gpu_warp", "name": "k", "ts_ns": 700, "clock": GPU, "warp": [0], "sm": [3], "slot": [5]}
+    warp |= {"entry_ns": [0], "exit_ns": [9]}
+    Path("run.jsonl").write_text(GOOD + json.dumps(warp) + "\n")
+    assert "slot 5" in run("convert", "run.jsonl", "-f", "text")[1]
+    assert "slot 5" not in run("convert", "run.jsonl", "-f", "text", "--warp-tracks", "logical")[1]
+    assert "SM 3 active warps" in run("convert", "run.jsonl", "-f", "text", "--warp-tracks", "sm")[1]
+    assert "mask=0xffffffff" in run("convert", "run.jsonl", "-f", "text", "--thread-exits")[1]
+
+
+# Errors -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argv", "what", "hint"),
+    [
+        (["convert", "missing"], "missing: cannot be read: No such file or directory", "check the path"),
+        (["convert", "folder"], "folder: cannot be read: Is a directory", "check the path"),
+        (["convert", "empty"], "empty: is empty", "record something first"),
+        (["convert", "noise"], "the content is of no known input format", "name it with --from"),
+        (["convert", "old"], "the file is 'tracepipe/0'", "use the version of tracepipe that wrote it"),
+        (["convert", "header"], "header:1: clock: must be a string, not 5", "starts with its header"),
+        (["convert", "run.jsonl", "-o", "no/such/out"], "cannot write to no/such", "name another place"),
+        (["convert", "run.jsonl", "-o", "folder"], "folder is a directory", "name a file in it"),
+        (["convert", "run.jsonl", "-o", "old"], "old exists", "--force overwrites it"),
+        (
+            ["convert", "run.jsonl", "-o", "/dev/full"],
+            "cannot write /dev/full: No space left",
+            "free some space",
+        ),
+        (["convert", "bad", "--strict"], "bad:2: phase: must be one of B, E, I, X", "without --strict"),
+        (["validate", "missing"], "missing: cannot be read: No such file", "check the path"),
+        (["open", "missing"], "missing", ""),
+    ],
+)
+def test_an_error_is_two_lines_what_happened_and_what_to_do(
+    argv: list[str], what: str, hint: str, run: Run, here: Path
+) -> None:
+    Path("folder").mkdir()
+    Path("empty").touch()
+    Path("noise").write_bytes(bytes(range(256)))
+    Path("old").write_text(json.dumps(HEADER | {"schema": "tracepipe/0"}))
+    Path("header").write_text(json.dumps(HEADER | {"clock": 5}))
+    Path("bad").write_text(json.dumps(HEADER) + "\n" + json.dumps(CALL | {"phase": "Q"}) + "\n")
+    before = sorted(here.iterdir())
+    code, out, err = run(*argv)
+    assert (code, out) == (1, "")
+    first, second = err.splitlines()
+    assert first.startswith("tracepipe: ")
+    assert what in first
+    assert second.startswith("  ")
+    assert hint in second
+    assert sorted(here.iterdir()) == before
+
+
+def test_force_overwrites(run: Run, here: Path) -> None:
+    Path("run.pftrace").write_text("old")
+    assert run("convert", "run.jsonl")[0] == 1
+    assert Path("run.pftrace").read_text() == "old"
+    assert run("convert", "run.jsonl", "--force")[0] == 0
+    assert len(pb.Trace.FromString(Path("run.pftrace").read_bytes()).packet) > 5
+
+
+def test_a_machine_that_cannot_capture_is_exit_3(
+    run: Run, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise CaptureUnavailable("eBPF needs root", "run it with sudo")
+
+    monkeypatch.setattr("tracepipe.capture.capture", refuse)
+    code, out, err = run("capture", "-o", "new.jsonl", "--", "true")
+    assert (code, out) == (3, "")
+    assert err.splitlines()[-2:] == ["tracepipe: eBPF needs root", "  run it with sudo"]
+    assert not Path("new.jsonl").exists()
+
+
+def test_bad_lines_are_named_and_do_not_stop_a_conversion(run: Run, here: Path) -> None:
+    Path("run.jsonl").write_text(GOOD.replace('"pid": 4', '"pid": -4') + "{\n")
+    code, out, err = run("convert", "run.jsonl", "-f", "text")
+    assert code == 0
+    assert "skipped: run.jsonl:3: pid: must be at least 0, not -4" in err.splitlines()
+    assert "k source_ns=900" in out
+    assert "note: the footer counts 1 userspace events, the file holds 0" in err
+
+
+# Validate -----------------------------------------------------------------------------------------------
+
+
+def test_a_good_recording_is_valid(run: Run, here: Path) -> None:
+    assert run("validate", "run.jsonl") == (
+        0,
+        "",
+        "run.jsonl: tracepipe, 2 events, 0 bad lines, 0 unclear\n",
+    )
+
+
+def test_validate_names_file_line_and_field(run: Run, here: Path) -> None:
+    lines = GOOD.splitlines()
+    lines[2] = json.dumps(CALL | {"ts_ns": "soon"})
+    lines.insert(4, "{")
+    Path("run.jsonl").write_text("\n".join(lines) + "\n")
+    code, out, err = run("validate", "run.jsonl")
+    assert code == 1
+    first, second = out.splitlines()
+    assert first == "run.jsonl:3: ts_ns: must be an integer, not 'soon'"
+    assert second.startswith("run.jsonl:5: is not JSON")
+    assert "1 events, 2 bad lines, 0 unclear" in err
+    assert "note: the footer counts 1 userspace events, the file holds 0" in err
+
+
+def test_validate_reads_other_formats_and_standard_input(run: Run, here: Path) -> None:
+    assert run("validate", "-", stdin=LAYERED.encode())[0] == 0
+    assert run("validate", "--from", "layered", "-", stdin=LAYERED.encode())[2].startswith(
+        "-: layered, 1 events"
+    )
+
+
+# Pipes --------------------------------------------------------------------------------------------------
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(here: Path) -> None:
+    events = (json.dumps(CALL | {"ts_ns": 2_000 + 1_000 * n}) for n in range(20_000))
+    Path("run.jsonl").write_text("\n".join([json.dumps(HEADER | {"clocks": ["monotonic"]}), *events]) + "\n")
+    done = process("set -o pipefail; tracepipe convert run.jsonl -f text | head -1")
+    assert done.stdout == "trace clock monotonic, start 1000 ns\n"
+    assert "Traceback" not in done.stderr
+    assert "Exception" not in done.stderr
+    assert done.returncode == 0
+    done = process("tracepipe convert run.jsonl -o - | head -c 10 | wc -c")
+    assert (done.stdout.strip(), "Traceback" in done.stderr) == ("10", False)
+
+
+def test_a_full_standard_output_is_an_error(here: Path) -> None:
+    done = process("tracepipe convert run.jsonl -o - > /dev/full")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[:2] == [
+        "tracepipe: cannot write standard output: No space left on device",
+        "  free some space, or use -o",
+    ]
+
+
+def test_a_recording_from_a_named_pipe_has_its_clocks_placed(here: Path) -> None:
+    done = process("tracepipe convert <(gzip -c run.jsonl) -f text")
+    assert done.returncode == 0
+    assert "k source_ns=900" in done.stdout
+
+
+def test_the_module_runs_without_a_terminal(here: Path) -> None:
+    done = process("tracepipe convert run.jsonl </dev/null")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "wrote run.pftrace" in done.stderr
+    assert "\x1b" not in done.stderr

@@ -1,0 +1,136 @@
+"""The shape of the package: which way imports go, who makes times, who prints, how long a file is."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "tracepipe"
+SOURCES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
+TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in SOURCES.items()}
+
+# Events go one way: capture and readers → model → clocks → layout → converters. What each stage may import
+# of the package, itself aside; `convert` and `cli` compose, and may import anything.
+MAY_IMPORT = {
+    "errors": set(),
+    "timeline": set(),
+    "model": set(),
+    "schema": {"model"},
+    "validate": {"model", "schema"},
+    "files": {"errors"},
+    "open_ui": {"errors"},
+    "capture": {"model", "errors"},
+    "readers": {"model", "errors", "validate"},
+    "clocks": {"model", "errors"},
+    "layout": {"model", "errors", "timeline"},
+    "converters": {"model", "errors", "timeline"},
+    "report_text": {"model", "convert", "capture"},
+}
+COMPOSING = {"convert", "cli"}
+# Native or slow to import: only inside functions, so that --help works anywhere and at once.
+SLOW = {"bcc", "numpy", "zstandard", "wasmtime", "rich", "perfetto", "google"}
+
+
+def stage(module: str) -> str:
+    """`tracepipe.layout.rows` → `layout`; the package itself is ""."""
+    return module.partition(".")[2].partition(".")[0]
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            # `from tracepipe import clocks` is an import of tracepipe.clocks too.
+            yield from (
+                f"{node.module}.{a.name}" if node.module == "tracepipe" else node.module or ""
+                for a in node.names
+            )
+
+
+def calls(tree: ast.AST, name: str) -> int:
+    return sum(
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
+        for node in ast.walk(tree)
+    )
+
+
+@pytest.mark.parametrize("module", [name for name in SOURCES if name != "tracepipe"])
+def test_imports_go_one_way(module: str) -> None:
+    here = stage(module)
+    if here in COMPOSING:
+        return
+    assert here in MAY_IMPORT, f"say in this test what {here} may import"
+    used = {stage(name) for name in imports(TREES[module]) if name.partition(".")[0] == "tracepipe"}
+    assert used - {here} <= MAY_IMPORT[here]
+
+
+@pytest.mark.parametrize("folder", ["readers", "converters"])
+def test_a_format_does_not_know_the_others(folder: str) -> None:
+    registry = {f"tracepipe.{folder}"}
+    shared = {
+        "readers": {"recording", "lines"},
+        "converters": {"writer", "wire", "perfetto_intern"},
+    }[folder]
+    shared_names = {f"tracepipe.{folder}.{name}" for name in shared}
+    for module in SOURCES:
+        if stage(module) == folder and module not in registry:
+            siblings = {name for name in imports(TREES[module]) if stage(name) == folder}
+            assert siblings <= shared_names, module
+
+
+def test_only_clocks_makes_trace_times() -> None:
+    makers = {module for module, tree in TREES.items() if calls(tree, "TraceNs")}
+    assert makers == {"tracepipe.clocks"}
+
+
+def test_only_the_command_line_prints_and_exits() -> None:
+    printers = {module for module, tree in TREES.items() if calls(tree, "print")}
+    assert printers == {"tracepipe.cli", "tracepipe.schema"}  # the schema when it is run as a module
+    exits = {
+        module
+        for module, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and node.attr == "exit"
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "sys"
+    }
+    assert exits == {"tracepipe.cli"}
+
+
+@pytest.mark.parametrize("module", SOURCES)
+def test_native_libraries_are_imported_when_they_are_needed(module: str) -> None:
+    top = [node for node in TREES[module].body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    used = {name.partition(".")[0] for node in top for name in imports(node)} & SLOW
+    # The one writer of protobuf, which itself is imported when it writes.
+    assert used <= ({"perfetto"} if module == "tracepipe.converters.perfetto" else set())
+
+
+@pytest.mark.parametrize("module", SOURCES)
+def test_files_stay_short(module: str) -> None:
+    assert len(SOURCES[module].read_text(encoding="utf-8").splitlines()) <= 420
+
+
+@pytest.mark.parametrize("module", SOURCES)
+def test_every_module_says_what_it_is(module: str) -> None:
+    assert ast.get_docstring(TREES[module])
+
+
+def test_no_module_has_a_name_that_says_nothing() -> None:
+    empty = {"util", "utils", "helper", "helpers", "common", "misc", "manager", "base"}
+    assert {module.rpartition(".")[2] for module in SOURCES} & empty == set()
+
+
+def test_the_folder_of_the_converters_is_seen_at_the_top() -> None:
+    link = ROOT / "converters"
+    assert link.is_symlink()
+    assert link.resolve() == PACKAGE / "converters"
