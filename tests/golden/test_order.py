@@ -97,12 +97,49 @@ def test_warps_of_batches_that_overlap_are_counted_together(tmp_path: Path, few_
     second = warps(10, "second", [4, 5, 6], [0, 110, 210], [30, 30, 30])
     seen, _ = converted([long, second], tmp_path)
     assert counted(seen) == [
-        (0, 1), (10, 2), (40, 1), (50, 0), (100, 1), (120, 2), (150, 1),
-        (200, 1), (220, 2), (250, 1), (300, 1), (350, 0),
+        (0, 1), (10, 2), (40, 1), (50, 0), (100, 1), (120, 2), (150, 0),
+        (200, 1), (220, 2), (250, 0), (300, 1), (350, 0),
     ]  # fmt: skip
 
 
 def test_a_batch_may_begin_long_before_its_first_warp(tmp_path: Path) -> None:
-    batches = [warps(0, "a", [0], [500], [50]), warps(10, "b", [1], [590], [40]), warps(20, "c", [2], [0], [1])]
+    batches = [
+        warps(0, "a", [0], [500], [50]),
+        warps(10, "b", [1], [590], [40]),
+        warps(20, "c", [2], [0], [1]),
+    ]
     seen, _ = converted(batches, tmp_path)
     assert counted(seen) == [(20, 1), (21, 0), (500, 1), (550, 0), (600, 1), (640, 0)]
+
+
+def test_two_kernels_in_flight_take_turns_on_a_slot(tmp_path: Path) -> None:
+    # The second kernel's block runs between two blocks of the first, whose batch comes before.
+    first = warps(0, "first", [0, 0, 0], [0, 100, 400], [50, 100, 10])
+    second = warps(60, "second", [0, 0, 0], [0, 150, 260], [30, 50, 79])
+    seen, report = converted([first, second], tmp_path)
+    assert slices_of(seen) == {
+        "capture": [(0, 0, "capture", 0)],
+        "SM 0 / slot 0": [
+            (0, 50, "first warp 0", 0),
+            (60, 30, "second warp 0", 0),
+            (100, 100, "first warp 1", 0),
+            (210, 50, "second warp 1", 0),
+            (320, 79, "second warp 2", 0),
+            (400, 10, "first warp 2", 0),
+        ],
+    }
+    assert report.outcomes.overlaps == 0
+
+
+def test_two_warps_at_one_time_on_a_slot_are_an_overlap(tmp_path: Path) -> None:
+    first = warps(0, "first", [0, 0], [0, 100], [50, 100])
+    second = warps(10, "second", [0, 0, 0], [0, 80, 190], [30, 30, 100])
+    seen, report = converted([first, second], tmp_path)
+    tracks = slices_of(seen)
+    assert tracks["SM 0 / slot 0"] == [
+        (0, 50, "first warp 0", 0),
+        (100, 100, "first warp 1", 0),
+        (200, 100, "second warp 2", 0),
+    ]
+    assert tracks["SM 0 / slot 0 (overlap 1)"] == [(10, 30, "second warp 0", 0), (90, 30, "second warp 1", 0)]
+    assert report.outcomes.overlaps == 2

@@ -68,11 +68,11 @@ class GpuLayout:
         record, phase = shape.record, shape.phase
         where = _warp_of(record)
         key = (record.get("launch"), shape.name, *where)
-        row = gpu.warps.get(key)
+        row = gpu.threads.get(key)
         if row is None:
             group = kernel_group(self._tree, gpu, record)
-            rank = len(gpu.warps)
-            row = gpu.warps[key] = Row(self._tree.child(group, "slices", " ".join(where), rank, "warp"))
+            rank = len(gpu.threads)
+            row = gpu.threads[key] = Row(self._tree.child(group, "slices", " ".join(where), rank, "warp"))
         args = marked(shape.args, **({"thread": record["thread"]} if "thread" in record else {}))
         if phase == "X":
             self._host.draw(row, phase, ts_ns, shape.dur_ns, shape.name, args, None)
@@ -92,7 +92,7 @@ class GpuLayout:
         """Draw what waits for the end of the trace, and end what is still open."""
         self._warps.finish(list(self._gpus.values()), end_ns)
         for gpu in self._gpus.values():
-            for row in (*gpu.warps.values(), *gpu.streams.values()):
+            for row in (*gpu.threads.values(), *gpu.streams.values()):
                 self._host.close(row, end_ns)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -19,6 +20,8 @@ WARP_LANES = 32
 FULL_MASK = (1 << WARP_LANES) - 1
 # Warps laid out at a time: a batch of 10⁵ must not stand in memory as operations all at once.
 WARPS_AT_ONCE = 4096
+# So many warps of one slot are remembered for those of batches that overlap theirs.
+SPANS_KEPT = 1024
 # Order under a GPU: the count of warps, streams, SMs, kernels whose warps' slots are not known.
 RANK_STREAM, RANK_SM, RANK_LOGICAL = 1, 100_000, 200_000
 # Kernels of different sizes whose warps' names are kept.
@@ -54,12 +57,44 @@ class ActiveWarps:
 
 
 @dataclass(slots=True, eq=False)
+class WarpRow(Row):
+    """The track of a hardware slot or a warp, with the last `spans` drawn on it, in order of time.
+
+    Kernels in flight at one time take turns on a slot, and their batches come one after the other: a warp may
+    belong before one that is drawn already.
+    """
+
+    spans: list[tuple[int, int]] = field(default_factory=list)
+    forgotten_ns: int = -1
+
+    def takes_warp(self, base_ns: int, begin_ns: int, end_ns: int) -> bool:
+        """Whether the track is free over that time; if so, it is taken now. No batch will begin before
+        `base_ns` any more.
+        """
+        spans = self.spans
+        if not spans or begin_ns >= spans[-1][1]:
+            if spans and (spans[-1][1] <= base_ns or len(spans) >= SPANS_KEPT):
+                self.forgotten_ns = spans[-1][1]
+                spans.clear()
+            spans.append((begin_ns, end_ns))
+            return True
+        at = bisect_left(spans, (begin_ns, end_ns))
+        free_ns = spans[at - 1][1] if at else self.forgotten_ns
+        # Not where it ends as the next begins: what is drawn first comes first in a stable sort.
+        if begin_ns < free_ns or at == len(spans) or end_ns >= spans[at][0]:
+            return False
+        spans.insert(at, (begin_ns, end_ns))
+        return True
+
+
+@dataclass(slots=True, eq=False)
 class Gpu:
     """One GPU's tracks, made as they are needed."""
 
     track: Track
     streams: dict[int, Row] = field(default_factory=dict)
-    warps: dict[Any, Row] = field(default_factory=dict)
+    warps: dict[Any, WarpRow] = field(default_factory=dict)
+    threads: dict[Any, Row] = field(default_factory=dict)
     active: dict[int, ActiveWarps] = field(default_factory=dict)
     """By SM; -1 is the whole GPU."""
 
@@ -157,7 +192,7 @@ class WarpLayout:
 
     def __init__(self, tree: Tree, host: HostLayout, launches: Launches, options: LayoutOptions) -> None:
         self._tree, self._host, self._launches, self._options = tree, host, launches, options
-        self._unfinished: list[tuple[Row, int, str, Args]] = []
+        self._unfinished: list[tuple[WarpRow, int, str, Args]] = []
         self._kernels: dict[tuple[Any, ...], WarpNames] = {}
 
     def _mode(self, batch: Record) -> str:
@@ -221,11 +256,10 @@ class WarpLayout:
                 # It was still running when the record ended: drawn when the end of the trace is known.
                 self._host.outcomes.unclosed += 1
                 self._unfinished.append((row, begin_ns, name, args | {"unclosed": True}))
-            elif begin_ns < row.last_ns or (row.ends and row.ends[-1] > begin_ns):
+            elif not row.takes_warp(ts_ns, begin_ns, begin_ns + stay_ns):
                 # A slot holds one warp at a time: two there mean clocks that disagree.
                 self._host.complete_beside(row, begin_ns, stay_ns, name, args, flows)
             else:
-                row.last_ns, row.ends = begin_ns, [begin_ns + stay_ns]
                 ops.append((BEGIN_ONCE, row.track, begin_ns, name, args, flows))
                 ops.append((END, row.track, begin_ns + stay_ns, name, None, None))
             flows = None
@@ -240,7 +274,7 @@ class WarpLayout:
             ts_ns = view.ts_ns + record["entry_ns"][at] + record["exit_ns"][k]
             self._tree.ops.append((INSTANT, track, ts_ns, "exit", args, None))
 
-    def _new_row(self, gpu: Gpu, view: WarpBatchView, mode: str, at: int) -> Row:
+    def _new_row(self, gpu: Gpu, view: WarpBatchView, mode: str, at: int) -> WarpRow:
         record, number = view.record, view.record["warp"][at]
         key: Any
         if mode == "slot":
@@ -252,7 +286,7 @@ class WarpLayout:
             key = (record.get("launch"), record["name"], number)
             group = kernel_group(self._tree, gpu, record)
             track = self._tree.child(group, "slices", view.names.place(number), number, "warp")
-        row = gpu.warps[key] = Row(track)
+        row = gpu.warps[key] = WarpRow(track)
         return row
 
     def _count(self, gpu: Gpu, view: WarpBatchView, mode: str, some: list[int]) -> int:
@@ -279,6 +313,8 @@ class WarpLayout:
     def finish(self, gpus: list[Gpu], end_ns: int) -> None:
         """Draw what waits for the end of the trace."""
         for row, ts_ns, name, args in self._unfinished:
+            if row.spans:
+                row.last_ns, row.ends = row.spans[-1][0], [row.spans[-1][1]]
             self._host.complete_on(row, ts_ns, max(0, end_ns - ts_ns), name, args)
         for gpu in gpus:
             for active in gpu.active.values():
