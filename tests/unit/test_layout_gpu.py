@@ -375,20 +375,13 @@ def check_active_warps(batches: list[tuple[int, list[tuple[int, int]]]]) -> None
         assert value == sum(begin <= ts_ns < end for begin, end in spans)
 
 
-@given(st.lists(st.tuples(st.integers(0, 200), stays), min_size=1, max_size=5))
+@given(st.lists(st.tuples(st.integers(0, 200), stays), min_size=1, max_size=5), st.integers(1, 40))
 def test_the_count_of_active_warps_is_right_at_every_time(
-    batches: list[tuple[int, list[tuple[int, int]]]],
-) -> None:
-    check_active_warps(batches)
-
-
-@given(stays, st.integers(1, 7))
-def test_the_count_of_a_batch_does_not_show_that_it_is_laid_out_in_parts(
-    some: list[tuple[int, int]], warps_at_once: int
+    batches: list[tuple[int, list[tuple[int, int]]]], warps_at_once: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(warps, "WARPS_AT_ONCE", warps_at_once)
-        check_active_warps([(1_000, some)])
+        check_active_warps(batches)
 
 
 def test_many_warps_are_laid_out_in_order_of_their_entry(monkeypatch: pytest.MonkeyPatch) -> None:
