@@ -200,6 +200,8 @@ class HostLayout:
 
     def _count_memory(self, ts_ns: int, shape: Shape) -> None:
         args: dict[str, Any] = shape.args or {}
+        if shape.name not in ("alloc", "free") and not isinstance(args.get("total_allocated"), int):
+            return  # it allocates nothing on a GPU: a mapping, a memset
         pid, thread = shape.pid, shape.thread
         memory = self._memory.get(pid)
         if memory is None:
