@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -67,18 +67,18 @@ class ClockMap:
     pairs: int = 0
     dropped: int = 0
 
-    def _segment(self, source_ns: int) -> Segment:
-        at = bisect_right(self.segments, source_ns, key=lambda segment: segment.start_ns)
-        return self.segments[max(0, at - 1)]
+    def segment_index(self, source_ns: int) -> int:
+        """Which segment places a source time."""
+        return max(0, bisect_right(self.segments, source_ns, key=lambda segment: segment.start_ns) - 1)
 
     def place(self, source_ns: SourceNs) -> TraceNs:
         """The trace time of a source time."""
-        s = self._segment(source_ns)
+        s = self.segments[self.segment_index(source_ns)]
         return TraceNs(s.trace_ns + (source_ns - s.source_ns) * s.rate_num // s.rate_den)
 
     def bound_at(self, source_ns: int) -> int:
         """How far `place(source_ns)` may be from the true time, ns."""
-        s = self._segment(source_ns)
+        s = self.segments[self.segment_index(source_ns)]
         return s.bound_ns + -(-abs(source_ns - s.source_ns) * s.bound_ppm // 1_000_000)
 
     @property
@@ -96,7 +96,7 @@ def _offset(clock: str, method: str, offset_ns: int, bound_ns: int) -> ClockMap:
 
 
 def _consistent(pairs: Sequence[ClockPair]) -> list[ClockPair]:
-    """Pairs in source order, less those too close to a better one and those that jump."""
+    """Pairs in source order, less those too close to a better one and those that jump against the rest."""
     kept: list[ClockPair] = []
     for pair in sorted(pairs, key=lambda p: p.source_ns):
         while kept:
@@ -106,7 +106,7 @@ def _consistent(pairs: Sequence[ClockPair]) -> list[ClockPair]:
             jumps = abs(host_ns - source_ns) > noise_ns + source_ns * JUMP_PPM // 1_000_000
             if source_ns >= SPAN_PER_UNCERTAINTY * noise_ns and not jumps:
                 kept.append(pair)
-            elif pair.uncertainty_ns < last.uncertainty_ns:
+            elif pair.uncertainty_ns < last.uncertainty_ns and not (jumps and len(kept) > 1):
                 kept.pop()
                 continue
             break
@@ -172,7 +172,20 @@ def fit(clock: str, pairs: Sequence[ClockPair]) -> ClockMap:
     if span_ns:
         end = (last.source_ns, last.source_ns, last.host_ns)
         segments.append(Segment(*end, *rate, last.uncertainty_ns + 1, after_ppm))
-    return ClockMap(clock, "fit", tuple(segments), len(kept), len(pairs) - len(kept))
+    clock_map = ClockMap(clock, "fit", tuple(segments), len(kept), len(pairs) - len(kept))
+    return _allowing(clock_map, pairs) if clock_map.dropped else clock_map
+
+
+def _allowing(clock_map: ClockMap, pairs: Sequence[ClockPair]) -> ClockMap:
+    """The map with bounds that allow for the pairs it contradicts: it may be wrong where they stand."""
+    segments = list(clock_map.segments)
+    for pair in pairs:
+        off_ns = abs(clock_map.place(SourceNs(pair.source_ns)) - pair.host_ns)
+        if off_ns > clock_map.bound_at(pair.source_ns) + pair.uncertainty_ns + 2:
+            at = clock_map.segment_index(pair.source_ns)
+            bound_ns = max(segments[at].bound_ns, off_ns + pair.uncertainty_ns)
+            segments[at] = replace(segments[at], bound_ns=bound_ns)
+    return replace(clock_map, segments=tuple(segments))
 
 
 def _stamp_columns(batch: Record, clock_map: ClockMap, base_ns: SourceNs) -> None:
