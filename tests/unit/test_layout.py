@@ -341,6 +341,16 @@ def test_an_event_beyond_the_window_is_drawn_all_the_same(monkeypatch: pytest.Mo
     assert layout.outcomes.overlaps == 1
 
 
+def test_a_late_slice_over_an_end_that_was_drawn_goes_beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout_module, "WINDOW_EVENTS", 1)
+    calls = [call("B", 1, "a"), call("B", 2, "b"), call("E", 90, "a"), call("I", 200), call("I", 201)]
+    ops, layout = laid_out(calls, [call("X", 50, "late", dur_ns=100)])
+    lines = shown(ops)
+    assert lines[lines.index("CUDA API (overlap 1)") + 1] == "50+100 late"
+    assert "1+89 a" in {line.partition(" →")[0] for line in lines}
+    assert layout.outcomes.overlaps == 1
+
+
 def test_the_window_holds_no_more_than_twice_its_events() -> None:
     layout = Layout(new_header())
     drawn_ops = 0

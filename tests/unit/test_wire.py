@@ -240,6 +240,18 @@ def test_tables_do_not_outgrow_their_bound(monkeypatch: pytest.MonkeyPatch) -> N
     assert max(iids) == 50
 
 
+def test_names_of_warps_and_other_names_do_not_share_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Sequence, "TABLE_MAX", 4)
+    track = Track(1, None, "slices", "t", lane=1)
+    ops: list[Op] = [(DECLARE, track, 0, "", None, None)]
+    names = ["w0", "n1", "n2", "w1", "n3", "n4", "w0", "n1", "w1"]
+    for at, name in enumerate(names):
+        ops += [(BEGIN_ONCE if name[0] == "w" else BEGIN, track, at, name, None, None)]
+        ops += [(END, track, at, "", None, None)]
+    # `decoded` refuses a number that is given twice before the tables start anew.
+    assert [name for _, _, name, _ in decoded(trace([ops])) if name] == names
+
+
 def test_a_warps_name_is_interned_only_while_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Sequence, "ONCE_MAX", 2)
     track = Track(1, None, "slices", "slot 0", lane=1)
