@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterator
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any
 
 import typer
 
@@ -145,23 +146,14 @@ def _convert(file: str, to: str, output: str, force: bool, options: Any) -> str:
         raise typer.BadParameter(f"{to} has no compressed form; pipe it through gzip")
     target = output or (STANDARD if form.on_terminal else default_output(file, form.suffix))
     conversion = Conversion(file, form, options)
-    with _out(target, force, form.on_terminal) as out, _progress(f"convert {Path(file).name}") as progress:
+    opened = replacing(target, force=force, source=file, on_terminal=form.on_terminal)
+    with opened as out, _progress(f"convert {Path(file).name}") as progress:
         report = conversion.run(out, progress)
     from tracepipe.report_text import lines
 
     for line in lines(report):
         _say(line)
     return target
-
-
-@contextlib.contextmanager
-def _out(target: str, force: bool, on_terminal: bool) -> Iterator[BinaryIO]:
-    if target == STANDARD and on_terminal:
-        yield sys.stdout.buffer
-        sys.stdout.buffer.flush()
-        return
-    with replacing(target, force=force) as out:
-        yield out
 
 
 @app.command()
@@ -263,14 +255,15 @@ def _main(
 def main() -> None:
     """Run the command line; errors that are not bugs become two lines and an exit code."""
     try:
-        app()
+        app(prog_name="tracepipe")
     except TracepipeError as e:
         _say(f"tracepipe: {e}")
         if e.hint:
             _say(f"  {e.hint}")
         sys.exit(e.exit_code)
     except BrokenPipeError:
-        sys.stderr.close()
+        # Whoever read standard output has what it wanted; the interpreter must not flush there again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
 
 

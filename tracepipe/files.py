@@ -168,10 +168,13 @@ def _writing(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def replacing(path: str, *, force: bool) -> Iterator[BinaryIO]:
-    """Write a file that gets its name when it is whole. Raises OutputError if it is there already."""
+def replacing(path: str, *, force: bool, source: str = "", on_terminal: bool = False) -> Iterator[BinaryIO]:
+    """Write a file that gets its name when it is whole. Raises OutputError if it is there already.
+
+    It is never `source`, what it is made of. `on_terminal` is for output that people can read.
+    """
     if path == STANDARD:
-        if sys.stdout.isatty():
+        if sys.stdout.isatty() and not on_terminal:
             raise OutputError("a trace is not for a terminal", "name a file with -o, or pipe the output")
         with _writing("standard output"):
             yield sys.stdout.buffer
@@ -182,6 +185,8 @@ def replacing(path: str, *, force: bool) -> Iterator[BinaryIO]:
         raise OutputError(f"{path} is a directory", "name a file in it with -o")
     if target.exists() and not force and target.is_file():
         raise OutputError(f"{path} exists", "--force overwrites it, -o names another")
+    if source not in ("", STANDARD) and target.is_file() and target.samefile(source):
+        raise OutputError(f"{path} is the recording itself", "name another file with -o")
     if target.exists() and not target.is_file():  # /dev/null, a pipe: nothing to replace
         with _writing(path), target.open("wb") as out:
             yield out

@@ -234,7 +234,9 @@ Record = dict[str, Any]
 
 
 class SharedArgs(dict[str, Any]):
-    """Arguments that many events share. `written` is what a writer made of them the last time."""
+    """Arguments that all events of one shape share, and no others do. `written` is what a writer made of
+    them the last time, which may depend on all that the shape says.
+    """
 
     __slots__ = ("written",)
 

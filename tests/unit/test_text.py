@@ -81,8 +81,18 @@ def test_a_track_of_nothing_is_not_counted() -> None:
     assert rendered(declare(group))[1:] == ["GPU 0", "0 tracks, 0 slices, 0 instants, 0 counts"]
 
 
-@pytest.mark.parametrize("name", ["日本語", "lone \ud800 surrogate", "tab\there"])
-def test_any_name_is_written(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("日本語", "日本語"),
+        ("lone \ud800 surrogate", "lone \\ud800 surrogate"),
+        ("tab\there", "tab\\there"),
+        ("two\nlines", "two\\nlines"),
+        ("\x1b[31mred", "\\x1b[31mred"),
+    ],
+)
+def test_any_name_is_one_line_that_moves_no_cursor(name: str, shown: str) -> None:
     track = Track(1, None, "slices", "t")
-    lines = rendered(declare(track), (INSTANT, track, 1_000, name, {"k": "v"}, None))
-    assert lines[2].split(maxsplit=1)[1] == name.encode("utf-8", "replace").decode() + " k=v"
+    lines = rendered(declare(track), (INSTANT, track, 1_000, name, {"k": "v\nw"}, None))
+    assert lines[2].split(maxsplit=1)[1] == f"{shown} k=v\\nw"
+    assert len(lines) == 4

@@ -21,6 +21,13 @@ from tracepipe.converters.writer import TraceInfo
 from tracepipe.timeline import DECLARE, END, INSTANT, Args, Flows, Op, Track
 
 
+def _one_line(text: str) -> str:
+    """`text` without what would leave its line or move the terminal's cursor."""
+    if text.isprintable():
+        return text
+    return "".join([c if c.isprintable() else c.encode("unicode_escape").decode() for c in text])
+
+
 def _args_text(args: Args | None) -> str:
     shown = []
     for key, value in (args or {}).items():
@@ -78,7 +85,7 @@ class TextWriter:
     def _render(self, track: Track, indent: int, lines: list[str], counts: Counter[str]) -> None:
         kind = f"{track.kind} " if track.kind in ("process", "thread") else ""
         unit = f" [{track.unit}]" if track.unit else ""
-        lines.append("  " * indent + kind + track.label() + unit)
+        lines.append(_one_line("  " * indent + kind + track.label() + unit))
         ops = sorted(self._tracks[track], key=lambda op: op[2])
         pad = "  " * (indent + 1)
         if track.kind == "counter":
@@ -116,4 +123,5 @@ class TextWriter:
         dur = "" if drawn.end_ns is None else f"+{drawn.end_ns - drawn.ts_ns:>9}"
         when: Any = drawn.ts_ns - self._base_ns
         name = "  " * drawn.depth + drawn.name
-        return f"{when:>12} {dur:<10}  {name}{_args_text(drawn.args)}{_flows_text(drawn.flows)}"
+        line = f"{when:>12} {dur:<10}  {name}{_args_text(drawn.args)}{_flows_text(drawn.flows)}"
+        return _one_line(line)

@@ -111,12 +111,14 @@ class Layout:
                 self.footer, self.after_footer = shape.record, len(events) - at - 1
         return [event for event in events if event[1].type not in _TIMELESS]
 
-    def _deal(self, events: list[Timed]) -> list[Op]:
+    def _deal(self, events: list[Timed], *, last: bool = False) -> list[Op]:
         if events:
             if self.first_ns is None:
                 self.first_ns = events[0][0]
             self.end_ns = max(self.end_ns, events[-1][0])
             self._host.place(events, self._special)
+            if not last:
+                self._host.settle()
         return self._take_ops()
 
     def _special(self, ts_ns: int, shape: Shape) -> None:
@@ -157,7 +159,7 @@ class Layout:
     def finish(self) -> list[Op]:
         """Operations for all that is left, ends of what is still open included."""
         self._sort()
-        ops = self._deal(self._window)
+        ops = self._deal(self._window, last=True)
         self._gpu.finish(self.end_ns)
         self._host.finish(self.end_ns)
         return ops + self._take_ops()

@@ -80,7 +80,6 @@ class HostLayout:
                 self.draw(row, shape.phase, ts_ns, shape.dur_ns, shape.name, shape.args, flows)
             if shape.type == "memory":
                 self._count_memory(ts_ns, shape)
-        self._settle()
 
     def _meet(self, shape: Shape) -> bool:
         """Settle where the events of a shape are drawn; False if that is not here."""
@@ -124,7 +123,7 @@ class HostLayout:
         self._ops[at] = (kind, track, ts_ns, shown, args, (*(flows or ()), -flow))
         return flow
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Give each call that is open over a batch's end its flow now, while its begin can be changed."""
         for thread in self._threads.values():
             for layer in ("userspace", "syscall"):
