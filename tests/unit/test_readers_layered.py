@@ -326,6 +326,93 @@ def test_the_largest_time_and_duration_fit_the_model() -> None:
     assert (record["ts_ns"], record["dur_ns"]) == (0, limit_ms * 10**6)
 
 
+def printed(*texts: str) -> bytes:
+    """What bpftrace -f json writes of these printf calls."""
+    return b"".join(json.dumps({"type": "printf", "data": text}).encode() + b"\n" for text in texts)
+
+
+CALL = '{"ts":1.0,"type":"userspace","name":"cuInit","phase":"B"}'
+RETURN = '{"ts":2.0,"type":"userspace","name":"cuInit","phase":"E"}'
+
+
+def test_a_recording_of_bpftrace_in_json_reads_whole() -> None:
+    records, problems = read_fixture("layered-bpftrace-json")
+    assert problems == []
+    calls = ["cuMemAlloc_v2"] * 3 + ["cuLaunchKernel"] * 2
+    assert [(r["name"], r["phase"]) for r in records if r["type"] == "userspace"] == [
+        (name, phase) for name in calls for phase in "BE"
+    ]
+    assert [r["args"]["event_id"] for r in records if r["type"] == "userspace"] == list(range(10))
+    assert [r["count"] for r in records if r["type"] == "loss"] == [12]
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        (f"{CALL}\n", f"{RETURN}\n"),
+        (f"{CALL}\n{RETURN}\n",),
+        (f"{CALL}\n{RETURN[:9]}", f"{RETURN[9:]}\n"),
+        tuple(f"{CALL}\n{RETURN}\n"),
+        (CALL, RETURN),
+        ("Tracing... ", f"{CALL}\n", "# Heartbeat: 1", f"{RETURN}\n"),
+        (f"=== SUMMARY ===\n  Calls: 2\n{CALL}\r\n", f"\n\n{RETURN}\r\n"),
+        (f"{CALL}\n", "=== SUMMARY ===\n", "  Calls: 2\n", f"{RETURN}\n"),
+    ],
+)
+def test_printed_lines_are_put_together(texts: tuple[str, ...]) -> None:
+    data = printed(*texts)
+    assert recognise(data).name == "layered"
+    records, problems = read(data)
+    assert ([r["ts_ns"] for r in records], problems) == ([1_000_000, 2_000_000], [])
+
+
+def test_a_line_between_the_pieces_of_another_is_whole_and_so_is_the_other() -> None:
+    records, problems = read(printed(RETURN[:20], f"{CALL}\n", f"{RETURN[20:]}\n"))
+    assert ([r["ts_ns"] for r in records], problems) == ([1_000_000, 2_000_000], [])
+
+
+@pytest.mark.parametrize("kind", ["attached_probes", "map", "hist", "lhist", "stats", "value", "time", "cat"])
+@pytest.mark.parametrize("data", [{"@x": 1}, {"@h": [{"min": 0, "max": 1, "count": 4}]}, "12:34:56\n", 3])
+def test_other_records_of_bpftrace_are_passed_over(kind: str, data: Any) -> None:
+    line = json.dumps({"type": kind, "data": data}).encode()
+    records, problems = read(printed(CALL[:9]) + line + b"\n" + printed(CALL[9:] + "\n"))
+    assert ([r["ts_ns"] for r in records], problems) == ([1_000_000], [])
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (b'{"type":"printf","data":7}\n', Problem(1, "data", "must be a string, not 7")),
+        (
+            b'{"type":"lost_events","data":{}}\n',
+            Problem(1, "data.events", "must be an integer of at least 0, not None"),
+        ),
+        (
+            b"\n" + printed("{broken}\n"),
+            Problem(2, "", "is not JSON: unexpected character, expected a string key at column 2"),
+        ),
+        (printed(f"{CALL}\n", CALL[:9]), Problem(2, "", "was cut off in the middle of the line")),
+        (printed(CALL + "\n")[:-9], Problem(1, "", "was cut off in the middle of the line")),
+        (printed("{", '"ts":', '"x",', '"type":"kernel"}\n'), Problem(1, "ts", "must be a number, not 'x'")),
+    ],
+)
+def test_a_broken_record_of_bpftrace_names_its_line(data: bytes, problem: Problem) -> None:
+    _, problems = read(data)
+    assert [p for p in problems if p.line] == [problem]
+
+
+def test_a_printed_line_without_end_does_not_fill_the_memory() -> None:
+    records, problems = read(printed("{", *["x" * 1000] * 100, "\n", f"{CALL}\n"))
+    assert [r["ts_ns"] for r in records] == [1_000_000]
+    assert problems[0].message.startswith("is not JSON: ")
+    assert len(problems) < 10
+
+
+@pytest.mark.parametrize("data", [printed("hello\n"), b'{"type":"map","data":{"@x":1}}\n'])
+def test_json_of_other_bpftrace_scripts_is_not_claimed(data: bytes) -> None:
+    assert not layered.sniff(data)
+
+
 @pytest.mark.parametrize(
     "head",
     [

@@ -1,4 +1,4 @@
-"""Reads the JSON Lines that layered bpftrace and BCC CUDA tracers print.
+r"""Reads the JSON Lines that layered bpftrace and BCC CUDA tracers print.
 
     {"event_id":1,"ts":0.001,"type":"userspace","name":"cuInit","phase":"B"}
     {"event_id":3,"ts":0.004,"type":"scheduler","name":"nv_schedule_work"}
@@ -8,6 +8,16 @@
 `ts` is milliseconds since the start of tracing, printed with six decimals; they become nanoseconds on the
 clock "trace". Keys differ by line: those that an `Event` has no field for become its args. Text between
 the JSON lines is the script's own (a banner, heartbeats, a summary) and is passed over.
+
+`bpftrace -f json` wraps all of this in records of its own, objects of `type` and `data` and nothing else:
+
+    {"type": "printf", "data": "{\"ts\":23.15,\"type\":\"userspace\","}    a line may come in pieces,
+    {"type": "printf", "data": "\"name\":\"cuInit\"}\n"}                or several lines in one record
+    {"type": "lost_events", "data": {"events": 12}}
+    {"type": "hist", "data": {"@h": [{"min": 0, "max": 0, "count": 4}]}}
+
+`printf` is what the script printed and `lost_events` a loss; all others (maps, histograms, values, times)
+say nothing that has a place in time.
 """
 
 from __future__ import annotations
@@ -45,8 +55,12 @@ _LAYERS = {
 }
 # Lines of these types have no name of their own, nor an `op`.
 _NAMED_BY_TYPE = frozenset({"ioctl", "gpu_complete", "gpu_mem"})
-# bpftrace's own records (`bpftrace -f json`).
-_LOST, _ATTACHED = "lost_events", "attached_probes"
+
+# bpftrace's own records have these keys and no other.
+_WRAPPED_KEYS = {"type", "data"}
+_LOST = "lost_events"
+# A printed line that is not at its end after so much is none.
+_HELD_BYTES_MAX = 1 << 14
 
 _FIELDS = frozenset({"type", "ts", "phase", "name", "pid", "tid", "cpu", "comm"})
 _NS = {"duration_us": 1_000, "duration_ms": 1_000_000}
@@ -113,13 +127,83 @@ def _layer_of(kind: str, line: Record) -> str:
     return _LAYERS[kind]
 
 
-class _Lines:
+_Lines = list[tuple[int, bytes]]
+"""Lines of text, each with the number of the input's line that it starts on."""
+
+
+def _loss(count: int) -> Record:
+    return {"type": "loss", "count": count, "reason": _LOST_REASON}
+
+
+def _is_wrapped(record: Any) -> bool:
+    """Whether a parsed line is one of bpftrace's own records."""
+    return type(record) is dict and record.keys() == _WRAPPED_KEYS and type(record["type"]) is str
+
+
+def _is_object(text: bytes) -> bool:
+    try:
+        return type(orjson.loads(text)) is dict
+    except orjson.JSONDecodeError:
+        return False
+
+
+class _Unwrapped:
+    """Puts the lines together that a script printed."""
+
+    def __init__(self) -> None:
+        self._held = b""
+        self._held_at = 0
+
+    def take(self, number: int, record: Record, batch: Batch) -> _Lines:
+        """The lines that bpftrace's record on line `number` completes. A loss or a fault goes to `batch`."""
+        kind, data = record["type"], record["data"]
+        if kind == "printf":
+            if type(data) is str:
+                return self._join(number, data.encode())
+            batch.problems.append(Problem(number, "data", f"must be a string, not {shown(data)}"))
+        elif kind == _LOST:
+            count = data.get("events") if type(data) is dict else None
+            if type(count) is int and count >= 0:
+                batch.records.append(_loss(count))
+            else:
+                wrong = f"must be an integer of at least 0, not {shown(count)}"
+                batch.problems.append(Problem(number, "data.events", wrong))
+        return []
+
+    def _join(self, number: int, text: bytes) -> _Lines:
+        lines: _Lines = []
+        if self._held and text.startswith(b"{"):
+            if not self._held.startswith(b"{") or _is_object(self._held):
+                # Printed without a newline, and not the begin of what comes now.
+                lines = self.rest()
+            elif text.endswith(b"\n") and _is_object(text):
+                # Another processor's line between the pieces of one.
+                return [(number, text[:-1])]
+        if not self._held:
+            self._held_at = number
+        whole, newline, tail = text.rpartition(b"\n")
+        if newline:
+            first, *others = (self._held + whole).split(b"\n")
+            lines += [(self._held_at, first), *((number, line) for line in others)]
+            self._held, self._held_at = tail, number
+        else:
+            self._held += tail
+        return lines + self.rest() if len(self._held) > _HELD_BYTES_MAX else lines
+
+    def rest(self) -> _Lines:
+        """The line that has not ended, if there is one."""
+        held, self._held = self._held, b""
+        return [(self._held_at, held)] if held else []
+
+
+class _Text:
     """What has been seen of one input, which decides how its next lines are understood."""
 
     def __init__(self) -> None:
         self._seen_json = False
         self._in_block = False
         self._said_transfer = False
+        self._unwrapped = _Unwrapped()
 
     def read(self, number: int, text: bytes, cut: bool, batch: Batch) -> None:
         """Put what line `number` says into `batch`. `cut` lines have no newline, as the input ended."""
@@ -129,22 +213,27 @@ class _Lines:
         if not text.startswith(b"{"):
             self._read_text(number, text, batch)
             return
-        self._seen_json, self._in_block = True, False
         try:
             line = orjson.loads(text)
         except orjson.JSONDecodeError as e:
+            self._seen_json, self._in_block = True, False
             wrong = f"is not JSON: {e.msg} at column {e.colno}"
             batch.problems.append(
                 Problem(number, "", "was cut off in the middle of the line" if cut else wrong)
             )
             return
+        if _is_wrapped(line) and line["type"] not in _LAYERS:
+            for printed_at, printed in self._unwrapped.take(number, line, batch):
+                self.read(printed_at, printed, False, batch)
+            return
+        self._seen_json, self._in_block = True, False
         fault = ("", TOO_DEEP) if is_too_deep(text, line) else self._read_json(number, line, text, batch)
         if fault:
             batch.problems.append(Problem(number, *fault))
 
     def _read_text(self, number: int, text: bytes, batch: Batch) -> None:
         if lost := _LOST_TEXT.match(text):
-            batch.records.append({"type": "loss", "count": int(lost[1]), "reason": _LOST_REASON})
+            batch.records.append(_loss(int(lost[1])))
             return
         # The rest of a broken JSON line is no banner: it has a key, or bytes that are not text.
         broken = b'":' in text or b"\0" in text or not _is_utf8(text)
@@ -155,10 +244,6 @@ class _Lines:
 
     def _read_json(self, number: int, line: Record, text: bytes, batch: Batch) -> Fault | None:
         kind = line.get("type")
-        if kind == _ATTACHED:
-            return None
-        if kind == _LOST:
-            return _read_lost(line, batch)
         if type(kind) is not str or kind not in _LAYERS:
             known = ", ".join(_LAYERS)
             return "type", f"must be one of {known}, not {shown(kind)}" if "type" in line else "is missing"
@@ -179,9 +264,12 @@ class _Lines:
         batch.records.append(record)
         return None
 
-    def at_end(self) -> list[Problem]:
-        """What there is to say of the whole input."""
-        return [] if self._seen_json else [Problem(0, "", "holds no JSON line", skipped=False)]
+    def at_end(self, batch: Batch) -> None:
+        """Read what waits for its newline, and say what there is to say of the whole input."""
+        for number, text in self._unwrapped.rest():
+            self.read(number, text, True, batch)
+        if not self._seen_json:
+            batch.problems.append(Problem(0, "", "holds no JSON line", skipped=False))
 
 
 def _is_utf8(text: bytes) -> bool:
@@ -190,16 +278,6 @@ def _is_utf8(text: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-def _read_lost(line: Record, batch: Batch) -> Fault | None:
-    """bpftrace's own record of loss: {"type":"lost_events","data":{"events":N}}."""
-    data = line.get("data")
-    count = data.get("events") if type(data) is dict else None
-    if type(count) is not int or count < 0:
-        return "data.events", f"must be an integer of at least 0, not {shown(count)}"
-    batch.records.append({"type": "loss", "count": count, "reason": _LOST_REASON})
-    return None
 
 
 def _event(kind: str, line: Record, text: bytes, problems: list[Problem], number: int) -> Record | Fault:
@@ -255,7 +333,7 @@ def _add_duration(record: Record, dur_ns: int) -> bool:
 
 
 def _batches(stream: BinaryIO) -> Iterator[Batch]:
-    seen, offset_bytes = _Lines(), 0
+    seen, offset_bytes = _Text(), 0
     for first, lines, offset_bytes, cut in chunks_of_lines(stream, CHUNK_BYTES):
         batch = Batch(offset_bytes=offset_bytes)
         if first == 1:
@@ -263,8 +341,10 @@ def _batches(stream: BinaryIO) -> Iterator[Batch]:
         for number, text in enumerate(lines, first):
             seen.read(number, text, cut, batch)
         yield batch
-    if problems := seen.at_end():
-        yield Batch(problems=problems, offset_bytes=offset_bytes)
+    last = Batch(offset_bytes=offset_bytes)
+    seen.at_end(last)
+    if last.records or last.problems:
+        yield last
 
 
 def read(stream: BinaryIO) -> Recording:
@@ -273,18 +353,24 @@ def read(stream: BinaryIO) -> Recording:
 
 
 def sniff(head: bytes) -> bool:
-    """Whether a line of `head` is a JSON object of a type that the scripts print."""
-    for text in head.removeprefix(BOM).split(b"\n"):
-        text = text.strip()
-        if not text.startswith(b"{"):
-            continue
-        try:
-            line = orjson.loads(text)
-        except orjson.JSONDecodeError:
-            continue
-        kind = line.get("type")
-        if type(kind) is str and (kind in (_LOST, *_NAMED_BY_TYPE) or (kind in _LAYERS and "ts" in line)):
-            return True
+    """Whether a line of `head` is a JSON object of a type that the scripts print, wrapped or not."""
+    unwrapped, unused = _Unwrapped(), Batch()
+    lines = head.removeprefix(BOM).split(b"\n")
+    while lines:
+        printed: list[bytes] = []
+        for text in lines:
+            if not text.lstrip().startswith(b"{"):
+                continue
+            try:
+                line = orjson.loads(text)
+            except orjson.JSONDecodeError:
+                continue
+            kind = line.get("type")
+            if type(kind) is str and (kind in (_LOST, *_NAMED_BY_TYPE) or (kind in _LAYERS and "ts" in line)):
+                return True
+            if _is_wrapped(line):
+                printed += (text for _, text in unwrapped.take(0, line, unused))
+        lines = printed
     return False
 
 
