@@ -19,7 +19,7 @@ CHUNK_BYTES = 1 << 18
 # Our own captures put the time first: the rest of such a line is a shape that comes again and again.
 # Times up to 4e18 ns, which is below the limit of all times.
 _TIME_FIRST = re.compile(rb'^\{"ts_ns":([1-3]\d{18}|[1-9]\d{0,17}),(.*)$', re.MULTILINE)
-_SHAPES_MAX = 1 << 13
+_SHAPES_MAX = 1 << 12
 _SHAPE_BYTES_MAX = 512
 
 
