@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from tracepipe.errors import FormatError
-from tracepipe.readers import bpftime, layered, tracepipe1
+from tracepipe.readers import bpftime, cuda_tables, layered, tracepipe1
 from tracepipe.readers.recording import InputFormat, Recording
 
 __all__ = ["READERS", "InputFormat", "Recording", "recognise"]
 
 # In the order in which they are asked whether the content is theirs: the strictest first.
 READERS: dict[str, InputFormat] = {
-    reader.name: reader for reader in (tracepipe1.FORMAT, bpftime.FORMAT, layered.FORMAT)
+    reader.name: reader for reader in (tracepipe1.FORMAT, bpftime.FORMAT, cuda_tables.FORMAT, layered.FORMAT)
 }
 
 

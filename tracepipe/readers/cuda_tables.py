@@ -1,0 +1,398 @@
+"""Reads the tables of CUDA runtime calls that the eBPF tutorial's `cuda_events.bt` and `cuda_events` print.
+
+    TIME(ms)     PROCESS          PID          EVENT                DETAILS            cuda_events.bt
+    1234         my_cuda_app      12345        cudaMalloc           size=1048576 bytes
+    1235         my_cuda_app      12345        cudaMalloc           returned=0 (success)
+
+    TIME     PROCESS          PID     EVENT                    TYPE DETAILS            cuda_events (libbpf)
+    17:35:41 my_cuda_app      12345   cudaMalloc            [ENTER] size=1048576 bytes
+    17:35:41 my_cuda_app      12345   cudaMalloc             [EXIT] returned=Success
+
+The first counts whole milliseconds since the start of tracing: clock "trace". The second prints the second of
+its printing and no date: its rows are placed by their order, on the clock "localtime", which counts from the
+first row's midnight. With --no-timestamp it prints no time at all: clock "order", which counts from 0.
+A name may be longer than its column or hold spaces, so rows are told by shape and not by columns. Text that
+has no mark of a row is the program's own, or a log's, and is passed over.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, BinaryIO, cast
+
+from tracepipe.model import TIME_LIMIT_NS, Batch, Problem, Record, new_header
+from tracepipe.readers.lines import BOM, Rejoined, chunks_of_lines
+from tracepipe.readers.recording import InputFormat, Recording
+from tracepipe.validate import Fault, shown
+
+# Some 3000 rows.
+CHUNK_BYTES = 1 << 18
+HEAD_BYTES = 1 << 16
+# The tools' own rows stay under 300. Beyond, a line is not looked into.
+ROW_BYTES_MAX = 2048
+# Calls of one process that run at the same time: beyond, the oldest one's exit is taken for lost.
+OPEN_MAX = 256
+
+BY_MS, BY_SECOND, UNTIMED = "trace", "localtime", "order"
+"""The three tables, called by the clocks of their rows."""
+STEP_NS = 1_000
+_DAY_S = 86_400
+
+# comm holds 15 bytes of anything. It is taken as long as can be: no details look like the end of a row.
+_WHO = rb"(?:(.*\S)\s+)?(\d{1,10})\s+"
+_CALL = rb"cu[a-z]*[A-Z]\w*"
+_MS_ROW = re.compile(rb"\s*(\d{1,19})\s+" + _WHO + rb"(" + _CALL + rb")(?:(\s*)|\s+(\w+=.*))")
+_TAGGED_ROW = re.compile(
+    rb"\s*(?:(\d\d):(\d\d):(\d\d)\s+)?" + _WHO + rb"(\w+)\s+\[(ENTER|EXIT)\](?:\s+(\S.*)|\s*)"
+)
+_TITLES = {
+    b"TIME(ms) PROCESS PID EVENT DETAILS": BY_MS,
+    b"TIME PROCESS PID EVENT TYPE DETAILS": BY_SECOND,
+    b"PROCESS PID EVENT TYPE DETAILS": UNTIMED,
+}
+# Halves of rows, or two rows in one, where two writers wrote at once.
+_KEYS = rb"(?:size|kind|ptr|func|function|stream|event|handle|device|returned)="
+_MARK = re.compile(
+    rb"\[(?:ENTER|EXIT)\]|returned=|=-?\d+ \((?:success|error)\)|bytes, kind=|^\s*" + _KEYS
+    + rb"|\b" + _CALL + rb" +" + _KEYS + rb"|\d +" + _CALL + rb" *$"
+    rb"|^\d{1,19} {3,}\S|^\d\d:\d\d:\d\d .{15,}? +\d+ +cu"
+)  # fmt: skip
+_LOST_TEXT = re.compile(rb"Lost (\d{1,18}) events")
+
+# These print no details at their entry; another call without any may be the first half of a row.
+_WITHOUT_DETAILS = frozenset({b"cudaStreamCreate", b"cudaEventCreate", b"cudaGetDevice"})
+_EVENT_COLUMN = 20
+_NUMBER, _ADDRESS = re.compile(r"-?\d{1,19}"), re.compile(r"0x[0-9a-f]{1,16}|\(nil\)")
+_SHAPES = {
+    "size": re.compile(r"-?\d{1,20} bytes"),
+    "kind": _NUMBER,
+    "device": _NUMBER,
+    **dict.fromkeys(("ptr", "func", "function", "stream", "event", "handle"), _ADDRESS),
+}
+_RETURNED = re.compile(r"returned=(?:(-?\d{1,19}) \((?:success|error)\)|([A-Z]\w*))")
+# cudaMemcpyKind (CUDA Runtime API, data types).
+_DIRECTIONS = ("H2H", "H2D", "D2H", "D2D", "default")
+# The libbpf tool counts its names of errors through: they are CUDA's up to 9 only.
+_RESULT_NAMES = frozenset(
+    {
+        "InvalidValue",
+        "OutOfMemory",
+        "NotInitialized",
+        "Deinitialized",
+        "ProfilerDisabled",
+        "ProfilerNotInitialized",
+        "ProfilerAlreadyStarted",
+        "ProfilerAlreadyStopped",
+        "InvalidConfiguration",
+    }
+)
+
+_WHOLE_MS = "is in whole milliseconds: the length of a call is known to 1 ms only"
+_WHOLE_SECONDS = (
+    "is the second in which a row was printed: rows keep their order and are placed 1 µs apart "
+    "(args.placed_by), and no length is a duration"
+)
+_NO_TIMES = "is missing: rows keep their order and are placed 1 µs apart (args.placed_by)"
+_OTHER_TABLE = "is of another table, whose rows have no place among the times of this one"
+_NO_THREADS = (
+    "begins while another call of its process runs, and the table names no threads: which call an exit ends "
+    "is told by the names alone, and of equals the first to begin, after a loss the last, is taken"
+)
+_NO_EXITS = "the table has no exits: calls are drawn as instants"
+_MAY_BE_KIND = (
+    "may be the kind: cuda_events.bt prints cudaMemcpy's fourth argument as its size, and a fifth, which it "
+    "has not, as its kind; no direction is taken from such rows"
+)
+_OWN_NAME = "is a name of the tool's own numbering, which is not CUDA's beyond 9"
+
+
+class _Calls:
+    """Which calls are open. Runtime calls of one thread do not nest, so those that overlap are of several.
+
+    One call of a process at a time is written as B and E; one that overlaps it as an X, when it has ended, so
+    that none seems to end another. Of calls with one name, the first to begin is taken to end first. Where
+    exits were lost that would prolong every call to the end of the next: from then on the last one is taken.
+    """
+
+    def __init__(self) -> None:
+        self.exits_lost = False
+        self._calls: dict[int, list[Record]] = {}
+        self._written: dict[int, Record] = {}
+
+    def enter(self, call: Record) -> Record | None:
+        """What to write of an entry now: nothing while another call of the process is open."""
+        pid = call["pid"]
+        calls = self._calls.setdefault(pid, [])
+        if pid not in self._written:
+            self._written[pid] = call
+            calls.append(call)
+            return call
+        calls.append(call)
+        if len(calls) <= OPEN_MAX:
+            return None
+        return calls.pop(1 if calls[0] is self._written[pid] else 0)
+
+    def leave(self, end: Record) -> Record:
+        """What to write of an exit: the end of the open call, or the whole of one that overlaps it."""
+        pid, calls = end["pid"], self._calls.get(end["pid"], [])
+        for begin in reversed(calls) if self.exits_lost else calls:
+            # comm is the thread's name: an exit under another name is another thread's.
+            if begin["name"] == end["name"] and begin.get("comm") == end.get("comm"):
+                break
+        else:
+            return end
+        calls[:] = [call for call in calls if call is not begin]
+        if begin is self._written.get(pid):
+            del self._written[pid]
+            return end
+        args = {**begin.get("args", {}), **end.get("args", {})}
+        whole = begin | {"phase": "X", "dur_ns": max(0, end["ts_ns"] - begin["ts_ns"])}
+        return whole | {"args": args} if args else whole
+
+    def rest(self) -> list[Record]:
+        """Entries that are not written yet and had no exit; nothing is open any more."""
+        held = [
+            call for pid, calls in self._calls.items() for call in calls if call is not self._written.get(pid)
+        ]
+        self._calls.clear()
+        self._written.clear()
+        return held
+
+
+class _Details:
+    """What the DETAILS of a row say; what is odd about them goes to `say`, as (field, message)."""
+
+    def __init__(self) -> None:
+        self.said: list[Fault] = []
+
+    def exit(self, text: str) -> dict[str, Any]:
+        """Arguments of an exit: `returned=0 (success)`, `returned=OutOfMemory`."""
+        found = _RETURNED.fullmatch(text)
+        if found is None:
+            self.said.append(("returned", f"is not whole: {shown(text)}"))
+            return {"details": text} if text else {}
+        if found[1] is not None:
+            return {"result": int(found[1])}
+        if found[2] == "Success":
+            return {"result": 0}
+        if found[2] not in _RESULT_NAMES:
+            self.said.append(("returned", _OWN_NAME))
+        return {"result_name": found[2]}
+
+    def entry(self, text: str, table: str) -> dict[str, Any]:
+        """Arguments of an entry: `size=1048576 bytes, kind=1`."""
+        args: dict[str, Any] = {}
+        for part in text.split(", ") if text else ():
+            key, equals, value = part.partition("=")
+            if not equals or (key in _SHAPES and not _SHAPES[key].fullmatch(value)):
+                self.said.append((key if equals else "DETAILS", f"is not whole: {shown(part)}"))
+                args["details"] = text
+            elif key == "size":
+                args["size_bytes"] = int(value.removesuffix(" bytes"))
+            elif _NUMBER.fullmatch(value):
+                args[key] = int(value)
+            else:
+                args["function" if key == "func" else key] = "0x0" if value == "(nil)" else value
+        self._direct(args, table)
+        return args
+
+    def _direct(self, args: dict[str, Any], table: str) -> None:
+        if "kind" not in args:
+            return
+        if table == BY_MS and 0 <= args.get("size_bytes", -1) < len(_DIRECTIONS):
+            self.said.append(("size", _MAY_BE_KIND))
+        elif 0 <= args["kind"] < len(_DIRECTIONS):
+            args["direction"] = _DIRECTIONS[args["kind"]]
+
+
+class _Rows:
+    """What has been seen of one table, which decides how its next rows are understood."""
+
+    def __init__(self, table: str, exits: bool) -> None:
+        self._table, self._exits = table, exits
+        self._calls = _Calls()
+        self._said: set[str] = set()
+        self._any = False
+        self._last_ns, self._day, self._last_s = -STEP_NS, 0, -1
+        self._number, self._cut, self._batch = 0, False, Batch()
+
+    def read(self, number: int, text: bytes, cut: bool, batch: Batch) -> None:
+        """Put what line `number` says into `batch`. `cut` lines have no newline, as the input ended."""
+        self._number, self._cut, self._batch = number, cut, batch
+        text = text.rstrip(b"\r")
+        if len(text) > ROW_BYTES_MAX:
+            self._problem("", f"is longer than {ROW_BYTES_MAX} bytes, which no row is: {shown(text[:40])}")
+        elif found := _TAGGED_ROW.fullmatch(text):
+            self._tagged(found)
+        elif found := _MS_ROW.fullmatch(text):
+            self._by_ms(found)
+        elif table := _TITLES.get(b" ".join(text.split())):
+            self._title(table)
+        elif lost := _LOST_TEXT.match(text):
+            reason = "bpftrace's buffer was full"
+            batch.records.append({"type": "loss", "count": int(lost[1]), "reason": reason})
+            self._calls.exits_lost = True
+        elif _MARK.search(text):
+            broken = "was cut off in the middle of the row" if cut else "is no whole row of the table"
+            self._problem("", f"{broken}: {shown(text)}")
+
+    def at_end(self, batch: Batch) -> None:
+        """Write what waits for an exit, and say what there is to say of the whole input."""
+        batch.records += self._calls.rest()
+        if not self._any:
+            batch.problems.append(Problem(0, "", "holds no row of a CUDA event table", skipped=False))
+
+    def _problem(self, field: str, message: str, skipped: bool = True) -> None:
+        self._batch.problems.append(Problem(self._number, field, message, skipped))
+
+    def _say_once(self, field: str, message: str) -> None:
+        if message not in self._said:
+            self._said.add(message)
+            self._problem(field, message, skipped=False)
+
+    def _title(self, table: str) -> None:
+        if self._any:
+            self._problem("TIME", "a second table starts here: its times may count from another start", False)
+            self._batch.records += self._calls.rest()
+            if table == BY_MS:
+                self._last_ns = 0
+
+    def _by_ms(self, found: re.Match[bytes]) -> None:
+        ms, comm, pid, name, padding, details = found.groups()
+        if self._table != BY_MS:
+            self._problem("TIME", _OTHER_TABLE)
+            return
+        if int(ms) > TIME_LIMIT_NS // 1_000_000:
+            self._problem("TIME(ms)", f"must be at most {TIME_LIMIT_NS // 1_000_000}, not {int(ms)}")
+            return
+        if details is None and not padding and len(name) < _EVENT_COLUMN and name not in _WITHOUT_DETAILS:
+            self._problem("EVENT", f"ends the line without padding: the row is cut at {shown(name)}")
+            return
+        ts_ns = int(ms) * 1_000_000
+        is_exit = details is not None and details.startswith(b"returned")
+        if self._add(ts_ns, (comm, pid, name), is_exit, details or b""):
+            self._say_once("TIME(ms)", _WHOLE_MS)
+            # Rows of several processors come out of order, but within the time of one look at the buffers.
+            if ts_ns < self._last_ns - 1_000_000_000:
+                self._problem("TIME(ms)", f"goes back by {(self._last_ns - ts_ns) // 1_000_000} ms", False)
+            self._last_ns = max(self._last_ns, ts_ns)
+
+    def _tagged(self, found: re.Match[bytes]) -> None:
+        hour, minute, second, comm, pid, name, tag, details = found.groups()
+        timed = hour is not None
+        if self._table == BY_MS or timed != (self._table == BY_SECOND):
+            self._problem("TIME", _OTHER_TABLE if timed else "is missing, and the other rows have one")
+            return
+        ts_ns = self._last_ns + STEP_NS
+        if timed:
+            clock_s = int(hour) * 3600 + int(minute) * 60 + int(second)
+            if int(hour) > 23 or int(minute) > 59 or int(second) > 60:  # 60 in a leap second
+                self._problem("TIME", f"is no time of day: {b':'.join((hour, minute, second)).decode()}")
+                return
+            ts_ns = max(ts_ns, self._second_ns(clock_s))
+        if self._add(ts_ns, (comm, pid, name), tag == b"EXIT", details or b"", placed_by="order"):
+            self._last_ns = ts_ns
+            self._say_once("TIME", _WHOLE_SECONDS if timed else _NO_TIMES)
+
+    def _second_ns(self, clock_s: int) -> int:
+        """The start of a second of the day, ns since the first row's midnight."""
+        if self._last_s >= 0 and clock_s < self._last_s:
+            if self._last_s - clock_s > _DAY_S // 2:
+                self._day += 1
+            else:
+                # The clock was set, or summer time ended. Rows are in order all the same.
+                self._say_once("TIME", "goes back: such rows are placed after the last one before them")
+        self._last_s = clock_s
+        return (self._day * _DAY_S + clock_s) * 1_000_000_000
+
+    def _add(
+        self, ts_ns: int, who: tuple[bytes, bytes, bytes], is_exit: bool, details: bytes, **marks: str
+    ) -> bool:
+        """Write a call's entry or exit, unless it is two rows in one; says whether it did."""
+        comm, pid, name = (part.decode(errors="backslashreplace") if part else "" for part in who)
+        if who[0] and _MARK.search(who[0]):
+            self._problem("PROCESS", f"holds another row: {shown(comm)}")
+            return False
+        self._any = True
+        read = _Details()
+        text = details.decode(errors="backslashreplace").strip()
+        args = (read.exit(text) if is_exit else read.entry(text, self._table)) | marks
+        for field, message in read.said:
+            if message in (_MAY_BE_KIND, _OWN_NAME):
+                self._say_once(field, message)
+            else:
+                self._problem(field, message, skipped=False)
+        whole = text.endswith((")", "bytes")) or who[2] in _WITHOUT_DETAILS
+        if self._cut and not read.said and not whole:
+            self._problem("DETAILS", "end with the input and may not be whole", skipped=False)
+        record: Record = {"type": "userspace", "name": name, "phase": "E" if is_exit else "B", "ts_ns": ts_ns}
+        record |= {"pid": int(pid)} | ({"comm": comm} if comm else {}) | ({"args": args} if args else {})
+        self._write(record, is_exit)
+        return True
+
+    def _write(self, record: Record, is_exit: bool) -> None:
+        self._exits = self._exits or is_exit
+        if not self._exits:
+            self._say_once("EVENT", _NO_EXITS)
+            now: Record | None = record | {"phase": "I"}
+        elif is_exit:
+            now = self._calls.leave(record)
+        elif (now := self._calls.enter(record)) is not record:
+            self._say_once("PID", _NO_THREADS)
+        if now is not None:
+            self._batch.records.append(now)
+
+
+def _table_of(head: bytes) -> tuple[str, bool] | None:
+    """Which table `head` begins, if any, and whether it has exits, as the libbpf tool may be told not to."""
+    table, entries, exits = "", 0, 0
+    for text in head.removeprefix(BOM).split(b"\n"):
+        if len(text) > ROW_BYTES_MAX:
+            continue
+        text = text.rstrip(b"\r")
+        if found := _TAGGED_ROW.fullmatch(text):
+            # A first row without its time may be one that was cut.
+            table = BY_SECOND if found[1] and table in ("", UNTIMED) else table or UNTIMED
+            is_exit = found[7] == b"EXIT"
+        elif found := _MS_ROW.fullmatch(text):
+            table = table or BY_MS
+            is_exit = (found[6] or b"").startswith(b"returned")
+        else:
+            table = table or _TITLES.get(b" ".join(text.split()), "")
+            continue
+        entries, exits = entries + (not is_exit), exits + is_exit
+    return (table, exits > 0 or entries < 2) if table else None
+
+
+def _batches(stream: BinaryIO, table: str, exits: bool) -> Iterator[Batch]:
+    seen, offset_bytes = _Rows(table, exits), 0
+    for first, lines, offset_bytes, cut in chunks_of_lines(stream, CHUNK_BYTES):
+        batch = Batch(offset_bytes=offset_bytes)
+        if first == 1:
+            lines[0] = lines[0].removeprefix(BOM)
+        for number, text in enumerate(lines, first):
+            seen.read(number, text, cut, batch)
+        yield batch
+    last = Batch(offset_bytes=offset_bytes)
+    seen.at_end(last)
+    if last.records or last.problems:
+        yield last
+
+
+def read(stream: BinaryIO) -> Recording:
+    """Header and batches of such a stream; times are on the clock of its table."""
+    head = stream.read(HEAD_BYTES)
+    table, exits = _table_of(head) or (BY_MS, True)
+    header = new_header(clock=table, clocks=[table])
+    return Recording(header, _batches(cast(BinaryIO, Rejoined(head, stream)), table, exits))
+
+
+def sniff(head: bytes) -> bool:
+    """Whether a line of `head` is the title or a row of such a table."""
+    return _table_of(head) is not None
+
+
+FORMAT = InputFormat(
+    "cuda-table", "tables of CUDA runtime calls, of cuda_events and cuda_events.bt", sniff, read
+)
