@@ -40,11 +40,11 @@ STEP_NS = 1_000
 _DAY_S = 86_400
 
 # comm holds 15 bytes of anything. It is taken as long as can be: no details look like the end of a row.
-_WHO = rb"(?:(.*\S)\s+)?(\d{1,10})\s+"
+_WHO = rb"(?:(\S(?:.*\S)?)\s+)?(\d{1,10})\s+"
 _CALL = rb"cu[a-z]*[A-Z]\w*"
-_MS_ROW = re.compile(rb"\s*(\d{1,19})\s+" + _WHO + rb"(" + _CALL + rb")(?:(\s*)|\s+(\w+=.*))")
+_MS_ROW = re.compile(rb"(\d{1,19})\s+" + _WHO + rb"(" + _CALL + rb")(?:(\s*)|\s+(\w+=.*))")
 _TAGGED_ROW = re.compile(
-    rb"\s*(?:(\d\d):(\d\d):(\d\d)\s+)?" + _WHO + rb"(\w+)\s+\[(ENTER|EXIT)\](?:\s+(\S.*)|\s*)"
+    rb"(?:(\d\d):(\d\d):(\d\d)\s+)?" + _WHO + rb"(\w+)\s+\[(ENTER|EXIT)\](?:\s+(\S.*)|\s*)"
 )
 _TITLES = {
     b"TIME(ms) PROCESS PID EVENT DETAILS": BY_MS,
@@ -54,9 +54,9 @@ _TITLES = {
 # Halves of rows, or two rows in one, where two writers wrote at once.
 _KEYS = rb"(?:size|kind|ptr|func|function|stream|event|handle|device|returned)="
 _MARK = re.compile(
-    rb"\[(?:ENTER|EXIT)\]|returned=|=-?\d+ \((?:success|error)\)|bytes, kind=|^\s*" + _KEYS
+    rb"\[(?:ENTER|EXIT)\]|returned=|=-?\d+ \((?:success|error)\)|bytes, kind=|^" + _KEYS
     + rb"|\b" + _CALL + rb" +" + _KEYS + rb"|\d +" + _CALL + rb" *$"
-    rb"|^\d{1,19} {3,}\S|^\d\d:\d\d:\d\d .{15,}? +\d+ +cu"
+    rb"|^\d{1,19} {3,}\S|^\d\d:\d\d:\d\d \S.*? \d+ +cu"
 )  # fmt: skip
 _LOST_TEXT = re.compile(rb"Lost (\d{1,18}) events")
 
@@ -220,10 +220,12 @@ class _Rows:
     def read(self, number: int, text: bytes, cut: bool, batch: Batch) -> None:
         """Put what line `number` says into `batch`. `cut` lines have no newline, as the input ended."""
         self._number, self._cut, self._batch = number, cut, batch
-        text = text.rstrip(b"\r")
+        # Padding stays: a row without details ends in it.
+        text = text.lstrip().rstrip(b"\r")
+        tagged = b"] " in text or text.endswith(b"]")
         if len(text) > ROW_BYTES_MAX:
             self._problem("", f"is longer than {ROW_BYTES_MAX} bytes, which no row is: {shown(text[:40])}")
-        elif found := _TAGGED_ROW.fullmatch(text):
+        elif tagged and (found := _TAGGED_ROW.fullmatch(text)):
             self._tagged(found)
         elif found := _MS_ROW.fullmatch(text):
             self._by_ms(found)
@@ -350,7 +352,7 @@ def _table_of(head: bytes) -> tuple[str, bool] | None:
     for text in head.removeprefix(BOM).split(b"\n"):
         if len(text) > ROW_BYTES_MAX:
             continue
-        text = text.rstrip(b"\r")
+        text = text.lstrip().rstrip(b"\r")
         if found := _TAGGED_ROW.fullmatch(text):
             # A first row without its time may be one that was cut.
             table = BY_SECOND if found[1] and table in ("", UNTIMED) else table or UNTIMED
