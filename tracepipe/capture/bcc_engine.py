@@ -85,8 +85,8 @@ def _import_bcc() -> Any:
         sys.path.append(_DISTRIBUTION)
     try:
         with warnings.catch_warnings():
-            # Its regular expressions make newer Pythons complain.
-            warnings.simplefilter("ignore", SyntaxWarning)
+            # Its regular expressions make newer Pythons complain, each version in another way.
+            warnings.simplefilter("ignore")
             module = importlib.import_module("bcc")
     except ImportError as error:
         raise CaptureUnavailable(f"BCC's Python module cannot be loaded: {error}.", _INSTALL) from None
