@@ -54,21 +54,28 @@ class Launches:
         _remember(self._called, launch)
         return self._arrow(launch)
 
-    def _start(self, launch: int, ts_ns: int, bound_ns: int) -> None:
+    def start(self, launch: int, ts_ns: int, bound_ns: int) -> None:
+        """Note when something of a launch starts, within `bound_ns`, to hold it against its call."""
         if launch not in self._called and launch not in self._starts:
             _remember(self._starts, launch, (ts_ns, bound_ns))
 
     def kernel(self, launch: int, ts_ns: int, bound_ns: int) -> Flows:
         """Note a kernel's start, within `bound_ns`; returns the arrow that ends at it."""
-        self._start(launch, ts_ns, bound_ns)
+        self.start(launch, ts_ns, bound_ns)
         _remember(self._drawn, launch)
         return (self._arrow(launch),)
 
-    def warps(self, launch: int, ts_ns: int, bound_ns: int) -> Flows | None:
-        """Note the first warp of a batch; returns the arrow, if the launch has no kernel slice to end it."""
+    def warps(self, launch: int, ts_ns: int, bound_ns: int, *, may_start: bool) -> Flows | None:
+        """Note the first warp of a batch; returns the arrow, if the launch has no kernel slice to end it.
+
+        An arrow may start there only if the warp is drawn now, at the time of the events around it.
+        """
         if launch in self._drawn:
             return None
-        return self.kernel(launch, ts_ns, bound_ns)
+        if may_start or launch in self._flows:
+            return self.kernel(launch, ts_ns, bound_ns)
+        self.start(launch, ts_ns, bound_ns)
+        return None
 
 
 def _remember(table: dict[int, Any], launch: int, value: Any = None) -> None:

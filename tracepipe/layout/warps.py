@@ -28,6 +28,8 @@ RANK_STREAM, RANK_SM, RANK_LOGICAL = 1, 100_000, 200_000
 KERNELS_KEPT = 4
 # %warpid is below 64 on every GPU so far; a key holds SM and slot in one number.
 _SLOTS_MAX = 1 << 12
+# Which warp of a batch an arrow goes to, and the arrow.
+Arrow = tuple[int, "Flows | None"]
 
 
 @dataclass(slots=True, eq=False)
@@ -192,7 +194,7 @@ class WarpLayout:
 
     def __init__(self, tree: Tree, host: HostLayout, launches: Launches, options: LayoutOptions) -> None:
         self._tree, self._host, self._launches, self._options = tree, host, launches, options
-        self._unfinished: list[tuple[WarpRow, int, str, Args]] = []
+        self._unfinished: list[tuple[WarpRow, int, str, Args, Flows | None]] = []
         self._kernels: dict[tuple[Any, ...], WarpNames] = {}
 
     def _mode(self, batch: Record) -> str:
@@ -219,11 +221,8 @@ class WarpLayout:
         if mode == "off" or not entry:
             return ts_ns
         order = sorted(range(len(entry)), key=entry.__getitem__)
-        flows = None
-        if "launch" in record:
-            first_ns = ts_ns + entry[order[0]]
-            flows = self._launches.warps(record["launch"], first_ns, record.get("bound_ns", 0))
         view = WarpBatchView(ts_ns, record, self._names(record))
+        arrow = self._arrow(view, mode, order)
         for active in gpu.active.values():
             # Batches come in the order of their bases and may overlap: nothing earlier can come any more.
             self._tree.ops += active.flush(ts_ns)
@@ -231,13 +230,28 @@ class WarpLayout:
         for start in range(0, len(order), WARPS_AT_ONCE):
             some = order[start : start + WARPS_AT_ONCE]
             if mode != "sm":
-                self._draw(gpu, view, mode, some, flows)
-                flows = None
+                self._draw(gpu, view, mode, some, arrow)
             end_ns = max(end_ns, self._count(gpu, view, mode, some))
         return end_ns
 
-    def _draw(self, gpu: Gpu, view: WarpBatchView, mode: str, some: list[int], flows: Flows | None) -> None:
+    def _arrow(self, view: WarpBatchView, mode: str, order: list[int]) -> Arrow:
+        """The arrow of a batch's launch, to the first of its warps that left, or to the first one."""
+        record = view.record
+        if "launch" not in record:
+            return -1, None
+        launch, bound_ns = record["launch"], record.get("bound_ns", 0)
+        first_ns = view.ts_ns + record["entry_ns"][order[0]]
+        if mode == "sm":
+            self._launches.start(launch, first_ns, bound_ns)
+            return -1, None
+        at = next((at for at in order if view.stay_ns[at] is not None), None)
+        may_start = at is not None and record["entry_ns"][at] == 0
+        flows = self._launches.warps(launch, first_ns, bound_ns, may_start=may_start)
+        return order[0] if at is None else at, flows
+
+    def _draw(self, gpu: Gpu, view: WarpBatchView, mode: str, some: list[int], arrow: Arrow) -> None:
         """Draw some warps of a batch, in the order of their entry."""
+        arrow_at, arrow_flows = arrow
         record, ts_ns, stays, rows = view.record, view.ts_ns, view.stay_ns, gpu.warps
         entry, number, ops = record["entry_ns"], record["warp"], self._tree.ops
         names = view.names.full([number[at] for at in some])
@@ -251,18 +265,17 @@ class WarpLayout:
             if row is None:
                 row = self._new_row(gpu, view, mode, at)
             begin_ns, stay_ns = ts_ns + entry[at], stays[at]
-            args = view.args(at)
+            args, flows = view.args(at), arrow_flows if at == arrow_at else None
             if stay_ns is None:
                 # It was still running when the record ended: drawn when the end of the trace is known.
                 self._host.outcomes.unclosed += 1
-                self._unfinished.append((row, begin_ns, name, args | {"unclosed": True}))
+                self._unfinished.append((row, begin_ns, name, args | {"unclosed": True}, flows))
             elif not row.takes_warp(ts_ns, begin_ns, begin_ns + stay_ns):
                 # A slot holds one warp at a time: two there mean clocks that disagree.
                 self._host.complete_beside(row, begin_ns, stay_ns, name, args, flows)
             else:
                 ops.append((BEGIN_ONCE, row.track, begin_ns, name, args, flows))
                 ops.append((END, row.track, begin_ns + stay_ns, name, None, None))
-            flows = None
             if exits_too:
                 self._draw_exits(row.track, view, at)
 
@@ -312,10 +325,10 @@ class WarpLayout:
 
     def finish(self, gpus: list[Gpu], end_ns: int) -> None:
         """Draw what waits for the end of the trace."""
-        for row, ts_ns, name, args in self._unfinished:
+        for row, ts_ns, name, args, flows in self._unfinished:
             if row.spans:
                 row.last_ns, row.ends = row.spans[-1][0], [row.spans[-1][1]]
-            self._host.complete_on(row, ts_ns, max(0, end_ns - ts_ns), name, args)
+            self._host.complete_on(row, ts_ns, max(0, end_ns - ts_ns), name, args, flows)
         for gpu in gpus:
             for active in gpu.active.values():
                 self._tree.ops += active.flush(None)
