@@ -8,6 +8,7 @@ Source: the "Trace Event Format" document of the Chromium project.
 
 from __future__ import annotations
 
+import re
 from typing import Any, BinaryIO
 
 import orjson
@@ -17,10 +18,18 @@ from tracepipe.timeline import COUNTER, DECLARE, END, INSTANT, Args, Op, Track
 
 # Ids of groups that are no process: beyond any process id of Linux (at most 2^22).
 _NO_PROCESS = 1 << 23
-# Times count from a second before the start: Perfetto drops negative ones, and text that several threads
-# printed has its earliest event anywhere.
-_BEFORE_START_NS = 1_000_000_000
+# Times count from an hour before the start: Perfetto drops negative ones, a call may be known by its end and
+# length alone, and text that several threads printed has its earliest event anywhere.
+_BEFORE_START_NS = 3_600 * 1_000_000_000
 _INT_MAX = (1 << 63) - 1
+# A string that ends in a backslash: Perfetto v52 takes the quote behind it for an escaped one, and refuses
+# the whole file. Of backslashes in even number before a quote the last pair is written by its code point.
+_ENDS_IN_BACKSLASH = re.compile(rb'(?<!\\)((?:\\\\)*)\\\\"')
+
+
+def _readable(text: bytes) -> bytes:
+    """JSON text in a form that every viewer reads."""
+    return _ENDS_IN_BACKSLASH.sub(rb'\1\\u005c"', text) if b'\\\\"' in text else text
 
 
 def _args_json(args: Args) -> bytes:
@@ -47,7 +56,7 @@ class ChromeWriter:
         self._base_ns = max(0, info.start.get("trace_ns", 0) - _BEFORE_START_NS)
         other = {"trace_clock": info.trace_clock, "base_ns": self._base_ns, "start": info.start}
         head = {"displayTimeUnit": "ns", "otherData": other}
-        self._out.write(orjson.dumps(head)[:-1] + b',"traceEvents":[\n')
+        self._out.write(_readable(orjson.dumps(head))[:-1] + b',"traceEvents":[\n')
         self._first = True
         self._tracks: dict[Track, tuple[bytes, bytes]] = {}
 
@@ -82,14 +91,13 @@ class ChromeWriter:
 
     def _put(self, lines: list[bytes]) -> None:
         if lines:
-            self._out.write((b"" if self._first else b",\n") + b",\n".join(lines))
+            self._out.write((b"" if self._first else b",\n") + _readable(b",\n".join(lines)))
             self._first = False
 
     def _microseconds(self, ts_ns: int) -> bytes:
-        """µs since the start, with the nanoseconds as three decimals."""
-        ns = ts_ns - self._base_ns
-        sign, ns = (b"-", -ns) if ns < 0 else (b"", ns)
-        return b"%b%d.%03d" % (sign, ns // 1000, ns % 1000)
+        """µs since the base, with the nanoseconds as three decimals. What is older than that stands at it."""
+        ns = max(0, ts_ns - self._base_ns)
+        return b"%d.%03d" % (ns // 1000, ns % 1000)
 
     @staticmethod
     def _flow(flow: int, place: bytes, when: bytes) -> bytes:
