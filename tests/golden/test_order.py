@@ -11,7 +11,9 @@ import pytest
 
 import tracepipe.layout
 import tracepipe.layout.warps
+import tracepipe.readers.tracepipe1
 from tests.golden.asked import Asked
+from tests.golden.cases import FIXTURES, Case
 from tests.golden.seen import ReplayFormat, Seen
 from tracepipe.convert import Conversion, ConvertOptions, Report
 from tracepipe.converters import CONVERTERS
@@ -143,3 +145,17 @@ def test_two_warps_at_one_time_on_a_slot_are_an_overlap(tmp_path: Path) -> None:
     ]
     assert tracks["SM 0 / slot 0 (overlap 1)"] == [(10, 30, "second warp 0", 0), (90, 30, "second warp 1", 0)]
     assert report.outcomes.overlaps == 2
+
+
+@pytest.mark.parametrize(
+    "name", ["flows", "threads", "warps-slots", "warps-logical", "clocks-drift", "streams"]
+)
+def test_small_batches_draw_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(FIXTURES / name)
+    want = case.replay().seen().lines()
+    monkeypatch.setattr(tracepipe.readers.tracepipe1, "CHUNK_BYTES", 256)
+    monkeypatch.setattr(tracepipe.layout, "WINDOW_EVENTS", 2)
+    assert case.replay().seen().lines() == want
+    asked = Asked(case.convert("perfetto")[0])
+    assert asked.problems == []
+    assert asked.seen().lines() == want

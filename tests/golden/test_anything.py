@@ -1,0 +1,121 @@
+"""Random events that mean nothing: whatever the layout makes of them, Perfetto reads it as it was meant.
+
+Begins, ends, instants and complete slices of few names at few times, on few threads, streams and slots, with
+launch ids, losses and text that is no event: every outcome of the layout, in combinations nobody thinks of.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import tempfile
+from pathlib import Path
+from typing import Any, cast
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.golden.asked import Asked
+from tests.golden.seen import ReplayFormat
+from tracepipe.convert import Conversion, ConvertOptions
+from tracepipe.converters import CONVERTERS
+from tracepipe.layout import LayoutOptions
+from tracepipe.layout.options import WARP_TRACKS
+from tracepipe.layout.tree import LAYER_TITLES
+
+START_NS = 1_000_000
+times = st.integers(START_NS, START_NS + 30)
+lengths = st.integers(0, 12)
+plain = (
+    st.booleans()
+    | st.integers(-(1 << 63), (1 << 64) - 1)
+    | st.text(max_size=4)
+    | st.sampled_from([0.5, -1.25, 1e300])
+)
+# Nothing empty inside: Perfetto does not count it among a list's items when it reads JSON.
+nested = st.recursive(
+    plain,
+    lambda inner: (
+        st.lists(inner, min_size=1, max_size=2)
+        | st.dictionaries(st.sampled_from("xyz"), inner, min_size=1, max_size=2)
+    ),
+    max_leaves=4,
+)
+values = st.none() | st.just([]) | st.just({}) | nested
+# "size" and "address" are what the count of device memory is made of.
+arguments = st.dictionaries(st.sampled_from(["a", "b", "size", "address"]), values, max_size=2)
+
+
+@st.composite
+def events(draw: st.DrawFn) -> dict[str, Any]:
+    """One event of any layer but warps."""
+    layer = draw(st.sampled_from([*LAYER_TITLES, "userspace", "userspace", "gpu_kernel", "gpu_thread"]))
+    phase = draw(st.sampled_from("BBEEIXX"))
+    name = draw(st.sampled_from(["ioctl", "cuLaunchKernel", "alloc", "free", "größe"]))
+    event = {"type": layer, "name": name, "phase": phase, "ts_ns": draw(times)}
+    if phase == "X" or (phase == "E" and draw(st.booleans())):
+        event["dur_ns"] = draw(lengths)
+    if layer.startswith("gpu") or (layer == "transfer" and draw(st.booleans())):
+        event |= {"gpu": draw(st.integers(0, 1)), "stream": draw(st.integers(0, 1))}
+    else:
+        event |= {"pid": draw(st.integers(5, 6)), "tid": draw(st.integers(5, 7))}
+    if layer == "gpu_thread":
+        event["thread"] = [draw(st.sampled_from([0, 1, 32])), draw(st.integers(0, 1)), 0]
+    if draw(st.booleans()):
+        event["launch"] = draw(st.sampled_from([0, 1, 2, (1 << 64) - 1]))
+    if draw(st.booleans()):
+        event["args"] = draw(arguments)
+    if draw(st.booleans()):
+        event["cpu"] = draw(st.integers(0, 1))
+    return event
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> dict[str, Any]:
+    """Warps that may be two on one slot, and may have no exit or several."""
+    exits = draw(st.lists(st.integers(0, 2), min_size=1, max_size=4))
+    count = len(exits)
+
+    def column(largest: int, size: int = count) -> list[int]:
+        return draw(st.lists(st.integers(0, largest), min_size=size, max_size=size))
+
+    batch = {"type": "gpu_warp", "name": draw(st.sampled_from("kl")), "ts_ns": draw(times), "gpu": 0}
+    batch |= {
+        "warp": column(9),
+        "entry_ns": column(20),
+        "exit_count": exits,
+        "exit_ns": column(9, sum(exits)),
+    }
+    if draw(st.booleans()):
+        batch |= {"sm": column(1), "slot": column(1)}
+    if draw(st.booleans()):
+        batch |= {"grid": [2, 2, 1], "block": [33, 1, 1], "launch": draw(st.integers(0, 2))}
+    return batch
+
+
+losses = st.fixed_dictionaries(
+    {"type": st.just("loss"), "count": st.integers(0, 9)},
+    optional={"layer": st.sampled_from("ab"), "ts_ns": times, "dur_ns": lengths},
+)
+lines = st.one_of(events(), events(), events(), batches(), losses, st.just("nothing"))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(lines, max_size=40), st.sampled_from(WARP_TRACKS), st.booleans())
+def test_whatever_is_drawn_is_read_as_it_was_meant(
+    recording: list[Any], warp_tracks: str, thread_exits: bool
+) -> None:
+    head = {"type": "header", "schema": "tracepipe/1", "clock": "monotonic", "clocks": ["monotonic"]}
+    options = ConvertOptions(layout=LayoutOptions(warp_tracks, thread_exits))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "input.jsonl")
+        path.write_text("".join(json.dumps(line) + "\n" for line in [head, *recording]))
+        for to in ("perfetto", "chrome"):
+            out, kept = io.BytesIO(), ReplayFormat()
+            Conversion(str(path), cast(Any, kept), options).run(io.BytesIO())
+            Conversion(str(path), CONVERTERS[to], options).run(out)
+            asked, want = Asked(out.getvalue()), kept.writer.seen()
+            if to == "chrome":
+                want = want.as_json_says()
+            assert asked.problems == []
+            assert asked.seen().lines() == want.lines()
