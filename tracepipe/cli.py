@@ -14,7 +14,7 @@ import typer
 
 from tracepipe import __version__
 from tracepipe.capture import ENGINES
-from tracepipe.capture.engine import DEFAULT_LAYERS, RING_BYTES
+from tracepipe.capture.engine import ALL_LAYERS, RING_BYTES
 from tracepipe.converters import CONVERTERS
 from tracepipe.errors import TracepipeError
 from tracepipe.files import STANDARD, default_output, free_name, keeping, replacing
@@ -184,8 +184,13 @@ def capture(
         str, typer.Option("--output", "-o", help="Recording; by default PROGRAM.jsonl, numbered if taken.")
     ] = "",
     layers: Annotated[
-        str, typer.Option("--layers", help=f"Comma-separated: {', '.join(DEFAULT_LAYERS)}.")
-    ] = ",".join(DEFAULT_LAYERS),
+        str,
+        typer.Option(
+            "--layers",
+            help=f"Comma-separated: {', '.join(ALL_LAYERS)}; or all. "
+            "By default all, without kernel where the NVIDIA driver cannot be probed.",
+        ),
+    ] = "",
     library: Annotated[
         str | None, typer.Option("--library", help="The libcuda to trace, if not the one it loads.")
     ] = None,
@@ -200,11 +205,13 @@ def capture(
     """Run a command and record what it, the driver and the kernel do."""
     from tracepipe.capture import CaptureRequest
     from tracepipe.capture import capture as run_capture
+    from tracepipe.capture.driver import layers_here
 
-    asked = tuple(name.strip() for name in layers.split(",") if name.strip())
-    if unknown := [name for name in asked if name not in DEFAULT_LAYERS]:
+    named = tuple(name.strip() for name in layers.split(",") if name.strip())
+    asked = ALL_LAYERS if named == ("all",) else named or layers_here()
+    if unknown := [name for name in asked if name not in ALL_LAYERS]:
         raise typer.BadParameter(
-            f"no layer is called {unknown[0]!r}; there are: {', '.join(DEFAULT_LAYERS)}",
+            f"no layer is called {unknown[0]!r}; there are: {', '.join(ALL_LAYERS)}, or all",
             param_hint="--layers",
         )
     request = CaptureRequest(command, asked, library, _text(engine), ring_bytes)

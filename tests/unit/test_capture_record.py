@@ -160,7 +160,7 @@ def test_a_loss_is_a_record() -> None:
 def test_the_kernel_side_has_the_same_kinds_in_the_same_order() -> None:
     source = Path(tracepipe.capture.__file__).with_name("probes.bpf.c").read_text()
     kinds = dict(re.findall(r"^    ([A-Z_]+) = (\d+),", source, re.MULTILINE))
-    assert len(kinds) == 10
+    assert len(kinds) == 12
     assert {name: int(value) for name, value in kinds.items()} == {
         name: getattr(record, name) for name in kinds
     }

@@ -15,7 +15,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from tracepipe.capture.engine import DEFAULT_LAYERS, Notify, Plan
+from tracepipe.capture.engine import ALL_LAYERS, Notify, Plan
 from tracepipe.capture.probes import Maps, ProbeRecording, Source, possible_processors
 from tracepipe.capture.syscalls import SYSCALLS
 from tracepipe.capture.tracefs import field_offsets, tracing_folder
@@ -52,7 +52,7 @@ class BccEngine:
     """Compiles with BCC when a capture starts: 0.3 to 0.5 s."""
 
     name = "bcc"
-    layers = frozenset(DEFAULT_LAYERS)
+    layers = frozenset(ALL_LAYERS)
 
     def check(self) -> str:
         """BCC's version. Raises CaptureUnavailable."""

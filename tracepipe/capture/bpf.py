@@ -19,13 +19,15 @@ _NUMBERS = {"x86_64": (321, 298), "aarch64": (280, 241)}
 BPF_PROG_LOAD, BPF_LINK_CREATE = 5, 28
 BPF_MAP_UPDATE_ELEM, BPF_MAP_GET_NEXT_KEY, BPF_MAP_DELETE_ELEM = 2, 4, 3
 PROG_TYPE_KPROBE, PROG_TYPE_TRACEPOINT = 2, 5
-PERF_EVENT_LINK, UPROBE_MULTI = 41, 48  # enum bpf_attach_type
-_UPROBE_MULTI_RETURN = 1
+PERF_EVENT_LINK, KPROBE_MULTI, UPROBE_MULTI = 41, 42, 48  # enum bpf_attach_type
+_KPROBE_MULTI_RETURN = _UPROBE_MULTI_RETURN = 1
 _PERF_TYPE_TRACEPOINT = 2
 _PERF_ATTR_BYTES = 112  # PERF_ATTR_SIZE_VER5
 _PERF_FLAG_FD_CLOEXEC = 8
 _PERF_EVENT_IOC_ENABLE, _PERF_EVENT_IOC_SET_BPF = 0x2400, 0x40042408
 _UPROBE_PMU = Path("/sys/bus/event_source/devices/uprobe/type")
+KPROBE_PMU = Path("/sys/bus/event_source/devices/kprobe/type")
+"""Exists where the kernel has kprobes for perf events (CONFIG_KPROBE_EVENTS)."""
 
 ENOTSUPP = 524
 """The kernel's own number, in no errno.h: the instruction at the offset cannot be probed."""
@@ -100,8 +102,36 @@ def link_uprobes(program_fd: int, path: str, offsets: list[int], cookies: list[i
 def link_one_uprobe(program_fd: int, path: str, offset: int, cookie: int, returns: bool) -> int:
     """A link for one uprobe through a perf event, for kernels from 5.15. Raises OSError."""
     name = ctypes.create_string_buffer(os.fsencode(path))
-    pmu = int(_UPROBE_PMU.read_text())
-    event = perf_event(pmu, config=int(returns), config1=_address(name), config2=offset)
+    return _link_probe(program_fd, _UPROBE_PMU, _address(name), offset, cookie, returns)
+
+
+def link_kprobes(program_fd: int, addresses: list[int], cookies: list[int], returns: bool) -> int:
+    """One link for kprobes at all `addresses`, which must be traceable entries of functions. Raises OSError.
+
+    Kernels before 5.18, and those built without CONFIG_FPROBE, refuse it.
+    """
+    count = len(addresses)
+    places = ctypes.create_string_buffer(struct.pack(f"<{count}Q", *addresses), 8 * count)
+    values = ctypes.create_string_buffer(struct.pack(f"<{count}Q", *cookies), 8 * count)
+    #  0 program │ 4 target │ 8 attach type │ 12 flags
+    # 16 kprobe flags │ 20 count │ 24 symbols │ 32 addresses │ 40 cookies
+    attributes = struct.pack(
+        "<IIIIIIQQQ",
+        *(program_fd, 0, KPROBE_MULTI, 0),
+        *(_KPROBE_MULTI_RETURN if returns else 0, count, 0, _address(places), _address(values)),
+    )
+    return bpf(BPF_LINK_CREATE, attributes)
+
+
+def link_one_kprobe(program_fd: int, symbol: str, address: int, cookie: int, returns: bool) -> int:
+    """A link for one kprobe by perf event: at `address`, or at `symbol` if that is 0. Raises OSError."""
+    name = ctypes.create_string_buffer(symbol.encode())
+    where = (0, address) if address else (_address(name), 0)
+    return _link_probe(program_fd, KPROBE_PMU, *where, cookie, returns)
+
+
+def _link_probe(program_fd: int, pmu: Path, config1: int, config2: int, cookie: int, returns: bool) -> int:
+    event = perf_event(int(pmu.read_text()), config=int(returns), config1=config1, config2=config2)
     try:
         #  0 program │ 4 perf event │ 8 attach type │ 12 flags │ 16 cookie
         return bpf(BPF_LINK_CREATE, struct.pack("<IIIIQ", program_fd, event, PERF_EVENT_LINK, 0, cookie))

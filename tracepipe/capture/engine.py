@@ -9,6 +9,8 @@ from typing import Protocol
 RING_BYTES = 16 << 20
 """Default ring: 262 144 events of 64 bytes, a fifth of a second at the highest rate that was measured."""
 DEFAULT_LAYERS = ("userspace", "syscall", "scheduler")
+"""What every machine that can capture has."""
+ALL_LAYERS = ("userspace", "syscall", "kernel", "scheduler")
 
 Notify = Callable[[str], None]
 
@@ -53,6 +55,21 @@ class Function:
 
 
 @dataclass(frozen=True, slots=True)
+class DriverFunction:
+    """A function of the NVIDIA driver's kernel modules.
+
+    `address` is 0 where the kernel hides addresses. `arguments` names the first ones, as far as they are
+    known; `has_result` says that it returns a 32-bit status.
+    """
+
+    name: str
+    module: str
+    address: int
+    arguments: tuple[str, ...] = ()
+    has_result: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What an engine has to attach. Without a library there is no userspace layer."""
 
@@ -60,6 +77,7 @@ class Plan:
     library: str | None
     functions: list[Function]
     ring_bytes: int
+    driver: list[DriverFunction] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,12 +36,14 @@ enum kind {
     SWITCH_OUT = 6,   /* id: 0; a[0]: prev_state of the tracepoint */
     SWITCH_IN = 7,
     WAKEUP = 8,       /* tid: the woken; id: current thread of the waking processor; a[0]: target processor */
-    THREAD_NEW = 9,   /* id: creator's tid; a[0..1]: name */
-    THREAD_NAME = 10, /* a[0..1]: name */
+    DRIVER_ENTER = 9,   /* id: driver function index; a[0..2]: first three arguments; a[3]: see DRIVER_RETURN */
+    DRIVER_RETURN = 10, /* id: driver function index; a[0]: result; a[3]: tgid<<32|tid that it works for, or 0 */
+    THREAD_NEW = 11,    /* id: creator's tid; a[0..1]: name */
+    THREAD_NAME = 12,   /* a[0..1]: name */
 };
 
 /* Which counter a record is counted under when the ring is full; record.py has the same order. */
-enum layer { USERSPACE, SYSCALL, SCHEDULER, THREADS, LAYERS };
+enum layer { USERSPACE, SYSCALL, KERNEL, SCHEDULER, THREADS, LAYERS };
 
 #define MMAPABLE 1024 /* BPF_F_MMAPABLE: user space reads and writes the map as memory */
 #define CLONE_THREAD 0x10000
@@ -55,6 +57,21 @@ BPF_F_TABLE("array", u32, u64, control, 2, MMAPABLE);
 BPF_F_TABLE("array", u32, u64, drops, LAYERS * CPU_COUNT, MMAPABLE);
 /* System calls that are recorded, by number. */
 BPF_TABLE("array", u32, u8, wanted, 512);
+
+/* Queue items of the driver that the target's threads have queued: what a worker will call → for whom. Items
+ * whose function is not probed are never taken out: the oldest make room. */
+struct work {
+    u64 function;
+    u64 argument;
+};
+BPF_TABLE("lru_hash", struct work, u64, queued, 4096);
+/* Worker thread → the item that it runs for the target, from its function's entry to its return. */
+struct service {
+    u64 served; /* tgid<<32|tid */
+    u32 id;
+    u32 depth;
+};
+BPF_TABLE("hash", u32, struct service, serving, 1024);
 
 #define FIELD(type, offset) (*(type *)((char *)args + (offset)))
 
@@ -97,6 +114,13 @@ static inline u32 tracked_tgid(u32 tid)
 {
     u32 *tgid = tracked.lookup(&tid);
     return tgid ? *tgid : 0;
+}
+
+static inline int is_stopped(void)
+{
+    u32 slot = 1;
+    u64 *stopped = control.lookup(&slot);
+    return !stopped || *stopped;
 }
 
 /* ── userspace: entry and return of exported functions; the attach cookie tells which ── */
@@ -161,6 +185,108 @@ int call_return(struct pt_regs *ctx)
     if (!r)
         return 0;
     r->a[0] = RESULT(ctx);
+    submit(r);
+    return 0;
+}
+
+/* ── kernel: entry and return of the NVIDIA driver's functions; the attach cookie tells which ── */
+
+#define QUEUES_COOKIE (1ull << 32) /* set for nv_kthread_q_schedule_q_item(queue, item) */
+
+/* What the item will call, and for whom. NVIDIA's struct nv_kthread_q_item, the same since 2016
+ * (kernel-open/common/inc/nv-kthread-q.h):
+ *
+ *    0             16                24              32
+ *    ┌─────────────┬─────────────────┬───────────────┐
+ *    │ q_list_node │ function_to_run │ function_args │
+ *    └─────────────┴─────────────────┴───────────────┘
+ */
+static inline void remember_item(struct pt_regs *ctx, u64 served)
+{
+    struct work work = {};
+    if (!bpf_probe_read_kernel(&work, sizeof(work), (void *)(ARG1(ctx) + 16)))
+        queued.update(&work, &served);
+}
+
+/* For which thread of the target an untracked one runs this function, 0 if for none. */
+static inline u64 served_on_entry(struct pt_regs *ctx, u32 tid, u32 id)
+{
+    struct work work = {};
+    struct service *now = serving.lookup(&tid);
+    if (now) {
+        if (now->id == id)
+            now->depth++;
+        return now->served;
+    }
+    work.function = bpf_get_func_ip(ctx);
+    work.argument = ARG0(ctx);
+    u64 *served = queued.lookup(&work);
+    if (!served || is_stopped())
+        return 0;
+    struct service started = {.served = *served, .id = id, .depth = 1};
+    queued.delete(&work);
+    if (serving.update(&tid, &started)) {
+        count_drop(KERNEL);
+        return 0;
+    }
+    struct record *r = new_record(THREADS, THREAD_NAME, tid, tid, 0);
+    if (r) {
+        bpf_get_current_comm(&r->a[0], 16);
+        submit(r);
+    }
+    return started.served;
+}
+
+static inline u64 served_on_return(u32 tid, u32 id)
+{
+    struct service *now = serving.lookup(&tid);
+    if (!now)
+        return 0;
+    u64 served = now->served;
+    if (now->id == id && !--now->depth)
+        serving.delete(&tid);
+    return served;
+}
+
+int driver_enter(struct pt_regs *ctx)
+{
+    u64 ids = bpf_get_current_pid_tgid(), cookie = bpf_get_attach_cookie(ctx), served = 0;
+    u32 tid = (u32)ids, tgid = tracked_tgid(tid);
+    if (!tgid) {
+        /* 0: the idle threads, which share it. Interrupts work there, never a queue's items. */
+        served = tid ? served_on_entry(ctx, tid, (u32)cookie) : 0;
+        if (!served)
+            return 0;
+        tgid = ids >> 32;
+    }
+    if (cookie & QUEUES_COOKIE)
+        remember_item(ctx, served ? served : (u64)tgid << 32 | tid);
+    struct record *r = new_record(KERNEL, DRIVER_ENTER, tid, tgid, (u32)cookie);
+    if (!r)
+        return 0;
+    r->a[0] = ARG0(ctx);
+    r->a[1] = ARG1(ctx);
+    r->a[2] = ARG2(ctx);
+    r->a[3] = served;
+    submit(r);
+    return 0;
+}
+
+int driver_return(struct pt_regs *ctx)
+{
+    u64 ids = bpf_get_current_pid_tgid(), served = 0;
+    u32 tid = (u32)ids, tgid = tracked_tgid(tid), id = (u32)bpf_get_attach_cookie(ctx);
+    if (!tgid) {
+        served = tid ? served_on_return(tid, id) : 0;
+        if (!served)
+            return 0;
+        tgid = ids >> 32;
+    }
+    struct record *r = new_record(KERNEL, DRIVER_RETURN, tid, tgid, id);
+    if (!r)
+        return 0;
+    r->a[0] = RESULT(ctx);
+    r->a[3] = served;
     submit(r);
     return 0;
 }
@@ -252,13 +378,6 @@ int sched_wakeup(void *args)
 }
 
 /* ── which threads: armed at exec, followed through clone, forgotten at the end ── */
-
-static inline int is_stopped(void)
-{
-    u32 slot = 1;
-    u64 *stopped = control.lookup(&slot);
-    return !stopped || *stopped;
-}
 
 int process_exec(void *args)
 {

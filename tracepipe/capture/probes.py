@@ -20,6 +20,7 @@ from typing import Protocol
 from tracepipe.capture import bpf
 from tracepipe.capture.cuda_calls import is_launch
 from tracepipe.capture.engine import Coverage, Function, Loss, Notify, Plan
+from tracepipe.capture.kprobes import Kprobes
 from tracepipe.capture.record import DROP_LAYERS, RecordRenderer
 from tracepipe.capture.ring import Ring
 from tracepipe.capture.syscalls import SYSCALLS
@@ -114,7 +115,8 @@ class ProbeRecording:
 
     def renderer(self) -> RecordRenderer:
         """The decoder of `collect`'s chunks."""
-        return RecordRenderer([function.name for function in self._plan.functions], self._syscalls)
+        names = [function.name for function in self._plan.functions]
+        return RecordRenderer(names, self._syscalls, self._plan.driver)
 
     def stop(self) -> None:
         """Record no more, and detach. Again: does nothing."""
@@ -140,6 +142,8 @@ class ProbeRecording:
         try:
             if "userspace" in self._plan.layers:
                 self._attach_functions()
+            if "kernel" in self._plan.layers:
+                self._attach_driver()
             if "syscall" in self._plan.layers:
                 for number in self._syscalls:
                     bpf.map_update(self._maps.wanted, struct.pack("=I", number), b"\1")
@@ -181,6 +185,24 @@ class ProbeRecording:
             self.coverage.got.append("userspace")
         else:
             self.coverage.missing["userspace"] = f"no function of {self._plan.library} can be probed"
+
+    def _attach_driver(self) -> None:
+        kprobes = Kprobes(self._plan.driver)
+        try:
+            for program, returns in (("driver_return", True), ("driver_enter", False)):
+                kprobes.attach(program, self._source.instructions(program), returns=returns)
+        finally:
+            self._multi_links += kprobes.multi_links
+            self._single_probes += kprobes.single_links
+        if kprobes.refused:
+            names = sorted(self._plan.driver[index].name for index in kprobes.refused)
+            self._notify(f"not recorded, the kernel does not let them be probed: {', '.join(names)}")
+        if len(kprobes.refused) < len(self._plan.driver):
+            self.coverage.got.append("kernel")
+        else:
+            reason = "the kernel refused every function of the NVIDIA driver"
+            self.coverage.missing["kernel"] = reason
+            self._notify(f"no kernel layer: {reason}")
 
 
 class _Uprobes:

@@ -16,10 +16,10 @@ import errno
 import json
 import struct
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tracepipe.capture.cuda_calls import RESULT_NAMES, arguments_of
-from tracepipe.capture.engine import Loss
+from tracepipe.capture.engine import DriverFunction, Loss
 from tracepipe.capture.ioctl import decode_command
 from tracepipe.capture.ring import RECORD_BYTES
 from tracepipe.capture.syscalls import FUTEX_OPERATIONS, SYSCALL_ARGUMENTS
@@ -36,12 +36,14 @@ assert RECORD.size == RECORD_BYTES
     SWITCH_OUT,
     SWITCH_IN,
     WAKEUP,
+    DRIVER_ENTER,
+    DRIVER_RETURN,
     THREAD_NEW,
     THREAD_NAME,
-) = range(1, 11)
+) = range(1, 13)
 
 # Order of the drop counters. The last counts threads that were not followed: their events are of any layer.
-DROP_LAYERS: tuple[str | None, ...] = ("userspace", "syscall", "scheduler", None)
+DROP_LAYERS: tuple[str | None, ...] = ("userspace", "syscall", "kernel", "scheduler", None)
 
 _LAYER_OF_KIND = {
     CALL_ENTER: "userspace",
@@ -52,6 +54,8 @@ _LAYER_OF_KIND = {
     SWITCH_OUT: "scheduler",
     SWITCH_IN: "scheduler",
     WAKEUP: "scheduler",
+    DRIVER_ENTER: "kernel",
+    DRIVER_RETURN: "kernel",
 }
 
 # prev_state of sched_switch as kernels since 4.14 report it: bit → why the thread left the processor.
@@ -88,6 +92,26 @@ def _named(fields: tuple[tuple[str, int], ...]) -> Arguments | None:
     return arguments
 
 
+def _driver_arguments(names: tuple[str, ...]) -> Callable[[int, int, int], str]:
+    """A formatter of a driver function's first arguments; a `cmd` is an ioctl's command and taken apart."""
+
+    def arguments(*registers: int) -> str:
+        values: dict[str, object] = {}
+        for name, register in zip(names, registers, strict=False):
+            values |= decode_command(register) if name == "cmd" else {name: register}
+        return json.dumps(values, separators=(",", ":"))[1:-1]
+
+    return arguments
+
+
+def _joined(members: str, served: int) -> str:
+    """The `args` of a driver function, with the thread that a worker runs it for."""
+    if served:
+        for_whom = f'"for_pid":{served >> 32},"for_tid":{served & 0xFFFFFFFF}'
+        members = f"{members},{for_whom}" if members else for_whom
+    return f',"args":{{{members}}}' if members else ""
+
+
 def _ioctl_arguments() -> Arguments:
     known: dict[int, str] = {}
 
@@ -118,9 +142,11 @@ def _state(value: int) -> str:
 
 
 class RecordRenderer:
-    """Writes records as JSON lines: names from `functions` by index, system calls by number."""
+    """Writes records as JSON lines: names from `functions` and `driver` by index, system calls by number."""
 
-    def __init__(self, functions: list[str], syscalls: dict[int, str]) -> None:
+    def __init__(
+        self, functions: list[str], syscalls: dict[int, str], driver: Sequence[DriverFunction] = ()
+    ) -> None:
         self.counts: dict[str, int] = {}
         self._call_enter = [self._opening("userspace", name, "B") for name in functions]
         self._call_return = [self._opening("userspace", name, "E") for name in functions]
@@ -139,6 +165,10 @@ class RecordRenderer:
                 self._syscall_arguments[number] = _ioctl_arguments()
             elif name == "futex":
                 self._syscall_arguments[number] = _futex_arguments
+        self._driver_enter = [self._opening("kernel", function.name, "B") for function in driver]
+        self._driver_return = [self._opening("kernel", function.name, "E") for function in driver]
+        self._driver_arguments = [_driver_arguments(function.arguments) for function in driver]
+        self._driver_has_result = [function.has_result for function in driver]
         self._switch_in = self._opening("scheduler", "running", "B")
         self._switch_out = self._opening("scheduler", "running", "E")
         self._wakeup = self._opening("scheduler", "wakeup", "I")
@@ -191,6 +221,11 @@ class RecordRenderer:
             return self._switch_in, ""
         if kind == SWITCH_OUT:
             return self._switch_out, self._states.get(a0) or self._left(a0)
+        if kind == DRIVER_ENTER:
+            return self._driver_enter[number], _joined(self._driver_arguments[number](a0, a1, a2), a3)
+        if kind == DRIVER_RETURN:
+            result = f'"result":{_signed32(a0)}' if self._driver_has_result[number] else ""
+            return self._driver_return[number], _joined(result, a3)
         if kind == WAKEUP:
             return self._wakeup, f',"args":{{"by_tid":{number},"target_cpu":{a0}}}'
         return self._call_enter[number], _launch_arguments(a0, a1, a2, a3)

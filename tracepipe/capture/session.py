@@ -11,10 +11,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from tracepipe.capture.driver import driver_functions
 from tracepipe.capture.elf import Elf
 from tracepipe.capture.engine import (
     CaptureRequest,
     CaptureSummary,
+    DriverFunction,
     Engine,
     Function,
     Notify,
@@ -80,6 +82,11 @@ def _plan(
             functions = _functions(library)
             if not functions:
                 missing["userspace"] = f"{library} exports no cu* function"
+    driver: list[DriverFunction] = []
+    if "kernel" in request.layers and "kernel" not in missing:
+        driver, reason = driver_functions()
+        if reason:
+            missing["kernel"] = reason
     for layer, reason in missing.items():
         notify(f"no {layer} layer: {reason}")
     layers = tuple(layer for layer in request.layers if layer not in missing)
@@ -90,7 +97,8 @@ def _plan(
             + ".",
             f"Layers of the {engine.name} engine: {', '.join(sorted(engine.layers))}.",
         )
-    return Plan(layers, library, functions, 1 << (max(request.ring_bytes, 4096) - 1).bit_length()), missing
+    ring_bytes = 1 << (max(request.ring_bytes, 4096) - 1).bit_length()
+    return Plan(layers, library, functions, ring_bytes, driver), missing
 
 
 def _functions(library: str) -> list[Function]:

@@ -1,0 +1,35 @@
+"""Boots the image under QEMU and gives back what the guest sends over its second serial port."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+from tests.integration.vm.image import Image, Unobtainable
+
+EMULATOR = "qemu-system-x86_64"
+LIMIT_S = 240
+MEMORY_MB = 1536  # the archive, and the files that it is unpacked to
+
+
+def boot(image: Image, folder: Path) -> str:
+    """What was sent, as text; `folder` keeps it and the console's log. Raises Unobtainable without QEMU.
+
+    The processor is emulated (TCG), so that neither /dev/kvm nor nested virtualisation is needed.
+    """
+    if shutil.which(EMULATOR) is None:
+        raise Unobtainable(f"there is no {EMULATOR} (apt install qemu-system-x86)")
+    sent, console = folder / "sent", folder / "console.log"
+    command = [EMULATOR, "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", str(MEMORY_MB)]
+    command += ["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]
+    command += ["-serial", f"file:{console}", "-serial", f"file:{sent}"]
+    command += ["-kernel", str(image.vmlinuz), "-initrd", str(image.initramfs)]
+    command += ["-append", "console=ttyS0 panic=-1 quiet"]
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        raise AssertionError(f"the machine did not end:\n{console.read_text(errors='replace')}") from None
+    text = sent.read_text() if sent.exists() else ""
+    assert text, f"the machine sent nothing:\n{console.read_text(errors='replace')}"
+    return text
