@@ -179,6 +179,17 @@ def test_a_program_without_cuda_keeps_its_other_layers(tmp_path: Path) -> None:
     assert "userspace" not in summary.counts
 
 
+def test_a_machine_without_the_driver_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vec_add: str
+) -> None:
+    monkeypatch.setattr("tracepipe.capture.driver._SYSTEM_MODULES", tmp_path)
+    trace, summary, messages = run(tmp_path, [vec_add], layers=("userspace", "kernel"))
+    reason = trace.header["layers"]["missing"]["kernel"]
+    assert messages == [f"no kernel layer: {reason}"]
+    assert trace.header["layers"]["got"] == ["userspace"]
+    assert set(summary.counts) == {"userspace"}
+
+
 def test_a_crash_is_told(tmp_path: Path, vec_add: str) -> None:
     trace, summary, _ = run(tmp_path, [vec_add, "--crash"])
     assert trace.footer["ended_by"] == "signal 11 (SIGSEGV)"

@@ -12,12 +12,17 @@ import pytest
 
 import tracepipe.capture
 from tracepipe.capture import record
-from tracepipe.capture.engine import Loss
+from tracepipe.capture.engine import DriverFunction, Loss
 from tracepipe.capture.record import RECORD, RecordRenderer, loss_line
 from tracepipe.capture.syscalls import SYSCALLS
 from tracepipe.validate import first_fault
 
 FUNCTIONS = ["cuInit", "cuLaunchKernel", "cuMemcpyHtoD_v2"]
+DRIVER = [
+    DriverFunction("nvidia_unlocked_ioctl", "nvidia", 0, ("_", "cmd"), True),
+    DriverFunction("nv_execute_work", "nvidia", 0),
+    DriverFunction("nv_alloc_pages", "nvidia", 0, ("_", "page_count"), True),
+]
 NUMBER = {name: number for number, name in SYSCALLS["x86_64"].items()}
 HEADER = struct.pack("<II", 56, 0)
 
@@ -28,7 +33,7 @@ def raw(kind: int, number: int = 0, *registers: int, ts_ns: int = 1000, tid: int
 
 
 def rendered(*records: bytes) -> list[dict[str, Any]]:
-    renderer = RecordRenderer(FUNCTIONS, SYSCALLS["x86_64"])
+    renderer = RecordRenderer(FUNCTIONS, SYSCALLS["x86_64"], DRIVER)
     lines = [json.loads(line) for line in renderer.render(b"".join(records)).splitlines()]
     assert [first_fault(line) for line in lines] == [None] * len(lines)
     assert sum(renderer.counts.values()) == len(lines)
@@ -113,6 +118,27 @@ def test_arguments_of_system_calls(
 def test_results_of_system_calls(register: int, args: dict[str, Any]) -> None:
     (end,) = rendered(raw(record.SYSCALL_EXIT, NUMBER["futex"], register))
     assert end["args"] == args
+
+
+def test_a_driver_function_has_what_is_declared_of_it() -> None:
+    begin, pages, end = rendered(
+        raw(record.DRIVER_ENTER, 0, 0xFFFF888000000000, 0xC020462A, 7),
+        raw(record.DRIVER_ENTER, 2, 0xFFFF888000000000, 16, 7),
+        raw(record.DRIVER_RETURN, 0, (1 << 64) - 22),
+    )
+    assert (begin["type"], begin["name"], begin["phase"]) == ("kernel", "nvidia_unlocked_ioctl", "B")
+    assert begin["args"]["request"] == "NV_ESC_RM_CONTROL"
+    assert not {0xFFFF888000000000, 7} & set(begin["args"].values())
+    assert pages["args"] == {"page_count": 16}
+    assert (end["phase"], end["args"]) == ("E", {"result": -22})
+
+
+def test_a_worker_names_whom_it_works_for() -> None:
+    begin, end = rendered(
+        raw(record.DRIVER_ENTER, 1, 5, 6, 7, 11 << 32 | 12, tid=90),
+        raw(record.DRIVER_RETURN, 1, 99, 0, 0, 11 << 32 | 12, tid=90),
+    )
+    assert begin["args"] == end["args"] == {"for_pid": 11, "for_tid": 12}
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ MODULES = ("nvidia", "nvidia_uvm", "nvidia_modeset", "nvidia_drm")
 _TABLE = Path(__file__).with_name("driver_functions.txt")
 _SYSTEM_MODULES = Path("/sys/module")
 _SYMBOLS = Path("/proc/kallsyms")
-# `nvidia_ioctl(inode, file, cmd) -> status`: all but the name may be missing
+# `nvidia_ioctl(_, _, cmd) -> status`: all but the name may be missing
 _DECLARATION = re.compile(r"([\w*?\[\]]+)(?:\(([\w, ]*)\))?\s*(-> status)?")
 
 

@@ -58,8 +58,8 @@ class Function:
 class DriverFunction:
     """A function of the NVIDIA driver's kernel modules.
 
-    `address` is 0 where the kernel hides addresses. `arguments` names the first ones, as far as they are
-    known; `has_result` says that it returns a 32-bit status.
+    `address` is 0 where the kernel hides addresses. `arguments` names the first ones, three at most,
+    `_` for those that are not recorded; `has_result` says that it returns a 32-bit status.
     """
 
     name: str

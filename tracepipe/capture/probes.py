@@ -19,7 +19,7 @@ from typing import Protocol
 
 from tracepipe.capture import bpf
 from tracepipe.capture.cuda_calls import is_launch
-from tracepipe.capture.engine import Coverage, Function, Loss, Notify, Plan
+from tracepipe.capture.engine import ALL_LAYERS, Coverage, Function, Loss, Notify, Plan
 from tracepipe.capture.kprobes import Kprobes
 from tracepipe.capture.record import DROP_LAYERS, RecordRenderer
 from tracepipe.capture.ring import Ring
@@ -155,6 +155,7 @@ class ProbeRecording:
             if "scheduler" not in self._plan.layers:
                 points["process_exit"] = "sched/sched_process_exit"
             self._attach_tracepoints(points)
+            self.coverage.got.sort(key=ALL_LAYERS.index)
         except OSError as error:
             raise _refused(error) from error
 

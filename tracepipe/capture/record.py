@@ -93,12 +93,13 @@ def _named(fields: tuple[tuple[str, int], ...]) -> Arguments | None:
 
 
 def _driver_arguments(names: tuple[str, ...]) -> Callable[[int, int, int], str]:
-    """A formatter of a driver function's first arguments; a `cmd` is an ioctl's command and taken apart."""
+    """A formatter of a driver function's first arguments: `cmd` is an ioctl's command, `_` is left out."""
 
     def arguments(*registers: int) -> str:
         values: dict[str, object] = {}
         for name, register in zip(names, registers, strict=False):
-            values |= decode_command(register) if name == "cmd" else {name: register}
+            if name != "_":
+                values |= decode_command(register) if name == "cmd" else {name: register}
         return json.dumps(values, separators=(",", ":"))[1:-1]
 
     return arguments

@@ -1,10 +1,11 @@
 """Builds what the virtual machine boots, from the distribution's packages and this repository alone.
 
-    build/vm/debs      packages as downloaded
-    build/vm/kernel    the kernel's image and headers, unpacked
-    build/vm/root      Python, BCC and what they need, unpacked
-    build/vm/packages.cpio      `root` as the kernel unpacks it at boot
-    build/vm/initramfs.cpio     the same, and the module, the stand-in, the package: made anew each time
+    build/vm/root             Python, BCC and what they need, unpacked
+    build/vm/packages.cpio    the same as the kernel unpacks it at boot
+    build/vm/linux-image-…/
+        kernel                the kernel's image and headers, unpacked
+        own                   the module, the stand-in, the package: made anew each time, like
+        initramfs.cpio        all that the machine has
 
 Neither root nor a mount is needed. The kernel takes archives in a row for one.
 """
@@ -16,6 +17,7 @@ import re
 import shutil
 import stat
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,10 +27,11 @@ ROOT = Path(__file__).parents[3]
 CACHE = ROOT / "build/vm"
 HERE = Path(__file__).parent
 
-KERNEL = "linux-image-cloud-amd64"  # of Debian 12: 6.1, with kprobes, serial ports and an initramfs built in
 PROGRAMS = ("python3", "python3-bpfcc", "busybox-static")
 # What those depend on for their installation only: here they are unpacked.
-NOT_NEEDED = re.compile(r"perl|libperl|dpkg|tar$|install-info|mailcap|media-types|mime-support|readline-common")
+NOT_NEEDED = re.compile(
+    r"perl|libperl|dpkg|tar$|install-info|mailcap|media-types|mime-support|readline-common"
+)
 
 
 class Unobtainable(Exception):
@@ -43,33 +46,37 @@ class Image:
     initramfs: Path
 
 
-def build() -> Image:
-    """The image, from the cache as far as it can be. Raises Unobtainable."""
+def build(package: str) -> Image:
+    """The image with the kernel of `package`, from the cache as far as it can be. Raises Unobtainable.
+
+    Kernels for the cloud have kprobes, serial ports and the initramfs built in.
+    """
     for tool in ("apt-get", "apt-cache", "dpkg-deb", "gcc", "make"):
         if shutil.which(tool) is None:
             raise Unobtainable(f"there is no {tool}")
-    kernel = _depends(KERNEL)[0]
+    folder = CACHE / package
+    kernel = _depends(package)[0]
     headers = kernel.replace("image", "headers")
     release = kernel.removeprefix("linux-image-")
-    _unpack([kernel, headers, *_depends(headers)], CACHE / "kernel")
+    _unpack([kernel, headers, *_depends(headers)], folder / "kernel")
     packages = CACHE / "packages.cpio"
     if _unpack(_closure(PROGRAMS), CACHE / "root") or not packages.exists():
         partial = packages.with_suffix(".partial")
         with partial.open("wb") as archive:
             write_archive(archive, CACHE / "root")
         partial.rename(packages)
-    own = _own_files(release)
-    initramfs = CACHE / "initramfs.cpio"
+    own = _own_files(folder, release)
+    initramfs = folder / "initramfs.cpio"
     with initramfs.open("wb") as archive:
         with packages.open("rb") as start:
             shutil.copyfileobj(start, archive, 1 << 20)
         write_archive(archive, own)
-    return Image(CACHE / f"kernel/boot/vmlinuz-{release}", initramfs)
+    return Image(folder / f"kernel/boot/vmlinuz-{release}", initramfs)
 
 
-def _own_files(release: str) -> Path:
+def _own_files(folder: Path, release: str) -> Path:
     """The folder of what is this repository's: /init, and /tracepipe with all that it runs."""
-    own = CACHE / "own"
+    own = folder / "own"
     shutil.rmtree(own, ignore_errors=True)
     shutil.copytree(
         ROOT / "tracepipe", own / "tracepipe/tracepipe", ignore=shutil.ignore_patterns("__pycache__")
@@ -77,11 +84,11 @@ def _own_files(release: str) -> Path:
     shutil.copy(HERE / "capture_in_guest.py", own / "tracepipe")
     shutil.copy(HERE / "init", own)
     _make("-C", str(ROOT / "fixtures/standin"), f"BUILD={own / 'tracepipe'}")
-    headers = CACHE / f"kernel/usr/src/linux-headers-{release}"
+    headers = folder / f"kernel/usr/src/linux-headers-{release}"
     # As installed it includes an absolute path.
     common = headers.with_name(re.sub(r"-cloud-amd64$", "-common", headers.name))
     (headers / "Makefile").write_text(f"include {common}/Makefile\n")
-    module = CACHE / "module"
+    module = folder / "module"
     _make("-C", str(ROOT / "fixtures/nvidia-module"), f"KERNEL={headers}", f"BUILD={module}")
     shutil.copy(module / "nvidia.ko", own / "tracepipe")
     return own
@@ -92,15 +99,17 @@ def _make(*arguments: str) -> None:
 
 
 def _depends(package: str) -> list[str]:
-    """Packages that `package` directly depends on. Raises Unobtainable if it is not known."""
-    found = re.findall(r"^ +Depends: ([\w.+-]+)$", _apt_cache("depends", package), re.MULTILINE)
+    """The kernel's packages that `package` directly depends on. Raises Unobtainable if there are none."""
+    found = re.findall(r"^ +Depends: (linux-[\w.+-]+)$", _apt_cache("depends", package), re.MULTILINE)
     if not found:
         raise Unobtainable(f"apt knows no package {package} (Debian 12 has it; apt-get update?)")
-    return [name for name in found if name.startswith("linux-")]
+    return found
 
 
 def _closure(packages: tuple[str, ...]) -> list[str]:
-    options = [f"--no-{kind}" for kind in ("recommends", "suggests", "conflicts", "breaks", "replaces", "enhances")]
+    options = [
+        f"--no-{kind}" for kind in ("recommends", "suggests", "conflicts", "breaks", "replaces", "enhances")
+    ]
     listing = _apt_cache("depends", "--recurse", *options, *packages)
     names = set(re.findall(r"^[\w.+-]+$", listing, re.MULTILINE))
     return sorted(name for name in names if not NOT_NEEDED.match(name))
@@ -123,15 +132,19 @@ def _unpack(packages: list[str], folder: Path) -> bool:
         return False
     stamp.unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
-    shutil.rmtree(CACHE / "debs", ignore_errors=True)
-    (CACHE / "debs").mkdir(parents=True)
-    download = subprocess.run(
-        ["apt-get", "download", "-q", *packages], cwd=CACHE / "debs", capture_output=True, text=True, check=False
-    )
-    if download.returncode:
-        raise Unobtainable(f"packages cannot be downloaded: {download.stderr.strip().splitlines()[0]}")
-    for package in sorted((CACHE / "debs").iterdir()):
-        subprocess.run(["dpkg-deb", "-x", str(package), str(folder)], check=True)
+    folder.mkdir(parents=True)
+    with tempfile.TemporaryDirectory() as downloads:
+        download = subprocess.run(
+            ["apt-get", "download", "-q", *packages],
+            cwd=downloads,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if download.returncode:
+            raise Unobtainable(f"packages cannot be downloaded: {download.stderr.strip().splitlines()[0]}")
+        for package in sorted(Path(downloads).iterdir()):
+            subprocess.run(["dpkg-deb", "-x", str(package), str(folder)], check=True)
     for unread in ("usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/i18n"):
         shutil.rmtree(folder / unread, ignore_errors=True)
     stamp.write_text(wanted)

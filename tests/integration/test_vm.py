@@ -1,0 +1,166 @@
+"""The driver's layer in a virtual machine: one process from the CUDA call down to the driver's own thread.
+
+The machine runs Debian's kernels and the stand-ins for CUDA and for the NVIDIA driver.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.vm.image import Unobtainable, build
+from tests.integration.vm.machine import boot
+from tests.support.trace_processor import RealTraceProcessor
+from tracepipe.convert import Conversion, ConvertOptions
+from tracepipe.converters import CONVERTERS
+
+pytestmark = pytest.mark.vm
+
+# What happens on one thread inside each cuCtxSynchronize, as depth and name, in the order of begins.
+SYNCHRONISATION = [
+    ("userspace", 0, "cuCtxSynchronize"),
+    ("syscall", 0, "ioctl"),
+    ("kernel", 0, "nvidia_unlocked_ioctl"),
+    ("kernel", 1, "nv_mem_alloc"),
+    ("kernel", 1, "nv_schedule_work"),
+    ("kernel", 2, "nv_kthread_q_schedule_q_item"),
+    ("kernel", 1, "nv_mem_free"),
+]
+ITERATIONS = 3
+# Debian's kernels, and how many links they make of n functions' entries and returns: 6.1 was built without
+# multi-kprobes, 6.12 with them.
+KERNELS = {
+    "linux-image-cloud-amd64": lambda functions: {"multi": 0, "single": 2 * functions},
+    "linux-image-6.12-cloud-amd64": lambda functions: {"multi": 2, "single": 0},
+}
+
+
+class Captured:
+    """The recording of the guest, its records, and the outcome that the guest states."""
+
+    def __init__(self, package: str, sent: str, folder: Path) -> None:
+        self.package = package
+        *lines, outcome = sent.splitlines(keepends=True)
+        self.path = folder / "run.jsonl"
+        self.path.write_text("".join(lines))
+        self.records: list[dict[str, Any]] = [json.loads(line) for line in lines]
+        self.header, self.footer = self.records[0], self.records[-1]
+        self.kernel = [record for record in self.records if record["type"] == "kernel"]
+        self.outcome: dict[str, Any] = json.loads(outcome)
+
+
+@pytest.fixture(scope="module", params=KERNELS)
+def captured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Captured:
+    folder = tmp_path_factory.mktemp("vm")
+    try:
+        return Captured(request.param, boot(build(request.param), folder), folder)
+    except Unobtainable as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.fixture(scope="module")
+def trace(captured: Captured) -> RealTraceProcessor:
+    path = captured.path.with_suffix(".pftrace")
+    with path.open("wb") as out:
+        Conversion(str(captured.path), CONVERTERS["perfetto"], ConvertOptions()).run(out, None)
+    return RealTraceProcessor(path)
+
+
+def test_the_layer_is_there_and_nothing_is_lost(captured: Captured) -> None:
+    layers = captured.header["layers"]
+    assert layers == {
+        "asked": ["userspace", "syscall", "kernel", "scheduler"],
+        "got": ["userspace", "syscall", "kernel", "scheduler"],
+        "missing": {},
+    }
+    assert captured.outcome["messages"] == []
+    assert captured.outcome["losses"] == captured.footer["losses"] == {}
+    assert captured.footer["counts"]["kernel"] == len(captured.kernel)
+    phases = Counter((event["name"], event["phase"]) for event in captured.kernel)
+    assert all(phases[name, "B"] == phases[name, "E"] for name, _ in phases)
+
+
+def test_attaching_and_detaching(captured: Captured) -> None:
+    functions = {event["name"] for event in captured.kernel}
+    assert captured.outcome["links"] == KERNELS[captured.package](len(functions))
+    # One by one, detaching takes 50 to 100 ms a probe: no one waits for it. The processor is emulated here.
+    assert captured.outcome["detach_ns"] < 2_000_000_000
+
+
+def test_only_the_targets_part_of_the_drivers_work(captured: Captured) -> None:
+    """The same command again, while another program keeps the driver busy and the kernel hides addresses."""
+    functions = {event["name"] for event in captured.kernel}
+    # Without addresses they are probed by name, one by one.
+    assert captured.outcome["again"] == {
+        "counts": {"kernel": len(captured.kernel)},
+        "links": {"single": 2 * len(functions)},
+    }
+
+
+def test_arguments_and_results_of_the_driver(captured: Captured) -> None:
+    entries = [event for event in captured.kernel if event["name"] == "nvidia_unlocked_ioctl"]
+    commands = [event["args"]["request"] for event in entries if event["phase"] == "B"]
+    ioctls = [
+        record["args"]["request"]
+        for record in captured.records
+        if record.get("name") == "ioctl" and record["phase"] == "B" and "request" in record["args"]
+    ]
+    assert commands == ioctls
+    assert {event["args"]["result"] for event in entries if event["phase"] == "E"} == {0}
+
+
+def test_from_the_call_to_the_driver_in_nested_order(trace: RealTraceProcessor) -> None:
+    calls = trace.rows("select ts, ts + dur as end_ts from slice where name = 'cuCtxSynchronize' order by ts")
+    assert len(calls) == ITERATIONS
+    for call in calls:
+        inside = trace.rows(
+            f"""
+            select s.category, s.depth, s.name, s.ts, s.ts + s.dur as end_ts
+            from slice s join thread_track on thread_track.id = s.track_id join thread using (utid)
+            where s.ts between {call["ts"]} and {call["end_ts"]} and s.name != 'futex'
+              and thread.name = 'vec_add' and s.category in ('userspace', 'syscall', 'kernel')
+            order by s.ts, s.depth"""
+        )
+        assert [(row["category"], row["depth"], row["name"]) for row in inside] == SYNCHRONISATION
+        outer = inside[:3]
+        for above, below in pairwise(outer):
+            assert above["ts"] < below["ts"] < below["end_ts"] < above["end_ts"]
+        _, _, ioctl, *work = inside
+        assert all(ioctl["ts"] < row["ts"] <= row["end_ts"] < ioctl["end_ts"] for row in work)
+
+
+def test_arrows_lead_from_the_call_to_the_driver(trace: RealTraceProcessor) -> None:
+    arrows = trace.rows(
+        """
+        select o.name as origin, i.name as target, count(*) as n
+        from flow f join slice o on o.id = f.slice_out join slice i on i.id = f.slice_in
+        where o.name in ('cuCtxSynchronize', 'ioctl') group by 1, 2 order by 1"""
+    )
+    entries = trace.rows("select count(*) as n from slice where name = 'nvidia_unlocked_ioctl'")[0]["n"]
+    assert arrows == [
+        {"origin": "cuCtxSynchronize", "target": "ioctl", "n": ITERATIONS},
+        {"origin": "ioctl", "target": "nvidia_unlocked_ioctl", "n": entries},
+    ]
+    assert trace.problems() == []
+
+
+def test_the_drivers_own_thread_works_for_the_process(captured: Captured, trace: RealTraceProcessor) -> None:
+    process = next(event["pid"] for event in captured.kernel if event["name"] == "nvidia_unlocked_ioctl")
+    items = [event for event in captured.kernel if event["name"] == "nv_execute_work"]
+    assert {event["args"]["for_pid"] for event in items} == {process}
+    assert process not in {event["pid"] for event in items}
+    # Each item runs after it was queued and before the ioctl that waits for it returns.
+    within = trace.rows(
+        """
+        select w.id, count(*) as ioctls
+        from slice w join slice q on q.name = 'nv_kthread_q_schedule_q_item' and q.ts < w.ts
+        join slice i on i.name = 'nvidia_unlocked_ioctl' and i.ts < q.ts and w.ts < i.ts + i.dur
+        where w.name = 'nv_execute_work' group by 1"""
+    )
+    assert [row["ioctls"] for row in within] == [1] * (len(items) // 2)
+    assert len(items) // 2 == ITERATIONS + 1  # the context's creation queues one as well
