@@ -46,6 +46,12 @@ def test_functions_of_the_drivers_modules_and_no_others() -> None:
     ]
 
 
+def test_without_addresses_a_name_is_probed_once() -> None:
+    hidden = [f"{'0' * 16}{line[16:]}" for line in SYMBOLS.splitlines()]
+    names = [(function.module, function.name) for function in select(hidden, TABLE)]
+    assert names == [("nvidia", "nvidia_unlocked_ioctl"), ("nvidia", "nv_mem_alloc")]
+
+
 @pytest.mark.parametrize(
     "name",
     [

@@ -45,8 +45,8 @@ def declarations() -> list[Declaration]:
 def select(symbols: Iterable[str], table: list[Declaration]) -> Iterator[DriverFunction]:
     """Functions that the table names, once each, from lines of /proc/kallsyms.
 
-    `ffffffffc0a81230 t nvidia_ioctl<TAB>[nvidia]`: an address that is hidden reads 0. What the compiler split
-    off a function has a dot in its name and is no call of it.
+    `ffffffffc0a81230 t nvidia_ioctl<TAB>[nvidia]`: a hidden address reads 0, and of functions with one name
+    only the first is found then. What the compiler split off a function has a dot in its name.
     """
     chosen: dict[str, Declaration | None] = {}
     seen: set[tuple[str, str]] = set()
@@ -54,15 +54,17 @@ def select(symbols: Iterable[str], table: list[Declaration]) -> Iterator[DriverF
         name_and_more, bracket, module = line.rstrip().rstrip("]").partition("\t[")
         if not bracket or module not in MODULES:
             continue
-        address, kind, name = name_and_more.split(" ")
-        if kind not in "tT" or "." in name or (module, name) in seen:
+        digits, kind, name = name_and_more.split(" ")
+        address = int(digits, 16)
+        place = (module if address else "", name)
+        if kind not in "tT" or "." in name or place in seen:
             continue
-        seen.add((module, name))
+        seen.add(place)
         if name not in chosen:
             chosen[name] = next((known for known in table if fnmatchcase(name, known.pattern)), None)
         known = chosen[name]
         if known is not None:
-            yield DriverFunction(name, module, int(address, 16), known.arguments, known.has_result)
+            yield DriverFunction(name, module, address, known.arguments, known.has_result)
 
 
 def driver_functions() -> tuple[list[DriverFunction], str]:

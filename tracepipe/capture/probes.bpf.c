@@ -193,7 +193,7 @@ int call_return(struct pt_regs *ctx)
 
 #define QUEUES_COOKIE (1ull << 32) /* set for nv_kthread_q_schedule_q_item(queue, item) */
 
-/* What the item will call, and for whom. NVIDIA's struct nv_kthread_q_item, the same since 2016
+/* What the item will call, and for whom. NVIDIA's struct nv_kthread_q_item, the same in its open modules 515 to 595
  * (kernel-open/common/inc/nv-kthread-q.h):
  *
  *    0             16                24              32

@@ -8,20 +8,26 @@ from pathlib import Path
 
 from tests.integration.vm.image import Image, Unobtainable
 
-EMULATOR = "qemu-system-x86_64"
+_EMULATOR = "qemu-system-x86_64"
 LIMIT_S = 240
 MEMORY_MB = 1536  # the archive, and the files that it is unpacked to
 
 
-def boot(image: Image, folder: Path) -> str:
-    """What was sent, as text; `folder` keeps it and the console's log. Raises Unobtainable without QEMU.
+def find_emulator() -> str:
+    """Path of QEMU. Raises Unobtainable."""
+    path = shutil.which(_EMULATOR)
+    if path is None:
+        raise Unobtainable(f"there is no {_EMULATOR} (apt install qemu-system-x86)")
+    return path
+
+
+def boot(emulator: str, image: Image, folder: Path) -> str:
+    """What was sent, as text; `folder` keeps it and the console's log.
 
     The processor is emulated (TCG), so that neither /dev/kvm nor nested virtualisation is needed.
     """
-    if shutil.which(EMULATOR) is None:
-        raise Unobtainable(f"there is no {EMULATOR} (apt install qemu-system-x86)")
     sent, console = folder / "sent", folder / "console.log"
-    command = [EMULATOR, "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", str(MEMORY_MB)]
+    command = [emulator, "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", str(MEMORY_MB)]
     command += ["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]
     command += ["-serial", f"file:{console}", "-serial", f"file:{sent}"]
     command += ["-kernel", str(image.vmlinuz), "-initrd", str(image.initramfs)]
