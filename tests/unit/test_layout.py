@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import re
 from collections import defaultdict
 from typing import Any
 
@@ -11,37 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.timeline_text import shown
 from tracepipe import layout as layout_module
-from tracepipe.converters.text import TextWriter
-from tracepipe.converters.writer import TraceInfo
 from tracepipe.layout import Layout, Outcomes, host, rows
 from tracepipe.model import Problem, new_header, timed
 from tracepipe.timeline import BEGIN, BEGIN_ONCE, DECLARE, END, Op, Track
-
-_DRAWN = re.compile(r" *(-?\d+) (?:\+ *(\d+)| {10})  ( *)(.*)")
 
 
 def laid_out(*batches: list[dict[str, Any]], header: Any = None) -> tuple[list[Op], Layout]:
     layout = Layout(header or new_header())
     ops = [op for batch in batches for op in layout.place([timed(dict(record)) for record in batch])]
     return ops + layout.finish(), layout
-
-
-def shown(ops: list[Op]) -> list[str]:
-    """The timeline, a line for each track and slice: `start+length name`, a `>` for each slice around it."""
-    out = io.BytesIO()
-    writer = TextWriter(out, TraceInfo("monotonic"))
-    writer.write(ops)
-    writer.finish()
-    lines = []
-    for line in out.getvalue().decode().splitlines()[1:-1]:
-        found = _DRAWN.fullmatch(line)
-        if found is None:
-            lines.append(" ".join(line.split()))
-        else:
-            start, length, indent, rest = found.groups()
-            lines.append(f"{start}{f'+{length}' if length else ''} {'>' * (len(indent) // 2)}{rest}".strip())
-    return lines
 
 
 def drawn(*records: dict[str, Any], header: Any = None) -> list[str]:

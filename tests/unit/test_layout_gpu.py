@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,15 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracepipe.converters.text import TextWriter
-from tracepipe.converters.writer import TraceInfo
+from tests.support.timeline_text import shown
 from tracepipe.layout import Layout, LayoutOptions, Outcomes, launches, warps
 from tracepipe.layout.launches import Launches
 from tracepipe.layout.tree import Tree
 from tracepipe.model import new_header, timed
 from tracepipe.timeline import BEGIN, BEGIN_ONCE, COUNTER, INSTANT, Op
-
-_DRAWN = re.compile(r" *(-?\d+) (?:\+ *(\d+)| {10})  ( *)(.*)")
 
 
 def laid_out(
@@ -30,20 +25,7 @@ def laid_out(
 
 
 def drawn(*records: dict[str, Any], **options: Any) -> list[str]:
-    """The timeline, a line for each track and slice: `start+length name`, a `>` for each slice around it."""
-    out = io.BytesIO()
-    writer = TextWriter(out, TraceInfo("monotonic"))
-    writer.write(laid_out(records, **options)[0])
-    writer.finish()
-    lines = []
-    for line in out.getvalue().decode().splitlines()[1:-1]:
-        found = _DRAWN.fullmatch(line)
-        if found is None:
-            lines.append(" ".join(line.split()))
-        else:
-            start, length, indent, rest = found.groups()
-            lines.append(f"{start}{f'+{length}' if length else ''} {'>' * (len(indent) // 2)}{rest}".strip())
-    return lines
+    return shown(laid_out(records, **options)[0])
 
 
 def kernel(phase: str, ts_ns: int, name: str = "k", **fields: Any) -> dict[str, Any]:

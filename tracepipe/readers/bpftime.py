@@ -13,12 +13,12 @@ mark of these tools are the log's or the program's own and are passed over.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, BinaryIO, cast
 
 from tracepipe.model import TIME_LIMIT_NS, Batch, HostInstant, Problem, Record, new_header
-from tracepipe.readers.lines import BOM, Rejoined, chunks_of_lines
-from tracepipe.readers.recording import InputFormat, Recording
+from tracepipe.readers.lines import BOM, Rejoined
+from tracepipe.readers.recording import InputFormat, Recording, batches_of
 from tracepipe.validate import Fault, shown
 
 CLOCK = "globaltimer:0"
@@ -115,9 +115,10 @@ class _Text:
         if _MARK.search(text):
             self._problem("", f"is no whole line of a bpftime tool: {shown(text)}")
 
-    def at_end(self) -> list[Problem]:
-        """What there is to say of the whole input."""
-        return [] if self._any else [Problem(0, "", "holds no line of a bpftime tool", skipped=False)]
+    def at_end(self, batch: Batch) -> None:
+        """Say that no line was of a bpftime tool, if none was."""
+        if not self._any:
+            batch.problems.append(Problem(0, "", "holds no line of a bpftime tool", skipped=False))
 
     def _problem(self, field: str, message: str, skipped: bool = True) -> None:
         self._any = True
@@ -255,26 +256,15 @@ def _start_of(head: bytes) -> HostInstant | None:
     return {"monotonic_ns": monotonic_ns, "realtime_ns": realtime_ns}
 
 
-def _batches(stream: BinaryIO, calibrated: bool) -> Iterator[Batch]:
-    seen, offset_bytes = _Text(calibrated), 0
-    for first, lines, offset_bytes, cut in chunks_of_lines(stream, CHUNK_BYTES):
-        batch = Batch(offset_bytes=offset_bytes)
-        if first == 1:
-            lines[0] = lines[0].removeprefix(BOM)
-        for number, text in enumerate(lines, first):
-            seen.read(number, text, cut, batch)
-        yield batch
-    if problems := seen.at_end():
-        yield Batch(problems=problems, offset_bytes=offset_bytes)
-
-
 def read(stream: BinaryIO) -> Recording:
     """Header and batches of such a stream. The header has `start` where launchlate read the host's clocks."""
     head = stream.read(HEAD_BYTES)
     header = new_header(clock=CLOCK, clocks=[CLOCK])
     if start := _start_of(head):
         header["start"] = start
-    return Recording(header, _batches(cast(BinaryIO, Rejoined(head, stream)), start is not None))
+    return Recording(
+        header, batches_of(cast(BinaryIO, Rejoined(head, stream)), _Text(start is not None), CHUNK_BYTES)
+    )
 
 
 _OWN_LINES = (

@@ -18,12 +18,11 @@ has no mark of a row is the program's own, or a log's, and is passed over.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any, BinaryIO, cast
 
 from tracepipe.model import TIME_LIMIT_NS, Batch, Problem, Record, new_header
-from tracepipe.readers.lines import BOM, Rejoined, chunks_of_lines
-from tracepipe.readers.recording import InputFormat, Recording
+from tracepipe.readers.lines import BOM, Rejoined
+from tracepipe.readers.recording import InputFormat, Recording, batches_of
 from tracepipe.validate import Fault, shown
 
 # Some 3000 rows.
@@ -367,27 +366,14 @@ def _table_of(head: bytes) -> tuple[str, bool] | None:
     return (table, exits > 0 or entries < 2) if table else None
 
 
-def _batches(stream: BinaryIO, table: str, exits: bool) -> Iterator[Batch]:
-    seen, offset_bytes = _Rows(table, exits), 0
-    for first, lines, offset_bytes, cut in chunks_of_lines(stream, CHUNK_BYTES):
-        batch = Batch(offset_bytes=offset_bytes)
-        if first == 1:
-            lines[0] = lines[0].removeprefix(BOM)
-        for number, text in enumerate(lines, first):
-            seen.read(number, text, cut, batch)
-        yield batch
-    last = Batch(offset_bytes=offset_bytes)
-    seen.at_end(last)
-    if last.records or last.problems:
-        yield last
-
-
 def read(stream: BinaryIO) -> Recording:
     """Header and batches of such a stream; times are on the clock of its table."""
     head = stream.read(HEAD_BYTES)
     table, exits = _table_of(head) or (BY_MS, True)
     header = new_header(clock=table, clocks=[table])
-    return Recording(header, _batches(cast(BinaryIO, Rejoined(head, stream)), table, exits))
+    return Recording(
+        header, batches_of(cast(BinaryIO, Rejoined(head, stream)), _Rows(table, exits), CHUNK_BYTES)
+    )
 
 
 def sniff(head: bytes) -> bool:

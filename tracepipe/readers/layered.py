@@ -23,15 +23,14 @@ say nothing that has a place in time.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any, BinaryIO
 
 import orjson
 
 from tracepipe.model import TIME_LIMIT_NS, Batch, Problem, Record, new_header
-from tracepipe.readers.lines import BOM, TOO_DEEP, chunks_of_lines, is_too_deep
-from tracepipe.readers.recording import InputFormat, Recording
+from tracepipe.readers.lines import BOM, TOO_DEEP, is_too_deep
+from tracepipe.readers.recording import InputFormat, Recording, batches_of
 from tracepipe.validate import Fault, shown
 
 CLOCK = "trace"
@@ -332,24 +331,9 @@ def _add_duration(record: Record, dur_ns: int) -> bool:
     return dur_ns <= end_ns
 
 
-def _batches(stream: BinaryIO) -> Iterator[Batch]:
-    seen, offset_bytes = _Text(), 0
-    for first, lines, offset_bytes, cut in chunks_of_lines(stream, CHUNK_BYTES):
-        batch = Batch(offset_bytes=offset_bytes)
-        if first == 1:
-            lines[0] = lines[0].removeprefix(BOM)
-        for number, text in enumerate(lines, first):
-            seen.read(number, text, cut, batch)
-        yield batch
-    last = Batch(offset_bytes=offset_bytes)
-    seen.at_end(last)
-    if last.records or last.problems:
-        yield last
-
-
 def read(stream: BinaryIO) -> Recording:
     """Header and batches of such a stream; times are on the clock "trace"."""
-    return Recording(new_header(clock=CLOCK, clocks=[CLOCK]), _batches(stream))
+    return Recording(new_header(clock=CLOCK, clocks=[CLOCK]), batches_of(stream, _Text(), CHUNK_BYTES))
 
 
 def sniff(head: bytes) -> bool:

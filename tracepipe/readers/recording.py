@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 from tracepipe.model import Batch, Header
+from tracepipe.readers.lines import BOM, chunks_of_lines
 
 
 @dataclass(slots=True)
@@ -25,3 +26,29 @@ class InputFormat:
     title: str
     sniff: Callable[[bytes], bool]
     read: Callable[[BinaryIO], Recording]
+
+
+class LineReader(Protocol):
+    """Understands a format line by line, and remembers what decides the next ones."""
+
+    def read(self, number: int, text: bytes, cut: bool, batch: Batch) -> None:
+        """Put what line `number` says into `batch`. A `cut` line has no newline, as the input ended."""
+
+    def at_end(self, batch: Batch) -> None:
+        """Put what there is to say of the whole input into `batch`."""
+
+
+def batches_of(stream: BinaryIO, lines: LineReader, chunk_bytes: int) -> Iterator[Batch]:
+    """What `lines` reads in a stream, a batch for each chunk and one for what is said at the end."""
+    offset_bytes = 0
+    for first, some, offset_bytes, cut in chunks_of_lines(stream, chunk_bytes):
+        batch = Batch(offset_bytes=offset_bytes)
+        if first == 1:
+            some[0] = some[0].removeprefix(BOM)
+        for number, text in enumerate(some, first):
+            lines.read(number, text, cut, batch)
+        yield batch
+    last = Batch(offset_bytes=offset_bytes)
+    lines.at_end(last)
+    if last.records or last.problems:
+        yield last
