@@ -16,7 +16,7 @@ from tracepipe import __version__
 from tracepipe.capture import ENGINES
 from tracepipe.capture.engine import ALL_LAYERS, RING_BYTES
 from tracepipe.converters import CONVERTERS
-from tracepipe.errors import TracepipeError
+from tracepipe.errors import OutputError, TracepipeError
 from tracepipe.files import STANDARD, default_output, free_name, keeping, replacing
 from tracepipe.layout.options import WARP_TRACKS, LayoutOptions
 from tracepipe.readers import READERS
@@ -216,6 +216,11 @@ def capture(
         )
     request = CaptureRequest(command, asked, library, _text(engine), ring_bytes)
     target = output or free_name(Path(command[0]).name, ".jsonl")
+    trace = default_output(target, CONVERTERS["perfetto"].suffix)
+    if then_open and target == STANDARD:
+        raise typer.BadParameter("a recording on standard output cannot be opened", param_hint="--open")
+    if then_open and not force and Path(trace).exists():  # said now, not when the capture is over
+        raise OutputError(f"{trace} exists", "--force overwrites it, -o names another recording")
     with keeping(target, force=force) as sink:
         summary = run_capture(request, sink, notify=_say)
     from tracepipe.report_text import captured_lines
@@ -226,7 +231,7 @@ def capture(
         from tracepipe.convert import ConvertOptions
         from tracepipe.open_ui import open_trace
 
-        trace = _convert(target, "perfetto", "", True, ConvertOptions())
+        _convert(target, "perfetto", trace, force, ConvertOptions())
         open_trace(Path(trace), local=local, browser=True, notify=_say)
 
 

@@ -302,6 +302,20 @@ def test_a_machine_that_cannot_capture_is_exit_3(
     assert not Path("new.jsonl").exists()
 
 
+def test_what_cannot_be_opened_afterwards_is_said_before_the_capture(
+    run: Run, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def captured(*_: Any, **__: Any) -> None:
+        raise AssertionError("the command was run")
+
+    monkeypatch.setattr("tracepipe.capture.capture", captured)
+    Path("new.pftrace").write_text("old")
+    code, _, err = run("capture", "--open", "-o", "new.jsonl", "--", "true")
+    assert (code, err.splitlines()[0]) == (1, "tracepipe: new.pftrace exists")
+    assert not Path("new.jsonl").exists()
+    assert run("capture", "--open", "-o", "-", "--", "true")[0] == 2
+
+
 def test_bad_lines_are_named_and_do_not_stop_a_conversion(run: Run, here: Path) -> None:
     Path("run.jsonl").write_text(GOOD.replace('"pid": 4', '"pid": -4') + "{\n")
     code, out, err = run("convert", "run.jsonl", "-f", "text")

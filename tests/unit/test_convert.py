@@ -333,4 +333,5 @@ def test_memory_does_not_grow_with_the_recording(output_format: str, tmp_path: P
     write_recording(large, 300_000, False)
     before_mb, after_mb = peak_mb(small, output_format), peak_mb(large, output_format)
     assert after_mb < 64
-    assert after_mb - before_mb < 4
+    # 40 bytes an event at most: an event that stayed would be hundreds.
+    assert after_mb - before_mb < 8
