@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -13,11 +14,11 @@ from typing import Any, BinaryIO, cast
 import orjson
 
 from tracepipe.clocks import Clocks
-from tracepipe.converters.writer import EventWriter, OutputFormat, TraceInfo
+from tracepipe.converters.writer import EventWriter, OutputFormat, TraceInfo, Writer
 from tracepipe.errors import InputError
 from tracepipe.files import InputStream, open_input
 from tracepipe.layout import Layout, LayoutOptions, Outcomes
-from tracepipe.model import HOST_CLOCKS, Header, Problem, Record, Timed
+from tracepipe.model import HOST_CLOCKS, Batch, Header, Problem, Record, Timed
 from tracepipe.readers import InputFormat, Recording, recognise
 from tracepipe.readers.lines import chunks_of_lines
 from tracepipe.validate import first_fault
@@ -145,28 +146,32 @@ class Conversion:
                 self._copy_events(out, recording, stream, progress)
                 return self.report
             layout = Layout(recording.header, self._options.layout)
-            writer = None
-            for batch in recording.batches:
+            writer: Writer | None = None
+            start_ns = 0
+            # A recording without a line after its header is a timeline too.
+            for batch in itertools.chain(recording.batches, [Batch()]):
                 events = clocks.stamp(batch.take(), self.report.unplaced)
                 if writer is None:
-                    writer, start_ns = self._writer(out, recording.header, clocks, events)
+                    info = _trace_info(recording.header, clocks, events, self._options.compress)
+                    writer, start_ns = self._output.open(out, info), info.start["trace_ns"]
                     layout.end_ns = start_ns
-                    writer.write(
-                        layout.say("capture", start_ns, _about(recording.header, self.report.source))
-                    )
+                    about = _about(recording.header, self.report.source)
+                    writer.write(layout.say("capture", start_ns, about))
                 for problem in batch.problems:
                     self._problem(problem)
                     writer.write(layout.problem(problem))
                 writer.write(layout.place(events))
-                if progress:
+                if progress and batch.offset_bytes:
                     progress(stream.position_bytes(), stream.size_bytes)
-            if writer is None:
-                writer, start_ns = self._writer(out, recording.header, clocks, [])
+            assert writer is not None
             if stream.damage:
                 self._problem(_damage(stream))
                 writer.write(layout.problem(_damage(stream)))
             writer.write(layout.finish())
             self._conclude(layout, clocks)
+            if layout.footer is not None and "ended_by" in layout.footer:
+                ended = {"ended_by": layout.footer["ended_by"]}
+                writer.write(layout.say("capture ended", layout.end_ns, ended))
             for said in self.report.clocks:
                 writer.write(layout.say(f"clock {said['clock']}", start_ns, said))
             for clock, count in self.report.unplaced.items():
@@ -198,14 +203,6 @@ class Conversion:
             self.report.notes.append(
                 f"{writer.unwritten} warps or threads are not written: their block or thread is not recorded"
             )
-
-    def _writer(self, out: BinaryIO, header: Header, clocks: Clocks, events: list[Timed]) -> tuple[Any, int]:
-        start = cast("dict[str, int]", header.get("start", {}))
-        here = start.get(f"{clocks.trace_clock}_ns")
-        known = dict(start) if here is not None else {}
-        start_ns = here if here is not None else min((ts_ns for ts_ns, _ in events if ts_ns >= 0), default=0)
-        info = TraceInfo(clocks.trace_clock, {"trace_ns": start_ns, **known}, compress=self._options.compress)
-        return self._output.open(out, info), start_ns
 
     def _problem(self, problem: Problem) -> None:
         if self._options.strict and problem.skipped:
@@ -270,6 +267,15 @@ def footer_notes(footer: Record | None, counts: Counter[str]) -> list[str]:
         for layer, made in footer["counts"].items()
         if counts[layer] != made
     ]
+
+
+def _trace_info(header: Header, clocks: Clocks, events: list[Timed], compress: bool) -> TraceInfo:
+    """What the writer is told: the trace starts with the capture, or with the first event that is known."""
+    start = cast("dict[str, int]", header.get("start", {}))
+    here = start.get(f"{clocks.trace_clock}_ns")
+    known = dict(start) if here is not None else {}
+    start_ns = here if here is not None else min((ts_ns for ts_ns, _ in events if ts_ns >= 0), default=0)
+    return TraceInfo(clocks.trace_clock, {"trace_ns": start_ns, **known}, compress=compress)
 
 
 def _about(header: Header, source: str) -> dict[str, Any]:
