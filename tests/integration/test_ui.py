@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 
 from tests.support import sample_traces
 from tests.support.browser import View, show, show_link
+from tracepipe.open_ui import LOOPBACK, UI_PORT
 
 pytestmark = pytest.mark.browser
 
@@ -156,6 +158,14 @@ def test_open_hands_the_trace_to_the_public_ui_and_ends(
     tmp_path: Path, picture: Callable[[str], Path]
 ) -> None:
     """The page is ui.perfetto.dev to the browser: its policy, CORS and the loopback rules all apply."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((LOOPBACK, UI_PORT))
+        except OSError:
+            pytest.skip(
+                f"another program has port {UI_PORT}, the only one that ui.perfetto.dev may fetch from"
+            )
     trace = sample_traces.write_protobuf(tmp_path / "vec add.pftrace")
     with _opened(trace) as (process, link):
         assert link.startswith("https://ui.perfetto.dev/#!/?url=")

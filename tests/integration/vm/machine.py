@@ -24,10 +24,11 @@ def find_emulator() -> str:
 def boot(emulator: str, image: Image, folder: Path) -> str:
     """What was sent, as text; `folder` keeps it and the console's log.
 
-    The processor is emulated (TCG), so that neither /dev/kvm nor nested virtualisation is needed.
+    The processor is emulated (TCG), so that neither /dev/kvm nor nested virtualisation is needed; its two
+    processors take turns on one thread, as kernels whose code is patched while it runs crashed otherwise.
     """
     sent, console = folder / "sent", folder / "console.log"
-    command = [emulator, "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", str(MEMORY_MB)]
+    command = [emulator, "-accel", "tcg,thread=single", "-cpu", "max", "-smp", "2", "-m", str(MEMORY_MB)]
     command += ["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]
     command += ["-serial", f"file:{console}", "-serial", f"file:{sent}"]
     command += ["-kernel", str(image.vmlinuz), "-initrd", str(image.initramfs)]
