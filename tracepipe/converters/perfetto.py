@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
 from tracepipe.converters.perfetto_intern import Sequence
-from tracepipe.converters.wire import SMALL, delimited, tag, varint
+from tracepipe.converters.wire import SMALL, delimited, fixed64, tag, varint
 from tracepipe.converters.writer import TraceInfo
 from tracepipe.model import MONOTONIC, SharedArgs
 from tracepipe.timeline import BEGIN, BEGIN_ONCE, COUNTER, DECLARE, END, INSTANT, Flows, Op, Track
@@ -85,7 +85,7 @@ def _event(body: bytes, sequence: Sequence) -> bytes:
 
 
 def _flow_fields(flows: Flows) -> bytes:
-    return b"".join([_FLOW + abs(flow).to_bytes(8, "little") for flow in flows])
+    return b"".join([fixed64(47, abs(flow)) for flow in flows])
 
 
 class PerfettoWriter:

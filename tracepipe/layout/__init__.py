@@ -62,7 +62,6 @@ class Layout:
         self.losses: Counter[str] = Counter()
         self.footer: Record | None = None
         self.after_footer = 0
-        self.first_ns: int | None = None
         self.end_ns = 0
         self._problems = 0
         self._window: list[Timed] = []
@@ -113,8 +112,6 @@ class Layout:
 
     def _deal(self, events: list[Timed], *, last: bool = False) -> list[Op]:
         if events:
-            if self.first_ns is None:
-                self.first_ns = events[0][0]
             self.end_ns = max(self.end_ns, events[-1][0])
             self._host.place(events, self._special)
             if not last:
