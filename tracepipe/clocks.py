@@ -277,7 +277,7 @@ class Clocks:
             if ts_ns < 0:  # a loss that its writer could not date: it stands where it stands
                 events[at] = self._before(events, at), shape
             elif (clock_map := self._maps.get(clock)) is None:
-                unplaced[clock] = unplaced.get(clock, 0) + len(shape.record.get("warp", "1"))
+                unplaced[clock] = unplaced.get(clock, 0) + shape.events
                 events[at] = -1, shape
                 left_out.add(at)
             else:

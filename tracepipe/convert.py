@@ -190,7 +190,7 @@ class Conversion:
                 self._problem(problem)
             events = batch.take()
             for _, shape in events:
-                self.report.counts[shape.type] += len(shape.record.get("warp", "1"))
+                self.report.counts[shape.type] += shape.events
                 if shape.type == "loss":
                     self.report.losses[shape.record.get("layer", "unknown layer")] += shape.record["count"]
             writer.write_events(events)
@@ -240,7 +240,7 @@ def check(
                 report.add(problem)
                 say(problem.at(path))
             for _, shape in batch.take():
-                report.counts[shape.type] += len(shape.record.get("warp", "1"))
+                report.counts[shape.type] += shape.events
                 footer = shape.record if shape.type == "footer" else footer
             if progress:
                 progress(stream.position_bytes(), stream.size_bytes)

@@ -274,6 +274,11 @@ class Shape:
         self.thread: Any = None
         self.may_be_called = False
 
+    @property
+    def events(self) -> int:
+        """How many events one such record is: a warp batch is one for each of its warps."""
+        return len(self.record["warp"]) if self.type == "gpu_warp" else 1
+
 
 Timed = tuple[int, Shape]
 """An event as the stages pass it: its time in ns and its shape. A loss that is not dated has time -1."""

@@ -50,7 +50,7 @@ def _longest_first(events: list[Timed]) -> None:
 
 def _weight(shape: Shape) -> int:
     """How many events a record stands for in the memory that it takes."""
-    return 1 + len(shape.record["warp"]) // 2 if shape.type == "gpu_warp" else 1
+    return 1 + shape.events // 2 if shape.type == "gpu_warp" else 1
 
 
 class Layout:
@@ -123,7 +123,7 @@ class Layout:
             self._loss(ts_ns, shape.record)
             return
         if shape.type == "gpu_warp":
-            self.counts["gpu_warp"] += len(shape.record["warp"]) - 1
+            self.counts["gpu_warp"] += shape.events - 1
         self.end_ns = max(self.end_ns, self._gpu.place(ts_ns, shape))
 
     def _take_ops(self) -> list[Op]:
