@@ -326,9 +326,12 @@ class WarpLayout:
     def finish(self, gpus: list[Gpu], end_ns: int) -> None:
         """Draw what waits for the end of the trace."""
         for row, ts_ns, name, args, flows in self._unfinished:
-            if row.spans:
-                row.last_ns, row.ends = row.spans[-1][0], [row.spans[-1][1]]
-            self._host.complete_on(row, ts_ns, max(0, end_ns - ts_ns), name, args, flows)
+            dur_ns = max(0, end_ns - ts_ns)
+            if row.takes_warp(ts_ns, ts_ns, ts_ns + dur_ns):
+                self._tree.ops.append((BEGIN_ONCE, row.track, ts_ns, name, args, flows))
+                self._tree.ops.append((END, row.track, ts_ns + dur_ns, name, None, None))
+            else:
+                self._host.complete_beside(row, ts_ns, dur_ns, name, args, flows)
         for gpu in gpus:
             for active in gpu.active.values():
                 self._tree.ops += active.flush(None)
