@@ -1,0 +1,148 @@
+"""Hooks: what to probe, and what to record there. Shipped sets, the command line and TOML files all give these.
+
+A hook names functions by pattern; resolved against a library, the kernel's symbols or tracefs it becomes
+probes, one for each function, which every engine attaches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+# Kinds of a value that is recorded: name → (bits, signed). `ptr` is an address, `ioctl` a command number that is
+# taken apart, `str` the text at the address (at most TEXT_BYTES), `dim3` CUDA's three sizes, which take two
+# positions; any other name is a table of names for an i32, such as CUresult.
+INTEGER_KINDS: dict[str, tuple[int, bool]] = {
+    "bool": (8, False),
+    "u8": (8, False),
+    "u16": (16, False),
+    "u32": (32, False),
+    "u64": (64, False),
+    "i8": (8, True),
+    "i16": (16, True),
+    "i32": (32, True),
+    "i64": (64, True),
+    "ptr": (64, False),
+    "ioctl": (32, False),
+}
+TEXT_BYTES = 248
+"""What is kept of a text: eight records of 31 bytes."""
+
+OPERATORS = ("==", "!=", "<", "<=", ">", ">=", "&")
+EFFECTS = ("", "alloc", "free", "alloc_host", "free_host", "set", "transfer", "name")
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """A recorded argument of a function, or field of a tracepoint.
+
+    `position` counts from 0 in machine words: a dim3 before it counts two. For a tracepoint it is the offset
+    of the field in its record, bytes. `out`: not the pointer but what it points to when the function returns.
+    Names `grid.x`, `grid.y`, `grid.z` are written as one array `grid`.
+    """
+
+    name: str
+    position: int
+    kind: str = "u64"
+    out: bool = False
+
+    @property
+    def bits(self) -> int:
+        """Width of the value."""
+        return INTEGER_KINDS.get(self.kind, (64 if self.kind in ("str", "dim3") else 32, True))[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """Record the call only if `argument` compares so with `value`; `&` asks for any common bit."""
+
+    argument: Argument
+    operator: str
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What is recorded of a call: arguments in order, and the kind of the result, "" for none."""
+
+    arguments: tuple[Argument, ...] = ()
+    result: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """A pattern of functions or tracepoints and what is recorded of each.
+
+    `target` is `uprobe`, `kprobe` or `tracepoint`; `library` a uprobe's library or program, as a soname or a
+    path ("" for the program itself); `pattern` a shell pattern of function names, or of `group:name`.
+    `name` replaces the function's in the events. `returns`: the call is recorded from entry to return, else
+    its entry as an instant. `effect` is what a successful call does: `alloc`, `free`, `alloc_host`, `free_host`,
+    `set` become `memory` events, from its arguments `address` and `size_bytes`; `transfer` a `transfer` event,
+    from `size_bytes` and `direction` (the hook's, or the argument's); `name`: it gives its argument `handle` the
+    name in its argument `symbol`, which is then shown wherever the same value is an argument `function`.
+    `everywhere`: not of the target's threads only (an interrupt). `origin` says where it was written.
+    """
+
+    target: str
+    library: str
+    pattern: str
+    layer: str
+    signature: Signature = Signature()
+    name: str = ""
+    condition: Condition | None = None
+    returns: bool = True
+    effect: str = ""
+    direction: str = ""
+    everywhere: bool = False
+    origin: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FilePlace:
+    """The first instruction of a function in a file; `offset` in bytes from its start."""
+
+    path: str
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class KernelPlace:
+    """A function of the kernel or of one of its modules; `address` is 0 where the kernel hides addresses."""
+
+    symbol: str
+    module: str
+    address: int
+
+
+@dataclass(frozen=True, slots=True)
+class TracepointPlace:
+    """A tracepoint, `group/name` as in tracefs."""
+
+    point: str
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One place to attach to. `symbol` is the function's or tracepoint's own name, `name` that of its events."""
+
+    symbol: str
+    name: str
+    place: FilePlace | KernelPlace | TracepointPlace
+    hook: Hook
+
+    @property
+    def layer(self) -> str:
+        """The layer of its events."""
+        return self.hook.layer
+
+    @property
+    def signature(self) -> Signature:
+        """What is recorded of it."""
+        return self.hook.signature
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Probes that were found for some hooks, and for each hook that found none why: messages for the user."""
+
+    probes: list[Probe] = field(default_factory=list)
+    unresolved: dict[str, str] = field(default_factory=dict)
