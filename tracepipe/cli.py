@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
+import shutil
 import sys
-from collections.abc import Callable, Iterator
-from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from tracepipe import __version__
-from tracepipe.capture import ENGINES
-from tracepipe.capture.engine import ALL_LAYERS, RING_BYTES
+from tracepipe.cli_capture import capture, live
+from tracepipe.cli_hooks import hooks_app
 from tracepipe.converters import CONVERTERS
-from tracepipe.errors import OutputError, TracepipeError
-from tracepipe.files import STANDARD, default_output, free_name, keeping, replacing
+from tracepipe.errors import CaptureUnavailable, TracepipeError
+from tracepipe.files import STANDARD, default_output, replacing
 from tracepipe.layout.options import WARP_TRACKS, LayoutOptions
 from tracepipe.readers import READERS
+from tracepipe.terminal import choices, progress, say, status, text_of
 
 app = typer.Typer(
     name="tracepipe",
@@ -30,19 +29,9 @@ app = typer.Typer(
 )
 
 
-def _choices(name: str, values: Any) -> Any:
-    """An Enum of strings, which is what Typer makes choices from."""
-    return Enum(name, {value.replace("-", "_"): value for value in values}, type=str)
-
-
-Format = _choices("Format", CONVERTERS)
-Source = _choices("Source", READERS)
-WarpTracks = _choices("WarpTracks", WARP_TRACKS)
-Engine = _choices("Engine", ["auto", *ENGINES])
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)
+Format = choices("Format", CONVERTERS)
+Source = choices("Source", READERS)
+WarpTracks = choices("WarpTracks", WARP_TRACKS)
 
 
 def _offsets(values: list[str]) -> dict[str, int | str]:
@@ -57,29 +46,6 @@ def _offsets(values: list[str]) -> dict[str, int | str]:
         except ValueError:
             out[clock] = offset
     return out
-
-
-@contextlib.contextmanager
-def _progress(title: str) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar on a terminal for what takes over a second; nothing elsewhere."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    import time
-
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    begun_s = time.monotonic()
-    columns = (TextColumn(title), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(title, total=None, visible=False)
-
-        def update(done_bytes: int, total_bytes: int) -> None:
-            if time.monotonic() - begun_s > 1:
-                bar.update(task, completed=done_bytes, total=total_bytes or None, visible=True)
-
-        yield update
 
 
 @app.command()
@@ -114,20 +80,15 @@ def convert(
     from tracepipe.convert import ConvertOptions
 
     options = ConvertOptions(
-        source_format=_text(source) if source else "",
+        source_format=text_of(source) if source else "",
         strict=strict,
         compress=compress,
         assumed=_offsets(assume_offset or []),
-        layout=LayoutOptions(_text(warp_tracks), thread_exits),
+        layout=LayoutOptions(text_of(warp_tracks), thread_exits),
     )
-    target = _convert(file, _text(to), output, force, options)
+    target = convert_file(file, text_of(to), output, force, options)
     if target != STANDARD:
-        _say(f"wrote {target}" + _how_to_open(target, _text(to)))
-
-
-def _text(choice: Any) -> str:
-    """The text of a choice."""
-    return str(getattr(choice, "value", choice))
+        say(f"wrote {target}" + _how_to_open(target, text_of(to)))
 
 
 def _how_to_open(target: str, to: str) -> str:
@@ -137,7 +98,7 @@ def _how_to_open(target: str, to: str) -> str:
     return f": open it in {where}, or run tracepipe open {target}"
 
 
-def _convert(file: str, to: str, output: str, force: bool, options: Any) -> str:
+def convert_file(file: str, to: str, output: str, force: bool, options: Any) -> str:
     """Convert and report; returns the path of the output."""
     from tracepipe.convert import Conversion
 
@@ -147,12 +108,12 @@ def _convert(file: str, to: str, output: str, force: bool, options: Any) -> str:
     target = output or (STANDARD if form.on_terminal else default_output(file, form.suffix))
     conversion = Conversion(file, form, options)
     opened = replacing(target, force=force, source=file, on_terminal=form.on_terminal)
-    with opened as out, _progress(f"convert {Path(file).name}") as progress:
-        report = conversion.run(out, progress)
+    with opened as out, progress(f"convert {Path(file).name}") as bar:
+        report = conversion.run(out, bar)
     from tracepipe.report_text import lines
 
     for line in lines(report):
-        _say(line)
+        say(line)
     return target
 
 
@@ -164,75 +125,41 @@ def validate(
     """Check every line of a recording, and name the line and field of each that is wrong."""
     from tracepipe.convert import check
 
-    with _progress(f"validate {Path(file).name}") as progress:
-        report = check(file, _text(source) if source else "", lambda text: print(text), progress)
+    with progress(f"validate {Path(file).name}") as bar:
+        report = check(file, text_of(source) if source else "", lambda text: print(text), bar)
     total = sum(report.counts.values())
     found = f"{total} events, {report.skipped} bad lines, {report.ambiguous} unclear"
-    _say(f"{report.path}: {report.source}, {found}")
+    say(f"{report.path}: {report.source}, {found}")
     for note in report.notes:
-        _say(f"note: {note}")
+        say(f"note: {note}")
     if report.skipped:
         raise typer.Exit(1)
 
 
-@app.command(context_settings={"allow_interspersed_args": False})
-def capture(
-    command: Annotated[
-        list[str], typer.Argument(help="The command to run and record.", metavar="-- COMMAND")
-    ],
-    output: Annotated[
-        str, typer.Option("--output", "-o", help="Recording; by default PROGRAM.jsonl, numbered if taken.")
-    ] = "",
-    layers: Annotated[
-        str,
-        typer.Option(
-            "--layers",
-            help=f"Comma-separated: {', '.join(ALL_LAYERS)}; or all. "
-            "By default all, without kernel where the NVIDIA driver cannot be probed.",
-        ),
-    ] = "",
-    library: Annotated[
-        str | None, typer.Option("--library", help="The libcuda to trace, if not the one it loads.")
-    ] = None,
-    engine: Annotated[Engine, typer.Option("--engine", help="Capture engine.")] = "auto",  # type: ignore[valid-type]
-    ring_bytes: Annotated[
-        int, typer.Option("--ring-bytes", min=4096, help="Room for events that are not on disk yet.")
-    ] = RING_BYTES,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the output.")] = False,
-    then_open: Annotated[bool, typer.Option("--open", help="Convert the recording and open it.")] = False,
-    local: Annotated[bool, typer.Option("--local", help="With --open: a UI found on this machine.")] = False,
+app.command(context_settings={"allow_interspersed_args": False})(capture)
+app.command(context_settings={"allow_interspersed_args": False})(live)
+app.add_typer(hooks_app)
+
+
+@app.command()
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
-    """Run a command and record what it, the driver and the kernel do."""
-    from tracepipe.capture import CaptureRequest
-    from tracepipe.capture import capture as run_capture
-    from tracepipe.capture.driver import layers_here
+    """Try what capture needs on this machine: what works, what does not and why, and what mends it."""
+    from tracepipe import doctor as examination
 
-    named = tuple(name.strip() for name in layers.split(",") if name.strip())
-    asked = ALL_LAYERS if named == ("all",) else named or layers_here()
-    if unknown := [name for name in asked if name not in ALL_LAYERS]:
-        raise typer.BadParameter(
-            f"no layer is called {unknown[0]!r}; there are: {', '.join(ALL_LAYERS)}, or all",
-            param_hint="--layers",
-        )
-    request = CaptureRequest(command, asked, library, _text(engine), ring_bytes)
-    target = output or free_name(Path(command[0]).name, ".jsonl")
-    trace = default_output(target, CONVERTERS["perfetto"].suffix)
-    if then_open and target == STANDARD:
-        raise typer.BadParameter("a recording on standard output cannot be opened", param_hint="--open")
-    if then_open and not force and Path(trace).exists():  # said now, not when the capture is over
-        raise OutputError(f"{trace} exists", "--force overwrites it, -o names another recording")
-    with keeping(target, force=force) as sink:
-        summary = run_capture(request, sink, notify=_say)
-    from tracepipe.report_text import captured_lines
-
-    for line in captured_lines(target, summary):
-        _say(line)
-    if then_open:
-        from tracepipe.convert import ConvertOptions
-        from tracepipe.open_ui import open_trace
-
-        _convert(target, "perfetto", trace, force, ConvertOptions())
-        open_trace(Path(trace), local=local, browser=True, notify=_say)
+    with status(sys.stderr) as notify:
+        findings = examination.examine(notify=notify)
+    if as_json:
+        print(examination.as_json(findings))
+    else:
+        is_terminal = sys.stdout.isatty()
+        width = shutil.get_terminal_size().columns if is_terminal else 0
+        plain = not (sys.stdout.encoding or "").lower().startswith("utf")
+        for line in examination.report(findings, width=width, colours=is_terminal, ascii_only=plain):
+            print(line)
+    if not examination.can_capture(findings):
+        raise typer.Exit(CaptureUnavailable.exit_code)
 
 
 @app.command("open")
@@ -246,7 +173,7 @@ def open_command(
     """Open a converted trace in the Perfetto UI, served from this machine to this machine only."""
     from tracepipe.open_ui import open_trace
 
-    open_trace(file, local=local, browser=browser, notify=_say)
+    open_trace(file, local=local, browser=browser, notify=say)
 
 
 def _version(asked: bool) -> None:
@@ -269,9 +196,9 @@ def main() -> None:
     try:
         app(prog_name="tracepipe")
     except TracepipeError as e:
-        _say(f"tracepipe: {e}")
+        say(f"tracepipe: {e}")
         if e.hint:
-            _say(f"  {e.hint}")
+            say(f"  {e.hint}")
         sys.exit(e.exit_code)
     except BrokenPipeError:
         # Whoever read standard output has what it wanted; the interpreter must not flush there again.

@@ -87,6 +87,9 @@ class Header(_HeaderRequired, total=False):
     start: Annotated[HostInstant, Doc("start of the capture on each host clock")]
     clock_pairs: Annotated[list[dict[str, Any]], Doc("clock records known at the start")]
     layers: Annotated[Layers, Doc("layers asked for and got")]
+    options: Annotated[
+        dict[str, Any], Doc("whose events, which hooks and filters, as far as they are not the usual")
+    ]
     gpus: Annotated[list[dict[str, Any]], Doc("the GPUs: index, name, uuid, SM count")]
 
 
@@ -197,7 +200,11 @@ class Footer(_FooterRequired, total=False):
     """Last line of a file: what it holds and what it lacks."""
 
     end: Annotated[HostInstant, Doc("end of the capture on each host clock")]
-    ended_by: Annotated[str, Doc("why it ended: exit 0, signal 11, interrupt, …")]
+    ended_by: Annotated[str, Doc("why it ended: exit 0, signal 11, interrupt, duration, …")]
+    cpu_losses: Annotated[dict[str, Any], Doc("layer → processor → events lost, as far as that is known")]
+    filtered: Annotated[
+        dict[str, int], Doc("layer → events that were left out because a filter said so", minimum=0)
+    ]
 
 
 RECORDS: Final[dict[str, type]] = {

@@ -55,7 +55,12 @@ def captured_lines(path: str, summary: CaptureSummary) -> Iterator[str]:
     seconds = summary.wall_ns / 1e9
     yield f"{path}: {counts or 'no events'} in {seconds:.2f} s, by {summary.engine}"
     if summary.ended_by != "exit 0":
-        yield f"note: the command ended by {summary.ended_by}"
+        yield f"note: the recording ended by {summary.ended_by}"
+    for layer, count in summary.filtered.items():
+        yield f"note: {count} {layer} events were left out by the filters"
     for layer, count in summary.losses.items():
         if count:
-            yield f"lost: {count} {layer} events were made and not recorded; --ring-bytes makes more room"
+            by_cpu = summary.cpu_losses.get(layer, {})
+            where = ", ".join(f"{lost} on processor {cpu}" for cpu, lost in sorted(by_cpu.items()))
+            hint = f" ({where}); --ring-bytes makes more room" if where else ""
+            yield f"lost: {count} {layer} events were made and not recorded{hint}"

@@ -106,14 +106,19 @@ def write_complete(tree: list[Span], path: tuple[str, ...], event: dict[str, Any
         around.append(one)
 
 
+def drawn_on(layer: str) -> str:
+    """A call of the GPU's scheduler is a function of the driver."""
+    return "kernel" if layer == "scheduler" else layer
+
+
 @st.composite
 def host_rows(draw: st.DrawFn, pid: int, out: Recording) -> None:
     """Layers of some threads. One layer of a thread is written as B and E or as X, as its tracer does."""
     rows = st.tuples(st.integers(0, 2), st.sampled_from(LAYERS))
-    for thread, layer in draw(st.lists(rows, max_size=3, unique=True)):
+    for thread, layer in draw(st.lists(rows, max_size=3, unique_by=lambda row: (row[0], drawn_on(row[1])))):
         tid = pid + thread
         tree = draw(spans(0, draw(st.sampled_from([3, 20, 1 << 20]))))
-        path = (f"p {pid}", f"p {tid}", LAYER_TITLES[layer])
+        path = (f"p {pid}", f"p {tid}", LAYER_TITLES[drawn_on(layer)])
         event = {"type": layer, "pid": pid, "tid": tid}
         if draw(st.booleans()):
             write_complete(tree, path, event, out)

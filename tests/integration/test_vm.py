@@ -47,6 +47,8 @@ class Captured:
         self.records: list[dict[str, Any]] = [json.loads(line) for line in lines]
         self.header, self.footer = self.records[0], self.records[-1]
         self.kernel = [record for record in self.records if record["type"] == "kernel"]
+        # Functions of the driver, whatever their layer.
+        self.driver = [record for record in self.records if "nv" in record.get("name", "")]
         self.outcome: dict[str, Any] = json.loads(outcome)
 
 
@@ -76,7 +78,7 @@ def test_the_layer_is_there_and_nothing_is_lost(captured: Captured) -> None:
         "got": ["userspace", "syscall", "kernel", "scheduler"],
         "missing": {},
     }
-    assert captured.outcome["messages"] == []
+    assert captured.outcome["messages"] == ["method bcc: compiles its probes here, at full rate"] * 2
     assert captured.outcome["losses"] == captured.footer["losses"] == {}
     assert captured.footer["counts"]["kernel"] == len(captured.kernel)
     phases = Counter((event["name"], event["phase"]) for event in captured.kernel)
@@ -84,17 +86,17 @@ def test_the_layer_is_there_and_nothing_is_lost(captured: Captured) -> None:
 
 
 def test_every_function_has_its_two_links(captured: Captured) -> None:
-    functions = {event["name"] for event in captured.kernel}
+    functions = {event["name"] for event in captured.driver}
     assert captured.outcome["links"] == {"multi": 0, "single": 2 * len(functions)}
     print(f"detached in {captured.outcome['detach_ns'] / 1e6:.1f} ms")
 
 
 def test_only_the_targets_part_of_the_drivers_work(captured: Captured) -> None:
     """The same command again, while another program keeps the driver busy and the kernel hides addresses."""
-    functions = {event["name"] for event in captured.kernel}
-    # Without addresses they are probed by name, one by one.
+    functions = {event["name"] for event in captured.driver}
+    # Without addresses they are probed by name, one by one; without its layer the scheduling is the driver's.
     assert captured.outcome["again"] == {
-        "counts": {"kernel": len(captured.kernel)},
+        "counts": {"kernel": len(captured.driver)},
         "links": {"single": 2 * len(functions)},
     }
 

@@ -8,6 +8,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tracepipe.capture import library
 from tracepipe.capture.elf import Elf
@@ -42,17 +44,36 @@ def build(folder: Path, *options: str) -> Path:
 
 @needs_gcc
 @pytest.mark.parametrize("options", [(), ("-s",)], ids=["plain", "stripped"])
-def test_exported_functions_without_aliases_indirect_or_hidden_ones(
-    tmp_path: Path, options: tuple[str, ...]
-) -> None:
+def test_exported_functions_without_indirect_or_hidden_ones(tmp_path: Path, options: tuple[str, ...]) -> None:
     built = build(tmp_path, *options)
     with Elf(str(built)) as elf:
-        functions = elf.exported_functions("cu")
-    assert [function.name for function in functions] == ["cuInit", "cuMemAlloc_v2"]
+        functions = dict(elf.functions())
+        offsets = {name: elf.file_offset(address) for name, address in functions.items()}
+    own = {name for name in functions if name.startswith("cu") or name == "call"}
+    assert own == {"cuInit", "cuMemAlloc_v2", "cuMemAlloc_v2_longer", "custom", "cudaMalloc", "call"}
+    assert functions["cuMemAlloc_v2"] == functions["cuMemAlloc_v2_longer"]
     data = built.read_bytes()
-    for function in functions:  # each offset is the start of a function: its usual first instruction
-        assert data[function.offset : function.offset + 1] != b"\0"
-    assert len({function.offset for function in functions}) == 2
+    for name in own:  # each offset is the start of a function: its usual first instruction
+        assert data[offsets[name] : offsets[name] + 1] != b"\0"
+    assert len({offsets[name] for name in own}) == 5
+
+
+@needs_gcc
+def test_local_functions_where_they_are_asked_for(tmp_path: Path) -> None:
+    with Elf(str(build(tmp_path))) as elf:
+        local = {name for name, _ in elf.functions(local=True)}
+        assert {"cuHidden", "chosen", "cuInit"} <= local
+        assert "cuIndirect" not in local
+    with Elf(str(build(tmp_path, "-s"))) as elf:
+        assert {name for name, _ in elf.functions(local=True)} == {name for name, _ in elf.functions()}
+
+
+@needs_gcc
+def test_a_librarys_own_name(tmp_path: Path) -> None:
+    with Elf(str(build(tmp_path, "-Wl,-soname,libother.so.7"))) as elf:
+        assert elf.dynamic().soname == "libother.so.7"
+    with Elf(str(build(tmp_path))) as elf:
+        assert elf.dynamic().soname == ""
 
 
 @needs_gcc
@@ -69,6 +90,11 @@ def test_the_dynamic_section(tmp_path: Path) -> None:
     assert any(name.startswith("libc.so") for name in dynamic.needed)
 
 
+@pytest.fixture(scope="module")
+def library_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("library"))
+
+
 @needs_gcc
 def test_a_damaged_library_is_an_input_error(tmp_path: Path) -> None:
     data = build(tmp_path).read_bytes()
@@ -77,7 +103,28 @@ def test_a_damaged_library_is_an_input_error(tmp_path: Path) -> None:
         cut.write_bytes(data[:size_bytes])
         with pytest.raises(InputError), Elf(str(cut)) as elf:
             elf.dynamic()
-            elf.exported_functions("cu")
+            elf.functions(local=True)
+
+
+@needs_gcc
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_a_hostile_library_is_an_input_error(library_file: Path, data: st.DataObject) -> None:
+    changed = bytearray(library_file.read_bytes())
+    # The header, the segments, or the sections at the end: what holds offsets and sizes.
+    places = st.one_of(st.integers(16, 1024), st.integers(len(changed) - 2048, len(changed) - 8))
+    for place in data.draw(st.lists(places, min_size=1, max_size=6)):
+        changed[place : place + 8] = data.draw(st.binary(min_size=8, max_size=8))
+    path = library_file.with_name("hostile.so")
+    path.write_bytes(changed)
+    try:
+        with Elf(str(path)) as elf:
+            dynamic, functions = elf.dynamic(), elf.functions(local=True)
+    except InputError as error:
+        assert str(path) in error.message
+    else:
+        assert all(isinstance(name, str) for name in dynamic.needed)
+        assert all(address > 0 for _, address in functions)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from tracepipe.capture import ENGINES, CaptureRequest, capture
-from tracepipe.capture.cuda_calls import arguments_of, is_launch
 from tracepipe.capture.ioctl import decode_command
 from tracepipe.capture.tracefs import field_offsets
 from tracepipe.errors import CaptureUnavailable, TracepipeError
@@ -38,16 +37,6 @@ def test_commands(command: int, decoded: dict[str, Any]) -> None:
     assert decode_command(command | 0xFFFFFFFF00000000)["cmd"] == command
 
 
-def test_variants_of_a_function_have_its_arguments() -> None:
-    copies = {
-        name: arguments_of(name) for name in ("cuMemcpyHtoD", "cuMemcpyHtoD_v2", "cuMemcpyHtoD_v2_ptds")
-    }
-    assert set(copies.values()) == {(("to", 0), ("from", 1), ("size_bytes", 2))}
-    assert arguments_of("cuInit") == ()
-    assert is_launch("cuLaunchKernel_ptsz")
-    assert not is_launch("cuLaunchKernelEx")
-
-
 def test_offsets_come_from_the_tracepoints_format(tmp_path: Path) -> None:
     folder = tmp_path / "events/sched/sched_switch"
     folder.mkdir(parents=True)
@@ -70,8 +59,8 @@ def test_offsets_come_from_the_tracepoints_format(tmp_path: Path) -> None:
 
 def test_a_request_that_cannot_be_met_says_so(tmp_path: Path) -> None:
     with (tmp_path / "out").open("wb") as sink:
-        with pytest.raises(TracepipeError, match="no command"):
+        with pytest.raises(TracepipeError, match="nothing to capture"):
             capture(CaptureRequest([]), sink, notify=print)
-        with pytest.raises(TracepipeError, match="no capture engine ktrace") as caught:
-            capture(CaptureRequest(["true"], engine="ktrace"), sink, notify=print)
+        with pytest.raises(TracepipeError, match="no capture method ktrace") as caught:
+            capture(CaptureRequest(["true"], method="ktrace"), sink, notify=print)
     assert all(name in caught.value.hint for name in ENGINES)

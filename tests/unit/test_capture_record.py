@@ -12,37 +12,99 @@ import pytest
 
 import tracepipe.capture
 from tracepipe.capture import record
-from tracepipe.capture.engine import DriverFunction, Loss
-from tracepipe.capture.record import RECORD, RecordRenderer, loss_line
+from tracepipe.capture.engine import Loss
+from tracepipe.capture.hook import Argument, FilePlace, Hook, KernelPlace, Probe, Signature, TracepointPlace
+from tracepipe.capture.record import DROP_LAYERS, RECORD, RecordRenderer, event_count, layer_counts, loss_line
 from tracepipe.capture.syscalls import SYSCALLS
 from tracepipe.validate import first_fault
 
-FUNCTIONS = ["cuInit", "cuLaunchKernel", "cuMemcpyHtoD_v2"]
-DRIVER = [
-    DriverFunction("nvidia_unlocked_ioctl", "nvidia", 0, ("_", "cmd"), True),
-    DriverFunction("nv_execute_work", "nvidia", 0),
-    DriverFunction("nv_alloc_pages", "nvidia", 0, ("_", "page_count"), True),
-]
 NUMBER = {name: number for number, name in SYSCALLS["x86_64"].items()}
 HEADER = struct.pack("<II", 56, 0)
+VALUES = {"CUresult": {0: "CUDA_SUCCESS", 700: "CUDA_ERROR_ILLEGAL_ADDRESS"}}
 
 
-def raw(kind: int, number: int = 0, *registers: int, ts_ns: int = 1000, tid: int = 12, cpu: int = 3) -> bytes:
-    padded = (*registers, 0, 0, 0, 0)[:4]
-    return HEADER + struct.pack("<QIIIBBH4Q", ts_ns, tid, 11, number, kind, 0, cpu, *padded)
+def function(name: str, *arguments: Argument, result: str = "CUresult", **hook: Any) -> Probe:
+    made = Hook("uprobe", "libcuda.so.1", name, "userspace", Signature(arguments, result), **hook)
+    return Probe(name, name, FilePlace("/lib/libcuda.so.1", 64), made)
 
 
-def rendered(*records: bytes) -> list[dict[str, Any]]:
-    renderer = RecordRenderer(FUNCTIONS, SYSCALLS["x86_64"], DRIVER)
-    lines = [json.loads(line) for line in renderer.render(b"".join(records)).splitlines()]
+def driver_function(name: str, *arguments: Argument, result: str = "i32") -> Probe:
+    made = Hook("kprobe", "", name, "kernel", Signature(arguments, result))
+    return Probe(name, name, KernelPlace(name, "nvidia", 0), made)
+
+
+PROBES = [
+    function("cuInit"),
+    function(
+        "cuLaunchKernel",
+        Argument("function", 0, "ptr"),
+        *(Argument(f"grid.{axis}", 1 + i, "u32") for i, axis in enumerate("xyz")),
+        *(Argument(f"block.{axis}", 4 + i, "u32") for i, axis in enumerate("xyz")),
+        Argument("shared_bytes", 7, "u32"),
+        Argument("stream", 8, "ptr"),
+    ),
+    function("cuMemcpyHtoD_v2", Argument("to", 0), Argument("from", 1), Argument("size_bytes", 2)),
+    function("cuMemAlloc_v2", Argument("address", 0, "ptr", out=True), Argument("size_bytes", 1)),
+    function(
+        "cuModuleGetFunction",
+        Argument("handle", 0, "ptr", out=True),
+        Argument("symbol", 2, "str"),
+        effect="name",
+    ),
+    driver_function("nvidia_unlocked_ioctl", Argument("cmd", 1, "ioctl")),
+    driver_function("nv_execute_work", result=""),
+    Probe(
+        "irq_handler_entry",
+        "gpu_complete",
+        TracepointPlace("irq/irq_handler_entry"),
+        Hook(
+            "tracepoint", "", "irq:irq_handler_entry", "scheduler", Signature((Argument("irq", 8, "i32"),)),
+            everywhere=True,
+        ),
+    ),
+]  # fmt: skip
+PLACE = {probe.symbol: index for index, probe in enumerate(PROBES)}
+
+
+def raw(
+    kind: int,
+    number: int | str = 0,
+    *words: int,
+    ts_ns: int = 1000,
+    tid: int = 12,
+    cpu: int = 3,
+    torn: int = 0,
+) -> bytes:
+    padded = (*words, 0, 0, 0, 0)[:4]
+    number = PLACE[number] if isinstance(number, str) else number
+    tgid = 11 if tid else 0
+    return HEADER + struct.pack("<QIIIBBH4Q", ts_ns, tid, tgid, number, kind, torn, cpu, *padded)
+
+
+def text(number: str, content: bytes) -> bytes:
+    """The records of a text, as the kernel side cuts it: 31 bytes and a NUL each, the last one shorter."""
+    chunks = [content[at : at + 31] for at in range(0, len(content) + 1, 31)]
+    return b"".join(
+        raw(record.TEXT, number, *struct.unpack("<4Q", chunk.ljust(32, b"\0"))) for chunk in chunks
+    )
+
+
+def rendered(*records: bytes, losses: int = 0, **options: Any) -> list[dict[str, Any]]:
+    renderer = RecordRenderer(PROBES, SYSCALLS["x86_64"], VALUES, **options)
+    chunk = b"".join(records)
+    renderer.learn(chunk)
+    made = renderer.render(chunk)
+    lines = [json.loads(line) for line in made.splitlines()]
     assert [first_fault(line) for line in lines] == [None] * len(lines)
-    assert sum(renderer.counts.values()) == len(lines)
+    assert sum(layer_counts(made).values()) == len(lines) - losses
+    assert sum(renderer.losses.values()) == losses
     return lines
 
 
 def test_a_call_is_begun_and_ended() -> None:
     begin, end = rendered(
-        raw(record.CALL_ENTER, 2, 0x7000, 0x8000, 4096), raw(record.CALL_RETURN, 2, 700, ts_ns=1500)
+        raw(record.CALL_ENTER, "cuMemcpyHtoD_v2", 0x7000, 0x8000, 4096),
+        raw(record.CALL_RETURN, "cuMemcpyHtoD_v2", 700, ts_ns=1500),
     )
     assert begin == {
         "type": "userspace",
@@ -67,10 +129,62 @@ def test_the_upper_half_of_a_result_is_nothing() -> None:
     assert second["args"] == {"result": -1}
 
 
-def test_a_launch_has_its_grid_and_block() -> None:
-    (launch,) = rendered(raw(record.LAUNCH_ENTER, 1, 0xF00, 10 | 20 << 32, 30 | 256 << 32, 2 | 1 << 32))
+LAUNCH = (
+    raw(record.MORE, "cuLaunchKernel", 512, 0x57),
+    raw(record.CALL_ENTER, "cuLaunchKernel", 0xF00, 10 | 20 << 32, 30 | 256 << 32, 2 | 1 << 32),
+)
+
+
+def test_a_launch_has_its_grid_and_block_and_stream() -> None:
+    (launch,) = rendered(*LAUNCH)
     assert launch["name"] == "cuLaunchKernel"
-    assert launch["args"] == {"function": 0xF00, "grid": [10, 20, 30], "block": [256, 2, 1]}
+    assert launch["args"] == {
+        "function": 0xF00,
+        "grid": [10, 20, 30],
+        "block": [256, 2, 1],
+        "shared_bytes": 512,
+        "stream": 0x57,
+    }
+
+
+def test_arguments_of_another_call_are_not_taken_for_this_ones() -> None:
+    more, enter = LAUNCH
+    (launch,) = rendered(more, raw(record.CALL_ENTER, "cuLaunchKernel", 0xF00, torn=1))
+    assert launch["args"]["args_lost"] is True
+    assert launch["args"]["stream"] == 0
+    other = raw(record.MORE, "cuInit", 1, 2, 3, 4)
+    assert rendered(other, enter)[0]["args"]["stream"] == 0
+
+
+def test_what_an_argument_points_to_is_on_the_end_of_a_call_that_succeeded() -> None:
+    begin, end, _, failed = [
+        line
+        for line in rendered(
+            raw(record.CALL_ENTER, "cuMemAlloc_v2", 4096),
+            raw(record.CALL_RETURN, "cuMemAlloc_v2", 0, 0x7F0000),
+            raw(record.CALL_ENTER, "cuMemAlloc_v2", 4096),
+            raw(record.CALL_RETURN, "cuMemAlloc_v2", 700, 0x7F0000),
+        )
+        if line["type"] == "userspace"
+    ]
+    assert begin["args"] == {"size_bytes": 4096}
+    assert end["args"] == {"result": 0, "result_name": "CUDA_SUCCESS", "address": 0x7F0000}
+    assert "address" not in failed["args"]
+
+
+@pytest.mark.parametrize("symbol", [b"add", b"x" * 31, b"_Z9vectorAddPKfS0_Pf" * 4, b'sy"m\\\xff'])
+def test_a_kernel_has_the_name_that_its_handle_was_asked_for(symbol: bytes) -> None:
+    asked, _, launch, other = rendered(
+        text("cuModuleGetFunction", symbol),
+        raw(record.CALL_ENTER, "cuModuleGetFunction"),
+        raw(record.CALL_RETURN, "cuModuleGetFunction", 0, 0xF00),
+        *LAUNCH,
+        raw(record.CALL_ENTER, "cuLaunchKernel", 0xF01),
+    )
+    shown = symbol.decode(errors="replace")
+    assert asked["args"] == {"symbol": shown}
+    assert launch["args"]["kernel"] == shown
+    assert "kernel" not in other["args"]
 
 
 def test_an_ioctl_is_taken_apart() -> None:
@@ -121,24 +235,33 @@ def test_results_of_system_calls(register: int, args: dict[str, Any]) -> None:
 
 
 def test_a_driver_function_has_what_is_declared_of_it() -> None:
-    begin, pages, end = rendered(
-        raw(record.DRIVER_ENTER, 0, 0xFFFF888000000000, 0xC020462A, 7),
-        raw(record.DRIVER_ENTER, 2, 0xFFFF888000000000, 16, 7),
-        raw(record.DRIVER_RETURN, 0, (1 << 64) - 22),
+    begin, end = rendered(
+        raw(record.CALL_ENTER, "nvidia_unlocked_ioctl", 0xC020462A),
+        raw(record.CALL_RETURN, "nvidia_unlocked_ioctl", (1 << 64) - 22),
     )
     assert (begin["type"], begin["name"], begin["phase"]) == ("kernel", "nvidia_unlocked_ioctl", "B")
     assert begin["args"]["request"] == "NV_ESC_RM_CONTROL"
-    assert not {0xFFFF888000000000, 7} & set(begin["args"].values())
-    assert pages["args"] == {"page_count": 16}
     assert (end["phase"], end["args"]) == ("E", {"result": -22})
 
 
 def test_a_worker_names_whom_it_works_for() -> None:
-    begin, end = rendered(
-        raw(record.DRIVER_ENTER, 1, 5, 6, 7, 11 << 32 | 12, tid=90),
-        raw(record.DRIVER_RETURN, 1, 99, 0, 0, 11 << 32 | 12, tid=90),
+    begin, end, other = rendered(
+        raw(record.SERVED, "nv_execute_work", 11 << 32 | 12, tid=90),
+        raw(record.CALL_ENTER, "nv_execute_work", tid=90),
+        raw(record.SERVED, "nv_execute_work", 11 << 32 | 12, tid=90),
+        raw(record.CALL_RETURN, "nv_execute_work", 99, tid=90),
+        raw(record.CALL_ENTER, "nv_execute_work", tid=90),
     )
     assert begin["args"] == end["args"] == {"for_pid": 11, "for_tid": 12}
+    assert "args" not in other
+
+
+def test_an_event_of_no_thread_has_none() -> None:
+    (event,) = rendered(raw(record.EVENT, "irq_handler_entry", 33, tid=0))
+    assert event == {
+        "ts_ns": 1000, "type": "scheduler", "name": "gpu_complete", "phase": "I", "cpu": 3,
+        "args": {"irq": 33},
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -149,6 +272,53 @@ def test_why_a_thread_left(state: int, why: str) -> None:
     running, left = rendered(raw(record.SWITCH_IN), raw(record.SWITCH_OUT, 0, state))
     assert (running["name"], running["phase"]) == ("running", "B")
     assert (left["phase"], left["args"]) == ("E", {"prev_state": why})
+
+
+def test_a_switch_that_the_kernel_did_not_report_is_a_loss() -> None:
+    left, loss, again = rendered(
+        raw(record.SWITCH_OUT, 0, 1, ts_ns=500), raw(record.SWITCH_OUT, 0, 1, 1, ts_ns=900), losses=1
+    )
+    assert (left["phase"], again["phase"]) == ("E", "E")
+    assert (loss["type"], loss["layer"], loss["count"]) == ("loss", "scheduler", 1)
+    assert (loss["ts_ns"], loss["dur_ns"]) == (500, 400)
+    _, loss, end, begin = rendered(raw(record.SWITCH_IN), raw(record.SWITCH_IN, 0, 0, 1), losses=1)
+    assert (loss["count"], end["phase"], begin["phase"]) == (1, "E", "B")
+    assert end["args"] == {"prev_state": "not reported"}
+
+
+def test_what_was_under_way_begins_with_the_recording() -> None:
+    lines = rendered(
+        raw(record.SWITCH_OUT, 0, 1, 2),
+        raw(record.SYSCALL_EXIT, NUMBER["futex"], 0),
+        raw(record.SYSCALL_ENTER, NUMBER["futex"], 0),
+        raw(record.SYSCALL_EXIT, NUMBER["futex"], 0),
+        start_ns=700,
+        names={12: "worker"},
+    )
+    assert [(line["name"], line["phase"], line["ts_ns"]) for line in lines[:4]] == [
+        ("running", "B", 700), ("running", "E", 1000), ("futex", "B", 700), ("futex", "E", 1000)
+    ]  # fmt: skip
+    assert lines[0]["args"] == lines[2]["args"] == {"began": "before the recording"}
+    assert [line["phase"] for line in lines[4:]] == ["B", "E"]
+    assert [line.get("comm") for line in lines].count("worker") == 1
+
+
+def test_in_a_pid_namespace_the_ids_are_those_of_the_namespace() -> None:
+    lines = rendered(
+        raw(record.SWITCH_IN),
+        raw(record.THREAD_IDS, 0, 2 << 32 | 3),
+        raw(record.THREAD_IDS, 0, 2 << 32 | 4, tid=13),
+        raw(record.WAKEUP, 13, 1),
+        names={3: "shown"},
+    )
+    assert [(line["pid"], line["tid"]) for line in lines] == [(2, 3), (2, 3)]
+    assert lines[1]["args"]["by_tid"] == 4
+    assert lines[0]["comm"] == "shown"
+
+
+def test_a_migration_says_from_where_to_where() -> None:
+    (moved,) = rendered(raw(record.MIGRATE, 0, 1, 5))
+    assert (moved["name"], moved["phase"], moved["args"]) == ("migrate", "I", {"from_cpu": 1, "to_cpu": 5})
 
 
 def test_a_wakeup_names_who_woke_it() -> None:
@@ -170,11 +340,12 @@ def test_a_name_is_written_once_and_again_when_it_changes() -> None:
 
 
 def test_a_loss_is_a_record() -> None:
-    line = json.loads(loss_line(Loss("syscall", 7, 100, 300, "the ring buffer was full")))
+    line = json.loads(loss_line(Loss("syscall", 7, 100, 300, "the ring buffer was full", 2)))
     assert first_fault(line) is None
     assert line == {
         "type": "loss",
         "layer": "syscall",
+        "cpu": 2,
         "ts_ns": 100,
         "dur_ns": 200,
         "count": 7,
@@ -183,14 +354,30 @@ def test_a_loss_is_a_record() -> None:
     assert "layer" not in json.loads(loss_line(Loss(None, 1, 0, 0, "?")))
 
 
-def test_the_kernel_side_has_the_same_kinds_in_the_same_order() -> None:
-    source = Path(tracepipe.capture.__file__).with_name("probes.bpf.c").read_text()
-    kinds = dict(re.findall(r"^    ([A-Z_]+) = (\d+),", source, re.MULTILINE))
-    assert len(kinds) == 12
+def test_only_events_are_counted() -> None:
+    chunk = b"".join((*LAUNCH, text("cuModuleGetFunction", b"x"), raw(record.SWITCH_IN)))
+    assert event_count(chunk) == 2
+
+
+SOURCE = Path(tracepipe.capture.__file__).with_name("probes.bpf.c").read_text()
+
+
+def test_the_kernel_side_has_the_same_kinds() -> None:
+    kinds = dict(
+        re.findall(r"^    ([A-Z_]+) = (\d+), +/\*", SOURCE.partition("enum kind")[2].partition("};")[0], re.M)
+    )
+    assert len(kinds) == 15
     assert {name: int(value) for name, value in kinds.items()} == {
         name: getattr(record, name) for name in kinds
     }
     assert RECORD.size == 8 + struct.calcsize("=QIIIBBH4Q")
+
+
+def test_the_kernel_side_counts_losses_in_the_same_order() -> None:
+    names = re.search(r"enum layer \{ (.*), THREADS, LAYERS \};", SOURCE)
+    assert names is not None
+    assert tuple(name.lower() for name in names[1].split(", ")) == DROP_LAYERS[:-1]
+    assert DROP_LAYERS[-1] is None
 
 
 def test_the_kernels_own_calls_are_no_calls_of_the_target() -> None:

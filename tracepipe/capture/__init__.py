@@ -1,4 +1,4 @@
-"""Capture: run a command and record what it and the kernel do as an event file.
+"""Capture: record what a command or running processes and the kernel do, as an event file.
 
     capture(CaptureRequest(["./vec_add"]), sink, notify=print) → CaptureSummary
 
@@ -7,13 +7,13 @@ Nothing native is imported until an engine starts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import BinaryIO
 
-from tracepipe.capture.engine import CaptureRequest, CaptureSummary, Engine, Notify
+from tracepipe.capture.engine import CaptureRequest, CaptureSummary, Collector, Engine, Notify, Store
 from tracepipe.errors import CaptureUnavailable, TracepipeError
 
-__all__ = ["ENGINES", "CaptureRequest", "CaptureSummary", "Engine", "capture"]
+__all__ = ["ENGINES", "CaptureRequest", "CaptureSummary", "Engine", "capture", "choose"]
 
 
 def _bcc() -> Engine:
@@ -22,41 +22,64 @@ def _bcc() -> Engine:
     return BccEngine()
 
 
-# Engine name → its maker, best first: `auto` takes the first that works on this machine.
+def _prebuilt() -> Engine:
+    from tracepipe.capture.bcc_engine import PrebuiltEngine
+
+    return PrebuiltEngine()
+
+
+# Method → the maker of its engine, best first: `auto` takes the first that works on this machine.
 ENGINES: dict[str, Callable[[], Engine]] = {
     "bcc": _bcc,
+    "prebuilt": _prebuilt,
 }
 
 
-def capture(request: CaptureRequest, sink: BinaryIO, *, notify: Notify) -> CaptureSummary:
-    """Write a complete `tracepipe/1` file of one run of `request.command` to `sink`.
+def capture(
+    request: CaptureRequest, sink: BinaryIO | Store, *, notify: Notify, watchers: Sequence[Collector] = ()
+) -> CaptureSummary:
+    """Write a complete `tracepipe/1` file of what the request says to `sink`, or give the records to a store.
 
-    The target keeps this process's environment, folder and standard streams; under sudo it runs as the user
-    who called sudo. Ctrl-C ends the target, and the file is still complete. `notify` gets one-line messages
-    for the user. Raises TracepipeError (the command cannot be run), CaptureUnavailable, OutputError. Call it
-    on the main thread: signals are waited for there.
+    A command keeps this process's environment, folder and standard streams; under sudo it runs as the user
+    who called sudo. Ctrl-C ends the command, and the file is still complete. `notify` gets one-line messages
+    for the user; `watchers` see the records as they come. Raises TracepipeError (the command cannot be run),
+    CaptureUnavailable, OutputError. Call it on the main thread: signals are waited for there.
     """
-    if not request.command:
+    asked = [bool(request.command), bool(request.pids), bool(request.comm), request.system]
+    if sum(asked) != 1:
         raise TracepipeError(
-            "There is no command to capture.", "Give one after --: tracepipe capture … -- ./app"
+            "There is nothing to capture." if not any(asked) else "There are two answers to whose events.",
+            "Give one of: a command after --, --pid, --comm, --system.",
         )
     from tracepipe.capture.session import run_session  # here, as --help and convert need none of it
 
-    engine, version = _choose(request.engine)
-    return run_session(engine, version, request, sink, notify)
+    engine, version, why = choose(request.method)
+    if why:
+        notify(f"method {engine.name}: {why}")
+    return run_session(engine, version, request, sink, watchers, notify)
 
 
-def _choose(name: str) -> tuple[Engine, str]:
-    if name != "auto":
-        if name not in ENGINES:
-            raise TracepipeError(f"There is no capture engine {name}.", f"Choose from: {', '.join(ENGINES)}.")
-        engine = ENGINES[name]()
-        return engine, engine.check()
-    refusals: list[CaptureUnavailable] = []
-    for make in ENGINES.values():
+def choose(method: str) -> tuple[Engine, str, str]:
+    """The engine of a method, its version, and for `auto` why it is that one.
+
+    Raises CaptureUnavailable where it cannot work, TracepipeError for a method that there is none of.
+    """
+    if method != "auto":
+        if method not in ENGINES:
+            raise TracepipeError(
+                f"There is no capture method {method}.", f"Choose from: auto, {', '.join(ENGINES)}."
+            )
+        engine = ENGINES[method]()
+        return engine, engine.check(), ""
+    refusals: dict[str, CaptureUnavailable] = {}
+    for name, make in ENGINES.items():
         engine = make()
         try:
-            return engine, engine.check()
+            version = engine.check()
         except CaptureUnavailable as refusal:
-            refusals.append(refusal)
-    raise refusals[0]
+            refusals[name] = refusal
+            continue
+        if not refusals:
+            return engine, version, "compiles its probes here, at full rate"
+        return engine, version, "; ".join(f"no {other}: {r.message}" for other, r in refusals.items())
+    raise next(iter(refusals.values()))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 _NUMBERS = {"x86_64": (321, 298), "aarch64": (280, 241)}
 
-BPF_PROG_LOAD, BPF_LINK_CREATE = 5, 28
+BPF_MAP_CREATE, BPF_PROG_LOAD, BPF_LINK_CREATE = 0, 5, 28
 BPF_MAP_UPDATE_ELEM, BPF_MAP_GET_NEXT_KEY, BPF_MAP_DELETE_ELEM = 2, 4, 3
 PROG_TYPE_KPROBE, PROG_TYPE_TRACEPOINT = 2, 5
 PERF_EVENT_LINK, KPROBE_MULTI, UPROBE_MULTI = 41, 42, 48  # enum bpf_attach_type
@@ -52,6 +52,15 @@ def bpf(command: int, attributes: bytes) -> int:
     """Raw bpf(2). Raises OSError."""
     buffer = ctypes.create_string_buffer(attributes, len(attributes))
     return _syscall(0, ctypes.c_int(command), buffer, ctypes.c_uint(len(attributes)))
+
+
+def create_map(name: str, kind: int, key_bytes: int, value_bytes: int, entries: int, flags: int = 0) -> int:
+    """File descriptor of a new map; `entries` of a ring buffer are bytes. Raises OSError."""
+    #  0 type │ 4 key │ 8 value │ 12 entries │ 16 flags │ 20 inner map │ 24 NUMA node │ 28 name[16]
+    return bpf(
+        BPF_MAP_CREATE,
+        struct.pack("<IIIIIII16s", kind, key_bytes, value_bytes, entries, flags, 0, 0, name.encode()[:15]),
+    )
 
 
 def load_program(name: str, instructions: bytes, program_type: int, attach_type: int = 0) -> int:

@@ -1,7 +1,8 @@
-"""The few parts of an ELF file that capture needs: exported functions, needed libraries, search paths.
+"""The few parts of an ELF file that capture needs: functions, needed libraries, search paths.
 
 Layouts from the ELF-64 object file format, little-endian only. Sections give the symbols: `.dynsym` stays in
-stripped libraries. The file is mapped, not read: NVIDIA's libraries are up to 100 MB.
+stripped libraries, `.symtab` has a program's own functions. The file is mapped, not read: NVIDIA's libraries
+are up to 100 MB.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from __future__ import annotations
 import mmap
 import struct
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tracepipe.capture.engine import Function
 from tracepipe.errors import InputError
 
 # Elf64_Ehdr:  ident[16] type machine version entry phoff shoff flags ehsize phentsize phnum shentsize shnum …
@@ -26,18 +27,28 @@ _SYM = struct.Struct("<IBBHQQ")
 _DYN = struct.Struct("<qQ")  # Elf64_Dyn: tag value
 
 _PT_LOAD, _PT_DYNAMIC = 1, 2
-_SHT_DYNSYM = 11
+_SHT_SYMTAB, _SHT_DYNSYM = 2, 11
 _STT_FUNC = 2  # STT_GNU_IFUNC is 10: a resolver, not the function
-_DT_NEEDED, _DT_STRTAB, _DT_RPATH, _DT_RUNPATH = 1, 5, 15, 29
+_SHN_LORESERVE = 0xFF00  # from here on no index of a section
+_DT_NEEDED, _DT_STRTAB, _DT_SONAME, _DT_RPATH, _DT_RUNPATH = 1, 5, 14, 15, 29
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function and where its first instruction is in the file, bytes."""
+
+    name: str
+    offset: int
 
 
 @dataclass(frozen=True, slots=True)
 class Dynamic:
-    """What the dynamic linker is told: needed libraries and the folders to search, as written."""
+    """What the dynamic linker is told: needed libraries, folders to search as written, the own name."""
 
     needed: list[str]
     rpath: list[str]
     runpath: list[str]
+    soname: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +73,13 @@ class Elf:
             raise InputError("not an ELF file", "give a shared library or a program", path=path)
         if self._data[4:6] != b"\x02\x01":
             raise InputError("not a 64-bit little-endian ELF file", "only those can be traced", path=path)
-        try:
+        with self._damage("table of segments"):
             header = _EHDR.unpack_from(self._data)
             self._section_offset, self._section_count = header[6], header[12]
             self._segments = [
                 _Segment(fields[0], fields[2], fields[3], fields[5])
                 for fields in self._rows(_PHDR, header[5], header[10])
             ]
-        except struct.error:
-            raise InputError("truncated ELF file", "the file is damaged", path=path) from None
 
     def __enter__(self) -> Elf:
         return self
@@ -78,73 +87,72 @@ class Elf:
     def __exit__(self, *_: object) -> None:
         self._data.close()
 
-    def exported_functions(self, prefix: str) -> list[Function]:
-        """Functions of `.dynsym` whose names start with `prefix` and an upper-case letter, one an offset.
+    def functions(self, *, local: bool = False) -> list[tuple[str, int]]:
+        """Name and address of every function that `.dynsym` defines, and with `local` `.symtab` too.
 
-        Aliases share an offset, where one probe must not be set twice: the shortest name stands for them.
+        A name may stand in both; aliases have the same address.
         """
-        try:
-            by_offset: dict[int, str] = {}
-            for name, address in self._dynamic_functions(prefix.encode()):
-                offset = self._file_offset(address)
-                rival = by_offset.get(offset)
-                if rival is None or (len(name), name) < (len(rival), rival):
-                    by_offset[offset] = name
-        except struct.error:
-            raise InputError("the symbol table is cut off", "the file is damaged", path=self.path) from None
-        return [
-            Function(name, offset) for offset, name in sorted(by_offset.items(), key=lambda item: item[1])
-        ]
+        with self._damage("symbol table"):
+            kinds = (_SHT_DYNSYM, _SHT_SYMTAB) if local else (_SHT_DYNSYM,)
+            sections = list(self._rows(_SHDR, self._section_offset, self._section_count))
+            return [
+                found
+                for section in sections
+                if section[1] in kinds
+                for found in self._functions(section, sections[section[6]])
+            ]
+
+    def file_offset(self, address: int) -> int:
+        """Where in the file the byte at `address` stands. Raises InputError if nowhere."""
+        for segment in self._segments:
+            if segment.kind == _PT_LOAD and 0 <= address - segment.address < segment.size:
+                return address - segment.address + segment.offset
+        raise InputError(f"address {address:#x} is in no segment", "the file is damaged", path=self.path)
 
     def dynamic(self) -> Dynamic:
         """The dynamic section; empty for a static program."""
-        tags: dict[int, list[int]] = {}
-        try:
+        with self._damage("dynamic section"):
+            tags: dict[int, list[int]] = {}
             for segment in self._segments:
                 if segment.kind == _PT_DYNAMIC:
                     for tag, value in self._rows(_DYN, segment.offset, segment.size // _DYN.size):
                         tags.setdefault(tag, []).append(value)
-        except struct.error:
-            raise InputError(
-                "the dynamic section is cut off", "the file is damaged", path=self.path
-            ) from None
-        if _DT_STRTAB not in tags:
-            return Dynamic([], [], [])
-        strings = self._file_offset(tags[_DT_STRTAB][0])
-        texts = {
-            tag: [self._text(strings + value) for value in tags.get(tag, [])]
-            for tag in (_DT_NEEDED, _DT_RPATH, _DT_RUNPATH)
-        }
-        return Dynamic(
-            texts[_DT_NEEDED],
-            [folder for text in texts[_DT_RPATH] for folder in text.split(":")],
-            [folder for text in texts[_DT_RUNPATH] for folder in text.split(":")],
-        )
+            if _DT_STRTAB not in tags:
+                return Dynamic([], [], [])
+            strings = self.file_offset(tags[_DT_STRTAB][0])
+            needed, rpath, runpath, soname = (
+                [self._text(strings + value) for value in tags.get(tag, [])]
+                for tag in (_DT_NEEDED, _DT_RPATH, _DT_RUNPATH, _DT_SONAME)
+            )
+            return Dynamic(
+                needed,
+                [folder for text in rpath for folder in text.split(":")],
+                [folder for text in runpath for folder in text.split(":")],
+                soname[0] if soname else "",
+            )
+
+    @contextmanager
+    def _damage(self, part: str) -> Iterator[None]:
+        """Offsets and sizes that a damaged or hostile file has are errors of that file."""
+        try:
+            yield
+        except (struct.error, IndexError, OverflowError, MemoryError):
+            raise InputError(f"the {part} is cut off", "the file is damaged", path=self.path) from None
 
     def _rows(self, row: struct.Struct, offset: int, count: int) -> Iterator[tuple[int, ...]]:
         for index in range(count):
             yield row.unpack_from(self._data, offset + index * row.size)
 
-    def _dynamic_functions(self, prefix: bytes) -> Iterator[tuple[str, int]]:
-        sections = list(self._rows(_SHDR, self._section_offset, self._section_count))
-        for section in sections:
-            if section[1] != _SHT_DYNSYM:
-                continue
-            strings = sections[section[6]][4]
-            for name, info, _, index, value, _ in self._rows(_SYM, section[4], section[5] // _SYM.size):
-                if info & 15 != _STT_FUNC or index == 0 or not value:
-                    continue
-                start = strings + name
-                if self._data[start : start + len(prefix)] == prefix:
-                    text = self._text(start)
-                    if text[len(prefix) : len(prefix) + 1].isupper():
-                        yield text, value
+    def _functions(self, table: tuple[int, ...], names: tuple[int, ...]) -> Iterator[tuple[str, int]]:
+        size_bytes = table[5] // _SYM.size * _SYM.size
+        if table[4] + size_bytes > len(self._data) or names[4] + names[5] > len(self._data):
+            raise IndexError
+        # Copied, as cutting a name out of bytes is twice as fast as out of a mapping.
+        strings = self._data[names[4] : names[4] + names[5]]
+        rows = self._data[table[4] : table[4] + size_bytes]
+        for name, info, _, index, address, _ in _SYM.iter_unpack(rows):
+            if info & 15 == _STT_FUNC and 0 < index < _SHN_LORESERVE and address:
+                yield strings[name : strings.find(b"\0", name)].decode(errors="replace"), address
 
     def _text(self, start: int) -> str:
         return self._data[start : self._data.find(b"\0", start)].decode(errors="replace")
-
-    def _file_offset(self, address: int) -> int:
-        for segment in self._segments:
-            if segment.kind == _PT_LOAD and 0 <= address - segment.address < segment.size:
-                return address - segment.address + segment.offset
-        raise InputError(f"address {address:#x} is in no segment", "the file is damaged", path=self.path)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
+
+from tracepipe.capture.hook import Probe
 
 RING_BYTES = 16 << 20
 """Default ring: 262 144 events of 64 bytes, a fifth of a second at the highest rate that was measured."""
@@ -16,92 +18,194 @@ Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class CaptureRequest:
-    """A command to run and the layers to record of it and its children.
+class Filters:
+    """Which calls are recorded of those that the probes see; the others are counted as filtered.
 
-    `library` is the shared library whose `cu*` functions are the userspace layer; None: the libcuda that the
-    command would load. `ring_bytes` is rounded up to a power of two.
+    `min_duration_ns` holds for calls of functions and of the kernel; `sample` N records every Nth call of
+    each function on each processor, the first one included. Calls that allocate, free or give names are kept.
     """
 
-    command: list[str]
+    min_duration_ns: int = 0
+    sample: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When a recording ends although what is recorded goes on; None: never."""
+
+    duration_ns: int | None = None
+    events: int | None = None
+    size_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureRequest:
+    """What to record, and of whom: a command that is run, or what runs already.
+
+    `hooks` are texts as the command line takes them. `only` and `exclude` are patterns of function names.
+    `libraries` are files to take instead of those that the command would load. `ring_bytes` is rounded up to
+    a power of two.
+    """
+
+    command: list[str] = field(default_factory=list)
     layers: tuple[str, ...] = DEFAULT_LAYERS
-    library: str | None = None
-    engine: str = "auto"
+    method: str = "auto"
+    pids: tuple[int, ...] = ()
+    comm: str = ""
+    system: bool = False
+    children: bool = True
+    hooks: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ()
+    filters: Filters = Filters()
+    limits: Limits = Limits()
     ring_bytes: int = RING_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureSummary:
-    """What was recorded: counts and losses by layer, how the target ended, wall time, engine and version.
+    """What was recorded: counts, losses and filtered events by layer, how it ended, wall time, engine.
 
-    `exit_code` is the target's as a shell gives it: its own, or 128 + the signal that ended it.
+    `cpu_losses` are the losses of a layer by processor, as far as it is known. `exit_code` is the target's as
+    a shell gives it: its own, or 128 + the signal that ended it.
     """
 
     counts: dict[str, int]
     losses: dict[str, int]
+    cpu_losses: dict[str, dict[int, int]]
+    filtered: dict[str, int]
     ended_by: str
     exit_code: int
     wall_ns: int
+    attach_ns: int
     detach_ns: int
     engine: str
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
-    """An exported function and where its first instruction is in the library's file, bytes."""
+class Scope:
+    """Whose events are recorded.
 
-    name: str
-    offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class DriverFunction:
-    """A function of the NVIDIA driver's kernel modules.
-
-    `address` is 0 where the kernel hides addresses. `arguments` names the first ones, three at most,
-    `_` for those that are not recorded; `has_result` says that it returns a 32-bit status.
+    `kind` is `command` (process `pids[0]`, held, from its next exec on), `pids` (running processes, all their
+    threads), `comm` (every process of that name, running or executed later) or `system` (everything but this
+    process). `children`: what those processes fork is recorded too.
     """
 
-    name: str
-    module: str
-    address: int
-    arguments: tuple[str, ...] = ()
-    has_result: bool = False
+    kind: str
+    pids: tuple[int, ...] = ()
+    comm: str = ""
+    children: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What an engine has to attach. Without a library there is no userspace layer."""
+    """What an engine has to attach: the probes, and for those of `own` (`syscall`, `scheduler`) the layer's
+    own tracepoints.
+
+    `values` has the names of the values of the kinds that the probes' signatures use.
+    """
 
     layers: tuple[str, ...]
-    library: str | None
-    functions: list[Function]
+    own: tuple[str, ...]
+    probes: list[Probe]
+    scope: Scope
+    filters: Filters
     ring_bytes: int
-    driver: list[DriverFunction] = field(default_factory=list)
+    values: dict[str, dict[int, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Events of a layer (None: of any) that were lost between two instants on CLOCK_MONOTONIC."""
+    """Events of a layer (None: of any) on a processor (None: unknown) that were lost between two instants.
+
+    Times on CLOCK_MONOTONIC.
+    """
 
     layer: str | None
     count: int
     start_ns: int
     end_ns: int
     reason: str
+    cpu: int | None = None
+
+
+class Collector(Protocol):
+    """Takes what a recording collects, in order."""
+
+    def begin(self, plan: Plan, start_ns: int) -> None:
+        """What will come: records of this plan, from `start_ns` on CLOCK_MONOTONIC. Before all else."""
+        ...
+
+    def put(self, chunk: bytes) -> None:
+        """Take whole records."""
+        ...
+
+    def put_loss(self, loss: Loss) -> None:
+        """Take a loss, after the records that came before it."""
+        ...
+
+    def finish(self) -> None:
+        """No more comes."""
+        ...
+
+
+@runtime_checkable
+class Store(Collector, Protocol):
+    """A collector that can tell of all that it took, when it is done."""
+
+    error: OSError | None
+    cpu_losses: dict[str, dict[int, int]]
+
+    @property
+    def size_bytes(self) -> int:
+        """What has been written, or will be."""
+        ...
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Layer → events."""
+        ...
+
+    @property
+    def losses(self) -> dict[str, int]:
+        """Layer → events lost."""
+        ...
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether all is done, after waiting for it for at most `timeout_s`."""
+        ...
+
+    def abandon(self) -> None:
+        """Leave out what is not done yet, and count it."""
+        ...
+
+    def raise_if_failed(self) -> None:
+        """Raise OutputError if something could not be written."""
+        ...
+
+    def close(self) -> None:
+        """End it, done or not."""
+        ...
 
 
 class Renderer(Protocol):
-    """Turns what a recording collected into lines of an event file, counting them by layer."""
+    """Turns what a recording collected into lines of an event file; `losses` are those that it found
+    itself.
+    """
 
-    counts: dict[str, int]
+    losses: dict[str, int]
+
+    def learn(self, chunk: bytes) -> None:
+        """Take from a chunk what lines before it need; for recordings that are unordered."""
+        ...
 
     def render(self, chunk: bytes) -> bytes:
         """JSON lines of one chunk; chunks come in the order in which they were collected."""
         ...
 
     def count(self, chunk: bytes) -> int:
-        """Records in a chunk that will not be rendered."""
+        """Events in a chunk."""
         ...
 
 
@@ -114,12 +218,19 @@ class Coverage:
 
 
 class Recording(Protocol):
-    """Attached probes that record nothing until a process is armed."""
+    """Attached probes that record nothing until they are started."""
 
     coverage: Coverage
+    filtered: dict[str, int]
+    """Layer → events that a filter left out; complete after `stop`."""
 
-    def arm(self, pid: int) -> None:
-        """Record process `pid` and its children from its next exec on."""
+    @property
+    def is_unordered(self) -> bool:
+        """Whether records can stand after later ones, or need what comes after them."""
+        ...
+
+    def start(self) -> None:
+        """Record what the plan's scope says, from now on; a command from its exec on."""
         ...
 
     def collect(self) -> bytes:
@@ -131,7 +242,7 @@ class Recording(Protocol):
         ...
 
     def renderer(self) -> Renderer:
-        """The decoder of what `collect` gives; used on another thread."""
+        """The decoder of what `collect` gives, for a started recording; used on another thread."""
         ...
 
     def stop(self) -> None:

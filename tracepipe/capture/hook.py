@@ -1,4 +1,4 @@
-"""Hooks: what to probe, and what to record there. Shipped sets, the command line and TOML files all give these.
+"""Hooks: what to probe, and what to record there, as shipped sets, the command line and TOML files give it.
 
 A hook names functions by pattern; resolved against a library, the kernel's symbols or tracefs it becomes
 probes, one for each function, which every engine attaches.
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-# Kinds of a value that is recorded: name → (bits, signed). `ptr` is an address, `ioctl` a command number that is
-# taken apart, `str` the text at the address (at most TEXT_BYTES), `dim3` CUDA's three sizes, which take two
-# positions; any other name is a table of names for an i32, such as CUresult.
+# Kinds of a value that is recorded: name → (bits, signed). `ptr` is an address, `ioctl` a command number that
+# is taken apart, `str` the text at the address (at most TEXT_BYTES), `dim3` CUDA's three sizes, which take
+# two positions; any other name is a table of names for an i32, such as CUresult.
 INTEGER_KINDS: dict[str, tuple[int, bool]] = {
     "bool": (8, False),
     "u8": (8, False),
@@ -75,10 +75,11 @@ class Hook:
     `target` is `uprobe`, `kprobe` or `tracepoint`; `library` a uprobe's library or program, as a soname or a
     path ("" for the program itself); `pattern` a shell pattern of function names, or of `group:name`.
     `name` replaces the function's in the events. `returns`: the call is recorded from entry to return, else
-    its entry as an instant. `effect` is what a successful call does: `alloc`, `free`, `alloc_host`, `free_host`,
-    `set` become `memory` events, from its arguments `address` and `size_bytes`; `transfer` a `transfer` event,
-    from `size_bytes` and `direction` (the hook's, or the argument's); `name`: it gives its argument `handle` the
-    name in its argument `symbol`, which is then shown wherever the same value is an argument `function`.
+    its entry as an instant. `effect` is what a successful call does: `alloc`, `free`, `alloc_host`,
+    `free_host`, `set` become `memory` events, from its arguments `address` and `size_bytes`; `transfer` a
+    `transfer` event, from `size_bytes` and `direction` (the hook's, or the argument's); `name`: it gives its
+    argument `handle` the name in its argument `symbol`, shown wherever that value is an argument `function`.
+    `modules` of a kprobe: the kernel modules to look in, all if empty.
     `everywhere`: not of the target's threads only (an interrupt). `origin` says where it was written.
     """
 
@@ -92,6 +93,7 @@ class Hook:
     returns: bool = True
     effect: str = ""
     direction: str = ""
+    modules: tuple[str, ...] = ()
     everywhere: bool = False
     origin: str = ""
 
@@ -122,7 +124,7 @@ class TracepointPlace:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One place to attach to. `symbol` is the function's or tracepoint's own name, `name` that of its events."""
+    """One place to attach to. `symbol` is the function's or tracepoint's own name, `name` its events'."""
 
     symbol: str
     name: str

@@ -10,57 +10,26 @@ include/uapi/asm-generic/ioctl.h, for x86-64 and aarch64:
 
 from __future__ import annotations
 
-_DIRECTIONS = ("none", "write", "read", "read_write")
+import sys
+from functools import cache
+from pathlib import Path
 
-# NVIDIA open-gpu-kernel-modules: src/nvidia/arch/nvalloc/unix/include/nv-ioctl-numbers.h (NV_IOCTL_MAGIC,
-# numbers from NV_IOCTL_BASE 200) and nv_escape.h in the same folder.
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_DIRECTIONS = ("none", "write", "read", "read_write")
 _NVIDIA_MAGIC = ord("F")
-_NVIDIA_NAMES = {
-    0x27: "NV_ESC_RM_ALLOC_MEMORY",
-    0x28: "NV_ESC_RM_ALLOC_OBJECT",
-    0x29: "NV_ESC_RM_FREE",
-    0x2A: "NV_ESC_RM_CONTROL",
-    0x2B: "NV_ESC_RM_ALLOC",
-    0x32: "NV_ESC_RM_CONFIG_GET",
-    0x33: "NV_ESC_RM_CONFIG_SET",
-    0x34: "NV_ESC_RM_DUP_OBJECT",
-    0x35: "NV_ESC_RM_SHARE",
-    0x37: "NV_ESC_RM_CONFIG_GET_EX",
-    0x38: "NV_ESC_RM_CONFIG_SET_EX",
-    0x39: "NV_ESC_RM_I2C_ACCESS",
-    0x41: "NV_ESC_RM_IDLE_CHANNELS",
-    0x4A: "NV_ESC_RM_VID_HEAP_CONTROL",
-    0x4D: "NV_ESC_RM_ACCESS_REGISTRY",
-    0x4E: "NV_ESC_RM_MAP_MEMORY",
-    0x4F: "NV_ESC_RM_UNMAP_MEMORY",
-    0x52: "NV_ESC_RM_GET_EVENT_DATA",
-    0x54: "NV_ESC_RM_ALLOC_CONTEXT_DMA2",
-    0x56: "NV_ESC_RM_ADD_VBLANK_CALLBACK",
-    0x57: "NV_ESC_RM_MAP_MEMORY_DMA",
-    0x58: "NV_ESC_RM_UNMAP_MEMORY_DMA",
-    0x59: "NV_ESC_RM_BIND_CONTEXT_DMA",
-    0x5C: "NV_ESC_RM_EXPORT_OBJECT_TO_FD",
-    0x5D: "NV_ESC_RM_IMPORT_OBJECT_FROM_FD",
-    0x5E: "NV_ESC_RM_UPDATE_DEVICE_MAPPING_INFO",
-    200: "NV_ESC_CARD_INFO",
-    201: "NV_ESC_REGISTER_FD",
-    206: "NV_ESC_ALLOC_OS_EVENT",
-    207: "NV_ESC_FREE_OS_EVENT",
-    209: "NV_ESC_STATUS_CODE",
-    210: "NV_ESC_CHECK_VERSION_STR",
-    211: "NV_ESC_IOCTL_XFER_CMD",
-    212: "NV_ESC_ATTACH_GPUS_TO_FD",
-    213: "NV_ESC_QUERY_DEVICE_INTR",
-    214: "NV_ESC_SYS_PARAMS",
-    217: "NV_ESC_EXPORT_TO_DMABUF_FD",
-}
+_NVIDIA_NAMES = Path(__file__).with_name("nvidia_ioctl.toml")
 
 
 def decode_command(command: int) -> dict[str, int | str]:
     """`{cmd, dir, type, nr, size_bytes}` of an ioctl command, and `request` where NVIDIA's numbers name it.
 
     `type` is a character where it is printable ASCII, as in `'F'`. Other drivers (frame buffers) use that
-    type too: `request` is the name that the command has if the file is NVIDIA's.
+    type too: `request` is the name that the command has if the file is NVIDIA's. Commands of nvidia-uvm are
+    bare numbers without these fields; they are taken apart like the others.
     """
     command &= 0xFFFFFFFF
     magic, number = command >> 8 & 0xFF, command & 0xFF
@@ -71,6 +40,19 @@ def decode_command(command: int) -> dict[str, int | str]:
         "nr": number,
         "size_bytes": command >> 16 & 0x3FFF,
     }
-    if magic == _NVIDIA_MAGIC and number in _NVIDIA_NAMES:
-        decoded["request"] = _NVIDIA_NAMES[number]
+    control, whole = _nvidia_names()
+    name = control.get(number) if magic == _NVIDIA_MAGIC else whole.get(command)
+    if name is not None:
+        decoded["request"] = name
     return decoded
+
+
+@cache
+def _nvidia_names() -> tuple[dict[int, str], dict[int, str]]:
+    """NVIDIA's names by number of a command of type 'F', and by whole command."""
+    tables = tomllib.loads(_NVIDIA_NAMES.read_text(encoding="utf-8"))
+    control, uvm, display = (
+        {int(number, 0): name for number, name in tables[table].items()}
+        for table in ("control", "uvm", "display")
+    )
+    return control, uvm | display

@@ -1,17 +1,22 @@
-/* The kernel side of a capture: every event of the target's threads as one fixed-size record.
+/* The kernel side of a capture: every event of the recorded threads as records of fixed size.
  *
- * Compiled by BCC against the stub headers beside this file: no kernel structure is read, only tracepoint
- * arguments (at offsets that the loader takes from tracefs), registers and helpers. The loader defines
- *   TRACEPIPE_X86_64 | TRACEPIPE_AARCH64, TRACEPIPE_PAGE_BYTES, RING_PAGES, CPU_COUNT, WITH_SCHEDULER,
- *   SWITCH_PREV_PID …: offsets of tracepoint fields, bytes.
+ * Compiled by BCC against the stub headers beside this file; compiled.py ships what it made of it. No kernel
+ * structure is read, only tracepoint arguments, registers and helpers. The same bytecode runs everywhere: what
+ * differs from capture to capture is written into it when it is loaded (bytecode.py), in these places:
+ *
+ *   MAP(n)       the descriptor of map n (maps.py creates them)
+ *   CONFIG(n)    a 64-bit constant
+ *   FIELD(t, n)  where a tracepoint's record has field n, as tracefs says
+ *
+ * The compiler is given TRACEPIPE_X86_64 or TRACEPIPE_AARCH64.
  *
  * struct record, 56 bytes, little-endian; record.py decodes it. With the ring's own 8-byte header each takes
  * 64 bytes of the ring, so a span of it is a plain array.
  *
- *    0        8     12     16   20   21   22     24      32      40      48      56
- *    ┌────────┬──────┬──────┬────┬────┬────┬──────┬───────┬───────┬───────┬───────┐
- *    │ ts_ns  │ tid  │ tgid │ id │kind│ 0  │ cpu  │ a[0]  │ a[1]  │ a[2]  │ a[3]  │
- *    └────────┴──────┴──────┴────┴────┴────┴──────┴───────┴───────┴───────┴───────┘
+ *    0        8     12     16   20   21     22     24      32      40      48      56
+ *    ┌────────┬─────┬──────┬────┬────┬──────┬──────┬───────┬───────┬───────┬───────┐
+ *    │ ts_ns  │ tid │ tgid │ id │kind│ torn │ cpu  │ a[0]  │ a[1]  │ a[2]  │ a[3]  │
+ *    └────────┴─────┴──────┴────┴────┴──────┴──────┴───────┴───────┴───────┴───────┘
  */
 #include <linux/types.h>
 #include <uapi/linux/ptrace.h>
@@ -20,178 +25,492 @@ struct record {
     u64 ts_ns;
     u32 tid;
     u32 tgid;
-    u32 id; /* function index, system call number, or another thread's id */
+    u32 id; /* probe index, system call number, or another thread's id */
     u8 kind;
-    u8 zero;
+    u8 torn; /* 1: a record that belongs before this one (MORE, SERVED, TEXT) was lost */
     u16 cpu;
     u64 a[4];
 };
 
 enum kind {
-    CALL_ENTER = 1,   /* id: function index; a: first four arguments */
-    LAUNCH_ENTER = 2, /* id: function index; a: function, gridX|gridY, gridZ|blockX, blockY|blockZ (low|high) */
-    CALL_RETURN = 3,  /* id: function index; a[0]: result */
+    CALL_ENTER = 1,    /* id: probe; a: the signature's slots 0 to 3 */
+    MORE = 2,          /* id: probe; a: slots 4 to 7 of the CALL_ENTER that follows */
+    CALL_RETURN = 3,   /* id: probe; a[0]: result; a[1]: what the `out` argument points to */
     SYSCALL_ENTER = 4, /* id: number; a: first four arguments */
     SYSCALL_EXIT = 5,  /* id: number; a[0]: result */
-    SWITCH_OUT = 6,   /* id: 0; a[0]: prev_state of the tracepoint */
-    SWITCH_IN = 7,
-    WAKEUP = 8,       /* tid: the woken; id: current thread of the waking processor; a[0]: target processor */
-    DRIVER_ENTER = 9,   /* id: driver function index; a[0..2]: first three arguments; a[3]: see DRIVER_RETURN */
-    DRIVER_RETURN = 10, /* id: driver function index; a[0]: result; a[3]: tgid<<32|tid that it works for, or 0 */
-    THREAD_NEW = 11,    /* id: creator's tid; a[0..1]: name */
-    THREAD_NAME = 12,   /* a[0..1]: name */
+    SWITCH_OUT = 6,    /* a[0]: prev_state of the tracepoint; a[1]: 1: its switch-in was never reported; 2: it ran
+                          when recording began */
+    SWITCH_IN = 7,     /* a[1]: 1: its last switch-out was never reported */
+    WAKEUP = 8,        /* tid: the woken; id: current thread of the waking processor; a[0]: target processor */
+    MIGRATE = 9,       /* tid: the moved; a[0]: from processor; a[1]: to */
+    SERVED = 10,       /* a[0]: tgid<<32|tid for whom the call that follows works */
+    THREAD_NEW = 11,   /* id: creator's tid; a[0..1]: name */
+    THREAD_NAME = 12,  /* a[0..1]: name */
+    TEXT = 13,         /* id: probe; a: 31 bytes of the `str` argument of the CALL_ENTER that follows, and a NUL */
+    EVENT = 14,        /* id: probe of a tracepoint; a: its arguments */
+    THREAD_IDS = 15,   /* a[0]: tgid<<32|tid in the capture's pid namespace */
 };
 
-/* Which counter a record is counted under when the ring is full; record.py has the same order. */
-enum layer { USERSPACE, SYSCALL, KERNEL, SCHEDULER, THREADS, LAYERS };
+/* Which counter a record is counted under; record.py has the same order. The last: threads not followed. */
+enum layer { USERSPACE, SYSCALL, KERNEL, SCHEDULER, MEMORY, TRANSFER, THREADS, LAYERS };
 
-#define MMAPABLE 1024 /* BPF_F_MMAPABLE: user space reads and writes the map as memory */
+u64 bpf_pseudo_load(u64 kind, u64 value) asm("llvm.bpf.pseudo");
+#define MAP(n) ((uintptr_t)bpf_pseudo_load(1, n)) /* 1: BPF_PSEUDO_MAP_FD */
+#define CONFIG(n) bpf_pseudo_load(9, n)           /* 9: a kind that no kernel knows; the loader replaces it */
+#define FIELD(type, n) (*(type *)((char *)args + 0x4000 + 64 * (n)))
+#define FIELD_AT(type, n, byte) (*(type *)((char *)args + 0x4000 + 64 * (n) + (byte)))
+
+/* Maps, in the order of maps.py. */
+#define RING MAP(1)     /* records */
+#define TRACKED MAP(2)  /* tid → struct thread: who is recorded */
+#define CONTROL MAP(3)  /* [0] tid + 1 of the process whose next exec starts the recording; [1] nonzero stops all */
+#define DROPS MAP(4)    /* [layer][processor] records that found the ring full */
+#define WANTED MAP(5)   /* [number] nonzero: this system call is recorded */
+#define QUEUED MAP(6)   /* struct work → tgid<<32|tid that queued it */
+#define SERVING MAP(7)  /* tid of a worker → struct service */
+#define SPECS MAP(8)    /* [probe] struct spec */
+#define OPEN MAP(9)     /* struct frame → struct open: calls in progress */
+#define SAMPLED MAP(10) /* [probe] calls seen on this processor */
+#define FILTERED MAP(11) /* [layer][processor] records that a filter left out */
+#define ADOPTED MAP(12) /* tgid in the capture's pid namespace → nonzero: its threads are recorded when they are met */
+
+/* Constants, in the order of bytecode.py. */
+#define PROCESSORS CONFIG(0)
+#define WITH_SCHEDULER CONFIG(1)
+#define EVERYONE CONFIG(2)        /* every thread that is created is recorded */
+#define CHILDREN CONFIG(3)        /* so are the processes that recorded ones fork */
+#define MIN_DURATION_NS CONFIG(4) /* shorter calls are left out */
+#define SAMPLE CONFIG(5)          /* one call in so many is recorded */
+#define COMM_LOW CONFIG(6)        /* 16 bytes: who executes a program of this name is recorded; 0: nobody */
+#define COMM_HIGH CONFIG(7)
+#define NAMESPACE_DEV CONFIG(8) /* of the capture's pid namespace; inode 0: the initial one */
+#define NAMESPACE_INO CONFIG(9)
+#define PROBE CONFIG(10) /* of a tracepoint's hook, which has no cookie */
+#define OWN_TGID CONFIG(11)
+
 #define CLONE_THREAD 0x10000
+#define BPF_RB_NO_WAKEUP 1 /* the consumer polls; waking it would cost the target more than the record */
 
-BPF_RINGBUF_OUTPUT(ring, RING_PAGES);
-/* tid → tgid of every thread that is recorded. */
-BPF_TABLE("hash", u32, u32, tracked, 65536);
-/* tid + 1 of the process whose next exec starts the recording; 0: none. Index 1: nonzero stops all. */
-BPF_F_TABLE("array", u32, u64, control, 2, MMAPABLE);
-/* Records lost, [layer][cpu]. */
-BPF_F_TABLE("array", u32, u64, drops, LAYERS * CPU_COUNT, MMAPABLE);
-/* System calls that are recorded, by number. */
-BPF_TABLE("array", u32, u8, wanted, 512);
+struct thread {
+    u32 tgid;
+    u16 running; /* 0 no, 1 yes, 2 not known yet */
+    u16 ids_told; /* its ids in the capture's namespace are in the ring */
+};
 
-/* Queue items of the driver that the target's threads have queued: what a worker will call → for whom. Items
- * whose function is not probed are never taken out: the oldest make room. */
+struct spec {
+    u8 low[8];  /* position + 1 of each slot's value, 0 for none */
+    u8 high[8]; /* position + 1 of the value in its upper half, 0 for none */
+    u8 slots;
+    u8 layer;
+    u8 out;       /* position + 1 of the pointer that is followed at the return */
+    u8 out_bytes; /* size of what it points to */
+    u8 text;      /* position + 1 of the pointer to text */
+    u8 flags;
+    u8 condition; /* enum condition */
+    u8 condition_at; /* position + 1 of what is compared; for a tracepoint 1 + its index */
+    u8 condition_bits; /* its width */
+    u8 condition_signed;
+    u8 zero[6];
+    u64 condition_value;
+};
+enum flags {
+    PAIRED = 1,  /* its return needs what its entry knew: struct open */
+    INSTANT = 2, /* no return is recorded */
+    QUEUES = 4,  /* nv_kthread_q_schedule_q_item(queue, item) */
+    IN_KERNEL = 8,
+    EVERYWHERE = 16, /* not of recorded threads only */
+    UNFILTERED = 32, /* recorded however short it is */
+};
+enum condition { ALWAYS, EQUAL, UNEQUAL, LESS, AT_MOST, MORE_THAN, AT_LEAST, COMMON_BIT };
+
+struct frame {
+    u64 at; /* a function of a program: its stack pointer; of the kernel: probe; a system call: −1 */
+    u64 tid;
+};
+struct open {
+    u64 ts_ns;
+    u64 out;
+    u64 text;
+    u64 a[8];
+};
+
+/* Queue items of the driver that recorded threads have queued: what a worker will call. */
 struct work {
     u64 function;
     u64 argument;
 };
-BPF_TABLE("lru_hash", struct work, u64, queued, 4096);
-/* Worker thread → the item that it runs for the target, from its function's entry to its return. */
+/* The item that a worker runs for a recorded thread, from its function's entry to its return. */
 struct service {
     u64 served; /* tgid<<32|tid */
     u32 id;
     u32 depth;
 };
-BPF_TABLE("hash", u32, struct service, serving, 1024);
 
-#define FIELD(type, offset) (*(type *)((char *)args + (offset)))
-
-static inline void count_drop(u32 layer)
+static inline void count(uintptr_t map, u32 layer, u64 records)
 {
-    u32 slot = layer * CPU_COUNT + bpf_get_smp_processor_id();
-    u64 *count = drops.lookup(&slot);
-    if (count)
-        __sync_fetch_and_add(count, 1);
+    u32 slot = layer * (u32)PROCESSORS + bpf_get_smp_processor_id();
+    u64 *counter = bpf_map_lookup_elem_(map, &slot);
+    if (counter)
+        __sync_fetch_and_add(counter, records);
 }
 
-static inline struct record *new_record(u32 layer, u8 kind, u32 tid, u32 tgid, u32 id)
+static inline struct record *reserve(u8 kind, u32 tid, u32 tgid, u32 id, u64 ts_ns)
 {
-    u64 now_ns = bpf_ktime_get_ns();
-    struct record *r = ring.ringbuf_reserve(sizeof(struct record));
-    if (!r) {
-        count_drop(layer);
+    struct record *r = bpf_ringbuf_reserve((void *)RING, sizeof(struct record), 0);
+    if (!r)
         return 0;
-    }
-    r->ts_ns = now_ns;
+    r->ts_ns = ts_ns;
     r->tid = tid;
     r->tgid = tgid;
     r->id = id;
     r->kind = kind;
-    r->zero = 0;
+    r->torn = 0;
     r->cpu = bpf_get_smp_processor_id();
     r->a[0] = r->a[1] = r->a[2] = r->a[3] = 0;
     return r;
 }
 
-/* BCC rewrites map operations only outside macros, hence these functions. */
-static inline void submit(struct record *r)
+static inline struct record *new_record(u32 layer, u8 kind, u32 tid, u32 tgid, u32 id)
 {
-    /* 1: BPF_RB_NO_WAKEUP. The consumer polls; waking it would cost the target more than the record. */
-    ring.ringbuf_submit(r, 1);
+    struct record *r = reserve(kind, tid, tgid, id, bpf_ktime_get_ns());
+    if (!r)
+        count(DROPS, layer, 1);
+    return r;
 }
 
-/* The thread group of a recorded thread, 0 for all others. */
-static inline u32 tracked_tgid(u32 tid)
+static inline void submit(struct record *r)
 {
-    u32 *tgid = tracked.lookup(&tid);
-    return tgid ? *tgid : 0;
+    bpf_ringbuf_submit(r, BPF_RB_NO_WAKEUP);
 }
 
 static inline int is_stopped(void)
 {
     u32 slot = 1;
-    u64 *stopped = control.lookup(&slot);
+    u64 *stopped = bpf_map_lookup_elem_(CONTROL, &slot);
     return !stopped || *stopped;
 }
 
-/* ── userspace: entry and return of exported functions; the attach cookie tells which ── */
+/* ── which threads ── */
+
+struct namespace_ids {
+    u32 tid;
+    u32 tgid;
+};
+
+static inline struct thread *track(u32 tid, u32 tgid, u16 running)
+{
+    struct thread thread = {.tgid = tgid, .running = running};
+    if (bpf_map_update_elem_(TRACKED, &tid, &thread, 0))
+        count(DROPS, THREADS, 1);
+    return bpf_map_lookup_elem_(TRACKED, &tid);
+}
+
+/* The current thread is recorded from now on: it is running already, and no switch will say so. */
+static inline void tell_running(u32 tid, u32 tgid)
+{
+    if (!WITH_SCHEDULER)
+        return;
+    struct record *r = new_record(SCHEDULER, SWITCH_IN, tid, tgid, 0);
+    if (r)
+        submit(r);
+}
+
+/* The current thread, if it is recorded. In a pid namespace of its own, a capture knows the threads that ran
+ * before it by their ids there only: they are met here. */
+static inline struct thread *current_thread(u64 ids)
+{
+    u32 tid = (u32)ids;
+    struct thread *thread = bpf_map_lookup_elem_(TRACKED, &tid);
+    if (!NAMESPACE_INO || (thread && thread->ids_told))
+        return thread;
+    struct namespace_ids here = {};
+    if (bpf_get_ns_current_pid_tgid(NAMESPACE_DEV, NAMESPACE_INO, (void *)&here, sizeof(here)))
+        return thread;
+    if (!thread) {
+        if (!bpf_map_lookup_elem_(ADOPTED, &here.tgid) || is_stopped())
+            return 0;
+        thread = track(tid, ids >> 32, 1);
+        if (!thread)
+            return 0;
+        tell_running(tid, ids >> 32);
+    }
+    struct record *r = new_record(THREADS, THREAD_IDS, tid, ids >> 32, 0);
+    if (r) {
+        r->a[0] = (u64)here.tgid << 32 | here.tid;
+        submit(r);
+        thread->ids_told = 1;
+    }
+    return thread;
+}
+
+static inline void tell_name(u8 kind, u32 tid, u32 tgid, u32 id)
+{
+    struct record *r = new_record(THREADS, kind, tid, tgid, id);
+    if (!r)
+        return;
+    bpf_get_current_comm(&r->a[0], 16);
+    submit(r);
+}
+
+/* ── calls: entry and return of functions; the attach cookie tells which ── */
 
 #if defined(TRACEPIPE_X86_64)
-#define ARG0(c) ((c)->di)
-#define ARG1(c) ((c)->si)
-#define ARG2(c) ((c)->dx)
-#define ARG3(c) ((c)->cx)
-#define ARG4(c) ((c)->r8)
-#define ARG5(c) ((c)->r9)
+#define REGISTERS 6
+#define FIRST(c) ((c)->di)
+#define SECOND(c) ((c)->si)
 #define RESULT(c) ((c)->ax)
+#define STACK(c) ((c)->sp + 8) /* above the return address */
+/* The return address is gone from the stack when a function has returned. */
+#define FRAME_AT_ENTRY(c) ((c)->sp + 8)
+#define COPY_REGISTERS(w, c)                                                                                    \
+    do {                                                                                                       \
+        (w)->in[0] = (c)->di;                                                                                  \
+        (w)->in[1] = (c)->si;                                                                                  \
+        (w)->in[2] = (c)->dx;                                                                                  \
+        (w)->in[3] = (c)->cx;                                                                                  \
+        (w)->in[4] = (c)->r8;                                                                                  \
+        (w)->in[5] = (c)->r9;                                                                                  \
+    } while (0)
 #elif defined(TRACEPIPE_AARCH64)
-#define ARG0(c) ((c)->regs[0])
-#define ARG1(c) ((c)->regs[1])
-#define ARG2(c) ((c)->regs[2])
-#define ARG3(c) ((c)->regs[3])
-#define ARG4(c) ((c)->regs[4])
-#define ARG5(c) ((c)->regs[5])
+#define REGISTERS 8
+#define FIRST(c) ((c)->regs[0])
+#define SECOND(c) ((c)->regs[1])
 #define RESULT(c) ((c)->regs[0])
+#define STACK(c) ((c)->sp)
+#define FRAME_AT_ENTRY(c) ((c)->sp)
+#define COPY_REGISTERS(w, c)                                                                                    \
+    do {                                                                                                       \
+        (w)->in[0] = (c)->regs[0];                                                                             \
+        (w)->in[1] = (c)->regs[1];                                                                             \
+        (w)->in[2] = (c)->regs[2];                                                                             \
+        (w)->in[3] = (c)->regs[3];                                                                             \
+        (w)->in[4] = (c)->regs[4];                                                                             \
+        (w)->in[5] = (c)->regs[5];                                                                             \
+        (w)->in[6] = (c)->regs[6];                                                                             \
+        (w)->in[7] = (c)->regs[7];                                                                             \
+    } while (0)
 #endif
-#define PAIR(low, high) ((u64)(u32)(low) | (u64)(high) << 32)
-#define LAUNCH_COOKIE (1ull << 32) /* set for functions with cuLaunchKernel's first seven parameters */
+
+/* The arguments of a call: a copy of the registers, which the verifier does not let be chosen among. */
+struct words {
+    u64 in[8];
+    u64 stack;
+    u64 in_kernel;
+};
+
+static inline u64 word(struct words *words, u32 position_plus_1)
+{
+    u32 n = position_plus_1 - 1;
+    u64 value = 0;
+    if (n < REGISTERS)
+        return words->in[n & 7];
+    void *at = (void *)(words->stack + 8 * (u64)(n - REGISTERS));
+    if (words->in_kernel)
+        bpf_probe_read_kernel(&value, sizeof(value), at);
+    else
+        bpf_probe_read_user(&value, sizeof(value), at);
+    return value;
+}
+
+static inline int holds(struct spec *spec, u64 value)
+{
+    u32 unused = 64 - spec->condition_bits;
+    u64 want = spec->condition_value;
+    u8 op = spec->condition;
+    value = value << (unused & 63) >> (unused & 63);
+    if (op == EQUAL)
+        return value == want;
+    if (op == UNEQUAL)
+        return value != want;
+    if (op == COMMON_BIT)
+        return !!(value & want);
+    if (spec->condition_signed) {
+        /* The order of signed numbers is that of unsigned ones with the sign turned over. */
+        u64 sign = 1ull << ((spec->condition_bits - 1) & 63);
+        value ^= sign;
+        want ^= sign;
+    }
+    if (op == LESS)
+        return value < want;
+    if (op == AT_MOST)
+        return value <= want;
+    if (op == MORE_THAN)
+        return value > want;
+    return value >= want;
+}
+
+/* Up to eight records of text; 1 if one of them was lost. */
+static inline int tell_text(u64 text, int in_kernel, u32 tid, u32 tgid, u32 id, u64 ts_ns)
+{
+    for (int i = 0; i < 8; i++) {
+        struct record *r = reserve(TEXT, tid, tgid, id, ts_ns);
+        if (!r)
+            return 1;
+        long length = in_kernel ? bpf_probe_read_kernel_str(&r->a, 32, (void *)(text + 31 * i))
+                                : bpf_probe_read_user_str(&r->a, 32, (void *)(text + 31 * i));
+        submit(r);
+        if (length < 32)
+            return 0;
+    }
+    return 0;
+}
+
+static inline void tell_entry(struct spec *spec, struct open *call, u64 served, u32 tid, u32 tgid, u32 id)
+{
+    u8 torn = 0;
+    struct record *r;
+    if (spec->slots > 4) {
+        r = reserve(MORE, tid, tgid, id, call->ts_ns);
+        if (r) {
+            r->a[0] = call->a[4];
+            r->a[1] = call->a[5];
+            r->a[2] = call->a[6];
+            r->a[3] = call->a[7];
+            submit(r);
+        }
+        torn |= !r;
+    }
+    if (call->text)
+        torn |= tell_text(call->text, spec->flags & IN_KERNEL, tid, tgid, id, call->ts_ns);
+    if (served) {
+        r = reserve(SERVED, tid, tgid, id, call->ts_ns);
+        if (r) {
+            r->a[0] = served;
+            submit(r);
+        }
+        torn |= !r;
+    }
+    r = reserve(CALL_ENTER, tid, tgid, id, call->ts_ns);
+    if (!r) {
+        count(DROPS, spec->layer, 1);
+        return;
+    }
+    r->torn = torn;
+    r->a[0] = call->a[0];
+    r->a[1] = call->a[1];
+    r->a[2] = call->a[2];
+    r->a[3] = call->a[3];
+    submit(r);
+}
+
+/* 1 if the filters let this call through. */
+static inline int passes(struct words *words, struct spec *spec, u32 id)
+{
+    if (spec->condition && !holds(spec, word(words, spec->condition_at)))
+        return 0;
+    if (SAMPLE > 1 && !(spec->flags & UNFILTERED)) {
+        u64 *calls = bpf_map_lookup_elem_(SAMPLED, &id);
+        if (calls && (*calls)++ % SAMPLE)
+            return 0;
+    }
+    return 1;
+}
+
+static inline int enter(struct pt_regs *ctx, struct frame *frame, u32 id, u32 tid, u32 tgid, u64 served)
+{
+    struct spec *spec = bpf_map_lookup_elem_(SPECS, &id);
+    if (!spec)
+        return 0;
+    struct words words = {.stack = STACK(ctx), .in_kernel = spec->flags & IN_KERNEL};
+    COPY_REGISTERS(&words, ctx);
+    if (!passes(&words, spec, id)) {
+        count(FILTERED, spec->layer, spec->flags & INSTANT ? 1 : 2);
+        return 0;
+    }
+    struct open call = {.ts_ns = bpf_ktime_get_ns()};
+    for (int i = 0; i < 8; i++) {
+        if (i < spec->slots) {
+            call.a[i] = word(&words, spec->low[i]);
+            if (spec->high[i])
+                call.a[i] = (u32)call.a[i] | word(&words, spec->high[i]) << 32;
+        }
+    }
+    if (spec->text)
+        call.text = word(&words, spec->text);
+    if (spec->flags & PAIRED) {
+        if (spec->out)
+            call.out = word(&words, spec->out);
+        if (bpf_map_update_elem_(OPEN, frame, &call, 0)) {
+            count(DROPS, spec->layer, 2);
+            return 0;
+        }
+        if (MIN_DURATION_NS && !(spec->flags & UNFILTERED))
+            return 0; /* told at the return, if it took so long */
+    }
+    tell_entry(spec, &call, served, tid, tgid, id);
+    return 0;
+}
+
+static inline int leave(struct pt_regs *ctx, struct frame *frame, u32 id, u32 tid, u32 tgid, u64 served)
+{
+    u64 now_ns = bpf_ktime_get_ns(), value = 0;
+    u8 torn = 0;
+    struct record *r;
+    struct spec *spec = bpf_map_lookup_elem_(SPECS, &id);
+    if (!spec)
+        return 0;
+    if (spec->flags & PAIRED) {
+        struct open *call = bpf_map_lookup_elem_(OPEN, frame);
+        if (!call)
+            return 0; /* its entry was filtered or lost, and counted for both */
+        if (MIN_DURATION_NS && !(spec->flags & UNFILTERED)) {
+            if (now_ns - call->ts_ns < MIN_DURATION_NS) {
+                count(FILTERED, spec->layer, 2);
+                bpf_map_delete_elem_(OPEN, frame);
+                return 0;
+            }
+            tell_entry(spec, call, served, tid, tgid, id);
+        }
+        u32 bytes = spec->out_bytes;
+        if (call->out && bytes && bytes <= sizeof(value)) {
+            if (spec->flags & IN_KERNEL)
+                bpf_probe_read_kernel(&value, bytes, (void *)call->out);
+            else
+                bpf_probe_read_user(&value, bytes, (void *)call->out);
+        }
+        bpf_map_delete_elem_(OPEN, frame);
+    }
+    if (served) {
+        r = reserve(SERVED, tid, tgid, id, now_ns);
+        if (r) {
+            r->a[0] = served;
+            submit(r);
+        }
+        torn |= !r;
+    }
+    r = reserve(CALL_RETURN, tid, tgid, id, now_ns);
+    if (!r) {
+        count(DROPS, spec->layer, 1);
+        return 0;
+    }
+    r->torn = torn;
+    r->a[0] = RESULT(ctx);
+    r->a[1] = value;
+    submit(r);
+    return 0;
+}
 
 int call_enter(struct pt_regs *ctx)
 {
-    u32 tid = (u32)bpf_get_current_pid_tgid(), tgid = tracked_tgid(tid);
-    if (!tgid)
+    u64 ids = bpf_get_current_pid_tgid();
+    struct thread *thread = current_thread(ids);
+    if (!thread)
         return 0;
-    u64 cookie = bpf_get_attach_cookie(ctx);
-    u8 kind = cookie & LAUNCH_COOKIE ? LAUNCH_ENTER : CALL_ENTER;
-    struct record *r = new_record(USERSPACE, kind, tid, tgid, (u32)cookie);
-    if (!r)
-        return 0;
-    r->a[0] = ARG0(ctx);
-    if (kind == LAUNCH_ENTER) {
-        u32 block_z = 0;
-#if defined(TRACEPIPE_X86_64)
-        /* The seventh argument: first on the stack, above the return address. */
-        bpf_probe_read_user(&block_z, sizeof(block_z), (void *)(ctx->sp + 8));
-#else
-        block_z = (u32)ctx->regs[6];
-#endif
-        r->a[1] = PAIR(ARG1(ctx), ARG2(ctx));
-        r->a[2] = PAIR(ARG3(ctx), ARG4(ctx));
-        r->a[3] = PAIR(ARG5(ctx), block_z);
-    } else {
-        r->a[1] = ARG1(ctx);
-        r->a[2] = ARG2(ctx);
-        r->a[3] = ARG3(ctx);
-    }
-    submit(r);
-    return 0;
+    struct frame frame = {.at = FRAME_AT_ENTRY(ctx), .tid = (u32)ids};
+    return enter(ctx, &frame, (u32)bpf_get_attach_cookie(ctx), (u32)ids, thread->tgid, 0);
 }
 
 int call_return(struct pt_regs *ctx)
 {
-    u32 tid = (u32)bpf_get_current_pid_tgid(), tgid = tracked_tgid(tid);
-    if (!tgid)
+    u32 tid = (u32)bpf_get_current_pid_tgid();
+    struct thread *thread = bpf_map_lookup_elem_(TRACKED, &tid);
+    if (!thread)
         return 0;
-    struct record *r = new_record(USERSPACE, CALL_RETURN, tid, tgid, (u32)bpf_get_attach_cookie(ctx));
-    if (!r)
-        return 0;
-    r->a[0] = RESULT(ctx);
-    submit(r);
-    return 0;
+    struct frame frame = {.at = ctx->sp, .tid = tid};
+    return leave(ctx, &frame, (u32)bpf_get_attach_cookie(ctx), tid, thread->tgid, 0);
 }
 
-/* ── kernel: entry and return of the NVIDIA driver's functions; the attach cookie tells which ── */
-
-#define QUEUES_COOKIE (1ull << 32) /* set for nv_kthread_q_schedule_q_item(queue, item) */
+/* ── functions of the kernel; NVIDIA's driver puts work off to threads of its own ── */
 
 /* What the item will call, and for whom. NVIDIA's struct nv_kthread_q_item, the same in its open modules 515 to 595
  * (kernel-open/common/inc/nv-kthread-q.h):
@@ -204,89 +523,112 @@ int call_return(struct pt_regs *ctx)
 static inline void remember_item(struct pt_regs *ctx, u64 served)
 {
     struct work work = {};
-    if (!bpf_probe_read_kernel(&work, sizeof(work), (void *)(ARG1(ctx) + 16)))
-        queued.update(&work, &served);
+    if (!bpf_probe_read_kernel(&work, sizeof(work), (void *)(SECOND(ctx) + 16)))
+        bpf_map_update_elem_(QUEUED, &work, &served, 0);
 }
 
-/* For which thread of the target an untracked one runs this function, 0 if for none. */
+/* For which recorded thread another one runs this function, 0 if for none. */
 static inline u64 served_on_entry(struct pt_regs *ctx, u32 tid, u32 id)
 {
     struct work work = {};
-    struct service *now = serving.lookup(&tid);
+    struct service *now = bpf_map_lookup_elem_(SERVING, &tid);
     if (now) {
         if (now->id == id)
             now->depth++;
         return now->served;
     }
     work.function = bpf_get_func_ip(ctx);
-    work.argument = ARG0(ctx);
-    u64 *served = queued.lookup(&work);
+    work.argument = FIRST(ctx);
+    u64 *served = bpf_map_lookup_elem_(QUEUED, &work);
     if (!served || is_stopped())
         return 0;
     struct service started = {.served = *served, .id = id, .depth = 1};
-    queued.delete(&work);
-    if (serving.update(&tid, &started)) {
-        count_drop(KERNEL);
+    bpf_map_delete_elem_(QUEUED, &work);
+    if (bpf_map_update_elem_(SERVING, &tid, &started, 0)) {
+        count(DROPS, KERNEL, 1);
         return 0;
     }
-    struct record *r = new_record(THREADS, THREAD_NAME, tid, tid, 0);
-    if (r) {
-        bpf_get_current_comm(&r->a[0], 16);
-        submit(r);
-    }
+    tell_name(THREAD_NAME, tid, tid, 0);
     return started.served;
 }
 
 static inline u64 served_on_return(u32 tid, u32 id)
 {
-    struct service *now = serving.lookup(&tid);
+    struct service *now = bpf_map_lookup_elem_(SERVING, &tid);
     if (!now)
         return 0;
     u64 served = now->served;
     if (now->id == id && !--now->depth)
-        serving.delete(&tid);
+        bpf_map_delete_elem_(SERVING, &tid);
     return served;
 }
 
 int driver_enter(struct pt_regs *ctx)
 {
-    u64 ids = bpf_get_current_pid_tgid(), cookie = bpf_get_attach_cookie(ctx), served = 0;
-    u32 tid = (u32)ids, tgid = tracked_tgid(tid);
-    if (!tgid) {
+    u64 ids = bpf_get_current_pid_tgid(), served = 0;
+    u32 tid = (u32)ids, tgid = ids >> 32, id = (u32)bpf_get_attach_cookie(ctx);
+    struct thread *thread = current_thread(ids);
+    if (!thread) {
         /* 0: the idle threads, which share it. Interrupts work there, never a queue's items. */
-        served = tid ? served_on_entry(ctx, tid, (u32)cookie) : 0;
+        served = tid ? served_on_entry(ctx, tid, id) : 0;
         if (!served)
             return 0;
-        tgid = ids >> 32;
     }
-    if (cookie & QUEUES_COOKIE)
+    struct spec *spec = bpf_map_lookup_elem_(SPECS, &id);
+    if (spec && spec->flags & QUEUES)
         remember_item(ctx, served ? served : (u64)tgid << 32 | tid);
-    struct record *r = new_record(KERNEL, DRIVER_ENTER, tid, tgid, (u32)cookie);
-    if (!r)
-        return 0;
-    r->a[0] = ARG0(ctx);
-    r->a[1] = ARG1(ctx);
-    r->a[2] = ARG2(ctx);
-    r->a[3] = served;
-    submit(r);
-    return 0;
+    struct frame frame = {.at = id, .tid = tid};
+    return enter(ctx, &frame, id, tid, tgid, served);
 }
 
 int driver_return(struct pt_regs *ctx)
 {
     u64 ids = bpf_get_current_pid_tgid(), served = 0;
-    u32 tid = (u32)ids, tgid = tracked_tgid(tid), id = (u32)bpf_get_attach_cookie(ctx);
-    if (!tgid) {
+    u32 tid = (u32)ids, id = (u32)bpf_get_attach_cookie(ctx);
+    if (!bpf_map_lookup_elem_(TRACKED, &tid)) {
         served = tid ? served_on_return(tid, id) : 0;
         if (!served)
             return 0;
-        tgid = ids >> 32;
     }
-    struct record *r = new_record(KERNEL, DRIVER_RETURN, tid, tgid, id);
+    struct frame frame = {.at = id, .tid = tid};
+    return leave(ctx, &frame, id, tid, ids >> 32, served);
+}
+
+/* ── a tracepoint that a hook names: a copy of this for each ── */
+
+int tracepoint_hit(void *args)
+{
+    u32 id = (u32)PROBE;
+    u64 ids = bpf_get_current_pid_tgid();
+    struct spec *spec = bpf_map_lookup_elem_(SPECS, &id);
+    if (!spec)
+        return 0;
+    int everywhere = spec->flags & EVERYWHERE;
+    if (everywhere ? is_stopped() : !current_thread(ids))
+        return 0;
+    u64 a[4] = {FIELD(u64, 32), FIELD(u64, 33), FIELD(u64, 34), FIELD(u64, 35)};
+    if (spec->condition) {
+        u32 at = spec->condition_at;
+        if (!holds(spec, at == 1 ? a[0] : at == 2 ? a[1] : at == 3 ? a[2] : a[3])) {
+            count(FILTERED, spec->layer, 1);
+            return 0;
+        }
+    }
+    if (SAMPLE > 1) {
+        u64 *hits = bpf_map_lookup_elem_(SAMPLED, &id);
+        if (hits && (*hits)++ % SAMPLE) {
+            count(FILTERED, spec->layer, 1);
+            return 0;
+        }
+    }
+    struct record *r =
+        new_record(spec->layer, EVENT, everywhere ? 0 : (u32)ids, everywhere ? 0 : ids >> 32, id);
     if (!r)
         return 0;
-    r->a[0] = RESULT(ctx);
-    r->a[3] = served;
+    r->a[0] = a[0];
+    r->a[1] = a[1];
+    r->a[2] = a[2];
+    r->a[3] = a[3];
     submit(r);
     return 0;
 }
@@ -299,149 +641,224 @@ static inline int is_wanted(u64 number)
     u32 key = (u32)number;
     if (number >= 512)
         return 0;
-    u8 *flag = wanted.lookup(&key);
+    u64 *flag = bpf_map_lookup_elem_(WANTED, &key);
     return flag && *flag;
+}
+
+static inline void tell_syscall(u64 ids, u32 tgid, u32 number, u64 ts_ns, u64 *a)
+{
+    struct record *r = reserve(SYSCALL_ENTER, (u32)ids, tgid, number, ts_ns);
+    if (!r) {
+        count(DROPS, SYSCALL, 1);
+        return;
+    }
+    r->a[0] = a[0];
+    r->a[1] = a[1];
+    r->a[2] = a[2];
+    r->a[3] = a[3];
+    submit(r);
 }
 
 int syscall_enter(void *args)
 {
-    u32 tid = (u32)bpf_get_current_pid_tgid(), tgid = tracked_tgid(tid);
-    if (!tgid)
+    u64 ids = bpf_get_current_pid_tgid();
+    struct thread *thread = current_thread(ids);
+    if (!thread)
         return 0;
-    u64 number = FIELD(u64, ENTER_ID);
+    u64 number = FIELD(u64, 0);
     if (!is_wanted(number))
         return 0;
-    struct record *r = new_record(SYSCALL, SYSCALL_ENTER, tid, tgid, (u32)number);
-    if (!r)
+    struct open call = {.ts_ns = bpf_ktime_get_ns()};
+    call.a[0] = FIELD_AT(u64, 1, 0);
+    call.a[1] = FIELD_AT(u64, 1, 8);
+    call.a[2] = FIELD_AT(u64, 1, 16);
+    call.a[3] = FIELD_AT(u64, 1, 24);
+    if (MIN_DURATION_NS) {
+        struct frame frame = {.at = -1, .tid = (u32)ids};
+        if (bpf_map_update_elem_(OPEN, &frame, &call, 0))
+            count(DROPS, SYSCALL, 2);
         return 0;
-    r->a[0] = FIELD(u64, ENTER_ARGS);
-    r->a[1] = FIELD(u64, ENTER_ARGS + 8);
-    r->a[2] = FIELD(u64, ENTER_ARGS + 16);
-    r->a[3] = FIELD(u64, ENTER_ARGS + 24);
-    submit(r);
+    }
+    tell_syscall(ids, thread->tgid, (u32)number, call.ts_ns, call.a);
     return 0;
 }
 
 int syscall_exit(void *args)
 {
-    u32 tid = (u32)bpf_get_current_pid_tgid(), tgid = tracked_tgid(tid);
-    if (!tgid)
+    u64 ids = bpf_get_current_pid_tgid();
+    struct thread *thread = current_thread(ids);
+    if (!thread)
         return 0;
-    u64 number = FIELD(u64, EXIT_ID);
+    u64 number = FIELD(u64, 2);
     if (!is_wanted(number))
         return 0;
-    struct record *r = new_record(SYSCALL, SYSCALL_EXIT, tid, tgid, (u32)number);
+    if (MIN_DURATION_NS) {
+        struct frame frame = {.at = -1, .tid = (u32)ids};
+        struct open *call = bpf_map_lookup_elem_(OPEN, &frame);
+        if (!call)
+            return 0;
+        u64 began_ns = call->ts_ns, a[4] = {call->a[0], call->a[1], call->a[2], call->a[3]};
+        bpf_map_delete_elem_(OPEN, &frame);
+        if (bpf_ktime_get_ns() - began_ns < MIN_DURATION_NS) {
+            count(FILTERED, SYSCALL, 2);
+            return 0;
+        }
+        tell_syscall(ids, thread->tgid, (u32)number, began_ns, a);
+    }
+    struct record *r = new_record(SYSCALL, SYSCALL_EXIT, (u32)ids, thread->tgid, (u32)number);
     if (!r)
         return 0;
-    r->a[0] = FIELD(u64, EXIT_RET);
+    r->a[0] = FIELD(u64, 3);
     submit(r);
     return 0;
 }
 
 /* ── scheduler ── */
 
+/* The tracepoint fires while the one that leaves is still current. */
 int sched_switch(void *args)
 {
-    u32 prev = FIELD(u32, SWITCH_PREV_PID), next = FIELD(u32, SWITCH_NEXT_PID);
-    u32 tgid = tracked_tgid(prev);
-    if (tgid) {
-        u64 state = FIELD(u64, SWITCH_PREV_STATE);
-        struct record *r = new_record(SCHEDULER, SWITCH_OUT, prev, tgid, 0);
+    u32 prev = FIELD(u32, 4), next = FIELD(u32, 5);
+    struct thread *thread = prev ? current_thread(bpf_get_current_pid_tgid()) : 0;
+    if (thread) {
+        u64 state = FIELD(u64, 6);
+        struct record *r = new_record(SCHEDULER, SWITCH_OUT, prev, thread->tgid, 0);
         if (r) {
             r->a[0] = state;
+            r->a[1] = thread->running == 0 ? 1 : thread->running == 2 ? 2 : 0;
             submit(r);
         }
+        thread->running = 0;
         /* EXIT_DEAD or EXIT_ZOMBIE as the tracepoint shows them: the thread will not run again. */
         if (state & 0x30)
-            tracked.delete(&prev);
+            bpf_map_delete_elem_(TRACKED, &prev);
     }
-    tgid = tracked_tgid(next);
-    if (tgid) {
-        struct record *r = new_record(SCHEDULER, SWITCH_IN, next, tgid, 0);
-        if (r)
+    thread = bpf_map_lookup_elem_(TRACKED, &next);
+    if (thread) {
+        struct record *r = new_record(SCHEDULER, SWITCH_IN, next, thread->tgid, 0);
+        if (r) {
+            r->a[1] = thread->running == 1;
             submit(r);
+        }
+        thread->running = 1;
     }
     return 0;
 }
 
 int sched_wakeup(void *args)
 {
-    u32 tid = FIELD(u32, WAKEUP_PID), tgid = tracked_tgid(tid);
-    if (!tgid)
+    u32 tid = FIELD(u32, 7);
+    struct thread *thread = bpf_map_lookup_elem_(TRACKED, &tid);
+    if (!thread)
         return 0;
-    struct record *r = new_record(SCHEDULER, WAKEUP, tid, tgid, (u32)bpf_get_current_pid_tgid());
+    struct record *r = new_record(SCHEDULER, WAKEUP, tid, thread->tgid, (u32)bpf_get_current_pid_tgid());
     if (!r)
         return 0;
-    r->a[0] = FIELD(u32, WAKEUP_TARGET_CPU);
+    r->a[0] = FIELD(u32, 8);
     submit(r);
     return 0;
 }
 
-/* ── which threads: armed at exec, followed through clone, forgotten at the end ── */
+int sched_migrate(void *args)
+{
+    u32 tid = FIELD(u32, 9);
+    struct thread *thread = bpf_map_lookup_elem_(TRACKED, &tid);
+    if (!thread)
+        return 0;
+    struct record *r = new_record(SCHEDULER, MIGRATE, tid, thread->tgid, 0);
+    if (!r)
+        return 0;
+    r->a[0] = FIELD(u32, 10);
+    r->a[1] = FIELD(u32, 11);
+    submit(r);
+    return 0;
+}
+
+/* ── threads: met at exec, followed through clone, forgotten at the end ── */
+
+/* Whether this exec is the one that the capture waits for. */
+static inline int is_armed(u64 ids)
+{
+    u32 slot = 0, tgid = ids >> 32;
+    u64 *armed = bpf_map_lookup_elem_(CONTROL, &slot);
+    if (!armed || !*armed)
+        return 0;
+    if (NAMESPACE_INO) {
+        struct namespace_ids here = {};
+        if (bpf_get_ns_current_pid_tgid(NAMESPACE_DEV, NAMESPACE_INO, (void *)&here, sizeof(here)))
+            return 0;
+        tgid = here.tgid;
+    }
+    if (*armed != (u64)tgid + 1)
+        return 0;
+    *armed = 0;
+    return 1;
+}
+
+static inline int has_the_name(void)
+{
+    u64 comm[2] = {};
+    if (!COMM_LOW)
+        return 0;
+    bpf_get_current_comm(comm, sizeof(comm));
+    return comm[0] == COMM_LOW && comm[1] == COMM_HIGH;
+}
 
 int process_exec(void *args)
 {
     u64 ids = bpf_get_current_pid_tgid();
-    u32 tid = (u32)ids, tgid = ids >> 32, slot = 0, old_tid = FIELD(u32, EXEC_OLD_PID);
-    u64 *armed = control.lookup(&slot);
-    int starts = armed && *armed == (u64)tgid + 1;
-    if (is_stopped() || (!starts && !tracked_tgid(tid) && !tracked_tgid(old_tid)))
+    u32 tid = (u32)ids, old_tid = FIELD(u32, 12);
+    struct thread *thread = bpf_map_lookup_elem_(TRACKED, &tid);
+    if (!thread)
+        thread = bpf_map_lookup_elem_(TRACKED, &old_tid);
+    if (is_stopped())
         return 0;
-    if (starts)
-        *armed = 0;
+    int starts = !thread && (is_armed(ids) || has_the_name() || (EVERYONE && ids >> 32 != OWN_TGID));
+    if (!thread && !starts)
+        return 0;
     /* Exec from a thread that is not the leader takes over the leader's id. */
     if (old_tid != tid)
-        tracked.delete(&old_tid);
-    if (tracked.update(&tid, &tgid))
-        count_drop(THREADS);
-    struct record *r = new_record(THREADS, THREAD_NAME, tid, tgid, 0);
-    if (r) {
-        bpf_get_current_comm(&r->a[0], 16);
-        submit(r);
-    }
-#if WITH_SCHEDULER
-    /* It is running already; no switch will say so. */
-    if (starts) {
-        r = new_record(SCHEDULER, SWITCH_IN, tid, tgid, 0);
-        if (r)
-            submit(r);
-    }
-#endif
+        bpf_map_delete_elem_(TRACKED, &old_tid);
+    if (starts || old_tid != tid)
+        track(tid, ids >> 32, 1);
+    current_thread(ids);
+    tell_name(THREAD_NAME, tid, ids >> 32, 0);
+    if (starts)
+        tell_running(tid, ids >> 32);
     return 0;
 }
 
 int thread_new(void *args)
 {
-    u32 creator = (u32)bpf_get_current_pid_tgid(), creator_tgid = tracked_tgid(creator);
-    if (!creator_tgid || is_stopped())
+    u64 ids = bpf_get_current_pid_tgid();
+    u32 creator = (u32)ids, tid = FIELD(u32, 13), is_thread = FIELD(u64, 14) & CLONE_THREAD;
+    struct thread *thread = current_thread(ids);
+    if (is_stopped() || (!thread && (!EVERYONE || ids >> 32 == OWN_TGID)))
         return 0;
-    u32 tid = FIELD(u32, NEWTASK_PID);
-    u32 tgid = FIELD(u64, NEWTASK_FLAGS) & CLONE_THREAD ? creator_tgid : tid;
-    if (tracked.update(&tid, &tgid))
-        count_drop(THREADS);
-    struct record *r = new_record(THREADS, THREAD_NEW, tid, tgid, creator);
-    if (!r)
+    if (!is_thread && !CHILDREN)
         return 0;
-    bpf_get_current_comm(&r->a[0], 16);
-    submit(r);
+    u32 tgid = is_thread ? ids >> 32 : tid;
+    track(tid, tgid, 0);
+    tell_name(THREAD_NEW, tid, tgid, creator);
     return 0;
 }
 
 /* A thread names itself or another of its process; the tracepoint's field is the named one. */
 int thread_rename(void *args)
 {
-    u32 tid = FIELD(u32, RENAME_PID), tgid = tracked_tgid(tid);
-    if (!tgid)
+    u32 tid = FIELD(u32, 15);
+    struct thread *thread = bpf_map_lookup_elem_(TRACKED, &tid);
+    if (!thread)
         return 0;
-    struct record *r = new_record(THREADS, THREAD_NAME, tid, tgid, 0);
+    struct record *r = new_record(THREADS, THREAD_NAME, tid, thread->tgid, 0);
     if (!r)
         return 0;
     /* Four-byte reads: the field is not aligned to eight. */
     u32 *name = (u32 *)&r->a[0];
-    name[0] = FIELD(u32, RENAME_NEWCOMM);
-    name[1] = FIELD(u32, RENAME_NEWCOMM + 4);
-    name[2] = FIELD(u32, RENAME_NEWCOMM + 8);
-    name[3] = FIELD(u32, RENAME_NEWCOMM + 12);
+    name[0] = FIELD_AT(u32, 16, 0);
+    name[1] = FIELD_AT(u32, 16, 4);
+    name[2] = FIELD_AT(u32, 16, 8);
+    name[3] = FIELD_AT(u32, 16, 12);
     submit(r);
     return 0;
 }
@@ -450,6 +867,6 @@ int thread_rename(void *args)
 int process_exit(void *args)
 {
     u32 tid = (u32)bpf_get_current_pid_tgid();
-    tracked.delete(&tid);
+    bpf_map_delete_elem_(TRACKED, &tid);
     return 0;
 }

@@ -1,285 +1,248 @@
-"""Loading and attaching the programs of probes.bpf.c, and reading what they record.
+"""Attaching the programs of probes.bpf.c by a plan, and reading what they record.
 
-Whoever compiles them (a `Source`) gives bytecode and maps. All functions of a library are attached in one
-link each for entry and return, where the kernel can (6.6), and one by one elsewhere (from 5.15).
+Whoever compiled them gives bytecode by program; maps, constants and field offsets are filled in here.
 """
 
 from __future__ import annotations
 
-import errno
-import mmap
 import os
 import platform
-import struct
 import time
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from tracepipe.capture import bpf
-from tracepipe.capture.cuda_calls import is_launch
-from tracepipe.capture.engine import ALL_LAYERS, Coverage, Function, Loss, Notify, Plan
-from tracepipe.capture.kprobes import Kprobes
+from tracepipe.capture.attach import Links, attach_kprobes, attach_uprobes
+from tracepipe.capture.bytecode import FIELDS, HOOK_FIELDS, Constant, Field, filled_in
+from tracepipe.capture.engine import ALL_LAYERS, Coverage, Loss, Notify, Plan
+from tracepipe.capture.hook import FilePlace, KernelPlace, TracepointPlace
+from tracepipe.capture.maps import ARMED, STOPPED, Maps
 from tracepipe.capture.record import DROP_LAYERS, RecordRenderer
+from tracepipe.capture.refusals import Operation, explain
 from tracepipe.capture.ring import Ring
+from tracepipe.capture.specs import is_paired, spec_of
 from tracepipe.capture.syscalls import SYSCALLS
-from tracepipe.capture.tracefs import tracepoint_id, tracing_folder
-from tracepipe.errors import CaptureUnavailable
+from tracepipe.capture.threads import comm_of, own_namespace, running_threads
+from tracepipe.capture.tracefs import field_offsets, tracepoint_id, tracing_folder
 
-_LAUNCH_COOKIE = 1 << 32
-_ARMED, _STOPPED = 0, 1  # elements of the map `control`
 _TRACEPOINTS = {
     "syscall": {"syscall_enter": "raw_syscalls/sys_enter", "syscall_exit": "raw_syscalls/sys_exit"},
-    "scheduler": {"sched_switch": "sched/sched_switch", "sched_wakeup": "sched/sched_wakeup"},
+    "scheduler": {
+        "sched_switch": "sched/sched_switch",
+        "sched_wakeup": "sched/sched_wakeup",
+        "sched_migrate": "sched/sched_migrate_task",
+    },
 }
 _FOLLOWING = {
     "process_exec": "sched/sched_process_exec",
     "thread_new": "task/task_newtask",
     "thread_rename": "task/task_rename",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Maps:
-    """File descriptors of the maps of probes.bpf.c, by their names there."""
-
-    ring: int
-    tracked: int
-    control: int
-    drops: int
-    wanted: int
-
-
-class Source(Protocol):
-    """Compiled programs and created maps."""
-
-    maps: Maps
-
-    def instructions(self, program: str) -> bytes:
-        """Bytecode of a program, its map references resolved."""
-        ...
-
-    def close(self) -> None:
-        """Give the maps back."""
-        ...
+_NO_FIELD: Field = (8, 1)  # a byte that every tracepoint's record has: 0 to 8 is not for programs
+_COMM_BYTES = 16
 
 
 class ProbeRecording:
     """Attached probes and the memory that they write to."""
 
-    def __init__(self, source: Source, plan: Plan, notify: Notify) -> None:
-        self._source, self._plan, self._notify = source, plan, notify
-        self._maps = source.maps
+    def __init__(self, programs: Mapping[str, bytes], plan: Plan, notify: Notify) -> None:
+        """Attach all of the plan. Raises CaptureUnavailable."""
+        self._programs, self._plan, self._notify = programs, plan, notify
         self._syscalls = SYSCALLS[platform.machine()]
-        self._multi_links: list[int] = []
-        self._single_probes: list[int] = []
+        self._links = Links()
+        self._namespace = own_namespace()
         self.coverage = Coverage()
-        self._control_map, self._control = _words(self._maps.control, 2)
-        self._processors = possible_processors()
-        self._drops_map, self._drops = _words(self._maps.drops, len(DROP_LAYERS) * self._processors)
-        self._dropped = [0] * len(DROP_LAYERS)
+        self.filtered: dict[str, int] = {}
+        self._start_ns = time.monotonic_ns()
+        self._names: dict[int, str] = {}
+        self._seen_drops: dict[int, int] = {}
         self._polled_ns = time.monotonic_ns()
-        self._ring = Ring(self._maps.ring, max(plan.ring_bytes, mmap.PAGESIZE))
+        pairs = plan.filters.min_duration_ns > 0 or any(
+            is_paired(probe, plan.filters) for probe in plan.probes
+        )
+        try:
+            self._maps = Maps(plan.ring_bytes, len(plan.probes), pairs)
+        except OSError as error:
+            raise explain(Operation.MAP, error) from error
+        self._ring = Ring(self._maps["ring"], plan.ring_bytes)
+        self._constants = self._constants_of(plan)
         try:
             self._attach()
+        except OSError as error:
+            self.close()
+            raise explain(Operation.ANY, error) from error
         except BaseException:
             self.close()
             raise
 
-    def arm(self, pid: int) -> None:
-        """Record `pid` and its children from its next exec on."""
-        self._control[_ARMED] = pid + 1
+    @property
+    def is_unordered(self) -> bool:
+        """Whether records can stand after later ones, or need what comes after them."""
+        return self._plan.filters.min_duration_ns > 0 or self._namespace is not None
+
+    def start(self) -> None:
+        """Record what the plan's scope says, from now on; a command from its exec on."""
+        scope = self._plan.scope
+        self._start_ns = time.monotonic_ns()
+        if scope.kind == "command":
+            self._maps.control[ARMED] = scope.pids[0] + 1
+        elif self._namespace is not None:
+            # Of processes that run already only the ids here are known; the kernel side knows the others.
+            for thread in running_threads(scope):
+                self._maps.adopt(thread.pid)
+                self._names[thread.tid] = comm_of(thread.pid, thread.tid)
+        else:
+            known: set[int] = set()
+            while found := [thread for thread in running_threads(scope) if thread.tid not in known]:
+                for thread in found:
+                    self._maps.track(thread.tid, thread.pid)
+                    known.add(thread.tid)
+                    self._names[thread.tid] = comm_of(thread.pid, thread.tid)
 
     def collect(self) -> bytes:
         """Whole records since the last call, each with its ring header."""
         return self._ring.take()
 
     def lost(self) -> list[Loss]:
-        """Records that found the ring full since the last call."""
+        """Records that found the ring full since the last call, by layer and processor."""
         now_ns = time.monotonic_ns()
         losses = []
-        for index, layer in enumerate(DROP_LAYERS):
-            start = index * self._processors
-            total = sum(self._drops[start : start + self._processors])
-            if total != self._dropped[index]:
+        processors = self._maps.processors
+        for slot, total in enumerate(self._maps.drops):
+            before = self._seen_drops.get(slot, 0)
+            if total != before:
+                layer = DROP_LAYERS[slot // processors]
                 reason = (
                     "the ring buffer was full"
                     if layer
                     else "a thread's start or name was lost: ring or table full"
                 )
-                losses.append(Loss(layer, total - self._dropped[index], self._polled_ns, now_ns, reason))
-                self._dropped[index] = total
+                losses.append(Loss(layer, total - before, self._polled_ns, now_ns, reason, slot % processors))
+                self._seen_drops[slot] = total
         self._polled_ns = now_ns
         return losses
 
     def renderer(self) -> RecordRenderer:
-        """The decoder of `collect`'s chunks."""
-        names = [function.name for function in self._plan.functions]
-        return RecordRenderer(names, self._syscalls, self._plan.driver)
+        """The decoder of `collect`'s chunks, for a recording that was started."""
+        start_ns = 0 if self._plan.scope.kind == "command" else self._start_ns
+        return RecordRenderer(self._plan.probes, self._syscalls, self._plan.values, start_ns, self._names)
 
     def stop(self) -> None:
         """Record no more, and detach. Again: does nothing."""
-        self._control[_STOPPED] = 1
-        bpf.map_clear(self._maps.tracked, 4)
-        # First and here: as long as these exist, every process that calls the library pays for them.
-        for link in self._multi_links:
+        self._maps.control[STOPPED] = 1
+        bpf.map_clear(self._maps["tracked"], 4)
+        # First and here: as long as these exist, every process that calls the functions pays for them.
+        for link in self._links.multi:
             os.close(link)
-        if self._single_probes:
-            _close_in_background(self._single_probes)
-        self._multi_links, self._single_probes = [], []
+        if self._links.single:
+            _close_in_background(self._links.single)
+        self._links.multi, self._links.single = [], []
+        processors = self._maps.processors
+        for slot, total in enumerate(self._maps.filtered):
+            layer = DROP_LAYERS[slot // processors]
+            if total and layer:
+                self.filtered[layer] = self.filtered.get(layer, 0) + total
+                self._maps.filtered[slot] = 0
 
     def close(self) -> None:
         """Detach, if that was not done, and give the ring and the maps back."""
         self.stop()
         self._ring.close()
-        for words, mapped in ((self._control, self._control_map), (self._drops, self._drops_map)):
-            words.release()
-            mapped.close()
-        self._source.close()
+        self._maps.close()
+
+    def _constants_of(self, plan: Plan) -> dict[int, int]:
+        device, inode = self._namespace or (0, 0)
+        comm = plan.scope.comm.encode()[: _COMM_BYTES - 1].ljust(_COMM_BYTES, b"\0")
+        is_system = plan.scope.kind == "system"
+        return {
+            Constant.PROCESSORS: self._maps.processors,
+            Constant.WITH_SCHEDULER: "scheduler" in plan.own,
+            Constant.EVERYONE: is_system and self._namespace is None,
+            Constant.CHILDREN: plan.scope.children,
+            Constant.MIN_DURATION_NS: plan.filters.min_duration_ns,
+            Constant.SAMPLE: plan.filters.sample,
+            Constant.COMM_LOW: int.from_bytes(comm[:8], "little"),
+            Constant.COMM_HIGH: int.from_bytes(comm[8:], "little"),
+            Constant.NAMESPACE_DEV: device,
+            Constant.NAMESPACE_INO: inode,
+            Constant.PROBE: 0,
+            Constant.OWN_TGID: os.getpid(),
+        }
+
+    def _code(self, program: str, fields: Mapping[int, Field], probe: int = 0) -> bytes:
+        constants = {**self._constants, Constant.PROBE: probe}
+        return filled_in(self._programs[program], self._maps.descriptors, constants, fields)
 
     def _attach(self) -> None:
-        try:
-            if "userspace" in self._plan.layers:
-                self._attach_functions()
-            if "kernel" in self._plan.layers:
-                self._attach_driver()
-            if "syscall" in self._plan.layers:
-                for number in self._syscalls:
-                    bpf.map_update(self._maps.wanted, struct.pack("=I", number), b"\1")
-            points = dict(_FOLLOWING)
-            for layer in ("syscall", "scheduler"):
-                if layer in self._plan.layers:
-                    points |= _TRACEPOINTS[layer]
-                    self.coverage.got.append(layer)
-            if "scheduler" not in self._plan.layers:
-                points["process_exit"] = "sched/sched_process_exit"
-            self._attach_tracepoints(points)
-            self.coverage.got.sort(key=ALL_LAYERS.index)
-        except OSError as error:
-            raise _refused(error) from error
-
-    def _attach_tracepoints(self, points: dict[str, str]) -> None:
+        plan = self._plan
+        self._maps.put_specs(b"".join(spec_of(probe, plan.filters) for probe in plan.probes))
+        if "syscall" in plan.own:
+            self._maps.want_syscalls(list(self._syscalls))
         folder = tracing_folder()
-        for program, name in points.items():
-            code = self._source.instructions(program)
-            loaded = bpf.load_program(program, code, bpf.PROG_TYPE_TRACEPOINT)
-            try:
-                self._single_probes.append(bpf.attach_tracepoint(loaded, tracepoint_id(folder, name)))
-            finally:
-                os.close(loaded)  # the event holds it
+        points = {**_FOLLOWING}
+        if "scheduler" not in plan.own:
+            points["process_exit"] = "sched/sched_process_exit"
+        for layer in plan.own:
+            points |= _TRACEPOINTS[layer]
+        # Who is followed first, so that nobody is met in the middle of a call without need.
+        self._attach_tracepoints(folder, points)
+        self._attach_hooked_tracepoints(folder)
+        attach_uprobes(self._links, plan.probes, self._pair("call"))
+        if any(isinstance(probe.place, KernelPlace) for probe in plan.probes):
+            attach_kprobes(self._links, plan.probes, self._pair("driver"))
+        self._cover()
 
-    def _attach_functions(self) -> None:
-        assert self._plan.library is not None
-        uprobes = _Uprobes(self._source, self._plan.library, self._plan.functions)
+    def _pair(self, kind: str) -> dict[bool, bytes]:
+        return {True: self._code(f"{kind}_return", {}), False: self._code(f"{kind}_enter", {})}
+
+    def _attach_tracepoints(self, folder: Path, points: dict[str, str]) -> None:
+        fields: dict[int, Field] = {}
+        offsets = {point: field_offsets(folder, point) for point in points.values()}
+        for number, (point, name) in FIELDS.items():
+            if name in offsets.get(point, {}):
+                fields[number] = (offsets[point][name], 0)
+        for program, point in points.items():
+            self._attach_tracepoint(program, self._code(program, fields), tracepoint_id(folder, point))
+
+    def _attach_hooked_tracepoints(self, folder: Path) -> None:
+        for index, probe in enumerate(self._plan.probes):
+            if isinstance(probe.place, TracepointPlace):
+                given = [(argument.position, argument.bits // 8) for argument in probe.signature.arguments]
+                fields = dict(zip(HOOK_FIELDS, given + [_NO_FIELD] * len(HOOK_FIELDS), strict=False))
+                code = self._code("tracepoint_hit", fields, index)
+                self._attach_tracepoint("tracepoint_hit", code, tracepoint_id(folder, probe.place.point))
+
+    def _attach_tracepoint(self, name: str, code: bytes, identifier: int) -> None:
+        loaded = bpf.load_program(name, code, bpf.PROG_TYPE_TRACEPOINT)
         try:
-            # Returns first: where every probe is attached singly, all returns are there before any entry.
-            uprobes.attach("call_return", returns=True)
-            uprobes.attach("call_enter", returns=False)
+            self._links.single.append(bpf.attach_tracepoint(loaded, identifier))
         finally:
-            self._multi_links += uprobes.multi_links
-            self._single_probes += uprobes.single_links
-        refused = sorted(self._plan.functions[index].name for index in uprobes.refused)
-        if refused:
-            self._notify(f"not recorded, their first instruction cannot be probed: {', '.join(refused)}")
-        if len(refused) < len(self._plan.functions):
-            self.coverage.got.append("userspace")
-        else:
-            self.coverage.missing["userspace"] = f"no function of {self._plan.library} can be probed"
+            os.close(loaded)  # the event holds it
 
-    def _attach_driver(self) -> None:
-        kprobes = Kprobes(self._plan.driver)
-        try:
-            for program, returns in (("driver_return", True), ("driver_enter", False)):
-                kprobes.attach(program, self._source.instructions(program), returns=returns)
-        finally:
-            self._multi_links += kprobes.multi_links
-            self._single_probes += kprobes.single_links
-        if kprobes.refused:
-            names = sorted(self._plan.driver[index].name for index in kprobes.refused)
-            self._notify(f"not recorded, the kernel does not let them be probed: {', '.join(names)}")
-        if len(kprobes.refused) < len(self._plan.driver):
-            self.coverage.got.append("kernel")
-        else:
-            reason = "the kernel refused every function of the NVIDIA driver"
-            self.coverage.missing["kernel"] = reason
-            self._notify(f"no kernel layer: {reason}")
-
-
-class _Uprobes:
-    """Links of the functions of one library; `refused` are the indices that the kernel would not probe."""
-
-    def __init__(self, source: Source, library: str, functions: list[Function]) -> None:
-        self._source, self._library, self._functions = source, library, functions
-        self._single = False  # the kernel has no multi link: one link a probe
-        self.multi_links: list[int] = []
-        self.single_links: list[int] = []
-        self.refused: set[int] = set()
-
-    def attach(self, program: str, *, returns: bool) -> None:
-        """Attach `program` to all functions. Raises OSError."""
-        indices = list(range(len(self._functions)))
-        code = self._source.instructions(program)
-        if not self._single:
-            loaded = bpf.load_program(program, code, bpf.PROG_TYPE_KPROBE, bpf.UPROBE_MULTI)
-            try:
-                self._link(loaded, indices, returns)
-                return
-            except OSError as error:
-                if error.errno != errno.EINVAL:
-                    raise
-                self._single = True
-            finally:
-                os.close(loaded)
-        loaded = bpf.load_program(program, code, bpf.PROG_TYPE_KPROBE)
-        try:
-            for index in indices:
-                self._link_one(loaded, index, returns)
-        finally:
-            os.close(loaded)
-
-    def _link(self, loaded: int, indices: list[int], returns: bool) -> None:
-        """One link for `indices`; where the kernel refuses one of them, halves, down to the one."""
-        offsets = [self._functions[index].offset for index in indices]
-        cookies = [self._cookie(index) for index in indices]
-        try:
-            self.multi_links.append(bpf.link_uprobes(loaded, self._library, offsets, cookies, returns))
-        except OSError as error:
-            if error.errno != bpf.ENOTSUPP:
-                raise
-            if len(indices) == 1:
-                self.refused.add(indices[0])
-                return
-            middle = len(indices) // 2
-            self._link(loaded, indices[:middle], returns)
-            self._link(loaded, indices[middle:], returns)
-
-    def _link_one(self, loaded: int, index: int, returns: bool) -> None:
-        place = self._functions[index].offset
-        try:
-            link = bpf.link_one_uprobe(loaded, self._library, place, self._cookie(index), returns)
-        except OSError as error:
-            if error.errno != bpf.ENOTSUPP:
-                raise
-            self.refused.add(index)
-        else:
-            self.single_links.append(link)
-
-    def _cookie(self, index: int) -> int:
-        return index | (_LAUNCH_COOKIE if is_launch(self._functions[index].name) else 0)
-
-
-def possible_processors() -> int:
-    """Number of the last processor that may ever be online, plus one: numbers may have gaps."""
-    text = Path("/sys/devices/system/cpu/possible").read_text()
-    return int(text.strip().replace("-", ",").split(",")[-1]) + 1
-
-
-def _words(map_fd: int, count: int) -> tuple[mmap.mmap, memoryview]:
-    """A mappable array map of u64 as memory, read and written a word at a time."""
-    size_bytes = -(-8 * count // mmap.PAGESIZE) * mmap.PAGESIZE
-    mapped = mmap.mmap(map_fd, size_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
-    return mapped, memoryview(mapped)[: 8 * count].cast("Q")
+    def _cover(self) -> None:
+        """Say which layers are recorded, and which functions are not."""
+        refused = self._links.refused
+        for places, why in (
+            (FilePlace, "their first instruction cannot be probed"),
+            (KernelPlace, "the kernel does not let them be probed"),
+        ):
+            names = {
+                p.symbol
+                for i, p in enumerate(self._plan.probes)
+                if i in refused and isinstance(p.place, places)
+            }
+            if names:
+                self._notify(f"not recorded, {why}: {', '.join(sorted(names))}")
+        for layer in self._plan.layers:
+            mine = {index for index, probe in enumerate(self._plan.probes) if probe.layer == layer}
+            if mine and mine <= refused and layer not in self._plan.own:
+                reason = "the kernel lets none of its functions be probed"
+                self.coverage.missing[layer] = reason
+                self._notify(f"no {layer} layer: {reason}")
+            else:
+                self.coverage.got.append(layer)
+        self.coverage.got.sort(key=ALL_LAYERS.index)
 
 
 def _close_in_background(descriptors: list[int]) -> None:
@@ -305,17 +268,3 @@ def _close_in_background(descriptors: list[int]) -> None:
     os.waitpid(child, 0)
     for descriptor in (*descriptors, closed, closing):
         os.close(descriptor)
-
-
-def _refused(error: OSError) -> CaptureUnavailable:
-    if error.errno in (errno.EPERM, errno.EACCES):
-        return CaptureUnavailable(
-            f"The kernel does not let this process attach probes: {error.strerror}.",
-            "Run as root; a container needs --privileged --pid=host.",
-        )
-    if error.errno == errno.EMFILE:
-        return CaptureUnavailable("There are too few file descriptors.", "ulimit -n 8192")
-    return CaptureUnavailable(
-        f"The kernel refused a probe: {error.strerror} (errno {error.errno}).",
-        "Check the kernel: it needs CONFIG_UPROBES, CONFIG_BPF_EVENTS, CONFIG_FTRACE_SYSCALLS.",
-    )

@@ -2,270 +2,224 @@
 
 One record, little-endian, bytes from the start; the first eight are the ring's own header:
 
-    0       8        16     20     24   28   29   30    32      40      48      56      64
-    ┌───────┬────────┬──────┬──────┬────┬────┬────┬─────┬───────┬───────┬───────┬───────┐
-    │ ring  │ ts_ns  │ tid  │ tgid │ id │kind│ 0  │ cpu │ a[0]  │ a[1]  │ a[2]  │ a[3]  │
-    └───────┴────────┴──────┴──────┴────┴────┴────┴─────┴───────┴───────┴───────┴───────┘
+    0       8        16     20     24   28   29     30    32      40      48      56      64
+    ┌───────┬────────┬──────┬──────┬────┬────┬──────┬─────┬───────┬───────┬───────┬───────┐
+    │ ring  │ ts_ns  │ tid  │ tgid │ id │kind│ torn │ cpu │ a[0]  │ a[1]  │ a[2]  │ a[3]  │
+    └───────┴────────┴──────┴──────┴────┴────┴──────┴─────┴───────┴───────┴───────┴───────┘
 
 Lines are put together from ready pieces: a dict and a JSON encoder an event would take three times as long.
 """
 
 from __future__ import annotations
 
-import errno
 import json
 import struct
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from tracepipe.capture.cuda_calls import RESULT_NAMES, arguments_of
-from tracepipe.capture.engine import DriverFunction, Loss
-from tracepipe.capture.ioctl import decode_command
+from tracepipe.capture.calls import Calls, opening
+from tracepipe.capture.engine import Loss
+from tracepipe.capture.hook import Probe
+from tracepipe.capture.record_text import state_text, syscall_arguments, syscall_result
 from tracepipe.capture.ring import RECORD_BYTES
-from tracepipe.capture.syscalls import FUTEX_OPERATIONS, SYSCALL_ARGUMENTS
 
-RECORD = struct.Struct("<8xQIIIBxHQQQQ")
+RECORD = struct.Struct("<8xQIIIBBHQQQQ")
 assert RECORD.size == RECORD_BYTES
 
 (
     CALL_ENTER,
-    LAUNCH_ENTER,
+    MORE,
     CALL_RETURN,
     SYSCALL_ENTER,
     SYSCALL_EXIT,
     SWITCH_OUT,
     SWITCH_IN,
     WAKEUP,
-    DRIVER_ENTER,
-    DRIVER_RETURN,
+    MIGRATE,
+    SERVED,
     THREAD_NEW,
     THREAD_NAME,
-) = range(1, 13)
+    TEXT,
+    EVENT,
+    THREAD_IDS,
+) = range(1, 16)
 
-# Order of the drop counters. The last counts threads that were not followed: their events are of any layer.
-DROP_LAYERS: tuple[str | None, ...] = ("userspace", "syscall", "kernel", "scheduler", None)
-
-_LAYER_OF_KIND = {
-    CALL_ENTER: "userspace",
-    LAUNCH_ENTER: "userspace",
-    CALL_RETURN: "userspace",
-    SYSCALL_ENTER: "syscall",
-    SYSCALL_EXIT: "syscall",
-    SWITCH_OUT: "scheduler",
-    SWITCH_IN: "scheduler",
-    WAKEUP: "scheduler",
-    DRIVER_ENTER: "kernel",
-    DRIVER_RETURN: "kernel",
-}
-
-# prev_state of sched_switch as kernels since 4.14 report it: bit → why the thread left the processor.
-_STATES = {
-    0x1: "sleeping",
-    0x2: "disk",
-    0x4: "stopped",
-    0x8: "traced",
-    0x10: "dead",
-    0x20: "zombie",
-    0x40: "parked",
-    0x80: "idle",
-    0x100: "preempted",
-}
-_LAST_ERROR = 4095  # results from −4095 to −1 are errors, in the kernel's convention
-
-Arguments = Callable[[int, int, int, int], str]
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text)
-
-
-def _named(fields: tuple[tuple[str, int], ...]) -> Arguments | None:
-    """A formatter of the registers that `fields` names; None where there is nothing to write."""
-    if not fields:
-        return None
-    pieces = [(f"{_quoted(name)}:", position) for name, position in fields]
-
-    def arguments(*registers: int) -> str:
-        inner = ",".join([piece + str(registers[position]) for piece, position in pieces])
-        return f',"args":{{{inner}}}'
-
-    return arguments
-
-
-def _driver_arguments(names: tuple[str, ...]) -> Callable[[int, int, int], str]:
-    """A formatter of a driver function's first arguments: `cmd` is an ioctl's command, `_` is left out."""
-
-    def arguments(*registers: int) -> str:
-        values: dict[str, object] = {}
-        for name, register in zip(names, registers, strict=False):
-            if name != "_":
-                values |= decode_command(register) if name == "cmd" else {name: register}
-        return json.dumps(values, separators=(",", ":"))[1:-1]
-
-    return arguments
-
-
-def _joined(members: str, served: int) -> str:
-    """The `args` of a driver function, with the thread that a worker runs it for."""
-    if served:
-        for_whom = f'"for_pid":{served >> 32},"for_tid":{served & 0xFFFFFFFF}'
-        members = f"{members},{for_whom}" if members else for_whom
-    return f',"args":{{{members}}}' if members else ""
-
-
-def _ioctl_arguments() -> Arguments:
-    known: dict[int, str] = {}
-
-    def arguments(fd: int, command: int, _2: int, _3: int) -> str:
-        text = known.get(command)
-        if text is None:
-            text = json.dumps(decode_command(command), separators=(",", ":"))[1:]
-            known[command] = text
-        return f',"args":{{"fd":{_signed32(fd)},{text}'
-
-    return arguments
-
-
-def _futex_arguments(address: int, operation: int, value: int, _3: int) -> str:
-    name = FUTEX_OPERATIONS.get(operation & 127)
-    shown = f'"{name}"' if name else str(operation & 127)
-    return f',"args":{{"address":{address},"op":{shown},"value":{value & 0xFFFFFFFF}}}'
-
-
-def _signed32(value: int) -> int:
-    value &= 0xFFFFFFFF
-    return value - (1 << 32) if value >> 31 else value
-
-
-def _state(value: int) -> str:
-    # More than one bit: the lowest is what the scheduler's own state letter shows.
-    return _STATES.get(value & -value, str(value)) if value else "runnable"
+# Order of the counters of losses. The last counts threads that were not followed: their events are of any
+# layer.
+DROP_LAYERS: tuple[str | None, ...] = (
+    "userspace",
+    "syscall",
+    "kernel",
+    "scheduler",
+    "memory",
+    "transfer",
+    None,
+)
+_UNREPORTED, _MET_RUNNING = 1, 2  # a[1] of a switch
+_SWITCHES = frozenset({SWITCH_OUT, SWITCH_IN})
+_STATEFUL = frozenset({*_SWITCHES, SYSCALL_ENTER, SYSCALL_EXIT, CALL_ENTER, CALL_RETURN})
+_KIND_AT = 28
+_NO_EVENTS = bytes({MORE, SERVED, THREAD_NEW, THREAD_NAME, TEXT, THREAD_IDS})
+# In a text of JSON such a mark stands for itself only: the quotes of a value inside a string are escaped.
+_MARKS = {layer: f'"type":"{layer}"'.encode() for layer in DROP_LAYERS if layer}
+_NO_SWITCH_IN = "the kernel did not report that the thread was switched in"
+_NO_SWITCH_OUT = "the kernel did not report that the thread was switched out"
 
 
 class RecordRenderer:
-    """Writes records as JSON lines: names from `functions` and `driver` by index, system calls by number."""
+    """Writes records as JSON lines: probes by index, system calls by number.
+
+    `start_ns`: when recording began, which is when what was under way then is said to begin. `names` are
+    those of the threads that ran before, by their ids in the capture's pid namespace.
+    """
 
     def __init__(
-        self, functions: list[str], syscalls: dict[int, str], driver: Sequence[DriverFunction] = ()
+        self,
+        probes: Sequence[Probe],
+        syscalls: Mapping[int, str],
+        values: Mapping[str, Mapping[int, str]],
+        start_ns: int = 0,
+        names: Mapping[int, str] | None = None,
     ) -> None:
-        self.counts: dict[str, int] = {}
-        self._call_enter = [self._opening("userspace", name, "B") for name in functions]
-        self._call_return = [self._opening("userspace", name, "E") for name in functions]
-        self._call_arguments = [_named(arguments_of(name)) for name in functions]
-        self._syscall_enter = {
-            number: self._opening("syscall", name, "B") for number, name in syscalls.items()
-        }
-        self._syscall_exit = {
-            number: self._opening("syscall", name, "E") for number, name in syscalls.items()
-        }
-        self._syscall_arguments: dict[int, Arguments | None] = {
-            number: _named(SYSCALL_ARGUMENTS.get(name, ())) for number, name in syscalls.items()
-        }
-        for number, name in syscalls.items():
-            if name == "ioctl":
-                self._syscall_arguments[number] = _ioctl_arguments()
-            elif name == "futex":
-                self._syscall_arguments[number] = _futex_arguments
-        self._driver_enter = [self._opening("kernel", function.name, "B") for function in driver]
-        self._driver_return = [self._opening("kernel", function.name, "E") for function in driver]
-        self._driver_arguments = [_driver_arguments(function.arguments) for function in driver]
-        self._driver_has_result = [function.has_result for function in driver]
-        self._switch_in = self._opening("scheduler", "running", "B")
-        self._switch_out = self._opening("scheduler", "running", "E")
-        self._wakeup = self._opening("scheduler", "wakeup", "I")
-        self._results: dict[int, str] = {}
+        self.losses: dict[str, int] = {}
+        self._calls = Calls(probes, values)
+        self._start_ns = start_ns
+        self._syscall_enter = {n: opening("syscall", name, "B") for n, name in syscalls.items()}
+        self._syscall_exit = {n: opening("syscall", name, "E") for n, name in syscalls.items()}
+        self._syscall_arguments = {n: syscall_arguments(name) for n, name in syscalls.items()}
+        self._switch_in = opening("scheduler", "running", "B")
+        self._switch_out = opening("scheduler", "running", "E")
+        self._wakeup = opening("scheduler", "wakeup", "I")
+        self._migrate = opening("scheduler", "migrate", "I")
         self._states: dict[int, str] = {}
+        self._last_out_ns: dict[int, int] = {}
+        self._in_syscall: set[int] = set()
+        self._depths: dict[int, int] = {}
         self._names: dict[int, str] = {}
-        self._unwritten_names: dict[int, str] = {}
+        self._unwritten_names = {tid: json.dumps(name) for tid, name in (names or {}).items() if name}
+        self._ids: dict[int, tuple[int, int]] = {}
 
-    @staticmethod
-    def _opening(layer: str, name: str, phase: str) -> str:
-        return f'"type":"{layer}","name":{_quoted(name)},"phase":"{phase}","pid":'
+    def learn(self, chunk: bytes) -> None:
+        """Take from a chunk what lines before it need: the ids of threads in the capture's pid namespace."""
+        for _, tid, _, _, kind, _, _, ids, _, _, _ in RECORD.iter_unpack(chunk):
+            if kind == THREAD_IDS:
+                shown_tid = ids & 0xFFFFFFFF
+                self._ids[tid] = ids >> 32, shown_tid
+                if shown_tid in self._unwritten_names:
+                    self._unwritten_names[tid] = self._unwritten_names.pop(shown_tid)
 
     def render(self, chunk: bytes) -> bytes:
         """Lines of the records in `chunk`, which is a whole number of them."""
         lines: list[str] = []
         add = lines.append
-        kinds: Counter[int] = Counter()
-        unwritten = self._unwritten_names
-        for ts_ns, tid, tgid, number, kind, cpu, a0, a1, a2, a3 in RECORD.iter_unpack(chunk):
-            if kind >= THREAD_NEW:
-                self._name_thread(tid, struct.pack("<QQ", a0, a1))
+        calls, ids, unwritten = self._calls, self._ids, self._unwritten_names
+        for ts_ns, tid, tgid, number, kind, torn, cpu, a0, a1, a2, a3 in RECORD.iter_unpack(chunk):
+            if kind == CALL_ENTER:
+                head, arguments = calls.enter(ts_ns, tid, tgid, number, torn, a0, a1, a2, a3)
+            elif kind == CALL_RETURN:
+                head, arguments = calls.leave(tid, tgid, number, torn, a0, a1)
+            elif kind == SYSCALL_ENTER:
+                head, arguments = self._syscall_enter[number], self._syscall_arguments[number](a0, a1, a2, a3)
+            elif kind == SYSCALL_EXIT:
+                head, arguments = self._syscall_exit[number], syscall_result(a0)
+            elif kind == SWITCH_IN:
+                head, arguments = self._switch_in, ""
+            elif kind == SWITCH_OUT:
+                head, arguments = self._switch_out, self._states.get(a0) or self._left(a0)
+            elif kind == WAKEUP:
+                by_tid = ids[number][1] if number in ids else number
+                head, arguments = self._wakeup, f',"args":{{"by_tid":{by_tid},"target_cpu":{a0}}}'
+            elif kind == MIGRATE:
+                head, arguments = self._migrate, f',"args":{{"from_cpu":{a0},"to_cpu":{a1}}}'
+            elif kind == EVENT:
+                head, arguments = calls.hit(number, a0, a1, a2, a3)
+            else:
+                self._belongs(kind, tid, number, a0, a1, a2, a3)
                 continue
-            opening, arguments = self._pieces(kind, number, a0, a1, a2, a3)
-            comm = f',"comm":{unwritten.pop(tid)}' if tid in unwritten else ""
+            pid, shown_tid = ids.get(tid, (tgid, tid)) if ids else (tgid, tid)
+            where = f'"pid":{pid},"tid":{shown_tid},"cpu":{cpu}' if pid else f'"cpu":{cpu}'
+            if kind in _STATEFUL and (self._start_ns or (a1 and kind in _SWITCHES)):
+                self._continue(add, kind, ts_ns, tid, a1, head, where)
+            if tid in unwritten:
+                where += f',"comm":{unwritten.pop(tid)}'
             # The time first: the rest of a line then repeats, and readers parse it once.
-            add(f'{{"ts_ns":{ts_ns},{opening}{tgid},"tid":{tid},"cpu":{cpu}{comm}{arguments}}}\n')
-            kinds[kind] += 1
-        for kind, count in kinds.items():
-            layer = _LAYER_OF_KIND[kind]
-            self.counts[layer] = self.counts.get(layer, 0) + count
+            add(f'{{"ts_ns":{ts_ns},{head},{where}{arguments}}}\n')
+            if kind == SWITCH_OUT:
+                self._last_out_ns[tid] = ts_ns
+            elif kind == CALL_RETURN and number in calls.effective:
+                effect = calls.effect(ts_ns, tid, pid, shown_tid, cpu, number, a0, a1)
+                if effect:
+                    add(effect)
         return "".join(lines).encode()
 
     def count(self, chunk: bytes) -> int:
-        """Records in `chunk`."""
-        return len(chunk) // RECORD_BYTES
+        """Events in `chunk`."""
+        return event_count(chunk)
 
-    def _pieces(self, kind: int, number: int, a0: int, a1: int, a2: int, a3: int) -> tuple[str, str]:
-        """Start of the line up to its time, and its `args` with the comma before."""
-        if kind == CALL_RETURN:
-            return self._call_return[number], self._results.get(a0) or self._result(a0)
+    def _continue(
+        self, add: Callable[[str], None], kind: int, ts_ns: int, tid: int, note: int, head: str, where: str
+    ) -> None:
+        """Before a record that does not follow from the thread's last one: what is known of the time
+        between.
+        """
         if kind == CALL_ENTER:
-            form = self._call_arguments[number]
-            return self._call_enter[number], form(a0, a1, a2, a3) if form else ""
-        if kind == SYSCALL_ENTER:
-            form = self._syscall_arguments[number]
-            return self._syscall_enter[number], form(a0, a1, a2, a3) if form else ""
-        if kind == SYSCALL_EXIT:
-            return self._syscall_exit[number], _syscall_result(a0)
-        if kind == SWITCH_IN:
-            return self._switch_in, ""
-        if kind == SWITCH_OUT:
-            return self._switch_out, self._states.get(a0) or self._left(a0)
-        if kind == DRIVER_ENTER:
-            return self._driver_enter[number], _joined(self._driver_arguments[number](a0, a1, a2), a3)
-        if kind == DRIVER_RETURN:
-            result = f'"result":{_signed32(a0)}' if self._driver_has_result[number] else ""
-            return self._driver_return[number], _joined(result, a3)
-        if kind == WAKEUP:
-            return self._wakeup, f',"args":{{"by_tid":{number},"target_cpu":{a0}}}'
-        return self._call_enter[number], _launch_arguments(a0, a1, a2, a3)
+            self._depths[tid] = self._depths.get(tid, 0) + ('"phase":"B"' in head)
+        elif kind == CALL_RETURN:
+            depth = self._depths.get(tid, 0)
+            if depth:
+                self._depths[tid] = depth - 1
+            else:
+                self._began_before(add, head, where)
+        elif kind == SYSCALL_ENTER:
+            self._in_syscall.add(tid)
+        elif kind == SYSCALL_EXIT:
+            if tid not in self._in_syscall:
+                self._in_syscall.add(tid)
+                self._began_before(add, head, where)
+        elif note == _MET_RUNNING:
+            self._began_before(add, self._switch_in, where)
+        elif note == _UNREPORTED and kind == SWITCH_OUT:
+            self._unreported(add, self._last_out_ns.get(tid, ts_ns), ts_ns, _NO_SWITCH_IN)
+        elif note == _UNREPORTED:
+            self._unreported(add, ts_ns, ts_ns, _NO_SWITCH_OUT)
+            add(f'{{"ts_ns":{ts_ns},{self._switch_out},{where},"args":{{"prev_state":"not reported"}}}}\n')
 
-    def _result(self, register: int) -> str:
-        # CUresult is an int: the upper half of the register is undefined.
-        code = _signed32(register)
-        name = RESULT_NAMES.get(code)
-        text = (
-            f',"args":{{"result":{code},"result_name":"{name}"}}' if name else f',"args":{{"result":{code}}}'
-        )
-        self._results[register] = text
-        return text
+    def _began_before(self, add: Callable[[str], None], head: str, where: str) -> None:
+        begin = head.replace('"phase":"E"', '"phase":"B"')
+        add(f'{{"ts_ns":{self._start_ns},{begin},{where},"args":{{"began":"before the recording"}}}}\n')
+
+    def _unreported(self, add: Callable[[str], None], start_ns: int, end_ns: int, reason: str) -> None:
+        self.losses["scheduler"] = self.losses.get("scheduler", 0) + 1
+        add(loss_line(Loss("scheduler", 1, start_ns, end_ns, reason)).decode())
+
+    def _belongs(self, kind: int, tid: int, number: int, *a: int) -> None:
+        """Keep what belongs to a record that follows."""
+        if kind in (THREAD_NEW, THREAD_NAME):
+            name = json.dumps(struct.pack("<QQ", *a[:2]).split(b"\0", 1)[0].decode(errors="replace"))
+            if self._names.get(tid) != name:
+                self._names[tid] = self._unwritten_names[tid] = name
+            self._in_syscall.add(tid)
+        elif kind == MORE:
+            self._calls.more[tid] = number, a
+        elif kind == TEXT:
+            self._calls.texts.setdefault(tid, []).append(struct.pack("<4Q", *a))
+        elif kind == SERVED:
+            self._calls.served[tid] = a[0]
 
     def _left(self, prev_state: int) -> str:
-        text = f',"args":{{"prev_state":"{_state(prev_state)}"}}'
+        text = f',"args":{{"prev_state":"{state_text(prev_state)}"}}'
         self._states[prev_state] = text
         return text
 
-    def _name_thread(self, tid: int, comm: bytes) -> None:
-        name = _quoted(comm.split(b"\0", 1)[0].decode(errors="replace"))
-        if self._names.get(tid) != name:
-            self._names[tid] = self._unwritten_names[tid] = name
+
+def event_count(chunk: bytes) -> int:
+    """Records in `chunk` that become a line."""
+    return len(chunk[_KIND_AT::RECORD_BYTES].translate(None, _NO_EVENTS))
 
 
-def _syscall_result(register: int) -> str:
-    if register >> 63 and register >= (1 << 64) - _LAST_ERROR:
-        code = (1 << 64) - register
-        # Codes from 512 are the kernel's own (a call that a signal interrupts and restarts).
-        name = errno.errorcode.get(code, "restarted" if code >= 512 else "")
-        return f',"args":{{"result":-{code},"error":"{name}"}}'
-    return f',"args":{{"result":{register}}}'
-
-
-def _launch_arguments(function: int, grid_xy: int, grid_z_block_x: int, block_yz: int) -> str:
-    low = 0xFFFFFFFF
-    grid = f"{grid_xy & low},{grid_xy >> 32},{grid_z_block_x & low}"
-    block = f"{grid_z_block_x >> 32},{block_yz & low},{block_yz >> 32}"
-    return f',"args":{{"function":{function},"grid":[{grid}],"block":[{block}]}}'
+def layer_counts(lines: bytes) -> dict[str, int]:
+    """Layer → events in lines that a renderer made."""
+    counts = {layer: lines.count(mark) for layer, mark in _MARKS.items()}
+    return {layer: count for layer, count in counts.items() if count}
 
 
 def loss_line(loss: Loss) -> bytes:
@@ -273,6 +227,8 @@ def loss_line(loss: Loss) -> bytes:
     record: dict[str, str | int] = {"type": "loss"}
     if loss.layer:
         record["layer"] = loss.layer
+    if loss.cpu is not None:
+        record["cpu"] = loss.cpu
     record |= {
         "ts_ns": loss.start_ns,
         "dur_ns": loss.end_ns - loss.start_ns,

@@ -1,62 +1,81 @@
-"""One capture from start to end: target, probes, events, footer."""
+"""One capture from start to end: whose events, probes, what they record, footer."""
 
 from __future__ import annotations
 
 import json
+import os
 import platform
+import select
 import signal
+import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any, BinaryIO
 
-from tracepipe.capture.driver import driver_functions
-from tracepipe.capture.elf import Elf
 from tracepipe.capture.engine import (
     CaptureRequest,
     CaptureSummary,
-    DriverFunction,
+    Collector,
     Engine,
-    Function,
     Notify,
     Plan,
     Recording,
+    Store,
 )
-from tracepipe.capture.library import LIBCUDA, find_library, find_program
+from tracepipe.capture.library import find_program
+from tracepipe.capture.planning import plan_of
+from tracepipe.capture.record import event_count
 from tracepipe.capture.spool import Spool, cannot_write
-from tracepipe.capture.target import Ending, Target
-from tracepipe.errors import CaptureUnavailable, InputError
+from tracepipe.capture.target import Target
+from tracepipe.errors import TracepipeError
 from tracepipe.model import HostInstant, new_header
 
 _TICK_S = 0.002  # how often the ring is emptied: at 1.3 million events a second, 170 kB
+_NICE = -10
 _GRACE_S = 2.0  # how long an interrupted target may take to end
 _SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGCHLD}
+_INTERRUPTS = {signal.SIGINT, signal.SIGTERM}
+# What a header says of the request, where it is not the usual.
+_OPTIONS = (
+    "pids", "comm", "system", "children", "hooks", "only", "exclude", "libraries", "min_duration_ns", "sample"
+)  # fmt: skip
 _SI_KERNEL = 0x80  # siginfo's code of a Ctrl-C from the terminal, which the target got as well
 
 
 def run_session(
-    engine: Engine, engine_version: str, request: CaptureRequest, sink: BinaryIO, notify: Notify
+    engine: Engine,
+    engine_version: str,
+    request: CaptureRequest,
+    sink: BinaryIO | Store,
+    watchers: Sequence[Collector],
+    notify: Notify,
 ) -> CaptureSummary:
     """Run and record the request with `engine`, whose check passed. Errors as `capture` states them."""
-    program = find_program(request.command)
-    plan, missing = _plan(engine, request, program, notify)
+    program = find_program(request.command) if request.command else None
     # Blocked, not handled: the loop takes them one by one, with who sent them.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
-        target = Target(program, request.command, {signal.Signals(number) for number in mask})
+        target = None
+        if program is not None:
+            target = Target(program, request.command, {signal.Signals(number) for number in mask})
         try:
+            plan, missing = plan_of(engine, request, target.pid if target else 0, notify)
+            began_ns = time.monotonic_ns()
             recording = engine.attach(plan, notify)
+            attach_ns = time.monotonic_ns() - began_ns
             try:
                 missing |= recording.coverage.missing
-                session = _Session(
-                    request, recording, target, sink, f"{engine.name} {engine_version}", missing
-                )
-                return session.run()
+                name = f"{engine.name} {engine_version}"
+                session = _Session(request, plan, recording, target, sink, watchers, name, missing, attach_ns)
+                return session.run(notify)
             finally:
                 recording.close()
         finally:
-            target.close()
+            if target is not None:
+                target.close()
     finally:
         # An interrupt that came while this one was dealt with means the same.
         while signal.sigtimedwait(_SIGNALS, 0):
@@ -64,49 +83,12 @@ def run_session(
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _plan(
-    engine: Engine, request: CaptureRequest, program: str, notify: Notify
-) -> tuple[Plan, dict[str, str]]:
-    """What to attach, and the layers that cannot be: layer → why."""
-    missing = {
-        layer: f"the {engine.name} engine does not record it"
-        for layer in request.layers
-        if layer not in engine.layers
-    }
-    library, functions = None, list[Function]()
-    if "userspace" in request.layers and "userspace" not in missing:
-        library = request.library or find_library(program)
-        if library is None:
-            missing["userspace"] = f"{LIBCUDA} was not found for {Path(program).name}; --library names one"
-        else:
-            functions = _functions(library)
-            if not functions:
-                missing["userspace"] = f"{library} exports no cu* function"
-    driver: list[DriverFunction] = []
-    if "kernel" in request.layers and "kernel" not in missing:
-        driver, reason = driver_functions()
-        if reason:
-            missing["kernel"] = reason
-    for layer, reason in missing.items():
-        notify(f"no {layer} layer: {reason}")
-    layers = tuple(layer for layer in request.layers if layer not in missing)
-    if not layers:
-        raise CaptureUnavailable(
-            "None of the layers that were asked for can be recorded: "
-            + "; ".join(f"{layer}: {reason}" for layer, reason in missing.items())
-            + ".",
-            f"Layers of the {engine.name} engine: {', '.join(sorted(engine.layers))}.",
-        )
-    ring_bytes = 1 << (max(request.ring_bytes, 4096) - 1).bit_length()
-    return Plan(layers, library, functions, ring_bytes, driver), missing
-
-
-def _functions(library: str) -> list[Function]:
-    try:
-        with Elf(library) as elf:
-            return elf.exported_functions("cu")
-    except OSError as error:
-        raise InputError(str(error.strerror), "--library takes a libcuda.so.1", path=library) from None
+def _hurry() -> None:
+    """Let this thread, which empties the ring, go before the programs that fill it, as far as that is
+    allowed.
+    """
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
 
 def _instant() -> HostInstant:
@@ -127,63 +109,125 @@ def _tool() -> str:
 
 @dataclass
 class _Session:
-    """A target that is held, probes that are attached, and where the events go."""
+    """A target that is held, or processes that run; probes that are attached; and where the events go."""
 
     request: CaptureRequest
+    plan: Plan
     recording: Recording
-    target: Target
-    sink: BinaryIO
+    target: Target | None
+    sink: BinaryIO | Store
+    watchers: Sequence[Collector]
     engine: str
     missing: dict[str, str]
+    attach_ns: int
     interrupts: int = 0
     kill_at_s: float = 0.0
+    events: int = 0
+    _processes: dict[int, int] = field(default_factory=dict)
 
-    def run(self) -> CaptureSummary:
+    def run(self, notify: Notify) -> CaptureSummary:
         start = _instant()
         self._write(self._header(start))
-        spool = Spool(self.sink, self.recording.renderer())
         try:
-            self.recording.arm(self.target.pid)
-            self.target.release()
-            ending = self._follow(spool)
-            before_ns = time.monotonic_ns()
-            self.recording.stop()
-            detach_ns = time.monotonic_ns() - before_ns
-            self._pump(spool)
-            end = _instant()
-            self._finish(spool)
-            footer = self._footer(spool, ending, end)
-            self._write(footer)
+            self._open_processes()
+            self.recording.start()
+            store = self._store()
+            try:
+                for collector in (store, *self.watchers):
+                    collector.begin(self.plan, start["monotonic_ns"])
+                _hurry()
+                if self.target is not None:
+                    self.target.release()
+                ended_by = self._follow(store, start["monotonic_ns"])
+                before_ns = time.monotonic_ns()
+                self.recording.stop()
+                detach_ns = time.monotonic_ns() - before_ns
+                self._pump(store)
+                end = _instant()
+                self._finish(store)
+                footer = self._footer(store, ended_by, end)
+                self._write(footer)
+            finally:
+                store.close()
         finally:
-            spool.close()
+            for descriptor in self._processes.values():
+                os.close(descriptor)
         return CaptureSummary(
             counts=footer["counts"],
             losses=footer["losses"],
+            cpu_losses=store.cpu_losses,
+            filtered=footer.get("filtered", {}),
             ended_by=footer["ended_by"],
-            exit_code=ending.exit_code,
+            exit_code=self._exit_code(notify),
             wall_ns=end["monotonic_ns"] - start["monotonic_ns"],
+            attach_ns=self.attach_ns,
             detach_ns=detach_ns,
             engine=self.engine,
         )
 
-    def _follow(self, spool: Spool) -> Ending:
-        """Empty the ring until the target ends or is made to."""
+    def _store(self) -> Store:
+        """Where the records go: lines of a file, or the store that was given instead of one."""
+        if isinstance(self.sink, Store):
+            return self.sink
+        renderer = self.recording.renderer()
+        is_unordered = self.recording.is_unordered
+        return Spool(self.sink, renderer, is_unordered=is_unordered, limits=self.request.limits)
+
+    def _open_processes(self) -> None:
+        """A descriptor of every process that is recorded, which tells of its end."""
+        for pid in self.request.pids:
+            try:
+                self._processes[pid] = os.pidfd_open(pid)
+            except OSError as error:
+                raise TracepipeError(
+                    f"Process {pid} cannot be recorded: {error.strerror}.", "Is it still running?"
+                ) from None
+
+    def _follow(self, store: Store, start_ns: int) -> str:
+        """Empty the ring until what is recorded ends, or the recording; returns why."""
         while True:
             received = signal.sigtimedwait(_SIGNALS, _TICK_S)
             if received is not None and received.si_signo != signal.SIGCHLD:
                 self._interrupt(received)
-            if self.kill_at_s and time.monotonic() >= self.kill_at_s:
+            if self.kill_at_s and time.monotonic() >= self.kill_at_s and self.target is not None:
                 self.target.send(signal.SIGKILL)
-            self._pump(spool)
-            if spool.error is not None:
+            self._pump(store)
+            if store.error is not None and self.target is not None:
                 self.target.send(signal.SIGKILL)
+            ended_by = self._ended() or self._limit_reached(store, start_ns)
+            if ended_by:
+                store.raise_if_failed()
+                return ended_by
+
+    def _ended(self) -> str:
+        """Why there is nothing more to record, "" as long as there is."""
+        if self.target is not None:
             ending = self.target.poll()
-            if ending is not None:
-                spool.raise_if_failed()
-                return ending
+            return ending.text if ending is not None else ""
+        if self.interrupts:
+            return "interrupt"
+        if self._processes:
+            poller = select.poll()
+            for descriptor in self._processes.values():
+                poller.register(descriptor, select.POLLIN)
+            if len(poller.poll(0)) == len(self._processes):
+                return "the processes ended"
+        return ""
+
+    def _limit_reached(self, store: Store, start_ns: int) -> str:
+        limits = self.request.limits
+        if limits.duration_ns is not None and time.monotonic_ns() - start_ns >= limits.duration_ns:
+            return "duration"
+        if limits.events is not None and self.events >= limits.events:
+            return "number of events"
+        if limits.size_bytes is not None and store.size_bytes >= limits.size_bytes:
+            return "size"
+        return ""
 
     def _interrupt(self, received: signal.struct_siginfo) -> None:
         self.interrupts += 1
+        if self.target is None:
+            return
         if self.interrupts > 1:
             self.target.send(signal.SIGKILL)
             return
@@ -191,24 +235,46 @@ class _Session:
         if received.si_code != _SI_KERNEL:
             self.target.send(received.si_signo)
 
-    def _pump(self, spool: Spool) -> None:
+    def _pump(self, store: Store) -> None:
         chunk = self.recording.collect()
         if chunk:
-            spool.put(chunk)
+            if self.request.limits.events is not None:
+                self.events += event_count(chunk)
+            for collector in (store, *self.watchers):
+                collector.put(chunk)
         for loss in self.recording.lost():
-            spool.put_loss(loss)
+            for collector in (store, *self.watchers):
+                collector.put_loss(loss)
 
-    def _finish(self, spool: Spool) -> None:
+    def _finish(self, store: Store) -> None:
         """Wait for the lines; a Ctrl-C leaves the rest of them out."""
-        spool.finish()
-        while not spool.wait(0.05):
-            received = signal.sigtimedwait({signal.SIGINT, signal.SIGTERM}, 0)
+        for collector in (store, *self.watchers):
+            collector.finish()
+        while not store.wait(0.05):
+            received = signal.sigtimedwait(_INTERRUPTS, 0)
             if received is not None:
                 self.interrupts += 1
-                spool.abandon()
-        spool.raise_if_failed()
+                store.abandon()
+        store.raise_if_failed()
+
+    def _exit_code(self, notify: Notify) -> int:
+        """The target's; a target that goes on after a limit is waited for, untraced."""
+        if self.target is None:
+            return 0
+        if self.target.poll() is None:
+            notify(f"the recording is complete; {self.request.command[0]} goes on (Ctrl-C ends it)")
+        while (ending := self.target.poll()) is None:
+            received = signal.sigtimedwait(_SIGNALS, 1.0)
+            if received is not None and received.si_signo != signal.SIGCHLD:
+                self._interrupt(received)
+            if self.kill_at_s and time.monotonic() >= self.kill_at_s:
+                self.target.send(signal.SIGKILL)
+        return ending.exit_code
 
     def _header(self, start: HostInstant) -> dict[str, Any]:
+        request, usual = asdict(self.request), asdict(CaptureRequest())
+        said = {**request, **request["filters"]}
+        usual |= usual["filters"]
         header = new_header(
             tool=_tool(),
             host=platform.node(),
@@ -224,19 +290,30 @@ class _Session:
                 "got": self.recording.coverage.got,
                 "missing": self.missing,
             },
+            options={name: said[name] for name in _OPTIONS if said[name] != usual[name]},
         )
         return dict(header)
 
-    def _footer(self, spool: Spool, ending: Ending, end: HostInstant) -> dict[str, Any]:
-        return {
+    def _footer(self, store: Store, ended_by: str, end: HostInstant) -> dict[str, Any]:
+        footer: dict[str, Any] = {
             "type": "footer",
-            "counts": spool.counts,
-            "losses": spool.losses,
+            "counts": store.counts,
+            "losses": store.losses,
             "end": end,
-            "ended_by": "interrupt" if self.interrupts else ending.text,
+            "ended_by": "interrupt" if self.interrupts else ended_by,
         }
+        if store.cpu_losses:
+            footer["cpu_losses"] = {
+                layer: {str(cpu): count for cpu, count in sorted(by_cpu.items())}
+                for layer, by_cpu in store.cpu_losses.items()
+            }
+        if self.recording.filtered:
+            footer["filtered"] = self.recording.filtered
+        return footer
 
     def _write(self, record: dict[str, Any]) -> None:
+        if isinstance(self.sink, Store):
+            return
         try:
             self.sink.write(json.dumps(record, separators=(",", ":"), ensure_ascii=False).encode() + b"\n")
             self.sink.flush()

@@ -6,20 +6,28 @@ writing of lines takes; lines come behind, and after the end as far as they are 
 
 from __future__ import annotations
 
+import mmap
 import os
+import struct
 import sys
 import tempfile
 import threading
 import time
+from array import array
 from pathlib import Path
 from queue import SimpleQueue
 from typing import BinaryIO
 
-from tracepipe.capture.engine import Loss, Renderer
-from tracepipe.capture.record import loss_line
+from tracepipe.capture.engine import Limits, Loss, Plan, Renderer
+from tracepipe.capture.record import layer_counts, loss_line
+from tracepipe.capture.ring import RECORD_BYTES
 from tracepipe.errors import OutputError
 
 _PIECE_BYTES = 64 * 4096  # bytes that become lines at once: 4096 records
+_LINE_TO_RECORD = 2.2  # bytes of lines for a byte of records, until it is measured
+_NO_LIMITS = Limits()
+_TIME = struct.Struct("<8xQ48x")  # ts_ns of a record
+assert _TIME.size == RECORD_BYTES
 # Seconds a thread may keep the interpreter while another waits. The default of 5 ms would let the collector
 # wait that long three times a tick while lines are made.
 _SWITCH_S = 0.0005
@@ -28,17 +36,29 @@ _SWITCH_S = 0.0005
 class Spool:
     """Takes chunks and losses in order, writes their lines to `sink`."""
 
-    def __init__(self, sink: BinaryIO, renderer: Renderer) -> None:
-        self._sink, self._renderer = sink, renderer
+    def __init__(
+        self, sink: BinaryIO, renderer: Renderer, *, is_unordered: bool = False, limits: Limits = _NO_LIMITS
+    ) -> None:
+        """`is_unordered`: lines are made when all is collected, in order of time. What is beyond the limits
+        is not written: the recording ends there.
+        """
+        self._sink, self._renderer, self._is_unordered = sink, renderer, is_unordered
+        self._limits = limits
+        self.counts: dict[str, int] = {}
         self._file: BinaryIO = tempfile.TemporaryFile(dir=_folder_of(sink), prefix="tracepipe-", buffering=0)  # noqa: SIM115, closed in `close`
         self._size_bytes = 0
         self._items: SimpleQueue[tuple[int, int] | Loss | None] = SimpleQueue()
         self._abandoned = threading.Event()
         self._thread = threading.Thread(target=self._write, name="tracepipe-lines", daemon=True)
         self._old_switch_s = sys.getswitchinterval()
-        self.losses: dict[str, int] = {}
+        self._losses: dict[str, int] = {}
+        self.cpu_losses: dict[str, dict[int, int]] = {}
         self._unwritten = 0
+        self._rendered_bytes = self._written_bytes = 0
         self.error: OSError | None = None
+
+    def begin(self, plan: Plan, start_ns: int) -> None:
+        """Start to write; the renderer knows the plan."""
         sys.setswitchinterval(_SWITCH_S)
         self._thread.start()
 
@@ -62,9 +82,17 @@ class Spool:
         self._items.put(None)
 
     @property
-    def counts(self) -> dict[str, int]:
-        """Layer → events written."""
-        return dict(self._renderer.counts)
+    def losses(self) -> dict[str, int]:
+        """Layer → events lost."""
+        ours, found = self._losses, self._renderer.losses
+        return {layer: ours.get(layer, 0) + found.get(layer, 0) for layer in {**ours, **found}}
+
+    @property
+    def size_bytes(self) -> int:
+        """What the lines of all that was put take, written or not: an estimate while some are not."""
+        behind = self._size_bytes - self._rendered_bytes
+        a_line = self._written_bytes / self._rendered_bytes if self._rendered_bytes else _LINE_TO_RECORD
+        return self._written_bytes + int(behind * a_line)
 
     @property
     def is_done(self) -> bool:
@@ -84,7 +112,8 @@ class Spool:
         """End the thread and give the temporary file back. Raises OutputError if writing lines failed."""
         self.abandon()
         self.finish()
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
         sys.setswitchinterval(self._old_switch_s)
         self._file.close()
 
@@ -98,8 +127,10 @@ class Spool:
             while (item := self._items.get()) is not None:
                 if isinstance(item, Loss):
                     self._write_loss(item)
-                else:
+                elif not self._is_unordered:
                     self._write_chunk(*item)
+            if self._is_unordered:
+                self._write_in_order()
             if self._unwritten:
                 now_ns = time.monotonic_ns()
                 self._write_loss(Loss(None, self._unwritten, now_ns, now_ns, "not written: interrupted"))
@@ -108,17 +139,59 @@ class Spool:
 
     def _write_loss(self, loss: Loss) -> None:
         layer = loss.layer or "unknown"
-        self.losses[layer] = self.losses.get(layer, 0) + loss.count
+        self._losses[layer] = self._losses.get(layer, 0) + loss.count
+        if loss.cpu is not None:
+            by_cpu = self.cpu_losses.setdefault(layer, {})
+            by_cpu[loss.cpu] = by_cpu.get(loss.cpu, 0) + loss.count
         self._sink.write(loss_line(loss))
 
     def _write_chunk(self, offset: int, size: int) -> None:
         for start in range(offset, offset + size, _PIECE_BYTES):
             piece_bytes = min(_PIECE_BYTES, offset + size - start)
-            piece = os.pread(self._file.fileno(), piece_bytes, start)
-            if self._abandoned.is_set():
-                self._unwritten += self._renderer.count(piece)
-            else:
-                self._sink.write(self._renderer.render(piece))
+            self._write_piece(os.pread(self._file.fileno(), piece_bytes, start))
+
+    def _write_piece(self, piece: bytes) -> None:
+        if self._abandoned.is_set():
+            self._unwritten += self._renderer.count(piece)
+            return
+        text = self._within_limits(self._renderer.render(piece))
+        self._sink.write(text)
+        for layer, count in layer_counts(text).items():
+            self.counts[layer] = self.counts.get(layer, 0) + count
+        self._rendered_bytes += len(piece)
+        self._written_bytes += len(text)
+
+    def _within_limits(self, text: bytes) -> bytes:
+        """The lines that there is room for."""
+        events = size_bytes = sys.maxsize
+        if self._limits.events is not None:
+            events = max(self._limits.events - sum(self.counts.values()), 0)
+        if self._limits.size_bytes is not None:
+            size_bytes = max(self._limits.size_bytes - self._written_bytes, 0)
+        if len(text) <= size_bytes and text.count(b"\n") <= events:
+            return text
+        kept = []
+        for line in text.splitlines(keepends=True):
+            events -= bool(layer_counts(line))
+            size_bytes -= len(line)
+            if events < 0 or size_bytes < 0:
+                break
+            kept.append(line)
+        return b"".join(kept)
+
+    def _write_in_order(self) -> None:
+        """Write all that was collected by time; records of one time stay in the order that they came in."""
+        if not self._size_bytes:
+            return
+        with mmap.mmap(self._file.fileno(), self._size_bytes, prot=mmap.PROT_READ) as data:
+            self._renderer.learn(data[:])
+            times = array("Q", [time_ns for (time_ns,) in _TIME.iter_unpack(data)])
+            order = sorted(range(len(times)), key=times.__getitem__)
+            for first in range(0, len(order), _PIECE_BYTES // RECORD_BYTES):
+                places = order[first : first + _PIECE_BYTES // RECORD_BYTES]
+                self._write_piece(
+                    b"".join([data[at * RECORD_BYTES : (at + 1) * RECORD_BYTES] for at in places])
+                )
 
 
 def _folder_of(sink: BinaryIO) -> str | None:

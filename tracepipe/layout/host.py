@@ -14,6 +14,8 @@ from tracepipe.timeline import BEGIN, COUNTER, END, INSTANT, Flows, Track
 
 # Live allocations whose sizes are remembered for their frees.
 ALLOCATIONS_MAX = 1 << 20
+RUNNING = "running"
+"""The slice of the scheduler's own layer: a thread has a processor."""
 _ADDRESSES = ("address", "ptr", "dptr", "devPtr")
 
 
@@ -92,11 +94,14 @@ class HostLayout:
             thread = self._threads[pid, tid] = HostThread(self._tree.thread(pid, tid, comm))
         if comm:
             self._tree.rename_thread(pid, tid, comm)
-        row = thread.rows.get(layer)
+        # A scheduler of the GPU's work is a function of the driver, and nests among the others.
+        calls = layer == "scheduler" and shape.phase != "I" and shape.name != RUNNING
+        drawn = "kernel" if calls else layer
+        row = thread.rows.get(drawn)
         if row is None:
-            row = thread.rows[layer] = Row(self._tree.layer(thread.track, layer))
+            row = thread.rows[drawn] = Row(self._tree.layer(thread.track, drawn))
         shape.row, shape.thread = row, thread
-        shape.may_be_called = layer == "kernel" or (layer == "syscall" and shape.name == "ioctl")
+        shape.may_be_called = drawn == "kernel" or (layer == "syscall" and shape.name == "ioctl")
         if shape.phase != "E" and "cpu" in shape.record:
             args = {"cpu": shape.record["cpu"], **(shape.args or {})}
             # Shared only where the shape is: the others' would be kept for one event.
@@ -107,7 +112,7 @@ class HostLayout:
         """The flow from the call that this ioctl or driver function runs in, 0 if there is none."""
         if row.open:
             return 0  # a driver function that another called: the nesting shows it
-        for above in ("syscall", "userspace") if layer == "kernel" else ("userspace",):
+        for above in ("userspace",) if layer == "syscall" else ("syscall", "userspace"):
             caller = thread.rows.get(above)
             if caller is not None and caller.open and (above != "syscall" or caller.open[-1][0] == "ioctl"):
                 return caller.open[-1][2] or self._give_flow(caller, len(caller.open) - 1)

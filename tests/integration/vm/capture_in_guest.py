@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tracepipe.capture import CaptureRequest, CaptureSummary, bpf, capture
-from tracepipe.capture.driver import layers_here
+from tracepipe.capture.planning import layers_here
 
 COMMAND = ["./vec_add", "-n", "1000", "-i", "3"]
 links: Counter[str] = Counter(multi=0, single=0)
@@ -40,7 +40,8 @@ links.clear()
 
 Path("/proc/sys/kernel/kptr_restrict").write_text("2")
 with subprocess.Popen(["./vec_add", "-n", "10", "-i", "100000000"], stdout=subprocess.DEVNULL) as other:
-    outcome["again"] = {"counts": captured("again.jsonl", ("kernel",)).counts, "links": dict(links)}
+    again = captured("again.jsonl", ("kernel",))
+    outcome["again"] = {"counts": again.counts, "links": dict(links)}
     assert other.poll() is None
     other.kill()
 outcome["messages"] = messages

@@ -1,0 +1,106 @@
+"""Doctor on this machine: what it finds is what a capture then does."""
+
+from __future__ import annotations
+
+import os
+import resource
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tracepipe.capture import ENGINES
+from tracepipe.doctor import AREAS, Finding, can_capture, examine
+from tracepipe.errors import CaptureUnavailable
+
+try:
+    ENGINES["prebuilt"]().check()
+    WHY_NOT = ""
+except CaptureUnavailable as unavailable:
+    WHY_NOT = unavailable.message
+needs_ebpf = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+
+
+@pytest.fixture(scope="module")
+def findings() -> list[Finding]:
+    return examine()
+
+
+def rows(findings: list[Finding], area: str) -> dict[str, Finding]:
+    return {finding.name: finding for finding in findings if finding.area == area}
+
+
+def in_child(check: Callable[[], None]) -> None:
+    """Run it in a process that may give up privileges."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            check()
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_every_area_is_there_and_every_row_complete(findings: list[Finding]) -> None:
+    assert list(dict.fromkeys(finding.area for finding in findings)) == list(AREAS)
+    assert set(rows(findings, "layers")) == {"userspace", "syscall", "kernel", "scheduler"}
+    assert set(rows(findings, "methods")) == {*ENGINES, "auto"}
+    for finding in findings:
+        assert finding.detail
+        if finding.area == "layers" and finding.state == "fails":
+            assert finding.mend, finding
+
+
+@pytest.mark.ebpf
+@needs_ebpf
+def test_what_can_be_captured_here_is_found(findings: list[Finding]) -> None:
+    assert can_capture(findings)
+    assert "tracefs" in rows(findings, "machine")["tracefs"].detail or Path("/sys/kernel/tracing").is_dir()
+    methods, layers = rows(findings, "methods"), rows(findings, "layers")
+    assert methods["prebuilt"].state == "works"
+    for layer in ("userspace", "syscall", "scheduler"):
+        assert "prebuilt" in layers[layer].detail
+    has_kprobes = Path("/sys/bus/event_source/devices/kprobe/type").exists()
+    assert (layers["kernel"].state == "fails") == (not has_kprobes)
+
+
+@pytest.mark.ebpf
+@needs_ebpf
+def test_nothing_stays_behind(findings: list[Finding]) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    examine()
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.ebpf
+@needs_ebpf
+def test_a_user_is_told_to_be_root(findings: list[Finding]) -> None:
+    def check() -> None:
+        os.setgroups([])
+        os.setresgid(65534, 65534, 65534)
+        os.setresuid(65534, 65534, 65534)
+        found = examine()
+        assert not can_capture(found)
+        assert rows(found, "machine")["privileges"].mend.startswith("sudo")
+        for layer in ("userspace", "syscall", "scheduler"):
+            assert "needs root" in rows(found, "layers")[layer].detail
+
+    in_child(check)
+
+
+@pytest.mark.ebpf
+@needs_ebpf
+def test_too_few_files_are_recognised(findings: list[Finding]) -> None:
+    def check() -> None:
+        used = set(map(int, os.listdir("/proc/self/fd")))
+        unused = [number for number in range(1000) if number not in used]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (unused[8], unused[8]))  # eight more can be opened
+        found = rows(examine(), "methods")
+        assert (found["prebuilt"].state, found["prebuilt"].mend) == ("fails", "ulimit -n 8192")
+
+    in_child(check)

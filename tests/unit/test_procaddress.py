@@ -1,0 +1,143 @@
+"""Functions that a libcuda hands out and does not export: what it answers, and what else may happen."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tracepipe.capture import procaddress
+from tracepipe.capture.elf import Elf
+from tracepipe.capture.hook import FilePlace
+from tracepipe.capture.hooks import load_set
+from tracepipe.capture.library import LibrarySearch
+from tracepipe.capture.procaddress import handed_out
+from tracepipe.capture.resolve import resolve
+
+pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
+
+LIBRARY = """
+#include <stdio.h>
+#include <string.h>
+#define API __attribute__((visibility("default")))
+static int newer(int a) { return a + 1; }
+static int per_thread(int a) { return a + 2; }
+static int secret(int a) { return a + 3; }
+API int cuInit(int a) { return a; }
+API int cuMemAlloc_v2(int a) { return a + 4; }
+API int cuDriverGetVersion(int *version) { *version = 12040; return 0; }
+API int cuGetProcAddress_v2(const char *name, void **function, int version, unsigned long long flags,
+                            int *status)
+{
+    puts("this is not the answer");
+    if (version > 12040)
+        return 1;
+    if (!strcmp(name, "cuInit"))
+        *function = flags == 2 ? per_thread : (void *)cuInit;
+    else if (!strcmp(name, "cuMemAlloc"))
+        *function = version >= 12030 ? newer : (void *)cuMemAlloc_v2;
+    else if (!strcmp(name, "cuSecret"))
+        *function = secret;
+    else
+        *function = strcmp(name, "cuElsewhere") ? NULL : (void *)strcmp;
+    *status = 0;
+    return 0;
+}
+"""
+SET = """
+target = "uprobe:libcuda.so.1"
+variants = ["_ptsz", "_v2"]
+[[hook]]
+functions = ["cuMemAlloc(address: ptr)", "cuSecret", "cuElsewhere", "cu[A-Z]*"]
+"""
+
+
+def build(folder: Path, text: str = LIBRARY) -> str:
+    (folder / "library.c").write_text(text)
+    command = ["gcc", "-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-soname,libcuda.so.1"]
+    subprocess.run([*command, "-o", "libcuda.so.1", "library.c"], check=True, cwd=folder)
+    return str(folder / "libcuda.so.1")
+
+
+def test_functions_that_are_not_exported(tmp_path: Path) -> None:
+    path = build(tmp_path)
+    (tmp_path / "mini.toml").write_text(SET)
+    notes: list[str] = []
+    hooks = load_set(str(tmp_path / "mini.toml"))
+    selection = resolve([hooks], LibrarySearch(given=(path,)), notify=notes.append)
+    assert notes == []
+    with Elf(path) as elf:
+        offsets = {name: elf.file_offset(address) for name, address in elf.functions(local=True)}
+    found = {probe.symbol: probe for probe in selection.probes}
+    assert {name: found[name].place for name in ("cuMemAlloc", "cuInit_ptsz", "cuSecret")} == {
+        "cuMemAlloc": FilePlace(path, offsets["newer"]),
+        "cuInit_ptsz": FilePlace(path, offsets["per_thread"]),
+        "cuSecret": FilePlace(path, offsets["secret"]),
+    }
+    assert found["cuMemAlloc"].signature == found["cuMemAlloc_v2"].signature
+    assert found["cuMemAlloc"].signature.arguments
+    assert "cuElsewhere" not in found  # of another library
+    assert len(selection.probes) == 7
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("abort();", "ended with -6"),
+        ("for (;;) pause();", "no answer in time"),
+        ("_exit(0);", "Expecting value"),
+        ("exit(3);", "ended with 3"),
+    ],
+)
+def test_a_library_that_cannot_be_asked_is_a_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, reason: str
+) -> None:
+    monkeypatch.setattr(procaddress, "_TIMEOUT_S", 0.5)
+    start = f"__attribute__((constructor)) static void start(void) {{ {body} }}"
+    path = build(tmp_path, f"#include <stdlib.h>\n#include <unistd.h>\n{start}\n{LIBRARY}")
+    notes: list[str] = []
+    assert handed_out(path, ["cuInit"], notes.append) == []
+    (note,) = notes
+    assert note.startswith(f"{path} was not asked for functions that it does not export: ")
+    assert reason in note
+
+
+def test_what_is_no_library_is_a_note(tmp_path: Path) -> None:
+    notes: list[str] = []
+    for text in ("no library", None):
+        path = tmp_path / "libcuda.so.1"
+        path.unlink(missing_ok=True)
+        if text:
+            path.write_text(text)
+        assert handed_out(str(path), ["cuInit"], notes.append) == []
+    assert len(notes) == 2
+    assert handed_out("/proc/1/root/lib/libcuda.so.1", ["cuInit"], notes.append) == []
+    assert "in another container" in notes[2]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        None,
+        {"cuInit": 1},
+        [None, 3, [], ["cuInit"], ["cuInit", 0], ["cuInit", 0, "4"], [["cuInit"], 0, 4], ["cuInit", True, 4]],
+        [["cuInit", 0, 0], ["cuInit", 0, -5], ["cuInit", 0, 1 << 60], ["system", 0, 4]],
+    ],
+)
+def test_answers_that_make_no_sense_are_left_out(answer: Any) -> None:
+    assert procaddress._named(answer, {"cuInit"}, size_bytes=4096) == []
+    assert procaddress._named([["cuInit", 0, 64]], {"cuInit"}, size_bytes=4096) == [("cuInit", 64)]
+
+
+def test_as_whom_the_library_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = build(tmp_path)
+    monkeypatch.setattr(procaddress.os, "geteuid", lambda: 0)
+    monkeypatch.setenv("SUDO_UID", "65534")
+    assert procaddress._user(path)["user"] == 65534
+    monkeypatch.setenv("SUDO_UID", "0")
+    assert procaddress._user(path) == {}
+    monkeypatch.setattr(procaddress.os, "geteuid", lambda: 1000)
+    assert procaddress._user(path) == {}

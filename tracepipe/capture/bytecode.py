@@ -1,0 +1,126 @@
+"""The programs of probes.bpf.c as bytecode, and what is written into it when it is loaded.
+
+One instruction (include/uapi/linux/bpf.h):
+
+    0      1         2        4            8
+    ┌──────┬─────────┬────────┬────────────┐
+    │ code │ dst│src │ offset │ immediate  │      src in the upper four bits
+    └──────┴─────────┴────────┴────────────┘
+
+A 64-bit constant takes two of them; the upper half stands in the second's immediate. Three kinds of places
+are filled in: a constant with src 1 names a map by its number in maps.py, one with src 9 a constant by its
+number in `Constant`, and a load from offset 0x4000 on names a field of the tracepoint's record by its number
+in `FIELDS`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+
+from tracepipe.errors import CaptureUnavailable
+
+PROGRAMS = (
+    "call_enter",
+    "call_return",
+    "driver_enter",
+    "driver_return",
+    "tracepoint_hit",
+    "syscall_enter",
+    "syscall_exit",
+    "sched_switch",
+    "sched_wakeup",
+    "sched_migrate",
+    "process_exec",
+    "thread_new",
+    "thread_rename",
+    "process_exit",
+)
+
+
+class Constant(IntEnum):
+    """CONFIG(n) of probes.bpf.c."""
+
+    PROCESSORS = 0
+    WITH_SCHEDULER = 1
+    EVERYONE = 2
+    CHILDREN = 3
+    MIN_DURATION_NS = 4
+    SAMPLE = 5
+    COMM_LOW = 6
+    COMM_HIGH = 7
+    NAMESPACE_DEV = 8
+    NAMESPACE_INO = 9
+    PROBE = 10
+    OWN_TGID = 11
+
+
+# FIELD(n) of probes.bpf.c: (tracepoint, field).
+FIELDS: dict[int, tuple[str, str]] = {
+    0: ("raw_syscalls/sys_enter", "id"),
+    1: ("raw_syscalls/sys_enter", "args"),
+    2: ("raw_syscalls/sys_exit", "id"),
+    3: ("raw_syscalls/sys_exit", "ret"),
+    4: ("sched/sched_switch", "prev_pid"),
+    5: ("sched/sched_switch", "next_pid"),
+    6: ("sched/sched_switch", "prev_state"),
+    7: ("sched/sched_wakeup", "pid"),
+    8: ("sched/sched_wakeup", "target_cpu"),
+    9: ("sched/sched_migrate_task", "pid"),
+    10: ("sched/sched_migrate_task", "orig_cpu"),
+    11: ("sched/sched_migrate_task", "dest_cpu"),
+    12: ("sched/sched_process_exec", "old_pid"),
+    13: ("task/task_newtask", "pid"),
+    14: ("task/task_newtask", "clone_flags"),
+    15: ("task/task_rename", "pid"),
+    16: ("task/task_rename", "newcomm"),
+}
+HOOK_FIELDS = range(32, 36)
+"""FIELD(n) of a hook's tracepoint: its arguments."""
+
+_INSTRUCTION = struct.Struct("<BBhi")
+_LOAD_CONSTANT = 0x18  # BPF_LD | BPF_IMM | BPF_DW
+_LOAD, _CLASS = 0x01, 0x07  # BPF_LDX
+_SIZE = 0x18  # the bits of a load's code that say how much
+_SIZES = {1: 0x10, 2: 0x08, 4: 0x00, 8: 0x18}
+_PSEUDO_MAP, _PSEUDO_CONSTANT = 1, 9
+_FIELD_BASE, _FIELD_BYTES = 0x4000, 64
+
+Field = tuple[int, int]
+"""Offset in the tracepoint's record and size, bytes; size 0: as the program reads it."""
+
+
+def filled_in(
+    instructions: bytes, maps: Sequence[int], constants: Mapping[int, int], fields: Mapping[int, Field]
+) -> bytes:
+    """The bytecode with map descriptors, constants and field offsets in their places.
+
+    `maps[n - 1]` is map n. Raises CaptureUnavailable for a place that nothing is given for.
+    """
+    out = bytearray(instructions)
+    at = 0
+    while at < len(out):
+        code, registers, offset, immediate = _INSTRUCTION.unpack_from(out, at)
+        if code == _LOAD_CONSTANT:
+            if registers >> 4 == _PSEUDO_MAP:
+                struct.pack_into("<i", out, at + 4, maps[immediate - 1])
+            elif registers >> 4 == _PSEUDO_CONSTANT:
+                value = constants[immediate] & (1 << 64) - 1
+                out[at + 1] = registers & 15
+                struct.pack_into("<I", out, at + 4, value & 0xFFFFFFFF)
+                struct.pack_into("<I", out, at + 12, value >> 32)
+            at += 8
+        elif code & _CLASS == _LOAD and offset >= _FIELD_BASE:
+            number, byte = divmod(offset - _FIELD_BASE, _FIELD_BYTES)
+            if number not in fields:
+                raise CaptureUnavailable(
+                    f"The kernel's tracepoint {'/'.join(FIELDS.get(number, ('', str(number))))} has changed.",
+                    "Say which kernel this is: its records are read by name, and one name is gone.",
+                )
+            place, size_bytes = fields[number]
+            if size_bytes:
+                out[at] = code & ~_SIZE | _SIZES[size_bytes]
+            struct.pack_into("<h", out, at + 2, place + byte)
+        at += 8
+    return bytes(out)

@@ -1,0 +1,174 @@
+"""What this machine lets a process do, as far as it tells without being tried.
+
+Every field is None, "" or empty where the system does not say: on other systems than Linux, or where a file
+cannot be read.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass, field
+from pathlib import Path
+
+# Bits of CapEff, include/uapi/linux/capability.h.
+CAPABILITIES = {"CAP_SYS_ADMIN": 21, "CAP_SYS_RESOURCE": 24, "CAP_PERFMON": 38, "CAP_BPF": 39}
+_TRACEFS = ("/sys/kernel/tracing", "/sys/kernel/debug/tracing")
+_INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of include/linux/proc_ns.h
+# The one thing that each of these leaves in a container; cgroup paths are hidden from it since cgroup 2.
+_CONTAINER_MARKS = {"/.dockerenv": "docker", "/run/.containerenv": "podman"}
+NVIDIA_MODULES = ("nvidia", "nvidia_uvm", "nvidia_modeset", "nvidia_drm")
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The facts that decide what can be captured.
+
+    `release` is the kernel's. `capabilities` are those of CAPABILITIES that are effective. `seccomp`: 0 none,
+    2 a filter. `files_max` and `memlock_bytes` are soft limits, −1 unlimited. `uprobe_pmu` and `kprobe_pmu`:
+    the kernel has them for perf events. `nvidia` is the driver's version, "" if it is not loaded.
+    """
+
+    system: str
+    release: str
+    architecture: str
+    euid: int = 0
+    capabilities: frozenset[str] | None = None
+    is_initial_pid_namespace: bool | None = None
+    is_initial_user_namespace: bool | None = None
+    container: str = ""
+    seccomp: int | None = None
+    lockdown: str = ""
+    files_max: int | None = None
+    memlock_bytes: int | None = None
+    tracefs: str = ""
+    uprobe_pmu: bool = False
+    kprobe_pmu: bool = False
+    has_btf: bool = False
+    settings: dict[str, int] = field(default_factory=dict)
+    nvidia: str = ""
+    nvidia_modules: tuple[str, ...] = ()
+
+    @property
+    def kernel(self) -> tuple[int, int]:
+        """Major and minor version; (0, 0) if the release does not begin with one."""
+        parts = self.release.split(".")
+        digits = [
+            "".join(letter for letter in part.partition("-")[0] if letter.isdigit()) for part in parts[:2]
+        ]
+        return (int(digits[0]), int(digits[1])) if len(digits) == 2 and all(digits) else (0, 0)
+
+    def has(self, capability: str) -> bool:
+        """Whether the capability is effective; root is taken to have what is not known."""
+        if self.capabilities is None:
+            return self.euid == 0
+        return capability in self.capabilities
+
+
+def this_machine(root: Path = Path("/")) -> Machine:
+    """This machine, or one whose /proc and /sys are below `root`."""
+    status = _status(root)
+    effective = int(status["CapEff"], 16) if "CapEff" in status else None
+    modules = tuple(name for name in NVIDIA_MODULES if _exists(root / "sys/module" / name))
+    events = root / "sys/bus/event_source/devices"
+    files_max, memlock_bytes = _limits()
+    return Machine(
+        system=platform.system(),
+        release=platform.release(),
+        architecture=platform.machine(),
+        euid=os.geteuid() if hasattr(os, "geteuid") else -1,
+        capabilities=(
+            None
+            if effective is None
+            else frozenset(name for name, bit in CAPABILITIES.items() if effective >> bit & 1)
+        ),
+        is_initial_pid_namespace=_is_initial(root),
+        is_initial_user_namespace=_maps_all_users(root),
+        container=_container(root),
+        seccomp=int(status["Seccomp"]) if status.get("Seccomp", "").isdigit() else None,
+        lockdown=_chosen(_read(root / "sys/kernel/security/lockdown")),
+        files_max=files_max,
+        memlock_bytes=memlock_bytes,
+        tracefs=next((path for path in _TRACEFS if _exists(root / path[1:] / "events")), ""),
+        uprobe_pmu=_exists(events / "uprobe/type"),
+        kprobe_pmu=_exists(events / "kprobe/type"),
+        has_btf=_exists(root / "sys/kernel/btf/vmlinux"),
+        settings=_settings(root),
+        nvidia=_nvidia_version(root),
+        nvidia_modules=modules,
+    )
+
+
+def _exists(path: Path) -> bool:
+    """Whether it is there to be seen: a folder above may be root's."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _status(root: Path) -> dict[str, str]:
+    lines = _read(root / "proc/self/status").splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def _is_initial(root: Path) -> bool | None:
+    try:
+        return str((root / "proc/self/ns/pid").readlink()) == _INITIAL_PID_NAMESPACE
+    except OSError:
+        return None
+
+
+def _maps_all_users(root: Path) -> bool | None:
+    """Inside of a user namespace, root is root of that only. `         0          0 4294967295` maps all."""
+    words = _read(root / "proc/self/uid_map").split()
+    return words == ["0", "0", "4294967295"] if words else None
+
+
+def _container(root: Path) -> str:
+    for mark, name in _CONTAINER_MARKS.items():
+        if _exists(root / mark[1:]):
+            return name
+    # systemd's word for it, set by podman, lxc and systemd-nspawn on the first process
+    environment = _read(root / "proc/1/environ").split("\0")
+    return next((entry[10:] for entry in environment if entry.startswith("container=")), "")
+
+
+def _chosen(text: str) -> str:
+    """`none [integrity] confidentiality` → `integrity`."""
+    return text.partition("[")[2].partition("]")[0]
+
+
+def _limits() -> tuple[int | None, int | None]:
+    try:
+        import resource
+    except ImportError:  # not on this system
+        return None, None
+    memlock = getattr(resource, "RLIMIT_MEMLOCK", None)
+    return (
+        resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        resource.getrlimit(memlock)[0] if memlock is not None else None,
+    )
+
+
+def _settings(root: Path) -> dict[str, int]:
+    found = {}
+    for name in ("perf_event_paranoid", "unprivileged_bpf_disabled", "kptr_restrict"):
+        text = _read(root / "proc/sys/kernel" / name)
+        if text.lstrip("-").isdigit():
+            found[name] = int(text)
+    return found
+
+
+def _nvidia_version(root: Path) -> str:
+    """`NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu …` → `535.129.03`."""
+    lines = _read(root / "proc/driver/nvidia/version").splitlines()
+    words = lines[0].split() if lines else []
+    return next((word for word in words if word[0].isdigit() and "." in word), "")

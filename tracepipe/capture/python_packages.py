@@ -1,0 +1,100 @@
+"""Libraries inside the packages of a Python interpreter, which no search of the dynamic linker finds.
+
+PyTorch, JAX and CuPy load CUDA's libraries by path, from wheels: nvidia/cuda_runtime/lib, nvidia/cu13/lib,
+torch/lib. The folders of packages come from files alone; the interpreter is not run, as it is the target's.
+Source: Python's documentation of the modules `site` and `venv`.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+_INTERPRETER = re.compile(r"(python|pypy)[\d.]*t?")
+_LIBRARY_FOLDERS = ("nvidia/*/lib", "torch/lib", "*.libs")
+
+
+def python_of(program: str) -> str:
+    """The interpreter if `program` is one or a script for one, as torchrun is; "" otherwise."""
+    if _INTERPRETER.fullmatch(Path(program).name):
+        return program
+    try:
+        with Path(program).open("rb") as file:
+            head = os.fsdecode(file.readline(256))
+    except OSError:
+        return ""
+    words = head[2:].split() if head.startswith("#!") else []
+    if words and Path(words[0]).name == "env":
+        names = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
+        words = [shutil.which(names[0]) or ""] if names else []
+    return words[0] if words and _INTERPRETER.fullmatch(Path(words[0]).name) else ""
+
+
+def package_libraries(python: str, is_wanted: Callable[[str], bool]) -> list[str]:
+    """Files in the interpreter's packages whose names are wanted, links resolved."""
+    found: dict[str, None] = {}
+    for folder in package_folders(python):
+        for pattern in _LIBRARY_FOLDERS:
+            for libraries in sorted(folder.glob(pattern)):
+                found.update(dict.fromkeys(_wanted(libraries, is_wanted)))
+    for prefix in _prefixes(python):  # conda's own libraries
+        if (prefix / "conda-meta").is_dir():
+            found.update(dict.fromkeys(_wanted(prefix / "lib", is_wanted)))
+    return list(found)
+
+
+def package_folders(python: str) -> list[Path]:
+    """Folders that the interpreter imports packages from, those that exist."""
+    folders = [Path(part) for part in os.environ.get("PYTHONPATH", "").split(":") if part]
+    bases = list(_prefixes(python))
+    if os.environ.get("VIRTUAL_ENV"):
+        bases.append(Path(os.environ["VIRTUAL_ENV"]))
+    bases += [_home() / ".local", Path("/usr/local"), Path("/usr")]
+    for base in bases:
+        for kind in ("site-packages", "dist-packages"):
+            folders += sorted(base.glob(f"lib*/python3*/{kind}"))
+    folders.append(Path("/usr/lib/python3/dist-packages"))
+    existing = {folder.resolve(): None for folder in folders if folder.is_dir()}
+    return list(existing)
+
+
+def _wanted(folder: Path, is_wanted: Callable[[str], bool]) -> Iterator[str]:
+    try:
+        names = sorted(entry.name for entry in folder.iterdir())
+    except OSError:
+        return
+    for name in names:
+        if is_wanted(name) and (folder / name).is_file():
+            yield str((folder / name).resolve())
+
+
+def _prefixes(python: str) -> Iterator[Path]:
+    """The folder above the interpreter's bin, that of a virtual environment's base, that of its real file."""
+    path = Path(python).absolute()
+    prefix = path.parent.parent
+    yield prefix
+    if path.parent.name == "shims":  # pyenv's: any of its versions
+        yield from sorted(prefix.glob("versions/*"))
+    try:
+        settings = (prefix / "pyvenv.cfg").read_text(errors="replace")
+    except OSError:
+        settings = ""
+    for line in settings.splitlines():
+        key, _, value = line.partition("=")
+        if key.strip() == "home" and value.strip().startswith("/"):
+            yield Path(value.strip()).parent
+    yield path.resolve().parent.parent
+
+
+def _home() -> Path:
+    """Home of the user as whom the target runs: under sudo, of who called it."""
+    try:
+        if os.geteuid() == 0 and os.environ.get("SUDO_UID", "").isdigit():
+            return Path(pwd.getpwuid(int(os.environ["SUDO_UID"])).pw_dir)
+    except KeyError:
+        pass
+    return Path.home()

@@ -1,0 +1,96 @@
+"""What can be captured on this machine, why the rest cannot, and what mends it.
+
+    examine() → [Finding("layers", "userspace", "works", "uprobes at once: …"), …]
+
+Everything that a capture needs is really tried, on functions that nobody calls, and undone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+
+from tracepipe.capture.engine import DEFAULT_LAYERS
+from tracepipe.capture.machine import Machine, this_machine
+from tracepipe.doctor import checks
+from tracepipe.doctor.finding import ABSENT, FAILS, LIMITED, WORKS, Area, Examination, Finding
+from tracepipe.doctor.trials import RealTrials, Trials
+
+__all__ = ["AREAS", "Finding", "as_json", "can_capture", "examine", "report"]
+
+# Area → its examination, in the order of the report; each sees what was found before.
+AREAS: dict[str, Area] = {
+    "machine": checks.machine,
+    "methods": checks.methods,
+    "layers": checks.layers,
+    "cuda": checks.cuda,
+}
+_MARKS = {WORKS: "✓", LIMITED: "!", FAILS: "✗", ABSENT: "–"}
+_ASCII_MARKS = {WORKS: "+", LIMITED: "!", FAILS: "x", ABSENT: "-"}
+_COLOURS = {WORKS: "32", LIMITED: "33", FAILS: "31", ABSENT: "2"}  # SGR
+
+
+def examine(
+    machine: Machine | None = None,
+    trials: Trials | None = None,
+    areas: Mapping[str, Area] = AREAS,
+    notify: Callable[[str], None] = lambda area: None,
+) -> list[Finding]:
+    """All findings, area by area; `notify` gets each area's name before it is examined."""
+    examination = Examination(machine or this_machine(), trials or RealTrials())
+    for name, area in areas.items():
+        notify(name)
+        for finding in area(examination):
+            examination.found.append(finding)
+    return examination.found
+
+
+def can_capture(findings: list[Finding]) -> bool:
+    """Whether the layers that a capture asks for by default can be had, by some method."""
+    states = {finding.name: finding.state for finding in findings if finding.area == "layers"}
+    return all(states.get(layer) in (WORKS, LIMITED) for layer in DEFAULT_LAYERS)
+
+
+def report(
+    findings: list[Finding], *, width: int = 0, colours: bool = False, ascii_only: bool = False
+) -> Iterator[str]:
+    """Lines for a person: a row for each finding, below it what mends it; cut at `width` unless that is 0."""
+    marks = _ASCII_MARKS if ascii_only else _MARKS
+    areas = max((len(finding.area) for finding in findings), default=0)
+    names = max((len(finding.name) for finding in findings), default=0)
+    area, before, said = "", "", set()
+    for finding in findings:
+        shown = finding.area if finding.area != area else ""
+        area = finding.area
+        start = f"{shown.ljust(areas)}  "
+        mark = marks[finding.state]
+        is_same = finding.state == FAILS and finding.detail == before
+        detail = f"{finding.name.ljust(names)}  {'the same' if is_same else finding.detail}"
+        before = finding.detail
+        indent = " " * (areas + names + 6)
+        first, *more = _wrapped(detail, width - len(start) - 2, len(indent) - len(start) - 2)
+        coloured = f"\x1b[{_COLOURS[finding.state]}m{mark}\x1b[0m" if colours else mark
+        yield f"{start}{coloured} {first}".rstrip()
+        yield from (" " * (len(start) + 2) + line for line in more)
+        if finding.mend and finding.mend not in said:
+            said.add(finding.mend)
+            arrow = "->" if ascii_only else "→"
+            yield f"{indent}{arrow} {finding.mend}"
+
+
+def _wrapped(text: str, width: int, indent: int) -> list[str]:
+    """Lines of at most `width` columns, all but the first indented."""
+    import textwrap
+
+    if width < indent + 20:
+        return [text]
+    return textwrap.wrap(text, width, subsequent_indent=" " * indent, break_on_hyphens=False) or [""]
+
+
+def as_json(findings: list[Finding]) -> str:
+    """`{"can_capture":…,"findings":[{"area":…,"name":…,"state":…,"detail":…,"mend":…},…]}`."""
+    rows = [
+        {"area": f.area, "name": f.name, "state": f.state, "detail": f.detail, "mend": f.mend}
+        for f in findings
+    ]
+    return json.dumps({"can_capture": can_capture(findings), "findings": rows}, indent=1, ensure_ascii=False)

@@ -1,0 +1,290 @@
+"""The examination of each area: facts and trials in, findings out. Nothing here asks the machine itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from tracepipe.capture.machine import CAPABILITIES, Machine
+from tracepipe.capture.refusals import Operation, explain
+from tracepipe.doctor.finding import ABSENT, FAILS, LIMITED, WORKS, Examination, Finding
+from tracepipe.doctor.trials import Timing
+from tracepipe.errors import CaptureUnavailable
+
+OLDEST = (5, 15)
+_FILES_NEEDED = 256  # a capture's maps, links and pipes, and what Python has open, with room to spare
+_FILES_WANTED = 8192  # one for each entry and return where functions are probed one by one
+_ELSEWHERE = "Capture on Linux, on x86-64 or aarch64; files are converted anywhere."
+_SUDO = "sudo -E tracepipe …"
+_MORE_FILES = f"ulimit -n {_FILES_WANTED}"
+_LINUX = "Linux"
+_ARCHITECTURES = ("x86_64", "aarch64")
+
+
+def machine(examination: Examination) -> Iterator[Finding]:
+    """What the system says of itself."""
+    facts = examination.machine
+    rows = [_system]
+    if facts.system == _LINUX:
+        rows += [_privileges, _container, _lockdown, _limits, _tracefs, _settings, _btf]
+    for row in rows:
+        name = row.__name__.lstrip("_").replace("btf", "BTF")
+        yield Finding("machine", name, *row(facts))
+
+
+Row = tuple[str, str, str]
+"""State, detail, mend."""
+
+
+def _system(facts: Machine) -> Row:
+    name = f"{facts.system} {facts.release}, {facts.architecture}"
+    if facts.system != _LINUX or facts.architecture not in _ARCHITECTURES:
+        return FAILS, name, _ELSEWHERE
+    if facts.kernel < OLDEST:
+        return FAILS, f"{name}: too old", "Use Linux 5.15 or later."
+    if facts.kernel < (6, 6):
+        return LIMITED, f"{name}: probes are set one by one (at once from 6.6)", ""
+    return WORKS, name, ""
+
+
+def _privileges(facts: Machine) -> Row:
+    user = "root" if facts.euid == 0 else f"user {facts.euid}"
+    if facts.capabilities is None:
+        return (
+            WORKS if facts.euid == 0 else FAILS,
+            f"{user}, capabilities not known",
+            "" if facts.euid == 0 else _SUDO,
+        )
+    wanted = [name for name in CAPABILITIES if name != "CAP_SYS_RESOURCE"]
+    has = [name for name in wanted if name in facts.capabilities]
+    detail = f"{user}, {', '.join(has) or 'no capability that tracing needs'}"
+    if facts.euid != 0:
+        return FAILS, detail, _SUDO
+    if facts.is_initial_user_namespace is False:
+        return FAILS, f"{detail}; of a user namespace only", "Be root outside of it (sudo)."
+    if "CAP_SYS_ADMIN" not in facts.capabilities:
+        lacks = ", ".join(name for name in wanted if name not in has)
+        return (
+            LIMITED,
+            f"{detail}; without {lacks}",
+            "Start it with all capabilities (a container: --privileged).",
+        )
+    return WORKS, detail, ""
+
+
+def _container(facts: Machine) -> Row:
+    parts = [facts.container or "none seen"]
+    if facts.is_initial_pid_namespace is not None:
+        parts.append(
+            "process ids of the host" if facts.is_initial_pid_namespace else "process ids of its own"
+        )
+    if facts.seccomp is not None:
+        parts.append("system calls are filtered (seccomp)" if facts.seccomp else "no filter of system calls")
+    return (
+        LIMITED if facts.seccomp else WORKS,
+        ", ".join(parts),
+        "" if not facts.seccomp else _unfiltered(facts),
+    )
+
+
+def _unfiltered(facts: Machine) -> str:
+    return "docker run --privileged …" if facts.container else ""
+
+
+def _lockdown(facts: Machine) -> Row:
+    if facts.lockdown == "confidentiality":
+        mend = "Boot without lockdown=confidentiality (with Secure Boot: mokutil --disable-validation)."
+        return FAILS, "confidentiality: nothing can be traced", mend
+    return WORKS, facts.lockdown or "none", ""
+
+
+def _limits(facts: Machine) -> Row:
+    if facts.files_max is None:
+        return ABSENT, "not known", ""
+    files = "any number of" if facts.files_max < 0 else f"{facts.files_max:,}"
+    detail = f"{files} open files"
+    if facts.memlock_bytes is not None:
+        locked = "any" if facts.memlock_bytes < 0 else f"{facts.memlock_bytes >> 10:,} KB of"
+        detail += f", {locked} locked memory"
+    if 0 <= facts.files_max < _FILES_NEEDED:
+        return LIMITED, f"{detail}: too few files for a capture", _MORE_FILES
+    if 0 <= facts.files_max < _FILES_WANTED and facts.kernel < (6, 6):
+        return LIMITED, f"{detail}: too few files for some thousand probes set one by one", _MORE_FILES
+    if facts.memlock_bytes is not None and 0 <= facts.memlock_bytes < 64 << 20 and facts.kernel < (5, 11):
+        return LIMITED, f"{detail}: too little memory for this kernel", "ulimit -l unlimited"
+    return WORKS, detail, ""
+
+
+def _tracefs(facts: Machine) -> Row:
+    if facts.tracefs:
+        return WORKS, facts.tracefs, ""
+    mend = "mount -t tracefs none /sys/kernel/tracing"
+    if facts.has("CAP_SYS_ADMIN"):
+        return LIMITED, "not mounted; a capture mounts it", mend
+    if facts.euid != 0:
+        return FAILS, "not to be seen by this user", _SUDO
+    return FAILS, "not mounted", mend
+
+
+def _settings(facts: Machine) -> Row:
+    if not facts.settings:
+        return ABSENT, "not known", ""
+    detail = ", ".join(f"{name} {value}" for name, value in facts.settings.items())
+    if facts.settings.get("kptr_restrict", 0) >= 2:
+        return (
+            LIMITED,
+            f"{detail}: driver functions are probed by name, one by one",
+            "sysctl kernel.kptr_restrict=1",
+        )
+    return WORKS, detail, ""
+
+
+def _btf(facts: Machine) -> Row:
+    if facts.has_btf:
+        return WORKS, "/sys/kernel/btf/vmlinux (capture does without)", ""
+    return ABSENT, "none (capture does without)", ""
+
+
+def methods(examination: Examination) -> Iterator[Finding]:
+    """Each capture method, by attaching with it; and which one `auto` takes."""
+    working: list[str] = []
+    first_refusal = ""
+    for method in examination.trials.methods():
+        try:
+            version = examination.trials.version(method)
+            timing = examination.trials.capture(method)
+        except CaptureUnavailable as refusal:
+            first_refusal = first_refusal or refusal.message
+            yield Finding("methods", method, FAILS, refusal.message, refusal.hint)
+            continue
+        except OSError as error:
+            explained = explain(Operation.ANY, error, examination.machine)
+            yield Finding("methods", method, FAILS, explained.message, explained.hint)
+            continue
+        working.append(method)
+        yield Finding("methods", method, WORKS, f"{version}: {_took(timing)}")
+    if working:
+        why = "the best that works here" if len(working) > 1 else "the only one that works here"
+        yield Finding("methods", "auto", WORKS, f"takes {working[0]}, {why}")
+    else:
+        yield Finding("methods", "auto", FAILS, "no method works here")
+
+
+def layers(examination: Examination) -> Iterator[Finding]:
+    """Each layer, by attaching to something harmless."""
+    works = [f.name for f in examination.of("methods") if f.state == WORKS and f.name != "auto"]
+    suffix = f"; by {', '.join(works)}" if works else ""
+    if examination.machine.system != _LINUX:
+        for name in ("userspace", "syscall", "kernel", "scheduler"):
+            yield Finding("layers", name, FAILS, f"{examination.machine.system} has no eBPF", _ELSEWHERE)
+        return
+    refusal = _refusal(examination, Operation.PROGRAM, examination.trials.map_and_program)
+    for name, row in _LAYERS.items():
+        state, detail, mend = (FAILS, *refusal) if refusal else row(examination)
+        if state in (WORKS, LIMITED) and not works:
+            state, mend = FAILS, ""
+            detail += "; but no method works"
+        elif state in (WORKS, LIMITED):
+            detail += suffix
+        yield Finding("layers", name, state, detail, mend)
+
+
+def _userspace(examination: Examination) -> Row:
+    at_once = _try(examination, Operation.UPROBES, examination.trials.uprobes_at_once)
+    singly = _try(examination, Operation.UPROBE, examination.trials.one_uprobe)
+    if isinstance(at_once, Timing):
+        return WORKS, f"uprobes at once: {_took(at_once)}", ""
+    if isinstance(singly, Timing):
+        return LIMITED, f"uprobes one by one: {_took(singly)} each. {at_once[0]}", at_once[1]
+    return FAILS, *singly
+
+
+def _syscall(examination: Examination) -> Row:
+    return _tracepoint(examination, "raw_syscalls/sys_enter")
+
+
+def _scheduler(examination: Examination) -> Row:
+    return _tracepoint(examination, "sched/sched_switch")
+
+
+def _tracepoint(examination: Examination, name: str) -> Row:
+    tried = _try(examination, Operation.TRACEPOINT, lambda: examination.trials.tracepoint(name))
+    if isinstance(tried, Timing):
+        return WORKS, f"tracepoint: {_took(tried)}", ""
+    return FAILS, *tried
+
+
+def _driver(examination: Examination) -> Row:
+    singly = _try(examination, Operation.KPROBE, examination.trials.one_kprobe)
+    if not isinstance(singly, Timing):
+        return FAILS, *singly
+    at_once = _try(examination, Operation.KPROBES, examination.trials.kprobes_at_once)
+    if isinstance(at_once, Timing):
+        detail = f"kprobes at once: {_took(at_once)}"
+    else:
+        detail = f"kprobes one by one: {_took(singly)} each"
+    count, why = examination.trials.driver_functions()
+    if not count:
+        return ABSENT, f"{detail}; {why}", ""
+    return WORKS if isinstance(at_once, Timing) else LIMITED, f"{detail}; {count} functions of the driver", ""
+
+
+_LAYERS: dict[str, Callable[[Examination], Row]] = {
+    "userspace": _userspace,
+    "syscall": _syscall,
+    "kernel": _driver,
+    "scheduler": _scheduler,
+}
+
+
+def cuda(examination: Examination) -> Iterator[Finding]:
+    """What there is to be traced."""
+    facts = examination.machine
+    driver = examination.trials.libraries("libcuda.so.1")
+    if driver:
+        yield Finding("cuda", "libcuda", WORKS, ", ".join(driver))
+    else:
+        mend = "Install NVIDIA's driver (Debian: apt install libcuda1), or name the file: --library PATH."
+        yield Finding("cuda", "libcuda", ABSENT, "the linker finds none", mend)
+    runtimes = examination.trials.libraries("libcudart.so")
+    if runtimes:
+        yield Finding("cuda", "libcudart", WORKS, ", ".join(runtimes))
+    else:
+        detail = "the linker finds none; those of programs and Python packages are found when they run"
+        yield Finding("cuda", "libcudart", ABSENT, detail)
+    if facts.nvidia_modules:
+        version = facts.nvidia or "version not known"
+        yield Finding("cuda", "driver", WORKS, f"{version}: {', '.join(facts.nvidia_modules)}")
+    else:
+        yield Finding("cuda", "driver", ABSENT, "no NVIDIA module is loaded")
+
+
+def _try(
+    examination: Examination, operation: Operation, trial: Callable[[], Timing]
+) -> Timing | tuple[str, str]:
+    """How long it took; or why it was refused and what mends that."""
+    try:
+        return trial()
+    except OSError as error:
+        refusal = explain(operation, error, examination.machine)
+    except CaptureUnavailable as unavailable:
+        refusal = unavailable
+    return refusal.message, refusal.hint
+
+
+def _refusal(
+    examination: Examination, operation: Operation, trial: Callable[[], None]
+) -> tuple[str, str] | None:
+    def nothing() -> Timing:
+        trial()
+        return Timing(0, 0)
+
+    tried = _try(examination, operation, nothing)
+    return None if isinstance(tried, Timing) else tried
+
+
+def _took(timing: Timing) -> str:
+    return f"attached in {_milliseconds(timing.attach_ns)}, detached in {_milliseconds(timing.detach_ns)}"
+
+
+def _milliseconds(duration_ns: int) -> str:
+    return f"{duration_ns / 1e6:.{0 if duration_ns >= 10**7 else 1}f} ms"

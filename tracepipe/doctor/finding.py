@@ -1,0 +1,38 @@
+"""What an examination finds, and what each of its areas is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from tracepipe.capture.machine import Machine
+from tracepipe.doctor.trials import Trials
+
+WORKS, LIMITED, FAILS, ABSENT = "works", "limited", "fails", "absent"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One row: `state` is works, limited, fails or absent; `mend` the command that mends it, or ""."""
+
+    area: str
+    name: str
+    state: str
+    detail: str
+    mend: str = ""
+
+
+@dataclass(slots=True)
+class Examination:
+    """What is known when an area is examined: the machine, ways to try it, and what was found before."""
+
+    machine: Machine
+    trials: Trials
+    found: list[Finding] = field(default_factory=list)
+
+    def of(self, area: str) -> list[Finding]:
+        """What was found in an area."""
+        return [finding for finding in self.found if finding.area == area]
+
+
+Area = Callable[[Examination], Iterator[Finding]]

@@ -1,0 +1,95 @@
+"""A command's output on the terminal that the live view draws on.
+
+Both would write over each other. So for as long as the view is drawn, descriptors 1 and 2 of this process, as
+far as they are terminals, are a pseudo-terminal, which the command inherits; what it writes is read here and
+printed above the view, byte for byte. It still sees a terminal of the same size. Programs that draw on the
+whole screen cannot be shown so: send the view elsewhere (2>file) for them.
+
+    command ──▶ 1, 2: pseudo-terminal ──▶ `read` ──▶ above the view ──▶ terminal
+"""
+
+from __future__ import annotations
+
+import codecs
+import fcntl
+import os
+import select
+import struct
+import sys
+import termios
+from typing import TextIO
+
+_OUTPUT, _ERRORS = 1, 2
+_CHUNK_BYTES = 1 << 16
+
+
+class CommandOutput:
+    """Takes over the descriptors that are terminals; `terminal` is the real one."""
+
+    def __init__(self, stream: TextIO) -> None:
+        """`stream` is what the view would be written to, and a terminal."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        saved = os.dup(stream.fileno())
+        self.terminal = os.fdopen(saved, "w", encoding=stream.encoding, errors="replace")
+        self._saved = {number: os.dup(number) for number in (_OUTPUT, _ERRORS) if os.isatty(number)}
+        self._read, inherited = os.openpty()
+        _pass_bytes_through(inherited)
+        self._give_to_caller(inherited)
+        for number in self._saved:
+            os.dup2(inherited, number)
+        os.close(inherited)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.fit()
+
+    def fileno(self) -> int:
+        """To be polled: readable when there is output."""
+        return self._read
+
+    def fit(self) -> None:
+        """Give the pseudo-terminal the terminal's size."""
+        size = os.get_terminal_size(self.terminal.fileno())
+        #  rows │ columns │ pixels, unused
+        fcntl.ioctl(self._read, termios.TIOCSWINSZ, struct.pack("HHHH", size.lines, size.columns, 0, 0))
+
+    def read(self) -> str:
+        """What was written since the last call; never waits."""
+        text = ""
+        poller = select.poll()
+        poller.register(self._read, select.POLLIN)
+        while len(text) < _CHUNK_BYTES and poller.poll(0):
+            try:
+                chunk = os.read(self._read, _CHUNK_BYTES)
+            except OSError:  # EIO: nobody holds the other end
+                break
+            text += self._decoder.decode(chunk)
+        return text
+
+    def give_back(self) -> str:
+        """Put the descriptors back; returns what was still unread."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, saved in self._saved.items():
+            os.dup2(saved, number)
+            os.close(saved)
+        rest = ""
+        while text := self.read():
+            rest += text
+        os.close(self._read)
+        return rest + self._decoder.decode(b"", final=True)
+
+    def close(self) -> None:
+        """Close the way to the terminal; it stays open for others."""
+        self.terminal.close()
+
+    def _give_to_caller(self, inherited: int) -> None:
+        """Under sudo, the command runs as the caller, who may open /dev/stdout anew."""
+        if os.geteuid() == 0 and {"SUDO_UID", "SUDO_GID"} <= os.environ.keys():
+            os.fchown(inherited, int(os.environ["SUDO_UID"]), -1)
+
+
+def _pass_bytes_through(descriptor: int) -> None:
+    """No carriage return before a line feed: the real terminal will add its own."""
+    attributes = termios.tcgetattr(descriptor)
+    attributes[1] &= ~termios.OPOST
+    termios.tcsetattr(descriptor, termios.TCSANOW, attributes)
