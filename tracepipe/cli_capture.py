@@ -98,15 +98,17 @@ Children = Annotated[
 ]
 Duration = Annotated[
     str,
-    typer.Option("--duration", metavar="TIME", help="Record for so long: 10s.", rich_help_panel=WHEN),
+    typer.Option("--duration", metavar="TIME", help="End after so long: 10s.", rich_help_panel=WHEN),
 ]
 MaxEvents = Annotated[
     int | None,
-    typer.Option("--max-events", min=1, metavar="N", help="Record about so many.", rich_help_panel=WHEN),
+    typer.Option("--max-events", min=1, metavar="N", help="End after so many events.", rich_help_panel=WHEN),
 ]
 MaxSize = Annotated[
     str,
-    typer.Option("--max-size", metavar="SIZE", help="Record about so much: 1G.", rich_help_panel=WHEN),
+    typer.Option(
+        "--max-size", metavar="SIZE", help="End when the events fill so much: 1G.", rich_help_panel=WHEN
+    ),
 ]
 MethodOption = Annotated[
     Method,  # type: ignore[valid-type]
@@ -216,7 +218,7 @@ def live(
     totals = LiveSink()
     view = live_view(
         totals,
-        sys.stdout,
+        sys.stderr if request.command else sys.stdout,  # what the command writes stays as it is
         " ".join(request.command) or _title(request),
         sort=text_of(sort),
         top=top,

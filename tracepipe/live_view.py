@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 DRAW_S = 0.25
 _PRINT_S = 0.05  # what the command writes is gathered for so long, as every print moves the view
+_COLUMNS = 80  # of a terminal that does not say
 _STYLES = {"title": "bold", "head": "dim", "loss": "red"}
 _RATE_NS = 10**9  # rates on the terminal are those of about the last second
 
@@ -220,6 +221,7 @@ class _Frame:
 def _write_plain(stream: TextIO, snapshot: Snapshot, view: View) -> None:
     """The whole view, as wide as a terminal is where there is one."""
     if stream.isatty():
-        view = replace(view, width=os.get_terminal_size(stream.fileno()).columns)
+        # A terminal that nobody gave a size, as of a serial line, has 0 columns.
+        view = replace(view, width=os.get_terminal_size(stream.fileno()).columns or _COLUMNS)
     stream.write("".join(line.text + "\n" for line in lines(snapshot, view)))
     stream.flush()

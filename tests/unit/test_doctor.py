@@ -150,7 +150,7 @@ def test_no_uprobes_at_all() -> None:
         uprobes_at_once=OSError(errno.EINVAL, "Invalid argument"),
         one_uprobe=FileNotFoundError(errno.ENOENT, "No such file or directory", pmu),
     )
-    assert (rows["userspace"].state, rows["userspace"].detail) == ("fails", "This kernel has no uprobes.")
+    assert (rows["userspace"].state, rows["userspace"].detail) == ("fails", "This kernel has no uprobes")
     assert rows["syscall"].state == "works"
     assert not can_capture(list(rows.values()))
 

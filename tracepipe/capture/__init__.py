@@ -28,10 +28,17 @@ def _prebuilt() -> Engine:
     return PrebuiltEngine()
 
 
+def _bpftrace() -> Engine:
+    from tracepipe.capture.bpftrace_engine import BpftraceEngine
+
+    return BpftraceEngine()
+
+
 # Method → the maker of its engine, best first: `auto` takes the first that works on this machine.
 ENGINES: dict[str, Callable[[], Engine]] = {
     "bcc": _bcc,
     "prebuilt": _prebuilt,
+    "bpftrace": _bpftrace,
 }
 
 

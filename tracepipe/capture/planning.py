@@ -13,9 +13,10 @@ from tracepipe.capture.engine import (
     Plan,
     Scope,
 )
-from tracepipe.capture.hook import KernelPlace, Probe, Selection
+from tracepipe.capture.hook import FilePlace, KernelPlace, Probe, Selection
 from tracepipe.capture.hooks import HookSet, load_set, read_hooks
 from tracepipe.capture.library import LibrarySearch
+from tracepipe.capture.python_packages import python_of
 from tracepipe.capture.resolve import resolve
 from tracepipe.capture.threads import running_threads
 from tracepipe.errors import CaptureUnavailable, TracepipeError
@@ -26,6 +27,9 @@ LAYER_SETS: dict[str, tuple[str, ...]] = {
     "kernel": ("nvidia-kmod",),
     "scheduler": ("context-switch", "nvidia-kmod"),
 }
+_RUNTIME = "libcudart.so"
+_SLOW_TO_ATTACH = {"bpftrace"}
+"""Engines that take 10 ms and more a probe to attach, and 0.1 s to detach."""
 _ALWAYS = {"syscall", "scheduler"}
 """Layers that every kernel has tracepoints for."""
 
@@ -45,6 +49,7 @@ def plan_of(
     recorded, TracepipeError for a hook that is wrong or finds nothing.
     """
     scope = _scope(request, command_pid)
+    libraries = _libraries(request, scope)
     users = read_hooks(list(request.hooks))
     # What a hook asks for is recorded whatever the layers are.
     hooked = {hook.layer for hooks in users for hook in hooks.hooks}
@@ -53,7 +58,9 @@ def plan_of(
         name for layer in layers for name in LAYER_SETS.get(layer, ()) if layer in request.layers
     )
     shipped = [load_set(name) for name in names]
-    selection = _resolve(request, scope, [*users, *shipped], notify)
+    selection = resolve(
+        [*users, *shipped], libraries, only=request.only, exclude=request.exclude, notify=notify
+    )
     _check_found(users, selection)
     theirs = {hook.origin for hooks in users for hook in hooks.hooks}
     probes = [
@@ -61,6 +68,8 @@ def plan_of(
         for probe in (_in_layer(found, request.layers) for found in selection.probes)
         if probe.hook.origin in theirs or probe.layer in request.layers
     ]
+    if engine.name in _SLOW_TO_ATTACH:
+        probes = _likely(probes, libraries, notify)
     missing = _missing(layers, {probe.layer for probe in probes}, selection)
     missing |= {
         layer: f"the {engine.name} engine does not record it"
@@ -104,12 +113,26 @@ def _scope(request: CaptureRequest, command_pid: int) -> Scope:
     return Scope("system")
 
 
-def _resolve(request: CaptureRequest, scope: Scope, sets: list[HookSet], notify: Notify) -> Selection:
+def _libraries(request: CaptureRequest, scope: Scope) -> LibrarySearch:
     pids = request.pids
     if scope.kind == "comm":
         pids = tuple({thread.pid for thread in running_threads(scope)})
-    libraries = LibrarySearch(request.command or None, pids, request.libraries)
-    return resolve(sets, libraries, only=request.only, exclude=request.exclude, notify=notify)
+    return LibrarySearch(request.command or None, pids, request.libraries)
+
+
+def _likely(probes: list[Probe], libraries: LibrarySearch, notify: Notify) -> list[Probe]:
+    """Without a CUDA runtime that is only somewhere on the machine: a program could load it, but hardly does.
+
+    One that Python's packages bring is loaded when they are.
+    """
+    programs = libraries.programs()
+    if libraries.is_loaded(_RUNTIME) or any(python_of(program) for program in programs):
+        return probes
+    unlikely = set(libraries.find(_RUNTIME)) - set(programs)
+    likely = [p for p in probes if not (isinstance(p.place, FilePlace) and p.place.path in unlikely)]
+    if len(likely) < len(probes):
+        notify(f"not probed: {', '.join(sorted(unlikely))}, which it does not need; --library names it")
+    return likely
 
 
 def _check_found(users: list[HookSet], selection: Selection) -> None:

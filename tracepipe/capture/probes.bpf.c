@@ -394,10 +394,8 @@ static inline void tell_entry(struct spec *spec, struct open *call, u64 served, 
 }
 
 /* 1 if the filters let this call through. */
-static inline int passes(struct words *words, struct spec *spec, u32 id)
+static inline int passes(struct spec *spec, u32 id)
 {
-    if (spec->condition && !holds(spec, word(words, spec->condition_at)))
-        return 0;
     if (SAMPLE > 1 && !(spec->flags & UNFILTERED)) {
         u64 *calls = bpf_map_lookup_elem_(SAMPLED, &id);
         if (calls && (*calls)++ % SAMPLE)
@@ -413,7 +411,10 @@ static inline int enter(struct pt_regs *ctx, struct frame *frame, u32 id, u32 ti
         return 0;
     struct words words = {.stack = STACK(ctx), .in_kernel = spec->flags & IN_KERNEL};
     COPY_REGISTERS(&words, ctx);
-    if (!passes(&words, spec, id)) {
+    /* What a condition leaves out is not what the hook names: it is nobody's loss, and not counted. */
+    if (spec->condition && !holds(spec, word(&words, spec->condition_at)))
+        return 0;
+    if (!passes(spec, id)) {
         count(FILTERED, spec->layer, spec->flags & INSTANT ? 1 : 2);
         return 0;
     }
@@ -609,10 +610,8 @@ int tracepoint_hit(void *args)
     u64 a[4] = {FIELD(u64, 32), FIELD(u64, 33), FIELD(u64, 34), FIELD(u64, 35)};
     if (spec->condition) {
         u32 at = spec->condition_at;
-        if (!holds(spec, at == 1 ? a[0] : at == 2 ? a[1] : at == 3 ? a[2] : a[3])) {
-            count(FILTERED, spec->layer, 1);
+        if (!holds(spec, at == 1 ? a[0] : at == 2 ? a[1] : at == 3 ? a[2] : a[3]))
             return 0;
-        }
     }
     if (SAMPLE > 1) {
         u64 *hits = bpf_map_lookup_elem_(SAMPLED, &id);

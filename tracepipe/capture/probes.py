@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import resource
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -66,6 +67,7 @@ class ProbeRecording:
         except OSError as error:
             raise explain(Operation.MAP, error) from error
         self._ring = Ring(self._maps["ring"], plan.ring_bytes)
+        _make_room_for_links()
         self._constants = self._constants_of(plan)
         try:
             self._attach()
@@ -243,6 +245,13 @@ class ProbeRecording:
             else:
                 self.coverage.got.append(layer)
         self.coverage.got.sort(key=ALL_LAYERS.index)
+
+
+def _make_room_for_links() -> None:
+    """Where every probe is a descriptor, libcuda and libcudart have more than the usual limit of 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _close_in_background(descriptors: list[int]) -> None:

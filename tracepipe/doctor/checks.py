@@ -147,18 +147,16 @@ def _btf(facts: Machine) -> Row:
 def methods(examination: Examination) -> Iterator[Finding]:
     """Each capture method, by attaching with it; and which one `auto` takes."""
     working: list[str] = []
-    first_refusal = ""
     for method in examination.trials.methods():
         try:
             version = examination.trials.version(method)
             timing = examination.trials.capture(method)
         except CaptureUnavailable as refusal:
-            first_refusal = first_refusal or refusal.message
-            yield Finding("methods", method, FAILS, refusal.message, refusal.hint)
+            yield Finding("methods", method, FAILS, refusal.message.rstrip("."), refusal.hint)
             continue
         except OSError as error:
             explained = explain(Operation.ANY, error, examination.machine)
-            yield Finding("methods", method, FAILS, explained.message, explained.hint)
+            yield Finding("methods", method, FAILS, explained.message.rstrip("."), explained.hint)
             continue
         working.append(method)
         yield Finding("methods", method, WORKS, f"{version}: {_took(timing)}")
@@ -194,7 +192,7 @@ def _userspace(examination: Examination) -> Row:
     if isinstance(at_once, Timing):
         return WORKS, f"uprobes at once: {_took(at_once)}", ""
     if isinstance(singly, Timing):
-        return LIMITED, f"uprobes one by one: {_took(singly)} each. {at_once[0]}", at_once[1]
+        return LIMITED, f"uprobes one by one: {_took(singly)} each", at_once[1]
     return FAILS, *singly
 
 
@@ -268,7 +266,7 @@ def _try(
         refusal = explain(operation, error, examination.machine)
     except CaptureUnavailable as unavailable:
         refusal = unavailable
-    return refusal.message, refusal.hint
+    return refusal.message.rstrip("."), refusal.hint
 
 
 def _refusal(

@@ -1,4 +1,4 @@
-"""Runs inside the virtual machine: captures the stand-in twice, sends the first file and the outcome out."""
+"""Runs inside the virtual machine: captures the stand-in with each method, sends what was recorded out."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from typing import Any
 
 from tracepipe.capture import CaptureRequest, CaptureSummary, bpf, capture
 from tracepipe.capture.planning import layers_here
+from tracepipe.errors import TracepipeError
 
 COMMAND = ["./vec_add", "-n", "1000", "-i", "3"]
+# What bpftrace is given: an emulated processor takes long to compile all of the driver API.
+ONLY = ("cuCtx*", "cuMem*", "cuModuleGetFunction", "cuLaunchKernel", "nv*")
 links: Counter[str] = Counter(multi=0, single=0)
 messages: list[str] = []
 
@@ -27,24 +30,37 @@ def counting(kind: str, link: Callable[..., int]) -> Callable[..., int]:
     return counted
 
 
-def captured(path: str, layers: tuple[str, ...]) -> CaptureSummary:
+def captured(path: str, layers: tuple[str, ...], **options: Any) -> CaptureSummary:
     with open(path, "wb") as sink:
-        return capture(CaptureRequest(COMMAND, layers), sink, notify=messages.append)
+        return capture(
+            CaptureRequest(COMMAND, layers, **{"method": "bcc", **options}), sink, notify=messages.append
+        )
 
 
 bpf.link_kprobes = counting("multi", bpf.link_kprobes)
 bpf.link_one_kprobe = counting("single", bpf.link_one_kprobe)
 first = captured("run.jsonl", layers_here())
 outcome = {"detach_ns": first.detach_ns, "losses": first.losses, "links": dict(links)}
+outcome["messages"] = list(messages)
+links.clear()
+captured("bpftrace.jsonl", layers_here(), method="bpftrace", only=ONLY)
+outcome["bpftrace"] = Path("bpftrace.jsonl").read_text().splitlines()
+captured("hooked.jsonl", (), hooks=("kprobe:nv*sched*",))
+hooked = [json.loads(line) for line in Path("hooked.jsonl").read_text().splitlines()]
+outcome["hooked"] = Counter(record["name"] for record in hooked if "phase" in record)
+try:
+    captured("mistaken.jsonl", (), hooks=("kprobe:nvidia_unlocked_ioct",))
+except TracepipeError as error:
+    outcome["mistaken"] = error.message
 links.clear()
 
 Path("/proc/sys/kernel/kptr_restrict").write_text("2")
 with subprocess.Popen(["./vec_add", "-n", "10", "-i", "100000000"], stdout=subprocess.DEVNULL) as other:
-    again = captured("again.jsonl", ("kernel",))
-    outcome["again"] = {"counts": again.counts, "links": dict(links)}
+    outcome["again"] = {"counts": captured("again.jsonl", ("kernel",)).counts, "links": dict(links)}
+    hidden = captured("hidden.jsonl", ("kernel",), method="bpftrace", only=("nv*",))
+    outcome["hidden"] = hidden.counts
     assert other.poll() is None
     other.kill()
-outcome["messages"] = messages
 with open("/dev/ttyS1", "r+b", buffering=0) as port:
     tty.setraw(port)
     for part in (Path("run.jsonl").read_bytes(), json.dumps(outcome).encode() + b"\n"):

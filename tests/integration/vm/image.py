@@ -1,6 +1,6 @@
 """Builds what the virtual machine boots, from the distribution's packages and this repository alone.
 
-    build/vm/root             Python, BCC and what they need, unpacked
+    build/vm/root             Python, BCC, bpftrace and what they need, unpacked
     build/vm/packages.cpio    the same as the kernel unpacks it at boot
     build/vm/linux-image-…/
         kernel                the kernel's image and headers, unpacked
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[3]
 CACHE = ROOT / "build/vm"
 HERE = Path(__file__).parent
 
-PROGRAMS = ("python3", "python3-bpfcc", "busybox-static")
+PROGRAMS = ("python3", "python3-bpfcc", "bpftrace", "busybox-static")
 # What those depend on for their installation only: here they are unpacked.
 NOT_NEEDED = re.compile(
     r"perl|libperl|dpkg|tar$|install-info|mailcap|media-types|mime-support|readline-common"

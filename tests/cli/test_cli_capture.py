@@ -1,0 +1,157 @@
+"""The commands that record: what their options ask for, and what they say without recording anything."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.test_cli import run
+from tracepipe.capture.engine import ALL_LAYERS, CaptureRequest, CaptureSummary, Filters, Limits
+from tracepipe.doctor.finding import FAILS, WORKS, Finding
+
+__all__ = ["run"]
+
+Run = Callable[..., tuple[int, str, str]]
+SUMMARY = CaptureSummary(
+    counts={"userspace": 4},
+    losses={"userspace": 3, "scheduler": 1},
+    cpu_losses={"userspace": {0: 1, 5: 2}},
+    filtered={"syscall": 7},
+    ended_by="duration",
+    exit_code=9,
+    wall_ns=2_500_000_000,
+    attach_ns=0,
+    detach_ns=0,
+    engine="bcc 0.26.0",
+)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[CaptureRequest]:
+    """The requests of captures that are not made."""
+    requests: list[CaptureRequest] = []
+
+    def capture(request: CaptureRequest, sink: Any, **_: Any) -> CaptureSummary:
+        requests.append(request)
+        return SUMMARY
+
+    monkeypatch.setattr("tracepipe.capture.capture", capture)
+    monkeypatch.setattr("tracepipe.capture.planning.layers_here", lambda: ("userspace", "syscall"))
+    monkeypatch.chdir(tmp_path)
+    return requests
+
+
+def test_a_command_is_asked_for_as_it_is_typed(run: Run, asked: list[CaptureRequest]) -> None:
+    assert run("capture", "-o", "x.jsonl", "--", "./train", "--pid", "4")[0] == 0
+    assert asked == [CaptureRequest(["./train", "--pid", "4"], ("userspace", "syscall"))]
+
+
+def test_every_option_says_its_part(run: Run, asked: list[CaptureRequest]) -> None:
+    options = (
+        "--layers all --hook nccl --hook kprobe:nv* --only cu* --exclude *Get* --library /l.so "
+        "--pid 4 --pid 5 --no-children --min-duration 10us --sample 3 --duration 1.5s "
+        "--max-events 9 --max-size 2K --method prebuilt --ring-bytes 64K"
+    )
+    assert run("capture", *options.split())[0] == 0
+    assert asked == [
+        CaptureRequest(
+            layers=ALL_LAYERS,
+            method="prebuilt",
+            pids=(4, 5),
+            children=False,
+            hooks=("nccl", "kprobe:nv*"),
+            only=("cu*",),
+            exclude=("*Get*",),
+            libraries=("/l.so",),
+            filters=Filters(10_000, 3),
+            limits=Limits(1_500_000_000, 9, 2048),
+            ring_bytes=65536,
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        (["--pid", "12"], "pid-12.jsonl"),
+        (["--comm", "python"], "python.jsonl"),
+        (["--system"], "system.jsonl"),
+        (["--", "/usr/bin/true"], "true.jsonl"),
+    ],
+)
+def test_a_recording_is_called_after_what_it_is_of(
+    run: Run, asked: list[CaptureRequest], options: list[str], name: str
+) -> None:
+    code, _, err = run("capture", *options)
+    assert code == 0
+    assert err.startswith(f"{name}: 4 userspace in 2.50 s, by bcc 0.26.0\n")
+
+
+def test_losses_and_filters_are_said(run: Run, asked: list[CaptureRequest]) -> None:
+    _, _, err = run("capture", "-o", "x.jsonl", "--", "true")
+    assert err.splitlines()[1:] == [
+        "note: the recording ended by duration",
+        "note: 7 syscall events were left out by the filters",
+        "lost: 3 userspace events were made and not recorded (1 on processor 0, 2 on processor 5); "
+        "--ring-bytes makes more room",
+        "lost: 1 scheduler events were made and not recorded",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "one of"),
+        (["--pid", "4", "--", "true"], "one of"),
+        (["--system", "--comm", "x"], "one of"),
+        (["--duration", "soon", "--", "true"], "not a duration"),
+        (["--min-duration", "1 day", "--", "true"], "not a duration"),
+        (["--max-size", "big", "--", "true"], "not a size"),
+        (["--layers", "userspcae", "--", "true"], "userspcae"),
+        (["--method", "dtrace", "--", "true"], "dtrace"),
+        (["--sample", "0", "--", "true"], "--sample"),
+    ],
+)
+def test_nonsense_is_an_error_of_usage(
+    run: Run, asked: list[CaptureRequest], options: list[str], said: str
+) -> None:
+    code, _, err = run("capture", *options)
+    assert code == 2
+    assert said in err
+    assert not asked
+
+
+def test_hooks_alone_are_no_layers(run: Run, asked: list[CaptureRequest]) -> None:
+    run("capture", "--layers", "none", "--hook", "nccl", "-o", "x.jsonl", "--", "true")
+    assert asked[0].layers == ()
+
+
+def test_the_shipped_sets_are_listed(run: Run) -> None:
+    code, out, _ = run("hooks", "list")
+    assert code == 0
+    names = {line.split()[0] for line in out.splitlines()}
+    assert names == {"context-switch", "cublas", "cuda-driver", "cuda-runtime", "nccl", "nvidia-kmod"}
+
+
+def test_a_hook_that_is_wrong_is_told_with_what_is_near(run: Run, asked: list[CaptureRequest]) -> None:
+    code, _, err = run("hooks", "test", "ncccl", "--", "true")
+    assert code == 1
+    assert "nccl" in err.splitlines()[1]
+    assert not asked
+
+
+def test_doctor_says_what_works_and_exits_by_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [Finding("layers", layer, WORKS, "", "") for layer in ("userspace", "syscall")]
+    found.append(Finding("layers", "scheduler", FAILS, "no tracefs", "mount it"))
+    monkeypatch.setattr("tracepipe.doctor.examine", lambda **_: found)
+    code, out, _ = run("doctor")
+    assert code == 3
+    assert "no tracefs" in out
+    assert "mount it" in out
+    code, out, _ = run("doctor", "--json")
+    assert code == 3
+    assert json.loads(out)["can_capture"] is False
