@@ -110,8 +110,8 @@ class Bpftrace:
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
             os.close(write)
-        # Every line wakes it. So that it does not take the processor from the target each time, which would
-        # be most of what the scheduler layer shows.
+        # Every line wakes it. It shall not take the processor from the target each time: that would be
+        # most of what the scheduler layer shows.
         with suppress(OSError):
             os.sched_setscheduler(self.pid, os.SCHED_BATCH, os.sched_param(0))
 
