@@ -11,6 +11,7 @@ import typer
 
 from tracepipe.capture import ENGINES
 from tracepipe.capture.engine import ALL_LAYERS, RING_BYTES
+from tracepipe.capture.gpu import GPU_ENGINES
 from tracepipe.converters import CONVERTERS
 from tracepipe.errors import OutputError, TracepipeError
 from tracepipe.files import STANDARD, default_output, free_name, keeping
@@ -20,7 +21,7 @@ from tracepipe.units import duration_ns, size_bytes
 
 Method = choices("Method", ["auto", *ENGINES])
 
-WHO, WHAT, WHEN = "Whose events", "Which events", "When it ends"
+WHO, WHAT, WHEN, GPU_PANEL = "Whose events", "Which events", "When it ends", "GPUs"
 
 
 def _read(text: str, parse: Callable[[str], int], option: str) -> int | None:
@@ -114,6 +115,33 @@ MethodOption = Annotated[
     Method,  # type: ignore[valid-type]
     typer.Option("--method", help="How it is recorded; auto takes the best that works here."),
 ]
+Gpu = choices("Gpu", ["off", *GPU_ENGINES])
+GpuOption = Annotated[
+    Gpu,  # type: ignore[valid-type]
+    typer.Option(
+        "--gpu",
+        help="What the command's GPUs do, without root: kernels and copies (near no cost), or every warp.",
+        rich_help_panel=GPU_PANEL,
+    ),
+]
+Kernel = Annotated[
+    str,
+    typer.Option(
+        "--kernel",
+        metavar="REGEX",
+        help="With --gpu warps: kernels whose demangled name has this.",
+        rich_help_panel=GPU_PANEL,
+    ),
+]
+Launches = Annotated[
+    str,
+    typer.Option(
+        "--launches",
+        metavar="RANGE",
+        help="With --gpu warps: which of their launches, from 1: 10, 10-20, 10-.",
+        rich_help_panel=GPU_PANEL,
+    ),
+]
 RingBytes = Annotated[
     str,
     typer.Option(
@@ -144,6 +172,9 @@ def capture(
     max_events: MaxEvents = None,
     max_size: MaxSize = "",
     method: MethodOption = "auto",
+    gpu: GpuOption = "off",
+    kernel: Kernel = "",
+    launches: Launches = "",
     ring_bytes: RingBytes = "",
     force: Annotated[bool, typer.Option("--force", help="Overwrite the output.")] = False,
     then_open: Annotated[bool, typer.Option("--open", help="Convert the recording and open it.")] = False,
@@ -154,7 +185,7 @@ def capture(
 
     request = request_of(
         command, layers, hook, only, exclude, min_duration, sample, library, pid, comm, system, children,
-        duration, max_events, max_size, method, ring_bytes,
+        duration, max_events, max_size, method, ring_bytes, gpu, kernel, launches,
     )  # fmt: skip
     target = output or free_name(_title(request), ".jsonl")
     trace = default_output(target, CONVERTERS["perfetto"].suffix)
@@ -252,6 +283,9 @@ def request_of(
     max_size: str,
     method: Any,
     ring_bytes: str,
+    gpu: Any = "off",
+    kernel: str = "",
+    launches: str = "",
 ) -> Any:
     """The request that the options say. Raises BadParameter."""
     from tracepipe.capture.engine import CaptureRequest, Filters, Limits
@@ -264,6 +298,9 @@ def request_of(
         command=command or [],
         layers=_layers(layers),
         method=text_of(method),
+        gpu=text_of(gpu),
+        gpu_kernels=kernel,
+        gpu_launches=launches,
         pids=tuple(pid or ()),
         comm=comm,
         system=system,

@@ -201,6 +201,7 @@ class Footer(_FooterRequired, total=False):
 
     end: Annotated[HostInstant, Doc("end of the capture on each host clock")]
     ended_by: Annotated[str, Doc("why it ended: exit 0, signal 11, interrupt, duration, …")]
+    gpus: Annotated[list[dict[str, Any]], Doc("the GPUs that were met: index, name, uuid, SM count")]
     cpu_losses: Annotated[dict[str, Any], Doc("layer → processor → events lost, as far as that is known")]
     filtered: Annotated[
         dict[str, int], Doc("layer → events that were left out because a filter said so", minimum=0)

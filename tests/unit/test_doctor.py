@@ -5,10 +5,14 @@ from __future__ import annotations
 import errno
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.support.machines import machine
+from tracepipe.capture.gpu.cuda_parts import Compiler, Part, Parts
+from tracepipe.capture.gpu.driver import Driver, Gpu, Owner
+from tracepipe.capture.gpu.toolchain import Toolchain
 from tracepipe.capture.machine import Machine
 from tracepipe.capture.refusals import ENOTSUPP
 from tracepipe.doctor import AREAS, Finding, as_json, can_capture, examine, report
@@ -70,6 +74,15 @@ class FakeTrials:
 
     def driver_functions(self) -> tuple[int, str]:
         return self.functions, "" if self.functions else "the NVIDIA driver is not loaded"
+
+    def toolchain(self) -> Toolchain:
+        compiler, part = Compiler(Path("/c"), (13, 0), ""), Part((), Path("/l.so"), (13, 0))
+        driver = Driver((13, 0), (Gpu("NVIDIA H200", "sm_90"),))
+        return Toolchain(driver, Parts([compiler], [compiler], [part], [part]), Owner(0, 0, Path("/")))
+
+    def build_kernels(self, toolchain: Toolchain) -> Path:
+        self._do("build_kernels")
+        return Path("/cache/kernels.so")
 
     def _do(self, what: str) -> Timing:
         self.done.append(what)
@@ -263,8 +276,8 @@ def test_an_area_is_a_line() -> None:
         yield Finding("gpu", "0", "works", examination.machine.nvidia)
 
     seen: list[str] = []
-    findings = examine(GOOD, FakeTrials(), {**AREAS, "gpu": gpus}, seen.append)
-    assert seen == [*AREAS, "gpu"]
+    findings = examine(GOOD, FakeTrials(), {**AREAS, "fans": gpus}, seen.append)
+    assert seen == [*AREAS, "fans"]
     assert findings[-1] == Finding("gpu", "0", "works", "550.54.14")
 
 

@@ -7,10 +7,19 @@ Nothing native is imported until an engine starts.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import BinaryIO
 
-from tracepipe.capture.engine import CaptureRequest, CaptureSummary, Collector, Engine, Notify, Store
+from tracepipe.capture.engine import (
+    CaptureRequest,
+    CaptureSummary,
+    Collector,
+    DeviceRecording,
+    Engine,
+    Notify,
+    Store,
+)
 from tracepipe.errors import CaptureUnavailable, TracepipeError
 
 __all__ = ["ENGINES", "CaptureRequest", "CaptureSummary", "Engine", "capture", "choose"]
@@ -34,6 +43,7 @@ def _bpftrace() -> Engine:
     return BpftraceEngine()
 
 
+_INJECTION = "CUDA_INJECTION64_PATH"
 # Method → the maker of its engine, best first: `auto` takes the first that works on this machine.
 ENGINES: dict[str, Callable[[], Engine]] = {
     "bcc": _bcc,
@@ -60,10 +70,37 @@ def capture(
         )
     from tracepipe.capture.session import run_session  # here, as --help and convert need none of it
 
-    engine, version, why = choose(request.method)
-    if why:
-        notify(f"method {engine.name}: {why}")
-    return run_session(engine, version, request, sink, watchers, notify)
+    device = _device(request)
+    if device is not None and _INJECTION in os.environ:
+        notify(f"{_INJECTION} is set: the library that it names is not loaded, but ours")
+    try:
+        try:
+            engine, version, why = choose(request.method)
+        except CaptureUnavailable as refusal:
+            if device is None:
+                raise
+            from tracepipe.capture.no_probes import NoProbes
+
+            engine, version = NoProbes(), ""
+            why = f"{refusal.message} Recorded is what {device.name} tells; {refusal.hint}"
+        if why:
+            notify(f"method {engine.name}: {why}")
+        return run_session(engine, version, request, sink, watchers, notify, device)
+    finally:
+        if device is not None:
+            device.close()
+
+
+def _device(request: CaptureRequest) -> DeviceRecording | None:
+    if request.gpu == "off":
+        return None
+    if not request.command:
+        raise TracepipeError(
+            "What GPUs do is recorded from a program's start.", "Give a command after --, or --gpu off."
+        )
+    from tracepipe.capture.gpu import start
+
+    return start(request)
 
 
 def choose(method: str) -> tuple[Engine, str, str]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from tracepipe.capture.hook import Probe
 
@@ -43,13 +43,17 @@ class CaptureRequest:
     """What to record, and of whom: a command that is run, or what runs already.
 
     `hooks` are texts as the command line takes them. `only` and `exclude` are patterns of function names.
-    `libraries` are files to take instead of those that the command would load. `ring_bytes` is rounded up to
-    a power of two.
+    `gpu` is the engine for what the command's GPUs do, `gpu_kernels` a regular expression
+    of kernel names and `gpu_launches` a range of their launches, to record the warps of. `libraries` are
+    files to take instead of those that the command would load. `ring_bytes` is rounded up to a power of two.
     """
 
     command: list[str] = field(default_factory=list)
     layers: tuple[str, ...] = DEFAULT_LAYERS
     method: str = "auto"
+    gpu: str = "off"
+    gpu_kernels: str = ""
+    gpu_launches: str = ""
     pids: tuple[int, ...] = ()
     comm: str = ""
     system: bool = False
@@ -206,6 +210,60 @@ class Renderer(Protocol):
 
     def count(self, chunk: bytes) -> int:
         """Events in a chunk."""
+        ...
+
+
+class DeviceRenderer(Protocol):
+    """Turns what a GPU's recording collected into lines of an event file.
+
+    `gpus` are the GPUs that were met, as the header has them; `notes` what the user should know; `losses`
+    those that it found itself.
+    """
+
+    notes: list[str]
+    losses: dict[str, int]
+
+    @property
+    def gpus(self) -> list[dict[str, Any]]:
+        """The GPUs that were met, as a header has them."""
+        ...
+
+    def render(self, chunk: bytes) -> bytes:
+        """JSON lines of one chunk; chunks come whole and in the order in which they were collected."""
+        ...
+
+    def count(self, chunk: bytes) -> int:
+        """Events in a chunk."""
+        ...
+
+
+class DeviceRecording(Protocol):
+    """A library in the target's processes that tells what their GPUs do."""
+
+    name: str
+    layers: frozenset[str]
+    """What it records; `userspace` among them: its calls are taken, and no probes set for them."""
+    clocks: Sequence[str]
+    """Clocks that its times can be on beside CLOCK_MONOTONIC."""
+
+    def environment(self) -> dict[str, str]:
+        """What the target must find in its environment."""
+        ...
+
+    def collect(self, *, is_final: bool = False) -> bytes:
+        """Records since the last call; never waits. `is_final`: the target has ended."""
+        ...
+
+    def lost(self) -> list[Loss]:
+        """Losses since the last call."""
+        ...
+
+    def renderer(self) -> DeviceRenderer:
+        """The decoder of what `collect` gives; used on another thread."""
+        ...
+
+    def close(self) -> None:
+        """Give the memory back; what the target still tells is left."""
         ...
 
 

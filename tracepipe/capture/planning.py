@@ -41,12 +41,17 @@ def layers_here() -> tuple[str, ...]:
 
 
 def plan_of(
-    engine: Engine, request: CaptureRequest, command_pid: int, notify: Notify
+    engine: Engine,
+    request: CaptureRequest,
+    command_pid: int,
+    notify: Notify,
+    told: frozenset[str] = frozenset(),
 ) -> tuple[Plan, dict[str, str]]:
     """The plan, and the layers that cannot be recorded: layer → why.
 
-    `command_pid` is the held process of the request's command. Raises CaptureUnavailable where nothing can be
-    recorded, TracepipeError for a hook that is wrong or finds nothing.
+    `command_pid` is the held process of the request's command, `told` what is recorded without probes. Raises
+    CaptureUnavailable where nothing can be recorded, TracepipeError for a hook that is wrong or finds
+    nothing.
     """
     scope = _scope(request, command_pid)
     libraries = _libraries(request, scope)
@@ -55,7 +60,10 @@ def plan_of(
     hooked = {hook.layer for hooks in users for hook in hooks.hooks}
     layers = tuple(layer for layer in ALL_LAYERS if layer in request.layers or layer in hooked)
     names = dict.fromkeys(
-        name for layer in layers for name in LAYER_SETS.get(layer, ()) if layer in request.layers
+        name
+        for layer in layers
+        for name in LAYER_SETS.get(layer, ())
+        if layer in request.layers and layer not in told
     )
     shipped = [load_set(name) for name in names]
     selection = resolve(
@@ -71,15 +79,16 @@ def plan_of(
     if engine.name in _SLOW_TO_ATTACH:
         probes = _likely(probes, libraries, notify)
     missing = _missing(layers, {probe.layer for probe in probes}, selection)
+    missing = {layer: reason for layer, reason in missing.items() if layer not in told}
     missing |= {
         layer: f"the {engine.name} engine does not record it"
         for layer in layers
-        if layer not in engine.layers
+        if layer not in engine.layers and layer not in told
     }
     for layer, reason in missing.items():
         notify(f"no {layer} layer: {reason}")
     layers = tuple(layer for layer in layers if layer not in missing)
-    if not layers:
+    if not layers and not told:
         reasons = "; ".join(f"{layer}: {reason}" for layer, reason in missing.items())
         raise CaptureUnavailable(
             f"None of the layers that were asked for can be recorded: {reasons}.",
@@ -88,7 +97,7 @@ def plan_of(
     ring_bytes = 1 << (max(request.ring_bytes, 4096) - 1).bit_length()
     values = {kind: names for hooks in reversed([*users, *shipped]) for kind, names in hooks.values.items()}
     kept = [probe for probe in probes if probe.layer in layers]
-    own = tuple(layer for layer in request.layers if layer in _ALWAYS)
+    own = tuple(layer for layer in request.layers if layer in _ALWAYS and layer in layers)
     return Plan(layers, own, kept, scope, request.filters, ring_bytes, values), missing
 
 

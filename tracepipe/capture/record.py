@@ -59,8 +59,9 @@ _SWITCHES = frozenset({SWITCH_OUT, SWITCH_IN})
 _STATEFUL = frozenset({*_SWITCHES, SYSCALL_ENTER, SYSCALL_EXIT, CALL_ENTER, CALL_RETURN})
 _KIND_AT = 28
 _NO_EVENTS = bytes({MORE, SERVED, THREAD_NEW, THREAD_NAME, TEXT, THREAD_IDS})
+_WARPS, _COLUMN = b'"type":"gpu_warp"', b'"warp":['
 # In a text of JSON such a mark stands for itself only: the quotes of a value inside a string are escaped.
-_MARKS = {layer: f'"type":"{layer}"'.encode() for layer in DROP_LAYERS if layer}
+_MARKS = {layer: f'"type":"{layer}"'.encode() for layer in (*DROP_LAYERS, "gpu_kernel") if layer}
 _NO_SWITCH_IN = "the kernel did not report that the thread was switched in"
 _NO_SWITCH_OUT = "the kernel did not report that the thread was switched out"
 
@@ -217,9 +218,18 @@ def event_count(chunk: bytes) -> int:
 
 
 def layer_counts(lines: bytes) -> dict[str, int]:
-    """Layer → events in lines that a renderer made."""
+    """Layer → events in lines that a renderer made; a warp counts one."""
     counts = {layer: lines.count(mark) for layer, mark in _MARKS.items()}
+    if _WARPS in lines:
+        counts["gpu_warp"] = sum(_warp_count(line) for line in lines.split(b"\n") if _WARPS in line)
     return {layer: count for layer, count in counts.items() if count}
+
+
+def _warp_count(line: bytes) -> int:
+    """Warps in a line of them: values of its first column."""
+    start = line.index(_COLUMN) + len(_COLUMN)
+    end = line.index(b"]", start)
+    return line.count(b",", start, end) + (end > start)
 
 
 def loss_line(loss: Loss) -> bytes:

@@ -19,6 +19,7 @@ from tracepipe.capture.engine import (
     CaptureRequest,
     CaptureSummary,
     Collector,
+    DeviceRecording,
     Engine,
     Notify,
     Plan,
@@ -40,7 +41,8 @@ _SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGCHLD}
 _INTERRUPTS = {signal.SIGINT, signal.SIGTERM}
 # What a header says of the request, where it is not the usual.
 _OPTIONS = (
-    "pids", "comm", "system", "children", "hooks", "only", "exclude", "libraries", "min_duration_ns", "sample"
+    "gpu", "pids", "comm", "system", "children", "hooks", "only", "exclude", "libraries", "min_duration_ns",
+    "sample",
 )  # fmt: skip
 _SI_KERNEL = 0x80  # siginfo's code of a Ctrl-C from the terminal, which the target got as well
 
@@ -52,6 +54,7 @@ def run_session(
     sink: BinaryIO | Store,
     watchers: Sequence[Collector],
     notify: Notify,
+    device: DeviceRecording | None = None,
 ) -> CaptureSummary:
     """Run and record the request with `engine`, whose check passed. Errors as `capture` states them."""
     program = find_program(request.command) if request.command else None
@@ -60,16 +63,23 @@ def run_session(
     try:
         target = None
         if program is not None:
-            target = Target(program, request.command, {signal.Signals(number) for number in mask})
+            environment = device.environment() if device else {}
+            target = Target(
+                program, request.command, {signal.Signals(number) for number in mask}, environment
+            )
         try:
-            plan, missing = plan_of(engine, request, target.pid if target else 0, notify)
+            told = device.layers if device else frozenset[str]()
+            plan, missing = plan_of(engine, request, target.pid if target else 0, notify, told)
             began_ns = time.monotonic_ns()
             recording = engine.attach(plan, notify)
             attach_ns = time.monotonic_ns() - began_ns
             try:
                 missing |= recording.coverage.missing
-                name = f"{engine.name} {engine_version}"
-                session = _Session(request, plan, recording, target, sink, watchers, name, missing, attach_ns)
+                engines = [f"{engine.name} {engine_version}".strip(), *([device.name] if device else [])]
+                name = ", ".join(engines)
+                session = _Session(
+                    request, plan, recording, device, target, sink, watchers, name, missing, attach_ns
+                )
                 return session.run(notify)
             finally:
                 recording.close()
@@ -114,6 +124,7 @@ class _Session:
     request: CaptureRequest
     plan: Plan
     recording: Recording
+    device: DeviceRecording | None
     target: Target | None
     sink: BinaryIO | Store
     watchers: Sequence[Collector]
@@ -124,6 +135,7 @@ class _Session:
     kill_at_s: float = 0.0
     events: int = 0
     _processes: dict[int, int] = field(default_factory=dict)
+    _spool: Spool | None = None
 
     def run(self, notify: Notify) -> CaptureSummary:
         start = _instant()
@@ -142,9 +154,11 @@ class _Session:
                 before_ns = time.monotonic_ns()
                 self.recording.stop()
                 detach_ns = time.monotonic_ns() - before_ns
-                self._pump(store)
+                self._pump(store, is_final=True)
                 end = _instant()
                 self._finish(store)
+                for note in self.device.renderer().notes if self.device else ():
+                    notify(f"{self.device.name}: {note}" if self.device else note)
                 footer = self._footer(store, ended_by, end)
                 self._write(footer)
             finally:
@@ -169,9 +183,14 @@ class _Session:
         """Where the records go: lines of a file, or the store that was given instead of one."""
         if isinstance(self.sink, Store):
             return self.sink
-        renderer = self.recording.renderer()
-        is_unordered = self.recording.is_unordered
-        return Spool(self.sink, renderer, is_unordered=is_unordered, limits=self.request.limits)
+        self._spool = Spool(
+            self.sink,
+            self.recording.renderer(),
+            device_renderer=self.device.renderer() if self.device else None,
+            is_unordered=self.recording.is_unordered,
+            limits=self.request.limits,
+        )
+        return self._spool
 
     def _open_processes(self) -> None:
         """A descriptor of every process that is recorded, which tells of its end."""
@@ -235,7 +254,9 @@ class _Session:
         if received.si_code != _SI_KERNEL:
             self.target.send(received.si_signo)
 
-    def _pump(self, store: Store) -> None:
+    def _pump(self, store: Store, *, is_final: bool = False) -> None:
+        if self.device is not None:
+            self._pump_device(self.device, is_final)
         chunk = self.recording.collect()
         if chunk:
             if self.request.limits.events is not None:
@@ -245,6 +266,15 @@ class _Session:
         for loss in self.recording.lost():
             for collector in (store, *self.watchers):
                 collector.put_loss(loss)
+
+    def _pump_device(self, device: DeviceRecording, is_final: bool) -> None:
+        if self._spool is None:
+            return
+        chunk = device.collect(is_final=is_final)
+        if chunk:
+            self._spool.put_device(chunk)
+        for loss in device.lost():
+            self._spool.put_loss(loss)
 
     def _finish(self, store: Store) -> None:
         """Wait for the lines; a Ctrl-C leaves the rest of them out."""
@@ -272,6 +302,7 @@ class _Session:
         return ending.exit_code
 
     def _header(self, start: HostInstant) -> dict[str, Any]:
+        told = sorted(self.device.layers) if self.device else ()
         request, usual = asdict(self.request), asdict(CaptureRequest())
         said = {**request, **request["filters"]}
         usual |= usual["filters"]
@@ -283,11 +314,11 @@ class _Session:
             command=self.request.command,
             engine=self.engine,
             clock="monotonic",
-            clocks=["monotonic"],
+            clocks=["monotonic", *(self.device.clocks if self.device else ())],
             start=start,
             layers={
                 "asked": list(self.request.layers),
-                "got": self.recording.coverage.got,
+                "got": list(dict.fromkeys((*self.recording.coverage.got, *told))),
                 "missing": self.missing,
             },
             options={name: said[name] for name in _OPTIONS if said[name] != usual[name]},
@@ -307,6 +338,10 @@ class _Session:
                 layer: {str(cpu): count for cpu, count in sorted(by_cpu.items())}
                 for layer, by_cpu in store.cpu_losses.items()
             }
+        if self.device is not None:
+            renderer = self.device.renderer()
+            if renderer.gpus:
+                footer["gpus"] = renderer.gpus
         if self.recording.filtered:
             footer["filtered"] = self.recording.filtered
         return footer

@@ -6,7 +6,6 @@ writing of lines takes; lines come behind, and after the end as far as they are 
 
 from __future__ import annotations
 
-import mmap
 import os
 import struct
 import sys
@@ -14,11 +13,13 @@ import tempfile
 import threading
 import time
 from array import array
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from queue import SimpleQueue
 from typing import BinaryIO
 
-from tracepipe.capture.engine import Limits, Loss, Plan, Renderer
+from tracepipe.capture.engine import DeviceRenderer, Limits, Loss, Plan, Renderer
 from tracepipe.capture.record import layer_counts, loss_line
 from tracepipe.capture.ring import RECORD_BYTES
 from tracepipe.errors import OutputError
@@ -33,21 +34,37 @@ assert _TIME.size == RECORD_BYTES
 _SWITCH_S = 0.0005
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A chunk in the temporary file."""
+
+    offset: int
+    size_bytes: int
+    of_device: bool = False
+
+
 class Spool:
     """Takes chunks and losses in order, writes their lines to `sink`."""
 
     def __init__(
-        self, sink: BinaryIO, renderer: Renderer, *, is_unordered: bool = False, limits: Limits = _NO_LIMITS
+        self,
+        sink: BinaryIO,
+        renderer: Renderer,
+        *,
+        device_renderer: DeviceRenderer | None = None,
+        is_unordered: bool = False,
+        limits: Limits = _NO_LIMITS,
     ) -> None:
         """`is_unordered`: lines are made when all is collected, in order of time. What is beyond the limits
         is not written: the recording ends there.
         """
         self._sink, self._renderer, self._is_unordered = sink, renderer, is_unordered
+        self._device_renderer = device_renderer
         self._limits = limits
-        self.counts: dict[str, int] = {}
+        self._counts: dict[str, int] = {}
         self._file: BinaryIO = tempfile.TemporaryFile(dir=_folder_of(sink), prefix="tracepipe-", buffering=0)  # noqa: SIM115, closed in `close`
         self._size_bytes = 0
-        self._items: SimpleQueue[tuple[int, int] | Loss | None] = SimpleQueue()
+        self._items: SimpleQueue[_Place | Loss | None] = SimpleQueue()
         self._abandoned = threading.Event()
         self._thread = threading.Thread(target=self._write, name="tracepipe-lines", daemon=True)
         self._old_switch_s = sys.getswitchinterval()
@@ -64,13 +81,20 @@ class Spool:
 
     def put(self, chunk: bytes) -> None:
         """Keep a chunk. Raises OutputError when the disk is full."""
+        self._keep(chunk, of_device=False)
+
+    def put_device(self, chunk: bytes) -> None:
+        """Keep a chunk of the GPU's records. Raises OutputError when the disk is full."""
+        self._keep(chunk, of_device=True)
+
+    def _keep(self, chunk: bytes, *, of_device: bool) -> None:
         try:
             written = self._file.write(chunk)
         except OSError as error:
             raise cannot_write(error) from None
         if written != len(chunk):
             raise OutputError("The disk for temporary files is full.", "Set TMPDIR to a folder with room.")
-        self._items.put((self._size_bytes, len(chunk)))
+        self._items.put(_Place(self._size_bytes, len(chunk), of_device))
         self._size_bytes += len(chunk)
 
     def put_loss(self, loss: Loss) -> None:
@@ -82,10 +106,17 @@ class Spool:
         self._items.put(None)
 
     @property
+    def counts(self) -> dict[str, int]:
+        """Layer → events written."""
+        return dict(self._counts)
+
+    @property
     def losses(self) -> dict[str, int]:
         """Layer → events lost."""
-        ours, found = self._losses, self._renderer.losses
-        return {layer: ours.get(layer, 0) + found.get(layer, 0) for layer in {**ours, **found}}
+        found = [self._losses, self._renderer.losses]
+        if self._device_renderer is not None:
+            found.append(self._device_renderer.losses)
+        return {layer: sum(each.get(layer, 0) for each in found) for layer in dict.fromkeys(chain(*found))}
 
     @property
     def size_bytes(self) -> int:
@@ -124,13 +155,17 @@ class Spool:
 
     def _write(self) -> None:
         try:
+            kept: list[_Place] = []
             while (item := self._items.get()) is not None:
                 if isinstance(item, Loss):
                     self._write_loss(item)
-                elif not self._is_unordered:
-                    self._write_chunk(*item)
-            if self._is_unordered:
-                self._write_in_order()
+                elif item.of_device:
+                    self._write_device(item)
+                elif self._is_unordered:
+                    kept.append(item)
+                else:
+                    self._write_chunk(item.offset, item.size_bytes)
+            self._write_in_order(kept)
             if self._unwritten:
                 now_ns = time.monotonic_ns()
                 self._write_loss(Loss(None, self._unwritten, now_ns, now_ns, "not written: interrupted"))
@@ -154,11 +189,14 @@ class Spool:
         if self._abandoned.is_set():
             self._unwritten += self._renderer.count(piece)
             return
-        text = self._within_limits(self._renderer.render(piece))
+        self._write_text(self._renderer.render(piece), len(piece))
+
+    def _write_text(self, text: bytes, rendered_bytes: int) -> None:
+        text = self._within_limits(text)
         self._sink.write(text)
         for layer, count in layer_counts(text).items():
-            self.counts[layer] = self.counts.get(layer, 0) + count
-        self._rendered_bytes += len(piece)
+            self._counts[layer] = self._counts.get(layer, 0) + count
+        self._rendered_bytes += rendered_bytes
         self._written_bytes += len(text)
 
     def _within_limits(self, text: bytes) -> bytes:
@@ -179,19 +217,26 @@ class Spool:
             kept.append(line)
         return b"".join(kept)
 
-    def _write_in_order(self) -> None:
-        """Write all that was collected by time; records of one time stay in the order that they came in."""
-        if not self._size_bytes:
+    def _write_device(self, place: _Place) -> None:
+        """Write the lines of a chunk of the GPU's records, which is one whole."""
+        assert self._device_renderer is not None
+        chunk = os.pread(self._file.fileno(), place.size_bytes, place.offset)
+        if self._abandoned.is_set():
+            self._unwritten += self._device_renderer.count(chunk)
+        else:
+            self._write_text(self._device_renderer.render(chunk), len(chunk))
+
+    def _write_in_order(self, places: list[_Place]) -> None:
+        """Write what was collected there by time; records of one time stay in the order that they came in."""
+        if not places:
             return
-        with mmap.mmap(self._file.fileno(), self._size_bytes, prot=mmap.PROT_READ) as data:
-            self._renderer.learn(data[:])
-            times = array("Q", [time_ns for (time_ns,) in _TIME.iter_unpack(data)])
-            order = sorted(range(len(times)), key=times.__getitem__)
-            for first in range(0, len(order), _PIECE_BYTES // RECORD_BYTES):
-                places = order[first : first + _PIECE_BYTES // RECORD_BYTES]
-                self._write_piece(
-                    b"".join([data[at * RECORD_BYTES : (at + 1) * RECORD_BYTES] for at in places])
-                )
+        data = b"".join(os.pread(self._file.fileno(), place.size_bytes, place.offset) for place in places)
+        self._renderer.learn(data)
+        times = array("Q", [time_ns for (time_ns,) in _TIME.iter_unpack(data)])
+        order = sorted(range(len(times)), key=times.__getitem__)
+        for first in range(0, len(order), _PIECE_BYTES // RECORD_BYTES):
+            some = order[first : first + _PIECE_BYTES // RECORD_BYTES]
+            self._write_piece(b"".join([data[at * RECORD_BYTES : (at + 1) * RECORD_BYTES] for at in some]))
 
 
 def _folder_of(sink: BinaryIO) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tracepipe.errors import TracepipeError
@@ -21,8 +22,16 @@ class Ending:
 class Target:
     """A child process that executes `command` when it is released."""
 
-    def __init__(self, program: str, command: list[str], mask: set[signal.Signals]) -> None:
-        """Fork it. `mask` is the signal mask that the command shall start with."""
+    def __init__(
+        self,
+        program: str,
+        command: list[str],
+        mask: set[signal.Signals],
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Fork it. `mask` is the signal mask that the command shall start with, `environment` what it finds
+        in its environment beside ours.
+        """
         go_read, self._go = os.pipe()
         self._failure, failure_write = os.pipe()  # closed by a successful exec, as all of Python's pipes are
         self._ending: Ending | None = None
@@ -30,7 +39,7 @@ class Target:
         self.pid = os.fork()
         if self.pid == 0:
             os.close(self._go)
-            _become(program, command, mask, go_read, failure_write)
+            _become(program, command, mask, environment or {}, go_read, failure_write)
         os.close(go_read)
         os.close(failure_write)
 
@@ -89,7 +98,14 @@ def _ending(status: int) -> Ending:
     return Ending(f"exit {os.WEXITSTATUS(status)}", os.WEXITSTATUS(status))
 
 
-def _become(program: str, command: list[str], mask: set[signal.Signals], go: int, failure: int) -> None:
+def _become(
+    program: str,
+    command: list[str],
+    mask: set[signal.Signals],
+    environment: Mapping[str, str],
+    go: int,
+    failure: int,
+) -> None:
     """In the child: wait for the release, then turn into the command. Never returns."""
     try:
         if os.read(go, 1):
@@ -100,7 +116,7 @@ def _become(program: str, command: list[str], mask: set[signal.Signals], go: int
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             _drop_to_caller()
-            os.execv(program, command)
+            os.execve(program, command, {**os.environ, **environment})
     except OSError as error:
         os.write(failure, str(error.errno).encode())
     except KeyError:  # SUDO_UID of no user

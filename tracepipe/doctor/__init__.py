@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from tracepipe.capture.engine import DEFAULT_LAYERS
 from tracepipe.capture.machine import Machine, this_machine
-from tracepipe.doctor import checks
+from tracepipe.doctor import checks, gpu
 from tracepipe.doctor.finding import ABSENT, FAILS, LIMITED, WORKS, Area, Examination, Finding
 from tracepipe.doctor.trials import RealTrials, Trials
 
@@ -24,6 +24,7 @@ AREAS: dict[str, Area] = {
     "methods": checks.methods,
     "layers": checks.layers,
     "cuda": checks.cuda,
+    "gpu": gpu.gpu,
 }
 _MARKS = {WORKS: "✓", LIMITED: "!", FAILS: "✗", ABSENT: "–"}
 _ASCII_MARKS = {WORKS: "+", LIMITED: "!", FAILS: "x", ABSENT: "-"}

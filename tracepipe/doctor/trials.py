@@ -10,9 +10,11 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from tracepipe.capture.engine import Filters, Plan, Scope
+from tracepipe.capture.gpu.toolchain import Toolchain, this_toolchain
 from tracepipe.capture.hook import FilePlace, Hook, Probe
 from tracepipe.errors import CaptureUnavailable, TracepipeError
 
@@ -77,6 +79,14 @@ class Trials(Protocol):
 
     def driver_functions(self) -> tuple[int, str]:
         """How many functions of the NVIDIA driver would be probed, and why none."""
+        ...
+
+    def toolchain(self) -> Toolchain:
+        """The GPUs, and what native code for them is built with."""
+        ...
+
+    def build_kernels(self, toolchain: Toolchain) -> Path:
+        """Build the library that records GPU kernels, or find it built."""
         ...
 
 
@@ -186,6 +196,14 @@ class RealTrials:
             return 0, f"/proc/kallsyms: {error.strerror}"
         count = sum(probe.layer == "kernel" for probe in found.probes)
         return count, "" if count else "; ".join(found.unresolved.values())
+
+    def toolchain(self) -> Toolchain:
+        return this_toolchain()
+
+    def build_kernels(self, toolchain: Toolchain) -> Path:
+        from tracepipe.capture.gpu.kernels import build_library
+
+        return build_library(toolchain)
 
     def _kprobe_on(self, name: str) -> Timing:
         from tracepipe.capture import bpf

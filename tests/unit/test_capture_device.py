@@ -1,0 +1,124 @@
+"""A command's GPUs in a capture: what their library tells, beside the host's events or without them."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import pytest
+
+from tracepipe.capture import CaptureRequest, capture
+from tracepipe.capture.engine import Limits, Loss
+from tracepipe.errors import CaptureUnavailable, TracepipeError
+from tracepipe.validate import first_fault
+
+KERNEL = {"type": "gpu_kernel", "name": "add", "phase": "X", "dur_ns": 5, "gpu": 0, "launch": 7}
+CALL = {"type": "userspace", "name": "cuLaunchKernel", "phase": "X", "dur_ns": 9, "launch": 7}
+
+
+class Told:
+    """A device's recording: what it tells stands ready."""
+
+    name = "told"
+    layers = frozenset({"userspace", "gpu_kernel"})
+    clocks = ("globaltimer:0",)
+
+    def __init__(self, chunks: list[bytes]) -> None:
+        self.chunks, self.finals, self.is_closed = chunks, [], False
+        self.gpus = [{"index": 0, "name": "a GPU"}]
+        self.notes = ["one thing to know"]
+        self.losses = {"gpu_kernel": 2}
+
+    def environment(self) -> dict[str, str]:
+        return {"TOLD": "yes"}
+
+    def collect(self, *, is_final: bool = False) -> bytes:
+        self.finals.append(is_final)
+        return self.chunks.pop(0) if self.chunks else b""
+
+    def lost(self) -> list[Loss]:
+        return [Loss("gpu_kernel", 3, 5, 6, "full")] if self.finals == [False] else []
+
+    def renderer(self) -> Told:
+        return self
+
+    def render(self, chunk: bytes) -> bytes:
+        return chunk
+
+    def count(self, chunk: bytes) -> int:
+        return chunk.count(b"\n")
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def lines(*records: dict[str, Any]) -> bytes:
+    return b"".join(json.dumps(record, separators=(",", ":")).encode() + b"\n" for record in records)
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Told:
+    """No probes can be set here, and the device tells of two events in each of two chunks."""
+    chunk = lines({"ts_ns": 1000, **KERNEL}, {"ts_ns": 900, **CALL})
+    device = Told([chunk, chunk])
+
+    def refuse(_: str) -> Any:
+        raise CaptureUnavailable("Capture with eBPF needs root.", "sudo")
+
+    monkeypatch.setattr("tracepipe.capture.choose", refuse)
+    monkeypatch.setattr("tracepipe.capture.gpu.start", lambda _: device)
+    return device
+
+
+def captured(request: CaptureRequest) -> tuple[list[dict[str, Any]], Any, list[str]]:
+    sink, messages = io.BytesIO(), list[str]()
+    summary = capture(request, sink, notify=messages.append)
+    records = [json.loads(line) for line in sink.getvalue().splitlines()]
+    assert [first_fault(record) for record in records] == [None] * len(records)
+    return records, summary, messages
+
+
+def test_what_it_tells_is_in_the_file_without_any_privilege(
+    told: Told, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command = ["sh", "-c", "echo $TOLD"]
+    records, summary, messages = captured(CaptureRequest(command, ("userspace", "syscall"), gpu="kernels"))
+    assert capfd.readouterr().out == "yes\n"
+    header, *events, footer = records
+    assert [event["name"] for event in events if "phase" in event] == ["add", "cuLaunchKernel"] * 2
+    assert summary.counts == footer["counts"] == {"userspace": 2, "gpu_kernel": 2}
+    assert summary.losses == footer["losses"] == {"gpu_kernel": 5}
+    assert footer["gpus"] == [{"index": 0, "name": "a GPU"}]
+    assert header["engine"] == "none, told"
+    assert header["clocks"] == ["monotonic", "globaltimer:0"]
+    assert header["layers"]["got"] == ["gpu_kernel", "userspace"]
+    assert set(header["layers"]["missing"]) == {"syscall"}
+    assert header["options"] == {"gpu": "kernels"}
+    assert "told: one thing to know" in messages
+    assert any("needs root" in message for message in messages)
+    assert told.finals[-1] is True
+    assert told.is_closed
+
+
+def test_limits_hold_for_its_events_too(told: Told) -> None:
+    records, summary, _ = captured(
+        CaptureRequest(["true"], ("userspace",), gpu="kernels", limits=Limits(events=3))
+    )
+    assert sum("phase" in record for record in records) == sum(summary.counts.values()) == 3
+
+
+def test_it_is_closed_when_the_command_cannot_be_run(told: Told) -> None:
+    with pytest.raises(TracepipeError, match="no program"):
+        captured(CaptureRequest(["./no-such-program"], gpu="kernels"))
+    assert told.is_closed
+
+
+def test_a_running_process_cannot_be_told_of(told: Told) -> None:
+    with pytest.raises(TracepipeError, match="from a program's start"):
+        captured(CaptureRequest(pids=(1,), gpu="kernels"))
+
+
+def test_an_engine_that_there_is_none_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TracepipeError, match="no GPU engine magic"):
+        captured(CaptureRequest(["true"], gpu="magic"))

@@ -1,0 +1,91 @@
+"""The GPU's rows: each part alone missing, with the command that mends it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.support.machines import machine
+from tests.unit.test_doctor import FakeTrials
+from tracepipe.capture.gpu.cuda_parts import Parts
+from tracepipe.capture.gpu.driver import Driver
+from tracepipe.capture.gpu.toolchain import Toolchain
+from tracepipe.doctor.finding import Examination, Finding
+from tracepipe.doctor.gpu import gpu
+from tracepipe.errors import CaptureUnavailable
+
+GOOD = FakeTrials().toolchain()
+INSTALL = "pip install 'tracepipe[gpu]'"
+
+
+class Trials(FakeTrials):
+    def __init__(self, tools: Toolchain, broken: dict[str, Exception] | None = None) -> None:
+        super().__init__(broken)
+        self.tools = tools
+
+    def toolchain(self) -> Toolchain:
+        return self.tools
+
+
+def rows(tools: Toolchain, **broken: Exception) -> dict[str, Finding]:
+    return {found.name: found for found in gpu(Examination(machine(), Trials(tools, broken)))}
+
+
+def without(**parts: list[object]) -> Toolchain:
+    return replace(GOOD, parts=replace(GOOD.parts, **parts))  # type: ignore[arg-type]
+
+
+def test_where_all_is_well() -> None:
+    found = rows(GOOD)
+    assert {row.state for row in found.values()} == {"works"}
+    assert found["GPUs"].detail == "0: NVIDIA H200, sm_90"
+    assert found["CUDA"].detail == "13.0, by the driver"
+    assert found["kernels"].detail == "built: /cache/kernels.so"
+
+
+@pytest.mark.parametrize(
+    ("row", "part", "mend"),
+    [
+        ("g++", "gxx", "apt install g++"),
+        ("nvcc", "nvcc", INSTALL),
+        ("CUPTI", "cupti", INSTALL),
+        ("sanitizer", "sanitizer", INSTALL),
+    ],
+)
+def test_a_part_that_is_not_there_fails_alone(row: str, part: str, mend: str) -> None:
+    found = rows(without(**{part: []}))
+    assert (found[row].state, found[row].mend) == ("fails", mend)
+    assert {other.state for other in found.values() if other.name != row} == {"works"}
+
+
+def test_a_part_that_does_not_fit_the_driver_names_the_version() -> None:
+    newer = [replace(GOOD.parts.cupti[0], version=(13, 5))]
+    found = rows(without(cupti=newer))  # type: ignore[arg-type]
+    assert found["CUPTI"].mend == "pip install 'nvidia-cuda-cupti==13.0.*'"
+
+
+def test_a_build_that_fails_is_told() -> None:
+    found = rows(
+        GOOD, build_kernels=CaptureUnavailable("kernels could not be built: a.cpp:1.", "Try it: g++")
+    )
+    assert (found["kernels"].state, found["kernels"].mend) == ("fails", "Try it: g++")
+    assert found["kernels"].detail == "kernels could not be built: a.cpp:1"
+
+
+def test_without_a_driver_nothing_fails() -> None:
+    found = rows(Toolchain(Driver(error="libcuda.so.1: not there"), Parts(), GOOD.owner))
+    assert {row.state for row in found.values()} == {"absent"}
+    assert [row.name for row in found.values() if row.mend] == ["CUDA"]
+    assert found["CUDA"].detail == "libcuda.so.1: not there"
+
+
+def test_a_driver_that_sees_no_gpu_fails() -> None:
+    driver = Driver((13, 0), error="cuInit: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH")
+    found = rows(replace(GOOD, driver=driver))
+    assert (found["GPUs"].state, found["GPUs"].detail) == ("fails", driver.error)
+    assert found["GPUs"].mend.startswith("nvidia-smi")
+
+
+def test_other_systems_have_no_rows() -> None:
+    assert list(gpu(Examination(machine(system="Darwin"), FakeTrials()))) == []

@@ -1,0 +1,251 @@
+"""What becomes of CUPTI's records: the lines of the event file, without a GPU."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tracepipe.capture.gpu import kernels
+from tracepipe.capture.gpu.kernels import (
+    CALL,
+    COPY,
+    HELLO,
+    KERNEL,
+    KIND_ANY,
+    KIND_CALL,
+    KIND_CALL_NAME,
+    KIND_COPY,
+    KIND_HELLO,
+    KIND_KERNEL,
+    KIND_SET,
+    SET,
+    KernelsRecording,
+    KernelsRenderer,
+)
+from tracepipe.capture.gpu.toolchain import NATIVE
+from tracepipe.capture.gpu.transport import KIND_GPU, KIND_NAME, KIND_NOTE, pack_record
+from tracepipe.validate import first_fault
+
+UUID = bytes.fromhex("4717ba2800112233445566778899aabb")
+RUNTIME, LAUNCH, MALLOC = 2, 211, 20
+
+
+def record(kind: int, payload: bytes, pid: int = 42) -> bytes:
+    return pack_record(kind, pid, 1, 5, payload)
+
+
+def hello(clock: int = 0) -> bytes:
+    return record(KIND_HELLO, HELLO.pack(130001, clock, 1, 2, 3))
+
+
+def gpu(index: int = 0, uuid: bytes = UUID, pid: int = 42) -> bytes:
+    head = kernels._GPU.pack(index, 132, 9, 0, 1980000, 0, uuid)
+    return record(KIND_GPU, head + b"NVIDIA H200", pid)
+
+
+def name(number: int, text: str, pid: int = 42) -> bytes:
+    return record(KIND_NAME, number.to_bytes(8, "little") + text.encode(), pid)
+
+
+def function(number: int, text: str) -> bytes:
+    return record(
+        KIND_CALL_NAME, RUNTIME.to_bytes(4, "little") + number.to_bytes(4, "little") + text.encode()
+    )
+
+
+def kernel(
+    start_ns: int, correlation: int, *, named: int = 1, gpu: int = 0, graph: int = 0, cluster: int = 0
+) -> bytes:
+    place = (gpu, 1, 7, correlation)
+    sizes = (64, 2, 1, 192, 1, 1, cluster, cluster, cluster, 16, 2048, 54, graph, 0)
+    return KERNEL.pack(start_ns, start_ns + 500, named, 3, *place, *sizes)
+
+
+def call(start_ns: int, number: int, correlation: int, result: int = 0) -> bytes:
+    return CALL.pack(start_ns, start_ns + 100, RUNTIME, number, 43, correlation, result)
+
+
+def lines(*chunks: bytes, renderer: KernelsRenderer | None = None) -> list[dict[str, Any]]:
+    rendered = (renderer or KernelsRenderer()).render(b"".join(chunks))
+    return [json.loads(line) for line in rendered.splitlines()]
+
+
+def test_a_kernel_is_a_span_with_its_launch() -> None:
+    events = lines(hello(), gpu(), name(1, "add(int)"), record(KIND_KERNEL, kernel(1000, 9)))
+    assert events == [
+        {
+            "ts_ns": 1000,
+            "type": "gpu_kernel",
+            "name": "add(int)",
+            "phase": "X",
+            "dur_ns": 500,
+            "pid": 42,
+            "gpu": 0,
+            "stream": 7,
+            "launch": 9,
+            "grid": [64, 2, 1],
+            "block": [192, 1, 1],
+            "args": {"registers": 54, "shared_bytes": 2064, "context": 1},
+        }
+    ]
+
+
+def test_a_launch_call_has_the_kernels_launch_id_and_other_calls_none() -> None:
+    functions = function(LAUNCH, "cudaLaunchKernel_v7000") + function(MALLOC, "cudaMalloc_v3020")
+    calls = record(KIND_CALL, call(10, MALLOC, 8, result=2) + call(200, LAUNCH, 9))
+    malloc, launch = lines(functions, calls)
+    assert (malloc["name"], malloc["args"], malloc.get("launch")) == ("cudaMalloc", {"result": 2}, None)
+    assert (launch["name"], launch["tid"], launch["dur_ns"], launch["launch"]) == (
+        "cudaLaunchKernel",
+        43,
+        100,
+        9,
+    )
+
+
+def test_events_come_in_the_order_of_their_times() -> None:
+    chunk = record(KIND_KERNEL, kernel(3000, 2) + kernel(1000, 1)) + record(KIND_CALL, call(2000, LAUNCH, 3))
+    assert [event["ts_ns"] for event in lines(chunk)] == [1000, 2000, 3000]
+
+
+def test_launch_ids_of_two_processes_differ() -> None:
+    same = kernel(1000, 9)
+    first, second = lines(record(KIND_KERNEL, same, 42), record(KIND_KERNEL, same, 43))
+    assert first["launch"] != second["launch"]
+    assert second["launch"] & 0xFFFFFFFF == 9
+
+
+def test_a_gpu_has_one_number_for_all_processes() -> None:
+    """The second process sees the machine's second GPU alone, as its own first."""
+    other = bytes(16)
+    renderer = KernelsRenderer()
+    told = gpu(0) + gpu(1, other) + gpu(0, other, 43) + record(KIND_KERNEL, kernel(1000, 9), 43)
+    assert [event["gpu"] for event in lines(told, renderer=renderer)] == [1]
+    assert [entry["index"] for entry in renderer.gpus] == [0, 1]
+    expected = {"index": 0, "name": "NVIDIA H200", "uuid": "GPU-4717ba28-0011-2233-4455-66778899aabb"}
+    assert renderer.gpus[0] == {**expected, "sm_count": 132}
+
+
+def test_a_gpu_met_later_under_a_number_that_is_taken_gets_another() -> None:
+    renderer = KernelsRenderer()
+    lines(gpu(0), gpu(0, bytes(16), 43), renderer=renderer)
+    assert [entry["index"] for entry in renderer.gpus] == [0, 1]
+
+
+def test_names_are_their_process_own_and_may_come_in_an_earlier_chunk() -> None:
+    renderer = KernelsRenderer()
+    lines(name(1, "mine"), name(1, "other", 43), renderer=renderer)
+    found = lines(record(KIND_KERNEL, kernel(1000, 9)), renderer=renderer)
+    assert [event["name"] for event in found] == ["mine"]
+    lost = lines(record(KIND_KERNEL, kernel(1000, 9, named=77)), renderer=renderer)
+    assert [event["name"] for event in lost] == ["kernel whose name was lost"]
+
+
+def test_kernels_of_graphs_and_clusters_say_so() -> None:
+    (event,) = lines(record(KIND_KERNEL, kernel(1000, 9, graph=5, cluster=2)))
+    assert event["args"]["graph"] == 5
+    assert event["args"]["graph_node"] == 3
+    assert event["args"]["cluster"] == [2, 2, 2]
+
+
+def test_a_copy_has_direction_size_and_memories() -> None:
+    copy = COPY.pack(1000, 1700, 4096, 0, 0, 1, 7, 148, 0, 0, 1, 2, 3, 1)
+    (event,) = lines(gpu(), record(KIND_COPY, copy))
+    assert (event["type"], event["name"], event["dur_ns"], event["gpu"]) == ("transfer", "HtoD", 700, 0)
+    wanted = {"size": 4096, "correlation": 148, "from": "pinned", "to": "device", "async": True, "context": 1}
+    assert event["args"] == wanted
+
+
+def test_a_copy_between_gpus_names_the_other() -> None:
+    copy = COPY.pack(1000, 1700, 4096, 0, 0, 1, 7, 148, 0, 1, 10, 3, 3, 0)
+    (event,) = lines(record(KIND_COPY, copy))
+    assert (event["name"], event["args"]["to_gpu"]) == ("PtoP", 1)
+
+
+def test_kinds_that_are_not_known_are_shown_as_numbers() -> None:
+    copy = COPY.pack(1000, 1700, 4096, 0, 0, 1, 7, 148, 0, 0, 99, 98, 3, 0)
+    (event,) = lines(record(KIND_COPY, copy))
+    assert (event["name"], event["args"]["from"]) == ("99", "98")
+    (unknown,) = lines(record(KIND_CALL, call(10, 999, 1)))
+    assert unknown["name"] == "runtime function 999"
+
+
+def test_a_set_has_value_and_size() -> None:
+    (event,) = lines(record(KIND_SET, SET.pack(1000, 1700, 4096, 0, 0, 1, 7, 148, 0, 255, 3)))
+    assert (event["type"], event["name"], event["args"]["value"]) == ("transfer", "set", 255)
+
+
+def test_work_without_an_end_has_no_length() -> None:
+    interrupted = kernel(1000, 9)
+    interrupted = interrupted[:8] + bytes(8) + interrupted[16:]
+    (event,) = lines(record(KIND_KERNEL, interrupted))
+    assert event["dur_ns"] == 0
+
+
+def test_a_cupti_that_keeps_its_clock_is_told_by_it() -> None:
+    (event,) = lines(hello(clock=1), record(KIND_KERNEL, kernel(1000, 9)))
+    assert event["clock"] == "realtime"
+
+
+def test_notes_are_kept_once() -> None:
+    renderer = KernelsRenderer()
+    assert lines(record(KIND_NOTE, b"no buffers"), record(KIND_NOTE, b"no buffers"), renderer=renderer) == []
+    assert renderer.notes == ["no buffers"]
+
+
+def test_counts_are_those_of_the_lines() -> None:
+    chunk = (
+        hello() + gpu() + record(KIND_KERNEL, kernel(1, 1) * 3) + record(KIND_CALL, call(1, LAUNCH, 1) * 2)
+    )
+    assert KernelsRenderer().count(chunk) == len(lines(chunk)) == 5
+
+
+def test_every_line_is_valid() -> None:
+    copy = COPY.pack(1000, 1700, 4096, 0, 0, 1, 7, 148, 0, 1, 10, 3, 3, 0)
+    rest = record(KIND_COPY, copy) + record(KIND_CALL, call(10, 999, 1))
+    for event in lines(gpu(), record(KIND_KERNEL, kernel(1000, 9, graph=5, cluster=2)), rest):
+        assert first_fault(event) is None
+
+
+@pytest.mark.parametrize(
+    ("struct", "ours"), [("Hello", HELLO), ("Kernel", KERNEL), ("Copy", COPY), ("Set", SET), ("Call", CALL)]
+)
+def test_both_sides_have_the_same_sizes_and_kinds(struct: str, ours: Any) -> None:
+    header = (NATIVE / "kernel_records.h").read_text()
+    sizes = dict(re.findall(r"sizeof\((\w+)\) == (\d+)", header))
+    assert int(sizes[struct]) == ours.size
+    for kind, number in re.findall(r"(KIND_\w+) = (\d+)", header):
+        assert getattr(kernels, kind) == int(number)
+
+
+def test_a_recording_tells_the_command_where_to_write(tmp_path: Path) -> None:
+    recording = KernelsRecording(tmp_path / "k.so", calls="launches", ring_bytes=1 << 16)
+    try:
+        environment = recording.environment()
+        assert environment["CUDA_INJECTION64_PATH"] == str(tmp_path / "k.so")
+        assert environment["TRACEPIPE_GPU_CALLS"] == "launches"
+        assert Path(environment["TRACEPIPE_GPU_CHANNEL"]).exists()
+        assert recording.collect(is_final=True) == b""
+        assert recording.lost() == []
+    finally:
+        recording.close()
+    assert not Path(environment["TRACEPIPE_GPU_CHANNEL"]).exists()
+
+
+def test_losses_name_their_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recording = KernelsRecording(tmp_path / "k.so", ring_bytes=1 << 16)
+    try:
+        before_ns = time.monotonic_ns()
+        recording.lost()
+        monkeypatch.setattr(recording._channel, "dropped", lambda: {KIND_KERNEL: 3, KIND_ANY: 4})
+        kernels_lost, any_lost = recording.lost()
+    finally:
+        recording.close()
+    assert (kernels_lost.layer, kernels_lost.count) == ("gpu_kernel", 3)
+    assert before_ns <= kernels_lost.start_ns <= kernels_lost.end_ns <= time.monotonic_ns()
+    assert (any_lost.layer, any_lost.count, any_lost.reason) == (None, 4, "CUPTI had no buffer")

@@ -1,0 +1,440 @@
+"""Finding compilers and NVIDIA's parts in every place that has them, and building with them: safely, once."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tracepipe.capture.gpu.cuda_parts import Compiler, Part, Parts, find_parts
+from tracepipe.capture.gpu.driver import Driver, Gpu, Owner, driver_of, owner
+from tracepipe.capture.gpu.toolchain import NATIVE, Toolchain, build_host, cache_folder, check_safe
+from tracepipe.errors import CaptureUnavailable
+
+H200 = Driver((13, 0), (Gpu("NVIDIA H200", "sm_90"),))
+NOBODY = Driver(error="libcuda.so.1: cannot open shared object file")
+ME = Owner(os.geteuid(), os.getegid(), Path("/nowhere"))
+MACHINE = os.uname().machine
+TARGET = {"x86_64": "x86_64-linux", "aarch64": "sbsa-linux"}.get(MACHINE, "")
+
+
+def put(path: Path, text: str = "", *, runs: bool = False) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    if runs:
+        path.chmod(0o755)
+    return path
+
+
+def nvcc(path: Path, version: str = "13.0", codes: str = "sm_75 sm_80 sm_90") -> Path:
+    words = (
+        f'case "$1" in --list-gpu-code) printf "%s\\n" {codes};; --version) echo "release {version}, V1";; '
+    )
+    return put(
+        path, f'#!/bin/sh\n{words}*) echo made by {version} >"$(eval echo \\${{$#}})";; esac\n', runs=True
+    )
+
+
+def toolkit(root: Path, version: int = 13000) -> Path:
+    put(root / "targets" / TARGET / "include/cuda.h", f"#define CUDA_VERSION {version}\n")
+    put(root / "extras/CUPTI/include/cupti.h")
+    put(root / "extras/CUPTI/lib64/libcupti.so")
+    put(root / "compute-sanitizer/include/sanitizer.h")
+    put(root / "compute-sanitizer/libsanitizer-public.so")
+    nvcc(root / "bin/nvcc", f"{version // 1000}.{version % 1000 // 10}")
+    return root
+
+
+def packages_13(site: Path, version: str = "13.0") -> Path:
+    kit = site / "nvidia/cu13"
+    for header in ("cuda.h", "cupti.h", "sanitizer.h"):
+        put(kit / "include" / header)
+    put(kit / "lib/libcupti.so.13")
+    put(kit / "lib/libsanitizer-public.so")
+    nvcc(kit / "bin/nvcc", version)
+    for name in ("nvidia_cuda_cupti", "nvidia_cuda_sanitizer_api", "nvidia_nvvm", "nvidia_cuda_crt"):
+        (site / f"{name}-{version}.85.dist-info").mkdir(parents=True)
+    return site
+
+
+def packages_12(site: Path) -> Path:
+    put(site / "nvidia/cuda_runtime/include/cuda.h", "#define CUDA_VERSION 12080\n")
+    put(site / "nvidia/cuda_cupti/include/cupti.h")
+    put(site / "nvidia/cuda_cupti/lib/libcupti.so.12")
+    put(site / "nvidia/cuda_sanitizer_api/include/sanitizer.h")
+    put(site / "nvidia/cuda_sanitizer_api/lib/libsanitizer-public.so")
+    (site / "nvidia_cuda_cupti_cu12-12.8.90.dist-info").mkdir()
+    (site / "nvidia_cuda_sanitizer_api_cu12-12.8.93.dist-info").mkdir()
+    return site
+
+
+def debian(root: Path) -> Path:
+    put(root / "usr/include/cuda.h", "#define CUDA_VERSION 11080\n")
+    put(root / "usr/include/cupti.h")
+    put(root / f"usr/lib/{MACHINE}-linux-gnu/libcupti.so")
+    return root
+
+
+def look(root: Path, *packages: Path, **environment: str) -> Parts:
+    return find_parts({"PATH": "", **environment}, packages, root)
+
+
+# Where parts are found
+
+
+@pytest.mark.skipif(not TARGET, reason=f"CUDA has no toolkit for {MACHINE}")
+@pytest.mark.parametrize("place", ["usr/local/cuda", "usr/local/cuda-12.8", "opt/cuda"])
+def test_a_toolkit_has_all_parts(tmp_path: Path, place: str) -> None:
+    kit = toolkit(tmp_path / place, 12080)
+    parts = look(tmp_path)
+    assert [part.version for part in (*parts.sanitizer, *parts.cupti, *parts.nvcc)] == [(12, 8)] * 3
+    assert parts.sanitizer[0].library == kit / "compute-sanitizer/libsanitizer-public.so"
+    assert parts.cupti[0].include == (kit / "extras/CUPTI/include", kit / "targets" / TARGET / "include")
+
+
+@pytest.mark.skipif(not TARGET, reason=f"CUDA has no toolkit for {MACHINE}")
+def test_a_toolkit_that_is_reached_twice_counts_once(tmp_path: Path) -> None:
+    toolkit(tmp_path / "usr/local/cuda-13.0")
+    (tmp_path / "usr/local/cuda").symlink_to("cuda-13.0")
+    parts = look(tmp_path, CUDA_HOME=str(tmp_path / "usr/local/cuda-13.0"))
+    assert [len(found) for found in (parts.nvcc, parts.sanitizer, parts.cupti)] == [1, 1, 1]
+
+
+@pytest.mark.skipif(not TARGET, reason=f"CUDA has no toolkit for {MACHINE}")
+@pytest.mark.parametrize("variable", ["CUDA_HOME", "CUDA_PATH"])
+def test_a_toolkit_is_named_by_the_environment(tmp_path: Path, variable: str) -> None:
+    kit = toolkit(tmp_path / "elsewhere")
+    assert look(tmp_path).cupti == []
+    assert look(tmp_path, **{variable: str(kit)}).cupti[0].library == kit / "extras/CUPTI/lib64/libcupti.so"
+
+
+def test_packages_of_13_lie_in_one_folder(tmp_path: Path) -> None:
+    site = packages_13(tmp_path / "site")
+    parts = look(tmp_path, site)
+    assert parts.nvcc[0].path == site / "nvidia/cu13/bin/nvcc"
+    assert parts.nvcc[0].mixed == ()
+    assert [parts.sanitizer[0].version, parts.cupti[0].version] == [(13, 0), (13, 0)]
+
+
+def test_packages_of_12_lie_apart_and_have_no_nvcc(tmp_path: Path) -> None:
+    site = packages_12(tmp_path / "site")
+    parts = look(tmp_path, site)
+    assert parts.nvcc == []
+    assert [parts.sanitizer[0].version, parts.cupti[0].version] == [(12, 8), (12, 8)]
+    assert parts.cupti[0].include[1] == site / "nvidia/cuda_runtime/include"
+
+
+def test_debians_package_lies_in_usr(tmp_path: Path) -> None:
+    parts = look(debian(tmp_path))
+    assert [part.version for part in parts.cupti] == [(11, 8)]
+
+
+def test_a_library_without_its_header_is_no_part(tmp_path: Path) -> None:
+    site = packages_13(tmp_path / "site")
+    (site / "nvidia/cu13/include/cupti.h").unlink()
+    assert look(tmp_path, site).cupti == []
+
+
+def test_nvcc_of_the_path_is_found(tmp_path: Path) -> None:
+    there = nvcc(tmp_path / "bin/nvcc", "12.9")
+    assert look(tmp_path, PATH=str(there.parent)).nvcc[0].version == (12, 9)
+
+
+def test_an_nvcc_that_does_not_run_is_none(tmp_path: Path) -> None:
+    put(tmp_path / "usr/local/cuda/bin/nvcc", "#!/bin/sh\nexit 1\n", runs=True)
+    put(tmp_path / "opt/cuda/bin/nvcc", "no program", runs=True)
+    assert look(tmp_path).nvcc == []
+
+
+# What is chosen, and how failures are told
+
+
+def chain(driver: Driver = H200, user: Owner = ME, **found: list[Compiler] | list[Part]) -> Toolchain:
+    return Toolchain(driver, Parts(**found), user)  # type: ignore[arg-type]
+
+
+def part(version: tuple[int, int] | None) -> Part:
+    return Part((Path("/i"),), Path(f"/{version}.so"), version)
+
+
+def compiler(major: int, minor: int, *mixed: str) -> Compiler:
+    return Compiler(Path("/nvcc"), (major, minor), "", mixed)
+
+
+@pytest.mark.parametrize(
+    ("ask", "hint"),
+    [
+        (lambda nothing: nothing.gxx(), "apt install g++"),
+        (lambda nothing: nothing.nvcc(), "pip install 'tracepipe[gpu]'"),
+        (lambda nothing: nothing.part("sanitizer"), "pip install 'tracepipe[gpu]'"),
+        (lambda nothing: nothing.part("cupti"), "pip install 'tracepipe[gpu]'"),
+    ],
+)
+def test_what_is_not_there_is_told_with_what_mends_it(ask: Callable[[Toolchain], object], hint: str) -> None:
+    with pytest.raises(CaptureUnavailable) as refusal:
+        ask(chain())
+    assert refusal.value.hint == hint
+
+
+def test_the_newest_part_that_is_not_newer_than_the_driver_is_taken() -> None:
+    tools = chain(cupti=[part((13, 5)), part((13, 0)), part((12, 8))])
+    assert tools.part("cupti").version == (13, 0)
+
+
+def test_without_a_driver_the_newest_part_is_taken() -> None:
+    assert chain(NOBODY, cupti=[part((13, 5)), part((13, 0))]).part("cupti").version == (13, 5)
+
+
+@pytest.mark.parametrize(
+    ("cuda", "hint"),
+    [
+        ((13, 0), "pip install 'nvidia-cuda-cupti==13.0.*'"),
+        ((12, 8), "pip install 'nvidia-cuda-cupti-cu12==12.8.*'"),
+    ],
+)
+def test_a_part_newer_than_the_driver_is_told(cuda: tuple[int, int], hint: str) -> None:
+    with pytest.raises(CaptureUnavailable, match=r"of CUDA 13\.5, and the driver") as refusal:
+        chain(Driver(cuda), cupti=[part((13, 5))]).part("cupti")
+    assert refusal.value.hint == hint
+
+
+def test_an_nvcc_of_a_newer_minor_version_is_taken() -> None:
+    assert chain(nvcc=[compiler(14, 0), compiler(13, 5)]).nvcc().version == (13, 5)
+
+
+def test_an_nvcc_of_a_newer_major_version_is_told() -> None:
+    with pytest.raises(CaptureUnavailable, match="too new for this driver") as refusal:
+        chain(nvcc=[compiler(14, 0)]).nvcc()
+    wanted = "'nvidia-cuda-nvcc==13.0.*' 'nvidia-nvvm==13.0.*' 'nvidia-cuda-crt==13.0.*'"
+    assert refusal.value.hint == f"pip install {wanted}"
+
+
+def test_an_nvcc_whose_packages_do_not_fit_is_told(tmp_path: Path) -> None:
+    site = packages_13(tmp_path / "site")
+    (site / "nvidia_nvvm-13.0.85.dist-info").rename(site / "nvidia_nvvm-13.5.37.dist-info")
+    with pytest.raises(CaptureUnavailable, match=r"nvcc 13\.0 does not work with nvidia-nvvm 13\.5"):
+        Toolchain(H200, look(tmp_path, site), ME).nvcc()
+
+
+def test_an_nvcc_that_fits_is_taken_before_a_newer_one_that_does_not(tmp_path: Path) -> None:
+    site = packages_13(tmp_path / "site", "13.2")
+    (site / "nvidia_nvvm-13.2.85.dist-info").rename(site / "nvidia_nvvm-13.5.37.dist-info")
+    nvcc(tmp_path / "usr/local/cuda/bin/nvcc", "13.0")
+    assert Toolchain(H200, look(tmp_path, site), ME).nvcc().version == (13, 0)
+
+
+def test_no_gpu_is_told_with_the_drivers_reason() -> None:
+    with pytest.raises(CaptureUnavailable, match="cannot open shared object"):
+        chain(NOBODY).architectures()
+
+
+# The driver's answer
+
+
+def test_the_driver_tells_its_version_and_gpus() -> None:
+    told = driver_of(0, b'{"cuda":13000,"gpus":[["H200",9,0],["H200",9,0],["B200",10,0]],"error":""}', b"")
+    assert told.cuda == (13, 0)
+    assert told.architectures == ("sm_90", "sm_100")
+
+
+@pytest.mark.parametrize(
+    ("returncode", "answer", "errors", "said"),
+    [
+        (-11, b"", b"", "signal 11"),
+        (1, b"", b"Traceback\nOSError: no", "OSError: no"),
+        (0, b"[]", b"", "no answer"),
+        (0, b'{"cuda":13000,"gpus":[],"error":"cuInit: CUDA_ERROR_NO_DEVICE"}', b"", "CUDA_ERROR_NO_DEVICE"),
+    ],
+)
+def test_a_driver_that_fails_says_how(returncode: int, answer: bytes, errors: bytes, said: str) -> None:
+    assert said in driver_of(returncode, answer, errors).error
+
+
+# The cache
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache/tracepipe"
+
+
+def patches_chain(tmp_path: Path, codes: str = "sm_75 sm_80 sm_90") -> Toolchain:
+    """g++ is not run, and nvcc writes its version to where it is told."""
+    made = nvcc(tmp_path / "tools/nvcc", codes=codes)
+    tools = [Compiler(made, (13, 0), "nvcc 13.0")]
+    return chain(nvcc=tools, gxx=[Compiler(Path("/g++"), (12, 2), "g++ 12.2")], sanitizer=[part((13, 0))])
+
+
+def test_a_build_is_made_once(tmp_path: Path, cache: Path) -> None:
+    source = put(tmp_path / "native/p.cu", "1")
+    tools = patches_chain(tmp_path)
+    path = tools.build_patches("p", source, ["sm_90"])
+    assert path.parent == cache
+    assert path.read_text() == "made by 13.0\n"
+    made_ns = path.stat().st_mtime_ns
+    assert tools.build_patches("p", source, ["sm_90"]) == path
+    assert path.stat().st_mtime_ns == made_ns
+    assert list(cache.iterdir()) == [path]
+
+
+def test_whatever_decides_the_outcome_makes_another_build(tmp_path: Path, cache: Path) -> None:
+    source = put(tmp_path / "native/p.cu", "1")
+    tools = patches_chain(tmp_path)
+    made = {tools.build_patches("p", source, ["sm_90"]), tools.build_patches("p", source, ["sm_80"])}
+    put(tmp_path / "native/record.h", "2")
+    made.add(tools.build_patches("p", source, ["sm_90"]))
+    put(source, "3")
+    made.add(tools.build_patches("p", source, ["sm_90"]))
+    newer = [Compiler(tools.parts.nvcc[0].path, (13, 0), "nvcc 13.0 update 1")]
+    made.add(chain(nvcc=newer, gxx=tools.parts.gxx, sanitizer=[part((13, 0))]).build_patches("p", source))
+    assert len(made) == len(list(cache.iterdir())) == 5
+
+
+def test_a_gpu_gets_the_code_of_its_own_architecture_or_the_one_before(tmp_path: Path, cache: Path) -> None:
+    source = put(tmp_path / "native/p.cu", "1")
+    tools = patches_chain(tmp_path, "sm_80 sm_86 sm_90")
+    assert tools.build_patches("p", source, ["sm_87"]) == tools.build_patches("p", source, ["sm_86"])
+    for wish, said in {
+        "sm_75": "makes no code for sm_75",
+        "sm_120": "sm_120",
+        "hopper": "no architecture",
+    }.items():
+        with pytest.raises(CaptureUnavailable, match=said):
+            tools.build_patches("p", source, [wish])
+
+
+def test_a_compiler_that_fails_is_told_with_its_error(tmp_path: Path, cache: Path) -> None:
+    bad = put(
+        tmp_path / "g++",
+        "#!/bin/sh\necho 'In file x'>&2; echo 'a.cpp:1: error: no such thing.'>&2; exit 1\n",
+        runs=True,
+    )
+    source = put(tmp_path / "a.cpp")
+    with pytest.raises(CaptureUnavailable, match=r"a could not be built: a\.cpp:1: error: no such thing\.$"):
+        chain(gxx=[Compiler(bad, (12, 2), "")]).build_host("a", [source])
+    assert list(cache.iterdir()) == []
+
+
+def test_a_cache_that_others_can_write_is_not_used(tmp_path: Path, cache: Path) -> None:
+    source = put(tmp_path / "native/p.cu", "1")
+    tools = patches_chain(tmp_path)
+    path = tools.build_patches("p", source)
+    for place in (path, cache, cache.parent):
+        mode = place.stat().st_mode
+        place.chmod(mode | 0o002)
+        with pytest.raises(CaptureUnavailable, match="can be written by others"):
+            tools.build_patches("p", source)
+        place.chmod(mode)
+    assert tools.build_patches("p", source) == path
+
+
+def test_a_folder_that_is_reached_by_a_link_is_checked_where_it_is(tmp_path: Path, cache: Path) -> None:
+    real = tmp_path / "open/deep"
+    real.mkdir(parents=True)
+    (tmp_path / "open").chmod(0o777)
+    cache.parent.mkdir()
+    cache.symlink_to(real)
+    with pytest.raises(CaptureUnavailable, match="can be written by others"):
+        check_safe(put(cache / "x.so"), ME)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another user")
+def test_what_another_user_owns_is_not_used(tmp_path: Path) -> None:
+    file = put(tmp_path / "x.so")
+    os.chown(file, 12345, 12345)
+    with pytest.raises(CaptureUnavailable, match="can be written by others"):
+        check_safe(file, ME)
+    check_safe(file, Owner(12345, 12345, tmp_path))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, as sudo's caller is")
+def test_under_sudo_the_build_is_the_callers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pwd
+
+    user = pwd.getpwnam("nobody")
+    monkeypatch.setenv("SUDO_UID", str(user.pw_uid))
+    assert owner() == Owner(user.pw_uid, user.pw_gid, Path(user.pw_dir))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert cache_folder(owner()) == Path(user.pw_dir) / ".cache/tracepipe"
+    for folder in tmp_path.parents[:2]:
+        folder.chmod(0o755)  # pytest's folders are for root alone
+    tmp_path.chmod(0o755)
+    home = tmp_path / "home"
+    home.mkdir()
+    os.chown(home, user.pw_uid, user.pw_gid)
+    tools = patches_chain(tmp_path)
+    caller = Owner(user.pw_uid, user.pw_gid, home)
+    path = Toolchain(tools.driver, tools.parts, caller).build_patches("p", put(tmp_path / "native/p.cu", "1"))
+    assert path.is_relative_to(home)
+    assert path.stat().st_uid == user.pw_uid
+
+
+# Real compilers
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
+def test_a_library_is_built_that_loads_and_gives_its_entry_alone(tmp_path: Path, cache: Path) -> None:
+    import ctypes
+
+    put(
+        tmp_path / "answer.h", '#pragma once\n#include <string>\ninline std::string text() { return "42"; }\n'
+    )
+    exported = (
+        'extern "C" __attribute__((visibility("default"))) int answer() { return std::stoi(text()); }\n'
+    )
+    source = put(tmp_path / "answer.cpp", '#include "answer.h"\n' + exported)
+    library = ctypes.CDLL(str(build_host("answer", [source])))
+    assert library.answer() == 42
+    assert not hasattr(library, "_Z4textB5cxx11v")
+
+
+def real_part(name: str) -> Toolchain:
+    tools = Toolchain(NOBODY, find_parts(), owner())
+    try:
+        tools.gxx()
+        tools.part(name)
+    except CaptureUnavailable as refusal:
+        pytest.skip(f"{refusal.message} {refusal.hint}")
+    return tools
+
+
+def test_the_kernels_engine_compiles_against_cupti(cache: Path) -> None:
+    from tracepipe.capture.gpu.kernels import build_library
+
+    assert build_library(real_part("cupti")).stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("source", [None, *sorted(NATIVE.glob("*.cu"))], ids=str)
+def test_patches_are_built_for_every_architecture(tmp_path: Path, cache: Path, source: Path | None) -> None:
+    tools = real_part("sanitizer")
+    try:
+        tools.nvcc()
+    except CaptureUnavailable as refusal:
+        pytest.skip(f"{refusal.message} {refusal.hint}")
+    if source is None:
+        body = "{ return SANITIZER_PATCH_SUCCESS; }\n"
+        function = 'extern "C" __device__ __noinline__ SanitizerPatchResult enter(void *, uint64_t) '
+        source = put(tmp_path / "empty.cu", "#include <sanitizer_patching.h>\n" + function + body)
+    wanted = [75, 80, 86, 89, 90, 100, 120]
+    path = tools.build_patches("patches", source, [f"sm_{number}" for number in wanted])
+    assert architectures(path.read_bytes()) == wanted
+
+
+def architectures(fatbin: bytes) -> list[int]:
+    """Those that a fatbin has machine code for.
+
+    0       4       6       8        16 and on, one entry after the other, each of
+    | magic | vers. | bytes | size   | kind u16, version u16, header bytes u32, size u64, …, at 28: sm u32
+    """
+    found, at = [], 16
+    while at < len(fatbin):
+        kind, _, header_bytes, size_bytes = struct.unpack_from("<HHIQ", fatbin, at)
+        assert kind == 2, "machine code, no PTX"
+        found += struct.unpack_from("<I", fatbin, at + 28)
+        at += header_bytes + size_bytes
+    return found

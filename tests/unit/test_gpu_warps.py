@@ -1,0 +1,190 @@
+"""What the warps engine makes of the records that its library sends."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tracepipe.capture.gpu import warp_records as layout
+from tracepipe.capture.gpu.kernel_name import short_kernel_name
+from tracepipe.capture.gpu.transport import KIND_CLOCK, KIND_GPU, KIND_NAME, KIND_NOTE, Channel, pack_record
+from tracepipe.capture.gpu.warps import GpuRecording, WarpOptions, WarpRenderer
+from tracepipe.errors import CaptureUnavailable
+from tracepipe.validate import first_fault
+
+ROOT = Path(__file__).parents[2]
+PID, TID = 42, 43
+
+
+def _pack(kind: int, payload: bytes, time_ns: int = 1000) -> bytes:
+    return pack_record(kind, PID, TID, time_ns, payload)
+
+
+def _name(number: int, text: str) -> bytes:
+    return _pack(KIND_NAME, layout.NAME.pack(number) + text.encode())
+
+
+def _lines(renderer: WarpRenderer, chunk: bytes) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in renderer.render(chunk).splitlines()]
+    assert [first_fault(line) for line in lines] == [None] * len(lines)
+    return lines
+
+
+def _gpu(index: int, uuid: int, name: str = "NVIDIA H200") -> bytes:
+    return _pack(
+        KIND_GPU, layout.GPU.pack(index, 132, 9, 0, 1980000, uuid.to_bytes(16, "big")) + name.encode()
+    )
+
+
+def test_a_launch_becomes_its_call_its_kernel_and_its_warps(tmp_path: Path) -> None:
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("g++ is not installed")
+    program = tmp_path / "producer"
+    source, native = ROOT / "tests/gpu/producer.cpp", ROOT / "tracepipe/capture/gpu/native"
+    subprocess.run(
+        [compiler, "-std=c++17", "-pthread", f"-I{native}", str(source), "-o", str(program)], check=True
+    )
+    channel = Channel.create(1 << 22, folder=tmp_path)
+    subprocess.run([str(program), "launch"], env={**os.environ, **channel.environment()}, check=True)
+    chunk = channel.collect(is_final=True)
+    channel.close()
+    renderer = WarpRenderer({})
+    assert renderer.count(chunk) == 8002
+    kernel, first, second = _lines(renderer, chunk)
+    assert kernel["name"] == "f<int>"
+    assert kernel["args"] == {"warps": 8001, "function": "void f<int>(int*)"}
+    assert (kernel["ts_ns"], kernel["dur_ns"]) == (1_000_000, 8000 * 32 + 500)
+    assert (kernel["launch"], kernel["grid"], kernel["block"]) == (7, [8001, 1, 1], [8, 1, 1])
+
+    assert (first["ts_ns"], first["launch"], first["grid"]) == (1_000_000, 7, [8001, 1, 1])
+    assert first["warp"] == list(range(8000))
+    assert first["entry_ns"] == [at * 32 for at in range(8000)]
+    assert first["entry_clk"] == [(1 << 33) + at for at in range(8000)]
+    assert first["sm"] == [at % 132 for at in range(8000)]
+    assert first["slot"] == [at % 64 for at in range(8000)]
+    assert first["exit_count"][:5] == [1, 1, 1, 3, 1]
+    assert first["exit_ns"][3:7] == [500, 700, 800, 500]
+    assert first["exit_clk"][3:7] == [900, 1200, 1400, 900]
+    assert first["exit_mask"][2:7] == [0xFFFFFFFF, 0xFF, 0x00FFFF00, 0xFF000000, 0xFFFFFFFF]
+    assert "entry_mask" not in first
+
+    assert (second["warp"], second["entry_ns"], second["ts_ns"]) == ([8000], [0], 1_256_000)
+    assert (second["entry_mask"], second["exit_mask"]) == ([0xFF], [0xFF])
+    assert "exit_count" not in second
+    assert renderer.counts == {"gpu_kernel": 1, "gpu_warp": 8001}
+
+
+def test_a_call_has_the_launch_and_the_kernel_that_it_is_about() -> None:
+    api, kernel = 1 << 63 | 307, 1
+    chunk = (
+        _name(api, "cuLaunchKernel")
+        + _name(kernel, "vectorAdd(float const*, int)")
+        + _pack(layout.KIND_CALL_ENTER, layout.CALL_ENTER.pack(api, 9, kernel), 1000)
+        + _pack(layout.KIND_CALL_EXIT, layout.CALL_EXIT.pack(api, 1, 0), 3000)
+    )
+    begin, end = _lines(WarpRenderer({}), chunk)
+    assert begin == {
+        "ts_ns": 1000, "type": "userspace", "name": "cuLaunchKernel", "phase": "B", "pid": PID, "tid": TID,
+        "launch": 9, "args": {"kernel": "vectorAdd"},
+    }  # fmt: skip
+    assert (end["phase"], end["ts_ns"], end["args"]) == ("E", 3000, {"result": 1})
+    assert "launch" not in end
+
+
+def test_gpus_are_told_apart_by_uuid_whatever_a_process_calls_them() -> None:
+    renderer = WarpRenderer({"GPU-00000000-0000-0000-0000-000000000005": 1})
+    clock = _pack(KIND_CLOCK, layout.CLOCK.pack(0, 500, 10, 20))
+    (pair,) = _lines(renderer, _gpu(0, 5) + clock)
+    assert pair == {
+        "type": "clock", "clock": "globaltimer:1", "source_ns": 500, "host_lo_ns": 10, "host_hi_ns": 20
+    }  # fmt: skip
+    (pair,) = _lines(renderer, _gpu(0, 6) + clock)
+    assert pair["clock"] == "globaltimer:0"
+    assert {gpu["index"]: gpu["sms"] for gpu in renderer.gpus}[1] == 132
+
+
+def test_lost_warps_are_counted_and_said() -> None:
+    renderer = WarpRenderer({})
+    (loss,) = _lines(renderer, _pack(layout.KIND_LOST_WARPS, layout.LOST_WARPS.pack(3, 0, 1, 500), 77))
+    assert (loss["type"], loss["layer"], loss["count"], loss["ts_ns"]) == ("loss", "gpu_warp", 500, 77)
+    assert loss["reason"] == "launch 3: no memory on the GPU for its records"
+    assert renderer.losses == {"gpu_warp": 500}
+
+
+def test_warps_whose_launch_was_lost_are_kept() -> None:
+    columns = layout.COLUMN.pack(1, 4, 1) + layout.COLUMN.pack(4, 4, 1) + layout.COLUMN.pack(8, 8, 1)
+    values = struct.pack("<IIIIQ", 5, 0, 0, 0, 1 << 40)
+    (line,) = _lines(
+        WarpRenderer({}), _pack(layout.KIND_WARPS, layout.WARPS.pack(3, 900, 1, 1, 3) + columns + values)
+    )
+    assert line == {
+        "ts_ns": 900, "type": "gpu_warp", "name": "unknown", "launch": 3, "warp": [5], "entry_ns": [0],
+        "exit_ns": [1 << 40],
+    }  # fmt: skip
+
+
+def test_a_note_of_the_library_is_kept() -> None:
+    renderer = WarpRenderer({})
+    assert renderer.render(_pack(KIND_NOTE, b"the patches do not fit")) == b""
+    assert renderer.notes == ["the patches do not fit"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        WarpOptions(kernels="("),
+        WarpOptions(launches="0"),
+        WarpOptions(launches="9-3"),
+        WarpOptions(calls="x"),
+    ],
+)
+def test_options_that_the_library_could_not_use_are_refused(options: WarpOptions) -> None:
+    with pytest.raises(CaptureUnavailable):
+        options.check()
+
+
+def test_the_environment_names_what_the_library_needs(tmp_path: Path) -> None:
+    options = WarpOptions(kernels="attn.*", launches="10-20")
+    recording = GpuRecording(tmp_path / "libwarps.so", tmp_path / "patches.fatbin", options)
+    environment = recording.environment()
+    assert environment["CUDA_INJECTION64_PATH"] == str(tmp_path / "libwarps.so")
+    assert environment["TRACEPIPE_GPU_KERNELS"] == "attn.*"
+    assert environment["TRACEPIPE_GPU_LAUNCHES"] == "10-20"
+    channel = Path(environment["TRACEPIPE_GPU_CHANNEL"])
+    assert channel.stat().st_mode & 0o777 == 0o600
+    assert recording.collect() == b""
+    assert recording.lost() == []
+    recording.close()
+    assert not channel.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("vectorAdd(float const*, int)", "vectorAdd"),
+        ("void f<int>(int*)", "f<int>"),
+        ("void (anonymous namespace)::softmax<float>(float*)", "(anonymous namespace)::softmax<float>"),
+        ("void g<(int)3, h(int)>(int)", "g<(int)3, h(int)>"),
+        (
+            "void at::kernel<2, at::copy(Base&)::{lambda()#3}::operator()() const::{lambda(float)#1}>(int)",
+            "at::kernel<2, at::copy(Base&)::{lambda()#3}::operator()() const::{lambda(float)#1}>",
+        ),
+        ("void f<&A::operator< >(int)", "f<&A::operator< >"),
+        ("run(int)::{lambda(int)#1}::operator()(int) const", "run(int)::{lambda(int)#1}::operator()"),
+        ("f(int) [clone .kd]", "f"),
+        ("nvjet_sm90_tst_64x8_TNT", "nvjet_sm90_tst_64x8_TNT"),
+        ("", ""),
+        ("(", "("),
+        (")", ")"),
+    ],
+)
+def test_kernels_are_named_without_type_and_parameters(name: str, short: str) -> None:
+    assert short_kernel_name(name) == short

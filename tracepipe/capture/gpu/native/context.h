@@ -1,0 +1,126 @@
+// A CUDA context of the traced process: its device buffer and its launches in flight.
+#pragma once
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+
+#include <sanitizer.h>
+
+#include "clock_pairs.h"
+#include "device_ring.h"
+
+namespace tracepipe {
+
+struct Launch {
+    LaunchRecord record{};
+    uint64_t sequence = 0;       // launches of the process, in order
+    uint64_t offset = 0, end = 0;  // of the region in the context's ring
+    uint64_t recorded = 0;       // warps that have room
+    const void *stream = nullptr;
+    CUgraphExec graph = nullptr;
+    std::atomic<bool> is_cancelled{false};  // the launch call failed
+    bool is_over = false;                   // known to have ended
+    std::atomic<bool> is_done{false};       // drained, its region zero again
+    uint64_t room = 0;                      // for Exits, see exits_room
+    std::shared_ptr<std::atomic<uint32_t>> needed_room;  // of the kernel, raised when it was not enough
+    uint64_t bytes() const { return region_bytes(recorded, room); }
+    uint64_t exits_room() const { return tracepipe::exits_room(recorded, room); }
+};
+using LaunchPointer = std::shared_ptr<Launch>;
+
+class Context {
+  public:
+    Context(CUcontext context, CUdevice number) : handle(context), device(number) {}
+
+    // From the drain's thread: `memory` of the device, zero, is there for regions from now on.
+    void give_memory(CUdeviceptr memory, uint64_t bytes) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        base_ = memory;
+        ring_ = DeviceRing(bytes);
+    }
+
+    // Room for a launch, of all its warps or of the first 2^k; the user data of its patches, null: none.
+    const void *take(const LaunchPointer &launch) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (is_dead || !base_) return nullptr;
+        uint64_t warps = launch->record.warps;
+        launch->recorded = warps;
+        launch->room = std::max<uint64_t>(usual_room(warps), launch->needed_room->load(std::memory_order_relaxed));
+        // Where there is not enough room for all, the first warps of the grid are better than none.
+        for (uint64_t bits = 64 - uint64_t(__builtin_clzll(warps)); bits >= LEAST_BITS; bits--) {
+            if (launch->recorded > uint64_t(1) << bits) launch->recorded = uint64_t(1) << bits;
+            launch->offset = ring_.take(launch->bytes(), launch->end);
+            if (launch->offset == DeviceRing::NONE) continue;
+            pending_.push_back(launch);
+            uint64_t limit = launch->recorded < warps ? bits : 0;
+            return reinterpret_cast<const void *>((base_ + launch->offset) | limit | launch->room << ROOM_SHIFT |
+                                                  check_of(warps) << CHECK_SHIFT);
+        }
+        return nullptr;
+    }
+    // Launches that are not drained, oldest first.
+    std::vector<LaunchPointer> pending(size_t most) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        std::vector<LaunchPointer> found;
+        for (const LaunchPointer &launch : pending_) {
+            if (found.size() == most) break;
+            if (launch->is_done) continue;
+            auto synced = synced_streams_.find(launch->stream);
+            launch->is_over |= launch->sequence <= synced_all_ ||
+                               (synced != synced_streams_.end() && launch->sequence <= synced->second);
+            found.push_back(launch);
+        }
+        return found;
+    }
+    void give_back_done() {
+        std::lock_guard<std::mutex> lock(mutex_);
+        for (; !pending_.empty() && pending_.front()->is_done; pending_.pop_front(), drained++)
+            ring_.give_back(pending_.front()->end);
+        if (pending_.empty()) synced_streams_.clear();
+    }
+    // All launches up to `sequence`, on a stream or (null) on any, have ended.
+    void synchronized(const void *stream, uint64_t sequence) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        uint64_t &known = stream ? synced_streams_[stream] : synced_all_;
+        known = std::max(known, sequence);
+    }
+    bool is_empty() {
+        std::lock_guard<std::mutex> lock(mutex_);
+        return pending_.empty();
+    }
+    // Whether a launch of a graph is not drained.
+    bool is_running(CUgraphExec graph) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        for (const LaunchPointer &launch : pending_)
+            if (launch->graph == graph && !launch->is_done && !launch->is_cancelled) return true;
+        return false;
+    }
+    bool is_filling() {
+        std::lock_guard<std::mutex> lock(mutex_);
+        return ring_.used() > ring_.bytes() / 2;
+    }
+
+    const CUcontext handle;
+    const CUdevice device;
+    std::atomic<bool> is_dead{false}, is_open{false};
+    CUdeviceptr base() const { return base_; }
+    std::atomic<uint64_t> drained{0};  // launches
+    // The drain's own, under `in_use`: the context is not destroyed meanwhile.
+    std::timed_mutex in_use;
+    CUstream stream = nullptr;
+    char *staging = nullptr;
+    ClockPairs clocks;
+    uint64_t clock_taken_ns = 0;
+
+  private:
+    static constexpr uint64_t LEAST_BITS = 1;
+    std::mutex mutex_;  // never held while the driver is called
+    CUdeviceptr base_ = 0;
+    DeviceRing ring_;
+    std::deque<LaunchPointer> pending_;
+    std::unordered_map<const void *, uint64_t> synced_streams_;
+    uint64_t synced_all_ = 0;
+};
+
+}  // namespace tracepipe

@@ -1,0 +1,62 @@
+// The driver functions that the library calls itself, from its own thread alone.
+#pragma once
+#include <cuda.h>
+#include <dlfcn.h>
+
+namespace tracepipe {
+
+struct Driver {
+    CUresult (*ctxPushCurrent)(CUcontext);
+    CUresult (*ctxPopCurrent)(CUcontext *);
+    CUresult (*streamCreate)(CUstream *, unsigned);
+    CUresult (*streamSynchronize)(CUstream);
+    CUresult (*memAlloc)(CUdeviceptr *, size_t);
+    CUresult (*memcpyDtoHAsync)(void *, CUdeviceptr, size_t, CUstream);
+    CUresult (*memsetD8Async)(CUdeviceptr, unsigned char, size_t, CUstream);
+    CUresult (*memHostAlloc)(void **, size_t, unsigned);
+    CUresult (*memHostGetDevicePointer)(CUdeviceptr *, void *, unsigned);
+    CUresult (*moduleLoadData)(CUmodule *, const void *);
+    CUresult (*moduleGetFunction)(CUfunction *, CUmodule, const char *);
+    CUresult (*launchKernel)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream,
+                             void **, void **);
+    CUresult (*threadExchangeStreamCaptureMode)(CUstreamCaptureMode *);
+    CUresult (*deviceGetName)(char *, int, CUdevice);
+    CUresult (*deviceGetUuid)(CUuuid *, CUdevice);
+    CUresult (*deviceGetAttribute)(int *, CUdevice_attribute, CUdevice);
+
+    // Whether every function was found in the libcuda that is loaded.
+    bool open() {
+        void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+        if (!library) library = dlopen("libcuda.so.1", RTLD_NOW);
+        if (!library) return false;
+        bool all = true;
+        auto find = [&](auto &function, const char *name) {
+            function = reinterpret_cast<std::decay_t<decltype(function)>>(dlsym(library, name));
+            all &= function != nullptr;
+        };
+        find(ctxPushCurrent, "cuCtxPushCurrent_v2");
+        find(ctxPopCurrent, "cuCtxPopCurrent_v2");
+        find(streamCreate, "cuStreamCreate");
+        find(streamSynchronize, "cuStreamSynchronize");
+        find(memAlloc, "cuMemAlloc_v2");
+        find(memcpyDtoHAsync, "cuMemcpyDtoHAsync_v2");
+        find(memsetD8Async, "cuMemsetD8Async");
+        find(memHostAlloc, "cuMemHostAlloc");
+        find(memHostGetDevicePointer, "cuMemHostGetDevicePointer_v2");
+        find(moduleLoadData, "cuModuleLoadData");
+        find(moduleGetFunction, "cuModuleGetFunction");
+        find(launchKernel, "cuLaunchKernel");
+        find(threadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode");
+        find(deviceGetName, "cuDeviceGetName");
+        find(deviceGetUuid, "cuDeviceGetUuid");
+        find(deviceGetAttribute, "cuDeviceGetAttribute");
+        return all;
+    }
+};
+
+inline Driver &driver() {
+    static Driver functions;
+    return functions;
+}
+
+}  // namespace tracepipe

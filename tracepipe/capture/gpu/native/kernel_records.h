@@ -1,0 +1,63 @@
+// What the engine `kernels` puts into the channel: kinds 40 to 46 of transport.h.
+//
+// The payload of kinds 41 to 44 is an array of the struct of that name, all integers little-endian, with no
+// padding but what is written here; kernels.py has the same layouts. Times are ns on the clock that HELLO
+// tells. `correlation` is CUPTI's number of the API call that asked for the work, unique in its process.
+#pragma once
+#include <cstdint>
+
+namespace tracepipe {
+
+enum KernelKind : uint16_t {
+    KIND_HELLO = 40,      // one Hello: a process loaded the library
+    KIND_KERNEL = 41,     // Kernel[]
+    KIND_COPY = 42,       // Copy[]
+    KIND_SET = 43,        // Set[]
+    KIND_CALL = 44,       // Call[]
+    KIND_CALL_NAME = 45,  // | domain u32 | cbid u32 | text: the function of calls of this pid
+    KIND_ANY = 46,        // never put; counts records that CUPTI itself dropped
+};
+
+enum Clock : uint32_t { CLOCK_IS_MONOTONIC = 0, CLOCK_IS_REALTIME = 1 };
+
+// CUPTI's clock read between two readings of the clock that it is told to be.
+struct Hello {
+    uint32_t cupti_version, clock;
+    uint64_t before_ns, cupti_ns, after_ns;
+};
+
+struct Kernel {
+    uint64_t start_ns, end_ns;
+    uint64_t name;  // id of a NAME record
+    uint64_t graph_node;
+    uint32_t gpu, context, stream, correlation;
+    uint32_t grid[3], block[3], cluster[3];
+    uint32_t static_shared_bytes, dynamic_shared_bytes, registers;
+    uint32_t graph, is_device_launched;
+};
+
+struct Copy {
+    uint64_t start_ns, end_ns, size_bytes;
+    uint64_t graph_node;
+    uint32_t gpu, context, stream, correlation;
+    uint32_t graph, to_gpu;
+    uint8_t direction, from_kind, to_kind, flags;  // CUpti_ActivityMemcpyKind, …MemoryKind, …Flag
+    uint32_t zero;
+};
+
+struct Set {
+    uint64_t start_ns, end_ns, size_bytes;
+    uint64_t graph_node;
+    uint32_t gpu, context, stream, correlation;
+    uint32_t graph, value, memory_kind, zero;
+};
+
+struct Call {
+    uint64_t start_ns, end_ns;
+    uint32_t domain, cbid, tid, correlation, result, zero;  // domain: 1 driver, 2 runtime
+};
+
+static_assert(sizeof(Hello) == 32 && sizeof(Kernel) == 104 && sizeof(Copy) == 64);
+static_assert(sizeof(Set) == 64 && sizeof(Call) == 40);
+
+}  // namespace tracepipe

@@ -1,0 +1,347 @@
+// The engine `kernels` inside of a traced process: CUPTI's activity records, put into the channel.
+//
+//     libcuda ──InitializeInjection──▶ enable ──▶ CUPTI's buffers ──flush thread──▶ arrays ──▶ channel
+//     (CUDA_INJECTION64_PATH)                     on the target's threads           on ours
+//
+// The target's threads only ever fill CUPTI's buffers; records are taken apart and sent on a thread of our
+// own, every FLUSH_MS and when the process exits. Nothing here waits for the GPU or makes a CUDA call.
+#include "kernel_records.h"
+#include "transport.h"
+
+#include <chrono>
+#include <condition_variable>
+#include <csignal>
+#include <cupti.h>
+#include <cxxabi.h>
+#include <mutex>
+#include <pthread.h>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#if CUPTI_API_VERSION >= 130000
+using CuptiKernel = CUpti_ActivityKernel10;
+#elif CUPTI_API_VERSION >= 26
+using CuptiKernel = CUpti_ActivityKernel9;
+#else
+#error "CUPTI of CUDA 12.8 or later is needed"
+#endif
+using CuptiCopy = CUpti_ActivityMemcpy6;
+using CuptiPeerCopy = CUpti_ActivityMemcpyPtoP4;
+using CuptiSet = CUpti_ActivityMemset4;
+using CuptiDevice = CUpti_ActivityDevice5;
+
+namespace {
+
+using namespace tracepipe;
+
+constexpr size_t BUFFER_BYTES = 1 << 20;
+constexpr size_t BATCH_BYTES = 1 << 16;
+// A process that is killed or calls _exit takes what was recorded since with it.
+constexpr auto FLUSH_MS = std::chrono::milliseconds(25);
+
+Channel channel;
+pid_t owner;
+
+// Records of one kind, sent when a batch is full and when a buffer is done.
+template <typename Record> class Batch {
+  public:
+    explicit Batch(uint16_t kind) : kind_(kind) { records_.reserve(BATCH_BYTES / sizeof(Record)); }
+    void add(const Record &record) {
+        records_.push_back(record);
+        if (records_.size() == BATCH_BYTES / sizeof(Record)) send();
+    }
+    void send() {
+        if (!records_.empty())
+            channel.put(kind_, records_.data(), records_.size() * sizeof(Record), {}, records_.size());
+        records_.clear();
+    }
+
+  private:
+    uint16_t kind_;
+    std::vector<Record> records_;
+};
+
+std::string demangled(const char *name) {
+    int status = 0;
+    char *text = abi::__cxa_demangle(name, nullptr, nullptr, &status);
+    std::string result = status == 0 && text ? text : name;
+    free(text);
+    return result;
+}
+
+// Turns CUPTI's records into ours. Buffers may be given back on several threads: one at a time is translated.
+class Translator {
+  public:
+    void translate(uint8_t *buffer, size_t bytes) {
+        std::lock_guard lock(mutex_);
+        CUpti_Activity *activity = nullptr;
+        while (cuptiActivityGetNextRecord(buffer, bytes, &activity) == CUPTI_SUCCESS) take(activity);
+        kernels_.send();
+        copies_.send();
+        sets_.send();
+        calls_.send();
+    }
+
+  private:
+    void take(const CUpti_Activity *activity) {
+        switch (activity->kind) {
+        case CUPTI_ACTIVITY_KIND_KERNEL:
+        case CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL:
+            return take(*reinterpret_cast<const CuptiKernel *>(activity));
+        case CUPTI_ACTIVITY_KIND_MEMCPY: {
+            auto &copy = *reinterpret_cast<const CuptiCopy *>(activity);
+            return take_copy(copy, copy.deviceId);
+        }
+        case CUPTI_ACTIVITY_KIND_MEMCPY2: {
+            auto &copy = *reinterpret_cast<const CuptiPeerCopy *>(activity);
+            return take_copy(copy, copy.dstDeviceId);
+        }
+        case CUPTI_ACTIVITY_KIND_MEMSET:
+            return take(*reinterpret_cast<const CuptiSet *>(activity));
+        case CUPTI_ACTIVITY_KIND_DRIVER:
+        case CUPTI_ACTIVITY_KIND_RUNTIME:
+            return take(*reinterpret_cast<const CUpti_ActivityAPI *>(activity));
+        case CUPTI_ACTIVITY_KIND_DEVICE:
+            return take(*reinterpret_cast<const CuptiDevice *>(activity));
+        default:
+            return;
+        }
+    }
+
+    void take(const CuptiKernel &from) {
+        Kernel to{};
+        to.start_ns = from.start, to.end_ns = from.end;
+        to.name = name_of(from.name ? from.name : "kernel without a name");
+        to.graph_node = from.graphNodeId, to.graph = from.graphId;
+        to.gpu = from.deviceId, to.context = from.contextId, to.stream = from.streamId;
+        to.correlation = from.correlationId;
+        const int32_t grid[] = {from.gridX, from.gridY, from.gridZ};
+        const int32_t block[] = {from.blockX, from.blockY, from.blockZ};
+        const uint32_t cluster[] = {from.clusterX, from.clusterY, from.clusterZ};
+        for (int axis = 0; axis < 3; axis++) {
+            to.grid[axis] = uint32_t(grid[axis]);
+            to.block[axis] = uint32_t(block[axis]);
+            to.cluster[axis] = cluster[axis];
+        }
+        to.static_shared_bytes = uint32_t(from.staticSharedMemory);
+        to.dynamic_shared_bytes = uint32_t(from.dynamicSharedMemory);
+        to.registers = from.registersPerThread;
+#if CUPTI_API_VERSION >= 130000
+        to.is_device_launched = from.isDeviceLaunched;
+#endif
+        kernels_.add(to);
+    }
+
+    template <typename Record> void take_copy(const Record &from, uint32_t to_gpu) {
+        Copy to{};
+        to.start_ns = from.start, to.end_ns = from.end, to.size_bytes = from.bytes;
+        to.graph_node = from.graphNodeId, to.graph = from.graphId;
+        to.gpu = from.deviceId, to.context = from.contextId, to.stream = from.streamId;
+        to.correlation = from.correlationId, to.to_gpu = to_gpu;
+        to.direction = from.copyKind, to.from_kind = from.srcKind, to.to_kind = from.dstKind;
+        to.flags = from.flags;
+        copies_.add(to);
+    }
+
+    void take(const CuptiSet &from) {
+        Set to{};
+        to.start_ns = from.start, to.end_ns = from.end, to.size_bytes = from.bytes;
+        to.graph_node = from.graphNodeId, to.graph = from.graphId;
+        to.gpu = from.deviceId, to.context = from.contextId, to.stream = from.streamId;
+        to.correlation = from.correlationId, to.value = from.value, to.memory_kind = from.memoryKind;
+        sets_.add(to);
+    }
+
+    void take(const CUpti_ActivityAPI &from) {
+        bool is_driver = from.kind == CUPTI_ACTIVITY_KIND_DRIVER;
+        auto domain = is_driver ? CUPTI_CB_DOMAIN_DRIVER_API : CUPTI_CB_DOMAIN_RUNTIME_API;
+        uint64_t key = uint64_t(domain) << 32 | from.cbid;
+        if (!called_.count(key)) {
+            const char *name = nullptr;
+            uint32_t head[] = {uint32_t(domain), from.cbid};
+            if (cuptiGetCallbackName(domain, from.cbid, &name) != CUPTI_SUCCESS || !name) name = "unknown";
+            if (channel.put(KIND_CALL_NAME, head, sizeof head, name, 0)) called_.insert(key);
+        }
+        calls_.add({from.start, from.end, uint32_t(domain), from.cbid, from.threadId, from.correlationId,
+                    from.returnValue, 0});
+    }
+
+    void take(const CuptiDevice &from) {
+        // As KIND_GPU of transport.h draws it.
+        struct {
+            uint32_t index, sms, major, minor, clock_khz, zero;
+            char uuid[16];
+        } gpu{from.id, from.numMultiprocessors, from.computeCapabilityMajor, from.computeCapabilityMinor,
+              from.coreClockRate, 0, {}};
+        memcpy(gpu.uuid, from.uuid.bytes, sizeof gpu.uuid);
+        channel.put(KIND_GPU, &gpu, sizeof gpu, from.name ? from.name : "", 0);
+    }
+
+    // Names stay where they are while their module is loaded; another's may come to lie there later.
+    uint64_t name_of(const char *name) {
+        auto &known = names_[name];
+        if (known.first != name) {
+            std::string text = demangled(name);
+            if (text.size() > channel.payload_limit() / 2) text.resize(channel.payload_limit() / 2);
+            uint64_t id = ++names_sent_;
+            if (!channel.put(KIND_NAME, &id, sizeof id, text, 0)) return id;  // told with the next kernel
+            known = {name, id};
+        }
+        return known.second;
+    }
+
+    std::mutex mutex_;
+    std::unordered_map<const char *, std::pair<std::string, uint64_t>> names_;
+    uint64_t names_sent_ = 0;
+    std::unordered_set<uint64_t> called_;
+    Batch<Kernel> kernels_{KIND_KERNEL};
+    Batch<Copy> copies_{KIND_COPY};
+    Batch<Set> sets_{KIND_SET};
+    Batch<Call> calls_{KIND_CALL};
+};
+
+// Used until the process is gone, so never destroyed: CUPTI's own threads may outlive static objects.
+Translator &translator = *new Translator;
+
+// Buffers are kept: a fresh one costs the thread that asks for it some 250 page faults.
+std::mutex &spare_mutex = *new std::mutex;
+std::vector<uint8_t *> &spare = *new std::vector<uint8_t *>;
+
+void CUPTIAPI give_buffer(uint8_t **buffer, size_t *bytes, size_t *records_max) {
+    *bytes = BUFFER_BYTES, *records_max = 0;
+    {
+        std::lock_guard lock(spare_mutex);
+        if (!spare.empty()) {
+            *buffer = spare.back();
+            spare.pop_back();
+            return;
+        }
+    }
+    *buffer = static_cast<uint8_t *>(aligned_alloc(8, BUFFER_BYTES));
+    if (!*buffer) *bytes = 0;
+}
+
+void CUPTIAPI take_buffer(CUcontext context, uint32_t stream, uint8_t *buffer, size_t, size_t valid_bytes) {
+    if (valid_bytes) translator.translate(buffer, valid_bytes);
+    size_t dropped = 0;
+    if (cuptiActivityGetNumDroppedRecords(context, stream, &dropped) == CUPTI_SUCCESS && dropped)
+        channel.drop(KIND_ANY, dropped);
+    std::lock_guard lock(spare_mutex);
+    spare.push_back(buffer);
+}
+
+std::mutex &flush_mutex = *new std::mutex;
+std::condition_variable &flush_end = *new std::condition_variable;
+bool is_ending = false;
+
+void *flush_often(void *) {
+    pthread_setname_np(pthread_self(), "tracepipe-gpu");
+    std::unique_lock lock(flush_mutex);
+    while (!flush_end.wait_for(lock, FLUSH_MS, [] { return is_ending; })) cuptiActivityFlushAll(0);
+    return nullptr;
+}
+
+void start_flushing() {
+    // Signals to the process are its own threads' business.
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    pthread_t thread;
+    if (pthread_create(&thread, nullptr, flush_often, nullptr) == 0)
+        pthread_detach(thread);
+    else
+        channel.note("No thread could be started in the traced process: its GPU events come at its end.");
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+void end() {
+    if (getpid() != owner) return;  // a fork: neither CUPTI nor its locks are in a state to be used
+    {
+        std::lock_guard lock(flush_mutex);
+        is_ending = true;
+    }
+    flush_end.notify_all();
+    cuptiActivityFlushAll(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
+}
+
+uint64_t realtime_ns() {
+    timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return uint64_t(now.tv_sec) * 1000000000u + uint64_t(now.tv_nsec);
+}
+
+uint64_t CUPTIAPI cupti_clock() { return monotonic_ns(); }
+
+void say_hello() {
+    bool is_monotonic = cuptiActivityRegisterTimestampCallback(cupti_clock) == CUPTI_SUCCESS;
+    auto clock = is_monotonic ? monotonic_ns : realtime_ns;
+    Hello hello{};
+    cuptiGetVersion(&hello.cupti_version);
+    hello.clock = is_monotonic ? CLOCK_IS_MONOTONIC : CLOCK_IS_REALTIME;
+    hello.before_ns = clock();
+    cuptiGetTimestamp(&hello.cupti_ns);
+    hello.after_ns = clock();
+    channel.put(KIND_HELLO, &hello, sizeof hello);
+}
+
+bool enable(CUpti_ActivityKind kind, const char *what) {
+    CUptiResult result = cuptiActivityEnable(kind);
+    if (result == CUPTI_SUCCESS) return true;
+    const char *why = nullptr;
+    cuptiGetResultString(result, &why);
+    channel.note(std::string("CUPTI does not record ") + what + ": " + (why ? why : "unknown error") + ".");
+    return false;
+}
+
+// Functions that only ask are left out: PyTorch calls cudaGetDevice ten times a kernel, and CUPTI itself
+// cuKernelGetName at each launch; each record costs the caller 0.2 µs.
+bool only_asks(std::string_view name) {
+    for (const char *word : {"Get", "Peek", "Occupancy", "IsCapturing", "CanAccess", "Version"})
+        if (name.find(word) != name.npos) return true;
+    return false;
+}
+
+void enable_calls(CUpti_CallbackDomain domain, uint32_t functions, bool only_launches) {
+    for (uint32_t cbid = 1; cbid < functions; cbid++) {
+        const char *name = nullptr;
+        if (cuptiGetCallbackName(domain, cbid, &name) != CUPTI_SUCCESS || !name) continue;
+        if (only_launches ? !strstr(name, "Launch") : only_asks(name)) continue;
+        if (domain == CUPTI_CB_DOMAIN_DRIVER_API)
+            cuptiActivityEnableDriverApi(cbid, 1);
+        else
+            cuptiActivityEnableRuntimeApi(cbid, 1);
+    }
+}
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) int InitializeInjection() {
+    static bool is_begun = false;
+    if (is_begun || !channel.open()) return 1;
+    is_begun = true;
+    owner = getpid();
+    say_hello();
+    cuptiSetThreadIdType(CUPTI_ACTIVITY_THREAD_ID_TYPE_SYSTEM);
+    if (cuptiActivityRegisterCallbacks(give_buffer, take_buffer) != CUPTI_SUCCESS) {
+        channel.note("CUPTI does not take buffers: another profiler is at work in the traced process.");
+        return 1;
+    }
+    enable(CUPTI_ACTIVITY_KIND_DEVICE, "the GPUs");
+    if (!enable(CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, "kernels")) return 1;
+    enable(CUPTI_ACTIVITY_KIND_MEMCPY, "copies");
+    enable(CUPTI_ACTIVITY_KIND_MEMCPY2, "copies between GPUs");
+    enable(CUPTI_ACTIVITY_KIND_MEMSET, "memsets");
+    const char *asked = getenv("TRACEPIPE_GPU_CALLS");
+    std::string_view calls = asked ? asked : "all";
+    // Not SYNCHRONIZATION: with it each synchronising call takes 0.6 ms more (H200, CUPTI 13.0).
+    if (calls != "none") {
+        enable_calls(CUPTI_CB_DOMAIN_RUNTIME_API, CUPTI_RUNTIME_TRACE_CBID_SIZE, calls != "all");
+        enable_calls(CUPTI_CB_DOMAIN_DRIVER_API, CUPTI_DRIVER_TRACE_CBID_SIZE, calls != "all");
+    }
+    start_flushing();
+    atexit(end);
+    at_quick_exit(end);
+    return 1;
+}

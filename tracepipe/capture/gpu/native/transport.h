@@ -1,0 +1,207 @@
+// The way from a traced process to the capture process: one file that both map, with a ring of records.
+//
+// The capture process makes the file and names it in TRACEPIPE_GPU_CHANNEL. Any number of processes and
+// threads put records in; the capture process takes them out. A producer reserves room with one
+// compare-and-swap, writes, and commits; what is committed can be read whatever becomes of either side.
+// A producer waits for room for a bounded time, and then drops the record and counts it.
+//
+// File, little-endian:
+//
+//     0        8         16        24         28        32          40        48
+//     | magic  | key     | ring    | reader   | wait    | launches  | closed  |
+//     |        |         | bytes   | pid  u32 | µs  u32 |           |         |
+//     64                 128                 192                      704
+//     | produced         | consumed          | dropped by kind, 64 × u64
+//     4096 ──────────────────────────────────────────────────────── 4096 + ring bytes
+//     | records, each at a multiple of 16; positions count on from 0 over all laps of the ring
+//
+// Record:
+//
+//     0                      8        12      14      16      20      24         32
+//     | tag                  | length | kind  | 0     | pid   | tid   | time_ns  | payload …
+//
+// length is the payload's, in bytes. tag is (position | state) ^ key, state 1 while it is written and 2
+// when it is committed: what an earlier lap left there is never taken for a record. time_ns is
+// CLOCK_MONOTONIC when the record was reserved.
+#pragma once
+#include <atomic>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <fcntl.h>
+#include <signal.h>
+#include <string_view>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+namespace tracepipe {
+
+constexpr uint64_t CHANNEL_MAGIC = 0x3155504765706954;  // "TipeGPU1"
+constexpr size_t CHANNEL_HEADER_BYTES = 4096;
+constexpr size_t RECORD_HEADER_BYTES = 32;
+constexpr unsigned KINDS = 64;
+
+// Kinds that every engine has; an engine's own begin at 16 (warps) and 40 (kernels). All integers
+// little-endian, texts UTF-8 without a NUL up to the end of the payload.
+enum Kind : uint16_t {
+    KIND_NAME = 1,   // | id u64 | text: a name that records of this pid refer to by id, from now on
+    KIND_GPU = 2,    // | index u32 | sms u32 | major u32 | minor u32 | clock_khz u32 | 0 u32 | uuid 16 | name text
+    KIND_CLOCK = 3,  // | gpu u32 | 0 u32 | source_ns u64 | host_lo_ns u64 | host_hi_ns u64 |
+    KIND_NOTE = 4,   // | text: something the user should know
+};
+
+inline uint64_t monotonic_ns() {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return uint64_t(now.tv_sec) * 1000000000u + uint64_t(now.tv_nsec);
+}
+
+inline uint32_t thread_id() {
+    // A fork's only thread inherits the value, so it is kept together with the process it was asked in.
+    thread_local uint32_t id = 0;
+    thread_local pid_t process = 0;
+    if (process != getpid()) process = getpid(), id = uint32_t(syscall(SYS_gettid));
+    return id;
+}
+
+struct ChannelHeader {
+    uint64_t magic, key, ring_bytes;
+    uint32_t reader_pid, wait_us;
+    std::atomic<uint64_t> launches;  // ids given out
+    std::atomic<uint64_t> closed;
+    alignas(64) std::atomic<uint64_t> produced;
+    alignas(64) std::atomic<uint64_t> consumed;
+    alignas(64) std::atomic<uint64_t> dropped[KINDS];
+};
+static_assert(offsetof(ChannelHeader, closed) == 40 && offsetof(ChannelHeader, produced) == 64);
+static_assert(offsetof(ChannelHeader, consumed) == 128 && offsetof(ChannelHeader, dropped) == 192);
+static_assert(sizeof(ChannelHeader) <= CHANNEL_HEADER_BYTES);
+
+struct RecordHeader {
+    std::atomic<uint64_t> tag;
+    uint32_t length;
+    uint16_t kind, zero;
+    uint32_t pid, tid;
+    uint64_t time_ns;
+};
+static_assert(sizeof(RecordHeader) == RECORD_HEADER_BYTES);
+
+class Channel {
+  public:
+    // Whether the capture process's file was there and could be mapped.
+    bool open(const char *path = getenv("TRACEPIPE_GPU_CHANNEL")) {
+        if (!path || !*path) return false;
+        int file = ::open(path, O_RDWR | O_CLOEXEC);
+        if (file < 0) return false;
+        bool mapped = map(file);
+        ::close(file);
+        return mapped;
+    }
+    bool is_open() const { return header_ != nullptr; }
+    // The largest payload that a record may have.
+    size_t payload_limit() const { return header_->ring_bytes / 4; }
+
+    // Room for a payload, or null when there was none in time: then `events` are counted as dropped.
+    void *reserve(uint16_t kind, size_t length, uint64_t events = 1) {
+        if (!header_) return nullptr;
+        size_t whole = (RECORD_HEADER_BYTES + length + 15) & ~size_t(15);
+        uint64_t position;
+        if (length > payload_limit() || !take(whole, position)) {
+            header_->dropped[kind % KINDS].fetch_add(events, std::memory_order_relaxed);
+            return nullptr;
+        }
+        auto *record = reinterpret_cast<RecordHeader *>(ring_ + (position & (header_->ring_bytes - 1)));
+        record->length = uint32_t(length);
+        record->kind = kind;
+        record->zero = 0;
+        record->pid = uint32_t(getpid());
+        record->tid = thread_id();
+        record->time_ns = monotonic_ns();
+        record->tag.store((position | 1) ^ header_->key, std::memory_order_release);
+        return record + 1;
+    }
+    void commit(void *payload) {
+        auto *record = static_cast<RecordHeader *>(payload) - 1;
+        uint64_t tag = record->tag.load(std::memory_order_relaxed) ^ header_->key;
+        record->tag.store((tag ^ 3) ^ header_->key, std::memory_order_release);
+    }
+    bool put(uint16_t kind, const void *head, size_t head_bytes, std::string_view text = {}, uint64_t events = 1) {
+        auto *to = static_cast<char *>(reserve(kind, head_bytes + text.size(), events));
+        if (!to) return false;
+        memcpy(to, head, head_bytes);
+        if (!text.empty()) memcpy(to + head_bytes, text.data(), text.size());
+        commit(to);
+        return true;
+    }
+    // An id for a launch that no other process of the capture gives out.
+    uint64_t next_launch() { return header_->launches.fetch_add(1, std::memory_order_relaxed) + 1; }
+    bool note(std::string_view text) { return put(KIND_NOTE, "", 0, text); }
+    void drop(uint16_t kind, uint64_t events) {
+        if (header_) header_->dropped[kind % KINDS].fetch_add(events, std::memory_order_relaxed);
+    }
+    // Whether the capture process has said that it takes no more, or is gone.
+    bool reader_is_gone() const {
+        if (!header_ || header_->closed.load(std::memory_order_relaxed)) return true;
+        return kill(pid_t(header_->reader_pid), 0) != 0 && errno == ESRCH;
+    }
+
+  private:
+    bool map(int file) {
+        struct stat status;
+        if (fstat(file, &status) != 0 || size_t(status.st_size) < CHANNEL_HEADER_BYTES) return false;
+        void *head = mmap(nullptr, CHANNEL_HEADER_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+        if (head == MAP_FAILED) return false;
+        auto *header = static_cast<ChannelHeader *>(head);
+        size_t bytes = header->ring_bytes;
+        bool fits = header->magic == CHANNEL_MAGIC && bytes >= 65536 && (bytes & (bytes - 1)) == 0 &&
+                    size_t(status.st_size) == CHANNEL_HEADER_BYTES + bytes;
+        // The ring is mapped twice in a row, so that no record is cut by the ring's end.
+        void *both = fits ? mmap(nullptr, 2 * bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) : MAP_FAILED;
+        for (size_t lap = 0; both != MAP_FAILED && lap < 2; lap++)
+            if (mmap(static_cast<char *>(both) + lap * bytes, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+                     file, CHANNEL_HEADER_BYTES) == MAP_FAILED) {
+                munmap(both, 2 * bytes);
+                both = MAP_FAILED;
+            }
+        if (both == MAP_FAILED) {
+            munmap(head, CHANNEL_HEADER_BYTES);
+            return false;
+        }
+        ring_ = static_cast<char *>(both);
+        header_ = header;
+        return true;
+    }
+    bool take(size_t whole, uint64_t &position) {
+        uint64_t deadline_ns = 0;
+        for (;;) {
+            position = header_->produced.load(std::memory_order_relaxed);
+            uint64_t consumed = header_->consumed.load(std::memory_order_acquire);
+            if (position + whole - consumed <= header_->ring_bytes) {
+                if (header_->produced.compare_exchange_weak(position, position + whole, std::memory_order_acq_rel))
+                    return true;
+                continue;
+            }
+            // A wait that was in vain is not repeated until the reader has moved.
+            if (consumed == stuck_at_.load(std::memory_order_relaxed)) return false;
+            uint64_t now_ns = monotonic_ns();
+            if (!deadline_ns) deadline_ns = now_ns + uint64_t(header_->wait_us) * 1000;
+            if (now_ns >= deadline_ns || reader_is_gone()) {
+                stuck_at_.store(consumed, std::memory_order_relaxed);
+                return false;
+            }
+            timespec pause{0, 50000};
+            nanosleep(&pause, nullptr);
+        }
+    }
+
+    ChannelHeader *header_ = nullptr;
+    char *ring_ = nullptr;
+    std::atomic<uint64_t> stuck_at_{~uint64_t(0)};
+};
+
+}  // namespace tracepipe

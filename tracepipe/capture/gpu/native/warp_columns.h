@@ -1,0 +1,218 @@
+// From the records of a launch to columns: what a launch has, what it lacks, and the bytes that are sent.
+//
+// Payload of KIND_WARPS, some thousand warps of a launch:
+//
+//     0        8         16      20      24        28
+//     | launch | base_ns | warps | exits | columns | 0 |  columns × | id u8 | width u8 | 0 u16 | values u32 |
+//
+// then each column's values, `width` bytes each (4 or 8), filled up to a multiple of 8. Times of entry count
+// from base_ns; times and clocks of an exit from its warp's entry. Columns that a reader can do without are
+// left out: entry_mask and exit_mask where all lanes of all warps are meant, exit_count where it is 1.
+#pragma once
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "transport.h"
+#include "warp_record.h"
+
+namespace tracepipe {
+
+enum WarpsKind : uint16_t {
+    KIND_WARPS = 16,
+    KIND_KERNEL = 17,      // a launch that has ended, see LaunchRecord; before its KIND_WARPS
+    KIND_CALL_ENTER = 18,  // | name u64 | launch u64, 0: none | kernel name u64, 0: none |
+    KIND_CALL_EXIT = 19,   // | name u64 | result u32 | is_runtime u32 |
+    KIND_LOST_WARPS = 20,  // | launch u64 | gpu u32 | why u32 | warps u64 |
+};
+
+enum Lost : uint32_t {
+    LOST_NO_MEMORY = 1,   // no room on the GPU for the launch, or for all of it
+    LOST_FAILED = 2,      // the context failed (a trap, a bad address) before the records were read
+    LOST_UNFINISHED = 3,  // the process ended first
+    LOST_NOT_SEEN = 4,    // the launch is over and the warps wrote nothing
+    LOST_EXITS = 5,       // exits that found no room
+};
+
+enum ColumnId : uint8_t {
+    COLUMN_WARP = 1,
+    COLUMN_SM = 2,
+    COLUMN_SLOT = 3,
+    COLUMN_ENTRY_NS = 4,
+    COLUMN_ENTRY_CLK = 5,
+    COLUMN_ENTRY_MASK = 6,
+    COLUMN_EXIT_COUNT = 7,
+    COLUMN_EXIT_NS = 8,
+    COLUMN_EXIT_CLK = 9,
+    COLUMN_EXIT_MASK = 10,
+};
+
+constexpr uint32_t WARPS_A_BATCH = 8000;
+constexpr uint32_t ALL_LANES = 0xffffffff;
+
+// The records of one launch in host memory. `exits` may be unsorted.
+struct Drained {
+    const Warp *warps;
+    uint64_t count;
+    std::vector<Exit> exits;
+};
+
+struct Seen {
+    uint64_t begun = 0, whole = 0;  // warps with an entry; those of which all lanes have left
+    uint64_t first_ns = ~uint64_t(0), last_ns = 0;
+};
+
+inline void sort_exits(std::vector<Exit> &exits) {
+    // What was claimed and not yet written has no time.
+    exits.erase(std::remove_if(exits.begin(), exits.end(), [](const Exit &exit) { return !exit.exit_ns; }),
+                exits.end());
+    std::sort(exits.begin(), exits.end(), [](const Exit &a, const Exit &b) {
+        return a.warp != b.warp ? a.warp < b.warp : a.exit_clk < b.exit_clk;
+    });
+}
+
+// `exits` sorted.
+inline Seen look(const Drained &launch) {
+    Seen seen;
+    auto exit = launch.exits.begin();
+    for (uint64_t at = 0; at < launch.count; at++) {
+        const Warp &warp = launch.warps[at];
+        uint32_t left = warp.exit_ns ? (warp.partial_mask ? warp.partial_mask : warp.entry_mask) : 0;
+        uint64_t last_ns = warp.exit_ns;
+        for (; exit != launch.exits.end() && exit->warp <= at; ++exit) {
+            left |= exit->mask;
+            last_ns = std::max(last_ns, exit->exit_ns);
+        }
+        if (!warp.entry_ns) continue;
+        seen.begun++;
+        seen.whole += left == warp.entry_mask;
+        seen.first_ns = std::min(seen.first_ns, warp.entry_ns);
+        seen.last_ns = std::max(seen.last_ns, std::max(last_ns, warp.entry_ns));
+    }
+    return seen;
+}
+
+class WarpColumns {
+  public:
+    // For each batch of the launch's warps that have begun: asks `reserve(bytes, warps)` for room, which
+    // may be null, fills it and calls `commit(room)`.
+    template <typename Reserve, typename Commit>
+    void send(uint64_t launch, const Drained &drained, Reserve reserve, Commit commit) {
+        auto exit = drained.exits.begin();
+        for (uint64_t at = 0; at < drained.count; at++) {
+            auto first = exit;
+            while (exit != drained.exits.end() && exit->warp <= at) ++exit;
+            if (!drained.warps[at].entry_ns) continue;
+            add(at, drained.warps[at], first, exit);
+            if (warp_.values.size() == WARPS_A_BATCH) flush(launch, reserve, commit);
+        }
+        if (!warp_.values.empty()) flush(launch, reserve, commit);
+    }
+
+  private:
+    struct Column {
+        ColumnId id;
+        std::vector<uint64_t> values{};
+        uint64_t bits = 0;  // of all values
+        void add(uint64_t value) {
+            values.push_back(value);
+            bits |= value;
+        }
+        void clear() { values.clear(), bits = 0; }
+        uint8_t width() const { return bits >> 32 ? 8 : 4; }
+        size_t bytes() const { return (values.size() * width() + 7) / 8 * 8; }
+        char *write(char *to) const {
+            if (width() == 8) {
+                memcpy(to, values.data(), values.size() * 8);
+            } else {
+                auto *words = reinterpret_cast<uint32_t *>(to);
+                for (size_t at = 0; at < values.size(); at++) words[at] = uint32_t(values[at]);
+                if (values.size() % 2) words[values.size()] = 0;
+            }
+            return to + bytes();
+        }
+    };
+    using ExitIterator = std::vector<Exit>::const_iterator;
+
+    void add(uint64_t index, const Warp &warp, ExitIterator more, ExitIterator end) {
+        warp_.add(index);
+        sm_.add(warp.place & 0xffff);
+        slot_.add(warp.place >> 16);
+        entry_ns_.values.push_back(warp.entry_ns);
+        entry_clk_.add(warp.entry_clk);
+        entry_mask_.add(warp.entry_mask);
+        whole_lanes_ &= warp.entry_mask == ALL_LANES;
+        uint64_t count = warp.exit_ns != 0;
+        if (count) leave(warp, warp.exit_ns, warp.exit_clk, warp.partial_mask ? warp.partial_mask : warp.entry_mask);
+        for (; more != end; ++more, ++count) leave(warp, more->exit_ns, more->exit_clk, more->mask);
+        exit_count_.add(count);
+        one_exit_ &= count == 1;
+    }
+    void leave(const Warp &warp, uint64_t ns, uint64_t clk, uint32_t mask) {
+        // %globaltimer steps: an exit can have been read before the step that its entry was rounded up to.
+        exit_ns_.add(ns > warp.entry_ns ? ns - warp.entry_ns : 0);
+        exit_clk_.add(clk > warp.entry_clk ? clk - warp.entry_clk : 0);
+        exit_mask_.add(mask);
+        whole_exits_ &= mask == ALL_LANES;
+    }
+    template <typename Reserve, typename Commit> void flush(uint64_t launch, Reserve reserve, Commit commit) {
+        std::vector<uint64_t> &entries = entry_ns_.values;
+        uint64_t base_ns = *std::min_element(entries.begin(), entries.end());
+        for (uint64_t &ns : entries) entry_ns_.bits |= ns -= base_ns;
+        Column *columns[10] = {&warp_, &sm_, &slot_, &entry_ns_, &entry_clk_, &exit_ns_, &exit_clk_};
+        uint32_t count = 7;
+        if (!whole_lanes_) columns[count++] = &entry_mask_;
+        if (!one_exit_) columns[count++] = &exit_count_;
+        if (!whole_exits_) columns[count++] = &exit_mask_;
+        size_t bytes = 32 + 8 * count;
+        for (uint32_t at = 0; at < count; at++) bytes += columns[at]->bytes();
+        uint32_t sizes[4] = {uint32_t(entries.size()), uint32_t(exit_ns_.values.size()), count, 0};
+        if (char *room = static_cast<char *>(reserve(bytes, entries.size()))) {
+            memcpy(room, &launch, 8);
+            memcpy(room + 8, &base_ns, 8);
+            memcpy(room + 16, sizes, 16);
+            char *to = room + 32 + 8 * count;
+            for (uint32_t at = 0; at < count; at++) {
+                uint8_t head[4] = {columns[at]->id, columns[at]->width(), 0, 0};
+                uint32_t values = uint32_t(columns[at]->values.size());
+                memcpy(room + 32 + 8 * at, head, 4);
+                memcpy(room + 36 + 8 * at, &values, 4);
+                to = columns[at]->write(to);
+            }
+            commit(room);
+        }
+        for (Column *column : {&warp_, &sm_, &slot_, &entry_ns_, &entry_clk_, &entry_mask_, &exit_count_, &exit_ns_,
+                               &exit_clk_, &exit_mask_})
+            column->clear();
+        whole_lanes_ = whole_exits_ = one_exit_ = true;
+    }
+
+    bool whole_lanes_ = true, whole_exits_ = true, one_exit_ = true;
+    Column warp_{COLUMN_WARP}, sm_{COLUMN_SM}, slot_{COLUMN_SLOT}, entry_ns_{COLUMN_ENTRY_NS},
+        entry_clk_{COLUMN_ENTRY_CLK}, entry_mask_{COLUMN_ENTRY_MASK}, exit_count_{COLUMN_EXIT_COUNT},
+        exit_ns_{COLUMN_EXIT_NS}, exit_clk_{COLUMN_EXIT_CLK}, exit_mask_{COLUMN_EXIT_MASK};
+};
+
+// Payload of KIND_KERNEL.
+struct LaunchRecord {
+    uint64_t launch, name, stream;
+    uint32_t gpu, grid[3], block[3], cluster[3];
+    uint64_t call_ns;  // CLOCK_MONOTONIC when it was launched
+    uint32_t call_tid, is_graph_node;
+    uint64_t start_ns, end_ns;  // %globaltimer of the first entry and the last exit
+    uint64_t warps, begun, whole;
+};
+static_assert(sizeof(LaunchRecord) == 24 + 40 + 16 + 16 + 24, "");
+
+struct LostRecord {
+    uint64_t launch;
+    uint32_t gpu, why;
+    uint64_t warps;
+};
+
+struct ClockRecord {
+    uint32_t gpu, zero;
+    uint64_t source_ns, host_lo_ns, host_hi_ns;
+};
+
+}  // namespace tracepipe

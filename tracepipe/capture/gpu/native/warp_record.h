@@ -1,0 +1,75 @@
+// What the patches write and the host reads: a region of device memory for each launch in flight.
+//
+//     region, zero before the launch
+//     0          64                        align 16 of 64 + 48 n
+//     | Region   | n × Warp, 48 B          | Exit, 32 B, exits_room(n) of them
+//
+//     Warp, one for every warp of the grid, at (linear block) × warps a block + warp in its block
+//     0          8           16      20           24             28       32        40
+//     | entry_ns | entry_clk | place | entry_mask | partial_mask | 0      | exit_ns | exit_clk |
+//
+// A warp whose lanes leave together, as nearly all do, writes exit_ns and exit_clk and nothing else. When
+// some lanes leave alone, the first to do so claim the place by partial_mask; the rest go to the Exits.
+// A user data pointer is the region's address; bits 0 to 5 hold k where only the first 2^k warps have room,
+// else 0; bits 6 and 7 the room for Exits, 0 to 3; bits 48 to 63 a check of the grid's warps. A kernel that
+// is given another launch's data, as nodes of a graph were seen to be, finds the check wrong and writes nothing.
+#pragma once
+#include <cstdint>
+
+#ifdef __CUDACC__
+#define TRACEPIPE_BOTH __host__ __device__
+#else
+#define TRACEPIPE_BOTH
+#endif
+
+namespace tracepipe {
+
+struct alignas(16) Warp {
+    uint64_t entry_ns;      // %globaltimer; 0: the warp has not begun
+    uint64_t entry_clk;     // %clock64
+    uint32_t place;         // %smid | %warpid << 16
+    uint32_t entry_mask;    // lanes
+    uint32_t partial_mask;  // lanes of the exit that is told here; 0: all of entry_mask
+    uint32_t zero;
+    uint64_t exit_ns;  // 0: the warp has not ended
+    uint64_t exit_clk;
+};
+static_assert(sizeof(Warp) == 48, "");
+
+struct alignas(16) Exit {
+    uint64_t exit_ns;
+    uint64_t exit_clk;
+    uint64_t warp;
+    uint32_t mask;
+    uint32_t zero;
+};
+static_assert(sizeof(Exit) == 32, "");
+
+struct alignas(16) Region {
+    uint32_t exits;  // that were made, also those that found no room
+    uint32_t zero[15];
+};
+static_assert(sizeof(Region) == 64, "");
+
+constexpr uint64_t REGION_ALIGNMENT = 256;
+constexpr uint64_t LIMIT_BITS = 63, ROOM_SHIFT = 6, MOST_ROOM = 3;
+
+constexpr uint64_t CHECK_SHIFT = 48;
+TRACEPIPE_BOTH inline uint64_t check_of(uint64_t warps) {
+    return (warps ^ warps >> 16 ^ warps >> 32 ^ 0x5a5a) & 0xffff;
+}
+
+// Exits beside the first of each warp: none or some, two (three returns), seven, or 31, which is all that
+// 32 lanes can make.
+TRACEPIPE_BOTH inline uint64_t exits_room(uint64_t warps, uint64_t room) {
+    return room == 0 ? warps / 4 + 64 : room == 1 ? 2 * warps + 64 : room == 2 ? 7 * warps + 64 : 31 * warps;
+}
+TRACEPIPE_BOTH inline uint64_t exits_offset(uint64_t warps) { return sizeof(Region) + warps * sizeof(Warp); }
+TRACEPIPE_BOTH inline uint64_t region_bytes(uint64_t warps, uint64_t room) {
+    uint64_t bytes = exits_offset(warps) + exits_room(warps, room) * sizeof(Exit);
+    return (bytes + REGION_ALIGNMENT - 1) / REGION_ALIGNMENT * REGION_ALIGNMENT;
+}
+// The room that costs next to nothing: any divergence of a small launch, three exits a warp of others.
+TRACEPIPE_BOTH inline uint64_t usual_room(uint64_t warps) { return warps <= 1024 ? 3 : warps <= 1 << 19 ? 1 : 0; }
+
+}  // namespace tracepipe

@@ -1,0 +1,370 @@
+// The injection library of the `warps` engine: the CUDA driver loads it into the traced process, by
+// CUDA_INJECTION64_PATH, and calls InitializeInjection before anything else of the process uses CUDA.
+//
+// Compute Sanitizer's callbacks say what the process does; they run on its threads, some with the driver's
+// locks held, so that they only take notes. Modules are patched when they load; each launch of a patched
+// kernel gets a region of device memory, and one of its own thread's (drain.h) brings home what is in it.
+//
+// Environment: TRACEPIPE_GPU_CHANNEL, TRACEPIPE_GPU_PATCHES (file of the device code),
+// TRACEPIPE_GPU_KERNELS, TRACEPIPE_GPU_LAUNCHES, TRACEPIPE_GPU_MEMORY (bytes), TRACEPIPE_GPU_CALLS
+// (all, launches or none).
+#include <fstream>
+#include <iterator>
+#include <shared_mutex>
+#include <unordered_set>
+
+#include "drain.h"
+#include "selection.h"
+
+namespace tracepipe {
+namespace {
+
+constexpr unsigned MOST_CALLBACKS = 2048;  // ids of functions of one API
+constexpr uint64_t DEFAULT_MEMORY_BYTES = 256u << 20;
+// A launch waits for room while launches are drained, and for a short time when none is.
+constexpr uint64_t WAIT_WHILE_DRAINING_NS = 500'000'000, WAIT_FOR_ROOM_NS = 50'000'000,
+                   WAIT_FOR_GRAPH_NS = 2'000'000'000;
+constexpr unsigned WAIT_AT_END_MS = 3000;
+
+enum CallFlag : uint8_t { CALL_KNOWN = 1, CALL_LAUNCHES = 2, CALL_ENDS_CONTEXT = 4, CALL_LAUNCHES_GRAPH = 8 };
+
+struct Function {
+    uint64_t name = 0;
+    bool is_selected = false;
+    CUmodule module = nullptr;
+    std::shared_ptr<std::atomic<uint32_t>> needed_room;
+};
+
+// What a thread of the process is in the middle of.
+struct Thread {
+    unsigned depth = 0;           // of API calls in each other
+    uint64_t begun_sequence = 0;  // launches there were when the outermost began
+    uint64_t launch = 0;          // id for the next launch of this call
+    uint64_t call_ns = 0;
+    std::vector<LaunchPointer> made;
+};
+Thread &thread() {
+    thread_local Thread *state = new Thread;  // outlives the thread's destructors, which may call CUDA
+    return *state;
+}
+
+class Injection {
+  public:
+    bool start() {
+        if (!channel_.open() || !driver().open()) return false;
+        const char *patches = getenv("TRACEPIPE_GPU_PATCHES");
+        std::ifstream file(patches ? patches : "", std::ios::binary);
+        patches_.assign(std::istreambuf_iterator<char>(file), {});
+        if (patches_.empty()) return refuse("the file of the patches cannot be read");
+        selection_.read_environment();
+        if (selection_.error()) channel_.note(selection_.error());
+        std::string calls = getenv("TRACEPIPE_GPU_CALLS") ? getenv("TRACEPIPE_GPU_CALLS") : "all";
+        calls_ = calls == "none" ? NO_CALLS : calls == "launches" ? LAUNCH_CALLS : ALL_CALLS;
+        Sanitizer_SubscriberHandle subscriber;
+        if (sanitizerSubscribe(&subscriber, &Injection::called_back, this) != SANITIZER_SUCCESS)
+            return refuse("Compute Sanitizer cannot be used: another tool of NVIDIA's has the process");
+        for (auto domain : {SANITIZER_CB_DOMAIN_RESOURCE, SANITIZER_CB_DOMAIN_SYNCHRONIZE, SANITIZER_CB_DOMAIN_LAUNCH,
+                            SANITIZER_CB_DOMAIN_GRAPHS, SANITIZER_CB_DOMAIN_DRIVER_API})
+            sanitizerEnableDomain(1, subscriber, domain);
+        if (calls_ == ALL_CALLS) sanitizerEnableDomain(1, subscriber, SANITIZER_CB_DOMAIN_RUNTIME_API);
+        const char *bytes = getenv("TRACEPIPE_GPU_MEMORY");
+        drain_.start(bytes ? strtoull(bytes, nullptr, 10) : DEFAULT_MEMORY_BYTES);
+        return true;
+    }
+    void finish(bool is_last) { drain_.finish(WAIT_AT_END_MS, is_last); }
+
+  private:
+    enum Calls { NO_CALLS, LAUNCH_CALLS, ALL_CALLS };
+
+    bool refuse(const char *why) {
+        channel_.note(why);
+        return false;
+    }
+    static void called_back(void *self, Sanitizer_CallbackDomain domain, Sanitizer_CallbackId id, const void *data) {
+        if (is_own_thread()) return;
+        auto &injection = *static_cast<Injection *>(self);
+        switch (domain) {
+            case SANITIZER_CB_DOMAIN_DRIVER_API:
+            case SANITIZER_CB_DOMAIN_RUNTIME_API:
+                return injection.call(domain, id, *static_cast<const Sanitizer_CallbackData *>(data));
+            case SANITIZER_CB_DOMAIN_RESOURCE: return injection.resource(id, data);
+            case SANITIZER_CB_DOMAIN_SYNCHRONIZE:
+                return injection.synchronized(id, *static_cast<const Sanitizer_SynchronizeData *>(data));
+            case SANITIZER_CB_DOMAIN_LAUNCH:
+                if (id == SANITIZER_CBID_LAUNCH_BEGIN)
+                    injection.launch(*static_cast<const Sanitizer_LaunchData *>(data), nullptr);
+                return;
+            case SANITIZER_CB_DOMAIN_GRAPHS:
+                if (id == SANITIZER_CBID_GRAPHS_NODE_LAUNCH_BEGIN)
+                    injection.node(*static_cast<const Sanitizer_GraphNodeLaunchData *>(data));
+                return;
+            default: return;
+        }
+    }
+
+    // --- API calls
+
+    void call(Sanitizer_CallbackDomain domain, Sanitizer_CallbackId id, const Sanitizer_CallbackData &data) {
+        bool is_runtime = domain == SANITIZER_CB_DOMAIN_RUNTIME_API;
+        uint8_t flags = flags_of(is_runtime, id, data.functionName);
+        uint64_t name = uint64_t(1) << 63 | uint64_t(is_runtime) << 32 | id;
+        bool is_told = calls_ == ALL_CALLS || (calls_ == LAUNCH_CALLS && flags & CALL_LAUNCHES);
+        if (data.callbackSite == SANITIZER_API_ENTER)
+            enter(flags, name, data, is_told);
+        else
+            leave(flags, name, is_runtime, data, is_told);
+    }
+    void enter(uint8_t flags, uint64_t name, const Sanitizer_CallbackData &data, bool is_told) {
+        Thread &current = thread();
+        if (current.depth++ == 0) current.begun_sequence = sequence_.load(std::memory_order_acquire);
+        if (flags & CALL_ENDS_CONTEXT) drain_.finish(WAIT_AT_END_MS, false);
+        uint64_t launch = 0, kernel = 0;
+        if (flags & CALL_LAUNCHES) {
+            wait_for_room(data.context);
+            if (flags & CALL_LAUNCHES_GRAPH && data.functionParams)
+                wait_for_graph(data.context, *static_cast<const CUgraphExec *>(data.functionParams));
+            launch = current.launch = channel_.next_launch();
+            current.call_ns = monotonic_ns();
+            current.made.clear();
+            if (is_told && data.symbolName) kernel = name_of(data.symbolName);
+        }
+        uint64_t record[] = {name, launch, kernel};
+        if (is_told) channel_.put(KIND_CALL_ENTER, record, sizeof record);
+    }
+    void leave(uint8_t flags, uint64_t name, bool is_runtime, const Sanitizer_CallbackData &data, bool is_told) {
+        Thread &current = thread();
+        if (current.depth) current.depth--;
+        uint32_t result = data.functionReturnValue ? *static_cast<const uint32_t *>(data.functionReturnValue) : 0;
+        struct {
+            uint64_t name;
+            uint32_t result, is_runtime;
+        } record{name, result, is_runtime};
+        if (is_told) channel_.put(KIND_CALL_EXIT, &record, sizeof record);
+        if (!(flags & CALL_LAUNCHES)) return;
+        if (result)
+            for (LaunchPointer &launch : current.made) launch->is_cancelled = true;
+        current.made.clear();
+        current.launch = 0;
+    }
+    uint8_t flags_of(bool is_runtime, unsigned id, const char *function) {
+        if (id >= MOST_CALLBACKS) return 0;
+        uint8_t flags = flags_[is_runtime][id].load(std::memory_order_acquire);
+        if (flags) return flags;
+        auto begins = [&](const char *start) { return strncmp(function, start, strlen(start)) == 0; };
+        flags = CALL_KNOWN;
+        if (!is_runtime && (begins("cuLaunch") || begins("cuGraphLaunch")) && !begins("cuLaunchHostFunc"))
+            flags |= begins("cuGraph") ? CALL_LAUNCHES | CALL_LAUNCHES_GRAPH : CALL_LAUNCHES;
+        if (begins("cuCtxDestroy") || begins("cuDevicePrimaryCtxRe") || begins("cudaDeviceReset"))
+            flags |= CALL_ENDS_CONTEXT;
+        uint64_t name = uint64_t(1) << 63 | uint64_t(is_runtime) << 32 | id;
+        channel_.put(KIND_NAME, &name, sizeof name, function);
+        flags_[is_runtime][id].store(flags, std::memory_order_release);
+        return flags;
+    }
+    // Before a launch, where the driver holds no locks: gives the drain time when the buffer gets full.
+    void wait_for_room(CUcontext handle) {
+        auto context = drain_.find(handle);
+        if (!context) return;
+        if (!context->is_open) drain_.wait_open(*context);
+        if (!context->is_filling()) return;
+        if (is_hopeless_.load(std::memory_order_relaxed) && monotonic_ns() < hopeless_until_ns_) return;
+        drain_.wake();
+        timespec pause{0, 100'000};
+        uint64_t begun_ns = monotonic_ns(), moved_ns = begun_ns, now_ns = begun_ns, drained = context->drained;
+        while (now_ns - begun_ns < WAIT_WHILE_DRAINING_NS && now_ns - moved_ns < WAIT_FOR_ROOM_NS) {
+            nanosleep(&pause, nullptr);
+            if (!context->is_filling()) return void(is_hopeless_ = false);
+            now_ns = monotonic_ns();
+            if (context->drained != drained) moved_ns = now_ns, drained = context->drained;
+        }
+        // Kernels that run for long keep the buffer: do not hold every launch up for it.
+        hopeless_until_ns_ = monotonic_ns() + 1'000'000'000;
+        is_hopeless_ = true;
+    }
+
+    // The nodes of a graph have one user data pointer each, whatever launch of it runs, so that a launch has
+    // to wait until the one before has ended. Where that takes long, what is left of it is not recorded.
+    void wait_for_graph(CUcontext handle, CUgraphExec graph) {
+        auto context = drain_.find(handle);
+        timespec pause{0, 50'000};
+        uint64_t give_up_ns = monotonic_ns() + WAIT_FOR_GRAPH_NS;
+        while (context && context->is_running(graph) && monotonic_ns() < give_up_ns) {
+            drain_.wake();
+            nanosleep(&pause, nullptr);
+        }
+    }
+
+    // --- contexts and modules
+
+    void resource(Sanitizer_CallbackId id, const void *data) {
+        if (id == SANITIZER_CBID_RESOURCE_CONTEXT_CREATION_FINISHED) {
+            const auto &created = *static_cast<const Sanitizer_ResourceContextData *>(data);
+            add_context(created.context, created.device);
+        } else if (id == SANITIZER_CBID_RESOURCE_CONTEXT_DESTROY_STARTING) {
+            auto context = drain_.find(static_cast<const Sanitizer_ResourceContextData *>(data)->context);
+            if (!context) return;
+            // Waits for the drain to let go of it, for a while; dead, it is not touched again.
+            bool is_free = context->in_use.try_lock_for(std::chrono::milliseconds(500));
+            context->is_dead = true;
+            if (is_free) context->in_use.unlock();
+        } else if (id == SANITIZER_CBID_RESOURCE_MODULE_LOADED) {
+            patch(*static_cast<const Sanitizer_ResourceModuleData *>(data));
+        } else if (id == SANITIZER_CBID_RESOURCE_MODULE_UNLOAD_STARTING) {
+            forget(static_cast<const Sanitizer_ResourceModuleData *>(data)->module);
+        }
+    }
+    std::shared_ptr<Context> add_context(CUcontext handle, CUdevice device) {
+        std::lock_guard<std::mutex> lock(contexts_);
+        if (auto known = drain_.find(handle)) return known;
+        auto context = std::make_shared<Context>(handle, device);
+        if (sanitizerAddPatches(patches_.data(), handle) != SANITIZER_SUCCESS) {
+            channel_.note("the patches do not fit this GPU: no warps are recorded");
+            return context;
+        }
+        drain_.add(context);
+        drain_.wake();
+        return context;
+    }
+    void patch(const Sanitizer_ResourceModuleData &data) {
+        if (!selection_.may_fit(data.pCubin, data.cubinSize)) return;
+        auto context = drain_.find(data.context);
+        if (!context) return;
+        // The API asks for one patching at a time.
+        std::lock_guard<std::mutex> lock(patching_);
+        bool is_patched =
+            sanitizerPatchInstructions(SANITIZER_INSTRUCTION_BLOCK_ENTER, data.module, "tracepipe_enter") ==
+                SANITIZER_SUCCESS &&
+            sanitizerPatchInstructions(SANITIZER_INSTRUCTION_BLOCK_EXIT, data.module, "tracepipe_exit") ==
+                SANITIZER_SUCCESS &&
+            sanitizerPatchModule(data.module) == SANITIZER_SUCCESS;
+        if (!is_patched) return void(channel_.note("a module could not be patched: its kernels are not recorded"));
+        std::unique_lock<std::shared_mutex> functions(functions_mutex_);
+        patched_.insert(data.module);
+    }
+    void forget(CUmodule module) {
+        std::unique_lock<std::shared_mutex> lock(functions_mutex_);
+        patched_.erase(module);
+        for (auto at = functions_.begin(); at != functions_.end();)
+            at = at->second.module == module ? functions_.erase(at) : std::next(at);
+    }
+
+    // --- launches
+
+    void node(const Sanitizer_GraphNodeLaunchData &data) {
+        if (data.nodeType != CU_GRAPH_NODE_TYPE_KERNEL) return;
+        if (data.isGraphUpload) return set(data.launchData, nullptr);
+        launch(data.launchData, data.graphExec);
+    }
+    // `graph`: that the kernel is a node of, or null.
+    void launch(const Sanitizer_LaunchData &data, CUgraphExec graph) {
+        Function function = function_of(data);
+        if (!function.module) return;  // not patched
+        auto context = drain_.find(data.context);
+        if (!function.is_selected || !context || !selection_.is_next_selected()) return set(data, nullptr);
+        Thread &current = thread();
+        auto launch = std::make_shared<Launch>();
+        LaunchRecord &record = launch->record;
+        record.launch = current.launch ? current.launch : channel_.next_launch();
+        current.launch = 0;
+        record.name = function.name;
+        record.stream = uint64_t(graph ? data.apiStream : data.stream);
+        record.gpu = uint32_t(data.device);
+        const uint32_t grid[] = {data.gridDim_x, data.gridDim_y, data.gridDim_z};
+        const uint32_t block[] = {data.blockDim_x, data.blockDim_y, data.blockDim_z};
+        const uint32_t cluster[] = {data.clusterDim_x, data.clusterDim_y, data.clusterDim_z};
+        memcpy(record.grid, grid, sizeof grid);
+        memcpy(record.block, block, sizeof block);
+        memcpy(record.cluster, cluster, sizeof cluster);
+        record.call_ns = current.call_ns ? current.call_ns : monotonic_ns();
+        record.call_tid = thread_id();
+        record.is_graph_node = graph != nullptr;
+        launch->graph = graph;
+        record.warps = uint64_t(grid[0]) * grid[1] * grid[2] * ((uint64_t(block[0]) * block[1] * block[2] + 31) / 32);
+        launch->stream = graph ? data.hApiStream : data.hStream;
+        launch->needed_room = function.needed_room;
+        if (!record.warps) return set(data, nullptr);
+        launch->sequence = sequence_.fetch_add(1, std::memory_order_acq_rel) + 1;
+        const void *region = context->take(launch);
+        set(data, region);
+        if (region) {
+            current.made.push_back(launch);
+            return drain_.wake_if_idle();
+        }
+        LostRecord lost{record.launch, record.gpu, LOST_NO_MEMORY, record.warps};
+        channel_.put(KIND_KERNEL, &record, sizeof record);
+        channel_.put(KIND_LOST_WARPS, &lost, sizeof lost);
+    }
+    static void set(const Sanitizer_LaunchData &data, const void *region) {
+        sanitizerSetLaunchCallbackData(data.hLaunch, data.function, data.hStream, region);
+    }
+    Function function_of(const Sanitizer_LaunchData &data) {
+        {
+            std::shared_lock<std::shared_mutex> lock(functions_mutex_);
+            auto known = functions_.find(data.function);
+            if (known != functions_.end()) return known->second;
+        }
+        Function function;
+        {
+            std::shared_lock<std::shared_mutex> lock(functions_mutex_);
+            if (!patched_.count(data.module)) return function;
+        }
+        const char *name = data.functionName ? data.functionName : "";
+        function.module = data.module;
+        function.needed_room = std::make_shared<std::atomic<uint32_t>>(0);
+        function.is_selected = selection_.fits(demangled(name));
+        function.name = name_of(name);
+        std::unique_lock<std::shared_mutex> lock(functions_mutex_);
+        functions_[data.function] = function;
+        return function;
+    }
+    uint64_t name_of(const char *mangled) {
+        std::lock_guard<std::mutex> lock(names_mutex_);
+        uint64_t &id = names_[mangled];
+        if (!id) {
+            id = names_.size();
+            channel_.put(KIND_NAME, &id, sizeof id, demangled(mangled));
+        }
+        return id;
+    }
+    void synchronized(Sanitizer_CallbackId id, const Sanitizer_SynchronizeData &data) {
+        auto context = drain_.find(data.context);
+        if (!context) return;
+        // What was launched by other threads since the call began may not have ended.
+        Thread &current = thread();
+        uint64_t sequence = current.depth ? current.begun_sequence : 0;
+        bool is_stream = id == SANITIZER_CBID_SYNCHRONIZE_STREAM_SYNCHRONIZED;
+        if (!sequence || (is_stream && !data.hStream)) return;
+        context->synchronized(is_stream ? data.hStream : nullptr, sequence);
+        if (!context->is_empty()) drain_.wake();
+    }
+
+    Channel channel_;
+    Drain drain_{channel_};
+    Selection selection_;
+    std::vector<char> patches_;
+    Calls calls_ = ALL_CALLS;
+    std::atomic<uint64_t> sequence_{0};
+    std::atomic<uint8_t> flags_[2][MOST_CALLBACKS] = {};
+    std::mutex contexts_, patching_, names_mutex_;
+    std::shared_mutex functions_mutex_;
+    std::unordered_map<CUfunction, Function> functions_;
+    std::unordered_set<CUmodule> patched_;
+    std::unordered_map<std::string, uint64_t> names_;
+    std::atomic<bool> is_hopeless_{false};
+    std::atomic<uint64_t> hopeless_until_ns_{0};
+};
+
+}  // namespace
+}  // namespace tracepipe
+
+extern "C" __attribute__((visibility("default"))) int InitializeInjection() {
+    // Never destroyed: callbacks come until the process is gone.
+    static auto *injection = new tracepipe::Injection;
+    static const bool is_started = injection->start();
+    static const pid_t process = getpid();
+    if (is_started)
+        atexit([] {
+            if (getpid() == process) injection->finish(true);
+        });
+    return 1;
+}

@@ -1,0 +1,320 @@
+"""The `warps` engine: entry and every exit of each warp, recorded by a library on Compute Sanitizer's API.
+
+The CUDA driver loads the library into the command (`native/warps.cpp` says how it works); this side keeps
+the channel and turns what comes into lines. No root, no PTX, no change of the program.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from tracepipe.capture.engine import Loss
+from tracepipe.capture.gpu import warp_records as layout
+from tracepipe.capture.gpu.kernel_name import short_kernel_name
+from tracepipe.capture.gpu.transport import (
+    KIND_CLOCK,
+    KIND_GPU,
+    KIND_NAME,
+    KIND_NOTE,
+    Channel,
+    GpuRecord,
+    records,
+)
+from tracepipe.errors import CaptureUnavailable
+
+CALLS: Final = ("all", "launches", "none")
+MEMORY_BYTES: Final = 256 << 20
+"""Default room on each GPU for the records of launches in flight: 2 million warps."""
+
+_LAYERS: Final = {
+    layout.KIND_WARPS: "gpu_warp",
+    layout.KIND_KERNEL: "gpu_kernel",
+    layout.KIND_CALL_ENTER: "userspace",
+    layout.KIND_CALL_EXIT: "userspace",
+}
+_CHANNEL_FULL: Final = "the channel to the capture process was full"
+_LAUNCHES: Final = re.compile(r"([1-9]\d*)(-([1-9]\d*)?)?")
+# Streams that every context has, by handle: CU_STREAM_LEGACY is the same as 0, and CU_STREAM_PER_THREAD.
+_KNOWN_STREAMS: Final = {0: 0, 1: 0, 2: 2}
+_FIRST_OTHER_STREAM: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class WarpOptions:
+    """What to record before it costs anything.
+
+    `kernels` is a regular expression (ECMAScript's), searched in demangled names with their parameters;
+    `launches` counts those that fit, from 1: `10`, `10-20`, `10-`. `calls`: which API calls are recorded.
+    """
+
+    kernels: str = ""
+    launches: str = ""
+    memory_bytes: int = MEMORY_BYTES
+    calls: str = "all"
+
+    def check(self) -> None:
+        """Raise CaptureUnavailable for what the library could not use."""
+        try:
+            re.compile(self.kernels)
+        except re.error as error:
+            raise CaptureUnavailable(
+                f"{self.kernels!r} is no regular expression: {error}.", "Example: 'attn.*fwd'."
+            ) from None
+        match = _LAUNCHES.fullmatch(self.launches)
+        if self.launches and (not match or (match[3] and int(match[3]) < int(match[1]))):
+            raise CaptureUnavailable(
+                f"{self.launches!r} is no range of launches.", "Counted from 1: 10, 10-20 or 10-."
+            )
+        if self.calls not in CALLS:
+            raise CaptureUnavailable(f"No such choice of calls: {self.calls}.", f"One of {', '.join(CALLS)}.")
+
+
+class GpuRecording:
+    """A channel that a command is told of by its environment, and what comes through it."""
+
+    name = "sanitizer"
+    layers = frozenset({"userspace", "gpu_kernel", "gpu_warp"})
+
+    def __init__(
+        self,
+        library: Path,
+        patches: Path,
+        options: WarpOptions | None = None,
+        *,
+        owner: tuple[int, int] | None = None,
+        gpus: Mapping[str, int] | None = None,
+        gpu_count: int = 1,
+    ) -> None:
+        """`library` and `patches` are the built native code. `owner` (user, group): who the command runs as.
+        `gpus`: index of each GPU by UUID, as the header has them. `gpu_count`: how many there are to have
+        clocks. Raises CaptureUnavailable.
+        """
+        self._options = options or WarpOptions()
+        self._options.check()
+        self._library, self._patches = library, patches
+        self._gpus = dict(gpus or {})
+        self.clocks: Sequence[str] = [f"globaltimer:{index}" for index in range(max(gpu_count, 1))]
+        self._channel = Channel.create(owner=owner)
+        self._asked_ns = time.monotonic_ns()
+        self._renderer = WarpRenderer(self._gpus)
+
+    def environment(self) -> dict[str, str]:
+        """What to add to the command's environment, before it starts."""
+        options = self._options
+        asked = {
+            "CUDA_INJECTION64_PATH": str(self._library.absolute()),
+            "TRACEPIPE_GPU_PATCHES": str(self._patches.absolute()),
+            "TRACEPIPE_GPU_KERNELS": options.kernels,
+            "TRACEPIPE_GPU_LAUNCHES": options.launches,
+            "TRACEPIPE_GPU_MEMORY": str(options.memory_bytes),
+            "TRACEPIPE_GPU_CALLS": options.calls,
+        }
+        return {name: value for name, value in asked.items() if value} | self._channel.environment()
+
+    def collect(self, *, is_final: bool = False) -> bytes:
+        """Whole records since the last call; never waits. `is_final`: the command has ended."""
+        return self._channel.collect(is_final=is_final)
+
+    def renderer(self) -> WarpRenderer:
+        """The decoder of what `collect` gives; used on another thread."""
+        return self._renderer
+
+    def lost(self) -> list[Loss]:
+        """What found no room in the channel since the last call."""
+        before_ns, self._asked_ns = self._asked_ns, time.monotonic_ns()
+        return [
+            Loss(_LAYERS.get(kind), count, before_ns, self._asked_ns, _CHANNEL_FULL)
+            for kind, count in self._channel.dropped().items()
+        ]
+
+    def stop(self) -> None:
+        """Take no more: a command that goes on is not held up any longer."""
+        self._channel.say_closed()
+
+    def close(self) -> None:
+        """Give the channel back."""
+        self._channel.close()
+
+
+class _Process:
+    """What is known of a traced process: its names, its streams, its GPUs, and the launch that its warps
+    belong to.
+    """
+
+    def __init__(self) -> None:
+        self.names: dict[int, str] = {}
+        self.streams = dict(_KNOWN_STREAMS)
+        self.gpus: dict[int, int] = {}
+        self.launch = 0
+        self.of_launch: dict[str, Any] = {}
+
+    def name(self, number: int) -> str:
+        return self.names.get(number, f"unknown {number:#x}")
+
+    def stream(self, handle: int) -> int:
+        return self.streams.setdefault(handle, _FIRST_OTHER_STREAM + len(self.streams) - len(_KNOWN_STREAMS))
+
+
+class WarpRenderer:
+    """Turns chunks of records into lines.
+
+    `counts` and `losses` have events by layer, a warp counting one; `notes` what the library had to say;
+    `gpus` the GPUs that were met, as a header lists them.
+    """
+
+    def __init__(self, gpus: Mapping[str, int]) -> None:
+        self.counts: dict[str, int] = {}
+        self.losses: dict[str, int] = {}
+        self.notes: list[str] = []
+        self._met: dict[int, dict[str, Any]] = {}
+        self._indices = dict(gpus)
+        self._processes: dict[int, _Process] = {}
+        self._short: dict[str, str] = {}
+
+    @property
+    def gpus(self) -> list[dict[str, Any]]:
+        """The GPUs that were met, as a header has them."""
+        return list(self._met.values())
+
+    def learn(self, chunk: bytes) -> None:
+        """Nothing: each process's records are in order."""
+
+    def count(self, chunk: bytes) -> int:
+        """Events in a chunk."""
+        count = 0
+        for record in records(chunk):
+            if record.kind == layout.KIND_WARPS:
+                count += layout.read_warp_count(record.payload)
+            else:
+                count += record.kind in _LAYERS
+        return count
+
+    def render(self, chunk: bytes) -> bytes:
+        """JSON lines of one chunk."""
+        lines: list[bytes] = []
+        for record in records(chunk):
+            process = self._processes.get(record.pid)
+            if process is None:
+                process = self._processes[record.pid] = _Process()
+            lines += [orjson.dumps(line) for line in self._lines(process, record)]
+        return b"\n".join([*lines, b""]) if lines else b""
+
+    def _lines(self, process: _Process, record: GpuRecord) -> Iterator[dict[str, Any]]:
+        kind, payload = record.kind, record.payload
+        if kind == layout.KIND_CALL_ENTER:
+            yield self._call_enter(process, record)
+        elif kind == layout.KIND_CALL_EXIT:
+            name, result = layout.CALL_EXIT.unpack_from(payload)[:2]
+            yield self._call(process, record, name, "E") | {"args": {"result": result}}
+        elif kind == layout.KIND_WARPS:
+            yield self._warps(process, payload)
+        elif kind == layout.KIND_KERNEL:
+            yield from self._kernel(process, record)
+        elif kind == layout.KIND_LOST_WARPS:
+            yield self._lost(record)
+        elif kind == KIND_CLOCK:
+            gpu, source_ns, low_ns, high_ns = layout.CLOCK.unpack_from(payload)
+            clock = f"globaltimer:{process.gpus.get(gpu, gpu)}"
+            pair = {"source_ns": source_ns, "host_lo_ns": low_ns, "host_hi_ns": high_ns}
+            yield {"type": "clock", "clock": clock, **pair}
+        elif kind == KIND_NAME:
+            (number,) = layout.NAME.unpack_from(payload)
+            process.names[number] = layout.text(payload, layout.NAME.size)
+        elif kind == KIND_GPU:
+            self._meet_gpu(process, payload)
+        elif kind == KIND_NOTE:
+            self.notes.append(layout.text(payload, 0))
+
+    def _call(self, process: _Process, record: GpuRecord, name: int, phase: str) -> dict[str, Any]:
+        self._add("userspace", 1)
+        what = {"type": "userspace", "name": process.name(name), "phase": phase}
+        return {"ts_ns": record.time_ns, **what, "pid": record.pid, "tid": record.tid}
+
+    def _call_enter(self, process: _Process, record: GpuRecord) -> dict[str, Any]:
+        name, launch, kernel = layout.CALL_ENTER.unpack_from(record.payload)
+        line = self._call(process, record, name, "B")
+        if launch:
+            line["launch"] = launch
+        if kernel:
+            line["args"] = {"kernel": self._kernel_name(process.name(kernel))}
+        return line
+
+    def _kernel(self, process: _Process, record: GpuRecord) -> Iterator[dict[str, Any]]:
+        kernel = layout.read_kernel(record.payload)
+        gpu = process.gpus.get(kernel.gpu, kernel.gpu)
+        full_name = process.name(kernel.name)
+        process.launch = kernel.launch
+        process.of_launch = {
+            "name": self._kernel_name(full_name),
+            "clock": f"globaltimer:{gpu}",
+            "gpu": gpu,
+            "stream": process.stream(kernel.stream),
+            "launch": kernel.launch,
+            "pid": record.pid,
+            "grid": list(kernel.grid),
+            "block": list(kernel.block),
+        }
+        if not kernel.begun:
+            return
+        self._add("gpu_kernel", 1)
+        args: dict[str, Any] = {"warps": kernel.begun, "function": full_name}
+        if kernel.cluster not in ((0, 0, 0), (1, 1, 1)):
+            args["cluster"] = list(kernel.cluster)
+        if kernel.is_graph_node:
+            args["graph"] = True
+        if kernel.whole < kernel.warps:
+            args["warps_not_whole"] = kernel.warps - kernel.whole
+        span = {"type": "gpu_kernel", "phase": "X", "dur_ns": kernel.end_ns - kernel.start_ns}
+        yield {"ts_ns": kernel.start_ns, **span, **process.of_launch, "args": args}
+
+    def _warps(self, process: _Process, payload: memoryview) -> dict[str, Any]:
+        launch, base_ns, warps, columns = layout.read_warps(payload)
+        of_launch = process.of_launch
+        if process.launch != launch:  # its record was lost
+            of_launch = {"name": "unknown", "launch": launch}
+        self._add("gpu_warp", warps)
+        values = {name: _integers(width, column) for name, width, column in columns}
+        return {"ts_ns": base_ns, "type": "gpu_warp", **of_launch, **values}
+
+    def _lost(self, record: GpuRecord) -> dict[str, Any]:
+        launch, _, why, count = layout.LOST_WARPS.unpack_from(record.payload)
+        self.losses["gpu_warp"] = self.losses.get("gpu_warp", 0) + count
+        reason = f"launch {launch}: {layout.LOST_WHY.get(why, f'reason {why}')}"
+        return {
+            "type": "loss",
+            "layer": "gpu_warp",
+            "ts_ns": record.time_ns,
+            "count": count,
+            "reason": reason,
+        }
+
+    def _meet_gpu(self, process: _Process, payload: memoryview) -> None:
+        gpu = layout.read_gpu(payload)
+        taken = set(self._indices.values())
+        free = gpu.index if gpu.index not in taken else max(taken) + 1
+        index = self._indices.setdefault(gpu.uuid, free)
+        process.gpus[gpu.index] = index
+        self._met[index] = {"index": index, "name": gpu.name, "uuid": gpu.uuid, "sms": gpu.sms}
+
+    def _kernel_name(self, name: str) -> str:
+        short = self._short.get(name)
+        if short is None:
+            short = self._short[name] = short_kernel_name(name)
+        return short
+
+    def _add(self, layer: str, count: int) -> None:
+        self.counts[layer] = self.counts.get(layer, 0) + count
+
+
+def _integers(width: int, column: memoryview) -> list[int]:
+    values = array("I" if width == 4 else "Q")
+    values.frombytes(column)
+    return values.tolist()

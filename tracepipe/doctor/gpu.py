@@ -1,0 +1,61 @@
+"""The GPU's lines: the driver, its GPUs, what native code is built with, and whether it gets built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from tracepipe.capture.gpu.cuda_parts import Compiler, Part
+from tracepipe.capture.gpu.driver import Driver, Version
+from tracepipe.doctor.finding import ABSENT, FAILS, WORKS, Examination, Finding
+from tracepipe.errors import CaptureUnavailable
+
+_INSTALL_DRIVER = "Install NVIDIA's driver (Debian: apt install nvidia-driver libcuda1)."
+_SHOW = "nvidia-smi   shows whether the driver sees a GPU."
+
+
+def gpu(examination: Examination) -> Iterator[Finding]:
+    """What this machine has to record on GPUs with. Without a GPU nothing fails, but is absent."""
+    if examination.machine.system != "Linux":
+        return
+    trials = examination.trials
+    toolchain = trials.toolchain()
+    yield from _driver(toolchain.driver)
+    bad = FAILS if toolchain.driver.gpus else ABSENT
+    yield _row("g++", bad, lambda: _compiler(toolchain.gxx()))
+    yield _row("nvcc", bad, lambda: _compiler(toolchain.nvcc()))
+    yield _row("sanitizer", bad, lambda: _part(toolchain.part("sanitizer")))
+    yield _row("CUPTI", bad, lambda: _part(toolchain.part("cupti")))
+    if toolchain.driver.gpus:
+        yield _row("kernels", bad, lambda: f"built: {trials.build_kernels(toolchain)}")
+
+
+def _driver(driver: Driver) -> Iterator[Finding]:
+    if driver.cuda == (0, 0):
+        yield Finding("gpu", "CUDA", ABSENT, driver.error or "gives no version", _INSTALL_DRIVER)
+        return
+    yield Finding("gpu", "CUDA", WORKS, f"{_dots(driver.cuda)}, by the driver")
+    if not driver.gpus:
+        yield Finding("gpu", "GPUs", FAILS, driver.error or "CUDA sees none", _SHOW)
+        return
+    named = [f"{index}: {gpu.name}, {gpu.architecture}" for index, gpu in enumerate(driver.gpus)]
+    yield Finding("gpu", "GPUs", WORKS, "; ".join(named))
+
+
+def _row(name: str, bad: str, detail: Callable[[], str]) -> Finding:
+    try:
+        return Finding("gpu", name, WORKS, detail())
+    except CaptureUnavailable as refusal:
+        mend = refusal.hint if bad == FAILS else ""
+        return Finding("gpu", name, bad, refusal.message.rstrip("."), mend)
+
+
+def _compiler(compiler: Compiler) -> str:
+    return f"{_dots(compiler.version)}, {compiler.path}"
+
+
+def _part(part: Part) -> str:
+    return f"{_dots(part.version)}, {part.library}" if part.version else str(part.library)
+
+
+def _dots(version: Version) -> str:
+    return f"{version[0]}.{version[1]}"
