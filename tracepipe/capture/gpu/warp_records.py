@@ -29,6 +29,7 @@ LOST_WHY: Final = {
     3: "the process ended first",
     4: "it is over and these warps wrote nothing",
     5: "exits beyond the room for warps that diverge",
+    6: "a node of a CUDA graph, which the warps engine cannot tell from the graph's others",
 }
 COLUMN_NAMES: Final = {
     1: "warp",

@@ -18,7 +18,6 @@ struct Launch {
     uint64_t offset = 0, end = 0;  // of the region in the context's ring
     uint64_t recorded = 0;       // warps that have room
     const void *stream = nullptr;
-    CUgraphExec graph = nullptr;
     std::atomic<bool> is_cancelled{false};  // the launch call failed
     bool is_over = false;                   // known to have ended
     std::atomic<bool> is_done{false};       // drained, its region zero again
@@ -88,13 +87,6 @@ class Context {
     bool is_empty() {
         std::lock_guard<std::mutex> lock(mutex_);
         return pending_.empty();
-    }
-    // Whether a launch of a graph is not drained.
-    bool is_running(CUgraphExec graph) {
-        std::lock_guard<std::mutex> lock(mutex_);
-        for (const LaunchPointer &launch : pending_)
-            if (launch->graph == graph && !launch->is_done && !launch->is_cancelled) return true;
-        return false;
     }
     bool is_filling() {
         std::lock_guard<std::mutex> lock(mutex_);

@@ -32,6 +32,7 @@ enum Lost : uint32_t {
     LOST_UNFINISHED = 3,  // the process ended first
     LOST_NOT_SEEN = 4,    // the launch is over and the warps wrote nothing
     LOST_EXITS = 5,       // exits that found no room
+    LOST_GRAPH = 6,       // a node of a CUDA graph
 };
 
 enum ColumnId : uint8_t {

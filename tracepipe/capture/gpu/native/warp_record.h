@@ -12,7 +12,7 @@
 // some lanes leave alone, the first to do so claim the place by partial_mask; the rest go to the Exits.
 // A user data pointer is the region's address; bits 0 to 5 hold k where only the first 2^k warps have room,
 // else 0; bits 6 and 7 the room for Exits, 0 to 3; bits 48 to 63 a check of the grid's warps. A kernel that
-// is given another launch's data, as nodes of a graph were seen to be, finds the check wrong and writes nothing.
+// is given another launch's data, as those of a graph or launched by a kernel may be, finds the check wrong and writes nothing.
 #pragma once
 #include <cstdint>
 

@@ -22,11 +22,10 @@ namespace {
 constexpr unsigned MOST_CALLBACKS = 2048;  // ids of functions of one API
 constexpr uint64_t DEFAULT_MEMORY_BYTES = 256u << 20;
 // A launch waits for room while launches are drained, and for a short time when none is.
-constexpr uint64_t WAIT_WHILE_DRAINING_NS = 500'000'000, WAIT_FOR_ROOM_NS = 50'000'000,
-                   WAIT_FOR_GRAPH_NS = 2'000'000'000;
+constexpr uint64_t WAIT_WHILE_DRAINING_NS = 500'000'000, WAIT_FOR_ROOM_NS = 50'000'000;
 constexpr unsigned WAIT_AT_END_MS = 3000;
 
-enum CallFlag : uint8_t { CALL_KNOWN = 1, CALL_LAUNCHES = 2, CALL_ENDS_CONTEXT = 4, CALL_LAUNCHES_GRAPH = 8 };
+enum CallFlag : uint8_t { CALL_KNOWN = 1, CALL_LAUNCHES = 2, CALL_ENDS_CONTEXT = 4 };
 
 struct Function {
     uint64_t name = 0;
@@ -92,7 +91,7 @@ class Injection {
                 return injection.synchronized(id, *static_cast<const Sanitizer_SynchronizeData *>(data));
             case SANITIZER_CB_DOMAIN_LAUNCH:
                 if (id == SANITIZER_CBID_LAUNCH_BEGIN)
-                    injection.launch(*static_cast<const Sanitizer_LaunchData *>(data), nullptr);
+                    injection.launch(*static_cast<const Sanitizer_LaunchData *>(data));
                 return;
             case SANITIZER_CB_DOMAIN_GRAPHS:
                 if (id == SANITIZER_CBID_GRAPHS_NODE_LAUNCH_BEGIN)
@@ -121,8 +120,6 @@ class Injection {
         uint64_t launch = 0, kernel = 0;
         if (flags & CALL_LAUNCHES) {
             wait_for_room(data.context);
-            if (flags & CALL_LAUNCHES_GRAPH && data.functionParams)
-                wait_for_graph(data.context, *static_cast<const CUgraphExec *>(data.functionParams));
             launch = current.launch = channel_.next_launch();
             current.call_ns = monotonic_ns();
             current.made.clear();
@@ -153,7 +150,7 @@ class Injection {
         auto begins = [&](const char *start) { return strncmp(function, start, strlen(start)) == 0; };
         flags = CALL_KNOWN;
         if (!is_runtime && (begins("cuLaunch") || begins("cuGraphLaunch")) && !begins("cuLaunchHostFunc"))
-            flags |= begins("cuGraph") ? CALL_LAUNCHES | CALL_LAUNCHES_GRAPH : CALL_LAUNCHES;
+            flags |= CALL_LAUNCHES;
         if (begins("cuCtxDestroy") || begins("cuDevicePrimaryCtxRe") || begins("cudaDeviceReset"))
             flags |= CALL_ENDS_CONTEXT;
         uint64_t name = uint64_t(1) << 63 | uint64_t(is_runtime) << 32 | id;
@@ -180,18 +177,6 @@ class Injection {
         // Kernels that run for long keep the buffer: do not hold every launch up for it.
         hopeless_until_ns_ = monotonic_ns() + 1'000'000'000;
         is_hopeless_ = true;
-    }
-
-    // The nodes of a graph have one user data pointer each, whatever launch of it runs, so that a launch has
-    // to wait until the one before has ended. Where that takes long, what is left of it is not recorded.
-    void wait_for_graph(CUcontext handle, CUgraphExec graph) {
-        auto context = drain_.find(handle);
-        timespec pause{0, 50'000};
-        uint64_t give_up_ns = monotonic_ns() + WAIT_FOR_GRAPH_NS;
-        while (context && context->is_running(graph) && monotonic_ns() < give_up_ns) {
-            drain_.wake();
-            nanosleep(&pause, nullptr);
-        }
     }
 
     // --- contexts and modules
@@ -250,24 +235,43 @@ class Injection {
 
     // --- launches
 
+    // The data of a graph's last node is what all its nodes were seen to get (driver 580): their warps could
+    // not be told apart, so they get none and are counted.
     void node(const Sanitizer_GraphNodeLaunchData &data) {
         if (data.nodeType != CU_GRAPH_NODE_TYPE_KERNEL) return;
-        if (data.isGraphUpload) return set(data.launchData, nullptr);
-        launch(data.launchData, data.graphExec);
+        Function function = function_of(data.launchData);
+        if (!function.module) return;
+        set(data.launchData, nullptr);
+        if (data.isGraphUpload || !function.is_selected || !selection_.is_next_selected()) return;
+        LaunchRecord record = describe(data.launchData, function);
+        record.stream = uint64_t(data.launchData.apiStream);
+        record.is_graph_node = 1;
+        lost(record, LOST_GRAPH);
     }
-    // `graph`: that the kernel is a node of, or null.
-    void launch(const Sanitizer_LaunchData &data, CUgraphExec graph) {
+    void launch(const Sanitizer_LaunchData &data) {
         Function function = function_of(data);
         if (!function.module) return;  // not patched
         auto context = drain_.find(data.context);
         if (!function.is_selected || !context || !selection_.is_next_selected()) return set(data, nullptr);
-        Thread &current = thread();
         auto launch = std::make_shared<Launch>();
-        LaunchRecord &record = launch->record;
+        launch->record = describe(data, function);
+        launch->stream = data.hStream;
+        launch->needed_room = function.needed_room;
+        if (!launch->record.warps) return set(data, nullptr);
+        launch->sequence = sequence_.fetch_add(1, std::memory_order_acq_rel) + 1;
+        const void *region = context->take(launch);
+        set(data, region);
+        if (!region) return lost(launch->record, LOST_NO_MEMORY);
+        thread().made.push_back(launch);
+        drain_.wake_if_idle();
+    }
+    LaunchRecord describe(const Sanitizer_LaunchData &data, const Function &function) {
+        Thread &current = thread();
+        LaunchRecord record{};
         record.launch = current.launch ? current.launch : channel_.next_launch();
         current.launch = 0;
         record.name = function.name;
-        record.stream = uint64_t(graph ? data.apiStream : data.stream);
+        record.stream = uint64_t(data.stream);
         record.gpu = uint32_t(data.device);
         const uint32_t grid[] = {data.gridDim_x, data.gridDim_y, data.gridDim_z};
         const uint32_t block[] = {data.blockDim_x, data.blockDim_y, data.blockDim_z};
@@ -277,20 +281,11 @@ class Injection {
         memcpy(record.cluster, cluster, sizeof cluster);
         record.call_ns = current.call_ns ? current.call_ns : monotonic_ns();
         record.call_tid = thread_id();
-        record.is_graph_node = graph != nullptr;
-        launch->graph = graph;
         record.warps = uint64_t(grid[0]) * grid[1] * grid[2] * ((uint64_t(block[0]) * block[1] * block[2] + 31) / 32);
-        launch->stream = graph ? data.hApiStream : data.hStream;
-        launch->needed_room = function.needed_room;
-        if (!record.warps) return set(data, nullptr);
-        launch->sequence = sequence_.fetch_add(1, std::memory_order_acq_rel) + 1;
-        const void *region = context->take(launch);
-        set(data, region);
-        if (region) {
-            current.made.push_back(launch);
-            return drain_.wake_if_idle();
-        }
-        LostRecord lost{record.launch, record.gpu, LOST_NO_MEMORY, record.warps};
+        return record;
+    }
+    void lost(const LaunchRecord &record, Lost why) {
+        LostRecord lost{record.launch, record.gpu, why, record.warps};
         channel_.put(KIND_KERNEL, &record, sizeof record);
         channel_.put(KIND_LOST_WARPS, &lost, sizeof lost);
     }
