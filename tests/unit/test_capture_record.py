@@ -309,10 +309,11 @@ def test_in_a_pid_namespace_the_ids_are_those_of_the_namespace() -> None:
         raw(record.THREAD_IDS, 0, 2 << 32 | 3),
         raw(record.THREAD_IDS, 0, 2 << 32 | 4, tid=13),
         raw(record.WAKEUP, 13, 1),
+        raw(record.WAKEUP, 4711, 1),
         names={3: "shown"},
     )
-    assert [(line["pid"], line["tid"]) for line in lines] == [(2, 3), (2, 3)]
-    assert lines[1]["args"]["by_tid"] == 4
+    assert [(line["pid"], line["tid"]) for line in lines] == [(2, 3)] * 3
+    assert [line["args"]["by_tid"] for line in lines[1:]] == [4, 0]
     assert lines[0]["comm"] == "shown"
 
 

@@ -127,7 +127,8 @@ class RecordRenderer:
             elif kind == SWITCH_OUT:
                 head, arguments = self._switch_out, self._states.get(a0) or self._left(a0)
             elif kind == WAKEUP:
-                by_tid = ids[number][1] if number in ids else number
+                # Who is outside of the namespace is 0 there, as the kernel shows it.
+                by_tid = ids.get(number, (0, 0))[1] if ids else number
                 head, arguments = self._wakeup, f',"args":{{"by_tid":{by_tid},"target_cpu":{a0}}}'
             elif kind == MIGRATE:
                 head, arguments = self._migrate, f',"args":{{"from_cpu":{a0},"to_cpu":{a1}}}'
