@@ -3,9 +3,11 @@
 //   producer many N       N records of kind 20 from each of 4 threads: | thread u32 | number u32 | (number × 7) % 290 bytes |
 //   producer torn         one committed, one reserved and never committed, one committed
 //   producer launch       a launch of 8001 warps whose records were made up, and its columns
+//   producer plain        one of 100 warps of 8 lanes each, which all leave together
+//   producer shared       a graph of two nodes that ran a loop, and a kernel that one of them launched
 #include <thread>
 
-#include "warp_columns.h"
+#include "shared_launch.h"
 
 using namespace tracepipe;
 
@@ -20,6 +22,13 @@ static void many(Channel &channel, unsigned count) {
             }
         });
     for (auto &thread : threads) thread.join();
+}
+static void send(Channel &channel, const LaunchRecord &record, const Drained &drained) {
+    channel.put(KIND_KERNEL, &record, sizeof record);
+    WarpColumns().send(
+        record.launch, drained,
+        [&](size_t bytes, uint64_t warps) { return channel.reserve(KIND_WARPS, bytes, warps); },
+        [&](void *payload) { channel.commit(payload); });
 }
 static void launch(Channel &channel) {
     std::vector<Warp> warps(8001);
@@ -40,14 +49,45 @@ static void launch(Channel &channel) {
                      {0, 0, 0, 0, 0}};  // claimed and not yet written
     sort_exits(drained.exits);
     Seen seen = look(drained);
-    LaunchRecord record{7, 1, 0, 0, {8001, 1, 1}, {8, 1, 1}, {1, 1, 1}, 5, 6, 0, seen.first_ns, seen.last_ns,
+    LaunchRecord record{7, 1, 0, 0, {8001, 1, 1}, {8, 1, 1}, {1, 1, 1}, 5, 6, BY_CALL, seen.first_ns, seen.last_ns,
                         8001, seen.begun, seen.whole};
     uint64_t name = 1;
     channel.put(KIND_NAME, &name, 8, "void f<int>(int*)");
-    channel.put(KIND_KERNEL, &record, sizeof record);
-    WarpColumns().send(
-        7, drained, [&](size_t bytes, uint64_t count) { return channel.reserve(KIND_WARPS, bytes, count); },
-        [&](void *payload) { channel.commit(payload); });
+    send(channel, record, drained);
+}
+static void plain(Channel &channel) {
+    std::vector<Warp> warps(100);
+    for (uint64_t at = 0; at < warps.size(); at++)
+        warps[at] = {5000 + at, 7000 + at, uint32_t(at % 3 | at << 16), 0xff, 0, 0, 6000 + 2 * at, 8000 + 2 * at};
+    LaunchRecord record{3, 1, 0, 0, {100, 1, 1}, {8, 1, 1}, {}, 5, 6, BY_CALL, 5000, 6198, 100, 100, 100};
+    send(channel, record, {warps.data(), warps.size(), {}, 40});
+}
+static void shared(Channel &channel) {
+    auto entry = [](uint64_t grid_id, uint64_t index, uint64_t begin_ns, uint32_t grid, uint32_t partial = 0) {
+        Warp warp{begin_ns, begin_ns * 2, uint32_t(index), ALL_LANES, partial, 0, begin_ns + 10, begin_ns * 2 + 20};
+        return Entry{warp, grid_id, index, 0x100 * grid_id, {grid, 1, 1}, {32, 1, 1}};
+    };
+    // As they were appended: two warps of grid 2, one of them diverging; grid 3, twice; a child; one not written.
+    std::vector<Entry> entries{entry(2, 1, 1000, 2), entry(2, 0, 1001, 2, 0xff), entry(3, 0, 1100, 1),
+                               entry(3, 0, 1200, 1), entry(~uint64_t(0), 0, 1150, 1), Entry{}};
+    std::vector<Exit> exits{{1040, 2100, 1, 0xffffff00, 0}};
+    std::vector<Node> nodes(2);
+    nodes[0].grid_id = 2, nodes[0].record.launch = 10;
+    nodes[1].grid_id = 3, nodes[1].record.launch = 11;
+    uint64_t child = 20;
+    for (const SharedKernel &kernel : kernels_of(entries.data(), entries.size(), exits, nodes)) {
+        Drained drained{kernel.warps.data(), kernel.warps.size(), kernel.exits, 0, kernel.index.data()};
+        Seen seen = look(drained);
+        LaunchRecord record{};
+        record.launch = kernel.node ? kernel.node->record.launch : child++;
+        record.name = kernel.pc;
+        record.launched_by = kernel.node ? BY_GRAPH : BY_KERNEL;
+        memcpy(record.grid, kernel.grid, sizeof record.grid);
+        memcpy(record.block, kernel.block, sizeof record.block);
+        record.start_ns = seen.first_ns, record.end_ns = seen.last_ns;
+        record.warps = record.begun = seen.begun, record.whole = seen.whole;
+        send(channel, record, drained);
+    }
 }
 
 int main(int count, char **arguments) {
@@ -61,4 +101,6 @@ int main(int count, char **arguments) {
         channel.put(20, "after", 5);
     }
     if (what == "launch") launch(channel);
+    if (what == "plain") plain(channel);
+    if (what == "shared") shared(channel);
 }

@@ -43,19 +43,55 @@ def _gpu(index: int, uuid: int, name: str = "NVIDIA H200") -> bytes:
     )
 
 
-def test_a_launch_becomes_its_call_its_kernel_and_its_warps(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def producer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A program that puts records into a channel as the library does."""
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("g++ is not installed")
-    program = tmp_path / "producer"
+    program = tmp_path_factory.mktemp("producer") / "producer"
     source, native = ROOT / "tests/gpu/producer.cpp", ROOT / "tracepipe/capture/gpu/native"
     subprocess.run(
         [compiler, "-std=c++17", "-pthread", f"-I{native}", str(source), "-o", str(program)], check=True
     )
-    channel = Channel.create(1 << 22, folder=tmp_path)
-    subprocess.run([str(program), "launch"], env={**os.environ, **channel.environment()}, check=True)
+    return program
+
+
+def _produced(producer: Path, what: str, folder: Path) -> bytes:
+    channel = Channel.create(1 << 22, folder=folder)
+    subprocess.run([str(producer), what], env={**os.environ, **channel.environment()}, check=True)
     chunk = channel.collect(is_final=True)
     channel.close()
+    return chunk
+
+
+def test_warps_that_leave_whole_come_in_short_columns(producer: Path, tmp_path: Path) -> None:
+    kernel, warps = _lines(WarpRenderer({}), _produced(producer, "plain", tmp_path))
+    assert (kernel["dur_ns"], kernel["args"]["warps"]) == (1198, 100)
+    assert warps["warp"] == list(range(40, 140))
+    assert warps["sm"] == [at % 3 for at in range(100)]
+    assert warps["slot"] == list(range(100))
+    assert (warps["ts_ns"], warps["entry_ns"]) == (5000, list(range(100)))
+    assert warps["entry_clk"] == [7000 + at for at in range(100)]
+    assert warps["exit_ns"] == warps["exit_clk"] == [1000 + at for at in range(100)]
+    assert warps["entry_mask"] == warps["exit_mask"] == [0xFF] * 100
+
+
+def test_kernels_that_shared_a_region_are_told_apart(producer: Path, tmp_path: Path) -> None:
+    lines = _lines(WarpRenderer({}), _produced(producer, "shared", tmp_path))
+    kernels = [line for line in lines if line["type"] == "gpu_kernel"]
+    warps = {line["launch"]: line for line in lines if line["type"] == "gpu_warp" and line["launch"] != 11}
+    assert [(k["launch"], k["ts_ns"], k["grid"][0], k["args"]["launched_by"]) for k in kernels] == [
+        (10, 1000, 2, "graph"), (11, 1100, 1, "graph"), (11, 1200, 1, "graph"), (20, 1150, 1, "kernel")
+    ]  # fmt: skip
+    first = warps[10]
+    assert (first["warp"], first["entry_ns"], first["exit_count"]) == ([0, 1], [1, 0], [2, 1])
+    assert (first["exit_ns"], first["exit_mask"]) == ([10, 39, 10], [0xFF, 0xFFFFFF00, 0xFFFFFFFF])
+    assert (warps[20]["warp"], warps[20]["ts_ns"]) == ([0], 1150)
+
+
+def test_a_launch_becomes_its_call_its_kernel_and_its_warps(producer: Path, tmp_path: Path) -> None:
+    chunk = _produced(producer, "launch", tmp_path)
     renderer = WarpRenderer({})
     assert renderer.count(chunk) == 8002
     kernel, first, second = _lines(renderer, chunk)

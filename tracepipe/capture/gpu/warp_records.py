@@ -29,7 +29,8 @@ LOST_WHY: Final = {
     3: "the process ended first",
     4: "it is over and these warps wrote nothing",
     5: "exits beyond the room for warps that diverge",
-    6: "a node of a CUDA graph, which the warps engine cannot tell from the graph's others",
+    7: "beyond the budget of warps",
+    8: "of a kernel that launches kernels, whose entries Compute Sanitizer does not see",
 }
 COLUMN_NAMES: Final = {
     1: "warp",
@@ -42,7 +43,9 @@ COLUMN_NAMES: Final = {
     8: "exit_ns",
     9: "exit_clk",
     10: "exit_mask",
+    11: "first_warp",
 }
+LAUNCHED_BY: Final = ("", "graph", "kernel")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,7 @@ class Gpu:
 class Kernel(NamedTuple):
     """A launch that has ended. `begun` of its `warps` were seen, `whole` of them with the exit of every lane.
 
-    `call_ns` is CLOCK_MONOTONIC, `start_ns` and `end_ns` the GPU's clock.
+    `call_ns` is CLOCK_MONOTONIC, `start_ns` and `end_ns` the GPU's clock; `launched_by` indexes LAUNCHED_BY.
     """
 
     launch: int
@@ -72,7 +75,7 @@ class Kernel(NamedTuple):
     cluster: tuple[int, ...]
     call_ns: int
     call_tid: int
-    is_graph_node: bool
+    launched_by: int
     start_ns: int
     end_ns: int
     warps: int
@@ -96,7 +99,7 @@ def read_gpu(payload: memoryview) -> Gpu:
 def read_kernel(payload: memoryview) -> Kernel:
     """The payload of a launch's record."""
     v = KERNEL.unpack_from(payload)
-    return Kernel._make((*v[:4], v[4:7], v[7:10], v[10:13], *v[13:15], bool(v[15]), *v[16:]))
+    return Kernel._make((*v[:4], v[4:7], v[7:10], v[10:13], *v[13:]))
 
 
 def read_warp_count(payload: memoryview) -> int:

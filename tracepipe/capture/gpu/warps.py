@@ -31,8 +31,6 @@ from tracepipe.capture.gpu.transport import (
 from tracepipe.errors import CaptureUnavailable
 
 CALLS: Final = ("all", "launches", "none")
-MEMORY_BYTES: Final = 256 << 20
-"""Default room on each GPU for the records of launches in flight: 2 million warps."""
 
 _LAYERS: Final = {
     layout.KIND_WARPS: "gpu_warp",
@@ -42,6 +40,7 @@ _LAYERS: Final = {
 }
 _CHANNEL_FULL: Final = "the channel to the capture process was full"
 _LAUNCHES: Final = re.compile(r"([1-9]\d*)(-([1-9]\d*)?)?")
+_TYPES: Final = {2: "H", 4: "I", 8: "Q"}  # width in bytes → array's type of a column
 # Streams that every context has, by handle: CU_STREAM_LEGACY is the same as 0, and CU_STREAM_PER_THREAD.
 _KNOWN_STREAMS: Final = {0: 0, 1: 0, 2: 2}
 _FIRST_OTHER_STREAM: Final = 3
@@ -52,12 +51,13 @@ class WarpOptions:
     """What to record before it costs anything.
 
     `kernels` is a regular expression (ECMAScript's), searched in demangled names with their parameters;
-    `launches` counts those that fit, from 1: `10`, `10-20`, `10-`. `calls`: which API calls are recorded.
+    `launches` counts those that fit, from 1: `10`, `10-20`, `10-`. `memory_bytes` is the room on each GPU for
+    records of launches in flight, 0: as fits it. `calls`: which API calls are recorded.
     """
 
     kernels: str = ""
     launches: str = ""
-    memory_bytes: int = MEMORY_BYTES
+    memory_bytes: int = 0
     calls: str = "all"
 
     def check(self) -> None:
@@ -114,7 +114,7 @@ class GpuRecording:
             "TRACEPIPE_GPU_PATCHES": str(self._patches.absolute()),
             "TRACEPIPE_GPU_KERNELS": options.kernels,
             "TRACEPIPE_GPU_LAUNCHES": options.launches,
-            "TRACEPIPE_GPU_MEMORY": str(options.memory_bytes),
+            "TRACEPIPE_GPU_MEMORY": str(options.memory_bytes or ""),
             "TRACEPIPE_GPU_CALLS": options.calls,
         }
         return {name: value for name, value in asked.items() if value} | self._channel.environment()
@@ -268,8 +268,8 @@ class WarpRenderer:
         args: dict[str, Any] = {"warps": kernel.begun, "function": full_name}
         if kernel.cluster not in ((0, 0, 0), (1, 1, 1)):
             args["cluster"] = list(kernel.cluster)
-        if kernel.is_graph_node:
-            args["graph"] = True
+        if kernel.launched_by:
+            args["launched_by"] = layout.LAUNCHED_BY[kernel.launched_by]
         if kernel.whole < kernel.warps:
             args["warps_not_whole"] = kernel.warps - kernel.whole
         span = {"type": "gpu_kernel", "phase": "X", "dur_ns": kernel.end_ns - kernel.start_ns}
@@ -282,12 +282,17 @@ class WarpRenderer:
             of_launch = {"name": "unknown", "launch": launch}
         self._add("gpu_warp", warps)
         values = {name: _integers(width, column) for name, width, column in columns}
+        if "first_warp" in values:
+            (first,) = values.pop("first_warp")
+            values = {"warp": list(range(first, first + warps))} | values
         return {"ts_ns": base_ns, "type": "gpu_warp", **of_launch, **values}
 
     def _lost(self, record: GpuRecord) -> dict[str, Any]:
         launch, _, why, count = layout.LOST_WARPS.unpack_from(record.payload)
         self.losses["gpu_warp"] = self.losses.get("gpu_warp", 0) + count
-        reason = f"launch {launch}: {layout.LOST_WHY.get(why, f'reason {why}')}"
+        reason = layout.LOST_WHY.get(why, f"reason {why}")
+        if launch:  # else it is of many
+            reason = f"launch {launch}: {reason}"
         return {
             "type": "loss",
             "layer": "gpu_warp",
@@ -315,6 +320,6 @@ class WarpRenderer:
 
 
 def _integers(width: int, column: memoryview) -> list[int]:
-    values = array("I" if width == 4 else "Q")
+    values = array(_TYPES[width])
     values.frombytes(column)
     return values.tolist()

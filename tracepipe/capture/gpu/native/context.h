@@ -9,22 +9,40 @@
 
 #include "clock_pairs.h"
 #include "device_ring.h"
+#include "shared_launch.h"
 
 namespace tracepipe {
 
 struct Launch {
     LaunchRecord record{};
-    uint64_t sequence = 0;       // launches of the process, in order
+    uint64_t sequence = 0;         // launches of the process, in order
     uint64_t offset = 0, end = 0;  // of the region in the context's ring
-    uint64_t recorded = 0;       // warps that have room
+    uint64_t first_warp = 0;       // of the grid, that is recorded
+    uint64_t recorded = 0;         // warps that have room, or 2^k entries of a shared region
     const void *stream = nullptr;
     std::atomic<bool> is_cancelled{false};  // the launch call failed
     bool is_over = false;                   // known to have ended
+    bool is_told = false;                   // sent, whatever becomes of its region
     std::atomic<bool> is_done{false};       // drained, its region zero again
     uint64_t room = 0;                      // for Exits, see exits_room
     std::shared_ptr<std::atomic<uint32_t>> needed_room;  // of the kernel, raised when it was not enough
-    uint64_t bytes() const { return region_bytes(recorded, room); }
-    uint64_t exits_room() const { return tracepipe::exits_room(recorded, room); }
+
+    // Of a shared region: the kernels that are expected, all known once it is closed.
+    bool is_shared = false;
+    std::vector<Node> nodes;
+    uint64_t expected = 0;  // warps of the nodes; any number more where a node launches kernels
+    bool launches_kernels = false;
+    std::atomic<bool> is_closed{false};
+
+    uint64_t grid_warps() const {
+        const uint32_t *grid = record.grid, *block = record.block;
+        return uint64_t(grid[0]) * grid[1] * grid[2] * ((uint64_t(block[0]) * block[1] * block[2] + 31) / 32);
+    }
+    uint64_t bytes() const { return is_shared ? shared_bytes(recorded) : region_bytes(recorded, room); }
+    uint64_t exits_room() const { return is_shared ? recorded : tracepipe::exits_room(recorded, room); }
+    uint64_t exits_offset() const {
+        return is_shared ? shared_exits_offset(recorded) : tracepipe::exits_offset(recorded);
+    }
 };
 using LaunchPointer = std::shared_ptr<Launch>;
 
@@ -54,7 +72,23 @@ class Context {
             pending_.push_back(launch);
             uint64_t limit = launch->recorded < warps ? bits : 0;
             return reinterpret_cast<const void *>((base_ + launch->offset) | limit | launch->room << ROOM_SHIFT |
-                                                  check_of(warps) << CHECK_SHIFT);
+                                                  check_of(launch->grid_warps()) << CHECK_SHIFT);
+        }
+        return nullptr;
+    }
+    // A shared region with room for `entries` warps if there is so much; the user data, null: none.
+    const void *take_shared(const LaunchPointer &launch, uint64_t entries) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (is_dead || !base_) return nullptr;
+        launch->is_shared = true;
+        uint64_t bits = LEAST_SHARED_BITS;
+        while (bits < MOST_SHARED_BITS && uint64_t(1) << bits < entries) bits++;
+        for (; bits >= LEAST_SHARED_BITS; bits--) {
+            launch->recorded = uint64_t(1) << bits;
+            launch->offset = ring_.take(launch->bytes(), launch->end);
+            if (launch->offset == DeviceRing::NONE) continue;
+            pending_.push_back(launch);
+            return reinterpret_cast<const void *>((base_ + launch->offset) | SHARED | bits << CHECK_SHIFT);
         }
         return nullptr;
     }
@@ -88,6 +122,10 @@ class Context {
         std::lock_guard<std::mutex> lock(mutex_);
         return pending_.empty();
     }
+    uint64_t memory_bytes() {
+        std::lock_guard<std::mutex> lock(mutex_);
+        return ring_.bytes();
+    }
     bool is_filling() {
         std::lock_guard<std::mutex> lock(mutex_);
         return ring_.used() > ring_.bytes() / 2;
@@ -106,7 +144,7 @@ class Context {
     uint64_t clock_taken_ns = 0;
 
   private:
-    static constexpr uint64_t LEAST_BITS = 1;
+    static constexpr uint64_t LEAST_BITS = 1, LEAST_SHARED_BITS = 8, MOST_SHARED_BITS = 22;
     std::mutex mutex_;  // never held while the driver is called
     CUdeviceptr base_ = 0;
     DeviceRing ring_;

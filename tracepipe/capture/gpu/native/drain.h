@@ -1,14 +1,13 @@
 // The library's own thread: brings what the patches wrote to the capture process, and takes clock pairs.
 //
-// A launch is known to have ended when all lanes of all its warps have left, or when the program has waited
-// for it. No events, no callbacks: the records say it. The thread copies on a stream of its own and leaves
-// zeros behind. Its calls of the driver raise callbacks like any others, which `is_own_thread` lets pass.
+// The thread copies on a stream of its own. Its calls of the driver raise callbacks like any others, which
+// `is_own_thread` lets pass.
 #pragma once
 #include <chrono>
 #include <condition_variable>
 #include <thread>
 
-#include "context.h"
+#include "launch_reader.h"
 
 namespace tracepipe {
 
@@ -19,11 +18,13 @@ inline bool &is_own_thread() {
 
 class Drain {
   public:
-    explicit Drain(Channel &channel) : channel_(channel) {}
+    Drain(Channel &channel, std::function<uint64_t(uint64_t)> code_at)
+        : channel_(channel), reader_(channel, std::move(code_at)) {}
 
-    // `memory_bytes`: of each GPU.
-    void start(uint64_t memory_bytes) {
+    // `memory_bytes`: of each GPU, 0: as fits it. `tell` is called from time to time, and at the end with true.
+    void start(uint64_t memory_bytes, std::function<void(bool)> tell) {
         memory_bytes_ = memory_bytes;
+        tell_ = std::move(tell);
         std::thread([this] { run(); }).detach();
     }
     // Waits until a context has memory for launches, for a while.
@@ -67,8 +68,9 @@ class Drain {
     }
 
   private:
-    static constexpr size_t STAGING_BYTES = 4u << 20, SMALL_BYTES = 64u << 10;
-    static constexpr size_t MANY = 4096;
+    // Memory for records where none is asked for: little of the GPU's, and enough for a burst of launches.
+    static constexpr uint64_t LEAST_MEMORY = 8u << 20, MOST_MEMORY = uint64_t(1) << 30, SHARE_OF_MEMORY = 64;
+    static constexpr uint32_t BURST = 5, BURST_ROUNDS = 80;  // clock pairs at the start and at the end
     static constexpr uint64_t CLOCK_EVERY_NS = 1'000'000'000, CLOCK_AT_LEAST_NS = 3'000'000'000;
 
     void run() {
@@ -95,6 +97,7 @@ class Drain {
                 visit(*context, by_ns != 0, is_late);
                 is_busy |= !context->is_empty();
             }
+            tell_(by_ns != 0);
             if (by_ns && (!is_busy || is_late)) {
                 for (auto &context : contexts) visit_clock(*context, true);
                 std::lock_guard<std::mutex> lock(mutex_);
@@ -108,17 +111,17 @@ class Drain {
 
     void visit(Context &context, bool is_finishing, bool is_late) {
         std::unique_lock<std::timed_mutex> use(context.in_use);
-        if (context.is_dead) return lose(context, LOST_FAILED);
+        if (context.is_dead) return reader_.lose(context, LOST_FAILED);
         if (!context.is_open || !context.is_empty()) {
-            if (!works(driver().ctxPushCurrent(context.handle), "cuCtxPushCurrent")) return fail(context);
+            if (!reader_.works(driver().ctxPushCurrent(context.handle), "cuCtxPushCurrent")) return reader_.fail(context);
             if (!context.is_open) open(context);
-            if (!context.is_dead) drain(context, is_late);
+            if (!context.is_dead) reader_.read(context, is_late);
             CUcontext popped;
             driver().ctxPopCurrent(&popped);
         }
         use.unlock();
         if (!context.is_dead && !is_finishing) visit_clock(context, false);
-        if (is_late) lose(context, LOST_UNFINISHED);
+        if (is_late) reader_.lose(context, LOST_UNFINISHED);
     }
     void visit_clock(Context &context, bool is_due) {
         uint64_t past_ns = monotonic_ns() - context.clock_taken_ns;
@@ -127,20 +130,23 @@ class Drain {
         std::lock_guard<std::timed_mutex> use(context.in_use);
         if (context.is_dead || !context.clocks.is_open()) return;
         if (driver().ctxPushCurrent(context.handle) != CUDA_SUCCESS) return;
-        clock_pair(context, 200);
+        clock_pairs(context);
         CUcontext popped;
         driver().ctxPopCurrent(&popped);
     }
-    void clock_pair(Context &context, uint32_t rounds) {
-        ClockRecord pair{uint32_t(context.device), 0, 0, 0, 0};
-        if (context.clocks.take(rounds, pair)) channel_.put(KIND_CLOCK, &pair, sizeof pair);
+    // Several, each the fastest of its rounds: together they say it closer than one.
+    void clock_pairs(Context &context) {
+        for (uint32_t at = 0; at < BURST; at++) {
+            ClockRecord pair{uint32_t(context.device), 0, 0, 0, 0};
+            if (context.clocks.take(BURST_ROUNDS, pair)) channel_.put(KIND_CLOCK, &pair, sizeof pair);
+        }
         context.clock_taken_ns = monotonic_ns();
     }
 
     void open(Context &context) {
         void *staging = nullptr;
-        bool is_ready = works(driver().streamCreate(&context.stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate") &&
-                        works(driver().memHostAlloc(&staging, STAGING_BYTES, 0), "cuMemHostAlloc") &&
+        bool is_ready = reader_.works(driver().streamCreate(&context.stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate") &&
+                        reader_.works(driver().memHostAlloc(&staging, LaunchReader::STAGING_BYTES, 0), "cuMemHostAlloc") &&
                         allocate(context);
         context.staging = static_cast<char *>(staging);
         if (is_ready) tell_gpu(context.device);
@@ -149,29 +155,27 @@ class Drain {
             context.is_open = true;
         }
         finished_.notify_all();
-        if (!is_ready) return fail(context);
-        if (context.clocks.open(context.stream)) clock_pair(context, 400);
+        if (!is_ready) return reader_.fail(context);
+        if (context.clocks.open(context.stream)) clock_pairs(context);
     }
-    // What the GPU cannot give is halved, down to 8 MiB.
+    // What the GPU cannot give is halved.
     bool allocate(Context &context) {
         CUdeviceptr memory = 0;
-        uint64_t bytes = std::max<uint64_t>(memory_bytes_, 8u << 20);
+        uint64_t bytes = memory_bytes_;
+        size_t whole_bytes = 0;
+        if (!bytes && driver().deviceTotalMem(&whole_bytes, context.device) == CUDA_SUCCESS)
+            bytes = std::min<uint64_t>(whole_bytes / SHARE_OF_MEMORY, MOST_MEMORY);
+        bytes = std::max<uint64_t>(bytes, LEAST_MEMORY);
         while (driver().memAlloc(&memory, bytes) != CUDA_SUCCESS)
-            if ((bytes /= 2) < (8u << 20)) return works(CUDA_ERROR_OUT_OF_MEMORY, "cuMemAlloc");
-        if (!works(driver().memsetD8Async(memory, 0, bytes, context.stream), "cuMemsetD8Async") ||
-            !works(driver().streamSynchronize(context.stream), "cuStreamSynchronize"))
+            if ((bytes /= 2) < LEAST_MEMORY) return reader_.works(CUDA_ERROR_OUT_OF_MEMORY, "cuMemAlloc");
+        if (!reader_.works(driver().memsetD8Async(memory, 0, bytes, context.stream), "cuMemsetD8Async") ||
+            !reader_.works(driver().streamSynchronize(context.stream), "cuStreamSynchronize"))
             return false;
         // The patches' data has other things in these bits.
         if (memory % REGION_ALIGNMENT || (memory + bytes) >> CHECK_SHIFT)
-            return works(CUDA_ERROR_NOT_SUPPORTED, "placing the records");
+            return reader_.works(CUDA_ERROR_NOT_SUPPORTED, "placing the records");
         context.give_memory(memory, bytes);
         return true;
-    }
-    bool works(CUresult result, const char *function) {
-        if (result != CUDA_SUCCESS)
-            channel_.note(std::string(function) + " failed with CUresult " + std::to_string(int(result)) +
-                          ": no more warps are recorded in this context");
-        return result == CUDA_SUCCESS;
     }
     void tell_gpu(CUdevice device) {
         struct {
@@ -195,129 +199,10 @@ class Drain {
         channel_.put(KIND_GPU, &gpu, sizeof gpu, name);
     }
 
-    void drain(Context &context, bool is_late) {
-        std::vector<LaunchPointer> todo = context.pending(MANY);
-        for (size_t at = 0; at < todo.size() && !context.is_dead;) {
-            size_t past = at + 1;
-            while (past < todo.size() && todo[past]->offset > todo[past - 1]->offset &&
-                   todo[past]->bytes() <= SMALL_BYTES &&
-                   todo[past]->offset + todo[past]->bytes() - todo[at]->offset <= STAGING_BYTES)
-                past++;
-            bool is_small = todo[at]->bytes() <= SMALL_BYTES;
-            bool is_drained = is_small ? drain_span(context, &todo[at], past - at, is_late)
-                                       : drain_large(context, *todo[at], is_late);
-            if (!is_drained) fail(context);
-            at = is_small ? past : at + 1;
-            context.give_back_done();
-        }
-    }
-    // Launches that lie one after the other come with one copy.
-    bool drain_span(Context &context, LaunchPointer *launches, size_t count, bool is_late) {
-        uint64_t start = launches[0]->offset;
-        uint64_t bytes = launches[count - 1]->offset + launches[count - 1]->bytes() - start;
-        if (!copy(context, context.staging, start, bytes)) return false;
-        std::vector<Launch *> drained;
-        for (size_t at = 0; at < count; at++) {
-            Launch &launch = *launches[at];
-            const char *region = context.staging + (launch.offset - start);
-            const auto *exits = reinterpret_cast<const Exit *>(region + exits_offset(launch.recorded));
-            uint64_t made = reinterpret_cast<const Region *>(region)->exits;
-            Drained records{reinterpret_cast<const Warp *>(region + sizeof(Region)), launch.recorded, {}};
-            records.exits.assign(exits, exits + std::min(made, launch.exits_room()));
-            if (!send_if_over(launch, records, made, is_late)) continue;
-            if (!zero(context, launch.offset, exits_offset(launch.recorded) + records.exits.size() * sizeof(Exit)))
-                return false;
-            drained.push_back(&launch);
-        }
-        if (drained.empty()) return true;
-        if (!works(driver().streamSynchronize(context.stream), "cuStreamSynchronize")) return false;
-        for (Launch *launch : drained) launch->is_done = true;
-        return true;
-    }
-    bool drain_large(Context &context, Launch &launch, bool is_late) {
-        uint64_t records_bytes = exits_offset(launch.recorded);
-        Warp last;
-        if (!launch.is_over && !is_late && !launch.is_cancelled) {
-            // The last warp ends among the last: before it has, the rest need not be copied.
-            if (!copy(context, &last, launch.offset + records_bytes - sizeof last, sizeof last)) return false;
-            if (!last.exit_ns && !last.partial_mask) return true;
-        }
-        std::vector<char> region(records_bytes);
-        if (!copy(context, region.data(), launch.offset, records_bytes)) return false;
-        uint64_t made = reinterpret_cast<const Region *>(region.data())->exits;
-        Drained records{reinterpret_cast<const Warp *>(region.data() + sizeof(Region)), launch.recorded, {}};
-        records.exits.resize(std::min(made, launch.exits_room()));
-        uint64_t exits_bytes = records.exits.size() * sizeof(Exit);
-        if (!copy(context, records.exits.data(), launch.offset + records_bytes, exits_bytes)) return false;
-        if (!send_if_over(launch, records, made, is_late)) return true;
-        if (!zero(context, launch.offset, records_bytes + exits_bytes)) return false;
-        if (!works(driver().streamSynchronize(context.stream), "cuStreamSynchronize")) return false;
-        launch.is_done = true;
-        return true;
-    }
-
-    bool copy(Context &context, void *to, uint64_t offset, uint64_t bytes) {
-        for (uint64_t at = 0; at < bytes; at += STAGING_BYTES) {
-            uint64_t piece = std::min<uint64_t>(STAGING_BYTES, bytes - at);
-            CUdeviceptr from = context.base() + offset + at;
-            if (!works(driver().memcpyDtoHAsync(context.staging, from, piece, context.stream), "cuMemcpyDtoHAsync") ||
-                !works(driver().streamSynchronize(context.stream), "cuStreamSynchronize"))
-                return false;
-            if (to != context.staging) memcpy(static_cast<char *>(to) + at, context.staging, piece);
-        }
-        return true;
-    }
-    bool zero(Context &context, uint64_t offset, uint64_t bytes) {
-        return works(driver().memsetD8Async(context.base() + offset, 0, bytes, context.stream), "cuMemsetD8Async");
-    }
-
-    // Sends what a launch has if no more will come.
-    bool send_if_over(Launch &launch, Drained &records, uint64_t exits_made, bool is_late) {
-        if (launch.is_cancelled) return true;
-        size_t room = records.exits.size();
-        sort_exits(records.exits);
-        Seen seen = look(records);
-        bool is_whole = seen.whole == records.count && records.exits.size() == room;
-        if (!is_whole && !launch.is_over && !is_late) return false;
-        LaunchRecord record = launch.record;
-        record.start_ns = seen.begun ? seen.first_ns : 0;
-        record.end_ns = seen.begun ? seen.last_ns : 0;
-        record.begun = seen.begun;
-        record.whole = seen.whole;
-        channel_.put(KIND_KERNEL, &record, sizeof record);
-        columns_.send(
-            record.launch, records,
-            [&](size_t bytes, uint64_t warps) { return channel_.reserve(KIND_WARPS, bytes, warps); },
-            [&](void *payload) { channel_.commit(payload); });
-        lost(record, LOST_NO_MEMORY, record.warps - records.count);
-        lost(record, launch.is_over ? LOST_NOT_SEEN : LOST_UNFINISHED, records.count - seen.begun);
-        lost(record, LOST_EXITS, exits_made - room);
-        if (exits_made > room && launch.room < MOST_ROOM) *launch.needed_room = uint32_t(launch.room + 1);
-        return true;
-    }
-    void lost(const LaunchRecord &launch, Lost why, uint64_t warps) {
-        if (!warps) return;
-        LostRecord record{launch.launch, launch.gpu, why, warps};
-        channel_.put(KIND_LOST_WARPS, &record, sizeof record);
-    }
-    void fail(Context &context) {
-        context.is_dead = true;
-        lose(context, LOST_FAILED);
-    }
-    void lose(Context &context, Lost why) {
-        for (LaunchPointer &launch : context.pending(~size_t(0))) {
-            if (!launch->is_cancelled) {
-                channel_.put(KIND_KERNEL, &launch->record, sizeof launch->record);
-                lost(launch->record, why, launch->record.warps);
-            }
-            launch->is_done = true;
-        }
-        context.give_back_done();
-    }
-
     Channel &channel_;
-    WarpColumns columns_;
+    LaunchReader reader_;
     uint64_t memory_bytes_ = 0;
+    std::function<void(bool)> tell_;
     std::mutex mutex_;
     std::condition_variable wake_, finished_;
     std::vector<std::shared_ptr<Context>> contexts_;

@@ -22,6 +22,7 @@ struct Driver {
     CUresult (*threadExchangeStreamCaptureMode)(CUstreamCaptureMode *);
     CUresult (*deviceGetName)(char *, int, CUdevice);
     CUresult (*deviceGetUuid)(CUuuid *, CUdevice);
+    CUresult (*deviceTotalMem)(size_t *, CUdevice);
     CUresult (*deviceGetAttribute)(int *, CUdevice_attribute, CUdevice);
 
     // Whether every function was found in the libcuda that is loaded.
@@ -49,6 +50,7 @@ struct Driver {
         find(threadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode");
         find(deviceGetName, "cuDeviceGetName");
         find(deviceGetUuid, "cuDeviceGetUuid");
+        find(deviceTotalMem, "cuDeviceTotalMem_v2");
         find(deviceGetAttribute, "cuDeviceGetAttribute");
         return all;
     }

@@ -7,6 +7,7 @@
 
 #include "warp_record.h"
 
+using tracepipe::Entry;
 using tracepipe::Exit;
 using tracepipe::Region;
 using tracepipe::Warp;
@@ -30,38 +31,119 @@ __device__ __forceinline__ uint32_t place() {
     return sm | slot << 16;
 }
 
+__device__ __forceinline__ uint64_t grid_id() {
+    uint64_t id;
+    asm volatile("mov.u64 %0, %%gridid;" : "=l"(id));
+    return id;
+}
+
 struct Position {
-    uint64_t warp, warps;  // of the grid
-    uint32_t lanes;        // that this warp has, as a mask
+    uint64_t warp;   // of the grid, or of its blocks that are recorded
+    uint64_t warps;  // that there are of these
+    uint64_t all;    // warps of the grid
+    uint32_t lanes;  // that this warp has, as a mask
 };
 __device__ __forceinline__ Position position() {
     uint32_t threads = blockDim.x * blockDim.y * blockDim.z;
     uint32_t thread = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
     uint32_t a_block = (threads + 31) / 32, in_block = thread / 32, rest = threads - in_block * 32;
     uint64_t block = blockIdx.x + uint64_t(gridDim.x) * (blockIdx.y + uint64_t(gridDim.y) * blockIdx.z);
-    uint64_t blocks = uint64_t(gridDim.x) * gridDim.y * gridDim.z;
-    return {block * a_block + in_block, blocks * a_block, rest >= 32 ? ~0u : (1u << rest) - 1};
+    uint64_t blocks = uint64_t(gridDim.x) * gridDim.y * gridDim.z, all = blocks * a_block;
+#ifdef TRACEPIPE_FIRST_BLOCK
+    // Blocks before the first wrap around to beyond the last.
+    block -= uint64_t(TRACEPIPE_FIRST_BLOCK);
+    uint64_t last = blocks - 1 < uint64_t(TRACEPIPE_LAST_BLOCK) ? blocks - 1 : uint64_t(TRACEPIPE_LAST_BLOCK);
+    blocks = last + 1 > uint64_t(TRACEPIPE_FIRST_BLOCK) ? last + 1 - uint64_t(TRACEPIPE_FIRST_BLOCK) : 0;
+    if (block >= blocks) return {~uint64_t(0), 0, all, 0};
+#endif
+    return {block * a_block + in_block, blocks * a_block, all, rest >= 32 ? ~0u : (1u << rest) - 1};
 }
 // Warps that have room; none in the data of another launch.
-__device__ __forceinline__ uint64_t recorded(uint64_t warps, uint64_t data) {
-    if (data >> tracepipe::CHECK_SHIFT != tracepipe::check_of(warps)) return 0;
+__device__ __forceinline__ uint64_t recorded(const Position &at, uint64_t data) {
+    if (data >> tracepipe::CHECK_SHIFT != tracepipe::check_of(at.all)) return 0;
     uint64_t bits = data & tracepipe::LIMIT_BITS;
-    return bits && (uint64_t(1) << bits) < warps ? uint64_t(1) << bits : warps;
+    return bits && (uint64_t(1) << bits) < at.warps ? uint64_t(1) << bits : at.warps;
+}
+__device__ __forceinline__ char *region_of(uint64_t data) {
+    return reinterpret_cast<char *>(data << 16 >> 16 & ~(tracepipe::REGION_ALIGNMENT - 1));
+}
+__device__ __forceinline__ bool is_shared(uint64_t data) {
+    return (data & tracepipe::LIMIT_BITS) == tracepipe::SHARED;
+}
+// Some lanes of a warp leave alone, and are not the first: their exit goes to those of the region.
+__device__ __forceinline__ void leave_alone(char *region, uint64_t offset, uint64_t room, uint64_t warp, uint32_t mask,
+                                            uint64_t ns, uint64_t clk) {
+    uint32_t index = atomicAdd(&reinterpret_cast<Region *>(region)->exits, 1u);
+    if (index >= room) return;
+    Exit *exit = reinterpret_cast<Exit *>(region + offset) + index;
+    exit->warp = warp;
+    exit->mask = mask;
+    *reinterpret_cast<ulonglong2 *>(&exit->exit_ns) = make_ulonglong2(ns, clk);
+}
+__device__ __forceinline__ void begin(Warp *warp, uint32_t mask) {
+    *reinterpret_cast<uint2 *>(&warp->place) = make_uint2(place(), mask);
+    *reinterpret_cast<ulonglong2 *>(&warp->entry_ns) = make_ulonglong2(globaltimer(), clock64());
+}
+
+// The place in a shared region's table for the warp that sits where this one does; null beyond the table.
+__device__ __forceinline__ volatile uint32_t *open_entry(char *region) {
+    uint32_t at = place(), sm = at & 0xffff, slot = at >> 16;
+    if (sm >= tracepipe::MOST_SMS || slot >= tracepipe::SLOTS) return nullptr;
+    return reinterpret_cast<volatile uint32_t *>(region + sizeof(Region)) + sm * tracepipe::SLOTS + slot;
+}
+__device__ __noinline__ void enter_shared(uint64_t data, uint64_t pc, uint32_t mask) {
+    char *region = region_of(data);
+    volatile uint32_t *open = open_entry(region);
+    Position at = position();
+    if (!open || at.warp >= at.warps) return;
+    uint32_t number = atomicAdd(&reinterpret_cast<Region *>(region)->entries, 1u);
+    if (number >> (data >> tracepipe::CHECK_SHIFT)) {
+        *open = tracepipe::NO_ROOM;
+        return;
+    }
+    Entry *entry = reinterpret_cast<Entry *>(region + tracepipe::ENTRIES_OFFSET) + number;
+    entry->grid_id = grid_id();
+    entry->index = at.warp;
+    entry->pc = pc;
+    entry->grid[0] = gridDim.x, entry->grid[1] = gridDim.y, entry->grid[2] = gridDim.z;
+    entry->block[0] = blockDim.x, entry->block[1] = blockDim.y, entry->block[2] = blockDim.z;
+    *open = number + 1;
+    __threadfence();  // another lane may be the one to leave, and read this
+    begin(&entry->warp, mask);
+}
+__device__ __noinline__ void leave_shared(uint64_t data, uint32_t mask, uint64_t ns, uint64_t clk) {
+    char *region = region_of(data);
+    volatile uint32_t *open = open_entry(region);
+    Position at = position();
+    if (!open || at.warp >= at.warps) return;
+    uint32_t number = *open;
+    if (number == tracepipe::NO_ROOM) return;
+    auto *entry = reinterpret_cast<volatile Entry *>(region + tracepipe::ENTRIES_OFFSET) + (number - 1);
+    if (!number || entry->grid_id != grid_id() || entry->index != at.warp) {
+        atomicAdd(&reinterpret_cast<Region *>(region)->orphans, 1u);
+        return;
+    }
+    Warp *warp = reinterpret_cast<Warp *>(region + tracepipe::ENTRIES_OFFSET + (number - 1) * sizeof(Entry));
+    uint64_t room = uint64_t(1) << (data >> tracepipe::CHECK_SHIFT);
+    if (mask != at.lanes && atomicCAS(&warp->partial_mask, 0u, mask) != 0)
+        return leave_alone(region, tracepipe::shared_exits_offset(room), room, number - 1, mask, ns, clk);
+    *reinterpret_cast<ulonglong2 *>(&warp->exit_ns) = make_ulonglong2(ns, clk);
 }
 
 }  // namespace
 
-extern "C" __device__ __noinline__ SanitizerPatchResult tracepipe_enter(void *userdata, uint64_t) {
+extern "C" __device__ __noinline__ SanitizerPatchResult tracepipe_enter(void *userdata, uint64_t pc) {
 #ifndef TRACEPIPE_EMPTY
     uint32_t mask = __activemask();
     if (!userdata || lane_id() != __ffs(mask) - 1) return SANITIZER_PATCH_SUCCESS;
-    Position at = position();
     uint64_t data = uint64_t(userdata);
-    if (at.warp >= recorded(at.warps, data)) return SANITIZER_PATCH_SUCCESS;
-    char *region = reinterpret_cast<char *>(data << 16 >> 16 & ~(tracepipe::REGION_ALIGNMENT - 1));
-    Warp *warp = reinterpret_cast<Warp *>(region + sizeof(Region)) + at.warp;
-    *reinterpret_cast<uint2 *>(&warp->place) = make_uint2(place(), mask);
-    *reinterpret_cast<ulonglong2 *>(&warp->entry_ns) = make_ulonglong2(globaltimer(), clock64());
+    if (is_shared(data)) {
+        enter_shared(data, pc, mask);
+        return SANITIZER_PATCH_SUCCESS;
+    }
+    Position at = position();
+    if (at.warp >= recorded(at, data)) return SANITIZER_PATCH_SUCCESS;
+    begin(reinterpret_cast<Warp *>(region_of(data) + sizeof(Region)) + at.warp, mask);
 #endif
     return SANITIZER_PATCH_SUCCESS;
 }
@@ -70,20 +152,19 @@ extern "C" __device__ __noinline__ SanitizerPatchResult tracepipe_exit(void *use
 #ifndef TRACEPIPE_EMPTY
     uint32_t mask = __activemask();
     if (!userdata || lane_id() != __ffs(mask) - 1) return SANITIZER_PATCH_SUCCESS;
-    uint64_t clk = clock64(), ns = globaltimer();
+    uint64_t clk = clock64(), ns = globaltimer(), data = uint64_t(userdata);
+    if (is_shared(data)) {
+        leave_shared(data, mask, ns, clk);
+        return SANITIZER_PATCH_SUCCESS;
+    }
     Position at = position();
-    uint64_t data = uint64_t(userdata), warps = recorded(at.warps, data);
+    uint64_t warps = recorded(at, data);
     if (at.warp >= warps) return SANITIZER_PATCH_SUCCESS;
-    char *region = reinterpret_cast<char *>(data << 16 >> 16 & ~(tracepipe::REGION_ALIGNMENT - 1));
+    char *region = region_of(data);
     Warp *warp = reinterpret_cast<Warp *>(region + sizeof(Region)) + at.warp;
     if (mask != at.lanes && atomicCAS(&warp->partial_mask, 0u, mask) != 0) {
-        uint32_t index = atomicAdd(&reinterpret_cast<Region *>(region)->exits, 1u);
-        if (index < tracepipe::exits_room(warps, data >> tracepipe::ROOM_SHIFT & tracepipe::MOST_ROOM)) {
-            Exit *exit = reinterpret_cast<Exit *>(region + tracepipe::exits_offset(warps)) + index;
-            exit->warp = at.warp;
-            exit->mask = mask;
-            *reinterpret_cast<ulonglong2 *>(&exit->exit_ns) = make_ulonglong2(ns, clk);
-        }
+        uint64_t room = tracepipe::exits_room(warps, data >> tracepipe::ROOM_SHIFT & tracepipe::MOST_ROOM);
+        leave_alone(region, tracepipe::exits_offset(warps), room, at.warp, mask, ns, clk);
         return SANITIZER_PATCH_SUCCESS;
     }
     *reinterpret_cast<ulonglong2 *>(&warp->exit_ns) = make_ulonglong2(ns, clk);

@@ -1,5 +1,6 @@
 // Which launches are recorded: a pattern of demangled kernel names, and a range of those that fit it.
 #pragma once
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
@@ -19,10 +20,30 @@ inline std::string demangled(const char *name) {
     return result;
 }
 
+// Calls `found` with each function symbol of a cubin, which is an ELF file; false if it is none.
+template <typename Found> bool each_function(const char *cubin, size_t bytes, Found found) {
+    const auto *file = reinterpret_cast<const Elf64_Ehdr *>(cubin);
+    if (!cubin || bytes < sizeof *file || memcmp(file->e_ident, ELFMAG, SELFMAG) != 0) return false;
+    if (file->e_shoff > bytes || (bytes - file->e_shoff) / sizeof(Elf64_Shdr) < file->e_shnum) return false;
+    const auto *sections = reinterpret_cast<const Elf64_Shdr *>(cubin + file->e_shoff);
+    for (unsigned at = 0; at < file->e_shnum; at++) {
+        const Elf64_Shdr &table = sections[at];
+        if (table.sh_type != SHT_SYMTAB || table.sh_link >= file->e_shnum) continue;
+        const Elf64_Shdr &names = sections[table.sh_link];
+        if (table.sh_offset + table.sh_size > bytes || names.sh_offset + names.sh_size > bytes) return false;
+        const auto *symbols = reinterpret_cast<const Elf64_Sym *>(cubin + table.sh_offset);
+        for (size_t k = 0; k < table.sh_size / sizeof *symbols; k++)
+            if (ELF64_ST_TYPE(symbols[k].st_info) == STT_FUNC && symbols[k].st_name < names.sh_size)
+                found(cubin + names.sh_offset + symbols[k].st_name);
+    }
+    return true;
+}
+
 class Selection {
   public:
-    // Reads TRACEPIPE_GPU_KERNELS, a regular expression, and TRACEPIPE_GPU_LAUNCHES, FIRST-LAST counted
-    // from 1, both included. What the capture process checks before is taken as it is.
+    // Reads TRACEPIPE_GPU_KERNELS, a regular expression; TRACEPIPE_GPU_LAUNCHES, FIRST-LAST counted from 1;
+    // TRACEPIPE_GPU_BLOCKS, FIRST-LAST counted from 0, which the patches were built for; and
+    // TRACEPIPE_GPU_BUDGET, a number of warps. What the capture process checks before is taken as it is.
     void read_environment() {
         const char *pattern = getenv("TRACEPIPE_GPU_KERNELS"), *range = getenv("TRACEPIPE_GPU_LAUNCHES");
         if (pattern && *pattern) {
@@ -33,11 +54,10 @@ class Selection {
                 error_ = "TRACEPIPE_GPU_KERNELS is no regular expression; all kernels are recorded";
             }
         }
-        if (range && *range) {
-            char *rest = nullptr;
-            first_ = strtoull(range, &rest, 10);
-            last_ = *rest == '-' && rest[1] ? strtoull(rest + 1, nullptr, 10) : *rest == '-' ? ~uint64_t(0) : first_;
-        }
+        read_range(range, first_, last_);
+        read_range(getenv("TRACEPIPE_GPU_BLOCKS"), first_block_, last_block_);
+        const char *budget = getenv("TRACEPIPE_GPU_BUDGET");
+        budget_ = budget ? strtoull(budget, nullptr, 10) : 0;
     }
     const char *error() const { return error_; }
     bool fits(const std::string &name) const { return !has_pattern_ || std::regex_search(name, pattern_); }
@@ -46,33 +66,45 @@ class Selection {
         uint64_t number = count_.fetch_add(1, std::memory_order_relaxed) + 1;
         return number >= first_ && number <= last_;
     }
-    // Whether a kernel of a module can fit: by the function symbols of its cubin, an ELF file.
+    // Whether all launches of the range are over.
+    bool is_past() const { return count_.load(std::memory_order_relaxed) >= last_; }
+    // Whether a kernel of a module can fit: by the function symbols of its cubin.
     bool may_fit(const char *cubin, size_t bytes) const {
         if (!has_pattern_) return true;
-        const auto *file = reinterpret_cast<const Elf64_Ehdr *>(cubin);
-        if (!cubin || bytes < sizeof *file || memcmp(file->e_ident, ELFMAG, SELFMAG) != 0) return true;
-        if (file->e_shoff > bytes || (bytes - file->e_shoff) / sizeof(Elf64_Shdr) < file->e_shnum) return true;
-        const auto *sections = reinterpret_cast<const Elf64_Shdr *>(cubin + file->e_shoff);
-        for (unsigned at = 0; at < file->e_shnum; at++) {
-            const Elf64_Shdr &table = sections[at];
-            if (table.sh_type != SHT_SYMTAB || table.sh_link >= file->e_shnum) continue;
-            const Elf64_Shdr &names = sections[table.sh_link];
-            if (table.sh_offset + table.sh_size > bytes || names.sh_offset + names.sh_size > bytes) return true;
-            const auto *symbols = reinterpret_cast<const Elf64_Sym *>(cubin + table.sh_offset);
-            for (size_t k = 0; k < table.sh_size / sizeof *symbols; k++)
-                if (ELF64_ST_TYPE(symbols[k].st_info) == STT_FUNC && symbols[k].st_name < names.sh_size &&
-                    fits(demangled(cubin + names.sh_offset + symbols[k].st_name)))
-                    return true;
-        }
+        bool found = false;
+        bool is_known = each_function(cubin, bytes, [&](const char *name) { found |= fits(demangled(name)); });
+        return found || !is_known;
+    }
+    // The first warp that is recorded of a grid, and how many.
+    uint64_t first_warp(uint64_t a_block) const { return first_block_ * a_block; }
+    uint64_t warps(uint64_t blocks, uint64_t a_block) const {
+        return blocks <= first_block_ ? 0 : (std::min(blocks - 1, last_block_) + 1 - first_block_) * a_block;
+    }
+    // Whether so many warps more are within the budget; beyond it, they are counted.
+    bool takes(uint64_t warps) {
+        if (!budget_) return true;
+        if (taken_.fetch_add(warps, std::memory_order_relaxed) < budget_) return true;
+        beyond_.fetch_add(warps, std::memory_order_relaxed);
         return false;
     }
+    bool is_spent() const { return budget_ && taken_.load(std::memory_order_relaxed) >= budget_; }
+    uint64_t take_beyond() { return beyond_.exchange(0, std::memory_order_relaxed); }
 
   private:
+    static void read_range(const char *text, uint64_t &first, uint64_t &last) {
+        if (!text || !*text) return;
+        char *rest = nullptr;
+        first = strtoull(text, &rest, 10);
+        last = *rest == '-' && rest[1] ? strtoull(rest + 1, nullptr, 10) : *rest == '-' ? ~uint64_t(0) : first;
+    }
+
     std::regex pattern_;
     bool has_pattern_ = false;
     const char *error_ = nullptr;
     uint64_t first_ = 0, last_ = ~uint64_t(0);
-    std::atomic<uint64_t> count_{0};
+    uint64_t first_block_ = 0, last_block_ = ~uint64_t(0) - 1;
+    uint64_t budget_ = 0;  // 0: none
+    std::atomic<uint64_t> count_{0}, taken_{0}, beyond_{0};
 };
 
 }  // namespace tracepipe

@@ -5,7 +5,7 @@
 //     0        8         16      20      24        28
 //     | launch | base_ns | warps | exits | columns | 0 |  columns × | id u8 | width u8 | 0 u16 | values u32 |
 //
-// then each column's values, `width` bytes each (4 or 8), filled up to a multiple of 8. Times of entry count
+// then each column's values, `width` bytes each (2, 4 or 8), filled up to a multiple of 8. Times of entry count
 // from base_ns; times and clocks of an exit from its warp's entry. Columns that a reader can do without are
 // left out: entry_mask and exit_mask where all lanes of all warps are meant, exit_count where it is 1.
 #pragma once
@@ -32,7 +32,8 @@ enum Lost : uint32_t {
     LOST_UNFINISHED = 3,  // the process ended first
     LOST_NOT_SEEN = 4,    // the launch is over and the warps wrote nothing
     LOST_EXITS = 5,       // exits that found no room
-    LOST_GRAPH = 6,       // a node of a CUDA graph
+    LOST_BUDGET = 7,      // beyond TRACEPIPE_GPU_BUDGET
+    LOST_PARENT = 8,      // of a kernel that launches kernels, whose entries are not seen
 };
 
 enum ColumnId : uint8_t {
@@ -46,21 +47,30 @@ enum ColumnId : uint8_t {
     COLUMN_EXIT_NS = 8,
     COLUMN_EXIT_CLK = 9,
     COLUMN_EXIT_MASK = 10,
+    COLUMN_FIRST_WARP = 11,  // in place of COLUMN_WARP: one value, the first of warps that follow each other
 };
 
 constexpr uint32_t WARPS_A_BATCH = 8000;
 constexpr uint32_t ALL_LANES = 0xffffffff;
 
-// The records of one launch in host memory. `exits` may be unsorted.
+// The records of one kernel in host memory, or a part of them. `exits` may be unsorted; their `warp` is a
+// position in `warps`.
 struct Drained {
     const Warp *warps;
     uint64_t count;
     std::vector<Exit> exits;
+    uint64_t first_warp = 0;          // of the grid, the one at position 0
+    const uint64_t *index = nullptr;  // which warps of the grid these are, where they do not follow each other
+    uint64_t index_of(uint64_t at) const { return first_warp + (index ? index[at] : at); }
 };
 
 struct Seen {
     uint64_t begun = 0, whole = 0;  // warps with an entry; those of which all lanes have left
     uint64_t first_ns = ~uint64_t(0), last_ns = 0;
+    void add(const Seen &more) {
+        begun += more.begun, whole += more.whole;
+        first_ns = std::min(first_ns, more.first_ns), last_ns = std::max(last_ns, more.last_ns);
+    }
 };
 
 inline void sort_exits(std::vector<Exit> &exits) {
@@ -99,15 +109,18 @@ class WarpColumns {
     // may be null, fills it and calls `commit(room)`.
     template <typename Reserve, typename Commit>
     void send(uint64_t launch, const Drained &drained, Reserve reserve, Commit commit) {
-        auto exit = drained.exits.begin();
-        for (uint64_t at = 0; at < drained.count; at++) {
-            auto first = exit;
-            while (exit != drained.exits.end() && exit->warp <= at) ++exit;
-            if (!drained.warps[at].entry_ns) continue;
-            add(at, drained.warps[at], first, exit);
-            if (warp_.values.size() == WARPS_A_BATCH) flush(launch, reserve, commit);
+        auto exit = drained.exits.begin(), end = drained.exits.end();
+        for (uint64_t start = 0; start < drained.count; start += WARPS_A_BATCH) {
+            uint64_t past = std::min<uint64_t>(start + WARPS_A_BATCH, drained.count);
+            bool leaves_alone = exit != end && exit->warp < past;
+            if (!leaves_alone && send_plain(launch, drained, start, past, reserve, commit)) continue;
+            for (uint64_t at = start; at < past; at++) {
+                auto first = exit;
+                while (exit != end && exit->warp <= at) ++exit;
+                if (drained.warps[at].entry_ns) add(drained.index_of(at), drained.warps[at], first, exit);
+            }
+            if (!warp_.values.empty()) flush(launch, reserve, commit);
         }
-        if (!warp_.values.empty()) flush(launch, reserve, commit);
     }
 
   private:
@@ -121,7 +134,7 @@ class WarpColumns {
         }
         void clear() { values.clear(), bits = 0; }
         uint8_t width() const { return bits >> 32 ? 8 : 4; }
-        size_t bytes() const { return (values.size() * width() + 7) / 8 * 8; }
+        size_t bytes() const { return whole_words(values.size() * width()); }
         char *write(char *to) const {
             if (width() == 8) {
                 memcpy(to, values.data(), values.size() * 8);
@@ -134,6 +147,75 @@ class WarpColumns {
         }
     };
     using ExitIterator = std::vector<Exit>::const_iterator;
+
+    static size_t whole_words(size_t bytes) { return (bytes + 7) / 8 * 8; }
+
+    // Nearly all batches: every warp of the grid from `start` on has begun, and all its lanes have left
+    // together. Straight from the records to the room, at a tenth of the cost. False if it is not so.
+    template <typename Reserve, typename Commit>
+    bool send_plain(uint64_t launch, const Drained &drained, uint64_t start, uint64_t past, Reserve reserve,
+                    Commit commit) {
+        if (drained.index) return false;
+        const Warp *warps = drained.warps + start;
+        size_t count = past - start;
+        uint64_t base_ns = ~uint64_t(0), last_ns = 0, longest_ns = 0, longest_clk = 0;
+        uint32_t lanes = ALL_LANES, partial = 0;
+        bool is_missing = false;
+        for (size_t at = 0; at < count; at++) {
+            const Warp &warp = warps[at];
+            is_missing |= !warp.entry_ns | !warp.exit_ns;
+            lanes &= warp.entry_mask, partial |= warp.partial_mask;
+            base_ns = std::min(base_ns, warp.entry_ns), last_ns = std::max(last_ns, warp.entry_ns);
+            longest_ns = std::max(longest_ns, warp.exit_ns - std::min(warp.exit_ns, warp.entry_ns));
+            longest_clk = std::max(longest_clk, warp.exit_clk - std::min(warp.exit_clk, warp.entry_clk));
+        }
+        if (is_missing || partial) return false;
+        if (((last_ns - base_ns) | longest_ns | longest_clk) >> 32) return false;
+        struct Head {
+            uint64_t launch, base_ns;
+            uint32_t warps, exits, columns, zero;
+        } head{launch, base_ns, uint32_t(count), uint32_t(count), lanes == ALL_LANES ? 7u : 9u, 0};
+        struct Place {
+            uint8_t id, width;
+            uint16_t zero;
+            uint32_t values;
+        } places[9];
+        const ColumnId ids[9] = {COLUMN_FIRST_WARP, COLUMN_SM, COLUMN_SLOT, COLUMN_ENTRY_NS, COLUMN_ENTRY_CLK,
+                                 COLUMN_EXIT_NS, COLUMN_EXIT_CLK, COLUMN_ENTRY_MASK, COLUMN_EXIT_MASK};
+        const uint8_t widths[9] = {8, 2, 2, 4, 8, 4, 4, 4, 4};
+        size_t bytes = sizeof head + head.columns * sizeof *places, offsets[9] = {};
+        for (uint32_t at = 0; at < head.columns; at++) {
+            places[at] = {ids[at], widths[at], 0, at ? uint32_t(count) : 1};
+            offsets[at] = bytes;
+            bytes += whole_words(size_t(widths[at]) * places[at].values);
+        }
+        char *room = static_cast<char *>(reserve(bytes, count));
+        if (!room) return true;
+        memcpy(room, &head, sizeof head);
+        memcpy(room + sizeof head, places, head.columns * sizeof *places);
+        uint64_t first = drained.index_of(start);
+        memcpy(room + offsets[0], &first, 8);
+        auto *sm = reinterpret_cast<uint16_t *>(room + offsets[1]);
+        auto *slot = reinterpret_cast<uint16_t *>(room + offsets[2]);
+        auto *entry_ns = reinterpret_cast<uint32_t *>(room + offsets[3]);
+        auto *entry_clk = reinterpret_cast<uint64_t *>(room + offsets[4]);
+        auto *exit_ns = reinterpret_cast<uint32_t *>(room + offsets[5]);
+        auto *exit_clk = reinterpret_cast<uint32_t *>(room + offsets[6]);
+        for (size_t at = 0; at < count; at++) {
+            const Warp &warp = warps[at];
+            sm[at] = uint16_t(warp.place), slot[at] = uint16_t(warp.place >> 16);
+            entry_ns[at] = uint32_t(warp.entry_ns - base_ns), entry_clk[at] = warp.entry_clk;
+            exit_ns[at] = uint32_t(warp.exit_ns - std::min(warp.exit_ns, warp.entry_ns));
+            exit_clk[at] = uint32_t(warp.exit_clk - std::min(warp.exit_clk, warp.entry_clk));
+        }
+        if (lanes != ALL_LANES)
+            for (int column : {7, 8}) {
+                auto *masks = reinterpret_cast<uint32_t *>(room + offsets[column]);
+                for (size_t at = 0; at < count; at++) masks[at] = warps[at].entry_mask;
+            }
+        commit(room);
+        return true;
+    }
 
     void add(uint64_t index, const Warp &warp, ExitIterator more, ExitIterator end) {
         warp_.add(index);
@@ -194,14 +276,16 @@ class WarpColumns {
         exit_ns_{COLUMN_EXIT_NS}, exit_clk_{COLUMN_EXIT_CLK}, exit_mask_{COLUMN_EXIT_MASK};
 };
 
+enum LaunchedBy : uint32_t { BY_CALL = 0, BY_GRAPH = 1, BY_KERNEL = 2 };
+
 // Payload of KIND_KERNEL.
 struct LaunchRecord {
     uint64_t launch, name, stream;
     uint32_t gpu, grid[3], block[3], cluster[3];
     uint64_t call_ns;  // CLOCK_MONOTONIC when it was launched
-    uint32_t call_tid, is_graph_node;
-    uint64_t start_ns, end_ns;  // %globaltimer of the first entry and the last exit
-    uint64_t warps, begun, whole;
+    uint32_t call_tid, launched_by;
+    uint64_t start_ns, end_ns;     // %globaltimer of the first entry and the last exit
+    uint64_t warps, begun, whole;  // warps of the blocks that are recorded
 };
 static_assert(sizeof(LaunchRecord) == 24 + 40 + 16 + 16 + 24, "");
 

@@ -12,7 +12,18 @@
 // some lanes leave alone, the first to do so claim the place by partial_mask; the rest go to the Exits.
 // A user data pointer is the region's address; bits 0 to 5 hold k where only the first 2^k warps have room,
 // else 0; bits 6 and 7 the room for Exits, 0 to 3; bits 48 to 63 a check of the grid's warps. A kernel that
-// is given another launch's data, as those of a graph or launched by a kernel may be, finds the check wrong and writes nothing.
+// is given another launch's data finds the check wrong and writes nothing.
+//
+// Some kernels get data that is not theirs alone: all nodes of a graph that of the last one, and kernels
+// launched by a kernel that of their parent. They share a region, and bits 0 to 5 are SHARED, 48 to 63 k:
+//
+//     0          64                          64 + OPEN_BYTES
+//     | Region   | u32 for each SM and slot  | 2^k × Entry, 96 B  | 2^k × Exit
+//
+// A warp takes the next Entry and leaves its number, counted from 1, at its SM and slot: at most one warp
+// sits there at a time, and finds it again when it leaves. %gridid tells the kernels apart.
+//
+// With -DTRACEPIPE_FIRST_BLOCK and -DTRACEPIPE_LAST_BLOCK, warps are only those of these blocks.
 #pragma once
 #include <cstdint>
 
@@ -39,20 +50,31 @@ static_assert(sizeof(Warp) == 48, "");
 struct alignas(16) Exit {
     uint64_t exit_ns;
     uint64_t exit_clk;
-    uint64_t warp;
+    uint64_t warp;  // of the grid, or the number of its Entry
     uint32_t mask;
     uint32_t zero;
 };
 static_assert(sizeof(Exit) == 32, "");
 
+struct alignas(16) Entry {
+    Warp warp;
+    uint64_t grid_id;  // %gridid; its highest bit is set where a kernel launched it
+    uint64_t index;    // of the warp in its grid
+    uint64_t pc;       // where the kernel begins
+    uint32_t grid[3], block[3];
+};
+static_assert(sizeof(Entry) == 96, "");
+
 struct alignas(16) Region {
-    uint32_t exits;  // that were made, also those that found no room
-    uint32_t zero[15];
+    uint32_t exits;    // that were made, also those that found no room
+    uint32_t entries;  // of a shared region, likewise
+    uint32_t orphans;  // exits in a shared region whose entry is not known
+    uint32_t zero[13];
 };
 static_assert(sizeof(Region) == 64, "");
 
 constexpr uint64_t REGION_ALIGNMENT = 256;
-constexpr uint64_t LIMIT_BITS = 63, ROOM_SHIFT = 6, MOST_ROOM = 3;
+constexpr uint64_t LIMIT_BITS = 63, ROOM_SHIFT = 6, MOST_ROOM = 3, SHARED = 63;
 
 constexpr uint64_t CHECK_SHIFT = 48;
 TRACEPIPE_BOTH inline uint64_t check_of(uint64_t warps) {
@@ -65,11 +87,24 @@ TRACEPIPE_BOTH inline uint64_t exits_room(uint64_t warps, uint64_t room) {
     return room == 0 ? warps / 4 + 64 : room == 1 ? 2 * warps + 64 : room == 2 ? 7 * warps + 64 : 31 * warps;
 }
 TRACEPIPE_BOTH inline uint64_t exits_offset(uint64_t warps) { return sizeof(Region) + warps * sizeof(Warp); }
-TRACEPIPE_BOTH inline uint64_t region_bytes(uint64_t warps, uint64_t room) {
-    uint64_t bytes = exits_offset(warps) + exits_room(warps, room) * sizeof(Exit);
+TRACEPIPE_BOTH inline uint64_t whole_regions(uint64_t bytes) {
     return (bytes + REGION_ALIGNMENT - 1) / REGION_ALIGNMENT * REGION_ALIGNMENT;
+}
+TRACEPIPE_BOTH inline uint64_t region_bytes(uint64_t warps, uint64_t room) {
+    return whole_regions(exits_offset(warps) + exits_room(warps, room) * sizeof(Exit));
 }
 // The room that costs next to nothing: any divergence of a small launch, three exits a warp of others.
 TRACEPIPE_BOTH inline uint64_t usual_room(uint64_t warps) { return warps <= 1024 ? 3 : warps <= 1 << 19 ? 1 : 0; }
+
+// Slots of the largest SM yet, and more SMs than any GPU has.
+constexpr uint64_t SLOTS = 64, MOST_SMS = 512, OPEN_BYTES = SLOTS * MOST_SMS * sizeof(uint32_t);
+constexpr uint32_t NO_ROOM = ~uint32_t(0);  // in place of an Entry's number
+constexpr uint64_t ENTRIES_OFFSET = sizeof(Region) + OPEN_BYTES;
+TRACEPIPE_BOTH inline uint64_t shared_exits_offset(uint64_t entries) {
+    return ENTRIES_OFFSET + entries * sizeof(Entry);
+}
+TRACEPIPE_BOTH inline uint64_t shared_bytes(uint64_t entries) {
+    return whole_regions(shared_exits_offset(entries) + entries * sizeof(Exit));
+}
 
 }  // namespace tracepipe

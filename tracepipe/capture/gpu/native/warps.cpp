@@ -5,34 +5,26 @@
 // locks held, so that they only take notes. Modules are patched when they load; each launch of a patched
 // kernel gets a region of device memory, and one of its own thread's (drain.h) brings home what is in it.
 //
-// Environment: TRACEPIPE_GPU_CHANNEL, TRACEPIPE_GPU_PATCHES (file of the device code),
-// TRACEPIPE_GPU_KERNELS, TRACEPIPE_GPU_LAUNCHES, TRACEPIPE_GPU_MEMORY (bytes), TRACEPIPE_GPU_CALLS
-// (all, launches or none).
+// Environment: TRACEPIPE_GPU_CHANNEL, TRACEPIPE_GPU_PATCHES (file of the device code), what selection.h
+// names, TRACEPIPE_GPU_MEMORY (bytes on each GPU), TRACEPIPE_GPU_CALLS (all, launches or none).
 #include <fstream>
 #include <iterator>
-#include <shared_mutex>
-#include <unordered_set>
 
 #include "drain.h"
-#include "selection.h"
+#include "functions.h"
 
 namespace tracepipe {
 namespace {
 
 constexpr unsigned MOST_CALLBACKS = 2048;  // ids of functions of one API
-constexpr uint64_t DEFAULT_MEMORY_BYTES = 256u << 20;
 // A launch waits for room while launches are drained, and for a short time when none is.
 constexpr uint64_t WAIT_WHILE_DRAINING_NS = 500'000'000, WAIT_FOR_ROOM_NS = 50'000'000;
 constexpr unsigned WAIT_AT_END_MS = 3000;
+constexpr uint64_t TELL_EVERY_NS = 1'000'000'000;
+// Warps that a shared region has room for before it is known how many are needed.
+constexpr uint64_t FIRST_GRAPH_WARPS = 1 << 17, WARPS_OF_CHILDREN = 1 << 15;
 
 enum CallFlag : uint8_t { CALL_KNOWN = 1, CALL_LAUNCHES = 2, CALL_ENDS_CONTEXT = 4 };
-
-struct Function {
-    uint64_t name = 0;
-    bool is_selected = false;
-    CUmodule module = nullptr;
-    std::shared_ptr<std::atomic<uint32_t>> needed_room;
-};
 
 // What a thread of the process is in the middle of.
 struct Thread {
@@ -41,6 +33,8 @@ struct Thread {
     uint64_t launch = 0;          // id for the next launch of this call
     uint64_t call_ns = 0;
     std::vector<LaunchPointer> made;
+    LaunchPointer graph;              // whose nodes are told
+    const void *graph_data = nullptr;
 };
 Thread &thread() {
     thread_local Thread *state = new Thread;  // outlives the thread's destructors, which may call CUDA
@@ -67,7 +61,7 @@ class Injection {
             sanitizerEnableDomain(1, subscriber, domain);
         if (calls_ == ALL_CALLS) sanitizerEnableDomain(1, subscriber, SANITIZER_CB_DOMAIN_RUNTIME_API);
         const char *bytes = getenv("TRACEPIPE_GPU_MEMORY");
-        drain_.start(bytes ? strtoull(bytes, nullptr, 10) : DEFAULT_MEMORY_BYTES);
+        drain_.start(bytes ? strtoull(bytes, nullptr, 10) : 0, [this](bool is_end) { tell_beyond(is_end); });
         return true;
     }
     void finish(bool is_last) { drain_.finish(WAIT_AT_END_MS, is_last); }
@@ -93,10 +87,7 @@ class Injection {
                 if (id == SANITIZER_CBID_LAUNCH_BEGIN)
                     injection.launch(*static_cast<const Sanitizer_LaunchData *>(data));
                 return;
-            case SANITIZER_CB_DOMAIN_GRAPHS:
-                if (id == SANITIZER_CBID_GRAPHS_NODE_LAUNCH_BEGIN)
-                    injection.node(*static_cast<const Sanitizer_GraphNodeLaunchData *>(data));
-                return;
+            case SANITIZER_CB_DOMAIN_GRAPHS: return injection.graph(id, data);
             default: return;
         }
     }
@@ -119,11 +110,12 @@ class Injection {
         if (flags & CALL_ENDS_CONTEXT) drain_.finish(WAIT_AT_END_MS, false);
         uint64_t launch = 0, kernel = 0;
         if (flags & CALL_LAUNCHES) {
+            if (selection_.is_past() || selection_.is_spent()) functions_.stop();
             wait_for_room(data.context);
             launch = current.launch = channel_.next_launch();
             current.call_ns = monotonic_ns();
             current.made.clear();
-            if (is_told && data.symbolName) kernel = name_of(data.symbolName);
+            if (is_told && data.symbolName) kernel = functions_.name_of(data.symbolName);
         }
         uint64_t record[] = {name, launch, kernel};
         if (is_told) channel_.put(KIND_CALL_ENTER, record, sizeof record);
@@ -193,9 +185,10 @@ class Injection {
             context->is_dead = true;
             if (is_free) context->in_use.unlock();
         } else if (id == SANITIZER_CBID_RESOURCE_MODULE_LOADED) {
-            patch(*static_cast<const Sanitizer_ResourceModuleData *>(data));
+            const auto &module = *static_cast<const Sanitizer_ResourceModuleData *>(data);
+            if (drain_.find(module.context)) functions_.patch(module);
         } else if (id == SANITIZER_CBID_RESOURCE_MODULE_UNLOAD_STARTING) {
-            forget(static_cast<const Sanitizer_ResourceModuleData *>(data)->module);
+            functions_.forget(static_cast<const Sanitizer_ResourceModuleData *>(data)->module);
         }
     }
     std::shared_ptr<Context> add_context(CUcontext handle, CUdevice device) {
@@ -210,60 +203,101 @@ class Injection {
         drain_.wake();
         return context;
     }
-    void patch(const Sanitizer_ResourceModuleData &data) {
-        if (!selection_.may_fit(data.pCubin, data.cubinSize)) return;
-        auto context = drain_.find(data.context);
-        if (!context) return;
-        // The API asks for one patching at a time.
-        std::lock_guard<std::mutex> lock(patching_);
-        bool is_patched =
-            sanitizerPatchInstructions(SANITIZER_INSTRUCTION_BLOCK_ENTER, data.module, "tracepipe_enter") ==
-                SANITIZER_SUCCESS &&
-            sanitizerPatchInstructions(SANITIZER_INSTRUCTION_BLOCK_EXIT, data.module, "tracepipe_exit") ==
-                SANITIZER_SUCCESS &&
-            sanitizerPatchModule(data.module) == SANITIZER_SUCCESS;
-        if (!is_patched) return void(channel_.note("a module could not be patched: its kernels are not recorded"));
-        std::unique_lock<std::shared_mutex> functions(functions_mutex_);
-        patched_.insert(data.module);
-    }
-    void forget(CUmodule module) {
-        std::unique_lock<std::shared_mutex> lock(functions_mutex_);
-        patched_.erase(module);
-        for (auto at = functions_.begin(); at != functions_.end();)
-            at = at->second.module == module ? functions_.erase(at) : std::next(at);
-    }
-
     // --- launches
 
-    // The data of a graph's last node is what all its nodes were seen to get (driver 580): their warps could
-    // not be told apart, so they get none and are counted.
-    void node(const Sanitizer_GraphNodeLaunchData &data) {
-        if (data.nodeType != CU_GRAPH_NODE_TYPE_KERNEL) return;
-        Function function = function_of(data.launchData);
-        if (!function.module) return;
-        set(data.launchData, nullptr);
-        if (data.isGraphUpload || !function.is_selected || !selection_.is_next_selected()) return;
-        LaunchRecord record = describe(data.launchData, function);
-        record.stream = uint64_t(data.launchData.apiStream);
-        record.is_graph_node = 1;
-        lost(record, LOST_GRAPH);
-    }
     void launch(const Sanitizer_LaunchData &data) {
-        Function function = function_of(data);
+        Function function = functions_.of(data);
         if (!function.module) return;  // not patched
         auto context = drain_.find(data.context);
         if (!function.is_selected || !context || !selection_.is_next_selected()) return set(data, nullptr);
         auto launch = std::make_shared<Launch>();
         launch->record = describe(data, function);
-        launch->stream = data.hStream;
         launch->needed_room = function.needed_room;
-        if (!launch->record.warps) return set(data, nullptr);
-        launch->sequence = sequence_.fetch_add(1, std::memory_order_acq_rel) + 1;
-        const void *region = context->take(launch);
+        launch->first_warp = selection_.first_warp(warps_a_block(data));
+        if (!launch->record.warps || !selection_.takes(launch->record.warps)) return set(data, nullptr);
+        begin(launch, data.hStream);
+        const void *region;
+        if (function.launches_kernels) {
+            Node node{launch->record, data.gridId, true, true};
+            launch->nodes.push_back(node);
+            launch->expected = launch->record.warps;
+            launch->launches_kernels = true;
+            launch->is_closed = true;
+            region = context->take_shared(launch, launch->record.warps + WARPS_OF_CHILDREN);
+        } else {
+            region = context->take(launch);
+        }
         set(data, region);
         if (!region) return lost(launch->record, LOST_NO_MEMORY);
         thread().made.push_back(launch);
         drain_.wake_if_idle();
+    }
+    // All nodes of a graph get the data of the last one (driver 580), so each is given that of the graph's
+    // region.
+    void graph(Sanitizer_CallbackId id, const void *data) {
+        if (id == SANITIZER_CBID_GRAPHS_NODE_LAUNCH_BEGIN) {
+            const auto &node = *static_cast<const Sanitizer_GraphNodeLaunchData *>(data);
+            if (node.nodeType == CU_GRAPH_NODE_TYPE_KERNEL) this->node(node);
+        } else if (id == SANITIZER_CBID_GRAPHS_LAUNCH_END) {
+            graph_launched(*static_cast<const Sanitizer_GraphLaunchData *>(data));
+        } else if (id == SANITIZER_CBID_GRAPHS_GRAPHEXEC_CREATED) {
+            const auto &created = *static_cast<const Sanitizer_GraphExecData *>(data);
+            if ((created.isDeviceLaunch || created.containsDeviceGraphLaunches) && !is_device_graph_told_.exchange(true))
+                channel_.note("a CUDA graph is launched by a kernel: its nodes are not recorded then");
+        } else if (id == SANITIZER_CBID_GRAPHS_GRAPHEXEC_DESTROYING) {
+            std::lock_guard<std::mutex> lock(graphs_mutex_);
+            warps_of_graph_.erase(static_cast<const Sanitizer_GraphExecData *>(data)->graphExec);
+        }
+    }
+    void node(const Sanitizer_GraphNodeLaunchData &data) {
+        Function function = functions_.of(data.launchData);
+        if (!function.module) return;
+        Thread &current = thread();
+        auto context = drain_.find(data.launchData.context);
+        if (data.isGraphUpload || !context) return set(data.launchData, nullptr);
+        if (!current.graph) {
+            current.graph = std::make_shared<Launch>();
+            current.graph->record = describe(data.launchData, function);
+            begin(current.graph, data.launchData.hApiStream);
+            current.graph_data = context->take_shared(current.graph, warps_of(data.graphExec));
+            if (current.graph_data) current.made.push_back(current.graph);
+        }
+        Launch &launch = *current.graph;
+        set(data.launchData, current.graph_data);
+        Node node{launch.record, data.launchData.gridId, function.is_selected, function.launches_kernels};
+        if (!launch.nodes.empty()) node.record = describe(data.launchData, function);
+        node.record.stream = uint64_t(data.launchData.apiStream);
+        node.record.launched_by = BY_GRAPH;
+        node.is_selected = node.is_selected && selection_.is_next_selected() && selection_.takes(node.record.warps);
+        launch.expected += node.record.warps;
+        launch.launches_kernels |= node.launches_kernels;
+        launch.nodes.push_back(node);
+    }
+    void graph_launched(const Sanitizer_GraphLaunchData &data) {
+        LaunchPointer launch = std::move(thread().graph);
+        thread().graph = nullptr;
+        if (!launch) return;
+        {
+            std::lock_guard<std::mutex> lock(graphs_mutex_);
+            warps_of_graph_[data.graphExec] = launch->expected;
+        }
+        launch->record.warps = 0;
+        for (const Node &node : launch->nodes) launch->record.warps += node.is_selected ? node.record.warps : 0;
+        if (!thread().graph_data) return lost(launch->record, LOST_NO_MEMORY);
+        launch->is_closed.store(true, std::memory_order_release);
+        drain_.wake_if_idle();
+    }
+    uint64_t warps_of(CUgraphExec graph) {
+        std::lock_guard<std::mutex> lock(graphs_mutex_);
+        auto known = warps_of_graph_.find(graph);
+        return known == warps_of_graph_.end() ? FIRST_GRAPH_WARPS : known->second;
+    }
+    void begin(const LaunchPointer &launch, const void *stream) {
+        launch->stream = stream;
+        launch->sequence = sequence_.fetch_add(1, std::memory_order_acq_rel) + 1;
+    }
+    static uint64_t warps_a_block(const Sanitizer_LaunchData &data) {
+        return (uint64_t(data.blockDim_x) * data.blockDim_y * data.blockDim_z + 31) / 32;
     }
     LaunchRecord describe(const Sanitizer_LaunchData &data, const Function &function) {
         Thread &current = thread();
@@ -281,7 +315,7 @@ class Injection {
         memcpy(record.cluster, cluster, sizeof cluster);
         record.call_ns = current.call_ns ? current.call_ns : monotonic_ns();
         record.call_tid = thread_id();
-        record.warps = uint64_t(grid[0]) * grid[1] * grid[2] * ((uint64_t(block[0]) * block[1] * block[2] + 31) / 32);
+        record.warps = selection_.warps(uint64_t(grid[0]) * grid[1] * grid[2], warps_a_block(data));
         return record;
     }
     void lost(const LaunchRecord &record, Lost why) {
@@ -289,37 +323,16 @@ class Injection {
         channel_.put(KIND_KERNEL, &record, sizeof record);
         channel_.put(KIND_LOST_WARPS, &lost, sizeof lost);
     }
+    // From the drain's thread.
+    void tell_beyond(bool is_end) {
+        uint64_t now_ns = monotonic_ns();
+        if (!is_end && now_ns - told_ns_ < TELL_EVERY_NS) return;
+        told_ns_ = now_ns;
+        LostRecord lost{0, 0, LOST_BUDGET, selection_.take_beyond()};
+        if (lost.warps) channel_.put(KIND_LOST_WARPS, &lost, sizeof lost);
+    }
     static void set(const Sanitizer_LaunchData &data, const void *region) {
         sanitizerSetLaunchCallbackData(data.hLaunch, data.function, data.hStream, region);
-    }
-    Function function_of(const Sanitizer_LaunchData &data) {
-        {
-            std::shared_lock<std::shared_mutex> lock(functions_mutex_);
-            auto known = functions_.find(data.function);
-            if (known != functions_.end()) return known->second;
-        }
-        Function function;
-        {
-            std::shared_lock<std::shared_mutex> lock(functions_mutex_);
-            if (!patched_.count(data.module)) return function;
-        }
-        const char *name = data.functionName ? data.functionName : "";
-        function.module = data.module;
-        function.needed_room = std::make_shared<std::atomic<uint32_t>>(0);
-        function.is_selected = selection_.fits(demangled(name));
-        function.name = name_of(name);
-        std::unique_lock<std::shared_mutex> lock(functions_mutex_);
-        functions_[data.function] = function;
-        return function;
-    }
-    uint64_t name_of(const char *mangled) {
-        std::lock_guard<std::mutex> lock(names_mutex_);
-        uint64_t &id = names_[mangled];
-        if (!id) {
-            id = names_.size();
-            channel_.put(KIND_NAME, &id, sizeof id, demangled(mangled));
-        }
-        return id;
     }
     void synchronized(Sanitizer_CallbackId id, const Sanitizer_SynchronizeData &data) {
         auto context = drain_.find(data.context);
@@ -334,17 +347,17 @@ class Injection {
     }
 
     Channel channel_;
-    Drain drain_{channel_};
     Selection selection_;
+    Functions functions_{channel_, selection_};
+    Drain drain_{channel_, [this](uint64_t pc) { return functions_.code_at(pc); }};
     std::vector<char> patches_;
     Calls calls_ = ALL_CALLS;
     std::atomic<uint64_t> sequence_{0};
     std::atomic<uint8_t> flags_[2][MOST_CALLBACKS] = {};
-    std::mutex contexts_, patching_, names_mutex_;
-    std::shared_mutex functions_mutex_;
-    std::unordered_map<CUfunction, Function> functions_;
-    std::unordered_set<CUmodule> patched_;
-    std::unordered_map<std::string, uint64_t> names_;
+    std::mutex contexts_, graphs_mutex_;
+    std::unordered_map<CUgraphExec, uint64_t> warps_of_graph_;  // of its last launch
+    std::atomic<bool> is_device_graph_told_{false};
+    uint64_t told_ns_ = 0;
     std::atomic<bool> is_hopeless_{false};
     std::atomic<uint64_t> hopeless_until_ns_{0};
 };
