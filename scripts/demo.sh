@@ -7,10 +7,11 @@ mkdir -p build/demo
 
 cat_reason() { sed -n 1p build/demo/reason; }
 
+# The stand-in brings a libcuda of its own, whose calls probes alone see.
 recording=fixtures/gpu-h200/input.jsonl
 if ! make -s -C fixtures/standin BUILD="$PWD/build/standin" 2>build/demo/reason; then
     echo "no capture here: $(cat_reason)"
-elif ! $tracepipe capture --force -o build/demo/run.jsonl -- build/standin/vec_add 2>build/demo/reason; then
+elif ! $tracepipe capture --force --gpu off -o build/demo/run.jsonl -- build/standin/vec_add 2>build/demo/reason; then
     echo "no capture here: $(cat_reason)"
 else
     cat build/demo/reason

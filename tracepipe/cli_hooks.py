@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tracepipe.cli_capture import Children, Comm, Duration, Libraries, MethodOption, Pids, System, request_of
+from tracepipe.cli_options import Libraries, MethodOption, Until, Which, Whose, request_of, with_groups
 from tracepipe.errors import TracepipeError
 from tracepipe.terminal import say
 
@@ -52,7 +52,9 @@ def list_command(
 
 
 @hooks_app.command("test", context_settings={"allow_interspersed_args": False})
+@with_groups
 def test_command(
+    *,
     hook: Annotated[
         list[str],
         typer.Argument(
@@ -60,11 +62,8 @@ def test_command(
         ),
     ],
     library: Libraries = None,
-    pid: Pids = None,
-    comm: Comm = "",
-    system: System = False,
-    children: Children = True,
-    duration: Duration = "",
+    whose: Whose,
+    until: Until,
     method: MethodOption = "auto",
 ) -> None:
     """Record nothing but some hooks, and say how often they were hit, with the first arguments."""
@@ -75,10 +74,8 @@ def test_command(
     from tracepipe.capture.resolve import resolve
 
     hooks, command = _divided(hook)
-    request = request_of(
-        command, "none", hooks, None, None, "", 1, library, pid, comm, system, children,
-        duration, None, "", method, "",
-    )  # fmt: skip
+    which = Which("none", hooks, library=library)
+    request = request_of(command, which, whose, until, method=method)
     libraries = LibrarySearch(command or None, request.pids, request.libraries)
     names = {probe.name for probe in resolve(read_hooks(hooks), libraries).probes}
     with tempfile.TemporaryDirectory(prefix="tracepipe-") as folder:

@@ -88,9 +88,9 @@ class Header(_HeaderRequired, total=False):
     clock_pairs: Annotated[list[dict[str, Any]], Doc("clock records known at the start")]
     layers: Annotated[Layers, Doc("layers asked for and got")]
     options: Annotated[
-        dict[str, Any], Doc("whose events, which hooks and filters, as far as they are not the usual")
+        dict[str, Any], Doc("whose events, which hooks, filters and warps, as far as they are not the usual")
     ]
-    gpus: Annotated[list[dict[str, Any]], Doc("the GPUs: index, name, uuid, SM count")]
+    gpus: Annotated[list[dict[str, Any]], Doc("the GPUs that there are: index, name, uuid, sm_count")]
 
 
 class _EventRequired(TypedDict):
@@ -201,7 +201,7 @@ class Footer(_FooterRequired, total=False):
 
     end: Annotated[HostInstant, Doc("end of the capture on each host clock")]
     ended_by: Annotated[str, Doc("why it ended: exit 0, signal 11, interrupt, duration, …")]
-    gpus: Annotated[list[dict[str, Any]], Doc("the GPUs that were met: index, name, uuid, SM count")]
+    gpus: Annotated[list[dict[str, Any]], Doc("the GPUs that were met: index, name, uuid, sm_count")]
     cpu_losses: Annotated[dict[str, Any], Doc("layer → processor → events lost, as far as that is known")]
     filtered: Annotated[
         dict[str, int], Doc("layer → events that were left out because a filter said so", minimum=0)

@@ -47,7 +47,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[CaptureReques
 
 def test_a_command_is_asked_for_as_it_is_typed(run: Run, asked: list[CaptureRequest]) -> None:
     assert run("capture", "-o", "x.jsonl", "--", "./train", "--pid", "4")[0] == 0
-    assert asked == [CaptureRequest(["./train", "--pid", "4"], ("userspace", "syscall"))]
+    assert asked == [CaptureRequest(["./train", "--pid", "4"], ("userspace", "syscall"), gpu="auto")]
 
 
 def test_every_option_says_its_part(run: Run, asked: list[CaptureRequest]) -> None:
@@ -61,6 +61,7 @@ def test_every_option_says_its_part(run: Run, asked: list[CaptureRequest]) -> No
         CaptureRequest(
             layers=ALL_LAYERS,
             method="prebuilt",
+            gpu="auto",
             pids=(4, 5),
             children=False,
             hooks=("nccl", "kprobe:nv*"),
@@ -70,6 +71,38 @@ def test_every_option_says_its_part(run: Run, asked: list[CaptureRequest]) -> No
             filters=Filters(10_000, 3),
             limits=Limits(1_500_000_000, 9, 2048),
             ring_bytes=65536,
+        )
+    ]
+
+
+def test_options_for_gpus_say_their_part(run: Run, asked: list[CaptureRequest]) -> None:
+    options = "--gpu warps --kernel attn.* --launches 3- --blocks 0-131 --gpu-memory 64M --gpu-warps 500"
+    assert run("capture", *options.split(), "--", "true")[0] == 0
+    assert asked == [
+        CaptureRequest(
+            ["true"],
+            ("userspace", "syscall"),
+            gpu="warps",
+            gpu_kernels="attn.*",
+            gpu_launches="3-",
+            gpu_blocks="0-131",
+            gpu_memory_bytes=64 << 20,
+            gpu_warps=500,
+        )
+    ]
+
+
+def test_what_shows_and_keeps_nothing_leaves_gpus_alone(run: Run, asked: list[CaptureRequest]) -> None:
+    options = "--layers userspace --only cu* --pid 4 --no-children --duration 2s --method prebuilt"
+    assert run("live", *options.split())[0] == SUMMARY.exit_code
+    assert asked == [
+        CaptureRequest(
+            layers=("userspace",),
+            method="prebuilt",
+            pids=(4,),
+            children=False,
+            only=("cu*",),
+            limits=Limits(2_000_000_000),
         )
     ]
 
@@ -114,6 +147,16 @@ def test_losses_and_filters_are_said(run: Run, asked: list[CaptureRequest]) -> N
         (["--layers", "userspcae", "--", "true"], "userspcae"),
         (["--method", "dtrace", "--", "true"], "dtrace"),
         (["--sample", "0", "--", "true"], "--sample"),
+        (["--gpu", "kernels", "--blocks", "0-131", "--", "true"], "does not take --blocks"),
+        (["--gpu", "off", "--kernel", "x", "--gpu-warps", "9", "--", "true"], "--kernel and --gpu-warps"),
+        (["--kernel", "(", "--", "true"], "no regular expression"),
+        (["--launches", "0", "--", "true"], "no range of launches"),
+        (["--blocks", "9-3", "--", "true"], "no range of blocks"),
+        (["--gpu-memory", "some", "--", "true"], "not a size"),
+        (["--gpu-memory", "1000", "--", "true"], "From 1M"),
+        (["--gpu-warps", "0", "--", "true"], "--gpu-warps"),
+        (["--gpu", "warps", "--pid", "4"], "from a program's start"),
+        (["--kernel", "attn", "--pid", "4"], "from a program's start"),
     ],
 )
 def test_nonsense_is_an_error_of_usage(

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from tracepipe.capture.gpu.warps import GpuRecording, WarpOptions, WarpRenderer
+from tracepipe.capture.gpu.warp_options import WarpOptions
+from tracepipe.capture.gpu.warps import GpuRecording, WarpRenderer
 
 pytestmark = pytest.mark.gpu
 

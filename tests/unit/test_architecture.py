@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "live_table": {"capture"},
     "live_view": {"capture", "live_output", "live_table"},
 }
-COMPOSING = {"convert", "cli", "cli_capture", "cli_hooks"}
+COMPOSING = {"convert", "cli", "cli_capture", "cli_hooks", "cli_options"}
 # Native or slow to import: only inside functions, so that --help works anywhere and at once.
 SLOW = {"bcc", "numpy", "zstandard", "wasmtime", "rich", "perfetto", "google"}
 

@@ -26,7 +26,7 @@ class Told:
 
     def __init__(self, chunks: list[bytes]) -> None:
         self.chunks, self.finals, self.is_closed = chunks, [], False
-        self.gpus = [{"index": 0, "name": "a GPU"}]
+        self.gpus = [{"index": 0, "name": "a GPU", "sm_count": 132}]
         self.notes = ["one thing to know"]
         self.losses = {"gpu_kernel": 2}
 
@@ -67,7 +67,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
         raise CaptureUnavailable("Capture with eBPF needs root.", "sudo")
 
     monkeypatch.setattr("tracepipe.capture.choose", refuse)
-    monkeypatch.setattr("tracepipe.capture.gpu.start", lambda _: device)
+    monkeypatch.setattr("tracepipe.capture.gpu.start", lambda request, notify: (request, device))
     return device
 
 
@@ -83,18 +83,20 @@ def test_what_it_tells_is_in_the_file_without_any_privilege(
     told: Told, capfd: pytest.CaptureFixture[str]
 ) -> None:
     command = ["sh", "-c", "echo $TOLD"]
-    records, summary, messages = captured(CaptureRequest(command, ("userspace", "syscall"), gpu="kernels"))
+    records, summary, messages = captured(
+        CaptureRequest(command, ("userspace", "syscall"), gpu="warps", gpu_blocks="0-131", gpu_warps=9)
+    )
     assert capfd.readouterr().out == "yes\n"
     header, *events, footer = records
     assert [event["name"] for event in events if "phase" in event] == ["add", "cuLaunchKernel"] * 2
     assert summary.counts == footer["counts"] == {"userspace": 2, "gpu_kernel": 2}
     assert summary.losses == footer["losses"] == {"gpu_kernel": 5}
-    assert footer["gpus"] == [{"index": 0, "name": "a GPU"}]
+    assert header["gpus"] == footer["gpus"] == [{"index": 0, "name": "a GPU", "sm_count": 132}]
     assert header["engine"] == "none, told"
     assert header["clocks"] == ["monotonic", "globaltimer:0"]
     assert header["layers"]["got"] == ["gpu_kernel", "userspace"]
     assert set(header["layers"]["missing"]) == {"syscall"}
-    assert header["options"] == {"gpu": "kernels"}
+    assert header["options"] == {"gpu": "warps", "gpu_blocks": "0-131", "gpu_warps": 9}
     assert "told: one thing to know" in messages
     assert any("needs root" in message for message in messages)
     assert told.finals[-1] is True
@@ -114,11 +116,11 @@ def test_it_is_closed_when_the_command_cannot_be_run(told: Told) -> None:
     assert told.is_closed
 
 
-def test_a_running_process_cannot_be_told_of(told: Told) -> None:
+def test_a_running_process_cannot_be_told_of() -> None:
     with pytest.raises(TracepipeError, match="from a program's start"):
         captured(CaptureRequest(pids=(1,), gpu="kernels"))
 
 
-def test_an_engine_that_there_is_none_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_there_is_none_of() -> None:
     with pytest.raises(TracepipeError, match="no GPU engine magic"):
         captured(CaptureRequest(["true"], gpu="magic"))

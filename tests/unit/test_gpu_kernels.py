@@ -28,7 +28,7 @@ from tracepipe.capture.gpu.kernels import (
     KernelsRenderer,
 )
 from tracepipe.capture.gpu.toolchain import NATIVE
-from tracepipe.capture.gpu.transport import KIND_GPU, KIND_NAME, KIND_NOTE, pack_record
+from tracepipe.capture.gpu.transport import GPU, KIND_GPU, KIND_NAME, KIND_NOTE, pack_record
 from tracepipe.validate import first_fault
 
 UUID = bytes.fromhex("4717ba2800112233445566778899aabb")
@@ -44,7 +44,7 @@ def hello(clock: int = 0) -> bytes:
 
 
 def gpu(index: int = 0, uuid: bytes = UUID, pid: int = 42) -> bytes:
-    head = kernels._GPU.pack(index, 132, 9, 0, 1980000, 0, uuid)
+    head = GPU.pack(index, 132, 9, 0, 1980000, 0, uuid)
     return record(KIND_GPU, head + b"NVIDIA H200", pid)
 
 
@@ -135,6 +135,16 @@ def test_a_gpu_met_later_under_a_number_that_is_taken_gets_another() -> None:
     renderer = KernelsRenderer()
     lines(gpu(0), gpu(0, bytes(16), 43), renderer=renderer)
     assert [entry["index"] for entry in renderer.gpus] == [0, 1]
+
+
+def test_a_gpu_of_the_header_keeps_its_number() -> None:
+    """The process sees the machine's fourth GPU alone."""
+    uuid = "GPU-4717ba28-0011-2233-4455-66778899aabb"
+    renderer = KernelsRenderer({uuid: 3})
+    assert [
+        event["gpu"] for event in lines(gpu(0), record(KIND_KERNEL, kernel(1, 9)), renderer=renderer)
+    ] == [3]
+    assert [(entry["index"], entry["uuid"]) for entry in renderer.gpus] == [(3, uuid)]
 
 
 def test_names_are_their_process_own_and_may_come_in_an_earlier_chunk() -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import struct
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tracepipe.capture.gpu.cuda_parts import Compiler, Part, Parts, find_parts
-from tracepipe.capture.gpu.driver import Driver, Gpu, Owner, driver_of, owner
+from tracepipe.capture.gpu.driver import Driver, Gpu, Owner, ask_driver, driver_of, owner
 from tracepipe.capture.gpu.toolchain import NATIVE, Toolchain, build_host, cache_folder, check_safe
 from tracepipe.errors import CaptureUnavailable
 
@@ -236,9 +238,53 @@ def test_no_gpu_is_told_with_the_drivers_reason() -> None:
 
 
 def test_the_driver_tells_its_version_and_gpus() -> None:
-    told = driver_of(0, b'{"cuda":13000,"gpus":[["H200",9,0],["H200",9,0],["B200",10,0]],"error":""}', b"")
+    gpus = [["H200", 9, 0, 132, "4717ba2800112233445566778899aabb"], ["H200", 9, 0, 132, "ff" * 16]]
+    answer = {"cuda": 13000, "gpus": [*gpus, ["B200", 10, 0, 0, ""]], "error": ""}
+    told = driver_of(0, json.dumps(answer).encode(), b"")
     assert told.cuda == (13, 0)
     assert told.architectures == ("sm_90", "sm_100")
+    uuids = ["GPU-4717ba28-0011-2233-4455-66778899aabb", "GPU-ffffffff-ffff-ffff-ffff-ffffffffffff"]
+    assert told.listed == [
+        {"index": 0, "name": "H200", "uuid": uuids[0], "sm_count": 132},
+        {"index": 1, "name": "H200", "uuid": uuids[1], "sm_count": 132},
+        {"index": 2, "name": "B200"},
+    ]
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc")
+def test_the_child_asks_a_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A libcuda with two GPUs, of 7 and 8 SMs and architecture 9.0, whose UUIDs are 16 times their number."""
+    source = put(
+        tmp_path / "libcuda.c",
+        """
+#include <string.h>
+int cuDriverGetVersion(int *version) { *version = 12080; return 0; }
+int cuInit(unsigned flags) { return flags != 0; }
+int cuDeviceGetCount(int *count) { *count = 2; return 0; }
+int cuDeviceGet(int *device, int index) { *device = index; return 0; }
+int cuDeviceGetName(char *name, int bytes, int device) { strncpy(name, "Sim", bytes); return device < 0; }
+int cuDeviceGetUuid(char *uuid, int device) { memset(uuid, device, 16); return 0; }
+int cuDeviceGetAttribute(int *value, int attribute, int device) {
+    *value = attribute == 75 ? 9 : attribute == 16 ? 7 + device : 0;
+    return 0;
+}
+""",
+    )
+    library = tmp_path / "libcuda.so.1"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+    monkeypatch.delenv("SUDO_UID", raising=False)  # another user could not read it
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    told = ask_driver()
+    assert (told.cuda, told.error, told.architectures) == ((12, 8), "", ("sm_90",))
+    assert told.listed == [
+        {
+            "index": index,
+            "name": "Sim",
+            "uuid": f"GPU-{n * 4}-{n * 2}-{n * 2}-{n * 2}-{n * 6}",
+            "sm_count": sms,
+        }
+        for index, n, sms in ((0, "00", 7), (1, "01", 8))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -252,6 +298,13 @@ def test_the_driver_tells_its_version_and_gpus() -> None:
 )
 def test_a_driver_that_fails_says_how(returncode: int, answer: bytes, errors: bytes, said: str) -> None:
     assert said in driver_of(returncode, answer, errors).error
+
+
+def test_gpus_that_are_hidden_on_purpose_are_no_fault() -> None:
+    assert Driver((13, 0), error="cuInit: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH").is_broken
+    assert not Driver((13, 0), error="cuInit: CUDA_ERROR_NO_DEVICE").is_broken
+    assert not Driver((13, 0)).is_broken
+    assert not H200.is_broken
 
 
 # The cache
@@ -292,7 +345,18 @@ def test_whatever_decides_the_outcome_makes_another_build(tmp_path: Path, cache:
     made.add(tools.build_patches("p", source, ["sm_90"]))
     newer = [Compiler(tools.parts.nvcc[0].path, (13, 0), "nvcc 13.0 update 1")]
     made.add(chain(nvcc=newer, gxx=tools.parts.gxx, sanitizer=[part((13, 0))]).build_patches("p", source))
-    assert len(made) == len(list(cache.iterdir())) == 5
+    blocks = {"FIRST": 0, "LAST": 131}
+    made.add(tools.build_patches("p", source, ["sm_90"], blocks))
+    made.add(tools.build_patches("p", source, ["sm_90"], {**blocks, "LAST": 132}))
+    assert len(made) == len(list(cache.iterdir())) == 7
+
+
+def test_names_for_the_preprocessor_reach_the_compiler(tmp_path: Path, cache: Path) -> None:
+    tools = patches_chain(tmp_path)
+    lists = 'if [ "$1" = --list-gpu-code ]; then echo sm_90; else echo "$@" >"$(eval echo \\${$#})"; fi'
+    put(tools.parts.nvcc[0].path, f"#!/bin/sh\n{lists}\n", runs=True)
+    path = tools.build_patches("p", put(tmp_path / "native/p.cu"), ["sm_90"], {"FIRST": 5, "LAST": 7})
+    assert {"-DFIRST=5", "-DLAST=7"} <= set(path.read_text().split())
 
 
 def test_a_gpu_gets_the_code_of_its_own_architecture_or_the_one_before(tmp_path: Path, cache: Path) -> None:

@@ -14,9 +14,17 @@ import pytest
 
 from tracepipe.capture.gpu import warp_records as layout
 from tracepipe.capture.gpu.kernel_name import short_kernel_name
-from tracepipe.capture.gpu.transport import KIND_CLOCK, KIND_GPU, KIND_NAME, KIND_NOTE, Channel, pack_record
-from tracepipe.capture.gpu.warps import GpuRecording, WarpOptions, WarpRenderer
-from tracepipe.errors import CaptureUnavailable
+from tracepipe.capture.gpu.transport import (
+    GPU,
+    KIND_CLOCK,
+    KIND_GPU,
+    KIND_NAME,
+    KIND_NOTE,
+    Channel,
+    pack_record,
+)
+from tracepipe.capture.gpu.warp_options import WarpOptions
+from tracepipe.capture.gpu.warps import GpuRecording, WarpRenderer
 from tracepipe.validate import first_fault
 
 ROOT = Path(__file__).parents[2]
@@ -38,9 +46,7 @@ def _lines(renderer: WarpRenderer, chunk: bytes) -> list[dict[str, Any]]:
 
 
 def _gpu(index: int, uuid: int, name: str = "NVIDIA H200") -> bytes:
-    return _pack(
-        KIND_GPU, layout.GPU.pack(index, 132, 9, 0, 1980000, uuid.to_bytes(16, "big")) + name.encode()
-    )
+    return _pack(KIND_GPU, GPU.pack(index, 132, 9, 0, 1980000, 0, uuid.to_bytes(16, "big")) + name.encode())
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +150,7 @@ def test_gpus_are_told_apart_by_uuid_whatever_a_process_calls_them() -> None:
     }  # fmt: skip
     (pair,) = _lines(renderer, _gpu(0, 6) + clock)
     assert pair["clock"] == "globaltimer:0"
-    assert {gpu["index"]: gpu["sms"] for gpu in renderer.gpus}[1] == 132
+    assert {gpu["index"]: gpu["sm_count"] for gpu in renderer.gpus}[1] == 132
 
 
 def test_lost_warps_are_counted_and_said() -> None:
@@ -152,7 +158,9 @@ def test_lost_warps_are_counted_and_said() -> None:
     (loss,) = _lines(renderer, _pack(layout.KIND_LOST_WARPS, layout.LOST_WARPS.pack(3, 0, 1, 500), 77))
     assert (loss["type"], loss["layer"], loss["count"], loss["ts_ns"]) == ("loss", "gpu_warp", 500, 77)
     assert loss["reason"] == "launch 3: no memory on the GPU for its records"
-    assert renderer.losses == {"gpu_warp": 500}
+    (loss,) = _lines(renderer, _pack(layout.KIND_LOST_WARPS, layout.LOST_WARPS.pack(4, 0, 7, 32), 78))
+    assert loss["reason"] == "launch 4: beyond the budget of --gpu-warps"
+    assert renderer.losses == {"gpu_warp": 532}
 
 
 def test_warps_whose_launch_was_lost_are_kept() -> None:
@@ -173,27 +181,17 @@ def test_a_note_of_the_library_is_kept() -> None:
     assert renderer.notes == ["the patches do not fit"]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        WarpOptions(kernels="("),
-        WarpOptions(launches="0"),
-        WarpOptions(launches="9-3"),
-        WarpOptions(calls="x"),
-    ],
-)
-def test_options_that_the_library_could_not_use_are_refused(options: WarpOptions) -> None:
-    with pytest.raises(CaptureUnavailable):
-        options.check()
-
-
 def test_the_environment_names_what_the_library_needs(tmp_path: Path) -> None:
-    options = WarpOptions(kernels="attn.*", launches="10-20")
-    recording = GpuRecording(tmp_path / "libwarps.so", tmp_path / "patches.fatbin", options)
+    options = WarpOptions(kernels="attn.*", launches="10-20", blocks="3-")
+    gpus = [{"index": 0, "uuid": "GPU-a"}, {"index": 1, "uuid": "GPU-b"}]
+    recording = GpuRecording(tmp_path / "libwarps.so", tmp_path / "patches.fatbin", options, gpus=gpus)
+    assert recording.clocks == ["globaltimer:0", "globaltimer:1"]
+    assert recording.gpus == gpus
     environment = recording.environment()
     assert environment["CUDA_INJECTION64_PATH"] == str(tmp_path / "libwarps.so")
     assert environment["TRACEPIPE_GPU_KERNELS"] == "attn.*"
     assert environment["TRACEPIPE_GPU_LAUNCHES"] == "10-20"
+    assert environment["TRACEPIPE_GPU_BLOCKS"] == f"3-{(1 << 63) - 1}"
     channel = Path(environment["TRACEPIPE_GPU_CHANNEL"])
     assert channel.stat().st_mode & 0o777 == 0o600
     assert recording.collect() == b""

@@ -7,7 +7,6 @@ Nothing native is imported until an engine starts.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import BinaryIO
 
@@ -15,7 +14,6 @@ from tracepipe.capture.engine import (
     CaptureRequest,
     CaptureSummary,
     Collector,
-    DeviceRecording,
     Engine,
     Notify,
     Store,
@@ -43,7 +41,6 @@ def _bpftrace() -> Engine:
     return BpftraceEngine()
 
 
-_INJECTION = "CUDA_INJECTION64_PATH"
 # Method → the maker of its engine, best first: `auto` takes the first that works on this machine.
 ENGINES: dict[str, Callable[[], Engine]] = {
     "bcc": _bcc,
@@ -68,11 +65,10 @@ def capture(
             "There is nothing to capture." if not any(asked) else "There are two answers to whose events.",
             "Give one of: a command after --, --pid, --comm, --system.",
         )
+    from tracepipe.capture.gpu import start
     from tracepipe.capture.session import run_session  # here, as --help and convert need none of it
 
-    device = _device(request)
-    if device is not None and _INJECTION in os.environ:
-        notify(f"{_INJECTION} is set: the library that it names is not loaded, but ours")
+    request, device = start(request, notify)
     try:
         try:
             engine, version, why = choose(request.method)
@@ -89,18 +85,6 @@ def capture(
     finally:
         if device is not None:
             device.close()
-
-
-def _device(request: CaptureRequest) -> DeviceRecording | None:
-    if request.gpu == "off":
-        return None
-    if not request.command:
-        raise TracepipeError(
-            "What GPUs do is recorded from a program's start.", "Give a command after --, or --gpu off."
-        )
-    from tracepipe.capture.gpu import start
-
-    return start(request)
 
 
 def choose(method: str) -> tuple[Engine, str, str]:

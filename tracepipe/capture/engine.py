@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -10,6 +10,8 @@ from tracepipe.capture.hook import Probe
 
 RING_BYTES = 16 << 20
 """Default ring: 262 144 events of 64 bytes, a fifth of a second at the highest rate that was measured."""
+AUTO_WARPS = 2_000_000
+"""How many warps `auto` records of a run that nobody bounded: about 120 MB of the file."""
 DEFAULT_LAYERS = ("userspace", "syscall", "scheduler")
 """What every machine that can capture has."""
 ALL_LAYERS = ("userspace", "syscall", "kernel", "scheduler")
@@ -43,9 +45,11 @@ class CaptureRequest:
     """What to record, and of whom: a command that is run, or what runs already.
 
     `hooks` are texts as the command line takes them. `only` and `exclude` are patterns of function names.
-    `gpu` is the engine for what the command's GPUs do, `gpu_kernels` a regular expression
-    of kernel names and `gpu_launches` a range of their launches, to record the warps of. `libraries` are
-    files to take instead of those that the command would load. `ring_bytes` is rounded up to a power of two.
+    `gpu` is the engine for what the command's GPUs do, `auto` one that suits it. For `warps`, `gpu_kernels`
+    is a regular expression of kernel names, `gpu_launches` a range of their launches and `gpu_blocks` of
+    blocks in those, `gpu_memory_bytes` the room for records on each GPU, and after `gpu_warps` warps no
+    further launch is recorded. `libraries` are files to take instead of those that the command would load.
+    `ring_bytes` is rounded up to a power of two.
     """
 
     command: list[str] = field(default_factory=list)
@@ -54,6 +58,9 @@ class CaptureRequest:
     gpu: str = "off"
     gpu_kernels: str = ""
     gpu_launches: str = ""
+    gpu_blocks: str = ""
+    gpu_memory_bytes: int | None = None
+    gpu_warps: int | None = None
     pids: tuple[int, ...] = ()
     comm: str = ""
     system: bool = False
@@ -245,6 +252,8 @@ class DeviceRecording(Protocol):
     """What it records; `userspace` among them: its calls are taken, and no probes set for them."""
     clocks: Sequence[str]
     """Clocks that its times can be on beside CLOCK_MONOTONIC."""
+    gpus: Sequence[Mapping[str, Any]]
+    """The GPUs that there are, as a header has them: index, name, uuid, sm_count."""
 
     def environment(self) -> dict[str, str]:
         """What the target must find in its environment."""

@@ -22,8 +22,14 @@ def python_of(program: str) -> str:
     """The interpreter if `program` is one or a script for one, as torchrun is; "" otherwise."""
     if _INTERPRETER.fullmatch(Path(program).name):
         return program
+    interpreter = interpreter_of(program)
+    return interpreter if _INTERPRETER.fullmatch(Path(interpreter).name) else ""
+
+
+def interpreter_of(script: str) -> str:
+    """The program that a script's first line names, looked through `env`; "" for what is no script."""
     try:
-        with Path(program).open("rb") as file:
+        with Path(script).open("rb") as file:
             head = os.fsdecode(file.readline(256))
     except OSError:
         return ""
@@ -31,7 +37,7 @@ def python_of(program: str) -> str:
     if words and Path(words[0]).name == "env":
         names = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
         words = [shutil.which(names[0]) or ""] if names else []
-    return words[0] if words and _INTERPRETER.fullmatch(Path(words[0]).name) else ""
+    return words[0] if words else ""
 
 
 def package_libraries(python: str, is_wanted: Callable[[str], bool]) -> list[str]:

@@ -41,8 +41,8 @@ _SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGCHLD}
 _INTERRUPTS = {signal.SIGINT, signal.SIGTERM}
 # What a header says of the request, where it is not the usual.
 _OPTIONS = (
-    "gpu", "pids", "comm", "system", "children", "hooks", "only", "exclude", "libraries", "min_duration_ns",
-    "sample",
+    "gpu", "gpu_kernels", "gpu_launches", "gpu_blocks", "gpu_memory_bytes", "gpu_warps", "pids", "comm",
+    "system", "children", "hooks", "only", "exclude", "libraries", "min_duration_ns", "sample",
 )  # fmt: skip
 _SI_KERNEL = 0x80  # siginfo's code of a Ctrl-C from the terminal, which the target got as well
 
@@ -323,6 +323,8 @@ class _Session:
             },
             options={name: said[name] for name in _OPTIONS if said[name] != usual[name]},
         )
+        if self.device is not None and self.device.gpus:
+            header["gpus"] = [dict(gpu) for gpu in self.device.gpus]
         return dict(header)
 
     def _footer(self, store: Store, ended_by: str, end: HostInstant) -> dict[str, Any]:

@@ -1,59 +1,106 @@
 """What a command's GPUs do, told by a library that CUDA's driver loads into it: no root, no change to it.
 
-start("kernels") → DeviceRecording
+start(CaptureRequest(["./vec_add"], gpu="auto"), notify) → the request with its engine, DeviceRecording
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from tracepipe.capture.engine import CaptureRequest, DeviceRecording
-from tracepipe.errors import TracepipeError
+from tracepipe.capture.engine import CaptureRequest, DeviceRecording, Notify
+from tracepipe.errors import CaptureUnavailable, TracepipeError
+
+if TYPE_CHECKING:
+    from tracepipe.capture.gpu.toolchain import Toolchain
 
 
-def _kernels(request: CaptureRequest) -> DeviceRecording:
+def _kernels(request: CaptureRequest, toolchain: Toolchain) -> DeviceRecording:
     from tracepipe.capture.gpu.kernels import KernelsRecording, build_library
-    from tracepipe.capture.gpu.toolchain import this_toolchain
 
-    if request.gpu_kernels or request.gpu_launches:
-        raise TracepipeError(
-            "--gpu kernels records every kernel.", "--gpu warps takes --kernel and --launches."
-        )
-    return KernelsRecording(build_library(this_toolchain()), owner=_caller())
+    user, gpus = toolchain.owner, toolchain.driver.listed
+    return KernelsRecording(build_library(toolchain), owner=(user.uid, user.gid), gpus=gpus)
 
 
-def _warps(request: CaptureRequest) -> DeviceRecording:
-    from tracepipe.capture.gpu.toolchain import NATIVE, this_toolchain
-    from tracepipe.capture.gpu.warps import GpuRecording, WarpOptions
+def _warps(request: CaptureRequest, toolchain: Toolchain) -> DeviceRecording:
+    from tracepipe.capture.gpu.choice import warp_options
+    from tracepipe.capture.gpu.toolchain import NATIVE
+    from tracepipe.capture.gpu.warps import GpuRecording
 
-    options = WarpOptions(request.gpu_kernels, request.gpu_launches)
-    options.check()
-    toolchain = this_toolchain()
+    options = warp_options(request)
     library = toolchain.build_host("warps", [NATIVE / "warps.cpp"], ["sanitizer"])
-    patches = toolchain.build_patches("patches", NATIVE / "patches.cu")
-    count = len(toolchain.driver.gpus)
-    return GpuRecording(library, patches, options, owner=_caller(), gpu_count=count)
+    patches = toolchain.build_patches("patches", NATIVE / "patches.cu", defines=options.defines())
+    user, gpus = toolchain.owner, toolchain.driver.listed
+    return GpuRecording(library, patches, options, owner=(user.uid, user.gid), gpus=gpus)
 
 
 # Engine for the GPUs → its start.
-GPU_ENGINES: dict[str, Callable[[CaptureRequest], DeviceRecording]] = {
+GPU_ENGINES: dict[str, Callable[[CaptureRequest, Toolchain], DeviceRecording]] = {
     "kernels": _kernels,
     "warps": _warps,
 }
 
 
-def start(request: CaptureRequest) -> DeviceRecording:
-    """Build what has to be built, and make the channel. Raises CaptureUnavailable."""
-    if request.gpu not in GPU_ENGINES:
+def start(request: CaptureRequest, notify: Notify) -> tuple[CaptureRequest, DeviceRecording | None]:
+    """Build what has to be built, and make the channel; None for `off`.
+
+    The request comes back with the engine that `auto` took, and its budget. Raises CaptureUnavailable for an
+    engine that was named and cannot work, TracepipeError for options that do not go together.
+    """
+    from tracepipe.capture.gpu import choice
+
+    if request.gpu not in ("auto", "off", *GPU_ENGINES):
         raise TracepipeError(
-            f"There is no GPU engine {request.gpu}.", f"Choose from: {', '.join(GPU_ENGINES)}."
+            f"There is no GPU engine {request.gpu}.", f"Choose from: auto, off, {', '.join(GPU_ENGINES)}."
         )
-    return GPU_ENGINES[request.gpu](request)
+    choice.check(request)
+    if request.gpu == "auto":
+        return _start_chosen(request, notify)
+    if request.gpu == "off":
+        return request, None
+    from tracepipe.capture.gpu.toolchain import this_toolchain
+    from tracepipe.capture.gpu.transport import INJECTION_VARIABLE
+
+    if INJECTION_VARIABLE in os.environ:
+        notify(f"{INJECTION_VARIABLE} is set: the library that it names is not loaded, but ours")
+    return request, GPU_ENGINES[request.gpu](request, this_toolchain())
 
 
-def _caller() -> tuple[int, int] | None:
-    """Who the command runs as, if that is not who we are: under sudo its caller."""
-    if os.geteuid() == 0 and {"SUDO_UID", "SUDO_GID"} <= os.environ.keys():
-        return int(os.environ["SUDO_UID"]), int(os.environ["SUDO_GID"])
-    return None
+def _start_chosen(request: CaptureRequest, notify: Notify) -> tuple[CaptureRequest, DeviceRecording | None]:
+    """The engine that suits the request or, where it cannot work, the other one, or none."""
+    from tracepipe.capture.gpu import choice
+    from tracepipe.capture.gpu.toolchain import this_toolchain
+
+    off = choice.taken(request, "off")
+    chosen = choice.choose(request, os.environ, has_device=choice.CONTROL_DEVICE.exists())
+    if chosen.engine == "off":
+        if chosen.why:
+            _tell(notify, f"gpu off: {chosen.why}", chosen.instead)
+        return off, None
+    toolchain = this_toolchain()
+    if not toolchain.driver.gpus:
+        if toolchain.driver.is_broken or choice.of_warps(request):
+            error = toolchain.driver.error or "the driver names none"
+            notify(f"gpu off: CUDA sees no GPU: {error}; nvidia-smi shows more")
+        return off, None
+    why, instead = chosen.why, chosen.instead
+    for engine in (chosen.engine, *(other for other in GPU_ENGINES if other != chosen.engine)):
+        asked = choice.taken(request, engine)
+        try:
+            device = GPU_ENGINES[engine](asked, toolchain)
+        except CaptureUnavailable as refusal:
+            notify(f"gpu {engine}: not here: {refusal.message} {refusal.hint}")
+            selected = choice.of_warps(request)
+            why = f"as {engine} cannot be had" + (f", and without {selected}" if selected else "")
+            instead = ""
+            continue
+        budget = f", up to {asked.gpu_warps} warps" if asked.gpu_warps else ""
+        _tell(notify, f"gpu {engine}: {why}{budget}", instead)
+        return asked, device
+    notify("gpu off: neither engine can be had")
+    return off, None
+
+
+def _tell(notify: Notify, *parts: str) -> None:
+    notify("; ".join(part for part in parts if part))

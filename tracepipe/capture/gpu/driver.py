@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 _TIMEOUT_S = 30  # cuInit of a machine with eight GPUs and no persistence daemon takes some seconds
-_KEPT = ("PATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "LANG")
+_KEPT = ("PATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "LANG")
 
-# Attributes 75 and 76: CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR of cuda.h.
+# Attributes of cuda.h: 75 and 76 CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR,
+# 16 CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT.
 _CHILD = """
 import ctypes, json
 answer = {"cuda": 0, "gpus": [], "error": ""}
@@ -37,12 +38,16 @@ else:
         answer["error"] = "cuInit: " + (text.value or str(result).encode()).decode()
     for index in range(0 if result else number.value):
         device, name = ctypes.c_int(), ctypes.create_string_buffer(128)
-        major, minor = ctypes.c_int(), ctypes.c_int()
+        major, minor, sms = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+        uuid = (ctypes.c_ubyte * 16)()
         cuda.cuDeviceGet(ctypes.byref(device), index)
         cuda.cuDeviceGetName(name, 128, device)
         cuda.cuDeviceGetAttribute(ctypes.byref(major), 75, device)
         cuda.cuDeviceGetAttribute(ctypes.byref(minor), 76, device)
-        answer["gpus"].append([name.value.decode(errors="replace"), major.value, minor.value])
+        cuda.cuDeviceGetAttribute(ctypes.byref(sms), 16, device)
+        told = hasattr(cuda, "cuDeviceGetUuid") and not cuda.cuDeviceGetUuid(uuid, device)
+        numbers = [major.value, minor.value, sms.value, bytes(uuid).hex() if told else ""]
+        answer["gpus"].append([name.value.decode(errors="replace"), *numbers])
 print(json.dumps(answer))
 """
 
@@ -51,10 +56,15 @@ Version = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU by its name, `NVIDIA H200`, and the architecture of its code, `sm_90`."""
+    """A GPU by its name, `NVIDIA H200`, and the architecture of its code, `sm_90`.
+
+    `uuid` is as nvidia-smi writes it; "" and 0 are what the driver did not tell.
+    """
 
     name: str
     architecture: str
+    uuid: str = ""
+    sm_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +79,20 @@ class Driver:
     def architectures(self) -> tuple[str, ...]:
         """Those of the GPUs, each once."""
         return tuple(dict.fromkeys(gpu.architecture for gpu in self.gpus))
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether there should be GPUs and are none; `CUDA_VISIBLE_DEVICES=` is no fault."""
+        return not self.gpus and bool(self.error) and "CUDA_ERROR_NO_DEVICE" not in self.error
+
+    @property
+    def listed(self) -> list[dict[str, Any]]:
+        """The GPUs as a header has them: index, name, uuid, sm_count."""
+        known = [{"name": gpu.name, "uuid": gpu.uuid, "sm_count": gpu.sm_count} for gpu in self.gpus]
+        return [
+            {"index": index, **{key: value for key, value in told.items() if value}}
+            for index, told in enumerate(known)
+        ]
 
 
 @dataclass(frozen=True)
@@ -121,13 +145,26 @@ def ask_driver() -> Driver:
 
 
 def driver_of(returncode: int, answer: bytes, errors: bytes) -> Driver:
-    """A driver by the child's answer, such as `{"cuda":13000,"gpus":[["NVIDIA H200",9,0]],"error":""}`."""
+    """A driver by the child's answer.
+
+    It is such as `{"cuda":13000,"gpus":[["NVIDIA H200",9,0,132,"b823ecbd…"]],"error":""}`.
+    """
     if returncode < 0:
         return Driver(error=f"loading libcuda ended with signal {-returncode}")
     try:
         told = json.loads(answer)
-        gpus = tuple(Gpu(name, f"sm_{major}{minor}") for name, major, minor in told["gpus"])
+        gpus = tuple(
+            Gpu(name, f"sm_{major}{minor}", uuid_text(bytes.fromhex(uuid)), sm_count)
+            for name, major, minor, sm_count, uuid in told["gpus"]
+        )
         return Driver((told["cuda"] // 1000, told["cuda"] % 1000 // 10), gpus, told["error"])
     except (ValueError, KeyError, TypeError):
         lines = errors.decode(errors="replace").strip().splitlines()
         return Driver(error=f"libcuda gave no answer: {lines[-1] if lines else 'nothing'}")
+
+
+def uuid_text(raw: bytes) -> str:
+    """A GPU's 16 bytes as nvidia-smi writes them: `GPU-b823ecbd-bb17-cfb3-e35b-411dfeab51f3`; "" for none."""
+    digits = raw.hex()
+    parts = (digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:])
+    return "GPU-" + "-".join(parts) if raw else ""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -21,9 +21,11 @@ from typing import Any, Final
 import orjson
 
 from tracepipe.capture.engine import Loss
+from tracepipe.capture.gpu.gpu_numbers import GpuNumbers, numbers_of
 from tracepipe.capture.gpu.toolchain import NATIVE, Toolchain
 from tracepipe.capture.gpu.transport import (
     CHANNEL_BYTES,
+    INJECTION_VARIABLE,
     KIND_GPU,
     KIND_NAME,
     KIND_NOTE,
@@ -32,7 +34,6 @@ from tracepipe.capture.gpu.transport import (
     records,
 )
 
-INJECTION_VARIABLE: Final = "CUDA_INJECTION64_PATH"
 CALLS_VARIABLE: Final = "TRACEPIPE_GPU_CALLS"
 CALLS: Final = ("all", "launches", "none")
 
@@ -49,7 +50,6 @@ KERNEL: Final = struct.Struct("<QQQQ4I3I3I3I5I")
 COPY: Final = struct.Struct("<QQQQ6I4B4x")
 SET: Final = struct.Struct("<QQQQ7I4x")
 CALL: Final = struct.Struct("<QQ5I4x")
-_GPU: Final = struct.Struct("<6I16s")
 _U64: Final = struct.Struct("<Q")
 _CALL_NAME: Final = struct.Struct("<II")
 
@@ -87,20 +87,24 @@ class _Process:
 class KernelsRenderer:
     """Lines of an event file from the channel's records; chunks in the order in which they were collected."""
 
-    def __init__(self) -> None:
-        self.gpus: list[dict[str, Any]] = []
-        """The GPUs met, as the header has them: index, name, uuid, sm_count."""
+    def __init__(self, gpus: Mapping[str, int] | None = None) -> None:
+        """`gpus`: number of each GPU by UUID, as the header has them."""
         self.notes: list[str] = []
         """What the user should know, once each."""
         self.losses: dict[str, int] = {}
         self._processes: dict[int, _Process] = {}
-        self._uuids: dict[str, int] = {}
+        self._numbers = GpuNumbers(gpus)
         self._take: dict[int, Callable[[_Process, GpuRecord], list[dict[str, Any]]]] = {
             KIND_KERNEL: self._kernels,
             KIND_COPY: self._copies,
             KIND_SET: self._sets,
             KIND_CALL: self._calls,
         }
+
+    @property
+    def gpus(self) -> list[dict[str, Any]]:
+        """The GPUs met, as the header has them: index, name, uuid, sm_count."""
+        return self._numbers.met
 
     def learn(self, chunk: bytes) -> None:
         """Take what later lines need; `render` does that itself."""
@@ -148,26 +152,14 @@ class KernelsRenderer:
             name = _VERSION.sub("", _text(payload[8:]))
             process.functions[domain, function] = (name, "Launch" in name)
         elif kind == KIND_GPU:
-            self._meet_gpu(process, payload)
+            index, number = self._numbers.meet(payload)
+            process.gpus[index] = number
         elif kind == KIND_NOTE:
             note = _text(payload)
             if note not in self.notes:
                 self.notes.append(note)
         elif kind == KIND_HELLO:
             process.is_realtime = bool(HELLO.unpack(payload)[1])
-
-    def _meet_gpu(self, process: _Process, payload: memoryview) -> None:
-        """A GPU's number in its process becomes one of the file: by uuid, as each process may see others."""
-        index, sms, _, _, _, _, raw = _GPU.unpack_from(payload)
-        digits = raw.hex()
-        uuid = "GPU-" + "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
-        if uuid not in self._uuids:
-            taken = set(self._uuids.values())
-            number = index if index not in taken else max(taken) + 1
-            self._uuids[uuid] = number
-            name = _text(payload[_GPU.size :])
-            self.gpus.append({"index": number, "name": name, "uuid": uuid, "sm_count": sms})
-        process.gpus[index] = self._uuids[uuid]
 
     def _kernels(self, process: _Process, record: GpuRecord) -> list[dict[str, Any]]:
         return [self._kernel(process, record.pid, values) for values in KERNEL.iter_unpack(record.payload)]
@@ -294,14 +286,18 @@ class KernelsRecording:
         calls: str = "all",
         ring_bytes: int = CHANNEL_BYTES,
         owner: tuple[int, int] | None = None,
+        gpus: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        """`calls`: which API calls are recorded, one of CALLS. Raises CaptureUnavailable."""
+        """`calls`: which API calls are recorded, one of CALLS. `owner` (user, group): who the command runs
+        as. `gpus`: those that there are, as a header has them. Raises CaptureUnavailable.
+        """
         if calls not in CALLS:
             raise ValueError(calls)
         self._channel = Channel.create(ring_bytes, owner=owner)
         self._library, self._calls = library, calls
         self._lost_until_ns = time.monotonic_ns()
-        self._renderer = KernelsRenderer()
+        self.gpus = gpus
+        self._renderer = KernelsRenderer(numbers_of(gpus))
 
     def environment(self) -> dict[str, str]:
         """What the command's environment needs."""

@@ -16,7 +16,7 @@ import platform
 import secrets
 import stat
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,10 +121,17 @@ class Toolchain:
         told = [gxx.words, *(_text(part.version) for part in parts)]
         return self._build(name, ".so", sources, command, told)
 
-    def build_patches(self, name: str, source: Path, architectures: Sequence[str] = ()) -> Path:
+    def build_patches(
+        self,
+        name: str,
+        source: Path,
+        architectures: Sequence[str] = (),
+        defines: Mapping[str, int] | None = None,
+    ) -> Path:
         """Device patches of a .cu source as a fatbin with code for `architectures`, such as `sm_90`.
 
-        Those of the GPUs present if none are named. Raises CaptureUnavailable.
+        Those of the GPUs present if none are named. `defines` are the preprocessor's names. Raises
+        CaptureUnavailable.
         """
         wanted = architectures or self.architectures()
         self.gxx()  # nvcc runs it
@@ -133,7 +140,8 @@ class Toolchain:
         codes = list(dict.fromkeys(_code_for(wish, known, nvcc) for wish in wanted))
         targets = [f"-gencode=arch=compute_{code[3:]},code={code}" for code in codes]
         include = [f"-I{source.parent}"] + [f"-I{folder}" for folder in sanitizer.include]
-        command = [str(nvcc.path), *_PATCH_OPTIONS, *targets, *include, str(source)]
+        macros = [f"-D{macro}={value}" for macro, value in (defines or {}).items()]
+        command = [str(nvcc.path), *_PATCH_OPTIONS, *macros, *targets, *include, str(source)]
         return self._build(name, ".fatbin", [source], command, [nvcc.words, _text(sanitizer.version)])
 
     def _build(
@@ -193,9 +201,11 @@ def build_host(name: str, sources: Sequence[Path], against: Sequence[str] = ()) 
     return this_toolchain().build_host(name, sources, against)
 
 
-def build_patches(name: str, source: Path, architectures: Sequence[str] = ()) -> Path:
+def build_patches(
+    name: str, source: Path, architectures: Sequence[str] = (), defines: Mapping[str, int] | None = None
+) -> Path:
     """`Toolchain.build_patches` of this machine."""
-    return this_toolchain().build_patches(name, source, architectures)
+    return this_toolchain().build_patches(name, source, architectures, defines)
 
 
 def cache_folder(user: Owner) -> Path:

@@ -14,6 +14,8 @@ from typing import Final, NamedTuple
 
 from tracepipe.errors import CaptureUnavailable
 
+INJECTION_VARIABLE: Final = "CUDA_INJECTION64_PATH"
+"""What CUDA's driver takes the library from that it loads into a program."""
 CHANNEL_VARIABLE: Final = "TRACEPIPE_GPU_CHANNEL"
 CHANNEL_BYTES: Final = 64 << 20
 """Default ring: a warp is about 48 bytes, a launch of 10⁵ warps 5 MB."""
@@ -24,6 +26,9 @@ KIND_NAME: Final = 1
 KIND_GPU: Final = 2
 KIND_CLOCK: Final = 3
 KIND_NOTE: Final = 4
+
+GPU: Final = struct.Struct("<6I16s")
+"""index, SMs, major, minor, clock in kHz, 0, UUID; the name follows."""
 
 _MAGIC: Final = 0x3155504765706954
 _HEADER_BYTES: Final = 4096

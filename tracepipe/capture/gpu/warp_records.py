@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 KIND_WARPS: Final = 16
@@ -14,7 +13,6 @@ KIND_CALL_EXIT: Final = 19
 KIND_LOST_WARPS: Final = 20
 
 NAME: Final = struct.Struct("<Q")
-GPU: Final = struct.Struct("<IIIIIxxxx16s")
 CLOCK: Final = struct.Struct("<IxxxxQQQ")
 CALL_ENTER: Final = struct.Struct("<QQQ")  # name, launch, kernel's name
 CALL_EXIT: Final = struct.Struct("<QII")  # name, result, whether it is the runtime's
@@ -29,7 +27,7 @@ LOST_WHY: Final = {
     3: "the process ended first",
     4: "it is over and these warps wrote nothing",
     5: "exits beyond the room for warps that diverge",
-    7: "beyond the budget of warps",
+    7: "beyond the budget of --gpu-warps",
     8: "of a kernel that launches kernels, whose entries Compute Sanitizer does not see",
 }
 COLUMN_NAMES: Final = {
@@ -46,18 +44,6 @@ COLUMN_NAMES: Final = {
     11: "first_warp",
 }
 LAUNCHED_BY: Final = ("", "graph", "kernel")
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """A GPU as its process numbers it; `uuid` as nvidia-smi writes it."""
-
-    index: int
-    sms: int
-    capability: tuple[int, int]
-    clock_khz: int
-    uuid: str
-    name: str
 
 
 class Kernel(NamedTuple):
@@ -86,14 +72,6 @@ class Kernel(NamedTuple):
 def text(payload: memoryview, start: int) -> str:
     """The text that ends a payload."""
     return bytes(payload[start:]).decode(errors="replace")
-
-
-def read_gpu(payload: memoryview) -> Gpu:
-    """The payload of a GPU's record."""
-    index, sms, major, minor, clock_khz, uuid = GPU.unpack_from(payload)
-    digits = uuid.hex()
-    parts = (digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:])
-    return Gpu(index, sms, (major, minor), clock_khz, "GPU-" + "-".join(parts), text(payload, GPU.size))
 
 
 def read_kernel(payload: memoryview) -> Kernel:

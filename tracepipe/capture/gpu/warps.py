@@ -6,11 +6,9 @@ the channel and turns what comes into lines. No root, no PTX, no change of the p
 
 from __future__ import annotations
 
-import re
 import time
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,8 +16,10 @@ import orjson
 
 from tracepipe.capture.engine import Loss
 from tracepipe.capture.gpu import warp_records as layout
+from tracepipe.capture.gpu.gpu_numbers import GpuNumbers, numbers_of
 from tracepipe.capture.gpu.kernel_name import short_kernel_name
 from tracepipe.capture.gpu.transport import (
+    INJECTION_VARIABLE,
     KIND_CLOCK,
     KIND_GPU,
     KIND_NAME,
@@ -28,9 +28,7 @@ from tracepipe.capture.gpu.transport import (
     GpuRecord,
     records,
 )
-from tracepipe.errors import CaptureUnavailable
-
-CALLS: Final = ("all", "launches", "none")
+from tracepipe.capture.gpu.warp_options import WarpOptions
 
 _LAYERS: Final = {
     layout.KIND_WARPS: "gpu_warp",
@@ -39,42 +37,10 @@ _LAYERS: Final = {
     layout.KIND_CALL_EXIT: "userspace",
 }
 _CHANNEL_FULL: Final = "the channel to the capture process was full"
-_LAUNCHES: Final = re.compile(r"([1-9]\d*)(-([1-9]\d*)?)?")
 _TYPES: Final = {2: "H", 4: "I", 8: "Q"}  # width in bytes → array's type of a column
 # Streams that every context has, by handle: CU_STREAM_LEGACY is the same as 0, and CU_STREAM_PER_THREAD.
 _KNOWN_STREAMS: Final = {0: 0, 1: 0, 2: 2}
 _FIRST_OTHER_STREAM: Final = 3
-
-
-@dataclass(frozen=True, slots=True)
-class WarpOptions:
-    """What to record before it costs anything.
-
-    `kernels` is a regular expression (ECMAScript's), searched in demangled names with their parameters;
-    `launches` counts those that fit, from 1: `10`, `10-20`, `10-`. `memory_bytes` is the room on each GPU for
-    records of launches in flight, 0: as fits it. `calls`: which API calls are recorded.
-    """
-
-    kernels: str = ""
-    launches: str = ""
-    memory_bytes: int = 0
-    calls: str = "all"
-
-    def check(self) -> None:
-        """Raise CaptureUnavailable for what the library could not use."""
-        try:
-            re.compile(self.kernels)
-        except re.error as error:
-            raise CaptureUnavailable(
-                f"{self.kernels!r} is no regular expression: {error}.", "Example: 'attn.*fwd'."
-            ) from None
-        match = _LAUNCHES.fullmatch(self.launches)
-        if self.launches and (not match or (match[3] and int(match[3]) < int(match[1]))):
-            raise CaptureUnavailable(
-                f"{self.launches!r} is no range of launches.", "Counted from 1: 10, 10-20 or 10-."
-            )
-        if self.calls not in CALLS:
-            raise CaptureUnavailable(f"No such choice of calls: {self.calls}.", f"One of {', '.join(CALLS)}.")
 
 
 class GpuRecording:
@@ -90,34 +56,28 @@ class GpuRecording:
         options: WarpOptions | None = None,
         *,
         owner: tuple[int, int] | None = None,
-        gpus: Mapping[str, int] | None = None,
-        gpu_count: int = 1,
+        gpus: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        """`library` and `patches` are the built native code. `owner` (user, group): who the command runs as.
-        `gpus`: index of each GPU by UUID, as the header has them. `gpu_count`: how many there are to have
-        clocks. Raises CaptureUnavailable.
+        """`library` and `patches` are the built native code, the patches with the options' `defines`. `owner`
+        (user, group): who the command runs as. `gpus`: those that there are, as a header has them. Raises
+        TracepipeError for options that cannot be used, CaptureUnavailable.
         """
         self._options = options or WarpOptions()
         self._options.check()
         self._library, self._patches = library, patches
-        self._gpus = dict(gpus or {})
-        self.clocks: Sequence[str] = [f"globaltimer:{index}" for index in range(max(gpu_count, 1))]
+        self.gpus = gpus
+        self.clocks: Sequence[str] = [f"globaltimer:{gpu['index']}" for gpu in gpus] or ["globaltimer:0"]
         self._channel = Channel.create(owner=owner)
         self._asked_ns = time.monotonic_ns()
-        self._renderer = WarpRenderer(self._gpus)
+        self._renderer = WarpRenderer(numbers_of(gpus))
 
     def environment(self) -> dict[str, str]:
         """What to add to the command's environment, before it starts."""
-        options = self._options
-        asked = {
-            "CUDA_INJECTION64_PATH": str(self._library.absolute()),
+        built = {
+            INJECTION_VARIABLE: str(self._library.absolute()),
             "TRACEPIPE_GPU_PATCHES": str(self._patches.absolute()),
-            "TRACEPIPE_GPU_KERNELS": options.kernels,
-            "TRACEPIPE_GPU_LAUNCHES": options.launches,
-            "TRACEPIPE_GPU_MEMORY": str(options.memory_bytes or ""),
-            "TRACEPIPE_GPU_CALLS": options.calls,
         }
-        return {name: value for name, value in asked.items() if value} | self._channel.environment()
+        return built | self._options.environment() | self._channel.environment()
 
     def collect(self, *, is_final: bool = False) -> bytes:
         """Whole records since the last call; never waits. `is_final`: the command has ended."""
@@ -174,15 +134,14 @@ class WarpRenderer:
         self.counts: dict[str, int] = {}
         self.losses: dict[str, int] = {}
         self.notes: list[str] = []
-        self._met: dict[int, dict[str, Any]] = {}
-        self._indices = dict(gpus)
+        self._numbers = GpuNumbers(gpus)
         self._processes: dict[int, _Process] = {}
         self._short: dict[str, str] = {}
 
     @property
     def gpus(self) -> list[dict[str, Any]]:
         """The GPUs that were met, as a header has them."""
-        return list(self._met.values())
+        return self._numbers.met
 
     def learn(self, chunk: bytes) -> None:
         """Nothing: each process's records are in order."""
@@ -229,7 +188,8 @@ class WarpRenderer:
             (number,) = layout.NAME.unpack_from(payload)
             process.names[number] = layout.text(payload, layout.NAME.size)
         elif kind == KIND_GPU:
-            self._meet_gpu(process, payload)
+            index, number = self._numbers.meet(payload)
+            process.gpus[index] = number
         elif kind == KIND_NOTE:
             self.notes.append(layout.text(payload, 0))
 
@@ -300,14 +260,6 @@ class WarpRenderer:
             "count": count,
             "reason": reason,
         }
-
-    def _meet_gpu(self, process: _Process, payload: memoryview) -> None:
-        gpu = layout.read_gpu(payload)
-        taken = set(self._indices.values())
-        free = gpu.index if gpu.index not in taken else max(taken) + 1
-        index = self._indices.setdefault(gpu.uuid, free)
-        process.gpus[gpu.index] = index
-        self._met[index] = {"index": index, "name": gpu.name, "uuid": gpu.uuid, "sms": gpu.sms}
 
     def _kernel_name(self, name: str) -> str:
         short = self._short.get(name)

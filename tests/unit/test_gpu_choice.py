@@ -1,0 +1,327 @@
+"""What `--gpu auto` takes for which command, what it says, and what becomes of an engine that cannot work."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tracepipe.capture import CaptureRequest
+from tracepipe.capture.engine import AUTO_WARPS, Filters, Limits
+from tracepipe.capture.gpu import GPU_ENGINES, choice, start
+from tracepipe.capture.gpu.choice import Choice, choose
+from tracepipe.capture.gpu.cuda_parts import Parts
+from tracepipe.capture.gpu.driver import Driver, Gpu, Owner
+from tracepipe.capture.gpu.launchers import launcher_of
+from tracepipe.capture.gpu.toolchain import Toolchain
+from tracepipe.errors import CaptureUnavailable, TracepipeError
+
+H200 = Driver((13, 0), (Gpu("NVIDIA H200", "sm_90", "GPU-a", 132),))
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Makes programs in a folder that is the only one of $PATH."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    def make(name: str, first_line: str = "\x7fELF") -> str:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"{first_line}\n")
+        path.chmod(0o755)
+        return str(path)
+
+    for name in ("vec_add", "python3", "bash", "env", "timeout", "nice"):
+        make(name)
+    return make
+
+
+# What a command is
+
+
+@pytest.mark.parametrize(
+    ("command", "launcher"),
+    [
+        (["vec_add"], ""),
+        (["vec_add", "python3"], ""),
+        (["python3", "train.py"], "python3"),
+        (["bash", "-c", "./vec_add"], "bash"),
+        (["env", "FOO=1", "-u", "BAR", "python3", "-m", "train"], "python3"),
+        (["env", "timeout", "-k", "5", "10", "nice", "-n", "3", "python3"], "python3"),
+        (["timeout", "10", "vec_add", "python3"], ""),
+        (["env"], ""),
+        (["env", "-i", "no-such-program"], ""),
+    ],
+)
+def test_interpreters_are_found_behind_what_starts_them(
+    programs: Callable[..., str], command: list[str], launcher: str
+) -> None:
+    assert launcher_of(command) == launcher
+
+
+@pytest.mark.parametrize(
+    ("first_line", "is_launcher"),
+    [
+        ("#!/opt/venv/bin/python3.12", True),
+        ("#!/usr/bin/env python3", True),
+        ("#!/usr/bin/env -S python3 -u", True),
+        ("#!/bin/sh", True),
+        ("#!/opt/bin/vec_add", False),
+        ("#!", False),
+        ("\x7fELF", False),
+    ],
+)
+def test_a_script_is_what_interprets_it(
+    programs: Callable[..., str], first_line: str, is_launcher: bool
+) -> None:
+    programs("train", first_line)
+    assert launcher_of(["train"]) == ("train" if is_launcher else "")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["torchrun", "accelerate", "deepspeed", "mpirun.openmpi", "srun", "jupyter-lab", "python3.13t", "pypy3"],
+)
+def test_launchers_are_known_by_name(programs: Callable[..., str], name: str) -> None:
+    assert launcher_of([programs(name)]) == name
+
+
+@pytest.mark.parametrize("name", ["ray-tracer", "sha", "pythonista", "python_kernels", "maker"])
+def test_names_that_only_begin_so_are_programs(programs: Callable[..., str], name: str) -> None:
+    assert launcher_of([programs(name)]) == ""
+
+
+def test_a_link_is_what_it_leads_to(programs: Callable[..., str], tmp_path: Path) -> None:
+    programs("real/python3.12")
+    (tmp_path / "trainer").symlink_to(tmp_path / "real/python3.12")
+    assert launcher_of(["trainer"]) == "trainer"
+
+
+def test_a_command_that_is_no_program_is_an_error(programs: Callable[..., str]) -> None:
+    with pytest.raises(TracepipeError, match="no program nothing"):
+        launcher_of(["nothing"])
+
+
+# The rule
+
+
+def chosen(request: CaptureRequest, *, has_device: bool = True, **environment: str) -> Choice:
+    return choose(request, environment, has_device=has_device)
+
+
+def request(*command: str, **options: Any) -> CaptureRequest:
+    return CaptureRequest(list(command), gpu="auto", **options)
+
+
+def test_without_a_gpu_nothing_is_said(programs: Callable[..., str]) -> None:
+    assert chosen(request("vec_add"), has_device=False) == Choice("off")
+    assert chosen(request("python3"), has_device=False, CUDA_INJECTION64_PATH="/x.so") == Choice("off")
+    assert chosen(CaptureRequest(pids=(4,), gpu="auto")) == Choice("off")
+
+
+def test_a_selection_that_finds_no_gpu_is_told(programs: Callable[..., str]) -> None:
+    told = chosen(request("vec_add", gpu_kernels="x", gpu_warps=5), has_device=False)
+    assert told == Choice("off", "there is no NVIDIA GPU here, so --kernel and --gpu-warps selects nothing")
+
+
+def test_the_users_own_injection_stays(programs: Callable[..., str]) -> None:
+    told = chosen(request("vec_add", gpu_kernels="x"), CUDA_INJECTION64_PATH="/x.so")
+    assert (told.engine, told.why) == ("off", "CUDA_INJECTION64_PATH is set")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "name"),
+    [
+        ("gpu_kernels", "attn", "--kernel"),
+        ("gpu_launches", "3", "--launches"),
+        ("gpu_blocks", "0", "--blocks"),
+        ("gpu_memory_bytes", 1 << 20, "--gpu-memory"),
+        ("gpu_warps", 5, "--gpu-warps"),
+    ],
+)
+def test_a_selection_means_warps(programs: Callable[..., str], option: str, value: Any, name: str) -> None:
+    assert chosen(request("python3", only=("cu*",), **{option: value})) == Choice("warps", f"by {name}")
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"layers": ("syscall",)}, "--layers names no userspace"),
+        ({"layers": ()}, "--layers names no userspace"),
+        ({"only": ("cu*",)}, "--only hold for probes"),
+        ({"exclude": ("cu*",), "libraries": ("/l.so",)}, "--exclude and --library hold for probes"),
+        ({"filters": Filters(min_duration_ns=5)}, "--min-duration hold for probes"),
+        ({"filters": Filters(sample=2)}, "--sample hold for probes"),
+    ],
+)
+def test_what_only_probes_can_give_leaves_them_the_calls(
+    programs: Callable[..., str], options: dict[str, Any], why: str
+) -> None:
+    told = chosen(request("vec_add", **options))
+    assert (told.engine, told.why) == ("off", why)
+
+
+def test_a_short_run_means_warps(programs: Callable[..., str]) -> None:
+    assert chosen(request("python3", limits=Limits(10**10))).engine == "warps"
+    assert chosen(request("python3", limits=Limits(10**10 + 1))).engine == "kernels"
+
+
+def test_an_interpreter_means_kernels_and_another_program_warps(programs: Callable[..., str]) -> None:
+    told = chosen(request("env", "python3", "train.py"))
+    assert told == Choice("kernels", "python3 may start a long run", "--gpu warps records every warp")
+    told = chosen(request("vec_add"))
+    assert told == Choice("warps", "every warp of vec_add", "--gpu kernels costs next to nothing")
+
+
+# What is made of it
+
+
+class Machine:
+    """A machine with a GPU, on which some of the engines can be made."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        self.driver, self.refusals, self.messages = H200, dict[str, str](), list[str]()
+        self.started = list[CaptureRequest]()
+        self.children = 0
+        self.node = folder / "nvidiactl"
+        self.node.touch()
+        monkeypatch.setattr(choice, "CONTROL_DEVICE", self.node)
+        monkeypatch.setattr("tracepipe.capture.gpu.toolchain.this_toolchain", self.toolchain)
+        monkeypatch.delenv("CUDA_INJECTION64_PATH", raising=False)
+        for name in ("kernels", "warps"):
+            monkeypatch.setitem(GPU_ENGINES, name, self.maker(name))
+
+    def toolchain(self) -> Toolchain:
+        self.children += 1
+        return Toolchain(self.driver, Parts(), Owner(os.geteuid(), os.getegid(), Path("/nowhere")))
+
+    def maker(self, name: str) -> Any:
+        def make(request: CaptureRequest, toolchain: Toolchain) -> Any:
+            if name in self.refusals:
+                raise CaptureUnavailable(f"No {name} here.", self.refusals[name])
+            self.started.append(request)
+            return name
+
+        return make
+
+    def start(self, request: CaptureRequest) -> tuple[CaptureRequest, Any]:
+        return start(request, self.messages.append)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, programs: Callable[..., str], tmp_path: Path) -> Machine:
+    return Machine(monkeypatch, tmp_path)
+
+
+def test_the_engine_is_started_with_a_budget_and_said(machine: Machine) -> None:
+    became, device = machine.start(request("vec_add"))
+    assert device == "warps"
+    assert machine.started == [became]
+    assert (became.gpu, became.gpu_warps) == ("warps", AUTO_WARPS)
+    assert machine.messages == [
+        "gpu warps: every warp of vec_add, up to 2000000 warps; --gpu kernels costs next to nothing"
+    ]
+
+
+def test_kernels_have_no_budget(machine: Machine) -> None:
+    became, device = machine.start(request("python3"))
+    assert (device, became.gpu, became.gpu_warps) == ("kernels", "kernels", None)
+    assert machine.messages == ["gpu kernels: python3 may start a long run; --gpu warps records every warp"]
+
+
+def test_a_budget_of_ones_own_holds(machine: Machine) -> None:
+    became, _ = machine.start(request("vec_add", gpu_warps=7))
+    assert became.gpu_warps == 7
+    assert machine.messages == ["gpu warps: by --gpu-warps, up to 7 warps"]
+
+
+def test_warps_that_are_named_have_no_budget_and_need_no_words(machine: Machine) -> None:
+    asked = CaptureRequest(["vec_add"], gpu="warps")
+    assert machine.start(asked) == (asked, "warps")
+    assert machine.messages == []
+
+
+def test_without_the_device_no_process_is_started_and_nothing_said(machine: Machine) -> None:
+    machine.node.unlink()
+    assert machine.start(request("vec_add")) == (CaptureRequest(["vec_add"], gpu="off"), None)
+    assert (machine.children, machine.messages) == (0, [])
+
+
+def test_a_driver_without_gpus_is_silent_and_one_that_fails_is_not(machine: Machine) -> None:
+    machine.driver = Driver((13, 0), error="cuInit: CUDA_ERROR_NO_DEVICE")
+    assert machine.start(request("vec_add"))[1] is None
+    assert machine.messages == []
+    assert machine.start(request("vec_add", gpu_blocks="5"))[1] is None
+    assert machine.messages == [
+        "gpu off: CUDA sees no GPU: cuInit: CUDA_ERROR_NO_DEVICE; nvidia-smi shows more"
+    ]
+    machine.driver = Driver((13, 0), error="cuInit: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH")
+    assert machine.start(request("vec_add"))[1] is None
+    assert machine.messages[1:] == [
+        "gpu off: CUDA sees no GPU: cuInit: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH; nvidia-smi shows more"
+    ]
+
+
+def test_the_users_injection_is_left_alone_and_said(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_INJECTION64_PATH", "/x.so")
+    assert machine.start(request("vec_add"))[1] is None
+    assert machine.messages == [
+        "gpu off: CUDA_INJECTION64_PATH is set; --gpu kernels or warps loads ours instead"
+    ]
+    assert machine.start(CaptureRequest(["vec_add"], gpu="kernels"))[1] == "kernels"
+    assert machine.messages[1:] == [
+        "CUDA_INJECTION64_PATH is set: the library that it names is not loaded, but ours"
+    ]
+
+
+def test_the_other_engine_is_taken_where_one_cannot_work(machine: Machine) -> None:
+    machine.refusals = {"warps": "apt install nvcc"}
+    became, device = machine.start(request("vec_add", gpu_kernels="attn", gpu_memory_bytes=1 << 20))
+    assert device == "kernels"
+    assert became == CaptureRequest(["vec_add"], gpu="kernels")
+    assert machine.messages == [
+        "gpu warps: not here: No warps here. apt install nvcc",
+        "gpu kernels: as warps cannot be had, and without --kernel and --gpu-memory",
+    ]
+    machine.refusals = {"kernels": "apt install cupti"}
+    became, device = machine.start(request("python3"))
+    assert (device, became.gpu_warps) == ("warps", AUTO_WARPS)
+    assert machine.messages[2:] == [
+        "gpu kernels: not here: No kernels here. apt install cupti",
+        "gpu warps: as kernels cannot be had, up to 2000000 warps",
+    ]
+
+
+def test_where_neither_can_work_there_is_none(machine: Machine) -> None:
+    machine.refusals = {"kernels": "k", "warps": "w"}
+    assert machine.start(request("vec_add")) == (CaptureRequest(["vec_add"], gpu="off"), None)
+    assert machine.messages == [
+        "gpu warps: not here: No warps here. w",
+        "gpu kernels: not here: No kernels here. k",
+        "gpu off: neither engine can be had",
+    ]
+    assert machine.children == 1
+
+
+def test_an_engine_that_was_named_fails_as_it_is(machine: Machine) -> None:
+    machine.refusals = {"warps": "apt install nvcc"}
+    with pytest.raises(CaptureUnavailable, match="No warps here"):
+        machine.start(CaptureRequest(["vec_add"], gpu="warps"))
+
+
+@pytest.mark.parametrize("gpu", ["kernels", "off"])
+def test_a_selection_is_for_warps(machine: Machine, gpu: str) -> None:
+    with pytest.raises(TracepipeError, match=f"--gpu {gpu} .* --blocks") as refusal:
+        machine.start(CaptureRequest(["vec_add"], gpu=gpu, gpu_blocks="0-5"))
+    assert refusal.value.hint == "--gpu warps takes --blocks."
+
+
+def test_what_auto_cannot_use_is_told_before_it_looks(machine: Machine) -> None:
+    with pytest.raises(TracepipeError, match="no range of blocks"):
+        machine.start(request("vec_add", gpu_blocks="5-1"))
+    assert machine.children == 0

@@ -1,0 +1,74 @@
+"""What the warps engine is told of which warps to record, and what it is spared."""
+
+from __future__ import annotations
+
+import pytest
+
+from tracepipe.capture.gpu.warp_options import LAST, WarpOptions, read_range
+from tracepipe.errors import TracepipeError
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("5", (5, 5)),
+        ("0", (0, 0)),
+        ("0-131", (0, 131)),
+        ("7-7", (7, 7)),
+        ("100-", (100, LAST)),
+        (f"0-{LAST}", (0, LAST)),
+    ],
+)
+def test_a_range_has_both_its_ends(text: str, found: tuple[int, int]) -> None:
+    assert read_range(text, "--blocks", "blocks", 0) == found
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "-", "-5", "9-3", "1-2-3", "0x10", "1,2", " 5", "5 ", "٣", "1-٣", str(LAST + 1), f"0-{LAST + 1}"],
+)
+def test_what_is_no_range_is_told_with_examples(text: str) -> None:
+    with pytest.raises(TracepipeError, match=r"--blocks .* is no range of blocks") as refusal:
+        read_range(text, "--blocks", "blocks", 0)
+    assert "9, 9-19 or 9-" in refusal.value.hint
+
+
+def test_launches_are_counted_from_1() -> None:
+    with pytest.raises(TracepipeError, match="no range of launches"):
+        WarpOptions(launches="0-3").check()
+    WarpOptions(launches="1-3", blocks="0-3").check()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (WarpOptions(kernels="("), "--kernel '\\(' is no regular expression"),
+        (WarpOptions(launches="9-3"), "--launches '9-3'"),
+        (WarpOptions(blocks="all"), "--blocks 'all'"),
+        (WarpOptions(memory_bytes=0), "--gpu-memory of 0 bytes"),
+        (WarpOptions(memory_bytes=(1 << 20) - 1), "--gpu-memory"),
+        (WarpOptions(budget_warps=0), "--gpu-warps 0"),
+        (WarpOptions(calls="x"), "choice of calls"),
+    ],
+)
+def test_options_that_the_library_could_not_use_are_refused(options: WarpOptions, said: str) -> None:
+    with pytest.raises(TracepipeError, match=said):
+        options.check()
+
+
+def test_what_was_not_asked_for_is_left_to_the_library() -> None:
+    assert WarpOptions().environment() == {"TRACEPIPE_GPU_CALLS": "all"}
+    assert WarpOptions().defines() == {}
+
+
+def test_what_was_asked_for_is_told() -> None:
+    options = WarpOptions("attn", "10-20", "5", 64 << 20, 500, "none")
+    assert options.environment() == {
+        "TRACEPIPE_GPU_KERNELS": "attn",
+        "TRACEPIPE_GPU_LAUNCHES": "10-20",
+        "TRACEPIPE_GPU_BLOCKS": "5-5",
+        "TRACEPIPE_GPU_MEMORY": str(64 << 20),
+        "TRACEPIPE_GPU_BUDGET": "500",
+        "TRACEPIPE_GPU_CALLS": "none",
+    }
+    assert options.defines() == {"TRACEPIPE_FIRST_BLOCK": 5, "TRACEPIPE_LAST_BLOCK": 5}

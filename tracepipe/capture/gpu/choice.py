@@ -1,0 +1,120 @@
+"""What `--gpu auto` takes for a command, and why; and which options go with which engine.
+
+    no NVIDIA GPU, or no command                          off, and nothing is said
+    another library is injected                           off
+    --kernel, --launches, --blocks, --gpu-memory, --gpu-warps   warps
+    only some calls are wanted: --layers, --only, …       off: the engines take all calls from the probes
+    --duration of up to 10 s                              warps
+    an interpreter, or what starts programs               kernels: thousands of them, near no cost
+    any other program                                     warps
+
+The first row that fits holds. Warps have a budget then, as nobody said how long the run is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from tracepipe.capture.engine import AUTO_WARPS, CaptureRequest
+from tracepipe.capture.gpu.launchers import launcher_of
+from tracepipe.capture.gpu.transport import INJECTION_VARIABLE
+from tracepipe.capture.gpu.warp_options import WarpOptions
+from tracepipe.errors import TracepipeError
+
+CONTROL_DEVICE: Final = Path("/dev/nvidiactl")
+"""What every program opens that uses one of NVIDIA's GPUs."""
+SHORT_NS: Final = 10 * 10**9
+
+# What only the warps engine knows, and only probes do: field of a request → option.
+_OF_WARPS: Final = {
+    "gpu_kernels": "--kernel",
+    "gpu_launches": "--launches",
+    "gpu_blocks": "--blocks",
+    "gpu_memory_bytes": "--gpu-memory",
+    "gpu_warps": "--gpu-warps",
+}
+_OF_PROBES: Final = {"only": "--only", "exclude": "--exclude", "libraries": "--library"}
+_CHEAPER: Final = "--gpu kernels costs next to nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """An engine or `off`, why it is that one, and what one may want instead; "" for nothing to tell."""
+
+    engine: str
+    why: str = ""
+    instead: str = ""
+
+
+def warp_options(request: CaptureRequest) -> WarpOptions:
+    """What the request says to the warps engine."""
+    return WarpOptions(
+        request.gpu_kernels,
+        request.gpu_launches,
+        request.gpu_blocks,
+        request.gpu_memory_bytes,
+        request.gpu_warps,
+    )
+
+
+def check(request: CaptureRequest) -> None:
+    """Raise TracepipeError where the options for GPUs do not go together, or cannot be used."""
+    given = of_warps(request)
+    if given and request.gpu not in ("auto", "warps"):
+        alone = "leaves the GPUs alone" if request.gpu == "off" else "records every kernel"
+        raise TracepipeError(
+            f"--gpu {request.gpu} {alone}: it does not take {given}.", f"--gpu warps takes {given}."
+        )
+    warp_options(request).check()
+    if not request.command and (given or request.gpu not in ("auto", "off")):
+        raise TracepipeError(
+            "What GPUs do is recorded from a program's start.", "Give a command after --, or --gpu off."
+        )
+
+
+def choose(request: CaptureRequest, environment: Mapping[str, str], *, has_device: bool) -> Choice:
+    """The engine for a request with `auto`. Raises TracepipeError if its command is no program."""
+    given = of_warps(request)
+    if not request.command:
+        return Choice("off")
+    if not has_device:
+        return Choice("off", f"there is no NVIDIA GPU here, so {given} selects nothing" if given else "")
+    if INJECTION_VARIABLE in environment:
+        return Choice("off", f"{INJECTION_VARIABLE} is set", "--gpu kernels or warps loads ours instead")
+    if given:
+        return Choice("warps", f"by {given}")
+    if wanted := _calls_wanted(request):
+        return Choice("off", wanted, "--gpu kernels or warps records every call")
+    duration_ns = request.limits.duration_ns
+    if duration_ns is not None and duration_ns <= SHORT_NS:
+        return Choice("warps", "every warp, as --duration is short", _CHEAPER)
+    launcher = launcher_of(request.command)
+    if launcher:
+        return Choice("kernels", f"{launcher} may start a long run", "--gpu warps records every warp")
+    return Choice("warps", f"every warp of {Path(request.command[0]).name}", _CHEAPER)
+
+
+def taken(request: CaptureRequest, engine: str) -> CaptureRequest:
+    """A request with `auto` as it is with an engine or `off`: warps get a budget, others no selection."""
+    if engine == "warps":
+        return replace(request, gpu=engine, gpu_warps=request.gpu_warps or AUTO_WARPS)
+    usual = CaptureRequest()
+    return replace(request, gpu=engine, **{name: getattr(usual, name) for name in _OF_WARPS})
+
+
+def of_warps(request: CaptureRequest) -> str:
+    """The options that only the warps engine knows, as they are written."""
+    return " and ".join(option for name, option in _OF_WARPS.items() if getattr(request, name))
+
+
+def _calls_wanted(request: CaptureRequest) -> str:
+    """What asks for some of the calls, which probes alone can give; "" where all are wanted."""
+    if "userspace" not in request.layers:
+        return "--layers names no userspace"
+    options = [option for name, option in _OF_PROBES.items() if getattr(request, name)]
+    options += ["--min-duration"] if request.filters.min_duration_ns else []
+    options += ["--sample"] if request.filters.sample > 1 else []
+    return f"{' and '.join(options)} hold for probes" if options else ""

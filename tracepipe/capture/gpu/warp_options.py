@@ -1,0 +1,91 @@
+"""Which warps the `warps` engine records, and what that may take: read and checked before anything is run."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from tracepipe.errors import TracepipeError
+
+CALLS: Final = ("all", "launches", "none")
+LAST: Final = (1 << 63) - 1
+"""Where a range without an end ends: no grid has so many blocks, and C++ reads the number as it stands."""
+MEMORY_LEAST_BYTES: Final = 1 << 20
+_RANGE: Final = re.compile(r"([0-9]+)(?:(-)([0-9]*))?")
+
+
+@dataclass(frozen=True, slots=True)
+class WarpOptions:
+    """What to record before it costs anything.
+
+    `kernels` is a regular expression (ECMAScript's), searched in demangled names with their parameters;
+    `launches` counts those that fit, from 1: `10`, `10-20`, `10-`. `blocks` are linear indices in the grid,
+    from 0, in the same form. `memory_bytes` is room on each GPU for records in flight, None: the library
+    decides. After `budget_warps` warps no further launch is recorded, None: all are. `calls`: which API calls
+    are recorded.
+    """
+
+    kernels: str = ""
+    launches: str = ""
+    blocks: str = ""
+    memory_bytes: int | None = None
+    budget_warps: int | None = None
+    calls: str = "all"
+
+    def check(self) -> None:
+        """Raise TracepipeError for what the library could not use."""
+        try:
+            re.compile(self.kernels)
+        except re.error as error:
+            raise TracepipeError(
+                f"--kernel {self.kernels!r} is no regular expression: {error}.", "Example: 'attn.*fwd'."
+            ) from None
+        if self.launches:
+            read_range(self.launches, "--launches", "launches", 1)
+        if self.blocks:
+            read_range(self.blocks, "--blocks", "blocks", 0)
+        if self.memory_bytes is not None and self.memory_bytes < MEMORY_LEAST_BYTES:
+            raise TracepipeError(
+                f"--gpu-memory of {self.memory_bytes} bytes has no room for a launch's records.",
+                "From 1M; without it, the room is chosen by the GPU.",
+            )
+        if self.budget_warps is not None and self.budget_warps < 1:
+            raise TracepipeError(f"--gpu-warps {self.budget_warps} leaves no warp to record.", "From 1.")
+        if self.calls not in CALLS:
+            raise TracepipeError(f"No such choice of calls: {self.calls}.", f"One of {', '.join(CALLS)}.")
+
+    def environment(self) -> dict[str, str]:
+        """What the library reads of it."""
+        first, last = self._blocks()
+        asked = {
+            "TRACEPIPE_GPU_KERNELS": self.kernels,
+            "TRACEPIPE_GPU_LAUNCHES": self.launches,
+            "TRACEPIPE_GPU_BLOCKS": f"{first}-{last}" if self.blocks else "",
+            "TRACEPIPE_GPU_MEMORY": str(self.memory_bytes or ""),
+            "TRACEPIPE_GPU_BUDGET": str(self.budget_warps or ""),
+            "TRACEPIPE_GPU_CALLS": self.calls,
+        }
+        return {name: value for name, value in asked.items() if value}
+
+    def defines(self) -> dict[str, int]:
+        """What the device code is compiled with."""
+        first, last = self._blocks()
+        return {"TRACEPIPE_FIRST_BLOCK": first, "TRACEPIPE_LAST_BLOCK": last} if self.blocks else {}
+
+    def _blocks(self) -> tuple[int, int]:
+        return read_range(self.blocks, "--blocks", "blocks", 0) if self.blocks else (0, LAST)
+
+
+def read_range(text: str, option: str, what: str, least: int) -> tuple[int, int]:
+    """First and last, both included, of `10`, `10-20` or `10-`, from `least` on. Raises TracepipeError."""
+    match = _RANGE.fullmatch(text)
+    if match:
+        first = int(match[1])
+        last = int(match[3]) if match[3] else LAST if match[2] else first
+        if least <= first <= last <= LAST:
+            return first, last
+    raise TracepipeError(
+        f"{option} {text!r} is no range of {what}.",
+        f"Counted from {least}, both ends included: {least + 9}, {least + 9}-{least + 19} or {least + 9}-.",
+    )
