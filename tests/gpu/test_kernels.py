@@ -115,6 +115,9 @@ def test_every_kernel_comes_with_its_launch_and_nothing_is_changed(tools: Toolch
     assert len({event["stream"] for event in kernels}) == 10
     transfers = Counter(event["name"] for event in events if event["type"] == "transfer")
     assert transfers == {"set": 1, "DtoH": 1}
+    (taken,) = [event for event in events if event["type"] == "memory"]
+    assert (taken["name"], taken["args"]["size"], taken["args"]["kind"]) == ("alloc", 4, "device")
+    assert taken["args"]["call"] in ("cudaMalloc", "cuMemAlloc_v2")
     assert renderer.gpus[0]["name"] == tools.driver.gpus[0].name
     assert renderer.notes == []
 
@@ -131,4 +134,4 @@ def test_what_finds_no_room_is_counted(tools: Toolchain, program: Path) -> None:
     written, events, _, lost = recorded(tools, program, "none", 1 << 17)
     assert written == str(VALUE)
     assert lost > 0
-    assert len(events) + lost == 11625 + 2
+    assert len(events) + lost == 11625 + 2 + 1  # kernels, transfers, an allocation

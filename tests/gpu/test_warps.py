@@ -148,6 +148,29 @@ def test_a_kernel_starts_after_the_call_that_launched_it(bench: Bench) -> None:
     assert all(kernel["ts_ns"] + shift_ns > calls[kernel["launch"]] - 10_000 for kernel in kernels)
 
 
+def test_calls_have_their_arguments_and_tell_what_they_did(bench: Bench) -> None:
+    _, recorded = bench.case("vector_add")
+    begun = [call for call in recorded.of("userspace") if call["phase"] == "B"]
+    calls = {call["launch"]: call for call in begun if "launch" in call}
+    kernels = recorded.of("gpu_kernel")
+    assert len(kernels) == 10
+    for kernel in kernels:
+        args = calls[kernel["launch"]]["args"]
+        assert (args["grid"], args["block"], args["kernel"]) == ([4096, 1, 1], [256, 1, 1], "vectorAdd")
+    runtime = [call["args"] for call in begun if "cudaLaunchKernel" in call["name"]]
+    assert [(args["grid"], args["kernel"]) for args in runtime] == [([4096, 1, 1], "vectorAdd")] * 10
+    size = 4 << 20
+    copies = [event for event in recorded.of("transfer") if event["args"]["size"] == size]
+    assert [event["name"] for event in copies] == ["HtoD"] * 3 + ["DtoH"]
+    taken = [event["args"] for event in recorded.of("memory") if event["args"].get("size") == size]
+    assert len(taken) == 3
+    assert {args["address"] for args in taken} == {
+        event["args"]["to"] for event in copies if event["name"] == "HtoD"
+    }
+    results = {call["args"]["result_name"] for call in recorded.of("userspace") if call["phase"] == "E"}
+    assert results >= {"CUDA_SUCCESS", "cudaSuccess"}
+
+
 def test_only_selected_launches_are_recorded(bench: Bench) -> None:
     _, recorded = bench.case("tiny", WarpOptions(kernels="^tiny", launches="3-5", calls="none"))
     assert [kernel["name"] for kernel in recorded.of("gpu_kernel")] == ["tiny"] * 3

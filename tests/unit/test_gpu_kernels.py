@@ -22,7 +22,9 @@ from tracepipe.capture.gpu.kernels import (
     KIND_COPY,
     KIND_HELLO,
     KIND_KERNEL,
+    KIND_MEMORY,
     KIND_SET,
+    MEMORY,
     SET,
     KernelsRecording,
     KernelsRenderer,
@@ -190,6 +192,58 @@ def test_a_set_has_value_and_size() -> None:
     assert (event["type"], event["name"], event["args"]["value"]) == ("transfer", "set", 255)
 
 
+NO_STREAM = 0xFFFFFFFF
+
+
+def test_memory_is_taken_and_given_back_by_its_call() -> None:
+    taken = MEMORY.pack(1050, 4096, 0x7F00, 0, 1, NO_STREAM, 8, 1, 3)
+    freed = MEMORY.pack(1090, 0, 0x7F00, 0, 1, 7, 9, 2, 3)
+    # The memory of a call comes before the call, which is told at its return.
+    told = record(KIND_MEMORY, taken + freed) + record(KIND_CALL, call(1000, MALLOC, 8))
+    renderer = KernelsRenderer()
+    chunk = gpu() + function(MALLOC, "cudaMalloc_v3020") + told
+    malloc, alloc, free = lines(chunk, renderer=renderer)
+    assert malloc["name"] == "cudaMalloc"
+    assert alloc == {
+        "ts_ns": 1050, "type": "memory", "name": "alloc", "phase": "I", "pid": 42, "tid": 43, "gpu": 0,
+        "args": {
+            "size": 4096, "address": 0x7F00, "kind": "device", "context": 1, "correlation": 8,
+            "call": "cudaMalloc",
+        },
+    }  # fmt: skip
+    assert (free["name"], free["stream"], free.get("tid")) == ("free", 7, None)
+    assert free["args"] == {"address": 0x7F00, "kind": "device", "context": 1, "correlation": 9}
+    assert [first_fault(event) for event in (alloc, free)] == [None, None]
+    assert renderer.count(chunk) == 3
+
+
+@pytest.mark.parametrize(
+    ("operation", "kind", "expected"),
+    [(1, 2, "alloc_host"), (2, 2, "free_host"), (1, 5, "alloc"), (2, 5, "free")],
+)
+def test_memory_of_the_host_is_told_apart(operation: int, kind: int, expected: str) -> None:
+    (event,) = lines(record(KIND_MEMORY, MEMORY.pack(1, 64, 5, 0, 1, NO_STREAM, 8, operation, kind)))
+    assert event["name"] == expected
+
+
+def test_of_a_call_in_both_apis_the_inner_one_took_the_memory() -> None:
+    driver = record(KIND_CALL_NAME, (1).to_bytes(4, "little") + (7).to_bytes(4, "little") + b"cuMemAlloc_v2")
+    inner = CALL.pack(20, 60, 1, 7, 43, 8, 0)
+    calls = record(KIND_CALL, inner + call(10, MALLOC, 8))
+    memory = record(KIND_MEMORY, MEMORY.pack(50, 64, 5, 0, 1, NO_STREAM, 8, 1, 3))
+    told = lines(driver, function(MALLOC, "cudaMalloc_v3020"), calls, memory)
+    assert [event["args"]["call"] for event in told if event["type"] == "memory"] == ["cuMemAlloc_v2"]
+
+
+def test_calls_that_take_memory_are_not_kept_for_ever() -> None:
+    renderer = KernelsRenderer()
+    many = b"".join(call(10, MALLOC, number) for number in range(kernels._ALLOCATING_MAX + 1))
+    lines(function(MALLOC, "cudaMalloc_v3020"), record(KIND_CALL, many), renderer=renderer)
+    memory = [MEMORY.pack(50, 64, 5, 0, 1, NO_STREAM, number, 1, 3) for number in (0, 1)]
+    forgotten, known = lines(record(KIND_MEMORY, b"".join(memory)), renderer=renderer)
+    assert ("call" in forgotten["args"], "call" in known["args"]) == (False, True)
+
+
 def test_work_without_an_end_has_no_length() -> None:
     interrupted = kernel(1000, 9)
     interrupted = interrupted[:8] + bytes(8) + interrupted[16:]
@@ -223,7 +277,8 @@ def test_every_line_is_valid() -> None:
 
 
 @pytest.mark.parametrize(
-    ("struct", "ours"), [("Hello", HELLO), ("Kernel", KERNEL), ("Copy", COPY), ("Set", SET), ("Call", CALL)]
+    ("struct", "ours"),
+    [("Hello", HELLO), ("Kernel", KERNEL), ("Copy", COPY), ("Set", SET), ("Call", CALL), ("Memory", MEMORY)],
 )
 def test_both_sides_have_the_same_sizes_and_kinds(struct: str, ours: Any) -> None:
     header = (NATIVE / "kernel_records.h").read_text()

@@ -129,16 +129,19 @@ def test_a_call_has_the_launch_and_the_kernel_that_it_is_about() -> None:
     chunk = (
         _name(api, "cuLaunchKernel")
         + _name(kernel, "vectorAdd(float const*, int)")
-        + _pack(layout.KIND_CALL_ENTER, layout.CALL_ENTER.pack(api, 9, kernel), 1000)
-        + _pack(layout.KIND_CALL_EXIT, layout.CALL_EXIT.pack(api, 1, 0), 3000)
+        + _pack(layout.KIND_CALL_ENTER, layout.CALL_ENTER.pack(api, 9, kernel, 5, 0, 0), 1000)
+        + _pack(layout.KIND_CALL_EXIT, layout.CALL_EXIT.pack(api, 1, 6, 0), 3000)
     )
-    begin, end = _lines(WarpRenderer({}), chunk)
+    renderer = WarpRenderer({})
+    begin, end = _lines(renderer, chunk)
     assert begin == {
         "ts_ns": 1000, "type": "userspace", "name": "cuLaunchKernel", "phase": "B", "pid": PID, "tid": TID,
-        "launch": 9, "args": {"kernel": "vectorAdd"},
+        "cpu": 5, "launch": 9, "args": {"kernel": "vectorAdd"},
     }  # fmt: skip
-    assert (end["phase"], end["ts_ns"], end["args"]) == ("E", 3000, {"result": 1})
+    assert (end["phase"], end["ts_ns"], end["cpu"]) == ("E", 3000, 6)
+    assert end["args"] == {"result": 1, "result_name": "CUDA_ERROR_INVALID_VALUE"}
     assert "launch" not in end
+    assert renderer.counts == {"userspace": 2}
 
 
 def test_gpus_are_told_apart_by_uuid_whatever_a_process_calls_them() -> None:

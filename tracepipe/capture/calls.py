@@ -32,14 +32,29 @@ class Calls:
         self.more: dict[int, tuple[int, tuple[int, ...]]] = {}
         self.texts: dict[int, list[bytes]] = {}
         self.served: dict[int, int] = {}
-        self.effective = {i for i, p in enumerate(probes) if p.hook.effect not in ("", "name")}
-        self._texts_of = [_ProbeTexts(probe, values) for probe in probes]
+        self.effective: set[int] = set()
+        self._values = values
+        self._texts_of: list[_ProbeTexts] = []
         self._effects = Effects(values)
         self._handles: dict[tuple[int, int], str] = {}
         self._naming: dict[tuple[int, int], tuple[str, int]] = {}
+        for probe in probes:
+            self.add(probe)
 
-    def enter(self, ts_ns: int, tid: int, tgid: int, number: int, torn: int, *first: int) -> tuple[Head, str]:
-        """Head and `args` of an entry; `first` are its first four slots."""
+    def add(self, probe: Probe) -> int:
+        """Take in a probe that was met later; its number."""
+        number = len(self._texts_of)
+        self._texts_of.append(_ProbeTexts(probe, self._values))
+        if probe.hook.effect not in ("", "name"):
+            self.effective.add(number)
+        return number
+
+    def enter(
+        self, ts_ns: int, tid: int, tgid: int, number: int, torn: int, *first: int, kernel: str = ""
+    ) -> tuple[Head, str]:
+        """Head and `args` of an entry; `first` are its first four slots, `kernel` the name of the kernel that
+        it launches where the record itself tells.
+        """
         probe = self._texts_of[number]
         words: Sequence[int] = first
         if torn:
@@ -50,9 +65,9 @@ class Calls:
         if number in self.effective:
             self._effects.enter(tid, probe.probe, ts_ns, words)
         members = probe.arguments(words)
-        if probe.is_plain and not torn and not self.served:
+        if probe.is_plain and not torn and not self.served and not kernel:
             return probe.enter, members and f',"args":{{{members}}}'
-        return probe.enter, _args(members, *self._further(probe, tid, tgid, number, words, torn))
+        return probe.enter, _args(members, *self._further(probe, tid, tgid, number, words, torn, kernel))
 
     def leave(self, tid: int, tgid: int, number: int, torn: int, result: int, out: int) -> tuple[Head, str]:
         """Head and `args` of a return."""
@@ -82,7 +97,14 @@ class Calls:
         return self._effects.leave(tid, probe, ts_ns, cpu, result, out, pid, shown_tid) or ""
 
     def _further(
-        self, probe: _ProbeTexts, tid: int, tgid: int, number: int, words: Sequence[int], torn: int
+        self,
+        probe: _ProbeTexts,
+        tid: int,
+        tgid: int,
+        number: int,
+        words: Sequence[int],
+        torn: int,
+        kernel: str,
     ) -> list[str]:
         """What an entry's own record does not hold."""
         members = []
@@ -94,10 +116,11 @@ class Calls:
                 self._naming[tid, number] = shown, probe.handle(words)
                 if not probe.probe.hook.returns:
                     self._handles[tgid, probe.handle(words)] = shown
-        if probe.function >= 0:
-            name = self._handles.get((tgid, words[probe.function]))
-            if name is not None:
-                members.append(f'"kernel":{json.dumps(name)}')
+        name = kernel
+        if not name and probe.function >= 0:
+            name = self._handles.get((tgid, words[probe.function]), "")
+        if name:
+            members.append(f'"kernel":{json.dumps(name)}')
         members.append(self._for_whom(tid))
         if torn:
             members.append('"args_lost":true')

@@ -3,6 +3,7 @@
     channel ──▶ records ──▶ gpu_kernel X   launch, grid, block, stream
                             transfer X     HtoD, DtoH, …, memset: gpu, stream, size
                             userspace X    calls with their results; `launch` on those that started kernels
+                            memory I       alloc, free, alloc_host, free_host: address, size, kind, call
 
 `native/kernel_records.h` draws the records. Times are CLOCK_MONOTONIC: CUPTI is told to use it and converts
 the GPU's own. A launch id is CUPTI's correlation number, with the number of the process above it.
@@ -44,12 +45,14 @@ KIND_SET: Final = 43
 KIND_CALL: Final = 44
 KIND_CALL_NAME: Final = 45
 KIND_ANY: Final = 46
+KIND_MEMORY: Final = 47
 
 HELLO: Final = struct.Struct("<IIQQQ")
 KERNEL: Final = struct.Struct("<QQQQ4I3I3I3I5I")
 COPY: Final = struct.Struct("<QQQQ6I4B4x")
 SET: Final = struct.Struct("<QQQQ7I4x")
 CALL: Final = struct.Struct("<QQ5I4x")
+MEMORY: Final = struct.Struct("<QQQ6I")
 _U64: Final = struct.Struct("<Q")
 _CALL_NAME: Final = struct.Struct("<II")
 
@@ -58,16 +61,23 @@ _LAYERS: Final = {
     KIND_COPY: "transfer",
     KIND_SET: "transfer",
     KIND_CALL: "userspace",
+    KIND_MEMORY: "memory",
 }
 _EVENT_BYTES: Final = {
     KIND_KERNEL: KERNEL.size,
     KIND_COPY: COPY.size,
     KIND_SET: SET.size,
     KIND_CALL: CALL.size,
+    KIND_MEMORY: MEMORY.size,
 }
 # CUpti_ActivityMemcpyKind and …MemoryKind of cupti_activity.h.
 _DIRECTIONS: Final = ("copy", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP")
 _MEMORIES: Final = ("", "pageable", "pinned", "device", "array", "managed", "device_static", "managed_static")
+_RELEASE: Final = 2  # CUPTI_ACTIVITY_MEMORY_OPERATION_TYPE_RELEASE
+_PINNED: Final = 2
+_NO_STREAM: Final = 0xFFFFFFFF
+_ALLOCATES: Final = re.compile(r"[Aa]lloc|Free")
+_ALLOCATING_MAX: Final = 4096
 _ASYNCHRONOUS: Final = 1  # CUPTI_ACTIVITY_FLAG_MEMCPY_ASYNC
 _VERSION: Final = re.compile(r"_v\d{4,5}$")  # CUPTI's own ending of a runtime function: cudaMalloc_v3020
 _DRIVER: Final = 1
@@ -79,9 +89,16 @@ class _Process:
 
     number: int
     names: dict[int, str] = field(default_factory=dict)
-    functions: dict[tuple[int, int], tuple[str, bool]] = field(default_factory=dict)
+    functions: dict[tuple[int, int], tuple[str, bool, bool]] = field(default_factory=dict)
+    allocating: dict[int, tuple[str, int]] = field(default_factory=dict)
+    """Correlation of a call that takes or gives back memory → its function and thread: the last ones."""
     gpus: dict[int, int] = field(default_factory=dict)
     is_realtime: bool = False
+
+    def meet_allocation(self, correlation: int, name: str, tid: int) -> None:
+        if len(self.allocating) >= _ALLOCATING_MAX:
+            del self.allocating[next(iter(self.allocating))]
+        self.allocating[correlation] = name, tid
 
 
 class KernelsRenderer:
@@ -99,6 +116,7 @@ class KernelsRenderer:
             KIND_COPY: self._copies,
             KIND_SET: self._sets,
             KIND_CALL: self._calls,
+            KIND_MEMORY: self._memory,
         }
 
     @property
@@ -124,7 +142,8 @@ class KernelsRenderer:
         for record in whole:
             self._hear(record)
         events: list[dict[str, Any]] = []
-        for record in whole:
+        # The calls before the memory that they took.
+        for record in sorted(whole, key=lambda record: record.kind == KIND_MEMORY):
             take = self._take.get(record.kind)
             if take:
                 process = self._process(record.pid)
@@ -150,7 +169,7 @@ class KernelsRenderer:
         elif kind == KIND_CALL_NAME:
             domain, function = _CALL_NAME.unpack_from(payload)
             name = _VERSION.sub("", _text(payload[8:]))
-            process.functions[domain, function] = (name, "Launch" in name)
+            process.functions[domain, function] = (name, "Launch" in name, bool(_ALLOCATES.search(name)))
         elif kind == KIND_GPU:
             index, number = self._numbers.meet(payload)
             process.gpus[index] = number
@@ -214,7 +233,10 @@ class KernelsRenderer:
     def _calls(self, process: _Process, record: GpuRecord) -> list[dict[str, Any]]:
         events, number, pid = [], process.number << 32, record.pid
         for start_ns, end_ns, domain, function, tid, correlation, result in CALL.iter_unpack(record.payload):
-            name, is_launch = process.functions.get((domain, function), ("", False))
+            name, is_launch, allocates = process.functions.get((domain, function), ("", False, False))
+            # The driver's is the inner one, where both APIs' calls have the number.
+            if allocates and (domain == _DRIVER or correlation not in process.allocating):
+                process.meet_allocation(correlation, name, tid)
             event: dict[str, Any] = {
                 "ts_ns": start_ns,
                 "type": "userspace",
@@ -227,6 +249,24 @@ class KernelsRenderer:
             if is_launch:
                 event["launch"] = number | correlation
             event["args"] = {"result": result}
+            events.append(event)
+        return events
+
+    def _memory(self, process: _Process, record: GpuRecord) -> list[dict[str, Any]]:
+        events = []
+        for values in MEMORY.iter_unpack(record.payload):
+            time_ns, size_bytes, address, gpu, context, stream, correlation, operation, kind = values
+            name = ("free" if operation == _RELEASE else "alloc") + ("_host" if kind == _PINNED else "")
+            call, tid = process.allocating.get(correlation, ("", 0))
+            event: dict[str, Any] = {"ts_ns": time_ns, "type": "memory", "name": name, "phase": "I"}
+            event |= {"pid": record.pid} | ({"tid": tid} if tid else {})
+            event["gpu"] = process.gpus.get(gpu, gpu)
+            if stream != _NO_STREAM:
+                event["stream"] = stream
+            args: dict[str, Any] = {"size": size_bytes} if size_bytes else {}
+            args |= {"address": address, "kind": _at(_MEMORIES, kind), "context": context}
+            args["correlation"] = process.number << 32 | correlation
+            event["args"] = args | ({"call": call} if call else {})
             events.append(event)
         return events
 
@@ -275,7 +315,7 @@ class KernelsRecording:
     """A command's GPU work while it runs with `environment()`; nothing has to be attached to it."""
 
     name = "cupti"
-    layers = frozenset({"userspace", "gpu_kernel", "transfer"})
+    layers = frozenset({"userspace", "memory", "transfer", "gpu_kernel"})
     clocks: Sequence[str] = ("realtime",)
     """What its times can be on beside CLOCK_MONOTONIC: an older CUPTI has its own."""
 

@@ -14,8 +14,11 @@ KIND_LOST_WARPS: Final = 20
 
 NAME: Final = struct.Struct("<Q")
 CLOCK: Final = struct.Struct("<IxxxxQQQ")
-CALL_ENTER: Final = struct.Struct("<QQQ")  # name, launch, kernel's name
-CALL_EXIT: Final = struct.Struct("<QII")  # name, result, whether it is the runtime's
+HAS_ARGUMENTS: Final = 1 << 62
+"""Of a function's name: its records have its arguments."""
+# native/call_arguments.h draws these two.
+CALL_ENTER: Final = struct.Struct("<QQQIHH")  # name, launch, kernel's name, cpu, words, bytes of text
+CALL_EXIT: Final = struct.Struct("<QIIQ")  # name, result, cpu, what the out argument points to
 LOST_WARPS: Final = struct.Struct("<QIIQ")  # launch, gpu, why, warps
 KERNEL: Final = struct.Struct("<QQQI3I3I3IQIIQQQQQ")
 WARPS: Final = struct.Struct("<QQIIIxxxx")  # launch, base_ns, warps, exits, columns
@@ -67,6 +70,11 @@ class Kernel(NamedTuple):
     warps: int
     begun: int
     whole: int
+
+
+def read_words(payload: memoryview, count: int) -> tuple[int, ...]:
+    """The words of arguments of a call's entry."""
+    return struct.unpack_from(f"<{count}Q", payload, CALL_ENTER.size)
 
 
 def text(payload: memoryview, start: int) -> str:

@@ -16,6 +16,8 @@ import orjson
 
 from tracepipe.capture.engine import Loss
 from tracepipe.capture.gpu import warp_records as layout
+from tracepipe.capture.gpu.api_calls import ARGUMENTS_VARIABLE, ApiCalls, write_table
+from tracepipe.capture.gpu.call_lines import CallLines
 from tracepipe.capture.gpu.gpu_numbers import GpuNumbers, numbers_of
 from tracepipe.capture.gpu.kernel_name import short_kernel_name
 from tracepipe.capture.gpu.transport import (
@@ -36,6 +38,7 @@ _LAYERS: Final = {
     layout.KIND_CALL_ENTER: "userspace",
     layout.KIND_CALL_EXIT: "userspace",
 }
+_END: Final = orjson.OPT_APPEND_NEWLINE
 _CHANNEL_FULL: Final = "the channel to the capture process was full"
 _TYPES: Final = {2: "H", 4: "I", 8: "Q"}  # width in bytes → array's type of a column
 # Streams that every context has, by handle: CU_STREAM_LEGACY is the same as 0, and CU_STREAM_PER_THREAD.
@@ -47,7 +50,7 @@ class GpuRecording:
     """A channel that a command is told of by its environment, and what comes through it."""
 
     name = "sanitizer"
-    layers = frozenset({"userspace", "gpu_kernel", "gpu_warp"})
+    layers = frozenset({"userspace", "memory", "transfer", "gpu_kernel", "gpu_warp"})
 
     def __init__(
         self,
@@ -67,15 +70,18 @@ class GpuRecording:
         self._library, self._patches = library, patches
         self.gpus = gpus
         self.clocks: Sequence[str] = [f"globaltimer:{gpu['index']}" for gpu in gpus] or ["globaltimer:0"]
+        api = ApiCalls()
         self._channel = Channel.create(owner=owner)
+        self._table = write_table(api.table(), self._channel.path.parent)
         self._asked_ns = time.monotonic_ns()
-        self._renderer = WarpRenderer(numbers_of(gpus))
+        self._renderer = WarpRenderer(numbers_of(gpus), api)
 
     def environment(self) -> dict[str, str]:
         """What to add to the command's environment, before it starts."""
         built = {
             INJECTION_VARIABLE: str(self._library.absolute()),
             "TRACEPIPE_GPU_PATCHES": str(self._patches.absolute()),
+            ARGUMENTS_VARIABLE: str(self._table),
         }
         return built | self._options.environment() | self._channel.environment()
 
@@ -100,8 +106,9 @@ class GpuRecording:
         self._channel.say_closed()
 
     def close(self) -> None:
-        """Give the channel back."""
+        """Give the channel back, and what the command found beside it."""
         self._channel.close()
+        self._table.unlink(missing_ok=True)
 
 
 class _Process:
@@ -130,8 +137,9 @@ class WarpRenderer:
     `gpus` the GPUs that were met, as a header lists them.
     """
 
-    def __init__(self, gpus: Mapping[str, int]) -> None:
+    def __init__(self, gpus: Mapping[str, int], api: ApiCalls | None = None) -> None:
         self.counts: dict[str, int] = {}
+        self._calls = CallLines(self.counts, api)
         self.losses: dict[str, int] = {}
         self.notes: list[str] = []
         self._numbers = GpuNumbers(gpus)
@@ -163,17 +171,15 @@ class WarpRenderer:
             process = self._processes.get(record.pid)
             if process is None:
                 process = self._processes[record.pid] = _Process()
-            lines += [orjson.dumps(line) for line in self._lines(process, record)]
-        return b"\n".join([*lines, b""]) if lines else b""
+            if record.kind == layout.KIND_CALL_ENTER or record.kind == layout.KIND_CALL_EXIT:
+                lines.append(self._call(process, record).encode())
+            else:
+                lines += [orjson.dumps(line, option=_END) for line in self._lines(process, record)]
+        return b"".join(lines)
 
     def _lines(self, process: _Process, record: GpuRecord) -> Iterator[dict[str, Any]]:
         kind, payload = record.kind, record.payload
-        if kind == layout.KIND_CALL_ENTER:
-            yield self._call_enter(process, record)
-        elif kind == layout.KIND_CALL_EXIT:
-            name, result = layout.CALL_EXIT.unpack_from(payload)[:2]
-            yield self._call(process, record, name, "E") | {"args": {"result": result}}
-        elif kind == layout.KIND_WARPS:
+        if kind == layout.KIND_WARPS:
             yield self._warps(process, payload)
         elif kind == layout.KIND_KERNEL:
             yield from self._kernel(process, record)
@@ -193,19 +199,13 @@ class WarpRenderer:
         elif kind == KIND_NOTE:
             self.notes.append(layout.text(payload, 0))
 
-    def _call(self, process: _Process, record: GpuRecord, name: int, phase: str) -> dict[str, Any]:
-        self._add("userspace", 1)
-        what = {"type": "userspace", "name": process.name(name), "phase": phase}
-        return {"ts_ns": record.time_ns, **what, "pid": record.pid, "tid": record.tid}
-
-    def _call_enter(self, process: _Process, record: GpuRecord) -> dict[str, Any]:
-        name, launch, kernel = layout.CALL_ENTER.unpack_from(record.payload)
-        line = self._call(process, record, name, "B")
-        if launch:
-            line["launch"] = launch
-        if kernel:
-            line["args"] = {"kernel": self._kernel_name(process.name(kernel))}
-        return line
+    def _call(self, process: _Process, record: GpuRecord) -> str:
+        (name,) = layout.NAME.unpack_from(record.payload)
+        if record.kind == layout.KIND_CALL_EXIT:
+            return self._calls.leave(record, process.name(name))
+        kernel = layout.CALL_ENTER.unpack_from(record.payload)[2]
+        launched = self._kernel_name(process.name(kernel)) if kernel else ""
+        return self._calls.enter(record, process.name(name), launched)
 
     def _kernel(self, process: _Process, record: GpuRecord) -> Iterator[dict[str, Any]]:
         kernel = layout.read_kernel(record.payload)

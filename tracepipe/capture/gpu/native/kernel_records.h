@@ -1,6 +1,6 @@
-// What the engine `kernels` puts into the channel: kinds 40 to 46 of transport.h.
+// What the engine `kernels` puts into the channel: kinds 40 to 47 of transport.h.
 //
-// The payload of kinds 41 to 44 is an array of the struct of that name, all integers little-endian, with no
+// The payload of kinds 41 to 44 and 47 is an array of the struct of that name, all integers little-endian, with no
 // padding but what is written here; kernels.py has the same layouts. Times are ns on the clock that HELLO
 // tells. `correlation` is CUPTI's number of the API call that asked for the work, unique in its process.
 #pragma once
@@ -16,6 +16,7 @@ enum KernelKind : uint16_t {
     KIND_CALL = 44,       // Call[]
     KIND_CALL_NAME = 45,  // | domain u32 | cbid u32 | text: the function of calls of this pid
     KIND_ANY = 46,        // never put; counts records that CUPTI itself dropped
+    KIND_MEMORY = 47,     // Memory[]
 };
 
 enum Clock : uint32_t { CLOCK_IS_MONOTONIC = 0, CLOCK_IS_REALTIME = 1 };
@@ -57,7 +58,14 @@ struct Call {
     uint32_t domain, cbid, tid, correlation, result, zero;  // domain: 1 driver, 2 runtime
 };
 
+// Memory that a call took or gave back.
+struct Memory {
+    uint64_t time_ns, size_bytes, address;
+    uint32_t gpu, context, stream, correlation;  // stream: ~0 if the call has none
+    uint32_t operation, memory_kind;             // CUpti_ActivityMemoryOperationType, …MemoryKind
+};
+
 static_assert(sizeof(Hello) == 32 && sizeof(Kernel) == 104 && sizeof(Copy) == 64);
-static_assert(sizeof(Set) == 64 && sizeof(Call) == 40);
+static_assert(sizeof(Set) == 64 && sizeof(Call) == 40 && sizeof(Memory) == 48);
 
 }  // namespace tracepipe

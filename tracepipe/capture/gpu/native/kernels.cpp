@@ -30,6 +30,7 @@ using CuptiKernel = CUpti_ActivityKernel9;
 using CuptiCopy = CUpti_ActivityMemcpy6;
 using CuptiPeerCopy = CUpti_ActivityMemcpyPtoP4;
 using CuptiSet = CUpti_ActivityMemset4;
+using CuptiMemory = CUpti_ActivityMemory4;
 using CuptiDevice = CUpti_ActivityDevice5;
 
 namespace {
@@ -82,6 +83,7 @@ class Translator {
         copies_.send();
         sets_.send();
         calls_.send();
+        memory_.send();
     }
 
   private:
@@ -100,6 +102,8 @@ class Translator {
         }
         case CUPTI_ACTIVITY_KIND_MEMSET:
             return take(*reinterpret_cast<const CuptiSet *>(activity));
+        case CUPTI_ACTIVITY_KIND_MEMORY2:
+            return take(*reinterpret_cast<const CuptiMemory *>(activity));
         case CUPTI_ACTIVITY_KIND_DRIVER:
         case CUPTI_ACTIVITY_KIND_RUNTIME:
             return take(*reinterpret_cast<const CUpti_ActivityAPI *>(activity));
@@ -154,6 +158,18 @@ class Translator {
         sets_.add(to);
     }
 
+    // What a call took or gave back: not the variables that a module has from its start on.
+    void take(const CuptiMemory &from) {
+        bool is_known = from.memoryOperationType == CUPTI_ACTIVITY_MEMORY_OPERATION_TYPE_ALLOCATION ||
+                        from.memoryOperationType == CUPTI_ACTIVITY_MEMORY_OPERATION_TYPE_RELEASE;
+        if (!is_known || (from.memoryKind != CUPTI_ACTIVITY_MEMORY_KIND_PINNED &&
+                          from.memoryKind != CUPTI_ACTIVITY_MEMORY_KIND_DEVICE &&
+                          from.memoryKind != CUPTI_ACTIVITY_MEMORY_KIND_MANAGED))
+            return;
+        memory_.add({from.timestamp, from.bytes, from.address, from.deviceId, from.contextId, from.streamId,
+                     from.correlationId, uint32_t(from.memoryOperationType), uint32_t(from.memoryKind)});
+    }
+
     void take(const CUpti_ActivityAPI &from) {
         bool is_driver = from.kind == CUPTI_ACTIVITY_KIND_DRIVER;
         auto domain = is_driver ? CUPTI_CB_DOMAIN_DRIVER_API : CUPTI_CB_DOMAIN_RUNTIME_API;
@@ -200,6 +216,7 @@ class Translator {
     Batch<Copy> copies_{KIND_COPY};
     Batch<Set> sets_{KIND_SET};
     Batch<Call> calls_{KIND_CALL};
+    Batch<Memory> memory_{KIND_MEMORY};
 };
 
 // Used until the process is gone, so never destroyed: CUPTI's own threads may outlive static objects.
@@ -333,6 +350,7 @@ extern "C" __attribute__((visibility("default"))) int InitializeInjection() {
     enable(CUPTI_ACTIVITY_KIND_MEMCPY, "copies");
     enable(CUPTI_ACTIVITY_KIND_MEMCPY2, "copies between GPUs");
     enable(CUPTI_ACTIVITY_KIND_MEMSET, "memsets");
+    enable(CUPTI_ACTIVITY_KIND_MEMORY2, "allocations");
     const char *asked = getenv("TRACEPIPE_GPU_CALLS");
     std::string_view calls = asked ? asked : "all";
     // Not SYNCHRONIZATION: with it each synchronising call takes 0.6 ms more (H200, CUPTI 13.0).

@@ -21,8 +21,8 @@ namespace tracepipe {
 enum WarpsKind : uint16_t {
     KIND_WARPS = 16,
     KIND_KERNEL = 17,      // a launch that has ended, see LaunchRecord; before its KIND_WARPS
-    KIND_CALL_ENTER = 18,  // | name u64 | launch u64, 0: none | kernel name u64, 0: none |
-    KIND_CALL_EXIT = 19,   // | name u64 | result u32 | is_runtime u32 |
+    KIND_CALL_ENTER = 18,  // call_arguments.h draws both
+    KIND_CALL_EXIT = 19,
     KIND_LOST_WARPS = 20,  // | launch u64 | gpu u32 | why u32 | warps u64 |
 };
 

@@ -6,10 +6,12 @@
 // kernel gets a region of device memory, and one of its own thread's (drain.h) brings home what is in it.
 //
 // Environment: TRACEPIPE_GPU_CHANNEL, TRACEPIPE_GPU_PATCHES (file of the device code), what selection.h
-// names, TRACEPIPE_GPU_MEMORY (bytes on each GPU), TRACEPIPE_GPU_CALLS (all, launches or none).
+// names, TRACEPIPE_GPU_MEMORY (bytes on each GPU), TRACEPIPE_GPU_CALLS (all, launches or none),
+// TRACEPIPE_GPU_ARGUMENTS (call_arguments.h).
 #include <fstream>
 #include <iterator>
 
+#include "call_arguments.h"
 #include "drain.h"
 #include "functions.h"
 
@@ -24,7 +26,7 @@ constexpr uint64_t TELL_EVERY_NS = 1'000'000'000;
 // Warps that a shared region has room for before it is known how many are needed.
 constexpr uint64_t FIRST_GRAPH_WARPS = 1 << 17, WARPS_OF_CHILDREN = 1 << 15;
 
-enum CallFlag : uint8_t { CALL_KNOWN = 1, CALL_LAUNCHES = 2, CALL_ENDS_CONTEXT = 4 };
+enum CallFlag : uint8_t { CALL_KNOWN = 1, CALL_LAUNCHES = 2, CALL_ENDS_CONTEXT = 4, CALL_NAMES_KERNEL = 8 };
 
 // What a thread of the process is in the middle of.
 struct Thread {
@@ -53,6 +55,7 @@ class Injection {
         if (selection_.error()) channel_.note(selection_.error());
         std::string calls = getenv("TRACEPIPE_GPU_CALLS") ? getenv("TRACEPIPE_GPU_CALLS") : "all";
         calls_ = calls == "none" ? NO_CALLS : calls == "launches" ? LAUNCH_CALLS : ALL_CALLS;
+        if (!arguments_.read()) channel_.note("the table of arguments cannot be read: calls are recorded without");
         Sanitizer_SubscriberHandle subscriber;
         if (sanitizerSubscribe(&subscriber, &Injection::called_back, this) != SANITIZER_SUCCESS)
             return refuse("Compute Sanitizer cannot be used: another tool of NVIDIA's has the process");
@@ -97,14 +100,16 @@ class Injection {
     void call(Sanitizer_CallbackDomain domain, Sanitizer_CallbackId id, const Sanitizer_CallbackData &data) {
         bool is_runtime = domain == SANITIZER_CB_DOMAIN_RUNTIME_API;
         uint8_t flags = flags_of(is_runtime, id, data.functionName);
-        uint64_t name = uint64_t(1) << 63 | uint64_t(is_runtime) << 32 | id;
+        const CallLayout *layout = flags ? layouts_[is_runtime][id].load(std::memory_order_relaxed) : nullptr;
+        uint64_t name = function_name(is_runtime, id, layout);
         bool is_told = calls_ == ALL_CALLS || (calls_ == LAUNCH_CALLS && flags & CALL_LAUNCHES);
         if (data.callbackSite == SANITIZER_API_ENTER)
-            enter(flags, name, data, is_told);
+            enter(flags, name, data, is_told, layout);
         else
-            leave(flags, name, is_runtime, data, is_told);
+            leave(flags, name, data, is_told, layout);
     }
-    void enter(uint8_t flags, uint64_t name, const Sanitizer_CallbackData &data, bool is_told) {
+    void enter(uint8_t flags, uint64_t name, const Sanitizer_CallbackData &data, bool is_told,
+               const CallLayout *layout) {
         Thread &current = thread();
         if (current.depth++ == 0) current.begun_sequence = sequence_.load(std::memory_order_acquire);
         if (flags & CALL_ENDS_CONTEXT) drain_.finish(WAIT_AT_END_MS, false);
@@ -115,20 +120,17 @@ class Injection {
             launch = current.launch = channel_.next_launch();
             current.call_ns = monotonic_ns();
             current.made.clear();
-            if (is_told && data.symbolName) kernel = functions_.name_of(data.symbolName);
         }
-        uint64_t record[] = {name, launch, kernel};
-        if (is_told) channel_.put(KIND_CALL_ENTER, record, sizeof record);
+        if (!is_told) return;
+        if (flags & CALL_NAMES_KERNEL && data.symbolName) kernel = functions_.name_of(data.symbolName);
+        put_call_enter(channel_, name, launch, kernel, layout, data.functionParams);
     }
-    void leave(uint8_t flags, uint64_t name, bool is_runtime, const Sanitizer_CallbackData &data, bool is_told) {
+    void leave(uint8_t flags, uint64_t name, const Sanitizer_CallbackData &data, bool is_told,
+               const CallLayout *layout) {
         Thread &current = thread();
         if (current.depth) current.depth--;
         uint32_t result = data.functionReturnValue ? *static_cast<const uint32_t *>(data.functionReturnValue) : 0;
-        struct {
-            uint64_t name;
-            uint32_t result, is_runtime;
-        } record{name, result, is_runtime};
-        if (is_told) channel_.put(KIND_CALL_EXIT, &record, sizeof record);
+        if (is_told) put_call_exit(channel_, name, result, layout, data.functionParams);
         if (!(flags & CALL_LAUNCHES)) return;
         if (result)
             for (LaunchPointer &launch : current.made) launch->is_cancelled = true;
@@ -141,13 +143,18 @@ class Injection {
         if (flags) return flags;
         auto begins = [&](const char *start) { return strncmp(function, start, strlen(start)) == 0; };
         flags = CALL_KNOWN;
-        if (!is_runtime && (begins("cuLaunch") || begins("cuGraphLaunch")) && !begins("cuLaunchHostFunc"))
-            flags |= CALL_LAUNCHES;
+        bool is_host = begins("cuLaunchHostFunc") || begins("cudaLaunchHostFunc");
+        if (!is_runtime && (begins("cuLaunch") || begins("cuGraphLaunch")) && !is_host) flags |= CALL_LAUNCHES;
+        if ((begins("cuLaunch") || begins("cudaLaunch") || begins("__cudaLaunch")) && !is_host)
+            flags |= CALL_NAMES_KERNEL;
         if (begins("cuCtxDestroy") || begins("cuDevicePrimaryCtxRe") || begins("cudaDeviceReset"))
             flags |= CALL_ENDS_CONTEXT;
-        uint64_t name = uint64_t(1) << 63 | uint64_t(is_runtime) << 32 | id;
-        channel_.put(KIND_NAME, &name, sizeof name, function);
-        flags_[is_runtime][id].store(flags, std::memory_order_release);
+        const CallLayout *layout = arguments_.find(function);
+        layouts_[is_runtime][id].store(layout, std::memory_order_relaxed);
+        uint64_t name = function_name(is_runtime, id, layout);
+        // Without room for its name, the function is met anew by its next call.
+        if (channel_.put(KIND_NAME, &name, sizeof name, function, 0))
+            flags_[is_runtime][id].store(flags, std::memory_order_release);
         return flags;
     }
     // Before a launch, where the driver holds no locks: gives the drain time when the buffer gets full.
@@ -353,7 +360,9 @@ class Injection {
     std::vector<char> patches_;
     Calls calls_ = ALL_CALLS;
     std::atomic<uint64_t> sequence_{0};
+    CallTable arguments_;
     std::atomic<uint8_t> flags_[2][MOST_CALLBACKS] = {};
+    std::atomic<const CallLayout *> layouts_[2][MOST_CALLBACKS] = {};
     std::mutex contexts_, graphs_mutex_;
     std::unordered_map<CUgraphExec, uint64_t> warps_of_graph_;  // of its last launch
     std::atomic<bool> is_device_graph_told_{false};
