@@ -28,9 +28,14 @@ class Functions {
     Functions(Channel &channel, const Selection &selection) : channel_(channel), selection_(selection) {}
 
     void patch(const Sanitizer_ResourceModuleData &data) {
-        if (is_stopped_ || !selection_.may_fit(data.pCubin, data.cubinSize)) return;
+        if (!selection_.may_fit(data.pCubin, data.cubinSize)) return;
         // The API asks for one patching at a time.
         std::lock_guard<std::mutex> lock(patching_);
+        if (is_stopped_) {
+            std::unique_lock<std::shared_mutex> functions(mutex_);
+            patched_[data.module] = false;
+            return;
+        }
         bool is_patched =
             sanitizerPatchInstructions(SANITIZER_INSTRUCTION_BLOCK_ENTER, data.module, "tracepipe_enter") ==
                 SANITIZER_SUCCESS &&
@@ -53,14 +58,14 @@ class Functions {
         for (auto at = code_.begin(); at != code_.end();)
             at = at->second.second == module ? code_.erase(at) : std::next(at);
     }
-    // No launch is recorded any more: the kernels run as they were. Before a launch, on the program's thread.
+    // No launch is recorded any more: the kernels run as they were, and are known so that they can be counted.
+    // Before a launch, on the program's thread.
     void stop() {
-        if (is_stopped_.exchange(true)) return;
+        if (is_stopped_.load(std::memory_order_relaxed)) return;
         std::lock_guard<std::mutex> lock(patching_);
-        std::unique_lock<std::shared_mutex> functions(mutex_);
+        if (is_stopped_.exchange(true)) return;
+        std::shared_lock<std::shared_mutex> functions(mutex_);
         for (auto &[module, launches_kernels] : patched_) sanitizerUnpatchModule(module);
-        patched_.clear();
-        functions_.clear();
     }
     Function of(const Sanitizer_LaunchData &data) {
         Function function;
@@ -110,7 +115,8 @@ class Functions {
     std::mutex patching_, names_mutex_;
     std::shared_mutex mutex_;
     std::unordered_map<CUfunction, Function> functions_;
-    std::unordered_map<CUmodule, bool> patched_;  // whether it has kernels that launch kernels
+    // Whether they have kernels that launch kernels; those that came after the stop are not patched.
+    std::unordered_map<CUmodule, bool> patched_;
     std::unordered_map<uint64_t, std::pair<uint64_t, CUmodule>> code_;
     std::unordered_map<std::string, uint64_t> names_;
 };
