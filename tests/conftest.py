@@ -1,4 +1,4 @@
-"""What every kind of test shares: the skip of browser tests without Chromium, and where pictures go."""
+"""What every kind of test shares: the stand-ins, the pictures, the skip of browser tests without Chromium."""
 
 from __future__ import annotations
 
@@ -10,11 +10,24 @@ from pathlib import Path
 import pytest
 
 from tests.support.devtools import find_chromium
+from tests.support.standin import build_standin
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("browser") and find_chromium() is None:
         pytest.skip("no Chromium (apt install chromium)")
+
+
+@pytest.fixture(scope="session")
+def standin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the stand-in programs and libraries."""
+    return build_standin(tmp_path_factory.mktemp("standin"))
+
+
+@pytest.fixture(scope="session")
+def vec_add(standin: Path) -> str:
+    """The program of the driver API."""
+    return str(standin / "vec_add")
 
 
 @pytest.fixture

@@ -1,10 +1,10 @@
 // Programs to be recorded: `cases NAME` runs one and prints what it computed, so that a run with a recorder
 // can be held against one without. Each case says on standard error how many warps it launched.
+#include <cooperative_groups.h>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <ctime>
 #include <thread>
 #include <vector>
 
@@ -78,21 +78,14 @@ __global__ void spin(uint64_t clocks, unsigned *count) {
     }
     atomicAdd(count, 1);
 }
-constexpr int TILE = 32;
-__global__ void matmul(const float *a, const float *b, float *c, int n) {
-    __shared__ float left[TILE][TILE], right[TILE][TILE];
-    int row = blockIdx.y * TILE + threadIdx.y, column = blockIdx.x * TILE + threadIdx.x;
-    float sum = 0;
-    for (int tile = 0; tile < n / TILE; tile++) {
-        left[threadIdx.y][threadIdx.x] = a[row * n + tile * TILE + threadIdx.x];
-        right[threadIdx.y][threadIdx.x] = b[(tile * TILE + threadIdx.y) * n + column];
-        __syncthreads();
-        for (int k = 0; k < TILE; k++) sum += left[threadIdx.y][k] * right[k][threadIdx.x];
-        __syncthreads();
-    }
-    c[row * n + column] = sum;
-}
 __global__ void __cluster_dims__(2, 1, 1) clustered(unsigned *count) { atomicAdd(count, 1); }
+
+// All blocks wait for each other before they read what the others have added.
+__global__ void meets(unsigned *count, unsigned *seen) {
+    if (threadIdx.x == 0) atomicAdd(count, 1 + blockIdx.x);
+    cooperative_groups::this_grid().sync();
+    if (threadIdx.x == 0) seen[blockIdx.x] += *count;
+}
 
 static float *floats(int n, float first = 1) {
     float *memory;
@@ -100,6 +93,7 @@ static float *floats(int n, float first = 1) {
     for (int k = 0; k < n; k++) values[k] = first + k % 13;
     CHECK(cudaMalloc(&memory, n * sizeof(float)));
     CHECK(cudaMemcpy(memory, values.data(), n * sizeof(float), cudaMemcpyHostToDevice));
+    CHECK(cudaDeviceSynchronize());  // other streams do not wait for it
     return memory;
 }
 template <typename Value> static void print_sum(const Value *memory, int n) {
@@ -117,6 +111,7 @@ static unsigned *zeros(int n) {
     unsigned *memory;
     CHECK(cudaMalloc(&memory, n * sizeof(unsigned)));
     CHECK(cudaMemset(memory, 0, n * sizeof(unsigned)));
+    CHECK(cudaDeviceSynchronize());
     return memory;
 }
 
@@ -126,85 +121,156 @@ static void vector_add(int n, int block, int times) {
     CHECK(cudaGetLastError());
     print_sum(c, n);
 }
+static cudaStream_t stream() {
+    cudaStream_t made;
+    CHECK(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking));
+    return made;
+}
 static void streams() {
     std::vector<std::thread> threads;
     std::vector<unsigned *> counts;
     for (int t = 0; t < 8; t++) counts.push_back(zeros(1));
     for (int t = 0; t < 8; t++)
         threads.emplace_back([&, t] {
-            cudaStream_t stream;
-            CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+            cudaStream_t on = stream();
             for (int k = 0; k < 200; k++) {
-                spin<<<16, 96, 0, stream>>>(k % 50 == 0 ? 200000 : 500, counts[t]);
-                if (k % 20 == 19) CHECK(cudaStreamSynchronize(stream));
+                spin<<<16, 96, 0, on>>>(k % 50 == 0 ? 200000 : 500, counts[t]);
+                if (k % 20 == 19) CHECK(cudaStreamSynchronize(on));
             }
-            CHECK(cudaStreamSynchronize(stream));
+            CHECK(cudaStreamSynchronize(on));
         });
     for (auto &thread : threads) thread.join();
     warps_launched = 8ull * 200 * 16 * 3;
     for (unsigned *count : counts) print_sum(count, 1);
 }
+// What `body` launches on the stream, as a graph.
+template <typename Body> static cudaGraph_t captured(cudaStream_t stream, Body body) {
+    cudaGraph_t graph;
+    CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    body(stream);
+    CHECK(cudaStreamEndCapture(stream, &graph));
+    return graph;
+}
+template <typename Body> static cudaGraphExec_t executable(cudaStream_t stream, Body body) {
+    cudaGraphExec_t ready;
+    CHECK(cudaGraphInstantiate(&ready, captured(stream, body), 0));
+    return ready;
+}
+constexpr int STRIDE_WARPS = 40 * 4, TINY_WARPS = 3 * 3;  // of the two launches that graphs are made of
+static void stride_and_tiny(cudaStream_t on, float *c, int n, unsigned *count, int times) {
+    for (int k = 0; k < times; k++) {
+        gridStride<<<40, 128, 0, on>>>(c, n);
+        tiny<<<3, 70, 0, on>>>(count);
+    }
+}
 static void graph() {
     const int n = 100000;
     float *c = floats(n);
     unsigned *count = zeros(1);
-    cudaStream_t stream;
-    cudaGraph_t captured;
-    cudaGraphExec_t executable;
-    CHECK(cudaStreamCreate(&stream));
-    CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-    for (int k = 0; k < 6; k++) {
-        gridStride<<<40, 128, 0, stream>>>(c, n);
-        tiny<<<3, 70, 0, stream>>>(count);
-    }
-    CHECK(cudaStreamEndCapture(stream, &captured));
-    CHECK(cudaGraphInstantiate(&executable, captured, 0));
-    for (int k = 0; k < 4; k++) CHECK(cudaGraphLaunch(executable, stream));
-    CHECK(cudaGraphUpload(executable, stream));
-    CHECK(cudaGraphLaunch(executable, stream));
-    CHECK(cudaStreamSynchronize(stream));
-    warps_launched = 5ull * 6 * (40 * 4 + 3 * 3);
+    cudaStream_t on = stream();
+    cudaGraphExec_t ready = executable(on, [=](cudaStream_t s) { stride_and_tiny(s, c, n, count, 6); });
+    for (int k = 0; k < 4; k++) CHECK(cudaGraphLaunch(ready, on));
+    CHECK(cudaGraphUpload(ready, on));
+    CHECK(cudaGraphLaunch(ready, on));
+    CHECK(cudaStreamSynchronize(on));
+    warps_launched = 5ull * 6 * (STRIDE_WARPS + TINY_WARPS);
     print_sum(c, n);
     print_sum(count, 1);
 }
-template <typename Launch> static void measure(const char *name, int times, Launch launch) {
-    cudaEvent_t begin, end;
-    CHECK(cudaEventCreate(&begin));
-    CHECK(cudaEventCreate(&end));
-    launch();
-    CHECK(cudaDeviceSynchronize());
-    float best_ms = 1e9;
-    for (int k = 0; k < times; k++) {
-        CHECK(cudaEventRecord(begin));
-        launch();
-        CHECK(cudaEventRecord(end));
-        CHECK(cudaEventSynchronize(end));
-        float ms;
-        CHECK(cudaEventElapsedTime(&ms, begin, end));
-        if (ms < best_ms) best_ms = ms;
-    }
-    printf("%s_us %.2f\n", name, best_ms * 1000);
-}
-static double now_us() {
-    timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * 1e6 + now.tv_nsec / 1e3;
-}
-static void benchmark() {
-    const int n = 1 << 20, side = 2048;
-    float *a = floats(side * side), *b = floats(side * side, 2), *c = floats(side * side, 0);
+// `launches` of a graph of six nodes, with a wait after each or only at the end.
+static void six_nodes(int launches, bool waits) {
+    const int n = 100000;
+    float *c = floats(n);
     unsigned *count = zeros(1);
-    measure("vector_add", 100, [=] { vectorAdd<<<(n + 255) / 256, 256>>>(a, b, c, n); });
-    measure("three_returns", 50, [=] { threeReturns<<<(n + 255) / 256, 256>>>(c, n); });
-    measure("matmul", 20, [=] { matmul<<<dim3(side / TILE, side / TILE), dim3(TILE, TILE)>>>(a, b, c, side); });
-    CHECK(cudaDeviceSynchronize());
-    for (int round = 0; round < 2; round++) {
-        double before = now_us();
-        for (int k = 0; k < 500; k++) tiny<<<1, 32>>>(count);
-        double launched = now_us();
-        CHECK(cudaDeviceSynchronize());
-        if (round) printf("launch_us %.2f\ntiny_us %.2f\n", (launched - before) / 500, (now_us() - before) / 500);
+    cudaStream_t on = stream();
+    cudaGraphExec_t ready = executable(on, [=](cudaStream_t s) { stride_and_tiny(s, c, n, count, 3); });
+    for (int k = 0; k < launches; k++) {
+        CHECK(cudaGraphLaunch(ready, on));
+        if (waits) CHECK(cudaStreamSynchronize(on));
     }
+    CHECK(cudaStreamSynchronize(on));
+    warps_launched = 3ull * launches * (STRIDE_WARPS + TINY_WARPS);
+    print_sum(c, n);
+    print_sum(count, 1);
+}
+// Two graphs, launched in turn on a stream each, so that their kernels run at once.
+static void two_graphs() {
+    const int n = 100000;
+    float *c = floats(n);
+    unsigned *counts[] = {zeros(1), zeros(1)};
+    cudaStream_t on[] = {stream(), stream()};
+    cudaGraphExec_t ready[] = {
+        executable(on[0], [=](cudaStream_t s) { stride_and_tiny(s, c, n, counts[0], 2); }),
+        executable(on[1], [=](cudaStream_t s) {
+            for (int k = 0; k < 3; k++) spin<<<16, 96, 0, s>>>(20000, counts[1]);
+        })};
+    for (int k = 0; k < 20; k++)
+        for (int which = 0; which < 2; which++) CHECK(cudaGraphLaunch(ready[which], on[which]));
+    CHECK(cudaDeviceSynchronize());
+    warps_launched = 20ull * (2 * (STRIDE_WARPS + TINY_WARPS) + 3 * 16 * 3);
+    print_sum(c, n);
+    for (unsigned *count : counts) print_sum(count, 1);
+}
+// An executable graph that gets other arguments and a larger grid between launches, twice.
+static void graph_update() {
+    unsigned *counts[] = {zeros(1), zeros(1), zeros(1)};
+    cudaStream_t on = stream();
+    auto body = [=](int at) {
+        return [=](cudaStream_t s) {
+            tiny<<<2 + 5 * at, 64, 0, s>>>(counts[at]);
+            tiny<<<1, 32, 0, s>>>(counts[at]);
+        };
+    };
+    cudaGraphExec_t ready = executable(on, body(0));
+    for (int at = 0; at < 3; at++) {
+        if (at) {
+            cudaGraphExecUpdateResultInfo told;
+            CHECK(cudaGraphExecUpdate(ready, captured(on, body(at)), &told));
+        }
+        for (int k = 0; k < 2; k++) CHECK(cudaGraphLaunch(ready, on));
+        warps_launched += 2ull * ((2 + 5 * at) * 2 + 1);
+    }
+    CHECK(cudaStreamSynchronize(on));
+    for (unsigned *count : counts) print_sum(count, 1);
+}
+static void cooperative() {
+    unsigned *count = zeros(1), *seen = zeros(16);
+    void *arguments[] = {&count, &seen};
+    for (int k = 0; k < 3; k++)
+        CHECK(cudaLaunchCooperativeKernel(meets, counted(dim3(16), dim3(96)), dim3(96), arguments));
+    print_sum(count, 1);
+    print_sum(seen, 16);
+}
+// Some launches on each GPU, first one after the other and then without a wait between.
+static void devices() {
+    int count = 0;
+    CHECK(cudaGetDeviceCount(&count));
+    std::vector<unsigned *> sums;
+    for (int device = 0; device < count; device++) {
+        CHECK(cudaSetDevice(device));
+        vector_add(1 << 16, 128, 2);
+        sums.push_back(zeros(1));
+    }
+    for (int k = 0; k < 50; k++)
+        for (int device = 0; device < count; device++) {
+            CHECK(cudaSetDevice(device));
+            tiny<<<CONFIG((10), (64))>>>(sums[device]);
+        }
+    for (int device = 0; device < count; device++) {
+        CHECK(cudaSetDevice(device));
+        print_sum(sums[device], 1);
+    }
+}
+// Says when it has begun, and goes on for some seconds.
+static void for_a_while() {
+    const int n = 1 << 12;
+    float *a = floats(n), *b = floats(n, 2), *c = floats(n, 0);
+    for (int k = 0; k < 50000; k++) {
+        vectorAdd<<<CONFIG((n / 256), (256))>>>(a, b, c, n);
+        CHECK(cudaDeviceSynchronize());
+        if (k == 5000) printf("begun\n"), fflush(stdout);
+    }
+    print_sum(c, n);
 }
 
 int main(int, char **arguments) {
@@ -281,7 +347,13 @@ int main(int, char **arguments) {
     }
     if (is("streams")) streams();
     if (is("graph")) graph();
-    if (is("benchmark")) benchmark();
+    if (is("graph_four_times")) six_nodes(4, true);
+    if (is("graph_twice_at_once")) six_nodes(2, false);
+    if (is("two_graphs")) two_graphs();
+    if (is("graph_update")) graph_update();
+    if (is("cooperative")) cooperative();
+    if (is("devices")) devices();
+    if (is("for_a_while")) for_a_while();
     fprintf(stderr, "warps %llu\n", warps_launched);
     return 0;
 }

@@ -2,113 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
 import subprocess
 import sys
-from collections import Counter
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.gpu.bench import Bench, assert_complete
 from tracepipe.capture.gpu.warp_options import WarpOptions
-from tracepipe.capture.gpu.warps import GpuRecording, WarpRenderer
 
 pytestmark = pytest.mark.gpu
 
-NATIVE = Path(__file__).parents[2] / "tracepipe/capture/gpu/native"
-CASES = Path(__file__).with_name("cases.cu")
 # Every kernel of these ends, and all its warps have room.
 WHOLE = (
     "vector_add", "odd_block", "three_returns", "each_alone", "grid_stride", "three_dimensions", "empty_grid",
-    "tiny", "long", "cluster", "no_sync", "reset", "streams", "large",
+    "tiny", "long", "cluster", "no_sync", "reset", "streams", "large", "cooperative",
 )  # fmt: skip
-
-
-@dataclass
-class Run:
-    """What a program printed and how many warps it said that it launched; what was recorded of it."""
-
-    printed: str
-    launched: int
-    exit_code: int
-    records: list[dict[str, Any]]
-    renderer: WarpRenderer
-    lost: int
-
-    def of(self, kind: str) -> list[dict[str, Any]]:
-        return [record for record in self.records if record["type"] == kind]
-
-
-class Bench:
-    """The programs and the native code, built once."""
-
-    def __init__(self, folder: Path) -> None:
-        toolchain = pytest.importorskip("tracepipe.capture.gpu.toolchain")
-        if not Path("/dev/nvidiactl").exists():
-            pytest.skip("there is no NVIDIA GPU")
-        nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
-        if not Path(nvcc).exists():
-            pytest.skip("nvcc is not installed")
-        self.program = folder / "cases"
-        subprocess.run([nvcc, "-O2", "-std=c++17", "-arch=native", "-o", self.program, CASES], check=True)
-        self.library = toolchain.build_host("warps", [NATIVE / "warps.cpp"], ["sanitizer"])
-        self.patches = toolchain.build_patches("warps", NATIVE / "patches.cu")
-
-    def native(self, *command: str) -> Run:
-        done = subprocess.run(command, capture_output=True, text=True)
-        return Run(done.stdout, _launched(done.stderr), done.returncode, [], WarpRenderer({}), 0)
-
-    def record(self, *command: str, options: WarpOptions | None = None) -> Run:
-        recording = GpuRecording(self.library, self.patches, options)
-        chunks, lost, is_over = [], 0, False
-        environment = {**os.environ, **recording.environment()}
-        pipe = subprocess.PIPE
-        with subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True) as process:
-            while not is_over:
-                is_over = process.poll() is not None
-                chunks.append(recording.collect(is_final=is_over))
-                lost += sum(loss.count for loss in recording.lost())
-            printed, errors = process.communicate()
-        renderer = recording.renderer()
-        records = [json.loads(line) for chunk in chunks for line in renderer.render(chunk).splitlines()]
-        recording.close()
-        return Run(printed, _launched(errors), process.returncode, records, renderer, lost)
-
-    def case(self, name: str, options: WarpOptions | None = None) -> tuple[Run, Run]:
-        return self.native(str(self.program), name), self.record(str(self.program), name, options=options)
-
-
-def _launched(errors: str) -> int:
-    words = errors.split()
-    return int(words[words.index("warps") + 1]) if "warps" in words else -1
-
-
-@pytest.fixture(scope="session")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    return Bench(tmp_path_factory.mktemp("gpu"))
-
-
-def _expected(kernel: dict[str, Any]) -> int:
-    (x, y, z), (a, b, c) = kernel["grid"], kernel["block"]
-    return int(x * y * z * ((a * b * c + 31) // 32))
-
-
-def _assert_complete(run: Run) -> None:
-    """Each launch has every warp of its grid once, each lane of a warp left once."""
-    seen: dict[int, Counter[int]] = {}
-    for batch in run.of("gpu_warp"):
-        seen.setdefault(batch["launch"], Counter()).update(batch["warp"])
-        count = len(batch["warp"])
-        entries = batch.get("entry_mask", [0xFFFFFFFF] * count)
-        exits = iter(batch.get("exit_mask", [0xFFFFFFFF] * len(batch["exit_ns"])))
-        for entry, exit_count in zip(entries, batch.get("exit_count", [1] * count), strict=True):
-            assert sum(next(exits) for _ in range(exit_count)) == entry
-    for kernel in run.of("gpu_kernel"):
-        assert seen[kernel["launch"]] == Counter(range(_expected(kernel))), kernel["name"]
 
 
 @pytest.mark.parametrize("name", WHOLE)
@@ -119,7 +27,7 @@ def test_no_warp_is_missing_and_results_are_the_same(bench: Bench, name: str) ->
     assert recorded.renderer.losses == {}
     assert recorded.lost == 0
     assert recorded.renderer.counts["gpu_warp"] == native.launched
-    _assert_complete(recorded)
+    assert_complete(recorded)
 
 
 def test_a_trap_leaves_the_program_its_error_and_counts_what_it_took_along(bench: Bench) -> None:
@@ -128,12 +36,6 @@ def test_a_trap_leaves_the_program_its_error_and_counts_what_it_took_along(bench
     assert recorded.exit_code == native.exit_code
     warps = recorded.renderer.counts.get("gpu_warp", 0) + recorded.renderer.losses["gpu_warp"]
     assert warps == 32 * 4 + 256 * 8
-
-
-def test_a_graph_computes_the_same_and_its_warps_are_counted_as_lost(bench: Bench) -> None:
-    native, recorded = bench.case("graph")
-    assert recorded.printed == native.printed
-    assert recorded.renderer.losses == {"gpu_warp": native.launched}
 
 
 def test_a_kernel_starts_after_the_call_that_launched_it(bench: Bench) -> None:
@@ -212,4 +114,4 @@ def test_a_training_step_of_pytorch_is_complete_and_computes_the_same(bench: Ben
     assert recorded.printed == native.printed
     assert recorded.renderer.losses == {}
     assert len(recorded.of("gpu_kernel")) > 200
-    _assert_complete(recorded)
+    assert_complete(recorded)

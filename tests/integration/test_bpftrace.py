@@ -14,12 +14,9 @@ from typing import Any
 
 import pytest
 
-from tests.integration.test_capture import Trace, calls_printed, library_of, run, vec_add
-from tracepipe.capture import ENGINES
+from tests.integration.test_capture import Trace, calls_printed, library_of, run
+from tests.support.standin import needs
 from tracepipe.capture.engine import Filters, Limits
-from tracepipe.errors import CaptureUnavailable
-
-__all__ = ["vec_add"]
 
 ROOT = Path(__file__).parents[2]
 # Few functions: the kernel needs 0.1 s a probe to detach bpftrace's, and attaches none meanwhile.
@@ -27,16 +24,7 @@ ONLY = ("cuMem*", "cuLaunchKernel", "cuModuleGetFunction", "cuCtxSynchronize")
 Picture = dict[str, dict[int, list[tuple[str, ...]]]]
 
 
-def why_not() -> str:
-    try:
-        ENGINES["bpftrace"]().check()
-    except CaptureUnavailable as unavailable:
-        return unavailable.message
-    return ""
-
-
-WHY_NOT = why_not()
-pytestmark = [pytest.mark.ebpf, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
+pytestmark = [pytest.mark.ebpf, needs("bpftrace")]
 
 
 def by_bpftrace(tmp_path: Path, command: list[str], **options: Any) -> Any:

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from tracepipe.capture import ENGINES, CaptureRequest, CaptureSummary, capture
+from tests.support.standin import needs
+from tracepipe.capture import CaptureRequest, CaptureSummary, capture
 from tracepipe.capture.engine import Filters, Limits
 from tracepipe.errors import CaptureUnavailable, TracepipeError
 
@@ -24,24 +25,7 @@ ROOT = Path(__file__).parents[2]
 Event = dict[str, Any]
 
 
-def why_not() -> str:
-    try:
-        ENGINES["bcc"]().check()
-    except CaptureUnavailable as unavailable:
-        return unavailable.message
-    return ""
-
-
-WHY_NOT = why_not()
-pytestmark = [pytest.mark.ebpf, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
-
-
-@pytest.fixture(scope="session")
-def vec_add(tmp_path_factory: pytest.TempPathFactory) -> str:
-    build = tmp_path_factory.mktemp("standin")
-    make = ["make", "-s", "-C", str(ROOT / "fixtures/standin"), f"BUILD={build}"]
-    subprocess.run(make, check=True, capture_output=True, text=True)
-    return str(build / "vec_add")
+pytestmark = [pytest.mark.ebpf, needs("bcc")]
 
 
 class Trace:

@@ -10,16 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.standin import needs
 from tracepipe.capture import ENGINES
 from tracepipe.doctor import AREAS, Finding, can_capture, examine
-from tracepipe.errors import CaptureUnavailable
 
-try:
-    ENGINES["prebuilt"]().check()
-    WHY_NOT = ""
-except CaptureUnavailable as unavailable:
-    WHY_NOT = unavailable.message
-needs_ebpf = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+needs_ebpf = needs("prebuilt")
 
 
 @pytest.fixture(scope="module")

@@ -17,16 +17,11 @@ from typing import Any
 
 import pytest
 
-from tracepipe.capture import ENGINES, CaptureRequest, capture
+from tests.support.standin import needs
+from tracepipe.capture import CaptureRequest, capture
 from tracepipe.capture.live_sink import LiveSink
-from tracepipe.errors import CaptureUnavailable
 
-try:
-    ENGINES["prebuilt"]().check()
-    WHY_NOT = ""
-except CaptureUnavailable as unavailable:
-    WHY_NOT = unavailable.message
-pytestmark = [pytest.mark.ebpf, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
+pytestmark = [pytest.mark.ebpf, needs("prebuilt")]
 
 LAYERS = ("syscall", "scheduler")
 HOOK = "uprobe:libc.so.6:getppid() -> i32"

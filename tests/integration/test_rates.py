@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,10 +12,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.standin import why_not
 from tracepipe.capture import ENGINES, CaptureRequest, CaptureSummary, capture
-from tracepipe.errors import CaptureUnavailable
 
-ROOT = Path(__file__).parents[2]
 SMALLEST_RING = 4096
 THREADS = 2
 # bpftrace detaches one probe after the other, a tenth of a second each: as few functions as the tests need.
@@ -32,19 +30,10 @@ pytestmark = pytest.mark.ebpf
 @pytest.fixture(scope="module", params=[name for name in ENGINES if name != "prebuilt"])
 def method(request: pytest.FixtureRequest) -> str:
     name = str(request.param)
-    try:
-        ENGINES[name]().check()
-    except CaptureUnavailable as unavailable:
-        pytest.skip(unavailable.message)
+    reason = why_not(name)
+    if reason:
+        pytest.skip(reason)
     return name
-
-
-@pytest.fixture(scope="module")
-def vec_add(tmp_path_factory: pytest.TempPathFactory) -> str:
-    build = tmp_path_factory.mktemp("standin")
-    make = ["make", "-s", "-C", str(ROOT / "fixtures/standin"), f"BUILD={build}"]
-    subprocess.run(make, check=True, capture_output=True, text=True)
-    return str(build / "vec_add")
 
 
 @dataclass

@@ -4,36 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from tracepipe.capture import ENGINES, CaptureRequest, capture
-from tracepipe.errors import CaptureUnavailable
+from tests.support.standin import needs
+from tracepipe.capture import CaptureRequest, capture
 
-ROOT = Path(__file__).parents[2]
-
-
-def why_not() -> str:
-    try:
-        ENGINES["bcc"]().check()
-    except CaptureUnavailable as unavailable:
-        return unavailable.message
-    return ""
-
-
-WHY_NOT = why_not()
-pytestmark = [pytest.mark.ebpf, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
-
-
-@pytest.fixture(scope="module")
-def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("standin")
-    make = ["make", "-s", "-C", str(ROOT / "fixtures/standin"), f"BUILD={folder}"]
-    subprocess.run(make, check=True, capture_output=True, text=True)
-    return folder
+pytestmark = [pytest.mark.ebpf, needs("bcc")]
 
 
 class Calls:
@@ -58,9 +37,9 @@ class Calls:
 @pytest.mark.parametrize("options", [[], ["--per-thread"], ["--threads", "2", "--fork"]])
 @pytest.mark.parametrize("program", ["vec_add_runtime", "vec_add_static"])
 def test_runtime_calls_and_the_driver_calls_below_them(
-    tmp_path: Path, build: Path, capfd: pytest.CaptureFixture[str], program: str, options: list[str]
+    tmp_path: Path, standin: Path, capfd: pytest.CaptureFixture[str], program: str, options: list[str]
 ) -> None:
-    calls = Calls(tmp_path / "run.jsonl", [str(build / program), "-i", "2", *options], capfd, "")
+    calls = Calls(tmp_path / "run.jsonl", [str(standin / program), "-i", "2", *options], capfd, "")
     assert calls.recorded("cuda") == calls.printed("calls") > 0
     # Those that only cuGetProcAddress gives are among them.
     assert calls.printed("hidden driver calls") > 0
@@ -68,16 +47,16 @@ def test_runtime_calls_and_the_driver_calls_below_them(
 
 
 def test_a_stripped_static_runtime_shows_in_the_driver_calls(
-    tmp_path: Path, build: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, standin: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    calls = Calls(tmp_path / "run.jsonl", [str(build / "vec_add_stripped")], capfd, "")
+    calls = Calls(tmp_path / "run.jsonl", [str(standin / "vec_add_stripped")], capfd, "")
     assert calls.recorded("cuda") == 0
     assert calls.recorded("cu") == calls.printed("driver calls") > 0
 
 
-def test_a_hook_on_nccl(tmp_path: Path, build: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_hook_on_nccl(tmp_path: Path, standin: Path, capfd: pytest.CaptureFixture[str]) -> None:
     hook = "uprobe:libnccl.so:ncclAllReduce(from: ptr, to: ptr, count: u64, datatype: i32)"
-    command = [str(build / "vec_add"), "-n", "1000", "-i", "3", "--nccl"]
+    command = [str(standin / "vec_add"), "-n", "1000", "-i", "3", "--nccl"]
     calls = Calls(tmp_path / "run.jsonl", command, capfd, hook)
     reduces = [begin for begin in calls.begins if begin["name"] == "ncclAllReduce"]
     assert [begin["args"]["count"] for begin in reduces] == [1000] * 3

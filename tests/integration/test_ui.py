@@ -70,11 +70,16 @@ CASES: list[tuple[str, Callable[[Path], Path], list[str]]] = [
 ]
 
 
+def _take_ctrl_c() -> None:
+    """Run in a child: a test run that was started by nohup or in the background has SIGINT ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @contextlib.contextmanager
 def _opened(trace: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A running `tracepipe open`, with the link that it told."""
     command = [*_TRACEPIPE, "open", "--no-browser", str(trace), *options]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=_take_ctrl_c) as process:
         assert process.stderr
         try:
             told = ""

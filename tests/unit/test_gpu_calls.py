@@ -19,7 +19,7 @@ from tracepipe.capture import record as probe_record
 from tracepipe.capture.gpu import warp_records as layout
 from tracepipe.capture.gpu.api_calls import ARGUMENTS_VARIABLE, ApiCalls, parameters, write_table
 from tracepipe.capture.gpu.cuda_parts import find_parts
-from tracepipe.capture.gpu.transport import KIND_NAME, Channel, pack_record, records
+from tracepipe.capture.gpu.transport import KIND_NAME, NAME, Channel, pack_record, read_name, records
 from tracepipe.capture.gpu.warps import GpuRecording, WarpRenderer
 from tracepipe.capture.hook import FilePlace, Probe
 from tracepipe.capture.hook_index import HookIndex
@@ -183,7 +183,7 @@ def test_without_the_table_calls_have_no_arguments(caller: str, tmp_path: Path) 
     chunk, _ = _run(caller, tmp_path, "calls", table="")
     assert chunk == b""  # the program ends where the library would say so
     name = 1 << 63 | 5
-    bare = pack_record(KIND_NAME, PID, TID, 1, layout.NAME.pack(name) + b"cuMemAlloc_v2")
+    bare = pack_record(KIND_NAME, PID, TID, 1, NAME.pack(name) + b"cuMemAlloc_v2")
     bare += pack_record(layout.KIND_CALL_ENTER, PID, TID, 2, layout.CALL_ENTER.pack(name, 0, 0, 1, 0, 0))
     bare += pack_record(layout.KIND_CALL_EXIT, PID, TID, 3, layout.CALL_EXIT.pack(name, 0, 1, 0))
     enter, leave = _lines(bare)
@@ -245,13 +245,10 @@ def test_a_call_has_the_same_lines_as_by_probes(
 ) -> None:
     chunk, _ = _run(caller, tmp_path, "calls")
     told = list(records(chunk))
-    number = next(
-        layout.NAME.unpack_from(r.payload)[0]
-        for r in told
-        if r.kind == KIND_NAME and layout.text(r.payload, 8) == name
-    )
+    names = [read_name(r.payload) for r in told if r.kind == KIND_NAME]
+    number = next(number for number, told_name in names if told_name == name)
     mine = [r for r in told if r.kind in (layout.KIND_CALL_ENTER, layout.KIND_CALL_EXIT, KIND_NAME)]
-    mine = [r for r in mine if layout.NAME.unpack_from(r.payload)[0] == number]
+    mine = [r for r in mine if NAME.unpack_from(r.payload)[0] == number]
     told_alone = b"".join(
         pack_record(r.kind, PID, TID, 20 if r.kind == layout.KIND_CALL_EXIT else 10, bytes(r.payload))
         for r in mine

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import struct
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 
 from tracepipe.capture.gpu.cuda_parts import Compiler, Part, Parts, find_parts
 from tracepipe.capture.gpu.driver import Driver, Gpu, Owner, ask_driver, driver_of, owner
-from tracepipe.capture.gpu.toolchain import NATIVE, Toolchain, build_host, cache_folder, check_safe
+from tracepipe.capture.gpu.toolchain import Toolchain, cache_folder, check_safe
 from tracepipe.errors import CaptureUnavailable
 
 H200 = Driver((13, 0), (Gpu("NVIDIA H200", "sm_90"),))
@@ -436,69 +435,3 @@ def test_under_sudo_the_build_is_the_callers(tmp_path: Path, monkeypatch: pytest
     path = Toolchain(tools.driver, tools.parts, caller).build_patches("p", put(tmp_path / "native/p.cu", "1"))
     assert path.is_relative_to(home)
     assert path.stat().st_uid == user.pw_uid
-
-
-# Real compilers
-
-
-@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
-def test_a_library_is_built_that_loads_and_gives_its_entry_alone(tmp_path: Path, cache: Path) -> None:
-    import ctypes
-
-    put(
-        tmp_path / "answer.h", '#pragma once\n#include <string>\ninline std::string text() { return "42"; }\n'
-    )
-    exported = (
-        'extern "C" __attribute__((visibility("default"))) int answer() { return std::stoi(text()); }\n'
-    )
-    source = put(tmp_path / "answer.cpp", '#include "answer.h"\n' + exported)
-    library = ctypes.CDLL(str(build_host("answer", [source])))
-    assert library.answer() == 42
-    assert not hasattr(library, "_Z4textB5cxx11v")
-
-
-def real_part(name: str) -> Toolchain:
-    tools = Toolchain(NOBODY, find_parts(), owner())
-    try:
-        tools.gxx()
-        tools.part(name)
-    except CaptureUnavailable as refusal:
-        pytest.skip(f"{refusal.message} {refusal.hint}")
-    return tools
-
-
-def test_the_kernels_engine_compiles_against_cupti(cache: Path) -> None:
-    from tracepipe.capture.gpu.kernels import build_library
-
-    assert build_library(real_part("cupti")).stat().st_size > 10_000
-
-
-@pytest.mark.parametrize("source", [None, *sorted(NATIVE.glob("*.cu"))], ids=str)
-def test_patches_are_built_for_every_architecture(tmp_path: Path, cache: Path, source: Path | None) -> None:
-    tools = real_part("sanitizer")
-    try:
-        tools.nvcc()
-    except CaptureUnavailable as refusal:
-        pytest.skip(f"{refusal.message} {refusal.hint}")
-    if source is None:
-        body = "{ return SANITIZER_PATCH_SUCCESS; }\n"
-        function = 'extern "C" __device__ __noinline__ SanitizerPatchResult enter(void *, uint64_t) '
-        source = put(tmp_path / "empty.cu", "#include <sanitizer_patching.h>\n" + function + body)
-    wanted = [75, 80, 86, 89, 90, 100, 120]
-    path = tools.build_patches("patches", source, [f"sm_{number}" for number in wanted])
-    assert architectures(path.read_bytes()) == wanted
-
-
-def architectures(fatbin: bytes) -> list[int]:
-    """Those that a fatbin has machine code for.
-
-    0       4       6       8        16 and on, one entry after the other, each of
-    | magic | vers. | bytes | size   | kind u16, version u16, header bytes u32, size u64, …, at 28: sm u32
-    """
-    found, at = [], 16
-    while at < len(fatbin):
-        kind, _, header_bytes, size_bytes = struct.unpack_from("<HHIQ", fatbin, at)
-        assert kind == 2, "machine code, no PTX"
-        found += struct.unpack_from("<I", fatbin, at + 28)
-        at += header_bytes + size_bytes
-    return found

@@ -20,6 +20,7 @@ from tracepipe.capture.gpu.transport import (
     KIND_GPU,
     KIND_NAME,
     KIND_NOTE,
+    NAME,
     Channel,
     pack_record,
 )
@@ -36,7 +37,7 @@ def _pack(kind: int, payload: bytes, time_ns: int = 1000) -> bytes:
 
 
 def _name(number: int, text: str) -> bytes:
-    return _pack(KIND_NAME, layout.NAME.pack(number) + text.encode())
+    return _pack(KIND_NAME, NAME.pack(number) + text.encode())
 
 
 def _lines(renderer: WarpRenderer, chunk: bytes) -> list[dict[str, Any]]:

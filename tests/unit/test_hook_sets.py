@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -17,13 +18,18 @@ from tracepipe.capture.hooks import HookSet, load_set, shipped_sets
 from tracepipe.capture.slots import MAX_SLOTS, slots
 
 SETS = ("context-switch", "cublas", "cuda-driver", "cuda-runtime", "nccl", "nvidia-kmod")
+# A toolkit's, or those of the packages that the test extra brings.
+_FOLDERS = [
+    *sorted(Path("/usr/local").glob("cuda*/include")),
+    *(Path(folder, "nvidia/cu13/include") for folder in sys.path),
+]
 _INCLUDE = next(
-    (folder for folder in sorted(Path("/usr/local").glob("cuda*/include")) if (folder / "cuda.h").is_file()),
-    Path("/usr/local/cuda/include"),
+    (folder for folder in _FOLDERS if (folder / "cuda.h").exists() and (folder / "cuda_runtime.h").exists()),
+    None,
 )
 needs_cuda_headers = pytest.mark.skipif(
-    not (_INCLUDE / "cuda.h").is_file() or shutil.which("gcc") is None,
-    reason="no CUDA headers under /usr/local/cuda*/include, or no gcc",
+    _INCLUDE is None or shutil.which("gcc") is None,
+    reason="no CUDA headers under /usr/local/cuda*/include or of PyPI, or no gcc",
 )
 
 # Prototypes as the preprocessor leaves them, one for each ABI version and default stream.

@@ -9,13 +9,19 @@ import pytest
 from tests.support.machines import machine
 from tracepipe.capture.refusals import ENOTSUPP, Operation, explain
 
-FEW = frozenset({"CAP_BPF", "CAP_PERFMON"})
 PMU = "/sys/bus/event_source/devices/{}/type"
 
 
 ROOT = machine()
 USER = machine(euid=1000, capabilities=frozenset())
 DOCKER = machine(container="docker", seccomp=2, capabilities=frozenset(), is_initial_pid_namespace=False)
+ROOTLESS = machine(is_initial_user_namespace=False, container="podman")
+FILTERED = machine(seccomp=2)
+POWERLESS = machine(capabilities=frozenset())
+FILTERED_AND_POWERLESS = machine(seccomp=2, capabilities=frozenset())
+PERFMON = machine(capabilities=frozenset({"CAP_BPF", "CAP_PERFMON"}))
+LOCKED_DOWN = machine(lockdown="confidentiality")
+LINUX_4, LINUX_5, LINUX_6 = (machine(release=release) for release in ("4.19.1", "5.4.0-150", "6.1.0"))
 
 CASES = {
     "user, bpf": (Operation.MAP, errno.EPERM, USER, "needs root", "sudo"),
@@ -23,51 +29,21 @@ CASES = {
     "user, unknown operation": (Operation.ANY, errno.EPERM, USER, "needs root", "sudo"),
     "container, bpf": (Operation.PROGRAM, errno.EPERM, DOCKER, "container", "--privileged"),
     "container, perf": (Operation.TRACEPOINT, errno.EACCES, DOCKER, "container", "--privileged"),
-    "rootless container": (
-        Operation.MAP,
-        errno.EPERM,
-        machine(is_initial_user_namespace=False, container="podman"),
-        "user namespace",
-        "outside",
-    ),
-    "filter that says EPERM": (Operation.MAP, errno.EPERM, machine(seccomp=2), "seccomp", "unconfined"),
-    "filter that says ENOSYS": (
-        Operation.MAP,
-        errno.ENOSYS,
-        machine(seccomp=2, capabilities=frozenset()),
-        "seccomp",
-        "unconfined",
-    ),
+    "rootless container": (Operation.MAP, errno.EPERM, ROOTLESS, "user namespace", "outside"),
+    "filter that says EPERM": (Operation.MAP, errno.EPERM, FILTERED, "seccomp", "unconfined"),
+    "filter that says ENOSYS": (Operation.MAP, errno.ENOSYS, FILTERED_AND_POWERLESS, "seccomp", "unconfined"),
     "no bpf in the kernel": (Operation.MAP, errno.ENOSYS, ROOT, "no bpf", "CONFIG_BPF_SYSCALL"),
-    "few capabilities, perf uprobe": (
-        Operation.UPROBE,
-        errno.EACCES,
-        machine(capabilities=FEW),
-        "CAP_SYS_ADMIN",
-        "sudo",
-    ),
+    "few capabilities, perf uprobe": (Operation.UPROBE, errno.EACCES, PERFMON, "CAP_SYS_ADMIN", "sudo"),
     "no capability, root": (
         Operation.UPROBES,
         errno.EPERM,
-        machine(capabilities=frozenset()),
+        POWERLESS,
         "without CAP_SYS_ADMIN",
         "--privileged",
     ),
-    "locked down": (
-        Operation.KPROBE,
-        errno.EPERM,
-        machine(lockdown="confidentiality"),
-        "locked down",
-        "lockdown=",
-    ),
+    "locked down": (Operation.KPROBE, errno.EPERM, LOCKED_DOWN, "locked down", "lockdown="),
     "security module": (Operation.MAP, errno.EACCES, ROOT, "security policy", "journalctl"),
-    "memlock of an old kernel": (
-        Operation.MAP,
-        errno.EPERM,
-        machine(release="5.4.0"),
-        "may lock",
-        "ulimit -l unlimited",
-    ),
+    "memlock of an old kernel": (Operation.MAP, errno.EPERM, LINUX_5, "may lock", "ulimit -l unlimited"),
     "files of the process": (Operation.UPROBE, errno.EMFILE, ROOT, "open files", "ulimit -n 8192"),
     "files of the system": (Operation.UPROBE, errno.ENFILE, ROOT, "system", "fs.file-max"),
     "no memory": (Operation.MAP, errno.ENOMEM, ROOT, "no memory", "--ring-bytes"),
@@ -84,28 +60,10 @@ CASES = {
         "hooks test",
     ),
     "no tracefs": (Operation.TRACEPOINT, errno.ENOENT, ROOT, "tracepoints", "mount -t tracefs"),
-    "no link for many uprobes": (
-        Operation.UPROBES,
-        errno.EINVAL,
-        machine(release="6.1.0"),
-        "one by one",
-        "6.6",
-    ),
+    "no link for many uprobes": (Operation.UPROBES, errno.EINVAL, LINUX_6, "one by one", "6.6"),
     "no link for many kprobes": (Operation.KPROBES, errno.EOPNOTSUPP, ROOT, "one by one", "CONFIG_FPROBE"),
-    "kernel too old": (
-        Operation.PROGRAM,
-        errno.EINVAL,
-        machine(release="5.4.0-150"),
-        "5.4.0-150 is too old",
-        "5.15",
-    ),
-    "attribute of a newer kernel": (
-        Operation.UPROBE,
-        errno.E2BIG,
-        machine(release="4.19.1"),
-        "too old",
-        "5.15",
-    ),
+    "kernel too old": (Operation.PROGRAM, errno.EINVAL, LINUX_5, "5.4.0-150 is too old", "5.15"),
+    "attribute of a newer kernel": (Operation.UPROBE, errno.E2BIG, LINUX_4, "too old", "5.15"),
     "verifier": (Operation.PROGRAM, errno.EINVAL, ROOT, "verifier", "--method"),
     "other tracer": (Operation.KPROBES, errno.EBUSY, ROOT, "Another tool", "other tracers"),
     "anything else": (Operation.ANY, errno.EIO, ROOT, "EIO", "CONFIG_UPROBES"),

@@ -11,21 +11,12 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
 LEGACY, PER_THREAD = 1, 2
 SUCCESS, NOT_FOUND, VERSION_NOT_SUFFICIENT = 0, 1, 2
 
 pytestmark = pytest.mark.skipif(
     not (shutil.which("gcc") and shutil.which("make")), reason="there is no gcc or no make"
 )
-
-
-@pytest.fixture(scope="module")
-def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("standin")
-    make = ["make", "-s", "-C", str(ROOT / "fixtures/standin"), f"BUILD={folder}"]
-    subprocess.run(make, check=True, capture_output=True, text=True)
-    return folder
 
 
 def run(*command: str | Path) -> str:
@@ -44,34 +35,34 @@ def counts(output: str) -> tuple[int, int, int]:
 
 @pytest.mark.parametrize("program", ["vec_add_runtime", "vec_add_static", "vec_add_stripped"])
 def test_a_runtime_call_is_one_driver_call_and_a_hidden_one_for_each_allocation(
-    build: Path, program: str
+    standin: Path, program: str
 ) -> None:
-    once = counts(run(build / program, "-n", "100", "-i", "2"))
+    once = counts(run(standin / program, "-n", "100", "-i", "2"))
     assert once[2] == 3
     # cudaLaunchKernelExC and the next cudaLaunchKernel; cudaGetLastError asks nobody.
-    more = counts(run(build / program, "-n", "100", "-i", "4"))
+    more = counts(run(standin / program, "-n", "100", "-i", "4"))
     assert [after - before for before, after in zip(once, more, strict=True)] == [6, 4, 0]
 
 
-def test_the_per_thread_default_stream_has_functions_of_its_own(build: Path) -> None:
+def test_the_per_thread_default_stream_has_functions_of_its_own(standin: Path) -> None:
     # Three allocations, two launches of which one is cuLaunchKernelEx, two waits.
-    assert counts(run(build / "vec_add_runtime", "-i", "2", "--per-thread"))[2] == 3 + 1 + 2
+    assert counts(run(standin / "vec_add_runtime", "-i", "2", "--per-thread"))[2] == 3 + 1 + 2
 
 
-def test_each_thread_and_child_counts(build: Path) -> None:
-    assert count(run(build / "vec_add", "-n", "1000", "-i", "3"), "calls") == 27
-    assert count(run(build / "vec_add", "-n", "1000", "-i", "3", "--threads", "2"), "calls") == 27 + 17
-    assert count(run(build / "vec_add", "-n", "1000", "-i", "3", "--fork"), "calls") == 2 * 27
+def test_each_thread_and_child_counts(standin: Path) -> None:
+    assert count(run(standin / "vec_add", "-n", "1000", "-i", "3"), "calls") == 27
+    assert count(run(standin / "vec_add", "-n", "1000", "-i", "3", "--threads", "2"), "calls") == 27 + 17
+    assert count(run(standin / "vec_add", "-n", "1000", "-i", "3", "--fork"), "calls") == 2 * 27
 
 
-def test_nccl_calls_are_copies_of_the_driver(build: Path) -> None:
-    output = run(build / "vec_add", "-n", "1000", "-i", "3", "--nccl")
+def test_nccl_calls_are_copies_of_the_driver(standin: Path) -> None:
+    output = run(standin / "vec_add", "-n", "1000", "-i", "3", "--nccl")
     assert count(output, "nccl calls") == 3 + 2
     assert count(output, "calls") == 27 + 3
 
 
-def test_a_paced_run_makes_what_it_was_told_and_no_faster(build: Path) -> None:
-    command = [str(build / "vec_add"), "--threads", "2", "--spin", "5000", "--rate", "100000"]
+def test_a_paced_run_makes_what_it_was_told_and_no_faster(standin: Path) -> None:
+    command = [str(standin / "vec_add"), "--threads", "2", "--spin", "5000", "--rate", "100000"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     assert re.findall(r"thread (\d): (\d+) calls", done.stdout) == [("0", "5000"), ("1", "5000")]
     achieved = re.search(r"(\d+) calls/s", done.stderr)
@@ -94,8 +85,8 @@ def address_of(library: ctypes.CDLL, symbol: str, version: int, flags: int) -> t
     return function.value, status.value
 
 
-def test_addresses_are_given_by_name_version_and_stream(build: Path) -> None:
-    library = ctypes.CDLL(str(build / "libcuda.so.1"), mode=os.RTLD_NOW)
+def test_addresses_are_given_by_name_version_and_stream(standin: Path) -> None:
+    library = ctypes.CDLL(str(standin / "libcuda.so.1"), mode=os.RTLD_NOW)
 
     def exported(symbol: str) -> int | None:
         return ctypes.cast(getattr(library, symbol), ctypes.c_void_p).value
@@ -112,14 +103,14 @@ def test_addresses_are_given_by_name_version_and_stream(build: Path) -> None:
         address_of(library, "cuLaunchKernelEx", 12040, PER_THREAD)[0],
         address_of(library, "cuStreamSynchronize", 12040, PER_THREAD)[0],
     }
-    names = symbols(build / "libcuda.so.1", "-D", "--defined-only")
+    names = symbols(standin / "libcuda.so.1", "-D", "--defined-only")
     assert len(hidden) == 3
     assert hidden.isdisjoint(exported(name) for name in names if name.startswith("cu"))
     assert library.cuGetProcAddress_v2(b"cuInit", ctypes.byref(ctypes.c_void_p()), 99000, 0, None) == 1
 
 
-def test_the_static_runtime_is_in_the_symbol_table_until_that_is_stripped(build: Path) -> None:
-    assert {"cudaMalloc", "cudaLaunchKernel"} <= symbols(build / "vec_add_static")
-    assert symbols(build / "vec_add_stripped") == set()
+def test_the_static_runtime_is_in_the_symbol_table_until_that_is_stripped(standin: Path) -> None:
+    assert {"cudaMalloc", "cudaLaunchKernel"} <= symbols(standin / "vec_add_static")
+    assert symbols(standin / "vec_add_stripped") == set()
     for program in ("vec_add_static", "vec_add_stripped"):
-        assert "cudaMalloc" not in symbols(build / program, "-D")
+        assert "cudaMalloc" not in symbols(standin / program, "-D")

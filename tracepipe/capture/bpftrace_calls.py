@@ -8,11 +8,7 @@ from tracepipe.capture.bpftrace_language import TEXT_PIECE_BYTES, THREADS, Langu
 from tracepipe.capture.hook import FilePlace, KernelPlace, Probe
 from tracepipe.capture.record import DROP_LAYERS
 from tracepipe.capture.slots import slots
-from tracepipe.capture.specs import is_paired
-
-# Names and allocations are needed whole, whatever the filters are: as specs.py has it.
-_WHOLE = {"name", "alloc", "free"}
-_QUEUES_ITEMS = "nv_kthread_q_schedule_q_item"
+from tracepipe.capture.specs import QUEUES_ITEMS, WHOLE_EFFECTS, is_paired
 
 
 class Function:
@@ -26,7 +22,7 @@ class Function:
         self.out = next((a for a in arguments if a.out), None)
         self.string = next((a for a in arguments if a.kind == "str"), None)
         self.paired = is_paired(probe, language.filters)
-        self.is_whole = probe.hook.effect in _WHOLE
+        self.is_whole = probe.hook.effect in WHOLE_EFFECTS
         self.waits = language.defers and self.paired and not self.is_whole
         machine = language.machine
         # A call is found again by its thread and stack; in the kernel by its thread and function.
@@ -128,7 +124,7 @@ class Function:
             address = f'(uint64)reg("{machine.instruction}") - {machine.breakpoint_bytes}'
         name = self.language.line(Op.THREAD_NAME, THREADS, ("%x", "tid"), ("%x", "tid"), text="comm")
         queues = ""
-        if self.probe.symbol == _QUEUES_ITEMS:
+        if self.probe.symbol == QUEUES_ITEMS:
             # struct nv_kthread_q_item: the function is at 16, its argument at 24.
             queues = (
                 "@q[*(uint64*)kptr((uint64)arg1 + 16), *(uint64*)kptr((uint64)arg1 + 24)] = "

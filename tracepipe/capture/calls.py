@@ -10,8 +10,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 
 from tracepipe.capture.effects import Effects
-from tracepipe.capture.hook import INTEGER_KINDS, Argument, Probe, Signature, TracepointPlace
-from tracepipe.capture.slots import Slot, argument_text, slots
+from tracepipe.capture.hook import Argument, Probe, Signature, TracepointPlace
+from tracepipe.capture.slots import Slot, Value, argument_text, slots
 
 _TEXT_CHUNK_BYTES = 31
 _HANDLE, _SYMBOL, _FUNCTION = "handle", "symbol", "function"
@@ -198,21 +198,15 @@ def _slot_named(name: str, arguments: Sequence[Argument], places: Sequence[Slot]
     return -1
 
 
-def _number(argument: Argument, value: int) -> str:
-    bits, is_signed = INTEGER_KINDS.get(argument.kind, (32, True))
-    value &= (1 << bits) - 1
-    return str(value - (1 << bits) if is_signed and value >> (bits - 1) else value)
-
-
 def _result_text(kind: str, values: Mapping[str, Mapping[int, str]]) -> Callable[[int], str]:
     if not kind:
         return lambda _: ""
-    shape = Argument("result", 0, kind)
+    read = Value("result", kind, 0, 0, Argument("result", 0, kind).bits).reader()
     names = values.get(kind, {})
 
     def text(register: int) -> str:
-        number = _number(shape, register)
-        name = names.get(int(number))
+        number = read((register,))
+        name = names.get(number)
         return f'"result":{number}' + (f',"result_name":{json.dumps(name)}' if name else "")
 
     return text

@@ -24,9 +24,10 @@ from tracepipe.capture.slots import slots
 _SPEC = struct.Struct("<8s8sBBBBBBBBBB6xQ")
 SPEC_BYTES = _SPEC.size
 _PAIRED, _INSTANT, _QUEUES, _IN_KERNEL, _EVERYWHERE, _UNFILTERED = 1, 2, 4, 8, 16, 32
-# Names and allocations are needed whole: a handle's name, and what is allocated at any time.
-_WHOLE = {"name", "alloc", "free"}
-_QUEUES_ITEMS = "nv_kthread_q_schedule_q_item"
+WHOLE_EFFECTS = frozenset({"name", "alloc", "free"})
+"""Those that no filter may thin out: a handle's name, and what is allocated at any time."""
+QUEUES_ITEMS = "nv_kthread_q_schedule_q_item"
+"""The driver's function that gives its own threads work."""
 # enum condition of probes.bpf.c
 _CONDITIONS = {"==": 1, "!=": 2, "<": 3, "<=": 4, ">": 5, ">=": 6, "&": 7}
 assert set(_CONDITIONS) == set(OPERATORS)
@@ -89,12 +90,12 @@ def _flags(probe: Probe, filters: Filters) -> int:
     flags = _PAIRED if is_paired(probe, filters) else 0
     if isinstance(probe.place, KernelPlace):
         flags |= _IN_KERNEL
-        if probe.symbol == _QUEUES_ITEMS:
+        if probe.symbol == QUEUES_ITEMS:
             flags |= _QUEUES
     if not probe.hook.returns:
         flags |= _INSTANT
     if probe.hook.everywhere:
         flags |= _EVERYWHERE
-    if probe.hook.effect in _WHOLE:
+    if probe.hook.effect in WHOLE_EFFECTS:
         flags |= _UNFILTERED
     return flags

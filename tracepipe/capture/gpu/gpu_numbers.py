@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tracepipe.capture.gpu.driver import uuid_text
-from tracepipe.capture.gpu.transport import GPU
+from tracepipe.capture.gpu.transport import GPU, text
 
 
 class GpuNumbers:
@@ -27,7 +27,7 @@ class GpuNumbers:
         uuid = uuid_text(raw)
         taken = set(self._numbers.values())
         number = self._numbers.setdefault(uuid, index if index not in taken else max(taken) + 1)
-        name = bytes(payload[GPU.size :]).decode(errors="replace")
+        name = text(payload, GPU.size)
         self._met[number] = {"index": number, "name": name, "uuid": uuid, "sm_count": sm_count}
         return index, number
 

@@ -32,7 +32,9 @@ from tracepipe.capture.gpu.transport import (
     KIND_NOTE,
     Channel,
     GpuRecord,
+    read_name,
     records,
+    text,
 )
 
 CALLS_VARIABLE: Final = "TRACEPIPE_GPU_CALLS"
@@ -53,7 +55,6 @@ COPY: Final = struct.Struct("<QQQQ6I4B4x")
 SET: Final = struct.Struct("<QQQQ7I4x")
 CALL: Final = struct.Struct("<QQ5I4x")
 MEMORY: Final = struct.Struct("<QQQ6I")
-_U64: Final = struct.Struct("<Q")
 _CALL_NAME: Final = struct.Struct("<II")
 
 _LAYERS: Final = {
@@ -165,16 +166,17 @@ class KernelsRenderer:
         """Take what is no event."""
         kind, payload, process = record.kind, record.payload, self._process(record.pid)
         if kind == KIND_NAME:
-            process.names[_U64.unpack_from(payload)[0]] = _text(payload[8:])
+            number, name = read_name(payload)
+            process.names[number] = name
         elif kind == KIND_CALL_NAME:
             domain, function = _CALL_NAME.unpack_from(payload)
-            name = _VERSION.sub("", _text(payload[8:]))
+            name = _VERSION.sub("", text(payload, _CALL_NAME.size))
             process.functions[domain, function] = (name, "Launch" in name, bool(_ALLOCATES.search(name)))
         elif kind == KIND_GPU:
             index, number = self._numbers.meet(payload)
             process.gpus[index] = number
         elif kind == KIND_NOTE:
-            note = _text(payload)
+            note = text(payload)
             if note not in self.notes:
                 self.notes.append(note)
         elif kind == KIND_HELLO:
@@ -305,10 +307,6 @@ def _where(context: int, graph: int, node: int) -> dict[str, int]:
 
 def _at(names: tuple[str, ...], number: int) -> str:
     return names[number] if number < len(names) else str(number)
-
-
-def _text(payload: memoryview) -> str:
-    return bytes(payload).decode(errors="replace")
 
 
 class KernelsRecording:

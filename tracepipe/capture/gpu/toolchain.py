@@ -26,6 +26,7 @@ from tracepipe.capture.gpu.driver import Driver, Owner, Version, ask_driver, own
 from tracepipe.errors import CaptureUnavailable
 
 NATIVE = Path(__file__).parent / "native"
+_EXPORTS = NATIVE / "exports.map"
 INSTALL = "pip install 'tracepipe[gpu]'"
 INSTALL_GXX = "apt install g++"
 _BUILD_TIMEOUT_S = 300
@@ -43,7 +44,7 @@ _HOST_OPTIONS = (
     # The command may have an older libstdc++ of its own, as conda's programs do.
     "-static-libstdc++",
     "-static-libgcc",
-    "-Wl,--exclude-libs,ALL",
+    f"-Wl,--version-script={_EXPORTS}",
 )
 _PATCH_OPTIONS = ("-std=c++17", "-O3", "--fatbin", "--compile-as-tools-patch", "-allow-unsupported-compiler")
 
@@ -236,10 +237,10 @@ def check_safe(path: Path, user: Owner) -> None:
 
 
 def _digest(sources: Sequence[Path], command: list[str], told: list[str]) -> str:
-    """Of everything that decides what comes out: sources, headers beside them, compilers, options."""
+    """Of all that decides what comes out: sources, headers beside them, exports, compilers, options."""
     digest = hashlib.sha256()
     headers = {header for source in sources for header in source.parent.glob("*.h")}
-    for file in (*sources, *sorted(headers)):
+    for file in (*sources, *sorted(headers), _EXPORTS):
         content = file.read_bytes()
         digest.update(f"{file.name} {len(content)}\n".encode())
         digest.update(content)

@@ -1,4 +1,7 @@
-"""The capture process's end of the channel that `native/transport.h` describes: a file that both map."""
+"""The capture process's end of the channel that `native/transport.h` describes: a file that both map.
+
+The payloads of the kinds of record that every engine has are read here too.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,8 @@ KIND_GPU: Final = 2
 KIND_CLOCK: Final = 3
 KIND_NOTE: Final = 4
 
+NAME: Final = struct.Struct("<Q")
+"""What stands for a name in its process; the name follows."""
 GPU: Final = struct.Struct("<6I16s")
 """index, SMs, major, minor, clock in kHz, 0, UUID; the name follows."""
 
@@ -63,6 +68,16 @@ def records(chunk: bytes) -> Iterator[GpuRecord]:
         start = at + _RECORD.size
         yield GpuRecord(kind, pid, tid, time_ns, view[start : start + length])
         at += _whole(length)
+
+
+def text(payload: memoryview, start: int = 0) -> str:
+    """The text that ends a payload."""
+    return bytes(payload[start:]).decode(errors="replace")
+
+
+def read_name(payload: memoryview) -> tuple[int, str]:
+    """The payload of KIND_NAME: the number that stands for a name in its process, and the name."""
+    return NAME.unpack_from(payload)[0], text(payload, NAME.size)
 
 
 def pack_record(kind: int, pid: int, tid: int, time_ns: int, payload: bytes) -> bytes:

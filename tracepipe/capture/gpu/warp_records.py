@@ -12,7 +12,6 @@ KIND_CALL_ENTER: Final = 18
 KIND_CALL_EXIT: Final = 19
 KIND_LOST_WARPS: Final = 20
 
-NAME: Final = struct.Struct("<Q")
 CLOCK: Final = struct.Struct("<IxxxxQQQ")
 HAS_ARGUMENTS: Final = 1 << 62
 """Of a function's name: its records have its arguments."""
@@ -75,11 +74,6 @@ class Kernel(NamedTuple):
 def read_words(payload: memoryview, count: int) -> tuple[int, ...]:
     """The words of arguments of a call's entry."""
     return struct.unpack_from(f"<{count}Q", payload, CALL_ENTER.size)
-
-
-def text(payload: memoryview, start: int) -> str:
-    """The text that ends a payload."""
-    return bytes(payload[start:]).decode(errors="replace")
 
 
 def read_kernel(payload: memoryview) -> Kernel:

@@ -26,9 +26,12 @@ from tracepipe.capture.gpu.transport import (
     KIND_GPU,
     KIND_NAME,
     KIND_NOTE,
+    NAME,
     Channel,
     GpuRecord,
+    read_name,
     records,
+    text,
 )
 from tracepipe.capture.gpu.warp_options import WarpOptions
 
@@ -191,16 +194,16 @@ class WarpRenderer:
             pair = {"source_ns": source_ns, "host_lo_ns": low_ns, "host_hi_ns": high_ns}
             yield {"type": "clock", "clock": clock, **pair}
         elif kind == KIND_NAME:
-            (number,) = layout.NAME.unpack_from(payload)
-            process.names[number] = layout.text(payload, layout.NAME.size)
+            number, name = read_name(payload)
+            process.names[number] = name
         elif kind == KIND_GPU:
             index, number = self._numbers.meet(payload)
             process.gpus[index] = number
         elif kind == KIND_NOTE:
-            self.notes.append(layout.text(payload, 0))
+            self.notes.append(text(payload))
 
     def _call(self, process: _Process, record: GpuRecord) -> str:
-        (name,) = layout.NAME.unpack_from(record.payload)
+        (name,) = NAME.unpack_from(record.payload)
         if record.kind == layout.KIND_CALL_EXIT:
             return self._calls.leave(record, process.name(name))
         kernel = layout.CALL_ENTER.unpack_from(record.payload)[2]

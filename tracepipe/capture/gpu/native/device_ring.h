@@ -12,6 +12,8 @@ class DeviceRing {
     // Offset of a region, NONE if there is no room; `end` gives it back, with all that was taken before.
     uint64_t take(uint64_t bytes, uint64_t &end) {
         if (bytes == 0 || bytes > bytes_) return NONE;
+        // Empty, it has all its room in a row only from its beginning on.
+        if (head_ == tail_) head_ = tail_ = 0;
         uint64_t at = head_ % bytes_, skipped = at + bytes > bytes_ ? bytes_ - at : 0;
         if (head_ + skipped + bytes - tail_ > bytes_) return NONE;
         uint64_t start = head_ + skipped;

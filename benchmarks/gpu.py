@@ -1,0 +1,433 @@
+"""What `--gpu kernels` and `--gpu warps` cost a program: kernels, launches, PyTorch steps; and the clock.
+
+    python benchmarks/gpu.py [--quick] [--only NAME]        NAME: kernel, launch, clock, pytorch
+
+Needs an NVIDIA GPU, and ends with 3 without one. The programs are in gpu.cu beside this file, and built here.
+The variants of a table take turns, round by round; figures are medians over the rounds, ratios of one run.
+Records are collected while the program runs, as in a capture, and counted; they are not written to a file.
+`empty patches` are device code that returns at once: the least that a tool on Compute Sanitizer's API costs.
+Tables for which time runs out have fewer rounds: the whole ends within four minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tracepipe.capture.gpu import kernels, warp_records, warps  # noqa: E402
+from tracepipe.capture.gpu.toolchain import NATIVE, Toolchain, this_toolchain  # noqa: E402
+from tracepipe.capture.gpu.transport import KIND_CLOCK, KIND_NOTE, records  # noqa: E402
+from tracepipe.capture.gpu.warp_options import WarpOptions  # noqa: E402
+from tracepipe.clocks import ClockMap, Clocks  # noqa: E402
+from tracepipe.errors import TracepipeError  # noqa: E402
+from tracepipe.model import SourceNs  # noqa: E402
+
+BUDGET_S = 225
+RUN_S = 60  # the longest that one run may take
+NO_GPU = 3
+COLLECT_EVERY_S = 0.002
+NO_LAUNCH = str(10**9)  # the first launch to be recorded: none
+# Launches whose records have room in the buffer on the GPU at once, the first included.
+BURST = {"vector_add": 30, "matmul": 7}
+TITLES = {
+    "vector_add": "vectorAdd, 2^20 threads, 32,768 warps",
+    "matmul": "matrix product of 2048^3, 131,072 warps",
+}
+
+
+@dataclass
+class Seen:
+    """What a run said of itself, by name, and what was recorded of it."""
+
+    said: dict[str, str] = field(default_factory=dict)
+    warps: int = 0
+    kernels: int = 0
+    lost: int = 0
+    notes: list[str] = field(default_factory=list)
+    pairs: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
+    """Clock pairs by GPU, as the records of an event file have them."""
+
+    def take(self, chunk: bytes) -> None:
+        """Count the records of a chunk."""
+        for record in records(chunk):
+            payload = record.payload
+            if record.kind == warp_records.KIND_WARPS:
+                self.warps += warp_records.read_warp_count(payload)
+            elif record.kind == warp_records.KIND_KERNEL:
+                self.kernels += 1
+            elif record.kind == kernels.KIND_KERNEL:
+                self.kernels += len(payload) // kernels.KERNEL.size
+            elif record.kind == warp_records.KIND_LOST_WARPS:
+                self.lost += warp_records.LOST_WARPS.unpack_from(payload)[3]
+            elif record.kind == KIND_NOTE:
+                self.notes.append(bytes(payload).decode(errors="replace"))
+            elif record.kind == KIND_CLOCK:
+                gpu, source_ns, low_ns, high_ns = warp_records.CLOCK.unpack_from(payload)
+                pair = {"source_ns": source_ns, "host_lo_ns": low_ns, "host_hi_ns": high_ns}
+                self.pairs.setdefault(gpu, []).append(pair)
+
+
+Recording = kernels.KernelsRecording | warps.GpuRecording
+
+
+class Bench:
+    """The programs and the native code, built once, and the time that is left."""
+
+    def __init__(self, tools: Toolchain, folder: Path, *, quick: bool) -> None:
+        self.quick = quick
+        self.ends_s = time.monotonic() + BUDGET_S
+        self.program = folder / "gpu"
+        source, target = Path(__file__).with_suffix(".cu"), f"-arch={tools.architectures()[0]}"
+        nvcc = [str(tools.nvcc().path), "-O2", "-std=c++17", "-allow-unsupported-compiler", target]
+        subprocess.run([*nvcc, "-o", str(self.program), str(source)], check=True)
+        self.kernels_library = kernels.build_library(tools)
+        self.library = tools.build_host("warps", [NATIVE / "warps.cpp"], ["sanitizer"])
+        self.patches = tools.build_patches("patches", NATIVE / "patches.cu")
+        self.empty_patches = tools.build_patches("patches", NATIVE / "patches.cu", (), {"TRACEPIPE_EMPTY": 1})
+
+    @property
+    def left_s(self) -> float:
+        return self.ends_s - time.monotonic()
+
+    def rounds(self, count: int) -> Iterator[int]:
+        """As many rounds as there is time for, one at least."""
+        longest_s = 0.0
+        for number in range(1 if self.quick else count):
+            began_s = time.monotonic()
+            if number and self.left_s < 1.3 * longest_s:
+                print(f"  (no time for round {number + 1})")
+                return
+            yield number
+            longest_s = max(longest_s, time.monotonic() - began_s)
+
+    def recording(self, engine: str, **options: Any) -> Recording | None:
+        """A recording by `kernels`, `warps` or `empty`; None for `native`."""
+        if engine == "native":
+            return None
+        if engine == "kernels":
+            return kernels.KernelsRecording(self.kernels_library, **options)
+        if engine == "empty":
+            # No launch gets a buffer that would have to be emptied.
+            chosen = WarpOptions(calls="none", launches=f"{NO_LAUNCH}-")
+            return warps.GpuRecording(self.library, self.empty_patches, chosen)
+        return warps.GpuRecording(self.library, self.patches, WarpOptions(**options))
+
+    def run(self, command: Sequence[str], engine: str, **options: Any) -> Seen:
+        """Run a program to its end. Raises RuntimeError if it fails or takes too long."""
+        limit_s = min(RUN_S, self.left_s)
+        if limit_s < 1:
+            raise RuntimeError("no time left")
+        recording = self.recording(engine, **options)
+        try:
+            return _run(command, recording, time.monotonic() + limit_s)
+        finally:
+            if recording:
+                recording.close()
+
+
+def _run(command: Sequence[str], recording: Recording | None, ends_s: float) -> Seen:
+    environment = {**os.environ, **(recording.environment() if recording else {})}
+    seen = Seen()
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
+        with subprocess.Popen(command, env=environment, stdout=out, stderr=errors) as process:
+            is_over = False
+            while not is_over:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(COLLECT_EVERY_S)
+                if time.monotonic() > ends_s:
+                    process.kill()
+                is_over = process.poll() is not None
+                if recording:
+                    seen.take(recording.collect(is_final=is_over))
+                    seen.lost += sum(loss.count for loss in recording.lost())
+        out.seek(0)
+        errors.seek(0)
+        if process.returncode:
+            last = (errors.read().strip() or "it said nothing").splitlines()[-1]
+            late = "it took too long; " if time.monotonic() > ends_s else ""
+            raise RuntimeError(f"{late}ended with {process.returncode}: {last}")
+        seen.said = dict(line.split(" ", 1) for line in out.read().splitlines() if " " in line)
+    return seen
+
+
+# ── the tables ──
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A row: its name, and how the program is run for it."""
+
+    name: str
+    run: Callable[[], Seen]
+
+
+class Rows:
+    """What the rounds of a table saw, by variant; a variant that failed once is told and left out."""
+
+    def __init__(self, bench: Bench, variants: Sequence[Variant], rounds: int) -> None:
+        self.seen: dict[str, list[Seen]] = {variant.name: [] for variant in variants}
+        self.failed: dict[str, str] = {}
+        for _ in bench.rounds(rounds):
+            for variant in variants:
+                if variant.name in self.failed:
+                    continue
+                try:
+                    self.seen[variant.name].append(variant.run())
+                except Exception as error:  # a row that fails is a row that says so
+                    self.failed[variant.name] = f"{type(error).__name__}: {error}"
+
+    def middle(self, name: str, what: str) -> float:
+        """The median over the rounds; not a number where there is none."""
+        some = [float(seen.said[what]) for seen in self.seen.get(name, []) if what in seen.said]
+        return statistics.median(some) if some else float("nan")
+
+    def each(self) -> Iterator[tuple[str, list[Seen]]]:
+        """The rows that there are; the reason is printed of those that failed."""
+        for name, some in self.seen.items():
+            if name in self.failed:
+                print(f"  {name:<34}{self.failed[name]}")
+            elif some:
+                yield name, some
+
+    def times(self, name: str, what: str, *floors: str) -> str:
+        """Median, least and most, and the ratios to the medians of other rows."""
+        some = [float(seen.said[what]) for seen in self.seen[name]]
+        median = statistics.median(some)
+        ratios = "".join(f"{median / self.middle(floor, what):>10.2f}" for floor in floors)
+        return f"{median:>10.3f}{min(some):>10.3f}{max(some):>10.3f}{ratios}"
+
+
+def kernel_table(bench: Bench) -> None:
+    """A kernel's time on the GPU, and whether all its warps were recorded."""
+    many = 50 if bench.quick else 200
+    for program, title in TITLES.items():
+        once, often = ([str(bench.program), program, str(n)] for n in (BURST[program], many))
+        rows = Rows(
+            bench,
+            [
+                Variant("native", partial(bench.run, often, "native")),
+                Variant("empty patches", partial(bench.run, often, "empty")),
+                Variant(f"warps, {BURST[program] + 1} launches", partial(bench.run, once, "warps")),
+                Variant(f"warps, {many + 1} launches", partial(bench.run, often, "warps")),
+                Variant("kernels", partial(bench.run, often, "kernels")),
+            ],
+            rounds=3,
+        )
+        print(f"\n{title}: microseconds by CUDA events")
+        print(
+            f"  {'':<34}{'median':>10}{'min':>10}{'max':>10}{'× native':>10}{'× empty':>10}   recorded, lost"
+        )
+        native = {seen.said["result"] for seen in rows.seen["native"]}
+        for name, some in rows.each():
+            told = _recorded(name, some)
+            wrong = "" if {seen.said["result"] for seen in some} == native else "; ITS RESULT DIFFERS"
+            times = rows.times(name, "us", "native", "empty patches")
+            print(f"  {name:<34}{times}   {told}{wrong}", flush=True)
+            _print_notes(some)
+
+
+def _recorded(name: str, some: list[Seen]) -> str:
+    if name.startswith("warps"):
+        got, wanted = sum(s.warps for s in some), sum(int(s.said["warps"]) for s in some)
+        return f"{got:,} of {wanted:,} warps, {sum(s.lost for s in some):,} lost"
+    if name.startswith("kernels"):
+        got, wanted = sum(s.kernels for s in some), sum(int(s.said["launches"]) for s in some)
+        return f"{got:,} of {wanted:,} kernels, {sum(s.lost for s in some):,} lost"
+    return "-"
+
+
+def _print_notes(some: list[Seen]) -> None:
+    for note in dict.fromkeys(note for seen in some for note in seen.notes):
+        print(f"      {note}")
+
+
+def launch_table(bench: Bench) -> None:
+    """What a launch costs its thread."""
+    command = [str(bench.program), "launch", "2000" if bench.quick else "10000"]
+    rows = Rows(
+        bench,
+        [
+            Variant("native", partial(bench.run, command, "native")),
+            Variant("warps, all calls", partial(bench.run, command, "warps", calls="all")),
+            Variant("warps, no calls", partial(bench.run, command, "warps", calls="none")),
+            Variant("kernels, all calls", partial(bench.run, command, "kernels", calls="all")),
+            Variant("kernels, no calls", partial(bench.run, command, "kernels", calls="none")),
+        ],
+        rounds=3,
+    )
+    print(
+        f"\n{command[2]} empty launches: microseconds of the launching thread each, and until they have ended"
+    )
+    print(f"  {'':<34}{'median':>10}{'min':>10}{'max':>10}{'× native':>10}{'ended':>10}   recorded, lost")
+    for name, some in rows.each():
+        ended = f"{rows.middle(name, 'ended_us'):>10.3f}"
+        print(f"  {name:<34}{rows.times(name, 'us', 'native')}{ended}   {_recorded(name, some)}")
+        _print_notes(some)
+
+
+STEPS = """
+import statistics, sys, time, torch
+torch.manual_seed(0)
+torch.set_float32_matmul_precision("high")
+def transformer():
+    layer = torch.nn.TransformerEncoderLayer(1024, 16, 4096, dropout=0.0, batch_first=True)
+    model = torch.nn.TransformerEncoder(layer, 4, enable_nested_tensor=False).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
+    x = torch.randn(8, 512, 1024, device="cuda")
+    def step():
+        loss = model(x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return torch.softmax(x[0, :, :64], -1).sum() + loss
+    return step
+def small():
+    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10)).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    x, y = torch.randn(64, 64, device="cuda"), torch.randint(0, 10, (64,), device="cuda")
+    def step():
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return torch.softmax(model(x), -1).sum() + loss
+    return step
+for name, steps in (("transformer", int(sys.argv[1])), ("small", 5 * int(sys.argv[1]))):
+    step, times = {"transformer": transformer, "small": small}[name](), []
+    for number in range(steps + 5):
+        begin = time.perf_counter()
+        step().item()
+        if number >= 5:
+            times.append(time.perf_counter() - begin)
+    print(name, statistics.median(times) * 1e3)
+"""
+
+
+def pytorch_table(bench: Bench) -> None:
+    """A training step of a transformer, and one so small that the processor is the limit."""
+    if importlib.util.find_spec("torch") is None:
+        print(f"\nPyTorch steps: {sys.executable} has no torch")
+        return
+    command = [sys.executable, "-c", STEPS, "5" if bench.quick else "20"]
+    variants = {
+        "native": ("native", {}),
+        "kernels, all calls": ("kernels", {"calls": "all"}),
+        "kernels, launch calls": ("kernels", {"calls": "launches"}),
+        "kernels, no calls": ("kernels", {"calls": "none"}),
+        "warps": ("warps", {}),
+        "warps, --kernel softmax": ("warps", {"kernels": "softmax"}),
+    }
+    rows = Rows(
+        bench,
+        [
+            Variant(name, partial(bench.run, command, engine, **options))
+            for name, (engine, options) in variants.items()
+        ],
+        rounds=5,
+    )
+    for step in ("transformer", "small"):
+        print(
+            f"\nPyTorch, {step} step: milliseconds, median of a run's steps; {len(rows.seen['native'])} runs"
+        )
+        print(f"  {'':<34}{'median':>10}{'min':>10}{'max':>10}{'× native':>10}   of both steps")
+        for name, some in rows.each():
+            times = rows.times(name, step, "native")
+            counts = [
+                f"{sum(getattr(s, what) for s in some):,} {what}" for what in ("kernels", "warps", "lost")
+            ]
+            print(f"  {name:<34}{times}   {', '.join(counts) if name != 'native' else '-'}", flush=True)
+    for _, some in rows.seen.items():
+        _print_notes(some)
+
+
+def clock_table(bench: Bench) -> None:
+    """What a recording states of each GPU's clock: drift and bound."""
+    seconds = "3" if bench.quick else "8"
+    seen = bench.run([str(bench.program), "clock", seconds], "warps", calls="none")
+    print(f"\nthe GPU's clock against CLOCK_MONOTONIC, {seconds} s")
+    print(f"  {'':<34}{'pairs':>10}{'drift ppm':>12}{'bound ns: between pairs':>26}{'at the ends':>14}")
+    for gpu, pairs in seen.pairs.items():
+        clock = f"globaltimer:{gpu}"
+        header: Any = {"clock": "monotonic", "clocks": ["monotonic", clock]}
+        placed = Clocks(header, [{"type": "clock", "clock": clock, **pair} for pair in pairs]).get(clock)
+        assert placed is not None
+        between, ends = _bounds_ns(placed, [pair["source_ns"] for pair in pairs])
+        print(f"  {clock:<34}{len(pairs):>10}{placed.drift_ppm:>12.3f}{between:>26}{ends:>14}")
+    if not seen.pairs:
+        print("  no clock pairs came")
+    _print_notes([seen])
+    print(f"  {seen.warps:,} of {int(seen.said['warps']):,} warps recorded, {seen.lost:,} lost")
+
+
+def _bounds_ns(placed: ClockMap, source_ns: list[int]) -> tuple[int, int]:
+    """The largest bound at a hundred times between the pairs, and that of the first and the last."""
+    first, last = min(source_ns), max(source_ns)
+    inside = [first + (last - first) * part // 100 for part in range(1, 100)]
+    bound = [placed.bound_at(SourceNs(at)) for at in inside]
+    return max(bound), max(placed.bound_at(first), placed.bound_at(last))
+
+
+TABLES: dict[str, Callable[[Bench], None]] = {
+    "kernel": kernel_table,
+    "launch": launch_table,
+    "clock": clock_table,
+    "pytorch": pytorch_table,  # last: it takes the time that is left
+}
+
+
+def describe(tools: Toolchain) -> None:
+    """Print what is measured on what."""
+    driver = "unknown"
+    with suppress(OSError):
+        driver = Path("/sys/module/nvidia/version").read_text().strip()
+    names = ", ".join(gpu.name for gpu in tools.driver.gpus)
+    nvcc = ".".join(map(str, tools.nvcc().version))
+    print(f"{names}; driver {driver}, CUDA {'.'.join(map(str, tools.driver.cuda))}, nvcc {nvcc}")
+    machine = f"Linux {platform.release()} {platform.machine()}, {os.cpu_count()} processors"
+    print(f"python {platform.python_version()}, {machine}, {time.strftime('%Y-%m-%d')}")
+
+
+def main() -> None:
+    """Print the tables, or why there are none."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="one round, fewer launches and steps")
+    parser.add_argument("--only", choices=TABLES, help="one table")
+    options = parser.parse_args()
+    tools = this_toolchain()
+    if not tools.driver.gpus:
+        print(f"no GPU: {tools.driver.error or 'the driver names none'}", file=sys.stderr)
+        raise SystemExit(NO_GPU)
+    describe(tools)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            bench = Bench(tools, Path(folder), quick=options.quick)
+        except TracepipeError as error:
+            raise SystemExit(f"{error.message}\n{error.hint}") from None
+        for name, table in TABLES.items():
+            if options.only in (None, name):
+                try:
+                    table(bench)
+                except Exception as error:  # one table that fails leaves the others
+                    print(f"\n{name}: {type(error).__name__}: {error}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+// The host's side of the records' layout and of the device ring, for tests in Python to call.
+#include <cstddef>
+
+#include "device_ring.h"
+#include "warp_record.h"
+
+using namespace tracepipe;
+
+extern "C" {
+
+// Offsets of Warp's fields in the order of their declaration, then its size; the same for Exit and Entry.
+uint64_t warp_fields[] = {offsetof(Warp, entry_ns),   offsetof(Warp, entry_clk),    offsetof(Warp, place),
+                                offsetof(Warp, entry_mask), offsetof(Warp, partial_mask), offsetof(Warp, exit_ns),
+                                offsetof(Warp, exit_clk),   sizeof(Warp)};
+uint64_t exit_fields[] = {offsetof(Exit, exit_ns), offsetof(Exit, exit_clk), offsetof(Exit, warp),
+                                offsetof(Exit, mask), sizeof(Exit)};
+uint64_t entry_fields[] = {offsetof(Entry, warp), offsetof(Entry, grid_id), offsetof(Entry, index), offsetof(Entry, pc),
+                           offsetof(Entry, grid), offsetof(Entry, block), sizeof(Entry)};
+uint64_t region_head_bytes = sizeof(Region), region_alignment = REGION_ALIGNMENT;
+
+uint64_t exits_at(uint64_t warps) { return exits_offset(warps); }
+uint64_t exits_that_fit(uint64_t warps, uint64_t room) { return exits_room(warps, room); }
+uint64_t bytes_of_region(uint64_t warps, uint64_t room) { return region_bytes(warps, room); }
+uint64_t shared_exits_at(uint64_t entries) { return shared_exits_offset(entries); }
+uint64_t bytes_of_shared_region(uint64_t entries) { return shared_bytes(entries); }
+uint64_t room_at_first(uint64_t warps) { return usual_room(warps); }
+
+void *ring_make(uint64_t bytes) { return new DeviceRing(bytes); }
+uint64_t ring_take(void *ring, uint64_t bytes, uint64_t *end) {
+    return static_cast<DeviceRing *>(ring)->take(bytes, *end);
+}
+void ring_give_back(void *ring, uint64_t end) { static_cast<DeviceRing *>(ring)->give_back(end); }
+void ring_free(void *ring) { delete static_cast<DeviceRing *>(ring); }
+}

@@ -1,0 +1,108 @@
+"""The benchmark of the GPU engines, as far as it goes without a GPU: what it counts, prints and refuses."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks import gpu
+from tracepipe.capture.gpu import kernels, warp_records
+from tracepipe.capture.gpu.transport import KIND_CLOCK, KIND_NOTE, pack_record
+
+SCRIPT = Path(gpu.__file__)
+
+
+def packed(kind: int, payload: bytes) -> bytes:
+    return pack_record(kind, 42, 43, 1, payload)
+
+
+@pytest.fixture
+def bench() -> gpu.Bench:
+    """One whose programs are not built: what is run is a test's."""
+    made = object.__new__(gpu.Bench)
+    made.quick, made.ends_s = True, time.monotonic() + 60
+    made.program = Path("/no/such/program")
+    made.kernels_library = made.library = made.patches = made.empty_patches = Path("/no/such/library")
+    return made
+
+
+def test_without_a_gpu_it_says_so() -> None:
+    hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, env=hidden)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.startswith("no GPU: ")
+
+
+def test_records_of_both_engines_are_counted() -> None:
+    seen = gpu.Seen()
+    seen.take(
+        packed(warp_records.KIND_WARPS, warp_records.WARPS.pack(1, 2, 8000, 8000, 0))
+        + packed(warp_records.KIND_KERNEL, b"")
+        + packed(warp_records.KIND_LOST_WARPS, warp_records.LOST_WARPS.pack(1, 0, 1, 77))
+        + packed(kernels.KIND_KERNEL, bytes(3 * kernels.KERNEL.size))
+        + packed(KIND_NOTE, b"a note")
+        + packed(KIND_CLOCK, warp_records.CLOCK.pack(1, 500, 10, 20))
+    )
+    assert (seen.warps, seen.kernels, seen.lost, seen.notes) == (8000, 4, 77, ["a note"])
+    assert seen.pairs == {1: [{"source_ns": 500, "host_lo_ns": 10, "host_hi_ns": 20}]}
+
+
+def test_a_program_is_run_with_a_recording_and_what_it_says_is_taken(bench: gpu.Bench) -> None:
+    asks = "import os; print('us', 2.5); print('set', 'CUDA_INJECTION64_PATH' in os.environ)"
+    for engine, is_set in (("native", "False"), ("empty", "True"), ("warps", "True"), ("kernels", "True")):
+        assert bench.run([sys.executable, "-c", asks], engine).said == {"us": "2.5", "set": is_set}
+
+
+def test_a_program_that_fails_or_hangs_is_told(bench: gpu.Bench) -> None:
+    with pytest.raises(RuntimeError, match=r"^ended with 1: out of memory$"):
+        bench.run([sys.executable, "-c", "raise SystemExit('out of memory')"], "native")
+    bench.ends_s = time.monotonic() + 2.5
+    with pytest.raises(RuntimeError, match="it took too long; ended with -9"):
+        bench.run([sys.executable, "-c", "import signal; signal.pause()"], "native")
+
+
+def test_a_row_that_fails_leaves_the_others(bench: gpu.Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    def fails() -> gpu.Seen:
+        raise RuntimeError("ended with 1: out of memory")
+
+    times = iter("24")
+    variants = [
+        gpu.Variant("native", lambda: gpu.Seen({"us": next(times)})),
+        gpu.Variant("warps", fails),
+        gpu.Variant("kernels", lambda: gpu.Seen({"us": "6"})),
+    ]
+    bench.quick = False
+    rows = gpu.Rows(bench, variants, rounds=2)
+    assert [name for name, _ in rows.each()] == ["native", "kernels"]
+    assert capsys.readouterr().out.replace(" ", "") == "warpsRuntimeError:endedwith1:outofmemory\n"
+    assert rows.times("kernels", "us", "native", "warps").split() == [
+        "6.000",
+        "6.000",
+        "6.000",
+        "2.00",
+        "nan",
+    ]
+
+
+def test_the_clocks_drift_and_bound_are_told(
+    bench: gpu.Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The host's clock gains 10 µs a second; each pair is known to 700 ns."""
+    seen = gpu.Seen({"warps": "600"}, warps=600)
+    for second in range(6):
+        ns = second * 10**9
+        seen.take(
+            packed(
+                KIND_CLOCK, warp_records.CLOCK.pack(0, ns, ns + second * 10_000, ns + second * 10_000 + 1400)
+            )
+        )
+    monkeypatch.setattr(gpu.Bench, "run", lambda *_, **__: seen)
+    gpu.clock_table(bench)
+    name, pairs, drift_ppm, between_ns, ends_ns = capsys.readouterr().out.splitlines()[-2].split()
+    assert (name, pairs, drift_ppm) == ("globaltimer:0", "6", "10.000")
+    assert all(700 <= int(bound_ns) < 5000 for bound_ns in (between_ns, ends_ns))

@@ -1,0 +1,225 @@
+"""The native GPU code built for every architecture, on machines without a GPU too: by the compilers here."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tracepipe.capture.elf import Elf
+from tracepipe.capture.gpu import kernels, warp_records
+from tracepipe.capture.gpu.cuda_parts import find_parts
+from tracepipe.capture.gpu.driver import Driver, owner
+from tracepipe.capture.gpu.toolchain import NATIVE, Toolchain
+from tracepipe.errors import CaptureUnavailable
+
+ARCHITECTURES = [75, 80, 86, 89, 90, 100, 120]
+# Each engine's library, built.
+LIBRARIES: dict[str, Callable[[Toolchain], Path]] = {
+    "kernels": kernels.build_library,
+    "warps": lambda tools: tools.build_host("warps", [NATIVE / "warps.cpp"], ["sanitizer"]),
+}
+ROOT = Path(__file__).parents[2]
+U64 = ctypes.c_uint64
+NO_ROOM = (1 << 64) - 1
+
+
+@pytest.fixture(scope="module")
+def tools() -> Toolchain:
+    """The compilers here, without a driver."""
+    found = Toolchain(Driver(error="none in this test"), find_parts(), owner())
+    try:
+        for ask in (found.gxx, found.nvcc, lambda: found.part("sanitizer"), lambda: found.part("cupti")):
+            ask()
+    except CaptureUnavailable as refusal:
+        pytest.skip(f"{refusal.message} {refusal.hint}")
+    return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What is built is built here, not found."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def codes(fatbin: bytes) -> dict[int, bytes]:
+    """Architecture → machine code of a fatbin.
+
+    0       4       6       8        16 and on, one entry after the other, each of
+    | magic | vers. | bytes | size   | kind u16, version u16, header bytes u32, size u64, …, at 28: sm u32
+    """
+    found, at = {}, 16
+    while at < len(fatbin):
+        kind, _, header_bytes, size_bytes = struct.unpack_from("<HHIQ", fatbin, at)
+        assert kind == 2, "machine code, no PTX"
+        end = at + header_bytes + size_bytes
+        (architecture,) = struct.unpack_from("<I", fatbin, at + 28)
+        found[architecture] = fatbin[at + header_bytes : end]
+        at = end
+    return found
+
+
+def patches(
+    tools: Toolchain, architectures: list[int] = ARCHITECTURES, defines: dict[str, int] | None = None
+) -> bytes:
+    wanted = [f"sm_{number}" for number in architectures]
+    return tools.build_patches("patches", NATIVE / "patches.cu", wanted, defines).read_bytes()
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_a_library_gives_its_entry_alone_and_lets_a_program_be_that_is_not_captured(
+    tools: Toolchain, name: str
+) -> None:
+    library = LIBRARIES[name](tools)
+    with Elf(str(library)) as elf:
+        assert {function for function, _ in elf.functions()} == {"InitializeInjection"}
+    enters = f"import ctypes; print(ctypes.CDLL({str(library)!r}).InitializeInjection())"
+    done = subprocess.run([sys.executable, "-c", enters], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
+
+
+@pytest.mark.parametrize("defines", [{}, {"TRACEPIPE_FIRST_BLOCK": 8, "TRACEPIPE_LAST_BLOCK": 15}])
+def test_patches_are_built_for_every_architecture(tools: Toolchain, defines: dict[str, int]) -> None:
+    assert list(codes(patches(tools, defines=defines))) == ARCHITECTURES
+
+
+def test_empty_patches_are_built_for_every_architecture(tools: Toolchain) -> None:
+    """They are what the cost of recording is measured against."""
+    full, empty = codes(patches(tools)), codes(patches(tools, defines={"TRACEPIPE_EMPTY": 1}))
+    assert list(empty) == ARCHITECTURES
+    assert all(len(empty[number]) < len(full[number]) for number in ARCHITECTURES)
+
+
+def test_every_nvcc_of_the_machine_will_do(tools: Toolchain) -> None:
+    """Those of PyPI and of a toolkit stand side by side."""
+    for compiler in tools.parts.nvcc:
+        alone = Toolchain(tools.driver, replace(tools.parts, nvcc=[compiler]), tools.owner)
+        assert list(codes(patches(alone, [75, 120]))) == [75, 120], compiler.path
+
+
+@pytest.mark.parametrize("number", [ARCHITECTURES[0], ARCHITECTURES[-1]])
+def test_the_kernel_that_answers_for_clock_pairs_is_assembled(
+    tools: Toolchain, tmp_path: Path, number: int
+) -> None:
+    """At run time the driver does that, as the library has it as PTX."""
+    text = re.search(r'R"\((.*?)\)"', (NATIVE / "clock_pairs.h").read_text(), re.DOTALL)
+    assert text is not None
+    source, made = tmp_path / "answer.ptx", tmp_path / "answer.cubin"
+    source.write_text(text[1])
+    command = [str(tools.nvcc().path), "--cubin", f"-arch=sm_{number}", "-o", str(made), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert b"tracepipe_answer" in made.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [*sorted((ROOT / "tests/gpu").glob("*.cu")), *sorted((ROOT / "benchmarks").glob("*.cu"))],
+    ids=lambda source: source.name,
+)
+def test_programs_to_be_recorded_are_compiled(tools: Toolchain, tmp_path: Path, source: Path) -> None:
+    """Those of the tests that need a GPU, and the benchmark's."""
+    flags = ["-std=c++17", "-O2", "-arch=sm_90", "-rdc=true", "-Werror", "all-warnings", "-c"]
+    command = [str(tools.nvcc().path), *flags, "-o", str(tmp_path / "made.o"), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+# The format of the records
+
+
+def test_both_sides_have_the_same_kinds_losses_and_columns() -> None:
+    header = (NATIVE / "warp_columns.h").read_text()
+    kinds = re.findall(r"\b(KIND_\w+) = (\d+)", header)
+    assert len(kinds) >= 5
+    for name, number in kinds:
+        assert getattr(warp_records, name) == int(number)
+    assert {int(number) for number in re.findall(r"\bLOST_\w+ = (\d+)", header)} == set(warp_records.LOST_WHY)
+    columns = {int(number): name.lower() for name, number in re.findall(r"COLUMN_(\w+) = (\d+)", header)}
+    assert columns == warp_records.COLUMN_NAMES
+
+
+@pytest.fixture(scope="module")
+def layout(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """The host's side of native/warp_record.h and native/device_ring.h, as functions."""
+    library = tmp_path_factory.mktemp("layout") / "layout.so"
+    source = ROOT / "tests/gpu/layout.cpp"
+    flags = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", f"-I{NATIVE}"]
+    subprocess.run([str(tools.gxx().path), *flags, str(source), "-o", str(library)], check=True)
+    made = ctypes.CDLL(str(library))
+    counts = {"exits_at": 1, "exits_that_fit": 2, "bytes_of_region": 2, "room_at_first": 1}
+    counts |= {"shared_exits_at": 1, "bytes_of_shared_region": 1}
+    for name, count in counts.items():
+        function = getattr(made, name)
+        function.argtypes, function.restype = [U64] * count, U64
+    made.ring_make.argtypes, made.ring_make.restype = [U64], ctypes.c_void_p
+    made.ring_take.argtypes, made.ring_take.restype = [ctypes.c_void_p, U64, ctypes.POINTER(U64)], U64
+    made.ring_give_back.argtypes, made.ring_free.argtypes = [ctypes.c_void_p, U64], [ctypes.c_void_p]
+    return made
+
+
+def constants(library: ctypes.CDLL, name: str, count: int = 1) -> list[int]:
+    return list((U64 * count).in_dll(library, name))
+
+
+def test_records_lie_as_they_are_drawn(layout: ctypes.CDLL) -> None:
+    """The patches write two words at once: at a multiple of 16 where they have 64 bits, of 8 where 32."""
+    assert constants(layout, "warp_fields", 8) == [0, 8, 16, 20, 24, 32, 40, 48]
+    assert constants(layout, "exit_fields", 5) == [0, 8, 16, 24, 32]
+    assert constants(layout, "entry_fields", 7) == [0, 48, 56, 64, 72, 84, 96]
+    assert constants(layout, "region_head_bytes") == [64]
+
+
+@given(warps=st.integers(1, 1 << 40), room=st.integers(0, 3))
+def test_a_region_holds_its_warps_and_exits(layout: ctypes.CDLL, warps: int, room: int) -> None:
+    (head_bytes,) = constants(layout, "region_head_bytes")
+    (alignment,) = constants(layout, "region_alignment")
+    exits_at, exits = layout.exits_at(warps), layout.exits_that_fit(warps, room)
+    assert exits_at == head_bytes + warps * 48
+    assert exits_at % 16 == 0
+    size_bytes = layout.bytes_of_region(warps, room)
+    assert exits_at + exits * 32 <= size_bytes < exits_at + exits * 32 + alignment
+    assert size_bytes % alignment == 0
+    assert exits <= layout.exits_that_fit(warps, 3) + 64
+    assert layout.exits_that_fit(warps, 3) == 31 * warps, "32 lanes leave one by one, the first with its warp"
+    assert warps > 1024 or layout.room_at_first(warps) == 3
+    # A region of several kernels: a number for each of 64 slots of 512 SMs, then an Entry and an Exit a warp.
+    exits_at = layout.shared_exits_at(warps)
+    assert exits_at == head_bytes + 512 * 64 * 4 + warps * 96
+    size_bytes = layout.bytes_of_shared_region(warps)
+    assert exits_at + warps * 32 <= size_bytes < exits_at + warps * 32 + alignment
+
+
+@given(
+    ring_bytes=st.integers(1, 64).map(lambda n: n * 256),
+    steps=st.lists(st.one_of(st.integers(1, 40).map(lambda n: n * 256), st.none()), max_size=60),
+)
+def test_regions_in_the_ring_never_overlap(
+    layout: ctypes.CDLL, ring_bytes: int, steps: list[int | None]
+) -> None:
+    """A step takes so many bytes, or gives back the oldest region."""
+    ring, end, held = layout.ring_make(ring_bytes), U64(), []
+    for size_bytes in steps:
+        if size_bytes is None:
+            if held:
+                layout.ring_give_back(ring, held.pop(0)[2])
+            continue
+        at = layout.ring_take(ring, size_bytes, ctypes.byref(end))
+        if at == NO_ROOM:
+            assert held or size_bytes > ring_bytes, "an empty ring has room for what is no larger"
+            continue
+        assert at + size_bytes <= ring_bytes
+        assert all(at + size_bytes <= other or other + taken <= at for other, taken, _ in held)
+        held.append((at, size_bytes, end.value))
+    layout.ring_free(ring)
