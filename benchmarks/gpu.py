@@ -2,7 +2,7 @@
 
     python benchmarks/gpu.py [--quick] [--only NAME]        NAME: kernel, launch, clock, pytorch
 
-Needs an NVIDIA GPU, and ends with 3 without one. The programs are in gpu.cu beside this file, and built here.
+Needs an NVIDIA GPU, and ends with 3 without one. The programs are gpu.cu, built here, and gpu_steps.py.
 The variants of a table take turns, round by round; figures are medians over the rounds, ratios of one run.
 Records are collected while the program runs, as in a capture, and counted; they are not written to a file.
 `empty patches` are device code that returns at once: the least that a tool on Compute Sanitizer's API costs.
@@ -281,50 +281,13 @@ def launch_table(bench: Bench) -> None:
         _print_notes(some)
 
 
-STEPS = """
-import statistics, sys, time, torch
-torch.manual_seed(0)
-torch.set_float32_matmul_precision("high")
-def transformer():
-    layer = torch.nn.TransformerEncoderLayer(1024, 16, 4096, dropout=0.0, batch_first=True)
-    model = torch.nn.TransformerEncoder(layer, 4, enable_nested_tensor=False).cuda()
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
-    x = torch.randn(8, 512, 1024, device="cuda")
-    def step():
-        loss = model(x).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return torch.softmax(x[0, :, :64], -1).sum() + loss
-    return step
-def small():
-    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10)).cuda()
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    x, y = torch.randn(64, 64, device="cuda"), torch.randint(0, 10, (64,), device="cuda")
-    def step():
-        loss = torch.nn.functional.cross_entropy(model(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return torch.softmax(model(x), -1).sum() + loss
-    return step
-for name, steps in (("transformer", int(sys.argv[1])), ("small", 5 * int(sys.argv[1]))):
-    step, times = {"transformer": transformer, "small": small}[name](), []
-    for number in range(steps + 5):
-        begin = time.perf_counter()
-        step().item()
-        if number >= 5:
-            times.append(time.perf_counter() - begin)
-    print(name, statistics.median(times) * 1e3)
-"""
-
-
 def pytorch_table(bench: Bench) -> None:
     """A training step of a transformer, and one so small that the processor is the limit."""
     if importlib.util.find_spec("torch") is None:
         print(f"\nPyTorch steps: {sys.executable} has no torch")
         return
-    command = [sys.executable, "-c", STEPS, "5" if bench.quick else "20"]
+    steps = str(Path(__file__).with_name("gpu_steps.py"))
+    command = [sys.executable, steps, "5" if bench.quick else "20"]
     variants = {
         "native": ("native", {}),
         "kernels, all calls": ("kernels", {"calls": "all"}),

@@ -62,7 +62,7 @@ class Bench:
         return Run(done.stdout, _launched(done.stderr), done.returncode, [], WarpRenderer({}), 0)
 
     def record(self, *command: str, options: WarpOptions | None = None) -> Run:
-        recording = GpuRecording(self.library, self.patches, options)
+        recording = GpuRecording(self.library, self.patches, options, gpus=self.tools.driver.listed)
         chunks, lost, is_over = [], 0, False
         environment = {**os.environ, **recording.environment()}
         pipe = subprocess.PIPE

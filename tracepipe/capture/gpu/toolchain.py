@@ -197,18 +197,6 @@ def this_toolchain() -> Toolchain:
     return Toolchain(ask_driver(), find_parts(), owner())
 
 
-def build_host(name: str, sources: Sequence[Path], against: Sequence[str] = ()) -> Path:
-    """`Toolchain.build_host` of this machine."""
-    return this_toolchain().build_host(name, sources, against)
-
-
-def build_patches(
-    name: str, source: Path, architectures: Sequence[str] = (), defines: Mapping[str, int] | None = None
-) -> Path:
-    """`Toolchain.build_patches` of this machine."""
-    return this_toolchain().build_patches(name, source, architectures, defines)
-
-
 def cache_folder(user: Owner) -> Path:
     """Where a user's builds are kept."""
     named = os.environ.get("XDG_CACHE_HOME", "")
