@@ -13,34 +13,13 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+from tracepipe.clock_pairs import CRYSTAL_PPM, WANDER_PPM, ClockPair, bend_ns, bend_ppm, consistent, cut
 from tracepipe.errors import ClockError
 from tracepipe.model import HOST_CLOCKS, MONOTONIC, Header, Record, Shape, SourceNs, Timed, TraceNs
+from tracepipe.sm_clock import SmClocks
 
-# Between and outside its pairs a clock may change its rate (temperature) by this much unseen.
-WANDER_PPM = 1
-# A rate that is not measured well enough to beat this is taken as 1. Crystals stay within 100 ppm.
-CRYSTAL_PPM = 100
-# Two pairs closer than this many times their uncertainties would bend durations by over 0.1%.
-SPAN_PER_UNCERTAINTY = 1000
-# A jump beyond this against a neighbour is no drift but a clock that was set.
-JUMP_PPM = 1000
 # The readings of `start` in a header follow each other within this time.
 SNAPSHOT_NS = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class ClockPair:
-    """One instant on two clocks: source, and the middle and half width of the host's interval, ns."""
-
-    source_ns: int
-    host_ns: int
-    uncertainty_ns: int
-
-    @classmethod
-    def of(cls, record: Mapping[str, Any]) -> ClockPair:
-        """The pair of a `clock` record."""
-        low, high = record["host_lo_ns"], record["host_hi_ns"]
-        return cls(record["source_ns"], (low + high) // 2, (high - low + 1) // 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +34,20 @@ class Segment:
     bound_ns: int
     bound_ppm: int
     """What each ns of distance from source_ns adds to the bound, in millionths."""
+    length_ns: int = 0
+    """Between two pairs: their distance. 0 before the first and after the last."""
+    end_bound_ns: int = 0
+    """The bound at the second of them."""
+
+    def bound_at(self, source_ns: int) -> int:
+        """How far off the line the clock may be there, ns."""
+        away_ns, length_ns = abs(source_ns - self.source_ns), self.length_ns
+        if not length_ns:
+            return self.bound_ns - (-away_ns * self.bound_ppm // 1_000_000)
+        # The farthest that a clock gets from the line between two points, when its rate changes just here.
+        rest_ns = length_ns - away_ns
+        wander = away_ns * rest_ns * WANDER_PPM // 1_000_000
+        return -(-(self.bound_ns * rest_ns + self.end_bound_ns * away_ns + wander) // length_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,79 +71,32 @@ class ClockMap:
 
     def bound_at(self, source_ns: int) -> int:
         """How far `place(source_ns)` may be from the true time, ns."""
-        s = self.segments[self.segment_index(source_ns)]
-        return s.bound_ns + -(-abs(source_ns - s.source_ns) * s.bound_ppm // 1_000_000)
+        return self.segments[self.segment_index(source_ns)].bound_at(source_ns)
 
     @property
     def drift_ppm(self) -> float:
-        """How much slower the source clock runs than the trace clock over all pairs, in millionths."""
-        first, last = self.segments[0], self.segments[-1]
-        if first.source_ns == last.source_ns:
-            return (first.rate_num / first.rate_den - 1) * 1e6
-        rate = (last.trace_ns - first.trace_ns) / (last.source_ns - first.source_ns)
-        return (rate - 1) * 1e6
+        """How much slower the source clock runs than the trace clock over all pairs, in millionths; 0 where
+        that is not known.
+        """
+        first = self.segments[0]
+        return (first.rate_num / first.rate_den - 1) * 1e6
 
 
 def _offset(clock: str, method: str, offset_ns: int, bound_ns: int) -> ClockMap:
     return ClockMap(clock, method, (Segment(0, 0, offset_ns, 1, 1, bound_ns, 0),))
 
 
-def _consistent(pairs: Sequence[ClockPair]) -> list[ClockPair]:
-    """Pairs in source order, less those too close to a better one and those that jump against the rest."""
-    kept: list[ClockPair] = []
-    for pair in sorted(pairs, key=lambda p: p.source_ns):
-        while kept:
-            last = kept[-1]
-            source_ns, host_ns = pair.source_ns - last.source_ns, pair.host_ns - last.host_ns
-            noise_ns = pair.uncertainty_ns + last.uncertainty_ns + 1
-            jumps = abs(host_ns - source_ns) > noise_ns + source_ns * JUMP_PPM // 1_000_000
-            if source_ns >= SPAN_PER_UNCERTAINTY * noise_ns and not jumps:
-                kept.append(pair)
-            elif pair.uncertainty_ns < last.uncertainty_ns and not (jumps and len(kept) > 1):
-                kept.pop()
-                continue
-            break
-        else:
-            kept.append(pair)
-    return kept
-
-
-def _off_line_ns(a: ClockPair, b: ClockPair, c: ClockPair) -> int:
-    """How far `b` may lie off the line through `a` and `c`; 0 where their uncertainties explain it."""
-    line_ns = a.host_ns + (b.source_ns - a.source_ns) * (c.host_ns - a.host_ns) // (c.source_ns - a.source_ns)
-    # Readings and the line are whole numbers: 2 ns.
-    explained_ns = b.uncertainty_ns + max(a.uncertainty_ns, c.uncertainty_ns) + 2
-    off_ns = abs(b.host_ns - line_ns)
-    return off_ns + explained_ns if off_ns > explained_ns else 0
-
-
-def _bend_ns(pairs: Sequence[ClockPair], at: int) -> int:
-    """What a bend of the clock may add to the error beside pair `at`, as its neighbours show it."""
-    return _off_line_ns(*pairs[at - 1 : at + 2]) if 0 < at < len(pairs) - 1 else 0
-
-
-def _bend_ppm(pairs: Sequence[ClockPair], end: ClockPair) -> int:
-    """How far the rate at one end may be off the overall rate, as the pairs between the ends show it."""
-    first, last = pairs[0], pairs[-1]
-    return max(
-        (
-            -(-_off_line_ns(first, pair, last) * 1_000_000 // abs(end.source_ns - pair.source_ns))
-            for pair in pairs[1:-1]
-        ),
-        default=0,
-    )
-
-
 def fit(clock: str, pairs: Sequence[ClockPair]) -> ClockMap:
     """The piecewise-linear map through `pairs`. Raises ClockError without any.
 
     The bounds hold if the rate changes by no more than WANDER_PPM beyond what the pairs show. Inside: the
-    larger uncertainty of the two ends, plus such a change halfway, plus what the neighbours show of a bend.
+    uncertainties of the two ends, with such a change on the way, plus what the neighbours show of a bend.
     Outside: that of the end, plus the distance times the uncertainty of the overall rate.
     """
     if not pairs:
         raise ClockError(f"clock {clock} has no clock pairs", f"--assume-offset {clock}=NS places it")
-    kept = _consistent(pairs)
+    pairs = sorted(pairs, key=lambda pair: pair.source_ns)
+    kept = consistent(cut(pairs))
     first, last = kept[0], kept[-1]
     span_ns = last.source_ns - first.source_ns
     rate, before_ppm, after_ppm = (1, 1), CRYSTAL_PPM, CRYSTAL_PPM
@@ -159,55 +105,71 @@ def fit(clock: str, pairs: Sequence[ClockPair]) -> ClockMap:
         measured_ppm = -(-noise_ns * 1_000_000 // span_ns) + WANDER_PPM
         if measured_ppm < CRYSTAL_PPM:
             rate = (last.host_ns - first.host_ns, span_ns)
-            before_ppm, after_ppm = (measured_ppm + _bend_ppm(kept, end) for end in (first, last))
+            before_ppm, after_ppm = (measured_ppm + bend_ppm(kept, end) for end in (first, last))
     segments = [Segment(0, first.source_ns, first.host_ns, *rate, first.uncertainty_ns + 1, before_ppm)]
     for at, (a, b) in enumerate(pairwise(kept)):
         length_ns = b.source_ns - a.source_ns
-        bound_ns = max(a.uncertainty_ns, b.uncertainty_ns) + 1
-        # A change of the rate in the middle leads a quarter of the length away from the line.
-        bound_ns += -(-length_ns * WANDER_PPM // 4_000_000)
-        bound_ns += max(_bend_ns(kept, at), _bend_ns(kept, at + 1))
+        more_ns = 1 + max(bend_ns(kept, at), bend_ns(kept, at + 1))
+        bounds_ns = [pair.uncertainty_ns + more_ns for pair in (a, b)]
         line = (b.host_ns - a.host_ns, length_ns)
-        segments.append(Segment(a.source_ns, a.source_ns, a.host_ns, *line, bound_ns, 0))
+        segment = Segment(
+            a.source_ns, a.source_ns, a.host_ns, *line, bounds_ns[0], 0, length_ns, bounds_ns[1]
+        )
+        segments.append(segment)
     if span_ns:
         end = (last.source_ns, last.source_ns, last.host_ns)
         segments.append(Segment(*end, *rate, last.uncertainty_ns + 1, after_ppm))
-    clock_map = ClockMap(clock, "fit", tuple(segments), len(kept), len(pairs) - len(kept))
-    return _allowing(clock_map, pairs) if clock_map.dropped else clock_map
+    return _allowing(ClockMap(clock, "fit", tuple(segments)), pairs)
 
 
 def _allowing(clock_map: ClockMap, pairs: Sequence[ClockPair]) -> ClockMap:
     """The map with bounds that allow for the pairs it contradicts: it may be wrong where they stand."""
-    segments = list(clock_map.segments)
+    segments, dropped = list(clock_map.segments), 0
     for pair in pairs:
         off_ns = abs(clock_map.place(SourceNs(pair.source_ns)) - pair.host_ns)
         if off_ns > clock_map.bound_at(pair.source_ns) + pair.uncertainty_ns + 2:
             at = clock_map.segment_index(pair.source_ns)
-            bound_ns = max(segments[at].bound_ns, off_ns + pair.uncertainty_ns)
-            segments[at] = replace(segments[at], bound_ns=bound_ns)
-    return replace(clock_map, segments=tuple(segments))
+            bounds_ns = (
+                max(bound_ns, off_ns + pair.uncertainty_ns)
+                for bound_ns in (segments[at].bound_ns, segments[at].end_bound_ns)
+            )
+            segments[at] = replace(segments[at], bound_ns=next(bounds_ns), end_bound_ns=next(bounds_ns))
+            dropped += 1
+    return replace(clock_map, segments=tuple(segments), pairs=len(pairs) - dropped, dropped=dropped)
 
 
-def _stamp_columns(batch: Record, clock_map: ClockMap, base_ns: SourceNs) -> None:
-    """Stretch the columns of a warp batch by the clock's drift, where that makes a nanosecond.
+def _stamp_columns(batch: Record, clock_map: ClockMap, sm_clocks: SmClocks, base_ns: SourceNs) -> TraceNs:
+    """Put the columns of a warp batch on the trace clock, and return their new base, the first entry.
 
-    The readings stay in `source_entry_ns`. Exits are after their warp's entry.
+    Where they change, the readings stay in `source_entry_ns`. Exits are after their warp's entry.
     """
     entry, exits = batch["entry_ns"], batch["exit_ns"]
-    longest_ns = max(entry, default=0) + max(exits, default=0)
+    finer = sm_clocks.refine(base_ns, batch)
+    if finer:
+        batch["source_ns"] = base_ns
+    entered, stayed = finer or (entry, exits)
+    first_ns = min(entered, default=0) if finer else 0
     place = clock_map.place
-    start_ns = place(base_ns)
-    if abs(place(SourceNs(base_ns + longest_ns)) - start_ns - longest_ns) < 1:
-        return
+    start_ns = place(SourceNs(base_ns + first_ns))
+    longest_ns = max(entered, default=0) + max(stayed, default=0)
+    if abs(place(SourceNs(base_ns + longest_ns)) - start_ns - longest_ns + first_ns) < 1:
+        if finer:
+            batch |= {
+                "source_entry_ns": entry,
+                "entry_ns": [ns - first_ns for ns in entered],
+                "exit_ns": stayed,
+            }
+        return start_ns
     counts = batch.get("exit_count", [1] * len(entry))
     batch["source_entry_ns"] = entry
-    batch["entry_ns"] = [place(SourceNs(base_ns + ns)) - start_ns for ns in entry]
-    each_exit = iter(exits)
+    batch["entry_ns"] = [place(SourceNs(base_ns + ns)) - start_ns for ns in entered]
+    each_exit = iter(stayed)
     batch["exit_ns"] = [
         place(SourceNs(base_ns + raw + next(each_exit))) - start_ns - placed
-        for raw, placed, count in zip(entry, batch["entry_ns"], counts, strict=True)
+        for raw, placed, count in zip(entered, batch["entry_ns"], counts, strict=True)
         for _ in range(count)
     ]
+    return start_ns
 
 
 class Clocks:
@@ -227,6 +189,7 @@ class Clocks:
         self.start = header.get("start", {})
         self._maps: dict[str, ClockMap] = {self.trace_clock: _offset(self.trace_clock, "same", 0, 0)}
         self._placed: dict[str, int] = {}
+        self._sm_clocks: dict[str, SmClocks] = {}
         by_clock: dict[str, list[ClockPair]] = {}
         for record in pairs:
             by_clock.setdefault(record["clock"], []).append(ClockPair.of(record))
@@ -264,7 +227,8 @@ class Clocks:
         """`events` on the trace clock; those that cannot be placed are counted by clock and left out.
 
         A record that was on another clock keeps its reading: `source_ns` in an event's args, `source_ns`
-        of a warp batch (which also gets the map's bound as `bound_ns`).
+        of a warp batch (which also gets the map's bound as `bound_ns`). Times of warps become as fine as the
+        cycles of their SM make them, see `sm_clock`.
         """
         same = self.default == self.trace_clock
         moving = [at for at, (_, shape) in enumerate(events) if not (same and shape.plain)]
@@ -300,12 +264,12 @@ class Clocks:
         bound_ns = clock_map.bound_at(source_ns)
         self._placed[clock_map.clock] = max(self._placed.get(clock_map.clock, 0), bound_ns)
         record = shape.record
-        if clock_map.method == "same":
-            return ts_ns, shape
         if shape.type == "gpu_warp":
-            record["source_ns"], record["bound_ns"] = source_ns, bound_ns
-            _stamp_columns(record, clock_map, SourceNs(source_ns))
-        else:
+            if clock_map.method != "same":
+                record["source_ns"], record["bound_ns"] = source_ns, bound_ns
+            sm_clocks = self._sm_clocks.setdefault(clock_map.clock, SmClocks())
+            ts_ns = _stamp_columns(record, clock_map, sm_clocks, SourceNs(source_ns))
+        elif clock_map.method != "same":
             moved = record | {"args": record.get("args", {}) | {"source_ns": source_ns}, "bound_ns": bound_ns}
             if "dur_ns" in record:
                 end_ns = clock_map.place(SourceNs(source_ns + record["dur_ns"]))

@@ -284,7 +284,7 @@ def test_the_report_says_everything_that_did_not_go_by_the_book(recording: Any) 
         "note: 1 ends had no begin: drawn as instants and marked no_begin",
         "note: 1 slices overlap others on their track: drawn on an extra track beside it",
         "note: the file has no footer: the capture was cut off",
-        "clock globaltimer:0: 2 pairs, drift +10.000 ppm, within 261 ns",
+        "clock globaltimer:0: 2 pairs, drift +10.000 ppm, within 11 ns",
         "not drawn: 2 events on globaltimer:1, which has no clock pairs; "
         "--assume-offset globaltimer:1=NS places them",
         "lost: 7 syscall events were made and not recorded",

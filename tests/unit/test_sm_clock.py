@@ -1,0 +1,272 @@
+"""Times between the steps of %globaltimer: near the true ones, never out of the step that was read."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import mean
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tracepipe.clocks import Clocks
+from tracepipe.model import new_header, timed
+from tracepipe.sm_clock import SmClocks
+
+BASE_NS = 1_795_261_916_236_035_584
+
+
+@dataclass
+class Gpu:
+    """SMs whose warps enter and leave at true times, ns after BASE_NS, and what they read of them."""
+
+    step_ns: int
+    ghz: float = 1.98
+    sms: int = 16
+    lag_ns: float = 0.0
+    """How much later than an entry an exit reads %globaltimer."""
+    seed: int = 1
+    entered: list[float] = field(default_factory=list)
+    left: list[float] = field(default_factory=list)
+
+    def run(
+        self, warps: int, from_ns: float = 0.0, stay_ns: float = 2_000.0, slots: int = 8
+    ) -> dict[str, Any]:
+        """A batch of warps, as many at a time as there are slots."""
+        dice = random.Random(self.seed)
+        count_from = [dice.randrange(1 << 36) for _ in range(self.sms)]
+        free = {(sm, slot): from_ns + dice.random() * 100 for sm in range(self.sms) for slot in range(slots)}
+        self.entered, self.left, places = [], [], []
+        for _ in range(warps):
+            place = min(free, key=free.__getitem__)
+            self.entered.append(free[place] + 150 + dice.random() * 50)
+            self.left.append(self.entered[-1] + stay_ns * (0.5 + dice.random()))
+            free[place] = self.left[-1]
+            places.append(place)
+        base_ns = BASE_NS + self.read(self.entered[0])
+        cycles = [
+            (count_from[sm] + int(a * self.ghz), count_from[sm] + int(b * self.ghz))
+            for (sm, _), a, b in zip(places, self.entered, self.left, strict=True)
+        ]
+        entry_ns = [self.read(ns) + BASE_NS - base_ns for ns in self.entered]
+        left_ns = [self.read(ns + self.lag_ns) + BASE_NS - base_ns for ns in self.left]
+        return {
+            "type": "gpu_warp", "name": "k", "ts_ns": base_ns, "warp": list(range(warps)),
+            "sm": [sm for sm, _ in places], "slot": [slot for _, slot in places],
+            "entry_ns": entry_ns, "entry_clk": [a for a, _ in cycles],
+            "exit_ns": [b - a for a, b in zip(entry_ns, left_ns, strict=True)],
+            "exit_clk": [b - a for a, b in cycles],
+        }  # fmt: skip
+
+    def read(self, ns: float) -> int:
+        """%globaltimer at that time."""
+        return int(ns // self.step_ns) * self.step_ns
+
+    def errors_ns(self, batch: dict[str, Any], columns: tuple[list[int], list[int]]) -> list[float]:
+        """How far the times of entries are from the true ones, and durations, counted as times."""
+        base_ns, (entered, stayed) = batch["ts_ns"] - BASE_NS, columns
+        starts = [abs(base_ns + got - true) for got, true in zip(entered, self.entered, strict=True)]
+        true_ns = [b - a + self.lag_ns for a, b in zip(self.entered, self.left, strict=True)]
+        return starts + [abs(got - true) for got, true in zip(stayed, true_ns, strict=True)]
+
+
+def raw(batch: dict[str, Any]) -> tuple[list[int], list[int]]:
+    return batch["entry_ns"], batch["exit_ns"]
+
+
+def refined(clocks: SmClocks, batch: dict[str, Any]) -> tuple[list[int], list[int]]:
+    columns = clocks.refine(batch["ts_ns"], batch)
+    assert columns is not None
+    assert_in_steps(batch, columns)
+    return columns
+
+
+def assert_in_steps(batch: dict[str, Any], columns: tuple[list[int], list[int]], step_ns: int = 0) -> None:
+    """No time is out of the step that was read, and no exit is before its entry."""
+    counts = batch.get("exit_count", [1] * len(batch["warp"]))
+    owners = [at for at, count in enumerate(counts) for _ in range(count)]
+    (entry, exits), (entered, stayed) = raw(batch), columns
+    step_ns = step_ns or max(1, *(more - read for more, read in zip(entered, entry, strict=True))) + 1
+    assert all(0 <= more - read < step_ns for more, read in zip(entered, entry, strict=True))
+    assert all(ns >= 0 for ns in stayed)
+    for at, stay, read in zip(owners, stayed, exits, strict=True):
+        assert 0 <= entered[at] + stay - entry[at] - read < step_ns
+
+
+@pytest.mark.parametrize("ghz", [1.98, 0.345])
+def test_warps_are_known_to_two_ns_where_readings_are_32_ns_apart(ghz: float) -> None:
+    gpu = Gpu(32, ghz)
+    batch = gpu.run(3_000)
+    columns = refined(SmClocks(), batch)
+    assert_in_steps(batch, columns, 32)
+    errors = gpu.errors_ns(batch, columns)
+    assert mean(errors) < 1 / min(ghz, 1)
+    assert sorted(errors)[len(errors) * 99 // 100] <= 2 / min(ghz, 1)
+    assert mean(gpu.errors_ns(batch, raw(batch))) > 12
+
+
+def test_warps_are_known_to_some_ns_where_readings_are_a_microsecond_apart() -> None:
+    gpu = Gpu(1024)
+    batch = gpu.run(12_000, slots=16)
+    columns = refined(SmClocks(), batch)
+    assert_in_steps(batch, columns, 1024)
+    errors = gpu.errors_ns(batch, columns)
+    assert mean(errors) < 3
+    assert max(errors) <= 12
+    assert mean(gpu.errors_ns(batch, raw(batch))) > 400
+
+
+def test_what_earlier_batches_show_of_the_rate_serves_the_next() -> None:
+    # One wave of warps says little of the rate: all enter at once and leave at once.
+    gpu = Gpu(1024, sms=80)
+    clocks, waves = SmClocks(), []
+    for wave in range(30):
+        gpu.seed = 1  # the same SMs, counting on
+        batch = gpu.run(640, from_ns=wave * 2_700.0 + 37.0 * wave)
+        if columns := clocks.refine(batch["ts_ns"], batch):
+            assert_in_steps(batch, columns, 1024)
+            waves.append(mean(abs(e) for e in gpu.errors_ns(batch, columns)[640:]))
+    assert mean(waves[-5:]) < mean(waves[:5])
+    assert mean(waves[-5:]) < 40
+
+
+@pytest.mark.parametrize("lag_ns", [-30.0, 25.0])
+def test_an_exit_that_reads_its_clocks_in_another_order_is_no_contradiction(lag_ns: float) -> None:
+    gpu = Gpu(32, lag_ns=lag_ns)
+    batch = gpu.run(3_000)
+    errors = gpu.errors_ns(batch, refined(SmClocks(), batch))
+    assert mean(errors) < 1.5
+    assert max(errors) <= 5
+
+
+def test_warps_of_an_sm_are_in_the_order_of_its_cycles() -> None:
+    batch = Gpu(1024, sms=4).run(2_000)
+    entered, _ = refined(SmClocks(), batch)
+    for sm in range(4):
+        mine = [at for at in range(2_000) if batch["sm"][at] == sm]
+        mine.sort(key=batch["entry_clk"].__getitem__)
+        assert all(entered[a] <= entered[b] for a, b in pairwise(mine))
+        # 1 µs holds the entries of several warps, which are apart now.
+        assert len({entered[at] for at in mine}) > 3 * len({batch["entry_ns"][at] for at in mine})
+
+
+@pytest.mark.parametrize("step_ns", [32, 1024])
+def test_one_warp_at_a_time_is_in_a_slot_over_all_batches(step_ns: int) -> None:
+    whole = Gpu(step_ns, sms=4).run(4_000, stay_ns=300.0)
+    clocks, spans = SmClocks(), []
+    for start in range(0, 4_000, 100):
+        batch = {k: v[start : start + 100] if isinstance(v, list) else v for k, v in whole.items()}
+        entered, stayed = clocks.refine(batch["ts_ns"], batch) or raw(batch)
+        places = zip(batch["sm"], batch["slot"], strict=True)
+        spans += [(place, a, a + b) for place, a, b in zip(places, entered, stayed, strict=True)]
+    for place in {place for place, _, _ in spans}:
+        mine = [span[1:] for span in spans if span[0] == place]
+        assert all(a[1] <= b[0] for a, b in pairwise(mine))
+
+
+def test_a_warp_that_is_held_up_between_its_readings_does_not_move_the_others() -> None:
+    gpu = Gpu(32)
+    batch = gpu.run(3_000)
+    for at in range(0, 3_000, 150):
+        batch["entry_clk"][at] += 120  # 60 ns later than its %globaltimer
+        batch["exit_clk"][at] -= 120
+    errors = gpu.errors_ns(batch, refined(SmClocks(), batch))
+    errors = [error for at, error in enumerate(errors) if at % 3_000 % 150]
+    assert sorted(errors)[len(errors) * 95 // 100] <= 8
+    assert mean(errors) < 4
+
+
+def test_where_the_cycles_make_no_line_the_readings_stand() -> None:
+    batch = Gpu(32).run(500)
+    dice = random.Random(2)
+    batch["entry_clk"] = [dice.randrange(1 << 40) for _ in range(500)]
+    batch["exit_clk"] = [dice.randrange(1 << 20) for _ in range(500)]
+    assert SmClocks().refine(batch["ts_ns"], batch) in (None, raw(batch))
+
+
+def test_an_sm_without_a_line_leaves_the_others_theirs() -> None:
+    gpu = Gpu(32)
+    batch = gpu.run(3_000)
+    dice = random.Random(2)
+    lost = [at for at in range(3_000) if batch["sm"][at] == 3]
+    for at in lost:
+        batch["entry_clk"][at] = dice.randrange(1 << 40)
+    entered, stayed = refined(SmClocks(), batch)
+    assert [entered[at] for at in lost] == [batch["entry_ns"][at] for at in lost]
+    assert [stayed[at] for at in lost] == [batch["exit_ns"][at] for at in lost]
+    kept = [e for at, e in enumerate(gpu.errors_ns(batch, (entered, stayed))) if batch["sm"][at % 3_000] != 3]
+    assert mean(kept) < 2
+
+
+@pytest.mark.parametrize("missing", ["sm", "entry_clk", "exit_clk"])
+def test_without_cycles_nothing_is_made_finer(missing: str) -> None:
+    batch = Gpu(32).run(100)
+    del batch[missing]
+    assert SmClocks().refine(batch["ts_ns"], batch) is None
+
+
+def test_readings_of_whole_ns_stay_as_they_are() -> None:
+    batch = Gpu(1).run(500)
+    assert SmClocks().refine(batch["ts_ns"], batch) is None
+
+
+def test_too_few_readings_do_not_show_the_step() -> None:
+    gpu, clocks = Gpu(32), SmClocks()
+    assert clocks.refine(0, gpu.run(1)) is None  # any two readings have a common divisor
+    batch = gpu.run(400)
+    assert clocks.refine(batch["ts_ns"], batch) is not None
+
+
+columns = st.lists(
+    st.tuples(
+        st.integers(0, 3),
+        st.integers(0, 50),
+        st.integers(0, 1 << 63),
+        st.lists(st.tuples(st.integers(0, 50), st.integers(0, 1 << 40)), max_size=3),
+    ),
+    max_size=60,
+)
+
+
+@given(columns, st.sampled_from([2, 32, 1000]))
+def test_whatever_is_read_no_time_leaves_its_step(rows: list[Any], step_ns: int) -> None:
+    every = [one for row in rows for one in row[3]]
+    batch = {
+        "ts_ns": BASE_NS, "warp": list(range(len(rows))), "sm": [row[0] for row in rows],
+        "slot": [at % 5 for at in range(len(rows))], "entry_ns": [row[1] * step_ns for row in rows],
+        "entry_clk": [row[2] for row in rows], "exit_count": [len(row[3]) for row in rows],
+        "exit_ns": [ns * step_ns for ns, _ in every], "exit_clk": [clk for _, clk in every],
+    }  # fmt: skip
+    clocks = SmClocks()
+    for _ in range(2):
+        if (found := clocks.refine(BASE_NS, batch)) is not None:
+            divisor = clocks._step_ns
+            assert divisor % step_ns == 0
+            assert_in_steps(batch, found, divisor)
+
+
+def test_a_recording_has_the_finer_times_and_the_readings() -> None:
+    gpu = Gpu(32)
+    batch = gpu.run(2_000)
+    readings = [list(batch["entry_ns"]), list(batch["exit_ns"])]
+    pair = {"type": "clock", "clock": "g", "source_ns": BASE_NS, "host_lo_ns": 1_000, "host_hi_ns": 1_000}
+    clocks = Clocks(new_header(clock="monotonic", clocks=["monotonic", "g"]), [pair])
+    ((ts_ns, shape),) = clocks.stamp([timed(batch | {"clock": "g"})], {})
+    record = shape.record
+    assert record["source_entry_ns"] == readings[0]
+    assert min(record["entry_ns"]) == 0
+    starts = [ts_ns - 1_000 + ns for ns in record["entry_ns"]]
+    assert mean(abs(a - b) for a, b in zip(starts, gpu.entered, strict=True)) < 1
+
+
+def test_a_gpu_clock_that_stands_alone_is_made_finer_too() -> None:
+    gpu = Gpu(32)
+    batch = gpu.run(2_000)
+    clocks = Clocks(new_header(clock="g", clocks=["g"]))
+    ((ts_ns, shape),) = clocks.stamp([timed(dict(batch))], {})
+    starts = [ts_ns - BASE_NS + ns for ns in shape.record["entry_ns"]]
+    assert mean(abs(a - b) for a, b in zip(starts, gpu.entered, strict=True)) < 1
+    assert shape.record["source_ns"] == batch["ts_ns"]
