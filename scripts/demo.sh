@@ -8,7 +8,7 @@ mkdir -p build/demo
 cat_reason() { sed -n 1p build/demo/reason; }
 
 # The stand-in brings a libcuda of its own, whose calls probes alone see.
-recording=fixtures/gpu-h200/input.jsonl
+recording=fixtures/capture-h200/input.jsonl
 if ! make -s -C fixtures/standin BUILD="$PWD/build/standin" 2>build/demo/reason; then
     echo "no capture here: $(cat_reason)"
 elif ! $tracepipe capture --force --gpu off -o build/demo/run.jsonl -- build/standin/vec_add 2>build/demo/reason; then
@@ -21,10 +21,10 @@ fi
 
 $tracepipe convert "$recording" --format perfetto --force -o build/demo/run.pftrace
 $tracepipe convert "$recording" --format chrome --force -o build/demo/run.json
-$tracepipe convert fixtures/gpu-h200/input.jsonl --force -o build/demo/warps.pftrace
+$tracepipe convert fixtures/capture-h200/input.jsonl --force -o build/demo/warps.pftrace
 cat <<END
 
 Open in ui.perfetto.dev (drag it in), or here without a network: add --local
   .venv/bin/tracepipe open build/demo/run.pftrace      the run that was just converted
-  .venv/bin/tracepipe open build/demo/warps.pftrace    every warp of two kernels on an H200
+  .venv/bin/tracepipe open build/demo/warps.pftrace    a CUDA program on an H200: its calls, system calls, scheduling, every warp
 END

@@ -1,6 +1,7 @@
 // The host's side of the records' layout and of the device ring, for tests in Python to call.
 #include <cstddef>
 
+#include "clock_rounds.h"
 #include "device_ring.h"
 #include "warp_record.h"
 
@@ -24,6 +25,14 @@ uint64_t bytes_of_region(uint64_t warps, uint64_t room) { return region_bytes(wa
 uint64_t shared_exits_at(uint64_t entries) { return shared_exits_offset(entries); }
 uint64_t bytes_of_shared_region(uint64_t entries) { return shared_bytes(entries); }
 uint64_t room_at_first(uint64_t warps) { return usual_room(warps); }
+
+// `rounds` are triples of before, source and after; `pair` gets source, low and high.
+bool pair_of(const ClockRound *rounds, uint64_t count, uint64_t *pair) {
+    ClockRecord record{};
+    bool is_made = clock_pair_of({rounds, rounds + count}, record);
+    pair[0] = record.source_ns, pair[1] = record.host_lo_ns, pair[2] = record.host_hi_ns;
+    return is_made;
+}
 
 void *ring_make(uint64_t bytes) { return new DeviceRing(bytes); }
 uint64_t ring_take(void *ring, uint64_t bytes, uint64_t *end) {

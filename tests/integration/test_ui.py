@@ -137,6 +137,43 @@ def test_a_selected_launch_leads_to_its_kernel(tmp_path: Path, picture: Callable
     assert (seen.start_ns, seen.end_ns) == (sample_traces.START_NS, sample_traces.START_NS + 1_000_000)
 
 
+def test_a_real_capture_leads_from_the_call_to_the_warps(
+    tmp_path: Path, picture: Callable[[str], Path]
+) -> None:
+    trace = _converted("capture-h200", "perfetto")(tmp_path / "capture.pftrace")
+    launches = (
+        "select o.id, o.ts, i.ts + i.dur as ended, o.name as call, t.name as track from flow"
+        " join slice o on o.id = slice_out join slice i on i.id = slice_in join track t on t.id = i.track_id"
+        " where i.name = 'vectorAdd' order by o.ts"
+    )
+    launched = show(trace, picture("capture-all"), View(sql=launches)).rows
+    assert [(row["call"], row["track"]) for row in launched] == [("cuLaunchKernel", "stream 0")] * 3
+    second = launched[1]
+    view = View(
+        select=second["id"],
+        details=False,
+        start_ns=second["ts"] - 4000,
+        end_ns=second["ended"] + 3000,
+        collapse=("SM ?", "SM ??", "SM ???"),
+        sql="select count(*) as warps from slice where name glob 'vectorAdd block * warp *'",
+    )
+    seen = show(trace, picture("capture"), view)
+    assert seen.complaints == []
+    assert seen.rows == [{"warps": 3 * 16 * 8}]
+    wanted = [
+        "GPU 0 NVIDIA H200",
+        "GPU 0 NVIDIA H200 / active warps",
+        "GPU 0 NVIDIA H200 / stream 0",
+        "GPU 0 NVIDIA H200 / SM 0 / slot 7",
+        "vec_small * / vec_small (*) / CUDA API*",
+        "vec_small * / vec_small (*) / syscalls*",
+        "vec_small * / vec_small (*) / scheduler*",
+        "vec_small * / device memory",
+    ]
+    found = [glob for path in seen.tracks for glob in wanted if fnmatch.fnmatchcase(path, glob)]
+    assert list(dict.fromkeys(found)) == wanted
+
+
 def test_a_file_that_is_no_trace_is_refused_visibly(tmp_path: Path, picture: Callable[[str], Path]) -> None:
     trace = tmp_path / "noise.pftrace"
     trace.write_bytes(b"no trace of anything " * 100)

@@ -167,6 +167,8 @@ def layout(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> ctypes
     for name, count in counts.items():
         function = getattr(made, name)
         function.argtypes, function.restype = [U64] * count, U64
+    made.pair_of.argtypes = [ctypes.POINTER(U64), U64, ctypes.POINTER(U64)]
+    made.pair_of.restype = ctypes.c_bool
     made.ring_make.argtypes, made.ring_make.restype = [U64], ctypes.c_void_p
     made.ring_take.argtypes, made.ring_take.restype = [ctypes.c_void_p, U64, ctypes.POINTER(U64)], U64
     made.ring_give_back.argtypes, made.ring_free.argtypes = [ctypes.c_void_p, U64], [ctypes.c_void_p]
@@ -203,6 +205,40 @@ def test_a_region_holds_its_warps_and_exits(layout: ctypes.CDLL, warps: int, roo
     assert exits_at == head_bytes + 512 * 64 * 4 + warps * 96
     size_bytes = layout.bytes_of_shared_region(warps)
     assert exits_at + warps * 32 <= size_bytes < exits_at + warps * 32 + alignment
+
+
+@given(
+    offset_ns=st.integers(-(10**15), 10**15),
+    drift_ppm=st.integers(-90, 90),
+    step_ns=st.sampled_from([1, 32, 1024]),
+    ways_ns=st.lists(st.tuples(st.integers(500, 3000), st.integers(500, 900)), min_size=1, max_size=60),
+)
+def test_a_clock_pair_holds_the_time_of_its_reading(
+    layout: ctypes.CDLL, offset_ns: int, drift_ppm: int, step_ns: int, ways_ns: list[tuple[int, int]]
+) -> None:
+    """Rounds of a clock that drifts and steps, each with its own delays to and fro."""
+    host_ns, words, read_at, widths_ns = 10**16, [], {}, []
+    for to_ns, fro_ns in ways_ns:
+        asked_ns, host_ns = host_ns, host_ns + to_ns
+        shown_ns = host_ns - offset_ns + (host_ns - 10**16) * drift_ppm // 1_000_000
+        shown_ns -= shown_ns % step_ns
+        read_at.setdefault(shown_ns, []).append(host_ns)
+        host_ns += fro_ns
+        words += [asked_ns, shown_ns, host_ns]
+        widths_ns.append(to_ns + fro_ns)
+    pair = (U64 * 3)()
+    assert layout.pair_of((U64 * len(words))(*words), len(ways_ns), pair)
+    source_ns, low_ns, high_ns = pair
+    assert all(low_ns <= at_ns <= high_ns for at_ns in read_at[source_ns])
+    assert high_ns - low_ns <= min(widths_ns)
+
+
+def test_rounds_bound_the_clock_closer_than_the_fastest(layout: ctypes.CDLL) -> None:
+    # Before, source, after: fast on the way to the GPU, on the way back, and to it again.
+    rounds, pair = (U64 * 9)(1000, 1300, 4000, 5000, 7800, 8500, 9000, 9301, 12000), (U64 * 3)()
+    assert layout.pair_of(rounds, 3, pair)
+    # 300 and 700 of the first two, each a nanosecond of drift and one of the clock's step wider.
+    assert list(pair) == [7800, 7800 - 302, 7800 + 702]
 
 
 @given(

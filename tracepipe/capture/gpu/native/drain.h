@@ -5,6 +5,8 @@
 #pragma once
 #include <chrono>
 #include <condition_variable>
+#include <csignal>
+#include <pthread.h>
 #include <thread>
 
 #include "launch_reader.h"
@@ -25,7 +27,12 @@ class Drain {
     void start(uint64_t memory_bytes, std::function<void(bool)> tell) {
         memory_bytes_ = memory_bytes;
         tell_ = std::move(tell);
+        // Signals to the process are its own threads' business.
+        sigset_t all, before;
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before);
         std::thread([this] { run(); }).detach();
+        pthread_sigmask(SIG_SETMASK, &before, nullptr);
     }
     // Waits until a context has memory for launches, for a while.
     void wait_open(Context &context) {
@@ -70,11 +77,12 @@ class Drain {
   private:
     // Memory for records where none is asked for: little of the GPU's, and enough for a burst of launches.
     static constexpr uint64_t LEAST_MEMORY = 8u << 20, MOST_MEMORY = uint64_t(1) << 30, SHARE_OF_MEMORY = 64;
-    static constexpr uint32_t BURST = 5, BURST_ROUNDS = 80;  // clock pairs at the start and at the end
-    static constexpr uint64_t CLOCK_EVERY_NS = 1'000'000'000, CLOCK_AT_LEAST_NS = 3'000'000'000;
+    static constexpr uint32_t CLOCK_ROUNDS = 400;  // 1.2 ms
+    static constexpr uint64_t CLOCK_EVERY_NS = 250'000'000, CLOCK_AT_LEAST_NS = 1'000'000'000;
 
     void run() {
         is_own_thread() = true;
+        pthread_setname_np(pthread_self(), "tracepipe-gpu");
         CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
         driver().threadExchangeStreamCaptureMode(&mode);
         for (bool is_busy = false;;) {
@@ -130,16 +138,13 @@ class Drain {
         std::lock_guard<std::timed_mutex> use(context.in_use);
         if (context.is_dead || !context.clocks.is_open()) return;
         if (driver().ctxPushCurrent(context.handle) != CUDA_SUCCESS) return;
-        clock_pairs(context);
+        clock_pair(context);
         CUcontext popped;
         driver().ctxPopCurrent(&popped);
     }
-    // Several, each the fastest of its rounds: together they say it closer than one.
-    void clock_pairs(Context &context) {
-        for (uint32_t at = 0; at < BURST; at++) {
-            ClockRecord pair{uint32_t(context.device), 0, 0, 0, 0};
-            if (context.clocks.take(BURST_ROUNDS, pair)) channel_.put(KIND_CLOCK, &pair, sizeof pair);
-        }
+    void clock_pair(Context &context) {
+        ClockRecord pair{uint32_t(context.device), 0, 0, 0, 0};
+        if (context.clocks.take(CLOCK_ROUNDS, pair)) channel_.put(KIND_CLOCK, &pair, sizeof pair);
         context.clock_taken_ns = monotonic_ns();
     }
 
@@ -156,7 +161,7 @@ class Drain {
         }
         finished_.notify_all();
         if (!is_ready) return reader_.fail(context);
-        if (context.clocks.open(context.stream)) clock_pairs(context);
+        if (context.clocks.open(context.stream)) clock_pair(context);
     }
     // What the GPU cannot give is halved.
     bool allocate(Context &context) {
