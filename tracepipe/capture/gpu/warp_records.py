@@ -31,6 +31,7 @@ LOST_WHY: Final = {
     5: "exits beyond the room for warps that diverge",
     7: "beyond the budget of --gpu-warps",
     8: "of a kernel that launches kernels, whose entries Compute Sanitizer does not see",
+    9: "of a graph's node on another GPU than its first node's",
 }
 COLUMN_NAMES: Final = {
     1: "warp",

@@ -36,6 +36,7 @@ struct Thread {
     uint64_t call_ns = 0;
     std::vector<LaunchPointer> made;
     LaunchPointer graph;              // whose nodes are told
+    std::shared_ptr<Context> graph_context;
     const void *graph_data = nullptr;
 };
 Thread &thread() {
@@ -266,10 +267,15 @@ class Injection {
             current.graph = std::make_shared<Launch>();
             current.graph->record = describe(data.launchData, function);
             begin(current.graph, data.launchData.hApiStream);
+            current.graph_context = context;
             current.graph_data = context->take_shared(current.graph, warps_of(data.graphExec));
             if (current.graph_data) current.made.push_back(current.graph);
         }
         Launch &launch = *current.graph;
+        if (context != current.graph_context) {  // another GPU, which has no memory of this one
+            set(data.launchData, nullptr);
+            return lost(describe(data.launchData, function), LOST_OTHER_GPU);
+        }
         set(data.launchData, current.graph_data);
         Node node{launch.record, data.launchData.gridId, function.is_selected, function.launches_kernels};
         if (!launch.nodes.empty()) node.record = describe(data.launchData, function);
