@@ -141,7 +141,7 @@ class Context {
     CUstream stream = nullptr;
     char *staging = nullptr;
     ClockPairs clocks;
-    uint64_t clock_taken_ns = 0;
+    uint64_t clock_taken_ns = 0, clock_width_ns = 0;  // when the last pair was taken, and the narrowest one's
 
   private:
     static constexpr uint64_t LEAST_BITS = 1, LEAST_SHARED_BITS = 8, MOST_SHARED_BITS = 22;

@@ -75,12 +75,14 @@ class LaunchReader {
             const char *region = context.staging + (launch.offset - start);
             const auto *exits = reinterpret_cast<const Exit *>(region + launch.exits_offset());
             uint64_t made = reinterpret_cast<const Region *>(region)->exits;
-            Drained records{reinterpret_cast<const Warp *>(region + sizeof(Region)), launch.recorded, {}, launch.first_warp};
+            Drained records{
+                reinterpret_cast<const Warp *>(region + sizeof(Region)), launch.recorded, {}, launch.first_warp};
             records.exits.assign(exits, exits + std::min(made, launch.exits_room()));
             if (!launch.is_cancelled) {
                 sort_exits(records.exits);
                 Seen seen = look(records);
-                if (!is_ready(launch, seen, std::min(made, launch.exits_room()) == records.exits.size(), is_late)) continue;
+                bool has_all_exits = std::min(made, launch.exits_room()) == records.exits.size();
+                if (!is_ready(launch, seen, has_all_exits, is_late)) continue;
                 send_kernel(launch.record, seen);
                 send_warps(launch.record, records);
                 count_lost(launch, seen, made);

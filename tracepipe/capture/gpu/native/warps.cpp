@@ -250,7 +250,8 @@ class Injection {
             graph_launched(*static_cast<const Sanitizer_GraphLaunchData *>(data));
         } else if (id == SANITIZER_CBID_GRAPHS_GRAPHEXEC_CREATED) {
             const auto &created = *static_cast<const Sanitizer_GraphExecData *>(data);
-            if ((created.isDeviceLaunch || created.containsDeviceGraphLaunches) && !is_device_graph_told_.exchange(true))
+            bool is_of_device = created.isDeviceLaunch || created.containsDeviceGraphLaunches;
+            if (is_of_device && !is_device_graph_told_.exchange(true))
                 channel_.note("a CUDA graph is launched by a kernel: its nodes are not recorded then");
         } else if (id == SANITIZER_CBID_GRAPHS_GRAPHEXEC_DESTROYING) {
             std::lock_guard<std::mutex> lock(graphs_mutex_);
