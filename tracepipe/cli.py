@@ -13,12 +13,13 @@ import typer
 from tracepipe import __version__
 from tracepipe.cli_capture import capture, live
 from tracepipe.cli_hooks import hooks_app
+from tracepipe.cli_reports import add_reports
 from tracepipe.converters import CONVERTERS
 from tracepipe.errors import CaptureUnavailable, TracepipeError
 from tracepipe.files import STANDARD, default_output, replacing
 from tracepipe.layout.options import WARP_TRACKS, LayoutOptions
 from tracepipe.readers import READERS
-from tracepipe.terminal import choices, progress, say, status, text_of
+from tracepipe.terminal import choices, offsets, progress, say, status, text_of
 
 app = typer.Typer(
     name="tracepipe",
@@ -32,20 +33,6 @@ app = typer.Typer(
 Format = choices("Format", CONVERTERS)
 Source = choices("Source", READERS)
 WarpTracks = choices("WarpTracks", WARP_TRACKS)
-
-
-def _offsets(values: list[str]) -> dict[str, int | str]:
-    """`CLOCK=NS` or `CLOCK=HOSTCLOCK` options."""
-    out: dict[str, int | str] = {}
-    for value in values:
-        clock, equals, offset = value.partition("=")
-        if not equals or not clock or not offset:
-            raise typer.BadParameter(f"{value!r} is not CLOCK=NANOSECONDS or CLOCK=realtime")
-        try:
-            out[clock] = int(offset)
-        except ValueError:
-            out[clock] = offset
-    return out
 
 
 @app.command()
@@ -83,7 +70,7 @@ def convert(
         source_format=text_of(source) if source else "",
         strict=strict,
         compress=compress,
-        assumed=_offsets(assume_offset or []),
+        assumed=offsets(assume_offset or []),
         layout=LayoutOptions(text_of(warp_tracks), thread_exits),
     )
     target = convert_file(file, text_of(to), output, force, options)
@@ -139,6 +126,7 @@ def validate(
 app.command(context_settings={"allow_interspersed_args": False})(capture)
 app.command(context_settings={"allow_interspersed_args": False})(live)
 app.add_typer(hooks_app)
+add_reports(app)
 
 
 @app.command()

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
-import re
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, cast
 
-import orjson
-
 from tracepipe.clocks import Clocks
 from tracepipe.converters.writer import EventWriter, OutputFormat, TraceInfo, Writer
-from tracepipe.errors import InputError
-from tracepipe.files import InputStream, open_input
+from tracepipe.files import InputStream
 from tracepipe.layout import Layout, LayoutOptions, Outcomes
-from tracepipe.model import HOST_CLOCKS, Batch, Header, Problem, Record, Timed
-from tracepipe.readers import InputFormat, Recording, recognise
-from tracepipe.readers.lines import chunks_of_lines
-from tracepipe.validate import first_fault
+from tracepipe.model import Batch, Header, Problem, Record, Timed
+from tracepipe.opening import OpenRecording, damage, footer_notes, no_collector, open_recording, refused
+from tracepipe.readers import Recording
 
 # So many problems are kept with their text; all are counted.
 PROBLEMS_KEPT = 20
-_CLOCK_RECORD = re.compile(rb'"type"\s*:\s*"clock"')
 
 Progress = Callable[[int, int], None]
 """Called with bytes read and bytes in all, which are 0 where unknown."""
@@ -58,78 +50,18 @@ class Report:
     clocks: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
+    def opened(self, recording: OpenRecording) -> None:
+        """Note what the input is, and what is wrong with its header's clock pairs."""
+        self.source = recording.source
+        for problem in recording.problems:
+            self.add(problem)
+
     def add(self, problem: Problem) -> None:
         """Count a problem, and keep its text while there are few."""
         self.skipped += problem.skipped
         self.ambiguous += not problem.skipped
         if len(self.problems) < PROBLEMS_KEPT:
             self.problems.append(problem)
-
-
-def clock_records(stream: BinaryIO) -> Iterator[Record]:
-    """The good `clock` records of a stream of JSON Lines, found without parsing the other lines."""
-    for _, lines, _, _ in chunks_of_lines(stream):
-        for line in lines:
-            if b'"clock"' in line and _CLOCK_RECORD.search(line):
-                try:
-                    record = orjson.loads(line)
-                except orjson.JSONDecodeError:
-                    continue  # the reader will count it
-                if isinstance(record, dict) and record.get("type") == "clock" and not first_fault(record):
-                    yield record
-
-
-def _header_pairs(header: Header, report: Report) -> Iterator[Record]:
-    for at, pair in enumerate(header.get("clock_pairs", [])):
-        record = {"type": "clock", **pair}
-        if fault := first_fault(record):
-            report.add(Problem(1, f"clock_pairs[{at}].{fault[0]}", fault[1]))
-        else:
-            yield record
-
-
-def _clocks(header: Header, stream: BinaryIO | None, options: ConvertOptions, report: Report) -> Clocks:
-    pairs = list(_header_pairs(header, report))
-    if stream is not None:
-        pairs += clock_records(stream)
-    return Clocks(header, pairs, options.assumed)
-
-
-@contextmanager
-def _opened(
-    path: str, options: ConvertOptions, report: Report
-) -> Iterator[tuple[Recording, Clocks, InputStream]]:
-    """Open an input and settle its clocks: where they need pairs from all over the file, it is read twice."""
-    with ExitStack() as stack:
-        stream = stack.enter_context(open_input(path))
-        source = _recognised(stream, path, options)
-        report.source = source.name
-        recording = _read(source, cast(BinaryIO, stream), path)
-        header = recording.header
-        used = header.get("clocks", [header.get("clock", HOST_CLOCKS[0])])
-        if set(used) <= set(HOST_CLOCKS) or len(used) == 1:
-            yield recording, _clocks(header, None, options, report), stream
-            return
-        again = stack.enter_context(stream.again())
-        clocks = _clocks(header, cast(BinaryIO, again), options, report)
-        yield recording, clocks, stream
-
-
-def _recognised(stream: InputStream, path: str, options: ConvertOptions) -> InputFormat:
-    head = stream.head()
-    if not head.strip() and not options.source_format:
-        if stream.damage:
-            raise InputError(f"cannot be read: {stream.damage}", "copy or record it again", path=path)
-        raise InputError("is empty", "record something first", path=path)
-    return recognise(head, options.source_format)
-
-
-def _read(source: InputFormat, stream: BinaryIO, path: str) -> Recording:
-    try:
-        return source.read(stream)
-    except InputError as e:
-        # The reader does not know the path: its message starts with the place without one.
-        raise InputError(e.message.removeprefix(f":{e.line}: "), e.hint, path=path, line=e.line) from e
 
 
 class Conversion:
@@ -141,7 +73,10 @@ class Conversion:
 
     def run(self, out: BinaryIO, progress: Progress | None = None) -> Report:
         """Convert; raises InputError on the first bad line where `strict`."""
-        with _opened(self._path, self._options, self.report) as (recording, clocks, stream), _no_collector():
+        options = self._options
+        with open_recording(self._path, options.source_format, options.assumed) as opened, no_collector():
+            recording, clocks, stream = opened.recording, opened.clocks, opened.stream
+            self.report.opened(opened)
             if self._output.of == "events":
                 self._copy_events(out, recording, stream, progress)
                 return self.report
@@ -165,8 +100,8 @@ class Conversion:
                     progress(stream.position_bytes(), stream.size_bytes)
             assert writer is not None
             if stream.damage:
-                self._problem(_damage(stream))
-                writer.write(layout.problem(_damage(stream)))
+                self._problem(damage(stream))
+                writer.write(layout.problem(damage(stream)))
             writer.write(layout.finish())
             self._conclude(layout, clocks)
             if layout.footer is not None and "ended_by" in layout.footer:
@@ -197,7 +132,7 @@ class Conversion:
             if progress:
                 progress(stream.position_bytes(), stream.size_bytes)
         if stream.damage:
-            self._problem(_damage(stream))
+            self._problem(damage(stream))
         writer.finish()
         if writer.unwritten:
             self.report.notes.append(
@@ -206,13 +141,7 @@ class Conversion:
 
     def _problem(self, problem: Problem) -> None:
         if self._options.strict and problem.skipped:
-            raise InputError(
-                problem.message,
-                "without --strict such lines are counted and skipped",
-                path=self._path,
-                line=problem.line,
-                field=problem.field,
-            )
+            raise refused(problem, self._path)
         self.report.add(problem)
 
     def _conclude(self, layout: Layout, clocks: Clocks) -> None:
@@ -231,11 +160,12 @@ def check(
     path: str, source_format: str, say: Callable[[str], None], progress: Progress | None = None
 ) -> Report:
     """Read a recording without drawing it, and `say` each problem as `path:line: field: message`."""
-    options = ConvertOptions(source_format=source_format)
     report = Report(path, "")
     footer: Record | None = None
-    with _opened(path, options, report) as (recording, _, stream), _no_collector():
-        for batch in recording.batches:
+    with open_recording(path, source_format) as opened, no_collector():
+        stream = opened.stream
+        report.opened(opened)
+        for batch in opened.recording.batches:
             for problem in batch.problems:
                 report.add(problem)
                 say(problem.at(path))
@@ -245,28 +175,13 @@ def check(
             if progress:
                 progress(stream.position_bytes(), stream.size_bytes)
         if stream.damage:
-            report.add(_damage(stream))
-            say(_damage(stream).at(path))
+            report.add(damage(stream))
+            say(damage(stream).at(path))
     if report.source == "tracepipe":
         report.notes += footer_notes(footer, report.counts)
     for kind in ("footer", "clock", "loss"):
         del report.counts[kind]
     return report
-
-
-def _damage(stream: InputStream) -> Problem:
-    return Problem(0, "", f"the data is damaged from here on: {stream.damage}")
-
-
-def footer_notes(footer: Record | None, counts: Counter[str]) -> list[str]:
-    """What the footer says that the file does not bear out."""
-    if footer is None:
-        return ["the file has no footer: the capture was cut off"]
-    return [
-        f"the footer counts {made} {layer} events, the file holds {counts[layer]}"
-        for layer, made in footer["counts"].items()
-        if counts[layer] != made
-    ]
 
 
 def _trace_info(header: Header, clocks: Clocks, events: list[Timed], compress: bool) -> TraceInfo:
@@ -282,15 +197,3 @@ def _about(header: Header, source: str) -> dict[str, Any]:
     """What the trace says of where it comes from."""
     keys = ("tool", "engine", "host", "kernel", "machine", "command", "layers", "gpus")
     return {"source_format": source} | {key: header[key] for key in keys if key in header}  # type: ignore[literal-required]
-
-
-@contextmanager
-def _no_collector() -> Iterator[None]:
-    """Stop the cycle collector: records hold no cycles, and looking for them costs a third of the time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

@@ -5,7 +5,8 @@
     ├── FormatError                    no such input or output format, or none recognised
     ├── ClockError                     times that cannot be put on one clock
     ├── OutputError                    an output that exists already or cannot be written
-    └── CaptureUnavailable    exit 3   this machine cannot capture what was asked for
+    ├── CaptureUnavailable    exit 3   this machine cannot capture what was asked for
+    └── LibraryMissing        exit 3   a library that only some commands need is not installed
 
 Anything else that reaches the command line is a bug and keeps its traceback.
 """
@@ -49,5 +50,11 @@ class OutputError(TracepipeError):
 
 class CaptureUnavailable(TracepipeError):
     """This machine cannot capture what was asked for; `hint` is the command that mends it."""
+
+    exit_code = 3
+
+
+class LibraryMissing(TracepipeError):
+    """A library that only some commands need is not installed; `hint` is the command that installs it."""
 
     exit_code = 3

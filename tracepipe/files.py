@@ -175,7 +175,7 @@ def replacing(path: str, *, force: bool, source: str = "", on_terminal: bool = F
     """
     if path == STANDARD:
         if sys.stdout.isatty() and not on_terminal:
-            raise OutputError("a trace is not for a terminal", "name a file with -o, or pipe the output")
+            raise OutputError("the output is not for a terminal", "name a file with -o, or pipe the output")
         with _writing("standard output"):
             yield sys.stdout.buffer
             sys.stdout.buffer.flush()
@@ -207,6 +207,56 @@ def replacing(path: str, *, force: bool, source: str = "", on_terminal: bool = F
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def replacing_folder(path: str, *, force: bool) -> Iterator[Path]:
+    """Fill a folder that gets its name when it is whole. Raises OutputError if it is there already.
+
+    With `force` a folder of files with the same names goes; one that holds anything else stays.
+    """
+    target = Path(path).resolve()
+    if path == STANDARD:
+        raise OutputError("a folder cannot go to standard output", "name it with -o")
+    if target.exists() and (not force or not target.is_dir()):
+        hint = "-o names another" if not target.is_dir() else "--force overwrites it, -o names another"
+        raise OutputError(f"{path} exists", hint)
+    try:
+        name = tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent)
+    except OSError as e:
+        raise OutputError(
+            f"cannot write to {target.parent}: {e.strerror}", "name another place with -o"
+        ) from e
+    made = Path(name)
+    try:
+        umask = os.umask(0)
+        os.umask(umask)
+        made.chmod(0o777 & ~umask)
+        with _writing(path):
+            yield made
+        _give_name(made, target)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def _give_name(made: Path, target: Path) -> None:
+    """Put a whole folder in the place of an older one, which is removed once it stands there."""
+    if not target.exists():
+        made.replace(target)
+        return
+    others = sorted({one.name for one in target.iterdir()} - {one.name for one in made.iterdir()})
+    if others:
+        raise OutputError(
+            f"{target} holds other files: {', '.join(others[:3])}", "name another folder with -o"
+        )
+    older = made.with_name(f"{made.name}.old")
+    target.replace(older)
+    try:
+        made.replace(target)
+    except OSError:
+        older.replace(target)
+        raise
+    shutil.rmtree(older)
 
 
 def free_name(stem: str, suffix: str) -> str:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from tracepipe.capture.live import FunctionTotal, Snapshot
 from tracepipe.capture.live_threads import FOR_A_PROCESSOR, PREEMPTED, ThreadTotal
+from tracepipe.units import duration_text, three_digits
 
 SORTS = ("total", "count", "rate")
 # Powers of four from 256 ns to 4.3 s, each the first duration of a column but the first.
@@ -87,16 +88,6 @@ def functions_that_fit(height: int, snapshot: Snapshot) -> int:
     threads = len(snapshot.threads)
     below = min(threads, _THREADS_SHOWN) + (threads > 0) + (threads > _THREADS_SHOWN)
     return max(3, height - 3 - 2 - below)
-
-
-def duration_text(duration_ns: int) -> str:
-    """Three digits and a unit: `1.23 µs`."""
-    if duration_ns >= 600 * 10**9:
-        return f"{duration_ns / 60e9:.0f} min"
-    for unit, size_ns in (("s", 10**9), ("ms", 10**6), ("µs", 10**3)):
-        if duration_ns >= size_ns * 0.9995:
-            return f"{_three_digits(duration_ns / size_ns)} {unit}"
-    return f"{duration_ns} ns"
 
 
 def ordered(snapshot: Snapshot, view: View) -> list[FunctionTotal]:
@@ -240,12 +231,8 @@ def _rate(count: int, passed_ns: int) -> str:
     rate = count * 1e9 / passed_ns
     for letter, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if rate >= size * 0.9995:
-            return _three_digits(rate / size) + letter
-    return _three_digits(rate) if rate < 10 and count else f"{rate:.0f}"
-
-
-def _three_digits(value: float) -> str:
-    return f"{value:.{0 if value >= 99.95 else 1 if value >= 9.995 else 2}f}"
+            return three_digits(rate / size) + letter
+    return three_digits(rate) if rate < 10 and count else f"{rate:.0f}"
 
 
 def _shown(text: str, view: View) -> str:

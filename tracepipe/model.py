@@ -258,7 +258,8 @@ class Shape:
 
     `record` is the record without `ts_ns`. `plain` says that nothing but the time differs between its
     events: they are on the file's own clock, and name no thread. `row`, `thread` and `may_be_called` are
-    the layout's: where the events are drawn, and whether a call of an outer layer may be their cause.
+    the layout's: where the events are drawn, and whether a call of an outer layer may be their cause. Where
+    no layout takes the events, `row` is whatever the stage that does keeps of a shape.
     """
 
     __slots__ = (

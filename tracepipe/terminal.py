@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Any, TextIO
 
+import typer
+
 
 def say(text: str) -> None:
     """A line for the user, beside what a command writes to standard output."""
@@ -22,6 +24,20 @@ def choices(name: str, values: Any) -> Any:
 def text_of(choice: Any) -> str:
     """The text of a choice."""
     return str(getattr(choice, "value", choice))
+
+
+def offsets(values: list[str]) -> dict[str, int | str]:
+    """What `--assume-offset CLOCK=NS` options say: clock → ns to add, or a host clock's name."""
+    out: dict[str, int | str] = {}
+    for value in values:
+        clock, equals, offset = value.partition("=")
+        if not equals or not clock or not offset:
+            raise typer.BadParameter(f"{value!r} is not CLOCK=NANOSECONDS or CLOCK=realtime")
+        try:
+            out[clock] = int(offset)
+        except ValueError:
+            out[clock] = offset
+    return out
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Durations and sizes as people write them."""
+"""Durations and sizes as people write and read them."""
 
 from __future__ import annotations
 
@@ -33,3 +33,29 @@ def size_bytes(text: str) -> int:
     if not match:
         raise TracepipeError(f"{text!r} is not a size.", "Write 100M, 1G, 4096.")
     return round(float(match[1]) * _SIZES_BYTES[match[2].upper()])
+
+
+def duration_text(duration_ns: float) -> str:
+    """Three digits and a unit: `1.23 µs`."""
+    if duration_ns < 0:
+        return f"-{duration_text(-duration_ns)}"
+    if duration_ns >= 600 * 10**9:
+        return f"{duration_ns / 60e9:.0f} min"
+    for unit, size_ns in (("s", 10**9), ("ms", 10**6), ("µs", 10**3)):
+        if duration_ns >= size_ns * 0.9995:
+            return f"{three_digits(duration_ns / size_ns)} {unit}"
+    return f"{duration_ns:.0f} ns"
+
+
+def size_text(size_bytes: float) -> str:
+    """Three digits and a unit, powers of 1024: `1.50 MiB`."""
+    for unit, one_bytes in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if abs(size_bytes) >= one_bytes * 0.9995:
+            return f"{three_digits(size_bytes / one_bytes)} {unit}"
+    return f"{size_bytes:.0f} B"
+
+
+def three_digits(value: float) -> str:
+    """`1.23`, `12.3`, `123`."""
+    size = abs(value)
+    return f"{value:.{0 if size >= 99.95 else 1 if size >= 9.995 else 2}f}"

@@ -53,11 +53,14 @@ def find_chromium() -> Path | None:
 class Page:
     """One blank page of a Chromium of its own, `width` × `height` CSS pixels; closed with the `with` block.
 
-    `exceptions` are those that no script of the page caught, and the page's alerts.
+    `exceptions` are those that no script of the page caught, and the page's alerts. After `watch` there are
+    `requests`, the addresses that the page asked for, and `complaints`, what the console got beside them.
     """
 
     def __init__(self, chromium: Path, width: int, height: int) -> None:
         self.exceptions: list[str] = []
+        self.requests: list[str] = []
+        self.complaints: list[str] = []
         self._profile = tempfile.TemporaryDirectory(prefix="tracepipe-chromium-", ignore_cleanup_errors=True)
         self._buffer = b""
         self._last_id = 0
@@ -119,6 +122,12 @@ class Page:
             # Until it is answered, a dialog holds every script of the page.
             self.exceptions.append(f"alert: {params['message']}")
             self._send("Page.handleJavaScriptDialog", {"accept": True})
+        elif name == "Network.requestWillBeSent":
+            self.requests.append(params["request"]["url"])
+        elif name == "Log.entryAdded":
+            self.complaints.append(params["entry"]["text"])
+        elif name == "Runtime.consoleAPICalled":
+            self.complaints.append(f"{params['type']}: {params['args']}")
         elif name == "Fetch.requestPaused":
             self._send("Fetch.fulfillRequest", self._answer(params["requestId"], params["request"]["url"]))
 
@@ -135,6 +144,15 @@ class Page:
             "responseHeaders": [{"name": "Content-Type", "value": kind}],
             "body": base64.b64encode(file.read_bytes()).decode(),
         }
+
+    def watch(self) -> None:
+        """Takes down what the page asks for, and what the console gets, from now on."""
+        self.call("Network.enable")
+        self.call("Log.enable")
+
+    def prefer(self, scheme: str) -> None:
+        """Sets the system's colour scheme: light or dark."""
+        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     def play_site(self, origin: str, files: Path) -> None:
         """Answers each request to `origin` from the folder `files`, as if the site were reached.

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from benchmarks.convert import write_recording
-from tracepipe import convert
-from tracepipe.convert import PROBLEMS_KEPT, Conversion, ConvertOptions, Report, check, footer_notes
+from tracepipe.convert import PROBLEMS_KEPT, Conversion, ConvertOptions, Report, check
 from tracepipe.converters import CONVERTERS
 from tracepipe.errors import FormatError, InputError
+from tracepipe.opening import clock_records, footer_notes
 from tracepipe.report_text import lines
 
 GPU = "globaltimer:0"
@@ -253,7 +253,7 @@ def test_check_counts_warps_and_not_batches(recording: Any) -> None:
 
 def test_clock_records_are_found_without_parsing_the_rest() -> None:
     text = b"\n".join([b"nonsense", b'{"type" : "clock"', json.dumps(PAIR).encode(), b'{"x":"clock"}'])
-    assert list(convert.clock_records(io.BytesIO(text))) == [PAIR]
+    assert list(clock_records(io.BytesIO(text))) == [PAIR]
 
 
 # What a person reads -----------------------------------------------------------------------------------

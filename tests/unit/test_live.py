@@ -41,7 +41,8 @@ from tracepipe.capture.histogram import Histogram, bounds_ns, bucket_of
 from tracepipe.capture.live import FunctionTotal, Snapshot, Totals
 from tracepipe.capture.live_sink import LiveSink
 from tracepipe.capture.live_threads import ThreadTotal
-from tracepipe.live_table import View, duration_text, functions_that_fit, lines, ordered
+from tracepipe.live_table import View, functions_that_fit, lines, ordered
+from tracepipe.units import duration_text
 
 SYSCALLS = {0: "read", 16: "ioctl"}
 

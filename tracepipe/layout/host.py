@@ -16,7 +16,7 @@ from tracepipe.timeline import BEGIN, COUNTER, END, INSTANT, Flows, Track
 ALLOCATIONS_MAX = 1 << 20
 RUNNING = "running"
 """The slice of the scheduler's own layer: a thread has a processor."""
-_ADDRESSES = ("address", "ptr", "dptr", "devPtr")
+ADDRESS_KEYS = ("address", "ptr", "dptr", "devPtr")
 
 
 @dataclass(slots=True, eq=False)
@@ -213,7 +213,7 @@ class HostLayout:
             track = self._tree.child(process, "counter", "device memory", 0, "memory", "bytes")
             memory = self._memory[pid] = DeviceMemory(track)
         size, total = args.get("size"), args.get("total_allocated")
-        address = next((args[key] for key in _ADDRESSES if isinstance(args.get(key), int | str)), None)
+        address = next((args[key] for key in ADDRESS_KEYS if isinstance(args.get(key), int | str)), None)
         if shape.name == "free":
             known = memory.live.pop(address, 0)
             memory.total_bytes -= size if isinstance(size, int) else known

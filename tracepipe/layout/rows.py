@@ -71,11 +71,16 @@ def complete(
     return [(BEGIN, row.track, ts_ns, name, args, flows), (END, row.track, ts_ns + dur_ns, name, None, None)]
 
 
-def end(row: Row, ts_ns: int, name: str, args: Args | None, outcomes: Outcomes) -> list[Op]:
-    """The operations that an E draws: on the row or beside it, where a B of that name is open."""
+def lane_of_end(row: Row, ts_ns: int, name: str) -> Row | None:
+    """Where an E belongs: the row or a track beside it on which a B of that name is open, innermost first."""
     rows = [lane for lane in (row, *row.beside) if lane.open and ts_ns >= lane.last_ns]
     inner = next((lane for lane in rows if lane.open[-1][0] == name), None)
-    lane = inner or next((lane for lane in rows if any(opened[0] == name for opened in lane.open)), None)
+    return inner or next((lane for lane in rows if any(opened[0] == name for opened in lane.open)), None)
+
+
+def end(row: Row, ts_ns: int, name: str, args: Args | None, outcomes: Outcomes) -> list[Op]:
+    """The operations that an E draws: on the row or beside it, where a B of that name is open."""
+    lane = lane_of_end(row, ts_ns, name)
     if lane is None:
         outcomes.no_begin += 1
         return [(INSTANT, row.track, ts_ns, name, {**(args or {}), "no_begin": True}, None)]

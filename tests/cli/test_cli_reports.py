@@ -1,0 +1,235 @@
+"""The reports as commands: every input, text and JSON, narrow and wide, and what they refuse."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.golden.cases import Case, cases
+from tests.support.recordings import GPU_CLOCK, event, span, write
+from tracepipe import cli
+from tracepipe.reports import REPORTS
+from tracepipe.reports.libraries import Library
+
+ROOT = Path(__file__).parents[2]
+SAMPLE = str(ROOT / "fixtures" / "layered-launch" / "input.jsonl")
+SINGLE = [report.name for report in REPORTS.values() if len(report.inputs) == 1 and report.output is None]
+WRITING = {"export": "run", "plot": "run.svg", "report": "run.html"}
+"""Reports that write a file or folder, and a name for it."""
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsysbinary: Any) -> Run:
+    """Runs a command line as the console script does: exit code, standard output, standard error."""
+
+    def of(*argv: str, stdin: bytes = b"", columns: int = 80) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["tracepipe", *argv])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        monkeypatch.setenv("COLUMNS", str(columns))
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+            sys.exit(0)
+        seen = capsysbinary.readouterr()
+        return int(ended.value.code or 0), seen.out.decode(), seen.err.decode()
+
+    return of
+
+
+@pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
+@pytest.mark.parametrize("report", SINGLE)
+def test_every_report_reads_every_input(run: Run, report: str, case: Case) -> None:
+    code, out, err = run(report, str(case.input))
+    assert (code, err) == (0, "")
+    assert all(len(line) <= 80 for line in out.splitlines())
+    assert "".join(out.split()).startswith(f"{case.input}:".replace(" ", ""))
+    code, out, _ = run(report, str(case.input), "--json")
+    data = json.loads(out)
+    assert (code, data["report"], data["recordings"][0]["path"]) == (0, report, str(case.input))
+
+
+@pytest.mark.parametrize("report", SINGLE)
+def test_a_wide_terminal_shows_more(run: Run, report: str) -> None:
+    recording = str(ROOT / "fixtures" / "capture-standin" / "input.jsonl")
+    _, narrow, _ = run(report, recording)
+    _, wide, _ = run(report, recording, columns=200)
+    assert max(map(len, narrow.splitlines())) <= 80 < max(map(len, wide.splitlines())) <= 200
+
+
+def test_reports_that_write_are_known_here() -> None:
+    assert set(WRITING) == {report.name for report in REPORTS.values() if report.output}
+
+
+@pytest.mark.parametrize("report", WRITING)
+def test_a_report_writes_where_it_is_told(run: Run, tmp_path: Path, report: str) -> None:
+    target = tmp_path / WRITING[report]
+    code, out, err = run(report, SAMPLE, "-o", str(target))
+    assert (code, err) == (0, f"wrote {target}\n")
+    assert "CUDA API calls: the only one takes 101 µs" in " ".join(out.split()) or report == "export"
+    assert target.is_dir() if report == "export" else target.stat().st_size > 10_000
+    code, out, err = run(report, SAMPLE, "-o", str(target))
+    assert (code, out, err.splitlines()[0]) == (1, "", f"tracepipe: {target} exists")
+    code, out, _ = run(report, SAMPLE, "-o", str(target), "--force", "--json")
+    assert (code, json.loads(out)["report"], json.loads(out)["output"]) == (0, report, str(target))
+    assert [path.name for path in tmp_path.iterdir()] == [WRITING[report]]
+
+
+def test_the_output_is_named_after_the_recording(run: Run, tmp_path: Path) -> None:
+    recording = tmp_path / "trace.jsonl"
+    recording.write_bytes(Path(SAMPLE).read_bytes())
+    for report, options in (("export", ("--format", "csv")), ("plot", ("--what", "gaps"))):
+        assert run(report, str(recording), *options)[0] == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["trace.csv", "trace.html", "trace.jsonl"]
+    assert (
+        (tmp_path / "trace.csv" / "calls.csv").read_text().startswith("row,start_ns,end_ns,dur_ns,kind,name")
+    )
+
+
+def test_a_picture_goes_to_standard_output_and_its_kind_is_that_of_its_name(run: Run, tmp_path: Path) -> None:
+    code, out, err = run("plot", SAMPLE, "--what", "latency", "-o", "-")
+    assert (code, out.startswith("<!DOCTYPE html>")) == (0, True)
+    assert "CUDA API calls: the only one takes 101 µs" in err
+    code, _, err = run("plot", SAMPLE, "-o", str(tmp_path / "run.bmp"))
+    assert (code, err.splitlines()[1].strip()) == (1, "name a file ending with .html, .png, .svg")
+    code, _, err = run("export", "-", stdin=Path(SAMPLE).read_bytes())
+    assert (code, err.splitlines()[0]) == (1, "tracepipe: a folder cannot go to standard output")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
+def test_every_input_can_be_exported(run: Run, tmp_path: Path, case: Case) -> None:
+    code, _, _ = run("export", str(case.input), "-o", str(tmp_path / "out"))
+    assert (code, len(list((tmp_path / "out").iterdir()))) == (0, 13)
+
+
+def test_standard_input_and_compressed_input_are_read(run: Run, tmp_path: Path) -> None:
+    import gzip
+
+    text = Path(SAMPLE).read_bytes()
+    packed = tmp_path / "run.jsonl.gz"
+    packed.write_bytes(gzip.compress(text))
+    of_pipe, of_file = run("summary", "-", "--json", stdin=text)[1], run("summary", str(packed), "--json")[1]
+    assert json.loads(of_pipe)["functions"] == json.loads(of_file)["functions"] != []
+
+
+def test_losses_clocks_and_bad_lines_are_stated(run: Run, tmp_path: Path) -> None:
+    recording = write(
+        tmp_path / "run.jsonl",
+        {"type": "clock", "clock": GPU_CLOCK, "source_ns": 5, "host_lo_ns": 1_000, "host_hi_ns": 1_020},
+        event("B", 1_100, "cuInit"),
+        span(90, 95, "k", "gpu_kernel", clock=GPU_CLOCK),
+        {"type": "loss", "layer": "userspace", "count": 7},
+        "{",
+    )
+    _, out, _ = run("summary", str(recording), columns=200)
+    assert f"skipped: {recording}:6: is not JSON" in out
+    assert "note: 1 calls had no end: they are counted, their length is not known" in out
+    assert f"clock {GPU_CLOCK}: 1 pairs, drift +0.000 ppm, within 12 ns of monotonic" in out
+    assert "lost: 7 userspace events were made and not recorded" in out
+    code, _, err = run("summary", str(recording), "--strict")
+    assert (code, err.splitlines()[0]) == (
+        1,
+        f"tracepipe: {recording}:6: is not JSON: unexpected end of data at column 2",
+    )
+
+
+def test_a_clock_without_pairs_is_placed_by_hand(run: Run) -> None:
+    recording = str(ROOT / "fixtures" / "clocks-unpaired" / "input.jsonl")
+    _, out, _ = run("timeline", recording, columns=200)
+    assert "--assume-offset globaltimer:0=NS places them" in out
+    _, out, _ = run("timeline", recording, "--assume-offset", "globaltimer:0=5", columns=200)
+    assert "clock globaltimer:0: placed by an assumed offset, error unknown" in out
+
+
+def test_names_of_the_program_cannot_write_to_the_terminal(run: Run, tmp_path: Path) -> None:
+    name = "[bold]\x1b[31mred"
+    warps = {
+        "ts_ns": 1_000,
+        "type": "gpu_warp",
+        "launch": 1,
+        "gpu": 0,
+        "grid": [1, 1, 1],
+        "block": [32, 1, 1],
+    }
+    warps |= {"warp": [0], "entry_ns": [0], "exit_ns": [50]}
+    recording = write(
+        tmp_path / "run.jsonl",
+        span(1_000, 2_000, name, comm="\x1b]0;t\x07"),
+        span(1_000, 1_600, name, "gpu_kernel"),
+        {"ts_ns": 1_100, "type": "gpu_warp", "name": name, "warp": [0], "entry_ns": [0], "exit_ns": [100]},
+        event("I", 1_500, "alloc", "memory", args={"size": 1, "address": name, "call": name}),
+        warps | {"name": name},
+    )
+    for report in SINGLE:
+        _, out, _ = run(report, str(recording), columns=120)
+        assert "\x1b" not in out and "\x07" not in out
+        assert "[bold]?[31mred" in out
+
+
+def test_two_runs_are_compared(run: Run, tmp_path: Path) -> None:
+    slow = [span(2_000 + at * 1_000, 2_500 + at * 1_000 + at % 7, "cuInit") for at in range(20)]
+    fast = [{**record, "dur_ns": record["dur_ns"] - 200} for record in slow]
+    a, b = (str(write(tmp_path / name, *records)) for name, records in (("a", slow), ("b", fast)))
+    code, out, _ = run("diff", a, b)
+    assert code == 0 and "Yes: B is faster. The length of cuInit changed by -39." in out
+    assert all(len(line) <= 80 for line in out.splitlines())
+    assert f"{a}: note: the file has no footer: the capture was cut off" in " ".join(out.split())
+    code, out, _ = run("diff", a, b, "--json", "--alpha", "0.01")
+    data = json.loads(out)
+    assert [recording["path"] for recording in data["recordings"]] == [a, b]
+    assert [row["shift_ns"] for row in data["lengths"]] == [-200]
+    code, _, err = run("diff", "-", "-")
+    assert (code, "standard input can be read once only" in err) == (2, True)
+    assert "Nothing changed by more than chance" in run("diff", a, a)[1]
+
+
+def test_options_of_reports_are_options_of_commands(run: Run) -> None:
+    code, out, _ = run("summary", SAMPLE, "--top", "1", "--sort", "name", "--json")
+    assert (code, [row["name"] for row in json.loads(out)["functions"]]) == (0, ["cuLaunchKernel"])
+    code, _, err = run("summary", SAMPLE, "--sort", "colour")
+    assert (code, "colour" in err) == (2, True)
+    code, out, _ = run("layers", SAMPLE, "--call", "1", "--json")
+    assert [row["name"].strip() for row in json.loads(out)["tree"]][:2] == ["cuLaunchKernel", "ioctl"]
+    code, _, err = run("layers", SAMPLE, "--call", "9")
+    assert (code, err.splitlines()[0]) == (1, "tracepipe: the recording has 1 outermost calls, and no call 9")
+    _, out, _ = run("timeline", SAMPLE, "--width", "60")
+    assert max(len(line) for line in out.splitlines() if line.startswith(("CUDA", "driver"))) == 60
+
+
+def test_without_the_libraries_two_lines_say_what_to_install(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tracepipe.reports import run as loading
+
+    monkeypatch.setitem(sys.modules, "polars", None)
+    monkeypatch.setattr(loading, "pl", Library("polars"))
+    code, out, err = run("summary", SAMPLE)
+    assert (code, out, len(err.splitlines())) == (3, "", 2)
+    assert err.splitlines()[1].strip() == "pip install 'tracepipe[reports]'"
+
+
+def test_help_needs_no_library_of_the_reports() -> None:
+    code = (
+        "import sys; sys.argv = ['tracepipe', '--help']\n"
+        "from tracepipe import cli\n"
+        "try: cli.main()\n"
+        "except SystemExit: pass\n"
+        "sys.exit(bool({'polars', 'numpy', 'scipy', 'matplotlib', 'jinja2'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0
+    assert "Reports" in done.stdout and all(name in done.stdout for name in REPORTS)

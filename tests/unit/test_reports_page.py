@@ -1,0 +1,138 @@
+"""The page of a recording: what it gathers, and that nothing of a recording becomes markup."""
+
+from __future__ import annotations
+
+import io
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.recordings import HEADER, PAIR, event, loader, span
+from tracepipe.reports import REPORTS, plot
+from tracepipe.reports.report import Result
+from tracepipe.reports.run import Run, load_run
+
+ROOT = Path(__file__).parents[2]
+NAMING = ("href", "src", "xlink:href", "action", "data")
+EVIL = "</style></title><script>alert('$x^')</script>"
+ALLOWED_URLS = ("http://www.w3.org/", "data:image/png;base64,", "#")
+
+
+class Seen(HTMLParser):
+    """The tags of a page, its attributes that name other things, its headings and its text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.names: list[str] = []
+        self.handlers: list[str] = []
+        self.headings: list[str] = []
+        self.text: list[str] = []
+        self._in = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self._in = tag
+        self.names += [value or "" for key, value in attrs if key in NAMING]
+        self.handlers += [key for key, _ in attrs if key.startswith("on")]
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+        if self._in in ("h1", "h2", "h3") and data.strip():
+            self.headings.append(data.strip())
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in = ""
+
+
+def page_of(result: Result) -> str:
+    out = io.BytesIO()
+    result.files[".html"](out)
+    return out.getvalue().decode()
+
+
+def report(run: Run, **options: Any) -> str:
+    """The page of `tracepipe report`."""
+    return page_of(REPORTS["report"].run(run, REPORTS["report"].options(**options)))
+
+
+@pytest.fixture
+def evil(tmp_path: Path) -> Run:
+    """A recording whose names are all markup."""
+    header = HEADER | {"command": [EVIL, "--x=<img src=x onerror=alert(1)>"], "host": EVIL, "engine": EVIL}
+    header["gpus"] = [{"index": 0, "name": EVIL, "sms": 2}]
+    warps = {
+        "ts_ns": 2_000, "type": "gpu_warp", "name": EVIL, "gpu": 0, "launch": 1, "grid": [2, 1, 1],
+        "block": [32, 1, 1], "warp": [0, 1], "sm": [0, 1], "entry_ns": [0, 0], "exit_ns": [50, 80],
+    }  # fmt: skip
+    lines = [
+        header, warps, span(1_100, 1_200, EVIL, comm=EVIL), span(1_100, 1_150, EVIL, "syscall"),
+        span(1_100, 1_120, EVIL, "kernel"),
+        event("I", 1_300, EVIL, "memory", args={"size": 5, "address": EVIL}),
+        span(2_000, 2_100, EVIL, "gpu_kernel", gpu=0), {"type": "loss", "layer": "userspace", "count": 7},
+    ]  # fmt: skip
+    path = tmp_path / "<b>.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines) + "{<script>\n")
+    return load_run(str(path))
+
+
+def test_nothing_of_a_recording_is_markup(evil: Run) -> None:
+    for page in (report(evil), page_of(plot.run(evil, plot.Options()))):
+        seen = Seen(page)
+        assert not seen.tags & {"script", "img", "iframe", "object", "link", "b", "form", "base"}
+        assert seen.handlers == []
+        assert all(name.startswith(ALLOWED_URLS) for name in seen.names)
+        assert page.count("<style>") == 1 and page.count("</title>") == 1
+        assert page.count("&lt;script&gt;alert(") > 5
+        assert "default-src 'none'" in page
+        assert "url(http" not in page and "@import" not in page
+
+
+def test_the_page_gathers_reports_and_pictures() -> None:
+    run = load_run(str(ROOT / "fixtures" / "gpu-h200" / "input.jsonl"))
+    page = report(run)
+    seen = Seen(page)
+    headings = [heading for heading in seen.headings if not heading.startswith("GPU 0")]
+    for heading in (
+        "Report: record", "Losses and clocks", "Contents", "Summary", "Warps and findings", "Findings",
+        "Idle GPUs and what the CPU did", "Memory", "Warps on the SMs over time", "How long calls take",
+    ):  # fmt: skip
+        assert heading in headings
+    assert [name for name in seen.names if name.startswith("#") and f'id="{name[1:]}"' not in page] == []
+    text = "".join(seen.text)
+    assert "In 768 of 768 warps the lanes leave apart" in text
+    assert "clock globaltimer:0: 5 pairs, drift +2.792 ppm, within 1000 ns of monotonic" in text
+    assert "no event is known to be lost" in text
+    assert page.count("<figure>") == page.count("<svg") == 8
+    assert f'title="{run.kernels["dur_ns"].sum():,} ns"' in page
+
+
+def test_losses_stand_at_the_top(evil: Run) -> None:
+    page = report(evil)
+    lost = page.index("lost: 7 userspace events were made and not recorded")
+    assert page.index("Losses and clocks") < lost < page.index("Contents")
+    assert "no event is known to be lost" not in page
+    assert page.index("all times are of one clock, monotonic") < page.index("Contents")
+
+
+def test_what_was_not_recorded_is_said(tmp_path: Path) -> None:
+    page = report(loader(tmp_path)(PAIR, span(1_100, 1_200, "cuInit")))
+    text = "".join(Seen(page).text)
+    for nothing in (
+        "No warps were recorded.",
+        "No system calls were recorded.",
+        "No work of a GPU was recorded.",
+    ):
+        assert nothing in text
+    assert page.count("<figure>") == 1
+
+
+def test_the_pictures_of_a_kernel_are_chosen() -> None:
+    run = load_run(str(ROOT / "fixtures" / "gpu-h200" / "input.jsonl"))
+    page = report(run, kernel="^vector")
+    assert page.count("<figure>") == 5
+    assert "vectorAdd, launch 3" in page and "threeReturns, launch" not in page

@@ -1,0 +1,228 @@
+"""What the summary counts, and what it does not count twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.recordings import GPU_CLOCK, PAIR, Load, event, loader, span
+from tracepipe.reports.cuda_calls import effect_of, is_launch
+from tracepipe.reports.distribution import LENGTH_COLUMNS, lengths, of_values
+from tracepipe.reports.libraries import np, pl
+from tracepipe.reports.report import Result
+from tracepipe.reports.summary import Options, run
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Load:
+    return loader(tmp_path)
+
+
+def table(result: Result, name: str) -> dict[Any, dict[str, Any]]:
+    """The rows of a table by their first cell."""
+    rows = result.as_json()[name]
+    return {next(iter(row.values())): row for row in rows}
+
+
+def test_calls_inside_others_are_counted_apart(load: Load) -> None:
+    result = run(
+        load(
+            event("B", 1_100, "cudaLaunchKernel"),
+            event("B", 1_120, "cuLaunchKernel"),
+            event("E", 1_180, "cuLaunchKernel"),
+            event("E", 1_200, "cudaLaunchKernel"),
+            span(1_300, 1_350, "cuLaunchKernel_ptsz"),
+            span(1_400, 1_410, "cuLaunchHostFunc"),
+        ),
+        Options(),
+    )
+    activities = table(result, "activities")
+    assert (activities["CUDA API calls"]["count"], activities["CUDA API calls"]["total_ns"]) == (3, 160)
+    assert activities["  calls inside those"]["count"] == 1
+    assert (activities["kernel launches"]["count"], activities["kernel launches"]["total_ns"]) == (2, 150)
+
+
+def test_each_layer_has_its_times(load: Load) -> None:
+    warps = {
+        "ts_ns": 500_000, "type": "gpu_warp", "name": "k", "clock": GPU_CLOCK, "warp": [0, 1, 2],
+        "entry_ns": [0, 0, 0], "exit_ns": [10, 30], "exit_count": [1, 1, 0],
+    }  # fmt: skip
+    result = run(
+        load(
+            PAIR,
+            span(1_100, 1_140, "ioctl", "syscall"),
+            span(1_150, 1_160, "futex", "syscall"),
+            event("B", 1_200, "nvidia_ioctl", "kernel"),
+            event("B", 1_210, "nv_schedule_work", "scheduler"),
+            event("E", 1_220, "nv_schedule_work", "scheduler"),
+            event("E", 1_240, "nvidia_ioctl", "kernel"),
+            event("I", 1_250, "wakeup", "scheduler"),
+            span(1_300, 1_900, "running", "scheduler"),
+            span(1_950, 1_957, "k", "gpu_kernel"),
+            warps,
+        ),
+        Options(),
+    )
+    found = {
+        name: (row["count"], row["total_ns"], row["max_ns"])
+        for name, row in table(result, "activities").items()
+    }
+    assert found == {
+        "system calls": (2, 50, 40),
+        "  ioctl": (1, 40, 40),
+        "driver functions": (1, 40, 40),
+        "scheduler calls": (1, 10, 10),
+        "scheduler events": (1, None, None),
+        "threads running": (1, 600, 600),
+        "GPU kernels": (1, 7, 7),
+        "GPU warps": (3, 40, 30),
+    }
+
+
+def test_calls_without_an_end_are_counted_and_not_timed(load: Load) -> None:
+    result = run(load(event("B", 1_100, "cuInit"), event("E", 1_200, "lost its begin")), Options())
+    (row,) = result.as_json()["functions"]
+    assert (row["name"], row["count"], row["total_ns"], row["p99_ns"]) == ("cuInit", 1, None, None)
+
+
+def test_memory_events_say_what_was_moved(load: Load) -> None:
+    result = run(
+        load(
+            span(1_050, 1_060, "cuMemAlloc_v2", args={"size_bytes": 99}),
+            event("I", 1_100, "alloc", "memory", args={"size": 1_000}),
+            event("I", 1_110, "alloc", "memory", args={"size": 3_000}),
+            event("I", 1_120, "free", "memory", args={"address": 5}),
+            span(1_200, 1_300, "HtoD", "transfer", args={"size": 400}),
+            span(1_400, 1_500, "HtoD", "transfer", args={"size": 600}),
+            event("I", 1_510, "HtoD", "transfer", args={"size": 7}),
+            span(1_600, 1_610, "HtoD", "transfer", gpu=0, args={"size": 400}),
+        ),
+        Options(),
+    )
+    moved = table(result, "memory")
+    assert list(moved) == ["alloc", "free", "HtoD", "HtoD (GPU)"]
+    assert moved["alloc"]["total_bytes"] == 4_000
+    assert (moved["free"]["count"], moved["free"]["total_bytes"], moved["free"]["bytes_per_s"]) == (
+        1,
+        None,
+        None,
+    )
+    copies = moved["HtoD"]
+    assert (copies["count"], copies["total_bytes"], copies["p50_bytes"], copies["max_bytes"]) == (
+        3,
+        1_007,
+        400,
+        600,
+    )
+    # The one whose length is not known has no part in the rate: 1000 bytes in 200 ns.
+    assert (copies["total_ns"], copies["bytes_per_s"], copies["p50_bytes_per_s"]) == (200, 5e9, 4e9)
+    assert moved["HtoD (GPU)"]["bytes_per_s"] == 40e9
+
+
+def test_without_memory_events_the_calls_that_succeeded_tell(load: Load) -> None:
+    result = run(
+        load(
+            event("B", 1_100, "cudaMalloc", args={"size_bytes": 64}),
+            event("B", 1_110, "cuMemAlloc_v2", args={"size_bytes": 64}),
+            event("E", 1_120, "cuMemAlloc_v2", args={"result": 0}),
+            event("E", 1_130, "cudaMalloc", args={"result": 0}),
+            event("B", 1_200, "cuMemAlloc_v2", args={"size_bytes": 1 << 40}),
+            event("E", 1_210, "cuMemAlloc_v2", args={"result": 2}),
+            span(1_300, 1_320, "cudaMemcpy", args={"size_bytes": 100, "direction": "H2D"}),
+            span(1_400, 1_420, "cuMemcpyDtoH_v2", args={"size_bytes": 100}),
+        ),
+        Options(),
+    )
+    moved = table(result, "memory")
+    keys = ("count", "total_bytes", "total_ns", "bytes_per_s")
+    assert {what: tuple(row[key] for key in keys) for what, row in moved.items()} == {
+        "alloc": (1, 64, 30, None),
+        "H2D": (1, 100, 20, 5e9),
+        "DtoH": (1, 100, 20, 5e9),
+    }
+
+
+def test_processes_have_their_own_sums(load: Load) -> None:
+    result = run(
+        load(
+            span(1_100, 1_200, "cuInit", comm="app"),
+            span(1_100, 1_110, "cuInit", tid=2),
+            span(1_120, 1_150, "ioctl", "syscall", pid=9, tid=9),
+            span(1_300, 1_340, "k", "gpu_kernel", pid=9),
+        ),
+        Options(),
+    )
+    keys = ("process", "threads", "calls", "calls_ns", "ioctls", "ioctls_ns", "kernels_ns", "running_ns")
+    assert [tuple(row[key] for key in keys) for row in result.as_json()["processes"]] == [
+        ("app", 2, 2, 110, 0, None, None, None),
+        ("vec_add", 1, 0, None, 1, 30, 40, None),
+    ]
+
+
+def test_losses_are_shown_by_layer(load: Load) -> None:
+    loss = {"type": "loss", "layer": "syscall", "count": 3, "ts_ns": 1_200}
+    result = run(load(span(1_100, 1_200, "ioctl", "syscall"), loss, {"type": "loss", "count": 5}), Options())
+    layers = table(result, "layers")
+    assert (layers["syscall"]["events"], layers["syscall"]["lost"], layers["syscall"]["lost_percent"]) == (
+        1,
+        3,
+        75,
+    )
+    assert layers["unknown layer"]["lost"] == 5
+
+
+@pytest.mark.parametrize(
+    ("sort", "first"),
+    [("total", "b"), ("count", "c"), ("max", "b"), ("p50", "b"), ("mean", "b"), ("name", "a")],
+)
+def test_functions_are_listed_by_what_is_asked_for(load: Load, sort: str, first: str) -> None:
+    calls = [
+        span(1_000, 1_005, "a"),
+        span(1_100, 1_190, "b"),
+        *(span(1_200 + 9 * n, 1_204 + 9 * n, "c") for n in range(3)),
+    ]
+    result = run(load(*calls), Options(top=1, sort=sort))
+    (row,) = result.as_json()["functions"]
+    assert row["name"] == first
+    assert result.notes == ["2 more functions are not listed: --top 0 lists all"]
+    assert len(run(load(*calls), Options(top=0)).as_json()["functions"]) == 3
+
+
+def test_percentiles_are_lengths_that_occurred() -> None:
+    values = list(range(1, 101))
+    keys = [column.key for column in LENGTH_COLUMNS]
+    assert dict(zip(keys, of_values(np.array(values[::-1])), strict=True)) == {
+        "total_ns": 5_050, "mean_ns": 50, "p50_ns": 50, "p95_ns": 95, "p99_ns": 99, "max_ns": 100,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("values", [[], [7], [1, 2], [5, 1, 9], [3] * 20 + [100], list(range(101))])
+def test_both_ways_to_a_distribution_agree(values: list[int]) -> None:
+    frame = pl.DataFrame({"dur_ns": pl.Series([*values, None], dtype=pl.Int64)})
+    assert frame.select(lengths()).row(0) == of_values(np.array(values, np.int64))
+
+
+@pytest.mark.parametrize(
+    ("name", "launches"),
+    [
+        ("cuLaunchKernel", True), ("cuLaunchKernelEx_ptsz", True), ("cudaLaunchKernelExC", True),
+        ("__cudaLaunchKernel", True), ("cudaGraphLaunch", True), ("cuLaunchCooperativeKernel", True),
+        ("cuLaunchGridAsync", True), ("cuLaunchHostFunc", False), ("cudaLaunchHostFunc", False),
+        ("cuModuleLaunch", False),
+    ],
+)  # fmt: skip
+def test_names_that_launch(name: str, launches: bool) -> None:
+    assert is_launch(name) is launches
+
+
+@pytest.mark.parametrize(
+    ("name", "effect"),
+    [
+        ("cuMemAlloc_v2", ("alloc", "")), ("cuMemcpyHtoD_v2_ptds", ("transfer", "HtoD")),
+        ("cudaFree", ("free", "")), ("cudaMemcpyAsync_ptsz", ("transfer", "")), ("cuInit", ("", "")),
+    ],
+)  # fmt: skip
+def test_effects_are_those_of_the_shipped_hooks(name: str, effect: tuple[str, str]) -> None:
+    assert effect_of(name) == effect

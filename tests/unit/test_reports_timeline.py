@@ -1,0 +1,153 @@
+"""The timeline on a terminal: what is drawn where, and what is said of the rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.recordings import Load, event, loader, span
+from tracepipe.errors import TracepipeError
+from tracepipe.reports.drawing import UNICODE, Window, axis, level_line, spans_line
+from tracepipe.reports.libraries import np, pl
+from tracepipe.reports.rendering import lines
+from tracepipe.reports.run import Run
+from tracepipe.reports.timeline import Options, run
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Load:
+    return loader(tmp_path)
+
+
+def drawn(recording: Run, width: int = 53, ascii_only: bool = False, **options: Any) -> list[str]:
+    """The lines from the axis to the legend: 40 cells are behind labels of 13 letters."""
+    text = lines([recording], run(recording, Options(**options)), width=width, ascii_only=ascii_only)
+    first = next(at for at, line in enumerate(text) if line.lstrip().startswith("|"))
+    last = next(at for at, line in enumerate(text) if "share of a cell" in line)
+    return text[first:last]
+
+
+def test_a_row_for_each_layer_and_depth(load: Load) -> None:
+    recording = load(
+        event("B", 1_000, "cudaLaunchKernel", comm="app"),
+        event("B", 1_100, "cuLaunchKernel"),
+        event("E", 1_300, "cuLaunchKernel"),
+        event("E", 1_400, "cudaLaunchKernel"),
+        span(1_120, 1_200, "ioctl", "syscall"),
+        event("I", 1_250, "mark", "syscall"),
+        span(1_000, 1_400, "running", "scheduler"),
+        span(1_350, 1_400, "k", "gpu_kernel", gpu=1, stream=7),
+    )
+    assert drawn(recording) == [
+        "             |0                  |200 ns",
+        "app thread 1",
+        "CUDA API     ├cudaLaunchKernel──────────────────────┤",
+        "  inside 1             ├cuLaunchKernel────┤",
+        "syscalls                 ├ioctl─┤     ·",
+        "running      ├running───────────────────────────────┤",
+        "GPU 1",
+        "stream 7                                        ├k──┤",
+    ]
+
+
+def test_ascii_alone_where_the_terminal_has_no_more(load: Load) -> None:
+    recording = load(
+        span(1_000, 1_400, "cuInit"), span(1_400, 1_401, "f"), event("I", 1_401, "mark", "kernel")
+    )
+    text = lines([recording], run(recording, Options()), width=53, ascii_only=True)
+    assert "[cuInit================================]" in "".join(text)
+    assert all(line.isascii() for line in text)
+
+
+def test_spans_too_short_for_a_name_are_shades(load: Load) -> None:
+    calls = [span(1_000 + 100 * n, 1_000 + 100 * n + 20 * (n % 5 + 1), "f") for n in range(40)]
+    (row,) = [line for line in drawn(load(*calls)) if line.startswith("CUDA API")]
+    assert row == "CUDA API     " + "░▒▓██" * 8
+
+
+def test_a_stretch_of_time_is_chosen_from_the_start_of_the_run(load: Load) -> None:
+    recording = load(span(2_000, 3_000, "before"), span(3_500, 4_500, "inside"), span(9_000, 9_500, "after"))
+    text = drawn(recording, start="2us", end="4us")
+    assert text[0].split() == ["|2.00", "µs", "|3.00", "µs"]
+    (row,) = [line for line in text if line.startswith("CUDA API")]
+    # From 2.5 to 3.5 of 2 to 4 µs: the half in the middle. What ends as it begins leaves a touch.
+    assert row == "CUDA API     ░         ├inside────────────┤"
+
+
+def test_stretches_that_cannot_be_are_refused(load: Load) -> None:
+    with pytest.raises(TracepipeError, match="the stretch of time is empty"):
+        run(load(span(1_100, 1_200, "f")), Options(start="5us"))
+    with pytest.raises(TracepipeError, match="is not a duration"):
+        run(load(span(1_100, 1_200, "f")), Options(end="later"))
+
+
+def test_what_is_not_drawn_is_counted(load: Load) -> None:
+    deep = [event("B", 1_100 + n, f"f{n}") for n in range(4)] + [event("E", 1_200, "f0")]
+    others = [span(1_100, 1_200, "g", tid=tid) for tid in (2, 3, 4)]
+    notes = run(load(*deep, *others), Options(depth=2, threads=2)).notes
+    assert notes == [
+        "2 threads with fewer events are not drawn: --threads 0",
+        "2 calls are too deep in others to be drawn: --depth",
+    ]
+    assert run(load(*deep, *others), Options(depth=4, threads=0)).notes == []
+
+
+def test_losses_have_rows_of_their_own(load: Load) -> None:
+    loss = {"type": "loss", "layer": "syscall", "count": 12, "ts_ns": 1_500, "dur_ns": 400}
+    text = drawn(load(span(1_000, 2_000, "f"), loss, {"type": "loss", "count": 3, "ts_ns": 1_000}))
+    assert text[-3:] == [
+        "lost events",
+        "syscall                          ├lost 12───────┤",
+        "unknown      ░",
+    ]
+
+
+def test_running_warps_are_a_level(load: Load) -> None:
+    warps = {
+        "ts_ns": 1_000, "type": "gpu_warp", "name": "k", "gpu": 0, "warp": [0, 1], "entry_ns": [0, 200],
+        "exit_ns": [400, 100],
+    }  # fmt: skip
+    (row,) = [line for line in drawn(load(warps)) if line.startswith("warps")]
+    assert row == "warps ≤2.00  " + "▅" * 20 + "█" * 10 + "▅" * 10
+
+
+def test_json_has_the_spans_from_the_start_of_the_run(load: Load) -> None:
+    data = run(load(span(1_100, 1_200, "f"), event("I", 1_150, "mark", tid=2)), Options()).as_json()[
+        "timeline"
+    ]
+    assert data["groups"][0]["rows"] == [
+        {"row": "CUDA API", "spans": [{"name": "f", "start_ns": 100, "dur_ns": 100}], "instants_ns": []}
+    ]
+    assert data["groups"][1]["rows"][0]["instants_ns"] == [150]
+
+
+def test_an_empty_recording_says_so(load: Load) -> None:
+    assert run(load(), Options()).notes == ["nothing happened in this stretch of time"]
+
+
+@pytest.mark.parametrize(
+    ("start_ns", "end_ns", "expected"),
+    [
+        (0, 40, "|0                  |20 ns"),
+        (1_000, 5_000, "|1.0 µs             |3.0 µs"),
+        (10_000_000_000, 10_000_000_400, "|10.00000000 s      |10.00000020 s"),
+    ],
+)
+def test_times_of_the_axis_can_be_told_apart(start_ns: int, end_ns: int, expected: str) -> None:
+    assert axis(Window(start_ns, end_ns, 40), 0) == expected
+
+
+@given(st.lists(st.tuples(st.integers(-10, 60), st.integers(0, 30)), max_size=20), st.integers(1, 30))
+def test_rows_are_as_wide_as_their_window(spans: Any, cells: int) -> None:
+    window = Window(0, 40, cells)
+    starts = np.array([start for start, _ in spans], np.int64)
+    ends = starts + np.array([length for _, length in spans], np.int64)
+    names = pl.Series(["name"] * len(spans), dtype=pl.String)
+    assert len(spans_line(window, starts, ends, names, UNICODE)) == cells
+    line, most = level_line(window, starts, ends, UNICODE)
+    assert len(line) == cells
+    assert 0 <= most <= len(spans) + 1e-6

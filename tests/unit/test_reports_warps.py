@@ -1,0 +1,149 @@
+"""The report on warps, from recordings: real ones, bpftime's text, and selections."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from tests.support.synthetic_warps import SyntheticKernel
+from tracepipe.cli import app
+from tracepipe.errors import TracepipeError
+from tracepipe.reports import warps
+from tracepipe.reports.rendering import lines
+from tracepipe.reports.run import load_run
+from tracepipe.reports.warp_findings.grouping import kernels_of
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+
+
+def report(path: Path | str, **options: Any) -> dict[str, Any]:
+    return warps.run(load_run(str(path)), warps.Options(**options)).as_json()
+
+
+def fixture(case: str) -> Path:
+    return next(path for path in (FIXTURES / case).iterdir() if path.name.startswith("input."))
+
+
+def write(path: Path, kernel: SyntheticKernel, seed: int, name: str = "synthetic") -> Path:
+    """A recording of a simulated kernel, a line for each launch."""
+    made = kernel.run(seed)
+    records: list[dict[str, Any]] = [
+        {"type": "header", "schema": "tracepipe/1", "clock": "monotonic", "clocks": ["monotonic"]}
+    ]
+    first_exit = np.cumsum(made.exits) - made.exits
+    for launch in made.launches.tolist():
+        rows = np.flatnonzero(made.launch == launch)
+        start = int(made.entry_ns[rows].min())
+        exits = np.concatenate([np.arange(first_exit[r], first_exit[r] + made.exits[r]) for r in rows])
+        records.append(
+            {
+                "ts_ns": start, "type": "gpu_warp", "name": name, "clock": "monotonic", "gpu": 0,
+                "launch": launch + 40, "grid": list(made.grid or ()), "block": [32 * kernel.warps, 1, 1],
+                "warp": (made.block[rows] * kernel.warps + made.warp[rows]).tolist(),
+                "sm": made.sm[rows].tolist(), "slot": [0] * rows.size,
+                "entry_ns": (made.entry_ns[rows] - start).tolist(),
+                "entry_mask": [0xFFFFFFFF] * rows.size,
+                "exit_count": made.exits[rows].tolist(),
+                "exit_ns": (made.exit_ns[exits] - made.entry_ns[made.exit_warp[exits]]).tolist(),
+                "exit_mask": made.exit_mask[exits].tolist(),
+            }
+        )  # fmt: skip
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def test_a_recorded_divergence_is_told_and_a_vector_addition_is_not_accused() -> None:
+    found = report(fixture("gpu-h200"))
+    (finding,) = found["findings"]
+    assert (finding["kind"], finding["kernel"]) == ("divergence", "threeReturns")
+    # The first quarter of the lanes leaves early, as record.cu says.
+    assert (finding["late_lanes_mask"], finding["warps_apart"]) == (0xFFFFFF00, 768)
+    assert finding["idle_lane_share"] == pytest.approx(0.25, abs=0.01)
+    kernels = {row["kernel"]: row for row in found["kernels"]}
+    assert (kernels["vectorAdd"]["launches"], kernels["vectorAdd"]["warps"]) == (2, 768)
+    times = {row["kernel"]: row for row in found["times"]}
+    assert (times["vectorAdd"]["life_p50_ns"], times["vectorAdd"]["skew_p50_ns"]) == (508, 31)
+    assert report(fixture("capture-h200"))["findings"] == []
+
+
+def test_threads_of_bpftime_are_warps_too() -> None:
+    (finding,) = report(fixture("bpftime-divergence"))["findings"]
+    assert (finding["kind"], finding["late_lanes"]) == ("divergence", [8, 24, 31])
+    assert report(fixture("bpftime-kernelretsnoop"))["findings"] == []
+    entries = report(fixture("bpftime-kernel_trace"))
+    assert entries["findings"] == []
+    assert any("imbalance: no exits were recorded" in note for note in entries["notes"])
+
+
+def test_a_recording_comes_back_as_it_was_made(tmp_path: Path) -> None:
+    kernel = SyntheticKernel(blocks=64, launches=2, late_lanes=(31,), delay=0.2)
+    made = kernel.run(3)
+    (read,) = kernels_of(load_run(str(write(tmp_path / "run.jsonl", kernel, 3))), "", None)
+    for name in ("launch", "block", "warp", "sm", "exit_warp", "exit_mask"):
+        assert getattr(read, name).tolist() == getattr(made, name).tolist(), name
+    assert read.life_ns.tolist() == made.life_ns.tolist()
+    assert (read.launch_ids, read.grid, read.blocks_known) == ((40, 41), (64, 1, 1), True)
+
+
+def test_one_launch_and_one_kernel_can_be_picked(tmp_path: Path) -> None:
+    kernel = SyntheticKernel(late_blocks=(8, 9, 300), delay=1.0, launches=6, late_launch=4)
+    path = write(tmp_path / "run.jsonl", kernel, 11)
+    (finding,) = report(path)["findings"]
+    assert (finding["launch"], finding["blocks"]) == (44, [8, 9, 300])
+    assert "in launch 44, not in the others" in finding["sentence"]
+    assert report(path, launch=42)["findings"] == []
+    assert report(path, launch=44, kernel="^synth")["kernels"][0]["launches"] == 1
+    for wrong in ({"kernel": "("}, {"kernel": "gemm"}, {"launch": 7}):
+        with pytest.raises(TracepipeError):
+            report(path, **wrong)
+
+
+def test_threads_of_several_blocks_without_names_are_called_mixed(tmp_path: Path) -> None:
+    text = [
+        f"Thread ({t}, 0, 0) timestamp: {1000 + 100 * block + 7 * t}" for block in range(4) for t in range(32)
+    ]
+    (tmp_path / "run.txt").write_text("\n".join(text) + "\n")
+    found = report(tmp_path / "run.txt")
+    assert found["findings"] == []
+    assert any("those of several blocks are mixed" in note for note in found["notes"])
+    # One after the other they are launches of one block.
+    text = [f"Thread ({t}, 0, 0) timestamp: {1000 + 9000 * k + 7 * t}" for k in range(4) for t in range(32)]
+    (tmp_path / "run.txt").write_text("\n".join(text) + "\n")
+    again = report(tmp_path / "run.txt")
+    assert again["kernels"][0]["launches"] == 4
+    assert not any("mixed" in note for note in again["notes"])
+
+
+def test_active_warps_are_averaged_over_parts_of_the_launch(tmp_path: Path) -> None:
+    path = write(tmp_path / "run.jsonl", SyntheticKernel(blocks=160, sigma=0.001), 1)
+    (row,) = report(path)["occupancy"]
+    active = row["active_warps"]
+    # 128 of 160 blocks of 4 warps fit at once: half of the time the other 32 run alone.
+    assert active[5] == pytest.approx(512, rel=0.01)
+    assert active[18] == pytest.approx(128, rel=0.01)
+
+
+def test_findings_are_sentences_on_the_terminal(tmp_path: Path) -> None:
+    path = write(tmp_path / "run.jsonl", SyntheticKernel(blocks=160), 1, name="gemm")
+    run = load_run(str(path))
+    result = warps.run(run, warps.Options())
+    text = "\n".join(lines([run], result, width=100, ascii_only=True))
+    assert "wave, gemm: 160 blocks run 4 at a time on each of 32 SMs, in 1.25 waves" in text
+    assert "Usual cause: a grid that is" in text
+    assert text.isascii()
+    assert max(len(line) for line in text.splitlines()[1:] if line.startswith(("wave", "  "))) <= 100
+
+
+def test_the_command_gives_findings_as_json(tmp_path: Path) -> None:
+    path = write(tmp_path / "run.jsonl", SyntheticKernel(late_lanes=(7, 15, 23, 31), delay=0.2), 1)
+    done = CliRunner().invoke(app, ["warps", str(path), "--json", "--kernel", "synth"])
+    assert done.exit_code == 0
+    data = json.loads(done.stdout)
+    assert [finding["kind"] for finding in data["findings"]] == ["divergence", "stride"]
+    assert data["findings"][1]["modulus"] == 8
+    assert data["findings"][1]["delay_p50_ns"] == pytest.approx(4_000, rel=0.02)

@@ -1,0 +1,259 @@
+"""Findings in warps: hand-computed cases, planted effects, and kernels in which there is nothing to find."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.support.synthetic_warps import NOISES, SyntheticKernel
+from tracepipe.reports.warp_findings import FINDERS, find_all
+from tracepipe.reports.warp_findings.finding import Finding, listed, percent
+from tracepipe.reports.warp_findings.groups import split_p_values
+from tracepipe.reports.warp_findings.kernel_warps import NOT_RECORDED, KernelWarps, sort_warps
+from tracepipe.reports.warp_findings.ranks import centred_ranks, late_class, score_classes
+from tracepipe.reports.warp_findings.tail import beyond_the_tail
+from tracepipe.reports.warp_findings.waves import launch_waves
+
+FULL = 0xFFFFFFFF
+
+
+def warps(
+    rows: list[tuple[int, int, int, int, list[tuple[int, int]]]],
+    grid: tuple[int, int, int] | None = None,
+    **options: Any,
+) -> KernelWarps:
+    """Warps of (block, warp, SM, entry, [(exit, mask), …]) in one launch."""
+    exits = [(at, ns, mask) for at, row in enumerate(rows) for ns, mask in row[4]]
+    block, warp, sm, entry = (np.array([row[key] for row in rows], np.int64) for key in range(4))
+    exit_warp, exit_ns, exit_mask = (np.array([e[key] for e in exits], np.int64) for key in range(3))
+    return sort_warps(
+        "k", grid, launch=np.zeros(len(rows), np.int64), block=block, warp=warp, sm=sm, entry_ns=entry,
+        exit_warp=exit_warp, exit_ns=exit_ns, exit_mask=exit_mask, **options,
+    )  # fmt: skip
+
+
+def found(kernel: KernelWarps, kind: str = "") -> list[Finding]:
+    return [finding for finding in find_all([kernel]).findings if kind in ("", finding.kind)]
+
+
+def test_divergence_is_told_by_the_widest_gap_between_exits() -> None:
+    # Lanes 0–7 leave after 100 ns, 24 of 32 after 1000 and 1040: the gap of 900 parts 0–7 from the others.
+    exits = [(100, 0xFF), (1_000, 0xFFFF00), (1_040, 0xFF000000)]
+    (finding,) = found(warps([(b, 0, 0, 0, exits) for b in range(8)]))
+    # Idle: 8 lanes for 940 ns and 16 for 40, of 32 lanes for 1040.
+    assert finding.numbers["idle_lane_share"] == pytest.approx((8 * 940 + 16 * 40) / (32 * 1_040))
+    assert finding.numbers["late_lanes_mask"] == 0xFFFFFF00
+    assert finding.numbers["delay_p50_ns"] == 900
+    assert finding.p_value is None
+    assert (
+        "In 8 of 8 warps the lanes leave apart: lanes 8–31 (mask 0xffffff00) last, 900 ns" in finding.sentence
+    )
+
+
+def test_the_bounds_check_of_a_vector_addition_is_no_divergence() -> None:
+    guard = [(60, 0xFFFFF000), (500, 0xFFF)]
+    rows: Any = [(b, 0, b, 0, [(500, FULL)]) for b in range(3)]
+    assert found(warps([*rows, (3, 0, 3, 0, guard)], (4, 1, 1))) == []
+    # The same warp is a finding where the grid goes on behind it.
+    assert [f.kind for f in found(warps([*rows, (3, 0, 3, 0, guard)], (64, 1, 1)))] == ["divergence"]
+
+
+def test_a_delay_that_costs_little_is_no_divergence() -> None:
+    # A lane that stays 30 ns longer than 31 others, in a life of 1 ms.
+    exits = [(1_000_000, FULL >> 1), (1_000_030, 1 << 31)]
+    assert found(warps([(b, 0, 0, 0, exits) for b in range(64)])) == []
+
+
+def test_lanes_of_one_warp_are_split_by_their_times() -> None:
+    times = np.array([[0, 4, 9, 754.0], [0, 4, 9, 14], [0, 300, 9, 754], [0, np.nan, 9, np.nan]])
+    p_values = split_p_values(times, 1.0)
+    assert p_values[0] < 0.002
+    assert p_values[1:].min() > 0.2
+    groups = np.array([[0, 4, 9, 14, 754, 754, 764.0]])
+    assert split_p_values(groups, 1.0)[0] < 0.001
+    # Where the clock steps by 1 µs, the same times are rounding.
+    assert split_p_values(groups, 1_000.0)[0] > 0.2
+
+
+def test_ranks_are_scored_as_drawn_without_replacement() -> None:
+    ranks = centred_ranks(np.array([[1.0, 2, 3, 40], [5, 5, 5, np.nan]]))
+    assert ranks[0].tolist() == [-1.5, -0.5, 0.5, 1.5]
+    assert ranks[1, :3].tolist() == [0, 0, 0]
+    # The largest of four: rank 1.5 above the mean, with variance 5/4 of single ranks, and 1·3/3 of that.
+    scores = score_classes(ranks, np.broadcast_to(np.arange(4), (2, 4)), 4)
+    assert scores[3] == pytest.approx(1.5 / np.sqrt(1.25))
+    assert scores[0] == pytest.approx(-1.5 / np.sqrt(1.25))
+
+
+def test_a_late_class_is_the_simplest_that_holds() -> None:
+    positions = np.broadcast_to(np.arange(32), (40, 32))
+    noise = np.random.default_rng(5).standard_normal((40, 32))
+    late = late_class(noise + 9 * (positions % 8 == 7), positions, range(2, 33))
+    assert late is not None
+    assert (late.modulus, late.residues) == (8, [7])
+    two = late_class(noise + 9 * ((positions % 8 == 7) | (positions % 8 == 2)), positions, range(2, 33))
+    assert two is not None
+    assert (two.modulus, two.residues) == (8, [2, 7])
+    # A ramp and half a warp are no stride.
+    assert late_class(noise + positions, positions, range(2, 33)) is None
+    assert late_class(noise + 9 * (positions >= 16), positions, range(2, 33)) is None
+
+
+def test_a_value_far_beyond_others_stands_out_and_the_last_of_many_does_not() -> None:
+    values = np.random.default_rng(3).standard_normal(400)
+    quiet = beyond_the_tail(values, 0.001, 1.0)
+    assert quiet is not None
+    assert quiet.p_value > 0.05
+    values[[7, 90]] = (30.0, 31.0)
+    out = beyond_the_tail(values, 0.001, 1.0)
+    assert out is not None
+    assert (sorted(out.indices.tolist()), out.p_value < 1e-4) == ([7, 90], True)
+    assert beyond_the_tail(values, 0.001, 40.0) is None, "none is as late as it must be to matter"
+    assert beyond_the_tail(values[:15], 0.001, 1.0) is None, "fifteen values have no tail"
+
+
+def test_waves_are_counted_from_what_the_sms_held() -> None:
+    # Two SMs hold two blocks each; six blocks of 1000 ns: the last two come 100 ns after.
+    first: list[Any] = [(b, 0, b % 2, 0, [(1_000, FULL)]) for b in range(4)]
+    last: list[Any] = [(b, 0, b % 2, 1_100, [(2_100, FULL)]) for b in (4, 5)]
+    kernel = warps(first + last)
+    waves = launch_waves(kernel, 0)
+    assert (waves.waves, waves.blocks_per_sm, waves.sms, waves.filled) == (1.5, 2, 2, 1.0)
+    # From 1100 to 2100 ns two of four slots are empty.
+    assert waves.idle_share == pytest.approx(2 * 1_000 / (4 * 2_100))
+    (finding,) = found(kernel, "wave")
+    assert finding.numbers["last_wave_fill"] == 0.5
+    assert (
+        "6 blocks run 2 at a time on each of 2 SMs, in 1.50 waves: the last one fills 50%" in finding.sentence
+    )
+    assert found(warps(first), "wave") == []
+
+
+PLANTED = {
+    "divergence": SyntheticKernel(late_lanes=(31,), delay=0.2),
+    "divergence of threads": SyntheticKernel(
+        blocks=64, lanes_timed=True, lane_sigma=0.02, late_lanes=(16, 17, 18), delay=0.5, late_lanes_share=0.5
+    ),
+    "stride": SyntheticKernel(late_lanes=(7, 15, 23, 31), delay=0.2),
+    "stride of threads": SyntheticKernel(
+        blocks=64, lanes_timed=True, lane_sigma=0.05, late_lanes=(7, 15, 23, 31), delay=0.2
+    ),
+    "stride of exits": SyntheticKernel(
+        blocks=64, lanes_timed=True, entries=False, lane_sigma=0.05, late_lanes=(7, 15, 23, 31), delay=0.3
+    ),
+    "stride of warps": SyntheticKernel(warps=8, late_warps=(3, 7), delay=0.2),
+    "straggler": SyntheticKernel(late_blocks=(30, 99, 500), delay=1.0),
+    "straggler in a launch": SyntheticKernel(late_blocks=(8, 9, 300), delay=1.0, launches=6, late_launch=4),
+    "imbalance of SMs": SyntheticKernel(late_sms=(5,), delay=0.5),
+    "imbalance of work": SyntheticKernel(trend=2.0),
+    "wave": SyntheticKernel(blocks=160),
+    "wave of warps": SyntheticKernel(warps=8, in_order=0.3),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_what_was_planted_is_found_and_nothing_else(name: str) -> None:
+    findings = found(PLANTED[name].run(11))
+    kind = name.split()[0]
+    # Threads that leave at a stride leave apart: that is divergence too.
+    allowed = {kind, "divergence"} if kind == "stride" else {kind}
+    # A late lane of every warp is a stride as wide as a warp.
+    allowed |= {"stride"} if name == "divergence" else set()
+    assert kind in {finding.kind for finding in findings} <= allowed
+    for finding in findings:
+        data = finding.as_json()
+        assert data["kernel"] == "synthetic"
+        assert data["sentence"].endswith(f"Usual cause: {finding.cause}.")
+
+
+def test_the_numbers_say_what_was_planted() -> None:
+    (stride,) = found(PLANTED["stride of threads"].run(11), "stride")
+    assert (stride.numbers["modulus"], stride.numbers["residues"]) == (8, [7])
+    assert stride.numbers["delay_low_ns"] <= 4_000 <= stride.numbers["delay_high_ns"]
+    (warp_stride,) = found(PLANTED["stride of warps"].run(11))
+    assert warp_stride.numbers["modulus_threads"] == 128
+    (straggler,) = found(PLANTED["straggler"].run(11))
+    assert straggler.numbers["blocks"] == [30, 99, 500]
+    (once,) = found(PLANTED["straggler in a launch"].run(11))
+    assert (once.numbers["launch"], once.numbers["blocks"]) == (4, [8, 9, 300])
+    (sm,) = found(PLANTED["imbalance of SMs"].run(11))
+    assert sm.numbers["sms"] == [5]
+    (order,) = found(PLANTED["wave of warps"].run(11))
+    assert order.numbers["step_ns"] == pytest.approx(6_000, rel=0.1)
+
+
+def test_blocks_at_the_border_are_one_finding() -> None:
+    border = tuple(b for b in range(128) if b % 16 in (0, 15) or b // 16 in (0, 7))
+    kernel = SyntheticKernel(blocks=128, grid=(16, 8, 1), launches=4, late_blocks=border, delay=0.2)
+    (finding,) = found(kernel.run(2))
+    assert (finding.numbers["of"], finding.numbers["border_blocks"]) == ("border", len(border))
+
+
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("sigma", [0.02, 0.2])
+def test_noise_alone_is_no_finding(noise: str, sigma: float) -> None:
+    kernels = [
+        SyntheticKernel(noise=noise, sigma=sigma),
+        SyntheticKernel(noise=noise, sigma=sigma, blocks=128, launches=4, first_wave=0.5),
+        SyntheticKernel(noise=noise, sigma=sigma, blocks=32, lanes_timed=True, lane_sigma=sigma),
+    ]
+    assert [found(kernel.run(100 + at)) for at, kernel in enumerate(kernels)] == [[], [], []]
+
+
+def test_a_recording_of_many_kernels_asks_more_of_each() -> None:
+    kernel = SyntheticKernel(
+        blocks=1, warps=8, lanes_timed=True, lane_sigma=0.05, late_lanes=(7, 15, 23, 31), delay=0.07
+    )
+    (alone,) = found(kernel.run(4), "stride")
+    assert alone.p_value is not None
+    assert 0.0001 < alone.p_value < 0.005
+    quiet = SyntheticKernel(blocks=1, warps=8, lanes_timed=True, lane_sigma=0.05).run(5)
+    assert [f for f in find_all([kernel.run(4), *[quiet] * 99]).findings if f.kind == "stride"] == []
+
+
+def test_what_an_input_lacks_is_said_for_each_kind() -> None:
+    entries_only = warps([(0, 0, 0, 5, [])], (1, 1, 1))
+    assert set(find_all([entries_only]).skipped) == set(FINDERS)
+    exits_only = warps([(b, w, NOT_RECORDED, NOT_RECORDED, [(9, FULL)]) for b in range(20) for w in range(4)])
+    assert find_all([exits_only]).skipped == {"imbalance": [("k", "no entries were recorded")]}
+
+
+def test_a_warp_that_never_left_is_counted_apart() -> None:
+    kernel = warps([(0, 0, 0, 5, [(9, FULL)]), (0, 1, 0, 5, [])])
+    assert (kernel.launch.size, kernel.still_running, kernel.life_ns.tolist()) == (1, 1, [4])
+
+
+def test_words_for_numbers() -> None:
+    assert listed([0, 1, 2, 5, 7, 8]) == "0–2, 5, 7, 8"
+    assert listed(list(range(0, 40, 2)), 3) == "0, 2, 4 and 17 more"
+    assert [percent(share) for share in (0.0, 0.004, 0.5, 0.996, 1.0)] == [
+        "0%",
+        "under 1%",
+        "50%",
+        "over 99%",
+        "100%",
+    ]
+
+
+times = st.integers(-(1 << 61), 1 << 61) | st.integers(0, 3_000)
+warp_rows = st.tuples(
+    st.integers(0, 40) | st.integers(0, 1 << 40),
+    st.integers(0, 5) | st.integers(0, 1 << 40),
+    st.integers(-1, 3) | st.just(NOT_RECORDED),
+    times | st.just(NOT_RECORDED),
+    st.lists(st.tuples(times, st.integers(0, FULL)), max_size=4),
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(warp_rows, min_size=1, max_size=80), st.booleans(), st.booleans())
+@pytest.mark.filterwarnings("error")
+def test_whatever_was_recorded_can_be_looked_at(rows: Any, lanes_timed: bool, mixed: bool) -> None:
+    kernel = warps(rows, (7, 1 << 31, 1 << 31), lanes_timed=lanes_timed, rows_mixed=mixed)
+    for finding in found(kernel):
+        json.dumps(finding.as_json(), allow_nan=False)

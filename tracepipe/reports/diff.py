@@ -1,0 +1,287 @@
+"""Two runs of one program compared: what got faster or slower by more than chance, and by how much."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from tracepipe.errors import TracepipeError
+from tracepipe.layout.host import RUNNING
+from tracepipe.reports.changes import Change, changes
+from tracepipe.reports.distribution import PERCENTS, of_values
+from tracepipe.reports.libraries import np, pl
+from tracepipe.reports.nesting import outermost
+from tracepipe.reports.report import Column, Drawing, Option, Report, Result, Table
+from tracepipe.reports.run import Run
+from tracepipe.reports.samples import DECIDED_BY_PROGRAM, LAYER_OF, Sample, is_recorded, samples
+from tracepipe.reports.verdict import verdict
+
+_NAMED_AT_MOST = 3
+_LAYER = Column("layer", "layer", spare=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options of `tracepipe diff`."""
+
+    top: Annotated[int, Option("How many rows of each table, the largest changes; 0: all.", "N")] = 10
+    alpha: Annotated[
+        float, Option("Share of what is told as changed that may be chance; 1 less it: confidence.", "P")
+    ] = 0.05
+    min_change: Annotated[
+        float, Option("Lengths that change by less than this are not told, even if certain.", "PERCENT")
+    ] = 1.0
+
+
+def run(a: Run, b: Run, options: Options) -> Result:
+    """Compare two recordings."""
+    if not 0 < options.alpha < 1:
+        raise TracepipeError(f"--alpha {options.alpha:g} is no probability", "between 0 and 1, such as 0.05")
+    windows = tuple((one.facts.start_ns, one.facts.end_ns) for one in (a, b))
+    of_a, of_b = samples(a), samples(b)
+    left_out = [layer for layer in LAYER_OF if not (is_recorded(a, layer) and is_recorded(b, layer))]
+    for both in (of_a, of_b):
+        for key in [key for key in both if key[0] in left_out]:
+            del both[key]
+    found = changes(of_a, of_b, (windows[0], windows[1]), options.alpha, options.min_change)
+    lengths_ns = tuple(end_ns - start_ns for start_ns, end_ns in windows)
+    says = verdict(found, (lengths_ns[0], lengths_ns[1]), options.alpha, options.min_change)
+    result = Result(says)
+    result.parts.append(_totals(a, b))
+    for what, table in (
+        ("lengths that changed", _lengths([one for one in found if one.length_changed])),
+        ("tails that changed", _tails([one for one in found if one.tail_changed])),
+        ("counts that changed", _counts([one for one in found if _is_counted(one)])),
+        (
+            "things that are in one run alone",
+            _alone([o for o in found if o.is_in_one_alone and o.is_reported]),
+        ),
+    ):
+        if options.top > 0 and len(table.rows) > options.top:
+            result.notes.append(f"{len(table.rows) - options.top} more {what} are not listed: --top 0")
+            table.rows = table.rows[: options.top]
+        if table.rows:
+            result.parts.append(table)
+    result.parts.append(_compared(found))
+    result.notes += _notes(found, a, b, options)
+    for name, one, other in (("A", a, b), ("B", b, a)):
+        alone = [layer for layer in left_out if is_recorded(one, layer) and not is_recorded(other, layer)]
+        if alone:
+            result.notes.append(f"recorded in {name} alone, so not compared: {', '.join(alone)}")
+    return result
+
+
+def _is_counted(one: Change) -> bool:
+    return one.count_changed and not one.is_in_one_alone
+
+
+def _percent_of(change: float, of: float | None) -> float | None:
+    return 100 * change / of if of else None
+
+
+def _totals(a: Run, b: Run) -> Table:
+    """The whole of both runs: a single value each, so that nothing says how much of it is chance."""
+    rows = []
+    for title, of in (
+        ("recording", lambda run: run.facts.end_ns - run.facts.start_ns),
+        ("CUDA API calls", lambda run: _sum(outermost(run.calls))),
+        ("GPU kernels", lambda run: _sum(run.kernels)),
+        ("copies on the GPU", lambda run: _sum(run.transfers.filter(pl.col("gpu").is_not_null()))),
+        ("threads running", lambda run: _sum(run.scheduler.filter(pl.col("name") == RUNNING))),
+    ):
+        of_a, of_b = of(a), of(b)
+        if of_a is not None or of_b is not None:
+            change = None if of_a is None or of_b is None else of_b - of_a
+            percent = None if change is None else _percent_of(change, of_a)
+            rows.append((title, of_a, of_b, change, percent))
+    columns = (
+        Column("what", ""),
+        Column("a_ns", "A", "ns"),
+        Column("b_ns", "B", "ns"),
+        Column("change_ns", "change", "ns"),
+        Column("change_percent", "change", "percent"),
+    )
+    note = "All threads and streams added up. One value each: no test says what chance makes of them."
+    return Table("totals", "In all", columns, rows, note)
+
+
+def _sum(frame: pl.DataFrame) -> int | None:
+    return int(frame["dur_ns"].sum()) if frame["dur_ns"].count() else None
+
+
+def _spread(sample: Sample | None) -> tuple[int | None, ...]:
+    """p50, p95 and p99 of the lengths."""
+    lengths = sample.lengths_ns if sample else np.zeros(0, np.int64)
+    return of_values(lengths)[2 : 2 + len(PERCENTS)]
+
+
+def _lengths(found: Sequence[Change]) -> Table:
+    rows = []
+    for one in found:
+        of_a, of_b = _spread(one.a), _spread(one.b)
+        assert one.shift is not None
+        rows.append(
+            (
+                one.key[1],
+                one.key[0],
+                *one.counts,
+                *(value for pair in zip(of_a, of_b, strict=True) for value in pair),
+                round(one.shift.estimate),
+                one.percent(one.shift.estimate),
+                one.percent(one.shift.low),
+                one.percent(one.shift.high),
+                one.length_p,
+                one.total_ns,
+            )
+        )
+    columns = (
+        Column("name", "name"),
+        _LAYER,
+        Column("a_count", "A", "count", spare=True),
+        Column("b_count", "B", "count", spare=True),
+        *(
+            Column(f"{run}_p{percent}_ns", f"{run.upper()} p{percent}", "ns", spare=percent != 50)
+            for percent in PERCENTS
+            for run in "ab"
+        ),
+        Column("shift_ns", "shift", "ns", spare=True),
+        Column("shift_percent", "shift", "percent"),
+        Column("low_percent", "from", "percent"),
+        Column("high_percent", "to", "percent"),
+        Column("p", "p", "p"),
+        Column("total_change_ns", "in all", "ns"),
+    )
+    note = (
+        "Shift: the median of all differences between a length in B and one in A, in percent of A's median, "
+        "and its confidence bounds. p: Mann–Whitney U, widened where lengths depend on those before them, "
+        "adjusted for the number of tests. In all: change of the time that all took. A call inside another "
+        "is in the time of both. Warp skew: in a block, from the first warp's leaving to the last one's."
+    )
+    return Table("lengths", "Lengths that changed", columns, rows, note)
+
+
+def _tails(found: Sequence[Change]) -> Table:
+    rows = []
+    for one in found:
+        assert one.tail is not None
+        shares = (100 * one.tail.share_a, 100 * one.tail.share_b)
+        p99 = [_spread(sample)[-1] for sample in (one.a, one.b)]
+        rows.append((*reversed(one.key), round(one.tail.limit), *shares, *p99, one.tail_p, one.total_ns))
+    columns = (
+        Column("name", "name"),
+        _LAYER,
+        Column("limit_ns", "over", "ns"),
+        Column("a_percent", "A", "percent"),
+        Column("b_percent", "B", "percent"),
+        Column("a_p99_ns", "A p99", "ns"),
+        Column("b_p99_ns", "B p99", "ns"),
+        Column("p", "p", "p"),
+        Column("total_change_ns", "in all", "ns"),
+    )
+    note = "Over: 95 of 100 lengths of both runs are no longer; A, B: which share of theirs is."
+    return Table("tails", "Tails that changed, where the typical length did not", columns, rows, note)
+
+
+def _counts(found: Sequence[Change]) -> Table:
+    rows = [
+        (
+            *reversed(one.key),
+            *one.counts,
+            _percent_of(one.counts[1] - one.counts[0], one.counts[0]),
+            one.count_p,
+            one.total_ns,
+        )
+        for one in found
+    ]
+    columns = (
+        Column("name", "name"),
+        Column("layer", "layer"),
+        Column("a_count", "A", "count"),
+        Column("b_count", "B", "count"),
+        Column("change_percent", "change", "percent"),
+        Column("p", "p", "p"),
+        Column("total_change_ns", "in all", "ns"),
+    )
+    note = "p: that as many fall to either run by chance, bunched as they are; adjusted like the others."
+    return Table("counts", "Counts that changed", columns, rows, note)
+
+
+def _alone(found: Sequence[Change]) -> Table:
+    rows = [
+        (*reversed(one.key), "B" if one.a is None else "A", sum(one.counts), abs(one.total_ns))
+        for one in found
+    ]
+    columns = (
+        Column("name", "name"),
+        Column("layer", "layer"),
+        Column("run", "only in"),
+        Column("count", "count", "count"),
+        Column("total_ns", "in all", "ns"),
+    )
+    return Table("only", "In one run alone", columns, rows)
+
+
+def _compared(found: Sequence[Change]) -> Drawing:
+    """How much was compared; and as data all of it, changed or not."""
+    lengths = sum(one.length_p is not None for one in found)
+    tails = sum(one.tail_p is not None for one in found)
+
+    def draw(columns: int, ascii_only: bool) -> Iterator[str]:
+        yield f"Compared: {len(found)} names by count, {lengths} by length, {tails} by tail."
+
+    def data() -> list[dict[str, Any]]:
+        return [
+            {
+                "layer": one.key[0],
+                "name": one.key[1],
+                "a_count": one.counts[0],
+                "b_count": one.counts[1],
+                "shift_ns": one.shift.estimate if one.shift else None,
+                "low_ns": one.shift.low if one.shift else None,
+                "high_ns": one.shift.high if one.shift else None,
+                "length_p": one.length_p,
+                "tail_p": one.tail_p,
+                "count_p": one.count_p,
+                "total_change_ns": one.total_ns,
+                "changed": one.is_reported,
+            }
+            for one in found
+        ]
+
+    return Drawing("compared", draw, data)
+
+
+def _notes(found: Sequence[Change], a: Run, b: Run, options: Options) -> Iterator[str]:
+    few = [one for one in found if one.length_p is None and not one.is_in_one_alone]
+    if few:
+        yield (
+            f"{len(few)} names have too few lengths in one run for any difference to be significant: "
+            "record more of them, or longer"
+        )
+    small = [
+        o for o in found if o.length_p is not None and o.length_p <= options.alpha and not o.length_changed
+    ]
+    if small:
+        yield f"{len(small)} lengths changed by less than --min-change {options.min_change:g}%: not told"
+    others = [one for one in found if one.counts[0] != one.counts[1] and not one.is_reported]
+    if others:
+        ours = [one for one in others if one.key[0] in DECIDED_BY_PROGRAM] or others
+        names = ", ".join(f"{o.key[1]} {o.counts[0]} → {o.counts[1]}" for o in ours[:_NAMED_AT_MOST])
+        yield f"{len(others)} counts differ by no more than chance may make it: {names} …; --json has all"
+    yield (
+        "one run each: what differs from run to run (clocks of the GPU, other load) is told as a change too; "
+        "compare two runs of the same program to see how much that is"
+    )
+    for name, run in (("A", a), ("B", b)):
+        if lost := sum(run.facts.losses.values()):
+            yield f"{lost} events of {name} were lost: its counts and sums are at least so much"
+
+
+REPORT = Report(
+    "diff",
+    "Two runs compared: what got faster or slower by more than chance, by how much, how sure.",
+    Options,
+    run,
+    inputs=("A", "B"),
+)

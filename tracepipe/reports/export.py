@@ -1,0 +1,81 @@
+"""Exports a recording as tables for DuckDB, Polars, Spark, pandas: a file for each layer, in a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, BinaryIO
+
+import orjson
+
+from tracepipe import __version__
+from tracepipe.reports.facts_text import as_json
+from tracepipe.reports.layer_tables import TABLES
+from tracepipe.reports.libraries import pl
+from tracepipe.reports.report import Column, FolderOutput, Option, Report, Result, Table
+from tracepipe.reports.run import Run
+from tracepipe.reports.table_formats import FORMATS, write_table
+
+TABLES_VERSION = "tracepipe-tables/1"
+"""What `run.json` says the folder is; it changes when a column changes its meaning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options of `tracepipe export`."""
+
+    format: Annotated[str, Option("Of the tables.", choices=tuple(FORMATS))] = "parquet"
+
+
+def run(run: Run, options: Options) -> Result:
+    """All tables of one recording, and `run.json` with what is said of it as a whole."""
+    result = Result("EXPORTED TABLES")
+    about: dict[str, Any] = {}
+    rows = []
+    for name, make in TABLES.items():
+        table = make(run)
+        file = f"{name}.{options.format}"
+        about[name] = {"file": file, "rows": len(table), "columns": _columns(table)}
+        rows.append((file, len(table), len(table.columns)))
+        result.files[file] = _writer(table, options.format)
+    result.files["run.json"] = partial(_write_json, _about(run, about))
+    columns = (Column("file", "file"), Column("rows", "rows", "count"), Column("columns", "columns", "count"))
+    note = (
+        f"Times are whole ns on {run.facts.trace_clock}; run.json has the header, the losses and the clocks."
+    )
+    result.parts.append(Table("tables", "Tables", columns, rows, note))
+    return result
+
+
+def _columns(table: pl.DataFrame) -> dict[str, str]:
+    return {name: str(kind) for name, kind in table.schema.items()}
+
+
+def _writer(table: pl.DataFrame, to: str) -> Callable[[BinaryIO], None]:
+    return lambda out: write_table(table, out, to)
+
+
+def _about(run: Run, tables: dict[str, Any]) -> dict[str, Any]:
+    """What a reader of the tables must know of the recording."""
+    return {
+        "format": TABLES_VERSION,
+        "tool": {"name": "tracepipe", "version": __version__},
+        "recording": as_json(run.facts),
+        "header": run.facts.header,
+        "footer": run.facts.footer,
+        "tables": tables,
+    }
+
+
+def _write_json(data: dict[str, Any], out: BinaryIO) -> None:
+    out.write(orjson.dumps(data, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS))
+
+
+REPORT = Report(
+    "export",
+    "Tables for DuckDB, Polars, Spark, pandas: a Parquet file for each layer.",
+    Options,
+    run,
+    output=FolderOutput(lambda options: f".{options.format}"),
+)

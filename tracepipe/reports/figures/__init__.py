@@ -1,0 +1,22 @@
+"""Figures: pictures of a recording. A new one is a file here and a line in `FIGURES`.
+
+They are drawn by matplotlib on its own canvas, without a display. What is many is binned: the number of
+things in a picture does not grow with the recording.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tracepipe.reports.figures import exit_skew, gpu_idle, latency, occupancy
+from tracepipe.reports.figures.panel import Panel, Scope
+
+__all__ = ["FIGURES"]
+
+FIGURES: dict[str, tuple[str, Callable[[Scope], list[Panel]]]] = {
+    "heatmap": ("Warps on the SMs over time", occupancy.panels),
+    "skew": ("When the warps of a kernel leave", exit_skew.panels),
+    "latency": ("How long calls take", latency.panels),
+    "gaps": ("When GPUs are idle", gpu_idle.panels),
+}
+"""Name on the command line → heading, and what makes the panels of a scope."""

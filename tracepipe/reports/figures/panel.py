@@ -1,0 +1,124 @@
+"""What a figure is made of: panels, whose titles state what they show, and the scope they are drawn from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tracepipe.errors import TracepipeError
+from tracepipe.reports.libraries import pl
+from tracepipe.reports.rendering import shown
+from tracepipe.reports.run import Run
+from tracepipe.units import duration_ns, duration_text
+
+GPUS_MAX = 16
+_NAME_LETTERS = 60
+
+
+@dataclass(slots=True)
+class Panel:
+    """One picture. `title` states what it shows, `how` in a sentence how it was computed.
+
+    `draw` gets a matplotlib (sub)figure of `height_in` inches and puts no title in it; None: there is nothing
+    to draw, and the title says why.
+    """
+
+    title: str
+    how: str = ""
+    height_in: float = 0.0
+    draw: Callable[[Any], None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What is to be drawn: a run, a stretch of it on the trace clock, and kernels by their names.
+
+    `is_cut`: the stretch was asked for, and is not the whole run.
+    """
+
+    run: Run
+    start_ns: int
+    end_ns: int
+    kernel: str = ""
+    is_cut: bool = False
+
+    def spans(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """The rows of a frame of spans that touch the stretch."""
+        return frame.filter((pl.col("start_ns") <= self.end_ns) & (pl.col("end_ns") >= self.start_ns))
+
+    def warps(self) -> pl.DataFrame:
+        """The kernels' warps that touch the stretch; `end_ns` is that of the run for one that never left."""
+        end_ns = pl.col("last_exit_ns").fill_null(self.run.facts.end_ns).alias("end_ns")
+        gpu = pl.col("gpu").fill_null(0)
+        warps = self.run.warps.with_columns(end_ns, gpu).filter(
+            (pl.col("entry_ns") <= self.end_ns) & (pl.col("end_ns") >= self.start_ns)
+        )
+        if not self.kernel:
+            return warps
+        names = warps["name"].unique().drop_nulls()
+        wanted = re.compile(self.kernel)
+        return warps.filter(pl.col("name").is_in([name for name in names if wanted.search(name)]))
+
+    def place(self) -> str:
+        """Which stretch, for a sentence: empty for the whole run."""
+        if not self.is_cut:
+            return ""
+        base_ns = self.run.facts.start_ns
+        return f" from {duration_text(self.start_ns - base_ns)} to {duration_text(self.end_ns - base_ns)}"
+
+
+def scope_of(run: Run, start: str, end: str, kernel: str) -> Scope:
+    """The scope that options ask for: times after the start of the run, a regular expression; "": all.
+
+    Raises TracepipeError.
+    """
+    base_ns, last_ns = run.facts.start_ns, run.facts.end_ns
+    start_ns = base_ns + duration_ns(start) if start else base_ns
+    end_ns = base_ns + duration_ns(end) if end else last_ns
+    if (start or end) and start_ns >= end_ns:
+        length = duration_text(last_ns - base_ns)
+        raise TracepipeError("the stretch of time is empty", f"the run lasts {length}; --start before --end")
+    try:
+        re.compile(kernel)
+    except re.error as e:
+        raise TracepipeError(f"{kernel!r} is no regular expression: {e}", "try a part of the name") from e
+    return Scope(run, start_ns, max(end_ns, start_ns + 1), kernel, bool(start or end))
+
+
+def gpu_name(run: Run, gpu: int) -> str:
+    """A GPU by its number, and what it is where the recording tells."""
+    return f"GPU {gpu} {short(str(_about_gpu(run, gpu).get('name', '')))}".rstrip()
+
+
+def gpus_of(frame: pl.DataFrame) -> tuple[list[int], list[Panel]]:
+    """The GPUs of a frame that are drawn, those with most rows; and what says that others are not."""
+    by_rows = frame.group_by("gpu").len().sort("len", "gpu", descending=[True, False])["gpu"].to_list()
+    more = len(by_rows) - GPUS_MAX
+    left_out = [Panel(f"{more} more GPUs, with less work, are not drawn")] if more > 0 else []
+    return sorted(by_rows[:GPUS_MAX]), left_out
+
+
+def sm_count(run: Run, gpu: int) -> int | None:
+    """How many SMs a GPU has, where the recording tells."""
+    about = _about_gpu(run, gpu)
+    count = about.get("sms", about.get("sm_count"))
+    return count if isinstance(count, int) else None
+
+
+def _about_gpu(run: Run, gpu: int) -> dict[str, Any]:
+    for record in (run.facts.header, run.facts.footer or {}):
+        for about in record.get("gpus", []):
+            if isinstance(about, dict) and about.get("index") == gpu:
+                return about
+    return {}
+
+
+def short(name: str, letters: int = _NAME_LETTERS) -> str:
+    """A name that fits a label and can be drawn: of a long one its begin and end."""
+    name = shown(name)
+    if len(name) <= letters:
+        return name
+    tail = (letters - 1) // 3
+    return f"{name[: letters - 1 - tail]}…{name[-tail:]}"

@@ -1,0 +1,375 @@
+"""When the GPUs did nothing, how long, and what the CPU was doing then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from tracepipe.reports.distribution import LENGTH_COLUMNS, of_values
+from tracepipe.reports.gpu_contexts import context_tables
+from tracepipe.reports.gpu_work import BY_ORDER, Idle, gpu_work, idle_of, outermost_of
+from tracepipe.reports.host_states import IN_CALL, STATES, UNKNOWN, USER, HostStates
+from tracepipe.reports.libraries import np, pl
+from tracepipe.reports.nesting import outermost
+from tracepipe.reports.report import Column, Option, Report, Result, Table
+from tracepipe.reports.run import Run
+from tracepipe.units import duration_ns, duration_text
+
+BETWEEN, FIRST, LAST = "between work", "before the first work", "after the last work"
+_SPREAD = tuple(column for column in LENGTH_COLUMNS if column.key not in ("total_ns", "mean_ns"))
+_WORDS = {"other system calls": "system call"}
+_OF_GPU = ("gpu_kernel", "gpu_warp", "gpu_thread", "transfer", "unknown layer")
+_NEEDED = {
+    "userspace": "CUDA calls: their time counts as user code",
+    "syscall": "system calls: their time counts as the call or user code around them",
+    "kernel": "driver functions: their time counts as the call around them",
+    "scheduler": "off-CPU is unknown: sleep and waiting count as the call or user code around them",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options of `tracepipe gaps`."""
+
+    top: Annotated[int, Option("How many gaps and causes, those that count most; 0: all.", "N")] = 10
+    min: Annotated[str, Option("Only gaps at least so long: 20us, 1.5ms.", "TIME")] = "0ns"
+
+
+def run(run: Run, options: Options) -> Result:
+    """The idle times of each GPU of one recording."""
+    least_ns = duration_ns(options.min)
+    result = Result("WHEN THE GPUS WERE IDLE")
+    work = gpu_work(run)
+    if not len(work):
+        result.notes += ["no kernel, copy or warp on a GPU was recorded, so that idle time cannot be told"]
+        result.notes += ["tracepipe capture --gpu kernels records when the GPU works"]
+        result.notes += _without_length(run)
+        return result
+    idle = [idle_of(work, gpu) for gpu in work["gpu"].unique().sort()]
+    states = HostStates(run)
+    gaps = pl.concat([_gaps(run, one) for one in idle]).with_row_index("gap")
+    kept = gaps.filter(pl.col("dur_ns") >= least_ns)
+    doing = _doing(states, kept)
+    result.parts.append(_gpus(run, idle, gaps))
+    if len(kept):
+        result.parts += [
+            _causes(kept, doing, states, options.top),
+            _longest(run, kept, doing, states, options),
+        ]
+    threads, more = _threads(run, idle, states, options.top)
+    if len(threads.rows) > 1:
+        result.parts.append(threads)
+        result.notes += (
+            [f"{more} more threads that use CUDA are not listed: --top 0 lists all"] if more else []
+        )
+    result.parts += context_tables(run, work, idle, options.top)
+    result.notes += _notes(run, work, gaps, kept, options)
+    return result
+
+
+def _gaps(run: Run, idle: Idle) -> pl.DataFrame:
+    """The gaps of one GPU, with the time before its first work and after its last, and who ended each.
+
+    gpu, where, start_ns, end_ns, dur_ns, previous, following (names), call, pid, tid: of the outermost call
+    that asked for what came next (after the last work: for the last), call_start_ns, call_end_ns, told_by.
+    """
+    own, first_ns, last_ns = idle.work, int(idle.busy.start_ns[0]), int(idle.busy.end_ns[-1])
+    last = int(np.argmax(own["end_ns"].to_numpy()))
+    starts = np.concatenate(([min(run.facts.start_ns, first_ns)], idle.start_ns, [last_ns]))
+    ends = np.concatenate(([first_ns], idle.end_ns, [max(run.facts.end_ns, last_ns)]))
+    asked = pl.Series(np.concatenate(([0], idle.following, [last])))
+    names = own["name"]
+    previous = [None, *names[idle.previous.tolist()]]
+    following = [*names[[0, *idle.following.tolist()]], None]
+    call = outermost_of(run, own["call"][asked]).rename(
+        {"name": "call", "start_ns": "call_start_ns", "end_ns": "call_end_ns"}
+    )
+    gaps = pl.DataFrame(
+        {
+            "gpu": pl.repeat(idle.gpu, len(starts), dtype=pl.Int64, eager=True),
+            "where": [FIRST, *[BETWEEN] * len(idle.start_ns), LAST],
+            "start_ns": starts,
+            "end_ns": ends,
+            "dur_ns": ends - starts,
+            "previous": pl.Series([*previous, names[last]], dtype=pl.String),
+            "following": pl.Series(following, dtype=pl.String),
+            "told_by": own["told_by"][asked],
+        }
+    )
+    return pl.concat([gaps, call], how="horizontal").filter(pl.col("dur_ns") > 0)
+
+
+def _doing(states: HostStates, gaps: pl.DataFrame) -> pl.DataFrame:
+    """What the thread that asked for what came next did in each gap: gap, state, call, syscall, dur_ns."""
+    parts = [
+        gaps.filter(pl.col("tid").is_null() & pl.col("call").is_null()).select(
+            "gap",
+            "dur_ns",
+            state=pl.lit(UNKNOWN),
+            call=pl.lit(None, pl.String),
+            syscall=pl.lit(None, pl.String),
+        )
+    ]
+    known = gaps.filter(pl.col("call").is_not_null())
+    # Gaps of several GPUs overlap each other, those of one do not.
+    for (_, pid, tid), part in known.partition_by("gpu", "pid", "tid", as_dict=True).items():
+        found = states.of((pid, tid), part["start_ns"].to_numpy(), part["end_ns"].to_numpy())
+        parts.append(found.with_columns(gap=part["gap"][found["stretch"]]))
+    columns = ("gap", "state", "call", "syscall", "dur_ns")
+    return pl.concat([part.select(columns) for part in parts], how="vertical_relaxed")
+
+
+def _state(state: str, states: HostStates) -> str:
+    """A state as it is shown: user code is known as such only where nothing else could be meant."""
+    whole = {"ioctl", "off-CPU"} <= states.recorded
+    return "user or unrecorded" if state == USER and not whole else _WORDS.get(state, state)
+
+
+def _cause(state: str, call: str | None) -> str:
+    """What a thread was doing, in words."""
+    if state == IN_CALL:
+        return f"in {call}"
+    if state == "system call" and call:
+        return f"{state} ({call})"
+    return f"{state} in {call}" if call and call != state else state
+
+
+def _gpus(run: Run, idle: list[Idle], gaps: pl.DataFrame) -> Table:
+    names = {gpu.get("index"): gpu.get("name") for gpu in (run.facts.footer or {}).get("gpus", [])}
+    rows = []
+    for one in idle:
+        own = gaps.filter(gpu=one.gpu)
+        lengths = {where: own.filter(where=where)["dur_ns"] for where in (BETWEEN, FIRST, LAST)}
+        busy_ns = int((one.busy.end_ns - one.busy.start_ns).sum())
+        total_ns, _, *spread = of_values(lengths[BETWEEN].to_numpy())
+        idle_ns = total_ns or 0
+        queued_ns = int(_queued(own.filter(where=BETWEEN)).sum())
+        rows.append(
+            (
+                one.gpu,
+                names.get(one.gpu),
+                busy_ns,
+                idle_ns,
+                100 * idle_ns / (busy_ns + idle_ns),
+                queued_ns,
+                len(lengths[BETWEEN]),
+                *spread,
+                int(lengths[FIRST].sum()),
+                int(lengths[LAST].sum()),
+            )
+        )
+    columns = (
+        Column("gpu", "GPU", "id"),
+        Column("name", "name", spare=True),
+        Column("busy_ns", "busy", "ns"),
+        Column("idle_ns", "idle", "ns"),
+        Column("idle_percent", "idle", "percent"),
+        Column("queued_ns", "queued", "ns", spare=True),
+        Column("gaps", "gaps", "count"),
+        *_SPREAD,
+        Column("before_ns", "before", "ns"),
+        Column("after_ns", "after", "ns"),
+    )
+    note = (
+        "Busy: any kernel, copy or warp on it. Idle, gaps and their lengths: between its first work and its "
+        "last; before and after: from the start of the recording, to its end. Queued: idle after the call "
+        "for the next work had returned."
+    )
+    return Table("gpus", "Each GPU", columns, rows, note)
+
+
+def _queued(gaps: pl.DataFrame) -> pl.Series:
+    """How much of each gap passed after the call for what came next had returned; null where unknown."""
+    returned = pl.col("call_end_ns").clip(pl.col("start_ns"), pl.col("end_ns"))
+    by_id = pl.col("told_by") != BY_ORDER
+    return gaps.select(pl.when(by_id).then(pl.col("end_ns") - returned))["end_ns"]
+
+
+def _causes(gaps: pl.DataFrame, doing: pl.DataFrame, states: HostStates, top: int) -> Table:
+    joined = doing.join(gaps.select("gap", "gpu", "where"), on="gap")
+    rows = []
+    for (gpu,), own in joined.partition_by("gpu", as_dict=True, maintain_order=True).items():
+        between = own.filter(where=BETWEEN)
+        idle_ns = int(between["dur_ns"].sum())
+        of_gpu = []
+        for (state, call, syscall), part in own.partition_by(
+            "state", "call", "syscall", as_dict=True
+        ).items():
+            lengths = part.filter(where=BETWEEN)["dur_ns"].to_numpy()
+            total_ns, _, *spread = of_values(lengths)
+            outside = (int(part.filter(where=where)["dur_ns"].sum()) for where in (FIRST, LAST))
+            share = 100 * (total_ns or 0) / idle_ns if idle_ns else None
+            of_gpu.append(
+                (
+                    f"GPU {gpu}",
+                    _state(str(state), states),
+                    call or syscall,
+                    len(lengths),
+                    total_ns or 0,
+                    share,
+                    *spread,
+                    *outside,
+                )
+            )
+        of_gpu.sort(key=lambda row: (-row[4], -row[-2] - row[-1], row[1], row[2] or ""))
+        rows += _with_the_rest(of_gpu, top)
+    columns = (
+        Column("gpu", "the CPU was in"),
+        Column("state", "state"),
+        Column("call", "of call"),
+        Column("gaps", "gaps", "count"),
+        Column("total_ns", "idle", "ns"),
+        Column("share_percent", "share", "percent"),
+        *(Column(c.key, c.title, "ns", spare=c.key in ("p95_ns", "max_ns")) for c in _SPREAD),
+        Column("before_ns", "before", "ns"),
+        Column("after_ns", "after", "ns"),
+    )
+    note = (
+        "Of the thread that asked for what came next. Each ns counts once, for the innermost: off-CPU before "
+        "driver before system call before the call itself. Percentiles: of its time in one gap."
+    )
+    return Table("causes", "Idle time by what the CPU did", columns, rows, note, grouped=True)
+
+
+def _with_the_rest(rows: list[tuple[Any, ...]], top: int) -> list[tuple[Any, ...]]:
+    """The first rows of a GPU, and what all others sum up to."""
+    if top <= 0 or len(rows) <= top + 1:
+        return rows
+    rest = rows[top:]
+    share = sum(row[5] for row in rest) if rest[0][5] is not None else None
+    sums = (None, sum(row[4] for row in rest), share, *(None,) * len(_SPREAD))
+    outside = (sum(row[-2] for row in rest), sum(row[-1] for row in rest))
+    return [*rows[:top], (rest[0][0], f"{len(rest)} others", None, *sums, *outside)]
+
+
+def _longest(
+    run: Run, gaps: pl.DataFrame, doing: pl.DataFrame, states: HostStates, options: Options
+) -> Table:
+    ordered = gaps.sort("dur_ns", "start_ns", descending=[True, False])
+    shown = ordered.head(options.top) if options.top > 0 else ordered
+    most = doing.sort("dur_ns", descending=True).filter(pl.col("gap").is_in(shown["gap"].implode()))
+    main = {row[0]: row[1:] for row in most.unique("gap", keep="first", maintain_order=True).iter_rows()}
+    queued = _queued(shown)
+    rows = []
+    for at, gap in enumerate(shown.iter_rows(named=True)):
+        state, call, syscall, dur_ns = main[gap["gap"]]
+        share = 100 * dur_ns / gap["dur_ns"]
+        ended_by = gap["call"] if gap["following"] else None
+        rows.append(
+            (
+                gap["gpu"],
+                gap["start_ns"] - run.facts.start_ns,
+                gap["dur_ns"],
+                gap["previous"] or "(start of the recording)",
+                gap["following"] or "(end of the recording)",
+                f"{ended_by} ?" if ended_by and gap["told_by"] == BY_ORDER else ended_by,
+                gap["tid"],
+                queued[at] if gap["following"] else None,
+                _cause(_state(state, states), call or syscall),
+                share,
+            )
+        )
+    columns = (
+        Column("gpu", "GPU", "id"),
+        Column("at_ns", "at", "at"),
+        Column("dur_ns", "length", "ns"),
+        Column("previous", "after"),
+        Column("following", "before"),
+        Column("ended_by", "ended by"),
+        Column("tid", "thread", "id", spare=True),
+        Column("queued_ns", "queued", "ns", spare=True),
+        Column("cause", "CPU, mostly"),
+        Column("cause_percent", "", "percent"),
+    )
+    note = "Ended by: the call that asked for what came next."
+    if "?" in "".join(str(row[5])[-1:] for row in rows):
+        note += " “?”: work without a launch id, so the last such call that began before it."
+    return Table("gaps", "The longest", columns, rows, note)
+
+
+def _threads(run: Run, idle: list[Idle], states: HostStates, top: int) -> tuple[Table, int]:
+    """What each thread that uses CUDA did while a GPU was idle between its first work and its last."""
+    busiest = (
+        outermost(run.calls)
+        .group_by("pid", "tid")
+        .agg(pl.col("dur_ns").sum())
+        .sort("dur_ns", "tid", descending=[True, False])
+    )
+    shown = busiest.head(top) if top > 0 else busiest
+    rows = []
+    for one in idle:
+        for pid, tid, _ in shown.iter_rows():
+            found = states.of((pid, tid), one.start_ns, one.end_ns)
+            spent = dict(found.group_by("state").agg(pl.col("dur_ns").sum()).iter_rows())
+            name = run.thread_names.get((pid, tid)) or run.process_name(pid)
+            rows.append((f"GPU {one.gpu}", name, tid, *(spent.get(state, 0) for state in STATES)))
+    columns = (
+        Column("gpu", "GPU"),
+        Column("thread", "thread"),
+        Column("tid", "id", "id"),
+        *(
+            Column(f"{state.replace(' ', '_').replace('-', '_').lower()}_ns", _WORDS.get(state, state), "ns")
+            for state in STATES
+        ),
+    )
+    note = "Time of each thread while the GPU was idle, between its first work and its last."
+    return Table("threads", "All threads that use CUDA", columns, rows, note, True), len(busiest) - len(shown)
+
+
+def _notes(
+    run: Run, work: pl.DataFrame, gaps: pl.DataFrame, kept: pl.DataFrame, options: Options
+) -> Iterator[str]:
+    if len(kept) < len(gaps):
+        short_ns = int(gaps["dur_ns"].sum()) - int(kept["dur_ns"].sum())
+        yield (
+            f"{len(gaps) - len(kept)} gaps shorter than {options.min} are in the table of the GPUs alone: "
+            f"{duration_text(short_ns)} in all"
+        )
+    if 0 < options.top < len(kept):
+        yield f"{len(kept) - options.top} more gaps are not listed: --top 0 lists all"
+    counts = run.facts.counts
+    asked = run.facts.header.get("layers", {}).get("missing", {})
+    for layer, meaning in _NEEDED.items():
+        if not counts[layer]:
+            why = f" ({asked[layer]})" if layer in asked else ""
+            yield f"not recorded: {layer}{why}: {meaning}"
+    nobody = kept.filter(pl.col("call").is_null())
+    if len(nobody):
+        length = duration_text(int(nobody["dur_ns"].sum()))
+        yield f"{len(nobody)} gaps, {length}: no call for what came next is known"
+    if len(run.transfers) and not (work["what"] == "copy").any():
+        yield "copies on the GPU are not recorded, only calls for them: their time counts as idle"
+    yield from _without_length(run)
+    lost = sum(run.facts.losses[layer] for layer in _OF_GPU)
+    if lost:
+        yield f"{lost} events of the GPU were lost: it may have worked where it counts as idle"
+    bounds = [
+        said.get("bound_ns") or 0 for said in run.facts.clocks if said["clock"].startswith("globaltimer")
+    ]
+    unsure = kept.filter(pl.col("dur_ns") < max(bounds, default=0))
+    if len(unsure):
+        yield (
+            f"{len(unsure)} gaps are shorter than the bound of the GPU's clock, "
+            f"{duration_text(max(bounds))}: their lengths hold, what the CPU did is uncertain by as much"
+        )
+
+
+def _without_length(run: Run) -> Iterator[str]:
+    """What happened on a GPU and does not say how long."""
+    if len(run.gpu_threads):
+        yield (
+            f"{len(run.gpu_threads)} entries and exits of single threads are left out: they do not say how "
+            "long the GPU worked"
+        )
+    unknown = run.kernels.filter(pl.col("end_ns") <= pl.col("start_ns"))
+    if len(unknown):
+        yield f"{len(unknown)} kernels have no known length: the GPU counts as idle then"
+
+
+REPORT = Report(
+    "gaps",
+    "Idle times of each GPU: how long, what the CPU did then, which call ended them.",
+    Options,
+    run,
+)

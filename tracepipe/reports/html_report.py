@@ -1,0 +1,54 @@
+"""One page of a recording for people: what other reports found, and the pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
+
+from tracepipe.errors import LibraryMissing, TracepipeError
+from tracepipe.reports.figures import FIGURES
+from tracepipe.reports.figures.panel import scope_of
+from tracepipe.reports.html_page import FigureGroup, Section, write_page
+from tracepipe.reports.report import FileOutput, Option, Report, Result
+from tracepipe.reports.run import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options of `tracepipe report`."""
+
+    kernel: Annotated[str, Option("Pictures of the warps of kernels whose name this finds.", "REGEX")] = ""
+
+
+def report_of(gathered: Sequence[tuple[str, Report]]) -> Report:
+    """The report that gathers others, each under its heading, by their own default options."""
+    return Report(
+        "report",
+        "One page that gathers the reports and the pictures: HTML that needs no network.",
+        Options,
+        _gathering(gathered),
+        output=FileOutput((".html",)),
+    )
+
+
+def _gathering(gathered: Sequence[tuple[str, Report]]) -> Callable[[Run, Options], Result]:
+    def run(run: Run, options: Options) -> Result:
+        scope = scope_of(run, "", "", options.kernel)
+        sections = [_section(run, heading, report) for heading, report in gathered]
+        groups = [FigureGroup(name, heading, panels(scope)) for name, (heading, panels) in FIGURES.items()]
+        result = Result("REPORT", notes=[panel.title for group in groups for panel in group.panels])
+        result.files[".html"] = partial(write_page, run, "Report", sections, groups)
+        return result
+
+    return run
+
+
+def _section(run: Run, heading: str, report: Report) -> Section:
+    try:
+        return Section(report.name, heading, report.run(run, report.options()))
+    except LibraryMissing:
+        raise
+    except TracepipeError as e:  # what it needs was not recorded
+        return Section(report.name, heading, None, f"{e}")

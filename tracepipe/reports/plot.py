@@ -1,0 +1,50 @@
+"""Pictures of a recording: warps on the SMs over time, exit skew, latencies, idle GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
+
+from tracepipe.reports.figures import FIGURES
+from tracepipe.reports.figures.panel import scope_of
+from tracepipe.reports.figures.picture import write_picture
+from tracepipe.reports.html_page import FigureGroup, write_page
+from tracepipe.reports.report import FileOutput, Option, Report, Result
+from tracepipe.reports.run import Run
+
+ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options of `tracepipe plot`."""
+
+    what: Annotated[str, Option("What to draw.", choices=(*FIGURES, ALL))] = ALL
+    kernel: Annotated[str, Option("Warps of kernels whose name this finds.", "REGEX")] = ""
+    start: Annotated[str, Option("From this time after the start of the run: 1.5ms, 20us, 2s.", "TIME")] = ""
+    end: Annotated[str, Option("Until this time after the start of the run.", "TIME")] = ""
+
+
+def run(run: Run, options: Options) -> Result:
+    """The pictures of one recording; what they show is said as text too."""
+    scope = scope_of(run, options.start, options.end, options.kernel)
+    names = tuple(FIGURES) if options.what == ALL else (options.what,)
+    groups = [FigureGroup(name, FIGURES[name][0], FIGURES[name][1](scope)) for name in names]
+    panels = [panel for group in groups for panel in group.panels]
+    result = Result("PICTURES", notes=[panel.title for panel in panels])
+    result.files = {
+        ".html": partial(write_page, run, "Pictures", (), groups),
+        ".png": partial(write_picture, panels, "png"),
+        ".svg": partial(write_picture, panels, "svg"),
+    }
+    return result
+
+
+REPORT = Report(
+    "plot",
+    "Pictures: warps on the SMs over time, exit skew, latencies, idle GPUs; PNG, SVG or HTML.",
+    Options,
+    run,
+    output=FileOutput((".html", ".png", ".svg")),
+)

@@ -1,0 +1,130 @@
+"""What a report is, and what it gives: tables and drawings that become text or JSON from the same rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO, Literal
+
+Unit = Literal["", "ns", "at", "bytes", "bytes_per_s", "count", "id", "percent", "number", "p"]
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """How an option of a report is written: `Annotated[int, Option("what it does")]` in its `options`.
+
+    `choices` are all that it may be; `metavar` stands for the value in the help.
+    """
+
+    help: str
+    metavar: str = ""
+    choices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table. `key` is its name in JSON and ends with the unit (`total_ns`).
+
+    Its cells are whole numbers of the unit (`at`: ns since the start, shown to the µs), `percent`, `number`
+    and `p` (a probability) floats, text without one; None is what is not known. `spare`: it is left out where
+    there are fewer than 100 columns, or no room.
+    """
+
+    key: str
+    title: str
+    unit: Unit = ""
+    spare: bool = False
+
+
+@dataclass(slots=True)
+class Table:
+    """Rows under columns. `name` is its key in JSON, `note` what a reader of it must know.
+
+    `grouped`: rows with the same first cell stand under it, and their second cell in its place.
+    """
+
+    name: str
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Any]]
+    note: str = ""
+    grouped: bool = False
+
+    def as_json(self) -> list[dict[str, Any]]:
+        """A dictionary for each row."""
+        keys = [column.key for column in self.columns]
+        return [dict(zip(keys, row, strict=True)) for row in self.rows]
+
+
+@dataclass(slots=True)
+class Drawing:
+    """Text that depends on the terminal: `draw` gets its columns, and whether it shows ASCII alone.
+
+    `data` gives what is drawn, as data.
+    """
+
+    name: str
+    draw: Callable[[int, bool], Iterable[str]]
+    data: Callable[[], Any]
+
+    def as_json(self) -> Any:
+        """What is drawn, as data."""
+        return self.data()
+
+
+Write = Callable[[BinaryIO], None]
+"""Writes the whole of a file to a stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileOutput:
+    """A report that writes a file: `-o` names it, and its ending says of which kind; by default the first.
+
+    `Result.files` then has one of each kind, by its ending.
+    """
+
+    endings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FolderOutput:
+    """A report that writes a folder: `ending` is that of its name where `-o` gives none.
+
+    `Result.files` then has all that goes into it, by name.
+    """
+
+    ending: Callable[[Any], str]
+
+
+@dataclass(slots=True)
+class Result:
+    """What a report found. `notes` are lines that a reader must know, such as what was left out.
+
+    `files` are written where the report has an `output`.
+    """
+
+    title: str
+    parts: list[Table | Drawing] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    files: dict[str, Write] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """The parts by their names, and the notes."""
+        return {part.name: part.as_json() for part in self.parts} | {"notes": self.notes}
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A report, and the command of that name.
+
+    `options` is a frozen dataclass whose fields are `Annotated` with an `Option`; each has a default. `run`
+    gets a `Run` for each of `inputs`, then the options, and returns a Result. It raises TracepipeError where
+    an option does not fit the recording. `output` is where it writes files, beside what is on the terminal.
+    """
+
+    name: str
+    about: str
+    options: type
+    run: Callable[..., Result]
+    inputs: tuple[str, ...] = ("RUN",)
+    output: FileOutput | FolderOutput | None = None

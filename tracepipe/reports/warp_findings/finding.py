@@ -1,0 +1,85 @@
+"""What a finding is, and from which size on a difference is one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+FALSE_ALARM_RATE = 0.01
+"""The chance that a recording without any effect gets a finding of one kind: shared among all kernels of the
+recording, and within a kernel among all moduli, blocks, SMs and launches that are tried (Bonferroni)."""
+
+MIN_SHARE = 0.05
+"""What a difference must be of the time it lengthens. Two runs of one kernel differ by some percent as they
+are: to mend less than this cannot be seen in the next measurement."""
+
+MIN_SM_SHARE = 0.10
+"""The same for whole SMs, as they are not alike: on an H200 those far from a part of the L2 cache are
+slower by some percent with any kernel that waits for memory."""
+
+MIN_EXIT_ONLY_NS = 100
+"""The least difference where only exits are known. Nothing says how long the kernel ran then, and reading the
+clock in every thread takes tens of nanoseconds by itself."""
+
+MIN_CLOCK_STEPS = 2
+"""The least difference in steps of the clock: one step is rounding."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that a kernel's warps show, with its numbers and a sentence.
+
+    `numbers` have their units in their names. `p_value` is the chance of such evidence in a uniform kernel,
+    already multiplied by the number of tries within the kernel; None where it was counted and nothing had to
+    be inferred.
+    """
+
+    kind: str
+    kernel: str
+    evidence: str
+    cause: str
+    p_value: float | None = None
+    numbers: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.evidence}. Usual cause: {self.cause}."
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "kernel": self.kernel,
+            **self.numbers,
+            "p_value": self.p_value,
+            "sentence": self.sentence,
+        }
+
+
+def percent(share: float) -> str:
+    """A share as people read it: never 0% for a little, nor 100% for nearly all."""
+    if 0 < share < 0.01:
+        return "under 1%"
+    if 0.99 < share < 1:
+        return "over 99%"
+    return f"{share:.0%}"
+
+
+def confidence(p_value: float) -> str:
+    """How sure, for a sentence."""
+    return f"p < 1e-9, {CORRECTED}" if p_value < 1e-9 else f"p = {p_value:.1g}, {CORRECTED}"
+
+
+CORRECTED = "corrected for all that was tried"
+
+
+def listed(values: list[int], most: int = 6) -> str:
+    """Some of many numbers, in ranges: `0–7, 15, 31`."""
+    spans: list[str] = []
+    start = 0
+    for at in range(1, len(values) + 1):
+        if at == len(values) or values[at] != values[at - 1] + 1:
+            first, last = values[start], values[at - 1]
+            spans.append(f"{first}" if first == last else f"{first}{',' if last == first + 1 else '–'}{last}")
+            start = at
+    spans = [span.replace(",", ", ") for span in spans]
+    return ", ".join(spans[:most]) + (f" and {len(spans) - most} more" if len(spans) > most else "")

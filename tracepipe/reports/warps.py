@@ -1,0 +1,223 @@
+"""What the warps of each kernel did, and what is wrong with it: divergence, strides, stragglers, waves,
+imbalance."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from tracepipe.errors import TracepipeError
+from tracepipe.reports.libraries import np
+from tracepipe.reports.report import Column, Drawing, Option, Report, Result, Table
+from tracepipe.reports.run import Run
+
+if TYPE_CHECKING:
+    from tracepipe.reports.warp_findings import Searched
+    from tracepipe.reports.warp_findings.kernel_warps import Floats, KernelWarps
+
+BINS = 24
+"""Of a launch's duration, in which active warps are averaged."""
+_LEVELS = "▁▂▃▄▅▆▇█"
+_ASCII_LEVELS = ".:-=+*#@"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options of `tracepipe warps`."""
+
+    kernel: Annotated[str, Option("Kernels whose name this finds.", "REGEX")] = ""
+    launch: Annotated[int | None, Option("Only the launch of this id.", "ID")] = None
+    top: Annotated[int, Option("How many kernels, those with most warps; 0: all.", "N")] = 20
+
+
+def run(run: Run, options: Options) -> Result:
+    """The kernels' warps in numbers, and the findings. Raises TracepipeError on a bad or vain selection."""
+    from tracepipe.reports.warp_findings import find_all
+    from tracepipe.reports.warp_findings.grouping import kernels_of
+
+    try:
+        kernels = kernels_of(run, options.kernel, options.launch)
+    except re.error as e:
+        raise TracepipeError(
+            f"{options.kernel!r} is no regular expression: {e}.", "Try a part of the name."
+        ) from e
+    if not kernels and (options.kernel or options.launch is not None):
+        hint = "Leave out --kernel and --launch to see all."
+        raise TracepipeError("No warp of this recording is of that kernel or launch.", hint)
+    if not kernels:
+        return Result("WARPS", [_findings(find_all([]), [])], [_NO_WARPS])
+    shown = kernels[: options.top] if options.top > 0 else kernels
+    found = find_all(shown)
+    result = Result("WARPS", [_shapes(shown), _times(shown), _occupancy(shown), _findings(found, shown)])
+    if len(shown) < len(kernels):
+        result.notes.append(f"{len(kernels) - len(shown)} more kernels were not looked at: --top 0 takes all")
+    result.notes += _limits(found, shown)
+    return result
+
+
+_NO_WARPS = (
+    "no warps were recorded, and no threads with their index: tracepipe capture --gpu warps -- COMMAND does"
+)
+_SHAPE_COLUMNS = (
+    Column("kernel", "kernel"),
+    Column("grid", "grid", spare=True),
+    Column("launches", "launches", "count"),
+    Column("blocks", "blocks", "count"),
+    Column("warps", "warps", "count"),
+    Column("duration_p50_ns", "duration", "ns"),
+    Column("sms", "SMs", "count"),
+    Column("blocks_per_sm", "at once", "count"),
+    Column("waves", "waves", "number"),
+    Column("active_warps_per_sm", "active", "number"),
+)
+_TIME_COLUMNS = (
+    Column("kernel", "kernel"),
+    Column("life_p50_ns", "life p50", "ns"),
+    Column("life_p95_ns", "p95", "ns"),
+    Column("life_p99_ns", "p99", "ns"),
+    Column("life_max_ns", "max", "ns"),
+    Column("skew_p50_ns", "skew p50", "ns"),
+    Column("skew_p95_ns", "p95", "ns"),
+)
+
+
+def _shapes(kernels: list[KernelWarps]) -> Table:
+    note = (
+        "Warps of all launches; of one launch: duration (median), at once (blocks on an SM), waves, active "
+        "(warps on an SM, mean over the duration)."
+    )
+    return Table("kernels", "Kernels", _SHAPE_COLUMNS, [_shape(kernel) for kernel in kernels], note)
+
+
+def _shape(kernel: KernelWarps) -> tuple[Any, ...]:
+    from tracepipe.reports.warp_findings.waves import MIN_FILLED, launch_waves
+
+    grid = "×".join(str(size) for size in kernel.grid) if kernel.grid else None
+    blocks = np.unique(kernel.block).size if kernel.blocks_known else None
+    duration = _whole(np.median(kernel.launch_ns)) if kernel.has_exits else None
+    place: tuple[Any, ...] = (None,) * 4
+    if kernel.has_exits and kernel.has_entries and kernel.has_sms:
+        waves = launch_waves(kernel, 0)
+        active = float(kernel.life_ns.sum() / max(kernel.launch_ns.sum(), 1) / waves.sms)
+        held = waves.blocks_per_sm if kernel.blocks_known else None
+        # Of blocks that end faster than they are launched, the most at once is no limit, and makes no waves.
+        count = waves.waves if kernel.blocks_known and waves.filled >= MIN_FILLED else None
+        place = (waves.sms, held, count, active)
+    head = (kernel.kernel, grid, int(kernel.launches.size), blocks, int(kernel.launch.size))
+    return (*head, duration, *place)
+
+
+def _times(kernels: list[KernelWarps]) -> Table:
+    note = (
+        "Life of a warp: from its entry to its last exit. Skew of a block: from its first warp's leaving on."
+    )
+    return Table("times", "Warps", _TIME_COLUMNS, [_time(kernel) for kernel in kernels], note)
+
+
+def _time(kernel: KernelWarps) -> tuple[Any, ...]:
+    life: list[int | None] = [None] * 4
+    skew: list[int | None] = [None] * 2
+    if kernel.has_exits and kernel.has_entries:
+        life = [_whole(np.quantile(kernel.life_ns, q)) for q in (0.5, 0.95, 0.99, 1.0)]
+    if kernel.has_exits and kernel.blocks_known:
+        skew = [_whole(np.quantile(kernel.blocks.skew_ns, q)) for q in (0.5, 0.95)]
+    return (kernel.kernel, *life, *skew)
+
+
+def _whole(value: Any) -> int:
+    return round(float(value))
+
+
+def active_warps(kernel: KernelWarps) -> Floats:
+    """The mean number of warps that ran at a time, in each of BINS parts of a launch, over all launches."""
+    launch = np.searchsorted(kernel.launches, kernel.launch)
+    begin, span = kernel.begin_ns[launch], np.maximum(kernel.launch_ns, 1)[launch] / BINS
+    entry, leave = (kernel.entry_ns - begin) / span, (kernel.last_exit_ns - begin) / span
+    # A warp is active in a bin for the part of it between entry and exit.
+    return np.array(
+        [
+            np.clip(np.minimum(leave, at + 1) - np.maximum(entry, at), 0, None).sum() / kernel.launches.size
+            for at in range(BINS)
+        ]
+    )
+
+
+def _occupancy(kernels: list[KernelWarps]) -> Drawing:
+    """Active warps over the duration of a launch, a line for each kernel whose entries are known."""
+    data = [
+        {"kernel": kernel.kernel, "active_warps": [round(float(n), 1) for n in active_warps(kernel)]}
+        for kernel in kernels
+        if kernel.has_entries and kernel.has_exits
+    ]
+
+    def draw(width: int, ascii_only: bool) -> Iterator[str]:
+        if not data:
+            return
+        yield "Active warps over a launch"
+        levels = _ASCII_LEVELS if ascii_only else _LEVELS
+        for row in data:
+            active: Any = row["active_warps"]
+            peak = max(active) or 1
+            bars = "".join(levels[min(int(n / peak * len(levels)), len(levels) - 1)] for n in active)
+            yield f"{bars}  up to {peak:,.0f}  {row['kernel']}"[:width]
+
+    return Drawing("occupancy", draw, lambda: data)
+
+
+def _findings(found: Searched, kernels: list[KernelWarps]) -> Drawing:
+    data = [finding.as_json() for finding in found.findings]
+
+    def draw(width: int, ascii_only: bool) -> Iterator[str]:
+        yield "Findings"
+        if not found.findings:
+            yield _none_found(found, kernels)
+        for finding in found.findings:
+            text = f"{finding.kind}, {finding.kernel}: {finding.sentence}"
+            yield from textwrap.wrap(text, max(width, 40), subsequent_indent="  ")
+
+    return Drawing("findings", draw, lambda: data)
+
+
+def _none_found(found: Searched, kernels: list[KernelWarps]) -> str:
+    from tracepipe.reports.warp_findings import FINDERS
+
+    if sum(len(skipped) for skipped in found.skipped.values()) == len(FINDERS) * len(kernels):
+        return "None: this input does not allow any; what is missing stands below."
+    return "None: nothing in these warps stands out from noise by enough to matter."
+
+
+def _limits(found: Searched, kernels: list[KernelWarps]) -> Iterator[str]:
+    """What could not be looked for, and what else limits the findings."""
+    from tracepipe.reports.warp_findings.finding import FALSE_ALARM_RATE
+
+    rate = f"{FALSE_ALARM_RATE:.0%}"
+    yield f"false alarms: of recordings of uniform kernels, at most {rate} get a finding of a kind"
+    kinds: dict[tuple[str, str], list[str]] = {}
+    for kind, skipped in found.skipped.items():
+        by_reason: dict[str, set[str]] = {}
+        for kernel_name, reason in skipped:
+            by_reason.setdefault(reason, set()).add(kernel_name)
+        for reason, names in by_reason.items():
+            which = "" if len(skipped) == len(kernels) == len(names) else f" in {', '.join(sorted(names))}"
+            kinds.setdefault((which, reason), []).append(kind)
+    for (which, reason), of_reason in kinds.items():
+        yield f"not looked for{which}: {', '.join(of_reason)}: {reason}"
+    for kernel in kernels:
+        if kernel.still_running:
+            yield f"note: {kernel.still_running} warps of {kernel.kernel} had not left at the end: left out"
+        if kernel.rows_mixed:
+            yield (
+                f"note: the input names no blocks, and threads of {kernel.kernel} come again in another "
+                "order: those of several blocks are mixed, and only what shows in spite of that is found"
+            )
+
+
+REPORT = Report(
+    "warps",
+    "Warps of each kernel: lives, skew, occupancy; divergence, strides, stragglers, waves, imbalance.",
+    Options,
+    run,
+)
