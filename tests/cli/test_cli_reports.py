@@ -152,22 +152,14 @@ def test_a_clock_without_pairs_is_placed_by_hand(run: Run) -> None:
 
 def test_names_of_the_program_cannot_write_to_the_terminal(run: Run, tmp_path: Path) -> None:
     name = "[bold]\x1b[31mred"
-    warps = {
-        "ts_ns": 1_000,
-        "type": "gpu_warp",
-        "launch": 1,
-        "gpu": 0,
-        "grid": [1, 1, 1],
-        "block": [32, 1, 1],
-    }
-    warps |= {"warp": [0], "entry_ns": [0], "exit_ns": [50]}
+    warp = {"ts_ns": 1_000, "type": "gpu_warp", "name": name, "gpu": 0, "launch": 1, "grid": [1, 1, 1]}
+    warp |= {"block": [32, 1, 1], "warp": [0], "entry_ns": [0], "exit_ns": [9]}
     recording = write(
         tmp_path / "run.jsonl",
         span(1_000, 2_000, name, comm="\x1b]0;t\x07"),
         span(1_000, 1_600, name, "gpu_kernel"),
-        {"ts_ns": 1_100, "type": "gpu_warp", "name": name, "warp": [0], "entry_ns": [0], "exit_ns": [100]},
         event("I", 1_500, "alloc", "memory", args={"size": 1, "address": name, "call": name}),
-        warps | {"name": name},
+        warp,
     )
     for report in SINGLE:
         _, out, _ = run(report, str(recording), columns=120)
