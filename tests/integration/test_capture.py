@@ -136,7 +136,7 @@ def test_threads_run_sleep_and_are_woken(tmp_path: Path, vec_add: str) -> None:
     # The worker executes what the main thread launches; the main thread sleeps in cuCtxSynchronize meanwhile.
     assert any(begin["tid"] == worker for begin, _ in intervals)
     assert any(end["args"]["prev_state"] == "sleeping" for _, end in intervals)
-    wakeups = [event for event in trace.layer("scheduler") if event["phase"] == "I"]
+    wakeups = [event for event in trace.layer("scheduler") if event["name"] == "wakeup"]
     assert any(event["args"]["by_tid"] == worker for event in wakeups)
     last_of_worker = [end for begin, end in intervals if begin["tid"] == worker][-1]
     assert last_of_worker["args"]["prev_state"] == "dead"
