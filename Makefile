@@ -9,14 +9,16 @@ BIN := .venv/bin
 demo: .venv/.demo
 	@scripts/demo.sh
 
+# Captures and the tests of their rates have the machine to themselves.
 test: .venv/.test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile tests/unit tests/cli tests/golden
+	$(BIN)/python -m pytest tests/integration tests/gpu
 
 check: .venv/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+	$(MAKE) test
 
 format: .venv/.test
 	$(BIN)/ruff format .

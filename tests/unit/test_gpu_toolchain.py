@@ -424,9 +424,9 @@ def test_under_sudo_the_build_is_the_callers(tmp_path: Path, monkeypatch: pytest
     assert owner() == Owner(user.pw_uid, user.pw_gid, Path(user.pw_dir))
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     assert cache_folder(owner()) == Path(user.pw_dir) / ".cache/tracepipe"
-    for folder in tmp_path.parents[:2]:
-        folder.chmod(0o755)  # pytest's folders are for root alone
-    tmp_path.chmod(0o755)
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.owner() == tmp_path.owner() and "pytest" in str(folder):
+            folder.chmod(0o755)  # pytest's folders are for root alone
     home = tmp_path / "home"
     home.mkdir()
     os.chown(home, user.pw_uid, user.pw_gid)
