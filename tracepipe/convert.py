@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, cast
 
+from tracepipe.account import Account
 from tracepipe.clocks import Clocks
 from tracepipe.converters.writer import EventWriter, OutputFormat, TraceInfo, Writer
 from tracepipe.files import InputStream
-from tracepipe.layout import Layout, LayoutOptions, Outcomes
+from tracepipe.layout import Layout, LayoutOptions
 from tracepipe.model import Batch, Header, Problem, Record, Timed
 from tracepipe.opening import OpenRecording, damage, footer_notes, no_collector, open_recording, refused
 from tracepipe.readers import Recording
-
-# So many problems are kept with their text; all are counted.
-PROBLEMS_KEPT = 20
 
 Progress = Callable[[int, int], None]
 """Called with bytes read and bytes in all, which are 0 where unknown."""
@@ -34,34 +31,16 @@ class ConvertOptions:
     layout: LayoutOptions = field(default_factory=LayoutOptions)
 
 
-@dataclass(slots=True)
-class Report:
-    """What a conversion found: counts and losses by layer, and everything that did not go by the book."""
+class Report(Account):
+    """What a conversion found."""
 
-    path: str
-    source: str
-    counts: Counter[str] = field(default_factory=Counter)
-    losses: Counter[str] = field(default_factory=Counter)
-    skipped: int = 0
-    ambiguous: int = 0
-    problems: list[Problem] = field(default_factory=list)
-    outcomes: Outcomes = field(default_factory=Outcomes)
-    unplaced: dict[str, int] = field(default_factory=dict)
-    clocks: list[dict[str, Any]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    __slots__ = ()
 
     def opened(self, recording: OpenRecording) -> None:
         """Note what the input is, and what is wrong with its header's clock pairs."""
         self.source = recording.source
         for problem in recording.problems:
             self.add(problem)
-
-    def add(self, problem: Problem) -> None:
-        """Count a problem, and keep its text while there are few."""
-        self.skipped += problem.skipped
-        self.ambiguous += not problem.skipped
-        if len(self.problems) < PROBLEMS_KEPT:
-            self.problems.append(problem)
 
 
 class Conversion:

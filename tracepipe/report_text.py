@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tracepipe.capture import CaptureSummary
-from tracepipe.convert import PROBLEMS_KEPT, Report
+from tracepipe.convert import Report
 from tracepipe.model import LAYERS
 
 _OUTCOMES = {
@@ -21,17 +21,7 @@ def lines(report: Report) -> Iterator[str]:
     """What a person should know of a conversion, most important last."""
     counts = ", ".join(f"{report.counts[layer]} {layer}" for layer in LAYERS if report.counts[layer])
     yield f"{report.path}: {report.source}, {counts or 'no events'}"
-    for problem in report.problems:
-        kind = "skipped" if problem.skipped else "unclear"
-        yield f"{kind}: {problem.at(report.path)}"
-    total = report.skipped + report.ambiguous
-    if total > PROBLEMS_KEPT:
-        yield f"… and {total - PROBLEMS_KEPT} more: {report.skipped} lines skipped in all"
-    for name, meaning in _OUTCOMES.items():
-        if count := getattr(report.outcomes, name):
-            yield f"note: {count} {meaning}"
-    for note in report.notes:
-        yield f"note: {note}"
+    yield from report.remarks(_OUTCOMES)
     for said in report.clocks:
         if said["method"] == "fit":
             yield (

@@ -33,9 +33,11 @@ MAY_IMPORT = {
     "clocks": {"model", "errors", "clock_pairs", "sm_clock"},
     "layout": {"model", "errors", "timeline"},
     "converters": {"model", "errors", "timeline"},
+    "account": {"model", "layout"},
     "opening": {"model", "errors", "files", "clocks", "readers", "validate"},
     "report_text": {"model", "convert", "capture"},
     "reports": {
+        "account",
         "model",
         "errors",
         "clocks",

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from benchmarks.convert import write_recording
-from tracepipe.convert import PROBLEMS_KEPT, Conversion, ConvertOptions, Report, check
+from tracepipe.account import PROBLEMS_KEPT
+from tracepipe.convert import Conversion, ConvertOptions, Report, check
 from tracepipe.converters import CONVERTERS
 from tracepipe.errors import FormatError, InputError
 from tracepipe.opening import clock_records, footer_notes

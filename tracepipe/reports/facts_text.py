@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tracepipe.model import LAYERS
-from tracepipe.reports.run import PROBLEMS_KEPT, Facts
+from tracepipe.reports.run import Facts
 from tracepipe.units import duration_text
 
 _OUTCOMES = {
@@ -26,16 +26,7 @@ def heading(facts: Facts) -> str:
 
 def lacks(facts: Facts) -> Iterator[str]:
     """What did not go by the book, most important last: problems, clocks, losses."""
-    for problem in facts.problems:
-        kind = "skipped" if problem.skipped else "unclear"
-        yield f"{kind}: {problem.at(facts.path)}"
-    if (total := facts.skipped + facts.ambiguous) > PROBLEMS_KEPT:
-        yield f"… and {total - PROBLEMS_KEPT} more: {facts.skipped} lines skipped in all"
-    for name, meaning in _OUTCOMES.items():
-        if count := getattr(facts.outcomes, name):
-            yield f"note: {count} {meaning}"
-    for note in facts.notes:
-        yield f"note: {note}"
+    yield from facts.remarks(_OUTCOMES)
     yield from _clocks(facts)
     for layer, count in facts.losses.items():
         yield f"lost: {count} {layer} events were made and not recorded"

@@ -5,13 +5,13 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import PurePath
 from typing import Any
 
+from tracepipe.account import Account
 from tracepipe.clocks import Clocks
-from tracepipe.layout.rows import Outcomes
 from tracepipe.model import TIME_LIMIT_NS, Header, Problem, Record, Shape, Timed
 from tracepipe.opening import OpenRecording, damage, footer_notes, no_collector, open_recording, refused
 from tracepipe.reports.libraries import np, pl
@@ -19,7 +19,6 @@ from tracepipe.reports.shapes import FRAMES, NOT_AN_EVENT, ShapeTable
 from tracepipe.reports.spans import FROM_DURATION, KINDS, SPAN, Spans
 from tracepipe.reports.warp_columns import WarpColumns
 
-PROBLEMS_KEPT = 20
 # Events handed to the matching at a time, as Python objects.
 _MATCHED_AT_ONCE = 1 << 16
 _TIMELESS = frozenset({"header", "footer", "clock"})
@@ -28,31 +27,15 @@ Progress = Callable[[int, int], None]
 """Called with bytes read and bytes in all, which are 0 where unknown."""
 
 
-@dataclass(slots=True)
-class Facts:
-    """What a recording is and what it lacks, beside its events.
+@dataclass(slots=True, kw_only=True)
+class Facts(Account):
+    """What a recording is and what it lacks, beside its events; times on the trace clock, as all are."""
 
-    `counts` are records by layer, a warp counting one; `losses` events by layer that were made and not
-    recorded; `clocks` what was said of each clock that placed an event; `unplaced` events by clock that
-    nothing places; `start_ns` and `end_ns` are on the trace clock, as all times are.
-    """
-
-    path: str
-    source: str
     header: Header
     trace_clock: str
     footer: Record | None = None
     start_ns: int = 0
     end_ns: int = 0
-    counts: Counter[str] = field(default_factory=Counter)
-    losses: Counter[str] = field(default_factory=Counter)
-    skipped: int = 0
-    ambiguous: int = 0
-    problems: list[Problem] = field(default_factory=list)
-    outcomes: Outcomes = field(default_factory=Outcomes)
-    unplaced: dict[str, int] = field(default_factory=dict)
-    clocks: list[dict[str, Any]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
 
 
 class Run:
@@ -199,7 +182,7 @@ class _Loading:
     def __init__(self, opened: OpenRecording, path: str, strict: bool) -> None:
         self._path, self._strict = path, strict
         header, clocks = opened.recording.header, opened.clocks
-        self.facts = Facts(path, opened.source, header, clocks.trace_clock)
+        self.facts = Facts(path, opened.source, header=header, trace_clock=clocks.trace_clock)
         self._ts_ns, self._shapes = array("q"), array("l")
         self.table, self.warps = ShapeTable(), WarpColumns()
         self.losses: list[Record] = []
@@ -210,11 +193,7 @@ class _Loading:
         """Count a problem; raises InputError where `strict` and its line was skipped."""
         if self._strict and problem.skipped:
             raise refused(problem, self._path)
-        facts = self.facts
-        facts.skipped += problem.skipped
-        facts.ambiguous += not problem.skipped
-        if len(facts.problems) < PROBLEMS_KEPT:
-            facts.problems.append(problem)
+        self.facts.add(problem)
 
     def take(self, events: list[Timed]) -> None:
         """Add events on the trace clock."""

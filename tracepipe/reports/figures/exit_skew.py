@@ -191,24 +191,15 @@ def _draw_bins(axes: Any, warp: Any, value: Any) -> None:
         for key in ("least", "p5", "p50", "p95", "most")
     }
     edges = low + np.arange(bins + 1) * ((high - low) / bins)
-    axes.stairs(
-        columns["most"],
-        edges,
-        baseline=columns["least"],
-        fill=True,
-        color=SERIES,
-        alpha=0.25,
-        linewidth=0,
-        label="all",
-    )
-    axes.stairs(
-        columns["p95"],
-        edges,
-        baseline=columns["p5"],
-        fill=True,
-        color=SERIES,
-        alpha=0.55,
-        linewidth=0,
-        label="5 to 95 of 100",
-    )
+    for least, most, alpha, label in (("least", "most", 0.25, "all"), ("p5", "p95", 0.55, "5 to 95 of 100")):
+        axes.stairs(
+            columns[most],
+            edges,
+            baseline=columns[least],
+            fill=True,
+            color=SERIES,
+            alpha=alpha,
+            linewidth=0,
+            label=label,
+        )
     axes.stairs(columns["p50"], edges, baseline=None, color=FAINT, linewidth=1.2, label="median")

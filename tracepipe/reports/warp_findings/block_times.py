@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from tracepipe.reports.libraries import np
 from tracepipe.reports.warp_findings.kernel_warps import Flags, Floats, Ints, KernelWarps
+from tracepipe.reports.warp_findings.tail import MIN_VALUES
 
 MIN_WAVE = 8
 """Blocks that make a median to compare with."""
@@ -26,6 +27,15 @@ class BlockLateness(NamedTuple):
     """The median over launches, for each of `blocks`: chance in single launches averages out."""
     profile_row: Ints
     """For each row the index of its block in `blocks`."""
+
+
+def lacks_blocks(kernel: KernelWarps) -> str | None:
+    """Why blocks cannot be told from each other by chance or not; None where they can."""
+    if not kernel.blocks_known:
+        return "blocks were not recorded"
+    if np.unique(kernel.blocks.block).size < MIN_VALUES:
+        return f"fewer than {MIN_VALUES} blocks"
+    return None
 
 
 def block_values(kernel: KernelWarps) -> Floats:

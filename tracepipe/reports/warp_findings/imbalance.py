@@ -11,6 +11,7 @@ from tracepipe.reports.warp_findings.block_times import (
     BlockLateness,
     at_border,
     block_values,
+    lacks_blocks,
     lateness,
     medians_by,
     started_together,
@@ -24,7 +25,6 @@ from tracepipe.reports.warp_findings.finding import (
 )
 from tracepipe.reports.warp_findings.kernel_warps import Flags, Floats, Ints, KernelWarps
 from tracepipe.reports.warp_findings.ranks import centred_ranks, score_classes
-from tracepipe.reports.warp_findings.tail import MIN_VALUES
 from tracepipe.units import duration_text
 
 MOST_SMS_SHARE = 0.5
@@ -54,11 +54,7 @@ def lacks(kernel: KernelWarps) -> str | None:
         return "no exits were recorded"
     if not kernel.has_entries:
         return "no entries were recorded"
-    if not kernel.blocks_known:
-        return "blocks were not recorded"
-    if np.unique(kernel.blocks.block).size < MIN_VALUES:
-        return f"fewer than {MIN_VALUES} blocks"
-    return None
+    return lacks_blocks(kernel)
 
 
 def find(kernel: KernelWarps, alpha: float) -> list[Finding]:

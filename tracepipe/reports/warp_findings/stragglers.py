@@ -15,11 +15,12 @@ from tracepipe.reports.warp_findings.block_times import (
     MIN_GROUP,
     BlockLateness,
     at_border,
+    lacks_blocks,
     lateness,
 )
 from tracepipe.reports.warp_findings.finding import MIN_SHARE, Finding, confidence, listed, percent
 from tracepipe.reports.warp_findings.kernel_warps import NOT_RECORDED, Flags, Ints, KernelWarps
-from tracepipe.reports.warp_findings.tail import MIN_VALUES, Outlying, beyond_the_tail
+from tracepipe.reports.warp_findings.tail import Outlying, beyond_the_tail
 from tracepipe.units import duration_text
 
 MIN_SUPERIORITY = 0.8
@@ -44,11 +45,7 @@ def lacks(kernel: KernelWarps) -> str | None:
     """What of the input is missing to look for stragglers; None where nothing is."""
     if not kernel.has_exits:
         return "no exits were recorded"
-    if not kernel.blocks_known:
-        return "blocks were not recorded"
-    if np.unique(kernel.blocks.block).size < MIN_VALUES:
-        return f"fewer than {MIN_VALUES} blocks"
-    return None
+    return lacks_blocks(kernel)
 
 
 def find(kernel: KernelWarps, alpha: float) -> list[Finding]:

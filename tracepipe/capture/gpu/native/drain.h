@@ -5,11 +5,9 @@
 #pragma once
 #include <chrono>
 #include <condition_variable>
-#include <csignal>
-#include <pthread.h>
-#include <thread>
 
 #include "launch_reader.h"
+#include "own_thread.h"
 
 namespace tracepipe {
 
@@ -24,15 +22,12 @@ class Drain {
         : channel_(channel), reader_(channel, std::move(code_at)) {}
 
     // `memory_bytes`: of each GPU, 0: as fits it. `tell` is called from time to time, and at the end with true.
-    void start(uint64_t memory_bytes, std::function<void(bool)> tell) {
+    // False if there can be no thread.
+    bool start(uint64_t memory_bytes, std::function<void(bool)> tell) {
         memory_bytes_ = memory_bytes;
         tell_ = std::move(tell);
-        // Signals to the process are its own threads' business.
-        sigset_t all, before;
-        sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &before);
-        std::thread([this] { run(); }).detach();
-        pthread_sigmask(SIG_SETMASK, &before, nullptr);
+        auto work = [](void *self) -> void * { return static_cast<Drain *>(self)->run(), nullptr; };
+        return start_own_thread(work, this);
     }
     // Waits until a context has memory for launches, for a while.
     void wait_open(Context &context) {
@@ -83,7 +78,6 @@ class Drain {
 
     void run() {
         is_own_thread() = true;
-        pthread_setname_np(pthread_self(), "tracepipe-gpu");
         CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
         driver().threadExchangeStreamCaptureMode(&mode);
         for (bool is_busy = false;;) {

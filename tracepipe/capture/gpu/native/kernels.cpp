@@ -5,16 +5,15 @@
 //
 // The target's threads only ever fill CUPTI's buffers; records are taken apart and sent on a thread of our
 // own, every FLUSH_MS and when the process exits. Nothing here waits for the GPU or makes a CUDA call.
+#include "demangle.h"
 #include "kernel_records.h"
+#include "own_thread.h"
 #include "transport.h"
 
 #include <chrono>
 #include <condition_variable>
-#include <csignal>
 #include <cupti.h>
-#include <cxxabi.h>
 #include <mutex>
-#include <pthread.h>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -63,14 +62,6 @@ template <typename Record> class Batch {
     uint16_t kind_;
     std::vector<Record> records_;
 };
-
-std::string demangled(const char *name) {
-    int status = 0;
-    char *text = abi::__cxa_demangle(name, nullptr, nullptr, &status);
-    std::string result = status == 0 && text ? text : name;
-    free(text);
-    return result;
-}
 
 // Turns CUPTI's records into ours. Buffers may be given back on several threads: one at a time is translated.
 class Translator {
@@ -254,23 +245,9 @@ std::condition_variable &flush_end = *new std::condition_variable;
 bool is_ending = false;
 
 void *flush_often(void *) {
-    pthread_setname_np(pthread_self(), "tracepipe-gpu");
     std::unique_lock lock(flush_mutex);
     while (!flush_end.wait_for(lock, FLUSH_MS, [] { return is_ending; })) cuptiActivityFlushAll(0);
     return nullptr;
-}
-
-void start_flushing() {
-    // Signals to the process are its own threads' business.
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    pthread_t thread;
-    if (pthread_create(&thread, nullptr, flush_often, nullptr) == 0)
-        pthread_detach(thread);
-    else
-        channel.note("No thread could be started in the traced process: its GPU events come at its end.");
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 void end() {
@@ -358,7 +335,8 @@ extern "C" __attribute__((visibility("default"))) int InitializeInjection() {
         enable_calls(CUPTI_CB_DOMAIN_RUNTIME_API, CUPTI_RUNTIME_TRACE_CBID_SIZE, calls != "all");
         enable_calls(CUPTI_CB_DOMAIN_DRIVER_API, CUPTI_DRIVER_TRACE_CBID_SIZE, calls != "all");
     }
-    start_flushing();
+    if (!start_own_thread(flush_often, nullptr))
+        channel.note("No thread could be started in the traced process: its GPU events come at its end.");
     atexit(end);
     at_quick_exit(end);
     return 1;

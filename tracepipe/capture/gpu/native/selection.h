@@ -5,20 +5,13 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <cxxabi.h>
 #include <elf.h>
 #include <regex>
 #include <string>
 
-namespace tracepipe {
+#include "demangle.h"
 
-inline std::string demangled(const char *name) {
-    int status = 0;
-    char *text = abi::__cxa_demangle(name, nullptr, nullptr, &status);
-    std::string result = status == 0 && text ? text : name;
-    free(text);
-    return result;
-}
+namespace tracepipe {
 
 // Calls `found` with each function symbol of a cubin, which is an ELF file; false if it is none.
 template <typename Found> bool each_function(const char *cubin, size_t bytes, Found found) {

@@ -65,7 +65,10 @@ class Injection {
             sanitizerEnableDomain(1, subscriber, domain);
         if (calls_ == ALL_CALLS) sanitizerEnableDomain(1, subscriber, SANITIZER_CB_DOMAIN_RUNTIME_API);
         const char *bytes = getenv("TRACEPIPE_GPU_MEMORY");
-        drain_.start(bytes ? strtoull(bytes, nullptr, 10) : 0, [this](bool is_end) { tell_beyond(is_end); });
+        if (!drain_.start(bytes ? strtoull(bytes, nullptr, 10) : 0, [this](bool is_end) { tell_beyond(is_end); })) {
+            sanitizerUnsubscribe(subscriber);
+            return refuse("no thread could be started in the traced process: its GPU events are not recorded");
+        }
         return true;
     }
     void finish(bool is_last) { drain_.finish(WAIT_AT_END_MS, is_last); }
