@@ -8,9 +8,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support.devtools import find_chromium
 from tests.support.standin import build_standin
+
+# How long an example takes says what else the machine is doing, not whether the code is right.
+settings.register_profile("tracepipe", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tracepipe")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

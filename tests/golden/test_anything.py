@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, cast
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.golden.asked import Asked
@@ -100,7 +100,7 @@ losses = st.fixed_dictionaries(
 lines = st.one_of(events(), events(), events(), batches(), losses, st.just("nothing"))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 @given(st.lists(lines, max_size=40), st.sampled_from(WARP_TRACKS), st.booleans())
 def test_whatever_is_drawn_is_read_as_it_was_meant(
     recording: list[Any], warp_tracks: str, thread_exits: bool

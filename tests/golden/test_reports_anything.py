@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import orjson
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.golden.seen import ReplayFormat
@@ -25,7 +25,7 @@ FRAMES = ("calls", "syscalls", "driver", "scheduler", "memory", "transfers", "ke
 DRAWN = {"userspace", "syscall", "kernel", "scheduler", "memory", "transfer", "gpu"}
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 @given(st.lists(lines, max_size=40), st.integers(20, 200))
 def test_every_report_takes_whatever_was_recorded(recording: list[Any], width: int) -> None:
     with tempfile.TemporaryDirectory() as folder:

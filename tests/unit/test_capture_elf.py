@@ -107,7 +107,7 @@ def test_a_damaged_library_is_an_input_error(tmp_path: Path) -> None:
 
 
 @needs_gcc
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_a_hostile_library_is_an_input_error(library_file: Path, data: st.DataObject) -> None:
     changed = bytearray(library_file.read_bytes())

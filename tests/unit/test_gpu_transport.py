@@ -56,7 +56,7 @@ def test_what_four_threads_put_at_once_arrives_in_order_or_is_counted(producer: 
             last[thread] = number
             arrived += 1
     assert process.returncode == 0
-    assert arrived > 1000
+    assert arrived >= (1 << 16) // 336  # what the ring holds of the longest, however late the reader comes
     assert arrived + channel.dropped().get(20, 0) == 80_000
     channel.close()
 

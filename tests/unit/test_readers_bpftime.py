@@ -6,7 +6,7 @@ import io
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tracepipe.model import Header, Problem, Record
@@ -226,7 +226,6 @@ def test_a_line_over_the_limit_is_one_problem(monkeypatch: pytest.MonkeyPatch) -
     assert [(p.line, p.field) for p in problems] == [(2, "")]
 
 
-@settings(deadline=None)
 @given(st.lists(st.one_of(st.binary(max_size=40), st.sampled_from([GOOD, *(b[0] for b in BROKEN)]))))
 def test_no_input_raises_and_each_line_gives_one_thing_at_most(parts: list[bytes]) -> None:
     data = b"\n".join(parts)

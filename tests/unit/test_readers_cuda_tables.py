@@ -6,7 +6,7 @@ import io
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tracepipe.model import Problem, Record
@@ -348,7 +348,6 @@ ROW = st.sampled_from(
 )
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.one_of(

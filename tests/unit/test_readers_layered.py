@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tracepipe.model import TIME_LIMIT_NS, Problem, Record
@@ -166,7 +166,6 @@ def test_identity_fields_are_fields_and_not_args() -> None:
     assert "args" not in record
 
 
-@settings(deadline=None)
 @given(st.integers(0, 400 * 86_400 * 10**9))
 def test_no_nanosecond_is_lost_up_to_400_days(ns: int) -> None:
     text = f"{ns // 10**6}.{ns % 10**6:06d}"
@@ -312,7 +311,6 @@ def test_a_line_over_the_limit_is_one_problem(monkeypatch: pytest.MonkeyPatch) -
     assert [(p.line, p.field) for p in problems] == [(2, "")]
 
 
-@settings(deadline=None)
 @given(st.lists(st.one_of(st.binary(max_size=40), st.sampled_from([GOOD, *(b[0] for b in BROKEN)]))))
 def test_no_input_raises_and_each_line_gives_one_thing_at_most(parts: list[bytes]) -> None:
     data = b"\n".join(parts)

@@ -6,7 +6,7 @@ import io
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tracepipe.errors import FormatError, InputError
@@ -209,7 +209,6 @@ def test_unknown_content_and_unknown_names_are_errors() -> None:
     assert recognise(b"", "layered").name == "layered"
 
 
-@settings(deadline=None)
 @given(st.lists(st.binary(max_size=30).filter(lambda b: b"\n" not in b)), st.integers(1, 50), st.booleans())
 def test_lines_are_numbered_whatever_the_chunks(parts: list[bytes], chunk: int, ended: bool) -> None:
     data = b"\n".join(parts) + (b"\n" if ended else b"")
@@ -225,7 +224,6 @@ def test_lines_are_numbered_whatever_the_chunks(parts: list[bytes], chunk: int, 
     assert any(cuts) == bool(data and not data.endswith(b"\n"))
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=40), st.binary(max_size=40), st.integers(1, 9))
 def test_a_stream_read_ahead_is_whole_again(head: bytes, rest: bytes, size: int) -> None:
     stream = Rejoined(head, io.BytesIO(rest))

@@ -51,7 +51,7 @@ warps = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(warps)
 def test_a_cell_is_the_mean_number_of_warps(stays: list[tuple[int, int, int]]) -> None:
     frame = pl.DataFrame(
@@ -70,7 +70,7 @@ def test_a_cell_is_the_mean_number_of_warps(stays: list[tuple[int, int, int]]) -
     assert np.allclose(grid.level, [counted[sm] for sm in sorted(counted)])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(warps)
 def test_the_most_at_once_is_what_counting_gives(stays: list[tuple[int, int, int]]) -> None:
     entries, ends = [entry for _, entry, _ in stays], [entry + length for _, entry, length in stays]

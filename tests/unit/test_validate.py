@@ -51,7 +51,7 @@ def beyond_the_schema(record: dict[str, Any]) -> bool:
     )
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(records())
 @example({**EVENT, "phase": "X"})
 @example({"type": "clock", "clock": "gpu", "source_ns": 1, "host_lo_ns": 2, "host_hi_ns": 1})
@@ -62,7 +62,6 @@ def test_checks_and_schema_agree(record: dict[str, Any]) -> None:
         assert SCHEMA.is_valid(record) == (first_fault(record) is None)
 
 
-@settings(deadline=None)
 @given(_VALUES)
 def test_any_json_value_has_a_verdict(value: Any) -> None:
     assert SCHEMA.is_valid(value) == (first_fault(value) is None)
@@ -149,7 +148,6 @@ def test_the_filter_needs_a_length_of_each_x() -> None:
     assert [(p.line, p.field) for p in problems] == [(3, "dur_ns")]
 
 
-@settings(deadline=None)
 @given(st.lists(records(), max_size=8))
 def test_the_filter_keeps_what_the_full_check_passes(items: list[dict[str, Any]]) -> None:
     problems: list[Problem] = []

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.synthetic_warps import NOISES, SyntheticKernel
@@ -250,7 +250,7 @@ warp_rows = st.tuples(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150)
 @given(st.lists(warp_rows, min_size=1, max_size=80), st.booleans(), st.booleans())
 @pytest.mark.filterwarnings("error")
 def test_whatever_was_recorded_can_be_looked_at(rows: Any, lanes_timed: bool, mixed: bool) -> None:
