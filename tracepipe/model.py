@@ -283,6 +283,16 @@ class Shape:
         self.thread: Any = None
         self.may_be_called = False
 
+    def with_args(self, args: dict[str, Any]) -> Shape:
+        """This shape with other arguments: of the same thread and layer, so drawn in the same place."""
+        other = Shape.__new__(Shape)
+        other.record = {**self.record, "args": args}
+        other.type, other.name, other.phase = self.type, self.name, self.phase
+        other.pid, other.tid, other.launch = self.pid, self.tid, self.launch
+        other.dur_ns, other.args, other.plain = self.dur_ns, args, self.plain
+        other.row, other.thread, other.may_be_called = None, None, False
+        return other
+
     @property
     def events(self) -> int:
         """How many events one such record is: a warp batch is one for each of its warps."""

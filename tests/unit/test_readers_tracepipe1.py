@@ -234,12 +234,62 @@ def test_a_stream_read_ahead_is_whole_again(head: bytes, rest: bytes, size: int)
 TIME_FIRST = b'{"ts_ns":%d,"type":"syscall","name":"ioctl","phase":"I","pid":1,"tid":1}'
 
 
-def test_lines_that_differ_in_their_time_only_share_one_shape() -> None:
-    data = HEADER + b"\n" + b"".join(TIME_FIRST % ns + b"\n" for ns in (5, 9, 1799999999999999999))
+def test_lines_that_come_again_share_one_shape_from_the_second_on() -> None:
+    times = [5, 9, 1799999999999999999, 4_000_000_000_000_000_000, 9]
+    data = HEADER + b"\n" + b"".join(TIME_FIRST % ns + b"\n" for ns in times)
     (batch,) = tracepipe1.read(io.BytesIO(data)).batches
     events = batch.take()
-    assert [ts_ns for ts_ns, _ in events] == [5, 9, 1799999999999999999]
-    assert len({shape for _, shape in events}) == 1
+    assert [ts_ns for ts_ns, _ in events] == times
+    assert [shape is events[1][1] for _, shape in events] == [False, True, True, True, True]
+
+
+JSON = st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.text() | st.lists(st.text())
+ARGUMENTS_LAST = b'{"ts_ns":%d,"type":"syscall","name":"ioctl","phase":"I","pid":1,"tid":1,"args":%b}'
+
+
+@given(st.lists(st.dictionaries(st.text(max_size=9), JSON, max_size=3), max_size=6))
+def test_arguments_at_the_end_of_a_line_are_its_arguments(args: list[dict[str, object]]) -> None:
+    records, problems = read(*[ARGUMENTS_LAST % (n, orjson.dumps(a)) for n, a in enumerate(args)])
+    event = {"type": "syscall", "name": "ioctl", "phase": "I", "pid": 1, "tid": 1}
+    assert records == [event | {"ts_ns": n, "args": a} for n, a in enumerate(args)]
+    assert problems == []
+
+
+@pytest.mark.parametrize(
+    ("args", "field", "message"),
+    [
+        (b'{"a":1}},"pid":2}', "", "is not JSON"),
+        (b'{"a":1', "", "is not JSON"),
+        (b'{"a":1}}', "", "is not JSON"),
+        (b'{"a":}', "", "is not JSON"),
+        (b"[1]", "args", "must be an object"),
+        (b'{"a":1},"args":3', "args", "must be an object"),
+        (b'{"a":1},"pid":-2', "pid", "must be at least 0"),
+        (b'{},"type":"scheduler","name":7', "name", "must be a string"),
+        (b'{"a":' + b"[" * 210 + b"]" * 210 + b"}", "", "nests deeper"),
+    ],
+)
+def test_what_only_looks_like_arguments_at_the_end_costs_its_line_only(
+    args: bytes, field: str, message: str
+) -> None:
+    good = ARGUMENTS_LAST % (1, b'{"size":1}'), ARGUMENTS_LAST % (2, b'{"size":2}')
+    records, problems = read(*good, ARGUMENTS_LAST % (3, args), ARGUMENTS_LAST % (4, b"{}"))
+    assert [record["ts_ns"] for record in records] == [1, 2, 4]
+    assert [(p.line, p.field) for p in problems] == [(4, field)]
+    assert problems[0].message.startswith(message)
+
+
+def test_fields_after_the_arguments_count_as_anywhere() -> None:
+    nested = b'{"ts_ns":3,"type":"syscall","name":"ioctl","phase":"I","args":{"x":{"b":1,"args":{"c":2}}}}'
+    records, problems = read(
+        ARGUMENTS_LAST % (1, b'{"a":1}'), ARGUMENTS_LAST % (2, b'{"a":1},"pid":7'), nested
+    )
+    assert problems == []
+    assert [(record.get("pid"), record["args"]) for record in records] == [
+        (1, {"a": 1}),
+        (7, {"a": 1}),
+        (None, {"x": {"b": 1, "args": {"c": 2}}}),
+    ]
 
 
 @pytest.mark.parametrize(

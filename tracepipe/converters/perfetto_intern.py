@@ -39,8 +39,8 @@ class Sequence:
         """Those whose ready-made packets use the tables."""
         self._tables: dict[int, dict[str, int]] = {}
         self._once: dict[str, bytes] = {}
-        self._int_heads: dict[str, tuple[bytes, ...]] = {}
-        self._whole: dict[tuple[str, str | int], bytes] = {}
+        self._int_heads: dict[str, list[bytes]] = {}
+        self._whole: dict[tuple[str, str], bytes] = {}
 
     def full(self) -> bool:
         """Whether the tables have grown beyond what a trace's own names explain."""
@@ -90,36 +90,36 @@ class Sequence:
         whole, int_heads = self._whole, self._int_heads
         for key, value in args.items():
             kind = type(value)
-            if kind is int and value >= 0:
+            if kind is int and 0 <= value <= _INT_MAX:
+                heads = int_heads.get(key) or self._new_int_heads(key)
                 if value < _SMALL_INT:
-                    out += whole.get((key, value)) or self._small_int(key, value)
-                elif value <= _INT_MAX:
-                    digits = varint(value)
-                    heads = int_heads.get(key) or self._new_int_heads(key)
-                    out += heads[len(digits)] + digits
+                    out += heads[value] or self._small_int(key, value, heads)
                 else:
-                    out += self._annotation(self._key(key), value)
+                    digits = varint(value)
+                    out += heads[_SMALL_INT + len(digits)] + digits
             elif kind is str:
                 out += whole.get((key, value)) or self._string(key, value)
             elif value is not None:
                 out += self._annotation(self._key(key), value)
         return out
 
-    def _small_int(self, key: str, value: int) -> bytes:
+    def _small_int(self, key: str, value: int, heads: list[bytes]) -> bytes:
         """An argument with one of the few values that come again and again: results, processors, ids."""
-        whole = self._annotation(self._key(key), value)
-        if len(self._whole) < self.TABLE_MAX:
-            self._whole[key, value] = whole
+        whole = heads[value] = self._annotation(self._key(key), value)
         return whole
 
     def _key(self, key: str) -> bytes:
         return number(1, self._iid(_ARG_NAMES, key))
 
-    def _new_int_heads(self, key: str) -> tuple[bytes, ...]:
-        """What precedes an int value of `key`, by the length of its varint."""
+    def _new_int_heads(self, key: str) -> list[bytes]:
+        """The whole of each small int of `key`, empty until it is met, and what precedes a larger one's
+        varint, by its length.
+        """
         start = self._key(key) + tag(4, 0)
-        heads = tuple(_ANNOTATION + varint(len(start) + n) + start for n in range(_VARINT_MAX_BYTES + 1))
-        self._int_heads[key] = heads
+        heads = [b""] * _SMALL_INT
+        heads += [_ANNOTATION + varint(len(start) + n) + start for n in range(_VARINT_MAX_BYTES + 1)]
+        if len(self._int_heads) < self.TABLE_MAX >> 4:
+            self._int_heads[key] = heads
         return heads
 
     def _string(self, key: str, value: str) -> bytes:

@@ -34,17 +34,16 @@ _CONTINUED: tuple[bytes, ...] = tuple(
 
 def varint(value: int) -> bytes:
     """A varint; a negative value is taken as its 64-bit two's complement, as int64 fields are."""
-    if 0 <= value < _TABLE:
-        return SMALL[value]
-    if value < 0:
+    if value < _TABLE:
+        if value >= 0:
+            return SMALL[value]
         value &= _U64
-    high = value >> _TABLE_BITS
-    if high < _TABLE:
-        return _CONTINUED[value & _MASK] + SMALL[high]
-    top = high >> _TABLE_BITS
-    if top < _TABLE:
-        return _CONTINUED[value & _MASK] + _CONTINUED[high & _MASK] + SMALL[top]
-    return _CONTINUED[value & _MASK] + _CONTINUED[high & _MASK] + varint(top)
+    out = _CONTINUED[value & _MASK]
+    value >>= _TABLE_BITS
+    while value >= _TABLE:
+        out += _CONTINUED[value & _MASK]
+        value >>= _TABLE_BITS
+    return out + SMALL[value]
 
 
 def tag(field: int, wire_type: int) -> bytes:

@@ -2,35 +2,49 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import BinaryIO, cast
 
 import orjson
 
 from tracepipe.errors import FormatError, InputError
-from tracepipe.model import SCHEMA_VERSION, Batch, Header, Problem, Shape, SharedArgs, Timed, timed
-from tracepipe.readers.lines import BOM, TOO_DEEP, Rejoined, chunks_of_text, is_too_deep
+from tracepipe.model import SCHEMA_VERSION, TIME_LIMIT_NS, Batch, Header, Problem, Shape, SharedArgs, timed
+from tracepipe.readers.lines import BOM, SHALLOW_BYTES, TOO_DEEP, Rejoined, chunks_of_text, is_too_deep
 from tracepipe.readers.recording import InputFormat, Recording
 from tracepipe.validate import RecordCheck, first_fault
 
 # Small enough that the parsed records of one chunk stay within a few MB.
 CHUNK_BYTES = 1 << 18
 # Our own captures put the time first: the rest of such a line is a shape that comes again and again.
-# Times up to 4e18 ns, which is below the limit of all times.
-_TIME_FIRST = re.compile(rb'^\{"ts_ns":([1-3]\d{18}|[1-9]\d{0,17}),(.*)$', re.MULTILINE)
+_TIME_FIRST = b'{"ts_ns":'
 _SHAPES_MAX = 1 << 12
 _SHAPE_BYTES_MAX = 512
+_MET_MAX = 1 << 14
 
 
-class _Shapes(dict[bytes, "Shape | None"]):
-    """Rest of a line after its time → its shape, parsed when it is first met; None where it is bad."""
+class _Shapes(dict[bytes, Shape]):
+    """Rest of a line after its time → its shape, from the second time that it is met: one line in five has
+    arguments that no other has, and would only drive out what comes again.
+    """
 
     def __init__(self, check: RecordCheck) -> None:
         super().__init__()
         self._check = check
+        self._met: set[int] = set()
+        self._without_args: dict[bytes, Shape] = {}
+        """Rest of a line up to its arguments → the shape of the line if it had none."""
+        self.bad = 0
+        """Lines that have no shape, so far."""
 
     def __missing__(self, rest: bytes) -> Shape | None:
+        shape = self._with_args(rest) or self._parsed(rest)
+        if shape is None:
+            self.bad += 1
+        elif shape.plain and len(rest) <= _SHAPE_BYTES_MAX:
+            self._meet(rest, shape)
+        return shape
+
+    def _parsed(self, rest: bytes) -> Shape | None:
         text = b'{"ts_ns":0,' + rest
         try:
             record = orjson.loads(text)
@@ -39,14 +53,57 @@ class _Shapes(dict[bytes, "Shape | None"]):
         # A second ts_ns in the line would be the one that counts.
         if is_too_deep(text, record) or record.get("ts_ns") != 0 or self._check.fault(record):
             return None
-        _, shape = timed(record)
-        if shape.plain and len(rest) <= _SHAPE_BYTES_MAX:
-            if len(self) >= _SHAPES_MAX:
-                self.clear()
-            if shape.args is not None:
-                shape.args = SharedArgs(shape.args)
-            self[rest] = shape
-        return shape
+        return timed(record)[1]
+
+    def _with_args(self, rest: bytes) -> Shape | None:
+        """The shape of a line that ends with its arguments; None where that is not so, or they are bad."""
+        # In a string the quotes would have backslashes; deeper in the line the braces would not close.
+        before, found, args_text = rest.partition(b',"args":{')
+        if not found or not args_text.endswith(b"}") or len(args_text) > SHALLOW_BYTES:
+            return None
+        like = self._without_args.get(before)
+        if like is None:
+            like = self._parsed(before + b"}")
+            if like is None or not like.plain or like.args is not None:
+                return None
+            if len(self._without_args) >= _SHAPES_MAX:
+                self._without_args.clear()
+            self._without_args[before] = like
+        try:
+            return like.with_args(orjson.loads(b"{" + args_text[:-1]))
+        except orjson.JSONDecodeError:
+            return None
+
+    def _meet(self, rest: bytes, shape: Shape) -> None:
+        if (met := hash(rest)) not in self._met:
+            if len(self._met) >= _MET_MAX:
+                self._met.clear()
+            self._met.add(met)
+            return
+        if len(self) >= _SHAPES_MAX:
+            self.clear()
+        if shape.args is not None:
+            shape.args = SharedArgs(shape.args)
+        self[rest] = shape
+
+
+def _times_first(text: bytes) -> tuple[list[int], list[bytes]] | None:
+    """Times and rests of lines that all start with their time; None where one does not, or has a bad one."""
+    lines = text[len(_TIME_FIRST) :].split(b"\n" + _TIME_FIRST)
+    if not text.startswith(_TIME_FIRST) or len(lines) != text.count(b"\n") + 1:
+        return None
+    halves = [line.partition(b",") for line in lines]
+    # One look at all numbers costs a third of one at each.
+    digits = b",".join([half[0] for half in halves])
+    try:
+        times = orjson.loads(b"[" + digits + b"]")
+    except orjson.JSONDecodeError:
+        return None
+    if len(times) != len(lines) or set(map(type, times)) != {int}:
+        return None
+    if min(times) < 0 or max(times) > TIME_LIMIT_NS:
+        return None
+    return times, [half[2] for half in halves]
 
 
 class _Parser:
@@ -58,23 +115,22 @@ class _Parser:
 
     def parse(self, first: int, text: bytes, batch: Batch) -> None:
         """Add the events of `text` to `batch`, and a problem for each line that has none."""
-        found = _TIME_FIRST.findall(text)
-        if len(found) != text.count(b"\n") + 1:
-            self._parse_lines(first, text, batch)
-            return
-        shapes = self._shapes
-        events = [(int(digits), shapes[rest]) for digits, rest in found]
-        if None in {shape for _, shape in events}:
-            self._parse_lines(first, text, batch)
-        else:
-            batch.events = cast("list[Timed]", events)
+        found = _times_first(text)
+        if found is not None:
+            times, rests = found
+            bad = self._shapes.bad
+            events = list(zip(times, map(self._shapes.__getitem__, rests), strict=True))
+            if self._shapes.bad == bad:
+                batch.events = events
+                return
+        self._parse_lines(first, text, batch)
 
     def _parse_lines(self, first: int, text: bytes, batch: Batch) -> None:
         """Parse line by line, and say what is wrong with each that is bad."""
         for line, one in enumerate(text.split(b"\n"), first):
-            found = _TIME_FIRST.fullmatch(one)
-            if found and (shape := self._shapes[found[2]]) is not None:
-                batch.events.append((int(found[1]), shape))
+            found = _times_first(one)
+            if found and (shape := self._shapes[found[1][0]]) is not None:
+                batch.events.append((found[0][0], shape))
             elif one.strip():
                 self._parse_other(line, one, batch)
 
