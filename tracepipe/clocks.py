@@ -10,10 +10,18 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
-from tracepipe.clock_pairs import CRYSTAL_PPM, WANDER_PPM, ClockPair, bend_ns, bend_ppm, consistent, cut
+from tracepipe.clock_pairs import (
+    CRYSTAL_PPM,
+    WANDER_PPM,
+    ClockPair,
+    bend_ns,
+    bend_ppm,
+    consistent,
+    cut,
+    jump_ns,
+)
 from tracepipe.errors import ClockError
 from tracepipe.model import HOST_CLOCKS, MONOTONIC, Header, Record, Shape, SourceNs, Timed, TraceNs
 from tracepipe.sm_clock import SmClocks
@@ -97,29 +105,38 @@ def fit(clock: str, pairs: Sequence[ClockPair]) -> ClockMap:
         raise ClockError(f"clock {clock} has no clock pairs", f"--assume-offset {clock}=NS places it")
     pairs = sorted(pairs, key=lambda pair: pair.source_ns)
     kept = consistent(cut(pairs))
+    inside = [_between(kept, at) for at in range(len(kept) - 1)]
+    alone_ns = kept[0].uncertainty_ns + 1
+    first_ns, last_ns = (inside[0].bound_ns, inside[-1].end_bound_ns) if inside else (alone_ns, alone_ns)
+    rate, before_ppm, after_ppm = _outside(kept)
+    (source_ns, host_ns), end = ((pair.source_ns, pair.host_ns) for pair in (kept[0], kept[-1]))
+    segments = [Segment(0, source_ns, host_ns, *rate, first_ns, before_ppm), *inside]
+    if inside:
+        segments.append(Segment(end[0], *end, *rate, last_ns, after_ppm))
+    return _allowing(ClockMap(clock, "fit", tuple(segments)), pairs)
+
+
+def _between(kept: Sequence[ClockPair], at: int) -> Segment:
+    """The segment from pair `at` to the next."""
+    a, b = kept[at : at + 2]
+    more_ns = 1 + max(bend_ns(kept, at), bend_ns(kept, at + 1), jump_ns(a, b))
+    start_ns, end_ns = (pair.uncertainty_ns + more_ns for pair in (a, b))
+    rate = (b.host_ns - a.host_ns, b.source_ns - a.source_ns)
+    return Segment(a.source_ns, a.source_ns, a.host_ns, *rate, start_ns, 0, rate[1], end_ns)
+
+
+def _outside(kept: Sequence[ClockPair]) -> tuple[tuple[int, int], int, int]:
+    """The rate before the first pair and after the last, and by how much it may be wrong there, in ppm."""
     first, last = kept[0], kept[-1]
     span_ns = last.source_ns - first.source_ns
-    rate, before_ppm, after_ppm = (1, 1), CRYSTAL_PPM, CRYSTAL_PPM
-    if span_ns:
-        noise_ns = first.uncertainty_ns + last.uncertainty_ns + 1
-        measured_ppm = -(-noise_ns * 1_000_000 // span_ns) + WANDER_PPM
-        if measured_ppm < CRYSTAL_PPM:
-            rate = (last.host_ns - first.host_ns, span_ns)
-            before_ppm, after_ppm = (measured_ppm + bend_ppm(kept, end) for end in (first, last))
-    segments = [Segment(0, first.source_ns, first.host_ns, *rate, first.uncertainty_ns + 1, before_ppm)]
-    for at, (a, b) in enumerate(pairwise(kept)):
-        length_ns = b.source_ns - a.source_ns
-        more_ns = 1 + max(bend_ns(kept, at), bend_ns(kept, at + 1))
-        bounds_ns = [pair.uncertainty_ns + more_ns for pair in (a, b)]
-        line = (b.host_ns - a.host_ns, length_ns)
-        segment = Segment(
-            a.source_ns, a.source_ns, a.host_ns, *line, bounds_ns[0], 0, length_ns, bounds_ns[1]
-        )
-        segments.append(segment)
-    if span_ns:
-        end = (last.source_ns, last.source_ns, last.host_ns)
-        segments.append(Segment(*end, *rate, last.uncertainty_ns + 1, after_ppm))
-    return _allowing(ClockMap(clock, "fit", tuple(segments)), pairs)
+    noise_ns = first.uncertainty_ns + last.uncertainty_ns + 1
+    measured_ppm = -(-noise_ns * 1_000_000 // span_ns) + WANDER_PPM if span_ns else CRYSTAL_PPM
+    if measured_ppm >= CRYSTAL_PPM:
+        return (1, 1), CRYSTAL_PPM, CRYSTAL_PPM
+    # At a rate that no crystal has, one of the two is wrong.
+    measured_ppm += -(-jump_ns(first, last) * 1_000_000 // span_ns)
+    before_ppm, after_ppm = (measured_ppm + bend_ppm(kept, end) for end in (first, last))
+    return (last.host_ns - first.host_ns, span_ns), before_ppm, after_ppm
 
 
 def _allowing(clock_map: ClockMap, pairs: Sequence[ClockPair]) -> ClockMap:

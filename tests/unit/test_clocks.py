@@ -300,6 +300,39 @@ def test_pairs_that_contradict_each_other_widen_the_bound() -> None:
     assert max(shaken.bound_at(pair.source_ns) for pair in pairs) >= 4_000
 
 
+@pytest.mark.parametrize("wrong", range(6))
+@pytest.mark.parametrize("off_ns", [30_000, -30_000, 900_000])
+def test_one_wrong_pair_anywhere_is_within_the_bound_also_before_and_after_all(
+    wrong: int, off_ns: int
+) -> None:
+    clock = TrueClock(0, ppm(10.1))
+    pairs = pairs_of(clock, [(300, 300)] * 6, SECOND_NS, SECOND_NS)
+    pairs[wrong] = replace(pairs[wrong], host_ns=pairs[wrong].host_ns + off_ns)
+    clock_map = fit(GPU, pairs)
+    for host_ns in range(0, 8 * SECOND_NS, 49_999_999):
+        assert error_ns(clock_map, clock, host_ns) <= bound_ns(clock_map, clock, host_ns), host_ns
+
+
+def test_a_bound_does_not_shrink_beyond_the_ends() -> None:
+    clock = TrueClock(0, ppm(10.1))
+    pairs = pairs_of(clock, [(300, 300)] * 3, SECOND_NS, SECOND_NS)
+    pairs[1] = replace(pairs[1], host_ns=pairs[1].host_ns + 50_000)
+    clock_map = fit(GPU, pairs)
+    for pair, outward in ((pairs[0], -1), (pairs[2], 1)):
+        inside, outside = (clock_map.bound_at(pair.source_ns + step) for step in (-outward, outward))
+        assert outside >= inside - 2
+
+
+def test_two_pairs_at_a_rate_that_no_clock_has_cover_each_other() -> None:
+    # 800 ppm: one of the two is off by 0.8 ms, and nothing tells which.
+    pairs = [ClockPair(0, SECOND_NS, 300), ClockPair(SECOND_NS, 2 * SECOND_NS + 800_000, 300)]
+    clock_map = fit(GPU, pairs)
+    for source_ns in range(0, 3 * SECOND_NS, 99_999_999):
+        by_each = (pair.host_ns + source_ns - pair.source_ns for pair in pairs)
+        placed_ns, bound = clock_map.place(SourceNs(source_ns)), clock_map.bound_at(source_ns)
+        assert all(abs(placed_ns - host_ns) <= bound for host_ns in by_each), source_ns
+
+
 @pytest.mark.parametrize("uncertainty_ns", [5, 21])
 def test_a_pair_that_jumps_is_dropped_and_raises_the_bound_where_it_stands(uncertainty_ns: int) -> None:
     # However certain it says it is: the others agree with each other.
