@@ -82,11 +82,13 @@ class ClockMap:
         return self.segments[self.segment_index(source_ns)].bound_at(source_ns)
 
     @property
-    def drift_ppm(self) -> float:
-        """How much slower the source clock runs than the trace clock over all pairs, in millionths; 0 where
-        that is not known.
+    def drift_ppm(self) -> float | None:
+        """How much slower the source clock runs than the trace clock over all pairs, in millionths; None
+        where that is not known.
         """
         first = self.segments[0]
+        if first.bound_ppm >= CRYSTAL_PPM and first.rate_num == first.rate_den:
+            return None
         return (first.rate_num / first.rate_den - 1) * 1e6
 
 
@@ -306,7 +308,9 @@ class Clocks:
                 continue
             said: dict[str, Any] = {"clock": clock, "trace_clock": self.trace_clock, "method": m.method}
             if m.method == "fit":
-                said |= {"pairs": m.pairs, "pairs_dropped": m.dropped, "drift_ppm": round(m.drift_ppm, 3)}
+                said |= {"pairs": m.pairs, "pairs_dropped": m.dropped}
+                if (drift_ppm := m.drift_ppm) is not None:
+                    said["drift_ppm"] = round(drift_ppm, 3)
             if m.method != "assumed":
                 said["bound_ns"] = bound_ns
             else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tracepipe.account import fit_text
 from tracepipe.capture import CaptureSummary
 from tracepipe.convert import Report
 from tracepipe.model import LAYERS
@@ -24,10 +25,7 @@ def lines(report: Report) -> Iterator[str]:
     yield from report.remarks(_OUTCOMES)
     for said in report.clocks:
         if said["method"] == "fit":
-            yield (
-                f"clock {said['clock']}: {said['pairs']} pairs, drift {said['drift_ppm']:+.3f} ppm, "
-                f"within {said['bound_ns']} ns"
-            )
+            yield f"clock {said['clock']}: {fit_text(said)}, within {said['bound_ns']} ns"
         elif said["method"] == "assumed":
             yield f"clock {said['clock']}: placed by an assumed offset, error unknown"
     for clock, count in report.unplaced.items():

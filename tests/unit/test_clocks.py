@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tracepipe.account import fit_text
 from tracepipe.clock_pairs import ClockPair
 from tracepipe.clocks import ClockMap, Clocks, fit
 from tracepipe.errors import ClockError
@@ -158,7 +159,7 @@ def test_a_single_pair_is_an_offset_whose_bound_grows_with_the_distance() -> Non
     assert clock_map.bound_at(1_000) == 301
     # 100 ppm, as crystals go, of two seconds
     assert clock_map.bound_at(2_000_001_000) == 301 + 200_000
-    assert clock_map.drift_ppm == 0
+    assert clock_map.drift_ppm is None
 
 
 @given(drift=st.sampled_from([-99.0, 10.1, 99.0]), away_ns=st.integers(-50 * SECOND_NS, 50 * SECOND_NS))
@@ -568,3 +569,11 @@ def test_a_statement_gives_pairs_drift_and_the_worst_bound() -> None:
     # An event a hundred seconds after the last pair is less certain, and the statement says so.
     clocks.stamp([event(1_200 * SECOND_NS, clock=GPU)], {})
     assert clocks.statements()[0]["bound_ns"] > 100_000
+
+
+def test_a_statement_gives_no_drift_where_the_pairs_do_not_tell() -> None:
+    clocks = Clocks(header(), PAIRS[:1])
+    clocks.stamp([event(1_050 * SECOND_NS, clock=GPU)], {})
+    (said,) = clocks.statements()
+    assert (said["pairs"], "drift_ppm" in said) == (1, False)
+    assert fit_text(said) == "1 pairs, drift unknown"
