@@ -66,17 +66,29 @@ def test_kernels_stand_on_the_stream_they_ran_on() -> None:
     ]
 
 
+def test_gpus_and_streams_stand_in_the_order_of_their_numbers_and_not_of_their_events() -> None:
+    at = [(10, 13), (2, 13), (2, 7), (10, 0), (2, 1 << 40), (1, 0)]
+    lines = drawn(
+        *(kernel("X", 5 * n, dur_ns=5, gpu=gpu, stream=stream) for n, (gpu, stream) in enumerate(at))
+    )
+    assert [line for line in lines if line.startswith(("GPU", "stream"))] == [
+        "GPU 1", "stream 0",
+        "GPU 2", "stream 7", "stream 13", f"stream {1 << 40}",
+        "GPU 10", "stream 0", "stream 13",
+    ]  # fmt: skip
+
+
 def test_a_copy_stands_on_its_stream_if_the_gpu_is_known_and_on_its_thread_if_not() -> None:
     copy = {"type": "transfer", "name": "HtoD", "phase": "X", "dur_ns": 4, "pid": 1, "tid": 1}
     lines = drawn(copy | {"ts_ns": 5, "gpu": 0, "stream": 2}, copy | {"ts_ns": 6})
     assert lines == [
-        "GPU 0",
-        "stream 2",
-        "5+4 HtoD",
         "process process 1",
         "thread process 1",
         "transfers",
         "6+4 HtoD",
+        "GPU 0",
+        "stream 2",
+        "5+4 HtoD",
     ]
 
 

@@ -24,6 +24,8 @@ WARPS_AT_ONCE = 4096
 SPANS_KEPT = 1024
 # Order under a GPU: the count of warps, streams, SMs, kernels whose warps' slots are not known.
 RANK_STREAM, RANK_SM, RANK_LOGICAL = 1, 100_000, 200_000
+# At the top GPUs stand behind the processes, which come in the order in which they are met.
+RANK_GPU = 1 << 22
 # Kernels of different sizes whose warps' names are kept.
 KERNELS_KEPT = 4
 # %warpid is below 64 on every GPU so far; a key holds SM and slot in one number.
