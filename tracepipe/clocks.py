@@ -191,6 +191,11 @@ def _stamp_columns(batch: Record, clock_map: ClockMap, sm_clocks: SmClocks, base
     return start_ns
 
 
+def _offset_ns(instant: Mapping[str, Any], clock: str, trace_clock: str) -> int | None:
+    here, trace = instant.get(f"{clock}_ns"), instant.get(f"{trace_clock}_ns")
+    return trace - here if isinstance(here, int) and isinstance(trace, int) else None
+
+
 class Clocks:
     """Every clock of one recording, each with its map onto the trace clock.
 
@@ -209,6 +214,7 @@ class Clocks:
         self._maps: dict[str, ClockMap] = {self.trace_clock: _offset(self.trace_clock, "same", 0, 0)}
         self._placed: dict[str, int] = {}
         self._sm_clocks: dict[str, SmClocks] = {}
+        self._moved: dict[str, int] = {}
         by_clock: dict[str, list[ClockPair]] = {}
         for record in pairs:
             by_clock.setdefault(record["clock"], []).append(ClockPair.of(record))
@@ -222,10 +228,15 @@ class Clocks:
         self.last_ns = TraceNs(0)
 
     def _host_offset_ns(self, clock: str) -> int | None:
-        here, trace = self.start.get(f"{clock}_ns"), self.start.get(f"{self.trace_clock}_ns")
-        if not isinstance(here, int) or not isinstance(trace, int):
-            return None
-        return trace - here
+        return _offset_ns(self.start, clock, self.trace_clock)
+
+    def _note_end(self, end: Mapping[str, Any]) -> None:
+        """What became of the host's clocks: CLOCK_REALTIME may be set, CLOCK_BOOTTIME goes on in sleep."""
+        for clock, clock_map in self._maps.items():
+            now_ns = _offset_ns(end, clock, self.trace_clock)
+            if clock_map.method == "offset" and now_ns is not None:
+                moved_ns = abs(now_ns - clock_map.place(SourceNs(0)))
+                self._moved[clock] = moved_ns if moved_ns > 2 * SNAPSHOT_NS else 0
 
     def _assume(self, clock: str, offset: int | str) -> ClockMap:
         if isinstance(offset, int):
@@ -255,6 +266,8 @@ class Clocks:
         for at in moving:
             ts_ns, shape = events[at]
             clock = shape.record.get("clock", self.default)
+            if shape.type == "footer":
+                self._note_end(shape.record.get("end", {}))
             if shape.type in ("footer", "clock"):
                 continue
             if ts_ns < 0:  # a loss that its writer could not date: it stands where it stands
@@ -312,7 +325,7 @@ class Clocks:
                 if (drift_ppm := m.drift_ppm) is not None:
                     said["drift_ppm"] = round(drift_ppm, 3)
             if m.method != "assumed":
-                said["bound_ns"] = bound_ns
+                said["bound_ns"] = bound_ns + self._moved.get(clock, 0)
             else:
                 said["bound"] = "unknown: the offset was assumed"
             out.append(said)
