@@ -286,6 +286,17 @@ def test_a_slot_is_taken_again_in_the_nanosecond_in_which_it_is_left() -> None:
     assert layout.outcomes.overlaps == 0
 
 
+def test_launches_stand_in_the_order_of_their_warps_however_large_their_ids() -> None:
+    ids = [3 << 32, 5, (3 << 32) + 1, (1 << 62) + 7, 900_000_000]
+    ops, _ = laid_out([batch(10 * at, [0], [5], launch=launch) for at, launch in enumerate(ids)])
+    groups = {op[1] for op in ops if op[1].kind == "group" and "launch" in op[1].name}
+    assert [track.name for track in sorted(groups, key=lambda track: track.order)] == [
+        f"k launch {launch}" for launch in ids
+    ]
+    # Perfetto's ranks have 31 bits.
+    assert max(track.order for track in groups) < 1 << 31
+
+
 def test_without_slots_each_warp_has_a_track_in_its_launch() -> None:
     lines = drawn(
         batch(100, [0, 1], [5, 5], launch=4, grid=[2, 1, 1], block=[32, 1, 1]), batch(200, [0], [5], launch=4)
