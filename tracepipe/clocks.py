@@ -23,7 +23,17 @@ from tracepipe.clock_pairs import (
     jump_ns,
 )
 from tracepipe.errors import ClockError
-from tracepipe.model import HOST_CLOCKS, MONOTONIC, Header, Record, Shape, SourceNs, Timed, TraceNs
+from tracepipe.model import (
+    HOST_CLOCKS,
+    MONOTONIC,
+    TIME_LIMIT_NS,
+    Header,
+    Record,
+    Shape,
+    SourceNs,
+    Timed,
+    TraceNs,
+)
 from tracepipe.sm_clock import SmClocks
 
 # The readings of `start` in a header follow each other within this time.
@@ -240,6 +250,10 @@ class Clocks:
 
     def _assume(self, clock: str, offset: int | str) -> ClockMap:
         if isinstance(offset, int):
+            if abs(offset) >= TIME_LIMIT_NS:
+                raise ClockError(
+                    f"cannot place {clock} by {offset} ns", "146 years are the most that a trace can hold"
+                )
             return _offset(clock, "assumed", offset, 0)
         found = self._host_offset_ns(offset) if offset in HOST_CLOCKS else None
         if found is None:

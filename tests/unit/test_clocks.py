@@ -526,9 +526,15 @@ def test_a_clock_can_be_assumed_to_be_realtime() -> None:
 
 @pytest.mark.parametrize(
     ("name", "start"),
-    [("realtime", {}), ("realtime", {"monotonic_ns": 5}), ("realtime", {"realtime_ns": 5}), ("tai", START)],
+    [
+        ("realtime", {}),
+        ("realtime", {"monotonic_ns": 5}),
+        ("realtime", {"realtime_ns": 5}),
+        ("tai", START),
+        (-(1 << 62), START),
+    ],
 )
-def test_an_assumption_that_nothing_supports_is_an_error(name: str, start: dict[str, int]) -> None:
+def test_an_assumption_that_nothing_supports_is_an_error(name: str | int, start: dict[str, int]) -> None:
     with pytest.raises(ClockError, match="cannot place globaltimer:0 by"):
         Clocks(header(start=start), assumed={GPU: name})
 
