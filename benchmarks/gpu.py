@@ -331,7 +331,8 @@ def clock_table(bench: Bench) -> None:
         placed = Clocks(header, [{"type": "clock", "clock": clock, **pair} for pair in pairs]).get(clock)
         assert placed is not None
         between, ends = _bounds_ns(placed, [pair["source_ns"] for pair in pairs])
-        print(f"  {clock:<34}{len(pairs):>10}{placed.drift_ppm:>12.3f}{between:>26}{ends:>14}")
+        drift = "unknown" if placed.drift_ppm is None else f"{placed.drift_ppm:.3f}"
+        print(f"  {clock:<34}{len(pairs):>10}{drift:>12}{between:>26}{ends:>14}")
     if not seen.pairs:
         print("  no clock pairs came")
     _print_notes([seen])

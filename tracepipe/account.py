@@ -54,3 +54,9 @@ class Account:
                 yield f"note: {count} {meaning}"
         for note in self.notes:
             yield f"note: {note}"
+
+
+def fit_text(said: Mapping[str, Any]) -> str:
+    """What a statement says of the fit of a clock."""
+    drift = f"{said['drift_ppm']:+.3f} ppm" if "drift_ppm" in said else "unknown"
+    return f"{said['pairs']} pairs, drift {drift}"

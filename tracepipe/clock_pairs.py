@@ -112,17 +112,37 @@ def consistent(pairs: Sequence[ClockPair]) -> list[ClockPair]:
 
 
 def _off_line_ns(a: ClockPair, b: ClockPair, c: ClockPair) -> int:
-    """How far `b` may lie off the line through `a` and `c`; 0 where their uncertainties explain it."""
-    line_ns = a.host_ns + (b.source_ns - a.source_ns) * (c.host_ns - a.host_ns) // (c.source_ns - a.source_ns)
+    """How far `b` may lie off the line through `a` and `c`; 0 where that is explained: by their uncertainties
+    and, where `b` is not between them, by the rate on its way there.
+    """
+    from_ns, span_ns = b.source_ns - a.source_ns, c.source_ns - a.source_ns
+    beyond_ns = max(0, -from_ns, from_ns - span_ns)
+    line_ns = a.host_ns + from_ns * (c.host_ns - a.host_ns) // span_ns
+    open_ns = max(a.uncertainty_ns, c.uncertainty_ns)
+    open_ns -= -beyond_ns * (2 * open_ns * 1_000_000 + WANDER_PPM * span_ns) // (span_ns * 1_000_000)
     # Readings and the line are whole numbers: 2 ns.
-    explained_ns = b.uncertainty_ns + max(a.uncertainty_ns, c.uncertainty_ns) + 2
+    explained_ns = b.uncertainty_ns + open_ns + 2
     off_ns = abs(b.host_ns - line_ns)
     return off_ns + explained_ns if off_ns > explained_ns else 0
 
 
 def bend_ns(pairs: Sequence[ClockPair], at: int) -> int:
-    """What a bend of the clock may add to the error beside pair `at`, as its neighbours show it."""
-    return _off_line_ns(*pairs[at - 1 : at + 2]) if 0 < at < len(pairs) - 1 else 0
+    """What a bend of the clock may add to the error beside pair `at`, as its neighbours show it. At an end
+    they are the next two: it may be that pair which is wrong.
+    """
+    if len(pairs) < 3:
+        return 0
+    a, b, c = pairs[(middle := min(max(1, at), len(pairs) - 2)) - 1 : middle + 2]
+    if at < middle:
+        return _off_line_ns(b, a, c)
+    return _off_line_ns(a, c, b) if at > middle else _off_line_ns(a, b, c)
+
+
+def jump_ns(a: ClockPair, b: ClockPair) -> int:
+    """How far `a` and `b` may be off where no clock goes from one to the other; 0 where one does."""
+    length_ns, noise_ns = b.source_ns - a.source_ns, a.uncertainty_ns + b.uncertainty_ns + 1
+    gain_ns, crystal_ns = abs(b.host_ns - a.host_ns - length_ns), length_ns * CRYSTAL_PPM // 1_000_000
+    return gain_ns + crystal_ns if gain_ns > crystal_ns + noise_ns else 0
 
 
 def bend_ppm(pairs: Sequence[ClockPair], end: ClockPair) -> int:

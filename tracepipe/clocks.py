@@ -10,12 +10,30 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
-from tracepipe.clock_pairs import CRYSTAL_PPM, WANDER_PPM, ClockPair, bend_ns, bend_ppm, consistent, cut
+from tracepipe.clock_pairs import (
+    CRYSTAL_PPM,
+    WANDER_PPM,
+    ClockPair,
+    bend_ns,
+    bend_ppm,
+    consistent,
+    cut,
+    jump_ns,
+)
 from tracepipe.errors import ClockError
-from tracepipe.model import HOST_CLOCKS, MONOTONIC, Header, Record, Shape, SourceNs, Timed, TraceNs
+from tracepipe.model import (
+    HOST_CLOCKS,
+    MONOTONIC,
+    TIME_LIMIT_NS,
+    Header,
+    Record,
+    Shape,
+    SourceNs,
+    Timed,
+    TraceNs,
+)
 from tracepipe.sm_clock import SmClocks
 
 # The readings of `start` in a header follow each other within this time.
@@ -74,11 +92,13 @@ class ClockMap:
         return self.segments[self.segment_index(source_ns)].bound_at(source_ns)
 
     @property
-    def drift_ppm(self) -> float:
-        """How much slower the source clock runs than the trace clock over all pairs, in millionths; 0 where
-        that is not known.
+    def drift_ppm(self) -> float | None:
+        """How much slower the source clock runs than the trace clock over all pairs, in millionths; None
+        where that is not known.
         """
         first = self.segments[0]
+        if first.bound_ppm >= CRYSTAL_PPM and first.rate_num == first.rate_den:
+            return None
         return (first.rate_num / first.rate_den - 1) * 1e6
 
 
@@ -97,29 +117,38 @@ def fit(clock: str, pairs: Sequence[ClockPair]) -> ClockMap:
         raise ClockError(f"clock {clock} has no clock pairs", f"--assume-offset {clock}=NS places it")
     pairs = sorted(pairs, key=lambda pair: pair.source_ns)
     kept = consistent(cut(pairs))
+    inside = [_between(kept, at) for at in range(len(kept) - 1)]
+    alone_ns = kept[0].uncertainty_ns + 1
+    first_ns, last_ns = (inside[0].bound_ns, inside[-1].end_bound_ns) if inside else (alone_ns, alone_ns)
+    rate, before_ppm, after_ppm = _outside(kept)
+    (source_ns, host_ns), end = ((pair.source_ns, pair.host_ns) for pair in (kept[0], kept[-1]))
+    segments = [Segment(0, source_ns, host_ns, *rate, first_ns, before_ppm), *inside]
+    if inside:
+        segments.append(Segment(end[0], *end, *rate, last_ns, after_ppm))
+    return _allowing(ClockMap(clock, "fit", tuple(segments)), pairs)
+
+
+def _between(kept: Sequence[ClockPair], at: int) -> Segment:
+    """The segment from pair `at` to the next."""
+    a, b = kept[at : at + 2]
+    more_ns = 1 + max(bend_ns(kept, at), bend_ns(kept, at + 1), jump_ns(a, b))
+    start_ns, end_ns = (pair.uncertainty_ns + more_ns for pair in (a, b))
+    rate = (b.host_ns - a.host_ns, b.source_ns - a.source_ns)
+    return Segment(a.source_ns, a.source_ns, a.host_ns, *rate, start_ns, 0, rate[1], end_ns)
+
+
+def _outside(kept: Sequence[ClockPair]) -> tuple[tuple[int, int], int, int]:
+    """The rate before the first pair and after the last, and by how much it may be wrong there, in ppm."""
     first, last = kept[0], kept[-1]
     span_ns = last.source_ns - first.source_ns
-    rate, before_ppm, after_ppm = (1, 1), CRYSTAL_PPM, CRYSTAL_PPM
-    if span_ns:
-        noise_ns = first.uncertainty_ns + last.uncertainty_ns + 1
-        measured_ppm = -(-noise_ns * 1_000_000 // span_ns) + WANDER_PPM
-        if measured_ppm < CRYSTAL_PPM:
-            rate = (last.host_ns - first.host_ns, span_ns)
-            before_ppm, after_ppm = (measured_ppm + bend_ppm(kept, end) for end in (first, last))
-    segments = [Segment(0, first.source_ns, first.host_ns, *rate, first.uncertainty_ns + 1, before_ppm)]
-    for at, (a, b) in enumerate(pairwise(kept)):
-        length_ns = b.source_ns - a.source_ns
-        more_ns = 1 + max(bend_ns(kept, at), bend_ns(kept, at + 1))
-        bounds_ns = [pair.uncertainty_ns + more_ns for pair in (a, b)]
-        line = (b.host_ns - a.host_ns, length_ns)
-        segment = Segment(
-            a.source_ns, a.source_ns, a.host_ns, *line, bounds_ns[0], 0, length_ns, bounds_ns[1]
-        )
-        segments.append(segment)
-    if span_ns:
-        end = (last.source_ns, last.source_ns, last.host_ns)
-        segments.append(Segment(*end, *rate, last.uncertainty_ns + 1, after_ppm))
-    return _allowing(ClockMap(clock, "fit", tuple(segments)), pairs)
+    noise_ns = first.uncertainty_ns + last.uncertainty_ns + 1
+    measured_ppm = -(-noise_ns * 1_000_000 // span_ns) + WANDER_PPM if span_ns else CRYSTAL_PPM
+    if measured_ppm >= CRYSTAL_PPM:
+        return (1, 1), CRYSTAL_PPM, CRYSTAL_PPM
+    # At a rate that no crystal has, one of the two is wrong.
+    measured_ppm += -(-jump_ns(first, last) * 1_000_000 // span_ns)
+    before_ppm, after_ppm = (measured_ppm + bend_ppm(kept, end) for end in (first, last))
+    return (last.host_ns - first.host_ns, span_ns), before_ppm, after_ppm
 
 
 def _allowing(clock_map: ClockMap, pairs: Sequence[ClockPair]) -> ClockMap:
@@ -172,6 +201,11 @@ def _stamp_columns(batch: Record, clock_map: ClockMap, sm_clocks: SmClocks, base
     return start_ns
 
 
+def _offset_ns(instant: Mapping[str, Any], clock: str, trace_clock: str) -> int | None:
+    here, trace = instant.get(f"{clock}_ns"), instant.get(f"{trace_clock}_ns")
+    return trace - here if isinstance(here, int) and isinstance(trace, int) else None
+
+
 class Clocks:
     """Every clock of one recording, each with its map onto the trace clock.
 
@@ -190,6 +224,7 @@ class Clocks:
         self._maps: dict[str, ClockMap] = {self.trace_clock: _offset(self.trace_clock, "same", 0, 0)}
         self._placed: dict[str, int] = {}
         self._sm_clocks: dict[str, SmClocks] = {}
+        self._moved: dict[str, int] = {}
         by_clock: dict[str, list[ClockPair]] = {}
         for record in pairs:
             by_clock.setdefault(record["clock"], []).append(ClockPair.of(record))
@@ -203,13 +238,22 @@ class Clocks:
         self.last_ns = TraceNs(0)
 
     def _host_offset_ns(self, clock: str) -> int | None:
-        here, trace = self.start.get(f"{clock}_ns"), self.start.get(f"{self.trace_clock}_ns")
-        if not isinstance(here, int) or not isinstance(trace, int):
-            return None
-        return trace - here
+        return _offset_ns(self.start, clock, self.trace_clock)
+
+    def _note_end(self, end: Mapping[str, Any]) -> None:
+        """What became of the host's clocks: CLOCK_REALTIME may be set, CLOCK_BOOTTIME goes on in sleep."""
+        for clock, clock_map in self._maps.items():
+            now_ns = _offset_ns(end, clock, self.trace_clock)
+            if clock_map.method == "offset" and now_ns is not None:
+                moved_ns = abs(now_ns - clock_map.place(SourceNs(0)))
+                self._moved[clock] = moved_ns if moved_ns > 2 * SNAPSHOT_NS else 0
 
     def _assume(self, clock: str, offset: int | str) -> ClockMap:
         if isinstance(offset, int):
+            if abs(offset) >= TIME_LIMIT_NS:
+                raise ClockError(
+                    f"cannot place {clock} by {offset} ns", "146 years are the most that a trace can hold"
+                )
             return _offset(clock, "assumed", offset, 0)
         found = self._host_offset_ns(offset) if offset in HOST_CLOCKS else None
         if found is None:
@@ -236,6 +280,8 @@ class Clocks:
         for at in moving:
             ts_ns, shape = events[at]
             clock = shape.record.get("clock", self.default)
+            if shape.type == "footer":
+                self._note_end(shape.record.get("end", {}))
             if shape.type in ("footer", "clock"):
                 continue
             if ts_ns < 0:  # a loss that its writer could not date: it stands where it stands
@@ -289,9 +335,11 @@ class Clocks:
                 continue
             said: dict[str, Any] = {"clock": clock, "trace_clock": self.trace_clock, "method": m.method}
             if m.method == "fit":
-                said |= {"pairs": m.pairs, "pairs_dropped": m.dropped, "drift_ppm": round(m.drift_ppm, 3)}
+                said |= {"pairs": m.pairs, "pairs_dropped": m.dropped}
+                if (drift_ppm := m.drift_ppm) is not None:
+                    said["drift_ppm"] = round(drift_ppm, 3)
             if m.method != "assumed":
-                said["bound_ns"] = bound_ns
+                said["bound_ns"] = bound_ns + self._moved.get(clock, 0)
             else:
                 said["bound"] = "unknown: the offset was assumed"
             out.append(said)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tracepipe.account import fit_text
 from tracepipe.capture import CaptureSummary
 from tracepipe.convert import Report
 from tracepipe.model import LAYERS
 
+# The readings of two host clocks may be so far apart when a program is interrupted between them.
+SETTING_NS = 1_000_000
 _OUTCOMES = {
     "unclosed": "calls had no end: drawn to the end and marked unclosed",
     "no_begin": "ends had no begin: drawn as instants and marked no_begin",
@@ -24,10 +27,9 @@ def lines(report: Report) -> Iterator[str]:
     yield from report.remarks(_OUTCOMES)
     for said in report.clocks:
         if said["method"] == "fit":
-            yield (
-                f"clock {said['clock']}: {said['pairs']} pairs, drift {said['drift_ppm']:+.3f} ppm, "
-                f"within {said['bound_ns']} ns"
-            )
+            yield f"clock {said['clock']}: {fit_text(said)}, within {said['bound_ns']} ns"
+        elif said["method"] == "offset" and said["bound_ns"] > SETTING_NS:
+            yield f"clock {said['clock']}: was set or slept while recording, within {said['bound_ns']} ns"
         elif said["method"] == "assumed":
             yield f"clock {said['clock']}: placed by an assumed offset, error unknown"
     for clock, count in report.unplaced.items():

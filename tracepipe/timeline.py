@@ -20,6 +20,9 @@ COUNTER: Final = 4
 BEGIN_ONCE: Final = 5
 """A begin whose name will hardly come again, so that a writer does not keep it in a table."""
 
+# Ranks in a viewer's order are so far apart: between two is room for the extra tracks of the first.
+_RANKS_APART = 1 << 8
+
 TrackKind = Literal["process", "thread", "group", "slices", "counter"]
 
 
@@ -27,8 +30,8 @@ TrackKind = Literal["process", "thread", "group", "slices", "counter"]
 class Track:
     """A row of the timeline, or a group of rows.
 
-    `rank` orders siblings, smallest first. `lane` is the writer's packet sequence: one for each thread and
-    GPU. `pid` and `tid` are 0 where unknown.
+    `rank` orders siblings, smallest first; an extra track has its track's rank, and `beside` counts those.
+    `lane` is the writer's packet sequence: one for each thread and GPU. `pid` and `tid` are 0 where unknown.
     """
 
     id: int
@@ -41,12 +44,18 @@ class Track:
     tid: int = 0
     unit: str = ""
     lane: int = 0
+    beside: int = 0
     written: Any = None
     """What the writer keeps of this track."""
 
     def path(self) -> tuple[str, ...]:
         """Names from the root to this track."""
         return (*self.parent.path(), self.label()) if self.parent else (self.label(),)
+
+    @property
+    def order(self) -> int:
+        """One number for the place among siblings."""
+        return self.rank * _RANKS_APART + self.beside
 
     def label(self) -> str:
         """The name a person sees, with the id that tells it from its namesakes."""

@@ -77,6 +77,16 @@ def test_multiprocessors_and_slots_are_ordered_by_number() -> None:
     assert names_in_order(asked, "SM 2") == ["slot 0", "slot 1", "slot 2", "slot 3"]
 
 
+def test_an_extra_track_stands_right_behind_its_own() -> None:
+    asked = Asked(Case(FIXTURES / "host-ends").convert("perfetto")[0])
+    ranks = [(row["rank"], row["name"]) for row in asked.ranks if row["name"].startswith(("CUDA", "drive"))]
+    assert [name for _, name in sorted(ranks)] == [
+        "CUDA API", "CUDA API (overlap 1)", "driver", "driver (overlap 1)",
+    ]  # fmt: skip
+    # The UI puts those of one rank in the order of their names or times.
+    assert len({rank for rank, _ in ranks}) == len(ranks)
+
+
 def test_chromes_tracks_are_ordered_too() -> None:
     # The trace processor keeps no sort_index; the viewers read it from the file.
     events = json.loads(SLOTS.convert("chrome")[0])["traceEvents"]

@@ -1,4 +1,4 @@
-"""What arrives late or interleaved: events beyond the window, batches of warps that overlap in time."""
+"""What a track cannot take as it comes: late events, warps of batches that overlap, calls too deep for it."""
 
 from __future__ import annotations
 
@@ -145,6 +145,29 @@ def test_two_warps_at_one_time_on_a_slot_are_an_overlap(tmp_path: Path) -> None:
     ]
     assert tracks["SM 0 / slot 0 (overlap 1)"] == [(10, 30, "second warp 0", 0), (90, 30, "second warp 1", 0)]
     assert report.outcomes.overlaps == 2
+
+
+DEEP = 1100
+
+
+def test_calls_deeper_than_perfetto_shows_on_a_track_go_beside_and_keep_their_ends(tmp_path: Path) -> None:
+    begins = [call(1_000 + at, "f", "B") | {"args": {"begun": at}} for at in range(DEEP)]
+    ends = [call(9_000 - at, "f", "E") | {"args": {"ended": at}} for at in reversed(range(DEEP))]
+    seen, report = converted(begins + ends, tmp_path)
+    drawn = [one for path, slices in seen.slices if path[0] != "tracepipe" for one in slices]
+    assert sorted((one.args["begun"], one.args["ended"], one.dur_ns) for one in drawn) == [
+        (at, at, 8_000 - 2 * at) for at in range(DEEP)
+    ]
+    assert max(one.depth for one in drawn) == 511
+    assert report.outcomes.overlaps == DEEP - 512
+
+
+def test_whole_slices_deeper_than_that_go_beside_too(tmp_path: Path) -> None:
+    seen, report = converted([call(1_000 + at, "f", dur_ns=8_000 - 2 * at) for at in range(DEEP)], tmp_path)
+    tracks = slices_of(seen)
+    on = [len(tracks[f"process 7 / CUDA API{beside}"]) for beside in ("", " (overlap 1)", " (overlap 2)")]
+    assert on == [512, 512, DEEP - 1024]
+    assert report.outcomes.overlaps == DEEP - 512
 
 
 @pytest.mark.parametrize(

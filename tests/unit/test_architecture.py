@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "converters": {"model", "errors", "timeline"},
     "account": {"model", "layout"},
     "opening": {"model", "errors", "files", "clocks", "readers", "validate"},
-    "report_text": {"model", "convert", "capture"},
+    "report_text": {"model", "account", "convert", "capture"},
     "reports": {
         "account",
         "model",

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tracepipe.account import fit_text
 from tracepipe.clock_pairs import ClockPair
 from tracepipe.clocks import ClockMap, Clocks, fit
 from tracepipe.errors import ClockError
@@ -158,7 +159,7 @@ def test_a_single_pair_is_an_offset_whose_bound_grows_with_the_distance() -> Non
     assert clock_map.bound_at(1_000) == 301
     # 100 ppm, as crystals go, of two seconds
     assert clock_map.bound_at(2_000_001_000) == 301 + 200_000
-    assert clock_map.drift_ppm == 0
+    assert clock_map.drift_ppm is None
 
 
 @given(drift=st.sampled_from([-99.0, 10.1, 99.0]), away_ns=st.integers(-50 * SECOND_NS, 50 * SECOND_NS))
@@ -298,6 +299,39 @@ def test_pairs_that_contradict_each_other_widen_the_bound() -> None:
         assert error <= shaken.bound_at(pair.source_ns) + pair.uncertainty_ns
         assert shaken.bound_at(pair.source_ns) >= steady.bound_at(pair.source_ns)
     assert max(shaken.bound_at(pair.source_ns) for pair in pairs) >= 4_000
+
+
+@pytest.mark.parametrize("wrong", range(6))
+@pytest.mark.parametrize("off_ns", [30_000, -30_000, 900_000])
+def test_one_wrong_pair_anywhere_is_within_the_bound_also_before_and_after_all(
+    wrong: int, off_ns: int
+) -> None:
+    clock = TrueClock(0, ppm(10.1))
+    pairs = pairs_of(clock, [(300, 300)] * 6, SECOND_NS, SECOND_NS)
+    pairs[wrong] = replace(pairs[wrong], host_ns=pairs[wrong].host_ns + off_ns)
+    clock_map = fit(GPU, pairs)
+    for host_ns in range(0, 8 * SECOND_NS, 49_999_999):
+        assert error_ns(clock_map, clock, host_ns) <= bound_ns(clock_map, clock, host_ns), host_ns
+
+
+def test_a_bound_does_not_shrink_beyond_the_ends() -> None:
+    clock = TrueClock(0, ppm(10.1))
+    pairs = pairs_of(clock, [(300, 300)] * 3, SECOND_NS, SECOND_NS)
+    pairs[1] = replace(pairs[1], host_ns=pairs[1].host_ns + 50_000)
+    clock_map = fit(GPU, pairs)
+    for pair, outward in ((pairs[0], -1), (pairs[2], 1)):
+        inside, outside = (clock_map.bound_at(pair.source_ns + step) for step in (-outward, outward))
+        assert outside >= inside - 2
+
+
+def test_two_pairs_at_a_rate_that_no_clock_has_cover_each_other() -> None:
+    # 800 ppm: one of the two is off by 0.8 ms, and nothing tells which.
+    pairs = [ClockPair(0, SECOND_NS, 300), ClockPair(SECOND_NS, 2 * SECOND_NS + 800_000, 300)]
+    clock_map = fit(GPU, pairs)
+    for source_ns in range(0, 3 * SECOND_NS, 99_999_999):
+        by_each = (pair.host_ns + source_ns - pair.source_ns for pair in pairs)
+        placed_ns, bound = clock_map.place(SourceNs(source_ns)), clock_map.bound_at(source_ns)
+        assert all(abs(placed_ns - host_ns) <= bound for host_ns in by_each), source_ns
 
 
 @pytest.mark.parametrize("uncertainty_ns", [5, 21])
@@ -492,9 +526,15 @@ def test_a_clock_can_be_assumed_to_be_realtime() -> None:
 
 @pytest.mark.parametrize(
     ("name", "start"),
-    [("realtime", {}), ("realtime", {"monotonic_ns": 5}), ("realtime", {"realtime_ns": 5}), ("tai", START)],
+    [
+        ("realtime", {}),
+        ("realtime", {"monotonic_ns": 5}),
+        ("realtime", {"realtime_ns": 5}),
+        ("tai", START),
+        (-(1 << 62), START),
+    ],
 )
-def test_an_assumption_that_nothing_supports_is_an_error(name: str, start: dict[str, int]) -> None:
+def test_an_assumption_that_nothing_supports_is_an_error(name: str | int, start: dict[str, int]) -> None:
     with pytest.raises(ClockError, match="cannot place globaltimer:0 by"):
         Clocks(header(start=start), assumed={GPU: name})
 
@@ -535,3 +575,11 @@ def test_a_statement_gives_pairs_drift_and_the_worst_bound() -> None:
     # An event a hundred seconds after the last pair is less certain, and the statement says so.
     clocks.stamp([event(1_200 * SECOND_NS, clock=GPU)], {})
     assert clocks.statements()[0]["bound_ns"] > 100_000
+
+
+def test_a_statement_gives_no_drift_where_the_pairs_do_not_tell() -> None:
+    clocks = Clocks(header(), PAIRS[:1])
+    clocks.stamp([event(1_050 * SECOND_NS, clock=GPU)], {})
+    (said,) = clocks.statements()
+    assert (said["pairs"], "drift_ppm" in said) == (1, False)
+    assert fit_text(said) == "1 pairs, drift unknown"

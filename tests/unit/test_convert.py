@@ -126,7 +126,8 @@ def test_bad_lines_are_counted_all_and_kept_some(recording: Any) -> None:
     report, text = converted(recording(HEADER, *["nonsense"] * 33, call(1_500)))
     assert report.skipped == 33
     assert len(report.problems) == PROBLEMS_KEPT
-    assert sum("skipped line" in line for line in text) == 33
+    assert sum("skipped line" in line for line in text) == 16
+    assert "0 17 more lines" in text
     assert "500 f" in text
 
 
@@ -306,6 +307,16 @@ def test_the_report_of_an_empty_recording(recording: Any) -> None:
 def test_the_report_says_that_an_offset_was_assumed(recording: Any) -> None:
     report, _ = converted(recording(HEADER, on_gpu(5)), assumed={GPU: 5})
     assert "clock globaltimer:0: placed by an assumed offset, error unknown" in list(lines(report))
+
+
+def test_a_clock_that_was_set_while_recording_has_that_in_its_bound(recording: Any) -> None:
+    header = HEADER | {"clocks": ["monotonic", "realtime"]}
+    for set_ns, told in ((0, []), (-5_000_000_000, ["set or slept while recording, within 5000001000 ns"])):
+        end = {"monotonic_ns": 2_000, "realtime_ns": 9_001_000 + set_ns}
+        footer = {"type": "footer", "counts": {}, "losses": {}, "end": end}
+        report, _ = converted(recording(header, call(9_000_100, clock="realtime"), footer))
+        assert report.clocks[0]["bound_ns"] == 1_000 + abs(set_ns)
+        assert [line.partition("was ")[2] for line in lines(report) if line.startswith("clock")] == told
 
 
 # Memory ------------------------------------------------------------------------------------------------

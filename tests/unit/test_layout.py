@@ -448,16 +448,41 @@ def test_losses_have_a_track_of_their_layer_and_their_length() -> None:
     assert layout.losses == {"unknown layer": 7}
 
 
-def test_problems_are_drawn_where_they_stand_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout_module, "PROBLEMS_DRAWN", 2)
-    layout = Layout(new_header())
-    ops = [op for line in range(4) for op in layout.problem(Problem(line, "ts_ns", "is odd", line > 0))]
-    assert shown(ops + layout.finish()) == [
+def problems_at(*times_ns: int) -> list[str]:
+    """What is drawn of a problem at each time; the first is an ambiguity."""
+    layout, ops = Layout(new_header()), []
+    for line, ts_ns in enumerate(times_ns):
+        layout.end_ns = ts_ns
+        ops += layout.problem(Problem(line, "", "is odd", line > 0))
+    return shown(ops + layout.finish())
+
+
+def test_problems_are_drawn_where_they_stand() -> None:
+    assert problems_at(5, 7) == [
         "tracepipe",
         "problems",
-        "0 ambiguous line=0 field=ts_ns message=is odd",
-        "0 skipped line line=1 field=ts_ns message=is odd",
+        "5 ambiguous line=0 field= message=is odd",
+        "7 skipped line line=1 field= message=is odd",
     ]
+
+
+def test_of_many_problems_at_one_time_some_are_drawn_and_the_rest_is_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Each would stand a row below the other.
+    monkeypatch.setattr(layout_module, "PROBLEMS_AT_ONCE", 2)
+    marks = [" ".join(line.split()[:3]) for line in problems_at(5, 5, 5, 5, 8, 9, 9, 9)[2:]]
+    assert marks == [
+        "5 ambiguous line=0", "5 skipped line", "5 2 more",
+        "8 skipped line",
+        "9 skipped line", "9 skipped line", "9 1 more",
+    ]  # fmt: skip
+
+
+def test_problems_are_drawn_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout_module, "PROBLEMS_DRAWN", 2)
+    marks = [" ".join(line.split()[:3]) for line in problems_at(5, 6, 7, 8)[2:]]
+    assert marks == ["5 ambiguous line=0", "6 skipped line", "6 2 more"]
 
 
 def test_records_without_a_time_are_not_drawn() -> None:

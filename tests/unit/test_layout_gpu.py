@@ -66,17 +66,29 @@ def test_kernels_stand_on_the_stream_they_ran_on() -> None:
     ]
 
 
+def test_gpus_and_streams_stand_in_the_order_of_their_numbers_and_not_of_their_events() -> None:
+    at = [(10, 13), (2, 13), (2, 7), (10, 0), (2, 1 << 40), (1, 0)]
+    lines = drawn(
+        *(kernel("X", 5 * n, dur_ns=5, gpu=gpu, stream=stream) for n, (gpu, stream) in enumerate(at))
+    )
+    assert [line for line in lines if line.startswith(("GPU", "stream"))] == [
+        "GPU 1", "stream 0",
+        "GPU 2", "stream 7", "stream 13", f"stream {1 << 40}",
+        "GPU 10", "stream 0", "stream 13",
+    ]  # fmt: skip
+
+
 def test_a_copy_stands_on_its_stream_if_the_gpu_is_known_and_on_its_thread_if_not() -> None:
     copy = {"type": "transfer", "name": "HtoD", "phase": "X", "dur_ns": 4, "pid": 1, "tid": 1}
     lines = drawn(copy | {"ts_ns": 5, "gpu": 0, "stream": 2}, copy | {"ts_ns": 6})
     assert lines == [
-        "GPU 0",
-        "stream 2",
-        "5+4 HtoD",
         "process process 1",
         "thread process 1",
         "transfers",
         "6+4 HtoD",
+        "GPU 0",
+        "stream 2",
+        "5+4 HtoD",
     ]
 
 
@@ -272,6 +284,17 @@ def test_two_warps_on_one_slot_at_one_time_are_an_overlap() -> None:
 def test_a_slot_is_taken_again_in_the_nanosecond_in_which_it_is_left() -> None:
     _, layout = laid_out([batch(100, [0, 10, 20], [10, 10, 0], sm=[0] * 3, slot=[0] * 3)])
     assert layout.outcomes.overlaps == 0
+
+
+def test_launches_stand_in_the_order_of_their_warps_however_large_their_ids() -> None:
+    ids = [3 << 32, 5, (3 << 32) + 1, (1 << 62) + 7, 900_000_000]
+    ops, _ = laid_out([batch(10 * at, [0], [5], launch=launch) for at, launch in enumerate(ids)])
+    groups = {op[1] for op in ops if op[1].kind == "group" and "launch" in op[1].name}
+    assert [track.name for track in sorted(groups, key=lambda track: track.order)] == [
+        f"k launch {launch}" for launch in ids
+    ]
+    # Perfetto's ranks have 31 bits.
+    assert max(track.order for track in groups) < 1 << 31
 
 
 def test_without_slots_each_warp_has_a_track_in_its_launch() -> None:

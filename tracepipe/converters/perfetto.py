@@ -84,6 +84,10 @@ def _event(body: bytes, sequence: Sequence) -> bytes:
     return (_EVENT_OF[size] if size < 1024 else _TRACK_EVENT + varint(size)) + body + sequence.suffix
 
 
+def _order(track: Track) -> int:
+    return min(track.order, (1 << 31) - 1)
+
+
 def _flow_fields(flows: Flows) -> bytes:
     return b"".join([fixed64(47, abs(flow)) for flow in flows])
 
@@ -127,7 +131,7 @@ class PerfettoWriter:
             group = pb.TracePacket()
             d = group.track_descriptor
             d.uuid, d.parent_uuid, d.name = track.id * 2 + 1, track.id * 2, track.name
-            d.child_ordering, d.sibling_order_rank = _EXPLICIT_ORDER, track.rank
+            d.child_ordering, d.sibling_order_rank = _EXPLICIT_ORDER, _order(track)
             d.sibling_merge_behavior = _NEVER_MERGE
             packets.append(group)
         sequence = self._sequence(track)
@@ -155,7 +159,7 @@ class PerfettoWriter:
             d.name = track.label()
             d.parent_uuid = self._parent_uuid(track)
             d.sibling_merge_behavior = _NEVER_MERGE
-        d.sibling_order_rank = min(track.rank, (1 << 31) - 1)
+        d.sibling_order_rank = _order(track)
         if track.kind == "counter":
             d.counter.unit_name = track.unit
         elif track.kind != "slices":

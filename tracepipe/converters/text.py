@@ -76,7 +76,7 @@ class TextWriter:
         """Render the tree of tracks, and count what it holds."""
         lines = [f"trace clock {self._info.trace_clock}, start {self._base_ns} ns"]
         counts: Counter[str] = Counter()
-        for root in self._children.get(None, []):
+        for root in self._ordered(None):
             self._render(root, 0, lines, counts)
         total = ", ".join(f"{counts[what]} {what}" for what in ("tracks", "slices", "instants", "counts"))
         lines.append(total)
@@ -97,8 +97,11 @@ class TextWriter:
             for drawn in self._nest(ops):
                 counts["instants" if drawn.instant else "slices"] += 1
                 lines.append(pad + self._line(drawn))
-        for child in sorted(self._children.get(track, []), key=lambda t: t.rank):
+        for child in self._ordered(track):
             self._render(child, indent + 1, lines, counts)
+
+    def _ordered(self, parent: Track | None) -> list[Track]:
+        return sorted(self._children.get(parent, []), key=lambda track: track.order)
 
     @staticmethod
     def _nest(ops: list[Op]) -> list[_Slice]:

@@ -22,15 +22,16 @@ from tracepipe.layout.launches import Launches
 from tracepipe.layout.options import LayoutOptions
 from tracepipe.layout.rows import Outcomes
 from tracepipe.layout.tree import Tree
-from tracepipe.model import Header, Problem, Record, Shape, Timed
+from tracepipe.model import LAYERS, Header, Problem, Record, Shape, Timed
 from tracepipe.timeline import INSTANT, Op
 
 __all__ = ["Layout", "LayoutOptions", "Outcomes"]
 
 # Events are put in order over this many: what a capture writes is out of order by less.
 WINDOW_EVENTS = 2048
-# Every problem is counted; so many are drawn.
+# Every problem is counted; so many are drawn, and so many at one time: a viewer draws each a row lower.
 PROBLEMS_DRAWN = 1000
+PROBLEMS_AT_ONCE = 16
 
 # Records about the recording itself.
 _TIMELESS = frozenset({"header", "footer", "clock"})
@@ -63,7 +64,8 @@ class Layout:
         self.footer: Record | None = None
         self.after_footer = 0
         self.end_ns = 0
-        self._problems = 0
+        self._problems_drawn = self._problems_here = self._problems_undrawn = 0
+        self._problem_ns = 0
         self._window: list[Timed] = []
         self._weight = 0
         self._slices = False
@@ -133,7 +135,8 @@ class Layout:
     def _loss(self, ts_ns: int, record: Record) -> None:
         layer = record.get("layer", "unknown layer")
         self.losses[layer] += record["count"]
-        track = self._tree.child(self._tree.group("tracepipe"), "slices", f"losses: {layer}", 1, "loss")
+        rank = 1 + (LAYERS.index(layer) if layer in LAYERS else len(LAYERS))
+        track = self._tree.child(self._tree.group("tracepipe"), "slices", f"losses: {layer}", rank, "loss")
         args = {k: v for k, v in record.items() if k not in ("type", "dur_ns", "bound_ns", "args")}
         name = f"lost {record['count']} events"
         self._host.complete_on(self._host.row_of(track), ts_ns, record.get("dur_ns", 0), name, args)
@@ -146,12 +149,24 @@ class Layout:
 
     def problem(self, problem: Problem) -> list[Op]:
         """Operations that draw a problem where it stands in the file."""
-        self._problems += 1
-        if self._problems > PROBLEMS_DRAWN:
-            return []
+        ops: list[Op] = []
+        has_room = self._problems_drawn < PROBLEMS_DRAWN
+        if has_room and self.end_ns != self._problem_ns:
+            ops = self._undrawn_problems()
+            self._problem_ns, self._problems_here = self.end_ns, 0
+        if not has_room or self._problems_here >= PROBLEMS_AT_ONCE:
+            self._problems_undrawn += 1
+            return ops
+        self._problems_drawn += 1
+        self._problems_here += 1
         name = "skipped line" if problem.skipped else "ambiguous"
         args = {"line": problem.line, "field": problem.field, "message": problem.message}
-        return self.say(name, self.end_ns, args, "problems")
+        return ops + self.say(name, self.end_ns, args, "problems")
+
+    def _undrawn_problems(self) -> list[Op]:
+        """The mark that stands for the problems that had no room of their own."""
+        count, self._problems_undrawn = self._problems_undrawn, 0
+        return self.say(f"{count} more lines", self._problem_ns, {}, "problems") if count else []
 
     def finish(self) -> list[Op]:
         """Operations for all that is left, ends of what is still open included."""
@@ -159,4 +174,4 @@ class Layout:
         ops = self._deal(self._window, last=True)
         self._gpu.finish(self.end_ns)
         self._host.finish(self.end_ns)
-        return ops + self._take_ops()
+        return ops + self._take_ops() + self._undrawn_problems()

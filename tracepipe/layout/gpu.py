@@ -9,7 +9,7 @@ from tracepipe.layout.launches import Launches
 from tracepipe.layout.options import LayoutOptions
 from tracepipe.layout.rows import Row, marked
 from tracepipe.layout.tree import Tree
-from tracepipe.layout.warps import RANK_STREAM, WARP_LANES, Gpu, WarpLayout, kernel_group
+from tracepipe.layout.warps import RANK_GPU, RANK_SM, RANK_STREAM, WARP_LANES, Gpu, WarpLayout, kernel_group
 from tracepipe.model import Header, Record, Shape
 from tracepipe.timeline import INSTANT
 
@@ -36,7 +36,7 @@ class GpuLayout:
         gpu = self._gpus.get(index)
         if gpu is None:
             name = f"GPU {index} {self._names.get(index, '')}".rstrip()
-            gpu = self._gpus[index] = Gpu(self._tree.group(name))
+            gpu = self._gpus[index] = Gpu(self._tree.group(name, RANK_GPU + index))
         if shape.type == "gpu_warp":
             return self._warps.place(gpu, ts_ns, shape.record)
         if shape.type == "gpu_thread":
@@ -47,7 +47,7 @@ class GpuLayout:
         record, stream = shape.record, shape.record.get("stream", 0)
         row = gpu.streams.get(stream)
         if row is None:
-            rank = RANK_STREAM + len(gpu.streams)
+            rank = min(RANK_STREAM + stream, RANK_SM - 1)
             row = gpu.streams[stream] = Row(
                 self._tree.child(gpu.track, "slices", f"stream {stream}", rank, "gpu")
             )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tracepipe.layout.launches import Launches
-from tracepipe.layout.rows import LANES_MAX, Outcomes, Row, close_all, complete, end, marked
+from tracepipe.layout.rows import DEPTH_MAX, LANES_MAX, Outcomes, Row, close_all, complete, end, marked
 from tracepipe.layout.tree import LAYER_TITLES, Tree
 from tracepipe.model import Shape, SharedArgs, Timed
 from tracepipe.timeline import BEGIN, COUNTER, END, INSTANT, Flows, Track
@@ -61,8 +61,14 @@ class HostLayout:
                     continue
                 row = shape.row
             if shape.phase == "E":
-                if row.open and row.open[-1][0] == shape.name and ts_ns >= row.last_ns:
-                    row.open.pop()
+                opened = row.open
+                if (
+                    opened
+                    and opened[-1][0] == shape.name
+                    and ts_ns >= row.last_ns
+                    and len(opened) < DEPTH_MAX
+                ):
+                    opened.pop()
                     row.last_ns = ts_ns
                     append((END, row.track, ts_ns, shape.name, shape.args, None))
                 else:
@@ -72,7 +78,7 @@ class HostLayout:
             flows: Flows | None = (flow,) if flow else None
             if shape.launch is not None and shape.phase != "I":
                 flows = (*(flows or ()), self._launches.call(shape.launch, ts_ns))
-            if shape.phase == "B" and not row.ends and ts_ns >= row.last_ns:
+            if shape.phase == "B" and not row.ends and ts_ns >= row.last_ns and len(row.open) < DEPTH_MAX:
                 row.last_ns = ts_ns
                 row.open.append((shape.name, len(ops), flow))
                 append((BEGIN, row.track, ts_ns, shape.name, shape.args, flows))

@@ -9,6 +9,8 @@ from tracepipe.timeline import BEGIN, END, INSTANT, Args, Flows, Op, Track
 
 # Where more slices overlap than this, the input does not describe a call stack.
 LANES_MAX = 64
+# Perfetto v52 keeps no ends of slices that stand deeper than this.
+DEPTH_MAX = 512
 
 
 @dataclass(slots=True)
@@ -20,7 +22,7 @@ class Outcomes:
     no_begin: int = 0
     """E without B and without a duration: drawn as an instant."""
     overlaps: int = 0
-    """Slices that do not nest with those of their track: drawn on an extra track beside it."""
+    """Slices that do not nest with those of their track, or too deep: drawn on an extra track beside it."""
     undrawn: int = 0
     """Slices that more than `LANES_MAX` others overlap: not drawn."""
     causality: int = 0
@@ -49,12 +51,14 @@ class Row:
     def takes_begin(self, ts_ns: int) -> bool:
         """Whether a B at that time nests here."""
         self._finish(ts_ns)
-        return ts_ns >= self.last_ns and not self.ends
+        return ts_ns >= self.last_ns and not self.ends and len(self.open) < DEPTH_MAX
 
     def takes_slice(self, ts_ns: int, end_ns: int) -> bool:
         """Whether an X over that time nests here."""
         self._finish(ts_ns)
-        return ts_ns >= self.last_ns and not self.open and (not self.ends or end_ns <= self.ends[-1])
+        if ts_ns < self.last_ns or self.open or len(self.ends) >= DEPTH_MAX:
+            return False
+        return not self.ends or end_ns <= self.ends[-1]
 
     def _finish(self, ts_ns: int) -> None:
         while self.ends and self.ends[-1] <= ts_ns:
@@ -73,7 +77,9 @@ def complete(
 
 def lane_of_end(row: Row, ts_ns: int, name: str) -> Row | None:
     """Where an E belongs: the row or a track beside it on which a B of that name is open, innermost first."""
-    rows = [lane for lane in (row, *row.beside) if lane.open and ts_ns >= lane.last_ns]
+    # A row that is full has its innermost calls beside it.
+    lanes = (*reversed(row.beside), row) if len(row.open) >= DEPTH_MAX else (row, *row.beside)
+    rows = [lane for lane in lanes if lane.open and ts_ns >= lane.last_ns]
     inner = next((lane for lane in rows if lane.open[-1][0] == name), None)
     return inner or next((lane for lane in rows if any(opened[0] == name for opened in lane.open)), None)
 

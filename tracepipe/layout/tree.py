@@ -115,11 +115,12 @@ class Tree:
                 track.tid,
                 "",
                 track.lane,
+                number,
             ),
         )
 
-    def group(self, name: str) -> Track:
+    def group(self, name: str, rank: int = 0) -> Track:
         """A group at the top."""
         return self._make(
-            ("group", name), lambda at: Track(at, None, "group", name, at, lane=self.new_lane())
+            ("group", name), lambda at: Track(at, None, "group", name, rank or at, lane=self.new_lane())
         )

@@ -24,6 +24,8 @@ WARPS_AT_ONCE = 4096
 SPANS_KEPT = 1024
 # Order under a GPU: the count of warps, streams, SMs, kernels whose warps' slots are not known.
 RANK_STREAM, RANK_SM, RANK_LOGICAL = 1, 100_000, 200_000
+# At the top GPUs stand behind the processes, which come in the order in which they are met.
+RANK_GPU = 1 << 22
 # Kernels of different sizes whose warps' names are kept.
 KERNELS_KEPT = 4
 # %warpid is below 64 on every GPU so far; a key holds SM and slot in one number.
@@ -97,6 +99,8 @@ class Gpu:
     streams: dict[int, Row] = field(default_factory=dict)
     warps: dict[Any, WarpRow] = field(default_factory=dict)
     threads: dict[Any, Row] = field(default_factory=dict)
+    kernels: dict[tuple[str, int | None], int] = field(default_factory=dict)
+    """The ranks of groups for warps of no known slot, by kernel and launch."""
     active: dict[int, ActiveWarps] = field(default_factory=dict)
     """By SM; -1 is the whole GPU."""
 
@@ -338,7 +342,10 @@ class WarpLayout:
 
 
 def kernel_group(tree: Tree, gpu: Gpu, record: Record) -> Track:
-    """The group of a launch, for warps of no known slot."""
+    """The group of a launch, for warps of no known slot. They stand in the order in which they are met, as a
+    launch id may have 64 bits.
+    """
     launch = record.get("launch")
     name = record["name"] if launch is None else f"{record['name']} launch {launch}"
-    return tree.child(gpu.track, "group", name, RANK_LOGICAL + (launch or 0))
+    rank = gpu.kernels.setdefault((record["name"], launch), RANK_LOGICAL + len(gpu.kernels))
+    return tree.child(gpu.track, "group", name, rank)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
+from tracepipe.account import fit_text
 from tracepipe.model import LAYERS
 from tracepipe.reports.run import Facts
 from tracepipe.units import duration_text
@@ -40,7 +41,7 @@ def _clocks(facts: Facts) -> Iterator[str]:
         elif method == "same":
             yield f"clock {clock}: stands alone, related to no other clock"
         else:
-            by = f"{said['pairs']} pairs, drift {said['drift_ppm']:+.3f} ppm, " if method == "fit" else ""
+            by = f"{fit_text(said)}, " if method == "fit" else ""
             yield f"clock {clock}: {by}within {said['bound_ns']} ns of {facts.trace_clock}"
     for clock, count in facts.unplaced.items():
         yield (
