@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -95,7 +96,10 @@ def convert_file(file: str, to: str, output: str, force: bool, options: Any) -> 
     target = output or (STANDARD if form.on_terminal else default_output(file, form.suffix))
     conversion = Conversion(file, form, options)
     opened = replacing(target, force=force, source=file, on_terminal=form.on_terminal)
-    with opened as out, progress(f"convert {Path(file).name}") as bar:
+    # A bar would run into what is written to the terminal itself.
+    is_shown = target == STANDARD and sys.stdout.isatty()
+    shown = contextlib.nullcontext() if is_shown else progress(f"convert {Path(file).name}")
+    with opened as out, shown as bar:
         report = conversion.run(out, bar)
     from tracepipe.report_text import lines
 
