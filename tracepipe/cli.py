@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -183,8 +185,16 @@ def _main(
     """One timeline from the CUDA call to the warp."""
 
 
+def _end(number: int, _: FrameType | None) -> None:
+    sys.exit(128 + number)
+
+
 def main() -> None:
     """Run the command line; errors that are not bugs become two lines and an exit code."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # Half-written output goes, as at Ctrl-C. What nohup has the process ignore stays ignored.
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _end)
     try:
         app(prog_name="tracepipe")
     except TracepipeError as e:
