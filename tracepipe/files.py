@@ -167,6 +167,12 @@ def _writing(what: str) -> Iterator[None]:
         raise OutputError(f"cannot write {what}: {e.strerror}", "free some space, or use -o") from e
 
 
+def _give_to_caller(fd: int) -> None:
+    """What is made under sudo belongs to the user who called it."""
+    if os.geteuid() == 0 and os.environ.get("SUDO_UID", "").isdigit():
+        os.fchown(fd, int(os.environ["SUDO_UID"]), int(os.environ.get("SUDO_GID", "-1")))
+
+
 @contextmanager
 def replacing(path: str, *, force: bool, source: str = "", on_terminal: bool = False) -> Iterator[BinaryIO]:
     """Write a file that gets its name when it is whole. Raises OutputError if it is there already.
@@ -202,6 +208,7 @@ def replacing(path: str, *, force: bool, source: str = "", on_terminal: bool = F
             umask = os.umask(0)
             os.umask(umask)
             os.fchmod(out.fileno(), 0o666 & ~umask)
+            _give_to_caller(out.fileno())
             yield out
         Path(name).replace(target)
     except BaseException:
@@ -271,7 +278,7 @@ def free_name(stem: str, suffix: str) -> str:
 def keeping(path: str, *, force: bool) -> Iterator[BinaryIO]:
     """Write a recording, under `path` + ".part" until it ends; what was written stays, whatever happened.
 
-    Raises OutputError if either file is there already. A recording made under sudo belongs to the caller.
+    Raises OutputError if either file is there already.
     """
     if path == STANDARD:
         yield sys.stdout.buffer
@@ -290,8 +297,7 @@ def keeping(path: str, *, force: bool) -> Iterator[BinaryIO]:
         raise OutputError(f"{part} exists", hint) from e
     except OSError as e:
         raise OutputError(f"cannot write {part}: {e.strerror}", "name another place with -o") from e
-    if os.geteuid() == 0 and os.environ.get("SUDO_UID", "").isdigit():
-        os.fchown(fd, int(os.environ["SUDO_UID"]), int(os.environ.get("SUDO_GID", "-1")))
+    _give_to_caller(fd)
     try:
         with os.fdopen(fd, "wb") as out:
             yield out
