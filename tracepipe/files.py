@@ -148,7 +148,7 @@ def default_output(path: str, suffix: str) -> str:
         out = out.with_suffix("")
     if out.suffix in (".jsonl", ".json", ".txt", ".ndjson"):
         out = out.with_suffix("")
-    if out.with_name(out.name + suffix) == Path(path):  # run.json becomes run.trace.json, never itself
+    if Path(f"{out}{suffix}") == Path(path):  # run.json becomes run.trace.json, never itself
         suffix = f".trace{suffix}"
     return f"{out}{suffix}"
 
@@ -173,6 +173,35 @@ def _give_to_caller(fd: int) -> None:
         os.fchown(fd, int(os.environ["SUDO_UID"]), int(os.environ.get("SUDO_GID", "-1")))
 
 
+def _is_other_than_file(target: Path, source: str, *, force: bool) -> bool:
+    """Whether `target` is there and is no file. Raises OutputError if it must not be written."""
+    try:
+        if target.is_dir():
+            raise OutputError(f"{target} is a directory", "name a file in it with -o")
+        if not target.is_file():
+            return target.exists()
+        if not force:
+            raise OutputError(f"{target} exists", "--force overwrites it, -o names another")
+        if source not in ("", STANDARD) and Path(source).exists() and target.samefile(source):
+            raise OutputError(f"{target} is the recording itself", "name another file with -o")
+    except OSError as e:
+        raise _no_place(target, e) from e
+    return False
+
+
+def _is_there(target: Path) -> bool:
+    """Whether there is something of that name. Raises OutputError if nothing can have it."""
+    try:
+        return target.exists()
+    except OSError as e:
+        raise _no_place(target, e) from e
+
+
+def _no_place(target: Path, error: OSError) -> OutputError:
+    """For a folder that may not be searched, a name that is too long."""
+    return OutputError(f"cannot write {target}: {error.strerror}", "name another place with -o")
+
+
 @contextmanager
 def replacing(path: str, *, force: bool, source: str = "", on_terminal: bool = False) -> Iterator[BinaryIO]:
     """Write a file that gets its name when it is whole. Raises OutputError if it is there already.
@@ -187,13 +216,7 @@ def replacing(path: str, *, force: bool, source: str = "", on_terminal: bool = F
             sys.stdout.buffer.flush()
         return
     target = Path(path)
-    if target.is_dir():
-        raise OutputError(f"{path} is a directory", "name a file in it with -o")
-    if target.exists() and not force and target.is_file():
-        raise OutputError(f"{path} exists", "--force overwrites it, -o names another")
-    if source not in ("", STANDARD) and target.is_file() and target.samefile(source):
-        raise OutputError(f"{path} is the recording itself", "name another file with -o")
-    if target.exists() and not target.is_file():  # /dev/null, a pipe: nothing to replace
+    if _is_other_than_file(target, source, force=force):  # /dev/null, a pipe: nothing to replace
         with _writing(path), target.open("wb") as out:
             yield out
         return
@@ -225,7 +248,7 @@ def replacing_folder(path: str, *, force: bool) -> Iterator[Path]:
     target = Path(path).resolve()
     if path == STANDARD:
         raise OutputError("a folder cannot go to standard output", "name it with -o")
-    if target.exists() and (not force or not target.is_dir()):
+    if _is_there(target) and (not force or not target.is_dir()):
         hint = "-o names another" if not target.is_dir() else "--force overwrites it, -o names another"
         raise OutputError(f"{path} exists", hint)
     try:
@@ -285,7 +308,7 @@ def keeping(path: str, *, force: bool) -> Iterator[BinaryIO]:
         sys.stdout.buffer.flush()
         return
     target, part = Path(path), Path(f"{path}.part")
-    if target.exists() and not force:
+    if _is_there(target) and not force:
         raise OutputError(f"{path} exists", "--force overwrites it, -o names another")
     if force:
         part.unlink(missing_ok=True)

@@ -254,6 +254,10 @@ def test_warp_tracks_and_thread_exits_are_handed_on(run: Run, here: Path) -> Non
         (["convert", "run.jsonl", "-o", "no/such/out"], "cannot write to no/such", "name another place"),
         (["convert", "run.jsonl", "-o", "folder"], "folder is a directory", "name a file in it"),
         (["convert", "run.jsonl", "-o", "old"], "old exists", "--force overwrites it"),
+        (["convert", "run.jsonl", "-o", "x" * 300], "File name too long", "name another place"),
+        (["convert", "missing", "-o", "old", "--force"], "missing: cannot be read: No such", "check the path"),
+        (["convert", "."], ".: cannot be read: Is a directory", "check the path"),
+        (["convert", ""], ": cannot be read", "check the path"),
         (
             ["convert", "run.jsonl", "-o", "/dev/full"],
             "cannot write /dev/full: No space left",

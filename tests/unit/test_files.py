@@ -232,6 +232,13 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert caught.value.hint == "name another place with -o"
 
 
+@pytest.mark.parametrize("opened", [files.replacing, files.keeping, files.replacing_folder])
+def test_a_name_that_nothing_can_have_is_an_output_error(opened: Any, tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="File name too long") as caught:
+        opened(str(tmp_path / ("x" * 300)), force=False).__enter__()
+    assert caught.value.hint == "name another place with -o"
+
+
 @pytest.mark.parametrize("force", [False, True])
 def test_a_directory_is_no_output(force: bool, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="is a directory"):
