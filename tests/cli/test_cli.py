@@ -111,6 +111,11 @@ def test_the_version_is_printed(run: Run) -> None:
     assert run("--version") == (0, f"tracepipe {__version__}\n", "")
 
 
+def test_the_package_runs_as_a_module() -> None:
+    done = subprocess.run([sys.executable, "-m", "tracepipe", "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"tracepipe {__version__}\n")
+
+
 def test_help_lists_the_commands(run: Run) -> None:
     code, out, _ = run("--help")
     assert code == 0
@@ -255,7 +260,11 @@ def test_warp_tracks_and_thread_exits_are_handed_on(run: Run, here: Path) -> Non
         (["convert", "run.jsonl", "-o", "folder"], "folder is a directory", "name a file in it"),
         (["convert", "run.jsonl", "-o", "old"], "old exists", "--force overwrites it"),
         (["convert", "run.jsonl", "-o", "x" * 300], "File name too long", "name another place"),
-        (["convert", "missing", "-o", "old", "--force"], "missing: cannot be read: No such", "check the path"),
+        (
+            ["convert", "missing", "-o", "old", "--force"],
+            "missing: cannot be read: No such",
+            "check the path",
+        ),
         (["convert", "."], ".: cannot be read: Is a directory", "check the path"),
         (["convert", ""], ": cannot be read", "check the path"),
         (
