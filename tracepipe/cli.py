@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -95,7 +98,10 @@ def convert_file(file: str, to: str, output: str, force: bool, options: Any) -> 
     target = output or (STANDARD if form.on_terminal else default_output(file, form.suffix))
     conversion = Conversion(file, form, options)
     opened = replacing(target, force=force, source=file, on_terminal=form.on_terminal)
-    with opened as out, progress(f"convert {Path(file).name}") as bar:
+    # A bar would run into what is written to the terminal itself.
+    is_shown = target == STANDARD and sys.stdout.isatty()
+    shown = contextlib.nullcontext() if is_shown else progress(f"convert {Path(file).name}")
+    with opened as out, shown as bar:
         report = conversion.run(out, bar)
     from tracepipe.report_text import lines
 
@@ -179,8 +185,16 @@ def _main(
     """One timeline from the CUDA call to the warp."""
 
 
+def _end(number: int, _: FrameType | None) -> None:
+    sys.exit(128 + number)
+
+
 def main() -> None:
     """Run the command line; errors that are not bugs become two lines and an exit code."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # Half-written output goes, as at Ctrl-C. What nohup has the process ignore stays ignored.
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _end)
     try:
         app(prog_name="tracepipe")
     except TracepipeError as e:

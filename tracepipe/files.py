@@ -148,7 +148,7 @@ def default_output(path: str, suffix: str) -> str:
         out = out.with_suffix("")
     if out.suffix in (".jsonl", ".json", ".txt", ".ndjson"):
         out = out.with_suffix("")
-    if out.with_name(out.name + suffix) == Path(path):  # run.json becomes run.trace.json, never itself
+    if Path(f"{out}{suffix}") == Path(path):  # run.json becomes run.trace.json, never itself
         suffix = f".trace{suffix}"
     return f"{out}{suffix}"
 
@@ -167,6 +167,41 @@ def _writing(what: str) -> Iterator[None]:
         raise OutputError(f"cannot write {what}: {e.strerror}", "free some space, or use -o") from e
 
 
+def _give_to_caller(fd: int) -> None:
+    """What is made under sudo belongs to the user who called it."""
+    if os.geteuid() == 0 and os.environ.get("SUDO_UID", "").isdigit():
+        os.fchown(fd, int(os.environ["SUDO_UID"]), int(os.environ.get("SUDO_GID", "-1")))
+
+
+def _is_other_than_file(target: Path, source: str, *, force: bool) -> bool:
+    """Whether `target` is there and is no file. Raises OutputError if it must not be written."""
+    try:
+        if target.is_dir():
+            raise OutputError(f"{target} is a directory", "name a file in it with -o")
+        if not target.is_file():
+            return target.exists()
+        if not force:
+            raise OutputError(f"{target} exists", "--force overwrites it, -o names another")
+        if source not in ("", STANDARD) and Path(source).exists() and target.samefile(source):
+            raise OutputError(f"{target} is the recording itself", "name another file with -o")
+    except OSError as e:
+        raise _no_place(target, e) from e
+    return False
+
+
+def _is_there(target: Path) -> bool:
+    """Whether there is something of that name. Raises OutputError if nothing can have it."""
+    try:
+        return target.exists()
+    except OSError as e:
+        raise _no_place(target, e) from e
+
+
+def _no_place(target: Path, error: OSError) -> OutputError:
+    """For a folder that may not be searched, a name that is too long."""
+    return OutputError(f"cannot write {target}: {error.strerror}", "name another place with -o")
+
+
 @contextmanager
 def replacing(path: str, *, force: bool, source: str = "", on_terminal: bool = False) -> Iterator[BinaryIO]:
     """Write a file that gets its name when it is whole. Raises OutputError if it is there already.
@@ -181,13 +216,7 @@ def replacing(path: str, *, force: bool, source: str = "", on_terminal: bool = F
             sys.stdout.buffer.flush()
         return
     target = Path(path)
-    if target.is_dir():
-        raise OutputError(f"{path} is a directory", "name a file in it with -o")
-    if target.exists() and not force and target.is_file():
-        raise OutputError(f"{path} exists", "--force overwrites it, -o names another")
-    if source not in ("", STANDARD) and target.is_file() and target.samefile(source):
-        raise OutputError(f"{path} is the recording itself", "name another file with -o")
-    if target.exists() and not target.is_file():  # /dev/null, a pipe: nothing to replace
+    if _is_other_than_file(target, source, force=force):  # /dev/null, a pipe: nothing to replace
         with _writing(path), target.open("wb") as out:
             yield out
         return
@@ -202,6 +231,7 @@ def replacing(path: str, *, force: bool, source: str = "", on_terminal: bool = F
             umask = os.umask(0)
             os.umask(umask)
             os.fchmod(out.fileno(), 0o666 & ~umask)
+            _give_to_caller(out.fileno())
             yield out
         Path(name).replace(target)
     except BaseException:
@@ -218,7 +248,7 @@ def replacing_folder(path: str, *, force: bool) -> Iterator[Path]:
     target = Path(path).resolve()
     if path == STANDARD:
         raise OutputError("a folder cannot go to standard output", "name it with -o")
-    if target.exists() and (not force or not target.is_dir()):
+    if _is_there(target) and (not force or not target.is_dir()):
         hint = "-o names another" if not target.is_dir() else "--force overwrites it, -o names another"
         raise OutputError(f"{path} exists", hint)
     try:
@@ -271,14 +301,14 @@ def free_name(stem: str, suffix: str) -> str:
 def keeping(path: str, *, force: bool) -> Iterator[BinaryIO]:
     """Write a recording, under `path` + ".part" until it ends; what was written stays, whatever happened.
 
-    Raises OutputError if either file is there already. A recording made under sudo belongs to the caller.
+    Raises OutputError if either file is there already.
     """
     if path == STANDARD:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
     target, part = Path(path), Path(f"{path}.part")
-    if target.exists() and not force:
+    if _is_there(target) and not force:
         raise OutputError(f"{path} exists", "--force overwrites it, -o names another")
     if force:
         part.unlink(missing_ok=True)
@@ -290,8 +320,7 @@ def keeping(path: str, *, force: bool) -> Iterator[BinaryIO]:
         raise OutputError(f"{part} exists", hint) from e
     except OSError as e:
         raise OutputError(f"cannot write {part}: {e.strerror}", "name another place with -o") from e
-    if os.geteuid() == 0 and os.environ.get("SUDO_UID", "").isdigit():
-        os.fchown(fd, int(os.environ["SUDO_UID"]), int(os.environ.get("SUDO_GID", "-1")))
+    _give_to_caller(fd)
     try:
         with os.fdopen(fd, "wb") as out:
             yield out

@@ -202,8 +202,16 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.end_headers()
         if with_body:
             shutil.copyfileobj(file, self.wfile, 1 << 20)
-            if is_trace and file.tell() >= size_bytes:
+            if is_trace and file.tell() >= size_bytes and self._has_arrived():
                 self.server.fetched.set()
+
+    def _has_arrived(self) -> bool:
+        """Whether the client took all that was sent: one that leaves before that resets the connection."""
+        try:
+            self.connection.shutdown(socket.SHUT_WR)
+            return not self.connection.recv(1)
+        except OSError as error:  # of several kinds, by how far it had got
+            raise ConnectionResetError("the client left") from error
 
     def _end_trace_headers(self) -> None:
         self.send_header("Access-Control-Allow-Origin", UI_ORIGIN)
@@ -277,8 +285,7 @@ def _started_server(path: Path, *, local: bool) -> TraceServer:
 
 def _show(server: TraceServer, *, browser: bool, notify: Callable[[str], None]) -> None:
     """Opens the link in a browser, or tells how to."""
-    over_ssh = bool(os.environ.get("SSH_CONNECTION"))
-    if over_ssh:
+    if _is_over_ssh():
         notify("on the machine with your browser, first: " + tunnel_command(server.port))
     elif browser and _has_screen() and webbrowser.open_new_tab(server.link):
         notify(f"opened {server.link}")
@@ -291,8 +298,31 @@ def tunnel_command(port: int) -> str:
     return f"ssh -N -L {port}:{LOOPBACK}:{port} {socket.gethostname()}"
 
 
+def _is_over_ssh() -> bool:
+    """Whether the user sits at another machine."""
+    if os.environ.get("SSH_CONNECTION"):
+        return True
+    # sudo keeps the variable from its command, but has it itself, as has the shell that called it.
+    pid = os.getppid() if "SUDO_UID" in os.environ else 0
+    while pid > 1:
+        process = Path(f"/proc/{pid}")
+        try:
+            if b"\0SSH_CONNECTION=" in b"\0" + (process / "environ").read_bytes():
+                return True
+            # The name stands in brackets and may hold anything; state and parent follow.
+            pid = int((process / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+        except OSError:
+            return False
+    return False
+
+
 def _has_screen() -> bool:
-    """Whether a graphical browser can start; without a screen, `webbrowser` would start a text browser."""
+    """Whether a graphical browser can start; without a screen, `webbrowser` would start a text browser.
+
+    Under sudo none does: browsers refuse to run as root, and say so where nobody looks.
+    """
+    if os.geteuid() == 0 and os.environ.get("SUDO_UID", "0") != "0":
+        return False
     return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
 
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Any, TextIO
 
 import typer
+
+Progress = Callable[[int, int], None]
+"""Called with bytes read and bytes in all, which are 0 where unknown."""
+_QUIET_S = 1.0
 
 
 def say(text: str) -> None:
@@ -41,26 +46,42 @@ def offsets(values: list[str]) -> dict[str, int | str]:
 
 
 @contextlib.contextmanager
-def progress(title: str) -> Iterator[Callable[[int, int], None] | None]:
+def progress(title: str) -> Iterator[Progress | None]:
     """A bar on a terminal for what takes over a second; nothing elsewhere."""
     if not sys.stderr.isatty():
         yield None
         return
-    import time
-
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
     begun_s = time.monotonic()
-    columns = (TextColumn(title), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(title, total=None, visible=False)
+    show: Progress | None = None
+    with contextlib.ExitStack() as shown:
 
         def update(done_bytes: int, total_bytes: int) -> None:
-            if time.monotonic() - begun_s > 1:
-                bar.update(task, completed=done_bytes, total=total_bytes or None, visible=True)
+            nonlocal show
+            if show is None:
+                if time.monotonic() - begun_s < _QUIET_S:
+                    return
+                show = shown.enter_context(_bar(title))
+            show(done_bytes, total_bytes)
 
         yield update
+
+
+@contextlib.contextmanager
+def _bar(title: str) -> Iterator[Progress]:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    # Not the title itself: a file's name may hold what Rich takes for markup or for a field.
+    named = TextColumn("{task.description}", markup=False)
+    columns = (named, BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    # What is printed meanwhile goes above the bar, but never from a file or a pipe to the terminal.
+    above = sys.stdout.isatty()
+    with Bar(*columns, console=Console(stderr=True), transient=True, redirect_stdout=above) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done_bytes, total_bytes: bar.update(
+            task, completed=done_bytes, total=total_bytes or None
+        )
 
 
 @contextlib.contextmanager

@@ -6,16 +6,19 @@ import gzip
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
-from tracepipe import __version__, cli
+from tracepipe import __version__, cli, terminal
+from tracepipe.convert import ConvertOptions
 from tracepipe.converters import CONVERTERS
 from tracepipe.errors import CaptureUnavailable
 from tracepipe.readers import READERS
@@ -106,6 +109,11 @@ def test_help_needs_nothing_native_and_nothing_slow(argv: list[str]) -> None:
 
 def test_the_version_is_printed(run: Run) -> None:
     assert run("--version") == (0, f"tracepipe {__version__}\n", "")
+
+
+def test_the_package_runs_as_a_module() -> None:
+    done = subprocess.run([sys.executable, "-m", "tracepipe", "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"tracepipe {__version__}\n")
 
 
 def test_help_lists_the_commands(run: Run) -> None:
@@ -251,6 +259,14 @@ def test_warp_tracks_and_thread_exits_are_handed_on(run: Run, here: Path) -> Non
         (["convert", "run.jsonl", "-o", "no/such/out"], "cannot write to no/such", "name another place"),
         (["convert", "run.jsonl", "-o", "folder"], "folder is a directory", "name a file in it"),
         (["convert", "run.jsonl", "-o", "old"], "old exists", "--force overwrites it"),
+        (["convert", "run.jsonl", "-o", "x" * 300], "File name too long", "name another place"),
+        (
+            ["convert", "missing", "-o", "old", "--force"],
+            "missing: cannot be read: No such",
+            "check the path",
+        ),
+        (["convert", "."], ".: cannot be read: Is a directory", "check the path"),
+        (["convert", ""], ": cannot be read", "check the path"),
         (
             ["convert", "run.jsonl", "-o", "/dev/full"],
             "cannot write /dev/full: No space left",
@@ -392,3 +408,34 @@ def test_the_module_runs_without_a_terminal(here: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "")
     assert "wrote run.pftrace" in done.stderr
     assert "\x1b" not in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_conversion_that_is_ended_leaves_no_half_file(number: signal.Signals, here: Path) -> None:
+    def take_it() -> None:  # whoever started the tests may have it ignored
+        signal.signal(number, signal.SIG_DFL)
+
+    command = [sys.executable, "-m", "tracepipe.cli", "convert", "-", "-o", "out.pftrace"]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, env=environment, bufsize=0, preexec_fn=take_it
+    ) as process:
+        assert process.stdin
+        # More than a pipe holds: once it is written, the conversion reads, and has its output open.
+        process.stdin.write(GOOD.encode() * 2000)
+        assert any(path.name.startswith(".out.pftrace") for path in here.iterdir())
+        process.send_signal(number)
+        process.stdin.close()  # Python may be about to read when the signal comes, and would look after that
+        assert process.wait(30) == 128 + number
+    assert [path.name for path in here.iterdir()] == ["run.jsonl"]
+
+
+def test_text_on_a_terminal_is_alone_there(here: Path) -> None:
+    # A bar would stand in its first line.
+    with mock.patch.object(terminal, "_QUIET_S", 0.0):
+        screen, theirs = os.openpty()
+        with open(theirs, "w") as tty, mock.patch.multiple(sys, stdout=tty, stderr=tty):
+            cli.convert_file("run.jsonl", "text", "", False, ConvertOptions())
+        seen = os.read(screen, 1 << 16).decode()
+        os.close(screen)
+    assert seen.startswith("trace clock monotonic, start 1000 ns\r\n")

@@ -55,7 +55,7 @@ MAY_IMPORT = {
     "live_table": {"capture", "units"},
     "live_view": {"capture", "live_output", "live_table"},
 }
-COMPOSING = {"convert", "cli", "cli_capture", "cli_hooks", "cli_options", "cli_reports"}
+COMPOSING = {"__main__", "convert", "cli", "cli_capture", "cli_hooks", "cli_options", "cli_reports"}
 # Native or slow to import: only inside functions, so that --help works anywhere and at once.
 SLOW = {
     "bcc",

@@ -6,7 +6,9 @@ import io
 import json
 import re
 from collections import Counter
+from collections.abc import Iterator
 from decimal import Decimal
+from operator import itemgetter
 from typing import Any
 
 from hypothesis import example, given
@@ -153,6 +155,23 @@ def test_a_track_is_a_thread_that_bears_the_names_of_its_parents() -> None:
     }
 
 
+def test_a_thread_that_gets_a_name_later_has_it_on_all_its_tracks() -> None:
+    process = Track(1, None, "process", "python", rank=4, pid=42, lane=1)
+    thread = Track(2, process, "thread", "python", rank=43, pid=42, tid=43, lane=2)
+    calls = Track(3, thread, "slices", "CUDA API", 1, "userspace", 42, 43, lane=2)
+    syscalls = Track(4, thread, "slices", "syscalls", 2, "syscall", 42, 43, lane=2)
+    out = io.BytesIO()
+    writer = ChromeWriter(out, TraceInfo("monotonic", {"trace_ns": START_NS}))
+    writer.write(declared(process, thread, calls, syscalls))
+    thread.name = "worker"
+    writer.write(declared(thread))
+    writer.finish()
+    events = json.loads(out.getvalue())["traceEvents"]
+    # Viewers take the last name that they read.
+    named = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert named == {3: "worker 43 / CUDA API", 4: "worker 43 / syscalls"}
+
+
 def test_tracks_are_ordered_by_their_group_and_then_by_themselves() -> None:
     root = Track(1, None, "group", "GPU 0", lane=1)
     sms = [Track(10 + n, root, "group", f"SM {n}", rank=n, lane=1) for n in (10, 2)]
@@ -211,3 +230,67 @@ def test_begins_and_ends_are_balanced_on_every_thread(
         open_slices[where] += change
         assert open_slices[where] >= 0
     assert not +open_slices
+
+
+def test_what_touches_or_has_no_length_is_told_apart_below_the_nanosecond() -> None:
+    group, track = track_in_group()
+    ops: list[Op] = []
+    for begin_ns, end_ns in ((0, 5), (5, 5), (5, 9), (10, 10)):
+        ops.append((BEGIN, track, START_NS + begin_ns, "f", None, None))
+        ops.append((END, track, START_NS + end_ns, "f", None, None))
+    times = [event["ts"] for event in drawn(written(declared(group, track), ops))]
+    first = times[0]
+    after_ns = [(time - first) * 1000 for time in times]
+    assert [str(ns.normalize()) for ns in after_ns] == [
+        "0", "5", "5.002", "5.004", "5.006", "9", "1E+1", "10.002",
+    ]  # fmt: skip
+
+
+def test_times_stay_within_their_nanosecond_however_many_slices_are_there() -> None:
+    group, track = track_in_group()
+    ops: list[Op] = [(kind, track, START_NS, "f", None, None) for _ in range(1000) for kind in (BEGIN, END)]
+    data = written(declared(group, track), ops)
+    base_ns = json.loads(data)["otherData"]["base_ns"]
+    assert {base_ns + round(event["ts"] * 1000) for event in drawn(data)} == {START_NS}
+
+
+@given(records)
+@example([("X", 5, 5, "f", 1), ("X", 5, 3, "f", 1), ("X", 5, 0, "g", 1), ("X", 8, 0, "f", 1)])
+@example([(phase, 5, 0, "f", 1) for phase in "BEBBEE"])
+def test_begins_and_ends_in_two_queues_give_the_same_slices(
+    events: list[tuple[str, int, int, str, int]],
+) -> None:
+    # As Speedscope reads them, which then takes the earlier of two heads: they must never be of one time.
+    layout = Layout(new_header())
+    ops: list[Op] = []
+    for phase, ts_ns, dur_ns, name, tid in events:
+        record = {"type": "kernel", "phase": phase, "ts_ns": ts_ns, "name": name, "pid": 1, "tid": tid}
+        ops += layout.place([timed(record | ({"dur_ns": dur_ns} if phase == "X" else {}))])
+    ops += layout.finish()
+    queues: dict[int, dict[str, list[float]]] = {}
+    for event in json.loads(written(ops, start_ns=0))["traceEvents"]:
+        if event["ph"] in "BE":
+            queues.setdefault(event["tid"], {"B": [], "E": []})[event["ph"]].append(event["ts"])
+    seen: list[tuple[int, int, int, int]] = []
+    for tid, queue in queues.items():
+        assert set(queue["B"]) & set(queue["E"]) == set()
+        stack: list[float] = []
+        for ts, ends in sorted([(ts, False) for ts in queue["B"]] + [(ts, True) for ts in queue["E"]]):
+            if ends:
+                begin = stack.pop()
+                seen.append((tid, round(begin * 1000), round((ts - begin) * 1000), len(stack)))
+            else:
+                stack.append(ts)
+        assert stack == []
+    assert sorted(seen) == sorted(_nested(ops))
+
+
+def _nested(ops: list[Op]) -> Iterator[tuple[int, int, int, int]]:
+    """Track, begin, length and depth of each slice, by the contract: a stable sort nests operations."""
+    open_ns: dict[int, list[int]] = {}
+    for kind, track, ts_ns, *_ in sorted(ops, key=itemgetter(2)):
+        if kind == BEGIN:
+            open_ns.setdefault(track.id, []).append(ts_ns)
+        elif kind == END:
+            begin_ns = open_ns[track.id].pop()
+            yield track.id, begin_ns, ts_ns - begin_ns, len(open_ns[track.id])

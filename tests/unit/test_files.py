@@ -182,6 +182,19 @@ def test_a_file_has_its_name_only_when_it_is_whole(tmp_path: Path) -> None:
     assert target.stat().st_mode & 0o777 == 0o666 & ~umask
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files away, which needs root")
+@pytest.mark.parametrize("opened", [files.replacing, files.keeping])
+def test_what_is_made_under_sudo_belongs_to_the_caller(
+    opened: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SUDO_UID", "4321")
+    monkeypatch.setenv("SUDO_GID", "8765")
+    with opened(str(tmp_path / "out"), force=False) as out:
+        out.write(b"x")
+    made = (tmp_path / "out").stat()
+    assert (made.st_uid, made.st_gid) == (4321, 8765)
+
+
 def test_an_output_that_exists_is_refused_before_anything_is_done(tmp_path: Path) -> None:
     target = tmp_path / "out"
     target.write_text("precious")
@@ -216,6 +229,13 @@ def test_a_failure_leaves_the_old_file_and_no_other(failure: Any, tmp_path: Path
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="missing: No such file") as caught:
         replacing(str(tmp_path / "missing" / "out"), force=False).__enter__()
+    assert caught.value.hint == "name another place with -o"
+
+
+@pytest.mark.parametrize("opened", [files.replacing, files.keeping, files.replacing_folder])
+def test_a_name_that_nothing_can_have_is_an_output_error(opened: Any, tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="File name too long") as caught:
+        opened(str(tmp_path / ("x" * 300)), force=False).__enter__()
     assert caught.value.hint == "name another place with -o"
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gzip
 import http.client
+import os
 import socket
+import subprocess
+import sys
 import threading
 import urllib.error
 import urllib.parse
@@ -92,6 +95,23 @@ def test_a_whole_fetch_is_noticed_and_a_broken_one_is_not(server: TraceServer, t
     assert not server.fetched.is_set()
     _, body = ask(server, server.trace_path)
     assert len(body) == 64 << 20
+    assert server.fetched.wait(10)
+
+
+def test_a_client_that_leaves_before_it_has_read_all_has_not_fetched_it(
+    server: TraceServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # So little that the sockets' buffers hold it all, and the server could write it to nobody.
+    server.trace.write_bytes(TRACE[:20_000])
+    noticed = threading.Event()
+    monkeypatch.setattr(server, "handle_error", lambda *_: noticed.set())
+    with socket.create_connection((open_ui.LOOPBACK, server.port), timeout=10) as client:
+        client.sendall(f"GET {server.trace_path} HTTP/1.1\r\nHost: {server.hosts[0]}\r\n\r\n".encode())
+        while len(client.recv(1 << 20, socket.MSG_PEEK)) < 20_000:
+            pass
+    assert noticed.wait(10)
+    assert not server.fetched.is_set()
+    assert len(ask(server, server.trace_path)[1]) == 20_000
     assert server.fetched.wait(10)
 
 
@@ -191,6 +211,26 @@ def test_over_ssh_it_tells_the_tunnel_and_ends_once_fetched(
     assert told[-1] == "my run.pftrace is in the UI"
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(url, timeout=10)
+
+
+@pytest.mark.parametrize("sudo", [{"SUDO_UID": "1000"}, {}])
+def test_under_sudo_ssh_is_seen_and_no_browser_runs_as_root(sudo: dict[str, str]) -> None:
+    # As sudo does it: its command lacks the variable, and what called sudo has it.
+    asked = "from tracepipe.open_ui import _has_screen, _is_over_ssh; print(_is_over_ssh(), _has_screen())"
+    clean = {"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(__file__).parents[2]), "DISPLAY": ":0"}
+    caller = (
+        "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]], env=eval(sys.argv[2]))"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", caller, asked, repr(clean | sudo)],
+        env=clean | {"SSH_CONNECTION": "192.0.2.1 50000 192.0.2.2 22"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    is_over_ssh, has_screen = answer.stdout.split()
+    assert is_over_ssh == str(bool(sudo))
+    assert has_screen == str(not sudo or os.geteuid() != 0)
 
 
 def test_with_a_screen_it_opens_a_browser(

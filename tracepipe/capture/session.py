@@ -37,8 +37,8 @@ from tracepipe.model import HostInstant, new_header
 _TICK_S = 0.002  # how often the ring is emptied: at 1.3 million events a second, 170 kB
 _NICE = -10
 _GRACE_S = 2.0  # how long an interrupted target may take to end
-_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGCHLD}
-_INTERRUPTS = {signal.SIGINT, signal.SIGTERM}
+_INTERRUPTS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+_SIGNALS = {*_INTERRUPTS, signal.SIGCHLD}
 # What a header says of the request, where it is not the usual.
 _OPTIONS = (
     "gpu", "gpu_kernels", "gpu_launches", "gpu_blocks", "gpu_memory_bytes", "gpu_warps", "pids", "comm",
@@ -59,7 +59,9 @@ def run_session(
     """Run and record the request with `engine`, whose check passed. Errors as `capture` states them."""
     program = find_program(request.command) if request.command else None
     # Blocked, not handled: the loop takes them one by one, with who sent them.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    # Under nohup, which ignores a closed terminal, a blocked SIGHUP would wait for the loop all the same.
+    ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS - ignored)
     try:
         target = None
         if program is not None:

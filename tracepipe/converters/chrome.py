@@ -22,6 +22,12 @@ _NO_PROCESS = 1 << 23
 # length alone, and text that several threads printed has its earliest event anywhere.
 _BEFORE_START_NS = 3_600 * 1_000_000_000
 _INT_MAX = (1 << 63) - 1
+# Speedscope keeps begins and ends in two queues, and at one time takes an end first: one of a slice without
+# length it never finds. So what begins where something ended, or ends where it began, is a little later in
+# the decimals: less than half a nanosecond in all, which rounding to nanoseconds takes away, and enough for a
+# double (µs from an hour before the start) over the first hours.
+_APART_PS = 2
+_APART_MAX = 249
 # A string that ends in a backslash: Perfetto v52 takes the quote behind it for an escaped one, and refuses
 # the whole file. Of backslashes in even number before a quote the last pair is written by its code point.
 _ENDS_IN_BACKSLASH = re.compile(rb'(?<!\\)((?:\\\\)*)\\\\"')
@@ -51,6 +57,34 @@ def _with_texts(value: Any) -> Any:
     return str(value) if isinstance(value, int) and value > _INT_MAX else value
 
 
+class _Row:
+    """A track as the format has it, and how its begins and ends at one nanosecond are kept apart."""
+
+    __slots__ = ("_at_ns", "_ended", "_ends", "_step", "category", "place")
+
+    def __init__(self, place: bytes, category: bytes) -> None:
+        self.place, self.category = place, category
+        self._at_ns, self._step, self._ended = -1, 0, False
+        self._ends: set[int] = set()
+        """Times after `_at_ns` at which slices end that are written already."""
+
+    def step(self, kind: int, ts_ns: int) -> int:
+        """How often begins and ends took turns on this track at that nanosecond before."""
+        if ts_ns != self._at_ns:
+            if kind == END:
+                self._ends.add(ts_ns)
+                return 0
+            if kind == INSTANT:
+                return 0
+            self._at_ns, self._ended, self._step = ts_ns, False, int(ts_ns in self._ends)
+            if self._ends:
+                self._ends = {end_ns for end_ns in self._ends if end_ns > ts_ns}
+        elif kind != INSTANT and self._ended != (kind == END):
+            self._ended = not self._ended
+            self._step += 1
+        return min(self._step, _APART_MAX)
+
+
 class ChromeWriter:
     """Writes operations as they come."""
 
@@ -61,7 +95,9 @@ class ChromeWriter:
         head = {"displayTimeUnit": "ns", "otherData": other}
         self._out.write(_readable(orjson.dumps(head))[:-1] + b',"traceEvents":[\n')
         self._first = True
-        self._tracks: dict[Track, tuple[bytes, bytes]] = {}
+        self._rows: dict[Track, _Row] = {}
+        self._named: dict[Track, list[Track]] = {}
+        """The tracks that bear a group's name."""
 
     def write(self, ops: list[Op]) -> None:
         """Write operations in the order given."""
@@ -70,14 +106,16 @@ class ChromeWriter:
             if kind == DECLARE:
                 lines += self._declare(track)
                 continue
-            place, category = self._tracks[track]
-            when = self._microseconds(ts_ns)
+            row = self._rows[track]
+            place, when = row.place, self._microseconds(ts_ns)
             if kind == COUNTER:
                 lines.append(
                     b'{"ph":"C","name":%b,%b,"ts":%b,"args":{"value":%d}}'
                     % (orjson.dumps(track.name), place, when, name)
                 )
                 continue
+            if step := row.step(kind, ts_ns):
+                when += b"%03d" % (step * _APART_PS)
             shown = b',"args":' + _args_json(args) if args else b""
             if kind == END:
                 # The name again: Speedscope ends nothing by another name.
@@ -86,7 +124,7 @@ class ChromeWriter:
             phase = b'i","s":"t' if kind == INSTANT else b"B"
             lines.append(
                 b'{"ph":"%b","name":%b%b,%b,"ts":%b%b}'
-                % (phase, orjson.dumps(name), category, place, when, shown)
+                % (phase, orjson.dumps(name), row.category, place, when, shown)
             )
             for flow in flows or ():
                 lines.append(self._flow(flow, place, when))
@@ -125,16 +163,20 @@ class ChromeWriter:
                 self._metadata("process_name", pid, 0, name=root.name),
                 self._metadata("process_sort_index", pid, 0, sort_index=root.rank),
             ]
-        self._tracks[track] = (
+        if track.kind not in ("slices", "counter"):  # a thread has a new name
+            return [self._thread_name(pid, one) for one in self._named.get(track, ())]
+        self._rows[track] = _Row(
             b'"pid":%d,"tid":%d' % (pid, track.id),
             b',"cat":%b' % orjson.dumps(track.category) if track.category else b"",
         )
-        if track.kind not in ("slices", "counter"):
-            return []
+        self._named.setdefault(track.parent, []).append(track)
         return [
-            self._metadata("thread_name", pid, track.id, name=" / ".join(track.path()[1:])),
+            self._thread_name(pid, track),
             self._metadata("thread_sort_index", pid, track.id, sort_index=self._order(track)),
         ]
+
+    def _thread_name(self, pid: int, track: Track) -> bytes:
+        return self._metadata("thread_name", pid, track.id, name=" / ".join(track.path()[1:]))
 
     @staticmethod
     def _order(track: Track) -> int:
