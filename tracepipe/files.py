@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import shutil
+import stat
 import sys
 import tempfile
 import zlib
@@ -167,6 +168,16 @@ def _writing(what: str) -> Iterator[None]:
         raise OutputError(f"cannot write {what}: {e.strerror}", "free some space, or use -o") from e
 
 
+def _kind(path: Path) -> int:
+    """What stands there, as `stat.S_IFMT` says it; 0 for nothing. Raises OutputError if it cannot be seen."""
+    try:
+        return stat.S_IFMT(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+    except OSError as e:
+        raise OutputError(f"cannot write {path}: {e.strerror}", "name another place with -o") from e
+
+
 @contextmanager
 def replacing(path: str, *, force: bool, source: str = "", on_terminal: bool = False) -> Iterator[BinaryIO]:
     """Write a file that gets its name when it is whole. Raises OutputError if it is there already.
@@ -181,13 +192,14 @@ def replacing(path: str, *, force: bool, source: str = "", on_terminal: bool = F
             sys.stdout.buffer.flush()
         return
     target = Path(path)
-    if target.is_dir():
+    kind = _kind(target)
+    if kind == stat.S_IFDIR:
         raise OutputError(f"{path} is a directory", "name a file in it with -o")
-    if target.exists() and not force and target.is_file():
+    if kind == stat.S_IFREG and not force:
         raise OutputError(f"{path} exists", "--force overwrites it, -o names another")
-    if source not in ("", STANDARD) and target.is_file() and target.samefile(source):
+    if source not in ("", STANDARD) and kind == stat.S_IFREG and target.samefile(source):
         raise OutputError(f"{path} is the recording itself", "name another file with -o")
-    if target.exists() and not target.is_file():  # /dev/null, a pipe: nothing to replace
+    if kind not in (0, stat.S_IFREG):  # /dev/null, a pipe: nothing to replace
         with _writing(path), target.open("wb") as out:
             yield out
         return
@@ -268,6 +280,16 @@ def free_name(stem: str, suffix: str) -> str:
 
 
 @contextmanager
+def _closed(path: str, out: BinaryIO) -> Iterator[BinaryIO]:
+    """The file, closed at the end. That writes the rest of it, and may find the disk full."""
+    try:
+        yield out
+    finally:
+        with _writing(path):
+            out.close()
+
+
+@contextmanager
 def keeping(path: str, *, force: bool) -> Iterator[BinaryIO]:
     """Write a recording, under `path` + ".part" until it ends; what was written stays, whatever happened.
 
@@ -278,7 +300,16 @@ def keeping(path: str, *, force: bool) -> Iterator[BinaryIO]:
         sys.stdout.buffer.flush()
         return
     target, part = Path(path), Path(f"{path}.part")
-    if target.exists() and not force:
+    kind = _kind(target)
+    if kind == stat.S_IFDIR:
+        raise OutputError(f"{path} is a directory", "name a file in it with -o")
+    if kind in (stat.S_IFCHR, stat.S_IFIFO):  # /dev/null, a pipe: nothing to replace, least of all by root
+        with _writing(path):
+            device = target.open("wb")
+        with _closed(path, device) as out:
+            yield out
+        return
+    if kind and not force:
         raise OutputError(f"{path} exists", "--force overwrites it, -o names another")
     if force:
         part.unlink(missing_ok=True)
@@ -293,7 +324,7 @@ def keeping(path: str, *, force: bool) -> Iterator[BinaryIO]:
     if os.geteuid() == 0 and os.environ.get("SUDO_UID", "").isdigit():
         os.fchown(fd, int(os.environ["SUDO_UID"]), int(os.environ.get("SUDO_GID", "-1")))
     try:
-        with os.fdopen(fd, "wb") as out:
+        with _closed(path, os.fdopen(fd, "wb")) as out:
             yield out
     finally:
         if part.exists() and part.stat().st_size:
