@@ -500,7 +500,7 @@ def wait_for_line(process: subprocess.Popen[str], wanted: str) -> None:
         assert line
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_keeps_what_was_recorded(tmp_path: Path, number: signal.Signals) -> None:
     process = start_capture(tmp_path, ["sh", "-c", "echo started; exec sleep 60"])
     assert process.stdout is not None
@@ -525,11 +525,13 @@ def test_a_target_that_ignores_the_interrupt_is_killed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["./no-such-program", "no-such-program", "/etc/passwd", "/tmp"])
 def test_a_target_that_cannot_be_run_is_an_error(tmp_path: Path, command: str) -> None:
-    with pytest.raises(TracepipeError) as caught:
-        run(tmp_path, [command])
+    told: list[str] = []
+    with pytest.raises(TracepipeError) as caught, (tmp_path / "run.jsonl").open("wb") as sink:
+        capture(CaptureRequest([command]), sink, notify=told.append)
     assert command in caught.value.message
     assert caught.value.hint
     assert (tmp_path / "run.jsonl").read_bytes() == b""
+    assert told == []
 
 
 def test_an_exec_that_fails_is_an_error(tmp_path: Path) -> None:
@@ -538,6 +540,7 @@ def test_an_exec_that_fails_is_an_error(tmp_path: Path) -> None:
     program.chmod(0o755)
     with pytest.raises(TracepipeError, match="Exec format error"):
         run(tmp_path, [str(program)])
+    assert (tmp_path / "run.jsonl").read_bytes() == b""
 
 
 def test_under_sudo_the_target_is_the_user(
@@ -545,5 +548,9 @@ def test_under_sudo_the_target_is_the_user(
 ) -> None:
     monkeypatch.setenv("SUDO_UID", "65534")
     monkeypatch.setenv("SUDO_GID", "65534")
-    run(tmp_path, ["id"])
-    assert capfd.readouterr().out.startswith("uid=65534(nobody) gid=65534(nogroup)")
+    for name, value in {"HOME": "/root", "USER": "root", "LOGNAME": "kept"}.items():
+        monkeypatch.setenv(name, value)
+    run(tmp_path, ["sh", "-c", "id; echo $HOME $USER $LOGNAME"])
+    who, names = capfd.readouterr().out.splitlines()
+    assert who.startswith("uid=65534(nobody) gid=65534(nogroup)")
+    assert names == "/nonexistent nobody kept"

@@ -66,8 +66,11 @@ def capture(
             "Give one of: a command after --, --pid, --comm, --system.",
         )
     from tracepipe.capture.gpu import start
+    from tracepipe.capture.library import find_program
     from tracepipe.capture.session import run_session  # here, as --help and convert need none of it
 
+    if request.command:
+        find_program(request.command)  # before anything is said of how it is recorded
     request, device = start(request, notify)
     try:
         try:

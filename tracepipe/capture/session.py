@@ -37,8 +37,10 @@ from tracepipe.model import HostInstant, new_header
 _TICK_S = 0.002  # how often the ring is emptied: at 1.3 million events a second, 170 kB
 _NICE = -10
 _GRACE_S = 2.0  # how long an interrupted target may take to end
-_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGCHLD}
-_INTERRUPTS = {signal.SIGINT, signal.SIGTERM}
+# A terminal that goes away is one too, unless nohup says otherwise: blocked, an ignored signal would come.
+_HANGUP = set() if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else {signal.SIGHUP}
+_INTERRUPTS = {signal.SIGINT, signal.SIGTERM, *_HANGUP}
+_SIGNALS = {*_INTERRUPTS, signal.SIGCHLD}
 # What a header says of the request, where it is not the usual.
 _OPTIONS = (
     "gpu", "gpu_kernels", "gpu_launches", "gpu_blocks", "gpu_memory_bytes", "gpu_warps", "pids", "comm",
@@ -139,7 +141,6 @@ class _Session:
 
     def run(self, notify: Notify) -> CaptureSummary:
         start = _instant()
-        self._write(self._header(start))
         try:
             self._open_processes()
             self.recording.start()
@@ -150,6 +151,7 @@ class _Session:
                 _hurry()
                 if self.target is not None:
                     self.target.release()
+                self._write(self._header(start))  # not before, as a program that cannot be run leaves no file
                 ended_by = self._follow(store, start["monotonic_ns"])
                 before_ns = time.monotonic_ns()
                 self.recording.stop()
