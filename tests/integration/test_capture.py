@@ -365,6 +365,21 @@ def test_the_whole_system(tmp_path: Path, running: subprocess.Popen[str]) -> Non
     assert os.getpid() not in pids
 
 
+def test_a_thread_that_executes_another_program_has_its_processs_id_then(tmp_path: Path) -> None:
+    script = "import os, threading; threading.Thread(target=os.execv, args=('/bin/true', ['true'])).start()"
+    trace, _, _ = run(
+        tmp_path, [sys.executable, "-c", f"{script}; threading.Event().wait()"], layers=("scheduler",)
+    )
+    slices = list(trace.slices("scheduler"))  # every one is closed
+    (process,) = {event["pid"] for event in trace.events}
+    (thread,) = {event["tid"] for event in trace.events} - {process}
+    left = [end["args"]["prev_state"] for begin, end in slices if begin["tid"] == thread]
+    assert left[-1] == "dead"
+    assert max(end["ts_ns"] for _, end in slices) == max(
+        end["ts_ns"] for begin, end in slices if begin["tid"] == process
+    )
+
+
 def test_children_are_left_out(tmp_path: Path, vec_add: str, capfd: pytest.CaptureFixture[str]) -> None:
     trace, _, _ = run(tmp_path, [vec_add, "--fork", "-i", "2"], children=False)
     assert len({event["pid"] for event in trace.events}) == 1
