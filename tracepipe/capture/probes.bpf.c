@@ -803,7 +803,7 @@ static inline int has_the_name(void)
     return comm[0] == COMM_LOW && comm[1] == COMM_HIGH;
 }
 
-/* No thread has this id any more, and no switch will say so. */
+/* The thread that had this id is gone, and no switch has said so. */
 static inline void tell_gone(u32 tid, u32 tgid)
 {
     struct thread *thread = bpf_map_lookup_elem_(TRACKED, &tid);
@@ -829,9 +829,12 @@ int process_exec(void *args)
     int starts = !thread && (is_armed(ids) || has_the_name() || (EVERYONE && ids >> 32 != OWN_TGID));
     if (!thread && !starts)
         return 0;
-    /* Exec from a thread that is not the leader takes over the leader's id; its own is gone. */
-    if (old_tid != tid)
+    /* Exec from a thread that is not the leader takes over the leader's id; its own is gone. The leader may have
+       left its processor after that, under the id that is gone. */
+    if (old_tid != tid) {
         tell_gone(old_tid, ids >> 32);
+        tell_gone(tid, ids >> 32);
+    }
     if (starts || old_tid != tid)
         track(tid, ids >> 32, 1);
     current_thread(ids);
