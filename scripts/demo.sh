@@ -5,11 +5,13 @@ cd "$(dirname "$0")/.."
 tracepipe=.venv/bin/tracepipe
 mkdir -p build/demo
 
-cat_reason() { sed -n 1p build/demo/reason; }
+# What tracepipe says before its error is no reason.
+cat_reason() { grep -m 1 '^tracepipe: ' build/demo/reason || sed -n 1p build/demo/reason; }
 
 # The stand-in brings a libcuda of its own, whose calls probes alone see.
 recording=fixtures/capture-h200/input.jsonl
-if ! make -s -C fixtures/standin BUILD="$PWD/build/standin" 2>build/demo/reason; then
+# Built by a relative path, as make takes no folder with a space in its name.
+if ! make -s -C fixtures/standin BUILD=../../build/standin 2>build/demo/reason; then
     echo "no capture here: $(cat_reason)"
 elif ! $tracepipe capture --force --gpu off -o build/demo/run.jsonl -- build/standin/vec_add 2>build/demo/reason; then
     echo "no capture here: $(cat_reason)"

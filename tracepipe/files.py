@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import shutil
+import stat
 import sys
 import tempfile
 import zlib
@@ -173,33 +174,21 @@ def _give_to_caller(fd: int) -> None:
         os.fchown(fd, int(os.environ["SUDO_UID"]), int(os.environ.get("SUDO_GID", "-1")))
 
 
-def _is_other_than_file(target: Path, source: str, *, force: bool) -> bool:
-    """Whether `target` is there and is no file. Raises OutputError if it must not be written."""
+def _kind(path: Path) -> int:
+    """What stands there, as `stat.S_IFMT` says it; 0 for nothing. Raises OutputError if it cannot be seen."""
     try:
-        if target.is_dir():
-            raise OutputError(f"{target} is a directory", "name a file in it with -o")
-        if not target.is_file():
-            return target.exists()
-        if not force:
-            raise OutputError(f"{target} exists", "--force overwrites it, -o names another")
-        if source not in ("", STANDARD) and Path(source).exists() and target.samefile(source):
-            raise OutputError(f"{target} is the recording itself", "name another file with -o")
+        return stat.S_IFMT(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
     except OSError as e:
-        raise _no_place(target, e) from e
-    return False
+        raise OutputError(f"cannot write {path}: {e.strerror}", "name another place with -o") from e
 
 
-def _is_there(target: Path) -> bool:
-    """Whether there is something of that name. Raises OutputError if nothing can have it."""
+def _is_same_file(target: Path, source: str) -> bool:
     try:
-        return target.exists()
-    except OSError as e:
-        raise _no_place(target, e) from e
-
-
-def _no_place(target: Path, error: OSError) -> OutputError:
-    """For a folder that may not be searched, a name that is too long."""
-    return OutputError(f"cannot write {target}: {error.strerror}", "name another place with -o")
+        return target.samefile(source)
+    except OSError:  # no such source: whoever reads it says so
+        return False
 
 
 @contextmanager
@@ -216,7 +205,14 @@ def replacing(path: str, *, force: bool, source: str = "", on_terminal: bool = F
             sys.stdout.buffer.flush()
         return
     target = Path(path)
-    if _is_other_than_file(target, source, force=force):  # /dev/null, a pipe: nothing to replace
+    kind = _kind(target)
+    if kind == stat.S_IFDIR:
+        raise OutputError(f"{path} is a directory", "name a file in it with -o")
+    if kind == stat.S_IFREG and not force:
+        raise OutputError(f"{path} exists", "--force overwrites it, -o names another")
+    if source not in ("", STANDARD) and kind == stat.S_IFREG and _is_same_file(target, source):
+        raise OutputError(f"{path} is the recording itself", "name another file with -o")
+    if kind not in (0, stat.S_IFREG):  # /dev/null, a pipe: nothing to replace
         with _writing(path), target.open("wb") as out:
             yield out
         return
@@ -248,7 +244,7 @@ def replacing_folder(path: str, *, force: bool) -> Iterator[Path]:
     target = Path(path).resolve()
     if path == STANDARD:
         raise OutputError("a folder cannot go to standard output", "name it with -o")
-    if _is_there(target) and (not force or not target.is_dir()):
+    if _kind(target) and (not force or not target.is_dir()):
         hint = "-o names another" if not target.is_dir() else "--force overwrites it, -o names another"
         raise OutputError(f"{path} exists", hint)
     try:
@@ -298,6 +294,16 @@ def free_name(stem: str, suffix: str) -> str:
 
 
 @contextmanager
+def _closed(path: str, out: BinaryIO) -> Iterator[BinaryIO]:
+    """The file, closed at the end. That writes the rest of it, and may find the disk full."""
+    try:
+        yield out
+    finally:
+        with _writing(path):
+            out.close()
+
+
+@contextmanager
 def keeping(path: str, *, force: bool) -> Iterator[BinaryIO]:
     """Write a recording, under `path` + ".part" until it ends; what was written stays, whatever happened.
 
@@ -308,7 +314,16 @@ def keeping(path: str, *, force: bool) -> Iterator[BinaryIO]:
         sys.stdout.buffer.flush()
         return
     target, part = Path(path), Path(f"{path}.part")
-    if _is_there(target) and not force:
+    kind = _kind(target)
+    if kind == stat.S_IFDIR:
+        raise OutputError(f"{path} is a directory", "name a file in it with -o")
+    if kind in (stat.S_IFCHR, stat.S_IFIFO):  # /dev/null, a pipe: nothing to replace, least of all by root
+        with _writing(path):
+            device = target.open("wb")
+        with _closed(path, device) as out:
+            yield out
+        return
+    if kind and not force:
         raise OutputError(f"{path} exists", "--force overwrites it, -o names another")
     if force:
         part.unlink(missing_ok=True)
@@ -322,7 +337,7 @@ def keeping(path: str, *, force: bool) -> Iterator[BinaryIO]:
         raise OutputError(f"cannot write {part}: {e.strerror}", "name another place with -o") from e
     _give_to_caller(fd)
     try:
-        with os.fdopen(fd, "wb") as out:
+        with _closed(path, os.fdopen(fd, "wb")) as out:
             yield out
     finally:
         if part.exists() and part.stat().st_size:

@@ -365,6 +365,21 @@ def test_the_whole_system(tmp_path: Path, running: subprocess.Popen[str]) -> Non
     assert os.getpid() not in pids
 
 
+def test_a_thread_that_executes_another_program_has_its_processs_id_then(tmp_path: Path) -> None:
+    script = "import os, threading; threading.Thread(target=os.execv, args=('/bin/true', ['true'])).start()"
+    trace, _, _ = run(
+        tmp_path, [sys.executable, "-c", f"{script}; threading.Event().wait()"], layers=("scheduler",)
+    )
+    slices = list(trace.slices("scheduler"))  # every one is closed
+    (process,) = {event["pid"] for event in trace.events}
+    (thread,) = {event["tid"] for event in trace.events} - {process}
+    left = [end["args"]["prev_state"] for begin, end in slices if begin["tid"] == thread]
+    assert left[-1] == "dead"
+    assert max(end["ts_ns"] for _, end in slices) == max(
+        end["ts_ns"] for begin, end in slices if begin["tid"] == process
+    )
+
+
 def test_children_are_left_out(tmp_path: Path, vec_add: str, capfd: pytest.CaptureFixture[str]) -> None:
     trace, _, _ = run(tmp_path, [vec_add, "--fork", "-i", "2"], children=False)
     assert len({event["pid"] for event in trace.events}) == 1
@@ -525,11 +540,13 @@ def test_a_target_that_ignores_the_interrupt_is_killed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["./no-such-program", "no-such-program", "/etc/passwd", "/tmp"])
 def test_a_target_that_cannot_be_run_is_an_error(tmp_path: Path, command: str) -> None:
-    with pytest.raises(TracepipeError) as caught:
-        run(tmp_path, [command])
+    told: list[str] = []
+    with pytest.raises(TracepipeError) as caught, (tmp_path / "run.jsonl").open("wb") as sink:
+        capture(CaptureRequest([command]), sink, notify=told.append)
     assert command in caught.value.message
     assert caught.value.hint
     assert (tmp_path / "run.jsonl").read_bytes() == b""
+    assert told == []
 
 
 def test_an_exec_that_fails_is_an_error(tmp_path: Path) -> None:
@@ -538,6 +555,7 @@ def test_an_exec_that_fails_is_an_error(tmp_path: Path) -> None:
     program.chmod(0o755)
     with pytest.raises(TracepipeError, match="Exec format error"):
         run(tmp_path, [str(program)])
+    assert (tmp_path / "run.jsonl").read_bytes() == b""
 
 
 def test_under_sudo_the_target_is_the_user(
@@ -545,5 +563,9 @@ def test_under_sudo_the_target_is_the_user(
 ) -> None:
     monkeypatch.setenv("SUDO_UID", "65534")
     monkeypatch.setenv("SUDO_GID", "65534")
-    run(tmp_path, ["id"])
-    assert capfd.readouterr().out.startswith("uid=65534(nobody) gid=65534(nogroup)")
+    for name, value in {"HOME": "/root", "USER": "root", "LOGNAME": "kept"}.items():
+        monkeypatch.setenv(name, value)
+    run(tmp_path, ["sh", "-c", "id; echo $HOME $USER $LOGNAME"])
+    who, names = capfd.readouterr().out.splitlines()
+    assert who.startswith("uid=65534(nobody) gid=65534(nogroup)")
+    assert names == "/nonexistent nobody kept"

@@ -14,7 +14,7 @@ from tracepipe.capture.gpu.cuda_parts import Compiler, Part, Parts
 from tracepipe.capture.gpu.driver import Driver, Gpu, Owner
 from tracepipe.capture.gpu.toolchain import Toolchain
 from tracepipe.capture.machine import Machine
-from tracepipe.capture.refusals import ENOTSUPP
+from tracepipe.capture.refusals import ENOTSUPP, SUDO
 from tracepipe.doctor import AREAS, Finding, as_json, can_capture, examine, report
 from tracepipe.doctor.finding import Examination
 from tracepipe.doctor.trials import Timing
@@ -140,7 +140,7 @@ def test_no_privileges_hold_for_every_layer_and_are_tried_once() -> None:
     trials = FakeTrials({"map_and_program": OSError(errno.EPERM, "Operation not permitted")})
     findings = examine(user, trials)
     rows = {finding.name: finding for finding in findings}
-    assert (rows["privileges"].state, rows["privileges"].mend) == ("fails", "sudo -E tracepipe …")
+    assert (rows["privileges"].state, rows["privileges"].mend) == ("fails", SUDO)
     for layer in ("userspace", "syscall", "kernel", "scheduler"):
         assert rows[layer].state == "fails"
         assert "needs root" in rows[layer].detail

@@ -17,7 +17,7 @@ import zstandard
 
 from tracepipe import files
 from tracepipe.errors import InputError, OutputError
-from tracepipe.files import HEAD_BYTES, default_output, open_input, replacing
+from tracepipe.files import HEAD_BYTES, default_output, keeping, open_input, replacing
 
 TEXT = b"".join(b'{"line":%d}\n' % n for n in range(40_000))
 
@@ -301,3 +301,60 @@ def test_names_stay_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         made.append(files.free_name("vec_add", ".jsonl"))
         Path(made[-1]).touch()
     assert made == ["vec_add.jsonl", "vec_add-2.jsonl", "vec_add-3.jsonl"]
+
+
+def test_a_recording_has_its_name_when_it_ends(tmp_path: Path) -> None:
+    target = tmp_path / "run.jsonl"
+    with keeping(str(target), force=False) as out:
+        out.write(b"line\n")
+        assert [path.name for path in tmp_path.iterdir()] == ["run.jsonl.part"]
+    assert target.read_bytes() == b"line\n"
+    with pytest.raises(OutputError, match="exists"):
+        keeping(str(target), force=False).__enter__()
+
+
+def test_a_recording_that_was_never_begun_leaves_the_old_one(tmp_path: Path) -> None:
+    target = tmp_path / "run.jsonl"
+    target.write_text("old")
+    with pytest.raises(ValueError), keeping(str(target), force=True):
+        raise ValueError
+    assert target.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_recording_goes_into_a_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    read: list[bytes] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()))
+    reader.start()
+    with keeping(str(pipe), force=True) as out:
+        out.write(b"line\n")
+    reader.join()
+    assert read == [b"line\n"]
+    assert pipe.is_fifo()
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_recording_is_no_directory(force: bool, tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="is a directory"):
+        keeping(str(tmp_path), force=force).__enter__()
+    assert not Path(f"{tmp_path}.part").exists()
+
+
+def test_a_full_disk_keeps_what_was_recorded(small_disk: Path) -> None:
+    target = small_disk / "run.jsonl"
+    with (
+        pytest.raises(OutputError, match=r"run.jsonl: No space left on device"),
+        keeping(str(target), force=False) as out,
+    ):
+        out.write(b"x" * 60_000)
+        out.write(b"x" * 7000)  # still in the buffer when it ends
+    assert target.stat().st_size > 60_000
+
+
+@pytest.mark.parametrize("write", [keeping, replacing])
+def test_a_place_that_nobody_can_look_at_is_named(write: Any, tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="x: File name too long") as caught:
+        write(str(tmp_path / ("x" * 300)), force=False).__enter__()
+    assert caught.value.hint == "name another place with -o"

@@ -8,7 +8,8 @@ Nothing native is imported until an engine starts.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import BinaryIO
+from importlib import import_module
+from typing import BinaryIO, cast
 
 from tracepipe.capture.engine import (
     CaptureRequest,
@@ -23,29 +24,21 @@ from tracepipe.errors import CaptureUnavailable, TracepipeError
 __all__ = ["ENGINES", "CaptureRequest", "CaptureSummary", "Engine", "capture", "choose"]
 
 
-def _bcc() -> Engine:
-    from tracepipe.capture.bcc_engine import BccEngine
+def _engine(place: str) -> Callable[[], Engine]:
+    """The maker of an engine, `module:Class`, which is imported when it is made."""
 
-    return BccEngine()
+    def make() -> Engine:
+        module, _, name = place.partition(":")
+        return cast(Engine, getattr(import_module(module), name)())
 
-
-def _prebuilt() -> Engine:
-    from tracepipe.capture.bcc_engine import PrebuiltEngine
-
-    return PrebuiltEngine()
-
-
-def _bpftrace() -> Engine:
-    from tracepipe.capture.bpftrace_engine import BpftraceEngine
-
-    return BpftraceEngine()
+    return make
 
 
 # Method → the maker of its engine, best first: `auto` takes the first that works on this machine.
 ENGINES: dict[str, Callable[[], Engine]] = {
-    "bcc": _bcc,
-    "prebuilt": _prebuilt,
-    "bpftrace": _bpftrace,
+    "bcc": _engine("tracepipe.capture.bcc_engine:BccEngine"),
+    "prebuilt": _engine("tracepipe.capture.bcc_engine:PrebuiltEngine"),
+    "bpftrace": _engine("tracepipe.capture.bpftrace_engine:BpftraceEngine"),
 }
 
 
@@ -66,8 +59,11 @@ def capture(
             "Give one of: a command after --, --pid, --comm, --system.",
         )
     from tracepipe.capture.gpu import start
+    from tracepipe.capture.library import find_program
     from tracepipe.capture.session import run_session  # here, as --help and convert need none of it
 
+    if request.command:
+        find_program(request.command)  # before anything is said of how it is recorded
     request, device = start(request, notify)
     try:
         try:

@@ -12,6 +12,7 @@ from pathlib import Path
 from tracepipe.capture.compile import compiled, import_bcc
 from tracepipe.capture.engine import ALL_LAYERS, Notify, Plan
 from tracepipe.capture.probes import ProbeRecording
+from tracepipe.capture.refusals import SUDO
 from tracepipe.capture.syscalls import SYSCALLS
 from tracepipe.errors import CaptureUnavailable
 
@@ -66,4 +67,4 @@ def check_machine() -> None:
     if numbers < _OLDEST:
         raise CaptureUnavailable(f"Kernel {release} is too old for capture.", "Use Linux 5.15 or later.")
     if os.geteuid() != 0:
-        raise CaptureUnavailable("Capture with eBPF needs root.", "sudo -E tracepipe capture …")
+        raise CaptureUnavailable("Capture with eBPF needs root.", SUDO)

@@ -7,7 +7,7 @@ from tracepipe.capture.engine import Notify
 from tracepipe.capture.hook_index import HookIndex
 from tracepipe.capture.library import LibrarySearch
 from tracepipe.capture.procaddress import VARIANTS, handed_out, hands_out
-from tracepipe.capture.python_packages import python_of
+from tracepipe.capture.python_packages import interpreter_of, python_of
 from tracepipe.errors import InputError
 
 Functions = dict[int, list[str]]
@@ -59,7 +59,7 @@ class FunctionTables:
 
         That is, if it has one of those that the hooks name plainly: a pattern may fit the program's own.
         """
-        if python_of(program):
+        if interpreter_of(program) or python_of(program):  # a script has no functions
             return {}
         fitting = {
             offset: names for offset, names in self.all_of(program).items() if any(map(index.find, names))

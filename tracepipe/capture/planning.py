@@ -27,6 +27,7 @@ LAYER_SETS: dict[str, tuple[str, ...]] = {
     "kernel": ("nvidia-kmod",),
     "scheduler": ("context-switch", "nvidia-kmod"),
 }
+_DRIVER_API = "cuda-driver"
 _RUNTIME = "libcudart.so"
 _SLOW_TO_ATTACH = {"bpftrace"}
 """Engines that take 10 ms and more a probe to attach, and 0.1 s to detach."""
@@ -87,6 +88,8 @@ def plan_of(
     }
     for layer, reason in missing.items():
         notify(f"no {layer} layer: {reason}")
+    if "userspace" not in missing and _DRIVER_API in selection.unresolved:
+        notify(f"no CUDA driver calls: {selection.unresolved[_DRIVER_API]}; --library names the file")
     layers = tuple(layer for layer in layers if layer not in missing)
     if not layers and not told:
         reasons = "; ".join(f"{layer}: {reason}" for layer, reason in missing.items())

@@ -803,6 +803,20 @@ static inline int has_the_name(void)
     return comm[0] == COMM_LOW && comm[1] == COMM_HIGH;
 }
 
+/* The thread that had this id is gone, and no switch has said so. */
+static inline void tell_gone(u32 tid, u32 tgid)
+{
+    struct thread *thread = bpf_map_lookup_elem_(TRACKED, &tid);
+    if (!thread)
+        return;
+    struct record *r = WITH_SCHEDULER && thread->running == 1 ? new_record(SCHEDULER, SWITCH_OUT, tid, tgid, 0) : 0;
+    if (r) {
+        r->a[0] = 0x10; /* EXIT_DEAD */
+        submit(r);
+    }
+    bpf_map_delete_elem_(TRACKED, &tid);
+}
+
 int process_exec(void *args)
 {
     u64 ids = bpf_get_current_pid_tgid();
@@ -815,14 +829,17 @@ int process_exec(void *args)
     int starts = !thread && (is_armed(ids) || has_the_name() || (EVERYONE && ids >> 32 != OWN_TGID));
     if (!thread && !starts)
         return 0;
-    /* Exec from a thread that is not the leader takes over the leader's id. */
-    if (old_tid != tid)
-        bpf_map_delete_elem_(TRACKED, &old_tid);
+    /* Exec from a thread that is not the leader takes over the leader's id; its own is gone. The leader may have
+       left its processor after that, under the id that is gone. */
+    if (old_tid != tid) {
+        tell_gone(old_tid, ids >> 32);
+        tell_gone(tid, ids >> 32);
+    }
     if (starts || old_tid != tid)
         track(tid, ids >> 32, 1);
     current_thread(ids);
     tell_name(THREAD_NAME, tid, ids >> 32, 0);
-    if (starts)
+    if (starts || old_tid != tid)
         tell_running(tid, ids >> 32);
     return 0;
 }

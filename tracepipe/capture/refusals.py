@@ -22,7 +22,8 @@ from tracepipe.errors import CaptureUnavailable
 ENOTSUPP = 524
 """The kernel's own number, in no errno.h."""
 _CONTAINER_FLAGS = "--privileged"
-_SUDO = "sudo -E tracepipe …"
+SUDO = 'sudo -E env "PATH=$PATH" tracepipe …'
+"""Finds tracepipe and the command in a virtual environment too; sudo alone has a search path of its own."""
 _OLDEST = (5, 15)  # bpf_get_attach_cookie
 
 
@@ -131,12 +132,12 @@ _REASONS = (
             and case.machine.has("CAP_PERFMON")
         ),
         "With CAP_BPF and CAP_PERFMON but without CAP_SYS_ADMIN there is not {what}: {error}.",
-        f"{_SUDO}   (or Linux 6.6, where functions are probed without perf events)",
+        f"{SUDO}   (or Linux 6.6, where functions are probed without perf events)",
     ),
     _Reason(
         lambda case: case.is_denial and not case.is_root,
         "Capture with eBPF needs root: {error}.",
-        _SUDO,
+        SUDO,
     ),
     _Reason(
         lambda case: case.is_denial and case.machine.is_initial_user_namespace is False,

@@ -141,7 +141,6 @@ class _Session:
 
     def run(self, notify: Notify) -> CaptureSummary:
         start = _instant()
-        self._write(self._header(start))
         try:
             self._open_processes()
             self.recording.start()
@@ -152,6 +151,7 @@ class _Session:
                 _hurry()
                 if self.target is not None:
                     self.target.release()
+                self._write(self._header(start))  # not before, as a program that cannot be run leaves no file
                 ended_by = self._follow(store, start["monotonic_ns"])
                 before_ns = time.monotonic_ns()
                 self.recording.stop()

@@ -115,8 +115,8 @@ def _become(
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            _drop_to_caller()
-            os.execve(program, command, {**os.environ, **environment})
+            caller = _drop_to_caller()
+            os.execve(program, command, {**os.environ, **caller, **environment})
     except OSError as error:
         os.write(failure, str(error.errno).encode())
     except KeyError:  # SUDO_UID of no user
@@ -125,13 +125,24 @@ def _become(
         os._exit(127)
 
 
-def _drop_to_caller() -> None:
-    """Under sudo, become the user who called it, with that user's groups."""
+def _drop_to_caller() -> dict[str, str]:
+    """Under sudo, become the user who called it, with that user's groups; what its environment says of root
+    is said of that user.
+    """
     if os.geteuid() != 0 or not {"SUDO_UID", "SUDO_GID"} <= os.environ.keys():
-        return
+        return {}
     uid, gid = int(os.environ["SUDO_UID"]), int(os.environ["SUDO_GID"])
     if uid == 0:
-        return
-    os.initgroups(pwd.getpwuid(uid).pw_name, gid)
+        return {}
+    root, caller = _names(0), _names(uid)
+    os.initgroups(caller["USER"], gid)
     os.setgid(gid)
     os.setuid(uid)
+    # With -E sudo leaves the caller's own, which need not be those of the user database.
+    return {name: caller[name] for name in caller if os.environ.get(name) == root[name]}
+
+
+def _names(uid: int) -> dict[str, str]:
+    """What a login puts into a user's environment."""
+    user = pwd.getpwuid(uid)
+    return {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name}

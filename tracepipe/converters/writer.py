@@ -24,7 +24,7 @@ class TraceInfo:
 
 
 class Writer(Protocol):
-    """Writes one timeline to a stream that it does not close."""
+    """Writes one timeline to a stream that it does not close. It is made with that and a `TraceInfo`."""
 
     def write(self, ops: list[Op]) -> None:
         """Write operations in the order given."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from tracepipe.capture.machine import CAPABILITIES, Machine
-from tracepipe.capture.refusals import Operation, explain
+from tracepipe.capture.refusals import SUDO, Operation, explain
 from tracepipe.doctor.finding import ABSENT, FAILS, LIMITED, WORKS, Examination, Finding
 from tracepipe.doctor.trials import Timing
 from tracepipe.errors import CaptureUnavailable
@@ -14,7 +14,6 @@ OLDEST = (5, 15)
 _FILES_NEEDED = 256  # a capture's maps, links and pipes, and what Python has open, with room to spare
 _FILES_WANTED = 8192  # one for each entry and return where functions are probed one by one
 _ELSEWHERE = "Capture on Linux, on x86-64 or aarch64; files are converted anywhere."
-_SUDO = "sudo -E tracepipe …"
 _MORE_FILES = f"ulimit -n {_FILES_WANTED}"
 _LINUX = "Linux"
 _ARCHITECTURES = ("x86_64", "aarch64")
@@ -52,13 +51,13 @@ def _privileges(facts: Machine) -> Row:
         return (
             WORKS if facts.euid == 0 else FAILS,
             f"{user}, capabilities not known",
-            "" if facts.euid == 0 else _SUDO,
+            "" if facts.euid == 0 else SUDO,
         )
     wanted = [name for name in CAPABILITIES if name != "CAP_SYS_RESOURCE"]
     has = [name for name in wanted if name in facts.capabilities]
     detail = f"{user}, {', '.join(has) or 'no capability that tracing needs'}"
     if facts.euid != 0:
-        return FAILS, detail, _SUDO
+        return FAILS, detail, SUDO
     if facts.is_initial_user_namespace is False:
         return FAILS, f"{detail}; of a user namespace only", "Be root outside of it (sudo)."
     if "CAP_SYS_ADMIN" not in facts.capabilities:
@@ -121,7 +120,7 @@ def _tracefs(facts: Machine) -> Row:
     if facts.has("CAP_SYS_ADMIN"):
         return LIMITED, "not mounted; a capture mounts it", mend
     if facts.euid != 0:
-        return FAILS, "not to be seen by this user", _SUDO
+        return FAILS, "not to be seen by this user", SUDO
     return FAILS, "not mounted", mend
 
 
