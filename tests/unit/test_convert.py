@@ -18,6 +18,7 @@ from tracepipe.account import PROBLEMS_KEPT
 from tracepipe.convert import Conversion, ConvertOptions, Report, check
 from tracepipe.converters import CONVERTERS
 from tracepipe.errors import FormatError, InputError
+from tracepipe.model import ID_LIMIT, MASK_LIMIT, OFFSET_LIMIT_NS, SLOT_LIMIT, SM_LIMIT, TIME_LIMIT_NS
 from tracepipe.opening import clock_records, footer_notes
 from tracepipe.report_text import lines
 
@@ -336,3 +337,27 @@ def test_memory_does_not_grow_with_the_recording(output_format: str, tmp_path: P
     assert after_mb < 64
     # 40 bytes an event at most: an event that stayed would be hundreds.
     assert after_mb - before_mb < 8
+
+
+def test_the_largest_numbers_that_a_line_may_have_are_drawn_by_every_format(recording: Any) -> None:
+    ids, any_number = {"pid": ID_LIMIT, "tid": ID_LIMIT}, (1 << 64) - 1
+    columns: dict[str, Any] = {
+        "warp": [any_number],
+        "sm": [SM_LIMIT],
+        "slot": [SLOT_LIMIT],
+        "entry_ns": [OFFSET_LIMIT_NS],
+        "exit_ns": [OFFSET_LIMIT_NS],
+        "exit_clk": [any_number],
+        "exit_mask": [MASK_LIMIT],
+    }
+    start = dict.fromkeys(("monotonic_ns", "boottime_ns", "realtime_ns"), TIME_LIMIT_NS)
+    path = recording(
+        HEADER | {"start": start, "clocks": ["monotonic"]},
+        call(TIME_LIMIT_NS, phase="X", dur_ns=TIME_LIMIT_NS, cpu=any_number, launch=any_number, **ids),
+        call(TIME_LIMIT_NS, phase="B", pid=1, tid=ID_LIMIT),
+        {"type": "gpu_warp", "name": "k", "ts_ns": TIME_LIMIT_NS, "gpu": any_number, **columns},
+        {"type": "loss", "count": any_number, "ts_ns": TIME_LIMIT_NS, "dur_ns": TIME_LIMIT_NS},
+    )
+    for form in CONVERTERS.values():
+        report = Conversion(path, form, ConvertOptions()).run(io.BytesIO())
+        assert (report.skipped, report.counts["kernel"], report.counts["gpu_warp"]) == (0, 2, 1)

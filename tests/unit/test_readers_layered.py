@@ -236,12 +236,25 @@ BROKEN = [
     (b'{"ts":1.0,"type":"memory","op":null}', "op", "must be a string, not None"),
     (b'{"ts":1.0,"type":"kernel","name":"f","phase":"X"}', "phase", "must be B, E or I or absent, not 'X'"),
     (b'{"ts":1.0,"type":"kernel","name":"f","phase":{}}', "phase", "must be B, E or I or absent, not {}"),
-    (b'{"ts":1.0,"type":"kernel","name":"f","pid":"7"}', "pid", "must be an integer of at least 0, not '7'"),
-    (b'{"ts":1.0,"type":"kernel","name":"f","tid":-7}', "tid", "must be an integer of at least 0, not -7"),
+    (
+        b'{"ts":1.0,"type":"kernel","name":"f","pid":"7"}',
+        "pid",
+        "must be an integer from 0 to 2147483647, not '7'",
+    ),
+    (
+        b'{"ts":1.0,"type":"kernel","name":"f","tid":-7}',
+        "tid",
+        "must be an integer from 0 to 2147483647, not -7",
+    ),
+    (
+        b'{"ts":1.0,"type":"kernel","name":"f","pid":2147483648}',
+        "pid",
+        "must be an integer from 0 to 2147483647",
+    ),
     (
         b'{"ts":1.0,"type":"kernel","name":"f","cpu":true}',
         "cpu",
-        "must be an integer of at least 0, not True",
+        "must be an integer from 0 to 2147483647, not True",
     ),
     (b'{"ts":1.0,"type":"kernel","name":"f","comm":[]}', "comm", "must be a string, not []"),
     (

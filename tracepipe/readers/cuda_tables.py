@@ -20,7 +20,7 @@ from __future__ import annotations
 import re
 from typing import Any, BinaryIO, cast
 
-from tracepipe.model import TIME_LIMIT_NS, Batch, Problem, Record, new_header
+from tracepipe.model import ID_LIMIT, TIME_LIMIT_NS, Batch, Problem, Record, new_header
 from tracepipe.readers.lines import BOM, Rejoined
 from tracepipe.readers.recording import InputFormat, Recording, batches_of
 from tracepipe.validate import Fault, shown
@@ -314,6 +314,9 @@ class _Rows:
         comm, pid, name = (part.decode(errors="backslashreplace") if part else "" for part in who)
         if who[0] and _MARK.search(who[0]):
             self._problem("PROCESS", f"holds another row: {shown(comm)}")
+            return False
+        if int(pid) > ID_LIMIT:
+            self._problem("PID", f"must be at most {ID_LIMIT}, not {pid}")
             return False
         self._any = True
         read = _Details()

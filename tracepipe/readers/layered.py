@@ -28,7 +28,7 @@ from typing import Any, BinaryIO
 
 import orjson
 
-from tracepipe.model import TIME_LIMIT_NS, Batch, Problem, Record, new_header
+from tracepipe.model import ID_LIMIT, TIME_LIMIT_NS, Batch, Problem, Record, new_header
 from tracepipe.readers.lines import BOM, TOO_DEEP, is_too_deep
 from tracepipe.readers.recording import InputFormat, Recording, batches_of
 from tracepipe.validate import Fault, shown
@@ -101,8 +101,8 @@ def _number_fault(value: Any, limit: int) -> str:
 def _who_fault(line: Record) -> Fault | None:
     """The first of the identity fields that has a wrong type."""
     for name in ("pid", "tid", "cpu"):
-        if name in line and (type(line[name]) is not int or line[name] < 0):
-            return name, f"must be an integer of at least 0, not {shown(line[name])}"
+        if name in line and (type(line[name]) is not int or not 0 <= line[name] <= ID_LIMIT):
+            return name, f"must be an integer from 0 to {ID_LIMIT}, not {shown(line[name])}"
     if "comm" in line and type(line["comm"]) is not str:
         return "comm", f"must be a string, not {shown(line['comm'])}"
     return None
