@@ -316,13 +316,15 @@ class Batch:
 
     A reader gives `records`, or, where it knows that shapes repeat, `events`.
 
-    `offset_bytes` is how far into the input the batch ends, for progress.
+    `offset_bytes` is how far into the input the batch ends, for progress. `passed_over` are lines, with
+    their numbers, that are none of the format's: a log's, or another format's.
     """
 
     records: list[Record] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     offset_bytes: int = 0
     events: list[Timed] = field(default_factory=list)
+    passed_over: list[tuple[int, bytes]] = field(default_factory=list)
 
     def take(self) -> list[Timed]:
         """All of the batch as events; `records` are used up."""

@@ -287,6 +287,15 @@ def test_a_broken_line_costs_itself_only(line: bytes, field: str, message: str) 
     assert len(problems[0].message) < 250
 
 
+def test_a_second_recording_behind_the_first_is_said_once() -> None:
+    first = [b'{"ts":%d,"type":"kernel","name":"f"}' % ms for ms in (1, 900, 5000, 4001, 5001)]
+    second = [b'{"ts":%d,"type":"kernel","name":"f"}' % ms for ms in (1, 800, 1, 2)]
+    records, problems = read(b"\n".join(first + second) + b"\n")
+    assert len(records) == 9
+    message = "goes back by 5000 ms: times may count from another start from here on"
+    assert problems == [Problem(6, "ts", message, skipped=False)]
+
+
 def test_what_nests_to_the_limit_is_kept_and_can_be_written() -> None:
     line = b'{"ts":1,"type":"kernel","name":"f","x":' + b"[[],[]," * 150 + b"1" + b"]" * 150 + b"}"
     records, problems = read(line)

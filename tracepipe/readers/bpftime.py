@@ -114,6 +114,8 @@ class _Text:
                 return
         if _MARK.search(text):
             self._problem("", f"is no whole line of a bpftime tool: {shown(text)}")
+        elif text:
+            batch.passed_over.append((number, text))
 
     def at_end(self, batch: Batch) -> None:
         """Say that no line was of a bpftime tool, if none was."""

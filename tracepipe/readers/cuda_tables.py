@@ -237,6 +237,8 @@ class _Rows:
         elif _MARK.search(text):
             broken = "was cut off in the middle of the row" if cut else "is no whole row of the table"
             self._problem("", f"{broken}: {shown(text)}")
+        elif text:
+            batch.passed_over.append((number, text))
 
     def at_end(self, batch: Batch) -> None:
         """Write what waits for an exit, and say what there is to say of the whole input."""

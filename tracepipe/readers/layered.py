@@ -69,6 +69,8 @@ _TS_TEXT = re.compile(rb'"ts"\s*:\s*(-?[0-9.]+(?:[eE][-+]?[0-9]+)?)')
 
 _LOST_TEXT = re.compile(rb"Lost (\d{1,18}) events")
 _LOST_REASON = "bpftrace's buffer was full"
+# Lines of several processors come out of order, but within the time of one look at the buffers.
+_DISORDER_NS = 1_000_000_000
 # Heartbeats and comments; what bpftrace says at the start; the maps and histograms it prints at the end.
 _SCRIPT_TEXT = re.compile(rb"#|Attaching \d+ probes?\.\.\.|@|[\[(].*[\])]\s+\d+ \|[@ ]*\|$")
 _BLOCK_TITLE = re.compile(rb"===+ .* ===+$")
@@ -202,6 +204,7 @@ class _Text:
         self._seen_json = False
         self._in_block = False
         self._said_transfer = False
+        self._last_ns = 0
         self._unwrapped = _Unwrapped()
 
     def read(self, number: int, text: bytes, cut: bool, batch: Batch) -> None:
@@ -240,6 +243,8 @@ class _Text:
             self._in_block = True
         elif broken or not (_SCRIPT_TEXT.match(text) or self._in_block or not self._seen_json):
             batch.problems.append(Problem(number, "", f"is neither JSON nor the script's: {shown(text)}"))
+        else:
+            batch.passed_over.append((number, text))
 
     def _read_json(self, number: int, line: Record, text: bytes, batch: Batch) -> Fault | None:
         kind = line.get("type")
@@ -261,7 +266,17 @@ class _Text:
                 )
             )
         batch.records.append(record)
+        self._check_order(number, ns_of_ms(line["ts"], text), batch)
         return None
+
+    def _check_order(self, number: int, ts_ns: int, batch: Batch) -> None:
+        back_ns = self._last_ns - ts_ns
+        self._last_ns = ts_ns if back_ns > _DISORDER_NS else max(ts_ns, self._last_ns)
+        if back_ns > _DISORDER_NS:
+            message = (
+                f"goes back by {back_ns // 1_000_000} ms: times may count from another start from here on"
+            )
+            batch.problems.append(Problem(number, "ts", message, skipped=False))
 
     def at_end(self, batch: Batch) -> None:
         """Read what waits for its newline, and say what there is to say of the whole input."""
