@@ -18,6 +18,8 @@ from tracepipe.errors import InputError, OutputError
 STANDARD = "-"
 HEAD_BYTES = 1 << 16
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+# pzstd puts a skippable frame before each other one (RFC 8878, 3.1.2: 0x184D2A50 to 0x184D2A5F).
+_ZSTD_SKIPPABLE = tuple(bytes((first, 0x2A, 0x4D, 0x18)) for first in range(0x50, 0x60))
 _ZSTD_STEP_BYTES = 1 << 14
 
 
@@ -72,7 +74,7 @@ class InputStream:
         self._from: Any = raw
         if magic.startswith(_GZIP):
             self._from = gzip.GzipFile(fileobj=raw)
-        elif magic.startswith(_ZSTD):
+        elif magic.startswith((_ZSTD, *_ZSTD_SKIPPABLE)):
             self._from = _ZstdFrames(raw)
 
     def _pull(self, size: int) -> bytes:

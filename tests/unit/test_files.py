@@ -46,6 +46,7 @@ def read_all(path: Path | str) -> tuple[bytes, str]:
 
 
 half = len(TEXT) // 2
+SKIPPABLE = b"\x50\x2a\x4d\x18\x04\0\0\0" + b"size"
 
 
 @pytest.mark.parametrize(
@@ -57,8 +58,9 @@ half = len(TEXT) // 2
         zstd(TEXT),
         zstd_of_unknown_size(TEXT),
         zstd(TEXT[:half]) + zstd(b"") + zstd(TEXT[half:]),
+        SKIPPABLE + zstd(TEXT[:half]) + SKIPPABLE + zstd(TEXT[half:]),
     ],
-    ids=["plain", "gzip", "gzip of two members", "zstd", "streamed zstd", "zstd of three frames"],
+    ids=["plain", "gzip", "gzip of two members", "zstd", "streamed zstd", "zstd of three frames", "pzstd"],
 )
 @pytest.mark.parametrize("name", ["run.jsonl", "run.gz"])
 def test_content_decides_how_an_input_is_unpacked(packed: bytes, name: str, tmp_path: Path) -> None:
