@@ -57,6 +57,8 @@ ID_LIMIT: Final = (1 << 31) - 1
 # The hardware of today has below 200 SMs and 64 slots on each; tracks are kept and ordered by both numbers.
 SM_LIMIT: Final = (1 << 16) - 1
 SLOT_LIMIT: Final = (1 << 12) - 1
+# A billion events a second for three days; sums over a file stay within 64 bits.
+COUNT_LIMIT: Final = (1 << 48) - 1
 MASK_LIMIT: Final = (1 << 32) - 1
 
 
@@ -183,7 +185,7 @@ class ClockRecord(TypedDict):
 
 class _LossRequired(TypedDict):
     type: Annotated[str, Doc("record type", enum=("loss",))]
-    count: Annotated[int, Doc("events lost", minimum=0)]
+    count: Annotated[int, Doc("events lost", minimum=0, maximum=COUNT_LIMIT)]
 
 
 class LossRecord(_LossRequired, total=False):
@@ -204,8 +206,10 @@ class LossRecord(_LossRequired, total=False):
 
 class _FooterRequired(TypedDict):
     type: Annotated[str, Doc("record type", enum=("footer",))]
-    counts: Annotated[dict[str, int], Doc("layer → events in this file; a warp counts one", minimum=0)]
-    losses: Annotated[dict[str, int], Doc("layer → events lost", minimum=0)]
+    counts: Annotated[
+        dict[str, int], Doc("layer → events in this file; a warp counts one", minimum=0, maximum=COUNT_LIMIT)
+    ]
+    losses: Annotated[dict[str, int], Doc("layer → events lost", minimum=0, maximum=COUNT_LIMIT)]
 
 
 class Footer(_FooterRequired, total=False):
@@ -216,7 +220,8 @@ class Footer(_FooterRequired, total=False):
     gpus: Annotated[list[dict[str, Any]], Doc("the GPUs that were met: index, name, uuid, sm_count")]
     cpu_losses: Annotated[dict[str, Any], Doc("layer → processor → events lost, as far as that is known")]
     filtered: Annotated[
-        dict[str, int], Doc("layer → events that were left out because a filter said so", minimum=0)
+        dict[str, int],
+        Doc("layer → events that were left out because a filter said so", minimum=0, maximum=COUNT_LIMIT),
     ]
 
 

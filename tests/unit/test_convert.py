@@ -19,7 +19,15 @@ from tracepipe.account import PROBLEMS_KEPT
 from tracepipe.convert import Conversion, ConvertOptions, Report, check
 from tracepipe.converters import CONVERTERS
 from tracepipe.errors import FormatError, InputError
-from tracepipe.model import ID_LIMIT, MASK_LIMIT, OFFSET_LIMIT_NS, SLOT_LIMIT, SM_LIMIT, TIME_LIMIT_NS
+from tracepipe.model import (
+    COUNT_LIMIT,
+    ID_LIMIT,
+    MASK_LIMIT,
+    OFFSET_LIMIT_NS,
+    SLOT_LIMIT,
+    SM_LIMIT,
+    TIME_LIMIT_NS,
+)
 from tracepipe.opening import clock_records, footer_notes
 from tracepipe.report_text import lines
 
@@ -379,7 +387,7 @@ def test_the_largest_numbers_that_a_line_may_have_are_drawn_by_every_format(reco
         call(TIME_LIMIT_NS, phase="X", dur_ns=TIME_LIMIT_NS, cpu=any_number, launch=any_number, **ids),
         call(TIME_LIMIT_NS, phase="B", pid=1, tid=ID_LIMIT),
         {"type": "gpu_warp", "name": "k", "ts_ns": TIME_LIMIT_NS, "gpu": any_number, **columns},
-        {"type": "loss", "count": any_number, "ts_ns": TIME_LIMIT_NS, "dur_ns": TIME_LIMIT_NS},
+        {"type": "loss", "count": COUNT_LIMIT, "ts_ns": TIME_LIMIT_NS, "dur_ns": TIME_LIMIT_NS},
     )
     for form in CONVERTERS.values():
         report = Conversion(path, form, ConvertOptions()).run(io.BytesIO())

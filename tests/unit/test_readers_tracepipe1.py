@@ -95,6 +95,12 @@ BROKEN = [
     (warps(sm=[0, 1 << 16], slot=[0, 0]), "sm[1]", "must be at most 65535"),
     (warps(sm=[0, 0], slot=[0, 1 << 12]), "slot[1]", "must be at most 4095"),
     (warps(exit_mask=[1, 1 << 32]), "exit_mask[1]", "must be at most 4294967295"),
+    (b'{"type":"loss","count":281474976710656}', "count", "must be at most 281474976710655"),
+    (
+        b'{"type":"footer","counts":{"syscall":18446744073709551615},"losses":{}}',
+        "counts[syscall]",
+        "must be at most 281474976710655",
+    ),
     (b'{"type":"loss","layer":"syscall"}', "count", "is missing"),
     (
         b'{"type":"clock","clock":"gpu","source_ns":1,"host_lo_ns":9,"host_hi_ns":8}',

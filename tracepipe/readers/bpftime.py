@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable
 from typing import Any, BinaryIO, cast
 
-from tracepipe.model import TIME_LIMIT_NS, Batch, HostInstant, Problem, Record, new_header
+from tracepipe.model import COUNT_LIMIT, TIME_LIMIT_NS, Batch, HostInstant, Problem, Record, new_header
 from tracepipe.readers.lines import BOM, Rejoined
 from tracepipe.readers.recording import InputFormat, Recording, batches_of
 from tracepipe.validate import Fault, shown
@@ -233,7 +233,7 @@ class _Text:
 
     def _lose(self, count: int, reason: str) -> None:
         self._batch.records.append(
-            {"type": "loss", "count": min(count, TIME_LIMIT_NS), "layer": "gpu_thread", "reason": reason}
+            {"type": "loss", "count": min(count, COUNT_LIMIT), "layer": "gpu_thread", "reason": reason}
         )
 
     def _histogram(self, found: re.Match[bytes]) -> Fault:

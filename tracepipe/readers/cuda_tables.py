@@ -20,7 +20,7 @@ from __future__ import annotations
 import re
 from typing import Any, BinaryIO, cast
 
-from tracepipe.model import ID_LIMIT, TIME_LIMIT_NS, Batch, Problem, Record, new_header
+from tracepipe.model import COUNT_LIMIT, ID_LIMIT, TIME_LIMIT_NS, Batch, Problem, Record, new_header
 from tracepipe.readers.lines import BOM, Rejoined
 from tracepipe.readers.recording import InputFormat, Recording, batches_of
 from tracepipe.validate import Fault, shown
@@ -231,8 +231,8 @@ class _Rows:
         elif table := _TITLES.get(b" ".join(text.split())):
             self._title(table)
         elif lost := _LOST_TEXT.match(text):
-            reason = "bpftrace's buffer was full"
-            batch.records.append({"type": "loss", "count": int(lost[1]), "reason": reason})
+            count, reason = min(int(lost[1]), COUNT_LIMIT), "bpftrace's buffer was full"
+            batch.records.append({"type": "loss", "count": count, "reason": reason})
             self._calls.exits_lost = True
         elif _MARK.search(text):
             broken = "was cut off in the middle of the row" if cut else "is no whole row of the table"

@@ -28,7 +28,7 @@ from typing import Any, BinaryIO
 
 import orjson
 
-from tracepipe.model import ID_LIMIT, TIME_LIMIT_NS, Batch, Problem, Record, new_header
+from tracepipe.model import COUNT_LIMIT, ID_LIMIT, TIME_LIMIT_NS, Batch, Problem, Record, new_header
 from tracepipe.readers.lines import BOM, TOO_DEEP, is_too_deep
 from tracepipe.readers.recording import InputFormat, Recording, batches_of
 from tracepipe.validate import Fault, shown
@@ -133,7 +133,7 @@ _Lines = list[tuple[int, bytes]]
 
 
 def _loss(count: int) -> Record:
-    return {"type": "loss", "count": count, "reason": _LOST_REASON}
+    return {"type": "loss", "count": min(count, COUNT_LIMIT), "reason": _LOST_REASON}
 
 
 def _is_wrapped(record: Any) -> bool:
