@@ -190,22 +190,38 @@ def _end(number: int, _: FrameType | None) -> None:
 
 
 def main() -> None:
-    """Run the command line; errors that are not bugs become two lines and an exit code."""
+    """Run the command line and exit with its code."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         # Half-written output goes, as at Ctrl-C. What nohup has the process ignore stays ignored.
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _end)
+    code = _exit_code()
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as e:
+        # The interpreter must not flush there again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0 if isinstance(e, BrokenPipeError) else 1
+        if code:
+            say(f"tracepipe: cannot write standard output: {e.strerror}")
+            say("  free some space, or write elsewhere")
+    sys.exit(code)
+
+
+def _exit_code() -> int | str | None:
+    """Of the command; errors that are not bugs have become two lines."""
     try:
         app(prog_name="tracepipe")
     except TracepipeError as e:
         say(f"tracepipe: {e}")
         if e.hint:
             say(f"  {e.hint}")
-        sys.exit(e.exit_code)
-    except BrokenPipeError:
-        # Whoever read standard output has what it wanted; the interpreter must not flush there again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+        return e.exit_code
+    except SystemExit as e:
+        # Whoever read standard output and left has what it wanted; Typer makes exit 1 of that.
+        return 0 if isinstance(e.__context__, BrokenPipeError) else e.code
+    return 0
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ from tracepipe.errors import InputError, OutputError
 STANDARD = "-"
 HEAD_BYTES = 1 << 16
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+# pzstd puts a skippable frame before each other one (RFC 8878, 3.1.2: 0x184D2A50 to 0x184D2A5F).
+_ZSTD_SKIPPABLE = tuple(bytes((first, 0x2A, 0x4D, 0x18)) for first in range(0x50, 0x60))
 _ZSTD_STEP_BYTES = 1 << 14
 
 
@@ -66,11 +68,14 @@ class InputStream:
         self.size_bytes = os.fstat(raw.fileno()).st_size if raw.seekable() else 0
         self.damage = ""
         self._ahead = b""
-        magic = raw.peek(4)[:4] if hasattr(raw, "peek") else b""
+        try:
+            magic = raw.peek(4)[:4] if hasattr(raw, "peek") else b""
+        except OSError as e:
+            raise _unreadable(e, name) from e
         self._from: Any = raw
         if magic.startswith(_GZIP):
             self._from = gzip.GzipFile(fileobj=raw)
-        elif magic.startswith(_ZSTD):
+        elif magic.startswith((_ZSTD, *_ZSTD_SKIPPABLE)):
             self._from = _ZstdFrames(raw)
 
     def _pull(self, size: int) -> bytes:
@@ -110,33 +115,43 @@ class InputStream:
             yield InputStream(raw, self.name)
 
 
+def _unreadable(error: OSError, path: str) -> InputError:
+    return InputError(f"cannot be read: {error.strerror}", "check the path", path=path)
+
+
 @contextmanager
 def open_input(path: str) -> Iterator[InputStream]:
     """Open a path or `-`, plain, gzip or zstd by content. Raises InputError."""
     if path == STANDARD:
-        with _spooled(sys.stdin.buffer) as spool:
+        if sys.stdin is None:
+            raise InputError("is closed", "name a file, or pipe the recording", path=path)
+        with _spooled(sys.stdin.buffer, path) as spool:
             yield InputStream(spool, "<stdin>")
         return
     try:
         raw = Path(path).open("rb")  # noqa: SIM115 - closed below; only the opening is translated
     except OSError as e:
-        raise InputError(f"cannot be read: {e.strerror}", "check the path", path=path) from e
+        raise _unreadable(e, path) from e
     with raw:
         if Path(path).is_dir():  # on some systems a directory opens
             raise InputError("is a directory", "name a file in it", path=path)
         if raw.seekable():
             yield InputStream(raw, path)
         else:
-            with _spooled(raw) as spool:
+            with _spooled(raw, path) as spool:
                 yield InputStream(spool, path)
 
 
 @contextmanager
-def _spooled(pipe: BinaryIO) -> Iterator[BinaryIO]:
+def _spooled(pipe: BinaryIO, path: str) -> Iterator[BinaryIO]:
     """A copy of a pipe on disk, as a recording whose clocks need pairs is read twice."""
     with tempfile.TemporaryFile() as spool:
-        shutil.copyfileobj(pipe, spool)
-        spool.seek(0)
+        try:
+            shutil.copyfileobj(pipe, spool)
+            spool.seek(0)
+        except OSError as e:
+            hint = f"it is copied to {tempfile.gettempdir()}: free some space there, or set TMPDIR"
+            raise InputError(f"cannot be copied: {e.strerror}", hint, path=path) from e
         yield cast(BinaryIO, spool)
 
 
@@ -198,6 +213,8 @@ def replacing(path: str, *, force: bool, source: str = "", on_terminal: bool = F
     It is never `source`, what it is made of. `on_terminal` is for output that people can read.
     """
     if path == STANDARD:
+        if sys.stdout is None:
+            raise OutputError("standard output is closed", "name a file with -o")
         if sys.stdout.isatty() and not on_terminal:
             raise OutputError("the output is not for a terminal", "name a file with -o, or pipe the output")
         with _writing("standard output"):

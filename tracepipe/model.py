@@ -49,15 +49,25 @@ class Doc:
 
 Column = list[int]
 # Perfetto's times are signed 64-bit; half of that leaves room for a start plus a duration (146 years).
-TIME_LIMIT_NS: Final = 1 << 62
+TIME_LIMIT_NS: Final = (1 << 62) - 1
+# An entry and an exit are each added to a time: both of 36 years still fit.
+OFFSET_LIMIT_NS: Final = 1 << 60
+# pid_t is signed and has 32 bits, in Linux and in Perfetto.
+ID_LIMIT: Final = (1 << 31) - 1
+# The hardware of today has below 200 SMs and 64 slots on each; tracks are kept and ordered by both numbers.
+SM_LIMIT: Final = (1 << 16) - 1
+SLOT_LIMIT: Final = (1 << 12) - 1
+# A billion events a second for three days; sums over a file stay within 64 bits.
+COUNT_LIMIT: Final = (1 << 48) - 1
+MASK_LIMIT: Final = (1 << 32) - 1
 
 
 class HostInstant(TypedDict, total=False):
     """One instant read on the host's clocks, ns each."""
 
-    monotonic_ns: Annotated[int, Doc("CLOCK_MONOTONIC")]
-    boottime_ns: Annotated[int, Doc("CLOCK_BOOTTIME")]
-    realtime_ns: Annotated[int, Doc("CLOCK_REALTIME, since the epoch")]
+    monotonic_ns: Annotated[int, Doc("CLOCK_MONOTONIC", minimum=0, maximum=TIME_LIMIT_NS)]
+    boottime_ns: Annotated[int, Doc("CLOCK_BOOTTIME", minimum=0, maximum=TIME_LIMIT_NS)]
+    realtime_ns: Annotated[int, Doc("CLOCK_REALTIME, since the epoch", minimum=0, maximum=TIME_LIMIT_NS)]
 
 
 class Layers(TypedDict, total=False):
@@ -109,8 +119,8 @@ class Event(_EventRequired, total=False):
         int,
         Doc("duration: always with X, and on an E whose B may be missing", minimum=0, maximum=TIME_LIMIT_NS),
     ]
-    pid: Annotated[int, Doc("process id", minimum=0)]
-    tid: Annotated[int, Doc("thread id", minimum=0)]
+    pid: Annotated[int, Doc("process id", minimum=0, maximum=ID_LIMIT)]
+    tid: Annotated[int, Doc("thread id", minimum=0, maximum=ID_LIMIT)]
     cpu: Annotated[int, Doc("processor it happened on", minimum=0)]
     comm: Annotated[str, Doc("thread name at that time")]
     clock: Annotated[str, Doc("clock of ts_ns, if not the header's")]
@@ -130,8 +140,10 @@ class _WarpBatchRequired(TypedDict):
     name: Annotated[str, Doc("kernel name")]
     ts_ns: Annotated[int, Doc("base of entry_ns, on `clock`", minimum=0, maximum=TIME_LIMIT_NS)]
     warp: Annotated[Column, Doc("linear block index × warps a block + warp in its block", minimum=0)]
-    entry_ns: Annotated[Column, Doc("%globaltimer at entry, after ts_ns", minimum=0)]
-    exit_ns: Annotated[Column, Doc("%globaltimer at each exit, after that warp's entry", minimum=0)]
+    entry_ns: Annotated[Column, Doc("%globaltimer at entry, after ts_ns", minimum=0, maximum=OFFSET_LIMIT_NS)]
+    exit_ns: Annotated[
+        Column, Doc("%globaltimer at each exit, after that warp's entry", minimum=0, maximum=OFFSET_LIMIT_NS)
+    ]
 
 
 class WarpBatch(_WarpBatchRequired, total=False):
@@ -146,16 +158,18 @@ class WarpBatch(_WarpBatchRequired, total=False):
     gpu: Annotated[int, Doc("GPU index", minimum=0)]
     stream: Annotated[int, Doc("CUDA stream id", minimum=0)]
     launch: Annotated[int, Doc("launch id", minimum=0)]
-    pid: Annotated[int, Doc("process that launched it", minimum=0)]
+    pid: Annotated[int, Doc("process that launched it", minimum=0, maximum=ID_LIMIT)]
     grid: Annotated[list[int], Doc("blocks in x, y, z", length=3, minimum=0)]
     block: Annotated[list[int], Doc("threads a block in x, y, z", length=3, minimum=0)]
-    sm: Annotated[Column, Doc("%smid", minimum=0)]
-    slot: Annotated[Column, Doc("%warpid, the hardware slot on the SM", minimum=0)]
+    sm: Annotated[Column, Doc("%smid", minimum=0, maximum=SM_LIMIT)]
+    slot: Annotated[Column, Doc("%warpid, the hardware slot on the SM", minimum=0, maximum=SLOT_LIMIT)]
     entry_clk: Annotated[Column, Doc("%clock64 of the SM at entry, cycles", minimum=0)]
-    entry_mask: Annotated[Column, Doc("lanes active at entry; all 32 if absent", minimum=0)]
+    entry_mask: Annotated[
+        Column, Doc("lanes active at entry; all 32 if absent", minimum=0, maximum=MASK_LIMIT)
+    ]
     exit_count: Annotated[Column, Doc("exits of each warp; 1 each if absent", minimum=0)]
     exit_clk: Annotated[Column, Doc("%clock64 at each exit, cycles after that warp's entry", minimum=0)]
-    exit_mask: Annotated[Column, Doc("lanes that left at each exit", minimum=0)]
+    exit_mask: Annotated[Column, Doc("lanes that left at each exit", minimum=0, maximum=MASK_LIMIT)]
     args: Annotated[dict[str, Any], Doc("whatever else is known of the launch")]
 
 
@@ -171,7 +185,7 @@ class ClockRecord(TypedDict):
 
 class _LossRequired(TypedDict):
     type: Annotated[str, Doc("record type", enum=("loss",))]
-    count: Annotated[int, Doc("events lost", minimum=0)]
+    count: Annotated[int, Doc("events lost", minimum=0, maximum=COUNT_LIMIT)]
 
 
 class LossRecord(_LossRequired, total=False):
@@ -192,8 +206,10 @@ class LossRecord(_LossRequired, total=False):
 
 class _FooterRequired(TypedDict):
     type: Annotated[str, Doc("record type", enum=("footer",))]
-    counts: Annotated[dict[str, int], Doc("layer → events in this file; a warp counts one", minimum=0)]
-    losses: Annotated[dict[str, int], Doc("layer → events lost", minimum=0)]
+    counts: Annotated[
+        dict[str, int], Doc("layer → events in this file; a warp counts one", minimum=0, maximum=COUNT_LIMIT)
+    ]
+    losses: Annotated[dict[str, int], Doc("layer → events lost", minimum=0, maximum=COUNT_LIMIT)]
 
 
 class Footer(_FooterRequired, total=False):
@@ -204,7 +220,8 @@ class Footer(_FooterRequired, total=False):
     gpus: Annotated[list[dict[str, Any]], Doc("the GPUs that were met: index, name, uuid, sm_count")]
     cpu_losses: Annotated[dict[str, Any], Doc("layer → processor → events lost, as far as that is known")]
     filtered: Annotated[
-        dict[str, int], Doc("layer → events that were left out because a filter said so", minimum=0)
+        dict[str, int],
+        Doc("layer → events that were left out because a filter said so", minimum=0, maximum=COUNT_LIMIT),
     ]
 
 
@@ -314,13 +331,15 @@ class Batch:
 
     A reader gives `records`, or, where it knows that shapes repeat, `events`.
 
-    `offset_bytes` is how far into the input the batch ends, for progress.
+    `offset_bytes` is how far into the input the batch ends, for progress. `passed_over` are lines, with
+    their numbers, that are none of the format's: a log's, or another format's.
     """
 
     records: list[Record] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     offset_bytes: int = 0
     events: list[Timed] = field(default_factory=list)
+    passed_over: list[tuple[int, bytes]] = field(default_factory=list)
 
     def take(self) -> list[Timed]:
         """All of the batch as events; `records` are used up."""

@@ -15,7 +15,7 @@ from tracepipe.clocks import Clocks
 from tracepipe.errors import InputError
 from tracepipe.files import InputStream, open_input
 from tracepipe.model import HOST_CLOCKS, Header, Problem, Record
-from tracepipe.readers import InputFormat, Recording, recognise
+from tracepipe.readers import InputFormat, Recording, naming_others, recognise
 from tracepipe.readers.lines import chunks_of_lines
 from tracepipe.validate import first_fault
 
@@ -71,6 +71,7 @@ def open_recording(
         stream = stack.enter_context(open_input(path))
         source = _recognised(stream, path, source_format)
         recording = _read(source, cast(BinaryIO, stream), path)
+        recording.batches = naming_others(recording.batches, source)
         header = recording.header
         problems: list[Problem] = []
         pairs = list(_header_pairs(header, problems))

@@ -44,12 +44,12 @@ def _of_type(hint: Any, doc: Doc) -> dict[str, Any]:
         return out
     origin, args = get_origin(hint), get_args(hint)
     if origin is list:
-        out = {"type": "array", "items": _of_type(args[0], Doc("", minimum=doc.minimum))}
+        out = {"type": "array", "items": _of_type(args[0], Doc("", minimum=doc.minimum, maximum=doc.maximum))}
         if doc.length is not None:
             out |= {"minItems": doc.length, "maxItems": doc.length}
         return out
     if origin is dict:
-        value = _of_type(args[1], Doc("", minimum=doc.minimum))
+        value = _of_type(args[1], Doc("", minimum=doc.minimum, maximum=doc.maximum))
         return {"type": "object"} | ({"additionalProperties": value} if value else {})
     raise TypeError(f"model.py uses {hint!r}, which has no JSON Schema here")
 

@@ -51,7 +51,7 @@ def _check_of(hint: Any, doc: Doc) -> Check:
 
     if bare not in (list, dict):
         return scalar
-    inner = _check_of(get_args(hint)[-1], Doc("", minimum=doc.minimum))
+    inner = _check_of(get_args(hint)[-1], Doc("", minimum=doc.minimum, maximum=doc.maximum))
 
     ints = get_args(hint) == (int,)
 
@@ -61,7 +61,9 @@ def _check_of(hint: Any, doc: Doc) -> Check:
         if doc.length is not None and len(value) != doc.length:
             return f"must have {doc.length} elements, not {len(value)}"
         # A good column of thousands of integers is not looked at one by one.
-        if ints and (not value or (set(map(type, value)) == {int} and min(value) >= low)):
+        if ints and (
+            not value or (set(map(type, value)) == {int} and low <= min(value) and max(value) <= high)
+        ):
             return None
         for at, item in enumerate(value) if bare is list else value.items():
             if wrong := inner(item):

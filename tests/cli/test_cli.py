@@ -80,7 +80,10 @@ def process(command: str, **options: Any) -> subprocess.CompletedProcess[str]:
     root = str(Path(__file__).parents[2])
     environment = os.environ | {"PYTHONPATH": root}
     return subprocess.run(
-        ["bash", "-c", tracepipe + command], capture_output=True, text=True, env=environment, **options
+        ["bash", "-c", tracepipe + command],
+        text=True,
+        env=environment,
+        **({"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options),
     )
 
 
@@ -388,12 +391,29 @@ def test_a_reader_that_has_seen_enough_is_no_error(here: Path) -> None:
     assert (done.stdout.strip(), "Traceback" in done.stderr) == ("10", False)
 
 
+@pytest.mark.parametrize("argv", ["convert -f text", "convert -f chrome -o -", "convert -o -", "validate"])
+def test_a_reader_that_is_gone_is_no_error(argv: str, here: Path) -> None:
+    Path("run.jsonl").write_text(GOOD + "{\n")  # validate has something to print
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = process(f"unset PYTHONUNBUFFERED; tracepipe {argv} run.jsonl", stdout=writing)
+    os.close(writing)
+    assert (done.returncode, "Traceback" in done.stderr, "Exception" in done.stderr) == (0, False, False)
+
+
 def test_a_full_standard_output_is_an_error(here: Path) -> None:
     done = process("tracepipe convert run.jsonl -o - > /dev/full")
     assert done.returncode == 1
     assert done.stderr.splitlines()[:2] == [
         "tracepipe: cannot write standard output: No space left on device",
         "  free some space, or use -o",
+    ]
+    Path("run.jsonl").write_text(GOOD + "{\n")
+    done = process("unset PYTHONUNBUFFERED; tracepipe validate run.jsonl > /dev/full")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-2:] == [
+        "tracepipe: cannot write standard output: No space left on device",
+        "  free some space, or write elsewhere",
     ]
 
 

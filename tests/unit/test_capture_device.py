@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -110,9 +111,12 @@ def test_limits_hold_for_its_events_too(told: Told) -> None:
     assert sum("phase" in record for record in records) == sum(summary.counts.values()) == 3
 
 
-def test_it_is_closed_when_the_command_cannot_be_run(told: Told) -> None:
-    with pytest.raises(TracepipeError, match="no program"):
-        captured(CaptureRequest(["./no-such-program"], gpu="kernels"))
+def test_it_is_closed_when_the_command_cannot_be_run(told: Told, tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_bytes(b"\x7fELF, and no more")
+    program.chmod(0o755)
+    with pytest.raises(TracepipeError, match="cannot run|cannot be run|Exec format"):
+        captured(CaptureRequest([str(program)], gpu="kernels"))
     assert told.is_closed
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import gzip
 import io
+import itertools
 import json
 import subprocess
 import sys
@@ -18,6 +19,15 @@ from tracepipe.account import PROBLEMS_KEPT
 from tracepipe.convert import Conversion, ConvertOptions, Report, check
 from tracepipe.converters import CONVERTERS
 from tracepipe.errors import FormatError, InputError
+from tracepipe.model import (
+    COUNT_LIMIT,
+    ID_LIMIT,
+    MASK_LIMIT,
+    OFFSET_LIMIT_NS,
+    SLOT_LIMIT,
+    SM_LIMIT,
+    TIME_LIMIT_NS,
+)
 from tracepipe.opening import clock_records, footer_notes
 from tracepipe.report_text import lines
 
@@ -347,3 +357,49 @@ def test_memory_does_not_grow_with_the_recording(output_format: str, tmp_path: P
     assert after_mb < 64
     # 40 bytes an event at most: an event that stayed would be hundreds.
     assert after_mb - before_mb < 8
+
+
+LINES_OF = {
+    "bpftime": "Thread (0, 0, 0) timestamp: 1749147474550023136",
+    "cuda-table": "1234       my_cuda_app     12345      cudaFree             ptr=0x1",
+    "layered": '{"ts":1.0,"type":"userspace","name":"cuInit","phase":"B"}',
+    "tracepipe": json.dumps(HEADER),
+}
+
+
+@pytest.mark.parametrize(
+    ("own", "other"), [(a, b) for a, b in itertools.permutations(LINES_OF, 2) if a != "tracepipe"]
+)
+def test_lines_of_another_format_are_named_and_not_lost(recording: Any, own: str, other: str) -> None:
+    # Before the format's own lines and long after them, where nobody looks for a second format.
+    log = ["# a log's line"] * 6_000
+    path = recording(LINES_OF[other], LINES_OF[own], *log, LINES_OF[other])
+    report = check(path, own, lambda said: None)
+    assert sum(report.counts.values()) == 1
+    assert [p.line for p in report.problems if p.skipped] == [1, 6003]
+    with pytest.raises(InputError, match=r"run.jsonl:1: "):
+        converted(path, source_format=own, strict=True)
+
+
+def test_the_largest_numbers_that_a_line_may_have_are_drawn_by_every_format(recording: Any) -> None:
+    ids, any_number = {"pid": ID_LIMIT, "tid": ID_LIMIT}, (1 << 64) - 1
+    columns: dict[str, Any] = {
+        "warp": [any_number],
+        "sm": [SM_LIMIT],
+        "slot": [SLOT_LIMIT],
+        "entry_ns": [OFFSET_LIMIT_NS],
+        "exit_ns": [OFFSET_LIMIT_NS],
+        "exit_clk": [any_number],
+        "exit_mask": [MASK_LIMIT],
+    }
+    start = dict.fromkeys(("monotonic_ns", "boottime_ns", "realtime_ns"), TIME_LIMIT_NS)
+    path = recording(
+        HEADER | {"start": start, "clocks": ["monotonic"]},
+        call(TIME_LIMIT_NS, phase="X", dur_ns=TIME_LIMIT_NS, cpu=any_number, launch=any_number, **ids),
+        call(TIME_LIMIT_NS, phase="B", pid=1, tid=ID_LIMIT),
+        {"type": "gpu_warp", "name": "k", "ts_ns": TIME_LIMIT_NS, "gpu": any_number, **columns},
+        {"type": "loss", "count": COUNT_LIMIT, "ts_ns": TIME_LIMIT_NS, "dur_ns": TIME_LIMIT_NS},
+    )
+    for form in CONVERTERS.values():
+        report = Conversion(path, form, ConvertOptions()).run(io.BytesIO())
+        assert (report.skipped, report.counts["kernel"], report.counts["gpu_warp"]) == (0, 2, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gzip
 import io
@@ -45,6 +46,7 @@ def read_all(path: Path | str) -> tuple[bytes, str]:
 
 
 half = len(TEXT) // 2
+SKIPPABLE = b"\x50\x2a\x4d\x18\x04\0\0\0" + b"size"
 
 
 @pytest.mark.parametrize(
@@ -56,8 +58,9 @@ half = len(TEXT) // 2
         zstd(TEXT),
         zstd_of_unknown_size(TEXT),
         zstd(TEXT[:half]) + zstd(b"") + zstd(TEXT[half:]),
+        SKIPPABLE + zstd(TEXT[:half]) + SKIPPABLE + zstd(TEXT[half:]),
     ],
-    ids=["plain", "gzip", "gzip of two members", "zstd", "streamed zstd", "zstd of three frames"],
+    ids=["plain", "gzip", "gzip of two members", "zstd", "streamed zstd", "zstd of three frames", "pzstd"],
 )
 @pytest.mark.parametrize("name", ["run.jsonl", "run.gz"])
 def test_content_decides_how_an_input_is_unpacked(packed: bytes, name: str, tmp_path: Path) -> None:
@@ -95,6 +98,20 @@ def test_bytes_after_the_compressed_data_are_damage(pack: Any, tmp_path: Path) -
     read, damage = read_all(path)
     assert read == TEXT
     assert damage != ""
+
+
+def test_an_input_whose_first_byte_cannot_be_read_is_an_error() -> None:
+    with pytest.raises(InputError, match="/proc/self/mem: cannot be read: Input/output error"):
+        read_all("/proc/self/mem")
+
+
+def test_standard_streams_that_are_closed_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(InputError, match="-: is closed"):
+        read_all("-")
+    monkeypatch.setattr("sys.stdout", None)
+    with pytest.raises(OutputError, match="standard output is closed"):
+        replacing("-", force=False).__enter__()
 
 
 def test_what_was_looked_at_is_read_again(tmp_path: Path) -> None:
@@ -280,6 +297,25 @@ def test_a_full_disk_is_an_output_error_and_leaves_nothing(small_disk: Path) -> 
         out.write(b"x" * 200_000)
     assert "free some space" in caught.value.hint
     assert list(small_disk.iterdir()) == []
+
+
+def test_a_pipe_that_fills_the_temporary_folder_is_an_input_error(
+    small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(small_disk))
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+
+    def feed() -> None:
+        with contextlib.suppress(BrokenPipeError):
+            fifo.write_bytes(TEXT)
+
+    feeding = threading.Thread(target=feed)
+    feeding.start()
+    with pytest.raises(InputError, match="fifo: cannot be copied: No space left on device") as caught:
+        read_all(fifo)
+    feeding.join()
+    assert str(small_disk) in caught.value.hint
 
 
 def test_an_error_of_another_file_is_not_said_to_be_the_outputs(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ BROKEN = [
     (
         b"[kernel_trace] ts=18446744073709551615 block=(0,0,0) thread=(0,0,0)",
         "ts",
-        "must be at most 4611686018427387904, not 18446744073709551615",
+        "must be at most 4611686018427387903, not 18446744073709551615",
     ),
     (
         b"[kernel_trace] ts=8 block=(0,65535,0) thread=(0,0,0)",
@@ -177,7 +177,7 @@ BROKEN = [
     (
         b"Exited (with tsp) f x=0 duration=18446744073709551000 tsp=5ns",
         "duration",
-        "must be at most 4611686018427387904, not 18446744073709551000",
+        "must be at most 4611686018427387903, not 18446744073709551000",
     ),
     (b"Exited (with tsp) f x=0 duration=5", "", "is no whole line of a bpftime tool"),
     (b"Exited (without tsp) f x=0 ", "tsp", "is missing: the exit has no place in time"),

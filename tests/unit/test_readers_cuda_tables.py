@@ -275,6 +275,7 @@ BROKEN = [
     (b"app     7    cudaFree   ptr=0x1\n", ""),
     (by_ms(3, "cudaFree", "ptr=0x")[:-1] + by_ms(3, "cudaFree", "ptr=0x1"), "PROCESS"),
     (by_ms(99_999_999_999_999, "cudaFree", "ptr=0x1"), "TIME(ms)"),
+    (b"3            app              2147483648   cudaFree             ptr=0x1\n", "PID"),
     (tagged("00:00:01", "cudaFree", "ENTER"), "TIME"),
     (tagged("", "cudaFree", "ENTER"), "TIME"),
     (b"3            app              7            cudaFree   " + b"x" * 3000 + b"=1\n", ""),

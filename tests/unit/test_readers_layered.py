@@ -235,12 +235,25 @@ BROKEN = [
     (b'{"ts":1.0,"type":"memory","op":null}', "op", "must be a string, not None"),
     (b'{"ts":1.0,"type":"kernel","name":"f","phase":"X"}', "phase", "must be B, E or I or absent, not 'X'"),
     (b'{"ts":1.0,"type":"kernel","name":"f","phase":{}}', "phase", "must be B, E or I or absent, not {}"),
-    (b'{"ts":1.0,"type":"kernel","name":"f","pid":"7"}', "pid", "must be an integer of at least 0, not '7'"),
-    (b'{"ts":1.0,"type":"kernel","name":"f","tid":-7}', "tid", "must be an integer of at least 0, not -7"),
+    (
+        b'{"ts":1.0,"type":"kernel","name":"f","pid":"7"}',
+        "pid",
+        "must be an integer from 0 to 2147483647, not '7'",
+    ),
+    (
+        b'{"ts":1.0,"type":"kernel","name":"f","tid":-7}',
+        "tid",
+        "must be an integer from 0 to 2147483647, not -7",
+    ),
+    (
+        b'{"ts":1.0,"type":"kernel","name":"f","pid":2147483648}',
+        "pid",
+        "must be an integer from 0 to 2147483647",
+    ),
     (
         b'{"ts":1.0,"type":"kernel","name":"f","cpu":true}',
         "cpu",
-        "must be an integer of at least 0, not True",
+        "must be an integer from 0 to 2147483647, not True",
     ),
     (b'{"ts":1.0,"type":"kernel","name":"f","comm":[]}', "comm", "must be a string, not []"),
     (
@@ -271,6 +284,15 @@ def test_a_broken_line_costs_itself_only(line: bytes, field: str, message: str) 
     assert [(p.line, p.field, p.skipped) for p in problems] == [(2, field, True)]
     assert message in problems[0].message
     assert len(problems[0].message) < 250
+
+
+def test_a_second_recording_behind_the_first_is_said_once() -> None:
+    first = [b'{"ts":%d,"type":"kernel","name":"f"}' % ms for ms in (1, 900, 5000, 4001, 5001)]
+    second = [b'{"ts":%d,"type":"kernel","name":"f"}' % ms for ms in (1, 800, 1, 2)]
+    records, problems = read(b"\n".join(first + second) + b"\n")
+    assert len(records) == 9
+    message = "goes back by 5000 ms: times may count from another start from here on"
+    assert problems == [Problem(6, "ts", message, skipped=False)]
 
 
 def test_what_nests_to_the_limit_is_kept_and_can_be_written() -> None:

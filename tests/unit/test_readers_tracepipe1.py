@@ -67,7 +67,7 @@ BROKEN = [
     (b'{"type":{"a":1}}', "type", "must be one of header, clock, loss, "),
     (b'{"type":' + b"[" * 150 + b"]" * 150 + b"}", "type", "must be one of header"),
     (event(ts_ns=-1), "ts_ns", "must be at least 0, not -1"),
-    (event(ts_ns=1 << 63), "ts_ns", "must be at most 4611686018427387904"),
+    (event(ts_ns=1 << 63), "ts_ns", "must be at most 4611686018427387903"),
     (
         b'{"type":"syscall","name":"f","phase":"I","ts_ns":99999999999999999999999}',
         "ts_ns",
@@ -76,6 +76,8 @@ BROKEN = [
     (event(ts_ns="1"), "ts_ns", "must be an integer, not '1'"),
     (event(ts_ns=True), "ts_ns", "must be an integer, not True"),
     (event(pid=1.5), "pid", "must be an integer, not 1.5"),
+    (event(pid=1 << 31), "pid", "must be at most 2147483647"),
+    (event(tid=1 << 31), "tid", "must be at most 2147483647"),
     (event(phase="Q"), "phase", "must be one of B, E, I, X, not 'Q'"),
     (event(phase="X"), "dur_ns", "is missing, and an X has no length without it"),
     (event(name=None), "name", "must be a string, not None"),
@@ -88,6 +90,17 @@ BROKEN = [
     (warps(exit_count=[1, 2]), "exit_ns", "has 2 values for 3 exits"),
     (warps(exit_clk=[4]), "exit_clk", "has 1 values for 2 exits"),
     (warps(warp=[0, "1"]), "warp[1]", "must be an integer, not '1'"),
+    (warps(entry_ns=[0, 1 << 61]), "entry_ns[1]", "must be at most 1152921504606846976"),
+    (warps(exit_ns=[(1 << 64) - 1, 0]), "exit_ns[0]", "must be at most 1152921504606846976"),
+    (warps(sm=[0, 1 << 16], slot=[0, 0]), "sm[1]", "must be at most 65535"),
+    (warps(sm=[0, 0], slot=[0, 1 << 12]), "slot[1]", "must be at most 4095"),
+    (warps(exit_mask=[1, 1 << 32]), "exit_mask[1]", "must be at most 4294967295"),
+    (b'{"type":"loss","count":281474976710656}', "count", "must be at most 281474976710655"),
+    (
+        b'{"type":"footer","counts":{"syscall":18446744073709551615},"losses":{}}',
+        "counts[syscall]",
+        "must be at most 281474976710655",
+    ),
     (b'{"type":"loss","layer":"syscall"}', "count", "is missing"),
     (
         b'{"type":"clock","clock":"gpu","source_ns":1,"host_lo_ns":9,"host_hi_ns":8}',
@@ -182,6 +195,7 @@ def test_a_line_over_the_limit_is_one_problem(monkeypatch: pytest.MonkeyPatch) -
         (b'{"type":"header"}', "schema", "is missing"),
         (b'{"type":"header","schema":"tracepipe/1","clocks":"gpu"}', "clocks", "must be an array"),
         (b'{"type":"header","schema":"tracepipe/1","start":{"monotonic_ns":""}}', "start", "monotonic_ns"),
+        (b'{"type":"header","schema":"tracepipe/1","start":{"monotonic_ns":-1}}', "start", "at least 0"),
     ],
 )
 def test_a_bad_header_is_an_error_with_its_place(data: bytes, field: str, message: str) -> None:
@@ -204,6 +218,9 @@ def test_unknown_content_and_unknown_names_are_errors() -> None:
     with pytest.raises(FormatError) as caught:
         recognise(b"nothing that anyone knows\n")
     assert all(name in caught.value.hint for name in READERS)
+    with pytest.raises(FormatError, match="the text is UTF-16") as caught:
+        recognise((HEADER + b"\n").decode().encode("utf-16"))
+    assert "iconv" in caught.value.hint
     with pytest.raises(FormatError, match="no input format is called 'nsys'"):
         recognise(b"", "nsys")
     assert recognise(b"", "layered").name == "layered"

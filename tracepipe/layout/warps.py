@@ -13,7 +13,7 @@ from tracepipe.layout.launches import Launches
 from tracepipe.layout.options import LayoutOptions
 from tracepipe.layout.rows import Row
 from tracepipe.layout.tree import Tree
-from tracepipe.model import Record
+from tracepipe.model import SLOT_LIMIT, Record
 from tracepipe.timeline import BEGIN_ONCE, COUNTER, END, INSTANT, Args, Flows, Op, Track
 
 WARP_LANES = 32
@@ -28,8 +28,8 @@ RANK_STREAM, RANK_SM, RANK_LOGICAL = 1, 100_000, 200_000
 RANK_GPU = 1 << 22
 # Kernels of different sizes whose warps' names are kept.
 KERNELS_KEPT = 4
-# %warpid is below 64 on every GPU so far; a key holds SM and slot in one number.
-_SLOTS_MAX = 1 << 12
+# A key holds SM and slot in one number.
+_SLOTS_MAX = SLOT_LIMIT + 1
 # Which warp of a batch an arrow goes to, and the arrow.
 Arrow = tuple[int, "Flows | None"]
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import codecs
+from collections.abc import Iterable, Iterator
+
 from tracepipe.errors import FormatError
+from tracepipe.model import Batch, Problem
 from tracepipe.readers import bpftime, cuda_tables, layered, tracepipe1
 from tracepipe.readers.recording import InputFormat, Recording
 
-__all__ = ["READERS", "InputFormat", "Recording", "recognise"]
+__all__ = ["READERS", "InputFormat", "Recording", "naming_others", "recognise"]
 
 # In the order in which they are asked whether the content is theirs: the strictest first.
 READERS: dict[str, InputFormat] = {
@@ -23,7 +27,24 @@ def recognise(head: bytes, name: str = "") -> InputFormat:
     for reader in READERS.values():
         if reader.sniff(head):
             return reader
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise FormatError("the text is UTF-16", "make it UTF-8: iconv -f UTF-16 -t UTF-8 FILE")
     raise FormatError(
         "the content is of no known input format",
         f"name it with --from, one of: {', '.join(READERS)}",
     )
+
+
+def naming_others(batches: Iterable[Batch], source: InputFormat) -> Iterator[Batch]:
+    """Batches that `source` read, with a problem for each line that it passed over and another would read."""
+    others = [reader for reader in READERS.values() if reader is not source]
+    for batch in batches:
+        problems = [
+            Problem(number, "", f"is not {source.name}'s: --from {other.name} reads it")
+            for number, text in batch.passed_over
+            if (other := next((reader for reader in others if reader.sniff(text)), None))
+        ]
+        batch.passed_over = []
+        if problems:
+            batch.problems = sorted(batch.problems + problems, key=lambda problem: problem.line)
+        yield batch

@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable
 from typing import Any, BinaryIO, cast
 
-from tracepipe.model import TIME_LIMIT_NS, Batch, HostInstant, Problem, Record, new_header
+from tracepipe.model import COUNT_LIMIT, TIME_LIMIT_NS, Batch, HostInstant, Problem, Record, new_header
 from tracepipe.readers.lines import BOM, Rejoined
 from tracepipe.readers.recording import InputFormat, Recording, batches_of
 from tracepipe.validate import Fault, shown
@@ -114,6 +114,8 @@ class _Text:
                 return
         if _MARK.search(text):
             self._problem("", f"is no whole line of a bpftime tool: {shown(text)}")
+        elif text:
+            batch.passed_over.append((number, text))
 
     def at_end(self, batch: Batch) -> None:
         """Say that no line was of a bpftime tool, if none was."""
@@ -231,7 +233,7 @@ class _Text:
 
     def _lose(self, count: int, reason: str) -> None:
         self._batch.records.append(
-            {"type": "loss", "count": min(count, TIME_LIMIT_NS), "layer": "gpu_thread", "reason": reason}
+            {"type": "loss", "count": min(count, COUNT_LIMIT), "layer": "gpu_thread", "reason": reason}
         )
 
     def _histogram(self, found: re.Match[bytes]) -> Fault:

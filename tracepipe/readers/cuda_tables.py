@@ -20,7 +20,7 @@ from __future__ import annotations
 import re
 from typing import Any, BinaryIO, cast
 
-from tracepipe.model import TIME_LIMIT_NS, Batch, Problem, Record, new_header
+from tracepipe.model import COUNT_LIMIT, ID_LIMIT, TIME_LIMIT_NS, Batch, Problem, Record, new_header
 from tracepipe.readers.lines import BOM, Rejoined
 from tracepipe.readers.recording import InputFormat, Recording, batches_of
 from tracepipe.validate import Fault, shown
@@ -231,12 +231,14 @@ class _Rows:
         elif table := _TITLES.get(b" ".join(text.split())):
             self._title(table)
         elif lost := _LOST_TEXT.match(text):
-            reason = "bpftrace's buffer was full"
-            batch.records.append({"type": "loss", "count": int(lost[1]), "reason": reason})
+            count, reason = min(int(lost[1]), COUNT_LIMIT), "bpftrace's buffer was full"
+            batch.records.append({"type": "loss", "count": count, "reason": reason})
             self._calls.exits_lost = True
         elif _MARK.search(text):
             broken = "was cut off in the middle of the row" if cut else "is no whole row of the table"
             self._problem("", f"{broken}: {shown(text)}")
+        elif text:
+            batch.passed_over.append((number, text))
 
     def at_end(self, batch: Batch) -> None:
         """Write what waits for an exit, and say what there is to say of the whole input."""
@@ -314,6 +316,9 @@ class _Rows:
         comm, pid, name = (part.decode(errors="backslashreplace") if part else "" for part in who)
         if who[0] and _MARK.search(who[0]):
             self._problem("PROCESS", f"holds another row: {shown(comm)}")
+            return False
+        if int(pid) > ID_LIMIT:
+            self._problem("PID", f"must be at most {ID_LIMIT}, not {pid}")
             return False
         self._any = True
         read = _Details()

@@ -28,7 +28,7 @@ from typing import Any, BinaryIO
 
 import orjson
 
-from tracepipe.model import TIME_LIMIT_NS, Batch, Problem, Record, new_header
+from tracepipe.model import COUNT_LIMIT, ID_LIMIT, TIME_LIMIT_NS, Batch, Problem, Record, new_header
 from tracepipe.readers.lines import BOM, TOO_DEEP, is_too_deep
 from tracepipe.readers.recording import InputFormat, Recording, batches_of
 from tracepipe.validate import Fault, shown
@@ -69,6 +69,8 @@ _TS_TEXT = re.compile(rb'"ts"\s*:\s*(-?[0-9.]+(?:[eE][-+]?[0-9]+)?)')
 
 _LOST_TEXT = re.compile(rb"Lost (\d{1,18}) events")
 _LOST_REASON = "bpftrace's buffer was full"
+# Lines of several processors come out of order, but within the time of one look at the buffers.
+_DISORDER_NS = 1_000_000_000
 # Heartbeats and comments; what bpftrace says at the start; the maps and histograms it prints at the end.
 _SCRIPT_TEXT = re.compile(rb"#|Attaching \d+ probes?\.\.\.|@|[\[(].*[\])]\s+\d+ \|[@ ]*\|$")
 _BLOCK_TITLE = re.compile(rb"===+ .* ===+$")
@@ -101,8 +103,8 @@ def _number_fault(value: Any, limit: int) -> str:
 def _who_fault(line: Record) -> Fault | None:
     """The first of the identity fields that has a wrong type."""
     for name in ("pid", "tid", "cpu"):
-        if name in line and (type(line[name]) is not int or line[name] < 0):
-            return name, f"must be an integer of at least 0, not {shown(line[name])}"
+        if name in line and (type(line[name]) is not int or not 0 <= line[name] <= ID_LIMIT):
+            return name, f"must be an integer from 0 to {ID_LIMIT}, not {shown(line[name])}"
     if "comm" in line and type(line["comm"]) is not str:
         return "comm", f"must be a string, not {shown(line['comm'])}"
     return None
@@ -131,7 +133,7 @@ _Lines = list[tuple[int, bytes]]
 
 
 def _loss(count: int) -> Record:
-    return {"type": "loss", "count": count, "reason": _LOST_REASON}
+    return {"type": "loss", "count": min(count, COUNT_LIMIT), "reason": _LOST_REASON}
 
 
 def _is_wrapped(record: Any) -> bool:
@@ -202,6 +204,7 @@ class _Text:
         self._seen_json = False
         self._in_block = False
         self._said_transfer = False
+        self._last_ns = 0
         self._unwrapped = _Unwrapped()
 
     def read(self, number: int, text: bytes, cut: bool, batch: Batch) -> None:
@@ -240,6 +243,8 @@ class _Text:
             self._in_block = True
         elif broken or not (_SCRIPT_TEXT.match(text) or self._in_block or not self._seen_json):
             batch.problems.append(Problem(number, "", f"is neither JSON nor the script's: {shown(text)}"))
+        else:
+            batch.passed_over.append((number, text))
 
     def _read_json(self, number: int, line: Record, text: bytes, batch: Batch) -> Fault | None:
         kind = line.get("type")
@@ -261,7 +266,17 @@ class _Text:
                 )
             )
         batch.records.append(record)
+        self._check_order(number, ns_of_ms(line["ts"], text), batch)
         return None
+
+    def _check_order(self, number: int, ts_ns: int, batch: Batch) -> None:
+        back_ns = self._last_ns - ts_ns
+        self._last_ns = ts_ns if back_ns > _DISORDER_NS else max(ts_ns, self._last_ns)
+        if back_ns > _DISORDER_NS:
+            message = (
+                f"goes back by {back_ns // 1_000_000} ms: times may count from another start from here on"
+            )
+            batch.problems.append(Problem(number, "ts", message, skipped=False))
 
     def at_end(self, batch: Batch) -> None:
         """Read what waits for its newline, and say what there is to say of the whole input."""
