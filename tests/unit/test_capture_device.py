@@ -115,7 +115,7 @@ def test_it_is_closed_when_the_command_cannot_be_run(told: Told, tmp_path: Path)
     program = tmp_path / "program"
     program.write_bytes(b"\x7fELF, and no more")
     program.chmod(0o755)
-    with pytest.raises(TracepipeError, match="cannot run|cannot be run|Exec format"):
+    with pytest.raises(TracepipeError, match="cannot be executed"):
         captured(CaptureRequest([str(program)], gpu="kernels"))
     assert told.is_closed
 

@@ -321,11 +321,11 @@ def test_the_report_says_that_an_offset_was_assumed(recording: Any) -> None:
 
 def test_a_clock_that_was_set_while_recording_has_that_in_its_bound(recording: Any) -> None:
     header = HEADER | {"clocks": ["monotonic", "realtime"]}
-    for set_ns, told in ((0, []), (-5_000_000_000, ["set or slept while recording, within 5000001000 ns"])):
+    for set_ns, told in ((0, []), (5_000_000_000, ["set or slept while recording, within 5000001000 ns"])):
         end = {"monotonic_ns": 2_000, "realtime_ns": 9_001_000 + set_ns}
         footer = {"type": "footer", "counts": {}, "losses": {}, "end": end}
         report, _ = converted(recording(header, call(9_000_100, clock="realtime"), footer))
-        assert report.clocks[0]["bound_ns"] == 1_000 + abs(set_ns)
+        assert report.clocks[0]["bound_ns"] == 1_000 + set_ns
         assert [line.partition("was ")[2] for line in lines(report) if line.startswith("clock")] == told
 
 

@@ -36,7 +36,7 @@ class GpuLayout:
         gpu = self._gpus.get(index)
         if gpu is None:
             name = f"GPU {index} {self._names.get(index, '')}".rstrip()
-            gpu = self._gpus[index] = Gpu(self._tree.group(name, RANK_GPU + index))
+            gpu = self._gpus[index] = Gpu(self._tree.group(name, RANK_GPU + min(index, RANK_GPU)))
         if shape.type == "gpu_warp":
             return self._warps.place(gpu, ts_ns, shape.record)
         if shape.type == "gpu_thread":
