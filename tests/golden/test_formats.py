@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections import Counter
+from pathlib import Path
 
+import orjson
 import pytest
 
 from tests.golden.asked import Asked
 from tests.golden.cases import FIXTURES, Case, cases
+from tracepipe.convert import Conversion, ConvertOptions
+from tracepipe.converters import CONVERTERS
 
 FLOWS = Case(FIXTURES / "flows")
 EVERY_LAYER = Case(FIXTURES / "host-layers")
@@ -128,3 +133,15 @@ def test_a_renamed_thread_has_its_last_name_everywhere() -> None:
     asked = Asked(EVERY_LAYER.convert("perfetto")[0])
     assert {thread["name"] for thread in asked.threads.values() if thread["tid"] == 4243} == {"vec_add:cuda"}
     assert [row["name"] for row in asked.tracks.values()].count("worker") == 0
+
+
+def test_a_process_that_was_renamed_late_has_its_last_name_too(tmp_path: Path) -> None:
+    recording = tmp_path / "run.jsonl"
+    call = {"type": "userspace", "name": "f", "phase": "X", "dur_ns": 1, "pid": 5, "tid": 5}
+    events = [{**call, "ts_ns": n * 9, "comm": "python" if n < 9000 else "infer"} for n in range(10_000)]
+    header = {"type": "header", "schema": "tracepipe/1", "clock": "monotonic"}
+    recording.write_bytes(b"\n".join(map(orjson.dumps, [header, *events])))
+    out = io.BytesIO()
+    Conversion(str(recording), CONVERTERS["perfetto"], ConvertOptions()).run(out)
+    asked = Asked(out.getvalue())
+    assert [thread["process"] for thread in asked.threads.values() if thread["tid"] == 5] == ["infer"]

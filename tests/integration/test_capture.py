@@ -284,7 +284,7 @@ def renamed(program: str, name: str) -> str:
     return shutil.copy(program, Path(program).with_name(name))
 
 
-FOR_A_WHILE = Limits(duration_ns=200_000_000)
+FOR_A_WHILE = Limits(duration_ns=1_000_000_000)
 
 
 def test_a_running_process_with_all_its_threads(

@@ -100,6 +100,8 @@ class PerfettoWriter:
         self._base_ns = info.start.get("trace_ns", 0)
         self._clock = _CLOCK_MONOTONIC if info.trace_clock == MONOTONIC else _CLOCK_BOOTTIME
         self._sequences: dict[int, Sequence] = {}
+        self._processes: dict[Track, Any] = {}
+        """Their descriptors, which get names at the end."""
         self._kept: list[bytes] = []
         self._kept_bytes = 0
         self._emit(self._preamble())
@@ -152,7 +154,9 @@ class PerfettoWriter:
         d = packet.track_descriptor
         d.uuid = track.id * 2
         if track.kind == "process" and track.pid:
-            d.process.pid, d.process.process_name = track.pid, track.name
+            # The trace processor keeps the first name that a process is given, and the last is wanted: `finish`.
+            d.process.pid = track.pid
+            self._processes[track] = packet
         elif track.kind == "thread" and track.tid and track.pid:
             d.thread.pid, d.thread.tid, d.thread.thread_name = track.pid, track.tid, track.name
         else:
@@ -305,5 +309,8 @@ class PerfettoWriter:
             self._out.write(delimited(1, delimited(50, zlib.compress(packets))))
 
     def finish(self) -> None:
-        """Write what compression still holds."""
+        """Write the names that processes have at the end, and what compression still holds."""
+        for track, packet in self._processes.items():
+            packet.track_descriptor.process.process_name = track.name
+            self._emit(delimited(1, packet.SerializeToString()))
         self._emit_compressed()
