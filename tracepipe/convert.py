@@ -13,7 +13,7 @@ from tracepipe.converters.writer import EventWriter, OutputFormat, TraceInfo, Wr
 from tracepipe.files import InputStream
 from tracepipe.layout import Layout, LayoutOptions
 from tracepipe.model import Batch, Header, Problem, Record, Timed
-from tracepipe.opening import OpenRecording, damage, footer_notes, no_collector, open_recording, refused
+from tracepipe.opening import damage, footer_notes, no_collector, open_recording, refused
 from tracepipe.readers import Recording
 
 Progress = Callable[[int, int], None]
@@ -36,12 +36,6 @@ class Report(Account):
 
     __slots__ = ()
 
-    def opened(self, recording: OpenRecording) -> None:
-        """Note what the input is, and what is wrong with its header's clock pairs."""
-        self.source = recording.source
-        for problem in recording.problems:
-            self.add(problem)
-
 
 class Conversion:
     """One recording on its way: call `run` with a writer's stream."""
@@ -55,7 +49,7 @@ class Conversion:
         options = self._options
         with open_recording(self._path, options.source_format, options.assumed) as opened, no_collector():
             recording, clocks, stream = opened.recording, opened.clocks, opened.stream
-            self.report.opened(opened)
+            self.report.source = opened.source
             if self._output.of == "events":
                 self._copy_events(out, recording, stream, progress)
                 return self.report
@@ -143,7 +137,7 @@ def check(
     footer: Record | None = None
     with open_recording(path, source_format) as opened, no_collector():
         stream = opened.stream
-        report.opened(opened)
+        report.source = opened.source
         for batch in opened.recording.batches:
             for problem in batch.problems:
                 report.add(problem)

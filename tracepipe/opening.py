@@ -6,7 +6,7 @@ import gc
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import BinaryIO, cast
 
 import orjson
@@ -17,6 +17,7 @@ from tracepipe.files import InputStream, open_input
 from tracepipe.model import HOST_CLOCKS, Header, Problem, Record
 from tracepipe.readers import InputFormat, Recording, naming_others, recognise
 from tracepipe.readers.lines import chunks_of_lines
+from tracepipe.readers.recording import saying
 from tracepipe.validate import first_fault
 
 _CLOCK_RECORD = re.compile(rb'"type"\s*:\s*"clock"')
@@ -26,14 +27,13 @@ _CLOCK_RECORD = re.compile(rb'"type"\s*:\s*"clock"')
 class OpenRecording:
     """A recording whose batches can be read and put on the trace clock.
 
-    `source` is the input format's name; `problems` are those of the header's clock pairs.
+    `source` is the input format's name.
     """
 
     recording: Recording
     clocks: Clocks
     stream: InputStream
     source: str
-    problems: list[Problem] = field(default_factory=list)
 
 
 def clock_records(stream: BinaryIO) -> Iterator[Record]:
@@ -75,11 +75,12 @@ def open_recording(
         header = recording.header
         problems: list[Problem] = []
         pairs = list(_header_pairs(header, problems))
+        recording.batches = saying(problems, recording.batches)
         used = header.get("clocks", [header.get("clock", HOST_CLOCKS[0])])
         if not (set(used) <= set(HOST_CLOCKS) or len(used) == 1):
             again = stack.enter_context(stream.again())
             pairs += clock_records(cast(BinaryIO, again))
-        yield OpenRecording(recording, Clocks(header, pairs, assumed), stream, source.name, problems)
+        yield OpenRecording(recording, Clocks(header, pairs, assumed), stream, source.name)
 
 
 def _recognised(stream: InputStream, path: str, source_format: str) -> InputFormat:

@@ -170,9 +170,6 @@ def test_a_thread_hangs_below_its_process_and_its_tracks_below_a_group() -> None
     assert [each.uuid for each in d] == [2, 4, 5, 6, 2]
     names = [(each.process.pid, each.process.process_name) for each in (d[0], d[4])]
     assert names == [(42, ""), (42, "vec_add")]
-        (42, ""),
-        (42, "vec_add"),
-    ]
     assert (d[1].thread.pid, d[1].thread.tid, d[1].thread.thread_name) == (42, 43, "vec_add")
     assert (d[2].parent_uuid, d[2].name) == (4, "vec_add")
     assert (d[3].parent_uuid, d[3].name, d[3].sibling_order_rank) == (5, "CUDA API", calls.order)

@@ -194,8 +194,8 @@ def test_a_line_over_the_limit_is_one_problem(monkeypatch: pytest.MonkeyPatch) -
         (b"[]", "", "must be an object"),
         (b'{"type":"header"}', "schema", "is missing"),
         (b'{"type":"header","schema":"tracepipe/1","clocks":"gpu"}', "clocks", "must be an array"),
-        (b'{"type":"header","schema":"tracepipe/1","start":{"monotonic_ns":""}}', "start", "monotonic_ns"),
-        (b'{"type":"header","schema":"tracepipe/1","start":{"monotonic_ns":-1}}', "start", "at least 0"),
+        (b'{"type":"header","schema":"tracepipe/1","clock":null,"host":null}', "clock", "must be a string"),
+        (b'{"type":"header","schema":"tracepipe/1","clocks":["gpu",7]}', "clocks[1]", "must be a string"),
     ],
 )
 def test_a_bad_header_is_an_error_with_its_place(data: bytes, field: str, message: str) -> None:
@@ -205,6 +205,31 @@ def test_a_bad_header_is_an_error_with_its_place(data: bytes, field: str, messag
     assert caught.value.field.startswith(field)
     assert message in str(caught.value)
     assert caught.value.hint
+
+
+def test_what_only_describes_the_capture_costs_itself_alone() -> None:
+    header = {
+        "host": None,
+        "start": {"monotonic_ns": -1},
+        "command": ["./a", 7],
+        "kernel": "6.18",
+        "clock": "x",
+    }
+    recording = tracepipe1.read(io.BytesIO(orjson.dumps(new_header() | header) + b"\n" + GOOD + b"\nbad\n"))
+    assert recording.header == new_header() | {"kernel": "6.18", "clock": "x"}
+    (batch,) = recording.batches
+    assert [(p.line, p.field, p.skipped) for p in batch.problems] == [
+        (1, "host", True),
+        (1, "command[1]", True),
+        (1, "start.monotonic_ns", True),
+        (3, "", True),
+    ]
+    assert len(batch.take()) == 1
+
+
+def test_a_bad_header_alone_says_so_too() -> None:
+    (batch,) = tracepipe1.read(io.BytesIO(orjson.dumps(new_header() | {"tool": []}))).batches
+    assert [p.at("run.jsonl") for p in batch.problems] == ["run.jsonl:1: tool: must be a string, not []"]
 
 
 def test_another_version_is_named() -> None:

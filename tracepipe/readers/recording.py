@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol
 
-from tracepipe.model import Batch, Header
+from tracepipe.model import Batch, Header, Problem
 from tracepipe.readers.lines import BOM, chunks_of_lines
 
 
@@ -26,6 +26,15 @@ class InputFormat:
     title: str
     sniff: Callable[[bytes], bool]
     read: Callable[[BinaryIO], Recording]
+
+
+def saying(problems: list[Problem], batches: Iterable[Batch]) -> Iterator[Batch]:
+    """`batches`, the first of which has these problems too."""
+    for batch in batches:
+        batch.problems[:0], problems = problems, []
+        yield batch
+    if problems:
+        yield Batch(problems=problems)
 
 
 class LineReader(Protocol):

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import BinaryIO, cast
 
 import orjson
 
 from tracepipe.errors import FormatError, InputError
-from tracepipe.model import SCHEMA_VERSION, TIME_LIMIT_NS, Batch, Header, Problem, Shape, SharedArgs, timed
+from tracepipe.model import (
+    SCHEMA_VERSION,
+    TIME_LIMIT_NS,
+    Batch,
+    Header,
+    Problem,
+    Record,
+    Shape,
+    SharedArgs,
+    timed,
+)
 from tracepipe.readers.lines import BOM, SHALLOW_BYTES, TOO_DEEP, Rejoined, chunks_of_text, is_too_deep
-from tracepipe.readers.recording import InputFormat, Recording
+from tracepipe.readers.recording import InputFormat, Recording, saying
 from tracepipe.validate import RecordCheck, first_fault
 
 # Small enough that the parsed records of one chunk stay within a few MB.
 CHUNK_BYTES = 1 << 18
 # Our own captures put the time first: the rest of such a line is a shape that comes again and again.
 _TIME_FIRST = b'{"ts_ns":'
+_NEEDED = {"type", "schema", "clock", "clocks"}
+"""Fields of a header without which no event can be understood."""
 _SHAPES_MAX = 1 << 12
 _SHAPE_BYTES_MAX = 512
 _MET_MAX = 1 << 14
@@ -146,8 +159,8 @@ class _Parser:
         batch.events += map(timed, self._check.keep((record,), line, batch.problems))
 
 
-def _header(stream: BinaryIO) -> tuple[Header, bytes]:
-    """The header, and what was read beyond it."""
+def _header(stream: BinaryIO, problems: list[Problem]) -> tuple[Header, bytes]:
+    """The header, and what was read beyond it. Its bad fields are left out and named in `problems`."""
     text = stream.read(CHUNK_BYTES)
     while b"\n" not in text and (more := stream.read(CHUNK_BYTES)):
         text += more
@@ -167,11 +180,23 @@ def _header(stream: BinaryIO) -> tuple[Header, bytes]:
             f"the file is {record['schema']!r}, and this program reads {SCHEMA_VERSION}",
             "use the version of tracepipe that wrote it, or a newer one",
         )
+    if isinstance(record, dict) and record.get("type") == "header":
+        _leave_out_faults(record, problems)
     if fault := first_fault(record):
         raise InputError(fault[1], "a tracepipe/1 file starts with its header", line=1, field=fault[0])
     if record["type"] != "header":
         raise InputError("is not a header", "a tracepipe/1 file starts with its header", line=1, field="type")
     return cast(Header, record), rest
+
+
+def _leave_out_faults(header: Record, problems: list[Problem]) -> None:
+    """What describes the capture must not cost its events; what says how to read them must be right."""
+    while fault := first_fault(header):
+        field = re.split(r"[.[]", fault[0])[0]
+        if field in _NEEDED or field not in header:
+            return
+        del header[field]
+        problems.append(Problem(1, *fault))
 
 
 def _batches(stream: BinaryIO, header_bytes: int) -> Iterator[Batch]:
@@ -187,8 +212,9 @@ def _batches(stream: BinaryIO, header_bytes: int) -> Iterator[Batch]:
 
 def read(stream: BinaryIO) -> Recording:
     """Header and batches of a `tracepipe/1` stream. Raises InputError or FormatError on a bad header."""
-    header, rest = _header(stream)
-    return Recording(header, _batches(cast(BinaryIO, Rejoined(rest, stream)), 0))
+    problems: list[Problem] = []
+    header, rest = _header(stream, problems)
+    return Recording(header, saying(problems, _batches(cast(BinaryIO, Rejoined(rest, stream)), 0)))
 
 
 def sniff(head: bytes) -> bool:

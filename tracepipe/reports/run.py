@@ -281,8 +281,6 @@ def load_run(
     pl.DataFrame  # noqa: B018 - before the reading, which may take long
     with open_recording(path, source_format, assumed) as opened, no_collector():
         loading = _Loading(opened, path, strict)
-        for problem in opened.problems:
-            loading.problem(problem)
         for batch in opened.recording.batches:
             for problem in batch.problems:
                 loading.problem(problem)
