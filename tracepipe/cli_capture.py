@@ -1,7 +1,8 @@
-"""The commands that record, and what they print."""
+"""The commands that record, and the one that says whether that works here."""
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -23,13 +24,17 @@ from tracepipe.cli_options import (
     with_groups,
 )
 from tracepipe.converters import CONVERTERS
-from tracepipe.errors import OutputError
+from tracepipe.errors import CaptureUnavailable, OutputError
 from tracepipe.files import STANDARD, default_output, free_name, keeping
 from tracepipe.live_table import SORTS
-from tracepipe.terminal import choices, say, text_of
+from tracepipe.terminal import choices, say, status, text_of
 from tracepipe.units import duration_ns
 
+app = typer.Typer()
+_COMMAND_LAST = {"allow_interspersed_args": False}
 
+
+@app.command(context_settings=_COMMAND_LAST)
 @with_groups
 def capture(
     *,
@@ -64,7 +69,7 @@ def capture(
     for line in captured_lines(target, summary):
         say(line)
     if then_open:
-        from tracepipe.cli import convert_file
+        from tracepipe.cli_convert import convert_file
         from tracepipe.convert import ConvertOptions
         from tracepipe.open_ui import open_trace
 
@@ -75,6 +80,7 @@ def capture(
 Sort = choices("Sort", SORTS)
 
 
+@app.command(context_settings=_COMMAND_LAST)
 @with_groups
 def live(
     *,
@@ -124,3 +130,24 @@ def _title(request: CaptureRequest) -> str:
     if request.command:
         return Path(request.command[0]).name
     return request.comm or ("system" if request.system else f"pid-{request.pids[0]}")
+
+
+@app.command()
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Try what capture needs on this machine: what works, what does not and why, and what mends it."""
+    from tracepipe import doctor as examination
+
+    with status(sys.stderr) as notify:
+        findings = examination.examine(notify=notify)
+    if as_json:
+        print(examination.as_json(findings))
+    else:
+        is_terminal = sys.stdout.isatty()
+        width = shutil.get_terminal_size().columns if is_terminal else 0
+        plain = not (sys.stdout.encoding or "").lower().startswith("utf")
+        for line in examination.report(findings, width=width, colours=is_terminal, ascii_only=plain):
+            print(line)
+    if not examination.can_capture(findings):
+        raise typer.Exit(CaptureUnavailable.exit_code)

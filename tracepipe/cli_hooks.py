@@ -16,8 +16,9 @@ hooks_app = typer.Typer(
     name="hooks",
     help="What can be hooked here, and whether a hook sees anything.",
     no_args_is_help=True,
-    pretty_exceptions_enable=False,
 )
+app = typer.Typer()
+app.add_typer(hooks_app)
 
 
 @hooks_app.command("list")

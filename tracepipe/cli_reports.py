@@ -44,12 +44,6 @@ _COMMON: dict[str, tuple[Any, Any]] = {
 _FORCE = (Annotated[bool, typer.Option("--force", help="Overwrite the output.")], False)
 
 
-def add_reports(app: typer.Typer) -> None:
-    """Give the command line a command for each report."""
-    for report in REPORTS.values():
-        app.command(report.name, help=report.about, rich_help_panel="Reports")(_command(report))
-
-
 def _command(report: Report) -> Callable[..., None]:
     """The command of a report, whose parameters are its inputs, its options and the common ones."""
 
@@ -185,3 +179,8 @@ def _print(report: Report, runs: list[Any], result: Result, as_json: bool, outpu
     width = shutil.get_terminal_size().columns
     for line in lines(runs, result, width=width, colours=sys.stdout.isatty(), ascii_only=plain):
         print(line)
+
+
+app = typer.Typer()
+for _report in REPORTS.values():
+    app.command(_report.name, help=_report.about, rich_help_panel="Reports")(_command(_report))

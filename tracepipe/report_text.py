@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from tracepipe.account import fit_text
-from tracepipe.capture import CaptureSummary
 from tracepipe.convert import Report
 from tracepipe.model import LAYERS
+
+if TYPE_CHECKING:  # what a capture loads takes longer than a small conversion
+    from tracepipe.capture import CaptureSummary
 
 # The readings of two host clocks may be so far apart when a program is interrupted between them.
 SETTING_NS = 1_000_000

@@ -17,7 +17,7 @@ from unittest import mock
 import pytest
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
-from tracepipe import __version__, cli, terminal
+from tracepipe import __version__, cli, cli_convert, terminal
 from tracepipe.convert import ConvertOptions
 from tracepipe.converters import CONVERTERS
 from tracepipe.errors import CaptureUnavailable
@@ -455,7 +455,7 @@ def test_text_on_a_terminal_is_alone_there(here: Path) -> None:
     with mock.patch.object(terminal, "_QUIET_S", 0.0):
         screen, theirs = os.openpty()
         with open(theirs, "w") as tty, mock.patch.multiple(sys, stdout=tty, stderr=tty):
-            cli.convert_file("run.jsonl", "text", "", False, ConvertOptions())
+            cli_convert.convert_file("run.jsonl", "text", "", False, ConvertOptions())
         seen = os.read(screen, 1 << 16).decode()
         os.close(screen)
     assert seen.startswith("trace clock monotonic, start 1000 ns\r\n")

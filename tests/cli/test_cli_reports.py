@@ -209,6 +209,24 @@ def test_without_the_libraries_two_lines_say_what_to_install(
     assert err.splitlines()[1].strip() == "pip install 'tracepipe[reports]'"
 
 
+def test_a_command_loads_what_it_needs_alone() -> None:
+    code = (
+        "import sys; sys.argv = ['tracepipe', 'validate', '/dev/null']\n"
+        "from tracepipe import cli\n"
+        "try: cli.main()\n"
+        "except SystemExit: pass\n"
+        "print(sorted(name for name in sys.modules if name.count('.') == 1 and 'tracepipe' in name))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert "'tracepipe.cli_convert'" in done.stdout
+    assert not any(other in done.stdout for other in ("capture", "hooks", "reports", "live"))
+
+
 def test_help_needs_no_library_of_the_reports() -> None:
     code = (
         "import sys; sys.argv = ['tracepipe', '--help']\n"

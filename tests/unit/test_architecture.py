@@ -55,7 +55,8 @@ MAY_IMPORT = {
     "live_table": {"capture", "units"},
     "live_view": {"capture", "live_output", "live_table"},
 }
-COMPOSING = {"__main__", "convert", "cli", "cli_capture", "cli_hooks", "cli_options", "cli_reports"}
+COMMANDS = {"cli", "cli_capture", "cli_convert", "cli_hooks", "cli_reports"}
+COMPOSING = {"__main__", "convert", "cli_options", *COMMANDS}
 # Native or slow to import: only inside functions, so that --help works anywhere and at once.
 SLOW = {
     "bcc",
@@ -146,9 +147,7 @@ def test_only_clocks_makes_trace_times() -> None:
 
 def test_only_the_command_line_prints_and_exits() -> None:
     printers = {module for module, tree in TREES.items() if calls(tree, "print")}
-    commands = {
-        f"tracepipe.{name}" for name in ("cli", "cli_capture", "cli_hooks", "cli_reports", "terminal")
-    }
+    commands = {f"tracepipe.{name}" for name in (*COMMANDS, "terminal")}
     generators = {"tracepipe.schema", "tracepipe.capture.compile"}  # when they are run as modules
     assert printers <= commands | generators
     exits = {

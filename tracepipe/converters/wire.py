@@ -15,16 +15,10 @@ _MASK = _TABLE - 1
 _U64 = (1 << 64) - 1
 
 
-def _slow_varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-SMALL: tuple[bytes, ...] = tuple(_slow_varint(value) for value in range(_TABLE))
+SMALL: tuple[bytes, ...] = (
+    *(bytes((value,)) for value in range(0x80)),
+    *(bytes((value & 0x7F | 0x80, value >> 7)) for value in range(0x80, _TABLE)),
+)
 """The varint of each value under 2^14."""
 _CONTINUED: tuple[bytes, ...] = tuple(
     bytes((value & 0x7F | 0x80, value >> 7 | 0x80)) for value in range(_TABLE)
