@@ -45,20 +45,23 @@ _PACKET_OF = tuple(_PACKET + digits for digits in SMALL[:1024])
 _STEPS_MAX = len(_STEPS)
 _TIME = itemgetter(2)
 _VALUE = tag(30, 0)
-_INTERNED = 12
+_COUNTS_MAX = 1 << 12
 _TYPES = {BEGIN: 1, END: 2, INSTANT: 3, COUNTER: 4, BEGIN_ONCE: 1}
 
 
 class _TrackState:
     """What a track's packets start with. `heads` is by (kind, name)."""
 
-    __slots__ = ("begins", "counter", "end", "end_packet", "instants", "once", "sequence", "track", "uuid")
+    __slots__ = (
+        "_counter", "begins", "counts", "end", "end_packet", "instants", "once", "sequence", "track", "uuid",
+    )  # fmt: skip
 
     def __init__(self, track: Track, sequence: Sequence, uuid: int) -> None:
         self.track, self.sequence, self.uuid = track, sequence, uuid
         self.begins: dict[str, bytes] = {}
         self.instants: dict[str, bytes] = {}
-        self.counter = self._constant(COUNTER) + _VALUE
+        self.counts: dict[int, bytes] = {}
+        self._counter = self._constant(COUNTER) + _VALUE
         self.once = self._constant(BEGIN_ONCE) + sequence.category(track.category)
         self.end = self._constant(END)
         self.end_packet = _TRACK_EVENT + varint(len(self.end)) + self.end + sequence.suffix
@@ -68,6 +71,13 @@ class _TrackState:
         """Type and track; the track is left out where it is the sequence's default."""
         own = b"" if self.sequence.default_uuid == self.uuid else tag(11, 0) + varint(self.uuid)
         return tag(9, 0) + varint(_TYPES[kind]) + own
+
+    def counted(self, value: int) -> bytes:
+        """A counter's packet after its timestamp; kept, as values come again."""
+        event = _event(self._counter + varint(value), self.sequence)
+        if len(self.counts) < _COUNTS_MAX:
+            self.counts[value] = event
+        return event
 
     def named(self, kind: int, name: str) -> bytes:
         """Type, track, category and name of a begin or an instant."""
@@ -222,33 +232,32 @@ class PerfettoWriter:
                 sequence.last_ns = ts_ns
             else:
                 when = self._far(sequence, ts_ns)
-            if args is None and kind == END:
-                packet = when + state.end_packet
-            elif type(args) is SharedArgs and (made := args.written) and made[0] is state:
+            # The commonest first: what is ready-made but for the time.
+            if type(args) is SharedArgs and (made := args.written) and made[0] is state:
                 if not flows:
                     packet = when + made[2]
                 elif len(flows) == 1:
                     packet = when + made[3] + abs(flows[0]).to_bytes(8, "little") + sequence.suffix
                 else:
                     packet = when + _event(made[1] + _flow_fields(flows), sequence)
-            elif kind == BEGIN_ONCE and flows is None:
-                body = state.once + sequence.name_once(name)
-                if args:
-                    body += sequence.annotations(args)
-                size = len(body)
-                event = _EVENT_OF[size] if size < 1024 else _TRACK_EVENT + varint(size)
-                packet = when + event + body + sequence.suffix
+            elif kind == END and args is None:
+                packet = when + state.end_packet
             elif kind == COUNTER:
-                packet = when + _event(state.counter + varint(name), sequence)
+                packet = when + (state.counts.get(name) or state.counted(name))
             else:
-                packet = when + self._named_event(state, kind, name, args, flows)
-            if sequence.pending:
-                packet += delimited(_INTERNED, b"".join(sequence.pending))
-                sequence.pending.clear()
-                if sequence.full():
-                    self._flush(out, packet)
-                    self._restart(sequence)
-                    continue
+                if kind == BEGIN_ONCE and not flows:
+                    body = state.once + (sequence.once.get(name) or sequence.name_once(name))
+                    if args:
+                        body += sequence.annotations(args)
+                    packet = when + _event(body, sequence)
+                else:
+                    packet = when + self._named_event(state, kind, name, args, flows)
+                if sequence.pending:
+                    packet += sequence.take_pending()
+                    if sequence.full():
+                        self._flush(out, packet)
+                        self._restart(sequence)
+                        continue
             size = len(packet)
             out.append((_PACKET_OF[size] if size < 1024 else _PACKET + varint(size)) + packet)
         self._flush(out)

@@ -9,6 +9,7 @@ import orjson
 from tracepipe.converters.wire import delimited, double, number, tag, text, varint
 from tracepipe.timeline import Track
 
+_INTERNED = 12
 _CATEGORIES, _NAMES, _ARG_NAMES, _STRINGS = 1, 2, 3, 29
 """Fields of InternedData."""
 _ANNOTATION = tag(4, 2)
@@ -38,9 +39,16 @@ class Sequence:
         self.tracks: list[Track] = []
         """Those whose ready-made packets use the tables."""
         self._tables: dict[int, dict[str, int]] = {}
-        self._once: dict[str, bytes] = {}
+        self.once: dict[str, bytes] = {}
+        """TrackEvent.name_iid of the names of warps that are in the table."""
         self._int_heads: dict[str, list[bytes]] = {}
         self._whole: dict[tuple[str, str], bytes] = {}
+
+    def take_pending(self) -> bytes:
+        """TracePacket.interned_data of what is new in the tables."""
+        new = delimited(_INTERNED, b"".join(self.pending))
+        self.pending.clear()
+        return new
 
     def full(self) -> bool:
         """Whether the tables have grown beyond what a trace's own names explain."""
@@ -50,7 +58,7 @@ class Sequence:
         """Forget all names; the next packet of the sequence must say so."""
         self.started = False
         self._tables.clear()
-        self._once.clear()
+        self.once.clear()
         self._int_heads.clear()
         self._whole.clear()
 
@@ -73,7 +81,7 @@ class Sequence:
 
     def name_once(self, name: str) -> bytes:
         """TrackEvent.name_iid while this table has room, then .name: a launch has 10⁵ warps to name."""
-        known = self._once
+        known = self.once
         whole = known.get(name)
         if whole is None:
             if len(known) >= self.ONCE_MAX:

@@ -76,9 +76,13 @@ class WarpRow(Row):
         `base_ns` any more.
         """
         spans = self.spans
-        if not spans or begin_ns >= spans[-1][1]:
-            if spans and (spans[-1][1] <= base_ns or len(spans) >= SPANS_KEPT):
-                self.forgotten_ns = spans[-1][1]
+        if not spans:
+            spans.append((begin_ns, end_ns))
+            return True
+        last_ns = spans[-1][1]
+        if begin_ns >= last_ns:
+            if last_ns <= base_ns or len(spans) >= SPANS_KEPT:
+                self.forgotten_ns = last_ns
                 spans.clear()
             spans.append((begin_ns, end_ns))
             return True
@@ -177,11 +181,19 @@ class WarpBatchView:
         """Where the exits of a warp stand in the exit columns."""
         return range(at, at + 1) if self.exits is None else range(self.exits[at], self.exits[at + 1])
 
-    def args(self, at: int) -> Args:
-        """What is known of one warp."""
-        args: Args = {} if self._base_ns is None else {"source_ns": self._base_ns + self._raw[at]}
-        if self._plain:
-            return args
+    def args(self, some: list[int]) -> list[Args]:
+        """What is known of each of some warps."""
+        base_ns, raw = self._base_ns, self._raw
+        all_args: list[Args]
+        all_args = (
+            [{} for _ in some] if base_ns is None else [{"source_ns": base_ns + raw[at]} for at in some]
+        )
+        if not self._plain:
+            for at, args in zip(some, all_args, strict=True):
+                self._add_exits(at, args)
+        return all_args
+
+    def _add_exits(self, at: int, args: Args) -> None:
         if self.exits is not None and len(exits := self.exits_of(at)) != 1:
             args["exits"] = len(exits)
             if self._cycles is not None and exits:
@@ -190,7 +202,21 @@ class WarpBatchView:
             args["cycles"] = self._cycles[at if self.exits is None else self.exits[at]]
         if self._masks is not None and self._masks[at] != FULL_MASK:
             args["lanes"] = self._masks[at].bit_count()
-        return args
+
+
+class _Some:
+    """Some warps of a batch, in the order of their entry: when they begin and end, None without an exit."""
+
+    __slots__ = ("begins_ns", "ends_ns", "warps")
+
+    def __init__(self, view: WarpBatchView, warps: list[int]) -> None:
+        base_ns, entry, stays = view.ts_ns, view.record["entry_ns"], view.stay_ns
+        self.warps = warps
+        self.begins_ns = [base_ns + entry[at] for at in warps]
+        self.ends_ns = [
+            None if (stay_ns := stays[at]) is None else begin_ns + stay_ns
+            for begin_ns, at in zip(self.begins_ns, warps, strict=True)
+        ]
 
 
 class WarpLayout:
@@ -232,7 +258,7 @@ class WarpLayout:
             self._tree.ops += active.flush(ts_ns)
         end_ns = ts_ns
         for start in range(0, len(order), WARPS_AT_ONCE):
-            some = order[start : start + WARPS_AT_ONCE]
+            some = _Some(view, order[start : start + WARPS_AT_ONCE])
             if mode != "sm":
                 self._draw(gpu, view, mode, some, arrow)
             end_ns = max(end_ns, self._count(gpu, view, mode, some))
@@ -253,33 +279,33 @@ class WarpLayout:
         flows = self._launches.warps(launch, first_ns, bound_ns, may_start=may_start)
         return order[0] if at is None else at, flows
 
-    def _draw(self, gpu: Gpu, view: WarpBatchView, mode: str, some: list[int], arrow: Arrow) -> None:
+    def _draw(self, gpu: Gpu, view: WarpBatchView, mode: str, some: _Some, arrow: Arrow) -> None:
         """Draw some warps of a batch, in the order of their entry."""
         arrow_at, arrow_flows = arrow
-        record, ts_ns, stays, rows = view.record, view.ts_ns, view.stay_ns, gpu.warps
-        entry, number, ops = record["entry_ns"], record["warp"], self._tree.ops
-        names = view.names.full([number[at] for at in some])
-        on_slots, exits_too = mode == "slot", self._options.thread_exits
-        sms, slots = (record["sm"], record["slot"]) if on_slots else ([], [])
-        for at, name in zip(some, names, strict=True):
-            if on_slots:
-                row = rows.get(sms[at] * _SLOTS_MAX + slots[at])
-            else:
-                row = rows.get((record.get("launch"), record["name"], number[at]))
-            if row is None:
-                row = self._new_row(gpu, view, mode, at)
-            begin_ns, stay_ns = ts_ns + entry[at], stays[at]
-            args, flows = view.args(at), arrow_flows if at == arrow_at else None
-            if stay_ns is None:
+        record, base_ns, rows, draw = view.record, view.ts_ns, gpu.warps, self._tree.ops.append
+        number, exits_too = record["warp"], self._options.thread_exits
+        names, all_args = view.names.full([number[at] for at in some.warps]), view.args(some.warps)
+        keys: list[Any]
+        if mode == "slot":
+            sms, slots = record["sm"], record["slot"]
+            keys = [sms[at] * _SLOTS_MAX + slots[at] for at in some.warps]
+        else:
+            keys = [(record.get("launch"), record["name"], number[at]) for at in some.warps]
+        for at, key, begin_ns, end_ns, name, args in zip(
+            some.warps, keys, some.begins_ns, some.ends_ns, names, all_args, strict=True
+        ):
+            row = rows.get(key) or self._new_row(gpu, view, mode, at, key)
+            flows = arrow_flows if at == arrow_at else None
+            if end_ns is None:
                 # It was still running when the record ended: drawn when the end of the trace is known.
                 self._host.outcomes.unclosed += 1
                 self._unfinished.append((row, begin_ns, name, args | {"unclosed": True}, flows))
-            elif not row.takes_warp(ts_ns, begin_ns, begin_ns + stay_ns):
+            elif not row.takes_warp(base_ns, begin_ns, end_ns):
                 # A slot holds one warp at a time: two there mean clocks that disagree.
-                self._host.complete_beside(row, begin_ns, stay_ns, name, args, flows)
+                self._host.complete_beside(row, begin_ns, end_ns - begin_ns, name, args, flows)
             else:
-                ops.append((BEGIN_ONCE, row.track, begin_ns, name, args, flows))
-                ops.append((END, row.track, begin_ns + stay_ns, name, None, None))
+                draw((BEGIN_ONCE, row.track, begin_ns, name, args, flows))
+                draw((END, row.track, end_ns, name, None, None))
             if exits_too:
                 self._draw_exits(row.track, view, at)
 
@@ -291,41 +317,39 @@ class WarpLayout:
             ts_ns = view.ts_ns + record["entry_ns"][at] + record["exit_ns"][k]
             self._tree.ops.append((INSTANT, track, ts_ns, "exit", args, None))
 
-    def _new_row(self, gpu: Gpu, view: WarpBatchView, mode: str, at: int) -> WarpRow:
+    def _new_row(self, gpu: Gpu, view: WarpBatchView, mode: str, at: int, key: Any) -> WarpRow:
         record, number = view.record, view.record["warp"][at]
-        key: Any
         if mode == "slot":
             sm, slot = record["sm"][at], record["slot"][at]
-            key = sm * _SLOTS_MAX + slot
             group = self._tree.child(gpu.track, "group", f"SM {sm}", RANK_SM + sm)
             track = self._tree.child(group, "slices", f"slot {slot}", slot, "warp")
         else:
-            key = (record.get("launch"), record["name"], number)
             group = kernel_group(self._tree, gpu, record)
             track = self._tree.child(group, "slices", view.names.place(number), number, "warp")
         row = gpu.warps[key] = WarpRow(track)
         return row
 
-    def _count(self, gpu: Gpu, view: WarpBatchView, mode: str, some: list[int]) -> int:
+    def _count(self, gpu: Gpu, view: WarpBatchView, mode: str, some: _Some) -> int:
         """Count some warps of a batch; returns their last exit."""
-        ts_ns, entry, stays = view.ts_ns, view.record["entry_ns"], view.stay_ns
-        by_sm: dict[int, list[int]] = {-1: some}
+        counted: dict[int, tuple[list[int], list[int]]] = {}
         if mode == "sm":
-            by_sm = {}
-            for at in some:
-                by_sm.setdefault(view.record["sm"][at], []).append(at)
-        end_ns = ts_ns
-        for sm, warps in by_sm.items():
+            sms = view.record["sm"]
+            for at, begin_ns, end_ns in zip(some.warps, some.begins_ns, some.ends_ns, strict=True):
+                entries_ns, exits_ns = counted.setdefault(sms[at], ([], []))
+                entries_ns.append(begin_ns)
+                exits_ns += [] if end_ns is None else [end_ns]
+        else:
+            counted[-1] = some.begins_ns, [end_ns for end_ns in some.ends_ns if end_ns is not None]
+        last_ns = view.ts_ns
+        for sm, (entries_ns, exits_ns) in counted.items():
             active = gpu.active.get(sm)
             if active is None:
                 where, rank = (f"SM {sm} active warps", RANK_SM + sm) if sm >= 0 else ("active warps", 0)
                 track = self._tree.child(gpu.track, "counter", where, rank, "gpu", "warps")
                 active = gpu.active[sm] = ActiveWarps(track)
-            entries_ns = [ts_ns + entry[at] for at in warps]
-            exits_ns = [ts_ns + entry[at] + stay for at in warps if (stay := stays[at]) is not None]
             active.add(entries_ns, exits_ns)
-            end_ns = max(end_ns, entries_ns[-1], max(exits_ns, default=0))
-        return end_ns
+            last_ns = max(last_ns, entries_ns[-1], max(exits_ns, default=0))
+        return last_ns
 
     def finish(self, gpus: list[Gpu], end_ns: int) -> None:
         """Draw what waits for the end of the trace."""
