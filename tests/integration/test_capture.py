@@ -422,7 +422,7 @@ def test_a_command_goes_on_after_the_recording(tmp_path: Path, vec_add: str) -> 
     )
     assert (summary.ended_by, summary.exit_code) == ("duration", 3)
     assert any("goes on" in message for message in messages)
-    assert 0.1 <= summary.wall_ns / 1e9 < 0.5
+    assert summary.wall_ns >= 100_000_000
     assert trace.footer["ended_by"] == "duration"
 
 

@@ -145,6 +145,8 @@ class _Session:
             self._open_processes()
             self.recording.start()
             store = self._store()
+            if self.target is not None:
+                start = _instant()  # it is held until now: a timeline need not begin with the wait for probes
             try:
                 for collector in (store, *self.watchers):
                     collector.begin(self.plan, start["monotonic_ns"])
@@ -175,7 +177,7 @@ class _Session:
             filtered=footer.get("filtered", {}),
             ended_by=footer["ended_by"],
             exit_code=self._exit_code(notify),
-            wall_ns=end["monotonic_ns"] - start["monotonic_ns"],
+            wall_ns=before_ns - start["monotonic_ns"],
             attach_ns=self.attach_ns,
             detach_ns=detach_ns,
             engine=self.engine,
