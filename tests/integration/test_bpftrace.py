@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.integration.test_capture import Trace, calls_printed, library_of, run
+from tests.support import held_reader
 from tests.support.standin import needs
 from tracepipe.capture.engine import Filters, Limits
 
@@ -123,10 +124,9 @@ def test_switches_and_calls_nest(tmp_path: Path, vec_add: str) -> None:
 def test_full_buffers_count_what_they_lost(
     tmp_path: Path, vec_add: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    only = ("cuCtxGetCurrent",)
-    trace, summary, _ = by_bpftrace(
-        tmp_path, [vec_add, "--spin", "100000"], ring_bytes=4096, only=only, layers=("userspace",)
-    )
+    command = [sys.executable, held_reader.__file__, vec_add, "--spin", "100000"]
+    options = {"ring_bytes": 4096, "only": ("cuCtxGetCurrent",), "libraries": (library_of(vec_add),)}
+    trace, summary, _ = by_bpftrace(tmp_path, command, layers=("userspace",), **options)
     assert "ok" in capfd.readouterr().out
     losses = [record for record in trace.records if record["type"] == "loss"]
     assert sum(loss["count"] for loss in losses) == summary.losses["userspace"] > 0
