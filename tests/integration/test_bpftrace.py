@@ -147,7 +147,8 @@ def test_a_running_process_and_its_name(tmp_path: Path) -> None:
         process.kill()
     assert summary.ended_by == "duration"
     assert {event["pid"] for event in trace.events} == {process.pid}
-    assert trace.events[0]["comm"] == name
+    # Told with its first event; another processor's may be as early.
+    assert [event["comm"] for event in trace.events[:3] if "comm" in event] == [name]
     # The recording can end in the middle of one.
     assert sum(event["phase"] == "E" for event in trace.layer("scheduler")) > 5
     pids = {event["pid"] for event in system.events}
