@@ -26,6 +26,7 @@ from tracepipe.errors import OutputError
 
 _PIECE_BYTES = 64 * 4096  # bytes that become lines at once: 4096 records
 _LINE_TO_RECORD = 2.2  # bytes of lines for a byte of records, until it is measured
+_AT_LEAST = 0.8
 _NO_LIMITS = Limits()
 _TIME = struct.Struct("<8xQ48x")  # ts_ns of a record
 assert _TIME.size == RECORD_BYTES
@@ -120,10 +121,11 @@ class Spool:
 
     @property
     def size_bytes(self) -> int:
-        """What the lines of all that was put take, written or not: an estimate while some are not."""
+        """What the lines of all that was put take at least: an estimate while some are not written."""
         behind = self._size_bytes - self._rendered_bytes
         a_line = self._written_bytes / self._rendered_bytes if self._rendered_bytes else _LINE_TO_RECORD
-        return self._written_bytes + int(behind * a_line)
+        # Later lines may be shorter than those so far; what is recorded beyond a limit is cut.
+        return self._written_bytes + int(behind * a_line * _AT_LEAST)
 
     @property
     def is_done(self) -> bool:
