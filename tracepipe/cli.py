@@ -38,7 +38,8 @@ class _Commands(TyperGroup):
         return list(self.commands)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        self._load(_PLACES.get(cmd_name, _REPORTS))
+        if cmd_name not in self.commands:  # the help asks for every one after it has the list
+            self._load(_PLACES.get(cmd_name, _REPORTS))
         if cmd_name not in self.commands:
             self.list_commands(ctx)  # so that what was meant can be suggested
         return self.commands.get(cmd_name)

@@ -31,20 +31,14 @@ class ConvertOptions:
     layout: LayoutOptions = field(default_factory=LayoutOptions)
 
 
-class Report(Account):
-    """What a conversion found."""
-
-    __slots__ = ()
-
-
 class Conversion:
     """One recording on its way: call `run` with a writer's stream."""
 
     def __init__(self, path: str, output: OutputFormat, options: ConvertOptions) -> None:
         self._path, self._output, self._options = path, output, options
-        self.report = Report(path, "")
+        self.report = Account(path, "")
 
-    def run(self, out: BinaryIO, progress: Progress | None = None) -> Report:
+    def run(self, out: BinaryIO, progress: Progress | None = None) -> Account:
         """Convert; raises InputError on the first bad line where `strict`."""
         options = self._options
         with open_recording(self._path, options.source_format, options.assumed) as opened, no_collector():
@@ -131,9 +125,9 @@ class Conversion:
 
 def check(
     path: str, source_format: str, say: Callable[[str], None], progress: Progress | None = None
-) -> Report:
+) -> Account:
     """Read a recording without drawing it, and `say` each problem as `path:line: field: message`."""
-    report = Report(path, "")
+    report = Account(path, "")
     footer: Record | None = None
     with open_recording(path, source_format) as opened, no_collector():
         stream = opened.stream

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tracepipe.account import fit_text
-from tracepipe.convert import Report
+from tracepipe.account import Account, fit_text
 from tracepipe.model import LAYERS
 
 if TYPE_CHECKING:  # what a capture loads takes longer than a small conversion
@@ -23,7 +22,7 @@ _OUTCOMES = {
 }
 
 
-def lines(report: Report) -> Iterator[str]:
+def lines(report: Account) -> Iterator[str]:
     """What a person should know of a conversion, most important last."""
     counts = ", ".join(f"{report.counts[layer]} {layer}" for layer in LAYERS if report.counts[layer])
     yield f"{report.path}: {report.source}, {counts or 'no events'}"

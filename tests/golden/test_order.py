@@ -15,13 +15,14 @@ import tracepipe.readers.tracepipe1
 from tests.golden.asked import Asked
 from tests.golden.cases import FIXTURES, Case
 from tests.golden.seen import ReplayFormat, Seen
-from tracepipe.convert import Conversion, ConvertOptions, Report
+from tracepipe.account import Account
+from tracepipe.convert import Conversion, ConvertOptions
 from tracepipe.converters import CONVERTERS
 
 Records = list[dict[str, Any]]
 
 
-def converted(records: Records, folder: Path) -> tuple[Seen, Report]:
+def converted(records: Records, folder: Path) -> tuple[Seen, Account]:
     """What a recording draws, after the trace processor said the same of both outputs."""
     head = {"type": "header", "schema": "tracepipe/1", "clock": "monotonic", "clocks": ["monotonic"]}
     path = folder / "input.jsonl"

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from benchmarks.convert import write_recording
-from tracepipe.account import PROBLEMS_KEPT
-from tracepipe.convert import Conversion, ConvertOptions, Report, check
+from tracepipe.account import PROBLEMS_KEPT, Account
+from tracepipe.convert import Conversion, ConvertOptions, check
 from tracepipe.converters import CONVERTERS
 from tracepipe.errors import FormatError, InputError
 from tracepipe.model import (
@@ -65,7 +65,7 @@ def recording(tmp_path: Path) -> Any:
     return write
 
 
-def converted(path: str, **options: Any) -> tuple[Report, list[str]]:
+def converted(path: str, **options: Any) -> tuple[Account, list[str]]:
     """The report, and the timeline as text without its indents."""
     out = io.BytesIO()
     report = Conversion(path, CONVERTERS["text"], ConvertOptions(**options)).run(out)
