@@ -1,0 +1,96 @@
+/* The part of JSON that recordings are written in: no blanks, no escapes in strings, integers of 64 bits.
+ *
+ * Each function takes where a value starts and where the text ends, and gives where the value ends, or NULL
+ * where it is not of this part. What is not is for Python, which reads all of JSON.
+ */
+#ifndef TP_JSON_H
+#define TP_JSON_H
+
+#include <stdint.h>
+#include <string.h>
+
+const uint8_t *tp_utf8(const uint8_t *at, const uint8_t *end);
+
+static inline const uint8_t *tp_string(const uint8_t *at, const uint8_t *end)
+{
+    if (at >= end || *at != '"')
+        return 0;
+    for (at++; at < end;) {
+        uint8_t c = *at;
+        if (c == '"')
+            return at + 1;
+        if (c == '\\' || c < 0x20)
+            return 0;
+        if (c < 0x80)
+            at++;
+        else if (!(at = tp_utf8(at, end)))
+            return 0;
+    }
+    return 0;
+}
+
+/* A number from 0 to 2^63 - 1. */
+static inline const uint8_t *tp_unsigned(const uint8_t *at, const uint8_t *end, int64_t *value)
+{
+    const uint8_t *start = at;
+    uint64_t v = 0;
+    while (at < end && (uint8_t)(*at - '0') < 10 && at - start < 19)
+        v = v * 10 + (uint64_t)(*at++ - '0');
+    if (at == start || (*start == '0' && at - start > 1) || v > INT64_MAX)
+        return 0;
+    if (at < end && ((uint8_t)(*at - '0') < 10 || *at == '.' || *at == 'e' || *at == 'E'))
+        return 0;
+    *value = (int64_t)v;
+    return at;
+}
+
+static inline const uint8_t *tp_integer(const uint8_t *at, const uint8_t *end, int64_t *value)
+{
+    int negative = at < end && *at == '-';
+    at = tp_unsigned(at + negative, end, value);
+    if (!at || !negative)
+        return at;
+    *value = -*value;
+    return *value ? at : 0; /* -0 is no integer in Python */
+}
+
+static inline const uint8_t *tp_word(const uint8_t *at, const uint8_t *end)
+{
+    static const char *words[] = {"true", "false", "null"};
+    for (int i = 0; i < 3; i++) {
+        size_t size = strlen(words[i]);
+        if ((size_t)(end - at) >= size && !memcmp(at, words[i], size))
+            return at + size;
+    }
+    return 0;
+}
+
+/* A string, an integer, true, false or null. */
+static inline const uint8_t *tp_scalar(const uint8_t *at, const uint8_t *end)
+{
+    int64_t ignored;
+    if (at >= end)
+        return 0;
+    if (*at == '"')
+        return tp_string(at, end);
+    if (*at == '-' || (uint8_t)(*at - '0') < 10)
+        return tp_integer(at, end, &ignored);
+    return tp_word(at, end);
+}
+
+/* A scalar or an array of some. */
+static inline const uint8_t *tp_value(const uint8_t *at, const uint8_t *end)
+{
+    if (at >= end || *at != '[')
+        return tp_scalar(at, end);
+    do {
+        if (!(at = tp_scalar(at + 1, end)) || at >= end)
+            return 0;
+    } while (*at == ',');
+    return *at == ']' ? at + 1 : 0;
+}
+
+/* An object of values with different keys, few enough to compare each with each; `{}` is none. */
+const uint8_t *tp_object(const uint8_t *at, const uint8_t *end);
+
+#endif

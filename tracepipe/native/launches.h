@@ -1,0 +1,39 @@
+/* Joins launch calls to kernels and warps by launch id: arrows, and the check of cause before effect. */
+#ifndef TP_LAUNCHES_H
+#define TP_LAUNCHES_H
+
+#include "tables.h"
+
+/* So many launches are remembered; the oldest makes room. */
+#define LAUNCHES_MAX (1 << 16)
+#define LAUNCH_BUCKETS (1 << 16)
+
+typedef struct {
+    int64_t launch, start, bound, flow;
+    int32_t next; /* in the same bucket, or -1 */
+    uint8_t called, drawn, started;
+} tp_launch;
+
+/* A kernel that started before its call, by more than the bound. */
+typedef struct {
+    int64_t launch, start, bound, call;
+} tp_early;
+
+typedef struct {
+    tp_launch *launches;
+    int32_t *buckets;
+    int64_t count; /* ever */
+    int64_t last_flow;
+    tp_early *early;
+    int64_t early_count, early_room;
+} tp_launches;
+
+int tp_launches_init(tp_launches *l);
+void tp_launches_free(tp_launches *l);
+/* Each sets the arrow: negative where it starts, 0 where there is none. */
+int tp_launch_call(tp_launches *l, int64_t launch, int64_t ts, int64_t *flow);
+void tp_launch_start(tp_launches *l, int64_t launch, int64_t ts, int64_t bound);
+void tp_launch_kernel(tp_launches *l, int64_t launch, int64_t ts, int64_t bound, int64_t *flow);
+void tp_launch_warps(tp_launches *l, int64_t launch, int64_t ts, int64_t bound, int may_start, int64_t *flow);
+
+#endif

@@ -1,0 +1,239 @@
+/* Lines of an event file into columns: time, shape, arguments, duration, launch.
+ *
+ *     {"ts_ns":1795,"type":"userspace","name":"cuInit","phase":"B","pid":7,"tid":7,"args":{"flags":0}}
+ *              time └─────────────── shape ──────────────────────────────┘        └─ arguments ─┘
+ *
+ * The shape is the line without its time and arguments, and with 0 for its duration and launch. Most lines
+ * repeat another one but for the time: those are found whole in one table, and nothing else is looked at.
+ */
+#include "json.h"
+#include "tables.h"
+
+/* A table of whole lines is a cache: it is emptied when it is full. */
+#define LINES_MAX (1 << 15)
+#define LINE_BYTES_MAX (8 << 20)
+#define LINE_MAX 2048
+#define FOREIGN (-1)
+#define WARPS (-2)
+
+typedef struct {
+    int64_t dur, launch;
+    int32_t shape, args;
+} tp_line;
+
+typedef struct {
+    tp_table lines, shapes, args;
+    tp_line *known;
+    int64_t known_room;
+    tp_buffer stem;
+} tp_reader;
+
+typedef struct {
+    int64_t *ts, *dur, *launch;
+    int32_t *shape, *args;
+} tp_columns;
+
+static const char START[] = "{\"ts_ns\":";
+#define START_SIZE ((int64_t)sizeof START - 1)
+
+TP_EXPORT void tp_reader_free(tp_reader *r)
+{
+    if (!r)
+        return;
+    tp_table_free(&r->lines);
+    tp_table_free(&r->shapes);
+    tp_table_free(&r->args);
+    free(r->known);
+    free(r->stem.data);
+    free(r);
+}
+
+TP_EXPORT tp_reader *tp_reader_new(uint64_t key)
+{
+    tp_reader *r = calloc(1, sizeof *r);
+    if (r && (tp_table_init(&r->lines, key) || tp_table_init(&r->shapes, key) || tp_table_init(&r->args, key))) {
+        tp_reader_free(r);
+        return 0;
+    }
+    return r;
+}
+
+static int64_t number_of(tp_table *t, const uint8_t *data, int64_t size)
+{
+    uint64_t hash = tp_hash(data, size, t->key);
+    int64_t number = tp_table_find(t, data, size, hash);
+    return number >= 0 ? number : tp_table_add(t, data, size, hash);
+}
+
+static int is_key(const uint8_t *key, int64_t size, const char *name)
+{
+    return size == (int64_t)strlen(name) + 2 && !memcmp(key + 1, name, (size_t)size - 2);
+}
+
+/* Takes a line after its time apart: 1 done, 0 not of the native grammar, TP_NO_MEMORY. */
+static int take_apart(tp_reader *r, const uint8_t *at, const uint8_t *end, tp_line *line)
+{
+    int has_dur = 0, has_launch = 0, has_args = 0;
+    *line = (tp_line){-1, 0, FOREIGN, -1};
+    r->stem.size = 0;
+    if (tp_append(&r->stem, START, START_SIZE) || tp_append(&r->stem, "0", 1))
+        return TP_NO_MEMORY;
+    for (at--; *at == ',';) {
+        const uint8_t *key = at + 1, *after = tp_string(key, end), *value;
+        if (!after || after >= end || *after != ':')
+            return 0;
+        int64_t size = after - key;
+        value = after + 1;
+        if (is_key(key, size, "args") && !has_args++) {
+            if (!(at = tp_object(value, end))) /* also where it is empty */
+                return 0;
+            int64_t args = number_of(&r->args, value, at - value);
+            if (args < 0)
+                return TP_NO_MEMORY;
+            line->args = (int32_t)args;
+        } else if (is_key(key, size, "dur_ns") || is_key(key, size, "launch")) {
+            int is_dur = key[1] == 'd';
+            if ((is_dur ? has_dur++ : has_launch++) ||
+                !(at = tp_unsigned(value, end, is_dur ? &line->dur : &line->launch)))
+                return 0;
+            if (is_dur && line->dur >= (int64_t)1 << 62)
+                return 0;
+            if (tp_append(&r->stem, key - 1, value - key + 1) || tp_append(&r->stem, "0", 1))
+                return TP_NO_MEMORY;
+        } else {
+            if (!(at = tp_value(value, end)))
+                return 0;
+            if (tp_append(&r->stem, key - 1, at - key + 1))
+                return TP_NO_MEMORY;
+        }
+        if (at >= end)
+            return 0;
+    }
+    if (*at != '}' || at + 1 != end || tp_append(&r->stem, "}", 1))
+        return 0;
+    int64_t shape = number_of(&r->shapes, r->stem.data, r->stem.size);
+    if (shape < 0)
+        return TP_NO_MEMORY;
+    line->shape = (int32_t)shape;
+    return 1;
+}
+
+/* One line after its time: as `take_apart`, by the table of whole lines where that has it. */
+static int read_rest(tp_reader *r, const uint8_t *at, const uint8_t *end, tp_line *line)
+{
+    int64_t size = end - at;
+    if (size > LINE_MAX)
+        return take_apart(r, at, end, line);
+    uint64_t hash = tp_hash(at, size, r->lines.key);
+    int64_t number = tp_table_find(&r->lines, at, size, hash);
+    if (number >= 0) {
+        *line = r->known[number];
+        return 1;
+    }
+    int done = take_apart(r, at, end, line);
+    if (done != 1)
+        return done;
+    if (r->lines.strings.count >= LINES_MAX || r->lines.strings.bytes.size > LINE_BYTES_MAX)
+        tp_table_clear(&r->lines);
+    number = r->lines.strings.count;
+    if (TP_GROW(r->known, r->known_room, number))
+        return TP_NO_MEMORY;
+    r->known[number] = *line;
+    return tp_table_add(&r->lines, at, size, hash) < 0 ? TP_NO_MEMORY : 1;
+}
+
+/* Whether a line is a warp batch: its type stands near its start. */
+static int has_warps(const uint8_t *at, const uint8_t *end)
+{
+    static const char type[] = "\"type\":\"gpu_warp\"";
+    int64_t look = end - at < 96 ? end - at : 96;
+    return memmem(at, (size_t)look, type, sizeof type - 1) != 0;
+}
+
+/* Reads the lines of `text`, at most `room`, into an element each; how many, or TP_NO_MEMORY. A line that is
+ * not of the native grammar has the shape FOREIGN or WARPS, and its place and size in ts and dur. */
+TP_EXPORT int64_t tp_read_lines(tp_reader *r, const uint8_t *text, int64_t size, tp_columns *out, int64_t room)
+{
+    const uint8_t *at = text, *end = text + size;
+    int64_t count = 0;
+    for (; count < room; count++) {
+        const uint8_t *newline = memchr(at, '\n', (size_t)(end - at));
+        const uint8_t *stop = newline ? newline : end;
+        tp_line line = {stop - at, 0, FOREIGN, -1};
+        int64_t ts = 0;
+        const uint8_t *after = 0;
+        if (stop - at > START_SIZE && !memcmp(at, START, (size_t)START_SIZE))
+            after = tp_unsigned(at + START_SIZE, stop, &ts);
+        if (after && after + 1 < stop && *after == ',' && ts < (int64_t)1 << 62) {
+            int is_warps = stop - at > LINE_MAX && has_warps(at, stop);
+            int done = is_warps ? 0 : read_rest(r, after + 1, stop, &line);
+            if (done < 0)
+                return done;
+            if (!done)
+                line = (tp_line){stop - at, 0, has_warps(at, stop) ? WARPS : FOREIGN, -1};
+        }
+        out->ts[count] = line.shape < 0 ? at - text : ts;
+        out->dur[count] = line.dur;
+        out->launch[count] = line.launch;
+        out->shape[count] = line.shape;
+        out->args[count] = line.args;
+        if (!newline)
+            return count + 1;
+        at = newline + 1;
+    }
+    return count;
+}
+
+static tp_table *table_of(tp_reader *r, int args)
+{
+    return args ? &r->args : &r->shapes;
+}
+
+/* How many shapes, or arguments, there are. */
+TP_EXPORT int64_t tp_reader_count(tp_reader *r, int args)
+{
+    return table_of(r, args)->strings.count;
+}
+
+TP_EXPORT int64_t tp_reader_bytes(tp_reader *r, int args)
+{
+    return table_of(r, args)->strings.bytes.size;
+}
+
+/* The text of one; -1 where there is no such number. */
+TP_EXPORT int64_t tp_reader_text(tp_reader *r, int args, int64_t number, const uint8_t **text)
+{
+    const tp_strings *s = &table_of(r, args)->strings;
+    if (!tp_strings_has(s, number))
+        return -1;
+    *text = s->bytes.data + s->places[number].at;
+    return s->places[number].size;
+}
+
+/* The number of a text, which is given one if it has none. */
+TP_EXPORT int64_t tp_reader_number(tp_reader *r, int args, const uint8_t *text, int64_t size)
+{
+    return number_of(table_of(r, args), text, size);
+}
+
+/* Keeps those shapes, or arguments, in that order, and forgets the rest. */
+TP_EXPORT int64_t tp_reader_keep(tp_reader *r, int args, const int64_t *numbers, int64_t count)
+{
+    tp_table *old = table_of(r, args), kept;
+    if (tp_table_init(&kept, old->key))
+        return TP_NO_MEMORY;
+    for (int64_t i = 0; i < count; i++) {
+        if (!tp_strings_has(&old->strings, numbers[i]))
+            continue;
+        const tp_place *p = &old->strings.places[numbers[i]];
+        const uint8_t *text = old->strings.bytes.data + p->at;
+        if (tp_table_add(&kept, text, p->size, tp_hash(text, p->size, kept.key)) < 0) {
+            tp_table_free(&kept);
+            return TP_NO_MEMORY;
+        }
+    }
+    tp_table_free(old);
+    *old = kept;
+    tp_table_clear(&r->lines);
+    return 0;
+}

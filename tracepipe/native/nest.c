@@ -1,0 +1,422 @@
+/* Begins meet ends: events in the order of time in, operations on rows out.
+ *
+ * A row is a layer of a thread, or a stream of a GPU. At any time it holds open slices (B, whose ends are not
+ * known) or unfinished ones (X, whose ends are), never both. What does not nest there goes to an extra row
+ * beside it. The same rules, in Python, are event/nesting.py's.
+ */
+#include "launches.h"
+#include "ops.h"
+
+#define BESIDE_MAX 64
+#define DEPTH_MAX 512
+#define NO_ROW (-1)
+#define ON_STREAM 1 /* what a row's launches are: kernels, and not calls */
+
+
+typedef struct {
+    int64_t span, op, flow;
+    int32_t name;
+} tp_open;
+
+typedef struct {
+    int64_t end, span;
+} tp_around;
+
+typedef struct {
+    int64_t last;
+    tp_open *open;
+    tp_around *ends;
+    int64_t open_count, open_room, ends_count, ends_room;
+    int32_t base, next, beside_count; /* the row that it stands beside, the next one beside that */
+    int32_t above[2];                 /* rows of calls that may have caused what begins here */
+    uint8_t gives, on_stream;         /* whether its open slices may be asked for an arrow */
+} tp_row;
+
+typedef struct {
+    uint8_t *kind, *mark;
+    int32_t *row, *name, *event;
+    int64_t *ts, *flow, *flow2, *span, *parent;
+} tp_ops;
+
+typedef struct {
+    const int64_t *ts, *dur, *launch, *bound;
+    const int32_t *shape;
+} tp_events;
+
+/* By the number of a shape. */
+typedef struct {
+    const int32_t *row, *name;
+    const int64_t *has_dur; /* -1: it has none */
+    const uint8_t *phase, *asks, *has_launch;
+} tp_shapes;
+
+typedef struct {
+    tp_row *rows;
+    int64_t row_count, row_room;
+    int64_t flow, span;
+    int64_t unclosed, no_begin, overlaps, undrawn;
+    int32_t ioctl;
+    tp_launches launches;
+    tp_ops ops;
+    int64_t op_count, op_room;
+} tp_nest;
+
+TP_EXPORT void tp_nest_free(tp_nest *n)
+{
+    if (!n)
+        return;
+    for (int64_t i = 0; i < n->row_count; i++) {
+        free(n->rows[i].open);
+        free(n->rows[i].ends);
+    }
+    free(n->rows);
+    tp_launches_free(&n->launches);
+    free(n);
+}
+
+TP_EXPORT tp_nest *tp_nest_new(int32_t ioctl)
+{
+    tp_nest *n = calloc(1, sizeof *n);
+    if (n && tp_launches_init(&n->launches)) {
+        tp_nest_free(n);
+        return 0;
+    }
+    if (n) {
+        n->ioctl = ioctl;
+        n->flow = 1;
+    }
+    return n;
+}
+
+/* A new row; `base` is the one that it stands beside, or NO_ROW. Its number, or TP_NO_MEMORY. */
+TP_EXPORT int64_t tp_nest_row(tp_nest *n, int32_t base, int32_t on_stream)
+{
+    if (TP_GROW(n->rows, n->row_room, n->row_count))
+        return TP_NO_MEMORY;
+    tp_row *row = &n->rows[n->row_count];
+    *row = (tp_row){.last = INT64_MIN, .base = base, .next = NO_ROW, .above = {NO_ROW, NO_ROW}};
+    row->on_stream = on_stream == ON_STREAM;
+    return n->row_count++;
+}
+
+/* Which rows may have caused what begins on a row, the nearer first, and whether it may be a cause itself. */
+TP_EXPORT void tp_nest_above(tp_nest *n, int32_t row, int32_t near, int32_t far, int32_t gives)
+{
+    n->rows[row].above[0] = near;
+    n->rows[row].above[1] = far;
+    n->rows[row].gives = (uint8_t)gives;
+}
+
+TP_EXPORT int64_t tp_nest_count(const tp_nest *n, int what)
+{
+    const int64_t counts[] = {n->row_count, n->unclosed,    n->no_begin,           n->overlaps,
+                              n->undrawn,   n->op_count, n->launches.early_count};
+    return counts[what];
+}
+
+TP_EXPORT int32_t tp_nest_base(const tp_nest *n, int32_t row)
+{
+    return n->rows[row].base;
+}
+
+/* Hands out and forgets the kernels that started before their calls. */
+TP_EXPORT int64_t tp_nest_early(tp_nest *n, tp_early *out, int64_t room)
+{
+    int64_t count = n->launches.early_count < room ? n->launches.early_count : room;
+    memcpy(out, n->launches.early, (size_t)count * sizeof *out);
+    n->launches.early_count = 0;
+    return count;
+}
+
+static int64_t put(tp_nest *n, int kind, int32_t row, int64_t ts, int32_t name, int32_t event, int mark, int64_t span)
+{
+    tp_ops *o = &n->ops;
+    int64_t at = n->op_count++;
+    o->kind[at] = (uint8_t)kind;
+    o->mark[at] = (uint8_t)mark;
+    o->row[at] = row;
+    o->name[at] = name;
+    o->event[at] = event;
+    o->ts[at] = ts;
+    o->flow[at] = o->flow2[at] = 0;
+    o->span[at] = span;
+    o->parent[at] = -1;
+    return at;
+}
+
+static void finish_ends(tp_row *row, int64_t ts)
+{
+    while (row->ends_count && row->ends[row->ends_count - 1].end <= ts)
+        row->ends_count--;
+}
+
+static int takes_begin(tp_row *row, int64_t ts)
+{
+    finish_ends(row, ts);
+    return ts >= row->last && !row->ends_count && row->open_count < DEPTH_MAX;
+}
+
+static int takes_slice(tp_row *row, int64_t ts, int64_t end)
+{
+    finish_ends(row, ts);
+    if (ts < row->last || row->open_count || row->ends_count >= DEPTH_MAX)
+        return 0;
+    return !row->ends_count || end <= row->ends[row->ends_count - 1].end;
+}
+
+static int64_t around(const tp_row *row)
+{
+    if (row->open_count)
+        return row->open[row->open_count - 1].span;
+    return row->ends_count ? row->ends[row->ends_count - 1].span : -1;
+}
+
+/* The row, or one beside it, that takes a B at `ts` (`is_begin`) or an X; NO_ROW where none does, below that
+ * where the memory is out. Rows may move. */
+static int32_t place(tp_nest *n, int32_t row, int64_t ts, int64_t end, int is_begin)
+{
+    int32_t at = row, last = row;
+    for (; at != NO_ROW; last = at, at = n->rows[at].next)
+        if (is_begin ? takes_begin(&n->rows[at], ts) : takes_slice(&n->rows[at], ts, end))
+            break;
+    if (at != row)
+        n->overlaps++;
+    if (at != NO_ROW)
+        return at;
+    if (n->rows[row].beside_count >= BESIDE_MAX) {
+        n->undrawn++;
+        return NO_ROW;
+    }
+    int64_t made = tp_nest_row(n, row, 0);
+    if (made < 0)
+        return NO_ROW - 1;
+    n->rows[row].beside_count++;
+    n->rows[last].next = (int32_t)made;
+    return (int32_t)made;
+}
+
+static int64_t begin(tp_nest *n, int32_t on, int64_t ts, int32_t name, int32_t event, int64_t flow)
+{
+    int32_t row = takes_begin(&n->rows[on], ts) ? on : place(n, on, ts, 0, 1);
+    if (row < NO_ROW)
+        return TP_NO_MEMORY;
+    int64_t span = n->span++, at = put(n, OP_BEGIN, row, ts, name, event, MARK_NONE, span);
+    if (row == NO_ROW)
+        return at;
+    tp_row *r = &n->rows[row];
+    n->ops.parent[at] = around(r);
+    if (TP_GROW(r->open, r->open_room, r->open_count))
+        return TP_NO_MEMORY;
+    r->last = ts;
+    r->open[r->open_count++] = (tp_open){span, at, flow, name};
+    return at;
+}
+
+static int64_t complete(tp_nest *n, int32_t on, int64_t ts, int64_t dur, int32_t name, int32_t event, int mark)
+{
+    int64_t end = ts + dur;
+    int32_t row = place(n, on, ts, end, 0);
+    if (row < NO_ROW)
+        return TP_NO_MEMORY;
+    int64_t span = n->span++, at = put(n, OP_BEGIN, row, ts, name, event, mark, span);
+    put(n, OP_END, row, end, name, -1, MARK_NONE, span);
+    if (row == NO_ROW)
+        return at;
+    tp_row *r = &n->rows[row];
+    n->ops.parent[at] = around(r);
+    if (TP_GROW(r->ends, r->ends_room, r->ends_count))
+        return TP_NO_MEMORY;
+    r->last = ts;
+    r->ends[r->ends_count++] = (tp_around){end, span};
+    return at;
+}
+
+static int has_open(const tp_row *row, int32_t name)
+{
+    for (int64_t i = row->open_count; i-- > 0;)
+        if (row->open[i].name == name)
+            return 1;
+    return 0;
+}
+
+/* Where an E belongs: the row or one beside it where a B of that name is open, rather the innermost. */
+static int32_t row_of_end(const tp_nest *n, int32_t row, int64_t ts, int32_t name)
+{
+    /* A row that is full has its innermost calls beside it: the last ones there are asked first. */
+    int full = n->rows[row].open_count >= DEPTH_MAX;
+    int32_t top = NO_ROW, any = NO_ROW;
+    for (int pass = 0; pass < 2; pass++) {
+        int32_t at = pass == full ? row : n->rows[row].next;
+        for (; at != NO_ROW; at = n->rows[at].next) {
+            const tp_row *r = &n->rows[at];
+            if (r->open_count && ts >= r->last) {
+                if (r->open[r->open_count - 1].name == name && (top == NO_ROW || (full && at != row)))
+                    top = at;
+                if ((any == NO_ROW || (full && at != row)) && has_open(r, name))
+                    any = at;
+            }
+            if (pass == full)
+                break;
+        }
+    }
+    return top != NO_ROW ? top : any;
+}
+
+static int64_t end(tp_nest *n, int32_t on, int64_t ts, int64_t dur, int32_t name, int32_t event)
+{
+    int32_t row = on, any = 0;
+    for (int32_t at = on; at != NO_ROW && !any; at = n->rows[at].next)
+        any = has_open(&n->rows[at], name);
+    if (!any && dur >= 0) {
+        /* Its begin was lost, or its writer has exits only: the duration says when it began. */
+        int64_t start = ts - dur > 0 ? ts - dur : 0;
+        return complete(n, on, start, ts - start, name, event, MARK_FROM_DURATION);
+    }
+    row = row_of_end(n, on, ts, name);
+    if (row == NO_ROW) {
+        n->no_begin++;
+        return put(n, OP_INSTANT, on, ts, name, event, MARK_NO_BEGIN, -1);
+    }
+    tp_row *r = &n->rows[row];
+    r->last = ts;
+    for (;;) {
+        tp_open *ended = &r->open[--r->open_count];
+        if (ended->name == name)
+            return put(n, OP_END, row, ts, name, event, MARK_NONE, ended->span);
+        /* longjmp, an exception or a lost record: the caller has returned, so this call has too. */
+        put(n, OP_END, row, ts, ended->name, -1, MARK_UNCLOSED, ended->span);
+        n->unclosed++;
+    }
+}
+
+static int64_t give_flow(tp_nest *n, tp_open *open)
+{
+    /* Odd: the even ones are the launches'. */
+    open->flow = n->flow;
+    n->flow += 2;
+    if (n->ops.flow[open->op])
+        n->ops.flow2[open->op] = -open->flow;
+    else
+        n->ops.flow[open->op] = -open->flow;
+    return open->flow;
+}
+
+/* The arrow from the call that what begins on a row runs in, 0 if there is none. */
+static int64_t caller(tp_nest *n, const tp_row *row)
+{
+    if (row->open_count)
+        return 0; /* a driver function that another called: the nesting shows it */
+    for (int i = 0; i < 2; i++) {
+        if (row->above[i] == NO_ROW)
+            continue;
+        tp_row *above = &n->rows[row->above[i]];
+        if (!above->open_count)
+            continue;
+        tp_open *open = &above->open[above->open_count - 1];
+        /* Of two rows the nearer has system calls: of those only an ioctl runs the driver. */
+        if (row->above[1] == NO_ROW || i == 1 || open->name == n->ioctl)
+            return open->flow ? open->flow : give_flow(n, open);
+    }
+    return 0;
+}
+
+/* How many operations the events may make at most. */
+TP_EXPORT int64_t tp_nest_most(const tp_nest *n, int64_t events)
+{
+    int64_t open = 0;
+    for (int64_t i = 0; i < n->row_count; i++)
+        open += n->rows[i].open_count;
+    return 2 * events + open;
+}
+
+static int one(tp_nest *n, const tp_events *e, const tp_shapes *s, int64_t i)
+{
+    int32_t shape = e->shape[i], on = s->row[shape], name = s->name[shape], event = (int32_t)i;
+    int64_t ts = e->ts[i], dur = s->has_dur[shape] < 0 ? -1 : e->dur[i], flow = 0, launched = 0;
+    uint8_t phase = s->phase[shape];
+    tp_row *row = &n->rows[on];
+    if (phase == 'E') {
+        if (row->open_count && row->open_count < DEPTH_MAX && ts >= row->last &&
+            row->open[row->open_count - 1].name == name) {
+            row->last = ts;
+            put(n, OP_END, on, ts, name, event, MARK_NONE, row->open[--row->open_count].span);
+            return 0;
+        }
+        return end(n, on, ts, dur, name, event) < 0 ? TP_NO_MEMORY : 0;
+    }
+    if (s->asks[shape])
+        flow = caller(n, row);
+    if (s->has_launch[shape] && phase != 'I') {
+        if (row->on_stream)
+            tp_launch_kernel(&n->launches, e->launch[i], ts, e->bound ? e->bound[i] : 0, &launched);
+        else if (tp_launch_call(&n->launches, e->launch[i], ts, &launched))
+            return TP_NO_MEMORY;
+    }
+    int64_t at;
+    if (phase == 'I') {
+        finish_ends(row, ts);
+        at = put(n, OP_INSTANT, on, ts, name, event, MARK_NONE, -1);
+        n->ops.parent[at] = around(row);
+    } else if (phase == 'B') {
+        at = begin(n, on, ts, name, event, flow);
+    } else {
+        at = complete(n, on, ts, dur < 0 ? 0 : dur, name, event, MARK_NONE);
+    }
+    if (at < 0)
+        return TP_NO_MEMORY;
+    n->ops.flow[at] = flow ? flow : launched;
+    n->ops.flow2[at] = flow ? launched : 0;
+    return 0;
+}
+
+/* Nests events in the order of time into `ops`, which have room for `tp_nest_most` of them; how many there
+ * are then, or TP_NO_MEMORY. Every shape has a row. */
+TP_EXPORT int64_t tp_nest_events(tp_nest *n, const tp_events *e, const tp_shapes *s, int64_t from, int64_t to,
+                                 const tp_ops *ops, int64_t op_count)
+{
+    n->ops = *ops;
+    n->op_count = op_count;
+    for (int64_t i = from; i < to; i++)
+        if (one(n, e, s, i))
+            return TP_NO_MEMORY;
+    return n->op_count;
+}
+
+/* The arrow of a batch of warps, whose first enters at `ts`; where they are only counted (`draws` 0) none. */
+TP_EXPORT int64_t tp_nest_warps(tp_nest *n, int64_t launch, int64_t ts, int64_t bound, int may_start, int draws)
+{
+    int64_t flow = 0;
+    if (draws)
+        tp_launch_warps(&n->launches, launch, ts, bound, may_start, &flow);
+    else
+        tp_launch_start(&n->launches, launch, ts, bound);
+    return flow;
+}
+
+/* Gives each call that is open over a batch's end its arrow now, while its begin can be changed. */
+TP_EXPORT void tp_nest_settle(tp_nest *n)
+{
+    for (int64_t i = 0; i < n->row_count; i++) {
+        tp_row *row = &n->rows[i];
+        for (int64_t k = 0; row->gives && k < row->open_count; k++)
+            if (!row->open[k].flow && (row->gives == 1 || row->open[k].name == n->ioctl))
+                give_flow(n, &row->open[k]);
+    }
+}
+
+/* Ends what is still open on a row and beside it; how many operations there are then. */
+TP_EXPORT int64_t tp_nest_close(tp_nest *n, int32_t row, int64_t ts, const tp_ops *ops, int64_t op_count)
+{
+    n->ops = *ops;
+    n->op_count = op_count;
+    for (; row != NO_ROW; row = n->rows[row].next) {
+        tp_row *r = &n->rows[row];
+        int64_t at = ts > r->last ? ts : r->last;
+        n->unclosed += r->open_count;
+        while (r->open_count) {
+            tp_open *open = &r->open[--r->open_count];
+            put(n, OP_END, row, at, open->name, -1, MARK_UNCLOSED, open->span);
+        }
+    }
+    return n->op_count;
+}

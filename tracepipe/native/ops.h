@@ -1,0 +1,41 @@
+/* What the writers are given: operations in the order of time, and the events that they draw. */
+#ifndef TP_OPS_H
+#define TP_OPS_H
+
+#include <stdint.h>
+
+enum { OP_BEGIN = 1, OP_END, OP_INSTANT, OP_COUNTER };
+enum { MARK_NONE, MARK_UNCLOSED, MARK_NO_BEGIN, MARK_FROM_DURATION, MARKS };
+#define NO_EVENT (-1)
+
+/* `order` says which operation comes when. `value` is a counter's. */
+typedef struct {
+    const int64_t *order;
+    const uint8_t *kind, *mark;
+    const int32_t *row, *name, *event;
+    const int64_t *ts, *flow, *flow2, *value;
+} tp_drawn;
+
+/* By event: what of its slice's arguments is not the shape's. `source` is below 0 where there is none. */
+typedef struct {
+    const int32_t *shape, *args;
+    const int64_t *launch, *source;
+} tp_given;
+
+/* Changes of the warps of one GPU, in the order of time: begins, ends and exits of slices, and, where
+ * `value` is not below 0, how many warps run from then on. */
+enum { WARP_BEGIN = 1, WARP_END, WARP_EXIT, WARP_COUNT };
+typedef struct {
+    const int64_t *ts, *value, *mask;
+    const int32_t *slice;
+    const uint8_t *kind;
+} tp_changes;
+
+/* By slice. What is below 0 is not known, or goes without saying. */
+typedef struct {
+    const int64_t *number, *cycles, *source, *exits, *lanes, *flow;
+    const int32_t *row, *kernel;
+    const uint8_t *unclosed;
+} tp_slices;
+
+#endif

@@ -1,0 +1,331 @@
+/* Operations into Perfetto's packets: TracePacket of perfetto/trace/trace_packet.proto.
+ *
+ *     1 packet ─ 8 timestamp, as a step │ 11 track_event ─ 9 type │ 12 interned_data │ 10 sequence
+ *                                                          11 track │ 3 category │ 10 name (23 in place)
+ *                                                          4 annotations │ 30 value │ 47 arrows
+ *
+ * What comes again is in tables of bytes that Python filled, or that are made here when it is met first.
+ */
+#include "json.h"
+#include "perfetto.h"
+
+#define TABLE_MAX (1 << 14)
+#define STRINGS_MAX (1 << 13)
+#define TEXT_MAX 64 /* characters of a string that is worth a place in the table */
+
+static const uint8_t INTERNED_FIELDS[INTERNED][2] = {{0x0A, 1}, {0x12, 1}, {0x1A, 1}, {0xEA, 2}};
+
+TP_EXPORT void tp_perfetto_free(tp_perfetto *p)
+{
+    if (!p)
+        return;
+    for (int i = 0; i < INTERNED; i++)
+        tp_table_free(&p->interned[i]);
+    for (int i = 0; i < READY; i++)
+        tp_strings_free(&p->ready[i]);
+    tp_strings_free(&p->args);
+    tp_table_free(&p->met);
+    free(p->pending.data);
+    free(p->out.data);
+    free(p->scratch.data);
+    free(p);
+}
+
+TP_EXPORT tp_perfetto *tp_perfetto_new(uint64_t key, int32_t sequence, int32_t clock, int64_t base)
+{
+    tp_perfetto *p = calloc(1, sizeof *p);
+    int failed = !p || tp_table_init(&p->met, key);
+    for (int i = 0; !failed && i < INTERNED; i++)
+        failed = tp_table_init(&p->interned[i], key);
+    if (failed) {
+        tp_perfetto_free(p);
+        return 0;
+    }
+    if (p) {
+        p->sequence = sequence;
+        p->clock = clock;
+        p->last = base;
+    }
+    return p;
+}
+
+TP_EXPORT int tp_perfetto_set(tp_perfetto *p, int which, int64_t number, const uint8_t *bytes, int64_t size)
+{
+    return tp_strings_set(which < 0 ? &p->args : &p->ready[which], number, bytes, size);
+}
+
+TP_EXPORT void tp_perfetto_forget(tp_perfetto *p, int which)
+{
+    tp_strings_clear(which < 0 ? &p->args : &p->ready[which]);
+}
+
+/* The iid of a text, from 1 on; 0 where the table is full, and it is to be written in place. */
+TP_EXPORT int64_t tp_perfetto_intern(tp_perfetto *p, int table, const uint8_t *text, int64_t size)
+{
+    tp_table *t = &p->interned[table];
+    uint64_t hash = tp_hash(text, size, t->key);
+    int64_t number = tp_table_find(t, text, size, hash);
+    if (number >= 0)
+        return number + 1;
+    if (t->strings.count >= (table == STRINGS ? STRINGS_MAX : TABLE_MAX))
+        return 0;
+    if ((number = tp_table_add(t, text, size, hash)) < 0)
+        return TP_NO_MEMORY;
+    int64_t iid = number + 1, entry = 2 + tp_varint_size(iid) + tp_varint_size(size) + size;
+    if (tp_reserve(&p->pending, entry + 16))
+        return TP_NO_MEMORY;
+    uint8_t *at = p->pending.data + p->pending.size;
+    for (int i = 0; i < INTERNED_FIELDS[table][1]; i++)
+        *at++ = i ? 0x01 : INTERNED_FIELDS[table][0];
+    at = tp_varint(at, (uint64_t)entry);
+    *at++ = 0x08;
+    at = tp_varint(at, (uint64_t)iid);
+    *at++ = 0x12;
+    at = tp_bytes(at, text, size);
+    p->pending.size = at - p->pending.data;
+    return iid;
+}
+
+static int64_t characters(const uint8_t *at, const uint8_t *end)
+{
+    int64_t count = 0;
+    for (; at < end; at++)
+        count += (*at & 0xC0) != 0x80;
+    return count;
+}
+
+/* Appends the value of an annotation: a scalar of the native grammar. */
+static int put_scalar(tp_perfetto *p, tp_buffer *b, const uint8_t *at, const uint8_t *end, int may_intern)
+{
+    int64_t value, size = end - at - 2;
+    if (tp_reserve(b, end - at + 24))
+        return TP_NO_MEMORY;
+    uint8_t *to = b->data + b->size;
+    if (*at == '"') {
+        int64_t iid = 0;
+        if (may_intern && characters(at + 1, end - 1) <= TEXT_MAX)
+            iid = tp_perfetto_intern(p, STRINGS, at + 1, size);
+        if (iid < 0)
+            return TP_NO_MEMORY;
+        if (iid) {
+            *to++ = 0x88;
+            *to++ = 0x01;
+            to = tp_varint(to, (uint64_t)iid);
+        } else {
+            *to++ = 0x32;
+            to = tp_bytes(to, at + 1, size);
+        }
+    } else if (tp_integer(at, end, &value)) {
+        *to++ = 0x20;
+        to = tp_varint(to, (uint64_t)value);
+    } else {
+        *to++ = 0x10;
+        *to++ = *at == 't';
+    }
+    b->size = to - b->data;
+    return 0;
+}
+
+/* Appends one annotation, whose key's text and value these are; null is left out. */
+static int put_annotation(tp_perfetto *p, tp_buffer *b, const uint8_t *key, int64_t key_size, const uint8_t *value,
+                          const uint8_t *end)
+{
+    tp_buffer *body = &p->scratch;
+    body->size = 0;
+    if (*value == 'n')
+        return 0;
+    int64_t iid = tp_perfetto_intern(p, ARG_NAMES, key, key_size);
+    if (iid < 0 || tp_reserve(body, key_size + 16))
+        return TP_NO_MEMORY;
+    uint8_t *to = body->data;
+    *to++ = iid ? 0x08 : 0x52;
+    to = iid ? tp_varint(to, (uint64_t)iid) : tp_bytes(to, key, key_size);
+    body->size = to - body->data;
+    if (*value != '[') {
+        if (put_scalar(p, body, value, end, 1))
+            return TP_NO_MEMORY;
+    } else {
+        for (const uint8_t *at = value + 1, *after; at < end; at = after + 1) {
+            after = tp_scalar(at, end);
+            int64_t head = body->size;
+            if (tp_append(body, "\x62\0\0\0\0\0\0", 7))
+                return TP_NO_MEMORY;
+            if (*at == 'n' ? tp_append(body, "\x32\x04null", 6) : put_scalar(p, body, at, after, 0))
+                return TP_NO_MEMORY;
+            int64_t size = body->size - head - 7, prefix = 1 + tp_varint_size(size);
+            tp_varint(body->data + head + 1, (uint64_t)size);
+            memmove(body->data + head + prefix, body->data + head + 7, (size_t)size);
+            body->size = head + prefix + size;
+        }
+    }
+    if (tp_reserve(b, body->size + 12))
+        return TP_NO_MEMORY;
+    to = b->data + b->size;
+    *to++ = 0x22;
+    to = tp_bytes(to, body->data, body->size);
+    b->size = to - b->data;
+    return 0;
+}
+
+/* Makes the annotations of arguments, whose text is an object of the native grammar. */
+TP_EXPORT int tp_perfetto_args(tp_perfetto *p, int64_t number, const uint8_t *text, int64_t size)
+{
+    const uint8_t *at = text, *end = text + size;
+    tp_buffer made = {0};
+    int failed = 0;
+    while (!failed && *at != '}') {
+        const uint8_t *key = at + 1, *after = tp_string(key, end), *value = after + 1;
+        at = tp_value(value, end);
+        failed = put_annotation(p, &made, key + 1, after - key - 2, value, at);
+    }
+    failed = failed || tp_strings_set(&p->args, number, made.data, made.size);
+    free(made.data);
+    return failed ? TP_NO_MEMORY : 0;
+}
+
+uint8_t *tp_put_packet(tp_perfetto *p, int64_t ts, int64_t body)
+{
+    int64_t step = ts - p->last, back = step < 0, when = back ? (ts > 0 ? ts : 0) : step;
+    int64_t size = 1 + tp_varint_size(when) + (back ? 2 + tp_varint_size(p->clock) : 0);
+    size += 1 + tp_varint_size(body) + body + 1 + tp_varint_size(p->sequence);
+    if (p->pending.size)
+        size += 1 + tp_varint_size(p->pending.size) + p->pending.size;
+    if (tp_reserve(&p->out, size + 16))
+        return 0;
+    uint8_t *to = p->out.data + p->out.size;
+    *to++ = 0x0A;
+    to = tp_varint(to, (uint64_t)size);
+    *to++ = 0x08;
+    to = tp_varint(to, (uint64_t)when);
+    if (back) {
+        *to++ = 0xD0;
+        *to++ = 0x03;
+        to = tp_varint(to, (uint64_t)p->clock);
+    } else {
+        p->last = ts;
+    }
+    *to++ = 0x5A;
+    return tp_varint(to, (uint64_t)body);
+}
+
+void tp_end_packet(tp_perfetto *p, uint8_t *to)
+{
+    if (p->pending.size) {
+        *to++ = 0x62;
+        to = tp_bytes(to, p->pending.data, p->pending.size);
+        p->pending.size = 0;
+    }
+    *to++ = 0x50;
+    to = tp_varint(to, (uint64_t)p->sequence);
+    p->out.size = to - p->out.data;
+}
+
+/* A packet whose track event Python made. */
+TP_EXPORT int tp_perfetto_packet(tp_perfetto *p, int64_t ts, const uint8_t *body, int64_t size)
+{
+    uint8_t *to = tp_put_packet(p, ts, size);
+    if (!to)
+        return TP_NO_MEMORY;
+    memcpy(to, body, (size_t)size);
+    tp_end_packet(p, to + size);
+    return 0;
+}
+
+uint8_t *tp_put_flow(uint8_t *to, int64_t flow)
+{
+    if (!flow)
+        return to;
+    uint64_t id = (uint64_t)(flow < 0 ? -flow : flow);
+    *to++ = 0xF9;
+    *to++ = 0x02;
+    for (int i = 0; i < 8; i++)
+        *to++ = (uint8_t)(id >> 8 * i);
+    return to;
+}
+
+int64_t tp_annotated_size(int64_t key, int64_t value)
+{
+    int64_t size = key + 1 + tp_varint_size(value);
+    return 1 + tp_varint_size(size) + size;
+}
+
+uint8_t *tp_put_annotated(uint8_t *to, const tp_strings *keys, int64_t key, int64_t value, int is_unsigned)
+{
+    *to++ = 0x22;
+    to = tp_varint(to, (uint64_t)(tp_size_of(keys, key) + 1 + tp_varint_size(value)));
+    to = tp_copy(to, keys, key);
+    *to++ = is_unsigned ? 0x18 : 0x20;
+    return tp_varint(to, (uint64_t)value);
+}
+
+static int write_one(tp_perfetto *p, const tp_drawn *d, const tp_given *g, int64_t at)
+{
+    int32_t row = d->row[at], event = d->event[at], shape = event < 0 ? -1 : g->shape[event];
+    int32_t args = event < 0 ? -1 : g->args[event];
+    int kind = d->kind[at], named = kind == OP_BEGIN || kind == OP_INSTANT;
+    int64_t source = event >= 0 && g->source ? g->source[event] : -1, launch = 0;
+    const tp_strings *tracks = &p->ready[named ? TOPS : TRACKS];
+    int shows_launch = tp_strings_has(&p->ready[LAUNCH_KEY], shape);
+    int64_t size = 2 + tp_size_of(tracks, row);
+    if (kind == OP_COUNTER) {
+        size += 2 + tp_varint_size(d->value[at]);
+    } else {
+        size += (named ? tp_size_of(&p->ready[NAMES], d->name[at]) : 0) + tp_size_of(&p->ready[BEFORE], shape);
+        size += tp_size_of(&p->args, args) + tp_size_of(&p->ready[AFTER], shape) + tp_size_of(&p->ready[MARK], d->mark[at]);
+        size += source < 0 ? 0 : tp_annotated_size(tp_size_of(&p->ready[KEYS], KEY_SOURCE), source);
+        size += 10 * ((d->flow[at] != 0) + (d->flow2[at] != 0));
+        if (shows_launch) {
+            launch = g->launch[event];
+            size += tp_annotated_size(tp_size_of(&p->ready[LAUNCH_KEY], shape), launch);
+        }
+    }
+    uint8_t *to = tp_put_packet(p, d->ts[at], size);
+    if (!to)
+        return TP_NO_MEMORY;
+    *to++ = 0x48;
+    *to++ = (uint8_t)kind;
+    to = tp_copy(to, tracks, row);
+    if (kind == OP_COUNTER) {
+        *to++ = 0xF0;
+        *to++ = 0x01;
+        to = tp_varint(to, (uint64_t)d->value[at]);
+    } else {
+        if (named)
+            to = tp_copy(to, &p->ready[NAMES], d->name[at]);
+        to = tp_copy(to, &p->ready[BEFORE], shape);
+        to = tp_copy(to, &p->args, args);
+        if (source >= 0)
+            to = tp_put_annotated(to, &p->ready[KEYS], KEY_SOURCE, source, 0);
+        if (shows_launch)
+            to = tp_put_annotated(to, &p->ready[LAUNCH_KEY], shape, launch, launch < 0);
+        to = tp_copy(to, &p->ready[AFTER], shape);
+        to = tp_copy(to, &p->ready[MARK], d->mark[at]);
+        to = tp_put_flow(tp_put_flow(to, d->flow[at]), d->flow2[at]);
+    }
+    tp_end_packet(p, to);
+    return 0;
+}
+
+/* Writes operations from place `from` of their order on. Stops at one that Python must write, whose event is
+ * below NO_EVENT, or at one whose arguments have not been made; where it stopped, or TP_NO_MEMORY. */
+TP_EXPORT int64_t tp_perfetto_write(tp_perfetto *p, const tp_drawn *d, const tp_given *g, int64_t from, int64_t to)
+{
+    for (int64_t i = from; i < to; i++) {
+        int64_t at = d->order ? d->order[i] : i;
+        int32_t event = d->event[at];
+        if (event < NO_EVENT || (event >= 0 && g->args[event] >= 0 && !tp_strings_has(&p->args, g->args[event])))
+            return i;
+        if (write_one(p, d, g, at))
+            return TP_NO_MEMORY;
+    }
+    return to;
+}
+
+/* What was written; it is gone with the next call. */
+TP_EXPORT int64_t tp_perfetto_take(tp_perfetto *p, const uint8_t **bytes)
+{
+    int64_t size = p->out.size;
+    *bytes = p->out.data;
+    p->out.size = 0;
+    return size;
+}

@@ -1,0 +1,47 @@
+/* What the two files that write Perfetto's packets share. */
+#ifndef TP_PERFETTO_H
+#define TP_PERFETTO_H
+
+#include "ops.h"
+#include "tables.h"
+#include "wire.h"
+
+enum { CATEGORIES, EVENT_NAMES, ARG_NAMES, STRINGS, INTERNED };
+/* What Python gives the bytes of. TRACKS and TOPS are by row: its track, and its track and category. */
+enum { TRACKS, TOPS, NAMES, BEFORE, LAUNCH_KEY, AFTER, MARK, KEYS, READY };
+/* Names of annotations, by these numbers. */
+enum { KEY_SOURCE, KEY_EXITS, KEY_CYCLES, KEY_LANES, KEY_MASK };
+
+typedef struct {
+    tp_table interned[INTERNED];
+    tp_strings ready[READY], args;
+    tp_table met; /* names of warps that came once */
+    tp_buffer pending, out, scratch;
+    int64_t last;
+    int32_t sequence, clock;
+} tp_perfetto;
+
+int64_t tp_perfetto_intern(tp_perfetto *p, int table, const uint8_t *text, int64_t size);
+/* Appends a packet up to its track event's fields, which have `body` bytes; where those go. */
+uint8_t *tp_put_packet(tp_perfetto *p, int64_t ts, int64_t body);
+void tp_end_packet(tp_perfetto *p, uint8_t *to);
+uint8_t *tp_put_flow(uint8_t *to, int64_t flow);
+/* An integer annotation, `key` being the number of its name's bytes. */
+int64_t tp_annotated_size(int64_t key_size, int64_t value);
+uint8_t *tp_put_annotated(uint8_t *to, const tp_strings *keys, int64_t key, int64_t value, int is_unsigned);
+
+static inline int64_t tp_size_of(const tp_strings *s, int64_t number)
+{
+    return tp_strings_has(s, number) ? s->places[number].size : 0;
+}
+
+static inline uint8_t *tp_copy(uint8_t *to, const tp_strings *s, int64_t number)
+{
+    if (!tp_strings_has(s, number))
+        return to;
+    const tp_place *place = &s->places[number];
+    memcpy(to, s->bytes.data + place->at, (size_t)place->size);
+    return to + place->size;
+}
+
+#endif

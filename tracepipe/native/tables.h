@@ -1,0 +1,109 @@
+/* Growing buffers and tables of byte strings: what the other files here are built on.
+ *
+ * Every function that can run out of memory says so by a negative result, and leaves what was there.
+ */
+#ifndef TP_TABLES_H
+#define TP_TABLES_H
+
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define TP_EXPORT __attribute__((visibility("default")))
+#define TP_NO_MEMORY (-1)
+
+typedef struct {
+    uint8_t *data;
+    int64_t size, room;
+} tp_buffer;
+
+/* Room for `more` bytes after what is there. */
+static inline int tp_reserve(tp_buffer *b, int64_t more)
+{
+    if (more <= b->room - b->size)
+        return 0;
+    int64_t room = b->room ? b->room : 256;
+    while (room - b->size < more) {
+        if (room > INT64_MAX / 4)
+            return TP_NO_MEMORY;
+        room *= 2;
+    }
+    uint8_t *data = realloc(b->data, (size_t)room);
+    if (!data)
+        return TP_NO_MEMORY;
+    b->data = data;
+    b->room = room;
+    return 0;
+}
+
+static inline int tp_append(tp_buffer *b, const void *from, int64_t size)
+{
+    if (tp_reserve(b, size))
+        return TP_NO_MEMORY;
+    if (size)
+        memcpy(b->data + b->size, from, (size_t)size);
+    b->size += size;
+    return 0;
+}
+
+/* Room for element `count` of an array that grows by doubling; 0 or TP_NO_MEMORY. */
+static inline int tp_grow(void **array, int64_t *room, int64_t count, size_t each)
+{
+    if (count < *room)
+        return 0;
+    int64_t wanted = *room ? *room : 16;
+    while (wanted <= count)
+        wanted *= 2;
+    void *grown = realloc(*array, (size_t)wanted * each);
+    if (!grown)
+        return TP_NO_MEMORY;
+    *array = grown;
+    *room = wanted;
+    return 0;
+}
+#define TP_GROW(array, room, count) tp_grow((void **)&(array), &(room), (count), sizeof *(array))
+
+/* Byte strings by a number from 0 on, which may be set in any order; one that was never set is empty. */
+typedef struct {
+    int64_t at;
+    int32_t size; /* -1: not set */
+} tp_place;
+
+typedef struct {
+    tp_buffer bytes;
+    tp_place *places;
+    int64_t count, room;
+} tp_strings;
+
+int tp_strings_set(tp_strings *s, int64_t number, const void *from, int64_t size);
+void tp_strings_clear(tp_strings *s);
+void tp_strings_free(tp_strings *s);
+
+static inline int tp_strings_has(const tp_strings *s, int64_t number)
+{
+    return number >= 0 && number < s->count && s->places[number].size >= 0;
+}
+
+/* Byte strings numbered in the order in which they are met. Hashes are keyed, so that no input can be made
+ * to fall on one place. */
+typedef struct {
+    uint64_t hash;
+    int64_t number; /* -1: free */
+} tp_slot;
+
+typedef struct {
+    tp_strings strings;
+    tp_slot *slots;
+    uint64_t mask, key;
+} tp_table;
+
+uint64_t tp_hash(const uint8_t *data, int64_t size, uint64_t key);
+int tp_table_init(tp_table *t, uint64_t key);
+void tp_table_clear(tp_table *t);
+void tp_table_free(tp_table *t);
+/* The number of a string, -2 where it is not in the table. */
+int64_t tp_table_find(const tp_table *t, const uint8_t *data, int64_t size, uint64_t hash);
+/* Adds one that `tp_table_find` did not find; its number, or TP_NO_MEMORY. */
+int64_t tp_table_add(tp_table *t, const uint8_t *data, int64_t size, uint64_t hash);
+
+#endif

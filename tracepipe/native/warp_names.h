@@ -1,0 +1,16 @@
+/* Names of warps by kernel, block and warp: `vectorAdd block 3 warp 1`, `k block (0,1,2) warp 0`, `k warp 9`. */
+#ifndef TP_WARP_NAMES_H
+#define TP_WARP_NAMES_H
+
+#include "tables.h"
+
+/* A kernel in one size: `warps` a block, 0 where that is not known; `x`, `y` blocks of the grid, 0 where a
+ * block has one number. */
+typedef struct {
+    int64_t name, warps, x, y;
+} tp_kernel;
+
+/* Puts the name of a warp into `b`, whose kernels' names are in `names`. */
+int tp_warp_name(tp_buffer *b, const tp_strings *names, const tp_kernel *kernel, int64_t number);
+
+#endif
