@@ -67,7 +67,7 @@ class Seen:
 
 def offsets_of(library: str) -> dict[str, int]:
     """Where each exported cu* function is in the file, bytes."""
-    from tracepipe.capture.elf import Elf
+    from tracepipe.capture.find.elf import Elf
 
     with Elf(library) as elf:
         return {name: elf.file_offset(at) for name, at in elf.functions() if name.startswith("cu")}
@@ -144,7 +144,7 @@ def bare(subject: Subject, calls: int) -> Seen:
 
 def with_empty_probes(subject: Subject, calls: int) -> Seen:
     """Two programs `return 0` on every exported function, attached as tracepipe does."""
-    from tracepipe.capture import bpf
+    from tracepipe.capture.bpf import bpf
 
     offsets = sorted(set(offsets_of(subject.library).values()))
     # An instruction: operation u8 │ registers u8 │ offset i16 │ value i32.  r0 = 0; exit

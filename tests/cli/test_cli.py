@@ -17,11 +17,13 @@ from unittest import mock
 import pytest
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
-from tracepipe import __version__, cli, cli_convert, terminal
-from tracepipe.convert import ConvertOptions
+from tracepipe import __version__, cli
+from tracepipe.cli import convert as cli_convert
 from tracepipe.converters import CONVERTERS
 from tracepipe.errors import CaptureUnavailable
 from tracepipe.readers import READERS
+from tracepipe.recording.convert import ConvertOptions
+from tracepipe.terminal import messages
 
 GPU = "globaltimer:0"
 HEADER = {
@@ -76,7 +78,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsysbinary: Any) -> Run:
 
 def process(command: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """A shell command in which `tracepipe` is this one."""
-    tracepipe = f'tracepipe() {{ "{sys.executable}" -m tracepipe.cli "$@"; }}; '
+    tracepipe = f'tracepipe() {{ "{sys.executable}" -m tracepipe "$@"; }}; '
     root = str(Path(__file__).parents[2])
     environment = os.environ | {"PYTHONPATH": root}
     return subprocess.run(
@@ -435,7 +437,7 @@ def test_a_conversion_that_is_ended_leaves_no_half_file(number: signal.Signals, 
     def take_it() -> None:  # whoever started the tests may have it ignored
         signal.signal(number, signal.SIG_DFL)
 
-    command = [sys.executable, "-m", "tracepipe.cli", "convert", "-", "-o", "out.pftrace"]
+    command = [sys.executable, "-m", "tracepipe", "convert", "-", "-o", "out.pftrace"]
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, env=environment, bufsize=0, preexec_fn=take_it
@@ -452,7 +454,7 @@ def test_a_conversion_that_is_ended_leaves_no_half_file(number: signal.Signals, 
 
 def test_text_on_a_terminal_is_alone_there(here: Path) -> None:
     # A bar would stand in its first line.
-    with mock.patch.object(terminal, "_QUIET_S", 0.0):
+    with mock.patch.object(messages, "_QUIET_S", 0.0):
         screen, theirs = os.openpty()
         with open(theirs, "w") as tty, mock.patch.multiple(sys, stdout=tty, stderr=tty):
             cli_convert.convert_file("run.jsonl", "text", "", False, ConvertOptions())

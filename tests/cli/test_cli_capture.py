@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.cli.test_cli import run
-from tracepipe.capture.engine import ALL_LAYERS, CaptureRequest, CaptureSummary, Filters, Limits
+from tracepipe.capture.engines.engine import ALL_LAYERS, CaptureRequest, CaptureSummary, Filters, Limits
 from tracepipe.doctor.finding import FAILS, WORKS, Finding
 
 __all__ = ["run"]
@@ -40,7 +40,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[CaptureReques
         return SUMMARY
 
     monkeypatch.setattr("tracepipe.capture.capture", capture)
-    monkeypatch.setattr("tracepipe.capture.planning.layers_here", lambda: ("userspace", "syscall"))
+    monkeypatch.setattr("tracepipe.capture.plan.layers_here", lambda: ("userspace", "syscall"))
     monkeypatch.chdir(tmp_path)
     return requests
 

@@ -17,7 +17,7 @@ from tests.golden.cases import Case, cases
 from tests.support.recordings import GPU_CLOCK, event, span, write
 from tracepipe import cli
 from tracepipe.reports import REPORTS
-from tracepipe.reports.libraries import Library
+from tracepipe.reports.frames.libraries import Library
 
 ROOT = Path(__file__).parents[2]
 SAMPLE = str(ROOT / "fixtures" / "layered-launch" / "input.jsonl")
@@ -200,7 +200,7 @@ def test_options_of_reports_are_options_of_commands(run: Run) -> None:
 def test_without_the_libraries_two_lines_say_what_to_install(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tracepipe.reports import run as loading
+    from tracepipe.reports.frames import run as loading
 
     monkeypatch.setitem(sys.modules, "polars", None)
     monkeypatch.setattr(loading, "pl", Library("polars"))
@@ -229,9 +229,9 @@ def printed_and_loaded(*argv: str) -> tuple[str, set[str]]:
 
 def test_a_command_loads_what_it_needs_alone() -> None:
     _, loaded = printed_and_loaded("validate", SAMPLE)
-    rooms = {name.split(".")[1] for name in loaded if name.startswith("tracepipe.")}
-    assert {"cli_convert", "readers"} <= rooms
-    assert not rooms & {"capture", "cli_capture", "cli_hooks", "cli_reports", "live_view", "reports"}
+    assert {"tracepipe.cli.convert", "tracepipe.readers"} <= loaded
+    others = {f"tracepipe.cli.{name}" for name in ("capture", "hooks", "reports")}
+    assert not loaded & {*others, "tracepipe.capture", "tracepipe.reports", "tracepipe.terminal.live_view"}
 
 
 def test_help_needs_no_library_of_the_reports() -> None:

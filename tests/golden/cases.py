@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from tests.golden.seen import Replay, ReplayFormat
-from tracepipe.convert import Conversion, ConvertOptions
 from tracepipe.converters import CONVERTERS
 from tracepipe.layout import LayoutOptions
-from tracepipe.report_text import lines
+from tracepipe.recording.account_text import lines
+from tracepipe.recording.convert import Conversion, ConvertOptions
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 

@@ -1,8 +1,8 @@
 """What a person should see of a recording: plain tracks, slices, arrows and counts, told by the operations.
 
-`replay` is the reference of the tests in this folder. It takes the layout's operations at their word, as
-`timeline.py` gives it, and shares no code with the writers: what the trace processor says of their output
-must be equal to it.
+`replay` is the reference of the tests in this folder. It takes the operations of `layout/timeline.py` at
+their word, and shares no code with the writers: what the trace processor says of their output must be equal
+to it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import Any, BinaryIO
 
 from tracepipe.converters.writer import TraceInfo
-from tracepipe.timeline import BEGIN, BEGIN_ONCE, COUNTER, DECLARE, END, INSTANT, Op, Track
+from tracepipe.layout.timeline import BEGIN, BEGIN_ONCE, COUNTER, DECLARE, END, INSTANT, Op, Track
 
 Path = tuple[str, ...]
 

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from tests.golden.asked import Asked
 from tests.golden.seen import ReplayFormat
-from tracepipe.convert import Conversion, ConvertOptions
 from tracepipe.converters import CONVERTERS
 from tracepipe.layout import LayoutOptions
 from tracepipe.layout.options import WARP_TRACKS
 from tracepipe.layout.tree import LAYER_TITLES
+from tracepipe.recording.convert import Conversion, ConvertOptions
 
 START_NS = 1_000_000
 times = st.integers(START_NS, START_NS + 30)

@@ -13,8 +13,8 @@ import pytest
 
 from tests.golden.asked import Asked
 from tests.golden.cases import FIXTURES, Case, cases
-from tracepipe.convert import Conversion, ConvertOptions
 from tracepipe.converters import CONVERTERS
+from tracepipe.recording.convert import Conversion, ConvertOptions
 
 FLOWS = Case(FIXTURES / "flows")
 EVERY_LAYER = Case(FIXTURES / "host-layers")

@@ -15,9 +15,9 @@ import tracepipe.readers.tracepipe1
 from tests.golden.asked import Asked
 from tests.golden.cases import FIXTURES, Case
 from tests.golden.seen import ReplayFormat, Seen
-from tracepipe.account import Account
-from tracepipe.convert import Conversion, ConvertOptions
 from tracepipe.converters import CONVERTERS
+from tracepipe.recording.account import Account
+from tracepipe.recording.convert import Conversion, ConvertOptions
 
 Records = list[dict[str, Any]]
 

@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 import tracepipe.layout
 import tracepipe.readers.tracepipe1
 from tests.golden.asked import Asked
-from tracepipe.convert import Conversion, ConvertOptions
 from tracepipe.converters import CONVERTERS
 from tracepipe.layout.tree import LAYER_TITLES
+from tracepipe.recording.convert import Conversion, ConvertOptions
 
 LAYERS = tuple(LAYER_TITLES)
 # One call of the trace processor answers for so many recordings: each is a process and a GPU of its own.

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from tests.golden.seen import ReplayFormat
 from tests.golden.test_anything import lines
-from tracepipe.convert import Conversion, ConvertOptions
+from tracepipe.recording.convert import Conversion, ConvertOptions
 from tracepipe.reports import REPORTS
-from tracepipe.reports.rendering import lines as rendered
-from tracepipe.reports.run import load_run
+from tracepipe.reports.frames.run import load_run
+from tracepipe.reports.writing.rendering import lines as rendered
 
 HEAD = {"type": "header", "schema": "tracepipe/1", "clock": "monotonic", "clocks": ["monotonic"]}
 FRAMES = ("calls", "syscalls", "driver", "scheduler", "memory", "transfers", "kernels")

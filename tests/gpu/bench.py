@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tracepipe.capture.gpu.toolchain import NATIVE, this_toolchain
-from tracepipe.capture.gpu.warp_options import WarpOptions
-from tracepipe.capture.gpu.warps import GpuRecording, WarpRenderer
+from tracepipe.capture.gpu.build.toolchain import NATIVE, this_toolchain
+from tracepipe.capture.gpu.engines.warp_options import WarpOptions
+from tracepipe.capture.gpu.engines.warps import GpuRecording, WarpRenderer
 from tracepipe.errors import CaptureUnavailable
 
 HERE = Path(__file__).parent

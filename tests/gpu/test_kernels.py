@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from tracepipe.capture.gpu.kernels import KernelsRecording, KernelsRenderer, build_library
-from tracepipe.capture.gpu.toolchain import Toolchain, this_toolchain
+from tracepipe.capture.gpu.build.toolchain import Toolchain, this_toolchain
+from tracepipe.capture.gpu.engines.kernels import KernelsRecording, KernelsRenderer, build_library
 from tracepipe.errors import CaptureUnavailable
 
 pytestmark = pytest.mark.gpu

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.gpu.bench import Bench
-from tracepipe.validate import first_fault
+from tracepipe.event.checks import first_fault
 
 pytestmark = pytest.mark.gpu
 
@@ -23,7 +23,7 @@ SHELL = 'echo "$$"; "$0" for_a_while; echo "ended with $?"'
 
 def start(bench: Bench, recording: Path, engine: str, script: str) -> subprocess.Popen[str]:
     """A capture of the shell's script, whose $0 is the program."""
-    capture = [sys.executable, "-m", "tracepipe.cli", "capture", "--gpu", engine, "-o", str(recording)]
+    capture = [sys.executable, "-m", "tracepipe", "capture", "--gpu", engine, "-o", str(recording)]
     return subprocess.Popen(
         [*capture, "--", "sh", "-c", script, str(bench.program)],
         stdout=subprocess.PIPE,

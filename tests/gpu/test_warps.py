@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.gpu.bench import Bench, assert_complete
-from tracepipe.capture.gpu.warp_options import WarpOptions
+from tracepipe.capture.gpu.engines.warp_options import WarpOptions
 
 pytestmark = pytest.mark.gpu
 

@@ -19,7 +19,7 @@ import pytest
 
 from tests.support.standin import needs
 from tracepipe.capture import CaptureRequest, capture
-from tracepipe.capture.live_sink import LiveSink
+from tracepipe.capture.live.sink import LiveSink
 
 pytestmark = [pytest.mark.ebpf, needs("prebuilt")]
 
@@ -37,7 +37,7 @@ threads = [threading.Thread(target=work) for _ in range(2)]
 [thread.join() for thread in threads]
 """
 COMMAND = [sys.executable, "-c", PROGRAM]
-LIVE = [sys.executable, "-m", "tracepipe.cli", "live", "--method", "prebuilt", "--layers", ",".join(LAYERS)]
+LIVE = [sys.executable, "-m", "tracepipe", "live", "--method", "prebuilt", "--layers", ",".join(LAYERS)]
 PATIENCE_S = 60
 
 

@@ -20,8 +20,8 @@ from collections.abc import Callable
 import pytest
 
 from tests.support.live_records import ENTER, RETURN, F, plan, record
-from tracepipe.capture.live_sink import LiveSink
-from tracepipe.live_view import live_view
+from tracepipe.capture.live.sink import LiveSink
+from tracepipe.terminal.live_view import live_view
 
 _CONTROL = re.compile(rb"\x1b\[(\?25[lh]|(\d*)([A-Za-z])|[\d;]*m)|[\r\n]|[^\x1b\r\n]+")
 PATIENCE_S = 60

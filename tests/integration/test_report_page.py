@@ -43,7 +43,7 @@ def page() -> Iterator[Page]:
 
 
 def _written(recording: Path, html: Path) -> Path:
-    command = [sys.executable, "-m", "tracepipe.cli", "report", str(recording), "-o", str(html)]
+    command = [sys.executable, "-m", "tracepipe", "report", str(recording), "-o", str(html)]
     subprocess.run(command, check=True, capture_output=True)
     return html
 

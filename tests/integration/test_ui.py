@@ -16,12 +16,12 @@ import pytest
 
 from tests.support import sample_traces
 from tests.support.browser import View, show, show_link
-from tracepipe.open_ui import LOOPBACK, UI_PORT
+from tracepipe.ui.serve import LOOPBACK, UI_PORT
 
 pytestmark = pytest.mark.browser
 
 _FIXTURES = Path(__file__).parents[2] / "fixtures"
-_TRACEPIPE = [sys.executable, "-m", "tracepipe.cli"]
+_TRACEPIPE = [sys.executable, "-m", "tracepipe"]
 
 
 def _converted(fixture: str, output_format: str) -> Callable[[Path], Path]:

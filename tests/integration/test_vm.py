@@ -17,8 +17,8 @@ import pytest
 from tests.integration.vm.image import Unobtainable, build
 from tests.integration.vm.machine import boot, find_emulator
 from tests.support.trace_processor import RealTraceProcessor
-from tracepipe.convert import Conversion, ConvertOptions
 from tracepipe.converters import CONVERTERS
+from tracepipe.recording.convert import Conversion, ConvertOptions
 
 pytestmark = pytest.mark.vm
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.support.devtools import BrowserError, Page, find_chromium
 from tests.support.trace_processor import PROBLEMS_SQL
-from tracepipe.open_ui import UI_ORIGIN, TraceServer, find_ui
+from tracepipe.ui.serve import UI_ORIGIN, TraceServer, find_ui
 
 _HEIGHT_LIMIT = 8000  # px; Chromium's software compositor refuses textures above 16384
 _MODAL = "document.querySelector('.pf-modal-dialog')"

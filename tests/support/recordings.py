@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tracepipe.reports.run import Run, load_run
+from tracepipe.reports.frames.run import Run, load_run
 
 GPU_CLOCK = "globaltimer:0"
 HEADER: dict[str, Any] = {

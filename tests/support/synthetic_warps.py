@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracepipe.reports.warp_findings.kernel_warps import NOT_RECORDED, KernelWarps, sort_warps
+from tracepipe.reports.findings.kernel_warps import NOT_RECORDED, KernelWarps, sort_warps
 
 LANES = 32
 

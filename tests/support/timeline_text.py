@@ -7,7 +7,7 @@ import re
 
 from tracepipe.converters.text import TextWriter
 from tracepipe.converters.writer import TraceInfo
-from tracepipe.timeline import Op
+from tracepipe.layout.timeline import Op
 
 _DRAWN = re.compile(r" *(-?\d+) (?:\+ *(\d+)| {10})  ( *)(.*)")
 

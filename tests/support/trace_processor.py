@@ -17,7 +17,7 @@ from perfetto.trace_processor import TraceProcessor, TraceProcessorException
 from perfetto.trace_processor.backend import TraceProcessorBackend
 
 from tests.support.emscripten import EmscriptenModule, WasmAborted
-from tracepipe.open_ui import find_ui
+from tracepipe.ui.serve import find_ui
 
 # The UI's badge counts the severities error and data_loss only. Interned data that is missing, track events
 # that make no sense and skipped packets are statistics of severity info, and just as wrong.

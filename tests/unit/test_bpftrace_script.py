@@ -8,13 +8,16 @@ from typing import Any
 
 import pytest
 
-from tracepipe.capture import bpftrace_engine, record
-from tracepipe.capture.bpftrace_engine import BpftraceEngine
-from tracepipe.capture.bpftrace_language import comparison
-from tracepipe.capture.bpftrace_lines import Clock, Lines
-from tracepipe.capture.bpftrace_script import Script
-from tracepipe.capture.engine import Filters, Plan, Scope
-from tracepipe.capture.hook import (
+from tracepipe.capture.engines.bpftrace import engine as bpftrace_engine
+from tracepipe.capture.engines.bpftrace.engine import BpftraceEngine
+from tracepipe.capture.engines.bpftrace.language import comparison
+from tracepipe.capture.engines.bpftrace.lines import Clock, Lines
+from tracepipe.capture.engines.bpftrace.script import Script
+from tracepipe.capture.engines.engine import Filters, Plan, Scope
+from tracepipe.capture.records import record
+from tracepipe.capture.records.record import RECORD
+from tracepipe.errors import CaptureUnavailable
+from tracepipe.hooks.hook import (
     Argument,
     Condition,
     FilePlace,
@@ -24,8 +27,6 @@ from tracepipe.capture.hook import (
     Signature,
     TracepointPlace,
 )
-from tracepipe.capture.record import RECORD
-from tracepipe.errors import CaptureUnavailable
 
 END = "\x1fend"
 

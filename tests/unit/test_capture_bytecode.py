@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import re
 import struct
-from pathlib import Path
 
 import pytest
 
-import tracepipe.capture
-from tracepipe.capture.bytecode import FIELDS, PROGRAMS, Constant, filled_in
-from tracepipe.capture.compile import source_digest
-from tracepipe.capture.engine import Filters
-from tracepipe.capture.hook import (
+from tracepipe.capture.bpf.bytecode import FIELDS, PROGRAMS, Constant, filled_in
+from tracepipe.capture.bpf.compile import SHIPPED, source_digest
+from tracepipe.capture.bpf.maps import Maps
+from tracepipe.capture.bpf.specs import SPEC_BYTES, is_paired, spec_of
+from tracepipe.capture.engines.engine import Filters
+from tracepipe.capture.records.syscalls import SYSCALLS
+from tracepipe.errors import CaptureUnavailable
+from tracepipe.hooks.hook import (
     Argument,
     Condition,
     FilePlace,
@@ -23,12 +25,8 @@ from tracepipe.capture.hook import (
     Signature,
     TracepointPlace,
 )
-from tracepipe.capture.maps import Maps
-from tracepipe.capture.specs import SPEC_BYTES, is_paired, spec_of
-from tracepipe.capture.syscalls import SYSCALLS
-from tracepipe.errors import CaptureUnavailable
 
-HERE = Path(tracepipe.capture.__file__).parent
+HERE = SHIPPED.parent
 SOURCE = (HERE / "probes.bpf.c").read_text()
 
 
@@ -91,8 +89,8 @@ def test_maps_are_those_of_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
             raise OSError(1, "enough")
         return 0
 
-    monkeypatch.setattr("tracepipe.capture.maps.bpf.create_map", refuse)
-    monkeypatch.setattr("tracepipe.capture.maps.os.close", lambda _: None)
+    monkeypatch.setattr("tracepipe.capture.bpf.maps.bpf.create_map", refuse)
+    monkeypatch.setattr("tracepipe.capture.bpf.maps.os.close", lambda _: None)
     with pytest.raises(OSError, match="enough"):
         Maps(4096, 1, False)
     numbered = sorted(re.findall(r"#define (\w+) MAP\((\d+)\)", SOURCE), key=lambda pair: int(pair[1]))
@@ -101,9 +99,9 @@ def test_maps_are_those_of_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_shipped_bytecode_is_of_this_source() -> None:
-    shipped = json.loads((HERE / "probes.json").read_text())
+    shipped = json.loads(SHIPPED.read_text())
     assert shipped["source_sha256"] == source_digest(), (
-        "python -m tracepipe.capture.compile > probes.json, and put it there"
+        "python -m tracepipe.capture.bpf.compile > probes.json, and put it there"
     )
     programs = {machine: tuple(found) for machine, found in shipped["programs"].items()}
     assert programs == dict.fromkeys(SYSCALLS, PROGRAMS)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tracepipe.capture import CaptureRequest, capture
-from tracepipe.capture.engine import Limits, Loss
+from tracepipe.capture.engines.engine import Limits, Loss
 from tracepipe.errors import CaptureUnavailable, TracepipeError
-from tracepipe.validate import first_fault
+from tracepipe.event.checks import first_fault
 
 KERNEL = {"type": "gpu_kernel", "name": "add", "phase": "X", "dur_ns": 5, "gpu": 0, "launch": 7}
 CALL = {"type": "userspace", "name": "cuLaunchKernel", "phase": "X", "dur_ns": 9, "launch": 7}

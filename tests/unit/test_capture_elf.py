@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracepipe.capture import library
-from tracepipe.capture.elf import Elf
-from tracepipe.capture.library import find_library, find_program
+from tracepipe.capture.find import library
+from tracepipe.capture.find.elf import Elf
+from tracepipe.capture.find.library import find_library, find_program
 from tracepipe.errors import InputError, TracepipeError
 
 needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tracepipe.capture import ENGINES, CaptureRequest, capture
-from tracepipe.capture.ioctl import decode_command
-from tracepipe.capture.tracefs import field_offsets
+from tracepipe.capture.find.tracefs import field_offsets
 from tracepipe.errors import CaptureUnavailable, TracepipeError
+from tracepipe.hooks.ioctl import decode_command
 
 
 @pytest.mark.parametrize(

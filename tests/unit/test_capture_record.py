@@ -5,18 +5,24 @@ from __future__ import annotations
 import json
 import re
 import struct
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import tracepipe.capture
-from tracepipe.capture import record
-from tracepipe.capture.engine import Loss
-from tracepipe.capture.hook import Argument, FilePlace, Hook, KernelPlace, Probe, Signature, TracepointPlace
-from tracepipe.capture.record import DROP_LAYERS, RECORD, RecordRenderer, event_count, layer_counts, loss_line
-from tracepipe.capture.syscalls import SYSCALLS
-from tracepipe.validate import first_fault
+from tracepipe.capture.bpf.compile import SHIPPED
+from tracepipe.capture.engines.engine import Loss
+from tracepipe.capture.records import record
+from tracepipe.capture.records.record import (
+    DROP_LAYERS,
+    RECORD,
+    RecordRenderer,
+    event_count,
+    layer_counts,
+    loss_line,
+)
+from tracepipe.capture.records.syscalls import SYSCALLS
+from tracepipe.event.checks import first_fault
+from tracepipe.hooks.hook import Argument, FilePlace, Hook, KernelPlace, Probe, Signature, TracepointPlace
 
 NUMBER = {name: number for number, name in SYSCALLS["x86_64"].items()}
 HEADER = struct.pack("<II", 56, 0)
@@ -360,7 +366,7 @@ def test_only_events_are_counted() -> None:
     assert event_count(chunk) == 2
 
 
-SOURCE = Path(tracepipe.capture.__file__).with_name("probes.bpf.c").read_text()
+SOURCE = SHIPPED.with_name("probes.bpf.c").read_text()
 
 
 def test_the_kernel_side_has_the_same_kinds() -> None:

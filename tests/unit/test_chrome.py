@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from tracepipe.converters.chrome import ChromeWriter
 from tracepipe.converters.writer import TraceInfo
+from tracepipe.event.model import new_header, timed
 from tracepipe.layout import Layout
-from tracepipe.model import new_header, timed
-from tracepipe.timeline import BEGIN, COUNTER, DECLARE, END, INSTANT, Op, Track
+from tracepipe.layout.timeline import BEGIN, COUNTER, DECLARE, END, INSTANT, Op, Track
 
 START_NS = 5_000_000_000_000
 

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracepipe.account import fit_text
-from tracepipe.clock_pairs import ClockPair
-from tracepipe.clocks import ClockMap, Clocks, fit
+from tracepipe.clocks.maps import ClockMap, Clocks, fit
+from tracepipe.clocks.pairs import ClockPair
 from tracepipe.errors import ClockError
-from tracepipe.model import Shape, SourceNs, Timed, new_header, timed
-from tracepipe.validate import first_fault
+from tracepipe.event.checks import first_fault
+from tracepipe.event.model import Shape, SourceNs, Timed, new_header, timed
+from tracepipe.recording.account import fit_text
 
 SECOND_NS = 1_000_000_000
 GPU = "globaltimer:0"

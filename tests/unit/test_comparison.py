@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tracepipe.reports import comparison
-from tracepipe.reports.libraries import np
+from tracepipe.reports.analyses import comparison
+from tracepipe.reports.frames.libraries import np
 
 
 def correlated(rng: Any, count: int, previous: float) -> Any:

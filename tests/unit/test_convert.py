@@ -15,11 +15,9 @@ from typing import Any
 import pytest
 
 from benchmarks.convert import write_recording
-from tracepipe.account import PROBLEMS_KEPT, Account
-from tracepipe.convert import Conversion, ConvertOptions, check
 from tracepipe.converters import CONVERTERS
 from tracepipe.errors import FormatError, InputError
-from tracepipe.model import (
+from tracepipe.event.model import (
     COUNT_LIMIT,
     ID_LIMIT,
     MASK_LIMIT,
@@ -28,8 +26,10 @@ from tracepipe.model import (
     SM_LIMIT,
     TIME_LIMIT_NS,
 )
-from tracepipe.opening import clock_records, footer_notes
-from tracepipe.report_text import lines
+from tracepipe.recording.account import PROBLEMS_KEPT, Account
+from tracepipe.recording.account_text import lines
+from tracepipe.recording.convert import Conversion, ConvertOptions, check
+from tracepipe.recording.open import clock_records, footer_notes
 
 GPU = "globaltimer:0"
 HEADER: dict[str, Any] = {
@@ -333,7 +333,7 @@ def test_a_clock_that_was_set_while_recording_has_that_in_its_bound(recording: A
 
 MEASURE = r"""
 import re, sys
-from tracepipe.convert import Conversion, ConvertOptions
+from tracepipe.recording.convert import Conversion, ConvertOptions
 from tracepipe.converters import CONVERTERS
 with open(sys.argv[2], "wb") as out:
     Conversion(sys.argv[1], CONVERTERS[sys.argv[3]], ConvertOptions()).run(out)

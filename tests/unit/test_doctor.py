@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.machines import machine
-from tracepipe.capture.gpu.cuda_parts import Compiler, Part, Parts
-from tracepipe.capture.gpu.driver import Driver, Gpu, Owner
-from tracepipe.capture.gpu.toolchain import Toolchain
-from tracepipe.capture.machine import Machine
-from tracepipe.capture.refusals import ENOTSUPP, SUDO
+from tracepipe.capture.gpu.build.cuda_parts import Compiler, Part, Parts
+from tracepipe.capture.gpu.build.driver import Driver, Gpu, Owner
+from tracepipe.capture.gpu.build.toolchain import Toolchain
+from tracepipe.capture.machine.facts import Machine
+from tracepipe.capture.machine.refusals import ENOTSUPP, SUDO
 from tracepipe.doctor import AREAS, Finding, as_json, can_capture, examine, report
 from tracepipe.doctor.finding import Examination
 from tracepipe.doctor.trials import Timing

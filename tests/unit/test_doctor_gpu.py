@@ -8,9 +8,9 @@ import pytest
 
 from tests.support.machines import machine
 from tests.unit.test_doctor import FakeTrials
-from tracepipe.capture.gpu.cuda_parts import Parts
-from tracepipe.capture.gpu.driver import Driver
-from tracepipe.capture.gpu.toolchain import Toolchain
+from tracepipe.capture.gpu.build.cuda_parts import Parts
+from tracepipe.capture.gpu.build.driver import Driver
+from tracepipe.capture.gpu.build.toolchain import Toolchain
 from tracepipe.doctor.finding import Examination, Finding
 from tracepipe.doctor.gpu import gpu
 from tracepipe.errors import CaptureUnavailable

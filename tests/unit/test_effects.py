@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from tracepipe.capture.effects import OPEN_CALLS_MAX, THREADS_MAX, Effects
-from tracepipe.capture.hook import FilePlace, Hook, Probe
-from tracepipe.capture.hook_index import HookIndex
-from tracepipe.capture.hooks import load_set, parse_hook
-from tracepipe.capture.slots import slots
-from tracepipe.validate import first_fault
+from tracepipe.capture.records.effects import OPEN_CALLS_MAX, THREADS_MAX, Effects
+from tracepipe.event.checks import first_fault
+from tracepipe.hooks.hook import FilePlace, Hook, Probe
+from tracepipe.hooks.index import HookIndex
+from tracepipe.hooks.sets import load_set, parse_hook
+from tracepipe.hooks.slots import slots
 
 PID, TID, CPU = 4242, 4243, 1
 FAILED = 2

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import zstandard
 
-from tracepipe import files
 from tracepipe.errors import InputError, OutputError
-from tracepipe.files import HEAD_BYTES, default_output, keeping, open_input, replacing
+from tracepipe.recording import files
+from tracepipe.recording.files import HEAD_BYTES, default_output, keeping, open_input, replacing
 
 TEXT = b"".join(b'{"line":%d}\n' % n for n in range(40_000))
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import gpu
-from tracepipe.capture.gpu import kernels, warp_records
-from tracepipe.capture.gpu.transport import KIND_CLOCK, KIND_NOTE, pack_record
+from tracepipe.capture.gpu.engines import kernels, warp_records
+from tracepipe.capture.gpu.engines.transport import KIND_CLOCK, KIND_NOTE, pack_record
 
 SCRIPT = Path(gpu.__file__)
 

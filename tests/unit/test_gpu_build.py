@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracepipe.capture.elf import Elf
-from tracepipe.capture.gpu import kernels, warp_records
-from tracepipe.capture.gpu.cuda_parts import find_parts
-from tracepipe.capture.gpu.driver import Driver, owner
-from tracepipe.capture.gpu.toolchain import NATIVE, Toolchain
+from tracepipe.capture.find.elf import Elf
+from tracepipe.capture.gpu.build.cuda_parts import find_parts
+from tracepipe.capture.gpu.build.driver import Driver, owner
+from tracepipe.capture.gpu.build.toolchain import NATIVE, Toolchain
+from tracepipe.capture.gpu.engines import kernels, warp_records
 from tracepipe.errors import CaptureUnavailable
 
 ARCHITECTURES = [75, 80, 86, 89, 90, 100, 120]

@@ -15,19 +15,19 @@ from typing import Any
 
 import pytest
 
-from tracepipe.capture import record as probe_record
-from tracepipe.capture.gpu import warp_records as layout
-from tracepipe.capture.gpu.api_calls import ARGUMENTS_VARIABLE, ApiCalls, parameters, write_table
-from tracepipe.capture.gpu.cuda_parts import find_parts
-from tracepipe.capture.gpu.transport import KIND_NAME, NAME, Channel, pack_record, read_name, records
-from tracepipe.capture.gpu.warps import GpuRecording, WarpRenderer
-from tracepipe.capture.hook import FilePlace, Probe
-from tracepipe.capture.hook_index import HookIndex
-from tracepipe.capture.hooks import load_set
-from tracepipe.capture.record import RecordRenderer
-from tracepipe.capture.slots import slots
+from tracepipe.capture.gpu.build.cuda_parts import find_parts
+from tracepipe.capture.gpu.engines import warp_records as layout
+from tracepipe.capture.gpu.engines.api_calls import ARGUMENTS_VARIABLE, ApiCalls, parameters, write_table
+from tracepipe.capture.gpu.engines.transport import KIND_NAME, NAME, Channel, pack_record, read_name, records
+from tracepipe.capture.gpu.engines.warps import GpuRecording, WarpRenderer
+from tracepipe.capture.records import record as probe_record
+from tracepipe.capture.records.record import RecordRenderer
 from tracepipe.errors import CaptureUnavailable
-from tracepipe.validate import first_fault
+from tracepipe.event.checks import first_fault
+from tracepipe.hooks.hook import FilePlace, Probe
+from tracepipe.hooks.index import HookIndex
+from tracepipe.hooks.sets import load_set
+from tracepipe.hooks.slots import slots
 
 ROOT = Path(__file__).parents[2]
 NATIVE = ROOT / "tracepipe/capture/gpu/native"

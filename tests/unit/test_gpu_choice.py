@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from tracepipe.capture import CaptureRequest
-from tracepipe.capture.engine import AUTO_WARPS, Filters, Limits
+from tracepipe.capture.engines.engine import AUTO_WARPS, Filters, Limits
 from tracepipe.capture.gpu import GPU_ENGINES, choice, start
+from tracepipe.capture.gpu.build.cuda_parts import Parts
+from tracepipe.capture.gpu.build.driver import Driver, Gpu, Owner
+from tracepipe.capture.gpu.build.toolchain import Toolchain
 from tracepipe.capture.gpu.choice import Choice, choose
-from tracepipe.capture.gpu.cuda_parts import Parts
-from tracepipe.capture.gpu.driver import Driver, Gpu, Owner
 from tracepipe.capture.gpu.launchers import launcher_of
-from tracepipe.capture.gpu.toolchain import Toolchain
 from tracepipe.errors import CaptureUnavailable, TracepipeError
 
 H200 = Driver((13, 0), (Gpu("NVIDIA H200", "sm_90", "GPU-a", 132),))
@@ -189,7 +189,7 @@ class Machine:
         self.node = folder / "nvidiactl"
         self.node.touch()
         monkeypatch.setattr(choice, "CONTROL_DEVICE", self.node)
-        monkeypatch.setattr("tracepipe.capture.gpu.toolchain.this_toolchain", self.toolchain)
+        monkeypatch.setattr("tracepipe.capture.gpu.build.toolchain.this_toolchain", self.toolchain)
         monkeypatch.delenv("CUDA_INJECTION64_PATH", raising=False)
         for name in ("kernels", "warps"):
             monkeypatch.setitem(GPU_ENGINES, name, self.maker(name))

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from tracepipe.capture.gpu import kernels
-from tracepipe.capture.gpu.kernels import (
+from tracepipe.capture.gpu.build.toolchain import NATIVE
+from tracepipe.capture.gpu.engines import kernels
+from tracepipe.capture.gpu.engines.kernels import (
     CALL,
     COPY,
     HELLO,
@@ -29,9 +30,8 @@ from tracepipe.capture.gpu.kernels import (
     KernelsRecording,
     KernelsRenderer,
 )
-from tracepipe.capture.gpu.toolchain import NATIVE
-from tracepipe.capture.gpu.transport import GPU, KIND_GPU, KIND_NAME, KIND_NOTE, pack_record
-from tracepipe.validate import first_fault
+from tracepipe.capture.gpu.engines.transport import GPU, KIND_GPU, KIND_NAME, KIND_NOTE, pack_record
+from tracepipe.event.checks import first_fault
 
 UUID = bytes.fromhex("4717ba2800112233445566778899aabb")
 RUNTIME, LAUNCH, MALLOC = 2, 211, 20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tracepipe.capture.gpu.warp_options import LAST, WarpOptions, read_range
+from tracepipe.capture.gpu.engines.warp_options import LAST, WarpOptions, read_range
 from tracepipe.errors import TracepipeError
 
 

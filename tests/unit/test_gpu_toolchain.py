@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tracepipe.capture.gpu.cuda_parts import Compiler, Part, Parts, find_parts
-from tracepipe.capture.gpu.driver import Driver, Gpu, Owner, ask_driver, driver_of, owner
-from tracepipe.capture.gpu.toolchain import Toolchain, cache_folder, check_safe
+from tracepipe.capture.gpu.build.cuda_parts import Compiler, Part, Parts, find_parts
+from tracepipe.capture.gpu.build.driver import Driver, Gpu, Owner, ask_driver, driver_of, owner
+from tracepipe.capture.gpu.build.toolchain import Toolchain, cache_folder, check_safe
 from tracepipe.errors import CaptureUnavailable
 
 H200 = Driver((13, 0), (Gpu("NVIDIA H200", "sm_90"),))

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tracepipe.capture.gpu import transport
-from tracepipe.capture.gpu.transport import Channel, pack_record, records
+from tracepipe.capture.gpu.engines import transport
+from tracepipe.capture.gpu.engines.transport import Channel, pack_record, records
 from tracepipe.errors import CaptureUnavailable
 
 ROOT = Path(__file__).parents[2]

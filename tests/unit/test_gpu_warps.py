@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tracepipe.capture.gpu import warp_records as layout
-from tracepipe.capture.gpu.kernel_name import short_kernel_name
-from tracepipe.capture.gpu.transport import (
+from tracepipe.capture.gpu.engines import warp_records as layout
+from tracepipe.capture.gpu.engines.kernel_name import short_kernel_name
+from tracepipe.capture.gpu.engines.transport import (
     GPU,
     KIND_CLOCK,
     KIND_GPU,
@@ -24,9 +24,9 @@ from tracepipe.capture.gpu.transport import (
     Channel,
     pack_record,
 )
-from tracepipe.capture.gpu.warp_options import WarpOptions
-from tracepipe.capture.gpu.warps import GpuRecording, WarpRenderer
-from tracepipe.validate import first_fault
+from tracepipe.capture.gpu.engines.warp_options import WarpOptions
+from tracepipe.capture.gpu.engines.warps import GpuRecording, WarpRenderer
+from tracepipe.event.checks import first_fault
 
 ROOT = Path(__file__).parents[2]
 PID, TID = 42, 43

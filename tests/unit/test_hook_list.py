@@ -9,9 +9,10 @@ from pathlib import Path
 import orjson
 import pytest
 
-from tracepipe.capture import hooks, kernel_symbols
-from tracepipe.capture.hook_list import hits, list_functions, list_sets
-from tracepipe.capture.library import LibrarySearch
+from tracepipe.capture.find import kernel_symbols
+from tracepipe.capture.find.hook_list import hits, list_functions, list_sets
+from tracepipe.capture.find.library import LibrarySearch
+from tracepipe.hooks import sets
 
 SETS = {
     "odd": """
@@ -42,11 +43,11 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "kallsyms").write_text(SYMBOLS)
     (tmp_path / "module" / "odd").mkdir(parents=True)
     (tmp_path / "events" / "odd" / "odd_entry").mkdir(parents=True)
-    monkeypatch.setattr(hooks, "_FOLDER", tmp_path / "sets")
+    monkeypatch.setattr(sets, "_FOLDER", tmp_path / "sets")
     monkeypatch.setattr(kernel_symbols, "KPROBE_PMU", tmp_path / "kallsyms")
     monkeypatch.setattr(kernel_symbols, "SYMBOLS", tmp_path / "kallsyms")
     monkeypatch.setattr(kernel_symbols, "_SYSTEM_MODULES", tmp_path / "module")
-    monkeypatch.setattr("tracepipe.capture.tracepoints.tracing_folder", lambda: tmp_path)
+    monkeypatch.setattr("tracepipe.capture.find.tracepoints.tracing_folder", lambda: tmp_path)
     return tmp_path
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tracepipe.capture.hook import Hook
-from tracepipe.capture.hook_index import HookIndex
-from tracepipe.capture.hooks import HookSet, load_set, shipped_sets
-from tracepipe.capture.slots import MAX_SLOTS, slots
+from tracepipe.hooks.hook import Hook
+from tracepipe.hooks.index import HookIndex
+from tracepipe.hooks.sets import HookSet, load_set, shipped_sets
+from tracepipe.hooks.slots import MAX_SLOTS, slots
 
 SETS = ("context-switch", "cublas", "cuda-driver", "cuda-runtime", "nccl", "nvidia-kmod")
 # A toolkit's, or those of the packages that the test extra brings.

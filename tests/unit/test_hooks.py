@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tracepipe.capture import hooks
-from tracepipe.capture.hook import Argument, Condition
-from tracepipe.capture.hooks import load_set, parse_hook, read_hooks, shipped_sets
-from tracepipe.capture.near_names import near_names
-from tracepipe.capture.signature import NamedCondition
 from tracepipe.errors import InputError
+from tracepipe.hooks import sets
+from tracepipe.hooks.hook import Argument, Condition
+from tracepipe.hooks.near_names import near_names
+from tracepipe.hooks.sets import load_set, parse_hook, read_hooks, shipped_sets
+from tracepipe.hooks.signature import NamedCondition
 
 SET = """
 about = "Calls of a library for
@@ -244,8 +244,8 @@ def test_a_hook_of_the_users_may_use_a_shipped_sets_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written(tmp_path, SET)
-    monkeypatch.setattr(hooks, "_FOLDER", tmp_path)
-    hooks._shipped_values.cache_clear()
+    monkeypatch.setattr(sets, "_FOLDER", tmp_path)
+    sets._shipped_values.cache_clear()
     try:
         assert list(shipped_sets()) == ["odd"]
         (found,) = read_hooks(["uprobe:libodd.so.1:oddInit -> oddResult"])
@@ -254,7 +254,7 @@ def test_a_hook_of_the_users_may_use_a_shipped_sets_names(
         assert shipped.is_shipped
         assert "Did you mean odd?" in refused("ood").hint
     finally:
-        hooks._shipped_values.cache_clear()
+        sets._shipped_values.cache_clear()
 
 
 def test_every_shipped_set_can_be_read() -> None:

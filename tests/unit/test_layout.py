@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from tests.support.timeline_text import shown
 from tracepipe import layout as layout_module
+from tracepipe.event.model import Problem, new_header, timed
 from tracepipe.layout import Layout, Outcomes, host, rows
-from tracepipe.model import Problem, new_header, timed
-from tracepipe.timeline import BEGIN, BEGIN_ONCE, DECLARE, END, Op, Track
+from tracepipe.layout.timeline import BEGIN, BEGIN_ONCE, DECLARE, END, Op, Track
 
 
 def laid_out(*batches: list[dict[str, Any]], header: Any = None) -> tuple[list[Op], Layout]:

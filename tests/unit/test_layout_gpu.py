@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.timeline_text import shown
+from tracepipe.event.model import new_header, timed
 from tracepipe.layout import Layout, LayoutOptions, Outcomes, launches, warps
 from tracepipe.layout.launches import Launches
+from tracepipe.layout.timeline import BEGIN, BEGIN_ONCE, COUNTER, INSTANT, Op
 from tracepipe.layout.tree import Tree
-from tracepipe.model import new_header, timed
-from tracepipe.timeline import BEGIN, BEGIN_ONCE, COUNTER, INSTANT, Op
 
 
 def laid_out(

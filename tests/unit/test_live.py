@@ -36,12 +36,12 @@ from tests.support.live_records import (
     plan,
     record,
 )  # fmt: skip
-from tracepipe.capture.engine import Loss
-from tracepipe.capture.histogram import Histogram, bounds_ns, bucket_of
-from tracepipe.capture.live import FunctionTotal, Snapshot, Totals
-from tracepipe.capture.live_sink import LiveSink
-from tracepipe.capture.live_threads import ThreadTotal
-from tracepipe.live_table import View, functions_that_fit, lines, ordered
+from tracepipe.capture.engines.engine import Loss
+from tracepipe.capture.live.histogram import Histogram, bounds_ns, bucket_of
+from tracepipe.capture.live.sink import LiveSink
+from tracepipe.capture.live.threads import ThreadTotal
+from tracepipe.capture.live.totals import FunctionTotal, Snapshot, Totals
+from tracepipe.terminal.live_table import View, functions_that_fit, lines, ordered
 from tracepipe.units import duration_text
 
 SYSCALLS = {0: "read", 16: "ioctl"}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tracepipe.capture.machine import Machine, this_machine
+from tracepipe.capture.machine.facts import Machine, this_machine
 
 STATUS = "Name:\tpython3\nCapEff:\t{effective:016x}\nSeccomp:\t{seccomp}\n"
 NVRM = (

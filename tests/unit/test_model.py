@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tracepipe.model import (
+from tracepipe.event.checks import first_fault
+from tracepipe.event.model import (
     HOST_LAYERS,
     LAYERS,
     RECORDS,
@@ -16,8 +17,7 @@ from tracepipe.model import (
     new_header,
     timed,
 )
-from tracepipe.timeline import Track
-from tracepipe.validate import first_fault
+from tracepipe.layout.timeline import Track
 
 
 def test_a_new_header_is_a_good_one() -> None:

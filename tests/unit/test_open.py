@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from tracepipe import open_ui
 from tracepipe.errors import FormatError, InputError, OutputError
-from tracepipe.open_ui import TraceServer, UiFiles, find_ui, open_trace, tunnel_command
+from tracepipe.ui import serve
+from tracepipe.ui.serve import TraceServer, UiFiles, find_ui, open_trace, tunnel_command
 
 RECORDING = b'{"type":"header","schema":"tracepipe/1"}\n{"type":"footer","counts":{},"losses":{}}\n'
 TRACE = b"\x0a\x02\x40\x01" * 300_000  # 1.2 MB: more than a socket takes at once
@@ -52,16 +52,16 @@ def ui(tmp_path: Path) -> UiFiles:
 @pytest.fixture
 def free_port(monkeypatch: pytest.MonkeyPatch) -> int:
     """A free port in place of the UI's, which something else may use on this machine."""
-    with socket.create_server((open_ui.LOOPBACK, 0)) as listener:
+    with socket.create_server((serve.LOOPBACK, 0)) as listener:
         port: int = listener.getsockname()[1]
-    monkeypatch.setattr(open_ui, "UI_PORT", port)
+    monkeypatch.setattr(serve, "UI_PORT", port)
     return port
 
 
 def ask(
     server: TraceServer, path: str, *, method: str = "GET", **headers: str
 ) -> tuple[http.client.HTTPResponse, bytes]:
-    connection = http.client.HTTPConnection(open_ui.LOOPBACK, server.port, timeout=10)
+    connection = http.client.HTTPConnection(serve.LOOPBACK, server.port, timeout=10)
     connection.request(method, path, headers=headers)
     response = connection.getresponse()
     body = response.read()
@@ -85,7 +85,7 @@ def test_a_whole_fetch_is_noticed_and_a_broken_one_is_not(server: TraceServer, t
     # So large that the sockets' buffers cannot hold it: the server must notice that the client left.
     with trace.open("r+b") as file:
         file.truncate(64 << 20)
-    with socket.create_connection((open_ui.LOOPBACK, server.port), timeout=10) as client:
+    with socket.create_connection((serve.LOOPBACK, server.port), timeout=10) as client:
         request = f"GET {server.trace_path} HTTP/1.1\r\nHost: {server.hosts[0]}\r\n\r\n"
         client.sendall(request.encode())
         assert client.recv(15) == b"HTTP/1.0 200 OK"
@@ -105,7 +105,7 @@ def test_a_client_that_leaves_before_it_has_read_all_has_not_fetched_it(
     server.trace.write_bytes(TRACE[:20_000])
     noticed = threading.Event()
     monkeypatch.setattr(server, "handle_error", lambda *_: noticed.set())
-    with socket.create_connection((open_ui.LOOPBACK, server.port), timeout=10) as client:
+    with socket.create_connection((serve.LOOPBACK, server.port), timeout=10) as client:
         client.sendall(f"GET {server.trace_path} HTTP/1.1\r\nHost: {server.hosts[0]}\r\n\r\n".encode())
         while len(client.recv(1 << 20, socket.MSG_PEEK)) < 20_000:
             pass
@@ -216,7 +216,7 @@ def test_over_ssh_it_tells_the_tunnel_and_ends_once_fetched(
 @pytest.mark.parametrize("sudo", [{"SUDO_UID": "1000"}, {}])
 def test_under_sudo_ssh_is_seen_and_no_browser_runs_as_root(sudo: dict[str, str]) -> None:
     # As sudo does it: its command lacks the variable, and what called sudo has it.
-    asked = "from tracepipe.open_ui import _has_screen, _is_over_ssh; print(_is_over_ssh(), _has_screen())"
+    asked = "from tracepipe.ui.serve import _has_screen, _is_over_ssh; print(_is_over_ssh(), _has_screen())"
     clean = {"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(__file__).parents[2]), "DISPLAY": ":0"}
     caller = (
         "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]], env=eval(sys.argv[2]))"

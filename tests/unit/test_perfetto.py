@@ -13,8 +13,8 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
 from tracepipe.converters.perfetto import PerfettoWriter
 from tracepipe.converters.writer import TraceInfo
-from tracepipe.model import SharedArgs
-from tracepipe.timeline import BEGIN, BEGIN_ONCE, COUNTER, DECLARE, END, INSTANT, Op, Track
+from tracepipe.event.model import SharedArgs
+from tracepipe.layout.timeline import BEGIN, BEGIN_ONCE, COUNTER, DECLARE, END, INSTANT, Op, Track
 
 START_NS = 5_000_000_000_000
 REALTIME_NS = 1_800_000_000 * 10**9

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from tracepipe.capture import procaddress
-from tracepipe.capture.elf import Elf
-from tracepipe.capture.hook import FilePlace
-from tracepipe.capture.hooks import load_set
-from tracepipe.capture.library import LibrarySearch
-from tracepipe.capture.procaddress import handed_out
-from tracepipe.capture.resolve import resolve
+from tracepipe.capture.find import procaddress
+from tracepipe.capture.find.elf import Elf
+from tracepipe.capture.find.library import LibrarySearch
+from tracepipe.capture.find.procaddress import handed_out
+from tracepipe.capture.find.resolve import resolve
+from tracepipe.hooks.hook import FilePlace
+from tracepipe.hooks.sets import load_set
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracepipe.model import Header, Problem, Record
+from tracepipe.event.checks import first_fault
+from tracepipe.event.model import Header, Problem, Record
 from tracepipe.readers import bpftime, lines, recognise
-from tracepipe.validate import first_fault
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 GOOD = b"[kernel_trace] ts=809635273301344 block=(0,0,0) thread=(0,0,0)"

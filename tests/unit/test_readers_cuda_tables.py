@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracepipe.model import Problem, Record
+from tracepipe.event.checks import first_fault
+from tracepipe.event.model import Problem, Record
 from tracepipe.readers import cuda_tables, recognise
-from tracepipe.validate import first_fault
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 WHOLE_MS = "is in whole milliseconds: the length of a call is known to 1 ms only"

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracepipe.model import TIME_LIMIT_NS, Problem, Record
+from tracepipe.event.checks import first_fault
+from tracepipe.event.model import TIME_LIMIT_NS, Problem, Record
 from tracepipe.readers import layered, lines, recognise
-from tracepipe.validate import first_fault
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 GOOD = b'{"ts":1.0,"type":"userspace","name":"cuInit","phase":"B"}'

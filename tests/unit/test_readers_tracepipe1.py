@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracepipe.errors import FormatError, InputError
-from tracepipe.model import Problem, Record, new_header
+from tracepipe.event.model import Problem, Record, new_header
 from tracepipe.readers import READERS, lines, recognise, tracepipe1
 from tracepipe.readers.lines import Rejoined, chunks_of_lines
 

@@ -9,11 +9,11 @@ import pytest
 
 from tests.support.recordings import HEADER, span, write
 from tracepipe.errors import TracepipeError
-from tracepipe.reports.changes import changes
+from tracepipe.reports.analyses.changes import changes
 from tracepipe.reports.diff import Options, run
-from tracepipe.reports.libraries import np
-from tracepipe.reports.run import Run, load_run
-from tracepipe.reports.samples import CALL, COPY, KERNEL, SYSCALL, Key, Sample
+from tracepipe.reports.frames.libraries import np
+from tracepipe.reports.frames.run import Run, load_run
+from tracepipe.reports.frames.samples import CALL, COPY, KERNEL, SYSCALL, Key, Sample
 
 WINDOW = (0, 10**9)
 

@@ -20,9 +20,9 @@ from tracepipe.reports.figures import FIGURES, exit_skew, gpu_idle, latency, occ
 from tracepipe.reports.figures.ink import moment_text
 from tracepipe.reports.figures.panel import Scope, scope_of, short
 from tracepipe.reports.figures.picture import inline_svg, write_picture
-from tracepipe.reports.intervals import Stretches
-from tracepipe.reports.libraries import figure
-from tracepipe.reports.run import load_run
+from tracepipe.reports.frames.intervals import Stretches
+from tracepipe.reports.frames.libraries import figure
+from tracepipe.reports.frames.run import load_run
 
 ROOT = Path(__file__).parents[2]
 

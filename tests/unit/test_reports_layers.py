@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from tests.support.recordings import Load, event, loader, span
 from tracepipe.errors import TracepipeError
-from tracepipe.reports.intervals import Stretches
+from tracepipe.reports.frames.intervals import Stretches
+from tracepipe.reports.frames.libraries import np, pl
+from tracepipe.reports.frames.nesting import has_ancestor, nearest
+from tracepipe.reports.frames.run import load_run
 from tracepipe.reports.layers import Options, run
-from tracepipe.reports.libraries import np, pl
-from tracepipe.reports.nesting import has_ancestor, nearest
-from tracepipe.reports.run import load_run
 
 SAMPLE = Path(__file__).parents[2] / "fixtures" / "layered-launch" / "input.jsonl"
 

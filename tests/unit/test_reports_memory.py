@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.support.recordings import HEADER, Load, event, loader, span
+from tracepipe.reports.frames.run import load_run
 from tracepipe.reports.memory import Options, run
-from tracepipe.reports.rendering import lines
-from tracepipe.reports.run import load_run
+from tracepipe.reports.writing.rendering import lines
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import pytest
 from tests.golden.cases import Case, cases
 from tests.support.recordings import GPU_CLOCK, PAIR, Load, event, loader
 from tracepipe.errors import InputError, LibraryMissing
-from tracepipe.reports.libraries import Library
-from tracepipe.reports.run import load_run
+from tracepipe.reports.frames.libraries import Library
+from tracepipe.reports.frames.run import load_run
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from tests.support.recordings import Load, event, loader, span
 from tracepipe.errors import TracepipeError
-from tracepipe.reports.drawing import UNICODE, Window, axis, level_line, spans_line
-from tracepipe.reports.libraries import np, pl
-from tracepipe.reports.rendering import lines
-from tracepipe.reports.run import Run
+from tracepipe.reports.frames.libraries import np, pl
+from tracepipe.reports.frames.run import Run
 from tracepipe.reports.timeline import Options, run
+from tracepipe.reports.writing.drawing import UNICODE, Window, axis, level_line, spans_line
+from tracepipe.reports.writing.rendering import lines
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from tests.support.synthetic_warps import SyntheticKernel
 from tracepipe.cli import app
 from tracepipe.errors import TracepipeError
 from tracepipe.reports import warps
-from tracepipe.reports.rendering import lines
-from tracepipe.reports.run import load_run
-from tracepipe.reports.warp_findings.grouping import kernels_of
+from tracepipe.reports.findings.grouping import kernels_of
+from tracepipe.reports.frames.run import load_run
+from tracepipe.reports.writing.rendering import lines
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 

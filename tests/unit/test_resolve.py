@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tracepipe.capture import kernel_symbols, tracepoints
-from tracepipe.capture.elf import Elf
-from tracepipe.capture.hook import Condition, FilePlace, KernelPlace, Selection, TracepointPlace
-from tracepipe.capture.hook_index import HookIndex, base_names
-from tracepipe.capture.hooks import HookSet, load_set, parse_hook, read_hooks
-from tracepipe.capture.library import LibrarySearch
-from tracepipe.capture.resolve import resolve
-from tracepipe.capture.tracepoints import interrupts_of
+from tracepipe.capture.find import kernel_symbols, tracepoints
+from tracepipe.capture.find.elf import Elf
+from tracepipe.capture.find.library import LibrarySearch
+from tracepipe.capture.find.resolve import resolve
+from tracepipe.capture.find.tracepoints import interrupts_of
 from tracepipe.errors import InputError
+from tracepipe.hooks.hook import Condition, FilePlace, KernelPlace, Selection, TracepointPlace
+from tracepipe.hooks.index import HookIndex, base_names
+from tracepipe.hooks.sets import HookSet, load_set, parse_hook, read_hooks
 
 needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
 

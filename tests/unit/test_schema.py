@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from tracepipe.model import RECORDS, SCHEMA_VERSION, new_header
-from tracepipe.schema import fields_of, json_schema, required_of
+from tracepipe.event.model import RECORDS, SCHEMA_VERSION, new_header
+from tracepipe.event.schema import fields_of, json_schema, required_of
 
 FILE = Path(__file__).parents[2] / "schemas" / "event.schema.json"
-REMEDY = "run: python -m tracepipe.schema > schemas/event.schema.json"
+REMEDY = "run: python -m tracepipe.event.schema > schemas/event.schema.json"
 
 
 def test_the_file_is_the_generated_one() -> None:

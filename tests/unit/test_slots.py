@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracepipe.capture.hook import INTEGER_KINDS, Argument, Signature
-from tracepipe.capture.slots import MAX_SLOTS, Slot, argument_text, out_text, slots
+from tracepipe.hooks.hook import INTEGER_KINDS, Argument, Signature
+from tracepipe.hooks.slots import MAX_SLOTS, Slot, argument_text, out_text, slots
 
 _KINDS = [kind for kind in INTEGER_KINDS if kind != "ioctl"]
 

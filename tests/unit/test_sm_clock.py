@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracepipe.clocks import Clocks
-from tracepipe.model import new_header, timed
-from tracepipe.sm_clock import SmClocks
+from tracepipe.clocks.maps import Clocks
+from tracepipe.clocks.sm_clock import SmClocks
+from tracepipe.event.model import new_header, timed
 
 BASE_NS = 1_795_261_916_236_035_584
 

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from tracepipe import terminal
-from tracepipe.terminal import progress
+from tracepipe.terminal import messages
+from tracepipe.terminal.messages import progress
 
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything takes over a second."""
-    monkeypatch.setattr(terminal, "_QUIET_S", 0.0)
+    monkeypatch.setattr(messages, "_QUIET_S", 0.0)
 
 
 def shown_by(work: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> str:

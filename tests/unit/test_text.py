@@ -8,7 +8,7 @@ import pytest
 
 from tracepipe.converters.text import TextWriter
 from tracepipe.converters.writer import TraceInfo
-from tracepipe.timeline import BEGIN, COUNTER, DECLARE, END, INSTANT, Op, Track
+from tracepipe.layout.timeline import BEGIN, COUNTER, DECLARE, END, INSTANT, Op, Track
 
 
 def rendered(*ops: Op, start_ns: int = 1_000) -> list[str]:

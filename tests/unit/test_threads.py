@@ -6,7 +6,7 @@ import io
 
 from tracepipe.converters.threads import ThreadWriter, unflatten
 from tracepipe.converters.writer import TraceInfo
-from tracepipe.model import Record, timed
+from tracepipe.event.model import Record, timed
 from tracepipe.readers import bpftime
 
 WARP = {

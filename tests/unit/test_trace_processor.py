@@ -11,7 +11,7 @@ from perfetto.trace_processor import TraceProcessorException
 from tests.support import sample_traces
 from tests.support.emscripten import EmscriptenModule, WasmAborted
 from tests.support.trace_processor import RealTraceProcessor
-from tracepipe.open_ui import find_ui
+from tracepipe.ui.serve import find_ui
 
 
 @pytest.mark.parametrize("as_bytes", [True, False])

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.synthetic_warps import NOISES, SyntheticKernel
-from tracepipe.reports.warp_findings import FINDERS, find_all
-from tracepipe.reports.warp_findings.finding import Finding, listed, percent
-from tracepipe.reports.warp_findings.groups import split_p_values
-from tracepipe.reports.warp_findings.kernel_warps import NOT_RECORDED, KernelWarps, sort_warps
-from tracepipe.reports.warp_findings.ranks import centred_ranks, late_class, score_classes
-from tracepipe.reports.warp_findings.tail import beyond_the_tail
-from tracepipe.reports.warp_findings.waves import launch_waves
+from tracepipe.reports.findings import FINDERS, find_all
+from tracepipe.reports.findings.finding import Finding, listed, percent
+from tracepipe.reports.findings.groups import split_p_values
+from tracepipe.reports.findings.kernel_warps import NOT_RECORDED, KernelWarps, sort_warps
+from tracepipe.reports.findings.ranks import centred_ranks, late_class, score_classes
+from tracepipe.reports.findings.tail import beyond_the_tail
+from tracepipe.reports.findings.waves import launch_waves
 
 FULL = 0xFFFFFFFF
 

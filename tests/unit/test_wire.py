@@ -17,7 +17,7 @@ from tracepipe.converters import wire
 from tracepipe.converters.perfetto import PerfettoWriter
 from tracepipe.converters.perfetto_intern import Sequence
 from tracepipe.converters.writer import TraceInfo
-from tracepipe.timeline import BEGIN, BEGIN_ONCE, DECLARE, END, INSTANT, Op, Track
+from tracepipe.layout.timeline import BEGIN, BEGIN_ONCE, DECLARE, END, INSTANT, Op, Track
 
 U64 = (1 << 64) - 1
 

@@ -11,14 +11,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import BinaryIO, cast
 
-from tracepipe.capture.engine import (
-    CaptureRequest,
-    CaptureSummary,
-    Collector,
-    Engine,
-    Notify,
-    Store,
-)
+from tracepipe.capture.engines.engine import CaptureRequest, CaptureSummary, Collector, Engine, Notify, Store
 from tracepipe.errors import CaptureUnavailable, TracepipeError
 
 __all__ = ["ENGINES", "CaptureRequest", "CaptureSummary", "Engine", "capture", "choose"]
@@ -36,9 +29,9 @@ def _engine(place: str) -> Callable[[], Engine]:
 
 # Method → the maker of its engine, best first: `auto` takes the first that works on this machine.
 ENGINES: dict[str, Callable[[], Engine]] = {
-    "bcc": _engine("tracepipe.capture.bcc_engine:BccEngine"),
-    "prebuilt": _engine("tracepipe.capture.bcc_engine:PrebuiltEngine"),
-    "bpftrace": _engine("tracepipe.capture.bpftrace_engine:BpftraceEngine"),
+    "bcc": _engine("tracepipe.capture.engines.bcc:BccEngine"),
+    "prebuilt": _engine("tracepipe.capture.engines.bcc:PrebuiltEngine"),
+    "bpftrace": _engine("tracepipe.capture.engines.bpftrace.engine:BpftraceEngine"),
 }
 
 
@@ -58,8 +51,8 @@ def capture(
             "There is nothing to capture." if not any(asked) else "There are two answers to whose events.",
             "Give one of: a command after --, --pid, --comm, --system.",
         )
+    from tracepipe.capture.find.library import find_program
     from tracepipe.capture.gpu import start
-    from tracepipe.capture.library import find_program
     from tracepipe.capture.session import run_session  # here, as --help and convert need none of it
 
     if request.command:
@@ -71,7 +64,7 @@ def capture(
         except CaptureUnavailable as refusal:
             if device is None:
                 raise
-            from tracepipe.capture.no_probes import NoProbes
+            from tracepipe.capture.engines.none import NoProbes
 
             engine, version = NoProbes(), ""
             why = f"{refusal.message} Recorded is what {device.name} tells; {refusal.hint}"

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, BinaryIO
 
-from tracepipe.capture.engine import (
+from tracepipe.capture.engines.engine import (
     CaptureRequest,
     CaptureSummary,
     Collector,
@@ -26,13 +26,13 @@ from tracepipe.capture.engine import (
     Recording,
     Store,
 )
-from tracepipe.capture.library import find_program
-from tracepipe.capture.planning import plan_of
-from tracepipe.capture.record import event_count
+from tracepipe.capture.find.library import find_program
+from tracepipe.capture.plan import plan_of
+from tracepipe.capture.records.record import event_count
 from tracepipe.capture.spool import Spool, cannot_write
 from tracepipe.capture.target import Target
 from tracepipe.errors import TracepipeError
-from tracepipe.model import HostInstant, new_header
+from tracepipe.event.model import HostInstant, new_header
 
 _TICK_S = 0.002  # how often the ring is emptied: at 1.3 million events a second, 170 kB
 _NICE = -10

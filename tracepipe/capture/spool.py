@@ -19,9 +19,9 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import BinaryIO
 
-from tracepipe.capture.engine import DeviceRenderer, Limits, Loss, Plan, Renderer
-from tracepipe.capture.record import layer_counts, loss_line
-from tracepipe.capture.ring import RECORD_BYTES
+from tracepipe.capture.bpf.ring import RECORD_BYTES
+from tracepipe.capture.engines.engine import DeviceRenderer, Limits, Loss, Plan, Renderer
+from tracepipe.capture.records.record import layer_counts, loss_line
 from tracepipe.errors import OutputError
 
 _PIECE_BYTES = 64 * 4096  # bytes that become lines at once: 4096 records

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import orjson
 
 from tracepipe.converters.writer import TraceInfo
-from tracepipe.timeline import COUNTER, DECLARE, END, INSTANT, Args, Op, Track
+from tracepipe.layout.timeline import COUNTER, DECLARE, END, INSTANT, Args, Op, Track
 
 # Ids of groups that are no process: beyond any process id of Linux (at most 2^22).
 _NO_PROCESS = 1 << 23

@@ -23,8 +23,8 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 from tracepipe.converters.perfetto_intern import Sequence
 from tracepipe.converters.wire import SMALL, delimited, fixed64, tag, varint
 from tracepipe.converters.writer import TraceInfo
-from tracepipe.model import MONOTONIC, SharedArgs
-from tracepipe.timeline import BEGIN, BEGIN_ONCE, COUNTER, DECLARE, END, INSTANT, Flows, Op, Track
+from tracepipe.event.model import MONOTONIC, SharedArgs
+from tracepipe.layout.timeline import BEGIN, BEGIN_ONCE, COUNTER, DECLARE, END, INSTANT, Flows, Op, Track
 
 _CLOCK_REALTIME, _CLOCK_MONOTONIC, _CLOCK_BOOTTIME = (
     pb.BUILTIN_CLOCK_REALTIME,

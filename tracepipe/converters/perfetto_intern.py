@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from tracepipe.converters.wire import delimited, double, number, tag, text, varint
-from tracepipe.timeline import Track
+from tracepipe.layout.timeline import Track
 
 _INTERNED = 12
 _CATEGORIES, _NAMES, _ARG_NAMES, _STRINGS = 1, 2, 3, 29

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import orjson
 
 from tracepipe.converters.writer import TraceInfo
-from tracepipe.timeline import DECLARE, END, INSTANT, Args, Flows, Op, Track
+from tracepipe.layout.timeline import DECLARE, END, INSTANT, Args, Flows, Op, Track
 
 
 def _one_line(text: str) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import BinaryIO
 
 from tracepipe.converters.writer import TraceInfo
-from tracepipe.model import Record, Timed
+from tracepipe.event.model import Record, Timed
 
 WARP_LANES = 32
 FULL_MASK = (1 << WARP_LANES) - 1

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, BinaryIO, Literal, Protocol
 
-from tracepipe.model import Timed
-from tracepipe.timeline import Op
+from tracepipe.event.model import Timed
+from tracepipe.layout.timeline import Op
 
 
 @dataclass(frozen=True, slots=True)

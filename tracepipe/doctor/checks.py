@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from tracepipe.capture.machine import CAPABILITIES, Machine
-from tracepipe.capture.refusals import SUDO, Operation, explain
+from tracepipe.capture.machine.facts import CAPABILITIES, Machine
+from tracepipe.capture.machine.refusals import SUDO, Operation, explain
 from tracepipe.doctor.finding import ABSENT, FAILS, LIMITED, WORKS, Examination, Finding
 from tracepipe.doctor.trials import Timing
 from tracepipe.errors import CaptureUnavailable

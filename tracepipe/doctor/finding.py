@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from tracepipe.capture.machine import Machine
+from tracepipe.capture.machine.facts import Machine
 from tracepipe.doctor.trials import Trials
 
 WORKS, LIMITED, FAILS, ABSENT = "works", "limited", "fails", "absent"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from tracepipe.capture.gpu.cuda_parts import Compiler, Part
-from tracepipe.capture.gpu.driver import Driver, Version
+from tracepipe.capture.gpu.build.cuda_parts import Compiler, Part
+from tracepipe.capture.gpu.build.driver import Driver, Version
 from tracepipe.doctor.finding import ABSENT, FAILS, WORKS, Examination, Finding
 from tracepipe.errors import CaptureUnavailable
 

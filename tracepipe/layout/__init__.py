@@ -16,14 +16,14 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
+from tracepipe.event.model import LAYERS, Header, Problem, Record, Shape, Timed
 from tracepipe.layout.gpu import GpuLayout
 from tracepipe.layout.host import HostLayout
 from tracepipe.layout.launches import Launches
 from tracepipe.layout.options import LayoutOptions
 from tracepipe.layout.rows import Outcomes
+from tracepipe.layout.timeline import INSTANT, Op
 from tracepipe.layout.tree import Tree
-from tracepipe.model import LAYERS, Header, Problem, Record, Shape, Timed
-from tracepipe.timeline import INSTANT, Op
 
 __all__ = ["Layout", "LayoutOptions", "Outcomes"]
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from tracepipe.event.model import Header, Record, Shape
 from tracepipe.layout.host import HostLayout
 from tracepipe.layout.launches import Launches
 from tracepipe.layout.options import LayoutOptions
 from tracepipe.layout.rows import Row, marked
+from tracepipe.layout.timeline import INSTANT
 from tracepipe.layout.tree import Tree
 from tracepipe.layout.warps import RANK_GPU, RANK_SM, RANK_STREAM, WARP_LANES, Gpu, WarpLayout, kernel_group
-from tracepipe.model import Header, Record, Shape
-from tracepipe.timeline import INSTANT
 
 
 class GpuLayout:

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from tracepipe.event.model import Shape, SharedArgs, Timed
 from tracepipe.layout.launches import Launches
 from tracepipe.layout.rows import DEPTH_MAX, LANES_MAX, Outcomes, Row, close_all, complete, end, marked
+from tracepipe.layout.timeline import BEGIN, COUNTER, END, INSTANT, Flows, Track
 from tracepipe.layout.tree import LAYER_TITLES, Tree
-from tracepipe.model import Shape, SharedArgs, Timed
-from tracepipe.timeline import BEGIN, COUNTER, END, INSTANT, Flows, Track
 
 # Live allocations whose sizes are remembered for their frees.
 ALLOCATIONS_MAX = 1 << 20

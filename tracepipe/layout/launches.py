@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tracepipe.layout.rows import Outcomes
+from tracepipe.layout.timeline import INSTANT, Flows
 from tracepipe.layout.tree import Tree
-from tracepipe.timeline import INSTANT, Flows
 
 # Launches are remembered for their kernels; a capture that lost either must not fill the memory.
 REMEMBERED = 1 << 16

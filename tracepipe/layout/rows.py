@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tracepipe.timeline import BEGIN, END, INSTANT, Args, Flows, Op, Track
+from tracepipe.layout.timeline import BEGIN, END, INSTANT, Args, Flows, Op, Track
 
 # Where more slices overlap than this, the input does not describe a call stack.
 LANES_MAX = 64

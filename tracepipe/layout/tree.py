@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import PurePath
 
-from tracepipe.model import Header
-from tracepipe.timeline import DECLARE, Op, Track, TrackKind
+from tracepipe.event.model import Header
+from tracepipe.layout.timeline import DECLARE, Op, Track, TrackKind
 
 LAYER_TITLES = {
     "userspace": "CUDA API",

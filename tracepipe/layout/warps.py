@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
+from tracepipe.event.model import SLOT_LIMIT, Record
 from tracepipe.layout.host import HostLayout
 from tracepipe.layout.launches import Launches
 from tracepipe.layout.options import LayoutOptions
 from tracepipe.layout.rows import Row
+from tracepipe.layout.timeline import BEGIN_ONCE, COUNTER, END, INSTANT, Args, Flows, Op, Track
 from tracepipe.layout.tree import Tree
-from tracepipe.model import SLOT_LIMIT, Record
-from tracepipe.timeline import BEGIN_ONCE, COUNTER, END, INSTANT, Args, Flows, Op, Track
 
 WARP_LANES = 32
 FULL_MASK = (1 << WARP_LANES) - 1

@@ -6,7 +6,7 @@ import codecs
 from collections.abc import Iterable, Iterator
 
 from tracepipe.errors import FormatError
-from tracepipe.model import Batch, Problem
+from tracepipe.event.model import Batch, Problem
 from tracepipe.readers import bpftime, cuda_tables, layered, tracepipe1
 from tracepipe.readers.recording import InputFormat, Recording
 

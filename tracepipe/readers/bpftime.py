@@ -16,10 +16,10 @@ import re
 from collections.abc import Callable
 from typing import Any, BinaryIO, cast
 
-from tracepipe.model import COUNT_LIMIT, TIME_LIMIT_NS, Batch, HostInstant, Problem, Record, new_header
+from tracepipe.event.checks import Fault, shown
+from tracepipe.event.model import COUNT_LIMIT, TIME_LIMIT_NS, Batch, HostInstant, Problem, Record, new_header
 from tracepipe.readers.lines import BOM, Rejoined
 from tracepipe.readers.recording import InputFormat, Recording, batches_of
-from tracepipe.validate import Fault, shown
 
 CLOCK = "globaltimer:0"
 # About 4000 lines.

@@ -20,10 +20,10 @@ from __future__ import annotations
 import re
 from typing import Any, BinaryIO, cast
 
-from tracepipe.model import COUNT_LIMIT, ID_LIMIT, TIME_LIMIT_NS, Batch, Problem, Record, new_header
+from tracepipe.event.checks import Fault, shown
+from tracepipe.event.model import COUNT_LIMIT, ID_LIMIT, TIME_LIMIT_NS, Batch, Problem, Record, new_header
 from tracepipe.readers.lines import BOM, Rejoined
 from tracepipe.readers.recording import InputFormat, Recording, batches_of
-from tracepipe.validate import Fault, shown
 
 # Some 3000 rows.
 CHUNK_BYTES = 1 << 18

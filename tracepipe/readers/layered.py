@@ -28,10 +28,10 @@ from typing import Any, BinaryIO
 
 import orjson
 
-from tracepipe.model import COUNT_LIMIT, ID_LIMIT, TIME_LIMIT_NS, Batch, Problem, Record, new_header
+from tracepipe.event.checks import Fault, shown
+from tracepipe.event.model import COUNT_LIMIT, ID_LIMIT, TIME_LIMIT_NS, Batch, Problem, Record, new_header
 from tracepipe.readers.lines import BOM, TOO_DEEP, is_too_deep
 from tracepipe.readers.recording import InputFormat, Recording, batches_of
-from tracepipe.validate import Fault, shown
 
 CLOCK = "trace"
 # About 2000 lines: parsed, they take some MB.

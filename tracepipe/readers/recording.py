@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol
 
-from tracepipe.model import Batch, Header, Problem
+from tracepipe.event.model import Batch, Header, Problem
 from tracepipe.readers.lines import BOM, chunks_of_lines
 
 

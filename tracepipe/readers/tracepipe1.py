@@ -1,4 +1,4 @@
-"""Reads `tracepipe/1`, the event file of `model.py`."""
+"""Reads `tracepipe/1`, the event file of `event/model.py`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import BinaryIO, cast
 import orjson
 
 from tracepipe.errors import FormatError, InputError
-from tracepipe.model import (
+from tracepipe.event.checks import RecordCheck, first_fault
+from tracepipe.event.model import (
     SCHEMA_VERSION,
     TIME_LIMIT_NS,
     Batch,
@@ -22,7 +23,6 @@ from tracepipe.model import (
 )
 from tracepipe.readers.lines import BOM, SHALLOW_BYTES, TOO_DEEP, Rejoined, chunks_of_text, is_too_deep
 from tracepipe.readers.recording import InputFormat, Recording, saying
-from tracepipe.validate import RecordCheck, first_fault
 
 # Small enough that the parsed records of one chunk stay within a few MB.
 CHUNK_BYTES = 1 << 18

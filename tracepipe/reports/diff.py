@@ -8,14 +8,14 @@ from typing import Annotated, Any
 
 from tracepipe.errors import TracepipeError
 from tracepipe.layout.host import RUNNING
-from tracepipe.reports.changes import Change, changes
-from tracepipe.reports.distribution import PERCENTS, of_values
-from tracepipe.reports.libraries import np, pl
-from tracepipe.reports.nesting import outermost
+from tracepipe.reports.analyses.changes import Change, changes
+from tracepipe.reports.analyses.distribution import PERCENTS, of_values
+from tracepipe.reports.frames.libraries import np, pl
+from tracepipe.reports.frames.nesting import outermost
+from tracepipe.reports.frames.run import Run
+from tracepipe.reports.frames.samples import DECIDED_BY_PROGRAM, LAYER_OF, Sample, is_recorded, samples
 from tracepipe.reports.report import Column, Drawing, Option, Report, Result, Table
-from tracepipe.reports.run import Run
-from tracepipe.reports.samples import DECIDED_BY_PROGRAM, LAYER_OF, Sample, is_recorded, samples
-from tracepipe.reports.verdict import verdict
+from tracepipe.reports.writing.verdict import verdict
 
 _NAMED_AT_MOST = 3
 _LAYER = Column("layer", "layer", spare=True)

@@ -10,12 +10,12 @@ from typing import Annotated, Any, BinaryIO
 import orjson
 
 from tracepipe import __version__
-from tracepipe.reports.facts_text import as_json
-from tracepipe.reports.layer_tables import TABLES
-from tracepipe.reports.libraries import pl
+from tracepipe.reports.frames.layer_tables import TABLES
+from tracepipe.reports.frames.libraries import pl
+from tracepipe.reports.frames.run import Run
 from tracepipe.reports.report import Column, FolderOutput, Option, Report, Result, Table
-from tracepipe.reports.run import Run
-from tracepipe.reports.table_formats import FORMATS, write_table
+from tracepipe.reports.writing.facts_text import as_json
+from tracepipe.reports.writing.table_formats import FORMATS, write_table
 
 TABLES_VERSION = "tracepipe-tables/1"
 """What `run.json` says the folder is; it changes when a column changes its meaning."""

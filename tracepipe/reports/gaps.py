@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from tracepipe.reports.distribution import LENGTH_COLUMNS, of_values
-from tracepipe.reports.gpu_contexts import context_tables
-from tracepipe.reports.gpu_work import BY_ORDER, Idle, gpu_work, idle_of, outermost_of
-from tracepipe.reports.host_states import IN_CALL, STATES, UNKNOWN, USER, HostStates
-from tracepipe.reports.libraries import np, pl
-from tracepipe.reports.nesting import outermost
+from tracepipe.reports.analyses.distribution import LENGTH_COLUMNS, of_values
+from tracepipe.reports.analyses.gpu_contexts import context_tables
+from tracepipe.reports.analyses.gpu_work import BY_ORDER, Idle, gpu_work, idle_of, outermost_of
+from tracepipe.reports.analyses.host_states import IN_CALL, STATES, UNKNOWN, USER, HostStates
+from tracepipe.reports.frames.libraries import np, pl
+from tracepipe.reports.frames.nesting import outermost
+from tracepipe.reports.frames.run import Run
 from tracepipe.reports.report import Column, Option, Report, Result, Table
-from tracepipe.reports.run import Run
 from tracepipe.units import duration_ns, duration_text
 
 BETWEEN, FIRST, LAST = "between work", "before the first work", "after the last work"

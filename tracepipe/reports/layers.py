@@ -7,13 +7,13 @@ from typing import Annotated, Any
 
 from tracepipe.errors import TracepipeError
 from tracepipe.layout.host import RUNNING
-from tracepipe.reports.breakdown import GPU, LAYERS, HostTime, breakdown, numbered, on_gpu
-from tracepipe.reports.call_tree import tree_of
-from tracepipe.reports.distribution import LENGTH_COLUMNS, of_values
-from tracepipe.reports.libraries import np, pl
-from tracepipe.reports.nesting import first_of_their_kind, outermost
+from tracepipe.reports.analyses.breakdown import GPU, LAYERS, HostTime, breakdown, numbered, on_gpu
+from tracepipe.reports.analyses.call_tree import tree_of
+from tracepipe.reports.analyses.distribution import LENGTH_COLUMNS, of_values
+from tracepipe.reports.frames.libraries import np, pl
+from tracepipe.reports.frames.nesting import first_of_their_kind, outermost
+from tracepipe.reports.frames.run import Run
 from tracepipe.reports.report import Column, Option, Report, Result, Table
-from tracepipe.reports.run import Run
 
 _EXCLUSIVE = (
     "Each ns of a call counts once, for the innermost: off-CPU before driver before system call before the "

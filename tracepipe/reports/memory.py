@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from tracepipe.reports.allocations import (
+from tracepipe.reports.analyses.allocations import (
     FREED,
     GIVEN_AGAIN,
     LIVE,
@@ -17,11 +17,11 @@ from tracepipe.reports.allocations import (
     allocations,
     ends_of,
 )
-from tracepipe.reports.distribution import PERCENTS, of_values
-from tracepipe.reports.drawing import ASCII, UNICODE, Window, axis, steps_chart
-from tracepipe.reports.libraries import np, pl
+from tracepipe.reports.analyses.distribution import PERCENTS, of_values
+from tracepipe.reports.frames.libraries import np, pl
+from tracepipe.reports.frames.run import Run
 from tracepipe.reports.report import Column, Drawing, Option, Report, Result, Table
-from tracepipe.reports.run import Run
+from tracepipe.reports.writing.drawing import ASCII, UNICODE, Window, axis, steps_chart
 from tracepipe.units import duration_text, size_text
 
 _CHART_ROWS = 4

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from tracepipe.event.model import LAYERS
 from tracepipe.layout.host import RUNNING
-from tracepipe.model import LAYERS
-from tracepipe.reports.cuda_calls import MEMORY_EFFECTS, effects_of_calls, launches
-from tracepipe.reports.distribution import LENGTH_COLUMNS, lengths, percentile, total
-from tracepipe.reports.libraries import pl
-from tracepipe.reports.nesting import outermost
+from tracepipe.reports.analyses.cuda_calls import MEMORY_EFFECTS, effects_of_calls, launches
+from tracepipe.reports.analyses.distribution import LENGTH_COLUMNS, lengths, percentile, total
+from tracepipe.reports.frames.libraries import pl
+from tracepipe.reports.frames.nesting import outermost
+from tracepipe.reports.frames.run import Run
 from tracepipe.reports.report import Column, Option, Report, Result, Table
-from tracepipe.reports.run import Run
 
 SORTS = ("total", "count", "mean", "p50", "p95", "p99", "max", "name")
 _COUNT = Column("count", "count", "count")

@@ -8,7 +8,10 @@ from typing import Annotated, Any
 
 from tracepipe.errors import TracepipeError
 from tracepipe.layout.host import RUNNING
-from tracepipe.reports.drawing import (
+from tracepipe.reports.frames.libraries import np, pl
+from tracepipe.reports.frames.run import Run
+from tracepipe.reports.report import Drawing, Option, Report, Result
+from tracepipe.reports.writing.drawing import (
     ASCII,
     UNICODE,
     Glyphs,
@@ -18,9 +21,6 @@ from tracepipe.reports.drawing import (
     level_line,
     spans_line,
 )
-from tracepipe.reports.libraries import np, pl
-from tracepipe.reports.report import Drawing, Option, Report, Result
-from tracepipe.reports.run import Run
 from tracepipe.units import duration_ns, duration_text, three_digits
 
 _LABEL_COLUMNS = 13

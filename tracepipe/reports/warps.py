@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tracepipe.errors import TracepipeError
-from tracepipe.reports.libraries import np
+from tracepipe.reports.frames.libraries import np
+from tracepipe.reports.frames.run import Run
 from tracepipe.reports.report import Column, Drawing, Option, Report, Result, Table
-from tracepipe.reports.run import Run
 
 if TYPE_CHECKING:
-    from tracepipe.reports.warp_findings import Searched
-    from tracepipe.reports.warp_findings.kernel_warps import Floats, KernelWarps
+    from tracepipe.reports.findings import Searched
+    from tracepipe.reports.findings.kernel_warps import Floats, KernelWarps
 
 BINS = 24
 """Of a launch's duration, in which active warps are averaged."""
@@ -35,8 +35,8 @@ class Options:
 
 def run(run: Run, options: Options) -> Result:
     """The kernels' warps in numbers, and the findings. Raises TracepipeError on a bad or vain selection."""
-    from tracepipe.reports.warp_findings import find_all
-    from tracepipe.reports.warp_findings.grouping import kernels_of
+    from tracepipe.reports.findings import find_all
+    from tracepipe.reports.findings.grouping import kernels_of
 
     try:
         kernels = kernels_of(run, options.kernel, options.launch)
@@ -93,7 +93,7 @@ def _shapes(kernels: list[KernelWarps]) -> Table:
 
 
 def _shape(kernel: KernelWarps) -> tuple[Any, ...]:
-    from tracepipe.reports.warp_findings.waves import MIN_FILLED, launch_waves
+    from tracepipe.reports.findings.waves import MIN_FILLED, launch_waves
 
     grid = "×".join(str(size) for size in kernel.grid) if kernel.grid else None
     blocks = np.unique(kernel.block).size if kernel.blocks_known else None
@@ -182,7 +182,7 @@ def _findings(found: Searched, kernels: list[KernelWarps]) -> Drawing:
 
 
 def _none_found(found: Searched, kernels: list[KernelWarps]) -> str:
-    from tracepipe.reports.warp_findings import FINDERS
+    from tracepipe.reports.findings import FINDERS
 
     if sum(len(skipped) for skipped in found.skipped.values()) == len(FINDERS) * len(kernels):
         return "None: this input does not allow any; what is missing stands below."
@@ -191,7 +191,7 @@ def _none_found(found: Searched, kernels: list[KernelWarps]) -> str:
 
 def _limits(found: Searched, kernels: list[KernelWarps]) -> Iterator[str]:
     """What could not be looked for, and what else limits the findings."""
-    from tracepipe.reports.warp_findings.finding import FALSE_ALARM_RATE
+    from tracepipe.reports.findings.finding import FALSE_ALARM_RATE
 
     rate = f"{FALSE_ALARM_RATE:.0%}"
     yield f"false alarms: of recordings of uniform kernels, at most {rate} get a finding of a kind"

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tracepipe.capture import CaptureRequest, CaptureSummary, bpf, capture
-from tracepipe.capture.planning import layers_here
+from tracepipe.capture import CaptureRequest, CaptureSummary, capture
+from tracepipe.capture.bpf import bpf
+from tracepipe.capture.plan import layers_here
 from tracepipe.errors import TracepipeError
 
 COMMAND = ["./vec_add", "-n", "1000", "-i", "3"]

@@ -9,24 +9,24 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tracepipe.capture.engine import CaptureRequest, DeviceRecording, Notify
+from tracepipe.capture.engines.engine import CaptureRequest, DeviceRecording, Notify
 from tracepipe.errors import CaptureUnavailable, TracepipeError
 
 if TYPE_CHECKING:
-    from tracepipe.capture.gpu.toolchain import Toolchain
+    from tracepipe.capture.gpu.build.toolchain import Toolchain
 
 
 def _kernels(request: CaptureRequest, toolchain: Toolchain) -> DeviceRecording:
-    from tracepipe.capture.gpu.kernels import KernelsRecording, build_library
+    from tracepipe.capture.gpu.engines.kernels import KernelsRecording, build_library
 
     user, gpus = toolchain.owner, toolchain.driver.listed
     return KernelsRecording(build_library(toolchain), owner=(user.uid, user.gid), gpus=gpus)
 
 
 def _warps(request: CaptureRequest, toolchain: Toolchain) -> DeviceRecording:
+    from tracepipe.capture.gpu.build.toolchain import NATIVE
     from tracepipe.capture.gpu.choice import warp_options
-    from tracepipe.capture.gpu.toolchain import NATIVE
-    from tracepipe.capture.gpu.warps import GpuRecording
+    from tracepipe.capture.gpu.engines.warps import GpuRecording
 
     options = warp_options(request)
     library = toolchain.build_host("warps", [NATIVE / "warps.cpp"], ["sanitizer"])
@@ -59,8 +59,8 @@ def start(request: CaptureRequest, notify: Notify) -> tuple[CaptureRequest, Devi
         return _start_chosen(request, notify)
     if request.gpu == "off":
         return request, None
-    from tracepipe.capture.gpu.toolchain import this_toolchain
-    from tracepipe.capture.gpu.transport import INJECTION_VARIABLE
+    from tracepipe.capture.gpu.build.toolchain import this_toolchain
+    from tracepipe.capture.gpu.engines.transport import INJECTION_VARIABLE
 
     if INJECTION_VARIABLE in os.environ:
         notify(f"{INJECTION_VARIABLE} is set: the library that it names is not loaded, but ours")
@@ -70,7 +70,7 @@ def start(request: CaptureRequest, notify: Notify) -> tuple[CaptureRequest, Devi
 def _start_chosen(request: CaptureRequest, notify: Notify) -> tuple[CaptureRequest, DeviceRecording | None]:
     """The engine that suits the request or, where it cannot work, the other one, or none."""
     from tracepipe.capture.gpu import choice
-    from tracepipe.capture.gpu.toolchain import this_toolchain
+    from tracepipe.capture.gpu.build.toolchain import this_toolchain
 
     off = choice.taken(request, "off")
     chosen = choice.choose(request, os.environ, has_device=choice.CONTROL_DEVICE.exists())

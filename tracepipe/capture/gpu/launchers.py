@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from tracepipe.capture.library import find_program
-from tracepipe.capture.python_packages import interpreter_of
+from tracepipe.capture.find.library import find_program
+from tracepipe.capture.find.python_packages import interpreter_of
 
 # By name: jupyter-lab, mpirun.openmpi and python3.13t too. Scripts go by what interprets them.
 _LAUNCHERS: Final = re.compile(

@@ -9,7 +9,7 @@ from typing import Any
 
 from tracepipe.reports.figures.ink import ACCENT, FAINT, LATE, SERIES, rule, unit_of
 from tracepipe.reports.figures.panel import Panel, Scope, short
-from tracepipe.reports.libraries import collections, np, pl, ticker
+from tracepipe.reports.frames.libraries import collections, np, pl, ticker
 from tracepipe.units import duration_text
 
 KERNELS_MAX = 6
@@ -35,7 +35,7 @@ class Exits:
 
 def panels(scope: Scope) -> list[Panel]:
     """A panel for each kernel whose exits are known, those with most warps."""
-    from tracepipe.reports.warp_findings.grouping import kernels_of
+    from tracepipe.reports.findings.grouping import kernels_of
 
     kernels = kernels_of(scope.run, scope.kernel, None)
     cut = [(kernel, _exits(kernel, scope)) for kernel in kernels if kernel.has_exits]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from tracepipe.reports.analyses.gpu_work import gpu_work
 from tracepipe.reports.figures.ink import (
     FAINT,
     LATE,
@@ -16,9 +17,8 @@ from tracepipe.reports.figures.ink import (
     unit_of,
 )
 from tracepipe.reports.figures.panel import Panel, Scope, gpu_name, gpus_of
-from tracepipe.reports.gpu_work import gpu_work
-from tracepipe.reports.intervals import Stretches
-from tracepipe.reports.libraries import matplotlib, np, pl
+from tracepipe.reports.frames.intervals import Stretches
+from tracepipe.reports.frames.libraries import matplotlib, np, pl
 from tracepipe.units import duration_text
 
 CELLS = 960

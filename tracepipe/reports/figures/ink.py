@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tracepipe.reports.libraries import matplotlib, ticker
+from tracepipe.reports.frames.libraries import matplotlib, ticker
 
 WIDTH_IN = 10.0
 # Of Okabe and Ito; each is also told from the others by a mark or a place.

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from tracepipe.reports.distribution import PERCENTS, of_values
+from tracepipe.reports.analyses.distribution import PERCENTS, of_values
 from tracepipe.reports.figures.ink import ACCENT, INK, LATE, RULE, SERIES, log_time_axis, rule
 from tracepipe.reports.figures.panel import Panel, Scope, short
-from tracepipe.reports.libraries import np, pl
-from tracepipe.reports.nesting import outermost
+from tracepipe.reports.frames.libraries import np, pl
+from tracepipe.reports.frames.nesting import outermost
 from tracepipe.units import duration_text
 
 _LAYERS = (("calls", "CUDA API calls"), ("syscalls", "system calls"), ("driver", "driver functions"))

@@ -8,8 +8,8 @@ from typing import Any
 
 from tracepipe.reports.figures.ink import RULE, SERIES, heat, moment_text, unit_of
 from tracepipe.reports.figures.panel import Panel, Scope, gpu_name, gpus_of, short, sm_count
-from tracepipe.reports.intervals import Stretches
-from tracepipe.reports.libraries import np, pl, ticker
+from tracepipe.reports.frames.intervals import Stretches
+from tracepipe.reports.frames.libraries import np, pl, ticker
 from tracepipe.units import duration_text
 
 CELLS = 480

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tracepipe.errors import TracepipeError
-from tracepipe.reports.libraries import pl
-from tracepipe.reports.rendering import shown
-from tracepipe.reports.run import Run
+from tracepipe.reports.frames.libraries import pl
+from tracepipe.reports.frames.run import Run
+from tracepipe.reports.writing.rendering import shown
 from tracepipe.units import duration_ns, duration_text
 
 GPUS_MAX = 16

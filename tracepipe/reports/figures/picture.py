@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 from tracepipe.reports.figures.ink import SETTINGS, VARIABLES, WIDTH_IN
 from tracepipe.reports.figures.panel import Panel
-from tracepipe.reports.libraries import figure, matplotlib
+from tracepipe.reports.frames.libraries import figure, matplotlib
 
 _DOTS_PER_INCH = 150
 # Of a title in a picture, at its size and width.

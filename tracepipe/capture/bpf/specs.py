@@ -1,0 +1,101 @@
+"""What the kernel side must know of each probe: struct spec of probes.bpf.c.
+
+    0       8        16      17      18    19          20     21      22          23
+    ┌───────┬────────┬───────┬───────┬─────┬───────────┬──────┬───────┬───────────┬──────────────┐
+    │low[8] │high[8] │ slots │ layer │ out │ out bytes │ text │ flags │ condition │ condition at │
+    └───────┴────────┴───────┴───────┴─────┴───────────┴──────┴───────┴───────────┴──────────────┘
+    24               25                  26         32
+    ┌────────────────┬───────────────────┬──────────┬─────────────────┐
+    │ condition bits │ condition signed  │ zero[6]  │ condition value │
+    └────────────────┴───────────────────┴──────────┴─────────────────┘
+
+Positions are written plus one: 0 is none.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from tracepipe.capture.engines.engine import Filters
+from tracepipe.capture.records.record import DROP_LAYERS
+from tracepipe.hooks.hook import INTEGER_KINDS, OPERATORS, Argument, KernelPlace, Probe, TracepointPlace
+from tracepipe.hooks.slots import slots
+
+_SPEC = struct.Struct("<8s8sBBBBBBBBBB6xQ")
+SPEC_BYTES = _SPEC.size
+_PAIRED, _INSTANT, _QUEUES, _IN_KERNEL, _EVERYWHERE, _UNFILTERED = 1, 2, 4, 8, 16, 32
+WHOLE_EFFECTS = frozenset({"name", "alloc", "free"})
+"""Those that no filter may thin out: a handle's name, and what is allocated at any time."""
+QUEUES_ITEMS = "nv_kthread_q_schedule_q_item"
+"""The driver's function that gives its own threads work."""
+# enum condition of probes.bpf.c
+_CONDITIONS = {"==": 1, "!=": 2, "<": 3, "<=": 4, ">": 5, ">=": 6, "&": 7}
+assert set(_CONDITIONS) == set(OPERATORS)
+
+
+def is_paired(probe: Probe, filters: Filters) -> bool:
+    """Whether the return of a call must know of its entry."""
+    if isinstance(probe.place, TracepointPlace) or not probe.hook.returns:
+        return False
+    waits = filters.min_duration_ns > 0 or filters.sample > 1
+    return (
+        waits
+        or probe.hook.condition is not None
+        or any(argument.out for argument in probe.signature.arguments)
+    )
+
+
+def spec_of(probe: Probe, filters: Filters) -> bytes:
+    """struct spec of one probe."""
+    low, high = bytearray(8), bytearray(8)
+    arguments = probe.signature.arguments
+    is_tracepoint = isinstance(probe.place, TracepointPlace)
+    count = 0
+    if not is_tracepoint:
+        for count, slot in enumerate(slots(probe.signature), 1):
+            low[count - 1] = slot.low + 1
+            high[count - 1] = 0 if slot.high is None else slot.high + 1
+    out = next((argument for argument in arguments if argument.out), None)
+    text = next((argument for argument in arguments if argument.kind == "str"), None)
+    condition = probe.hook.condition
+    at = bits = value = operator = signed = 0
+    if condition is not None:
+        at = _place(condition.argument, arguments, is_tracepoint)
+        bits, signed = INTEGER_KINDS.get(condition.argument.kind, (32, True))
+        value = condition.value & (1 << bits) - 1
+        operator = _CONDITIONS[condition.operator]
+    return _SPEC.pack(
+        bytes(low),
+        bytes(high),
+        count,
+        DROP_LAYERS.index(probe.layer),
+        out.position + 1 if out else 0,
+        out.bits // 8 if out else 0,
+        text.position + 1 if text and not is_tracepoint else 0,
+        _flags(probe, filters),
+        operator,
+        at,
+        bits,
+        int(signed),
+        value,
+    )
+
+
+def _place(argument: Argument, arguments: tuple[Argument, ...], is_tracepoint: bool) -> int:
+    # A tracepoint's program reads fields in the order of the arguments.
+    return arguments.index(argument) + 1 if is_tracepoint else argument.position + 1
+
+
+def _flags(probe: Probe, filters: Filters) -> int:
+    flags = _PAIRED if is_paired(probe, filters) else 0
+    if isinstance(probe.place, KernelPlace):
+        flags |= _IN_KERNEL
+        if probe.symbol == QUEUES_ITEMS:
+            flags |= _QUEUES
+    if not probe.hook.returns:
+        flags |= _INSTANT
+    if probe.hook.everywhere:
+        flags |= _EVERYWHERE
+    if probe.hook.effect in WHOLE_EFFECTS:
+        flags |= _UNFILTERED
+    return flags

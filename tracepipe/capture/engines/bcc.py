@@ -1,0 +1,68 @@
+"""The engines `bcc` and `prebuilt`: one source and one loader, compiled here by BCC or ahead by us."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import platform
+import zlib
+
+from tracepipe.capture.bpf.compile import SHIPPED, compiled, import_bcc
+from tracepipe.capture.engines.engine import ALL_LAYERS, Notify, Plan
+from tracepipe.capture.engines.probes import ProbeRecording
+from tracepipe.capture.machine.refusals import SUDO
+from tracepipe.capture.records.syscalls import SYSCALLS
+from tracepipe.errors import CaptureUnavailable
+
+_OLDEST = (5, 15)  # bpf_get_attach_cookie
+
+
+class BccEngine:
+    """Compiles with BCC when a capture starts."""
+
+    name = "bcc"
+    layers = frozenset(ALL_LAYERS)
+
+    def check(self) -> str:
+        """BCC's version. Raises CaptureUnavailable."""
+        check_machine()
+        return str(getattr(import_bcc(), "__version__", "unknown"))
+
+    def attach(self, plan: Plan, notify: Notify) -> ProbeRecording:
+        """Compile and attach. Raises CaptureUnavailable."""
+        return ProbeRecording(compiled(platform.machine()), plan, notify)
+
+
+class PrebuiltEngine:
+    """Loads the bytecode that was compiled when tracepipe was made: for hosts without BCC."""
+
+    name = "prebuilt"
+    layers = frozenset(ALL_LAYERS)
+
+    def check(self) -> str:
+        """The compiler that made the bytecode. Raises CaptureUnavailable."""
+        check_machine()
+        return str(json.loads(SHIPPED.read_text())["compiler"])
+
+    def attach(self, plan: Plan, notify: Notify) -> ProbeRecording:
+        """Attach. Raises CaptureUnavailable."""
+        programs = json.loads(SHIPPED.read_text())["programs"][platform.machine()]
+        return ProbeRecording(
+            {name: zlib.decompress(base64.b64decode(code)) for name, code in programs.items()}, plan, notify
+        )
+
+
+def check_machine() -> None:
+    """Raises CaptureUnavailable where no program of ours can be loaded."""
+    if platform.system() != "Linux" or platform.machine() not in SYSCALLS:
+        raise CaptureUnavailable(
+            f"Capture does not know {platform.system()} on {platform.machine()}.",
+            f"Capture on Linux on {' or '.join(SYSCALLS)}; files are converted anywhere.",
+        )
+    release = platform.release()
+    numbers = tuple(int(part) for part in release.split("-")[0].split(".")[:2])
+    if numbers < _OLDEST:
+        raise CaptureUnavailable(f"Kernel {release} is too old for capture.", "Use Linux 5.15 or later.")
+    if os.geteuid() != 0:
+        raise CaptureUnavailable("Capture with eBPF needs root.", SUDO)

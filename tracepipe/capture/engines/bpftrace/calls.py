@@ -1,0 +1,173 @@
+"""The bpftrace script's blocks for functions: what is recorded of a call at its entry and return."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tracepipe.capture.bpf.specs import QUEUES_ITEMS, WHOLE_EFFECTS, is_paired
+from tracepipe.capture.engines.bpftrace.language import (
+    TEXT_PIECE_BYTES,
+    THREADS,
+    Language,
+    Op,
+    comparison,
+    quoted,
+)
+from tracepipe.capture.records.record import DROP_LAYERS
+from tracepipe.hooks.hook import FilePlace, KernelPlace, Probe
+from tracepipe.hooks.slots import slots
+
+
+class Function:
+    """The blocks of a function's entry and return."""
+
+    def __init__(self, language: Language, index: int, probe: Probe) -> None:
+        self.language, self.index, self.probe = language, index, probe
+        self.layer = DROP_LAYERS.index(probe.layer)
+        self.in_kernel = isinstance(probe.place, KernelPlace)
+        arguments = probe.signature.arguments
+        self.out = next((a for a in arguments if a.out), None)
+        self.string = next((a for a in arguments if a.kind == "str"), None)
+        self.paired = is_paired(probe, language.filters)
+        self.is_whole = probe.hook.effect in WHOLE_EFFECTS
+        self.waits = language.defers and self.paired and not self.is_whole
+        machine = language.machine
+        # A call is found again by its thread and stack; in the kernel by its thread and function.
+        frame = f'(uint64)reg("sp") + {machine.frame_bytes}'
+        self.frame = (
+            (f"(uint64){index}", f"(uint64){index}") if self.in_kernel else (frame, '(uint64)reg("sp")')
+        )
+
+    def blocks(self) -> Iterator[tuple[str, list[str]]]:
+        """Attach point and statements of each."""
+        place = self.probe.place
+        if isinstance(place, FilePlace):
+            target = f'probe:"{quoted(place.path)}":"{quoted(self.probe.symbol)}"'
+            tracked = " /@t[(uint64)tid] != 0/"
+            yield f"u{target}{tracked}", [self._enter()]
+            if self.probe.hook.returns:
+                yield f"uret{target}{tracked}", [self._leave()]
+            return
+        target = f'probe:"{quoted(self.probe.symbol)}"'
+        yield f"k{target}", self._driver_entry()
+        if self.probe.hook.returns:
+            yield f"kret{target}", self._driver_return()
+
+    def _enter(self) -> str:
+        language = self.language
+        events = 2 if self.probe.hook.returns else 1
+        words = [self._slot(slot.low, slot.high) for slot in slots(self.probe.signature)]
+        text = self._word(self.string.position) if self.string else "(uint64)0"
+        kept = ""
+        if self.paired:
+            parts = ["(uint64)nsecs", self._word(self.out.position) if self.out else "(uint64)0"]
+            if language.defers:
+                # One map has values of one shape.
+                parts += [text, *words, *["(uint64)0"] * (language.widest - len(words))]
+            kept = f"@o[{self.frame[0]}, (uint64)tid] = ({', '.join(parts)});"
+        told = "" if self.waits else self._tell(words, text, "(uint64)nsecs")
+        statement = f"{kept} {told}"
+        refused = language.filtered(self.layer, events)
+        if not self.is_whole:
+            statement = language.sampled(self.index, statement, refused)
+        condition = self.probe.hook.condition
+        if condition is not None:
+            test = comparison(condition, self._word(condition.argument.position))
+            statement = f"if ({test}) {{ {statement} }}"  # what it leaves out is not what the hook names
+        return statement
+
+    def _leave(self) -> str:
+        language = self.language
+        back: list[tuple[str, str]] = [("%x", "pid")]
+        if self.in_kernel:
+            back.append(("%lx", "$v"))
+        back.append(("%lx", "retval"))
+        if self.out is not None:
+            bytes_ = self.out.bits
+            space = "kptr" if self.in_kernel else "uptr"
+            back.append(("%lx", f"$out == 0 ? (uint64)0 : (uint64)*(uint{bytes_}*){space}($out)"))
+        told = language.line(f"{Op.RETURN}{self.index:x}", self.layer, *back)
+        if not self.paired:
+            return told
+        key = f"@o[{self.frame[1]}, (uint64)tid]"
+        if self.waits:
+            words = [f"$o.{3 + n}" for n in range(len(slots(self.probe.signature)))]
+            first = self._tell(words, "$o.2", "$o.0")
+            told = (
+                f"if ((uint64)nsecs - $o.0 < {language.filters.min_duration_ns}) "
+                f"{{ {language.filtered(self.layer, 2)} }} else {{ {first} {told} }}"
+            )
+        # Its entry may have been filtered, and was counted for both then.
+        return f"$o = {key}; $out = $o.1; delete({key}); if ($o.0 != 0) {{ {told} }}"
+
+    def _tell(self, words: list[str], text: str, began: str) -> str:
+        """Statements that print an entry: its text in two pieces, then the line."""
+        language = self.language
+        statements = []
+        if self.string is not None:
+            space = "kptr" if self.in_kernel else "uptr"
+            for piece in range(2):
+                pointer = f"{space}({text} + {piece * TEXT_PIECE_BYTES})"
+                statements.append(language.text_line(self.index, self.layer, piece, pointer))
+        fields = [("%x", "pid")]
+        if language.defers:
+            fields.append(("%lx", began))
+        if self.in_kernel:
+            fields.append(("%lx", "$v"))
+        fields += [("%lx", word) for word in words]
+        statements.append(language.line(f"{Op.ENTER}{self.index:x}", self.layer, *fields))
+        return " ".join(statements)
+
+    def _driver_entry(self) -> list[str]:
+        """For whom a worker of the driver runs this, from the queue's items, as in probes.bpf.c.
+
+        @q: function, argument → who queued it. By worker: @u who is served, @ui from which function on, @ud
+        how deep it is in that function.
+        """
+        assert isinstance(self.probe.place, KernelPlace)
+        machine, index = self.language.machine, self.index + 1
+        address = f"(uint64){self.probe.place.address:#x}"
+        if not self.probe.place.address:
+            address = f'(uint64)reg("{machine.instruction}") - {machine.breakpoint_bytes}'
+        name = self.language.line(Op.THREAD_NAME, THREADS, ("%x", "tid"), ("%x", "tid"), text="comm")
+        queues = ""
+        if self.probe.symbol == QUEUES_ITEMS:
+            # struct nv_kthread_q_item: the function is at 16, its argument at 24.
+            queues = (
+                "@q[*(uint64*)kptr((uint64)arg1 + 16), *(uint64*)kptr((uint64)arg1 + 24)] = "
+                "$v != 0 ? $v : ((uint64)pid << 32 | (uint64)tid);"
+            )
+        return [
+            "$t = @t[(uint64)tid]; $v = (uint64)0;",
+            "if ($t == 0 && tid != 0) {",
+            "  $v = @u[(uint64)tid];",
+            f"  if ($v != 0) {{ if (@ui[(uint64)tid] == (uint64){index}) {{ @ud[(uint64)tid] += 1; }} }}",
+            f"  else {{ $q = @q[{address}, (uint64)arg0]; if ($q != 0 && @on != 0) {{",
+            f"    delete(@q[{address}, (uint64)arg0]); $v = $q; @u[(uint64)tid] = $q;",
+            f"    @ui[(uint64)tid] = (uint64){index}; @ud[(uint64)tid] = 1; {name} }} }}",
+            "}",
+            f"if ($t != 0 || $v != 0) {{ {queues} {self._enter()} }}",
+        ]
+
+    def _driver_return(self) -> list[str]:
+        index = self.index + 1
+        return [
+            "$t = @t[(uint64)tid]; $v = (uint64)0;",
+            "if ($t == 0 && tid != 0) { $v = @u[(uint64)tid];",
+            f"  if ($v != 0 && @ui[(uint64)tid] == (uint64){index}) {{",
+            "    @ud[(uint64)tid] += -1; if (@ud[(uint64)tid] == 0) { delete(@u[(uint64)tid]); } } }",
+            f"if ($t != 0 || $v != 0) {{ {self._leave()} }}",
+        ]
+
+    def _slot(self, low: int, high: int | None) -> str:
+        if high is None:
+            return self._word(low)
+        return f"(({self._word(low)} & 0xffffffff) | ({self._word(high)} << 32))"
+
+    def _word(self, position: int) -> str:
+        machine = self.language.machine
+        if position < machine.registers:
+            return f"(uint64)arg{position}"
+        space = "kptr" if self.in_kernel else "uptr"
+        above = machine.stack_bytes + 8 * (position - machine.registers)
+        return f'*(uint64*){space}((uint64)reg("sp") + {above})'

@@ -1,0 +1,373 @@
+"""What bpftrace prints, as records: lines parsed, put in order, and their gaps counted as losses.
+
+bpftrace empties one processor's buffer after the other, so lines of two processors come in any order, and a
+thread that moved has lines in both. Those of one processor keep theirs. A line is given out when something
+later was seen from every processor.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import NamedTuple
+
+from tracepipe.capture.engines.bpftrace.language import (
+    IDLE,
+    SCHEDULER,
+    SYSCALL,
+    TEXT_PIECE_BYTES,
+    THREADS,
+    Op,
+)
+from tracepipe.capture.engines.engine import Loss
+from tracepipe.capture.records import record
+from tracepipe.capture.records.record import DROP_LAYERS, RECORD
+from tracepipe.hooks.hook import KernelPlace, Probe
+from tracepipe.hooks.slots import slots
+
+# An interrupt's line can stand before one whose time was read before it. Nothing takes a probe so long.
+_SLACK_NS = 1_000_000
+_SUSPENDED_NS = 1_000_000  # by what two clocks part at least while the machine sleeps
+_TEXT_RECORD_BYTES = 31
+_COUNTED = "bpftrace's buffers were full"
+
+
+class Mark(NamedTuple):
+    """A mark that was printed: by which control probe, on which processor, and when."""
+
+    which: int
+    word: int
+    cpu: int
+    clock_ns: int
+
+
+class Event(NamedTuple):
+    """A line: when it was printed, its records, and where it stands in its thread's sequence of a layer."""
+
+    printed_ns: int
+    records: bytes
+    sequence: int
+    number: int
+
+
+class Clock:
+    """bpftrace's `nsecs` as CLOCK_MONOTONIC.
+
+    It is CLOCK_BOOTTIME in some versions, which runs on while the machine sleeps.
+    """
+
+    def __init__(self, is_boottime: bool) -> None:
+        self._is_boottime = is_boottime
+        self._seen_ns = time.monotonic_ns()
+        self._ahead_ns = [self._now_ahead_ns()]
+        self._from_ns: list[int] = []  # in `nsecs`: when the second and further of these came to hold
+
+    def follow(self) -> None:
+        """Look whether the machine slept since the last call."""
+        now_ns, ahead_ns = time.monotonic_ns(), self._now_ahead_ns()
+        if ahead_ns - self._ahead_ns[-1] > _SUSPENDED_NS:
+            # It woke up after the last look, which is as long ago as the machine was awake since.
+            self._from_ns.append(self._seen_ns + ahead_ns)
+            self._ahead_ns.append(ahead_ns)
+        self._seen_ns = now_ns
+
+    def monotonic_ns(self, clock_ns: int) -> int:
+        """The time on CLOCK_MONOTONIC."""
+        for from_ns, ahead_ns in zip(reversed(self._from_ns), reversed(self._ahead_ns), strict=False):
+            if clock_ns >= from_ns:
+                return clock_ns - ahead_ns
+        return clock_ns - self._ahead_ns[0]
+
+    def _now_ahead_ns(self) -> int:
+        if not self._is_boottime:
+            return 0
+        return min(_boottime_ahead_ns() for _ in range(5))
+
+
+def _boottime_ahead_ns() -> int:
+    before_ns = time.monotonic_ns()
+    boottime_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    return boottime_ns - (before_ns + time.monotonic_ns()) // 2
+
+
+class Lines:
+    """Takes what bpftrace prints, gives records and losses."""
+
+    def __init__(self, probes: Sequence[Probe], text_end: str, *, defers: bool) -> None:
+        """`defers`: entries have the time at which they began."""
+        self.marks: list[Mark] = []
+        self.losses: list[Loss] = []
+        self.unread = 0
+        self.an_unread_line = b""
+        self.counts: dict[int, int] = {}  # sequence → its next number, as printed in the end
+        self.filtered: dict[int, int] = {}  # layer → events
+        self.clock = Clock(False)
+        self.seen_ns: dict[int, int] = {}  # processor → time of its last line
+        self._text_end = text_end.encode()
+        self._began_at = int(defers)
+        self._probes = [_Shape(probe) for probe in probes]
+        self._rest = b""
+        self._open_text: list[bytes] = []
+        self._events: list[Event] = []
+        self._next: dict[int, int] = {}
+        self._last_ns: dict[int, int] = {}
+        # tid → number of the entry that follows, piece → text
+        self._texts: dict[int, dict[int, bytes]] = {}
+        self._parsers: dict[bytes, Callable[[_Head, list[bytes]], bytes]] = {
+            Op.ENTER.encode(): self._enter,
+            Op.RETURN.encode(): self._leave,
+            Op.HIT.encode(): self._hit,
+            Op.SYSCALL_ENTER.encode(): self._syscall_enter,
+            Op.SYSCALL_EXIT.encode(): self._syscall_exit,
+            Op.SWITCH_OUT.encode(): self._switch_out,
+            Op.SWITCH_IN.encode(): self._switch_in,
+            Op.WAKEUP.encode(): self._wakeup,
+            Op.MIGRATE.encode(): self._migrate,
+            Op.THREAD_NEW.encode(): self._thread,
+            Op.THREAD_NAME.encode(): self._thread,
+        }
+        self._with_text = tuple(op.encode() for op in (Op.TEXT, Op.THREAD_NEW, Op.THREAD_NAME))
+        self._layer_of = {
+            op.encode(): layer
+            for layer, ops in (
+                (SYSCALL, (Op.SYSCALL_ENTER, Op.SYSCALL_EXIT)),
+                (SCHEDULER, (Op.SWITCH_OUT, Op.SWITCH_IN, Op.WAKEUP, Op.MIGRATE)),
+                (THREADS, (Op.THREAD_NEW, Op.THREAD_NAME)),
+            )
+            for op in ops
+        }
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether lines wait for what was before them on other processors."""
+        return bool(self._events)
+
+    def feed(self, output: bytes) -> None:
+        """Take some output; a line may come in parts."""
+        lines = (self._rest + output).split(b"\n")
+        self._rest = lines.pop()
+        for line in lines:
+            if self._open_text or line.startswith(self._with_text):
+                # A text may have newlines in it.
+                self._open_text.append(line)
+                if not line.endswith(self._text_end):
+                    continue
+                line = b"\n".join(self._open_text)
+                self._open_text = []
+            try:
+                self._read(line)
+            except (ValueError, IndexError, KeyError, struct.error):
+                if not self.unread:
+                    self.an_unread_line = line
+                self.unread += 1
+
+    def take(self, until_ns: int | None = None) -> bytes:
+        """Records of all lines printed before `until_ns`, by `nsecs`; of all if None."""
+        events = self._events
+        events.sort(key=itemgetter(0))
+        ready = len(events)
+        if until_ns is not None:
+            horizon_ns = until_ns - _SLACK_NS
+            while ready and events[ready - 1].printed_ns > horizon_ns:
+                ready -= 1
+        taken, self._events = events[:ready], events[ready:]
+        for event in taken:
+            if event.number != self._next.get(event.sequence, 0):
+                self._gap(event)
+            self._next[event.sequence] = event.number + 1
+            self._last_ns[event.sequence] = event.printed_ns
+        return b"".join([event.records for event in taken])
+
+    def finish(self, start_ns: int, end_ns: int) -> None:
+        """Count what was lost after the last line of every sequence, by the counts that were printed."""
+        for sequence, number in self.counts.items():
+            missing = number - self._next.get(sequence, 0)
+            if missing > 0:
+                last_ns = self._last_ns.get(sequence)
+                since_ns = start_ns if last_ns is None else self.clock.monotonic_ns(last_ns)
+                self._lose(sequence, missing, since_ns, end_ns)
+        if self.unread:
+            shown = self.an_unread_line[:60].decode(errors="replace")
+            reason = f"lines of bpftrace that cannot be read; the first: {shown}"
+            self.losses.append(Loss(None, self.unread, start_ns, end_ns, reason))
+
+    def _gap(self, event: Event) -> None:
+        expected = self._next.get(event.sequence, 0)
+        if event.number > expected:
+            end_ns = self.clock.monotonic_ns(event.printed_ns)
+            last_ns = self._last_ns.get(event.sequence)
+            since_ns = end_ns if last_ns is None else self.clock.monotonic_ns(last_ns)
+            self._lose(event.sequence, event.number - expected, since_ns, end_ns)
+
+    def _lose(self, sequence: int, count: int, start_ns: int, end_ns: int) -> None:
+        layer = DROP_LAYERS[sequence & 7]
+        reason = _COUNTED if layer else f"a thread's start or name was lost: {_COUNTED}"
+        self.losses.append(Loss(layer, count, start_ns, end_ns, reason))
+
+    def _read(self, line: bytes) -> None:
+        if not line:
+            return
+        first = line[:1]
+        if first == b"@":
+            self._read_count(line)
+            return
+        if first == b"L" and line.startswith(b"Lost "):
+            return  # the sequences say more
+        if first == Op.MARK.encode():
+            _, clock_ns, _, cpu, which, word = (int(field, 16) for field in (b"0", *line.split(b" ")[1:]))
+            self.marks.append(Mark(which, word, cpu, clock_ns))
+            self.seen_ns[cpu] = clock_ns
+            return
+        if first in self._with_text:
+            op, clock_text, tid_text, cpu_text, number_text, rest = line.split(b" ", 5)
+            rest = rest[: -len(self._text_end)]
+            fields = rest.split(b" ", 1 if first == Op.TEXT.encode() else 2)
+        else:
+            op, clock_text, tid_text, cpu_text, number_text, *fields = line.split(b" ")
+        clock_ns, tid, cpu = int(clock_text, 16), int(tid_text, 16), int(cpu_text, 16)
+        number = int(number_text, 16)
+        self.seen_ns[cpu] = clock_ns
+        if first == Op.TEXT.encode():
+            self._texts.setdefault(tid, {})[number << 1 | int(fields[0])] = fields[1]
+            return
+        probe = int(op[1:], 16) if len(op) > 1 else 0
+        head = _Head(first, clock_ns, self.clock.monotonic_ns(clock_ns), tid, cpu, probe, number)
+        records = self._parsers[first](head, fields)
+        layer = self._layer_of.get(first)
+        if layer is None:
+            layer = self._probes[probe].layer
+        self._events.append(Event(clock_ns, records, (tid or IDLE + cpu) << 3 | layer, number))
+
+    def _read_count(self, line: bytes) -> None:
+        """`@s[1234, 3]: 17`."""
+        key, _, value = line.partition(b"]: ")
+        sequence, layer = (int(part) for part in key[3:].split(b", "))
+        if line.startswith(b"@s["):
+            self.counts[sequence << 3 | layer] = int(value)
+        elif line.startswith(b"@f["):
+            self.filtered[layer] = self.filtered.get(layer, 0) + int(value)
+        else:
+            raise ValueError(line)
+
+    def _enter(self, head: _Head, fields: list[bytes]) -> bytes:
+        shape = self._probes[head.probe]
+        tgid, *values = [int(field, 16) for field in fields]
+        at_ns = head.at_ns
+        if self._began_at:
+            at_ns = self.clock.monotonic_ns(values.pop(0))
+        parts = []
+        if len(values) != shape.values:
+            raise ValueError(fields)
+        served = values.pop(0) if shape.in_kernel else 0
+        if len(values) > 4:
+            more = values[4:]
+            parts.append(_pack(at_ns, head, tgid, record.MORE, *more))
+            del values[4:]
+        torn = 0
+        if shape.has_text:
+            kept = self._texts.pop(head.tid, {})
+            pieces = [kept[key] for key in (head.number << 1, head.number << 1 | 1) if key in kept]
+            torn = int(len(pieces) != 2)
+            if not torn:
+                parts += [_pack_text(at_ns, head, tgid, part) for part in _text_parts(*pieces)]
+        if served:
+            parts.append(_pack(at_ns, head, tgid, record.SERVED, served))
+        values += [0] * (4 - len(values))
+        parts.append(
+            RECORD.pack(at_ns, head.tid, tgid, head.probe, record.CALL_ENTER, torn, head.cpu, *values)
+        )
+        return b"".join(parts)
+
+    def _leave(self, head: _Head, fields: list[bytes]) -> bytes:
+        shape = self._probes[head.probe]
+        tgid, *values = [int(field, 16) for field in fields]
+        served = values.pop(0) if shape.in_kernel else 0
+        if len(values) != 1 + shape.has_out:
+            raise ValueError(fields)
+        prefix = _pack(head.at_ns, head, tgid, record.SERVED, served) if served else b""
+        return prefix + _pack(head.at_ns, head, tgid, record.CALL_RETURN, *values)
+
+    def _hit(self, head: _Head, fields: list[bytes]) -> bytes:
+        tgid, *values = [int(field, 16) for field in fields]
+        if self._probes[head.probe].everywhere:
+            head, tgid = head._replace(tid=0), 0
+        return _pack(head.at_ns, head, tgid, record.EVENT, *values)
+
+    def _syscall_enter(self, head: _Head, fields: list[bytes]) -> bytes:
+        tgid, *values = [int(field, 16) for field in fields]
+        at_ns = self.clock.monotonic_ns(values.pop(0)) if self._began_at else head.at_ns
+        number, a0, a1, a2, a3 = values
+        return RECORD.pack(at_ns, head.tid, tgid, number, record.SYSCALL_ENTER, 0, head.cpu, a0, a1, a2, a3)
+
+    def _syscall_exit(self, head: _Head, fields: list[bytes]) -> bytes:
+        tgid, number, result = [int(field, 16) for field in fields]
+        return RECORD.pack(
+            head.at_ns, head.tid, tgid, number, record.SYSCALL_EXIT, 0, head.cpu, result, 0, 0, 0
+        )
+
+    def _switch_out(self, head: _Head, fields: list[bytes]) -> bytes:
+        tgid, state, note = [int(field, 16) for field in fields]
+        return RECORD.pack(head.at_ns, head.tid, tgid, 0, record.SWITCH_OUT, 0, head.cpu, state, note, 0, 0)
+
+    def _switch_in(self, head: _Head, fields: list[bytes]) -> bytes:
+        tid, tgid, note = [int(field, 16) for field in fields]
+        return RECORD.pack(head.at_ns, tid, tgid, 0, record.SWITCH_IN, 0, head.cpu, 0, note, 0, 0)
+
+    def _wakeup(self, head: _Head, fields: list[bytes]) -> bytes:
+        tid, tgid, target = [int(field, 16) for field in fields]
+        return RECORD.pack(head.at_ns, tid, tgid, head.tid, record.WAKEUP, 0, head.cpu, target, 0, 0, 0)
+
+    def _migrate(self, head: _Head, fields: list[bytes]) -> bytes:
+        tid, tgid, origin, target = [int(field, 16) for field in fields]
+        return RECORD.pack(head.at_ns, tid, tgid, 0, record.MIGRATE, 0, head.cpu, origin, target, 0, 0)
+
+    def _thread(self, head: _Head, fields: list[bytes]) -> bytes:
+        tid, tgid, name = int(fields[0], 16), int(fields[1], 16), fields[2]
+        is_new = head.op == Op.THREAD_NEW.encode()
+        low, high = struct.unpack("<QQ", name[:15].ljust(16, b"\0"))
+        kind, creator = (record.THREAD_NEW, head.tid) if is_new else (record.THREAD_NAME, 0)
+        return RECORD.pack(head.at_ns, tid, tgid, creator, kind, 0, head.cpu, low, high, 0, 0)
+
+
+class _Head(NamedTuple):
+    """What every line begins with."""
+
+    op: bytes
+    clock_ns: int
+    at_ns: int
+    tid: int
+    cpu: int
+    probe: int
+    number: int
+
+
+class _Shape:
+    """What the lines of a probe have."""
+
+    def __init__(self, probe: Probe) -> None:
+        arguments = probe.signature.arguments
+        self.layer = DROP_LAYERS.index(probe.layer)
+        self.in_kernel = isinstance(probe.place, KernelPlace)
+        self.values = len(slots(probe.signature)) + self.in_kernel
+        self.has_text = any(argument.kind == "str" for argument in arguments)
+        self.has_out = any(argument.out for argument in arguments)
+        self.everywhere = probe.hook.everywhere
+
+
+def _pack(at_ns: int, head: _Head, tgid: int, kind: int, *values: int) -> bytes:
+    a = (*values, 0, 0, 0, 0)[:4]
+    return RECORD.pack(at_ns, head.tid, tgid, head.probe, kind, 0, head.cpu, *a)
+
+
+def _pack_text(at_ns: int, head: _Head, tgid: int, part: bytes) -> bytes:
+    return _pack(at_ns, head, tgid, record.TEXT, *struct.unpack("<4Q", part.ljust(32, b"\0")))
+
+
+def _text_parts(text: bytes, rest: bytes) -> list[bytes]:
+    """31 bytes for a record; `rest` is of the text only if the first piece is full."""
+    if len(text) >= TEXT_PIECE_BYTES:
+        text += rest
+    parts = range(0, len(text) + 1, _TEXT_RECORD_BYTES)
+    return [text[at : at + _TEXT_RECORD_BYTES] for at in parts][:8]

@@ -1,0 +1,219 @@
+"""The bpftrace process, and the call by which it is spoken to."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import re
+import resource
+import select
+import signal
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from tracepipe.capture.engines.bpftrace.language import TEXT_PIECE_BYTES, Order
+from tracepipe.capture.engines.bpftrace.script import Script
+from tracepipe.capture.engines.engine import Notify
+from tracepipe.errors import CaptureUnavailable
+
+# Takes two 64-bit integers, is in every C library, and next to nobody calls it.
+CONTROL = "lldiv"
+_MAP_KEYS = 65536
+_PIPE_BYTES = 1 << 20
+_F_SETPIPE_SZ = 1031
+_READ_BYTES = 1 << 20
+_FOUND = re.compile(rb"Attaching (\d+) probes?\.\.\.\n?")
+_SLOW_S = 5.0  # after which the user is told why nothing happens
+# While the kernel detaches another bpftrace's probes, it attaches one in 0.1 s.
+_STUCK_S = 60.0
+
+
+class Control:
+    """The function that the script's control probe is on."""
+
+    def __init__(self) -> None:
+        self._call = ctypes.CDLL(None)[CONTROL]
+        self._call.argtypes = [ctypes.c_uint64, ctypes.c_uint64]
+        self._call.restype = ctypes.c_int64
+        self.path = _file_at(ctypes.cast(self._call, ctypes.c_void_p).value or 0)
+
+    def say(self, order: Order, word: int) -> None:
+        """Give an order."""
+        self._call(word, order)
+
+    def say_on(self, processors: list[int], order: Order, word: int) -> set[int | None]:
+        """Give an order on each of the processors; returns those where this process may not run."""
+        unreached: set[int | None] = set()
+        allowed = os.sched_getaffinity(0)
+        for cpu in processors:
+            try:
+                os.sched_setaffinity(0, {cpu})
+            except OSError:
+                unreached.add(cpu)
+                continue
+            self._call(word, order)
+        with suppress(OSError):
+            os.sched_setaffinity(0, allowed)
+        return unreached
+
+
+class Bpftrace:
+    """The process, and the pipe that it prints to."""
+
+    def __init__(self, script: Script, buffer_bytes: int) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="tracepipe-")
+        source = Path(self._folder.name, "capture.bt")
+        source.write_text(script.text())
+        self.asked_points = script.attach_points
+        self.found_points = self.asked_points
+        self._errors = Path(self._folder.name, "errors")
+        self.has_ended = False
+        self._greeted = False
+        pages = max(buffer_bytes // resource.getpagesize(), 8)
+        environment = {
+            **os.environ,
+            "BPFTRACE_MAX_PROBES": str(2 * self.asked_points + 64),
+            "BPFTRACE_MAX_BPF_PROGS": str(2 * self.asked_points + 64),
+            "BPFTRACE_MAP_KEYS_MAX": str(_MAP_KEYS),
+            "BPFTRACE_MAX_MAP_KEYS": str(_MAP_KEYS),
+            "BPFTRACE_PERF_RB_PAGES": str(1 << (pages - 1).bit_length()),
+            "BPFTRACE_STRLEN": str(TEXT_PIECE_BYTES + 1),
+            "BPFTRACE_MAX_STRLEN": str(TEXT_PIECE_BYTES + 1),
+            "BPFTRACE_NO_CPP_DEMANGLE": "1",
+        }
+        read, write = os.pipe()
+        os.set_blocking(read, False)
+        with suppress(OSError):  # above the user's limit: the pipe stays smaller
+            fcntl.fcntl(write, _F_SETPIPE_SZ, _PIPE_BYTES)
+        self._output = read
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        try:
+            # Two descriptors a probe.
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            self.pid = os.posix_spawnp(
+                "bpftrace",
+                ["bpftrace", str(source)],
+                environment,
+                file_actions=[
+                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                    (os.POSIX_SPAWN_DUP2, write, 1),
+                    (os.POSIX_SPAWN_OPEN, 2, str(self._errors), os.O_WRONLY | os.O_CREAT, 0o600),
+                ],
+                setsid=True,  # no signal of the terminal
+                setsigmask=[],
+                # It must die of a broken pipe when this process does: Python ignores that signal.
+                setsigdef=[signal.SIGPIPE, signal.SIGINT, signal.SIGTERM],
+            )
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            os.close(write)
+        # Every line wakes it. It shall not take the processor from the target each time: that would be
+        # most of what the scheduler layer shows.
+        with suppress(OSError):
+            os.sched_setscheduler(self.pid, os.SCHED_BATCH, os.sched_param(0))
+
+    def read(self, wait_s: float = 0.0) -> bytes:
+        """What was printed; waits for something for at most `wait_s`."""
+        if self.has_ended:
+            return b""
+        if wait_s and not select.select([self._output], [], [], wait_s)[0]:
+            return b""
+        try:
+            output = os.read(self._output, _READ_BYTES)
+        except BlockingIOError:
+            return b""
+        self.has_ended = not output
+        return output
+
+    def without_greeting(self, output: bytes) -> bytes:
+        """The output without bpftrace's word of how many probes it attaches, which is kept."""
+        found = _FOUND.match(output)
+        if found is None or self._greeted:
+            return output
+        self._greeted = True
+        self.found_points = int(found[1])
+        return output[found.end() :]
+
+    def errors(self) -> str:
+        """What it complained about."""
+        return self._errors.read_text(errors="replace") if self._errors.exists() else ""
+
+    def ending(self) -> str:
+        """How it ended of itself; "" if that cannot be said yet."""
+        with suppress(ProcessLookupError):
+            descriptor = os.pidfd_open(self.pid)
+            select.select([descriptor], [], [], 1.0)
+            os.close(descriptor)
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
+        if not pid:
+            return ""
+        if os.WIFSIGNALED(status):
+            return f"it was killed by {signal.Signals(os.WTERMSIG(status)).name}"
+        return f"it ended with exit code {os.WEXITSTATUS(status)}"
+
+    def close(self) -> None:
+        """Kill it and let the kernel detach its probes behind it."""
+        if self._output < 0:
+            return
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        os.close(self._output)
+        self._output = -1
+        self._folder.cleanup()
+        _dying.append(self.pid)
+        _reap()
+
+
+class Progress:
+    """Watches that bpftrace gets on with attaching. Raises CaptureUnavailable."""
+
+    def __init__(self, process: Bpftrace, notify: Notify) -> None:
+        self._process, self._notify = process, notify
+        self._began_s = self._changed_s = time.monotonic()
+        self._is_told = False
+        self._state: tuple[int, str] = 0, ""
+
+    def look(self) -> None:
+        """Look at the descriptors that it has opened, and at its processor time."""
+        now_s = time.monotonic()
+        if now_s - self._began_s > _SLOW_S and not self._is_told:
+            self._is_told = True
+            self._notify(f"bpftrace attaches {self._process.asked_points} probes, which takes it a while")
+        folder = Path("/proc", str(self._process.pid))
+        with suppress(OSError):
+            times = (folder / "stat").read_text().rpartition(")")[2].split()[11:13]
+            state = len(list((folder / "fd").iterdir())), " ".join(times)
+            if state != self._state:
+                self._state, self._changed_s = state, now_s
+        if now_s - self._changed_s > _STUCK_S:
+            raise CaptureUnavailable(
+                "bpftrace does not get on with attaching its probes.",
+                "Is another bpftrace still detaching? Fewer functions: --only.",
+            )
+
+
+_dying: list[int] = []
+"""Killed processes that the kernel still detaches probes of; each is reaped when a later one is killed."""
+
+
+def _reap() -> None:
+    for pid in list(_dying):
+        try:
+            ended = os.waitpid(pid, os.WNOHANG)[0]
+        except ChildProcessError:
+            ended = pid
+        if ended:
+            _dying.remove(pid)
+
+
+def _file_at(address: int) -> str:
+    """The file that is mapped at an address of this process."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, _, rest = line.partition(" ")
+        start, _, end = span.partition("-")
+        if int(start, 16) <= address < int(end, 16):
+            return rest.split(maxsplit=4)[4]
+    raise CaptureUnavailable("The C library's file cannot be found.", "--method bcc")

@@ -1,0 +1,213 @@
+"""What can be hooked on this machine, which shipped set has it, and what a hook has seen."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from tracepipe.capture.engines.engine import Notify
+from tracepipe.capture.find.kernel_symbols import SYMBOLS, KernelSymbols, no_kprobes
+from tracepipe.capture.find.library import LibrarySearch
+from tracepipe.capture.find.library_functions import FunctionTables
+from tracepipe.capture.find.resolve import resolve
+from tracepipe.capture.find.tracepoints import Tracepoints
+from tracepipe.errors import TracepipeError
+from tracepipe.hooks.index import HookIndex
+from tracepipe.hooks.near_names import near_names
+from tracepipe.hooks.sets import HookSet, load_set, shipped_sets
+
+_FIRST_CALLS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionRow:
+    """A function or tracepoint. `spec` hooks it; `place` is its file, module ("" for the kernel) or group."""
+
+    spec: str
+    name: str
+    place: str
+    sets: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SetRow:
+    """A shipped set: how many functions of this machine it records, or why none."""
+
+    name: str
+    about: str
+    function_count: int
+    reason: str
+
+
+@dataclass(slots=True)
+class Listing:
+    """Functions that fit a pattern, names that are near it if none does, and what could not be looked at."""
+
+    rows: list[FunctionRow] = field(default_factory=list)
+    near: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class HitRow:
+    """Calls of a function, or hits of a tracepoint, and arguments and results of the first ones."""
+
+    name: str
+    count: int = 0
+    rate_per_s: float = 0.0
+    first: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class HitReport:
+    """What a recording holds of some hooks; `lost_count` events of it were lost."""
+
+    rows: list[HitRow]
+    seconds: float
+    lost_count: int
+
+
+def list_sets(libraries: LibrarySearch, notify: Notify = lambda message: None) -> list[SetRow]:
+    """Every shipped set. Raises InputError."""
+    rows = []
+    for name in shipped_sets():
+        hooks = load_set(name)
+        selection = resolve([hooks], libraries, is_partial=True, notify=notify)
+        symbols = {(probe.symbol, probe.place) for probe in selection.probes}
+        rows.append(SetRow(name, hooks.about, len(symbols), "; ".join(selection.unresolved.values())))
+    return rows
+
+
+def list_functions(pattern: str, libraries: LibrarySearch) -> Listing:
+    """All that can be hooked and fits a shell pattern of names, or of `PLACE:NAME`. Raises InputError."""
+    sets = [load_set(name) for name in shipped_sets()]
+    listing = Listing()
+    known: set[str] = set()
+    for rows in (
+        _library_rows(libraries, sets, listing.notes, known, pattern),
+        _kernel_rows(pattern, sets, listing.notes),
+        _tracepoint_rows(sets, listing.notes, known, pattern),
+    ):
+        listing.rows.extend(rows)
+    # A given file is found under its library's name too, which says more.
+    listing.rows = list({(row.name, row.place): row for row in reversed(listing.rows)}.values())[::-1]
+    if not listing.rows:
+        if not no_kprobes():
+            known |= {place.symbol for place in KernelSymbols().functions((), ["*"])}
+        listing.near = near_names(pattern, known)
+    return listing
+
+
+def hits(lines: Iterable[bytes], names: Collection[str]) -> HitReport:
+    """What the lines of a finished recording hold of the functions or tracepoints `names`, most hits first.
+
+    The rate is over the time between header and footer.
+    """
+    rows = {name: HitRow(name) for name in names}
+    open_calls: dict[tuple[Any, str], list[dict[str, Any]]] = {}
+    start_ns = end_ns = lost_count = 0
+    for line in lines:
+        record = orjson.loads(line)
+        kind, row = record["type"], rows.get(record.get("name", ""))
+        if kind == "header":
+            start_ns = record.get("start", {}).get("monotonic_ns", 0)
+        elif kind == "footer":
+            end_ns = record.get("end", {}).get("monotonic_ns", 0)
+            lost_count = sum(record["losses"].values())
+        elif row is not None:
+            _count(record, row, open_calls)
+    seconds = max(end_ns - start_ns, 0) / 1e9
+    for row in rows.values():
+        row.rate_per_s = row.count / seconds if seconds else 0.0
+    ordered = sorted(rows.values(), key=lambda row: (-row.count, row.name))
+    return HitReport(ordered, seconds, lost_count)
+
+
+def _count(
+    record: dict[str, Any], row: HitRow, open_calls: dict[tuple[Any, str], list[dict[str, Any]]]
+) -> None:
+    calls = open_calls.setdefault((record.get("tid"), row.name), [])
+    if record["phase"] == "E":
+        if calls:
+            calls.pop().update(record.get("args", {}))
+        return
+    row.count += 1
+    arguments = {key: record[key] for key in ("grid", "block") if key in record} | record.get("args", {})
+    if len(row.first) < _FIRST_CALLS:
+        row.first.append(arguments)
+    if record["phase"] == "B":
+        calls.append(arguments)
+
+
+def _library_rows(
+    libraries: LibrarySearch, sets: list[HookSet], notes: list[str], known: set[str], pattern: str
+) -> Iterator[FunctionRow]:
+    tables = FunctionTables(notes.append)
+    named = tuple(
+        dict.fromkeys(hook.library for hooks in sets for hook in hooks.hooks if ".so" in hook.library)
+    )
+    for library in (*named, *libraries.unused(named)):
+        index = [(hooks.name, _index(hooks, "uprobe", library)) for hooks in sets]
+        everything = HookIndex(hook for hooks in sets for hook in hooks.hooks if hook.library == library)
+        files = tables.of(library, libraries, everything)
+        if not files:
+            notes.append(f"no {library}: {libraries.where(library)}")
+        for path, functions in files.items():
+            for name in sorted(name for names in functions.values() for name in names):
+                known.add(name)
+                if _fits(pattern, library, name):
+                    in_sets = tuple(set_name for set_name, found in index if found.find(name))
+                    yield FunctionRow(f"uprobe:{library}:{name}", name, path, in_sets)
+
+
+def _kernel_rows(pattern: str, sets: list[HookSet], notes: list[str]) -> Iterator[FunctionRow]:
+    if no_kprobes():
+        notes.append(f"no functions of the kernel: {no_kprobes()}")
+        return
+    index = [(hooks, _index(hooks, "kprobe", "")) for hooks in sets]
+    module, colon, name = pattern.rpartition(":")
+    try:
+        for place in KernelSymbols().functions([module] if module else (), [name]):
+            if not fnmatchcase(place.symbol, name):
+                continue
+            found = [(hooks.name, known.find(place.symbol)) for hooks, known in index]
+            in_sets = tuple(
+                set_name
+                for set_name, hook in found
+                if hook is not None and (not hook.modules or place.module in hook.modules)
+            )
+            spec = ":".join(["kprobe", *[place.module] * bool(colon), place.symbol])
+            yield FunctionRow(spec, place.symbol, place.module, in_sets)
+    except OSError as error:
+        notes.append(f"{SYMBOLS} cannot be read: {error.strerror}")
+
+
+def _tracepoint_rows(
+    sets: list[HookSet], notes: list[str], known: set[str], pattern: str
+) -> Iterator[FunctionRow]:
+    index = [(hooks.name, _index(hooks, "tracepoint", "")) for hooks in sets]
+    try:
+        points = Tracepoints().names("*:*")
+    except (TracepipeError, OSError) as error:
+        notes.append(f"no tracepoints: {error}")
+        return
+    for point in points:
+        group, _, name = point.partition(":")
+        known.add(name)
+        if _fits(pattern, group, name):
+            in_sets = tuple(set_name for set_name, found in index if found.find(point))
+            yield FunctionRow(f"tracepoint:{point}", name, group, in_sets)
+
+
+def _index(hooks: HookSet, target: str, library: str) -> HookIndex:
+    own = [hook for hook in hooks.hooks if hook.target == target and hook.library == library]
+    return HookIndex(own, hooks.variants)
+
+
+def _fits(pattern: str, place: str, name: str) -> bool:
+    return fnmatchcase(name, pattern) or fnmatchcase(f"{Path(place).name}:{name}", pattern)

@@ -1,0 +1,95 @@
+"""The functions of a library file or a program, each file read once: file offset → its names there."""
+
+from __future__ import annotations
+
+from tracepipe.capture.engines.engine import Notify
+from tracepipe.capture.find.elf import Elf
+from tracepipe.capture.find.library import LibrarySearch
+from tracepipe.capture.find.procaddress import VARIANTS, handed_out, hands_out
+from tracepipe.capture.find.python_packages import interpreter_of, python_of
+from tracepipe.errors import InputError
+from tracepipe.hooks.index import HookIndex
+
+Functions = dict[int, list[str]]
+
+
+class FunctionTables:
+    """Tables of files. A file that cannot be used is told of once, by `notify`, and has no functions."""
+
+    def __init__(self, notify: Notify) -> None:
+        self._notify = notify
+        self._tables: dict[tuple[str, bool], Functions] = {}
+
+    def of(self, library: str, libraries: LibrarySearch, index: HookIndex) -> dict[str, Functions]:
+        """Functions of a library (a soname, a path, "" for the program) that hooks may fit, by file.
+
+        What the program has linked in of a shared library stands for it.
+        """
+        if ".so" not in library or "/" in library:
+            return {path: self.all_of(path) for path in libraries.find(library)}
+        if not libraries.is_loaded(library):
+            linked_in = {path: self._linked_into(path, index) for path in libraries.programs()}
+            if any(linked_in.values()):
+                return {path: functions for path, functions in linked_in.items() if functions}
+        return {path: self._of_library(path, index) for path in libraries.find(library)}
+
+    def all_of(self, path: str) -> Functions:
+        """All functions that a file has symbols for, local ones too."""
+        return self._table(path, local=True)
+
+    def _of_library(self, path: str, index: HookIndex) -> Functions:
+        """What a library exports; of libcuda also what it hands out and a hook fits."""
+        exported = self._table(path, local=False)
+        names = {name for found in exported.values() for name in found}
+        if not hands_out(names):
+            return exported
+        asked = {
+            base
+            for name in (*names, *index.literals)
+            if (base := _base(name)).startswith("cu") and any(index.find(base + end) for end in ("", "_ptsz"))
+        }
+        functions = dict(exported)
+        for name, offset in handed_out(path, asked, self._notify):
+            if offset not in exported:
+                functions.setdefault(offset, []).append(name)
+        return functions
+
+    def _linked_into(self, program: str, index: HookIndex) -> Functions:
+        """Functions of a program that hooks on a library fit, if the library seems to be linked into it.
+
+        That is, if it has one of those that the hooks name plainly: a pattern may fit the program's own.
+        """
+        if interpreter_of(program) or python_of(program):  # a script has no functions
+            return {}
+        fitting = {
+            offset: names for offset, names in self.all_of(program).items() if any(map(index.find, names))
+        }
+        plain = set(index.literals)
+        found = {_base(name) for names in fitting.values() for name in names}
+        return fitting if not plain or plain & found else {}
+
+    def _table(self, path: str, *, local: bool) -> Functions:
+        if (path, local) not in self._tables:
+            try:
+                self._tables[path, local] = _by_offset(path, local)
+            except InputError as error:
+                self._notify(f"{error.message}: no function of it is recorded")
+                self._tables[path, local] = {}
+            except OSError as error:
+                self._notify(f"{path} cannot be read: {error.strerror}")
+                self._tables[path, local] = {}
+        return self._tables[path, local]
+
+
+def _by_offset(path: str, local: bool) -> Functions:
+    by_address: dict[int, dict[str, None]] = {}
+    with Elf(path) as elf:
+        for name, address in elf.functions(local=local):
+            by_address.setdefault(address, {})[name] = None
+        return {elf.file_offset(address): list(names) for address, names in by_address.items()}
+
+
+def _base(name: str) -> str:
+    while name.endswith(VARIANTS):
+        name = next(name.removesuffix(ending) for ending in VARIANTS if name.endswith(ending))
+    return name

@@ -1,0 +1,258 @@
+"""From hooks to probes: which of the functions and tracepoints that hooks name are on this machine.
+
+Each place gets one probe: that of the first set, and in it of the hook that holds (hook_index.py).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tracepipe.capture.engines.engine import Notify
+from tracepipe.capture.find.kernel_symbols import SYMBOLS, KernelSymbols, no_kprobes, not_loaded
+from tracepipe.capture.find.library import LibrarySearch
+from tracepipe.capture.find.library_functions import FunctionTables
+from tracepipe.capture.find.tracepoints import Tracepoints
+from tracepipe.errors import InputError
+from tracepipe.hooks.hook import Condition, FilePlace, Hook, Probe, Selection
+from tracepipe.hooks.index import HookIndex, NameFilter
+from tracepipe.hooks.near_names import near_names
+from tracepipe.hooks.sets import HookSet
+
+MOST_PROBES = 5000
+"""All of libcuda, libcudart and the driver are about 1500; tens of thousands would slow the machine down."""
+
+
+def resolve(
+    sets: list[HookSet],
+    libraries: LibrarySearch,
+    *,
+    only: tuple[str, ...] = (),
+    exclude: tuple[str, ...] = (),
+    is_partial: bool = False,
+    notify: Notify = lambda message: None,
+) -> Selection:
+    """Probes of all sets, in their order; and why a shipped set, or a hook of the user's own, found none.
+
+    `only` and `exclude` are shell patterns of function names, with or without a set's variants. `notify` gets
+    what could not be asked. Raises InputError: hooks that fit too much, or a given library that fits no hook,
+    unless `is_partial`: it may fit one of other sets.
+    """
+    if not is_partial:
+        _check_given(sets, libraries)
+    machine = _Machine(libraries, FunctionTables(notify))
+    selection, places = Selection(), _Places()
+    for hooks in sets:
+        findings = _Findings(hooks, NameFilter(only, exclude, hooks.variants))
+        for target, look in _LOOKS.items():
+            chosen = [hook for hook in hooks.hooks if hook.target == target]
+            if chosen:
+                look(chosen, machine, findings)
+        selection.probes.extend(probe for probe in findings.probes if places.take(probe))
+        selection.unresolved.update(findings.unresolved())
+    _check_number(selection.probes)
+    return selection
+
+
+def hook_text(hook: Hook) -> str:
+    """What a hook looks for, as the command line writes it: `kprobe:nvidia_*`."""
+    place = [hook.library] if hook.target == "uprobe" else [",".join(hook.modules)] * bool(hook.modules)
+    return ":".join([hook.target, *place, hook.pattern])
+
+
+@dataclass
+class _Machine:
+    """What is looked at, each thing once."""
+
+    libraries: LibrarySearch
+    tables: FunctionTables
+    symbols: KernelSymbols = field(default_factory=KernelSymbols)
+    tracepoints: Tracepoints = field(default_factory=Tracepoints)
+
+
+class _Findings:
+    """What one set found: its probes, which of its hooks fit something, and why the others do not."""
+
+    def __init__(self, hooks: HookSet, wanted: NameFilter) -> None:
+        self.hooks, self.wanted = hooks, wanted
+        self.probes: list[Probe] = []
+        self._fitted: set[str] = set()
+        self._reasons: dict[str, tuple[Hook, str]] = {}
+
+    def add(self, probe: Probe, names: Iterable[str]) -> None:
+        """A probe, unless the user does not want it under one of its names."""
+        self.fits(probe.hook)
+        if self.wanted.passes(names):
+            self.probes.append(probe)
+
+    def fits(self, hook: Hook) -> None:
+        """The hook has found something, if only another name of a place that has a probe."""
+        self._fitted.add(hook.origin)
+
+    def without_fit(self, hooks: Iterable[Hook]) -> list[Hook]:
+        """Those that have found nothing, if the user is to be told."""
+        if self.hooks.is_shipped and self._fitted:
+            return []  # it names functions of many versions
+        return [hook for hook in hooks if hook.origin not in self._fitted]
+
+    def missing(self, hooks: Iterable[Hook], reason: Callable[[Hook], str] | str) -> None:
+        """Why those of the hooks that fit nothing do not."""
+        for hook in self.without_fit(hooks):
+            self._reasons[hook.origin] = (hook, reason if isinstance(reason, str) else reason(hook))
+
+    def unresolved(self) -> dict[str, str]:
+        """Messages for the user: of a whole set, or of its hooks, together where the reason is the same."""
+        by_reason: dict[str, list[Hook]] = {}
+        for hook, reason in self._reasons.values():
+            by_reason.setdefault(reason, []).append(hook)
+        name = self.hooks.name
+        if self.hooks.is_shipped:
+            return {} if self._fitted or not by_reason else {name: "; ".join(by_reason)}
+        if len(self.hooks.hooks) == 1:
+            return {name: "; ".join(by_reason)} if by_reason else {}
+        messages = {}
+        for reason, hooks in by_reason.items():
+            more = f" and {len(hooks) - 1} more" if len(hooks) > 1 else ""
+            messages[f"{name}, {hook_text(hooks[0])}{more}"] = reason
+        return messages
+
+
+class _Places:
+    """Places that have a probe, and of which hook."""
+
+    def __init__(self) -> None:
+        self._owners: dict[object, str] = {}
+        self._taken: set[tuple[object, Condition | None]] = set()
+        self._files: dict[str, object] = {}
+
+    def take(self, probe: Probe) -> bool:
+        """Whether the place was free; a hook may have several probes at one, each with its condition."""
+        place = self._identity(probe)
+        entry = (place, probe.hook.condition)
+        if self._owners.setdefault(place, probe.hook.origin) != probe.hook.origin or entry in self._taken:
+            return False
+        self._taken.add(entry)
+        return True
+
+    def _identity(self, probe: Probe) -> object:
+        place = probe.place
+        if not isinstance(place, FilePlace):
+            return place
+        if place.path not in self._files:
+            status = Path(place.path).stat()
+            self._files[place.path] = (status.st_dev, status.st_ino)
+        return self._files[place.path], place.offset
+
+
+def _look_in_libraries(hooks: list[Hook], machine: _Machine, findings: _Findings) -> None:
+    for library in dict.fromkeys(hook.library for hook in hooks):
+        own = [hook for hook in hooks if hook.library == library]
+        _look_in_library(library, own, machine, findings)
+
+
+def _look_in_library(library: str, hooks: list[Hook], machine: _Machine, findings: _Findings) -> None:
+    libraries, tables = machine.libraries, machine.tables
+    files = tables.of(library, libraries, index := HookIndex(hooks, findings.hooks.variants))
+    for path, functions in files.items():
+        _add_functions(path, functions, index, findings)
+    if not findings.hooks.is_shipped and findings.without_fit(hooks):
+        for path in files:  # a user may want what is not exported
+            _add_functions(path, tables.all_of(path), HookIndex(findings.without_fit(hooks)), findings)
+    if not files:
+        name = library or "the program"
+        findings.missing(hooks, f"no {name} found: {libraries.where(library)}")
+        return
+
+    def reason(hook: Hook) -> str:
+        names = {name for path in files for names in tables.all_of(path).values() for name in names}
+        place = " or ".join(files)
+        return f"no such function in {place}{_near(hook.pattern, names)}"
+
+    findings.missing(hooks, reason)
+
+
+def _add_functions(path: str, functions: dict[int, list[str]], index: HookIndex, findings: _Findings) -> None:
+    """Probes for functions, names by offset; of several names that fit, the shortest stands for all."""
+    for offset, names in functions.items():
+        fitting = [(len(name), name, hook) for name in names if (hook := index.find(name)) is not None]
+        if not fitting:
+            continue
+        _, name, hook = min(fitting, key=lambda item: item[:2])
+        findings.add(Probe(name, hook.name or name, FilePlace(path, offset), hook), names)
+        for _, _, other in fitting:
+            findings.fits(other)
+
+
+def _look_in_kernel(hooks: list[Hook], machine: _Machine, findings: _Findings) -> None:
+    if no_kprobes():
+        findings.missing(hooks, no_kprobes())
+        return
+    for modules in dict.fromkeys(hook.modules for hook in hooks):
+        own = [hook for hook in hooks if hook.modules == modules]
+        absent = not_loaded(modules)
+        if absent:
+            findings.missing(own, absent)
+            continue
+        try:
+            _look_in_modules(modules, own, machine, findings)
+        except OSError as error:
+            findings.missing(own, f"{SYMBOLS} cannot be read: {error.strerror}")
+
+
+def _look_in_modules(
+    modules: tuple[str, ...], hooks: list[Hook], machine: _Machine, findings: _Findings
+) -> None:
+    index = HookIndex(hooks, findings.hooks.variants)
+    patterns = [hook.pattern + ending for hook in hooks for ending in ("", *findings.hooks.variants)]
+    for place in machine.symbols.functions(modules, patterns):
+        hook = index.find(place.symbol)
+        if hook is not None:
+            findings.add(Probe(place.symbol, hook.name or place.symbol, place, hook), [place.symbol])
+    if findings.without_fit(hooks):
+        names = {place.symbol for place in machine.symbols.functions(modules, ["*"])}
+        where = f" in {', '.join(modules)}" if modules else ""
+        findings.missing(hooks, lambda hook: f"no such function{where}{_near(hook.pattern, names)}")
+
+
+def _look_in_tracefs(hooks: list[Hook], machine: _Machine, findings: _Findings) -> None:
+    for hook in hooks:
+        reasons = []
+        for found in machine.tracepoints.probes(hook):
+            if isinstance(found, str):
+                reasons.append(found)
+            else:
+                point = f"{hook.pattern.partition(':')[0]}:{found.symbol}"
+                findings.add(found, [found.symbol, point])
+        if reasons:
+            findings.missing([hook], "; ".join(dict.fromkeys(reasons)))
+
+
+_LOOKS: dict[str, Callable[[list[Hook], _Machine, _Findings], None]] = {
+    "uprobe": _look_in_libraries,
+    "kprobe": _look_in_kernel,
+    "tracepoint": _look_in_tracefs,
+}
+
+
+def _near(pattern: str, names: Iterable[str]) -> str:
+    near = near_names(pattern, list(names))
+    return f"; near: {', '.join(near)}" if near else ""
+
+
+def _check_given(sets: list[HookSet], libraries: LibrarySearch) -> None:
+    wanted = tuple(dict.fromkeys(hook.library for hooks in sets for hook in hooks.hooks if hook.library))
+    for path in libraries.unused(wanted):
+        named = ", ".join(name for name in wanted if "/" not in name) or "none"
+        hint = f"Hooks name {named}. For another library: --hook 'uprobe:{path}:FUNCTION'."
+        raise InputError("neither its name nor its soname is a library that a hook names", hint, path=path)
+
+
+def _check_number(probes: list[Probe]) -> None:
+    if len(probes) > MOST_PROBES:
+        ((hook, count),) = Counter(hook_text(probe.hook) for probe in probes).most_common(1)
+        message = (
+            f"the hooks fit {len(probes)} functions, {hook} alone {count}; at most {MOST_PROBES} are probed"
+        )
+        raise InputError(message, "Give a narrower pattern, or --exclude 'PATTERN'.")

@@ -1,0 +1,160 @@
+"""Hooks on the kernel's tracepoints: which there are, and where the fields stand that a hook names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from tracepipe.capture.find.tracefs import tracing_folder
+from tracepipe.errors import InputError, TracepipeError
+from tracepipe.hooks.hook import INTEGER_KINDS, Argument, Condition, Hook, Probe, TracepointPlace
+from tracepipe.hooks.near_names import did_you_mean, near_names
+from tracepipe.hooks.signature import Entry, NamedCondition, check_range
+
+_INTERRUPTS = Path("/proc/interrupts")
+# `	field:unsigned int ctx;	offset:24;	size:4;	signed:0;`
+_FIELD = re.compile(r"field:([^;]*?)(\w+)(\[[^]]*\])?;\s*offset:(\d+);\s*size:(\d+);\s*signed:(\d);")
+_KINDS = {INTEGER_KINDS[kind]: kind for kind in ("u8", "u16", "u32", "u64", "i8", "i16", "i32", "i64")}
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of a tracepoint's record: `offset` and `size` in bytes; `is_text` for what is no number."""
+
+    name: str
+    offset: int
+    size: int
+    signed: bool
+    is_text: bool
+
+
+class Tracepoints:
+    """The tracepoints of this machine; tracefs is read when they are asked for. Raises TracepipeError."""
+
+    def __init__(self) -> None:
+        self._events: Path | None = None
+
+    def names(self, pattern: str) -> list[str]:
+        """`group:name` of all that fit a shell pattern of that form."""
+        group, _, name = pattern.partition(":")
+        return [
+            f"{folder}:{event}"
+            for folder in self._fitting(self._folder(), group)
+            for event in self._fitting(self._folder() / folder, name)
+        ]
+
+    def fields(self, name: str) -> dict[str, Field]:
+        """The fields of `group:name`, without those that all tracepoints have."""
+        text = (self._folder() / name.replace(":", "/") / "format").read_text()
+        found = {}
+        for kind, field, array, offset, size, signed in _FIELD.findall(text):
+            is_text = bool(array) or "[" in kind or "__data_loc" in kind or "__rel_loc" in kind
+            if not field.startswith("common_"):
+                found[field] = Field(field, int(offset), int(size), signed == "1", is_text)
+        return found
+
+    def probes(self, hook: Hook) -> Iterator[Probe | str]:
+        """Probes for a hook, and why there is none for some tracepoint that its pattern fits."""
+        try:
+            names = self.names(hook.pattern)
+            if not names:
+                yield self._unknown(hook.pattern)
+            for name in names:
+                yield from self._at(name, hook)
+        except TracepipeError as error:
+            yield f"{error.message} {error.hint}".strip()
+        except OSError as error:
+            yield f"tracefs cannot be read: {error.strerror}"
+
+    def _at(self, name: str, hook: Hook) -> Iterator[Probe | str]:
+        try:
+            arguments = self._arguments(name, hook)
+            conditions = _conditions(hook, arguments)
+        except InputError as error:
+            yield f"{error.message} {error.hint}".strip()
+            return
+        group, _, own = name.partition(":")
+        for condition in conditions:
+            resolved = replace(
+                hook,
+                condition=condition,
+                signature=replace(hook.signature, arguments=tuple(arguments.values())),
+            )
+            yield Probe(own, hook.name or own, TracepointPlace(f"{group}/{own}"), resolved)
+
+    def _arguments(self, name: str, hook: Hook) -> dict[str, Argument]:
+        fields = self.fields(name) if hook.signature.arguments else {}
+        arguments = {}
+        for argument in hook.signature.arguments:
+            field = fields.get(argument.name)
+            if field is None:
+                hint = did_you_mean(argument.name, fields)
+                raise InputError(f"{name} has no field {argument.name}.", hint)
+            if field.is_text or (field.size * 8, field.signed) not in _KINDS:
+                numbers = [known.name for known in fields.values() if not known.is_text]
+                message = f"{name}: the field {argument.name} is no number."
+                raise InputError(message, f"Numbers: {', '.join(numbers) or 'none'}.")
+            kind = argument.kind or _KINDS[field.size * 8, field.signed]
+            if argument.kind and Argument("", 0, kind).bits != field.size * 8:
+                message = (
+                    f"{name}: the field {argument.name} has {field.size * 8} bits, which {kind} has not."
+                )
+                raise InputError(message, "Leave the kind out.")
+            arguments[argument.name] = replace(argument, position=field.offset, kind=kind)
+        return arguments
+
+    def _unknown(self, pattern: str) -> str:
+        group, _, name = pattern.partition(":")
+        near = near_names(name, self._fitting(self._folder() / group, "*"))
+        found = [f"{group}:{other}" for other in near] or near_names(pattern, self.names("*:*"))
+        return f"no such tracepoint{'; near: ' + ', '.join(found) if found else ''}"
+
+    def _folder(self) -> Path:
+        if self._events is None:
+            self._events = tracing_folder() / "events"
+        return self._events
+
+    def _fitting(self, folder: Path, pattern: str) -> list[str]:
+        if not re.search(r"[*?[]", pattern):
+            return [pattern] if pattern and (folder / pattern).is_dir() else []
+        if not folder.is_dir():
+            return []
+        return sorted(
+            path.name for path in folder.iterdir() if fnmatchcase(path.name, pattern) and path.is_dir()
+        )
+
+
+def interrupts_of(device: str, table: str) -> list[int]:
+    """Numbers of the interrupts with an action that starts with `device`, from /proc/interrupts.
+
+    ` 43:   1   0   PCI-MSI 524288-edge   nvidia, snd_hda` : number, a count a processor, chip, actions.
+    """
+    numbers = []
+    for line in table.splitlines()[1:]:
+        number, colon, rest = line.partition(":")
+        words = re.split(r"[\s,]+", rest)
+        if colon and number.strip().isdigit() and any(word.startswith(device) for word in words):
+            numbers.append(int(number))
+    return numbers
+
+
+def _conditions(hook: Hook, arguments: dict[str, Argument]) -> list[Condition | None]:
+    """The hook's condition on the fields as they are; one for each interrupt where it names a device."""
+    condition = hook.condition
+    if condition is None:
+        return [None]
+    argument = arguments[condition.argument.name]
+    if not isinstance(condition, NamedCondition):
+        found = Condition(argument, condition.operator, condition.value)
+        check_range(found, Entry(hook.origin))
+        return [found]
+    try:
+        numbers = interrupts_of(condition.value_name, _INTERRUPTS.read_text())
+    except OSError as error:
+        raise InputError(f"{_INTERRUPTS} cannot be read: {error.strerror}") from None
+    if not numbers:
+        raise InputError(f"no device {condition.value_name}* has an interrupt ({_INTERRUPTS})")
+    return [Condition(argument, condition.operator, number) for number in numbers]

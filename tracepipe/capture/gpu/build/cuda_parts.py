@@ -1,0 +1,211 @@
+"""Finds what native GPU code is built with: g++, nvcc, and NVIDIA's Compute Sanitizer API and CUPTI.
+
+Folders in which the parts lie:
+
+    toolkit      bin/nvcc   include/ or targets/*/include/   lib64/, targets/*/lib/
+                 compute-sanitizer/{include/sanitizer.h, libsanitizer-public.so}
+                 extras/CUPTI/{include/cupti.h, lib64/libcupti.so}
+    PyPI, 13.x   site-packages/nvidia/cu13/{bin,include,lib}                  all parts in one
+    PyPI, 12.x   site-packages/nvidia/{cuda_cupti,cuda_sanitizer_api,cuda_runtime}/{include,lib}   no nvcc
+    Debian       /usr/{bin,include}, /usr/lib/x86_64-linux-gnu
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from tracepipe.capture.gpu.build.driver import Version
+
+_TARGETS = {"x86_64": ("x86_64-linux",), "aarch64": ("sbsa-linux", "aarch64-linux")}
+_HEADERS = ("include", "extras/CUPTI/include", "compute-sanitizer/include")
+_LIBRARIES = ("lib", "lib64", "extras/CUPTI/lib64", "compute-sanitizer")
+_ASK_TIMEOUT_S = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What lets code use a library of NVIDIA's: what it is called, header files, the library itself.
+
+    `include` are the folders of its header and of cuda.h. `version` is that of the CUDA that it came with,
+    None where nothing tells.
+    """
+
+    include: tuple[Path, ...]
+    library: Path
+    version: Version | None
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """A program that compiles, and the version that it states.
+
+    `mixed` names packages of another version that it cannot work with: `nvidia-nvvm 13.5`.
+    """
+
+    path: Path
+    version: Version
+    words: str
+    mixed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What was found, best first; each list may be empty."""
+
+    gxx: list[Compiler] = field(default_factory=list)
+    nvcc: list[Compiler] = field(default_factory=list)
+    sanitizer: list[Part] = field(default_factory=list)
+    cupti: list[Part] = field(default_factory=list)
+
+
+def find_parts(
+    environment: Mapping[str, str] | None = None,
+    packages: Iterable[Path] | None = None,
+    root: Path = Path("/"),
+) -> Parts:
+    """The parts that this machine has; `packages` are folders of Python packages, ours if None."""
+    environment = os.environ if environment is None else environment
+    packages = [Path(folder) for folder in sys.path if folder] if packages is None else list(packages)
+    search = environment.get("PATH", os.defpath)
+    kits = list(_kits(environment, packages, root))
+    gxx = [shutil.which(name, path=search) for name in ("g++", "c++", "clang++")]
+    nvcc = [str(kit / "bin/nvcc") for kit in kits] + [shutil.which("nvcc", path=search)]
+    return Parts(
+        _compilers(gxx),
+        sorted(
+            (_with_packages(found, packages) for found in _compilers(nvcc)),
+            key=lambda found: (not found.mixed, found.version),
+            reverse=True,
+        ),
+        _parts(kits, packages, "sanitizer.h", "libsanitizer-public.so"),
+        _parts(kits, packages, "cupti.h", "libcupti.so*"),
+    )
+
+
+def _kits(environment: Mapping[str, str], packages: list[Path], root: Path) -> Iterator[Path]:
+    """Folders with some or all of the parts, those first that somebody asked for."""
+    found: dict[Path, None] = {}
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        if environment.get(name):
+            found[Path(environment[name])] = None
+    for package in packages:
+        found.update(dict.fromkeys(reversed(_glob(package, "nvidia/*"))))
+    nvcc = shutil.which("nvcc", path=environment.get("PATH", os.defpath))
+    if nvcc:
+        found[Path(nvcc).resolve().parent.parent] = None
+    found[root / "usr/local/cuda"] = None
+    found.update(dict.fromkeys(reversed(_glob(root / "usr/local", "cuda-*"))))
+    found.update(dict.fromkeys([root / "opt/cuda", root / "usr"]))
+    met = set()
+    for kit in found:
+        if (
+            os.access(kit, os.R_OK | os.X_OK) and kit.resolve() not in met
+        ):  # /usr/local/cuda is a link to one of the others
+            met.add(kit.resolve())
+            yield kit
+
+
+def _parts(kits: list[Path], packages: list[Path], header: str, library: str) -> list[Part]:
+    """Kits that have both the header and the library, newest version first."""
+    found = []
+    for kit in kits:
+        headers = [folder for folder in _folders(kit, _HEADERS, "include") if _is_file(folder / header)]
+        files = [file for folder in _folders(kit, _LIBRARIES, "lib") for file in _glob(folder, library)]
+        if not headers or not files:
+            continue
+        cuda = [folder for folder in _folders(kit, _HEADERS, "include") if _is_file(folder / "cuda.h")]
+        # Packages of 12.x have each header in a folder of its own: cuda.h came with the runtime.
+        beside = [kit.parent / "cuda_runtime/include"] if kit.parent.name == "nvidia" else []
+        cuda += [folder for folder in beside if _is_file(folder / "cuda.h")]
+        if cuda:
+            include = tuple(dict.fromkeys((headers[0], cuda[0])))
+            package = "nvidia_cuda_cupti" if "cupti" in library else "nvidia_cuda_sanitizer_api"
+            version = _package_version(kit, packages, package) or _version(cuda[0])
+            found.append(Part(include, files[0], version))
+    return sorted(found, key=lambda part: part.version or (0, 0), reverse=True)
+
+
+def _folders(kit: Path, names: tuple[str, ...], inside: str) -> Iterator[Path]:
+    """Where a kit may have files of a kind."""
+    for name in names:
+        yield kit / name
+    machine = platform.machine()
+    for target in _TARGETS.get(machine, ()):
+        yield kit / "targets" / target / inside
+    if inside == "lib":
+        yield kit / "lib" / f"{machine}-linux-gnu"
+
+
+def _glob(folder: Path, pattern: str) -> list[Path]:
+    """What fits, sorted; nothing where this user may not look."""
+    try:
+        return sorted(folder.glob(pattern))
+    except OSError:
+        return []
+
+
+def _is_file(path: Path) -> bool:
+    return os.access(path, os.R_OK)
+
+
+def _package_version(kit: Path, packages: list[Path], name: str) -> Version | None:
+    """`nvidia_cuda_cupti-13.0.85.dist-info` → (13, 0), where the kit is of a package."""
+    for package in packages:
+        if package / "nvidia" == kit.parent:
+            for info in _glob(package, f"{name}*-*.dist-info"):
+                found = re.search(r"-(\d+)\.(\d+)[.\d]*\.dist-info$", info.name)
+                if found:
+                    return int(found[1]), int(found[2])
+    return None
+
+
+def _with_packages(nvcc: Compiler, packages: list[Path]) -> Compiler:
+    """The compiler with what does not fit it. `nvidia-cuda-nvcc` asks for any version of the packages that
+    it consists of besides, and ptxas refuses what a newer cicc wrote.
+    """
+    kit, mixed = nvcc.path.parent.parent, []
+    for name in ("nvidia_nvvm", "nvidia_cuda_crt"):
+        version = _package_version(kit, packages, name)
+        if version not in (None, nvcc.version):
+            mixed.append(f"{name.replace('_', '-')} {version[0]}.{version[1]}" if version else "")
+    return replace(nvcc, mixed=tuple(mixed))
+
+
+def _version(include: Path) -> Version | None:
+    """`#define CUDA_VERSION 13000` of cuda.h → (13, 0)."""
+    try:
+        text = (include / "cuda.h").read_text(errors="replace")
+    except OSError:
+        return None
+    found = re.search(r"^#define\s+CUDA_VERSION\s+(\d+)", text, re.MULTILINE)
+    return (int(found[1]) // 1000, int(found[1]) % 1000 // 10) if found else None
+
+
+def _compilers(paths: Iterable[str | None]) -> list[Compiler]:
+    """Those that are there and state a version."""
+    found: dict[Path, Compiler] = {}
+    for path in paths:
+        if not path or not os.access(path, os.X_OK) or Path(path).resolve() in found:
+            continue
+        try:
+            said = subprocess.run(
+                [path, "--version"], capture_output=True, text=True, errors="replace", timeout=_ASK_TIMEOUT_S
+            )
+        except (OSError, subprocess.SubprocessError):
+            continue
+        # `Cuda compilation tools, release 13.0, V13.0.88`; `g++ (Debian 12.2.0-14) 12.2.0`
+        version = re.search(r"release (\d+)\.(\d+)", said.stdout) or re.search(
+            r"(\d+)\.(\d+)[.\d]*$", said.stdout.partition("\n")[0]
+        )
+        if said.returncode == 0 and version:
+            number = int(version[1]), int(version[2])
+            found[Path(path).resolve()] = Compiler(Path(path), number, said.stdout.strip())
+    return list(found.values())

@@ -1,0 +1,281 @@
+"""Builds the native GPU code on the machine that it runs on, once, with the compilers at hand.
+
+    sources ─┐
+    versions ├─ digest ──▶ $XDG_CACHE_HOME/tracepipe/NAME-DIGEST.so │ .fatbin
+    options ─┘             there? safe? take it : build it as the owner, rename it into place
+
+The libraries get into the command's process, so what others could have written is not taken. Under sudo
+the cache is that of the user who called it, and compilers run as that user.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import secrets
+import stat
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from tracepipe.capture.gpu.build.cuda_parts import Compiler, Part, Parts, find_parts
+from tracepipe.capture.gpu.build.driver import Driver, Owner, Version, ask_driver, owner
+from tracepipe.errors import CaptureUnavailable
+
+NATIVE = Path(__file__).parents[1] / "native"
+_EXPORTS = NATIVE / "exports.map"
+INSTALL = "pip install 'tracepipe[gpu]'"
+INSTALL_GXX = "apt install g++"
+_BUILD_TIMEOUT_S = 300
+_NAMES = {
+    "sanitizer": ("NVIDIA's Compute Sanitizer API", "nvidia-cuda-sanitizer-api"),
+    "cupti": ("NVIDIA's CUPTI", "nvidia-cuda-cupti"),
+}
+_HOST_OPTIONS = (
+    "-std=c++17",
+    "-O2",
+    "-shared",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-pthread",
+    # The command may have an older libstdc++ of its own, as conda's programs do.
+    "-static-libstdc++",
+    "-static-libgcc",
+    f"-Wl,--version-script={_EXPORTS}",
+)
+_PATCH_OPTIONS = ("-std=c++17", "-O3", "--fatbin", "--compile-as-tools-patch", "-allow-unsupported-compiler")
+
+
+@dataclass(frozen=True, slots=True)
+class Toolchain:
+    """The driver, what there is to build with, and for whom."""
+
+    driver: Driver
+    parts: Parts
+    owner: Owner
+
+    def gxx(self) -> Compiler:
+        """The C++ compiler. Raises CaptureUnavailable."""
+        if not self.parts.gxx:
+            raise CaptureUnavailable("There is no C++ compiler to build the GPU's part with.", INSTALL_GXX)
+        return self.parts.gxx[0]
+
+    def nvcc(self) -> Compiler:
+        """The newest nvcc that the driver takes code of. Raises CaptureUnavailable."""
+        if not self.parts.nvcc:
+            raise CaptureUnavailable("There is no nvcc to build the GPU's part with.", INSTALL)
+        newest = self.driver.cuda[0]
+        # Within a major version, older drivers run newer compilers' machine code.
+        fitting = [nvcc for nvcc in self.parts.nvcc if not newest or nvcc.version[0] <= newest]
+        if not fitting:
+            found = _text(self.parts.nvcc[0].version)
+            raise CaptureUnavailable(
+                f"nvcc {found} is too new for this driver (CUDA {_text(self.driver.cuda)}).",
+                _install_nvcc(self.driver.cuda),
+            )
+        if fitting[0].mixed:
+            raise CaptureUnavailable(
+                f"nvcc {_text(fitting[0].version)} does not work with {' and '.join(fitting[0].mixed)}.",
+                _install_nvcc(fitting[0].version),
+            )
+        return fitting[0]
+
+    def part(self, name: str) -> Part:
+        """`sanitizer` or `cupti`: the newest that is not newer than the driver. Raises CaptureUnavailable."""
+        found: list[Part] = getattr(self.parts, name)
+        title, package = _NAMES[name]
+        if not found:
+            raise CaptureUnavailable(f"{title} is not installed.", INSTALL)
+        newest = self.driver.cuda
+        for part in found:
+            if newest == (0, 0) or part.version is None or part.version <= newest:
+                return part
+        raise CaptureUnavailable(
+            f"{title} is of CUDA {_text(found[-1].version)}, and the driver of CUDA {_text(newest)}.",
+            _pip(newest, package),
+        )
+
+    def architectures(self) -> tuple[str, ...]:
+        """Those of the GPUs present. Raises CaptureUnavailable if there are none."""
+        if not self.driver.gpus:
+            raise CaptureUnavailable(
+                f"There is no GPU that CUDA sees: {self.driver.error or 'the driver names none'}.",
+                "nvidia-smi   shows whether the driver sees one.",
+            )
+        return self.driver.architectures
+
+    def build_host(self, name: str, sources: Sequence[Path], against: Sequence[str] = ()) -> Path:
+        """A library that the command's process loads, of C++ `sources`, linked to the parts `against`.
+
+        Raises CaptureUnavailable.
+        """
+        gxx, parts = self.gxx(), [self.part(part) for part in against]
+        include = [f"-I{folder}" for folder in dict.fromkeys(source.parent for source in sources)]
+        for part in parts:
+            include += [f"-isystem{folder}" for folder in part.include]
+        libraries = [str(part.library) for part in parts]
+        libraries += [f"-Wl,-rpath,{part.library.parent}" for part in parts]
+        command = [str(gxx.path), *_HOST_OPTIONS, *include, *map(str, sources), *libraries, "-ldl"]
+        told = [gxx.words, *(_text(part.version) for part in parts)]
+        return self._build(name, ".so", sources, command, told)
+
+    def build_patches(
+        self,
+        name: str,
+        source: Path,
+        architectures: Sequence[str] = (),
+        defines: Mapping[str, int] | None = None,
+    ) -> Path:
+        """Device patches of a .cu source as a fatbin with code for `architectures`, such as `sm_90`.
+
+        Those of the GPUs present if none are named. `defines` are the preprocessor's names. Raises
+        CaptureUnavailable.
+        """
+        wanted = architectures or self.architectures()
+        self.gxx()  # nvcc runs it
+        nvcc, sanitizer = self.nvcc(), self.part("sanitizer")
+        known = _codes(nvcc)
+        codes = list(dict.fromkeys(_code_for(wish, known, nvcc) for wish in wanted))
+        targets = [f"-gencode=arch=compute_{code[3:]},code={code}" for code in codes]
+        include = [f"-I{source.parent}"] + [f"-I{folder}" for folder in sanitizer.include]
+        macros = [f"-D{macro}={value}" for macro, value in (defines or {}).items()]
+        command = [str(nvcc.path), *_PATCH_OPTIONS, *macros, *targets, *include, str(source)]
+        return self._build(name, ".fatbin", [source], command, [nvcc.words, _text(sanitizer.version)])
+
+    def _build(
+        self, name: str, ending: str, sources: Sequence[Path], command: list[str], told: list[str]
+    ) -> Path:
+        folder = cache_folder(self.owner)
+        path = folder / f"{name}-{_digest(sources, command, told)}{ending}"
+        if path.is_file():
+            check_safe(path, self.owner)
+            return path
+        self._run(["mkdir", "-p", "--", str(folder)], f"{folder} cannot be made")
+        check_safe(folder, self.owner)
+        unfinished = folder / f".{name}-{secrets.token_hex(8)}{ending}"
+        try:
+            self._run([*command, "-o", str(unfinished)], f"{name} could not be built")
+            self._run(["mv", "-fT", "--", str(unfinished), str(path)], f"{path} cannot be written")
+        finally:
+            with suppress(OSError):
+                unfinished.unlink()
+        check_safe(path, self.owner)
+        return path
+
+    def _run(self, command: list[str], failure: str) -> None:
+        """Run it as the owner, with files that nobody else can write."""
+        environment = {**os.environ, "HOME": str(self.owner.home), "LC_ALL": "C"}
+        try:
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_BUILD_TIMEOUT_S,
+                umask=0o022,
+                env=environment,
+                cwd="/",
+                **self.owner.run_as,
+            )
+        except subprocess.TimeoutExpired:
+            raise CaptureUnavailable(
+                f"{failure}: no end after {_BUILD_TIMEOUT_S} s.", "Is the machine busy? Try again."
+            ) from None
+        except (OSError, subprocess.SubprocessError) as error:
+            raise CaptureUnavailable(f"{failure}: {error}.", f"Does {command[0]} work?") from None
+        if done.returncode:
+            raise CaptureUnavailable(
+                f"{failure}: {_first_error(done.stderr)}.", f"Try it: {' '.join(command)}"
+            )
+
+
+def this_toolchain() -> Toolchain:
+    """What this machine has, for whom the command runs as."""
+    return Toolchain(ask_driver(), find_parts(), owner())
+
+
+def cache_folder(user: Owner) -> Path:
+    """Where a user's builds are kept."""
+    named = os.environ.get("XDG_CACHE_HOME", "")
+    # sudo -E passes the caller's on; without it, root's own is not the caller's either.
+    base = Path(named) if named.startswith("/") else user.home / ".cache"
+    return base / "tracepipe"
+
+
+def check_safe(path: Path, user: Owner) -> None:
+    """Raise CaptureUnavailable if others than the owner and root could have written it, or can replace it."""
+    real = path.resolve()
+    for place in (real, *real.parents):
+        try:
+            status = place.lstat()
+        except OSError as error:
+            raise CaptureUnavailable(f"{place} cannot be used: {error}.", f"rm -r {path.parent}") from None
+        # A sticky folder, as /tmp is, lets others add files but not replace this one.
+        writable = status.st_mode & 0o022 and not (
+            stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
+        )
+        if status.st_uid not in (0, user.uid) or writable:
+            raise CaptureUnavailable(
+                f"{place} can be written by others, and code from it would run in the command.",
+                f"chmod go-w {place}   or another folder: XDG_CACHE_HOME=…",
+            )
+
+
+def _digest(sources: Sequence[Path], command: list[str], told: list[str]) -> str:
+    """Of all that decides what comes out: sources, headers beside them, exports, compilers, options."""
+    digest = hashlib.sha256()
+    headers = {header for source in sources for header in source.parent.glob("*.h")}
+    for file in (*sources, *sorted(headers), _EXPORTS):
+        content = file.read_bytes()
+        digest.update(f"{file.name} {len(content)}\n".encode())
+        digest.update(content)
+    digest.update("\n".join([platform.machine(), *command, *told]).encode())
+    return digest.hexdigest()[:16]
+
+
+def _codes(nvcc: Compiler) -> list[str]:
+    """The architectures that a compiler makes machine code for: `sm_75`, …"""
+    try:
+        said = subprocess.run(
+            [str(nvcc.path), "--list-gpu-code"], capture_output=True, text=True, timeout=20, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [word for word in said.stdout.split() if word[3:].isdigit()]
+
+
+def _code_for(wish: str, known: list[str], nvcc: Compiler) -> str:
+    """The architecture itself or, of the same major version, the newest before it, whose code it runs."""
+    if not wish.startswith("sm_") or not wish[3:].isdigit():
+        raise CaptureUnavailable(f"{wish} is no architecture of a GPU.", "Name it as sm_90.")
+    number = int(wish[3:])
+    fitting = [int(code[3:]) for code in known if number // 10 * 10 <= int(code[3:]) <= number]
+    if not fitting:
+        raise CaptureUnavailable(f"nvcc {_text(nvcc.version)} makes no code for {wish}.", INSTALL)
+    return f"sm_{max(fitting)}"
+
+
+def _first_error(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    told = [line for line in lines if "error" in line.lower()] or lines
+    return told[0].rstrip(".") if told else "it says nothing"
+
+
+def _text(version: Version | None) -> str:
+    return f"{version[0]}.{version[1]}" if version else "unknown version"
+
+
+def _pip(cuda: Version, *packages: str) -> str:
+    """Until 12 the packages had the version in the name."""
+    suffix = "" if cuda[0] >= 13 else f"-cu{cuda[0]}"
+    return "pip install " + " ".join(f"'{package}{suffix}=={_text(cuda)}.*'" for package in packages)
+
+
+def _install_nvcc(cuda: Version) -> str:
+    """PyPI has nvcc from 13.0 on; it does not name the versions of the packages that it needs."""
+    if cuda[0] < 13:
+        return f"apt install cuda-nvcc-{cuda[0]}-{cuda[1]}   (from NVIDIA's repository)"
+    return _pip(cuda, "nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-crt")

@@ -1,0 +1,231 @@
+"""CUDA's functions as an injected library sees them: what is recorded of each, and where it finds that.
+
+A tool gets a function's parameters as a struct, in C's layout. `native/api_parameters.txt` says where each
+one lies, the shipped sets of hooks which of them are recorded; together they become the table that the
+library reads, a line for a function with arguments:
+
+    cuMemAlloc_v2 8+8 out0+8
+    cuLaunchKernel 0+8 8+4,12+4 16+4,20+4 24+4,28+4 32+4 40+8
+    cuLaunchKernelEx through0 8+8 @0+4,@4+4 @8+4,@12+4 @16+4,@20+4 @24+4 @32+8
+
+    OFFSET+BYTES            a word of the record; with a comma two halves of one, as slots.py packs them
+    @OFFSET+BYTES           in the struct that the pointer at `through` points to
+    outOFFSET+BYTES         a pointer, and how much of what it points to is read when the call has succeeded
+    textOFFSET              a pointer to a text
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from tracepipe.errors import CaptureUnavailable
+from tracepipe.hooks.hook import Argument, FilePlace, Hook, Probe, Signature
+from tracepipe.hooks.index import HookIndex
+from tracepipe.hooks.sets import HookSet, load_set
+from tracepipe.hooks.slots import slots
+
+ARGUMENTS_VARIABLE: Final = "TRACEPIPE_GPU_ARGUMENTS"
+_PARAMETERS: Final = Path(__file__).parents[1] / "native/api_parameters.txt"
+_WORD_BYTES: Final = 8
+# Launches whose sizes are in a struct that their first parameter points to: the struct, the arguments in it.
+_GRID: Final = tuple(f"{what}.{axis}" for what in ("grid", "block") for axis in "xyz")
+_CONFIGURED: Final = {
+    "cuLaunchKernelEx": (
+        "CUlaunchConfig",
+        (*((name, "u32") for name in _GRID), ("shared_bytes", "u32"), ("stream", "ptr")),
+    ),
+    "cudaLaunchKernelExC": (
+        "cudaLaunchConfig",
+        (("grid", "dim3"), ("block", "dim3"), ("shared_bytes", "u64"), ("stream", "ptr")),
+    ),
+}
+# Positions of what is in such a struct, beyond those of the call itself.
+_POINTED_FROM: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter in its function's struct. `pointed_bytes`: of what it points to, 0 if that has no size."""
+
+    offset: int
+    size_bytes: int
+    pointed_bytes: int = 0
+
+    @property
+    def words(self) -> int:
+        """Positions that it takes, as `Argument.position` counts them: a dim3 has two."""
+        return 2 if _WORD_BYTES < self.size_bytes <= 2 * _WORD_BYTES else 1
+
+
+@dataclass(frozen=True, slots=True)
+class ApiCall:
+    """A function: its probe, with the arguments that the library can find, and its line of the table."""
+
+    probe: Probe
+    line: str
+
+    @property
+    def words(self) -> int:
+        """Words of arguments in a record of its entry."""
+        return len(slots(self.probe.signature))
+
+
+class ApiCalls:
+    """The functions of the driver API and the runtime. `values` has the names of results and directions."""
+
+    def __init__(self) -> None:
+        self._sets = _indexed_sets()
+        self.values: Mapping[str, Mapping[int, str]] = {
+            kind: names for hooks, _ in self._sets for kind, names in hooks.values.items()
+        }
+        self._calls: dict[str, ApiCall] = {}
+
+    def find(self, name: str) -> ApiCall:
+        """The function of that name, also one that is not known: it has no arguments then."""
+        call = self._calls.get(name)
+        if call is None:
+            call = self._calls[name] = self._made(name)
+        return call
+
+    def without_arguments(self, name: str) -> Probe:
+        """The function's probe where its records have no words."""
+        hook = self._hook(name)
+        return _probe(name, replace(hook, effect="", signature=Signature((), hook.signature.result)))
+
+    def table(self) -> str:
+        """What the library reads."""
+        lines = (self.find(name).line for name in parameters())
+        return "".join(f"{line}\n" for line in lines if line)
+
+    def _hook(self, name: str) -> Hook:
+        hooks, index = self._sets[name.startswith(("cuda", "__cuda"))]
+        hook = index.find(name)
+        if hook is None:
+            return Hook("uprobe", hooks.hooks[0].library, name, "userspace")
+        return replace(hook, returns=True, condition=None)  # each call comes with its return
+
+    def _made(self, name: str) -> ApiCall:
+        hook, found = self._hook(name), parameters().get(name)
+        places = _Places(found or [])
+        arguments = hook.signature.arguments
+        config = _CONFIGURED.get(name.removesuffix("_ptsz"))
+        if config is not None and found:
+            arguments += places.through(parameters()[config[0]], config[1])
+        kept = tuple(argument for argument in arguments if places.holds(argument))
+        if not kept:
+            return ApiCall(self.without_arguments(name), "")
+        signature = Signature(kept, hook.signature.result)
+        effect = hook.effect if kept == arguments else ""
+        line = " ".join([name, *places.words(signature)])
+        return ApiCall(_probe(name, replace(hook, signature=signature, effect=effect)), line)
+
+
+def write_table(table: str, folder: Path) -> Path:
+    """A new file in `folder` with the table, which every user may read. Raises CaptureUnavailable."""
+    try:
+        descriptor, name = tempfile.mkstemp(prefix="tracepipe-gpu-arguments-", dir=folder)
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            os.fchmod(descriptor, 0o644)
+            file.write(table)
+    except OSError as error:
+        raise CaptureUnavailable(
+            f"The table of CUDA's functions cannot be written: {error}.", f"Is there room in {folder}?"
+        ) from None
+    return Path(name)
+
+
+class _Places:
+    """Where the positions of a function's arguments are."""
+
+    def __init__(self, found: list[Parameter]) -> None:
+        self._at: dict[int, tuple[str, Parameter]] = {}
+        position = 0
+        for parameter in found:
+            position = self._put(position, "", parameter)
+        self._through = ""
+
+    def through(self, found: list[Parameter], named: tuple[tuple[str, str], ...]) -> tuple[Argument, ...]:
+        """The arguments in the struct that the first parameter points to."""
+        pointer = self._at[0][1]
+        known = [p for p in found if p.offset + p.size_bytes <= pointer.pointed_bytes]
+        self._through = f"through{pointer.offset}"
+        arguments, position = [], _POINTED_FROM
+        for (name, kind), parameter in zip(named, known, strict=False):
+            arguments.append(Argument(name, position, kind))
+            position = self._put(position, "@", parameter)
+        return tuple(arguments)
+
+    def holds(self, argument: Argument) -> bool:
+        """Whether the argument, all of it, is in what may be read."""
+        place = self._at.get(argument.position)
+        if place is None:
+            return False
+        _, parameter = place
+        if argument.out:
+            return parameter.pointed_bytes * 8 >= argument.bits
+        if argument.kind == "str":
+            return parameter.pointed_bytes == 1
+        if argument.kind == "dim3":
+            return argument.position + 1 in self._at
+        return parameter.size_bytes * 8 >= argument.bits
+
+    def words(self, signature: Signature) -> Iterator[str]:
+        """The words of the function's line."""
+        if self._through:
+            yield self._through
+        for slot in slots(signature):
+            halves = [slot.low] if slot.high is None else [slot.low, slot.high]
+            yield ",".join(self._load(position) for position in halves)
+        for argument in signature.arguments:
+            offset = self._at[argument.position][1].offset
+            if argument.out:
+                yield f"out{offset}+{argument.bits // 8}"
+            elif argument.kind == "str":
+                yield f"text{offset}"
+
+    def _put(self, position: int, prefix: str, parameter: Parameter) -> int:
+        """Take a parameter in, word by word; the position after it."""
+        for word in range(parameter.words):
+            skipped = word * _WORD_BYTES
+            size_bytes = min(parameter.size_bytes - skipped, _WORD_BYTES)
+            part = Parameter(parameter.offset + skipped, size_bytes, parameter.pointed_bytes)
+            self._at[position + word] = prefix, part
+        return position + parameter.words
+
+    def _load(self, position: int) -> str:
+        prefix, parameter = self._at[position]
+        return f"{prefix}{parameter.offset}+{parameter.size_bytes}"
+
+
+@cache
+def _indexed_sets() -> tuple[tuple[HookSet, HookIndex], ...]:
+    """Those of the driver API and of the runtime."""
+    sets = [load_set(name) for name in ("cuda-driver", "cuda-runtime")]
+    return tuple((hooks, HookIndex(hooks.hooks, hooks.variants)) for hooks in sets)
+
+
+@cache
+def parameters() -> dict[str, list[Parameter]]:
+    """Function → its parameters, as far as all versions of CUDA that were looked at agree."""
+    found = {}
+    for line in _PARAMETERS.read_text(encoding="ascii").splitlines():
+        if not line.startswith("#"):
+            name, *words = line.split(" ")
+            found[name] = [_parameter(word) for word in words]
+    return found
+
+
+def _parameter(word: str) -> Parameter:
+    place, _, pointed_bytes = word.partition(">")
+    offset, size_bytes = place.split("+")
+    return Parameter(int(offset), int(size_bytes), int(pointed_bytes or 0))
+
+
+def _probe(name: str, hook: Hook) -> Probe:
+    return Probe(name, hook.name or name, FilePlace(hook.library, 0), hook)

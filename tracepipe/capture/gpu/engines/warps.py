@@ -1,0 +1,280 @@
+"""The `warps` engine: entry and every exit of each warp, recorded by a library on Compute Sanitizer's API.
+
+The CUDA driver loads the library into the command (`native/warps.cpp` says how it works); this side keeps
+the channel and turns what comes into lines. No root, no PTX, no change of the program.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from tracepipe.capture.engines.engine import Loss
+from tracepipe.capture.gpu.engines import warp_records as layout
+from tracepipe.capture.gpu.engines.api_calls import ARGUMENTS_VARIABLE, ApiCalls, write_table
+from tracepipe.capture.gpu.engines.call_lines import CallLines
+from tracepipe.capture.gpu.engines.gpu_numbers import GpuNumbers, numbers_of
+from tracepipe.capture.gpu.engines.kernel_name import short_kernel_name
+from tracepipe.capture.gpu.engines.transport import (
+    INJECTION_VARIABLE,
+    KIND_CLOCK,
+    KIND_GPU,
+    KIND_NAME,
+    KIND_NOTE,
+    NAME,
+    Channel,
+    GpuRecord,
+    read_name,
+    records,
+    text,
+)
+from tracepipe.capture.gpu.engines.warp_options import WarpOptions
+
+_LAYERS: Final = {
+    layout.KIND_WARPS: "gpu_warp",
+    layout.KIND_KERNEL: "gpu_kernel",
+    layout.KIND_CALL_ENTER: "userspace",
+    layout.KIND_CALL_EXIT: "userspace",
+}
+_END: Final = orjson.OPT_APPEND_NEWLINE
+_CHANNEL_FULL: Final = "the channel to the capture process was full"
+_TYPES: Final = {2: "H", 4: "I", 8: "Q"}  # width in bytes → array's type of a column
+# Streams that every context has, by handle: CU_STREAM_LEGACY is the same as 0, and CU_STREAM_PER_THREAD.
+_KNOWN_STREAMS: Final = {0: 0, 1: 0, 2: 2}
+_FIRST_OTHER_STREAM: Final = 3
+
+
+class GpuRecording:
+    """A channel that a command is told of by its environment, and what comes through it."""
+
+    name = "sanitizer"
+    layers = frozenset({"userspace", "memory", "transfer", "gpu_kernel", "gpu_warp"})
+
+    def __init__(
+        self,
+        library: Path,
+        patches: Path,
+        options: WarpOptions | None = None,
+        *,
+        owner: tuple[int, int] | None = None,
+        gpus: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        """`library` and `patches` are the built native code, the patches with the options' `defines`. `owner`
+        (user, group): who the command runs as. `gpus`: those that there are, as a header has them. Raises
+        TracepipeError for options that cannot be used, CaptureUnavailable.
+        """
+        self._options = options or WarpOptions()
+        self._options.check()
+        self._library, self._patches = library, patches
+        self.gpus = gpus
+        self.clocks: Sequence[str] = [f"globaltimer:{gpu['index']}" for gpu in gpus] or ["globaltimer:0"]
+        api = ApiCalls()
+        self._channel = Channel.create(owner=owner)
+        self._table = write_table(api.table(), self._channel.path.parent)
+        self._asked_ns = time.monotonic_ns()
+        self._renderer = WarpRenderer(numbers_of(gpus), api)
+
+    def environment(self) -> dict[str, str]:
+        """What to add to the command's environment, before it starts."""
+        built = {
+            INJECTION_VARIABLE: str(self._library.absolute()),
+            "TRACEPIPE_GPU_PATCHES": str(self._patches.absolute()),
+            ARGUMENTS_VARIABLE: str(self._table),
+        }
+        return built | self._options.environment() | self._channel.environment()
+
+    def collect(self, *, is_final: bool = False) -> bytes:
+        """Whole records since the last call; never waits. `is_final`: the command has ended."""
+        return self._channel.collect(is_final=is_final)
+
+    def renderer(self) -> WarpRenderer:
+        """The decoder of what `collect` gives; used on another thread."""
+        return self._renderer
+
+    def lost(self) -> list[Loss]:
+        """What found no room in the channel since the last call."""
+        before_ns, self._asked_ns = self._asked_ns, time.monotonic_ns()
+        return [
+            Loss(_LAYERS.get(kind), count, before_ns, self._asked_ns, _CHANNEL_FULL)
+            for kind, count in self._channel.dropped().items()
+        ]
+
+    def stop(self) -> None:
+        """Take no more: a command that goes on is not held up any longer."""
+        self._channel.say_closed()
+
+    def close(self) -> None:
+        """Give the channel back, and what the command found beside it."""
+        self._channel.close()
+        self._table.unlink(missing_ok=True)
+
+
+class _Process:
+    """What is known of a traced process: its names, its streams, its GPUs, and the launch that its warps
+    belong to.
+    """
+
+    def __init__(self) -> None:
+        self.names: dict[int, str] = {}
+        self.streams = dict(_KNOWN_STREAMS)
+        self.gpus: dict[int, int] = {}
+        self.launch = 0
+        self.of_launch: dict[str, Any] = {}
+
+    def name(self, number: int) -> str:
+        return self.names.get(number, f"unknown {number:#x}")
+
+    def stream(self, handle: int) -> int:
+        return self.streams.setdefault(handle, _FIRST_OTHER_STREAM + len(self.streams) - len(_KNOWN_STREAMS))
+
+
+class WarpRenderer:
+    """Turns chunks of records into lines.
+
+    `counts` and `losses` have events by layer, a warp counting one; `notes` what the library had to say;
+    `gpus` the GPUs that were met, as a header lists them.
+    """
+
+    def __init__(self, gpus: Mapping[str, int], api: ApiCalls | None = None) -> None:
+        self.counts: dict[str, int] = {}
+        self._calls = CallLines(self.counts, api)
+        self.losses: dict[str, int] = {}
+        self.notes: list[str] = []
+        self._numbers = GpuNumbers(gpus)
+        self._processes: dict[int, _Process] = {}
+        self._short: dict[str, str] = {}
+
+    @property
+    def gpus(self) -> list[dict[str, Any]]:
+        """The GPUs that were met, as a header has them."""
+        return self._numbers.met
+
+    def learn(self, chunk: bytes) -> None:
+        """Nothing: each process's records are in order."""
+
+    def count(self, chunk: bytes) -> int:
+        """Events in a chunk."""
+        count = 0
+        for record in records(chunk):
+            if record.kind == layout.KIND_WARPS:
+                count += layout.read_warp_count(record.payload)
+            else:
+                count += record.kind in _LAYERS
+        return count
+
+    def render(self, chunk: bytes) -> bytes:
+        """JSON lines of one chunk."""
+        lines: list[bytes] = []
+        for record in records(chunk):
+            process = self._processes.get(record.pid)
+            if process is None:
+                process = self._processes[record.pid] = _Process()
+            if record.kind == layout.KIND_CALL_ENTER or record.kind == layout.KIND_CALL_EXIT:
+                lines.append(self._call(process, record).encode())
+            else:
+                lines += [orjson.dumps(line, option=_END) for line in self._lines(process, record)]
+        return b"".join(lines)
+
+    def _lines(self, process: _Process, record: GpuRecord) -> Iterator[dict[str, Any]]:
+        kind, payload = record.kind, record.payload
+        if kind == layout.KIND_WARPS:
+            yield self._warps(process, payload)
+        elif kind == layout.KIND_KERNEL:
+            yield from self._kernel(process, record)
+        elif kind == layout.KIND_LOST_WARPS:
+            yield self._lost(record)
+        elif kind == KIND_CLOCK:
+            gpu, source_ns, low_ns, high_ns = layout.CLOCK.unpack_from(payload)
+            clock = f"globaltimer:{process.gpus.get(gpu, gpu)}"
+            pair = {"source_ns": source_ns, "host_lo_ns": low_ns, "host_hi_ns": high_ns}
+            yield {"type": "clock", "clock": clock, **pair}
+        elif kind == KIND_NAME:
+            number, name = read_name(payload)
+            process.names[number] = name
+        elif kind == KIND_GPU:
+            index, number = self._numbers.meet(payload)
+            process.gpus[index] = number
+        elif kind == KIND_NOTE:
+            self.notes.append(text(payload))
+
+    def _call(self, process: _Process, record: GpuRecord) -> str:
+        (name,) = NAME.unpack_from(record.payload)
+        if record.kind == layout.KIND_CALL_EXIT:
+            return self._calls.leave(record, process.name(name))
+        kernel = layout.CALL_ENTER.unpack_from(record.payload)[2]
+        launched = self._kernel_name(process.name(kernel)) if kernel else ""
+        return self._calls.enter(record, process.name(name), launched)
+
+    def _kernel(self, process: _Process, record: GpuRecord) -> Iterator[dict[str, Any]]:
+        kernel = layout.read_kernel(record.payload)
+        gpu = process.gpus.get(kernel.gpu, kernel.gpu)
+        full_name = process.name(kernel.name)
+        process.launch = kernel.launch
+        process.of_launch = {
+            "name": self._kernel_name(full_name),
+            "clock": f"globaltimer:{gpu}",
+            "gpu": gpu,
+            "stream": process.stream(kernel.stream),
+            "launch": kernel.launch,
+            "pid": record.pid,
+            "grid": list(kernel.grid),
+            "block": list(kernel.block),
+        }
+        if not kernel.begun:
+            return
+        self._add("gpu_kernel", 1)
+        args: dict[str, Any] = {"warps": kernel.begun, "function": full_name}
+        if kernel.cluster not in ((0, 0, 0), (1, 1, 1)):
+            args["cluster"] = list(kernel.cluster)
+        if kernel.launched_by:
+            args["launched_by"] = layout.LAUNCHED_BY[kernel.launched_by]
+        if kernel.whole < kernel.warps:
+            args["warps_not_whole"] = kernel.warps - kernel.whole
+        span = {"type": "gpu_kernel", "phase": "X", "dur_ns": kernel.end_ns - kernel.start_ns}
+        yield {"ts_ns": kernel.start_ns, **span, **process.of_launch, "args": args}
+
+    def _warps(self, process: _Process, payload: memoryview) -> dict[str, Any]:
+        launch, base_ns, warps, columns = layout.read_warps(payload)
+        of_launch = process.of_launch
+        if process.launch != launch:  # its record was lost
+            of_launch = {"name": "unknown", "launch": launch}
+        self._add("gpu_warp", warps)
+        values = {name: _integers(width, column) for name, width, column in columns}
+        if "first_warp" in values:
+            (first,) = values.pop("first_warp")
+            values = {"warp": list(range(first, first + warps))} | values
+        return {"ts_ns": base_ns, "type": "gpu_warp", **of_launch, **values}
+
+    def _lost(self, record: GpuRecord) -> dict[str, Any]:
+        launch, _, why, count = layout.LOST_WARPS.unpack_from(record.payload)
+        self.losses["gpu_warp"] = self.losses.get("gpu_warp", 0) + count
+        reason = layout.LOST_WHY.get(why, f"reason {why}")
+        if launch:  # else it is of many
+            reason = f"launch {launch}: {reason}"
+        return {
+            "type": "loss",
+            "layer": "gpu_warp",
+            "ts_ns": record.time_ns,
+            "count": count,
+            "reason": reason,
+        }
+
+    def _kernel_name(self, name: str) -> str:
+        short = self._short.get(name)
+        if short is None:
+            short = self._short[name] = short_kernel_name(name)
+        return short
+
+    def _add(self, layer: str, count: int) -> None:
+        self.counts[layer] = self.counts.get(layer, 0) + count
+
+
+def _integers(width: int, column: memoryview) -> list[int]:
+    values = array(_TYPES[width])
+    values.frombytes(column)
+    return values.tolist()

@@ -1,0 +1,1 @@
+"""Totals of a running capture, for the live view."""

@@ -1,0 +1,301 @@
+"""Totals of what is recorded, while it is recorded: straight from the records, without lines.
+
+    ring ──chunk──▶ Totals.add ──▶ open calls by thread ──▶ durations by function ──▶ histograms
+
+In plain Python a record costs 0.45 µs, which is 2.2 million a second on one core. Where they come faster,
+chunks are only counted (0.13 µs a record), and it is said how many latencies that left out.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tracepipe.capture.engines.engine import Loss
+from tracepipe.capture.live.histogram import Histogram
+from tracepipe.capture.live.threads import SchedulerTotals, ThreadTotal
+from tracepipe.capture.machine.threads import comm_of
+from tracepipe.capture.records.record import (
+    CALL_ENTER,
+    CALL_RETURN,
+    EVENT,
+    MIGRATE,
+    SWITCH_IN,
+    SWITCH_OUT,
+    SYSCALL_ENTER,
+    SYSCALL_EXIT,
+    THREAD_IDS,
+    THREAD_NAME,
+    THREAD_NEW,
+    WAKEUP,
+)
+from tracepipe.hooks.hook import Probe, TracepointPlace
+
+# Of a record, ts_ns │ tid │ tgid │ id │ kind │ a[0] │ a[1]; all of it is drawn in record.py.
+_READ = struct.Struct("<8xQIIIB3xQQ16x")
+_KIND_OF = struct.Struct("<24xIB35x")  # id │ kind
+_SCHEDULER = frozenset({SWITCH_OUT, SWITCH_IN, WAKEUP, MIGRATE})
+_SETTLE = 4096  # durations of a function that are put into its histogram at once
+_DEPTH_MAX = 256  # a thread nests 64 uretprobes at most, and some kprobes; more is what never returns
+_TRIM_BYTES = 4 << 20  # of records, between looks at what does not return
+
+_Open = tuple[int, int]
+"""A call in progress: its probe or number, and when it was entered."""
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionTotal:
+    """Calls of one function, or hits of a tracepoint, which have no durations.
+
+    `count` calls were entered: `latencies` has those that were measured, `open_count` are in progress, the
+    longest of them since `oldest_ns`, and `unmeasured` are the rest: their returns were lost, not recorded or
+    only counted.
+    """
+
+    layer: str
+    name: str
+    count: int
+    latencies: Histogram
+    open_count: int = 0
+    oldest_ns: int = 0
+    unmeasured: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All totals at one instant of CLOCK_MONOTONIC. `counts` are events by layer, as a file has them."""
+
+    now_ns: int
+    start_ns: int
+    layers: tuple[str, ...] = ()
+    functions: list[FunctionTotal] = field(default_factory=list)
+    threads: list[ThreadTotal] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    losses: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def unmeasured(self) -> int:
+        """Calls without a latency that have ended or were lost sight of."""
+        return sum(function.unmeasured for function in self.functions)
+
+
+class _Calls:
+    """Entries and returns of one kind: functions by probe, or system calls by number."""
+
+    def __init__(self) -> None:
+        self.entered: defaultdict[int, int] = defaultdict(int)
+        self.durations: defaultdict[int, list[int]] = defaultdict(list)
+        self.unpaired: defaultdict[int, int] = defaultdict(int)  # returns whose entry is not known
+        self.latencies: defaultdict[int, Histogram] = defaultdict(Histogram)
+
+    def settle(self, at_least: int) -> None:
+        """Move durations into the histograms, of those that have so many."""
+        for number, durations in self.durations.items():
+            if len(durations) >= at_least:
+                if min(durations, default=0) < 0:  # a method whose records are out of order
+                    ordered = [duration_ns for duration_ns in durations if duration_ns >= 0]
+                    self.unpaired[number] += len(durations) - len(ordered)
+                    durations[:] = ordered
+                self.latencies[number].add(durations)
+                durations.clear()
+
+    def returned(self, number: int) -> int:
+        """Returns that were recorded, measured or not."""
+        histogram = self.latencies.get(number)
+        return self.unpaired.get(number, 0) + (histogram.count if histogram else 0)
+
+
+class Totals:
+    """Adds up records. Not for two threads at once."""
+
+    def __init__(
+        self,
+        probes: Sequence[Probe],
+        syscalls: Mapping[int, str],
+        start_ns: int,
+        layers: tuple[str, ...],
+        *,
+        name_of: Callable[[int, int], str] = comm_of,
+    ) -> None:
+        """`name_of(pid, tid)` names threads that ran before, and whose names no record tells."""
+        self._probes, self._syscalls, self._start_ns, self._layers = probes, syscalls, start_ns, layers
+        self._instants = frozenset(
+            index
+            for index, probe in enumerate(probes)
+            if not probe.hook.returns or isinstance(probe.place, TracepointPlace)
+        )
+        self._functions, self._kernel = _Calls(), _Calls()
+        self._stacks: dict[int, list[_Open]] = {}
+        self._in_syscall: dict[int, _Open] = {}
+        self._has_scheduler = "scheduler" in layers
+        self._scheduler = SchedulerTotals(start_ns, name_of)
+        self._losses: dict[str, int] = {}
+        self._untrimmed_bytes = 0
+
+    def add(self, chunk: bytes) -> None:
+        """Count and measure whole records."""
+        entered, durations = self._functions.entered, self._functions.durations
+        numbers, spans = self._kernel.entered, self._kernel.durations
+        stacks, in_syscall, instants = self._stacks, self._in_syscall, self._instants
+        for ts_ns, tid, tgid, number, kind, a0, a1 in _READ.iter_unpack(chunk):
+            if kind == CALL_ENTER:
+                entered[number] += 1
+                if number in instants:
+                    continue
+                if tid in stacks:
+                    stacks[tid].append((number, ts_ns))
+                else:
+                    stacks[tid] = [(number, ts_ns)]
+            elif kind == CALL_RETURN:
+                stack = stacks.get(tid)
+                if stack and stack[-1][0] == number:
+                    durations[number].append(ts_ns - stack.pop()[1])
+                else:
+                    self._return_below(stack, number, ts_ns)
+            elif kind == SYSCALL_ENTER:
+                numbers[number] += 1
+                in_syscall[tid] = number, ts_ns
+            elif kind == SYSCALL_EXIT:
+                begun = in_syscall.pop(tid, None)
+                if begun is not None and begun[0] == number:
+                    spans[number].append(ts_ns - begun[1])
+                else:
+                    self._kernel.unpaired[number] += 1
+            elif kind in _SCHEDULER:
+                if self._scheduler.add(kind, ts_ns, tid, tgid, a0, a1):
+                    self._forget_thread(tid)
+            elif kind == EVENT:
+                entered[number] += 1
+            elif kind in (THREAD_NEW, THREAD_NAME, THREAD_IDS):
+                if kind == THREAD_NEW:
+                    self._forget_thread(tid)  # an id that is used again
+                if self._has_scheduler:
+                    self._scheduler.learn(kind, tid, tgid, a0, a1)
+        self._functions.settle(_SETTLE)
+        self._kernel.settle(_SETTLE)
+        self._untrimmed_bytes += len(chunk)
+        if self._untrimmed_bytes > _TRIM_BYTES:
+            self._untrimmed_bytes = 0
+            self._trim()
+
+    def count(self, chunk: bytes) -> None:
+        """Count whole records, and measure nothing: calls in progress are lost sight of."""
+        for (number, kind), times in Counter(_KIND_OF.iter_unpack(chunk)).items():
+            if kind in (CALL_ENTER, EVENT):
+                self._functions.entered[number] += times
+            elif kind == CALL_RETURN:
+                self._functions.unpaired[number] += times
+            elif kind == SYSCALL_ENTER:
+                self._kernel.entered[number] += times
+            elif kind == SYSCALL_EXIT:
+                self._kernel.unpaired[number] += times
+            elif kind in _SCHEDULER:
+                self._scheduler.events += times
+        self.forget(None)
+
+    def lose(self, loss: Loss) -> None:
+        """Note a loss that lies between the records before and those to come.
+
+        A full ring has its gap where the reader stopped. What was open there may have returned unseen, and
+        must not be paired with a later return.
+        """
+        layer = loss.layer or "unknown"
+        self._losses[layer] = self._losses.get(layer, 0) + loss.count
+        self.forget(loss.layer)
+
+    def forget(self, layer: str | None) -> None:
+        """Lose sight of what is in progress in a layer, in all if None."""
+        if layer in (None, "syscall"):
+            self._in_syscall.clear()
+        if layer in (None, "scheduler"):
+            self._scheduler.forget()
+        if layer is None:
+            self._stacks.clear()
+        else:
+            kept = {
+                tid: [o for o in stack if self._layer(o[0]) != layer] for tid, stack in self._stacks.items()
+            }
+            self._stacks = {tid: stack for tid, stack in kept.items() if stack}
+
+    @property
+    def losses(self) -> dict[str, int]:
+        """Layer → events lost."""
+        unreported = self._scheduler.unreported
+        return self._losses | (
+            {"scheduler": self._losses.get("scheduler", 0) + unreported} if unreported else {}
+        )
+
+    def counts(self) -> dict[str, int]:
+        """Layer → events."""
+        counts: defaultdict[str, int] = defaultdict(int)
+        for calls in (self._functions, self._kernel):
+            calls.settle(1)
+            for number in {*calls.entered, *calls.unpaired}:
+                layer = self._layer(number) if calls is self._functions else "syscall"
+                counts[layer] += calls.entered[number] + calls.returned(number)
+        if self._scheduler.events:
+            counts["scheduler"] += self._scheduler.events
+        return dict(counts)
+
+    def snapshot(self, now_ns: int) -> Snapshot:
+        """All totals as of now."""
+        counts = self.counts()
+        self._trim()
+        open_calls: defaultdict[int, list[int]] = defaultdict(list)
+        for stack in self._stacks.values():
+            for number, entered_ns in stack:
+                open_calls[number].append(entered_ns)
+        open_syscalls: defaultdict[int, list[int]] = defaultdict(list)
+        for number, entered_ns in self._in_syscall.values():
+            open_syscalls[number].append(entered_ns)
+        functions = [
+            self._total(self._functions, number, self._layer(number), self._name(number), open_calls)
+            for number in self._functions.entered
+        ]
+        functions += [
+            self._total(self._kernel, n, "syscall", self._syscalls.get(n, f"syscall {n}"), open_syscalls)
+            for n in self._kernel.entered
+        ]
+        threads = self._scheduler.threads(now_ns)
+        return Snapshot(now_ns, self._start_ns, self._layers, functions, threads, counts, dict(self.losses))
+
+    def _total(
+        self, calls: _Calls, number: int, layer: str, name: str, in_progress: Mapping[int, list[int]]
+    ) -> FunctionTotal:
+        count, latencies = calls.entered[number], calls.latencies[number].copy()
+        entered_ns = in_progress.get(number, [])
+        unmeasured = count - latencies.count - len(entered_ns)
+        if calls is self._functions and number in self._instants:
+            unmeasured = 0
+        oldest_ns = min(entered_ns, default=0)
+        return FunctionTotal(layer, name, count, latencies, len(entered_ns), oldest_ns, unmeasured)
+
+    def _return_below(self, stack: list[_Open] | None, number: int, ts_ns: int) -> None:
+        """A return of a call that is not the thread's innermost: those inside it have ended unseen."""
+        for depth in range(len(stack or ()) - 1, -1, -1):
+            assert stack is not None
+            if stack[depth][0] == number:
+                self._functions.durations[number].append(ts_ns - stack[depth][1])
+                del stack[depth:]
+                return
+        self._functions.unpaired[number] += 1
+
+    def _trim(self) -> None:
+        """Let go of threads without open calls, and of the outermost calls of those that have too many."""
+        for tid, stack in list(self._stacks.items()):
+            if not stack:
+                del self._stacks[tid]
+            elif len(stack) > _DEPTH_MAX:
+                del stack[:-_DEPTH_MAX]
+
+    def _forget_thread(self, tid: int) -> None:
+        self._stacks.pop(tid, None)
+        self._in_syscall.pop(tid, None)
+
+    def _layer(self, number: int) -> str:
+        return self._probes[number].layer if number < len(self._probes) else "userspace"
+
+    def _name(self, number: int) -> str:
+        return self._probes[number].name if number < len(self._probes) else f"probe {number}"

@@ -1,0 +1,1 @@
+"""What this machine is, what runs on it, and what its refusals mean."""

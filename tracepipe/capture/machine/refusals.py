@@ -1,0 +1,256 @@
+"""Why the kernel refused something that capture asked for, and what mends it: the one place that reads errno.
+
+    operation ──┐
+    errno ──────┼──▶ first fitting line of _REASONS ──▶ what happened, what to do
+    machine ────┘
+
+Measured on 6.1 and 6.18: without privileges bpf(2) answers EPERM and perf_event_open(2) EACCES; a filter of
+system calls answers EPERM (Docker's) or ENOSYS (newer ones) for both.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from tracepipe.capture.machine.facts import Machine, this_machine
+from tracepipe.errors import CaptureUnavailable
+
+ENOTSUPP = 524
+"""The kernel's own number, in no errno.h."""
+_CONTAINER_FLAGS = "--privileged"
+SUDO = 'sudo -E env "PATH=$PATH" tracepipe …'
+"""Finds tracepipe and the command in a virtual environment too; sudo alone has a search path of its own."""
+_OLDEST = (5, 15)  # bpf_get_attach_cookie
+
+
+class Operation(Enum):
+    """What was asked for; ANY where the caller does not know which."""
+
+    MAP = "a map"
+    PROGRAM = "a program"
+    UPROBES = "probes on functions of a file at once"
+    UPROBE = "a probe on a function of a file"
+    KPROBES = "probes on kernel functions at once"
+    KPROBE = "a probe on a kernel function"
+    TRACEPOINT = "a tracepoint"
+    TRACEFS = "tracefs"
+    ANY = "a probe"
+
+
+_UPROBE = frozenset({Operation.UPROBES, Operation.UPROBE, Operation.ANY})
+_KPROBE = frozenset({Operation.KPROBES, Operation.KPROBE, Operation.ANY})
+_PERF = frozenset({Operation.UPROBE, Operation.KPROBE, Operation.TRACEPOINT})
+_MULTI = frozenset({Operation.UPROBES, Operation.KPROBES})
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    operation: Operation
+    error: OSError
+    machine: Machine
+
+    @property
+    def is_denial(self) -> bool:
+        return self.error.errno in (errno.EPERM, errno.EACCES)
+
+    @property
+    def is_root(self) -> bool:
+        return self.machine.euid == 0
+
+    @property
+    def is_contained(self) -> bool:
+        return bool(self.machine.container) or self.machine.is_initial_pid_namespace is False
+
+
+@dataclass(frozen=True, slots=True)
+class _Reason:
+    """If `fits`: what happened, with {what} and {error} filled in, and what to do."""
+
+    fits: Callable[[_Case], bool]
+    happened: str
+    mend: str
+
+
+def _is(*numbers: int) -> Callable[[_Case], bool]:
+    return lambda case: case.error.errno in numbers
+
+
+def _of(operations: frozenset[Operation], *numbers: int) -> Callable[[_Case], bool]:
+    return lambda case: case.operation in operations and case.error.errno in numbers
+
+
+def _lacks_memlock(case: _Case) -> bool:
+    """Before 5.11 maps counted against RLIMIT_MEMLOCK, and too little of it was EPERM."""
+    limit = case.machine.memlock_bytes
+    return (
+        case.error.errno in (errno.EPERM, errno.ENOMEM)
+        and (0, 0) < case.machine.kernel < (5, 11)
+        and limit is not None
+        and 0 <= limit < 64 << 20
+        and case.is_root
+        and case.operation in (Operation.MAP, Operation.PROGRAM, Operation.ANY)
+    )
+
+
+def _is_filtered(case: _Case) -> bool:
+    may = case.machine.has("CAP_SYS_ADMIN")
+    return bool(case.machine.seccomp) and (case.error.errno == errno.ENOSYS or (case.is_denial and may))
+
+
+# The first that fits holds: particular ones before general ones.
+_REASONS = (
+    _Reason(
+        _lacks_memlock,
+        "The memory that this process may lock is too little for {what} on this kernel.",
+        "ulimit -l unlimited",
+    ),
+    _Reason(
+        lambda case: case.is_denial and case.machine.lockdown == "confidentiality" and case.is_root,
+        "The kernel is locked down (confidentiality) and lets nobody trace: {error}.",
+        "Boot without lockdown=confidentiality (with Secure Boot: mokutil --disable-validation).",
+    ),
+    _Reason(
+        _is_filtered,
+        "A filter of system calls (seccomp) does not let this process have {what}: {error}.",
+        f"Start the container with {_CONTAINER_FLAGS} (or --security-opt seccomp=unconfined).",
+    ),
+    _Reason(
+        _is(errno.ENOSYS),
+        "This kernel has no bpf or perf_event_open system call.",
+        "Use a kernel with CONFIG_BPF_SYSCALL and CONFIG_PERF_EVENTS.",
+    ),
+    _Reason(
+        lambda case: (
+            case.is_denial
+            and case.operation in _PERF
+            and not case.machine.has("CAP_SYS_ADMIN")
+            and case.machine.has("CAP_BPF")
+            and case.machine.has("CAP_PERFMON")
+        ),
+        "With CAP_BPF and CAP_PERFMON but without CAP_SYS_ADMIN there is not {what}: {error}.",
+        f"{SUDO}   (or Linux 6.6, where functions are probed without perf events)",
+    ),
+    _Reason(
+        lambda case: case.is_denial and not case.is_root,
+        "Capture with eBPF needs root: {error}.",
+        SUDO,
+    ),
+    _Reason(
+        lambda case: case.is_denial and case.machine.is_initial_user_namespace is False,
+        "Root of a user namespace (a rootless container) does not get {what}: {error}.",
+        f"Be root outside of it: sudo, or sudo podman run {_CONTAINER_FLAGS} …",
+    ),
+    _Reason(
+        lambda case: case.is_denial and case.is_contained and not case.machine.has("CAP_SYS_ADMIN"),
+        "This container does not let its root have {what}: {error}.",
+        f"Start the container with {_CONTAINER_FLAGS}.",
+    ),
+    _Reason(
+        lambda case: case.is_denial and not case.machine.has("CAP_SYS_ADMIN"),
+        "This process is root without CAP_SYS_ADMIN, and does not get {what}: {error}.",
+        f"Run it with all capabilities; a container with {_CONTAINER_FLAGS}.",
+    ),
+    _Reason(
+        lambda case: case.is_denial,
+        "A security policy of this machine does not let this process have {what}: {error}.",
+        "Look for the denial in the log of SELinux, AppArmor or the container: journalctl -k -g denied",
+    ),
+    _Reason(
+        _is(errno.EMFILE),
+        "This process may not have enough open files for {what}.",
+        "ulimit -n 8192",
+    ),
+    _Reason(_is(errno.ENFILE), "The system has too many open files.", "sysctl fs.file-max=1000000"),
+    _Reason(
+        _is(errno.ENOMEM),
+        "The kernel has no memory for {what}: {error}.",
+        "Give --ring-bytes a smaller size, or the container (cgroup memory.max) a larger one.",
+    ),
+    _Reason(
+        _of(_UPROBE | _KPROBE, ENOTSUPP),
+        "The first instruction of the function cannot be probed.",
+        "Leave the function out: --exclude NAME.",
+    ),
+    _Reason(
+        lambda case: (
+            case.error.errno == errno.ENOENT and str(case.error.filename or "").endswith("uprobe/type")
+        ),
+        "This kernel has no uprobes.",
+        "Use a kernel with CONFIG_UPROBES and CONFIG_UPROBE_EVENTS.",
+    ),
+    _Reason(
+        lambda case: (
+            case.error.errno == errno.ENOENT and str(case.error.filename or "").endswith("kprobe/type")
+        ),
+        "This kernel has no kprobes.",
+        "Use a kernel with CONFIG_KPROBES and CONFIG_KPROBE_EVENTS; the other layers work without.",
+    ),
+    _Reason(
+        _of(_UPROBE - {Operation.ANY}, errno.ENOENT),
+        "The file to probe does not exist here: {error}.",
+        "Check the path; a container's files are others than its host's.",
+    ),
+    _Reason(
+        _of(_KPROBE - {Operation.ANY}, errno.ENOENT, errno.EADDRNOTAVAIL, errno.ESRCH),
+        "The kernel has no function of that name that can be probed: {error}.",
+        "tracepipe hooks test HOOK   shows which functions there are.",
+    ),
+    _Reason(
+        _of(frozenset({Operation.TRACEPOINT, Operation.TRACEFS}), errno.ENOENT, errno.ENODEV),
+        "The kernel does not show its tracepoints: {error}.",
+        f"mount -t tracefs none /sys/kernel/tracing   (a container needs {_CONTAINER_FLAGS})",
+    ),
+    _Reason(
+        lambda case: (
+            case.error.errno in (errno.EINVAL, errno.E2BIG) and (0, 0) < case.machine.kernel < _OLDEST
+        ),
+        "Linux {release} is too old for {what}.",
+        "Use Linux 5.15 or later.",
+    ),
+    _Reason(
+        _of(_MULTI, errno.EINVAL, errno.EOPNOTSUPP, errno.E2BIG),
+        "This kernel cannot set {what}; they are set one by one, which detaches slowly.",
+        "Use Linux 6.6 or later (kernel functions: 5.18 with CONFIG_FPROBE).",
+    ),
+    _Reason(
+        _of(frozenset({Operation.UPROBE}), errno.EINVAL),
+        "The place to probe is not in the code of the file: {error}.",
+        "Is the file the one that is loaded? Reinstall the library if it was replaced.",
+    ),
+    _Reason(
+        _of(frozenset({Operation.PROGRAM}), errno.EINVAL),
+        "The kernel's verifier refused {what}: {error}.",
+        "Try --method bcc or --method bpftrace, and report it with this message.",
+    ),
+    _Reason(
+        _is(errno.EBUSY),
+        "Another tool holds {what}: {error}.",
+        "End other tracers (perf, bpftrace, ftrace) and try again.",
+    ),
+)
+
+
+def explain(operation: Operation, error: OSError, machine: Machine | None = None) -> CaptureUnavailable:
+    """What the kernel's answer to `operation` means on this machine, and the one thing that mends it."""
+    case = _Case(operation, error, machine or this_machine())
+    words = {"what": operation.value, "error": _text(error), "release": case.machine.release}
+    for reason in _REASONS:
+        if reason.fits(case):
+            return CaptureUnavailable(reason.happened.format(**words), reason.mend)
+    return CaptureUnavailable(
+        "The kernel refused {what}: {error}.".format(**words),
+        "Check the kernel: it needs CONFIG_UPROBES, CONFIG_BPF_EVENTS, CONFIG_FTRACE_SYSCALLS.",
+    )
+
+
+def _text(error: OSError) -> str:
+    """`Operation not permitted (EPERM)`, with the verifier's words where there are any."""
+    number = error.errno or 0
+    name = "ENOTSUPP" if number == ENOTSUPP else errno.errorcode.get(number, str(number))
+    said = error.strerror or os.strerror(number)
+    where = f" of {error.filename}" if error.filename else ""
+    return f"{said.rstrip('.')} ({name}){where}"

@@ -1,0 +1,52 @@
+"""The threads that run already, as /proc shows them, and the pid namespace that it is seen from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from tracepipe.capture.engines.engine import Scope
+
+_PROC = Path("/proc")
+_INITIAL_PID_NAMESPACE = 4026531836  # PROC_PID_INIT_INO of include/linux/proc_ns.h, the same on every kernel
+
+
+class Thread(NamedTuple):
+    """A thread and its process."""
+
+    tid: int
+    pid: int
+
+
+def own_namespace() -> tuple[int, int] | None:
+    """Device and inode of this process's pid namespace; None for the initial one, whose ids are the
+    kernel's.
+    """
+    status = (_PROC / "self/ns/pid").stat()
+    return None if status.st_ino == _INITIAL_PID_NAMESPACE else (status.st_dev, status.st_ino)
+
+
+def running_threads(scope: Scope) -> Iterator[Thread]:
+    """Threads that a scope means and that run already; none of this process."""
+    for pid in scope.pids if scope.kind == "pids" else _processes():
+        if pid == os.getpid() or (scope.kind == "comm" and comm_of(pid) != scope.comm[:15]):
+            continue
+        try:
+            tids = [int(path.name) for path in (_PROC / str(pid) / "task").iterdir()]
+        except OSError:  # it ended
+            continue
+        yield from (Thread(tid, pid) for tid in tids)
+
+
+def comm_of(pid: int, tid: int = 0) -> str:
+    """Name of a thread, of a process's first one if none is given; "" if it ended."""
+    try:
+        return (_PROC / f"{pid}/task/{tid or pid}/comm").read_text(errors="replace").rstrip("\n")
+    except OSError:
+        return ""
+
+
+def _processes() -> list[int]:
+    return [int(path.name) for path in _PROC.iterdir() if path.name.isdigit()]

@@ -1,0 +1,165 @@
+"""From what was asked to what an engine has to attach."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tracepipe.capture.engines.engine import (
+    ALL_LAYERS,
+    DEFAULT_LAYERS,
+    CaptureRequest,
+    Engine,
+    Notify,
+    Plan,
+    Scope,
+)
+from tracepipe.capture.find.library import LibrarySearch
+from tracepipe.capture.find.python_packages import python_of
+from tracepipe.capture.find.resolve import resolve
+from tracepipe.capture.machine.threads import running_threads
+from tracepipe.errors import CaptureUnavailable, TracepipeError
+from tracepipe.hooks.hook import FilePlace, KernelPlace, Probe, Selection
+from tracepipe.hooks.sets import HookSet, load_set, read_hooks
+
+# Layer → the shipped sets that have its functions. Where one place is in two sets, the first has it.
+LAYER_SETS: dict[str, tuple[str, ...]] = {
+    "userspace": ("cuda-driver", "cuda-runtime"),
+    "kernel": ("nvidia-kmod",),
+    "scheduler": ("context-switch", "nvidia-kmod"),
+}
+_DRIVER_API = "cuda-driver"
+_RUNTIME = "libcudart.so"
+_SLOW_TO_ATTACH = {"bpftrace"}
+"""Engines that take 10 ms and more a probe to attach, and 0.1 s to detach."""
+_ALWAYS = {"syscall", "scheduler"}
+"""Layers that every kernel has tracepoints for."""
+
+
+def layers_here() -> tuple[str, ...]:
+    """All layers, without `kernel` where the driver cannot be probed."""
+    driver = resolve([load_set("nvidia-kmod")], LibrarySearch(), is_partial=True)
+    return ALL_LAYERS if any(probe.layer == "kernel" for probe in driver.probes) else DEFAULT_LAYERS
+
+
+def plan_of(
+    engine: Engine,
+    request: CaptureRequest,
+    command_pid: int,
+    notify: Notify,
+    told: frozenset[str] = frozenset(),
+) -> tuple[Plan, dict[str, str]]:
+    """The plan, and the layers that cannot be recorded: layer → why.
+
+    `command_pid` is the held process of the request's command, `told` what is recorded without probes. Raises
+    CaptureUnavailable where nothing can be recorded, TracepipeError for a hook that is wrong or finds
+    nothing.
+    """
+    scope = _scope(request, command_pid)
+    libraries = _libraries(request, scope)
+    users = read_hooks(list(request.hooks))
+    # What a hook asks for is recorded whatever the layers are.
+    hooked = {hook.layer for hooks in users for hook in hooks.hooks}
+    layers = tuple(layer for layer in ALL_LAYERS if layer in request.layers or layer in hooked)
+    names = dict.fromkeys(
+        name
+        for layer in layers
+        for name in LAYER_SETS.get(layer, ())
+        if layer in request.layers and layer not in told
+    )
+    shipped = [load_set(name) for name in names]
+    selection = resolve(
+        [*users, *shipped], libraries, only=request.only, exclude=request.exclude, notify=notify
+    )
+    _check_found(users, selection)
+    theirs = {hook.origin for hooks in users for hook in hooks.hooks}
+    probes = [
+        probe
+        for probe in (_in_layer(found, request.layers) for found in selection.probes)
+        if probe.hook.origin in theirs or probe.layer in request.layers
+    ]
+    if engine.name in _SLOW_TO_ATTACH:
+        probes = _likely(probes, libraries, notify)
+    missing = _missing(layers, {probe.layer for probe in probes}, selection)
+    missing = {layer: reason for layer, reason in missing.items() if layer not in told}
+    missing |= {
+        layer: f"the {engine.name} engine does not record it"
+        for layer in layers
+        if layer not in engine.layers and layer not in told
+    }
+    for layer, reason in missing.items():
+        notify(f"no {layer} layer: {reason}")
+    if "userspace" not in missing and _DRIVER_API in selection.unresolved:
+        notify(f"no CUDA driver calls: {selection.unresolved[_DRIVER_API]}; --library names the file")
+    layers = tuple(layer for layer in layers if layer not in missing)
+    if not layers and not told:
+        reasons = "; ".join(f"{layer}: {reason}" for layer, reason in missing.items())
+        raise CaptureUnavailable(
+            f"None of the layers that were asked for can be recorded: {reasons}.",
+            "tracepipe doctor says what each layer needs.",
+        )
+    ring_bytes = 1 << (max(request.ring_bytes, 4096) - 1).bit_length()
+    values = {kind: names for hooks in reversed([*users, *shipped]) for kind, names in hooks.values.items()}
+    kept = [probe for probe in probes if probe.layer in layers]
+    own = tuple(layer for layer in request.layers if layer in _ALWAYS and layer in layers)
+    return Plan(layers, own, kept, scope, request.filters, ring_bytes, values), missing
+
+
+def _in_layer(probe: Probe, layers: tuple[str, ...]) -> Probe:
+    """A probe in the layer that it is recorded under.
+
+    Without the scheduler's layer, the driver's own scheduling is the driver's: it tells what its threads do
+    for whom.
+    """
+    if probe.layer != "scheduler" or "scheduler" in layers or not isinstance(probe.place, KernelPlace):
+        return probe
+    return replace(probe, hook=replace(probe.hook, layer="kernel"))
+
+
+def _scope(request: CaptureRequest, command_pid: int) -> Scope:
+    if request.command:
+        return Scope("command", (command_pid,), children=request.children)
+    if request.pids:
+        return Scope("pids", request.pids, children=request.children)
+    if request.comm:
+        return Scope("comm", comm=request.comm, children=request.children)
+    return Scope("system")
+
+
+def _libraries(request: CaptureRequest, scope: Scope) -> LibrarySearch:
+    pids = request.pids
+    if scope.kind == "comm":
+        pids = tuple({thread.pid for thread in running_threads(scope)})
+    return LibrarySearch(request.command or None, pids, request.libraries)
+
+
+def _likely(probes: list[Probe], libraries: LibrarySearch, notify: Notify) -> list[Probe]:
+    """Without a CUDA runtime that is only somewhere on the machine: a program could load it, but hardly does.
+
+    One that Python's packages bring is loaded when they are.
+    """
+    programs = libraries.programs()
+    if libraries.is_loaded(_RUNTIME) or any(python_of(program) for program in programs):
+        return probes
+    unlikely = set(libraries.find(_RUNTIME)) - set(programs)
+    likely = [p for p in probes if not (isinstance(p.place, FilePlace) and p.place.path in unlikely)]
+    if len(likely) < len(probes):
+        notify(f"not probed: {', '.join(sorted(unlikely))}, which it does not need; --library names it")
+    return likely
+
+
+def _check_found(users: list[HookSet], selection: Selection) -> None:
+    """A hook of the user's own that names nothing here is a mistake, told before anything is run."""
+    names = {hooks.name for hooks in users if not hooks.is_shipped}
+    for place, reason in selection.unresolved.items():
+        if place in names or place.partition(", ")[0] in names:
+            raise TracepipeError(f"{place}: {reason}", "tracepipe hooks list 'PATTERN' shows what there is.")
+
+
+def _missing(layers: tuple[str, ...], found: set[str], selection: Selection) -> dict[str, str]:
+    missing = {}
+    for layer in layers:
+        if layer in found or layer in _ALWAYS:
+            continue
+        reasons = [selection.unresolved[name] for name in LAYER_SETS[layer] if name in selection.unresolved]
+        missing[layer] = "; ".join(dict.fromkeys(reasons)) or "none of its functions is wanted"
+    return missing

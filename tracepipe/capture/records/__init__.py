@@ -1,0 +1,1 @@
+"""Records of the probes as lines of an event file."""

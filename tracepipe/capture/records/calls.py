@@ -1,0 +1,222 @@
+"""Records of calls as text: names, arguments, results, and what a call did to memory.
+
+Everything of a probe that does not change is put together once. What belongs to an entry and did not fit into
+its record (`more`, `texts`, `served`) stands before it, and is kept here by thread until then.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+
+from tracepipe.capture.records.effects import Effects
+from tracepipe.hooks.hook import Argument, Probe, Signature, TracepointPlace
+from tracepipe.hooks.slots import Slot, Value, argument_text, slots
+
+_TEXT_CHUNK_BYTES = 31
+_HANDLE, _SYMBOL, _FUNCTION = "handle", "symbol", "function"
+
+Head = str
+"""`"type":…,"name":…,"phase":…` of a line."""
+
+
+def opening(layer: str, name: str, phase: str) -> Head:
+    """The part of a line that names the event."""
+    return f'"type":"{layer}","name":{json.dumps(name)},"phase":"{phase}"'
+
+
+class Calls:
+    """What is written of each probe's records; one for a recording, as it keeps what threads are in."""
+
+    def __init__(self, probes: Sequence[Probe], values: Mapping[str, Mapping[int, str]]) -> None:
+        self.more: dict[int, tuple[int, tuple[int, ...]]] = {}
+        self.texts: dict[int, list[bytes]] = {}
+        self.served: dict[int, int] = {}
+        self.effective: set[int] = set()
+        self._values = values
+        self._texts_of: list[_ProbeTexts] = []
+        self._effects = Effects(values)
+        self._handles: dict[tuple[int, int], str] = {}
+        self._naming: dict[tuple[int, int], tuple[str, int]] = {}
+        for probe in probes:
+            self.add(probe)
+
+    def add(self, probe: Probe) -> int:
+        """Take in a probe that was met later; its number."""
+        number = len(self._texts_of)
+        self._texts_of.append(_ProbeTexts(probe, self._values))
+        if probe.hook.effect not in ("", "name"):
+            self.effective.add(number)
+        return number
+
+    def enter(
+        self, ts_ns: int, tid: int, tgid: int, number: int, torn: int, *first: int, kernel: str = ""
+    ) -> tuple[Head, str]:
+        """Head and `args` of an entry; `first` are its first four slots, `kernel` the name of the kernel that
+        it launches where the record itself tells.
+        """
+        probe = self._texts_of[number]
+        words: Sequence[int] = first
+        if torn:
+            self._drop(tid)
+        if probe.is_wide:
+            last, rest = self.more.pop(tid, (-1, ()))
+            words = first + (rest if last == number else (0, 0, 0, 0))
+        if number in self.effective:
+            self._effects.enter(tid, probe.probe, ts_ns, words)
+        members = probe.arguments(words)
+        if probe.is_plain and not torn and not self.served and not kernel:
+            return probe.enter, members and f',"args":{{{members}}}'
+        return probe.enter, _args(members, *self._further(probe, tid, tgid, number, words, torn, kernel))
+
+    def leave(self, tid: int, tgid: int, number: int, torn: int, result: int, out: int) -> tuple[Head, str]:
+        """Head and `args` of a return."""
+        probe = self._texts_of[number]
+        if torn:
+            self._drop(tid)
+        text = probe.result(result)
+        if probe.out is None and not self.served and not torn:
+            return probe.leave, text and f',"args":{{{text}}}'
+        named = self._naming.pop((tid, number), None)
+        if named is not None and not result & 0xFFFFFFFF:
+            self._handles[tgid, named[1] or out] = named[0]
+        shown = probe.out_text(out) if not result & 0xFFFFFFFF else ""
+        return probe.leave, _args(text, shown, self._for_whom(tid), '"args_lost":true' if torn else "")
+
+    def hit(self, number: int, *values: int) -> tuple[Head, str]:
+        """Head and `args` of a tracepoint's event."""
+        probe = self._texts_of[number]
+        members = probe.arguments(probe.packed(values))
+        return probe.enter, members and f',"args":{{{members}}}'
+
+    def effect(
+        self, ts_ns: int, tid: int, pid: int, shown_tid: int, cpu: int, number: int, result: int, out: int
+    ) -> str:
+        """The line of what a call that returned did; "" if it did nothing, or another line says it."""
+        probe = self._texts_of[number].probe
+        return self._effects.leave(tid, probe, ts_ns, cpu, result, out, pid, shown_tid) or ""
+
+    def _further(
+        self,
+        probe: _ProbeTexts,
+        tid: int,
+        tgid: int,
+        number: int,
+        words: Sequence[int],
+        torn: int,
+        kernel: str,
+    ) -> list[str]:
+        """What an entry's own record does not hold."""
+        members = []
+        text = self.texts.pop(tid, None) if probe.text else None
+        shown = _joined(text) if text is not None else ""
+        if shown:  # it is empty if it could not be read: its page was not there yet
+            members.append(f"{json.dumps(probe.text)}:{json.dumps(shown)}")
+            if probe.names:
+                self._naming[tid, number] = shown, probe.handle(words)
+                if not probe.probe.hook.returns:
+                    self._handles[tgid, probe.handle(words)] = shown
+        name = kernel
+        if not name and probe.function >= 0:
+            name = self._handles.get((tgid, words[probe.function]), "")
+        if name:
+            members.append(f'"kernel":{json.dumps(name)}')
+        members.append(self._for_whom(tid))
+        if torn:
+            members.append('"args_lost":true')
+        return members
+
+    def _for_whom(self, tid: int) -> str:
+        served = self.served.pop(tid, 0) if self.served else 0
+        return f'"for_pid":{served >> 32},"for_tid":{served & 0xFFFFFFFF}' if served else ""
+
+    def _drop(self, tid: int) -> None:
+        """What is kept for a thread may be another call's."""
+        for kept in (self.more, self.texts, self.served):
+            kept.pop(tid, None)
+
+
+class _ProbeTexts:
+    """What is written of one probe."""
+
+    def __init__(self, probe: Probe, values: Mapping[str, Mapping[int, str]]) -> None:
+        self.probe = probe
+        arguments = probe.signature.arguments
+        is_span = probe.hook.returns and not isinstance(probe.place, TracepointPlace)
+        self.enter = opening(probe.layer, probe.name, "B" if is_span else "I")
+        self.leave = opening(probe.layer, probe.name, "E")
+        self.arguments = argument_text(probe.signature, values)
+        self._slots = slots(probe.signature)
+        self.is_wide = len(self._slots) > 4
+        self.text = next((argument.name for argument in arguments if argument.kind == "str"), "")
+        self.out = next((argument for argument in arguments if argument.out), None)
+        # Made once: the formatter is generated code.
+        alone = self.out and Signature((Argument(self.out.name, 0, self.out.kind),))
+        self._out = argument_text(alone, values) if alone else None
+        self.function = _slot_named(_FUNCTION, arguments, self._slots)
+        self._handle = _slot_named(_HANDLE, arguments, self._slots)
+        self.names = probe.hook.effect == "name"
+        self.is_plain = not self.text and self.function < 0
+        self._result = _result_text(probe.signature.result, values)
+        self._results: dict[int, str] = {}
+
+    def result(self, register: int) -> str:
+        """Members of a return: results repeat."""
+        text = self._results.get(register)
+        if text is None:
+            text = self._result(register)
+            if len(self._results) < 256:
+                self._results[register] = text
+        return text
+
+    def out_text(self, value: int) -> str:
+        """The member that the `out` argument becomes."""
+        return self._out((value,)) if self._out else ""
+
+    def handle(self, words: Sequence[int]) -> int:
+        """The handle that gets a name, 0 where it is known at the return only."""
+        return words[self._handle] if self._handle >= 0 else 0
+
+    def packed(self, values: Sequence[int]) -> list[int]:
+        """A tracepoint's arguments, each in a word, as the slots of its signature."""
+        at = {argument.position: value for argument, value in zip(self._recorded, values, strict=False)}
+        return [
+            at[slot.low] if slot.high is None else at[slot.low] & 0xFFFFFFFF | at[slot.high] << 32
+            for slot in self._slots
+        ]
+
+    @property
+    def _recorded(self) -> tuple[Argument, ...]:
+        return self.probe.signature.arguments
+
+
+def _slot_named(name: str, arguments: Sequence[Argument], places: Sequence[Slot]) -> int:
+    """Index of the slot of the argument `name`, −1 if it has none."""
+    for argument in arguments:
+        if argument.name == name and not argument.out and argument.kind != "str":
+            return next((i for i, slot in enumerate(places) if slot.low == argument.position), -1)
+    return -1
+
+
+def _result_text(kind: str, values: Mapping[str, Mapping[int, str]]) -> Callable[[int], str]:
+    if not kind:
+        return lambda _: ""
+    read = Value("result", kind, 0, 0, Argument("result", 0, kind).bits).reader()
+    names = values.get(kind, {})
+
+    def text(register: int) -> str:
+        number = read((register,))
+        name = names.get(number)
+        return f'"result":{number}' + (f',"result_name":{json.dumps(name)}' if name else "")
+
+    return text
+
+
+def _joined(chunks: Sequence[bytes]) -> str:
+    """Text of TEXT records: every one but the last is full."""
+    return b"".join(chunk[:_TEXT_CHUNK_BYTES].split(b"\0", 1)[0] for chunk in chunks).decode(errors="replace")
+
+
+def _args(*members: str) -> str:
+    inner = ",".join(member for member in members if member)
+    return f',"args":{{{inner}}}' if inner else ""

@@ -1,0 +1,207 @@
+"""What calls did to memory: `memory` and `transfer` events, told when a call has returned and succeeded.
+
+    cudaMalloc ─────────────────────┐   one allocation: the innermost call that succeeded tells it, and those
+      cuMemAlloc_v2 ────────────┐   │   around it on the same thread with the same effect do not
+                                ▼   ▼
+                              alloc  (nothing)
+
+    name                               phase                         args
+    alloc, free, alloc_host, free_host I at the return               size, address, stream, call
+    set                                I at the return               size, address, value, stream, call
+    a direction (HtoD, …), else copy   X over the call; I at its     size, direction, from, to, stream, call
+                                       return if it is …Async
+
+A size is `size_bytes`, or a row of `width_bytes`, or elements (`count` or `width`) as wide as `value`; a row
+is taken `height` times. Where a copy's own direction is not known, that of the copy around it holds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+
+from tracepipe.hooks.hook import INTEGER_KINDS, Argument, Probe
+from tracepipe.hooks.slots import ValueNames, argument_text, values
+
+OPEN_CALLS_MAX = 64
+"""Calls of one thread that wait for their returns; calls of these kinds nest two or three deep. What is more
+lost its return, and the oldest are forgotten."""
+THREADS_MAX = 16384
+"""Threads of which something is kept; those met first are forgotten first."""
+
+_TRANSFER, _SET, _FREEING = "transfer", "set", ("free", "free_host")
+_UNDECIDED = "default"  # cudaMemcpyDefault: the driver finds the direction out from the addresses
+_SHOWN = {_TRANSFER: ("from", "to", "stream"), _SET: ("value", "stream")}
+_SHOWN_OF_MEMORY = ("stream",)
+
+Words = Sequence[int]
+
+
+class Effects:
+    """Follows the calls of probes with an effect, of all threads of a recording.
+
+    `value_names` are those of the plan: they name the directions.
+    """
+
+    def __init__(self, value_names: ValueNames | None = None) -> None:
+        self._names: ValueNames = value_names or {}
+        self._effects: dict[int, _Effect] = {}
+        self._threads: dict[int, _Thread] = {}
+
+    def enter(self, tid: int, probe: Probe, ts_ns: int, words: Words) -> None:
+        """A thread enters a call; `words` are those of its slots."""
+        thread = self._threads.get(tid)
+        if thread is None:
+            if len(self._threads) >= THREADS_MAX:
+                del self._threads[next(iter(self._threads))]
+            thread = self._threads[tid] = _Thread()
+        elif len(thread.open) >= OPEN_CALLS_MAX:
+            del thread.open[0]
+        thread.open.append((self._effect_of(probe), ts_ns, words))
+
+    def leave(
+        self, tid: int, probe: Probe, ts_ns: int, cpu: int, result: int, out: int, pid: int, shown_tid: int
+    ) -> str | None:
+        """The line of what the call did, None if nothing, or if a call inside it has told it.
+
+        `result` is the register, `out` what the `out` argument points to now; `pid` and `shown_tid` are what
+        is written. A call whose entry is not known is passed over; those inside it have lost their returns.
+        """
+        thread = self._threads.get(tid)
+        if thread is None:
+            return None
+        place = len(thread.open) - 1
+        while place >= 0 and thread.open[place][0].probe is not probe:
+            place -= 1
+        if place < 0:
+            return None
+        effect, entered_ns, words = thread.open[place]
+        del thread.open[place:]
+        # Entries can be told as late as the returns (a filter by duration): the times say what was inside.
+        if not effect.succeeded(result) or thread.told_ns.get(effect.kind, -1) > entered_ns:
+            return None
+        thread.told_ns[effect.kind] = ts_ns
+        where = f'"pid":{pid},"tid":{shown_tid},"cpu":{cpu}' if pid else f'"cpu":{cpu}'
+        if effect.kind == _TRANSFER:
+            direction = effect.direction(words) or thread.direction_around()
+            return effect.transfer_line(entered_ns, ts_ns, where, words, direction)
+        return effect.memory_line(ts_ns, where, words, out)
+
+    def _effect_of(self, probe: Probe) -> _Effect:
+        # By identity: to hash a probe is to hash all that its hook says. The effect keeps it alive.
+        effect = self._effects.get(id(probe))
+        if effect is None:
+            effect = self._effects[id(probe)] = _Effect(probe, self._names)
+        return effect
+
+
+class _Thread:
+    """Calls that a thread is in, outermost first, and when it last told each kind of effect."""
+
+    __slots__ = ("open", "told_ns")
+
+    def __init__(self) -> None:
+        self.open: list[tuple[_Effect, int, Words]] = []
+        self.told_ns: dict[str, int] = {}
+
+    def direction_around(self) -> str:
+        """The direction of the innermost copy that the thread is in, as far as one says it."""
+        for effect, _, words in reversed(self.open):
+            if effect.kind == _TRANSFER and (direction := effect.direction(words)):
+                return direction
+        return ""
+
+
+class _Effect:
+    """What one probe's calls do, and how it is read from their words."""
+
+    def __init__(self, probe: Probe, value_names: ValueNames) -> None:
+        hook = probe.hook
+        self.probe = probe
+        self.kind = hook.effect
+        self._values = values(probe.signature)
+        self._address = self._address_reader()
+        self._shown = argument_text(probe.signature, {}, _SHOWN.get(self.kind, _SHOWN_OF_MEMORY))
+        self._size = self._size_reader()
+        self._call = f'"call":{json.dumps(probe.symbol)}'
+        self._is_async = "Async" in probe.symbol
+        self._fixed_direction = hook.direction
+        chosen = self._values.get("direction")
+        self._chosen_direction = chosen.reader() if chosen is not None else None
+        self._directions = value_names.get(chosen.kind, {}) if chosen is not None else {}
+        self._result_mask = (1 << _bits(probe.signature.result)) - 1 if probe.signature.result else 0
+
+    def succeeded(self, result: int) -> bool:
+        """Whether the result is 0, which is success everywhere, or there is none."""
+        return not result & self._result_mask
+
+    def direction(self, words: Words) -> str:
+        """The way that a copy went, "" if the call does not say."""
+        if self._fixed_direction or self._chosen_direction is None:
+            return self._fixed_direction
+        name = self._directions.get(self._chosen_direction(words), "")
+        return "" if name == _UNDECIDED else name
+
+    def transfer_line(
+        self, entered_ns: int, ts_ns: int, where: str, words: Words, direction: str
+    ) -> str | None:
+        """The line of a copy, None for one of no bytes."""
+        size_bytes = self._size(words)
+        if size_bytes is None or size_bytes <= 0:
+            return None
+        name = json.dumps(direction or "copy")
+        when = f'"ts_ns":{ts_ns},"type":"transfer","name":{name},"phase":"I"'
+        if not self._is_async:
+            span = f'"phase":"X","dur_ns":{ts_ns - entered_ns}'
+            when = f'"ts_ns":{entered_ns},"type":"transfer","name":{name},{span}'
+        way = f',"direction":{name}' if direction else ""
+        return f'{{{when},{where},"args":{{"size":{size_bytes}{way}{self._members(words)}}}}}\n'
+
+    def memory_line(self, ts_ns: int, where: str, words: Words, out: int) -> str | None:
+        """The line of an allocation, a free or a fill; None where there was nothing to do."""
+        size_bytes, address = self._size(words), self._address(words, out)
+        is_nothing = not address if self.kind in _FREEING else size_bytes is not None and size_bytes <= 0
+        if is_nothing:  # to free it, and to allocate it, is allowed everywhere
+            return None
+        members = "" if size_bytes is None else f',"size":{size_bytes}'
+        if address:  # 0 is what an allocation has whose address could not be read
+            members += f',"address":{address}'
+        members += self._members(words)
+        when = f'"ts_ns":{ts_ns},"type":"memory","name":"{self.kind}","phase":"I"'
+        return f'{{{when},{where},"args":{{{members[1:]}}}}}\n'
+
+    def _members(self, words: Words) -> str:
+        shown = self._shown(words)
+        return f",{shown},{self._call}" if shown else f",{self._call}"
+
+    def _address_reader(self) -> Callable[[Words, int], int]:
+        """A reader of the address that a call is about, from its words or what it put out; 0 if not known."""
+        passed = self._values.get("address")
+        if passed is not None:
+            read = passed.reader()
+            return lambda words, out: read(words)
+        for argument in self.probe.signature.arguments:
+            if argument.out and argument.name == "address":
+                mask = (1 << argument.bits) - 1
+                return lambda words, out: out & mask
+        return lambda words, out: 0
+
+    def _size_reader(self) -> Callable[[Words], int | None]:
+        """A reader of the bytes that a call is about; it gives None if the arguments do not say."""
+        found = self._values
+        known = ("size_bytes", "width_bytes", "count", "width")
+        base = next((found[name] for name in known if name in found), None)
+        if base is None:
+            return lambda words: None
+        read = base.reader()
+        if base.name == "size_bytes":
+            return read
+        element_bytes = 1
+        if not base.name.endswith("_bytes") and "value" in found:
+            element_bytes = found["value"].bits // 8
+        height = found["height"].reader() if "height" in found else lambda words: 1
+        return lambda words: read(words) * element_bytes * height(words)
+
+
+def _bits(kind: str) -> int:
+    return Argument("", 0, kind).bits if kind in INTEGER_KINDS else 32

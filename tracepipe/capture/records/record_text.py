@@ -1,0 +1,86 @@
+"""What system calls and the scheduler say, as JSON text: the members of `args`."""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Callable
+
+from tracepipe.capture.records.syscalls import FUTEX_OPERATIONS, SYSCALL_ARGUMENTS
+from tracepipe.hooks.ioctl import decode_command
+
+# prev_state of sched_switch as kernels since 4.14 report it: bit → why the thread left the processor.
+_STATES = {
+    0x1: "sleeping",
+    0x2: "disk",
+    0x4: "stopped",
+    0x8: "traced",
+    0x10: "dead",
+    0x20: "zombie",
+    0x40: "parked",
+    0x80: "idle",
+    0x100: "preempted",
+}
+_LAST_ERROR = 4095  # results from −4095 to −1 are errors, in the kernel's convention
+
+Arguments = Callable[[int, int, int, int], str]
+"""The `args` of a call from its first four argument registers, with the comma before; "" for none."""
+
+
+def signed32(value: int) -> int:
+    """The lower half of a register as an int."""
+    value &= 0xFFFFFFFF
+    return value - (1 << 32) if value >> 31 else value
+
+
+def syscall_arguments(name: str) -> Arguments:
+    """A formatter of the arguments of a system call."""
+    if name == "ioctl":
+        return _ioctl_arguments()
+    if name == "futex":
+        return _futex_arguments
+    pieces = [
+        (f"{json.dumps(argument)}:", position) for argument, position in SYSCALL_ARGUMENTS.get(name, ())
+    ]
+
+    def arguments(*registers: int) -> str:
+        inner = ",".join([piece + str(registers[position]) for piece, position in pieces])
+        return f',"args":{{{inner}}}'
+
+    return arguments if pieces else lambda *_: ""
+
+
+def _ioctl_arguments() -> Arguments:
+    known: dict[int, str] = {}
+
+    def arguments(fd: int, command: int, _2: int, _3: int) -> str:
+        text = known.get(command)
+        if text is None:
+            text = json.dumps(decode_command(command), separators=(",", ":"))[1:]
+            known[command] = text
+        return f',"args":{{"fd":{signed32(fd)},{text}'
+
+    return arguments
+
+
+def _futex_arguments(address: int, operation: int, value: int, _3: int) -> str:
+    name = FUTEX_OPERATIONS.get(operation & 127)
+    shown = f'"{name}"' if name else str(operation & 127)
+    return f',"args":{{"address":{address},"op":{shown},"value":{value & 0xFFFFFFFF}}}'
+
+
+def syscall_result(register: int) -> str:
+    """The `args` of a system call's end, with the comma before."""
+    if register >> 63 and register >= (1 << 64) - _LAST_ERROR:
+        code = (1 << 64) - register
+        # Codes from 512 are the kernel's own (a call that a signal interrupts and restarts).
+        name = errno.errorcode.get(code, "restarted" if code >= 512 else "")
+        return f',"args":{{"result":-{code},"error":"{name}"}}'
+    return f',"args":{{"result":{register}}}'
+
+
+def state_text(prev_state: int) -> str:
+    """Why a thread left its processor."""
+    # More than one bit: the lowest is what the scheduler's own state letter shows.
+    lowest = prev_state & -prev_state
+    return _STATES.get(lowest, str(prev_state)) if prev_state else "runnable"

@@ -1,0 +1,113 @@
+"""The command line: its commands, each loaded when it is asked for, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from importlib import import_module
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from tracepipe import __version__
+from tracepipe.errors import TracepipeError
+from tracepipe.terminal.messages import say
+
+# Command → the module whose `app` has it. Any other command is a report.
+_PLACES = {
+    "convert": "tracepipe.cli.convert",
+    "open": "tracepipe.cli.convert",
+    "validate": "tracepipe.cli.convert",
+    "capture": "tracepipe.cli.capture",
+    "live": "tracepipe.cli.capture",
+    "doctor": "tracepipe.cli.capture",
+    "hooks": "tracepipe.cli.hooks",
+}
+_REPORTS = "tracepipe.cli.reports"
+
+
+class _Commands(TyperGroup):
+    """Loads what a command needs: all commands together take as long to load as a small file to convert."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        for place in dict.fromkeys((*_PLACES.values(), _REPORTS)):
+            self._load(place)
+        return list(self.commands)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in self.commands:  # the help asks for every one after it has the list
+            self._load(_PLACES.get(cmd_name, _REPORTS))
+        if cmd_name not in self.commands:
+            self.list_commands(ctx)  # so that what was meant can be suggested
+        return self.commands.get(cmd_name)
+
+    def _load(self, place: str) -> None:
+        loaded = typer.main.get_group(import_module(place).app).commands
+        self.commands.update({name: one for name, one in loaded.items() if name not in self.commands})
+
+
+app = typer.Typer(
+    name="tracepipe",
+    cls=_Commands,
+    help="One timeline from the CUDA call to the warp.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"tracepipe {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """One timeline from the CUDA call to the warp."""
+
+
+def _end(number: int, _: FrameType | None) -> None:
+    sys.exit(128 + number)
+
+
+def main() -> None:
+    """Run the command line and exit with its code."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # Half-written output goes, as at Ctrl-C. What nohup has the process ignore stays ignored.
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _end)
+    code = _exit_code()
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as e:
+        # The interpreter must not flush there again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0 if isinstance(e, BrokenPipeError) else 1
+        if code:
+            say(f"tracepipe: cannot write standard output: {e.strerror}")
+            say("  free some space, or write elsewhere")
+    sys.exit(code)
+
+
+def _exit_code() -> int | str | None:
+    """Of the command; errors that are not bugs have become two lines."""
+    try:
+        app(prog_name="tracepipe")
+    except TracepipeError as e:
+        say(f"tracepipe: {e}")
+        if e.hint:
+            say(f"  {e.hint}")
+        return e.exit_code
+    except SystemExit as e:
+        # Whoever read standard output and left has what it wanted; Typer makes exit 1 of that.
+        return 0 if isinstance(e.__context__, BrokenPipeError) else e.code
+    return 0

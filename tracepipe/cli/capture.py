@@ -1,0 +1,153 @@
+"""The commands that record, and the one that says whether that works here."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tracepipe.capture import CaptureRequest
+from tracepipe.cli.options import (
+    Command,
+    MethodOption,
+    OnGpus,
+    RingBytes,
+    Until,
+    UntilFull,
+    Which,
+    Whose,
+    read,
+    request_of,
+    with_groups,
+)
+from tracepipe.converters import CONVERTERS
+from tracepipe.errors import CaptureUnavailable, OutputError
+from tracepipe.recording.files import STANDARD, default_output, free_name, keeping
+from tracepipe.terminal.live_table import SORTS
+from tracepipe.terminal.messages import choices, say, status, text_of
+from tracepipe.units import duration_ns
+
+app = typer.Typer()
+_COMMAND_LAST = {"allow_interspersed_args": False}
+
+
+@app.command(context_settings=_COMMAND_LAST)
+@with_groups
+def capture(
+    *,
+    command: Command = None,
+    output: Annotated[
+        str, typer.Option("--output", "-o", help="Recording; by default PROGRAM.jsonl, numbered if taken.")
+    ] = "",
+    which: Which,
+    whose: Whose,
+    until: UntilFull,
+    method: MethodOption = "auto",
+    gpus: OnGpus,
+    ring_bytes: RingBytes = "",
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the output.")] = False,
+    then_open: Annotated[bool, typer.Option("--open", help="Convert the recording and open it.")] = False,
+    local: Annotated[bool, typer.Option("--local", help="With --open: a UI found on this machine.")] = False,
+) -> None:
+    """Run a command, or watch what runs, and record what it, the driver and the kernel do."""
+    from tracepipe.capture import capture as run_capture
+
+    request = request_of(command, which, whose, until, gpus, method=method, ring_bytes=ring_bytes)
+    target = output or free_name(_title(request), ".jsonl")
+    trace = default_output(target, CONVERTERS["perfetto"].suffix)
+    if then_open and target == STANDARD:
+        raise typer.BadParameter("a recording on standard output cannot be opened", param_hint="--open")
+    if then_open and not force and Path(trace).exists():  # said now, not when the capture is over
+        raise OutputError(f"{trace} exists", "--force overwrites it, -o names another recording")
+    with keeping(target, force=force) as sink:
+        summary = run_capture(request, sink, notify=say)
+    from tracepipe.recording.account_text import captured_lines
+
+    for line in captured_lines(target, summary):
+        say(line)
+    if then_open:
+        from tracepipe.cli.convert import convert_file
+        from tracepipe.recording.convert import ConvertOptions
+        from tracepipe.ui.serve import open_trace
+
+        convert_file(target, "perfetto", trace, force, ConvertOptions())
+        open_trace(Path(trace), local=local, browser=True, notify=say)
+
+
+Sort = choices("Sort", SORTS)
+
+
+@app.command(context_settings=_COMMAND_LAST)
+@with_groups
+def live(
+    *,
+    command: Command = None,
+    output: Annotated[str, typer.Option("--output", "-o", help="Also write the recording.")] = "",
+    sort: Annotated[Sort, typer.Option("--sort", help="What the functions are ordered by.")] = "total",  # type: ignore[valid-type]
+    top: Annotated[int | None, typer.Option("--top", min=1, metavar="N", help="So many functions.")] = None,
+    interval: Annotated[
+        str,
+        typer.Option("--interval", metavar="TIME", help="Time between two views; on a terminal 250ms."),
+    ] = "",
+    which: Which,
+    whose: Whose,
+    until: Until,
+    method: MethodOption = "auto",
+    ring_bytes: RingBytes = "",
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the output.")] = False,
+) -> None:
+    """Run a command, or watch what runs, and show counts, rates, latencies and losses as they come."""
+    from tracepipe.capture import capture as run_capture
+    from tracepipe.capture.live.sink import LiveSink
+    from tracepipe.terminal.live_view import live_view
+
+    request = request_of(command, which, whose, until, method=method, ring_bytes=ring_bytes)
+    interval_ns = read(interval, duration_ns, "--interval")
+    totals = LiveSink()
+    view = live_view(
+        totals,
+        sys.stderr if request.command else sys.stdout,  # what the command writes stays as it is
+        " ".join(request.command) or _title(request),
+        sort=text_of(sort),
+        top=top,
+        interval_s=interval_ns / 1e9 if interval_ns else None,
+    )
+    if output:
+        with keeping(output, force=force) as sink, view:
+            summary = run_capture(request, sink, notify=say, watchers=[totals])
+    else:
+        with view:
+            summary = run_capture(request, totals, notify=say)
+    if summary.exit_code:
+        raise typer.Exit(summary.exit_code)
+
+
+def _title(request: CaptureRequest) -> str:
+    """What a recording is called after."""
+    if request.command:
+        return Path(request.command[0]).name
+    return request.comm or ("system" if request.system else f"pid-{request.pids[0]}")
+
+
+@app.command()
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Try what capture needs on this machine: what works, what does not and why, and what mends it."""
+    from tracepipe import doctor as examination
+
+    with status(sys.stderr) as notify:
+        findings = examination.examine(notify=notify)
+    if as_json:
+        print(examination.as_json(findings))
+    else:
+        is_terminal = sys.stdout.isatty()
+        width = shutil.get_terminal_size().columns if is_terminal else 0
+        plain = not (sys.stdout.encoding or "").lower().startswith("utf")
+        for line in examination.report(findings, width=width, colours=is_terminal, ascii_only=plain):
+            print(line)
+    if not examination.can_capture(findings):
+        raise typer.Exit(CaptureUnavailable.exit_code)

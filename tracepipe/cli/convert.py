@@ -1,0 +1,127 @@
+"""The commands on files: convert a recording, check it, open a trace."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tracepipe.converters import CONVERTERS
+from tracepipe.layout.options import WARP_TRACKS, LayoutOptions
+from tracepipe.readers import READERS
+from tracepipe.recording.files import STANDARD, default_output, replacing
+from tracepipe.terminal.messages import choices, offsets, progress, say, text_of
+
+app = typer.Typer()
+
+Format = choices("Format", CONVERTERS)
+Source = choices("Source", READERS)
+WarpTracks = choices("WarpTracks", WARP_TRACKS)
+
+
+@app.command()
+def convert(
+    file: Annotated[str, typer.Argument(help="Recording: a path, or - for standard input.", metavar="FILE")],
+    to: Annotated[Format, typer.Option("--format", "-f", help="Output format.")] = "perfetto",  # type: ignore[valid-type]
+    output: Annotated[str, typer.Option("--output", "-o", help="Output; - is standard output.")] = "",
+    source: Annotated[Source | None, typer.Option("--from", help="Input format, if not by content.")] = None,  # type: ignore[valid-type]
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the output.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse input with a bad line.")] = False,
+    compress: Annotated[bool, typer.Option("--compress", help="Compress the packets (perfetto).")] = False,
+    warp_tracks: Annotated[
+        WarpTracks,  # type: ignore[valid-type]
+        typer.Option(
+            "--warp-tracks",
+            help="A track for each hardware slot, each warp of the grid, a count for each SM, or none.",
+        ),
+    ] = "auto",
+    thread_exits: Annotated[
+        bool, typer.Option("--thread-exits", help="Draw each exit of a warp's threads as an instant.")
+    ] = False,
+    assume_offset: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--assume-offset",
+            metavar="CLOCK=NS",
+            help="Place a clock without clock pairs: ns to add, or a host clock (globaltimer:0=realtime).",
+        ),
+    ] = None,
+) -> None:
+    """Turn a recording into a timeline."""
+    from tracepipe.recording.convert import ConvertOptions
+
+    options = ConvertOptions(
+        source_format=text_of(source) if source else "",
+        strict=strict,
+        compress=compress,
+        assumed=offsets(assume_offset or []),
+        layout=LayoutOptions(text_of(warp_tracks), thread_exits),
+    )
+    target = convert_file(file, text_of(to), output, force, options)
+    if target != STANDARD:
+        say(f"wrote {target}" + _how_to_open(target, text_of(to)))
+
+
+def _how_to_open(target: str, to: str) -> str:
+    if CONVERTERS[to].on_terminal:
+        return ""
+    where = "ui.perfetto.dev" if to == "perfetto" else "ui.perfetto.dev, chrome://tracing or speedscope.app"
+    return f": open it in {where}, or run tracepipe open {target}"
+
+
+def convert_file(file: str, to: str, output: str, force: bool, options: Any) -> str:
+    """Convert and report; returns the path of the output."""
+    from tracepipe.recording.convert import Conversion
+
+    form = CONVERTERS[to]
+    if options.compress and not form.can_compress:
+        raise typer.BadParameter(f"{to} has no compressed form; pipe it through gzip")
+    target = output or (STANDARD if form.on_terminal else default_output(file, form.suffix))
+    conversion = Conversion(file, form, options)
+    opened = replacing(target, force=force, source=file, on_terminal=form.on_terminal)
+    # A bar would run into what is written to the terminal itself.
+    is_shown = target == STANDARD and sys.stdout.isatty()
+    shown = contextlib.nullcontext() if is_shown else progress(f"convert {Path(file).name}")
+    with opened as out, shown as bar:
+        report = conversion.run(out, bar)
+    from tracepipe.recording.account_text import lines
+
+    for line in lines(report):
+        say(line)
+    return target
+
+
+@app.command()
+def validate(
+    file: Annotated[str, typer.Argument(help="Recording: a path, or - for standard input.", metavar="FILE")],
+    source: Annotated[Source | None, typer.Option("--from", help="Input format, if not by content.")] = None,  # type: ignore[valid-type]
+) -> None:
+    """Check every line of a recording, and name the line and field of each that is wrong."""
+    from tracepipe.recording.convert import check
+
+    with progress(f"validate {Path(file).name}") as bar:
+        report = check(file, text_of(source) if source else "", lambda text: print(text), bar)
+    total = sum(report.counts.values())
+    found = f"{total} events, {report.skipped} bad lines, {report.ambiguous} unclear"
+    say(f"{report.path}: {report.source}, {found}")
+    for note in report.notes:
+        say(f"note: {note}")
+    if report.skipped:
+        raise typer.Exit(1)
+
+
+@app.command("open")
+def open_command(
+    file: Annotated[Path, typer.Argument(help="A converted trace.", metavar="FILE")],
+    local: Annotated[
+        bool, typer.Option("--local", help="Serve a UI found on this machine, for work offline.")
+    ] = False,
+    browser: Annotated[bool, typer.Option(help="Open a browser.")] = True,
+) -> None:
+    """Open a converted trace in the Perfetto UI, served from this machine to this machine only."""
+    from tracepipe.ui.serve import open_trace
+
+    open_trace(file, local=local, browser=browser, notify=say)

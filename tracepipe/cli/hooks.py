@@ -1,0 +1,102 @@
+"""The commands about hooks: what can be hooked, and whether a hook sees anything."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tracepipe.cli.options import Libraries, MethodOption, Until, Which, Whose, request_of, with_groups
+from tracepipe.errors import TracepipeError
+from tracepipe.terminal.messages import say
+
+hooks_app = typer.Typer(
+    name="hooks",
+    help="What can be hooked here, and whether a hook sees anything.",
+    no_args_is_help=True,
+)
+app = typer.Typer()
+app.add_typer(hooks_app)
+
+
+@hooks_app.command("list")
+def list_command(
+    pattern: Annotated[
+        str, typer.Argument(help="A pattern of names, as nv*ioctl*, or PLACE:NAME.", metavar="[PATTERN]")
+    ] = "",
+    library: Libraries = None,
+) -> None:
+    """List the shipped sets, or the functions and tracepoints of this machine that fit a pattern."""
+    from tracepipe.capture.find.hook_list import list_functions, list_sets
+    from tracepipe.capture.find.library import LibrarySearch
+
+    libraries = LibrarySearch(given=tuple(library or ()))
+    if not pattern:
+        for row in list_sets(libraries, say):
+            found = f"{row.function_count} here" if row.function_count else f"none here: {row.reason}"
+            print(f"{row.name:<16} {row.about} ({found})")
+        return
+    listing = list_functions(pattern, libraries)
+    width = max((len(row.spec) for row in listing.rows), default=0)
+    for function in listing.rows:
+        sets = f"in {', '.join(function.sets)}" if function.sets else "in no set"
+        print(f"{function.spec:<{width}}  {sets}  {function.place}".rstrip())
+    for note in listing.notes:
+        say(f"note: {note}")
+    if not listing.rows:
+        near = (
+            f"Near: {', '.join(listing.near)}." if listing.near else "Patterns are shell patterns: nv*ioctl*."
+        )
+        raise TracepipeError(f"Nothing here that can be hooked fits {pattern}.", near)
+
+
+@hooks_app.command("test", context_settings={"allow_interspersed_args": False})
+@with_groups
+def test_command(
+    *,
+    hook: Annotated[
+        list[str],
+        typer.Argument(
+            help="Hooks as --hook takes them, then -- and the command.", metavar="HOOK… -- COMMAND"
+        ),
+    ],
+    library: Libraries = None,
+    whose: Whose,
+    until: Until,
+    method: MethodOption = "auto",
+) -> None:
+    """Record nothing but some hooks, and say how often they were hit, with the first arguments."""
+    from tracepipe.capture import capture
+    from tracepipe.capture.find.hook_list import hits
+    from tracepipe.capture.find.library import LibrarySearch
+    from tracepipe.capture.find.resolve import resolve
+    from tracepipe.hooks.sets import read_hooks
+
+    hooks, command = _divided(hook)
+    which = Which("none", hooks, library=library)
+    request = request_of(command, which, whose, until, method=method)
+    libraries = LibrarySearch(command or None, request.pids, request.libraries)
+    names = {probe.name for probe in resolve(read_hooks(hooks), libraries).probes}
+    with tempfile.TemporaryDirectory(prefix="tracepipe-") as folder:
+        path = Path(folder, "run.jsonl")
+        with path.open("wb") as sink:
+            summary = capture(request, sink, notify=say)
+        with path.open("rb") as lines:
+            report = hits(lines, names)
+    for row in report.rows:
+        print(f"{row.count:>10} × {row.name}, {row.rate_per_s:.0f} a second")
+        for arguments in row.first:
+            print("             " + ", ".join(f"{name}={value}" for name, value in arguments.items()))
+    print(f"{sum(row.count for row in report.rows)} hits in {report.seconds:.2f} s, {report.lost_count} lost")
+    if summary.exit_code:
+        raise typer.Exit(summary.exit_code)
+
+
+def _divided(words: list[str]) -> tuple[list[str], list[str]]:
+    """Hooks and command: the first `--` divides them."""
+    if "--" not in words:
+        return words, []
+    at = words.index("--")
+    return words[:at], words[at + 1 :]

@@ -1,0 +1,327 @@
+"""The options of the commands that record, each said once: a group of them is a panel of the help."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from tracepipe.capture import ENGINES, CaptureRequest
+from tracepipe.capture.engines.engine import ALL_LAYERS, AUTO_WARPS, RING_BYTES
+from tracepipe.capture.gpu import GPU_ENGINES
+from tracepipe.errors import TracepipeError
+from tracepipe.terminal.messages import choices, text_of
+from tracepipe.units import duration_ns, size_bytes
+
+Method = choices("Method", ["auto", *ENGINES])
+Gpu = choices("Gpu", ["auto", "off", *GPU_ENGINES])
+
+WHO, WHAT, WHEN, GPUS = "Whose events", "Which events", "When it ends", "GPUs"
+
+Command = Annotated[
+    list[str] | None, typer.Argument(help="The command to run and record.", metavar="-- COMMAND")
+]
+Libraries = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--library",
+        help="A libcuda, libcudart or other library to trace instead of the one it loads.",
+        rich_help_panel=WHAT,
+    ),
+]
+MethodOption = Annotated[
+    Method,  # type: ignore[valid-type]
+    typer.Option("--method", help="How it is recorded; auto takes the best that works here."),
+]
+RingBytes = Annotated[
+    str,
+    typer.Option(
+        "--ring-bytes",
+        metavar="SIZE",
+        help=f"Room for events that are not on disk yet, from 4K; {RING_BYTES >> 20}M by default.",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Which:
+    """Which events."""
+
+    layers: Annotated[
+        str,
+        typer.Option(
+            "--layers",
+            help=f"Comma-separated: {', '.join(ALL_LAYERS)}; all; or none, for --hook alone. "
+            "By default all, without kernel where the NVIDIA driver cannot be probed.",
+            rich_help_panel=WHAT,
+        ),
+    ] = ""
+    hook: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--hook",
+            help="uprobe:LIBRARY:FUNCTION, kprobe:FUNCTION, tracepoint:GROUP:NAME, with arguments and a "
+            "condition if wanted; a shipped set (tracepipe hooks list); or a file.toml. Repeat for more.",
+            rich_help_panel=WHAT,
+        ),
+    ] = None
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", help="Record these functions only: a pattern.", rich_help_panel=WHAT),
+    ] = None
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option("--exclude", help="Do not record these functions: a pattern.", rich_help_panel=WHAT),
+    ] = None
+    min_duration: Annotated[
+        str,
+        typer.Option(
+            "--min-duration",
+            metavar="TIME",
+            help="Leave shorter calls out: 10us.",
+            rich_help_panel=WHAT,
+        ),
+    ] = ""
+    sample: Annotated[
+        int,
+        typer.Option(
+            "--sample",
+            min=1,
+            metavar="N",
+            help="Record one call in N of each function.",
+            rich_help_panel=WHAT,
+        ),
+    ] = 1
+    library: Libraries = None
+
+
+@dataclass(frozen=True, slots=True)
+class Whose:
+    """Whose events, where it is no command's."""
+
+    pid: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--pid", help="A running process, all its threads. Repeat for more.", rich_help_panel=WHO
+        ),
+    ] = None
+    comm: Annotated[
+        str,
+        typer.Option("--comm", help="Every process of this name, running or to come.", rich_help_panel=WHO),
+    ] = ""
+    system: Annotated[
+        bool, typer.Option("--system", help="Everything on this machine.", rich_help_panel=WHO)
+    ] = False
+    children: Annotated[
+        bool, typer.Option("--children/--no-children", help="Also what they fork.", rich_help_panel=WHO)
+    ] = True
+
+
+@dataclass(frozen=True, slots=True)
+class Until:
+    """When it ends, of a command that keeps nothing."""
+
+    duration: Annotated[
+        str,
+        typer.Option("--duration", metavar="TIME", help="End after so long: 10s.", rich_help_panel=WHEN),
+    ] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class UntilFull(Until):
+    """When it ends, of a command that fills a file."""
+
+    max_events: Annotated[
+        int | None,
+        typer.Option(
+            "--max-events", min=1, metavar="N", help="End after so many events.", rich_help_panel=WHEN
+        ),
+    ] = None
+    max_size: Annotated[
+        str,
+        typer.Option(
+            "--max-size", metavar="SIZE", help="End when the events fill so much: 1G.", rich_help_panel=WHEN
+        ),
+    ] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OnGpus:
+    """What is recorded of a command's GPUs."""
+
+    gpu: Annotated[
+        Gpu,  # type: ignore[valid-type]
+        typer.Option(
+            "--gpu",
+            help="What the command's GPUs do, without root: kernels and copies (near no cost), or every "
+            "warp; auto takes the one that suits the command, and says so.",
+            rich_help_panel=GPUS,
+        ),
+    ] = "auto"
+    kernel: Annotated[
+        str,
+        typer.Option(
+            "--kernel",
+            metavar="REGEX",
+            help="Record warps, of kernels whose demangled name has this.",
+            rich_help_panel=GPUS,
+        ),
+    ] = ""
+    launches: Annotated[
+        str,
+        typer.Option(
+            "--launches",
+            metavar="RANGE",
+            help="Record warps, of these launches (of such kernels), from 1: 10, 10-20, 10-.",
+            rich_help_panel=GPUS,
+        ),
+    ] = ""
+    blocks: Annotated[
+        str,
+        typer.Option(
+            "--blocks",
+            metavar="RANGE",
+            help="Record warps, of these blocks of each grid, from 0: 5, 0-131, 100-.",
+            rich_help_panel=GPUS,
+        ),
+    ] = ""
+    gpu_memory: Annotated[
+        str,
+        typer.Option(
+            "--gpu-memory",
+            metavar="SIZE",
+            help="Record warps, with this room on each GPU for those in flight; by default it is chosen.",
+            rich_help_panel=GPUS,
+        ),
+    ] = ""
+    gpu_warps: Annotated[
+        int | None,
+        typer.Option(
+            "--gpu-warps",
+            min=1,
+            metavar="N",
+            help=f"Record warps, and no further launch after so many; with auto {AUTO_WARPS} if not given.",
+            rich_help_panel=GPUS,
+        ),
+    ] = None
+
+
+def with_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """The command as Typer takes it: each parameter whose type is a dataclass stands for the dataclass's
+    fields, which are options. All parameters are keywords.
+    """
+    groups: dict[str, type[Any]] = {}
+    options: list[inspect.Parameter] = []
+    # Not get_type_hints: Python 3.10's puts what has None as default into another Optional.
+    for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
+        if isinstance(parameter.annotation, type) and is_dataclass(parameter.annotation):
+            groups[name] = parameter.annotation
+            kinds = get_type_hints(groups[name], include_extras=True)
+            options += [
+                _option(field.name, field.default, kinds[field.name]) for field in fields(groups[name])
+            ]
+        else:
+            options.append(_option(name, parameter.default, parameter.annotation))
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        for name, kind in groups.items():
+            given[name] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
+        command(**given)
+
+    run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    run.__annotations__ = {option.name: option.annotation for option in options}
+    return run
+
+
+def _option(name: str, default: Any, kind: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+
+
+def request_of(
+    command: list[str] | None,
+    which: Which,
+    whose: Whose,
+    until: Until,
+    gpus: OnGpus | None = None,
+    *,
+    method: Any,
+    ring_bytes: str = "",
+) -> CaptureRequest:
+    """The request that the options say; without `gpus` nothing of GPUs. Raises BadParameter."""
+    from tracepipe.capture.engines.engine import Filters, Limits
+
+    if sum((bool(command), bool(whose.pid), bool(whose.comm), whose.system)) != 1:
+        raise typer.BadParameter(
+            "give one of: a command after --, --pid, --comm, --system", param_hint="whose events"
+        )
+    limits = Limits(read(until.duration, duration_ns, "--duration"))
+    if isinstance(until, UntilFull):
+        size = read(until.max_size, size_bytes, "--max-size")
+        limits = Limits(limits.duration_ns, until.max_events, size)
+    request = CaptureRequest(
+        command=command or [],
+        layers=_layers(which.layers),
+        method=text_of(method),
+        pids=tuple(whose.pid or ()),
+        comm=whose.comm,
+        system=whose.system,
+        children=whose.children,
+        hooks=tuple(which.hook or ()),
+        only=tuple(which.only or ()),
+        exclude=tuple(which.exclude or ()),
+        libraries=tuple(which.library or ()),
+        filters=Filters(read(which.min_duration, duration_ns, "--min-duration") or 0, which.sample),
+        limits=limits,
+        ring_bytes=read(ring_bytes, size_bytes, "--ring-bytes") or RING_BYTES,
+    )
+    return _with_gpus(request, gpus) if gpus else request
+
+
+def _with_gpus(request: CaptureRequest, gpus: OnGpus) -> CaptureRequest:
+    from tracepipe.capture.gpu.choice import check
+
+    request = replace(
+        request,
+        gpu=text_of(gpus.gpu),
+        gpu_kernels=gpus.kernel,
+        gpu_launches=gpus.launches,
+        gpu_blocks=gpus.blocks,
+        gpu_memory_bytes=read(gpus.gpu_memory, size_bytes, "--gpu-memory"),
+        gpu_warps=gpus.gpu_warps,
+    )
+    try:
+        check(request)
+    except TracepipeError as error:
+        raise typer.BadParameter(f"{error.message} {error.hint}", param_hint="GPUs") from None
+    return request
+
+
+def read(text: str, parse: Callable[[str], int], option: str) -> int | None:
+    """A duration or size as an option gives it; None where it was not given. Raises BadParameter."""
+    if not text:
+        return None
+    try:
+        return parse(text)
+    except TracepipeError as error:
+        raise typer.BadParameter(f"{error.message} {error.hint}", param_hint=option) from None
+
+
+def _layers(text: str) -> tuple[str, ...]:
+    """Layers by name; none given: all that this machine can have."""
+    from tracepipe.capture.plan import layers_here
+
+    named = tuple(name.strip() for name in text.split(",") if name.strip())
+    if named == ("none",):  # what hooks ask for, and nothing else
+        return ()
+    asked = ALL_LAYERS if named == ("all",) else named or layers_here()
+    if unknown := [name for name in asked if name not in ALL_LAYERS]:
+        raise typer.BadParameter(
+            f"no layer is called {unknown[0]!r}; there are: {', '.join(ALL_LAYERS)}, or all",
+            param_hint="--layers",
+        )
+    return asked

@@ -1,0 +1,1 @@
+"""Source times become trace times here, and nowhere else."""

@@ -1,0 +1,184 @@
+"""Checks of `tracepipe/1` records, compiled from the classes in `model.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, get_args, get_origin, is_typeddict
+
+from tracepipe.event.model import MONOTONIC, RECORDS, TIME_LIMIT_NS, Doc, Problem, Record
+from tracepipe.event.schema import fields_of, required_of
+
+Fault = tuple[str, str]
+"""(field, what is wrong with it)."""
+Check = Callable[[Any], "str | Fault | None"]
+"""None where the value is good; else what is wrong, with the inner field where there is one."""
+
+_NAMES = {int: "an integer", str: "a string", dict: "an object", list: "an array"}
+
+
+def shown(value: Any) -> str:
+    """`value` as an error message shows it: 40 characters at most."""
+    try:
+        text = repr(value)
+    except RecursionError:  # a parser nests deeper than Python's repr
+        text = f"a deeply nested {type(value).__name__}"
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def _check_of(hint: Any, doc: Doc) -> Check:
+    if is_typeddict(hint):
+        record = _check_record(hint)
+
+        def nested(value: Any) -> Fault | None:
+            fault = record(value)
+            return (f".{fault[0]}", fault[1]) if fault and fault[0] else fault
+
+        return nested
+    if hint is Any:
+        return lambda value: None
+    bare = get_origin(hint) or hint
+    low = doc.minimum if doc.minimum is not None else -TIME_LIMIT_NS
+    high = doc.maximum if doc.maximum is not None else (1 << 64) - 1
+
+    def scalar(value: Any) -> str | None:
+        if type(value) is not bare:
+            return f"must be {_NAMES[bare]}, not {shown(value)}"
+        if bare is int and not low <= value <= high:
+            return f"must be at least {low}, not {value}" if value < low else f"must be at most {high}"
+        if doc.enum and value not in doc.enum:
+            return f"must be one of {', '.join(doc.enum)}, not {shown(value)}"
+        return None
+
+    if bare not in (list, dict):
+        return scalar
+    inner = _check_of(get_args(hint)[-1], Doc("", minimum=doc.minimum, maximum=doc.maximum))
+
+    ints = get_args(hint) == (int,)
+
+    def container(value: Any) -> str | Fault | None:
+        if type(value) is not bare:
+            return f"must be {_NAMES[bare]}, not {shown(value)}"
+        if doc.length is not None and len(value) != doc.length:
+            return f"must have {doc.length} elements, not {len(value)}"
+        # A good column of thousands of integers is not looked at one by one.
+        if ints and (
+            not value or (set(map(type, value)) == {int} and low <= min(value) and max(value) <= high)
+        ):
+            return None
+        for at, item in enumerate(value) if bare is list else value.items():
+            if wrong := inner(item):
+                return f"[{at}]", wrong if isinstance(wrong, str) else " ".join(wrong)
+        return None
+
+    return container
+
+
+def _check_record(record: type) -> Callable[[Any], Fault | None]:
+    checks = [(name, _check_of(hint, doc)) for name, (hint, doc) in fields_of(record).items()]
+    required = [name for name, _ in checks if name in required_of(record)]
+
+    def check(value: Any) -> Fault | None:
+        if type(value) is not dict:
+            return "", f"must be an object, not {shown(value)}"
+        for name in required:
+            if name not in value:
+                return name, "is missing"
+        for name, inner in checks:
+            if name in value and (wrong := inner(value[name])):
+                return (name, wrong) if isinstance(wrong, str) else (name + wrong[0], wrong[1])
+        return None
+
+    return check
+
+
+_CHECKS = {kind: _check_record(record) for kind, record in RECORDS.items()}
+
+
+def _columns_fault(batch: Record) -> Fault | None:
+    """Columns of a warp batch whose lengths do not agree."""
+    warps = len(batch["warp"])
+    for name in ("sm", "slot", "entry_ns", "entry_clk", "entry_mask", "exit_count"):
+        if name in batch and len(batch[name]) != warps:
+            return name, f"has {len(batch[name])} values for {warps} warps"
+    exits = sum(batch["exit_count"]) if "exit_count" in batch else warps
+    for name in ("exit_ns", "exit_clk", "exit_mask"):
+        if name in batch and len(batch[name]) != exits:
+            return name, f"has {len(batch[name])} values for {exits} exits"
+    return None
+
+
+def first_fault(record: Any) -> Fault | None:
+    """The first thing wrong with a parsed line, as (field, message), or None."""
+    if type(record) is not dict:
+        return "", f"must be an object, not {shown(record)}"
+    if "type" not in record:
+        return "type", "is missing"
+    kind = record["type"]
+    if type(kind) is not str or kind not in _CHECKS:
+        return "type", f"must be one of {', '.join(_CHECKS)}, not {shown(kind)}"
+    if fault := _CHECKS[kind](record):
+        return fault
+    if kind == "gpu_warp":
+        return _columns_fault(record)
+    if kind == "clock" and record["host_hi_ns"] < record["host_lo_ns"]:
+        return "host_hi_ns", "is before host_lo_ns"
+    if kind == "clock" and record["clock"] == MONOTONIC:
+        return "clock", "is monotonic, the clock that the others are paired with"
+    if record.get("phase") == "X" and "dur_ns" not in record:
+        return "dur_ns", "is missing, and an X has no length without it"
+    return None
+
+
+_NO_ARGS: dict[str, Any] = {}
+_SEEN_MAX = 1 << 16
+_SECOND_HEADER = "is a second header: what follows it is read as the first one's"
+
+
+class RecordCheck:
+    """Finds what is wrong with records.
+
+    Most lines of a file repeat a few combinations of type, name, phase and thread. A combination that was
+    checked in full once is only checked for the fields that still differ, which costs a sixth.
+    """
+
+    def __init__(self) -> None:
+        self._seen: set[tuple[Any, ...]] = set()
+
+    def fault(self, record: Any) -> Fault | None:
+        """The first thing wrong with a parsed line, or None."""
+        key: tuple[Any, ...]
+        try:
+            pid, tid = record["pid"], record["tid"]
+            key = (record["type"], record["name"], record["phase"], pid, tid)
+            if (
+                key in self._seen
+                and len(record) == 6 + ("args" in record) + ("cpu" in record)
+                and type(ts_ns := record["ts_ns"]) is int
+                # True and 1.0 find the key of 1.
+                and type(pid) is int
+                and type(tid) is int
+                and 0 <= ts_ns <= TIME_LIMIT_NS
+                and type(record.get("args", _NO_ARGS)) is dict
+                and type(cpu := record.get("cpu", 0)) is int
+                and cpu >= 0
+            ):
+                return None
+        except (KeyError, TypeError):
+            key = ()  # no such field, or a value that cannot be hashed: the full check says which
+        fault = first_fault(record)
+        # X needs dur_ns, which only the full check sees.
+        if fault is None and key and key[2] != "X" and len(self._seen) < _SEEN_MAX:
+            self._seen.add(key)
+        return fault
+
+    def keep(self, records: Iterable[Any], first_line: int, problems: list[Problem]) -> list[Record]:
+        """The good ones of `records`, which stand on consecutive lines from `first_line`."""
+        kept = []
+        for line, record in enumerate(records, first_line):
+            if fault := self.fault(record):
+                problems.append(Problem(line, *fault))
+            elif record["type"] == "header":
+                problems.append(Problem(line, "type", _SECOND_HEADER, skipped=False))
+            else:
+                kept.append(record)
+        return kept

@@ -1,0 +1,352 @@
+"""The event file `tracepipe/1`: every record of it, and the types that all stages share.
+
+One JSON object a line. The first line is a `Header`, the last a `Footer` (a file without one is a capture
+that was cut off, and is still read); between them events, warp batches, clock pairs and losses, told apart
+by `type`. Records are plain dicts, as a parser gives them: these classes state their fields, and
+`schemas/event.schema.json` and the checks in `checks.py` are generated from them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final, NewType, TypedDict, cast
+
+SCHEMA_VERSION: Final = "tracepipe/1"
+
+SourceNs = NewType("SourceNs", int)
+"""Nanoseconds on the clock that an event was recorded with."""
+TraceNs = NewType("TraceNs", int)
+"""Nanoseconds on the trace's one clock. Only `clocks/` makes these."""
+
+# Layers, outermost first: the order in which they are drawn and counted.
+LAYERS: Final = (
+    "userspace",
+    "syscall",
+    "kernel",
+    "scheduler",
+    "memory",
+    "transfer",
+    "gpu_kernel",
+    "gpu_warp",
+    "gpu_thread",
+)
+HOST_LAYERS: Final = frozenset({"userspace", "syscall", "kernel", "scheduler", "memory", "transfer"})
+PHASES: Final = ("B", "E", "I", "X")
+MONOTONIC: Final = "monotonic"
+HOST_CLOCKS: Final = ("monotonic", "boottime", "realtime")
+
+
+@dataclass(frozen=True, slots=True)
+class Doc:
+    """What a field means, and the bounds that its type cannot say."""
+
+    text: str
+    minimum: int | None = None
+    maximum: int | None = None
+    enum: tuple[str, ...] = ()
+    length: int | None = None
+
+
+Column = list[int]
+# Perfetto's times are signed 64-bit; half of that leaves room for a start plus a duration (146 years).
+TIME_LIMIT_NS: Final = (1 << 62) - 1
+# An entry and an exit are each added to a time: both of 36 years still fit.
+OFFSET_LIMIT_NS: Final = 1 << 60
+# pid_t is signed and has 32 bits, in Linux and in Perfetto.
+ID_LIMIT: Final = (1 << 31) - 1
+# The hardware of today has below 200 SMs and 64 slots on each; tracks are kept and ordered by both numbers.
+SM_LIMIT: Final = (1 << 16) - 1
+SLOT_LIMIT: Final = (1 << 12) - 1
+# A billion events a second for three days; sums over a file stay within 64 bits.
+COUNT_LIMIT: Final = (1 << 48) - 1
+MASK_LIMIT: Final = (1 << 32) - 1
+
+
+class HostInstant(TypedDict, total=False):
+    """One instant read on the host's clocks, ns each."""
+
+    monotonic_ns: Annotated[int, Doc("CLOCK_MONOTONIC", minimum=0, maximum=TIME_LIMIT_NS)]
+    boottime_ns: Annotated[int, Doc("CLOCK_BOOTTIME", minimum=0, maximum=TIME_LIMIT_NS)]
+    realtime_ns: Annotated[int, Doc("CLOCK_REALTIME, since the epoch", minimum=0, maximum=TIME_LIMIT_NS)]
+
+
+class Layers(TypedDict, total=False):
+    """Which layers a capture was asked for and which it got."""
+
+    asked: Annotated[list[str], Doc("layers asked for")]
+    got: Annotated[list[str], Doc("layers that were recorded")]
+    missing: Annotated[dict[str, Any], Doc("layer → why it was not recorded")]
+
+
+class _HeaderRequired(TypedDict):
+    type: Annotated[str, Doc("record type", enum=("header",))]
+    schema: Annotated[str, Doc("version of this format", enum=(SCHEMA_VERSION,))]
+
+
+class Header(_HeaderRequired, total=False):
+    """First line of a file: where, when and how it was recorded."""
+
+    tool: Annotated[str, Doc("program and version that wrote the file")]
+    host: Annotated[str, Doc("host name")]
+    kernel: Annotated[str, Doc("kernel release")]
+    machine: Annotated[str, Doc("processor architecture")]
+    command: Annotated[list[str], Doc("command that was traced")]
+    engine: Annotated[str, Doc("capture engine, with version")]
+    clock: Annotated[str, Doc("clock of every ts_ns that names none; monotonic if absent")]
+    clocks: Annotated[list[str], Doc("every clock that a ts_ns of this file is on")]
+    start: Annotated[HostInstant, Doc("start of the capture on each host clock")]
+    clock_pairs: Annotated[list[dict[str, Any]], Doc("clock records known at the start")]
+    layers: Annotated[Layers, Doc("layers asked for and got")]
+    options: Annotated[
+        dict[str, Any], Doc("whose events, which hooks, filters and warps, as far as they are not the usual")
+    ]
+    gpus: Annotated[list[dict[str, Any]], Doc("the GPUs that there are: index, name, uuid, sm_count")]
+
+
+class _EventRequired(TypedDict):
+    type: Annotated[str, Doc("layer", enum=tuple(name for name in LAYERS if name != "gpu_warp"))]
+    name: Annotated[str, Doc("function, syscall, kernel or operation")]
+    phase: Annotated[str, Doc("B begin, E end, I instant, X complete with dur_ns", enum=PHASES)]
+    ts_ns: Annotated[
+        int, Doc("time of the event on `clock`; the start of an X", minimum=0, maximum=TIME_LIMIT_NS)
+    ]
+
+
+class Event(_EventRequired, total=False):
+    """One event of one layer."""
+
+    dur_ns: Annotated[
+        int,
+        Doc("duration: always with X, and on an E whose B may be missing", minimum=0, maximum=TIME_LIMIT_NS),
+    ]
+    pid: Annotated[int, Doc("process id", minimum=0, maximum=ID_LIMIT)]
+    tid: Annotated[int, Doc("thread id", minimum=0, maximum=ID_LIMIT)]
+    cpu: Annotated[int, Doc("processor it happened on", minimum=0)]
+    comm: Annotated[str, Doc("thread name at that time")]
+    clock: Annotated[str, Doc("clock of ts_ns, if not the header's")]
+    gpu: Annotated[int, Doc("GPU index", minimum=0)]
+    stream: Annotated[int, Doc("CUDA stream id", minimum=0)]
+    launch: Annotated[int, Doc("launch id: the same on the launch call, the kernel and its warps", minimum=0)]
+    grid: Annotated[list[int], Doc("blocks in x, y, z", length=3, minimum=0)]
+    block: Annotated[
+        list[int], Doc("gpu_kernel: threads a block; gpu_thread: block index", length=3, minimum=0)
+    ]
+    thread: Annotated[list[int], Doc("gpu_thread: thread index in its block", length=3, minimum=0)]
+    args: Annotated[dict[str, Any], Doc("arguments, results and whatever else is known")]
+
+
+class _WarpBatchRequired(TypedDict):
+    type: Annotated[str, Doc("record type", enum=("gpu_warp",))]
+    name: Annotated[str, Doc("kernel name")]
+    ts_ns: Annotated[int, Doc("base of entry_ns, on `clock`", minimum=0, maximum=TIME_LIMIT_NS)]
+    warp: Annotated[Column, Doc("linear block index × warps a block + warp in its block", minimum=0)]
+    entry_ns: Annotated[Column, Doc("%globaltimer at entry, after ts_ns", minimum=0, maximum=OFFSET_LIMIT_NS)]
+    exit_ns: Annotated[
+        Column, Doc("%globaltimer at each exit, after that warp's entry", minimum=0, maximum=OFFSET_LIMIT_NS)
+    ]
+
+
+class WarpBatch(_WarpBatchRequired, total=False):
+    """Warps of one launch, as columns: all of them, or some thousands; a launch may fill several batches.
+
+    `warp`, `sm`, `slot`, `entry_ns`, `entry_clk`, `entry_mask` have a value for each warp; `exit_ns`,
+    `exit_clk`, `exit_mask` one for each exit, warp after warp, `exit_count` of them for each warp (1 each
+    where that column is absent). A warp with no exit was running when the record ended.
+    """
+
+    clock: Annotated[str, Doc("clock of ts_ns, globaltimer:N of GPU N")]
+    gpu: Annotated[int, Doc("GPU index", minimum=0)]
+    stream: Annotated[int, Doc("CUDA stream id", minimum=0)]
+    launch: Annotated[int, Doc("launch id", minimum=0)]
+    pid: Annotated[int, Doc("process that launched it", minimum=0, maximum=ID_LIMIT)]
+    grid: Annotated[list[int], Doc("blocks in x, y, z", length=3, minimum=0)]
+    block: Annotated[list[int], Doc("threads a block in x, y, z", length=3, minimum=0)]
+    sm: Annotated[Column, Doc("%smid", minimum=0, maximum=SM_LIMIT)]
+    slot: Annotated[Column, Doc("%warpid, the hardware slot on the SM", minimum=0, maximum=SLOT_LIMIT)]
+    entry_clk: Annotated[Column, Doc("%clock64 of the SM at entry, cycles", minimum=0)]
+    entry_mask: Annotated[
+        Column, Doc("lanes active at entry; all 32 if absent", minimum=0, maximum=MASK_LIMIT)
+    ]
+    exit_count: Annotated[Column, Doc("exits of each warp; 1 each if absent", minimum=0)]
+    exit_clk: Annotated[Column, Doc("%clock64 at each exit, cycles after that warp's entry", minimum=0)]
+    exit_mask: Annotated[Column, Doc("lanes that left at each exit", minimum=0, maximum=MASK_LIMIT)]
+    args: Annotated[dict[str, Any], Doc("whatever else is known of the launch")]
+
+
+class ClockRecord(TypedDict):
+    """A clock pair: `clock` showed `source_ns` when CLOCK_MONOTONIC was within [host_lo_ns, host_hi_ns]."""
+
+    type: Annotated[str, Doc("record type", enum=("clock",))]
+    clock: Annotated[str, Doc("the source clock")]
+    source_ns: Annotated[int, Doc("reading of the source clock", minimum=0, maximum=TIME_LIMIT_NS)]
+    host_lo_ns: Annotated[int, Doc("CLOCK_MONOTONIC before the reading", minimum=0, maximum=TIME_LIMIT_NS)]
+    host_hi_ns: Annotated[int, Doc("CLOCK_MONOTONIC after the reading", minimum=0, maximum=TIME_LIMIT_NS)]
+
+
+class _LossRequired(TypedDict):
+    type: Annotated[str, Doc("record type", enum=("loss",))]
+    count: Annotated[int, Doc("events lost", minimum=0, maximum=COUNT_LIMIT)]
+
+
+class LossRecord(_LossRequired, total=False):
+    """Events that were made and not recorded, between `ts_ns` and `ts_ns` + `dur_ns`."""
+
+    layer: Annotated[str, Doc("layer of the lost events; absent if unknown")]
+    ts_ns: Annotated[
+        int,
+        Doc(
+            "start of the loss; absent: where the record stands in the file", minimum=0, maximum=TIME_LIMIT_NS
+        ),
+    ]
+    dur_ns: Annotated[int, Doc("length of the loss", minimum=0, maximum=TIME_LIMIT_NS)]
+    clock: Annotated[str, Doc("clock of ts_ns, if not the header's")]
+    cpu: Annotated[int, Doc("processor whose buffer was full", minimum=0)]
+    reason: Annotated[str, Doc("what was full or failed")]
+
+
+class _FooterRequired(TypedDict):
+    type: Annotated[str, Doc("record type", enum=("footer",))]
+    counts: Annotated[
+        dict[str, int], Doc("layer → events in this file; a warp counts one", minimum=0, maximum=COUNT_LIMIT)
+    ]
+    losses: Annotated[dict[str, int], Doc("layer → events lost", minimum=0, maximum=COUNT_LIMIT)]
+
+
+class Footer(_FooterRequired, total=False):
+    """Last line of a file: what it holds and what it lacks."""
+
+    end: Annotated[HostInstant, Doc("end of the capture on each host clock")]
+    ended_by: Annotated[str, Doc("why it ended: exit 0, signal 11, interrupt, duration, …")]
+    gpus: Annotated[list[dict[str, Any]], Doc("the GPUs that were met: index, name, uuid, sm_count")]
+    cpu_losses: Annotated[dict[str, Any], Doc("layer → processor → events lost, as far as that is known")]
+    filtered: Annotated[
+        dict[str, int],
+        Doc("layer → events that were left out because a filter said so", minimum=0, maximum=COUNT_LIMIT),
+    ]
+
+
+RECORDS: Final[dict[str, type]] = {
+    "header": Header,
+    "clock": ClockRecord,
+    "loss": LossRecord,
+    "gpu_warp": WarpBatch,
+    "footer": Footer,
+    **{name: Event for name in LAYERS if name != "gpu_warp"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A line that could not be used, or something a reader cannot know. Writers must show both.
+
+    `line` counts from 1; 0 where the whole file is meant. `skipped` lines lost their event; the rest are
+    ambiguities that change how a kept event must be understood.
+    """
+
+    line: int
+    field: str
+    message: str
+    skipped: bool = True
+
+    def at(self, path: str) -> str:
+        """`run.jsonl:17: field: message`."""
+        place = f"{path}:{self.line}" if self.line else path
+        return ": ".join(part for part in (place, self.field, self.message) if part)
+
+
+Record = dict[str, Any]
+"""A validated line: an `Event`, `WarpBatch`, `ClockRecord`, `LossRecord` or `Footer`, told by `type`."""
+
+
+class SharedArgs(dict[str, Any]):
+    """Arguments that all events of one shape share, and no others do. `written` is what a writer made of
+    them the last time, which may depend on all that the shape says.
+    """
+
+    __slots__ = ("written",)
+
+    def __init__(self, args: dict[str, Any]) -> None:
+        super().__init__(args)
+        self.written: Any = None
+
+
+class Shape:
+    """All of a record but its time. A file has millions of records and some hundred shapes.
+
+    `record` is the record without `ts_ns`. `plain` says that nothing but the time differs between its
+    events: they are on the file's own clock, and name no thread. `row`, `thread` and `may_be_called` are
+    the layout's: where the events are drawn, and whether a call of an outer layer may be their cause. Where
+    no layout takes the events, `row` is whatever the stage that does keeps of a shape.
+    """
+
+    __slots__ = (
+        "args", "dur_ns", "launch", "may_be_called", "name", "phase", "pid", "plain", "record", "row",
+        "thread", "tid", "type",
+    )  # fmt: skip
+
+    def __init__(self, record: Record) -> None:
+        get = record.get
+        self.record = record
+        self.type: str = record["type"]
+        self.name: str = get("name", "")
+        self.phase: str = get("phase", "")
+        self.pid: int | None = get("pid")
+        self.tid: int | None = get("tid")
+        self.launch: int | None = get("launch")
+        self.dur_ns: int | None = get("dur_ns")
+        self.args: dict[str, Any] | None = get("args")
+        self.plain = self.type in HOST_LAYERS and "clock" not in record and "comm" not in record
+        self.row: Any = None
+        self.thread: Any = None
+        self.may_be_called = False
+
+    def with_args(self, args: dict[str, Any]) -> Shape:
+        """This shape with other arguments: of the same thread and layer, so drawn in the same place."""
+        other = Shape.__new__(Shape)
+        other.record = {**self.record, "args": args}
+        other.type, other.name, other.phase = self.type, self.name, self.phase
+        other.pid, other.tid, other.launch = self.pid, self.tid, self.launch
+        other.dur_ns, other.args, other.plain = self.dur_ns, args, self.plain
+        other.row, other.thread, other.may_be_called = None, None, False
+        return other
+
+    @property
+    def events(self) -> int:
+        """How many events one such record is: a warp batch is one for each of its warps."""
+        return len(self.record["warp"]) if self.type == "gpu_warp" else 1
+
+
+Timed = tuple[int, Shape]
+"""An event as the stages pass it: its time in ns and its shape. A loss that is not dated has time -1."""
+
+
+def timed(record: Record) -> Timed:
+    """The time and shape of a record, which gives up its `ts_ns`."""
+    return record.pop("ts_ns", -1), Shape(record)
+
+
+@dataclass(slots=True)
+class Batch:
+    """Some thousands of records in file order, and what went wrong between them.
+
+    A reader gives `records`, or, where it knows that shapes repeat, `events`.
+
+    `offset_bytes` is how far into the input the batch ends, for progress. `passed_over` are lines, with
+    their numbers, that are none of the format's: a log's, or another format's.
+    """
+
+    records: list[Record] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    offset_bytes: int = 0
+    events: list[Timed] = field(default_factory=list)
+    passed_over: list[tuple[int, bytes]] = field(default_factory=list)
+
+    def take(self) -> list[Timed]:
+        """All of the batch as events; `records` are used up."""
+        records, self.records = self.records, []
+        return self.events + [timed(record) for record in records]
+
+
+def new_header(**fields: Any) -> Header:
+    """A header of this version with `fields`."""
+    return cast(Header, {"type": "header", "schema": SCHEMA_VERSION, **fields})

@@ -1,0 +1,335 @@
+"""Sets of hooks: the shipped ones, users' TOML files of the same form, and hooks on the command line.
+
+    about = "one line"                  source = "where the names come from"
+    target = "uprobe:libcuda.so.1"      # or kprobe, kprobe:nvidia,nvidia_uvm (modules), tracepoint
+    layer = "userspace"                 variants = ["_v2", "_ptsz"]
+    [[hook]]
+    functions = ["cuMemAlloc(out address: ptr, size_bytes: u64) -> CUresult"]
+    effect = "alloc"                    # and name, layer, target, direction, returns, everywhere, condition
+    [values.CUresult]
+    0 = "CUDA_SUCCESS"
+
+Everything in a file is checked when it is read; an error names file, hook and field.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tracepipe.capture.engines.engine import ALL_LAYERS
+from tracepipe.errors import InputError
+from tracepipe.hooks.hook import EFFECTS, INTEGER_KINDS, Condition, Hook
+from tracepipe.hooks.near_names import did_you_mean
+from tracepipe.hooks.signature import Entry, SignatureText, ValueNames, read_condition, read_signature
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+TARGETS = ("uprobe", "kprobe", "tracepoint")
+COMMAND_LINE = "--hook"
+_FOLDER = Path(__file__).with_name("shipped")
+_LAYER_OF = {"uprobe": "userspace", "kprobe": "kernel", "tracepoint": "kernel"}
+_SET_FIELDS: dict[str, type] = {
+    "about": str, "source": str, "target": str, "layer": str, "variants": list, "hook": list, "values": dict
+}  # fmt: skip
+_HOOK_FIELDS: dict[str, type] = {
+    "functions": list, "name": str, "layer": str, "effect": str, "direction": str, "returns": bool,
+    "everywhere": bool, "target": str, "condition": str,
+}  # fmt: skip
+_TYPE_NAMES = {str: "a text", list: "an array", dict: "a table", bool: "true or false"}
+# The arguments that an effect cannot be told without; of several in one text, one.
+_EFFECT_NEEDS = {
+    "alloc": ("address",),
+    "free": ("address",),
+    "alloc_host": ("address",),
+    "free_host": ("address",),
+    "set": ("address",),
+    "transfer": ("size_bytes or width_bytes",),
+    "name": ("handle", "symbol"),
+}
+# LIBRARY:SIGNATURE or MODULES:SIGNATURE. A path may have a colon, so what follows must look like a signature.
+_PLACE_AND_SIGNATURE = re.compile(r"(?P<place>.*?):(?P<signature>[\w.$@*?\[\]!-]+\s*(?:[(\s].*|$))")
+
+
+@dataclass(frozen=True, slots=True)
+class HookSet:
+    """Hooks in the order in which they are compared with a symbol.
+
+    `variants` are endings that are taken off a symbol to compare it; `values` the names of the values of a
+    kind; `origin` the file, or the option that holds a single hook.
+    """
+
+    name: str
+    about: str = ""
+    source: str = ""
+    hooks: list[Hook] = field(default_factory=list)
+    variants: tuple[str, ...] = ()
+    values: dict[str, dict[int, str]] = field(default_factory=dict)
+    origin: str = COMMAND_LINE
+
+    @property
+    def is_shipped(self) -> bool:
+        """Whether it comes with tracepipe: made for many versions, of which a machine has one."""
+        return Path(self.origin).parent == _FOLDER
+
+
+def shipped_sets() -> dict[str, Path]:
+    """The sets that come with tracepipe: name → file."""
+    return {path.stem: path for path in sorted(_FOLDER.glob("*.toml"))}
+
+
+def read_hooks(options: list[str]) -> list[HookSet]:
+    """Sets for options of the command line: a shipped set's name, a .toml file, or a hook each.
+
+    Raises InputError.
+    """
+    shipped = shipped_sets()
+    sets = []
+    for option in options:
+        if option in shipped or option.endswith(".toml"):
+            sets.append(load_set(option))
+        elif ":" in option:
+            sets.append(_single(option))
+        else:
+            hint = did_you_mean(option, shipped) or f"Sets: {', '.join(shipped)}."
+            message = f"there is no set of hooks {option}"
+            raise InputError(
+                message, f"{hint} Or write TARGET:PLACE:FUNCTION, or FILE.toml.", path=COMMAND_LINE
+            )
+    return sets
+
+
+def load_set(name_or_path: str) -> HookSet:
+    """The shipped set of that name, or the set in the file. Raises InputError."""
+    path = shipped_sets().get(name_or_path, Path(name_or_path))
+    return _SetReader(str(path), path.stem).read(_table(path))
+
+
+def parse_hook(text: str, origin: str = COMMAND_LINE) -> Hook:
+    """A hook of the command line: `uprobe:libcuda.so.1:cuInit(flags: u32)`. Raises InputError."""
+    return _single(text, origin).hooks[0]
+
+
+def _single(text: str, origin: str = COMMAND_LINE) -> HookSet:
+    entry = Entry(origin, text)
+    target, _, rest = text.strip().partition(":")
+    _check_target(target, entry)
+    if target == "tracepoint":
+        place, signature = "", rest
+    else:
+        match = _PLACE_AND_SIGNATURE.fullmatch(rest)
+        if match:
+            place, signature = match["place"], match["signature"]
+        elif target == "uprobe":
+            hint = "Write uprobe:LIBRARY:FUNCTION, or uprobe::FUNCTION for one of the program itself."
+            raise entry.wrong("", "there is no library or no function in it", hint)
+        else:
+            place, signature = "", rest
+    reader = _SetReader(origin, text)
+    hook = reader.hook(f"{target}:{place}", {}, signature, entry)
+    return HookSet(text, hooks=[hook], values=reader.values, origin=origin)
+
+
+def _table(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_bytes().decode())
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", "Check the path.", path=str(path)) from None
+    except UnicodeDecodeError:
+        raise InputError("not a text in UTF-8", "A set of hooks is a TOML file.", path=str(path)) from None
+    except tomllib.TOMLDecodeError as error:
+        found = re.search(r" \(at line (\d+), column (\d+)\)$", str(error))
+        message = str(error)[: found.start()] if found else str(error)
+        raise InputError(
+            f"not TOML: {message}",
+            "A text is written in quotes; see https://toml.io.",
+            path=str(path),
+            line=int(found[1]) if found else 0,
+        ) from None
+    except RecursionError:
+        raise InputError("nested too deep", "A set of hooks has three levels.", path=str(path)) from None
+
+
+@cache
+def _shipped_values() -> dict[str, dict[int, str]]:
+    """The tables of names of all shipped sets."""
+    tables: dict[str, dict[int, str]] = {}
+    for path in shipped_sets().values():
+        tables |= _SetReader(str(path), path.stem).read_values(_table(path).get("values", {}))
+    return tables
+
+
+class _SetReader:
+    """Reads one file, or one hook; `values` holds the tables of names that its hooks may use."""
+
+    def __init__(self, origin: str, name: str) -> None:
+        self._origin, self._name = origin, name
+        self.values: dict[str, dict[int, str]] = {}
+
+    def read(self, table: dict[str, Any]) -> HookSet:
+        """The set in a parsed file."""
+        entry = Entry(self._origin)
+        _check_fields(table, _SET_FIELDS, entry)
+        variants = _texts(table.get("variants", []), "variants", entry)
+        self.values = self.read_values(table.get("values", {}))
+        hooks = [
+            hook
+            for number, row in enumerate(table.get("hook", []), 1)
+            for hook in self._row(number, row, table)
+        ]
+        if not hooks:
+            raise entry.wrong("hook", "there is no hook in it", 'Add [[hook]] with functions = ["NAME"].')
+        return HookSet(
+            self._name,
+            " ".join(table.get("about", "").split()),
+            table.get("source", ""),
+            hooks,
+            tuple(variants),
+            self.values,
+            self._origin,
+        )
+
+    def read_values(self, tables: dict[str, Any]) -> dict[str, dict[int, str]]:
+        """[values.KIND] of a file: kind → number → name."""
+        read: dict[str, dict[int, str]] = {}
+        for kind, rows in tables.items():
+            entry = Entry(self._origin, f"values.{kind}")
+            if kind in (*INTEGER_KINDS, "str", "dim3") or not kind.isidentifier():
+                raise entry.wrong("", "cannot be a kind's name", "Give it a name of its own.")
+            if not isinstance(rows, dict):
+                raise entry.wrong("", "not a table", f'Write [values.{kind}] and lines such as 0 = "NAME".')
+            read[kind] = {}
+            for number, name in rows.items():
+                if not isinstance(name, str):
+                    raise entry.wrong(number, "its name is no text", f'Write {number} = "NAME".')
+                try:
+                    read[kind][int(number, 0)] = name
+                except ValueError:
+                    raise entry.wrong(number, "not a number", f'Write NUMBER = "{name}".') from None
+        return read
+
+    def hook(self, target: str, row: dict[str, Any], text: str, entry: Entry) -> Hook:
+        """One hook: a signature and what stands beside it."""
+        kind, library, modules = _place(target, entry)
+        read = read_signature(text, kind, self._find_table, entry)
+        condition = self._condition(row, read, kind, entry)
+        hook = Hook(
+            kind,
+            library,
+            read.pattern,
+            row.get("layer", _LAYER_OF[kind]),
+            read.signature,
+            name=row.get("name", ""),
+            condition=condition,
+            returns=row.get("returns", True) and kind != "tracepoint",
+            effect=row.get("effect", ""),
+            direction=row.get("direction", ""),
+            modules=modules,
+            everywhere=row.get("everywhere", False),
+            origin=f"{entry.origin}: {entry.text}",
+        )
+        _check_hook(hook, entry)
+        return hook
+
+    def _row(self, number: int, row: object, table: dict[str, Any]) -> list[Hook]:
+        entry = Entry(self._origin, f"hook {number}")
+        if not isinstance(row, dict):
+            raise entry.wrong("", "not a table", "Write [[hook]] above its lines.")
+        _check_fields(row, _HOOK_FIELDS, entry)
+        texts = _texts(row.get("functions", []), "functions", entry)
+        if not texts:
+            raise entry.wrong("functions", "there are none", 'Write functions = ["NAME"].')
+        target = row.get("target", table.get("target"))
+        if target is None:
+            raise entry.wrong("target", "there is none", 'Write target = "uprobe:LIBRARY" at the top.')
+        if "layer" in table:
+            row = {"layer": table["layer"], **row}
+        return [self.hook(target, row, text, Entry(self._origin, f"hook {number}, {text}")) for text in texts]
+
+    def _condition(
+        self, row: dict[str, Any], read: SignatureText, kind: str, entry: Entry
+    ) -> Condition | None:
+        text = row.get("condition", "")
+        if not text or read.condition is not None:
+            return read.condition
+        return read_condition(text, read.signature.arguments, self._find_table, entry, kind == "tracepoint")
+
+    def _find_table(self, kind: str) -> ValueNames | None:
+        if kind not in self.values and kind in _shipped_values():
+            self.values[kind] = _shipped_values()[kind]
+        return self.values.get(kind)
+
+
+def _check_target(target: str, entry: Entry) -> None:
+    if target in ("uretprobe", "kretprobe"):
+        hint = (
+            f"Write {target.replace('ret', '')}: a hook records entry and return, with the result of -> KIND."
+        )
+        raise entry.wrong("target", f"no target {target}", hint)
+    if target not in TARGETS:
+        raise entry.wrong("target", f"no target {target}", did_you_mean(target, TARGETS))
+
+
+def _place(target: str, entry: Entry) -> tuple[str, str, tuple[str, ...]]:
+    """`uprobe:libcuda.so.1` → the target, the library, the modules."""
+    kind, colon, place = target.partition(":")
+    _check_target(kind, entry)
+    if kind == "tracepoint" and place:
+        raise entry.wrong(
+            "target", f"a tracepoint has no {place}", "Write tracepoint, and group:name as function."
+        )
+    if kind == "uprobe" and not colon:
+        hint = "Write uprobe:libcuda.so.1, or uprobe: for the program itself."
+        raise entry.wrong("target", "a uprobe needs a library", hint)
+    if kind != "kprobe":
+        return kind, place, ()
+    modules = tuple(name.strip().replace("-", "_") for name in place.split(",") if name.strip())
+    wrong = next((name for name in modules if not re.fullmatch(r"\w+", name)), None)
+    if wrong is not None:
+        raise entry.wrong("target", f"{wrong} is no module's name", "Write kprobe:nvidia,nvidia_uvm.")
+    return kind, "", modules
+
+
+def _check_hook(hook: Hook, entry: Entry) -> None:
+    if hook.layer not in ALL_LAYERS:
+        raise entry.wrong("layer", f"no layer {hook.layer}", did_you_mean(hook.layer, ALL_LAYERS))
+    if hook.effect not in EFFECTS:
+        known = [effect for effect in EFFECTS if effect]
+        raise entry.wrong("effect", f"no effect {hook.effect}", did_you_mean(hook.effect, known))
+    names = {argument.name for argument in hook.signature.arguments}
+    for needed in _EFFECT_NEEDS.get(hook.effect, ()):
+        if names.isdisjoint(needed.split(" or ")):
+            hint = f"Name {needed} among its arguments."
+            raise entry.wrong("effect", f"{hook.effect} needs the argument {needed}", hint)
+    if not hook.returns:
+        waits = [argument.name for argument in hook.signature.arguments if argument.out]
+        waits += [f"-> {hook.signature.result}"] * bool(hook.signature.result)
+        # A name can be given at the entry: to a handle that the caller passes.
+        waits += [f"effect {hook.effect}"] * (hook.effect not in ("", "name"))
+        if waits:
+            what = "a tracepoint" if hook.target == "tracepoint" else "returns = false"
+            message = f"{what} has no return, which {waits[0]} needs"
+            raise entry.wrong("returns", message, f"Leave {waits[0]} out.")
+
+
+def _check_fields(table: dict[str, Any], fields: dict[str, type], entry: Entry) -> None:
+    for key, value in table.items():
+        if key not in fields:
+            raise entry.wrong(key, "there is no such field", did_you_mean(key, fields))
+        if not isinstance(value, fields[key]):
+            raise entry.wrong(key, f"not {_TYPE_NAMES[fields[key]]}", f"It is {value!r}.")
+
+
+def _texts(values: Collection[object], name: str, entry: Entry) -> list[str]:
+    for value in values:
+        if not isinstance(value, str) or not value:
+            raise entry.wrong(name, f"{value!r} is no text", 'Write ["NAME", …].')
+    return [str(value) for value in values]

@@ -1,0 +1,218 @@
+"""Hooks' signatures: `cuMemAlloc*(out address: ptr, size_bytes: u64) -> CUresult if size_bytes > 4`.
+
+    signature = NAME-PATTERN [ "(" argument {"," argument} ")" ] [ "->" KIND ] [ "if" NAME OPERATOR VALUE ]
+    argument  = "_" | ["out"] NAME [":" KIND]
+
+An argument's place in the text is its place in the call; of a tracepoint arguments are fields, by name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from tracepipe.errors import InputError
+from tracepipe.hooks.hook import INTEGER_KINDS, OPERATORS, Argument, Condition, Signature
+from tracepipe.hooks.near_names import did_you_mean
+from tracepipe.hooks.slots import MAX_SLOTS, slots
+
+WORDS = 16
+"""Machine words of arguments that are within reach: registers, then the stack."""
+FIELDS = 4
+"""Fields that the record of a tracepoint's hit carries."""
+
+ValueNames = Mapping[int, str]
+FindTable = Callable[[str], "ValueNames | None"]
+"""The names of the values of a kind, None where no set has such a kind."""
+
+_SIGNATURE = re.compile(
+    r"(?P<pattern>[^\s()]+)\s*(?:\((?P<arguments>[^()]*)\))?\s*(?:->\s*(?P<result>[^\s()]+))?"
+    r"\s*(?:\bif\s+(?P<condition>.+))?"
+)
+_PATTERN = re.compile(r"[\w.$@*?\[\]!:-]+")
+_ARGUMENT = re.compile(r"(?:(out)\s+)?([^\s:]+)(?:\s*:\s*(\S+))?")
+_NAME = re.compile(r"[A-Za-z_]\w*(\.[xyz])?")
+_TRUTH = {"true": "1", "false": "0"}
+_CONDITION = re.compile(r"([\w.]+)\s*([=!<>&~|^]+)\s*(\S+)")
+
+
+@dataclass(frozen=True, slots=True)
+class NamedCondition(Condition):
+    """A condition whose value is a name that the machine has numbers for: `irq == nvidia`. `value` is 0."""
+
+    value_name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Where a hook is written, for messages: the file, and the hook in it."""
+
+    origin: str
+    text: str = ""
+
+    def wrong(self, field: str, message: str, hint: str = "") -> InputError:
+        """The error to raise."""
+        place = ", ".join(part for part in (self.text, field) if part)
+        return InputError(message, hint, path=self.origin, field=place)
+
+
+@dataclass(frozen=True, slots=True)
+class SignatureText:
+    """A signature that was read. Kinds of a tracepoint's fields are "" where the text gives none."""
+
+    pattern: str
+    signature: Signature
+    condition: Condition | None
+
+
+def read_signature(text: str, target: str, find_table: FindTable, entry: Entry) -> SignatureText:
+    """The signature in `text` of a hook on `target` (uprobe, kprobe, tracepoint). Raises InputError."""
+    match = _SIGNATURE.fullmatch(text.strip())
+    if match is None or not _PATTERN.fullmatch(match["pattern"]):
+        hint = "Write NAME(ARGUMENT, …) -> KIND if NAME OPERATOR VALUE; all but the name may be left out."
+        raise entry.wrong("", "not a signature", hint)
+    is_tracepoint = target == "tracepoint"
+    if is_tracepoint == (":" not in match["pattern"]):
+        form = "group:name, such as sched:sched_switch" if is_tracepoint else "a function's name, without :"
+        raise entry.wrong("", f"the name {match['pattern']} does not fit", f"Write {form}.")
+    reader = _Arguments(is_tracepoint, find_table, entry)
+    arguments = reader.read(match["arguments"] or "")
+    result = match["result"] or ""
+    if result:
+        if is_tracepoint:
+            raise entry.wrong("result", "a tracepoint has no result", f"Leave -> {result} out.")
+        reader.check_kind("result", result, whole=False)
+    condition = None
+    if match["condition"] is not None:
+        condition = read_condition(match["condition"], arguments, find_table, entry, is_tracepoint)
+    return SignatureText(match["pattern"], Signature(arguments, result), condition)
+
+
+def read_condition(
+    text: str, arguments: tuple[Argument, ...], find_table: FindTable, entry: Entry, is_tracepoint: bool
+) -> Condition:
+    """The condition in `text` on one of `arguments`. Raises InputError."""
+    match = _CONDITION.fullmatch(text.strip())
+    if match is None:
+        raise entry.wrong(
+            "condition", f"cannot be read: {text}", "Write NAME OPERATOR VALUE: size_bytes > 0."
+        )
+    name, operator, value = match.groups()
+    if operator not in OPERATORS:
+        hint = "Write ==." if operator == "=" else f"Operators: {' '.join(OPERATORS)}."
+        raise entry.wrong("condition", f"no operator {operator}", hint)
+    argument = next((known for known in arguments if known.name == name), None)
+    if argument is None:
+        names = [known.name for known in arguments]
+        hint = did_you_mean(name, names) or f"Name it among the arguments: NAME(…, {name}, …)."
+        raise entry.wrong("condition", f"{name} is not recorded", hint)
+    if argument.out or argument.kind in ("str", "dim3"):
+        what = "is known only when the call returns" if argument.out else f"is a {argument.kind}"
+        raise entry.wrong("condition", f"{name} {what}", "Compare a number that is passed in.")
+    try:
+        condition = Condition(argument, operator, int(_TRUTH.get(value, value), 0))
+    except ValueError:
+        return _with_name(argument, operator, value, find_table, entry, is_tracepoint)
+    check_range(condition, entry)
+    return condition
+
+
+def check_range(condition: Condition, entry: Entry) -> None:
+    """Raises InputError if no value of the argument's kind can equal the condition's."""
+    if not condition.argument.kind:  # a field whose kind its tracepoint will give
+        return
+    bits, signed = INTEGER_KINDS.get(condition.argument.kind, (32, True))
+    low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
+    if not low <= condition.value <= high:
+        kind = condition.argument.kind
+        raise entry.wrong("condition", f"{condition.value} is no {kind}", f"Give {low} to {high}.")
+
+
+class _Arguments:
+    """Reads the arguments of one signature."""
+
+    def __init__(self, is_tracepoint: bool, find_table: FindTable, entry: Entry) -> None:
+        self._is_tracepoint, self._find_table, self._entry = is_tracepoint, find_table, entry
+
+    def read(self, text: str) -> tuple[Argument, ...]:
+        """The arguments that are recorded."""
+        arguments: list[Argument] = []
+        word = 0
+        for part in text.split(",") if text.strip() else []:
+            if part.strip() == "_" and not self._is_tracepoint:
+                word += 1
+                continue
+            argument = self._argument(part.strip(), word, {known.name for known in arguments})
+            arguments.append(argument)
+            word += 2 if argument.kind == "dim3" else 1
+            if word > WORDS:
+                message = f"it is word {word} of the arguments; {WORDS} are within reach"
+                raise self._entry.wrong(f"argument {argument.name}", message, "Leave it out.")
+        self._check_number(tuple(arguments))
+        return tuple(arguments)
+
+    def check_kind(self, field: str, kind: str, *, whole: bool) -> None:
+        """Raises InputError if there is no such kind; `whole`: a text and a dim3 are allowed."""
+        if kind in INTEGER_KINDS:
+            return
+        if kind in ("str", "dim3"):
+            if not whole:
+                hint = f"Use one of {', '.join(INTEGER_KINDS)}, or a table of names."
+                raise self._entry.wrong(field, f"{kind} cannot be recorded here", hint)
+        elif self._find_table(kind) is None:
+            hint = did_you_mean(kind, [*INTEGER_KINDS, "str", "dim3"])
+            hint = f"{hint} Or give the names of its values as [values.{kind}]."
+            raise self._entry.wrong(field, f"no kind {kind}", hint.strip())
+
+    def _argument(self, text: str, word: int, before: set[str]) -> Argument:
+        match = _ARGUMENT.fullmatch(text)
+        if match is None or not _NAME.fullmatch(match[2]) or match[2] == "_":
+            hint = "Write NAME, NAME: KIND or out NAME: KIND"
+            hint += "." if self._is_tracepoint else "; _ alone stands for one that is not recorded."
+            raise self._entry.wrong("arguments", f"cannot read {text!r}", hint)
+        out, name, kind = bool(match[1]), match[2], match[3]
+        field = f"argument {name}"
+        if name in before:
+            raise self._entry.wrong(field, "there are two of this name", "Give each a name of its own.")
+        if self._is_tracepoint and (out or kind in ("str", "dim3")):
+            raise self._entry.wrong(field, "of a tracepoint only numbers are recorded", "Leave it out.")
+        if kind is not None:
+            self.check_kind(field, kind, whole=not out)
+        return Argument(name, word, kind or ("" if self._is_tracepoint else "u64"), out)
+
+    def _check_number(self, arguments: tuple[Argument, ...]) -> None:
+        if self._is_tracepoint:
+            if len(arguments) > FIELDS:
+                message = f"{len(arguments)} fields; at most {FIELDS} can be recorded"
+                raise self._entry.wrong("arguments", message, "Leave some out.")
+            return
+        for what, found in (
+            ("str", [known for known in arguments if known.kind == "str"]),
+            ("out", [known for known in arguments if known.out]),
+        ):
+            if len(found) > 1:
+                message = f"{len(found)} {what} arguments; one can be recorded"
+                raise self._entry.wrong(f"argument {found[1].name}", message, "Write _ in its place.")
+        count = len(slots(Signature(arguments)))
+        if count > MAX_SLOTS:
+            message = f"they take {count} words of 64 bits; {MAX_SLOTS} can be recorded"
+            hint = "Write _ for some, or give u32 kinds: two in a row share a word."
+            raise self._entry.wrong("arguments", message, hint)
+
+
+def _with_name(
+    argument: Argument, operator: str, name: str, find_table: FindTable, entry: Entry, is_tracepoint: bool
+) -> Condition:
+    table = None if argument.kind in INTEGER_KINDS else find_table(argument.kind)
+    if table:
+        numbers = {known: number for number, known in table.items()}
+        if name in numbers:
+            return Condition(argument, operator, numbers[name])
+        message = f"{argument.kind} has no value {name}"
+        raise entry.wrong("condition", message, did_you_mean(name, list(numbers)))
+    if is_tracepoint and argument.name == "irq":
+        if operator != "==":
+            raise entry.wrong("condition", f"irq {operator} {name}", "A device's name is compared by ==.")
+        return NamedCondition(argument, operator, 0, name)
+    raise entry.wrong("condition", f"{name} is no number", "Write 4096 or 0x1000.")

@@ -1,0 +1,249 @@
+"""Arguments of a call as the records carry them: up to eight words of 64 bits, and their text.
+
+Arguments are taken in order. Two of at most 32 bits that follow each other share a slot, everything else has
+its own; a dim3 has two. `str` and `out` arguments have none: they have records of their own.
+
+    63            32 31             0      launch(function: ptr, grid: dim3, threads: u32, flags: u32)
+    ┌───────────────┬────────────────┐
+    │ function                       │ 0    low 0
+    │ grid y        │ grid x         │ 1    low 1
+    │ (undefined)   │ grid z         │ 2    low 2, 32 bits
+    │ flags         │ threads        │ 3    low 3, high 4
+    └───────────────┴────────────────┘
+
+A value that is narrower than its half has undefined bits above it: registers are recorded as they are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tracepipe.hooks.hook import INTEGER_KINDS, Argument, Signature
+from tracepipe.hooks.ioctl import decode_command
+
+MAX_SLOTS = 8
+"""u64 words of arguments that the records of one call carry."""
+
+ValueNames = Mapping[str, Mapping[int, str]]
+"""Kind → value → its name."""
+ArgumentText = Callable[[Sequence[int]], str]
+"""Members of a JSON object from the words of a call's slots."""
+ValueReader = Callable[[Sequence[int]], int]
+"""One number from the words of a call's slots."""
+
+_HALF_BITS = 32
+_HALF = (1 << _HALF_BITS) - 1
+# Texts of one value that are kept ready. A program can pass any number; tables of names are far smaller.
+_KNOWN_TEXTS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where a slot is read from: positions in machine words, as Argument.position counts them.
+
+    Without `high` the slot is the whole word `low`, of which `bits` mean something; with `high` it is the
+    lower 32 bits of `low`, and above them those of `high`.
+    """
+
+    low: int
+    high: int | None = None
+    bits: int = 64
+
+
+def slots(signature: Signature) -> list[Slot]:
+    """The slots of a signature in order; more than MAX_SLOTS do not fit into a record."""
+    return [slot for slot, _ in _placed(signature)]
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A value of an argument: `bits` of slot `slot` from `shift` on; `name` is what it is written under."""
+
+    name: str
+    kind: str
+    slot: int
+    shift: int
+    bits: int
+
+    def reader(self) -> ValueReader:
+        """A reader of the number from the words of a call's slots."""
+        made: ValueReader = eval(f"lambda words: {self.code()}")
+        return made
+
+    def code(self) -> str:
+        """Code for the number in `words`; there is nothing in it but numbers of this file."""
+        word = f"words[{self.slot}]"
+        if self.shift:
+            word = f"{word} >> {self.shift}"
+        if self.bits + self.shift < 64:
+            word = f"({word}) & {(1 << self.bits) - 1}"
+        if INTEGER_KINDS.get(self.kind, (32, True))[1]:
+            sign = 1 << (self.bits - 1)
+            word = f"(({word}) ^ {sign}) - {sign}"
+        return word
+
+
+def values(signature: Signature) -> dict[str, Value]:
+    """Where the values of a signature's arguments are, by name; a dim3's are `grid.x`, `grid.y`, `grid.z`."""
+    return {value.name: value for _, found in _placed(signature) for value in found}
+
+
+def _placed(signature: Signature) -> Iterator[tuple[Slot, list[Value]]]:
+    """Every slot with the values in it."""
+    waiting: Argument | None = None  # of at most 32 bits: the next such one shares its slot
+    index = 0
+    for argument in signature.arguments:
+        if argument.out or argument.kind == "str":
+            continue
+        is_half = argument.kind != "dim3" and argument.bits <= _HALF_BITS
+        if waiting is not None:
+            pair = [_value(waiting, index, 0)]
+            if is_half:
+                pair.append(_value(argument, index, _HALF_BITS))
+                yield Slot(waiting.position, argument.position), pair
+            else:
+                yield Slot(waiting.position, bits=waiting.bits), pair
+            waiting, index = None, index + 1
+            if is_half:
+                continue
+        if is_half:
+            waiting = argument
+        elif argument.kind == "dim3":
+            axes = [
+                Value(f"{argument.name}.{axis}", "u32", index + (axis == "z"), shift, _HALF_BITS)
+                for axis, shift in (("x", 0), ("y", _HALF_BITS), ("z", 0))
+            ]
+            yield Slot(argument.position), axes[:2]
+            yield Slot(argument.position + 1, bits=_HALF_BITS), axes[2:]
+            index += 2
+        else:
+            yield Slot(argument.position), [_value(argument, index, 0)]
+            index += 1
+    if waiting is not None:
+        yield Slot(waiting.position, bits=waiting.bits), [_value(waiting, index, 0)]
+
+
+def _value(argument: Argument, slot: int, shift: int) -> Value:
+    return Value(argument.name, argument.kind, slot, shift, argument.bits)
+
+
+def argument_text(
+    signature: Signature, value_names: ValueNames, only: Sequence[str] | None = None
+) -> ArgumentText:
+    """A formatter of a call's slots: `"size_bytes":4096,"grid":[4,1,1]`; "" for a signature that has none.
+
+    A value of a kind with names is written as its name, if it has one; a command of an ioctl as what
+    `decode_command` says of it. `str` and `out` arguments are not in it. `only` names the values to write, in
+    their order, of those that there are.
+    """
+    known = values(signature)
+    placed = list(known.values()) if only is None else [known[name] for name in only if name in known]
+    if not placed:
+        return lambda _: ""
+    form = _Form()
+    index = 0
+    while index < len(placed):
+        axes = placed[index : index + 3]
+        name = axes[0].name[:-2]
+        if [axis.name for axis in axes] == [f"{name}.x", f"{name}.y", f"{name}.z"]:
+            inner = ",".join(form.placeholder(axis, value_names) for axis in axes)
+            form.members.append(f"{_quoted(name)}:[{inner}]")
+            index += 3
+            continue
+        form.add(placed[index], value_names)
+        index += 1
+    return form.function()
+
+
+def out_text(argument: Argument, value: int, value_names: ValueNames) -> str:
+    """The member that an `out` argument becomes: `"address":140000`."""
+    return argument_text(Signature((Argument(argument.name, 0, argument.kind),)), value_names)((value,))
+
+
+def _quoted(name: str) -> str:
+    return json.dumps(name).replace("%", "%%")
+
+
+@dataclass(slots=True)
+class _Form:
+    """A formatter while it is put together.
+
+    It is called for every event, so it becomes one `template % (…)` of generated code, which takes less than
+    half the time of a loop over values. Only numbers go into the code; names are in the template.
+    """
+
+    members: list[str] = field(default_factory=list)
+    code: list[str] = field(default_factory=list)
+    tables: dict[str, object] = field(default_factory=dict)
+
+    def add(self, value: Value, value_names: ValueNames) -> None:
+        """Add a member; an ioctl's command becomes several."""
+        if value.kind == "ioctl":
+            self.members.append(self._looked_up(value, _Commands(value.name)))
+        else:
+            self.members.append(f"{_quoted(value.name)}:{self.placeholder(value, value_names)}")
+
+    def placeholder(self, value: Value, value_names: ValueNames) -> str:
+        """Add the code of a value."""
+        if value.kind == "bool":
+            return self._looked_up(value, _Booleans())
+        if value.kind in value_names:
+            return self._looked_up(value, _Names(value_names[value.kind]))
+        self.code.append(value.code())
+        return "%d"
+
+    def function(self) -> ArgumentText:
+        """The finished formatter."""
+        names = {"template": ",".join(self.members), **self.tables}
+        made: ArgumentText = eval(f"lambda words: template % ({','.join(self.code)},)", names)
+        return made
+
+    def _looked_up(self, value: Value, table: _Texts) -> str:
+        name = f"table{len(self.tables)}"
+        self.tables[name] = table
+        self.code.append(f"{name}[{value.code()}]")
+        return "%s"
+
+
+class _Texts(dict[int, str]):
+    """Texts of values, made when they are met."""
+
+    def __missing__(self, value: int) -> str:
+        text = self.text_of(value)
+        if len(self) < _KNOWN_TEXTS:
+            self[value] = text
+        return text
+
+    def text_of(self, value: int) -> str:
+        """The JSON text of a value."""
+        raise NotImplementedError
+
+
+class _Booleans(_Texts):
+    def text_of(self, value: int) -> str:
+        return "true" if value else "false"
+
+
+class _Names(_Texts):
+    def __init__(self, names: Mapping[int, str]) -> None:
+        super().__init__()
+        self._names = names
+
+    def text_of(self, value: int) -> str:
+        name = self._names.get(value)
+        return str(value) if name is None else json.dumps(name)
+
+
+class _Commands(_Texts):
+    """`"cmd":…,"dir":…,…` of an ioctl's command; the command itself under the argument's name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+    def text_of(self, value: int) -> str:
+        decoded = decode_command(value)
+        members = {self._name if key == "cmd" else key: part for key, part in decoded.items()}
+        return json.dumps(members, separators=(",", ":"))[1:-1]

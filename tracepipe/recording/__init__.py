@@ -1,0 +1,1 @@
+"""A recording: how it is opened, read in a loop, converted, and summed up."""

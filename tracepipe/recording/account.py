@@ -1,0 +1,62 @@
+"""What reading a recording found: counts, losses, and everything that did not go by the book."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tracepipe.event.model import Problem
+from tracepipe.layout import Outcomes
+
+# So many problems are kept with their text; all are counted.
+PROBLEMS_KEPT = 20
+
+
+@dataclass(slots=True)
+class Account:
+    """Of the recording `path` in the format `source`.
+
+    `counts` are records by layer, a warp counting one; `losses` events by layer that were made and not
+    recorded; `clocks` what was said of each clock that placed an event; `unplaced` events by clock that
+    nothing places.
+    """
+
+    path: str
+    source: str
+    counts: Counter[str] = field(default_factory=Counter)
+    losses: Counter[str] = field(default_factory=Counter)
+    skipped: int = 0
+    ambiguous: int = 0
+    problems: list[Problem] = field(default_factory=list)
+    outcomes: Outcomes = field(default_factory=Outcomes)
+    unplaced: dict[str, int] = field(default_factory=dict)
+    clocks: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, problem: Problem) -> None:
+        """Count a problem, and keep its text while there are few."""
+        self.skipped += problem.skipped
+        self.ambiguous += not problem.skipped
+        if len(self.problems) < PROBLEMS_KEPT:
+            self.problems.append(problem)
+
+    def remarks(self, meanings: Mapping[str, str]) -> Iterator[str]:
+        """A line for each problem, kind of outcome and note; `meanings`: outcome → what became of it."""
+        for problem in self.problems:
+            kind = "skipped" if problem.skipped else "unclear"
+            yield f"{kind}: {problem.at(self.path)}"
+        if (total := self.skipped + self.ambiguous) > PROBLEMS_KEPT:
+            yield f"… and {total - PROBLEMS_KEPT} more: {self.skipped} lines skipped in all"
+        for name, meaning in meanings.items():
+            if count := getattr(self.outcomes, name):
+                yield f"note: {count} {meaning}"
+        for note in self.notes:
+            yield f"note: {note}"
+
+
+def fit_text(said: Mapping[str, Any]) -> str:
+    """What a statement says of the fit of a clock."""
+    drift = f"{said['drift_ppm']:+.3f} ppm" if "drift_ppm" in said else "unknown"
+    return f"{said['pairs']} pairs, drift {drift}"

@@ -1,0 +1,139 @@
+"""Opens a recording: recognises its format, reads its header, and settles its clocks."""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import BinaryIO, cast
+
+import orjson
+
+from tracepipe.clocks.maps import Clocks
+from tracepipe.errors import InputError
+from tracepipe.event.checks import first_fault
+from tracepipe.event.model import HOST_CLOCKS, Header, Problem, Record
+from tracepipe.readers import InputFormat, Recording, naming_others, recognise
+from tracepipe.readers.lines import chunks_of_lines
+from tracepipe.readers.recording import saying
+from tracepipe.recording.files import InputStream, open_input
+
+_CLOCK_RECORD = re.compile(rb'"type"\s*:\s*"clock"')
+
+
+@dataclass(slots=True)
+class OpenRecording:
+    """A recording whose batches can be read and put on the trace clock.
+
+    `source` is the input format's name.
+    """
+
+    recording: Recording
+    clocks: Clocks
+    stream: InputStream
+    source: str
+
+
+def clock_records(stream: BinaryIO) -> Iterator[Record]:
+    """The good `clock` records of a stream of JSON Lines, found without parsing the other lines."""
+    for _, lines, _, _ in chunks_of_lines(stream):
+        for line in lines:
+            if b'"clock"' in line and _CLOCK_RECORD.search(line):
+                try:
+                    record = orjson.loads(line)
+                except orjson.JSONDecodeError:
+                    continue  # the reader will count it
+                if isinstance(record, dict) and record.get("type") == "clock" and not first_fault(record):
+                    yield record
+
+
+def _header_pairs(header: Header, problems: list[Problem]) -> Iterator[Record]:
+    for at, pair in enumerate(header.get("clock_pairs", [])):
+        record = {"type": "clock", **pair}
+        if fault := first_fault(record):
+            problems.append(Problem(1, f"clock_pairs[{at}].{fault[0]}", fault[1]))
+        else:
+            yield record
+
+
+@contextmanager
+def open_recording(
+    path: str, source_format: str = "", assumed: Mapping[str, int | str] | None = None
+) -> Iterator[OpenRecording]:
+    """Open an input and settle its clocks: where they need pairs from all over the file, it is read twice.
+
+    `source_format` names the format where the content does not; `assumed` places clocks that have no pairs:
+    clock → ns to add, or a host clock's name. Raises InputError, FormatError, ClockError.
+    """
+    with ExitStack() as stack:
+        stream = stack.enter_context(open_input(path))
+        source = _recognised(stream, path, source_format)
+        recording = _read(source, cast(BinaryIO, stream), path)
+        recording.batches = naming_others(recording.batches, source)
+        header = recording.header
+        problems: list[Problem] = []
+        pairs = list(_header_pairs(header, problems))
+        recording.batches = saying(problems, recording.batches)
+        used = header.get("clocks", [header.get("clock", HOST_CLOCKS[0])])
+        if not (set(used) <= set(HOST_CLOCKS) or len(used) == 1):
+            again = stack.enter_context(stream.again())
+            pairs += clock_records(cast(BinaryIO, again))
+        yield OpenRecording(recording, Clocks(header, pairs, assumed), stream, source.name)
+
+
+def _recognised(stream: InputStream, path: str, source_format: str) -> InputFormat:
+    head = stream.head()
+    if not head.strip() and not source_format:
+        if stream.damage:
+            raise InputError(f"cannot be read: {stream.damage}", "copy or record it again", path=path)
+        raise InputError("is empty", "record something first", path=path)
+    return recognise(head, source_format)
+
+
+def _read(source: InputFormat, stream: BinaryIO, path: str) -> Recording:
+    try:
+        return source.read(stream)
+    except InputError as e:
+        # The reader does not know the path: its message starts with the place without one.
+        raise InputError(e.message.removeprefix(f":{e.line}: "), e.hint, path=path, line=e.line) from e
+
+
+def refused(problem: Problem, path: str) -> InputError:
+    """What `--strict` raises for a line that was skipped."""
+    return InputError(
+        problem.message,
+        "without --strict such lines are counted and skipped",
+        path=path,
+        line=problem.line,
+        field=problem.field,
+    )
+
+
+def damage(stream: InputStream) -> Problem:
+    """What to say of compressed data that ended in damage."""
+    return Problem(0, "", f"the data is damaged from here on: {stream.damage}")
+
+
+def footer_notes(footer: Record | None, counts: Mapping[str, int]) -> list[str]:
+    """What the footer says that the file does not bear out."""
+    if footer is None:
+        return ["the file has no footer: the capture was cut off"]
+    return [
+        f"the footer counts {made} {layer} events, the file holds {counts.get(layer, 0)}"
+        for layer, made in footer["counts"].items()
+        if counts.get(layer, 0) != made
+    ]
+
+
+@contextmanager
+def no_collector() -> Iterator[None]:
+    """Stop the cycle collector: records hold no cycles, and looking for them costs a third of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -1,0 +1,1 @@
+"""What reports reckon with: tables of numbers from frames."""

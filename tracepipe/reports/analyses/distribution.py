@@ -1,0 +1,52 @@
+"""How lengths are spread: count, total, mean, percentiles. Percentiles are lengths that occurred."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tracepipe.reports.frames.libraries import np, pl
+from tracepipe.reports.report import Column
+
+PERCENTS = (50, 95, 99)
+
+LENGTH_COLUMNS = (
+    Column("total_ns", "total", "ns"),
+    Column("mean_ns", "mean", "ns"),
+    *(Column(f"p{percent}_ns", f"p{percent}", "ns") for percent in PERCENTS),
+    Column("max_ns", "max", "ns"),
+)
+"""The columns that `lengths` and `of_values` fill. p95: 95 of 100 are no longer (nearest rank)."""
+
+
+def percentile(values: pl.Expr, percent: int) -> pl.Expr:
+    """The least value that so many percent of the known values do not exceed; null without any."""
+    known = values.drop_nulls().sort()
+    rank = (known.len().cast(pl.Int64) * percent + 99) // 100
+    return known.slice((rank - 1).clip(0), 1).first()
+
+
+def total(values: pl.Expr) -> pl.Expr:
+    """The sum of the known values; null, and not 0, where none is known."""
+    return pl.when(values.count() > 0).then(values.sum())
+
+
+def lengths(column: str = "dur_ns") -> list[pl.Expr]:
+    """The aggregations behind `LENGTH_COLUMNS`, for a group_by; lengths that are not known are left out."""
+    values = pl.col(column)
+    return [
+        total(values).alias("total_ns"),
+        values.mean().round().cast(pl.Int64).alias("mean_ns"),
+        *(percentile(values, percent).alias(f"p{percent}_ns") for percent in PERCENTS),
+        values.max().alias("max_ns"),
+    ]
+
+
+def of_values(values: Any) -> tuple[int | None, ...]:
+    """The cells of `LENGTH_COLUMNS` for numpy integers; None each without any."""
+    if not len(values):
+        return (None,) * len(LENGTH_COLUMNS)
+    ordered = np.sort(values)
+    ranks: Sequence[int] = [(len(ordered) * percent + 99) // 100 - 1 for percent in PERCENTS]
+    total = int(ordered.sum())
+    return (total, round(total / len(ordered)), *(int(ordered[rank]) for rank in ranks), int(ordered[-1]))

@@ -1,0 +1,124 @@
+"""What each GPU did, as one list: kernels, copies, warps; when it was busy, and which call asked for what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tracepipe.reports.analyses.breakdown import launched
+from tracepipe.reports.analyses.cuda_calls import effects_of_calls, launches
+from tracepipe.reports.frames.intervals import Stretches
+from tracepipe.reports.frames.libraries import np, pl
+from tracepipe.reports.frames.nesting import nearest
+from tracepipe.reports.frames.run import Run
+
+BY_ID, BY_ORDER = "launch id", "order"
+_COLUMNS = ("gpu", "name", "pid", "launch", "start_ns", "end_ns")
+
+
+def gpu_work(run: Run) -> pl.DataFrame:
+    """Kernels and copies on a GPU in the order of their starts, and the warps of launches without a kernel.
+
+    gpu (0 where it was not recorded), name, what (kernel, copy, warps), pid, launch, start_ns, end_ns; call:
+    the row in `run.calls` of the call that asked for it, null where it is not known, and `told_by`: `BY_ID`,
+    or `BY_ORDER` where work has no launch id and the last launch or copy that began before it is taken.
+    What has no length is left out.
+    """
+    lasts = pl.col("end_ns") > pl.col("start_ns")
+    kernels = run.kernels.filter(lasts).select(*_COLUMNS, what=pl.lit("kernel"))
+    copies = run.transfers.filter(lasts & pl.col("gpu").is_not_null())
+    parts = [kernels, copies.select(*_COLUMNS, what=pl.lit("copy")), _warps(run, kernels)]
+    work = pl.concat(parts, how="vertical_relaxed").with_columns(pl.col("gpu").fill_null(0))
+    return _by_order(run, launched(run, work))
+
+
+def _warps(run: Run, kernels: pl.DataFrame) -> pl.DataFrame:
+    """Launches without a kernel, from the first entry to the last exit; warps of no launch one by one."""
+    until = pl.col("last_exit_ns").fill_null(run.facts.end_ns)
+    warps = run.warps.select(
+        "gpu", "name", "pid", "launch", pl.col("entry_ns").alias("start_ns"), until.alias("end_ns")
+    ).filter(pl.col("end_ns") > pl.col("start_ns"))
+    known = kernels["launch"].drop_nulls().unique()
+    without = pl.col("launch").is_null()
+    of_launches = (
+        warps.filter(~without & ~pl.col("launch").is_in(known.implode()))
+        .group_by("gpu", "name", "pid", "launch", maintain_order=True)
+        .agg(pl.col("start_ns").min(), pl.col("end_ns").max())
+    )
+    alone = warps.filter(without & pl.lit(len(kernels) == 0))
+    return pl.concat([of_launches, alone]).with_columns(what=pl.lit("warps"))
+
+
+def _by_order(run: Run, work: pl.DataFrame) -> pl.DataFrame:
+    work = work.with_columns(pl.when(pl.col("call").is_not_null()).then(pl.lit(BY_ID)).alias("told_by"))
+    guessed = np.full(len(work), -1, np.int64)
+    without = (work["call"].is_null() & work["launch"].is_null()).to_numpy()
+    if without.any():
+        is_copy = (work["what"] == "copy").to_numpy()
+        effects = effects_of_calls(run)
+        for wanted, calls in (
+            (without & ~is_copy, launches(run)),
+            (without & is_copy, effects.filter(effect="transfer")),
+        ):
+            _last_before(run, work, wanted, calls, guessed)
+    found = pl.Series(guessed)
+    return work.with_columns(
+        pl.when(found >= 0).then(found).otherwise(pl.col("call")).alias("call"),
+        pl.when(found >= 0).then(pl.lit(BY_ORDER)).otherwise(pl.col("told_by")).alias("told_by"),
+    )
+
+
+def _last_before(run: Run, work: pl.DataFrame, wanted: Any, calls: pl.DataFrame, into: Any) -> None:
+    """Put the place in `run.calls` of the last of `calls`, of the same process, before each wanted row."""
+    rows = run.calls.with_row_index("row").join(
+        calls.select("start_ns", "pid", "tid", "name", "depth"),
+        on=["start_ns", "pid", "tid", "name", "depth"],
+        how="semi",
+        nulls_equal=True,
+    )
+    for (pid,), part in rows.partition_by("pid", as_dict=True).items():
+        same = (work["pid"].eq_missing(pl.Series([pid], dtype=pl.Int64)) | work["pid"].is_null()).to_numpy()
+        same &= wanted
+        at = np.searchsorted(part["start_ns"].to_numpy(), work["start_ns"].to_numpy()[same], "right") - 1
+        found = np.where(at >= 0, part["row"].cast(pl.Int64).to_numpy()[np.maximum(at, 0)], -1)
+        # Work of no known process: the latest call of any.
+        into[same] = np.maximum(into[same], found)
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """When one GPU did nothing, between its first work and its last.
+
+    `previous` and `following` are rows of `work`, of each gap; `busy` is when it did something.
+    """
+
+    gpu: int
+    work: pl.DataFrame
+    busy: Stretches
+    start_ns: Any
+    end_ns: Any
+    previous: Any
+    following: Any
+
+
+def idle_of(work: pl.DataFrame, gpu: int) -> Idle:
+    """The gaps of one GPU. `work` is `gpu_work(run)`."""
+    own = work.filter(gpu=gpu)
+    starts, ends = own["start_ns"].to_numpy(), own["end_ns"].to_numpy()
+    busy = Stretches(starts, ends)
+    gaps = busy.gaps()
+    by_end = np.argsort(ends, kind="stable")
+    # A gap lies between the end of one piece of work and the start of another, to the nanosecond.
+    following = np.searchsorted(starts, gaps.end_ns)
+    previous = by_end[np.searchsorted(ends[by_end], gaps.start_ns)] if len(own) else by_end
+    return Idle(gpu, own, busy, gaps.start_ns, gaps.end_ns, previous, following)
+
+
+def outermost_of(run: Run, rows: pl.Series) -> pl.DataFrame:
+    """The outermost call around each row of `run.calls`: name, pid, tid, start_ns, end_ns; null for null."""
+    top = nearest(run.calls, run.calls["parent"].is_null().to_numpy())
+    places = pl.Series(top, dtype=pl.Int64)[rows.fill_null(0)] if len(run.calls) else rows.fill_null(0)
+    found = run.calls.select("name", "pid", "tid", "start_ns", "end_ns")
+    if not len(found):
+        return found.clear(len(rows))
+    return found[places].select(pl.when(rows.is_not_null()).then(pl.all()))

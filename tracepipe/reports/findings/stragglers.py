@@ -1,0 +1,215 @@
+"""Stragglers: blocks that take far longer than the others, the same in every launch or in one, or at the
+grid's border.
+
+A block counts where it stands beyond the tail of the others (`tail`), as in any sample some are the last.
+Over several launches the median of each block is tested first; then each launch for what is late in it alone.
+Blocks at the border of a grid of two or three dimensions are compared with the inner ones by Mann and
+Whitney's test.
+"""
+
+from __future__ import annotations
+
+from tracepipe.reports.findings.block_times import (
+    MIN_BLOCKS_OF_SM,
+    MIN_GROUP,
+    BlockLateness,
+    at_border,
+    lacks_blocks,
+    lateness,
+)
+from tracepipe.reports.findings.finding import MIN_SHARE, Finding, confidence, listed, percent
+from tracepipe.reports.findings.kernel_warps import NOT_RECORDED, Flags, Ints, KernelWarps
+from tracepipe.reports.findings.tail import Outlying, beyond_the_tail
+from tracepipe.reports.frames.libraries import np, stats
+from tracepipe.units import duration_text
+
+MIN_SUPERIORITY = 0.8
+"""The chance that a border block takes longer than an inner one; below it, the two are much alike."""
+MOST_LAUNCHES = 3
+"""Launches with stragglers of their own that are told one by one."""
+
+BLOCKS_CAUSE = (
+    "more work for these blocks (longer rows, fuller bins, a boundary), or data that only they "
+    "had to wait for"
+)
+LAUNCH_CAUSE = (
+    "something outside of the kernel that struck these blocks once: a page that had to be moved, another "
+    "kernel on the same SM, preemption"
+)
+
+BORDER_CAUSE = "bounds checks, partial tiles or halo loads that inner blocks do not have"
+EXITS_ONLY = ", or blocks that started last, as no entries were recorded"
+
+
+def lacks(kernel: KernelWarps) -> str | None:
+    """What of the input is missing to look for stragglers; None where nothing is."""
+    if not kernel.has_exits:
+        return "no exits were recorded"
+    return lacks_blocks(kernel)
+
+
+def find(kernel: KernelWarps, alpha: float) -> list[Finding]:
+    """Findings of the blocks of all launches, of single launches, and of the border, each at a third of
+    `alpha`."""
+    late = lateness(kernel)
+    border = at_border(late.blocks, kernel.grid)
+    with_border = min(int(border.sum()), int((~border).sum())) >= MIN_GROUP
+    alpha /= 1 + (kernel.launches.size > 1) + with_border
+    found = beyond_the_tail(late.profile_ns, float(kernel.clock_step_ns), least_excess_ns(kernel))
+    findings = [] if found is None else _blocks(kernel, late, found, alpha)
+    if kernel.launches.size > 1:
+        taken = np.isin(late.profile_row, found.indices) if findings and found else None
+        findings += _single_launches(kernel, late, taken, alpha)
+    return findings + _border(kernel, late, border, alpha) if with_border else findings
+
+
+def least_excess_ns(kernel: KernelWarps) -> float:
+    """What a block must be late by to lengthen its launch noticeably."""
+    return max(MIN_SHARE * float(np.median(kernel.launch_ns)), kernel.least_ns)
+
+
+def _blocks(kernel: KernelWarps, late: BlockLateness, found: Outlying, alpha: float) -> list[Finding]:
+    excess = late.profile_ns[found.indices]
+    if found.p_value > alpha or excess.min() < least_excess_ns(kernel):
+        return []
+    launches = kernel.launches.size
+    where = "" if launches == 1 else f" in the median of {launches} launches"
+    rows = np.flatnonzero(np.isin(late.profile_row, found.indices))
+    if _one_slow_sm(kernel, rows):
+        return []
+    blocks = np.sort(late.blocks[found.indices])
+    return [_finding(kernel, late, found, (blocks, rows), (where, BLOCKS_CAUSE))]
+
+
+def _one_slow_sm(kernel: KernelWarps, rows: Ints) -> bool:
+    """Whether these are most blocks of one SM: then it is the SM that is slow, which is for `imbalance` to
+    tell."""
+    sms = np.unique(kernel.blocks.sm[rows])
+    if not kernel.has_sms or not kernel.has_entries or sms.size > 1:
+        return False
+    late = np.unique(kernel.blocks.block[rows]).size
+    of_sm = np.unique(kernel.blocks.block[kernel.blocks.sm == sms[0]]).size
+    return late >= MIN_BLOCKS_OF_SM and late > of_sm / 2
+
+
+def _single_launches(
+    kernel: KernelWarps, late: BlockLateness, taken: Flags | None, alpha: float
+) -> list[Finding]:
+    """Launches in which blocks are late that are not late in general."""
+    of_block = late.profile_ns[late.profile_row]
+    # With two launches the median is between both: nothing to subtract.
+    own = late.rows_ns - of_block if kernel.launches.size > 2 else late.rows_ns
+    candidates: list[tuple[float, int, Outlying, Ints]] = []
+    for launch, every in zip(kernel.launches.tolist(), kernel.block_rows, strict=True):
+        rows = every if taken is None else every[~taken[every]]
+        found = beyond_the_tail(own[rows], float(kernel.clock_step_ns), least_excess_ns(kernel))
+        if found is not None and found.p_value * kernel.launches.size <= alpha:
+            p_value = found.p_value * kernel.launches.size
+            late_rows = rows[found.indices]
+            if own[late_rows].min() >= least_excess_ns(kernel):
+                candidates.append(
+                    (p_value, kernel.launch_id(launch), Outlying(found.indices, p_value), late_rows)
+                )
+    candidates.sort(key=lambda candidate: candidate[0])
+    findings = []
+    for _, launch, found, rows in candidates[:MOST_LAUNCHES]:
+        blocks = np.sort(kernel.blocks.block[rows])
+        where = f" in launch {launch}, not in the others"
+        finding = _finding(kernel, late, found, (blocks, rows), (where, LAUNCH_CAUSE))
+        finding.numbers["launch"] = launch
+        finding.numbers["launches_with_stragglers"] = len(candidates)
+        findings.append(finding)
+    return findings
+
+
+def _finding(
+    kernel: KernelWarps,
+    late: BlockLateness,
+    found: Outlying,
+    which: tuple[Ints, Ints],
+    words: tuple[str, str],
+) -> Finding:
+    blocks, rows = which
+    excess = float(np.median(late.rows_ns[rows]))
+    share = excess / max(float(np.median(kernel.launch_ns)), 1.0)
+    delayed = _end_delayed(kernel, rows)
+    border = int(at_border(blocks, kernel.grid).sum())
+    sms = np.unique(kernel.blocks.sm[rows]) if kernel.has_sms else np.array([], np.int64)
+    one = blocks.size == 1
+    verb = "takes" if one else "take"
+    if not kernel.has_entries:
+        verb = "leaves" if one else "leave"
+    than = "longer" if kernel.has_entries else "later"
+    place = ""
+    if sms.size == 1:
+        place = f", on SM {sms[0]}" if one else f", all on SM {sms[0]}"
+    elif sms.size > 1:
+        place = f", on {sms.size} SMs"
+    edge = ""
+    if border:
+        edge = (
+            ", at the border of the grid"
+            if border == blocks.size
+            else f", {border} at the border of the grid"
+        )
+    usual = "blocks that started with it" if one else "blocks that started with them"
+    if not kernel.has_entries:
+        usual = "the median block"
+    so_what = "other blocks end as late"
+    if delayed >= least_excess_ns(kernel):
+        so_what = f"without {'it' if one else 'them'} the launch would end {duration_text(delayed)} earlier"
+    evidence = (
+        f"Block{'' if one else 's'} {listed(blocks.tolist())} of {late.blocks.size}{place}{edge} {verb} "
+        f"{duration_text(excess)} {than} than {usual}{words[0]}: {percent(share)} of the kernel's duration; "
+        f"{so_what} ({confidence(found.p_value)})"
+    )
+    numbers = {
+        "of": "blocks",
+        "blocks": blocks.tolist(),
+        "blocks_total": int(late.blocks.size),
+        "sms": sms.tolist(),
+        "border_blocks": border,
+        "excess_p50_ns": excess,
+        "excess_share": share,
+        "end_delayed_ns": delayed,
+        "launches": int(kernel.launches.size),
+    }
+    cause = words[1] + ("" if kernel.has_entries else EXITS_ONLY)
+    return Finding("straggler", kernel.kernel, evidence, cause, found.p_value, numbers)
+
+
+def _end_delayed(kernel: KernelWarps, rows: Ints) -> float:
+    """How much earlier the launches of these blocks would end without them, in the median."""
+    others = np.ones(kernel.blocks.block.size, np.bool_)
+    others[rows] = False
+    ends = kernel.blocks.end_ns
+    first = np.array([of_launch[0] for of_launch in kernel.block_rows])
+    with_them = np.maximum.reduceat(ends, first)
+    without = np.maximum.reduceat(np.where(others, ends, NOT_RECORDED), first)
+    struck = np.isin(kernel.launches, kernel.blocks.launch[rows]) & (without != NOT_RECORDED)
+    return float(np.median((with_them - without)[struck])) if struck.any() else 0.0
+
+
+def _border(kernel: KernelWarps, late: BlockLateness, border: Flags, alpha: float) -> list[Finding]:
+    outer, inner = late.profile_ns[border], late.profile_ns[~border]
+    test = stats.mannwhitneyu(outer, inner, alternative="greater")
+    superiority = float(test.statistic) / (outer.size * inner.size)
+    delay = float(np.median(outer) - np.median(inner))
+    share = delay / max(float(np.median(kernel.launch_ns)), 1.0)
+    if test.pvalue > alpha or superiority < MIN_SUPERIORITY or delay < least_excess_ns(kernel):
+        return []
+    verb, than = ("take", "longer") if kernel.has_entries else ("leave", "later")
+    evidence = (
+        f"The {outer.size} blocks at the border of the grid {verb} {duration_text(delay)} {than} than the "
+        f"{inner.size} inner ones, {percent(share)} of the kernel's duration "
+        f"({confidence(float(test.pvalue))})"
+    )
+    numbers = {
+        "of": "border",
+        "border_blocks": int(outer.size),
+        "blocks_total": int(late.blocks.size),
+        "excess_p50_ns": delay,
+        "excess_share": share,
+        "superiority": superiority,
+    }
+    return [Finding("straggler", kernel.kernel, evidence, BORDER_CAUSE, float(test.pvalue), numbers)]

@@ -1,0 +1,117 @@
+"""Strides: threads t ≡ r mod m of a block that are later than the rest.
+
+Within warps the lanes' exits are ranked, within blocks the warps' lives. A pattern of both, as every 48th
+thread, is found within warps only. Moduli up to 32 are tried for lanes, up to the number of warps for warps.
+"""
+
+from __future__ import annotations
+
+from tracepipe.reports.findings.finding import MIN_SHARE, Finding, confidence, percent
+from tracepipe.reports.findings.kernel_warps import LANES, Floats, KernelWarps, sample
+from tracepipe.reports.findings.ranks import LateClass, late_class, median_with_interval
+from tracepipe.reports.frames.libraries import np
+from tracepipe.units import duration_text
+
+MIN_WARPS = 4
+"""A block of fewer warps has no classes of warps."""
+
+LANES_CAUSE = (
+    "the array index that these threads use: shared-memory bank conflicts, uncoalesced or misaligned access, "
+    "or a branch on the thread index"
+)
+WARPS_CAUSE = (
+    "work that only these warps do, such as the last step of a reduction or the loads of a tile, or a share "
+    "of the data that is larger"
+)
+
+
+def lacks(kernel: KernelWarps) -> str | None:
+    """What of the input is missing to look for strides; None where nothing is."""
+    if not kernel.has_exits:
+        return "no exits were recorded"
+    if not bool((kernel.exits > 1).any()) and kernel.warps_of_a_block < MIN_WARPS:
+        return "no lanes that leave apart, and fewer than 4 warps in a block"
+    return None
+
+
+def find(kernel: KernelWarps, alpha: float) -> list[Finding]:
+    """At most one finding within warps and one within blocks, each tried at half of `alpha`."""
+    return [*_lanes(kernel, alpha / 2), *_warps(kernel, alpha / 2)]
+
+
+def _lanes(kernel: KernelWarps, alpha: float) -> list[Finding]:
+    # Warps whose lanes left together say that none was late: where they are the most, the median is 0.
+    if kernel.apart.mean() < 0.5:
+        return []
+    rows = sample(np.flatnonzero(kernel.apart))
+    times = kernel.lane_times(rows)
+    told = (~np.isnan(times)).sum(axis=1) > 1
+    if not told.any():
+        return []
+    rows, times = rows[told], times[told]
+    threads = kernel.warp[rows][:, None] * LANES + np.arange(LANES)
+    late = late_class(times, threads, range(2, LANES + 1))
+    if late is None or late.p_value > alpha:
+        return []
+    delays = _delays(times, late)
+    return _finding(
+        kernel, late, delays, 1, f"warp{'s' * (delays.size != 1)} of {LANES} threads", LANES_CAUSE
+    )
+
+
+def _warps(kernel: KernelWarps, alpha: float) -> list[Finding]:
+    count = kernel.warps_of_a_block
+    if count < MIN_WARPS:
+        return []
+    times = kernel.warp_times()
+    times = times[(~np.isnan(times)).sum(axis=1) >= MIN_WARPS]
+    if not times.size:
+        return []
+    positions = np.broadcast_to(np.arange(count), times.shape)
+    late = late_class(times, positions, range(2, count + 1))
+    if late is None or late.p_value > alpha:
+        return []
+    delays = _delays(times, late)
+    return _finding(
+        kernel, late, delays, LANES, f"block{'s' * (delays.size != 1)} of {count} warps", WARPS_CAUSE
+    )
+
+
+def _delays(times: Floats, late: LateClass) -> Floats:
+    """For each row the mean of the late class less the median of the others, where it has both."""
+    above = np.where(late.members, times, np.nan)
+    below = np.where(late.members, np.nan, times)
+    usable = ~(np.isnan(above).all(axis=1) | np.isnan(below).all(axis=1))
+    delays: Floats = np.nanmean(above[usable], axis=1) - np.nanmedian(below[usable], axis=1)
+    return delays
+
+
+def _finding(
+    kernel: KernelWarps, late: LateClass, delays: Floats, unit: int, rows: str, cause: str
+) -> list[Finding]:
+    delay, low, high = median_with_interval(delays)
+    scale = kernel.warp_scale_ns
+    if delay < max(MIN_SHARE * scale, kernel.least_ns):
+        return []
+    residues = " or ".join(str(r) for r in late.residues)
+    what = "Threads t" if unit == 1 else "Warps w of a block"
+    letter = "t" if unit == 1 else "w"
+    known = np.isfinite(low) and np.isfinite(high)
+    interval = f" (95%: {duration_text(low)} to {duration_text(high)})" if known else ""
+    evidence = (
+        f"{what} with {letter} mod {late.modulus} = {residues} leave {duration_text(delay)}{interval} after "
+        f"the others, {percent(delay / max(scale, 1.0))} of {kernel.scale_name}: seen in {delays.size:,} "
+        f"{rows} ({confidence(late.p_value)})"
+    )
+    numbers = {
+        "of": "threads" if unit == 1 else "warps",
+        "modulus_threads": late.modulus * unit,
+        "modulus": late.modulus,
+        "residues": late.residues,
+        "delay_p50_ns": delay,
+        "delay_low_ns": low if known else None,
+        "delay_high_ns": high if known else None,
+        "delay_share": delay / max(scale, 1.0),
+        "rows": int(delays.size),
+    }
+    return [Finding("stride", kernel.kernel, evidence, cause, late.p_value, numbers)]

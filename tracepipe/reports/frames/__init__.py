@@ -1,0 +1,1 @@
+"""A recording as frames: what every analysis reads."""

@@ -1,0 +1,93 @@
+"""The layers of a recording as tables for other programs: times in whole ns, null where not known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from tracepipe.reports.frames.libraries import pl
+from tracepipe.reports.frames.run import Run
+
+_TIMES = ("start_ns", "end_ns", "dur_ns", "kind")
+_THREAD = ("pid", "tid", "cpu", "comm")
+_NESTING = ("depth", "parent_row")
+_ARGS = ("args", "end_args")
+_CALL = (*_TIMES, "name", *_THREAD, "launch", *_NESTING, "size_bytes", "address", "result", *_ARGS)
+_EFFECT = (*_TIMES, "name", *_THREAD, "gpu", "stream", "launch", "size_bytes", "address", "result")
+_SIZES = tuple(f"{what}_{axis}" for what in ("grid", "block") for axis in "xyz")
+_LAUNCH = ("launch", "name", "gpu", "stream", "pid", *_SIZES, "bound_ns")
+_PLACE = ("warp", "block_index", "warp_in_block", "sm", "slot", "entry_mask")
+_STAY = ("entry_ns", "first_exit_ns", "last_exit_ns", "dur_ns", "exit_count", "cycles")
+_CLOCKS = {
+    "clock": "String", "trace_clock": "String", "method": "String", "pairs": "Int64",
+    "pairs_dropped": "Int64", "drift_ppm": "Float64", "bound_ns": "Int64",
+}  # fmt: skip
+
+
+def _numbered(frame: pl.DataFrame) -> pl.DataFrame:
+    return frame.with_row_index("row").with_columns(pl.col("row").cast(pl.Int64))
+
+
+def _three(column: str, name: str) -> Iterator[pl.Expr]:
+    """The three numbers of sizes or indices, each as a column."""
+    for at, axis in enumerate("xyz"):
+        yield pl.col(column).arr.get(at, null_on_oob=True).alias(f"{name}_{axis}")
+
+
+def _spans(frame: pl.DataFrame, columns: tuple[str, ...]) -> pl.DataFrame:
+    """Spans with the columns that are told of them, and the number of the row."""
+    whole = _numbered(frame).with_columns(
+        pl.col("kind").cast(pl.String), pl.col("parent").alias("parent_row"), pl.col("depth").cast(pl.Int64)
+    )
+    wide = whole.with_columns(*_three("grid", "grid"), *_three("block", "block"))
+    return wide.select("row", *columns)
+
+
+def _gpu_threads(run: Run) -> pl.DataFrame:
+    threads = run.gpu_threads.with_columns(ts_ns="start_ns")
+    for what in ("block", "thread"):
+        threads = threads.with_columns(*_three(what, f"{what}_index"))
+    indices = (f"{what}_index_{axis}" for what in ("block", "thread") for axis in "xyz")
+    told = ("ts_ns", "phase", "name", "pid", "gpu", "launch", *indices, "bound_ns", "args")
+    return _numbered(threads).select("row", *told)
+
+
+def _warps(run: Run) -> pl.DataFrame:
+    warps = run.warps.with_columns(
+        dur_ns=pl.col("last_exit_ns") - pl.col("entry_ns"), exit_count=pl.col("exits").cast(pl.Int64)
+    ).with_columns(pl.col("sm", "slot", "entry_mask").cast(pl.Int64))
+    wide = warps.with_columns(*_three("grid", "grid"), *_three("block", "block"))
+    return _numbered(wide).select("row", *_LAUNCH, *_PLACE, *_STAY)
+
+
+def _exits(run: Run) -> pl.DataFrame:
+    return run.exits.select("warp_row", "exit_ns", exit_mask="mask")
+
+
+def _losses(run: Run) -> pl.DataFrame:
+    return run.losses.select("layer", "count", "start_ns", "dur_ns", "cpu", "reason")
+
+
+def _clocks(run: Run) -> pl.DataFrame:
+    return pl.DataFrame(
+        {
+            name: pl.Series([said.get(name) for said in run.facts.clocks], dtype=getattr(pl, kind))
+            for name, kind in _CLOCKS.items()
+        }
+    )
+
+
+TABLES: dict[str, Callable[[Run], pl.DataFrame]] = {
+    "calls": lambda run: _spans(run.calls, _CALL),
+    "syscalls": lambda run: _spans(run.syscalls, _CALL),
+    "driver": lambda run: _spans(run.driver, ("layer", *_CALL)),
+    "scheduler": lambda run: _spans(run.scheduler, (*_TIMES, "name", *_THREAD, *_ARGS)),
+    "kernels": lambda run: _spans(run.kernels, (*_TIMES, *_LAUNCH, "args")),
+    "warps": _warps,
+    "exits": _exits,
+    "gpu_threads": _gpu_threads,
+    "memory": lambda run: _spans(run.memory, (*_EFFECT, *_ARGS)),
+    "transfers": lambda run: _spans(run.transfers, (*_EFFECT, *_ARGS, "bound_ns")),
+    "losses": _losses,
+    "clocks": _clocks,
+}
+"""Name of a table → how it is made of a run. docs/reports.md says what each column means."""

@@ -1,0 +1,1 @@
+"""What reports become: text for a terminal, pages, files of tables."""

@@ -1,0 +1,156 @@
+"""Draws spans with letters: a named bar where there is room, else how much of each cell is covered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tracepipe.reports.frames.libraries import np, pl
+
+# From so many cells on a span is a bar of its own.
+BAR_CELLS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Glyphs:
+    """Letters: ends and filling of a bar, shades from little cover to all, levels, an instant."""
+
+    begin: str
+    end: str
+    fill: str
+    shades: str
+    bars: str
+    instant: str
+    at_most: str
+
+
+UNICODE = Glyphs("├", "┤", "─", "░▒▓█", "▁▂▃▄▅▆▇█", "·", "≤")
+ASCII = Glyphs("[", "]", "=", ".:+#", ".:-=+*%#", "'", "<=")
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The stretch of time that is drawn, over so many cells."""
+
+    start_ns: int
+    end_ns: int
+    cells: int
+
+    def places(self, ts_ns: Any) -> Any:
+        """Where times stand, in cells and their parts, cut to the window."""
+        at = (ts_ns - self.start_ns) * (self.cells / max(1, self.end_ns - self.start_ns))
+        return np.clip(at, 0, self.cells)
+
+    def edges_ns(self) -> Any:
+        """The bounds of the cells."""
+        return np.linspace(self.start_ns, self.end_ns, self.cells + 1)
+
+
+def axis(window: Window, base_ns: int) -> str:
+    """Times over the cells, counted from `base_ns`, with a unit each; as many as there is room for."""
+    line = [" "] * window.cells
+    step = max(1, window.cells // max(1, window.cells // 16))
+    length_ns = window.end_ns - window.start_ns
+    free = 0
+    for at in range(0, window.cells, step):
+        ts_ns = window.start_ns - base_ns + length_ns * at // window.cells
+        text = "|" + _time_text(ts_ns, length_ns * step // window.cells)
+        if at >= free and at + len(text) <= window.cells:
+            line[at : at + len(text)] = text
+            free = at + len(text) + 1
+    return "".join(line).rstrip()
+
+
+def _time_text(ts_ns: int, step_ns: int) -> str:
+    """A time to a twentieth of a step, which is less than a cell."""
+    if ts_ns == 0:
+        return "0"
+    size_ns = next((ns for ns in (10**9, 10**6, 10**3) if abs(ts_ns) >= ns), 1)
+    digits = 0
+    while digits < 9 and step_ns * 10**digits < size_ns * 20 and size_ns > 10**digits:
+        digits += 1
+    unit = {10**9: "s", 10**6: "ms", 10**3: "µs", 1: "ns"}[size_ns]
+    return f"{ts_ns / size_ns:.{digits}f} {unit}"
+
+
+def spans_line(window: Window, start_ns: Any, end_ns: Any, names: pl.Series, glyphs: Glyphs) -> str:
+    """One row of spans that do not overlap, as numpy integers."""
+    begin, end = window.places(start_ns), window.places(end_ns)
+    cover = _cover(begin, end, window.cells)
+    line = [_shade(share, glyphs.shades) for share in cover]
+    for at in np.flatnonzero(end - begin >= BAR_CELLS):
+        first, last = int(begin[at]), min(window.cells, max(int(begin[at]) + 1, round(float(end[at]))))
+        line[first:last] = _bar(str(names[int(at)]), last - first, glyphs)
+    return "".join(line)
+
+
+def _cover(begin: Any, end: Any, cells: int) -> Any:
+    """Which share of each cell the spans cover."""
+    cover = np.zeros(cells + 1)
+    first, last = begin.astype(np.int64), end.astype(np.int64)
+    touched = np.zeros(cells + 1, bool)
+    touched[first] = True
+    same = first == last
+    np.add.at(cover, first[same], (end - begin)[same])
+    first, last, begin, end = first[~same], last[~same], begin[~same], end[~same]
+    np.add.at(cover, first, first + 1 - begin)
+    np.add.at(cover, last, end - last)
+    change = np.zeros(cells + 2)
+    np.add.at(change, first + 1, 1)
+    np.add.at(change, last, -1)
+    whole: Any = (cover[:cells] + np.cumsum(change)[:cells]).clip(0, 1)
+    # A span too short to cover anything is there all the same.
+    return np.where(touched[:cells], np.maximum(whole, 1e-9), whole)
+
+
+def _shade(share: float, shades: str) -> str:
+    return shades[min(len(shades) - 1, int(share * len(shades)))] if share > 0 else " "
+
+
+def _bar(name: str, cells: int, glyphs: Glyphs) -> list[str]:
+    room = cells - 2
+    shown = name if len(name) <= room else name[: max(0, room - 1)] + ("…" if room > 0 else "")
+    return [glyphs.begin, *shown, *(glyphs.fill * (room - len(shown))), glyphs.end]
+
+
+def instants_line(window: Window, ts_ns: Any, mark: str) -> str:
+    """A row with a mark wherever something happened."""
+    line = [" "] * window.cells
+    for at in np.unique(np.minimum(window.places(ts_ns).astype(np.int64), window.cells - 1)):
+        line[at] = mark
+    return "".join(line)
+
+
+def level_line(window: Window, start_ns: Any, end_ns: Any, glyphs: Glyphs) -> tuple[str, float]:
+    """How many spans there are at a time, as bars from none to the most; and the most, a mean over a cell."""
+    edges = window.edges_ns()
+    # The time that all spans together spend before each edge.
+    spent = np.zeros(len(edges))
+    for times, sign in ((np.sort(start_ns), 1), (np.sort(end_ns), -1)):
+        before = np.searchsorted(times, edges)
+        sums = np.concatenate(([0.0], np.cumsum((times - window.start_ns).astype(np.float64))))
+        spent += sign * (before * (edges - window.start_ns) - sums[before])
+    level = np.diff(spent) / np.diff(edges)
+    most = float(level.max(initial=0))
+    # What is rounding of a sum is no span.
+    shares = np.where(level > most * 1e-9, level, 0) / (most or 1)
+    return "".join(_shade(min(share, 1.0), glyphs.bars) for share in shares), most
+
+
+def steps_chart(window: Window, ts_ns: Any, values: Any, most: float, rows: int, glyphs: Glyphs) -> list[str]:
+    """A value that changes in steps, as bars of so many rows from 0 to `most`; a cell shows its largest.
+
+    `ts_ns` are in order, numpy integers; before the first the value is 0.
+    """
+    edges = window.edges_ns()
+    held = np.concatenate(([0], values))
+    level = held[np.searchsorted(ts_ns, edges[:-1], "right")].astype(np.float64)
+    inside = (ts_ns >= window.start_ns) & (ts_ns <= window.end_ns)
+    cells = np.minimum(window.places(ts_ns[inside]).astype(np.int64), window.cells - 1)
+    np.maximum.at(level, cells, values[inside])
+    steps = len(glyphs.bars)
+    height = np.ceil(level / (most or 1) * rows * steps).astype(np.int64)
+    return [
+        "".join((" " + glyphs.bars)[part] for part in np.clip(height - row * steps, 0, steps))
+        for row in reversed(range(rows))
+    ]

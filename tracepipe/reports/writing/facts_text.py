@@ -1,0 +1,63 @@
+"""Words and data for what a recording is and what it lacks, which every report states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from tracepipe.event.model import LAYERS
+from tracepipe.recording.account import fit_text
+from tracepipe.reports.frames.run import Facts
+from tracepipe.units import duration_text
+
+_OUTCOMES = {
+    "unclosed": "calls had no end: they are counted, their length is not known",
+    "no_begin": "ends had no begin: they are not counted as calls",
+    "overlaps": "spans do not nest in the order of their events: their callers are told by the times",
+}
+
+
+def heading(facts: Facts) -> str:
+    """Which recording, of what, how long."""
+    counts = ", ".join(f"{facts.counts[layer]:,} {layer}" for layer in LAYERS if facts.counts[layer])
+    length = duration_text(facts.end_ns - facts.start_ns)
+    return f"{facts.path}: {facts.source}, {length}, {counts or 'no events'}"
+
+
+def lacks(facts: Facts) -> Iterator[str]:
+    """What did not go by the book, most important last: problems, clocks, losses."""
+    yield from facts.remarks(_OUTCOMES)
+    yield from _clocks(facts)
+    for layer, count in facts.losses.items():
+        yield f"lost: {count} {layer} events were made and not recorded"
+
+
+def _clocks(facts: Facts) -> Iterator[str]:
+    for said in facts.clocks:
+        clock, method = said["clock"], said["method"]
+        if method == "assumed":
+            yield f"clock {clock}: placed by an assumed offset, error unknown"
+        elif method == "same":
+            yield f"clock {clock}: stands alone, related to no other clock"
+        else:
+            by = f"{fit_text(said)}, " if method == "fit" else ""
+            yield f"clock {clock}: {by}within {said['bound_ns']} ns of {facts.trace_clock}"
+    for clock, count in facts.unplaced.items():
+        yield (
+            f"left out: {count} events on {clock}, which has no clock pairs; "
+            f"--assume-offset {clock}=NS places them"
+        )
+
+
+def as_json(facts: Facts) -> dict[str, Any]:
+    """All of it as data; times on the trace clock, ns."""
+    keys = ("path", "source", "trace_clock", "start_ns", "end_ns", "counts", "losses", "skipped", "ambiguous")
+    data = {key: getattr(facts, key) for key in (*keys, "unplaced", "clocks", "notes")}
+    outcomes = {name: getattr(facts.outcomes, name) for name in _OUTCOMES}
+    return data | {
+        "dur_ns": facts.end_ns - facts.start_ns,
+        "command": facts.header.get("command"),
+        "outcomes": outcomes,
+        "problems": [asdict(problem) for problem in facts.problems],
+    }

@@ -1,0 +1,244 @@
+"""The totals of a recording as lines of text: what `tracepipe live` draws, and what it leaves behind.
+
+3.20 s   412,034 events   129k/s   ./vec_add -n 1000
+userspace 204,331 (64.1k/s) · syscall 201,201 (63.0k/s) · scheduler 6,502 (2.03k/s)
+nothing lost
+layer      function         count  per s    total      p50  …   histogram
+userspace  cuLaunchKernel     600  2.29k  2.51 ms  2.75 µs  …     █▄▁▁▁
+thread         tid  running  %  switches  sleeping  preempted  for a processor
+standin-gpu  24142  46.3 ms 18       909   25.2 ms    50.3 ms          5.31 ms
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from tracepipe.capture.live.threads import FOR_A_PROCESSOR, PREEMPTED, ThreadTotal
+from tracepipe.capture.live.totals import FunctionTotal, Snapshot
+from tracepipe.units import duration_text, three_digits
+
+SORTS = ("total", "count", "rate")
+# Powers of four from 256 ns to 4.3 s, each the first duration of a column but the first.
+_EDGES_NS = tuple(1 << bits for bits in range(8, 34, 2))
+_HISTOGRAM_HEAD = "  1µs  1ms  1s"  # under each name stands the column that begins there, within 8%
+_BARS = " ▁▂▃▄▅▆▇█"
+_NAME_COLUMNS = 24  # what a name may keep when columns are left out for its sake
+_GAP = 2
+_THREADS_SHOWN = 6
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What to show of a snapshot: `top` functions at most, in `width` columns, `ascii_only` if need be.
+
+    `before` is the snapshot that rates count from; None: since the start.
+    """
+
+    title: str
+    sort: str = "total"
+    top: int | None = None
+    width: int = 200
+    ascii_only: bool = False
+    before: Snapshot | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of the view; `kind` is "", "title", "head" (of a table) or "loss"."""
+
+    text: str
+    kind: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """Cells below a name. `spare`: which column goes first where there is no room; 0: none does."""
+
+    name: str
+    cells: Sequence[str]
+    spare: int = 0
+    is_text: bool = False
+
+    @property
+    def width(self) -> int:
+        return max(len(self.name), max(map(len, self.cells), default=0))
+
+
+def lines(snapshot: Snapshot, view: View) -> list[Line]:
+    """The whole view; no line is wider than the view."""
+    made = [*_head(snapshot, view)]
+    functions = ordered(snapshot, view)
+    shown = functions[: view.top]
+    if shown:
+        made += _table(_function_columns(shown, snapshot, view), view.width)
+    if len(functions) > len(shown):
+        made.append(Line(f"and {len(functions) - len(shown)} more functions"))
+    if snapshot.threads:
+        made += _table(_thread_columns(snapshot), view.width)
+        if len(snapshot.threads) > _THREADS_SHOWN:
+            rest = _by_time(snapshot)[_THREADS_SHOWN:]
+            running = duration_text(sum(thread.running_ns for thread in rest))
+            made.append(Line(f"and {len(rest)} more threads, which ran {running}"))
+    return [Line(_shown(line.text, view), line.kind) for line in made]
+
+
+def functions_that_fit(height: int, snapshot: Snapshot) -> int:
+    """How many functions fit into so many lines, with the threads below."""
+    threads = len(snapshot.threads)
+    below = min(threads, _THREADS_SHOWN) + (threads > 0) + (threads > _THREADS_SHOWN)
+    return max(3, height - 3 - 2 - below)
+
+
+def ordered(snapshot: Snapshot, view: View) -> list[FunctionTotal]:
+    """Functions in the order of the view, the first on top."""
+    before = _counts_before(view)
+    keys: dict[str, Callable[[FunctionTotal], int]] = {
+        "total": lambda total: total.latencies.total_ns,
+        "count": lambda total: total.count,
+        "rate": lambda total: total.count - before.get((total.layer, total.name), 0),
+    }
+    key = keys[view.sort]
+    return sorted(snapshot.functions, key=lambda total: (-key(total), -total.count, total.name))
+
+
+def _head(snapshot: Snapshot, view: View) -> Iterator[Line]:
+    """Since when and what; events by layer; losses."""
+    elapsed_ns = max(1, snapshot.now_ns - snapshot.start_ns)
+    events = sum(snapshot.counts.values())
+    numbers = f"{duration_text(elapsed_ns)}   {events:,} events   {_rate(events, elapsed_ns)}/s"
+    yield Line(f"{numbers}   {view.title}", "title")
+    before = view.before.counts if view.before else {}
+    passed_ns = _passed_ns(snapshot, view)
+    layers = [*snapshot.layers, *(name for name in snapshot.counts if name not in snapshot.layers)]
+    counts = {layer: snapshot.counts.get(layer, 0) for layer in layers}
+    rates = {layer: _rate(count - before.get(layer, 0), passed_ns) for layer, count in counts.items()}
+    text = " · ".join(f"{layer} {count:,} ({rates[layer]}/s)" for layer, count in counts.items())
+    if len(text) > view.width:
+        text = " · ".join(f"{layer} {count:,}" for layer, count in counts.items())
+    yield Line(text)
+    losses = ", ".join(f"{count:,} {layer}" for layer, count in snapshot.losses.items() if count)
+    text = f"lost: {losses}" if losses else "nothing lost"
+    if unmeasured := snapshot.unmeasured:
+        text += f" · {unmeasured:,} calls counted without a latency"
+    yield Line(text, "loss" if losses else "")
+
+
+def _function_columns(functions: list[FunctionTotal], snapshot: Snapshot, view: View) -> list[_Column]:
+    before, passed_ns = _counts_before(view), _passed_ns(snapshot, view)
+    measured = [total.latencies if total.latencies.count else None for total in functions]
+    rates = [_rate(total.count - before.get((total.layer, total.name), 0), passed_ns) for total in functions]
+    columns = [
+        _Column("layer", [total.layer for total in functions], 3, is_text=True),
+        _Column("function", [total.name for total in functions], is_text=True),
+        _Column("count", [f"{total.count:,}" for total in functions]),
+        _Column("per s", rates, 4),
+        _Column("total", [duration_text(m.total_ns) if m else "" for m in measured]),
+        _Column("p50", [duration_text(m.percentile_ns(50)) if m else "" for m in measured]),
+        _Column("p95", [duration_text(m.percentile_ns(95)) if m else "" for m in measured], 6),
+        _Column("max", [duration_text(m.max_ns) if m else "" for m in measured]),
+    ]
+    if any(total.open_count for total in functions):
+        now_ns = snapshot.now_ns
+        columns.append(_Column("in progress", [_in_progress(total, now_ns) for total in functions], 5))
+    if any(total.unmeasured for total in functions):
+        unmeasured = [f"{total.unmeasured:,}" if total.unmeasured else "" for total in functions]
+        columns.append(_Column("no latency", unmeasured, 2))
+    if not view.ascii_only:
+        bars = [_bars(m.spread(_EDGES_NS)) if m else "" for m in measured]
+        columns.append(_Column(_HISTOGRAM_HEAD, bars, 1, is_text=True))
+    return columns
+
+
+def _by_time(snapshot: Snapshot) -> list[ThreadTotal]:
+    return sorted(snapshot.threads, key=lambda thread: -thread.running_ns)
+
+
+def _thread_columns(snapshot: Snapshot) -> list[_Column]:
+    threads = _by_time(snapshot)[:_THREADS_SHOWN]
+    elapsed_ns = max(1, snapshot.now_ns - snapshot.start_ns)
+    reasons = {reason for thread in threads for reason in thread.waits}
+    last = [reason for reason in (PREEMPTED, FOR_A_PROCESSOR) if reason in reasons]
+    waits = [*sorted(reasons - set(last), reverse=True), *last]  # sleeping before disk
+    columns = [
+        _Column("thread", [_thread_name(thread) for thread in threads], is_text=True),
+        _Column("pid", [str(thread.pid or "") for thread in threads], 1),
+        _Column("tid", [str(thread.tid or "") for thread in threads]),
+        _Column("running", [duration_text(thread.running_ns) for thread in threads]),
+        _Column("%", [f"{100 * thread.running_ns / elapsed_ns:.0f}" for thread in threads]),
+        _Column("switches", [f"{thread.switches:,}" for thread in threads], 3),
+    ]
+    for wait in waits:
+        cells = [duration_text(thread.waits[wait]) if wait in thread.waits else "" for thread in threads]
+        columns.append(_Column(wait, cells, 2 if wait == PREEMPTED else 4))
+    return columns
+
+
+def _table(columns: list[_Column], width: int) -> Iterator[Line]:
+    """Rows under a head. Where there is no room, columns are left out and names are cut, but no number."""
+    name = next(column for column in columns if column.is_text and not column.spare)
+
+    def room_for_name(kept: list[_Column]) -> int:
+        return width - sum(column.width + _GAP for column in kept if column is not name)
+
+    kept = columns
+    while (
+        room_for_name(kept) < min(name.width, _NAME_COLUMNS)
+        and (spare := min((c for c in kept if c.spare), key=lambda c: c.spare, default=None)) is not None
+    ):
+        kept = [column for column in kept if column is not spare]
+    name_width = max(8, min(name.width, room_for_name(kept)))
+    for row in range(-1, len(name.cells)):
+        cells = []
+        for column in kept:
+            cell = column.name if row < 0 else column.cells[row]
+            if column is name and len(cell) > name_width:
+                cell = cell[: name_width - 1] + "…"
+            columns_wide = name_width if column is name else column.width
+            cells.append(cell.ljust(columns_wide) if column.is_text else cell.rjust(columns_wide))
+        yield Line((" " * _GAP).join(cells)[:width].rstrip(), "head" if row < 0 else "")
+
+
+def _thread_name(thread: ThreadTotal) -> str:
+    return f"{thread.ended} {thread.name}" if thread.ended else thread.name or "?"
+
+
+def _in_progress(total: FunctionTotal, now_ns: int) -> str:
+    """`2 for 3.20 s`: how many, and how long the longest of them takes already."""
+    if not total.open_count:
+        return ""
+    return f"{total.open_count} for {duration_text(max(0, now_ns - total.oldest_ns))}"
+
+
+def _bars(counts: list[int]) -> str:
+    """A column for each count, in eighths of the highest; what is not nothing can be seen."""
+    most = max(counts)
+    return "".join(_BARS[-(-8 * count // most)] if count else " " for count in counts) if most else ""
+
+
+def _counts_before(view: View) -> dict[tuple[str, str], int]:
+    before = view.before
+    return {(total.layer, total.name): total.count for total in before.functions} if before else {}
+
+
+def _passed_ns(snapshot: Snapshot, view: View) -> int:
+    since_ns = view.before.now_ns if view.before else snapshot.start_ns
+    return max(1, snapshot.now_ns - since_ns)
+
+
+def _rate(count: int, passed_ns: int) -> str:
+    """Per second, three digits: `64.1k`."""
+    rate = count * 1e9 / passed_ns
+    for letter, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if rate >= size * 0.9995:
+            return three_digits(rate / size) + letter
+    return three_digits(rate) if rate < 10 and count else f"{rate:.0f}"
+
+
+def _shown(text: str, view: View) -> str:
+    """What a terminal can be given: names are those of the recorded program."""
+    text = "".join(letter if letter.isprintable() else "?" for letter in text)
+    if view.ascii_only:
+        text = text.replace("µ", "u").replace("·", "-").replace("…", "~")
+        text = text.encode("ascii", "replace").decode()
+    return text if len(text) <= view.width else text[: view.width - 1] + ("~" if view.ascii_only else "…")

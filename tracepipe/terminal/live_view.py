@@ -1,0 +1,227 @@
+"""The terminal of `tracepipe live`: totals that are redrawn while the command runs, and stay when it ends.
+
+On a terminal the view is at the bottom, and what the command writes scrolls above it. Elsewhere nothing but
+the final table is written, or one at every interval that was asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, TextIO
+
+from tracepipe.capture.live.sink import LiveSink
+from tracepipe.capture.live.totals import Snapshot
+from tracepipe.terminal.live_output import CommandOutput
+from tracepipe.terminal.live_table import Line, View, functions_that_fit, lines
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+DRAW_S = 0.25
+_PRINT_S = 0.05  # what the command writes is gathered for so long, as every print moves the view
+_COLUMNS = 80  # of a terminal that does not say
+_STYLES = {"title": "bold", "head": "dim", "loss": "red"}
+_RATE_NS = 10**9  # rates on the terminal are those of about the last second
+
+
+@contextmanager
+def live_view(
+    sink: LiveSink,
+    stream: TextIO,
+    title: str,
+    *,
+    sort: str = "total",
+    top: int | None = None,
+    interval_s: float | None = None,
+) -> Iterator[None]:
+    """Show what `sink` adds up for as long as this is open, then its last totals, on `stream`.
+
+    `top` functions; None: as many as fit on a terminal, and all in the final table. `interval_s`: between two
+    views; by default a quarter of a second on a terminal, and only the final one elsewhere.
+    """
+    view = View(title, sort, top, ascii_only=not (stream.encoding or "ascii").lower().startswith("utf"))
+    output = CommandOutput(stream) if stream.isatty() else None
+    drawing: _Drawing | None = None
+    try:
+        if output is not None:
+            drawing = _OnTerminal(sink, view, interval_s or DRAW_S, output)
+        elif interval_s is not None:
+            drawing = _Plain(sink, view, interval_s, stream)
+        if drawing is not None:
+            drawing.start()
+        yield
+    finally:
+        try:
+            if drawing is not None:
+                drawing.stop()
+        finally:
+            if output is not None:
+                rest = output.give_back()
+                output.terminal.write(rest)
+                output.close()
+        if (last := sink.snapshot()) is not None:
+            _write_plain(stream, last, view)
+
+
+class _Drawing:
+    """A thread that shows the totals at intervals."""
+
+    def __init__(self, sink: LiveSink, view: View, interval_s: float) -> None:
+        self._sink, self._view, self._interval_s = sink, view, interval_s
+        self._woken, self._wake = os.pipe()
+        self._thread = threading.Thread(target=self._run, name="tracepipe-view", daemon=True)
+        self._poller = select.poll()
+        self._poller.register(self._woken, select.POLLIN)
+        self._is_stopping = False
+
+    def start(self) -> None:
+        """Begin. The thread takes no signals: the recording waits for them on the main one."""
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            self._thread.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    def stop(self) -> None:
+        """End, and wait for it."""
+        self._is_stopping = True
+        os.write(self._wake, b"x")
+        self._thread.join()
+        os.close(self._wake)
+        os.close(self._woken)
+
+    def _run(self) -> None:
+        raise NotImplementedError
+
+
+class _Plain(_Drawing):
+    """A table at every interval, one after the other."""
+
+    def __init__(self, sink: LiveSink, view: View, interval_s: float, stream: TextIO) -> None:
+        super().__init__(sink, view, interval_s)
+        self._stream = stream
+
+    def _run(self) -> None:
+        before: Snapshot | None = None
+        while not self._poller.poll(1000 * self._interval_s):
+            snapshot = self._sink.snapshot()
+            if snapshot is not None:
+                _write_plain(self._stream, snapshot, replace(self._view, before=before))
+                before = snapshot
+
+
+class _OnTerminal(_Drawing):
+    """The view at the bottom of a terminal, and a command's output above it."""
+
+    def __init__(self, sink: LiveSink, view: View, interval_s: float, output: CommandOutput) -> None:
+        super().__init__(sink, view, interval_s)
+        from rich.console import Console
+        from rich.live import Live
+
+        self._output = output
+        self._poller.register(output, select.POLLIN)
+        self._console = Console(file=output.terminal)
+        self._live = Live(
+            console=self._console,
+            auto_refresh=False,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+            vertical_overflow="crop",
+        )
+        self._snapshots: list[Snapshot] = []
+        self._text = ""
+        self._lines: list[Line] = []
+
+    def _run(self) -> None:
+        draw_s = print_s = 0.0
+        with self._live:
+            while not self._is_stopping:
+                now_s = time.monotonic()
+                if now_s >= draw_s:
+                    self._draw()
+                    draw_s = now_s + self._interval_s
+                due_s = min(draw_s, print_s) if self._text else draw_s
+                self._poller.poll(max(0, 1000 * (due_s - time.monotonic())))
+                if read := self._output.read():
+                    if not self._text:
+                        print_s = time.monotonic() + _PRINT_S
+                    self._text += read
+                if self._text and time.monotonic() >= print_s:
+                    self._print()
+            self._print()
+        if self._text:  # a last line that the command did not end
+            self._console.file.write(self._text + "\n")
+
+    def _draw(self) -> None:
+        snapshot = self._sink.snapshot()
+        self._output.fit()
+        if snapshot is None:
+            return
+        kept = [old for old in self._snapshots if snapshot.now_ns - old.now_ns <= _RATE_NS]
+        self._snapshots = [*kept, snapshot]
+        size = self._console.size
+        view = replace(
+            self._view,
+            top=min(self._view.top or size.height, functions_that_fit(size.height - 1, snapshot)),
+            width=size.width,
+            before=kept[0] if kept else None,
+        )
+        self._lines = lines(snapshot, view)
+        self._live.update(_Frame(self._lines, self._text), refresh=True)
+
+    def _print(self) -> None:
+        """Print the lines that are complete; what follows them stands above the view until it is."""
+        text, line_feed, self._text = self._text.rpartition("\n")
+        self._live.update(_Frame(self._lines, self._text))
+        if line_feed:
+            self._console.print(_Verbatim(text + line_feed), end="", crop=False, soft_wrap=True)
+        else:
+            self._live.refresh()
+
+
+class _Verbatim:
+    """Text as it is, with whatever escape sequences it has."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.segment import Segment
+
+        yield Segment(self._text)
+
+
+class _Frame:
+    """The view, below the last line of the command's text if that is not complete."""
+
+    def __init__(self, lines: list[Line], text: str) -> None:
+        self._lines = lines
+        self._partial = text.rpartition("\n")[2].rpartition("\r")[2]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.segment import Segment
+        from rich.text import Text
+
+        if self._partial:
+            partial = Text.from_ansi(self._partial, no_wrap=True, overflow="ellipsis")
+            yield from console.render(partial, options)
+        for line in self._lines:
+            yield Segment(line.text, console.get_style(_STYLES.get(line.kind, "none")))
+            yield Segment.line()
+
+
+def _write_plain(stream: TextIO, snapshot: Snapshot, view: View) -> None:
+    """The whole view, as wide as a terminal is where there is one."""
+    if stream.isatty():
+        # A terminal that nobody gave a size, as of a serial line, has 0 columns.
+        view = replace(view, width=os.get_terminal_size(stream.fileno()).columns or _COLUMNS)
+    stream.write("".join(line.text + "\n" for line in lines(snapshot, view)))
+    stream.flush()

@@ -1,0 +1,1 @@
+"""Shows traces in the Perfetto UI."""
