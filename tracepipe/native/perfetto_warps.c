@@ -8,7 +8,6 @@
 
 /* Names that came once are remembered, so many; those that come again get a number. */
 #define MET_MAX (1 << 15)
-#define NAMED_MAX (1 << 15)
 
 /* The name's field into `b`. */
 static int put_name(tp_perfetto *p, tp_buffer *b, const tp_kernel *kernel, int64_t number, const tp_strings *names)
@@ -22,7 +21,7 @@ static int put_name(tp_perfetto *p, tp_buffer *b, const tp_kernel *kernel, int64
     if (iid <= 0) {
         iid = 0;
         int64_t met = tp_table_find(&p->met, name->data, name->size, hash);
-        if (met >= 0 && known->strings.count < NAMED_MAX)
+        if (met >= 0)
             iid = tp_perfetto_intern(p, EVENT_NAMES, name->data, name->size);
         else if (met < 0 && p->met.strings.count < MET_MAX)
             met = tp_table_add(&p->met, name->data, name->size, hash);

@@ -1,0 +1,106 @@
+"""What the functions of the core take and give: see the C files for what they do."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, Structure, c_char_p, c_int, c_int32, c_int64, c_uint64, c_void_p
+from typing import Any
+
+import numpy as np
+
+Int64s = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def _pointers(name: str, *fields: str) -> Any:
+    """A structure of pointers to columns."""
+    return type(name, (Structure,), {"_fields_": [(field, c_void_p) for field in fields]})
+
+
+Columns = _pointers("Columns", "ts", "dur", "launch", "shape", "args")
+Ops = _pointers(
+    "Ops", "kind", "mark", "row", "name", "event", "ts", "flow", "flow2", "span", "parent"
+)
+Events = _pointers("Events", "ts", "dur", "launch", "bound", "shape")
+Shapes = _pointers("Shapes", "row", "name", "has_dur", "phase", "asks", "has_launch")
+Drawn = _pointers(
+    "Drawn", "order", "kind", "mark", "row", "name", "event", "ts", "flow", "flow2", "value"
+)
+Given = _pointers("Given", "shape", "args", "launch", "source")
+Changes = _pointers("Changes", "ts", "value", "mask", "slice", "kind")
+Slices = _pointers(
+    "Slices", "number", "cycles", "source", "exits", "lanes", "flow", "row", "kernel", "unclosed"
+)
+
+_TEXT = POINTER(c_void_p)
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "tp_reader_new": (c_void_p, [c_uint64]),
+    "tp_reader_free": (None, [c_void_p]),
+    "tp_read_lines": (c_int64, [c_void_p, c_char_p, c_int64, POINTER(Columns), c_int64]),
+    "tp_reader_count": (c_int64, [c_void_p, c_int]),
+    "tp_reader_bytes": (c_int64, [c_void_p, c_int]),
+    "tp_reader_text": (c_int64, [c_void_p, c_int, c_int64, _TEXT]),
+    "tp_reader_number": (c_int64, [c_void_p, c_int, c_char_p, c_int64]),
+    "tp_reader_keep": (c_int64, [c_void_p, c_int, c_void_p, c_int64]),
+    "tp_batch_new": (c_void_p, []),
+    "tp_batch_free": (None, [c_void_p]),
+    "tp_batch_read": (c_int, [c_void_p, c_char_p, c_int64]),
+    "tp_batch_column": (c_int64, [c_void_p, c_int, _TEXT]),
+    "tp_batch_rest": (c_int64, [c_void_p, _TEXT]),
+    "tp_nest_new": (c_void_p, [c_int32]),
+    "tp_nest_free": (None, [c_void_p]),
+    "tp_nest_row": (c_int64, [c_void_p, c_int32, c_int32]),
+    "tp_nest_above": (None, [c_void_p, c_int32, c_int32, c_int32, c_int]),
+    "tp_nest_count": (c_int64, [c_void_p, c_int]),
+    "tp_nest_base": (c_int32, [c_void_p, c_int32]),
+    "tp_nest_early": (c_int64, [c_void_p, c_void_p, c_int64]),
+    "tp_nest_most": (c_int64, [c_void_p, c_int64]),
+    "tp_nest_events": (
+        c_int64,
+        [c_void_p, POINTER(Events), POINTER(Shapes), c_int64, c_int64, POINTER(Ops), c_int64],
+    ),
+    "tp_nest_warps": (c_int64, [c_void_p, c_int64, c_int64, c_int64, c_int, c_int]),
+    "tp_nest_settle": (None, [c_void_p]),
+    "tp_nest_close": (c_int64, [c_void_p, c_int32, c_int64, POINTER(Ops), c_int64]),
+    "tp_order": (c_int, [c_void_p, c_int64, c_void_p]),
+    "tp_warps_new": (c_void_p, []),
+    "tp_warps_free": (None, [c_void_p]),
+    "tp_warps_take": (
+        c_int,
+        [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p],
+    ),
+    "tp_warps_running": (
+        c_int64,
+        [c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, POINTER(c_int64)],
+    ),
+    "tp_perfetto_new": (c_void_p, [c_uint64, c_int32, c_int32, c_int64]),
+    "tp_perfetto_free": (None, [c_void_p]),
+    "tp_perfetto_set": (c_int, [c_void_p, c_int, c_int64, c_char_p, c_int64]),
+    "tp_perfetto_forget": (None, [c_void_p, c_int]),
+    "tp_perfetto_intern": (c_int64, [c_void_p, c_int, c_char_p, c_int64]),
+    "tp_perfetto_args": (c_int, [c_void_p, c_int64, c_void_p, c_int64]),
+    "tp_perfetto_packet": (c_int, [c_void_p, c_int64, c_char_p, c_int64]),
+    "tp_perfetto_write": (c_int64, [c_void_p, POINTER(Drawn), POINTER(Given), c_int64, c_int64]),
+    "tp_perfetto_take": (c_int64, [c_void_p, _TEXT]),
+    "tp_perfetto_warps": (
+        c_int64,
+        [
+            c_void_p,
+            POINTER(Changes),
+            POINTER(Slices),
+            c_void_p,
+            c_void_p,
+            c_int32,
+            c_int64,
+            c_int64,
+            c_int64,
+        ],
+    ),
+}
+
+
+def declare(core: ctypes.CDLL) -> ctypes.CDLL:
+    """Give each function its types. Raises AttributeError where one is missing, as in an older core."""
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(core, name)
+        function.restype, function.argtypes = result, arguments
+    return core
