@@ -6,31 +6,9 @@
  */
 #include "launches.h"
 #include "ops.h"
+#include "rows.h"
 
-#define BESIDE_MAX 64
-#define DEPTH_MAX 512
-#define NO_ROW (-1)
 #define ON_STREAM 1 /* what a row's launches are: kernels, and not calls */
-
-
-typedef struct {
-    int64_t span, op, flow;
-    int32_t name;
-} tp_open;
-
-typedef struct {
-    int64_t end, span;
-} tp_around;
-
-typedef struct {
-    int64_t last;
-    tp_open *open;
-    tp_around *ends;
-    int64_t open_count, open_room, ends_count, ends_room;
-    int32_t base, next, beside_count; /* the row that it stands beside, the next one beside that */
-    int32_t above[2];                 /* rows of calls that may have caused what begins here */
-    uint8_t gives, on_stream;         /* whether its open slices may be asked for an arrow */
-} tp_row;
 
 typedef struct {
     uint8_t *kind, *mark;
@@ -51,10 +29,8 @@ typedef struct {
 } tp_shapes;
 
 typedef struct {
-    tp_row *rows;
-    int64_t row_count, row_room;
-    int64_t flow, span;
-    int64_t unclosed, no_begin, overlaps, undrawn;
+    tp_rows rows;
+    int64_t flow, span, unclosed, no_begin;
     int32_t ioctl;
     tp_launches launches;
     tp_ops ops;
@@ -65,11 +41,7 @@ TP_EXPORT void tp_nest_free(tp_nest *n)
 {
     if (!n)
         return;
-    for (int64_t i = 0; i < n->row_count; i++) {
-        free(n->rows[i].open);
-        free(n->rows[i].ends);
-    }
-    free(n->rows);
+    tp_rows_free(&n->rows);
     tp_launches_free(&n->launches);
     free(n);
 }
@@ -91,32 +63,30 @@ TP_EXPORT tp_nest *tp_nest_new(int32_t ioctl)
 /* A new row; `base` is the one that it stands beside, or NO_ROW. Its number, or TP_NO_MEMORY. */
 TP_EXPORT int64_t tp_nest_row(tp_nest *n, int32_t base, int32_t on_stream)
 {
-    if (TP_GROW(n->rows, n->row_room, n->row_count))
-        return TP_NO_MEMORY;
-    tp_row *row = &n->rows[n->row_count];
-    *row = (tp_row){.last = INT64_MIN, .base = base, .next = NO_ROW, .above = {NO_ROW, NO_ROW}};
-    row->on_stream = on_stream == ON_STREAM;
-    return n->row_count++;
+    int64_t made = tp_rows_add(&n->rows, base);
+    if (made >= 0)
+        n->rows.rows[made].on_stream = on_stream == ON_STREAM;
+    return made;
 }
 
 /* Which rows may have caused what begins on a row, the nearer first, and whether it may be a cause itself. */
 TP_EXPORT void tp_nest_above(tp_nest *n, int32_t row, int32_t near, int32_t far, int32_t gives)
 {
-    n->rows[row].above[0] = near;
-    n->rows[row].above[1] = far;
-    n->rows[row].gives = (uint8_t)gives;
+    n->rows.rows[row].above[0] = near;
+    n->rows.rows[row].above[1] = far;
+    n->rows.rows[row].gives = (uint8_t)gives;
 }
 
 TP_EXPORT int64_t tp_nest_count(const tp_nest *n, int what)
 {
-    const int64_t counts[] = {n->row_count, n->unclosed,    n->no_begin,           n->overlaps,
-                              n->undrawn,   n->op_count, n->launches.early_count};
+    const int64_t counts[] = {n->rows.count,   n->unclosed, n->no_begin,            n->rows.overlaps,
+                              n->rows.undrawn, n->op_count, n->launches.early_count};
     return counts[what];
 }
 
 TP_EXPORT int32_t tp_nest_base(const tp_nest *n, int32_t row)
 {
-    return n->rows[row].base;
+    return n->rows.rows[row].base;
 }
 
 /* Hands out and forgets the kernels that started before their calls. */
@@ -144,67 +114,16 @@ static int64_t put(tp_nest *n, int kind, int32_t row, int64_t ts, int32_t name, 
     return at;
 }
 
-static void finish_ends(tp_row *row, int64_t ts)
-{
-    while (row->ends_count && row->ends[row->ends_count - 1].end <= ts)
-        row->ends_count--;
-}
-
-static int takes_begin(tp_row *row, int64_t ts)
-{
-    finish_ends(row, ts);
-    return ts >= row->last && !row->ends_count && row->open_count < DEPTH_MAX;
-}
-
-static int takes_slice(tp_row *row, int64_t ts, int64_t end)
-{
-    finish_ends(row, ts);
-    if (ts < row->last || row->open_count || row->ends_count >= DEPTH_MAX)
-        return 0;
-    return !row->ends_count || end <= row->ends[row->ends_count - 1].end;
-}
-
-static int64_t around(const tp_row *row)
-{
-    if (row->open_count)
-        return row->open[row->open_count - 1].span;
-    return row->ends_count ? row->ends[row->ends_count - 1].span : -1;
-}
-
-/* The row, or one beside it, that takes a B at `ts` (`is_begin`) or an X; NO_ROW where none does, below that
- * where the memory is out. Rows may move. */
-static int32_t place(tp_nest *n, int32_t row, int64_t ts, int64_t end, int is_begin)
-{
-    int32_t at = row, last = row;
-    for (; at != NO_ROW; last = at, at = n->rows[at].next)
-        if (is_begin ? takes_begin(&n->rows[at], ts) : takes_slice(&n->rows[at], ts, end))
-            break;
-    if (at != row)
-        n->overlaps++;
-    if (at != NO_ROW)
-        return at;
-    if (n->rows[row].beside_count >= BESIDE_MAX) {
-        n->undrawn++;
-        return NO_ROW;
-    }
-    int64_t made = tp_nest_row(n, row, 0);
-    if (made < 0)
-        return NO_ROW - 1;
-    n->rows[row].beside_count++;
-    n->rows[last].next = (int32_t)made;
-    return (int32_t)made;
-}
-
 static int64_t begin(tp_nest *n, int32_t on, int64_t ts, int32_t name, int32_t event, int64_t flow)
 {
-    int32_t row = takes_begin(&n->rows[on], ts) ? on : place(n, on, ts, 0, 1);
+    int32_t row = tp_rows_place(&n->rows, on, on, ts, 0, 1);
     if (row < NO_ROW)
         return TP_NO_MEMORY;
     int64_t span = n->span++, at = put(n, OP_BEGIN, row, ts, name, event, MARK_NONE, span);
     if (row == NO_ROW)
         return at;
-    tp_row *r = &n->rows[row];
-    n->ops.parent[at] = around(r);
+    tp_row *r = &n->rows.rows[row];
+    n->ops.parent[at] = tp_row_around(r);
     if (TP_GROW(r->open, r->open_room, r->open_count))
         return TP_NO_MEMORY;
     r->last = ts;
@@ -215,15 +134,15 @@ static int64_t begin(tp_nest *n, int32_t on, int64_t ts, int32_t name, int32_t e
 static int64_t complete(tp_nest *n, int32_t on, int64_t ts, int64_t dur, int32_t name, int32_t event, int mark)
 {
     int64_t end = ts + dur;
-    int32_t row = place(n, on, ts, end, 0);
+    int32_t row = tp_rows_place(&n->rows, on, on, ts, end, 0);
     if (row < NO_ROW)
         return TP_NO_MEMORY;
     int64_t span = n->span++, at = put(n, OP_BEGIN, row, ts, name, event, mark, span);
     put(n, OP_END, row, end, name, -1, MARK_NONE, span);
     if (row == NO_ROW)
         return at;
-    tp_row *r = &n->rows[row];
-    n->ops.parent[at] = around(r);
+    tp_row *r = &n->rows.rows[row];
+    n->ops.parent[at] = tp_row_around(r);
     if (TP_GROW(r->ends, r->ends_room, r->ends_count))
         return TP_NO_MEMORY;
     r->last = ts;
@@ -243,12 +162,12 @@ static int has_open(const tp_row *row, int32_t name)
 static int32_t row_of_end(const tp_nest *n, int32_t row, int64_t ts, int32_t name)
 {
     /* A row that is full has its innermost calls beside it: the last ones there are asked first. */
-    int full = n->rows[row].open_count >= DEPTH_MAX;
+    int full = n->rows.rows[row].open_count >= DEPTH_MAX;
     int32_t top = NO_ROW, any = NO_ROW;
     for (int pass = 0; pass < 2; pass++) {
-        int32_t at = pass == full ? row : n->rows[row].next;
-        for (; at != NO_ROW; at = n->rows[at].next) {
-            const tp_row *r = &n->rows[at];
+        int32_t at = pass == full ? row : n->rows.rows[row].next;
+        for (; at != NO_ROW; at = n->rows.rows[at].next) {
+            const tp_row *r = &n->rows.rows[at];
             if (r->open_count && ts >= r->last) {
                 if (r->open[r->open_count - 1].name == name && (top == NO_ROW || (full && at != row)))
                     top = at;
@@ -265,8 +184,8 @@ static int32_t row_of_end(const tp_nest *n, int32_t row, int64_t ts, int32_t nam
 static int64_t end(tp_nest *n, int32_t on, int64_t ts, int64_t dur, int32_t name, int32_t event)
 {
     int32_t row = on, any = 0;
-    for (int32_t at = on; at != NO_ROW && !any; at = n->rows[at].next)
-        any = has_open(&n->rows[at], name);
+    for (int32_t at = on; at != NO_ROW && !any; at = n->rows.rows[at].next)
+        any = has_open(&n->rows.rows[at], name);
     if (!any && dur >= 0) {
         /* Its begin was lost, or its writer has exits only: the duration says when it began. */
         int64_t start = ts - dur > 0 ? ts - dur : 0;
@@ -277,7 +196,7 @@ static int64_t end(tp_nest *n, int32_t on, int64_t ts, int64_t dur, int32_t name
         n->no_begin++;
         return put(n, OP_INSTANT, on, ts, name, event, MARK_NO_BEGIN, -1);
     }
-    tp_row *r = &n->rows[row];
+    tp_row *r = &n->rows.rows[row];
     r->last = ts;
     for (;;) {
         tp_open *ended = &r->open[--r->open_count];
@@ -294,6 +213,8 @@ static int64_t give_flow(tp_nest *n, tp_open *open)
     /* Odd: the even ones are the launches'. */
     open->flow = n->flow;
     n->flow += 2;
+    if (open->op >= n->op_count)
+        return open->flow;
     if (n->ops.flow[open->op])
         n->ops.flow2[open->op] = -open->flow;
     else
@@ -309,7 +230,7 @@ static int64_t caller(tp_nest *n, const tp_row *row)
     for (int i = 0; i < 2; i++) {
         if (row->above[i] == NO_ROW)
             continue;
-        tp_row *above = &n->rows[row->above[i]];
+        tp_row *above = &n->rows.rows[row->above[i]];
         if (!above->open_count)
             continue;
         tp_open *open = &above->open[above->open_count - 1];
@@ -324,8 +245,8 @@ static int64_t caller(tp_nest *n, const tp_row *row)
 TP_EXPORT int64_t tp_nest_most(const tp_nest *n, int64_t events)
 {
     int64_t open = 0;
-    for (int64_t i = 0; i < n->row_count; i++)
-        open += n->rows[i].open_count;
+    for (int64_t i = 0; i < n->rows.count; i++)
+        open += n->rows.rows[i].open_count;
     return 2 * events + open;
 }
 
@@ -334,7 +255,7 @@ static int one(tp_nest *n, const tp_events *e, const tp_shapes *s, int64_t i)
     int32_t shape = e->shape[i], on = s->row[shape], name = s->name[shape], event = (int32_t)i;
     int64_t ts = e->ts[i], dur = s->has_dur[shape] < 0 ? -1 : e->dur[i], flow = 0, launched = 0;
     uint8_t phase = s->phase[shape];
-    tp_row *row = &n->rows[on];
+    tp_row *row = &n->rows.rows[on];
     if (phase == 'E') {
         if (row->open_count && row->open_count < DEPTH_MAX && ts >= row->last &&
             row->open[row->open_count - 1].name == name) {
@@ -354,9 +275,9 @@ static int one(tp_nest *n, const tp_events *e, const tp_shapes *s, int64_t i)
     }
     int64_t at;
     if (phase == 'I') {
-        finish_ends(row, ts);
+        tp_row_finish_ends(row, ts);
         at = put(n, OP_INSTANT, on, ts, name, event, MARK_NONE, -1);
-        n->ops.parent[at] = around(row);
+        n->ops.parent[at] = tp_row_around(row);
     } else if (phase == 'B') {
         at = begin(n, on, ts, name, event, flow);
     } else {
@@ -393,11 +314,43 @@ TP_EXPORT int64_t tp_nest_warps(tp_nest *n, int64_t launch, int64_t ts, int64_t 
     return flow;
 }
 
+/* Nests one event that is not of a shape's row; how many operations there are then, or TP_NO_MEMORY. */
+TP_EXPORT int64_t tp_nest_one(tp_nest *n, int32_t row, int phase, int64_t ts, int64_t dur, int32_t name,
+                              int32_t event, const tp_ops *ops, int64_t op_count)
+{
+    int64_t at;
+    n->ops = *ops;
+    n->op_count = op_count;
+    if (phase == 'I')
+        at = put(n, OP_INSTANT, row, ts, name, event, MARK_NONE, -1);
+    else if (phase == 'B')
+        at = begin(n, row, ts, name, event, 0);
+    else if (phase == 'E')
+        at = end(n, row, ts, dur, name, event);
+    else
+        at = complete(n, row, ts, dur < 0 ? 0 : dur, name, event, MARK_NONE);
+    return at < 0 ? TP_NO_MEMORY : n->op_count;
+}
+
+/* The row beside `row` that takes a slice, which is then on it; NO_ROW where none does. */
+TP_EXPORT int64_t tp_nest_beside(tp_nest *n, int32_t row, int64_t ts, int64_t end)
+{
+    int32_t on = tp_rows_place(&n->rows, row, n->rows.rows[row].next, ts, end, 0);
+    if (on < 0)
+        return on;
+    tp_row *r = &n->rows.rows[on];
+    if (TP_GROW(r->ends, r->ends_room, r->ends_count))
+        return NO_ROW - 1;
+    r->last = ts;
+    r->ends[r->ends_count++] = (tp_around){end, -1};
+    return on;
+}
+
 /* Gives each call that is open over a batch's end its arrow now, while its begin can be changed. */
 TP_EXPORT void tp_nest_settle(tp_nest *n)
 {
-    for (int64_t i = 0; i < n->row_count; i++) {
-        tp_row *row = &n->rows[i];
+    for (int64_t i = 0; i < n->rows.count; i++) {
+        tp_row *row = &n->rows.rows[i];
         for (int64_t k = 0; row->gives && k < row->open_count; k++)
             if (!row->open[k].flow && (row->gives == 1 || row->open[k].name == n->ioctl))
                 give_flow(n, &row->open[k]);
@@ -409,8 +362,8 @@ TP_EXPORT int64_t tp_nest_close(tp_nest *n, int32_t row, int64_t ts, const tp_op
 {
     n->ops = *ops;
     n->op_count = op_count;
-    for (; row != NO_ROW; row = n->rows[row].next) {
-        tp_row *r = &n->rows[row];
+    for (; row != NO_ROW; row = n->rows.rows[row].next) {
+        tp_row *r = &n->rows.rows[row];
         int64_t at = ts > r->last ? ts : r->last;
         n->unclosed += r->open_count;
         while (r->open_count) {

@@ -58,6 +58,11 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         c_int64,
         [c_void_p, POINTER(Events), POINTER(Shapes), c_int64, c_int64, POINTER(Ops), c_int64],
     ),
+    "tp_nest_one": (
+        c_int64,
+        [c_void_p, c_int32, c_int, c_int64, c_int64, c_int32, c_int32, POINTER(Ops), c_int64],
+    ),
+    "tp_nest_beside": (c_int64, [c_void_p, c_int32, c_int64, c_int64]),
     "tp_nest_warps": (c_int64, [c_void_p, c_int64, c_int64, c_int64, c_int, c_int]),
     "tp_nest_settle": (None, [c_void_p]),
     "tp_nest_close": (c_int64, [c_void_p, c_int32, c_int64, POINTER(Ops), c_int64]),
