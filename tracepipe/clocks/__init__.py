@@ -1,1 +1,7 @@
 """Source times become trace times here, and nowhere else."""
+
+from __future__ import annotations
+
+from tracepipe.clocks.stamp import Clocks
+
+__all__ = ["Clocks"]

@@ -8,9 +8,9 @@ far a placed time may be from the true one.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+import numpy as np
 
 from tracepipe.clocks.pairs import (
     CRYSTAL_PPM,
@@ -22,19 +22,9 @@ from tracepipe.clocks.pairs import (
     cut,
     jump_ns,
 )
-from tracepipe.clocks.sm_clock import SmClocks
 from tracepipe.errors import ClockError
-from tracepipe.event.model import (
-    HOST_CLOCKS,
-    MONOTONIC,
-    TIME_LIMIT_NS,
-    Header,
-    Record,
-    Shape,
-    SourceNs,
-    Timed,
-    TraceNs,
-)
+from tracepipe.event.columns import Int64s
+from tracepipe.event.model import SourceNs, TraceNs
 
 # The readings of `start` in a header follow each other within this time.
 SNAPSHOT_NS = 1000
@@ -87,9 +77,30 @@ class ClockMap:
         s = self.segments[self.segment_index(source_ns)]
         return TraceNs(s.trace_ns + (source_ns - s.source_ns) * s.rate_num // s.rate_den)
 
+    def place_all(self, source_ns: Int64s) -> Int64s:
+        """The trace times of a column of source times."""
+        return self._by_segment(source_ns, _place_column)
+
     def bound_at(self, source_ns: int) -> int:
         """How far `place(source_ns)` may be from the true time, ns."""
         return self.segments[self.segment_index(source_ns)].bound_at(source_ns)
+
+    def bounds_at(self, source_ns: Int64s) -> Int64s:
+        """The bounds of a column of source times."""
+        return self._by_segment(
+            source_ns, lambda segment, column: np.array([segment.bound_at(ns) for ns in column.tolist()], np.int64)
+        )
+
+    def _by_segment(self, source_ns: Int64s, made: Callable[[Segment, Int64s], Int64s]) -> Int64s:
+        if len(self.segments) == 1 or not len(source_ns):
+            return made(self.segments[0], source_ns)
+        starts = np.array([segment.start_ns for segment in self.segments], np.int64)
+        of = np.maximum(np.searchsorted(starts, source_ns, side="right") - 1, 0)
+        out = np.empty_like(source_ns)
+        for at in np.unique(of).tolist():
+            mine = of == at
+            out[mine] = made(self.segments[at], source_ns[mine])
+        return out
 
     @property
     def drift_ppm(self) -> float | None:
@@ -102,7 +113,19 @@ class ClockMap:
         return (first.rate_num / first.rate_den - 1) * 1e6
 
 
-def _offset(clock: str, method: str, offset_ns: int, bound_ns: int) -> ClockMap:
+def _place_column(s: Segment, source_ns: Int64s) -> Int64s:
+    """What `ClockMap.place` does in one segment, with the rate as 1 and the rest of it, which is small."""
+    more = s.rate_num - s.rate_den
+    if more == 0:
+        return source_ns + (s.trace_ns - s.source_ns)
+    after = source_ns - s.source_ns
+    if len(after) and max(-int(after.min()), int(after.max())) * abs(more) >= 1 << 62:
+        placed = [s.trace_ns + int(ns) * s.rate_num // s.rate_den for ns in after.tolist()]
+        return np.array(placed, np.int64)
+    return after + s.trace_ns + after * more // s.rate_den
+
+
+def offset_map(clock: str, method: str, offset_ns: int, bound_ns: int) -> ClockMap:
     return ClockMap(clock, method, (Segment(0, 0, offset_ns, 1, 1, bound_ns, 0),))
 
 
@@ -165,182 +188,3 @@ def _allowing(clock_map: ClockMap, pairs: Sequence[ClockPair]) -> ClockMap:
             segments[at] = replace(segments[at], bound_ns=next(bounds_ns), end_bound_ns=next(bounds_ns))
             dropped += 1
     return replace(clock_map, segments=tuple(segments), pairs=len(pairs) - dropped, dropped=dropped)
-
-
-def _stamp_columns(batch: Record, clock_map: ClockMap, sm_clocks: SmClocks, base_ns: SourceNs) -> TraceNs:
-    """Put the columns of a warp batch on the trace clock, and return their new base, the first entry.
-
-    Where they change, the readings stay in `source_entry_ns`. Exits are after their warp's entry.
-    """
-    entry, exits = batch["entry_ns"], batch["exit_ns"]
-    finer = sm_clocks.refine(base_ns, batch)
-    if finer:
-        batch["source_ns"] = base_ns
-    entered, stayed = finer or (entry, exits)
-    first_ns = min(entered, default=0) if finer else 0
-    place = clock_map.place
-    start_ns = place(SourceNs(base_ns + first_ns))
-    longest_ns = max(entered, default=0) + max(stayed, default=0)
-    if abs(place(SourceNs(base_ns + longest_ns)) - start_ns - longest_ns + first_ns) < 1:
-        if finer:
-            batch |= {
-                "source_entry_ns": entry,
-                "entry_ns": [ns - first_ns for ns in entered],
-                "exit_ns": stayed,
-            }
-        return start_ns
-    counts = batch.get("exit_count", [1] * len(entry))
-    batch["source_entry_ns"] = entry
-    batch["entry_ns"] = [place(SourceNs(base_ns + ns)) - start_ns for ns in entered]
-    each_exit = iter(stayed)
-    batch["exit_ns"] = [
-        place(SourceNs(base_ns + raw + next(each_exit))) - start_ns - placed
-        for raw, placed, count in zip(entered, batch["entry_ns"], counts, strict=True)
-        for _ in range(count)
-    ]
-    return start_ns
-
-
-def _offset_ns(instant: Mapping[str, Any], clock: str, trace_clock: str) -> int | None:
-    here, trace = instant.get(f"{clock}_ns"), instant.get(f"{trace_clock}_ns")
-    return trace - here if isinstance(here, int) and isinstance(trace, int) else None
-
-
-class Clocks:
-    """Every clock of one recording, each with its map onto the trace clock.
-
-    The trace clock is CLOCK_MONOTONIC where the recording has host times, else the recording's one clock.
-    `pairs` are `clock` records; `assumed` are offsets asked for by hand: clock → ns to add, or "realtime",
-    which takes the source clock for CLOCK_REALTIME.
-    """
-
-    def __init__(
-        self, header: Header, pairs: Iterable[Record] = (), assumed: Mapping[str, int | str] | None = None
-    ) -> None:
-        self.default = header.get("clock", MONOTONIC)
-        declared = header.get("clocks", [self.default])
-        self.trace_clock = declared[0] if len(declared) == 1 else MONOTONIC
-        self.start = header.get("start", {})
-        self._maps: dict[str, ClockMap] = {self.trace_clock: _offset(self.trace_clock, "same", 0, 0)}
-        self._placed: dict[str, int] = {}
-        self._sm_clocks: dict[str, SmClocks] = {}
-        self._moved: dict[str, int] = {}
-        by_clock: dict[str, list[ClockPair]] = {}
-        for record in pairs:
-            by_clock.setdefault(record["clock"], []).append(ClockPair.of(record))
-        for clock in HOST_CLOCKS:
-            if (offset_ns := self._host_offset_ns(clock)) is not None:
-                self._maps.setdefault(clock, _offset(clock, "offset", offset_ns, SNAPSHOT_NS))
-        if self.trace_clock == MONOTONIC:
-            self._maps |= {clock: fit(clock, found) for clock, found in by_clock.items()}
-        for clock, offset in (assumed or {}).items():
-            self._maps[clock] = self._assume(clock, offset)
-        self.last_ns = TraceNs(0)
-
-    def _host_offset_ns(self, clock: str) -> int | None:
-        return _offset_ns(self.start, clock, self.trace_clock)
-
-    def _note_end(self, end: Mapping[str, Any]) -> None:
-        """What became of the host's clocks: CLOCK_REALTIME may be set, CLOCK_BOOTTIME goes on in sleep."""
-        for clock, clock_map in self._maps.items():
-            now_ns = _offset_ns(end, clock, self.trace_clock)
-            if clock_map.method == "offset" and now_ns is not None:
-                moved_ns = abs(now_ns - clock_map.place(SourceNs(0)))
-                self._moved[clock] = moved_ns if moved_ns > 2 * SNAPSHOT_NS else 0
-
-    def _assume(self, clock: str, offset: int | str) -> ClockMap:
-        if isinstance(offset, int):
-            if abs(offset) >= TIME_LIMIT_NS:
-                raise ClockError(
-                    f"cannot place {clock} by {offset} ns", "146 years are the most that a trace can hold"
-                )
-            return _offset(clock, "assumed", offset, 0)
-        found = self._host_offset_ns(offset) if offset in HOST_CLOCKS else None
-        if found is None:
-            raise ClockError(
-                f"cannot place {clock} by {offset!r}",
-                "give nanoseconds to add, or a host clock that the header's start names",
-            )
-        return _offset(clock, "assumed", found, 0)
-
-    def get(self, clock: str) -> ClockMap | None:
-        """The map of `clock`, or None where nothing relates it to the trace clock."""
-        return self._maps.get(clock)
-
-    def stamp(self, events: list[Timed], unplaced: dict[str, int]) -> list[Timed]:
-        """`events` on the trace clock; those that cannot be placed are counted by clock and left out.
-
-        A record that was on another clock keeps its reading: `source_ns` in an event's args, `source_ns`
-        of a warp batch (which also gets the map's bound as `bound_ns`). Times of warps become as fine as the
-        cycles of their SM make them, see `sm_clock`.
-        """
-        same = self.default == self.trace_clock
-        moving = [at for at, (_, shape) in enumerate(events) if not (same and shape.plain)]
-        left_out: set[int] = set()
-        for at in moving:
-            ts_ns, shape = events[at]
-            clock = shape.record.get("clock", self.default)
-            if shape.type == "footer":
-                self._note_end(shape.record.get("end", {}))
-            if shape.type in ("footer", "clock"):
-                continue
-            if ts_ns < 0:  # a loss that its writer could not date: it stands where it stands
-                events[at] = self._before(events, at), shape
-            elif (clock_map := self._maps.get(clock)) is None:
-                unplaced[clock] = unplaced.get(clock, 0) + shape.events
-                events[at] = -1, shape
-                left_out.add(at)
-            else:
-                events[at] = self._stamp_one(ts_ns, shape, clock_map)
-        self.last_ns = self._before(events, len(events))
-        if left_out:
-            return [event for at, event in enumerate(events) if at not in left_out]
-        return events
-
-    def _before(self, events: list[Timed], at: int) -> TraceNs:
-        """The time of the last dated event before `at`."""
-        while at > 0:
-            at -= 1
-            if events[at][0] >= 0:
-                return TraceNs(events[at][0])
-        return self.last_ns
-
-    def _stamp_one(self, source_ns: int, shape: Shape, clock_map: ClockMap) -> Timed:
-        ts_ns = clock_map.place(SourceNs(source_ns))
-        bound_ns = clock_map.bound_at(source_ns)
-        self._placed[clock_map.clock] = max(self._placed.get(clock_map.clock, 0), bound_ns)
-        record = shape.record
-        if shape.type == "gpu_warp":
-            if clock_map.method != "same":
-                record["source_ns"], record["bound_ns"] = source_ns, bound_ns
-            sm_clocks = self._sm_clocks.setdefault(clock_map.clock, SmClocks())
-            ts_ns = _stamp_columns(record, clock_map, sm_clocks, SourceNs(source_ns))
-        elif clock_map.method != "same":
-            moved = record | {"args": record.get("args", {}) | {"source_ns": source_ns}, "bound_ns": bound_ns}
-            if "dur_ns" in record:
-                end_ns = clock_map.place(SourceNs(source_ns + record["dur_ns"]))
-                moved["dur_ns"] = max(0, end_ns - ts_ns)
-            shape = Shape(moved)
-        return ts_ns, shape
-
-    def statements(self) -> list[dict[str, Any]]:
-        """What the trace says of each clock that placed an event: method, pairs, drift, worst bound.
-
-        The host's own clock needs no words; "same" says that a GPU's clock stands alone.
-        """
-        out = []
-        for clock, bound_ns in self._placed.items():
-            m = self._maps[clock]
-            if m.method == "same" and clock in HOST_CLOCKS:
-                continue
-            said: dict[str, Any] = {"clock": clock, "trace_clock": self.trace_clock, "method": m.method}
-            if m.method == "fit":
-                said |= {"pairs": m.pairs, "pairs_dropped": m.dropped}
-                if (drift_ppm := m.drift_ppm) is not None:
-                    said["drift_ppm"] = round(drift_ppm, 3)
-            if m.method != "assumed":
-                said["bound_ns"] = bound_ns + self._moved.get(clock, 0)
-            else:
-                said["bound"] = "unknown: the offset was assumed"
-            out.append(said)
-        return out

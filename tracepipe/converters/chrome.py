@@ -14,7 +14,8 @@ from typing import Any, BinaryIO
 import orjson
 
 from tracepipe.converters.writer import TraceInfo
-from tracepipe.layout.timeline import COUNTER, DECLARE, END, INSTANT, Args, Op, Track
+from tracepipe.event.tables import Args
+from tracepipe.layout.timeline import COUNTER, END, INSTANT, Drawn, Track
 
 # Ids of groups that are no process: beyond any process id of Linux (at most 2^22).
 _NO_PROCESS = 1 << 23
@@ -60,33 +61,26 @@ def _with_texts(value: Any) -> Any:
 class _Row:
     """A track as the format has it, and how its begins and ends at one nanosecond are kept apart."""
 
-    __slots__ = ("_at_ns", "_ended", "_ends", "_step", "category", "place")
+    __slots__ = ("_at_ns", "_ended", "_step", "category", "name", "place")
 
-    def __init__(self, place: bytes, category: bytes) -> None:
-        self.place, self.category = place, category
+    def __init__(self, place: bytes, category: bytes, name: str) -> None:
+        self.place, self.category, self.name = place, category, name
         self._at_ns, self._step, self._ended = -1, 0, False
-        self._ends: set[int] = set()
-        """Times after `_at_ns` at which slices end that are written already."""
 
     def step(self, kind: int, ts_ns: int) -> int:
         """How often begins and ends took turns on this track at that nanosecond before."""
+        if kind == INSTANT:
+            return self._step if ts_ns == self._at_ns else 0
         if ts_ns != self._at_ns:
-            if kind == END:
-                self._ends.add(ts_ns)
-                return 0
-            if kind == INSTANT:
-                return 0
-            self._at_ns, self._ended, self._step = ts_ns, False, int(ts_ns in self._ends)
-            if self._ends:
-                self._ends = {end_ns for end_ns in self._ends if end_ns > ts_ns}
-        elif kind != INSTANT and self._ended != (kind == END):
+            self._at_ns, self._ended, self._step = ts_ns, kind == END, 0
+        elif self._ended != (kind == END):
             self._ended = not self._ended
             self._step += 1
         return min(self._step, _APART_MAX)
 
 
 class ChromeWriter:
-    """Writes operations as they come."""
+    """Writes what is drawn as it comes."""
 
     def __init__(self, out: BinaryIO, info: TraceInfo) -> None:
         self._out = out
@@ -95,18 +89,18 @@ class ChromeWriter:
         head = {"displayTimeUnit": "ns", "otherData": other}
         self._out.write(_readable(orjson.dumps(head))[:-1] + b',"traceEvents":[\n')
         self._first = True
-        self._rows: dict[Track, _Row] = {}
-        self._named: dict[Track, list[Track]] = {}
-        """The tracks that bear a group's name."""
+        self._rows: dict[int, _Row] = {}
+        self._tracks: dict[int, Track] = {}
+        self._named: dict[int, list[Track]] = {}
+        """The tracks that bear a group's name, by its id."""
 
-    def write(self, ops: list[Op]) -> None:
-        """Write operations in the order given."""
+    def write(self, drawn: Drawn) -> None:
+        """Write what a batch draws."""
         lines: list[bytes] = []
-        for kind, track, ts_ns, name, args, flows in ops:
-            if kind == DECLARE:
-                lines += self._declare(track)
-                continue
-            row = self._rows[track]
+        for track in drawn.declared:
+            lines += self._declare(track)
+        for kind, track, ts_ns, name, args, flows in drawn.items():
+            row = self._rows[track.id]
             place, when = row.place, self._microseconds(ts_ns)
             if kind == COUNTER:
                 lines.append(
@@ -126,9 +120,12 @@ class ChromeWriter:
                 b'{"ph":"%b","name":%b%b,%b,"ts":%b%b}'
                 % (phase, orjson.dumps(name), row.category, place, when, shown)
             )
-            for flow in flows or ():
+            for flow in flows:
                 lines.append(self._flow(flow, place, when))
         self._put(lines)
+
+    def forget(self) -> None:
+        """Nothing here has numbers."""
 
     def _put(self, lines: list[bytes]) -> None:
         if lines:
@@ -154,29 +151,36 @@ class ChromeWriter:
 
     def _declare(self, track: Track) -> list[bytes]:
         """The metadata events of a track: the name and order of its process and of itself."""
+        self._tracks[track.id] = track
         root = track
         while root.parent is not None:
             root = root.parent
         pid = root.pid or _NO_PROCESS + root.id
         if track.parent is None:
             return [
-                self._metadata("process_name", pid, 0, name=root.name),
-                self._metadata("process_sort_index", pid, 0, sort_index=root.rank),
+                self._metadata("process_name", pid, 0, name=track.name),
+                self._metadata("process_sort_index", pid, 0, sort_index=track.rank),
             ]
         if track.kind not in ("slices", "counter"):  # a thread has a new name
-            return [self._thread_name(pid, one) for one in self._named.get(track, ())]
-        self._rows[track] = _Row(
+            return [self._thread_name(pid, one) for one in self._named.get(track.id, ())]
+        self._rows[track.id] = _Row(
             b'"pid":%d,"tid":%d' % (pid, track.id),
             b',"cat":%b' % orjson.dumps(track.category) if track.category else b"",
+            track.name,
         )
-        self._named.setdefault(track.parent, []).append(track)
+        self._named.setdefault(track.parent.id, []).append(track)
         return [
             self._thread_name(pid, track),
             self._metadata("thread_sort_index", pid, track.id, sort_index=self._order(track)),
         ]
 
     def _thread_name(self, pid: int, track: Track) -> bytes:
-        return self._metadata("thread_name", pid, track.id, name=" / ".join(track.path()[1:]))
+        names: list[str] = []
+        at: Track | None = track
+        while at is not None and at.parent is not None:
+            names.insert(0, self._tracks[at.id].label())
+            at = at.parent
+        return self._metadata("thread_name", pid, track.id, name=" / ".join(names))
 
     @staticmethod
     def _order(track: Track) -> int:

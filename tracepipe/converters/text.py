@@ -18,7 +18,8 @@ from typing import Any, BinaryIO
 import orjson
 
 from tracepipe.converters.writer import TraceInfo
-from tracepipe.layout.timeline import DECLARE, END, INSTANT, Args, Flows, Op, Track
+from tracepipe.event.tables import Args
+from tracepipe.layout.timeline import END, INSTANT, Drawn, Item, Track
 
 
 def _one_line(text: str) -> str:
@@ -37,8 +38,8 @@ def _args_text(args: Args | None) -> str:
     return "".join(f" {pair}" for pair in shown)
 
 
-def _flows_text(flows: Flows | None) -> str:
-    return "".join(f" →{-flow}" if flow < 0 else f" ←{flow}" for flow in flows or ())
+def _flows_text(flows: tuple[int, ...]) -> str:
+    return "".join(f" →{-flow}" if flow < 0 else f" ←{flow}" for flow in flows)
 
 
 class _Slice:
@@ -46,7 +47,7 @@ class _Slice:
 
     __slots__ = ("args", "depth", "end_ns", "flows", "instant", "name", "ts_ns")
 
-    def __init__(self, ts_ns: int, depth: int, name: str, args: Args | None, flows: Flows | None) -> None:
+    def __init__(self, ts_ns: int, depth: int, name: str, args: Args | None, flows: tuple[int, ...]) -> None:
         self.ts_ns, self.depth, self.name, self.flows = ts_ns, depth, name, flows
         self.args = dict(args or {})
         self.end_ns: int | None = None
@@ -59,23 +60,27 @@ class TextWriter:
     def __init__(self, out: BinaryIO, info: TraceInfo) -> None:
         self._out, self._info = out, info
         self._base_ns = info.start.get("trace_ns", 0)
-        self._tracks: dict[Track, list[Op]] = {}
-        self._children: dict[Track | None, list[Track]] = {}
+        self._tracks: dict[int, Track] = {}
+        self._items: dict[int, list[Item]] = {}
+        self._children: dict[int | None, list[Track]] = {}
 
-    def write(self, ops: list[Op]) -> None:
-        """Keep operations."""
-        for op in ops:
-            track = op[1]
-            if op[0] != DECLARE:
-                self._tracks[track].append(op)
-            elif track not in self._tracks:
-                self._tracks[track] = []
-                self._children.setdefault(track.parent, []).append(track)
+    def write(self, drawn: Drawn) -> None:
+        """Keep what a batch draws."""
+        for track in drawn.declared:
+            self._tracks[track.id] = track
+            self._items.setdefault(track.id, [])
+        for item in drawn.items():
+            self._items[item.track.id].append(item)
+
+    def forget(self) -> None:
+        """What was kept has no numbers."""
 
     def finish(self) -> None:
         """Render the tree of tracks, and count what it holds."""
         lines = [f"trace clock {self._info.trace_clock}, start {self._base_ns} ns"]
         counts: Counter[str] = Counter()
+        for track in self._tracks.values():
+            self._children.setdefault(track.parent.id if track.parent else None, []).append(track)
         for root in self._ordered(None):
             self._render(root, 0, lines, counts)
         total = ", ".join(f"{counts[what]} {what}" for what in ("tracks", "slices", "instants", "counts"))
@@ -86,7 +91,7 @@ class TextWriter:
         kind = f"{track.kind} " if track.kind in ("process", "thread") else ""
         unit = f" [{track.unit}]" if track.unit else ""
         lines.append(_one_line("  " * indent + kind + track.label() + unit))
-        ops = sorted(self._tracks[track], key=lambda op: op[2])
+        ops = sorted(self._items[track.id], key=lambda item: item.ts_ns)
         pad = "  " * (indent + 1)
         if track.kind == "counter":
             counts["tracks"] += 1
@@ -101,10 +106,11 @@ class TextWriter:
             self._render(child, indent + 1, lines, counts)
 
     def _ordered(self, parent: Track | None) -> list[Track]:
-        return sorted(self._children.get(parent, []), key=lambda track: track.order)
+        children = self._children.get(parent.id if parent else None, [])
+        return sorted(children, key=lambda track: track.order)
 
     @staticmethod
-    def _nest(ops: list[Op]) -> list[_Slice]:
+    def _nest(ops: list[Item]) -> list[_Slice]:
         """Slices in order of their begin, each with its depth: what the operations mean to a viewer."""
         drawn: list[_Slice] = []
         stack: list[_Slice] = []

@@ -12,8 +12,13 @@ from __future__ import annotations
 
 from typing import BinaryIO
 
+import numpy as np
+
 from tracepipe.converters.writer import TraceInfo
-from tracepipe.event.model import Record, Timed
+from tracepipe.event.columns import SPECIAL, SourceBatch
+from tracepipe.event.shape import Shape
+from tracepipe.event.tables import Args, Tables
+from tracepipe.event.warps import Warps
 
 WARP_LANES = 32
 FULL_MASK = (1 << WARP_LANES) - 1
@@ -34,16 +39,21 @@ class ThreadWriter:
         self._entries = self._exits = self._lost = 0
         self.unwritten = 0
 
-    def write_events(self, events: list[Timed]) -> None:
-        """Write the warps and threads among `events`, whose times are those of the recording."""
+    def write_events(self, batch: SourceBatch, tables: Tables) -> None:
+        """Write the warps and threads of a batch, whose times are those of the recording."""
         lines: list[str] = []
-        for ts_ns, shape in events:
-            if shape.type == "gpu_warp":
-                self._warps(ts_ns, shape.record, lines)
-            elif shape.type == "gpu_thread":
-                self._thread(ts_ns, shape.phase, shape.record, lines)
-            elif shape.type == "loss":
-                self._lost += shape.record["count"]
+        threads = [at for at, shape in enumerate(tables.shapes) if shape is not None and shape.type == "gpu_thread"]
+        wanted = np.isin(batch.events.shape, [*threads, SPECIAL])
+        for at in np.flatnonzero(wanted).tolist():
+            ts_ns, number, args = (int(column[at]) for column in (batch.events.ts_ns, batch.events.shape, batch.events.args))
+            if number != SPECIAL:
+                shape = tables.shapes[number]
+                assert shape is not None
+                self._thread(ts_ns, shape, tables.args(args), lines)
+            elif isinstance(other := batch.others[args], Warps):
+                self._warps(other, lines)
+            elif other["type"] == "loss":
+                self._lost += other["count"]
             if len(lines) > 1 << 16:
                 self._flush(lines)
         self._flush(lines)
@@ -61,29 +71,33 @@ class ThreadWriter:
         lines.append("Thread ({}, {}, {}) timestamp: {}\n".format(*thread, ts_ns))
         self._exits += 1
 
-    def _thread(self, ts_ns: int, phase: str, record: Record, lines: list[str]) -> None:
-        if "thread" not in record:
+    def _thread(self, ts_ns: int, shape: Shape, args: Args, lines: list[str]) -> None:
+        if shape.thread is None:
             self.unwritten += 1
             return
-        x, y, z = record["thread"]
-        event = {"B": "entry", "E": "exit"}.get(phase) or record.get("args", {}).get("event")
+        event = {"B": "entry", "E": "exit"}.get(shape.phase) or args.get("event")
         if event == "exit":
-            self._exit(ts_ns, (x, y, z), lines)
-        elif "block" in record:
-            bx, by, bz = record["block"]
-            self._entry(ts_ns, (bx, by, bz), (x, y, z), lines)
+            self._exit(ts_ns, shape.thread, lines)
+        elif shape.block is not None:
+            self._entry(ts_ns, shape.block, shape.thread, lines)
         else:
             self.unwritten += 1
 
-    def _warps(self, ts_ns: int, batch: Record, lines: list[str]) -> None:
-        grid, block = batch.get("grid", []), batch.get("block", [])
+    def _warps(self, batch: Warps, lines: list[str]) -> None:
+        grid, block = batch.launched.get("grid", []), batch.launched.get("block", [])
         threads = block[0] * block[1] * block[2] if block else 0
         if not grid or not threads or 0 in grid:
-            self.unwritten += len(batch["warp"])
+            self.unwritten += len(batch)
             return
         warps_a_block = -(-threads // WARP_LANES)
+        full, exits = [FULL_MASK] * len(batch), batch.exit_ns.tolist()
+        masks = full if batch.entry_mask is None else batch.entry_mask.tolist()
+        counts = [1] * len(batch) if batch.exit_count is None else batch.exit_count.tolist()
+        left = None if batch.exit_mask is None else batch.exit_mask.tolist()
         exit_at = 0
-        for at, number in enumerate(batch["warp"]):
+        for number, after_ns, mask, count in zip(
+            batch.warp.tolist(), batch.entry_ns.tolist(), masks, counts, strict=True
+        ):
             block_number, warp = divmod(number, warps_a_block)
             where = unflatten(block_number, grid)
             first = warp * WARP_LANES
@@ -91,15 +105,12 @@ class ThreadWriter:
                 unflatten(first + lane, block) if first + lane < threads else None
                 for lane in range(WARP_LANES)
             ]
-            entry_ns = ts_ns + batch["entry_ns"][at]
-            mask = batch["entry_mask"][at] if "entry_mask" in batch else FULL_MASK
+            entry_ns = batch.ts_ns + after_ns
             for thread in _of(mask, lanes):
                 self._entry(entry_ns, where, thread, lines)
-            count = batch["exit_count"][at] if "exit_count" in batch else 1
             for k in range(exit_at, exit_at + count):
-                left = batch["exit_mask"][k] if "exit_mask" in batch else mask
-                for thread in _of(left, lanes):
-                    self._exit(entry_ns + batch["exit_ns"][k], thread, lines)
+                for thread in _of(left[k] if left else mask, lanes):
+                    self._exit(entry_ns + exits[k], thread, lines)
             exit_at += count
 
     def finish(self) -> None:

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, BinaryIO, Literal, Protocol
 
-from tracepipe.event.model import Timed
-from tracepipe.layout.timeline import Op
+from tracepipe.event.columns import SourceBatch
+from tracepipe.event.tables import Tables
+from tracepipe.layout.timeline import Drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +27,11 @@ class TraceInfo:
 class Writer(Protocol):
     """Writes one timeline to a stream that it does not close. It is made with that and a `TraceInfo`."""
 
-    def write(self, ops: list[Op]) -> None:
-        """Write operations in the order given."""
+    def write(self, drawn: Drawn) -> None:
+        """Write what a batch draws, in the order given."""
+
+    def forget(self) -> None:
+        """Shapes and arguments have other numbers from here on."""
 
     def finish(self) -> None:
         """Write what ends the file."""
@@ -39,8 +43,8 @@ class EventWriter(Protocol):
     unwritten: int
     """Events that the format has no form for."""
 
-    def write_events(self, events: list[Timed]) -> None:
-        """Write events in the order given."""
+    def write_events(self, batch: SourceBatch, tables: Tables) -> None:
+        """Write the events of a batch in the order given."""
 
     def finish(self) -> None:
         """Write what ends the file."""

@@ -8,7 +8,7 @@ by `type`. Records are plain dicts, as a parser gives them: these classes state 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, NewType, TypedDict, cast
 
 SCHEMA_VERSION: Final = "tracepipe/1"
@@ -60,6 +60,8 @@ SLOT_LIMIT: Final = (1 << 12) - 1
 # A billion events a second for three days; sums over a file stay within 64 bits.
 COUNT_LIMIT: Final = (1 << 48) - 1
 MASK_LIMIT: Final = (1 << 32) - 1
+# Columns of warps are 64-bit and signed.
+COLUMN_LIMIT: Final = (1 << 63) - 1
 
 
 class HostInstant(TypedDict, total=False):
@@ -139,7 +141,9 @@ class _WarpBatchRequired(TypedDict):
     type: Annotated[str, Doc("record type", enum=("gpu_warp",))]
     name: Annotated[str, Doc("kernel name")]
     ts_ns: Annotated[int, Doc("base of entry_ns, on `clock`", minimum=0, maximum=TIME_LIMIT_NS)]
-    warp: Annotated[Column, Doc("linear block index × warps a block + warp in its block", minimum=0)]
+    warp: Annotated[
+        Column, Doc("linear block index × warps a block + warp in its block", minimum=0, maximum=COLUMN_LIMIT)
+    ]
     entry_ns: Annotated[Column, Doc("%globaltimer at entry, after ts_ns", minimum=0, maximum=OFFSET_LIMIT_NS)]
     exit_ns: Annotated[
         Column, Doc("%globaltimer at each exit, after that warp's entry", minimum=0, maximum=OFFSET_LIMIT_NS)
@@ -163,12 +167,16 @@ class WarpBatch(_WarpBatchRequired, total=False):
     block: Annotated[list[int], Doc("threads a block in x, y, z", length=3, minimum=0)]
     sm: Annotated[Column, Doc("%smid", minimum=0, maximum=SM_LIMIT)]
     slot: Annotated[Column, Doc("%warpid, the hardware slot on the SM", minimum=0, maximum=SLOT_LIMIT)]
-    entry_clk: Annotated[Column, Doc("%clock64 of the SM at entry, cycles", minimum=0)]
+    entry_clk: Annotated[
+        Column, Doc("%clock64 of the SM at entry, cycles", minimum=0, maximum=COLUMN_LIMIT)
+    ]
     entry_mask: Annotated[
         Column, Doc("lanes active at entry; all 32 if absent", minimum=0, maximum=MASK_LIMIT)
     ]
-    exit_count: Annotated[Column, Doc("exits of each warp; 1 each if absent", minimum=0)]
-    exit_clk: Annotated[Column, Doc("%clock64 at each exit, cycles after that warp's entry", minimum=0)]
+    exit_count: Annotated[Column, Doc("exits of each warp; 1 each if absent", minimum=0, maximum=MASK_LIMIT)]
+    exit_clk: Annotated[
+        Column, Doc("%clock64 at each exit, cycles after that warp's entry", minimum=0, maximum=COLUMN_LIMIT)
+    ]
     exit_mask: Annotated[Column, Doc("lanes that left at each exit", minimum=0, maximum=MASK_LIMIT)]
     args: Annotated[dict[str, Any], Doc("whatever else is known of the launch")]
 
@@ -256,95 +264,6 @@ class Problem:
 
 Record = dict[str, Any]
 """A validated line: an `Event`, `WarpBatch`, `ClockRecord`, `LossRecord` or `Footer`, told by `type`."""
-
-
-class SharedArgs(dict[str, Any]):
-    """Arguments that all events of one shape share, and no others do. `written` is what a writer made of
-    them the last time, which may depend on all that the shape says.
-    """
-
-    __slots__ = ("written",)
-
-    def __init__(self, args: dict[str, Any]) -> None:
-        super().__init__(args)
-        self.written: Any = None
-
-
-class Shape:
-    """All of a record but its time. A file has millions of records and some hundred shapes.
-
-    `record` is the record without `ts_ns`. `plain` says that nothing but the time differs between its
-    events: they are on the file's own clock, and name no thread. `row`, `thread` and `may_be_called` are
-    the layout's: where the events are drawn, and whether a call of an outer layer may be their cause. Where
-    no layout takes the events, `row` is whatever the stage that does keeps of a shape.
-    """
-
-    __slots__ = (
-        "args", "dur_ns", "launch", "may_be_called", "name", "phase", "pid", "plain", "record", "row",
-        "thread", "tid", "type",
-    )  # fmt: skip
-
-    def __init__(self, record: Record) -> None:
-        get = record.get
-        self.record = record
-        self.type: str = record["type"]
-        self.name: str = get("name", "")
-        self.phase: str = get("phase", "")
-        self.pid: int | None = get("pid")
-        self.tid: int | None = get("tid")
-        self.launch: int | None = get("launch")
-        self.dur_ns: int | None = get("dur_ns")
-        self.args: dict[str, Any] | None = get("args")
-        self.plain = self.type in HOST_LAYERS and "clock" not in record and "comm" not in record
-        self.row: Any = None
-        self.thread: Any = None
-        self.may_be_called = False
-
-    def with_args(self, args: dict[str, Any]) -> Shape:
-        """This shape with other arguments: of the same thread and layer, so drawn in the same place."""
-        other = Shape.__new__(Shape)
-        other.record = {**self.record, "args": args}
-        other.type, other.name, other.phase = self.type, self.name, self.phase
-        other.pid, other.tid, other.launch = self.pid, self.tid, self.launch
-        other.dur_ns, other.args, other.plain = self.dur_ns, args, self.plain
-        other.row, other.thread, other.may_be_called = None, None, False
-        return other
-
-    @property
-    def events(self) -> int:
-        """How many events one such record is: a warp batch is one for each of its warps."""
-        return len(self.record["warp"]) if self.type == "gpu_warp" else 1
-
-
-Timed = tuple[int, Shape]
-"""An event as the stages pass it: its time in ns and its shape. A loss that is not dated has time -1."""
-
-
-def timed(record: Record) -> Timed:
-    """The time and shape of a record, which gives up its `ts_ns`."""
-    return record.pop("ts_ns", -1), Shape(record)
-
-
-@dataclass(slots=True)
-class Batch:
-    """Some thousands of records in file order, and what went wrong between them.
-
-    A reader gives `records`, or, where it knows that shapes repeat, `events`.
-
-    `offset_bytes` is how far into the input the batch ends, for progress. `passed_over` are lines, with
-    their numbers, that are none of the format's: a log's, or another format's.
-    """
-
-    records: list[Record] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
-    offset_bytes: int = 0
-    events: list[Timed] = field(default_factory=list)
-    passed_over: list[tuple[int, bytes]] = field(default_factory=list)
-
-    def take(self) -> list[Timed]:
-        """All of the batch as events; `records` are used up."""
-        records, self.records = self.records, []
-        return self.events + [timed(record) for record in records]
 
 
 def new_header(**fields: Any) -> Header:

@@ -1,117 +1,174 @@
-"""Rows of slices that nest: what is open on a track, and where a slice goes that does not fit."""
+"""Where events are drawn: a row for each layer of each thread and for each stream, and its track."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from tracepipe.layout.timeline import BEGIN, END, INSTANT, Args, Flows, Op, Track
+import numpy as np
 
-# Where more slices overlap than this, the input does not describe a call stack.
-LANES_MAX = 64
-# Perfetto v52 keeps no ends of slices that stand deeper than this.
-DEPTH_MAX = 512
+from tracepipe.event.columns import Bools, grown
+from tracepipe.event.model import Header
+from tracepipe.event.native_nesting import NativeNesting
+from tracepipe.event.nesting import GIVES_ALL, GIVES_IOCTLS, NO_ROW, Nesting, ShapeRow
+from tracepipe.event.shape import Shape
+from tracepipe.event.tables import Tables
+from tracepipe.layout.timeline import Book, Track
+from tracepipe.layout.tree import LAYER_TITLES, Tree
+from tracepipe.native import library
 
-
-@dataclass(slots=True)
-class Outcomes:
-    """What did not go by the book, counted; each is also marked on the slice it befell."""
-
-    unclosed: int = 0
-    """B without E: drawn to the end, or to where its caller ended."""
-    no_begin: int = 0
-    """E without B and without a duration: drawn as an instant."""
-    overlaps: int = 0
-    """Slices that do not nest with those of their track, or too deep: drawn on an extra track beside it."""
-    undrawn: int = 0
-    """Slices that more than `LANES_MAX` others overlap: not drawn."""
-    causality: int = 0
-    """Kernels and warps that start before their launch call, by more than the clocks' bound."""
-
-
-OpenSlice = tuple[str, int, int]
-"""A slice with a begin and no end yet: its name, the place of its begin among the operations of this batch,
-and its flow or 0. A tuple, as there are as many as calls."""
+# Order under a GPU: the count of warps, streams, SMs, kernels whose warps' slots are not known.
+RANK_STREAM: Final = 1
+RANK_SM: Final = 100_000
+RANK_LOGICAL: Final = 200_000
+# At the top GPUs stand behind the processes, which come in the order in which they are met.
+RANK_GPU: Final = 1 << 22
+IOCTL: Final = "ioctl"
 
 
 @dataclass(slots=True, eq=False)
-class Row:
-    """One track, with what is open on it. At any time it holds open B slices or unfinished X slices, never
-    both: which of them ends first is not known while one of them is open.
-    """
+class HostThread:
+    """One thread: its group, and the row of each of its layers."""
 
     track: Track
-    last_ns: int = -1
-    open: list[OpenSlice] = field(default_factory=list)
-    ends: list[int] = field(default_factory=list)
-    """Ends of the X slices that enclose `last_ns`, outermost first."""
-    beside: list[Row] = field(default_factory=list)
-    """Extra tracks for what does not nest here."""
-
-    def takes_begin(self, ts_ns: int) -> bool:
-        """Whether a B at that time nests here."""
-        self._finish(ts_ns)
-        return ts_ns >= self.last_ns and not self.ends and len(self.open) < DEPTH_MAX
-
-    def takes_slice(self, ts_ns: int, end_ns: int) -> bool:
-        """Whether an X over that time nests here."""
-        self._finish(ts_ns)
-        if ts_ns < self.last_ns or self.open or len(self.ends) >= DEPTH_MAX:
-            return False
-        return not self.ends or end_ns <= self.ends[-1]
-
-    def _finish(self, ts_ns: int) -> None:
-        while self.ends and self.ends[-1] <= ts_ns:
-            self.ends.pop()
+    rows: dict[str, int] = field(default_factory=dict)
 
 
-def complete(
-    row: Row, ts_ns: int, dur_ns: int, name: str, args: Args | None, flows: Flows | None
-) -> list[Op]:
-    """The operations that draw a slice with a known end on `row`, which takes it."""
-    row.last_ns = ts_ns
-    row.ends.append(ts_ns + dur_ns)
-    # Both at once: a stable sort by time keeps this right for every slice that nests here later.
-    return [(BEGIN, row.track, ts_ns, name, args, flows), (END, row.track, ts_ns + dur_ns, name, None, None)]
+class Rows:
+    """Makes the rows of a recording, and keeps how each shape's events nest, by its number."""
+
+    def __init__(self, header: Header, tables: Tables, tree: Tree) -> None:
+        core = library()
+        self.tree = tree
+        self.book = Book(tables)
+        self.on_stream: Bools = np.empty(0, np.bool_)
+        """By the number of a shape: whether its events are on a stream of a GPU."""
+        self._names: dict[str, int] = {}
+        ioctl = self.name(IOCTL)
+        self.nesting: Nesting | NativeNesting
+        self.nesting = Nesting(ioctl) if core is None else NativeNesting(core, ioctl)
+        self.drawn: Bools = np.empty(0, np.bool_)
+        """By the number of a shape: whether its events go to rows, and not one by one to `ThreadLayout`."""
+        self.threads: dict[tuple[int | None, int | None], HostThread] = {}
+        self._gpus: dict[int, Track] = {}
+        self._streams: dict[tuple[int, int], int] = {}
+        self._gpu_names = {
+            gpu.get("index"): str(gpu.get("name", ""))
+            for gpu in header.get("gpus", [])
+            if isinstance(gpu.get("index"), int)
+        }
+        self._of_tracks: dict[int, int] = {}
+        self._numbers: dict[int, Any] = {}
+
+    def name(self, name: str) -> int:
+        """The number of a name."""
+        number = self._names.get(name)
+        if number is None:
+            number = self._names[name] = len(self._names)
+            self.book.names.append(name)
+        return number
+
+    def meet(self, number: int, shape: Shape) -> None:
+        """Settle where the events of a shape are drawn."""
+        if number >= len(self.drawn):
+            self.drawn = grown(self.drawn, number + 1, 0)
+            self.on_stream = grown(self.on_stream, number + 1, 0)
+        row = self._shape_row(shape)
+        self.drawn[number] = row.row != NO_ROW
+        self.on_stream[number] = shape.on_stream
+        self.nesting.set_shape(number, row)
+
+    def forget_shapes(self) -> None:
+        """The shapes have other numbers now."""
+        self.nesting.forget_shapes()
+
+    def _shape_row(self, shape: Shape) -> ShapeRow:
+        name = self.name(shape.name)
+        if shape.on_stream:
+            row = self._stream(shape.gpu or 0, shape.stream or 0)
+            return ShapeRow(row, name, shape.phase, False, shape.has_dur, shape.has_launch)
+        if shape.type not in LAYER_TITLES:
+            return ShapeRow(NO_ROW, name, shape.phase, False, shape.has_dur, shape.has_launch)
+        row = self._host(shape)
+        asks = shape.drawn_layer == "kernel" or (shape.type == "syscall" and shape.name == IOCTL)
+        return ShapeRow(row, name, shape.phase, asks, shape.has_dur, shape.has_launch)
+
+    def new_row(self, track: Track, on_stream: bool = False) -> int:
+        """A row of its own for a track."""
+        self.meet_beside()
+        row = self.nesting.add_row(on_stream)
+        self.book.tracks.append(track)
+        self._of_tracks[track.id] = row
+        return row
+
+    def row_of(self, track: Track) -> int:
+        """The row of a track."""
+        row = self._of_tracks.get(track.id)
+        return self.new_row(track) if row is None else row
+
+    def meet_beside(self) -> None:
+        """Make the tracks of rows that the nesting made beside others."""
+        tracks = self.book.tracks
+        for row in range(len(tracks), self.nesting.row_count):
+            base = self.nesting.base(row)
+            count = self._numbers[base] = self._numbers.get(base, 0) + 1
+            tracks.append(self.tree.beside(tracks[base], count))
+
+    def thread(self, pid: int | None, tid: int | None, comm: str) -> HostThread:
+        """One thread."""
+        thread = self.threads.get((pid, tid))
+        if thread is None:
+            thread = self.threads[pid, tid] = HostThread(self.tree.thread(pid, tid, comm))
+        return thread
+
+    def _host(self, shape: Shape) -> int:
+        thread, layer = self.thread(shape.pid, shape.tid, shape.comm or ""), shape.drawn_layer
+        row = thread.rows.get(layer)
+        if row is None:
+            row = thread.rows[layer] = self.new_row(self.tree.layer(thread.track, layer))
+            self._relate(thread)
+        return row
+
+    def _relate(self, thread: HostThread) -> None:
+        """Say which layers of a thread may be the cause of what happens in others."""
+        calls, system_calls, driver = (
+            thread.rows.get(layer, NO_ROW) for layer in ("userspace", "syscall", "kernel")
+        )
+        if calls != NO_ROW:
+            self.nesting.set_above(calls, NO_ROW, NO_ROW, GIVES_ALL)
+        if system_calls != NO_ROW:
+            self.nesting.set_above(system_calls, calls, NO_ROW, GIVES_IOCTLS)
+        if driver != NO_ROW:
+            self.nesting.set_above(driver, system_calls, calls, 0)
+
+    def gpu(self, index: int) -> Track:
+        """The group of a GPU."""
+        track = self._gpus.get(index)
+        if track is None:
+            name = f"GPU {index} {self._gpu_names.get(index, '')}".rstrip()
+            track = self._gpus[index] = self.tree.group(name, RANK_GPU + min(index, RANK_GPU))
+        return track
+
+    def _stream(self, gpu: int, stream: int) -> int:
+        row = self._streams.get((gpu, stream))
+        if row is None:
+            rank = min(RANK_STREAM + stream, RANK_SM - 1)
+            track = self.tree.child(self.gpu(gpu), "slices", f"stream {stream}", rank, "gpu")
+            row = self._streams[gpu, stream] = self.new_row(track, on_stream=True)
+        return row
+
+    def close(self, end_ns: int) -> None:
+        """End what is still open: host threads first, as they are drawn first."""
+        for thread in self.threads.values():
+            for row in thread.rows.values():
+                self.nesting.close(row, end_ns)
+
+    def close_streams(self, end_ns: int) -> None:
+        """End what is still open on streams."""
+        for row in self._streams.values():
+            self.nesting.close(row, end_ns)
 
 
-def lane_of_end(row: Row, ts_ns: int, name: str) -> Row | None:
-    """Where an E belongs: the row or a track beside it on which a B of that name is open, innermost first."""
-    # A row that is full has its innermost calls beside it.
-    lanes = (*reversed(row.beside), row) if len(row.open) >= DEPTH_MAX else (row, *row.beside)
-    rows = [lane for lane in lanes if lane.open and ts_ns >= lane.last_ns]
-    inner = next((lane for lane in rows if lane.open[-1][0] == name), None)
-    return inner or next((lane for lane in rows if any(opened[0] == name for opened in lane.open)), None)
-
-
-def end(row: Row, ts_ns: int, name: str, args: Args | None, outcomes: Outcomes) -> list[Op]:
-    """The operations that an E draws: on the row or beside it, where a B of that name is open."""
-    lane = lane_of_end(row, ts_ns, name)
-    if lane is None:
-        outcomes.no_begin += 1
-        return [(INSTANT, row.track, ts_ns, name, {**(args or {}), "no_begin": True}, None)]
-    lane.last_ns = ts_ns
-    ops: list[Op] = []
-    while (ended := lane.open.pop()[0]) != name:
-        # longjmp, an exception or a lost record: the caller has returned, so this call has too.
-        ops.append((END, lane.track, ts_ns, ended, {"unclosed": True}, None))
-        outcomes.unclosed += 1
-    ops.append((END, lane.track, ts_ns, name, args, None))
-    return ops
-
-
-def close_all(row: Row, ts_ns: int, outcomes: Outcomes) -> list[Op]:
-    """The operations that end what is still open at the end of the trace, and mark it."""
-    ops: list[Op] = []
-    for lane in (row, *row.beside):
-        outcomes.unclosed += len(lane.open)
-        at_ns = max(ts_ns, lane.last_ns)
-        for name, _, _ in reversed(lane.open):
-            ops.append((END, lane.track, at_ns, name, {"unclosed": True}, None))
-        lane.open.clear()
-    return ops
-
-
-def marked(args: Args | None, **marks: Any) -> Args:
-    """A copy of `args` with `marks` added."""
-    return {**(args or {}), **marks}
+    def gpu_indices(self) -> list[int]:
+        """The GPUs that there are, in the order in which they were met."""
+        return list(self._gpus)

@@ -1,69 +1,144 @@
 """What `layout` gives and a converter writes: tracks, and operations on them.
 
-An operation is a tuple `(kind, track, ts_ns, name, args, flows)`. Operations of one track come in an order
-in which a stable sort by ts_ns gives correct nesting; those of different tracks in any order.
+Operations of one track come in an order in which a stable sort by time gives correct nesting; over all tracks
+they come in the order of time, but for those of events that were recorded very late.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Final, Literal
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
-DECLARE: Final = 0
-"""`track` exists from here on, or has a new name. A track is declared after its parent, before its use."""
-BEGIN: Final = 1
-END: Final = 2
-"""Ends the innermost open slice of the track, which is called `name`; args join those of its begin."""
-INSTANT: Final = 3
-COUNTER: Final = 4
-"""`name` is the counter's new value, an int."""
-BEGIN_ONCE: Final = 5
-"""A begin whose name will hardly come again, so that a writer does not keep it in a table."""
+import numpy as np
 
-# Ranks in a viewer's order are so far apart: between two is room for the extra tracks of the first.
-_RANKS_APART = 1 << 8
+from tracepipe.event.columns import NONE, TraceColumns, unsigned
+from tracepipe.event.native_nesting import OpColumns
+from tracepipe.event.nesting import BEGIN, COUNTER, END, INSTANT, MARKS, Op
+from tracepipe.event.shape import Shape
+from tracepipe.event.tables import Args, Tables
+from tracepipe.layout.changes import WARP_BEGIN, WARP_COUNT, WARP_END, WarpChanges
+from tracepipe.layout.tracks import Track
+
+__all__ = ["BEGIN", "COUNTER", "END", "INSTANT", "Book", "Drawn", "Item", "Track", "TrackKind"]
 
 TrackKind = Literal["process", "thread", "group", "slices", "counter"]
+FIRST_EXTRA = -2
+"""The `event` of an operation that has arguments of its own, the first of `Drawn.extras`; then -3, …"""
 
 
 @dataclass(slots=True, eq=False)
-class Track:
-    """A row of the timeline, or a group of rows.
+class Book:
+    """What the numbers of operations mean: `tracks` by row, `names`, and the tables of the recording."""
 
-    `rank` orders siblings, smallest first; an extra track has its track's rank, and `beside` counts those.
-    `lane` is the writer's packet sequence: one for each thread and GPU. `pid` and `tid` are 0 where unknown.
+    tables: Tables
+    tracks: list[Track] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+
+
+class Item(NamedTuple):
+    """An operation with all that it says. `name` is a counter's value. `args` are None where there are none;
+    `flows` are arrows by their ids: negative where the arrow starts, positive where it goes on.
     """
 
-    id: int
-    parent: Track | None
-    kind: TrackKind
-    name: str
-    rank: int = 0
-    category: str = ""
-    pid: int = 0
-    tid: int = 0
-    unit: str = ""
-    lane: int = 0
-    beside: int = 0
-    written: Any = None
-    """What the writer keeps of this track."""
-
-    def path(self) -> tuple[str, ...]:
-        """Names from the root to this track."""
-        return (*self.parent.path(), self.label()) if self.parent else (self.label(),)
-
-    @property
-    def order(self) -> int:
-        """One number for the place among siblings."""
-        return self.rank * _RANKS_APART + self.beside
-
-    def label(self) -> str:
-        """The name a person sees, with the id that tells it from its namesakes."""
-        number = {"process": self.pid, "thread": self.tid}.get(self.kind, 0)
-        return f"{self.name} {number}" if number else self.name
+    kind: int
+    track: Track
+    ts_ns: int
+    name: Any
+    args: Args | None = None
+    flows: tuple[int, ...] = ()
 
 
-Args = dict[str, Any]
-Flows = tuple[int, ...]
-"""Arrows through a slice, by their ids: negative where the arrow starts, positive where it goes on."""
-Op = tuple[int, Track, int, Any, "Args | None", "Flows | None"]
+def shown_before(shape: Shape) -> Args:
+    """What a shape's events show before their arguments."""
+    known = shape.phase != "E" and shape.cpu is not None and not shape.on_stream and shape.type != "gpu_thread"
+    return {"cpu": shape.cpu} if known else {}
+
+
+def shows_launch(shape: Shape) -> bool:
+    """Whether a shape's events show their launch, after their arguments."""
+    return shape.on_stream and shape.phase != "E" and shape.has_launch
+
+
+def shown_after(shape: Shape) -> Args:
+    """What a shape's events show after their arguments and their launch."""
+    if shape.on_stream and shape.phase != "E":
+        sizes = {"grid": shape.grid, "block": shape.block}
+        return {name: list(size) for name, size in sizes.items() if size is not None}
+    return {}
+
+
+@dataclass(slots=True, eq=False)
+class Drawn:
+    """What one batch draws. `declared` are tracks that exist from here on, or have a new name: after their
+    parents, before their use. `ops` are rows, or columns where the native core made them, and `order` says in
+    which order they come. `warps` are changes of GPUs, which are on tracks of their own.
+    """
+
+    book: Book
+    declared: list[Track]
+    events: TraceColumns | None
+    ops: list[Op] | OpColumns
+    order: Any
+    extras: list[Args]
+    warps: list[WarpChanges]
+
+    def rows(self) -> Iterator[Op]:
+        """The operations in their order."""
+        if isinstance(self.ops, OpColumns):
+            columns = self.ops.columns
+            order = self.order
+            names = ("kind", "row", "ts", "name", "event", "mark", "flow", "flow2", "span", "parent")
+            yield from map(Op._make, zip(*(columns[name][order].tolist() for name in names), strict=True))
+        else:
+            for at in self.order:
+                yield self.ops[at]
+
+    def args_of(self, op: Op) -> Args:
+        """All arguments of an operation, in the order in which they are shown."""
+        args: Args = {}
+        if op.event <= FIRST_EXTRA:
+            args = dict(self.extras[FIRST_EXTRA - op.event])
+        elif op.event >= 0:
+            assert self.events is not None
+            events, tables = self.events, self.book.tables
+            shape = tables.shapes[int(events.shape[op.event])]
+            assert shape is not None
+            args = shown_before(shape) | tables.args(int(events.args[op.event]))
+            if events.source_ns is not None and (source_ns := int(events.source_ns[op.event])) != NONE:
+                args["source_ns"] = source_ns
+            if shows_launch(shape):
+                args["launch"] = unsigned(int(events.launch[op.event]))
+            args |= shown_after(shape)
+        if op.mark:
+            args[MARKS[op.mark]] = True
+        return args
+
+    def items(self) -> Iterator[Item]:
+        """Everything, on hosts and on GPUs, for writers that are not in a hurry."""
+        tracks, names = self.book.tracks, self.book.names
+        for op in self.rows():
+            if op.kind == COUNTER:
+                yield Item(COUNTER, tracks[op.row], op.ts_ns, op.value)
+                continue
+            flows = tuple(flow for flow in (op.flow, op.flow2) if flow)
+            yield Item(op.kind, tracks[op.row], op.ts_ns, names[op.name], self.args_of(op) or None, flows)
+        for warps in self.warps:
+            yield from _items_of(warps)
+
+
+def _items_of(warps: WarpChanges) -> Iterator[Item]:
+    """The changes of one GPU. How many warps run comes after the change that it is counted at."""
+    for change in warps.rows():
+        if change.kind == WARP_BEGIN:
+            flow = warps.flow(change.slice)
+            name, args = warps.name(change.slice), warps.args(change.slice)
+            yield Item(BEGIN, warps.track(change.slice), change.ts_ns, name, args or None, (flow,) if flow else ())
+        elif change.kind == WARP_END:
+            yield Item(END, warps.track(change.slice), change.ts_ns, warps.name(change.slice))
+        elif change.kind != WARP_COUNT:
+            mask = change.mask
+            args = {"mask": f"0x{mask:08x}", "lanes": mask.bit_count()}
+            yield Item(INSTANT, warps.track(change.slice), change.ts_ns, "exit", args)
+        if change.value >= 0:
+            yield Item(COUNTER, warps.counter, change.ts_ns, change.value)

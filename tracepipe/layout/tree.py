@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import PurePath
 
 from tracepipe.event.model import Header
-from tracepipe.layout.timeline import DECLARE, Op, Track, TrackKind
+from tracepipe.layout.tracks import Track, TrackKind
 
 LAYER_TITLES = {
     "userspace": "CUDA API",
@@ -20,35 +21,31 @@ _RANK = {layer: rank for rank, layer in enumerate(LAYER_TITLES)}
 
 
 class Tree:
-    """Makes each track once, and declares it in `ops` before its first use."""
+    """Makes each track once, and declares it before its first use."""
 
     def __init__(self, header: Header) -> None:
-        self.ops: list[Op] = []
+        self._declared: list[Track] = []
         self._command = PurePath(header["command"][0]).name if header.get("command") else ""
         self._tracks: dict[tuple[object, ...], Track] = {}
-        self._lanes = 0
+
+    def take_declared(self) -> list[Track]:
+        """Tracks that are new, or have a new name, since the last call."""
+        declared, self._declared = self._declared, []
+        return declared
 
     def _make(self, key: tuple[object, ...], make: Callable[[int], Track]) -> Track:
         track = self._tracks.get(key)
         if track is None:
             track = self._tracks[key] = make(len(self._tracks) + 1)
-            self.ops.append((DECLARE, track, 0, "", None, None))
+            self._declared.append(track)
         return track
-
-    def new_lane(self) -> int:
-        """The number of a writer's packet sequence that nobody has yet."""
-        self._lanes += 1
-        return self._lanes
 
     def process(self, pid: int | None, comm: str = "") -> Track:
         """The group of a process."""
         name = comm or self._command or "process"
         if pid is None:
             name = "process (pid not recorded)"
-        return self._make(
-            ("process", pid),
-            lambda at: Track(at, None, "process", name, at, pid=pid or 0, lane=self.new_lane()),
-        )
+        return self._make(("process", pid), lambda at: Track(at, None, "process", name, at, pid=pid or 0))
 
     def thread(self, pid: int | None, tid: int | None, comm: str = "") -> Track:
         """The group of a thread, inside that of its process."""
@@ -56,32 +53,23 @@ class Tree:
         name = comm or (process.name if pid else "thread")
         if tid is None:
             name = "thread (tid not recorded)"
+        # The main thread first, the others in the order of their ids.
+        rank = 0 if pid == tid else (tid or 0)
         return self._make(
             ("thread", pid, tid),
-            # The main thread first, the others in the order of their ids.
-            lambda at: Track(
-                at,
-                process,
-                "thread",
-                name,
-                0 if pid == tid else (tid or 0),
-                "",
-                pid or 0,
-                tid or 0,
-                "",
-                self.new_lane(),
-            ),
+            lambda at: Track(at, process, "thread", name, rank, pid=pid or 0, tid=tid or 0),
         )
 
     def rename_thread(self, pid: int | None, tid: int | None, comm: str) -> None:
         """Give a thread the name it has now, and its process too where it is the main thread."""
-        renamed = [self._tracks.get(("thread", pid, tid))]
+        keys: list[tuple[object, ...]] = [("thread", pid, tid)]
         if pid == tid and pid is not None:
-            renamed.append(self._tracks.get(("process", pid)))
-        for track in renamed:
+            keys.append(("process", pid))
+        for key in keys:
+            track = self._tracks.get(key)
             if track is not None and track.name != comm:
-                track.name = comm
-                self.ops.append((DECLARE, track, 0, "", None, None))
+                self._tracks[key] = renamed = replace(track, name=comm)
+                self._declared.append(renamed)
 
     def layer(self, thread: Track, layer: str) -> Track:
         """The track of one layer of a thread."""
@@ -94,9 +82,7 @@ class Tree:
         """A track under `parent`; the same one for the same name and rank."""
         return self._make(
             ("child", parent.id, kind, name, rank),
-            lambda at: Track(
-                at, parent, kind, name, rank, category, parent.pid, parent.tid, unit, parent.lane
-            ),
+            lambda at: Track(at, parent, kind, name, rank, category, parent.pid, parent.tid, unit),
         )
 
     def beside(self, track: Track, number: int) -> Track:
@@ -114,13 +100,10 @@ class Tree:
                 track.pid,
                 track.tid,
                 "",
-                track.lane,
                 number,
             ),
         )
 
     def group(self, name: str, rank: int = 0) -> Track:
         """A group at the top."""
-        return self._make(
-            ("group", name), lambda at: Track(at, None, "group", name, rank or at, lane=self.new_lane())
-        )
+        return self._make(("group", name), lambda at: Track(at, None, "group", name, rank or at))

@@ -2,374 +2,368 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import Counter
 from dataclasses import dataclass, field
-from itertools import accumulate
-from typing import Any
+from typing import Any, Final
 
-from tracepipe.event.model import SLOT_LIMIT, Record
-from tracepipe.layout.host import HostLayout
-from tracepipe.layout.launches import Launches
+import numpy as np
+
+from tracepipe.event.columns import NONE, Int32s, Int64s
+from tracepipe.event.nesting import COUNTER, NO_ROW, Op
+from tracepipe.event.warps import PlacedWarps
+from tracepipe.layout.changes import (
+    FULL_MASK,
+    WARP_BEGIN,
+    WARP_COUNT,
+    WARP_END,
+    WARP_EXIT,
+    Kernel,
+    Slices,
+    WarpChanges,
+    joined_slices,
+    kernel_of,
+)
 from tracepipe.layout.options import LayoutOptions
-from tracepipe.layout.rows import Row
-from tracepipe.layout.timeline import BEGIN_ONCE, COUNTER, END, INSTANT, Args, Flows, Op, Track
-from tracepipe.layout.tree import Tree
+from tracepipe.layout.rows import RANK_SM, Rows
+from tracepipe.layout.slots import ALL, BESIDE, DRAWN, OPEN, Slots, entry_order, new_slots
+from tracepipe.layout.threads import KernelGroups
+from tracepipe.layout.tracks import Track
 
-WARP_LANES = 32
-FULL_MASK = (1 << WARP_LANES) - 1
-# Warps laid out at a time: a batch of 10⁵ must not stand in memory as operations all at once.
-WARPS_AT_ONCE = 4096
-# So many warps of one slot are remembered for those of batches that overlap theirs.
-SPANS_KEPT = 1024
-# Order under a GPU: the count of warps, streams, SMs, kernels whose warps' slots are not known.
-RANK_STREAM, RANK_SM, RANK_LOGICAL = 1, 100_000, 200_000
-# At the top GPUs stand behind the processes, which come in the order in which they are met.
-RANK_GPU = 1 << 22
-# Kernels of different sizes whose warps' names are kept.
-KERNELS_KEPT = 4
-# A key holds SM and slot in one number.
-_SLOTS_MAX = SLOT_LIMIT + 1
-# Which warp of a batch an arrow goes to, and the arrow.
-Arrow = tuple[int, "Flows | None"]
+# So many pairs of SM and slot are looked up in a table; beyond, which no hardware has, in a dictionary.
+_TABLE_MAX: Final = 1 << 22
+_CHANGES: Final = {"ts_ns": np.int64, "kind": np.uint8, "slice": np.int32, "delta": np.int8, "mask": np.int64}
 
 
 @dataclass(slots=True, eq=False)
-class ActiveWarps:
-    """A counter of running warps. Its changes wait until nothing earlier can come."""
+class _Changes:
+    """Changes that wait until nothing earlier can come; `slice` counts in `slices`."""
 
-    track: Track
-    value: int = 0
-    _entries: Counter[int] = field(default_factory=Counter)
-    _exits: Counter[int] = field(default_factory=Counter)
+    columns: list[list[Any]] = field(default_factory=lambda: [[] for _ in _CHANGES])
+    slices: list[Slices] = field(default_factory=list)
+    slice_count: int = 0
 
-    def add(self, entries_ns: list[int], exits_ns: list[int]) -> None:
-        """Count warps that enter and leave at these times."""
-        self._entries.update(entries_ns)
-        self._exits.update(exits_ns)
+    def add(self, *columns: Any) -> None:
+        """Add some of each of `_CHANGES`; `slice` counts from the slices that are added next."""
+        for kept, column, name in zip(self.columns, columns, _CHANGES, strict=True):
+            kept.append(column + self.slice_count if name == "slice" else column)
 
-    def flush(self, before_ns: int | None) -> list[Op]:
-        """The changes before that time, all of them without one: one operation for each time."""
-        times = self._entries.keys() | self._exits.keys()
-        ops: list[Op] = []
-        for ts_ns in sorted(times if before_ns is None else (ns for ns in times if ns < before_ns)):
-            change = self._entries.pop(ts_ns, 0) - self._exits.pop(ts_ns, 0)
-            if change:
-                self.value += change
-                ops.append((COUNTER, self.track, ts_ns, self.value, None, None))
-        return ops
+    def add_slices(self, slices: Slices) -> None:
+        """Add the slices that the last changes were of."""
+        self.slices.append(slices)
+        self.slice_count += len(slices)
 
-
-@dataclass(slots=True, eq=False)
-class WarpRow(Row):
-    """The track of a hardware slot or a warp, with the last `spans` drawn on it, in order of time.
-
-    Kernels in flight at one time take turns on a slot, and their batches come one after the other: a warp may
-    belong before one that is drawn already.
-    """
-
-    spans: list[tuple[int, int]] = field(default_factory=list)
-    forgotten_ns: int = -1
-
-    def takes_warp(self, base_ns: int, begin_ns: int, end_ns: int) -> bool:
-        """Whether the track is free over that time; if so, it is taken now. No batch will begin before
-        `base_ns` any more.
-        """
-        spans = self.spans
-        if not spans:
-            spans.append((begin_ns, end_ns))
-            return True
-        last_ns = spans[-1][1]
-        if begin_ns >= last_ns:
-            if last_ns <= base_ns or len(spans) >= SPANS_KEPT:
-                self.forgotten_ns = last_ns
-                spans.clear()
-            spans.append((begin_ns, end_ns))
-            return True
-        at = bisect_left(spans, (begin_ns, end_ns))
-        free_ns = spans[at - 1][1] if at else self.forgotten_ns
-        # Not where it ends as the next begins: what is drawn first comes first in a stable sort.
-        if begin_ns < free_ns or at == len(spans) or end_ns >= spans[at][0]:
-            return False
-        spans.insert(at, (begin_ns, end_ns))
-        return True
-
-
-@dataclass(slots=True, eq=False)
-class Gpu:
-    """One GPU's tracks, made as they are needed."""
-
-    track: Track
-    streams: dict[int, Row] = field(default_factory=dict)
-    warps: dict[Any, WarpRow] = field(default_factory=dict)
-    threads: dict[Any, Row] = field(default_factory=dict)
-    kernels: dict[tuple[str, int | None], int] = field(default_factory=dict)
-    """The ranks of groups for warps of no known slot, by kernel and launch."""
-    active: dict[int, ActiveWarps] = field(default_factory=dict)
-    """By SM; -1 is the whole GPU."""
-
-
-class WarpNames:
-    """Names the warps of launches of one kernel and size by kernel, block and warp."""
-
-    KEPT = 1 << 14
-
-    def __init__(self, kernel: str, grid: list[int], block: list[int]) -> None:
-        self._kernel, self._grid = kernel, grid
-        threads = 1
-        for size in block:
-            threads *= size
-        self._warps = -(-threads // WARP_LANES) if block else 0
-        self._flat = grid[1:] == [1, 1] or 0 in grid
-        self._kept: dict[int, str] = {}
-
-    def place(self, number: int) -> str:
-        """Block and warp of a warp's number on the grid."""
-        if not self._warps:
-            return f"warp {number}"
-        block, warp = divmod(number, self._warps)
-        if self._flat:
-            return f"block {block} warp {warp}"
-        x, y, _ = self._grid
-        return f"block ({block % x},{block // x % y},{block // (x * y)}) warp {warp}"
-
-    def full(self, numbers: list[int]) -> list[str]:
-        """Kernel, block and warp of each number; kept, as the next launch has the same ones."""
-        kept, kernel = self._kept, self._kernel
-        names = [kept.get(number) or f"{kernel} {self.place(number)}" for number in numbers]
-        if len(kept) < self.KEPT:
-            kept.update(zip(numbers, names, strict=True))
-        return names
-
-
-class WarpBatchView:
-    """A batch on the trace clock: `stay_ns` is the last exit of each warp after its entry, None without one;
-    `exits` where each warp's exits start in the exit columns.
-    """
-
-    __slots__ = (
-        "_base_ns",
-        "_cycles",
-        "_masks",
-        "_plain",
-        "_raw",
-        "exits",
-        "names",
-        "record",
-        "stay_ns",
-        "ts_ns",
-    )
-
-    def __init__(self, ts_ns: int, record: Record, names: WarpNames) -> None:
-        self.ts_ns, self.record, self.names = ts_ns, record, names
-        self._base_ns: int | None = record.get("source_ns")
-        self._raw: list[int] = record.get("source_entry_ns") or record["entry_ns"]
-        self._cycles: list[int] | None = record.get("exit_clk")
-        self._masks: list[int] | None = record.get("entry_mask")
-        exit_ns, counts = record["exit_ns"], record.get("exit_count")
-        self._plain = counts is None and self._cycles is None and self._masks is None
-        self.stay_ns: list[int | None] = exit_ns
-        self.exits: list[int] | None = None
-        if counts is not None:
-            self.exits = list(accumulate(counts, initial=0))
-            self.stay_ns = [
-                max(exit_ns[start : start + count]) if count else None
-                for start, count in zip(self.exits, counts, strict=False)
-            ]
-
-    def exits_of(self, at: int) -> range:
-        """Where the exits of a warp stand in the exit columns."""
-        return range(at, at + 1) if self.exits is None else range(self.exits[at], self.exits[at + 1])
-
-    def args(self, some: list[int]) -> list[Args]:
-        """What is known of each of some warps."""
-        base_ns, raw = self._base_ns, self._raw
-        all_args: list[Args]
-        all_args = (
-            [{} for _ in some] if base_ns is None else [{"source_ns": base_ns + raw[at]} for at in some]
-        )
-        if not self._plain:
-            for at, args in zip(some, all_args, strict=True):
-                self._add_exits(at, args)
-        return all_args
-
-    def _add_exits(self, at: int, args: Args) -> None:
-        if self.exits is not None and len(exits := self.exits_of(at)) != 1:
-            args["exits"] = len(exits)
-            if self._cycles is not None and exits:
-                args["cycles"] = max(self._cycles[exits.start : exits.stop])
-        elif self._cycles is not None:
-            args["cycles"] = self._cycles[at if self.exits is None else self.exits[at]]
-        if self._masks is not None and self._masks[at] != FULL_MASK:
-            args["lanes"] = self._masks[at].bit_count()
-
-
-class _Some:
-    """Some warps of a batch, in the order of their entry: when they begin and end, None without an exit."""
-
-    __slots__ = ("begins_ns", "ends_ns", "warps")
-
-    def __init__(self, view: WarpBatchView, warps: list[int]) -> None:
-        base_ns, entry, stays = view.ts_ns, view.record["entry_ns"], view.stay_ns
-        self.warps = warps
-        self.begins_ns = [base_ns + entry[at] for at in warps]
-        self.ends_ns = [
-            None if (stay_ns := stays[at]) is None else begin_ns + stay_ns
-            for begin_ns, at in zip(self.begins_ns, warps, strict=True)
+    def take(self) -> list[Any]:
+        """All of the columns, which are forgotten here."""
+        whole = [
+            np.concatenate(parts) if parts else np.empty(0, kind)
+            for parts, kind in zip(self.columns, _CHANGES.values(), strict=True)
         ]
+        self.columns = [[] for _ in _CHANGES]
+        return [np.ascontiguousarray(column, kind) for column, kind in zip(whole, _CHANGES.values(), strict=True)]
+
+
+@dataclass(slots=True, eq=False)
+class _Gpu:
+    """One GPU's tracks of warps, made as they are needed."""
+
+    index: int
+    track: Track
+    tracks: list[Track] = field(default_factory=list)
+    slots: Any = field(default_factory=new_slots)
+    table: Any = field(default_factory=lambda: np.full((0, 0), NO_ROW, np.int32))
+    """The row of each SM and slot."""
+    sparse: dict[tuple[Any, ...], int] = field(default_factory=dict)
+    kernels: list[Kernel] = field(default_factory=list)
+    kernel_numbers: dict[tuple[Any, ...], int] = field(default_factory=dict)
+    waiting: _Changes = field(default_factory=_Changes)
+    running: int = 0
+    counter_row: int = NO_ROW
+    offset_ns: int = 0
+    besides: dict[int, int] = field(default_factory=dict)
+    """The row of the nesting that stands for a track, to place others beside it."""
+    of_nesting: dict[int, int] = field(default_factory=dict)
+    sms: dict[int, tuple[int, list[Any], list[Any], int]] = field(default_factory=dict)
+    """Where warps are only counted: by SM the row of its counter, changes that wait, how many run."""
+
+    def new_row(self, track: Track) -> int:
+        """The number of a track."""
+        self.tracks.append(track)
+        return len(self.tracks) - 1
 
 
 class WarpLayout:
-    """Appends its operations to the tree's."""
+    """Batches come in the order of their bases, and may overlap."""
 
-    def __init__(self, tree: Tree, host: HostLayout, launches: Launches, options: LayoutOptions) -> None:
-        self._tree, self._host, self._launches, self._options = tree, host, launches, options
-        self._unfinished: list[tuple[WarpRow, int, str, Args, Flows | None]] = []
-        self._kernels: dict[tuple[Any, ...], WarpNames] = {}
+    def __init__(self, rows: Rows, groups: KernelGroups, options: LayoutOptions) -> None:
+        self._rows, self._groups, self._options = rows, groups, options
+        self._gpus: dict[int, _Gpu] = {}
+        self._open: list[tuple[_Gpu, Slices, int]] = []
+        self.unclosed = 0
 
-    def _mode(self, batch: Record) -> str:
-        known = "slot" in batch and "sm" in batch
+    def _mode(self, batch: PlacedWarps) -> str:
+        known = batch.sm is not None and batch.slot is not None
         mode = self._options.warp_tracks
         if mode == "auto" or (mode == "slot" and not known):
             return "slot" if known else "logical"
-        return "logical" if mode == "sm" and "sm" not in batch else mode
+        return "logical" if mode == "sm" and batch.sm is None else mode
 
-    def _names(self, record: Record) -> WarpNames:
-        grid, block = record.get("grid", [0, 1, 1]), record.get("block", [])
-        key = (record["name"], *grid, *block)
-        names = self._kernels.get(key)
-        if names is None:
-            if len(self._kernels) >= KERNELS_KEPT:
-                self._kernels.clear()
-            names = self._kernels[key] = WarpNames(record["name"], grid, block)
-        return names
-
-    def place(self, gpu: Gpu, ts_ns: int, record: Record) -> int:
-        """Draw one batch; returns the end of its last warp, trace ns."""
-        mode = self._mode(record)
-        entry = record["entry_ns"]
-        if mode == "off" or not entry:
-            return ts_ns
-        order = sorted(range(len(entry)), key=entry.__getitem__)
-        view = WarpBatchView(ts_ns, record, self._names(record))
-        arrow = self._arrow(view, mode, order)
-        for active in gpu.active.values():
-            # Batches come in the order of their bases and may overlap: nothing earlier can come any more.
-            self._tree.ops += active.flush(ts_ns)
-        end_ns = ts_ns
-        for start in range(0, len(order), WARPS_AT_ONCE):
-            some = _Some(view, order[start : start + WARPS_AT_ONCE])
-            if mode != "sm":
-                self._draw(gpu, view, mode, some, arrow)
-            end_ns = max(end_ns, self._count(gpu, view, mode, some))
-        return end_ns
-
-    def _arrow(self, view: WarpBatchView, mode: str, order: list[int]) -> Arrow:
-        """The arrow of a batch's launch, to the first of its warps that left, or to the first one."""
-        record = view.record
-        if "launch" not in record:
-            return -1, None
-        launch, bound_ns = record["launch"], record.get("bound_ns", 0)
-        first_ns = view.ts_ns + record["entry_ns"][order[0]]
+    def place(self, batch: PlacedWarps) -> tuple[int, list[WarpChanges]]:
+        """Draw one batch; the end of its last warp, trace ns, and the changes whose turn it is."""
+        mode, base_ns = self._mode(batch), batch.ts_ns
+        index = batch.launched.get("gpu", 0)
+        track = self._rows.gpu(index)
+        if mode == "off" or not len(batch):
+            return base_ns, []
+        gpu = self._gpus.get(index)
+        if gpu is None:
+            gpu = self._gpus[index] = _Gpu(index, track)
+        order = entry_order(batch.entry_ns)
+        stay_ns = batch.last_of_exits(batch.exit_ns)
+        arrow_at, flow = self._arrow(batch, mode, order, stay_ns)
+        ready = self._ready(gpu, base_ns)
+        gpu.offset_ns = batch.offset_ns or gpu.offset_ns
         if mode == "sm":
-            self._launches.start(launch, first_ns, bound_ns)
-            return -1, None
-        at = next((at for at in order if view.stay_ns[at] is not None), None)
-        may_start = at is not None and record["entry_ns"][at] == 0
-        flows = self._launches.warps(launch, first_ns, bound_ns, may_start=may_start)
-        return order[0] if at is None else at, flows
-
-    def _draw(self, gpu: Gpu, view: WarpBatchView, mode: str, some: _Some, arrow: Arrow) -> None:
-        """Draw some warps of a batch, in the order of their entry."""
-        arrow_at, arrow_flows = arrow
-        record, base_ns, rows, draw = view.record, view.ts_ns, gpu.warps, self._tree.ops.append
-        number, exits_too = record["warp"], self._options.thread_exits
-        names, all_args = view.names.full([number[at] for at in some.warps]), view.args(some.warps)
-        keys: list[Any]
-        if mode == "slot":
-            sms, slots = record["sm"], record["slot"]
-            keys = [sms[at] * _SLOTS_MAX + slots[at] for at in some.warps]
+            self._count_by_sm(gpu, batch, stay_ns)
         else:
-            keys = [(record.get("launch"), record["name"], number[at]) for at in some.warps]
-        for at, key, begin_ns, end_ns, name, args in zip(
-            some.warps, keys, some.begins_ns, some.ends_ns, names, all_args, strict=True
-        ):
-            row = rows.get(key) or self._new_row(gpu, view, mode, at, key)
-            flows = arrow_flows if at == arrow_at else None
-            if end_ns is None:
-                # It was still running when the record ended: drawn when the end of the trace is known.
-                self._host.outcomes.unclosed += 1
-                self._unfinished.append((row, begin_ns, name, args | {"unclosed": True}, flows))
-            elif not row.takes_warp(base_ns, begin_ns, end_ns):
-                # A slot holds one warp at a time: two there mean clocks that disagree.
-                self._host.complete_beside(row, begin_ns, end_ns - begin_ns, name, args, flows)
-            else:
-                draw((BEGIN_ONCE, row.track, begin_ns, name, args, flows))
-                draw((END, row.track, end_ns, name, None, None))
-            if exits_too:
-                self._draw_exits(row.track, view, at)
+            self._draw(gpu, batch, mode, order, stay_ns, (arrow_at, flow))
+        left = stay_ns >= 0
+        last_ns = int(batch.entry_ns.max())
+        if left.any():
+            last_ns = max(last_ns, int((batch.entry_ns + stay_ns)[left].max()))
+        return base_ns + last_ns, ready
 
-    def _draw_exits(self, track: Track, view: WarpBatchView, at: int) -> None:
-        record = view.record
-        for k in view.exits_of(at):
-            mask = record["exit_mask"][k] if "exit_mask" in record else FULL_MASK
-            args = {"mask": f"0x{mask:08x}", "lanes": mask.bit_count()}
-            ts_ns = view.ts_ns + record["entry_ns"][at] + record["exit_ns"][k]
-            self._tree.ops.append((INSTANT, track, ts_ns, "exit", args, None))
+    def _arrow(self, batch: PlacedWarps, mode: str, order: Int64s, stay_ns: Int64s) -> tuple[int, int]:
+        """Which warp the arrow of a batch's launch goes to, the first that left or the first one, and the
+        arrow, 0 without one.
+        """
+        launch = batch.launched.get("launch")
+        if launch is None:
+            return NONE, 0
+        entry = batch.entry_ns
+        left = np.flatnonzero(stay_ns[order] >= 0)
+        at = int(order[left[0]]) if len(left) else NONE
+        first_ns = batch.ts_ns + int(entry[order[0]])
+        may_start = at != NONE and int(entry[at]) == 0
+        launch = launch - (1 << 64) if launch >= 1 << 63 else launch
+        flow = self._rows.nesting.warps(launch, first_ns, batch.bound_ns, may_start, mode != "sm")
+        return int(order[0]) if at == NONE else at, flow
 
-    def _new_row(self, gpu: Gpu, view: WarpBatchView, mode: str, at: int, key: Any) -> WarpRow:
-        record, number = view.record, view.record["warp"][at]
-        if mode == "slot":
-            sm, slot = record["sm"][at], record["slot"][at]
-            group = self._tree.child(gpu.track, "group", f"SM {sm}", RANK_SM + sm)
-            track = self._tree.child(group, "slices", f"slot {slot}", slot, "warp")
-        else:
-            group = kernel_group(self._tree, gpu, record)
-            track = self._tree.child(group, "slices", view.names.place(number), number, "warp")
-        row = gpu.warps[key] = WarpRow(track)
+    def _draw(
+        self, gpu: _Gpu, batch: PlacedWarps, mode: str, order: Int64s, stay_ns: Int64s, arrow: tuple[int, int]
+    ) -> None:
+        if gpu.counter_row == NO_ROW:
+            track = self._rows.tree.child(gpu.track, "counter", "active warps", 0, "gpu", "warps")
+            gpu.counter_row = gpu.new_row(track)
+        begin_ns, stay_ns = (batch.ts_ns + batch.entry_ns)[order], stay_ns[order]
+        row = self._rows_of(gpu, batch, mode, order)
+        slices = self._slices(gpu, batch, order, row, arrow)
+        fate = gpu.slots.take(len(gpu.tracks), batch.ts_ns, begin_ns, stay_ns, row)
+        end_ns = begin_ns + stay_ns
+        if not (fate == DRAWN).all():
+            self._place_others(gpu, slices, fate, begin_ns, end_ns)
+        drawn = (fate != OPEN) & (slices.row != NO_ROW)
+        self._add(gpu, batch, order, slices, drawn, begin_ns, end_ns)
+
+    def _place_others(self, gpu: _Gpu, slices: Slices, fate: Any, begin_ns: Int64s, end_ns: Int64s) -> None:
+        """Find the tracks of warps that others overlap, and keep those that are still running."""
+        for at in np.flatnonzero(fate == BESIDE).tolist():
+            # A slot holds one warp at a time: two there mean clocks that disagree.
+            slices.row[at] = self._beside(gpu, int(slices.row[at]), int(begin_ns[at]), int(end_ns[at]))
+        for at in np.flatnonzero(fate == OPEN).tolist():
+            # Drawn when the end of the trace is known.
+            self.unclosed += 1
+            self._open.append((gpu, slices.take([at]), int(begin_ns[at])))
+
+    def _beside(self, gpu: _Gpu, row: int, begin_ns: int, end_ns: int) -> int:
+        """The row beside one that takes a slice, NO_ROW where none does."""
+        base = gpu.besides.get(row)
+        if base is None:
+            base = gpu.besides[row] = self._rows.new_row(gpu.tracks[row])
+        at = self._rows.nesting.beside(base, begin_ns, end_ns)
+        if at == NO_ROW:
+            return NO_ROW
+        self._rows.meet_beside()
+        found = gpu.of_nesting.get(at)
+        if found is None:
+            found = gpu.of_nesting[at] = gpu.new_row(self._rows.book.tracks[at])
+        return found
+
+    def _slices(
+        self, gpu: _Gpu, batch: PlacedWarps, order: Int64s, row: Int32s, arrow: tuple[int, int]
+    ) -> Slices:
+        """The columns of all warps of a batch, in the order of their entries."""
+        size = len(order)
+        launched = batch.launched
+        key = (launched["name"], *launched.get("grid", ()), "", *launched.get("block", ()))
+        kernel = gpu.kernel_numbers.get(key)
+        if kernel is None:
+            kernel = gpu.kernel_numbers[key] = len(gpu.kernels)
+            gpu.kernels.append(kernel_of(launched["name"], launched.get("grid", []), launched.get("block", [])))
+
+        def column(values: Int64s | None) -> Int64s:
+            return np.full(size, NONE, np.int64) if values is None else values[order]
+
+        exits = batch.exit_count
+        mask = batch.entry_mask
+        cycles = None if batch.exit_clk is None else batch.last_of_exits(batch.exit_clk)
+        flow = np.zeros(size, np.int64)
+        if arrow[1]:
+            flow[np.flatnonzero(order == arrow[0])] = arrow[1]
+        return Slices(
+            row,
+            np.full(size, kernel, np.int32),
+            batch.warp[order],
+            column(batch.source_ns),
+            column(None if exits is None else np.where(exits == 1, NONE, exits)),
+            column(cycles),
+            column(None if mask is None else np.where(mask == FULL_MASK, NONE, np.bitwise_count(mask).astype(np.int64))),
+            flow,
+            np.zeros(size, np.uint8),
+        )
+
+    def _add(
+        self, gpu: _Gpu, batch: PlacedWarps, order: Int64s, slices: Slices, drawn: Any, begin_ns: Int64s, end_ns: Int64s
+    ) -> None:
+        """Let the changes of a batch wait for their turn."""
+        size = len(slices)
+        each = np.arange(size, dtype=np.int32)
+        left = end_ns >= begin_ns
+        # Begin and end of one warp stand next to each other, which keeps a stable sort by time right.
+        columns = {name: np.zeros((size, 2), kind) for name, kind in _CHANGES.items()}
+        columns["ts_ns"][:, 0], columns["ts_ns"][:, 1] = begin_ns, end_ns
+        columns["kind"][:] = np.where(drawn[:, None], (WARP_BEGIN, WARP_END), WARP_COUNT)
+        columns["slice"][:] = each[:, None]
+        columns["delta"][:] = 1, -1
+        flat = [column.reshape(-1) for column in columns.values()]
+        if not left.all():
+            there = np.ravel(np.column_stack([np.ones(size, np.bool_), left]))
+            flat = [column[there] for column in flat]
+        if self._options.thread_exits:
+            flat = self._with_exits(batch, order, drawn, begin_ns, flat)
+        gpu.waiting.add(*flat)
+        gpu.waiting.add_slices(slices)
+
+    @staticmethod
+    def _with_exits(
+        batch: PlacedWarps, order: Int64s, drawn: Any, begin_ns: Int64s, columns: list[Any]
+    ) -> list[Any]:
+        """The changes with each exit of each drawn warp behind its end."""
+        first, counts = batch.first_exits(), batch.exit_count
+        count = np.ones(len(order), np.int64) if counts is None else counts[order]
+        count = np.where(drawn, count, 0)
+        of = np.repeat(np.arange(len(order)), count)
+        nth = np.arange(len(of)) - np.repeat(np.cumsum(count) - count, count)
+        at = first[order][of] + nth
+        mask = np.full(len(of), FULL_MASK, np.int64) if batch.exit_mask is None else batch.exit_mask[at]
+        more = (
+            begin_ns[of] + batch.exit_ns[at],
+            np.full(len(of), WARP_EXIT, np.uint8),
+            of.astype(np.int32),
+            np.zeros(len(of), np.int8),
+            mask,
+        )
+        whole = [np.concatenate(pair) for pair in zip(columns, more, strict=True)]
+        by_warp = np.argsort(whole[2], kind="stable")
+        return [column[by_warp] for column in whole]
+
+    def _rows_of(self, gpu: _Gpu, batch: PlacedWarps, mode: str, order: Int64s) -> Int32s:
+        """The row of each warp in the order of entries; new tracks are made."""
+        if mode == "slot" and batch.sm is not None and batch.slot is not None:
+            return self._slot_rows(gpu, batch.sm[order], batch.slot[order])
+        launched, known = batch.launched, gpu.sparse
+        launch, name = launched.get("launch"), launched["name"]
+        kernel = kernel_of(name, launched.get("grid", []), launched.get("block", []))
+        rows = []
+        for number in batch.warp[order].tolist():
+            row = known.get((launch, name, number))
+            if row is None:
+                group = self._groups.group(gpu.index, name, launch)
+                track = self._rows.tree.child(group, "slices", kernel.place(number), number, "warp")
+                row = known[launch, name, number] = gpu.new_row(track)
+            rows.append(row)
+        return np.array(rows, np.int32)
+
+    def _slot_rows(self, gpu: _Gpu, sms: Int64s, slots: Int64s) -> Int32s:
+        shape = max(gpu.table.shape[0], int(sms.max()) + 1), max(gpu.table.shape[1], int(slots.max()) + 1)
+        if shape[0] * shape[1] > _TABLE_MAX:
+            pairs = zip(sms.tolist(), slots.tolist(), strict=True)
+            return np.array([self._slot_row(gpu, sm, slot) for sm, slot in pairs], np.int32)
+        if shape != gpu.table.shape:
+            table = np.full(shape, NO_ROW, np.int32)
+            table[: gpu.table.shape[0], : gpu.table.shape[1]] = gpu.table
+            gpu.table = table
+        rows: Int32s = gpu.table[sms, slots]
+        new = np.flatnonzero(rows == NO_ROW)
+        for at in new.tolist():
+            sm, slot = int(sms[at]), int(slots[at])
+            rows[at] = gpu.table[sm, slot] = self._slot_row(gpu, sm, slot)
+        return rows
+
+    def _slot_row(self, gpu: _Gpu, sm: int, slot: int) -> int:
+        row = gpu.sparse.get((sm, slot))
+        if row is None:
+            group = self._rows.tree.child(gpu.track, "group", f"SM {sm}", RANK_SM + sm)
+            track = self._rows.tree.child(group, "slices", f"slot {slot}", slot, "warp")
+            row = gpu.sparse[sm, slot] = gpu.new_row(track)
         return row
 
-    def _count(self, gpu: Gpu, view: WarpBatchView, mode: str, some: _Some) -> int:
-        """Count some warps of a batch; returns their last exit."""
-        counted: dict[int, tuple[list[int], list[int]]] = {}
-        if mode == "sm":
-            sms = view.record["sm"]
-            for at, begin_ns, end_ns in zip(some.warps, some.begins_ns, some.ends_ns, strict=True):
-                entries_ns, exits_ns = counted.setdefault(sms[at], ([], []))
-                entries_ns.append(begin_ns)
-                exits_ns += [] if end_ns is None else [end_ns]
-        else:
-            counted[-1] = some.begins_ns, [end_ns for end_ns in some.ends_ns if end_ns is not None]
-        last_ns = view.ts_ns
-        for sm, (entries_ns, exits_ns) in counted.items():
-            active = gpu.active.get(sm)
-            if active is None:
-                where, rank = (f"SM {sm} active warps", RANK_SM + sm) if sm >= 0 else ("active warps", 0)
-                track = self._tree.child(gpu.track, "counter", where, rank, "gpu", "warps")
-                active = gpu.active[sm] = ActiveWarps(track)
-            active.add(entries_ns, exits_ns)
-            last_ns = max(last_ns, entries_ns[-1], max(exits_ns, default=0))
-        return last_ns
+    def _count_by_sm(self, gpu: _Gpu, batch: PlacedWarps, stay_ns: Int64s) -> None:
+        assert batch.sm is not None
+        begin_ns = batch.ts_ns + batch.entry_ns
+        for sm in np.unique(batch.sm).tolist():
+            mine = batch.sm == sm
+            left = mine & (stay_ns >= 0)
+            ends_ns = (begin_ns + stay_ns)[left]
+            if sm not in gpu.sms:
+                name = f"SM {sm} active warps"
+                track = self._rows.tree.child(gpu.track, "counter", name, RANK_SM + sm, "gpu", "warps")
+                gpu.sms[sm] = self._rows.new_row(track), [], [], 0
+            _, times, deltas, _ = gpu.sms[sm]
+            times += [begin_ns[mine], ends_ns]
+            deltas += [np.ones(int(mine.sum()), np.int8), np.full(len(ends_ns), -1, np.int8)]
 
-    def finish(self, gpus: list[Gpu], end_ns: int) -> None:
+    def _ready(self, gpu: _Gpu, before_ns: int) -> list[WarpChanges]:
+        """The changes of a GPU before that time: nothing earlier can come any more."""
+        for sm, (row, times, deltas, running) in gpu.sms.items():
+            ts_ns, delta = np.concatenate(times), np.concatenate(deltas)
+            order, value, running = Slots.running(ts_ns, delta, before_ns, running)
+            now, rest = order[: len(value)], order[len(value) :]
+            for at in np.flatnonzero(value >= 0).tolist():
+                self._rows.nesting.add(Op(COUNTER, row, int(ts_ns[now[at]]), 0, NONE, value=int(value[at])))
+            gpu.sms[sm] = row, [ts_ns[rest]], [delta[rest]], running
+        waiting = gpu.waiting
+        ts_ns, kind, of, delta, mask = waiting.take()
+        if not len(ts_ns):
+            return []
+        order, value, gpu.running = gpu.slots.running(ts_ns, delta, before_ns, gpu.running)
+        slices = joined_slices(waiting.slices)
+        now, rest = order[: len(value)], order[len(value) :]
+        gpu.waiting = _Changes()
+        if len(rest):
+            kept = np.unique(of[rest])
+            still = np.searchsorted(kept, of[rest]).astype(np.int32)
+            gpu.waiting.add(ts_ns[rest], kind[rest], still, delta[rest], mask[rest])
+            gpu.waiting.add_slices(slices.take(kept))
+        if not len(now):
+            return []
+        changes = (ts_ns[now], kind[now], of[now], value, mask[now])
+        return [
+            WarpChanges(gpu.index, gpu.tracks, gpu.kernels, gpu.counter_row, gpu.offset_ns, *changes, slices)
+        ]
+
+    def finish(self, end_ns: int) -> list[WarpChanges]:
         """Draw what waits for the end of the trace."""
-        for row, ts_ns, name, args, flows in self._unfinished:
-            dur_ns = max(0, end_ns - ts_ns)
-            if row.takes_warp(ts_ns, ts_ns, ts_ns + dur_ns):
-                self._tree.ops.append((BEGIN_ONCE, row.track, ts_ns, name, args, flows))
-                self._tree.ops.append((END, row.track, ts_ns + dur_ns, name, None, None))
-            else:
-                self._host.complete_beside(row, ts_ns, dur_ns, name, args, flows)
-        for gpu in gpus:
-            for active in gpu.active.values():
-                self._tree.ops += active.flush(None)
-
-
-def kernel_group(tree: Tree, gpu: Gpu, record: Record) -> Track:
-    """The group of a launch, for warps of no known slot. They stand in the order in which they are met, as a
-    launch id may have 64 bits.
-    """
-    launch = record.get("launch")
-    name = record["name"] if launch is None else f"{record['name']} launch {launch}"
-    rank = gpu.kernels.setdefault((record["name"], launch), RANK_LOGICAL + len(gpu.kernels))
-    return tree.child(gpu.track, "group", name, rank)
+        for gpu, slices, begin_ns in self._open:
+            last_ns = max(begin_ns, end_ns)
+            times = (np.array([ns], np.int64) for ns in (begin_ns, last_ns - begin_ns))
+            fate = gpu.slots.take(len(gpu.tracks), begin_ns, *times, slices.row)
+            if fate[0] != DRAWN:
+                slices.row[0] = self._beside(gpu, int(slices.row[0]), begin_ns, last_ns)
+            if slices.row[0] == NO_ROW:
+                continue
+            slices.unclosed[0] = 1
+            both = np.zeros(2, np.int32)
+            gpu.waiting.add(
+                np.array([begin_ns, last_ns], np.int64), np.array([WARP_BEGIN, WARP_END], np.uint8), both, both, both
+            )
+            gpu.waiting.add_slices(slices)
+        return [changes for gpu in self._gpus.values() for changes in self._ready(gpu, ALL)]

@@ -1,6 +1,8 @@
 /* What of json.h is too long for a header. */
 #include "json.h"
 
+#include "tables.h"
+
 #define KEYS_MAX 24
 
 /* One character of two bytes or more, as Python's decoder takes it: shortest form, no surrogates. */
@@ -39,4 +41,11 @@ const uint8_t *tp_object(const uint8_t *at, const uint8_t *end)
             return 0;
     } while (*at == ',');
     return *at == '}' ? at + 1 : 0;
+}
+
+/* How many bytes of the text an object of the native grammar has, 0 where there is none. */
+TP_EXPORT int64_t tp_object_size(const uint8_t *text, int64_t size)
+{
+    const uint8_t *end = tp_object(text, text + size);
+    return end ? end - text : 0;
 }

@@ -8,6 +8,7 @@
 #include "ops.h"
 #include "rows.h"
 
+#define GIVES_IOCTLS 2
 #define ON_STREAM 1 /* what a row's launches are: kernels, and not calls */
 
 typedef struct {
@@ -234,8 +235,8 @@ static int64_t caller(tp_nest *n, const tp_row *row)
         if (!above->open_count)
             continue;
         tp_open *open = &above->open[above->open_count - 1];
-        /* Of two rows the nearer has system calls: of those only an ioctl runs the driver. */
-        if (row->above[1] == NO_ROW || i == 1 || open->name == n->ioctl)
+        /* Of system calls only an ioctl runs the driver. */
+        if (above->gives != GIVES_IOCTLS || open->name == n->ioctl)
             return open->flow ? open->flow : give_flow(n, open);
     }
     return 0;
@@ -352,7 +353,7 @@ TP_EXPORT void tp_nest_settle(tp_nest *n)
     for (int64_t i = 0; i < n->rows.count; i++) {
         tp_row *row = &n->rows.rows[i];
         for (int64_t k = 0; row->gives && k < row->open_count; k++)
-            if (!row->open[k].flow && (row->gives == 1 || row->open[k].name == n->ioctl))
+            if (!row->open[k].flow && (row->gives != GIVES_IOCTLS || row->open[k].name == n->ioctl))
                 give_flow(n, &row->open[k]);
     }
 }

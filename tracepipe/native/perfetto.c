@@ -13,6 +13,11 @@
 #define STRINGS_MAX (1 << 13)
 #define TEXT_MAX 64 /* characters of a string that is worth a place in the table */
 
+/* What is shown beside the arguments, in the order of the marks: an argument of that name takes its place. */
+static const char *const SHOWN[] = {"launch", "unclosed", "no_begin", "from_duration",
+                                    "cpu",    "source_ns", "grid",     "block"};
+enum { SHOWS_LAUNCH = 1, SHOWS_MARK = 1, SHOWS_CPU = 16, SHOWS_SOURCE = 32, SHOWS_SIZES = 64 + 128 };
+
 static const uint8_t INTERNED_FIELDS[INTERNED][2] = {{0x0A, 1}, {0x12, 1}, {0x1A, 1}, {0xEA, 2}};
 
 TP_EXPORT void tp_perfetto_free(tp_perfetto *p)
@@ -25,6 +30,7 @@ TP_EXPORT void tp_perfetto_free(tp_perfetto *p)
         tp_strings_free(&p->ready[i]);
     tp_strings_free(&p->args);
     tp_table_free(&p->met);
+    free(p->shadows);
     free(p->pending.data);
     free(p->out.data);
     free(p->scratch.data);
@@ -172,12 +178,18 @@ TP_EXPORT int tp_perfetto_args(tp_perfetto *p, int64_t number, const uint8_t *te
 {
     const uint8_t *at = text, *end = text + size;
     tp_buffer made = {0};
-    int failed = 0;
+    int failed = number < 0 || TP_GROW(p->shadows, p->shadow_room, number);
+    uint8_t shadow = 0;
     while (!failed && *at != '}') {
         const uint8_t *key = at + 1, *after = tp_string(key, end), *value = after + 1;
         at = tp_value(value, end);
         failed = put_annotation(p, &made, key + 1, after - key - 2, value, at);
+        for (int i = 0; i < 8; i++)
+            if ((size_t)(after - key - 2) == strlen(SHOWN[i]) && !memcmp(key + 1, SHOWN[i], strlen(SHOWN[i])))
+                shadow |= (uint8_t)(1 << i);
     }
+    if (!failed)
+        p->shadows[number] = shadow;
     failed = failed || tp_strings_set(&p->args, number, made.data, made.size);
     free(made.data);
     return failed ? TP_NO_MEMORY : 0;
@@ -195,7 +207,7 @@ uint8_t *tp_put_packet(tp_perfetto *p, int64_t ts, int64_t body)
     uint8_t *to = p->out.data + p->out.size;
     *to++ = 0x0A;
     to = tp_varint(to, (uint64_t)size);
-    *to++ = 0x08;
+    *to++ = 0x40;
     to = tp_varint(to, (uint64_t)when);
     if (back) {
         *to++ = 0xD0;
@@ -306,14 +318,30 @@ static int write_one(tp_perfetto *p, const tp_drawn *d, const tp_given *g, int64
     return 0;
 }
 
-/* Writes operations from place `from` of their order on. Stops at one that Python must write, whose event is
- * below NO_EVENT, or at one whose arguments have not been made; where it stopped, or TP_NO_MEMORY. */
+/* Whether Python must write an operation: one with arguments of its own, or that have not been made, or that
+ * stand for something that is shown beside them. */
+static int is_odd(const tp_perfetto *p, const tp_drawn *d, const tp_given *g, int64_t at)
+{
+    int32_t event = d->event[at], args = event < 0 ? -1 : g->args[event];
+    if (event < NO_EVENT || (args >= 0 && !tp_strings_has(&p->args, args)))
+        return 1;
+    if (args < 0 || args >= p->shadow_room || !p->shadows[args])
+        return 0;
+    int32_t shape = g->shape[event];
+    int shown = tp_strings_has(&p->ready[LAUNCH_KEY], shape) ? SHOWS_LAUNCH : 0;
+    shown |= tp_size_of(&p->ready[BEFORE], shape) ? SHOWS_CPU : 0;
+    shown |= tp_size_of(&p->ready[AFTER], shape) ? SHOWS_SIZES : 0;
+    shown |= g->source && g->source[event] >= 0 ? SHOWS_SOURCE : 0;
+    shown |= d->mark[at] ? SHOWS_MARK << d->mark[at] : 0;
+    return (shown & p->shadows[args]) != 0;
+}
+
+/* Writes operations from place `from` of their order on. Stops at one that `is_odd`; where it stopped, or TP_NO_MEMORY. */
 TP_EXPORT int64_t tp_perfetto_write(tp_perfetto *p, const tp_drawn *d, const tp_given *g, int64_t from, int64_t to)
 {
     for (int64_t i = from; i < to; i++) {
         int64_t at = d->order ? d->order[i] : i;
-        int32_t event = d->event[at];
-        if (event < NO_EVENT || (event >= 0 && g->args[event] >= 0 && !tp_strings_has(&p->args, g->args[event])))
+        if (is_odd(p, d, g, at))
             return i;
         if (write_one(p, d, g, at))
             return TP_NO_MEMORY;

@@ -15,6 +15,8 @@ enum { KEY_SOURCE, KEY_EXITS, KEY_CYCLES, KEY_LANES, KEY_MASK };
 typedef struct {
     tp_table interned[INTERNED];
     tp_strings ready[READY], args;
+    uint8_t *shadows; /* by arguments: which of SHOWN they have too */
+    int64_t shadow_room;
     tp_table met; /* names of warps that came once */
     tp_buffer pending, out, scratch;
     int64_t last;

@@ -41,6 +41,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tp_reader_text": (c_int64, [c_void_p, c_int, c_int64, _TEXT]),
     "tp_reader_number": (c_int64, [c_void_p, c_int, c_char_p, c_int64]),
     "tp_reader_keep": (c_int64, [c_void_p, c_int, c_void_p, c_int64]),
+    "tp_object_size": (c_int64, [c_char_p, c_int64]),
     "tp_batch_new": (c_void_p, []),
     "tp_batch_free": (None, [c_void_p]),
     "tp_batch_read": (c_int, [c_void_p, c_char_p, c_int64]),

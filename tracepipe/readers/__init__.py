@@ -6,7 +6,8 @@ import codecs
 from collections.abc import Iterable, Iterator
 
 from tracepipe.errors import FormatError
-from tracepipe.event.model import Batch, Problem
+from tracepipe.event.columns import SourceBatch
+from tracepipe.event.model import Problem
 from tracepipe.readers import bpftime, cuda_tables, layered, tracepipe1
 from tracepipe.readers.recording import InputFormat, Recording
 
@@ -35,7 +36,7 @@ def recognise(head: bytes, name: str = "") -> InputFormat:
     )
 
 
-def naming_others(batches: Iterable[Batch], source: InputFormat) -> Iterator[Batch]:
+def naming_others(batches: Iterable[SourceBatch], source: InputFormat) -> Iterator[SourceBatch]:
     """Batches that `source` read, with a problem for each line that it passed over and another would read."""
     others = [reader for reader in READERS.values() if reader is not source]
     for batch in batches:

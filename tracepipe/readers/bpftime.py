@@ -17,9 +17,9 @@ from collections.abc import Callable
 from typing import Any, BinaryIO, cast
 
 from tracepipe.event.checks import Fault, shown
-from tracepipe.event.model import COUNT_LIMIT, TIME_LIMIT_NS, Batch, HostInstant, Problem, Record, new_header
+from tracepipe.event.model import COUNT_LIMIT, TIME_LIMIT_NS, HostInstant, Problem, Record, new_header
 from tracepipe.readers.lines import BOM, Rejoined
-from tracepipe.readers.recording import InputFormat, Recording, batches_of
+from tracepipe.readers.recording import Batch, InputFormat, Recording, recording_of
 
 CLOCK = "globaltimer:0"
 # About 4000 lines.
@@ -264,9 +264,8 @@ def read(stream: BinaryIO) -> Recording:
     header = new_header(clock=CLOCK, clocks=[CLOCK])
     if start := _start_of(head):
         header["start"] = start
-    return Recording(
-        header, batches_of(cast(BinaryIO, Rejoined(head, stream)), _Text(start is not None), CHUNK_BYTES)
-    )
+    lines = _Text(start is not None)
+    return recording_of(header, cast(BinaryIO, Rejoined(head, stream)), lines, CHUNK_BYTES)
 
 
 _OWN_LINES = (

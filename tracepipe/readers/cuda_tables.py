@@ -21,9 +21,9 @@ import re
 from typing import Any, BinaryIO, cast
 
 from tracepipe.event.checks import Fault, shown
-from tracepipe.event.model import COUNT_LIMIT, ID_LIMIT, TIME_LIMIT_NS, Batch, Problem, Record, new_header
+from tracepipe.event.model import COUNT_LIMIT, ID_LIMIT, TIME_LIMIT_NS, Problem, Record, new_header
 from tracepipe.readers.lines import BOM, Rejoined
-from tracepipe.readers.recording import InputFormat, Recording, batches_of
+from tracepipe.readers.recording import Batch, InputFormat, Recording, recording_of
 
 # Some 3000 rows.
 CHUNK_BYTES = 1 << 18
@@ -376,9 +376,8 @@ def read(stream: BinaryIO) -> Recording:
     head = stream.read(HEAD_BYTES)
     table, exits = _table_of(head) or (BY_MS, True)
     header = new_header(clock=table, clocks=[table])
-    return Recording(
-        header, batches_of(cast(BinaryIO, Rejoined(head, stream)), _Rows(table, exits), CHUNK_BYTES)
-    )
+    lines = _Rows(table, exits)
+    return recording_of(header, cast(BinaryIO, Rejoined(head, stream)), lines, CHUNK_BYTES)
 
 
 def sniff(head: bytes) -> bool:

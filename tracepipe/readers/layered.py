@@ -29,9 +29,9 @@ from typing import Any, BinaryIO
 import orjson
 
 from tracepipe.event.checks import Fault, shown
-from tracepipe.event.model import COUNT_LIMIT, ID_LIMIT, TIME_LIMIT_NS, Batch, Problem, Record, new_header
+from tracepipe.event.model import COUNT_LIMIT, ID_LIMIT, TIME_LIMIT_NS, Problem, Record, new_header
 from tracepipe.readers.lines import BOM, TOO_DEEP, is_too_deep
-from tracepipe.readers.recording import InputFormat, Recording, batches_of
+from tracepipe.readers.recording import Batch, InputFormat, Recording, recording_of
 
 CLOCK = "trace"
 # About 2000 lines: parsed, they take some MB.
@@ -348,7 +348,7 @@ def _add_duration(record: Record, dur_ns: int) -> bool:
 
 def read(stream: BinaryIO) -> Recording:
     """Header and batches of such a stream; times are on the clock "trace"."""
-    return Recording(new_header(clock=CLOCK, clocks=[CLOCK]), batches_of(stream, _Text(), CHUNK_BYTES))
+    return recording_of(new_header(clock=CLOCK, clocks=[CLOCK]), stream, _Text(), CHUNK_BYTES)
 
 
 def sniff(head: bytes) -> bool:

@@ -3,19 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import BinaryIO, Protocol
 
-from tracepipe.event.model import Batch, Header, Problem
+from tracepipe.event.columns import SPECIAL, UNDATED_NS, SourceBatch, event_columns, no_events, signed
+from tracepipe.event.model import Header, Problem, Record
+from tracepipe.event.tables import Tables
+from tracepipe.event.warps import Warps, warps_of
 from tracepipe.readers.lines import BOM, chunks_of_lines
 
 
 @dataclass(slots=True)
 class Recording:
-    """An opened input: its header, made up from what the format tells where it has none, and its batches."""
+    """An opened input: its header, made up from what the format tells where it has none, its batches, and the
+    tables that their numbers are of.
+    """
 
     header: Header
-    batches: Iterable[Batch]
+    batches: Iterable[SourceBatch]
+    tables: Tables
+
+
+@dataclass(slots=True)
+class Batch:
+    """What some thousands of lines say: good records in file order, and the rest as in `SourceBatch`."""
+
+    records: list[Record] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    offset_bytes: int = 0
+    passed_over: list[tuple[int, bytes]] = field(default_factory=list)
+
+    def in_columns(self, tables: Tables) -> SourceBatch:
+        """The same as columns."""
+        others: list[Record | Warps] = []
+        rows = [row_of(record, tables, others) for record in self.records]
+        return SourceBatch(event_columns(rows), others, self.problems, self.offset_bytes, self.passed_over)
+
+
+# Records that are no events of a thread, a stream or a warp's lane.
+_OTHERS = frozenset({"header", "footer", "clock", "loss", "gpu_warp"})
+
+
+def row_of(
+    record: Record, tables: Tables, others: list[Record | Warps]
+) -> tuple[int, int, int, int, int]:
+    """The row of a good record among the columns of events; what is no event is added to `others`."""
+    kind = record["type"]
+    if kind in _OTHERS:
+        ts_ns = record.get("ts_ns", UNDATED_NS)
+        others.append(warps_of(record) if kind == "gpu_warp" else record)
+        return ts_ns, SPECIAL, len(others) - 1, 0, 0
+    return (
+        record["ts_ns"],
+        tables.shape_number(record),
+        tables.args_number(record.get("args")),
+        record.get("dur_ns", 0),
+        signed(record.get("launch", 0)),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +72,13 @@ class InputFormat:
     read: Callable[[BinaryIO], Recording]
 
 
-def saying(problems: list[Problem], batches: Iterable[Batch]) -> Iterator[Batch]:
+def saying(problems: list[Problem], batches: Iterable[SourceBatch]) -> Iterator[SourceBatch]:
     """`batches`, the first of which has these problems too."""
     for batch in batches:
         batch.problems[:0], problems = problems, []
         yield batch
     if problems:
-        yield Batch(problems=problems)
+        yield SourceBatch(no_events(), problems=problems)
 
 
 class LineReader(Protocol):
@@ -47,7 +91,15 @@ class LineReader(Protocol):
         """Put what there is to say of the whole input into `batch`."""
 
 
-def batches_of(stream: BinaryIO, lines: LineReader, chunk_bytes: int) -> Iterator[Batch]:
+def recording_of(header: Header, stream: BinaryIO, lines: LineReader, chunk_bytes: int) -> Recording:
+    """The recording that `lines` reads in a stream."""
+    tables = Tables()
+    return Recording(header, _batches(stream, lines, chunk_bytes, tables), tables)
+
+
+def _batches(
+    stream: BinaryIO, lines: LineReader, chunk_bytes: int, tables: Tables
+) -> Iterator[SourceBatch]:
     """What `lines` reads in a stream, a batch for each chunk and one for what is said at the end."""
     offset_bytes = 0
     for first, some, offset_bytes, cut in chunks_of_lines(stream, chunk_bytes):
@@ -56,8 +108,8 @@ def batches_of(stream: BinaryIO, lines: LineReader, chunk_bytes: int) -> Iterato
             some[0] = some[0].removeprefix(BOM)
         for number, text in enumerate(some, first):
             lines.read(number, text, cut, batch)
-        yield batch
+        yield batch.in_columns(tables)
     last = Batch(offset_bytes=offset_bytes)
     lines.at_end(last)
     if last.records or last.problems:
-        yield last
+        yield last.in_columns(tables)

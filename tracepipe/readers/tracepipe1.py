@@ -1,4 +1,8 @@
-"""Reads `tracepipe/1`, the event file of `event/model.py`."""
+"""Reads `tracepipe/1`, the event file of `model.py`.
+
+Lines go to columns by `line_columns`, or by the native core where that is compiled. What neither takes, each
+broken line among it, is read here, one by one.
+"""
 
 from __future__ import annotations
 
@@ -10,153 +14,68 @@ import orjson
 
 from tracepipe.errors import FormatError, InputError
 from tracepipe.event.checks import RecordCheck, first_fault
-from tracepipe.event.model import (
-    SCHEMA_VERSION,
-    TIME_LIMIT_NS,
-    Batch,
-    Header,
-    Problem,
-    Record,
-    Shape,
-    SharedArgs,
-    timed,
-)
-from tracepipe.readers.lines import BOM, SHALLOW_BYTES, TOO_DEEP, Rejoined, chunks_of_text, is_too_deep
-from tracepipe.readers.recording import InputFormat, Recording, saying
+from tracepipe.event.columns import SPECIAL, SourceBatch
+from tracepipe.event.model import SCHEMA_VERSION, Header, Problem, Record
+from tracepipe.event.tables import Tables
+from tracepipe.event.warps import Warps
+from tracepipe.native import library
+from tracepipe.readers.line_columns import FOREIGN, Lines, LineColumns, Row
+from tracepipe.readers.lines import BOM, TOO_DEEP, Rejoined, chunks_of_text, is_too_deep
+from tracepipe.readers.native_lines import NativeLines, NativeTables
+from tracepipe.readers.recording import InputFormat, Recording, row_of, saying
 
-# Small enough that the parsed records of one chunk stay within a few MB.
-CHUNK_BYTES = 1 << 18
-# Our own captures put the time first: the rest of such a line is a shape that comes again and again.
-_TIME_FIRST = b'{"ts_ns":'
+# Some ten thousand lines: what is done once a batch must cost little.
+CHUNK_BYTES = 1 << 20
 _NEEDED = {"type", "schema", "clock", "clocks"}
 """Fields of a header without which no event can be understood."""
-_SHAPES_MAX = 1 << 12
-_SHAPE_BYTES_MAX = 512
-_MET_MAX = 1 << 14
-
-
-class _Shapes(dict[bytes, Shape]):
-    """Rest of a line after its time → its shape, from the second time that it is met: one line in five has
-    arguments that no other has, and would only drive out what comes again.
-    """
-
-    def __init__(self, check: RecordCheck) -> None:
-        super().__init__()
-        self._check = check
-        self._met: set[int] = set()
-        self._without_args: dict[bytes, Shape] = {}
-        """Rest of a line up to its arguments → the shape of the line if it had none."""
-        self.bad = 0
-        """Lines that have no shape, so far."""
-
-    def __missing__(self, rest: bytes) -> Shape | None:
-        shape = self._with_args(rest) or self._parsed(rest)
-        if shape is None:
-            self.bad += 1
-        elif shape.plain and len(rest) <= _SHAPE_BYTES_MAX:
-            self._meet(rest, shape)
-        return shape
-
-    def _parsed(self, rest: bytes) -> Shape | None:
-        text = b'{"ts_ns":0,' + rest
-        try:
-            record = orjson.loads(text)
-        except orjson.JSONDecodeError:
-            return None
-        # A second ts_ns in the line would be the one that counts.
-        if is_too_deep(text, record) or record.get("ts_ns") != 0 or self._check.fault(record):
-            return None
-        return timed(record)[1]
-
-    def _with_args(self, rest: bytes) -> Shape | None:
-        """The shape of a line that ends with its arguments; None where that is not so, or they are bad."""
-        # In a string the quotes would have backslashes; deeper in the line the braces would not close.
-        before, found, args_text = rest.partition(b',"args":{')
-        if not found or not args_text.endswith(b"}") or len(args_text) > SHALLOW_BYTES:
-            return None
-        like = self._without_args.get(before)
-        if like is None:
-            like = self._parsed(before + b"}")
-            if like is None or not like.plain or like.args is not None:
-                return None
-            if len(self._without_args) >= _SHAPES_MAX:
-                self._without_args.clear()
-            self._without_args[before] = like
-        try:
-            return like.with_args(orjson.loads(b"{" + args_text[:-1]))
-        except orjson.JSONDecodeError:
-            return None
-
-    def _meet(self, rest: bytes, shape: Shape) -> None:
-        if (met := hash(rest)) not in self._met:
-            if len(self._met) >= _MET_MAX:
-                self._met.clear()
-            self._met.add(met)
-            return
-        if len(self) >= _SHAPES_MAX:
-            self.clear()
-        if shape.args is not None:
-            shape.args = SharedArgs(shape.args)
-        self[rest] = shape
-
-
-def _times_first(text: bytes) -> tuple[list[int], list[bytes]] | None:
-    """Times and rests of lines that all start with their time; None where one does not, or has a bad one."""
-    lines = text[len(_TIME_FIRST) :].split(b"\n" + _TIME_FIRST)
-    if not text.startswith(_TIME_FIRST) or len(lines) != text.count(b"\n") + 1:
-        return None
-    halves = [line.partition(b",") for line in lines]
-    # One look at all numbers costs a third of one at each.
-    digits = b",".join([half[0] for half in halves])
-    try:
-        times = orjson.loads(b"[" + digits + b"]")
-    except orjson.JSONDecodeError:
-        return None
-    if len(times) != len(lines) or set(map(type, times)) != {int}:
-        return None
-    if min(times) < 0 or max(times) > TIME_LIMIT_NS:
-        return None
-    return times, [half[2] for half in halves]
+_NO_ROW: Row = (0, FOREIGN, 0, 0, 0)
 
 
 class _Parser:
-    """Parses lines; each rest of a line after its time only once, while the memory for shapes lasts."""
+    """Parses text that is whole lines."""
 
     def __init__(self) -> None:
+        core = library()
         self._check = RecordCheck()
-        self._shapes = _Shapes(self._check)
+        self.tables: Tables
+        self._lines: Lines
+        if core is None:
+            self.tables = Tables()
+            self._lines = LineColumns(self.tables, self._check)
+        else:
+            self.tables = tables = NativeTables(core)
+            self._lines = NativeLines(core, tables, self._check)
 
-    def parse(self, first: int, text: bytes, batch: Batch) -> None:
-        """Add the events of `text` to `batch`, and a problem for each line that has none."""
-        found = _times_first(text)
-        if found is not None:
-            times, rests = found
-            bad = self._shapes.bad
-            events = list(zip(times, map(self._shapes.__getitem__, rests), strict=True))
-            if self._shapes.bad == bad:
-                batch.events = events
-                return
-        self._parse_lines(first, text, batch)
+    def parse(self, first: int, text: bytes) -> SourceBatch:
+        """The events of `text`, and a problem for each line that has none."""
+        others: list[Record | Warps] = []
+        problems: list[Problem] = []
 
-    def _parse_lines(self, first: int, text: bytes, batch: Batch) -> None:
-        """Parse line by line, and say what is wrong with each that is bad."""
-        for line, one in enumerate(text.split(b"\n"), first):
-            found = _times_first(one)
-            if found and (shape := self._shapes[found[1][0]]) is not None:
-                batch.events.append((found[0][0], shape))
-            elif one.strip():
-                self._parse_other(line, one, batch)
+        def read_one(at: int, line: bytes) -> Row:
+            """The row of a line that stands by itself."""
+            warps = self._lines.warps(line)
+            if warps is not None:
+                others.append(warps)
+                return warps.ts_ns, SPECIAL, len(others) - 1, 0, 0
+            record = self._record(first + at, line, problems)
+            return _NO_ROW if record is None else row_of(record, self.tables, others)
 
-    def _parse_other(self, line: int, text: bytes, batch: Batch) -> None:
+        return SourceBatch(self._lines.read(text, read_one), others, problems)
+
+    def _record(self, line: int, text: bytes, problems: list[Problem]) -> Record | None:
+        """The record of a line; None where it is blank or bad, which is said then."""
+        if not text.strip():
+            return None
         try:
             record = orjson.loads(text)
         except orjson.JSONDecodeError as e:
-            batch.problems.append(Problem(line, "", f"is not JSON: {e.msg} at column {e.colno}"))
-            return
+            problems.append(Problem(line, "", f"is not JSON: {e.msg} at column {e.colno}"))
+            return None
         if is_too_deep(text, record):
-            batch.problems.append(Problem(line, "", TOO_DEEP))
-            return
-        batch.events += map(timed, self._check.keep((record,), line, batch.problems))
+            problems.append(Problem(line, "", TOO_DEEP))
+            return None
+        kept = self._check.keep((record,), line, problems)
+        return kept[0] if kept else None
 
 
 def _header(stream: BinaryIO, problems: list[Problem]) -> tuple[Header, bytes]:
@@ -199,11 +118,10 @@ def _leave_out_faults(header: Record, problems: list[Problem]) -> None:
         problems.append(Problem(1, *fault))
 
 
-def _batches(stream: BinaryIO, header_bytes: int) -> Iterator[Batch]:
-    parser = _Parser()
+def _batches(stream: BinaryIO, parser: _Parser) -> Iterator[SourceBatch]:
     for first, text, offset_bytes, cut in chunks_of_text(stream, CHUNK_BYTES):
-        batch = Batch(offset_bytes=header_bytes + offset_bytes)
-        parser.parse(first + 1, text, batch)
+        batch = parser.parse(first + 1, text)
+        batch.offset_bytes = offset_bytes
         if cut and batch.problems and batch.problems[0].message.startswith("is not JSON"):
             # Half a line at the very end is what an interrupted writer leaves, and says so.
             batch.problems[0] = Problem(first + 1, "", "was cut off in the middle of the line")
@@ -214,7 +132,9 @@ def read(stream: BinaryIO) -> Recording:
     """Header and batches of a `tracepipe/1` stream. Raises InputError or FormatError on a bad header."""
     problems: list[Problem] = []
     header, rest = _header(stream, problems)
-    return Recording(header, saying(problems, _batches(cast(BinaryIO, Rejoined(rest, stream)), 0)))
+    parser = _Parser()
+    batches = _batches(cast(BinaryIO, Rejoined(rest, stream)), parser)
+    return Recording(header, saying(problems, batches), parser.tables)
 
 
 def sniff(head: bytes) -> bool:

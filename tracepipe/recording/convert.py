@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, cast
 
-from tracepipe.clocks.maps import Clocks
+from tracepipe.clocks import Clocks
 from tracepipe.converters.writer import EventWriter, OutputFormat, TraceInfo, Writer
-from tracepipe.event.model import Batch, Header, Problem, Record, Timed
+from tracepipe.event.columns import SPECIAL, TraceBatch, TraceColumns, no_events
+from tracepipe.event.model import Header
+from tracepipe.event.warps import PlacedWarps
 from tracepipe.layout import Layout, LayoutOptions
-from tracepipe.readers import Recording
 from tracepipe.recording.account import Account
-from tracepipe.recording.files import InputStream
-from tracepipe.recording.open import damage, footer_notes, no_collector, open_recording, refused
-
-Progress = Callable[[int, int], None]
-"""Called with bytes read and bytes in all, which are 0 where unknown."""
+from tracepipe.recording.open import OpenRecording, no_collector, open_recording
+from tracepipe.recording.reading import Progress, Reading
 
 
 @dataclass(slots=True)
@@ -36,131 +33,121 @@ class Conversion:
 
     def __init__(self, path: str, output: OutputFormat, options: ConvertOptions) -> None:
         self._path, self._output, self._options = path, output, options
-        self.report = Account(path, "")
 
     def run(self, out: BinaryIO, progress: Progress | None = None) -> Account:
         """Convert; raises InputError on the first bad line where `strict`."""
         options = self._options
         with open_recording(self._path, options.source_format, options.assumed) as opened, no_collector():
-            recording, clocks, stream = opened.recording, opened.clocks, opened.stream
-            self.report.source = opened.source
+            reading = Reading(opened, self._path, strict=options.strict, progress=progress)
             if self._output.of == "events":
-                self._copy_events(out, recording, stream, progress)
-                return self.report
-            layout = Layout(recording.header, self._options.layout)
-            writer: Writer | None = None
-            start_ns = 0
-            # A recording without a line after its header is a timeline too.
-            for batch in itertools.chain(recording.batches, [Batch()]):
-                events = clocks.stamp(batch.take(), self.report.unplaced)
-                if writer is None:
-                    info = _trace_info(recording.header, clocks, events, self._options.compress)
-                    writer, start_ns = self._output.open(out, info), info.start["trace_ns"]
-                    layout.end_ns = start_ns
-                    about = _about(recording.header, self.report.source)
-                    writer.write(layout.say("capture", start_ns, about))
-                for problem in batch.problems:
-                    self._problem(problem)
-                    writer.write(layout.problem(problem))
-                writer.write(layout.place(events))
-                if progress and batch.offset_bytes:
-                    progress(stream.position_bytes(), stream.size_bytes)
-            assert writer is not None
-            if stream.damage:
-                self._problem(damage(stream))
-                writer.write(layout.problem(damage(stream)))
-            writer.write(layout.finish())
-            self._conclude(layout, clocks)
-            if layout.footer is not None and "ended_by" in layout.footer:
-                ended = {"ended_by": layout.footer["ended_by"]}
-                writer.write(layout.say("capture ended", layout.end_ns, ended))
-            for said in self.report.clocks:
-                writer.write(layout.say(f"clock {said['clock']}", start_ns, said))
-            for clock, count in self.report.unplaced.items():
-                args = {"clock": clock, "events": count, "reason": "no clock pairs"}
-                writer.write(layout.say("not placed in time", start_ns, args, "problems"))
-            writer.finish()
-        return self.report
+                return self._copy_events(out, opened, reading)
+            return self._draw(out, opened, reading)
 
-    def _copy_events(
-        self, out: BinaryIO, recording: Recording, stream: InputStream, progress: Progress | None
-    ) -> None:
-        """Write events as they were recorded, on the clocks that they were recorded with."""
-        writer: EventWriter = self._output.open(out, TraceInfo(recording.header.get("clock", "")))
-        for batch in recording.batches:
-            for problem in batch.problems:
-                self._problem(problem)
-            events = batch.take()
-            for _, shape in events:
-                self.report.counts[shape.type] += shape.events
-                if shape.type == "loss":
-                    self.report.losses[shape.record.get("layer", "unknown layer")] += shape.record["count"]
-            writer.write_events(events)
-            if progress:
-                progress(stream.position_bytes(), stream.size_bytes)
-        if stream.damage:
-            self._problem(damage(stream))
+    def _draw(self, out: BinaryIO, opened: OpenRecording, reading: Reading) -> Account:
+        header = opened.recording.header
+        layout = Layout(header, opened.recording.tables, self._options.layout)
+        writer: Writer | None = None
+
+        def relieve() -> None:
+            layout.relieve()
+            if writer is not None:
+                writer.forget()
+
+        reading.relieve = relieve
+        start_ns = 0
+        for batch, problems in reading.placed():
+            if writer is None:
+                writer, start_ns = self._open(out, opened, layout, batch)
+            for problem in problems:
+                writer.write(layout.problem(problem))
+            writer.write(layout.place(batch))
+        if writer is None:  # a recording without a line after its header is a timeline too
+            events = no_events()
+            columns = (events.ts_ns, events.shape, events.args, events.dur_ns, events.launch)
+            writer, start_ns = self._open(out, opened, layout, TraceBatch(TraceColumns(*columns)))
+        for drawn in layout.finish():
+            writer.write(drawn)
+        account = reading.finish()
+        account.outcomes = layout.outcomes
+        if reading.footer is not None and "ended_by" in reading.footer:
+            ended = {"ended_by": reading.footer["ended_by"]}
+            writer.write(layout.say("capture ended", layout.end_ns, ended))
+        for said in account.clocks:
+            writer.write(layout.say(f"clock {said['clock']}", start_ns, said))
+        for clock, count in account.unplaced.items():
+            args = {"clock": clock, "events": count, "reason": "no clock pairs"}
+            writer.write(layout.say("not placed in time", start_ns, args, "problems"))
         writer.finish()
+        return account
+
+    def _open(
+        self, out: BinaryIO, opened: OpenRecording, layout: Layout, first: TraceBatch
+    ) -> tuple[Writer, int]:
+        """The writer, which has drawn where the recording comes from, and the start of the trace."""
+        header = opened.recording.header
+        info = _trace_info(header, opened.clocks, first, self._options.compress)
+        writer: Writer = self._output.open(out, info)
+        start_ns = layout.end_ns = info.start["trace_ns"]
+        writer.write(layout.say("capture", start_ns, _about(header, opened.source)))
+        return writer, start_ns
+
+    def _copy_events(self, out: BinaryIO, opened: OpenRecording, reading: Reading) -> Account:
+        """Write events as they were recorded, on the clocks that they were recorded with."""
+        header = opened.recording.header
+        writer: EventWriter = self._output.open(out, TraceInfo(header.get("clock", "")))
+        for batch in reading.source():
+            writer.write_events(batch, opened.recording.tables)
+        writer.finish()
+        account = reading.finish()
+        account.clocks, account.notes = [], []
         if writer.unwritten:
-            self.report.notes.append(
+            account.notes.append(
                 f"{writer.unwritten} warps or threads are not written: their block or thread is not recorded"
             )
-
-    def _problem(self, problem: Problem) -> None:
-        if self._options.strict and problem.skipped:
-            raise refused(problem, self._path)
-        self.report.add(problem)
-
-    def _conclude(self, layout: Layout, clocks: Clocks) -> None:
-        report = self.report
-        report.counts, report.losses, report.outcomes = layout.counts, layout.losses, layout.outcomes
-        report.clocks = clocks.statements()
-        if report.source != "tracepipe":
-            return
-        if layout.after_footer:
-            report.notes.append(f"{layout.after_footer} records stand after the footer")
-        if layout.footer is None or not report.unplaced:
-            report.notes += footer_notes(layout.footer, layout.counts)
+        return account
 
 
 def check(
     path: str, source_format: str, say: Callable[[str], None], progress: Progress | None = None
 ) -> Account:
     """Read a recording without drawing it, and `say` each problem as `path:line: field: message`."""
-    report = Account(path, "")
-    footer: Record | None = None
     with open_recording(path, source_format) as opened, no_collector():
-        stream = opened.stream
-        report.source = opened.source
-        for batch in opened.recording.batches:
+        reading = Reading(opened, path, progress=progress)
+        for batch in reading.source():
             for problem in batch.problems:
-                report.add(problem)
                 say(problem.at(path))
-            for _, shape in batch.take():
-                report.counts[shape.type] += shape.events
-                footer = shape.record if shape.type == "footer" else footer
-            if progress:
-                progress(stream.position_bytes(), stream.size_bytes)
-        if stream.damage:
-            report.add(damage(stream))
-            say(damage(stream).at(path))
-    if report.source == "tracepipe":
-        report.notes += footer_notes(footer, report.counts)
-    for kind in ("footer", "clock", "loss"):
-        del report.counts[kind]
-    return report
+        account = reading.finish()
+        account.clocks = []
+        return account
 
 
-def _trace_info(header: Header, clocks: Clocks, events: list[Timed], compress: bool) -> TraceInfo:
+def _trace_info(header: Header, clocks: Clocks, first: TraceBatch, compress: bool) -> TraceInfo:
     """What the writer is told: the trace starts with the capture, or with the first event that is known."""
     start = cast("dict[str, int]", header.get("start", {}))
     here = start.get(f"{clocks.trace_clock}_ns")
     known = dict(start) if here is not None else {}
-    start_ns = here if here is not None else min((ts_ns for ts_ns, _ in events if ts_ns >= 0), default=0)
+    start_ns = here if here is not None else _first_ns(first)
     return TraceInfo(clocks.trace_clock, {"trace_ns": start_ns, **known}, compress=compress)
+
+
+def _first_ns(batch: TraceBatch) -> int:
+    """The time of the first event of a batch; 0 where it has none."""
+    events = batch.events
+    times = [
+        int(ts_ns)
+        for ts_ns, shape, args in zip(events.ts_ns, events.shape, events.args, strict=True)
+        if ts_ns >= 0 and (shape != SPECIAL or _is_dated(batch.others[args]))
+    ]
+    return min(times, default=0)
+
+
+def _is_dated(other: Any) -> bool:
+    return isinstance(other, PlacedWarps) or other["type"] == "loss"
 
 
 def _about(header: Header, source: str) -> dict[str, Any]:
     """What the trace says of where it comes from."""
     keys = ("tool", "engine", "host", "kernel", "machine", "command", "layers", "gpus")
     return {"source_format": source} | {key: header[key] for key in keys if key in header}  # type: ignore[literal-required]
+
+

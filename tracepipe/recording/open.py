@@ -11,12 +11,12 @@ from typing import BinaryIO, cast
 
 import orjson
 
-from tracepipe.clocks.maps import Clocks
+from tracepipe.clocks import Clocks
 from tracepipe.errors import InputError
 from tracepipe.event.checks import first_fault
 from tracepipe.event.model import HOST_CLOCKS, Header, Problem, Record
 from tracepipe.readers import InputFormat, Recording, naming_others, recognise
-from tracepipe.readers.lines import chunks_of_lines
+from tracepipe.readers.lines import chunks_of_text
 from tracepipe.readers.recording import saying
 from tracepipe.recording.files import InputStream, open_input
 
@@ -37,16 +37,21 @@ class OpenRecording:
 
 
 def clock_records(stream: BinaryIO) -> Iterator[Record]:
-    """The good `clock` records of a stream of JSON Lines, found without parsing the other lines."""
-    for _, lines, _, _ in chunks_of_lines(stream):
-        for line in lines:
-            if b'"clock"' in line and _CLOCK_RECORD.search(line):
-                try:
-                    record = orjson.loads(line)
-                except orjson.JSONDecodeError:
-                    continue  # the reader will count it
-                if isinstance(record, dict) and record.get("type") == "clock" and not first_fault(record):
-                    yield record
+    """The good `clock` records of a stream of JSON Lines, found without looking at the other lines."""
+    for _, text, _, _ in chunks_of_text(stream):
+        at = -1
+        while (at := text.find(b'"clock"', at + 1)) >= 0:
+            end = text.find(b"\n", at)
+            line = text[text.rfind(b"\n", 0, at) + 1 : end if end >= 0 else len(text)]
+            at = end if end >= 0 else len(text)
+            if not _CLOCK_RECORD.search(line):
+                continue
+            try:
+                record = orjson.loads(line)
+            except orjson.JSONDecodeError:
+                continue  # the reader will count it
+            if isinstance(record, dict) and record.get("type") == "clock" and not first_fault(record):
+                yield record
 
 
 def _header_pairs(header: Header, problems: list[Problem]) -> Iterator[Record]:

@@ -1,0 +1,296 @@
+"""Puts a recording's batches on the trace clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from tracepipe.clocks.maps import SNAPSHOT_NS, ClockMap, fit, offset_map
+from tracepipe.clocks.pairs import ClockPair
+from tracepipe.clocks.sm_clock import SmClocks
+from tracepipe.errors import ClockError
+from tracepipe.event.columns import NONE, SPECIAL, UNDATED_NS, Int64s, SourceBatch, TraceBatch, TraceColumns
+from tracepipe.event.model import (
+    HOST_CLOCKS,
+    HOST_LAYERS,
+    MONOTONIC,
+    TIME_LIMIT_NS,
+    Header,
+    Record,
+    SourceNs,
+    TraceNs,
+)
+from tracepipe.event.shape import Shape
+from tracepipe.event.tables import Tables
+from tracepipe.event.warps import WARP_COLUMNS, PlacedWarps, Warps
+
+# Readings are given from so far below where the first one was, so that they stay above it: a second's drift
+# is some µs.
+_OFFSET_ROOM_NS = 1 << 20
+
+
+def _offset_ns(instant: Mapping[str, Any], clock: str, trace_clock: str) -> int | None:
+    here, trace = instant.get(f"{clock}_ns"), instant.get(f"{trace_clock}_ns")
+    return trace - here if isinstance(here, int) and isinstance(trace, int) else None
+
+
+class Clocks:
+    """Every clock of one recording, each with its map onto the trace clock.
+
+    The trace clock is CLOCK_MONOTONIC where the recording has host times, else the recording's one clock.
+    `pairs` are `clock` records; `assumed` are offsets asked for by hand: clock → ns to add, or "realtime",
+    which takes the source clock for CLOCK_REALTIME.
+    """
+
+    def __init__(
+        self, header: Header, pairs: Iterable[Record] = (), assumed: Mapping[str, int | str] | None = None
+    ) -> None:
+        self.default = header.get("clock", MONOTONIC)
+        declared = header.get("clocks", [self.default])
+        self.trace_clock = declared[0] if len(declared) == 1 else MONOTONIC
+        self.start = header.get("start", {})
+        self._maps: dict[str, ClockMap] = {self.trace_clock: offset_map(self.trace_clock, "same", 0, 0)}
+        self._placed: dict[str, int] = {}
+        self._sm_clocks: dict[str, SmClocks] = {}
+        self._offsets_ns: dict[str, int] = {}
+        self._codes = np.zeros(2, np.int16)
+        self._clocks: list[str] = []
+        self._rounds = 0
+        self._moved: dict[str, int] = {}
+        by_clock: dict[str, list[ClockPair]] = {}
+        for record in pairs:
+            by_clock.setdefault(record["clock"], []).append(ClockPair.of(record))
+        for clock in HOST_CLOCKS:
+            if (offset_ns := self._host_offset_ns(clock)) is not None:
+                self._maps.setdefault(clock, offset_map(clock, "offset", offset_ns, SNAPSHOT_NS))
+        if self.trace_clock == MONOTONIC:
+            self._maps |= {clock: fit(clock, found) for clock, found in by_clock.items()}
+        for clock, offset in (assumed or {}).items():
+            self._maps[clock] = self._assume(clock, offset)
+        self.last_ns = TraceNs(0)
+
+    def _host_offset_ns(self, clock: str) -> int | None:
+        return _offset_ns(self.start, clock, self.trace_clock)
+
+    def _note_end(self, end: Mapping[str, Any]) -> None:
+        """What became of the host's clocks: CLOCK_REALTIME may be set, CLOCK_BOOTTIME goes on in sleep."""
+        for clock, clock_map in self._maps.items():
+            now_ns = _offset_ns(end, clock, self.trace_clock)
+            if clock_map.method == "offset" and now_ns is not None:
+                moved_ns = abs(now_ns - clock_map.place(SourceNs(0)))
+                self._moved[clock] = moved_ns if moved_ns > 2 * SNAPSHOT_NS else 0
+
+    def _assume(self, clock: str, offset: int | str) -> ClockMap:
+        if isinstance(offset, int):
+            if abs(offset) >= TIME_LIMIT_NS:
+                raise ClockError(
+                    f"cannot place {clock} by {offset} ns", "146 years are the most that a trace can hold"
+                )
+            return offset_map(clock, "assumed", offset, 0)
+        found = self._host_offset_ns(offset) if offset in HOST_CLOCKS else None
+        if found is None:
+            raise ClockError(
+                f"cannot place {clock} by {offset!r}",
+                "give nanoseconds to add, or a host clock that the header's start names",
+            )
+        return offset_map(clock, "assumed", found, 0)
+
+    def get(self, clock: str) -> ClockMap | None:
+        """The map of `clock`, or None where nothing relates it to the trace clock."""
+        return self._maps.get(clock)
+
+    def stamp(self, batch: SourceBatch, tables: Tables, unplaced: dict[str, int]) -> TraceBatch:
+        """`batch` on the trace clock; what cannot be placed is counted by clock and left out.
+
+        What was on another clock keeps its reading, in `source_ns`, and has the map's bound. Times of warps
+        become as fine as the cycles of their SM make them, see `sm_clock`.
+        """
+        source = batch.events
+        events = TraceColumns(source.ts_ns, source.shape, source.args, source.dur_ns, source.launch)
+        others: list[Record | PlacedWarps] = []
+        left_out: list[int] = []
+        of = self._codes_of(tables)[events.shape]
+        if of.any():
+            self._move(events, of, left_out, unplaced)
+        for at in np.flatnonzero(events.shape == SPECIAL).tolist() if batch.others else ():
+            placed = self._stamp_other(batch.others[int(events.args[at])], events, at, unplaced)
+            if placed is None:
+                left_out.append(at)
+                events.ts_ns[at] = NONE
+            else:
+                events.args[at] = len(others)
+                others.append(placed)
+        self.last_ns = self._before(events, len(events))
+        if left_out:
+            events = events.take(np.delete(np.arange(len(events)), left_out))
+        return TraceBatch(events, others)
+
+    def _codes_of(self, tables: Tables) -> Any:
+        """The place of each shape's clock in `_clocks`, counted from 1; 0 for the trace's own. The last two
+        are those of specials and of none.
+        """
+        if self._rounds != tables.rounds:
+            self._rounds, self._codes = tables.rounds, np.zeros(2, np.int16)
+        known = len(self._codes) - 2
+        if known < len(tables.shapes):
+            new = [self._code(shape) for shape in tables.shapes[known:]]
+            self._codes = np.concatenate([self._codes[:known], np.array([*new, 0, 0], np.int16)])
+        return self._codes
+
+    def _code(self, shape: Shape | None) -> int:
+        if shape is None:
+            return 0
+        clock = shape.clock or self.default
+        clock_map = self._maps.get(clock)
+        if clock_map is not None and clock_map.method == "same":
+            if shape.type not in HOST_LAYERS or shape.clock is not None or shape.comm is not None:
+                self._note(clock, 0)
+            return 0
+        if clock not in self._clocks:
+            self._clocks.append(clock)
+        return self._clocks.index(clock) + 1
+
+    def _move(
+        self, events: TraceColumns, of: Any, left_out: list[int], unplaced: dict[str, int]
+    ) -> None:
+        """Place the events that are on other clocks than the trace's; `of` says on which."""
+        events.ts_ns, events.dur_ns = events.ts_ns.copy(), events.dur_ns.copy()
+        source = events.source_ns = np.full(len(events), NONE, np.int64)
+        bounds = events.bound_ns = np.zeros(len(events), np.int64)
+        for code in np.unique(of[of > 0]).tolist():
+            places, clock = np.flatnonzero(of == code), self._clocks[code - 1]
+            clock_map = self._maps.get(clock)
+            if clock_map is None:
+                unplaced[clock] = unplaced.get(clock, 0) + len(places)
+                events.ts_ns[places] = NONE
+                left_out += places.tolist()
+                continue
+            read_ns = events.ts_ns[places]
+            placed_ns = clock_map.place_all(read_ns)
+            ends_ns = clock_map.place_all(read_ns + events.dur_ns[places])
+            source[places], bounds[places] = read_ns, clock_map.bounds_at(read_ns)
+            events.ts_ns[places], events.dur_ns[places] = placed_ns, np.maximum(0, ends_ns - placed_ns)
+            self._note(clock, int(bounds[places].max()))
+
+    def _note(self, clock: str, bound_ns: int) -> None:
+        self._placed[clock] = max(self._placed.get(clock, 0), bound_ns)
+
+    def _stamp_other(
+        self, other: Record | Warps, events: TraceColumns, at: int, unplaced: dict[str, int]
+    ) -> Record | PlacedWarps | None:
+        """A record that is no event, placed; its time is set in its row. None where nothing places it."""
+        if isinstance(other, dict):
+            if other["type"] == "footer":
+                self._note_end(other.get("end", {}))
+            if other["type"] in ("footer", "clock", "header"):
+                events.ts_ns[at] = self._before(events, at)
+                return other
+            if events.ts_ns[at] == UNDATED_NS:  # a loss that its writer could not date
+                events.ts_ns[at] = self._before(events, at)
+                return other
+            clock, count = other.get("clock", self.default), 1
+        else:
+            clock, count = other.launched.get("clock", self.default), len(other)
+        clock_map = self._maps.get(clock)
+        if clock_map is None:
+            unplaced[clock] = unplaced.get(clock, 0) + count
+            return None
+        source_ns = int(events.ts_ns[at])
+        bound_ns = clock_map.bound_at(source_ns)
+        self._note(clock, bound_ns)
+        if isinstance(other, dict):
+            events.ts_ns[at] = start_ns = clock_map.place(SourceNs(source_ns))
+            if clock_map.method == "same" or "dur_ns" not in other:
+                return other
+            end_ns = clock_map.place(SourceNs(source_ns + other["dur_ns"]))
+            return other | {"dur_ns": max(0, end_ns - start_ns)}
+        placed = self._stamp_warps(other, clock_map, bound_ns)
+        events.ts_ns[at] = placed.ts_ns
+        return placed
+
+    def _stamp_warps(self, warps: Warps, clock_map: ClockMap, bound_ns: int) -> PlacedWarps:
+        """A batch of warps on the trace clock, from its first entry on. Exits are after their warp's entry."""
+        clock, base_ns = clock_map.clock, warps.ts_ns
+        entry, exits = warps.entry_ns, warps.exit_ns
+        finer = self._refined(clock, warps)
+        if finer is not None:
+            entry, exits = finer
+        first_ns = int(entry.min()) if finer and len(entry) else 0
+        place = clock_map.place
+        start_ns = place(SourceNs(base_ns + first_ns))
+        longest_ns = int(entry.max(initial=0)) + int(exits.max(initial=0))
+        off_ns = place(SourceNs(base_ns + longest_ns)) - start_ns - longest_ns + first_ns
+        if abs(off_ns) >= 1:
+            of = slice(None) if warps.exit_count is None else np.repeat(np.arange(len(entry)), warps.exit_count)
+            left = clock_map.place_all(base_ns + entry[of] + exits)
+            entry = clock_map.place_all(base_ns + entry)
+            exits, entry = left - entry[of], entry - start_ns
+        elif first_ns:
+            entry = entry - first_ns
+        placed = PlacedWarps(
+            launched=warps.launched,
+            ts_ns=start_ns,
+            clock=clock,
+            entry_ns=entry,
+            exit_ns=exits,
+            **{name: getattr(warps, name) for name in WARP_COLUMNS if name not in ("entry_ns", "exit_ns")},
+        )
+        if clock_map.method != "same":
+            placed.bound_ns, placed.source_ns = bound_ns, base_ns + warps.entry_ns
+            placed.offset_ns = self._offsets_ns.setdefault(clock, base_ns - start_ns - _OFFSET_ROOM_NS)
+        elif finer:
+            placed.source_ns = base_ns + warps.entry_ns
+            placed.offset_ns = self._offsets_ns.setdefault(clock, -_OFFSET_ROOM_NS)
+        return placed
+
+    def _refined(self, clock: str, warps: Warps) -> tuple[Int64s, Int64s] | None:
+        if warps.sm is None or warps.entry_clk is None or warps.exit_clk is None:
+            return None
+        sm_clocks = self._sm_clocks.get(clock)
+        if sm_clocks is None:
+            sm_clocks = self._sm_clocks[clock] = SmClocks()
+        return sm_clocks.refine(
+            warps.ts_ns,
+            warps.entry_ns,
+            warps.exit_ns,
+            warps.sm,
+            warps.slot,
+            warps.entry_clk,
+            warps.exit_clk,
+            warps.exit_count,
+        )
+
+    def _before(self, events: TraceColumns, at: int) -> TraceNs:
+        """The time of the last dated row before `at`."""
+        while at > 0:
+            at -= 1
+            if events.ts_ns[at] >= 0:
+                return TraceNs(int(events.ts_ns[at]))
+        return self.last_ns
+
+    def statements(self) -> list[dict[str, Any]]:
+        """What the trace says of each clock that placed an event: method, pairs, drift, worst bound.
+
+        The host's own clock needs no words; "same" says that a GPU's clock stands alone.
+        """
+        out = []
+        for clock, bound_ns in self._placed.items():
+            m = self._maps[clock]
+            if m.method == "same" and clock in HOST_CLOCKS:
+                continue
+            said: dict[str, Any] = {"clock": clock, "trace_clock": self.trace_clock, "method": m.method}
+            if m.method == "fit":
+                said |= {"pairs": m.pairs, "pairs_dropped": m.dropped}
+                if (drift_ppm := m.drift_ppm) is not None:
+                    said["drift_ppm"] = round(drift_ppm, 3)
+            if m.method != "assumed":
+                said["bound_ns"] = bound_ns + self._moved.get(clock, 0)
+            else:
+                said["bound"] = "unknown: the offset was assumed"
+            if clock in self._offsets_ns:
+                # Of a warp's entry: its time in the trace + this + `source_after_ns` is what the GPU's timer showed.
+                said["offset_ns"] = self._offsets_ns[clock]
+            out.append(said)
+        return out

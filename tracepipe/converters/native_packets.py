@@ -1,0 +1,148 @@
+"""Packets by the native core: what `Packets` writes, byte for byte."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import weakref
+from typing import Any
+
+import numpy as np
+
+from tracepipe.converters.packets import AFTER, BEFORE, LAUNCH_KEY, NAMES, Packets
+from tracepipe.event.columns import Int32s
+from tracepipe.event.native_nesting import OpColumns
+from tracepipe.layout.changes import Change, WarpChanges
+from tracepipe.layout.timeline import FIRST_EXTRA, Drawn
+from tracepipe.native.signatures import Changes, Drawn as DrawnColumns, Given, Slices
+
+_ALL_ARGS = -1
+_Kernels = np.dtype([("name", np.int64), ("warps", np.int64), ("x", np.int64), ("y", np.int64)])
+
+
+class NativePackets(Packets):
+    """As `Packets`. What the core cannot write, the class below writes with the core's tables."""
+
+    def __init__(self, core: ctypes.CDLL, id: int, clock: int, base_ns: int) -> None:
+        super().__init__(id, clock, base_ns)
+        self._core = core
+        self._packets = core.tp_perfetto_new(int.from_bytes(os.urandom(8), "little"), id, clock, base_ns)
+        if not self._packets:
+            raise MemoryError
+        weakref.finalize(self, core.tp_perfetto_free, self._packets)
+        self._is_ready = [np.zeros(0, np.bool_) for _ in range(8)]
+        self._kernels = np.empty(0, _Kernels)
+
+    def _checked(self, result: int) -> int:
+        if result < 0:
+            raise MemoryError
+        return result
+
+    def intern(self, table: int, name: bytes) -> int:
+        """As `Packets` has it."""
+        return self._checked(self._core.tp_perfetto_intern(self._packets, table, name, len(name)))
+
+    def set(self, which: int, at: int, made: bytes) -> None:
+        """As `Packets` has it."""
+        super().set(which, at, made)
+        self._checked(self._core.tp_perfetto_set(self._packets, which, at, made, len(made)))
+        ready = self._is_ready[which]
+        if at >= len(ready):
+            more = np.zeros(max(at + 1, 2 * len(ready)) - len(ready), np.bool_)
+            self._is_ready[which] = ready = np.concatenate([ready, more])
+        ready[at] = True
+
+    def unready_of(self, which: int, numbers: Int32s) -> list[int]:
+        """As `unready`, of an array."""
+        ready = self._is_ready[which]
+        if len(numbers) and int(numbers.max()) >= len(ready):
+            more = np.zeros(int(numbers.max()) + 1 - len(ready), np.bool_)
+            self._is_ready[which] = ready = np.concatenate([ready, more])
+        new = numbers[~ready[numbers]]
+        return list(dict.fromkeys(new.tolist())) if len(new) else []
+
+    def forget(self) -> None:
+        """As `Packets` has it."""
+        super().forget()
+        for which in (BEFORE, LAUNCH_KEY, AFTER):
+            self._is_ready[which][:] = False
+            self._core.tp_perfetto_forget(self._packets, which)
+        self._core.tp_perfetto_forget(self._packets, _ALL_ARGS)
+
+    def packet(self, ts_ns: int, body: bytes) -> None:
+        """As `Packets` has it."""
+        self._checked(self._core.tp_perfetto_packet(self._packets, ts_ns, body, len(body)))
+
+    def take(self) -> bytes:
+        """As `Packets` has it."""
+        out = ctypes.c_void_p()
+        size = self._core.tp_perfetto_take(self._packets, ctypes.byref(out))
+        return ctypes.string_at(out, size) if size else b""
+
+    def write(self, drawn: Drawn) -> None:
+        """As `Packets` has it."""
+        ops, events = drawn.ops, drawn.events
+        assert isinstance(ops, OpColumns)
+        columns = ops.columns
+        order = np.ascontiguousarray(drawn.order, np.int64)
+        names = ("kind", "mark", "row", "name", "event", "ts", "flow", "flow2", "span")
+        view = DrawnColumns(order.ctypes.data, *(columns[name].ctypes.data for name in names))
+        given = Given()
+        if events is not None:
+            source = None if events.source_ns is None else events.source_ns.ctypes.data
+            given = Given(events.shape.ctypes.data, events.args.ctypes.data, events.launch.ctypes.data, source)
+        at, refs = 0, (ctypes.byref(view), ctypes.byref(given))
+        made: set[int] = set()
+        while at < len(order):
+            at = self._checked(self._core.tp_perfetto_write(self._packets, *refs, at, len(order)))
+            if at < len(order):
+                op = ops.op(int(order[at]))
+                if op.event <= FIRST_EXTRA or not self._make(drawn, int(events.args[op.event]), made):  # type: ignore[union-attr]
+                    self.packet(op.ts_ns, self.fields(op, drawn.args_of(op)))
+                    at += 1
+
+    def _make(self, drawn: Drawn, args: int, made: set[int]) -> bool:
+        """Let the core make the annotations of arguments; False where it cannot, or has."""
+        tables = drawn.book.tables
+        if args in made or tables.is_odd(args):
+            return False
+        made.add(args)
+        text = tables.text(args)
+        if self._core.tp_object_size(text, len(text)) != len(text):
+            return False
+        self._checked(self._core.tp_perfetto_args(self._packets, args, text, len(text)))
+        return True
+
+    def warps(self, changes: WarpChanges) -> None:
+        """As `Packets` has it."""
+        kernels = changes.kernels
+        for number in range(len(self._kernels), len(kernels)):
+            name = kernels[number].name.encode("utf-8", "replace")
+            self._checked(self._core.tp_perfetto_set(self._packets, NAMES, number, name, len(name)))
+        if len(kernels) > len(self._kernels):
+            table = [(number, one.warps, one.grid_x, one.grid_y) for number, one in enumerate(kernels)]
+            self._kernels = np.array(table, _Kernels)
+        slices, rows = changes.slices, changes.rows
+        some = (changes.ts_ns, changes.value, changes.mask, changes.slice, changes.kind)
+        kept = [np.ascontiguousarray(column) for column in some]
+        columns = (slices.number, slices.cycles, slices.source_ns, slices.exits, slices.lanes, slices.flow,
+                   slices.row, slices.kernel, slices.unclosed)  # fmt: skip
+        kept_slices = [np.ascontiguousarray(column) for column in columns]
+        refs = (
+            ctypes.byref(Changes(*(column.ctypes.data for column in kept))),
+            ctypes.byref(Slices(*(column.ctypes.data for column in kept_slices))),
+            self._kernels.ctypes.data,
+            self._packets,
+            changes.counter_row,
+            changes.offset_ns,
+        )
+        at, count = 0, len(changes.ts_ns)
+        exits = None
+        while at < count:
+            at = self._checked(self._core.tp_perfetto_warps(self._packets, *refs, at, count))
+            if at < count:
+                exits = exits or list(rows())
+                change: Change = exits[at]
+                self.packet(change.ts_ns, self.warp_exit(changes, change))
+                at += 1
+

@@ -1,0 +1,268 @@
+"""One packet sequence of a Perfetto trace: its tables of names, and the packets of its events.
+
+    TracePacket   8 timestamp  11 track_event  12 interned_data  10 sequence
+    TrackEvent    9 type  11 track  3 category  10 name (or 23 in place)  4 annotations  30 value  47 flows
+
+Timestamps are steps from the packet before (an incremental clock), which makes one or two bytes of eight; a
+packet that is older than the one before it has its time in full. The native core has the same in `perfetto.c`
+and `perfetto_warps.c`. Source: protos/perfetto/trace/trace_packet.proto and track_event/track_event.proto.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import orjson
+
+from tracepipe.converters.wire import delimited, double, fixed64, number, text
+from tracepipe.event.columns import NONE, unsigned
+from tracepipe.event.nesting import BEGIN, COUNTER, INSTANT, MARKS, Op
+from tracepipe.event.tables import Args
+from tracepipe.layout.changes import WARP_BEGIN, WARP_COUNT, WARP_END, Change, WarpChanges
+from tracepipe.layout.timeline import FIRST_EXTRA, Drawn
+
+CATEGORIES, EVENT_NAMES, ARG_NAMES, STRINGS = range(4)
+"""Tables of names."""
+_FIELDS: Final = {CATEGORIES: 1, EVENT_NAMES: 2, ARG_NAMES: 3, STRINGS: 29}
+"""Those of InternedData."""
+TABLE_MAX: Final = 1 << 14
+"""Entries of one table; when it is full, further names stand in their place."""
+STRINGS_MAX: Final = 1 << 13
+_TEXT_MAX = 64
+# Names of warps that came once are remembered, so many; those that come again go to the table.
+_MET_MAX = 1 << 15
+TRACKS, TOPS, NAMES, BEFORE, LAUNCH_KEY, AFTER, MARK, KEYS = range(8)
+"""What of packets is ready-made: by row its track, and its track and category; by name; by shape what it shows
+before its arguments, the key of its launch, and what it shows after that; by mark; and keys of annotations."""
+KEY_SOURCE, KEY_EXITS, KEY_CYCLES, KEY_LANES = range(4)
+_SHOWN = frozenset({"cpu", "source_ns", "launch", "grid", "block", *MARKS})
+# Deeper values are written as JSON text.
+_DEPTH_MAX = 8
+_INT_MIN, _INT_MAX = -(1 << 63), (1 << 63) - 1
+_TYPES = tuple(number(9, kind) for kind in range(5))
+
+
+class Packets:
+    """`id` is the sequence's; `clock` and `base_ns` are those that its first packet states."""
+
+    def __init__(self, id: int, clock: int, base_ns: int) -> None:
+        self.id, self._clock, self._last_ns = id, clock, base_ns
+        self._suffix = number(10, id)
+        self._tables: list[dict[bytes, int]] = [{}, {}, {}, {}]
+        self._pending: list[bytes] = []
+        self._ready: list[dict[int, bytes]] = [{} for _ in range(8)]
+        self._args: dict[int, bytes] = {}
+        self._shadows: set[int] = set()
+        """Arguments with names that are shown beside arguments too."""
+        self._met: set[bytes] = set()
+        self._out: list[bytes] = []
+
+    # Tables --------------------------------------------------------------------------------------------
+
+    def intern(self, table: int, name: bytes) -> int:
+        """The number of a name from 1 on; 0 where the table is full."""
+        known = self._tables[table]
+        iid = known.get(name)
+        if iid is None:
+            if len(known) >= (STRINGS_MAX if table == STRINGS else TABLE_MAX):
+                return 0
+            iid = known[name] = len(known) + 1
+            self._pending.append(delimited(_FIELDS[table], number(1, iid) + delimited(2, name)))
+        return iid
+
+    def has(self, which: int, at: int) -> bool:
+        """Whether something ready-made is there."""
+        return at in self._ready[which]
+
+    def unready(self, which: int, numbers: Iterable[int]) -> list[int]:
+        """Which of these are not there, each once, in order."""
+        ready = self._ready[which]
+        return [at for at in dict.fromkeys(numbers) if at not in ready]
+
+    def set(self, which: int, at: int, made: bytes) -> None:
+        """Give something ready-made."""
+        self._ready[which][at] = made
+
+    def forget(self) -> None:
+        """Shapes and arguments have other numbers now."""
+        for which in (BEFORE, LAUNCH_KEY, AFTER):
+            self._ready[which].clear()
+        self._args.clear()
+        self._shadows.clear()
+
+    def name(self, name: str) -> bytes:
+        """TrackEvent.name_iid, or .name where the table is full."""
+        encoded = name.encode("utf-8", "replace")
+        iid = self.intern(EVENT_NAMES, encoded)
+        return number(10, iid) if iid else delimited(23, encoded)
+
+    def category(self, name: str) -> bytes:
+        """TrackEvent.category_iids, or .categories."""
+        encoded = name.encode("utf-8", "replace")
+        iid = self.intern(CATEGORIES, encoded) if name else 0
+        return (number(3, iid) if iid else delimited(22, encoded)) if name else b""
+
+    def key(self, name: str) -> bytes:
+        """DebugAnnotation.name_iid, or .name."""
+        encoded = name.encode("utf-8", "replace")
+        iid = self.intern(ARG_NAMES, encoded)
+        return number(1, iid) if iid else delimited(10, encoded)
+
+    def annotations(self, args: Args) -> bytes:
+        """TrackEvent.debug_annotations of all `args`; None is left out."""
+        return b"".join(
+            [
+                delimited(4, self.key(str(name)) + self._value(value, 0, may_intern=True))
+                for name, value in args.items()
+                if value is not None
+            ]
+        )
+
+    def _value(self, value: Any, depth: int, *, may_intern: bool = False) -> bytes:
+        """The value fields of a DebugAnnotation."""
+        if isinstance(value, str):
+            encoded = value.encode("utf-8", "replace")
+            iid = self.intern(STRINGS, encoded) if may_intern and len(value) <= _TEXT_MAX else 0
+            return number(17, iid) if iid else delimited(6, encoded)
+        if isinstance(value, bool):
+            return number(2, value)
+        if isinstance(value, int):
+            if _INT_MIN <= value <= _INT_MAX:
+                return number(4, value)
+            return number(3, value) if 0 <= value < 1 << 64 else text(6, str(value))
+        if isinstance(value, float):
+            return double(5, value)
+        if isinstance(value, list | dict) and value and depth < _DEPTH_MAX:
+            if isinstance(value, list):
+                return b"".join(delimited(12, self._value(item, depth + 1)) for item in value)
+            return b"".join(
+                delimited(11, text(10, str(key)) + self._value(item, depth + 1))
+                for key, item in value.items()
+            )
+        return text(6, orjson.dumps(value).decode())
+
+    # Packets -------------------------------------------------------------------------------------------
+
+    def packet(self, ts_ns: int, body: bytes) -> None:
+        """Write a packet whose track event has these fields."""
+        step = ts_ns - self._last_ns
+        if step >= 0:
+            self._last_ns = ts_ns
+            when = number(8, step)
+        else:
+            when = number(8, max(0, ts_ns)) + number(58, self._clock)
+        packet = when + delimited(11, body)
+        if self._pending:
+            packet += delimited(12, b"".join(self._pending))
+            self._pending.clear()
+        self._out.append(delimited(1, packet + self._suffix))
+
+    def take(self) -> bytes:
+        """What was written since the last call."""
+        out, self._out = self._out, []
+        return b"".join(out)
+
+    def fields(self, op: Op, args: Args) -> bytes:
+        """The fields of an operation, which is no count, with these arguments."""
+        return self._head(op) + self.annotations(args) + _flow(op.flow) + _flow(op.flow2)
+
+    def _head(self, op: Op) -> bytes:
+        """Type, track, and of what has them category and name."""
+        if op.kind in (BEGIN, INSTANT):
+            return _TYPES[op.kind] + self._ready[TOPS][op.row] + self._ready[NAMES][op.name]
+        return _TYPES[op.kind] + self._ready[TRACKS][op.row]
+
+    def write(self, drawn: Drawn) -> None:
+        """Write the operations of a batch, for which all that can be is ready-made."""
+        shapes, numbers = ([], []) if drawn.events is None else (drawn.events.shape.tolist(), drawn.events.args.tolist())
+        before, launch_key, after, marks = (self._ready[which] for which in (BEFORE, LAUNCH_KEY, AFTER, MARK))
+        for op in drawn.rows():
+            event = op.event
+            if op.kind == COUNTER:
+                self.packet(op.ts_ns, self._head(op) + number(30, op.value))
+                continue
+            if event == NONE:
+                self.packet(op.ts_ns, self._head(op) + marks[op.mark])
+                continue
+            args = NONE if event <= FIRST_EXTRA else numbers[event]
+            made = b"" if args == NONE else self._args.get(args) or self._made(drawn, args)
+            if event <= FIRST_EXTRA or args in self._shadows:
+                self.packet(op.ts_ns, self.fields(op, drawn.args_of(op)))
+                continue
+            shape = shapes[event]
+            body = self._head(op) + before[shape] + made
+            if drawn.events is not None and drawn.events.source_ns is not None:
+                body += self._keyed(KEY_SOURCE, int(drawn.events.source_ns[event]))
+            if launch_key[shape] and drawn.events is not None:
+                launch = unsigned(int(drawn.events.launch[event]))
+                body += delimited(4, launch_key[shape] + number(4 if launch <= _INT_MAX else 3, launch))
+            body += after[shape] + marks[op.mark]
+            self.packet(op.ts_ns, body + _flow(op.flow) + _flow(op.flow2))
+
+    def _made(self, drawn: Drawn, at: int) -> bytes:
+        args = drawn.book.tables.args(at)
+        if not _SHOWN.isdisjoint(args):
+            self._shadows.add(at)
+            return b""
+        made = self._args[at] = self.annotations(args)
+        return made
+
+    def _keyed(self, key: int, value: int) -> bytes:
+        """An annotation of a number that is not below 0 where it is known; empty where it is not."""
+        return b"" if value == NONE else delimited(4, self._ready[KEYS][key] + number(4, value))
+
+    # Warps ---------------------------------------------------------------------------------------------
+
+    def warps(self, changes: WarpChanges) -> None:
+        """Write the changes of a GPU. How many warps run is a field of the packet that changes it."""
+        tracks, slices = self._ready[TRACKS], changes.slices
+        rows = slices.row.tolist()
+        for change in changes.rows():
+            ts_ns, kind, at, value, _ = change
+            counted = number(12, value) if value >= 0 else b""
+            if kind == WARP_BEGIN:
+                self.packet(ts_ns, self._warp_begin(changes, change, counted))
+            elif kind == WARP_END:
+                self.packet(ts_ns, _TYPES[2] + tracks[rows[at]] + counted)
+            elif kind != WARP_COUNT:
+                self.packet(ts_ns, self.warp_exit(changes, change))
+            elif counted:
+                self.packet(ts_ns, _TYPES[COUNTER] + tracks[changes.counter_row] + number(30, value))
+
+    def _warp_begin(self, changes: WarpChanges, change: Change, counted: bytes) -> bytes:
+        slices, at = changes.slices, change.slice
+        source_ns = int(slices.source_ns[at])
+        body = _TYPES[BEGIN] + self._ready[TOPS][int(slices.row[at])] + self._warp_name(changes.name(at))
+        if source_ns != NONE:
+            more_ns = source_ns - change.ts_ns - changes.offset_ns
+            body += delimited(4, self._ready[KEYS][KEY_SOURCE] + number(4, more_ns))
+        for key, column in ((KEY_EXITS, slices.exits), (KEY_CYCLES, slices.cycles), (KEY_LANES, slices.lanes)):
+            body += self._keyed(key, int(column[at]))
+        if slices.unclosed[at]:
+            body += self._ready[MARK][1]
+        return body + counted + _flow(changes.flow(at))
+
+    def warp_exit(self, changes: WarpChanges, change: Change) -> bytes:
+        """The fields of an exit's instant."""
+        args = {"mask": f"0x{change.mask:08x}", "lanes": change.mask.bit_count()}
+        top = self._ready[TOPS][int(changes.slices.row[change.slice])]
+        return _TYPES[INSTANT] + top + self.name("exit") + self.annotations(args)
+
+    def _warp_name(self, name: str) -> bytes:
+        """The name's number if it came before, else the name: a launch of many warps names each once."""
+        encoded = name.encode("utf-8", "replace")
+        iid = self._tables[EVENT_NAMES].get(encoded, 0)
+        if not iid:
+            if encoded in self._met:
+                iid = self.intern(EVENT_NAMES, encoded)
+            elif len(self._met) < _MET_MAX:
+                self._met.add(encoded)
+        return number(10, iid) if iid else delimited(23, encoded)
+
+
+def _flow(flow: int) -> bytes:
+    return fixed64(47, abs(flow)) if flow else b""
+
+
+

@@ -1,0 +1,154 @@
+"""Events as columns: some thousands at a time, in source time as readers give them, or in trace time.
+
+Only `clocks` makes the second of the first, and what comes after it takes nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+
+from tracepipe.event.model import Problem, Record
+from tracepipe.event.warps import PlacedWarps, Warps
+
+Int64s = np.ndarray[Any, np.dtype[np.int64]]
+Int32s = np.ndarray[Any, np.dtype[np.int32]]
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+Bools = np.ndarray[Any, np.dtype[np.bool_]]
+
+NONE = -1
+"""No arguments, no shape, no reading of another clock."""
+SPECIAL = -2
+"""The shape of what is no event: `args` is its place among the batch's `others`."""
+UNDATED_NS = -1
+"""The time of a loss that its writer could not date: it stands where it stands."""
+_U64 = 1 << 64
+
+
+@dataclass(slots=True)
+class EventColumns:
+    """A row for each event, in file order.
+
+    `shape` and `args` are numbers in the recording's tables; `dur_ns` and `launch` are 0 where the shape has
+    none. A launch of 64 bits stands as its two's complement.
+    """
+
+    ts_ns: Int64s
+    shape: Int32s
+    args: Int32s
+    dur_ns: Int64s
+    launch: Int64s
+
+    def __len__(self) -> int:
+        return len(self.ts_ns)
+
+
+@dataclass(slots=True)
+class SourceBatch:
+    """Some thousands of records in file order, on the clocks that they were recorded with, and what went
+    wrong between them. `others` are records that are no events: warps, losses, clock pairs, the footer.
+
+    `offset_bytes` is how far into the input the batch ends, for progress. `passed_over` are lines, with
+    their numbers, that are none of the format's: a log's, or another format's.
+    """
+
+    events: EventColumns
+    others: list[Record | Warps] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    offset_bytes: int = 0
+    passed_over: list[tuple[int, bytes]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class TraceColumns(EventColumns):
+    """The same on the trace's clock. `source_ns` is what another clock showed, NONE where there is none, and
+    `bound_ns` by how much the time may be wrong; both are None where no event has them.
+    """
+
+    source_ns: Int64s | None = None
+    bound_ns: Int64s | None = None
+
+    def take(self, places: Any) -> TraceColumns:
+        """The events of some places, in that order."""
+        return TraceColumns(
+            self.ts_ns[places],
+            self.shape[places],
+            self.args[places],
+            self.dur_ns[places],
+            self.launch[places],
+            None if self.source_ns is None else self.source_ns[places],
+            None if self.bound_ns is None else self.bound_ns[places],
+        )
+
+
+@dataclass(slots=True)
+class TraceBatch:
+    """Events on the trace's clock, in file order, and what is none. A loss's `ts_ns` is that of its row."""
+
+    events: TraceColumns
+    others: list[Record | PlacedWarps] = field(default_factory=list)
+
+
+def no_events() -> EventColumns:
+    """Columns without a row."""
+    return event_columns([])
+
+
+def event_columns(rows: Sequence[tuple[int, int, int, int, int]]) -> EventColumns:
+    """Columns of rows: time, shape, arguments, duration, launch."""
+    whole = np.array(rows, np.int64).reshape(len(rows), 5)
+    return EventColumns(
+        whole[:, 0].copy(),
+        whole[:, 1].astype(np.int32),
+        whole[:, 2].astype(np.int32),
+        whole[:, 3].copy(),
+        whole[:, 4].copy(),
+    )
+
+
+def signed(launch: int) -> int:
+    """A launch as its column has it."""
+    return launch - _U64 if launch >= _U64 >> 1 else launch
+
+
+def unsigned(launch: int) -> int:
+    """A launch as its record has it."""
+    return launch + _U64 if launch < 0 else launch
+
+
+Columns = TypeVar("Columns", bound=Any)
+
+
+def _joined_optional(parts: Iterable[tuple[Int64s | None, int]], missing: int) -> Int64s | None:
+    columns = list(parts)
+    if all(column is None for column, _ in columns):
+        return None
+    return np.concatenate(
+        [np.full(size, missing, np.int64) if column is None else column for column, size in columns]
+    )
+
+
+def joined(parts: Sequence[TraceColumns]) -> TraceColumns:
+    """The events of several parts, one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    return TraceColumns(
+        np.concatenate([part.ts_ns for part in parts]),
+        np.concatenate([part.shape for part in parts]),
+        np.concatenate([part.args for part in parts]),
+        np.concatenate([part.dur_ns for part in parts]),
+        np.concatenate([part.launch for part in parts]),
+        _joined_optional(((part.source_ns, len(part)) for part in parts), NONE),
+        _joined_optional(((part.bound_ns, len(part)) for part in parts), 0),
+    )
+
+
+def grown(column: Any, size: int, fill: int) -> Any:
+    """A side table by number with room for `size` numbers; new places have `fill`."""
+    if size <= len(column):
+        return column
+    more = np.full(max(size, 2 * len(column), 64) - len(column), fill, column.dtype)
+    return np.concatenate([column, more])

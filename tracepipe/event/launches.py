@@ -1,0 +1,87 @@
+"""Joins launch calls to kernels and warps by launch id: arrows, and the check of cause before effect."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+# So many launches are remembered; the oldest makes room. A capture that lost kernels must not fill the memory.
+LAUNCHES_MAX: Final = 1 << 16
+
+
+class Early(NamedTuple):
+    """A kernel that started before its call, by more than the clocks' bound."""
+
+    launch: int
+    start_ns: int
+    bound_ns: int
+    call_ns: int
+
+
+@dataclass(slots=True)
+class _Launch:
+    start_ns: int | None = None
+    bound_ns: int = 0
+    flow: int = 0
+    called: bool = False
+    drawn: bool = False
+
+
+class Launches:
+    """Calls and kernels come in the order of their times, so that a kernel before its call is met first."""
+
+    def __init__(self) -> None:
+        self.early: list[Early] = []
+        self._launches: dict[int, _Launch] = {}
+        self._last_flow = 0
+
+    def _of(self, launch: int) -> _Launch:
+        one = self._launches.get(launch)
+        if one is None:
+            if len(self._launches) >= LAUNCHES_MAX:
+                del self._launches[next(iter(self._launches))]
+            one = self._launches[launch] = _Launch()
+        return one
+
+    def _arrow(self, one: _Launch) -> int:
+        """The arrow of a launch: it starts where it is met first, and goes on from there."""
+        if one.flow:
+            return one.flow
+        # Even, where those of calls through the layers are odd. Not made of the launch id, which may have
+        # 64 bits of its own and may come again.
+        self._last_flow += 2
+        one.flow = self._last_flow
+        return -one.flow
+
+    def call(self, launch: int, ts_ns: int) -> int:
+        """Note the launch call; returns its arrow. An id that was called before is another launch now."""
+        one = self._of(launch)
+        if one.called:
+            one.start_ns, one.drawn, one.flow = None, False, 0
+        if one.start_ns is not None and one.start_ns + one.bound_ns < ts_ns:
+            self.early.append(Early(launch, one.start_ns, one.bound_ns, ts_ns))
+        one.start_ns, one.called = None, True
+        return self._arrow(one)
+
+    def start(self, launch: int, ts_ns: int, bound_ns: int) -> None:
+        """Note when something of a launch starts, within `bound_ns`, to hold it against its call."""
+        one = self._of(launch)
+        if not one.called and one.start_ns is None:
+            one.start_ns, one.bound_ns = ts_ns, bound_ns
+
+    def kernel(self, launch: int, ts_ns: int, bound_ns: int) -> int:
+        """Note a kernel's start, within `bound_ns`; returns the arrow that ends at it."""
+        self.start(launch, ts_ns, bound_ns)
+        one = self._of(launch)
+        one.drawn = True
+        return self._arrow(one)
+
+    def warps(self, launch: int, ts_ns: int, bound_ns: int, may_start: bool) -> int:
+        """Note the first warp of a batch; returns the arrow, 0 if the launch has a kernel to end it."""
+        one = self._of(launch)
+        if one.drawn:
+            return 0
+        if may_start or one.flow:
+            return self.kernel(launch, ts_ns, bound_ns)
+        self.start(launch, ts_ns, bound_ns)
+        return 0

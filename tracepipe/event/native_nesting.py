@@ -1,0 +1,173 @@
+"""Nesting by the native core, `nest.c`: what `Nesting` does, over arrays."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from typing import Any, Final
+
+import numpy as np
+
+from tracepipe.event.columns import TraceColumns, grown
+from tracepipe.event.launches import Early
+from tracepipe.event.nesting import NO_ROW, Op, Outcomes, ShapeRow
+from tracepipe.native.signatures import Events, Ops, Shapes
+
+_ROWS, _UNCLOSED, _NO_BEGIN, _OVERLAPS, _UNDRAWN, _OPS, _EARLY = range(7)
+_KINDS: Final = {
+    "kind": np.uint8, "mark": np.uint8, "row": np.int32, "name": np.int32, "event": np.int32,
+    "ts": np.int64, "flow": np.int64, "flow2": np.int64, "span": np.int64, "parent": np.int64,
+}  # fmt: skip
+_SHAPE_KINDS: Final = {
+    "row": np.int32, "name": np.int32, "has_dur": np.int64, "phase": np.uint8, "asks": np.uint8,
+    "has_launch": np.uint8,
+}  # fmt: skip
+
+
+class OpColumns:
+    """Operations as arrays, those before `count`."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.columns: dict[str, Any] = {name: np.empty(0, kind) for name, kind in _KINDS.items()}
+
+    def reserve(self, more: int) -> Any:
+        """Make room for so many more; the core's view of the columns."""
+        if self.count + more > len(self.columns["ts"]):
+            self.columns = {name: grown(column, self.count + more, 0) for name, column in self.columns.items()}
+        return Ops(*(column.ctypes.data for column in self.columns.values()))
+
+    def add(self, op: Op) -> None:
+        """Add one operation."""
+        self.reserve(1)
+        values = (op.kind, op.mark, op.row, op.name, op.event, op.ts_ns, op.flow, op.flow2, op.value, op.parent)
+        for column, value in zip(self.columns.values(), values, strict=True):
+            column[self.count] = value
+        self.count += 1
+
+
+    def op(self, at: int) -> Op:
+        """One of the operations."""
+        columns = self.columns
+        names = ("kind", "row", "ts", "name", "event", "mark", "flow", "flow2", "span", "parent")
+        return Op(*(int(columns[name][at]) for name in names))
+
+
+class NativeNesting:
+    """As `Nesting`."""
+
+    def __init__(self, core: ctypes.CDLL, ioctl: int) -> None:
+        self._core = core
+        self._nest = core.tp_nest_new(ioctl)
+        if not self._nest:
+            raise MemoryError
+        weakref.finalize(self, core.tp_nest_free, self._nest)
+        self._ops = OpColumns()
+        self._shapes: dict[str, Any] = {name: np.empty(0, kind) for name, kind in _SHAPE_KINDS.items()}
+        self._causality = 0
+
+    def _count(self, what: int) -> int:
+        return int(self._core.tp_nest_count(self._nest, what))
+
+    @property
+    def outcomes(self) -> Outcomes:
+        """As `Nesting` has it."""
+        counts = (self._count(what) for what in (_UNCLOSED, _NO_BEGIN, _OVERLAPS, _UNDRAWN))
+        return Outcomes(*counts, self._causality)
+
+    @property
+    def row_count(self) -> int:
+        """As `Nesting` has it."""
+        return self._count(_ROWS)
+
+    def base(self, row: int) -> int:
+        """As `Nesting` has it."""
+        return int(self._core.tp_nest_base(self._nest, row))
+
+    def add_row(self, on_stream: bool = False) -> int:
+        """As `Nesting` has it."""
+        return self._checked(self._core.tp_nest_row(self._nest, NO_ROW, on_stream))
+
+    @staticmethod
+    def _checked(result: int) -> int:
+        if result < 0:
+            raise MemoryError
+        return result
+
+    def set_above(self, row: int, near: int, far: int, gives: int) -> None:
+        """As `Nesting` has it."""
+        self._core.tp_nest_above(self._nest, row, near, far, gives)
+
+    def take_ops(self) -> OpColumns:
+        """As `Nesting` has it, in arrays."""
+        ops, self._ops = self._ops, OpColumns()
+        return ops
+
+    def add(self, op: Op) -> None:
+        """As `Nesting` has it."""
+        self._ops.add(op)
+
+    def early(self) -> list[Early]:
+        """As `Nesting` has it."""
+        count = self._count(_EARLY)
+        if not count:
+            return []
+        out = np.empty((count, 4), np.int64)
+        self._core.tp_nest_early(self._nest, out.ctypes.data, count)
+        self._causality += count
+        return [Early(*row) for row in out.tolist()]
+
+    def set_shape(self, number: int, shape: ShapeRow) -> None:
+        """As `Nesting` has it."""
+        row, name, phase, asks, has_dur, has_launch = shape
+        if number >= len(self._shapes["row"]):
+            self._shapes = {key: grown(column, number + 1, 0) for key, column in self._shapes.items()}
+        values = (row, name, 0 if has_dur else -1, ord(phase), asks, has_launch)
+        for column, value in zip(self._shapes.values(), values, strict=True):
+            column[number] = value
+
+    def forget_shapes(self) -> None:
+        """As `Nesting` has it."""
+
+    def events(self, events: TraceColumns, start: int, stop: int) -> None:
+        """As `Nesting` has it."""
+        met = Shapes(*(column.ctypes.data for column in self._shapes.values()))
+        ops = self._ops.reserve(self._core.tp_nest_most(self._nest, stop - start))
+        bound = None if events.bound_ns is None else events.bound_ns.ctypes.data
+        columns = (events.ts_ns, events.dur_ns, events.launch)
+        given = Events(*(column.ctypes.data for column in columns), bound, events.shape.ctypes.data)
+        refs = ctypes.byref(given), ctypes.byref(met)
+        count = self._core.tp_nest_events(
+            self._nest, *refs, start, stop, ctypes.byref(ops), self._ops.count
+        )
+        self._ops.count = self._checked(count)
+
+    def one(self, row: int, phase: str, ts_ns: int, dur_ns: int | None, name: int, event: int) -> None:
+        """As `Nesting` has it."""
+        ops = self._ops.reserve(self._core.tp_nest_most(self._nest, 1))
+        dur_ns = -1 if dur_ns is None else dur_ns
+        count = self._core.tp_nest_one(
+            self._nest, row, ord(phase), ts_ns, dur_ns, name, event, ctypes.byref(ops), self._ops.count
+        )
+        self._ops.count = self._checked(count)
+
+    def warps(self, launch: int, ts_ns: int, bound_ns: int, may_start: bool, draws: bool) -> int:
+        """As `Nesting` has it."""
+        return int(self._core.tp_nest_warps(self._nest, launch, ts_ns, bound_ns, may_start, draws))
+
+    def beside(self, row: int, ts_ns: int, end_ns: int) -> int:
+        """As `Nesting` has it."""
+        at = int(self._core.tp_nest_beside(self._nest, row, ts_ns, end_ns))
+        if at < NO_ROW:
+            raise MemoryError
+        return at
+
+    def settle(self) -> None:
+        """As `Nesting` has it."""
+        self._core.tp_nest_settle(self._nest)
+
+    def close(self, row: int, ts_ns: int) -> None:
+        """As `Nesting` has it."""
+        ops = self._ops.reserve(self._core.tp_nest_most(self._nest, 0))
+        count = self._core.tp_nest_close(self._nest, row, ts_ns, ctypes.byref(ops), self._ops.count)
+        self._ops.count = self._checked(count)

@@ -1,0 +1,364 @@
+"""Begins meet ends: the one place where they do, for the timeline and for the reports.
+
+Events in the order of time go in, operations on rows come out. A row is a layer of a thread, or a stream of a
+GPU. At any time it holds open slices (B, whose end is not known) or unfinished ones (X, whose end is), never
+both. What does not nest there goes to an extra row beside it. The native core has the same in `nest.c`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from tracepipe.event.columns import NONE, TraceColumns
+from tracepipe.event.launches import Early, Launches
+
+# Where more slices overlap than this, the input does not describe a call stack.
+BESIDE_MAX: Final = 64
+# Perfetto v52 keeps no ends of slices that stand deeper than this.
+DEPTH_MAX: Final = 512
+NO_ROW: Final = -1
+GIVES_ALL: Final = 1
+GIVES_IOCTLS: Final = 2
+"""Which open slices of a row may be asked for an arrow."""
+
+BEGIN, END, INSTANT, COUNTER = 1, 2, 3, 4
+NO_MARK, UNCLOSED, NO_BEGIN, FROM_DURATION = range(4)
+MARKS = ("", "unclosed", "no_begin", "from_duration")
+"""What did not go as it should with one slice, as an argument of it."""
+
+
+@dataclass(slots=True)
+class Outcomes:
+    """What did not go as it should, counted; each is also marked on its slice."""
+
+    unclosed: int = 0
+    """B without E: ends with the recording, or where its caller ended."""
+    no_begin: int = 0
+    """E without B and without a duration: an instant."""
+    overlaps: int = 0
+    """Slices that do not nest with those of their row, or too deep: on an extra row beside it."""
+    undrawn: int = 0
+    """Slices that more than `BESIDE_MAX` others overlap: on no row."""
+    causality: int = 0
+    """Kernels and warps that start before their launch call, by more than the clocks' bound."""
+
+
+class Op(NamedTuple):
+    """An operation. `event` is the place of its event, NONE without one; `flow` and `flow2` are arrows, 0 for
+    none and negative where one starts. `value` is a counter's; of a slice it is its number, counted over the
+    whole recording. `parent` is the number of the slice around a begin or an instant, or NONE.
+    """
+
+    kind: int
+    row: int
+    ts_ns: int
+    name: int
+    event: int
+    mark: int = NO_MARK
+    flow: int = 0
+    flow2: int = 0
+    value: int = NONE
+    parent: int = NONE
+
+
+class ShapeRow(NamedTuple):
+    """How the events of a shape nest. `row` is NO_ROW for those that the nesting is not to take; `asks` says
+    whether a call of an outer layer may be their cause.
+    """
+
+    row: int
+    name: int
+    phase: str
+    asks: bool = False
+    has_dur: bool = False
+    has_launch: bool = False
+
+
+class _Open(NamedTuple):
+    name: int
+    span: int
+    op: int
+    flow: int
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """What is open on one row. `ends` are the ends of the X slices that enclose `last_ns`, outermost first,
+    with their numbers. `above` are the rows of calls that may have caused what begins here, the nearer first;
+    `gives` says which open slices may be asked for an arrow, 0 for none.
+    """
+
+    base: int = NO_ROW
+    on_stream: bool = False
+    last_ns: int = -(1 << 63)
+    open: list[_Open] = field(default_factory=list)
+    ends: list[tuple[int, int]] = field(default_factory=list)
+    beside: list[int] = field(default_factory=list)
+    above: tuple[int, int] = (NO_ROW, NO_ROW)
+    gives: int = 0
+
+    def finish_ends(self, ts_ns: int) -> None:
+        """Forget the X slices that have ended by then."""
+        while self.ends and self.ends[-1][0] <= ts_ns:
+            self.ends.pop()
+
+    def takes_begin(self, ts_ns: int) -> bool:
+        """Whether a B at that time nests here."""
+        self.finish_ends(ts_ns)
+        return ts_ns >= self.last_ns and not self.ends and len(self.open) < DEPTH_MAX
+
+    def takes_slice(self, ts_ns: int, end_ns: int) -> bool:
+        """Whether an X over that time nests here."""
+        self.finish_ends(ts_ns)
+        if ts_ns < self.last_ns or self.open or len(self.ends) >= DEPTH_MAX:
+            return False
+        return not self.ends or end_ns <= self.ends[-1][0]
+
+    def around(self) -> int:
+        """The slice around what begins here now."""
+        return self.open[-1].span if self.open else self.ends[-1][1] if self.ends else NONE
+
+
+class Nesting:
+    """Nests one recording. Row numbers count from 0; `ioctl` is the number of that name."""
+
+    def __init__(self, ioctl: int) -> None:
+        self._ioctl = ioctl
+        self._rows: list[Row] = []
+        self._shapes: dict[int, ShapeRow] = {}
+        self._flow, self._spans = 1, 0
+        self._launches = Launches()
+        self._ops: list[Op] = []
+        self._counted = Outcomes()
+
+    @property
+    def outcomes(self) -> Outcomes:
+        """What did not go as it should, so far."""
+        return self._counted
+
+    @property
+    def row_count(self) -> int:
+        """How many rows there are, those beside others too."""
+        return len(self._rows)
+
+    def base(self, row: int) -> int:
+        """The row that one stands beside, or NO_ROW."""
+        return self._rows[row].base
+
+    def add_row(self, on_stream: bool = False) -> int:
+        """A new row."""
+        self._rows.append(Row(on_stream=on_stream))
+        return len(self._rows) - 1
+
+    def set_above(self, row: int, near: int, far: int, gives: int) -> None:
+        """Say which rows may have caused what begins on one, and whether it may be a cause itself."""
+        self._rows[row].above, self._rows[row].gives = (near, far), gives
+
+    def take_ops(self) -> list[Op]:
+        """The operations since the last call, in the order in which they were made."""
+        ops, self._ops = self._ops, []
+        return ops
+
+    def add(self, op: Op) -> None:
+        """An operation that is none of an event."""
+        self._ops.append(op)
+
+    def set_shape(self, number: int, shape: ShapeRow) -> None:
+        """Say how the events of a shape nest."""
+        self._shapes[number] = shape
+
+    def forget_shapes(self) -> None:
+        """The shapes have other numbers now."""
+        self._shapes.clear()
+
+    def early(self) -> list[Early]:
+        """Kernels that started before their calls, since the last call."""
+        found, self._launches.early = self._launches.early, []
+        self._counted.causality += len(found)
+        return found
+
+    def events(self, events: TraceColumns, start: int, stop: int) -> None:
+        """Nest events in the order of time, from place `start` to before `stop`. Every shape has a row."""
+        part = slice(start, stop)
+        bounds_ns = [0] * (stop - start) if events.bound_ns is None else events.bound_ns[part].tolist()
+        columns = zip(
+            events.ts_ns[part].tolist(),
+            events.shape[part].tolist(),
+            events.dur_ns[part].tolist(),
+            events.launch[part].tolist(),
+            bounds_ns,
+            strict=True,
+        )
+        rows, shapes, ops = self._rows, self._shapes, self._ops
+        for event, (ts_ns, number, dur_ns, launch, bound_ns) in enumerate(columns, start):
+            on, name, phase, asks, has_dur, has_launch = shapes[number]
+            row = rows[on]
+            if phase == "E":
+                opened = row.open
+                if opened and opened[-1][0] == name and ts_ns >= row.last_ns and len(opened) < DEPTH_MAX:
+                    row.last_ns = ts_ns
+                    ops.append(Op(END, on, ts_ns, name, event, NO_MARK, 0, 0, opened.pop()[1]))
+                else:
+                    self._end(on, ts_ns, dur_ns if has_dur else None, name, event)
+                continue
+            asked = self._caller(row) if asks else 0
+            launched = 0
+            if has_launch and phase != "I":
+                if row.on_stream:
+                    launched = self._launches.kernel(launch, ts_ns, bound_ns)
+                else:
+                    launched = self._launches.call(launch, ts_ns)
+            flow, flow2 = (asked, launched) if asked else (launched, 0)
+            if phase == "B":
+                self._begin(on, ts_ns, name, event, asked, flow, flow2)
+            elif phase == "I":
+                row.finish_ends(ts_ns)
+                ops.append(Op(INSTANT, on, ts_ns, name, event, NO_MARK, flow, flow2, NONE, row.around()))
+            else:
+                self._complete(on, ts_ns, dur_ns if has_dur else 0, name, event, NO_MARK, flow, flow2)
+
+    def one(self, row: int, phase: str, ts_ns: int, dur_ns: int | None, name: int, event: int) -> None:
+        """Nest one event that is not of a shape's row."""
+        if phase == "I":
+            self._ops.append(Op(INSTANT, row, ts_ns, name, event))
+        elif phase == "B":
+            self._begin(row, ts_ns, name, event)
+        elif phase == "E":
+            self._end(row, ts_ns, dur_ns, name, event)
+        else:
+            self._complete(row, ts_ns, dur_ns or 0, name, event, NO_MARK)
+
+    def warps(self, launch: int, ts_ns: int, bound_ns: int, may_start: bool, draws: bool) -> int:
+        """The arrow of a batch of warps, whose first enters at `ts_ns`; where they are only counted, none.
+
+        An arrow may start there only if the warp is drawn now, at the time of the events around it.
+        """
+        if draws:
+            return self._launches.warps(launch, ts_ns, bound_ns, may_start)
+        self._launches.start(launch, ts_ns, bound_ns)
+        return 0
+
+    def _place(self, row: int, first: Sequence[int], ts_ns: int, end_ns: int | None) -> int:
+        """The first row of `first` and those beside `row` that takes a B, or an X with its end; a new one
+        beside it if none does.
+        """
+        for at in (*first, *self._rows[row].beside):
+            one = self._rows[at]
+            if one.takes_begin(ts_ns) if end_ns is None else one.takes_slice(ts_ns, end_ns):
+                self._counted.overlaps += at != row
+                return at
+        self._counted.overlaps += 1
+        if len(self._rows[row].beside) >= BESIDE_MAX:
+            self._counted.undrawn += 1
+            return NO_ROW
+        self._rows.append(Row(base=row))
+        self._rows[row].beside.append(len(self._rows) - 1)
+        return len(self._rows) - 1
+
+    def _begin(
+        self, on: int, ts_ns: int, name: int, event: int, given: int = 0, flow: int = 0, flow2: int = 0
+    ) -> None:
+        at = self._place(on, (on,), ts_ns, None)
+        span, self._spans = self._spans, self._spans + 1
+        parent = NONE
+        if at != NO_ROW:
+            row = self._rows[at]
+            parent, row.last_ns = row.around(), ts_ns
+            row.open.append(_Open(name, span, len(self._ops), given))
+        self._ops.append(Op(BEGIN, at, ts_ns, name, event, NO_MARK, flow, flow2, span, parent))
+
+    def _complete(
+        self, on: int, ts_ns: int, dur_ns: int, name: int, event: int, mark: int, flow: int = 0, flow2: int = 0
+    ) -> None:
+        end_ns = ts_ns + dur_ns
+        at = self._place(on, (on,), ts_ns, end_ns)
+        span, self._spans = self._spans, self._spans + 1
+        parent = NONE
+        if at != NO_ROW:
+            row = self._rows[at]
+            parent, row.last_ns = row.around(), ts_ns
+            row.ends.append((end_ns, span))
+        # Both at once: a stable sort by time keeps this right for every slice that nests here later.
+        self._ops.append(Op(BEGIN, at, ts_ns, name, event, mark, flow, flow2, span, parent))
+        self._ops.append(Op(END, at, end_ns, name, NONE, NO_MARK, 0, 0, span))
+
+    def beside(self, row: int, ts_ns: int, end_ns: int) -> int:
+        """The row beside one that takes a slice, which is then on it; NO_ROW where none does."""
+        at = self._place(row, (), ts_ns, end_ns)
+        if at != NO_ROW:
+            self._rows[at].last_ns = ts_ns
+            self._rows[at].ends.append((end_ns, NONE))
+        return at
+
+    def _end(self, on: int, ts_ns: int, dur_ns: int | None, name: int, event: int) -> None:
+        lanes = (on, *self._rows[on].beside)
+        opened = any(one.name == name for at in lanes for one in self._rows[at].open)
+        if not opened and dur_ns is not None:
+            # Its begin was lost, or its writer has exits only: the duration says when it began.
+            start_ns = max(0, ts_ns - dur_ns)
+            self._complete(on, start_ns, ts_ns - start_ns, name, event, FROM_DURATION)
+            return
+        at = self._row_of_end(on, ts_ns, name)
+        if at == NO_ROW:
+            self._counted.no_begin += 1
+            self._ops.append(Op(INSTANT, on, ts_ns, name, event, NO_BEGIN))
+            return
+        row = self._rows[at]
+        row.last_ns = ts_ns
+        while (ended := row.open.pop()).name != name:
+            # longjmp, an exception or a lost record: the caller has returned, so this call has too.
+            self._ops.append(Op(END, at, ts_ns, ended.name, NONE, UNCLOSED, 0, 0, ended.span))
+            self._counted.unclosed += 1
+        self._ops.append(Op(END, at, ts_ns, name, event, NO_MARK, 0, 0, ended.span))
+
+    def _row_of_end(self, on: int, ts_ns: int, name: int) -> int:
+        """Where an E belongs: the row or one beside it where a B of that name is open, rather the innermost."""
+        row = self._rows[on]
+        # A row that is full has its innermost calls beside it.
+        near = (*reversed(row.beside), on) if len(row.open) >= DEPTH_MAX else (on, *row.beside)
+        rows = [at for at in near if self._rows[at].open and ts_ns >= self._rows[at].last_ns]
+        inner = (at for at in rows if self._rows[at].open[-1].name == name)
+        outer = (at for at in rows if any(one.name == name for one in self._rows[at].open))
+        return next(inner, next(outer, NO_ROW))
+
+    def _caller(self, row: Row) -> int:
+        """The arrow from the call that what begins on a row runs in, 0 if there is none."""
+        if row.open:
+            return 0  # a driver function that another called: the nesting shows it
+        for at in row.above:
+            above = self._rows[at] if at != NO_ROW else row
+            # Of system calls only an ioctl runs the driver.
+            if above.open and (above.gives != GIVES_IOCTLS or above.open[-1].name == self._ioctl):
+                return above.open[-1].flow or self._give_flow(above, -1)
+        return 0
+
+    def _give_flow(self, row: Row, depth: int) -> int:
+        """Start an arrow at an open slice whose begin is still among the operations at hand."""
+        # Odd: the even ones are the launches'.
+        flow, self._flow = self._flow, self._flow + 2
+        one = row.open[depth]
+        row.open[depth] = one._replace(flow=flow)
+        if one.op < len(self._ops):
+            begin = self._ops[one.op]
+            self._ops[one.op] = begin._replace(flow2=-flow) if begin.flow else begin._replace(flow=-flow)
+        return flow
+
+    def settle(self) -> None:
+        """Give each call that is open its arrow now, while its begin can be changed: at the end of a batch."""
+        for row in self._rows:
+            for depth, one in enumerate(row.open if row.gives else ()):
+                if not one.flow and (row.gives != GIVES_IOCTLS or one.name == self._ioctl):
+                    self._give_flow(row, depth)
+
+    def close(self, row: int, ts_ns: int) -> None:
+        """End what is still open on a row and beside it, at the end of the recording, and mark it."""
+        for at in (row, *self._rows[row].beside):
+            one = self._rows[at]
+            self._counted.unclosed += len(one.open)
+            at_ns = max(ts_ns, one.last_ns)
+            for opened in reversed(one.open):
+                self._ops.append(Op(END, at, at_ns, opened.name, NONE, UNCLOSED, 0, 0, opened.span))
+            one.open.clear()
+

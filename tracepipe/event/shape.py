@@ -1,0 +1,83 @@
+"""What many records have in common: a shape is all of one but its time, duration, launch and arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tracepipe.event.model import HOST_LAYERS
+
+RUNNING = "running"
+"""The slice of the scheduler's own layer: a thread has a processor."""
+ADDRESS_KEYS = ("address", "ptr", "dptr", "devPtr")
+"""Under which names the arguments of memory events have the address."""
+Three = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A recording has millions of events and some hundred shapes. Fields are those of `model.Event`, None
+    where the record does not have them; `clock` is None for the recording's own.
+    """
+
+    type: str
+    name: str
+    phase: str
+    pid: int | None = None
+    tid: int | None = None
+    cpu: int | None = None
+    comm: str | None = None
+    clock: str | None = None
+    gpu: int | None = None
+    stream: int | None = None
+    grid: Three | None = None
+    block: Three | None = None
+    thread: Three | None = None
+    has_dur: bool = False
+    has_launch: bool = False
+
+    @property
+    def on_stream(self) -> bool:
+        """Whether its events are drawn on a stream of a GPU."""
+        return self.type == "gpu_kernel" or (self.type == "transfer" and self.gpu is not None)
+
+    @property
+    def drawn_layer(self) -> str:
+        """The layer of its thread on which it nests: a scheduler of the GPU's work is a function of the
+        driver, and nests among the others.
+        """
+        calls = self.type == "scheduler" and self.phase != "I" and self.name != RUNNING
+        return "kernel" if calls else self.type
+
+    @property
+    def row(self) -> tuple[object, ...] | None:
+        """What the events that nest with its own have in common; None for those that do not nest."""
+        if self.on_stream:
+            return ("gpu", self.gpu or 0, self.stream or 0)
+        if self.type in HOST_LAYERS:
+            return (self.drawn_layer, self.pid, self.tid)
+        return None
+
+
+def shape_of(record: Mapping[str, Any]) -> Shape:
+    """The shape of a good record of an event."""
+    get = record.get
+    grid, block, thread = get("grid"), get("block"), get("thread")
+    return Shape(
+        record["type"],
+        record["name"],
+        record["phase"],
+        get("pid"),
+        get("tid"),
+        get("cpu"),
+        get("comm"),
+        get("clock"),
+        get("gpu"),
+        get("stream"),
+        (grid[0], grid[1], grid[2]) if grid else None,
+        (block[0], block[1], block[2]) if block else None,
+        (thread[0], thread[1], thread[2]) if thread else None,
+        "dur_ns" in record,
+        "launch" in record,
+    )

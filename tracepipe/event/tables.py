@@ -1,0 +1,135 @@
+"""The tables of a recording: shapes and arguments by number, as the columns of its events have them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import orjson
+
+from tracepipe.event.columns import NONE, Bools, Int32s
+from tracepipe.event.shape import Shape, shape_of
+
+# So many of either are kept between two batches, and so much text of arguments.
+KEPT_MAX = 1 << 15
+KEPT_BYTES_MAX = 4 << 20
+Args = dict[str, Any]
+
+
+class Tables:
+    """Numbers shapes and arguments in the order in which they are met.
+
+    `shapes` has None for a line that is no event. Arguments are kept as the text that they have in the
+    recording, and parsed when they are asked for.
+    """
+
+    def __init__(self) -> None:
+        self.shapes: list[Shape | None] = []
+        self.rounds = 0
+        """How often numbers were given anew."""
+        self._numbers: dict[Shape, int] = {}
+        self._texts: list[bytes] = []
+        self._text_bytes = 0
+        self._args_numbers: dict[bytes, int] = {}
+        self._odd: dict[int, Args] = {}
+        self._whole = np.zeros(2, np.bool_)
+
+    def shape_number(self, record: Mapping[str, Any]) -> int:
+        """The number of the shape of a good record."""
+        return self.number_of(shape_of(record))
+
+    def number_of(self, shape: Shape) -> int:
+        """The number of a shape."""
+        number = self._numbers.get(shape)
+        if number is None:
+            number = self._numbers[shape] = self._new_shape(shape)
+        return number
+
+    def _new_shape(self, shape: Shape) -> int:
+        self.shapes.append(shape)
+        return len(self.shapes) - 1
+
+    def args_number(self, args: Args | None) -> int:
+        """The number of arguments; NONE where there are none."""
+        if not args:
+            return NONE
+        try:
+            return self.text_number(orjson.dumps(args))
+        except TypeError:  # an integer beyond 64 bits, which a reader of text may make
+            number = self.text_number(json.dumps(args, default=str).encode("utf-8", "replace"))
+            self._odd[number] = args
+            return number
+
+    def text_number(self, text: bytes) -> int:
+        """The number of arguments that are an object's text."""
+        number = self._args_numbers.get(text)
+        if number is None:
+            number = self._args_numbers[text] = len(self._texts)
+            self._texts.append(text)
+            self._text_bytes += len(text)
+        return number
+
+    def text(self, number: int) -> bytes:
+        """The JSON text of arguments."""
+        return self._texts[number]
+
+    def args(self, number: int) -> Args:
+        """Arguments by their number: a dict of its own, which may be changed."""
+        if number == NONE:
+            return {}
+        odd = self._odd.get(number)
+        return dict(odd) if odd is not None else orjson.loads(self.text(number))
+
+    def is_odd(self, number: int) -> bool:
+        """Whether the text of arguments does not say what they are."""
+        return number in self._odd
+
+    @property
+    def args_count(self) -> int:
+        """How many arguments there are."""
+        return len(self._texts)
+
+    def are_whole(self) -> Bools:
+        """By the number of a shape, whether its events are whole slices (X); the last two places are for what
+        has no shape.
+        """
+        known = len(self._whole) - 2
+        if known < len(self.shapes):
+            new = [shape is not None and shape.phase == "X" for shape in self.shapes[known:]]
+            self._whole = np.concatenate([self._whole[:known], np.array([*new, False, False], np.bool_)])
+        return self._whole
+
+    def crowded(self) -> bool:
+        """Whether numbers should be given anew, to those still in use alone."""
+        return max(len(self.shapes), self.args_count) > KEPT_MAX or self._args_bytes() > KEPT_BYTES_MAX
+
+    def _args_bytes(self) -> int:
+        return self._text_bytes
+
+    def keep(self, shapes: Int32s, args: Int32s) -> tuple[Int32s, Int32s]:
+        """Forget all but these. Gives what turns the old numbers of each into the new ones."""
+        kept_shapes, kept_args = np.unique(shapes[shapes >= 0]), np.unique(args[args >= 0])
+        turned = _turning(kept_shapes, len(self.shapes)), _turning(kept_args, self.args_count)
+        odd = {int(turned[1][old]): value for old, value in self._odd.items() if turned[1][old] >= 0}
+        self.shapes = [self.shapes[at] for at in kept_shapes.tolist()]
+        self._numbers = {shape: at for at, shape in enumerate(self.shapes) if shape is not None}
+        self._keep_texts(kept_shapes.tolist(), kept_args.tolist())
+        self._odd = odd
+        self._whole = np.zeros(2, np.bool_)
+        self.rounds += 1
+        return turned
+
+    def _keep_texts(self, shapes: Iterable[int], args: Iterable[int]) -> None:
+        self._texts = [self._texts[at] for at in args]
+        self._args_numbers = {text: at for at, text in enumerate(self._texts)}
+        self._text_bytes = sum(map(len, self._texts))
+
+
+def _turning(kept: Int32s, count: int) -> Int32s:
+    """Old number → new number. The last place is for NONE, and those below it stay as well."""
+    turning = np.full(count + 3, NONE, np.int32)
+    turning[kept] = np.arange(len(kept), dtype=np.int32)
+    turning[[-3, -2]] = -3, -2
+    return turning

@@ -1,0 +1,85 @@
+"""A batch of warps as columns, in source time and in trace time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tracepipe.event.model import Record
+
+Int64s = np.ndarray[Any, np.dtype[np.int64]]
+
+EACH_WARP = ("warp", "sm", "slot", "entry_ns", "entry_clk", "entry_mask", "exit_count")
+"""Columns with a value for each warp."""
+EACH_EXIT = ("exit_ns", "exit_clk", "exit_mask")
+"""Columns with a value for each exit, warp after warp."""
+WARP_COLUMNS = EACH_WARP + EACH_EXIT
+
+
+@dataclass(slots=True, kw_only=True)
+class WarpColumns:
+    """Columns as in `model.WarpBatch`, None where the recording lacks one. `launched` is the rest of the
+    record: the kernel's name, its launch, GPU, grid, …
+    """
+
+    launched: Record
+    warp: Int64s
+    entry_ns: Int64s
+    exit_ns: Int64s
+    sm: Int64s | None = None
+    slot: Int64s | None = None
+    entry_clk: Int64s | None = None
+    entry_mask: Int64s | None = None
+    exit_count: Int64s | None = None
+    exit_clk: Int64s | None = None
+    exit_mask: Int64s | None = None
+
+    def __len__(self) -> int:
+        return len(self.warp)
+
+    def first_exits(self) -> Int64s:
+        """Where each warp's exits start in the columns of exits."""
+        if self.exit_count is None:
+            return np.arange(len(self.warp))
+        return np.concatenate(([0], np.cumsum(self.exit_count)))[:-1]
+
+    def last_of_exits(self, values: Int64s) -> Int64s:
+        """The largest of each warp's values; NONE (-1) for a warp without exits."""
+        if self.exit_count is None:
+            return values
+        out = np.full(len(self.warp), -1, np.int64)
+        left = self.exit_count > 0
+        if left.any():
+            out[left] = np.maximum.reduceat(values, self.first_exits()[left])
+        return out
+
+
+@dataclass(slots=True, kw_only=True)
+class Warps(WarpColumns):
+    """On the clock that it was recorded with: `ts_ns` is the base of `entry_ns`."""
+
+    ts_ns: int
+
+
+@dataclass(slots=True, kw_only=True)
+class PlacedWarps(WarpColumns):
+    """On the trace's clock. `source_ns` are the readings of each warp's entry, None where the clock is the
+    trace's own; `bound_ns` is by how much times may be wrong.
+    """
+
+    ts_ns: int
+    clock: str
+    bound_ns: int = 0
+    source_ns: Int64s | None = None
+    offset_ns: int = 0
+    """A reading is the time in the trace and this and a little more, see `Clocks`."""
+
+
+def warps_of(record: Record) -> Warps:
+    """A good record of warps as columns. `record` keeps what is none."""
+    columns = {
+        name: np.array(record.pop(name), np.int64) for name in WARP_COLUMNS if name in record
+    }
+    return Warps(launched=record, ts_ns=record.pop("ts_ns"), **columns)

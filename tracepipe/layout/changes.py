@@ -1,0 +1,149 @@
+"""What happens to the warps of one GPU, in the order of time: columns of changes, and of the slices that change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from tracepipe.event.columns import NONE, Bytes, Int32s, Int64s
+from tracepipe.event.tables import Args
+from tracepipe.layout.tracks import Track
+
+WARP_BEGIN, WARP_END, WARP_EXIT, WARP_COUNT = 1, 2, 3, 4
+"""A warp's slice begins, ends, or has an exit; a warp that has no slice is counted."""
+WARP_LANES: Final = 32
+FULL_MASK: Final = (1 << WARP_LANES) - 1
+
+
+class Kernel(NamedTuple):
+    """A kernel in one size. `warps` a block is 0 where that is not known; `grid_x` and `grid_y` are 0 where a
+    block has one number.
+    """
+
+    name: str
+    warps: int
+    grid_x: int
+    grid_y: int
+
+    def place(self, number: int) -> str:
+        """Block and warp of a warp's number on the grid."""
+        if not self.warps:
+            return f"warp {number}"
+        block, warp = divmod(number, self.warps)
+        if not self.grid_x:
+            return f"block {block} warp {warp}"
+        x, y = self.grid_x, self.grid_y
+        return f"block ({block % x},{block // x % y},{block // x // y}) warp {warp}"
+
+
+def kernel_of(name: str, grid: list[int], block: list[int]) -> Kernel:
+    """The kernel of a launch; `grid` and `block` are empty where they are not known."""
+    threads = 1
+    for size in block:
+        threads *= size
+    warps = -(-threads // WARP_LANES) if block else 0
+    flat = not grid or grid[1:] == [1, 1] or 0 in grid
+    # Sizes beyond what any number of a warp reaches come to the same as that.
+    most = (1 << 63) - 1
+    return Kernel(name, min(warps, most), 0 if flat else min(grid[0], most), 0 if flat else min(grid[1], most))
+
+
+class Change(NamedTuple):
+    """`value` is how many warps run from then on, NONE where that does not change; `slice` is a place in the
+    columns of slices, `mask` what lanes an exit is of.
+    """
+
+    ts_ns: int
+    kind: int
+    slice: int
+    value: int
+    mask: int
+
+
+@dataclass(slots=True)
+class Slices:
+    """A row for each slice. NONE is in `source_ns`, `exits`, `cycles` and `lanes` what is not known or goes
+    without saying; `flow` is an arrow or 0; `row` is the number of a track of its GPU.
+    """
+
+    row: Int32s
+    kernel: Int32s
+    number: Int64s
+    source_ns: Int64s
+    exits: Int64s
+    cycles: Int64s
+    lanes: Int64s
+    flow: Int64s
+    unclosed: Bytes
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def columns(self) -> list[Any]:
+        """The columns in the order of their definition."""
+        return [getattr(self, name) for name in self.__dataclass_fields__]
+
+    def take(self, places: Any) -> Slices:
+        """The slices of some places, in that order."""
+        return Slices(*(column[places] for column in self.columns()))
+
+
+def joined_slices(parts: list[Slices]) -> Slices:
+    """The slices of several parts, one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    return Slices(*map(np.concatenate, zip(*(part.columns() for part in parts), strict=True)))
+
+
+@dataclass(slots=True, eq=False)
+class WarpChanges:
+    """Changes of one GPU, whose `id` tells it from others. `tracks` are by the numbers of slices' rows; one of
+    them is the `counter` of running warps, number `counter_row`. A reading of the GPU's timer is the time of
+    its slice, `offset_ns` and a little more, which is not below 0 as a rule.
+    """
+
+    id: int
+    tracks: list[Track]
+    kernels: list[Kernel]
+    counter_row: int
+    offset_ns: int
+    ts_ns: Int64s
+    kind: Bytes
+    slice: Int32s
+    value: Int64s
+    mask: Int64s
+    slices: Slices
+
+    @property
+    def counter(self) -> Track:
+        """The track that counts running warps."""
+        return self.tracks[self.counter_row]
+
+    def rows(self) -> Iterator[Change]:
+        """The changes one by one."""
+        columns = (self.ts_ns, self.kind, self.slice, self.value, self.mask)
+        yield from map(Change._make, zip(*(column.tolist() for column in columns), strict=True))
+
+    def track(self, at: int) -> Track:
+        """The track of a slice."""
+        return self.tracks[int(self.slices.row[at])]
+
+    def name(self, at: int) -> str:
+        """Kernel, block and warp of a slice."""
+        kernel = self.kernels[int(self.slices.kernel[at])]
+        return f"{kernel.name} {kernel.place(int(self.slices.number[at]))}"
+
+    def flow(self, at: int) -> int:
+        """The arrow of a slice, 0 without one."""
+        return int(self.slices.flow[at])
+
+    def args(self, at: int) -> Args:
+        """What is known of a warp."""
+        slices = self.slices
+        known = {"source_ns": slices.source_ns, "exits": slices.exits, "cycles": slices.cycles,
+                 "lanes": slices.lanes}  # fmt: skip
+        args: Args = {name: int(column[at]) for name, column in known.items() if column[at] != NONE}
+        return args | {"unclosed": True} if slices.unclosed[at] else args

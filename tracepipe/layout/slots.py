@@ -1,0 +1,140 @@
+"""Warps on the hardware slots of a GPU, and how many of them run at a time: the reference of `warps.c`."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from tracepipe.event.columns import Bytes, Int32s, Int64s
+from tracepipe.native import library
+
+# So many warps of one slot are remembered for those of batches that overlap theirs.
+STAYS_MAX: Final = 1024
+DRAWN, BESIDE, OPEN = range(3)
+"""What becomes of a warp: its slice is on its track, beside it, or has no end yet."""
+ALL: Final = (1 << 63) - 1
+
+
+@dataclass(slots=True, eq=False)
+class _Row:
+    """The last stays on a slot, in the order of time."""
+
+    stays: list[tuple[int, int]] = field(default_factory=list)
+    forgotten_ns: int = -(1 << 63)
+
+    def take(self, base_ns: int, begin_ns: int, end_ns: int) -> bool:
+        """Whether the slot is free over that time; if so, it is taken now. No batch will begin before
+        `base_ns` any more.
+        """
+        stays = self.stays
+        if not stays:
+            stays.append((begin_ns, end_ns))
+            return True
+        last_ns = stays[-1][1]
+        if begin_ns >= last_ns:
+            if last_ns <= base_ns or len(stays) >= STAYS_MAX:
+                self.forgotten_ns = last_ns
+                stays.clear()
+            stays.append((begin_ns, end_ns))
+            return True
+        at = bisect_left(stays, (begin_ns, end_ns))
+        free_ns = stays[at - 1][1] if at else self.forgotten_ns
+        # Not where it ends as the next begins: what is drawn first comes first in a stable sort.
+        if begin_ns < free_ns or at == len(stays) or end_ns >= stays[at][0]:
+            return False
+        stays.insert(at, (begin_ns, end_ns))
+        return True
+
+
+class Slots:
+    """The rows of one GPU. Kernels in flight at one time take turns on a slot, and their batches come one
+    after the other: a warp may belong before one that has its place already.
+    """
+
+    def __init__(self) -> None:
+        self._rows: list[_Row] = []
+
+    def take(self, rows: int, base_ns: int, begin_ns: Int64s, stay_ns: Int64s, row: Int32s) -> Bytes:
+        """What becomes of each warp of a batch, in the order of entries. `rows` is how many rows there are;
+        a stay below 0 has no end.
+        """
+        while len(self._rows) < rows:
+            self._rows.append(_Row())
+        fates = bytearray()
+        for begin, stay, at in zip(begin_ns.tolist(), stay_ns.tolist(), row.tolist(), strict=True):
+            if stay < 0:
+                fates.append(OPEN)
+            else:
+                fates.append(DRAWN if self._rows[at].take(base_ns, begin, begin + stay) else BESIDE)
+        return np.frombuffer(fates, np.uint8)
+
+    @staticmethod
+    def running(ts_ns: Int64s, delta: Any, before_ns: int, running: int) -> tuple[Int64s, Int64s, int]:
+        """Puts the changes before a time in order: their places, and how many warps run after each time, in
+        the last change of that time, -1 in the others and where that does not change. `running` is how many
+        did before, and comes back as how many do then.
+        """
+        order = np.argsort(ts_ns, kind="stable")
+        times = ts_ns[order]
+        count = int(np.searchsorted(times, before_ns))
+        value = np.full(count, -1, np.int64)
+        if count:
+            last = np.flatnonzero(np.append(times[: count - 1] != times[1:count], True))
+            after = running + np.cumsum(delta[order[:count]], dtype=np.int64)[last]
+            changed = np.diff(after, prepend=running) != 0
+            value[last[changed]] = after[changed]
+            running = int(after[-1])
+        return order, value, running
+
+
+class NativeSlots:
+    """As `Slots`, by the native core."""
+
+    def __init__(self, core: ctypes.CDLL) -> None:
+        self._core = core
+        self._warps = core.tp_warps_new()
+        if not self._warps:
+            raise MemoryError
+        weakref.finalize(self, core.tp_warps_free, self._warps)
+
+    def take(self, rows: int, base_ns: int, begin_ns: Int64s, stay_ns: Int64s, row: Int32s) -> Bytes:
+        """As `Slots` has it."""
+        fate = np.empty(len(begin_ns), np.uint8)
+        columns = (column.ctypes.data for column in (begin_ns, stay_ns, row, fate))
+        if self._core.tp_warps_take(self._warps, rows, base_ns, len(begin_ns), *columns):
+            raise MemoryError
+        return fate
+
+    def running(self, ts_ns: Int64s, delta: Any, before_ns: int, running: int) -> tuple[Int64s, Int64s, int]:
+        """As `Slots` has it."""
+        order, value = np.empty(len(ts_ns), np.int64), np.empty(len(ts_ns), np.int64)
+        now = ctypes.c_int64(running)
+        columns = (column.ctypes.data for column in (order, value))
+        count = self._core.tp_warps_running(
+            len(ts_ns), ts_ns.ctypes.data, delta.ctypes.data, before_ns, *columns, ctypes.byref(now)
+        )
+        if count < 0:
+            raise MemoryError
+        return order, value[:count], now.value
+
+
+def new_slots() -> Slots | NativeSlots:
+    """The rows of one GPU."""
+    core = library()
+    return Slots() if core is None else NativeSlots(core)
+
+
+def entry_order(entry_ns: Int64s) -> Int64s:
+    """The places of entries in the order of time."""
+    core = library()
+    if core is None:
+        return np.argsort(entry_ns, kind="stable")
+    order = np.empty(len(entry_ns), np.int64)
+    if core.tp_order(entry_ns.ctypes.data, len(entry_ns), order.ctypes.data):
+        raise MemoryError
+    return order

@@ -1,0 +1,101 @@
+"""Lays out lone threads of a GPU: each entry or exit on the track of its warp."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tracepipe.event.columns import NONE
+from tracepipe.event.model import Record
+from tracepipe.event.shape import Shape
+from tracepipe.event.tables import Args
+from tracepipe.layout.changes import WARP_LANES
+from tracepipe.layout.options import LayoutOptions
+from tracepipe.layout.rows import RANK_LOGICAL, Rows
+from tracepipe.layout.timeline import Track
+
+Extra = Callable[[Args], int]
+"""Keeps arguments of an operation; gives its `event`."""
+
+
+class KernelGroups:
+    """The groups of launches under their GPUs, for warps of no known slot. They stand in the order in which
+    they are met, as a launch id may have 64 bits.
+    """
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._ranks: dict[int, dict[tuple[str, int | None], int]] = {}
+
+    def group(self, gpu: int, kernel: str, launch: int | None) -> Track:
+        """The group of one launch."""
+        ranks = self._ranks.setdefault(gpu, {})
+        rank = ranks.setdefault((kernel, launch), RANK_LOGICAL + len(ranks))
+        name = kernel if launch is None else f"{kernel} launch {launch}"
+        return self._rows.tree.child(self._rows.gpu(gpu), "group", name, rank)
+
+
+class ThreadLayout:
+    """A pair of B and E makes a slice for the warp, from its first thread's entry to its last thread's exit; a
+    record of one end alone (I) is an instant.
+    """
+
+    def __init__(self, rows: Rows, groups: KernelGroups, options: LayoutOptions) -> None:
+        self._rows, self._groups, self._options = rows, groups, options
+        self._of: dict[int, dict[tuple[Any, ...], int]] = {}
+        self._inside: dict[tuple[Any, ...], int] = {}
+
+    def place(self, ts_ns: int, shape: Shape, args: Args, dur_ns: int, launch: int | None, extra: Extra) -> int:
+        """Draw one event; returns its end, trace ns."""
+        where = _warp_of(shape, args)
+        gpu = shape.gpu or 0
+        key = (launch, shape.name, *where)
+        rows = self._of.setdefault(gpu, {})
+        row = rows.get(key)
+        if row is None:
+            group = self._groups.group(gpu, shape.name, launch)
+            row = rows[key] = self._rows.new_row(
+                self._rows.tree.child(group, "slices", " ".join(where), len(rows), "warp")
+            )
+        if shape.thread is not None:
+            args["thread"] = list(shape.thread)
+        nesting, name = self._rows.nesting, self._rows.name
+        if shape.phase == "X":
+            nesting.one(row, "X", ts_ns, dur_ns, name(shape.name), extra(args))
+            return ts_ns + dur_ns
+        if shape.phase == "I" or self._options.thread_exits:
+            event = {"B": "entry", "E": "exit"}.get(shape.phase) or args.pop("event", "event")
+            nesting.one(row, "I", ts_ns, None, name(f"thread {event}"), extra(args))
+        if shape.phase == "I":
+            return ts_ns
+        begins, inside = shape.phase == "B", self._inside.get((gpu, *key), 0)
+        if (begins and inside == 0) or (not begins and inside <= 1):
+            nesting.one(row, shape.phase, ts_ns, None, name(" ".join((shape.name, *where))), NONE)
+        self._inside[gpu, *key] = max(0, inside + (1 if begins else -1))
+        return ts_ns
+
+    def close(self, gpu: int, end_ns: int) -> None:
+        """End what is still open on one GPU."""
+        for row in self._of.get(gpu, {}).values():
+            self._rows.nesting.close(row, end_ns)
+
+
+def _warp_of(shape: Shape, args: Record) -> tuple[str, str]:
+    """Block and warp of a thread, in words.
+
+    With y = z = 0 lane 0 of a warp has x divisible by 32, whatever the block's size. Elsewhere the size
+    decides, which such a record does not tell: 32 neighbours in x are named by what they are.
+    """
+    if shape.block is not None:
+        where = "block ({},{},{})".format(*shape.block)
+    elif "block_x" in args:
+        where = f"block {args['block_x']}"
+    else:
+        where = f"occurrence {args.get('occurrence', 0)}"
+    if shape.thread is None:
+        return where, "warp not recorded"
+    x, y, z = shape.thread
+    if y == z == 0:
+        return where, f"warp {x // WARP_LANES}"
+    first = x // WARP_LANES * WARP_LANES
+    return where, f"threads ({first}–{first + WARP_LANES - 1},{y},{z})"

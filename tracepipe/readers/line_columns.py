@@ -1,0 +1,98 @@
+"""Lines of `tracepipe/1` into columns, in Python: the reference of the native core's `lines.c`.
+
+    {"ts_ns":1795,"type":"userspace","name":"cuInit","phase":"B","pid":7,"tid":7,"args":{"flags":0}}
+             time └────────────── the same on many lines, but for duration and launch ───────────┘
+
+What follows the time on a line is parsed once, and found by its text when it comes again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import orjson
+
+from tracepipe.event.checks import RecordCheck
+from tracepipe.event.columns import NONE, EventColumns, event_columns, signed
+from tracepipe.event.model import TIME_LIMIT_NS
+from tracepipe.event.tables import Tables
+from tracepipe.event.warps import Warps
+from tracepipe.readers.lines import is_too_deep
+
+FOREIGN: Final = NONE
+"""The shape of a line that is read by itself, and of one that has no event."""
+Row = tuple[int, int, int, int, int]
+"""Time, shape, arguments, duration, launch."""
+ReadOne = Callable[[int, bytes], Row]
+"""Reads one line by itself: its place in the text, from 0 on, and the line."""
+# Our own captures put the time first.
+_TIME_FIRST = b'{"ts_ns":'
+_LINES_MAX = 1 << 14
+_LINE_BYTES_MAX = 512
+
+
+class Lines(Protocol):
+    """Reads text that is whole lines."""
+
+    def read(self, text: bytes, read_one: ReadOne) -> EventColumns:
+        """The rows of the lines of `text`; those that are not of its grammar by `read_one`, in order."""
+
+    def warps(self, line: bytes) -> Warps | None:
+        """A line as a batch of warps, where this reads such a line quicker than as any other."""
+
+
+class LineColumns:
+    """Reads lines that start with their time and repeat others."""
+
+    def __init__(self, tables: Tables, check: RecordCheck) -> None:
+        self._tables, self._check = tables, check
+        self._rounds = 0
+        self._known: dict[bytes, tuple[int, int, int, int]] = {}
+        """What follows the time on a line → all of its row but the time."""
+
+    def read(self, text: bytes, read_one: ReadOne) -> EventColumns:
+        """As `Lines` has it."""
+        if self._rounds != self._tables.rounds or len(self._known) > _LINES_MAX:
+            self._known.clear()
+            self._rounds = self._tables.rounds
+        known, rows = self._known, []
+        for at, line in enumerate(text.split(b"\n")):
+            head, comma, rest = line.partition(b",")
+            digits = head[len(_TIME_FIRST) :]
+            # A number of Python's is none of JSON's: `1_0`, `+1`, `01`.
+            if head.startswith(_TIME_FIRST) and digits.isdigit() and (digits[:1] != b"0" or digits == b"0"):
+                found = known.get(rest) or self._parsed(rest)
+                ts_ns = int(digits) if len(digits) < 20 else TIME_LIMIT_NS + 1
+                if found is not None and ts_ns <= TIME_LIMIT_NS:
+                    rows.append((ts_ns, *found))
+                    continue
+            row = read_one(at, line)
+            if row[1] != FOREIGN:
+                rows.append(row)
+        return event_columns(rows)
+
+    def _parsed(self, rest: bytes) -> tuple[int, int, int, int] | None:
+        text = b'{"ts_ns":0,' + rest
+        try:
+            record = orjson.loads(text)
+        except orjson.JSONDecodeError:
+            return None
+        # A second ts_ns in the line would be the one that counts.
+        if is_too_deep(text, record) or record.get("ts_ns") != 0 or "phase" not in record:
+            return None
+        if self._check.fault(record):
+            return None
+        row = (
+            self._tables.shape_number(record),
+            self._tables.args_number(record.get("args")),
+            record.get("dur_ns", 0),
+            signed(record.get("launch", 0)),
+        )
+        if len(rest) <= _LINE_BYTES_MAX:
+            self._known[rest] = row
+        return row
+
+    def warps(self, line: bytes) -> Warps | None:
+        """As `Lines` has it: here such a line is like any other."""
+        return None

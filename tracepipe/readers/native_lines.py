@@ -1,0 +1,201 @@
+"""Lines of `tracepipe/1` into columns by the native core, `lines.c` and `warp_lines.c`."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import orjson
+
+from tracepipe.event.checks import RecordCheck, first_fault
+from tracepipe.event.columns import EventColumns
+from tracepipe.event.model import COLUMN_LIMIT, Record
+from tracepipe.event.schema import fields_of
+from tracepipe.event.model import WarpBatch
+from tracepipe.event.shape import Shape, shape_of
+from tracepipe.event.tables import Tables
+from tracepipe.event.warps import EACH_EXIT, EACH_WARP, WARP_COLUMNS, Warps
+from tracepipe.native.signatures import Columns
+from tracepipe.readers.line_columns import FOREIGN, ReadOne
+
+_SHAPES, _ARGS = 0, 1
+_WARPS = -2
+# In the order of warp_lines.c.
+_COLUMNS = (*EACH_WARP, *EACH_EXIT)
+_LIMITS = {
+    name: doc.maximum if doc.maximum is not None else COLUMN_LIMIT
+    for name, (_, doc) in fields_of(WarpBatch).items()
+    if name in WARP_COLUMNS
+}
+
+
+class NativeTables(Tables):
+    """Tables whose texts the core keeps. A line's shape is parsed when it is met first."""
+
+    def __init__(self, core: ctypes.CDLL) -> None:
+        super().__init__()
+        self._core = core
+        self.reader = core.tp_reader_new(int.from_bytes(os.urandom(8), "little"))
+        if not self.reader:
+            raise MemoryError
+        weakref.finalize(self, core.tp_reader_free, self.reader)
+
+    def _number(self, table: int, text: bytes) -> int:
+        number: int = self._core.tp_reader_number(self.reader, table, text, len(text))
+        if number < 0:
+            raise MemoryError
+        return number
+
+    def _text(self, table: int, number: int) -> bytes:
+        text = ctypes.c_void_p()
+        size = self._core.tp_reader_text(self.reader, table, number, ctypes.byref(text))
+        if size < 0:
+            raise IndexError(number)
+        return ctypes.string_at(text, size)
+
+    def _new_shape(self, shape: Shape) -> int:
+        # No line has such a text.
+        number = self._number(_SHAPES, repr(shape).encode("utf-8", "surrogatepass"))
+        self._meet(number, shape)
+        return number
+
+    def _meet(self, number: int, shape: Shape | None) -> None:
+        assert number == len(self.shapes)
+        self.shapes.append(shape)
+
+    def text_number(self, text: bytes) -> int:
+        """As `Tables` has it."""
+        return self._number(_ARGS, text)
+
+    def text(self, number: int) -> bytes:
+        """As `Tables` has it."""
+        return self._text(_ARGS, number)
+
+    @property
+    def args_count(self) -> int:
+        """As `Tables` has it."""
+        return int(self._core.tp_reader_count(self.reader, _ARGS))
+
+    def _args_bytes(self) -> int:
+        return int(self._core.tp_reader_bytes(self.reader, _ARGS))
+
+    def _keep_texts(self, shapes: Iterable[int], args: Iterable[int]) -> None:
+        for table, kept in ((_SHAPES, shapes), (_ARGS, args)):
+            numbers = np.array(list(kept), np.int64)
+            if self._core.tp_reader_keep(self.reader, table, numbers.ctypes.data, len(numbers)) < 0:
+                raise MemoryError
+
+    def meet_shapes(self, check: RecordCheck) -> bool:
+        """Parse the shapes that are new; whether any of them is none of an event."""
+        bad = False
+        for number in range(len(self.shapes), self._core.tp_reader_count(self.reader, _SHAPES)):
+            record = orjson.loads(self._text(_SHAPES, number))
+            good = type(record) is dict and record.get("ts_ns") == 0 and "phase" in record
+            good = good and not check.fault(record)
+            self._meet(number, shape_of(record) if good else None)
+            bad = bad or not good
+        return bad
+
+
+class NativeLines:
+    """Reads lines of the native grammar."""
+
+    def __init__(self, core: ctypes.CDLL, tables: NativeTables, check: RecordCheck) -> None:
+        self._core, self._tables, self._check = core, tables, check
+        self._batch = core.tp_batch_new()
+        if not self._batch:
+            raise MemoryError
+        weakref.finalize(self, core.tp_batch_free, self._batch)
+        self._rounds = 0
+        self._bad: set[int] = set()
+        """Numbers of shapes that are none of an event."""
+
+    def read(self, text: bytes, read_one: ReadOne) -> EventColumns:
+        """As `Lines` has it."""
+        count = text.count(b"\n") + 1
+        wide = np.empty((3, count), np.int64)
+        narrow = np.empty((2, count), np.int32)
+        ts_ns, dur_ns, launch = wide
+        shape, args = narrow
+        columns = Columns(*(column.ctypes.data for column in (ts_ns, dur_ns, launch, shape, args)))
+        before = len(self._tables.shapes)
+        read = self._core.tp_read_lines(
+            self._tables.reader, text, len(text), ctypes.byref(columns), count
+        )
+        if read != count:
+            raise MemoryError
+        events = EventColumns(ts_ns, shape, args, dur_ns, launch)
+        self._read_others(text, events, before, read_one)
+        return events
+
+    def _read_others(self, text: bytes, events: EventColumns, before: int, read_one: ReadOne) -> None:
+        """Put in the rows of lines that the core has none of; the columns lose those without."""
+        shape = events.shape
+        if self._rounds != self._tables.rounds:
+            self._rounds = self._tables.rounds
+            self._bad = {at for at, one in enumerate(self._tables.shapes) if one is None}
+        if self._tables.meet_shapes(self._check):
+            self._bad.update(at for at in range(before, len(self._tables.shapes)) if self._tables.shapes[at] is None)
+        foreign = shape < 0
+        lines: list[bytes] | None = None
+        if self._bad:
+            bad = np.isin(shape, list(self._bad))
+            if bad.any():
+                lines = text.split(b"\n")
+                foreign |= bad
+        places = np.flatnonzero(foreign).tolist()
+        for at in places:
+            if lines is None:
+                start = int(events.ts_ns[at])
+                line = text[start : start + int(events.dur_ns[at])]
+            else:
+                line = lines[at]
+            row = read_one(at, line)
+            events.ts_ns[at], shape[at], events.args[at], events.dur_ns[at], events.launch[at] = row
+        if places and (shape == FOREIGN).any():
+            kept = shape != FOREIGN
+            events.ts_ns, events.shape, events.args = events.ts_ns[kept], shape[kept], events.args[kept]
+            events.dur_ns, events.launch = events.dur_ns[kept], events.launch[kept]
+
+    def warps(self, line: bytes) -> Warps | None:
+        """As `Lines` has it: a good line with columns of the native grammar."""
+        if b'"gpu_warp"' not in line or self._core.tp_batch_read(self._batch, line, len(line)) != 1:
+            return None
+        text = ctypes.c_void_p()
+        size = self._core.tp_batch_rest(self._batch, ctypes.byref(text))
+        record: Record = orjson.loads(ctypes.string_at(text, size))
+        if record.get("type") != "gpu_warp" or first_fault(record):
+            return None
+        columns = {name: column for at, name in enumerate(_COLUMNS) if (column := self._column(at)) is not None}
+        if any(len(column) and int(column.max()) > _LIMITS[name] for name, column in columns.items()):
+            return None
+        for name in columns:
+            del record[name]
+        warps = Warps(launched=record, ts_ns=record.pop("ts_ns"), **columns)
+        return warps if _agree(warps) else None
+
+    def _column(self, at: int) -> Any:
+        values = ctypes.c_void_p()
+        count = self._core.tp_batch_column(self._batch, at, ctypes.byref(values))
+        if count < 0:
+            return None
+        if count == 0:
+            return np.empty(0, np.int64)
+        assert values.value is not None
+        there = (ctypes.c_int64 * count).from_address(values.value)
+        return np.frombuffer(there, np.int64).copy()
+
+
+def _agree(warps: Warps) -> bool:
+    """Whether the columns have as many values as each other."""
+    size = len(warps)
+    each = [getattr(warps, name) for name in EACH_WARP]
+    exits = size if warps.exit_count is None else int(warps.exit_count.sum())
+    each_exit = [getattr(warps, name) for name in EACH_EXIT]
+    return all(column is None or len(column) == size for column in each) and all(
+        column is None or len(column) == exits for column in each_exit
+    )

@@ -1,0 +1,127 @@
+"""The one loop that reads a recording: batches, progress, damage, and the account of what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from tracepipe.event.columns import SPECIAL, Int32s, SourceBatch, TraceBatch, no_events
+from tracepipe.event.model import Problem, Record
+from tracepipe.event.warps import WarpColumns
+from tracepipe.recording.account import Account
+from tracepipe.recording.open import OpenRecording, damage, footer_notes, refused
+
+Progress = Callable[[int, int], None]
+"""Called with bytes read and bytes in all, which are 0 where unknown."""
+# Records about the recording itself, which are not counted among its events.
+_TIMELESS = ("header", "footer", "clock", "loss")
+
+
+class Reading:
+    """Reads an opened recording once. Raises InputError on the first bad line where `strict`.
+
+    `relieve` is called between two batches when the tables hold much that may not be in use any more; without
+    it, nothing of a batch is in use after it.
+    """
+
+    def __init__(
+        self,
+        opened: OpenRecording,
+        path: str,
+        *,
+        strict: bool = False,
+        progress: Progress | None = None,
+        relieve: Callable[[], None] | None = None,
+    ) -> None:
+        self.account = Account(path, opened.source)
+        self.footer: Record | None = None
+        self._opened, self._path, self._strict, self._progress = opened, path, strict, progress
+        self.relieve = relieve or self._forget
+        self._after_footer = 0
+        self._counts = np.zeros(0, np.int64)
+
+    def _forget(self) -> None:
+        nothing = np.empty(0, np.int32)
+        self._opened.recording.tables.keep(nothing, nothing)
+
+    def source(self) -> Iterator[SourceBatch]:
+        """Batches on the clocks that they were recorded with."""
+        for batch in self._batches():
+            self._take(batch.events.shape, batch.events.args, batch.others)
+            yield batch
+            self._relieve()
+
+    def placed(self) -> Iterator[tuple[TraceBatch, list[Problem]]]:
+        """Batches on the trace's clock, and what went wrong in them."""
+        clocks, tables = self._opened.clocks, self._opened.recording.tables
+        for batch in self._batches():
+            placed = clocks.stamp(batch, tables, self.account.unplaced)
+            self._take(placed.events.shape, placed.events.args, placed.others)
+            yield placed, batch.problems
+            self._relieve()
+
+    def _batches(self) -> Iterator[SourceBatch]:
+        stream = self._opened.stream
+        for batch in self._opened.recording.batches:
+            for problem in batch.problems:
+                self.note(problem)
+            yield batch
+            if self._progress and batch.offset_bytes:
+                self._progress(stream.position_bytes(), stream.size_bytes)
+        if stream.damage:
+            self.note(damage(stream))
+            yield SourceBatch(no_events(), problems=[damage(stream)])
+
+    def note(self, problem: Problem) -> None:
+        """Count a problem; raises InputError where `strict` and its line was skipped."""
+        if self._strict and problem.skipped:
+            raise refused(problem, self._path)
+        self.account.add(problem)
+
+    def _take(self, shapes: Int32s, args: Int32s, others: list[Any]) -> None:
+        """Count what a batch holds."""
+        if self.footer is not None:
+            self._after_footer += len(shapes)
+        counts = np.bincount(shapes[shapes >= 0], minlength=len(self._counts))
+        counts[: len(self._counts)] += self._counts
+        self._counts = counts
+        for at in np.flatnonzero(shapes == SPECIAL).tolist() if others else ():
+            other = others[int(args[at])]
+            if isinstance(other, WarpColumns):
+                self.account.counts["gpu_warp"] += len(other)
+                continue
+            self.account.counts[other["type"]] += 1
+            if other["type"] == "loss":
+                self.account.losses[other.get("layer", "unknown layer")] += other["count"]
+            elif other["type"] == "footer":
+                self.footer, self._after_footer = other, len(shapes) - at - 1
+
+    def _relieve(self) -> None:
+        if self._opened.recording.tables.crowded():
+            self._sum_counts()
+            self.relieve()
+
+    def _sum_counts(self) -> None:
+        """Put what was counted by shape into the counts of layers."""
+        shapes = self._opened.recording.tables.shapes
+        for number in np.flatnonzero(self._counts).tolist():
+            shape = shapes[number]
+            assert shape is not None
+            self.account.counts[shape.type] += int(self._counts[number])
+        self._counts = np.zeros(0, np.int64)
+
+    def finish(self) -> Account:
+        """The account of all that was read."""
+        account = self.account
+        self._sum_counts()
+        for kind in _TIMELESS:
+            del account.counts[kind]
+        account.clocks = self._opened.clocks.statements()
+        if account.source == "tracepipe":
+            if self._after_footer:
+                account.notes.append(f"{self._after_footer} records stand after the footer")
+            if self.footer is None or not account.unplaced:
+                account.notes += footer_notes(self.footer, account.counts)
+        return account
