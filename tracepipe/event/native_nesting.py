@@ -30,12 +30,17 @@ class OpColumns:
     def __init__(self) -> None:
         self.count = 0
         self.columns: dict[str, Any] = {name: np.empty(0, kind) for name, kind in _KINDS.items()}
+        self._view = Ops()
 
     def reserve(self, more: int) -> Any:
         """Make room for so many more; the core's view of the columns."""
         if self.count + more > len(self.columns["ts"]):
-            self.columns = {name: grown(column, self.count + more, 0) for name, column in self.columns.items()}
-        return Ops(*(column.ctypes.data for column in self.columns.values()))
+            size = max(self.count + more, 2 * self.count)
+            for name, column in self.columns.items():
+                self.columns[name] = larger = np.empty(size, column.dtype)
+                larger[: self.count] = column[: self.count]
+            self._view = Ops(*(column.ctypes.data for column in self.columns.values()))
+        return self._view
 
     def add(self, op: Op) -> None:
         """Add one operation."""

@@ -16,7 +16,7 @@ def _pointers(name: str, *fields: str) -> Any:
     return type(name, (Structure,), {"_fields_": [(field, c_void_p) for field in fields]})
 
 
-Columns = _pointers("Columns", "ts", "dur", "launch", "shape", "args")
+Columns = _pointers("Columns", "ts", "shape", "args", "dur", "launch")
 Ops = _pointers(
     "Ops", "kind", "mark", "row", "name", "event", "ts", "flow", "flow2", "span", "parent"
 )
@@ -35,7 +35,10 @@ _TEXT = POINTER(c_void_p)
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tp_reader_new": (c_void_p, [c_uint64]),
     "tp_reader_free": (None, [c_void_p]),
-    "tp_read_lines": (c_int64, [c_void_p, c_char_p, c_int64, POINTER(Columns), c_int64]),
+    "tp_read_lines": (
+        c_int64,
+        [c_void_p, c_char_p, c_int64, POINTER(c_int64), POINTER(Columns), c_int64],
+    ),
     "tp_reader_count": (c_int64, [c_void_p, c_int]),
     "tp_reader_bytes": (c_int64, [c_void_p, c_int]),
     "tp_reader_text": (c_int64, [c_void_p, c_int, c_int64, _TEXT]),

@@ -35,8 +35,10 @@ _LINE_BYTES_MAX = 512
 class Lines(Protocol):
     """Reads text that is whole lines."""
 
-    def read(self, text: bytes, read_one: ReadOne) -> EventColumns:
-        """The rows of the lines of `text`; those that are not of its grammar by `read_one`, in order."""
+    def read(self, text: bytes, read_one: ReadOne) -> tuple[EventColumns, int]:
+        """The rows of the lines of `text`, those that are not of its grammar by `read_one`, in order; and how
+        many lines there are.
+        """
 
     def warps(self, line: bytes) -> Warps | None:
         """A line as a batch of warps, where this reads such a line quicker than as any other."""
@@ -51,13 +53,14 @@ class LineColumns:
         self._known: dict[bytes, tuple[int, int, int, int]] = {}
         """What follows the time on a line → all of its row but the time."""
 
-    def read(self, text: bytes, read_one: ReadOne) -> EventColumns:
+    def read(self, text: bytes, read_one: ReadOne) -> tuple[EventColumns, int]:
         """As `Lines` has it."""
         if self._rounds != self._tables.rounds or len(self._known) > _LINES_MAX:
             self._known.clear()
             self._rounds = self._tables.rounds
         known, rows = self._known, []
-        for at, line in enumerate(text.split(b"\n")):
+        lines = text.split(b"\n")
+        for at, line in enumerate(lines):
             head, comma, rest = line.partition(b",")
             digits = head[len(_TIME_FIRST) :]
             # A number of Python's is none of JSON's: `1_0`, `+1`, `01`.
@@ -70,7 +73,7 @@ class LineColumns:
             row = read_one(at, line)
             if row[1] != FOREIGN:
                 rows.append(row)
-        return event_columns(rows)
+        return event_columns(rows), len(lines)
 
     def _parsed(self, rest: bytes) -> tuple[int, int, int, int] | None:
         text = b'{"ts_ns":0,' + rest

@@ -38,7 +38,7 @@ class OpenRecording:
 
 def clock_records(stream: BinaryIO) -> Iterator[Record]:
     """The good `clock` records of a stream of JSON Lines, found without looking at the other lines."""
-    for _, text, _, _ in chunks_of_text(stream):
+    for text, _, _ in chunks_of_text(stream):
         at = -1
         while (at := text.find(b'"clock"', at + 1)) >= 0:
             end = text.find(b"\n", at)
