@@ -91,7 +91,7 @@ class NativePackets(Packets):
         if events is not None:
             source = None if events.source_ns is None else events.source_ns.ctypes.data
             given = Given(events.shape.ctypes.data, events.args.ctypes.data, events.launch.ctypes.data, source)
-        at, refs = 0, (ctypes.byref(view), ctypes.byref(given))
+        at, refs = 0, (ctypes.byref(view), ctypes.byref(given), drawn.book.tables.native_texts)
         made: set[int] = set()
         while at < len(order):
             at = self._checked(self._core.tp_perfetto_write(self._packets, *refs, at, len(order)))

@@ -134,7 +134,6 @@ class Layout:
             window.shape = to_shapes[window.shape]
             self._window = [window]
         self._rows.forget_shapes()
-        self._host.forget_shapes()
         self._met = np.empty(0, np.bool_)
 
     def _meet(self, shapes: Int32s) -> None:

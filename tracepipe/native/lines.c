@@ -10,8 +10,8 @@
 #include "tables.h"
 
 /* A table of whole lines is a cache: it is emptied when it is full. */
-#define LINES_MAX (1 << 15)
-#define LINE_BYTES_MAX (8 << 20)
+#define LINES_MAX (1 << 14)
+#define LINE_BYTES_MAX (3 << 20)
 #define LINE_MAX 2048
 #define FOREIGN (-1)
 #define WARPS (-2)
@@ -210,6 +210,12 @@ TP_EXPORT int64_t tp_reader_text(tp_reader *r, int args, int64_t number, const u
         return -1;
     *text = s->bytes.data + s->places[number].at;
     return s->places[number].size;
+}
+
+/* The texts of arguments by number, for those who write them. */
+TP_EXPORT const tp_strings *tp_reader_args(const tp_reader *r)
+{
+    return &r->args.strings;
 }
 
 /* The number of a text, which is given one if it has none. */

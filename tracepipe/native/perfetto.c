@@ -318,13 +318,30 @@ static int write_one(tp_perfetto *p, const tp_drawn *d, const tp_given *g, int64
     return 0;
 }
 
-/* Whether Python must write an operation: one with arguments of its own, or that have not been made, or that
+/* Makes the annotations of arguments from their text, if that is of the native grammar. */
+static int make_args(tp_perfetto *p, const tp_strings *texts, int32_t args)
+{
+    if (!texts || !tp_strings_has(texts, args))
+        return 0;
+    const uint8_t *text = texts->bytes.data + texts->places[args].at;
+    int64_t size = texts->places[args].size;
+    if (tp_object(text, text + size) != text + size)
+        return 0;
+    return tp_perfetto_args(p, args, text, size) ? TP_NO_MEMORY : 1;
+}
+
+/* Whether Python must write an operation: one with arguments of its own, or that cannot be made here, or that
  * stand for something that is shown beside them. */
-static int is_odd(const tp_perfetto *p, const tp_drawn *d, const tp_given *g, int64_t at)
+static int is_odd(tp_perfetto *p, const tp_drawn *d, const tp_given *g, const tp_strings *texts, int64_t at)
 {
     int32_t event = d->event[at], args = event < 0 ? -1 : g->args[event];
-    if (event < NO_EVENT || (args >= 0 && !tp_strings_has(&p->args, args)))
+    if (event < NO_EVENT)
         return 1;
+    if (args >= 0 && !tp_strings_has(&p->args, args)) {
+        int made = make_args(p, texts, args);
+        if (made != 1)
+            return made ? made : 1;
+    }
     if (args < 0 || args >= p->shadow_room || !p->shadows[args])
         return 0;
     int32_t shape = g->shape[event];
@@ -336,13 +353,16 @@ static int is_odd(const tp_perfetto *p, const tp_drawn *d, const tp_given *g, in
     return (shown & p->shadows[args]) != 0;
 }
 
-/* Writes operations from place `from` of their order on. Stops at one that `is_odd`; where it stopped, or TP_NO_MEMORY. */
-TP_EXPORT int64_t tp_perfetto_write(tp_perfetto *p, const tp_drawn *d, const tp_given *g, int64_t from, int64_t to)
+/* Writes operations from place `from` of their order on; `texts` are those of their arguments, or NULL. Stops at
+ * one that `is_odd`; where it stopped, or TP_NO_MEMORY. */
+TP_EXPORT int64_t tp_perfetto_write(tp_perfetto *p, const tp_drawn *d, const tp_given *g, const tp_strings *texts,
+                                    int64_t from, int64_t to)
 {
     for (int64_t i = from; i < to; i++) {
         int64_t at = d->order ? d->order[i] : i;
-        if (is_odd(p, d, g, at))
-            return i;
+        int odd = is_odd(p, d, g, texts, at);
+        if (odd)
+            return odd < 0 ? odd : i;
         if (write_one(p, d, g, at))
             return TP_NO_MEMORY;
     }

@@ -42,6 +42,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tp_reader_count": (c_int64, [c_void_p, c_int]),
     "tp_reader_bytes": (c_int64, [c_void_p, c_int]),
     "tp_reader_text": (c_int64, [c_void_p, c_int, c_int64, _TEXT]),
+    "tp_reader_args": (c_void_p, [c_void_p]),
     "tp_reader_number": (c_int64, [c_void_p, c_int, c_char_p, c_int64]),
     "tp_reader_keep": (c_int64, [c_void_p, c_int, c_void_p, c_int64]),
     "tp_object_size": (c_int64, [c_char_p, c_int64]),
@@ -88,7 +89,10 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tp_perfetto_intern": (c_int64, [c_void_p, c_int, c_char_p, c_int64]),
     "tp_perfetto_args": (c_int, [c_void_p, c_int64, c_void_p, c_int64]),
     "tp_perfetto_packet": (c_int, [c_void_p, c_int64, c_char_p, c_int64]),
-    "tp_perfetto_write": (c_int64, [c_void_p, POINTER(Drawn), POINTER(Given), c_int64, c_int64]),
+    "tp_perfetto_write": (
+        c_int64,
+        [c_void_p, POINTER(Drawn), POINTER(Given), c_void_p, c_int64, c_int64],
+    ),
     "tp_perfetto_take": (c_int64, [c_void_p, _TEXT]),
     "tp_perfetto_warps": (
         c_int64,
