@@ -17,15 +17,15 @@ from operator import itemgetter
 from typing import Any
 
 from tracepipe.event.model import LAYERS, Header, Problem, Record, Shape, Timed
+from tracepipe.event.outcomes import Outcomes
 from tracepipe.layout.gpu import GpuLayout
 from tracepipe.layout.host import HostLayout
 from tracepipe.layout.launches import Launches
 from tracepipe.layout.options import LayoutOptions
-from tracepipe.layout.rows import Outcomes
 from tracepipe.layout.timeline import INSTANT, Op
 from tracepipe.layout.tree import Tree
 
-__all__ = ["Layout", "LayoutOptions", "Outcomes"]
+__all__ = ["Layout", "LayoutOptions"]
 
 # Events are put in order over this many: what a capture writes is out of order by less.
 WINDOW_EVENTS = 2048

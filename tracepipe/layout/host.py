@@ -7,16 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tracepipe.event.model import Shape, SharedArgs, Timed
+from tracepipe.event.outcomes import Outcomes
+from tracepipe.event.vocabulary import ADDRESS_KEYS, RUNNING
 from tracepipe.layout.launches import Launches
-from tracepipe.layout.rows import DEPTH_MAX, LANES_MAX, Outcomes, Row, close_all, complete, end, marked
+from tracepipe.layout.rows import DEPTH_MAX, LANES_MAX, Row, close_all, complete, end, marked
 from tracepipe.layout.timeline import BEGIN, COUNTER, END, INSTANT, Flows, Track
 from tracepipe.layout.tree import LAYER_TITLES, Tree
 
 # Live allocations whose sizes are remembered for their frees.
 ALLOCATIONS_MAX = 1 << 20
-RUNNING = "running"
-"""The slice of the scheduler's own layer: a thread has a processor."""
-ADDRESS_KEYS = ("address", "ptr", "dptr", "devPtr")
 
 
 @dataclass(slots=True, eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tracepipe.layout.rows import Outcomes
+from tracepipe.event.outcomes import Outcomes
 from tracepipe.layout.timeline import INSTANT, Flows
 from tracepipe.layout.tree import Tree
 

@@ -5,28 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from tracepipe.event.outcomes import Outcomes
 from tracepipe.layout.timeline import BEGIN, END, INSTANT, Args, Flows, Op, Track
 
 # Where more slices overlap than this, the input does not describe a call stack.
 LANES_MAX = 64
 # Perfetto v52 keeps no ends of slices that stand deeper than this.
 DEPTH_MAX = 512
-
-
-@dataclass(slots=True)
-class Outcomes:
-    """What did not go by the book, counted; each is also marked on the slice it befell."""
-
-    unclosed: int = 0
-    """B without E: drawn to the end, or to where its caller ended."""
-    no_begin: int = 0
-    """E without B and without a duration: drawn as an instant."""
-    overlaps: int = 0
-    """Slices that do not nest with those of their track, or too deep: drawn on an extra track beside it."""
-    undrawn: int = 0
-    """Slices that more than `LANES_MAX` others overlap: not drawn."""
-    causality: int = 0
-    """Kernels and warps that start before their launch call, by more than the clocks' bound."""
 
 
 OpenSlice = tuple[str, int, int]
