@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from tests.cli.test_cli import run
-from tracepipe.capture.engines.engine import ALL_LAYERS, CaptureRequest, CaptureSummary, Filters, Limits
+from tracepipe.capture.request import CaptureRequest, Filters, Limits
+from tracepipe.capture.summary import CaptureSummary
 from tracepipe.doctor.finding import FAILS, WORKS, Finding
+from tracepipe.hooks.hook import PROBED_LAYERS
 
 __all__ = ["run"]
 
@@ -59,7 +61,7 @@ def test_every_option_says_its_part(run: Run, asked: list[CaptureRequest]) -> No
     assert run("capture", *options.split())[0] == 0
     assert asked == [
         CaptureRequest(
-            layers=ALL_LAYERS,
+            layers=PROBED_LAYERS,
             method="prebuilt",
             gpu="auto",
             pids=(4, 5),

@@ -18,7 +18,7 @@ import pytest
 
 from tests.support.standin import needs
 from tracepipe.capture import CaptureRequest, CaptureSummary, capture
-from tracepipe.capture.engines.engine import Filters, Limits
+from tracepipe.capture.request import Filters, Limits
 from tracepipe.errors import CaptureUnavailable, TracepipeError
 
 ROOT = Path(__file__).parents[2]

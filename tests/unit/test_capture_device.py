@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tracepipe.capture import CaptureRequest, capture
-from tracepipe.capture.engines.engine import Limits, Loss
+from tracepipe.capture.records.loss import Loss
+from tracepipe.capture.request import Limits
 from tracepipe.errors import CaptureUnavailable, TracepipeError
 from tracepipe.event.checks import first_fault
 

@@ -10,16 +10,9 @@ from typing import Any
 import pytest
 
 from tracepipe.capture.bpf.compile import SHIPPED
-from tracepipe.capture.engines.engine import Loss
 from tracepipe.capture.records import record
-from tracepipe.capture.records.record import (
-    DROP_LAYERS,
-    RECORD,
-    RecordRenderer,
-    event_count,
-    layer_counts,
-    loss_line,
-)
+from tracepipe.capture.records.loss import Loss, loss_line
+from tracepipe.capture.records.record import DROP_LAYERS, RECORD, RecordRenderer, event_count, layer_counts
 from tracepipe.capture.records.syscalls import SYSCALLS
 from tracepipe.event.checks import first_fault
 from tracepipe.hooks.hook import Argument, FilePlace, Hook, KernelPlace, Probe, Signature, TracepointPlace

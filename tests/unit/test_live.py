@@ -36,11 +36,11 @@ from tests.support.live_records import (
     plan,
     record,
 )  # fmt: skip
-from tracepipe.capture.engines.engine import Loss
 from tracepipe.capture.live.histogram import Histogram, bounds_ns, bucket_of
 from tracepipe.capture.live.sink import LiveSink
 from tracepipe.capture.live.threads import ThreadTotal
 from tracepipe.capture.live.totals import FunctionTotal, Snapshot, Totals
+from tracepipe.capture.records.loss import Loss
 from tracepipe.terminal.live_table import View, functions_that_fit, lines, ordered
 from tracepipe.units import duration_text
 

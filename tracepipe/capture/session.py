@@ -15,21 +15,13 @@ from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, BinaryIO
 
-from tracepipe.capture.engines.engine import (
-    CaptureRequest,
-    CaptureSummary,
-    Collector,
-    DeviceRecording,
-    Engine,
-    Notify,
-    Plan,
-    Recording,
-    Store,
-)
+from tracepipe.capture.engines.engine import Collector, DeviceRecording, Engine, Recording, Store
 from tracepipe.capture.find.library import find_program
 from tracepipe.capture.plan import plan_of
 from tracepipe.capture.records.record import event_count
+from tracepipe.capture.request import CaptureRequest, Notify, Plan
 from tracepipe.capture.spool import Spool, cannot_write
+from tracepipe.capture.summary import CaptureSummary
 from tracepipe.capture.target import Target
 from tracepipe.errors import TracepipeError
 from tracepipe.event.model import HostInstant, new_header

@@ -19,9 +19,10 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import BinaryIO
 
-from tracepipe.capture.bpf.ring import RECORD_BYTES
-from tracepipe.capture.engines.engine import DeviceRenderer, Limits, Loss, Plan, Renderer
-from tracepipe.capture.records.record import layer_counts, loss_line
+from tracepipe.capture.engines.engine import DeviceRenderer, Renderer
+from tracepipe.capture.records.loss import Loss, loss_line
+from tracepipe.capture.records.record import RECORD_BYTES, layer_counts
+from tracepipe.capture.request import Limits, Plan
 from tracepipe.errors import OutputError
 
 _PIECE_BYTES = 64 * 4096  # bytes that become lines at once: 4096 records

@@ -64,9 +64,9 @@ def capture(
         raise OutputError(f"{trace} exists", "--force overwrites it, -o names another recording")
     with keeping(target, force=force) as sink:
         summary = run_capture(request, sink, notify=say)
-    from tracepipe.recording.account_text import captured_lines
+    from tracepipe.capture.summary import summary_lines
 
-    for line in captured_lines(target, summary):
+    for line in summary_lines(target, summary):
         say(line)
     if then_open:
         from tracepipe.cli.convert import convert_file

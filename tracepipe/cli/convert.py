@@ -87,9 +87,9 @@ def convert_file(file: str, to: str, output: str, force: bool, options: Any) -> 
     shown = contextlib.nullcontext() if is_shown else progress(f"convert {Path(file).name}")
     with opened as out, shown as bar:
         report = conversion.run(out, bar)
-    from tracepipe.recording.account_text import lines
+    from tracepipe.recording.account_text import account_lines
 
-    for line in lines(report):
+    for line in account_lines(report):
         say(line)
     return target
 

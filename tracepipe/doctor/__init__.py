@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 
-from tracepipe.capture.engines.engine import DEFAULT_LAYERS
 from tracepipe.capture.machine.facts import Machine, this_machine
+from tracepipe.capture.request import DEFAULT_LAYERS
 from tracepipe.doctor import checks, gpu
 from tracepipe.doctor.finding import ABSENT, FAILS, LIMITED, WORKS, Area, Examination, Finding
 from tracepipe.doctor.trials import RealTrials, Trials

@@ -22,9 +22,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tracepipe.capture.engines.engine import ALL_LAYERS
 from tracepipe.errors import InputError
-from tracepipe.hooks.hook import EFFECTS, INTEGER_KINDS, Condition, Hook
+from tracepipe.hooks.hook import EFFECTS, INTEGER_KINDS, PROBED_LAYERS, Condition, Hook
 from tracepipe.hooks.near_names import did_you_mean
 from tracepipe.hooks.signature import Entry, SignatureText, ValueNames, read_condition, read_signature
 
@@ -299,8 +298,8 @@ def _place(target: str, entry: Entry) -> tuple[str, str, tuple[str, ...]]:
 
 
 def _check_hook(hook: Hook, entry: Entry) -> None:
-    if hook.layer not in ALL_LAYERS:
-        raise entry.wrong("layer", f"no layer {hook.layer}", did_you_mean(hook.layer, ALL_LAYERS))
+    if hook.layer not in PROBED_LAYERS:
+        raise entry.wrong("layer", f"no layer {hook.layer}", did_you_mean(hook.layer, PROBED_LAYERS))
     if hook.effect not in EFFECTS:
         known = [effect for effect in EFFECTS if effect]
         raise entry.wrong("effect", f"no effect {hook.effect}", did_you_mean(hook.effect, known))

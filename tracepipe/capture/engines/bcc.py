@@ -9,11 +9,12 @@ import platform
 import zlib
 
 from tracepipe.capture.bpf.compile import SHIPPED, compiled, import_bcc
-from tracepipe.capture.engines.engine import ALL_LAYERS, Notify, Plan
 from tracepipe.capture.engines.probes import ProbeRecording
 from tracepipe.capture.machine.refusals import SUDO
 from tracepipe.capture.records.syscalls import SYSCALLS
+from tracepipe.capture.request import Notify, Plan
 from tracepipe.errors import CaptureUnavailable
+from tracepipe.hooks.hook import PROBED_LAYERS
 
 _OLDEST = (5, 15)  # bpf_get_attach_cookie
 
@@ -22,7 +23,7 @@ class BccEngine:
     """Compiles with BCC when a capture starts."""
 
     name = "bcc"
-    layers = frozenset(ALL_LAYERS)
+    layers = frozenset(PROBED_LAYERS)
 
     def check(self) -> str:
         """BCC's version. Raises CaptureUnavailable."""
@@ -38,7 +39,7 @@ class PrebuiltEngine:
     """Loads the bytecode that was compiled when tracepipe was made: for hosts without BCC."""
 
     name = "prebuilt"
-    layers = frozenset(ALL_LAYERS)
+    layers = frozenset(PROBED_LAYERS)
 
     def check(self) -> str:
         """The compiler that made the bytecode. Raises CaptureUnavailable."""

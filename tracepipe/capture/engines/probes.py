@@ -19,13 +19,15 @@ from tracepipe.capture.bpf.bytecode import FIELDS, HOOK_FIELDS, Constant, Field,
 from tracepipe.capture.bpf.maps import ARMED, STOPPED, Maps
 from tracepipe.capture.bpf.ring import Ring
 from tracepipe.capture.bpf.specs import is_paired, spec_of
-from tracepipe.capture.engines.engine import ALL_LAYERS, Coverage, Loss, Notify, Plan
+from tracepipe.capture.engines.engine import Coverage
 from tracepipe.capture.find.tracefs import field_offsets, tracepoint_id, tracing_folder
 from tracepipe.capture.machine.refusals import Operation, explain
 from tracepipe.capture.machine.threads import comm_of, own_namespace, running_threads
+from tracepipe.capture.records.loss import Loss
 from tracepipe.capture.records.record import DROP_LAYERS, RecordRenderer
 from tracepipe.capture.records.syscalls import SYSCALLS
-from tracepipe.hooks.hook import FilePlace, KernelPlace, TracepointPlace
+from tracepipe.capture.request import Notify, Plan
+from tracepipe.hooks.hook import PROBED_LAYERS, FilePlace, KernelPlace, TracepointPlace
 
 _TRACEPOINTS = {
     "syscall": {"syscall_enter": "raw_syscalls/sys_enter", "syscall_exit": "raw_syscalls/sys_exit"},
@@ -244,7 +246,7 @@ class ProbeRecording:
                 self._notify(f"no {layer} layer: {reason}")
             else:
                 self.coverage.got.append(layer)
-        self.coverage.got.sort(key=ALL_LAYERS.index)
+        self.coverage.got.sort(key=PROBED_LAYERS.index)
 
 
 def _make_room_for_links() -> None:

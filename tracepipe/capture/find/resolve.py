@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tracepipe.capture.engines.engine import Notify
 from tracepipe.capture.find.kernel_symbols import SYMBOLS, KernelSymbols, no_kprobes, not_loaded
 from tracepipe.capture.find.library import LibrarySearch
 from tracepipe.capture.find.library_functions import FunctionTables
 from tracepipe.capture.find.tracepoints import Tracepoints
+from tracepipe.capture.request import Notify
 from tracepipe.errors import InputError
 from tracepipe.hooks.hook import Condition, FilePlace, Hook, Probe, Selection
 from tracepipe.hooks.index import HookIndex, NameFilter

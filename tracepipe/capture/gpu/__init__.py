@@ -9,7 +9,8 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tracepipe.capture.engines.engine import CaptureRequest, DeviceRecording, Notify
+from tracepipe.capture.engines.engine import DeviceRecording
+from tracepipe.capture.request import CaptureRequest, Notify
 from tracepipe.errors import CaptureUnavailable, TracepipeError
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tracepipe.capture.engines.engine import Loss
 from tracepipe.capture.live.histogram import Histogram
 from tracepipe.capture.live.threads import SchedulerTotals, ThreadTotal
 from tracepipe.capture.machine.threads import comm_of
+from tracepipe.capture.records.loss import Loss
 from tracepipe.capture.records.record import (
     CALL_ENTER,
     CALL_RETURN,

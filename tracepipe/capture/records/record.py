@@ -16,14 +16,13 @@ import json
 import struct
 from collections.abc import Callable, Mapping, Sequence
 
-from tracepipe.capture.bpf.ring import RECORD_BYTES
-from tracepipe.capture.engines.engine import Loss
 from tracepipe.capture.records.calls import Calls, opening
+from tracepipe.capture.records.loss import Loss, loss_line
 from tracepipe.capture.records.record_text import state_text, syscall_arguments, syscall_result
 from tracepipe.hooks.hook import Probe
 
 RECORD = struct.Struct("<8xQIIIBBHQQQQ")
-assert RECORD.size == RECORD_BYTES
+RECORD_BYTES = RECORD.size
 
 (
     CALL_ENTER,
@@ -231,19 +230,3 @@ def _warp_count(line: bytes) -> int:
     start = line.index(_COLUMN) + len(_COLUMN)
     end = line.index(b"]", start)
     return line.count(b",", start, end) + (end > start)
-
-
-def loss_line(loss: Loss) -> bytes:
-    """The loss as a line."""
-    record: dict[str, str | int] = {"type": "loss"}
-    if loss.layer:
-        record["layer"] = loss.layer
-    if loss.cpu is not None:
-        record["cpu"] = loss.cpu
-    record |= {
-        "ts_ns": loss.start_ns,
-        "dur_ns": loss.end_ns - loss.start_ns,
-        "count": loss.count,
-        "reason": loss.reason,
-    }
-    return json.dumps(record, separators=(",", ":")).encode() + b"\n"

@@ -20,8 +20,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from tracepipe.capture.engines.engine import Filters
 from tracepipe.capture.records.record import DROP_LAYERS
+from tracepipe.capture.request import Filters
 from tracepipe.hooks.hook import INTEGER_KINDS, Condition
 
 TEXT_PIECE_BYTES = 124

@@ -21,8 +21,8 @@ from tracepipe.capture.engines.bpftrace.language import (
     THREADS,
     Op,
 )
-from tracepipe.capture.engines.engine import Loss
 from tracepipe.capture.records import record
+from tracepipe.capture.records.loss import Loss
 from tracepipe.capture.records.record import DROP_LAYERS, RECORD
 from tracepipe.hooks.hook import KernelPlace, Probe
 from tracepipe.hooks.slots import slots

@@ -19,8 +19,8 @@ from tracepipe.capture.engines.bpftrace.language import (
     comparison,
     quoted,
 )
-from tracepipe.capture.engines.engine import Plan
 from tracepipe.capture.records.record import DROP_LAYERS
+from tracepipe.capture.request import Plan
 from tracepipe.hooks.hook import FilePlace, KernelPlace, Probe, TracepointPlace
 from tracepipe.hooks.slots import slots
 

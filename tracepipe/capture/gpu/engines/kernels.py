@@ -21,7 +21,6 @@ from typing import Any, Final
 
 import orjson
 
-from tracepipe.capture.engines.engine import Loss
 from tracepipe.capture.gpu.build.toolchain import NATIVE, Toolchain
 from tracepipe.capture.gpu.engines.gpu_numbers import GpuNumbers, numbers_of
 from tracepipe.capture.gpu.engines.transport import (
@@ -36,6 +35,7 @@ from tracepipe.capture.gpu.engines.transport import (
     records,
     text,
 )
+from tracepipe.capture.records.loss import Loss
 
 CALLS_VARIABLE: Final = "TRACEPIPE_GPU_CALLS"
 CALLS: Final = ("all", "launches", "none")

@@ -14,7 +14,6 @@ from typing import Any, Final
 
 import orjson
 
-from tracepipe.capture.engines.engine import Loss
 from tracepipe.capture.gpu.engines import warp_records as layout
 from tracepipe.capture.gpu.engines.api_calls import ARGUMENTS_VARIABLE, ApiCalls, write_table
 from tracepipe.capture.gpu.engines.call_lines import CallLines
@@ -34,6 +33,7 @@ from tracepipe.capture.gpu.engines.transport import (
     text,
 )
 from tracepipe.capture.gpu.engines.warp_options import WarpOptions
+from tracepipe.capture.records.loss import Loss
 
 _LAYERS: Final = {
     layout.KIND_WARPS: "gpu_warp",
