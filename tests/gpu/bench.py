@@ -14,7 +14,7 @@ import pytest
 
 from tracepipe.capture.gpu.build.toolchain import NATIVE, this_toolchain
 from tracepipe.capture.gpu.engines.warp_options import WarpOptions
-from tracepipe.capture.gpu.engines.warps import GpuRecording, WarpRenderer
+from tracepipe.capture.gpu.engines.warps import WarpRenderer, WarpsEngine
 from tracepipe.errors import CaptureUnavailable
 
 HERE = Path(__file__).parent
@@ -62,7 +62,7 @@ class Bench:
         return Run(done.stdout, _launched(done.stderr), done.returncode, [], WarpRenderer({}), 0)
 
     def record(self, *command: str, options: WarpOptions | None = None) -> Run:
-        recording = GpuRecording(self.library, self.patches, options, gpus=self.tools.driver.listed)
+        recording = WarpsEngine(self.library, self.patches, options, gpus=self.tools.driver.listed)
         chunks, lost, is_over = [], 0, False
         environment = {**os.environ, **recording.environment()}
         pipe = subprocess.PIPE

@@ -19,7 +19,7 @@ from tracepipe.capture.gpu.build.cuda_parts import find_parts
 from tracepipe.capture.gpu.engines import warp_records as layout
 from tracepipe.capture.gpu.engines.api_calls import ARGUMENTS_VARIABLE, ApiCalls, parameters, write_table
 from tracepipe.capture.gpu.engines.transport import KIND_NAME, NAME, Channel, pack_record, read_name, records
-from tracepipe.capture.gpu.engines.warps import GpuRecording, WarpRenderer
+from tracepipe.capture.gpu.engines.warps import WarpRenderer, WarpsEngine
 from tracepipe.capture.records import record as probe_record
 from tracepipe.capture.records.record import RecordRenderer
 from tracepipe.errors import CaptureUnavailable
@@ -308,7 +308,7 @@ def test_no_word_is_outside_of_its_struct() -> None:
 
 
 def test_the_command_finds_the_table_and_it_goes_with_the_recording(tmp_path: Path) -> None:
-    recording = GpuRecording(tmp_path / "libwarps.so", tmp_path / "patches.fatbin")
+    recording = WarpsEngine(tmp_path / "libwarps.so", tmp_path / "patches.fatbin")
     table = Path(recording.environment()[ARGUMENTS_VARIABLE])
     assert table.stat().st_mode & 0o777 == 0o644
     assert "cuMemAlloc_v2 8+8 out0+8\n" in table.read_text()

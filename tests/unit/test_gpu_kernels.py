@@ -27,7 +27,7 @@ from tracepipe.capture.gpu.engines.kernels import (
     KIND_SET,
     MEMORY,
     SET,
-    KernelsRecording,
+    KernelsEngine,
     KernelsRenderer,
 )
 from tracepipe.capture.gpu.engines.transport import GPU, KIND_GPU, KIND_NAME, KIND_NOTE, pack_record
@@ -289,7 +289,7 @@ def test_both_sides_have_the_same_sizes_and_kinds(struct: str, ours: Any) -> Non
 
 
 def test_a_recording_tells_the_command_where_to_write(tmp_path: Path) -> None:
-    recording = KernelsRecording(tmp_path / "k.so", calls="launches", ring_bytes=1 << 16)
+    recording = KernelsEngine(tmp_path / "k.so", calls="launches", ring_bytes=1 << 16)
     try:
         environment = recording.environment()
         assert environment["CUDA_INJECTION64_PATH"] == str(tmp_path / "k.so")
@@ -303,7 +303,7 @@ def test_a_recording_tells_the_command_where_to_write(tmp_path: Path) -> None:
 
 
 def test_losses_name_their_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recording = KernelsRecording(tmp_path / "k.so", ring_bytes=1 << 16)
+    recording = KernelsEngine(tmp_path / "k.so", ring_bytes=1 << 16)
     try:
         before_ns = time.monotonic_ns()
         recording.lost()

@@ -25,7 +25,7 @@ from tracepipe.capture.gpu.engines.transport import (
     pack_record,
 )
 from tracepipe.capture.gpu.engines.warp_options import WarpOptions
-from tracepipe.capture.gpu.engines.warps import GpuRecording, WarpRenderer
+from tracepipe.capture.gpu.engines.warps import WarpRenderer, WarpsEngine
 from tracepipe.event.checks import first_fault
 
 ROOT = Path(__file__).parents[2]
@@ -188,7 +188,7 @@ def test_a_note_of_the_library_is_kept() -> None:
 def test_the_environment_names_what_the_library_needs(tmp_path: Path) -> None:
     options = WarpOptions(kernels="attn.*", launches="10-20", blocks="3-")
     gpus = [{"index": 0, "uuid": "GPU-a"}, {"index": 1, "uuid": "GPU-b"}]
-    recording = GpuRecording(tmp_path / "libwarps.so", tmp_path / "patches.fatbin", options, gpus=gpus)
+    recording = WarpsEngine(tmp_path / "libwarps.so", tmp_path / "patches.fatbin", options, gpus=gpus)
     assert recording.clocks == ["globaltimer:0", "globaltimer:1"]
     assert recording.gpus == gpus
     environment = recording.environment()

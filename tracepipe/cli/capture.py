@@ -140,14 +140,16 @@ def doctor(
     from tracepipe import doctor as examination
 
     with status(sys.stderr) as notify:
-        findings = examination.examine(notify=notify)
+        diagnoses = examination.examine(notify=notify)
     if as_json:
-        print(examination.as_json(findings))
+        print(examination.as_json(diagnoses))
     else:
         is_terminal = sys.stdout.isatty()
         width = shutil.get_terminal_size().columns if is_terminal else 0
         plain = not (sys.stdout.encoding or "").lower().startswith("utf")
-        for line in examination.report(findings, width=width, colours=is_terminal, ascii_only=plain):
+        for line in examination.diagnosis_lines(
+            diagnoses, width=width, colours=is_terminal, ascii_only=plain
+        ):
             print(line)
-    if not examination.can_capture(findings):
+    if not examination.can_capture(diagnoses):
         raise typer.Exit(CaptureUnavailable.exit_code)

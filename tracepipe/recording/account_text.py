@@ -18,22 +18,22 @@ _OUTCOMES = {
 }
 
 
-def account_lines(report: Account) -> Iterator[str]:
+def account_lines(account: Account) -> Iterator[str]:
     """What a person should know of a conversion, most important last."""
-    counts = ", ".join(f"{report.counts[layer]} {layer}" for layer in LAYERS if report.counts[layer])
-    yield f"{report.path}: {report.source}, {counts or 'no events'}"
-    yield from report.remarks(_OUTCOMES)
-    for said in report.clocks:
+    counts = ", ".join(f"{account.counts[layer]} {layer}" for layer in LAYERS if account.counts[layer])
+    yield f"{account.path}: {account.source}, {counts or 'no events'}"
+    yield from account.remarks(_OUTCOMES)
+    for said in account.clocks:
         if said["method"] == "fit":
             yield f"clock {said['clock']}: {fit_text(said)}, within {said['bound_ns']} ns"
         elif said["method"] == "offset" and said["bound_ns"] > SETTING_NS:
             yield f"clock {said['clock']}: was set or slept while recording, within {said['bound_ns']} ns"
         elif said["method"] == "assumed":
             yield f"clock {said['clock']}: placed by an assumed offset, error unknown"
-    for clock, count in report.unplaced.items():
+    for clock, count in account.unplaced.items():
         yield (
             f"not drawn: {count} events on {clock}, which has no clock pairs; "
             f"--assume-offset {clock}=NS places them"
         )
-    for layer, count in report.losses.items():
+    for layer, count in account.losses.items():
         yield f"lost: {count} {layer} events were made and not recorded"

@@ -9,7 +9,7 @@ import platform
 import zlib
 
 from tracepipe.capture.bpf.compile import SHIPPED, compiled, import_bcc
-from tracepipe.capture.engines.probes import ProbeRecording
+from tracepipe.capture.engines.probes import ProbeAttachment
 from tracepipe.capture.machine.refusals import SUDO
 from tracepipe.capture.records.syscalls import SYSCALLS
 from tracepipe.capture.request import Notify, Plan
@@ -30,9 +30,9 @@ class BccEngine:
         check_machine()
         return str(getattr(import_bcc(), "__version__", "unknown"))
 
-    def attach(self, plan: Plan, notify: Notify) -> ProbeRecording:
+    def attach(self, plan: Plan, notify: Notify) -> ProbeAttachment:
         """Compile and attach. Raises CaptureUnavailable."""
-        return ProbeRecording(compiled(platform.machine()), plan, notify)
+        return ProbeAttachment(compiled(platform.machine()), plan, notify)
 
 
 class PrebuiltEngine:
@@ -46,10 +46,10 @@ class PrebuiltEngine:
         check_machine()
         return str(json.loads(SHIPPED.read_text())["compiler"])
 
-    def attach(self, plan: Plan, notify: Notify) -> ProbeRecording:
+    def attach(self, plan: Plan, notify: Notify) -> ProbeAttachment:
         """Attach. Raises CaptureUnavailable."""
         programs = json.loads(SHIPPED.read_text())["programs"][platform.machine()]
-        return ProbeRecording(
+        return ProbeAttachment(
             {name: zlib.decompress(base64.b64decode(code)) for name, code in programs.items()}, plan, notify
         )
 

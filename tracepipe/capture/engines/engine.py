@@ -113,7 +113,7 @@ class DeviceRenderer(Protocol):
         ...
 
 
-class DeviceRecording(Protocol):
+class DeviceEngine(Protocol):
     """A library in the target's processes that tells what their GPUs do."""
 
     name: str
@@ -153,7 +153,7 @@ class Coverage:
     missing: dict[str, str] = field(default_factory=dict)
 
 
-class Recording(Protocol):
+class Attachment(Protocol):
     """Attached probes that record nothing until they are started."""
 
     coverage: Coverage
@@ -200,6 +200,6 @@ class Engine(Protocol):
         """The engine's version. Raises CaptureUnavailable where it cannot work."""
         ...
 
-    def attach(self, plan: Plan, notify: Notify) -> Recording:
+    def attach(self, plan: Plan, notify: Notify) -> Attachment:
         """Attach every probe of the plan. Raises CaptureUnavailable."""
         ...

@@ -46,7 +46,7 @@ _NO_FIELD: Field = (8, 1)  # a byte that every tracepoint's record has: 0 to 8 i
 _COMM_BYTES = 16
 
 
-class ProbeRecording:
+class ProbeAttachment:
     """Attached probes and the memory that they write to."""
 
     def __init__(self, programs: Mapping[str, bytes], plan: Plan, notify: Notify) -> None:

@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 
 from tracepipe.capture.engines.bcc import check_machine
-from tracepipe.capture.engines.bpftrace.language import MACHINES, Order
+from tracepipe.capture.engines.bpftrace.language import ARCHITECTURES, Order
 from tracepipe.capture.engines.bpftrace.lines import Clock, Lines
 from tracepipe.capture.engines.bpftrace.process import CONTROL, Bpftrace, Control, Progress
 from tracepipe.capture.engines.bpftrace.script import Script
@@ -79,12 +79,12 @@ class BpftraceEngine:
         tracing_folder()
         return version
 
-    def attach(self, plan: Plan, notify: Notify) -> BpftraceRecording:
+    def attach(self, plan: Plan, notify: Notify) -> BpftraceAttachment:
         """Start bpftrace and wait until every probe is attached. Raises CaptureUnavailable."""
-        return BpftraceRecording(plan, notify)
+        return BpftraceAttachment(plan, notify)
 
 
-class BpftraceRecording:
+class BpftraceAttachment:
     """A bpftrace process and what it has printed."""
 
     def __init__(self, plan: Plan, notify: Notify) -> None:
@@ -212,7 +212,7 @@ class BpftraceRecording:
             list(self._syscalls),
             frozenset(refused),
             fields,
-            MACHINES[platform.machine()],
+            ARCHITECTURES[platform.machine()],
         )
 
     def _attached(self, refused: set[int]) -> bool:

@@ -309,7 +309,7 @@ def _at(names: tuple[str, ...], number: int) -> str:
     return names[number] if number < len(names) else str(number)
 
 
-class KernelsRecording:
+class KernelsEngine:
     """A command's GPU work while it runs with `environment()`; nothing has to be attached to it."""
 
     name = "cupti"

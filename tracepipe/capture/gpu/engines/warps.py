@@ -49,7 +49,7 @@ _KNOWN_STREAMS: Final = {0: 0, 1: 0, 2: 2}
 _FIRST_OTHER_STREAM: Final = 3
 
 
-class GpuRecording:
+class WarpsEngine:
     """A channel that a command is told of by its environment, and what comes through it."""
 
     name = "sanitizer"
