@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from tests.support.hooks import hook_of
 from tracepipe.capture.records.effects import OPEN_CALLS_MAX, THREADS_MAX, Effects
 from tracepipe.event.checks import first_fault
 from tracepipe.hooks.hook import FilePlace, Hook, Probe
 from tracepipe.hooks.index import HookIndex
-from tracepipe.hooks.sets import load_set, parse_hook
+from tracepipe.hooks.sets import load_set
 from tracepipe.hooks.slots import slots
 
 PID, TID, CPU = 4242, 4243, 1
@@ -30,7 +31,7 @@ def _probe(symbol: str) -> Probe:
 
 
 def _own(text: str, effect: str) -> Probe:
-    hook = parse_hook(text)
+    hook = hook_of(text)
     return Probe(
         hook.pattern,
         hook.pattern,

@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
+from tests.support.gpu_records import pack_record
 from tracepipe.capture.gpu.build.cuda_parts import find_parts
 from tracepipe.capture.gpu.engines import warp_records as layout
 from tracepipe.capture.gpu.engines.api_calls import ARGUMENTS_VARIABLE, ApiCalls, parameters, write_table
-from tracepipe.capture.gpu.engines.transport import KIND_NAME, NAME, Channel, pack_record, read_name, records
+from tracepipe.capture.gpu.engines.transport import KIND_NAME, NAME, Channel, read_name, records
 from tracepipe.capture.gpu.engines.warps import WarpRenderer, WarpsEngine
 from tracepipe.capture.records import record as probe_record
 from tracepipe.capture.records.record import RecordRenderer

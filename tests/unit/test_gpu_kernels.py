@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.gpu_records import pack_record
 from tracepipe.capture.gpu.build.toolchain import NATIVE
 from tracepipe.capture.gpu.engines import kernels
 from tracepipe.capture.gpu.engines.kernels import (
@@ -30,7 +31,7 @@ from tracepipe.capture.gpu.engines.kernels import (
     KernelsEngine,
     KernelsRenderer,
 )
-from tracepipe.capture.gpu.engines.transport import GPU, KIND_GPU, KIND_NAME, KIND_NOTE, pack_record
+from tracepipe.capture.gpu.engines.transport import GPU, KIND_GPU, KIND_NAME, KIND_NOTE
 from tracepipe.event.checks import first_fault
 
 UUID = bytes.fromhex("4717ba2800112233445566778899aabb")

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.gpu_records import pack_record
 from tracepipe.capture.gpu.engines import warp_records as layout
 from tracepipe.capture.gpu.engines.kernel_name import short_kernel_name
 from tracepipe.capture.gpu.engines.transport import (
@@ -22,7 +23,6 @@ from tracepipe.capture.gpu.engines.transport import (
     KIND_NOTE,
     NAME,
     Channel,
-    pack_record,
 )
 from tracepipe.capture.gpu.engines.warp_options import WarpOptions
 from tracepipe.capture.gpu.engines.warps import WarpRenderer, WarpsEngine

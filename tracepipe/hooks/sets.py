@@ -112,12 +112,8 @@ def load_set(name_or_path: str) -> HookSet:
     return _SetReader(str(path), path.stem).read(_table(path))
 
 
-def parse_hook(text: str, origin: str = COMMAND_LINE) -> Hook:
-    """A hook of the command line: `uprobe:libcuda.so.1:cuInit(flags: u32)`. Raises InputError."""
-    return _single(text, origin).hooks[0]
-
-
 def _single(text: str, origin: str = COMMAND_LINE) -> HookSet:
+    """The set of a hook of the command line: `uprobe:libcuda.so.1:cuInit(flags: u32)`."""
     entry = Entry(origin, text)
     target, _, rest = text.strip().partition(":")
     _check_target(target, entry)

@@ -125,9 +125,6 @@ class KernelsRenderer:
         """The GPUs met, as the header has them: index, name, uuid, sm_count."""
         return self._numbers.met
 
-    def learn(self, chunk: bytes) -> None:
-        """Take what later lines need; `render` does that itself."""
-
     def count(self, chunk: bytes) -> int:
         """Events in a chunk."""
         return sum(

@@ -154,9 +154,6 @@ class WarpRenderer:
         """The GPUs that were met, as a header has them."""
         return self._numbers.met
 
-    def learn(self, chunk: bytes) -> None:
-        """Nothing: each process's records are in order."""
-
     def count(self, chunk: bytes) -> int:
         """Events in a chunk."""
         count = 0
