@@ -95,7 +95,7 @@ def recorded(
         renderer = recording.renderer()
         rendered = renderer.render(recording.collect(is_final=True))
         lost = sum(loss.count for loss in recording.lost())
-        return written, [json.loads(line) for line in rendered.splitlines()], renderer, lost
+        return written, [json.loads(line) for line in rendered.texts], renderer, lost
     finally:
         recording.close()
 

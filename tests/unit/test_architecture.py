@@ -25,7 +25,7 @@ ROOMS: dict[str, set[str]] = {
     "hooks": set(),
     "capture.request": {"hooks"},
     "capture.summary": {"event"},
-    "capture.records": {"hooks"},
+    "capture.records": {"event", "hooks"},
     "capture.machine": {"capture.request"},
     "capture.bpf": {"hooks", "capture.request", "capture.records"},
     "capture.find": {"hooks", "capture.request", "capture.bpf"},

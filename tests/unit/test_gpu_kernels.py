@@ -75,7 +75,7 @@ def call(start_ns: int, number: int, correlation: int, result: int = 0) -> bytes
 
 def lines(*chunks: bytes, renderer: KernelsRenderer | None = None) -> list[dict[str, Any]]:
     rendered = (renderer or KernelsRenderer()).render(b"".join(chunks))
-    return [json.loads(line) for line in rendered.splitlines()]
+    return [json.loads(line) for line in rendered.texts]
 
 
 def test_a_kernel_is_a_span_with_its_launch() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import select
@@ -18,6 +17,7 @@ from typing import Any, BinaryIO
 from tracepipe.capture.engines.engine import Attachment, Collector, DeviceEngine, Engine, Store
 from tracepipe.capture.find.library import find_program
 from tracepipe.capture.plan import plan_of
+from tracepipe.capture.records.line import record_line
 from tracepipe.capture.records.record import event_count
 from tracepipe.capture.request import CaptureRequest, Notify, Plan
 from tracepipe.capture.spool import Spool, cannot_write
@@ -348,7 +348,7 @@ class _Session:
         if isinstance(self.sink, Store):
             return
         try:
-            self.sink.write(json.dumps(record, separators=(",", ":"), ensure_ascii=False).encode() + b"\n")
+            self.sink.write(record_line(record).encode())
             self.sink.flush()
         except OSError as error:
             raise cannot_write(error) from None

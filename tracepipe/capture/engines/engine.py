@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+from tracepipe.capture.records.line import Lines
 from tracepipe.capture.records.loss import Loss
 from tracepipe.capture.request import Notify, Plan
 
@@ -80,8 +81,8 @@ class Renderer(Protocol):
         """Take from a chunk what lines before it need; for recordings that are unordered."""
         ...
 
-    def render(self, chunk: bytes) -> bytes:
-        """JSON lines of one chunk; chunks come in the order in which they were collected."""
+    def render(self, chunk: bytes) -> Lines:
+        """Lines of one chunk; chunks come in the order in which they were collected."""
         ...
 
     def count(self, chunk: bytes) -> int:
@@ -104,8 +105,8 @@ class DeviceRenderer(Protocol):
         """The GPUs that were met, as a header has them."""
         ...
 
-    def render(self, chunk: bytes) -> bytes:
-        """JSON lines of one chunk; chunks come whole and in the order in which they were collected."""
+    def render(self, chunk: bytes) -> Lines:
+        """Lines of one chunk; chunks come whole and in the order in which they were collected."""
         ...
 
     def count(self, chunk: bytes) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tracepipe.capture.engines.engine import Coverage
 from tracepipe.capture.records.loss import Loss
-from tracepipe.capture.records.record import RecordRenderer
+from tracepipe.capture.records.render import RecordRenderer
 from tracepipe.capture.request import Notify, Plan
 
 

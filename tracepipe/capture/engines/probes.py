@@ -24,7 +24,8 @@ from tracepipe.capture.find.tracefs import field_offsets, tracepoint_id, tracing
 from tracepipe.capture.machine.refusals import Operation, explain
 from tracepipe.capture.machine.threads import comm_of, own_namespace, running_threads
 from tracepipe.capture.records.loss import Loss
-from tracepipe.capture.records.record import DROP_LAYERS, RecordRenderer
+from tracepipe.capture.records.record import DROP_LAYERS
+from tracepipe.capture.records.render import RecordRenderer
 from tracepipe.capture.records.syscalls import SYSCALLS
 from tracepipe.capture.request import Notify, Plan
 from tracepipe.hooks.hook import PROBED_LAYERS, FilePlace, KernelPlace, TracepointPlace

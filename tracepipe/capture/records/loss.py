@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
 
@@ -21,17 +20,16 @@ class Loss:
     cpu: int | None = None
 
 
-def loss_line(loss: Loss) -> bytes:
-    """The loss as a line."""
+def loss_record(loss: Loss) -> dict[str, str | int]:
+    """The loss as a record of an event file."""
     record: dict[str, str | int] = {"type": "loss"}
     if loss.layer:
         record["layer"] = loss.layer
     if loss.cpu is not None:
         record["cpu"] = loss.cpu
-    record |= {
+    return record | {
         "ts_ns": loss.start_ns,
         "dur_ns": loss.end_ns - loss.start_ns,
         "count": loss.count,
         "reason": loss.reason,
     }
-    return json.dumps(record, separators=(",", ":")).encode() + b"\n"

@@ -30,7 +30,8 @@ from tracepipe.capture.engines.engine import Coverage
 from tracepipe.capture.find.tracefs import field_offsets, tracing_folder
 from tracepipe.capture.machine.threads import comm_of, own_namespace, running_threads
 from tracepipe.capture.records.loss import Loss
-from tracepipe.capture.records.record import DROP_LAYERS, RecordRenderer
+from tracepipe.capture.records.record import DROP_LAYERS
+from tracepipe.capture.records.render import RecordRenderer
 from tracepipe.capture.records.syscalls import SYSCALLS
 from tracepipe.capture.request import Notify, Plan
 from tracepipe.errors import CaptureUnavailable

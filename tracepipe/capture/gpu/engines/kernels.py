@@ -19,8 +19,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import orjson
-
 from tracepipe.capture.gpu.build.toolchain import NATIVE, Toolchain
 from tracepipe.capture.gpu.engines.gpu_numbers import GpuNumbers, numbers_of
 from tracepipe.capture.gpu.engines.transport import (
@@ -35,6 +33,7 @@ from tracepipe.capture.gpu.engines.transport import (
     records,
     text,
 )
+from tracepipe.capture.records.line import Lines
 from tracepipe.capture.records.loss import Loss
 
 CALLS_VARIABLE: Final = "TRACEPIPE_GPU_CALLS"
@@ -133,8 +132,8 @@ class KernelsRenderer:
             if record.kind in _EVENT_BYTES
         )
 
-    def render(self, chunk: bytes) -> bytes:
-        """JSON lines of a chunk, in the order of their times."""
+    def render(self, chunk: bytes) -> Lines:
+        """Lines of a chunk, in the order of their times."""
         whole = list(records(chunk))
         # A kernel comes before its name where that found no room at first.
         for record in whole:
@@ -151,7 +150,10 @@ class KernelsRenderer:
                         event["clock"] = "realtime"
                 events += made
         events.sort(key=lambda event: int(event["ts_ns"]))
-        return b"".join(orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE) for event in events)
+        lines = Lines()
+        for event in events:
+            lines.record(event)
+        return lines
 
     def _process(self, pid: int) -> _Process:
         process = self._processes.get(pid)
