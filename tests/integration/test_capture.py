@@ -490,7 +490,7 @@ kill $!
 CAPTURE = """
 import sys
 from tracepipe.capture import CaptureRequest, capture
-from tracepipe.capture.engines.engine import Limits
+from tracepipe.capture.request import Limits
 options = {"method": "prebuilt", **eval("dict(" + sys.argv[2] + ")")}
 def say(text):
     print(text, flush=True)
