@@ -27,7 +27,7 @@ from tracepipe.event.model import (
     TIME_LIMIT_NS,
 )
 from tracepipe.recording.account import PROBLEMS_KEPT, Account
-from tracepipe.recording.account_text import lines
+from tracepipe.recording.account_text import account_lines
 from tracepipe.recording.convert import Conversion, ConvertOptions, check
 from tracepipe.recording.open import clock_records, footer_notes
 
@@ -287,7 +287,7 @@ def test_the_report_says_everything_that_did_not_go_by_the_book(recording: Any) 
         "nonsense",
     )
     report, _ = converted(path)
-    said = [line.replace(path, "run") for line in lines(report)]
+    said = [line.replace(path, "run") for line in account_lines(report)]
     assert said[1].startswith("skipped: run:11: is not JSON: ")
     del said[1]
     assert said == [
@@ -305,18 +305,18 @@ def test_the_report_says_everything_that_did_not_go_by_the_book(recording: Any) 
 
 def test_the_report_says_how_many_bad_lines_it_does_not_show(recording: Any) -> None:
     report, _ = converted(recording(HEADER, *["nonsense"] * 25))
-    assert "… and 5 more: 25 lines skipped in all" in list(lines(report))
+    assert "… and 5 more: 25 lines skipped in all" in list(account_lines(report))
 
 
 def test_the_report_of_an_empty_recording(recording: Any) -> None:
     path = recording(HEADER, {"type": "footer", "counts": {}, "losses": {}})
     report, _ = converted(path, assumed={GPU: 5})
-    assert list(lines(report)) == [f"{path}: tracepipe, no events"]
+    assert list(account_lines(report)) == [f"{path}: tracepipe, no events"]
 
 
 def test_the_report_says_that_an_offset_was_assumed(recording: Any) -> None:
     report, _ = converted(recording(HEADER, on_gpu(5)), assumed={GPU: 5})
-    assert "clock globaltimer:0: placed by an assumed offset, error unknown" in list(lines(report))
+    assert "clock globaltimer:0: placed by an assumed offset, error unknown" in list(account_lines(report))
 
 
 def test_a_clock_that_was_set_while_recording_has_that_in_its_bound(recording: Any) -> None:
@@ -326,7 +326,9 @@ def test_a_clock_that_was_set_while_recording_has_that_in_its_bound(recording: A
         footer = {"type": "footer", "counts": {}, "losses": {}, "end": end}
         report, _ = converted(recording(header, call(9_000_100, clock="realtime"), footer))
         assert report.clocks[0]["bound_ns"] == 1_000 + set_ns
-        assert [line.partition("was ")[2] for line in lines(report) if line.startswith("clock")] == told
+        assert [
+            line.partition("was ")[2] for line in account_lines(report) if line.startswith("clock")
+        ] == told
 
 
 # Memory ------------------------------------------------------------------------------------------------

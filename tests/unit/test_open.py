@@ -278,7 +278,7 @@ def test_the_ui_is_found_in_the_named_folder_or_missed_clearly(
 ) -> None:
     monkeypatch.setenv("TRACEPIPE_UI", str(ui.root))
     assert find_ui() == ui
-    assert find_ui().engine_wasm.read_bytes() == b"\0asm"
+    assert (find_ui().version / "trace_processor.wasm").read_bytes() == b"\0asm"
     monkeypatch.setenv("TRACEPIPE_UI", str(tmp_path))
     with pytest.raises(OutputError, match="is not a Perfetto UI"):
         find_ui()

@@ -10,7 +10,8 @@ import numpy as np
 
 from tracepipe.event.columns import TraceColumns, grown
 from tracepipe.event.launches import Early
-from tracepipe.event.nesting import NO_ROW, Op, Outcomes, ShapeRow
+from tracepipe.event.nesting import NO_ROW, Op, ShapeRow
+from tracepipe.event.outcomes import Outcomes
 from tracepipe.native.signatures import Events, Ops, Shapes
 
 _ROWS, _UNCLOSED, _NO_BEGIN, _OVERLAPS, _UNDRAWN, _OPS, _EARLY = range(7)

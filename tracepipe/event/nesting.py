@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from tracepipe.event.columns import NONE, TraceColumns
 from tracepipe.event.launches import Early, Launches
+from tracepipe.event.outcomes import Outcomes
 
 # Where more slices overlap than this, the input does not describe a call stack.
 BESIDE_MAX: Final = 64
@@ -27,22 +28,6 @@ BEGIN, END, INSTANT, COUNTER = 1, 2, 3, 4
 NO_MARK, UNCLOSED, NO_BEGIN, FROM_DURATION = range(4)
 MARKS = ("", "unclosed", "no_begin", "from_duration")
 """What did not go as it should with one slice, as an argument of it."""
-
-
-@dataclass(slots=True)
-class Outcomes:
-    """What did not go as it should, counted; each is also marked on its slice."""
-
-    unclosed: int = 0
-    """B without E: ends with the recording, or where its caller ended."""
-    no_begin: int = 0
-    """E without B and without a duration: an instant."""
-    overlaps: int = 0
-    """Slices that do not nest with those of their row, or too deep: on an extra row beside it."""
-    undrawn: int = 0
-    """Slices that more than `BESIDE_MAX` others overlap: on no row."""
-    causality: int = 0
-    """Kernels and warps that start before their launch call, by more than the clocks' bound."""
 
 
 class Op(NamedTuple):

