@@ -39,6 +39,7 @@ ROOMS: dict[str, set[str]] = {
     "clocks": {"event"},
     "layout": {"event"},
     "converters": {"event", "layout"},
+    "recording.compression": set(),
     "recording.convert": {"event", "clocks", "layout", "readers", "converters", "recording"},
     "recording": {"event", "clocks", "readers"},
     "reports.report": set(),
@@ -50,7 +51,7 @@ ROOMS: dict[str, set[str]] = {
     "reports.page": {"event", "reports.report", "reports.frames", "reports.writing", "reports.figures"},
     "reports": {"event", "reports"},
     "doctor": {"capture", "hooks"},
-    "ui": set(),
+    "ui": {"recording.compression"},
     "terminal": {"capture"},
 }  # fmt: skip
 # Their rules of nesting are those of layout/rows.py, which they call.

@@ -13,10 +13,11 @@ import tempfile
 import threading
 import time
 from array import array
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import BinaryIO
 
 from tracepipe.capture.engines.engine import DeviceRenderer, Renderer
@@ -35,6 +36,7 @@ assert _TIME.size == RECORD_BYTES
 # Seconds a thread may keep the interpreter while another waits. The default of 5 ms would let the collector
 # wait that long three times a tick while lines are made.
 _SWITCH_S = 0.0005
+_FLUSH_S = 1.0  # how long a line may wait in the output's buffer, from which a killed process writes nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,7 @@ class Spool:
         self.cpu_losses: dict[str, dict[int, int]] = {}
         self._unwritten = 0
         self._rendered_bytes = self._written_bytes = 0
+        self._flush_at_s: float | None = None  # while lines wait there
         self.error: OSError | None = None
 
     def begin(self, plan: Plan, start_ns: int) -> None:
@@ -160,7 +163,7 @@ class Spool:
     def _write(self) -> None:
         try:
             kept: list[_Place] = []
-            while (item := self._items.get()) is not None:
+            while (item := self._next()) is not None:
                 if isinstance(item, Loss):
                     self._write_loss(item)
                 elif item.of_device:
@@ -176,13 +179,28 @@ class Spool:
         except OSError as error:
             self.error = error
 
+    def _next(self) -> _Place | Loss | None:
+        """The next item. Lines that wait when it is time go into the file, whether anything comes or not."""
+        while True:
+            wait_s = None
+            if self._flush_at_s is not None and (wait_s := self._flush_at_s - time.monotonic()) <= 0:
+                self._sink.flush()
+                self._flush_at_s = wait_s = None
+            with suppress(Empty):
+                return self._items.get(timeout=wait_s)
+
+    def _put_out(self, lines: bytes) -> None:
+        self._sink.write(lines)
+        if self._flush_at_s is None:
+            self._flush_at_s = time.monotonic() + _FLUSH_S
+
     def _write_loss(self, loss: Loss) -> None:
         layer = loss.layer or "unknown"
         self._losses[layer] = self._losses.get(layer, 0) + loss.count
         if loss.cpu is not None:
             by_cpu = self.cpu_losses.setdefault(layer, {})
             by_cpu[loss.cpu] = by_cpu.get(loss.cpu, 0) + loss.count
-        self._sink.write(record_line(loss_record(loss)).encode())
+        self._put_out(record_line(loss_record(loss)).encode())
 
     def _write_chunk(self, offset: int, size: int) -> None:
         for start in range(offset, offset + size, _PIECE_BYTES):
@@ -198,7 +216,7 @@ class Spool:
     def _write_lines(self, lines: Lines, rendered_bytes: int) -> None:
         self._keep_within_limits(lines)
         text = lines.encoded()
-        self._sink.write(text)
+        self._put_out(text)
         for layer, count in lines.counts().items():
             self._counts[layer] = self._counts.get(layer, 0) + count
         self._rendered_bytes += rendered_bytes

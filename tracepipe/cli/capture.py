@@ -40,7 +40,12 @@ def capture(
     *,
     command: Command = None,
     output: Annotated[
-        str, typer.Option("--output", "-o", help="Recording; by default PROGRAM.jsonl, numbered if taken.")
+        str,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Recording, compressed if named .zst or .gz; by default PROGRAM.jsonl, numbered if taken.",
+        ),
     ] = "",
     which: Which,
     whose: Whose,

@@ -145,7 +145,10 @@ class UntilFull(Until):
     max_size: Annotated[
         str,
         typer.Option(
-            "--max-size", metavar="SIZE", help="End when the events fill so much: 1G.", rich_help_panel=WHEN
+            "--max-size",
+            metavar="SIZE",
+            help="End when the events fill so much, before compression: 1G.",
+            rich_help_panel=WHEN,
         ),
     ] = ""
 

@@ -118,6 +118,8 @@ def refused(problem: Problem, path: str) -> InputError:
 
 def damage(stream: InputStream) -> Problem:
     """What to say of compressed data that ended in damage."""
+    if stream.is_cut:
+        return Problem(0, "", stream.damage)
     return Problem(0, "", f"the data is damaged from here on: {stream.damage}")
 
 
