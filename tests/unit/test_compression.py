@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, cast
 import pytest
 import zstandard
 
+from tracepipe.capture.records.line import Lines
 from tracepipe.capture.request import Limits, Plan, Scope
 from tracepipe.capture.spool import Spool
 from tracepipe.recording.compression import PART_BYTES, compressing
@@ -174,10 +175,11 @@ class OneLineEach:
 
     losses: dict[str, int] = {}  # noqa: RUF012 - none, ever
 
-    def learn(self, chunk: bytes) -> None: ...
-
-    def render(self, chunk: bytes) -> bytes:
-        return b"".join(event(at) for at in range(self.count(chunk)))
+    def render(self, chunk: bytes) -> Lines:
+        lines = Lines()
+        for at in range(self.count(chunk)):
+            lines.record(json.loads(event(at)))
+        return lines
 
     def count(self, chunk: bytes) -> int:
         return len(chunk) // 64
