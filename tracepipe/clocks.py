@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tracepipe.clock_pairs import (
     CRYSTAL_PPM,
@@ -34,7 +34,9 @@ from tracepipe.model import (
     Timed,
     TraceNs,
 )
-from tracepipe.sm_clock import SmClocks
+
+if TYPE_CHECKING:
+    from tracepipe.sm_clock import SmClocks
 
 # The readings of `start` in a header follow each other within this time.
 SNAPSHOT_NS = 1000
@@ -167,13 +169,28 @@ def _allowing(clock_map: ClockMap, pairs: Sequence[ClockPair]) -> ClockMap:
     return replace(clock_map, segments=tuple(segments), pairs=len(pairs) - dropped, dropped=dropped)
 
 
+def _finer(batch: Record, sm_clocks: SmClocks, base_ns: SourceNs) -> tuple[list[int], list[int]] | None:
+    """`entry_ns` and `exit_ns` as the cycles of the SMs make them; None where those are absent or too few."""
+    import numpy as np
+
+    if any(batch.get(name) is None for name in ("sm", "entry_clk", "exit_clk")):
+        return None
+    names = ("entry_ns", "exit_ns", "sm", "slot", "entry_clk", "exit_clk", "exit_count")
+    try:
+        columns: list[Any] = [np.array(batch[name], np.int64) if name in batch else None for name in names]
+    except OverflowError:  # a count of cycles that no SM reaches
+        return None
+    finer = sm_clocks.refine(base_ns, *columns)
+    return (finer[0].tolist(), finer[1].tolist()) if finer else None
+
+
 def _stamp_columns(batch: Record, clock_map: ClockMap, sm_clocks: SmClocks, base_ns: SourceNs) -> TraceNs:
     """Put the columns of a warp batch on the trace clock, and return their new base, the first entry.
 
     Where they change, the readings stay in `source_entry_ns`. Exits are after their warp's entry.
     """
     entry, exits = batch["entry_ns"], batch["exit_ns"]
-    finer = sm_clocks.refine(base_ns, batch)
+    finer = _finer(batch, sm_clocks, base_ns)
     if finer:
         batch["source_ns"] = base_ns
     entered, stayed = finer or (entry, exits)
@@ -313,7 +330,7 @@ class Clocks:
         if shape.type == "gpu_warp":
             if clock_map.method != "same":
                 record["source_ns"], record["bound_ns"] = source_ns, bound_ns
-            sm_clocks = self._sm_clocks.setdefault(clock_map.clock, SmClocks())
+            sm_clocks = self._sm_clocks_of(clock_map.clock)
             ts_ns = _stamp_columns(record, clock_map, sm_clocks, SourceNs(source_ns))
         elif clock_map.method != "same":
             moved = record | {"args": record.get("args", {}) | {"source_ns": source_ns}, "bound_ns": bound_ns}
@@ -322,6 +339,13 @@ class Clocks:
                 moved["dur_ns"] = max(0, end_ns - ts_ns)
             shape = Shape(moved)
         return ts_ns, shape
+
+    def _sm_clocks_of(self, clock: str) -> SmClocks:
+        if clock not in self._sm_clocks:
+            from tracepipe.sm_clock import SmClocks  # needs numpy, which a recording without warps does not
+
+            self._sm_clocks[clock] = SmClocks()
+        return self._sm_clocks[clock]
 
     def statements(self) -> list[dict[str, Any]]:
         """What the trace says of each clock that placed an event: method, pairs, drift, worst bound.

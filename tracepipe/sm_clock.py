@@ -1,113 +1,190 @@
-"""Times of warps finer than the steps of %globaltimer, by the cycles that their SM counted.
+"""Times of warps finer than the steps of %globaltimer, from the cycles that their SM counted.
 
-%globaltimer moves in steps of 32 ns or 1 µs; %clock64 counts every cycle of an SM, from no known time on. A
-line of ns over cycles, of one rate in a batch and an offset for each SM, must lead through the step of each
+%globaltimer moves in steps of 32 ns or 1 µs; %clock64 counts every cycle of an SM, from an unknown start. A
+line of ns over cycles, with one rate in a batch and an offset for each SM, must pass through the step of each
 reading: many readings leave it little room.
 
-    ns │            ┌──▟──   a step is what was read, the line says where in it
+    ns │            ┌──▟──   a step is what was read, the line says where in the step
        │      ┌──▟──┘
        │   ▟──┘
        └───────────── cycles
 
-No time leaves the step that was read, so that none contradicts the readings.
+No time leaves the step that was read, so that none contradicts the readings. `native/sm_clock.c` computes the
+same, and its functions have the names of those here.
+
+All numbers are 64-bit integers. `LIMIT` bounds those that go in, so that no result can overflow: the longest
+sum has 21 numbers of that size, and cycles are multiplied by no more than 8 times 4.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container
 from dataclasses import dataclass
 from math import gcd
-from statistics import median_low
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
-# A rate is in ns for 2²⁸ cycles, so that it is a short integer: over 0.1 s of a batch that rounds off 0.4 ns.
+import numpy as np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Column: TypeAlias = npt.NDArray[np.int64]
+
+# A rate is in ns per 2²⁸ cycles, so that it is a short integer: over 0.1 s of a batch that rounds off 0.4 ns.
 _RATE_BITS = 28
+# 9 years in ns after the base of a batch, 4 years in cycles. Numbers reach from minus that to that.
+LIMIT = 1 << 58
+SM_LIMIT, SLOT_BITS = 1 << 16, 12
+BASE_LIMIT_NS = 1 << 62
+NO_TIME = -BASE_LIMIT_NS
+# 128 ns a cycle: a clock of 8 MHz is no SM's. A bound of a rate may be far above it, as of two readings that
+# are one cycle apart.
+RATE_LIMIT, BOUND_LIMIT = 1 << 35, 1 << 62
 # The greatest common divisor of so many different readings is the step, but for one time in 2¹⁶.
 READINGS_FOR_STEP = 16
-# A line stands where at most one in so many readings of its SM is beside it: a warp may be held up between
+# A line is accepted where at most one in so many readings of its SM is off it: a warp may be held up between
 # reading ns and reading cycles.
 READINGS_PER_STRAY = 8
-# For the rate all readings of so many SMs are looked through, so many times.
+# The rate is narrowed by all readings of so many SMs, so many times.
 SMS_FOR_RATE, ROUNDS = 16, 2
-# Two readings nearer to each other than such a part of the batch say less of the rate than of how far apart
+# Two readings nearer to each other than this part of the batch say less of the rate than of how far apart
 # their clocks were read.
 NEAR = 8
-# No slot is taken again as soon as this after a warp has left it: the SM sets up a block first.
+# No slot is taken again within this time after a warp has left it: the SM sets up a block first.
 SLOT_REST_NS = 64
-# The two clocks are not read at once: by such a part of a step readings of an SM may contradict each other.
+# The two clocks are not read at once: readings of an SM may contradict each other by this part of a step.
 APART = 4
 
-Reading = tuple[int, int]
-"""Cycles, ns."""
-Offs = dict[int, list[int]]
-"""How far the readings of each SM are above a line, ns."""
-Span = tuple[int, int]
-"""At least, at most."""
-Slot = tuple[int, int]
-"""SM, slot."""
-Found = tuple[tuple[list[int], list[int]], tuple[list[int], list[int]]]
-"""Entries and exits, each as found and as read, ns after the base."""
+
+@dataclass(slots=True)
+class BySm:
+    """Which warps, or which exits, each SM has."""
+
+    order: Column
+    """Their places in the batch, SM after SM; those of one SM in the order of the batch."""
+    sms: Column
+    """The SMs that have any, ascending."""
+    start: Column
+    """Where in `order` each SM begins."""
+    count: Column
+
+    @classmethod
+    def of(cls, sm: Column) -> BySm:
+        """By the SM of each."""
+        order = np.argsort(sm.astype(np.uint16), kind="stable")  # numpy sorts 16 bits in linear time
+        ordered = sm[order]
+        end = np.append(np.flatnonzero(ordered[1:] != ordered[:-1]) + 1, len(sm))[: len(sm)]
+        start = np.append(0, end[:-1])[: len(sm)]
+        return cls(order, ordered[start], start, end - start)
+
+    def each(self, of_sm: Column) -> Column:
+        """What each SM has, for each of its readings."""
+        return np.repeat(of_sm, self.count)
+
+    def first(self, wanted: npt.NDArray[np.bool_]) -> Column:
+        """Where in `order` the first wanted reading of each SM is; each SM must have one."""
+        at = np.flatnonzero(wanted)
+        return at[np.searchsorted(at, self.start)]
+
+    def extremes(self, values: Column) -> tuple[Column, Column]:
+        """The lowest and the highest of each SM."""
+        return np.minimum.reduceat(values, self.start), np.maximum.reduceat(values, self.start)
+
+    def medians(self, values: Column) -> Column:
+        """The lower median of each SM."""
+        order = np.argsort(values)
+        order = order[np.argsort(self.each(np.arange(len(self.sms))).astype(np.uint16)[order], kind="stable")]
+        medians: Column = values[order[self.start + (self.count - 1) // 2]]
+        return medians
 
 
 @dataclass(slots=True)
 class Readings:
-    """All entries or all exits of a batch: ns after its base, cycles, and which of them each SM has."""
+    """All entries or all exits of a batch, SM after SM: ns after its base, cycles."""
 
-    ns: Sequence[int]
-    clk: Sequence[int]
-    sms: Sequence[int]
-    of_sm: dict[int, list[int]]
+    ns: Column
+    clk: Column
+    by_sm: BySm
 
-    def at(self, index: int) -> Reading:
-        """One of them."""
-        return self.clk[index], self.ns[index]
+    @classmethod
+    def of(cls, ns: Column, clk: Column, by_sm: BySm) -> Readings:
+        """From the columns of a batch."""
+        return cls(ns[by_sm.order], clk[by_sm.order], by_sm)
 
-    def off_line(self, rate: int, from_clk: int) -> list[int]:
+    def only(self, sms: Container[int]) -> Readings:
+        """Those of some SMs."""
+        by_sm = self.by_sm
+        kept = np.array([sm in sms for sm in by_sm.sms.tolist()], np.bool_)
+        at = np.flatnonzero(np.repeat(kept, by_sm.count))
+        count = by_sm.count[kept]
+        start = np.cumsum(count) - count
+        return Readings(self.ns[at], self.clk[at], BySm(by_sm.order[at], by_sm.sms[kept], start, count))
+
+    def off_line(self, rate: int, from_clk: int) -> Column:
         """How far each is above a line of that rate that is at 0 ns at `from_clk`."""
-        return [
-            ns - ((clk - from_clk) * rate >> _RATE_BITS) for ns, clk in zip(self.ns, self.clk, strict=True)
-        ]
+        clk = self.clk - from_clk
+        # In two parts, as clk * rate may have more than 64 bits.
+        high, low = clk >> _RATE_BITS, clk & ((1 << _RATE_BITS) - 1)
+        return self.ns - (high * rate + (low * rate >> _RATE_BITS))
 
-    def tightest(self, sm: int, rate: int, step_ns: int) -> list[Span]:
-        """The rates that the two of an SM's readings allow that are furthest off a line of that rate."""
-        ats = self.of_sm.get(sm, [])
-        if len(ats) < 2:
-            return []
-        off = [self.ns[at] - (self.clk[at] * rate >> _RATE_BITS) for at in ats]
-        ends = [self.at(ats[off.index(end)]) for end in (min(off), max(off))]
-        if abs(ends[0][0] - ends[1][0]) * NEAR < abs(self.clk[ats[0]] - self.clk[ats[-1]]):
-            return []
-        return _rates(min(ends), max(ends), step_ns)
-
-
-def _by_sm(sms: Iterable[int]) -> dict[int, list[int]]:
-    of_sm: dict[int, list[int]] = {}
-    for at, sm in enumerate(sms):
-        if sm in of_sm:
-            of_sm[sm].append(at)
-        else:
-            of_sm[sm] = [at]
-    return of_sm
+    def tightest(self, rate: int) -> tuple[Column, Column]:
+        """Cycles and ns between the two readings of each SM that are furthest off a line of that rate; 0
+        cycles where they are too near to each other.
+        """
+        start, count = self.by_sm.start, self.by_sm.count
+        if not len(start):
+            return start, start
+        off = self.off_line(rate, 0)
+        lowest, highest = (
+            self.by_sm.first(off == self.by_sm.each(extreme)) for extreme in self.by_sm.extremes(off)
+        )
+        clk, ns = self.clk[highest] - self.clk[lowest], self.ns[highest] - self.ns[lowest]
+        batch_clk = np.abs(self.clk[start + count - 1] - self.clk[start])
+        clk[np.abs(clk) * NEAR < batch_clk] = 0
+        return np.abs(clk), np.where(clk < 0, -ns, ns)
 
 
-def _rates(first: Reading, last: Reading, slack_ns: int) -> list[Span]:
-    """The rates of lines through both, each of which may stand up to `slack_ns` beside the other's line; none
-    where they are not apart.
-    """
-    clk, ns = last[0] - first[0], last[1] - first[1]
-    if clk <= 1:
-        return []
-    least_ns, most_ns = max(0, ns - slack_ns), max(0, ns + slack_ns)
-    return [((least_ns << _RATE_BITS) // (clk + 1), (most_ns << _RATE_BITS) // (clk - 1))]
+@dataclass(slots=True)
+class Spans:
+    """Rates at least and at most, each pair as two readings allow."""
+
+    low: Column
+    high: Column
+
+    @classmethod
+    def of(cls, clk: Column, ns: Column, slack_ns: Column | int) -> Spans:
+        """The rates of lines through two readings so far apart, each of which may be up to `slack_ns` beside
+        the other's line; none where they are not apart.
+        """
+        apart = clk > 1
+        least_ns, most_ns = (np.maximum(ns + slack, 0)[apart] for slack in (-slack_ns, slack_ns))
+        clk = clk[apart]
+        # A bound that is no int64 is no bound either.
+        kept = most_ns // (clk - 1) < BOUND_LIMIT >> _RATE_BITS
+        least_ns, most_ns, clk = least_ns[kept], most_ns[kept], clk[kept]
+        if np.any(most_ns >> (63 - _RATE_BITS)):  # half a minute from an earlier batch on
+            least_ns, most_ns, clk = (column.astype(object) for column in (least_ns, most_ns, clk))
+        low, high = (least_ns << _RATE_BITS) // (clk + 1), (most_ns << _RATE_BITS) // (clk - 1)
+        return cls(low.astype(np.int64), high.astype(np.int64))
+
+    def __len__(self) -> int:
+        return len(self.low)
+
+    def __add__(self, other: Spans) -> Spans:
+        return Spans(np.concatenate((self.low, other.low)), np.concatenate((self.high, other.high)))
+
+    def agreed(self) -> tuple[int, int, int]:
+        """At least, best, at most: what all allow, or between what they contradict each other about."""
+        low, high = int(self.low.max()), int(self.high.min())
+        if low <= high:
+            return low, (low + high) // 2, high
+        closest = np.argsort(self.high - self.low, kind="stable")[: len(self) // 2 + 1]
+        return high, _median_low((self.low[closest] + self.high[closest]) // 2), low
 
 
-def _agreed(spans: Sequence[Span]) -> tuple[int, int, int]:
-    """At least, best, at most: what all allow, or between what they contradict each other about."""
-    low, high = max(span[0] for span in spans), min(span[1] for span in spans)
-    if low <= high:
-        return low, (low + high) // 2, high
-    closest = sorted(spans, key=lambda span: span[1] - span[0])[: len(spans) // 2 + 1]
-    return high, median_low((low + high) // 2 for low, high in closest), low
+def _median_low(values: Column) -> int:
+    middle = (len(values) - 1) // 2
+    return int(np.partition(values, middle)[middle])
 
 
 class SmClocks:
@@ -116,136 +193,218 @@ class SmClocks:
     def __init__(self) -> None:
         self._step_ns = self._readings = 0
         self._origin_ns: int | None = None
-        self._first: dict[int, Reading] = {}
-        self._left: tuple[dict[Slot, int], dict[Slot, int]] = ({}, {})
+        # The first reading of each SM since the rate last changed.
+        self._has_first = np.zeros(SM_LIMIT, np.bool_)
+        self._first_clk, self._first_ns = np.zeros((2, SM_LIMIT), np.int64)
+        # What the last warp of each slot left at, as read and as found.
+        self._slots: dict[int, int] = {}
+        self._left_ns = np.zeros((2, 0), np.int64)
 
-    def refine(self, base_ns: int, batch: dict[str, Any]) -> tuple[list[int], list[int]] | None:
-        """`entry_ns` and `exit_ns` of a batch, finer than they were read; None where they cannot be."""
-        sms, entry_clk, exit_clk = (batch.get(name) for name in ("sm", "entry_clk", "exit_clk"))
-        if sms is None or entry_clk is None or exit_clk is None:
+    def refine(
+        self,
+        base_ns: int,
+        entry_ns: Column,
+        exit_ns: Column,
+        sm: Column,
+        slot: Column | None,
+        entry_clk: Column,
+        exit_clk: Column,
+        exit_count: Column | None,
+    ) -> tuple[Column, Column] | None:
+        """`entry_ns` and `exit_ns` of a batch, finer than they were read; None where they cannot be.
+
+        Columns as in a `gpu_warp` record. A batch with numbers out of the limits above is not looked at.
+        Raises ValueError for columns whose lengths do not agree.
+        """
+        _check_lengths((entry_ns, sm, entry_clk, slot, exit_count), (exit_ns, exit_clk), exit_count)
+        if not (
+            _are_within(-LIMIT, LIMIT, entry_ns, exit_ns, entry_clk, exit_clk)
+            and _are_within(0, SM_LIMIT, sm)
+            and _are_within(0, 1 << SLOT_BITS, slot)
+            and 0 <= base_ns < BASE_LIMIT_NS
+        ):
             return None
-        entry_ns, counts = batch["entry_ns"], batch.get("exit_count")
-        warps: Sequence[int] = range(len(entry_ns))
-        if counts is not None:
-            warps = [at for at, count in enumerate(counts) for _ in range(count)]
-        left_ns = [entry_ns[at] + ns for at, ns in zip(warps, batch["exit_ns"], strict=True)]
+        warps = slice(None) if exit_count is None else np.repeat(np.arange(len(entry_ns)), exit_count)
+        left_ns, left_clk = entry_ns[warps] + exit_ns, entry_clk[warps] + exit_clk
         step_ns = self._step(base_ns, entry_ns, left_ns)
-        if step_ns <= 1:
+        if not 1 < step_ns < LIMIT or not len(sm):
             return None
-        left_clk = [entry_clk[at] + clk for at, clk in zip(warps, exit_clk, strict=True)]
-        entries = Readings(entry_ns, entry_clk, sms, _by_sm(sms))
-        exits = Readings(left_ns, left_clk, sms, entries.of_sm)
-        if counts is not None:
-            exits.sms = [sms[at] for at in warps]
-            exits.of_sm = _by_sm(exits.sms)
+        by_sm = BySm.of(sm)
+        entries = Readings.of(entry_ns, entry_clk, by_sm)
+        exits = Readings.of(left_ns, left_clk, by_sm if exit_count is None else BySm.of(sm[warps]))
         rate = self._rate(base_ns, entries, exits, step_ns)
         if rate is None:
             return None
         entered, left = _on_lines(entries, exits, rate, step_ns)
-        if "slot" in batch and step_ns > SLOT_REST_NS:
-            self._take_turns(base_ns, batch, ((entered, entry_ns), (left, left_ns)), warps)
-        from_ns = entered if counts is None else [entered[at] for at in warps]
-        return entered, [to - since if to > since else 0 for to, since in zip(left, from_ns, strict=True)]
+        if slot is not None and step_ns > SLOT_REST_NS:
+            rows = self._rows(sm, slot)
+            self._take_turns(rows, entry_ns + base_ns, entered, base_ns)
+            self._leave(rows[warps], np.stack((left_ns, left)) + base_ns)
+        return entered, np.maximum(left - entered[warps], 0)
 
-    def _step(self, base_ns: int, entry_ns: Sequence[int], left_ns: Sequence[int]) -> int:
+    def _step(self, base_ns: int, entry_ns: Column, left_ns: Column) -> int:
         """The step of %globaltimer, as all readings so far show it; 0 while they are too few."""
         if self._origin_ns is None:
             self._origin_ns = base_ns
-        self._step_ns = gcd(self._step_ns, base_ns - self._origin_ns, *entry_ns, *left_ns)
+        step_ns = gcd(self._step_ns, base_ns - self._origin_ns)
+        for readings in (entry_ns, left_ns):
+            step_ns = int(np.gcd.reduce(readings, initial=step_ns))
+        self._step_ns = step_ns
         if self._readings < READINGS_FOR_STEP:
-            self._readings += len(set(entry_ns).union(left_ns))
-        return self._step_ns if self._readings >= READINGS_FOR_STEP else 0
+            self._readings += len(np.union1d(entry_ns, left_ns))
+        return step_ns if self._readings >= READINGS_FOR_STEP else 0
 
     def _rate(self, base_ns: int, entries: Readings, exits: Readings, step_ns: int) -> int | None:
-        """The rate of a batch, None where it shows none. That since an earlier batch is known best: it counts
-        as long as the batch's own readings allow it.
+        """The rate of a batch, None where it shows none. The rate since an earlier batch is known best: it
+        counts as long as the batch's own readings allow it.
         """
-        own: list[Span] = []
-        since: list[Span] = []
-        firsts: dict[int, Reading] = {}
-        for sm, entered in entries.of_sm.items():
-            first, left = entries.at(entered[0]), exits.of_sm.get(sm, [])
-            own += _rates(first, entries.at(entered[-1]), step_ns)
-            if left:
-                own += _rates(exits.at(left[0]), exits.at(left[-1]), step_ns)
-                # An exit may read its two clocks in another order than an entry.
-                own += _rates(first, exits.at(left[-1]), 2 * step_ns)
-            firsts[sm] = first[0], first[1] + base_ns
-            if sm in self._first:
-                since += _rates(self._first[sm], firsts[sm], step_ns)
-        if not own:
+        heads = np.argsort(entries.by_sm.order[entries.by_sm.start])  # SMs in the order of their first warps
+        own = _own_spans(entries, exits, step_ns, heads)
+        if not len(own):
             return None
-        low, _, high = _agreed(own)
-        least, _, most = _agreed(since) if since else (0, 0, 0)
-        if least <= high and low <= most:
-            self._first = firsts | self._first
-            own += since
-        else:
-            self._first = firsts
-        rate = _agreed(own)[1]
+        own += self._since(base_ns, entries, step_ns, heads, own)
+        # Twice, as a line may begin at the first reading as well as at 0 cycles.
+        longest_clk = 2 * max(int(np.abs(readings.clk).max(initial=0)) for readings in (entries, exits))
+        limit = min(RATE_LIMIT, LIMIT // ((longest_clk >> _RATE_BITS) + 1))
+        rate = own.agreed()[1]
+        place = {sm: at for at, sm in enumerate(entries.by_sm.sms[heads[:SMS_FOR_RATE]].tolist())}
+        some = entries.only(place), exits.only(place)
+        places = [[place[sm] for sm in readings.by_sm.sms.tolist()] for readings in some]
         for _ in range(ROUNDS):
-            for sm in list(entries.of_sm)[:SMS_FOR_RATE]:
-                own += entries.tightest(sm, rate, step_ns) + exits.tightest(sm, rate, step_ns)
-            rate = _agreed(own)[1]
-        return rate
+            if rate >= limit:
+                return None
+            # Entries and exits of each SM, SM after SM; 0 cycles where an SM has no exit.
+            clk, ns = np.zeros((2, len(place), 2), np.int64)
+            for at, readings in enumerate(some):
+                clk[places[at], at], ns[places[at], at] = readings.tightest(rate)
+            own += Spans.of(clk.ravel(), ns.ravel(), step_ns)
+            rate = own.agreed()[1]
+        return rate if rate < limit else None
 
-    def _take_turns(self, base_ns: int, batch: dict[str, Any], found: Found, warps: Sequence[int]) -> None:
+    def _since(self, base_ns: int, entries: Readings, step_ns: int, heads: Column, own: Spans) -> Spans:
+        """The rates since earlier batches, none where `own` does not allow them. The first readings are kept
+        for later batches.
+        """
+        sms, start = entries.by_sm.sms[heads], entries.by_sm.start[heads]
+        clk, ns = entries.clk[start], entries.ns[start] + base_ns
+        met = self._has_first[sms]
+        old = sms[met]
+        since = Spans.of(clk[met] - self._first_clk[old], ns[met] - self._first_ns[old], step_ns)
+        low, _, high = own.agreed()
+        least, _, most = since.agreed() if len(since) else (0, 0, 0)
+        if least <= high and low <= most:
+            sms, clk, ns = sms[~met], clk[~met], ns[~met]
+        else:
+            self._has_first[:] = False
+            since = Spans(clk[:0], clk[:0])
+        self._has_first[sms], self._first_clk[sms], self._first_ns[sms] = True, clk, ns
+        return since
+
+    def _rows(self, sm: Column, slot: Column) -> Column:
+        """The row in `_left_ns` of each warp's slot."""
+        slots = self._slots
+        rows = [slots.setdefault(place, len(slots)) for place in (sm << SLOT_BITS | slot).tolist()]
+        if len(slots) > self._left_ns.shape[1]:
+            grown = np.full((2, 2 * len(slots)), NO_TIME)
+            grown[:, : self._left_ns.shape[1]] = self._left_ns
+            self._left_ns = grown
+        return np.array(rows, np.int64)
+
+    def _take_turns(self, rows: Column, read_ns: Column, entered: Column, base_ns: int) -> None:
         """Let no warp enter before the one left that an earlier batch has in its slot, in the same step."""
-        (entered, entry_ns), (left, left_ns) = found
-        slots = list(zip(batch["sm"], batch["slot"], strict=True))
-        read_of, free_of = self._left
-        read_at = map(read_of.get, slots)
-        for at, (ns, read) in enumerate(zip(entry_ns, read_at, strict=True)):
-            if read == ns + base_ns:
-                entered[at] = max(entered[at], free_of[slots[at]] - base_ns)
-        if not isinstance(warps, range):
-            slots = [slots[at] for at in warps]
-        read_of.update(zip(slots, [ns + base_ns for ns in left_ns], strict=True))
-        free_of.update(zip(slots, [ns + base_ns for ns in left], strict=True))
+        read, free = self._left_ns[:, rows]
+        np.maximum(entered, free - base_ns, out=entered, where=read == read_ns)
+
+    def _leave(self, rows: Column, left_ns: Column) -> None:
+        """Keep what the last exit of the batch from each slot read, and the time found for it."""
+        rows, last = np.unique(rows[::-1], return_index=True)
+        self._left_ns[:, rows] = left_ns[:, ::-1][:, last]
 
 
-def _lag(entered: Offs, left: Offs, step_ns: int) -> int:
-    """How much later than an entry an exit reads %globaltimer after its SM's clock; 0 where that can be."""
-    sms = [sm for sm in entered if sm in left]
-    if not sms:
-        return 0
-    low = max(max(left[sm]) - min(entered[sm]) for sm in sms) - step_ns
-    high = min(min(left[sm]) - max(entered[sm]) for sm in sms) + step_ns
-    if low - high <= step_ns // APART:
-        return max(min(low, high), min(0, max(low, high)))
-    return median_low(median_low(left[sm]) - median_low(entered[sm]) for sm in sms)
+def _check_lengths(
+    of_warps: tuple[Column | None, ...], of_exits: tuple[Column, ...], exit_count: Column | None
+) -> None:
+    warps = exits = len(of_warps[0]) if of_warps[0] is not None else 0
+    lengths = {len(column) for column in of_exits}
+    if exit_count is not None:
+        exits = max(lengths)
+        if np.any((exit_count < 0) | (exit_count > exits)) or int(exit_count.sum()) != exits:
+            raise ValueError("the counts of exits do not add up to the exits")
+    if lengths != {exits} or any(column is not None and len(column) != warps for column in of_warps):
+        raise ValueError("the columns of a batch have different lengths")
 
 
-def _on_lines(entries: Readings, exits: Readings, rate: int, step_ns: int) -> tuple[list[int], list[int]]:
+def _are_within(least: int, limit: int, *columns: Column | None) -> bool:
+    return all(
+        column is None or not len(column) or (least <= column.min() and column.max() < limit)
+        for column in columns
+    )
+
+
+def _own_spans(entries: Readings, exits: Readings, step_ns: int, heads: Column) -> Spans:
+    """What the first and the last readings of each SM say of the rate, SM after SM."""
+    start, count = entries.by_sm.start, entries.by_sm.count
+    entry = np.stack((entries.clk, entries.ns))
+    first, last = entry[:, start], entry[:, start + count - 1]
+    # SMs without an exit get readings that are not apart.
+    first_exit, last_exit = first.copy(), first.copy()
+    where = np.searchsorted(entries.by_sm.sms, exits.by_sm.sms)
+    left, start, count = np.stack((exits.clk, exits.ns)), exits.by_sm.start, exits.by_sm.count
+    first_exit[:, where], last_exit[:, where] = left[:, start], left[:, start + count - 1]
+    # An exit may read its two clocks in another order than an entry: twice the slack.
+    clk, ns = np.stack((last - first, last_exit - first_exit, last_exit - first), axis=2)[:, heads]
+    slack_ns = np.tile(np.array([1, 1, 2]) * step_ns, len(heads))
+    return Spans.of(clk.ravel(), ns.ravel(), slack_ns)
+
+
+def _on_lines(entries: Readings, exits: Readings, rate: int, step_ns: int) -> tuple[Column, Column]:
     """Times of entries and exits on the lines of their SMs, each in its step; as read where no line fits."""
-    from_clk = min(entries.clk)
-    offs = [readings.off_line(rate, from_clk) for readings in (entries, exits)]
-    own = [
-        {sm: [off[at] for at in ats] for sm, ats in readings.of_sm.items()}
-        for readings, off in zip((entries, exits), offs, strict=True)
-    ]
-    lag_ns = _lag(own[0], own[1], step_ns)
-    lines: dict[int, int] = {}
-    for sm, off in own[0].items():
-        off += [late - lag_ns for late in own[1].get(sm, ())]
-        low, high = min(off), max(off)
-        fits = high - low < step_ns + step_ns // APART
-        lines[sm] = (low + high + step_ns - 1) // 2 if fits else _median_line(off, step_ns)
-    exit_lines = {sm: line_ns + lag_ns for sm, line_ns in lines.items()} if lag_ns else lines
-    return _put(entries, offs[0], lines, step_ns), _put(exits, offs[1], exit_lines, step_ns)
+    from_clk = int(entries.clk.min())
+    entered, left = entries.off_line(rate, from_clk), exits.off_line(rate, from_clk)
+    rows = np.searchsorted(entries.by_sm.sms, exits.by_sm.sms)
+    (low, high), (low_left, high_left) = entries.by_sm.extremes(entered), exits.by_sm.extremes(left)
+    lag_ns = 0
+    if len(rows):
+        lags = high_left - low[rows] - step_ns, low_left - high[rows] + step_ns
+        if (least_ns := _least_lag(*lags, step_ns)) is not None:
+            lag_ns = least_ns
+        else:
+            lag_ns = _median_low(exits.by_sm.medians(left) - entries.by_sm.medians(entered)[rows])
+    low[rows] = np.minimum(low[rows], low_left - lag_ns)
+    high[rows] = np.maximum(high[rows], high_left - lag_ns)
+    lines = (low + high + step_ns - 1) // 2
+    loose = high - low >= step_ns + step_ns // APART
+    if loose.any():
+        off = np.concatenate((entered, left - lag_ns))
+        row = np.concatenate((entries.by_sm.each(np.arange(len(low))), exits.by_sm.each(rows)))
+        kept = loose[row]
+        lines[loose] = _median_lines(off[kept], row[kept], low[loose], step_ns)
+    return _put(entries, entered, lines, step_ns), _put(exits, left, lines[rows] + lag_ns, step_ns)
 
 
-def _put(readings: Readings, off: list[int], lines: dict[int, int], step_ns: int) -> list[int]:
-    """Readings moved up to the lines of their SMs, and not out of their steps."""
-    line_of = map(lines.__getitem__, readings.sms)
-    return [
-        ns + (more if 0 <= (more := line_ns - off_ns) < step_ns else 0 if more < 0 else step_ns - 1)
-        for ns, off_ns, line_ns in zip(readings.ns, off, line_of, strict=True)
-    ]
+def _least_lag(lows: Column, highs: Column, step_ns: int) -> int | None:
+    """How much later than an entry an exit reads %globaltimer after its SM's clock: the least that each SM's
+    span allows, 0 where it can be; None where the SMs contradict each other.
+    """
+    low, high = int(lows.max()), int(highs.min())
+    if low - high > step_ns // APART:
+        return None
+    return max(min(low, high), min(0, max(low, high)))
 
 
-def _median_line(off: list[int], step_ns: int) -> int:
-    """Where a line leads through the steps of most of an SM's readings; below them all if of too few."""
-    line_ns = median_low(off) + step_ns // 2
-    strays = sum(not 0 <= line_ns - ns < step_ns for ns in off)
-    return line_ns if strays * READINGS_PER_STRAY <= len(off) else min(off) - step_ns
+def _median_lines(off: Column, row: Column, low: Column, step_ns: int) -> Column:
+    """Where lines pass through the steps of most of their SM's readings; below them all if of too few."""
+    by_row = BySm.of(row)
+    off = off[by_row.order]
+    lines = by_row.medians(off) + step_ns // 2
+    above = by_row.each(lines) - off
+    strays = np.add.reduceat((above < 0) | (above >= step_ns), by_row.start, dtype=np.int64)
+    return np.where(strays * READINGS_PER_STRAY <= by_row.count, lines, low - step_ns)
+
+
+def _put(readings: Readings, off: Column, lines: Column, step_ns: int) -> Column:
+    """Readings moved up to the lines of their SMs, and not out of their steps, in the order of the batch."""
+    found = np.empty_like(readings.ns)
+    above = readings.by_sm.each(lines) - off
+    found[readings.by_sm.order] = readings.ns + np.clip(above, 0, step_ns - 1)
+    return found

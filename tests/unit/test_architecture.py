@@ -30,6 +30,7 @@ MAY_IMPORT = {
     "readers": {"model", "errors", "validate"},
     "clock_pairs": set(),
     "sm_clock": set(),
+    "native": set(),
     "clocks": {"model", "errors", "clock_pairs", "sm_clock"},
     "layout": {"model", "errors", "timeline"},
     "converters": {"model", "errors", "timeline"},
@@ -71,6 +72,12 @@ SLOW = {
     "rich",
     "perfetto",
     "google",
+}
+# Modules that are themselves imported when they are needed.
+MAY_LOAD = {
+    "tracepipe.converters.perfetto": {"perfetto"},
+    "tracepipe.sm_clock": {"numpy"},
+    "tracepipe.native.sm_clock": {"numpy"},
 }
 
 
@@ -166,8 +173,7 @@ def test_only_the_command_line_prints_and_exits() -> None:
 def test_native_libraries_are_imported_when_they_are_needed(module: str) -> None:
     top = [node for node in TREES[module].body if isinstance(node, (ast.Import, ast.ImportFrom))]
     used = {name.partition(".")[0] for node in top for name in imports(node)} & SLOW
-    # The one writer of protobuf, which itself is imported when it writes.
-    assert used <= ({"perfetto"} if module == "tracepipe.converters.perfetto" else set())
+    assert used <= MAY_LOAD.get(module, set())
 
 
 @pytest.mark.parametrize("module", SOURCES)
