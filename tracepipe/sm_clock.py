@@ -11,7 +11,7 @@ reading: many readings leave it little room.
 
 No time leaves the step that was read, so that none contradicts the readings.
 
-All numbers are 64-bit integers. `LIMIT` bounds those that go in, and no result is more than 32 times as large.
+All numbers are 64-bit integers. `LIMIT` bounds those that go in: results are 32 times as large at most.
 `native/sm_clock.c` is the same in C.
 """
 
@@ -208,7 +208,7 @@ class SmClocks:
     ) -> tuple[Column, Column] | None:
         """`entry_ns` and `exit_ns` of a batch, finer than they were read; None where they cannot be.
 
-        Columns as in a `gpu_warp` record. A batch with numbers out of the limits above is left as it was read.
+        Columns as in a `gpu_warp` record. A batch with numbers out of the limits above stays as it was read.
         Raises ValueError for columns whose lengths do not agree.
         """
         of_warps, of_exits = (entry_ns, sm, slot, entry_clk, exit_count), (exit_ns, exit_clk)
