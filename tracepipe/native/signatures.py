@@ -72,6 +72,9 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tp_nest_settle": (None, [c_void_p]),
     "tp_nest_close": (c_int64, [c_void_p, c_int32, c_int64, POINTER(Ops), c_int64]),
     "tp_order": (c_int, [c_void_p, c_int64, c_void_p]),
+    "tp_sm_clocks_new": (c_void_p, []),
+    "tp_sm_clocks_free": (None, [c_void_p]),
+    "tp_sm_clocks_refine": (c_int, [c_void_p, c_int64, c_int64, c_int64, *[c_void_p] * 9]),
     "tp_warps_new": (c_void_p, []),
     "tp_warps_free": (None, [c_void_p]),
     "tp_warps_take": (
