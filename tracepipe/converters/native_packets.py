@@ -132,7 +132,6 @@ class NativePackets(Packets):
             ctypes.byref(Changes(*(column.ctypes.data for column in kept))),
             ctypes.byref(Slices(*(column.ctypes.data for column in kept_slices))),
             self._kernels.ctypes.data,
-            self._packets,
             changes.counter_row,
             changes.offset_ns,
         )

@@ -30,8 +30,9 @@ TABLE_MAX: Final = 1 << 14
 """Entries of one table; when it is full, further names stand in their place."""
 STRINGS_MAX: Final = 1 << 13
 _TEXT_MAX = 64
-# Names of warps that came once are remembered, so many; those that come again go to the table.
-_MET_MAX = 1 << 15
+# Names of warps that came once are remembered, so many of so many kernels; those that come again get a number,
+# so many. The first is that of an exit.
+_MET_MAX, _KERNELS_MAX, _NAMED_MAX, _FIRST_IID = 1 << 17, 256, 1 << 16, 2
 TRACKS, TOPS, NAMES, BEFORE, LAUNCH_KEY, AFTER, MARK, KEYS = range(8)
 """What of packets is ready-made: by row its track, and its track and category; by name; by shape what it shows
 before its arguments, the key of its launch, and what it shows after that; by mark; and keys of annotations."""
@@ -55,7 +56,9 @@ class Packets:
         self._args: dict[int, bytes] = {}
         self._shadows: set[int] = set()
         """Arguments with names that are shown beside arguments too."""
-        self._met: set[bytes] = set()
+        self._warp_names: dict[tuple[int, int], int] = {}
+        """By kernel and number of a warp: the number of its name, 0 where it came once."""
+        self._named = 0
         self._out: list[bytes] = []
 
     # Tables --------------------------------------------------------------------------------------------
@@ -233,7 +236,7 @@ class Packets:
     def _warp_begin(self, changes: WarpChanges, change: Change, counted: bytes) -> bytes:
         slices, at = changes.slices, change.slice
         source_ns = int(slices.source_ns[at])
-        body = _TYPES[BEGIN] + self._ready[TOPS][int(slices.row[at])] + self._warp_name(changes.name(at))
+        body = _TYPES[BEGIN] + self._ready[TOPS][int(slices.row[at])] + self._warp_name(changes, at)
         if source_ns != NONE:
             more_ns = source_ns - change.ts_ns - changes.offset_ns
             body += delimited(4, self._ready[KEYS][KEY_SOURCE] + number(4, more_ns))
@@ -249,16 +252,21 @@ class Packets:
         top = self._ready[TOPS][int(changes.slices.row[change.slice])]
         return _TYPES[INSTANT] + top + self.name("exit") + self.annotations(args)
 
-    def _warp_name(self, name: str) -> bytes:
+    def _warp_name(self, changes: WarpChanges, at: int) -> bytes:
         """The name's number if it came before, else the name: a launch of many warps names each once."""
-        encoded = name.encode("utf-8", "replace")
-        iid = self._tables[EVENT_NAMES].get(encoded, 0)
-        if not iid:
-            if encoded in self._met:
-                iid = self.intern(EVENT_NAMES, encoded)
-            elif len(self._met) < _MET_MAX:
-                self._met.add(encoded)
-        return number(10, iid) if iid else delimited(23, encoded)
+        key = int(changes.slices.kernel[at]), int(changes.slices.number[at])
+        iid = self._warp_names.get(key)
+        if iid:
+            return number(10, iid)
+        name = changes.name(at).encode("utf-8", "replace")
+        if iid == 0 and self._named < _NAMED_MAX:
+            iid = self._warp_names[key] = _FIRST_IID + self._named
+            self._named += 1
+            self._pending.append(delimited(_FIELDS[EVENT_NAMES], number(1, iid) + delimited(2, name)))
+            return number(10, iid)
+        if iid is None and key[0] < _KERNELS_MAX and key[1] < _MET_MAX and len(self._warp_names) < _MET_MAX:
+            self._warp_names[key] = 0
+        return delimited(23, name)
 
 
 def _flow(flow: int) -> bytes:
