@@ -239,9 +239,9 @@ class PerfettoWriter:
         rows = list(drawn.rows())
         of = [] if drawn.events is None else drawn.events.shape.tolist()
         return (
-            packets.unready(TRACKS, (op.row for op in rows)),
-            packets.unready(NAMES, (op.name for op in rows if op.kind in (BEGIN, INSTANT))),
-            packets.unready(BEFORE, (of[op.event] for op in rows if op.event >= 0)),
+            packets.unready(TRACKS, (op[1] for op in rows)),
+            packets.unready(NAMES, (op[3] for op in rows if op[0] in (BEGIN, INSTANT))),
+            packets.unready(BEFORE, (of[op[4]] for op in rows if op[4] >= 0)),
         )
 
     def forget(self) -> None:
