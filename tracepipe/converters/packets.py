@@ -44,6 +44,13 @@ _INT_MIN, _INT_MAX = -(1 << 63), (1 << 63) - 1
 _TYPES = tuple(number(9, kind) for kind in range(5))
 _TIMESTAMP, _TRACK_EVENT, _PACKET, _FLOW = tag(8, 0), tag(11, 2), tag(1, 2), tag(47, 1)
 _ANNOTATION, _INT_VALUE, _COUNTED = tag(4, 2), tag(4, 0), tag(12, 0)
+# Ready-made: a timestamp by its step, and what precedes a track event or a packet by its length.
+_STEPS = tuple(_TIMESTAMP + digits for digits in SMALL)
+_EVENT_OF = tuple(_TRACK_EVENT + digits for digits in SMALL)
+_PACKET_OF = tuple(_PACKET + digits for digits in SMALL)
+_ALIKE_MAX = 1 << 14
+_Key = tuple[int, int, int, int, int, int]
+"""What operations have in common that are written alike: kind, row, name, shape, arguments, mark."""
 _WarpBegin = tuple[int, int, int, int, int, int, int, int, int]
 """A row of `Slices`."""
 
@@ -58,6 +65,7 @@ class Packets:
         self._pending: list[bytes] = []
         self._ready: list[dict[int, bytes]] = [{} for _ in range(8)]
         self._args: dict[int, bytes] = {}
+        self._alike: dict[_Key, tuple[bytes, bytes]] = {}
         self._shadows: set[int] = set()
         """Arguments with names that are shown beside arguments too."""
         self._warp_names: dict[tuple[int, int], int] = {}
@@ -96,6 +104,7 @@ class Packets:
         for which in (BEFORE, LAUNCH_KEY, AFTER):
             self._ready[which].clear()
         self._args.clear()
+        self._alike.clear()
         self._shadows.clear()
 
     def name(self, name: str) -> bytes:
@@ -153,19 +162,29 @@ class Packets:
 
     def packet(self, ts_ns: int, body: bytes) -> None:
         """Write a packet whose track event has these fields."""
-        step, size = ts_ns - self._last_ns, len(body)
-        if step >= 0:
-            self._last_ns = ts_ns
-            when = SMALL[step] if step < SMALL_END else varint(step)
-        else:
-            when = varint(max(0, ts_ns)) + number(58, self._clock)
-        packet = _TIMESTAMP + when + _TRACK_EVENT + (SMALL[size] if size < SMALL_END else varint(size)) + body
+        size = len(body)
+        event = (_EVENT_OF[size] if size < SMALL_END else _TRACK_EVENT + varint(size)) + body
         if self._pending:
-            packet += delimited(12, b"".join(self._pending))
+            event += delimited(12, b"".join(self._pending))
             self._pending.clear()
-        packet += self._suffix
-        size = len(packet)
-        self._out.append(_PACKET + (SMALL[size] if size < SMALL_END else varint(size)) + packet)
+        self._write(ts_ns, event + self._suffix)
+
+    def _write(self, ts_ns: int, rest: bytes) -> None:
+        """Write a packet, of which this follows its timestamp."""
+        step = ts_ns - self._last_ns
+        if 0 <= step < SMALL_END:
+            packet = _STEPS[step] + rest
+            self._last_ns = ts_ns
+        else:
+            packet = self._far(ts_ns) + rest
+        self._out.append((_PACKET_OF[len(packet)] if len(packet) < SMALL_END else _PACKET + varint(len(packet))) + packet)
+
+    def _far(self, ts_ns: int) -> bytes:
+        """A timestamp that no table has: a long step, or the time in full where it goes back."""
+        if ts_ns < self._last_ns:
+            return number(8, max(0, ts_ns)) + number(58, self._clock)
+        step, self._last_ns = ts_ns - self._last_ns, ts_ns
+        return number(8, step)
 
     def take(self) -> bytes:
         """What was written since the last call."""
@@ -175,59 +194,77 @@ class Packets:
     def fields(self, op: Op, drawn: Drawn) -> bytes:
         """The fields of an operation, which is no count, all of them made anew."""
         kind, row, _, name, event, mark, flow, flow2, _, _ = op
-        body = _TYPES[kind]
-        if kind in (BEGIN, INSTANT):
-            body += self._ready[TOPS][row] + self._ready[NAMES][name]
-        else:
-            body += self._ready[TRACKS][row]
-        return body + self.annotations(drawn.args_of(event, mark)) + _flow(flow) + _flow(flow2)
+        args = self.annotations(drawn.args_of(event, mark))
+        return self._head(kind, row, name) + args + _flow(flow) + _flow(flow2)
 
     def write(self, drawn: Drawn) -> None:
         """Write the operations of a batch, for which all that can be is ready-made."""
-        tracks, tops, names, before, launch_key, after, marks, _ = self._ready
-        columns: tuple[list[int], ...] = ([], [], [])
-        sources: list[int] | None = None
+        shapes, numbers = [NONE], [NONE]  # the last place is that of no event
         if (events := drawn.events) is not None:
-            columns = (events.shape.tolist(), events.args.tolist(), events.launch.tolist())
-            sources = None if events.source_ns is None else events.source_ns.tolist()
-        shapes, numbers, launches = columns
+            shapes, numbers = [*events.shape.tolist(), NONE], [*events.args.tolist(), NONE]
+        if len(self._alike) > _ALIKE_MAX:
+            self._alike.clear()
+        alike, suffix = self._alike, self._suffix
         for op in drawn.rows():
             kind, row, ts_ns, name, event, mark, flow, flow2, value, _ = op
             if kind == COUNTER:
-                self.packet(ts_ns, _TYPES[COUNTER] + tracks[row] + number(30, value))
+                self.packet(ts_ns, _TYPES[COUNTER] + self._ready[TRACKS][row] + number(30, value))
                 continue
-            body = _TYPES[END] + tracks[row] if kind == END else _TYPES[kind] + tops[row] + names[name]
-            if event >= 0:
-                shape, args = shapes[event], numbers[event]
-                body += before[shape]
-                if args != NONE:
-                    body += self._args.get(args) or self._made(drawn, args)
-                if sources:
-                    body += self._keyed(KEY_SOURCE, sources[event])
-                if launch_key[shape]:
-                    launch = unsigned(launches[event])
-                    body += delimited(4, launch_key[shape] + number(4 if launch <= _INT_MAX else 3, launch))
-                body += after[shape]
-            if event <= FIRST_EXTRA or (event >= 0 and numbers[event] in self._shadows):
+            if event <= FIRST_EXTRA:
                 self.packet(ts_ns, self.fields(op, drawn))
                 continue
-            if mark:
-                body += marks[mark]
-            if flow:
-                body += _flow(flow) + _flow(flow2)
-            self.packet(ts_ns, body)
+            key = (kind, row, name, shapes[event], numbers[event], mark)
+            made = alike.get(key)
+            if made is None or flow2:
+                self.packet(ts_ns, self._body(key, op, drawn) + _flow(flow) + _flow(flow2))
+            elif flow:
+                self._write(ts_ns, made[1] + abs(flow).to_bytes(8, "little") + suffix)
+            else:
+                self._write(ts_ns, made[0])
 
-    def _made(self, drawn: Drawn, at: int) -> bytes:
+    def _body(self, key: _Key, op: Op, drawn: Drawn) -> bytes:
+        """The fields of an operation but its arrows. What others have too is kept."""
+        kind, row, name, shape, args, mark = key
+        event, marked = op[4], self._ready[MARK][mark]
+        body = self._head(kind, row, name)
+        if shape == NONE:
+            return self._keep(key, body + marked)
+        made = b"" if args == NONE else self._args.get(args) or self._annotated_args(drawn, args)
+        if args in self._shadows:
+            return body + self.annotations(drawn.args_of(event, mark))
+        body += self._ready[BEFORE][shape] + made
+        launch_key, after = self._ready[LAUNCH_KEY][shape], self._ready[AFTER][shape]
+        source = drawn.events.source_ns if drawn.events is not None else None
+        if source is None and not launch_key:
+            return self._keep(key, body + after + marked)
+        if source is not None and source[event] != NONE:
+            body += _annotated(self._ready[KEYS][KEY_SOURCE], int(source[event]))
+        if launch_key and drawn.events is not None:
+            launch = unsigned(int(drawn.events.launch[event]))
+            body += delimited(4, launch_key + number(4 if launch <= _INT_MAX else 3, launch))
+        return body + after + marked
+
+    def _keep(self, key: _Key, body: bytes) -> bytes:
+        """Keep what follows the timestamp in packets of operations like this one: all of it without an arrow, and
+        up to the arrow with one.
+        """
+        with_one = _TRACK_EVENT + varint(len(body) + len(_FLOW) + 8) + body + _FLOW
+        self._alike[key] = _TRACK_EVENT + varint(len(body)) + body + self._suffix, with_one
+        return body
+
+    def _head(self, kind: int, row: int, name: int) -> bytes:
+        """Type, track, and of what has them category and name."""
+        if kind in (BEGIN, INSTANT):
+            return _TYPES[kind] + self._ready[TOPS][row] + self._ready[NAMES][name]
+        return _TYPES[kind] + self._ready[TRACKS][row]
+
+    def _annotated_args(self, drawn: Drawn, at: int) -> bytes:
         args = drawn.book.tables.args(at)
         if not _SHOWN.isdisjoint(args):
             self._shadows.add(at)
             return b""
         made = self._args[at] = self.annotations(args)
         return made
-
-    def _keyed(self, key: int, value: int) -> bytes:
-        """An annotation of a number that is not below 0 where it is known; empty where it is not."""
-        return b"" if value == NONE else _annotated(self._ready[KEYS][key], value)
 
     # Warps ---------------------------------------------------------------------------------------------
 

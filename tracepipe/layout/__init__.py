@@ -240,7 +240,7 @@ class Layout:
     def _order_rows(self, ops: list[Op], later: list[Op], held_ns: int) -> list[int]:
         ops[:0] = later
         times = [op[2] for op in ops]
-        order = sorted(range(len(ops)), key=times.__getitem__)
+        order: list[int] = np.argsort(times, kind="stable").tolist()
         if any(op[1] < 0 for op in ops):
             order = [at for at in order if ops[at][1] >= 0]
         if not order or times[order[-1]] <= held_ns:

@@ -9,12 +9,13 @@ What follows the time on a line is parsed once, and found by its text when it co
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
+import numpy as np
 import orjson
 
 from tracepipe.event.checks import RecordCheck
-from tracepipe.event.columns import NONE, EventColumns, event_columns, signed
+from tracepipe.event.columns import NONE, EventColumns, signed
 from tracepipe.event.model import TIME_LIMIT_NS
 from tracepipe.event.tables import Tables
 from tracepipe.event.warps import Warps
@@ -63,16 +64,17 @@ class LineColumns:
             self._rounds = self._tables.rounds
         lines = text.split(b"\n")
         halves = [line.partition(b",") for line in lines]
+        times = _times_of([head for head, _, _ in halves])
         known = self._known
-        found = [known.get(rest) or self._parsed(rest) for _, _, rest in halves]
-        times = [_time_of(head) for head, _, _ in halves]
-        rows: list[Row] = []
-        for at, (ts_ns, rest) in enumerate(zip(times, found, strict=True)):
-            if ts_ns >= 0 and rest is not None:
-                rows.append((ts_ns, *rest))
-            elif (row := read_one(at, lines[at]))[1] != FOREIGN:
-                rows.append(row)
-        return event_columns(rows), len(lines)
+        rests = [known.get(rest) or self._parsed(rest) for _, _, rest in halves]
+        if None not in rests and NONE not in times:
+            return _columns(times, cast("list[Rest]", rests)), len(lines)
+        for at, (ts_ns, rest) in enumerate(zip(times, rests, strict=True)):
+            if ts_ns == NONE or rest is None:
+                times[at], shape, args, dur_ns, launch = read_one(at, lines[at])
+                rests[at] = shape, args, dur_ns, launch
+        kept = [at for at, rest in enumerate(rests) if rest is not None and rest[0] != FOREIGN]
+        return _columns([times[at] for at in kept], [cast(Rest, rests[at]) for at in kept]), len(lines)
 
     def _parsed(self, rest: bytes) -> Rest | None:
         text = b'{"ts_ns":0,' + rest
@@ -100,11 +102,32 @@ class LineColumns:
         return None
 
 
-def _time_of(head: bytes) -> int:
-    """The time of a line that starts with it, -1 for another."""
-    digits = head[len(_TIME_FIRST) :]
+def _columns(times: list[int], rests: list[Rest]) -> EventColumns:
+    shape, args, dur_ns, launch = zip(*rests, strict=True) if rests else ((), (), (), ())
+    return EventColumns(
+        np.array(times, np.int64),
+        np.array(shape, np.int32),
+        np.array(args, np.int32),
+        np.array(dur_ns, np.int64),
+        np.array(launch, np.int64),
+    )
+
+
+def _times_of(heads: list[bytes]) -> list[int]:
+    """The times of lines that start with them, NONE for others."""
+    digits = [head[len(_TIME_FIRST) :] if head.startswith(_TIME_FIRST) else b"-1" for head in heads]
+    # One look at all numbers costs a third of one at each.
+    try:
+        times = orjson.loads(b"[" + b",".join(digits) + b"]")
+    except orjson.JSONDecodeError:
+        return [_time_of(one) for one in digits]
+    if len(times) != len(heads) or set(map(type, times)) != {int} or max(times) > TIME_LIMIT_NS:
+        return [_time_of(one) for one in digits]
+    return [max(ts_ns, NONE) for ts_ns in times] if min(times) < NONE else times
+
+
+def _time_of(digits: bytes) -> int:
     # A number of Python's is none of JSON's: `1_0`, `+1`, `01`.
-    if not (head.startswith(_TIME_FIRST) and digits.isdigit()) or (digits[0] == _ZERO and digits != b"0"):
+    if not digits.isdigit() or (digits[0] == _ZERO and digits != b"0") or len(digits) > 19:
         return NONE
-    ts_ns = int(digits) if len(digits) < 20 else TIME_LIMIT_NS + 1
-    return ts_ns if ts_ns <= TIME_LIMIT_NS else NONE
+    return ts_ns if (ts_ns := int(digits)) <= TIME_LIMIT_NS else NONE
