@@ -71,6 +71,17 @@ static int is_key(const uint8_t *key, int64_t size, const char *name)
     return size == (int64_t)strlen(name) + 2 && !memcmp(key + 1, name, (size_t)size - 2);
 }
 
+/* A field of an event: a scalar, or the three numbers of a size. A batch of warps has longer arrays. */
+static const uint8_t *field_of_event(const uint8_t *at, const uint8_t *end)
+{
+    if (at >= end || *at != '[')
+        return tp_scalar(at, end);
+    for (int i = 0; i < 3; i++)
+        if (!(at = tp_scalar(at + 1, end)) || at >= end || *at != (i < 2 ? ',' : ']'))
+            return 0;
+    return at + 1;
+}
+
 /* Takes a line after its time apart: 1 done, 0 not of the native grammar, TP_NO_MEMORY. */
 static int take_apart(tp_reader *r, const uint8_t *at, const uint8_t *end, tp_line *line)
 {
@@ -102,7 +113,7 @@ static int take_apart(tp_reader *r, const uint8_t *at, const uint8_t *end, tp_li
             if (tp_append(&r->stem, key - 1, value - key + 1) || tp_append(&r->stem, "0", 1))
                 return TP_NO_MEMORY;
         } else {
-            if (!(at = tp_value(value, end)))
+            if (!(at = field_of_event(value, end)))
                 return 0;
             if (tp_append(&r->stem, key - 1, at - key + 1))
                 return TP_NO_MEMORY;
