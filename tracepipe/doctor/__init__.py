@@ -1,4 +1,4 @@
-"""What can be captured on this machine, why the rest cannot, and what mends it.
+"""What can be captured on this machine, why the rest cannot, and how to fix it; and what runs conversions.
 
     examine() → [Finding("layers", "userspace", "works", "uprobes at once: …"), …]
 
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from tracepipe.capture.engines.engine import DEFAULT_LAYERS
 from tracepipe.capture.machine.facts import Machine, this_machine
 from tracepipe.doctor import checks, gpu
+from tracepipe.doctor.convert import convert
 from tracepipe.doctor.finding import ABSENT, FAILS, LIMITED, WORKS, Area, Examination, Finding
 from tracepipe.doctor.trials import RealTrials, Trials
 
@@ -25,6 +26,7 @@ AREAS: dict[str, Area] = {
     "layers": checks.layers,
     "cuda": checks.cuda,
     "gpu": gpu.gpu,
+    "convert": convert,
 }
 _MARKS = {WORKS: "✓", LIMITED: "!", FAILS: "✗", ABSENT: "–"}
 _ASCII_MARKS = {WORKS: "+", LIMITED: "!", FAILS: "x", ABSENT: "-"}
