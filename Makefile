@@ -29,6 +29,10 @@ format: .venv/.test
 native: .venv/.test
 	@$(BIN)/python -m tracepipe.native.build
 
+# The core once more, under the address and undefined-behaviour sanitizers, on random input.
+sanitize: .venv/.test
+	$(BIN)/python -m tests.native.sanitize
+
 bench: .venv/.test native
 	$(BIN)/python benchmarks/convert.py
 
