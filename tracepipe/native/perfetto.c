@@ -218,7 +218,8 @@ TP_EXPORT int tp_perfetto_args(tp_perfetto *p, int64_t number, const uint8_t *te
 
 uint8_t *tp_put_packet(tp_perfetto *p, int64_t ts, int64_t body)
 {
-    int64_t step = ts - p->last, back = step < 0, when = back ? (ts > 0 ? ts : 0) : step;
+    /* Times may be as far apart as 64 bits without a sign. */
+    int64_t back = ts < p->last, when = back ? (ts > 0 ? ts : 0) : (int64_t)((uint64_t)ts - (uint64_t)p->last);
     int64_t size = 1 + tp_varint_size(when) + (back ? 2 + tp_varint_size(p->clock) : 0);
     size += 1 + tp_varint_size(body) + body + 1 + tp_varint_size(p->sequence);
     if (p->pending.size)
@@ -268,7 +269,7 @@ uint8_t *tp_put_flow(uint8_t *to, int64_t flow)
 {
     if (!flow)
         return to;
-    uint64_t id = (uint64_t)(flow < 0 ? -flow : flow);
+    uint64_t id = flow < 0 ? -(uint64_t)flow : (uint64_t)flow;
     *to++ = 0xF9;
     *to++ = 0x02;
     for (int i = 0; i < 8; i++)

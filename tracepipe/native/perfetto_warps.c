@@ -74,7 +74,9 @@ static int write_begin(tp_job *j, int64_t ts, int32_t slice, int64_t value)
     if (put_name(p, &j->name, &j->kernels[s->kernel[slice]], s->number[slice], j->names))
         return TP_NO_MEMORY;
     const int64_t known[] = {s->source[slice], s->exits[slice], s->cycles[slice], s->lanes[slice]};
-    const int64_t shown[] = {known[0] - ts - j->offset, known[1], known[2], known[3]};
+    /* A protobuf integer is modulo 2^64. */
+    int64_t source = (int64_t)((uint64_t)known[0] - (uint64_t)ts - (uint64_t)j->offset);
+    const int64_t shown[] = {source, known[1], known[2], known[3]};
     const int key[] = {KEY_SOURCE, KEY_EXITS, KEY_CYCLES, KEY_LANES};
     int64_t flow = s->flow[slice], mark = s->unclosed[slice] ? MARK_UNCLOSED : MARK_NONE;
     int64_t size = 2 + tp_size_of(&p->ready[TOPS], s->row[slice]) + j->name.size + (flow ? 10 : 0);
