@@ -94,7 +94,8 @@ TP_EXPORT int32_t tp_nest_base(const tp_nest *n, int32_t row)
 TP_EXPORT int64_t tp_nest_early(tp_nest *n, tp_early *out, int64_t room)
 {
     int64_t count = n->launches.early_count < room ? n->launches.early_count : room;
-    memcpy(out, n->launches.early, (size_t)count * sizeof *out);
+    if (count)
+        memcpy(out, n->launches.early, (size_t)count * sizeof *out);
     n->launches.early_count = 0;
     return count;
 }
