@@ -182,6 +182,11 @@ def any_line(rng: Random) -> bytes:
     return mutated(rng, line) if rng.random() < 0.5 else line
 
 
+def within_64_bits(value: int) -> int:
+    """The nearest number that a column can hold."""
+    return max(-(1 << 63), min(value, (1 << 63) - 1))
+
+
 def moment(rng: Random) -> int:
     """A time after clocks were related, ns: as a rule within a second, at the limits now and then."""
     if rng.random() < 0.03:

@@ -59,6 +59,7 @@ def _batch(core: ctypes.CDLL, nest: int, rows: int, rng: Random) -> list[np.ndar
     else:
         spread = rng.choice((5, 100, 10**9))
         moments = [inputs.moment(rng) // 10**9 * 10**9 + rng.randrange(spread) for _ in range(count)]
+        moments = [inputs.within_64_bits(moment) for moment in moments]
         times = buffers.array(moments if rng.random() < 0.1 else sorted(moments))
         launches = buffers.array([_number(rng, 9) for _ in range(count)])
         numbers = buffers.array([rng.randrange(shapes) for _ in range(count)], np.int32)
@@ -84,7 +85,7 @@ def _batch(core: ctypes.CDLL, nest: int, rows: int, rng: Random) -> list[np.ndar
 
 def _number(rng: Random, few: int) -> int:
     """One of few as a rule, else anything of 63 bits."""
-    return min(inputs.number(rng), (1 << 63) - 1) if rng.random() < 0.1 else rng.randrange(few)
+    return inputs.within_64_bits(inputs.number(rng)) if rng.random() < 0.1 else rng.randrange(few)
 
 
 def _closed(core: ctypes.CDLL, nest: int, row: int, rng: Random) -> list[np.ndarray]:
