@@ -79,6 +79,13 @@ def _batch(core: ctypes.CDLL, nest: int, rows: int, rng: Random) -> list[np.ndar
     )
     assert flow % 2 == 0
     core.tp_nest_settle(nest)
+    one = buffers.view(Ops, *ops)
+    while made + 2 + core.tp_nest_most(nest, 0) <= most and rng.random() < 0.8:
+        phase, ts, dur = rng.choice(b"BEIX"), inputs.moment(rng), rng.randrange(-1, 40)
+        made = core.tp_nest_one(nest, rng.randrange(rows), phase, ts, dur, rng.randrange(6), -2, one, made)
+        assert made >= 0
+        beside = core.tp_nest_beside(nest, rng.randrange(rows), ts, inputs.within_64_bits(ts + abs(dur)))
+        assert -1 <= beside < core.tp_nest_count(nest, 0)
     # What is open is given no arrow in these any more: they are of a batch that is gone.
     return [column[:made].copy() for column in ops]
 

@@ -124,7 +124,7 @@ def _drawn(rng: Random, count: int, events: int) -> list[Any]:
     return [
         None if rng.random() < 0.3 else buffers.array(rng.sample(range(count), count)),
         buffers.array([rng.randrange(1, 5) for _ in range(count)], np.uint8),
-        buffers.array([rng.randrange(5) for _ in range(count)], np.uint8),
+        buffers.array([rng.randrange(4) for _ in range(count)], np.uint8),
         buffers.array([rng.randrange(_NUMBERS + 1) for _ in range(count)], np.int32),
         buffers.array([rng.randrange(-1, _NUMBERS + 1) for _ in range(count)], np.int32),
         buffers.array(

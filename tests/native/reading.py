@@ -103,8 +103,18 @@ def batch_read(core: ctypes.CDLL, rng: Random) -> None:
             line = inputs.mutated(rng, line) if rng.random() < 0.6 else line
             if core.tp_batch_read(batch, buffers.text(line), len(line)) == 1:
                 _expect_batch(core, batch, orjson.loads(line), line)
+            _expect_object(core, rng)
     finally:
         core.tp_batch_free(batch)
+
+
+def _expect_object(core: ctypes.CDLL, rng: Random) -> None:
+    """`tp_object_size` of an object and what follows it."""
+    text = inputs.mutated(rng, inputs.compact(inputs.arguments(rng)))
+    size = core.tp_object_size(buffers.text(text), len(text))
+    assert 0 <= size <= len(text)
+    if size:
+        assert type(orjson.loads(text[:size])) is dict
 
 
 def _expect_batch(core: ctypes.CDLL, batch: int, record: dict[str, Any], line: bytes) -> None:

@@ -15,10 +15,7 @@ _DRAWN, _BESIDE, _OPEN = range(3)
 
 def _times(rng: Random, count: int) -> list[int]:
     spread = rng.choice((3, 1000, 1 << 40))
-    return [
-        inputs.moment(rng) if rng.random() < 0.02 else rng.randrange(spread)
-        for _ in range(count)
-    ]
+    return [inputs.moment(rng) if rng.random() < 0.02 else rng.randrange(spread) for _ in range(count)]
 
 
 def order(core: ctypes.CDLL, rng: Random) -> None:
