@@ -118,6 +118,11 @@ def compact(record: Any) -> bytes:
     return json.dumps(record, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
+def cut(rng: Random, text: bytes) -> bytes:
+    """As it is, or without its end: where a parser must stop by itself."""
+    return text[: rng.randrange(len(text) + 1)] if rng.random() < 0.3 else text
+
+
 @cache
 def recorded_lines() -> list[bytes]:
     """Lines of recordings that are in the repository."""

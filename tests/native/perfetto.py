@@ -66,7 +66,7 @@ def _writer(core: ctypes.CDLL, rng: Random) -> int:
 
 
 def _arguments(rng: Random) -> bytes:
-    text = inputs.compact(inputs.arguments(rng))
+    text = inputs.cut(rng, inputs.compact(inputs.arguments(rng)))
     if rng.random() < 0.3:
         return inputs.mutated(rng, text)
     return inputs.hostile(rng) if rng.random() < 0.03 else text

@@ -38,7 +38,7 @@ def _lines(rng: Random) -> list[bytes]:
 
 
 def _read_one(core: ctypes.CDLL, reader: int, given: list[bytes], rng: Random) -> None:
-    text = b"\n".join(given)
+    text = inputs.cut(rng, b"\n".join(given))
     lines = text.split(b"\n")
     room = len(lines) if rng.random() < 0.9 else rng.randrange(len(lines) + 1)
     ts, dur, launch = (np.empty(room, np.int64) for _ in range(3))
@@ -100,7 +100,7 @@ def batch_read(core: ctypes.CDLL, rng: Random) -> None:
     try:
         for _ in range(rng.randrange(1, 6)):
             line = inputs.warp_line(rng) if rng.random() < 0.8 else inputs.any_line(rng)
-            line = inputs.mutated(rng, line) if rng.random() < 0.6 else line
+            line = inputs.cut(rng, inputs.mutated(rng, line) if rng.random() < 0.5 else line)
             if core.tp_batch_read(batch, buffers.text(line), len(line)) == 1:
                 _expect_batch(core, batch, orjson.loads(line), line)
             _expect_object(core, rng)
@@ -110,7 +110,7 @@ def batch_read(core: ctypes.CDLL, rng: Random) -> None:
 
 def _expect_object(core: ctypes.CDLL, rng: Random) -> None:
     """`tp_object_size` of an object and what follows it."""
-    text = inputs.mutated(rng, inputs.compact(inputs.arguments(rng)))
+    text = inputs.cut(rng, inputs.mutated(rng, inputs.compact(inputs.arguments(rng))))
     size = core.tp_object_size(buffers.text(text), len(text))
     assert 0 <= size <= len(text)
     if size:

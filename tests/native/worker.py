@@ -15,7 +15,7 @@ from tests.native.targets import TARGETS
 from tracepipe.native.signatures import declare
 
 _REPEATED = 50
-_NOISE_BYTES = 256 << 10  # of Python's and NumPy's own
+_NOISE_BYTES = 16 << 10  # of Python's and NumPy's own
 
 
 def main() -> None:
