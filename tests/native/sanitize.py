@@ -50,14 +50,14 @@ class Sanitized:
 
 
 def sanitized(folder: Path) -> Sanitized:
-    """Compile the core with sanitizers. Raises NotBuilt."""
+    """Compile the core with sanitizers. Raises NotBuilt, and NoCompiler where there are none."""
     program = build.compiler()
     is_clang = "clang" in subprocess.run([*program, "--version"], capture_output=True, text=True).stdout
     name = f"libclang_rt.asan-{os.uname().machine}.so" if is_clang else "libasan.so"
     asked = subprocess.run([*program, f"-print-file-name={name}"], capture_output=True, text=True)
     runtime = Path(asked.stdout.strip())
     if not runtime.is_absolute():
-        raise build.NotBuilt(f"{program[0]} has no {name}")
+        raise build.NoCompiler(f"{program[0]} has no {name}")
     flags = (*FLAGS, "-shared-libasan") if is_clang else FLAGS
     return Sanitized(build.build(core=folder / build.NAME, flags=flags), runtime.resolve())
 
@@ -114,9 +114,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         try:
             made = sanitized(Path(folder))
-        except build.NotBuilt as e:
+        except build.NoCompiler as e:
             print(f"sanitize: skipped: {e}")
             return 0
+        except build.NotBuilt as e:
+            print(f"sanitize: the core does not compile: {e}", file=sys.stderr)
+            return 1
         print(f"sanitize: seed {asked.seed}, {each_s:.0f} s for each of {len(chosen)} targets", flush=True)
         with ThreadPoolExecutor(asked.jobs) as pool:
             results = list(pool.map(lambda name: run(made, name, asked.seed, each_s, asked.case), chosen))
