@@ -7,7 +7,7 @@ BIN := .venv/bin
 .PHONY: demo test check format native sanitize bench clean
 
 demo: .venv/.demo
-	-@$(BIN)/python -m tracepipe.native.build
+	-@$(BIN)/python -m tracepipe.native
 	@scripts/demo.sh
 
 # Captures and the tests of their rates have the machine to themselves.
@@ -28,7 +28,7 @@ format: .venv/.test
 
 # The inner loops in C, where a source of theirs has changed. Without a compiler all runs in Python.
 native: .venv/.test
-	@$(BIN)/python -m tracepipe.native.build
+	@$(BIN)/python -m tracepipe.native
 
 # The core once more, under the address and undefined-behaviour sanitizers, on random input.
 sanitize: .venv/.test

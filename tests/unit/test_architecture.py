@@ -19,7 +19,7 @@ TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in SOU
 # Events go one way: capture and readers → event → clocks → layout → converters, reports. What each room may
 # import of the package, itself aside. The command line puts the rooms together, and may import any.
 ROOMS = {
-    "event": set(),
+    "event": {"native"},
     "hooks": {"capture"},
     "capture": {"event", "hooks"},
     "readers": {"event", "native"},

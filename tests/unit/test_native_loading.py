@@ -73,7 +73,7 @@ def test_without_a_core_python_runs(place: Place, tmp_path: Path, monkeypatch: p
     place(tmp_path / build.NAME)
     assert native.library() is None
     assert native.state() == "pure Python: there is no compiled core"
-    command = f"{sys.executable} -m tracepipe.native.build"
+    command = f"{sys.executable} -m tracepipe.native"
     monkeypatch.setenv("CC", sys.executable)
     assert native.how_to_build() == command
     monkeypatch.setenv("CC", "no-such-compiler")
@@ -97,7 +97,7 @@ def test_a_core_of_other_sources_is_refused(place: Place, tmp_path: Path) -> Non
     place(core)
     assert native.library() is None
     assert native.state() == f"pure Python: no compiled core: {core} was compiled from other sources"
-    assert native.how_to_build().endswith("-m tracepipe.native.build")
+    assert native.how_to_build().endswith("-m tracepipe.native")
 
 
 @compiles

@@ -47,7 +47,7 @@ def how_to_build() -> str:
         return f"unset {PURE}"
     if is_native():
         return ""
-    command = f"{shlex.quote(sys.executable)} -m tracepipe.native.build"
+    command = f"{shlex.quote(sys.executable)} -m tracepipe.native"
     try:
         build.compiler()
     except build.NoCompiler:

@@ -1,6 +1,6 @@
 """Compiles the C files of this folder into core.so: at installation, by `make`, or as a module.
 
-    python -m tracepipe.native.build        # compiles what is not up to date, beside the sources
+    python -m tracepipe.native        # compiles what is not up to date, beside the sources
 
 The object carries a digest of its sources, by which the loader knows an old one. This file imports nothing of
 the package, as setup.py runs it where nothing is installed.
@@ -129,7 +129,3 @@ def main() -> int:
         return 1
     sys.stderr.write(f"native core: compiled {core}\n")
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
