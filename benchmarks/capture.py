@@ -7,7 +7,8 @@ measures. Figures are nanoseconds of the calling thread's processor time a call,
 the variants take turns, and ratios to the untraced call and to empty probes: programs of two instructions at
 its entry and return, the least that a tracer with uprobes costs. That depends on the instruction that a probe
 replaces, in which the functions differ. The second table is throughput: threads that call as fast as
-they can, and what the default ring lost. The third is the time to attach to every function and to detach.
+they can, what the default ring lost, and the size of the recording, compressed or not. The third is the time
+to attach to every function and to detach.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ class Seen:
     detach_s: float = 0.0
     kept: int = 0
     lost: int = 0
+    size_bytes: int = 0
 
 
 def offsets_of(library: str) -> dict[str, int]:
@@ -161,13 +163,14 @@ def with_empty_probes(subject: Subject, calls: int) -> Seen:
             os.close(descriptor)
 
 
-def with_tracepipe(command: list[str], method: str, layers: str) -> Seen:
-    """In a process of its own, as a user would run it."""
+def with_tracepipe(command: list[str], method: str, layers: str, suffix: str = "") -> Seen:
+    """In a process of its own, as a user would run it; compressed as the suffix says."""
     with tempfile.TemporaryDirectory() as folder:
-        recording = Path(folder, "run.jsonl")
+        recording = Path(folder, f"run.jsonl{suffix}")
         options = [method, layers, str(recording)]
         seen = measured([sys.executable, str(Path(__file__).resolve()), "--side", *options, *command])
         said = json.loads(Path(folder, "summary.json").read_text())
+        size_bytes = recording.stat().st_size
     return Seen(
         seen.ns_a_call,
         seen.calls_a_second,
@@ -176,15 +179,17 @@ def with_tracepipe(command: list[str], method: str, layers: str) -> Seen:
         said["detach_ns"] / 1e9,
         said["counts"].get("userspace", 0),
         sum(said["losses"].values()),
+        size_bytes,
     )
 
 
 def capture_side(method: str, layers: str, recording: str, command: list[str]) -> None:
     """What `with_tracepipe` runs: one capture, its summary beside the recording."""
     from tracepipe.capture import CaptureRequest, capture
+    from tracepipe.recording.files import keeping
 
     request = CaptureRequest(command, layers=tuple(layers.split(",")), method=method)
-    with Path(recording).open("wb") as sink:
+    with keeping(recording, force=False) as sink:
         summary = capture(request, sink, notify=lambda message: print(message, file=sys.stderr))
     keys = ("attach_ns", "detach_ns", "counts", "losses")
     Path(recording).with_name("summary.json").write_text(
@@ -256,12 +261,15 @@ def cost_table(subjects: list[Subject], methods: list[str], calls: int, rounds: 
 
 
 def throughput_table(subject: Subject, methods: list[str], calls: int, rounds: int) -> None:
-    """Events a second from several threads, and losses with the default ring."""
+    """Events a second from several threads, losses with the default ring, and what a recording takes."""
     processors = os.cpu_count() or 1
+    forms = [(method, "") for method in methods]
+    forms += [(method, suffix) for method in methods if method != "bpftrace" for suffix in (".zst", ".gz")]
+    forms += [(PLAIN, "")] if shutil.which("bpftrace") else []
     print(f"\nas fast as it goes, `{subject.first_instruction}`, userspace only, default ring")
-    print(f"  {'':<24}{'threads':>8}{'calls/s':>12}{'events/s':>12}{'kept':>12}{'lost':>10}")
+    print(f"  {'':<24}{'threads':>8}{'calls/s':>12}{'events/s':>12}{'kept':>12}{'lost':>10}{'MB':>8}")
     for threads in sorted({1, 2, processors, 2 * processors}):
-        for method in [*methods, *([PLAIN] if shutil.which("bpftrace") else [])]:
+        for method, suffix in forms:
             few = calls // 10 if "bpftrace" in method else calls
             some = []
             for _ in range(rounds):
@@ -269,12 +277,13 @@ def throughput_table(subject: Subject, methods: list[str], calls: int, rounds: i
                 if method == PLAIN:
                     some.append(with_bpftrace(subject, command, subject.function))
                 else:
-                    some.append(with_tracepipe(command, method, "userspace"))
+                    some.append(with_tracepipe(command, method, "userspace", suffix))
             rate, lost = middle(some, "calls_a_second"), sum(one.lost for one in some)
             kept = sum(one.kept for one in some)
             share = kept / (kept + lost)
             row = f"{threads:>8}{rate:>12.0f}{2 * rate * share:>12.0f}{kept:>12}{lost:>10}"
-            print(f"  {method:<24}{row}", flush=True)
+            size = f"{middle(some, 'size_bytes') / 1e6:>8.1f}"
+            print(f"  {method + suffix.replace('.', ', '):<24}{row}{size}", flush=True)
 
 
 def start_and_end_table(subject: Subject, methods: list[str], rounds: int) -> None:

@@ -83,7 +83,7 @@ class Seen:
                 self.pairs.setdefault(gpu, []).append(pair)
 
 
-Recording = kernels.KernelsRecording | warps.GpuRecording
+GpuEngine = kernels.KernelsEngine | warps.WarpsEngine
 
 
 class Bench:
@@ -116,17 +116,17 @@ class Bench:
             yield number
             longest_s = max(longest_s, time.monotonic() - began_s)
 
-    def recording(self, engine: str, **options: Any) -> Recording | None:
+    def recording(self, engine: str, **options: Any) -> GpuEngine | None:
         """A recording by `kernels`, `warps` or `empty`; None for `native`."""
         if engine == "native":
             return None
         if engine == "kernels":
-            return kernels.KernelsRecording(self.kernels_library, **options)
+            return kernels.KernelsEngine(self.kernels_library, **options)
         if engine == "empty":
             # No launch gets a buffer that would have to be emptied.
             chosen = WarpOptions(calls="none", launches=f"{NO_LAUNCH}-")
-            return warps.GpuRecording(self.library, self.empty_patches, chosen)
-        return warps.GpuRecording(self.library, self.patches, WarpOptions(**options))
+            return warps.WarpsEngine(self.library, self.empty_patches, chosen)
+        return warps.WarpsEngine(self.library, self.patches, WarpOptions(**options))
 
     def run(self, command: Sequence[str], engine: str, **options: Any) -> Seen:
         """Run a program to its end. Raises RuntimeError if it fails or takes too long."""
@@ -141,7 +141,7 @@ class Bench:
                 recording.close()
 
 
-def _run(command: Sequence[str], recording: Recording | None, ends_s: float) -> Seen:
+def _run(command: Sequence[str], recording: GpuEngine | None, ends_s: float) -> Seen:
     environment = {**os.environ, **(recording.environment() if recording else {})}
     seen = Seen()
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:

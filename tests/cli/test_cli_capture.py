@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from tests.cli.test_cli import run
-from tracepipe.capture.engines.engine import ALL_LAYERS, CaptureRequest, CaptureSummary, Filters, Limits
-from tracepipe.doctor.finding import FAILS, WORKS, Finding
+from tracepipe.capture.request import CaptureRequest, Filters, Limits
+from tracepipe.capture.summary import CaptureSummary
+from tracepipe.doctor.diagnosis import FAILS, WORKS, Diagnosis
+from tracepipe.hooks.hook import PROBED_LAYERS
 
 __all__ = ["run"]
 
@@ -59,7 +61,7 @@ def test_every_option_says_its_part(run: Run, asked: list[CaptureRequest]) -> No
     assert run("capture", *options.split())[0] == 0
     assert asked == [
         CaptureRequest(
-            layers=ALL_LAYERS,
+            layers=PROBED_LAYERS,
             method="prebuilt",
             gpu="auto",
             pids=(4, 5),
@@ -188,8 +190,8 @@ def test_a_hook_that_is_wrong_is_told_with_what_is_near(run: Run, asked: list[Ca
 
 
 def test_doctor_says_what_works_and_exits_by_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [Finding("layers", layer, WORKS, "", "") for layer in ("userspace", "syscall")]
-    found.append(Finding("layers", "scheduler", FAILS, "no tracefs", "mount it"))
+    found = [Diagnosis("layers", layer, WORKS, "", "") for layer in ("userspace", "syscall")]
+    found.append(Diagnosis("layers", "scheduler", FAILS, "no tracefs", "mount it"))
     monkeypatch.setattr("tracepipe.doctor.examine", lambda **_: found)
     code, out, _ = run("doctor")
     assert code == 3

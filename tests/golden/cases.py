@@ -18,7 +18,7 @@ from typing import Any, cast
 from tests.golden.seen import Replay, ReplayFormat
 from tracepipe.converters import CONVERTERS
 from tracepipe.layout import LayoutOptions
-from tracepipe.recording.account_text import lines
+from tracepipe.recording.account_text import account_lines
 from tracepipe.recording.convert import Conversion, ConvertOptions
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -61,7 +61,7 @@ class Case:
         """The output in that format, and the report."""
         out = io.BytesIO()
         report = Conversion(str(self.input), CONVERTERS[to], self.options(**more)).run(out)
-        said = "".join(f"{line}\n" for line in lines(report))
+        said = "".join(f"{line}\n" for line in account_lines(report))
         return out.getvalue(), said.replace(str(self.input), self.input.name)
 
     def replay(self) -> Replay:

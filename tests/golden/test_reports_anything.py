@@ -18,7 +18,7 @@ from tests.golden.test_anything import lines
 from tracepipe.recording.convert import Conversion, ConvertOptions
 from tracepipe.reports import REPORTS
 from tracepipe.reports.frames.run import load_run
-from tracepipe.reports.writing.rendering import lines as rendered
+from tracepipe.reports.writing.rendering import report_lines as rendered
 
 HEAD = {"type": "header", "schema": "tracepipe/1", "clock": "monotonic", "clocks": ["monotonic"]}
 FRAMES = ("calls", "syscalls", "driver", "scheduler", "memory", "transfers", "kernels")

@@ -14,7 +14,7 @@ import pytest
 
 from tracepipe.capture.gpu.build.toolchain import NATIVE, this_toolchain
 from tracepipe.capture.gpu.engines.warp_options import WarpOptions
-from tracepipe.capture.gpu.engines.warps import GpuRecording, WarpRenderer
+from tracepipe.capture.gpu.engines.warps import WarpRenderer, WarpsEngine
 from tracepipe.errors import CaptureUnavailable
 
 HERE = Path(__file__).parent
@@ -28,6 +28,7 @@ class Run:
     launched: int
     exit_code: int
     records: list[dict[str, Any]]
+    counts: Counter[str]
     renderer: WarpRenderer
     lost: int
 
@@ -59,10 +60,10 @@ class Bench:
 
     def native(self, *command: str) -> Run:
         done = subprocess.run(command, capture_output=True, text=True)
-        return Run(done.stdout, _launched(done.stderr), done.returncode, [], WarpRenderer({}), 0)
+        return Run(done.stdout, _launched(done.stderr), done.returncode, [], Counter(), WarpRenderer({}), 0)
 
     def record(self, *command: str, options: WarpOptions | None = None) -> Run:
-        recording = GpuRecording(self.library, self.patches, options, gpus=self.tools.driver.listed)
+        recording = WarpsEngine(self.library, self.patches, options, gpus=self.tools.driver.listed)
         chunks, lost, is_over = [], 0, False
         environment = {**os.environ, **recording.environment()}
         pipe = subprocess.PIPE
@@ -73,9 +74,13 @@ class Bench:
                 lost += sum(loss.count for loss in recording.lost())
             printed, errors = process.communicate()
         renderer = recording.renderer()
-        records = [json.loads(line) for chunk in chunks for line in renderer.render(chunk).splitlines()]
+        rendered = [renderer.render(chunk) for chunk in chunks]
+        records = [json.loads(line) for lines in rendered for line in lines.texts]
+        counts: Counter[str] = Counter()
+        for lines in rendered:
+            counts.update(lines.counts())
         recording.close()
-        return Run(printed, _launched(errors), process.returncode, records, renderer, lost)
+        return Run(printed, _launched(errors), process.returncode, records, counts, renderer, lost)
 
     def case(self, name: str, options: WarpOptions | None = None) -> tuple[Run, Run]:
         return self.native(str(self.program), name), self.record(str(self.program), name, options=options)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tracepipe.capture.gpu.build.toolchain import Toolchain, this_toolchain
-from tracepipe.capture.gpu.engines.kernels import KernelsRecording, KernelsRenderer, build_library
+from tracepipe.capture.gpu.engines.kernels import KernelsEngine, KernelsRenderer, build_library
 from tracepipe.errors import CaptureUnavailable
 
 pytestmark = pytest.mark.gpu
@@ -85,7 +85,7 @@ def recorded(
     tools: Toolchain, program: Path, calls: str = "all", ring_bytes: int = 1 << 26
 ) -> tuple[str, list[dict[str, Any]], KernelsRenderer, int]:
     """What the program wrote, its events, the renderer and what was lost."""
-    recording = KernelsRecording(build_library(tools), calls=calls, ring_bytes=ring_bytes)
+    recording = KernelsEngine(build_library(tools), calls=calls, ring_bytes=ring_bytes)
     try:
         environment = {**os.environ, **recording.environment()}
         process = subprocess.Popen([program], env=environment, stdout=subprocess.PIPE, text=True)
@@ -95,7 +95,7 @@ def recorded(
         renderer = recording.renderer()
         rendered = renderer.render(recording.collect(is_final=True))
         lost = sum(loss.count for loss in recording.lost())
-        return written, [json.loads(line) for line in rendered.splitlines()], renderer, lost
+        return written, [json.loads(line) for line in rendered.texts], renderer, lost
     finally:
         recording.close()
 

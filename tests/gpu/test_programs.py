@@ -31,7 +31,7 @@ def assert_whole(recorded: Run, native: Run) -> None:
     assert_same(recorded, native)
     assert recorded.renderer.losses == {}
     assert recorded.lost == 0
-    assert recorded.renderer.counts["gpu_warp"] == native.launched
+    assert recorded.counts["gpu_warp"] == native.launched
     assert_complete(recorded)
 
 
@@ -39,7 +39,7 @@ def assert_whole(recorded: Run, native: Run) -> None:
 def test_all_warps_of_a_graphs_kernels_are_recorded(bench: Bench, name: str) -> None:
     native, recorded = bench.case(name)
     assert_whole(recorded, native)
-    assert recorded.renderer.counts["gpu_kernel"] == GRAPHS[name]
+    assert recorded.counts["gpu_kernel"] == GRAPHS[name]
 
 
 def test_each_gpu_has_its_own_clock_and_warps(bench: Bench) -> None:

@@ -26,7 +26,7 @@ def test_no_warp_is_missing_and_results_are_the_same(bench: Bench, name: str) ->
     assert recorded.exit_code == native.exit_code
     assert recorded.renderer.losses == {}
     assert recorded.lost == 0
-    assert recorded.renderer.counts["gpu_warp"] == native.launched
+    assert recorded.counts["gpu_warp"] == native.launched
     assert_complete(recorded)
 
 
@@ -34,7 +34,7 @@ def test_a_trap_leaves_the_program_its_error_and_counts_what_it_took_along(bench
     native, recorded = bench.case("trap")
     assert recorded.printed == native.printed
     assert recorded.exit_code == native.exit_code
-    warps = recorded.renderer.counts.get("gpu_warp", 0) + recorded.renderer.losses["gpu_warp"]
+    warps = recorded.counts.get("gpu_warp", 0) + recorded.renderer.losses["gpu_warp"]
     assert warps == 32 * 4 + 256 * 8
 
 
@@ -76,16 +76,16 @@ def test_calls_have_their_arguments_and_tell_what_they_did(bench: Bench) -> None
 def test_only_selected_launches_are_recorded(bench: Bench) -> None:
     _, recorded = bench.case("tiny", WarpOptions(kernels="^tiny", launches="3-5", calls="none"))
     assert [kernel["name"] for kernel in recorded.of("gpu_kernel")] == ["tiny"] * 3
-    assert recorded.renderer.counts == {"gpu_kernel": 3, "gpu_warp": 12}
+    assert recorded.counts == {"gpu_kernel": 3, "gpu_warp": 12}
     _, recorded = bench.case("vector_add", WarpOptions(kernels="nothing like it", calls="none"))
-    assert recorded.renderer.counts == {}
+    assert recorded.counts == {}
 
 
 def test_a_launch_beyond_the_memory_is_recorded_in_part_and_the_rest_counted(bench: Bench) -> None:
     native, recorded = bench.case("large", WarpOptions(memory_bytes=16 << 20))
     assert recorded.printed == native.printed
-    assert recorded.renderer.counts["gpu_warp"] > 0
-    counted = recorded.renderer.counts["gpu_warp"] + recorded.renderer.losses["gpu_warp"]
+    assert recorded.counts["gpu_warp"] > 0
+    counted = recorded.counts["gpu_warp"] + recorded.renderer.losses["gpu_warp"]
     assert counted == native.launched
 
 

@@ -17,7 +17,7 @@ import pytest
 from tests.integration.test_capture import Trace, calls_printed, library_of, run
 from tests.support import held_reader
 from tests.support.standin import needs
-from tracepipe.capture.engines.engine import Filters, Limits
+from tracepipe.capture.request import Filters, Limits
 
 ROOT = Path(__file__).parents[2]
 # Few functions: the kernel needs 0.1 s a probe to detach bpftrace's, and attaches none meanwhile.

@@ -18,7 +18,7 @@ import pytest
 
 from tests.support.standin import needs
 from tracepipe.capture import CaptureRequest, CaptureSummary, capture
-from tracepipe.capture.engines.engine import Filters, Limits
+from tracepipe.capture.request import Filters, Limits
 from tracepipe.errors import CaptureUnavailable, TracepipeError
 
 ROOT = Path(__file__).parents[2]
@@ -490,7 +490,7 @@ kill $!
 CAPTURE = """
 import sys
 from tracepipe.capture import CaptureRequest, capture
-from tracepipe.capture.engines.engine import Limits
+from tracepipe.capture.request import Limits
 options = {"method": "prebuilt", **eval("dict(" + sys.argv[2] + ")")}
 def say(text):
     print(text, flush=True)

@@ -12,17 +12,17 @@ import pytest
 
 from tests.support.standin import needs
 from tracepipe.capture import ENGINES
-from tracepipe.doctor import AREAS, Finding, can_capture, examine
+from tracepipe.doctor import AREAS, Diagnosis, can_capture, examine
 
 needs_ebpf = needs("prebuilt")
 
 
 @pytest.fixture(scope="module")
-def findings() -> list[Finding]:
+def findings() -> list[Diagnosis]:
     return examine()
 
 
-def rows(findings: list[Finding], area: str) -> dict[str, Finding]:
+def rows(findings: list[Diagnosis], area: str) -> dict[str, Diagnosis]:
     return {finding.name: finding for finding in findings if finding.area == area}
 
 
@@ -41,7 +41,7 @@ def in_child(check: Callable[[], None]) -> None:
     assert os.waitpid(pid, 0)[1] == 0
 
 
-def test_every_area_is_there_and_every_row_complete(findings: list[Finding]) -> None:
+def test_every_area_is_there_and_every_row_complete(findings: list[Diagnosis]) -> None:
     assert list(dict.fromkeys(finding.area for finding in findings)) == list(AREAS)
     assert set(rows(findings, "layers")) == {"userspace", "syscall", "kernel", "scheduler"}
     assert set(rows(findings, "methods")) == {*ENGINES, "auto"}
@@ -53,7 +53,7 @@ def test_every_area_is_there_and_every_row_complete(findings: list[Finding]) -> 
 
 @pytest.mark.ebpf
 @needs_ebpf
-def test_what_can_be_captured_here_is_found(findings: list[Finding]) -> None:
+def test_what_can_be_captured_here_is_found(findings: list[Diagnosis]) -> None:
     assert can_capture(findings)
     assert "tracefs" in rows(findings, "machine")["tracefs"].detail or Path("/sys/kernel/tracing").is_dir()
     methods, layers = rows(findings, "methods"), rows(findings, "layers")
@@ -66,7 +66,7 @@ def test_what_can_be_captured_here_is_found(findings: list[Finding]) -> None:
 
 @pytest.mark.ebpf
 @needs_ebpf
-def test_nothing_stays_behind(findings: list[Finding]) -> None:
+def test_nothing_stays_behind(findings: list[Diagnosis]) -> None:
     before = set(os.listdir("/proc/self/fd"))
     examine()
     assert set(os.listdir("/proc/self/fd")) == before
@@ -74,7 +74,7 @@ def test_nothing_stays_behind(findings: list[Finding]) -> None:
 
 @pytest.mark.ebpf
 @needs_ebpf
-def test_a_user_is_told_to_be_root(findings: list[Finding]) -> None:
+def test_a_user_is_told_to_be_root(findings: list[Diagnosis]) -> None:
     def check() -> None:
         os.setgroups([])
         os.setresgid(65534, 65534, 65534)
@@ -90,7 +90,7 @@ def test_a_user_is_told_to_be_root(findings: list[Finding]) -> None:
 
 @pytest.mark.ebpf
 @needs_ebpf
-def test_too_few_files_are_recognised(findings: list[Finding]) -> None:
+def test_too_few_files_are_recognised(findings: list[Diagnosis]) -> None:
     def check() -> None:
         used = set(map(int, os.listdir("/proc/self/fd")))
         unused = [number for number in range(1000) if number not in used]

@@ -36,7 +36,7 @@ _TOKENS = (
 )  # fmt: skip
 _WORDS = (
     "", "a", "cuLaunchKernel", "cuMemcpyHtoD_v2", "é", "日本語", "🔥", "x" * 63, "y" * 64, "z" * 65, "size",
-    "dst", "flags", "name", "stream", "\x7f", "cuda error: out of memory",
+    "dst", "cpu", "launch", "source_ns", "flags", "name", "stream", "\x7f", "cuda error: out of memory",
 )  # fmt: skip
 WARP_COLUMNS = (
     "warp", "sm", "slot", "entry_ns", "entry_clk", "entry_mask", "exit_count", "exit_ns", "exit_clk",

@@ -14,10 +14,12 @@ from tracepipe.native.signatures import Changes, Drawn, Given, Slices
 
 _TRACKS, _TOPS, _NAMES, _BEFORE, _LAUNCH_KEY, _AFTER, _MARK, _KEYS = range(8)
 _ARGS = -1
+_READER_ARGS = 1
 _INSTANT, _COUNTER = 3, 4
 _NUMBERS = 6  # of rows, names and shapes
 _STRINGS = 3
 _STRINGS_MAX = 1 << 13
+_KERNELS = 300  # more than names of warps are remembered of
 
 
 @cache
@@ -92,13 +94,12 @@ def perfetto_args(core: ctypes.CDLL, rng: Random) -> None:
             columns[1][0], columns[5][0] = _INSTANT, 0
             given = _given(rng, 1, number + 1)
             given[1][0] = number
-            last = core.tp_perfetto_write(
-                writer, buffers.view(Drawn, *columns), buffers.view(Given, *given), 0, 1
-            )
-            assert last == (done == 0)
+            views = buffers.view(Drawn, *columns), buffers.view(Given, *given)
+            last = core.tp_perfetto_write(writer, *views, None, 0, 1)
+            assert last <= (done == 0)  # an argument may be one that Python must write
             packets = _written(core, writer).packet
             assert len(packets) == last
-            if done == 0:
+            if last:
                 _expect_arguments(packets[0].track_event, text)
         core.tp_perfetto_forget(writer, _ARGS)
     finally:
@@ -151,19 +152,23 @@ def _given(rng: Random, events: int, args: int) -> list[Any]:
 
 def perfetto_write(core: ctypes.CDLL, rng: Random) -> None:
     """`tp_perfetto_write` over some batches, with what Python writes in between."""
-    writer = _writer(core, rng)
+    writer, reader = _writer(core, rng), core.tp_reader_new(rng.getrandbits(64))
     try:
-        args = rng.randrange(4)
-        for number in range(args):
-            text = inputs.compact(inputs.arguments(rng))
-            core.tp_perfetto_args(writer, number, buffers.text(text), len(text))
         for _ in range(rng.randrange(1, 4)):
-            _write_batch(core, writer, args, rng)
+            args = rng.randrange(8)
+            for number in range(core.tp_reader_count(reader, _READER_ARGS), args):
+                # As the reader keeps them: also those that are not of the native grammar, or are no JSON.
+                text = _arguments(rng) or b"%d" % number
+                core.tp_reader_number(reader, _READER_ARGS, buffers.text(text), len(text))
+            _write_batch(core, writer, core.tp_reader_args(reader), args, rng)
+            if rng.random() < 0.2:
+                core.tp_perfetto_forget(writer, _ARGS)
     finally:
         core.tp_perfetto_free(writer)
+        core.tp_reader_free(reader)
 
 
-def _write_batch(core: ctypes.CDLL, writer: int, args: int, rng: Random) -> None:
+def _write_batch(core: ctypes.CDLL, writer: int, texts: int, args: int, rng: Random) -> None:
     count, events = rng.randrange(40), rng.randrange(20)
     columns, given = _drawn(rng, count, events), _given(rng, events, args)
     for at in range(count):
@@ -172,7 +177,7 @@ def _write_batch(core: ctypes.CDLL, writer: int, args: int, rng: Random) -> None
     views = buffers.view(Drawn, *columns), buffers.view(Given, *given)
     at, packets = 0, 0
     while at < count:
-        stopped = core.tp_perfetto_write(writer, *views, at, count)
+        stopped = core.tp_perfetto_write(writer, *views, texts if rng.random() < 0.8 else None, at, count)
         assert at <= stopped <= count
         packets += stopped - at
         at = stopped
@@ -186,24 +191,23 @@ def _write_batch(core: ctypes.CDLL, writer: int, args: int, rng: Random) -> None
 
 def perfetto_warps(core: ctypes.CDLL, rng: Random) -> None:
     """`tp_perfetto_warps` over some batches: begins, ends and counts, up to an exit."""
-    writer, named = _writer(core, rng), core.tp_perfetto_new(1, 1, 64, 0)
+    writer = _writer(core, rng)
     try:
         for number in range(_NUMBERS):
             name = inputs.word(rng).encode()
-            assert core.tp_perfetto_set(named, _NAMES, number, buffers.text(name), len(name)) == 0
+            assert core.tp_perfetto_set(writer, _NAMES, number, buffers.text(name), len(name)) == 0
         for _ in range(rng.randrange(1, 4)):
-            _write_warps(core, writer, named, rng)
+            _write_warps(core, writer, rng)
     finally:
         core.tp_perfetto_free(writer)
-        core.tp_perfetto_free(named)
 
 
-def _write_warps(core: ctypes.CDLL, writer: int, named: int, rng: Random) -> None:
+def _write_warps(core: ctypes.CDLL, writer: int, rng: Random) -> None:
     count, slices = rng.randrange(40), rng.randrange(1, 20)
     unknown = (-1, -1, 0, 5, (1 << 63) - 1)
     kernels = [
         value
-        for _ in range(3)
+        for _ in range(_KERNELS)
         for value in (
             rng.randrange(_NUMBERS + 1),
             rng.choice((0, 1, 32)),
@@ -223,13 +227,13 @@ def _write_warps(core: ctypes.CDLL, writer: int, named: int, rng: Random) -> Non
     by_slice += [
         buffers.array([rng.choice((0, 2, -2)) for _ in range(slices)]),
         buffers.array([rng.randrange(_NUMBERS + 1) for _ in range(slices)], np.int32),
-        buffers.array([rng.randrange(3) for _ in range(slices)], np.int32),
+        buffers.array([rng.randrange(rng.choice((3, _KERNELS))) for _ in range(slices)], np.int32),
         buffers.array([rng.randrange(2) for _ in range(slices)], np.uint8),
     ]
     sizes, drawn = buffers.array(kernels), buffers.view(Slices, *by_slice)
     offset = rng.choice((0, 10**18, -(10**18)))
     stopped = core.tp_perfetto_warps(
-        writer, changes, drawn, sizes.ctypes.data, named, rng.randrange(_NUMBERS), offset, 0, count
+        writer, changes, drawn, sizes.ctypes.data, rng.randrange(_NUMBERS), offset, 0, count
     )
     assert 0 <= stopped <= count
     assert len(_written(core, writer).packet) <= stopped

@@ -14,6 +14,7 @@ from tracepipe.native.signatures import Columns
 
 _SHAPES, _ARGS = 0, 1
 _WARPS = -2
+_KINDS = [np.int64, np.int32, np.int32, np.int64, np.int64]
 _MANY = 40_000  # more than the table of whole lines holds
 
 
@@ -40,21 +41,24 @@ def _lines(rng: Random) -> list[bytes]:
 def _read_one(core: ctypes.CDLL, reader: int, given: list[bytes], rng: Random) -> None:
     text = inputs.cut(rng, b"\n".join(given))
     lines = text.split(b"\n")
-    room = len(lines) if rng.random() < 0.9 else rng.randrange(len(lines) + 1)
-    ts, dur, launch = (np.empty(room, np.int64) for _ in range(3))
-    shape, args = (np.empty(room, np.int32) for _ in range(2))
-    out = buffers.view(Columns, ts, dur, launch, shape, args)
-    assert core.tp_read_lines(reader, buffers.text(text), len(text), out, room) == min(room, len(lines))
-    columns = zip(*(column.tolist() for column in (ts, dur, launch, shape, args)), strict=True)
-    sampled = range(room) if room < 1000 else {rng.randrange(room) for _ in range(100)}
-    for at, (line, row) in enumerate(zip(lines, columns, strict=False)):
+    room = len(lines) if rng.random() < 0.8 else rng.randrange(1, len(lines) + 1)
+    rows: list[tuple[int, ...]] = []
+    given_text, done = buffers.text(text), ctypes.c_int64()
+    while done.value <= len(text):
+        columns = [np.empty(room, kind) for kind in _KINDS]
+        out = buffers.view(Columns, *columns)
+        read = core.tp_read_lines(reader, given_text, len(text), ctypes.byref(done), out, room)
+        assert read == min(room, len(lines) - len(rows))
+        rows += zip(*(column[:read].tolist() for column in columns), strict=True)
+    sampled = range(len(rows)) if len(rows) < 1000 else {rng.randrange(len(rows)) for _ in range(100)}
+    for at, (line, row) in enumerate(zip(lines, rows, strict=True)):
         if at in sampled:
             _expect_as_read(core, reader, text, line, row)
 
 
 def _expect_as_read(core: ctypes.CDLL, reader: int, text: bytes, line: bytes, row: tuple[int, ...]) -> None:
     """The parts of a line, put together, are the line."""
-    ts, dur, launch, shape, args = row
+    ts, shape, args, dur, launch = row
     if shape < 0:
         assert text[ts : ts + dur] == line
         assert shape != _WARPS or b'"type":"gpu_warp"' in line

@@ -11,13 +11,14 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from tests.native import convert, nesting, perfetto, reading, warps
+from tests.native import clocks, convert, nesting, perfetto, reading, warps
 
 TARGETS: dict[str, Callable[[ctypes.CDLL, Random], Any]] = {
     "read_lines": reading.read_lines,
     "batch_read": reading.batch_read,
     "nest_events": nesting.nest_events,
     "order": warps.order,
+    "sm_clocks_refine": clocks.sm_clocks_refine,
     "warps_take": warps.warps_take,
     "warps_running": warps.warps_running,
     "perfetto_args": perfetto.perfetto_args,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from tracepipe.capture.engines.engine import Filters, Plan, Scope
+from tracepipe.capture.request import Filters, Plan, Scope
 from tracepipe.hooks.hook import FilePlace, Hook, Probe, TracepointPlace
 
 RECORD = struct.Struct("<8xQIIIBxHQQQQ")

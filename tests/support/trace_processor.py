@@ -36,7 +36,7 @@ class _InProcessBackend(TraceProcessorBackend):
 
     def __init__(self, protos: Any) -> None:
         super().__init__(protos)
-        self._module = EmscriptenModule(find_ui().engine_wasm)
+        self._module = EmscriptenModule(find_ui().version / "trace_processor.wasm")
         self._module.main("trace_processor")
         self._reply = bytearray()
         on_reply = self._module.function_pointer(

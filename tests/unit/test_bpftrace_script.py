@@ -13,9 +13,9 @@ from tracepipe.capture.engines.bpftrace.engine import BpftraceEngine
 from tracepipe.capture.engines.bpftrace.language import comparison
 from tracepipe.capture.engines.bpftrace.lines import Clock, Lines
 from tracepipe.capture.engines.bpftrace.script import Script
-from tracepipe.capture.engines.engine import Filters, Plan, Scope
 from tracepipe.capture.records import record
 from tracepipe.capture.records.record import RECORD
+from tracepipe.capture.request import Filters, Plan, Scope
 from tracepipe.errors import CaptureUnavailable
 from tracepipe.hooks.hook import (
     Argument,

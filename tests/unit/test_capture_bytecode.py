@@ -12,8 +12,8 @@ from tracepipe.capture.bpf.bytecode import FIELDS, PROGRAMS, Constant, filled_in
 from tracepipe.capture.bpf.compile import SHIPPED, source_digest
 from tracepipe.capture.bpf.maps import Maps
 from tracepipe.capture.bpf.specs import SPEC_BYTES, is_paired, spec_of
-from tracepipe.capture.engines.engine import Filters
 from tracepipe.capture.records.syscalls import SYSCALLS
+from tracepipe.capture.request import Filters
 from tracepipe.errors import CaptureUnavailable
 from tracepipe.hooks.hook import (
     Argument,

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from tracepipe.capture import CaptureRequest, capture
-from tracepipe.capture.engines.engine import Limits, Loss
+from tracepipe.capture.records.line import Lines
+from tracepipe.capture.records.loss import Loss
+from tracepipe.capture.request import Limits
 from tracepipe.errors import CaptureUnavailable, TracepipeError
 from tracepipe.event.checks import first_fault
 
@@ -44,8 +46,11 @@ class Told:
     def renderer(self) -> Told:
         return self
 
-    def render(self, chunk: bytes) -> bytes:
-        return chunk
+    def render(self, chunk: bytes) -> Lines:
+        lines = Lines()
+        for line in chunk.splitlines():
+            lines.record(json.loads(line))
+        return lines
 
     def count(self, chunk: bytes) -> int:
         return chunk.count(b"\n")

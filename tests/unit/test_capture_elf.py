@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tracepipe.capture.find import library
 from tracepipe.capture.find.elf import Elf
-from tracepipe.capture.find.library import find_library, find_program
+from tracepipe.capture.find.library import find_program, find_versions
 from tracepipe.errors import InputError, TracepipeError
 
 needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
@@ -150,12 +150,12 @@ def test_a_library_is_found_as_the_linker_finds_it(tmp_path: Path, monkeypatch: 
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
 
     subprocess.run([*command, "-Wl,--enable-new-dtags,-rpath,$ORIGIN/here"], check=True)
-    assert find_library(str(program), "libodd.so.1") == here
+    assert find_versions(str(program), "libodd.so.1") == {"libodd.so.1": here}
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path / "there"))
-    assert find_library(str(program), "libodd.so.1") == there  # before RUNPATH
+    assert find_versions(str(program), "libodd.so.1") == {"libodd.so.1": there}  # before RUNPATH
     subprocess.run([*command, "-Wl,--disable-new-dtags,-rpath,$ORIGIN/here"], check=True)
-    assert find_library(str(program), "libodd.so.1") == here  # after RPATH
-    assert find_library(str(program), "libnowhere.so.1") is None
+    assert find_versions(str(program), "libodd.so.1") == {"libodd.so.1": here}  # after RPATH
+    assert find_versions(str(program), "libnowhere.so.1") == {}
 
 
 def test_the_linkers_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +172,7 @@ def test_the_linkers_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(library, "_CACHE", cache)
     script = tmp_path / "script"
     script.write_text("#!/bin/sh\n")
-    assert find_library(str(script), "libodd.so.1") == str(found)
+    assert find_versions(str(script), "libodd.so.1") == {"libodd.so.1": str(found)}
 
 
 def test_programs_are_found_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

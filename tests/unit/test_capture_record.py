@@ -5,23 +5,20 @@ from __future__ import annotations
 import json
 import re
 import struct
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
 from tracepipe.capture.bpf.compile import SHIPPED
-from tracepipe.capture.engines.engine import Loss
+from tracepipe.capture.records import line as writing
 from tracepipe.capture.records import record
-from tracepipe.capture.records.record import (
-    DROP_LAYERS,
-    RECORD,
-    RecordRenderer,
-    event_count,
-    layer_counts,
-    loss_line,
-)
+from tracepipe.capture.records.line import COMM, Head, Lines
+from tracepipe.capture.records.loss import Loss, loss_record
+from tracepipe.capture.records.record import DROP_LAYERS, RECORD, event_count
+from tracepipe.capture.records.render import RecordRenderer
 from tracepipe.capture.records.syscalls import SYSCALLS
 from tracepipe.event.checks import first_fault
+from tracepipe.event.model import Event
 from tracepipe.hooks.hook import Argument, FilePlace, Hook, KernelPlace, Probe, Signature, TracepointPlace
 
 NUMBER = {name: number for number, name in SYSCALLS["x86_64"].items()}
@@ -100,9 +97,9 @@ def rendered(*records: bytes, losses: int = 0, **options: Any) -> list[dict[str,
     chunk = b"".join(records)
     renderer.learn(chunk)
     made = renderer.render(chunk)
-    lines = [json.loads(line) for line in made.splitlines()]
+    lines = [json.loads(line) for line in made.texts]
     assert [first_fault(line) for line in lines] == [None] * len(lines)
-    assert sum(layer_counts(made).values()) == len(lines) - losses
+    assert sum(made.counts().values()) == len(lines) - losses
     assert sum(renderer.losses.values()) == losses
     return lines
 
@@ -347,7 +344,7 @@ def test_a_name_is_written_once_and_again_when_it_changes() -> None:
 
 
 def test_a_loss_is_a_record() -> None:
-    line = json.loads(loss_line(Loss("syscall", 7, 100, 300, "the ring buffer was full", 2)))
+    line: dict[str, Any] = loss_record(Loss("syscall", 7, 100, 300, "the ring buffer was full", 2))
     assert first_fault(line) is None
     assert line == {
         "type": "loss",
@@ -358,12 +355,46 @@ def test_a_loss_is_a_record() -> None:
         "count": 7,
         "reason": "the ring buffer was full",
     }
-    assert "layer" not in json.loads(loss_line(Loss(None, 1, 0, 0, "?")))
+    assert "layer" not in loss_record(Loss(None, 1, 0, 0, "?"))
 
 
 def test_only_events_are_counted() -> None:
     chunk = b"".join((*LAUNCH, text("cuModuleGetFunction", b"x"), raw(record.SWITCH_IN)))
     assert event_count(chunk) == 2
+
+
+def test_lines_are_cut_where_there_is_no_more_room() -> None:
+    def made() -> Lines:
+        lines = Lines()
+        lines.event(1, Head("syscall", "read", "I"), 0, 0, 2)
+        lines.record({"type": "clock", "clock": "globaltimer:0"})
+        lines.record({"type": "gpu_warp", "name": "f", "warp": [1, 2, 3]}, 3)
+        lines.span(4, 5, Head("transfer", "copy", "X"), (7, 8, 9), '"size":1')
+        return lines
+
+    assert made().counts() == {"syscall": 1, "gpu_warp": 3, "transfer": 1}
+    whole = made().encoded()
+    for lines, size_bytes, left in (
+        (3, len(whole), 4),
+        (2, len(whole), 3),
+        (0, 99, 0),
+        (9, len(whole) - 1, 3),
+    ):
+        some = made()
+        some.cut(lines, size_bytes)
+        assert some.texts == made().texts[:left]
+        assert some.counts().get("gpu_warp", 0) == (3 if left >= 3 else 0)
+
+
+def test_a_line_has_the_fields_of_the_model_alone() -> None:
+    lines = Lines()
+    lines.event(1, Head("kernel", 'a"b', "B"), 11, 12, 3, '"a":1', COMM % '"sh"')
+    lines.event(1, Head("userspace", "f", "E"), 11, 12, 3, "", writing.LAUNCH % 9)
+    lines.span(1, 2, Head("transfer", "HtoD", "X"), (11, 12, 3), '"size":1')
+    for line in lines.texts:
+        event = json.loads(line)
+        assert first_fault(event) is None
+        assert event.keys() <= get_type_hints(Event).keys()
 
 
 SOURCE = SHIPPED.with_name("probes.bpf.c").read_text()

@@ -15,8 +15,8 @@ from tracepipe.capture.gpu.build.driver import Driver, Gpu, Owner
 from tracepipe.capture.gpu.build.toolchain import Toolchain
 from tracepipe.capture.machine.facts import Machine
 from tracepipe.capture.machine.refusals import ENOTSUPP, SUDO
-from tracepipe.doctor import AREAS, Finding, as_json, can_capture, examine, report
-from tracepipe.doctor.finding import Examination
+from tracepipe.doctor import AREAS, Diagnosis, as_json, can_capture, diagnosis_lines, examine
+from tracepipe.doctor.diagnosis import Examination
 from tracepipe.doctor.trials import Timing
 from tracepipe.errors import CaptureUnavailable
 
@@ -95,7 +95,7 @@ class FakeTrials:
         return Timing(1_234_567, 98_000_000)
 
 
-def found(facts: Machine = GOOD, **broken: Exception) -> dict[str, Finding]:
+def found(facts: Machine = GOOD, **broken: Exception) -> dict[str, Diagnosis]:
     return {finding.name: finding for finding in examine(facts, FakeTrials(dict(broken)))}
 
 
@@ -282,28 +282,28 @@ def test_another_system_is_told_and_nothing_is_tried() -> None:
 
 
 def test_an_area_is_a_line() -> None:
-    def gpus(examination: Examination) -> Iterator[Finding]:
+    def gpus(examination: Examination) -> Iterator[Diagnosis]:
         assert examination.of("layers"), "areas see what was found before"
-        yield Finding("gpu", "0", "works", examination.machine.nvidia)
+        yield Diagnosis("gpu", "0", "works", examination.machine.nvidia)
 
     seen: list[str] = []
     findings = examine(GOOD, FakeTrials(), {**AREAS, "fans": gpus}, seen.append)
     assert seen == [*AREAS, "fans"]
-    assert findings[-1] == Finding("gpu", "0", "works", "550.54.14")
+    assert findings[-1] == Diagnosis("gpu", "0", "works", "550.54.14")
 
 
 FINDINGS = [
-    Finding("machine", "kernel", "works", "Linux 6.8"),
-    Finding("methods", "bcc", "fails", "BCC's Python module is missing.", "apt install python3-bpfcc"),
-    Finding("methods", "prebuilt", "limited", "slow"),
-    Finding("layers", "syscall", "fails", "no privileges", "sudo -E tracepipe …"),
-    Finding("layers", "scheduler", "fails", "no privileges", "sudo -E tracepipe …"),
-    Finding("cuda", "libcuda", "absent", "none"),
+    Diagnosis("machine", "kernel", "works", "Linux 6.8"),
+    Diagnosis("methods", "bcc", "fails", "BCC's Python module is missing.", "apt install python3-bpfcc"),
+    Diagnosis("methods", "prebuilt", "limited", "slow"),
+    Diagnosis("layers", "syscall", "fails", "no privileges", "sudo -E tracepipe …"),
+    Diagnosis("layers", "scheduler", "fails", "no privileges", "sudo -E tracepipe …"),
+    Diagnosis("cuda", "libcuda", "absent", "none"),
 ]
 
 
 def test_the_report_is_a_table() -> None:
-    assert list(report(FINDINGS)) == [
+    assert list(diagnosis_lines(FINDINGS)) == [
         "machine  ✓ kernel     Linux 6.8",
         "methods  ✗ bcc        BCC's Python module is missing.",
         "                      → apt install python3-bpfcc",
@@ -316,14 +316,14 @@ def test_the_report_is_a_table() -> None:
 
 
 def test_the_report_fits_a_terminal_and_any_encoding() -> None:
-    long = [Finding("machine", "kernel", "fails", "word " * 40, "do this")]
-    lines = list(report(long, width=60, ascii_only=True))
+    long = [Diagnosis("machine", "kernel", "fails", "word " * 40, "do this")]
+    lines = list(diagnosis_lines(long, width=60, ascii_only=True))
     assert len(lines) > 3
     assert max(map(len, lines)) <= 60
     assert lines[0].startswith("machine  x kernel  word")
     assert all(line.startswith(" " * 19 + "word") for line in lines[1:-1])
     "\n".join(lines).encode("ascii")
-    assert "\x1b[31m✗\x1b[0m kernel" in next(report(long, colours=True))
+    assert "\x1b[31m✗\x1b[0m kernel" in next(diagnosis_lines(long, colours=True))
 
 
 def test_json_is_for_programs() -> None:

@@ -11,7 +11,7 @@ from tests.unit.test_doctor import FakeTrials
 from tracepipe.capture.gpu.build.cuda_parts import Parts
 from tracepipe.capture.gpu.build.driver import Driver
 from tracepipe.capture.gpu.build.toolchain import Toolchain
-from tracepipe.doctor.finding import Examination, Finding
+from tracepipe.doctor.diagnosis import Diagnosis, Examination
 from tracepipe.doctor.gpu import gpu
 from tracepipe.errors import CaptureUnavailable
 
@@ -28,7 +28,7 @@ class Trials(FakeTrials):
         return self.tools
 
 
-def rows(tools: Toolchain, **broken: Exception) -> dict[str, Finding]:
+def rows(tools: Toolchain, **broken: Exception) -> dict[str, Diagnosis]:
     return {found.name: found for found in gpu(Examination(machine(), Trials(tools, broken)))}
 
 

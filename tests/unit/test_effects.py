@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from tests.support.hooks import hook_of
 from tracepipe.capture.records.effects import OPEN_CALLS_MAX, THREADS_MAX, Effects
+from tracepipe.capture.records.line import Lines
 from tracepipe.event.checks import first_fault
 from tracepipe.hooks.hook import FilePlace, Hook, Probe
 from tracepipe.hooks.index import HookIndex
-from tracepipe.hooks.sets import load_set, parse_hook
+from tracepipe.hooks.sets import load_set
 from tracepipe.hooks.slots import slots
 
 PID, TID, CPU = 4242, 4243, 1
@@ -30,7 +32,7 @@ def _probe(symbol: str) -> Probe:
 
 
 def _own(text: str, effect: str) -> Probe:
-    hook = parse_hook(text)
+    hook = hook_of(text)
     return Probe(
         hook.pattern,
         hook.pattern,
@@ -58,11 +60,14 @@ class Thread:
         """Return from a call; its event."""
         probe = _probe(probe) if isinstance(probe, str) else probe
         self.now_ns += 10
-        line = self.effects.leave(self.tid, probe, self.now_ns, CPU, result, out, PID, self.tid)
-        if line is None:
+        lines = Lines()
+        self.effects.leave(lines, self.tid, probe, self.now_ns, (PID, self.tid, CPU), result, out)
+        if not lines.texts:
             return None
+        (line,), (layer,) = lines.texts, lines.layers
         assert line.endswith("\n")
         event: dict[str, Any] = json.loads(line)
+        assert event["type"] == layer
         self.events.append(event)
         return event
 
@@ -197,9 +202,12 @@ def test_entries_that_are_told_with_their_returns_hide_what_is_around_them_as_we
     effects = Effects()
     inner, outer = _probe("cuMemcpyHtoD_v2"), _probe("cudaMemcpy")
     effects.enter(TID, inner, 20, (1, 2, 4096, 0))
-    assert effects.leave(TID, inner, 30, CPU, 0, 0, PID, TID) is not None
+    lines = Lines()
+    effects.leave(lines, TID, inner, 30, (PID, TID, CPU), 0, 0)
+    assert len(lines.texts) == 1
     effects.enter(TID, outer, 10, (1, 2, 4096, 1))
-    assert effects.leave(TID, outer, 40, CPU, 0, 0, PID, TID) is None
+    effects.leave(lines, TID, outer, 40, (PID, TID, CPU), 0, 0)
+    assert len(lines.texts) == 1
 
 
 def test_a_copy_without_a_way_of_its_own_has_that_of_the_copy_around_it() -> None:
@@ -277,8 +285,10 @@ def test_threads_that_never_return_take_no_more_than_so_much_memory() -> None:
     effects, probe = Effects(), _probe("cuMemAlloc_v2")
     for tid in range(THREADS_MAX + 1):
         effects.enter(tid, probe, 10, (4096, 0, 0, 0))
-    told = [effects.leave(tid, probe, 20, CPU, 0, 5, PID, tid) for tid in (0, 1, THREADS_MAX)]
-    assert [line is None for line in told] == [True, False, False]
+    lines = Lines()
+    for tid in (0, 1, THREADS_MAX):
+        effects.leave(lines, tid, probe, 20, (PID, tid, CPU), 0, 5)
+    assert [json.loads(line)["tid"] for line in lines.texts] == [1, THREADS_MAX]
 
 
 def test_a_users_own_functions_have_effects_too() -> None:
@@ -306,6 +316,7 @@ def test_the_lines_are_events_of_the_format() -> None:
 def test_an_event_that_belongs_to_no_process_names_none() -> None:
     effects, probe = Effects(), _probe("cuMemAlloc_v2")
     effects.enter(TID, probe, 10, (4096, 0, 0, 0))
-    line = effects.leave(TID, probe, 20, CPU, 0, 5, 0, 0)
-    assert line is not None
+    lines = Lines()
+    effects.leave(lines, TID, probe, 20, (0, 0, CPU), 0, 5)
+    (line,) = lines.texts
     assert json.loads(line).keys() & {"pid", "tid"} == set()

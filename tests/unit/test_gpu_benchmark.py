@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import gpu
+from tests.support.gpu_records import pack_record
 from tracepipe.capture.gpu.engines import kernels, warp_records
-from tracepipe.capture.gpu.engines.transport import KIND_CLOCK, KIND_NOTE, pack_record
+from tracepipe.capture.gpu.engines.transport import KIND_CLOCK, KIND_NOTE
 
 SCRIPT = Path(gpu.__file__)
 

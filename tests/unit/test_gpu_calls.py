@@ -15,13 +15,14 @@ from typing import Any
 
 import pytest
 
+from tests.support.gpu_records import pack_record
 from tracepipe.capture.gpu.build.cuda_parts import find_parts
 from tracepipe.capture.gpu.engines import warp_records as layout
 from tracepipe.capture.gpu.engines.api_calls import ARGUMENTS_VARIABLE, ApiCalls, parameters, write_table
-from tracepipe.capture.gpu.engines.transport import KIND_NAME, NAME, Channel, pack_record, read_name, records
-from tracepipe.capture.gpu.engines.warps import GpuRecording, WarpRenderer
+from tracepipe.capture.gpu.engines.transport import KIND_NAME, NAME, Channel, read_name, records
+from tracepipe.capture.gpu.engines.warps import WarpRenderer, WarpsEngine
 from tracepipe.capture.records import record as probe_record
-from tracepipe.capture.records.record import RecordRenderer
+from tracepipe.capture.records.render import RecordRenderer
 from tracepipe.errors import CaptureUnavailable
 from tracepipe.event.checks import first_fault
 from tracepipe.hooks.hook import FilePlace, Probe
@@ -86,7 +87,7 @@ def _run(caller: str, folder: Path, *arguments: str, table: str | None = None) -
 
 
 def _lines(chunk: bytes) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in WarpRenderer({}).render(chunk).splitlines()]
+    lines = [json.loads(line) for line in WarpRenderer({}).render(chunk).texts]
     assert [first_fault(line) for line in lines] == [None] * len(lines)
     return lines
 
@@ -236,7 +237,7 @@ def _by_probes(name: str, words: dict[int, int], out: int) -> list[dict[str, Any
     chunk = raw(probe_record.MORE, 10, packed[4:]) + raw(probe_record.CALL_ENTER, 10, packed[:4])
     chunk += raw(probe_record.CALL_RETURN, 20, [0, out, 0, 0])
     renderer = RecordRenderer([Probe(name, name, FilePlace("/lib/x.so", 16), hook)], {}, ApiCalls().values)
-    return [json.loads(line) for line in renderer.render(chunk).splitlines()]
+    return [json.loads(line) for line in renderer.render(chunk).texts]
 
 
 @pytest.mark.parametrize(("name", "words", "out"), SAME_CALLS, ids=[name for name, _, _ in SAME_CALLS])
@@ -308,7 +309,7 @@ def test_no_word_is_outside_of_its_struct() -> None:
 
 
 def test_the_command_finds_the_table_and_it_goes_with_the_recording(tmp_path: Path) -> None:
-    recording = GpuRecording(tmp_path / "libwarps.so", tmp_path / "patches.fatbin")
+    recording = WarpsEngine(tmp_path / "libwarps.so", tmp_path / "patches.fatbin")
     table = Path(recording.environment()[ARGUMENTS_VARIABLE])
     assert table.stat().st_mode & 0o777 == 0o644
     assert "cuMemAlloc_v2 8+8 out0+8\n" in table.read_text()

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from tracepipe.capture import CaptureRequest
-from tracepipe.capture.engines.engine import AUTO_WARPS, Filters, Limits
 from tracepipe.capture.gpu import GPU_ENGINES, choice, start
 from tracepipe.capture.gpu.build.cuda_parts import Parts
 from tracepipe.capture.gpu.build.driver import Driver, Gpu, Owner
 from tracepipe.capture.gpu.build.toolchain import Toolchain
 from tracepipe.capture.gpu.choice import Choice, choose
 from tracepipe.capture.gpu.launchers import launcher_of
+from tracepipe.capture.request import AUTO_WARPS, Filters, Limits
 from tracepipe.errors import CaptureUnavailable, TracepipeError
 
 H200 = Driver((13, 0), (Gpu("NVIDIA H200", "sm_90", "GPU-a", 132),))

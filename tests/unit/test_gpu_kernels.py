@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.gpu_records import pack_record
 from tracepipe.capture.gpu.build.toolchain import NATIVE
 from tracepipe.capture.gpu.engines import kernels
 from tracepipe.capture.gpu.engines.kernels import (
@@ -27,10 +28,10 @@ from tracepipe.capture.gpu.engines.kernels import (
     KIND_SET,
     MEMORY,
     SET,
-    KernelsRecording,
+    KernelsEngine,
     KernelsRenderer,
 )
-from tracepipe.capture.gpu.engines.transport import GPU, KIND_GPU, KIND_NAME, KIND_NOTE, pack_record
+from tracepipe.capture.gpu.engines.transport import GPU, KIND_GPU, KIND_NAME, KIND_NOTE
 from tracepipe.event.checks import first_fault
 
 UUID = bytes.fromhex("4717ba2800112233445566778899aabb")
@@ -74,7 +75,7 @@ def call(start_ns: int, number: int, correlation: int, result: int = 0) -> bytes
 
 def lines(*chunks: bytes, renderer: KernelsRenderer | None = None) -> list[dict[str, Any]]:
     rendered = (renderer or KernelsRenderer()).render(b"".join(chunks))
-    return [json.loads(line) for line in rendered.splitlines()]
+    return [json.loads(line) for line in rendered.texts]
 
 
 def test_a_kernel_is_a_span_with_its_launch() -> None:
@@ -289,7 +290,7 @@ def test_both_sides_have_the_same_sizes_and_kinds(struct: str, ours: Any) -> Non
 
 
 def test_a_recording_tells_the_command_where_to_write(tmp_path: Path) -> None:
-    recording = KernelsRecording(tmp_path / "k.so", calls="launches", ring_bytes=1 << 16)
+    recording = KernelsEngine(tmp_path / "k.so", calls="launches", ring_bytes=1 << 16)
     try:
         environment = recording.environment()
         assert environment["CUDA_INJECTION64_PATH"] == str(tmp_path / "k.so")
@@ -303,7 +304,7 @@ def test_a_recording_tells_the_command_where_to_write(tmp_path: Path) -> None:
 
 
 def test_losses_name_their_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recording = KernelsRecording(tmp_path / "k.so", ring_bytes=1 << 16)
+    recording = KernelsEngine(tmp_path / "k.so", ring_bytes=1 << 16)
     try:
         before_ns = time.monotonic_ns()
         recording.lost()

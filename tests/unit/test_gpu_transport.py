@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.gpu_records import pack_record
 from tracepipe.capture.gpu.engines import transport
-from tracepipe.capture.gpu.engines.transport import Channel, pack_record, records
+from tracepipe.capture.gpu.engines.transport import Channel, records
 from tracepipe.errors import CaptureUnavailable
 
 ROOT = Path(__file__).parents[2]

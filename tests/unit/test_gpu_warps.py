@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.gpu_records import pack_record
 from tracepipe.capture.gpu.engines import warp_records as layout
 from tracepipe.capture.gpu.engines.kernel_name import short_kernel_name
 from tracepipe.capture.gpu.engines.transport import (
@@ -22,10 +23,9 @@ from tracepipe.capture.gpu.engines.transport import (
     KIND_NOTE,
     NAME,
     Channel,
-    pack_record,
 )
 from tracepipe.capture.gpu.engines.warp_options import WarpOptions
-from tracepipe.capture.gpu.engines.warps import GpuRecording, WarpRenderer
+from tracepipe.capture.gpu.engines.warps import WarpRenderer, WarpsEngine
 from tracepipe.event.checks import first_fault
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +41,7 @@ def _name(number: int, text: str) -> bytes:
 
 
 def _lines(renderer: WarpRenderer, chunk: bytes) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in renderer.render(chunk).splitlines()]
+    lines = [json.loads(line) for line in renderer.render(chunk).texts]
     assert [first_fault(line) for line in lines] == [None] * len(lines)
     return lines
 
@@ -122,7 +122,7 @@ def test_a_launch_becomes_its_call_its_kernel_and_its_warps(producer: Path, tmp_
     assert (second["warp"], second["entry_ns"], second["ts_ns"]) == ([8000], [0], 1_256_000)
     assert (second["entry_mask"], second["exit_mask"]) == ([0xFF], [0xFF])
     assert "exit_count" not in second
-    assert renderer.counts == {"gpu_kernel": 1, "gpu_warp": 8001}
+    assert WarpRenderer({}).render(chunk).counts() == {"gpu_kernel": 1, "gpu_warp": 8001}
 
 
 def test_a_call_has_the_launch_and_the_kernel_that_it_is_about() -> None:
@@ -142,7 +142,7 @@ def test_a_call_has_the_launch_and_the_kernel_that_it_is_about() -> None:
     assert (end["phase"], end["ts_ns"], end["cpu"]) == ("E", 3000, 6)
     assert end["args"] == {"result": 1, "result_name": "CUDA_ERROR_INVALID_VALUE"}
     assert "launch" not in end
-    assert renderer.counts == {"userspace": 2}
+    assert WarpRenderer({}).render(chunk).counts() == {"userspace": 2}
 
 
 def test_gpus_are_told_apart_by_uuid_whatever_a_process_calls_them() -> None:
@@ -181,14 +181,14 @@ def test_warps_whose_launch_was_lost_are_kept() -> None:
 
 def test_a_note_of_the_library_is_kept() -> None:
     renderer = WarpRenderer({})
-    assert renderer.render(_pack(KIND_NOTE, b"the patches do not fit")) == b""
+    assert renderer.render(_pack(KIND_NOTE, b"the patches do not fit")).texts == []
     assert renderer.notes == ["the patches do not fit"]
 
 
 def test_the_environment_names_what_the_library_needs(tmp_path: Path) -> None:
     options = WarpOptions(kernels="attn.*", launches="10-20", blocks="3-")
     gpus = [{"index": 0, "uuid": "GPU-a"}, {"index": 1, "uuid": "GPU-b"}]
-    recording = GpuRecording(tmp_path / "libwarps.so", tmp_path / "patches.fatbin", options, gpus=gpus)
+    recording = WarpsEngine(tmp_path / "libwarps.so", tmp_path / "patches.fatbin", options, gpus=gpus)
     assert recording.clocks == ["globaltimer:0", "globaltimer:1"]
     assert recording.gpus == gpus
     environment = recording.environment()

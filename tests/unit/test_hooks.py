@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.hooks import hook_of
 from tracepipe.errors import InputError
 from tracepipe.hooks import sets
 from tracepipe.hooks.hook import Argument, Condition
 from tracepipe.hooks.near_names import near_names
-from tracepipe.hooks.sets import load_set, parse_hook, read_hooks, shipped_sets
+from tracepipe.hooks.sets import load_set, read_hooks, shipped_sets
 from tracepipe.hooks.signature import NamedCondition
 
 SET = """
@@ -94,12 +95,12 @@ def test_a_set_in_a_file(tmp_path: Path) -> None:
     ],
 )
 def test_targets_of_the_command_line(text: str, expected: tuple[object, ...]) -> None:
-    hook = parse_hook(text)
+    hook = hook_of(text)
     assert (hook.target, hook.library, hook.modules, hook.pattern, hook.layer) == expected
 
 
 def test_positions_count_machine_words() -> None:
-    hook = parse_hook("uprobe:l.so:f(function: ptr, grid: dim3, _, block.x: u32, stream)")
+    hook = hook_of("uprobe:l.so:f(function: ptr, grid: dim3, _, block.x: u32, stream)")
     assert hook.signature.arguments == (
         Argument("function", 0, "ptr"),
         Argument("grid", 1, "dim3"),
@@ -110,12 +111,12 @@ def test_positions_count_machine_words() -> None:
 
 def test_eight_words_can_be_recorded() -> None:
     fitting = "a: dim3, b: dim3, c: u32, d: i32, e: u32, out f, g: str, h, i"
-    assert len(parse_hook(f"uprobe:l.so:f({fitting})").signature.arguments) == 9
+    assert len(hook_of(f"uprobe:l.so:f({fitting})").signature.arguments) == 9
     assert "take 9 words" in refused(f"uprobe:l.so:f({fitting}, j)").message
 
 
 def test_kinds_of_a_tracepoints_fields_are_left_to_it() -> None:
-    hook = parse_hook("tracepoint:irq:irq_handler_entry(irq, vector: u32) if irq == nvidia")
+    hook = hook_of("tracepoint:irq:irq_handler_entry(irq, vector: u32) if irq == nvidia")
     irq = Argument("irq", 0, "")
     assert hook.signature.arguments == (irq, Argument("vector", 1, "u32"))
     assert hook.condition == NamedCondition(irq, "==", 0, "nvidia")
@@ -127,7 +128,7 @@ def test_kinds_of_a_tracepoints_fields_are_left_to_it() -> None:
     [("a == -1", -1), ("a < 0x7f", 127), ("a&3", 3), ("on == true", 1), ("on != false", 0)],
 )
 def test_values_of_conditions(condition: str, value: int) -> None:
-    found = parse_hook(f"uprobe:l.so:f(a: i8, on: bool) if {condition}").condition
+    found = hook_of(f"uprobe:l.so:f(a: i8, on: bool) if {condition}").condition
     assert found is not None
     assert found.value == value
 

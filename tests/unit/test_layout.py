@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tests.support.timeline_text import shown
 from tracepipe import layout as layout_module
 from tracepipe.event.model import Problem, new_header, timed
-from tracepipe.layout import Layout, Outcomes, host, rows
+from tracepipe.event.outcomes import Outcomes
+from tracepipe.layout import Layout, host, rows
 from tracepipe.layout.timeline import BEGIN, BEGIN_ONCE, DECLARE, END, Op, Track
 
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from tests.support.timeline_text import shown
 from tracepipe.event.model import new_header, timed
-from tracepipe.layout import Layout, LayoutOptions, Outcomes, launches, warps
+from tracepipe.event.outcomes import Outcomes
+from tracepipe.layout import Layout, LayoutOptions, launches, warps
 from tracepipe.layout.launches import Launches
 from tracepipe.layout.timeline import BEGIN, BEGIN_ONCE, COUNTER, INSTANT, Op
 from tracepipe.layout.tree import Tree

@@ -36,12 +36,12 @@ from tests.support.live_records import (
     plan,
     record,
 )  # fmt: skip
-from tracepipe.capture.engines.engine import Loss
 from tracepipe.capture.live.histogram import Histogram, bounds_ns, bucket_of
 from tracepipe.capture.live.sink import LiveSink
 from tracepipe.capture.live.threads import ThreadTotal
 from tracepipe.capture.live.totals import FunctionTotal, Snapshot, Totals
-from tracepipe.terminal.live_table import View, functions_that_fit, lines, ordered
+from tracepipe.capture.records.loss import Loss
+from tracepipe.terminal.live_table import View, functions_that_fit, ordered, view_lines
 from tracepipe.units import duration_text
 
 SYSCALLS = {0: "read", 16: "ioctl"}
@@ -426,7 +426,7 @@ SNAPSHOT = Snapshot(
 
 
 def texts(view: View) -> list[str]:
-    return [line.text for line in lines(SNAPSHOT, view)]
+    return [line.text for line in view_lines(SNAPSHOT, view)]
 
 
 def test_the_table() -> None:
@@ -482,7 +482,7 @@ def test_the_view_fits_a_terminal() -> None:
     )  # fmt: skip
     for height in range(20, 80):
         view = View("x", top=functions_that_fit(height, many))
-        assert len(lines(many, view)) <= height
+        assert len(view_lines(many, view)) <= height
     assert functions_that_fit(24, many) < functions_that_fit(50, many)
 
 

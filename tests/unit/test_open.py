@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import zstandard
 
 from tracepipe.errors import FormatError, InputError, OutputError
 from tracepipe.ui import serve
@@ -278,7 +279,7 @@ def test_the_ui_is_found_in_the_named_folder_or_missed_clearly(
 ) -> None:
     monkeypatch.setenv("TRACEPIPE_UI", str(ui.root))
     assert find_ui() == ui
-    assert find_ui().engine_wasm.read_bytes() == b"\0asm"
+    assert (find_ui().version / "trace_processor.wasm").read_bytes() == b"\0asm"
     monkeypatch.setenv("TRACEPIPE_UI", str(tmp_path))
     with pytest.raises(OutputError, match="is not a Perfetto UI"):
         find_ui()
@@ -294,12 +295,25 @@ def test_the_ui_is_found_in_the_named_folder_or_missed_clearly(
     [
         (RECORDING, FormatError, "is a recording"),
         (gzip.compress(RECORDING), FormatError, "is a recording"),
+        (zstandard.compress(RECORDING), FormatError, "is a recording"),
+        (zstandard.compress(RECORDING) + zstandard.compress(TRACE)[:-1], FormatError, "is a recording"),
+        (zstandard.compress(TRACE), FormatError, "neither"),
         (b"\x7fELF", FormatError, "neither a Perfetto nor a Chrome JSON trace"),
         (b"", FormatError, "neither"),
-        (gzip.compress(TRACE)[:12] + b"broken", InputError, "broken gzip"),
+        (gzip.compress(TRACE)[:12] + b"broken", InputError, "cannot be read: Error -3"),
         (None, InputError, "No such file"),
     ],
-    ids=["recording", "gzipped recording", "binary", "empty", "broken gzip", "absent"],
+    ids=[
+        "recording",
+        "gzipped recording",
+        "zstd recording",
+        "cut recording",
+        "zstd trace",
+        "binary",
+        "empty",
+        "broken gzip",
+        "absent",
+    ],
 )
 def test_what_the_ui_cannot_read_is_refused_before_it_is_served(
     content: bytes | None, error: type[Exception], words: str, tmp_path: Path

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tracepipe.capture.engines.bcc import PrebuiltEngine
-from tracepipe.capture.engines.engine import CaptureRequest
 from tracepipe.capture.find import library
 from tracepipe.capture.plan import plan_of
+from tracepipe.capture.request import CaptureRequest
 
 
 def test_a_libcuda_that_is_not_found_is_told_of(standin: Path, monkeypatch: pytest.MonkeyPatch) -> None:

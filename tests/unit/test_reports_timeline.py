@@ -15,7 +15,7 @@ from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.timeline import Options, run
 from tracepipe.reports.writing.drawing import UNICODE, Window, axis, level_line, spans_line
-from tracepipe.reports.writing.rendering import lines
+from tracepipe.reports.writing.rendering import report_lines
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def load(tmp_path: Path) -> Load:
 
 def drawn(recording: Run, width: int = 53, ascii_only: bool = False, **options: Any) -> list[str]:
     """The lines from the axis to the legend: 40 cells are behind labels of 13 letters."""
-    text = lines([recording], run(recording, Options(**options)), width=width, ascii_only=ascii_only)
+    text = report_lines([recording], run(recording, Options(**options)), width=width, ascii_only=ascii_only)
     first = next(at for at, line in enumerate(text) if line.lstrip().startswith("|"))
     last = next(at for at, line in enumerate(text) if "share of a cell" in line)
     return text[first:last]
@@ -58,7 +58,7 @@ def test_ascii_alone_where_the_terminal_has_no_more(load: Load) -> None:
     recording = load(
         span(1_000, 1_400, "cuInit"), span(1_400, 1_401, "f"), event("I", 1_401, "mark", "kernel")
     )
-    text = lines([recording], run(recording, Options()), width=53, ascii_only=True)
+    text = report_lines([recording], run(recording, Options()), width=53, ascii_only=True)
     assert "[cuInit================================]" in "".join(text)
     assert all(line.isascii() for line in text)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.hooks import hook_of
 from tracepipe.capture.find import kernel_symbols, tracepoints
 from tracepipe.capture.find.elf import Elf
 from tracepipe.capture.find.library import LibrarySearch
@@ -17,7 +18,7 @@ from tracepipe.capture.find.tracepoints import interrupts_of
 from tracepipe.errors import InputError
 from tracepipe.hooks.hook import Condition, FilePlace, KernelPlace, Selection, TracepointPlace
 from tracepipe.hooks.index import HookIndex, base_names
-from tracepipe.hooks.sets import HookSet, load_set, parse_hook, read_hooks
+from tracepipe.hooks.sets import HookSet, load_set, read_hooks
 
 needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
 
@@ -345,7 +346,7 @@ def test_the_hook_that_holds_for_a_symbol() -> None:
     variants = ("_ptsz", "_v2")
 
     def first(symbol: str, *patterns: str) -> str | None:
-        hooks = [parse_hook(f"uprobe:l.so:{pattern}") for pattern in patterns]
+        hooks = [hook_of(f"uprobe:l.so:{pattern}") for pattern in patterns]
         found = HookIndex(hooks, variants).find(symbol)
         return found.pattern if found else None
 

@@ -8,15 +8,17 @@ from itertools import pairwise
 from statistics import mean
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracepipe.clocks.maps import Clocks
-from tracepipe.clocks.sm_clock import SmClocks
-from tracepipe.event.model import new_header, timed
+from tracepipe.clocks import Clocks
+from tracepipe.model import new_header, timed
+from tracepipe.clocks.sm_clock import LIMIT, SmClocks
 
 BASE_NS = 1_795_261_916_236_035_584
+COLUMNS = ("entry_ns", "exit_ns", "sm", "slot", "entry_clk", "exit_clk", "exit_count")
 
 
 @dataclass
@@ -77,8 +79,22 @@ def raw(batch: dict[str, Any]) -> tuple[list[int], list[int]]:
     return batch["entry_ns"], batch["exit_ns"]
 
 
+def refine(clocks: SmClocks, batch: dict[str, Any]) -> tuple[list[int], list[int]] | None:
+    """A batch's columns as integers, in and out."""
+    columns = columns_of(batch)
+    before = [None if column is None else column.copy() for column in columns]
+    found = clocks.refine(batch["ts_ns"], *columns)
+    for column, was in zip(columns, before, strict=True):
+        assert (column is None and was is None) or (column == was).all()
+    return found and (found[0].tolist(), found[1].tolist())
+
+
+def columns_of(batch: dict[str, Any]) -> list[Any]:
+    return [np.array(batch[name], np.int64) if name in batch else None for name in COLUMNS]
+
+
 def refined(clocks: SmClocks, batch: dict[str, Any]) -> tuple[list[int], list[int]]:
-    columns = clocks.refine(batch["ts_ns"], batch)
+    columns = refine(clocks, batch)
     assert columns is not None
     assert_in_steps(batch, columns)
     return columns
@@ -126,7 +142,7 @@ def test_what_earlier_batches_show_of_the_rate_serves_the_next() -> None:
     for wave in range(30):
         gpu.seed = 1  # the same SMs, counting on
         batch = gpu.run(640, from_ns=wave * 2_700.0 + 37.0 * wave)
-        if columns := clocks.refine(batch["ts_ns"], batch):
+        if columns := refine(clocks, batch):
             assert_in_steps(batch, columns, 1024)
             waves.append(mean(abs(e) for e in gpu.errors_ns(batch, columns)[640:]))
     assert mean(waves[-5:]) < mean(waves[:5])
@@ -159,7 +175,7 @@ def test_one_warp_at_a_time_is_in_a_slot_over_all_batches(step_ns: int) -> None:
     clocks, spans = SmClocks(), []
     for start in range(0, 4_000, 100):
         batch = {k: v[start : start + 100] if isinstance(v, list) else v for k, v in whole.items()}
-        entered, stayed = clocks.refine(batch["ts_ns"], batch) or raw(batch)
+        entered, stayed = refine(clocks, batch) or raw(batch)
         places = zip(batch["sm"], batch["slot"], strict=True)
         spans += [(place, a, a + b) for place, a, b in zip(places, entered, stayed, strict=True)]
     for place in {place for place, _, _ in spans}:
@@ -184,7 +200,7 @@ def test_where_the_cycles_make_no_line_the_readings_stand() -> None:
     dice = random.Random(2)
     batch["entry_clk"] = [dice.randrange(1 << 40) for _ in range(500)]
     batch["exit_clk"] = [dice.randrange(1 << 20) for _ in range(500)]
-    assert SmClocks().refine(batch["ts_ns"], batch) in (None, raw(batch))
+    assert refine(SmClocks(), batch) in (None, raw(batch))
 
 
 def test_an_sm_without_a_line_leaves_the_others_theirs() -> None:
@@ -205,26 +221,66 @@ def test_an_sm_without_a_line_leaves_the_others_theirs() -> None:
 def test_without_cycles_nothing_is_made_finer(missing: str) -> None:
     batch = Gpu(32).run(100)
     del batch[missing]
-    assert SmClocks().refine(batch["ts_ns"], batch) is None
+    assert stamped(batch)["entry_ns"] == batch["entry_ns"]
+
+
+def test_a_count_of_cycles_that_is_no_int64_makes_nothing_finer() -> None:
+    batch = Gpu(32).run(100)
+    batch["entry_clk"][50] = 1 << 63
+    assert stamped(batch)["entry_ns"] == batch["entry_ns"]
+
+
+def stamped(batch: dict[str, Any]) -> dict[str, Any]:
+    """The record of a batch whose clock stands alone, as `Clocks` makes it."""
+    ((_, shape),) = Clocks(new_header(clock="g", clocks=["g"])).stamp([timed(dict(batch))], {})
+    return shape.record
 
 
 def test_readings_of_whole_ns_stay_as_they_are() -> None:
     batch = Gpu(1).run(500)
-    assert SmClocks().refine(batch["ts_ns"], batch) is None
+    assert refine(SmClocks(), batch) is None
 
 
 def test_too_few_readings_do_not_show_the_step() -> None:
     gpu, clocks = Gpu(32), SmClocks()
-    assert clocks.refine(0, gpu.run(1)) is None  # any two readings have a common divisor
-    batch = gpu.run(400)
-    assert clocks.refine(batch["ts_ns"], batch) is not None
+    assert refine(clocks, gpu.run(1) | {"ts_ns": 0}) is None  # any two readings have a common divisor
+    assert refine(clocks, gpu.run(400)) is not None
+
+
+def test_a_batch_without_warps_is_not_made_finer() -> None:
+    clocks, batch = SmClocks(), Gpu(32).run(100)
+    none = {name: [] if isinstance(value, list) else value for name, value in batch.items()}
+    assert refine(clocks, none) is None
+    assert refine(clocks, none | {"exit_count": []}) is None
+    assert refine(clocks, batch) == refine(SmClocks(), batch)
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+@pytest.mark.parametrize("value", [-LIMIT - 1, LIMIT, (1 << 63) - 1, -(1 << 63)])
+def test_a_number_out_of_the_limits_makes_nothing_finer(column: str, value: int) -> None:
+    gpu, clocks = Gpu(1024), SmClocks()
+    batch = gpu.run(400) | {"exit_count": [1] * 400}
+    broken = batch | {column: [*batch[column][:200], value, *batch[column][201:]]}
+    if column == "exit_count":
+        with pytest.raises(ValueError):
+            refine(clocks, broken)
+    else:
+        assert refine(clocks, broken) is None
+    assert refine(clocks, batch) == refine(SmClocks(), batch)  # nothing was learnt from it
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_columns_of_different_lengths_are_refused(column: str) -> None:
+    batch = Gpu(32).run(400) | {"exit_count": [1] * 400}
+    with pytest.raises(ValueError):
+        refine(SmClocks(), batch | {column: batch[column][:-1]})
 
 
 columns = st.lists(
     st.tuples(
         st.integers(0, 3),
         st.integers(0, 50),
-        st.integers(0, 1 << 63),
+        st.integers(0, 1 << 60),
         st.lists(st.tuples(st.integers(0, 50), st.integers(0, 1 << 40)), max_size=3),
     ),
     max_size=60,
@@ -242,7 +298,7 @@ def test_whatever_is_read_no_time_leaves_its_step(rows: list[Any], step_ns: int)
     }  # fmt: skip
     clocks = SmClocks()
     for _ in range(2):
-        if (found := clocks.refine(BASE_NS, batch)) is not None:
+        if (found := refine(clocks, batch)) is not None:
             divisor = clocks._step_ns
             assert divisor % step_ns == 0
             assert_in_steps(batch, found, divisor)

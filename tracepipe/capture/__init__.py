@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import BinaryIO, cast
 
-from tracepipe.capture.engines.engine import CaptureRequest, CaptureSummary, Collector, Engine, Notify, Store
+from tracepipe.capture.engines.engine import Collector, Engine, Store
+from tracepipe.capture.request import CaptureRequest, Notify
+from tracepipe.capture.summary import CaptureSummary
 from tracepipe.errors import CaptureUnavailable, TracepipeError
 
 __all__ = ["ENGINES", "CaptureRequest", "CaptureSummary", "Engine", "capture", "choose"]

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tracepipe.capture.engines.engine import (
-    ALL_LAYERS,
-    DEFAULT_LAYERS,
-    CaptureRequest,
-    Engine,
-    Notify,
-    Plan,
-    Scope,
-)
+from tracepipe.capture.engines.engine import Engine
 from tracepipe.capture.find.library import LibrarySearch
 from tracepipe.capture.find.python_packages import python_of
 from tracepipe.capture.find.resolve import resolve
 from tracepipe.capture.machine.threads import running_threads
+from tracepipe.capture.request import DEFAULT_LAYERS, CaptureRequest, Notify, Plan, Scope
 from tracepipe.errors import CaptureUnavailable, TracepipeError
-from tracepipe.hooks.hook import FilePlace, KernelPlace, Probe, Selection
+from tracepipe.hooks.hook import PROBED_LAYERS, FilePlace, KernelPlace, Probe, Selection
 from tracepipe.hooks.sets import HookSet, load_set, read_hooks
 
 # Layer → the shipped sets that have its functions. Where one place is in two sets, the first has it.
@@ -38,7 +31,7 @@ _ALWAYS = {"syscall", "scheduler"}
 def layers_here() -> tuple[str, ...]:
     """All layers, without `kernel` where the driver cannot be probed."""
     driver = resolve([load_set("nvidia-kmod")], LibrarySearch(), is_partial=True)
-    return ALL_LAYERS if any(probe.layer == "kernel" for probe in driver.probes) else DEFAULT_LAYERS
+    return PROBED_LAYERS if any(probe.layer == "kernel" for probe in driver.probes) else DEFAULT_LAYERS
 
 
 def plan_of(
@@ -59,7 +52,7 @@ def plan_of(
     users = read_hooks(list(request.hooks))
     # What a hook asks for is recorded whatever the layers are.
     hooked = {hook.layer for hooks in users for hook in hooks.hooks}
-    layers = tuple(layer for layer in ALL_LAYERS if layer in request.layers or layer in hooked)
+    layers = tuple(layer for layer in PROBED_LAYERS if layer in request.layers or layer in hooked)
     names = dict.fromkeys(
         name
         for layer in layers

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import select
@@ -15,21 +14,14 @@ from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, BinaryIO
 
-from tracepipe.capture.engines.engine import (
-    CaptureRequest,
-    CaptureSummary,
-    Collector,
-    DeviceRecording,
-    Engine,
-    Notify,
-    Plan,
-    Recording,
-    Store,
-)
+from tracepipe.capture.engines.engine import Attachment, Collector, DeviceEngine, Engine, Store
 from tracepipe.capture.find.library import find_program
 from tracepipe.capture.plan import plan_of
+from tracepipe.capture.records.line import record_line
 from tracepipe.capture.records.record import event_count
+from tracepipe.capture.request import CaptureRequest, Notify, Plan
 from tracepipe.capture.spool import Spool, cannot_write
+from tracepipe.capture.summary import CaptureSummary
 from tracepipe.capture.target import Target
 from tracepipe.errors import TracepipeError
 from tracepipe.event.model import HostInstant, new_header
@@ -54,7 +46,7 @@ def run_session(
     sink: BinaryIO | Store,
     watchers: Sequence[Collector],
     notify: Notify,
-    device: DeviceRecording | None = None,
+    device: DeviceEngine | None = None,
 ) -> CaptureSummary:
     """Run and record the request with `engine`, whose check passed. Errors as `capture` states them."""
     program = find_program(request.command) if request.command else None
@@ -73,18 +65,18 @@ def run_session(
             told = device.layers if device else frozenset[str]()
             plan, missing = plan_of(engine, request, target.pid if target else 0, notify, told)
             began_ns = time.monotonic_ns()
-            recording = engine.attach(plan, notify)
+            attachment = engine.attach(plan, notify)
             attach_ns = time.monotonic_ns() - began_ns
             try:
-                missing |= recording.coverage.missing
+                missing |= attachment.coverage.missing
                 engines = [f"{engine.name} {engine_version}".strip(), *([device.name] if device else [])]
                 name = ", ".join(engines)
                 session = _Session(
-                    request, plan, recording, device, target, sink, watchers, name, missing, attach_ns
+                    request, plan, attachment, device, target, sink, watchers, name, missing, attach_ns
                 )
                 return session.run(notify)
             finally:
-                recording.close()
+                attachment.close()
         finally:
             if target is not None:
                 target.close()
@@ -125,8 +117,8 @@ class _Session:
 
     request: CaptureRequest
     plan: Plan
-    recording: Recording
-    device: DeviceRecording | None
+    attachment: Attachment
+    device: DeviceEngine | None
     target: Target | None
     sink: BinaryIO | Store
     watchers: Sequence[Collector]
@@ -143,7 +135,7 @@ class _Session:
         start = _instant()
         try:
             self._open_processes()
-            self.recording.start()
+            self.attachment.start()
             store = self._store()
             if self.target is not None:
                 start = _instant()  # it is held until now: a timeline need not begin with the wait for probes
@@ -156,7 +148,7 @@ class _Session:
                 self._write(self._header(start))  # not before, as a program that cannot be run leaves no file
                 ended_by = self._follow(store, start["monotonic_ns"])
                 before_ns = time.monotonic_ns()
-                self.recording.stop()
+                self.attachment.stop()
                 detach_ns = time.monotonic_ns() - before_ns
                 self._pump(store, is_final=True)
                 end = _instant()
@@ -189,9 +181,9 @@ class _Session:
             return self.sink
         self._spool = Spool(
             self.sink,
-            self.recording.renderer(),
+            self.attachment.renderer(),
             device_renderer=self.device.renderer() if self.device else None,
-            is_unordered=self.recording.is_unordered,
+            is_unordered=self.attachment.is_unordered,
             limits=self.request.limits,
         )
         return self._spool
@@ -261,17 +253,17 @@ class _Session:
     def _pump(self, store: Store, *, is_final: bool = False) -> None:
         if self.device is not None:
             self._pump_device(self.device, is_final)
-        chunk = self.recording.collect()
+        chunk = self.attachment.collect()
         if chunk:
             if self.request.limits.events is not None:
                 self.events += event_count(chunk)
             for collector in (store, *self.watchers):
                 collector.put(chunk)
-        for loss in self.recording.lost():
+        for loss in self.attachment.lost():
             for collector in (store, *self.watchers):
                 collector.put_loss(loss)
 
-    def _pump_device(self, device: DeviceRecording, is_final: bool) -> None:
+    def _pump_device(self, device: DeviceEngine, is_final: bool) -> None:
         if self._spool is None:
             return
         chunk = device.collect(is_final=is_final)
@@ -322,7 +314,7 @@ class _Session:
             start=start,
             layers={
                 "asked": list(self.request.layers),
-                "got": list(dict.fromkeys((*self.recording.coverage.got, *told))),
+                "got": list(dict.fromkeys((*self.attachment.coverage.got, *told))),
                 "missing": self.missing,
             },
             options={name: said[name] for name in _OPTIONS if said[name] != usual[name]},
@@ -348,15 +340,15 @@ class _Session:
             renderer = self.device.renderer()
             if renderer.gpus:
                 footer["gpus"] = renderer.gpus
-        if self.recording.filtered:
-            footer["filtered"] = self.recording.filtered
+        if self.attachment.filtered:
+            footer["filtered"] = self.attachment.filtered
         return footer
 
     def _write(self, record: dict[str, Any]) -> None:
         if isinstance(self.sink, Store):
             return
         try:
-            self.sink.write(json.dumps(record, separators=(",", ":"), ensure_ascii=False).encode() + b"\n")
+            self.sink.write(record_line(record).encode())
             self.sink.flush()
         except OSError as error:
             raise cannot_write(error) from None

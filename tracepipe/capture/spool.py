@@ -13,15 +13,18 @@ import tempfile
 import threading
 import time
 from array import array
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import BinaryIO
 
-from tracepipe.capture.bpf.ring import RECORD_BYTES
-from tracepipe.capture.engines.engine import DeviceRenderer, Limits, Loss, Plan, Renderer
-from tracepipe.capture.records.record import layer_counts, loss_line
+from tracepipe.capture.engines.engine import DeviceRenderer, Renderer
+from tracepipe.capture.records.line import Lines, record_line
+from tracepipe.capture.records.loss import Loss, loss_record
+from tracepipe.capture.records.record import RECORD_BYTES
+from tracepipe.capture.request import Limits, Plan
 from tracepipe.errors import OutputError
 
 _PIECE_BYTES = 64 * 4096  # bytes that become lines at once: 4096 records
@@ -33,6 +36,7 @@ assert _TIME.size == RECORD_BYTES
 # Seconds a thread may keep the interpreter while another waits. The default of 5 ms would let the collector
 # wait that long three times a tick while lines are made.
 _SWITCH_S = 0.0005
+_FLUSH_S = 1.0  # how long a line may wait in the output's buffer, from which a killed process writes nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,7 @@ class Spool:
         self.cpu_losses: dict[str, dict[int, int]] = {}
         self._unwritten = 0
         self._rendered_bytes = self._written_bytes = 0
+        self._flush_at_s: float | None = None  # while lines wait there
         self.error: OSError | None = None
 
     def begin(self, plan: Plan, start_ns: int) -> None:
@@ -158,7 +163,7 @@ class Spool:
     def _write(self) -> None:
         try:
             kept: list[_Place] = []
-            while (item := self._items.get()) is not None:
+            while (item := self._next()) is not None:
                 if isinstance(item, Loss):
                     self._write_loss(item)
                 elif item.of_device:
@@ -174,13 +179,28 @@ class Spool:
         except OSError as error:
             self.error = error
 
+    def _next(self) -> _Place | Loss | None:
+        """The next item. Lines that wait when it is time go into the file, whether anything comes or not."""
+        while True:
+            wait_s = None
+            if self._flush_at_s is not None and (wait_s := self._flush_at_s - time.monotonic()) <= 0:
+                self._sink.flush()
+                self._flush_at_s = wait_s = None
+            with suppress(Empty):
+                return self._items.get(timeout=wait_s)
+
+    def _put_out(self, lines: bytes) -> None:
+        self._sink.write(lines)
+        if self._flush_at_s is None:
+            self._flush_at_s = time.monotonic() + _FLUSH_S
+
     def _write_loss(self, loss: Loss) -> None:
         layer = loss.layer or "unknown"
         self._losses[layer] = self._losses.get(layer, 0) + loss.count
         if loss.cpu is not None:
             by_cpu = self.cpu_losses.setdefault(layer, {})
             by_cpu[loss.cpu] = by_cpu.get(loss.cpu, 0) + loss.count
-        self._sink.write(loss_line(loss))
+        self._put_out(record_line(loss_record(loss)).encode())
 
     def _write_chunk(self, offset: int, size: int) -> None:
         for start in range(offset, offset + size, _PIECE_BYTES):
@@ -191,33 +211,25 @@ class Spool:
         if self._abandoned.is_set():
             self._unwritten += self._renderer.count(piece)
             return
-        self._write_text(self._renderer.render(piece), len(piece))
+        self._write_lines(self._renderer.render(piece), len(piece))
 
-    def _write_text(self, text: bytes, rendered_bytes: int) -> None:
-        text = self._within_limits(text)
-        self._sink.write(text)
-        for layer, count in layer_counts(text).items():
+    def _write_lines(self, lines: Lines, rendered_bytes: int) -> None:
+        self._keep_within_limits(lines)
+        text = lines.encoded()
+        self._put_out(text)
+        for layer, count in lines.counts().items():
             self._counts[layer] = self._counts.get(layer, 0) + count
         self._rendered_bytes += rendered_bytes
         self._written_bytes += len(text)
 
-    def _within_limits(self, text: bytes) -> bytes:
-        """The lines that there is room for."""
-        events = size_bytes = sys.maxsize
-        if self._limits.events is not None:
-            events = max(self._limits.events - sum(self.counts.values()), 0)
-        if self._limits.size_bytes is not None:
-            size_bytes = max(self._limits.size_bytes - self._written_bytes, 0)
-        if len(text) <= size_bytes and text.count(b"\n") <= events:
-            return text
-        kept = []
-        for line in text.splitlines(keepends=True):
-            events -= bool(layer_counts(line))
-            size_bytes -= len(line)
-            if events < 0 or size_bytes < 0:
-                break
-            kept.append(line)
-        return b"".join(kept)
+    def _keep_within_limits(self, lines: Lines) -> None:
+        """Cut what there is no room for."""
+        events, size_bytes = self._limits.events, self._limits.size_bytes
+        if events is not None or size_bytes is not None:
+            lines.cut(
+                sys.maxsize if events is None else max(events - sum(self._counts.values()), 0),
+                sys.maxsize if size_bytes is None else max(size_bytes - self._written_bytes, 0),
+            )
 
     def _write_device(self, place: _Place) -> None:
         """Write the lines of a chunk of the GPU's records, which is one whole."""
@@ -226,7 +238,7 @@ class Spool:
         if self._abandoned.is_set():
             self._unwritten += self._device_renderer.count(chunk)
         else:
-            self._write_text(self._device_renderer.render(chunk), len(chunk))
+            self._write_lines(self._device_renderer.render(chunk), len(chunk))
 
     def _write_in_order(self, places: list[_Place]) -> None:
         """Write what was collected there by time; records of one time stay in the order that they came in."""

@@ -40,7 +40,12 @@ def capture(
     *,
     command: Command = None,
     output: Annotated[
-        str, typer.Option("--output", "-o", help="Recording; by default PROGRAM.jsonl, numbered if taken.")
+        str,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Recording, compressed if named .zst or .gz; by default PROGRAM.jsonl, numbered if taken.",
+        ),
     ] = "",
     which: Which,
     whose: Whose,
@@ -64,9 +69,9 @@ def capture(
         raise OutputError(f"{trace} exists", "--force overwrites it, -o names another recording")
     with keeping(target, force=force) as sink:
         summary = run_capture(request, sink, notify=say)
-    from tracepipe.recording.account_text import captured_lines
+    from tracepipe.capture.summary import summary_lines
 
-    for line in captured_lines(target, summary):
+    for line in summary_lines(target, summary):
         say(line)
     if then_open:
         from tracepipe.cli.convert import convert_file
@@ -140,14 +145,16 @@ def doctor(
     from tracepipe import doctor as examination
 
     with status(sys.stderr) as notify:
-        findings = examination.examine(notify=notify)
+        diagnoses = examination.examine(notify=notify)
     if as_json:
-        print(examination.as_json(findings))
+        print(examination.as_json(diagnoses))
     else:
         is_terminal = sys.stdout.isatty()
         width = shutil.get_terminal_size().columns if is_terminal else 0
         plain = not (sys.stdout.encoding or "").lower().startswith("utf")
-        for line in examination.report(findings, width=width, colours=is_terminal, ascii_only=plain):
+        for line in examination.diagnosis_lines(
+            diagnoses, width=width, colours=is_terminal, ascii_only=plain
+        ):
             print(line)
-    if not examination.can_capture(findings):
+    if not examination.can_capture(diagnoses):
         raise typer.Exit(CaptureUnavailable.exit_code)

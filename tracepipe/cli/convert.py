@@ -86,10 +86,10 @@ def convert_file(file: str, to: str, output: str, force: bool, options: Any) -> 
     is_shown = target == STANDARD and sys.stdout.isatty()
     shown = contextlib.nullcontext() if is_shown else progress(f"convert {Path(file).name}")
     with opened as out, shown as bar:
-        report = conversion.run(out, bar)
-    from tracepipe.recording.account_text import lines
+        account = conversion.run(out, bar)
+    from tracepipe.recording.account_text import account_lines
 
-    for line in lines(report):
+    for line in account_lines(account):
         say(line)
     return target
 
@@ -103,13 +103,13 @@ def validate(
     from tracepipe.recording.convert import check
 
     with progress(f"validate {Path(file).name}") as bar:
-        report = check(file, text_of(source) if source else "", lambda text: print(text), bar)
-    total = sum(report.counts.values())
-    found = f"{total} events, {report.skipped} bad lines, {report.ambiguous} unclear"
-    say(f"{report.path}: {report.source}, {found}")
-    for note in report.notes:
+        account = check(file, text_of(source) if source else "", lambda text: print(text), bar)
+    total = sum(account.counts.values())
+    found = f"{total} events, {account.skipped} bad lines, {account.ambiguous} unclear"
+    say(f"{account.path}: {account.source}, {found}")
+    for note in account.notes:
         say(f"note: {note}")
-    if report.skipped:
+    if account.skipped:
         raise typer.Exit(1)
 
 

@@ -11,9 +11,10 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from tracepipe.capture import ENGINES, CaptureRequest
-from tracepipe.capture.engines.engine import ALL_LAYERS, AUTO_WARPS, RING_BYTES
 from tracepipe.capture.gpu import GPU_ENGINES
+from tracepipe.capture.request import AUTO_WARPS, RING_BYTES
 from tracepipe.errors import TracepipeError
+from tracepipe.hooks.hook import PROBED_LAYERS
 from tracepipe.terminal.messages import choices, text_of
 from tracepipe.units import duration_ns, size_bytes
 
@@ -55,7 +56,7 @@ class Which:
         str,
         typer.Option(
             "--layers",
-            help=f"Comma-separated: {', '.join(ALL_LAYERS)}; all; or none, for --hook alone. "
+            help=f"Comma-separated: {', '.join(PROBED_LAYERS)}; all; or none, for --hook alone. "
             "By default all, without kernel where the NVIDIA driver cannot be probed.",
             rich_help_panel=WHAT,
         ),
@@ -144,7 +145,10 @@ class UntilFull(Until):
     max_size: Annotated[
         str,
         typer.Option(
-            "--max-size", metavar="SIZE", help="End when the events fill so much: 1G.", rich_help_panel=WHEN
+            "--max-size",
+            metavar="SIZE",
+            help="End when the events fill so much, before compression: 1G.",
+            rich_help_panel=WHEN,
         ),
     ] = ""
 
@@ -253,7 +257,7 @@ def request_of(
     ring_bytes: str = "",
 ) -> CaptureRequest:
     """The request that the options say; without `gpus` nothing of GPUs. Raises BadParameter."""
-    from tracepipe.capture.engines.engine import Filters, Limits
+    from tracepipe.capture.request import Filters, Limits
 
     if sum((bool(command), bool(whose.pid), bool(whose.comm), whose.system)) != 1:
         raise typer.BadParameter(
@@ -318,10 +322,10 @@ def _layers(text: str) -> tuple[str, ...]:
     named = tuple(name.strip() for name in text.split(",") if name.strip())
     if named == ("none",):  # what hooks ask for, and nothing else
         return ()
-    asked = ALL_LAYERS if named == ("all",) else named or layers_here()
-    if unknown := [name for name in asked if name not in ALL_LAYERS]:
+    asked = PROBED_LAYERS if named == ("all",) else named or layers_here()
+    if unknown := [name for name in asked if name not in PROBED_LAYERS]:
         raise typer.BadParameter(
-            f"no layer is called {unknown[0]!r}; there are: {', '.join(ALL_LAYERS)}, or all",
+            f"no layer is called {unknown[0]!r}; there are: {', '.join(PROBED_LAYERS)}, or all",
             param_hint="--layers",
         )
     return asked

@@ -173,11 +173,11 @@ def _print(report: Report, runs: list[Any], result: Result, as_json: bool, outpu
         text = orjson.dumps(data, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS)
         print(text.decode("utf-8", "replace"))
         return
-    from tracepipe.reports.writing.rendering import lines
+    from tracepipe.reports.writing.rendering import report_lines
 
     plain = not (sys.stdout.encoding or "").lower().startswith("utf")
     width = shutil.get_terminal_size().columns
-    for line in lines(runs, result, width=width, colours=sys.stdout.isatty(), ascii_only=plain):
+    for line in report_lines(runs, result, width=width, colours=sys.stdout.isatty(), ascii_only=plain):
         print(line)
 
 

@@ -9,11 +9,10 @@ reading: many readings leave it little room.
        │   ▟──┘
        └───────────── cycles
 
-No time leaves the step that was read, so that none contradicts the readings. `native/sm_clock.c` computes the
-same, and its functions have the names of those here.
+No time leaves the step that was read, so that none contradicts the readings.
 
-All numbers are 64-bit integers. `LIMIT` bounds those that go in, so that no result can overflow: the longest
-sum has 21 numbers of that size, and cycles are multiplied by no more than 8 times 4.
+All numbers are 64-bit integers. `LIMIT` bounds those that go in: results are 32 times as large at most.
+`native/sm_clock.c` is the same in C.
 """
 
 from __future__ import annotations
@@ -29,21 +28,19 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     Column: TypeAlias = npt.NDArray[np.int64]
+    Columns: TypeAlias = tuple[Column | None, ...]
 
 # A rate is in ns per 2²⁸ cycles, so that it is a short integer: over 0.1 s of a batch that rounds off 0.4 ns.
 _RATE_BITS = 28
-# 9 years in ns after the base of a batch, 4 years in cycles. Numbers reach from minus that to that.
+# ns (9 years) and cycles (4 years) that go in are at least minus that, and below it.
 LIMIT = 1 << 58
 SM_LIMIT, SLOT_BITS = 1 << 16, 12
-BASE_LIMIT_NS = 1 << 62
-NO_TIME = -BASE_LIMIT_NS
-# 128 ns a cycle: a clock of 8 MHz is no SM's. A bound of a rate may be far above it, as of two readings that
-# are one cycle apart.
-RATE_LIMIT, BOUND_LIMIT = 1 << 35, 1 << 62
+BASE_LIMIT_NS, NO_TIME = 1 << 62, -(1 << 62)
+# 17 s a cycle. A bound of a rate may be far above any rate, as of two readings that are one cycle apart.
+BOUND_LIMIT = 1 << 62
 # The greatest common divisor of so many different readings is the step, but for one time in 2¹⁶.
 READINGS_FOR_STEP = 16
-# A line is accepted where at most one in so many readings of its SM is off it: a warp may be held up between
-# reading ns and reading cycles.
+# A line stands where at most one in so many readings of its SM is off it: a warp may be held up between them.
 READINGS_PER_STRAY = 8
 # The rate is narrowed by all readings of so many SMs, so many times.
 SMS_FOR_RATE, ROUNDS = 16, 2
@@ -113,16 +110,17 @@ class Readings:
 
     def only(self, sms: Container[int]) -> Readings:
         """Those of some SMs."""
-        by_sm = self.by_sm
-        kept = np.array([sm in sms for sm in by_sm.sms.tolist()], np.bool_)
-        at = np.flatnonzero(np.repeat(kept, by_sm.count))
-        count = by_sm.count[kept]
-        start = np.cumsum(count) - count
-        return Readings(self.ns[at], self.clk[at], BySm(by_sm.order[at], by_sm.sms[kept], start, count))
+        kept = np.array([sm in sms for sm in self.by_sm.sms.tolist()], np.bool_)
+        at = np.flatnonzero(np.repeat(kept, self.by_sm.count))
+        count = self.by_sm.count[kept]
+        by_sm = BySm(self.by_sm.order[at], self.by_sm.sms[kept], np.cumsum(count) - count, count)
+        return Readings(self.ns[at], self.clk[at], by_sm)
 
     def off_line(self, rate: int, from_clk: int) -> Column:
         """How far each is above a line of that rate that is at 0 ns at `from_clk`."""
         clk = self.clk - from_clk
+        if rate >> (63 - _RATE_BITS):  # slower than 8 MHz, as of stray readings
+            return self.ns - (clk.astype(object) * rate >> _RATE_BITS).astype(np.int64)
         # In two parts, as clk * rate may have more than 64 bits.
         high, low = clk >> _RATE_BITS, clk & ((1 << _RATE_BITS) - 1)
         return self.ns - (high * rate + (low * rate >> _RATE_BITS))
@@ -167,9 +165,6 @@ class Spans:
         low, high = (least_ns << _RATE_BITS) // (clk + 1), (most_ns << _RATE_BITS) // (clk - 1)
         return cls(low.astype(np.int64), high.astype(np.int64))
 
-    def __len__(self) -> int:
-        return len(self.low)
-
     def __add__(self, other: Spans) -> Spans:
         return Spans(np.concatenate((self.low, other.low)), np.concatenate((self.high, other.high)))
 
@@ -178,7 +173,7 @@ class Spans:
         low, high = int(self.low.max()), int(self.high.min())
         if low <= high:
             return low, (low + high) // 2, high
-        closest = np.argsort(self.high - self.low, kind="stable")[: len(self) // 2 + 1]
+        closest = np.argsort(self.high - self.low, kind="stable")[: len(self.low) // 2 + 1]
         return high, _median_low((self.low[closest] + self.high[closest]) // 2), low
 
 
@@ -213,10 +208,11 @@ class SmClocks:
     ) -> tuple[Column, Column] | None:
         """`entry_ns` and `exit_ns` of a batch, finer than they were read; None where they cannot be.
 
-        Columns as in a `gpu_warp` record. A batch with numbers out of the limits above is not looked at.
+        Columns as in a `gpu_warp` record. A batch with numbers out of the limits above stays as it was read.
         Raises ValueError for columns whose lengths do not agree.
         """
-        _check_lengths((entry_ns, sm, entry_clk, slot, exit_count), (exit_ns, exit_clk), exit_count)
+        of_warps, of_exits = (entry_ns, sm, slot, entry_clk, exit_count), (exit_ns, exit_clk)
+        _check_lengths(of_warps, of_exits, exit_count)
         if not (
             _are_within(-LIMIT, LIMIT, entry_ns, exit_ns, entry_clk, exit_clk)
             and _are_within(0, SM_LIMIT, sm)
@@ -246,13 +242,12 @@ class SmClocks:
         """The step of %globaltimer, as all readings so far show it; 0 while they are too few."""
         if self._origin_ns is None:
             self._origin_ns = base_ns
+        read_ns = np.concatenate((entry_ns, left_ns))
         step_ns = gcd(self._step_ns, base_ns - self._origin_ns)
-        for readings in (entry_ns, left_ns):
-            step_ns = int(np.gcd.reduce(readings, initial=step_ns))
-        self._step_ns = step_ns
+        self._step_ns = int(np.gcd.reduce(read_ns, initial=step_ns))
         if self._readings < READINGS_FOR_STEP:
-            self._readings += len(np.union1d(entry_ns, left_ns))
-        return step_ns if self._readings >= READINGS_FOR_STEP else 0
+            self._readings += len(np.unique(read_ns))
+        return self._step_ns if self._readings >= READINGS_FOR_STEP else 0
 
     def _rate(self, base_ns: int, entries: Readings, exits: Readings, step_ns: int) -> int | None:
         """The rate of a batch, None where it shows none. The rate since an earlier batch is known best: it
@@ -260,12 +255,12 @@ class SmClocks:
         """
         heads = np.argsort(entries.by_sm.order[entries.by_sm.start])  # SMs in the order of their first warps
         own = _own_spans(entries, exits, step_ns, heads)
-        if not len(own):
+        if not own.low.size:
             return None
         own += self._since(base_ns, entries, step_ns, heads, own)
-        # Twice, as a line may begin at the first reading as well as at 0 cycles.
+        # No line may leave the limits, whether it starts at 0 cycles or at the first reading: hence twice.
         longest_clk = 2 * max(int(np.abs(readings.clk).max(initial=0)) for readings in (entries, exits))
-        limit = min(RATE_LIMIT, LIMIT // ((longest_clk >> _RATE_BITS) + 1))
+        limit = LIMIT // ((longest_clk >> _RATE_BITS) + 1)
         rate = own.agreed()[1]
         place = {sm: at for at, sm in enumerate(entries.by_sm.sms[heads[:SMS_FOR_RATE]].tolist())}
         some = entries.only(place), exits.only(place)
@@ -282,16 +277,14 @@ class SmClocks:
         return rate if rate < limit else None
 
     def _since(self, base_ns: int, entries: Readings, step_ns: int, heads: Column, own: Spans) -> Spans:
-        """The rates since earlier batches, none where `own` does not allow them. The first readings are kept
-        for later batches.
-        """
+        """The rates since earlier batches where `own` allows them. Keeps first readings for later batches."""
         sms, start = entries.by_sm.sms[heads], entries.by_sm.start[heads]
         clk, ns = entries.clk[start], entries.ns[start] + base_ns
         met = self._has_first[sms]
         old = sms[met]
         since = Spans.of(clk[met] - self._first_clk[old], ns[met] - self._first_ns[old], step_ns)
         low, _, high = own.agreed()
-        least, _, most = since.agreed() if len(since) else (0, 0, 0)
+        least, _, most = since.agreed() if since.low.size else (0, 0, 0)
         if least <= high and low <= most:
             sms, clk, ns = sms[~met], clk[~met], ns[~met]
         else:
@@ -321,17 +314,14 @@ class SmClocks:
         self._left_ns[:, rows] = left_ns[:, ::-1][:, last]
 
 
-def _check_lengths(
-    of_warps: tuple[Column | None, ...], of_exits: tuple[Column, ...], exit_count: Column | None
-) -> None:
-    warps = exits = len(of_warps[0]) if of_warps[0] is not None else 0
-    lengths = {len(column) for column in of_exits}
-    if exit_count is not None:
-        exits = max(lengths)
-        if np.any((exit_count < 0) | (exit_count > exits)) or int(exit_count.sum()) != exits:
-            raise ValueError("the counts of exits do not add up to the exits")
-    if lengths != {exits} or any(column is not None and len(column) != warps for column in of_warps):
+def _check_lengths(of_warps: Columns, of_exits: Columns, exit_count: Column | None) -> None:
+    warps, exits = ({len(column) for column in some if column is not None} for some in (of_warps, of_exits))
+    if len(warps) != 1 or len(exits) != 1 or (exit_count is None and warps != exits):
         raise ValueError("the columns of a batch have different lengths")
+    count = exits.pop()
+    # Each alone too: their sum could overflow.
+    if exit_count is not None and not (_are_within(0, count + 1, exit_count) and exit_count.sum() == count):
+        raise ValueError("the counts of exits do not add up to the exits")
 
 
 def _are_within(least: int, limit: int, *columns: Column | None) -> bool:
@@ -383,8 +373,8 @@ def _on_lines(entries: Readings, exits: Readings, rate: int, step_ns: int) -> tu
 
 
 def _least_lag(lows: Column, highs: Column, step_ns: int) -> int | None:
-    """How much later than an entry an exit reads %globaltimer after its SM's clock: the least that each SM's
-    span allows, 0 where it can be; None where the SMs contradict each other.
+    """How much later than an entry an exit reads %globaltimer after its SM's clock; 0 where that can be, None
+    where the SMs contradict each other.
     """
     low, high = int(lows.max()), int(highs.min())
     if low - high > step_ns // APART:

@@ -9,6 +9,7 @@ import numpy as np
 
 from tracepipe.clocks.maps import SNAPSHOT_NS, ClockMap, fit, offset_map
 from tracepipe.clocks.pairs import ClockPair
+from tracepipe.clocks.native_sm_clock import NativeSmClocks
 from tracepipe.clocks.sm_clock import SmClocks
 from tracepipe.errors import ClockError
 from tracepipe.event.columns import NONE, SPECIAL, UNDATED_NS, Int64s, SourceBatch, TraceBatch, TraceColumns
@@ -25,6 +26,7 @@ from tracepipe.event.model import (
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Tables
 from tracepipe.event.warps import WARP_COLUMNS, PlacedWarps, Warps
+from tracepipe.native import library
 
 # Readings are given from so far below where the first one was, so that they stay above it: a second's drift
 # is some µs.
@@ -53,7 +55,7 @@ class Clocks:
         self.start = header.get("start", {})
         self._maps: dict[str, ClockMap] = {self.trace_clock: offset_map(self.trace_clock, "same", 0, 0)}
         self._placed: dict[str, int] = {}
-        self._sm_clocks: dict[str, SmClocks] = {}
+        self._sm_clocks: dict[str, SmClocks | NativeSmClocks] = {}
         self._offsets_ns: dict[str, int] = {}
         self._codes = np.zeros(2, np.int16)
         self._clocks: list[str] = []
@@ -250,7 +252,8 @@ class Clocks:
             return None
         sm_clocks = self._sm_clocks.get(clock)
         if sm_clocks is None:
-            sm_clocks = self._sm_clocks[clock] = SmClocks()
+            core = library()
+            sm_clocks = self._sm_clocks[clock] = SmClocks() if core is None else NativeSmClocks(core)
         return sm_clocks.refine(
             warps.ts_ns,
             warps.entry_ns,

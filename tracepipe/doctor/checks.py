@@ -1,4 +1,4 @@
-"""The examination of each area: facts and trials in, findings out. Nothing here asks the machine itself."""
+"""The examination of each area: facts and trials in, diagnoses out. Nothing here asks the machine itself."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from tracepipe.capture.machine.facts import CAPABILITIES, Machine
 from tracepipe.capture.machine.refusals import SUDO, Operation, explain
-from tracepipe.doctor.finding import ABSENT, FAILS, LIMITED, WORKS, Examination, Finding
+from tracepipe.doctor.diagnosis import ABSENT, FAILS, LIMITED, WORKS, Diagnosis, Examination
 from tracepipe.doctor.trials import Timing
 from tracepipe.errors import CaptureUnavailable
 
@@ -19,7 +19,7 @@ _LINUX = "Linux"
 _ARCHITECTURES = ("x86_64", "aarch64")
 
 
-def machine(examination: Examination) -> Iterator[Finding]:
+def machine(examination: Examination) -> Iterator[Diagnosis]:
     """What the system says of itself."""
     facts = examination.machine
     rows = [_system]
@@ -27,14 +27,14 @@ def machine(examination: Examination) -> Iterator[Finding]:
         rows += [_privileges, _container, _lockdown, _limits, _tracefs, _settings, _btf]
     for row in rows:
         name = row.__name__.lstrip("_").replace("btf", "BTF")
-        yield Finding("machine", name, *row(facts))
+        yield Diagnosis("machine", name, *row(facts))
 
 
-Row = tuple[str, str, str]
+Answer = tuple[str, str, str]
 """State, detail, mend."""
 
 
-def _system(facts: Machine) -> Row:
+def _system(facts: Machine) -> Answer:
     name = f"{facts.system} {facts.release}, {facts.architecture}"
     if facts.system != _LINUX or facts.architecture not in _ARCHITECTURES:
         return FAILS, name, _ELSEWHERE
@@ -45,7 +45,7 @@ def _system(facts: Machine) -> Row:
     return WORKS, name, ""
 
 
-def _privileges(facts: Machine) -> Row:
+def _privileges(facts: Machine) -> Answer:
     user = "root" if facts.euid == 0 else f"user {facts.euid}"
     if facts.capabilities is None:
         return (
@@ -70,7 +70,7 @@ def _privileges(facts: Machine) -> Row:
     return WORKS, detail, ""
 
 
-def _container(facts: Machine) -> Row:
+def _container(facts: Machine) -> Answer:
     parts = [facts.container or "none seen"]
     if facts.is_initial_pid_namespace is not None:
         parts.append(
@@ -89,14 +89,14 @@ def _unfiltered(facts: Machine) -> str:
     return "docker run --privileged …" if facts.container else ""
 
 
-def _lockdown(facts: Machine) -> Row:
+def _lockdown(facts: Machine) -> Answer:
     if facts.lockdown == "confidentiality":
         mend = "Boot without lockdown=confidentiality (with Secure Boot: mokutil --disable-validation)."
         return FAILS, "confidentiality: nothing can be traced", mend
     return WORKS, facts.lockdown or "none", ""
 
 
-def _limits(facts: Machine) -> Row:
+def _limits(facts: Machine) -> Answer:
     if facts.files_max is None:
         return ABSENT, "not known", ""
     files = "any number of" if facts.files_max < 0 else f"{facts.files_max:,}"
@@ -113,7 +113,7 @@ def _limits(facts: Machine) -> Row:
     return WORKS, detail, ""
 
 
-def _tracefs(facts: Machine) -> Row:
+def _tracefs(facts: Machine) -> Answer:
     if facts.tracefs:
         return WORKS, facts.tracefs, ""
     mend = "mount -t tracefs none /sys/kernel/tracing"
@@ -124,7 +124,7 @@ def _tracefs(facts: Machine) -> Row:
     return FAILS, "not mounted", mend
 
 
-def _settings(facts: Machine) -> Row:
+def _settings(facts: Machine) -> Answer:
     if not facts.settings:
         return ABSENT, "not known", ""
     detail = ", ".join(f"{name} {value}" for name, value in facts.settings.items())
@@ -137,13 +137,13 @@ def _settings(facts: Machine) -> Row:
     return WORKS, detail, ""
 
 
-def _btf(facts: Machine) -> Row:
+def _btf(facts: Machine) -> Answer:
     if facts.has_btf:
         return WORKS, "/sys/kernel/btf/vmlinux (capture does without)", ""
     return ABSENT, "none (capture does without)", ""
 
 
-def methods(examination: Examination) -> Iterator[Finding]:
+def methods(examination: Examination) -> Iterator[Diagnosis]:
     """Each capture method, by attaching with it; and which one `auto` takes."""
     working: list[str] = []
     for method in examination.trials.methods():
@@ -151,28 +151,28 @@ def methods(examination: Examination) -> Iterator[Finding]:
             version = examination.trials.version(method)
             timing = examination.trials.capture(method)
         except CaptureUnavailable as refusal:
-            yield Finding("methods", method, FAILS, refusal.message.rstrip("."), refusal.hint)
+            yield Diagnosis("methods", method, FAILS, refusal.message.rstrip("."), refusal.hint)
             continue
         except OSError as error:
             explained = explain(Operation.ANY, error, examination.machine)
-            yield Finding("methods", method, FAILS, explained.message.rstrip("."), explained.hint)
+            yield Diagnosis("methods", method, FAILS, explained.message.rstrip("."), explained.hint)
             continue
         working.append(method)
-        yield Finding("methods", method, WORKS, f"{version}: {_took(timing)}")
+        yield Diagnosis("methods", method, WORKS, f"{version}: {_took(timing)}")
     if working:
         why = "the best that works here" if len(working) > 1 else "the only one that works here"
-        yield Finding("methods", "auto", WORKS, f"takes {working[0]}, {why}")
+        yield Diagnosis("methods", "auto", WORKS, f"takes {working[0]}, {why}")
     else:
-        yield Finding("methods", "auto", FAILS, "no method works here")
+        yield Diagnosis("methods", "auto", FAILS, "no method works here")
 
 
-def layers(examination: Examination) -> Iterator[Finding]:
+def layers(examination: Examination) -> Iterator[Diagnosis]:
     """Each layer, by attaching to something harmless."""
     works = [f.name for f in examination.of("methods") if f.state == WORKS and f.name != "auto"]
     suffix = f"; by {', '.join(works)}" if works else ""
     if examination.machine.system != _LINUX:
         for name in ("userspace", "syscall", "kernel", "scheduler"):
-            yield Finding("layers", name, FAILS, f"{examination.machine.system} has no eBPF", _ELSEWHERE)
+            yield Diagnosis("layers", name, FAILS, f"{examination.machine.system} has no eBPF", _ELSEWHERE)
         return
     refusal = _refusal(examination, Operation.PROGRAM, examination.trials.map_and_program)
     for name, row in _LAYERS.items():
@@ -182,10 +182,10 @@ def layers(examination: Examination) -> Iterator[Finding]:
             detail += "; but no method works"
         elif state in (WORKS, LIMITED):
             detail += suffix
-        yield Finding("layers", name, state, detail, mend)
+        yield Diagnosis("layers", name, state, detail, mend)
 
 
-def _userspace(examination: Examination) -> Row:
+def _userspace(examination: Examination) -> Answer:
     at_once = _try(examination, Operation.UPROBES, examination.trials.uprobes_at_once)
     singly = _try(examination, Operation.UPROBE, examination.trials.one_uprobe)
     if isinstance(at_once, Timing):
@@ -195,22 +195,22 @@ def _userspace(examination: Examination) -> Row:
     return FAILS, *singly
 
 
-def _syscall(examination: Examination) -> Row:
+def _syscall(examination: Examination) -> Answer:
     return _tracepoint(examination, "raw_syscalls/sys_enter")
 
 
-def _scheduler(examination: Examination) -> Row:
+def _scheduler(examination: Examination) -> Answer:
     return _tracepoint(examination, "sched/sched_switch")
 
 
-def _tracepoint(examination: Examination, name: str) -> Row:
+def _tracepoint(examination: Examination, name: str) -> Answer:
     tried = _try(examination, Operation.TRACEPOINT, lambda: examination.trials.tracepoint(name))
     if isinstance(tried, Timing):
         return WORKS, f"tracepoint: {_took(tried)}", ""
     return FAILS, *tried
 
 
-def _driver(examination: Examination) -> Row:
+def _driver(examination: Examination) -> Answer:
     singly = _try(examination, Operation.KPROBE, examination.trials.one_kprobe)
     if not isinstance(singly, Timing):
         return FAILS, *singly
@@ -225,7 +225,7 @@ def _driver(examination: Examination) -> Row:
     return WORKS if isinstance(at_once, Timing) else LIMITED, f"{detail}; {count} functions of the driver", ""
 
 
-_LAYERS: dict[str, Callable[[Examination], Row]] = {
+_LAYERS: dict[str, Callable[[Examination], Answer]] = {
     "userspace": _userspace,
     "syscall": _syscall,
     "kernel": _driver,
@@ -233,26 +233,26 @@ _LAYERS: dict[str, Callable[[Examination], Row]] = {
 }
 
 
-def cuda(examination: Examination) -> Iterator[Finding]:
+def cuda(examination: Examination) -> Iterator[Diagnosis]:
     """What there is to be traced."""
     facts = examination.machine
     driver = examination.trials.libraries("libcuda.so.1")
     if driver:
-        yield Finding("cuda", "libcuda", WORKS, ", ".join(driver))
+        yield Diagnosis("cuda", "libcuda", WORKS, ", ".join(driver))
     else:
         mend = "Install NVIDIA's driver (Debian: apt install libcuda1), or name the file: --library PATH."
-        yield Finding("cuda", "libcuda", ABSENT, "the linker finds none", mend)
+        yield Diagnosis("cuda", "libcuda", ABSENT, "the linker finds none", mend)
     runtimes = examination.trials.libraries("libcudart.so")
     if runtimes:
-        yield Finding("cuda", "libcudart", WORKS, ", ".join(runtimes))
+        yield Diagnosis("cuda", "libcudart", WORKS, ", ".join(runtimes))
     else:
         detail = "the linker finds none; those of programs and Python packages are found when they run"
-        yield Finding("cuda", "libcudart", ABSENT, detail)
+        yield Diagnosis("cuda", "libcudart", ABSENT, detail)
     if facts.nvidia_modules:
         version = facts.nvidia or "version not known"
-        yield Finding("cuda", "driver", WORKS, f"{version}: {', '.join(facts.nvidia_modules)}")
+        yield Diagnosis("cuda", "driver", WORKS, f"{version}: {', '.join(facts.nvidia_modules)}")
     else:
-        yield Finding("cuda", "driver", ABSENT, "no NVIDIA module is loaded")
+        yield Diagnosis("cuda", "driver", ABSENT, "no NVIDIA module is loaded")
 
 
 def _try(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tracepipe.doctor.finding import LIMITED, WORKS, Examination, Finding
+from tracepipe.doctor.diagnosis import LIMITED, WORKS, Diagnosis, Examination
 
 
-def convert(examination: Examination) -> Iterator[Finding]:
+def convert(examination: Examination) -> Iterator[Diagnosis]:
     """Whether the native core runs, and how to build it."""
     detail, mend = examination.trials.core()
-    yield Finding("convert", "core", LIMITED if mend else WORKS, detail, mend)
+    yield Diagnosis("convert", "core", LIMITED if mend else WORKS, detail, mend)

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 
 from tracepipe.capture.gpu.build.cuda_parts import Compiler, Part
 from tracepipe.capture.gpu.build.driver import Driver, Version
-from tracepipe.doctor.finding import ABSENT, FAILS, WORKS, Examination, Finding
+from tracepipe.doctor.diagnosis import ABSENT, FAILS, WORKS, Diagnosis, Examination
 from tracepipe.errors import CaptureUnavailable
 
 _INSTALL_DRIVER = "Install NVIDIA's driver (Debian: apt install nvidia-driver libcuda1)."
 _SHOW = "nvidia-smi   shows whether the driver sees a GPU."
 
 
-def gpu(examination: Examination) -> Iterator[Finding]:
+def gpu(examination: Examination) -> Iterator[Diagnosis]:
     """What this machine has to record on GPUs with. Without a GPU nothing fails, but is absent."""
     if examination.machine.system != "Linux":
         return
@@ -29,24 +29,24 @@ def gpu(examination: Examination) -> Iterator[Finding]:
         yield _row("kernels", bad, lambda: f"built: {trials.build_kernels(toolchain)}")
 
 
-def _driver(driver: Driver) -> Iterator[Finding]:
+def _driver(driver: Driver) -> Iterator[Diagnosis]:
     if driver.cuda == (0, 0):
-        yield Finding("gpu", "CUDA", ABSENT, driver.error or "gives no version", _INSTALL_DRIVER)
+        yield Diagnosis("gpu", "CUDA", ABSENT, driver.error or "gives no version", _INSTALL_DRIVER)
         return
-    yield Finding("gpu", "CUDA", WORKS, f"{_dots(driver.cuda)}, by the driver")
+    yield Diagnosis("gpu", "CUDA", WORKS, f"{_dots(driver.cuda)}, by the driver")
     if not driver.gpus:
-        yield Finding("gpu", "GPUs", FAILS, driver.error or "CUDA sees none", _SHOW)
+        yield Diagnosis("gpu", "GPUs", FAILS, driver.error or "CUDA sees none", _SHOW)
         return
     named = [f"{index}: {gpu.name}, {gpu.architecture}" for index, gpu in enumerate(driver.gpus)]
-    yield Finding("gpu", "GPUs", WORKS, "; ".join(named))
+    yield Diagnosis("gpu", "GPUs", WORKS, "; ".join(named))
 
 
-def _row(name: str, bad: str, detail: Callable[[], str]) -> Finding:
+def _row(name: str, bad: str, detail: Callable[[], str]) -> Diagnosis:
     try:
-        return Finding("gpu", name, WORKS, detail())
+        return Diagnosis("gpu", name, WORKS, detail())
     except CaptureUnavailable as refusal:
         mend = refusal.hint if bad == FAILS else ""
-        return Finding("gpu", name, bad, refusal.message.rstrip("."), mend)
+        return Diagnosis("gpu", name, bad, refusal.message.rstrip("."), mend)
 
 
 def _compiler(compiler: Compiler) -> str:

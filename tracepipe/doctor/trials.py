@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from tracepipe.capture.engines.engine import Filters, Plan, Scope
 from tracepipe.capture.gpu.build.toolchain import Toolchain, this_toolchain
+from tracepipe.capture.request import Filters, Plan, Scope
 from tracepipe.errors import CaptureUnavailable, TracepipeError
 from tracepipe.hooks.hook import FilePlace, Hook, Probe
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from tracepipe.event.columns import TraceColumns, grown
 from tracepipe.event.launches import Early
-from tracepipe.event.nesting import NO_ROW, Op, Outcomes, ShapeRow
+from tracepipe.event.nesting import NO_ROW, Op, ShapeRow
+from tracepipe.event.outcomes import Outcomes
 from tracepipe.native.signatures import Events, Ops, Shapes
 
 _ROWS, _UNCLOSED, _NO_BEGIN, _OVERLAPS, _UNDRAWN, _OPS, _EARLY = range(7)
@@ -24,33 +25,44 @@ _SHAPE_KINDS: Final = {
 }  # fmt: skip
 
 
+OP_COLUMNS: Final = ("kind", "row", "ts", "name", "event", "mark", "flow", "flow2", "span", "parent")
+"""The columns in the order of an `Op`."""
+
+
 class OpColumns:
     """Operations as arrays, those before `count`."""
 
     def __init__(self) -> None:
         self.count = 0
         self.columns: dict[str, Any] = {name: np.empty(0, kind) for name, kind in _KINDS.items()}
+        self._view = Ops()
 
     def reserve(self, more: int) -> Any:
         """Make room for so many more; the core's view of the columns."""
         if self.count + more > len(self.columns["ts"]):
-            self.columns = {name: grown(column, self.count + more, 0) for name, column in self.columns.items()}
-        return Ops(*(column.ctypes.data for column in self.columns.values()))
+            size = max(self.count + more, 2 * self.count)
+            for name, column in self.columns.items():
+                self.columns[name] = larger = np.empty(size, column.dtype)
+                larger[: self.count] = column[: self.count]
+            self._view = Ops(*(column.ctypes.data for column in self.columns.values()))
+        return self._view
 
     def add(self, op: Op) -> None:
         """Add one operation."""
         self.reserve(1)
-        values = (op.kind, op.mark, op.row, op.name, op.event, op.ts_ns, op.flow, op.flow2, op.value, op.parent)
-        for column, value in zip(self.columns.values(), values, strict=True):
-            column[self.count] = value
+        kind, row, ts_ns, name, event, mark, flow, flow2, value, parent = op
+        values = (kind, mark, row, name, event, ts_ns, flow, flow2, value, parent)
+        for column, one in zip(self.columns.values(), values, strict=True):
+            column[self.count] = one
         self.count += 1
 
 
     def op(self, at: int) -> Op:
         """One of the operations."""
-        columns = self.columns
-        names = ("kind", "row", "ts", "name", "event", "mark", "flow", "flow2", "span", "parent")
-        return Op(*(int(columns[name][at]) for name in names))
+        kind, row, ts_ns, name, event, mark, flow, flow2, value, parent = (
+            int(self.columns[key][at]) for key in OP_COLUMNS
+        )
+        return kind, row, ts_ns, name, event, mark, flow, flow2, value, parent
 
 
 class NativeNesting:

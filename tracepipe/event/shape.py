@@ -7,11 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tracepipe.event.model import HOST_LAYERS
+from tracepipe.event.vocabulary import RUNNING
 
-RUNNING = "running"
-"""The slice of the scheduler's own layer: a thread has a processor."""
-ADDRESS_KEYS = ("address", "ptr", "dptr", "devPtr")
-"""Under which names the arguments of memory events have the address."""
 Three = tuple[int, int, int]
 
 

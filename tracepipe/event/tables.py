@@ -13,8 +13,8 @@ from tracepipe.event.columns import NONE, Bools, Int32s
 from tracepipe.event.shape import Shape, shape_of
 
 # So many of either are kept between two batches, and so much text of arguments.
-KEPT_MAX = 1 << 15
-KEPT_BYTES_MAX = 4 << 20
+KEPT_MAX = 1 << 14
+KEPT_BYTES_MAX = 2 << 20
 Args = dict[str, Any]
 
 
@@ -58,7 +58,8 @@ class Tables:
         try:
             return self.text_number(orjson.dumps(args))
         except TypeError:  # an integer beyond 64 bits, which a reader of text may make
-            number = self.text_number(json.dumps(args, default=str).encode("utf-8", "replace"))
+            # With a blank, which no text has that says what the arguments are.
+            number = self.text_number(b" " + json.dumps(args, default=str).encode("utf-8", "replace"))
             self._odd[number] = args
             return number
 
@@ -85,6 +86,11 @@ class Tables:
     def is_odd(self, number: int) -> bool:
         """Whether the text of arguments does not say what they are."""
         return number in self._odd
+
+    @property
+    def native_texts(self) -> int | None:
+        """Where the core finds the texts of arguments, if it keeps them."""
+        return None
 
     @property
     def args_count(self) -> int:

@@ -27,6 +27,8 @@ INTEGER_KINDS: dict[str, tuple[int, bool]] = {
 TEXT_BYTES = 248
 """What is kept of a text: eight records of 31 bytes."""
 
+PROBED_LAYERS = ("userspace", "syscall", "kernel", "scheduler")
+"""Layers that probes record, outermost first: those that a hook can be in."""
 OPERATORS = ("==", "!=", "<", "<=", ">", ">=", "&")
 EFFECTS = ("", "alloc", "free", "alloc_host", "free_host", "set", "transfer", "name")
 

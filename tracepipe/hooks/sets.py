@@ -22,9 +22,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tracepipe.capture.engines.engine import ALL_LAYERS
 from tracepipe.errors import InputError
-from tracepipe.hooks.hook import EFFECTS, INTEGER_KINDS, Condition, Hook
+from tracepipe.hooks.hook import EFFECTS, INTEGER_KINDS, PROBED_LAYERS, Condition, Hook
 from tracepipe.hooks.near_names import did_you_mean
 from tracepipe.hooks.signature import Entry, SignatureText, ValueNames, read_condition, read_signature
 
@@ -113,12 +112,8 @@ def load_set(name_or_path: str) -> HookSet:
     return _SetReader(str(path), path.stem).read(_table(path))
 
 
-def parse_hook(text: str, origin: str = COMMAND_LINE) -> Hook:
-    """A hook of the command line: `uprobe:libcuda.so.1:cuInit(flags: u32)`. Raises InputError."""
-    return _single(text, origin).hooks[0]
-
-
 def _single(text: str, origin: str = COMMAND_LINE) -> HookSet:
+    """The set of a hook of the command line: `uprobe:libcuda.so.1:cuInit(flags: u32)`."""
     entry = Entry(origin, text)
     target, _, rest = text.strip().partition(":")
     _check_target(target, entry)
@@ -299,8 +294,8 @@ def _place(target: str, entry: Entry) -> tuple[str, str, tuple[str, ...]]:
 
 
 def _check_hook(hook: Hook, entry: Entry) -> None:
-    if hook.layer not in ALL_LAYERS:
-        raise entry.wrong("layer", f"no layer {hook.layer}", did_you_mean(hook.layer, ALL_LAYERS))
+    if hook.layer not in PROBED_LAYERS:
+        raise entry.wrong("layer", f"no layer {hook.layer}", did_you_mean(hook.layer, PROBED_LAYERS))
     if hook.effect not in EFFECTS:
         known = [effect for effect in EFFECTS if effect]
         raise entry.wrong("effect", f"no effect {hook.effect}", did_you_mean(hook.effect, known))

@@ -34,7 +34,6 @@ ValueReader = Callable[[Sequence[int]], int]
 """One number from the words of a call's slots."""
 
 _HALF_BITS = 32
-_HALF = (1 << _HALF_BITS) - 1
 # Texts of one value that are kept ready. A program can pass any number; tables of names are far smaller.
 _KNOWN_TEXTS = 4096
 

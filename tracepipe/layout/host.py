@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from tracepipe.event.columns import NONE, TraceColumns
-from tracepipe.event.nesting import COUNTER, Op
-from tracepipe.event.shape import ADDRESS_KEYS, Shape
+from tracepipe.event.columns import NONE, Bools, Int64s, TraceColumns, grown
+from tracepipe.event.nesting import COUNTER, op_of
+from tracepipe.event.shape import Shape
+from tracepipe.event.vocabulary import ADDRESS_KEYS
 from tracepipe.layout.rows import Rows
 from tracepipe.layout.tree import LAYER_TITLES
 
@@ -32,27 +33,22 @@ class HostLayout:
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
         self._memory: dict[int | None, DeviceMemory] = {}
-        self._naming: set[int] = set()
-        self._of_memory: set[int] = set()
+        self._naming: Bools = np.zeros(0, np.bool_)
+        self._of_memory: Bools = np.zeros(0, np.bool_)
+        """By the number of a shape."""
 
     def meet(self, number: int, shape: Shape) -> None:
         """Look at a shape that is new; its row is made."""
-        if shape.comm and shape.type in LAYER_TITLES:
-            self._naming.add(number)
-        if shape.type == "memory" and shape.phase != "E":
-            self._of_memory.add(number)
-
-    def forget_shapes(self) -> None:
-        """The shapes have other numbers now."""
-        self._naming.clear()
-        self._of_memory.clear()
+        if number >= len(self._naming):
+            self._naming = grown(self._naming, number + 1, 0)
+            self._of_memory = grown(self._of_memory, number + 1, 0)
+        self._naming[number] = bool(shape.comm) and shape.type in LAYER_TITLES
+        self._of_memory[number] = shape.type == "memory" and shape.phase != "E"
 
     def name_threads(self, events: TraceColumns) -> None:
         """Give threads the names that events say they have."""
-        if not self._naming:
-            return
-        places = np.flatnonzero(np.isin(events.shape, list(self._naming)))
-        for number in reversed(dict.fromkeys(reversed(events.shape[places].tolist()))):
+        numbers = events.shape[_flagged(self._naming, events)].tolist()
+        for number in reversed(dict.fromkeys(reversed(numbers))):
             shape = self._shape(number)
             self._rows.tree.rename_thread(shape.pid, shape.tid, shape.comm or "")
 
@@ -63,9 +59,7 @@ class HostLayout:
 
     def count_memory(self, events: TraceColumns) -> None:
         """Count what events of the memory layer allocate and free."""
-        if not self._of_memory:
-            return
-        for at in np.flatnonzero(np.isin(events.shape, list(self._of_memory))).tolist():
+        for at in _flagged(self._of_memory, events).tolist():
             shape = self._shape(int(events.shape[at]))
             number = int(events.args[at])
             args = self._rows.book.tables.args(number) if number != NONE else {}
@@ -91,4 +85,11 @@ class HostLayout:
         if isinstance(total, int):
             memory.total_bytes = total
         value = max(-(1 << 63), min(memory.total_bytes, (1 << 63) - 1))
-        self._rows.nesting.add(Op(COUNTER, memory.row, ts_ns, 0, NONE, value=value))
+        self._rows.nesting.add(op_of(COUNTER, memory.row, ts_ns, 0, NONE, value))
+
+
+def _flagged(flags: Bools, events: TraceColumns) -> Int64s:
+    """Where the events are whose shapes have a flag."""
+    if not flags.any():
+        return np.empty(0, np.int64)
+    return np.flatnonzero((events.shape >= 0) & flags[np.maximum(events.shape, 0)])

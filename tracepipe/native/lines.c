@@ -10,8 +10,8 @@
 #include "tables.h"
 
 /* A table of whole lines is a cache: it is emptied when it is full. */
-#define LINES_MAX (1 << 15)
-#define LINE_BYTES_MAX (8 << 20)
+#define LINES_MAX (1 << 14)
+#define LINE_BYTES_MAX (3 << 20)
 #define LINE_MAX 2048
 #define FOREIGN (-1)
 #define WARPS (-2)
@@ -29,8 +29,9 @@ typedef struct {
 } tp_reader;
 
 typedef struct {
-    int64_t *ts, *dur, *launch;
+    int64_t *ts;
     int32_t *shape, *args;
+    int64_t *dur, *launch;
 } tp_columns;
 
 static const char START[] = "{\"ts_ns\":";
@@ -152,13 +153,15 @@ static int has_warps(const uint8_t *at, const uint8_t *end)
     return memmem(at, (size_t)look, type, sizeof type - 1) != 0;
 }
 
-/* Reads the lines of `text`, at most `room`, into an element each; how many, or TP_NO_MEMORY. A line that is
- * not of the native grammar has the shape FOREIGN or WARPS, and its place and size in ts and dur. */
-TP_EXPORT int64_t tp_read_lines(tp_reader *r, const uint8_t *text, int64_t size, tp_columns *out, int64_t room)
+/* Reads the lines of `text` from `done` on, at most `room`, into an element each, and moves `done` behind them,
+ * beyond `size` when there are no more; how many, or TP_NO_MEMORY. A line that is not of the native grammar has
+ * the shape FOREIGN or WARPS, and its place and size in ts and dur. */
+TP_EXPORT int64_t tp_read_lines(tp_reader *r, const uint8_t *text, int64_t size, int64_t *done, tp_columns *out,
+                                int64_t room)
 {
-    const uint8_t *at = text, *end = text + size;
+    const uint8_t *at = text + *done, *end = text + size;
     int64_t count = 0;
-    for (; count < room; count++) {
+    for (; count < room && at <= end; count++) {
         const uint8_t *newline = memchr(at, '\n', (size_t)(end - at));
         const uint8_t *stop = newline ? newline : end;
         tp_line line = {stop - at, 0, FOREIGN, -1};
@@ -168,10 +171,10 @@ TP_EXPORT int64_t tp_read_lines(tp_reader *r, const uint8_t *text, int64_t size,
             after = tp_unsigned(at + START_SIZE, stop, &ts);
         if (after && after + 1 < stop && *after == ',' && ts < (int64_t)1 << 62) {
             int is_warps = stop - at > LINE_MAX && has_warps(at, stop);
-            int done = is_warps ? 0 : read_rest(r, after + 1, stop, &line);
-            if (done < 0)
-                return done;
-            if (!done)
+            int result = is_warps ? 0 : read_rest(r, after + 1, stop, &line);
+            if (result < 0)
+                return result;
+            if (!result)
                 line = (tp_line){stop - at, 0, has_warps(at, stop) ? WARPS : FOREIGN, -1};
         }
         out->ts[count] = line.shape < 0 ? at - text : ts;
@@ -179,10 +182,9 @@ TP_EXPORT int64_t tp_read_lines(tp_reader *r, const uint8_t *text, int64_t size,
         out->launch[count] = line.launch;
         out->shape[count] = line.shape;
         out->args[count] = line.args;
-        if (!newline)
-            return count + 1;
-        at = newline + 1;
+        at = stop + 1;
     }
+    *done = at - text;
     return count;
 }
 
@@ -210,6 +212,12 @@ TP_EXPORT int64_t tp_reader_text(tp_reader *r, int args, int64_t number, const u
         return -1;
     *text = s->bytes.data + s->places[number].at;
     return s->places[number].size;
+}
+
+/* The texts of arguments by number, for those who write them. */
+TP_EXPORT const tp_strings *tp_reader_args(const tp_reader *r)
+{
+    return &r->args.strings;
 }
 
 /* The number of a text, which is given one if it has none. */

@@ -30,7 +30,7 @@ TP_EXPORT void tp_perfetto_free(tp_perfetto *p)
     for (int i = 0; i < READY; i++)
         tp_strings_free(&p->ready[i]);
     tp_strings_free(&p->args);
-    tp_table_free(&p->met);
+    tp_names_free(p->names);
     free(p->shadows);
     free(p->pending.data);
     free(p->out.data);
@@ -41,7 +41,7 @@ TP_EXPORT void tp_perfetto_free(tp_perfetto *p)
 TP_EXPORT tp_perfetto *tp_perfetto_new(uint64_t key, int32_t sequence, int32_t clock, int64_t base)
 {
     tp_perfetto *p = calloc(1, sizeof *p);
-    int failed = !p || tp_table_init(&p->met, key);
+    int failed = !p;
     for (int i = 0; !failed && i < INTERNED; i++)
         failed = tp_table_init(&p->interned[i], key);
     if (failed) {
@@ -66,6 +66,22 @@ TP_EXPORT void tp_perfetto_forget(tp_perfetto *p, int which)
     tp_strings_clear(which < 0 ? &p->args : &p->ready[which]);
 }
 
+int tp_put_interned(tp_perfetto *p, int table, int64_t iid, const uint8_t *text, int64_t size)
+{
+    int64_t entry = 2 + tp_varint_size(iid) + tp_varint_size(size) + size;
+    if (tp_reserve(&p->pending, entry + 16))
+        return TP_NO_MEMORY;
+    uint8_t *at = p->pending.data + p->pending.size;
+    for (int i = 0; i < INTERNED_FIELDS[table][1]; i++)
+        *at++ = i ? 0x01 : INTERNED_FIELDS[table][0];
+    at = tp_varint(at, (uint64_t)entry);
+    *at++ = 0x08;
+    at = tp_varint(at, (uint64_t)iid);
+    *at++ = 0x12;
+    p->pending.size = tp_bytes(at, text, size) - p->pending.data;
+    return 0;
+}
+
 /* The iid of a text, from 1 on; 0 where the table is full, and it is to be written in place. */
 TP_EXPORT int64_t tp_perfetto_intern(tp_perfetto *p, int table, const uint8_t *text, int64_t size)
 {
@@ -78,19 +94,7 @@ TP_EXPORT int64_t tp_perfetto_intern(tp_perfetto *p, int table, const uint8_t *t
         return 0;
     if ((number = tp_table_add(t, text, size, hash)) < 0)
         return TP_NO_MEMORY;
-    int64_t iid = number + 1, entry = 2 + tp_varint_size(iid) + tp_varint_size(size) + size;
-    if (tp_reserve(&p->pending, entry + 16))
-        return TP_NO_MEMORY;
-    uint8_t *at = p->pending.data + p->pending.size;
-    for (int i = 0; i < INTERNED_FIELDS[table][1]; i++)
-        *at++ = i ? 0x01 : INTERNED_FIELDS[table][0];
-    at = tp_varint(at, (uint64_t)entry);
-    *at++ = 0x08;
-    at = tp_varint(at, (uint64_t)iid);
-    *at++ = 0x12;
-    at = tp_bytes(at, text, size);
-    p->pending.size = at - p->pending.data;
-    return iid;
+    return tp_put_interned(p, table, number + 1, text, size) ? TP_NO_MEMORY : number + 1;
 }
 
 static int64_t characters(const uint8_t *at, const uint8_t *end)
@@ -340,13 +344,30 @@ static int write_one(tp_perfetto *p, const tp_drawn *d, const tp_given *g, int64
     return 0;
 }
 
-/* Whether Python must write an operation: one with arguments of its own, or that have not been made, or that
+/* Makes the annotations of arguments from their text, if that is of the native grammar. */
+static int make_args(tp_perfetto *p, const tp_strings *texts, int32_t args)
+{
+    if (!texts || !tp_strings_has(texts, args))
+        return 0;
+    const uint8_t *text = texts->bytes.data + texts->places[args].at;
+    int64_t size = texts->places[args].size;
+    if (tp_object(text, text + size) != text + size)
+        return 0;
+    return tp_perfetto_args(p, args, text, size) ? TP_NO_MEMORY : 1;
+}
+
+/* Whether Python must write an operation: one with arguments of its own, or that cannot be made here, or that
  * stand for something that is shown beside them. */
-static int is_odd(const tp_perfetto *p, const tp_drawn *d, const tp_given *g, int64_t at)
+static int is_odd(tp_perfetto *p, const tp_drawn *d, const tp_given *g, const tp_strings *texts, int64_t at)
 {
     int32_t event = d->event[at], args = event < 0 ? -1 : g->args[event];
-    if (event < NO_EVENT || (args >= 0 && !tp_strings_has(&p->args, args)))
+    if (event < NO_EVENT)
         return 1;
+    if (args >= 0 && !tp_strings_has(&p->args, args)) {
+        int made = make_args(p, texts, args);
+        if (made != 1)
+            return made ? made : 1;
+    }
     if (args < 0 || args >= p->shadow_room || !p->shadows[args])
         return 0;
     int32_t shape = g->shape[event];
@@ -358,13 +379,16 @@ static int is_odd(const tp_perfetto *p, const tp_drawn *d, const tp_given *g, in
     return (shown & p->shadows[args]) != 0;
 }
 
-/* Writes operations from place `from` of their order on. Stops at one that `is_odd`; where it stopped, or TP_NO_MEMORY. */
-TP_EXPORT int64_t tp_perfetto_write(tp_perfetto *p, const tp_drawn *d, const tp_given *g, int64_t from, int64_t to)
+/* Writes operations from place `from` of their order on; `texts` are those of their arguments, or NULL. Stops at
+ * one that `is_odd`; where it stopped, or TP_NO_MEMORY. */
+TP_EXPORT int64_t tp_perfetto_write(tp_perfetto *p, const tp_drawn *d, const tp_given *g, const tp_strings *texts,
+                                    int64_t from, int64_t to)
 {
     for (int64_t i = from; i < to; i++) {
         int64_t at = d->order ? d->order[i] : i;
-        if (is_odd(p, d, g, at))
-            return i;
+        int odd = is_odd(p, d, g, texts, at);
+        if (odd)
+            return odd < 0 ? odd : i;
         if (write_one(p, d, g, at))
             return TP_NO_MEMORY;
     }

@@ -12,7 +12,7 @@ def _pointers(name: str, *fields: str) -> Any:
     return type(name, (Structure,), {"_fields_": [(field, c_void_p) for field in fields]})
 
 
-Columns = _pointers("Columns", "ts", "dur", "launch", "shape", "args")
+Columns = _pointers("Columns", "ts", "shape", "args", "dur", "launch")
 Ops = _pointers("Ops", "kind", "mark", "row", "name", "event", "ts", "flow", "flow2", "span", "parent")
 Events = _pointers("Events", "ts", "dur", "launch", "bound", "shape")
 Shapes = _pointers("Shapes", "row", "name", "has_dur", "phase", "asks", "has_launch")
@@ -27,10 +27,14 @@ _TEXT = POINTER(c_void_p)
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tp_reader_new": (c_void_p, [c_uint64]),
     "tp_reader_free": (None, [c_void_p]),
-    "tp_read_lines": (c_int64, [c_void_p, c_char_p, c_int64, POINTER(Columns), c_int64]),
+    "tp_read_lines": (
+        c_int64,
+        [c_void_p, c_char_p, c_int64, POINTER(c_int64), POINTER(Columns), c_int64],
+    ),
     "tp_reader_count": (c_int64, [c_void_p, c_int]),
     "tp_reader_bytes": (c_int64, [c_void_p, c_int]),
     "tp_reader_text": (c_int64, [c_void_p, c_int, c_int64, _TEXT]),
+    "tp_reader_args": (c_void_p, [c_void_p]),
     "tp_reader_number": (c_int64, [c_void_p, c_int, c_char_p, c_int64]),
     "tp_reader_keep": (c_int64, [c_void_p, c_int, c_void_p, c_int64]),
     "tp_object_size": (c_int64, [c_char_p, c_int64]),
@@ -60,6 +64,9 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tp_nest_settle": (None, [c_void_p]),
     "tp_nest_close": (c_int64, [c_void_p, c_int32, c_int64, POINTER(Ops), c_int64]),
     "tp_order": (c_int, [c_void_p, c_int64, c_void_p]),
+    "tp_sm_clocks_new": (c_void_p, []),
+    "tp_sm_clocks_free": (None, [c_void_p]),
+    "tp_sm_clocks_refine": (c_int, [c_void_p, c_int64, c_int64, c_int64, *[c_void_p] * 9]),
     "tp_warps_new": (c_void_p, []),
     "tp_warps_free": (None, [c_void_p]),
     "tp_warps_take": (
@@ -77,21 +84,14 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tp_perfetto_intern": (c_int64, [c_void_p, c_int, c_char_p, c_int64]),
     "tp_perfetto_args": (c_int, [c_void_p, c_int64, c_void_p, c_int64]),
     "tp_perfetto_packet": (c_int, [c_void_p, c_int64, c_char_p, c_int64]),
-    "tp_perfetto_write": (c_int64, [c_void_p, POINTER(Drawn), POINTER(Given), c_int64, c_int64]),
+    "tp_perfetto_write": (
+        c_int64,
+        [c_void_p, POINTER(Drawn), POINTER(Given), c_void_p, c_int64, c_int64],
+    ),
     "tp_perfetto_take": (c_int64, [c_void_p, _TEXT]),
     "tp_perfetto_warps": (
         c_int64,
-        [
-            c_void_p,
-            POINTER(Changes),
-            POINTER(Slices),
-            c_void_p,
-            c_void_p,
-            c_int32,
-            c_int64,
-            c_int64,
-            c_int64,
-        ],
+        [c_void_p, POINTER(Changes), POINTER(Slices), c_void_p, c_int32, c_int64, c_int64, c_int64],
     ),
 }
 

@@ -47,41 +47,41 @@ def is_too_deep(text: bytes, value: Any) -> bool:
     return True
 
 
-def chunks_of_text(
-    stream: BinaryIO, chunk_bytes: int = CHUNK_BYTES
-) -> Iterator[tuple[int, bytes, int, bool]]:
-    """Yield (number of the first line, whole lines, bytes read so far, cut); the last newline is left out.
+def chunks_of_text(stream: BinaryIO, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[bytes, int, bool]]:
+    """Yield (whole lines, bytes read so far, cut); the last newline is left out.
 
     `cut` says that the last line ended with the input and without a newline. A line over `LINE_LIMIT_BYTES`
     is given as its first bytes, so that it fails to parse and is counted as one line.
     """
-    first, offset_bytes = 1, 0
+    offset_bytes = 0
     pieces: list[bytes] = []  # of the line that is not at its end yet; joined once, however many
     held_bytes, skipping = 0, False
     while chunk := stream.read(chunk_bytes):
         offset_bytes += len(chunk)
-        whole, newline, tail = chunk.rpartition(b"\n")
-        if newline:
+        end = chunk.rfind(b"\n")
+        if end >= 0:
+            start = 0
             if skipping:
-                pieces = [pieces[0], whole[whole.find(b"\n") :] if b"\n" in whole else b""]
-            else:
-                pieces.append(whole)
-            text = b"".join(pieces)
-            yield first, text, offset_bytes, False
-            first += text.count(b"\n") + 1
-            pieces, held_bytes, skipping = [tail], len(tail), False
+                start = chunk.find(b"\n")
+                pieces = [pieces[0]]
+            view = memoryview(chunk)
+            yield b"".join([*pieces, view[start:end]]), offset_bytes, False
+            pieces, held_bytes, skipping = [chunk[end + 1 :]], len(chunk) - end - 1, False
         elif not skipping:
-            pieces.append(tail)
-            held_bytes += len(tail)
+            pieces.append(chunk)
+            held_bytes += len(chunk)
         if held_bytes > LINE_LIMIT_BYTES and not skipping:
             pieces, skipping = [b"".join(pieces)[:256]], True
     if rest := b"".join(pieces):
-        yield first, rest, offset_bytes, True
+        yield rest, offset_bytes, True
 
 
 def chunks_of_lines(
     stream: BinaryIO, chunk_bytes: int = CHUNK_BYTES
 ) -> Iterator[tuple[int, list[bytes], int, bool]]:
-    """`chunks_of_text` with the text as a list of lines."""
-    for first, text, offset_bytes, cut in chunks_of_text(stream, chunk_bytes):
-        yield first, text.split(b"\n"), offset_bytes, cut
+    """Yield (number of the first line, lines, bytes read so far, cut) as `chunks_of_text`."""
+    first = 1
+    for text, offset_bytes, cut in chunks_of_text(stream, chunk_bytes):
+        lines = text.split(b"\n")
+        yield first, lines, offset_bytes, cut
+        first += len(lines)

@@ -23,6 +23,9 @@ from tracepipe.native.signatures import Columns
 from tracepipe.readers.line_columns import FOREIGN, ReadOne
 
 _SHAPES, _ARGS = 0, 1
+# Lines that are read at a time, and what of each: as `EventColumns` has it.
+_ROOM = 1 << 14
+_KINDS = (np.int64, np.int32, np.int32, np.int64, np.int64)
 _WARPS = -2
 # In the order of warp_lines.c.
 _COLUMNS = (*EACH_WARP, *EACH_EXIT)
@@ -76,6 +79,12 @@ class NativeTables(Tables):
         return self._text(_ARGS, number)
 
     @property
+    def native_texts(self) -> int | None:
+        """As `Tables` has it."""
+        where: int = self._core.tp_reader_args(self.reader)
+        return where
+
+    @property
     def args_count(self) -> int:
         """As `Tables` has it."""
         return int(self._core.tp_reader_count(self.reader, _ARGS))
@@ -110,27 +119,28 @@ class NativeLines:
         if not self._batch:
             raise MemoryError
         weakref.finalize(self, core.tp_batch_free, self._batch)
+        self._columns = [np.empty(_ROOM, kind) for kind in _KINDS]
+        self._view = Columns(*(column.ctypes.data for column in self._columns))
         self._rounds = 0
         self._bad: set[int] = set()
         """Numbers of shapes that are none of an event."""
 
-    def read(self, text: bytes, read_one: ReadOne) -> EventColumns:
+    def read(self, text: bytes, read_one: ReadOne) -> tuple[EventColumns, int]:
         """As `Lines` has it."""
-        count = text.count(b"\n") + 1
-        wide = np.empty((3, count), np.int64)
-        narrow = np.empty((2, count), np.int32)
-        ts_ns, dur_ns, launch = wide
-        shape, args = narrow
-        columns = Columns(*(column.ctypes.data for column in (ts_ns, dur_ns, launch, shape, args)))
-        before = len(self._tables.shapes)
-        read = self._core.tp_read_lines(
-            self._tables.reader, text, len(text), ctypes.byref(columns), count
-        )
-        if read != count:
-            raise MemoryError
-        events = EventColumns(ts_ns, shape, args, dur_ns, launch)
+        before, done = len(self._tables.shapes), ctypes.c_int64(0)
+        parts = []
+        while done.value <= len(text):
+            count = self._core.tp_read_lines(
+                self._tables.reader, text, len(text), ctypes.byref(done), ctypes.byref(self._view), _ROOM
+            )
+            if count < 0:
+                raise MemoryError
+            parts.append([column[:count].copy() for column in self._columns])
+        columns = parts[0] if len(parts) == 1 else map(np.concatenate, zip(*parts, strict=True))
+        events = EventColumns(*columns)
+        lines = len(events)
         self._read_others(text, events, before, read_one)
-        return events
+        return events, lines
 
     def _read_others(self, text: bytes, events: EventColumns, before: int, read_one: ReadOne) -> None:
         """Put in the rows of lines that the core has none of; the columns lose those without."""

@@ -46,8 +46,8 @@ class _Parser:
             self.tables = tables = NativeTables(core)
             self._lines = NativeLines(core, tables, self._check)
 
-    def parse(self, first: int, text: bytes) -> SourceBatch:
-        """The events of `text`, and a problem for each line that has none."""
+    def parse(self, first: int, text: bytes) -> tuple[SourceBatch, int]:
+        """The events of `text`, a problem for each line that has none, and how many lines there are."""
         others: list[Record | Warps] = []
         problems: list[Problem] = []
 
@@ -60,7 +60,8 @@ class _Parser:
             record = self._record(first + at, line, problems)
             return _NO_ROW if record is None else row_of(record, self.tables, others)
 
-        return SourceBatch(self._lines.read(text, read_one), others, problems)
+        events, lines = self._lines.read(text, read_one)
+        return SourceBatch(events, others, problems), lines
 
     def _record(self, line: int, text: bytes, problems: list[Problem]) -> Record | None:
         """The record of a line; None where it is blank or bad, which is said then."""
@@ -119,12 +120,14 @@ def _leave_out_faults(header: Record, problems: list[Problem]) -> None:
 
 
 def _batches(stream: BinaryIO, parser: _Parser) -> Iterator[SourceBatch]:
-    for first, text, offset_bytes, cut in chunks_of_text(stream, CHUNK_BYTES):
-        batch = parser.parse(first + 1, text)
+    first = 2
+    for text, offset_bytes, cut in chunks_of_text(stream, CHUNK_BYTES):
+        batch, lines = parser.parse(first, text)
         batch.offset_bytes = offset_bytes
         if cut and batch.problems and batch.problems[0].message.startswith("is not JSON"):
             # Half a line at the very end is what an interrupted writer leaves, and says so.
-            batch.problems[0] = Problem(first + 1, "", "was cut off in the middle of the line")
+            batch.problems[0] = Problem(first, "", "was cut off in the middle of the line")
+        first += lines
         yield batch
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tracepipe.event.model import Problem
-from tracepipe.event.nesting import Outcomes
+from tracepipe.event.outcomes import Outcomes
 
 # So many problems are kept with their text; all are counted.
 PROBLEMS_KEPT = 20

@@ -2,91 +2,48 @@
 
 from __future__ import annotations
 
-import gzip
 import os
 import shutil
 import stat
 import sys
 import tempfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from tracepipe.recording.compression import DamageError, compressing, decompressed
 from tracepipe.errors import InputError, OutputError
 
 STANDARD = "-"
 HEAD_BYTES = 1 << 16
-_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
-# pzstd puts a skippable frame before each other one (RFC 8878, 3.1.2: 0x184D2A50 to 0x184D2A5F).
-_ZSTD_SKIPPABLE = tuple(bytes((first, 0x2A, 0x4D, 0x18)) for first in range(0x50, 0x60))
-_ZSTD_STEP_BYTES = 1 << 14
-
-
-class _ZstdFrames:
-    """Decompresses zstd frames, one after the other. EOFError where the last one is cut off.
-
-    `zstandard`'s own stream reader takes a cut frame for a whole one.
-    """
-
-    def __init__(self, raw: BinaryIO) -> None:
-        import zstandard  # here, as most inputs need it not
-
-        self._raw: Any = raw
-        self._new_frame = zstandard.ZstdDecompressor().decompressobj
-        self._frame: Any = None
-        self._compressed = b""
-        self._ready = b""
-
-    def read1(self, size: int) -> bytes:
-        while not self._ready:
-            # Little at a time: what is read unfolds all at once.
-            data = self._compressed or self._raw.read1(_ZSTD_STEP_BYTES)
-            if not data:
-                if self._frame is None:
-                    return b""
-                raise EOFError("the last zstd frame is cut off")
-            if self._frame is None:
-                self._frame = self._new_frame()
-            self._ready, self._compressed = self._frame.decompress(data), b""
-            if self._frame.eof:
-                self._compressed, self._frame = self._frame.unused_data, None
-        out, self._ready = self._ready[:size], self._ready[size:]
-        return out
 
 
 class InputStream:
     """A decompressed input that can look ahead.
 
     Damage in compressed data ends the stream instead of raising: what came before it is good. `damage`
-    then says what was wrong.
+    then says what was wrong, and `is_cut` whether only the rest is missing.
     """
 
     def __init__(self, raw: BinaryIO, name: str) -> None:
         self.name, self._raw = name, raw
         self.size_bytes = os.fstat(raw.fileno()).st_size if raw.seekable() else 0
-        self.damage = ""
+        self.damage, self.is_cut = "", False
         self._ahead = b""
         try:
             magic = raw.peek(4)[:4] if hasattr(raw, "peek") else b""
         except OSError as e:
             raise _unreadable(e, name) from e
-        self._from: Any = raw
-        if magic.startswith(_GZIP):
-            self._from = gzip.GzipFile(fileobj=raw)
-        elif magic.startswith((_ZSTD, *_ZSTD_SKIPPABLE)):
-            self._from = _ZstdFrames(raw)
+        self._from: Any = decompressed(raw, magic) or raw
 
     def _pull(self, size: int) -> bytes:
         try:
             # read1, as read would throw away what came before the damage.
             return bytes(self._from.read1(size))
-        except (EOFError, OSError, zlib.error) as e:
-            self.damage = str(e)
-        except Exception as e:
-            if type(e).__name__ != "ZstdError":
-                raise
+        except DamageError as e:
+            self.damage, self.is_cut = str(e), e.is_cut
+        except OSError as e:
             self.damage = str(e)
         return b""
 
@@ -336,7 +293,7 @@ def keeping(path: str, *, force: bool) -> Iterator[BinaryIO]:
         raise OutputError(f"{path} is a directory", "name a file in it with -o")
     if kind in (stat.S_IFCHR, stat.S_IFIFO):  # /dev/null, a pipe: nothing to replace, least of all by root
         with _writing(path):
-            device = target.open("wb")
+            device = compressing(target.open("wb"), path)
         with _closed(path, device) as out:
             yield out
         return
@@ -354,7 +311,7 @@ def keeping(path: str, *, force: bool) -> Iterator[BinaryIO]:
         raise OutputError(f"cannot write {part}: {e.strerror}", "name another place with -o") from e
     _give_to_caller(fd)
     try:
-        with _closed(path, os.fdopen(fd, "wb")) as out:
+        with _closed(path, compressing(os.fdopen(fd, "wb"), path)) as out:
             yield out
     finally:
         if part.exists() and part.stat().st_size:

@@ -38,7 +38,7 @@ class OpenRecording:
 
 def clock_records(stream: BinaryIO) -> Iterator[Record]:
     """The good `clock` records of a stream of JSON Lines, found without looking at the other lines."""
-    for _, text, _, _ in chunks_of_text(stream):
+    for text, _, _ in chunks_of_text(stream):
         at = -1
         while (at := text.find(b'"clock"', at + 1)) >= 0:
             end = text.find(b"\n", at)
@@ -118,6 +118,8 @@ def refused(problem: Problem, path: str) -> InputError:
 
 def damage(stream: InputStream) -> Problem:
     """What to say of compressed data that ended in damage."""
+    if stream.is_cut:
+        return Problem(0, "", stream.damage)
     return Problem(0, "", f"the data is damaged from here on: {stream.damage}")
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from tracepipe.errors import TracepipeError
-from tracepipe.layout.host import RUNNING
+from tracepipe.event.vocabulary import RUNNING
 from tracepipe.reports.analyses.changes import Change, changes
 from tracepipe.reports.analyses.distribution import PERCENTS, of_values
 from tracepipe.reports.frames.libraries import np, pl

@@ -11,8 +11,8 @@ from tracepipe.errors import LibraryMissing, TracepipeError
 from tracepipe.reports.figures import FIGURES
 from tracepipe.reports.figures.panel import scope_of
 from tracepipe.reports.frames.run import Run
+from tracepipe.reports.page.html_page import FigureGroup, Section, write_page
 from tracepipe.reports.report import FileOutput, Option, Report, Result
-from tracepipe.reports.writing.html_page import FigureGroup, Section, write_page
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from tracepipe.errors import TracepipeError
-from tracepipe.layout.host import RUNNING
-from tracepipe.reports.analyses.breakdown import GPU, LAYERS, HostTime, breakdown, numbered, on_gpu
+from tracepipe.event.vocabulary import RUNNING
+from tracepipe.reports.analyses.breakdown import GPU, PARTS, HostTime, breakdown, numbered, on_gpu
 from tracepipe.reports.analyses.call_tree import tree_of
 from tracepipe.reports.analyses.distribution import LENGTH_COLUMNS, of_values
 from tracepipe.reports.frames.libraries import np, pl
@@ -76,7 +76,7 @@ def _no_such_call(run: Run, name: str) -> TracepipeError:
 
 def _what_is_missing(run: Run, host: HostTime, unknown: int) -> list[str]:
     notes = []
-    missing = [layer for layer in LAYERS if layer not in host.recorded]
+    missing = [layer for layer in PARTS if layer not in host.recorded]
     if missing:
         notes.append(f"not recorded, so part of the layer around it: {', '.join(missing)}")
     asked_for = run.facts.header.get("layers", {}).get("missing", {})
@@ -106,7 +106,7 @@ def _shares(parts: list[tuple[str, pl.DataFrame]]) -> Table:
     rows = []
     for name, calls in parts:
         total_ns = int(calls["dur_ns"].sum())
-        shares = [_share(_known_sum(calls[layer]), total_ns) for layer in LAYERS]
+        shares = [_share(_known_sum(calls[layer]), total_ns) for layer in PARTS]
         rows.append(
             (name, len(calls), total_ns, round(total_ns / len(calls)), *shares, _known_sum(calls[GPU]))
         )
@@ -118,7 +118,7 @@ def _shares(parts: list[tuple[str, pl.DataFrame]]) -> Table:
         Column("mean_ns", "mean", "ns", spare=True),
         *(
             Column(f"{layer.replace(' ', '_')}_percent", title, "percent")
-            for layer, title in zip(LAYERS, titles, strict=True)
+            for layer, title in zip(PARTS, titles, strict=True)
         ),
         Column("gpu_ns", "on GPU", "ns"),
     )

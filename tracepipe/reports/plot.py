@@ -10,8 +10,8 @@ from tracepipe.reports.figures import FIGURES
 from tracepipe.reports.figures.panel import scope_of
 from tracepipe.reports.figures.picture import write_picture
 from tracepipe.reports.frames.run import Run
+from tracepipe.reports.page.html_page import FigureGroup, write_page
 from tracepipe.reports.report import FileOutput, Option, Report, Result
-from tracepipe.reports.writing.html_page import FigureGroup, write_page
 
 ALL = "all"
 

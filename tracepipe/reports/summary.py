@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from tracepipe.event.model import LAYERS
-from tracepipe.layout.host import RUNNING
+from tracepipe.event.vocabulary import RUNNING
 from tracepipe.reports.analyses.cuda_calls import MEMORY_EFFECTS, effects_of_calls, launches
 from tracepipe.reports.analyses.distribution import LENGTH_COLUMNS, lengths, percentile, total
 from tracepipe.reports.frames.libraries import pl

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from tracepipe.errors import TracepipeError
-from tracepipe.layout.host import RUNNING
+from tracepipe.event.vocabulary import RUNNING
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.report import Drawing, Option, Report, Result
@@ -48,7 +48,7 @@ class Options:
 
 
 @dataclass(slots=True)
-class Row:
+class Strip:
     """One row: its spans as columns, and times of its instants. `level`: how many there are at a time."""
 
     label: str
@@ -59,7 +59,7 @@ class Row:
     level: bool = False
 
     @classmethod
-    def of(cls, label: str, spans: pl.DataFrame) -> Row:
+    def of(cls, label: str, spans: pl.DataFrame) -> Strip:
         """A row of a frame of the run."""
         is_instant = pl.col("kind").is_in(["instant", "no_begin"])
         drawn, instants = spans.filter(~is_instant), spans.filter(is_instant)
@@ -96,7 +96,7 @@ class Group:
     """Rows under a title: a thread, a GPU, what the recording lacks."""
 
     title: str
-    rows: list[Row] = field(default_factory=list)
+    rows: list[Strip] = field(default_factory=list)
 
 
 def run(run: Run, options: Options) -> Result:
@@ -186,15 +186,15 @@ def _threads(run: Run, start_ns: int, end_ns: int, options: Options, notes: list
         notes.append(f"{deeper} calls are too deep in others to be drawn: --depth")
 
 
-def _layer_rows(title: str, spans: pl.DataFrame, depth: int) -> Iterator[Row]:
+def _layer_rows(title: str, spans: pl.DataFrame, depth: int) -> Iterator[Strip]:
     if title == "scheduler":
         on_cpu = pl.col("name") == RUNNING
         for label, part in (("running", spans.filter(on_cpu)), ("scheduler", spans.filter(~on_cpu))):
             if len(part):
-                yield Row.of(label, part)
+                yield Strip.of(label, part)
         return
     for (level,), part in _parts(spans.filter(pl.col("depth") < depth), "depth"):
-        yield Row.of(title if level == 0 else f"  inside {level}", part)
+        yield Strip.of(title if level == 0 else f"  inside {level}", part)
 
 
 def _gpus(run: Run, start_ns: int, end_ns: int) -> Iterator[Group]:
@@ -209,21 +209,21 @@ def _gpus(run: Run, start_ns: int, end_ns: int) -> Iterator[Group]:
     for gpu in gpus:
         group = Group(f"GPU {gpu} {names.get(gpu, '')}".rstrip())
         for (stream,), part in _parts(on_stream.filter(gpu=gpu), "stream"):
-            group.rows.append(Row.of(f"stream {stream}", part))
+            group.rows.append(Strip.of(f"stream {stream}", part))
         if len(part := warps.filter(gpu=gpu)):
             ends = part["last_exit_ns"].fill_null(run.facts.end_ns).to_numpy()
             group.rows.append(
-                Row("warps", part["entry_ns"].to_numpy(), ends, part["name"], np.zeros(0), True)
+                Strip("warps", part["entry_ns"].to_numpy(), ends, part["name"], np.zeros(0), True)
             )
         if len(part := threads.filter(gpu=gpu)):
-            group.rows.append(Row.of("threads", part))
+            group.rows.append(Strip.of("threads", part))
         yield group
 
 
-def _losses(layer: str, losses: pl.DataFrame) -> Row:
+def _losses(layer: str, losses: pl.DataFrame) -> Strip:
     starts = losses["start_ns"].to_numpy()
     ends = starts + losses["dur_ns"].fill_null(0).to_numpy()
-    return Row(layer, starts, ends, _names(losses), starts)
+    return Strip(layer, starts, ends, _names(losses), starts)
 
 
 def _names(losses: pl.DataFrame) -> pl.Series:

@@ -52,7 +52,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class _Column:
+class _Cells:
     """Cells below a name. `spare`: which column goes first where there is no room; 0: none does."""
 
     name: str
@@ -65,7 +65,7 @@ class _Column:
         return max(len(self.name), max(map(len, self.cells), default=0))
 
 
-def lines(snapshot: Snapshot, view: View) -> list[Line]:
+def view_lines(snapshot: Snapshot, view: View) -> list[Line]:
     """The whole view; no line is wider than the view."""
     made = [*_head(snapshot, view)]
     functions = ordered(snapshot, view)
@@ -124,29 +124,29 @@ def _head(snapshot: Snapshot, view: View) -> Iterator[Line]:
     yield Line(text, "loss" if losses else "")
 
 
-def _function_columns(functions: list[FunctionTotal], snapshot: Snapshot, view: View) -> list[_Column]:
+def _function_columns(functions: list[FunctionTotal], snapshot: Snapshot, view: View) -> list[_Cells]:
     before, passed_ns = _counts_before(view), _passed_ns(snapshot, view)
     measured = [total.latencies if total.latencies.count else None for total in functions]
     rates = [_rate(total.count - before.get((total.layer, total.name), 0), passed_ns) for total in functions]
     columns = [
-        _Column("layer", [total.layer for total in functions], 3, is_text=True),
-        _Column("function", [total.name for total in functions], is_text=True),
-        _Column("count", [f"{total.count:,}" for total in functions]),
-        _Column("per s", rates, 4),
-        _Column("total", [duration_text(m.total_ns) if m else "" for m in measured]),
-        _Column("p50", [duration_text(m.percentile_ns(50)) if m else "" for m in measured]),
-        _Column("p95", [duration_text(m.percentile_ns(95)) if m else "" for m in measured], 6),
-        _Column("max", [duration_text(m.max_ns) if m else "" for m in measured]),
+        _Cells("layer", [total.layer for total in functions], 3, is_text=True),
+        _Cells("function", [total.name for total in functions], is_text=True),
+        _Cells("count", [f"{total.count:,}" for total in functions]),
+        _Cells("per s", rates, 4),
+        _Cells("total", [duration_text(m.total_ns) if m else "" for m in measured]),
+        _Cells("p50", [duration_text(m.percentile_ns(50)) if m else "" for m in measured]),
+        _Cells("p95", [duration_text(m.percentile_ns(95)) if m else "" for m in measured], 6),
+        _Cells("max", [duration_text(m.max_ns) if m else "" for m in measured]),
     ]
     if any(total.open_count for total in functions):
         now_ns = snapshot.now_ns
-        columns.append(_Column("in progress", [_in_progress(total, now_ns) for total in functions], 5))
+        columns.append(_Cells("in progress", [_in_progress(total, now_ns) for total in functions], 5))
     if any(total.unmeasured for total in functions):
         unmeasured = [f"{total.unmeasured:,}" if total.unmeasured else "" for total in functions]
-        columns.append(_Column("no latency", unmeasured, 2))
+        columns.append(_Cells("no latency", unmeasured, 2))
     if not view.ascii_only:
         bars = [_bars(m.spread(_EDGES_NS)) if m else "" for m in measured]
-        columns.append(_Column(_HISTOGRAM_HEAD, bars, 1, is_text=True))
+        columns.append(_Cells(_HISTOGRAM_HEAD, bars, 1, is_text=True))
     return columns
 
 
@@ -154,31 +154,31 @@ def _by_time(snapshot: Snapshot) -> list[ThreadTotal]:
     return sorted(snapshot.threads, key=lambda thread: -thread.running_ns)
 
 
-def _thread_columns(snapshot: Snapshot) -> list[_Column]:
+def _thread_columns(snapshot: Snapshot) -> list[_Cells]:
     threads = _by_time(snapshot)[:_THREADS_SHOWN]
     elapsed_ns = max(1, snapshot.now_ns - snapshot.start_ns)
     reasons = {reason for thread in threads for reason in thread.waits}
     last = [reason for reason in (PREEMPTED, FOR_A_PROCESSOR) if reason in reasons]
     waits = [*sorted(reasons - set(last), reverse=True), *last]  # sleeping before disk
     columns = [
-        _Column("thread", [_thread_name(thread) for thread in threads], is_text=True),
-        _Column("pid", [str(thread.pid or "") for thread in threads], 1),
-        _Column("tid", [str(thread.tid or "") for thread in threads]),
-        _Column("running", [duration_text(thread.running_ns) for thread in threads]),
-        _Column("%", [f"{100 * thread.running_ns / elapsed_ns:.0f}" for thread in threads]),
-        _Column("switches", [f"{thread.switches:,}" for thread in threads], 3),
+        _Cells("thread", [_thread_name(thread) for thread in threads], is_text=True),
+        _Cells("pid", [str(thread.pid or "") for thread in threads], 1),
+        _Cells("tid", [str(thread.tid or "") for thread in threads]),
+        _Cells("running", [duration_text(thread.running_ns) for thread in threads]),
+        _Cells("%", [f"{100 * thread.running_ns / elapsed_ns:.0f}" for thread in threads]),
+        _Cells("switches", [f"{thread.switches:,}" for thread in threads], 3),
     ]
     for wait in waits:
         cells = [duration_text(thread.waits[wait]) if wait in thread.waits else "" for thread in threads]
-        columns.append(_Column(wait, cells, 2 if wait == PREEMPTED else 4))
+        columns.append(_Cells(wait, cells, 2 if wait == PREEMPTED else 4))
     return columns
 
 
-def _table(columns: list[_Column], width: int) -> Iterator[Line]:
+def _table(columns: list[_Cells], width: int) -> Iterator[Line]:
     """Rows under a head. Where there is no room, columns are left out and names are cut, but no number."""
     name = next(column for column in columns if column.is_text and not column.spare)
 
-    def room_for_name(kept: list[_Column]) -> int:
+    def room_for_name(kept: list[_Cells]) -> int:
         return width - sum(column.width + _GAP for column in kept if column is not name)
 
     kept = columns

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TextIO
 from tracepipe.capture.live.sink import LiveSink
 from tracepipe.capture.live.totals import Snapshot
 from tracepipe.terminal.live_output import CommandOutput
-from tracepipe.terminal.live_table import Line, View, functions_that_fit, lines
+from tracepipe.terminal.live_table import Line, View, functions_that_fit, view_lines
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -174,7 +174,7 @@ class _OnTerminal(_Drawing):
             width=size.width,
             before=kept[0] if kept else None,
         )
-        self._lines = lines(snapshot, view)
+        self._lines = view_lines(snapshot, view)
         self._live.update(_Frame(self._lines, self._text), refresh=True)
 
     def _print(self) -> None:
@@ -223,5 +223,5 @@ def _write_plain(stream: TextIO, snapshot: Snapshot, view: View) -> None:
     if stream.isatty():
         # A terminal that nobody gave a size, as of a serial line, has 0 columns.
         view = replace(view, width=os.get_terminal_size(stream.fileno()).columns or _COLUMNS)
-    stream.write("".join(line.text + "\n" for line in lines(snapshot, view)))
+    stream.write("".join(line.text + "\n" for line in view_lines(snapshot, view)))
     stream.flush()

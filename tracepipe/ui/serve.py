@@ -10,7 +10,6 @@ as long as that takes. Nothing is uploaded: ui.perfetto.dev reads it inside the 
 from __future__ import annotations
 
 import errno
-import gzip
 import http.server
 import importlib.util
 import mimetypes
@@ -24,7 +23,6 @@ import sys
 import threading
 import urllib.parse
 import webbrowser
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -32,6 +30,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Final
 
+from tracepipe.recording.compression import DamageError, decompressed, is_zstd
 from tracepipe.errors import FormatError, InputError, OutputError
 
 UI_ORIGIN: Final = "https://ui.perfetto.dev"
@@ -42,7 +41,6 @@ LOOPBACK: Final = "127.0.0.1"
 _HEAD_BYTES = 4096
 _POLL_S = 0.05  # how soon the server notices that it is to end
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
-_GZIP = b"\x1f\x8b"
 # A protobuf trace begins with the tag of Trace.packet (field 1, length-delimited), a Chrome trace with the
 # bracket of its events or of the object that holds them.
 _TRACE_STARTS = (b"\x0a", b"{", b"[")
@@ -54,11 +52,6 @@ class UiFiles:
 
     root: Path
     version: Path
-
-    @property
-    def engine_wasm(self) -> Path:
-        """The trace processor that the UI runs."""
-        return self.version / "trace_processor.wasm"
 
 
 def find_ui() -> UiFiles:
@@ -332,8 +325,8 @@ def _check_readable(path: Path) -> None:
         head = _head(path)
     except OSError as error:
         raise InputError(error.strerror or str(error), "name a converted trace", path=str(path)) from error
-    except (EOFError, zlib.error) as error:
-        raise InputError(f"broken gzip: {error}", "convert the capture again", path=str(path)) from error
+    except DamageError as error:
+        raise InputError(f"cannot be read: {error}", "convert the capture again", path=str(path)) from error
     if _is_json_lines(head):
         raise FormatError(
             f"{path} is a recording, which the UI cannot read", f"tracepipe convert {path} --format perfetto"
@@ -352,10 +345,18 @@ def _is_json_lines(head: bytes) -> bool:
 
 
 def _head(path: Path) -> bytes:
+    """The first bytes as the UI sees them. It unpacks gzip alone; zstd is looked into for a recording."""
     with path.open("rb") as file:
-        head = file.read(_HEAD_BYTES)
-        if not head.startswith(_GZIP):
-            return head
+        packed = file.read(_HEAD_BYTES)
         file.seek(0)
-        with gzip.open(file) as plain:
-            return plain.read(_HEAD_BYTES)
+        content = decompressed(file, packed)
+        if content is None:
+            return packed
+        head = b""
+        try:
+            while len(head) < _HEAD_BYTES and (more := content.read1(_HEAD_BYTES - len(head))):
+                head += more
+        except DamageError:
+            if not head:
+                raise
+        return packed if is_zstd(packed) and not _is_json_lines(head) else head

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import mmap
 
-RECORD_BYTES = 64
+from tracepipe.capture.records.record import RECORD_BYTES
+
 _BUSY_BYTE = 3  # holds bit 31 of the length; the other bits of that byte are 0 for short records
 
 

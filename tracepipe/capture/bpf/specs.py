@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import struct
 
-from tracepipe.capture.engines.engine import Filters
 from tracepipe.capture.records.record import DROP_LAYERS
+from tracepipe.capture.request import Filters
 from tracepipe.hooks.hook import INTEGER_KINDS, OPERATORS, Argument, KernelPlace, Probe, TracepointPlace
 from tracepipe.hooks.slots import slots
 

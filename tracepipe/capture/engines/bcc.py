@@ -9,11 +9,12 @@ import platform
 import zlib
 
 from tracepipe.capture.bpf.compile import SHIPPED, compiled, import_bcc
-from tracepipe.capture.engines.engine import ALL_LAYERS, Notify, Plan
-from tracepipe.capture.engines.probes import ProbeRecording
+from tracepipe.capture.engines.probes import ProbeAttachment
 from tracepipe.capture.machine.refusals import SUDO
 from tracepipe.capture.records.syscalls import SYSCALLS
+from tracepipe.capture.request import Notify, Plan
 from tracepipe.errors import CaptureUnavailable
+from tracepipe.hooks.hook import PROBED_LAYERS
 
 _OLDEST = (5, 15)  # bpf_get_attach_cookie
 
@@ -22,33 +23,33 @@ class BccEngine:
     """Compiles with BCC when a capture starts."""
 
     name = "bcc"
-    layers = frozenset(ALL_LAYERS)
+    layers = frozenset(PROBED_LAYERS)
 
     def check(self) -> str:
         """BCC's version. Raises CaptureUnavailable."""
         check_machine()
         return str(getattr(import_bcc(), "__version__", "unknown"))
 
-    def attach(self, plan: Plan, notify: Notify) -> ProbeRecording:
+    def attach(self, plan: Plan, notify: Notify) -> ProbeAttachment:
         """Compile and attach. Raises CaptureUnavailable."""
-        return ProbeRecording(compiled(platform.machine()), plan, notify)
+        return ProbeAttachment(compiled(platform.machine()), plan, notify)
 
 
 class PrebuiltEngine:
     """Loads the bytecode that was compiled when tracepipe was made: for hosts without BCC."""
 
     name = "prebuilt"
-    layers = frozenset(ALL_LAYERS)
+    layers = frozenset(PROBED_LAYERS)
 
     def check(self) -> str:
         """The compiler that made the bytecode. Raises CaptureUnavailable."""
         check_machine()
         return str(json.loads(SHIPPED.read_text())["compiler"])
 
-    def attach(self, plan: Plan, notify: Notify) -> ProbeRecording:
+    def attach(self, plan: Plan, notify: Notify) -> ProbeAttachment:
         """Attach. Raises CaptureUnavailable."""
         programs = json.loads(SHIPPED.read_text())["programs"][platform.machine()]
-        return ProbeRecording(
+        return ProbeAttachment(
             {name: zlib.decompress(base64.b64decode(code)) for name, code in programs.items()}, plan, notify
         )
 

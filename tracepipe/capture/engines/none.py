@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from tracepipe.capture.engines.engine import Coverage, Loss, Notify, Plan
-from tracepipe.capture.records.record import RecordRenderer
+from tracepipe.capture.engines.engine import Coverage
+from tracepipe.capture.records.loss import Loss
+from tracepipe.capture.records.render import RecordRenderer
+from tracepipe.capture.request import Notify, Plan
 
 
 class NoProbes:

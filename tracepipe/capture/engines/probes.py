@@ -19,13 +19,16 @@ from tracepipe.capture.bpf.bytecode import FIELDS, HOOK_FIELDS, Constant, Field,
 from tracepipe.capture.bpf.maps import ARMED, STOPPED, Maps
 from tracepipe.capture.bpf.ring import Ring
 from tracepipe.capture.bpf.specs import is_paired, spec_of
-from tracepipe.capture.engines.engine import ALL_LAYERS, Coverage, Loss, Notify, Plan
+from tracepipe.capture.engines.engine import Coverage
 from tracepipe.capture.find.tracefs import field_offsets, tracepoint_id, tracing_folder
 from tracepipe.capture.machine.refusals import Operation, explain
 from tracepipe.capture.machine.threads import comm_of, own_namespace, running_threads
-from tracepipe.capture.records.record import DROP_LAYERS, RecordRenderer
+from tracepipe.capture.records.loss import Loss
+from tracepipe.capture.records.record import DROP_LAYERS
+from tracepipe.capture.records.render import RecordRenderer
 from tracepipe.capture.records.syscalls import SYSCALLS
-from tracepipe.hooks.hook import FilePlace, KernelPlace, TracepointPlace
+from tracepipe.capture.request import Notify, Plan
+from tracepipe.hooks.hook import PROBED_LAYERS, FilePlace, KernelPlace, TracepointPlace
 
 _TRACEPOINTS = {
     "syscall": {"syscall_enter": "raw_syscalls/sys_enter", "syscall_exit": "raw_syscalls/sys_exit"},
@@ -44,7 +47,7 @@ _NO_FIELD: Field = (8, 1)  # a byte that every tracepoint's record has: 0 to 8 i
 _COMM_BYTES = 16
 
 
-class ProbeRecording:
+class ProbeAttachment:
     """Attached probes and the memory that they write to."""
 
     def __init__(self, programs: Mapping[str, bytes], plan: Plan, notify: Notify) -> None:
@@ -244,7 +247,7 @@ class ProbeRecording:
                 self._notify(f"no {layer} layer: {reason}")
             else:
                 self.coverage.got.append(layer)
-        self.coverage.got.sort(key=ALL_LAYERS.index)
+        self.coverage.got.sort(key=PROBED_LAYERS.index)
 
 
 def _make_room_for_links() -> None:

@@ -10,12 +10,12 @@ from typing import Any
 
 import orjson
 
-from tracepipe.capture.engines.engine import Notify
 from tracepipe.capture.find.kernel_symbols import SYMBOLS, KernelSymbols, no_kprobes
 from tracepipe.capture.find.library import LibrarySearch
 from tracepipe.capture.find.library_functions import FunctionTables
 from tracepipe.capture.find.resolve import resolve
 from tracepipe.capture.find.tracepoints import Tracepoints
+from tracepipe.capture.request import Notify
 from tracepipe.errors import TracepipeError
 from tracepipe.hooks.index import HookIndex
 from tracepipe.hooks.near_names import near_names

@@ -22,7 +22,6 @@ from tracepipe.capture.find.process_maps import mapped_files, program_of
 from tracepipe.capture.find.python_packages import package_libraries, python_of
 from tracepipe.errors import InputError, TracepipeError
 
-LIBCUDA = "libcuda.so.1"
 _CACHE = Path("/etc/ld.so.cache")
 _CACHE_MAGIC = b"glibc-ld.so.cache1.1"
 _NEEDED_LIMIT = 2000  # libraries of one program; PyTorch has about 100
@@ -40,11 +39,6 @@ def find_program(command: list[str]) -> str:
         raise TracepipeError(f"{name} cannot be executed.", f"chmod +x {name}")
     hint = "Check the path." if "/" in name else f"Is it in $PATH? For a file here, write ./{name}."
     raise TracepipeError(f"There is no program {name}.", hint)
-
-
-def find_library(program: str, name: str = LIBCUDA) -> str | None:
-    """Path of the library `name` as the dynamic linker would find it for `program`; None if it would not."""
-    return next(iter(find_versions(program, name).values()), None)
 
 
 def find_versions(program: str, name: str) -> dict[str, str]:

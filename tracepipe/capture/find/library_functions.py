@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tracepipe.capture.engines.engine import Notify
 from tracepipe.capture.find.elf import Elf
 from tracepipe.capture.find.library import LibrarySearch
 from tracepipe.capture.find.procaddress import VARIANTS, handed_out, hands_out
 from tracepipe.capture.find.python_packages import interpreter_of, python_of
+from tracepipe.capture.request import Notify
 from tracepipe.errors import InputError
 from tracepipe.hooks.index import HookIndex
 

@@ -18,7 +18,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from tracepipe.capture.engines.engine import Notify
+from tracepipe.capture.request import Notify
 
 VARIANTS = ("_ptsz", "_ptds", "_v2", "_v3", "_v4", "_v5")
 _GETTERS = ("cuGetProcAddress_v2", "cuGetProcAddress")

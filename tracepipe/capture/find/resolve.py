@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tracepipe.capture.engines.engine import Notify
 from tracepipe.capture.find.kernel_symbols import SYMBOLS, KernelSymbols, no_kprobes, not_loaded
 from tracepipe.capture.find.library import LibrarySearch
 from tracepipe.capture.find.library_functions import FunctionTables
 from tracepipe.capture.find.tracepoints import Tracepoints
+from tracepipe.capture.request import Notify
 from tracepipe.errors import InputError
 from tracepipe.hooks.hook import Condition, FilePlace, Hook, Probe, Selection
 from tracepipe.hooks.index import HookIndex, NameFilter
@@ -42,16 +42,16 @@ def resolve(
     """
     if not is_partial:
         _check_given(sets, libraries)
-    machine = _Machine(libraries, FunctionTables(notify))
+    sources = _Sources(libraries, FunctionTables(notify))
     selection, places = Selection(), _Places()
     for hooks in sets:
-        findings = _Findings(hooks, NameFilter(only, exclude, hooks.variants))
+        found = _Found(hooks, NameFilter(only, exclude, hooks.variants))
         for target, look in _LOOKS.items():
             chosen = [hook for hook in hooks.hooks if hook.target == target]
             if chosen:
-                look(chosen, machine, findings)
-        selection.probes.extend(probe for probe in findings.probes if places.take(probe))
-        selection.unresolved.update(findings.unresolved())
+                look(chosen, sources, found)
+        selection.probes.extend(probe for probe in found.probes if places.take(probe))
+        selection.unresolved.update(found.unresolved())
     _check_number(selection.probes)
     return selection
 
@@ -63,7 +63,7 @@ def hook_text(hook: Hook) -> str:
 
 
 @dataclass
-class _Machine:
+class _Sources:
     """What is looked at, each thing once."""
 
     libraries: LibrarySearch
@@ -72,7 +72,7 @@ class _Machine:
     tracepoints: Tracepoints = field(default_factory=Tracepoints)
 
 
-class _Findings:
+class _Found:
     """What one set found: its probes, which of its hooks fit something, and why the others do not."""
 
     def __init__(self, hooks: HookSet, wanted: NameFilter) -> None:
@@ -146,23 +146,23 @@ class _Places:
         return self._files[place.path], place.offset
 
 
-def _look_in_libraries(hooks: list[Hook], machine: _Machine, findings: _Findings) -> None:
+def _look_in_libraries(hooks: list[Hook], sources: _Sources, found: _Found) -> None:
     for library in dict.fromkeys(hook.library for hook in hooks):
         own = [hook for hook in hooks if hook.library == library]
-        _look_in_library(library, own, machine, findings)
+        _look_in_library(library, own, sources, found)
 
 
-def _look_in_library(library: str, hooks: list[Hook], machine: _Machine, findings: _Findings) -> None:
-    libraries, tables = machine.libraries, machine.tables
-    files = tables.of(library, libraries, index := HookIndex(hooks, findings.hooks.variants))
+def _look_in_library(library: str, hooks: list[Hook], sources: _Sources, found: _Found) -> None:
+    libraries, tables = sources.libraries, sources.tables
+    files = tables.of(library, libraries, index := HookIndex(hooks, found.hooks.variants))
     for path, functions in files.items():
-        _add_functions(path, functions, index, findings)
-    if not findings.hooks.is_shipped and findings.without_fit(hooks):
+        _add_functions(path, functions, index, found)
+    if not found.hooks.is_shipped and found.without_fit(hooks):
         for path in files:  # a user may want what is not exported
-            _add_functions(path, tables.all_of(path), HookIndex(findings.without_fit(hooks)), findings)
+            _add_functions(path, tables.all_of(path), HookIndex(found.without_fit(hooks)), found)
     if not files:
         name = library or "the program"
-        findings.missing(hooks, f"no {name} found: {libraries.where(library)}")
+        found.missing(hooks, f"no {name} found: {libraries.where(library)}")
         return
 
     def reason(hook: Hook) -> str:
@@ -170,66 +170,64 @@ def _look_in_library(library: str, hooks: list[Hook], machine: _Machine, finding
         place = " or ".join(files)
         return f"no such function in {place}{_near(hook.pattern, names)}"
 
-    findings.missing(hooks, reason)
+    found.missing(hooks, reason)
 
 
-def _add_functions(path: str, functions: dict[int, list[str]], index: HookIndex, findings: _Findings) -> None:
+def _add_functions(path: str, functions: dict[int, list[str]], index: HookIndex, found: _Found) -> None:
     """Probes for functions, names by offset; of several names that fit, the shortest stands for all."""
     for offset, names in functions.items():
         fitting = [(len(name), name, hook) for name in names if (hook := index.find(name)) is not None]
         if not fitting:
             continue
         _, name, hook = min(fitting, key=lambda item: item[:2])
-        findings.add(Probe(name, hook.name or name, FilePlace(path, offset), hook), names)
+        found.add(Probe(name, hook.name or name, FilePlace(path, offset), hook), names)
         for _, _, other in fitting:
-            findings.fits(other)
+            found.fits(other)
 
 
-def _look_in_kernel(hooks: list[Hook], machine: _Machine, findings: _Findings) -> None:
+def _look_in_kernel(hooks: list[Hook], sources: _Sources, found: _Found) -> None:
     if no_kprobes():
-        findings.missing(hooks, no_kprobes())
+        found.missing(hooks, no_kprobes())
         return
     for modules in dict.fromkeys(hook.modules for hook in hooks):
         own = [hook for hook in hooks if hook.modules == modules]
         absent = not_loaded(modules)
         if absent:
-            findings.missing(own, absent)
+            found.missing(own, absent)
             continue
         try:
-            _look_in_modules(modules, own, machine, findings)
+            _look_in_modules(modules, own, sources, found)
         except OSError as error:
-            findings.missing(own, f"{SYMBOLS} cannot be read: {error.strerror}")
+            found.missing(own, f"{SYMBOLS} cannot be read: {error.strerror}")
 
 
-def _look_in_modules(
-    modules: tuple[str, ...], hooks: list[Hook], machine: _Machine, findings: _Findings
-) -> None:
-    index = HookIndex(hooks, findings.hooks.variants)
-    patterns = [hook.pattern + ending for hook in hooks for ending in ("", *findings.hooks.variants)]
-    for place in machine.symbols.functions(modules, patterns):
+def _look_in_modules(modules: tuple[str, ...], hooks: list[Hook], sources: _Sources, found: _Found) -> None:
+    index = HookIndex(hooks, found.hooks.variants)
+    patterns = [hook.pattern + ending for hook in hooks for ending in ("", *found.hooks.variants)]
+    for place in sources.symbols.functions(modules, patterns):
         hook = index.find(place.symbol)
         if hook is not None:
-            findings.add(Probe(place.symbol, hook.name or place.symbol, place, hook), [place.symbol])
-    if findings.without_fit(hooks):
-        names = {place.symbol for place in machine.symbols.functions(modules, ["*"])}
+            found.add(Probe(place.symbol, hook.name or place.symbol, place, hook), [place.symbol])
+    if found.without_fit(hooks):
+        names = {place.symbol for place in sources.symbols.functions(modules, ["*"])}
         where = f" in {', '.join(modules)}" if modules else ""
-        findings.missing(hooks, lambda hook: f"no such function{where}{_near(hook.pattern, names)}")
+        found.missing(hooks, lambda hook: f"no such function{where}{_near(hook.pattern, names)}")
 
 
-def _look_in_tracefs(hooks: list[Hook], machine: _Machine, findings: _Findings) -> None:
+def _look_in_tracefs(hooks: list[Hook], sources: _Sources, found: _Found) -> None:
     for hook in hooks:
         reasons = []
-        for found in machine.tracepoints.probes(hook):
-            if isinstance(found, str):
-                reasons.append(found)
+        for probe in sources.tracepoints.probes(hook):
+            if isinstance(probe, str):
+                reasons.append(probe)
             else:
-                point = f"{hook.pattern.partition(':')[0]}:{found.symbol}"
-                findings.add(found, [found.symbol, point])
+                point = f"{hook.pattern.partition(':')[0]}:{probe.symbol}"
+                found.add(probe, [probe.symbol, point])
         if reasons:
-            findings.missing([hook], "; ".join(dict.fromkeys(reasons)))
+            found.missing([hook], "; ".join(dict.fromkeys(reasons)))
 
 
-_LOOKS: dict[str, Callable[[list[Hook], _Machine, _Findings], None]] = {
+_LOOKS: dict[str, Callable[[list[Hook], _Sources, _Found], None]] = {
     "uprobe": _look_in_libraries,
     "kprobe": _look_in_kernel,
     "tracepoint": _look_in_tracefs,

@@ -1,6 +1,6 @@
 """What a command's GPUs do, told by a library that CUDA's driver loads into it: no root, no change to it.
 
-start(CaptureRequest(["./vec_add"], gpu="auto"), notify) → the request with its engine, DeviceRecording
+start(CaptureRequest(["./vec_add"], gpu="auto"), notify) → the request with its engine, a DeviceEngine
 """
 
 from __future__ import annotations
@@ -9,40 +9,41 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tracepipe.capture.engines.engine import CaptureRequest, DeviceRecording, Notify
+from tracepipe.capture.engines.engine import DeviceEngine
+from tracepipe.capture.request import CaptureRequest, Notify
 from tracepipe.errors import CaptureUnavailable, TracepipeError
 
 if TYPE_CHECKING:
     from tracepipe.capture.gpu.build.toolchain import Toolchain
 
 
-def _kernels(request: CaptureRequest, toolchain: Toolchain) -> DeviceRecording:
-    from tracepipe.capture.gpu.engines.kernels import KernelsRecording, build_library
+def _kernels(request: CaptureRequest, toolchain: Toolchain) -> DeviceEngine:
+    from tracepipe.capture.gpu.engines.kernels import KernelsEngine, build_library
 
     user, gpus = toolchain.owner, toolchain.driver.listed
-    return KernelsRecording(build_library(toolchain), owner=(user.uid, user.gid), gpus=gpus)
+    return KernelsEngine(build_library(toolchain), owner=(user.uid, user.gid), gpus=gpus)
 
 
-def _warps(request: CaptureRequest, toolchain: Toolchain) -> DeviceRecording:
+def _warps(request: CaptureRequest, toolchain: Toolchain) -> DeviceEngine:
     from tracepipe.capture.gpu.build.toolchain import NATIVE
     from tracepipe.capture.gpu.choice import warp_options
-    from tracepipe.capture.gpu.engines.warps import GpuRecording
+    from tracepipe.capture.gpu.engines.warps import WarpsEngine
 
     options = warp_options(request)
     library = toolchain.build_host("warps", [NATIVE / "warps.cpp"], ["sanitizer"])
     patches = toolchain.build_patches("patches", NATIVE / "patches.cu", defines=options.defines())
     user, gpus = toolchain.owner, toolchain.driver.listed
-    return GpuRecording(library, patches, options, owner=(user.uid, user.gid), gpus=gpus)
+    return WarpsEngine(library, patches, options, owner=(user.uid, user.gid), gpus=gpus)
 
 
 # Engine for the GPUs → its start.
-GPU_ENGINES: dict[str, Callable[[CaptureRequest, Toolchain], DeviceRecording]] = {
+GPU_ENGINES: dict[str, Callable[[CaptureRequest, Toolchain], DeviceEngine]] = {
     "kernels": _kernels,
     "warps": _warps,
 }
 
 
-def start(request: CaptureRequest, notify: Notify) -> tuple[CaptureRequest, DeviceRecording | None]:
+def start(request: CaptureRequest, notify: Notify) -> tuple[CaptureRequest, DeviceEngine | None]:
     """Build what has to be built, and make the channel; None for `off`.
 
     The request comes back with the engine that `auto` took, and its budget. Raises CaptureUnavailable for an
@@ -67,7 +68,7 @@ def start(request: CaptureRequest, notify: Notify) -> tuple[CaptureRequest, Devi
     return request, GPU_ENGINES[request.gpu](request, this_toolchain())
 
 
-def _start_chosen(request: CaptureRequest, notify: Notify) -> tuple[CaptureRequest, DeviceRecording | None]:
+def _start_chosen(request: CaptureRequest, notify: Notify) -> tuple[CaptureRequest, DeviceEngine | None]:
     """The engine that suits the request or, where it cannot work, the other one, or none."""
     from tracepipe.capture.gpu import choice
     from tracepipe.capture.gpu.build.toolchain import this_toolchain

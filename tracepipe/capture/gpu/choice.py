@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from tracepipe.capture.engines.engine import AUTO_WARPS, CaptureRequest
 from tracepipe.capture.gpu.engines.transport import INJECTION_VARIABLE
 from tracepipe.capture.gpu.engines.warp_options import WarpOptions
 from tracepipe.capture.gpu.launchers import launcher_of
+from tracepipe.capture.request import AUTO_WARPS, CaptureRequest
 from tracepipe.errors import TracepipeError
 
 CONTROL_DEVICE: Final = Path("/dev/nvidiactl")

@@ -11,9 +11,10 @@ import threading
 import time
 from queue import Empty, SimpleQueue
 
-from tracepipe.capture.engines.engine import Loss, Plan
 from tracepipe.capture.live.totals import Snapshot, Totals
+from tracepipe.capture.records.loss import Loss
 from tracepipe.capture.records.syscalls import SYSCALLS
+from tracepipe.capture.request import Plan
 
 _BEHIND_BYTES = 32 << 20  # half a million records, a fifth of a second of work: what is more is only counted
 # Seconds that adding up may keep the interpreter while the collector waits, which works every 2 ms.

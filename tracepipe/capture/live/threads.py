@@ -10,10 +10,16 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tracepipe.capture.records.record import SWITCH_IN, SWITCH_OUT, THREAD_IDS, WAKEUP
+from tracepipe.capture.records.record import (
+    MET_RUNNING,
+    SWITCH_IN,
+    SWITCH_OUT,
+    THREAD_IDS,
+    UNREPORTED,
+    WAKEUP,
+)
 from tracepipe.capture.records.record_text import state_text
 
-_UNREPORTED, _MET_RUNNING = 1, 2  # a[1] of a switch, as record.py says
 _RUNNABLE, _ENDED = (0, 0x100), 0x30  # prev_state: none of the waits; EXIT_DEAD or EXIT_ZOMBIE
 _ENDED_KEPT = 1024  # threads, about: beyond that, those that ended are summed up
 _THREADS_MAX = 65536  # as many as the kernel side follows; more is threads whose end was lost
@@ -82,7 +88,7 @@ class SchedulerTotals:
             thread.has_ended = bool(a0 & _ENDED)
             return thread.has_ended
         if kind == SWITCH_IN:
-            if a1 == _UNREPORTED:
+            if a1 == UNREPORTED:
                 self.unreported += 1
             elif thread.out_ns is not None:
                 woken_ns = thread.woken_ns
@@ -127,9 +133,9 @@ class SchedulerTotals:
 
     def _leave(self, thread: _Thread, ts_ns: int, state: int, note: int) -> None:
         thread.switches += 1
-        if note == _UNREPORTED:
+        if note == UNREPORTED:
             self.unreported += 1
-        elif note == _MET_RUNNING:
+        elif note == MET_RUNNING:
             thread.running_ns += max(0, ts_ns - self._start_ns)
         elif thread.in_ns is not None:
             thread.running_ns += max(0, ts_ns - thread.in_ns)

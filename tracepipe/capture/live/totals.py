@@ -13,10 +13,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tracepipe.capture.engines.engine import Loss
 from tracepipe.capture.live.histogram import Histogram
 from tracepipe.capture.live.threads import SchedulerTotals, ThreadTotal
 from tracepipe.capture.machine.threads import comm_of
+from tracepipe.capture.records.loss import Loss
 from tracepipe.capture.records.record import (
     CALL_ENTER,
     CALL_RETURN,
@@ -126,7 +126,7 @@ class Totals:
             for index, probe in enumerate(probes)
             if not probe.hook.returns or isinstance(probe.place, TracepointPlace)
         )
-        self._functions, self._kernel = _Calls(), _Calls()
+        self._functions, self._system_calls = _Calls(), _Calls()
         self._stacks: dict[int, list[_Open]] = {}
         self._in_syscall: dict[int, _Open] = {}
         self._has_scheduler = "scheduler" in layers
@@ -137,7 +137,7 @@ class Totals:
     def add(self, chunk: bytes) -> None:
         """Count and measure whole records."""
         entered, durations = self._functions.entered, self._functions.durations
-        numbers, spans = self._kernel.entered, self._kernel.durations
+        numbers, spans = self._system_calls.entered, self._system_calls.durations
         stacks, in_syscall, instants = self._stacks, self._in_syscall, self._instants
         for ts_ns, tid, tgid, number, kind, a0, a1 in _READ.iter_unpack(chunk):
             if kind == CALL_ENTER:
@@ -162,7 +162,7 @@ class Totals:
                 if begun is not None and begun[0] == number:
                     spans[number].append(ts_ns - begun[1])
                 else:
-                    self._kernel.unpaired[number] += 1
+                    self._system_calls.unpaired[number] += 1
             elif kind in _SCHEDULER:
                 if self._scheduler.add(kind, ts_ns, tid, tgid, a0, a1):
                     self._forget_thread(tid)
@@ -174,7 +174,7 @@ class Totals:
                 if self._has_scheduler:
                     self._scheduler.learn(kind, tid, tgid, a0, a1)
         self._functions.settle(_SETTLE)
-        self._kernel.settle(_SETTLE)
+        self._system_calls.settle(_SETTLE)
         self._untrimmed_bytes += len(chunk)
         if self._untrimmed_bytes > _TRIM_BYTES:
             self._untrimmed_bytes = 0
@@ -188,9 +188,9 @@ class Totals:
             elif kind == CALL_RETURN:
                 self._functions.unpaired[number] += times
             elif kind == SYSCALL_ENTER:
-                self._kernel.entered[number] += times
+                self._system_calls.entered[number] += times
             elif kind == SYSCALL_EXIT:
-                self._kernel.unpaired[number] += times
+                self._system_calls.unpaired[number] += times
             elif kind in _SCHEDULER:
                 self._scheduler.events += times
         self.forget(None)
@@ -230,7 +230,7 @@ class Totals:
     def counts(self) -> dict[str, int]:
         """Layer → events."""
         counts: defaultdict[str, int] = defaultdict(int)
-        for calls in (self._functions, self._kernel):
+        for calls in (self._functions, self._system_calls):
             calls.settle(1)
             for number in {*calls.entered, *calls.unpaired}:
                 layer = self._layer(number) if calls is self._functions else "syscall"
@@ -255,8 +255,10 @@ class Totals:
             for number in self._functions.entered
         ]
         functions += [
-            self._total(self._kernel, n, "syscall", self._syscalls.get(n, f"syscall {n}"), open_syscalls)
-            for n in self._kernel.entered
+            self._total(
+                self._system_calls, n, "syscall", self._syscalls.get(n, f"syscall {n}"), open_syscalls
+            )
+            for n in self._system_calls.entered
         ]
         threads = self._scheduler.threads(now_ns)
         return Snapshot(now_ns, self._start_ns, self._layers, functions, threads, counts, dict(self.losses))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tracepipe.capture.engines.engine import Scope
+from tracepipe.capture.request import Scope
 
 _PROC = Path("/proc")
 _INITIAL_PID_NAMESPACE = 4026531836  # PROC_PID_INIT_INO of include/linux/proc_ns.h, the same on every kernel

@@ -10,19 +10,12 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 
 from tracepipe.capture.records.effects import Effects
+from tracepipe.capture.records.line import Head, Lines, Where
 from tracepipe.hooks.hook import Argument, Probe, Signature, TracepointPlace
 from tracepipe.hooks.slots import Slot, Value, argument_text, slots
 
 _TEXT_CHUNK_BYTES = 31
 _HANDLE, _SYMBOL, _FUNCTION = "handle", "symbol", "function"
-
-Head = str
-"""`"type":…,"name":…,"phase":…` of a line."""
-
-
-def opening(layer: str, name: str, phase: str) -> Head:
-    """The part of a line that names the event."""
-    return f'"type":"{layer}","name":{json.dumps(name)},"phase":"{phase}"'
 
 
 class Calls:
@@ -52,8 +45,8 @@ class Calls:
     def enter(
         self, ts_ns: int, tid: int, tgid: int, number: int, torn: int, *first: int, kernel: str = ""
     ) -> tuple[Head, str]:
-        """Head and `args` of an entry; `first` are its first four slots, `kernel` the name of the kernel that
-        it launches where the record itself tells.
+        """Head, and members of `args`, of an entry; `first` are its first four slots, `kernel` the name of
+        the kernel that it launches where the record itself tells.
         """
         probe = self._texts_of[number]
         words: Sequence[int] = first
@@ -66,35 +59,34 @@ class Calls:
             self._effects.enter(tid, probe.probe, ts_ns, words)
         members = probe.arguments(words)
         if probe.is_plain and not torn and not self.served and not kernel:
-            return probe.enter, members and f',"args":{{{members}}}'
-        return probe.enter, _args(members, *self._further(probe, tid, tgid, number, words, torn, kernel))
+            return probe.enter, members
+        return probe.enter, _together(members, *self._further(probe, tid, tgid, number, words, torn, kernel))
 
     def leave(self, tid: int, tgid: int, number: int, torn: int, result: int, out: int) -> tuple[Head, str]:
-        """Head and `args` of a return."""
+        """Head, and members of `args`, of a return."""
         probe = self._texts_of[number]
         if torn:
             self._drop(tid)
         text = probe.result(result)
         if probe.out is None and not self.served and not torn:
-            return probe.leave, text and f',"args":{{{text}}}'
+            return probe.leave, text
         named = self._naming.pop((tid, number), None)
         if named is not None and not result & 0xFFFFFFFF:
             self._handles[tgid, named[1] or out] = named[0]
         shown = probe.out_text(out) if not result & 0xFFFFFFFF else ""
-        return probe.leave, _args(text, shown, self._for_whom(tid), '"args_lost":true' if torn else "")
+        return probe.leave, _together(text, shown, self._for_whom(tid), '"args_lost":true' if torn else "")
 
     def hit(self, number: int, *values: int) -> tuple[Head, str]:
-        """Head and `args` of a tracepoint's event."""
+        """Head, and members of `args`, of a tracepoint's event."""
         probe = self._texts_of[number]
         members = probe.arguments(probe.packed(values))
-        return probe.enter, members and f',"args":{{{members}}}'
+        return probe.enter, members
 
     def effect(
-        self, ts_ns: int, tid: int, pid: int, shown_tid: int, cpu: int, number: int, result: int, out: int
-    ) -> str:
-        """The line of what a call that returned did; "" if it did nothing, or another line says it."""
-        probe = self._texts_of[number].probe
-        return self._effects.leave(tid, probe, ts_ns, cpu, result, out, pid, shown_tid) or ""
+        self, lines: Lines, ts_ns: int, tid: int, where: Where, number: int, result: int, out: int
+    ) -> None:
+        """Add the line of what a call that returned did, unless it did nothing or another line says it."""
+        self._effects.leave(lines, tid, self._texts_of[number].probe, ts_ns, where, result, out)
 
     def _further(
         self,
@@ -143,8 +135,8 @@ class _ProbeTexts:
         self.probe = probe
         arguments = probe.signature.arguments
         is_span = probe.hook.returns and not isinstance(probe.place, TracepointPlace)
-        self.enter = opening(probe.layer, probe.name, "B" if is_span else "I")
-        self.leave = opening(probe.layer, probe.name, "E")
+        self.enter = Head(probe.layer, probe.name, "B" if is_span else "I")
+        self.leave = Head(probe.layer, probe.name, "E")
         self.arguments = argument_text(probe.signature, values)
         self._slots = slots(probe.signature)
         self.is_wide = len(self._slots) > 4
@@ -217,6 +209,5 @@ def _joined(chunks: Sequence[bytes]) -> str:
     return b"".join(chunk[:_TEXT_CHUNK_BYTES].split(b"\0", 1)[0] for chunk in chunks).decode(errors="replace")
 
 
-def _args(*members: str) -> str:
-    inner = ",".join(member for member in members if member)
-    return f',"args":{{{inner}}}' if inner else ""
+def _together(*members: str) -> str:
+    return ",".join(member for member in members if member)

@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 
+from tracepipe.capture.records.line import Head, Lines, Where
 from tracepipe.hooks.hook import INTEGER_KINDS, Argument, Probe
 from tracepipe.hooks.slots import ValueNames, argument_text, values
 
@@ -60,32 +61,32 @@ class Effects:
         thread.open.append((self._effect_of(probe), ts_ns, words))
 
     def leave(
-        self, tid: int, probe: Probe, ts_ns: int, cpu: int, result: int, out: int, pid: int, shown_tid: int
-    ) -> str | None:
-        """The line of what the call did, None if nothing, or if a call inside it has told it.
+        self, lines: Lines, tid: int, probe: Probe, ts_ns: int, where: Where, result: int, out: int
+    ) -> None:
+        """Add the line of what the call did, unless it did nothing or a call inside it has told it.
 
-        `result` is the register, `out` what the `out` argument points to now; `pid` and `shown_tid` are what
-        is written. A call whose entry is not known is passed over; those inside it have lost their returns.
+        `result` is the register, `out` what the `out` argument points to now. A call whose entry is not known
+        is passed over; those inside it have lost their returns.
         """
         thread = self._threads.get(tid)
         if thread is None:
-            return None
+            return
         place = len(thread.open) - 1
         while place >= 0 and thread.open[place][0].probe is not probe:
             place -= 1
         if place < 0:
-            return None
+            return
         effect, entered_ns, words = thread.open[place]
         del thread.open[place:]
         # Entries can be told as late as the returns (a filter by duration): the times say what was inside.
         if not effect.succeeded(result) or thread.told_ns.get(effect.kind, -1) > entered_ns:
-            return None
+            return
         thread.told_ns[effect.kind] = ts_ns
-        where = f'"pid":{pid},"tid":{shown_tid},"cpu":{cpu}' if pid else f'"cpu":{cpu}'
         if effect.kind == _TRANSFER:
             direction = effect.direction(words) or thread.direction_around()
-            return effect.transfer_line(entered_ns, ts_ns, where, words, direction)
-        return effect.memory_line(ts_ns, where, words, out)
+            effect.add_transfer(lines, entered_ns, ts_ns, where, words, direction)
+        else:
+            effect.add_memory(lines, ts_ns, where, words, out)
 
     def _effect_of(self, probe: Probe) -> _Effect:
         # By identity: to hash a probe is to hash all that its hook says. The effect keeps it alive.
@@ -124,6 +125,7 @@ class _Effect:
         self._shown = argument_text(probe.signature, {}, _SHOWN.get(self.kind, _SHOWN_OF_MEMORY))
         self._size = self._size_reader()
         self._call = f'"call":{json.dumps(probe.symbol)}'
+        self._heads: dict[str, Head] = {}
         self._is_async = "Async" in probe.symbol
         self._fixed_direction = hook.direction
         chosen = self._values.get("direction")
@@ -142,33 +144,40 @@ class _Effect:
         name = self._directions.get(self._chosen_direction(words), "")
         return "" if name == _UNDECIDED else name
 
-    def transfer_line(
-        self, entered_ns: int, ts_ns: int, where: str, words: Words, direction: str
-    ) -> str | None:
-        """The line of a copy, None for one of no bytes."""
+    def add_transfer(
+        self, lines: Lines, entered_ns: int, ts_ns: int, where: Where, words: Words, direction: str
+    ) -> None:
+        """Add the line of a copy, unless it is of no bytes."""
         size_bytes = self._size(words)
         if size_bytes is None or size_bytes <= 0:
-            return None
-        name = json.dumps(direction or "copy")
-        when = f'"ts_ns":{ts_ns},"type":"transfer","name":{name},"phase":"I"'
-        if not self._is_async:
-            span = f'"phase":"X","dur_ns":{ts_ns - entered_ns}'
-            when = f'"ts_ns":{entered_ns},"type":"transfer","name":{name},{span}'
-        way = f',"direction":{name}' if direction else ""
-        return f'{{{when},{where},"args":{{"size":{size_bytes}{way}{self._members(words)}}}}}\n'
+            return
+        way = f',"direction":{json.dumps(direction)}' if direction else ""
+        args = f'"size":{size_bytes}{way}{self._members(words)}'
+        head = self._head(direction or "copy")
+        if self._is_async:
+            lines.event(ts_ns, head, *where, args)
+        else:
+            lines.span(entered_ns, ts_ns - entered_ns, head, where, args)
 
-    def memory_line(self, ts_ns: int, where: str, words: Words, out: int) -> str | None:
-        """The line of an allocation, a free or a fill; None where there was nothing to do."""
+    def add_memory(self, lines: Lines, ts_ns: int, where: Where, words: Words, out: int) -> None:
+        """Add the line of an allocation, a free or a fill, unless there was nothing to do."""
         size_bytes, address = self._size(words), self._address(words, out)
         is_nothing = not address if self.kind in _FREEING else size_bytes is not None and size_bytes <= 0
         if is_nothing:  # to free it, and to allocate it, is allowed everywhere
-            return None
+            return
         members = "" if size_bytes is None else f',"size":{size_bytes}'
         if address:  # 0 is what an allocation has whose address could not be read
             members += f',"address":{address}'
         members += self._members(words)
-        when = f'"ts_ns":{ts_ns},"type":"memory","name":"{self.kind}","phase":"I"'
-        return f'{{{when},{where},"args":{{{members[1:]}}}}}\n'
+        lines.event(ts_ns, self._head(self.kind), *where, members[1:])
+
+    def _head(self, name: str) -> Head:
+        head = self._heads.get(name)
+        if head is None:
+            is_copy = self.kind == _TRANSFER
+            phase = "X" if is_copy and not self._is_async else "I"
+            head = self._heads[name] = Head("transfer" if is_copy else "memory", name, phase)
+        return head
 
     def _members(self, words: Words) -> str:
         shown = self._shown(words)

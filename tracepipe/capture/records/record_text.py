@@ -24,7 +24,7 @@ _STATES = {
 _LAST_ERROR = 4095  # results from −4095 to −1 are errors, in the kernel's convention
 
 Arguments = Callable[[int, int, int, int], str]
-"""The `args` of a call from its first four argument registers, with the comma before; "" for none."""
+"""Members of the `args` of a call, from its first four argument registers; "" for none."""
 
 
 def signed32(value: int) -> int:
@@ -44,8 +44,7 @@ def syscall_arguments(name: str) -> Arguments:
     ]
 
     def arguments(*registers: int) -> str:
-        inner = ",".join([piece + str(registers[position]) for piece, position in pieces])
-        return f',"args":{{{inner}}}'
+        return ",".join([piece + str(registers[position]) for piece, position in pieces])
 
     return arguments if pieces else lambda *_: ""
 
@@ -56,9 +55,9 @@ def _ioctl_arguments() -> Arguments:
     def arguments(fd: int, command: int, _2: int, _3: int) -> str:
         text = known.get(command)
         if text is None:
-            text = json.dumps(decode_command(command), separators=(",", ":"))[1:]
+            text = json.dumps(decode_command(command), separators=(",", ":"))[1:-1]
             known[command] = text
-        return f',"args":{{"fd":{signed32(fd)},{text}'
+        return f'"fd":{signed32(fd)},{text}'
 
     return arguments
 
@@ -66,17 +65,17 @@ def _ioctl_arguments() -> Arguments:
 def _futex_arguments(address: int, operation: int, value: int, _3: int) -> str:
     name = FUTEX_OPERATIONS.get(operation & 127)
     shown = f'"{name}"' if name else str(operation & 127)
-    return f',"args":{{"address":{address},"op":{shown},"value":{value & 0xFFFFFFFF}}}'
+    return f'"address":{address},"op":{shown},"value":{value & 0xFFFFFFFF}'
 
 
 def syscall_result(register: int) -> str:
-    """The `args` of a system call's end, with the comma before."""
+    """Members of the `args` of a system call's end."""
     if register >> 63 and register >= (1 << 64) - _LAST_ERROR:
         code = (1 << 64) - register
         # Codes from 512 are the kernel's own (a call that a signal interrupts and restarts).
         name = errno.errorcode.get(code, "restarted" if code >= 512 else "")
-        return f',"args":{{"result":-{code},"error":"{name}"}}'
-    return f',"args":{{"result":{register}}}'
+        return f'"result":-{code},"error":"{name}"'
+    return f'"result":{register}'
 
 
 def state_text(prev_state: int) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from tracepipe.layout.host import RUNNING
+from tracepipe.event.vocabulary import RUNNING
 from tracepipe.reports.frames.intervals import Stretches, nothing
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.nesting import nearest
 from tracepipe.reports.frames.run import Run
 
-LAYERS = ("itself", "ioctl", "other system calls", "driver", "off-CPU")
+PARTS = ("itself", "ioctl", "other system calls", "driver", "off-CPU")
 """The parts of a call, outermost first. Where they overlap the innermost has the time: a thread that sleeps
 in an ioctl is off the CPU."""
 GPU = "GPU"
@@ -47,7 +47,7 @@ class HostTime:
         self._spans = {layer: self._placed(frame) for layer, frame in frames.items()}
         layers = {"itself"} | {layer for layer, frame in frames.items() if len(frame)}
         self.recorded = [
-            layer for layer in LAYERS if layer in layers or (layer in _SYSCALLS and len(syscalls))
+            layer for layer in PARTS if layer in layers or (layer in _SYSCALLS and len(syscalls))
         ]
         self.is_scheduled = np.zeros(len(self._ids), bool)
         """By thread: whether it is ever seen to run."""
@@ -77,14 +77,14 @@ class HostTime:
         return Stretches(gaps.start_ns[of_one], gaps.end_ns[of_one])
 
     def split(self, calls: pl.DataFrame) -> dict[str, Any]:
-        """For each of `LAYERS` but `itself` and each with what is inside, the ns of each call."""
+        """For each of `PARTS` but `itself` and each with what is inside, the ns of each call."""
         lines, start, end = self._placed(calls)
-        names = [name for layer in LAYERS[1:] for name in (layer, f"{layer} inclusive")]
+        names = [name for layer in PARTS[1:] for name in (layer, f"{layer} inclusive")]
         found = {name: np.zeros(len(calls), np.int64) for name in names}
         for line in np.unique(lines).tolist():
             rows = np.flatnonzero(lines == line)
             covered, inside_ns = nothing(), np.zeros(len(rows), np.int64)
-            for layer in reversed(LAYERS[1:]):
+            for layer in reversed(PARTS[1:]):
                 stretches = self._stretches(layer, line)
                 covered = covered.joined(stretches)
                 now_ns = covered.covered_ns(start[rows], end[rows])
@@ -95,14 +95,14 @@ class HostTime:
 
 
 def breakdown(run: Run, calls: pl.DataFrame, host: HostTime) -> pl.DataFrame:
-    """`calls` with a column for each of `LAYERS`, for each with what is inside it (`… inclusive`), and `GPU`.
+    """`calls` with a column for each of `PARTS`, for each with what is inside it (`… inclusive`), and `GPU`.
 
     `calls` are rows of `numbered(run)` with a known length. Columns are ns, null where it is not known. The
     exclusive ones add up to `dur_ns`, but for `GPU`: the kernels and copies that a call asked for run beside
     it and after it.
     """
     split = host.split(calls)
-    itself = calls["dur_ns"] - pl.Series(sum(split[layer] for layer in LAYERS[1:]), dtype=pl.Int64)
+    itself = calls["dur_ns"] - pl.Series(sum(split[layer] for layer in PARTS[1:]), dtype=pl.Int64)
     scheduled = pl.Series(host.is_scheduled[host.threads(calls)], dtype=pl.Boolean)
     columns = [itself.alias("itself")]
     for name, values in split.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tracepipe.layout.host import RUNNING
+from tracepipe.event.vocabulary import RUNNING
 from tracepipe.reports.analyses.breakdown import numbered, on_gpu
 from tracepipe.reports.frames.intervals import Stretches
 from tracepipe.reports.frames.libraries import pl

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tracepipe.layout.host import RUNNING
-from tracepipe.reports.analyses.breakdown import LAYERS
+from tracepipe.event.vocabulary import RUNNING
+from tracepipe.reports.analyses.breakdown import PARTS
 from tracepipe.reports.frames.intervals import Stretches
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.nesting import outermost
@@ -16,7 +16,7 @@ IN_CALL, USER, ABSENT, UNKNOWN = "CUDA call", "user code", "not running", "unkno
 thread first ran and after it last did; no thread is known."""
 OFF_CPU = "off-CPU"
 Thread = tuple[int | None, int | None]
-_INNERMOST_FIRST = tuple(reversed(LAYERS[1:]))
+_INNERMOST_FIRST = tuple(reversed(PARTS[1:]))
 STATES = (*_INNERMOST_FIRST, ABSENT, IN_CALL, USER)
 
 
@@ -53,7 +53,7 @@ class _ByThread:
 
 
 class HostStates:
-    """Tells the states of the threads of a recording. `recorded` are those of `LAYERS` that can be told."""
+    """Tells the states of the threads of a recording. `recorded` are those of `PARTS` that can be told."""
 
     def __init__(self, run: Run) -> None:
         timed = pl.col("kind") != "instant"

@@ -23,7 +23,7 @@ _MARKS = dict(zip(PERCENTS, (("o", INK), ("D", ACCENT), ("^", LATE)), strict=Tru
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CallLengths:
     """Lengths of the calls of one name, ns."""
 
     name: str
@@ -46,11 +46,13 @@ def _panel(scope: Scope, frame: pl.DataFrame, title: str) -> Panel:
         timed.group_by("name").agg(pl.col("dur_ns").sum()).sort("dur_ns", "name", descending=[True, False])
     )
     names = by_time["name"][:FUNCTIONS_MAX].to_list()
-    rows = [Row("all", of_all["dur_ns"].to_numpy())]
+    rows = [CallLengths("all", of_all["dur_ns"].to_numpy())]
     if len(by_time) > 1:
-        rows += [Row(name, timed.filter(pl.col("name") == name)["dur_ns"].to_numpy()) for name in names]
+        rows += [
+            CallLengths(name, timed.filter(pl.col("name") == name)["dur_ns"].to_numpy()) for name in names
+        ]
     else:
-        rows[0] = Row(names[0], rows[0].dur_ns)
+        rows[0] = CallLengths(names[0], rows[0].dur_ns)
     text = f"{_upper(title)}: {_what(rows[0].dur_ns)}"
     how = (
         "Lengths from entry to return, on a log axis; each shape is a histogram, as high as its "
@@ -78,7 +80,7 @@ def _upper(text: str) -> str:
     return text[0].upper() + text[1:]
 
 
-def _draw(rows: list[Row], figure: Any) -> None:
+def _draw(rows: list[CallLengths], figure: Any) -> None:
     axes = figure.subplots()
     shortest = max(1, min(int(row.dur_ns.min()) for row in rows))
     longest = max(shortest + 1, *(int(row.dur_ns.max()) for row in rows))
@@ -104,7 +106,7 @@ def _draw(rows: list[Row], figure: Any) -> None:
     )
 
 
-def _draw_row(axes: Any, row: Row, base: int, edges: Any) -> None:
+def _draw_row(axes: Any, row: CallLengths, base: int, edges: Any) -> None:
     """The lengths of one name above their line: a histogram, or dots where they are few."""
     lengths = np.clip(row.dur_ns, edges[0], None)
     if len(lengths) >= HISTOGRAM_MIN:
@@ -118,7 +120,7 @@ def _draw_row(axes: Any, row: Row, base: int, edges: Any) -> None:
     _mark(axes, row, base, edges[0])
 
 
-def _mark(axes: Any, row: Row, base: float, least: float) -> None:
+def _mark(axes: Any, row: CallLengths, base: float, least: float) -> None:
     """The percentiles, by nearest rank, each with its own mark."""
     _, _, *percentiles, _ = of_values(row.dur_ns)
     for (percent, (mark, colour)), dur_ns in zip(_MARKS.items(), percentiles, strict=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tracepipe.layout.host import RUNNING
+from tracepipe.event.vocabulary import RUNNING
 from tracepipe.reports.frames.libraries import pl
 from tracepipe.reports.frames.run import Run
 

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from tracepipe.event.model import HOST_LAYERS, TIME_LIMIT_NS, Shape
-from tracepipe.layout.host import ADDRESS_KEYS, RUNNING
+from tracepipe.event.vocabulary import ADDRESS_KEYS, RUNNING
 from tracepipe.layout.rows import Row
 from tracepipe.layout.timeline import Track
 from tracepipe.reports.frames.libraries import pl

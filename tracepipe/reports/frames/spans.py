@@ -10,7 +10,8 @@ from array import array
 from collections.abc import Iterable
 from typing import cast
 
-from tracepipe.layout.rows import LANES_MAX, Outcomes, lane_of_end
+from tracepipe.event.outcomes import Outcomes
+from tracepipe.layout.rows import LANES_MAX, lane_of_end
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.shapes import NO_DURATION, ShapeTable, SpanRow
 

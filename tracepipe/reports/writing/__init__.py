@@ -1,1 +1,1 @@
-"""What reports become: text for a terminal, pages, files of tables."""
+"""What reports become: text for a terminal, files of tables."""

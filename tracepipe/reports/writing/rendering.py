@@ -42,7 +42,7 @@ def cell(value: Any, unit: str) -> str:
     return _UNKNOWN if value is None else _UNITS[unit](value)
 
 
-def lines(
+def report_lines(
     runs: Iterable[Run], result: Result, *, width: int, colours: bool = False, ascii_only: bool = False
 ) -> list[str]:
     """The whole report; names too long for their column go on below."""

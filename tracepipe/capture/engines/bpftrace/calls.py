@@ -9,7 +9,7 @@ from tracepipe.capture.engines.bpftrace.language import (
     TEXT_PIECE_BYTES,
     THREADS,
     Language,
-    Op,
+    LineKind,
     comparison,
     quoted,
 )
@@ -18,7 +18,7 @@ from tracepipe.hooks.hook import FilePlace, KernelPlace, Probe
 from tracepipe.hooks.slots import slots
 
 
-class Function:
+class FunctionProbe:
     """The blocks of a function's entry and return."""
 
     def __init__(self, language: Language, index: int, probe: Probe) -> None:
@@ -31,9 +31,9 @@ class Function:
         self.paired = is_paired(probe, language.filters)
         self.is_whole = probe.hook.effect in WHOLE_EFFECTS
         self.waits = language.defers and self.paired and not self.is_whole
-        machine = language.machine
+        architecture = language.architecture
         # A call is found again by its thread and stack; in the kernel by its thread and function.
-        frame = f'(uint64)reg("sp") + {machine.frame_bytes}'
+        frame = f'(uint64)reg("sp") + {architecture.frame_bytes}'
         self.frame = (
             (f"(uint64){index}", f"(uint64){index}") if self.in_kernel else (frame, '(uint64)reg("sp")')
         )
@@ -86,7 +86,7 @@ class Function:
             bytes_ = self.out.bits
             space = "kptr" if self.in_kernel else "uptr"
             back.append(("%lx", f"$out == 0 ? (uint64)0 : (uint64)*(uint{bytes_}*){space}($out)"))
-        told = language.line(f"{Op.RETURN}{self.index:x}", self.layer, *back)
+        told = language.line(f"{LineKind.RETURN}{self.index:x}", self.layer, *back)
         if not self.paired:
             return told
         key = f"@o[{self.frame[1]}, (uint64)tid]"
@@ -115,7 +115,7 @@ class Function:
         if self.in_kernel:
             fields.append(("%lx", "$v"))
         fields += [("%lx", word) for word in words]
-        statements.append(language.line(f"{Op.ENTER}{self.index:x}", self.layer, *fields))
+        statements.append(language.line(f"{LineKind.ENTER}{self.index:x}", self.layer, *fields))
         return " ".join(statements)
 
     def _driver_entry(self) -> list[str]:
@@ -125,11 +125,11 @@ class Function:
         how deep it is in that function.
         """
         assert isinstance(self.probe.place, KernelPlace)
-        machine, index = self.language.machine, self.index + 1
+        architecture, index = self.language.architecture, self.index + 1
         address = f"(uint64){self.probe.place.address:#x}"
         if not self.probe.place.address:
-            address = f'(uint64)reg("{machine.instruction}") - {machine.breakpoint_bytes}'
-        name = self.language.line(Op.THREAD_NAME, THREADS, ("%x", "tid"), ("%x", "tid"), text="comm")
+            address = f'(uint64)reg("{architecture.instruction}") - {architecture.breakpoint_bytes}'
+        name = self.language.line(LineKind.THREAD_NAME, THREADS, ("%x", "tid"), ("%x", "tid"), text="comm")
         queues = ""
         if self.probe.symbol == QUEUES_ITEMS:
             # struct nv_kthread_q_item: the function is at 16, its argument at 24.
@@ -165,9 +165,9 @@ class Function:
         return f"(({self._word(low)} & 0xffffffff) | ({self._word(high)} << 32))"
 
     def _word(self, position: int) -> str:
-        machine = self.language.machine
-        if position < machine.registers:
+        architecture = self.language.architecture
+        if position < architecture.registers:
             return f"(uint64)arg{position}"
         space = "kptr" if self.in_kernel else "uptr"
-        above = machine.stack_bytes + 8 * (position - machine.registers)
+        above = architecture.stack_bytes + 8 * (position - architecture.registers)
         return f'*(uint64*){space}((uint64)reg("sp") + {above})'

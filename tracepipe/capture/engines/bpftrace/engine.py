@@ -22,17 +22,20 @@ import time
 from pathlib import Path
 
 from tracepipe.capture.engines.bcc import check_machine
-from tracepipe.capture.engines.bpftrace.language import MACHINES, Order
+from tracepipe.capture.engines.bpftrace.language import ARCHITECTURES, Order
 from tracepipe.capture.engines.bpftrace.lines import Clock, Lines
 from tracepipe.capture.engines.bpftrace.process import CONTROL, Bpftrace, Control, Progress
 from tracepipe.capture.engines.bpftrace.script import Script
-from tracepipe.capture.engines.engine import ALL_LAYERS, Coverage, Loss, Notify, Plan
+from tracepipe.capture.engines.engine import Coverage
 from tracepipe.capture.find.tracefs import field_offsets, tracing_folder
 from tracepipe.capture.machine.threads import comm_of, own_namespace, running_threads
-from tracepipe.capture.records.record import DROP_LAYERS, RecordRenderer
+from tracepipe.capture.records.loss import Loss
+from tracepipe.capture.records.record import DROP_LAYERS
+from tracepipe.capture.records.render import RecordRenderer
 from tracepipe.capture.records.syscalls import SYSCALLS
+from tracepipe.capture.request import Notify, Plan
 from tracepipe.errors import CaptureUnavailable
-from tracepipe.hooks.hook import FilePlace, Probe, TracepointPlace
+from tracepipe.hooks.hook import PROBED_LAYERS, FilePlace, Probe, TracepointPlace
 
 _OLDEST = (0, 14)
 _INSTALL = "apt install bpftrace"
@@ -50,7 +53,7 @@ class BpftraceEngine:
     """Runs bpftrace."""
 
     name = "bpftrace"
-    layers = frozenset(ALL_LAYERS)
+    layers = frozenset(PROBED_LAYERS)
 
     def check(self) -> str:
         """bpftrace's version. Raises CaptureUnavailable."""
@@ -77,12 +80,12 @@ class BpftraceEngine:
         tracing_folder()
         return version
 
-    def attach(self, plan: Plan, notify: Notify) -> BpftraceRecording:
+    def attach(self, plan: Plan, notify: Notify) -> BpftraceAttachment:
         """Start bpftrace and wait until every probe is attached. Raises CaptureUnavailable."""
-        return BpftraceRecording(plan, notify)
+        return BpftraceAttachment(plan, notify)
 
 
-class BpftraceRecording:
+class BpftraceAttachment:
     """A bpftrace process and what it has printed."""
 
     def __init__(self, plan: Plan, notify: Notify) -> None:
@@ -210,7 +213,7 @@ class BpftraceRecording:
             list(self._syscalls),
             frozenset(refused),
             fields,
-            MACHINES[platform.machine()],
+            ARCHITECTURES[platform.machine()],
         )
 
     def _attached(self, refused: set[int]) -> bool:

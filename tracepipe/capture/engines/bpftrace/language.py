@@ -4,7 +4,7 @@ Every event is one line of hexadecimal numbers:
 
     OP TS TID CPU SEQ FIELD …
 
-    OP    what happened (`Op`), followed by the index of the probe where there is one: `c1f`
+    OP    what happened (`LineKind`), followed by the index of the probe where there is one: `c1f`
     TS    `nsecs`: which clock that is differs between versions of bpftrace
     TID   the current thread, 0 for a processor's idle thread
     SEQ   counts the lines of this thread and layer, so that a gap tells what was lost
@@ -20,8 +20,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from tracepipe.capture.engines.engine import Filters
 from tracepipe.capture.records.record import DROP_LAYERS
+from tracepipe.capture.request import Filters
 from tracepipe.hooks.hook import INTEGER_KINDS, Condition
 
 TEXT_PIECE_BYTES = 124
@@ -40,7 +40,7 @@ class Order(IntEnum):
     COUNTS = 5  # print the last sequence numbers and the filtered events, then as MARK
 
 
-class Op:
+class LineKind:
     """First letters of the lines."""
 
     ENTER = "c"  # tgid [began] [served] slot …
@@ -66,7 +66,7 @@ HEAD = "%lx %x %x %lx"
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class Architecture:
     """What the script needs of the architecture: registers by bpftrace's names."""
 
     registers: int  # that carry arguments
@@ -76,17 +76,17 @@ class Machine:
     breakpoint_bytes: int  # what that register is ahead of a kprobe's function
 
 
-MACHINES = {"x86_64": Machine(6, 8, 8, "ip", 1), "aarch64": Machine(8, 0, 0, "pc", 0)}
+ARCHITECTURES = {"x86_64": Architecture(6, 8, 8, "ip", 1), "aarch64": Architecture(8, 0, 0, "pc", 0)}
 
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """Statements of the script, for a machine and the filters of a plan.
+    """Statements of the script, for an architecture and the filters of a plan.
 
     `widest` is how many words the call with the most has: all that wait for their return are in one map.
     """
 
-    machine: Machine
+    architecture: Architecture
     filters: Filters
     text_end: str
     widest: int
@@ -108,7 +108,7 @@ class Language:
     def text_line(self, index: int, layer: int, piece: int, pointer: str) -> str:
         """A statement that prints a piece of the text of the entry that follows."""
         number = f"@s[{_PER_THREAD}, (uint64){layer}]"
-        form = f"{Op.TEXT}{index:x} {HEAD} {piece} %s{self.text_end}"
+        form = f"{LineKind.TEXT}{index:x} {HEAD} {piece} %s{self.text_end}"
         return f'printf("{form}\\n", nsecs, tid, cpu, {number}, str({pointer}));'
 
     def filtered(self, layer: int, events: int, *, idle: bool = False) -> str:

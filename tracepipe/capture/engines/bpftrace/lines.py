@@ -19,10 +19,10 @@ from tracepipe.capture.engines.bpftrace.language import (
     SYSCALL,
     TEXT_PIECE_BYTES,
     THREADS,
-    Op,
+    LineKind,
 )
-from tracepipe.capture.engines.engine import Loss
 from tracepipe.capture.records import record
+from tracepipe.capture.records.loss import Loss
 from tracepipe.capture.records.record import DROP_LAYERS, RECORD
 from tracepipe.hooks.hook import KernelPlace, Probe
 from tracepipe.hooks.slots import slots
@@ -43,7 +43,7 @@ class Mark(NamedTuple):
     clock_ns: int
 
 
-class Event(NamedTuple):
+class PrintedLine(NamedTuple):
     """A line: when it was printed, its records, and where it stands in its thread's sequence of a layer."""
 
     printed_ns: int
@@ -110,31 +110,33 @@ class Lines:
         self._probes = [_Shape(probe) for probe in probes]
         self._rest = b""
         self._open_text: list[bytes] = []
-        self._events: list[Event] = []
+        self._events: list[PrintedLine] = []
         self._next: dict[int, int] = {}
         self._last_ns: dict[int, int] = {}
         # tid → number of the entry that follows, piece → text
         self._texts: dict[int, dict[int, bytes]] = {}
         self._parsers: dict[bytes, Callable[[_Head, list[bytes]], bytes]] = {
-            Op.ENTER.encode(): self._enter,
-            Op.RETURN.encode(): self._leave,
-            Op.HIT.encode(): self._hit,
-            Op.SYSCALL_ENTER.encode(): self._syscall_enter,
-            Op.SYSCALL_EXIT.encode(): self._syscall_exit,
-            Op.SWITCH_OUT.encode(): self._switch_out,
-            Op.SWITCH_IN.encode(): self._switch_in,
-            Op.WAKEUP.encode(): self._wakeup,
-            Op.MIGRATE.encode(): self._migrate,
-            Op.THREAD_NEW.encode(): self._thread,
-            Op.THREAD_NAME.encode(): self._thread,
+            LineKind.ENTER.encode(): self._enter,
+            LineKind.RETURN.encode(): self._leave,
+            LineKind.HIT.encode(): self._hit,
+            LineKind.SYSCALL_ENTER.encode(): self._syscall_enter,
+            LineKind.SYSCALL_EXIT.encode(): self._syscall_exit,
+            LineKind.SWITCH_OUT.encode(): self._switch_out,
+            LineKind.SWITCH_IN.encode(): self._switch_in,
+            LineKind.WAKEUP.encode(): self._wakeup,
+            LineKind.MIGRATE.encode(): self._migrate,
+            LineKind.THREAD_NEW.encode(): self._thread,
+            LineKind.THREAD_NAME.encode(): self._thread,
         }
-        self._with_text = tuple(op.encode() for op in (Op.TEXT, Op.THREAD_NEW, Op.THREAD_NAME))
+        self._with_text = tuple(
+            op.encode() for op in (LineKind.TEXT, LineKind.THREAD_NEW, LineKind.THREAD_NAME)
+        )
         self._layer_of = {
             op.encode(): layer
             for layer, ops in (
-                (SYSCALL, (Op.SYSCALL_ENTER, Op.SYSCALL_EXIT)),
-                (SCHEDULER, (Op.SWITCH_OUT, Op.SWITCH_IN, Op.WAKEUP, Op.MIGRATE)),
-                (THREADS, (Op.THREAD_NEW, Op.THREAD_NAME)),
+                (SYSCALL, (LineKind.SYSCALL_ENTER, LineKind.SYSCALL_EXIT)),
+                (SCHEDULER, (LineKind.SWITCH_OUT, LineKind.SWITCH_IN, LineKind.WAKEUP, LineKind.MIGRATE)),
+                (THREADS, (LineKind.THREAD_NEW, LineKind.THREAD_NAME)),
             )
             for op in ops
         }
@@ -193,7 +195,7 @@ class Lines:
             reason = f"lines of bpftrace that cannot be read; the first: {shown}"
             self.losses.append(Loss(None, self.unread, start_ns, end_ns, reason))
 
-    def _gap(self, event: Event) -> None:
+    def _gap(self, event: PrintedLine) -> None:
         expected = self._next.get(event.sequence, 0)
         if event.number > expected:
             end_ns = self.clock.monotonic_ns(event.printed_ns)
@@ -215,7 +217,7 @@ class Lines:
             return
         if first == b"L" and line.startswith(b"Lost "):
             return  # the sequences say more
-        if first == Op.MARK.encode():
+        if first == LineKind.MARK.encode():
             _, clock_ns, _, cpu, which, word = (int(field, 16) for field in (b"0", *line.split(b" ")[1:]))
             self.marks.append(Mark(which, word, cpu, clock_ns))
             self.seen_ns[cpu] = clock_ns
@@ -223,13 +225,13 @@ class Lines:
         if first in self._with_text:
             op, clock_text, tid_text, cpu_text, number_text, rest = line.split(b" ", 5)
             rest = rest[: -len(self._text_end)]
-            fields = rest.split(b" ", 1 if first == Op.TEXT.encode() else 2)
+            fields = rest.split(b" ", 1 if first == LineKind.TEXT.encode() else 2)
         else:
             op, clock_text, tid_text, cpu_text, number_text, *fields = line.split(b" ")
         clock_ns, tid, cpu = int(clock_text, 16), int(tid_text, 16), int(cpu_text, 16)
         number = int(number_text, 16)
         self.seen_ns[cpu] = clock_ns
-        if first == Op.TEXT.encode():
+        if first == LineKind.TEXT.encode():
             self._texts.setdefault(tid, {})[number << 1 | int(fields[0])] = fields[1]
             return
         probe = int(op[1:], 16) if len(op) > 1 else 0
@@ -238,7 +240,7 @@ class Lines:
         layer = self._layer_of.get(first)
         if layer is None:
             layer = self._probes[probe].layer
-        self._events.append(Event(clock_ns, records, (tid or IDLE + cpu) << 3 | layer, number))
+        self._events.append(PrintedLine(clock_ns, records, (tid or IDLE + cpu) << 3 | layer, number))
 
     def _read_count(self, line: bytes) -> None:
         """`@s[1234, 3]: 17`."""
@@ -325,7 +327,7 @@ class Lines:
 
     def _thread(self, head: _Head, fields: list[bytes]) -> bytes:
         tid, tgid, name = int(fields[0], 16), int(fields[1], 16), fields[2]
-        is_new = head.op == Op.THREAD_NEW.encode()
+        is_new = head.op == LineKind.THREAD_NEW.encode()
         low, high = struct.unpack("<QQ", name[:15].ljust(16, b"\0"))
         kind, creator = (record.THREAD_NEW, head.tid) if is_new else (record.THREAD_NAME, 0)
         return RECORD.pack(head.at_ns, tid, tgid, creator, kind, 0, head.cpu, low, high, 0, 0)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tracepipe.capture.engines.bpftrace.language import TEXT_PIECE_BYTES, Order
 from tracepipe.capture.engines.bpftrace.script import Script
-from tracepipe.capture.engines.engine import Notify
+from tracepipe.capture.request import Notify
 from tracepipe.errors import CaptureUnavailable
 
 # Takes two 64-bit integers, is in every C library, and next to nobody calls it.

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from tracepipe.capture.engines.bpftrace.calls import Function
+from tracepipe.capture.engines.bpftrace.calls import FunctionProbe
 from tracepipe.capture.engines.bpftrace.language import (
+    ARCHITECTURES,
     HEAD,
-    MACHINES,
     SCHEDULER,
     SYSCALL,
     THREADS,
+    Architecture,
     Language,
-    Machine,
-    Op,
+    LineKind,
     Order,
     comparison,
     quoted,
 )
-from tracepipe.capture.engines.engine import Plan
 from tracepipe.capture.records.record import DROP_LAYERS
+from tracepipe.capture.request import Plan
 from tracepipe.hooks.hook import FilePlace, KernelPlace, Probe, TracepointPlace
 from tracepipe.hooks.slots import slots
 
@@ -36,14 +36,14 @@ class Script:
     syscalls: Iterable[int]
     without: frozenset[int] = frozenset()  # indexes of probes that cannot be attached
     tracepoint_fields: Mapping[int, list[str]] = field(default_factory=dict)  # probe → its arguments' fields
-    machine: Machine = MACHINES["x86_64"]
+    architecture: Architecture = ARCHITECTURES["x86_64"]
     blocks: list[str] = field(default_factory=list)
     language: Language = field(init=False)
 
     def text(self) -> str:
         """The whole script."""
         widest = max((len(slots(probe.signature)) for probe in self.plan.probes), default=0)
-        self.language = Language(self.machine, self.plan.filters, self.text_end, widest)
+        self.language = Language(self.architecture, self.plan.filters, self.text_end, widest)
         wanted = "".join(f" @w[(uint64){number}] = 1;" for number in self.syscalls)
         # bpftrace learns a map's type where it meets it first.
         one = " ".join(f"@{name}[(uint64)0] = (uint64)0;" for name in ("t", "w", "u", "ui"))
@@ -62,7 +62,7 @@ class Script:
             if index in self.without:
                 continue
             if isinstance(probe.place, (FilePlace, KernelPlace)):
-                for point, statements in Function(self.language, index, probe).blocks():
+                for point, statements in FunctionProbe(self.language, index, probe).blocks():
                     self.add(point, *statements)
             else:
                 self._tracepoint(index, probe)
@@ -83,7 +83,7 @@ class Script:
 
     def _control(self, which: int) -> None:
         library, function = self.control
-        mark = f'printf("{Op.MARK} {HEAD} %lx\\n", nsecs, tid, cpu, (uint64){which}, arg0);'
+        mark = f'printf("{LineKind.MARK} {HEAD} %lx\\n", nsecs, tid, cpu, (uint64){which}, arg0);'
         orders = [f"if (arg1 == {Order.MARK}) {{ {mark} }}"]
         if which == 0:
             orders += [
@@ -105,9 +105,11 @@ class Script:
             starts.append(f"pid != {self.own_pid}")
         running = ""
         if "scheduler" in self.plan.own:
-            line = self.language.line(Op.SWITCH_IN, SCHEDULER, ("%x", "tid"), ("%x", "pid"), ("%x", "0"))
+            line = self.language.line(
+                LineKind.SWITCH_IN, SCHEDULER, ("%x", "tid"), ("%x", "pid"), ("%x", "0")
+            )
             running = f"if ($starts != 0) {{ {line} }}"
-        name = self.language.line(Op.THREAD_NAME, THREADS, ("%x", "tid"), ("%x", "pid"), text="comm")
+        name = self.language.line(LineKind.THREAD_NAME, THREADS, ("%x", "tid"), ("%x", "pid"), text="comm")
         self.add(
             "tracepoint:sched:sched_process_exec",
             "$old = (uint64)args->old_pid; $t = @t[(uint64)tid]; $starts = 0;",
@@ -127,7 +129,9 @@ class Script:
             met = f"($t != 0 || pid != {self.own_pid})"
         if not scope.children:
             met += " && $is_thread != 0"
-        new = self.language.line(Op.THREAD_NEW, THREADS, ("%x", "args->pid"), ("%lx", "$tgid"), text="comm")
+        new = self.language.line(
+            LineKind.THREAD_NEW, THREADS, ("%x", "args->pid"), ("%lx", "$tgid"), text="comm"
+        )
         self.add(
             "tracepoint:task:task_newtask",
             "$t = @t[(uint64)tid]; $is_thread = (uint64)args->clone_flags & 0x10000;",
@@ -135,7 +139,11 @@ class Script:
             f"if (@on != 0 && {met}) {{ @t[(uint64)args->pid] = $tgid; {new} }}",
         )
         name = self.language.line(
-            Op.THREAD_NAME, THREADS, ("%x", "args->pid"), ("%lx", "$t & 0xffffffff"), text="args->newcomm"
+            LineKind.THREAD_NAME,
+            THREADS,
+            ("%x", "args->pid"),
+            ("%lx", "$t & 0xffffffff"),
+            text="args->newcomm",
         )
         self.add(
             "tracepoint:task:task_rename",
@@ -149,18 +157,20 @@ class Script:
         words = [("%lx", f"args->args[{n}]") for n in range(4)]
         tracked = "/@t[(uint64)tid] != 0 && @w[(uint64)args->id] != 0/"
         enter, leave = "tracepoint:raw_syscalls:sys_enter", "tracepoint:raw_syscalls:sys_exit"
-        last = self.language.line(Op.SYSCALL_EXIT, SYSCALL, ("%x", "pid"), number, ("%lx", "args->ret"))
+        last = self.language.line(LineKind.SYSCALL_EXIT, SYSCALL, ("%x", "pid"), number, ("%lx", "args->ret"))
         if not self.language.defers:
             self.add(
                 f"{enter} {tracked}",
-                self.language.line(Op.SYSCALL_ENTER, SYSCALL, ("%x", "pid"), number, *words),
+                self.language.line(LineKind.SYSCALL_ENTER, SYSCALL, ("%x", "pid"), number, *words),
             )
             self.add(f"{leave} {tracked}", last)
             return
         values = ", ".join(f"(uint64){value}" for _, value in words)
         self.add(f"{enter} {tracked}", f"@y[(uint64)tid] = ((uint64)nsecs, {values});")
         kept = [("%lx", f"$y.{n}") for n in range(1, 5)]
-        first = self.language.line(Op.SYSCALL_ENTER, SYSCALL, ("%x", "pid"), ("%lx", "$y.0"), number, *kept)
+        first = self.language.line(
+            LineKind.SYSCALL_ENTER, SYSCALL, ("%x", "pid"), ("%lx", "$y.0"), number, *kept
+        )
         self.add(
             f"{leave} {tracked}",
             "$y = @y[(uint64)tid]; $began = $y.0; delete(@y[(uint64)tid]);",
@@ -171,14 +181,14 @@ class Script:
     def _scheduler_layer(self) -> None:
         # EXIT_DEAD or EXIT_ZOMBIE as the tracepoint shows them: the thread will not run again.
         out = self.language.line(
-            Op.SWITCH_OUT,
+            LineKind.SWITCH_OUT,
             SCHEDULER,
             ("%lx", "$p & 0xffffffff"),
             ("%lx", "args->prev_state"),
             ("%x", "$ran == 0 ? 1 : ($ran == 2 ? 2 : 0)"),
         )
         came = self.language.line(
-            Op.SWITCH_IN,
+            LineKind.SWITCH_IN,
             SCHEDULER,
             ("%x", "args->next_pid"),
             ("%lx", "$n & 0xffffffff"),
@@ -195,8 +205,8 @@ class Script:
             "  @t[$next] = ($n & 0xffffffff) | ((uint64)1 << 32); }",
         )
         for point, op, fields in (
-            ("sched_wakeup", Op.WAKEUP, ("target_cpu",)),
-            ("sched_migrate_task", Op.MIGRATE, ("orig_cpu", "dest_cpu")),
+            ("sched_wakeup", LineKind.WAKEUP, ("target_cpu",)),
+            ("sched_migrate_task", LineKind.MIGRATE, ("orig_cpu", "dest_cpu")),
         ):
             line = self.language.line(
                 op,
@@ -216,7 +226,11 @@ class Script:
         names = self.tracepoint_fields[index]
         given = dict(zip(probe.signature.arguments, names, strict=True))
         line = self.language.line(
-            f"{Op.HIT}{index:x}", layer, ("%x", "pid"), *(("%lx", f"args->{n}") for n in names), idle=True
+            f"{LineKind.HIT}{index:x}",
+            layer,
+            ("%x", "pid"),
+            *(("%lx", f"args->{n}") for n in names),
+            idle=True,
         )
         tests = []
         if probe.hook.condition is not None:

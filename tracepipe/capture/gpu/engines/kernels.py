@@ -19,9 +19,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import orjson
-
-from tracepipe.capture.engines.engine import Loss
 from tracepipe.capture.gpu.build.toolchain import NATIVE, Toolchain
 from tracepipe.capture.gpu.engines.gpu_numbers import GpuNumbers, numbers_of
 from tracepipe.capture.gpu.engines.transport import (
@@ -36,6 +33,8 @@ from tracepipe.capture.gpu.engines.transport import (
     records,
     text,
 )
+from tracepipe.capture.records.line import Lines
+from tracepipe.capture.records.loss import Loss
 
 CALLS_VARIABLE: Final = "TRACEPIPE_GPU_CALLS"
 CALLS: Final = ("all", "launches", "none")
@@ -125,9 +124,6 @@ class KernelsRenderer:
         """The GPUs met, as the header has them: index, name, uuid, sm_count."""
         return self._numbers.met
 
-    def learn(self, chunk: bytes) -> None:
-        """Take what later lines need; `render` does that itself."""
-
     def count(self, chunk: bytes) -> int:
         """Events in a chunk."""
         return sum(
@@ -136,8 +132,8 @@ class KernelsRenderer:
             if record.kind in _EVENT_BYTES
         )
 
-    def render(self, chunk: bytes) -> bytes:
-        """JSON lines of a chunk, in the order of their times."""
+    def render(self, chunk: bytes) -> Lines:
+        """Lines of a chunk, in the order of their times."""
         whole = list(records(chunk))
         # A kernel comes before its name where that found no room at first.
         for record in whole:
@@ -154,7 +150,10 @@ class KernelsRenderer:
                         event["clock"] = "realtime"
                 events += made
         events.sort(key=lambda event: int(event["ts_ns"]))
-        return b"".join(orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE) for event in events)
+        lines = Lines()
+        for event in events:
+            lines.record(event)
+        return lines
 
     def _process(self, pid: int) -> _Process:
         process = self._processes.get(pid)
@@ -309,7 +308,7 @@ def _at(names: tuple[str, ...], number: int) -> str:
     return names[number] if number < len(names) else str(number)
 
 
-class KernelsRecording:
+class KernelsEngine:
     """A command's GPU work while it runs with `environment()`; nothing has to be attached to it."""
 
     name = "cupti"

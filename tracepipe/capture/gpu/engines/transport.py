@@ -46,7 +46,6 @@ _DROPPED: Final = struct.Struct(f"<{_KINDS}Q")
 # tag, length, kind, pid, tid, time_ns; see native/transport.h
 _RECORD: Final = struct.Struct("<QIHxxIIQ")
 _ALIGNMENT: Final = 16
-_STATE: Final = 3
 _BUSY, _COMMITTED = 1, 2
 
 
@@ -78,12 +77,6 @@ def text(payload: memoryview, start: int = 0) -> str:
 def read_name(payload: memoryview) -> tuple[int, str]:
     """The payload of KIND_NAME: the number that stands for a name in its process, and the name."""
     return NAME.unpack_from(payload)[0], text(payload, NAME.size)
-
-
-def pack_record(kind: int, pid: int, tid: int, time_ns: int, payload: bytes) -> bytes:
-    """A record as `collect` gives it."""
-    filler = bytes(-len(payload) % _ALIGNMENT)
-    return _RECORD.pack(0, len(payload), kind, pid, tid, time_ns) + payload + filler
 
 
 def _whole(length: int) -> int:

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import orjson
-
-from tracepipe.capture.engines.engine import Loss
 from tracepipe.capture.gpu.engines import warp_records as layout
 from tracepipe.capture.gpu.engines.api_calls import ARGUMENTS_VARIABLE, ApiCalls, write_table
 from tracepipe.capture.gpu.engines.call_lines import CallLines
@@ -34,6 +31,8 @@ from tracepipe.capture.gpu.engines.transport import (
     text,
 )
 from tracepipe.capture.gpu.engines.warp_options import WarpOptions
+from tracepipe.capture.records.line import Lines
+from tracepipe.capture.records.loss import Loss
 
 _LAYERS: Final = {
     layout.KIND_WARPS: "gpu_warp",
@@ -41,7 +40,6 @@ _LAYERS: Final = {
     layout.KIND_CALL_ENTER: "userspace",
     layout.KIND_CALL_EXIT: "userspace",
 }
-_END: Final = orjson.OPT_APPEND_NEWLINE
 _CHANNEL_FULL: Final = "the channel to the capture process was full"
 _TYPES: Final = {2: "H", 4: "I", 8: "Q"}  # width in bytes → array's type of a column
 # Streams that every context has, by handle: CU_STREAM_LEGACY is the same as 0, and CU_STREAM_PER_THREAD.
@@ -49,7 +47,7 @@ _KNOWN_STREAMS: Final = {0: 0, 1: 0, 2: 2}
 _FIRST_OTHER_STREAM: Final = 3
 
 
-class GpuRecording:
+class WarpsEngine:
     """A channel that a command is told of by its environment, and what comes through it."""
 
     name = "sanitizer"
@@ -136,13 +134,12 @@ class _Process:
 class WarpRenderer:
     """Turns chunks of records into lines.
 
-    `counts` and `losses` have events by layer, a warp counting one; `notes` what the library had to say;
-    `gpus` the GPUs that were met, as a header lists them.
+    `losses` are warps that were lost, by layer; `notes` what the library had to say; `gpus` the GPUs that
+    were met, as a header lists them.
     """
 
     def __init__(self, gpus: Mapping[str, int], api: ApiCalls | None = None) -> None:
-        self.counts: dict[str, int] = {}
-        self._calls = CallLines(self.counts, api)
+        self._calls = CallLines(api)
         self.losses: dict[str, int] = {}
         self.notes: list[str] = []
         self._numbers = GpuNumbers(gpus)
@@ -154,9 +151,6 @@ class WarpRenderer:
         """The GPUs that were met, as a header has them."""
         return self._numbers.met
 
-    def learn(self, chunk: bytes) -> None:
-        """Nothing: each process's records are in order."""
-
     def count(self, chunk: bytes) -> int:
         """Events in a chunk."""
         count = 0
@@ -167,32 +161,35 @@ class WarpRenderer:
                 count += record.kind in _LAYERS
         return count
 
-    def render(self, chunk: bytes) -> bytes:
-        """JSON lines of one chunk."""
-        lines: list[bytes] = []
+    def render(self, chunk: bytes) -> Lines:
+        """Lines of one chunk."""
+        lines = Lines()
         for record in records(chunk):
             process = self._processes.get(record.pid)
             if process is None:
                 process = self._processes[record.pid] = _Process()
             if record.kind == layout.KIND_CALL_ENTER or record.kind == layout.KIND_CALL_EXIT:
-                lines.append(self._call(process, record).encode())
+                self._add_call(lines, process, record)
             else:
-                lines += [orjson.dumps(line, option=_END) for line in self._lines(process, record)]
-        return b"".join(lines)
+                self._add_lines(lines, process, record)
+        return lines
 
-    def _lines(self, process: _Process, record: GpuRecord) -> Iterator[dict[str, Any]]:
+    def _add_lines(self, lines: Lines, process: _Process, record: GpuRecord) -> None:
         kind, payload = record.kind, record.payload
         if kind == layout.KIND_WARPS:
-            yield self._warps(process, payload)
+            warps, batch = self._warps(process, payload)
+            lines.record(batch, warps)
         elif kind == layout.KIND_KERNEL:
-            yield from self._kernel(process, record)
+            kernel = self._kernel(process, record)
+            if kernel is not None:
+                lines.record(kernel)
         elif kind == layout.KIND_LOST_WARPS:
-            yield self._lost(record)
+            lines.record(self._lost(record))
         elif kind == KIND_CLOCK:
             gpu, source_ns, low_ns, high_ns = layout.CLOCK.unpack_from(payload)
             clock = f"globaltimer:{process.gpus.get(gpu, gpu)}"
             pair = {"source_ns": source_ns, "host_lo_ns": low_ns, "host_hi_ns": high_ns}
-            yield {"type": "clock", "clock": clock, **pair}
+            lines.record({"type": "clock", "clock": clock, **pair})
         elif kind == KIND_NAME:
             number, name = read_name(payload)
             process.names[number] = name
@@ -202,15 +199,17 @@ class WarpRenderer:
         elif kind == KIND_NOTE:
             self.notes.append(text(payload))
 
-    def _call(self, process: _Process, record: GpuRecord) -> str:
+    def _add_call(self, lines: Lines, process: _Process, record: GpuRecord) -> None:
         (name,) = NAME.unpack_from(record.payload)
         if record.kind == layout.KIND_CALL_EXIT:
-            return self._calls.leave(record, process.name(name))
+            self._calls.leave(lines, record, process.name(name))
+            return
         kernel = layout.CALL_ENTER.unpack_from(record.payload)[2]
         launched = self._kernel_name(process.name(kernel)) if kernel else ""
-        return self._calls.enter(record, process.name(name), launched)
+        self._calls.enter(lines, record, process.name(name), launched)
 
-    def _kernel(self, process: _Process, record: GpuRecord) -> Iterator[dict[str, Any]]:
+    def _kernel(self, process: _Process, record: GpuRecord) -> dict[str, Any] | None:
+        """The event of a launch, whose warps follow; None if none of them was seen."""
         kernel = layout.read_kernel(record.payload)
         gpu = process.gpus.get(kernel.gpu, kernel.gpu)
         full_name = process.name(kernel.name)
@@ -226,8 +225,7 @@ class WarpRenderer:
             "block": list(kernel.block),
         }
         if not kernel.begun:
-            return
-        self._add("gpu_kernel", 1)
+            return None
         args: dict[str, Any] = {"warps": kernel.begun, "function": full_name}
         if kernel.cluster not in ((0, 0, 0), (1, 1, 1)):
             args["cluster"] = list(kernel.cluster)
@@ -236,19 +234,19 @@ class WarpRenderer:
         if kernel.whole < kernel.warps:
             args["warps_not_whole"] = kernel.warps - kernel.whole
         span = {"type": "gpu_kernel", "phase": "X", "dur_ns": kernel.end_ns - kernel.start_ns}
-        yield {"ts_ns": kernel.start_ns, **span, **process.of_launch, "args": args}
+        return {"ts_ns": kernel.start_ns, **span, **process.of_launch, "args": args}
 
-    def _warps(self, process: _Process, payload: memoryview) -> dict[str, Any]:
+    def _warps(self, process: _Process, payload: memoryview) -> tuple[int, dict[str, Any]]:
+        """How many warps, and the record of them."""
         launch, base_ns, warps, columns = layout.read_warps(payload)
         of_launch = process.of_launch
         if process.launch != launch:  # its record was lost
             of_launch = {"name": "unknown", "launch": launch}
-        self._add("gpu_warp", warps)
         values = {name: _integers(width, column) for name, width, column in columns}
         if "first_warp" in values:
             (first,) = values.pop("first_warp")
             values = {"warp": list(range(first, first + warps))} | values
-        return {"ts_ns": base_ns, "type": "gpu_warp", **of_launch, **values}
+        return warps, {"ts_ns": base_ns, "type": "gpu_warp", **of_launch, **values}
 
     def _lost(self, record: GpuRecord) -> dict[str, Any]:
         launch, _, why, count = layout.LOST_WARPS.unpack_from(record.payload)
@@ -269,9 +267,6 @@ class WarpRenderer:
         if short is None:
             short = self._short[name] = short_kernel_name(name)
         return short
-
-    def _add(self, layer: str, count: int) -> None:
-        self.counts[layer] = self.counts.get(layer, 0) + count
 
 
 def _integers(width: int, column: memoryview) -> list[int]:

@@ -12,7 +12,7 @@ WORKS, LIMITED, FAILS, ABSENT = "works", "limited", "fails", "absent"
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Diagnosis:
     """One row: `state` is works, limited, fails or absent; `mend` the command that mends it, or ""."""
 
     area: str
@@ -28,11 +28,11 @@ class Examination:
 
     machine: Machine
     trials: Trials
-    found: list[Finding] = field(default_factory=list)
+    found: list[Diagnosis] = field(default_factory=list)
 
-    def of(self, area: str) -> list[Finding]:
+    def of(self, area: str) -> list[Diagnosis]:
         """What was found in an area."""
-        return [finding for finding in self.found if finding.area == area]
+        return [diagnosis for diagnosis in self.found if diagnosis.area == area]
 
 
-Area = Callable[[Examination], Iterator[Finding]]
+Area = Callable[[Examination], Iterator[Diagnosis]]

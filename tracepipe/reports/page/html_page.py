@@ -24,7 +24,7 @@ from tracepipe.reports.writing.facts_text import lacks
 from tracepipe.reports.writing.rendering import cell, shown
 from tracepipe.units import duration_text
 
-_TEMPLATES = Path(__file__).with_name("page")
+_TEMPLATES = Path(__file__).parent
 _PRE_COLUMNS = 120
 # A table of more has smaller letters.
 _NARROW_COLUMNS = 11

@@ -1,0 +1,223 @@
+"""Recordings are compressed as their names say, in parts that can be read wherever the file ends."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import itertools
+import json
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import pytest
+import zstandard
+
+from tracepipe.capture.records.line import Lines
+from tracepipe.capture.request import Limits, Plan, Scope
+from tracepipe.capture.spool import Spool
+from tracepipe.recording.compression import PART_BYTES, compressing
+from tracepipe.recording.convert import check
+from tracepipe.errors import InputError, OutputError, TracepipeError
+from tracepipe.recording.files import keeping, open_input
+
+SUFFIXES = [".gz", ".zst"]
+HEADER = {"type": "header", "schema": "tracepipe/1", "clock": "monotonic", "start": {"monotonic_ns": 1000}}
+FOOTER = {"type": "footer", "counts": {"userspace": 12}, "losses": {}}
+
+
+def line(record: dict[str, Any]) -> bytes:
+    return json.dumps(record, separators=(",", ":")).encode() + b"\n"
+
+
+def event(number: int) -> bytes:
+    phase = "BE"[number % 2]
+    return line(
+        {"ts_ns": 2000 + number, "type": "userspace", "name": "cuInit", "phase": phase, "pid": 1, "tid": 1}
+    )
+
+
+PARTS = [line(HEADER), *(event(n) + event(n + 1) + event(n + 2) for n in range(0, 12, 3)), line(FOOTER)]
+
+
+EVENTS = re.compile(rb'"phase".*}')
+
+
+def write(path: Path, parts: list[bytes]) -> list[int]:
+    """A recording of these parts; returns the sizes in bytes that the file had after each."""
+    ends = []
+    with keeping(str(path), force=True) as out:
+        for part in parts:
+            out.write(part)
+            out.flush()
+            ends.append(Path(f"{path}.part").stat().st_size)
+    return ends
+
+
+def read(path: Path) -> tuple[bytes, str, bool]:
+    """The content, what was wrong with the rest, and whether it was cut off."""
+    with open_input(str(path)) as stream:
+        content = b"".join(iter(lambda: stream.read(1 << 20), b""))
+        return content, stream.damage, stream.is_cut
+
+
+@pytest.mark.parametrize(
+    ("suffix", "unpack"), [(".gz", gzip.decompress), (".zst", zstandard.decompress), (".jsonl", bytes)]
+)
+def test_a_recording_is_what_its_name_says(
+    suffix: str, unpack: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
+    path = tmp_path / f"run.jsonl{suffix}"
+    lines = b"".join(map(event, range(1000)))
+    with keeping(str(path), force=False) as out:
+        for some in lines.splitlines(keepends=True):
+            out.write(some)
+    assert unpack(path.read_bytes()) == lines
+    assert read(path) == (lines, "", False)
+    assert (path.stat().st_size < len(lines) // 5) == (suffix != ".jsonl")
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_parts_follow_each_other_and_none_is_empty(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"run{suffix}"
+    ends = write(path, PARTS)
+    assert ends == sorted(set(ends))
+    write(path, [part for part in PARTS for part in (b"", part, b"")])
+    assert (read(path)[0], path.stat().st_size) == (b"".join(PARTS), ends[-1])
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_part_that_is_full_does_not_wait(suffix: str) -> None:
+    file = io.BytesIO()
+    out = compressing(file, f"run{suffix}")
+    for written in itertools.count():
+        out.write(event(written))
+        if file.tell():
+            break
+    assert PART_BYTES <= written * len(event(0)) + 200 < PART_BYTES + 2 * len(event(written))
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_cut_off_at_any_byte_it_lacks_the_part_that_was_cut(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"run.jsonl{suffix}"
+    ends = write(path, PARTS)
+    whole = path.read_bytes()
+    for size in range(ends[0], len(whole) + 1):
+        path.write_bytes(whole[:size])
+        content, damage, is_cut = read(path)
+        complete = b"".join(part for part, end in zip(PARTS, ends, strict=True) if end <= size)
+        assert content.startswith(complete)
+        assert b"".join(PARTS).startswith(content)
+        assert is_cut == (size not in ends)
+        assert damage.startswith("was cut off in the middle of a ") == is_cut
+        said: list[str] = []
+        account = check(str(path), "", said.append)
+        assert account.counts["userspace"] == len(EVENTS.findall(content))
+        assert (account.skipped > 0) == is_cut
+        assert all("was cut off" in text for text in said)
+        has_footer = content.rstrip().endswith(PARTS[-1].rstrip())
+        assert account.notes == ([] if has_footer else ["the file has no footer: the capture was cut off"])
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_what_ends_in_its_header_is_an_error_with_a_hint(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"run.jsonl{suffix}"
+    end = write(path, PARTS)[0]
+    whole = path.read_bytes()
+    for size in range(end):
+        path.write_bytes(whole[:size])
+        if read(path)[0].rstrip() == PARTS[0].rstrip():  # all but its end or its checksum
+            assert check(str(path), "", print).skipped == 1
+            continue
+        with pytest.raises(TracepipeError) as caught:
+            check(str(path), "", print)
+        assert caught.value.hint
+        if suffix == ".zst" and size >= 4:
+            assert isinstance(caught.value, InputError)
+            assert "was cut off in the middle of a zstd frame" in caught.value.message
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_part_that_was_never_written_is_damage(suffix: str, tmp_path: Path) -> None:
+    # After a power loss a file may have its size and not its data.
+    path = tmp_path / f"run.jsonl{suffix}"
+    ends = write(path, PARTS)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: ends[2] + 20] + bytes(len(whole) - ends[2] - 20))
+    content, damage, is_cut = read(path)
+    assert content.startswith(b"".join(PARTS[:3]))
+    assert damage
+    assert not is_cut
+
+
+def test_zeros_behind_a_member_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "run.gz"
+    path.write_bytes(gzip.compress(b"a\n") + bytes(20_000) + gzip.compress(b"b\n") + bytes(3))
+    assert read(path) == (b"a\nb\n", "", False)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_disk_that_is_full_when_the_recording_ends_is_an_error(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"run{suffix}"
+    os.symlink("/dev/full", path)
+    with pytest.raises(OutputError, match="No space left on device"), keeping(str(path), force=False) as out:
+        out.write(event(1))
+
+
+# Lines that records become ------------------------------------------------------------------------------
+
+
+class OneLineEach:
+    """A renderer of records that are numbers."""
+
+    losses: dict[str, int] = {}  # noqa: RUF012 - none, ever
+
+    def render(self, chunk: bytes) -> Lines:
+        lines = Lines()
+        for at in range(self.count(chunk)):
+            lines.record(json.loads(event(at)))
+        return lines
+
+    def count(self, chunk: bytes) -> int:
+        return len(chunk) // 64
+
+
+def spooled(sink: BinaryIO, records: int, **options: Any) -> Spool:
+    """A spool that was given so many records and has not ended."""
+    spool = Spool(sink, OneLineEach(), **options)
+    spool.begin(Plan((), (), [], Scope("command"), cast(Any, None), 0), 0)
+    spool.put(bytes(64 * records))
+    return spool
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", *SUFFIXES])
+def test_a_size_is_that_of_the_lines_before_they_are_compressed(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"run{suffix}"
+    size_bytes = 100 * len(event(0)) + 7
+    with keeping(str(path), force=False) as sink:
+        spool = spooled(sink, 5_000, limits=Limits(size_bytes=size_bytes))
+        spool.finish()
+        assert spool.wait(10)
+        spool.close()
+    assert read(path)[0] == b"".join(map(event, range(100)))
+    assert spool.counts == {"userspace": 100}
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", *SUFFIXES])
+def test_lines_are_in_the_file_soon_though_no_more_come(
+    suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tracepipe.capture.spool._FLUSH_S", 0.05)
+    path = tmp_path / f"run{suffix}"
+    with keeping(str(path), force=False) as sink:
+        spool = spooled(sink, 1)
+        for records in (2, 3):  # the second time by the same clock
+            deadline_s = time.monotonic() + 10
+            while read(Path(f"{path}.part"))[0].count(b"\n") < records - 1:
+                assert time.monotonic() < deadline_s
+                time.sleep(0.01)
+            spool.put(bytes(64))
+        spool.close()

@@ -1,0 +1,115 @@
+"""Lines of an event file: the one place of a capture that knows the fields of an event and their order.
+
+    {"ts_ns":1000,"type":"userspace","name":"cuInit","phase":"B","pid":11,"tid":12,"cpu":3,"args":{…}}
+     time         head                                           where                     more, args
+
+They are put together from ready pieces: to encode a dict for each would alone take twice as long as all that
+is done for a line (benchmarks/records.py). The time comes first: the rest of a line then repeats, and readers
+parse it once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Final
+
+import orjson
+
+from tracepipe.event.model import LAYERS, PHASES
+
+COMM: Final = ',"comm":%s'
+"""More of an event: its thread's name, as JSON text."""
+LAUNCH: Final = ',"launch":%d'
+"""More of an event: the launch that it asks for."""
+
+Where = tuple[int, int, int]
+"""Of an event: pid, tid and cpu, as they are written; pid 0 where there is no process to name."""
+
+
+class Head:
+    """What a line says an event is; `text` is the part of the line. Made once for all lines of a kind."""
+
+    __slots__ = ("layer", "name", "phase", "text")
+
+    def __init__(self, layer: str, name: str, phase: str) -> None:
+        assert layer in LAYERS and phase in PHASES
+        self.layer, self.name, self.phase = layer, name, phase
+        self.text = f'"type":"{layer}","name":{json.dumps(name)},"phase":"{phase}"'
+
+    def begun(self) -> Head:
+        """The begin of what this ends."""
+        return Head(self.layer, self.name, "B")
+
+
+def record_line(record: Mapping[str, Any]) -> str:
+    """The line of a record that is at hand field by field."""
+    return orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE).decode()
+
+
+class Lines:
+    """Lines in the order of the file. `layers` has the layer of each line's events, "" if it has none."""
+
+    __slots__ = ("_events", "_layer", "_text", "layers", "texts")
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.layers: list[str] = []
+        self._text, self._layer = self.texts.append, self.layers.append
+        self._events: dict[int, int] = {}  # of lines with more than one, by their place
+
+    def event(
+        self, ts_ns: int, head: Head, pid: int, tid: int, cpu: int, args: str = "", more: str = ""
+    ) -> None:
+        """Add an event; `args` are members of its arguments as JSON text, `more` is COMM or LAUNCH."""
+        if pid and args:  # most of them: in one piece it takes half the time
+            self._text(
+                f'{{"ts_ns":{ts_ns},{head.text},"pid":{pid},"tid":{tid},"cpu":{cpu}{more},"args":{{{args}}}}}\n'
+            )
+        else:
+            self._text(f'{{"ts_ns":{ts_ns},{head.text},{_where(pid, tid, cpu)}{more}{_args(args)}}}\n')
+        self._layer(head.layer)
+
+    def span(self, ts_ns: int, dur_ns: int, head: Head, where: Where, args: str) -> None:
+        """Add an event that has a length."""
+        self._text(f'{{"ts_ns":{ts_ns},{head.text},"dur_ns":{dur_ns},{_where(*where)}{_args(args)}}}\n')
+        self._layer(head.layer)
+
+    def record(self, record: Mapping[str, Any], events: int = 1) -> None:
+        """Add a record field by field, which stands for so many events if it is one of a layer."""
+        if events != 1:
+            self._events[len(self.texts)] = events
+        self._text(record_line(record))
+        self._layer(record["type"] if record["type"] in LAYERS else "")
+
+    def counts(self) -> dict[str, int]:
+        """Layer → events."""
+        counts = Counter(self.layers)
+        for place, events in self._events.items():
+            counts[self.layers[place]] += events - 1
+        return {layer: count for layer, count in counts.items() if layer and count}
+
+    def cut(self, lines: int, size_bytes: int) -> None:
+        """Leave out what is beyond so many lines of events, or so many bytes."""
+        if len(self.texts) <= lines and len(self.encoded()) <= size_bytes:
+            return
+        for place, (text, layer) in enumerate(zip(self.texts, self.layers, strict=True)):
+            lines -= bool(layer)
+            size_bytes -= len(text.encode())
+            if lines < 0 or size_bytes < 0:
+                del self.texts[place:], self.layers[place:]
+                self._events = {at: events for at, events in self._events.items() if at < place}
+                return
+
+    def encoded(self) -> bytes:
+        """All lines."""
+        return "".join(self.texts).encode()
+
+
+def _where(pid: int, tid: int, cpu: int) -> str:
+    return f'"pid":{pid},"tid":{tid},"cpu":{cpu}' if pid else f'"cpu":{cpu}'
+
+
+def _args(members: str) -> str:
+    return f',"args":{{{members}}}' if members else ""

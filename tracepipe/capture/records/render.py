@@ -1,0 +1,183 @@
+"""Records of probes.bpf.c as lines of an event file."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+
+from tracepipe.capture.records.calls import Calls
+from tracepipe.capture.records.line import COMM, Head, Lines, Where
+from tracepipe.capture.records.loss import Loss, loss_record
+from tracepipe.capture.records.record import (
+    CALL_ENTER,
+    CALL_RETURN,
+    EVENT,
+    MET_RUNNING,
+    MIGRATE,
+    MORE,
+    RECORD,
+    SERVED,
+    SWITCH_IN,
+    SWITCH_OUT,
+    SYSCALL_ENTER,
+    SYSCALL_EXIT,
+    TEXT,
+    THREAD_IDS,
+    THREAD_NAME,
+    THREAD_NEW,
+    UNREPORTED,
+    WAKEUP,
+    event_count,
+)
+from tracepipe.capture.records.record_text import state_text, syscall_arguments, syscall_result
+from tracepipe.event.vocabulary import RUNNING
+from tracepipe.hooks.hook import Probe
+
+_SWITCHES = frozenset({SWITCH_OUT, SWITCH_IN})
+_STATEFUL = frozenset({*_SWITCHES, SYSCALL_ENTER, SYSCALL_EXIT, CALL_ENTER, CALL_RETURN})
+_BEGAN_BEFORE = '"began":"before the recording"'
+_NOT_REPORTED = '"prev_state":"not reported"'
+_NO_SWITCH_IN = "the kernel did not report that the thread was switched in"
+_NO_SWITCH_OUT = "the kernel did not report that the thread was switched out"
+
+
+class RecordRenderer:
+    """Writes records as JSON lines: probes by index, system calls by number.
+
+    `start_ns`: when recording began, which is when what was under way then is said to begin. `names` are
+    those of the threads that ran before, by their ids in the capture's pid namespace.
+    """
+
+    def __init__(
+        self,
+        probes: Sequence[Probe],
+        syscalls: Mapping[int, str],
+        values: Mapping[str, Mapping[int, str]],
+        start_ns: int = 0,
+        names: Mapping[int, str] | None = None,
+    ) -> None:
+        self.losses: dict[str, int] = {}
+        self._calls = Calls(probes, values)
+        self._start_ns = start_ns
+        self._syscall_enter = {n: Head("syscall", name, "B") for n, name in syscalls.items()}
+        self._syscall_exit = {n: Head("syscall", name, "E") for n, name in syscalls.items()}
+        self._syscall_arguments = {n: syscall_arguments(name) for n, name in syscalls.items()}
+        self._switch_in = Head("scheduler", RUNNING, "B")
+        self._switch_out = Head("scheduler", RUNNING, "E")
+        self._wakeup = Head("scheduler", "wakeup", "I")
+        self._migrate = Head("scheduler", "migrate", "I")
+        self._states: dict[int, str] = {}
+        self._last_out_ns: dict[int, int] = {}
+        self._in_syscall: set[int] = set()
+        self._depths: dict[int, int] = {}
+        self._names: dict[int, str] = {}
+        self._unwritten_names = {tid: json.dumps(name) for tid, name in (names or {}).items() if name}
+        self._ids: dict[int, tuple[int, int]] = {}
+
+    def learn(self, chunk: bytes) -> None:
+        """Take from a chunk what lines before it need: the ids of threads in the capture's pid namespace."""
+        for _, tid, _, _, kind, _, _, ids, _, _, _ in RECORD.iter_unpack(chunk):
+            if kind == THREAD_IDS:
+                shown_tid = ids & 0xFFFFFFFF
+                self._ids[tid] = ids >> 32, shown_tid
+                if shown_tid in self._unwritten_names:
+                    self._unwritten_names[tid] = self._unwritten_names.pop(shown_tid)
+
+    def render(self, chunk: bytes) -> Lines:
+        """Lines of the records in `chunk`, which is a whole number of them."""
+        lines = Lines()
+        add, calls, ids, unwritten = lines.event, self._calls, self._ids, self._unwritten_names
+        for ts_ns, tid, tgid, number, kind, torn, cpu, a0, a1, a2, a3 in RECORD.iter_unpack(chunk):
+            if kind == CALL_ENTER:
+                head, args = calls.enter(ts_ns, tid, tgid, number, torn, a0, a1, a2, a3)
+            elif kind == CALL_RETURN:
+                head, args = calls.leave(tid, tgid, number, torn, a0, a1)
+            elif kind == SYSCALL_ENTER:
+                head, args = self._syscall_enter[number], self._syscall_arguments[number](a0, a1, a2, a3)
+            elif kind == SYSCALL_EXIT:
+                head, args = self._syscall_exit[number], syscall_result(a0)
+            elif kind == SWITCH_IN:
+                head, args = self._switch_in, ""
+            elif kind == SWITCH_OUT:
+                head, args = self._switch_out, self._states.get(a0) or self._left(a0)
+            elif kind == WAKEUP:
+                # Who is outside of the namespace is 0 there, as the kernel shows it.
+                by_tid = ids.get(number, (0, 0))[1] if ids else number
+                head, args = self._wakeup, f'"by_tid":{by_tid},"target_cpu":{a0}'
+            elif kind == MIGRATE:
+                head, args = self._migrate, f'"from_cpu":{a0},"to_cpu":{a1}'
+            elif kind == EVENT:
+                head, args = calls.hit(number, a0, a1, a2, a3)
+            else:
+                self._belongs(kind, tid, number, a0, a1, a2, a3)
+                continue
+            pid, shown_tid = ids.get(tid, (tgid, tid)) if ids else (tgid, tid)
+            if kind in _STATEFUL and (self._start_ns or (a1 and kind in _SWITCHES)):
+                self._continue(lines, kind, ts_ns, tid, a1, head, (pid, shown_tid, cpu))
+            if tid in unwritten:
+                add(ts_ns, head, pid, shown_tid, cpu, args, COMM % unwritten.pop(tid))
+            else:
+                add(ts_ns, head, pid, shown_tid, cpu, args)
+            if kind == SWITCH_OUT:
+                self._last_out_ns[tid] = ts_ns
+            elif kind == CALL_RETURN and number in calls.effective:
+                calls.effect(lines, ts_ns, tid, (pid, shown_tid, cpu), number, a0, a1)
+        return lines
+
+    def count(self, chunk: bytes) -> int:
+        """Events in `chunk`."""
+        return event_count(chunk)
+
+    def _continue(
+        self, lines: Lines, kind: int, ts_ns: int, tid: int, note: int, head: Head, where: Where
+    ) -> None:
+        """Before a record that does not follow from the thread's last one: what is known of the time
+        between.
+        """
+        if kind == CALL_ENTER:
+            self._depths[tid] = self._depths.get(tid, 0) + (head.phase == "B")
+        elif kind == CALL_RETURN:
+            depth = self._depths.get(tid, 0)
+            if depth:
+                self._depths[tid] = depth - 1
+            else:
+                self._began_before(lines, head, where)
+        elif kind == SYSCALL_ENTER:
+            self._in_syscall.add(tid)
+        elif kind == SYSCALL_EXIT:
+            if tid not in self._in_syscall:
+                self._in_syscall.add(tid)
+                self._began_before(lines, head, where)
+        elif note == MET_RUNNING:
+            self._began_before(lines, self._switch_in, where)
+        elif note == UNREPORTED and kind == SWITCH_OUT:
+            self._unreported(lines, self._last_out_ns.get(tid, ts_ns), ts_ns, _NO_SWITCH_IN)
+        elif note == UNREPORTED:
+            self._unreported(lines, ts_ns, ts_ns, _NO_SWITCH_OUT)
+            lines.event(ts_ns, self._switch_out, *where, _NOT_REPORTED)
+
+    def _began_before(self, lines: Lines, head: Head, where: Where) -> None:
+        lines.event(self._start_ns, head.begun(), *where, _BEGAN_BEFORE)
+
+    def _unreported(self, lines: Lines, start_ns: int, end_ns: int, reason: str) -> None:
+        self.losses["scheduler"] = self.losses.get("scheduler", 0) + 1
+        lines.record(loss_record(Loss("scheduler", 1, start_ns, end_ns, reason)))
+
+    def _belongs(self, kind: int, tid: int, number: int, *a: int) -> None:
+        """Keep what belongs to a record that follows."""
+        if kind in (THREAD_NEW, THREAD_NAME):
+            name = json.dumps(struct.pack("<QQ", *a[:2]).split(b"\0", 1)[0].decode(errors="replace"))
+            if self._names.get(tid) != name:
+                self._names[tid] = self._unwritten_names[tid] = name
+            self._in_syscall.add(tid)
+        elif kind == MORE:
+            self._calls.more[tid] = number, a
+        elif kind == TEXT:
+            self._calls.texts.setdefault(tid, []).append(struct.pack("<4Q", *a))
+        elif kind == SERVED:
+            self._calls.served[tid] = a[0]
+
+    def _left(self, prev_state: int) -> str:
+        self._states[prev_state] = f'"prev_state":"{state_text(prev_state)}"'
+        return self._states[prev_state]

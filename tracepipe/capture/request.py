@@ -1,0 +1,104 @@
+"""What a capture is asked for, and the plan that an engine gets of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tracepipe.hooks.hook import Probe
+
+RING_BYTES = 16 << 20
+"""Default ring: 262 144 events of 64 bytes, a fifth of a second at the highest rate that was measured."""
+AUTO_WARPS = 2_000_000
+"""How many warps `auto` records of a run that nobody bounded: about 120 MB of the file."""
+DEFAULT_LAYERS = ("userspace", "syscall", "scheduler")
+"""What every machine that can capture has."""
+
+Notify = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """Which calls are recorded of those that the probes see; the others are counted as filtered.
+
+    `min_duration_ns` holds for calls of functions and of the kernel; `sample` N records every Nth call of
+    each function on each processor, the first one included. Calls that allocate, free or give names are kept.
+    """
+
+    min_duration_ns: int = 0
+    sample: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When a recording ends although what is recorded goes on; None: never."""
+
+    duration_ns: int | None = None
+    events: int | None = None
+    size_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureRequest:
+    """What to record, and of whom: a command that is run, or what runs already.
+
+    `hooks` are texts as the command line takes them. `only` and `exclude` are patterns of function names.
+    `gpu` is the engine for what the command's GPUs do, `auto` one that suits it. For `warps`, `gpu_kernels`
+    is a regular expression of kernel names, `gpu_launches` a range of their launches and `gpu_blocks` of
+    blocks in those, `gpu_memory_bytes` the room for records on each GPU, and after `gpu_warps` warps no
+    further launch is recorded. `libraries` are files to take instead of those that the command would load.
+    `ring_bytes` is rounded up to a power of two.
+    """
+
+    command: list[str] = field(default_factory=list)
+    layers: tuple[str, ...] = DEFAULT_LAYERS
+    method: str = "auto"
+    gpu: str = "off"
+    gpu_kernels: str = ""
+    gpu_launches: str = ""
+    gpu_blocks: str = ""
+    gpu_memory_bytes: int | None = None
+    gpu_warps: int | None = None
+    pids: tuple[int, ...] = ()
+    comm: str = ""
+    system: bool = False
+    children: bool = True
+    hooks: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ()
+    filters: Filters = Filters()
+    limits: Limits = Limits()
+    ring_bytes: int = RING_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Whose events are recorded.
+
+    `kind` is `command` (process `pids[0]`, held, from its next exec on), `pids` (running processes, all their
+    threads), `comm` (every process of that name, running or executed later) or `system` (everything but this
+    process). `children`: what those processes fork is recorded too.
+    """
+
+    kind: str
+    pids: tuple[int, ...] = ()
+    comm: str = ""
+    children: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What an engine has to attach: the probes, and for those of `own` (`syscall`, `scheduler`) the layer's
+    own tracepoints.
+
+    `values` has the names of the values of the kinds that the probes' signatures use.
+    """
+
+    layers: tuple[str, ...]
+    own: tuple[str, ...]
+    probes: list[Probe]
+    scope: Scope
+    filters: Filters
+    ring_bytes: int
+    values: dict[str, dict[int, str]] = field(default_factory=dict)

@@ -1,0 +1,45 @@
+"""What a capture recorded, and the words for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tracepipe.event.model import LAYERS
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureSummary:
+    """What was recorded: counts, losses and filtered events by layer, how it ended, wall time, engine.
+
+    `cpu_losses` are the losses of a layer by processor, as far as it is known. `exit_code` is the target's as
+    a shell gives it: its own, or 128 + the signal that ended it.
+    """
+
+    counts: dict[str, int]
+    losses: dict[str, int]
+    cpu_losses: dict[str, dict[int, int]]
+    filtered: dict[str, int]
+    ended_by: str
+    exit_code: int
+    wall_ns: int
+    attach_ns: int
+    detach_ns: int
+    engine: str
+
+
+def summary_lines(path: str, summary: CaptureSummary) -> Iterator[str]:
+    """What a person should know of a capture, most important last."""
+    counts = ", ".join(f"{summary.counts[layer]} {layer}" for layer in LAYERS if summary.counts.get(layer))
+    seconds = summary.wall_ns / 1e9
+    yield f"{path}: {counts or 'no events'} in {seconds:.2f} s, by {summary.engine}"
+    if summary.ended_by != "exit 0":
+        yield f"note: the recording ended by {summary.ended_by}"
+    for layer, count in summary.filtered.items():
+        yield f"note: {count} {layer} events were left out by the filters"
+    for layer, count in summary.losses.items():
+        if count:
+            by_cpu = summary.cpu_losses.get(layer, {})
+            where = ", ".join(f"{lost} on processor {cpu}" for cpu, lost in sorted(by_cpu.items()))
+            hint = f" ({where}); --ring-bytes makes more room" if where else ""
+            yield f"lost: {count} {layer} events were made and not recorded{hint}"

@@ -1,0 +1,78 @@
+"""Calls sm_clock.c, which computes what `sm_clock` computes, from the same columns."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Column: TypeAlias = npt.NDArray[np.int64]
+
+_REFINED, _BAD_LENGTHS, _NO_MEMORY = 1, -1, -2
+_BASE_LIMIT_NS = 1 << 62
+
+
+class NativeSmClocks:
+    """The clocks of one GPU's SMs, as `SmClocks`. Not for two threads at once."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._refine = library.tp_sm_clocks_refine
+        self._clocks = library.tp_sm_clocks_new()
+        if not self._clocks:
+            raise MemoryError
+        weakref.finalize(self, library.tp_sm_clocks_free, self._clocks)
+
+    def refine(
+        self,
+        base_ns: int,
+        entry_ns: Column,
+        exit_ns: Column,
+        sm: Column,
+        slot: Column | None,
+        entry_clk: Column,
+        exit_clk: Column,
+        exit_count: Column | None,
+    ) -> tuple[Column, Column] | None:
+        """`entry_ns` and `exit_ns` of a batch, finer than they were read; None where they cannot be.
+
+        Raises ValueError for columns whose lengths do not agree, TypeError for other than int64.
+        """
+        warps, exits = len(entry_ns), len(exit_ns)
+        addresses = [
+            _address(column, count)
+            for column, count in (
+                (entry_ns, warps),
+                (exit_ns, exits),
+                (sm, warps),
+                (slot, warps),
+                (entry_clk, warps),
+                (exit_clk, exits),
+                (exit_count, warps),
+            )
+        ]
+        if not 0 <= base_ns < _BASE_LIMIT_NS:
+            base_ns = -1  # refused too, where ctypes would cut the other to 64 bits
+        entered, stayed = np.empty(warps, np.int64), np.empty(exits, np.int64)
+        done = self._refine(
+            self._clocks, base_ns, warps, exits, *addresses, entered.ctypes.data, stayed.ctypes.data
+        )
+        if done == _BAD_LENGTHS:
+            raise ValueError("the counts of exits do not add up to the exits")
+        if done == _NO_MEMORY:
+            raise MemoryError
+        return (entered, stayed) if done == _REFINED else None
+
+
+def _address(column: Column | None, count: int) -> int | None:
+    if column is None:
+        return None
+    if column.dtype != np.int64 or not column.flags.c_contiguous:
+        raise TypeError(f"a column of {column.dtype} is not one of int64, number after number")
+    if column.shape != (count,):
+        raise ValueError("the columns of a batch have different lengths")
+    return column.ctypes.data

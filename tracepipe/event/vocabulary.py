@@ -1,0 +1,10 @@
+"""Names in events that mean something to more than one room."""
+
+from __future__ import annotations
+
+from typing import Final
+
+RUNNING: Final = "running"
+"""The slice of the scheduler's own layer: a thread has a processor."""
+ADDRESS_KEYS: Final = ("address", "ptr", "dptr", "devPtr")
+"""Keys of the address in the arguments of a `memory` event, as the sources of recordings call it."""
