@@ -222,7 +222,7 @@ def _write_warps(core: ctypes.CDLL, writer: int, rng: Random) -> None:
         buffers.array([rng.randrange(slices) for _ in range(count)], np.int32),
         buffers.array([rng.choice((1, 1, 1, 2, 2, 2, 4, 4, 3)) for _ in range(count)], np.uint8),
     )
-    by_slice = [buffers.array([rng.choice((0, 1, 77, inputs.number(rng) >> 2)) for _ in range(slices)])]
+    by_slice = [buffers.array([rng.choice((0, 1, 77, -1, inputs.number(rng) >> 2)) for _ in range(slices)])]
     by_slice += [buffers.array([rng.choice(unknown) for _ in range(slices)]) for _ in range(4)]
     by_slice += [
         buffers.array([rng.choice((0, 2, -2)) for _ in range(slices)]),

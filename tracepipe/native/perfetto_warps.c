@@ -32,7 +32,7 @@ void tp_names_free(tp_names *names)
 static int find_name(tp_perfetto *p, int32_t kernel, int64_t number, int32_t **found)
 {
     *found = 0;
-    if (kernel >= KERNELS_MAX || number >= MET_MAX)
+    if (kernel < 0 || kernel >= KERNELS_MAX || number < 0 || number >= MET_MAX)
         return 0;
     if (!p->names && !(p->names = calloc(1, sizeof *p->names)))
         return TP_NO_MEMORY;
