@@ -19,10 +19,11 @@ _LAUNCHES_MANY = 1 << 17  # twice what is remembered
 def nest_events(core: ctypes.CDLL, rng: Random) -> None:
     """`tp_nest_events` over some batches, each settled, and the end of the recording."""
     nest = core.tp_nest_new(_IOCTL)
+    assert nest
     try:
         rows = rng.randrange(1, 8)
         for _ in range(rows):
-            core.tp_nest_row(nest, -1, rng.randrange(2))
+            assert core.tp_nest_row(nest, -1, rng.randrange(2)) >= 0
         for row in range(rows):
             near, far = (rng.randrange(-1, rows) for _ in range(2))
             core.tp_nest_above(nest, row, near, far, rng.randrange(3))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from random import Random
 from typing import Any
@@ -58,13 +60,29 @@ def _ready(rng: Random) -> dict[int, bytes]:
     }
 
 
-def _writer(core: ctypes.CDLL, rng: Random) -> int:
-    writer: int = core.tp_perfetto_new(rng.getrandbits(64), rng.randrange(1, 1 << 20), 64, inputs.moment(rng))
-    for number in range(_NUMBERS):
-        for table, piece in _ready(rng).items():
-            if rng.random() < 0.9:
-                assert core.tp_perfetto_set(writer, table, number, buffers.text(piece), len(piece)) == 0
-    return writer
+@contextmanager
+def _writer(core: ctypes.CDLL, rng: Random) -> Iterator[int]:
+    writer = core.tp_perfetto_new(rng.getrandbits(64), rng.randrange(1, 1 << 20), 64, inputs.moment(rng))
+    assert writer
+    try:
+        for number in range(_NUMBERS):
+            for table, piece in _ready(rng).items():
+                if rng.random() < 0.9:
+                    assert core.tp_perfetto_set(writer, table, number, buffers.text(piece), len(piece)) == 0
+        yield writer
+    finally:
+        core.tp_perfetto_free(writer)
+
+
+@contextmanager
+def _texts(core: ctypes.CDLL, rng: Random) -> Iterator[int]:
+    """A reader, which keeps the texts of arguments."""
+    reader = core.tp_reader_new(rng.getrandbits(64))
+    assert reader
+    try:
+        yield reader
+    finally:
+        core.tp_reader_free(reader)
 
 
 def _arguments(rng: Random) -> bytes:
@@ -83,8 +101,7 @@ def _written(core: ctypes.CDLL, writer: int) -> Any:
 
 def perfetto_args(core: ctypes.CDLL, rng: Random) -> None:
     """`tp_perfetto_args`: text of any kind; what it takes is written with one operation."""
-    writer = _writer(core, rng)
-    try:
+    with _writer(core, rng) as writer:
         if rng.random() < 0.01:
             _fill_strings(core, writer)
         for number in range(rng.randrange(1, 5)):
@@ -102,8 +119,6 @@ def perfetto_args(core: ctypes.CDLL, rng: Random) -> None:
             if last:
                 _expect_arguments(packets[0].track_event, text)
         core.tp_perfetto_forget(writer, _ARGS)
-    finally:
-        core.tp_perfetto_free(writer)
 
 
 def _fill_strings(core: ctypes.CDLL, writer: int) -> None:
@@ -152,20 +167,16 @@ def _given(rng: Random, events: int, args: int) -> list[Any]:
 
 def perfetto_write(core: ctypes.CDLL, rng: Random) -> None:
     """`tp_perfetto_write` over some batches, with what Python writes in between."""
-    writer, reader = _writer(core, rng), core.tp_reader_new(rng.getrandbits(64))
-    try:
+    with _writer(core, rng) as writer, _texts(core, rng) as reader:
         for _ in range(rng.randrange(1, 4)):
             args = rng.randrange(8)
             for number in range(core.tp_reader_count(reader, _READER_ARGS), args):
                 # As the reader keeps them: also those that are not of the native grammar, or are no JSON.
                 text = _arguments(rng) or b"%d" % number
-                core.tp_reader_number(reader, _READER_ARGS, buffers.text(text), len(text))
+                assert core.tp_reader_number(reader, _READER_ARGS, buffers.text(text), len(text)) >= 0
             _write_batch(core, writer, core.tp_reader_args(reader), args, rng)
             if rng.random() < 0.2:
                 core.tp_perfetto_forget(writer, _ARGS)
-    finally:
-        core.tp_perfetto_free(writer)
-        core.tp_reader_free(reader)
 
 
 def _write_batch(core: ctypes.CDLL, writer: int, texts: int, args: int, rng: Random) -> None:
@@ -191,15 +202,12 @@ def _write_batch(core: ctypes.CDLL, writer: int, texts: int, args: int, rng: Ran
 
 def perfetto_warps(core: ctypes.CDLL, rng: Random) -> None:
     """`tp_perfetto_warps` over some batches: begins, ends and counts, up to an exit."""
-    writer = _writer(core, rng)
-    try:
+    with _writer(core, rng) as writer:
         for number in range(_NUMBERS):
             name = inputs.word(rng).encode()
             assert core.tp_perfetto_set(writer, _NAMES, number, buffers.text(name), len(name)) == 0
         for _ in range(rng.randrange(1, 4)):
             _write_warps(core, writer, rng)
-    finally:
-        core.tp_perfetto_free(writer)
 
 
 def _write_warps(core: ctypes.CDLL, writer: int, rng: Random) -> None:

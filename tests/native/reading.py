@@ -21,6 +21,7 @@ _MANY = 40_000  # more than the table of whole lines holds
 def read_lines(core: ctypes.CDLL, rng: Random) -> None:
     """`tp_read_lines` and what else a reader does, over some texts."""
     reader = core.tp_reader_new(rng.getrandbits(64))
+    assert reader
     try:
         for _ in range(rng.randrange(1, 4)):
             _read_one(core, reader, _lines(rng), rng)
@@ -101,6 +102,7 @@ def _keep_some(core: ctypes.CDLL, reader: int, rng: Random) -> None:
 def batch_read(core: ctypes.CDLL, rng: Random) -> None:
     """`tp_batch_read`, over some lines with one batch."""
     batch = core.tp_batch_new()
+    assert batch
     try:
         for _ in range(rng.randrange(1, 6)):
             line = inputs.warp_line(rng) if rng.random() < 0.8 else inputs.any_line(rng)

@@ -25,6 +25,7 @@ from tracepipe.native import build
 
 ROOT = Path(__file__).parents[2]
 FLAGS = ("-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+MEMORY = ("-include", str(Path(__file__).with_name("failing_memory.h")))
 # Beyond its time a process starts and finishes its case: Python and NumPy load slowly under a sanitizer.
 GRACE_S = 60
 
@@ -58,7 +59,7 @@ def sanitized(folder: Path) -> Sanitized:
     runtime = Path(asked.stdout.strip())
     if not runtime.is_absolute():
         raise build.NoCompiler(f"{program[0]} has no {name}")
-    flags = (*FLAGS, "-shared-libasan") if is_clang else FLAGS
+    flags = (*FLAGS, *MEMORY, *(["-shared-libasan"] if is_clang else []))
     return Sanitized(build.build(core=folder / build.NAME, flags=flags), runtime.resolve())
 
 

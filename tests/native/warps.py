@@ -30,6 +30,7 @@ def order(core: ctypes.CDLL, rng: Random) -> None:
 def warps_take(core: ctypes.CDLL, rng: Random) -> None:
     """`tp_warps_take` over some batches: those that are drawn on a row do not overlap."""
     warps = core.tp_warps_new()
+    assert warps
     taken: dict[int, list[tuple[int, int]]] = {}
     rows, base = 0, 0
     try:
