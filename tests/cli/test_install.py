@@ -91,7 +91,7 @@ def test_without_a_compiler_python_does_it(tree: Path, tmp_path: Path, environme
     wheel = packed(tree, "build_wheel", **environment)
     assert wheel.name.endswith("-py3-none-any.whl")
     assert CORE not in unpacked(wheel, tmp_path / "installed")
-    assert "(pure Python: there is no compiled core)" in said(tmp_path / "installed", "--version")
+    assert "(pure Python: no compiled core)" in said(tmp_path / "installed", "--version")
     assert "cuLaunchKernel" in said(
         tmp_path / "installed", "convert", str(SAMPLE), "--format", "text", "-o", "-"
     )

@@ -116,7 +116,7 @@ def test_where_all_is_well() -> None:
 
 def test_a_missing_core_comes_with_the_command_that_builds_it() -> None:
     trials = FakeTrials()
-    trials.native = ("pure Python: there is no compiled core", "apt install gcc")
+    trials.native = ("pure Python: no compiled core", "apt install gcc")
     (core,) = [finding for finding in examine(GOOD, trials) if finding.area == "convert"]
     assert (core.state, core.detail, core.mend) == ("limited", *trials.native)
 

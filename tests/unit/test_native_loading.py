@@ -72,7 +72,7 @@ def test_python_alone_can_be_asked_for(
 def test_without_a_core_python_runs(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place(tmp_path / build.NAME)
     assert native.library() is None
-    assert native.state() == "pure Python: there is no compiled core"
+    assert native.state() == "pure Python: no compiled core"
     command = f"{sys.executable} -m tracepipe.native"
     monkeypatch.setenv("CC", sys.executable)
     assert native.how_to_build() == command

@@ -69,7 +69,7 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
 def _loaded(path: Path) -> tuple[ctypes.CDLL | None, str]:
     """A core and what it says of itself, or None and why not."""
     if not path.exists():
-        return None, "pure Python: there is no compiled core"
+        return None, "pure Python: no compiled core"
     try:
         core = ctypes.CDLL(str(path))
     except OSError as e:
