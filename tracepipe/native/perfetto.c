@@ -11,6 +11,7 @@
 
 #define TABLE_MAX (1 << 14)
 #define STRINGS_MAX (1 << 13)
+#define NOT_NATIVE 1
 #define TEXT_MAX 64 /* characters of a string that is worth a place in the table */
 
 /* What is shown beside the arguments, in the order of the marks: an argument of that name takes its place. */
@@ -177,31 +178,52 @@ static int put_annotation(tp_perfetto *p, tp_buffer *b, const uint8_t *key, int6
     return 0;
 }
 
-/* Makes the annotations of arguments, whose text is an object of the native grammar. */
+static uint8_t shadow_of(const uint8_t *key, int64_t size)
+{
+    for (int i = 0; i < 8; i++)
+        if (size == (int64_t)strlen(SHOWN[i]) && !memcmp(key, SHOWN[i], (size_t)size))
+            return (uint8_t)(1 << i);
+    return 0;
+}
+
+/* Appends the annotations of an object of the native grammar: 0, NOT_NATIVE or TP_NO_MEMORY. */
+static int put_annotations(tp_perfetto *p, tp_buffer *b, const uint8_t *at, const uint8_t *end, uint8_t *shadow)
+{
+    if (at >= end || *at != '{')
+        return NOT_NATIVE;
+    do {
+        const uint8_t *key = at + 1, *after = tp_string(key, end);
+        if (!after || after >= end || *after != ':')
+            return NOT_NATIVE;
+        if (!(at = tp_value(after + 1, end)) || at >= end)
+            return NOT_NATIVE;
+        if (put_annotation(p, b, key + 1, after - key - 2, after + 1, at))
+            return TP_NO_MEMORY;
+        *shadow |= shadow_of(key + 1, after - key - 2);
+    } while (*at == ',');
+    return *at == '}' && at + 1 == end ? 0 : NOT_NATIVE;
+}
+
+/* Makes the annotations of arguments, given as JSON: 0 done, NOT_NATIVE it is for Python, TP_NO_MEMORY. */
 TP_EXPORT int tp_perfetto_args(tp_perfetto *p, int64_t number, const uint8_t *text, int64_t size)
 {
-    const uint8_t *at = text, *end = text + size;
     tp_buffer made = {0};
-    int failed = number < 0 || TP_GROW(p->shadows, p->shadow_room, number);
     uint8_t shadow = 0;
-    while (!failed && *at != '}') {
-        const uint8_t *key = at + 1, *after = tp_string(key, end), *value = after + 1;
-        at = tp_value(value, end);
-        failed = put_annotation(p, &made, key + 1, after - key - 2, value, at);
-        for (int i = 0; i < 8; i++)
-            if ((size_t)(after - key - 2) == strlen(SHOWN[i]) && !memcmp(key + 1, SHOWN[i], strlen(SHOWN[i])))
-                shadow |= (uint8_t)(1 << i);
-    }
-    if (!failed)
+    if (number < 0 || TP_GROW(p->shadows, p->shadow_room, number))
+        return TP_NO_MEMORY;
+    int result = put_annotations(p, &made, text, text + size, &shadow);
+    if (!result)
+        result = tp_strings_set(&p->args, number, made.data, made.size);
+    if (!result)
         p->shadows[number] = shadow;
-    failed = failed || tp_strings_set(&p->args, number, made.data, made.size);
     free(made.data);
-    return failed ? TP_NO_MEMORY : 0;
+    return result;
 }
 
 uint8_t *tp_put_packet(tp_perfetto *p, int64_t ts, int64_t body)
 {
-    int64_t step = ts - p->last, back = step < 0, when = back ? (ts > 0 ? ts : 0) : step;
+    /* Times may be as far apart as 64 bits without a sign. */
+    int64_t back = ts < p->last, when = back ? (ts > 0 ? ts : 0) : (int64_t)((uint64_t)ts - (uint64_t)p->last);
     int64_t size = 1 + tp_varint_size(when) + (back ? 2 + tp_varint_size(p->clock) : 0);
     size += 1 + tp_varint_size(body) + body + 1 + tp_varint_size(p->sequence);
     if (p->pending.size)
@@ -251,7 +273,7 @@ uint8_t *tp_put_flow(uint8_t *to, int64_t flow)
 {
     if (!flow)
         return to;
-    uint64_t id = (uint64_t)(flow < 0 ? -flow : flow);
+    uint64_t id = flow < 0 ? -(uint64_t)flow : (uint64_t)flow;
     *to++ = 0xF9;
     *to++ = 0x02;
     for (int i = 0; i < 8; i++)

@@ -32,7 +32,7 @@ void tp_names_free(tp_names *names)
 static int find_name(tp_perfetto *p, int32_t kernel, int64_t number, int32_t **found)
 {
     *found = 0;
-    if (kernel >= KERNELS_MAX || number >= MET_MAX)
+    if (kernel < 0 || kernel >= KERNELS_MAX || number < 0 || number >= MET_MAX)
         return 0;
     if (!p->names && !(p->names = calloc(1, sizeof *p->names)))
         return TP_NO_MEMORY;
@@ -104,7 +104,9 @@ static int write_begin(tp_job *j, int64_t ts, int32_t slice, int64_t value)
         return TP_NO_MEMORY;
     int64_t name = iid ? 1 + tp_varint_size(iid) : 2 + tp_varint_size(p->scratch.size) + p->scratch.size;
     const int64_t known[] = {s->source[slice], s->exits[slice], s->cycles[slice], s->lanes[slice]};
-    const int64_t shown[] = {known[0] - ts - j->offset, known[1], known[2], known[3]};
+    /* A protobuf integer is modulo 2^64. */
+    int64_t source = (int64_t)((uint64_t)known[0] - (uint64_t)ts - (uint64_t)j->offset);
+    const int64_t shown[] = {source, known[1], known[2], known[3]};
     const int key[] = {KEY_SOURCE, KEY_EXITS, KEY_CYCLES, KEY_LANES};
     int64_t flow = s->flow[slice], mark = s->unclosed[slice] ? MARK_UNCLOSED : MARK_NONE;
     int64_t size = 2 + tp_size_of(&p->ready[TOPS], s->row[slice]) + name + (flow ? 10 : 0);

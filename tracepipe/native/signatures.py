@@ -6,10 +6,6 @@ import ctypes
 from ctypes import POINTER, Structure, c_char_p, c_int, c_int32, c_int64, c_uint64, c_void_p
 from typing import Any
 
-import numpy as np
-
-Int64s = np.ndarray[Any, np.dtype[np.int64]]
-
 
 def _pointers(name: str, *fields: str) -> Any:
     """A structure of pointers to columns."""
@@ -17,14 +13,10 @@ def _pointers(name: str, *fields: str) -> Any:
 
 
 Columns = _pointers("Columns", "ts", "shape", "args", "dur", "launch")
-Ops = _pointers(
-    "Ops", "kind", "mark", "row", "name", "event", "ts", "flow", "flow2", "span", "parent"
-)
+Ops = _pointers("Ops", "kind", "mark", "row", "name", "event", "ts", "flow", "flow2", "span", "parent")
 Events = _pointers("Events", "ts", "dur", "launch", "bound", "shape")
 Shapes = _pointers("Shapes", "row", "name", "has_dur", "phase", "asks", "has_launch")
-Drawn = _pointers(
-    "Drawn", "order", "kind", "mark", "row", "name", "event", "ts", "flow", "flow2", "value"
-)
+Drawn = _pointers("Drawn", "order", "kind", "mark", "row", "name", "event", "ts", "flow", "flow2", "value")
 Given = _pointers("Given", "shape", "args", "launch", "source")
 Changes = _pointers("Changes", "ts", "value", "mask", "slice", "kind")
 Slices = _pointers(

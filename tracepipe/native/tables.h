@@ -51,6 +51,8 @@ static inline int tp_grow(void **array, int64_t *room, int64_t count, size_t eac
 {
     if (count < *room)
         return 0;
+    if (count > INT64_MAX / 4 / (int64_t)each)
+        return TP_NO_MEMORY;
     int64_t wanted = *room ? *room : 16;
     while (wanted <= count)
         wanted *= 2;

@@ -30,11 +30,11 @@ int tp_warp_name(tp_buffer *b, const tp_strings *names, const tp_kernel *kernel,
     if (size)
         memcpy(b->data, names->bytes.data + place->at, (size_t)size);
     uint8_t *to = b->data + size;
-    if (kernel->warps) {
+    if (kernel->warps > 0) {
         int64_t block = number / kernel->warps, x = kernel->x, y = kernel->y;
         number %= kernel->warps;
         to = put_text(to, " block ");
-        if (x) {
+        if (x > 0 && y > 0) {
             to = put_number(put_text(to, "("), block % x);
             to = put_number(put_text(to, ","), block / x % y);
             to = put_text(put_number(put_text(to, ","), block / x / y), ")");
