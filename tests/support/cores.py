@@ -24,6 +24,13 @@ def running(core: str) -> Iterator[None]:
         yield
 
 
+def cores_here() -> tuple[str, ...]:
+    """Those of `CORES` that this machine has."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv(PURE, raising=False)
+        return CORES if library() is not None else CORES[:1]
+
+
 def new_tables() -> Tables:
     """The tables that a recording of tracepipe/1 has with the core that runs."""
     core = library()
