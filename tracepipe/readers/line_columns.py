@@ -66,11 +66,15 @@ class LineColumns:
         halves = [line.partition(b",") for line in lines]
         times = _times_of([head for head, _, _ in halves])
         known = self._known
-        rests = [known.get(rest) or self._parsed(rest) for _, _, rest in halves]
-        if None not in rests and NONE not in times:
+        # A line that is out of time must not give its shape a number.
+        rests = [
+            None if ts_ns == NONE else known.get(rest) or self._parsed(rest)
+            for ts_ns, (_, _, rest) in zip(times, halves, strict=True)
+        ]
+        if None not in rests:
             return _columns(times, cast("list[Rest]", rests)), len(lines)
-        for at, (ts_ns, rest) in enumerate(zip(times, rests, strict=True)):
-            if ts_ns == NONE or rest is None:
+        for at, rest in enumerate(rests):
+            if rest is None:
                 times[at], shape, args, dur_ns, launch = read_one(at, lines[at])
                 rests[at] = shape, args, dur_ns, launch
         kept = [at for at, rest in enumerate(rests) if rest is not None and rest[0] != FOREIGN]
