@@ -85,8 +85,10 @@ static int take_apart(tp_reader *r, const uint8_t *at, const uint8_t *end, tp_li
             return 0;
         int64_t size = after - key;
         value = after + 1;
-        if (is_key(key, size, "args") && !has_args++) {
-            if (!(at = tp_object(value, end))) /* also where it is empty */
+        if (is_key(key, size, "ts_ns"))
+            return 0; /* twice: the last one counts */
+        if (is_key(key, size, "args")) {
+            if (has_args++ || !(at = tp_object(value, end))) /* also where it is empty */
                 return 0;
             int64_t args = number_of(&r->args, value, at - value);
             if (args < 0)
