@@ -8,6 +8,7 @@ from pathlib import Path
 from tests.support.cores import cores_here, running
 from tracepipe.converters import CONVERTERS
 from tracepipe.recording.account import Account
+from tracepipe.recording.account_text import account_lines
 from tracepipe.recording.convert import Conversion, ConvertOptions
 
 
@@ -23,6 +24,7 @@ def converted(
         outcomes.append((out.getvalue(), account))
     first, *others = outcomes
     for output, account in others:
+        assert [*account_lines(account)] == [*account_lines(first[1])]
         assert account == first[1]
         assert_same(output, first[0])
     return first
