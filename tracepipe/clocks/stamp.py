@@ -161,8 +161,10 @@ class Clocks:
         events.ts_ns, events.dur_ns = events.ts_ns.copy(), events.dur_ns.copy()
         source = events.source_ns = np.full(len(events), NONE, np.int64)
         bounds = events.bound_ns = np.zeros(len(events), np.int64)
-        for code in np.unique(of[of > 0]).tolist():
-            places, clock = np.flatnonzero(of == code), self._clocks[code - 1]
+        found = [(np.flatnonzero(of == code), code) for code in np.unique(of[of > 0]).tolist()]
+        # In the file's order: shapes may have been met in another.
+        for places, code in sorted(found, key=lambda one: int(one[0][0])):
+            clock = self._clocks[code - 1]
             clock_map = self._maps.get(clock)
             if clock_map is None:
                 unplaced[clock] = unplaced.get(clock, 0) + len(places)

@@ -143,6 +143,6 @@ class NativePackets(Packets):
             if at < count:
                 exits = exits or list(rows())
                 change: Change = exits[at]
-                self.packet(change.ts_ns, self.warp_exit(changes, change.slice, change.mask))
+                self.packet(change.ts_ns, self.warp_exit(changes, change.slice, change.mask, change.value))
                 at += 1
 

@@ -279,7 +279,7 @@ class Packets:
             elif kind == WARP_END:
                 self.packet(ts_ns, _TYPES[END] + tracks[rows[at]] + counted)
             elif kind != WARP_COUNT:
-                self.packet(ts_ns, self.warp_exit(changes, at, mask))
+                self.packet(ts_ns, self.warp_exit(changes, at, mask, value))
             elif counted:
                 self.packet(ts_ns, _TYPES[COUNTER] + tracks[changes.counter_row] + number(30, value))
 
@@ -302,11 +302,12 @@ class Packets:
             body += self._ready[MARK][UNCLOSED]
         self.packet(ts_ns, body + counted + _flow(flow))
 
-    def warp_exit(self, changes: WarpChanges, at: int, mask: int) -> bytes:
-        """The fields of the instant of an exit of a slice."""
+    def warp_exit(self, changes: WarpChanges, at: int, mask: int, value: int) -> bytes:
+        """The fields of the instant of an exit of a slice; `value` is how many run from then on, or NONE."""
         args = {"mask": f"0x{mask:08x}", "lanes": mask.bit_count()}
         top = self._ready[TOPS][int(changes.slices.row[at])]
-        return _TYPES[INSTANT] + top + self.name("exit") + self.annotations(args)
+        counted = _COUNTED + varint(value) if value >= 0 else b""
+        return _TYPES[INSTANT] + top + self.name("exit") + self.annotations(args) + counted
 
     def _warp_name(self, kernel: Kernel, at: int, warp: int) -> bytes:
         """The name's number if it came before, else the name: a launch of many warps names each once."""

@@ -285,7 +285,7 @@ class Nesting:
         opened = any(one[0] == name for at in lanes for one in self._rows[at].open)
         if not opened and dur_ns is not None:
             # Its begin was lost, or its writer has exits only: the duration says when it began.
-            start_ns = max(0, ts_ns - dur_ns)
+            start_ns = max(min(0, ts_ns), ts_ns - dur_ns)
             self._complete(on, start_ns, ts_ns - start_ns, name, event, FROM_DURATION)
             return
         at = self._row_of_end(on, ts_ns, name)

@@ -354,7 +354,7 @@ class WarpLayout:
         """Draw what waits for the end of the trace."""
         for gpu, slices, begin_ns in self._open:
             last_ns = max(begin_ns, end_ns)
-            times = (np.array([ns], np.int64) for ns in (begin_ns, last_ns - begin_ns))
+            times = (np.array([ns], np.int64) for ns in (begin_ns, min(last_ns - begin_ns, ALL)))
             fate = gpu.slots.take(len(gpu.tracks), begin_ns, *times, slices.row)
             if fate[0] != DRAWN:
                 slices.row[0] = self._beside(gpu, int(slices.row[0]), begin_ns, last_ns)

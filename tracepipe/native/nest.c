@@ -191,7 +191,7 @@ static int64_t end(tp_nest *n, int32_t on, int64_t ts, int64_t dur, int32_t name
         any = has_open(&n->rows.rows[at], name);
     if (!any && dur >= 0) {
         /* Its begin was lost, or its writer has exits only: the duration says when it began. */
-        int64_t start = ts > dur ? ts - dur : 0;
+        int64_t start = ts > dur ? ts - dur : ts < 0 ? ts : 0;
         return complete(n, on, start, ts - start, name, event, MARK_FROM_DURATION);
     }
     row = row_of_end(n, on, ts, name);

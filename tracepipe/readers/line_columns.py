@@ -66,25 +66,30 @@ class LineColumns:
         halves = [line.partition(b",") for line in lines]
         times = _times_of([head for head, _, _ in halves])
         known = self._known
-        rests = [known.get(rest) or self._parsed(rest) for _, _, rest in halves]
-        if None not in rests and NONE not in times:
+        # A line that is out of time must not give its shape a number.
+        rests = [
+            None if ts_ns == NONE else known.get(rest) or self._parsed(rest)
+            for ts_ns, (_, _, rest) in zip(times, halves, strict=True)
+        ]
+        if None not in rests:
             return _columns(times, cast("list[Rest]", rests)), len(lines)
-        for at, (ts_ns, rest) in enumerate(zip(times, rests, strict=True)):
-            if ts_ns == NONE or rest is None:
+        for at, rest in enumerate(rests):
+            if rest is None:
                 times[at], shape, args, dur_ns, launch = read_one(at, lines[at])
                 rests[at] = shape, args, dur_ns, launch
         kept = [at for at, rest in enumerate(rests) if rest is not None and rest[0] != FOREIGN]
         return _columns([times[at] for at in kept], [cast(Rest, rests[at]) for at in kept]), len(lines)
 
     def _parsed(self, rest: bytes) -> Rest | None:
-        text = b'{"ts_ns":0,' + rest
+        text = b"{" + rest
         try:
             record = orjson.loads(text)
         except orjson.JSONDecodeError:
             return None
         # A second ts_ns in the line would be the one that counts.
-        if is_too_deep(text, record) or record.get("ts_ns") != 0 or "phase" not in record:
+        if is_too_deep(text, record) or "ts_ns" in record or "phase" not in record:
             return None
+        record["ts_ns"] = 0
         if self._check.fault(record):
             return None
         row = (
