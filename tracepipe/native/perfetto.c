@@ -8,15 +8,11 @@
  */
 #include "json.h"
 #include "perfetto.h"
+#include "shown.h"
 
 #define TABLE_MAX (1 << 14)
 #define STRINGS_MAX (1 << 13)
 #define TEXT_MAX 64 /* characters of a string that is worth a place in the table */
-
-/* What is shown beside the arguments, in the order of the marks: an argument of that name takes its place. */
-static const char *const SHOWN[] = {"launch", "unclosed", "no_begin", "from_duration",
-                                    "cpu",    "source_ns", "grid",     "block"};
-enum { SHOWS_LAUNCH = 1, SHOWS_MARK = 1, SHOWS_CPU = 16, SHOWS_SOURCE = 32, SHOWS_SIZES = 64 + 128 };
 
 static const uint8_t INTERNED_FIELDS[INTERNED][2] = {{0x0A, 1}, {0x12, 1}, {0x1A, 1}, {0xEA, 2}};
 
@@ -183,17 +179,13 @@ TP_EXPORT int tp_perfetto_args(tp_perfetto *p, int64_t number, const uint8_t *te
     const uint8_t *at = text, *end = text + size;
     tp_buffer made = {0};
     int failed = number < 0 || TP_GROW(p->shadows, p->shadow_room, number);
-    uint8_t shadow = 0;
     while (!failed && *at != '}') {
         const uint8_t *key = at + 1, *after = tp_string(key, end), *value = after + 1;
         at = tp_value(value, end);
         failed = put_annotation(p, &made, key + 1, after - key - 2, value, at);
-        for (int i = 0; i < 8; i++)
-            if ((size_t)(after - key - 2) == strlen(SHOWN[i]) && !memcmp(key + 1, SHOWN[i], strlen(SHOWN[i])))
-                shadow |= (uint8_t)(1 << i);
     }
     if (!failed)
-        p->shadows[number] = shadow;
+        p->shadows[number] = tp_shadows(text, size);
     failed = failed || tp_strings_set(&p->args, number, made.data, made.size);
     free(made.data);
     return failed ? TP_NO_MEMORY : 0;
