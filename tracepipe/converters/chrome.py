@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from typing import Any, BinaryIO
 
-import orjson
-
 from tracepipe.converters.chrome_events import ChromeEvents, json_text
 from tracepipe.converters.native_chrome_events import NativeChromeEvents
 from tracepipe.converters.writer import TraceInfo
@@ -36,9 +34,7 @@ class ChromeWriter:
         self._out.write(json_text(head)[:-1] + b',"traceEvents":[\n')
         core = library()
         self._events = (
-            ChromeEvents(out, self._base_ns)
-            if core is None
-            else NativeChromeEvents(core, out, self._base_ns)
+            ChromeEvents(out, self._base_ns) if core is None else NativeChromeEvents(core, out, self._base_ns)
         )
         self._tracks: dict[int, Track] = {}
         self._named: dict[int, list[Track]] = {}
@@ -73,7 +69,7 @@ class ChromeWriter:
             ]
         if track.kind not in ("slices", "counter"):  # a thread has a new name
             return [self._thread_name(pid, one) for one in self._named.get(track.id, ())]
-        self._events.set_track(track, pid)
+        self._events.give_track(track, pid)
         self._named.setdefault(track.parent.id, []).append(track)
         return [
             self._thread_name(pid, track),

@@ -30,10 +30,10 @@ from tracepipe.layout.timeline import (
 )
 
 PLACES, TOPS, COUNTS, NAMES, KERNELS, BEFORE, LAUNCH, AFTER, MARK, ARGS = range(10)
-"""Texts that are made once. By a track's id: its ids and the key of the time, the same after its category, and a
-count's line up to its time; by number: names, and names of kernels without their last quote; by shape: what it
-shows before its arguments, the key of its launch, and what it shows after that; by mark; by number: arguments.
-What an event shows has a comma in front of each member."""
+"""Texts that are made once. By the id of a track: its ids and the key of the time, the same after its category,
+and a count's line up to its time; by number: names, and names of kernels without their last quote; by shape:
+what it shows before its arguments, the key of its launch, and what it shows after that; by mark; by number:
+arguments. What an event shows has a comma in front of each member."""
 SHOWN: Final = ("launch", *MARKS[1:], "cpu", "source_ns", "grid", "block")
 """What may be shown beside arguments: an argument of that name takes its place."""
 _HEADS: Final = {
@@ -88,7 +88,9 @@ def members(args: Args) -> bytes:
 
 @dataclass(slots=True)
 class _Turns:
-    """Begins and ends of a track at one nanosecond: how often they took turns, and whether the last is an end."""
+    """Begins and ends of a track at one nanosecond: how often they took turns, and whether the last one is an
+    end.
+    """
 
     at_ns: int = -1
     step: int = 0
@@ -107,33 +109,38 @@ class ChromeEvents:
         self._out: list[bytes] = []
         self._names_made = self._shapes_made = 0
         for at, mark in enumerate(MARKS):
-            self.set(MARK, at, members({mark: True}) if mark else b"")
+            self._give_some(MARK, at, members({mark: True} if mark else {}))
 
     # Texts that are made once --------------------------------------------------------------------------
 
-    def set(self, which: int, at: int, text: bytes) -> None:
+    def give(self, which: int, at: int, text: bytes) -> None:
         """Give a text."""
         self._ready[which][at] = text
 
-    def set_track(self, track: Track, pid: int) -> None:
+    def _give_some(self, which: int, at: int, text: bytes) -> None:
+        """Give a text, which is none in most cases."""
+        if text:
+            self.give(which, at, text)
+
+    def give_track(self, track: Track, pid: int) -> None:
         """Make the texts of a track, which is a thread of a process here."""
         place = b',"pid":%d,"tid":%d,"ts":' % (pid, track.id)
-        self.set(PLACES, track.id, place)
-        self.set(TOPS, track.id, (b',"cat":' + json_text(track.category) if track.category else b"") + place)
+        self.give(PLACES, track.id, place)
+        self.give(TOPS, track.id, (b',"cat":' + json_text(track.category) if track.category else b"") + place)
         if track.kind == "counter":
-            self.set(COUNTS, track.id, b',\n{"ph":"C","name":' + json_text(track.name) + place)
+            self.give(COUNTS, track.id, b',\n{"ph":"C","name":' + json_text(track.name) + place)
 
     def make_ready(self, book: Book) -> None:
         """Make the texts of names and shapes that are new."""
         names, shapes = book.names, book.tables.shapes
         for at in range(self._names_made, len(names)):
-            self.set(NAMES, at, json_text(names[at]))
+            self.give(NAMES, at, json_text(names[at]))
         for at in range(self._shapes_made, len(shapes)):
             shape = shapes[at]
             if shape is not None:
-                self.set(BEFORE, at, members(shown_before(shape)))
-                self.set(LAUNCH, at, b',"launch":' if shows_launch(shape) else b"")
-                self.set(AFTER, at, members(shown_after(shape)))
+                self._give_some(BEFORE, at, members(shown_before(shape)))
+                self._give_some(LAUNCH, at, b',"launch":' if shows_launch(shape) else b"")
+                self._give_some(AFTER, at, members(shown_after(shape)))
         self._names_made, self._shapes_made = len(names), len(shapes)
 
     def forget(self) -> None:
@@ -185,9 +192,7 @@ class ChromeEvents:
         when = self._when(track, COUNTER, ts_ns)
         self._out.append(b'%b%b,"args":{"value":%d}}' % (self._ready[COUNTS][track], when, value))
 
-    def _event(
-        self, kind: int, track: int, ts_ns: int, name: bytes, shown: bytes, *flows: int
-    ) -> None:
+    def _event(self, kind: int, track: int, ts_ns: int, name: bytes, shown: bytes, *flows: int) -> None:
         """A begin, end or instant which shows these members, and its steps of arrows."""
         when = self._when(track, kind, ts_ns)
         place = self._ready[PLACES][track]
@@ -220,7 +225,7 @@ class ChromeEvents:
         """The members that an operation shows."""
         event, ready = op.event, self._ready
         if event == NONE:
-            return ready[MARK][op.mark]
+            return ready[MARK].get(op.mark, b"")
         if event <= FIRST_EXTRA or drawn.events is None:
             return members(drawn.args_of(op))
         args, shape = int(drawn.events.args[event]), int(drawn.events.shape[event])
@@ -228,13 +233,13 @@ class ChromeEvents:
             self._make_args(drawn.book, args)
         if args in self._shadows:
             return members(drawn.args_of(op))
-        shown = ready[BEFORE][shape] + ready[ARGS].get(args, b"")
+        shown = ready[BEFORE].get(shape, b"") + ready[ARGS].get(args, b"")
         if drawn.events.source_ns is not None and (source_ns := int(drawn.events.source_ns[event])) != NONE:
             shown += b',"source_ns":%d' % source_ns
-        if ready[LAUNCH][shape]:
+        if shape in ready[LAUNCH]:
             launch = unsigned(int(drawn.events.launch[event]))
             shown += ready[LAUNCH][shape] + (b"%d" if launch <= _INT_MAX else b'"%d"') % launch
-        return shown + ready[AFTER][shape] + ready[MARK][op.mark]
+        return shown + ready[AFTER].get(shape, b"") + ready[MARK].get(op.mark, b"")
 
     def _make_args(self, book: Book, number: int) -> None:
         args = book.tables.args(number)

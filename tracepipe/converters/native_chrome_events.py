@@ -12,8 +12,7 @@ import orjson
 
 from tracepipe.converters.chrome_events import ARGS, KERNELS, SHOWN, ChromeEvents, members
 from tracepipe.converters.native_columns import DrawnView, WarpsView
-from tracepipe.event.native_nesting import OpColumns
-from tracepipe.event.tables import Tables
+from tracepipe.event.nesting import Op
 from tracepipe.layout.changes import WarpChanges
 from tracepipe.layout.timeline import FIRST_EXTRA, Drawn, Track
 
@@ -60,11 +59,11 @@ class NativeChromeEvents(ChromeEvents):
             raise MemoryError
         return result
 
-    def set(self, which: int, at: int, text: bytes) -> None:
+    def give(self, which: int, at: int, text: bytes) -> None:
         """As `ChromeEvents` has it."""
-        self._set(which, at, text, 0)
+        self._give(which, at, text, 0)
 
-    def _set(self, which: int, at: int, text: bytes, shadows: int) -> None:
+    def _give(self, which: int, at: int, text: bytes, shadows: int) -> None:
         self._checked(self._core.tp_chrome_set(self._events, which, at, text, len(text), shadows))
 
     def forget(self) -> None:
@@ -86,10 +85,10 @@ class NativeChromeEvents(ChromeEvents):
     def write(self, drawn: Drawn) -> None:
         """As `ChromeEvents` has it."""
         self.make_ready(drawn.book)
-        view, tables = DrawnView(drawn), drawn.book.tables
+        view = DrawnView(drawn)
         ops, is_odd = ctypes.byref(view.ops), ctypes.c_int()
         tracks = self._rows.of(drawn.book.tracks)
-        given = (ctypes.byref(view.given), tables.reader, tracks)
+        given = (ctypes.byref(view.given), drawn.book.tables.reader, tracks)
         at, count = 0, len(view.order)
         while at < count:
             write = self._core.tp_chrome_write
@@ -97,23 +96,22 @@ class NativeChromeEvents(ChromeEvents):
             if not is_odd.value:
                 self.flush()
                 continue
-            place = int(view.order[at])
-            text = self._odd_text(drawn, place, tables)
+            op = view.op(at)
+            text = self._odd_text(drawn, op)
             if text is not None:
+                place = int(view.order[at])
                 self._checked(self._core.tp_chrome_one(self._events, ops, tracks, place, text, len(text)))
                 at += 1
 
-    def _odd_text(self, drawn: Drawn, place: int, tables: Tables) -> bytes | None:
+    def _odd_text(self, drawn: Drawn, op: Op) -> bytes | None:
         """The members that an operation shows, or None where the core can put them together now."""
-        assert isinstance(drawn.ops, OpColumns)
-        op = drawn.ops.op(place)
         if op.event > FIRST_EXTRA and drawn.events is not None:
             number = int(drawn.events.args[op.event])
             if number not in self._made:
                 self._made.add(number)
-                args = tables.args(number)
+                args = drawn.book.tables.args(number)
                 shadows = sum(1 << at for at, name in enumerate(SHOWN) if name in args)
-                self._set(ARGS, number, members(args), shadows)
+                self._give(ARGS, number, members(args), shadows)
                 return None
         return members(drawn.args_of(op))
 
@@ -121,13 +119,18 @@ class NativeChromeEvents(ChromeEvents):
         """As `ChromeEvents` has it."""
         gpu = self._gpus.setdefault(changes.id, _Gpu())
         for kernel in changes.kernels[len(gpu.kernels) // 4 :]:
-            self.set(KERNELS, self._kernel_count, orjson.dumps(kernel.name)[:-1])
+            self.give(KERNELS, self._kernel_count, orjson.dumps(kernel.name)[:-1])
             gpu.kernels.extend((self._kernel_count, kernel.warps, kernel.grid_x, kernel.grid_y))
             self._kernel_count += 1
         view = WarpsView(changes)
         tracks = gpu.tracks.of(changes.tracks)
         counter = changes.counter.id if changes.counter_row >= 0 else 0
-        columns = (ctypes.byref(view.changes), ctypes.byref(view.slices), gpu.kernels.buffer_info()[0], tracks)
+        columns = (
+            ctypes.byref(view.changes),
+            ctypes.byref(view.slices),
+            gpu.kernels.buffer_info()[0],
+            tracks,
+        )
         at, count = 0, len(changes.ts_ns)
         while at < count:
             at = self._checked(self._core.tp_chrome_warps(self._events, *columns, counter, at, count))

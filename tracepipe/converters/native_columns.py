@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 
 from tracepipe.event.native_nesting import OpColumns
+from tracepipe.event.nesting import Op
 from tracepipe.layout.changes import WarpChanges
 from tracepipe.layout.timeline import Drawn
-from tracepipe.native.signatures import Changes, Drawn as DrawnColumns, Given, Slices
+from tracepipe.native.signatures import Changes, Given, Slices
+from tracepipe.native.signatures import Drawn as DrawnColumns
 
 _OPS = ("kind", "mark", "row", "name", "event", "ts", "flow", "flow2", "span")
 
@@ -19,6 +21,7 @@ class DrawnView:
 
     def __init__(self, drawn: Drawn) -> None:
         assert isinstance(drawn.ops, OpColumns)
+        self._drawn = drawn.ops
         self.order = np.ascontiguousarray(drawn.order, np.int64)
         self._columns = [drawn.ops.columns[name] for name in _OPS]
         self.ops = DrawnColumns(self.order.ctypes.data, *(column.ctypes.data for column in self._columns))
@@ -28,6 +31,10 @@ class DrawnView:
             source = None if events.source_ns is None else events.source_ns.ctypes.data
             given = (column.ctypes.data for column in (events.shape, events.args, events.launch))
             self.given = Given(*given, source)
+
+    def op(self, at: int) -> Op:
+        """The operation at a place of the order."""
+        return self._drawn.op(int(self.order[at]))
 
 
 class WarpsView:
