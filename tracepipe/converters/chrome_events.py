@@ -30,10 +30,10 @@ from tracepipe.layout.timeline import (
 )
 
 PLACES, TOPS, COUNTS, NAMES, KERNELS, BEFORE, LAUNCH, AFTER, MARK, ARGS = range(10)
-"""Texts that are made once. By the id of a track: its ids and the key of the time, the same after its category,
-and a count's line up to its time; by number: names, and names of kernels without their last quote; by shape:
-what it shows before its arguments, the key of its launch, and what it shows after that; by mark; by number:
-arguments. What an event shows has a comma in front of each member."""
+"""Texts that are made once. By the id of a track: its ids and the key of the time, the same behind its
+category, and a count's line up to its time; by number: names, and names of kernels without their last quote;
+by shape: what it shows before its arguments, the key of its launch, and what it shows after that; by mark; by
+number: arguments. What an event shows has a comma in front of each member."""
 SHOWN: Final = ("launch", *MARKS[1:], "cpu", "source_ns", "grid", "block")
 """What may be shown beside arguments: an argument of that name takes its place."""
 _HEADS: Final = {
