@@ -25,6 +25,9 @@ class Tables:
     recording, and parsed when they are asked for.
     """
 
+    reader: Any = None
+    """The native core's reader, where that keeps the texts of arguments."""
+
     def __init__(self) -> None:
         self.shapes: list[Shape | None] = []
         self.rounds = 0

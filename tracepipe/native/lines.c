@@ -6,6 +6,8 @@
  * The shape is the line without its time and arguments, and with 0 for its duration and launch. Most lines
  * repeat another one but for the time: those are found whole in one table, and nothing else is looked at.
  */
+#include "lines.h"
+
 #include "json.h"
 #include "tables.h"
 
@@ -21,12 +23,12 @@ typedef struct {
     int32_t shape, args;
 } tp_line;
 
-typedef struct {
+struct tp_reader {
     tp_table lines, shapes, args;
     tp_line *known;
     int64_t known_room;
     tp_buffer stem;
-} tp_reader;
+};
 
 typedef struct {
     int64_t *ts;
@@ -215,7 +217,6 @@ TP_EXPORT int64_t tp_reader_bytes(tp_reader *r, int args)
     return table_of(r, args)->strings.bytes.size;
 }
 
-/* The text of one; -1 where there is no such number. */
 TP_EXPORT int64_t tp_reader_text(tp_reader *r, int args, int64_t number, const uint8_t **text)
 {
     const tp_strings *s = &table_of(r, args)->strings;

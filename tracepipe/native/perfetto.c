@@ -8,16 +8,12 @@
  */
 #include "json.h"
 #include "perfetto.h"
+#include "shown.h"
 
 #define TABLE_MAX (1 << 14)
 #define STRINGS_MAX (1 << 13)
 #define NOT_NATIVE 1
 #define TEXT_MAX 64 /* characters of a string that is worth a place in the table */
-
-/* What is shown beside the arguments, in the order of the marks: an argument of that name takes its place. */
-static const char *const SHOWN[] = {"launch", "unclosed", "no_begin", "from_duration",
-                                    "cpu",    "source_ns", "grid",     "block"};
-enum { SHOWS_LAUNCH = 1, SHOWS_MARK = 1, SHOWS_CPU = 16, SHOWS_SOURCE = 32, SHOWS_SIZES = 64 + 128 };
 
 static const uint8_t INTERNED_FIELDS[INTERNED][2] = {{0x0A, 1}, {0x12, 1}, {0x1A, 1}, {0xEA, 2}};
 
@@ -178,16 +174,8 @@ static int put_annotation(tp_perfetto *p, tp_buffer *b, const uint8_t *key, int6
     return 0;
 }
 
-static uint8_t shadow_of(const uint8_t *key, int64_t size)
-{
-    for (int i = 0; i < 8; i++)
-        if (size == (int64_t)strlen(SHOWN[i]) && !memcmp(key, SHOWN[i], (size_t)size))
-            return (uint8_t)(1 << i);
-    return 0;
-}
-
 /* Appends the annotations of an object of the native grammar: 0, NOT_NATIVE or TP_NO_MEMORY. */
-static int put_annotations(tp_perfetto *p, tp_buffer *b, const uint8_t *at, const uint8_t *end, uint8_t *shadow)
+static int put_annotations(tp_perfetto *p, tp_buffer *b, const uint8_t *at, const uint8_t *end)
 {
     if (at >= end || *at != '{')
         return NOT_NATIVE;
@@ -199,7 +187,6 @@ static int put_annotations(tp_perfetto *p, tp_buffer *b, const uint8_t *at, cons
             return NOT_NATIVE;
         if (put_annotation(p, b, key + 1, after - key - 2, after + 1, at))
             return TP_NO_MEMORY;
-        *shadow |= shadow_of(key + 1, after - key - 2);
     } while (*at == ',');
     return *at == '}' && at + 1 == end ? 0 : NOT_NATIVE;
 }
@@ -208,14 +195,13 @@ static int put_annotations(tp_perfetto *p, tp_buffer *b, const uint8_t *at, cons
 TP_EXPORT int tp_perfetto_args(tp_perfetto *p, int64_t number, const uint8_t *text, int64_t size)
 {
     tp_buffer made = {0};
-    uint8_t shadow = 0;
     if (number < 0 || TP_GROW(p->shadows, p->shadow_room, number))
         return TP_NO_MEMORY;
-    int result = put_annotations(p, &made, text, text + size, &shadow);
+    int result = put_annotations(p, &made, text, text + size);
     if (!result)
         result = tp_strings_set(&p->args, number, made.data, made.size);
     if (!result)
-        p->shadows[number] = shadow;
+        p->shadows[number] = tp_shadows(text, size);
     free(made.data);
     return result;
 }

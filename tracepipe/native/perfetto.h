@@ -15,7 +15,7 @@ enum { KEY_SOURCE, KEY_EXITS, KEY_CYCLES, KEY_LANES, KEY_MASK };
 typedef struct {
     tp_table interned[INTERNED];
     tp_strings ready[READY], args;
-    uint8_t *shadows; /* by arguments: which of SHOWN they have too */
+    uint8_t *shadows; /* by arguments: see shown.h */
     int64_t shadow_room;
     struct tp_names *names; /* of warps, see perfetto_warps.c */
     tp_buffer pending, out, scratch;
@@ -34,19 +34,5 @@ uint8_t *tp_put_flow(uint8_t *to, int64_t flow);
 /* An integer annotation, `key` being the number of its name's bytes. */
 int64_t tp_annotated_size(int64_t key_size, int64_t value);
 uint8_t *tp_put_annotated(uint8_t *to, const tp_strings *keys, int64_t key, int64_t value, int is_unsigned);
-
-static inline int64_t tp_size_of(const tp_strings *s, int64_t number)
-{
-    return tp_strings_has(s, number) ? s->places[number].size : 0;
-}
-
-static inline uint8_t *tp_copy(uint8_t *to, const tp_strings *s, int64_t number)
-{
-    if (!tp_strings_has(s, number))
-        return to;
-    const tp_place *place = &s->places[number];
-    memcpy(to, s->bytes.data + place->at, (size_t)place->size);
-    return to + place->size;
-}
 
 #endif

@@ -93,6 +93,21 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         c_int64,
         [c_void_p, POINTER(Changes), POINTER(Slices), c_void_p, c_int32, c_int64, c_int64, c_int64],
     ),
+    "tp_chrome_new": (c_void_p, [c_int64]),
+    "tp_chrome_free": (None, [c_void_p]),
+    "tp_chrome_set": (c_int, [c_void_p, c_int, c_int64, c_char_p, c_int64, c_int]),
+    "tp_chrome_forget": (None, [c_void_p]),
+    "tp_chrome_take": (c_int64, [c_void_p, _TEXT]),
+    "tp_chrome_line": (c_int, [c_void_p, c_char_p, c_int64]),
+    "tp_chrome_one": (c_int, [c_void_p, POINTER(Drawn), c_void_p, c_int64, c_char_p, c_int64]),
+    "tp_chrome_write": (
+        c_int64,
+        [c_void_p, POINTER(Drawn), POINTER(Given), c_void_p, c_void_p, c_int64, c_int64, POINTER(c_int)],
+    ),
+    "tp_chrome_warps": (
+        c_int64,
+        [c_void_p, POINTER(Changes), POINTER(Slices), c_void_p, c_void_p, c_int32, c_int64, c_int64],
+    ),
 }
 
 

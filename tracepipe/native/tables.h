@@ -86,6 +86,20 @@ static inline int tp_strings_has(const tp_strings *s, int64_t number)
     return number >= 0 && number < s->count && s->places[number].size >= 0;
 }
 
+static inline int64_t tp_size_of(const tp_strings *s, int64_t number)
+{
+    return tp_strings_has(s, number) ? s->places[number].size : 0;
+}
+
+static inline uint8_t *tp_copy(uint8_t *to, const tp_strings *s, int64_t number)
+{
+    if (!tp_strings_has(s, number))
+        return to;
+    const tp_place *place = &s->places[number];
+    memcpy(to, s->bytes.data + place->at, (size_t)place->size);
+    return to + place->size;
+}
+
 /* Byte strings numbered in the order in which they are met. Hashes are keyed, so that no input can be made
  * to fall on one place. */
 typedef struct {
