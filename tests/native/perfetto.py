@@ -174,7 +174,7 @@ def perfetto_write(core: ctypes.CDLL, rng: Random) -> None:
                 # As the reader keeps them: also those that are not of the native grammar, or are no JSON.
                 text = _arguments(rng) or b"%d" % number
                 assert core.tp_reader_number(reader, _READER_ARGS, buffers.text(text), len(text)) >= 0
-            _write_batch(core, writer, core.tp_reader_args(reader), args, rng)
+            _write_batch(core, writer, reader, args, rng)
             if rng.random() < 0.2:
                 core.tp_perfetto_forget(writer, _ARGS)
 

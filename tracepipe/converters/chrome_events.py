@@ -213,33 +213,33 @@ class ChromeEvents:
         """Write the operations of a batch."""
         self.make_ready(drawn.book)
         tracks, names = drawn.book.tracks, self._ready[NAMES]
-        for op in drawn.rows():
-            track = tracks[op.row].id
-            if op.kind == COUNTER:
-                self._count(track, op.ts_ns, op.value)
+        for kind, row, ts_ns, name, event, mark, flow, flow2, value, _ in drawn.rows():
+            track = tracks[row].id
+            if kind == COUNTER:
+                self._count(track, ts_ns, value)
             else:
-                shown = self._shown(drawn, op)
-                self._event(op.kind, track, op.ts_ns, names[op.name], shown, op.flow, op.flow2)
+                shown = self._shown(drawn, event, mark)
+                self._event(kind, track, ts_ns, names[name], shown, flow, flow2)
 
-    def _shown(self, drawn: Drawn, op: Op) -> bytes:
+    def _shown(self, drawn: Drawn, event: int, mark: int) -> bytes:
         """The members that an operation shows."""
-        event, ready = op.event, self._ready
+        ready = self._ready
         if event == NONE:
-            return ready[MARK].get(op.mark, b"")
+            return ready[MARK].get(mark, b"")
         if event <= FIRST_EXTRA or drawn.events is None:
-            return members(drawn.args_of(op))
+            return members(drawn.args_of(event, mark))
         args, shape = int(drawn.events.args[event]), int(drawn.events.shape[event])
         if args != NONE and args not in ready[ARGS]:
             self._make_args(drawn.book, args)
         if args in self._shadows:
-            return members(drawn.args_of(op))
+            return members(drawn.args_of(event, mark))
         shown = ready[BEFORE].get(shape, b"") + ready[ARGS].get(args, b"")
         if drawn.events.source_ns is not None and (source_ns := int(drawn.events.source_ns[event])) != NONE:
             shown += b',"source_ns":%d' % source_ns
         if shape in ready[LAUNCH]:
             launch = unsigned(int(drawn.events.launch[event]))
             shown += ready[LAUNCH][shape] + (b"%d" if launch <= _INT_MAX else b'"%d"') % launch
-        return shown + ready[AFTER].get(shape, b"") + ready[MARK].get(op.mark, b"")
+        return shown + ready[AFTER].get(shape, b"") + ready[MARK].get(mark, b"")
 
     def _make_args(self, book: Book, number: int) -> None:
         args = book.tables.args(number)

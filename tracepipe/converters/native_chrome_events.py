@@ -105,15 +105,16 @@ class NativeChromeEvents(ChromeEvents):
 
     def _odd_text(self, drawn: Drawn, op: Op) -> bytes | None:
         """The members that an operation shows, or None where the core can put them together now."""
-        if op.event > FIRST_EXTRA and drawn.events is not None:
-            number = int(drawn.events.args[op.event])
+        event, mark = op[4], op[5]
+        if event > FIRST_EXTRA and drawn.events is not None:
+            number = int(drawn.events.args[event])
             if number not in self._made:
                 self._made.add(number)
                 args = drawn.book.tables.args(number)
                 shadows = sum(1 << at for at, name in enumerate(SHOWN) if name in args)
                 self._give(ARGS, number, members(args), shadows)
                 return None
-        return members(drawn.args_of(op))
+        return members(drawn.args_of(event, mark))
 
     def warps(self, changes: WarpChanges) -> None:
         """As `ChromeEvents` has it."""

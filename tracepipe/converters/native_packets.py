@@ -81,7 +81,7 @@ class NativePackets(Packets):
         """As `Packets` has it."""
         view, events = DrawnView(drawn), drawn.events
         order = view.order
-        at, refs = 0, (ctypes.byref(view.ops), ctypes.byref(view.given), drawn.book.tables.native_texts)
+        at, refs = 0, (ctypes.byref(view.ops), ctypes.byref(view.given), drawn.book.tables.reader)
         made: set[int] = set()
         while at < len(order):
             at = self._checked(self._core.tp_perfetto_write(self._packets, *refs, at, len(order)))

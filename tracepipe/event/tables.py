@@ -91,11 +91,6 @@ class Tables:
         return number in self._odd
 
     @property
-    def native_texts(self) -> int | None:
-        """Where the core finds the texts of arguments, if it keeps them."""
-        return None
-
-    @property
     def args_count(self) -> int:
         """How many arguments there are."""
         return len(self._texts)

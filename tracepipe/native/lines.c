@@ -226,12 +226,6 @@ TP_EXPORT int64_t tp_reader_text(tp_reader *r, int args, int64_t number, const u
     return s->places[number].size;
 }
 
-/* The texts of arguments by number, for those who write them. */
-TP_EXPORT const tp_strings *tp_reader_args(const tp_reader *r)
-{
-    return &r->args.strings;
-}
-
 /* The number of a text, which is given one if it has none. */
 TP_EXPORT int64_t tp_reader_number(tp_reader *r, int args, const uint8_t *text, int64_t size)
 {

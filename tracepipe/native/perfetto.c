@@ -7,6 +7,7 @@
  * What comes again is in tables of bytes that Python filled, or that are made here when it is met first.
  */
 #include "json.h"
+#include "lines.h"
 #include "perfetto.h"
 #include "shown.h"
 
@@ -330,21 +331,20 @@ static int write_one(tp_perfetto *p, const tp_drawn *d, const tp_given *g, int64
     return 0;
 }
 
-/* Makes the annotations of arguments from their text, if that is of the native grammar. */
-static int make_args(tp_perfetto *p, const tp_strings *texts, int32_t args)
+/* Makes the annotations of arguments from their text: 1 done, 0 it is for Python, TP_NO_MEMORY. */
+static int make_args(tp_perfetto *p, tp_reader *texts, int32_t args)
 {
-    if (!texts || !tp_strings_has(texts, args))
+    const uint8_t *text;
+    int64_t size = texts ? tp_reader_text(texts, 1, args, &text) : -1;
+    if (size < 0)
         return 0;
-    const uint8_t *text = texts->bytes.data + texts->places[args].at;
-    int64_t size = texts->places[args].size;
-    if (tp_object(text, text + size) != text + size)
-        return 0;
-    return tp_perfetto_args(p, args, text, size) ? TP_NO_MEMORY : 1;
+    int result = tp_perfetto_args(p, args, text, size);
+    return result == NOT_NATIVE ? 0 : result ? TP_NO_MEMORY : 1;
 }
 
 /* Whether Python must write an operation: one with arguments of its own, or that cannot be made here, or that
  * stand for something that is shown beside them. */
-static int is_odd(tp_perfetto *p, const tp_drawn *d, const tp_given *g, const tp_strings *texts, int64_t at)
+static int is_odd(tp_perfetto *p, const tp_drawn *d, const tp_given *g, tp_reader *texts, int64_t at)
 {
     int32_t event = d->event[at], args = event < 0 ? -1 : g->args[event];
     if (event < NO_EVENT)
@@ -367,7 +367,7 @@ static int is_odd(tp_perfetto *p, const tp_drawn *d, const tp_given *g, const tp
 
 /* Writes operations from place `from` of their order on; `texts` are those of their arguments, or NULL. Stops at
  * one that `is_odd`; where it stopped, or TP_NO_MEMORY. */
-TP_EXPORT int64_t tp_perfetto_write(tp_perfetto *p, const tp_drawn *d, const tp_given *g, const tp_strings *texts,
+TP_EXPORT int64_t tp_perfetto_write(tp_perfetto *p, const tp_drawn *d, const tp_given *g, tp_reader *texts,
                                     int64_t from, int64_t to)
 {
     for (int64_t i = from; i < to; i++) {

@@ -34,7 +34,6 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tp_reader_count": (c_int64, [c_void_p, c_int]),
     "tp_reader_bytes": (c_int64, [c_void_p, c_int]),
     "tp_reader_text": (c_int64, [c_void_p, c_int, c_int64, _TEXT]),
-    "tp_reader_args": (c_void_p, [c_void_p]),
     "tp_reader_number": (c_int64, [c_void_p, c_int, c_char_p, c_int64]),
     "tp_reader_keep": (c_int64, [c_void_p, c_int, c_void_p, c_int64]),
     "tp_object_size": (c_int64, [c_char_p, c_int64]),

@@ -79,12 +79,6 @@ class NativeTables(Tables):
         return self._text(_ARGS, number)
 
     @property
-    def native_texts(self) -> int | None:
-        """As `Tables` has it."""
-        where: int = self._core.tp_reader_args(self.reader)
-        return where
-
-    @property
     def args_count(self) -> int:
         """As `Tables` has it."""
         return int(self._core.tp_reader_count(self.reader, _ARGS))
