@@ -97,8 +97,9 @@ class NativePackets(Packets):
             at = self._checked(self._core.tp_perfetto_write(self._packets, *refs, at, len(order)))
             if at < len(order):
                 op = ops.op(int(order[at]))
-                if op.event <= FIRST_EXTRA or not self._make(drawn, int(events.args[op.event]), made):  # type: ignore[union-attr]
-                    self.packet(op.ts_ns, self.fields(op, drawn.args_of(op)))
+                event = op[4]
+                if events is None or event <= FIRST_EXTRA or not self._make(drawn, int(events.args[event]), made):
+                    self.packet(op[2], self.fields(op, drawn))
                     at += 1
 
     def _make(self, drawn: Drawn, args: int, made: set[int]) -> bool:
@@ -132,7 +133,6 @@ class NativePackets(Packets):
             ctypes.byref(Changes(*(column.ctypes.data for column in kept))),
             ctypes.byref(Slices(*(column.ctypes.data for column in kept_slices))),
             self._kernels.ctypes.data,
-            self._packets,
             changes.counter_row,
             changes.offset_ns,
         )
@@ -143,6 +143,6 @@ class NativePackets(Packets):
             if at < count:
                 exits = exits or list(rows())
                 change: Change = exits[at]
-                self.packet(change.ts_ns, self.warp_exit(changes, change))
+                self.packet(change.ts_ns, self.warp_exit(changes, change.slice, change.mask))
                 at += 1
 

@@ -15,11 +15,11 @@ from typing import Any, Final
 
 import orjson
 
-from tracepipe.converters.wire import delimited, double, fixed64, number, text
+from tracepipe.converters.wire import SMALL, SMALL_END, delimited, double, number, tag, text, varint
 from tracepipe.event.columns import NONE, unsigned
-from tracepipe.event.nesting import BEGIN, COUNTER, INSTANT, MARKS, Op
+from tracepipe.event.nesting import BEGIN, COUNTER, END, INSTANT, MARKS, UNCLOSED, Op
 from tracepipe.event.tables import Args
-from tracepipe.layout.changes import WARP_BEGIN, WARP_COUNT, WARP_END, Change, WarpChanges
+from tracepipe.layout.changes import WARP_BEGIN, WARP_COUNT, WARP_END, Kernel, WarpChanges
 from tracepipe.layout.timeline import FIRST_EXTRA, Drawn
 
 CATEGORIES, EVENT_NAMES, ARG_NAMES, STRINGS = range(4)
@@ -30,8 +30,9 @@ TABLE_MAX: Final = 1 << 14
 """Entries of one table; when it is full, further names stand in their place."""
 STRINGS_MAX: Final = 1 << 13
 _TEXT_MAX = 64
-# Names of warps that came once are remembered, so many; those that come again go to the table.
-_MET_MAX = 1 << 15
+# Names of warps that came once are remembered, so many of so many kernels; those that come again get a number,
+# so many. The first is that of an exit.
+_MET_MAX, _KERNELS_MAX, _NAMED_MAX, _FIRST_IID = 1 << 17, 256, 1 << 16, 2
 TRACKS, TOPS, NAMES, BEFORE, LAUNCH_KEY, AFTER, MARK, KEYS = range(8)
 """What of packets is ready-made: by row its track, and its track and category; by name; by shape what it shows
 before its arguments, the key of its launch, and what it shows after that; by mark; and keys of annotations."""
@@ -41,6 +42,10 @@ _SHOWN = frozenset({"cpu", "source_ns", "launch", "grid", "block", *MARKS})
 _DEPTH_MAX = 8
 _INT_MIN, _INT_MAX = -(1 << 63), (1 << 63) - 1
 _TYPES = tuple(number(9, kind) for kind in range(5))
+_TIMESTAMP, _TRACK_EVENT, _PACKET, _FLOW = tag(8, 0), tag(11, 2), tag(1, 2), tag(47, 1)
+_ANNOTATION, _INT_VALUE, _COUNTED = tag(4, 2), tag(4, 0), tag(12, 0)
+_WarpBegin = tuple[int, int, int, int, int, int, int, int, int]
+"""A row of `Slices`."""
 
 
 class Packets:
@@ -55,7 +60,9 @@ class Packets:
         self._args: dict[int, bytes] = {}
         self._shadows: set[int] = set()
         """Arguments with names that are shown beside arguments too."""
-        self._met: set[bytes] = set()
+        self._warp_names: dict[tuple[int, int], int] = {}
+        """By kernel and number of a warp: the number of its name, 0 where it came once."""
+        self._named = 0
         self._out: list[bytes] = []
 
     # Tables --------------------------------------------------------------------------------------------
@@ -146,59 +153,69 @@ class Packets:
 
     def packet(self, ts_ns: int, body: bytes) -> None:
         """Write a packet whose track event has these fields."""
-        step = ts_ns - self._last_ns
+        step, size = ts_ns - self._last_ns, len(body)
         if step >= 0:
             self._last_ns = ts_ns
-            when = number(8, step)
+            when = SMALL[step] if step < SMALL_END else varint(step)
         else:
-            when = number(8, max(0, ts_ns)) + number(58, self._clock)
-        packet = when + delimited(11, body)
+            when = varint(max(0, ts_ns)) + number(58, self._clock)
+        packet = _TIMESTAMP + when + _TRACK_EVENT + (SMALL[size] if size < SMALL_END else varint(size)) + body
         if self._pending:
             packet += delimited(12, b"".join(self._pending))
             self._pending.clear()
-        self._out.append(delimited(1, packet + self._suffix))
+        packet += self._suffix
+        size = len(packet)
+        self._out.append(_PACKET + (SMALL[size] if size < SMALL_END else varint(size)) + packet)
 
     def take(self) -> bytes:
         """What was written since the last call."""
         out, self._out = self._out, []
         return b"".join(out)
 
-    def fields(self, op: Op, args: Args) -> bytes:
-        """The fields of an operation, which is no count, with these arguments."""
-        return self._head(op) + self.annotations(args) + _flow(op.flow) + _flow(op.flow2)
-
-    def _head(self, op: Op) -> bytes:
-        """Type, track, and of what has them category and name."""
-        if op.kind in (BEGIN, INSTANT):
-            return _TYPES[op.kind] + self._ready[TOPS][op.row] + self._ready[NAMES][op.name]
-        return _TYPES[op.kind] + self._ready[TRACKS][op.row]
+    def fields(self, op: Op, drawn: Drawn) -> bytes:
+        """The fields of an operation, which is no count, all of them made anew."""
+        kind, row, _, name, event, mark, flow, flow2, _, _ = op
+        body = _TYPES[kind]
+        if kind in (BEGIN, INSTANT):
+            body += self._ready[TOPS][row] + self._ready[NAMES][name]
+        else:
+            body += self._ready[TRACKS][row]
+        return body + self.annotations(drawn.args_of(event, mark)) + _flow(flow) + _flow(flow2)
 
     def write(self, drawn: Drawn) -> None:
         """Write the operations of a batch, for which all that can be is ready-made."""
-        shapes, numbers = ([], []) if drawn.events is None else (drawn.events.shape.tolist(), drawn.events.args.tolist())
-        before, launch_key, after, marks = (self._ready[which] for which in (BEFORE, LAUNCH_KEY, AFTER, MARK))
+        tracks, tops, names, before, launch_key, after, marks, _ = self._ready
+        columns: tuple[list[int], ...] = ([], [], [])
+        sources: list[int] | None = None
+        if (events := drawn.events) is not None:
+            columns = (events.shape.tolist(), events.args.tolist(), events.launch.tolist())
+            sources = None if events.source_ns is None else events.source_ns.tolist()
+        shapes, numbers, launches = columns
         for op in drawn.rows():
-            event = op.event
-            if op.kind == COUNTER:
-                self.packet(op.ts_ns, self._head(op) + number(30, op.value))
+            kind, row, ts_ns, name, event, mark, flow, flow2, value, _ = op
+            if kind == COUNTER:
+                self.packet(ts_ns, _TYPES[COUNTER] + tracks[row] + number(30, value))
                 continue
-            if event == NONE:
-                self.packet(op.ts_ns, self._head(op) + marks[op.mark])
+            body = _TYPES[END] + tracks[row] if kind == END else _TYPES[kind] + tops[row] + names[name]
+            if event >= 0:
+                shape, args = shapes[event], numbers[event]
+                body += before[shape]
+                if args != NONE:
+                    body += self._args.get(args) or self._made(drawn, args)
+                if sources:
+                    body += self._keyed(KEY_SOURCE, sources[event])
+                if launch_key[shape]:
+                    launch = unsigned(launches[event])
+                    body += delimited(4, launch_key[shape] + number(4 if launch <= _INT_MAX else 3, launch))
+                body += after[shape]
+            if event <= FIRST_EXTRA or (event >= 0 and numbers[event] in self._shadows):
+                self.packet(ts_ns, self.fields(op, drawn))
                 continue
-            args = NONE if event <= FIRST_EXTRA else numbers[event]
-            made = b"" if args == NONE else self._args.get(args) or self._made(drawn, args)
-            if event <= FIRST_EXTRA or args in self._shadows:
-                self.packet(op.ts_ns, self.fields(op, drawn.args_of(op)))
-                continue
-            shape = shapes[event]
-            body = self._head(op) + before[shape] + made
-            if drawn.events is not None and drawn.events.source_ns is not None:
-                body += self._keyed(KEY_SOURCE, int(drawn.events.source_ns[event]))
-            if launch_key[shape] and drawn.events is not None:
-                launch = unsigned(int(drawn.events.launch[event]))
-                body += delimited(4, launch_key[shape] + number(4 if launch <= _INT_MAX else 3, launch))
-            body += after[shape] + marks[op.mark]
-            self.packet(op.ts_ns, body + _flow(op.flow) + _flow(op.flow2))
+            if mark:
+                body += marks[mark]
+            if flow:
+                body += _flow(flow) + _flow(flow2)
+            self.packet(ts_ns, body)
 
     def _made(self, drawn: Drawn, at: int) -> bytes:
         args = drawn.book.tables.args(at)
@@ -210,59 +227,74 @@ class Packets:
 
     def _keyed(self, key: int, value: int) -> bytes:
         """An annotation of a number that is not below 0 where it is known; empty where it is not."""
-        return b"" if value == NONE else delimited(4, self._ready[KEYS][key] + number(4, value))
+        return b"" if value == NONE else _annotated(self._ready[KEYS][key], value)
 
     # Warps ---------------------------------------------------------------------------------------------
 
     def warps(self, changes: WarpChanges) -> None:
         """Write the changes of a GPU. How many warps run is a field of the packet that changes it."""
-        tracks, slices = self._ready[TRACKS], changes.slices
-        rows = slices.row.tolist()
-        for change in changes.rows():
-            ts_ns, kind, at, value, _ = change
-            counted = number(12, value) if value >= 0 else b""
+        tracks, begins = self._ready[TRACKS], self._warp_begins(changes)
+        rows = changes.slices.row.tolist()
+        for ts_ns, kind, at, value, mask in changes.rows():
+            counted = _COUNTED + varint(value) if value >= 0 else b""
             if kind == WARP_BEGIN:
-                self.packet(ts_ns, self._warp_begin(changes, change, counted))
+                self._write_begin(changes, begins[at], ts_ns, counted)
             elif kind == WARP_END:
-                self.packet(ts_ns, _TYPES[2] + tracks[rows[at]] + counted)
+                self.packet(ts_ns, _TYPES[END] + tracks[rows[at]] + counted)
             elif kind != WARP_COUNT:
-                self.packet(ts_ns, self.warp_exit(changes, change))
+                self.packet(ts_ns, self.warp_exit(changes, at, mask))
             elif counted:
                 self.packet(ts_ns, _TYPES[COUNTER] + tracks[changes.counter_row] + number(30, value))
 
-    def _warp_begin(self, changes: WarpChanges, change: Change, counted: bytes) -> bytes:
-        slices, at = changes.slices, change.slice
-        source_ns = int(slices.source_ns[at])
-        body = _TYPES[BEGIN] + self._ready[TOPS][int(slices.row[at])] + self._warp_name(changes.name(at))
-        if source_ns != NONE:
-            more_ns = source_ns - change.ts_ns - changes.offset_ns
-            body += delimited(4, self._ready[KEYS][KEY_SOURCE] + number(4, more_ns))
-        for key, column in ((KEY_EXITS, slices.exits), (KEY_CYCLES, slices.cycles), (KEY_LANES, slices.lanes)):
-            body += self._keyed(key, int(column[at]))
-        if slices.unclosed[at]:
-            body += self._ready[MARK][1]
-        return body + counted + _flow(changes.flow(at))
+    @staticmethod
+    def _warp_begins(changes: WarpChanges) -> list[_WarpBegin]:
+        """What the begin of each slice says."""
+        columns = (column.tolist() for column in changes.slices.columns())
+        return list(zip(*columns, strict=True))
 
-    def warp_exit(self, changes: WarpChanges, change: Change) -> bytes:
-        """The fields of an exit's instant."""
-        args = {"mask": f"0x{change.mask:08x}", "lanes": change.mask.bit_count()}
-        top = self._ready[TOPS][int(changes.slices.row[change.slice])]
+    def _write_begin(self, changes: WarpChanges, begin: _WarpBegin, ts_ns: int, counted: bytes) -> None:
+        row, kernel, at, source_ns, exits, cycles, lanes, flow, unclosed = begin
+        keys = self._ready[KEYS]
+        body = _TYPES[BEGIN] + self._ready[TOPS][row] + self._warp_name(changes.kernels[kernel], kernel, at)
+        if source_ns != NONE:
+            body += _annotated(keys[KEY_SOURCE], source_ns - ts_ns - changes.offset_ns)
+        for key, value in ((KEY_EXITS, exits), (KEY_CYCLES, cycles), (KEY_LANES, lanes)):
+            if value != NONE:
+                body += _annotated(keys[key], value)
+        if unclosed:
+            body += self._ready[MARK][UNCLOSED]
+        self.packet(ts_ns, body + counted + _flow(flow))
+
+    def warp_exit(self, changes: WarpChanges, at: int, mask: int) -> bytes:
+        """The fields of the instant of an exit of a slice."""
+        args = {"mask": f"0x{mask:08x}", "lanes": mask.bit_count()}
+        top = self._ready[TOPS][int(changes.slices.row[at])]
         return _TYPES[INSTANT] + top + self.name("exit") + self.annotations(args)
 
-    def _warp_name(self, name: str) -> bytes:
+    def _warp_name(self, kernel: Kernel, at: int, warp: int) -> bytes:
         """The name's number if it came before, else the name: a launch of many warps names each once."""
-        encoded = name.encode("utf-8", "replace")
-        iid = self._tables[EVENT_NAMES].get(encoded, 0)
-        if not iid:
-            if encoded in self._met:
-                iid = self.intern(EVENT_NAMES, encoded)
-            elif len(self._met) < _MET_MAX:
-                self._met.add(encoded)
-        return number(10, iid) if iid else delimited(23, encoded)
+        iid = self._warp_names.get((at, warp))
+        if iid:
+            return number(10, iid)
+        name = f"{kernel.name} {kernel.place(warp)}".encode("utf-8", "replace")
+        if iid == 0 and self._named < _NAMED_MAX:
+            iid = self._warp_names[at, warp] = _FIRST_IID + self._named
+            self._named += 1
+            self._pending.append(delimited(_FIELDS[EVENT_NAMES], number(1, iid) + delimited(2, name)))
+            return number(10, iid)
+        if iid is None and at < _KERNELS_MAX and warp < _MET_MAX and len(self._warp_names) < _MET_MAX:
+            self._warp_names[at, warp] = 0
+        return delimited(23, name)
 
 
 def _flow(flow: int) -> bytes:
-    return fixed64(47, abs(flow)) if flow else b""
+    return _FLOW + abs(flow).to_bytes(8, "little") if flow else b""
+
+
+def _annotated(key: bytes, value: int) -> bytes:
+    """An annotation of an integer."""
+    field = key + _INT_VALUE + varint(value)
+    return _ANNOTATION + SMALL[len(field)] + field
 
 
 

@@ -99,13 +99,13 @@ def no_events() -> EventColumns:
 
 def event_columns(rows: Sequence[tuple[int, int, int, int, int]]) -> EventColumns:
     """Columns of rows: time, shape, arguments, duration, launch."""
-    whole = np.array(rows, np.int64).reshape(len(rows), 5)
+    ts_ns, shape, args, dur_ns, launch = zip(*rows, strict=True) if rows else ([], [], [], [], [])
     return EventColumns(
-        whole[:, 0].copy(),
-        whole[:, 1].astype(np.int32),
-        whole[:, 2].astype(np.int32),
-        whole[:, 3].copy(),
-        whole[:, 4].copy(),
+        np.array(ts_ns, np.int64),
+        np.array(shape, np.int32),
+        np.array(args, np.int32),
+        np.array(dur_ns, np.int64),
+        np.array(launch, np.int64),
     )
 
 

@@ -25,6 +25,10 @@ _SHAPE_KINDS: Final = {
 }  # fmt: skip
 
 
+OP_COLUMNS: Final = ("kind", "row", "ts", "name", "event", "mark", "flow", "flow2", "span", "parent")
+"""The columns in the order of an `Op`."""
+
+
 class OpColumns:
     """Operations as arrays, those before `count`."""
 
@@ -46,17 +50,19 @@ class OpColumns:
     def add(self, op: Op) -> None:
         """Add one operation."""
         self.reserve(1)
-        values = (op.kind, op.mark, op.row, op.name, op.event, op.ts_ns, op.flow, op.flow2, op.value, op.parent)
-        for column, value in zip(self.columns.values(), values, strict=True):
-            column[self.count] = value
+        kind, row, ts_ns, name, event, mark, flow, flow2, value, parent = op
+        values = (kind, mark, row, name, event, ts_ns, flow, flow2, value, parent)
+        for column, one in zip(self.columns.values(), values, strict=True):
+            column[self.count] = one
         self.count += 1
 
 
     def op(self, at: int) -> Op:
         """One of the operations."""
-        columns = self.columns
-        names = ("kind", "row", "ts", "name", "event", "mark", "flow", "flow2", "span", "parent")
-        return Op(*(int(columns[name][at]) for name in names))
+        kind, row, ts_ns, name, event, mark, flow, flow2, value, parent = (
+            int(self.columns[key][at]) for key in OP_COLUMNS
+        )
+        return kind, row, ts_ns, name, event, mark, flow, flow2, value, parent
 
 
 class NativeNesting:

@@ -17,7 +17,7 @@ import numpy as np
 from tracepipe.event.columns import NONE, SPECIAL, Int32s, TraceBatch, TraceColumns, joined, unsigned
 from tracepipe.event.model import LAYERS, Header, Problem, Record
 from tracepipe.event.native_nesting import OpColumns
-from tracepipe.event.nesting import END, INSTANT, Op
+from tracepipe.event.nesting import END, INSTANT, Op, op_of
 from tracepipe.event.order import in_order
 from tracepipe.event.outcomes import Outcomes
 from tracepipe.event.tables import Args, Tables
@@ -46,7 +46,7 @@ _TIMELESS = frozenset({"header", "footer", "clock"})
 
 def _waits(op: Op, held_ns: int) -> bool:
     """Whether an operation is the end of a slice that goes on beyond the events at hand."""
-    return op.kind == END and op.event == NONE and op.ts_ns > held_ns
+    return op[0] == END and op[4] == NONE and op[2] > held_ns
 
 
 class Layout:
@@ -239,11 +239,13 @@ class Layout:
 
     def _order_rows(self, ops: list[Op], later: list[Op], held_ns: int) -> list[int]:
         ops[:0] = later
-        order = sorted((at for at, op in enumerate(ops) if op.row >= 0), key=lambda at: ops[at].ts_ns)
-        waits = [at for at in order if _waits(ops[at], held_ns)]
-        if not waits:
+        times = [op[2] for op in ops]
+        order = sorted(range(len(ops)), key=times.__getitem__)
+        if any(op[1] < 0 for op in ops):
+            order = [at for at in order if ops[at][1] >= 0]
+        if not order or times[order[-1]] <= held_ns:
             return order
-        self._later = [ops[at] for at in waits]
+        self._later = [ops[at] for at in order if _waits(ops[at], held_ns)]
         return [at for at in order if not _waits(ops[at], held_ns)]
 
     def _order_columns(self, ops: OpColumns, later: list[Op], held_ns: int) -> Any:
@@ -278,7 +280,7 @@ class Layout:
         row = self._rows.row_of(
             self._tree.child(self._tree.group("tracepipe"), "slices", track, 0, "tracepipe")
         )
-        self._rows.nesting.add(Op(INSTANT, row, ts_ns, self._rows.name(name), self._extra(args)))
+        self._rows.nesting.add(op_of(INSTANT, row, ts_ns, self._rows.name(name), self._extra(args)))
 
     def say(self, name: str, ts_ns: int, args: Args, track: str = "capture") -> Drawn:
         """A statement about the recording itself, drawn into the trace."""

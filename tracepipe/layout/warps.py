@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from tracepipe.event.columns import NONE, Int32s, Int64s
-from tracepipe.event.nesting import COUNTER, NO_ROW, Op
+from tracepipe.event.nesting import COUNTER, NO_ROW, op_of
 from tracepipe.event.warps import PlacedWarps
 from tracepipe.layout.changes import (
     FULL_MASK,
@@ -328,7 +328,7 @@ class WarpLayout:
             order, value, running = Slots.running(ts_ns, delta, before_ns, running)
             now, rest = order[: len(value)], order[len(value) :]
             for at in np.flatnonzero(value >= 0).tolist():
-                self._rows.nesting.add(Op(COUNTER, row, int(ts_ns[now[at]]), 0, NONE, value=int(value[at])))
+                self._rows.nesting.add(op_of(COUNTER, row, int(ts_ns[now[at]]), 0, NONE, int(value[at])))
             gpu.sms[sm] = row, [ts_ns[rest]], [delta[rest]], running
         waiting = gpu.waiting
         ts_ns, kind, of, delta, mask = waiting.take()

@@ -29,7 +29,7 @@ TP_EXPORT void tp_perfetto_free(tp_perfetto *p)
     for (int i = 0; i < READY; i++)
         tp_strings_free(&p->ready[i]);
     tp_strings_free(&p->args);
-    tp_table_free(&p->met);
+    tp_names_free(p->names);
     free(p->shadows);
     free(p->pending.data);
     free(p->out.data);
@@ -40,7 +40,7 @@ TP_EXPORT void tp_perfetto_free(tp_perfetto *p)
 TP_EXPORT tp_perfetto *tp_perfetto_new(uint64_t key, int32_t sequence, int32_t clock, int64_t base)
 {
     tp_perfetto *p = calloc(1, sizeof *p);
-    int failed = !p || tp_table_init(&p->met, key);
+    int failed = !p;
     for (int i = 0; !failed && i < INTERNED; i++)
         failed = tp_table_init(&p->interned[i], key);
     if (failed) {
@@ -65,6 +65,22 @@ TP_EXPORT void tp_perfetto_forget(tp_perfetto *p, int which)
     tp_strings_clear(which < 0 ? &p->args : &p->ready[which]);
 }
 
+int tp_put_interned(tp_perfetto *p, int table, int64_t iid, const uint8_t *text, int64_t size)
+{
+    int64_t entry = 2 + tp_varint_size(iid) + tp_varint_size(size) + size;
+    if (tp_reserve(&p->pending, entry + 16))
+        return TP_NO_MEMORY;
+    uint8_t *at = p->pending.data + p->pending.size;
+    for (int i = 0; i < INTERNED_FIELDS[table][1]; i++)
+        *at++ = i ? 0x01 : INTERNED_FIELDS[table][0];
+    at = tp_varint(at, (uint64_t)entry);
+    *at++ = 0x08;
+    at = tp_varint(at, (uint64_t)iid);
+    *at++ = 0x12;
+    p->pending.size = tp_bytes(at, text, size) - p->pending.data;
+    return 0;
+}
+
 /* The iid of a text, from 1 on; 0 where the table is full, and it is to be written in place. */
 TP_EXPORT int64_t tp_perfetto_intern(tp_perfetto *p, int table, const uint8_t *text, int64_t size)
 {
@@ -77,19 +93,7 @@ TP_EXPORT int64_t tp_perfetto_intern(tp_perfetto *p, int table, const uint8_t *t
         return 0;
     if ((number = tp_table_add(t, text, size, hash)) < 0)
         return TP_NO_MEMORY;
-    int64_t iid = number + 1, entry = 2 + tp_varint_size(iid) + tp_varint_size(size) + size;
-    if (tp_reserve(&p->pending, entry + 16))
-        return TP_NO_MEMORY;
-    uint8_t *at = p->pending.data + p->pending.size;
-    for (int i = 0; i < INTERNED_FIELDS[table][1]; i++)
-        *at++ = i ? 0x01 : INTERNED_FIELDS[table][0];
-    at = tp_varint(at, (uint64_t)entry);
-    *at++ = 0x08;
-    at = tp_varint(at, (uint64_t)iid);
-    *at++ = 0x12;
-    at = tp_bytes(at, text, size);
-    p->pending.size = at - p->pending.data;
-    return iid;
+    return tp_put_interned(p, table, number + 1, text, size) ? TP_NO_MEMORY : number + 1;
 }
 
 static int64_t characters(const uint8_t *at, const uint8_t *end)

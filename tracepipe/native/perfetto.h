@@ -17,12 +17,15 @@ typedef struct {
     tp_strings ready[READY], args;
     uint8_t *shadows; /* by arguments: which of SHOWN they have too */
     int64_t shadow_room;
-    tp_table met; /* names of warps that came once */
+    struct tp_names *names; /* of warps, see perfetto_warps.c */
     tp_buffer pending, out, scratch;
     int64_t last;
     int32_t sequence, clock;
 } tp_perfetto;
 
+void tp_names_free(struct tp_names *names);
+/* Appends an entry of InternedData to what waits for the next packet. */
+int tp_put_interned(tp_perfetto *p, int table, int64_t iid, const uint8_t *text, int64_t size);
 int64_t tp_perfetto_intern(tp_perfetto *p, int table, const uint8_t *text, int64_t size);
 /* Appends a packet up to its track event's fields, which have `body` bytes; where those go. */
 uint8_t *tp_put_packet(tp_perfetto *p, int64_t ts, int64_t body);

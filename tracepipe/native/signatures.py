@@ -99,17 +99,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tp_perfetto_take": (c_int64, [c_void_p, _TEXT]),
     "tp_perfetto_warps": (
         c_int64,
-        [
-            c_void_p,
-            POINTER(Changes),
-            POINTER(Slices),
-            c_void_p,
-            c_void_p,
-            c_int32,
-            c_int64,
-            c_int64,
-            c_int64,
-        ],
+        [c_void_p, POINTER(Changes), POINTER(Slices), c_void_p, c_int32, c_int64, c_int64, c_int64],
     ),
 }
 

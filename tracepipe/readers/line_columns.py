@@ -24,10 +24,13 @@ FOREIGN: Final = NONE
 """The shape of a line that is read by itself, and of one that has no event."""
 Row = tuple[int, int, int, int, int]
 """Time, shape, arguments, duration, launch."""
+Rest = tuple[int, int, int, int]
+"""A row without its time."""
 ReadOne = Callable[[int, bytes], Row]
 """Reads one line by itself: its place in the text, from 0 on, and the line."""
 # Our own captures put the time first.
 _TIME_FIRST = b'{"ts_ns":'
+_ZERO = ord("0")
 _LINES_MAX = 1 << 14
 _LINE_BYTES_MAX = 512
 
@@ -50,7 +53,7 @@ class LineColumns:
     def __init__(self, tables: Tables, check: RecordCheck) -> None:
         self._tables, self._check = tables, check
         self._rounds = 0
-        self._known: dict[bytes, tuple[int, int, int, int]] = {}
+        self._known: dict[bytes, Rest] = {}
         """What follows the time on a line → all of its row but the time."""
 
     def read(self, text: bytes, read_one: ReadOne) -> tuple[EventColumns, int]:
@@ -58,24 +61,20 @@ class LineColumns:
         if self._rounds != self._tables.rounds or len(self._known) > _LINES_MAX:
             self._known.clear()
             self._rounds = self._tables.rounds
-        known, rows = self._known, []
         lines = text.split(b"\n")
-        for at, line in enumerate(lines):
-            head, comma, rest = line.partition(b",")
-            digits = head[len(_TIME_FIRST) :]
-            # A number of Python's is none of JSON's: `1_0`, `+1`, `01`.
-            if head.startswith(_TIME_FIRST) and digits.isdigit() and (digits[:1] != b"0" or digits == b"0"):
-                found = known.get(rest) or self._parsed(rest)
-                ts_ns = int(digits) if len(digits) < 20 else TIME_LIMIT_NS + 1
-                if found is not None and ts_ns <= TIME_LIMIT_NS:
-                    rows.append((ts_ns, *found))
-                    continue
-            row = read_one(at, line)
-            if row[1] != FOREIGN:
+        halves = [line.partition(b",") for line in lines]
+        known = self._known
+        found = [known.get(rest) or self._parsed(rest) for _, _, rest in halves]
+        times = [_time_of(head) for head, _, _ in halves]
+        rows: list[Row] = []
+        for at, (ts_ns, rest) in enumerate(zip(times, found, strict=True)):
+            if ts_ns >= 0 and rest is not None:
+                rows.append((ts_ns, *rest))
+            elif (row := read_one(at, lines[at]))[1] != FOREIGN:
                 rows.append(row)
         return event_columns(rows), len(lines)
 
-    def _parsed(self, rest: bytes) -> tuple[int, int, int, int] | None:
+    def _parsed(self, rest: bytes) -> Rest | None:
         text = b'{"ts_ns":0,' + rest
         try:
             record = orjson.loads(text)
@@ -99,3 +98,13 @@ class LineColumns:
     def warps(self, line: bytes) -> Warps | None:
         """As `Lines` has it: here such a line is like any other."""
         return None
+
+
+def _time_of(head: bytes) -> int:
+    """The time of a line that starts with it, -1 for another."""
+    digits = head[len(_TIME_FIRST) :]
+    # A number of Python's is none of JSON's: `1_0`, `+1`, `01`.
+    if not (head.startswith(_TIME_FIRST) and digits.isdigit()) or (digits[0] == _ZERO and digits != b"0"):
+        return NONE
+    ts_ns = int(digits) if len(digits) < 20 else TIME_LIMIT_NS + 1
+    return ts_ns if ts_ns <= TIME_LIMIT_NS else NONE
