@@ -110,7 +110,9 @@ class Clocks:
         become as fine as the cycles of their SM make them, see `sm_clock`.
         """
         source = batch.events
-        events = TraceColumns(source.ts_ns, source.shape, source.args, source.dur_ns, source.launch)
+        events = TraceColumns(
+            source.ts_ns, source.shape, source.args, source.dur_ns, source.launch, index=source.index
+        )
         others: list[Record | PlacedWarps] = []
         left_out: list[int] = []
         of = self._codes_of(tables)[events.shape]

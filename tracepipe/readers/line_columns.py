@@ -14,17 +14,16 @@ from typing import Final, Protocol
 import orjson
 
 from tracepipe.event.checks import RecordCheck
-from tracepipe.event.columns import NONE, EventColumns, event_columns, signed
+from tracepipe.event.columns import NONE, EventColumns, Index, Row, event_columns, signed
 from tracepipe.event.model import TIME_LIMIT_NS
+from tracepipe.event.shape import index_of
 from tracepipe.event.tables import Tables
 from tracepipe.event.warps import Warps
 from tracepipe.readers.lines import is_too_deep
 
 FOREIGN: Final = NONE
 """The shape of a line that is read by itself, and of one that has no event."""
-Row = tuple[int, int, int, int, int]
-"""Time, shape, arguments, duration, launch."""
-Rest = tuple[int, int, int, int]
+Rest = tuple[int, int, int, int, Index | None]
 """A row without its time."""
 ReadOne = Callable[[int, bytes], Row]
 """Reads one line by itself: its place in the text, from 0 on, and the line."""
@@ -90,6 +89,7 @@ class LineColumns:
             self._tables.args_number(record.get("args")),
             record.get("dur_ns", 0),
             signed(record.get("launch", 0)),
+            index_of(record),
         )
         if len(rest) <= _LINE_BYTES_MAX:
             self._known[rest] = row
