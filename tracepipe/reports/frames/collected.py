@@ -9,8 +9,9 @@ from tracepipe.event.order import order_of
 from tracepipe.event.tables import Tables
 from tracepipe.reports.frames.libraries import np
 
-# What most recordings have no use for is not kept until an event has it: column → what stands for none.
-_OPTIONAL = {"dur_ns": 0, "launch": 0, "source_ns": NONE, "bound_ns": NONE}
+# What most recordings have no use for is not kept until an event has it.
+_ZERO_FOR_NONE = ("dur_ns", "launch")
+_NULL_FOR_NONE = ("source_ns", "bound_ns", "index")
 _ROOM_AT_FIRST = 1 << 12
 
 
@@ -19,23 +20,22 @@ class Growing:
     that it is not in memory twice.
     """
 
-    def __init__(self, dtype: Any, count: int = 0, missing: int = 0) -> None:
-        self.count = count
-        # Zeros that nobody wrote take no memory.
-        self._values = np.full(count, missing, dtype) if missing else np.zeros(count, dtype)
+    def __init__(self, dtype: Any, width: tuple[int, ...] = ()) -> None:
+        self.count, self._width = 0, width
+        self._values = np.empty((0, *width), dtype)
 
     def extend(self, values: Any, count: int) -> None:
         """Add `count` values, or one so many times."""
         last = self.count + count
         if last > len(self._values):
             room = max(last, self.count + self.count // 8, _ROOM_AT_FIRST)
-            self._values.resize(room, refcheck=False)
+            self._values.resize((room, *self._width), refcheck=False)
         self._values[self.count : last] = values
         self.count = last
 
     def whole(self) -> Any:
         """All values. The column is not to be used any more."""
-        self._values.resize(self.count, refcheck=False)
+        self._values.resize((self.count, *self._width), refcheck=False)
         return self._values
 
 
@@ -48,22 +48,30 @@ class Collected:
 
     def add(self, events: TraceColumns) -> None:
         """Add the events of a batch."""
-        more = len(events)
-        for name, missing in _OPTIONAL.items():
+        for name in _ZERO_FOR_NONE:
+            if name not in self._columns and bool(getattr(events, name).any()):
+                self._columns[name] = self._late(np.int64, 0)
+        for name in _NULL_FOR_NONE:
             values = getattr(events, name)
-            # A bound of 0 is one.
-            if name not in self._columns and values is not None and (missing or bool(values.any())):
-                self._columns[name] = Growing(np.int64, self._count, missing)
+            if name not in self._columns and values is not None:
+                self._columns[name] = self._late(values.dtype, NONE, values.shape[1:])
         for name, column in self._columns.items():
             values = getattr(events, name)
-            column.extend(_OPTIONAL[name] if values is None else values, more)
-        self._count += more
+            column.extend(NONE if values is None else values, len(events))
+        self._count += len(events)
+
+    def _late(self, dtype: Any, missing: int, width: tuple[int, ...] = ()) -> Growing:
+        """A column that no event had so far."""
+        column = Growing(dtype, width)
+        column.extend(missing, self._count)
+        return column
 
     def in_order(self, tables: Tables) -> TraceColumns:
         """All of them in the order in which they are nested; nothing is left here then."""
         columns = {name: column.whole() for name, column in self._columns.items()}
         self.__init__()  # type: ignore[misc]
-        for name in ("dur_ns", "launch"):
+        for name in _ZERO_FOR_NONE:
+            # Zeros that nobody wrote take no memory.
             columns.setdefault(name, np.zeros(len(columns["ts_ns"]), np.int64))
         whole: Bools = tables.are_whole()[columns["shape"]]
         order = order_of(columns["ts_ns"], columns["dur_ns"], whole)

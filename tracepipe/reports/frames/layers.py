@@ -11,7 +11,7 @@ import orjson
 from tracepipe.event.columns import NONE, Bools, Bytes, Int32s, Int64s, TraceColumns
 from tracepipe.reports.frames.arguments import ArgsTable, Numbers
 from tracepipe.reports.frames.libraries import np, pl
-from tracepipe.reports.frames.shapes import FRAMES, ShapeTable, schema, where
+from tracepipe.reports.frames.shapes import FRAMES, ShapeTable, three, where
 from tracepipe.reports.frames.spans import FROM_DURATION, INSTANT, KINDS, NO_BEGIN, SPAN, Spans
 
 _OF_ARGS = ("size_bytes", "address", "result")
@@ -46,6 +46,7 @@ class Layer:
     bound_ns: Int64s | None = None
     source_ns: Int64s | None = None
     end_source_ns: Int64s | None = None
+    index: Int32s | None = None
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -104,7 +105,7 @@ def _of_ends(values: Any, end_event: Int32s) -> tuple[Any, Bools]:
 
 
 def threads_of(events: TraceColumns) -> Layer:
-    """The layer of events that do not nest."""
+    """The layer of events that do not nest: those of single threads of a GPU."""
     count = len(events)
     nobody = np.full(count, NONE, np.int32)
     nothing = np.zeros(count, np.int32)
@@ -122,6 +123,7 @@ def threads_of(events: TraceColumns) -> Layer:
         events.launch if bool(events.launch.any()) else None,
         events.bound_ns,
         events.source_ns,
+        index=events.index,
     )
 
 
@@ -179,12 +181,16 @@ class Frames:
         return where(numbers.known[places], pl.Series(name, numbers.values[places]))
 
     def _sizes(self, layer: Layer, key: str) -> pl.Series:
-        of_shape = self._table.column(key).gather(layer.shape)
+        known = self._table.column(key).gather(layer.shape)
+        if key == "block" and layer.index is not None:
+            known = _indices(key, layer.index[:, :3])
         of_args = self._args.sizes(key, layer.args)
-        return of_shape if of_args is None else pl.select(pl.coalesce(of_shape, of_args)).to_series()
+        return known if of_args is None else pl.select(pl.coalesce(known, of_args)).to_series()
 
     def _thread(self, layer: Layer) -> pl.Series:
-        return _nulls("thread", len(layer), schema()["grid"])
+        if layer.index is None:
+            return _nulls("thread", len(layer), three())
+        return _indices("thread", layer.index[:, 3:])
 
     def _end_args(self, layer: Layer) -> pl.Series:
         return _with_source(self._args.texts(layer.end_args), layer.end_source_ns).alias("end_args")
@@ -203,6 +209,10 @@ _MADE_BY: dict[str, Callable[[Frames, Layer], pl.Series]] = {
     "args": Frames._args_text,
     "end_args": Frames._end_args,
 }
+
+
+def _indices(name: str, index: Int32s) -> pl.Series:
+    return where(index[:, 0] != NONE, pl.Series(name, index.astype(np.int64)))
 
 
 def _nulls(name: str, count: int, dtype: Any) -> pl.Series:
