@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from tracepipe.event import nesting
 from tracepipe.event.columns import NONE, Int32s, Int64s, TraceColumns
-from tracepipe.event.native_nesting import NativeNesting, OpColumns
+from tracepipe.event.native_nesting import OP_COLUMNS, NativeNesting, OpColumns
 from tracepipe.event.nesting import BEGIN, END, NO_MARK, NO_ROW, Nesting, Op, ShapeRow
 from tracepipe.event.outcomes import Outcomes
 from tracepipe.event.shape import Shape
@@ -174,6 +174,5 @@ def _columns(ops: list[Op] | OpColumns) -> dict[str, Any]:
     """Operations as columns by name."""
     if isinstance(ops, OpColumns):
         return {name: column[: ops.count] for name, column in ops.columns.items()}
-    values = np.array(ops, np.int64).reshape(len(ops), len(Op._fields)).T
-    other = {"ts_ns": "ts", "value": "span"}
-    return {other.get(name, name): column for name, column in zip(Op._fields, values, strict=True)}
+    values = np.array(ops, np.int64).reshape(len(ops), len(OP_COLUMNS)).T
+    return dict(zip(OP_COLUMNS, values, strict=True))
