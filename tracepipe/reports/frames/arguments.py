@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import orjson
 
-from tracepipe.event.columns import NONE, Int32s, Int64s
+from tracepipe.event.columns import NONE, Bools, Int32s, Int64s
 from tracepipe.event.tables import Args, Tables
 from tracepipe.event.vocabulary import ADDRESS_KEYS
 from tracepipe.reports.frames.libraries import np, pl
@@ -15,7 +16,7 @@ from tracepipe.reports.frames.shapes import series, three
 _INT64 = range(-(1 << 63), 1 << 63)
 
 
-class Numbers:
+class _Numbers:
     """An integer of each arguments, where it is known."""
 
     def __init__(self, count: int) -> None:
@@ -28,6 +29,11 @@ class Numbers:
         if type(value) is int and value in _INT64:
             self.values[number], self.known[number] = value, True
 
+    def either(self, first: Int32s, then: Int32s) -> tuple[Int64s, Bools]:
+        """The values of the first arguments, or of others where those have none; and which are known."""
+        numbers = np.where(self.known[first], first, then)
+        return self.values[numbers], self.known[numbers]
+
 
 class ArgsTable:
     """What reports ask of arguments, as columns by their numbers; NONE has nothing of it."""
@@ -35,7 +41,7 @@ class ArgsTable:
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
         count = tables.args_count
-        self.size_bytes, self.result = Numbers(count), Numbers(count)
+        self._size_bytes, self._result = _Numbers(count), _Numbers(count)
         self._address: list[str | None] = [None] * (count + 1)
         self._sizes: dict[str, dict[int, Any]] = {"grid": {}, "block": {}}
         self._texts: list[str | None] = [None] * (count + 1)
@@ -57,17 +63,29 @@ class ArgsTable:
         return np.flatnonzero(wanted).tolist()
 
     def read(self, numbers: Int32s) -> None:
-        """Make what `size_bytes`, `result` and the others have of these arguments."""
+        """Make what the other methods give of these arguments, but for their texts."""
         for number in self._new(numbers, self._is_read):
             args = self._tables.args(number)
             given = args.get
-            self.size_bytes.put(number, given("size_bytes", given("size")))
-            self.result.put(number, given("result", given("retval")))
+            self._size_bytes.put(number, given("size_bytes", given("size")))
+            self._result.put(number, given("result", given("retval")))
             address = next((args[key] for key in ADDRESS_KEYS if key in args), None)
             self._address[number] = None if address is None else str(address)
             for key, sizes in self._sizes.items():
                 if key in args and (size := _three(args[key])):
                     sizes[number] = size
+
+    def size_bytes(self, args: Int32s, end_args: Int32s) -> tuple[Int64s, Bools]:
+        """Sizes that begins, or else ends, have among their arguments, and which are known."""
+        self.read(args)
+        self.read(end_args)
+        return self._size_bytes.either(args, end_args)
+
+    def result(self, args: Int32s, end_args: Int32s) -> tuple[Int64s, Bools]:
+        """Results that ends, or else begins, have among their arguments, and which are known."""
+        self.read(args)
+        self.read(end_args)
+        return self._result.either(end_args, args)
 
     def sizes(self, key: str, numbers: Int32s) -> pl.Series | None:
         """The grid or block among arguments, null without; None where none has any."""
@@ -94,6 +112,15 @@ class ArgsTable:
             if text != b"{}":
                 self._texts[number] = text.decode().lstrip()
         return self._gathered("args", self._texts, numbers)
+
+    def texts_of(self, key: str, numbers: Int32s) -> list[str | None]:
+        """One argument as text, None where it is not among them."""
+        found: dict[int, str | None] = {NONE: None}
+        for number in numbers.tolist():
+            if number not in found:
+                value = self._tables.args(number).get(key)
+                found[number] = value if value is None or isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+        return [found[number] for number in numbers.tolist()]
 
     @staticmethod
     def _gathered(name: str, values: list[str | None], numbers: Int32s) -> pl.Series:

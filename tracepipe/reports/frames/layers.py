@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from tracepipe.event.columns import NONE, Bools, Bytes, Int32s, Int64s, TraceColumns
-from tracepipe.reports.frames.arguments import ArgsTable, Numbers
+from tracepipe.reports.frames.arguments import ArgsTable
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.shapes import FRAMES, ShapeTable, three, where
 from tracepipe.reports.frames.spans import FROM_DURATION, INSTANT, KINDS, NO_BEGIN, SPAN, Spans
@@ -60,6 +60,16 @@ class Layer:
     def is_call(self) -> Bools:
         """All but ends without a begin."""
         return self.kind != NO_BEGIN
+
+    @property
+    def is_outermost(self) -> Bools:
+        """Spans that are in no other: their lengths may be added up."""
+        return (self.parent == NONE) & (self.kind != INSTANT)
+
+    def lengths_ns(self, rows: Any) -> Int64s:
+        """The lengths of some rows, as far as they are known."""
+        some = rows & self.has_length if rows.dtype == np.bool_ else rows[self.has_length[rows]]
+        return self.end_ns[some] - self.start_ns[some]
 
     def part(self, first: int, last: int) -> Layer:
         """Some rows, which are those of a layer."""
@@ -170,15 +180,12 @@ class Frames:
 
     def _of_args(self, layer: Layer, name: str) -> pl.Series:
         """What begin or end say; of a result, the end first."""
-        self._args.read(layer.args)
-        self._args.read(layer.end_args)
-        first, then = (layer.end_args, layer.args) if name == "result" else (layer.args, layer.end_args)
         if name == "address":
-            begin, end = self._args.addresses(first), self._args.addresses(then)
+            begin, end = self._args.addresses(layer.args), self._args.addresses(layer.end_args)
             return pl.select(pl.coalesce(begin, end)).to_series()
-        numbers: Numbers = getattr(self._args, name)
-        places = np.where(numbers.known[first], first, then)
-        return where(numbers.known[places], pl.Series(name, numbers.values[places]))
+        of = self._args.result if name == "result" else self._args.size_bytes
+        values, known = of(layer.args, layer.end_args)
+        return where(known, pl.Series(name, values))
 
     def _sizes(self, layer: Layer, key: str) -> pl.Series:
         known = self._table.column(key).gather(layer.shape)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import PurePath
 from typing import Any
 
-from tracepipe.event.columns import SPECIAL, TraceBatch, TraceColumns
+from tracepipe.event.columns import SPECIAL, Bools, TraceBatch, TraceColumns
 from tracepipe.event.model import TIME_LIMIT_NS, Header, Problem, Record
 from tracepipe.event.tables import Tables
 from tracepipe.event.warps import PlacedWarps
@@ -75,6 +75,14 @@ class Run:
     def layer(self, name: str) -> Layer:
         """The numpy columns of a layer, one of `FRAMES`."""
         return self._layers[name]
+
+    def has(self, column: str, value: Hashable, layer: Layer) -> Bools:
+        """Which rows of a layer have a value in a column of their shapes."""
+        numbers, values = self.shapes.numbered(column)
+        if value not in values:
+            return np.zeros(len(layer), np.bool_)
+        flagged: Bools = (numbers == values.index(value))[layer.shape]
+        return flagged
 
     def some(self, name: str, *columns: str) -> pl.DataFrame:
         """A few columns of a layer's frame: what the others have is not looked at."""
