@@ -19,7 +19,11 @@ _GPU_NS = 1_795_310_000_000_000_000
 def write_mixed(path: Path, events: int, *, unique: bool = False) -> None:
     """A recording with the mix of a CUDA program: calls with ioctls, scheduling, kernels, warps."""
     with path.open("w") as out:
-        start = {"monotonic_ns": _START_NS, "boottime_ns": _START_NS + 7, "realtime_ns": 1_800_000_000 * 10**9}
+        start = {
+            "monotonic_ns": _START_NS,
+            "boottime_ns": _START_NS + 7,
+            "realtime_ns": 1_800_000_000 * 10**9,
+        }
         out.write(_line(_header(["monotonic"], start)))
         out.writelines(_mixed(events, unique))
 
@@ -39,7 +43,9 @@ def write_threads(path: Path, lines: int) -> None:
     with path.open("w") as out:
         for number in range(lines):
             block, thread = divmod(number, 256)
-            out.write(f"[kernel_trace] ts={_GPU_NS + number // 64 * 32} block=({block},0,0) thread=({thread},0,0)\n")
+            out.write(
+                f"[kernel_trace] ts={_GPU_NS + number // 64 * 32} block=({block},0,0) thread=({thread},0,0)\n"
+            )
         out.write(f"[kernel_trace] total events: {lines}\n")
 
 
@@ -103,7 +109,11 @@ def _launches(warps: int) -> Iterator[str]:
         host_ns = _START_NS + since_ns + since_ns * 7 // 1_000_000
         if since_ns - paired_ns > 250_000_000:
             paired_ns = since_ns
-            pair = {"source_ns": _GPU_NS + since_ns // 32 * 32, "host_lo_ns": host_ns - 400, "host_hi_ns": host_ns + 400}
+            pair = {
+                "source_ns": _GPU_NS + since_ns // 32 * 32,
+                "host_lo_ns": host_ns - 400,
+                "host_hi_ns": host_ns + 400,
+            }
             yield _line({"type": "clock", "clock": "globaltimer:0", **pair})
         launch += 1
         call = {"type": "userspace", "name": "cuLaunchKernel", "pid": 42, "tid": 42, "cpu": 3}

@@ -26,10 +26,35 @@ HEADER = {
 }
 U64 = (1 << 64) - 1
 integers = st.integers(-3, 300) | st.sampled_from(
-    [1 << 31, -(1 << 31), (1 << 53) + 1, (1 << 63) - 1, 1 << 63, U64, U64 + 1, -(1 << 63), -(1 << 63) - 1, 10**30]
+    [
+        1 << 31,
+        -(1 << 31),
+        (1 << 53) + 1,
+        (1 << 63) - 1,
+        1 << 63,
+        U64,
+        U64 + 1,
+        -(1 << 63),
+        -(1 << 63) - 1,
+        10**30,
+    ]
 )
 texts = st.text(max_size=5) | st.sampled_from(
-    ["", "nul\0", 'quote"', "back\\", "\\u0041", "é" * 64, "é" * 65, "x" * 64, "x" * 65, "日本", "\u2028", "😀", "/"]
+    [
+        "",
+        "nul\0",
+        'quote"',
+        "back\\",
+        "\\u0041",
+        "é" * 64,
+        "é" * 65,
+        "x" * 64,
+        "x" * 65,
+        "日本",
+        "\u2028",
+        "😀",
+        "/",
+    ]
 )
 scalars = st.none() | st.booleans() | integers | st.floats() | texts
 # Names of what is shown beside arguments, and of what the layout takes from them.
@@ -44,12 +69,16 @@ values = st.recursive(
     max_leaves=6,
 )
 arguments = st.dictionaries(st.sampled_from(KEYS), values, max_size=4)
-times = st.integers(START_NS, START_NS + 60) | st.integers(START_NS, START_NS + 60) | st.sampled_from(
-    [0, 1, START_NS + 5_000, TIME_LIMIT_NS]
+times = (
+    st.integers(START_NS, START_NS + 60)
+    | st.integers(START_NS, START_NS + 60)
+    | st.sampled_from([0, 1, START_NS + 5_000, TIME_LIMIT_NS])
 )
 lengths = st.integers(0, 40) | st.sampled_from([5_000, TIME_LIMIT_NS])
 launches = st.integers(0, 3) | st.sampled_from([(1 << 63) - 1, 1 << 63, U64])
-names = st.sampled_from(["ioctl", "ioctl", "cuLaunchKernel", "alloc", "free", "running", "f", "größe", "", "\\"])
+names = st.sampled_from(
+    ["ioctl", "ioctl", "cuLaunchKernel", "alloc", "free", "running", "f", "größe", "", "\\"]
+)
 clocks = st.sampled_from(["globaltimer:0", "globaltimer:1", "realtime", "tsc", "nobody's", "monotonic"])
 triples = st.lists(st.integers(0, 40) | st.sampled_from([1 << 31, U64]), min_size=3, max_size=3)
 
@@ -189,7 +218,9 @@ def written(draw: st.DrawFn, record: dict[str, Any]) -> bytes:
     if style == 5:
         return _dumped(record).replace(b'"a":', b'"a":1,"a":')
     if style == 6:
-        return draw(st.sampled_from([b" ", b"\t", b""])) + _dumped(record) + draw(st.sampled_from([b" ", b"\r"]))
+        return (
+            draw(st.sampled_from([b" ", b"\t", b""])) + _dumped(record) + draw(st.sampled_from([b" ", b"\r"]))
+        )
     return _dumped(record)
 
 
@@ -198,7 +229,18 @@ NESTED = [b'{"ts_ns":1000003,"type":"kernel","name":"f","phase":"I","args":{"x":
 )]  # fmt: skip
 NUMBERS = [
     b'{"ts_ns":%b,"type":"kernel","name":"f","phase":"I","pid":5,"tid":5}' % text
-    for text in (b"1e6", b"1000000.0", b"01", b"-0", b"-1", b"+1", b"1_0", b"NaN", b"99999999999999999999", b"")
+    for text in (
+        b"1e6",
+        b"1000000.0",
+        b"01",
+        b"-0",
+        b"-1",
+        b"+1",
+        b"1_0",
+        b"NaN",
+        b"99999999999999999999",
+        b"",
+    )
 ]
 garbage = st.binary(max_size=12) | st.sampled_from(
     [

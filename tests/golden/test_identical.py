@@ -72,7 +72,9 @@ options = st.builds(
     st.sampled_from(WARP_TRACKS),
     st.booleans(),
     st.booleans(),
-    st.sampled_from([{}, {}, {"globaltimer:1": 5}, {"globaltimer:0": -6_000_000, "globaltimer:1": "realtime"}]),
+    st.sampled_from(
+        [{}, {}, {"globaltimer:1": 5}, {"globaltimer:0": -6_000_000, "globaltimer:1": "realtime"}]
+    ),
 )
 
 

@@ -289,8 +289,15 @@ def test_lines_that_come_again_share_one_shape_and_their_arguments() -> None:
 
 def test_time_duration_launch_and_arguments_are_no_part_of_a_shape() -> None:
     line = b'{"ts_ns":%d,"type":"gpu_kernel","name":"k","phase":"X","dur_ns":%d,"gpu":0,"launch":%d,"args":{"n":%d}}'
-    numbers = [(1, 2, 3, 4), (5, 0, (1 << 63) - 1, 4), (6, (1 << 62) - 1, 1 << 63, 5), (7, 8, (1 << 64) - 1, 5)]
-    recording = tracepipe1.read(io.BytesIO(HEADER + b"\n" + b"\n".join(line % some for some in numbers) + b"\n"))
+    numbers = [
+        (1, 2, 3, 4),
+        (5, 0, (1 << 63) - 1, 4),
+        (6, (1 << 62) - 1, 1 << 63, 5),
+        (7, 8, (1 << 64) - 1, 5),
+    ]
+    recording = tracepipe1.read(
+        io.BytesIO(HEADER + b"\n" + b"\n".join(line % some for some in numbers) + b"\n")
+    )
     (batch,) = recording.batches
     assert len({recording.tables.shapes[number] for number in batch.events.shape}) == 1
     assert batch.events.args.tolist() == [0, 0, 1, 1]
@@ -406,7 +413,9 @@ def test_a_line_says_the_same_however_it_is_written(rest: bytes) -> None:
 
 
 def test_warps_come_as_columns() -> None:
-    line = warps(gpu=1, sm=[3, 4], exit_count=[2, 0], exit_ns=[7, 8], exit_mask=[1, (1 << 32) - 1], args={"n": 1})
+    line = warps(
+        gpu=1, sm=[3, 4], exit_count=[2, 0], exit_ns=[7, 8], exit_mask=[1, (1 << 32) - 1], args={"n": 1}
+    )
     recording = tracepipe1.read(io.BytesIO(HEADER + b"\n" + GOOD + b"\n" + line + b"\n" + GOOD_AFTER + b"\n"))
     (batch,) = recording.batches
     assert batch.events.ts_ns.tolist() == [1, 5, 2]

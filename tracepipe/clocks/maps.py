@@ -88,7 +88,8 @@ class ClockMap:
     def bounds_at(self, source_ns: Int64s) -> Int64s:
         """The bounds of a column of source times."""
         return self._by_segment(
-            source_ns, lambda segment, column: np.array([segment.bound_at(ns) for ns in column.tolist()], np.int64)
+            source_ns,
+            lambda segment, column: np.array([segment.bound_at(ns) for ns in column.tolist()], np.int64),
         )
 
     def _by_segment(self, source_ns: Int64s, made: Callable[[Segment, Int64s], Int64s]) -> Int64s:

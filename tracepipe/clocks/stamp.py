@@ -110,7 +110,9 @@ class Clocks:
         become as fine as the cycles of their SM make them, see `sm_clock`.
         """
         source = batch.events
-        events = TraceColumns(source.ts_ns, source.shape, source.args, source.dur_ns, source.launch)
+        events = TraceColumns(
+            source.ts_ns, source.shape, source.args, source.dur_ns, source.launch, index=source.index
+        )
         others: list[Record | PlacedWarps] = []
         left_out: list[int] = []
         of = self._codes_of(tables)[events.shape]
@@ -154,9 +156,7 @@ class Clocks:
             self._clocks.append(clock)
         return self._clocks.index(clock) + 1
 
-    def _move(
-        self, events: TraceColumns, of: Any, left_out: list[int], unplaced: dict[str, int]
-    ) -> None:
+    def _move(self, events: TraceColumns, of: Any, left_out: list[int], unplaced: dict[str, int]) -> None:
         """Place the events that are on other clocks than the trace's; `of` says on which."""
         events.ts_ns, events.dur_ns = events.ts_ns.copy(), events.dur_ns.copy()
         source = events.source_ns = np.full(len(events), NONE, np.int64)
@@ -227,7 +227,11 @@ class Clocks:
         longest_ns = int(entry.max(initial=0)) + int(exits.max(initial=0))
         off_ns = place(SourceNs(base_ns + longest_ns)) - start_ns - longest_ns + first_ns
         if abs(off_ns) >= 1:
-            of = slice(None) if warps.exit_count is None else np.repeat(np.arange(len(entry)), warps.exit_count)
+            of = (
+                slice(None)
+                if warps.exit_count is None
+                else np.repeat(np.arange(len(entry)), warps.exit_count)
+            )
             left = clock_map.place_all(base_ns + entry[of] + exits)
             entry = clock_map.place_all(base_ns + entry)
             exits, entry = left - entry[of], entry - start_ns

@@ -56,7 +56,6 @@ class OpColumns:
             column[self.count] = one
         self.count += 1
 
-
     def op(self, at: int) -> Op:
         """One of the operations."""
         kind, row, ts_ns, name, event, mark, flow, flow2, value, parent = (
@@ -149,9 +148,7 @@ class NativeNesting:
         columns = (events.ts_ns, events.dur_ns, events.launch)
         given = Events(*(column.ctypes.data for column in columns), bound, events.shape.ctypes.data)
         refs = ctypes.byref(given), ctypes.byref(met)
-        count = self._core.tp_nest_events(
-            self._nest, *refs, start, stop, ctypes.byref(ops), self._ops.count
-        )
+        count = self._core.tp_nest_events(self._nest, *refs, start, stop, ctypes.byref(ops), self._ops.count)
         self._ops.count = self._checked(count)
 
     def one(self, row: int, phase: str, ts_ns: int, dur_ns: int | None, name: int, event: int) -> None:

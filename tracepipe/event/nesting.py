@@ -258,7 +258,15 @@ class Nesting:
         self._ops.append((BEGIN, at, ts_ns, name, event, NO_MARK, flow, flow2, span, parent))
 
     def _complete(
-        self, on: int, ts_ns: int, dur_ns: int, name: int, event: int, mark: int, flow: int = 0, flow2: int = 0
+        self,
+        on: int,
+        ts_ns: int,
+        dur_ns: int,
+        name: int,
+        event: int,
+        mark: int,
+        flow: int = 0,
+        flow2: int = 0,
     ) -> None:
         end_ns = ts_ns + dur_ns
         at = self._place(on, (on,), ts_ns, end_ns)
@@ -351,4 +359,3 @@ class Nesting:
             for name, span, _, _ in reversed(one.open):
                 self._ops.append((END, at, at_ns, name, NONE, UNCLOSED, 0, 0, span, NONE))
             one.open.clear()
-

@@ -189,7 +189,8 @@ class Layout:
             if events.source_ns is not None and events.source_ns[at] != NONE:
                 args["source_ns"] = int(events.source_ns[at])
             launch = unsigned(int(events.launch[at])) if shape.has_launch else None
-            end_ns = self._threads.place(ts_ns, shape, args, int(events.dur_ns[at]), launch, self._extra)
+            of, dur_ns = events.thread_of(at), int(events.dur_ns[at])
+            end_ns = self._threads.place(ts_ns, shape, of, args, dur_ns, launch, self._extra)
             self.end_ns = max(self.end_ns, end_ns)
             return []
         other = self._others.pop(int(events.args[at]))
@@ -323,5 +324,3 @@ class Layout:
         self._say_undrawn()
         drawn.append(self._drawn(None, changes, last=True))
         return drawn
-
-

@@ -48,7 +48,9 @@ def kernel_of(name: str, grid: list[int], block: list[int]) -> Kernel:
     flat = not grid or grid[1:] == [1, 1] or 0 in grid
     # Sizes beyond what any number of a warp reaches come to the same as that.
     most = (1 << 63) - 1
-    return Kernel(name, min(warps, most), 0 if flat else min(grid[0], most), 0 if flat else min(grid[1], most))
+    return Kernel(
+        name, min(warps, most), 0 if flat else min(grid[0], most), 0 if flat else min(grid[1], most)
+    )
 
 
 class Change(NamedTuple):

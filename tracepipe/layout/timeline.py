@@ -51,7 +51,9 @@ class Item(NamedTuple):
 
 def shown_before(shape: Shape) -> Args:
     """What a shape's events show before their arguments."""
-    known = shape.phase != "E" and shape.cpu is not None and not shape.on_stream and shape.type != "gpu_thread"
+    known = (
+        shape.phase != "E" and shape.cpu is not None and not shape.on_stream and shape.type != "gpu_thread"
+    )
     return {"cpu": shape.cpu} if known else {}
 
 
@@ -130,7 +132,9 @@ def _items_of(warps: WarpChanges) -> Iterator[Item]:
         if change.kind == WARP_BEGIN:
             flow = warps.flow(change.slice)
             name, args = warps.name(change.slice), warps.args(change.slice)
-            yield Item(BEGIN, warps.track(change.slice), change.ts_ns, name, args or None, (flow,) if flow else ())
+            yield Item(
+                BEGIN, warps.track(change.slice), change.ts_ns, name, args or None, (flow,) if flow else ()
+            )
         elif change.kind == WARP_END:
             yield Item(END, warps.track(change.slice), change.ts_ns, warps.name(change.slice))
         elif change.kind != WARP_COUNT:

@@ -58,7 +58,9 @@ class _Changes:
             for parts, kind in zip(self.columns, _CHANGES.values(), strict=True)
         ]
         self.columns = [[] for _ in _CHANGES]
-        return [np.ascontiguousarray(column, kind) for column, kind in zip(whole, _CHANGES.values(), strict=True)]
+        return [
+            np.ascontiguousarray(column, kind) for column, kind in zip(whole, _CHANGES.values(), strict=True)
+        ]
 
 
 @dataclass(slots=True, eq=False)
@@ -197,7 +199,9 @@ class WarpLayout:
         kernel = gpu.kernel_numbers.get(key)
         if kernel is None:
             kernel = gpu.kernel_numbers[key] = len(gpu.kernels)
-            gpu.kernels.append(kernel_of(launched["name"], launched.get("grid", []), launched.get("block", [])))
+            gpu.kernels.append(
+                kernel_of(launched["name"], launched.get("grid", []), launched.get("block", []))
+            )
 
         def column(values: Int64s | None) -> Int64s:
             return np.full(size, NONE, np.int64) if values is None else values[order]
@@ -215,13 +219,24 @@ class WarpLayout:
             column(batch.source_ns),
             column(None if exits is None else np.where(exits == 1, NONE, exits)),
             column(cycles),
-            column(None if mask is None else np.where(mask == FULL_MASK, NONE, np.bitwise_count(mask).astype(np.int64))),
+            column(
+                None
+                if mask is None
+                else np.where(mask == FULL_MASK, NONE, np.bitwise_count(mask).astype(np.int64))
+            ),
             flow,
             np.zeros(size, np.uint8),
         )
 
     def _add(
-        self, gpu: _Gpu, batch: PlacedWarps, order: Int64s, slices: Slices, drawn: Any, begin_ns: Int64s, end_ns: Int64s
+        self,
+        gpu: _Gpu,
+        batch: PlacedWarps,
+        order: Int64s,
+        slices: Slices,
+        drawn: Any,
+        begin_ns: Int64s,
+        end_ns: Int64s,
     ) -> None:
         """Let the changes of a batch wait for their turn."""
         size = len(slices)
@@ -363,7 +378,11 @@ class WarpLayout:
             slices.unclosed[0] = 1
             both = np.zeros(2, np.int32)
             gpu.waiting.add(
-                np.array([begin_ns, last_ns], np.int64), np.array([WARP_BEGIN, WARP_END], np.uint8), both, both, both
+                np.array([begin_ns, last_ns], np.int64),
+                np.array([WARP_BEGIN, WARP_END], np.uint8),
+                both,
+                both,
+                both,
             )
             gpu.waiting.add_slices(slices)
         return [changes for gpu in self._gpus.values() for changes in self._ready(gpu, ALL)]

@@ -12,7 +12,7 @@ def _pointers(name: str, *fields: str) -> Any:
     return type(name, (Structure,), {"_fields_": [(field, c_void_p) for field in fields]})
 
 
-Columns = _pointers("Columns", "ts", "shape", "args", "dur", "launch")
+Columns = _pointers("Columns", "ts", "shape", "args", "dur", "launch", "index")
 Ops = _pointers("Ops", "kind", "mark", "row", "name", "event", "ts", "flow", "flow2", "span", "parent")
 Events = _pointers("Events", "ts", "dur", "launch", "bound", "shape")
 Shapes = _pointers("Shapes", "row", "name", "has_dur", "phase", "asks", "has_launch")
@@ -29,7 +29,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tp_reader_free": (None, [c_void_p]),
     "tp_read_lines": (
         c_int64,
-        [c_void_p, c_char_p, c_int64, POINTER(c_int64), POINTER(Columns), c_int64],
+        [c_void_p, c_char_p, c_int64, POINTER(c_int64), POINTER(Columns), POINTER(c_int64), c_int64],
     ),
     "tp_reader_count": (c_int64, [c_void_p, c_int]),
     "tp_reader_bytes": (c_int64, [c_void_p, c_int]),

@@ -9,23 +9,21 @@ What follows the time on a line is parsed once, and found by its text when it co
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Protocol, cast
+from typing import Final, Protocol
 
-import numpy as np
 import orjson
 
 from tracepipe.event.checks import RecordCheck
-from tracepipe.event.columns import NONE, EventColumns, signed
+from tracepipe.event.columns import NONE, EventColumns, Index, Row, event_columns, signed
 from tracepipe.event.model import TIME_LIMIT_NS
+from tracepipe.event.shape import index_of
 from tracepipe.event.tables import Tables
 from tracepipe.event.warps import Warps
 from tracepipe.readers.lines import is_too_deep
 
 FOREIGN: Final = NONE
 """The shape of a line that is read by itself, and of one that has no event."""
-Row = tuple[int, int, int, int, int]
-"""Time, shape, arguments, duration, launch."""
-Rest = tuple[int, int, int, int]
+Rest = tuple[int, int, int, int, Index | None]
 """A row without its time."""
 ReadOne = Callable[[int, bytes], Row]
 """Reads one line by itself: its place in the text, from 0 on, and the line."""
@@ -71,14 +69,12 @@ class LineColumns:
             None if ts_ns == NONE else known.get(rest) or self._parsed(rest)
             for ts_ns, (_, _, rest) in zip(times, halves, strict=True)
         ]
-        if None not in rests:
-            return _columns(times, cast("list[Rest]", rests)), len(lines)
-        for at, rest in enumerate(rests):
-            if rest is None:
-                times[at], shape, args, dur_ns, launch = read_one(at, lines[at])
-                rests[at] = shape, args, dur_ns, launch
-        kept = [at for at, rest in enumerate(rests) if rest is not None and rest[0] != FOREIGN]
-        return _columns([times[at] for at in kept], [cast(Rest, rests[at]) for at in kept]), len(lines)
+        rows: list[Row] = []
+        for at, (ts_ns, rest) in enumerate(zip(times, rests, strict=True)):
+            row = read_one(at, lines[at]) if rest is None else (ts_ns, *rest)
+            if row[1] != FOREIGN:
+                rows.append(row)
+        return event_columns(rows), len(lines)
 
     def _parsed(self, rest: bytes) -> Rest | None:
         text = b"{" + rest
@@ -97,6 +93,7 @@ class LineColumns:
             self._tables.args_number(record.get("args")),
             record.get("dur_ns", 0),
             signed(record.get("launch", 0)),
+            index_of(record),
         )
         if len(rest) <= _LINE_BYTES_MAX:
             self._known[rest] = row
@@ -105,17 +102,6 @@ class LineColumns:
     def warps(self, line: bytes) -> Warps | None:
         """As `Lines` has it: here such a line is like any other."""
         return None
-
-
-def _columns(times: list[int], rests: list[Rest]) -> EventColumns:
-    shape, args, dur_ns, launch = zip(*rests, strict=True) if rests else ((), (), (), ())
-    return EventColumns(
-        np.array(times, np.int64),
-        np.array(shape, np.int32),
-        np.array(args, np.int32),
-        np.array(dur_ns, np.int64),
-        np.array(launch, np.int64),
-    )
 
 
 def _times_of(heads: list[bytes]) -> list[int]:
