@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from tracepipe.clocks.maps import SNAPSHOT_NS, ClockMap, fit, offset_map
-from tracepipe.clocks.pairs import ClockPair
 from tracepipe.clocks.native_sm_clock import NativeSmClocks
+from tracepipe.clocks.pairs import ClockPair
 from tracepipe.clocks.sm_clock import SmClocks
 from tracepipe.errors import ClockError
 from tracepipe.event.columns import NONE, SPECIAL, UNDATED_NS, Int64s, SourceBatch, TraceBatch, TraceColumns

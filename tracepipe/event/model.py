@@ -131,7 +131,7 @@ class Event(_EventRequired, total=False):
     gpu: Annotated[int, Doc("GPU index", minimum=0)]
     stream: Annotated[int, Doc("CUDA stream id", minimum=0)]
     launch: Annotated[int, Doc("launch id: the same on the launch call, the kernel and its warps", minimum=0)]
-    grid: Annotated[list[int], Doc("blocks in x, y, z", length=3, minimum=0, maximum=ID_LIMIT)]
+    grid: Annotated[list[int], Doc("blocks in x, y, z", length=3, minimum=0)]
     block: Annotated[
         list[int],
         Doc("gpu_kernel: threads a block; gpu_thread: block index", length=3, minimum=0, maximum=INDEX_LIMIT),

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
-
 from tracepipe.event.columns import NONE, TraceColumns, unsigned
 from tracepipe.event.native_nesting import OP_COLUMNS, OpColumns
 from tracepipe.event.nesting import BEGIN, COUNTER, END, INSTANT, MARKS, Op

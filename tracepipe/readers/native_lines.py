@@ -13,9 +13,8 @@ import orjson
 
 from tracepipe.event.checks import RecordCheck, first_fault
 from tracepipe.event.columns import NO_INDEX, NONE, EventColumns, joined_optional, no_indices
-from tracepipe.event.model import COLUMN_LIMIT, Record
+from tracepipe.event.model import COLUMN_LIMIT, Record, WarpBatch
 from tracepipe.event.schema import fields_of
-from tracepipe.event.model import WarpBatch
 from tracepipe.event.shape import Shape, shape_of
 from tracepipe.event.tables import Tables
 from tracepipe.event.warps import EACH_EXIT, EACH_WARP, WARP_COLUMNS, Warps
