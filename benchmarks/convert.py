@@ -2,10 +2,10 @@
 
     python benchmarks/convert.py [--quick] [NAME ...]        default: every row, 10⁷ events too
 
-Each runs in a process of its own, and what counts is processor time, start included: the best of three runs, of
-one for the plain way at 10⁷. The plain way of a trace is perfetto.trace_builder fed by json.loads, or orjson.dumps
-of each event for Chrome's JSON; both draw the same slices, instants, counters, names and arguments for the same
-recording. A figure is a ratio: times on another machine are others.
+Each runs in a process of its own, and what counts is processor time, start included: the best of three
+runs, of one for the plain way at 10⁷. The plain way of a trace is perfetto.trace_builder fed by json.loads, that of
+Chrome's JSON is orjson.dumps of each event; both draw the same slices, instants, counters, names and arguments
+for the same recording. A figure is a ratio: times on another machine are others.
 """
 
 from __future__ import annotations
@@ -105,8 +105,9 @@ def compare(row: Row, folder: Path, baselines: dict[tuple[str, str], Cost]) -> N
             row.baseline, source, target, pure=False, runs=runs
         )
     ours = measured(row.output, source, target, pure=row.pure, runs=3)
+    times, size = theirs.seconds / ours.seconds, ours.size_bytes / theirs.size_bytes
     print(
-        f"| {row.title:<34} | {theirs.seconds / ours.seconds:>5.1f} | {ours.size_bytes / theirs.size_bytes:>4.2f} "
+        f"| {row.title:<34} | {times:>5.1f} | {size:>4.2f} "
         f"| {ours.size_bytes / row.events:>5.1f} | {ours.peak_mb:>3.0f} MB |",
         f"  {ours.seconds:.2f} s against {theirs.seconds:.2f} s",
         flush=True,

@@ -13,8 +13,8 @@ Record = dict[str, Any]
 class _Timeline:
     """Walks a recording, and calls `put(kind, ts_ns, track, name, args, flow, value)` for what it draws.
 
-    Kinds are those of Perfetto: 1 begin, 2 end, 3 instant, 4 counter. A clock of a GPU is placed by the start of
-    the recording alone.
+    Kinds are those of Perfetto: 1 begin, 2 end, 3 instant, 4 counter. A clock of a GPU is placed by the start
+    of the recording alone.
     """
 
     def __init__(self, put: Callable[[int, int, str, str, dict[str, Any], int, int], None]) -> None:

@@ -65,8 +65,8 @@ def _mixed(events: int, unique: bool) -> Iterator[str]:
     while made < events:
         ts_ns += rng.randrange(300, 3000)
         tid = 4242 + rng.randrange(4)
-        # Threads stay on their processor for a while, and a program comes back to the same calls with the same
-        # few buffers. `unique` is the worst case, where no call is like another.
+        # Threads stay on their processor for a while, and a program comes back to the same calls with the
+        # same few buffers. `unique` is the worst case, where no call is like another.
         who = f'"pid":4242,"tid":{tid},"cpu":{(tid + made // 50_000) % 8}'
         number = rng.randrange(len(calls))
         call, args = f'"type":"userspace","name":"{calls[number]}"', ""
@@ -75,10 +75,11 @@ def _mixed(events: int, unique: bool) -> Iterator[str]:
         elif number < 5:
             args = f',"args":{{"size":{4096 << rng.randrange(4)},"ptr":{0x7F00_0000_0000 + number * 512}}}'
         request = '"args":{"fd":5,"cmd":3221767722,"request":"NV_ESC_RM_ALLOC"}'
+        woken = '"type":"scheduler","name":"wakeup"'
         ioctl, result = '"type":"syscall","name":"ioctl"', '"args":{"result":0'
         yield f'{{"ts_ns":{ts_ns},{call},"phase":"B",{who}{args}}}\n'
         yield f'{{"ts_ns":{ts_ns + 100},{ioctl},"phase":"B",{who},{request}}}\n'
-        yield f'{{"ts_ns":{ts_ns + 150},"type":"scheduler","name":"wakeup","phase":"I",{who},"args":{{"by_tid":77}}}}\n'
+        yield f'{{"ts_ns":{ts_ns + 150},{woken},"phase":"I",{who},"args":{{"by_tid":77}}}}\n'
         yield f'{{"ts_ns":{ts_ns + 200},{ioctl},"phase":"E",{who},{result}}}}}\n'
         yield f'{{"ts_ns":{ts_ns + 300},{call},"phase":"E",{who},{result},"result_name":"CUDA_SUCCESS"}}}}\n'
         made += 5
@@ -120,16 +121,24 @@ def _launches(warps: int) -> Iterator[str]:
         yield _line({"ts_ns": host_ns - 9000, **call, "phase": "B", "launch": launch})
         yield _line({"ts_ns": host_ns - 5000, **call, "phase": "E", "args": {"result": 0}})
         columns, end_ns = _launch(rng, since_ns)
-        kernel = {"ts_ns": _GPU_NS + since_ns // 32 * 32, "name": KERNELS[launch % 4], "clock": "globaltimer:0",
-                  "gpu": 0, "stream": 7, "launch": launch, "pid": 42,
-                  "grid": [WARPS_A_LAUNCH // _WARPS_A_BLOCK, 1, 1], "block": [32 * _WARPS_A_BLOCK, 1, 1]}  # fmt: skip
+        kernel = {
+            "ts_ns": _GPU_NS + since_ns // 32 * 32,
+            "name": KERNELS[launch % 4],
+            "clock": "globaltimer:0",
+            "gpu": 0,
+            "stream": 7,
+            "launch": launch,
+            "pid": 42,
+            "grid": [WARPS_A_LAUNCH // _WARPS_A_BLOCK, 1, 1],
+            "block": [32 * _WARPS_A_BLOCK, 1, 1],
+        }
         yield _line({**kernel, "type": "gpu_kernel", "phase": "X", "dur_ns": end_ns})
         yield _line({**kernel, "type": "gpu_warp", **columns})
         since_ns += end_ns + 20_000
 
 
 def _launch(rng: random.Random, since_ns: int) -> tuple[dict[str, list[int]], int]:
-    """The columns of a launch's warps, and when the last one leaves: blocks take turns on the slots of SMs."""
+    """The columns of a launch's warps, and when the last leaves: blocks take turns on the slots of SMs."""
     free_ns = [[0] * _SLOTS for _ in range(_SMS)]
     names = ("warp", "sm", "slot", "entry_ns", "entry_clk", "exit_ns", "exit_clk")
     rows = []

@@ -14,8 +14,8 @@ from tests.support.cores import CORES, running
 from tests.support.devtools import find_chromium
 from tests.support.standin import build_standin
 
-# How long an example takes says what else the machine is doing, not whether the code is right. Which core runs
-# is the same for all examples of a test.
+# How long an example takes says what else the machine is doing, not whether the code is right. Which core
+# runs is the same for all examples of a test.
 settings.register_profile(
     "tracepipe",
     deadline=None,

@@ -1,4 +1,4 @@
-"""Conversions by both implementations of the inner loops, which must give the same bytes and find the same."""
+"""Conversions by both implementations of the inner loops, which must give the same bytes and findings."""
 
 from __future__ import annotations
 

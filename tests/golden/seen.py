@@ -1,8 +1,8 @@
 """What a person should see of a recording: plain tracks, slices, arrows and counts, told by the operations.
 
-`replay` is the reference of the tests in this folder. It takes the items of `layout/timeline.py` at their word,
-and shares no code with the writers but how a `Drawn` is read one by one: what the trace processor says of their
-output must be equal to it.
+`replay` is the reference of the tests in this folder. It takes the items of `layout/timeline.py` at their
+word, and shares no code with the writers but how a `Drawn` is read one by one: what the trace processor says
+of their output must be equal to it.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class Drawing:
     def drawn(
         self, items: Iterable[Item] = (), declared: Sequence[Track] = (), *, of_events: bool = True
     ) -> Drawn:
-        """A batch of these. Arguments are those of events, whose texts are numbered, or each a dict of its own."""
+        """A batch of these. Arguments are those of events, whose texts are numbered, or dicts."""
         rows: list[tuple[int, int, int, int, int]] = []
         extras: list[Args] = []
         ops = []

@@ -288,7 +288,8 @@ def test_lines_that_come_again_share_one_shape_and_their_arguments() -> None:
 
 
 def test_time_duration_launch_and_arguments_are_no_part_of_a_shape() -> None:
-    line = b'{"ts_ns":%d,"type":"gpu_kernel","name":"k","phase":"X","dur_ns":%d,"gpu":0,"launch":%d,"args":{"n":%d}}'
+    line = b'{"ts_ns":%d,"type":"gpu_kernel","name":"k","phase":"X","dur_ns":%d,"gpu":0,"launch":%d'
+    line += b',"args":{"n":%d}}'
     numbers = [
         (1, 2, 3, 4),
         (5, 0, (1 << 63) - 1, 4),

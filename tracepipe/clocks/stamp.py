@@ -215,7 +215,7 @@ class Clocks:
         return placed
 
     def _stamp_warps(self, warps: Warps, clock_map: ClockMap, bound_ns: int) -> PlacedWarps:
-        """A batch of warps on the trace clock, from its first entry on. Exits are after their warp's entry."""
+        """A batch of warps on the trace clock, from its first entry on. Exits count from their entry."""
         clock, base_ns = clock_map.clock, warps.ts_ns
         entry, exits = warps.entry_ns, warps.exit_ns
         finer = self._refined(clock, warps)
@@ -299,7 +299,8 @@ class Clocks:
             else:
                 said["bound"] = "unknown: the offset was assumed"
             if clock in self._offsets_ns:
-                # Of a warp's entry: its time in the trace + this + `source_after_ns` is what the GPU's timer showed.
+                # Of a warp's entry: its time in the trace + this + `source_after_ns` is what the GPU's timer
+                # showed.
                 said["offset_ns"] = self._offsets_ns[clock]
             out.append(said)
         return out

@@ -82,7 +82,7 @@ class NativePackets(Packets):
         view, events = DrawnView(drawn), drawn.events
         order = view.order
         at, refs = 0, (ctypes.byref(view.ops), ctypes.byref(view.given), drawn.book.tables.reader)
-        made: set[int] = set()
+        made: dict[int, None] = {}
         while at < len(order):
             at = self._checked(self._core.tp_perfetto_write(self._packets, *refs, at, len(order)))
             if at < len(order):
@@ -92,12 +92,12 @@ class NativePackets(Packets):
                     self.packet(op[2], self.fields(op, drawn))
                     at += 1
 
-    def _make(self, drawn: Drawn, args: int, made: set[int]) -> bool:
+    def _make(self, drawn: Drawn, args: int, made: dict[int, None]) -> bool:
         """Let the core make the annotations of arguments; False where it cannot, or has."""
         tables = drawn.book.tables
         if args in made or tables.is_odd(args):
             return False
-        made.add(args)
+        made[args] = None
         text = tables.text(args)
         if self._core.tp_object_size(text, len(text)) != len(text):
             return False

@@ -43,8 +43,8 @@ class EventColumns:
     """A row for each event, in file order.
 
     `shape` and `args` are numbers in the recording's tables; `dur_ns` and `launch` are 0 where the shape has
-    none. A launch of 64 bits stands as its two's complement. `index` has six columns, those of `Index`, and is
-    None where no event is of a thread of a GPU: such events differ in it alone, a million in a row.
+    none. A launch of 64 bits stands as its two's complement. `index` has six columns, those of `Index`, and
+    is None where no event is of a thread of a GPU: such events differ in it alone, a million in a row.
     """
 
     ts_ns: Int64s
@@ -66,8 +66,9 @@ class EventColumns:
 
     def take(self: _Events, places: Any) -> _Events:
         """The events of some places, in that order."""
-        columns = {field.name: getattr(self, field.name) for field in fields(self)}
-        return type(self)(**{name: None if of is None else of[places] for name, of in columns.items()})
+        columns: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        taken: dict[str, Any] = {name: None if of is None else of[places] for name, of in columns.items()}
+        return type(self)(**taken)
 
 
 @dataclass(slots=True)

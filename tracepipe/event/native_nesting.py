@@ -83,8 +83,13 @@ class NativeNesting:
     @property
     def outcomes(self) -> Outcomes:
         """As `Nesting` has it."""
-        counts = (self._count(what) for what in (_UNCLOSED, _NO_BEGIN, _OVERLAPS, _UNDRAWN))
-        return Outcomes(*counts, self._causality)
+        return Outcomes(
+            self._count(_UNCLOSED),
+            self._count(_NO_BEGIN),
+            self._count(_OVERLAPS),
+            self._count(_UNDRAWN),
+            self._causality,
+        )
 
     @property
     def row_count(self) -> int:

@@ -31,12 +31,12 @@ MARKS = ("", "unclosed", "no_begin", "from_duration")
 
 
 Op = tuple[int, int, int, int, int, int, int, int, int, int]
-"""An operation: kind, row, ts_ns, name, event, mark, flow, flow2, value, parent. There are millions, so that it is
-a plain tuple.
+"""An operation: kind, row, ts_ns, name, event, mark, flow, flow2, value, parent. There are millions, so that
+it is a plain tuple.
 
-`event` is the place of its event, NONE without one; `flow` and `flow2` are arrows, 0 for none and negative where
-one starts. `value` is a counter's; of a slice it is its number, counted over the whole recording. `parent` is the
-number of the slice around a begin or an instant, or NONE.
+`event` is the place of its event, NONE without one; `flow` and `flow2` are arrows, 0 for none and negative
+where one starts. `value` is a counter's; of a slice it is its number, counted over the whole recording.
+`parent` is the number of the slice around a begin or an instant, or NONE.
 """
 
 
@@ -59,8 +59,8 @@ class ShapeRow(NamedTuple):
 
 
 _Open = tuple[int, int, int, int]
-"""A slice that is open: its name, its number, the place of its begin among the operations at hand, and its arrow
-or 0."""
+"""A slice that is open: its name, its number, the place of its begin among the operations at hand, and its
+arrow or 0."""
 
 
 @dataclass(slots=True, eq=False)
@@ -310,7 +310,7 @@ class Nesting:
         self._ops.append((END, at, ts_ns, name, event, NO_MARK, 0, 0, ended[1], NONE))
 
     def _row_of_end(self, on: int, ts_ns: int, name: int) -> int:
-        """Where an E belongs: the row or one beside it where a B of that name is open, rather the innermost."""
+        """Where an E belongs: the row or one beside it where such a B is open, rather the innermost."""
         row = self._rows[on]
         # A row that is full has its innermost calls beside it.
         near = (*reversed(row.beside), on) if len(row.open) >= DEPTH_MAX else (on, *row.beside)
@@ -344,7 +344,7 @@ class Nesting:
         return flow
 
     def settle(self) -> None:
-        """Give each call that is open its arrow now, while its begin can be changed: at the end of a batch."""
+        """Give each open call its arrow now, while its begin can be changed: at the end of a batch."""
         for row in self._rows:
             for depth, one in enumerate(row.open if row.gives else ()):
                 if not one[3] and (row.gives != GIVES_IOCTLS or one[0] == self._ioctl):

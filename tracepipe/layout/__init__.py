@@ -124,16 +124,16 @@ class Layout:
 
     def relieve(self) -> None:
         """Let the tables forget what is not in use any more."""
-        window = joined(self._window) if self._window else None
-        empty = np.empty(0, np.int32)
-        special = None if window is None else window.shape == SPECIAL
-        shapes = empty if window is None else window.shape
-        args = empty if window is None else np.where(special, NONE, window.args).astype(np.int32)
-        to_shapes, to_args = self._tables.keep(shapes, args)
-        if window is not None:
+        if self._window:
+            window = joined(self._window)
+            special = window.shape == SPECIAL
+            args = np.where(special, NONE, window.args).astype(np.int32)
+            to_shapes, to_args = self._tables.keep(window.shape, args)
             window.args = np.where(special, window.args, to_args[args]).astype(np.int32)
             window.shape = to_shapes[window.shape]
             self._window = [window]
+        else:
+            self._tables.keep(np.empty(0, np.int32), np.empty(0, np.int32))
         self._rows.forget_shapes()
         self._met = np.empty(0, np.bool_)
 

@@ -38,8 +38,8 @@ class KernelGroups:
 
 
 class ThreadLayout:
-    """A pair of B and E makes a slice for the warp, from its first thread's entry to its last thread's exit; a
-    record of one end alone (I) is an instant.
+    """A pair of B and E makes a slice for the warp, from its first thread's entry to its last thread's exit;
+    a record of one end alone (I) is an instant.
     """
 
     def __init__(self, rows: Rows, groups: KernelGroups, options: LayoutOptions) -> None:
@@ -75,7 +75,7 @@ class ThreadLayout:
         begins, inside = shape.phase == "B", self._inside.get((gpu, *key), 0)
         if (begins and inside == 0) or (not begins and inside <= 1):
             nesting.one(row, shape.phase, ts_ns, None, name(" ".join((shape.name, *where))), NONE)
-        self._inside[gpu, *key] = max(0, inside + (1 if begins else -1))
+        self._inside[(gpu, *key)] = max(0, inside + (1 if begins else -1))
         return ts_ns
 
     def close(self, gpu: int, end_ns: int) -> None:

@@ -69,14 +69,12 @@ def launches(run: Run) -> pl.DataFrame:
 def rows_by_effect(run: Run) -> dict[str, Int64s]:
     """What calls did to memory: effect → rows of `run.calls`, a runtime's and the driver's inside it once."""
     calls = run.layer("userspace")
-    return {
-        effect: np.flatnonzero(
-            first_flagged(
-                calls.parent, _flagged(run, lambda name, effect=effect: effect_of(name)[0] == effect)
-            )
-        )
-        for effect in (*MEMORY_EFFECTS, "transfer")
-    }
+
+    def rows_of(effect: str) -> Int64s:
+        flagged = _flagged(run, lambda name: effect_of(name)[0] == effect)
+        return np.flatnonzero(first_flagged(calls.parent, flagged))
+
+    return {effect: rows_of(effect) for effect in (*MEMORY_EFFECTS, "transfer")}
 
 
 def directions(run: Run, rows: Int64s) -> list[str]:

@@ -1,4 +1,4 @@
-"""The arguments of a recording by their numbers: read when one of their columns is asked for, and once each."""
+"""The arguments of a recording by their numbers: read once each, when one of their columns is asked for."""
 
 from __future__ import annotations
 

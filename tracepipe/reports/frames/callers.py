@@ -14,11 +14,12 @@ def depths(parent: Int32s) -> Int32s:
     count = len(parent)
     # The last place stands for nobody. Each round looks twice as far up: a deep recursion needs few.
     above = np.append(np.where(parent == NONE, count, parent), count).astype(np.int32)
-    depth = (above != count).astype(np.int32)
+    depth: Int32s = (above != count).astype(np.int32)
     while bool((more := depth[above]).any()):
         depth += more
         above = above[above]
-    return depth[:-1]
+    inner: Int32s = depth[:-1]
+    return inner
 
 
 def callers_by_time(start_ns: Int64s, end_ns: Int64s, lasts: Any) -> Int64s:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 from tracepipe.event.columns import Int64s
@@ -18,5 +19,5 @@ def grouped(numbers: Any) -> Iterator[tuple[int, Int64s]]:
     order = np.argsort(narrow, kind="stable")
     ordered = narrow[order]
     bounds = [0, *(np.flatnonzero(ordered[1:] != ordered[:-1]) + 1).tolist(), len(ordered)]
-    for first, last in zip(bounds[:-1], bounds[1:], strict=True):
+    for first, last in pairwise(bounds):
         yield int(ordered[first]), order[first:last]

@@ -17,8 +17,8 @@ from tracepipe.reports.frames.spans import FROM_DURATION, INSTANT, KINDS, NO_BEG
 _OF_ARGS = ("size_bytes", "address", "result")
 COLUMNS = (
     "layer", "name", "pid", "tid", "cpu", "comm", "launch", "gpu", "stream", *_OF_ARGS, "grid", "block",
-    "thread", "phase", "bound_ns", "args", "start_ns", "end_ns", "kind", "depth", "lane", "parent", "end_args",
-    "dur_ns",
+    "thread", "phase", "bound_ns", "args", "start_ns", "end_ns", "kind", "depth", "lane", "parent",
+    "end_args", "dur_ns",
 )  # fmt: skip
 """The columns of a frame, in their order: `Run` says what they have."""
 
@@ -54,29 +54,34 @@ class Layer:
     @property
     def has_length(self) -> Bools:
         """Whether the length of each is known."""
-        return (self.kind == SPAN) | (self.kind == FROM_DURATION)
+        known: Bools = (self.kind == SPAN) | (self.kind == FROM_DURATION)
+        return known
 
     @property
     def is_call(self) -> Bools:
         """All but ends without a begin."""
-        return self.kind != NO_BEGIN
+        calls: Bools = self.kind != NO_BEGIN
+        return calls
 
     @property
     def is_outermost(self) -> Bools:
         """Spans that are in no other: their lengths may be added up."""
-        return (self.parent == NONE) & (self.kind != INSTANT)
+        outermost: Bools = (self.parent == NONE) & (self.kind != INSTANT)
+        return outermost
 
     def lengths_ns(self, rows: Any) -> Int64s:
         """The lengths of some rows, as far as they are known."""
         some = rows & self.has_length if rows.dtype == np.bool_ else rows[self.has_length[rows]]
-        return self.end_ns[some] - self.start_ns[some]
+        lengths_ns: Int64s = self.end_ns[some] - self.start_ns[some]
+        return lengths_ns
 
     def part(self, first: int, last: int) -> Layer:
         """Some rows, which are those of a layer."""
         columns = {field.name: getattr(self, field.name) for field in fields(self)}
-        return Layer(
-            **{name: None if column is None else column[first:last] for name, column in columns.items()}
-        )
+        cut: dict[str, Any] = {
+            name: None if column is None else column[first:last] for name, column in columns.items()
+        }
+        return Layer(**cut)
 
 
 def layers_of(spans: Spans, events: TraceColumns, table: ShapeTable) -> dict[str, Layer]:

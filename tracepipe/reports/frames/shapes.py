@@ -1,4 +1,4 @@
-"""The shapes of a recording as columns: what events have in common that differ in time and arguments alone."""
+"""The shapes of a recording as columns: what events that differ in time and arguments have in common."""
 
 from __future__ import annotations
 
