@@ -2,10 +2,10 @@
 
     python benchmarks/convert.py [--quick] [NAME ...]        default: every row, 10⁷ events too
 
-Each runs in a process of its own, and what counts is processor time, start included: the best of three
-runs, of one for the plain way at 10⁷. The plain way of a trace is perfetto.trace_builder fed by json.loads, that of
-Chrome's JSON is orjson.dumps of each event; both draw the same slices, instants, counters, names and arguments
-for the same recording. A figure is a ratio: times on another machine are others.
+Each runs in a process of its own, and what counts is processor time, start included: the best of three runs,
+of one for the plain way at 10⁷. The plain way of a trace is perfetto.trace_builder fed by json.loads, that of
+Chrome's JSON is orjson.dumps of each event; both draw the same slices, instants, counters, names and
+arguments for the same recording. A figure is a ratio: times on another machine are others.
 """
 
 from __future__ import annotations
