@@ -215,7 +215,7 @@ class Packets:
                 continue
             key = (kind, row, name, shapes[event], numbers[event], mark)
             made = alike.get(key)
-            if made is None or flow2:
+            if made is None or flow2 or self._pending:
                 self.packet(ts_ns, self._body(key, op, drawn) + _flow(flow) + _flow(flow2))
             elif flow:
                 self._write(ts_ns, made[1] + abs(flow).to_bytes(8, "little") + suffix)
