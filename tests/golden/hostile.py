@@ -80,7 +80,9 @@ names = st.sampled_from(
     ["ioctl", "ioctl", "cuLaunchKernel", "alloc", "free", "running", "f", "größe", "", "\\"]
 )
 clocks = st.sampled_from(["globaltimer:0", "globaltimer:1", "realtime", "tsc", "nobody's", "monotonic"])
-triples = st.lists(st.integers(0, 40) | st.sampled_from([1 << 31, U64]), min_size=3, max_size=3)
+triples = st.lists(
+    st.integers(0, 40) | st.sampled_from([(1 << 31) - 1, 1 << 31, U64]), min_size=3, max_size=3
+)
 
 
 @st.composite

@@ -89,7 +89,7 @@ def test_fixtures_give_the_same_bytes_compressed(case: Case) -> None:
     converted(case.input, "perfetto", case.options(compress=True), CORES)
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(hostile.recordings(), options)
 def test_whatever_a_file_holds(data: bytes, options: ConvertOptions) -> None:
     with recorded(data) as path:
@@ -99,8 +99,8 @@ def test_whatever_a_file_holds(data: bytes, options: ConvertOptions) -> None:
         assert said["native"] == said["pure"]
 
 
-@settings(max_examples=80)
-@given(hostile.recordings(), options, st.sampled_from([64, 300, 2_000]), st.sampled_from([1, 3, 20]))
+@settings(max_examples=40)
+@given(hostile.recordings(), options, st.sampled_from([200, 2_000]), st.sampled_from([1, 3, 20]))
 def test_whatever_a_file_holds_however_little_is_read_at_once(
     data: bytes, options: ConvertOptions, chunk_bytes: int, window_events: int
 ) -> None:
@@ -109,8 +109,8 @@ def test_whatever_a_file_holds_however_little_is_read_at_once(
             converted(path, to, options, CORES)
 
 
-@settings(max_examples=80)
-@given(hostile.recordings(), options, st.sampled_from([64, 300, 2_000]))
+@settings(max_examples=40)
+@given(hostile.recordings(), options, st.sampled_from([200, 2_000]))
 def test_numbers_that_are_given_anew_in_every_batch_change_nothing(
     data: bytes, options: ConvertOptions, chunk_bytes: int
 ) -> None:
@@ -124,7 +124,7 @@ def test_numbers_that_are_given_anew_in_every_batch_change_nothing(
             assert crowded[0] == roomy[0]
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(st.lists(test_anything.lines, max_size=60), options)
 def test_random_events(records: list[Any], options: ConvertOptions) -> None:
     with recorded(lines_of(records)) as path:
@@ -132,7 +132,7 @@ def test_random_events(records: list[Any], options: ConvertOptions) -> None:
             converted(path, to, options, CORES)
 
 
-@settings(max_examples=30, suppress_health_check=test_property.SLOW)
+@settings(max_examples=20, suppress_health_check=test_property.SLOW)
 @given(test_property.recordings(), st.randoms(use_true_random=False))
 def test_spans_in_any_order(recording: test_property.Recording, chance: Any) -> None:
     shuffled = test_property.shuffled(recording.lines, chance)

@@ -53,8 +53,9 @@ def _record(batch: SourceBatch | TraceBatch, tables: Tables, at: int) -> Record:
     for name in ("pid", "tid", "cpu", "comm", "clock", "gpu", "stream"):
         if (value := getattr(shape, name)) is not None:
             record[name] = value
-    for name in ("grid", "block", "thread"):
-        if (size := getattr(shape, name)) is not None:
+    block, thread = events.thread_of(at)
+    for name, size in (("grid", shape.grid), ("block", shape.block or block), ("thread", thread)):
+        if size is not None:
             record[name] = list(size)
     if shape.has_dur:
         record["dur_ns"] = int(events.dur_ns[at])
@@ -106,9 +107,10 @@ def trace_batch(records: Iterable[Record], tables: Tables) -> TraceBatch:
     for at, other in zip(warps_at, batch.others, strict=True):
         others.append(_placed(other, source_ns[at], bound_ns[at]) if isinstance(other, Warps) else other)
     columns: list[Any] = [events.ts_ns, events.shape, events.args, events.dur_ns, events.launch]
+    index = events.index
     readings = np.array(source_ns, np.int64) if set(source_ns) - {NONE} else None
     bounds = np.array(bound_ns, np.int64) if any(bound_ns) else None
-    return TraceBatch(TraceColumns(*columns, readings, bounds), others)
+    return TraceBatch(TraceColumns(*columns, readings, bounds, index=index), others)
 
 
 def _placed(warps: Warps, source_ns: int, bound_ns: int) -> PlacedWarps:

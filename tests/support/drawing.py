@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tests.support.cores import new_tables
-from tracepipe.event.columns import NONE, TraceColumns, event_columns
+from tracepipe.event.columns import NONE, Row, TraceColumns, event_columns
 from tracepipe.event.native_nesting import OpColumns
 from tracepipe.event.nesting import COUNTER, END, Op
 from tracepipe.event.shape import Shape
@@ -33,7 +33,7 @@ class Drawing:
         self, items: Iterable[Item] = (), declared: Sequence[Track] = (), *, of_events: bool = True
     ) -> Drawn:
         """A batch of these. Arguments are those of events, whose texts are numbered, or dicts."""
-        rows: list[tuple[int, int, int, int, int]] = []
+        rows: list[Row] = []
         extras: list[Args] = []
         ops = []
         tables = self.book.tables
@@ -41,7 +41,7 @@ class Drawing:
             event = NONE
             if args and of_events:
                 event = len(rows)
-                rows.append((ts_ns, tables.number_of(PLAIN), tables.args_number(args), 0, 0))
+                rows.append((ts_ns, tables.number_of(PLAIN), tables.args_number(args), 0, 0, None))
             elif args:
                 event = FIRST_EXTRA - len(extras)
                 extras.append(args)
@@ -66,7 +66,7 @@ class Drawing:
         return number
 
 
-def _columns(rows: list[tuple[int, int, int, int, int]]) -> TraceColumns | None:
+def _columns(rows: list[Row]) -> TraceColumns | None:
     if not rows:
         return None
     events = event_columns(rows)
