@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.support.batches import trace_batch
 from tests.support.cores import new_tables
 from tests.support.timeline_text import shown
+from tracepipe import layout as layout_module
 from tracepipe.event.model import new_header
 from tracepipe.layout import Layout, LayoutOptions
 from tracepipe.layout.timeline import BEGIN, COUNTER, INSTANT, Drawn, Item
@@ -354,7 +355,7 @@ def test_a_batch_of_nothing_is_drawn_as_nothing() -> None:
 stays = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300)), min_size=1, max_size=30)
 
 
-def check_active_warps(batches: list[tuple[int, list[tuple[int, int]]]]) -> None:
+def check_active_warps(batches: list[tuple[int, list[tuple[int, int]]]], *, one_by_one: bool) -> None:
     """Lay out batches of (entry, stay) and hold the counter against the spans at each of their edges."""
     records, spans = [], []
     for ts_ns, some in batches:
@@ -363,21 +364,28 @@ def check_active_warps(batches: list[tuple[int, list[tuple[int, int]]]]) -> None
         entry_ns = [entry - first_ns for entry, _ in some]
         records.append(batch(ts_ns, entry_ns, [stay for _, stay in some]))
         spans += [(ts_ns + entry - first_ns, ts_ns + entry - first_ns + stay) for entry, stay in some]
-    parts, _ = laid_out(records, warp_tracks="logical")
+    tables = new_tables()
+    layout = Layout(new_header(), tables, LayoutOptions("logical"))
+    given = [[record] for record in records] if one_by_one else [records]
+    parts = [layout.place(trace_batch(some, tables)) for some in given] + layout.finish()
     counts = [(item.ts_ns, item.name) for item in items_of(parts) if item.kind == COUNTER]
     changes = dict(counts)
-    assert len(changes) == len(counts)
+    assert list(changes) == sorted(ts_ns for ts_ns, _ in counts)
     value = 0
     for ts_ns in sorted({edge for span in spans for edge in span}):
         value = changes.get(ts_ns, value)
         assert value == sum(begin <= ts_ns < end for begin, end in spans)
 
 
-@given(st.lists(st.tuples(st.integers(0, 200), stays), min_size=1, max_size=5))
+@given(st.lists(st.tuples(st.integers(0, 200), stays), min_size=1, max_size=5), st.integers(1, 40))
 def test_the_count_of_active_warps_is_right_at_every_time(
-    batches: list[tuple[int, list[tuple[int, int]]]],
+    batches: list[tuple[int, list[tuple[int, int]]]], window_events: int
 ) -> None:
-    check_active_warps(batches)
+    check_active_warps(batches, one_by_one=False)
+    with pytest.MonkeyPatch.context() as patch:
+        # Some are drawn before the next come, which must then stand in their order.
+        patch.setattr(layout_module, "WINDOW_EVENTS", window_events)
+        check_active_warps(sorted(batches, key=lambda one: one[0]), one_by_one=True)
 
 
 def test_many_warps_are_laid_out_in_order_of_their_entry() -> None:
