@@ -39,11 +39,18 @@ def warp_changes(
     kernels: Sequence[Kernel] = (KERNEL,),
 ) -> WarpChanges:
     """Changes of the GPU that has these tracks, the last of which is its counter."""
-    number, row, kernel, flow = np.array(warps, np.int64).reshape(-1, 4).T
-    unknown = [np.full(len(warps), NONE, np.int64) for _ in range(4)]
-    unclosed = np.zeros(len(warps), np.uint8)
+    number, row, kernel, flow = (column.copy() for column in np.array(warps, np.int64).reshape(-1, 4).T)
+    unknown = np.full(len(warps), NONE, np.int64)
     slices = Slices(
-        row.astype(np.int32), kernel.astype(np.int32), number.copy(), *unknown, flow.copy(), unclosed
+        row=row.astype(np.int32),
+        kernel=kernel.astype(np.int32),
+        number=number,
+        source_ns=unknown,
+        exits=unknown,
+        cycles=unknown,
+        lanes=unknown,
+        flow=flow,
+        unclosed=np.zeros(len(warps), np.uint8),
     )
     ts_ns, kind, of, value, mask = np.array(changes, np.int64).reshape(-1, 5).T
     return WarpChanges(
