@@ -177,23 +177,24 @@ class _Loading:
 
     def take(self, batch: TraceBatch) -> None:
         """Add what a batch holds."""
-        events = batch.events
+        events, stream = batch.events, self._opened.stream
+        share = stream.position_bytes() / stream.size_bytes if stream.size_bytes else 0
         kept = np.abs(events.ts_ns) <= TIME_LIMIT_NS
         if batch.others:
             kept &= events.shape != SPECIAL
             for at in np.flatnonzero(events.shape == SPECIAL).tolist():
-                self._take_other(int(events.ts_ns[at]), batch.others[int(events.args[at])])
+                self._take_other(int(events.ts_ns[at]), batch.others[int(events.args[at])], share)
         if not kept.all():
             for ts_ns in events.ts_ns[~kept & (events.shape != SPECIAL)].tolist():
                 self._reading.note(_no_time(ts_ns))
             events = events.take(kept)
-        self._events.add(events)
+        self._events.add(events, share)
 
-    def _take_other(self, ts_ns: int, other: Record | PlacedWarps) -> None:
+    def _take_other(self, ts_ns: int, other: Record | PlacedWarps, share: float) -> None:
         """A record that is no event."""
         if isinstance(other, PlacedWarps):
             try:
-                self._last_ns = max(self._last_ns, self._warps.add(other))
+                self._last_ns = max(self._last_ns, self._warps.add(other, share))
             except OverflowError:
                 self._reading.note(Problem(0, "gpu_warp", "holds numbers that are too large to reckon with"))
         elif other["type"] == "loss" and abs(ts_ns) > TIME_LIMIT_NS:
