@@ -6,8 +6,10 @@ from typing import Any
 
 from tracepipe.event.columns import NONE, Bools, TraceColumns
 from tracepipe.event.order import order_of
+from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Tables
 from tracepipe.reports.frames.libraries import np
+from tracepipe.reports.frames.shapes import FRAMES, group_of
 
 # What most recordings have no use for is not kept until an event has it.
 _ZERO_FOR_NONE = ("dur_ns", "launch")
@@ -78,9 +80,9 @@ class Collected:
         return column
 
     def in_order(self, tables: Tables) -> TraceColumns:
-        """All of them in the order in which they are nested; nothing is left here then."""
+        """All of them in the order in which they are nested. Nothing is to be added any more."""
         columns = {name: column.whole() for name, column in self._columns.items()}
-        self.__init__()  # type: ignore[misc]
+        self._columns = {}
         for name in _ZERO_FOR_NONE:
             # Zeros that nobody wrote take no memory.
             columns.setdefault(name, np.zeros(len(columns["ts_ns"]), np.int64))
@@ -90,3 +92,34 @@ class Collected:
             for name in columns:  # one by one, so that one alone is in memory twice
                 columns[name] = columns[name][order]
         return TraceColumns(**columns)
+
+
+class CollectedLayers:
+    """The events of each group of layers that nest together, and of those that do not nest."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._groups = np.empty(0, np.uint8)
+        """By the number of a shape, the place of its group in `FRAMES`."""
+        self._collected: dict[int, Collected] = {}
+
+    def add(self, events: TraceColumns, share: float) -> None:
+        """Add the events of a batch, as `Collected` has it."""
+        shapes = self._tables.shapes
+        if len(self._groups) < len(shapes):
+            new = np.array([group_of(shape) for shape in shapes[len(self._groups) :]], np.uint8)
+            self._groups = np.concatenate([self._groups, new])
+        of = self._groups[events.shape]
+        present = np.flatnonzero(np.bincount(of)).tolist()
+        for group in present:
+            own = events if len(present) == 1 else events.take(np.flatnonzero(of == group))
+            self._collected.setdefault(group, Collected()).add(own, share)
+
+    def take(self, name: str) -> TraceColumns:
+        """The events of a group in order. They are not kept here any more."""
+        return self._collected.pop(FRAMES.index(name), Collected()).in_order(self._tables)
+
+    def shapes_of(self, name: str) -> list[tuple[int, Shape]]:
+        """The shapes of a group with their numbers."""
+        numbers = np.flatnonzero(self._groups == FRAMES.index(name)).tolist()
+        return [(number, shape) for number in numbers if (shape := self._tables.shapes[number]) is not None]
