@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from tests.golden.seen import Replay, ReplayFormat
 from tracepipe.converters import CONVERTERS
-from tracepipe.layout import LayoutOptions
+from tracepipe.layout.options import LayoutOptions
 from tracepipe.recording.account_text import account_lines
 from tracepipe.recording.convert import Conversion, ConvertOptions
 

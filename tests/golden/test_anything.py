@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from tests.golden.asked import Asked
 from tests.golden.both import converted
 from tests.golden.seen import ReplayFormat
-from tracepipe.layout import LayoutOptions
-from tracepipe.layout.options import WARP_TRACKS
+from tracepipe.layout.options import WARP_TRACKS, LayoutOptions
 from tracepipe.layout.tree import LAYER_TITLES
 from tracepipe.recording.convert import Conversion, ConvertOptions
 

@@ -13,15 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tracepipe.event.tables
-import tracepipe.layout
+import tracepipe.layout.draw
 import tracepipe.readers.tracepipe1
 from tests.golden import hostile, test_anything, test_property
 from tests.golden.both import converted
 from tests.golden.cases import Case, cases
 from tests.support.cores import CORES, running
 from tracepipe.converters import CONVERTERS
-from tracepipe.layout import LayoutOptions
-from tracepipe.layout.options import WARP_TRACKS
+from tracepipe.layout.options import WARP_TRACKS, LayoutOptions
 from tracepipe.recording.convert import ConvertOptions, check
 
 
@@ -51,7 +50,7 @@ def little_at_once(chunk_bytes: int, window_events: int, kept_max: int = 1 << 15
     """Reads few lines at a time, and lets the tables keep few shapes and arguments."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tracepipe.readers.tracepipe1, "CHUNK_BYTES", chunk_bytes)
-        patch.setattr(tracepipe.layout, "WINDOW_EVENTS", window_events)
+        patch.setattr(tracepipe.layout.draw, "WINDOW_EVENTS", window_events)
         patch.setattr(tracepipe.event.tables, "KEPT_MAX", kept_max)
         yield
 

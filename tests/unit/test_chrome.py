@@ -21,7 +21,7 @@ from tests.support.drawing import Drawing, item, renamed
 from tracepipe.converters.chrome import ChromeWriter
 from tracepipe.converters.writer import TraceInfo
 from tracepipe.event.model import new_header
-from tracepipe.layout import Layout
+from tracepipe.layout.draw import Layout
 from tracepipe.layout.timeline import BEGIN, COUNTER, END, INSTANT, Drawn, Item, Track
 
 pytestmark = pytest.mark.usefixtures("core")

@@ -309,7 +309,7 @@ def converted(lines: list[str], options: LayoutOptions | None = None, *, say: bo
             return out.getvalue()
         # Without what the recording says of itself, whose arguments are Python's.
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("tracepipe.layout.Layout.say", lambda self, *_: self._drawn(None, []))
+            patch.setattr("tracepipe.layout.draw.Layout.say", lambda self, *_: self._drawn(None, []))
             conversion.run(out)
         return out.getvalue()
 

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from tests.support.batches import trace_batch
 from tests.support.cores import new_tables
 from tests.support.timeline_text import shown
-from tracepipe import layout as layout_module
 from tracepipe.event import nesting
 from tracepipe.event.model import Problem, new_header
 from tracepipe.event.outcomes import Outcomes
-from tracepipe.layout import Layout, host
+from tracepipe.layout import draw as layout_module
+from tracepipe.layout import host
+from tracepipe.layout.draw import Layout
 from tracepipe.layout.timeline import BEGIN, END, Drawn, Item, Track
 
 pytestmark = pytest.mark.usefixtures("core")

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from tests.support.batches import trace_batch
 from tests.support.cores import new_tables
 from tests.support.timeline_text import shown
-from tracepipe import layout as layout_module
 from tracepipe.event.model import new_header
-from tracepipe.layout import Layout, LayoutOptions
+from tracepipe.layout import draw as layout_module
+from tracepipe.layout.draw import Layout
+from tracepipe.layout.options import LayoutOptions
 from tracepipe.layout.timeline import BEGIN, COUNTER, INSTANT, Drawn, Item
 
 pytestmark = pytest.mark.usefixtures("core")

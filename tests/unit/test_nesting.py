@@ -61,7 +61,7 @@ class Bench:
         return self.nesting.add_row(on_stream)
 
     def add(self, row: int, *events: tuple[str, int] | tuple[str, int, dict[str, int]]) -> None:
-        """Events of one row: `("B", 5)`, `("X", 5, {"dur": 3, "name": G, "launch": 4, "asks": 1, "bound": 9})`."""
+        """Events of one row: `("B", 5)`, `("X", 5, {"dur": 3, "name": G, "launch": 4, "bound": 9})`."""
         rows, bounds = [], []
         for phase, ts_ns, *more in events:
             given: dict[str, int] = more[0] if more else {}  # type: ignore[assignment]
@@ -116,7 +116,8 @@ def test_operations_name_their_events() -> None:
     bench.add(row, ("B", 1), ("B", 2, {"name": G}), ("E", 5), ("X", 6, {"dur": 2}), ("E", 7, {"name": G}))
     # The end that a caller's end makes, and that of a whole slice, are of no event.
     assert [(op[0], op[3], op[4]) for op in bench.taken()] == [
-        (BEGIN, F, 0), (BEGIN, G, 1), (END, G, NONE), (END, F, 2), (BEGIN, F, 3), (END, F, NONE), (INSTANT, G, 4),
+        (BEGIN, F, 0), (BEGIN, G, 1), (END, G, NONE), (END, F, 2), (BEGIN, F, 3), (END, F, NONE),
+        (INSTANT, G, 4),
     ]  # fmt: skip
 
 
@@ -190,7 +191,10 @@ def test_the_ends_of_calls_beside_a_full_row_come_first() -> None:
     bench.add(row, *(("B", at) for at in range(deep)))
     bench.taken()
     bench.add(row, *(("E", 10_000 + at) for at in range(deep)))
-    assert [op[8] for op in bench.taken()] == [*range(deep - 1, DEPTH_MAX - 1, -1), *range(DEPTH_MAX - 1, -1, -1)]
+    assert [op[8] for op in bench.taken()] == [
+        *range(deep - 1, DEPTH_MAX - 1, -1),
+        *range(DEPTH_MAX - 1, -1, -1),
+    ]
 
 
 def test_an_end_with_a_duration_is_a_slice_and_never_ends_before_it_begins() -> None:
@@ -292,7 +296,12 @@ def test_a_kernel_goes_on_where_its_launch_began() -> None:
     bench = Bench()
     calls, stream = bench.row(), bench.row(on_stream=True)
     bench.add(calls, ("X", 1, {"dur": 1, "launch": (1 << 64) - 1}))
-    bench.add(stream, ("X", 5, {"dur": 1, "launch": (1 << 64) - 1}), ("I", 6, {"launch": 3}), ("B", 7, {"launch": 4}))
+    bench.add(
+        stream,
+        ("X", 5, {"dur": 1, "launch": (1 << 64) - 1}),
+        ("I", 6, {"launch": 3}),
+        ("B", 7, {"launch": 4}),
+    )
     assert flows(bench.taken()) == [(-2, 0), (2, 0), (0, 0), (-4, 0)]
 
 
@@ -360,7 +369,7 @@ steps = st.one_of(
 
 def told(plan: list[Any]) -> list[Any]:
     """Everything that a nesting says of a plan."""
-    bench, calls, system_calls, driver = layers()
+    bench, *_ = layers()
     bench.row(on_stream=True), bench.row()
     nesting, said = bench.nesting, []
     for step in plan:

@@ -1,4 +1,4 @@
-"""Shapes and arguments by number: each once, in the order in which they are met, and no more than are in use."""
+"""Shapes and arguments by number: each once, in the order in which they are met, and those in use alone."""
 
 from __future__ import annotations
 
@@ -29,7 +29,15 @@ def test_shapes_are_numbered_as_they_are_met() -> None:
     tables = new_tables()
     assert [tables.number_of(shape) for shape in (F, G, F, H, G)] == [0, 1, 0, 2, 1]
     assert tables.shapes == [F, G, H]
-    whole = {"type": "kernel", "name": "g", "phase": "X", "ts_ns": 5, "dur_ns": 7, "launch": 3, "args": {"a": 1}}
+    whole = {
+        "type": "kernel",
+        "name": "g",
+        "phase": "X",
+        "ts_ns": 5,
+        "dur_ns": 7,
+        "launch": 3,
+        "args": {"a": 1},
+    }
     assert tables.shape_number(whole) == 3
     assert tables.shapes[3] == replace(G, has_dur=True, has_launch=True)
     assert tables.shape_number(whole | {"ts_ns": 6, "dur_ns": 8, "launch": 4, "args": {}}) == 3
@@ -42,7 +50,13 @@ def test_arguments_are_numbered_by_their_text() -> None:
     assert [tables.args_number(args) for args in given] == [0, 1, 0, NONE, NONE, 2, 3, 4]
     assert tables.args_count == 5
     assert tables.text(4) == b'{"b":[{"c":null}]}'
-    assert [tables.args(number) for number in range(5)] == [{"a": 1}, {"a": 2}, {"a": 1.0}, {"a": True}, given[-1]]
+    assert [tables.args(number) for number in range(5)] == [
+        {"a": 1},
+        {"a": 2},
+        {"a": 1.0},
+        {"a": True},
+        given[-1],
+    ]
     assert tables.args(NONE) == {}
 
 

@@ -63,7 +63,9 @@ def test_how_many_run_is_said_once_a_time_and_where_it_changes() -> None:
     assert (order.tolist(), value.tolist(), now) == ([], [], 4)
 
 
-@given(st.lists(st.one_of(st.integers(0, 50), st.integers(0, 1 << 60), st.integers(-(1 << 63), (1 << 63) - 1))))
+@given(
+    st.lists(st.one_of(st.integers(0, 50), st.integers(0, 1 << 60), st.integers(-(1 << 63), (1 << 63) - 1)))
+)
 def test_entries_are_put_in_order_and_those_of_one_time_stay_as_they_are(entry_ns: list[int]) -> None:
     assert entry_order(int64s(*entry_ns)).tolist() == sorted(range(len(entry_ns)), key=entry_ns.__getitem__)
 
@@ -71,7 +73,9 @@ def test_entries_are_put_in_order_and_those_of_one_time_stay_as_they_are(entry_n
 batches = st.lists(
     st.tuples(
         st.integers(0, 30),
-        st.lists(st.tuples(st.integers(0, 40), st.integers(-1, 12), st.integers(0, 2)), min_size=1, max_size=12),
+        st.lists(
+            st.tuples(st.integers(0, 40), st.integers(-1, 12), st.integers(0, 2)), min_size=1, max_size=12
+        ),
     ),
     max_size=12,
 )

@@ -11,7 +11,8 @@ from tracepipe.converters.writer import EventWriter, OutputFormat, TraceInfo, Wr
 from tracepipe.event.columns import SPECIAL, TraceBatch, TraceColumns, no_events
 from tracepipe.event.model import Header
 from tracepipe.event.warps import PlacedWarps
-from tracepipe.layout import Layout, LayoutOptions
+from tracepipe.layout.draw import Layout
+from tracepipe.layout.options import LayoutOptions
 from tracepipe.recording.account import Account
 from tracepipe.recording.open import OpenRecording, no_collector, open_recording
 from tracepipe.recording.reading import Progress, Reading

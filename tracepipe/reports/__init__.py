@@ -32,7 +32,9 @@ class _Reports(Mapping[str, Report]):
         if name not in self._loaded:
             module: Any = import_module(f"{__name__}.{self._modules[name]}")
             if name == "report":
-                self._loaded[name] = module.report_of([(title, self[one]) for one, title in _GATHERED.items()])
+                self._loaded[name] = module.report_of(
+                    [(title, self[one]) for one, title in _GATHERED.items()]
+                )
             else:
                 self._loaded[name] = module.REPORT
         return self._loaded[name]

@@ -58,7 +58,7 @@ def _of_names(run: Run, told: Callable[[str], Any]) -> tuple[Any, list[Any]]:
 
 
 def _first(run: Run, flagged: Bools) -> Bools:
-    """The flagged rows of `run.calls`, but for ends without a begin, a runtime's and the driver's inside it once."""
+    """The flagged rows of `run.calls` but ends without a begin; a runtime's and the driver's in it once."""
     calls = run.layer("userspace")
     return first_flagged(calls.parent, flagged & calls.is_call)
 
@@ -88,7 +88,9 @@ def directions(run: Run, rows: Int64s) -> list[str]:
     """Where rows of `run.calls` copy to, as their arguments say, else their names."""
     own, told = _of_names(run, lambda name: effect_of(name)[1] or "copy")
     given = run.args.texts_of("direction", run.layer("userspace").args[rows])
-    return [told[name] if text is None else text for text, name in zip(given, own[rows].tolist(), strict=True)]
+    return [
+        told[name] if text is None else text for text, name in zip(given, own[rows].tolist(), strict=True)
+    ]
 
 
 def effects_of_calls(run: Run) -> pl.DataFrame:

@@ -17,8 +17,8 @@ from tracepipe.reports.frames.spans import FROM_DURATION, INSTANT, KINDS, NO_BEG
 _OF_ARGS = ("size_bytes", "address", "result")
 COLUMNS = (
     "layer", "name", "pid", "tid", "cpu", "comm", "launch", "gpu", "stream", *_OF_ARGS, "grid", "block",
-    "thread", "phase", "bound_ns", "args", "start_ns", "end_ns", "kind", "depth", "lane", "parent", "end_args",
-    "dur_ns",
+    "thread", "phase", "bound_ns", "args", "start_ns", "end_ns", "kind", "depth", "lane", "parent",
+    "end_args", "dur_ns",
 )  # fmt: skip
 """The columns of a frame, in their order: `Run` says what they have."""
 
@@ -27,9 +27,9 @@ COLUMNS = (
 class Layer:
     """A row for each span and instant, in the order of their starts.
 
-    `kind` is a place in `KINDS`; `shape` and `args` are numbers of the begin, and `end_args` of the end, NONE
-    without; `parent` is the row of the next around it in this layer, or NONE. The others are None where no row
-    has a value.
+    `kind` is a place in `KINDS`; `shape` and `args` are numbers of the begin, and `end_args` of the end,
+    NONE without; `parent` is the row of the next around it in this layer, or NONE. The others are None where
+    no row has a value.
     """
 
     start_ns: Int64s
@@ -53,27 +53,34 @@ class Layer:
     @property
     def has_length(self) -> Bools:
         """Whether the length of each is known."""
-        return (self.kind == SPAN) | (self.kind == FROM_DURATION)
+        known: Bools = (self.kind == SPAN) | (self.kind == FROM_DURATION)
+        return known
 
     @property
     def is_call(self) -> Bools:
         """All but ends without a begin."""
-        return self.kind != NO_BEGIN
+        calls: Bools = self.kind != NO_BEGIN
+        return calls
 
     @property
     def is_outermost(self) -> Bools:
         """Spans that are in no other: their lengths may be added up."""
-        return (self.parent == NONE) & (self.kind != INSTANT)
+        outermost: Bools = (self.parent == NONE) & (self.kind != INSTANT)
+        return outermost
 
     def lengths_ns(self, rows: Any) -> Int64s:
         """The lengths of some rows, as far as they are known."""
         some = rows & self.has_length if rows.dtype == np.bool_ else rows[self.has_length[rows]]
-        return self.end_ns[some] - self.start_ns[some]
+        lengths_ns: Int64s = self.end_ns[some] - self.start_ns[some]
+        return lengths_ns
 
     def take(self, rows: Int64s) -> Layer:
         """Some rows, which are a layer. Callers that are not among them are none."""
         columns = {field.name: getattr(self, field.name) for field in fields(self)}
-        part = Layer(**{name: None if column is None else column[rows] for name, column in columns.items()})
+        taken: dict[str, Any] = {
+            name: None if column is None else column[rows] for name, column in columns.items()
+        }
+        part = Layer(**taken)
         places = np.full(len(self) + 1, NONE, np.int32)
         places[rows] = np.arange(len(rows), dtype=np.int32)
         part.parent = places[part.parent]
@@ -209,7 +216,9 @@ def _with_source(texts: pl.Series, source_ns: Int64s | None) -> pl.Series:
     added = pl.coalesce(text.str.head(-1) + pl.lit(","), pl.lit("{")) + reading
     both = pl.DataFrame([texts, pl.Series("source", source_ns)])
     moved = both.select(pl.when(source != NONE).then(added).otherwise(text).alias(texts.name)).to_series()
-    of_its_own = texts.str.contains('"source_ns"', literal=True).fill_null(False).to_numpy() & (source_ns != NONE)
+    of_its_own = texts.str.contains('"source_ns"', literal=True).fill_null(False).to_numpy() & (
+        source_ns != NONE
+    )
     for row in np.flatnonzero(of_its_own).tolist():
         args = orjson.loads(texts[row]) | {"source_ns": int(source_ns[row])}
         moved = moved.scatter(row, orjson.dumps(args).decode())

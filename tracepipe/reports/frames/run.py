@@ -218,7 +218,9 @@ class _Loading:
         }
         here = header.get("start", {}).get(f"{trace_clock}_ns")
         first_ns = [self._first_ns, self._warps.first_ns]
-        facts.start_ns = here if isinstance(here, int) else min((ns for ns in first_ns if ns is not None), default=0)
+        facts.start_ns = (
+            here if isinstance(here, int) else min((ns for ns in first_ns if ns is not None), default=0)
+        )
         lasts_ns = [self._last_ns, facts.start_ns, *threads.end_ns[-1:].tolist()]
         facts.end_ns = max([*lasts_ns, *(one.last_ns for one in spans.values() if one.last_ns is not None)])
         for one in spans.values():

@@ -46,7 +46,7 @@ class Matching:
         return self.nesting.outcomes
 
     def match(self, events: TraceColumns, shapes: Iterable[tuple[int, Shape]]) -> Spans:
-        """The spans of all events of a group, which are in order; `shapes` are its shapes with their numbers."""
+        """The spans of all events of a group, which are in order; `shapes` are its shapes by number."""
         spans = Spans(self.nesting, self._spans, dict(shapes), events)
         self._spans += spans.count_begun
         return spans
@@ -55,8 +55,8 @@ class Matching:
 class Spans:
     """Spans and instants in the order in which they were met: `finish` them, once all groups are matched.
 
-    `columns` have a row for each, and after `finish` in the order of their starts, callers before the calls in
-    them: those of `layers.Layer`, but that `lane` is the row of the nesting before.
+    `columns` have a row for each, and after `finish` in the order of their starts, callers before the calls
+    in them: those of `layers.Layer`, but that `lane` is the row of the nesting before.
     """
 
     def __init__(

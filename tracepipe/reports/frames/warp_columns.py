@@ -122,7 +122,10 @@ class WarpTable:
         sizes = [batch["warps"] for batch in self._batches]
         batch = pl.Series(np.repeat(np.arange(len(sizes), dtype=np.int32), sizes))
         launches = pl.DataFrame(
-            [series(name, [batch[name] for batch in self._batches], _launch_type(name)) for name in _OF_LAUNCH]
+            [
+                series(name, [batch[name] for batch in self._batches], _launch_type(name))
+                for name in _OF_LAUNCH
+            ]
         )
         each = pl.DataFrame([self._column(name, batch) for name in _IN_ORDER])
         whole = pl.concat([launches[batch], each], how="horizontal")

@@ -1,0 +1,324 @@
+"""Decides tracks, names, nesting and flows: batches on the trace clock in, what is drawn out.
+
+    process ─ thread ─ CUDA API, syscalls, driver, scheduler, memory, transfers
+    GPU ─ streams ─ kernels and copies
+        ─ SM ─ hardware warp slot, a slice for each warp
+    tracepipe ─ capture, losses, problems
+
+This class keeps the order, and draws what the recording says of itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tracepipe.event.columns import NONE, SPECIAL, Int32s, TraceBatch, TraceColumns, joined, unsigned
+from tracepipe.event.model import LAYERS, Header, Problem, Record
+from tracepipe.event.native_nesting import OpColumns
+from tracepipe.event.nesting import END, INSTANT, Op, op_of
+from tracepipe.event.order import in_order
+from tracepipe.event.outcomes import Outcomes
+from tracepipe.event.tables import Args, Tables
+from tracepipe.event.warps import PlacedWarps
+from tracepipe.layout.changes import WarpChanges
+from tracepipe.layout.host import HostLayout
+from tracepipe.layout.options import LayoutOptions
+from tracepipe.layout.rows import Rows
+from tracepipe.layout.threads import KernelGroups, ThreadLayout
+from tracepipe.layout.timeline import FIRST_EXTRA, Drawn
+from tracepipe.layout.tree import Tree
+from tracepipe.layout.warps import WarpLayout
+
+# Events are put in order over this many: what a capture writes is out of order by less.
+WINDOW_EVENTS = 2048
+# Every problem is counted; so many are drawn, and so many at one time: a viewer draws each a row lower.
+PROBLEMS_DRAWN = 1000
+PROBLEMS_AT_ONCE = 16
+
+# Records about the recording itself.
+_ALL_NS = (1 << 63) - 1
+_TIMELESS = frozenset({"header", "footer", "clock"})
+
+
+def _waits(op: Op, held_ns: int) -> bool:
+    """Whether an operation is the end of a slice that goes on beyond the events at hand."""
+    return op[0] == END and op[4] == NONE and op[2] > held_ns
+
+
+class Layout:
+    """Lays out one recording. Call `place` with each batch, `finish` once, and write what they return."""
+
+    def __init__(self, header: Header, tables: Tables, options: LayoutOptions | None = None) -> None:
+        options = options or LayoutOptions()
+        self.end_ns = 0
+        self._problems_drawn = self._problems_here = self._problems_undrawn = 0
+        self._problem_ns = 0
+        self._tables = tables
+        self._window: list[TraceColumns] = []
+        self._others: dict[int, Record | PlacedWarps] = {}
+        self._others_met = 0
+        self._weight = 0
+        self._extras: list[Args] = []
+        self._later: list[Op] = []
+        self._tree = Tree(header)
+        self._rows = Rows(header, tables, self._tree)
+        groups = KernelGroups(self._rows)
+        self._host = HostLayout(self._rows)
+        self._threads = ThreadLayout(self._rows, groups, options)
+        self._warps = WarpLayout(self._rows, groups, options)
+        self._met = np.empty(0, np.bool_)
+
+    @property
+    def outcomes(self) -> Outcomes:
+        """What did not go as it should, so far."""
+        outcomes = self._rows.nesting.outcomes
+        return Outcomes(
+            outcomes.unclosed + self._warps.unclosed,
+            outcomes.no_begin,
+            outcomes.overlaps,
+            outcomes.undrawn,
+            outcomes.causality,
+        )
+
+    # Events --------------------------------------------------------------------------------------------
+
+    def place(self, batch: TraceBatch) -> Drawn:
+        """What the events draw whose turn it is; the newest wait for what may come before them."""
+        events = batch.events
+        if batch.others:
+            events = self._take_others(batch)
+        self._weight += len(events)
+        if len(events):
+            self._window.append(events)
+        if self._weight < 2 * WINDOW_EVENTS:
+            return self._drawn(None, [])
+        whole = in_order(joined(self._window), self._tables)
+        keep = max(1, len(whole) * WINDOW_EVENTS // self._weight)
+        ready, kept = whole.take(slice(None, -keep)), whole.take(slice(-keep, None))
+        self._window = [kept]
+        self._weight = len(kept) + sum(self._heavy(at) for at in kept.args[kept.shape == SPECIAL].tolist())
+        return self._deal(ready)
+
+    def _heavy(self, at: int) -> int:
+        """How many more events a record stands for in the memory that it takes."""
+        other = self._others[at]
+        return len(other) // 2 if isinstance(other, PlacedWarps) else 0
+
+    def _take_others(self, batch: TraceBatch) -> TraceColumns:
+        """The events without those that have no place in time."""
+        events, timeless = batch.events, []
+        for at in np.flatnonzero(events.shape == SPECIAL).tolist():
+            other = batch.others[int(events.args[at])]
+            if isinstance(other, dict) and other["type"] in _TIMELESS:
+                timeless.append(at)
+                continue
+            events.args[at] = self._others_met
+            self._others[self._others_met] = other
+            self._weight += self._heavy(self._others_met)
+            self._others_met += 1
+        return events.take(np.delete(np.arange(len(events)), timeless)) if timeless else events
+
+    def relieve(self) -> None:
+        """Let the tables forget what is not in use any more."""
+        if self._window:
+            window = joined(self._window)
+            special = window.shape == SPECIAL
+            args = np.where(special, NONE, window.args).astype(np.int32)
+            to_shapes, to_args = self._tables.keep(window.shape, args)
+            window.args = np.where(special, window.args, to_args[args]).astype(np.int32)
+            window.shape = to_shapes[window.shape]
+            self._window = [window]
+        else:
+            self._tables.keep(np.empty(0, np.int32), np.empty(0, np.int32))
+        self._rows.forget_shapes()
+        self._met = np.empty(0, np.bool_)
+
+    def _meet(self, shapes: Int32s) -> None:
+        """Look at the shapes that are new, in the order in which they come."""
+        if len(self._met) < len(self._tables.shapes):
+            more = np.zeros(len(self._tables.shapes) - len(self._met), np.bool_)
+            self._met = np.concatenate([self._met, more])
+        numbers = shapes[shapes >= 0] if int(shapes.min()) < 0 else shapes
+        for number in dict.fromkeys(numbers[~self._met[numbers]].tolist()):
+            self._met[number] = True
+            shape = self._tables.shapes[number]
+            assert shape is not None
+            self._rows.meet(number, shape)
+            self._host.meet(number, shape)
+
+    def _deal(self, events: TraceColumns, *, last: bool = False) -> Drawn:
+        changes: list[WarpChanges] = []
+        if len(events):
+            self.end_ns = max(self.end_ns, int(events.ts_ns[-1]))
+            if len(self._tables.shapes):
+                self._meet(events.shape)
+            self._host.name_threads(events)
+            drawn, on_stream = self._rows.drawn, self._rows.on_stream
+            single = events.shape == SPECIAL
+            if len(drawn):
+                numbers = np.maximum(events.shape, 0)
+                single |= ~drawn[numbers]
+                ends_ns = (events.ts_ns + events.dur_ns)[on_stream[numbers]]
+                self.end_ns = max(self.end_ns, int(ends_ns.max(initial=0)))
+            done = 0
+            for at in np.flatnonzero(single).tolist():
+                self._nest(events, done, at)
+                changes += self._draw_one(events, at)
+                done = at + 1
+            self._nest(events, done, len(events))
+            self._host.count_memory(events)
+            if not last:
+                self._rows.nesting.settle()
+        return self._drawn(events, changes, last=last)
+
+    def _nest(self, events: TraceColumns, start: int, stop: int) -> None:
+        if start < stop:
+            self._rows.nesting.events(events, start, stop)
+
+    def _draw_one(self, events: TraceColumns, at: int) -> list[WarpChanges]:
+        """Draw what is not of a row that all events of its shape share."""
+        ts_ns, number = int(events.ts_ns[at]), int(events.shape[at])
+        if number != SPECIAL:
+            shape = self._tables.shapes[number]
+            assert shape is not None
+            args = self._tables.args(int(events.args[at]))
+            if events.source_ns is not None and events.source_ns[at] != NONE:
+                args["source_ns"] = int(events.source_ns[at])
+            launch = unsigned(int(events.launch[at])) if shape.has_launch else None
+            of, dur_ns = events.thread_of(at), int(events.dur_ns[at])
+            end_ns = self._threads.place(ts_ns, shape, of, args, dur_ns, launch, self._extra)
+            self.end_ns = max(self.end_ns, end_ns)
+            return []
+        other = self._others.pop(int(events.args[at]))
+        if isinstance(other, PlacedWarps):
+            end_ns, changes = self._warps.place(other)
+            self.end_ns = max(self.end_ns, end_ns)
+            return changes
+        self._loss(ts_ns, other)
+        return []
+
+    def _extra(self, args: Args) -> int:
+        """Keep arguments of an operation; its `event`."""
+        self._extras.append(args)
+        return FIRST_EXTRA - (len(self._extras) - 1)
+
+    def _loss(self, ts_ns: int, record: Record) -> None:
+        layer = record.get("layer", "unknown layer")
+        rank = 1 + (LAYERS.index(layer) if layer in LAYERS else len(LAYERS))
+        track = self._tree.child(self._tree.group("tracepipe"), "slices", f"losses: {layer}", rank, "loss")
+        args = {k: v for k, v in record.items() if k not in ("type", "dur_ns", "ts_ns", "args")}
+        name = self._rows.name(f"lost {record['count']} events")
+        row = self._rows.row_of(track)
+        self._rows.nesting.one(row, "X", ts_ns, record.get("dur_ns", 0), name, self._extra(args))
+
+    # What is drawn -------------------------------------------------------------------------------------
+
+    def _drawn(self, events: TraceColumns | None, changes: list[WarpChanges], *, last: bool = False) -> Drawn:
+        """What was drawn since the last call, in the order of time. The ends of slices that go on beyond the
+        events at hand wait for their turn.
+        """
+        self._say_early()
+        self._rows.meet_beside()
+        ops = self._rows.nesting.take_ops()
+        extras, self._extras = self._extras, []
+        later: list[Op] = []
+        held_ns = _ALL_NS
+        if last or events is not None:
+            # Ends that waited come first: a stable sort leaves them before what begins at their time.
+            later, self._later = self._later, []
+        if events is not None and len(events) and not last:
+            held_ns = int(events.ts_ns[-1])
+        if isinstance(ops, OpColumns):
+            order = self._order_columns(ops, later, held_ns)
+        else:
+            order = self._order_rows(ops, later, held_ns)
+        return Drawn(self._rows.book, self._tree.take_declared(), events, ops, order, extras, changes)
+
+    def _order_rows(self, ops: list[Op], later: list[Op], held_ns: int) -> list[int]:
+        ops[:0] = later
+        times = [op[2] for op in ops]
+        order: list[int] = np.argsort(times, kind="stable").tolist()
+        if any(op[1] < 0 for op in ops):
+            order = [at for at in order if ops[at][1] >= 0]
+        if not order or times[order[-1]] <= held_ns:
+            return order
+        self._later = [ops[at] for at in order if _waits(ops[at], held_ns)]
+        return [at for at in order if not _waits(ops[at], held_ns)]
+
+    def _order_columns(self, ops: OpColumns, later: list[Op], held_ns: int) -> Any:
+        made = ops.count
+        for op in later:
+            ops.add(op)
+        count, columns = ops.count, ops.columns
+        ts_ns, row = columns["ts"][:count], columns["row"][:count]
+        if later:
+            first = np.concatenate([np.arange(made, count), np.arange(made)])
+            order = first[np.argsort(ts_ns[first], kind="stable")]
+        else:
+            order = np.argsort(ts_ns, kind="stable")
+        if count and int(row.min()) < 0:
+            order = order[row[order] >= 0]
+        if not len(order) or int(ts_ns[order[-1]]) <= held_ns:
+            return order
+        waits = (columns["kind"][order] == END) & (columns["event"][order] == NONE) & (ts_ns[order] > held_ns)
+        self._later = [ops.op(at) for at in order[waits].tolist()]
+        return order[~waits]
+
+    def _say_early(self) -> None:
+        for early in self._rows.nesting.early():
+            args = {
+                "launch": unsigned(early.launch),
+                "before_launch_ns": early.call_ns - early.start_ns,
+                "bound_ns": early.bound_ns,
+            }
+            self._instant("starts before its launch", early.start_ns, args, "problems")
+
+    def _instant(self, name: str, ts_ns: int, args: Args, track: str) -> None:
+        row = self._rows.row_of(
+            self._tree.child(self._tree.group("tracepipe"), "slices", track, 0, "tracepipe")
+        )
+        self._rows.nesting.add(op_of(INSTANT, row, ts_ns, self._rows.name(name), self._extra(args)))
+
+    def say(self, name: str, ts_ns: int, args: Args, track: str = "capture") -> Drawn:
+        """A statement about the recording itself, drawn into the trace."""
+        self._instant(name, ts_ns, args, track)
+        return self._drawn(None, [])
+
+    def problem(self, problem: Problem) -> Drawn:
+        """A problem, drawn where it stands in the file."""
+        has_room = self._problems_drawn < PROBLEMS_DRAWN
+        if has_room and self.end_ns != self._problem_ns:
+            self._say_undrawn()
+            self._problem_ns, self._problems_here = self.end_ns, 0
+        if not has_room or self._problems_here >= PROBLEMS_AT_ONCE:
+            self._problems_undrawn += 1
+        else:
+            self._problems_drawn += 1
+            self._problems_here += 1
+            name = "skipped line" if problem.skipped else "ambiguous"
+            args = {"line": problem.line, "field": problem.field, "message": problem.message}
+            self._instant(name, self.end_ns, args, "problems")
+        return self._drawn(None, [])
+
+    def _say_undrawn(self) -> None:
+        """The mark that stands for the problems that had no room of their own."""
+        count, self._problems_undrawn = self._problems_undrawn, 0
+        if count:
+            self._instant(f"{count} more lines", self._problem_ns, {}, "problems")
+
+    def finish(self) -> list[Drawn]:
+        """What all that is left draws, ends of what is still open included."""
+        drawn = []
+        if self._window:
+            drawn.append(self._deal(in_order(joined(self._window), self._tables), last=True))
+            self._window = []
+        changes = self._warps.finish(self.end_ns)
+        for gpu in self._rows.gpu_indices():
+            self._threads.close(gpu, self.end_ns)
+        self._rows.close_streams(self.end_ns)
+        self._rows.close(self.end_ns)
+        self._say_undrawn()
+        drawn.append(self._drawn(None, changes, last=True))
+        return drawn
