@@ -79,7 +79,8 @@ def _batch(core: ctypes.CDLL, nest: int, rows: int, rng: Random) -> list[np.ndar
         nest, rng.randrange(9), inputs.moment(rng), 0, rng.randrange(2), rng.randrange(2)
     )
     assert flow % 2 == 0
-    core.tp_nest_settle(nest)
+    ops = [column.copy() for column in ops]
+    core.tp_nest_settle(nest, buffers.view(Ops, *ops), made)
     one = buffers.view(Ops, *ops)
     while made + 2 + core.tp_nest_most(nest, 0) <= most and rng.random() < 0.8:
         phase, ts, dur = rng.choice(b"BEIX"), inputs.moment(rng), rng.randrange(-1, 40)

@@ -285,6 +285,15 @@ def test_a_call_that_may_be_asked_later_gets_its_arrow_while_it_is_at_hand() -> 
     assert flows(bench.taken()) == [(1, 0)]
 
 
+def test_operations_may_be_added_before_open_calls_get_their_arrows() -> None:
+    bench, calls, _, _ = layers()
+    bench.add(calls, ("B", 1), ("B", 2, {"launch": 5}))
+    for at in range(10_000):  # so that there is no room left where the begins were
+        bench.nesting.add(op_of(INSTANT, calls, at, G, NONE))
+    bench.nesting.settle()
+    assert flows(bench.taken())[:3] == [(-1, 0), (-2, -3), (0, 0)]
+
+
 def test_an_arrow_that_begins_where_another_does_stands_beside_it() -> None:
     bench, calls, system_calls, _ = layers()
     bench.add(calls, ("B", 1, {"launch": 7}))

@@ -178,7 +178,8 @@ class NativeNesting:
 
     def settle(self) -> None:
         """As `Nesting` has it."""
-        self._core.tp_nest_settle(self._nest)
+        # Not where the events were nested: what came since may have moved the operations.
+        self._core.tp_nest_settle(self._nest, ctypes.byref(self._ops.reserve(0)), self._ops.count)
 
     def close(self, row: int, ts_ns: int) -> None:
         """As `Nesting` has it."""

@@ -349,9 +349,11 @@ TP_EXPORT int64_t tp_nest_beside(tp_nest *n, int32_t row, int64_t ts, int64_t en
     return on;
 }
 
-/* Gives each call that is open over a batch's end its arrow now, while its begin can be changed. */
-TP_EXPORT void tp_nest_settle(tp_nest *n)
+/* Gives each call that is open over a batch's end its arrow now, while its begin, among these, can be changed. */
+TP_EXPORT void tp_nest_settle(tp_nest *n, const tp_ops *ops, int64_t op_count)
 {
+    n->ops = *ops;
+    n->op_count = op_count;
     for (int64_t i = 0; i < n->rows.count; i++) {
         tp_row *row = &n->rows.rows[i];
         for (int64_t k = 0; row->gives && k < row->open_count; k++)

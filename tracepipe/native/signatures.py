@@ -60,7 +60,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     ),
     "tp_nest_beside": (c_int64, [c_void_p, c_int32, c_int64, c_int64]),
     "tp_nest_warps": (c_int64, [c_void_p, c_int64, c_int64, c_int64, c_int, c_int]),
-    "tp_nest_settle": (None, [c_void_p]),
+    "tp_nest_settle": (None, [c_void_p, POINTER(Ops), c_int64]),
     "tp_nest_close": (c_int64, [c_void_p, c_int32, c_int64, POINTER(Ops), c_int64]),
     "tp_order": (c_int, [c_void_p, c_int64, c_void_p]),
     "tp_sm_clocks_new": (c_void_p, []),
