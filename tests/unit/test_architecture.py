@@ -18,8 +18,8 @@ SOURCES = {
 TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in SOURCES.items()}
 
 # Events go one way: capture and readers → event → clocks → layout → converters, reports. What each room may
-# import of the package, itself aside; a name stands for the rooms in it too. The command line puts the rooms
-# together, and may import any.
+# import of the package, itself aside; a name stands for the rooms in it too. The library and the command line
+# put the rooms together; the command line may import any.
 ROOMS: dict[str, set[str]] = {
     "event": set(),
     "hooks": set(),
@@ -52,6 +52,8 @@ ROOMS: dict[str, set[str]] = {
     "reports": {"event", "reports"},
     "doctor": {"capture", "hooks"},
     "ui": {"recording.compression"},
+    # The library composes the rooms as the command line does, which calls it; it prints nothing.
+    "api": {"event", "capture", "layout", "converters", "recording", "reports.frames"},
     "terminal": {"capture"},
 }  # fmt: skip
 # Their rules of nesting are those of layout/rows.py, which they call.
@@ -167,6 +169,17 @@ def test_a_format_does_not_know_the_others(folder: str) -> None:
         if top(module) == folder and module not in registry:
             siblings = {name for name in imports(TREES[module]) if top(name) == folder}
             assert siblings <= shared_names, module
+
+
+def test_no_room_reaches_the_library_by_a_name_in_a_text() -> None:
+    named = {
+        module
+        for module, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and str(node.value).startswith("tracepipe.api.")
+    }
+    # The package has the library's names, and `tracepipe.capture` is a name of a room already.
+    assert named == {"tracepipe", "tracepipe.capture"}
 
 
 def test_only_clocks_makes_trace_times() -> None:
