@@ -73,8 +73,8 @@ def test_importing_it_loads_next_to_nothing() -> None:
     # The standard library's typing at most, with what that needs.
     assert {name.partition(".")[0] for name in loaded} <= {
         "tracepipe", "typing", "collections", "contextlib", "copyreg", "functools", "operator", "re", "types",
-        "_collections", "_functools", "_operator", "_typing", "enum", "keyword", "reprlib", "itertools", "_sre",
-        "warnings", "__future__", "_thread",
+        "enum", "keyword", "reprlib", "itertools", "warnings", "__future__",
+        "_collections", "_functools", "_operator", "_typing", "_sre", "_thread",
     }  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,22 +44,25 @@ def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
     return tmp_path
 
 
+@pytest.fixture
 def command(
-    *argv: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> tuple[int, str]:
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str]]:
     """The exit code of a command, and what it says."""
-    monkeypatch.setattr(sys, "argv", ["tracepipe", *argv])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    return int(ended.value.code or 0), capsys.readouterr().err
+
+    def ran(*argv: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["tracepipe", *argv])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return int(ended.value.code or 0), capsys.readouterr().err
+
+    return ran
 
 
 # Conversion --------------------------------------------------------------------------------------------
 
 
-def test_converting_is_what_the_command_does(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_converting_is_what_the_command_does(run: Path, command: Callable[..., tuple[int, str]]) -> None:
     for name, made in (("perfetto", "run.pftrace"), ("chrome", "run.json")):
         account = tracepipe.convert("run.jsonl", format=name)
         ours = Path(made).read_bytes()
@@ -66,11 +70,9 @@ def test_converting_is_what_the_command_does(
         # The same refusal, word by word.
         with pytest.raises(tracepipe.OutputError) as refused:
             tracepipe.convert(Path("run.jsonl"), format=name)
-        code, said = command("convert", "run.jsonl", "-f", name, monkeypatch=monkeypatch, capsys=capsys)
+        code, said = command("convert", "run.jsonl", "-f", name)
         assert (code, said) == (1, f"tracepipe: {refused.value}\n  {refused.value.hint}\n")
-        code, _ = command(
-            "convert", "run.jsonl", "-f", name, "--force", monkeypatch=monkeypatch, capsys=capsys
-        )
+        code, _ = command("convert", "run.jsonl", "-f", name, "--force")
         assert (code, Path(made).read_bytes()) == (0, ours)
         assert tracepipe.convert("run.jsonl", format=name, force=True).output == made
         assert Path(made).read_bytes() == ours
@@ -212,7 +214,7 @@ def test_the_file_is_closed_by_the_end_of_the_block(run: Path) -> None:
 
 
 def test_a_bad_line_is_refused_where_it_stands(run: Path) -> None:
-    with pytest.raises(tracepipe.InputError, match="run.jsonl:7"):
+    with pytest.raises(tracepipe.InputError, match=r"run\.jsonl:7"):
         list(tracepipe.open("run.jsonl", strict=True))
     with pytest.raises(tracepipe.FormatError):
         tracepipe.open("run.jsonl", source_format="perf")

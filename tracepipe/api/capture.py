@@ -45,7 +45,8 @@ class Capture:
             raise TracepipeError("A capture records once.", "Call tracepipe.capture again for another.")
         self._start()
         try:
-            self._hear_until_begun()
+            while not isinstance(self._hear(), Began):
+                pass
         except BaseException:
             self._tell_to_stop()
             self._close()
@@ -110,16 +111,9 @@ class Capture:
         self._connection = ours
         ours.send(Order(self._request, self.path, self._force))
 
-    def _hear_until_begun(self) -> None:
-        while not isinstance(self._hear(), Began):
-            pass
-
     def _heard_out(self) -> CaptureSummary:
-        try:
-            while self._summary is None:
-                self._hear()
-        finally:
-            self._close()
+        while self._summary is None:
+            self._hear()
         return self._summary
 
     def _hear(self) -> Message:
@@ -129,8 +123,7 @@ class Capture:
         try:
             message: Message = self._connection.recv()
         except (EOFError, ConnectionResetError):
-            assert self._recorder is not None
-            code = self._recorder.wait()
+            code = self._close()
             raise TracepipeError(
                 f"The process that records ended with {code}.", "Standard error may say why."
             ) from None
@@ -138,7 +131,9 @@ class Capture:
             self.notes.append(message)
             if self._notify is not None:
                 self._notify(message)
-        elif isinstance(message, CaptureSummary):
+        elif not isinstance(message, Began):
+            self._close()
+        if isinstance(message, CaptureSummary):
             self._summary = message
         elif isinstance(message, Refused):
             hint = message.hint.replace("tracepipe …", "python …")  # what the user ran is another program
@@ -153,11 +148,12 @@ class Capture:
         except OSError:  # it has ended
             return
 
-    def _close(self) -> None:
-        if self._connection is not None and self._recorder is not None:
+    def _close(self) -> int:
+        """Wait for the end of the recorder; its exit code."""
+        if self._connection is not None:
             self._connection.close()
             self._connection = None
-            self._recorder.wait()
+        return self._recorder.wait() if self._recorder is not None else 0
 
 
 def capture(
@@ -202,7 +198,7 @@ def capture(
 
     own = not (command or pids or comm or system)
     request = CaptureRequest(
-        command=[fspath(part) for part in _several(command)],
+        command=_command(command),
         layers=layers_here() if layers is None else _several(layers),
         method=method,
         gpu=gpu,
@@ -224,6 +220,14 @@ def capture(
         ring_bytes=_read(ring_bytes, size_bytes) or RING_BYTES,
     )
     return Capture(request, fspath(output) or recording_name(request), force=force, notify=notify)
+
+
+def _command(given: Any) -> list[str]:
+    """The program with its arguments. A path is no name to look for in $PATH."""
+    program, *rest = _several(given) or ("",)
+    if isinstance(program, PathLike) and "/" not in fspath(program):
+        program = f"./{fspath(program)}"
+    return [fspath(part) for part in (program, *rest)] if program else []
 
 
 def _several(given: Any) -> tuple[Any, ...]:
