@@ -164,6 +164,19 @@ def test_each_warp_is_an_event(run: Path) -> None:
     )
 
 
+def test_a_thread_of_a_gpu_has_its_block_and_its_index(run: Path) -> None:
+    thread = {"block": [2, 0, 1], "thread": [31, 1, 0]}
+    write(
+        run / "run.jsonl",
+        event("I", 2_000, "k", "gpu_thread", **thread),
+        event("I", 2_001, "k", "gpu_thread"),
+    )
+    told, untold = tracepipe.open("run.jsonl")
+    assert (told.block, told.thread, told.grid) == ((2, 0, 1), (31, 1, 0), None)
+    assert (untold.block, untold.thread) == (None, None)
+    assert "block=(2, 0, 1), thread=(31, 1, 0)" in repr(told)
+
+
 def test_what_is_known_of_the_recording(run: Path) -> None:
     with tracepipe.open("run.jsonl") as events:
         assert events.header["command"] == ["./vec_add"]
@@ -211,6 +224,10 @@ def test_the_file_is_closed_by_the_end_of_the_block(run: Path) -> None:
     assert opened() == []
     with pytest.raises(StopIteration):
         next(events)
+    events = tracepipe.open("run.jsonl", strict=True)
+    with pytest.raises(tracepipe.InputError):
+        list(events)
+    assert opened() == []
 
 
 def test_a_bad_line_is_refused_where_it_stands(run: Path) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
-from tracepipe.event.shape import Shape, Three
+if TYPE_CHECKING:
+    from tracepipe.event.shape import Shape
 
+Three = tuple[int, int, int]
 _NO_ARGS: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -39,7 +41,7 @@ class Event:
     trace's own clock, None where the clock was placed by an assumed offset, whose error nobody knows.
     """
 
-    __slots__ = ("_args", "_shape", "bound_ns", "dur_ns", "launch", "source_ns", "ts_ns")
+    __slots__ = ("_args", "_index", "_shape", "bound_ns", "dur_ns", "launch", "source_ns", "ts_ns")
 
     _SHOWN: tuple[str, ...] = (
         "ts_ns", "dur_ns", "layer", "name", "phase", "pid", "tid", "cpu", "comm", "gpu", "stream", "launch",
@@ -55,7 +57,9 @@ class Event:
         launch: int | None,
         source_ns: int | None,
         bound_ns: int | None,
+        index: tuple[Three | None, Three | None] | None = None,
     ) -> None:
+        """`index` are the block and the thread of a `gpu_thread`."""
         self.ts_ns = ts_ns
         self._shape = shape
         self._args = args
@@ -63,6 +67,7 @@ class Event:
         self.launch = launch
         self.source_ns = source_ns
         self.bound_ns = bound_ns
+        self._index = index
 
     @property
     def end_ns(self) -> int | None:
@@ -126,12 +131,12 @@ class Event:
     @property
     def block(self) -> Three | None:
         """Threads of a block in x, y, z; of a `gpu_thread` the index of its block."""
-        return self._shape.block
+        return self._shape.block if self._index is None else self._index[0]
 
     @property
     def thread(self) -> Three | None:
         """Of a `gpu_thread`, its index in its block."""
-        return self._shape.thread
+        return None if self._index is None else self._index[1]
 
     @property
     def clock(self) -> str | None:

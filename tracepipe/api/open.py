@@ -56,10 +56,12 @@ class Events:
         from tracepipe.api.rows import EventRows
 
         rows = EventRows(self._opened.recording.tables, self._opened.clocks.default, assumed)
-        for batch, _ in self._reading.placed():
-            yield from rows.events(batch)
-        self._account = self._reading.finish()
-        self.close()
+        try:
+            for batch, _ in self._reading.placed():
+                yield from rows.events(batch)
+            self._account = self._reading.finish()
+        finally:
+            self.close()
 
     def __iter__(self) -> Iterator[Event]:
         return self._events

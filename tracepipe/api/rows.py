@@ -44,6 +44,7 @@ class EventRows:
                 unsigned(launch) if shape.has_launch else None,
                 source_ns if read else None,
                 None if read and self._is_assumed(shape.clock) else bound_ns,
+                (shape.block, shape.thread) if shape.type == "gpu_thread" else None,
             )
 
     def _args(self, number: int) -> Args:
