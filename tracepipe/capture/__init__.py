@@ -119,6 +119,7 @@ class _Room(ModuleType):
     """
 
     def __call__(self, *given: Any, **options: Any) -> Any:
+        """`tracepipe.api.capture.capture`, which has its parameters."""
         return import_module("tracepipe.api.capture").capture(*given, **options)
 
 
