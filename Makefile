@@ -4,17 +4,19 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check format bench clean
+.PHONY: demo test check format native sanitize bench clean
 
 demo: .venv/.demo
+	-@$(BIN)/python -m tracepipe.native
 	@scripts/demo.sh
 
 # Captures and the tests of their rates have the machine to themselves.
-test: .venv/.test
+test: .venv/.test native
 	$(BIN)/python -m pytest -n auto --dist loadfile tests/unit tests/cli tests/golden
+	$(BIN)/python -m tests.native.sanitize
 	$(BIN)/python -m pytest tests/integration tests/gpu
 
-check: .venv/.test
+check: .venv/.test native
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -24,16 +26,24 @@ format: .venv/.test
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: .venv/.test
+# The inner loops in C, where a source of theirs has changed. Without a compiler all runs in Python.
+native: .venv/.test
+	@$(BIN)/python -m tracepipe.native
+
+# The core once more, under the address and undefined-behaviour sanitizers, on random input.
+sanitize: .venv/.test
+	$(BIN)/python -m tests.native.sanitize
+
+bench: .venv/.test native
 	$(BIN)/python benchmarks/convert.py
 
 clean:
-	rm -rf build dist .venv *.egg-info
+	rm -rf build dist .venv *.egg-info tracepipe/native/core.so
 
-.venv/.demo: pyproject.toml scripts/setup.sh
+.venv/.demo: pyproject.toml setup.py scripts/setup.sh
 	@PYTHON=$(PYTHON) scripts/setup.sh demo
 	@touch $@
 
-.venv/.test: pyproject.toml scripts/setup.sh
+.venv/.test: pyproject.toml setup.py scripts/setup.sh
 	@PYTHON=$(PYTHON) scripts/setup.sh test
 	@touch $@ .venv/.demo

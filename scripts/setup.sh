@@ -1,9 +1,9 @@
 #!/bin/sh
 # Makes .venv with the package and its test tools, and, as root on Debian or Ubuntu, installs what comes from
 # the distribution: the capture engine (python3-bpfcc; PyPI's `bcc` is an unrelated program), a C compiler for
-# the stand-in, and with "test" bpftrace for the second capture method, g++ for the GPU engines, Chromium for the
-# tests that open the UI and QEMU for those that boot another kernel. Without root nothing is installed
-# system-wide, and whatever is missing is skipped later with its reason.
+# the native core and the stand-in, and with "test" bpftrace for the second capture method, g++ for the GPU engines,
+# Chromium for the tests that open the UI and QEMU for those that boot another kernel. Without root nothing is
+# installed system-wide, and whatever is missing is skipped later with its reason.
 #
 #   scripts/setup.sh [demo|test]
 set -eu

@@ -10,17 +10,30 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.cores import CORES, running
 from tests.support.devtools import find_chromium
 from tests.support.standin import build_standin
 
-# How long an example takes says what else the machine is doing, not whether the code is right.
-settings.register_profile("tracepipe", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# How long an example takes says what else the machine is doing, not whether the code is right. Which core
+# runs is the same for all examples of a test.
+settings.register_profile(
+    "tracepipe",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
 settings.load_profile("tracepipe")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("browser") and find_chromium() is None:
         pytest.skip("no Chromium (apt install chromium)")
+
+
+@pytest.fixture(params=CORES)
+def core(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Runs a test with the inner loops in Python, and again with the native core."""
+    with running(request.param):
+        yield request.param
 
 
 @pytest.fixture(scope="session")

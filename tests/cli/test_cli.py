@@ -17,7 +17,7 @@ from unittest import mock
 import pytest
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
-from tracepipe import __version__, cli
+from tracepipe import __version__, cli, native
 from tracepipe.cli import convert as cli_convert
 from tracepipe.converters import CONVERTERS
 from tracepipe.errors import CaptureUnavailable
@@ -111,13 +111,46 @@ def test_help_needs_nothing_native_and_nothing_slow(argv: list[str]) -> None:
     assert loaded & slow == set()
 
 
+NUMPY = """
+import os
+from tracepipe import cli
+from tracepipe.capture.target import Target
+try:
+    cli.main()
+except SystemExit:
+    import numpy
+print(len(os.listdir("/proc/self/task")), flush=True)
+target = Target("/usr/bin/env", ["env"], set())
+target.release()
+target.wait()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
+def test_numpy_starts_no_threads_and_a_captured_command_does_not_see_why() -> None:
+    asked = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+    command = [sys.executable, "-c", NUMPY, "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=asked)
+    _, threads, *_ = done.stdout.splitlines()
+    assert threads == "1"
+    assert "PATH=" in done.stdout and "OPENBLAS_NUM_THREADS" not in done.stdout
+    chosen = asked | {"OPENBLAS_NUM_THREADS": "2"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=chosen)
+    assert "OPENBLAS_NUM_THREADS=2" in done.stdout.splitlines()
+
+
 def test_the_version_is_printed(run: Run) -> None:
-    assert run("--version") == (0, f"tracepipe {__version__}\n", "")
+    assert run("--version") == (0, f"tracepipe {__version__} ({native.state()})\n", "")
+
+
+def test_the_version_says_when_python_runs_alone(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACEPIPE_PURE", "1")
+    assert run("--version")[1] == f"tracepipe {__version__} (pure Python: TRACEPIPE_PURE=1)\n"
 
 
 def test_the_package_runs_as_a_module() -> None:
     done = subprocess.run([sys.executable, "-m", "tracepipe", "--version"], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, f"tracepipe {__version__}\n")
+    assert (done.returncode, done.stdout) == (0, f"tracepipe {__version__} ({native.state()})\n")
 
 
 def test_help_lists_the_commands(run: Run) -> None:

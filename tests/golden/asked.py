@@ -25,6 +25,22 @@ _SLICES = "select id, track_id, ts, dur, name, depth, category, arg_set_id from 
 _ARGS = """
 select arg_set_id, key, value_type, int_value, string_value, real_value from args
 where key glob 'debug.*' or key glob 'args.*'"""
+# What the GPU's timer showed at a warp's entry: the time in the trace, the offset that the instant `clock
+# globaltimer:N` on the track `capture` states for GPU N, and the warp's `source_after_ns`.
+_SOURCE_TIMES = """
+with recursive tops(id, top) as (
+  select id, name from track where parent_id is null
+  union all select track.id, top from track join tops on track.parent_id = tops.id
+),
+clocks as (
+  select slice.name, extract_arg(slice.arg_set_id, 'debug.offset_ns') as offset_ns
+  from slice join track on track.id = slice.track_id
+  where track.name = 'capture' and slice.name glob 'clock globaltimer:*'
+)
+select slice.id, slice.ts + clocks.offset_ns + extract_arg(arg_set_id, 'debug.source_after_ns') as source_ns
+from slice join tops on tops.id = slice.track_id
+left join clocks on tops.top || ' ' glob replace(clocks.name, 'clock globaltimer:', 'GPU ') || ' *'
+where extract_arg(arg_set_id, 'debug.source_after_ns') is not null"""
 
 
 class Asked:
@@ -43,6 +59,7 @@ class Asked:
             self._slices = tp.rows(_SLICES)
             self._args = tp.rows(_ARGS)
             self._arrows = tp.rows("select slice_out, slice_in from flow")
+            self._source_ns = {row["id"]: row["source_ns"] for row in tp.rows(_SOURCE_TIMES)}
             self._counts = tp.rows("select track_id, ts, value from counter order by ts, id")
             self.ranks = tp.rows(
                 "select name, parent_id, extract_arg(source_arg_set_id, 'sibling_order_rank') as rank"
@@ -85,13 +102,17 @@ class Asked:
         words: dict[int, str] = {}
         for row in self._slices:
             own = by_track.setdefault(row["track_id"], [])
+            known = dict(args.get(row["arg_set_id"], {}))
+            if row["id"] in self._source_ns:
+                del known["source_after_ns"]
+                known["source_ns"] = self._source_ns[row["id"]]
             one = SeenSlice(
                 row["ts"] + self.base_ns,
                 row["dur"],
                 row["name"],
                 row["depth"],
                 row["category"] or "",
-                args.get(row["arg_set_id"], {}),
+                known,
             )
             words[row["id"]] = slice_id(self.path(row["track_id"]), len(own), one)
             own.append(one)

@@ -1,8 +1,8 @@
 """What a person should see of a recording: plain tracks, slices, arrows and counts, told by the operations.
 
-`replay` is the reference of the tests in this folder. It takes the operations of `layout/timeline.py` at
-their word, and shares no code with the writers: what the trace processor says of their output must be equal
-to it.
+`replay` is the reference of the tests in this folder. It takes the items of `layout/timeline.py` at their
+word, and shares no code with the writers but how a `Drawn` is read one by one: what the trace processor says
+of their output must be equal to it.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, BinaryIO
 
 from tracepipe.converters.writer import TraceInfo
-from tracepipe.layout.timeline import BEGIN, BEGIN_ONCE, COUNTER, DECLARE, END, INSTANT, Op, Track
+from tracepipe.layout.timeline import BEGIN, COUNTER, END, INSTANT, Drawn, Item, Track
 
 Path = tuple[str, ...]
 
@@ -135,23 +135,31 @@ def _flatten(key: str, value: Any, out: dict[str, Any]) -> None:
         out[key] = value
 
 
+Step = Track | Item
+"""What a writer is told: a track that exists from here on, or has a new name, or an operation."""
+
+
 class Replay:
-    """A writer that keeps the operations, and can say what they mean."""
+    """A writer that keeps what is drawn, and can say what it means."""
 
     def __init__(self, out: BinaryIO, info: TraceInfo) -> None:
         self.info = info
-        self.ops: list[Op] = []
+        self.steps: list[Step] = []
 
-    def write(self, ops: list[Op]) -> None:
-        """Keep operations."""
-        self.ops += ops
+    def write(self, drawn: Drawn) -> None:
+        """Keep what a batch draws, as long as its numbers mean something."""
+        self.steps += drawn.declared
+        self.steps += drawn.items()
+
+    def forget(self) -> None:
+        """Nothing that is kept has numbers."""
 
     def finish(self) -> None:
         """Nothing is left to write."""
 
     def seen(self) -> Seen:
         """What these operations draw."""
-        return replay(self.ops)
+        return replay(self.steps)
 
 
 class ReplayFormat:
@@ -166,37 +174,51 @@ class ReplayFormat:
         return self.writer
 
 
-def replay(ops: Iterable[Op]) -> Seen:
-    """What operations draw, by their contract: a stable sort by time makes each track nest."""
-    by_track: dict[Track, list[Op]] = {}
-    for op in ops:
-        kind, track = op[0], op[1]
-        if kind == DECLARE:
-            assert track.parent is None or track.parent in by_track, "declared before its parent"
-            by_track.setdefault(track, [])
+def path_of(track: Track, named: Mapping[int, Track]) -> Path:
+    """The labels from the root to a track, with the names that tracks have at last."""
+    labels: list[str] = []
+    at: Track | None = track
+    while at is not None:
+        labels.insert(0, named[at.id].label())
+        at = at.parent
+    return tuple(labels)
+
+
+def replay(steps: Iterable[Step]) -> Seen:
+    """What a timeline draws, by its contract: a stable sort by time makes each track nest."""
+    named: dict[int, Track] = {}
+    by_track: dict[int, list[Item]] = {}
+    items: list[Item] = []
+    for step in steps:
+        if isinstance(step, Track):
+            assert step.parent is None or step.parent.id in named, "declared before its parent"
+            named[step.id] = step
+            by_track.setdefault(step.id, [])
         else:
-            by_track[track].append(op)
+            by_track[step.track.id].append(step)
+            items.append(step)
     seen = Seen()
     names: dict[int, str] = {}
-    for track, own in by_track.items():
-        own.sort(key=lambda op: op[2])
-        path = track.path()
+    for track_id, own in by_track.items():
+        own.sort(key=lambda item: item.ts_ns)
+        track = named[track_id]
+        path = path_of(track, named)
         if track.kind == "counter":
-            assert {op[0] for op in own} <= {COUNTER}
-            seen.counters.append((path, [(ts_ns, value) for _, _, ts_ns, value, _, _ in own]))
+            assert {item.kind for item in own} <= {COUNTER}
+            seen.counters.append((path, [(item.ts_ns, item.name) for item in own]))
         elif own:
             seen.slices.append((path, _nest(path, own, track.category, names)))
-    seen.arrows = _arrows(ops, names)
+    seen.arrows = _arrows(items, names)
     return seen
 
 
-def _nest(path: Path, ops: list[Op], category: str, names: dict[int, str]) -> list[SeenSlice]:
-    """The slices of one track; `names` gets the words for each operation that begins one."""
+def _nest(path: Path, items: list[Item], category: str, names: dict[int, str]) -> list[SeenSlice]:
+    """The slices of one track; `names` gets the words for each item that begins one."""
     drawn: list[SeenSlice] = []
     stack: list[SeenSlice] = []
     before: SeenSlice | None = None
-    for op in ops:
-        kind, _, ts_ns, name, args, _ = op
+    for item in items:
+        kind, _, ts_ns, name, args, _ = item
         if kind != INSTANT:
             before = None
         if kind == END:
@@ -205,9 +227,9 @@ def _nest(path: Path, ops: list[Op], category: str, names: dict[int, str]) -> li
             ended.dur_ns = ts_ns - ended.ts_ns
             ended.args |= flat(args or {})
             continue
-        assert kind in (BEGIN, BEGIN_ONCE, INSTANT)
+        assert kind in (BEGIN, INSTANT)
         one = SeenSlice(ts_ns, 0, name, len(stack), category, flat(args or {}))
-        names[id(op)] = slice_id(path, len(drawn), one)
+        names[id(item)] = slice_id(path, len(drawn), one)
         drawn.append(one)
         if kind != INSTANT:
             stack.append(one)
@@ -220,12 +242,15 @@ def _nest(path: Path, ops: list[Op], category: str, names: dict[int, str]) -> li
     return drawn
 
 
-def _arrows(ops: Iterable[Op], names: dict[int, str]) -> Counter[Arrow]:
+def _arrows(items: Iterable[Item], names: dict[int, str]) -> Counter[Arrow]:
     """Arrows go from each slice of a flow to the next one in time."""
     through: dict[int, list[str]] = {}
-    for op in sorted(ops, key=lambda op: op[2]):
-        for flow in op[5] or ():
-            through.setdefault(abs(flow), []).append(names[id(op)])
+    started: set[int] = set()
+    for item in sorted(items, key=lambda item: item.ts_ns):
+        for flow in item.flows:
+            through.setdefault(abs(flow), []).append(names[id(item)])
+            started |= {-flow} if flow < 0 else set()
+    assert started == set(through), "an arrow without a start"
     return Counter(pair for steps in through.values() for pair in pairwise(steps))
 
 

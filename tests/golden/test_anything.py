@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.golden.asked import Asked
+from tests.golden.both import converted
 from tests.golden.seen import ReplayFormat
-from tracepipe.converters import CONVERTERS
 from tracepipe.layout import LayoutOptions
 from tracepipe.layout.options import WARP_TRACKS
 from tracepipe.layout.tree import LAYER_TITLES
@@ -111,10 +111,10 @@ def test_whatever_is_drawn_is_read_as_it_was_meant(
         path = Path(folder, "input.jsonl")
         path.write_text("".join(json.dumps(line) + "\n" for line in [head, *recording]))
         for to in ("perfetto", "chrome"):
-            out, kept = io.BytesIO(), ReplayFormat()
+            kept = ReplayFormat()
             Conversion(str(path), cast(Any, kept), options).run(io.BytesIO())
-            Conversion(str(path), CONVERTERS[to], options).run(out)
-            asked, want = Asked(out.getvalue()), kept.writer.seen()
+            output, _ = converted(path, to, options)
+            asked, want = Asked(output), kept.writer.seen()
             if to == "chrome":
                 want = want.as_json_says()
             assert asked.problems == []

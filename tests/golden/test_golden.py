@@ -12,6 +12,7 @@ every_case = pytest.mark.parametrize("case", cases(), ids=lambda case: case.name
 
 
 @every_case
+@pytest.mark.usefixtures("core")
 def test_text_is_as_expected(case: Case) -> None:
     text, report = case.convert("text")
     assert text.decode() == (case.folder / "expected.txt").read_text()
@@ -19,6 +20,7 @@ def test_text_is_as_expected(case: Case) -> None:
 
 
 @every_case
+@pytest.mark.usefixtures("core")
 def test_text_says_what_was_laid_out(case: Case) -> None:
     text, _ = case.convert("text")
     head, _, rest = text.decode().partition("\n")

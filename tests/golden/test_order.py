@@ -10,7 +10,6 @@ from typing import Any, cast
 import pytest
 
 import tracepipe.layout
-import tracepipe.layout.warps
 import tracepipe.readers.tracepipe1
 from tests.golden.asked import Asked
 from tests.golden.cases import FIXTURES, Case
@@ -18,6 +17,8 @@ from tests.golden.seen import ReplayFormat, Seen
 from tracepipe.converters import CONVERTERS
 from tracepipe.recording.account import Account
 from tracepipe.recording.convert import Conversion, ConvertOptions
+
+pytestmark = pytest.mark.usefixtures("core")
 
 Records = list[dict[str, Any]]
 
@@ -85,17 +86,12 @@ def test_an_end_later_than_the_window_is_an_end_without_a_begin(tmp_path: Path, 
     assert (report.outcomes.unclosed, report.outcomes.no_begin) == (1, 1)
 
 
-@pytest.fixture
-def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracepipe.layout.warps, "WARPS_AT_ONCE", 2)
-
-
 def counted(seen: Seen) -> list[tuple[int, int]]:
     ((_, values),) = seen.counters
     return values
 
 
-def test_warps_of_batches_that_overlap_are_counted_together(tmp_path: Path, few_at_once: None) -> None:
+def test_warps_of_batches_that_overlap_are_counted_together(tmp_path: Path) -> None:
     long = warps(0, "long", [0, 1, 2, 3], [0, 100, 200, 300], [50, 50, 50, 50])
     second = warps(10, "second", [4, 5, 6], [0, 110, 210], [30, 30, 30])
     seen, _ = converted([long, second], tmp_path)

@@ -6,7 +6,6 @@ known, written as `tracepipe/1` lines, converted, and asked for in SQL. Times ar
 
 from __future__ import annotations
 
-import io
 import json
 import random
 import tempfile
@@ -23,9 +22,8 @@ from hypothesis import strategies as st
 import tracepipe.layout
 import tracepipe.readers.tracepipe1
 from tests.golden.asked import Asked
-from tracepipe.converters import CONVERTERS
+from tests.golden.both import converted
 from tracepipe.layout.tree import LAYER_TITLES
-from tracepipe.recording.convert import Conversion, ConvertOptions
 
 LAYERS = tuple(LAYER_TITLES)
 # One call of the trace processor answers for so many recordings: each is a process and a GPU of its own.
@@ -193,11 +191,10 @@ def asked(lines: list[dict[str, Any]], to: str) -> Asked:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "input.jsonl")
         path.write_text("".join(json.dumps(line) + "\n" for line in [header, *lines]))
-        out = io.BytesIO()
-        report = Conversion(str(path), CONVERTERS[to], ConvertOptions()).run(out)
+        output, report = converted(path, to)
     assert (report.problems, report.outcomes.overlaps, report.outcomes.no_begin) == ([], 0, 0)
     assert report.outcomes.unclosed == 0
-    return Asked(out.getvalue())
+    return Asked(output)
 
 
 @st.composite

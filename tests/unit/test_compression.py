@@ -19,9 +19,9 @@ import zstandard
 from tracepipe.capture.records.line import Lines
 from tracepipe.capture.request import Limits, Plan, Scope
 from tracepipe.capture.spool import Spool
+from tracepipe.errors import InputError, OutputError, TracepipeError
 from tracepipe.recording.compression import PART_BYTES, compressing
 from tracepipe.recording.convert import check
-from tracepipe.errors import InputError, OutputError, TracepipeError
 from tracepipe.recording.files import keeping, open_input
 
 SUFFIXES = [".gz", ".zst"]

@@ -39,6 +39,7 @@ class FakeTrials:
     def __init__(self, broken: dict[str, Exception] | None = None, functions: int = 321) -> None:
         self.broken = broken or {}
         self.functions = functions
+        self.native = ("native core, gcc 13.2.0", "")
         self.done: list[str] = []
 
     def methods(self) -> list[str]:
@@ -84,6 +85,9 @@ class FakeTrials:
         self._do("build_kernels")
         return Path("/cache/kernels.so")
 
+    def core(self) -> tuple[str, str]:
+        return self.native
+
     def _do(self, what: str) -> Timing:
         self.done.append(what)
         if what in self.broken:
@@ -108,6 +112,13 @@ def test_where_all_is_well() -> None:
     )
     assert "321 functions" in rows["kernel"]
     assert rows["driver"] == "550.54.14: nvidia, nvidia_uvm"
+
+
+def test_a_missing_core_comes_with_the_command_that_builds_it() -> None:
+    trials = FakeTrials()
+    trials.native = ("pure Python: no compiled core", "apt install gcc")
+    (core,) = [finding for finding in examine(GOOD, trials) if finding.area == "convert"]
+    assert (core.state, core.detail, core.mend) == ("limited", *trials.native)
 
 
 def test_one_method_is_enough() -> None:

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tracepipe.layout.launches import Launches
 
 from tests.support.timeline_text import shown
 from tracepipe.event.model import new_header, timed
 from tracepipe.event.outcomes import Outcomes
 from tracepipe.layout import Layout, LayoutOptions, launches, warps
-from tracepipe.layout.launches import Launches
 from tracepipe.layout.timeline import BEGIN, BEGIN_ONCE, COUNTER, INSTANT, Op
 from tracepipe.layout.tree import Tree
 

@@ -9,8 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.batches import read_all, record_of_warps, records_of
 from tracepipe.errors import FormatError, InputError
+from tracepipe.event.columns import NONE, SPECIAL
 from tracepipe.event.model import Problem, Record, new_header
+from tracepipe.event.warps import Warps
 from tracepipe.readers import READERS, lines, recognise, tracepipe1
 from tracepipe.readers.lines import Rejoined, chunks_of_lines
 
@@ -20,16 +23,11 @@ GOOD_AFTER = b'{"type":"syscall","name":"ioctl","phase":"I","ts_ns":2,"pid":1,"t
 FOOTER = b'{"type":"footer","counts":{"syscall":1},"losses":{}}'
 
 
+pytestmark = pytest.mark.usefixtures("core")
+
+
 def read(*parts: bytes, header: bytes = HEADER + b"\n") -> tuple[list[Record], list[Problem]]:
-    records: list[Record] = []
-    problems: list[Problem] = []
-    for batch in tracepipe1.read(io.BytesIO(header + b"\n".join(parts))).batches:
-        # An undated record has no time: -1 stands for it between the stages.
-        records += [
-            {**shape.record, **({"ts_ns": ts_ns} if ts_ns >= 0 else {})} for ts_ns, shape in batch.take()
-        ]
-        problems += batch.problems
-    return records, problems
+    return read_all(tracepipe1.read(io.BytesIO(header + b"\n".join(parts))))
 
 
 def warps(**columns: object) -> bytes:
@@ -224,7 +222,7 @@ def test_what_only_describes_the_capture_costs_itself_alone() -> None:
         (1, "start.monotonic_ns", True),
         (3, "", True),
     ]
-    assert len(batch.take()) == 1
+    assert [record["ts_ns"] for record in records_of(batch, recording.tables)] == [1]
 
 
 def test_a_bad_header_alone_says_so_too() -> None:
@@ -276,13 +274,36 @@ def test_a_stream_read_ahead_is_whole_again(head: bytes, rest: bytes, size: int)
 TIME_FIRST = b'{"ts_ns":%d,"type":"syscall","name":"ioctl","phase":"I","pid":1,"tid":1}'
 
 
-def test_lines_that_come_again_share_one_shape_from_the_second_on() -> None:
+def test_lines_that_come_again_share_one_shape_and_their_arguments() -> None:
     times = [5, 9, 1799999999999999999, 4_000_000_000_000_000_000, 9]
-    data = HEADER + b"\n" + b"".join(TIME_FIRST % ns + b"\n" for ns in times)
-    (batch,) = tracepipe1.read(io.BytesIO(data)).batches
-    events = batch.take()
-    assert [ts_ns for ts_ns, _ in events] == times
-    assert [shape is events[1][1] for _, shape in events] == [False, True, True, True, True]
+    with_args = b'{"ts_ns":%d,"type":"kernel","name":"f","phase":"E","args":{"result":0}}'
+    text = b"".join(line % ns + b"\n" for ns in times for line in (TIME_FIRST, with_args))
+    recording = tracepipe1.read(io.BytesIO(HEADER + b"\n" + text))
+    (batch,) = recording.batches
+    assert batch.events.ts_ns.tolist() == [ns for ns in times for _ in range(2)]
+    assert batch.events.shape.tolist() == [0, 1] * 5
+    assert batch.events.args.tolist() == [NONE, 0] * 5
+    assert [shape and shape.name for shape in recording.tables.shapes] == ["ioctl", "f"]
+    assert recording.tables.args(0) == {"result": 0}
+
+
+def test_time_duration_launch_and_arguments_are_no_part_of_a_shape() -> None:
+    line = b'{"ts_ns":%d,"type":"gpu_kernel","name":"k","phase":"X","dur_ns":%d,"gpu":0,"launch":%d'
+    line += b',"args":{"n":%d}}'
+    numbers = [
+        (1, 2, 3, 4),
+        (5, 0, (1 << 63) - 1, 4),
+        (6, (1 << 62) - 1, 1 << 63, 5),
+        (7, 8, (1 << 64) - 1, 5),
+    ]
+    recording = tracepipe1.read(
+        io.BytesIO(HEADER + b"\n" + b"\n".join(line % some for some in numbers) + b"\n")
+    )
+    (batch,) = recording.batches
+    assert len({recording.tables.shapes[number] for number in batch.events.shape}) == 1
+    assert batch.events.args.tolist() == [0, 0, 1, 1]
+    records = records_of(batch, recording.tables)
+    assert [(r["ts_ns"], r["dur_ns"], r["launch"], r["args"]["n"]) for r in records] == numbers
 
 
 JSON = st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.text() | st.lists(st.text())
@@ -293,7 +314,7 @@ ARGUMENTS_LAST = b'{"ts_ns":%d,"type":"syscall","name":"ioctl","phase":"I","pid"
 def test_arguments_at_the_end_of_a_line_are_its_arguments(args: list[dict[str, object]]) -> None:
     records, problems = read(*[ARGUMENTS_LAST % (n, orjson.dumps(a)) for n, a in enumerate(args)])
     event = {"type": "syscall", "name": "ioctl", "phase": "I", "pid": 1, "tid": 1}
-    assert records == [event | {"ts_ns": n, "args": a} for n, a in enumerate(args)]
+    assert records == [event | {"ts_ns": n} | ({"args": a} if a else {}) for n, a in enumerate(args)]
     assert problems == []
 
 
@@ -355,6 +376,62 @@ def test_a_bad_line_with_its_time_first_costs_itself_only(line: bytes, field: st
 
 
 def test_a_second_time_in_a_line_is_the_one_that_counts() -> None:
-    twice = (TIME_FIRST % 5)[:-1] + b',"ts_ns":8}'
-    records, problems = read(twice, twice, TIME_FIRST % 6, b"")
-    assert ([record["ts_ns"] for record in records], problems) == ([8, 8, 6], [])
+    twice, back = ((TIME_FIRST % 5)[:-1] + b',"ts_ns":%d}' % ns for ns in (8, 0))
+    records, problems = read(twice, twice, TIME_FIRST % 6, back, b"")
+    assert ([record["ts_ns"] for record in records], problems) == ([8, 8, 6, 0], [])
+
+
+@pytest.mark.parametrize("name", ["dur_ns", "launch", "args", "pid", "name"])
+def test_of_a_field_that_comes_twice_the_second_counts(name: str) -> None:
+    values = {"dur_ns": b"%d", "launch": b"%d", "pid": b"%d", "args": b'{"n":%d}', "name": b'"n%d"'}
+    field = b',"%b":%b' % (name.encode(), values[name])
+    head = b'{"ts_ns":4,"type":"kernel","phase":"X","name":"f","dur_ns":1'
+    records, problems = read(*(head + field % 7 + field % last + b"}" for last in (0, 9, 0)), b"")
+    want = {"args": lambda n: {"n": n}, "name": lambda n: f"n{n}"}.get(name, lambda n: n)
+    assert ([record[name] for record in records], problems) == ([want(0), want(9), want(0)], [])
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        b',"type":"kernel", "name":"f","phase":"I"}',
+        b',"type":"kernel","name":"\\u0066","phase":"I"}',
+        b',"type":"kernel","n\\u0061me":"f","phase":"I"}',
+        b',"type":"kernel","name":"f","phase":"I","extra":{"a":[1,{"b":2}]}}',
+        b',"type":"kernel","name":"f","phase":"I","extra":1.5}',
+        b',"type":"kernel","name":"f","phase":"I","args":{}}',
+        b',"phase":"I","name":"f","type":"kernel"}\r',
+    ],
+)
+def test_a_line_says_the_same_however_it_is_written(rest: bytes) -> None:
+    plain = b'{"ts_ns":%d,"type":"kernel","name":"f","phase":"I"}'
+    lines = [plain % 1, b'{"ts_ns":2' + rest, plain % 3, b'{"ts_ns":4' + rest, b' {"ts_ns" :5' + rest]
+    recording = tracepipe1.read(io.BytesIO(HEADER + b"\n" + b"\n".join(lines) + b"\n"))
+    (batch,) = recording.batches
+    event = {"type": "kernel", "name": "f", "phase": "I"}
+    assert records_of(batch, recording.tables) == [event | {"ts_ns": ns} for ns in range(1, 6)]
+    assert batch.problems == []
+
+
+def test_warps_come_as_columns() -> None:
+    line = warps(
+        gpu=1, sm=[3, 4], exit_count=[2, 0], exit_ns=[7, 8], exit_mask=[1, (1 << 32) - 1], args={"n": 1}
+    )
+    recording = tracepipe1.read(io.BytesIO(HEADER + b"\n" + GOOD + b"\n" + line + b"\n" + GOOD_AFTER + b"\n"))
+    (batch,) = recording.batches
+    assert batch.events.ts_ns.tolist() == [1, 5, 2]
+    assert batch.events.shape.tolist() == [0, SPECIAL, 0]
+    (one,) = batch.others
+    assert isinstance(one, Warps)
+    assert one.launched == {"type": "gpu_warp", "name": "k", "gpu": 1, "args": {"n": 1}}
+    assert (one.ts_ns, one.warp.tolist(), one.slot, one.entry_mask) == (5, [0, 1], None, None)
+    assert record_of_warps(one) == orjson.loads(line)
+
+
+@pytest.mark.parametrize("limit", [(1 << 63) - 1, 1 << 63])
+def test_a_column_holds_up_to_63_bits(limit: int) -> None:
+    records, problems = read(warps(warp=[0, limit], entry_clk=[limit, 0]), b"")
+    if limit >> 63:
+        assert (records, [(p.line, p.field) for p in problems]) == ([], [(2, "warp[1]")])
+    else:
+        assert [(r["warp"], r["entry_clk"]) for r in records] == [([0, limit], [limit, 0])]

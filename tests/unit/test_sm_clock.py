@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tracepipe.model import new_header, timed
 
 from tracepipe.clocks import Clocks
-from tracepipe.model import new_header, timed
 from tracepipe.clocks.sm_clock import LIMIT, SmClocks
 
 BASE_NS = 1_795_261_916_236_035_584

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
+from tracepipe.converters.perfetto_intern import Sequence
 
 from tracepipe.converters import wire
 from tracepipe.converters.perfetto import PerfettoWriter
-from tracepipe.converters.perfetto_intern import Sequence
 from tracepipe.converters.writer import TraceInfo
 from tracepipe.layout.timeline import BEGIN, BEGIN_ONCE, DECLARE, END, INSTANT, Op, Track
 

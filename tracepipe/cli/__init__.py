@@ -61,7 +61,9 @@ app = typer.Typer(
 
 def _version(asked: bool) -> None:
     if asked:
-        print(f"tracepipe {__version__}")
+        from tracepipe.native import state
+
+        print(f"tracepipe {__version__} ({state()})")
         raise typer.Exit
 
 
@@ -78,8 +80,19 @@ def _end(number: int, _: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
+def _keep_numpy_small() -> None:
+    """Stop NumPy's linear algebra, hardly used here, from starting a thread for each processor.
+
+    It does so when it is loaded, by the environment as C sees it. Only that is changed: `os.environ`, which a
+    captured command gets, stays as it is.
+    """
+    if "OPENBLAS_NUM_THREADS" not in os.environ:
+        os.putenv("OPENBLAS_NUM_THREADS", "1")
+
+
 def main() -> None:
     """Run the command line and exit with its code."""
+    _keep_numpy_small()
     for number in (signal.SIGTERM, signal.SIGHUP):
         # Half-written output goes, as at Ctrl-C. What nohup has the process ignore stays ignored.
         if signal.getsignal(number) is signal.SIG_DFL:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+
 import numpy as np
 
 from tracepipe.clocks.pairs import (
@@ -88,7 +89,8 @@ class ClockMap:
     def bounds_at(self, source_ns: Int64s) -> Int64s:
         """The bounds of a column of source times."""
         return self._by_segment(
-            source_ns, lambda segment, column: np.array([segment.bound_at(ns) for ns in column.tolist()], np.int64)
+            source_ns,
+            lambda segment, column: np.array([segment.bound_at(ns) for ns in column.tolist()], np.int64),
         )
 
     def _by_segment(self, source_ns: Int64s, made: Callable[[Segment, Int64s], Int64s]) -> Int64s:

@@ -32,17 +32,15 @@ if TYPE_CHECKING:
 
 # A rate is in ns per 2²⁸ cycles, so that it is a short integer: over 0.1 s of a batch that rounds off 0.4 ns.
 _RATE_BITS = 28
-# 9 years in ns after the base of a batch, 4 years in cycles. Numbers reach from minus that to that.
+# ns (9 years) and cycles (4 years) that go in are at least minus that, and below it.
 LIMIT = 1 << 58
 SM_LIMIT, SLOT_BITS = 1 << 16, 12
 BASE_LIMIT_NS, NO_TIME = 1 << 62, -(1 << 62)
-# 128 ns a cycle: a clock of 8 MHz is no SM's. A bound of a rate may be far above it, as of two readings that
-# are one cycle apart.
-RATE_LIMIT, BOUND_LIMIT = 1 << 35, 1 << 62
+# 17 s a cycle. A bound of a rate may be far above any rate, as of two readings that are one cycle apart.
+BOUND_LIMIT = 1 << 62
 # The greatest common divisor of so many different readings is the step, but for one time in 2¹⁶.
 READINGS_FOR_STEP = 16
-# A line is accepted where at most one in so many readings of its SM is off it: a warp may be held up between
-# reading ns and reading cycles.
+# A line stands where at most one in so many readings of its SM is off it: a warp may be held up between them.
 READINGS_PER_STRAY = 8
 # The rate is narrowed by all readings of so many SMs, so many times.
 SMS_FOR_RATE, ROUNDS = 16, 2
@@ -121,6 +119,8 @@ class Readings:
     def off_line(self, rate: int, from_clk: int) -> Column:
         """How far each is above a line of that rate that is at 0 ns at `from_clk`."""
         clk = self.clk - from_clk
+        if rate >> (63 - _RATE_BITS):  # slower than 8 MHz, as of stray readings
+            return self.ns - (clk.astype(object) * rate >> _RATE_BITS).astype(np.int64)
         # In two parts, as clk * rate may have more than 64 bits.
         high, low = clk >> _RATE_BITS, clk & ((1 << _RATE_BITS) - 1)
         return self.ns - (high * rate + (low * rate >> _RATE_BITS))
@@ -258,9 +258,9 @@ class SmClocks:
         if not own.low.size:
             return None
         own += self._since(base_ns, entries, step_ns, heads, own)
-        # Twice, as a line may begin at the first reading as well as at 0 cycles.
+        # No line may leave the limits, whether it starts at 0 cycles or at the first reading: hence twice.
         longest_clk = 2 * max(int(np.abs(readings.clk).max(initial=0)) for readings in (entries, exits))
-        limit = min(RATE_LIMIT, LIMIT // ((longest_clk >> _RATE_BITS) + 1))
+        limit = LIMIT // ((longest_clk >> _RATE_BITS) + 1)
         rate = own.agreed()[1]
         place = {sm: at for at, sm in enumerate(entries.by_sm.sms[heads[:SMS_FOR_RATE]].tolist())}
         some = entries.only(place), exits.only(place)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from tracepipe.clocks.maps import SNAPSHOT_NS, ClockMap, fit, offset_map
-from tracepipe.clocks.pairs import ClockPair
 from tracepipe.clocks.native_sm_clock import NativeSmClocks
+from tracepipe.clocks.pairs import ClockPair
 from tracepipe.clocks.sm_clock import SmClocks
 from tracepipe.errors import ClockError
 from tracepipe.event.columns import NONE, SPECIAL, UNDATED_NS, Int64s, SourceBatch, TraceBatch, TraceColumns
@@ -110,7 +110,9 @@ class Clocks:
         become as fine as the cycles of their SM make them, see `sm_clock`.
         """
         source = batch.events
-        events = TraceColumns(source.ts_ns, source.shape, source.args, source.dur_ns, source.launch)
+        events = TraceColumns(
+            source.ts_ns, source.shape, source.args, source.dur_ns, source.launch, index=source.index
+        )
         others: list[Record | PlacedWarps] = []
         left_out: list[int] = []
         of = self._codes_of(tables)[events.shape]
@@ -154,15 +156,15 @@ class Clocks:
             self._clocks.append(clock)
         return self._clocks.index(clock) + 1
 
-    def _move(
-        self, events: TraceColumns, of: Any, left_out: list[int], unplaced: dict[str, int]
-    ) -> None:
+    def _move(self, events: TraceColumns, of: Any, left_out: list[int], unplaced: dict[str, int]) -> None:
         """Place the events that are on other clocks than the trace's; `of` says on which."""
         events.ts_ns, events.dur_ns = events.ts_ns.copy(), events.dur_ns.copy()
         source = events.source_ns = np.full(len(events), NONE, np.int64)
         bounds = events.bound_ns = np.zeros(len(events), np.int64)
-        for code in np.unique(of[of > 0]).tolist():
-            places, clock = np.flatnonzero(of == code), self._clocks[code - 1]
+        found = [(np.flatnonzero(of == code), code) for code in np.unique(of[of > 0]).tolist()]
+        # In the file's order: shapes may have been met in another.
+        for places, code in sorted(found, key=lambda one: int(one[0][0])):
+            clock = self._clocks[code - 1]
             clock_map = self._maps.get(clock)
             if clock_map is None:
                 unplaced[clock] = unplaced.get(clock, 0) + len(places)
@@ -213,7 +215,7 @@ class Clocks:
         return placed
 
     def _stamp_warps(self, warps: Warps, clock_map: ClockMap, bound_ns: int) -> PlacedWarps:
-        """A batch of warps on the trace clock, from its first entry on. Exits are after their warp's entry."""
+        """A batch of warps on the trace clock, from its first entry on. Exits count from their entry."""
         clock, base_ns = clock_map.clock, warps.ts_ns
         entry, exits = warps.entry_ns, warps.exit_ns
         finer = self._refined(clock, warps)
@@ -225,7 +227,11 @@ class Clocks:
         longest_ns = int(entry.max(initial=0)) + int(exits.max(initial=0))
         off_ns = place(SourceNs(base_ns + longest_ns)) - start_ns - longest_ns + first_ns
         if abs(off_ns) >= 1:
-            of = slice(None) if warps.exit_count is None else np.repeat(np.arange(len(entry)), warps.exit_count)
+            of = (
+                slice(None)
+                if warps.exit_count is None
+                else np.repeat(np.arange(len(entry)), warps.exit_count)
+            )
             left = clock_map.place_all(base_ns + entry[of] + exits)
             entry = clock_map.place_all(base_ns + entry)
             exits, entry = left - entry[of], entry - start_ns
@@ -293,7 +299,8 @@ class Clocks:
             else:
                 said["bound"] = "unknown: the offset was assumed"
             if clock in self._offsets_ns:
-                # Of a warp's entry: its time in the trace + this + `source_after_ns` is what the GPU's timer showed.
+                # Of a warp's entry: its time in the trace + this + `source_after_ns` is what the GPU's timer
+                # showed.
                 said["offset_ns"] = self._offsets_ns[clock]
             out.append(said)
         return out

@@ -5,16 +5,14 @@ from __future__ import annotations
 import ctypes
 import os
 import weakref
-from typing import Any
 
 import numpy as np
 
+from tracepipe.converters.native_columns import DrawnView, WarpsView
 from tracepipe.converters.packets import AFTER, BEFORE, LAUNCH_KEY, NAMES, Packets
 from tracepipe.event.columns import Int32s
-from tracepipe.event.native_nesting import OpColumns
 from tracepipe.layout.changes import Change, WarpChanges
 from tracepipe.layout.timeline import FIRST_EXTRA, Drawn
-from tracepipe.native.signatures import Changes, Drawn as DrawnColumns, Given, Slices
 
 _ALL_ARGS = -1
 _Kernels = np.dtype([("name", np.int64), ("warps", np.int64), ("x", np.int64), ("y", np.int64)])
@@ -81,32 +79,25 @@ class NativePackets(Packets):
 
     def write(self, drawn: Drawn) -> None:
         """As `Packets` has it."""
-        ops, events = drawn.ops, drawn.events
-        assert isinstance(ops, OpColumns)
-        columns = ops.columns
-        order = np.ascontiguousarray(drawn.order, np.int64)
-        names = ("kind", "mark", "row", "name", "event", "ts", "flow", "flow2", "span")
-        view = DrawnColumns(order.ctypes.data, *(columns[name].ctypes.data for name in names))
-        given = Given()
-        if events is not None:
-            source = None if events.source_ns is None else events.source_ns.ctypes.data
-            given = Given(events.shape.ctypes.data, events.args.ctypes.data, events.launch.ctypes.data, source)
-        at, refs = 0, (ctypes.byref(view), ctypes.byref(given), drawn.book.tables.native_texts)
-        made: set[int] = set()
+        view, events = DrawnView(drawn), drawn.events
+        order = view.order
+        at, refs = 0, (ctypes.byref(view.ops), ctypes.byref(view.given), drawn.book.tables.reader)
+        made: dict[int, None] = {}
         while at < len(order):
             at = self._checked(self._core.tp_perfetto_write(self._packets, *refs, at, len(order)))
             if at < len(order):
-                op = ops.op(int(order[at]))
-                if op.event <= FIRST_EXTRA or not self._make(drawn, int(events.args[op.event]), made):  # type: ignore[union-attr]
-                    self.packet(op.ts_ns, self.fields(op, drawn.args_of(op)))
+                op = view.op(at)
+                event = op[4]
+                if events is None or event <= FIRST_EXTRA or not self._make(drawn, int(events.args[event]), made):
+                    self.packet(op[2], self.fields(op, drawn))
                     at += 1
 
-    def _make(self, drawn: Drawn, args: int, made: set[int]) -> bool:
+    def _make(self, drawn: Drawn, args: int, made: dict[int, None]) -> bool:
         """Let the core make the annotations of arguments; False where it cannot, or has."""
         tables = drawn.book.tables
         if args in made or tables.is_odd(args):
             return False
-        made.add(args)
+        made[args] = None
         text = tables.text(args)
         if self._core.tp_object_size(text, len(text)) != len(text):
             return False
@@ -122,27 +113,21 @@ class NativePackets(Packets):
         if len(kernels) > len(self._kernels):
             table = [(number, one.warps, one.grid_x, one.grid_y) for number, one in enumerate(kernels)]
             self._kernels = np.array(table, _Kernels)
-        slices, rows = changes.slices, changes.rows
-        some = (changes.ts_ns, changes.value, changes.mask, changes.slice, changes.kind)
-        kept = [np.ascontiguousarray(column) for column in some]
-        columns = (slices.number, slices.cycles, slices.source_ns, slices.exits, slices.lanes, slices.flow,
-                   slices.row, slices.kernel, slices.unclosed)  # fmt: skip
-        kept_slices = [np.ascontiguousarray(column) for column in columns]
+        view = WarpsView(changes)
         refs = (
-            ctypes.byref(Changes(*(column.ctypes.data for column in kept))),
-            ctypes.byref(Slices(*(column.ctypes.data for column in kept_slices))),
+            ctypes.byref(view.changes),
+            ctypes.byref(view.slices),
             self._kernels.ctypes.data,
-            self._packets,
             changes.counter_row,
             changes.offset_ns,
         )
         at, count = 0, len(changes.ts_ns)
-        exits = None
+        exits: list[Change] = []
         while at < count:
             at = self._checked(self._core.tp_perfetto_warps(self._packets, *refs, at, count))
             if at < count:
-                exits = exits or list(rows())
-                change: Change = exits[at]
-                self.packet(change.ts_ns, self.warp_exit(changes, change))
+                exits = exits or list(changes.rows())
+                change = exits[at]
+                self.packet(change.ts_ns, self.warp_exit(changes, change.slice, change.mask, change.value))
                 at += 1
 

@@ -15,11 +15,11 @@ from typing import Any, Final
 
 import orjson
 
-from tracepipe.converters.wire import delimited, double, fixed64, number, text
+from tracepipe.converters.wire import SMALL, SMALL_END, delimited, double, number, tag, text, varint
 from tracepipe.event.columns import NONE, unsigned
-from tracepipe.event.nesting import BEGIN, COUNTER, INSTANT, MARKS, Op
+from tracepipe.event.nesting import BEGIN, COUNTER, END, INSTANT, MARKS, UNCLOSED, Op
 from tracepipe.event.tables import Args
-from tracepipe.layout.changes import WARP_BEGIN, WARP_COUNT, WARP_END, Change, WarpChanges
+from tracepipe.layout.changes import WARP_BEGIN, WARP_COUNT, WARP_END, Kernel, WarpChanges
 from tracepipe.layout.timeline import FIRST_EXTRA, Drawn
 
 CATEGORIES, EVENT_NAMES, ARG_NAMES, STRINGS = range(4)
@@ -30,8 +30,9 @@ TABLE_MAX: Final = 1 << 14
 """Entries of one table; when it is full, further names stand in their place."""
 STRINGS_MAX: Final = 1 << 13
 _TEXT_MAX = 64
-# Names of warps that came once are remembered, so many; those that come again go to the table.
-_MET_MAX = 1 << 15
+# Names of warps that came once are remembered, so many of so many kernels; those that come again get a number,
+# so many. The first is that of an exit.
+_MET_MAX, _KERNELS_MAX, _NAMED_MAX, _FIRST_IID = 1 << 17, 256, 1 << 16, 2
 TRACKS, TOPS, NAMES, BEFORE, LAUNCH_KEY, AFTER, MARK, KEYS = range(8)
 """What of packets is ready-made: by row its track, and its track and category; by name; by shape what it shows
 before its arguments, the key of its launch, and what it shows after that; by mark; and keys of annotations."""
@@ -41,6 +42,17 @@ _SHOWN = frozenset({"cpu", "source_ns", "launch", "grid", "block", *MARKS})
 _DEPTH_MAX = 8
 _INT_MIN, _INT_MAX = -(1 << 63), (1 << 63) - 1
 _TYPES = tuple(number(9, kind) for kind in range(5))
+_TIMESTAMP, _TRACK_EVENT, _PACKET, _FLOW = tag(8, 0), tag(11, 2), tag(1, 2), tag(47, 1)
+_ANNOTATION, _INT_VALUE, _COUNTED = tag(4, 2), tag(4, 0), tag(12, 0)
+# Ready-made: a timestamp by its step, and what precedes a track event or a packet by its length.
+_STEPS = tuple(_TIMESTAMP + digits for digits in SMALL)
+_EVENT_OF = tuple(_TRACK_EVENT + digits for digits in SMALL)
+_PACKET_OF = tuple(_PACKET + digits for digits in SMALL)
+_ALIKE_MAX = 1 << 14
+_Key = tuple[int, int, int, int, int, int]
+"""What operations have in common that are written alike: kind, row, name, shape, arguments, mark."""
+_WarpBegin = tuple[int, int, int, int, int, int, int, int, int]
+"""A row of `Slices`."""
 
 
 class Packets:
@@ -53,9 +65,12 @@ class Packets:
         self._pending: list[bytes] = []
         self._ready: list[dict[int, bytes]] = [{} for _ in range(8)]
         self._args: dict[int, bytes] = {}
+        self._alike: dict[_Key, tuple[bytes, bytes]] = {}
         self._shadows: set[int] = set()
         """Arguments with names that are shown beside arguments too."""
-        self._met: set[bytes] = set()
+        self._warp_names: dict[tuple[int, int], int] = {}
+        """By kernel and number of a warp: the number of its name, 0 where it came once."""
+        self._named = 0
         self._out: list[bytes] = []
 
     # Tables --------------------------------------------------------------------------------------------
@@ -89,6 +104,7 @@ class Packets:
         for which in (BEFORE, LAUNCH_KEY, AFTER):
             self._ready[which].clear()
         self._args.clear()
+        self._alike.clear()
         self._shadows.clear()
 
     def name(self, name: str) -> bytes:
@@ -146,61 +162,103 @@ class Packets:
 
     def packet(self, ts_ns: int, body: bytes) -> None:
         """Write a packet whose track event has these fields."""
-        step = ts_ns - self._last_ns
-        if step >= 0:
-            self._last_ns = ts_ns
-            when = number(8, step)
-        else:
-            when = number(8, max(0, ts_ns)) + number(58, self._clock)
-        packet = when + delimited(11, body)
+        size = len(body)
+        event = (_EVENT_OF[size] if size < SMALL_END else _TRACK_EVENT + varint(size)) + body
         if self._pending:
-            packet += delimited(12, b"".join(self._pending))
+            event += delimited(12, b"".join(self._pending))
             self._pending.clear()
-        self._out.append(delimited(1, packet + self._suffix))
+        self._write(ts_ns, event + self._suffix)
+
+    def _write(self, ts_ns: int, rest: bytes) -> None:
+        """Write a packet, of which this follows its timestamp."""
+        step = ts_ns - self._last_ns
+        if 0 <= step < SMALL_END:
+            packet = _STEPS[step] + rest
+            self._last_ns = ts_ns
+        else:
+            packet = self._far(ts_ns) + rest
+        self._out.append((_PACKET_OF[len(packet)] if len(packet) < SMALL_END else _PACKET + varint(len(packet))) + packet)
+
+    def _far(self, ts_ns: int) -> bytes:
+        """A timestamp that no table has: a long step, or the time in full where it goes back."""
+        if ts_ns < self._last_ns:
+            return number(8, max(0, ts_ns)) + number(58, self._clock)
+        step, self._last_ns = ts_ns - self._last_ns, ts_ns
+        return number(8, step)
 
     def take(self) -> bytes:
         """What was written since the last call."""
         out, self._out = self._out, []
         return b"".join(out)
 
-    def fields(self, op: Op, args: Args) -> bytes:
-        """The fields of an operation, which is no count, with these arguments."""
-        return self._head(op) + self.annotations(args) + _flow(op.flow) + _flow(op.flow2)
-
-    def _head(self, op: Op) -> bytes:
-        """Type, track, and of what has them category and name."""
-        if op.kind in (BEGIN, INSTANT):
-            return _TYPES[op.kind] + self._ready[TOPS][op.row] + self._ready[NAMES][op.name]
-        return _TYPES[op.kind] + self._ready[TRACKS][op.row]
+    def fields(self, op: Op, drawn: Drawn) -> bytes:
+        """The fields of an operation, which is no count, all of them made anew."""
+        kind, row, _, name, event, mark, flow, flow2, _, _ = op
+        args = self.annotations(drawn.args_of(event, mark))
+        return self._head(kind, row, name) + args + _flow(flow) + _flow(flow2)
 
     def write(self, drawn: Drawn) -> None:
         """Write the operations of a batch, for which all that can be is ready-made."""
-        shapes, numbers = ([], []) if drawn.events is None else (drawn.events.shape.tolist(), drawn.events.args.tolist())
-        before, launch_key, after, marks = (self._ready[which] for which in (BEFORE, LAUNCH_KEY, AFTER, MARK))
+        shapes, numbers = [NONE], [NONE]  # the last place is that of no event
+        if (events := drawn.events) is not None:
+            shapes, numbers = [*events.shape.tolist(), NONE], [*events.args.tolist(), NONE]
+        if len(self._alike) > _ALIKE_MAX:
+            self._alike.clear()
+        alike, suffix = self._alike, self._suffix
         for op in drawn.rows():
-            event = op.event
-            if op.kind == COUNTER:
-                self.packet(op.ts_ns, self._head(op) + number(30, op.value))
+            kind, row, ts_ns, name, event, mark, flow, flow2, value, _ = op
+            if kind == COUNTER:
+                self.packet(ts_ns, _TYPES[COUNTER] + self._ready[TRACKS][row] + number(30, value))
                 continue
-            if event == NONE:
-                self.packet(op.ts_ns, self._head(op) + marks[op.mark])
+            if event <= FIRST_EXTRA:
+                self.packet(ts_ns, self.fields(op, drawn))
                 continue
-            args = NONE if event <= FIRST_EXTRA else numbers[event]
-            made = b"" if args == NONE else self._args.get(args) or self._made(drawn, args)
-            if event <= FIRST_EXTRA or args in self._shadows:
-                self.packet(op.ts_ns, self.fields(op, drawn.args_of(op)))
-                continue
-            shape = shapes[event]
-            body = self._head(op) + before[shape] + made
-            if drawn.events is not None and drawn.events.source_ns is not None:
-                body += self._keyed(KEY_SOURCE, int(drawn.events.source_ns[event]))
-            if launch_key[shape] and drawn.events is not None:
-                launch = unsigned(int(drawn.events.launch[event]))
-                body += delimited(4, launch_key[shape] + number(4 if launch <= _INT_MAX else 3, launch))
-            body += after[shape] + marks[op.mark]
-            self.packet(op.ts_ns, body + _flow(op.flow) + _flow(op.flow2))
+            key = (kind, row, name, shapes[event], numbers[event], mark)
+            made = alike.get(key)
+            if made is None or flow2 or self._pending:
+                self.packet(ts_ns, self._body(key, op, drawn) + _flow(flow) + _flow(flow2))
+            elif flow:
+                self._write(ts_ns, made[1] + abs(flow).to_bytes(8, "little") + suffix)
+            else:
+                self._write(ts_ns, made[0])
 
-    def _made(self, drawn: Drawn, at: int) -> bytes:
+    def _body(self, key: _Key, op: Op, drawn: Drawn) -> bytes:
+        """The fields of an operation but its arrows. What others have too is kept."""
+        kind, row, name, shape, args, mark = key
+        event, marked = op[4], self._ready[MARK][mark]
+        body = self._head(kind, row, name)
+        if shape == NONE:
+            return self._keep(key, body + marked)
+        made = b"" if args == NONE else self._args.get(args) or self._annotated_args(drawn, args)
+        if args in self._shadows:
+            return body + self.annotations(drawn.args_of(event, mark))
+        body += self._ready[BEFORE][shape] + made
+        launch_key, after = self._ready[LAUNCH_KEY][shape], self._ready[AFTER][shape]
+        source = drawn.events.source_ns if drawn.events is not None else None
+        if source is None and not launch_key:
+            return self._keep(key, body + after + marked)
+        if source is not None and source[event] != NONE:
+            body += _annotated(self._ready[KEYS][KEY_SOURCE], int(source[event]))
+        if launch_key and drawn.events is not None:
+            launch = unsigned(int(drawn.events.launch[event]))
+            body += delimited(4, launch_key + number(4 if launch <= _INT_MAX else 3, launch))
+        return body + after + marked
+
+    def _keep(self, key: _Key, body: bytes) -> bytes:
+        """Keep what follows the timestamp in packets of operations like this one: all of it without an arrow, and
+        up to the arrow with one.
+        """
+        with_one = _TRACK_EVENT + varint(len(body) + len(_FLOW) + 8) + body + _FLOW
+        self._alike[key] = _TRACK_EVENT + varint(len(body)) + body + self._suffix, with_one
+        return body
+
+    def _head(self, kind: int, row: int, name: int) -> bytes:
+        """Type, track, and of what has them category and name."""
+        if kind in (BEGIN, INSTANT):
+            return _TYPES[kind] + self._ready[TOPS][row] + self._ready[NAMES][name]
+        return _TYPES[kind] + self._ready[TRACKS][row]
+
+    def _annotated_args(self, drawn: Drawn, at: int) -> bytes:
         args = drawn.book.tables.args(at)
         if not _SHOWN.isdisjoint(args):
             self._shadows.add(at)
@@ -208,61 +266,73 @@ class Packets:
         made = self._args[at] = self.annotations(args)
         return made
 
-    def _keyed(self, key: int, value: int) -> bytes:
-        """An annotation of a number that is not below 0 where it is known; empty where it is not."""
-        return b"" if value == NONE else delimited(4, self._ready[KEYS][key] + number(4, value))
-
     # Warps ---------------------------------------------------------------------------------------------
 
     def warps(self, changes: WarpChanges) -> None:
         """Write the changes of a GPU. How many warps run is a field of the packet that changes it."""
-        tracks, slices = self._ready[TRACKS], changes.slices
-        rows = slices.row.tolist()
-        for change in changes.rows():
-            ts_ns, kind, at, value, _ = change
-            counted = number(12, value) if value >= 0 else b""
+        tracks, begins = self._ready[TRACKS], self._warp_begins(changes)
+        rows = changes.slices.row.tolist()
+        for ts_ns, kind, at, value, mask in changes.rows():
+            counted = _COUNTED + varint(value) if value >= 0 else b""
             if kind == WARP_BEGIN:
-                self.packet(ts_ns, self._warp_begin(changes, change, counted))
+                self._write_begin(changes, begins[at], ts_ns, counted)
             elif kind == WARP_END:
-                self.packet(ts_ns, _TYPES[2] + tracks[rows[at]] + counted)
+                self.packet(ts_ns, _TYPES[END] + tracks[rows[at]] + counted)
             elif kind != WARP_COUNT:
-                self.packet(ts_ns, self.warp_exit(changes, change))
+                self.packet(ts_ns, self.warp_exit(changes, at, mask, value))
             elif counted:
                 self.packet(ts_ns, _TYPES[COUNTER] + tracks[changes.counter_row] + number(30, value))
 
-    def _warp_begin(self, changes: WarpChanges, change: Change, counted: bytes) -> bytes:
-        slices, at = changes.slices, change.slice
-        source_ns = int(slices.source_ns[at])
-        body = _TYPES[BEGIN] + self._ready[TOPS][int(slices.row[at])] + self._warp_name(changes.name(at))
+    @staticmethod
+    def _warp_begins(changes: WarpChanges) -> list[_WarpBegin]:
+        """What the begin of each slice says."""
+        columns = (column.tolist() for column in changes.slices.columns())
+        return list(zip(*columns, strict=True))
+
+    def _write_begin(self, changes: WarpChanges, begin: _WarpBegin, ts_ns: int, counted: bytes) -> None:
+        row, kernel, at, source_ns, exits, cycles, lanes, flow, unclosed = begin
+        keys = self._ready[KEYS]
+        body = _TYPES[BEGIN] + self._ready[TOPS][row] + self._warp_name(changes.kernels[kernel], kernel, at)
         if source_ns != NONE:
-            more_ns = source_ns - change.ts_ns - changes.offset_ns
-            body += delimited(4, self._ready[KEYS][KEY_SOURCE] + number(4, more_ns))
-        for key, column in ((KEY_EXITS, slices.exits), (KEY_CYCLES, slices.cycles), (KEY_LANES, slices.lanes)):
-            body += self._keyed(key, int(column[at]))
-        if slices.unclosed[at]:
-            body += self._ready[MARK][1]
-        return body + counted + _flow(changes.flow(at))
+            body += _annotated(keys[KEY_SOURCE], source_ns - ts_ns - changes.offset_ns)
+        for key, value in ((KEY_EXITS, exits), (KEY_CYCLES, cycles), (KEY_LANES, lanes)):
+            if value != NONE:
+                body += _annotated(keys[key], value)
+        if unclosed:
+            body += self._ready[MARK][UNCLOSED]
+        self.packet(ts_ns, body + counted + _flow(flow))
 
-    def warp_exit(self, changes: WarpChanges, change: Change) -> bytes:
-        """The fields of an exit's instant."""
-        args = {"mask": f"0x{change.mask:08x}", "lanes": change.mask.bit_count()}
-        top = self._ready[TOPS][int(changes.slices.row[change.slice])]
-        return _TYPES[INSTANT] + top + self.name("exit") + self.annotations(args)
+    def warp_exit(self, changes: WarpChanges, at: int, mask: int, value: int) -> bytes:
+        """The fields of the instant of an exit of a slice; `value` is how many run from then on, or NONE."""
+        args = {"mask": f"0x{mask:08x}", "lanes": mask.bit_count()}
+        top = self._ready[TOPS][int(changes.slices.row[at])]
+        counted = _COUNTED + varint(value) if value >= 0 else b""
+        return _TYPES[INSTANT] + top + self.name("exit") + self.annotations(args) + counted
 
-    def _warp_name(self, name: str) -> bytes:
+    def _warp_name(self, kernel: Kernel, at: int, warp: int) -> bytes:
         """The name's number if it came before, else the name: a launch of many warps names each once."""
-        encoded = name.encode("utf-8", "replace")
-        iid = self._tables[EVENT_NAMES].get(encoded, 0)
-        if not iid:
-            if encoded in self._met:
-                iid = self.intern(EVENT_NAMES, encoded)
-            elif len(self._met) < _MET_MAX:
-                self._met.add(encoded)
-        return number(10, iid) if iid else delimited(23, encoded)
+        iid = self._warp_names.get((at, warp))
+        if iid:
+            return number(10, iid)
+        name = f"{kernel.name} {kernel.place(warp)}".encode("utf-8", "replace")
+        if iid == 0 and self._named < _NAMED_MAX:
+            iid = self._warp_names[at, warp] = _FIRST_IID + self._named
+            self._named += 1
+            self._pending.append(delimited(_FIELDS[EVENT_NAMES], number(1, iid) + delimited(2, name)))
+            return number(10, iid)
+        if iid is None and at < _KERNELS_MAX and warp < _MET_MAX and len(self._warp_names) < _MET_MAX:
+            self._warp_names[at, warp] = 0
+        return delimited(23, name)
 
 
 def _flow(flow: int) -> bytes:
-    return fixed64(47, abs(flow)) if flow else b""
+    return _FLOW + abs(flow).to_bytes(8, "little") if flow else b""
+
+
+def _annotated(key: bytes, value: int) -> bytes:
+    """An annotation of an integer."""
+    field = key + _INT_VALUE + varint(value)
+    return _ANNOTATION + SMALL[len(field)] + field
 
 
 

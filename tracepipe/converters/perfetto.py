@@ -25,7 +25,7 @@ from tracepipe.converters.packets import (
     TRACKS,
     Packets,
 )
-from tracepipe.converters.wire import delimited, number
+from tracepipe.converters.wire import delimited, number, text
 from tracepipe.converters.writer import TraceInfo
 from tracepipe.event.columns import Int32s
 from tracepipe.event.model import MONOTONIC
@@ -65,6 +65,8 @@ class PerfettoWriter:
         self._kept: list[bytes] = []
         self._kept_bytes = 0
         self._gpus: dict[int, Packets] = {}
+        self._gpu_rows: dict[int, int] = {}
+        """By GPU how many of its rows are ready."""
         self._emit(self._preamble())
         self._host = self._sequence(_HOST, ("source_ns",))
 
@@ -88,7 +90,10 @@ class PerfettoWriter:
 
     # Tracks --------------------------------------------------------------------------------------------
 
-    def _declare(self, track: Track) -> None:
+    def _declared(self, track: Track) -> bytes:
+        """The packets that declare a track."""
+        if track.kind == "slices":
+            return self._plain(track)
         packets = [self._descriptor(track)]
         if track.kind == "thread" and track.tid and track.pid:
             # Tracks under a thread's own descriptor become its siblings: a plain group holds them together.
@@ -100,7 +105,18 @@ class PerfettoWriter:
             packets.append(group)
         for packet in packets:
             packet.trusted_packet_sequence_id = _HOST
-            self._emit(delimited(1, packet.SerializeToString()))
+        return b"".join(delimited(1, packet.SerializeToString()) for packet in packets)
+
+    def _plain(self, track: Track) -> bytes:
+        """The packet of a track that has nothing of its own: a GPU has thousands of slots."""
+        fields = (
+            number(1, track.id * 2),
+            text(2, track.label()),
+            number(5, self._parent_uuid(track)),
+            number(12, _order(track)),
+            number(15, _NEVER_MERGE),
+        )
+        return delimited(1, number(10, _HOST) + delimited(60, b"".join(fields)))
 
     @staticmethod
     def _parent_uuid(track: Track) -> int:
@@ -164,26 +180,29 @@ class PerfettoWriter:
             keys = ("source_after_ns", "exits", "cycles", "lanes")
             id = _HOST + 1 + len(self._gpus)
             packets = self._gpus[warps.id] = self._sequence(id, keys, warps.counter)
+            packets.name("exit")
+            self._gpu_rows[warps.id] = 0
         return packets
 
     # Events --------------------------------------------------------------------------------------------
 
     def write(self, drawn: Drawn) -> None:
         """Write what a batch draws."""
-        for track in drawn.declared:
-            self._declare(track)
+        if drawn.declared:
+            self._emit(b"".join([self._declared(track) for track in drawn.declared]))
         if len(drawn.order):
             self._make_ready(drawn)
             self._host.write(drawn)
             self._emit(self._host.take())
         for warps in drawn.warps:
             packets = self._gpu(warps)
-            self._make_rows(packets, range(len(warps.tracks)), warps.tracks)
+            self._make_rows(packets, range(self._gpu_rows[warps.id], len(warps.tracks)), warps.tracks)
+            self._gpu_rows[warps.id] = len(warps.tracks)
             packets.warps(warps)
             self._emit(packets.take())
 
     def _make_rows(self, packets: Packets, rows: Any, tracks: list[Track]) -> None:
-        for row in packets.unready(TRACKS, rows):
+        for row in rows:
             track = number(11, tracks[row].id * 2)
             packets.set(TRACKS, row, track)
             packets.set(TOPS, row, track + packets.category(tracks[row].category))
@@ -220,9 +239,9 @@ class PerfettoWriter:
         rows = list(drawn.rows())
         of = [] if drawn.events is None else drawn.events.shape.tolist()
         return (
-            packets.unready(TRACKS, (op.row for op in rows)),
-            packets.unready(NAMES, (op.name for op in rows if op.kind in (BEGIN, INSTANT))),
-            packets.unready(BEFORE, (of[op.event] for op in rows if op.event >= 0)),
+            packets.unready(TRACKS, (op[1] for op in rows)),
+            packets.unready(NAMES, (op[3] for op in rows if op[0] in (BEGIN, INSTANT))),
+            packets.unready(BEFORE, (of[op[4]] for op in rows if op[4] >= 0)),
         )
 
     def forget(self) -> None:

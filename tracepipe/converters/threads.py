@@ -49,7 +49,7 @@ class ThreadWriter:
             if number != SPECIAL:
                 shape = tables.shapes[number]
                 assert shape is not None
-                self._thread(ts_ns, shape, tables.args(args), lines)
+                self._thread(ts_ns, shape, *batch.events.thread_of(at), tables.args(args), lines)
             elif isinstance(other := batch.others[args], Warps):
                 self._warps(other, lines)
             elif other["type"] == "loss":
@@ -71,15 +71,17 @@ class ThreadWriter:
         lines.append("Thread ({}, {}, {}) timestamp: {}\n".format(*thread, ts_ns))
         self._exits += 1
 
-    def _thread(self, ts_ns: int, shape: Shape, args: Args, lines: list[str]) -> None:
-        if shape.thread is None:
+    def _thread(
+        self, ts_ns: int, shape: Shape, block: Dim3 | None, thread: Dim3 | None, args: Args, lines: list[str]
+    ) -> None:
+        if thread is None:
             self.unwritten += 1
             return
         event = {"B": "entry", "E": "exit"}.get(shape.phase) or args.get("event")
         if event == "exit":
-            self._exit(ts_ns, shape.thread, lines)
-        elif shape.block is not None:
-            self._entry(ts_ns, shape.block, shape.thread, lines)
+            self._exit(ts_ns, thread, lines)
+        elif block is not None:
+            self._entry(ts_ns, block, thread, lines)
         else:
             self.unwritten += 1
 

@@ -1,7 +1,7 @@
 """Protobuf's wire format, for the packets of which there are millions.
 
-Only what `perfetto.py` needs: varints, length-delimited fields, fixed64, double. Numbers and lengths up to
-2^14 come from tables, as making them costs more than the rest of a packet. The tests hold this against
+Only what `perfetto.py` needs: varints, length-delimited fields, fixed64, double. Small numbers and
+lengths come from a table, as making them costs more than the rest of a packet. The tests hold this against
 the `perfetto` package's own classes. Format: protobuf.dev/programming-guides/encoding.
 """
 
@@ -9,35 +9,27 @@ from __future__ import annotations
 
 import struct
 
-_TABLE_BITS = 14
-_TABLE = 1 << _TABLE_BITS
-_MASK = _TABLE - 1
+SMALL_END = 1 << 11
 _U64 = (1 << 64) - 1
-
 
 SMALL: tuple[bytes, ...] = (
     *(bytes((value,)) for value in range(0x80)),
-    *(bytes((value & 0x7F | 0x80, value >> 7)) for value in range(0x80, _TABLE)),
+    *(bytes((value & 0x7F | 0x80, value >> 7)) for value in range(0x80, SMALL_END)),
 )
-"""The varint of each value under 2^14."""
-_CONTINUED: tuple[bytes, ...] = tuple(
-    bytes((value & 0x7F | 0x80, value >> 7 | 0x80)) for value in range(_TABLE)
-)
-"""The lowest 14 bits of a longer varint."""
+"""The varint of each value under SMALL_END."""
 
 
 def varint(value: int) -> bytes:
     """A varint; a negative value is taken as its 64-bit two's complement, as int64 fields are."""
-    if value < _TABLE:
-        if value >= 0:
-            return SMALL[value]
-        value &= _U64
-    out = _CONTINUED[value & _MASK]
-    value >>= _TABLE_BITS
-    while value >= _TABLE:
-        out += _CONTINUED[value & _MASK]
-        value >>= _TABLE_BITS
-    return out + SMALL[value]
+    if 0 <= value < SMALL_END:
+        return SMALL[value]
+    value &= _U64
+    digits = []
+    while value >= 0x80:
+        digits.append(value & 0x7F | 0x80)
+        value >>= 7
+    digits.append(value)
+    return bytes(digits)
 
 
 def tag(field: int, wire_type: int) -> bytes:

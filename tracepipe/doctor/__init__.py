@@ -1,6 +1,6 @@
-"""What can be captured on this machine, why the rest cannot, and what mends it.
+"""What can be captured on this machine, why the rest cannot, and how to fix it; and what runs conversions.
 
-    examine() → [Finding("layers", "userspace", "works", "uprobes at once: …"), …]
+    examine() → [Diagnosis("layers", "userspace", "works", "uprobes at once: …"), …]
 
 Everything that a capture needs is really tried, on functions that nobody calls, and undone.
 """
@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator, Mapping
 from tracepipe.capture.machine.facts import Machine, this_machine
 from tracepipe.capture.request import DEFAULT_LAYERS
 from tracepipe.doctor import checks, gpu
+from tracepipe.doctor.convert import convert
 from tracepipe.doctor.diagnosis import ABSENT, FAILS, LIMITED, WORKS, Area, Diagnosis, Examination
 from tracepipe.doctor.trials import RealTrials, Trials
 
-__all__ = ["AREAS", "Finding", "as_json", "can_capture", "examine", "report"]
+__all__ = ["AREAS", "Diagnosis", "as_json", "can_capture", "examine", "report"]
 
 # Area → its examination, in the order of the report; each sees what was found before.
 AREAS: dict[str, Area] = {
@@ -25,6 +26,7 @@ AREAS: dict[str, Area] = {
     "layers": checks.layers,
     "cuda": checks.cuda,
     "gpu": gpu.gpu,
+    "convert": convert,
 }
 _MARKS = {WORKS: "✓", LIMITED: "!", FAILS: "✗", ABSENT: "–"}
 _ASCII_MARKS = {WORKS: "+", LIMITED: "!", FAILS: "x", ABSENT: "-"}

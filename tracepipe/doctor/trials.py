@@ -89,6 +89,12 @@ class Trials(Protocol):
         """Build the library that records GPU kernels, or find it built."""
         ...
 
+    def core(self) -> tuple[str, str]:
+        """What runs the inner loops of a conversion, and the command that gives this installation the native
+        core, "" if it has it.
+        """
+        ...
+
 
 class RealTrials:
     """On this machine, with the means of capture itself."""
@@ -204,6 +210,11 @@ class RealTrials:
         from tracepipe.capture.gpu.engines.kernels import build_library
 
         return build_library(toolchain)
+
+    def core(self) -> tuple[str, str]:
+        from tracepipe import native
+
+        return native.state(), native.how_to_build()
 
     def _kprobe_on(self, name: str) -> Timing:
         from tracepipe.capture.bpf import bpf

@@ -6,7 +6,7 @@ Only `clocks` makes the second of the first, and what comes after it takes nothi
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,13 +27,24 @@ UNDATED_NS = -1
 """The time of a loss that its writer could not date: it stands where it stands."""
 _U64 = 1 << 64
 
+Three = tuple[int, int, int]
+Index = tuple[int, int, int, int, int, int]
+"""The block of a thread and the thread in its block, x, y, z each, NONE where it is not recorded."""
+NO_INDEX: Index = (NONE, NONE, NONE, NONE, NONE, NONE)
+Row = tuple[int, int, int, int, int, Index | None]
+"""Time, shape, arguments, duration, launch, index."""
+
+
+_Events = TypeVar("_Events", bound="EventColumns")
+
 
 @dataclass(slots=True)
 class EventColumns:
     """A row for each event, in file order.
 
     `shape` and `args` are numbers in the recording's tables; `dur_ns` and `launch` are 0 where the shape has
-    none. A launch of 64 bits stands as its two's complement.
+    none. A launch of 64 bits stands as its two's complement. `index` has six columns, those of `Index`, and
+    is None where no event is of a thread of a GPU: such events differ in it alone, a million in a row.
     """
 
     ts_ns: Int64s
@@ -41,9 +52,23 @@ class EventColumns:
     args: Int32s
     dur_ns: Int64s
     launch: Int64s
+    index: Int32s | None = field(default=None, kw_only=True)
 
     def __len__(self) -> int:
         return len(self.ts_ns)
+
+    def thread_of(self, at: int) -> tuple[Three | None, Three | None]:
+        """The block and the thread of an event, None each where it is not recorded."""
+        if self.index is None:
+            return None, None
+        block, thread = self.index[at].reshape(2, 3).tolist()
+        return tuple(block) if block[0] != NONE else None, tuple(thread) if thread[0] != NONE else None
+
+    def take(self: _Events, places: Any) -> _Events:
+        """The events of some places, in that order."""
+        columns: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        taken: dict[str, Any] = {name: None if of is None else of[places] for name, of in columns.items()}
+        return type(self)(**taken)
 
 
 @dataclass(slots=True)
@@ -71,18 +96,6 @@ class TraceColumns(EventColumns):
     source_ns: Int64s | None = None
     bound_ns: Int64s | None = None
 
-    def take(self, places: Any) -> TraceColumns:
-        """The events of some places, in that order."""
-        return TraceColumns(
-            self.ts_ns[places],
-            self.shape[places],
-            self.args[places],
-            self.dur_ns[places],
-            self.launch[places],
-            None if self.source_ns is None else self.source_ns[places],
-            None if self.bound_ns is None else self.bound_ns[places],
-        )
-
 
 @dataclass(slots=True)
 class TraceBatch:
@@ -97,16 +110,22 @@ def no_events() -> EventColumns:
     return event_columns([])
 
 
-def event_columns(rows: Sequence[tuple[int, int, int, int, int]]) -> EventColumns:
-    """Columns of rows: time, shape, arguments, duration, launch."""
-    whole = np.array(rows, np.int64).reshape(len(rows), 5)
+def event_columns(rows: Sequence[Row]) -> EventColumns:
+    """Columns of rows."""
+    ts_ns, shape, args, dur_ns, launch, index = zip(*rows, strict=True) if rows else ([], [], [], [], [], [])
     return EventColumns(
-        whole[:, 0].copy(),
-        whole[:, 1].astype(np.int32),
-        whole[:, 2].astype(np.int32),
-        whole[:, 3].copy(),
-        whole[:, 4].copy(),
+        np.array(ts_ns, np.int64),
+        np.array(shape, np.int32),
+        np.array(args, np.int32),
+        np.array(dur_ns, np.int64),
+        np.array(launch, np.int64),
+        index=np.array([one or NO_INDEX for one in index], np.int32) if any(index) else None,
     )
+
+
+def no_indices(count: int) -> Int32s:
+    """A column of so many indices that are not recorded."""
+    return np.full((count, len(NO_INDEX)), NONE, np.int32)
 
 
 def signed(launch: int) -> int:
@@ -119,15 +138,17 @@ def unsigned(launch: int) -> int:
     return launch + _U64 if launch < 0 else launch
 
 
-Columns = TypeVar("Columns", bound=Any)
-
-
-def _joined_optional(parts: Iterable[tuple[Int64s | None, int]], missing: int) -> Int64s | None:
+def joined_optional(parts: Iterable[tuple[Any, int]], missing: int) -> Any:
+    """Columns one after the other, where None stands for so many missing values; None where all are."""
     columns = list(parts)
-    if all(column is None for column, _ in columns):
+    known = next((column for column, _ in columns if column is not None), None)
+    if known is None:
         return None
     return np.concatenate(
-        [np.full(size, missing, np.int64) if column is None else column for column, size in columns]
+        [
+            np.full((size, *known.shape[1:]), missing, known.dtype) if column is None else column
+            for column, size in columns
+        ]
     )
 
 
@@ -141,8 +162,9 @@ def joined(parts: Sequence[TraceColumns]) -> TraceColumns:
         np.concatenate([part.args for part in parts]),
         np.concatenate([part.dur_ns for part in parts]),
         np.concatenate([part.launch for part in parts]),
-        _joined_optional(((part.source_ns, len(part)) for part in parts), NONE),
-        _joined_optional(((part.bound_ns, len(part)) for part in parts), 0),
+        joined_optional(((part.source_ns, len(part)) for part in parts), NONE),
+        joined_optional(((part.bound_ns, len(part)) for part in parts), 0),
+        index=joined_optional(((part.index, len(part)) for part in parts), NONE),
     )
 
 

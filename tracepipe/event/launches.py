@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-# So many launches are remembered; the oldest makes room. A capture that lost kernels must not fill the memory.
+# So many launches are remembered; the oldest makes room. A capture that lost kernels must not fill the
+# memory.
 LAUNCHES_MAX: Final = 1 << 16
 
 

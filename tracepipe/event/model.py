@@ -54,6 +54,8 @@ TIME_LIMIT_NS: Final = (1 << 62) - 1
 OFFSET_LIMIT_NS: Final = 1 << 60
 # pid_t is signed and has 32 bits, in Linux and in Perfetto.
 ID_LIMIT: Final = (1 << 31) - 1
+# The largest block index of CUDA, in x; indices of threads are kept with 32 bits.
+INDEX_LIMIT: Final = (1 << 31) - 1
 # The hardware of today has below 200 SMs and 64 slots on each; tracks are kept and ordered by both numbers.
 SM_LIMIT: Final = (1 << 16) - 1
 SLOT_LIMIT: Final = (1 << 12) - 1
@@ -131,9 +133,12 @@ class Event(_EventRequired, total=False):
     launch: Annotated[int, Doc("launch id: the same on the launch call, the kernel and its warps", minimum=0)]
     grid: Annotated[list[int], Doc("blocks in x, y, z", length=3, minimum=0)]
     block: Annotated[
-        list[int], Doc("gpu_kernel: threads a block; gpu_thread: block index", length=3, minimum=0)
+        list[int],
+        Doc("gpu_kernel: threads a block; gpu_thread: block index", length=3, minimum=0, maximum=INDEX_LIMIT),
     ]
-    thread: Annotated[list[int], Doc("gpu_thread: thread index in its block", length=3, minimum=0)]
+    thread: Annotated[
+        list[int], Doc("gpu_thread: thread index in its block", length=3, minimum=0, maximum=INDEX_LIMIT)
+    ]
     args: Annotated[dict[str, Any], Doc("arguments, results and whatever else is known")]
 
 
@@ -167,9 +172,7 @@ class WarpBatch(_WarpBatchRequired, total=False):
     block: Annotated[list[int], Doc("threads a block in x, y, z", length=3, minimum=0)]
     sm: Annotated[Column, Doc("%smid", minimum=0, maximum=SM_LIMIT)]
     slot: Annotated[Column, Doc("%warpid, the hardware slot on the SM", minimum=0, maximum=SLOT_LIMIT)]
-    entry_clk: Annotated[
-        Column, Doc("%clock64 of the SM at entry, cycles", minimum=0, maximum=COLUMN_LIMIT)
-    ]
+    entry_clk: Annotated[Column, Doc("%clock64 of the SM at entry, cycles", minimum=0, maximum=COLUMN_LIMIT)]
     entry_mask: Annotated[
         Column, Doc("lanes active at entry; all 32 if absent", minimum=0, maximum=MASK_LIMIT)
     ]

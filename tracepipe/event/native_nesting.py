@@ -25,6 +25,10 @@ _SHAPE_KINDS: Final = {
 }  # fmt: skip
 
 
+OP_COLUMNS: Final = ("kind", "row", "ts", "name", "event", "mark", "flow", "flow2", "span", "parent")
+"""The columns in the order of an `Op`."""
+
+
 class OpColumns:
     """Operations as arrays, those before `count`."""
 
@@ -46,17 +50,18 @@ class OpColumns:
     def add(self, op: Op) -> None:
         """Add one operation."""
         self.reserve(1)
-        values = (op.kind, op.mark, op.row, op.name, op.event, op.ts_ns, op.flow, op.flow2, op.value, op.parent)
-        for column, value in zip(self.columns.values(), values, strict=True):
-            column[self.count] = value
+        kind, row, ts_ns, name, event, mark, flow, flow2, value, parent = op
+        values = (kind, mark, row, name, event, ts_ns, flow, flow2, value, parent)
+        for column, one in zip(self.columns.values(), values, strict=True):
+            column[self.count] = one
         self.count += 1
-
 
     def op(self, at: int) -> Op:
         """One of the operations."""
-        columns = self.columns
-        names = ("kind", "row", "ts", "name", "event", "mark", "flow", "flow2", "span", "parent")
-        return Op(*(int(columns[name][at]) for name in names))
+        kind, row, ts_ns, name, event, mark, flow, flow2, value, parent = (
+            int(self.columns[key][at]) for key in OP_COLUMNS
+        )
+        return kind, row, ts_ns, name, event, mark, flow, flow2, value, parent
 
 
 class NativeNesting:
@@ -78,8 +83,13 @@ class NativeNesting:
     @property
     def outcomes(self) -> Outcomes:
         """As `Nesting` has it."""
-        counts = (self._count(what) for what in (_UNCLOSED, _NO_BEGIN, _OVERLAPS, _UNDRAWN))
-        return Outcomes(*counts, self._causality)
+        return Outcomes(
+            self._count(_UNCLOSED),
+            self._count(_NO_BEGIN),
+            self._count(_OVERLAPS),
+            self._count(_UNDRAWN),
+            self._causality,
+        )
 
     @property
     def row_count(self) -> int:
@@ -143,9 +153,7 @@ class NativeNesting:
         columns = (events.ts_ns, events.dur_ns, events.launch)
         given = Events(*(column.ctypes.data for column in columns), bound, events.shape.ctypes.data)
         refs = ctypes.byref(given), ctypes.byref(met)
-        count = self._core.tp_nest_events(
-            self._nest, *refs, start, stop, ctypes.byref(ops), self._ops.count
-        )
+        count = self._core.tp_nest_events(self._nest, *refs, start, stop, ctypes.byref(ops), self._ops.count)
         self._ops.count = self._checked(count)
 
     def one(self, row: int, phase: str, ts_ns: int, dur_ns: int | None, name: int, event: int) -> None:

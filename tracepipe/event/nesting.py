@@ -30,22 +30,19 @@ MARKS = ("", "unclosed", "no_begin", "from_duration")
 """What did not go as it should with one slice, as an argument of it."""
 
 
-class Op(NamedTuple):
-    """An operation. `event` is the place of its event, NONE without one; `flow` and `flow2` are arrows, 0 for
-    none and negative where one starts. `value` is a counter's; of a slice it is its number, counted over the
-    whole recording. `parent` is the number of the slice around a begin or an instant, or NONE.
-    """
+Op = tuple[int, int, int, int, int, int, int, int, int, int]
+"""An operation: kind, row, ts_ns, name, event, mark, flow, flow2, value, parent. There are millions, so that
+it is a plain tuple.
 
-    kind: int
-    row: int
-    ts_ns: int
-    name: int
-    event: int
-    mark: int = NO_MARK
-    flow: int = 0
-    flow2: int = 0
-    value: int = NONE
-    parent: int = NONE
+`event` is the place of its event, NONE without one; `flow` and `flow2` are arrows, 0 for none and negative
+where one starts. `value` is a counter's; of a slice it is its number, counted over the whole recording.
+`parent` is the number of the slice around a begin or an instant, or NONE.
+"""
+
+
+def op_of(kind: int, row: int, ts_ns: int, name: int, event: int, value: int = NONE) -> Op:
+    """An operation without arrows."""
+    return (kind, row, ts_ns, name, event, NO_MARK, 0, 0, value, NONE)
 
 
 class ShapeRow(NamedTuple):
@@ -61,11 +58,9 @@ class ShapeRow(NamedTuple):
     has_launch: bool = False
 
 
-class _Open(NamedTuple):
-    name: int
-    span: int
-    op: int
-    flow: int
+_Open = tuple[int, int, int, int]
+"""A slice that is open: its name, its number, the place of its begin among the operations at hand, and its
+arrow or 0."""
 
 
 @dataclass(slots=True, eq=False)
@@ -103,7 +98,7 @@ class Row:
 
     def around(self) -> int:
         """The slice around what begins here now."""
-        return self.open[-1].span if self.open else self.ends[-1][1] if self.ends else NONE
+        return self.open[-1][1] if self.open else self.ends[-1][1] if self.ends else NONE
 
 
 class Nesting:
@@ -184,7 +179,7 @@ class Nesting:
                 opened = row.open
                 if opened and opened[-1][0] == name and ts_ns >= row.last_ns and len(opened) < DEPTH_MAX:
                     row.last_ns = ts_ns
-                    ops.append(Op(END, on, ts_ns, name, event, NO_MARK, 0, 0, opened.pop()[1]))
+                    ops.append((END, on, ts_ns, name, event, NO_MARK, 0, 0, opened.pop()[1], NONE))
                 else:
                     self._end(on, ts_ns, dur_ns if has_dur else None, name, event)
                 continue
@@ -197,17 +192,25 @@ class Nesting:
                     launched = self._launches.call(launch, ts_ns)
             flow, flow2 = (asked, launched) if asked else (launched, 0)
             if phase == "B":
-                self._begin(on, ts_ns, name, event, asked, flow, flow2)
+                if row.ends or ts_ns < row.last_ns or len(row.open) >= DEPTH_MAX:
+                    self._begin(on, ts_ns, name, event, asked, flow, flow2)
+                    continue
+                opened, span = row.open, self._spans
+                parent = opened[-1][1] if opened else NONE
+                row.last_ns, self._spans = ts_ns, span + 1
+                opened.append((name, span, len(ops), asked))
+                ops.append((BEGIN, on, ts_ns, name, event, NO_MARK, flow, flow2, span, parent))
             elif phase == "I":
                 row.finish_ends(ts_ns)
-                ops.append(Op(INSTANT, on, ts_ns, name, event, NO_MARK, flow, flow2, NONE, row.around()))
+                around = row.around()
+                ops.append((INSTANT, on, ts_ns, name, event, NO_MARK, flow, flow2, NONE, around))
             else:
                 self._complete(on, ts_ns, dur_ns if has_dur else 0, name, event, NO_MARK, flow, flow2)
 
     def one(self, row: int, phase: str, ts_ns: int, dur_ns: int | None, name: int, event: int) -> None:
         """Nest one event that is not of a shape's row."""
         if phase == "I":
-            self._ops.append(Op(INSTANT, row, ts_ns, name, event))
+            self._ops.append(op_of(INSTANT, row, ts_ns, name, event))
         elif phase == "B":
             self._begin(row, ts_ns, name, event)
         elif phase == "E":
@@ -251,11 +254,19 @@ class Nesting:
         if at != NO_ROW:
             row = self._rows[at]
             parent, row.last_ns = row.around(), ts_ns
-            row.open.append(_Open(name, span, len(self._ops), given))
-        self._ops.append(Op(BEGIN, at, ts_ns, name, event, NO_MARK, flow, flow2, span, parent))
+            row.open.append((name, span, len(self._ops), given))
+        self._ops.append((BEGIN, at, ts_ns, name, event, NO_MARK, flow, flow2, span, parent))
 
     def _complete(
-        self, on: int, ts_ns: int, dur_ns: int, name: int, event: int, mark: int, flow: int = 0, flow2: int = 0
+        self,
+        on: int,
+        ts_ns: int,
+        dur_ns: int,
+        name: int,
+        event: int,
+        mark: int,
+        flow: int = 0,
+        flow2: int = 0,
     ) -> None:
         end_ns = ts_ns + dur_ns
         at = self._place(on, (on,), ts_ns, end_ns)
@@ -266,8 +277,8 @@ class Nesting:
             parent, row.last_ns = row.around(), ts_ns
             row.ends.append((end_ns, span))
         # Both at once: a stable sort by time keeps this right for every slice that nests here later.
-        self._ops.append(Op(BEGIN, at, ts_ns, name, event, mark, flow, flow2, span, parent))
-        self._ops.append(Op(END, at, end_ns, name, NONE, NO_MARK, 0, 0, span))
+        self._ops.append((BEGIN, at, ts_ns, name, event, mark, flow, flow2, span, parent))
+        self._ops.append((END, at, end_ns, name, NONE, NO_MARK, 0, 0, span, NONE))
 
     def beside(self, row: int, ts_ns: int, end_ns: int) -> int:
         """The row beside one that takes a slice, which is then on it; NO_ROW where none does."""
@@ -279,33 +290,33 @@ class Nesting:
 
     def _end(self, on: int, ts_ns: int, dur_ns: int | None, name: int, event: int) -> None:
         lanes = (on, *self._rows[on].beside)
-        opened = any(one.name == name for at in lanes for one in self._rows[at].open)
+        opened = any(one[0] == name for at in lanes for one in self._rows[at].open)
         if not opened and dur_ns is not None:
             # Its begin was lost, or its writer has exits only: the duration says when it began.
-            start_ns = max(0, ts_ns - dur_ns)
+            start_ns = max(min(0, ts_ns), ts_ns - dur_ns)
             self._complete(on, start_ns, ts_ns - start_ns, name, event, FROM_DURATION)
             return
         at = self._row_of_end(on, ts_ns, name)
         if at == NO_ROW:
             self._counted.no_begin += 1
-            self._ops.append(Op(INSTANT, on, ts_ns, name, event, NO_BEGIN))
+            self._ops.append((INSTANT, on, ts_ns, name, event, NO_BEGIN, 0, 0, NONE, NONE))
             return
         row = self._rows[at]
         row.last_ns = ts_ns
-        while (ended := row.open.pop()).name != name:
+        while (ended := row.open.pop())[0] != name:
             # longjmp, an exception or a lost record: the caller has returned, so this call has too.
-            self._ops.append(Op(END, at, ts_ns, ended.name, NONE, UNCLOSED, 0, 0, ended.span))
+            self._ops.append((END, at, ts_ns, ended[0], NONE, UNCLOSED, 0, 0, ended[1], NONE))
             self._counted.unclosed += 1
-        self._ops.append(Op(END, at, ts_ns, name, event, NO_MARK, 0, 0, ended.span))
+        self._ops.append((END, at, ts_ns, name, event, NO_MARK, 0, 0, ended[1], NONE))
 
     def _row_of_end(self, on: int, ts_ns: int, name: int) -> int:
-        """Where an E belongs: the row or one beside it where a B of that name is open, rather the innermost."""
+        """Where an E belongs: the row or one beside it where such a B is open, rather the innermost."""
         row = self._rows[on]
         # A row that is full has its innermost calls beside it.
         near = (*reversed(row.beside), on) if len(row.open) >= DEPTH_MAX else (on, *row.beside)
         rows = [at for at in near if self._rows[at].open and ts_ns >= self._rows[at].last_ns]
-        inner = (at for at in rows if self._rows[at].open[-1].name == name)
-        outer = (at for at in rows if any(one.name == name for one in self._rows[at].open))
+        inner = (at for at in rows if self._rows[at].open[-1][0] == name)
+        outer = (at for at in rows if any(one[0] == name for one in self._rows[at].open))
         return next(inner, next(outer, NO_ROW))
 
     def _caller(self, row: Row) -> int:
@@ -315,26 +326,28 @@ class Nesting:
         for at in row.above:
             above = self._rows[at] if at != NO_ROW else row
             # Of system calls only an ioctl runs the driver.
-            if above.open and (above.gives != GIVES_IOCTLS or above.open[-1].name == self._ioctl):
-                return above.open[-1].flow or self._give_flow(above, -1)
+            if above.open and (above.gives != GIVES_IOCTLS or above.open[-1][0] == self._ioctl):
+                return above.open[-1][3] or self._give_flow(above, -1)
         return 0
 
     def _give_flow(self, row: Row, depth: int) -> int:
         """Start an arrow at an open slice whose begin is still among the operations at hand."""
         # Odd: the even ones are the launches'.
         flow, self._flow = self._flow, self._flow + 2
-        one = row.open[depth]
-        row.open[depth] = one._replace(flow=flow)
-        if one.op < len(self._ops):
-            begin = self._ops[one.op]
-            self._ops[one.op] = begin._replace(flow2=-flow) if begin.flow else begin._replace(flow=-flow)
+        name, span, at, _ = row.open[depth]
+        row.open[depth] = name, span, at, flow
+        if at < len(self._ops):
+            *begin, given, _, value, parent = self._ops[at]
+            kind, on, ts_ns, name, event, mark = begin
+            arrows = (given, -flow) if given else (-flow, 0)
+            self._ops[at] = kind, on, ts_ns, name, event, mark, *arrows, value, parent
         return flow
 
     def settle(self) -> None:
-        """Give each call that is open its arrow now, while its begin can be changed: at the end of a batch."""
+        """Give each open call its arrow now, while its begin can be changed: at the end of a batch."""
         for row in self._rows:
             for depth, one in enumerate(row.open if row.gives else ()):
-                if not one.flow and (row.gives != GIVES_IOCTLS or one.name == self._ioctl):
+                if not one[3] and (row.gives != GIVES_IOCTLS or one[0] == self._ioctl):
                     self._give_flow(row, depth)
 
     def close(self, row: int, ts_ns: int) -> None:
@@ -343,7 +356,6 @@ class Nesting:
             one = self._rows[at]
             self._counted.unclosed += len(one.open)
             at_ns = max(ts_ns, one.last_ns)
-            for opened in reversed(one.open):
-                self._ops.append(Op(END, at, at_ns, opened.name, NONE, UNCLOSED, 0, 0, opened.span))
+            for name, span, _, _ in reversed(one.open):
+                self._ops.append((END, at, at_ns, name, NONE, UNCLOSED, 0, 0, span, NONE))
             one.open.clear()
-

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tracepipe.event.columns import NO_INDEX, Index, Three
 from tracepipe.event.model import HOST_LAYERS
 from tracepipe.event.vocabulary import RUNNING
-
-Three = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
     """A recording has millions of events and some hundred shapes. Fields are those of `model.Event`, None
-    where the record does not have them; `clock` is None for the recording's own.
+    where the record does not have them; `clock` is None for the recording's own. `block` is the size of a
+    kernel's: which block and which thread an event is of is not among it.
     """
 
     type: str
@@ -30,7 +30,6 @@ class Shape:
     stream: int | None = None
     grid: Three | None = None
     block: Three | None = None
-    thread: Three | None = None
     has_dur: bool = False
     has_launch: bool = False
 
@@ -60,9 +59,10 @@ class Shape:
 def shape_of(record: Mapping[str, Any]) -> Shape:
     """The shape of a good record of an event."""
     get = record.get
-    grid, block, thread = get("grid"), get("block"), get("thread")
+    kind, grid = record["type"], get("grid")
+    block = None if kind == "gpu_thread" else get("block")
     return Shape(
-        record["type"],
+        kind,
         record["name"],
         record["phase"],
         get("pid"),
@@ -74,7 +74,14 @@ def shape_of(record: Mapping[str, Any]) -> Shape:
         get("stream"),
         (grid[0], grid[1], grid[2]) if grid else None,
         (block[0], block[1], block[2]) if block else None,
-        (thread[0], thread[1], thread[2]) if thread else None,
         "dur_ns" in record,
         "launch" in record,
     )
+
+
+def index_of(record: Mapping[str, Any]) -> Index | None:
+    """Which thread of which block a good record is of; None where it tells neither."""
+    if record["type"] != "gpu_thread" or not ("block" in record or "thread" in record):
+        return None
+    nowhere = NO_INDEX[:3]
+    return (*record.get("block", nowhere), *record.get("thread", nowhere))

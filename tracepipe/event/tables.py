@@ -12,7 +12,7 @@ import orjson
 from tracepipe.event.columns import NONE, Bools, Int32s
 from tracepipe.event.shape import Shape, shape_of
 
-# So many of either are kept between two batches, and so much text of arguments.
+# So many of either are kept between two batches, and so much text of them.
 KEPT_MAX = 1 << 14
 KEPT_BYTES_MAX = 2 << 20
 Args = dict[str, Any]
@@ -24,6 +24,9 @@ class Tables:
     `shapes` has None for a line that is no event. Arguments are kept as the text that they have in the
     recording, and parsed when they are asked for.
     """
+
+    reader: Any = None
+    """The native core's reader, where that keeps the texts of arguments."""
 
     def __init__(self) -> None:
         self.shapes: list[Shape | None] = []
@@ -88,11 +91,6 @@ class Tables:
         return number in self._odd
 
     @property
-    def native_texts(self) -> int | None:
-        """Where the core finds the texts of arguments, if it keeps them."""
-        return None
-
-    @property
     def args_count(self) -> int:
         """How many arguments there are."""
         return len(self._texts)
@@ -109,9 +107,10 @@ class Tables:
 
     def crowded(self) -> bool:
         """Whether numbers should be given anew, to those still in use alone."""
-        return max(len(self.shapes), self.args_count) > KEPT_MAX or self._args_bytes() > KEPT_BYTES_MAX
+        return max(len(self.shapes), self.args_count) > KEPT_MAX or self._bytes() > KEPT_BYTES_MAX
 
-    def _args_bytes(self) -> int:
+    def _bytes(self) -> int:
+        """How much text is kept."""
         return self._text_bytes
 
     def keep(self, shapes: Int32s, args: Int32s) -> tuple[Int32s, Int32s]:

@@ -79,7 +79,5 @@ class PlacedWarps(WarpColumns):
 
 def warps_of(record: Record) -> Warps:
     """A good record of warps as columns. `record` keeps what is none."""
-    columns = {
-        name: np.array(record.pop(name), np.int64) for name in WARP_COLUMNS if name in record
-    }
+    columns = {name: np.array(record.pop(name), np.int64) for name in WARP_COLUMNS if name in record}
     return Warps(launched=record, ts_ns=record.pop("ts_ns"), **columns)

@@ -17,7 +17,7 @@ import numpy as np
 from tracepipe.event.columns import NONE, SPECIAL, Int32s, TraceBatch, TraceColumns, joined, unsigned
 from tracepipe.event.model import LAYERS, Header, Problem, Record
 from tracepipe.event.native_nesting import OpColumns
-from tracepipe.event.nesting import END, INSTANT, Op
+from tracepipe.event.nesting import END, INSTANT, Op, op_of
 from tracepipe.event.order import in_order
 from tracepipe.event.outcomes import Outcomes
 from tracepipe.event.tables import Args, Tables
@@ -46,7 +46,7 @@ _TIMELESS = frozenset({"header", "footer", "clock"})
 
 def _waits(op: Op, held_ns: int) -> bool:
     """Whether an operation is the end of a slice that goes on beyond the events at hand."""
-    return op.kind == END and op.event == NONE and op.ts_ns > held_ns
+    return op[0] == END and op[4] == NONE and op[2] > held_ns
 
 
 class Layout:
@@ -124,16 +124,16 @@ class Layout:
 
     def relieve(self) -> None:
         """Let the tables forget what is not in use any more."""
-        window = joined(self._window) if self._window else None
-        empty = np.empty(0, np.int32)
-        special = None if window is None else window.shape == SPECIAL
-        shapes = empty if window is None else window.shape
-        args = empty if window is None else np.where(special, NONE, window.args).astype(np.int32)
-        to_shapes, to_args = self._tables.keep(shapes, args)
-        if window is not None:
+        if self._window:
+            window = joined(self._window)
+            special = window.shape == SPECIAL
+            args = np.where(special, NONE, window.args).astype(np.int32)
+            to_shapes, to_args = self._tables.keep(window.shape, args)
             window.args = np.where(special, window.args, to_args[args]).astype(np.int32)
             window.shape = to_shapes[window.shape]
             self._window = [window]
+        else:
+            self._tables.keep(np.empty(0, np.int32), np.empty(0, np.int32))
         self._rows.forget_shapes()
         self._met = np.empty(0, np.bool_)
 
@@ -189,7 +189,8 @@ class Layout:
             if events.source_ns is not None and events.source_ns[at] != NONE:
                 args["source_ns"] = int(events.source_ns[at])
             launch = unsigned(int(events.launch[at])) if shape.has_launch else None
-            end_ns = self._threads.place(ts_ns, shape, args, int(events.dur_ns[at]), launch, self._extra)
+            of, dur_ns = events.thread_of(at), int(events.dur_ns[at])
+            end_ns = self._threads.place(ts_ns, shape, of, args, dur_ns, launch, self._extra)
             self.end_ns = max(self.end_ns, end_ns)
             return []
         other = self._others.pop(int(events.args[at]))
@@ -239,11 +240,13 @@ class Layout:
 
     def _order_rows(self, ops: list[Op], later: list[Op], held_ns: int) -> list[int]:
         ops[:0] = later
-        order = sorted((at for at, op in enumerate(ops) if op.row >= 0), key=lambda at: ops[at].ts_ns)
-        waits = [at for at in order if _waits(ops[at], held_ns)]
-        if not waits:
+        times = [op[2] for op in ops]
+        order: list[int] = np.argsort(times, kind="stable").tolist()
+        if any(op[1] < 0 for op in ops):
+            order = [at for at in order if ops[at][1] >= 0]
+        if not order or times[order[-1]] <= held_ns:
             return order
-        self._later = [ops[at] for at in waits]
+        self._later = [ops[at] for at in order if _waits(ops[at], held_ns)]
         return [at for at in order if not _waits(ops[at], held_ns)]
 
     def _order_columns(self, ops: OpColumns, later: list[Op], held_ns: int) -> Any:
@@ -278,7 +281,7 @@ class Layout:
         row = self._rows.row_of(
             self._tree.child(self._tree.group("tracepipe"), "slices", track, 0, "tracepipe")
         )
-        self._rows.nesting.add(Op(INSTANT, row, ts_ns, self._rows.name(name), self._extra(args)))
+        self._rows.nesting.add(op_of(INSTANT, row, ts_ns, self._rows.name(name), self._extra(args)))
 
     def say(self, name: str, ts_ns: int, args: Args, track: str = "capture") -> Drawn:
         """A statement about the recording itself, drawn into the trace."""
@@ -321,5 +324,3 @@ class Layout:
         self._say_undrawn()
         drawn.append(self._drawn(None, changes, last=True))
         return drawn
-
-

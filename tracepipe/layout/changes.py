@@ -1,4 +1,4 @@
-"""What happens to the warps of one GPU, in the order of time: columns of changes, and of the slices that change."""
+"""What happens to the warps of one GPU, in the order of time: columns of changes, and of their slices."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ def kernel_of(name: str, grid: list[int], block: list[int]) -> Kernel:
     flat = not grid or grid[1:] == [1, 1] or 0 in grid
     # Sizes beyond what any number of a warp reaches come to the same as that.
     most = (1 << 63) - 1
-    return Kernel(name, min(warps, most), 0 if flat else min(grid[0], most), 0 if flat else min(grid[1], most))
+    return Kernel(
+        name, min(warps, most), 0 if flat else min(grid[0], most), 0 if flat else min(grid[1], most)
+    )
 
 
 class Change(NamedTuple):
@@ -100,9 +102,9 @@ def joined_slices(parts: list[Slices]) -> Slices:
 
 @dataclass(slots=True, eq=False)
 class WarpChanges:
-    """Changes of one GPU, whose `id` tells it from others. `tracks` are by the numbers of slices' rows; one of
-    them is the `counter` of running warps, number `counter_row`. A reading of the GPU's timer is the time of
-    its slice, `offset_ns` and a little more, which is not below 0 as a rule.
+    """Changes of one GPU, whose `id` tells it from others. `tracks` are by the numbers of slices' rows; one
+    of them is the `counter` of running warps, number `counter_row`. A reading of the GPU's timer is the time
+    of its slice, `offset_ns` and a little more, which is not below 0 as a rule.
     """
 
     id: int

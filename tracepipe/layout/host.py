@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tracepipe.event.columns import NONE, Bools, Int64s, TraceColumns, grown
-from tracepipe.event.nesting import COUNTER, Op
+from tracepipe.event.nesting import COUNTER, op_of
 from tracepipe.event.shape import Shape
 from tracepipe.event.vocabulary import ADDRESS_KEYS
 from tracepipe.layout.rows import Rows
@@ -85,7 +85,7 @@ class HostLayout:
         if isinstance(total, int):
             memory.total_bytes = total
         value = max(-(1 << 63), min(memory.total_bytes, (1 << 63) - 1))
-        self._rows.nesting.add(Op(COUNTER, memory.row, ts_ns, 0, NONE, value=value))
+        self._rows.nesting.add(op_of(COUNTER, memory.row, ts_ns, 0, NONE, value))
 
 
 def _flagged(flags: Bools, events: TraceColumns) -> Int64s:

@@ -168,7 +168,6 @@ class Rows:
         for row in self._streams.values():
             self.nesting.close(row, end_ns)
 
-
     def gpu_indices(self) -> list[int]:
         """The GPUs that there are, in the order in which they were met."""
         return list(self._gpus)

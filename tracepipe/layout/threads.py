@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tracepipe.event.columns import NONE
+from tracepipe.event.columns import NONE, Three
 from tracepipe.event.model import Record
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Args
@@ -14,6 +14,8 @@ from tracepipe.layout.options import LayoutOptions
 from tracepipe.layout.rows import RANK_LOGICAL, Rows
 from tracepipe.layout.timeline import Track
 
+Of = tuple[Three | None, Three | None]
+"""Block and thread of an event, None each where it is not recorded."""
 Extra = Callable[[Args], int]
 """Keeps arguments of an operation; gives its `event`."""
 
@@ -36,8 +38,8 @@ class KernelGroups:
 
 
 class ThreadLayout:
-    """A pair of B and E makes a slice for the warp, from its first thread's entry to its last thread's exit; a
-    record of one end alone (I) is an instant.
+    """A pair of B and E makes a slice for the warp, from its first thread's entry to its last thread's exit;
+    a record of one end alone (I) is an instant.
     """
 
     def __init__(self, rows: Rows, groups: KernelGroups, options: LayoutOptions) -> None:
@@ -45,9 +47,11 @@ class ThreadLayout:
         self._of: dict[int, dict[tuple[Any, ...], int]] = {}
         self._inside: dict[tuple[Any, ...], int] = {}
 
-    def place(self, ts_ns: int, shape: Shape, args: Args, dur_ns: int, launch: int | None, extra: Extra) -> int:
-        """Draw one event; returns its end, trace ns."""
-        where = _warp_of(shape, args)
+    def place(
+        self, ts_ns: int, shape: Shape, of: Of, args: Args, dur_ns: int, launch: int | None, extra: Extra
+    ) -> int:
+        """Draw one event `of` a block and a thread; returns its end, trace ns."""
+        where = _warp_of(*of, args)
         gpu = shape.gpu or 0
         key = (launch, shape.name, *where)
         rows = self._of.setdefault(gpu, {})
@@ -57,8 +61,8 @@ class ThreadLayout:
             row = rows[key] = self._rows.new_row(
                 self._rows.tree.child(group, "slices", " ".join(where), len(rows), "warp")
             )
-        if shape.thread is not None:
-            args["thread"] = list(shape.thread)
+        if of[1] is not None:
+            args["thread"] = list(of[1])
         nesting, name = self._rows.nesting, self._rows.name
         if shape.phase == "X":
             nesting.one(row, "X", ts_ns, dur_ns, name(shape.name), extra(args))
@@ -71,7 +75,7 @@ class ThreadLayout:
         begins, inside = shape.phase == "B", self._inside.get((gpu, *key), 0)
         if (begins and inside == 0) or (not begins and inside <= 1):
             nesting.one(row, shape.phase, ts_ns, None, name(" ".join((shape.name, *where))), NONE)
-        self._inside[gpu, *key] = max(0, inside + (1 if begins else -1))
+        self._inside[(gpu, *key)] = max(0, inside + (1 if begins else -1))
         return ts_ns
 
     def close(self, gpu: int, end_ns: int) -> None:
@@ -80,21 +84,21 @@ class ThreadLayout:
             self._rows.nesting.close(row, end_ns)
 
 
-def _warp_of(shape: Shape, args: Record) -> tuple[str, str]:
+def _warp_of(block: Three | None, thread: Three | None, args: Record) -> tuple[str, str]:
     """Block and warp of a thread, in words.
 
     With y = z = 0 lane 0 of a warp has x divisible by 32, whatever the block's size. Elsewhere the size
     decides, which such a record does not tell: 32 neighbours in x are named by what they are.
     """
-    if shape.block is not None:
-        where = "block ({},{},{})".format(*shape.block)
+    if block is not None:
+        where = "block ({},{},{})".format(*block)
     elif "block_x" in args:
         where = f"block {args['block_x']}"
     else:
         where = f"occurrence {args.get('occurrence', 0)}"
-    if shape.thread is None:
+    if thread is None:
         return where, "warp not recorded"
-    x, y, z = shape.thread
+    x, y, z = thread
     if y == z == 0:
         return where, f"warp {x // WARP_LANES}"
     first = x // WARP_LANES * WARP_LANES

@@ -10,10 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
-
 from tracepipe.event.columns import NONE, TraceColumns, unsigned
-from tracepipe.event.native_nesting import OpColumns
+from tracepipe.event.native_nesting import OP_COLUMNS, OpColumns
 from tracepipe.event.nesting import BEGIN, COUNTER, END, INSTANT, MARKS, Op
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Args, Tables
@@ -51,7 +49,9 @@ class Item(NamedTuple):
 
 def shown_before(shape: Shape) -> Args:
     """What a shape's events show before their arguments."""
-    known = shape.phase != "E" and shape.cpu is not None and not shape.on_stream and shape.type != "gpu_thread"
+    known = (
+        shape.phase != "E" and shape.cpu is not None and not shape.on_stream and shape.type != "gpu_thread"
+    )
     return {"cpu": shape.cpu} if known else {}
 
 
@@ -87,42 +87,39 @@ class Drawn:
         """The operations in their order."""
         if isinstance(self.ops, OpColumns):
             columns = self.ops.columns
-            order = self.order
-            names = ("kind", "row", "ts", "name", "event", "mark", "flow", "flow2", "span", "parent")
-            yield from map(Op._make, zip(*(columns[name][order].tolist() for name in names), strict=True))
+            yield from zip(*(columns[name][self.order].tolist() for name in OP_COLUMNS), strict=True)
         else:
-            for at in self.order:
-                yield self.ops[at]
+            yield from map(self.ops.__getitem__, self.order)
 
-    def args_of(self, op: Op) -> Args:
+    def args_of(self, event: int, mark: int) -> Args:
         """All arguments of an operation, in the order in which they are shown."""
         args: Args = {}
-        if op.event <= FIRST_EXTRA:
-            args = dict(self.extras[FIRST_EXTRA - op.event])
-        elif op.event >= 0:
+        if event <= FIRST_EXTRA:
+            args = dict(self.extras[FIRST_EXTRA - event])
+        elif event >= 0:
             assert self.events is not None
             events, tables = self.events, self.book.tables
-            shape = tables.shapes[int(events.shape[op.event])]
+            shape = tables.shapes[int(events.shape[event])]
             assert shape is not None
-            args = shown_before(shape) | tables.args(int(events.args[op.event]))
-            if events.source_ns is not None and (source_ns := int(events.source_ns[op.event])) != NONE:
+            args = shown_before(shape) | tables.args(int(events.args[event]))
+            if events.source_ns is not None and (source_ns := int(events.source_ns[event])) != NONE:
                 args["source_ns"] = source_ns
             if shows_launch(shape):
-                args["launch"] = unsigned(int(events.launch[op.event]))
+                args["launch"] = unsigned(int(events.launch[event]))
             args |= shown_after(shape)
-        if op.mark:
-            args[MARKS[op.mark]] = True
+        if mark:
+            args[MARKS[mark]] = True
         return args
 
     def items(self) -> Iterator[Item]:
         """Everything, on hosts and on GPUs, for writers that are not in a hurry."""
         tracks, names = self.book.tracks, self.book.names
-        for op in self.rows():
-            if op.kind == COUNTER:
-                yield Item(COUNTER, tracks[op.row], op.ts_ns, op.value)
+        for kind, row, ts_ns, name, event, mark, flow, flow2, value, _ in self.rows():
+            if kind == COUNTER:
+                yield Item(COUNTER, tracks[row], ts_ns, value)
                 continue
-            flows = tuple(flow for flow in (op.flow, op.flow2) if flow)
-            yield Item(op.kind, tracks[op.row], op.ts_ns, names[op.name], self.args_of(op) or None, flows)
+            flows = tuple(one for one in (flow, flow2) if one)
+            yield Item(kind, tracks[row], ts_ns, names[name], self.args_of(event, mark) or None, flows)
         for warps in self.warps:
             yield from _items_of(warps)
 
@@ -133,7 +130,9 @@ def _items_of(warps: WarpChanges) -> Iterator[Item]:
         if change.kind == WARP_BEGIN:
             flow = warps.flow(change.slice)
             name, args = warps.name(change.slice), warps.args(change.slice)
-            yield Item(BEGIN, warps.track(change.slice), change.ts_ns, name, args or None, (flow,) if flow else ())
+            yield Item(
+                BEGIN, warps.track(change.slice), change.ts_ns, name, args or None, (flow,) if flow else ()
+            )
         elif change.kind == WARP_END:
             yield Item(END, warps.track(change.slice), change.ts_ns, warps.name(change.slice))
         elif change.kind != WARP_COUNT:

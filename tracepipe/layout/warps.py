@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from tracepipe.event.columns import NONE, Int32s, Int64s
-from tracepipe.event.nesting import COUNTER, NO_ROW, Op
+from tracepipe.event.nesting import COUNTER, NO_ROW, op_of
 from tracepipe.event.warps import PlacedWarps
 from tracepipe.layout.changes import (
     FULL_MASK,
@@ -58,7 +58,9 @@ class _Changes:
             for parts, kind in zip(self.columns, _CHANGES.values(), strict=True)
         ]
         self.columns = [[] for _ in _CHANGES]
-        return [np.ascontiguousarray(column, kind) for column, kind in zip(whole, _CHANGES.values(), strict=True)]
+        return [
+            np.ascontiguousarray(column, kind) for column, kind in zip(whole, _CHANGES.values(), strict=True)
+        ]
 
 
 @dataclass(slots=True, eq=False)
@@ -197,7 +199,9 @@ class WarpLayout:
         kernel = gpu.kernel_numbers.get(key)
         if kernel is None:
             kernel = gpu.kernel_numbers[key] = len(gpu.kernels)
-            gpu.kernels.append(kernel_of(launched["name"], launched.get("grid", []), launched.get("block", [])))
+            gpu.kernels.append(
+                kernel_of(launched["name"], launched.get("grid", []), launched.get("block", []))
+            )
 
         def column(values: Int64s | None) -> Int64s:
             return np.full(size, NONE, np.int64) if values is None else values[order]
@@ -215,13 +219,24 @@ class WarpLayout:
             column(batch.source_ns),
             column(None if exits is None else np.where(exits == 1, NONE, exits)),
             column(cycles),
-            column(None if mask is None else np.where(mask == FULL_MASK, NONE, np.bitwise_count(mask).astype(np.int64))),
+            column(
+                None
+                if mask is None
+                else np.where(mask == FULL_MASK, NONE, np.bitwise_count(mask).astype(np.int64))
+            ),
             flow,
             np.zeros(size, np.uint8),
         )
 
     def _add(
-        self, gpu: _Gpu, batch: PlacedWarps, order: Int64s, slices: Slices, drawn: Any, begin_ns: Int64s, end_ns: Int64s
+        self,
+        gpu: _Gpu,
+        batch: PlacedWarps,
+        order: Int64s,
+        slices: Slices,
+        drawn: Any,
+        begin_ns: Int64s,
+        end_ns: Int64s,
     ) -> None:
         """Let the changes of a batch wait for their turn."""
         size = len(slices)
@@ -328,7 +343,7 @@ class WarpLayout:
             order, value, running = Slots.running(ts_ns, delta, before_ns, running)
             now, rest = order[: len(value)], order[len(value) :]
             for at in np.flatnonzero(value >= 0).tolist():
-                self._rows.nesting.add(Op(COUNTER, row, int(ts_ns[now[at]]), 0, NONE, value=int(value[at])))
+                self._rows.nesting.add(op_of(COUNTER, row, int(ts_ns[now[at]]), 0, NONE, int(value[at])))
             gpu.sms[sm] = row, [ts_ns[rest]], [delta[rest]], running
         waiting = gpu.waiting
         ts_ns, kind, of, delta, mask = waiting.take()
@@ -354,7 +369,7 @@ class WarpLayout:
         """Draw what waits for the end of the trace."""
         for gpu, slices, begin_ns in self._open:
             last_ns = max(begin_ns, end_ns)
-            times = (np.array([ns], np.int64) for ns in (begin_ns, last_ns - begin_ns))
+            times = (np.array([ns], np.int64) for ns in (begin_ns, min(last_ns - begin_ns, ALL)))
             fate = gpu.slots.take(len(gpu.tracks), begin_ns, *times, slices.row)
             if fate[0] != DRAWN:
                 slices.row[0] = self._beside(gpu, int(slices.row[0]), begin_ns, last_ns)
@@ -363,7 +378,11 @@ class WarpLayout:
             slices.unclosed[0] = 1
             both = np.zeros(2, np.int32)
             gpu.waiting.add(
-                np.array([begin_ns, last_ns], np.int64), np.array([WARP_BEGIN, WARP_END], np.uint8), both, both, both
+                np.array([begin_ns, last_ns], np.int64),
+                np.array([WARP_BEGIN, WARP_END], np.uint8),
+                both,
+                both,
+                both,
             )
             gpu.waiting.add_slices(slices)
         return [changes for gpu in self._gpus.values() for changes in self._ready(gpu, ALL)]

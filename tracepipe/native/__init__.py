@@ -1,31 +1,87 @@
 """The inner loops in C, called through ctypes with buffers; everything they do is done in Python too.
 
-`library()` is None where there is no compiled core, or where TRACEPIPE_PURE=1 asks for Python alone.
+`library()` is None where there is no core that was compiled from these sources, or where TRACEPIPE_PURE=1
+asks for Python alone; `state()` says which one runs, and why.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from functools import cache
 from pathlib import Path
 
+from tracepipe.native import build
 from tracepipe.native.signatures import declare
 
 PURE = "TRACEPIPE_PURE"
-NAME = "core.so"
+CORE = build.HERE / build.NAME
 
-
-@cache
-def _loaded(path: str) -> ctypes.CDLL | None:
-    try:
-        return declare(ctypes.CDLL(path))
-    except OSError:
-        return None
+_loading = threading.Lock()
 
 
 def library() -> ctypes.CDLL | None:
     """The compiled core, or None."""
-    if os.environ.get(PURE, "0") not in ("", "0"):
-        return None
-    return _loaded(str(Path(__file__).with_name(NAME)))
+    return None if _is_refused() else _load()[0]
+
+
+def state() -> str:
+    """Which one runs: "native core, gcc 12.2.0", or "pure Python: " and why."""
+    if _is_refused():
+        return f"pure Python: {PURE}={os.environ[PURE]}"
+    return _load()[1]
+
+
+def is_native() -> bool:
+    """Whether the compiled core runs."""
+    return library() is not None
+
+
+def how_to_build() -> str:
+    """The command that gives this installation its core, or ""."""
+    import shlex
+    import sys
+
+    if _is_refused():
+        return f"unset {PURE}"
+    if is_native():
+        return ""
+    command = f"{shlex.quote(sys.executable)} -m tracepipe.native"
+    try:
+        build.compiler()
+    except build.NoCompiler:
+        return f"{build.INSTALL} && {command}"
+    return command
+
+
+def _is_refused() -> bool:
+    return os.environ.get(PURE, "") not in ("", "0")
+
+
+def _load() -> tuple[ctypes.CDLL | None, str]:
+    # Threads that come at once wait for the first, and get the same object.
+    with _loading:
+        return _loaded(CORE)
+
+
+@cache
+def _loaded(path: Path) -> tuple[ctypes.CDLL | None, str]:
+    """A core and what it says of itself, or None and why not."""
+    if not path.exists():
+        return None, "pure Python: no compiled core"
+    try:
+        core = ctypes.CDLL(str(path))
+    except OSError as e:
+        return None, f"pure Python: no compiled core: {e}"
+    try:
+        core.tp_digest.restype = core.tp_compiler.restype = ctypes.c_char_p
+        made_from, compiler = core.tp_digest().decode(), core.tp_compiler().decode()
+    except AttributeError:
+        return None, f"pure Python: no compiled core: {path} does not say what it was compiled from"
+    if made_from != (build.digest() or made_from):
+        return None, f"pure Python: no compiled core: {path} was compiled from other sources"
+    try:
+        return declare(core), f"native core, {compiler}"
+    except AttributeError as e:
+        return None, f"pure Python: no compiled core: {e}"

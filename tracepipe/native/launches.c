@@ -1,5 +1,6 @@
 /* Launches by their ids, the last LAUNCHES_MAX of them. */
 #include "launches.h"
+#include "times.h"
 
 int tp_launches_init(tp_launches *l)
 {
@@ -62,7 +63,7 @@ int tp_launch_call(tp_launches *l, int64_t launch, int64_t ts, int64_t *flow)
         one->drawn = one->started = 0;
         one->flow = 0;
     }
-    if (one->started && one->start + one->bound < ts) {
+    if (one->started && tp_after(one->start, one->bound) < ts) {
         if (TP_GROW(l->early, l->early_room, l->early_count))
             return TP_NO_MEMORY;
         l->early[l->early_count++] = (tp_early){launch, one->start, one->bound, ts};

@@ -4,8 +4,11 @@
  *              time └─────────────── shape ──────────────────────────────┘        └─ arguments ─┘
  *
  * The shape is the line without its time and arguments, and with 0 for its duration and launch. Most lines
- * repeat another one but for the time: those are found whole in one table, and nothing else is looked at.
+ * repeat another one but for the time: those are found whole in one table, and nothing else is looked at. Of
+ * a thread of a GPU no line is like another: its shape is without the indices of block and thread too.
  */
+#include "lines.h"
+
 #include "json.h"
 #include "tables.h"
 
@@ -15,23 +18,27 @@
 #define LINE_MAX 2048
 #define FOREIGN (-1)
 #define WARPS (-2)
+#define INDEX 6
 
 typedef struct {
     int64_t dur, launch;
     int32_t shape, args;
 } tp_line;
 
-typedef struct {
+struct tp_reader {
     tp_table lines, shapes, args;
     tp_line *known;
     int64_t known_room;
     tp_buffer stem;
-} tp_reader;
+    int32_t index[INDEX]; /* of the line that was read last, if it has one */
+    int has_index;
+};
 
 typedef struct {
     int64_t *ts;
     int32_t *shape, *args;
     int64_t *dur, *launch;
+    int32_t *index; /* INDEX for each line: block and thread, x, y, z each */
 } tp_columns;
 
 static const char START[] = "{\"ts_ns\":";
@@ -71,11 +78,42 @@ static int is_key(const uint8_t *key, int64_t size, const char *name)
     return size == (int64_t)strlen(name) + 2 && !memcmp(key + 1, name, (size_t)size - 2);
 }
 
+/* A field of an event: a scalar, or the three numbers of a size. A batch of warps has longer arrays. */
+static const uint8_t *field_of_event(const uint8_t *at, const uint8_t *end)
+{
+    if (at >= end || *at != '[')
+        return tp_scalar(at, end);
+    for (int i = 0; i < 3; i++)
+        if (!(at = tp_scalar(at + 1, end)) || at >= end || *at != (i < 2 ? ',' : ']'))
+            return 0;
+    return at + 1;
+}
+
+/* Reads x, y and z of a block or a thread; what follows them, 0 where there is no such thing. */
+static const uint8_t *read_index(const uint8_t *at, const uint8_t *end, int32_t *index)
+{
+    for (int axis = 0; axis < INDEX / 2; axis++) {
+        int64_t value;
+        if (at >= end || *at != "[,,"[axis] || !(at = tp_unsigned(at + 1, end, &value)) || value > INT32_MAX)
+            return 0;
+        index[axis] = (int32_t)value;
+    }
+    return at < end && *at == ']' ? at + 1 : 0;
+}
+
+/* Whether a line is of a thread of a GPU, told by its type's value. */
+static int is_of_thread(const uint8_t *value, const uint8_t *end)
+{
+    static const char type[] = "\"gpu_thread\"";
+    return end - value >= (int64_t)sizeof type - 1 && !memcmp(value, type, sizeof type - 1);
+}
+
 /* Takes a line after its time apart: 1 done, 0 not of the native grammar, TP_NO_MEMORY. */
 static int take_apart(tp_reader *r, const uint8_t *at, const uint8_t *end, tp_line *line)
 {
-    int has_dur = 0, has_launch = 0, has_args = 0;
-    *line = (tp_line){-1, 0, FOREIGN, -1};
+    int has_dur = 0, has_launch = 0, has_args = 0, has_type = 0, has_block = 0, has_thread = 0, of_thread = 0;
+    *line = (tp_line){0, 0, FOREIGN, -1};
+    memset(r->index, -1, sizeof r->index);
     r->stem.size = 0;
     if (tp_append(&r->stem, START, START_SIZE) || tp_append(&r->stem, "0", 1))
         return TP_NO_MEMORY;
@@ -85,8 +123,10 @@ static int take_apart(tp_reader *r, const uint8_t *at, const uint8_t *end, tp_li
             return 0;
         int64_t size = after - key;
         value = after + 1;
-        if (is_key(key, size, "args") && !has_args++) {
-            if (!(at = tp_object(value, end))) /* also where it is empty */
+        if (is_key(key, size, "ts_ns"))
+            return 0; /* twice: the last one counts */
+        if (is_key(key, size, "args")) {
+            if (has_args++ || !(at = tp_object(value, end))) /* also where it is empty */
                 return 0;
             int64_t args = number_of(&r->args, value, at - value);
             if (args < 0)
@@ -101,8 +141,22 @@ static int take_apart(tp_reader *r, const uint8_t *at, const uint8_t *end, tp_li
                 return 0;
             if (tp_append(&r->stem, key - 1, value - key + 1) || tp_append(&r->stem, "0", 1))
                 return TP_NO_MEMORY;
+        } else if (of_thread && (is_key(key, size, "block") || is_key(key, size, "thread"))) {
+            int is_block = key[1] == 'b';
+            if ((is_block ? has_block++ : has_thread++) ||
+                !(at = read_index(value, end, r->index + (is_block ? 0 : INDEX / 2))))
+                return 0;
+            r->has_index = 1;
         } else {
-            if (!(at = tp_value(value, end)))
+            if (is_key(key, size, "type")) {
+                of_thread = is_of_thread(value, end);
+                /* What stands before the type is in the shape already. */
+                if (has_type++ || (of_thread && (has_block || has_thread)))
+                    return 0;
+            }
+            has_block += is_key(key, size, "block");
+            has_thread += is_key(key, size, "thread");
+            if (!(at = field_of_event(value, end)))
                 return 0;
             if (tp_append(&r->stem, key - 1, at - key + 1))
                 return TP_NO_MEMORY;
@@ -123,6 +177,7 @@ static int take_apart(tp_reader *r, const uint8_t *at, const uint8_t *end, tp_li
 static int read_rest(tp_reader *r, const uint8_t *at, const uint8_t *end, tp_line *line)
 {
     int64_t size = end - at;
+    r->has_index = 0;
     if (size > LINE_MAX)
         return take_apart(r, at, end, line);
     uint64_t hash = tp_hash(at, size, r->lines.key);
@@ -132,7 +187,7 @@ static int read_rest(tp_reader *r, const uint8_t *at, const uint8_t *end, tp_lin
         return 1;
     }
     int done = take_apart(r, at, end, line);
-    if (done != 1)
+    if (done != 1 || r->has_index) /* which thread it is makes a line one of its own */
         return done;
     if (r->lines.strings.count >= LINES_MAX || r->lines.strings.bytes.size > LINE_BYTES_MAX)
         tp_table_clear(&r->lines);
@@ -153,12 +208,13 @@ static int has_warps(const uint8_t *at, const uint8_t *end)
 
 /* Reads the lines of `text` from `done` on, at most `room`, into an element each, and moves `done` behind them,
  * beyond `size` when there are no more; how many, or TP_NO_MEMORY. A line that is not of the native grammar has
- * the shape FOREIGN or WARPS, and its place and size in ts and dur. */
+ * the shape FOREIGN or WARPS, and its place and size in ts and dur. `indices` is how many have an index. */
 TP_EXPORT int64_t tp_read_lines(tp_reader *r, const uint8_t *text, int64_t size, int64_t *done, tp_columns *out,
-                                int64_t room)
+                                int64_t *indices, int64_t room)
 {
     const uint8_t *at = text + *done, *end = text + size;
     int64_t count = 0;
+    *indices = 0;
     for (; count < room && at <= end; count++) {
         const uint8_t *newline = memchr(at, '\n', (size_t)(end - at));
         const uint8_t *stop = newline ? newline : end;
@@ -172,8 +228,12 @@ TP_EXPORT int64_t tp_read_lines(tp_reader *r, const uint8_t *text, int64_t size,
             int result = is_warps ? 0 : read_rest(r, after + 1, stop, &line);
             if (result < 0)
                 return result;
-            if (!result)
+            if (!result) {
                 line = (tp_line){stop - at, 0, has_warps(at, stop) ? WARPS : FOREIGN, -1};
+            } else if (r->has_index) {
+                memcpy(out->index + INDEX * count, r->index, sizeof r->index);
+                ++*indices;
+            }
         }
         out->ts[count] = line.shape < 0 ? at - text : ts;
         out->dur[count] = line.dur;
@@ -202,7 +262,6 @@ TP_EXPORT int64_t tp_reader_bytes(tp_reader *r, int args)
     return table_of(r, args)->strings.bytes.size;
 }
 
-/* The text of one; -1 where there is no such number. */
 TP_EXPORT int64_t tp_reader_text(tp_reader *r, int args, int64_t number, const uint8_t **text)
 {
     const tp_strings *s = &table_of(r, args)->strings;
@@ -210,12 +269,6 @@ TP_EXPORT int64_t tp_reader_text(tp_reader *r, int args, int64_t number, const u
         return -1;
     *text = s->bytes.data + s->places[number].at;
     return s->places[number].size;
-}
-
-/* The texts of arguments by number, for those who write them. */
-TP_EXPORT const tp_strings *tp_reader_args(const tp_reader *r)
-{
-    return &r->args.strings;
 }
 
 /* The number of a text, which is given one if it has none. */

@@ -7,6 +7,7 @@
 #include "launches.h"
 #include "ops.h"
 #include "rows.h"
+#include "times.h"
 
 #define GIVES_IOCTLS 2
 #define ON_STREAM 1 /* what a row's launches are: kernels, and not calls */
@@ -94,7 +95,8 @@ TP_EXPORT int32_t tp_nest_base(const tp_nest *n, int32_t row)
 TP_EXPORT int64_t tp_nest_early(tp_nest *n, tp_early *out, int64_t room)
 {
     int64_t count = n->launches.early_count < room ? n->launches.early_count : room;
-    memcpy(out, n->launches.early, (size_t)count * sizeof *out);
+    if (count)
+        memcpy(out, n->launches.early, (size_t)count * sizeof *out);
     n->launches.early_count = 0;
     return count;
 }
@@ -134,7 +136,7 @@ static int64_t begin(tp_nest *n, int32_t on, int64_t ts, int32_t name, int32_t e
 
 static int64_t complete(tp_nest *n, int32_t on, int64_t ts, int64_t dur, int32_t name, int32_t event, int mark)
 {
-    int64_t end = ts + dur;
+    int64_t end = tp_after(ts, dur);
     int32_t row = tp_rows_place(&n->rows, on, on, ts, end, 0);
     if (row < NO_ROW)
         return TP_NO_MEMORY;
@@ -189,7 +191,7 @@ static int64_t end(tp_nest *n, int32_t on, int64_t ts, int64_t dur, int32_t name
         any = has_open(&n->rows.rows[at], name);
     if (!any && dur >= 0) {
         /* Its begin was lost, or its writer has exits only: the duration says when it began. */
-        int64_t start = ts - dur > 0 ? ts - dur : 0;
+        int64_t start = ts > dur ? ts - dur : ts < 0 ? ts : 0;
         return complete(n, on, start, ts - start, name, event, MARK_FROM_DURATION);
     }
     row = row_of_end(n, on, ts, name);

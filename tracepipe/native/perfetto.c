@@ -7,16 +7,14 @@
  * What comes again is in tables of bytes that Python filled, or that are made here when it is met first.
  */
 #include "json.h"
+#include "lines.h"
 #include "perfetto.h"
+#include "shown.h"
 
 #define TABLE_MAX (1 << 14)
 #define STRINGS_MAX (1 << 13)
+#define NOT_NATIVE 1
 #define TEXT_MAX 64 /* characters of a string that is worth a place in the table */
-
-/* What is shown beside the arguments, in the order of the marks: an argument of that name takes its place. */
-static const char *const SHOWN[] = {"launch", "unclosed", "no_begin", "from_duration",
-                                    "cpu",    "source_ns", "grid",     "block"};
-enum { SHOWS_LAUNCH = 1, SHOWS_MARK = 1, SHOWS_CPU = 16, SHOWS_SOURCE = 32, SHOWS_SIZES = 64 + 128 };
 
 static const uint8_t INTERNED_FIELDS[INTERNED][2] = {{0x0A, 1}, {0x12, 1}, {0x1A, 1}, {0xEA, 2}};
 
@@ -29,7 +27,7 @@ TP_EXPORT void tp_perfetto_free(tp_perfetto *p)
     for (int i = 0; i < READY; i++)
         tp_strings_free(&p->ready[i]);
     tp_strings_free(&p->args);
-    tp_table_free(&p->met);
+    tp_names_free(p->names);
     free(p->shadows);
     free(p->pending.data);
     free(p->out.data);
@@ -40,7 +38,7 @@ TP_EXPORT void tp_perfetto_free(tp_perfetto *p)
 TP_EXPORT tp_perfetto *tp_perfetto_new(uint64_t key, int32_t sequence, int32_t clock, int64_t base)
 {
     tp_perfetto *p = calloc(1, sizeof *p);
-    int failed = !p || tp_table_init(&p->met, key);
+    int failed = !p;
     for (int i = 0; !failed && i < INTERNED; i++)
         failed = tp_table_init(&p->interned[i], key);
     if (failed) {
@@ -65,6 +63,22 @@ TP_EXPORT void tp_perfetto_forget(tp_perfetto *p, int which)
     tp_strings_clear(which < 0 ? &p->args : &p->ready[which]);
 }
 
+int tp_put_interned(tp_perfetto *p, int table, int64_t iid, const uint8_t *text, int64_t size)
+{
+    int64_t entry = 2 + tp_varint_size(iid) + tp_varint_size(size) + size;
+    if (tp_reserve(&p->pending, entry + 16))
+        return TP_NO_MEMORY;
+    uint8_t *at = p->pending.data + p->pending.size;
+    for (int i = 0; i < INTERNED_FIELDS[table][1]; i++)
+        *at++ = i ? 0x01 : INTERNED_FIELDS[table][0];
+    at = tp_varint(at, (uint64_t)entry);
+    *at++ = 0x08;
+    at = tp_varint(at, (uint64_t)iid);
+    *at++ = 0x12;
+    p->pending.size = tp_bytes(at, text, size) - p->pending.data;
+    return 0;
+}
+
 /* The iid of a text, from 1 on; 0 where the table is full, and it is to be written in place. */
 TP_EXPORT int64_t tp_perfetto_intern(tp_perfetto *p, int table, const uint8_t *text, int64_t size)
 {
@@ -77,19 +91,7 @@ TP_EXPORT int64_t tp_perfetto_intern(tp_perfetto *p, int table, const uint8_t *t
         return 0;
     if ((number = tp_table_add(t, text, size, hash)) < 0)
         return TP_NO_MEMORY;
-    int64_t iid = number + 1, entry = 2 + tp_varint_size(iid) + tp_varint_size(size) + size;
-    if (tp_reserve(&p->pending, entry + 16))
-        return TP_NO_MEMORY;
-    uint8_t *at = p->pending.data + p->pending.size;
-    for (int i = 0; i < INTERNED_FIELDS[table][1]; i++)
-        *at++ = i ? 0x01 : INTERNED_FIELDS[table][0];
-    at = tp_varint(at, (uint64_t)entry);
-    *at++ = 0x08;
-    at = tp_varint(at, (uint64_t)iid);
-    *at++ = 0x12;
-    at = tp_bytes(at, text, size);
-    p->pending.size = at - p->pending.data;
-    return iid;
+    return tp_put_interned(p, table, number + 1, text, size) ? TP_NO_MEMORY : number + 1;
 }
 
 static int64_t characters(const uint8_t *at, const uint8_t *end)
@@ -173,31 +175,42 @@ static int put_annotation(tp_perfetto *p, tp_buffer *b, const uint8_t *key, int6
     return 0;
 }
 
-/* Makes the annotations of arguments, whose text is an object of the native grammar. */
+/* Appends the annotations of an object of the native grammar: 0, NOT_NATIVE or TP_NO_MEMORY. */
+static int put_annotations(tp_perfetto *p, tp_buffer *b, const uint8_t *at, const uint8_t *end)
+{
+    if (at >= end || *at != '{')
+        return NOT_NATIVE;
+    do {
+        const uint8_t *key = at + 1, *after = tp_string(key, end);
+        if (!after || after >= end || *after != ':')
+            return NOT_NATIVE;
+        if (!(at = tp_value(after + 1, end)) || at >= end)
+            return NOT_NATIVE;
+        if (put_annotation(p, b, key + 1, after - key - 2, after + 1, at))
+            return TP_NO_MEMORY;
+    } while (*at == ',');
+    return *at == '}' && at + 1 == end ? 0 : NOT_NATIVE;
+}
+
+/* Makes the annotations of arguments, given as JSON: 0 done, NOT_NATIVE it is for Python, TP_NO_MEMORY. */
 TP_EXPORT int tp_perfetto_args(tp_perfetto *p, int64_t number, const uint8_t *text, int64_t size)
 {
-    const uint8_t *at = text, *end = text + size;
     tp_buffer made = {0};
-    int failed = number < 0 || TP_GROW(p->shadows, p->shadow_room, number);
-    uint8_t shadow = 0;
-    while (!failed && *at != '}') {
-        const uint8_t *key = at + 1, *after = tp_string(key, end), *value = after + 1;
-        at = tp_value(value, end);
-        failed = put_annotation(p, &made, key + 1, after - key - 2, value, at);
-        for (int i = 0; i < 8; i++)
-            if ((size_t)(after - key - 2) == strlen(SHOWN[i]) && !memcmp(key + 1, SHOWN[i], strlen(SHOWN[i])))
-                shadow |= (uint8_t)(1 << i);
-    }
-    if (!failed)
-        p->shadows[number] = shadow;
-    failed = failed || tp_strings_set(&p->args, number, made.data, made.size);
+    if (number < 0 || TP_GROW(p->shadows, p->shadow_room, number))
+        return TP_NO_MEMORY;
+    int result = put_annotations(p, &made, text, text + size);
+    if (!result)
+        result = tp_strings_set(&p->args, number, made.data, made.size);
+    if (!result)
+        p->shadows[number] = tp_shadows(text, size);
     free(made.data);
-    return failed ? TP_NO_MEMORY : 0;
+    return result;
 }
 
 uint8_t *tp_put_packet(tp_perfetto *p, int64_t ts, int64_t body)
 {
-    int64_t step = ts - p->last, back = step < 0, when = back ? (ts > 0 ? ts : 0) : step;
+    /* Times may be as far apart as 64 bits without a sign. */
+    int64_t back = ts < p->last, when = back ? (ts > 0 ? ts : 0) : (int64_t)((uint64_t)ts - (uint64_t)p->last);
     int64_t size = 1 + tp_varint_size(when) + (back ? 2 + tp_varint_size(p->clock) : 0);
     size += 1 + tp_varint_size(body) + body + 1 + tp_varint_size(p->sequence);
     if (p->pending.size)
@@ -247,7 +260,7 @@ uint8_t *tp_put_flow(uint8_t *to, int64_t flow)
 {
     if (!flow)
         return to;
-    uint64_t id = (uint64_t)(flow < 0 ? -flow : flow);
+    uint64_t id = flow < 0 ? -(uint64_t)flow : (uint64_t)flow;
     *to++ = 0xF9;
     *to++ = 0x02;
     for (int i = 0; i < 8; i++)
@@ -318,21 +331,20 @@ static int write_one(tp_perfetto *p, const tp_drawn *d, const tp_given *g, int64
     return 0;
 }
 
-/* Makes the annotations of arguments from their text, if that is of the native grammar. */
-static int make_args(tp_perfetto *p, const tp_strings *texts, int32_t args)
+/* Makes the annotations of arguments from their text: 1 done, 0 it is for Python, TP_NO_MEMORY. */
+static int make_args(tp_perfetto *p, tp_reader *texts, int32_t args)
 {
-    if (!texts || !tp_strings_has(texts, args))
+    const uint8_t *text;
+    int64_t size = texts ? tp_reader_text(texts, 1, args, &text) : -1;
+    if (size < 0)
         return 0;
-    const uint8_t *text = texts->bytes.data + texts->places[args].at;
-    int64_t size = texts->places[args].size;
-    if (tp_object(text, text + size) != text + size)
-        return 0;
-    return tp_perfetto_args(p, args, text, size) ? TP_NO_MEMORY : 1;
+    int result = tp_perfetto_args(p, args, text, size);
+    return result == NOT_NATIVE ? 0 : result ? TP_NO_MEMORY : 1;
 }
 
 /* Whether Python must write an operation: one with arguments of its own, or that cannot be made here, or that
  * stand for something that is shown beside them. */
-static int is_odd(tp_perfetto *p, const tp_drawn *d, const tp_given *g, const tp_strings *texts, int64_t at)
+static int is_odd(tp_perfetto *p, const tp_drawn *d, const tp_given *g, tp_reader *texts, int64_t at)
 {
     int32_t event = d->event[at], args = event < 0 ? -1 : g->args[event];
     if (event < NO_EVENT)
@@ -355,7 +367,7 @@ static int is_odd(tp_perfetto *p, const tp_drawn *d, const tp_given *g, const tp
 
 /* Writes operations from place `from` of their order on; `texts` are those of their arguments, or NULL. Stops at
  * one that `is_odd`; where it stopped, or TP_NO_MEMORY. */
-TP_EXPORT int64_t tp_perfetto_write(tp_perfetto *p, const tp_drawn *d, const tp_given *g, const tp_strings *texts,
+TP_EXPORT int64_t tp_perfetto_write(tp_perfetto *p, const tp_drawn *d, const tp_given *g, tp_reader *texts,
                                     int64_t from, int64_t to)
 {
     for (int64_t i = from; i < to; i++) {

@@ -15,14 +15,17 @@ enum { KEY_SOURCE, KEY_EXITS, KEY_CYCLES, KEY_LANES, KEY_MASK };
 typedef struct {
     tp_table interned[INTERNED];
     tp_strings ready[READY], args;
-    uint8_t *shadows; /* by arguments: which of SHOWN they have too */
+    uint8_t *shadows; /* by arguments: see shown.h */
     int64_t shadow_room;
-    tp_table met; /* names of warps that came once */
+    struct tp_names *names; /* of warps, see perfetto_warps.c */
     tp_buffer pending, out, scratch;
     int64_t last;
     int32_t sequence, clock;
 } tp_perfetto;
 
+void tp_names_free(struct tp_names *names);
+/* Appends an entry of InternedData to what waits for the next packet. */
+int tp_put_interned(tp_perfetto *p, int table, int64_t iid, const uint8_t *text, int64_t size);
 int64_t tp_perfetto_intern(tp_perfetto *p, int table, const uint8_t *text, int64_t size);
 /* Appends a packet up to its track event's fields, which have `body` bytes; where those go. */
 uint8_t *tp_put_packet(tp_perfetto *p, int64_t ts, int64_t body);
@@ -31,19 +34,5 @@ uint8_t *tp_put_flow(uint8_t *to, int64_t flow);
 /* An integer annotation, `key` being the number of its name's bytes. */
 int64_t tp_annotated_size(int64_t key_size, int64_t value);
 uint8_t *tp_put_annotated(uint8_t *to, const tp_strings *keys, int64_t key, int64_t value, int is_unsigned);
-
-static inline int64_t tp_size_of(const tp_strings *s, int64_t number)
-{
-    return tp_strings_has(s, number) ? s->places[number].size : 0;
-}
-
-static inline uint8_t *tp_copy(uint8_t *to, const tp_strings *s, int64_t number)
-{
-    if (!tp_strings_has(s, number))
-        return to;
-    const tp_place *place = &s->places[number];
-    memcpy(to, s->bytes.data + place->at, (size_t)place->size);
-    return to + place->size;
-}
 
 #endif

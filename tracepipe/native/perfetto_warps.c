@@ -6,51 +6,79 @@
 #include "perfetto.h"
 #include "warp_names.h"
 
-/* Names that came once are remembered, so many; those that come again get a number. */
-#define MET_MAX (1 << 15)
+/* Names that came once are remembered, so many of so many kernels; those that come again get a number, so many. */
+#define MET_MAX (1 << 17)
+#define KERNELS_MAX 256
+#define NAMED_MAX (1 << 16)
+#define FIRST_IID 2 /* 1 is that of an exit */
 
-/* The name's field into `b`. */
-static int put_name(tp_perfetto *p, tp_buffer *b, const tp_kernel *kernel, int64_t number, const tp_strings *names)
+enum { NAME_NEW, NAME_MET };
+
+/* By kernel and warp: NAME_NEW, NAME_MET, or the number of a name. */
+typedef struct tp_names {
+    int32_t *of[KERNELS_MAX];
+    int64_t rooms[KERNELS_MAX];
+    int64_t met, named;
+} tp_names;
+
+void tp_names_free(tp_names *names)
 {
-    tp_table *known = &p->interned[EVENT_NAMES];
-    tp_buffer *name = &p->scratch;
-    if (tp_warp_name(name, names, kernel, number))
+    for (int i = 0; names && i < KERNELS_MAX; i++)
+        free(names->of[i]);
+    free(names);
+}
+
+/* Where a warp's name is remembered, NULL where it is not; TP_NO_MEMORY or 0. */
+static int find_name(tp_perfetto *p, int32_t kernel, int64_t number, int32_t **found)
+{
+    *found = 0;
+    if (kernel < 0 || kernel >= KERNELS_MAX || number < 0 || number >= MET_MAX)
+        return 0;
+    if (!p->names && !(p->names = calloc(1, sizeof *p->names)))
         return TP_NO_MEMORY;
-    uint64_t hash = tp_hash(name->data, name->size, known->key);
-    int64_t iid = tp_table_find(known, name->data, name->size, hash) + 1;
-    if (iid <= 0) {
-        iid = 0;
-        int64_t met = tp_table_find(&p->met, name->data, name->size, hash);
-        if (met >= 0)
-            iid = tp_perfetto_intern(p, EVENT_NAMES, name->data, name->size);
-        else if (met < 0 && p->met.strings.count < MET_MAX)
-            met = tp_table_add(&p->met, name->data, name->size, hash);
-        if (iid < 0 || met == TP_NO_MEMORY)
-            return TP_NO_MEMORY;
-    }
-    b->size = 0;
-    if (tp_reserve(b, name->size + 16))
+    tp_names *names = p->names;
+    int64_t before = names->rooms[kernel];
+    if (TP_GROW(names->of[kernel], names->rooms[kernel], number))
         return TP_NO_MEMORY;
-    uint8_t *to = b->data;
-    if (iid) {
-        *to++ = 0x50;
-        to = tp_varint(to, (uint64_t)iid);
-    } else {
-        *to++ = 0xBA;
-        *to++ = 0x01;
-        to = tp_bytes(to, name->data, name->size);
-    }
-    b->size = to - b->data;
+    for (int64_t i = before; i < names->rooms[kernel]; i++)
+        names->of[kernel][i] = NAME_NEW;
+    *found = &names->of[kernel][number];
     return 0;
+}
+
+/* The number of a warp's name, 0 where it is to be written in place. Its text is put into `p->scratch`, but where it
+ * has a number already. */
+static int64_t name_of(tp_perfetto *p, const tp_kernel *kernels, int32_t kernel, int64_t number)
+{
+    int32_t *found;
+    if (find_name(p, kernel, number, &found))
+        return TP_NO_MEMORY;
+    if (found && *found > NAME_MET)
+        return *found;
+    if (tp_warp_name(&p->scratch, &p->ready[NAMES], &kernels[kernel], number))
+        return TP_NO_MEMORY;
+    if (!found)
+        return 0;
+    tp_names *names = p->names;
+    if (*found == NAME_NEW) {
+        if (names->met < MET_MAX) {
+            names->met++;
+            *found = NAME_MET;
+        }
+        return 0;
+    }
+    if (names->named >= NAMED_MAX)
+        return 0;
+    int64_t iid = FIRST_IID + names->named++;
+    *found = (int32_t)iid;
+    return tp_put_interned(p, EVENT_NAMES, iid, p->scratch.data, p->scratch.size) ? TP_NO_MEMORY : iid;
 }
 
 typedef struct {
     tp_perfetto *p;
     const tp_slices *s;
     const tp_kernel *kernels;
-    const tp_strings *names;
     int64_t offset;
-    tp_buffer name;
 } tp_job;
 
 static int64_t value_size(int64_t value)
@@ -71,13 +99,17 @@ static int write_begin(tp_job *j, int64_t ts, int32_t slice, int64_t value)
     tp_perfetto *p = j->p;
     const tp_slices *s = j->s;
     const tp_strings *keys = &p->ready[KEYS];
-    if (put_name(p, &j->name, &j->kernels[s->kernel[slice]], s->number[slice], j->names))
+    int64_t iid = name_of(p, j->kernels, s->kernel[slice], s->number[slice]);
+    if (iid < 0)
         return TP_NO_MEMORY;
+    int64_t name = iid ? 1 + tp_varint_size(iid) : 2 + tp_varint_size(p->scratch.size) + p->scratch.size;
     const int64_t known[] = {s->source[slice], s->exits[slice], s->cycles[slice], s->lanes[slice]};
-    const int64_t shown[] = {known[0] - ts - j->offset, known[1], known[2], known[3]};
+    /* A protobuf integer is modulo 2^64. */
+    int64_t source = (int64_t)((uint64_t)known[0] - (uint64_t)ts - (uint64_t)j->offset);
+    const int64_t shown[] = {source, known[1], known[2], known[3]};
     const int key[] = {KEY_SOURCE, KEY_EXITS, KEY_CYCLES, KEY_LANES};
     int64_t flow = s->flow[slice], mark = s->unclosed[slice] ? MARK_UNCLOSED : MARK_NONE;
-    int64_t size = 2 + tp_size_of(&p->ready[TOPS], s->row[slice]) + j->name.size + (flow ? 10 : 0);
+    int64_t size = 2 + tp_size_of(&p->ready[TOPS], s->row[slice]) + name + (flow ? 10 : 0);
     size += tp_size_of(&p->ready[MARK], mark) + value_size(value);
     for (int i = 0; i < 4; i++)
         size += known[i] < 0 ? 0 : tp_annotated_size(tp_size_of(keys, key[i]), shown[i]);
@@ -87,8 +119,14 @@ static int write_begin(tp_job *j, int64_t ts, int32_t slice, int64_t value)
     *to++ = 0x48;
     *to++ = OP_BEGIN;
     to = tp_copy(to, &p->ready[TOPS], s->row[slice]);
-    memcpy(to, j->name.data, (size_t)j->name.size);
-    to += j->name.size;
+    if (iid) {
+        *to++ = 0x50;
+        to = tp_varint(to, (uint64_t)iid);
+    } else {
+        *to++ = 0xBA;
+        *to++ = 0x01;
+        to = tp_bytes(to, p->scratch.data, p->scratch.size);
+    }
     for (int i = 0; i < 4; i++)
         if (known[i] >= 0)
             to = tp_put_annotated(to, keys, key[i], shown[i], 0);
@@ -128,10 +166,9 @@ static int write_count(tp_perfetto *p, int64_t ts, int32_t row, int64_t value)
 /* Writes changes of warps from `from` on; stops at an exit, which Python writes. `counter` is the row of the
  * count, `offset` what source times are given from. Where it stopped, or TP_NO_MEMORY. */
 TP_EXPORT int64_t tp_perfetto_warps(tp_perfetto *p, const tp_changes *c, const tp_slices *s, const tp_kernel *kernels,
-                                    const tp_perfetto *named, int32_t counter, int64_t offset, int64_t from,
-                                    int64_t to)
+                                    int32_t counter, int64_t offset, int64_t from, int64_t to)
 {
-    tp_job job = {p, s, kernels, &named->ready[NAMES], offset, {0}};
+    tp_job job = {p, s, kernels, offset};
     int64_t i = from;
     for (int failed = 0; i < to && c->kind[i] != WARP_EXIT; i++) {
         int32_t slice = c->slice[i];
@@ -146,6 +183,5 @@ TP_EXPORT int64_t tp_perfetto_warps(tp_perfetto *p, const tp_changes *c, const t
             break;
         }
     }
-    free(job.name.data);
     return i;
 }

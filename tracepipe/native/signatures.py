@@ -6,25 +6,17 @@ import ctypes
 from ctypes import POINTER, Structure, c_char_p, c_int, c_int32, c_int64, c_uint64, c_void_p
 from typing import Any
 
-import numpy as np
-
-Int64s = np.ndarray[Any, np.dtype[np.int64]]
-
 
 def _pointers(name: str, *fields: str) -> Any:
     """A structure of pointers to columns."""
     return type(name, (Structure,), {"_fields_": [(field, c_void_p) for field in fields]})
 
 
-Columns = _pointers("Columns", "ts", "shape", "args", "dur", "launch")
-Ops = _pointers(
-    "Ops", "kind", "mark", "row", "name", "event", "ts", "flow", "flow2", "span", "parent"
-)
+Columns = _pointers("Columns", "ts", "shape", "args", "dur", "launch", "index")
+Ops = _pointers("Ops", "kind", "mark", "row", "name", "event", "ts", "flow", "flow2", "span", "parent")
 Events = _pointers("Events", "ts", "dur", "launch", "bound", "shape")
 Shapes = _pointers("Shapes", "row", "name", "has_dur", "phase", "asks", "has_launch")
-Drawn = _pointers(
-    "Drawn", "order", "kind", "mark", "row", "name", "event", "ts", "flow", "flow2", "value"
-)
+Drawn = _pointers("Drawn", "order", "kind", "mark", "row", "name", "event", "ts", "flow", "flow2", "value")
 Given = _pointers("Given", "shape", "args", "launch", "source")
 Changes = _pointers("Changes", "ts", "value", "mask", "slice", "kind")
 Slices = _pointers(
@@ -37,12 +29,11 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tp_reader_free": (None, [c_void_p]),
     "tp_read_lines": (
         c_int64,
-        [c_void_p, c_char_p, c_int64, POINTER(c_int64), POINTER(Columns), c_int64],
+        [c_void_p, c_char_p, c_int64, POINTER(c_int64), POINTER(Columns), POINTER(c_int64), c_int64],
     ),
     "tp_reader_count": (c_int64, [c_void_p, c_int]),
     "tp_reader_bytes": (c_int64, [c_void_p, c_int]),
     "tp_reader_text": (c_int64, [c_void_p, c_int, c_int64, _TEXT]),
-    "tp_reader_args": (c_void_p, [c_void_p]),
     "tp_reader_number": (c_int64, [c_void_p, c_int, c_char_p, c_int64]),
     "tp_reader_keep": (c_int64, [c_void_p, c_int, c_void_p, c_int64]),
     "tp_object_size": (c_int64, [c_char_p, c_int64]),
@@ -99,17 +90,22 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tp_perfetto_take": (c_int64, [c_void_p, _TEXT]),
     "tp_perfetto_warps": (
         c_int64,
-        [
-            c_void_p,
-            POINTER(Changes),
-            POINTER(Slices),
-            c_void_p,
-            c_void_p,
-            c_int32,
-            c_int64,
-            c_int64,
-            c_int64,
-        ],
+        [c_void_p, POINTER(Changes), POINTER(Slices), c_void_p, c_int32, c_int64, c_int64, c_int64],
+    ),
+    "tp_chrome_new": (c_void_p, [c_int64]),
+    "tp_chrome_free": (None, [c_void_p]),
+    "tp_chrome_set": (c_int, [c_void_p, c_int, c_int64, c_char_p, c_int64, c_int]),
+    "tp_chrome_forget": (None, [c_void_p]),
+    "tp_chrome_take": (c_int64, [c_void_p, _TEXT]),
+    "tp_chrome_line": (c_int, [c_void_p, c_char_p, c_int64]),
+    "tp_chrome_one": (c_int, [c_void_p, POINTER(Drawn), c_void_p, c_int64, c_char_p, c_int64]),
+    "tp_chrome_write": (
+        c_int64,
+        [c_void_p, POINTER(Drawn), POINTER(Given), c_void_p, c_void_p, c_int64, c_int64, POINTER(c_int)],
+    ),
+    "tp_chrome_warps": (
+        c_int64,
+        [c_void_p, POINTER(Changes), POINTER(Slices), c_void_p, c_void_p, c_int32, c_int64, c_int64],
     ),
 }
 

@@ -9,7 +9,6 @@
 /* As in tracepipe/sm_clock.py. */
 #define LIMIT ((int64_t)1 << 58)
 #define BASE_LIMIT_NS ((int64_t)1 << 62)
-#define RATE_LIMIT ((int64_t)1 << 35)
 #define BOUND_LIMIT ((int64_t)1 << 62)
 
 enum {
@@ -25,7 +24,7 @@ enum {
     APART = 4,
 };
 
-__extension__ typedef __int128 wide; /* ns << 28 and cycles * rate have up to 95 bits */
+__extension__ typedef __int128 wide; /* ns << 28 and cycles * rate have more bits */
 
 struct reading {
     int64_t clk, ns;

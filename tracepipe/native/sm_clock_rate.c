@@ -127,7 +127,7 @@ static void add_tightest(struct spans *spans, const struct readings *readings, i
         add_span(spans, high, low, step_ns);
 }
 
-/* The rate above which products of cycles and a rate would be out of the limits. */
+/* The rate from which on a line would leave the limits. */
 static int64_t rate_limit(const struct batch *batch)
 {
     int64_t longest_clk = 0;
@@ -135,7 +135,7 @@ static int64_t rate_limit(const struct batch *batch)
         longest_clk = max(longest_clk, llabs(batch->entries.clk[i]));
     for (int64_t i = 0; i < batch->exits.count; i++)
         longest_clk = max(longest_clk, llabs(batch->exits.clk[i]));
-    return min(RATE_LIMIT, LIMIT / ((2 * longest_clk >> RATE_BITS) + 1));
+    return LIMIT / ((2 * longest_clk >> RATE_BITS) + 1);
 }
 
 int64_t sm_rate(struct tp_sm_clocks *clocks, struct batch *batch)

@@ -7,7 +7,8 @@ int tp_strings_set(tp_strings *s, int64_t number, const void *from, int64_t size
 {
     if (size > INT32_MAX || number < 0 || number > INT32_MAX)
         return TP_NO_MEMORY;
-    if (TP_GROW(s->places, s->room, number) || tp_reserve(&s->bytes, size))
+    /* One byte more: also where all are empty there is an address to copy and compare at. */
+    if (TP_GROW(s->places, s->room, number) || tp_reserve(&s->bytes, size + 1))
         return TP_NO_MEMORY;
     for (; s->count <= number; s->count++)
         s->places[s->count] = (tp_place){0, -1};

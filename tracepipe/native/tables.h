@@ -51,6 +51,8 @@ static inline int tp_grow(void **array, int64_t *room, int64_t count, size_t eac
 {
     if (count < *room)
         return 0;
+    if (count > INT64_MAX / 4 / (int64_t)each)
+        return TP_NO_MEMORY;
     int64_t wanted = *room ? *room : 16;
     while (wanted <= count)
         wanted *= 2;
@@ -82,6 +84,20 @@ void tp_strings_free(tp_strings *s);
 static inline int tp_strings_has(const tp_strings *s, int64_t number)
 {
     return number >= 0 && number < s->count && s->places[number].size >= 0;
+}
+
+static inline int64_t tp_size_of(const tp_strings *s, int64_t number)
+{
+    return tp_strings_has(s, number) ? s->places[number].size : 0;
+}
+
+static inline uint8_t *tp_copy(uint8_t *to, const tp_strings *s, int64_t number)
+{
+    if (!tp_strings_has(s, number))
+        return to;
+    const tp_place *place = &s->places[number];
+    memcpy(to, s->bytes.data + place->at, (size_t)place->size);
+    return to + place->size;
 }
 
 /* Byte strings numbered in the order in which they are met. Hashes are keyed, so that no input can be made

@@ -34,7 +34,7 @@ TP_EXPORT void tp_batch_free(tp_batch *b)
     free(b);
 }
 
-/* Numbers of an array, from 0 to 2^63 - 1 each. Text of `n` bytes has at most n / 2 of them. */
+/* Numbers of an array, from 0 to 10^18 - 1 each. Text of `n` bytes has at most n / 2 of them. */
 static const uint8_t *numbers(tp_batch *b, int column, const uint8_t *at, const uint8_t *end)
 {
     int64_t count = 0, *values = b->values[column], room = b->rooms[column];

@@ -1,23 +1,13 @@
 /* Names of warps. */
 #include "warp_names.h"
 
+#include "decimal.h"
+
 static uint8_t *put_text(uint8_t *to, const char *text)
 {
     size_t size = strlen(text);
     memcpy(to, text, size);
     return to + size;
-}
-
-static uint8_t *put_number(uint8_t *to, int64_t value)
-{
-    uint8_t digits[20];
-    int count = 0;
-    do
-        digits[count++] = (uint8_t)('0' + value % 10);
-    while (value /= 10);
-    while (count)
-        *to++ = digits[--count];
-    return to;
 }
 
 int tp_warp_name(tp_buffer *b, const tp_strings *names, const tp_kernel *kernel, int64_t number)
@@ -30,19 +20,19 @@ int tp_warp_name(tp_buffer *b, const tp_strings *names, const tp_kernel *kernel,
     if (size)
         memcpy(b->data, names->bytes.data + place->at, (size_t)size);
     uint8_t *to = b->data + size;
-    if (kernel->warps) {
+    if (kernel->warps > 0) {
         int64_t block = number / kernel->warps, x = kernel->x, y = kernel->y;
         number %= kernel->warps;
         to = put_text(to, " block ");
-        if (x) {
-            to = put_number(put_text(to, "("), block % x);
-            to = put_number(put_text(to, ","), block / x % y);
-            to = put_text(put_number(put_text(to, ","), block / x / y), ")");
+        if (x > 0 && y > 0) {
+            to = tp_decimal(put_text(to, "("), block % x);
+            to = tp_decimal(put_text(to, ","), block / x % y);
+            to = put_text(tp_decimal(put_text(to, ","), block / x / y), ")");
         } else {
-            to = put_number(to, block);
+            to = tp_decimal(to, block);
         }
     }
-    to = put_number(put_text(to, " warp "), number);
+    to = tp_decimal(put_text(to, " warp "), number);
     b->size = to - b->data;
     return 0;
 }

@@ -5,6 +5,7 @@
  */
 #include "order.h"
 #include "tables.h"
+#include "times.h"
 
 /* So many stays on a slot are remembered for those of batches that overlap theirs. */
 #define STAYS_MAX 1024
@@ -102,7 +103,7 @@ TP_EXPORT int tp_warps_take(tp_warps *w, int64_t rows, int64_t base, int64_t cou
         }
         if (row[i] < 0 || row[i] >= rows)
             return TP_NO_MEMORY;
-        int taken = take(&w->rows[row[i]], base, begin[i], begin[i] + stay[i]);
+        int taken = take(&w->rows[row[i]], base, begin[i], tp_after(begin[i], stay[i]));
         if (taken < 0)
             return TP_NO_MEMORY;
         fate[i] = taken ? FATE_DRAWN : FATE_BESIDE;

@@ -12,10 +12,9 @@ import numpy as np
 import orjson
 
 from tracepipe.event.checks import RecordCheck, first_fault
-from tracepipe.event.columns import EventColumns
-from tracepipe.event.model import COLUMN_LIMIT, Record
+from tracepipe.event.columns import NO_INDEX, NONE, EventColumns, joined_optional, no_indices
+from tracepipe.event.model import COLUMN_LIMIT, Record, WarpBatch
 from tracepipe.event.schema import fields_of
-from tracepipe.event.model import WarpBatch
 from tracepipe.event.shape import Shape, shape_of
 from tracepipe.event.tables import Tables
 from tracepipe.event.warps import EACH_EXIT, EACH_WARP, WARP_COLUMNS, Warps
@@ -79,18 +78,12 @@ class NativeTables(Tables):
         return self._text(_ARGS, number)
 
     @property
-    def native_texts(self) -> int | None:
-        """As `Tables` has it."""
-        where: int = self._core.tp_reader_args(self.reader)
-        return where
-
-    @property
     def args_count(self) -> int:
         """As `Tables` has it."""
         return int(self._core.tp_reader_count(self.reader, _ARGS))
 
-    def _args_bytes(self) -> int:
-        return int(self._core.tp_reader_bytes(self.reader, _ARGS))
+    def _bytes(self) -> int:
+        return sum(int(self._core.tp_reader_bytes(self.reader, table)) for table in (_SHAPES, _ARGS))
 
     def _keep_texts(self, shapes: Iterable[int], args: Iterable[int]) -> None:
         for table, kept in ((_SHAPES, shapes), (_ARGS, args)):
@@ -120,36 +113,41 @@ class NativeLines:
             raise MemoryError
         weakref.finalize(self, core.tp_batch_free, self._batch)
         self._columns = [np.empty(_ROOM, kind) for kind in _KINDS]
-        self._view = Columns(*(column.ctypes.data for column in self._columns))
+        self._index = no_indices(_ROOM)
+        self._view = Columns(*(column.ctypes.data for column in (*self._columns, self._index)))
         self._rounds = 0
         self._bad: set[int] = set()
         """Numbers of shapes that are none of an event."""
 
     def read(self, text: bytes, read_one: ReadOne) -> tuple[EventColumns, int]:
         """As `Lines` has it."""
-        before, done = len(self._tables.shapes), ctypes.c_int64(0)
-        parts = []
+        before, done, indices = len(self._tables.shapes), ctypes.c_int64(0), ctypes.c_int64(0)
+        parts, index = [], []
         while done.value <= len(text):
+            out = ctypes.byref(self._view), ctypes.byref(indices)
             count = self._core.tp_read_lines(
-                self._tables.reader, text, len(text), ctypes.byref(done), ctypes.byref(self._view), _ROOM
+                self._tables.reader, text, len(text), ctypes.byref(done), *out, _ROOM
             )
             if count < 0:
                 raise MemoryError
             parts.append([column[:count].copy() for column in self._columns])
+            index.append((self._index[:count].copy() if indices.value else None, count))
+            if indices.value:
+                self._index[:count] = NONE
         columns = parts[0] if len(parts) == 1 else map(np.concatenate, zip(*parts, strict=True))
-        events = EventColumns(*columns)
-        lines = len(events)
-        self._read_others(text, events, before, read_one)
-        return events, lines
+        events = EventColumns(*columns, index=joined_optional(index, NONE))
+        return self._with_others(text, events, before, read_one), len(events)
 
-    def _read_others(self, text: bytes, events: EventColumns, before: int, read_one: ReadOne) -> None:
-        """Put in the rows of lines that the core has none of; the columns lose those without."""
+    def _with_others(self, text: bytes, events: EventColumns, before: int, read_one: ReadOne) -> EventColumns:
+        """Put in the rows of lines that the core has none of, and leave out those without an event."""
         shape = events.shape
         if self._rounds != self._tables.rounds:
             self._rounds = self._tables.rounds
             self._bad = {at for at, one in enumerate(self._tables.shapes) if one is None}
         if self._tables.meet_shapes(self._check):
-            self._bad.update(at for at in range(before, len(self._tables.shapes)) if self._tables.shapes[at] is None)
+            self._bad.update(
+                at for at in range(before, len(self._tables.shapes)) if self._tables.shapes[at] is None
+            )
         foreign = shape < 0
         lines: list[bytes] | None = None
         if self._bad:
@@ -164,12 +162,13 @@ class NativeLines:
                 line = text[start : start + int(events.dur_ns[at])]
             else:
                 line = lines[at]
-            row = read_one(at, line)
+            *row, index = read_one(at, line)
             events.ts_ns[at], shape[at], events.args[at], events.dur_ns[at], events.launch[at] = row
-        if places and (shape == FOREIGN).any():
-            kept = shape != FOREIGN
-            events.ts_ns, events.shape, events.args = events.ts_ns[kept], shape[kept], events.args[kept]
-            events.dur_ns, events.launch = events.dur_ns[kept], events.launch[kept]
+            if index is not None and events.index is None:
+                events.index = no_indices(len(events))
+            if events.index is not None:
+                events.index[at] = index or NO_INDEX
+        return events.take(shape != FOREIGN) if places and bool((shape == FOREIGN).any()) else events
 
     def warps(self, line: bytes) -> Warps | None:
         """As `Lines` has it: a good line with columns of the native grammar."""
@@ -180,7 +179,9 @@ class NativeLines:
         record: Record = orjson.loads(ctypes.string_at(text, size))
         if record.get("type") != "gpu_warp" or first_fault(record):
             return None
-        columns = {name: column for at, name in enumerate(_COLUMNS) if (column := self._column(at)) is not None}
+        columns = {
+            name: column for at, name in enumerate(_COLUMNS) if (column := self._column(at)) is not None
+        }
         if any(len(column) and int(column.max()) > _LIMITS[name] for name, column in columns.items()):
             return None
         for name in columns:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import BinaryIO, Protocol
 
-from tracepipe.event.columns import SPECIAL, UNDATED_NS, SourceBatch, event_columns, no_events, signed
+from tracepipe.event.columns import SPECIAL, UNDATED_NS, Row, SourceBatch, event_columns, no_events, signed
 from tracepipe.event.model import Header, Problem, Record
+from tracepipe.event.shape import index_of
 from tracepipe.event.tables import Tables
 from tracepipe.event.warps import Warps, warps_of
 from tracepipe.readers.lines import BOM, chunks_of_lines
@@ -44,21 +45,20 @@ class Batch:
 _OTHERS = frozenset({"header", "footer", "clock", "loss", "gpu_warp"})
 
 
-def row_of(
-    record: Record, tables: Tables, others: list[Record | Warps]
-) -> tuple[int, int, int, int, int]:
+def row_of(record: Record, tables: Tables, others: list[Record | Warps]) -> Row:
     """The row of a good record among the columns of events; what is no event is added to `others`."""
     kind = record["type"]
     if kind in _OTHERS:
         ts_ns = record.get("ts_ns", UNDATED_NS)
         others.append(warps_of(record) if kind == "gpu_warp" else record)
-        return ts_ns, SPECIAL, len(others) - 1, 0, 0
+        return ts_ns, SPECIAL, len(others) - 1, 0, 0, None
     return (
         record["ts_ns"],
         tables.shape_number(record),
         tables.args_number(record.get("args")),
         record.get("dur_ns", 0),
         signed(record.get("launch", 0)),
+        index_of(record),
     )
 
 
@@ -97,9 +97,7 @@ def recording_of(header: Header, stream: BinaryIO, lines: LineReader, chunk_byte
     return Recording(header, _batches(stream, lines, chunk_bytes, tables), tables)
 
 
-def _batches(
-    stream: BinaryIO, lines: LineReader, chunk_bytes: int, tables: Tables
-) -> Iterator[SourceBatch]:
+def _batches(stream: BinaryIO, lines: LineReader, chunk_bytes: int, tables: Tables) -> Iterator[SourceBatch]:
     """What `lines` reads in a stream, a batch for each chunk and one for what is said at the end."""
     offset_bytes = 0
     for first, some, offset_bytes, cut in chunks_of_lines(stream, chunk_bytes):

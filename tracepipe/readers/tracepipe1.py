@@ -14,12 +14,12 @@ import orjson
 
 from tracepipe.errors import FormatError, InputError
 from tracepipe.event.checks import RecordCheck, first_fault
-from tracepipe.event.columns import SPECIAL, SourceBatch
+from tracepipe.event.columns import SPECIAL, Row, SourceBatch
 from tracepipe.event.model import SCHEMA_VERSION, Header, Problem, Record
 from tracepipe.event.tables import Tables
 from tracepipe.event.warps import Warps
 from tracepipe.native import library
-from tracepipe.readers.line_columns import FOREIGN, Lines, LineColumns, Row
+from tracepipe.readers.line_columns import FOREIGN, LineColumns, Lines
 from tracepipe.readers.lines import BOM, TOO_DEEP, Rejoined, chunks_of_text, is_too_deep
 from tracepipe.readers.native_lines import NativeLines, NativeTables
 from tracepipe.readers.recording import InputFormat, Recording, row_of, saying
@@ -28,7 +28,7 @@ from tracepipe.readers.recording import InputFormat, Recording, row_of, saying
 CHUNK_BYTES = 1 << 20
 _NEEDED = {"type", "schema", "clock", "clocks"}
 """Fields of a header without which no event can be understood."""
-_NO_ROW: Row = (0, FOREIGN, 0, 0, 0)
+_NO_ROW: Row = (0, FOREIGN, 0, 0, 0, None)
 
 
 class _Parser:
@@ -56,7 +56,7 @@ class _Parser:
             warps = self._lines.warps(line)
             if warps is not None:
                 others.append(warps)
-                return warps.ts_ns, SPECIAL, len(others) - 1, 0, 0
+                return warps.ts_ns, SPECIAL, len(others) - 1, 0, 0, None
             record = self._record(first + at, line, problems)
             return _NO_ROW if record is None else row_of(record, self.tables, others)
 

@@ -149,5 +149,3 @@ def _about(header: Header, source: str) -> dict[str, Any]:
     """What the trace says of where it comes from."""
     keys = ("tool", "engine", "host", "kernel", "machine", "command", "layers", "gpus")
     return {"source_format": source} | {key: header[key] for key in keys if key in header}  # type: ignore[literal-required]
-
-

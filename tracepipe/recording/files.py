@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from tracepipe.recording.compression import DamageError, compressing, decompressed
 from tracepipe.errors import InputError, OutputError
+from tracepipe.recording.compression import DamageError, compressing, decompressed
 
 STANDARD = "-"
 HEAD_BYTES = 1 << 16

@@ -30,8 +30,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Final
 
-from tracepipe.recording.compression import DamageError, decompressed, is_zstd
 from tracepipe.errors import FormatError, InputError, OutputError
+from tracepipe.recording.compression import DamageError, decompressed, is_zstd
 
 UI_ORIGIN: Final = "https://ui.perfetto.dev"
 # The UI's content security policy names this loopback port, the trace processor's own, and no other.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import cache
 
+from tracepipe.event.columns import Bools, Int64s
 from tracepipe.hooks.sets import load_set
-from tracepipe.reports.frames.libraries import pl
-from tracepipe.reports.frames.nesting import first_of_their_kind
+from tracepipe.reports.frames.libraries import np, pl
+from tracepipe.reports.frames.nesting import first_flagged
 from tracepipe.reports.frames.run import Run
 
 # Not cuLaunchHostFunc and its like, which run on the host.
@@ -46,12 +48,45 @@ def effect_of(name: str) -> tuple[str, str]:
     return known.get(name, ("", ""))
 
 
+def _flagged(run: Run, wanted: Callable[[str], bool]) -> Bools:
+    """The rows of `run.calls` whose names are wanted, but for ends without a begin."""
+    calls = run.layer("userspace")
+    names, known = run.shapes.numbered("name")
+    of_name = np.array([name is not None and wanted(name) for name in known], np.bool_)
+    return of_name[names[calls.shape]] & calls.is_call
+
+
+def launching(run: Run) -> Bools:
+    """Which rows of `run.calls` launch kernels, a runtime's call and the driver's inside it once."""
+    return first_flagged(run.layer("userspace").parent, _flagged(run, is_launch))
+
+
 def launches(run: Run) -> pl.DataFrame:
-    """The calls that launch kernels, a runtime's call and the driver's inside it once."""
-    names = run.calls["name"].unique()
-    launching = names.filter(pl.Series([is_launch(name) for name in names], dtype=pl.Boolean))
-    flagged = run.calls["name"].is_in(launching.to_list()) & (run.calls["kind"] != "no_begin")
-    return first_of_their_kind(run.calls, flagged.to_numpy())
+    """The calls that launch kernels."""
+    return run.calls.filter(pl.Series(launching(run), dtype=pl.Boolean))
+
+
+def rows_by_effect(run: Run) -> dict[str, Int64s]:
+    """What calls did to memory: effect → rows of `run.calls`, a runtime's and the driver's inside it once."""
+    calls = run.layer("userspace")
+
+    def rows_of(effect: str) -> Int64s:
+        flagged = _flagged(run, lambda name: effect_of(name)[0] == effect)
+        return np.flatnonzero(first_flagged(calls.parent, flagged))
+
+    return {effect: rows_of(effect) for effect in (*MEMORY_EFFECTS, "transfer")}
+
+
+def directions(run: Run, rows: Int64s) -> list[str]:
+    """Where rows of `run.calls` copy to, as their arguments say, else their names."""
+    calls = run.layer("userspace")
+    names, known = run.shapes.numbered("name")
+    given = run.args.texts_of("direction", calls.args[rows])
+    of_name = (effect_of(known[name])[1] for name in names[calls.shape[rows]].tolist())
+    return [
+        (direction or "copy") if text is None else text
+        for text, direction in zip(given, of_name, strict=True)
+    ]
 
 
 def effects_of_calls(run: Run) -> pl.DataFrame:
@@ -59,19 +94,11 @@ def effects_of_calls(run: Run) -> pl.DataFrame:
 
     A runtime's call and the driver's inside it count once. A call that failed did nothing.
     """
-    names = run.calls["name"].unique().to_list()
-    effects = {name: effect_of(name) for name in names}
-    calls = run.calls.with_columns(
-        pl.col("name").replace_strict({k: v[0] for k, v in effects.items()}, default="").alias("effect"),
-        pl.coalesce(
-            pl.col("args").str.json_path_match("$.direction"),
-            pl.col("name").replace_strict({k: v[1] or None for k, v in effects.items()}, default=None),
-            pl.lit("copy"),
-        ).alias("direction"),
+    found = rows_by_effect(run)
+    rows = np.concatenate([*found.values()])
+    effects = [effect for effect, some in found.items() for _ in range(len(some))]
+    return run.calls[rows].with_columns(
+        pl.Series("effect", effects, dtype=pl.String),
+        pl.Series("direction", directions(run, rows), dtype=pl.String),
         (pl.col("result").fill_null(0) != 0).alias("failed"),
     )
-    found = []
-    for effect in (*MEMORY_EFFECTS, "transfer"):
-        flagged = (calls["effect"] == effect) & (calls["kind"] != "no_begin")
-        found.append(first_of_their_kind(calls, flagged.to_numpy()))
-    return pl.concat(found)

@@ -42,6 +42,14 @@ def lengths(column: str = "dur_ns") -> list[pl.Expr]:
     ]
 
 
+def rank(values: Any, percent: int) -> Any:
+    """The least of numpy numbers that so many percent do not exceed; None without any."""
+    if not len(values):
+        return None
+    at = max((len(values) * percent + 99) // 100 - 1, 0)
+    return np.partition(values, at)[at].item()
+
+
 def of_values(values: Any) -> tuple[int | None, ...]:
     """The cells of `LENGTH_COLUMNS` for numpy integers; None each without any."""
     if not len(values):

@@ -1,12 +1,13 @@
-"""Who is inside whom among the rows of a frame."""
+"""Who is inside whom among the rows of a frame, or of a layer's numpy columns."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from tracepipe.event.columns import NONE, Bools, Int32s, Int64s
 from tracepipe.reports.frames.libraries import np, pl
 
-NOBODY = -1
+NOBODY = NONE
 
 
 def outermost(frame: pl.DataFrame) -> pl.DataFrame:
@@ -19,8 +20,27 @@ def nearest(frame: pl.DataFrame, wanted: Any) -> Any:
 
     `wanted` are numpy booleans, one for each row, as `flagged` is below.
     """
-    count = len(frame)
-    above = frame["parent"].fill_null(count).to_numpy()
+    return nearest_of(_parents(frame), wanted)
+
+
+def has_ancestor(frame: pl.DataFrame, flagged: Any) -> Any:
+    """For each row, whether one of those around it is flagged."""
+    return has_flagged_around(_parents(frame), flagged)
+
+
+def first_of_their_kind(frame: pl.DataFrame, flagged: Any) -> pl.DataFrame:
+    """The flagged rows that are in no other flagged one: a runtime's call, and not the driver's inside it."""
+    return frame.filter(pl.Series(flagged & ~has_ancestor(frame, flagged), dtype=pl.Boolean))
+
+
+def _parents(frame: pl.DataFrame) -> Any:
+    return frame["parent"].fill_null(NOBODY).to_numpy()
+
+
+def nearest_of(parents: Int32s | Int64s, wanted: Bools) -> Int64s:
+    """As `nearest`, for the rows of parents, NOBODY for none."""
+    count = len(parents)
+    above = np.where(parents == NOBODY, count, parents)
     # The last place stands for nobody. Each round looks twice as far up: a deep recursion needs few.
     to = np.append(np.where(wanted, np.arange(count), above), count)
     while not np.array_equal(further := to[to], to):
@@ -28,12 +48,13 @@ def nearest(frame: pl.DataFrame, wanted: Any) -> Any:
     return np.where(to[:-1] == count, NOBODY, to[:-1])
 
 
-def has_ancestor(frame: pl.DataFrame, flagged: Any) -> Any:
-    """For each row, whether one of those around it is flagged."""
-    inside = np.append(nearest(frame, flagged) != NOBODY, False)
-    return inside[frame["parent"].fill_null(len(frame)).to_numpy()]
+def has_flagged_around(parents: Int32s | Int64s, flagged: Bools) -> Bools:
+    """As `has_ancestor`, for the rows of parents."""
+    return np.append(nearest_of(parents, flagged) != NOBODY, False)[parents]
 
 
-def first_of_their_kind(frame: pl.DataFrame, flagged: Any) -> pl.DataFrame:
-    """The flagged rows that are in no other flagged one: a runtime's call, and not the driver's inside it."""
-    return frame.filter(pl.Series(flagged & ~has_ancestor(frame, flagged), dtype=pl.Boolean))
+def first_flagged(parents: Int32s | Int64s, flagged: Bools) -> Bools:
+    """As `first_of_their_kind`, for the rows of parents."""
+    if not flagged.any():
+        return flagged
+    return flagged & ~has_flagged_around(parents, flagged)

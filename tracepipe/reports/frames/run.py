@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-from array import array
-from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import PurePath
 from typing import Any
 
-from tracepipe.clocks.maps import Clocks
-from tracepipe.event.model import TIME_LIMIT_NS, Header, Problem, Record, Shape, Timed
+from tracepipe.event.columns import SPECIAL, Bools, TraceBatch, TraceColumns
+from tracepipe.event.model import TIME_LIMIT_NS, Header, Problem, Record
+from tracepipe.event.tables import Tables
+from tracepipe.event.warps import PlacedWarps
 from tracepipe.recording.account import Account
-from tracepipe.recording.open import (
-    OpenRecording,
-    damage,
-    footer_notes,
-    no_collector,
-    open_recording,
-    refused,
-)
+from tracepipe.recording.open import OpenRecording, no_collector, open_recording
+from tracepipe.recording.reading import Progress, Reading
+from tracepipe.reports.frames.arguments import ArgsTable
+from tracepipe.reports.frames.collected import Collected
+from tracepipe.reports.frames.layers import COLUMNS, Frames, Layer, layers_of, threads_of
 from tracepipe.reports.frames.libraries import np, pl
-from tracepipe.reports.frames.shapes import FRAMES, NOT_AN_EVENT, ShapeTable
-from tracepipe.reports.frames.spans import FROM_DURATION, KINDS, SPAN, Spans
-from tracepipe.reports.frames.warp_columns import WarpColumns
+from tracepipe.reports.frames.shapes import FRAMES, ShapeTable
+from tracepipe.reports.frames.spans import Spans
+from tracepipe.reports.frames.warp_columns import WarpTable
 
-# Events handed to the matching at a time, as Python objects.
-_MATCHED_AT_ONCE = 1 << 16
-_TIMELESS = frozenset({"header", "footer", "clock"})
-
-Progress = Callable[[int, int], None]
-"""Called with bytes read and bytes in all, which are 0 where unknown."""
+_THREADS = FRAMES.index("gpu_thread")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,6 +35,11 @@ class Facts(Account):
     footer: Record | None = None
     start_ns: int = 0
     end_ns: int = 0
+
+    @classmethod
+    def of(cls, account: Account, **more: Any) -> Facts:
+        """What was found in reading, and more."""
+        return cls(**{field.name: getattr(account, field.name) for field in fields(account)}, **more)
 
 
 class Run:
@@ -58,97 +55,89 @@ class Run:
     args, end_args                  all arguments of begin and end as JSON text
     depth, parent                   how deep in others of the same thread and layer; the row of the next
     lane                            0, or the number of the track beside it on which the timeline draws it
+
+    `layer` has the same as numpy columns, for what must be quick, and `some` a few columns of a frame.
     """
 
     def __init__(
-        self, facts: Facts, spans: pl.DataFrame, table: ShapeTable, warps: WarpColumns, losses: list[Record]
+        self,
+        facts: Facts,
+        layers: dict[str, Layer],
+        shapes: ShapeTable,
+        args: ArgsTable,
+        warps: WarpTable,
+        losses: list[Record],
     ) -> None:
-        self.facts = facts
-        self._spans, self._table, self._warps, self._losses = spans, table, warps, losses
+        self.facts, self.shapes, self.args, self.warp_table = facts, shapes, args, warps
+        self._layers, self._losses = layers, losses
+        self._frames = Frames(shapes, args)
 
-    def _frame(self, name: str) -> pl.DataFrame:
-        frame_of = np.frombuffer(bytes(self._table.frames), np.uint8)
-        places = np.flatnonzero(frame_of[self._spans["shape"].to_numpy()] == FRAMES.index(name))
-        spans = self._spans[places]
-        ends = spans["end_shape"]
-        ended = self._table.take(ends.clip(0), ("result", "size_bytes", "address", "args"))
-        has_end = ends >= 0
-        # A parent on the same row of a stream may be a copy, which is in another frame.
-        parents = spans["parent"].to_numpy()
-        at = np.searchsorted(places, parents)
-        inside = (parents >= 0) & (places.take(at, mode="clip") == parents) if len(places) else parents >= 0
-        lasts = spans["kind"].is_in([SPAN, FROM_DURATION])
-        columns = self._table.take(spans["shape"]).with_columns(
-            start_ns=spans["start_ns"],
-            end_ns=spans["end_ns"],
-            kind=pl.Series(KINDS, dtype=pl.Enum(KINDS))[spans["kind"]],
-            depth=spans["depth"],
-            lane=spans["lane"],
-            parent=pl.Series(at, dtype=pl.Int64),
-            end_args=ended["args"],
-        )
-        return columns.with_columns(
-            pl.when(lasts).then(pl.col("end_ns") - pl.col("start_ns")).alias("dur_ns"),
-            pl.when(pl.Series(inside)).then("parent").alias("parent"),
-            pl.when(has_end).then("end_args").alias("end_args"),
-            *(
-                pl.coalesce(pl.when(has_end).then(ended[key]), pl.col(key)).alias(key)
-                if key == "result"
-                else pl.coalesce(pl.col(key), pl.when(has_end).then(ended[key])).alias(key)
-                for key in ("result", "size_bytes", "address")
-            ),
-        )
+    def layer(self, name: str) -> Layer:
+        """The numpy columns of a layer, one of `FRAMES`."""
+        return self._layers[name]
+
+    def has(self, column: str, value: Hashable, layer: Layer) -> Bools:
+        """Which rows of a layer have a value in a column of their shapes."""
+        numbers, values = self.shapes.numbered(column)
+        if value not in values:
+            return np.zeros(len(layer), np.bool_)
+        flagged: Bools = (numbers == values.index(value))[layer.shape]
+        return flagged
+
+    def some(self, name: str, *columns: str) -> pl.DataFrame:
+        """A few columns of a layer's frame: what the others have is not looked at."""
+        return self._frames.frame(self._layers[name], columns or COLUMNS)
 
     @cached_property
     def calls(self) -> pl.DataFrame:
         """The `userspace` layer: calls of the CUDA libraries, those inside others too (`depth`)."""
-        return self._frame("userspace")
+        return self.some("userspace")
 
     @cached_property
     def syscalls(self) -> pl.DataFrame:
         """The `syscall` layer."""
-        return self._frame("syscall")
+        return self.some("syscall")
 
     @cached_property
     def driver(self) -> pl.DataFrame:
         """Functions of the driver: the `kernel` layer, and the scheduler's calls, which nest there."""
-        return self._frame("kernel")
+        return self.some("kernel")
 
     @cached_property
     def scheduler(self) -> pl.DataFrame:
         """When threads run (`running`), and instants of the `scheduler` layer."""
-        return self._frame("scheduler")
+        return self.some("scheduler")
 
     @cached_property
     def memory(self) -> pl.DataFrame:
         """The `memory` layer: `alloc`, `free`, …"""
-        return self._frame("memory")
+        return self.some("memory")
 
     @cached_property
     def transfers(self) -> pl.DataFrame:
         """The `transfer` layer: copies by the call, and where `gpu` is known by the GPU's own times."""
-        return self._frame("transfer")
+        return self.some("transfer")
 
     @cached_property
     def kernels(self) -> pl.DataFrame:
         """The `gpu_kernel` layer."""
-        return self._frame("gpu_kernel")
+        return self.some("gpu_kernel")
 
     @cached_property
     def gpu_threads(self) -> pl.DataFrame:
         """The `gpu_thread` layer: entries and exits of single threads (`phase` B, E, I), with `block` and
         `thread`."""
-        return self._frame("gpu_thread")
+        return self.some("gpu_thread")
 
     @cached_property
     def warps(self) -> pl.DataFrame:
-        """One row for each warp: see `WarpColumns.warps`."""
-        return self._warps.warps()
+        """One row for each warp: see `WarpTable.warps`."""
+        return self.warp_table.warps()
 
     @cached_property
     def exits(self) -> pl.DataFrame:
-        """Exits of warps that left in several steps: see `WarpColumns.exits`."""
-        return self._warps.exits()
+        """Exits of warps that left in several steps: see `WarpTable.exits`."""
+        return self.warp_table.exits()
 
     @cached_property
     def losses(self) -> pl.DataFrame:
@@ -164,14 +153,7 @@ class Run:
     @cached_property
     def thread_names(self) -> dict[tuple[int | None, int | None], str]:
         """(pid, tid) → the name that the thread had last."""
-        shapes = self._table.frame()
-        if "comm" not in shapes:
-            return {}
-        # A table without ids has names all the same.
-        ids = [pl.col(key) if key in shapes else pl.lit(None).alias(key) for key in ("pid", "tid")]
-        named = shapes.select(*ids, "comm").drop_nulls("comm")
-        named = named.unique(["pid", "tid"], keep="last")
-        return {(pid, tid): comm for pid, tid, comm in named.iter_rows()}
+        return self.shapes.thread_names()
 
     def process_name(self, pid: int | None) -> str:
         """What its main thread was called last, else the command that was recorded."""
@@ -186,91 +168,76 @@ class Run:
 class _Loading:
     """One recording on its way into columns."""
 
-    def __init__(self, opened: OpenRecording, path: str, strict: bool) -> None:
-        self._path, self._strict = path, strict
-        header, clocks = opened.recording.header, opened.clocks
-        self.facts = Facts(path, opened.source, header=header, trace_clock=clocks.trace_clock)
-        self._ts_ns, self._shapes = array("q"), array("l")
-        self.table, self.warps = ShapeTable(), WarpColumns()
-        self.losses: list[Record] = []
+    def __init__(self, opened: OpenRecording, reading: Reading) -> None:
+        self._opened, self._reading = opened, reading
+        self._events = Collected()
+        self._warps = WarpTable(opened.clocks.trace_clock)
+        self._losses: list[Record] = []
         self._last_ns = -TIME_LIMIT_NS
-        self._after_footer = 0
 
-    def problem(self, problem: Problem) -> None:
-        """Count a problem; raises InputError where `strict` and its line was skipped."""
-        if self._strict and problem.skipped:
-            raise refused(problem, self._path)
-        self.facts.add(problem)
+    def take(self, batch: TraceBatch) -> None:
+        """Add what a batch holds."""
+        events = batch.events
+        kept = np.abs(events.ts_ns) <= TIME_LIMIT_NS
+        if batch.others:
+            kept &= events.shape != SPECIAL
+            for at in np.flatnonzero(events.shape == SPECIAL).tolist():
+                self._take_other(int(events.ts_ns[at]), batch.others[int(events.args[at])])
+        if not kept.all():
+            for ts_ns in events.ts_ns[~kept & (events.shape != SPECIAL)].tolist():
+                self._reading.note(_no_time(ts_ns))
+            events = events.take(kept)
+        self._events.add(events)
 
-    def take(self, events: list[Timed]) -> None:
-        """Add events on the trace clock."""
-        if self.facts.footer is not None:
-            self._after_footer += len(events)
-        for shape, count in Counter([shape for _, shape in events]).items():
-            self.facts.counts[shape.type] += count * shape.events
-            if shape.row is None:
-                self.table.meet(shape)
-        places = [shape.row for _, shape in events]
-        times = [ts_ns for ts_ns, _ in events]
-        if NOT_AN_EVENT in places or max(times) > TIME_LIMIT_NS or min(times) < -TIME_LIMIT_NS:
-            events = [event for event in events if self._is_event(*event)]
-            places, times = [shape.row for _, shape in events], [ts_ns for ts_ns, _ in events]
-        self._ts_ns.extend(times)
-        self._shapes.extend(places)
-
-    def _is_event(self, ts_ns: int, shape: Shape) -> bool:
-        """Whether it goes to the columns of events; puts it where it belongs if not."""
-        if abs(ts_ns) > TIME_LIMIT_NS and shape.type not in _TIMELESS:
-            self.problem(Problem(0, "ts_ns", f"{ts_ns} is no time of a recording"))
-        elif shape.row != NOT_AN_EVENT:
-            return True
-        elif shape.type == "footer":
-            self.facts.footer = shape.record
-        elif shape.type == "loss":
-            self.facts.losses[shape.record.get("layer", "unknown layer")] += shape.record["count"]
-            self.losses.append({**shape.record, "start_ns": ts_ns})
-        elif shape.type == "gpu_warp":
+    def _take_other(self, ts_ns: int, other: Record | PlacedWarps) -> None:
+        """A record that is no event."""
+        if isinstance(other, PlacedWarps):
             try:
-                self._last_ns = max(self._last_ns, self.warps.add(ts_ns, shape.record))
+                self._last_ns = max(self._last_ns, self._warps.add(other))
             except OverflowError:
-                self.problem(Problem(0, "gpu_warp", "holds numbers that are too large to reckon with"))
-        return False
+                self._reading.note(Problem(0, "gpu_warp", "holds numbers that are too large to reckon with"))
+        elif other["type"] == "loss" and abs(ts_ns) > TIME_LIMIT_NS:
+            self._reading.note(_no_time(ts_ns))
+        elif other["type"] == "loss":
+            self._losses.append({**other, "start_ns": ts_ns})
 
-    def finish(self, clocks: Clocks) -> Run:
+    def finish(self) -> Run:
         """Match what was taken, and say what was found."""
-        facts = self.facts
-        spans = Spans(self.table)
-        times, shapes = _in_order(self._ts_ns, self._shapes, self.table)
-        for at in range(0, len(times), _MATCHED_AT_ONCE):
-            part = slice(at, at + _MATCHED_AT_ONCE)
-            spans.match(zip(times[part].tolist(), shapes[part].tolist(), strict=True))
-        here = facts.header.get("start", {}).get(f"{clocks.trace_clock}_ns")
-        first_ns = [int(times[0])] if len(times) else []
-        first_ns += [] if self.warps.first_ns is None else [self.warps.first_ns]
+        account, recording = self._reading.finish(), self._opened.recording
+        tables, trace_clock = recording.tables, self._opened.clocks.trace_clock
+        header, footer = recording.header, self._reading.footer
+        facts = Facts.of(account, header=header, trace_clock=trace_clock, footer=footer)
+        self._warps.finish()
+        shapes = ShapeTable(tables.shapes)
+        events = self._events.in_order(tables)
+        here = header.get("start", {}).get(f"{trace_clock}_ns")
+        first_ns = [*events.ts_ns[:1].tolist()]
+        first_ns += [] if self._warps.first_ns is None else [self._warps.first_ns]
         facts.start_ns = here if isinstance(here, int) else min(first_ns, default=0)
-        facts.end_ns = max(self._last_ns, max(spans.end_ns, default=facts.start_ns), facts.start_ns)
-        spans.finish(facts.end_ns)
-        spans.nest_again()
-        facts.outcomes, facts.clocks = spans.outcomes, clocks.statements()
-        for kind in ("footer", "clock", "loss", "header"):
-            del facts.counts[kind]
-        if facts.source == "tracepipe":
-            if self._after_footer:
-                facts.notes.append(f"{self._after_footer} records stand after the footer")
-            facts.notes += footer_notes(facts.footer, facts.counts)
-        return Run(facts, spans.columns(), self.table, self.warps, self.losses)
+        facts.end_ns = max(self._last_ns, facts.start_ns)
+        layers = _layers(events, tables, shapes, facts)
+        return Run(facts, layers, shapes, ArgsTable(tables), self._warps, self._losses)
 
 
-def _in_order(times: array[int], shapes: array[int], table: ShapeTable) -> tuple[Any, Any]:
-    """Events in the order of time, the file's at one time; an X before those it encloses."""
-    ts_ns, shape = np.array(times, np.int64), np.array(shapes, np.int64)
-    order = np.argsort(ts_ns, kind="stable")
-    ts_ns, shape = ts_ns[order], shape[order]
-    if len(shape):
-        durations, phases = np.array(table.dur_ns, np.int64), np.frombuffer(bytes(table.phases), np.uint8)
-        whole = np.flatnonzero(phases[shape] == ord("X"))
-        shape[whole] = shape[whole][np.lexsort((-durations[shape[whole]], ts_ns[whole]))]
-    return ts_ns, shape
+def _no_time(ts_ns: int) -> Problem:
+    return Problem(0, "ts_ns", f"{ts_ns} is no time of a recording")
+
+
+def _layers(events: TraceColumns, tables: Tables, shapes: ShapeTable, facts: Facts) -> dict[str, Layer]:
+    """The layers of events in order; `facts` become those of them too."""
+    alone = shapes.frames[events.shape] == _THREADS
+    threads = threads_of(events.take(alone) if alone.any() else events.take(slice(0, 0)))
+    if alone.any():
+        events = events.take(~alone)
+    spans = Spans(tables.shapes, len(events))
+    spans.match(events)
+    lasts_ns = [spans.last_ns, *threads.end_ns[-1:].tolist()]
+    facts.end_ns = max([facts.end_ns, *(ns for ns in lasts_ns if ns is not None)])
+    # Neither is asked for any more.
+    events.ts_ns = events.dur_ns = np.empty(0, np.int64)
+    spans.finish(facts.end_ns, events.shape)
+    facts.outcomes = spans.outcomes
+    return layers_of(spans, events, shapes) | {"gpu_thread": threads}
 
 
 def load_run(
@@ -285,17 +252,10 @@ def load_run(
     `assumed` places clocks without pairs, as in `open_recording`. Raises InputError, on the first bad line
     where `strict`, FormatError, ClockError, and LibraryMissing.
     """
-    pl.DataFrame  # noqa: B018 - before the reading, which may take long
     with open_recording(path, source_format, assumed) as opened, no_collector():
-        loading = _Loading(opened, path, strict)
-        for batch in opened.recording.batches:
-            for problem in batch.problems:
-                loading.problem(problem)
-            events = opened.clocks.stamp(batch.take(), loading.facts.unplaced)
-            if events:
-                loading.take(events)
-            if progress and batch.offset_bytes:
-                progress(opened.stream.position_bytes(), opened.stream.size_bytes)
-        if opened.stream.damage:
-            loading.problem(damage(opened.stream))
-        return loading.finish(opened.clocks)
+        # Everything stays in use to the end: no numbers are to be given anew.
+        reading = Reading(opened, path, strict=strict, progress=progress, relieve=lambda: None)
+        loading = _Loading(opened, reading)
+        for batch, _ in reading.placed():
+            loading.take(batch)
+        return loading.finish()

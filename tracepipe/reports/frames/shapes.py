@@ -1,39 +1,18 @@
-"""The shapes of a recording as columns: what all events with the same text but their time have in common."""
+"""The shapes of a recording as columns: what events that differ in time and arguments have in common."""
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
-import orjson
+from tracepipe.event.columns import Bytes, Int32s
+from tracepipe.event.shape import Shape
+from tracepipe.reports.frames.libraries import np, pl
 
-from tracepipe.event.model import HOST_LAYERS, TIME_LIMIT_NS, Shape
-from tracepipe.event.vocabulary import ADDRESS_KEYS, RUNNING
-from tracepipe.layout.rows import Row
-from tracepipe.layout.timeline import Track
-from tracepipe.reports.frames.libraries import pl
-
-# Shapes kept as Python objects at a time; the rest are columns.
-CHUNK_SHAPES = 1 << 14
-NOT_AN_EVENT = -1
-"""The number of a shape that is no event of a thread or stream: a loss, a warp batch, the footer."""
-NO_DURATION = -1
 # Which frame an event goes to.
 FRAMES = ("userspace", "syscall", "kernel", "scheduler", "memory", "transfer", "gpu_kernel", "gpu_thread")
-_FRAME_CODES = {name: code for code, name in enumerate(FRAMES)}
-_EARLIEST_NS = -(1 << 63)
-
-
-class SpanRow(Row):
-    """A row of spans: `inside` are the numbers of the spans whose ends are in `ends`."""
-
-    __slots__ = ("inside", "lane")
-
-    def __init__(self, lane: int = 0) -> None:
-        super().__init__(Track(0, None, "slices", ""), _EARLIEST_NS)
-        self.inside: list[int] = []
-        self.lane = lane
+_CODES = {name: code for code, name in enumerate(FRAMES)}
+_NO_FRAME = len(FRAMES)
 
 
 def three() -> Any:
@@ -50,135 +29,59 @@ def series(name: str, values: Sequence[Any], dtype: Any) -> pl.Series:
     # All numbers at once: lists of lists are turned into columns one by one.
     flat = pl.Series([size for value in values for size in value or (0, 0, 0)], dtype=pl.Int64, strict=False)
     known = pl.Series([value is not None for value in values])
-    threes = flat.reshape((len(values), 3)).alias(name)
-    return pl.select(pl.when(known).then(threes).alias(name)).to_series()
+    return where(known, flat.reshape((len(values), 3)).alias(name))
 
 
-def _schema() -> dict[str, Any]:
+def where(known: Any, values: pl.Series) -> pl.Series:
+    """Values, and null where they are not known: numpy booleans, or a series of them."""
+    return pl.select(pl.when(pl.Series(known, dtype=pl.Boolean)).then(values).alias(values.name)).to_series()
+
+
+def schema() -> dict[str, Any]:
+    """The columns that shapes alone decide."""
     number, text = pl.Int64(), pl.String()
     return {
         "layer": text, "name": text, "pid": number, "tid": number, "cpu": number, "comm": text,
-        "launch": pl.UInt64(), "gpu": number, "stream": number, "size_bytes": number, "address": text,
-        "result": number, "grid": three(), "block": three(), "thread": three(),
-        "phase": text, "bound_ns": number, "args": text,
+        "gpu": number, "stream": number, "phase": text, "grid": three(), "block": three(),
     }  # fmt: skip
 
 
 class ShapeTable:
-    """Numbers shapes, and keeps what the matching of begins and ends needs of each, by its number.
+    """Shapes by their numbers."""
 
-    `frames` says which of `FRAMES` the events go to, `rows` is the row on which they nest, None for events
-    that do not nest.
-    """
+    def __init__(self, shapes: Sequence[Shape | None]) -> None:
+        self.shapes = shapes
+        self.frames: Bytes = np.array([_frame_of(shape) for shape in shapes], np.uint8)
+        """The place in `FRAMES` of each shape's events."""
+        self.has_launch = np.array([shape is not None and shape.has_launch for shape in shapes], np.bool_)
+        self._columns: dict[str, pl.Series] = {}
+        self._numbers: dict[str, tuple[Int32s, list[Any]]] = {}
 
-    def __init__(self) -> None:
-        self.frames = bytearray()
-        self.phases = bytearray()
-        self.names: list[str] = []
-        self.dur_ns = array("q")
-        self.rows: list[SpanRow | None] = []
-        self._known_names: dict[str, str] = {}
-        self._row_of: dict[tuple[object, ...], SpanRow] = {}
-        self._schema = _schema()
-        self._chunks: list[Any] = []
-        self._cells: list[tuple[Any, ...]] = []
+    def _values(self, name: str) -> list[Any]:
+        name = "type" if name == "layer" else name
+        return [None if shape is None else getattr(shape, name) for shape in self.shapes]
 
-    def meet(self, shape: Shape) -> None:
-        """Give a shape its number, in `shape.row`."""
-        frame, key = _place(shape)
-        dur_ns = NO_DURATION if shape.dur_ns is None else min(shape.dur_ns, TIME_LIMIT_NS)
-        if frame is None:
-            shape.row = NOT_AN_EVENT
-            return
-        shape.row = len(self.frames)
-        self.frames.append(_FRAME_CODES[frame])
-        self.phases.append(ord(shape.phase))
-        self.names.append(self._known_names.setdefault(shape.name, shape.name))
-        self.dur_ns.append(dur_ns)
-        row = self._row_of.get(key) if key else None
-        if key and row is None:
-            row = self._row_of[key] = SpanRow()
-        self.rows.append(row)
-        self._cells.append(_cells(shape))
-        if len(self._cells) >= CHUNK_SHAPES:
-            self._flush()
+    def numbered(self, name: str) -> tuple[Int32s, list[Any]]:
+        """What shapes have of one column, each value once, and the place of each shape's there."""
+        if name not in self._numbers:
+            places: dict[Hashable, int] = {}
+            numbers = [places.setdefault(value, len(places)) for value in self._values(name)]
+            self._numbers[name] = np.array(numbers, np.int32), list(places)
+        return self._numbers[name]
 
-    def every_row(self) -> Iterable[SpanRow]:
-        """All rows on which spans nest."""
-        return self._row_of.values()
+    def column(self, name: str) -> pl.Series:
+        """A column of `schema`, with a row for each shape."""
+        if name not in self._columns:
+            self._columns[name] = series(name, self._values(name), schema()[name])
+        return self._columns[name]
 
-    def _flush(self) -> None:
-        columns = zip(*self._cells, strict=True) if self._cells else [()] * len(self._schema)
-        typed = zip(self._schema.items(), columns, strict=True)
-        # Most shapes lack most of it: a column of nulls takes as much room as any.
-        known = [(name, dtype, column) for (name, dtype), column in typed if column.count(None) < len(column)]
-        self._chunks.append(pl.DataFrame([series(name, column, dtype) for name, dtype, column in known]))
-        self._cells = []
-
-    def frame(self) -> pl.DataFrame:
-        """A row for each shape, in the order of their numbers, with the columns that any of them has."""
-        if self._cells or not self._chunks:
-            self._flush()
-        if len(self._chunks) > 1:
-            self._chunks = [pl.concat(self._chunks, how="diagonal", rechunk=True)]
-        whole: pl.DataFrame = self._chunks[0]
-        return whole
-
-    def take(self, shapes: Any, names: Sequence[str] = ()) -> pl.DataFrame:
-        """The rows of these shapes in their order, with the named columns, or with all."""
-        known, wanted = self.frame(), names or tuple(self._schema)
-        columns = (
-            known[name].gather(shapes) if name in known else pl.lit(None, self._schema[name]).alias(name)
-            for name in wanted
-        )
-        # The shapes themselves say how long a column without any value is.
-        return pl.DataFrame({"shape": shapes}).with_columns(*columns).select(*wanted)
+    def thread_names(self) -> dict[tuple[int | None, int | None], str]:
+        """(pid, tid) → the name that the thread had last."""
+        named = (shape for shape in self.shapes if shape is not None and shape.comm is not None)
+        return {(shape.pid, shape.tid): shape.comm or "" for shape in named}
 
 
-def _place(shape: Shape) -> tuple[str | None, tuple[object, ...] | None]:
-    """The frame of a shape's events, and the key of the row on which they nest: as the layout has it."""
-    layer, record = shape.type, shape.record
-    if layer == "gpu_thread":
-        return layer, None
-    if layer == "gpu_kernel" or (layer == "transfer" and "gpu" in record):
-        return layer, ("gpu", record.get("gpu", 0), record.get("stream", 0))
-    if layer not in HOST_LAYERS:
-        return None, None
-    # A scheduler of the GPU's work is a function of the driver, and nests among the others.
-    calls = layer == "scheduler" and shape.phase != "I" and shape.name != RUNNING
-    frame = "kernel" if calls else layer
-    return frame, (frame, shape.pid, shape.tid)
-
-
-def _cells(shape: Shape) -> tuple[Any, ...]:
-    """A row of the columns of `_schema`."""
-    record, args = shape.record, shape.args
-    get = record.get
-    size = address = result = text = None
-    grid, block = get("grid"), get("block")
-    if args:
-        given = args.get
-        size, result = given("size_bytes", given("size")), given("result", given("retval"))
-        address = next((args[key] for key in ADDRESS_KEYS if key in args), None)
-        grid, block, text = grid or given("grid"), block or given("block"), _json(args)
-    return (
-        shape.type, shape.name, shape.pid, shape.tid, get("cpu"), get("comm"),
-        shape.launch, get("gpu"), get("stream"), size if type(size) is int else None,
-        None if address is None else str(address), result if type(result) is int else None,
-        grid and _three(grid), block and _three(block), get("thread"),
-        shape.phase, get("bound_ns"), text,
-    )  # fmt: skip
-
-
-def _three(value: object) -> list[int] | None:
-    fits = isinstance(value, list) and len(value) == 3 and all(type(size) is int for size in value)
-    return value if fits else None  # type: ignore[return-value]
-
-
-def _json(args: dict[str, Any]) -> str:
-    try:
-        return orjson.dumps(args).decode()
-    except TypeError:  # an integer beyond 64 bits, which a reader of text may make
-        import json
-
-        return json.dumps(args, default=str)
+def _frame_of(shape: Shape | None) -> int:
+    if shape is None:
+        return _NO_FRAME
+    return _CODES[shape.type if shape.on_stream or shape.row is None else shape.drawn_layer]

@@ -1,0 +1,110 @@
+"""What an installation gets: the core where C can be compiled, Python alone where it cannot."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+import setuptools
+
+from tracepipe.native import build
+
+ROOT = Path(__file__).parents[2]
+BACKEND = "import sys; from setuptools import build_meta; getattr(build_meta, sys.argv[1])(sys.argv[2])"
+CORE = f"tracepipe/native/{build.NAME}"
+SOURCES = {f"tracepipe/native/{path.name}" for path in build.sources()}
+SAMPLE = ROOT / "fixtures" / "capture-h200" / "input.jsonl"
+
+pytestmark = pytest.mark.skipif(
+    tuple(map(int, setuptools.__version__.split(".")[:2])) < (70, 1), reason="setuptools is older than 70.1"
+)
+compiles = pytest.mark.skipif(
+    not any(map(shutil.which, build.COMPILERS)), reason="no C compiler (apt install gcc libc6-dev)"
+)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A checkout in which a core of other sources was left."""
+    made = tmp_path / "checkout"
+    made.mkdir()
+    for name in ("pyproject.toml", "setup.py", "README.md"):
+        shutil.copy(ROOT / name, made)
+    shutil.copytree(ROOT / "tracepipe", made / "tracepipe", ignore=shutil.ignore_patterns("__pycache__"))
+    (made / CORE).write_bytes(b"old")
+    return made
+
+
+def packed(tree: Path, hook: str, **environment: str) -> Path:
+    """What a hook of the build backend makes of a checkout."""
+    out = tree.parent / "out"
+    out.mkdir(exist_ok=True)
+    clean = {name: value for name, value in os.environ.items() if name not in ("CC", "TRACEPIPE_PURE")}
+    subprocess.run(
+        [sys.executable, "-c", BACKEND, hook, str(out)],
+        cwd=tree,
+        env=clean | {"PYTHONPATH": ""} | environment,
+        check=True,
+        capture_output=True,
+    )
+    (made,) = out.iterdir()
+    return made
+
+
+def said(folder: Path, *argv: str) -> str:
+    """What an installed tracepipe prints."""
+    clean = {name: value for name, value in os.environ.items() if name != "TRACEPIPE_PURE"}
+    command = [sys.executable, "-m", "tracepipe", *argv]
+    environment = clean | {"PYTHONPATH": str(folder)}
+    done = subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True, text=True)
+    return done.stdout
+
+
+def unpacked(wheel: Path, folder: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+        return set(archive.namelist())
+
+
+@compiles
+def test_a_wheel_has_the_core_and_suits_every_python(tree: Path, tmp_path: Path) -> None:
+    stale = tree / "build" / "lib" / "tracepipe" / "native" / "gone.c"
+    stale.parent.mkdir(parents=True)
+    stale.write_text("int gone;\n")
+    wheel = packed(tree, "build_wheel")
+    assert "-py3-none-" in wheel.name and not wheel.name.endswith("-any.whl")
+    names = unpacked(wheel, tmp_path / "installed")
+    assert {CORE, *SOURCES} <= names and f"tracepipe/native/{stale.name}" not in names
+    assert "(native core, " in said(tmp_path / "installed", "--version")
+
+
+@pytest.mark.parametrize(
+    "environment", [{"CC": "no-such-compiler"}, {"CC": "false"}, {"TRACEPIPE_PURE": "1"}]
+)
+def test_without_a_compiler_python_does_it(tree: Path, tmp_path: Path, environment: dict[str, str]) -> None:
+    wheel = packed(tree, "build_wheel", **environment)
+    assert wheel.name.endswith("-py3-none-any.whl")
+    assert CORE not in unpacked(wheel, tmp_path / "installed")
+    assert "(pure Python: no compiled core)" in said(tmp_path / "installed", "--version")
+    assert "cuLaunchKernel" in said(
+        tmp_path / "installed", "convert", str(SAMPLE), "--format", "text", "-o", "-"
+    )
+
+
+def test_a_source_distribution_has_the_sources_and_no_core(tree: Path) -> None:
+    with tarfile.open(packed(tree, "build_sdist")) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"setup.py", "tracepipe/native/build.py", *SOURCES} <= names
+    assert CORE not in names
+
+
+@compiles
+def test_an_editable_installation_has_the_core_in_place(tree: Path) -> None:
+    packed(tree, "build_editable")
+    assert build.is_current(tree / CORE)

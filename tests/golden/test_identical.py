@@ -1,0 +1,141 @@
+"""The native core and its reference in Python write the same bytes, and find the same, whatever they read."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tracepipe.event.tables
+import tracepipe.layout
+import tracepipe.readers.tracepipe1
+from tests.golden import hostile, test_anything, test_property
+from tests.golden.both import converted
+from tests.golden.cases import Case, cases
+from tests.support.cores import CORES, running
+from tracepipe.converters import CONVERTERS
+from tracepipe.layout import LayoutOptions
+from tracepipe.layout.options import WARP_TRACKS
+from tracepipe.recording.convert import ConvertOptions, check
+
+
+@pytest.fixture(autouse=True, scope="module")
+def native() -> Iterator[None]:
+    """Skips all of this where there is nothing to compare."""
+    with running("native"):
+        yield
+
+
+@contextmanager
+def recorded(data: bytes) -> Iterator[Path]:
+    """A file with this."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "input.jsonl")
+        path.write_bytes(data)
+        yield path
+
+
+def lines_of(records: list[Any]) -> bytes:
+    """The text of records after a header."""
+    return b"".join(hostile._dumped(record) + b"\n" for record in [hostile.HEADER, *records])
+
+
+@contextmanager
+def little_at_once(chunk_bytes: int, window_events: int, kept_max: int = 1 << 15) -> Iterator[None]:
+    """Reads few lines at a time, and lets the tables keep few shapes and arguments."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tracepipe.readers.tracepipe1, "CHUNK_BYTES", chunk_bytes)
+        patch.setattr(tracepipe.layout, "WINDOW_EVENTS", window_events)
+        patch.setattr(tracepipe.event.tables, "KEPT_MAX", kept_max)
+        yield
+
+
+def said_of(path: Path) -> dict[str, list[str]]:
+    """What each core says of the lines of a file."""
+    said: dict[str, list[str]] = {}
+    for core in CORES:
+        with running(core):
+            check(str(path), "tracepipe", said.setdefault(core, []).append)
+    return said
+
+
+options = st.builds(
+    lambda tracks, exits, compress, offset: ConvertOptions(
+        "tracepipe", compress=compress, assumed=offset, layout=LayoutOptions(tracks, exits)
+    ),
+    st.sampled_from(WARP_TRACKS),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from(
+        [{}, {}, {"globaltimer:1": 5}, {"globaltimer:0": -6_000_000, "globaltimer:1": "realtime"}]
+    ),
+)
+
+
+@pytest.mark.parametrize("to", CONVERTERS)
+@pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
+def test_fixtures_give_the_same_bytes(case: Case, to: str) -> None:
+    converted(case.input, to, case.options(), CORES)
+
+
+@pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
+def test_fixtures_give_the_same_bytes_compressed(case: Case) -> None:
+    converted(case.input, "perfetto", case.options(compress=True), CORES)
+
+
+@settings(max_examples=80)
+@given(hostile.recordings(), options)
+def test_whatever_a_file_holds(data: bytes, options: ConvertOptions) -> None:
+    with recorded(data) as path:
+        for to in CONVERTERS:
+            converted(path, to, options, CORES)
+        said = said_of(path)
+        assert said["native"] == said["pure"]
+
+
+@settings(max_examples=40)
+@given(hostile.recordings(), options, st.sampled_from([200, 2_000]), st.sampled_from([1, 3, 20]))
+def test_whatever_a_file_holds_however_little_is_read_at_once(
+    data: bytes, options: ConvertOptions, chunk_bytes: int, window_events: int
+) -> None:
+    with recorded(data) as path, little_at_once(chunk_bytes, window_events):
+        for to in ("perfetto", "chrome", "text"):
+            converted(path, to, options, CORES)
+
+
+@settings(max_examples=40)
+@given(hostile.recordings(), options, st.sampled_from([200, 2_000]))
+def test_numbers_that_are_given_anew_in_every_batch_change_nothing(
+    data: bytes, options: ConvertOptions, chunk_bytes: int
+) -> None:
+    with recorded(data) as path:
+        for to in ("perfetto", "chrome", "text", "threads"):
+            with little_at_once(chunk_bytes, 3):
+                roomy = converted(path, to, options, CORES)
+            with little_at_once(chunk_bytes, 3, kept_max=0):
+                crowded = converted(path, to, options, CORES)
+            assert crowded[1] == roomy[1]
+            assert crowded[0] == roomy[0]
+
+
+@settings(max_examples=40)
+@given(st.lists(test_anything.lines, max_size=60), options)
+def test_random_events(records: list[Any], options: ConvertOptions) -> None:
+    with recorded(lines_of(records)) as path:
+        for to in CONVERTERS:
+            converted(path, to, options, CORES)
+
+
+@settings(max_examples=20, suppress_health_check=test_property.SLOW)
+@given(test_property.recordings(), st.randoms(use_true_random=False))
+def test_spans_in_any_order(recording: test_property.Recording, chance: Any) -> None:
+    shuffled = test_property.shuffled(recording.lines, chance)
+    with recorded(lines_of(shuffled)) as path, little_at_once(256, 4):
+        for to in ("perfetto", "chrome", "text"):
+            converted(path, to, None, CORES)

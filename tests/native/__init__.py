@@ -1,0 +1,1 @@
+"""The native core under the sanitizers: `make sanitize`."""

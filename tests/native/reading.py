@@ -1,0 +1,136 @@
+"""Lines into columns: what the core takes is what orjson reads."""
+
+from __future__ import annotations
+
+import ctypes
+from random import Random
+from typing import Any
+
+import numpy as np
+import orjson
+
+from tests.native import buffers, inputs
+from tracepipe.native.signatures import Columns
+
+_SHAPES, _ARGS = 0, 1
+_WARPS = -2
+_KINDS = [np.int64, np.int32, np.int32, np.int64, np.int64]
+_MANY = 40_000  # more than the table of whole lines holds
+
+
+def read_lines(core: ctypes.CDLL, rng: Random) -> None:
+    """`tp_read_lines` and what else a reader does, over some texts."""
+    reader = core.tp_reader_new(rng.getrandbits(64))
+    assert reader
+    try:
+        for _ in range(rng.randrange(1, 4)):
+            _read_one(core, reader, _lines(rng), rng)
+            if rng.random() < 0.2:
+                _keep_some(core, reader, rng)
+    finally:
+        core.tp_reader_free(reader)
+
+
+def _lines(rng: Random) -> list[bytes]:
+    if rng.random() < 0.002:
+        return [b'{"ts_ns":%d,"pid":%d,"args":{"a":%d}}' % (at, at, at % 7) for at in range(_MANY)]
+    lines = [inputs.any_line(rng) for _ in range(rng.randrange(12))]
+    again = [line.replace(b'"ts_ns":', b'"ts_ns":%d' % rng.randrange(1, 99), 1) for line in lines]
+    return lines + again * rng.randrange(3)
+
+
+def _read_one(core: ctypes.CDLL, reader: int, given: list[bytes], rng: Random) -> None:
+    text = inputs.cut(rng, b"\n".join(given))
+    lines = text.split(b"\n")
+    room = len(lines) if rng.random() < 0.8 else rng.randrange(1, len(lines) + 1)
+    rows: list[tuple[int, ...]] = []
+    given_text, done = buffers.text(text), ctypes.c_int64()
+    while done.value <= len(text):
+        columns = [np.empty(room, kind) for kind in _KINDS]
+        out = buffers.view(Columns, *columns)
+        read = core.tp_read_lines(reader, given_text, len(text), ctypes.byref(done), out, room)
+        assert read == min(room, len(lines) - len(rows))
+        rows += zip(*(column[:read].tolist() for column in columns), strict=True)
+    sampled = range(len(rows)) if len(rows) < 1000 else {rng.randrange(len(rows)) for _ in range(100)}
+    for at, (line, row) in enumerate(zip(lines, rows, strict=True)):
+        if at in sampled:
+            _expect_as_read(core, reader, text, line, row)
+
+
+def _expect_as_read(core: ctypes.CDLL, reader: int, text: bytes, line: bytes, row: tuple[int, ...]) -> None:
+    """The parts of a line, put together, are the line."""
+    ts, shape, args, dur, launch = row
+    if shape < 0:
+        assert text[ts : ts + dur] == line
+        assert shape != _WARPS or b'"type":"gpu_warp"' in line
+        return
+    record = orjson.loads(_text(core, reader, _SHAPES, shape))
+    assert record.pop("ts_ns") == 0
+    made = {"ts_ns": ts} | record
+    for name, value, without in (("dur_ns", dur, -1), ("launch", launch, 0)):
+        if name in record:
+            assert record[name] == 0
+            made[name] = value
+        else:
+            assert value == without
+    if args >= 0:
+        made["args"] = orjson.loads(_text(core, reader, _ARGS, args))
+    assert made == orjson.loads(line), line
+
+
+def _text(core: ctypes.CDLL, reader: int, table: int, number: int) -> bytes:
+    text = ctypes.c_void_p()
+    return buffers.taken(core.tp_reader_text(reader, table, number, ctypes.byref(text)), text)
+
+
+def _keep_some(core: ctypes.CDLL, reader: int, rng: Random) -> None:
+    """Texts that are kept have new numbers, in the order in which they were named."""
+    for table in (_SHAPES, _ARGS):
+        more = rng.choice((b"", b"{}", rng.randbytes(9)))
+        assert core.tp_reader_number(reader, table, buffers.text(more), len(more)) >= 0
+        count = core.tp_reader_count(reader, table)
+        assert core.tp_reader_text(reader, table, count, ctypes.byref(ctypes.c_void_p())) == -1
+        numbers = rng.sample(range(count), min(count, rng.randrange(20)))
+        texts = [_text(core, reader, table, number) for number in numbers]
+        kept = buffers.array(numbers)
+        assert core.tp_reader_keep(reader, table, kept.ctypes.data, len(numbers)) == 0
+        assert [_text(core, reader, table, at) for at in range(len(numbers))] == texts
+        assert core.tp_reader_count(reader, table) == len(numbers)
+        assert core.tp_reader_bytes(reader, table) == sum(map(len, texts))
+
+
+def batch_read(core: ctypes.CDLL, rng: Random) -> None:
+    """`tp_batch_read`, over some lines with one batch."""
+    batch = core.tp_batch_new()
+    assert batch
+    try:
+        for _ in range(rng.randrange(1, 6)):
+            line = inputs.warp_line(rng) if rng.random() < 0.8 else inputs.any_line(rng)
+            line = inputs.cut(rng, inputs.mutated(rng, line) if rng.random() < 0.5 else line)
+            if core.tp_batch_read(batch, buffers.text(line), len(line)) == 1:
+                _expect_batch(core, batch, orjson.loads(line), line)
+            _expect_object(core, rng)
+    finally:
+        core.tp_batch_free(batch)
+
+
+def _expect_object(core: ctypes.CDLL, rng: Random) -> None:
+    """`tp_object_size` of an object and what follows it."""
+    text = inputs.cut(rng, inputs.mutated(rng, inputs.compact(inputs.arguments(rng))))
+    size = core.tp_object_size(buffers.text(text), len(text))
+    assert 0 <= size <= len(text)
+    if size:
+        assert type(orjson.loads(text[:size])) is dict
+
+
+def _expect_batch(core: ctypes.CDLL, batch: int, record: dict[str, Any], line: bytes) -> None:
+    for at, name in enumerate(inputs.WARP_COLUMNS):
+        values = ctypes.c_void_p()
+        count = core.tp_batch_column(batch, at, ctypes.byref(values))
+        assert (count >= 0) == (name in record)
+        if count >= 0:
+            column = np.frombuffer(buffers.taken(count * 8, values), np.int64)
+            assert column.tolist() == record[name], line
+            record[name] = []
+    text = ctypes.c_void_p()
+    assert orjson.loads(buffers.taken(core.tp_batch_rest(batch, ctypes.byref(text)), text)) == record, line

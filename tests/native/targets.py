@@ -1,0 +1,28 @@
+"""What is called on random input: a function for each function of the core, or for some together.
+
+Each takes the core and the random numbers of its case. A sanitizer ends the process where memory or
+arithmetic is misused; a wrong result fails an assertion.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from tests.native import clocks, convert, nesting, perfetto, reading, warps
+
+TARGETS: dict[str, Callable[[ctypes.CDLL, Random], Any]] = {
+    "read_lines": reading.read_lines,
+    "batch_read": reading.batch_read,
+    "nest_events": nesting.nest_events,
+    "order": warps.order,
+    "sm_clocks_refine": clocks.sm_clocks_refine,
+    "warps_take": warps.warps_take,
+    "warps_running": warps.warps_running,
+    "perfetto_args": perfetto.perfetto_args,
+    "perfetto_write": perfetto.perfetto_write,
+    "perfetto_warps": perfetto.perfetto_warps,
+    "convert": convert.convert,
+}

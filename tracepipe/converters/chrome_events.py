@@ -1,0 +1,270 @@
+"""The events of a Chrome trace: a line of JSON each, put together from texts that are made once.
+
+    {"ph":"B","name":"cuInit","cat":"userspace","pid":7,"tid":3,"ts":3600000000.125,"args":{"cpu":1,"flags":0}}
+                     └ name ┘└──────── the track's top ────────┘└──── time ───────┘         └── arguments ──┘
+
+The native core has the same in `chrome.c` and `chrome_warps.c`. Source: the "Trace Event Format" document of
+the Chromium project.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Final
+
+import orjson
+
+from tracepipe.event.columns import NONE, unsigned
+from tracepipe.event.nesting import BEGIN, COUNTER, END, INSTANT, MARKS, Op
+from tracepipe.event.tables import Args
+from tracepipe.layout.changes import WARP_BEGIN, WARP_COUNT, WARP_END, Change, WarpChanges
+from tracepipe.layout.timeline import (
+    FIRST_EXTRA,
+    Book,
+    Drawn,
+    Track,
+    shown_after,
+    shown_before,
+    shows_launch,
+)
+
+PLACES, TOPS, COUNTS, NAMES, KERNELS, BEFORE, LAUNCH, AFTER, MARK, ARGS = range(10)
+"""Texts that are made once. By the id of a track: its ids and the key of the time, the same behind its
+category, and a count's line up to its time; by number: names, and names of kernels without their last quote;
+by shape: what it shows before its arguments, the key of its launch, and what it shows after that; by mark; by
+number: arguments. What an event shows has a comma in front of each member."""
+SHOWN: Final = ("launch", *MARKS[1:], "cpu", "source_ns", "grid", "block")
+"""What may be shown beside arguments: an argument of that name takes its place."""
+_HEADS: Final = {
+    BEGIN: b',\n{"ph":"B","name":',
+    # The name again at the end: Speedscope ends nothing by another name.
+    END: b',\n{"ph":"E","name":',
+    INSTANT: b',\n{"ph":"i","s":"t","name":',
+}
+_INT_MIN, _INT_MAX = -(1 << 63), (1 << 63) - 1
+# Speedscope keeps begins and ends in two queues, and at one time takes an end first: one of a slice without
+# length it never finds. So what begins where something ended, or ends where it began, is a little later in
+# the decimals: less than half a nanosecond in all, which rounding to nanoseconds takes away, and enough for a
+# double (µs from an hour before the start) over the first hours.
+_APART_PS = 2
+_APART_MAX = 249
+# A string that ends in a backslash: Perfetto v52 takes the quote behind it for an escaped one, and refuses
+# the whole file. Of backslashes in even number before a quote the last pair is written by its code point.
+_ENDS_IN_BACKSLASH = re.compile(rb'(?<!\\)((?:\\\\)*)\\\\"')
+
+
+def _readable(text: bytes) -> bytes:
+    """JSON text in a form that every viewer reads."""
+    return _ENDS_IN_BACKSLASH.sub(rb'\1\\u005c"', text) if b'\\\\"' in text else text
+
+
+def json_text(value: Any) -> bytes:
+    """A value in JSON."""
+    return _readable(orjson.dumps(value))
+
+
+def args_text(args: Args) -> bytes:
+    """Arguments in JSON, with integers that Perfetto would read as -1, beyond 63 bits, as text."""
+    try:
+        text = orjson.dumps(args, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_STRICT_INTEGER)
+    except orjson.JSONEncodeError:  # an integer of over 53 bits: most of them are times, and fit
+        text = orjson.dumps(_with_texts(args), option=orjson.OPT_NON_STR_KEYS)
+    return _readable(text)
+
+
+def _with_texts(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _with_texts(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_texts(item) for item in value]
+    return str(value) if isinstance(value, int) and not _INT_MIN <= value <= _INT_MAX else value
+
+
+def members(args: Args) -> bytes:
+    """The members of arguments' object, each after a comma."""
+    return b"," + args_text(args)[1:-1] if args else b""
+
+
+@dataclass(slots=True)
+class _Turns:
+    """Begins and ends of a track at one nanosecond: how often they took turns, and whether the last one is an
+    end.
+    """
+
+    at_ns: int = -1
+    step: int = 0
+    is_end: bool = False
+
+
+class ChromeEvents:
+    """Writes the elements of an array to `out`. Times count from `base_ns`."""
+
+    def __init__(self, out: BinaryIO, base_ns: int) -> None:
+        self._stream, self._base_ns, self._is_empty = out, base_ns, True
+        self._ready: list[dict[int, bytes]] = [{} for _ in range(ARGS + 1)]
+        self._turns: dict[int, _Turns] = {}
+        self._shadows: set[int] = set()
+        """Arguments with names that are shown beside arguments too."""
+        self._out: list[bytes] = []
+        self._names_made = self._shapes_made = 0
+        for at, mark in enumerate(MARKS):
+            self._give_some(MARK, at, members({mark: True} if mark else {}))
+
+    # Texts that are made once --------------------------------------------------------------------------
+
+    def give(self, which: int, at: int, text: bytes) -> None:
+        """Give a text."""
+        self._ready[which][at] = text
+
+    def _give_some(self, which: int, at: int, text: bytes) -> None:
+        """Give a text, which is none in most cases."""
+        if text:
+            self.give(which, at, text)
+
+    def give_track(self, track: Track, pid: int) -> None:
+        """Make the texts of a track, which is a thread of a process here."""
+        place = b',"pid":%d,"tid":%d,"ts":' % (pid, track.id)
+        self.give(PLACES, track.id, place)
+        self.give(TOPS, track.id, (b',"cat":' + json_text(track.category) if track.category else b"") + place)
+        if track.kind == "counter":
+            self.give(COUNTS, track.id, b',\n{"ph":"C","name":' + json_text(track.name) + place)
+
+    def make_ready(self, book: Book) -> None:
+        """Make the texts of names and shapes that are new."""
+        names, shapes = book.names, book.tables.shapes
+        for at in range(self._names_made, len(names)):
+            self.give(NAMES, at, json_text(names[at]))
+        for at in range(self._shapes_made, len(shapes)):
+            shape = shapes[at]
+            if shape is not None:
+                self._give_some(BEFORE, at, members(shown_before(shape)))
+                self._give_some(LAUNCH, at, b',"launch":' if shows_launch(shape) else b"")
+                self._give_some(AFTER, at, members(shown_after(shape)))
+        self._names_made, self._shapes_made = len(names), len(shapes)
+
+    def forget(self) -> None:
+        """Shapes and arguments have other numbers now."""
+        for which in (BEFORE, LAUNCH, AFTER, ARGS):
+            self._ready[which].clear()
+        self._shadows.clear()
+        self._shapes_made = 0
+
+    # Lines ---------------------------------------------------------------------------------------------
+
+    def line(self, text: bytes) -> None:
+        """Write a line that is made already."""
+        self._out.append(b",\n" + text)
+
+    def flush(self) -> None:
+        """Write out what is held back."""
+        lines, self._out = self._out, []
+        self.put(b"".join(lines))
+
+    def put(self, lines: bytes) -> None:
+        """Write out lines with a comma and a newline in front of each, which the first one of all has not."""
+        if lines:
+            self._stream.write(lines[2:] if self._is_empty else lines)
+            self._is_empty = False
+
+    def _when(self, track: int, kind: int, ts_ns: int) -> bytes:
+        """µs since the base, with the nanoseconds as three decimals. What is older than that stands at it."""
+        ns = max(0, ts_ns - self._base_ns)
+        when = b"%d.%03d" % (ns // 1000, ns % 1000)
+        step = 0 if kind == COUNTER else min(self._step(track, kind, ts_ns), _APART_MAX)
+        return when + b"%03d" % (step * _APART_PS) if step else when
+
+    def _step(self, track: int, kind: int, ts_ns: int) -> int:
+        """How often begins and ends took turns on a track at that nanosecond before."""
+        turns = self._turns.get(track)
+        if turns is None:
+            turns = self._turns[track] = _Turns()
+        if kind == INSTANT:
+            return turns.step if ts_ns == turns.at_ns else 0
+        if ts_ns != turns.at_ns:
+            turns.at_ns, turns.step, turns.is_end = ts_ns, 0, kind == END
+        elif turns.is_end != (kind == END):
+            turns.is_end = not turns.is_end
+            turns.step += 1
+        return turns.step
+
+    def _count(self, track: int, ts_ns: int, value: int) -> None:
+        when = self._when(track, COUNTER, ts_ns)
+        self._out.append(b'%b%b,"args":{"value":%d}}' % (self._ready[COUNTS][track], when, value))
+
+    def _event(self, kind: int, track: int, ts_ns: int, name: bytes, shown: bytes, *flows: int) -> None:
+        """A begin, end or instant which shows these members, and its steps of arrows."""
+        when = self._when(track, kind, ts_ns)
+        place = self._ready[PLACES][track]
+        top = place if kind == END else self._ready[TOPS][track]
+        args = b',"args":{' + shown[1:] + b"}" if shown else b""
+        self._out.append(_HEADS[kind] + name + top + when + args + b"}")
+        for flow in flows if kind != END else ():
+            if flow:
+                # Bound to the slice that was just begun.
+                self._out.append(
+                    b',\n{"ph":"%b","cat":"flow","name":"flow","id":%d%b%b,"bp":"e"}'
+                    % (b"s" if flow < 0 else b"t", abs(flow), place, when)
+                )
+
+    # Operations ----------------------------------------------------------------------------------------
+
+    def write(self, drawn: Drawn) -> None:
+        """Write the operations of a batch."""
+        self.make_ready(drawn.book)
+        tracks, names = drawn.book.tracks, self._ready[NAMES]
+        for kind, row, ts_ns, name, event, mark, flow, flow2, value, _ in drawn.rows():
+            track = tracks[row].id
+            if kind == COUNTER:
+                self._count(track, ts_ns, value)
+            else:
+                shown = self._shown(drawn, event, mark)
+                self._event(kind, track, ts_ns, names[name], shown, flow, flow2)
+
+    def _shown(self, drawn: Drawn, event: int, mark: int) -> bytes:
+        """The members that an operation shows."""
+        ready = self._ready
+        if event == NONE:
+            return ready[MARK].get(mark, b"")
+        if event <= FIRST_EXTRA or drawn.events is None:
+            return members(drawn.args_of(event, mark))
+        args, shape = int(drawn.events.args[event]), int(drawn.events.shape[event])
+        if args != NONE and args not in ready[ARGS]:
+            self._make_args(drawn.book, args)
+        if args in self._shadows:
+            return members(drawn.args_of(event, mark))
+        shown = ready[BEFORE].get(shape, b"") + ready[ARGS].get(args, b"")
+        if drawn.events.source_ns is not None and (source_ns := int(drawn.events.source_ns[event])) != NONE:
+            shown += b',"source_ns":%d' % source_ns
+        if shape in ready[LAUNCH]:
+            launch = unsigned(int(drawn.events.launch[event]))
+            shown += ready[LAUNCH][shape] + (b"%d" if launch <= _INT_MAX else b'"%d"') % launch
+        return shown + ready[AFTER].get(shape, b"") + ready[MARK].get(mark, b"")
+
+    def _make_args(self, book: Book, number: int) -> None:
+        args = book.tables.args(number)
+        if not args.keys().isdisjoint(SHOWN):
+            self._shadows.add(number)
+        self._ready[ARGS][number] = members(args)
+
+    # Warps ---------------------------------------------------------------------------------------------
+
+    def warps(self, changes: WarpChanges) -> None:
+        """Write the changes of a GPU. How many warps run comes after the change that it is counted at."""
+        for change in changes.rows():
+            if change.kind != WARP_COUNT:
+                self._change(changes, change)
+            if change.value >= 0:
+                self._count(changes.counter.id, change.ts_ns, change.value)
+
+    def _change(self, changes: WarpChanges, change: Change) -> None:
+        ts_ns, kind, at, _, mask = change
+        track = changes.track(at).id
+        if kind == WARP_BEGIN:
+            shown = members(changes.args(at))
+            self._event(BEGIN, track, ts_ns, json_text(changes.name(at)), shown, changes.flow(at))
+        elif kind == WARP_END:
+            self._event(END, track, ts_ns, json_text(changes.name(at)), b"")
+        else:
+            left = {"mask": f"0x{mask:08x}", "lanes": mask.bit_count()}
+            self._event(INSTANT, track, ts_ns, b'"exit"', members(left))

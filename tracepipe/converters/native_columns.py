@@ -1,0 +1,54 @@
+"""What a batch draws, as the native core's writers take it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tracepipe.event.native_nesting import OpColumns
+from tracepipe.event.nesting import Op
+from tracepipe.layout.changes import WarpChanges
+from tracepipe.layout.timeline import Drawn
+from tracepipe.native.signatures import Changes, Given, Slices
+from tracepipe.native.signatures import Drawn as DrawnColumns
+
+_OPS = ("kind", "mark", "row", "name", "event", "ts", "flow", "flow2", "span")
+
+
+class DrawnView:
+    """The columns of what is drawn on hosts: operations by `order`, and the events that they draw."""
+
+    def __init__(self, drawn: Drawn) -> None:
+        assert isinstance(drawn.ops, OpColumns)
+        self._drawn = drawn.ops
+        self.order = np.ascontiguousarray(drawn.order, np.int64)
+        self._columns = [drawn.ops.columns[name] for name in _OPS]
+        self.ops = DrawnColumns(self.order.ctypes.data, *(column.ctypes.data for column in self._columns))
+        self.given = Given()
+        self._events = events = drawn.events
+        if events is not None:
+            source = None if events.source_ns is None else events.source_ns.ctypes.data
+            given = (column.ctypes.data for column in (events.shape, events.args, events.launch))
+            self.given = Given(*given, source)
+
+    def op(self, at: int) -> Op:
+        """The operation at a place of the order."""
+        return self._drawn.op(int(self.order[at]))
+
+
+class WarpsView:
+    """The columns of the changes of one GPU's warps, and of the slices that change."""
+
+    def __init__(self, changes: WarpChanges) -> None:
+        some = (changes.ts_ns, changes.value, changes.mask, changes.slice, changes.kind)
+        self.changes = Changes(*self._pointers(some))
+        slices = changes.slices
+        columns = (slices.number, slices.cycles, slices.source_ns, slices.exits, slices.lanes, slices.flow,
+                   slices.row, slices.kernel, slices.unclosed)  # fmt: skip
+        self.slices = Slices(*self._pointers(columns))
+
+    def _pointers(self, columns: tuple[Any, ...]) -> list[int]:
+        kept = [np.ascontiguousarray(column) for column in columns]
+        self._kept = [*getattr(self, "_kept", ()), *kept]
+        return [column.ctypes.data for column in kept]

@@ -1,0 +1,13 @@
+"""What converting needs: the native core. Without it everything runs in Python alone, and takes longer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tracepipe.doctor.diagnosis import LIMITED, WORKS, Diagnosis, Examination
+
+
+def convert(examination: Examination) -> Iterator[Diagnosis]:
+    """Whether the native core runs, and how to build it."""
+    detail, mend = examination.trials.core()
+    yield Diagnosis("convert", "core", LIMITED if mend else WORKS, detail, mend)

@@ -1,0 +1,295 @@
+/* Operations into Chrome's JSON, a line each after a comma:
+ *
+ *     {"ph":"B","name":"cuInit","cat":"userspace","pid":7,"tid":3,"ts":3600000000.125,"args":{"cpu":1,"flags":0}}
+ *                      └ name ┘└──────── the track's top ────────┘└──── time ───────┘         └── arguments ──┘
+ *
+ * Python gave the texts of names, tracks and shapes. Arguments have the text that they have in the recording
+ * where that is of the native grammar, which is how they are written here too.
+ */
+#include "chrome.h"
+
+#include "json.h"
+#include "lines.h"
+#include "shown.h"
+
+/* Half a nanosecond is not reached: two a step, in thousandths of a nanosecond. */
+#define APART 2
+#define APART_MAX 249
+
+TP_EXPORT void tp_chrome_free(tp_chrome *c)
+{
+    if (!c)
+        return;
+    for (int i = 0; i < READY; i++)
+        tp_strings_free(&c->ready[i]);
+    free(c->turns);
+    free(c->args);
+    free(c->out.data);
+    free(c->name.data);
+    free(c);
+}
+
+TP_EXPORT tp_chrome *tp_chrome_new(int64_t base)
+{
+    tp_chrome *c = calloc(1, sizeof *c);
+    if (c)
+        c->base = base;
+    return c;
+}
+
+static int reach_args(tp_chrome *c, int64_t args)
+{
+    if (TP_GROW(c->args, c->args_room, args))
+        return TP_NO_MEMORY;
+    for (; c->args_count <= args; c->args_count++)
+        c->args[c->args_count] = (tp_known){UNKNOWN, 0};
+    return 0;
+}
+
+/* Gives a text by its number, one of arguments with what it shadows (see shown.h). */
+TP_EXPORT int tp_chrome_set(tp_chrome *c, int which, int64_t number, const uint8_t *text, int64_t size, int shadows)
+{
+    if (number < 0 || tp_strings_set(&c->ready[which], number, text, size))
+        return TP_NO_MEMORY;
+    if (which == PLACES) {
+        if (TP_GROW(c->turns, c->turn_room, number))
+            return TP_NO_MEMORY;
+        for (; c->turn_count <= number; c->turn_count++)
+            c->turns[c->turn_count] = (tp_turns){-1, 0, 0};
+    }
+    if (which == ARGS) {
+        if (reach_args(c, number))
+            return TP_NO_MEMORY;
+        c->args[number] = (tp_known){AS_MADE, (uint8_t)shadows};
+    }
+    return 0;
+}
+
+/* Shapes and arguments have other numbers from here on. */
+TP_EXPORT void tp_chrome_forget(tp_chrome *c)
+{
+    for (int which = BEFORE; which <= AFTER; which++)
+        tp_strings_clear(&c->ready[which]);
+    tp_strings_clear(&c->ready[ARGS]);
+    c->args_count = 0;
+}
+
+/* What was written; it is gone with the next call. */
+TP_EXPORT int64_t tp_chrome_take(tp_chrome *c, const uint8_t **text)
+{
+    int64_t size = c->out.size;
+    *text = c->out.data;
+    c->out.size = 0;
+    return size;
+}
+
+/* How often begins and ends took turns on a track before, at this time. */
+static int step_of(tp_turns *turns, int kind, int64_t ts)
+{
+    int is_end = kind == OP_END;
+    if (kind == OP_INSTANT)
+        return turns->at == ts ? turns->step : 0;
+    if (turns->at != ts)
+        *turns = (tp_turns){ts, 0, is_end};
+    else if (turns->is_end != is_end)
+        *turns = (tp_turns){ts, turns->step + (turns->step < APART_MAX), is_end};
+    return turns->step;
+}
+
+int tp_chrome_when(tp_chrome *c, int32_t track, int kind, int64_t ts, uint8_t *when)
+{
+    int64_t ns = ts > c->base ? ts - c->base : 0;
+    int step = kind == OP_COUNTER || track >= c->turn_count ? 0 : step_of(&c->turns[track], kind, ts);
+    uint8_t *to = tp_decimal(when, (uint64_t)ns / 1000);
+    *to++ = '.';
+    to = tp_three_digits(to, ns % 1000);
+    if (step)
+        to = tp_three_digits(to, step * APART);
+    return (int)(to - when);
+}
+
+uint8_t *tp_chrome_head(uint8_t *to, int kind)
+{
+    if (kind == OP_INSTANT)
+        return TP_LITERAL(to, ",\n{\"ph\":\"i\",\"s\":\"t\",\"name\":");
+    return kind == OP_END ? TP_LITERAL(to, ",\n{\"ph\":\"E\",\"name\":") : TP_LITERAL(to, ",\n{\"ph\":\"B\",\"name\":");
+}
+
+uint8_t *tp_chrome_flow(tp_chrome *c, uint8_t *to, int64_t flow, int32_t track, const uint8_t *when, int when_size)
+{
+    if (!flow)
+        return to;
+    to = TP_LITERAL(to, ",\n{\"ph\":\"");
+    *to++ = flow < 0 ? 's' : 't';
+    to = TP_LITERAL(to, "\",\"cat\":\"flow\",\"name\":\"flow\",\"id\":");
+    to = tp_decimal(to, flow < 0 ? -(uint64_t)flow : (uint64_t)flow);
+    to = tp_put(tp_copy(to, &c->ready[PLACES], track), when, when_size);
+    return TP_LITERAL(to, ",\"bp\":\"e\"}");
+}
+
+int tp_chrome_count(tp_chrome *c, int32_t track, int64_t ts, int64_t value)
+{
+    uint8_t when[32];
+    if (tp_reserve(&c->out, LINE_ROOM + tp_size_of(&c->ready[COUNTS], track)))
+        return TP_NO_MEMORY;
+    uint8_t *to = tp_copy(c->out.data + c->out.size, &c->ready[COUNTS], track);
+    to = tp_put(to, when, tp_chrome_when(c, track, OP_COUNTER, ts, when));
+    to = TP_LITERAL(tp_signed_decimal(TP_LITERAL(to, ",\"args\":{\"value\":"), value), "}}");
+    c->out.size = to - c->out.data;
+    return 0;
+}
+
+/* What an operation shows. `args` are its arguments, with a quote in place of their first comma or brace. */
+typedef struct {
+    const uint8_t *args;
+    int64_t args_size, source;
+    int32_t shape;
+    int mark;
+} tp_shown;
+
+/* The arguments of an event, in the recording or as Python made them; none where `args` is below 0. */
+static void find_args(const tp_chrome *c, tp_reader *texts, int32_t args, tp_shown *shown)
+{
+    const uint8_t *text;
+    if (args < 0)
+        return;
+    if (c->args[args].where == AS_RECORDED) {
+        shown->args_size = tp_reader_text(texts, 1, args, &text) - 2;
+        shown->args = text + 1;
+    } else if (tp_size_of(&c->ready[ARGS], args)) {
+        const tp_place *place = &c->ready[ARGS].places[args];
+        shown->args_size = place->size - 1;
+        shown->args = c->ready[ARGS].bytes.data + place->at + 1;
+    }
+}
+
+/* The arguments' object as the last field of a line. */
+static uint8_t *put_args(const tp_chrome *c, uint8_t *to, const tp_shown *s, int64_t launch)
+{
+    const tp_strings *ready = c->ready;
+    uint8_t *end = tp_copy(to + ARGS_ROOM, &ready[BEFORE], s->shape);
+    if (s->args_size) {
+        *end++ = ',';
+        end = tp_put(end, s->args, s->args_size);
+    }
+    if (s->source != -1)
+        end = tp_named_number(end, "source_ns", s->source);
+    if (tp_size_of(&ready[LAUNCH], s->shape)) {
+        end = tp_copy(end, &ready[LAUNCH], s->shape);
+        if (launch < 0) /* beyond 63 bits, which Perfetto reads as -1 */
+            *end++ = '"';
+        end = tp_decimal(end, (uint64_t)launch);
+        if (launch < 0)
+            *end++ = '"';
+    }
+    end = tp_copy(end, &ready[AFTER], s->shape);
+    return tp_end_args(to, tp_copy(end, &ready[MARK], s->mark));
+}
+
+static int write_op(tp_chrome *c, const tp_drawn *d, int32_t track, int64_t at, const tp_shown *s, int64_t launch)
+{
+    int kind = d->kind[at];
+    const tp_strings *ready = c->ready, *top = &ready[kind == OP_END ? PLACES : TOPS];
+    int64_t size = 3 * LINE_ROOM + tp_size_of(&ready[NAMES], d->name[at]) + tp_size_of(top, track);
+    size += 2 * tp_size_of(&ready[PLACES], track) + tp_size_of(&ready[BEFORE], s->shape) + s->args_size;
+    size += tp_size_of(&ready[LAUNCH], s->shape) + tp_size_of(&ready[AFTER], s->shape);
+    if (tp_reserve(&c->out, size))
+        return TP_NO_MEMORY;
+    uint8_t when[32], *to = tp_chrome_head(c->out.data + c->out.size, kind);
+    int when_size = tp_chrome_when(c, track, kind, d->ts[at], when);
+    to = tp_copy(tp_copy(to, &ready[NAMES], d->name[at]), top, track);
+    to = put_args(c, tp_put(to, when, when_size), s, launch);
+    *to++ = '}';
+    if (kind != OP_END) {
+        to = tp_chrome_flow(c, to, d->flow[at], track, when, when_size);
+        to = tp_chrome_flow(c, to, d->flow2[at], track, when, when_size);
+    }
+    c->out.size = to - c->out.data;
+    return 0;
+}
+
+/* Whether it is known where the text of arguments is: 1, 0 where Python must make it, or TP_NO_MEMORY. */
+static int know_args(tp_chrome *c, tp_reader *texts, int32_t args)
+{
+    const uint8_t *text;
+    if (reach_args(c, args))
+        return TP_NO_MEMORY;
+    if (c->args[args].where != UNKNOWN)
+        return 1;
+    int64_t size = texts ? tp_reader_text(texts, 1, args, &text) : 0;
+    if (size <= 0 || tp_object(text, text + size) != text + size)
+        return 0;
+    c->args[args] = (tp_known){AS_RECORDED, tp_shadows(text, size)};
+    return 1;
+}
+
+/* Whether C can write an operation: 1, or 0 for one with arguments of its own, or whose text is not known, or
+ * that take the place of something that is shown beside them; or TP_NO_MEMORY. */
+static int can_write(tp_chrome *c, const tp_drawn *d, const tp_given *g, tp_reader *texts, int64_t at)
+{
+    int32_t event = d->event[at], args = event < 0 ? -1 : g->args[event];
+    if (event < NO_EVENT)
+        return 0;
+    if (args < 0)
+        return 1;
+    int known = know_args(c, texts, args);
+    if (known != 1 || !c->args[args].shadows)
+        return known;
+    int32_t shape = g->shape[event];
+    int shown = tp_size_of(&c->ready[LAUNCH], shape) ? SHOWS_LAUNCH : 0;
+    shown |= tp_size_of(&c->ready[BEFORE], shape) ? SHOWS_CPU : 0;
+    shown |= tp_size_of(&c->ready[AFTER], shape) ? SHOWS_SIZES : 0;
+    shown |= g->source && g->source[event] != -1 ? SHOWS_SOURCE : 0;
+    shown |= d->mark[at] ? SHOWS_MARK << d->mark[at] : 0;
+    return !(shown & c->args[args].shadows);
+}
+
+/* Writes operations from place `from` of their order on; `tracks` are by row, `texts` has the arguments or is
+ * NULL. Stops at what Python must write, which `is_odd` says, or when there is much to take. Where it stopped, or
+ * TP_NO_MEMORY. */
+TP_EXPORT int64_t tp_chrome_write(tp_chrome *c, const tp_drawn *d, const tp_given *g, tp_reader *texts,
+                                  const int32_t *tracks, int64_t from, int64_t to, int *is_odd)
+{
+    *is_odd = 0;
+    for (int64_t i = from; i < to; i++) {
+        int64_t at = d->order[i];
+        if (c->out.size > OUT_FULL)
+            return i;
+        if (d->kind[at] == OP_COUNTER) {
+            if (tp_chrome_count(c, tracks[d->row[at]], d->ts[at], d->value[at]))
+                return TP_NO_MEMORY;
+            continue;
+        }
+        int can = can_write(c, d, g, texts, at);
+        if (can != 1) {
+            *is_odd = 1;
+            return can ? can : i;
+        }
+        int32_t event = d->event[at];
+        int64_t launch = 0;
+        tp_shown shown = {0, 0, -1, -1, d->mark[at]};
+        if (event >= 0) {
+            shown.shape = g->shape[event];
+            shown.source = g->source ? g->source[event] : -1;
+            launch = g->launch[event];
+            find_args(c, texts, g->args[event], &shown);
+        }
+        if (write_op(c, d, tracks[d->row[at]], at, &shown, launch))
+            return TP_NO_MEMORY;
+    }
+    return to;
+}
+
+/* Writes one operation whose arguments Python made. */
+TP_EXPORT int tp_chrome_one(tp_chrome *c, const tp_drawn *d, const int32_t *tracks, int64_t at, const uint8_t *args,
+                            int64_t size)
+{
+    tp_shown shown = {args + 1, size ? size - 1 : 0, -1, -1, 0};
+    return write_op(c, d, tracks[d->row[at]], at, &shown, 0);
+}
+
+/* A line that Python made, without its comma. */
+TP_EXPORT int tp_chrome_line(tp_chrome *c, const uint8_t *line, int64_t size)
+{
+    return tp_append(&c->out, ",\n", 2) || tp_append(&c->out, line, size) ? TP_NO_MEMORY : 0;
+}

@@ -1,0 +1,75 @@
+/* What the two files that write Chrome's JSON share. */
+#ifndef TP_CHROME_H
+#define TP_CHROME_H
+
+#include "decimal.h"
+#include "ops.h"
+#include "tables.h"
+
+/* What Python gives the text of. By track: PLACES its ids, TOPS its category and ids, COUNTS a count's line up to
+ * the time; KERNELS are names of kernels after a quote; by shape what it shows before its arguments, whether it
+ * shows its launch, and what it shows after that; by mark; by arguments. Arguments start with a comma each. */
+enum { PLACES, TOPS, COUNTS, NAMES, KERNELS, BEFORE, LAUNCH, AFTER, MARK, ARGS, READY };
+
+/* Begins and ends of a track at one nanosecond: how often they took turns, and whether the last one was an end. */
+typedef struct {
+    int64_t at;
+    int32_t step, is_end;
+} tp_turns;
+
+/* Where the text of arguments is: not looked up yet, in the recording's table, in the ready-made ones. */
+enum { UNKNOWN, AS_RECORDED, AS_MADE };
+typedef struct {
+    uint8_t where, shadows;
+} tp_known;
+
+typedef struct {
+    tp_strings ready[READY];
+    tp_turns *turns; /* by track */
+    tp_known *args;  /* by arguments */
+    int64_t turn_count, turn_room, args_count, args_room;
+    tp_buffer out, name;
+    int64_t base;
+} tp_chrome;
+
+/* More than this is to be taken before more is written. */
+#define OUT_FULL (1 << 18)
+/* The most bytes of a line, and of its separator, beside the texts in it. */
+#define LINE_ROOM 256
+
+/* Time: µs since the base with three decimals, and three more that keep begins and ends of a track apart. */
+int tp_chrome_when(tp_chrome *c, int32_t track, int kind, int64_t ts, uint8_t *when);
+uint8_t *tp_chrome_head(uint8_t *to, int kind);
+uint8_t *tp_chrome_flow(tp_chrome *c, uint8_t *to, int64_t flow, int32_t track, const uint8_t *when, int when_size);
+/* A count's line; its track's texts are reserved for. */
+int tp_chrome_count(tp_chrome *c, int32_t track, int64_t ts, int64_t value);
+
+static inline uint8_t *tp_put(uint8_t *to, const void *from, int64_t size)
+{
+    memcpy(to, from, (size_t)size);
+    return to + size;
+}
+#define TP_LITERAL(to, text) tp_put((to), (text), (int64_t)sizeof(text) - 1)
+
+/* The arguments' object of members that were put behind ARGS_ROOM bytes, each after a comma; nothing of none. */
+#define ARGS_ROOM 8
+static inline uint8_t *tp_end_args(uint8_t *to, uint8_t *end)
+{
+    if (end == to + ARGS_ROOM)
+        return to;
+    memcpy(to, ",\"args\":{", ARGS_ROOM + 1);
+    *end++ = '}';
+    return end;
+}
+
+static inline uint8_t *tp_named_number(uint8_t *to, const char *name, int64_t value)
+{
+    *to++ = ',';
+    *to++ = '"';
+    to = tp_put(to, name, (int64_t)strlen(name));
+    *to++ = '"';
+    *to++ = ':';
+    return tp_signed_decimal(to, value);
+}
+
+#endif

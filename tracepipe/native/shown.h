@@ -1,0 +1,13 @@
+/* What is shown of an event beside its arguments; an argument of the same name takes its place. */
+#ifndef TP_SHOWN_H
+#define TP_SHOWN_H
+
+#include <stdint.h>
+
+/* A mark's bit is 1 << mark: SHOWS_MARK of the first one. */
+enum { SHOWS_LAUNCH = 1, SHOWS_MARK = 1, SHOWS_CPU = 16, SHOWS_SOURCE = 32, SHOWS_SIZES = 64 + 128 };
+
+/* Which of these names an object of the native grammar has. */
+uint8_t tp_shadows(const uint8_t *text, int64_t size);
+
+#endif

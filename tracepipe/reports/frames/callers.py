@@ -1,0 +1,42 @@
+"""Who is inside whom, where the nesting of events did not say it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tracepipe.event.columns import NONE, Int32s, Int64s
+from tracepipe.event.nesting import BESIDE_MAX
+from tracepipe.reports.frames.libraries import np
+
+
+def depths(parent: Int32s) -> Int32s:
+    """How many spans are around each one; `parent` is the place of the next, NONE without any."""
+    count = len(parent)
+    # The last place stands for nobody. Each round looks twice as far up: a deep recursion needs few.
+    above = np.append(np.where(parent == NONE, count, parent), count).astype(np.int32)
+    depth: Int32s = (above != count).astype(np.int32)
+    while bool((more := depth[above]).any()):
+        depth += more
+        above = above[above]
+    inner: Int32s = depth[:-1]
+    return inner
+
+
+def callers_by_time(start_ns: Int64s, end_ns: Int64s, lasts: Any) -> Int64s:
+    """For each span the place of the shortest of the last ones that encloses it, NONE without any.
+
+    They come in the order of their starts, the longer first; `lasts` says which may be callers.
+    """
+    parent = np.full(len(start_ns), NONE, np.int64)
+    starts, ends, may_call = start_ns.tolist(), end_ns.tolist(), lasts.tolist()
+    around: list[int] = []
+    for at, (begin_ns, until_ns, calls) in enumerate(zip(starts, ends, may_call, strict=True)):
+        while around and ends[around[-1]] <= begin_ns:
+            around.pop()
+        for one in around[: -BESIDE_MAX - 1 : -1]:
+            if ends[one] >= until_ns and ends[one] > begin_ns:
+                parent[at] = one
+                break
+        if calls:
+            around.append(at)
+    return parent

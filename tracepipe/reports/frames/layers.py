@@ -1,0 +1,253 @@
+"""The layers of a recording: numpy columns, and the frames that are made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import orjson
+
+from tracepipe.event.columns import NONE, Bools, Bytes, Int32s, Int64s, TraceColumns
+from tracepipe.reports.frames.arguments import ArgsTable
+from tracepipe.reports.frames.libraries import np, pl
+from tracepipe.reports.frames.shapes import FRAMES, ShapeTable, three, where
+from tracepipe.reports.frames.spans import FROM_DURATION, INSTANT, KINDS, NO_BEGIN, SPAN, Spans
+
+_OF_ARGS = ("size_bytes", "address", "result")
+COLUMNS = (
+    "layer", "name", "pid", "tid", "cpu", "comm", "launch", "gpu", "stream", *_OF_ARGS, "grid", "block",
+    "thread", "phase", "bound_ns", "args", "start_ns", "end_ns", "kind", "depth", "lane", "parent",
+    "end_args", "dur_ns",
+)  # fmt: skip
+"""The columns of a frame, in their order: `Run` says what they have."""
+
+
+@dataclass(slots=True)
+class Layer:
+    """A row for each span and instant, in the order of their starts.
+
+    `kind` is a place in `KINDS`; `shape` and `args` are numbers of the begin, `end_shape` and `end_args` of
+    the end, NONE without; `parent` is the row of the next around it in this layer, or NONE. Columns are None
+    where no row has a value.
+    """
+
+    start_ns: Int64s
+    end_ns: Int64s
+    kind: Bytes
+    depth: Int32s
+    parent: Int32s
+    lane: Int32s
+    shape: Int32s
+    args: Int32s
+    end_args: Int32s
+    has_end: Bools
+    launch: Int64s | None = None
+    bound_ns: Int64s | None = None
+    source_ns: Int64s | None = None
+    end_source_ns: Int64s | None = None
+    index: Int32s | None = None
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    @property
+    def has_length(self) -> Bools:
+        """Whether the length of each is known."""
+        known: Bools = (self.kind == SPAN) | (self.kind == FROM_DURATION)
+        return known
+
+    @property
+    def is_call(self) -> Bools:
+        """All but ends without a begin."""
+        calls: Bools = self.kind != NO_BEGIN
+        return calls
+
+    @property
+    def is_outermost(self) -> Bools:
+        """Spans that are in no other: their lengths may be added up."""
+        outermost: Bools = (self.parent == NONE) & (self.kind != INSTANT)
+        return outermost
+
+    def lengths_ns(self, rows: Any) -> Int64s:
+        """The lengths of some rows, as far as they are known."""
+        some = rows & self.has_length if rows.dtype == np.bool_ else rows[self.has_length[rows]]
+        lengths_ns: Int64s = self.end_ns[some] - self.start_ns[some]
+        return lengths_ns
+
+    def part(self, first: int, last: int) -> Layer:
+        """Some rows, which are those of a layer."""
+        columns = {field.name: getattr(self, field.name) for field in fields(self)}
+        cut: dict[str, Any] = {
+            name: None if column is None else column[first:last] for name, column in columns.items()
+        }
+        return Layer(**cut)
+
+
+def layers_of(spans: Spans, events: TraceColumns, table: ShapeTable) -> dict[str, Layer]:
+    """The layers of matched events, by the names in `FRAMES`. `spans` are used up."""
+    frame = table.frames[events.shape[spans.event]]
+    by_frame = np.argsort(frame, kind="stable")
+    bounds = np.searchsorted(frame[by_frame], np.arange(len(FRAMES) + 1)).tolist()
+    spans.take(by_frame)
+    whole = Layer(
+        spans.start_ns,
+        spans.end_ns,
+        spans.kind,
+        spans.depth,
+        spans.parent,
+        spans.lane,
+        events.shape[spans.event],
+        events.args[spans.event],
+        *_of_ends(events.args, spans.end_event),
+    )
+    if bool(events.launch.any()):
+        whole.launch = events.launch[spans.event]
+    if events.source_ns is not None and events.bound_ns is not None:
+        whole.bound_ns, whole.source_ns = events.bound_ns[spans.event], events.source_ns[spans.event]
+        whole.end_source_ns, _ = _of_ends(events.source_ns, spans.end_event)
+    found = {}
+    for name, first, last in zip(FRAMES, bounds[:-1], bounds[1:], strict=True):
+        part = found[name] = whole.part(first, last)
+        # A parent on the same row of a stream may be a copy, which is in another frame.
+        inside = (part.parent >= first) & (part.parent < last)
+        part.parent[:] = np.where(inside, part.parent - first, NONE)
+    return found
+
+
+def _of_ends(values: Any, end_event: Int32s) -> tuple[Any, Bools]:
+    """The values of ends, NONE without, and which there are."""
+    has_end = end_event != NONE
+    return np.where(has_end, values[end_event], NONE).astype(values.dtype) if len(
+        values
+    ) else end_event, has_end
+
+
+def threads_of(events: TraceColumns) -> Layer:
+    """The layer of events that do not nest: those of single threads of a GPU."""
+    count = len(events)
+    nobody = np.full(count, NONE, np.int32)
+    nothing = np.zeros(count, np.int32)
+    return Layer(
+        events.ts_ns,
+        events.ts_ns,
+        np.full(count, INSTANT, np.uint8),
+        nothing,
+        nobody,
+        nothing,
+        events.shape,
+        events.args,
+        nobody,
+        np.zeros(count, np.bool_),
+        events.launch if bool(events.launch.any()) else None,
+        events.bound_ns,
+        events.source_ns,
+        index=events.index,
+    )
+
+
+class Frames:
+    """Makes polars frames of layers."""
+
+    def __init__(self, table: ShapeTable, args: ArgsTable) -> None:
+        self._table, self._args = table, args
+
+    def frame(self, layer: Layer, names: tuple[str, ...] = COLUMNS) -> pl.DataFrame:
+        """The named columns of a layer, in that order."""
+        return pl.DataFrame([self._column(layer, name) for name in names])
+
+    def _column(self, layer: Layer, name: str) -> pl.Series:
+        if name in ("start_ns", "end_ns", "depth", "lane"):
+            return pl.Series(name, getattr(layer, name))
+        if name in _OF_ARGS:
+            return self._of_args(layer, name)
+        if name in ("grid", "block"):
+            return self._sizes(layer, name)
+        make = _MADE_BY.get(name)
+        return self._table.column(name).gather(layer.shape) if make is None else make(self, layer)
+
+    def _kind(self, layer: Layer) -> pl.Series:
+        return pl.Series("kind", KINDS, dtype=pl.Enum(KINDS)).gather(layer.kind)
+
+    def _parent(self, layer: Layer) -> pl.Series:
+        return where(layer.parent != NONE, pl.Series("parent", layer.parent, dtype=pl.Int64))
+
+    def _dur_ns(self, layer: Layer) -> pl.Series:
+        return where(layer.has_length, pl.Series("dur_ns", layer.end_ns - layer.start_ns))
+
+    def _launch(self, layer: Layer) -> pl.Series:
+        if layer.launch is None and not bool(self._table.has_launch[layer.shape].any()):
+            return _nulls("launch", len(layer), pl.UInt64())
+        launch = np.zeros(len(layer), np.int64) if layer.launch is None else layer.launch
+        return where(self._table.has_launch[layer.shape], pl.Series("launch", launch.view(np.uint64)))
+
+    def _bound_ns(self, layer: Layer) -> pl.Series:
+        if layer.bound_ns is None or layer.source_ns is None:
+            return _nulls("bound_ns", len(layer), pl.Int64())
+        # On the trace's own clock a time is as right as it was recorded.
+        return where(layer.source_ns != NONE, pl.Series("bound_ns", layer.bound_ns))
+
+    def _of_args(self, layer: Layer, name: str) -> pl.Series:
+        """What begin or end say; of a result, the end first."""
+        if name == "address":
+            begin, end = self._args.addresses(layer.args), self._args.addresses(layer.end_args)
+            return pl.select(pl.coalesce(begin, end)).to_series()
+        of = self._args.result if name == "result" else self._args.size_bytes
+        values, known = of(layer.args, layer.end_args)
+        return where(known, pl.Series(name, values))
+
+    def _sizes(self, layer: Layer, key: str) -> pl.Series:
+        known = self._table.column(key).gather(layer.shape)
+        if key == "block" and layer.index is not None:
+            known = _indices(key, layer.index[:, :3])
+        of_args = self._args.sizes(key, layer.args)
+        return known if of_args is None else pl.select(pl.coalesce(known, of_args)).to_series()
+
+    def _thread(self, layer: Layer) -> pl.Series:
+        if layer.index is None:
+            return _nulls("thread", len(layer), three())
+        return _indices("thread", layer.index[:, 3:])
+
+    def _end_args(self, layer: Layer) -> pl.Series:
+        return _with_source(self._args.texts(layer.end_args), layer.end_source_ns).alias("end_args")
+
+    def _args_text(self, layer: Layer) -> pl.Series:
+        return _with_source(self._args.texts(layer.args), layer.source_ns)
+
+
+_MADE_BY: dict[str, Callable[[Frames, Layer], pl.Series]] = {
+    "kind": Frames._kind,
+    "parent": Frames._parent,
+    "dur_ns": Frames._dur_ns,
+    "launch": Frames._launch,
+    "bound_ns": Frames._bound_ns,
+    "thread": Frames._thread,
+    "args": Frames._args_text,
+    "end_args": Frames._end_args,
+}
+
+
+def _indices(name: str, index: Int32s) -> pl.Series:
+    return where(index[:, 0] != NONE, pl.Series(name, index.astype(np.int64)))
+
+
+def _nulls(name: str, count: int, dtype: Any) -> pl.Series:
+    return pl.repeat(None, count, dtype=dtype, eager=True).alias(name)
+
+
+def _with_source(texts: pl.Series, source_ns: Int64s | None) -> pl.Series:
+    """Arguments as text, with the reading of the clock that their event was on."""
+    if source_ns is None:
+        return texts
+    text, source = pl.col(texts.name), pl.col("source")
+    reading = pl.lit('"source_ns":') + source.cast(pl.String) + pl.lit("}")
+    added = pl.coalesce(text.str.head(-1) + pl.lit(","), pl.lit("{")) + reading
+    both = pl.DataFrame([texts, pl.Series("source", source_ns)])
+    moved = both.select(pl.when(source != NONE).then(added).otherwise(text).alias(texts.name)).to_series()
+    of_its_own = texts.str.contains('"source_ns"', literal=True).fill_null(False).to_numpy() & (
+        source_ns != NONE
+    )
+    for row in np.flatnonzero(of_its_own).tolist():
+        args = orjson.loads(texts[row]) | {"source_ns": int(source_ns[row])}
+        moved = moved.scatter(row, orjson.dumps(args).decode())
+    return moved
