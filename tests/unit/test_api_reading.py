@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import tracepipe
-from benchmarks.convert import write_recording
+from benchmarks.recordings import write_mixed
 from tests.support.recordings import GPU_CLOCK, PAIR, event, span, write
 from tracepipe import cli
 from tracepipe.event.model import LAYERS
@@ -276,7 +276,7 @@ def test_memory_does_not_grow_with_the_recording(tmp_path: Path) -> None:
     peaks_mb = []
     for count in (100_000, 300_000):
         path = tmp_path / f"{count}.jsonl"
-        write_recording(path, count, True)
+        write_mixed(path, count, unique=True)
         done = subprocess.run(
             [sys.executable, "-c", MEASURE, path], check=True, capture_output=True, text=True
         )
