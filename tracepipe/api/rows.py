@@ -25,7 +25,8 @@ class EventRows:
         """The events of a batch in its order, each warp one. All are made while its numbers hold."""
         shapes = self._tables.shapes
         known: dict[int, Args | None] = {NONE: None}
-        for ts_ns, shape_number, args_number, dur_ns, launch, source_ns, bound_ns in _rows(batch.events):
+        rows = enumerate(_rows(batch.events))
+        for at, (ts_ns, shape_number, args_number, dur_ns, launch, source_ns, bound_ns) in rows:
             if shape_number == SPECIAL:
                 other = batch.others[args_number]
                 if isinstance(other, PlacedWarps):
@@ -44,7 +45,7 @@ class EventRows:
                 unsigned(launch) if shape.has_launch else None,
                 source_ns if read else None,
                 None if read and self._is_assumed(shape.clock) else bound_ns,
-                (shape.block, shape.thread) if shape.type == "gpu_thread" else None,
+                batch.events.thread_of(at) if shape.type == "gpu_thread" else None,
             )
 
     def _args(self, number: int) -> Args:
