@@ -130,8 +130,8 @@ def test_a_limit_ends_the_recording_before_the_block(tmp_path: Path) -> None:
     ("is_terminal", "block"), [(True, "time.sleep(60)"), (True, "pass"), (False, "pass")]
 )
 def test_an_interrupt_reaches_the_command_once(is_terminal: bool, block: str, tmp_path: Path) -> None:
-    """By Ctrl-C, which all processes of the terminal get, and by a signal to this one alone; in the block, and
-    at its end, where the command is waited for.
+    """By Ctrl-C, which all processes of the terminal get, and by a signal to the caller alone; in the block,
+    and at its end, where the command is waited for.
     """
     target = "trap 'echo told >> {told}' INT; echo ready; while :; do sleep 0.01; done"
     program = (
