@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -263,6 +264,35 @@ def test_events_are_those_of_the_lines() -> None:
         assert {name: getattr(one, name) for name in names} == {name: record.get(name) for name in names}
         assert (one.layer, dict(one.args)) == (record["type"], record.get("args", {}))
 
+
+# Frames ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", ["capture-h200", "losses", "bpftime-divergence"])
+def test_frames_hold_what_the_events_tell(case: str) -> None:
+    (path,) = (ROOT / "fixtures" / case).glob("input.*")
+    loaded, events = tracepipe.load(path), tracepipe.open(path)
+    warps = [(one.name, one.warp, one.ts_ns, one.end_ns) for one in events if isinstance(one, tracepipe.Warp)]
+    assert loaded.warps.select("name", "warp", "entry_ns", "last_exit_ns").rows() == warps
+    assert (loaded.facts.counts, loaded.facts.losses) == (events.counts, events.losses)
+    assert (loaded.facts.path, loaded.facts.clocks) == (str(path), events.clocks)
+
+
+def test_without_the_libraries_of_the_reports_all_but_frames_work(run: Path) -> None:
+    code = (
+        "import sys\n"
+        "sys.modules.update(dict.fromkeys(('polars', 'scipy', 'matplotlib', 'jinja2')))\n"
+        "import tracepipe\n"
+        "assert tracepipe.convert('run.jsonl').output and list(tracepipe.open('run.jsonl'))\n"
+        "try: tracepipe.load('run.jsonl')\n"
+        "except tracepipe.LibraryMissing as missing: print(missing.hint)\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.stdout == "pip install 'tracepipe[reports]'\n", done.stderr
+
+
+# Memory ------------------------------------------------------------------------------------------------
 
 MEASURE = r"""
 import re, sys, tracepipe
