@@ -204,7 +204,7 @@ def test_without_the_libraries_two_lines_say_what_to_install(
 
     monkeypatch.setitem(sys.modules, "polars", None)
     monkeypatch.setattr(loading, "pl", Library("polars"))
-    code, out, err = run("summary", SAMPLE)
+    code, out, err = run("gaps", SAMPLE)
     assert (code, out, len(err.splitlines())) == (3, "", 2)
     assert err.splitlines()[1].strip() == "pip install 'tracepipe[reports]'"
 

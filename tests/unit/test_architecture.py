@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tracepipe.converters import CONVERTERS
+from tracepipe.readers import READERS
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "tracepipe"
@@ -166,15 +167,9 @@ def test_a_format_does_not_know_the_others(folder: str) -> None:
 
 def is_format(module: str) -> bool:
     """Whether a module is the file of an input format, of an output format or of a report."""
-    constants = {
-        target.id
-        for node in TREES[module].body
-        if isinstance(node, ast.Assign)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
+    readers = {f"tracepipe.readers.{reader.module}" for reader in READERS.values()}
     writers = {output.writer.partition(":")[0] for output in CONVERTERS.values()}
-    return "FORMAT" in constants or module in writers or (top(module) == "reports" and makes_report(module))
+    return module in readers | writers or (top(module) == "reports" and makes_report(module))
 
 
 def test_no_room_reaches_the_library_by_a_name_in_a_text() -> None:

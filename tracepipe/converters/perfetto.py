@@ -9,6 +9,7 @@ Source: protos/perfetto/trace/trace_packet.proto and track_event/track_event.pro
 from __future__ import annotations
 
 import zlib
+from operator import itemgetter
 from typing import Any, BinaryIO
 
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
@@ -45,6 +46,7 @@ _CLOCK_STEPS = 64
 _EXPLICIT_ORDER = pb.TrackDescriptor.EXPLICIT
 _NEVER_MERGE = pb.TrackDescriptor.SIBLING_MERGE_BEHAVIOR_NONE
 _COMPRESS_BYTES = 1 << 19
+_ROW, _NAME, _EVENT = itemgetter(1), itemgetter(3), itemgetter(4)
 # The packet sequence of the host; those of GPUs follow.
 _HOST = 1
 
@@ -236,12 +238,13 @@ class PerfettoWriter:
                 packets.unready_of(NAMES, named),
                 packets.unready_of(BEFORE, shapes),
             )
-        rows = list(drawn.rows())
+        ops_in_order = list(drawn.rows())
+        named_ops = [op for op in ops_in_order if op[0] in (BEGIN, INSTANT)]
         of = [] if drawn.events is None else drawn.events.shape.tolist()
         return (
-            packets.unready(TRACKS, (op[1] for op in rows)),
-            packets.unready(NAMES, (op[3] for op in rows if op[0] in (BEGIN, INSTANT))),
-            packets.unready(BEFORE, (of[op[4]] for op in rows if op[4] >= 0)),
+            packets.unready(TRACKS, map(_ROW, ops_in_order)),
+            packets.unready(NAMES, map(_NAME, named_ops)),
+            packets.unready(BEFORE, [of[event] for event in map(_EVENT, ops_in_order) if event >= 0]),
         )
 
     def forget(self) -> None:

@@ -23,6 +23,9 @@ def varint(value: int) -> bytes:
     """A varint; a negative value is taken as its 64-bit two's complement, as int64 fields are."""
     if 0 <= value < SMALL_END:
         return SMALL[value]
+    if 0 <= value < 1 << 21:
+        two = (value & 0x7F | 0x80, value >> 7 & 0x7F | (0x80 if value >= 1 << 14 else 0))
+        return bytes((*two, value >> 14)) if value >= 1 << 14 else bytes(two)
     value &= _U64
     digits = []
     while value >= 0x80:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, BinaryIO, Literal, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Protocol
 
-from tracepipe.event.columns import SourceBatch
-from tracepipe.event.tables import Tables
-from tracepipe.layout.timeline import Drawn
+if TYPE_CHECKING:  # the names of formats need no columns
+    from tracepipe.event.columns import SourceBatch
+    from tracepipe.event.tables import Tables
+    from tracepipe.layout.timeline import Drawn
 
 
 @dataclass(frozen=True, slots=True)

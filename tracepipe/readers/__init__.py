@@ -4,18 +4,53 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from tracepipe.errors import FormatError
-from tracepipe.event.columns import SourceBatch
 from tracepipe.event.model import Problem
-from tracepipe.readers import bpftime, cuda_tables, layered, tracepipe1
-from tracepipe.readers.recording import InputFormat, Recording
 
-__all__ = ["READERS", "InputFormat", "Recording", "naming_others", "recognise"]
+if TYPE_CHECKING:  # a command that reads nothing needs no columns
+    from tracepipe.event.columns import SourceBatch
+    from tracepipe.readers.recording import Recording
+
+__all__ = ["READERS", "InputFormat", "naming_others", "recognise"]
+
+
+@dataclass(frozen=True, slots=True)
+class InputFormat:
+    """An input format, which is the `module` of that name here, loaded when it is asked."""
+
+    name: str
+    title: str
+    module: str
+
+    def _functions(self) -> Any:
+        return import_module(f"{__name__}.{self.module}")
+
+    def sniff(self, head: bytes) -> bool:
+        """Whether content is this format's; `head` is the first 64 KiB, decompressed."""
+        found: bool = self._functions().sniff(head)
+        return found
+
+    def read(self, stream: BinaryIO) -> Recording:
+        """The recording in a stream, which is read as its batches are asked for."""
+        recording: Recording = self._functions().read(stream)
+        return recording
+
 
 # In the order in which they are asked whether the content is theirs: the strictest first.
 READERS: dict[str, InputFormat] = {
-    reader.name: reader for reader in (tracepipe1.FORMAT, bpftime.FORMAT, cuda_tables.FORMAT, layered.FORMAT)
+    reader.name: reader
+    for reader in (
+        InputFormat("tracepipe", "tracepipe/1 event file (JSON Lines)", "tracepipe1"),
+        InputFormat("bpftime", "text output of bpftime's GPU examples", "bpftime"),
+        InputFormat(
+            "cuda-table", "tables of CUDA runtime calls, of cuda_events and cuda_events.bt", "cuda_tables"
+        ),
+        InputFormat("layered", "JSON Lines of layered bpftrace and BCC CUDA tracers", "layered"),
+    )
 }
 
 

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, cast
 from tracepipe.event.checks import Fault, shown
 from tracepipe.event.model import COUNT_LIMIT, TIME_LIMIT_NS, HostInstant, Problem, Record, new_header
 from tracepipe.readers.lines import BOM, Rejoined
-from tracepipe.readers.recording import Batch, InputFormat, Recording, recording_of
+from tracepipe.readers.recording import Batch, Recording, recording_of
 
 CLOCK = "globaltimer:0"
 # About 4000 lines.
@@ -284,6 +284,3 @@ def sniff(head: bytes) -> bool:
     """Whether a line of `head` is wholly one that a bpftime tool prints."""
     lines = (line.strip() for line in head.removeprefix(BOM).split(b"\n"))
     return any(pattern.fullmatch(line) for line in lines for pattern in _OWN_LINES)
-
-
-FORMAT = InputFormat("bpftime", "text output of bpftime's GPU examples", sniff, read)

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, cast
 from tracepipe.event.checks import Fault, shown
 from tracepipe.event.model import COUNT_LIMIT, ID_LIMIT, TIME_LIMIT_NS, Problem, Record, new_header
 from tracepipe.readers.lines import BOM, Rejoined
-from tracepipe.readers.recording import Batch, InputFormat, Recording, recording_of
+from tracepipe.readers.recording import Batch, Recording, recording_of
 
 # Some 3000 rows.
 CHUNK_BYTES = 1 << 18
@@ -383,8 +383,3 @@ def read(stream: BinaryIO) -> Recording:
 def sniff(head: bytes) -> bool:
     """Whether a line of `head` is the title or a row of such a table."""
     return _table_of(head) is not None
-
-
-FORMAT = InputFormat(
-    "cuda-table", "tables of CUDA runtime calls, of cuda_events and cuda_events.bt", sniff, read
-)

@@ -31,7 +31,7 @@ import orjson
 from tracepipe.event.checks import Fault, shown
 from tracepipe.event.model import COUNT_LIMIT, ID_LIMIT, TIME_LIMIT_NS, Problem, Record, new_header
 from tracepipe.readers.lines import BOM, TOO_DEEP, is_too_deep
-from tracepipe.readers.recording import Batch, InputFormat, Recording, recording_of
+from tracepipe.readers.recording import Batch, Recording, recording_of
 
 CLOCK = "trace"
 # About 2000 lines: parsed, they take some MB.
@@ -371,6 +371,3 @@ def sniff(head: bytes) -> bool:
                 printed += (text for _, text in unwrapped.take(0, line, unused))
         lines = printed
     return False
-
-
-FORMAT = InputFormat("layered", "JSON Lines of layered bpftrace and BCC CUDA tracers", sniff, read)

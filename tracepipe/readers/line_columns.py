@@ -9,8 +9,9 @@ What follows the time on a line is parsed once, and found by its text when it co
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
+import numpy as np
 import orjson
 
 from tracepipe.event.checks import RecordCheck
@@ -69,6 +70,8 @@ class LineColumns:
             None if ts_ns == NONE else known.get(rest) or self._parsed(rest)
             for ts_ns, (_, _, rest) in zip(times, halves, strict=True)
         ]
+        if None not in rests:
+            return _columns_of(times, cast("list[Rest]", rests)), len(lines)
         rows: list[Row] = []
         for at, (ts_ns, rest) in enumerate(zip(times, rests, strict=True)):
             row = read_one(at, lines[at]) if rest is None else (ts_ns, *rest)
@@ -102,6 +105,17 @@ class LineColumns:
     def warps(self, line: bytes) -> Warps | None:
         """As `Lines` has it: here such a line is like any other."""
         return None
+
+
+def _columns_of(times: list[int], rests: list[Rest]) -> EventColumns:
+    """Columns of lines of which many have the same rest: each of those is looked at once."""
+    ids = list(map(id, rests))
+    different = dict(zip(ids, rests, strict=True))
+    places = {one: at for at, one in enumerate(different)}
+    columns = event_columns([(0, *rest) for rest in different.values()])
+    events = columns.take(np.array(list(map(places.__getitem__, ids)), np.int64))
+    events.ts_ns = np.array(times, np.int64)
+    return events
 
 
 def _times_of(heads: list[bytes]) -> list[int]:

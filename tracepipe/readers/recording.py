@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import BinaryIO, Protocol
 
@@ -60,16 +60,6 @@ def row_of(record: Record, tables: Tables, others: list[Record | Warps]) -> Row:
         signed(record.get("launch", 0)),
         index_of(record),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class InputFormat:
-    """An input format. `sniff` sees the first 64 KiB of the decompressed input; `read` the whole stream."""
-
-    name: str
-    title: str
-    sniff: Callable[[bytes], bool]
-    read: Callable[[BinaryIO], Recording]
 
 
 def saying(problems: list[Problem], batches: Iterable[SourceBatch]) -> Iterator[SourceBatch]:

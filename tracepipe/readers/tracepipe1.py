@@ -22,7 +22,7 @@ from tracepipe.native import library
 from tracepipe.readers.line_columns import FOREIGN, LineColumns, Lines
 from tracepipe.readers.lines import BOM, TOO_DEEP, Rejoined, chunks_of_text, is_too_deep
 from tracepipe.readers.native_lines import NativeLines, NativeTables
-from tracepipe.readers.recording import InputFormat, Recording, row_of, saying
+from tracepipe.readers.recording import Recording, row_of, saying
 
 # Some ten thousand lines: what is done once a batch must cost little.
 CHUNK_BYTES = 1 << 20
@@ -144,6 +144,3 @@ def sniff(head: bytes) -> bool:
     """Whether the first line is a header, whatever its version."""
     line = head.removeprefix(BOM).lstrip().partition(b"\n")[0]
     return line.startswith(b"{") and b'"header"' in line and b'"schema"' in line
-
-
-FORMAT = InputFormat("tracepipe", "tracepipe/1 event file (JSON Lines)", sniff, read)

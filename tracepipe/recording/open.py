@@ -15,9 +15,9 @@ from tracepipe.clocks import Clocks
 from tracepipe.errors import InputError
 from tracepipe.event.checks import first_fault
 from tracepipe.event.model import HOST_CLOCKS, Header, Problem, Record
-from tracepipe.readers import InputFormat, Recording, naming_others, recognise
+from tracepipe.readers import InputFormat, naming_others, recognise
 from tracepipe.readers.lines import chunks_of_text
-from tracepipe.readers.recording import saying
+from tracepipe.readers.recording import Recording, saying
 from tracepipe.recording.files import InputStream, open_input
 
 _CLOCK_RECORD = re.compile(rb'"type"\s*:\s*"clock"')
