@@ -174,6 +174,15 @@ def test_a_refusal_at_the_end_is_raised_there(recorder: Callable[..., None]) -> 
     assert ran
 
 
+def test_a_refusal_within_the_block_is_what_is_raised(recorder: Callable[..., None]) -> None:
+    recorder("tell(Began())", "tell(Refused('OutputError', 'The disk is full.', ''))")
+    with (
+        pytest.raises(tracepipe.OutputError, match="The disk is full"),
+        tracepipe.capture(output="x", layers=()) as run,
+    ):
+        run.wait()
+
+
 @pytest.mark.parametrize("begun", [(), ("tell(Began())",)])
 def test_a_recorder_that_dies_is_no_silence(begun: tuple[str, ...], recorder: Callable[..., None]) -> None:
     recorder(*begun, "sys.exit(7)")

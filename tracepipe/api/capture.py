@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
 from os import PathLike, fspath
 from pathlib import Path
@@ -48,7 +49,7 @@ class Capture:
             while not isinstance(self._hear(), Began):
                 pass
         except BaseException:
-            self._tell_to_stop()
+            self._tell(STOP)
             self._close()
             raise
         return self
@@ -56,7 +57,8 @@ class Capture:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if os.getpid() != self._owner:  # a fork of ours leaves the block too
+        # A fork of ours leaves the block too; and what ended within it has said how.
+        if os.getpid() != self._owner or self._connection is None:
             return
         if error is None and self._request.command:
             self.wait()
@@ -73,7 +75,7 @@ class Capture:
 
     def stop(self) -> CaptureSummary:
         """End the recording now. A command is interrupted, and killed two seconds later."""
-        self._tell_to_stop()
+        self._tell(STOP)
         return self._heard_out()
 
     @property
@@ -109,7 +111,7 @@ class Capture:
         )
         theirs.close()
         self._connection = ours
-        ours.send(Order(self._request, self.path, self._force))
+        self._tell(Order(self._request, self.path, self._force))
 
     def _heard_out(self) -> CaptureSummary:
         while self._summary is None:
@@ -140,13 +142,10 @@ class Capture:
             raise getattr(errors, message.kind, TracepipeError)(message.message, hint)
         return message
 
-    def _tell_to_stop(self) -> None:
-        if self._connection is None:
-            return
-        try:
-            self._connection.send(STOP)
-        except OSError:  # it has ended
-            return
+    def _tell(self, message: Order | str) -> None:
+        if self._connection is not None:
+            with suppress(OSError):  # it has ended, and what it said last can be heard
+                self._connection.send(message)
 
     def _close(self) -> int:
         """Wait for the end of the recorder; its exit code."""
