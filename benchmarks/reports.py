@@ -19,7 +19,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve()
 sys.path.insert(0, str(HERE.parents[1]))
 
-from benchmarks.convert import write_recording  # noqa: E402
+from benchmarks.recordings import write_mixed  # noqa: E402
 from tracepipe.reports import REPORTS  # noqa: E402
 
 READING = "validate"
@@ -53,7 +53,7 @@ def compare(events: int, unique: bool) -> None:
     best: dict[str, tuple[float, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "run.jsonl")
-        write_recording(source, events, unique)
+        write_mixed(source, events, unique=unique)
         for _ in range(3):
             for command in (READING, *single):
                 seen = measured(command, source)

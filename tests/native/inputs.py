@@ -79,7 +79,7 @@ def event_line(rng: Random) -> bytes:
     """A line of an event, in the native grammar but for some."""
     record: dict[str, Any] = {"ts_ns": number(rng)}
     fields: list[tuple[str, Any]] = [
-        ("type", rng.choice(["userspace", "syscall", "gpu_kernel", "gpu_warp"])),
+        ("type", rng.choice(["userspace", "syscall", "gpu_kernel", "gpu_warp", "gpu_thread"])),
         ("name", word(rng)),
         ("phase", rng.choice("BEIX")),
         ("pid", rng.randrange(5)),
@@ -88,13 +88,15 @@ def event_line(rng: Random) -> bytes:
     fields += [("dur_ns", number(rng))] * (rng.random() < 0.4)
     fields += [("launch", number(rng))] * (rng.random() < 0.3)
     fields += [("args", arguments(rng))] * (rng.random() < 0.5)
+    for name in ("block", "thread"):
+        fields += [(name, [rng.choice((0, 1, 31, number(rng))) for _ in range(3)])] * (rng.random() < 0.2)
     fields += [(word(rng), scalar(rng))] * (rng.random() < 0.1)
     if rng.random() < 0.2:
         rng.shuffle(fields)
     line = compact(record | dict(fields))
     if rng.random() < 0.05:
         # A key that comes twice: the last one counts.
-        key = rng.choice(("ts_ns", "type", "name", "dur_ns", "launch", "args"))
+        key = rng.choice(("ts_ns", "type", "name", "dur_ns", "launch", "args", "block", "thread"))
         line = line[:-1] + b"," + compact({key: rng.choice((scalar, number, arguments))(rng)})[1:]
     return line
 

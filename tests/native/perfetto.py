@@ -9,19 +9,15 @@ from functools import cache
 from random import Random
 from typing import Any
 
-import numpy as np
-
-from tests.native import buffers, inputs
+from tests.native import buffers, drawing, inputs
 from tracepipe.native.signatures import Changes, Drawn, Given, Slices
 
 _TRACKS, _TOPS, _NAMES, _BEFORE, _LAUNCH_KEY, _AFTER, _MARK, _KEYS = range(8)
 _ARGS = -1
-_READER_ARGS = 1
 _INSTANT, _COUNTER = 3, 4
-_NUMBERS = 6  # of rows, names and shapes
+_NUMBERS = drawing.NUMBERS
 _STRINGS = 3
 _STRINGS_MAX = 1 << 13
-_KERNELS = 300  # more than names of warps are remembered of
 
 
 @cache
@@ -74,24 +70,6 @@ def _writer(core: ctypes.CDLL, rng: Random) -> Iterator[int]:
         core.tp_perfetto_free(writer)
 
 
-@contextmanager
-def _texts(core: ctypes.CDLL, rng: Random) -> Iterator[int]:
-    """A reader, which keeps the texts of arguments."""
-    reader = core.tp_reader_new(rng.getrandbits(64))
-    assert reader
-    try:
-        yield reader
-    finally:
-        core.tp_reader_free(reader)
-
-
-def _arguments(rng: Random) -> bytes:
-    text = inputs.cut(rng, inputs.compact(inputs.arguments(rng)))
-    if rng.random() < 0.3:
-        return inputs.mutated(rng, text)
-    return inputs.hostile(rng) if rng.random() < 0.03 else text
-
-
 def _written(core: ctypes.CDLL, writer: int) -> Any:
     """What was written, read by protobuf."""
     there = ctypes.c_void_p()
@@ -105,11 +83,11 @@ def perfetto_args(core: ctypes.CDLL, rng: Random) -> None:
         if rng.random() < 0.01:
             _fill_strings(core, writer)
         for number in range(rng.randrange(1, 5)):
-            text = _arguments(rng)
+            text = drawing.arguments(rng)
             done = core.tp_perfetto_args(writer, number, buffers.text(text), len(text))
-            columns = _drawn(rng, 1, number + 1)
+            columns = drawing.drawn(rng, 1, number + 1)
             columns[1][0], columns[5][0] = _INSTANT, 0
-            given = _given(rng, 1, number + 1)
+            given = drawing.given(rng, 1, number + 1)
             given[1][0] = number
             views = buffers.view(Drawn, *columns), buffers.view(Given, *given)
             last = core.tp_perfetto_write(writer, *views, None, 0, 1)
@@ -135,45 +113,12 @@ def _expect_arguments(event: Any, text: bytes) -> None:
     assert len(event.debug_annotations) >= len(values)
 
 
-def _drawn(rng: Random, count: int, events: int) -> list[Any]:
-    """Columns of operations, the first being their order."""
-    return [
-        None if rng.random() < 0.3 else buffers.array(rng.sample(range(count), count)),
-        buffers.array([rng.randrange(1, 5) for _ in range(count)], np.uint8),
-        buffers.array([rng.randrange(4) for _ in range(count)], np.uint8),
-        buffers.array([rng.randrange(_NUMBERS + 1) for _ in range(count)], np.int32),
-        buffers.array([rng.randrange(-1, _NUMBERS + 1) for _ in range(count)], np.int32),
-        buffers.array(
-            [rng.randrange(events) if events and rng.random() < 0.8 else -1 for _ in range(count)], np.int32
-        ),
-        buffers.array([inputs.moment(rng) for _ in range(count)]),
-        buffers.array([rng.choice((0, 0, 7, -7, (1 << 63) - 1, -(1 << 63))) for _ in range(count)]),
-        buffers.array([rng.choice((0, 0, 8, -8)) for _ in range(count)]),
-        buffers.array([rng.choice((0, 1, -1, (1 << 63) - 1, -(1 << 63))) for _ in range(count)]),
-    ]
-
-
-def _given(rng: Random, events: int, args: int) -> list[Any]:
-    """Columns of events."""
-    return [
-        buffers.array([rng.randrange(-1, _NUMBERS + 1) for _ in range(events)], np.int32),
-        buffers.array([rng.randrange(-1, args + 1) for _ in range(events)], np.int32),
-        buffers.array([rng.choice((0, 5, (1 << 63) - 1, -(1 << 63), -1)) for _ in range(events)]),
-        None
-        if rng.random() < 0.3
-        else buffers.array([rng.choice((-1, 0, (1 << 63) - 1)) for _ in range(events)]),
-    ]
-
-
 def perfetto_write(core: ctypes.CDLL, rng: Random) -> None:
     """`tp_perfetto_write` over some batches, with what Python writes in between."""
-    with _writer(core, rng) as writer, _texts(core, rng) as reader:
+    with _writer(core, rng) as writer, drawing.reader_of_texts(core, rng) as reader:
         for _ in range(rng.randrange(1, 4)):
             args = rng.randrange(8)
-            for number in range(core.tp_reader_count(reader, _READER_ARGS), args):
-                # As the reader keeps them: also those that are not of the native grammar, or are no JSON.
-                text = _arguments(rng) or b"%d" % number
-                assert core.tp_reader_number(reader, _READER_ARGS, buffers.text(text), len(text)) >= 0
+            drawing.add_texts(core, reader, args, rng)
             _write_batch(core, writer, reader, args, rng)
             if rng.random() < 0.2:
                 core.tp_perfetto_forget(writer, _ARGS)
@@ -181,7 +126,7 @@ def perfetto_write(core: ctypes.CDLL, rng: Random) -> None:
 
 def _write_batch(core: ctypes.CDLL, writer: int, texts: int, args: int, rng: Random) -> None:
     count, events = rng.randrange(40), rng.randrange(20)
-    columns, given = _drawn(rng, count, events), _given(rng, events, args)
+    columns, given = drawing.drawn(rng, count, events), drawing.given(rng, events, args)
     for at in range(count):
         if rng.random() < 0.05:
             columns[5][at] = rng.choice((-2, -3))  # Python writes it
@@ -211,37 +156,11 @@ def perfetto_warps(core: ctypes.CDLL, rng: Random) -> None:
 
 
 def _write_warps(core: ctypes.CDLL, writer: int, rng: Random) -> None:
-    count, slices = rng.randrange(40), rng.randrange(1, 20)
-    unknown = (-1, -1, 0, 5, (1 << 63) - 1)
-    kernels = [
-        value
-        for _ in range(_KERNELS)
-        for value in (
-            rng.randrange(_NUMBERS + 1),
-            rng.choice((0, 1, 32)),
-            *rng.choice(((0, 0), (4, 2), (0, 3), (3, 0), (1, 1))),
-        )
-    ]
-    changes = buffers.view(
-        Changes,
-        buffers.array([inputs.moment(rng) for _ in range(count)]),
-        buffers.array([rng.choice((-1, 0, 3, (1 << 63) - 1)) for _ in range(count)]),
-        None,
-        buffers.array([rng.randrange(slices) for _ in range(count)], np.int32),
-        buffers.array([rng.choice((1, 1, 1, 2, 2, 2, 4, 4, 3)) for _ in range(count)], np.uint8),
-    )
-    by_slice = [buffers.array([rng.choice((0, 1, 77, -1, inputs.number(rng) >> 2)) for _ in range(slices)])]
-    by_slice += [buffers.array([rng.choice(unknown) for _ in range(slices)]) for _ in range(4)]
-    by_slice += [
-        buffers.array([rng.choice((0, 2, -2)) for _ in range(slices)]),
-        buffers.array([rng.randrange(_NUMBERS + 1) for _ in range(slices)], np.int32),
-        buffers.array([rng.randrange(rng.choice((3, _KERNELS))) for _ in range(slices)], np.int32),
-        buffers.array([rng.randrange(2) for _ in range(slices)], np.uint8),
-    ]
-    sizes, drawn = buffers.array(kernels), buffers.view(Slices, *by_slice)
+    changes, slices, kernels, count = drawing.warps(rng)
+    views = buffers.view(Changes, *changes), buffers.view(Slices, *slices)
     offset = rng.choice((0, 10**18, -(10**18)))
     stopped = core.tp_perfetto_warps(
-        writer, changes, drawn, sizes.ctypes.data, rng.randrange(_NUMBERS), offset, 0, count
+        writer, *views, kernels.ctypes.data, rng.randrange(_NUMBERS), offset, 0, count
     )
     assert 0 <= stopped <= count
     assert len(_written(core, writer).packet) <= stopped

@@ -15,6 +15,7 @@ from tracepipe.native.signatures import Columns
 _SHAPES, _ARGS = 0, 1
 _WARPS = -2
 _KINDS = [np.int64, np.int32, np.int32, np.int64, np.int64]
+_INDEX = 6
 _MANY = 40_000  # more than the table of whole lines holds
 
 
@@ -43,23 +44,25 @@ def _read_one(core: ctypes.CDLL, reader: int, given: list[bytes], rng: Random) -
     text = inputs.cut(rng, b"\n".join(given))
     lines = text.split(b"\n")
     room = len(lines) if rng.random() < 0.8 else rng.randrange(1, len(lines) + 1)
-    rows: list[tuple[int, ...]] = []
-    given_text, done = buffers.text(text), ctypes.c_int64()
+    rows: list[tuple[Any, ...]] = []
+    given_text, done, indices = buffers.text(text), ctypes.c_int64(), ctypes.c_int64()
     while done.value <= len(text):
         columns = [np.empty(room, kind) for kind in _KINDS]
-        out = buffers.view(Columns, *columns)
-        read = core.tp_read_lines(reader, given_text, len(text), ctypes.byref(done), out, room)
+        index = np.full((room, _INDEX), -1, np.int32)
+        refs = buffers.view(Columns, *columns, index), ctypes.byref(indices)
+        read = core.tp_read_lines(reader, given_text, len(text), ctypes.byref(done), *refs, room)
         assert read == min(room, len(lines) - len(rows))
-        rows += zip(*(column[:read].tolist() for column in columns), strict=True)
+        assert indices.value == (index >= 0).any(axis=1).sum()
+        rows += zip(*(column[:read].tolist() for column in (*columns, index)), strict=True)
     sampled = range(len(rows)) if len(rows) < 1000 else {rng.randrange(len(rows)) for _ in range(100)}
     for at, (line, row) in enumerate(zip(lines, rows, strict=True)):
         if at in sampled:
             _expect_as_read(core, reader, text, line, row)
 
 
-def _expect_as_read(core: ctypes.CDLL, reader: int, text: bytes, line: bytes, row: tuple[int, ...]) -> None:
+def _expect_as_read(core: ctypes.CDLL, reader: int, text: bytes, line: bytes, row: tuple[Any, ...]) -> None:
     """The parts of a line, put together, are the line."""
-    ts, shape, args, dur, launch = row
+    ts, shape, args, dur, launch, index = row
     if shape < 0:
         assert text[ts : ts + dur] == line
         assert shape != _WARPS or b'"type":"gpu_warp"' in line
@@ -67,12 +70,15 @@ def _expect_as_read(core: ctypes.CDLL, reader: int, text: bytes, line: bytes, ro
     record = orjson.loads(_text(core, reader, _SHAPES, shape))
     assert record.pop("ts_ns") == 0
     made = {"ts_ns": ts} | record
-    for name, value, without in (("dur_ns", dur, -1), ("launch", launch, 0)):
+    for name, value in (("dur_ns", dur), ("launch", launch)):
         if name in record:
             assert record[name] == 0
             made[name] = value
         else:
-            assert value == without
+            assert value == 0
+    for name, value in (("block", index[:3]), ("thread", index[3:])):
+        if value[0] >= 0:
+            made[name] = value
     if args >= 0:
         made["args"] = orjson.loads(_text(core, reader, _ARGS, args))
     assert made == orjson.loads(line), line

@@ -11,7 +11,7 @@ import numpy as np
 from tests.support.cores import new_tables
 from tracepipe.event.columns import NONE, Row, TraceColumns, event_columns
 from tracepipe.event.native_nesting import OpColumns
-from tracepipe.event.nesting import COUNTER, END, Op
+from tracepipe.event.nesting import COUNTER, NO_MARK, Op
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Args
 from tracepipe.layout.timeline import FIRST_EXTRA, Book, Drawn, Item, Track
@@ -47,8 +47,8 @@ class Drawing:
                 extras.append(args)
             flow, flow2 = (*flows, 0, 0)[:2]
             value = name if kind == COUNTER else NONE
-            number = 0 if kind in (COUNTER, END) else self._name(name)
-            ops.append(Op(kind, self._row(track), ts_ns, number, event, 0, flow, flow2, value))
+            number = 0 if kind == COUNTER else self._name(name)
+            ops.append((kind, self._row(track), ts_ns, number, event, NO_MARK, flow, flow2, value, NONE))
         return Drawn(self.book, list(declared), _columns(rows), *_in_form(ops), extras, [])
 
     def _row(self, track: Track) -> int:

@@ -8,15 +8,19 @@ from fractions import Fraction
 from itertools import accumulate, pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracepipe.clocks.maps import ClockMap, Clocks, fit
+from tests.support.stamped import Stamping
+from tracepipe.clocks import Clocks
+from tracepipe.clocks.maps import ClockMap, fit
 from tracepipe.clocks.pairs import ClockPair
 from tracepipe.errors import ClockError
 from tracepipe.event.checks import first_fault
-from tracepipe.event.model import Shape, SourceNs, Timed, new_header, timed
+from tracepipe.event.columns import UNDATED_NS
+from tracepipe.event.model import TIME_LIMIT_NS, Record, SourceNs, new_header
 from tracepipe.recording.account import fit_text
 
 SECOND_NS = 1_000_000_000
@@ -371,6 +375,29 @@ def test_huge_times_keep_every_nanosecond(source_ns: int) -> None:
     placed = fit(GPU, pairs).place(SourceNs(source_ns))
     assert type(placed) is int
     assert placed == source_ns - (1 << 54)
+    assert fit(GPU, pairs).place_all(np.array([source_ns])).tolist() == [placed]
+
+
+@given(
+    noise_ns=noises,
+    drift=st.sampled_from([0.0, 10.1, -99.0]),
+    bend=st.sampled_from([0.0, 3.0, -40.0]),
+    near=st.lists(st.integers(-100, 200), max_size=20),
+    far=st.lists(st.integers(0, TIME_LIMIT_NS), max_size=5),
+)
+def test_a_column_of_times_is_placed_as_each_of_them(
+    noise_ns: list[tuple[int, int]], drift: float, bend: float, near: list[int], far: list[int]
+) -> None:
+    from_ns, step_ns = 6_000 * SECOND_NS, 10 * SECOND_NS
+    span_ns = (len(noise_ns) - 1) * step_ns
+    clock = TrueClock(77, ppm(drift), ppm(bend), from_ns + span_ns // 2)
+    clock_map = fit(GPU, pairs_of(clock, noise_ns, from_ns, step_ns))
+    times = [clock.reads(from_ns + span_ns * percent // 100) for percent in near] + far
+    times += [segment.start_ns + step for segment in clock_map.segments for step in (-1, 0, 1)]
+    column = np.array(times, np.int64)
+    assert clock_map.place_all(column).tolist() == [clock_map.place(SourceNs(ns)) for ns in times]
+    assert clock_map.bounds_at(column).tolist() == [clock_map.bound_at(ns) for ns in times]
+    assert column.tolist() == times
 
 
 def test_a_pair_contains_the_whole_interval_of_its_record() -> None:
@@ -384,8 +411,12 @@ def test_a_pair_contains_the_whole_interval_of_its_record() -> None:
 # Recordings: which clock is the trace's, and what happens to events ------------------------------------
 
 
-def event(ts_ns: int, **fields: Any) -> Timed:
-    return timed({"type": "gpu_kernel", "name": "k", "phase": "I", "ts_ns": ts_ns, **fields})
+def event(ts_ns: int, **fields: Any) -> Record:
+    return {"type": "gpu_kernel", "name": "k", "phase": "I", "ts_ns": ts_ns, **fields}
+
+
+def times_of(records: list[Record]) -> list[int]:
+    return [record["ts_ns"] for record in records]
 
 
 def header(**fields: Any) -> Any:
@@ -405,32 +436,75 @@ PAIRS: list[dict[str, Any]] = [
 
 
 def test_events_on_the_traces_own_clock_pass_as_they_are() -> None:
-    clocks = Clocks(new_header(clock="monotonic", clocks=["monotonic"]))
-    events = [timed({"type": "userspace", "name": "f", "phase": "B", "ts_ns": n}) for n in (3, 5)]
-    assert clocks.stamp(events, {}) is events
-    assert clocks.statements() == []
+    stamping = Stamping(new_header(clock="monotonic", clocks=["monotonic"]))
+    calls = [{"type": "userspace", "name": "f", "phase": "B", "ts_ns": n} for n in (3, 5)]
+    assert stamping.stamp(calls) == calls
+    batch = stamping.batch(calls)
+    read, placed = batch.events, stamping.clocks.stamp(batch, stamping.tables, {}).events
+    for name in ("ts_ns", "shape", "args", "dur_ns", "launch"):
+        assert getattr(placed, name) is getattr(read, name)
+    assert (placed.source_ns, placed.bound_ns, placed.index) == (None, None, None)
+    assert stamping.clocks.statements() == []
 
 
 def test_an_event_of_another_clock_keeps_its_reading_and_gets_the_bound() -> None:
-    clocks = Clocks(header(), PAIRS)
-    (placed,) = clocks.stamp(
-        [event(1_050 * SECOND_NS, clock=GPU, args={"n": 1}, phase="X", dur_ns=10**9)], {}
-    )
-    ts_ns, shape = placed
-    assert ts_ns == 50 * SECOND_NS + 500_100
-    assert shape.args == {"n": 1, "source_ns": 1_050 * SECOND_NS}
-    assert shape.record["bound_ns"] == 11 + 25_000
-    assert shape.dur_ns == SECOND_NS + 10_000  # the same second, on the host's clock
+    read = event(1_050 * SECOND_NS, clock=GPU, args={"n": 1}, phase="X", dur_ns=10**9)
+    assert Stamping(header(), PAIRS).stamp([read]) == [
+        read
+        | {
+            "ts_ns": 50 * SECOND_NS + 500_100,
+            "source_ns": 1_050 * SECOND_NS,
+            "bound_ns": 11 + 25_000,
+            "dur_ns": SECOND_NS + 10_000,  # the same second, on the host's clock
+        }
+    ]
+
+
+def test_what_a_reader_gave_keeps_its_times() -> None:
+    stamping = Stamping(header(), PAIRS)
+    batch = stamping.batch([event(1_050 * SECOND_NS, clock=GPU, phase="X", dur_ns=10**9), event(5)])
+    stamping.clocks.stamp(batch, stamping.tables, {})
+    assert batch.events.ts_ns.tolist() == [1_050 * SECOND_NS, 5]
+    assert batch.events.dur_ns.tolist() == [10**9, 0]
+
+
+@pytest.mark.usefixtures("core")
+def test_events_of_several_clocks_stay_in_the_order_of_the_file() -> None:
+    stamping = Stamping(header(start=START), PAIRS)
+    read = [
+        (1_000, "monotonic"),
+        (61_500, "boottime"),
+        (1_000 * SECOND_NS, GPU),
+        (7, "tai"),
+        (3, "monotonic"),
+    ]
+    for _ in range(2):  # shapes that are new, and shapes that were met
+        placed = stamping.stamp([event(ts_ns, clock=clock) for ts_ns, clock in read])
+        assert [(one["ts_ns"], one["clock"], one.get("source_ns")) for one in placed] == [
+            (1_000, "monotonic", None),
+            (1_500, "boottime", 61_500),
+            (100, GPU, 1_000 * SECOND_NS),
+            (3, "monotonic", None),
+        ]
+    assert stamping.unplaced == {"tai": 2}
+
+
+@pytest.mark.usefixtures("core")
+def test_tables_that_number_anew_change_nothing() -> None:
+    stamping, nothing = Stamping(header(), PAIRS), np.empty(0, np.int32)
+    for records in ([event(1_000 * SECOND_NS, clock=GPU), event(3)], [event(3), event(5, name="l")]):
+        want_ns = [100 if "clock" in record else record["ts_ns"] for record in records]
+        assert times_of(stamping.stamp(records)) == want_ns
+        stamping.tables.keep(nothing, nothing)
 
 
 def test_events_of_a_clock_without_pairs_are_counted_and_left_out() -> None:
-    clocks, unplaced = Clocks(header()), {}  # type: ignore[var-annotated]
+    stamping = Stamping(header())
     batch = {"type": "gpu_warp", "name": "k", "ts_ns": 5, "clock": GPU, "warp": [0, 1, 2]}
     batch |= {"entry_ns": [0] * 3, "exit_ns": [1] * 3}
-    kept = clocks.stamp([event(1, clock=GPU), event(2), timed(batch)], unplaced)
-    assert [ts_ns for ts_ns, _ in kept] == [2]
-    assert unplaced == {GPU: 4}
-    assert clocks.get(GPU) is None
+    assert stamping.stamp([event(1, clock=GPU), event(2), batch]) == [event(2)]
+    assert stamping.unplaced == {GPU: 4}
+    assert stamping.clocks.get(GPU) is None
 
 
 def warps(**fields: Any) -> dict[str, Any]:
@@ -438,24 +512,30 @@ def warps(**fields: Any) -> dict[str, Any]:
 
 
 def test_columns_of_warps_are_stretched_by_the_drift() -> None:
-    clocks = Clocks(header(), PAIRS)
     entry_ns, exit_ns = [0, SECOND_NS, 2 * SECOND_NS], [1_000_000, 2_000_000, 5_000_000, 7_000_000]
     batch = warps(warp=[0, 1, 2], entry_ns=entry_ns, exit_ns=exit_ns, exit_count=[1, 2, 1])
-    ((ts_ns, shape),) = clocks.stamp([timed(batch)], {})
-    stretched = shape.record
-    assert ts_ns == 100
-    assert stretched["source_ns"] == 1_000 * SECOND_NS
-    assert stretched["source_entry_ns"] == entry_ns
+    (stretched,) = Stamping(header(), PAIRS).stamp([batch])
+    assert stretched["ts_ns"] == 100
+    assert stretched["source_ns"] == [1_000 * SECOND_NS + ns for ns in entry_ns]
+    assert stretched["bound_ns"] == 11
+    # What a reading is beside its time in the trace and the batch's offset is a small number.
+    for source_ns, ns in zip(stretched["source_ns"], stretched["entry_ns"], strict=True):
+        assert 0 <= source_ns - (100 + ns) - stretched["offset_ns"] < 1 << 21
     assert stretched["entry_ns"] == [0, SECOND_NS + 10_000, 2 * SECOND_NS + 20_000]
     assert stretched["exit_ns"] == [1_000_010, 2_000_020, 5_000_050, 7_000_070]
 
 
 def test_columns_too_short_to_stretch_stay_as_they_are() -> None:
-    clocks = Clocks(header(), PAIRS)
     batch = warps(warp=[0, 1], entry_ns=[0, 4_000], exit_ns=[32, 64])
-    ((_, shape),) = clocks.stamp([timed(batch)], {})
-    assert shape.record["entry_ns"] == [0, 4_000]
-    assert "source_entry_ns" not in shape.record
+    (placed,) = Stamping(header(), PAIRS).stamp([batch])
+    assert (placed["ts_ns"], placed["entry_ns"], placed["exit_ns"]) == (100, [0, 4_000], [32, 64])
+    assert placed["source_ns"] == [1_000 * SECOND_NS, 1_000 * SECOND_NS + 4_000]
+
+
+def test_warps_on_the_traces_own_clock_pass_as_they_are() -> None:
+    batch = warps(warp=[0, 1], entry_ns=[0, 4_000], exit_ns=[32, 64])
+    (placed,) = Stamping(new_header(clock=GPU, clocks=[GPU])).stamp([batch])
+    assert placed == batch | {"source_ns": None, "bound_ns": 0, "offset_ns": 0}
 
 
 @given(
@@ -463,65 +543,62 @@ def test_columns_too_short_to_stretch_stay_as_they_are() -> None:
     st.integers(0, 200 * SECOND_NS),
 )
 def test_a_stretched_warp_lies_where_its_readings_lie(columns: list[tuple[int, int]], base_ns: int) -> None:
-    clocks = Clocks(header(), PAIRS)
-    clock_map = clocks.get(GPU)
+    stamping = Stamping(header(), PAIRS)
+    clock_map = stamping.clocks.get(GPU)
     assert clock_map is not None
     base_ns += 950 * SECOND_NS
     entry_ns, exit_ns = [list(column) for column in zip(*columns, strict=True)]
     batch = warps(warp=list(range(len(entry_ns))), entry_ns=entry_ns, exit_ns=exit_ns) | {"ts_ns": base_ns}
-    ((ts_ns, shape),) = clocks.stamp([timed(batch)], {})
+    (placed,) = stamping.stamp([batch])
     for at, (entered, stayed) in enumerate(columns):
         want_ns = clock_map.place(SourceNs(base_ns + entered))
-        got_ns = ts_ns + shape.record["entry_ns"][at]
+        got_ns = placed["ts_ns"] + placed["entry_ns"][at]
         assert abs(got_ns - want_ns) <= 1
-        assert (
-            abs(got_ns + shape.record["exit_ns"][at] - clock_map.place(SourceNs(base_ns + entered + stayed)))
-            <= 1
-        )
+        left_ns = clock_map.place(SourceNs(base_ns + entered + stayed))
+        assert abs(got_ns + placed["exit_ns"][at] - left_ns) <= 1
+        assert placed["source_ns"][at] == base_ns + entered
 
 
 START = {"monotonic_ns": 1_000, "boottime_ns": 61_000, "realtime_ns": 1_800_000_000 * SECOND_NS}
 
 
 def test_host_clocks_are_placed_by_the_header() -> None:
-    clocks = Clocks(new_header(clock="monotonic", clocks=["monotonic", "boottime", "realtime"], start=START))
-    now = START["realtime_ns"] + 25
-    kept = clocks.stamp([event(61_500, clock="boottime"), event(now, clock="realtime"), event(1_030)], {})
-    assert [ts_ns for ts_ns, _ in kept] == [1_500, 1_025, 1_030]
-    assert {said["clock"]: said["method"] for said in clocks.statements()} == {
+    head = new_header(clock="monotonic", clocks=["monotonic", "boottime", "realtime"], start=START)
+    stamping, now = Stamping(head), START["realtime_ns"] + 25
+    read = [event(61_500, clock="boottime"), event(now, clock="realtime"), event(1_030)]
+    assert times_of(stamping.stamp(read)) == [1_500, 1_025, 1_030]
+    assert {said["clock"]: said["method"] for said in stamping.clocks.statements()} == {
         "boottime": "offset",
         "realtime": "offset",
     }
 
 
 def test_a_recording_on_one_clock_has_it_as_its_trace_clock() -> None:
-    clocks = Clocks(new_header(clock=GPU, clocks=[GPU], start=START))
-    assert clocks.trace_clock == GPU
-    ((ts_ns, _),) = clocks.stamp([event(987)], {})
-    assert ts_ns == 987
-    assert clocks.statements() == [{"clock": GPU, "trace_clock": GPU, "method": "same", "bound_ns": 0}]
+    stamping = Stamping(new_header(clock=GPU, clocks=[GPU], start=START))
+    assert stamping.clocks.trace_clock == GPU
+    assert stamping.stamp([event(987)]) == [event(987)]
+    assert stamping.clocks.statements() == [
+        {"clock": GPU, "trace_clock": GPU, "method": "same", "bound_ns": 0}
+    ]
 
 
 def test_an_assumed_offset_is_added_and_said_to_be_one() -> None:
-    clocks = Clocks(header(), assumed={GPU: -400})
-    ((ts_ns, _),) = clocks.stamp([event(1_000, clock=GPU)], {})
-    assert ts_ns == 600
-    (said,) = clocks.statements()
+    stamping = Stamping(header(), assumed={GPU: -400})
+    assert times_of(stamping.stamp([event(1_000, clock=GPU)])) == [600]
+    (said,) = stamping.clocks.statements()
     assert said["method"] == "assumed"
     assert said["bound"] == "unknown: the offset was assumed"
     assert "bound_ns" not in said
 
 
 def test_an_assumed_offset_wins_over_pairs() -> None:
-    clocks = Clocks(header(), PAIRS, assumed={GPU: 7})
-    ((ts_ns, _),) = clocks.stamp([event(1_000 * SECOND_NS, clock=GPU)], {})
-    assert ts_ns == 1_000 * SECOND_NS + 7
+    stamping = Stamping(header(), PAIRS, assumed={GPU: 7})
+    assert times_of(stamping.stamp([event(1_000 * SECOND_NS, clock=GPU)])) == [1_000 * SECOND_NS + 7]
 
 
 def test_a_clock_can_be_assumed_to_be_realtime() -> None:
-    clocks = Clocks(header(start=START), assumed={GPU: "realtime"})
-    ((ts_ns, _),) = clocks.stamp([event(START["realtime_ns"] + 44, clock=GPU)], {})
-    assert ts_ns == 1_044
+    stamping = Stamping(header(start=START), assumed={GPU: "realtime"})
+    assert times_of(stamping.stamp([event(START["realtime_ns"] + 44, clock=GPU)])) == [1_044]
 
 
 @pytest.mark.parametrize(
@@ -540,27 +617,39 @@ def test_an_assumption_that_nothing_supports_is_an_error(name: str | int, start:
 
 
 def test_a_loss_without_a_date_stands_where_it_stands() -> None:
-    clocks = Clocks(header(), PAIRS)
-    loss = timed({"type": "loss", "count": 3})
-    assert loss[0] == -1
-    kept = clocks.stamp([event(10), event(20), loss, event(30)], {})
-    assert [ts_ns for ts_ns, _ in kept] == [10, 20, 20, 30]
-    plain = Shape({"type": "userspace", "name": "f", "phase": "B"})
-    clocks.stamp([(50, plain)], {})
-    assert clocks.stamp([timed({"type": "loss", "count": 1})], {})[0][0] == 50
+    stamping = Stamping(header(), PAIRS)
+    loss = {"type": "loss", "count": 3}
+    assert stamping.batch([loss]).events.ts_ns.tolist() == [UNDATED_NS] == [-1]
+    assert times_of(stamping.stamp([event(10), event(20), loss, event(30)])) == [10, 20, 20, 30]
+    stamping.stamp([{"type": "userspace", "name": "f", "phase": "B", "ts_ns": 50}])
+    assert stamping.stamp([loss]) == [loss | {"ts_ns": 50}]
+    # What was left out is nowhere in the trace.
+    assert times_of(stamping.stamp([event(60), event(70, clock="tai"), loss])) == [60, 60]
 
 
-def test_footers_and_clock_records_pass_without_a_time() -> None:
-    clocks = Clocks(header(), PAIRS)
-    records = [timed({"type": "footer", "counts": {}, "losses": {}}), timed(dict(PAIRS[0]))]
-    assert clocks.stamp(records, {}) == records
-    assert clocks.statements() == []
+def test_a_loss_with_a_date_is_placed_as_an_event_is() -> None:
+    stamping = Stamping(header(), PAIRS)
+    loss = {"type": "loss", "count": 3, "clock": GPU, "ts_ns": 1_000 * SECOND_NS, "dur_ns": SECOND_NS}
+    (placed,) = stamping.stamp([loss])
+    assert (placed["ts_ns"], placed["dur_ns"], placed["count"]) == (100, SECOND_NS + 10_000, 3)
+    assert stamping.stamp([loss | {"clock": "tai"}]) == []
+    assert stamping.unplaced == {"tai": 1}
+
+
+def test_footers_and_clock_records_pass_where_they_stand() -> None:
+    stamping = Stamping(header(), PAIRS)
+    records = [{"type": "footer", "counts": {}, "losses": {}}, dict(PAIRS[0])]
+    batch = stamping.clocks.stamp(stamping.batch(records), stamping.tables, {})
+    assert batch.others == records
+    assert batch.events.ts_ns.tolist() == [0, 0]
+    assert times_of(stamping.stamp([event(7), *records])) == [7, 7, 7]
+    assert stamping.clocks.statements() == []
 
 
 def test_a_statement_gives_pairs_drift_and_the_worst_bound() -> None:
-    clocks = Clocks(header(), [*PAIRS, {**PAIRS[1], "source_ns": PAIRS[1]["source_ns"] + 5}])
-    clocks.stamp([event(1_050 * SECOND_NS, clock=GPU), event(1_000, clock="monotonic")], {})
-    (said,) = clocks.statements()
+    stamping = Stamping(header(), [*PAIRS, {**PAIRS[1], "source_ns": PAIRS[1]["source_ns"] + 5}])
+    stamping.stamp([event(1_050 * SECOND_NS, clock=GPU), event(1_000, clock="monotonic")])
+    (said,) = stamping.clocks.statements()
     bound_ns = said.pop("bound_ns")
     assert said == {
         "clock": GPU,
@@ -573,13 +662,13 @@ def test_a_statement_gives_pairs_drift_and_the_worst_bound() -> None:
     # A quarter of 1 ppm of the hundred seconds between the pairs; the two at the end are 5 ns apart.
     assert 25_000 <= bound_ns <= 11 + 25_000
     # An event a hundred seconds after the last pair is less certain, and the statement says so.
-    clocks.stamp([event(1_200 * SECOND_NS, clock=GPU)], {})
-    assert clocks.statements()[0]["bound_ns"] > 100_000
+    stamping.stamp([event(1_200 * SECOND_NS, clock=GPU)])
+    assert stamping.clocks.statements()[0]["bound_ns"] > 100_000
 
 
 def test_a_statement_gives_no_drift_where_the_pairs_do_not_tell() -> None:
-    clocks = Clocks(header(), PAIRS[:1])
-    clocks.stamp([event(1_050 * SECOND_NS, clock=GPU)], {})
-    (said,) = clocks.statements()
+    stamping = Stamping(header(), PAIRS[:1])
+    stamping.stamp([event(1_050 * SECOND_NS, clock=GPU)])
+    (said,) = stamping.clocks.statements()
     assert (said["pairs"], "drift_ppm" in said) == (1, False)
     assert fit_text(said) == "1 pairs, drift unknown"

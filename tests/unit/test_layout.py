@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.batches import trace_batch
+from tests.support.cores import new_tables
 from tests.support.timeline_text import shown
 from tracepipe import layout as layout_module
-from tracepipe.event.model import Problem, new_header, timed
+from tracepipe.event import nesting
+from tracepipe.event.model import Problem, new_header
 from tracepipe.event.outcomes import Outcomes
-from tracepipe.layout import Layout, host, rows
-from tracepipe.layout.timeline import BEGIN, BEGIN_ONCE, DECLARE, END, Op, Track
+from tracepipe.layout import Layout, host
+from tracepipe.layout.timeline import BEGIN, END, Drawn, Item, Track
+
+pytestmark = pytest.mark.usefixtures("core")
 
 
-def laid_out(*batches: list[dict[str, Any]], header: Any = None) -> tuple[list[Op], Layout]:
-    layout = Layout(header or new_header())
-    ops = [op for batch in batches for op in layout.place([timed(dict(record)) for record in batch])]
-    return ops + layout.finish(), layout
+def laid_out(*batches: list[dict[str, Any]], header: Any = None) -> tuple[list[Drawn], Layout]:
+    tables = new_tables()
+    layout = Layout(header or new_header(), tables)
+    drawn = [layout.place(trace_batch(batch, tables)) for batch in batches]
+    return drawn + layout.finish(), layout
+
+
+def items_of(drawn: Iterable[Drawn]) -> Iterator[Item]:
+    return (item for part in drawn for item in part.items())
 
 
 def drawn(*records: dict[str, Any], header: Any = None) -> list[str]:
@@ -115,8 +126,8 @@ def test_events_without_ids_are_drawn_and_say_so() -> None:
 
 
 def outcomes(*records: dict[str, Any]) -> tuple[list[str], Outcomes]:
-    ops, layout = laid_out(list(records))
-    return shown(ops), layout.outcomes
+    parts, layout = laid_out(list(records))
+    return shown(parts), layout.outcomes
 
 
 def test_a_call_without_an_end_is_drawn_to_the_end_of_the_trace() -> None:
@@ -180,24 +191,25 @@ def test_a_begin_inside_an_unfinished_slice_goes_beside_and_its_end_finds_it() -
     assert found == Outcomes(overlaps=1)
 
 
-def test_more_overlaps_than_there_are_tracks_for_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "LANES_MAX", 3)
+def test_more_overlaps_than_there_are_tracks_for_are_counted() -> None:
     # Each ends later than the one before, so that no two share a track.
-    lines, found = outcomes(*(call("X", at, dur_ns=100) for at in range(7)))
-    assert (found.overlaps, found.undrawn) == (6, 3)
-    assert sum("+100 f" in line for line in lines) == 4
+    most = nesting.BESIDE_MAX
+    lines, found = outcomes(*(call("X", at, dur_ns=1_000) for at in range(most + 4)))
+    assert (found.overlaps, found.undrawn) == (most + 3, 3)
+    assert sum("+1000 f" in line for line in lines) == most + 1
 
 
 def test_sixty_four_overlaps_are_drawn() -> None:
-    _, found = outcomes(*(call("X", at, dur_ns=1_000) for at in range(rows.LANES_MAX + 1)))
-    assert (found.overlaps, found.undrawn) == (rows.LANES_MAX, 0)
+    assert nesting.BESIDE_MAX == 64
+    _, found = outcomes(*(call("X", at, dur_ns=1_000) for at in range(65)))
+    assert (found.overlaps, found.undrawn) == (64, 0)
 
 
 phases = st.sampled_from(["B", "E", "I", "X", "D"])
 layers = st.sampled_from(["userspace", "syscall", "kernel"])
 events = st.lists(
     st.tuples(phases, layers, st.integers(0, 60), st.integers(0, 30), st.sampled_from(["ioctl", "g"])),
-    max_size=80,
+    max_size=64,  # so many fit beside each other
 )
 
 
@@ -211,31 +223,31 @@ def test_any_events_give_tracks_on_which_slices_nest(
         records.append(call("E" if phase == "D" else phase, ts_ns, name, layer, **timing))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layout_module, "WINDOW_EVENTS", window_events)
-        patch.setattr(host, "LANES_MAX", 200)
-        ops, layout = laid_out(
+        parts, layout = laid_out(
             *(records[at : at + batch_events] for at in range(0, len(records), batch_events))
         )
     assert layout.outcomes.undrawn == 0
-    on_track: dict[Track, list[Op]] = defaultdict(list)
+    on_track: dict[Track, list[Item]] = defaultdict(list)
     known: set[Track] = set()
-    for op in ops:
-        if op[0] == DECLARE:
-            assert op[1].parent is None or op[1].parent in known
-            known.add(op[1])
-        else:
-            assert op[1] in known
-            on_track[op[1]].append(op)
+    flows: list[int] = []
+    for part in parts:
+        for track in part.declared:
+            assert track.parent is None or track.parent in known
+            known.add(track)
+        for item in part.items():
+            assert item.track in known
+            on_track[item.track].append(item)
+            flows += item.flows
     begun = 0
-    for track_ops in on_track.values():
+    for items in on_track.values():
         depth = 0
-        for kind, *_ in sorted(track_ops, key=lambda op: op[2]):
-            depth += {BEGIN: 1, BEGIN_ONCE: 1, END: -1}.get(kind, 0)
-            begun += kind in (BEGIN, BEGIN_ONCE)
+        for item in sorted(items, key=lambda item: item.ts_ns):
+            depth += {BEGIN: 1, END: -1}.get(item.kind, 0)
+            begun += item.kind == BEGIN
             assert depth >= 0
         assert depth == 0
     assert begun >= sum(phase in "BX" for phase, *_ in given_events)
-    starts = {-flow for op in ops for flow in op[5] or () if flow < 0}
-    assert {flow for op in ops for flow in op[5] or () if flow > 0} <= starts
+    assert {flow for flow in flows if flow > 0} <= {-flow for flow in flows if flow < 0}
 
 
 # Arrows through the layers ------------------------------------------------------------------------------
@@ -292,13 +304,13 @@ def test_a_driver_function_under_a_read_is_not_the_ioctls() -> None:
 def test_a_call_that_spans_batches_still_has_its_arrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layout_module, "WINDOW_EVENTS", 1)
     inside = [[ioctl("B", 10 * at), driver("I", 10 * at + 1), ioctl("E", 10 * at + 2)] for at in range(2, 6)]
-    ops, _ = laid_out([call("B", 10)], *inside, [call("E", 90)])
-    lines = shown(ops)
+    parts, _ = laid_out([call("B", 10)], *inside, [call("E", 90)])
+    lines = shown(parts)
     # A call that is open where a batch ends may be asked for an arrow later: it gets one while it can.
     begin = next(line for line in lines if line.startswith("10+80 f"))
     arrow = begin.split("→")[1]
     assert sum(line.endswith(f" ioctl ←{arrow}") for line in lines) == 4
-    starts = [-flow for op in ops for flow in op[5] or () if flow < 0]
+    starts = [-flow for item in items_of(parts) for flow in item.flows if flow < 0]
     assert len(starts) == len(set(starts))
 
 
@@ -311,11 +323,11 @@ def test_events_out_of_order_within_the_window_are_put_in_order() -> None:
 
 def test_an_event_beyond_the_window_is_drawn_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layout_module, "WINDOW_EVENTS", 2)
-    ops, layout = laid_out(
+    parts, layout = laid_out(
         *([call("B", at, "f"), call("E", at + 5, "f")] for at in range(1_000, 2_000, 10)),
         [call("B", 3, "late"), call("E", 4, "late")],
     )
-    lines = shown(ops)
+    lines = shown(parts)
     assert "3+1 late" in lines
     assert layout.outcomes.overlaps == 1
 
@@ -323,21 +335,22 @@ def test_an_event_beyond_the_window_is_drawn_all_the_same(monkeypatch: pytest.Mo
 def test_a_late_slice_over_an_end_that_was_drawn_goes_beside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layout_module, "WINDOW_EVENTS", 1)
     calls = [call("B", 1, "a"), call("B", 2, "b"), call("E", 90, "a"), call("I", 200), call("I", 201)]
-    ops, layout = laid_out(calls, [call("X", 50, "late", dur_ns=100)])
-    lines = shown(ops)
+    parts, layout = laid_out(calls, [call("X", 50, "late", dur_ns=100)])
+    lines = shown(parts)
     assert lines[lines.index("CUDA API (overlap 1)") + 1] == "50+100 late"
     assert "1+89 a" in {line.partition(" →")[0] for line in lines}
     assert layout.outcomes.overlaps == 1
 
 
 def test_the_window_holds_no_more_than_twice_its_events() -> None:
-    layout = Layout(new_header())
-    drawn_ops = 0
+    tables = new_tables()
+    layout = Layout(new_header(), tables)
+    drawn_items = 0
     for at in range(40):
-        ops = layout.place([timed(call("I", at * 1_000 + n)) for n in range(1_000)])
-        drawn_ops += sum(op[0] != DECLARE for op in ops)
-        assert (at + 1) * 1_000 - drawn_ops <= 2 * layout_module.WINDOW_EVENTS
-    assert drawn_ops + sum(op[0] != DECLARE for op in layout.finish()) == 40_000
+        batch = trace_batch([call("I", at * 1_000 + n) for n in range(1_000)], tables)
+        drawn_items += len(layout.place(batch).order)
+        assert (at + 1) * 1_000 - drawn_items <= 2 * layout_module.WINDOW_EVENTS
+    assert drawn_items + sum(len(part.order) for part in layout.finish()) == 40_000
 
 
 # Names --------------------------------------------------------------------------------------------------
@@ -360,8 +373,8 @@ def test_a_thread_that_is_renamed_leaves_its_process_its_name() -> None:
 
 
 def test_a_rename_is_declared_once() -> None:
-    ops, _ = laid_out([call("I", at, comm="same") for at in range(5)])
-    assert len([op for op in ops if op[0] == DECLARE]) == 3  # process, thread, CUDA API
+    parts, _ = laid_out([call("I", at, comm="same") for at in range(5)])
+    assert sum(len(part.declared) for part in parts) == 3  # process, thread, CUDA API
 
 
 # Device memory ------------------------------------------------------------------------------------------
@@ -445,17 +458,15 @@ def test_losses_have_a_track_of_their_layer_and_their_length() -> None:
         "losses: unknown layer",
         "20+0 lost 9 events count=9",
     ]
-    _, layout = laid_out([{"type": "loss", "count": 3, "ts_ns": 1}, {"type": "loss", "count": 4, "ts_ns": 2}])
-    assert layout.losses == {"unknown layer": 7}
 
 
 def problems_at(*times_ns: int) -> list[str]:
     """What is drawn of a problem at each time; the first is an ambiguity."""
-    layout, ops = Layout(new_header()), []
+    layout, parts = Layout(new_header(), new_tables()), []
     for line, ts_ns in enumerate(times_ns):
         layout.end_ns = ts_ns
-        ops += layout.problem(Problem(line, "", "is odd", line > 0))
-    return shown(ops + layout.finish())
+        parts.append(layout.problem(Problem(line, "", "is odd", line > 0)))
+    return shown(parts + layout.finish())
 
 
 def test_problems_are_drawn_where_they_stand() -> None:
@@ -489,7 +500,5 @@ def test_problems_are_drawn_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> No
 def test_records_without_a_time_are_not_drawn() -> None:
     footer = {"type": "footer", "counts": {}, "losses": {}}
     pair = {"type": "clock", "clock": "c", "source_ns": 1, "host_lo_ns": 1, "host_hi_ns": 2}
-    ops, layout = laid_out([call("I", 1), pair, footer], [call("I", 2)])
-    assert shown(ops) == [*CALLS, "1 f", "2 f"]
-    assert layout.footer == footer
-    assert layout.after_footer == 1
+    parts, _ = laid_out([call("I", 1), pair, footer], [call("I", 2)])
+    assert shown(parts) == [*CALLS, "1 f", "2 f"]

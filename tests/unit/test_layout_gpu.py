@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tracepipe.layout.launches import Launches
 
+from tests.support.batches import trace_batch
+from tests.support.cores import new_tables
 from tests.support.timeline_text import shown
-from tracepipe.event.model import new_header, timed
-from tracepipe.event.outcomes import Outcomes
-from tracepipe.layout import Layout, LayoutOptions, launches, warps
-from tracepipe.layout.timeline import BEGIN, BEGIN_ONCE, COUNTER, INSTANT, Op
-from tracepipe.layout.tree import Tree
+from tracepipe import layout as layout_module
+from tracepipe.event.model import new_header
+from tracepipe.layout import Layout, LayoutOptions
+from tracepipe.layout.timeline import BEGIN, COUNTER, INSTANT, Drawn, Item
+
+pytestmark = pytest.mark.usefixtures("core")
 
 
 def laid_out(
     records: Iterable[dict[str, Any]], header: Any = None, warp_tracks: str = "auto", exits: bool = False
-) -> tuple[list[Op], Layout]:
-    layout = Layout(header or new_header(), LayoutOptions(warp_tracks, exits))
-    return layout.place([timed(dict(record)) for record in records]) + layout.finish(), layout
+) -> tuple[list[Drawn], Layout]:
+    tables = new_tables()
+    layout = Layout(header or new_header(), tables, LayoutOptions(warp_tracks, exits))
+    return [layout.place(trace_batch(records, tables)), *layout.finish()], layout
+
+
+def items_of(drawn: Iterable[Drawn]) -> Iterator[Item]:
+    return (item for part in drawn for item in part.items())
 
 
 def drawn(*records: dict[str, Any], **options: Any) -> list[str]:
@@ -143,8 +150,8 @@ def test_arrows_of_launches_and_of_calls_have_different_ids() -> None:
             launch_call(ts_ns + 5, launch, phase="E"),
             kernel("X", ts_ns + 10, dur_ns=5, launch=launch),
         ]
-    ops, _ = laid_out(records)
-    starts = [-flow for op in ops for flow in op[5] or () if flow < 0]
+    parts, _ = laid_out(records)
+    starts = [-flow for item in items_of(parts) for flow in item.flows if flow < 0]
     assert len(starts) == len(set(starts)) == 40
 
 
@@ -170,17 +177,6 @@ def test_what_the_clocks_bound_explains_is_no_wrong_cause(bound_ns: int, wrong: 
 def test_a_launch_is_judged_by_its_first_kernel_once() -> None:
     records = [kernel("X", 20, dur_ns=5, launch=5), kernel("X", 30, dur_ns=5, launch=5), launch_call(40, 5)]
     assert laid_out([*records, launch_call(90, 5)])[1].outcomes.causality == 1
-
-
-def test_remembered_launches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launches, "REMEMBERED", 10)
-    known = Launches(Tree(new_header()), Outcomes())
-    for launch in range(200):
-        known.call(launch, launch)
-        known.kernel(launch + 999, launch, 0)
-    tables = [table for table in vars(known).values() if isinstance(table, dict)]
-    assert tables
-    assert {len(table) for table in tables} == {10}
 
 
 def test_a_launch_id_that_comes_again_is_another_launch() -> None:
@@ -289,8 +285,9 @@ def test_a_slot_is_taken_again_in_the_nanosecond_in_which_it_is_left() -> None:
 
 def test_launches_stand_in_the_order_of_their_warps_however_large_their_ids() -> None:
     ids = [3 << 32, 5, (3 << 32) + 1, (1 << 62) + 7, 900_000_000]
-    ops, _ = laid_out([batch(10 * at, [0], [5], launch=launch) for at, launch in enumerate(ids)])
-    groups = {op[1] for op in ops if op[1].kind == "group" and "launch" in op[1].name}
+    parts, _ = laid_out([batch(10 * at, [0], [5], launch=launch) for at, launch in enumerate(ids)])
+    declared = [track for part in parts for track in part.declared]
+    groups = {track for track in declared if track.kind == "group" and "launch" in track.name}
     assert [track.name for track in sorted(groups, key=lambda track: track.order)] == [
         f"k launch {launch}" for launch in ids
     ]
@@ -350,11 +347,6 @@ def test_a_count_for_each_sm_adds_up() -> None:
     ]
 
 
-def test_warps_that_are_off_are_still_counted_in_the_report() -> None:
-    _, layout = laid_out([batch(100, [0, 1, 2], [5, 5, 5])], warp_tracks="off")
-    assert layout.counts["gpu_warp"] == 3
-
-
 def test_a_batch_of_nothing_is_drawn_as_nothing() -> None:
     lines = drawn(batch(100, [], []))
     assert lines == ["GPU 0"]
@@ -363,7 +355,7 @@ def test_a_batch_of_nothing_is_drawn_as_nothing() -> None:
 stays = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300)), min_size=1, max_size=30)
 
 
-def check_active_warps(batches: list[tuple[int, list[tuple[int, int]]]]) -> None:
+def check_active_warps(batches: list[tuple[int, list[tuple[int, int]]]], *, one_by_one: bool) -> None:
     """Lay out batches of (entry, stay) and hold the counter against the spans at each of their edges."""
     records, spans = [], []
     for ts_ns, some in batches:
@@ -372,9 +364,13 @@ def check_active_warps(batches: list[tuple[int, list[tuple[int, int]]]]) -> None
         entry_ns = [entry - first_ns for entry, _ in some]
         records.append(batch(ts_ns, entry_ns, [stay for _, stay in some]))
         spans += [(ts_ns + entry - first_ns, ts_ns + entry - first_ns + stay) for entry, stay in some]
-    ops, _ = laid_out(records, warp_tracks="logical")
-    changes = {op[2]: op[3] for op in ops if op[0] == COUNTER}
-    assert len(changes) == sum(op[0] == COUNTER for op in ops)
+    tables = new_tables()
+    layout = Layout(new_header(), tables, LayoutOptions("logical"))
+    given = [[record] for record in records] if one_by_one else [records]
+    parts = [layout.place(trace_batch(some, tables)) for some in given] + layout.finish()
+    counts = [(item.ts_ns, item.name) for item in items_of(parts) if item.kind == COUNTER]
+    changes = dict(counts)
+    assert list(changes) == sorted(ts_ns for ts_ns, _ in counts)
     value = 0
     for ts_ns in sorted({edge for span in spans for edge in span}):
         value = changes.get(ts_ns, value)
@@ -383,22 +379,23 @@ def check_active_warps(batches: list[tuple[int, list[tuple[int, int]]]]) -> None
 
 @given(st.lists(st.tuples(st.integers(0, 200), stays), min_size=1, max_size=5), st.integers(1, 40))
 def test_the_count_of_active_warps_is_right_at_every_time(
-    batches: list[tuple[int, list[tuple[int, int]]]], warps_at_once: int
+    batches: list[tuple[int, list[tuple[int, int]]]], window_events: int
 ) -> None:
+    check_active_warps(batches, one_by_one=False)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(warps, "WARPS_AT_ONCE", warps_at_once)
-        check_active_warps(batches)
+        # Some are drawn before the next come, which must then stand in their order.
+        patch.setattr(layout_module, "WINDOW_EVENTS", window_events)
+        check_active_warps(sorted(batches, key=lambda one: one[0]), one_by_one=True)
 
 
-def test_many_warps_are_laid_out_in_order_of_their_entry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warps, "WARPS_AT_ONCE", 10)
+def test_many_warps_are_laid_out_in_order_of_their_entry() -> None:
     count = 95
     entry_ns = [(n * 37) % count * 10 for n in range(count)]
-    ops, layout = laid_out([batch(0, entry_ns, [3] * count, sm=[0] * count, slot=[0] * count, launch=1)])
-    begins = [op for op in ops if op[0] in (BEGIN, BEGIN_ONCE)]
-    assert [op[2] for op in begins] == sorted(entry_ns)
+    parts, layout = laid_out([batch(0, entry_ns, [3] * count, sm=[0] * count, slot=[0] * count, launch=1)])
+    begins = [item for item in items_of(parts) if item.kind == BEGIN]
+    assert [item.ts_ns for item in begins] == sorted(entry_ns)
     assert layout.outcomes.overlaps == 0
-    assert [op[5] for op in begins if op[5]] == [(-2,)]
+    assert [item.flows for item in begins if item.flows] == [(-2,)]
 
 
 # Lone threads -------------------------------------------------------------------------------------------
@@ -424,8 +421,9 @@ def test_threads_make_a_slice_for_their_warp_from_the_first_entry_to_the_last_ex
 
 
 def test_threads_own_entries_and_exits_are_drawn_when_asked_for() -> None:
-    ops, _ = laid_out([thread("B", 10, 1), thread("E", 20, 1)], exits=True)
-    assert [(op[2], op[3]) for op in ops if op[0] == INSTANT] == [(10, "thread entry"), (20, "thread exit")]
+    parts, _ = laid_out([thread("B", 10, 1), thread("E", 20, 1)], exits=True)
+    drawn = [(item.ts_ns, item.name) for item in items_of(parts) if item.kind == INSTANT]
+    assert drawn == [(10, "thread entry"), (20, "thread exit")]
 
 
 def test_a_thread_that_is_not_in_the_first_row_is_named_by_its_neighbours() -> None:

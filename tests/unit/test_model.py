@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from tests.support.batches import records_of, source_batch
 from tracepipe.event.checks import first_fault
+from tracepipe.event.columns import SPECIAL, UNDATED_NS, signed, unsigned
 from tracepipe.event.model import (
     HOST_LAYERS,
     LAYERS,
     RECORDS,
     SCHEMA_VERSION,
-    Batch,
     Problem,
-    Shape,
-    SharedArgs,
     new_header,
-    timed,
 )
+from tracepipe.event.shape import Shape, shape_of
+from tracepipe.event.tables import Tables
 from tracepipe.layout.timeline import Track
 
 
@@ -32,43 +34,69 @@ def test_every_layer_has_its_record() -> None:
     assert set(RECORDS) - set(LAYERS) == {"header", "clock", "loss", "footer"}
 
 
-def test_a_record_gives_up_its_time() -> None:
-    record = {"type": "kernel", "name": "f", "phase": "B", "ts_ns": 7, "tid": 3}
-    ts_ns, shape = timed(record)
-    assert ts_ns == 7
-    assert (shape.type, shape.name, shape.phase, shape.tid, shape.pid) == ("kernel", "f", "B", 3, None)
-    assert "ts_ns" not in shape.record
-    assert timed({"type": "loss", "count": 1})[0] == -1
+def test_a_record_gives_its_time_and_its_shape_apart() -> None:
+    record = {"type": "kernel", "name": "f", "phase": "X", "ts_ns": 7, "tid": 3, "dur_ns": 5, "args": {"a": 1}}
+    tables = Tables()
+    batch = source_batch([record, record | {"ts_ns": 9, "dur_ns": 8, "args": {"a": 2}}], tables)
+    assert batch.events.ts_ns.tolist() == [7, 9]
+    assert batch.events.dur_ns.tolist() == [5, 8]
+    assert tables.shapes == [Shape("kernel", "f", "X", tid=3, has_dur=True)]
+    assert batch.events.shape.tolist() == [0, 0]
+    assert [tables.args(number) for number in batch.events.args.tolist()] == [{"a": 1}, {"a": 2}]
+    assert records_of(batch, tables)[0] == record
+
+
+def test_what_is_no_event_has_no_shape() -> None:
+    tables = Tables()
+    loss, footer = {"type": "loss", "count": 1}, {"type": "footer", "counts": {}, "losses": {}}
+    batch = source_batch([loss, loss | {"ts_ns": 4}, footer], tables)
+    assert batch.events.ts_ns.tolist() == [UNDATED_NS, 4, UNDATED_NS]
+    assert batch.events.shape.tolist() == [SPECIAL] * 3
+    assert batch.events.args.tolist() == [0, 1, 2]
+    assert batch.others == [loss, loss | {"ts_ns": 4}, footer]
+    assert tables.shapes == []
 
 
 @pytest.mark.parametrize(
-    ("fields", "plain"),
+    ("fields", "row"),
     [
-        ({"type": "kernel"}, True),
-        ({"type": "userspace", "dur_ns": 4, "launch": 2}, True),
-        ({"type": "kernel", "clock": "boottime"}, False),
-        ({"type": "kernel", "comm": "bash"}, False),
-        ({"type": "gpu_kernel"}, False),
-        ({"type": "loss", "count": 1}, False),
+        ({"type": "kernel"}, ("kernel", 1, 2)),
+        ({"type": "userspace", "dur_ns": 4, "launch": 2}, ("userspace", 1, 2)),
+        ({"type": "scheduler", "phase": "B"}, ("kernel", 1, 2)),
+        ({"type": "scheduler", "phase": "I"}, ("scheduler", 1, 2)),
+        ({"type": "scheduler", "phase": "X", "name": "running"}, ("scheduler", 1, 2)),
+        ({"type": "transfer"}, ("transfer", 1, 2)),
+        ({"type": "transfer", "gpu": 3, "stream": 4}, ("gpu", 3, 4)),
+        ({"type": "gpu_kernel"}, ("gpu", 0, 0)),
+        ({"type": "gpu_thread"}, None),
     ],
 )
-def test_a_shape_is_plain_if_only_the_time_of_its_events_differs(
-    fields: dict[str, object], plain: bool
-) -> None:
-    assert Shape(fields).plain is plain
+def test_a_shape_says_with_what_its_events_nest(fields: dict[str, Any], row: Any) -> None:
+    assert shape_of({"name": "f", "phase": "E", "pid": 1, "tid": 2} | fields).row == row
 
 
-def test_a_batch_gives_what_was_parsed_and_what_was_not() -> None:
-    parsed = timed({"type": "kernel", "name": "f", "phase": "B", "ts_ns": 1})
-    batch = Batch(records=[{"type": "kernel", "name": "g", "phase": "E", "ts_ns": 2}], events=[parsed])
-    assert [(ts_ns, shape.name) for ts_ns, shape in batch.take()] == [(1, "f"), (2, "g")]
-    assert batch.records == []
+def test_where_a_thread_stands_is_no_part_of_its_shape() -> None:
+    thread = {"type": "gpu_thread", "name": "k", "phase": "I", "ts_ns": 1}
+    records = [
+        thread | {"block": [1, 2, 3], "thread": [4, 5, 6]},
+        thread | {"block": [7, 0, 0]},
+        thread | {"thread": [8, 0, 0]},
+        thread,
+    ]
+    tables = Tables()
+    batch = source_batch(records, tables)
+    assert len(tables.shapes) == 1
+    assert records_of(batch, tables) == records
+    # Of a kernel `block` is a size, and the same for all of its launches.
+    kernel = {"type": "gpu_kernel", "name": "k", "phase": "B", "ts_ns": 1, "block": [64, 1, 1], "grid": [2, 1, 1]}
+    assert shape_of(kernel).block == (64, 1, 1)
+    assert shape_of(kernel).grid == (2, 1, 1)
 
 
-def test_shared_arguments_are_arguments() -> None:
-    shared = SharedArgs({"size": 4})
-    assert shared == {"size": 4}
-    assert shared.written is None
+@pytest.mark.parametrize("launch", [0, 1, (1 << 63) - 1, 1 << 63, (1 << 64) - 1])
+def test_a_launch_of_64_bits_fits_its_column(launch: int) -> None:
+    assert -(1 << 63) <= signed(launch) < 1 << 63
+    assert unsigned(signed(launch)) == launch
 
 
 @pytest.mark.parametrize(
@@ -83,8 +111,15 @@ def test_a_problem_names_its_place(problem: Problem, text: str) -> None:
     assert problem.at("run.jsonl") == text
 
 
-def test_a_track_has_a_path_of_labels() -> None:
+def test_a_track_is_called_by_its_name_and_its_number() -> None:
     process = Track(1, None, "process", "app", pid=7)
     thread = Track(2, process, "thread", "app", pid=7, tid=8)
-    assert Track(3, thread, "slices", "CUDA API", pid=7, tid=8).path() == ("app 7", "app 8", "CUDA API")
+    calls = Track(3, thread, "slices", "CUDA API", pid=7, tid=8)
+    assert [track.label() for track in (process, thread, calls)] == ["app 7", "app 8", "CUDA API"]
     assert Track(1, None, "process", "process (pid not recorded)").label() == "process (pid not recorded)"
+
+
+def test_an_extra_track_stands_between_its_own_and_the_next() -> None:
+    first, second = Track(1, None, "slices", "a", rank=1), Track(2, None, "slices", "b", rank=2)
+    beside = [Track(9 + at, None, "slices", "a", rank=1, beside=at) for at in (1, 64)]
+    assert first.order < beside[0].order < beside[1].order < second.order

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import zlib
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,10 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
+from tests.support.drawing import Drawing, item, renamed
+from tests.support.warp_changes import Warp, change, gpu_tracks, warp_changes
 from tracepipe.converters.perfetto import PerfettoWriter
 from tracepipe.converters.writer import TraceInfo
-from tracepipe.event.model import SharedArgs
-from tracepipe.layout.timeline import BEGIN, BEGIN_ONCE, COUNTER, DECLARE, END, INSTANT, Op, Track
+from tracepipe.layout.changes import WARP_BEGIN, WARP_COUNT, WARP_END, WARP_EXIT, WarpChanges
+from tracepipe.layout.timeline import BEGIN, COUNTER, END, INSTANT, Drawn, Item, Track
+
+pytestmark = pytest.mark.usefixtures("core")
 
 START_NS = 5_000_000_000_000
 REALTIME_NS = 1_800_000_000 * 10**9
@@ -22,36 +28,45 @@ START = {"trace_ns": START_NS, "monotonic_ns": START_NS, "boottime_ns": 7, "real
 STEPS = 64
 
 
-def written(*batches: list[Op], start: dict[str, int] = START, clock: str = "monotonic") -> list[Any]:
-    """The packets of a trace of these operations."""
+def written(*batches: Drawn, start: dict[str, int] = START, clock: str = "monotonic") -> list[Any]:
+    """The packets of a trace of these batches."""
     out = io.BytesIO()
     writer = PerfettoWriter(out, TraceInfo(clock, start))
-    for ops in batches:
-        writer.write(ops)
+    for drawn in batches:
+        writer.write(drawn)
     writer.finish()
     return list(pb.Trace.FromString(out.getvalue()).packet)
 
 
+def drawn(declared: Sequence[Track], *items: Item, warps: Sequence[WarpChanges] = ()) -> Drawn:
+    """One batch."""
+    return replace(Drawing().drawn(items, declared), warps=list(warps))
+
+
+def descriptors(packets: list[Any]) -> list[Any]:
+    return [packet.track_descriptor for packet in packets if packet.HasField("track_descriptor")]
+
+
+def events_of(packets: list[Any]) -> list[Any]:
+    return [packet.track_event for packet in packets if packet.HasField("track_event")]
+
+
 def thread_tracks() -> tuple[Track, Track, Track]:
     """A process, a thread of it, and the CUDA calls of that."""
-    process = Track(1, None, "process", "vec_add", rank=1, pid=42, lane=1)
-    thread = Track(2, process, "thread", "vec_add", rank=43, pid=42, tid=43, lane=2)
-    return process, thread, Track(3, thread, "slices", "CUDA API", 5, "userspace", 42, 43, lane=2)
-
-
-def declared(*tracks: Track) -> list[Op]:
-    return [(DECLARE, track, 0, "", None, None) for track in tracks]
+    process = Track(1, None, "process", "vec_add", rank=1, pid=42)
+    thread = Track(2, process, "thread", "vec_add", rank=43, pid=42, tid=43)
+    return process, thread, Track(3, thread, "slices", "CUDA API", 5, "userspace", 42, 43)
 
 
 def lone_track() -> Track:
-    return Track(1, None, "slices", "t", lane=1)
+    return Track(1, None, "slices", "t")
 
 
-def times_of(packets: list[Any]) -> list[int]:
-    """The times of the track events, with each sequence's steps added up as the importer does."""
+def times_of(packets: list[Any]) -> dict[int, list[int]]:
+    """By track the times of its events, with each sequence's steps added up as the importer does."""
     clocks: dict[int, int] = {}
     defaults: dict[int, int] = {}
-    out = []
+    out: dict[int, list[int]] = {}
     for packet in packets:
         sequence = packet.trusted_packet_sequence_id
         if packet.HasField("trace_packet_defaults"):
@@ -62,12 +77,13 @@ def times_of(packets: list[Any]) -> list[int]:
             assert whole.clock_id == pb.BUILTIN_CLOCK_MONOTONIC
             clocks[sequence] = steps.timestamp
         if packet.HasField("track_event"):
+            times = out.setdefault(packet.track_event.track_uuid, [])
             if (packet.timestamp_clock_id or defaults[sequence]) == STEPS:
                 clocks[sequence] += packet.timestamp
-                out.append(clocks[sequence])
+                times.append(clocks[sequence])
             else:
                 assert packet.timestamp_clock_id == pb.BUILTIN_CLOCK_MONOTONIC
-                out.append(packet.timestamp)
+                times.append(packet.timestamp)
     return out
 
 
@@ -90,32 +106,69 @@ def test_a_clock_that_is_no_host_clock_is_not_said_to_be_monotonic() -> None:
 
 
 def test_each_sequence_starts_with_its_state_cleared_and_its_defaults() -> None:
-    tracks = [Track(n, None, "slices", f"t{n}", lane=n) for n in (1, 2)]
-    ops = declared(*tracks)
-    ops += [(INSTANT, track, START_NS + 5, "i", None, None) for track in tracks for _ in range(3)]
-    packets = written(ops)
-    begun: set[int] = set()
+    track, gpus = lone_track(), [gpu_tracks(10), gpu_tracks(20)]
+    warps = [
+        warp_changes(tracks, [Warp()], [change(START_NS + 5, WARP_BEGIN), change(START_NS + 6, WARP_END)])
+        for tracks in gpus
+    ]
+    items = [item(INSTANT, track, START_NS + 5, "i") for _ in range(3)]
+    once = drawn([track, *gpus[0], *gpus[1]], *items, warps=warps)
+    packets = written(once, replace(once, declared=[]))
+    counters: dict[int, list[int]] = {}
     for packet in packets:
         sequence = packet.trusted_packet_sequence_id
         assert sequence != 0
         if packet.HasField("trace_packet_defaults"):
+            assert sequence not in counters
             cleared_and_needed = packet.SEQ_INCREMENTAL_STATE_CLEARED | packet.SEQ_NEEDS_INCREMENTAL_STATE
             assert packet.sequence_flags == cleared_and_needed
-            assert packet.trace_packet_defaults.timestamp_clock_id == STEPS
-            assert packet.trace_packet_defaults.track_event_defaults.track_uuid
-            begun.add(sequence)
-        elif packet.sequence_flags or packet.HasField("track_event"):
-            assert packet.sequence_flags == packet.SEQ_NEEDS_INCREMENTAL_STATE
-            assert sequence in begun
-    assert len(begun) == 2
+            defaults = packet.trace_packet_defaults
+            assert defaults.timestamp_clock_id == STEPS
+            counters[sequence] = list(defaults.track_event_defaults.extra_counter_track_uuids)
+        else:
+            # The tables are never cleared: nothing else has flags.
+            assert packet.sequence_flags == 0
+            assert sequence in counters or not packet.HasField("track_event")
+    assert counters == {1: [], 2: [gpus[0][-1].id * 2], 3: [gpus[1][-1].id * 2]}
+    of = {
+        p.trusted_packet_sequence_id: p.track_event.track_uuid for p in packets if p.HasField("track_event")
+    }
+    assert of == {1: track.id * 2, 2: gpus[0][0].id * 2, 3: gpus[1][0].id * 2}
 
 
-def test_the_track_of_the_defaults_is_left_out_of_the_events() -> None:
-    tracks = [Track(n, None, "slices", f"t{n}", lane=1) for n in (1, 2)]
-    ops = declared(*tracks)
-    ops += [(INSTANT, track, START_NS + n, "i", None, None) for n, track in enumerate(tracks)]
-    events = [packet.track_event for packet in written(ops) if packet.HasField("track_event")]
-    assert [event.track_uuid for event in events] == [0, 4]
+def test_every_event_names_its_track() -> None:
+    tracks = [Track(n, None, "slices", f"t{n}") for n in (1, 2)]
+    items = [item(INSTANT, track, START_NS + n, "i") for n, track in enumerate([*tracks, *tracks])]
+    events = events_of(written(drawn(tracks, *items)))
+    assert [event.track_uuid for event in events] == [2, 4, 2, 4]
+
+
+def test_how_many_warps_run_is_a_value_of_what_changes_it() -> None:
+    slot, counter = tracks = gpu_tracks(10)
+    changes = [
+        change(START_NS + 1, WARP_BEGIN, value=1),
+        change(START_NS + 2, WARP_EXIT, mask=0xFF),
+        change(START_NS + 3, WARP_EXIT, value=5, mask=0xFF00),
+        change(START_NS + 4, WARP_COUNT, value=3),
+        change(START_NS + 5, WARP_COUNT),
+        change(START_NS + 6, WARP_END, value=0),
+        change(START_NS + 7, WARP_BEGIN, 1),
+        change(START_NS + 8, WARP_END, 1),
+    ]
+    packets = written(drawn(tracks, warps=[warp_changes(tracks, [Warp(), Warp(1)], changes)]))
+    begin, end, instant, count = (getattr(pb.TrackEvent, f"TYPE_{kind}") for kind in
+                                  ("SLICE_BEGIN", "SLICE_END", "INSTANT", "COUNTER"))  # fmt: skip
+    assert [(e.type, e.track_uuid, list(e.extra_counter_values)) for e in events_of(packets)] == [
+        (begin, slot.id * 2, [1]),
+        (instant, slot.id * 2, []),
+        (instant, slot.id * 2, [5]),
+        # A warp that has no slice is counted by an event of its own.
+        (count, counter.id * 2, []),
+        (end, slot.id * 2, [0]),
+        (begin, slot.id * 2, []),
+        (end, slot.id * 2, []),
+    ]
+    assert [e.counter_value for e in events_of(packets) if e.type == count] == [3]
 
 
 @given(
@@ -132,19 +185,28 @@ def test_the_track_of_the_defaults_is_left_out_of_the_events() -> None:
     st.integers(1, 7),
 )
 def test_every_time_is_read_back(events: list[tuple[int, int]], batch_events: int) -> None:
-    tracks = [Track(n, None, "slices", f"t{n}", lane=n // 2 + 1) for n in (1, 2, 3)]
-    ops: list[Op] = [(INSTANT, tracks[at - 1], START_NS + ns, "i", None, None) for at, ns in events]
-    batches = [ops[at : at + batch_events] for at in range(0, len(ops), batch_events)]
-    # Within a batch the writer puts the operations in order; batches may go back in time.
-    want = [op[2] for batch in batches for op in sorted(batch, key=lambda op: op[2])]
-    assert times_of(written(declared(*tracks), *batches)) == want
+    """On two tracks of the host and on one of a GPU, in any order: batches may go back in time."""
+    tracks = [Track(n, None, "slices", f"t{n}") for n in (1, 2)]
+    gpu = gpu_tracks(2)  # whose slot is track 3
+    drawing = Drawing()
+    batches = [drawing.drawn([], [*tracks, *gpu])]
+    want: dict[int, list[int]] = {}
+    for at in range(0, len(events), batch_events):
+        some = [(at, START_NS + ns) for at, ns in events[at : at + batch_events]]
+        items = [item(INSTANT, tracks[at - 1], ts_ns, "i") for at, ts_ns in some if at < 3]
+        changes = [change(ts_ns, WARP_BEGIN) for at, ts_ns in some if at == 3]
+        warps = [warp_changes(gpu, [Warp()], changes)] if changes else []
+        batches.append(replace(drawing.drawn(items), warps=warps))
+        for at, ts_ns in some:
+            want.setdefault(at * 2, []).append(ts_ns)
+    assert times_of(written(*batches)) == want
 
 
 def test_a_time_before_the_last_is_written_in_full() -> None:
-    track = lone_track()
-    first: list[Op] = [(INSTANT, track, START_NS + 100, "late", None, None)]
-    second: list[Op] = [(INSTANT, track, START_NS + ns, "i", None, None) for ns in (40, 101)]
-    events = [p for p in written(declared(track), first, second) if p.HasField("track_event")]
+    track, drawing = lone_track(), Drawing()
+    first = drawing.drawn([item(INSTANT, track, START_NS + 100, "late")], [track])
+    second = drawing.drawn([item(INSTANT, track, START_NS + ns, "i") for ns in (40, 101)])
+    events = [p for p in written(first, second) if p.HasField("track_event")]
     assert [(p.timestamp_clock_id, p.timestamp) for p in events] == [
         (0, 100),
         (pb.BUILTIN_CLOCK_MONOTONIC, START_NS + 40),
@@ -155,17 +217,13 @@ def test_a_time_before_the_last_is_written_in_full() -> None:
 def test_a_time_before_zero_does_not_wrap_around() -> None:
     # An assumed offset may place an event before the machine's start; timestamps have no sign.
     track = lone_track()
-    packets = written(declared(track), [(INSTANT, track, -5, "i", None, None)], start={"trace_ns": 0})
-    assert times_of(packets) == [0]
+    packets = written(drawn([track], item(INSTANT, track, -5, "i")), start={"trace_ns": 0})
+    assert times_of(packets) == {track.id * 2: [0]}
 
 
 def test_a_thread_hangs_below_its_process_and_its_tracks_below_a_group() -> None:
     process, thread, calls = thread_tracks()
-    d = [
-        p.track_descriptor
-        for p in written(declared(process, thread, calls))
-        if p.HasField("track_descriptor")
-    ]
+    d = descriptors(written(drawn([process, thread, calls])))
     # The trace processor keeps the first name of a process: it is given at the end, when it is the last.
     assert [each.uuid for each in d] == [2, 4, 5, 6, 2]
     names = [(each.process.pid, each.process.process_name) for each in (d[0], d[4])]
@@ -179,11 +237,9 @@ def test_a_thread_hangs_below_its_process_and_its_tracks_below_a_group() -> None
 
 
 def test_threads_without_ids_are_plain_groups() -> None:
-    process = Track(1, None, "process", "process (pid not recorded)", lane=1)
-    thread = Track(2, process, "thread", "thread (tid not recorded)", lane=2)
-    first, second = (
-        p.track_descriptor for p in written(declared(process, thread)) if p.HasField("track_descriptor")
-    )
+    process = Track(1, None, "process", "process (pid not recorded)")
+    thread = Track(2, process, "thread", "thread (tid not recorded)")
+    first, second = descriptors(written(drawn([process, thread])))
     assert not first.HasField("process")
     assert not second.HasField("thread")
     assert (second.name, second.parent_uuid) == ("thread (tid not recorded)", first.uuid)
@@ -191,84 +247,81 @@ def test_threads_without_ids_are_plain_groups() -> None:
 
 def test_a_renamed_track_is_described_again() -> None:
     process, thread, calls = thread_tracks()
-    begin: list[Op] = [(BEGIN, calls, START_NS, "f", None, None), (END, calls, START_NS, "", None, None)]
-    out = io.BytesIO()
-    writer = PerfettoWriter(out, TraceInfo("monotonic", START))
-    writer.write(declared(process, thread, calls) + begin)
-    thread.name = "worker"
-    writer.write(declared(thread) + begin)
-    packets = pb.Trace.FromString(out.getvalue()).packet
-    named = [p.track_descriptor.thread.thread_name for p in packets if p.track_descriptor.HasField("thread")]
+    pair = [item(BEGIN, calls, START_NS, "f"), item(END, calls, START_NS)]
+    drawing = Drawing()
+    packets = written(
+        drawing.drawn(pair, [process, thread, calls]), drawing.drawn(pair, [renamed(thread, "worker")])
+    )
+    named = [d.thread.thread_name for d in descriptors(packets) if d.HasField("thread")]
     assert named == ["vec_add", "worker"]
+    groups = [d.name for d in descriptors(packets) if d.uuid == thread.id * 2 + 1]
+    assert groups == ["vec_add", "worker"]
     # The events go on as they were: the sequence is not begun twice.
     assert sum(p.HasField("trace_packet_defaults") for p in packets) == 1
+    assert [event.track_uuid for event in events_of(packets)] == [calls.id * 2] * 4
 
 
 def test_ranks_too_large_for_the_field_are_cut() -> None:
-    track = Track(1, None, "slices", "t", rank=1 << 40, lane=1)
-    assert written(declared(track))[-1].track_descriptor.sibling_order_rank == (1 << 31) - 1
+    track = Track(1, None, "slices", "t", rank=1 << 40)
+    assert written(drawn([track]))[-1].track_descriptor.sibling_order_rank == (1 << 31) - 1
 
 
 def test_counters_have_a_unit_and_signed_values() -> None:
-    track = Track(1, None, "counter", "device memory", unit="bytes", lane=1)
+    track = Track(1, None, "counter", "device memory", unit="bytes")
     values = [0, 1 << 40, -12]
-    packets = written(
-        declared(track), [(COUNTER, track, START_NS + n, value, None, None) for n, value in enumerate(values)]
-    )
-    assert packets[1].track_descriptor.counter.unit_name == "bytes"
-    events = [p.track_event for p in packets if p.HasField("track_event")]
-    assert [(e.type, e.counter_value) for e in events] == [
-        (e.TYPE_COUNTER, v) for e, v in zip(events, values, strict=True)
-    ]
+    packets = written(drawn([track], *(item(COUNTER, track, START_NS + n, v) for n, v in enumerate(values))))
+    (descriptor,) = descriptors(packets)
+    assert descriptor.counter.unit_name == "bytes"
+    events = events_of(packets)
+    assert [(e.type, e.counter_value) for e in events] == [(pb.TrackEvent.TYPE_COUNTER, v) for v in values]
 
 
 def test_flows_have_the_same_id_on_every_slice_they_run_through() -> None:
-    track = lone_track()
-    ops: list[Op] = declared(track)
-    for at, flows in enumerate(((-8, -3), (8,), None)):
-        ops += [(BEGIN, track, START_NS + at, "f", None, flows), (END, track, START_NS + at, "", None, None)]
-    ops += [(BEGIN_ONCE, track, START_NS + 9, "w", None, (8,)), (END, track, START_NS + 9, "", None, None)]
-    events = [p.track_event for p in written(ops) if p.HasField("track_event")]
+    track, gpu = lone_track(), gpu_tracks(10)
+    items = []
+    for at, flows in enumerate(((-8, -3), (8,), (), (8,))):
+        items += [item(BEGIN, track, START_NS + at, "f", flows=flows), item(END, track, START_NS + at)]
+    changes = [change(START_NS + 9, WARP_BEGIN, at) for at in range(2)]
+    warps = warp_changes(gpu, [Warp(flow=8), Warp(1)], changes)
+    events = events_of(written(drawn([track, *gpu], *items, warps=[warps])))
     begins = [event for event in events if event.type == event.TYPE_SLICE_BEGIN]
-    assert [list(event.flow_ids) for event in begins] == [[8, 3], [8], [], [8]]
+    assert [list(event.flow_ids) for event in begins] == [[8, 3], [8], [], [8], [8], []]
 
 
-def test_shared_arguments_are_written_alike_on_every_track() -> None:
+@pytest.mark.parametrize("of_events", [True, False])
+def test_the_same_arguments_are_written_alike_on_every_track(of_events: bool) -> None:
     process, thread, calls = thread_tracks()
-    other = Track(4, thread, "slices", "driver", 6, "kernel", 42, 43, lane=2)
-    shared, result = SharedArgs({"cpu": 3, "who": "vec"}), SharedArgs({"cpu": 3, "who": "vec"})
-    ops = declared(process, thread, calls, other)
+    other = Track(4, thread, "slices", "driver", 6, "kernel", 42, 43)
+    items = []
     for at, track in enumerate((calls, calls, other, calls)):
-        ops += [
-            (BEGIN, track, START_NS + 2 * at, "f", shared, None),
-            (END, track, START_NS + 2 * at, "", result, None),
-        ]
-    packets = written(ops)
+        for kind in (BEGIN, END):
+            items.append(item(kind, track, START_NS + 2 * at, "f", {"cpu": 3, "who": "vec"}))
+    batch = Drawing().drawn(items, [process, thread, calls, other], of_events=of_events)
+    packets = written(batch)
     keys = {e.iid: e.name for p in packets for e in p.interned_data.debug_annotation_names}
     strings = {e.iid: e.str for p in packets for e in p.interned_data.debug_annotation_string_values}
-    for event in (p.track_event for p in packets if p.HasField("track_event")):
+    assert len(events_of(packets)) == 8
+    for event in events_of(packets):
         number, text = event.debug_annotations
         assert (keys[number.name_iid], number.int_value) == ("cpu", 3)
         assert (keys[text.name_iid], strings[text.string_value_iid]) == ("who", b"vec")
-    begins = [p.track_event for p in packets if p.track_event.type == pb.TrackEvent.TYPE_SLICE_BEGIN]
-    assert [begin.track_uuid for begin in begins] == [0, 0, 8, 0]
+    begins = [event for event in events_of(packets) if event.type == event.TYPE_SLICE_BEGIN]
+    assert [begin.track_uuid for begin in begins] == [6, 6, 8, 6]
 
 
 @pytest.mark.parametrize("events", [0, 3, 60_000])
 def test_compressed_packets_are_the_plain_ones(events: int) -> None:
-    track = lone_track()
-    ops = declared(track)
-    ops += [(INSTANT, track, START_NS + 7 * at, f"name {at}", {"n": at}, None) for at in range(events)]
+    track, drawing = lone_track(), Drawing()
+    items = [item(INSTANT, track, START_NS + 7 * at, f"name {at}", {"n": at}) for at in range(events)]
+    batches = [drawing.drawn([], [track])]
+    batches += [drawing.drawn(items[at : at + 4_096]) for at in range(0, len(items), 4_096)]
     compressed = io.BytesIO()
     writer = PerfettoWriter(compressed, TraceInfo("monotonic", START, compress=True))
-    for at in range(0, len(ops), 4_096):
-        writer.write(ops[at : at + 4_096])
+    for batch in batches:
+        writer.write(batch)
     writer.finish()
     packets = pb.Trace.FromString(compressed.getvalue()).packet
     assert all(packet.compressed_packets for packet in packets)
     assert (len(packets) > 1) == (events > 1_000)  # it streams
     unpacked = b"".join(zlib.decompress(packet.compressed_packets) for packet in packets)
-    track.written = None
-    assert list(pb.Trace.FromString(unpacked).packet) == written(
-        *(ops[at : at + 4_096] for at in range(0, len(ops), 4_096))
-    )
+    assert list(pb.Trace.FromString(unpacked).packet) == written(*batches)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.batches import read_all
 from tracepipe.event.checks import first_fault
 from tracepipe.event.model import Header, Problem, Record
 from tracepipe.readers import bpftime, lines, recognise
@@ -20,11 +21,7 @@ GOOD_AFTER = b"[kernel_trace] ts=809635273301456 block=(0,0,0) thread=(1,0,0)"
 
 def read(data: bytes) -> tuple[Header, list[Record], list[Problem]]:
     recording = bpftime.read(io.BytesIO(data))
-    records: list[Record] = []
-    problems: list[Problem] = []
-    for batch in recording.batches:
-        records += batch.records
-        problems += batch.problems
+    records, problems = read_all(recording)
     assert first_fault(recording.header) is None
     assert [first_fault(record) for record in records] == [None] * len(records)
     return recording.header, records, problems

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.batches import read_all
 from tracepipe.event.checks import first_fault
 from tracepipe.event.model import Problem, Record
 from tracepipe.readers import cuda_tables, recognise
@@ -21,11 +22,7 @@ S, MS, US = 10**9, 10**6, 10**3
 def read(data: bytes) -> tuple[str, list[Record], list[Problem]]:
     """The clock, the records and the problems of a table."""
     recording = cuda_tables.read(io.BytesIO(data))
-    records: list[Record] = []
-    problems: list[Problem] = []
-    for batch in recording.batches:
-        records += batch.records
-        problems += batch.problems
+    records, problems = read_all(recording)
     assert [first_fault(record) for record in records] == [None] * len(records)
     return recording.header["clock"], records, problems
 
@@ -244,7 +241,7 @@ def test_calls_without_exits_do_not_fill_the_memory() -> None:
     _, records, _ = read(rows)
     assert sorted(r["ts_ns"] // MS for r in records if r["phase"] == "B") == [0, *range(2, 2002)]
     *batches, last = cuda_tables.read(io.BytesIO(rows)).batches
-    assert len(last.records) < cuda_tables.OPEN_MAX < sum(len(batch.records) for batch in batches)
+    assert len(last.events) < cuda_tables.OPEN_MAX < sum(len(batch.events) for batch in batches)
 
 
 def test_an_entry_that_was_held_back_is_written_at_the_end() -> None:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.batches import read_all
 from tracepipe.event.checks import first_fault
 from tracepipe.event.model import TIME_LIMIT_NS, Problem, Record
 from tracepipe.readers import layered, lines, recognise
@@ -22,11 +23,7 @@ GOOD_AFTER = b'{"ts":2.0,"type":"userspace","name":"cuInit","phase":"E"}'
 
 
 def read(data: bytes) -> tuple[list[Record], list[Problem]]:
-    records: list[Record] = []
-    problems: list[Problem] = []
-    for batch in layered.read(io.BytesIO(data)).batches:
-        records += batch.records
-        problems += batch.problems
+    records, problems = read_all(layered.read(io.BytesIO(data)))
     assert [first_fault(record) for record in records] == [None] * len(records)
     return records, problems
 

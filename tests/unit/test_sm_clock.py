@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tracepipe.model import new_header, timed
 
-from tracepipe.clocks import Clocks
+from tests.support.stamped import Stamping
 from tracepipe.clocks.sm_clock import LIMIT, SmClocks
+from tracepipe.event.checks import first_fault
+from tracepipe.event.model import COLUMN_LIMIT, Record, new_header
 
 BASE_NS = 1_795_261_916_236_035_584
 COLUMNS = ("entry_ns", "exit_ns", "sm", "slot", "entry_clk", "exit_clk", "exit_count")
@@ -217,23 +218,35 @@ def test_an_sm_without_a_line_leaves_the_others_theirs() -> None:
     assert mean(kept) < 2
 
 
+@pytest.mark.usefixtures("core")
 @pytest.mark.parametrize("missing", ["sm", "entry_clk", "exit_clk"])
 def test_without_cycles_nothing_is_made_finer(missing: str) -> None:
     batch = Gpu(32).run(100)
+    assert stamped(batch)["entry_ns"] != batch["entry_ns"]
     del batch[missing]
-    assert stamped(batch)["entry_ns"] == batch["entry_ns"]
+    assert_as_read(batch)
 
 
-def test_a_count_of_cycles_that_is_no_int64_makes_nothing_finer() -> None:
+@pytest.mark.usefixtures("core")
+def test_the_largest_count_of_cycles_makes_nothing_finer() -> None:
     batch = Gpu(32).run(100)
-    batch["entry_clk"][50] = 1 << 63
-    assert stamped(batch)["entry_ns"] == batch["entry_ns"]
+    batch["entry_clk"][50] = COLUMN_LIMIT
+    assert_as_read(batch)
+    one = Gpu(32).run(1)
+    assert first_fault(one | {"entry_clk": [COLUMN_LIMIT]}) is None
+    no_int64 = one | {"entry_clk": [COLUMN_LIMIT + 1]}
+    assert first_fault(no_int64) == ("entry_clk[0]", f"must be at most {COLUMN_LIMIT}")
 
 
-def stamped(batch: dict[str, Any]) -> dict[str, Any]:
+def assert_as_read(batch: dict[str, Any]) -> None:
+    """Nothing of a batch becomes finer."""
+    assert stamped(batch) == batch | {"source_ns": None, "bound_ns": 0, "offset_ns": 0}
+
+
+def stamped(batch: dict[str, Any]) -> Record:
     """The record of a batch whose clock stands alone, as `Clocks` makes it."""
-    ((_, shape),) = Clocks(new_header(clock="g", clocks=["g"])).stamp([timed(dict(batch))], {})
-    return shape.record
+    (placed,) = Stamping(new_header(clock="g", clocks=["g"])).stamp([batch])
+    return placed
 
 
 def test_readings_of_whole_ns_stay_as_they_are() -> None:
@@ -304,25 +317,25 @@ def test_whatever_is_read_no_time_leaves_its_step(rows: list[Any], step_ns: int)
             assert_in_steps(batch, found, divisor)
 
 
+@pytest.mark.usefixtures("core")
 def test_a_recording_has_the_finer_times_and_the_readings() -> None:
     gpu = Gpu(32)
     batch = gpu.run(2_000)
-    readings = [list(batch["entry_ns"]), list(batch["exit_ns"])]
+    readings = [batch["ts_ns"] + ns for ns in batch["entry_ns"]]
     pair = {"type": "clock", "clock": "g", "source_ns": BASE_NS, "host_lo_ns": 1_000, "host_hi_ns": 1_000}
-    clocks = Clocks(new_header(clock="monotonic", clocks=["monotonic", "g"]), [pair])
-    ((ts_ns, shape),) = clocks.stamp([timed(batch | {"clock": "g"})], {})
-    record = shape.record
-    assert record["source_entry_ns"] == readings[0]
+    stamping = Stamping(new_header(clock="monotonic", clocks=["monotonic", "g"]), [pair])
+    (record,) = stamping.stamp([batch | {"clock": "g"}])
+    assert record["source_ns"] == readings
     assert min(record["entry_ns"]) == 0
-    starts = [ts_ns - 1_000 + ns for ns in record["entry_ns"]]
+    starts = [record["ts_ns"] - 1_000 + ns for ns in record["entry_ns"]]
     assert mean(abs(a - b) for a, b in zip(starts, gpu.entered, strict=True)) < 1
 
 
+@pytest.mark.usefixtures("core")
 def test_a_gpu_clock_that_stands_alone_is_made_finer_too() -> None:
     gpu = Gpu(32)
     batch = gpu.run(2_000)
-    clocks = Clocks(new_header(clock="g", clocks=["g"]))
-    ((ts_ns, shape),) = clocks.stamp([timed(dict(batch))], {})
-    starts = [ts_ns - BASE_NS + ns for ns in shape.record["entry_ns"]]
+    record = stamped(batch)
+    starts = [record["ts_ns"] - BASE_NS + ns for ns in record["entry_ns"]]
     assert mean(abs(a - b) for a, b in zip(starts, gpu.entered, strict=True)) < 1
-    assert shape.record["source_ns"] == batch["ts_ns"]
+    assert record["source_ns"] == [batch["ts_ns"] + ns for ns in batch["entry_ns"]]

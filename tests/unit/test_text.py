@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 
 import pytest
 
+from tests.support.drawing import Drawing, item, renamed
 from tracepipe.converters.text import TextWriter
 from tracepipe.converters.writer import TraceInfo
-from tracepipe.layout.timeline import BEGIN, COUNTER, DECLARE, END, INSTANT, Op, Track
+from tracepipe.layout.timeline import BEGIN, COUNTER, END, INSTANT, Item, Track
+
+pytestmark = pytest.mark.usefixtures("core")
 
 
-def rendered(*ops: Op, start_ns: int = 1_000) -> list[str]:
+def rendered(declared: Sequence[Track], *items: Item, start_ns: int = 1_000) -> list[str]:
     out = io.BytesIO()
     writer = TextWriter(out, TraceInfo("monotonic", {"trace_ns": start_ns}))
-    writer.write(list(ops))
+    writer.write(Drawing().drawn(items, declared))
     writer.finish()
     return out.getvalue().decode().splitlines()
-
-
-def declare(track: Track) -> Op:
-    return DECLARE, track, 0, "", None, None
 
 
 def test_a_timeline_reads_as_a_tree() -> None:
@@ -29,13 +29,13 @@ def test_a_timeline_reads_as_a_tree() -> None:
     memory = Track(3, thread, "counter", "device memory", rank=9, unit="bytes")
     calls = Track(4, thread, "slices", "CUDA API", rank=1)
     assert rendered(
-        *map(declare, (process, thread, memory, calls)),
-        (BEGIN, calls, 1_000, "outer", {"cpu": 1, "none": None}, (-2,)),
-        (BEGIN, calls, 1_250, "inner", {"args": [1, "x"]}, (2, -5)),
-        (INSTANT, calls, 1_300, "here", None, None),
-        (END, calls, 1_400, "", {"result": 0}, None),
-        (END, calls, 2_000, "", None, None),
-        (COUNTER, memory, 1_100, 4_096, None, None),
+        (process, thread, memory, calls),
+        item(BEGIN, calls, 1_000, "outer", {"cpu": 1, "none": None}, (-2,)),
+        item(BEGIN, calls, 1_250, "inner", {"args": [1, "x"]}, (2, -5)),
+        item(INSTANT, calls, 1_300, "here"),
+        item(END, calls, 1_400, "", {"result": 0}),
+        item(END, calls, 2_000),
+        item(COUNTER, memory, 1_100, 4_096),
     ) == [
         "trace clock monotonic, start 1000 ns",
         "process vec_add 42",
@@ -52,33 +52,36 @@ def test_a_timeline_reads_as_a_tree() -> None:
 
 def test_operations_of_a_track_are_put_in_order_of_time() -> None:
     track = Track(1, None, "slices", "t")
-    ops: list[Op] = [(INSTANT, track, 1_000 + ns, str(ns), None, None) for ns in (9, 3, 5)]
-    assert [line.split()[-1] for line in rendered(declare(track), *ops)[2:-1]] == ["3", "5", "9"]
+    items = [item(INSTANT, track, 1_000 + ns, str(ns)) for ns in (9, 3, 5)]
+    assert [line.split()[-1] for line in rendered([track], *items)[2:-1]] == ["3", "5", "9"]
 
 
 def test_times_before_the_start_are_negative() -> None:
     track = Track(1, None, "slices", "t")
-    lines = rendered(declare(track), (INSTANT, track, 400, "early", None, None))
+    lines = rendered([track], item(INSTANT, track, 400, "early"))
     assert lines[2].split() == ["-600", "early"]
 
 
 def test_a_track_has_its_newest_name() -> None:
     track = Track(1, None, "thread", "bash", tid=7)
-    draw: Op = (INSTANT, track, 1_000, "i", None, None)
-    out = io.BytesIO()
+    calls = Track(2, track, "slices", "CUDA API")
+    draw = [item(INSTANT, calls, 1_000, "i")]
+    drawing, out = Drawing(), io.BytesIO()
     writer = TextWriter(out, TraceInfo("monotonic"))
-    writer.write([declare(track), draw])
-    track.name = "vec_add"
-    writer.write([declare(track), draw])
+    writer.write(drawing.drawn(draw, [track, calls]))
+    # What hangs below it keeps the track that it was made with.
+    writer.write(drawing.drawn(draw, [renamed(track, "vec_add")]))
     writer.finish()
     text = out.getvalue().decode()
     assert text.count("thread vec_add 7") == 1
+    assert text.count("CUDA API") == 1
+    assert text.endswith("1 tracks, 0 slices, 2 instants, 0 counts\n")
     assert "bash" not in text
 
 
 def test_a_track_of_nothing_is_not_counted() -> None:
     group = Track(1, None, "group", "GPU 0")
-    assert rendered(declare(group))[1:] == ["GPU 0", "0 tracks, 0 slices, 0 instants, 0 counts"]
+    assert rendered([group])[1:] == ["GPU 0", "0 tracks, 0 slices, 0 instants, 0 counts"]
 
 
 @pytest.mark.parametrize(
@@ -93,6 +96,6 @@ def test_a_track_of_nothing_is_not_counted() -> None:
 )
 def test_any_name_is_one_line_that_moves_no_cursor(name: str, shown: str) -> None:
     track = Track(1, None, "slices", "t")
-    lines = rendered(declare(track), (INSTANT, track, 1_000, name, {"k": "v\nw"}, None))
+    lines = rendered([track], item(INSTANT, track, 1_000, name, {"k": "v\nw"}))
     assert lines[2].split(maxsplit=1)[1] == f"{shown} k=v\\nw"
     assert len(lines) == 4

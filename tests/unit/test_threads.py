@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import io
 
+import pytest
+
+from tests.support.batches import read_all, source_batch
+from tests.support.cores import new_tables
 from tracepipe.converters.threads import ThreadWriter, unflatten
 from tracepipe.converters.writer import TraceInfo
-from tracepipe.event.model import Record, timed
+from tracepipe.event.model import Record
 from tracepipe.readers import bpftime
+
+pytestmark = pytest.mark.usefixtures("core")
 
 WARP = {
     "type": "gpu_warp", "name": "k", "ts_ns": 1000, "grid": [2, 2, 1], "block": [20, 2, 1],
@@ -19,7 +25,8 @@ WARP = {
 def written(*records: Record) -> tuple[list[str], int]:
     out = io.BytesIO()
     writer = ThreadWriter(out, TraceInfo("globaltimer:0"))
-    writer.write_events([timed(dict(record)) for record in records])
+    tables = new_tables()
+    writer.write_events(source_batch(records, tables), tables)
     writer.finish()
     return out.getvalue().decode().splitlines(), writer.unwritten
 
@@ -75,9 +82,8 @@ def test_threads_and_losses_are_written() -> None:
 
 def test_what_is_written_is_read_again() -> None:
     lines, _ = written(WARP)
-    recording = bpftime.read(io.BytesIO(("\n".join(lines) + "\n").encode()))
-    events = [event for batch in recording.batches for event in batch.take()]
-    entries = [(ts_ns, shape.record["thread"]) for ts_ns, shape in events if "block" in shape.record]
+    events, _ = read_all(bpftime.read(io.BytesIO(("\n".join(lines) + "\n").encode())))
+    entries = [(event["ts_ns"], event["thread"]) for event in events if "block" in event]
     assert (len(events), len(entries)) == (48 + 40, 48)
     assert entries[32] == (1032, [12, 1, 0])
 

@@ -39,13 +39,15 @@ class _Commands(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in self.commands:  # the help asks for every one after it has the list
-            self._load(_PLACES.get(cmd_name, _REPORTS))
+            self._load(_PLACES.get(cmd_name, _REPORTS), cmd_name)
         if cmd_name not in self.commands:
             self.list_commands(ctx)  # so that what was meant can be suggested
         return self.commands.get(cmd_name)
 
-    def _load(self, place: str) -> None:
-        loaded = typer.main.get_group(import_module(place).app).commands
+    def _load(self, place: str, name: str = "") -> None:
+        """Load the commands of a module; of the reports the one of that name alone, where there is one."""
+        module = import_module(place)
+        loaded = typer.main.get_group(module.app_of(name) if place == _REPORTS else module.app).commands
         self.commands.update({name: one for name, one in loaded.items() if name not in self.commands})
 
 

@@ -184,6 +184,9 @@ def _print(report: Report, runs: list[Any], result: Result, as_json: bool, outpu
         print(line)
 
 
-app = typer.Typer()
-for _report in REPORTS.values():
-    app.command(_report.name, help=_report.about, rich_help_panel="Reports")(_command(_report))
+def app_of(name: str) -> typer.Typer:
+    """The command of one report, or those of all where none is called so."""
+    app = typer.Typer()
+    for report in [REPORTS[name]] if name in REPORTS else REPORTS.values():
+        app.command(report.name, help=report.about, rich_help_panel="Reports")(_command(report))
+    return app

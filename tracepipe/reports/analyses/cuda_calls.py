@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 from tracepipe.event.columns import Bools, Int64s
 from tracepipe.hooks.sets import load_set
@@ -48,45 +49,46 @@ def effect_of(name: str) -> tuple[str, str]:
     return known.get(name, ("", ""))
 
 
-def _flagged(run: Run, wanted: Callable[[str], bool]) -> Bools:
-    """The rows of `run.calls` whose names are wanted, but for ends without a begin."""
+def _of_names(run: Run, told: Callable[[str], Any]) -> tuple[Any, list[Any]]:
+    """What names tell of rows of `run.calls`: the place of each row's in a list."""
+    numbers, names = run.shapes.numbered("name")
+    own = numbers[run.layer("userspace").shape]
+    used = np.bincount(own, minlength=len(names)) > 0
+    return own, [told(name) if is_used else None for name, is_used in zip(names, used.tolist(), strict=True)]
+
+
+def _first(run: Run, flagged: Bools) -> Bools:
+    """The flagged rows of `run.calls`, but for ends without a begin, a runtime's and the driver's inside it once."""
     calls = run.layer("userspace")
-    names, known = run.shapes.numbered("name")
-    of_name = np.array([name is not None and wanted(name) for name in known], np.bool_)
-    return of_name[names[calls.shape]] & calls.is_call
+    return first_flagged(calls.parent, flagged & calls.is_call)
 
 
 def launching(run: Run) -> Bools:
-    """Which rows of `run.calls` launch kernels, a runtime's call and the driver's inside it once."""
-    return first_flagged(run.layer("userspace").parent, _flagged(run, is_launch))
+    """Which rows of `run.calls` launch kernels."""
+    own, launch = _of_names(run, is_launch)
+    return _first(run, np.array(launch, np.bool_)[own])
 
 
 def launches(run: Run) -> pl.DataFrame:
-    """The calls that launch kernels."""
+    """The calls that launch kernels, a runtime's call and the driver's inside it once."""
     return run.calls.filter(pl.Series(launching(run), dtype=pl.Boolean))
 
 
 def rows_by_effect(run: Run) -> dict[str, Int64s]:
     """What calls did to memory: effect → rows of `run.calls`, a runtime's and the driver's inside it once."""
-    calls = run.layer("userspace")
-
-    def rows_of(effect: str) -> Int64s:
-        flagged = _flagged(run, lambda name: effect_of(name)[0] == effect)
-        return np.flatnonzero(first_flagged(calls.parent, flagged))
-
-    return {effect: rows_of(effect) for effect in (*MEMORY_EFFECTS, "transfer")}
+    own, told = _of_names(run, effect_of)
+    found = {}
+    for effect in (*MEMORY_EFFECTS, "transfer"):
+        has_it = np.array([one is not None and one[0] == effect for one in told], np.bool_)
+        found[effect] = np.flatnonzero(_first(run, has_it[own]))
+    return found
 
 
 def directions(run: Run, rows: Int64s) -> list[str]:
     """Where rows of `run.calls` copy to, as their arguments say, else their names."""
-    calls = run.layer("userspace")
-    names, known = run.shapes.numbered("name")
-    given = run.args.texts_of("direction", calls.args[rows])
-    of_name = (effect_of(known[name])[1] for name in names[calls.shape[rows]].tolist())
-    return [
-        (direction or "copy") if text is None else text
-        for text, direction in zip(given, of_name, strict=True)
-    ]
+    own, told = _of_names(run, lambda name: effect_of(name)[1] or "copy")
+    given = run.args.texts_of("direction", run.layer("userspace").args[rows])
+    return [told[name] if text is None else text for text, name in zip(given, own[rows].tolist(), strict=True)]
 
 
 def effects_of_calls(run: Run) -> pl.DataFrame:

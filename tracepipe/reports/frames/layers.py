@@ -12,13 +12,13 @@ from tracepipe.event.columns import NONE, Bools, Bytes, Int32s, Int64s, TraceCol
 from tracepipe.reports.frames.arguments import ArgsTable
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.shapes import FRAMES, ShapeTable, three, where
-from tracepipe.reports.frames.spans import FROM_DURATION, INSTANT, KINDS, NO_BEGIN, SPAN, Spans
+from tracepipe.reports.frames.spans import FROM_DURATION, INSTANT, KINDS, NO_BEGIN, SPAN
 
 _OF_ARGS = ("size_bytes", "address", "result")
 COLUMNS = (
     "layer", "name", "pid", "tid", "cpu", "comm", "launch", "gpu", "stream", *_OF_ARGS, "grid", "block",
-    "thread", "phase", "bound_ns", "args", "start_ns", "end_ns", "kind", "depth", "lane", "parent",
-    "end_args", "dur_ns",
+    "thread", "phase", "bound_ns", "args", "start_ns", "end_ns", "kind", "depth", "lane", "parent", "end_args",
+    "dur_ns",
 )  # fmt: skip
 """The columns of a frame, in their order: `Run` says what they have."""
 
@@ -27,9 +27,9 @@ COLUMNS = (
 class Layer:
     """A row for each span and instant, in the order of their starts.
 
-    `kind` is a place in `KINDS`; `shape` and `args` are numbers of the begin, `end_shape` and `end_args` of
-    the end, NONE without; `parent` is the row of the next around it in this layer, or NONE. Columns are None
-    where no row has a value.
+    `kind` is a place in `KINDS`; `shape` and `args` are numbers of the begin, and `end_args` of the end, NONE
+    without; `parent` is the row of the next around it in this layer, or NONE. The others are None where no row
+    has a value.
     """
 
     start_ns: Int64s
@@ -37,11 +37,10 @@ class Layer:
     kind: Bytes
     depth: Int32s
     parent: Int32s
-    lane: Int32s
+    lane: Bytes
     shape: Int32s
     args: Int32s
     end_args: Int32s
-    has_end: Bools
     launch: Int64s | None = None
     bound_ns: Int64s | None = None
     source_ns: Int64s | None = None
@@ -54,91 +53,55 @@ class Layer:
     @property
     def has_length(self) -> Bools:
         """Whether the length of each is known."""
-        known: Bools = (self.kind == SPAN) | (self.kind == FROM_DURATION)
-        return known
+        return (self.kind == SPAN) | (self.kind == FROM_DURATION)
 
     @property
     def is_call(self) -> Bools:
         """All but ends without a begin."""
-        calls: Bools = self.kind != NO_BEGIN
-        return calls
+        return self.kind != NO_BEGIN
 
     @property
     def is_outermost(self) -> Bools:
         """Spans that are in no other: their lengths may be added up."""
-        outermost: Bools = (self.parent == NONE) & (self.kind != INSTANT)
-        return outermost
+        return (self.parent == NONE) & (self.kind != INSTANT)
 
     def lengths_ns(self, rows: Any) -> Int64s:
         """The lengths of some rows, as far as they are known."""
         some = rows & self.has_length if rows.dtype == np.bool_ else rows[self.has_length[rows]]
-        lengths_ns: Int64s = self.end_ns[some] - self.start_ns[some]
-        return lengths_ns
+        return self.end_ns[some] - self.start_ns[some]
 
-    def part(self, first: int, last: int) -> Layer:
-        """Some rows, which are those of a layer."""
+    def take(self, rows: Int64s) -> Layer:
+        """Some rows, which are a layer. Callers that are not among them are none."""
         columns = {field.name: getattr(self, field.name) for field in fields(self)}
-        cut: dict[str, Any] = {
-            name: None if column is None else column[first:last] for name, column in columns.items()
-        }
-        return Layer(**cut)
+        part = Layer(**{name: None if column is None else column[rows] for name, column in columns.items()})
+        places = np.full(len(self) + 1, NONE, np.int32)
+        places[rows] = np.arange(len(rows), dtype=np.int32)
+        part.parent = places[part.parent]
+        return part
 
 
-def layers_of(spans: Spans, events: TraceColumns, table: ShapeTable) -> dict[str, Layer]:
-    """The layers of matched events, by the names in `FRAMES`. `spans` are used up."""
-    frame = table.frames[events.shape[spans.event]]
-    by_frame = np.argsort(frame, kind="stable")
-    bounds = np.searchsorted(frame[by_frame], np.arange(len(FRAMES) + 1)).tolist()
-    spans.take(by_frame)
-    whole = Layer(
-        spans.start_ns,
-        spans.end_ns,
-        spans.kind,
-        spans.depth,
-        spans.parent,
-        spans.lane,
-        events.shape[spans.event],
-        events.args[spans.event],
-        *_of_ends(events.args, spans.end_event),
-    )
-    if bool(events.launch.any()):
-        whole.launch = events.launch[spans.event]
-    if events.source_ns is not None and events.bound_ns is not None:
-        whole.bound_ns, whole.source_ns = events.bound_ns[spans.event], events.source_ns[spans.event]
-        whole.end_source_ns, _ = _of_ends(events.source_ns, spans.end_event)
-    found = {}
-    for name, first, last in zip(FRAMES, bounds[:-1], bounds[1:], strict=True):
-        part = found[name] = whole.part(first, last)
-        # A parent on the same row of a stream may be a copy, which is in another frame.
-        inside = (part.parent >= first) & (part.parent < last)
-        part.parent[:] = np.where(inside, part.parent - first, NONE)
-    return found
-
-
-def _of_ends(values: Any, end_event: Int32s) -> tuple[Any, Bools]:
-    """The values of ends, NONE without, and which there are."""
-    has_end = end_event != NONE
-    return np.where(has_end, values[end_event], NONE).astype(values.dtype) if len(
-        values
-    ) else end_event, has_end
+def streams_and_copies(both: Layer, table: ShapeTable) -> dict[str, Layer]:
+    """The layers of what nests on streams, and of copies by the call."""
+    frame = table.frames[both.shape]
+    return {
+        name: both.take(np.flatnonzero(frame == FRAMES.index(name))) for name in ("transfer", "gpu_kernel")
+    }
 
 
 def threads_of(events: TraceColumns) -> Layer:
     """The layer of events that do not nest: those of single threads of a GPU."""
     count = len(events)
-    nobody = np.full(count, NONE, np.int32)
-    nothing = np.zeros(count, np.int32)
+    nobody, nothing = np.full(count, NONE, np.int32), np.zeros(count, np.int32)
     return Layer(
         events.ts_ns,
         events.ts_ns,
         np.full(count, INSTANT, np.uint8),
         nothing,
         nobody,
-        nothing,
+        nothing.astype(np.uint8),
         events.shape,
         events.args,
         nobody,
-        np.zeros(count, np.bool_),
         events.launch if bool(events.launch.any()) else None,
         events.bound_ns,
         events.source_ns,
@@ -157,8 +120,10 @@ class Frames:
         return pl.DataFrame([self._column(layer, name) for name in names])
 
     def _column(self, layer: Layer, name: str) -> pl.Series:
-        if name in ("start_ns", "end_ns", "depth", "lane"):
+        if name in ("start_ns", "end_ns"):
             return pl.Series(name, getattr(layer, name))
+        if name in ("depth", "lane"):
+            return pl.Series(name, getattr(layer, name), dtype=pl.Int32)
         if name in _OF_ARGS:
             return self._of_args(layer, name)
         if name in ("grid", "block"):
@@ -244,9 +209,7 @@ def _with_source(texts: pl.Series, source_ns: Int64s | None) -> pl.Series:
     added = pl.coalesce(text.str.head(-1) + pl.lit(","), pl.lit("{")) + reading
     both = pl.DataFrame([texts, pl.Series("source", source_ns)])
     moved = both.select(pl.when(source != NONE).then(added).otherwise(text).alias(texts.name)).to_series()
-    of_its_own = texts.str.contains('"source_ns"', literal=True).fill_null(False).to_numpy() & (
-        source_ns != NONE
-    )
+    of_its_own = texts.str.contains('"source_ns"', literal=True).fill_null(False).to_numpy() & (source_ns != NONE)
     for row in np.flatnonzero(of_its_own).tolist():
         args = orjson.loads(texts[row]) | {"source_ns": int(source_ns[row])}
         moved = moved.scatter(row, orjson.dumps(args).decode())

@@ -8,22 +8,19 @@ from functools import cached_property
 from pathlib import PurePath
 from typing import Any
 
-from tracepipe.event.columns import SPECIAL, Bools, TraceBatch, TraceColumns
+from tracepipe.event.columns import SPECIAL, Bools, TraceBatch
 from tracepipe.event.model import TIME_LIMIT_NS, Header, Problem, Record
-from tracepipe.event.tables import Tables
 from tracepipe.event.warps import PlacedWarps
 from tracepipe.recording.account import Account
 from tracepipe.recording.open import OpenRecording, no_collector, open_recording
 from tracepipe.recording.reading import Progress, Reading
 from tracepipe.reports.frames.arguments import ArgsTable
-from tracepipe.reports.frames.collected import Collected
-from tracepipe.reports.frames.layers import COLUMNS, Frames, Layer, layers_of, threads_of
+from tracepipe.reports.frames.collected import CollectedLayers
+from tracepipe.reports.frames.layers import COLUMNS, Frames, Layer, streams_and_copies, threads_of
 from tracepipe.reports.frames.libraries import np, pl
-from tracepipe.reports.frames.shapes import FRAMES, ShapeTable
-from tracepipe.reports.frames.spans import Spans
+from tracepipe.reports.frames.shapes import GROUPS, ShapeTable
+from tracepipe.reports.frames.spans import Matching
 from tracepipe.reports.frames.warp_columns import WarpTable
-
-_THREADS = FRAMES.index("gpu_thread")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -170,30 +167,35 @@ class _Loading:
 
     def __init__(self, opened: OpenRecording, reading: Reading) -> None:
         self._opened, self._reading = opened, reading
-        self._events = Collected()
+        self._events = CollectedLayers(opened.recording.tables)
         self._warps = WarpTable(opened.clocks.trace_clock)
         self._losses: list[Record] = []
+        self._first_ns: int | None = None
         self._last_ns = -TIME_LIMIT_NS
 
     def take(self, batch: TraceBatch) -> None:
         """Add what a batch holds."""
-        events = batch.events
+        events, stream = batch.events, self._opened.stream
+        share = stream.position_bytes() / stream.size_bytes if stream.size_bytes else 0
         kept = np.abs(events.ts_ns) <= TIME_LIMIT_NS
         if batch.others:
             kept &= events.shape != SPECIAL
             for at in np.flatnonzero(events.shape == SPECIAL).tolist():
-                self._take_other(int(events.ts_ns[at]), batch.others[int(events.args[at])])
+                self._take_other(int(events.ts_ns[at]), batch.others[int(events.args[at])], share)
         if not kept.all():
             for ts_ns in events.ts_ns[~kept & (events.shape != SPECIAL)].tolist():
                 self._reading.note(_no_time(ts_ns))
             events = events.take(kept)
-        self._events.add(events)
+        if len(events):
+            first_ns = int(events.ts_ns.min())
+            self._first_ns = first_ns if self._first_ns is None else min(first_ns, self._first_ns)
+            self._events.add(events, share)
 
-    def _take_other(self, ts_ns: int, other: Record | PlacedWarps) -> None:
+    def _take_other(self, ts_ns: int, other: Record | PlacedWarps, share: float) -> None:
         """A record that is no event."""
         if isinstance(other, PlacedWarps):
             try:
-                self._last_ns = max(self._last_ns, self._warps.add(other))
+                self._last_ns = max(self._last_ns, self._warps.add(other, share))
             except OverflowError:
                 self._reading.note(Problem(0, "gpu_warp", "holds numbers that are too large to reckon with"))
         elif other["type"] == "loss" and abs(ts_ns) > TIME_LIMIT_NS:
@@ -209,35 +211,26 @@ class _Loading:
         facts = Facts.of(account, header=header, trace_clock=trace_clock, footer=footer)
         self._warps.finish()
         shapes = ShapeTable(tables.shapes)
-        events = self._events.in_order(tables)
+        threads = threads_of(self._events.take("gpu_thread"))
+        matching = Matching()
+        spans = {
+            name: matching.match(self._events.take(name), self._events.shapes_of(name)) for name in GROUPS
+        }
         here = header.get("start", {}).get(f"{trace_clock}_ns")
-        first_ns = [*events.ts_ns[:1].tolist()]
-        first_ns += [] if self._warps.first_ns is None else [self._warps.first_ns]
-        facts.start_ns = here if isinstance(here, int) else min(first_ns, default=0)
-        facts.end_ns = max(self._last_ns, facts.start_ns)
-        layers = _layers(events, tables, shapes, facts)
+        first_ns = [self._first_ns, self._warps.first_ns]
+        facts.start_ns = here if isinstance(here, int) else min((ns for ns in first_ns if ns is not None), default=0)
+        lasts_ns = [self._last_ns, facts.start_ns, *threads.end_ns[-1:].tolist()]
+        facts.end_ns = max([*lasts_ns, *(one.last_ns for one in spans.values() if one.last_ns is not None)])
+        for one in spans.values():
+            one.finish(facts.end_ns)
+        facts.outcomes = matching.outcomes
+        layers = {name: Layer(**one.columns) for name, one in spans.items()} | {"gpu_thread": threads}
+        layers |= streams_and_copies(layers["transfer"], shapes)
         return Run(facts, layers, shapes, ArgsTable(tables), self._warps, self._losses)
 
 
 def _no_time(ts_ns: int) -> Problem:
     return Problem(0, "ts_ns", f"{ts_ns} is no time of a recording")
-
-
-def _layers(events: TraceColumns, tables: Tables, shapes: ShapeTable, facts: Facts) -> dict[str, Layer]:
-    """The layers of events in order; `facts` become those of them too."""
-    alone = shapes.frames[events.shape] == _THREADS
-    threads = threads_of(events.take(alone) if alone.any() else events.take(slice(0, 0)))
-    if alone.any():
-        events = events.take(~alone)
-    spans = Spans(tables.shapes, len(events))
-    spans.match(events)
-    lasts_ns = [spans.last_ns, *threads.end_ns[-1:].tolist()]
-    facts.end_ns = max([facts.end_ns, *(ns for ns in lasts_ns if ns is not None)])
-    # Neither is asked for any more.
-    events.ts_ns = events.dur_ns = np.empty(0, np.int64)
-    spans.finish(facts.end_ns, events.shape)
-    facts.outcomes = spans.outcomes
-    return layers_of(spans, events, shapes) | {"gpu_thread": threads}
 
 
 def load_run(

@@ -11,6 +11,8 @@ from tracepipe.reports.frames.libraries import np, pl
 
 # Which frame an event goes to.
 FRAMES = ("userspace", "syscall", "kernel", "scheduler", "memory", "transfer", "gpu_kernel", "gpu_thread")
+GROUPS = tuple(name for name in FRAMES if name not in ("gpu_kernel", "gpu_thread"))
+"""Those whose events nest, by the group that they nest in."""
 _CODES = {name: code for code, name in enumerate(FRAMES)}
 _NO_FRAME = len(FRAMES)
 
@@ -51,7 +53,7 @@ class ShapeTable:
 
     def __init__(self, shapes: Sequence[Shape | None]) -> None:
         self.shapes = shapes
-        self.frames: Bytes = np.array([_frame_of(shape) for shape in shapes], np.uint8)
+        self.frames: Bytes = np.array([frame_of(shape) for shape in shapes], np.uint8)
         """The place in `FRAMES` of each shape's events."""
         self.has_launch = np.array([shape is not None and shape.has_launch for shape in shapes], np.bool_)
         self._columns: dict[str, pl.Series] = {}
@@ -81,7 +83,14 @@ class ShapeTable:
         return {(shape.pid, shape.tid): shape.comm or "" for shape in named}
 
 
-def _frame_of(shape: Shape | None) -> int:
+def frame_of(shape: Shape | None) -> int:
+    """The place in `FRAMES` of a shape's events."""
     if shape is None:
         return _NO_FRAME
     return _CODES[shape.type if shape.on_stream or shape.row is None else shape.drawn_layer]
+
+
+def group_of(shape: Shape | None) -> int:
+    """The place in `FRAMES` of the group that nests together: copies on a stream nest with its kernels."""
+    frame = frame_of(shape)
+    return _CODES["transfer"] if frame == _CODES["gpu_kernel"] else frame

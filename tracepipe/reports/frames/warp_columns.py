@@ -15,13 +15,19 @@ WARP_LANES = 32
 FULL_MASK = (1 << WARP_LANES) - 1
 _LARGEST_NS = 1 << 61
 # As narrow as the columns of the frame.
-_ALWAYS = {
-    "warp": "int64", "entry_ns": "int64", "first_exit_ns": "int64", "last_exit_ns": "int64", "exits": "int32",
-    "batch": "int32",
-}  # fmt: skip
 _NARROW = {"sm": "int32", "slot": "int32", "entry_mask": "uint32"}
-_OPTIONAL = {**_NARROW, "cycles": "int64"}
-"""What not every batch has."""
+_KINDS = {
+    "warp": "int64", "entry_ns": "int64", "last_exit_ns": "int64", "first_exit_ns": "int64", "exits": "int32",
+    "cycles": "int64", **_NARROW,
+}  # fmt: skip
+_ALWAYS = ("warp", "entry_ns", "last_exit_ns")
+_OPTIONAL = ("cycles", *_NARROW)
+"""What not every batch has. Without `exits` each warp left once, and `first_exit_ns` is its last."""
+_OF_LAUNCH = ("launch", "name", "gpu", "stream", "pid", "grid", "block", "warps_per_block", "bound_ns")
+"""What all warps of a batch share."""
+_IN_ORDER = (
+    "warp", "entry_ns", "first_exit_ns", "last_exit_ns", "exits", "cycles", "sm", "slot", "entry_mask"
+)  # fmt: skip
 _EXITS = {"warp_row": "int64", "exit_ns": "int64", "mask": "int64"}
 
 
@@ -33,63 +39,66 @@ class WarpTable:
         self._batches: list[dict[str, Any]] = []
         self._columns: dict[str, Any] = {}
         self._exits: dict[str, Any] = {}
-        self._growing = {name: Growing(dtype) for name, dtype in (_ALWAYS | _OPTIONAL).items()}
+        self._growing = {name: Growing(_KINDS[name]) for name in _ALWAYS}
         self._growing_exits = {name: Growing(dtype) for name, dtype in _EXITS.items()}
+        self._count = 0
         self.first_ns: int | None = None
         """The first entry of a warp."""
 
     def __len__(self) -> int:
-        return self._growing["warp"].count if self._growing else len(self._columns["warp"])
+        return self._count
 
-    def add(self, warps: PlacedWarps) -> int:
-        """Take one batch; returns the end of its last warp. Raises OverflowError on too large numbers."""
-        count, after_ns = len(warps), warps.exit_ns
-        if (
-            count
-            and max(int(warps.entry_ns.max()), int(after_ns.max(initial=0)), abs(warps.ts_ns)) > _LARGEST_NS
-        ):
-            raise OverflowError
-        for name, dtype in _NARROW.items():
-            values = getattr(warps, name)
-            if values is not None and count and int(values.max()) > np.iinfo(dtype).max:
-                raise OverflowError
-        exits = np.ones(count, np.int64) if warps.exit_count is None else warps.exit_count
-        first, left = warps.first_exits(), exits > 0
+    def add(self, warps: PlacedWarps, share: float) -> int:
+        """Take one batch; returns the end of its last warp. `share` is how much of the input has been read.
+
+        Raises OverflowError on too large numbers.
+        """
+        _check(warps)
         entry_ns = warps.entry_ns + warps.ts_ns
-        # A warp's exits stand one after the other, so that its first place to the next warp's is its range.
-        first_ns, last_ns = (
-            np.where(left, entry_ns + _reduced(reduce, after_ns, first, left), -1)
-            for reduce in (np.minimum, np.maximum)
-        )
-        cycles = None if warps.exit_clk is None else _reduced(np.maximum, warps.exit_clk, first, left)
-        optional = {name: getattr(warps, name) for name in _NARROW} | {"cycles": cycles}
-        self._add_exits(warps, exits, entry_ns)
-        always = (warps.warp, entry_ns, first_ns, last_ns, exits, len(self._batches))
-        for name, values in (*zip(_ALWAYS, always, strict=True), *optional.items()):
-            self._growing[name].extend(0 if values is None else values, count)
-        lacks = [name for name, values in optional.items() if values is None]
+        first_ns, last_ns = _first_and_last(warps, entry_ns)
+        self._add_exits(warps, entry_ns, share)
+        values: dict[str, Any] = {"warp": warps.warp, "entry_ns": entry_ns, "last_exit_ns": last_ns}
+        values |= {name: getattr(warps, name) for name in _NARROW}
+        values["cycles"] = None if warps.exit_clk is None else warps.last_of_exits(warps.exit_clk).clip(0)
+        if warps.exit_count is not None or "exits" in self._growing:
+            values["exits"] = 1 if warps.exit_count is None else warps.exit_count
+            values["first_exit_ns"] = first_ns
+        self._put(values, len(warps), share)
+        lacks = {name for name in _OPTIONAL if values[name] is None}
         # On its own clock a time is as right as it was recorded.
         bound_ns = None if warps.clock == self._trace_clock else warps.bound_ns
-        self._batches.append(_launch(warps) | {"bound_ns": bound_ns, "lacks": lacks})
-        if count:
+        self._batches.append(_launch(warps) | {"bound_ns": bound_ns, "warps": len(warps), "lacks": lacks})
+        if len(warps):
             began_ns = int(entry_ns.min())
             self.first_ns = began_ns if self.first_ns is None else min(began_ns, self.first_ns)
         return int(max(entry_ns.max(initial=warps.ts_ns), last_ns.max(initial=warps.ts_ns)))
 
-    def _add_exits(self, warps: PlacedWarps, exits: Int64s, entry_ns: Int64s) -> None:
+    def _put(self, values: dict[str, Any], count: int, share: float) -> None:
+        """Add the columns of a batch; None where it lacks one."""
+        for name, column in values.items():
+            if name not in self._growing and column is not None:
+                late = self._growing[name] = Growing(_KINDS[name])
+                before = {"exits": 1, "first_exit_ns": self._growing["last_exit_ns"].so_far(self._count)}
+                late.extend(before.get(name, 0), self._count, share)
+            if name in self._growing:
+                self._growing[name].extend(0 if column is None else column, count, share)
+        self._count += count
+
+    def _add_exits(self, warps: PlacedWarps, entry_ns: Int64s, share: float) -> None:
         """Keep the exits of warps that left in several steps, or not with all their lanes."""
+        exits = np.ones(len(warps), np.int64) if warps.exit_count is None else warps.exit_count
         masks, several = warps.exit_mask, exits > 1
         if masks is not None:
-            one = _reduced(np.maximum, masks, warps.first_exits(), exits > 0)
+            one = warps.last_of_exits(masks)
             several = several | ((exits == 1) & (one != FULL_MASK))
         if not several.any():
             return
         of_exit = np.repeat(np.arange(len(exits)), exits)
         kept = several[of_exit]
-        values = (of_exit[kept] + len(self), (entry_ns[of_exit] + warps.exit_ns)[kept])
+        values = (of_exit[kept] + self._count, (entry_ns[of_exit] + warps.exit_ns)[kept])
         mask = -1 if masks is None else masks[kept]
         for name, part in zip(_EXITS, (*values, mask), strict=True):
-            self._growing_exits[name].extend(part, int(kept.sum()))
+            self._growing_exits[name].extend(part, int(kept.sum()), share)
 
     def finish(self) -> None:
         """No batch comes any more."""
@@ -99,9 +108,8 @@ class WarpTable:
 
     def stays_ns(self) -> Int64s:
         """How long each warp was there that left."""
-        left = self._columns["exits"] > 0
-        stays_ns: Int64s = (self._columns["last_exit_ns"] - self._columns["entry_ns"])[left]
-        return stays_ns
+        stays_ns: Int64s = self._columns["last_exit_ns"] - self._columns["entry_ns"]
+        return stays_ns[self._columns["exits"] > 0] if "exits" in self._columns else stays_ns
 
     def warps(self) -> pl.DataFrame:
         """A row for each warp, in the order of the file.
@@ -111,38 +119,37 @@ class WarpTable:
         where not recorded. entry_ns; first_exit_ns, last_exit_ns: null for a warp that was running when the
         record ended. exits: how many. cycles: of the SM's clock from entry to the last exit.
         """
-        batch = self._series("batch")
-        each = [self._series(name) for name in _ALWAYS if name != "batch"] + [
-            self._known(name, batch) for name in ("cycles", *_NARROW)
-        ]
+        sizes = [batch["warps"] for batch in self._batches]
+        batch = pl.Series(np.repeat(np.arange(len(sizes), dtype=np.int32), sizes))
         launches = pl.DataFrame(
-            {
-                name: series(name, [batch[name] for batch in self._batches], dtype)
-                for name, dtype in _launch_schema().items()
-            }
+            [series(name, [batch[name] for batch in self._batches], _launch_type(name)) for name in _OF_LAUNCH]
         )
-        whole = pl.concat([launches[batch], pl.DataFrame(each)], how="horizontal")
-        left = pl.col("exits") > 0
+        each = pl.DataFrame([self._column(name, batch) for name in _IN_ORDER])
+        whole = pl.concat([launches[batch], each], how="horizontal")
         known = pl.when(pl.col("warps_per_block") > 0)
         return whole.with_columns(
-            pl.when(left).then("first_exit_ns").alias("first_exit_ns"),
-            pl.when(left).then("last_exit_ns").alias("last_exit_ns"),
             known.then(pl.col("warp") // pl.col("warps_per_block")).alias("block_index"),
             known.then(pl.col("warp") % pl.col("warps_per_block")).alias("warp_in_block"),
         )
 
-    def _series(self, name: str) -> pl.Series:
-        """A column, which is one and the same for numpy from here on."""
+    def _column(self, name: str, batch: pl.Series) -> pl.Series:
+        """A column of the frame, null where it is not known."""
+        if name == "exits" and name not in self._columns:
+            return pl.repeat(1, self._count, dtype=pl.Int32(), eager=True).alias(name)
+        if name == "first_exit_ns" and name not in self._columns:
+            return self._column("last_exit_ns", batch).alias(name)
+        lacks = [name in one["lacks"] for one in self._batches]
+        if name not in self._columns:
+            dtype = {"cycles": pl.Int64(), "entry_mask": pl.UInt32()}.get(name, pl.Int32())
+            return pl.repeat(None, self._count, dtype=dtype, eager=True).alias(name)
+        # From here on it is one and the same for numpy.
         made = pl.Series(name, self._columns[name])
         self._columns[name] = made.to_numpy()
+        if any(lacks):
+            return where(pl.Series(lacks).gather(batch).not_(), made)
+        if name.endswith("_exit_ns") and "exits" in self._columns:
+            return where(self._columns["exits"] > 0, made)
         return made
-
-    def _known(self, name: str, batch: pl.Series) -> pl.Series:
-        """A column that some batches lack; null there."""
-        lacks = [name in one["lacks"] for one in self._batches]
-        if not any(lacks):
-            return self._series(name)
-        return where(pl.Series(lacks).gather(batch).not_(), self._series(name))
 
     def exits(self) -> pl.DataFrame:
         """A row for each exit of warps with several, or one of not all lanes: warp_row (in `warps`), exit_ns,
@@ -152,25 +159,41 @@ class WarpTable:
         return frame.with_columns(pl.when(pl.col("mask") >= 0).then("mask").alias("mask"))
 
 
-def _reduced(reduce: Any, values: Int64s, first: Int64s, left: Any) -> Int64s:
-    """The least or the largest of each warp's values; of a warp without any, 0."""
-    out = np.zeros(len(first), np.int64)
+def _check(warps: PlacedWarps) -> None:
+    """Raises OverflowError on numbers that columns cannot hold."""
+    longest_ns = int(warps.entry_ns.max(initial=0)), int(warps.exit_ns.max(initial=0))
+    if len(warps) and max(*longest_ns, abs(warps.ts_ns)) > _LARGEST_NS:
+        raise OverflowError
+    for name, dtype in _NARROW.items():
+        values = getattr(warps, name)
+        if values is not None and int(values.max(initial=0)) > np.iinfo(dtype).max:
+            raise OverflowError
+
+
+def _first_and_last(warps: PlacedWarps, entry_ns: Int64s) -> tuple[Int64s, Int64s]:
+    """The first and the last exit of each warp, -1 without any."""
+    if warps.exit_count is None:
+        at_ns = entry_ns + warps.exit_ns
+        return at_ns, at_ns
+    first_ns = last_ns = np.full(len(warps), -1, np.int64)
+    left = warps.exit_count > 0
     if left.any():
-        out[left] = reduce.reduceat(values, first[left])
-    return out
+        # A warp's exits stand one after the other, so that its first place to the next warp's is its range.
+        places = warps.first_exits()[left]
+        first_ns, last_ns = first_ns.copy(), last_ns.copy()
+        first_ns[left] = entry_ns[left] + np.minimum.reduceat(warps.exit_ns, places)
+        last_ns[left] = entry_ns[left] + np.maximum.reduceat(warps.exit_ns, places)
+    return first_ns, last_ns
 
 
-def _launch_schema() -> dict[str, Any]:
-    number = pl.Int64()
-    return {
-        "launch": pl.UInt64(), "name": pl.String(), "gpu": number, "stream": number, "pid": number,
-        "grid": three(), "block": three(), "warps_per_block": number, "bound_ns": number,
-    }  # fmt: skip
+def _launch_type(name: str) -> Any:
+    own = {"launch": pl.UInt64(), "name": pl.String(), "grid": three(), "block": three()}
+    return own.get(name, pl.Int64())
 
 
 def _launch(warps: PlacedWarps) -> Record:
     """What all warps of a batch share."""
-    launch = {name: warps.launched.get(name) for name in _launch_schema()}
+    launch = {name: warps.launched.get(name) for name in _OF_LAUNCH}
     block = launch["block"]
     if block:
         launch["warps_per_block"] = -(-block[0] * block[1] * block[2] // WARP_LANES)

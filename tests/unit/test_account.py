@@ -1,0 +1,66 @@
+"""What is counted of a recording, whatever is drawn of it; and of launches, how many are remembered."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tracepipe.converters import CONVERTERS
+from tracepipe.event import launches
+from tracepipe.event.launches import Launches
+from tracepipe.event.model import new_header
+from tracepipe.layout import LayoutOptions
+from tracepipe.recording.account import Account
+from tracepipe.recording.convert import Conversion, ConvertOptions
+
+
+def account_of(folder: Path, *records: Any, options: LayoutOptions | None = None) -> Account:
+    """What is found in a file of these records when it is converted."""
+    path = folder / "recording.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in (new_header(), *records)))
+    chosen = ConvertOptions(layout=options or LayoutOptions())
+    return Conversion(str(path), CONVERTERS["text"], chosen).run(io.BytesIO())
+
+
+@pytest.mark.usefixtures("core")
+def test_losses_are_counted_by_their_layer_if_that_is_known(tmp_path: Path) -> None:
+    losses: list[dict[str, Any]] = [{"type": "loss", "count": ts_ns, "ts_ns": ts_ns} for ts_ns in (3, 4, 5)]
+    losses[2]["layer"] = "syscall"
+    assert account_of(tmp_path, *losses).losses == {"unknown layer": 7, "syscall": 5}
+
+
+@pytest.mark.usefixtures("core")
+@pytest.mark.parametrize("split", [False, True])
+def test_events_after_the_footer_are_counted_in_its_batch_and_in_later_ones(
+    split: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if split:
+        monkeypatch.setattr("tracepipe.readers.tracepipe1.CHUNK_BYTES", 64)
+    event = {"type": "userspace", "name": "f", "phase": "I", "pid": 1, "tid": 1}
+    footer = {"type": "footer", "counts": {"userspace": 3}, "losses": {}}
+    account = account_of(tmp_path, event | {"ts_ns": 1}, footer, event | {"ts_ns": 2}, event | {"ts_ns": 3})
+    assert account.notes == ["2 records stand after the footer"]
+
+
+@pytest.mark.usefixtures("core")
+@pytest.mark.parametrize("warp_tracks", ["auto", "sm", "off"])
+def test_warps_are_counted_even_where_none_is_drawn(warp_tracks: str, tmp_path: Path) -> None:
+    warps = {"type": "gpu_warp", "name": "k", "ts_ns": 100, "warp": [0, 1, 2], "entry_ns": [0, 1, 2]}
+    options = LayoutOptions(warp_tracks)
+    account = account_of(tmp_path, warps | {"exit_ns": [5, 5, 5]}, options=options)
+    assert account.counts == {"gpu_warp": 3}
+
+
+def test_remembered_launches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launches, "LAUNCHES_MAX", 10)
+    known = Launches()
+    for launch in range(200):
+        known.call(launch, launch)
+        known.kernel(launch + 999, launch, 0)
+    tables = [table for table in vars(known).values() if isinstance(table, dict)]
+    assert tables
+    assert {len(table) for table in tables} == {10}

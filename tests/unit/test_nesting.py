@@ -1,0 +1,397 @@
+"""Begins meet ends: rows, slices around slices, arrows, and the launches of both implementations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.cores import running
+from tracepipe.event.columns import NONE, TraceColumns, event_columns, signed
+from tracepipe.event.launches import LAUNCHES_MAX, Early
+from tracepipe.event.native_nesting import NativeNesting, OpColumns
+from tracepipe.event.nesting import (
+    BEGIN,
+    BESIDE_MAX,
+    DEPTH_MAX,
+    END,
+    FROM_DURATION,
+    GIVES_ALL,
+    GIVES_IOCTLS,
+    INSTANT,
+    NO_BEGIN,
+    NO_MARK,
+    NO_ROW,
+    UNCLOSED,
+    Nesting,
+    Op,
+    ShapeRow,
+    op_of,
+)
+from tracepipe.event.outcomes import Outcomes
+from tracepipe.native import library
+
+IOCTL, F, G = range(3)
+AnyNesting = Nesting | NativeNesting
+
+
+def new_nesting() -> AnyNesting:
+    core = library()
+    return Nesting(IOCTL) if core is None else NativeNesting(core, IOCTL)
+
+
+def taken(nesting: AnyNesting) -> list[Op]:
+    """The operations since the last call, in the order in which they were made."""
+    ops = nesting.take_ops()
+    return [ops.op(at) for at in range(ops.count)] if isinstance(ops, OpColumns) else list(ops)
+
+
+class Bench:
+    """A nesting that is given events one by one: phase, time, and what else there is."""
+
+    def __init__(self) -> None:
+        self.nesting = new_nesting()
+        self._shapes: dict[ShapeRow, int] = {}
+
+    def row(self, on_stream: bool = False) -> int:
+        return self.nesting.add_row(on_stream)
+
+    def add(self, row: int, *events: tuple[str, int] | tuple[str, int, dict[str, int]]) -> None:
+        """Events of one row: `("B", 5)`, `("X", 5, {"dur": 3, "name": G, "launch": 4, "asks": 1, "bound": 9})`."""
+        rows, bounds = [], []
+        for phase, ts_ns, *more in events:
+            given: dict[str, int] = more[0] if more else {}  # type: ignore[assignment]
+            shape = ShapeRow(
+                row, given.get("name", F), phase, bool(given.get("asks")), "dur" in given, "launch" in given
+            )
+            number = self._shapes.setdefault(shape, len(self._shapes))
+            self.nesting.set_shape(number, shape)
+            launch = signed(given.get("launch", 0))
+            rows.append((ts_ns, number, NONE, given.get("dur", 0), launch, None))
+            bounds.append(given.get("bound", 0))
+        columns = event_columns(rows)
+        trace = TraceColumns(columns.ts_ns, columns.shape, columns.args, columns.dur_ns, columns.launch)
+        trace.bound_ns = np.array(bounds, np.int64)
+        self.nesting.events(trace, 0, len(rows))
+
+    def taken(self) -> list[Op]:
+        return taken(self.nesting)
+
+
+def short(ops: Sequence[Op]) -> list[tuple[Any, ...]]:
+    """Kind, row, time, mark, number of the slice, slice around it."""
+    return [(op[0], op[1], op[2], op[5], op[8], op[9]) for op in ops]
+
+
+pytestmark = pytest.mark.usefixtures("core")
+
+
+def test_slices_are_numbered_and_know_what_is_around_them() -> None:
+    bench = Bench()
+    row = bench.row()
+    bench.add(row, ("B", 1), ("B", 2, {"name": G}), ("I", 3), ("E", 4, {"name": G}), ("E", 5))
+    bench.add(row, ("X", 6, {"dur": 4}), ("X", 7, {"dur": 1}), ("I", 8), ("I", 11))
+    assert short(bench.taken()) == [
+        (BEGIN, row, 1, NO_MARK, 0, NONE),
+        (BEGIN, row, 2, NO_MARK, 1, 0),
+        (INSTANT, row, 3, NO_MARK, NONE, 1),
+        (END, row, 4, NO_MARK, 1, NONE),
+        (END, row, 5, NO_MARK, 0, NONE),
+        (BEGIN, row, 6, NO_MARK, 2, NONE),
+        (END, row, 10, NO_MARK, 2, NONE),
+        (BEGIN, row, 7, NO_MARK, 3, 2),
+        (END, row, 8, NO_MARK, 3, NONE),
+        (INSTANT, row, 8, NO_MARK, NONE, 2),
+        (INSTANT, row, 11, NO_MARK, NONE, NONE),
+    ]
+
+
+def test_operations_name_their_events() -> None:
+    bench = Bench()
+    row = bench.row()
+    bench.add(row, ("B", 1), ("B", 2, {"name": G}), ("E", 5), ("X", 6, {"dur": 2}), ("E", 7, {"name": G}))
+    # The end that a caller's end makes, and that of a whole slice, are of no event.
+    assert [(op[0], op[3], op[4]) for op in bench.taken()] == [
+        (BEGIN, F, 0), (BEGIN, G, 1), (END, G, NONE), (END, F, 2), (BEGIN, F, 3), (END, F, NONE), (INSTANT, G, 4),
+    ]  # fmt: skip
+
+
+def test_a_part_of_the_events_may_be_nested() -> None:
+    bench = Bench()
+    row = bench.row()
+    bench.add(row, ("I", 0))
+    bench.taken()
+    columns = event_columns([(ns, 0, NONE, 0, 0, None) for ns in range(10)])
+    trace = TraceColumns(columns.ts_ns, columns.shape, columns.args, columns.dur_ns, columns.launch)
+    bench.nesting.events(trace, 3, 6)
+    bench.nesting.add(op_of(INSTANT, row, 77, G, -5))
+    bench.nesting.events(trace, 8, 9)
+    assert [(op[2], op[4]) for op in bench.taken()] == [(3, 3), (4, 4), (5, 5), (77, -5), (8, 8)]
+
+
+def test_an_end_finds_its_begin_beside_its_row() -> None:
+    bench = Bench()
+    row = bench.row()
+    bench.add(row, ("X", 10, {"dur": 50}), ("B", 20, {"name": G}), ("E", 90, {"name": G}))
+    beside = row + 1
+    assert short(bench.taken())[2:] == [
+        (BEGIN, beside, 20, NO_MARK, 1, NONE),
+        (END, beside, 90, NO_MARK, 1, NONE),
+    ]
+    assert bench.nesting.base(beside) == row
+    assert bench.nesting.row_count == 2
+    assert bench.nesting.outcomes == Outcomes(overlaps=1)
+
+
+def test_an_end_is_rather_that_of_an_innermost_call() -> None:
+    bench = Bench()
+    row = bench.row()
+    # Late, the third begins beside the row, on which a call of its name is open below another.
+    bench.add(row, ("B", 5), ("B", 6, {"name": G}), ("B", 4), ("E", 9))
+    assert [(op[0], op[1]) for op in bench.taken()] == [(BEGIN, row)] * 2 + [(BEGIN, row + 1), (END, row + 1)]
+    bench.add(row, ("E", 10))
+    assert short(bench.taken()) == [(END, row, 10, UNCLOSED, 1, NONE), (END, row, 10, NO_MARK, 0, NONE)]
+
+
+def test_what_does_not_fit_anywhere_is_on_no_row_and_has_a_number() -> None:
+    bench = Bench()
+    row = bench.row()
+    bench.add(row, *(("X", at, {"dur": 1_000}) for at in range(BESIDE_MAX + 3)))
+    ops = bench.taken()
+    assert bench.nesting.outcomes == Outcomes(overlaps=BESIDE_MAX + 2, undrawn=2)
+    assert bench.nesting.row_count == BESIDE_MAX + 1
+    assert [op[1] for op in ops][-4:] == [NO_ROW] * 4
+    assert [op[8] for op in ops[::2]] == list(range(BESIDE_MAX + 3))
+    # Begins and ends of what is not drawn: the end has nothing to find.
+    bench.add(row, ("B", 500, {"name": G}), ("E", 600, {"name": G}))
+    assert [(op[0], op[1], op[5]) for op in bench.taken()] == [
+        (BEGIN, NO_ROW, NO_MARK),
+        (INSTANT, row, NO_BEGIN),
+    ]
+
+
+def test_a_row_is_as_deep_as_perfetto_shows_and_its_ends_come_back() -> None:
+    bench = Bench()
+    row, deep = bench.row(), DEPTH_MAX + 3
+    bench.add(row, *(("B", at) for at in range(deep)), *(("E", 10_000 + at) for at in range(deep)))
+    begins, ends = bench.taken()[:deep], bench.taken()
+    assert ends == []
+    assert [op[1] for op in begins] == [row] * DEPTH_MAX + [row + 1] * 3
+    assert bench.nesting.outcomes == Outcomes(overlaps=3)
+
+
+def test_the_ends_of_calls_beside_a_full_row_come_first() -> None:
+    bench = Bench()
+    row, deep = bench.row(), DEPTH_MAX + 3
+    bench.add(row, *(("B", at) for at in range(deep)))
+    bench.taken()
+    bench.add(row, *(("E", 10_000 + at) for at in range(deep)))
+    assert [op[8] for op in bench.taken()] == [*range(deep - 1, DEPTH_MAX - 1, -1), *range(DEPTH_MAX - 1, -1, -1)]
+
+
+def test_an_end_with_a_duration_is_a_slice_and_never_ends_before_it_begins() -> None:
+    bench = Bench()
+    row = bench.row()
+    bench.add(row, ("E", 50, {"dur": 20}), ("E", 60, {"dur": 100, "name": G}))
+    assert short(bench.taken())[::2] == [
+        (BEGIN, row, 30, FROM_DURATION, 0, NONE),
+        (BEGIN, row + 1, 0, FROM_DURATION, 1, NONE),
+    ]
+    # Before time zero, where an assumed offset may place it.
+    early = bench.row()
+    bench.add(early, ("E", -50, {"dur": 20}))
+    assert [(op[0], op[2]) for op in bench.taken()] == [(BEGIN, -50), (END, -50)]
+
+
+def test_what_is_open_at_the_end_is_closed_innermost_first_and_marked() -> None:
+    bench = Bench()
+    row = bench.row()
+    bench.add(row, ("B", 1), ("B", 8, {"name": G}), ("B", 5, {"name": G}))
+    bench.taken()
+    bench.nesting.close(row, 3)
+    # Never before the last begin of its row.
+    assert short(bench.taken()) == [
+        (END, row, 8, UNCLOSED, 1, NONE),
+        (END, row, 8, UNCLOSED, 0, NONE),
+        (END, row + 1, 5, UNCLOSED, 2, NONE),
+    ]
+    assert bench.nesting.outcomes == Outcomes(unclosed=3, overlaps=1)
+    bench.nesting.close(row, 9)
+    assert bench.taken() == []
+
+
+def test_slices_of_others_take_room_beside_a_row() -> None:
+    nesting = new_nesting()
+    row = nesting.add_row()
+    assert nesting.beside(row, 10, 20) == row + 1
+    assert nesting.beside(row, 12, 18) == row + 1  # inside the first
+    assert nesting.beside(row, 12, 30) == row + 2
+    assert nesting.beside(row, 30, 40) == row + 1
+    assert (nesting.base(row), nesting.base(row + 1), nesting.base(row + 2)) == (NO_ROW, row, row)
+    found = [nesting.beside(row, 50, 1_000 + at) for at in range(BESIDE_MAX + 1)]
+    assert found == [*range(row + 1, row + 1 + BESIDE_MAX), NO_ROW]
+    assert nesting.row_count == BESIDE_MAX + 1
+    assert nesting.outcomes.undrawn == 1
+
+
+# Arrows ------------------------------------------------------------------------------------------------
+
+
+def layers() -> tuple[Bench, int, int, int]:
+    """A thread's calls, system calls and driver functions."""
+    bench = Bench()
+    calls, system_calls, driver = bench.row(), bench.row(), bench.row()
+    bench.nesting.set_above(calls, NO_ROW, NO_ROW, GIVES_ALL)
+    bench.nesting.set_above(system_calls, calls, NO_ROW, GIVES_IOCTLS)
+    bench.nesting.set_above(driver, system_calls, calls, 0)
+    return bench, calls, system_calls, driver
+
+
+def flows(ops: Sequence[Op]) -> list[tuple[int, int]]:
+    return [(op[6], op[7]) for op in ops if op[0] != END]
+
+
+def test_the_nearer_layer_is_the_cause_unless_it_is_no_ioctl() -> None:
+    bench, calls, system_calls, driver = layers()
+    asks = {"asks": 1}
+    bench.add(calls, ("B", 1))
+    bench.add(system_calls, ("B", 2, {"name": IOCTL, "asks": 1}))
+    bench.add(driver, ("B", 3, asks), ("I", 4, asks), ("E", 5, asks))
+    assert flows(bench.taken()) == [(-1, 0), (1, 0), (1, 0), (0, 0)]
+    bench, calls, system_calls, driver = layers()
+    bench.add(calls, ("B", 1))
+    bench.add(system_calls, ("B", 2, {"name": G}))
+    bench.add(driver, ("I", 3, asks))
+    assert flows(bench.taken()) == [(-1, 0), (0, 0), (1, 0)]
+
+
+def test_a_call_that_may_be_asked_later_gets_its_arrow_while_it_is_at_hand() -> None:
+    bench, calls, system_calls, driver = layers()
+    bench.add(calls, ("B", 1))
+    bench.add(system_calls, ("B", 2, {"name": IOCTL}), ("B", 3, {"name": G}))
+    bench.nesting.settle()
+    assert flows(bench.taken()) == [(-1, 0), (-3, 0), (0, 0)]
+    bench.nesting.settle()
+    bench.add(driver, ("I", 9, {"asks": 1}))
+    # `G` is no ioctl, so the call above it is the cause.
+    assert flows(bench.taken()) == [(1, 0)]
+
+
+def test_an_arrow_that_begins_where_another_does_stands_beside_it() -> None:
+    bench, calls, system_calls, _ = layers()
+    bench.add(calls, ("B", 1, {"launch": 7}))
+    bench.add(system_calls, ("I", 2, {"name": IOCTL, "asks": 1}))
+    assert flows(bench.taken()) == [(-2, -1), (1, 0)]
+
+
+def test_a_kernel_goes_on_where_its_launch_began() -> None:
+    bench = Bench()
+    calls, stream = bench.row(), bench.row(on_stream=True)
+    bench.add(calls, ("X", 1, {"dur": 1, "launch": (1 << 64) - 1}))
+    bench.add(stream, ("X", 5, {"dur": 1, "launch": (1 << 64) - 1}), ("I", 6, {"launch": 3}), ("B", 7, {"launch": 4}))
+    assert flows(bench.taken()) == [(-2, 0), (2, 0), (0, 0), (-4, 0)]
+
+
+def test_a_kernel_before_its_call_is_said_once() -> None:
+    bench = Bench()
+    calls, stream = bench.row(), bench.row(on_stream=True)
+    bench.add(stream, ("B", 5, {"launch": 9, "bound": 2}), ("B", 6, {"launch": 8, "bound": 20}))
+    bench.add(calls, *(("B", 10, {"launch": launch}) for launch in (9, 8, 9)))
+    assert bench.nesting.early() == [Early(9, 5, 2, 10)]
+    assert bench.nesting.early() == []
+    assert bench.nesting.outcomes.causality == 1
+
+
+def test_the_arrow_of_warps_ends_at_a_kernel_if_there_is_one() -> None:
+    nesting = new_nesting()
+    assert nesting.warps(1, 10, 0, True, False) == 0  # only counted: it holds the launch against its call
+    assert nesting.warps(2, 10, 0, True, True) == -2
+    assert nesting.warps(2, 20, 0, True, True) == 0
+    assert nesting.warps(3, 10, 0, False, True) == 0
+    bench = Bench()
+    calls = bench.row()
+    bench.add(calls, ("B", 5, {"launch": 4}))
+    assert bench.nesting.warps(4, 9, 0, False, True) == 2
+
+
+def test_remembered_launches_are_bounded() -> None:
+    bench = Bench()
+    calls, stream = bench.row(), bench.row(on_stream=True)
+    bench.add(calls, *(("I", launch) for launch in range(3)))
+    rows = [(launch, 0, NONE, 0, launch, None) for launch in range(LAUNCHES_MAX + 2)]
+    columns = event_columns(rows)
+    bench.nesting.set_shape(0, ShapeRow(calls, F, "X", False, True, True))
+    trace = TraceColumns(columns.ts_ns, columns.shape, columns.args, columns.dur_ns, columns.launch)
+    bench.nesting.events(trace, 0, len(rows))
+    bench.taken()
+    after = len(rows) + 9
+    bench.add(stream, *(("X", after, {"launch": launch, "dur": 0}) for launch in (2, len(rows) - 1, 0, 1)))
+    known, newest, forgotten, also = (op[6] for op in bench.taken() if op[0] == BEGIN)
+    # Arrows are numbered 2, 4, …: those of launches that are remembered go on, others start anew.
+    assert (known, newest) == (2 * 3, 2 * len(rows))
+    assert (forgotten, also) == (-2 * (len(rows) + 1), -2 * (len(rows) + 2))
+
+
+# Both -----------------------------------------------------------------------------------------------------
+
+single = st.tuples(
+    st.sampled_from("BBEEIX"),
+    st.integers(0, 4),
+    st.integers(0, 30),
+    st.sampled_from([IOCTL, F, F, G]),
+    st.none() | st.integers(0, 12),
+    st.none() | st.sampled_from([0, 1, 2, (1 << 64) - 1]),
+    st.booleans(),
+    st.sampled_from([0, 0, 5]),
+)
+steps = st.one_of(
+    st.lists(single, max_size=12),
+    st.tuples(st.just("close"), st.integers(0, 4), st.integers(0, 40)),
+    st.tuples(st.just("beside"), st.integers(0, 4), st.integers(0, 30), st.integers(0, 12)),
+    st.tuples(st.just("warps"), st.integers(0, 2), st.integers(0, 30), st.booleans(), st.booleans()),
+    st.tuples(st.just("one"), st.integers(0, 4), single),
+    st.sampled_from(["settle", "take"]),
+)
+
+
+def told(plan: list[Any]) -> list[Any]:
+    """Everything that a nesting says of a plan."""
+    bench, calls, system_calls, driver = layers()
+    bench.row(on_stream=True), bench.row()
+    nesting, said = bench.nesting, []
+    for step in plan:
+        if isinstance(step, list):
+            # Shapes of one batch have numbers of their own.
+            for phase, row, ts_ns, name, dur, launch, asks, bound in step:
+                given = {"name": name, "asks": int(asks), "bound": bound}
+                given |= {} if dur is None and phase != "X" else {"dur": dur or 0}
+                bench.add(row, (phase, ts_ns, given | ({} if launch is None else {"launch": launch})))
+        elif step == "settle":
+            nesting.settle()
+        elif step == "take":
+            said += bench.taken()
+        elif step[0] == "close":
+            nesting.close(*step[1:])
+        elif step[0] == "beside":
+            _, row, ts_ns, dur = step
+            said.append(nesting.beside(row, ts_ns, ts_ns + dur))
+        elif step[0] == "warps":
+            _, launch, ts_ns, may_start, draws = step
+            said.append(nesting.warps(launch, ts_ns, 3, may_start, draws))
+        else:
+            _, row, (phase, _, ts_ns, name, dur, *_) = step
+            nesting.one(row, phase, ts_ns, dur, name, -7)
+        said += nesting.early()
+    said += bench.taken()
+    return [*said, nesting.outcomes, [nesting.base(row) for row in range(nesting.row_count)]]
+
+
+@given(st.lists(steps, max_size=25))
+def test_both_nest_alike(core: str, plan: list[Any]) -> None:
+    with running("pure"):
+        want = told(plan)
+    assert told(plan) == want
