@@ -1,3 +1,88 @@
-"""tracepipe: one timeline from the CUDA call to the warp."""
+"""tracepipe: one timeline from the CUDA call to the warp.
+
+    tracepipe.convert("run.jsonl")              a trace for ui.perfetto.dev, as the command makes it
+    tracepipe.open("run.jsonl")                 its events, one after the other
+    tracepipe.load("run.jsonl")                 its layers as polars frames
+    with tracepipe.capture(["./app"]) as run:   records a command, a process, or this one
+
+docs/api.md has them all. What is not in `__all__` may change. Everything is imported when it is first used.
+"""
+
+from typing import TYPE_CHECKING
+
+from tracepipe.errors import (
+    CaptureUnavailable,
+    ClockError,
+    FormatError,
+    InputError,
+    LibraryMissing,
+    OutputError,
+    TracepipeError,
+)
+
+if TYPE_CHECKING:
+    from tracepipe.api.capture import Capture, capture
+    from tracepipe.api.convert import convert
+    from tracepipe.api.event import Event, Warp, WarpExit
+    from tracepipe.api.load import load
+    from tracepipe.api.open import Events, open
+    from tracepipe.capture.summary import CaptureSummary
+    from tracepipe.event.model import Problem
+    from tracepipe.recording.account import Account
+    from tracepipe.reports.frames.run import Run
 
 __version__ = "0.1.0"
+__all__ = [
+    "Account",
+    "Capture",
+    "CaptureSummary",
+    "CaptureUnavailable",
+    "ClockError",
+    "Event",
+    "Events",
+    "FormatError",
+    "InputError",
+    "LibraryMissing",
+    "OutputError",
+    "Problem",
+    "Run",
+    "TracepipeError",
+    "Warp",
+    "WarpExit",
+    "capture",
+    "convert",
+    "load",
+    "open",
+]
+
+# Name → the module that has it. `capture` is the room itself, which can be called.
+_PLACES = {
+    "Account": "tracepipe.recording.account",
+    "Capture": "tracepipe.api.capture",
+    "CaptureSummary": "tracepipe.capture.summary",
+    "Event": "tracepipe.api.event",
+    "Events": "tracepipe.api.open",
+    "Problem": "tracepipe.event.model",
+    "Run": "tracepipe.reports.frames.run",
+    "Warp": "tracepipe.api.event",
+    "WarpExit": "tracepipe.api.event",
+    "convert": "tracepipe.api.convert",
+    "load": "tracepipe.api.load",
+    "open": "tracepipe.api.open",
+}
+
+if not TYPE_CHECKING:  # a type checker would take every name for one of these
+
+    def __getattr__(name: str) -> object:
+        from importlib import import_module
+
+        if name == "capture":
+            return import_module("tracepipe.capture")
+        if name not in _PLACES:
+            raise AttributeError(f"module 'tracepipe' has no attribute {name!r}", name=name)
+        found = globals()[name] = getattr(import_module(_PLACES[name]), name)
+        return found
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -22,7 +22,6 @@ from tracepipe.cli import convert as cli_convert
 from tracepipe.converters import CONVERTERS
 from tracepipe.errors import CaptureUnavailable
 from tracepipe.readers import READERS
-from tracepipe.recording.convert import ConvertOptions
 from tracepipe.terminal import messages
 
 GPU = "globaltimer:0"
@@ -490,7 +489,7 @@ def test_text_on_a_terminal_is_alone_there(here: Path) -> None:
     with mock.patch.object(messages, "_QUIET_S", 0.0):
         screen, theirs = os.openpty()
         with open(theirs, "w") as tty, mock.patch.multiple(sys, stdout=tty, stderr=tty):
-            cli_convert.convert_file("run.jsonl", "text", "", False, ConvertOptions())
+            cli_convert.convert_file("run.jsonl", "text")
         seen = os.read(screen, 1 << 16).decode()
         os.close(screen)
     assert seen.startswith("trace clock monotonic, start 1000 ns\r\n")

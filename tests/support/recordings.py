@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tracepipe.reports.frames.run import Run, load_run
+if TYPE_CHECKING:
+    from tracepipe.reports.frames.run import Run
 
 GPU_CLOCK = "globaltimer:0"
 HEADER: dict[str, Any] = {
@@ -21,7 +22,7 @@ HEADER: dict[str, Any] = {
 PAIR = {"type": "clock", "clock": GPU_CLOCK, "source_ns": 500_000, "host_lo_ns": 1_990, "host_hi_ns": 2_010}
 """500 000 ns of the GPU's clock are 2 000 ns of the host's, within 10 ns."""
 
-Load = Callable[..., Run]
+Load = Callable[..., "Run"]
 
 
 def event(phase: str, ts_ns: int, name: str, layer: str = "userspace", **fields: Any) -> dict[str, Any]:
@@ -36,6 +37,7 @@ def span(start_ns: int, end_ns: int, name: str, layer: str = "userspace", **fiel
 
 def loader(folder: Path) -> Load:
     """Loads records, or text lines, from a file with a header."""
+    from tracepipe.reports.frames.run import load_run
 
     def load(*records: dict[str, Any] | str, **options: Any) -> Run:
         return load_run(str(write(folder / "run.jsonl", *records)), **options)

@@ -21,8 +21,8 @@ SOURCES = {
 TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in SOURCES.items()}
 
 # Events go one way: capture and readers → event → clocks → layout → converters, reports. What each room may
-# import of the package, itself aside; a name stands for the rooms in it too. The command line puts the rooms
-# together, and may import any.
+# import of the package, itself aside; a name stands for the rooms in it too. The library and the command line
+# put the rooms together; the command line may import any.
 ROOMS: dict[str, set[str]] = {
     "event": {"native"},
     "hooks": set(),
@@ -56,6 +56,8 @@ ROOMS: dict[str, set[str]] = {
     "doctor": {"capture", "hooks", "native"},
     "native": set(),
     "ui": {"recording.compression"},
+    # The library composes the rooms as the command line does, which calls it; it prints nothing.
+    "api": {"event", "capture", "layout", "converters", "recording", "reports.frames"},
     "terminal": {"capture"},
 }  # fmt: skip
 COMPOSING = {"cli", "__main__"}
@@ -168,6 +170,17 @@ def is_format(module: str) -> bool:
     readers = {f"tracepipe.readers.{reader.module}" for reader in READERS.values()}
     writers = {output.writer.partition(":")[0] for output in CONVERTERS.values()}
     return module in readers | writers or (top(module) == "reports" and makes_report(module))
+
+
+def test_no_room_reaches_the_library_by_a_name_in_a_text() -> None:
+    named = {
+        module
+        for module, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and str(node.value).startswith("tracepipe.api.")
+    }
+    # The package has the library's names, and `tracepipe.capture` is a name of a room already.
+    assert named == {"tracepipe", "tracepipe.capture"}
 
 
 def test_only_clocks_makes_trace_times() -> None:

@@ -2,17 +2,20 @@
 
     capture(CaptureRequest(["./vec_add"]), sink, notify=print) → CaptureSummary
 
-Nothing native is imported until an engine starts.
+Nothing native is imported until an engine starts. Called itself, this room is the library's function of the
+same name: `with tracepipe.capture(["./vec_add"], output="run.jsonl") as run`.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import BinaryIO, cast
+from types import ModuleType
+from typing import Any, BinaryIO, cast
 
 from tracepipe.capture.engines.engine import Collector, Engine, Store
-from tracepipe.capture.request import CaptureRequest, Notify
+from tracepipe.capture.request import CaptureRequest, Control, Notify
 from tracepipe.capture.summary import CaptureSummary
 from tracepipe.errors import CaptureUnavailable, TracepipeError
 
@@ -38,13 +41,19 @@ ENGINES: dict[str, Callable[[], Engine]] = {
 
 
 def capture(
-    request: CaptureRequest, sink: BinaryIO | Store, *, notify: Notify, watchers: Sequence[Collector] = ()
+    request: CaptureRequest,
+    sink: BinaryIO | Store,
+    *,
+    notify: Notify,
+    watchers: Sequence[Collector] = (),
+    control: Control | None = None,
 ) -> CaptureSummary:
     """Write a complete `tracepipe/1` file of what the request says to `sink`, or give the records to a store.
 
     A command keeps this process's environment, folder and standard streams; under sudo it runs as the user
     who called sudo. Ctrl-C ends the command, and the file is still complete. `notify` gets one-line messages
-    for the user; `watchers` see the records as they come. Raises TracepipeError (the command cannot be run),
+    for the user; `watchers` see the records as they come; `control` is told of the start, and may end the
+    recording: a command is interrupted then. Raises TracepipeError (the command cannot be run),
     CaptureUnavailable, OutputError. Call it on the main thread: signals are waited for there.
     """
     asked = [bool(request.command), bool(request.pids), bool(request.comm), request.system]
@@ -72,7 +81,7 @@ def capture(
             why = f"{refusal.message} Recorded is what {device.name} tells; {refusal.hint}"
         if why:
             notify(f"method {engine.name}: {why}")
-        return run_session(engine, version, request, sink, watchers, notify, device)
+        return run_session(engine, version, request, sink, watchers, notify, device, control)
     finally:
         if device is not None:
             device.close()
@@ -102,3 +111,16 @@ def choose(method: str) -> tuple[Engine, str, str]:
             return engine, version, "compiles its probes here, at full rate"
         return engine, version, "; ".join(f"no {other}: {r.message}" for other, r in refusals.items())
     raise next(iter(refusals.values()))
+
+
+class _Room(ModuleType):
+    """A module that can be called. The name `tracepipe.capture` is both, and the import system gives it to
+    the module whenever something of it is imported first.
+    """
+
+    def __call__(self, *given: Any, **options: Any) -> Any:
+        """`tracepipe.api.capture.capture`, which has its parameters."""
+        return import_module("tracepipe.api.capture").capture(*given, **options)
+
+
+sys.modules[__name__].__class__ = _Room

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from tracepipe.hooks.hook import Probe
 
@@ -15,6 +16,18 @@ DEFAULT_LAYERS = ("userspace", "syscall", "scheduler")
 """What every machine that can capture has."""
 
 Notify = Callable[[str], None]
+
+
+class Control(Protocol):
+    """Whoever started a capture from another process, and may end it."""
+
+    def began(self) -> None:
+        """Everything from now on is recorded."""
+        ...
+
+    def is_over(self) -> bool:
+        """Whether the recording shall end; asked every 2 ms."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

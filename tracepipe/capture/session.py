@@ -19,7 +19,7 @@ from tracepipe.capture.find.library import find_program
 from tracepipe.capture.plan import plan_of
 from tracepipe.capture.records.line import record_line
 from tracepipe.capture.records.record import event_count
-from tracepipe.capture.request import CaptureRequest, Notify, Plan
+from tracepipe.capture.request import CaptureRequest, Control, Notify, Plan
 from tracepipe.capture.spool import Spool, cannot_write
 from tracepipe.capture.summary import CaptureSummary
 from tracepipe.capture.target import Target
@@ -47,6 +47,7 @@ def run_session(
     watchers: Sequence[Collector],
     notify: Notify,
     device: DeviceEngine | None = None,
+    control: Control | None = None,
 ) -> CaptureSummary:
     """Run and record the request with `engine`, whose check passed. Errors as `capture` states them."""
     program = find_program(request.command) if request.command else None
@@ -74,6 +75,7 @@ def run_session(
                 session = _Session(
                     request, plan, attachment, device, target, sink, watchers, name, missing, attach_ns
                 )
+                session.control = control
                 return session.run(notify)
             finally:
                 attachment.close()
@@ -125,6 +127,8 @@ class _Session:
     engine: str
     missing: dict[str, str]
     attach_ns: int
+    control: Control | None = None
+    stopped: bool = False
     interrupts: int = 0
     kill_at_s: float = 0.0
     events: int = 0
@@ -146,6 +150,8 @@ class _Session:
                 if self.target is not None:
                     self.target.release()
                 self._write(self._header(start))  # not before, as a program that cannot be run leaves no file
+                if self.control is not None:
+                    self.control.began()
                 ended_by = self._follow(store, start["monotonic_ns"])
                 before_ns = time.monotonic_ns()
                 self.attachment.stop()
@@ -203,9 +209,8 @@ class _Session:
         while True:
             received = signal.sigtimedwait(_SIGNALS, _TICK_S)
             if received is not None and received.si_signo != signal.SIGCHLD:
-                self._interrupt(received)
-            if self.kill_at_s and time.monotonic() >= self.kill_at_s and self.target is not None:
-                self.target.send(signal.SIGKILL)
+                self._interrupt(received.si_signo, is_sent=received.si_code == _SI_KERNEL)
+            self._end_in_time()
             self._pump(store)
             if store.error is not None and self.target is not None:
                 self.target.send(signal.SIGKILL)
@@ -221,6 +226,8 @@ class _Session:
             return ending.text if ending is not None else ""
         if self.interrupts:
             return "interrupt"
+        if self.stopped:
+            return "stopped"
         if self._processes:
             poller = select.poll()
             for descriptor in self._processes.values():
@@ -239,7 +246,17 @@ class _Session:
             return "size"
         return ""
 
-    def _interrupt(self, received: signal.struct_siginfo) -> None:
+    def _end_in_time(self) -> None:
+        """End what shall end now: by the control, or as it took too long after an interrupt."""
+        if self.control is not None and not self.stopped and self.control.is_over():
+            self.stopped = True
+            if self.target is not None and not self.interrupts:
+                self._interrupt(signal.SIGINT)
+        if self.kill_at_s and time.monotonic() >= self.kill_at_s and self.target is not None:
+            self.target.send(signal.SIGKILL)
+
+    def _interrupt(self, number: int, *, is_sent: bool = False) -> None:
+        """End the target, a second time without grace; `is_sent`: it got the signal as well."""
         self.interrupts += 1
         if self.target is None:
             return
@@ -247,8 +264,8 @@ class _Session:
             self.target.send(signal.SIGKILL)
             return
         self.kill_at_s = time.monotonic() + _GRACE_S
-        if received.si_code != _SI_KERNEL:
-            self.target.send(received.si_signo)
+        if not is_sent:
+            self.target.send(number)
 
     def _pump(self, store: Store, *, is_final: bool = False) -> None:
         if self.device is not None:
@@ -292,9 +309,8 @@ class _Session:
         while (ending := self.target.poll()) is None:
             received = signal.sigtimedwait(_SIGNALS, 1.0)
             if received is not None and received.si_signo != signal.SIGCHLD:
-                self._interrupt(received)
-            if self.kill_at_s and time.monotonic() >= self.kill_at_s:
-                self.target.send(signal.SIGKILL)
+                self._interrupt(received.si_signo, is_sent=received.si_code == _SI_KERNEL)
+            self._end_in_time()
         return ending.exit_code
 
     def _header(self, start: HostInstant) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from tracepipe.capture import CaptureRequest
+from tracepipe.api.record import record, recording_name, title_of
 from tracepipe.cli.options import (
     Command,
     MethodOption,
@@ -25,7 +25,7 @@ from tracepipe.cli.options import (
 )
 from tracepipe.converters import CONVERTERS
 from tracepipe.errors import CaptureUnavailable, OutputError
-from tracepipe.recording.files import STANDARD, default_output, free_name, keeping
+from tracepipe.recording.files import STANDARD, default_output, keeping
 from tracepipe.terminal.live_table import SORTS
 from tracepipe.terminal.messages import choices, say, status, text_of
 from tracepipe.units import duration_ns
@@ -58,27 +58,23 @@ def capture(
     local: Annotated[bool, typer.Option("--local", help="With --open: a UI found on this machine.")] = False,
 ) -> None:
     """Run a command, or watch what runs, and record what it, the driver and the kernel do."""
-    from tracepipe.capture import capture as run_capture
-
     request = request_of(command, which, whose, until, gpus, method=method, ring_bytes=ring_bytes)
-    target = output or free_name(_title(request), ".jsonl")
+    target = output or recording_name(request)
     trace = default_output(target, CONVERTERS["perfetto"].suffix)
     if then_open and target == STANDARD:
         raise typer.BadParameter("a recording on standard output cannot be opened", param_hint="--open")
     if then_open and not force and Path(trace).exists():  # said now, not when the capture is over
         raise OutputError(f"{trace} exists", "--force overwrites it, -o names another recording")
-    with keeping(target, force=force) as sink:
-        summary = run_capture(request, sink, notify=say)
+    summary = record(request, target, force=force, notify=say)
     from tracepipe.capture.summary import summary_lines
 
     for line in summary_lines(target, summary):
         say(line)
     if then_open:
         from tracepipe.cli.convert import convert_file
-        from tracepipe.recording.convert import ConvertOptions
         from tracepipe.ui.serve import open_trace
 
-        convert_file(target, "perfetto", trace, force, ConvertOptions())
+        convert_file(target, "perfetto", trace, force=force)
         open_trace(Path(trace), local=local, browser=True, notify=say)
 
 
@@ -115,7 +111,7 @@ def live(
     view = live_view(
         totals,
         sys.stderr if request.command else sys.stdout,  # what the command writes stays as it is
-        " ".join(request.command) or _title(request),
+        " ".join(request.command) or title_of(request),
         sort=text_of(sort),
         top=top,
         interval_s=interval_ns / 1e9 if interval_ns else None,
@@ -128,13 +124,6 @@ def live(
             summary = run_capture(request, totals, notify=say)
     if summary.exit_code:
         raise typer.Exit(summary.exit_code)
-
-
-def _title(request: CaptureRequest) -> str:
-    """What a recording is called after."""
-    if request.command:
-        return Path(request.command[0]).name
-    return request.comm or ("system" if request.system else f"pid-{request.pids[0]}")
 
 
 @app.command()

@@ -9,10 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
+from tracepipe.api.convert import convert as convert_recording
+from tracepipe.api.convert import output_of
 from tracepipe.converters import CONVERTERS
-from tracepipe.layout.options import WARP_TRACKS, LayoutOptions
+from tracepipe.layout.options import WARP_TRACKS
 from tracepipe.readers import READERS
-from tracepipe.recording.files import STANDARD, default_output, replacing
+from tracepipe.recording.files import STANDARD
 from tracepipe.terminal.messages import choices, offsets, progress, say, text_of
 
 app = typer.Typer()
@@ -51,16 +53,20 @@ def convert(
     ] = None,
 ) -> None:
     """Turn a recording into a timeline."""
-    from tracepipe.recording.convert import ConvertOptions
-
-    options = ConvertOptions(
-        source_format=text_of(source) if source else "",
-        strict=strict,
+    if compress and not CONVERTERS[text_of(to)].can_compress:
+        raise typer.BadParameter(f"{text_of(to)} has no compressed form; pipe it through gzip")
+    target = convert_file(
+        file,
+        text_of(to),
+        output,
         compress=compress,
-        assumed=offsets(assume_offset or []),
-        layout=LayoutOptions(text_of(warp_tracks), thread_exits),
+        force=force,
+        strict=strict,
+        assume_offset=offsets(assume_offset or []),
+        warp_tracks=text_of(warp_tracks),
+        thread_exits=thread_exits,
+        source_format=text_of(source) if source else "",
     )
-    target = convert_file(file, text_of(to), output, force, options)
     if target != STANDARD:
         say(f"wrote {target}" + _how_to_open(target, text_of(to)))
 
@@ -72,21 +78,13 @@ def _how_to_open(target: str, to: str) -> str:
     return f": open it in {where}, or run tracepipe open {target}"
 
 
-def convert_file(file: str, to: str, output: str, force: bool, options: Any) -> str:
-    """Convert and report; returns the path of the output."""
-    from tracepipe.recording.convert import Conversion
-
-    form = CONVERTERS[to]
-    if options.compress and not form.can_compress:
-        raise typer.BadParameter(f"{to} has no compressed form; pipe it through gzip")
-    target = output or (STANDARD if form.on_terminal else default_output(file, form.suffix))
-    conversion = Conversion(file, form, options)
-    opened = replacing(target, force=force, source=file, on_terminal=form.on_terminal)
+def convert_file(file: str, to: str, output: str = "", **options: Any) -> str:
+    """Convert and report; returns the path of the output. `options` are those of `tracepipe.convert`."""
+    target = output or output_of(file, to)
     # A bar would run into what is written to the terminal itself.
     is_shown = target == STANDARD and sys.stdout.isatty()
-    shown = contextlib.nullcontext() if is_shown else progress(f"convert {Path(file).name}")
-    with opened as out, shown as bar:
-        account = conversion.run(out, bar)
+    with contextlib.nullcontext() if is_shown else progress(f"convert {Path(file).name}") as bar:
+        account = convert_recording(file, target, to, progress=bar, **options)
     from tracepipe.recording.account_text import account_lines
 
     for line in account_lines(account):

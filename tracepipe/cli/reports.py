@@ -141,14 +141,17 @@ def _found(
     report: Report, paths: list[str], options: Any, common: Mapping[str, Any]
 ) -> tuple[list[Any], Result]:
     """The recordings of the paths, and what the report says of them."""
-    from tracepipe.reports.frames.run import load_run
+    from tracepipe.api.load import load
 
-    source = text_of(common["source"]) if common["source"] else ""
-    assumed = offsets(common["assume_offset"] or [])
+    how = {
+        "source_format": text_of(common["source"]) if common["source"] else "",
+        "strict": common["strict"],
+        "assume_offset": offsets(common["assume_offset"] or []),
+    }
     runs = []
     for path in paths:
         with progress(f"{report.name} {Path(path).name}") as bar:
-            runs.append(load_run(path, source, common["strict"], assumed, bar))
+            runs.append(load(path, progress=bar, **how))
     return runs, report.run(*runs, options)
 
 

@@ -7,16 +7,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tracepipe.event.model import Problem
+from tracepipe.event.model import LAYERS, Problem
 from tracepipe.event.outcomes import Outcomes
 
 # So many problems are kept with their text; all are counted.
 PROBLEMS_KEPT = 20
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Account:
-    """Of the recording `path` in the format `source`.
+    """Of the recording `path` in the format `source`; `output` is where its timeline is, if one was made.
 
     `counts` are records by layer, a warp counting one; `losses` events by layer that were made and not
     recorded; `clocks` what was said of each clock that placed an event; `unplaced` events by clock that
@@ -34,6 +34,16 @@ class Account:
     unplaced: dict[str, int] = field(default_factory=dict)
     clocks: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    output: str = ""
+
+    def __repr__(self) -> str:
+        of_layer = [f"{self.counts[layer]} {layer}" for layer in LAYERS if self.counts[layer]]
+        said = [", ".join(of_layer) or "no events"]
+        said += [f"{self.skipped} lines skipped"] if self.skipped else []
+        said += [f"{self.ambiguous} unclear"] if self.ambiguous else []
+        said += [f"not placed: {count} on {clock}" for clock, count in self.unplaced.items()]
+        said += [f"lost: {count} {layer}" for layer, count in self.losses.items()]
+        return f"<{type(self).__name__} of {self.path} ({self.source}): {'; '.join(said)}>"
 
     def add(self, problem: Problem) -> None:
         """Count a problem, and keep its text while there are few."""

@@ -1,0 +1,58 @@
+"""Every snippet of docs/api.md runs as it stands there."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.support.standin import needs
+
+ROOT = Path(__file__).parents[2]
+
+
+# After an empty line; an empty line within one is followed by more of it.
+BLOCK = re.compile(r"(?<=\n\n) {4}.*\n(?: {4}.*\n|\n {4}.*\n)*")
+
+
+def snippets() -> list[str]:
+    """The indented blocks of the page."""
+    return [textwrap.dedent(block) for block in BLOCK.findall((ROOT / "docs/api.md").read_text("utf-8"))]
+
+
+def marked(snippet: str) -> object:
+    """A snippet that captures needs what captures need."""
+    marks = [pytest.mark.ebpf, needs("bcc")] if "tracepipe.capture(" in snippet else []
+    return pytest.param(snippet, marks=marks, id=snippet.splitlines()[0])
+
+
+@pytest.mark.parametrize("snippet", [marked(snippet) for snippet in snippets()])
+def test_a_snippet_runs(
+    snippet: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(ROOT / "fixtures/capture-h200/input.jsonl", "run.jsonl")
+    import tracepipe
+
+    exec(compile(snippet, "docs/api.md", "exec"), {"tracepipe": tracepipe})
+    if "print(" in snippet:
+        assert capsys.readouterr().out
+
+
+def test_the_page_names_all_that_is_public() -> None:
+    import tracepipe
+
+    page = (ROOT / "docs/api.md").read_text(encoding="utf-8")
+    hidden = {
+        "Capture",
+        "CaptureSummary",
+        "Events",
+        "Problem",
+        "Run",
+        "WarpExit",
+    }  # what the functions return
+    assert [name for name in tracepipe.__all__ if name not in hidden and name not in page] == []
+    assert len(snippets()) == 8

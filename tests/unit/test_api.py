@@ -1,0 +1,153 @@
+"""The library: its names, what it loads, its types, and that it does what the commands do."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tracepipe
+from tracepipe.cli import capture as capture_commands
+from tracepipe.cli import convert as convert_commands
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
+
+
+def python(code: str) -> str:
+    """What a program of its own prints."""
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, check=True, capture_output=True, text=True, env=ENVIRONMENT).stdout
+
+
+# Names -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", tracepipe.__all__)
+def test_every_name_is_there_and_documented(name: str) -> None:
+    found = getattr(tracepipe, name)
+    assert found is getattr(tracepipe, name)
+    documented = inspect.getdoc(found)
+    assert documented
+    assert not documented.startswith(f"{name}(")  # what a dataclass without a docstring says
+    for member, value in vars(found).items() if inspect.isclass(found) else ():
+        if not member.startswith("_") and (callable(value) or isinstance(value, property)):
+            assert inspect.getdoc(value), f"{name}.{member}"
+
+
+def test_there_are_no_other_names() -> None:
+    assert sorted(dir(tracepipe)) == sorted([*tracepipe.__all__, "__version__"])
+    assert tracepipe.__all__ == sorted(tracepipe.__all__)
+    rooms = {path.stem for path in (ROOT / "tracepipe").iterdir() if path.suffix in ("", ".py")}
+    public = {name for name in vars(tracepipe) if not name.startswith("_")}
+    assert public - {*tracepipe.__all__, *rooms} <= {"TYPE_CHECKING"}
+    with pytest.raises(AttributeError, match="'tracepipe' has no attribute 'nothing'"):
+        _ = tracepipe.nothing  # type: ignore[attr-defined]
+
+
+def test_a_room_is_a_function_whatever_is_imported_first() -> None:
+    first = "import tracepipe; one = tracepipe.capture"
+    then = "from tracepipe.capture.request import CaptureRequest; import tracepipe.capture.plan as plan"
+    made = "print(repr(tracepipe.capture(['./app'], output='x.jsonl', layers=('syscall',))))"
+    for code in (f"{first}; {then}; {made}", f"{then}; {first}; {made}", f"import tracepipe; {made}"):
+        assert python(code) == "<Capture x.jsonl: not recorded>\n"
+
+
+# What it loads -----------------------------------------------------------------------------------------
+
+
+def loaded_by(code: str) -> set[str]:
+    """The modules that some code loads, beside those of an empty program."""
+    return set(
+        python(f"import sys; before = set(sys.modules); {code}; print(*set(sys.modules) - before)").split()
+    )
+
+
+def test_importing_it_loads_next_to_nothing() -> None:
+    loaded = loaded_by("import tracepipe")
+    assert {name for name in loaded if name.startswith("tracepipe")} == {"tracepipe", "tracepipe.errors"}
+    # The standard library's typing at most, with what that needs.
+    assert {name.partition(".")[0] for name in loaded} <= {
+        "tracepipe", "typing", "collections", "contextlib", "copyreg", "functools", "operator", "re", "types",
+        "enum", "keyword", "reprlib", "itertools", "warnings", "__future__",
+        "_collections", "_functools", "_operator", "_typing", "_sre", "_thread",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["convert", "open", "load", "capture"])
+def test_a_name_loads_nothing_native(name: str) -> None:
+    loaded = loaded_by(f"import tracepipe; tracepipe.{name}")
+    assert not loaded & {"numpy", "polars", "scipy", "matplotlib", "perfetto", "zstandard", "bcc", "typer"}
+
+
+# Types -------------------------------------------------------------------------------------------------
+
+TYPED = """
+import tracepipe
+from tracepipe import capture
+
+account: tracepipe.Account = tracepipe.convert("run.jsonl", "x", "chrome", force=True)
+lost: int = account.losses["userspace"]
+with tracepipe.open("run.jsonl", assume_offset={"globaltimer:0": "realtime"}) as events:
+    for event in events:
+        end_ns: int | None = event.end_ns
+        if isinstance(event, tracepipe.Warp):
+            left: list[int] = [one.ts_ns for one in event.exits]
+with capture(["./app"], output="x", duration="10s") as recording:
+    reveal_type(recording)
+wall_ns: int = recording.summary.wall_ns
+reveal_type(tracepipe.load("run.jsonl").calls)
+
+tracepipe.nothing
+tracepipe.convert("run.jsonl", commpress=True)
+event.ts_ns = "soon"
+"""
+
+
+def test_a_type_checker_sees_the_types(tmp_path: Path) -> None:
+    pytest.importorskip("mypy")
+    (tmp_path / "user.py").write_text(TYPED)
+    options = ["--strict", "--follow-imports=silent", "--no-error-summary", "--python-version=3.10"]
+    command = [sys.executable, "-m", "mypy", *options, "user.py"]
+    environment = os.environ | {
+        "MYPYPATH": str(ROOT),
+        "MYPY_CACHE_DIR": str(ROOT / ".mypy_cache" / "of-users"),
+    }
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert [line.partition(": ")[2] for line in done.stdout.splitlines()] == [
+        'note: Revealed type is "tracepipe.api.capture.Capture"',
+        'note: Revealed type is "polars.dataframe.frame.DataFrame"',
+        'error: Module has no attribute "nothing"  [attr-defined]',
+        'error: Unexpected keyword argument "commpress" for "convert"; did you mean "compress"?  [call-arg]',
+        'note: "convert" defined in "tracepipe.api.convert"',
+        "error: Incompatible types in assignment "
+        '(expression has type "str", variable has type "int")  [assignment]',
+    ], done.stderr
+
+
+# The commands ------------------------------------------------------------------------------------------
+
+
+def options_of(command: object) -> set[str]:
+    """The names of a command's parameters."""
+    return set(inspect.signature(command).parameters)  # type: ignore[arg-type]
+
+
+def test_converting_has_the_options_of_the_command() -> None:
+    names = {"file": "path", "to": "format", "output": "out", "source": "source_format"}
+    own = {"progress"}  # which the command shows
+    of_command = {names.get(name, name) for name in options_of(convert_commands.convert)}
+    assert options_of(tracepipe.convert) - own == of_command
+
+
+def test_capturing_has_the_options_of_the_command() -> None:
+    # What can be given several times is in the plural.
+    names = {"pid": "pids", "hook": "hooks", "library": "libraries"}
+    of_command = {names.get(name, name) for name in options_of(capture_commands.capture)}
+    from tracepipe.api.capture import capture
+
+    assert options_of(capture) - {"notify"} == of_command - {"then_open", "local"}

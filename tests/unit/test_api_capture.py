@@ -1,0 +1,272 @@
+"""The library's captures without a probe: what is asked for, how the other process is heard and ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tracepipe
+from tracepipe import cli
+from tracepipe.api.recorder import Began, Refused
+from tracepipe.capture.request import CaptureRequest
+from tracepipe.capture.summary import CaptureSummary
+
+ROOT = Path(__file__).parents[2]
+SUMMARY = CaptureSummary(
+    counts={"syscall": 4}, losses={}, cpu_losses={}, filtered={}, ended_by="stopped", exit_code=0,
+    wall_ns=1, attach_ns=1, detach_ns=1, engine="none",
+)  # fmt: skip
+
+
+# What is asked for -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[CaptureRequest, str]]:
+    """What the command asks for with these arguments, and where it would write."""
+    monkeypatch.chdir(tmp_path)
+    found: list[tuple[CaptureRequest, str]] = []
+
+    def record(request: CaptureRequest, output: str, **_: Any) -> CaptureSummary:
+        found.append((request, output))
+        return SUMMARY
+
+    monkeypatch.setattr("tracepipe.cli.capture.record", record)
+    monkeypatch.setattr("tracepipe.capture.plan.layers_here", lambda: ("userspace", "syscall"))
+
+    def ask(*argv: str) -> tuple[CaptureRequest, str]:
+        monkeypatch.setattr(sys, "argv", ["tracepipe", "capture", *argv])
+        with pytest.raises(SystemExit):
+            cli.main()
+        return found.pop()
+
+    return ask
+
+
+OPTIONS = {
+    "--layers syscall,scheduler --method prebuilt -- ./app 1": {
+        "command": ["./app", "1"], "layers": ["syscall", "scheduler"], "method": "prebuilt",
+    },
+    "-- ./app": {"command": Path("./app")},
+    "--hook nccl --only cu* --exclude *Get* --library /l.so --pid 4 --no-children": {
+        "hooks": "nccl", "only": "cu*", "exclude": ["*Get*"], "libraries": ["/l.so"], "pids": 4,
+        "children": False,
+    },
+    "--min-duration 10us --sample 3 --duration 1.5s --max-events 9 --max-size 2K --ring-bytes 64K --comm a": {
+        "min_duration": "10us", "sample": 3, "duration": "1.5s", "max_events": 9, "max_size": "2K",
+        "ring_bytes": "64K", "comm": "a",
+    },
+    "--gpu warps --kernel attn.* --launches 2- --blocks 0-3 --gpu-memory 1G --gpu-warps 7 -- ./app": {
+        "command": "./app", "gpu": "warps", "kernel": "attn.*", "launches": "2-", "blocks": "0-3",
+        "gpu_memory": "1G", "gpu_warps": 7,
+    },
+    "--system -o x.jsonl.zst": {"system": True, "output": Path("x.jsonl.zst")},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_what_is_asked_for_is_what_the_command_asks_for(
+    options: str, asked: Callable[..., tuple[CaptureRequest, str]]
+) -> None:
+    ours = tracepipe.capture(**OPTIONS[options])  # type: ignore[arg-type]
+    assert (ours._request, ours.path) == asked(*options.split())
+
+
+def test_without_an_answer_to_whose_events_it_is_this_process(tmp_path: Path) -> None:
+    ours = tracepipe.capture(output="x", layers=())
+    assert ours._request.pids == (os.getpid(),)
+
+
+def test_a_wrong_value_is_refused_at_once() -> None:
+    with pytest.raises(tracepipe.TracepipeError, match="'soon' is not a duration"):
+        tracepipe.capture(duration="soon", layers=())
+    with pytest.raises(TypeError, match="durtion"):
+        tracepipe.capture(durtion="10s")  # type: ignore[call-arg]
+
+
+# The other process -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
+    """Has these lines of Python record: `order` is what they got, `tell` answers, `heard` waits for more."""
+
+    def set_to(*lines: str) -> None:
+        start = (
+            "import sys",
+            f"sys.path.insert(0, {str(ROOT)!r})",
+            "from multiprocessing.connection import Connection",
+            "from tracepipe.api.recorder import Began, Refused",
+            "from tests.unit.test_api_capture import SUMMARY",
+            "caller = Connection(int(sys.argv[1]))",
+            "order, tell, heard = caller.recv(), caller.send, caller.recv",
+        )
+        script = tmp_path / "recorder.py"
+        script.write_text("\n".join((*start, *lines)))
+        monkeypatch.setattr(
+            "tracepipe.api.capture.command_line",
+            lambda descriptor, paths: [sys.executable, str(script), str(descriptor)],
+        )
+
+    return set_to
+
+
+def test_the_block_is_recorded_and_then_summed_up(recorder: Callable[..., None]) -> None:
+    recorder(
+        "tell('a note')", "tell(Began())", "assert heard() == 'stop'", "tell('another')", "tell(SUMMARY)",
+    )  # fmt: skip
+    said: list[str] = []
+    with tracepipe.capture(output="x", layers=(), notify=said.append) as run:
+        assert (run.notes, said) == (["a note"], ["a note"])
+        assert repr(run) == "<Capture x: is being recorded>"
+        with pytest.raises(tracepipe.TracepipeError, match="x is not complete"):
+            _ = run.summary
+    assert run.summary == SUMMARY
+    assert run.notes == said == ["a note", "another"]
+    assert repr(run) == "<Capture x: 4 syscall, ended by stopped>"
+    assert run.stop() == run.wait() == SUMMARY
+    with pytest.raises(tracepipe.TracepipeError, match="records once"):
+        run.__enter__()
+
+
+def test_a_command_is_waited_for_and_not_stopped(recorder: Callable[..., None]) -> None:
+    recorder("tell(Began())", "assert not caller.poll(0.3)", "tell(SUMMARY)")
+    with tracepipe.capture("./app", output="x", layers=()) as run:
+        pass
+    assert run.summary == SUMMARY
+
+
+def test_an_exception_ends_the_recording_and_goes_on(recorder: Callable[..., None]) -> None:
+    recorder("tell(Began())", "assert heard() == 'stop'", "tell(SUMMARY)")
+    with pytest.raises(ZeroDivisionError), tracepipe.capture("./app", output="x", layers=()) as run:
+        _ = 1 / 0
+    assert run.summary == SUMMARY
+
+
+@pytest.mark.parametrize("kind", ["CaptureUnavailable", "OutputError", "TracepipeError"])
+def test_a_refusal_is_raised_with_its_hint(kind: str, recorder: Callable[..., None]) -> None:
+    recorder(f"tell(Refused({kind!r}, 'It needs root.', 'sudo -E env tracepipe …'))")
+    with (
+        pytest.raises(getattr(tracepipe, kind), match="It needs root") as refused,
+        tracepipe.capture(output="x", layers=()),
+    ):
+        pytest.fail("the block ran")
+    assert type(refused.value).__name__ == kind
+    # What was run is no tracepipe.
+    assert refused.value.hint == "sudo -E env python …"
+
+
+def test_a_refusal_at_the_end_is_raised_there(recorder: Callable[..., None]) -> None:
+    recorder("tell(Began())", "heard()", "tell(Refused('OutputError', 'The disk is full.', ''))")
+    ran = False
+    with (
+        pytest.raises(tracepipe.OutputError, match="The disk is full"),
+        tracepipe.capture(output="x", layers=()),
+    ):
+        ran = True
+    assert ran
+
+
+def test_a_refusal_within_the_block_is_what_is_raised(recorder: Callable[..., None]) -> None:
+    recorder("tell(Began())", "tell(Refused('OutputError', 'The disk is full.', ''))")
+    with (
+        pytest.raises(tracepipe.OutputError, match="The disk is full"),
+        tracepipe.capture(output="x", layers=()) as run,
+    ):
+        run.wait()
+
+
+@pytest.mark.parametrize("begun", [(), ("tell(Began())",)])
+def test_a_recorder_that_dies_is_no_silence(begun: tuple[str, ...], recorder: Callable[..., None]) -> None:
+    recorder(*begun, "sys.exit(7)")
+    with (
+        pytest.raises(tracepipe.TracepipeError, match="ended with 7"),
+        tracepipe.capture("./app", output="x", layers=()),
+    ):
+        pass
+
+
+def test_without_an_interpreter_nothing_can_be_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "")
+    with pytest.raises(tracepipe.CaptureUnavailable), tracepipe.capture(output="x", layers=()):
+        pass
+
+
+def test_a_fork_that_leaves_the_block_does_not_end_it(recorder: Callable[..., None]) -> None:
+    recorder("tell(Began())", "assert heard() == 'stop'", "tell(SUMMARY)")
+    with tracepipe.capture(output="x", layers=()) as run:
+        child = os.fork()
+        if child == 0:
+            run.__exit__(None, None, None)
+            os._exit(5)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
+        assert repr(run) == "<Capture x: is being recorded>"
+    assert run.summary == SUMMARY
+
+
+# The recorder's side -----------------------------------------------------------------------------------
+
+ORDER = """
+import sys
+from unittest import mock
+from tracepipe.api import recorder
+from tracepipe.errors import CaptureUnavailable
+def record(request, output, *, force, notify, control):
+    notify(f"{request.comm} {output} {force}")
+    if request.comm == "refused": raise CaptureUnavailable("No.", "Do.")
+    control.began()
+    while not control.is_over(): pass
+    from tests.unit.test_api_capture import SUMMARY
+    return SUMMARY
+recorder.record = record
+recorder.main(sys.argv[1])
+"""
+
+
+def test_the_recorder_does_what_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    from multiprocessing.connection import Pipe
+
+    from tracepipe.api.recorder import Order
+
+    for comm, answers in (
+        ("app", ["app x True", Began(), SUMMARY]),
+        ("refused", ["refused x True", Refused("CaptureUnavailable", "No.", "Do.")]),
+    ):
+        ours, theirs = Pipe()
+        command = [sys.executable, "-c", ORDER, str(theirs.fileno())]
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        with subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment) as process:
+            theirs.close()
+            ours.send(Order(CaptureRequest(comm=comm), "x", True))
+            assert [ours.recv() for _ in answers[:2]] == answers[:2]
+            if len(answers) > 2:
+                ours.send("stop")
+                assert ours.recv() == answers[2]
+        assert process.returncode == 0
+
+
+def test_the_recorder_ends_with_its_caller() -> None:
+    from multiprocessing.connection import Pipe
+
+    from tracepipe.api.recorder import Order
+
+    for end in ("close", "signal"):
+        ours, theirs = Pipe()
+        command = [sys.executable, "-c", ORDER, str(theirs.fileno())]
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        with subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment) as process:
+            theirs.close()
+            ours.send(Order(CaptureRequest(comm="app"), "x", True))
+            assert (ours.recv(), ours.recv()) == ("app x True", Began())
+            if end == "close":
+                ours.close()
+            else:
+                process.send_signal(signal.SIGTERM)
+        assert process.returncode == (0 if end == "close" else 128 + signal.SIGTERM)

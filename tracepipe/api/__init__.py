@@ -1,0 +1,1 @@
+"""The library: what `import tracepipe` offers. The commands call the same functions."""

@@ -1,0 +1,239 @@
+"""`tracepipe.capture`: records a command, or what runs, while a block of Python runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection, Pipe
+from os import PathLike, fspath
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tracepipe import errors
+from tracepipe.api.record import recording_name
+from tracepipe.api.recorder import STOP, Began, Message, Order, Refused, command_line
+from tracepipe.capture.request import RING_BYTES, CaptureRequest, Filters, Limits, Notify
+from tracepipe.capture.summary import CaptureSummary
+from tracepipe.errors import CaptureUnavailable, TracepipeError
+from tracepipe.units import duration_ns, size_bytes
+
+
+class Capture:
+    """A recording that is made while its `with` block runs.
+
+    It has begun when the block does. At the end of the block a command is waited for, and any other recording
+    ends. An exception ends it too, as Ctrl-C would, and the file keeps what was recorded. Another process
+    records, so the block may run on any thread.
+    """
+
+    def __init__(self, request: CaptureRequest, path: str, *, force: bool, notify: Notify | None) -> None:
+        self.path = path
+        """The recording."""
+        self.notes: list[str] = []
+        """What the user should know: which method was taken, which layers cannot be had."""
+        self._request, self._force, self._notify = request, force, notify
+        self._owner = 0
+        self._recorder: subprocess.Popen[bytes] | None = None
+        self._connection: Connection[Any, Message] | None = None
+        self._summary: CaptureSummary | None = None
+
+    def __enter__(self) -> Capture:
+        if self._recorder is not None:
+            raise TracepipeError("A capture records once.", "Call tracepipe.capture again for another.")
+        self._start()
+        try:
+            while not isinstance(self._hear(), Began):
+                pass
+        except BaseException:
+            self._tell(STOP)
+            self._close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # A fork of ours leaves the block too; and what ended within it has said how.
+        if os.getpid() != self._owner or self._connection is None:
+            return
+        if error is None and self._request.command:
+            self.wait()
+        else:
+            self.stop()
+
+    def wait(self) -> CaptureSummary:
+        """Wait until the recording ends: with its command or its processes, or by a limit."""
+        try:
+            return self._heard_out()
+        except KeyboardInterrupt:
+            self.stop()
+            raise
+
+    def stop(self) -> CaptureSummary:
+        """End the recording now. A command is interrupted, and killed two seconds later."""
+        self._tell(STOP)
+        return self._heard_out()
+
+    @property
+    def summary(self) -> CaptureSummary:
+        """What was recorded. Raises TracepipeError before the end."""
+        if self._summary is None:
+            raise TracepipeError(f"{self.path} is not complete.", "Leave the block first, or call stop().")
+        return self._summary
+
+    def __repr__(self) -> str:
+        if self._summary is None:
+            state = "is being recorded" if self._connection is not None else "not recorded"
+        else:
+            counts = ", ".join(f"{count} {layer}" for layer, count in self._summary.counts.items())
+            state = f"{counts or 'no events'}, ended by {self._summary.ended_by}"
+        return f"<Capture {self.path}: {state}>"
+
+    def _start(self) -> None:
+        if not sys.executable:
+            raise CaptureUnavailable(
+                "There is no Python interpreter to record with: sys.executable is empty.",
+                "Run python, or tracepipe capture, instead of a program that embeds Python.",
+            )
+        ours, theirs = Pipe()
+        # Of a command the terminal is its own too; any other recording ends when we say so, not by a Ctrl-C.
+        has_terminal = bool(self._request.command)
+        self._owner = os.getpid()
+        self._recorder = subprocess.Popen(
+            command_line(theirs.fileno(), [str(Path(path).absolute()) for path in sys.path]),
+            stdin=None if has_terminal else subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            start_new_session=not has_terminal,
+        )
+        theirs.close()
+        self._connection = ours
+        self._tell(Order(self._request, self.path, self._force))
+
+    def _heard_out(self) -> CaptureSummary:
+        while self._summary is None:
+            self._hear()
+        return self._summary
+
+    def _hear(self) -> Message:
+        """The next message of the recorder. Raises what the recording ended with."""
+        if self._connection is None:
+            raise TracepipeError(f"{self.path} is not being recorded.", "Use it in a with statement.")
+        try:
+            message: Message = self._connection.recv()
+        except (EOFError, ConnectionResetError):
+            code = self._close()
+            raise TracepipeError(
+                f"The process that records ended with {code}.", "Standard error may say why."
+            ) from None
+        if isinstance(message, str):
+            self.notes.append(message)
+            if self._notify is not None:
+                self._notify(message)
+        elif not isinstance(message, Began):
+            self._close()
+        if isinstance(message, CaptureSummary):
+            self._summary = message
+        elif isinstance(message, Refused):
+            hint = message.hint.replace("tracepipe …", "python …")  # what the user ran is another program
+            raise getattr(errors, message.kind, TracepipeError)(message.message, hint)
+        return message
+
+    def _tell(self, message: Order | str) -> None:
+        if self._connection is not None:
+            with suppress(OSError):  # it has ended, and what it said last can be heard
+                self._connection.send(message)
+
+    def _close(self) -> int:
+        """Wait for the end of the recorder; its exit code."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        return self._recorder.wait() if self._recorder is not None else 0
+
+
+def capture(
+    command: str | PathLike[str] | Sequence[str | PathLike[str]] = (),
+    *,
+    output: str | PathLike[str] = "",
+    force: bool = False,
+    pids: int | Sequence[int] = (),
+    comm: str = "",
+    system: bool = False,
+    children: bool = True,
+    layers: str | Sequence[str] | None = None,
+    hooks: str | Sequence[str] = (),
+    only: str | Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
+    libraries: str | Sequence[str] = (),
+    min_duration: str = "",
+    sample: int = 1,
+    duration: str = "",
+    max_events: int | None = None,
+    max_size: str = "",
+    gpu: str = "auto",
+    kernel: str = "",
+    launches: str = "",
+    blocks: str = "",
+    gpu_memory: str = "",
+    gpu_warps: int | None = None,
+    method: str = "auto",
+    ring_bytes: str = "",
+    notify: Notify | None = None,
+) -> Capture:
+    """A recording of a command, of what runs already, or of this process, for a `with` statement.
+
+    One of `command`, `pids`, `comm` and `system` says whose events; without, they are those of this process,
+    with the threads and processes that it starts. A command is a program with its arguments, and no shell
+    reads it. The others are the options of `tracepipe capture`: `layers` is None
+    for all that can be had here, times and sizes are texts such as "10s" and "1G". `notify` is called with
+    what is said of the capture. On entry the block raises CaptureUnavailable, whose hint says how to fix it,
+    OutputError, and TracepipeError for a command that cannot be run.
+    """
+    from tracepipe.capture.plan import layers_here
+
+    own = not (command or pids or comm or system)
+    request = CaptureRequest(
+        command=_command(command),
+        layers=layers_here() if layers is None else _several(layers),
+        method=method,
+        gpu=gpu,
+        gpu_kernels=kernel,
+        gpu_launches=launches,
+        gpu_blocks=blocks,
+        gpu_memory_bytes=_read(gpu_memory, size_bytes),
+        gpu_warps=gpu_warps,
+        pids=(os.getpid(),) if own else _several(pids),
+        comm=comm,
+        system=system,
+        children=children,
+        hooks=_several(hooks),
+        only=_several(only),
+        exclude=_several(exclude),
+        libraries=_several(libraries),
+        filters=Filters(_read(min_duration, duration_ns) or 0, sample),
+        limits=Limits(_read(duration, duration_ns), max_events, _read(max_size, size_bytes)),
+        ring_bytes=_read(ring_bytes, size_bytes) or RING_BYTES,
+    )
+    return Capture(request, fspath(output) or recording_name(request), force=force, notify=notify)
+
+
+def _command(given: Any) -> list[str]:
+    """The program with its arguments. A path is no name to look for in $PATH."""
+    program, *rest = _several(given) or ("",)
+    if isinstance(program, PathLike) and "/" not in fspath(program):
+        program = f"./{fspath(program)}"
+    return [fspath(part) for part in (program, *rest)] if program else []
+
+
+def _several(given: Any) -> tuple[Any, ...]:
+    """One or more of something as a tuple: a text is one, not its letters."""
+    return (given,) if isinstance(given, (str, int, PathLike)) else tuple(given)
+
+
+def _read(text: str, parse: Callable[[str], int]) -> int | None:
+    """A duration or size; None where there is none. Raises TracepipeError."""
+    return parse(text) if text else None

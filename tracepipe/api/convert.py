@@ -1,0 +1,91 @@
+"""`tracepipe.convert`: a recording becomes a timeline, as the command `tracepipe convert` makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from os import PathLike, fspath
+from typing import TYPE_CHECKING, BinaryIO
+
+from tracepipe.errors import FormatError
+
+if TYPE_CHECKING:
+    from tracepipe.converters import OutputFormat
+    from tracepipe.recording.account import Account
+    from tracepipe.recording.reading import Progress
+
+
+def convert(
+    path: str | PathLike[str],
+    out: str | PathLike[str] | BinaryIO | None = None,
+    format: str = "perfetto",
+    *,
+    compress: bool = False,
+    force: bool = False,
+    strict: bool = False,
+    assume_offset: Mapping[str, int | str] | None = None,
+    warp_tracks: str = "auto",
+    thread_exits: bool = False,
+    source_format: str = "",
+    progress: Progress | None = None,
+) -> Account:
+    """Convert a recording, and say what was found in it; `account.output` is where the timeline is.
+
+    `format` is perfetto, chrome, text or threads. `out` is a path, or a binary stream, which stays open; by
+    default it is the recording's path with the format's suffix, and standard output for text and threads. The
+    file gets its name when it is whole, and replaces another with `force` alone. `warp_tracks` is auto, slot,
+    logical, sm or off. The rest is as `tracepipe.open` has it. Raises InputError, FormatError, ClockError,
+    OutputError.
+    """
+    from tracepipe.layout.options import WARP_TRACKS, LayoutOptions
+    from tracepipe.recording.convert import Conversion, ConvertOptions
+
+    form = _form(format, compress)
+    if warp_tracks not in WARP_TRACKS:
+        raise FormatError(f"warps cannot be drawn as {warp_tracks!r}", f"there are: {', '.join(WARP_TRACKS)}")
+    options = ConvertOptions(
+        source_format, strict, compress, dict(assume_offset or {}), LayoutOptions(warp_tracks, thread_exits)
+    )
+    name, opened = _opened(fspath(path), out, form, force)
+    with opened as stream:
+        account = Conversion(fspath(path), form, options).run(stream, progress)
+    account.output = name
+    return account
+
+
+def output_of(path: str, format: str) -> str:
+    """Where the timeline of a recording goes by default; `-` is standard output. Raises FormatError."""
+    return _default(path, _form(format))
+
+
+def _default(path: str, form: OutputFormat) -> str:
+    from tracepipe.recording.files import STANDARD, default_output
+
+    return STANDARD if form.on_terminal else default_output(path, form.suffix)
+
+
+def _form(name: str, compress: bool = False) -> OutputFormat:
+    from tracepipe.converters import CONVERTERS
+
+    form = CONVERTERS.get(name)
+    if form is None:
+        raise FormatError(f"no output format is called {name!r}", f"there are: {', '.join(CONVERTERS)}")
+    if compress and not form.can_compress:
+        raise FormatError(f"{name} has no compressed form", "pipe it through gzip")
+    return form
+
+
+def _opened(
+    path: str, out: str | PathLike[str] | BinaryIO | None, form: OutputFormat, force: bool
+) -> tuple[str, AbstractContextManager[BinaryIO]]:
+    """The name of the output, "" for a stream without one, and what opens it."""
+    from tracepipe.recording.files import replacing
+
+    if out is None:
+        name = _default(path, form)
+    elif isinstance(out, (str, PathLike)):
+        name = fspath(out)
+    else:
+        name = getattr(out, "name", "")
+        return name if isinstance(name, str) else "", nullcontext(out)
+    return name, replacing(name, force=force, source=path, on_terminal=form.on_terminal)

@@ -1,0 +1,138 @@
+"""`tracepipe.open`: the events of a recording, one after the other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from os import PathLike, fspath
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from tracepipe.errors import TracepipeError
+
+if TYPE_CHECKING:
+    from tracepipe.api.event import Event
+    from tracepipe.event.model import Header, Problem
+    from tracepipe.recording.account import Account
+    from tracepipe.recording.reading import Progress
+
+
+class Events:
+    """The events of a recording in the order of its file, on the trace's clock; each warp is one.
+
+    They can be iterated once. No more than some thousands are in memory. The end of the iteration closes the
+    file, and so do `close` and the end of a `with` block. Raises InputError where `strict` meets a bad line.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        source_format: str,
+        strict: bool,
+        assumed: Mapping[str, int | str],
+        progress: Progress | None,
+    ) -> None:
+        from tracepipe.recording.open import open_recording
+        from tracepipe.recording.reading import Reading
+
+        self.path = path
+        """As it was given."""
+        self._stack = ExitStack()
+        opened = self._stack.enter_context(open_recording(path, source_format, assumed))
+        self.source_format: str = opened.source
+        """The name of the input format."""
+        self.header: Header = opened.recording.header
+        """The first record of the file; of other formats what they say of the same things."""
+        self.trace_clock: str = opened.clocks.trace_clock
+        """The clock of every `ts_ns`."""
+        self._opened = opened
+        self._reading = Reading(opened, path, strict=strict, progress=progress)
+        self._account: Account | None = None
+        self._events = self._read(assumed)
+
+    def _read(self, assumed: Mapping[str, int | str]) -> Iterator[Event]:
+        from tracepipe.api.rows import EventRows
+
+        rows = EventRows(self._opened.recording.tables, self._opened.clocks.default, assumed)
+        try:
+            for batch, _ in self._reading.placed():
+                yield from rows.events(batch)
+            self._account = self._reading.finish()
+        finally:
+            self.close()
+
+    def __iter__(self) -> Iterator[Event]:
+        return self._events
+
+    def __next__(self) -> Event:
+        return next(self._events)
+
+    def __enter__(self) -> Events:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file. Again: does nothing."""
+        self._stack.close()
+
+    @property
+    def account(self) -> Account:
+        """What was read, as `convert` gives it. Raises TracepipeError before the last event was read."""
+        if self._account is None:
+            raise TracepipeError(
+                f"{self.path} was not read to its end.", "Iterate over all of its events first."
+            )
+        return self._account
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Layer → events, a warp counting one. As `account`."""
+        return self.account.counts
+
+    @property
+    def losses(self) -> Counter[str]:
+        """Layer → events that were made and not recorded. As `account`."""
+        return self.account.losses
+
+    @property
+    def problems(self) -> list[Problem]:
+        """The first lines that could not be used, or not surely. As `account`."""
+        return self.account.problems
+
+    @property
+    def clocks(self) -> list[dict[str, Any]]:
+        """How each other clock was placed on the trace's, of the events that were read so far."""
+        return self._opened.clocks.statements()
+
+    def __repr__(self) -> str:
+        return f"<Events of {self.path} ({self.source_format}) on the clock {self.trace_clock}>"
+
+
+def open(
+    path: str | PathLike[str],
+    *,
+    source_format: str = "",
+    strict: bool = False,
+    assume_offset: Mapping[str, int | str] | None = None,
+    progress: Progress | None = None,
+) -> Events:
+    """The events of a recording of any input format, plain or compressed; `-` is standard input.
+
+    `source_format` names the format where the content does not. With `strict` the first bad line raises
+    InputError; without, bad lines are counted. `assume_offset` places clocks that have no clock pairs:
+    clock → ns to add, or a host clock's name. `progress` is called with bytes read and bytes in all. Raises
+    InputError, FormatError, ClockError.
+    """
+    return Events(
+        fspath(path),
+        source_format=source_format,
+        strict=strict,
+        assumed=assume_offset or {},
+        progress=progress,
+    )

@@ -1,0 +1,105 @@
+"""Records on behalf of another process: of itself a process cannot, and signals are taken on a main thread.
+
+    caller ── Order ──▶ recorder        its first message
+           ◀── notes, Began, the end ──
+           ── STOP, or its own end ──▶
+
+Messages are pickled, on a pair of sockets that the recorder inherits.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from types import FrameType
+from typing import Any
+
+from tracepipe.api.record import record
+from tracepipe.capture.request import CaptureRequest
+from tracepipe.capture.summary import CaptureSummary
+from tracepipe.errors import TracepipeError
+
+STOP = "stop"
+_CODE = (
+    "import sys; sys.path[:] = sys.argv[2:]; from tracepipe.api import recorder; recorder.main(sys.argv[1])"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What to record, and where to."""
+
+    request: CaptureRequest
+    output: str
+    force: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """Everything from now on is recorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The recording ended with an error, `kind` by its name in `tracepipe.errors`."""
+
+    kind: str
+    message: str
+    hint: str
+
+
+Message = str | Began | Refused | CaptureSummary
+"""A note for the user, or how it stands."""
+
+
+class _Caller:
+    """The other end, as the capture sees it. Once it is gone, nobody wants the recording to go on."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def began(self) -> None:
+        self.tell(Began())
+
+    def is_over(self) -> bool:
+        return self._connection.poll()
+
+    def tell(self, message: Any) -> None:
+        try:
+            self._connection.send(message)
+        except OSError:  # it is gone, and the recording is complete without it
+            return
+
+
+def command_line(descriptor: int, paths: Sequence[str]) -> list[str]:
+    """The command of a recorder on the socket with this number, which looks for modules in `paths`.
+
+    Isolated from the environment, which is that of the command that it records.
+    """
+    return [sys.executable, "-I", "-c", _CODE, str(descriptor), *paths]
+
+
+def _end(number: int, _: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+def main(number_of_socket: str) -> None:
+    """Record what the caller orders."""
+    descriptor = int(number_of_socket)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _end)
+    os.set_inheritable(descriptor, False)  # the command has no part in it
+    connection = Connection(descriptor)
+    order: Order = connection.recv()
+    caller = _Caller(connection)
+    try:
+        caller.tell(
+            record(order.request, order.output, force=order.force, notify=caller.tell, control=caller)
+        )
+    except TracepipeError as e:
+        caller.tell(Refused(type(e).__name__, e.message, e.hint))
