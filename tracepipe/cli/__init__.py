@@ -32,13 +32,28 @@ _REPORTS = "tracepipe.cli.reports"
 class _Commands(TyperGroup):
     """Loads what a command needs: all commands together take as long to load as a small file to convert."""
 
+    _listed: dict[str, Any] | None = None
+    """Reports as the help lists them, while it does."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        self._listed = dict(typer.main.get_group(import_module(_REPORTS).listing()).commands)
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self._listed = None
+
     def list_commands(self, ctx: Any) -> list[str]:
-        for place in dict.fromkeys((*_PLACES.values(), _REPORTS)):
+        for place in dict.fromkeys(_PLACES.values()):
             self._load(place)
-        return list(self.commands)
+        if self._listed is None:
+            self._load(_REPORTS)
+        # In the order of the places, whatever was loaded first.
+        return list(dict.fromkeys((*_PLACES, *(self._listed or self.commands))))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in self.commands:  # the help asks for every one after it has the list
+        if self._listed is not None:
+            return self._listed.get(cmd_name) or self.commands.get(cmd_name)
+        if cmd_name not in self.commands:
             self._load(_PLACES.get(cmd_name, _REPORTS), cmd_name)
         if cmd_name not in self.commands:
             self.list_commands(ctx)  # so that what was meant can be suggested

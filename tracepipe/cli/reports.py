@@ -188,5 +188,17 @@ def app_of(name: str) -> typer.Typer:
     """The command of one report, or those of all where none is called so."""
     app = typer.Typer()
     for report in [REPORTS[name]] if name in REPORTS else REPORTS.values():
-        app.command(report.name, help=report.about, rich_help_panel="Reports")(_command(report))
+        _add(app, report.name, _command(report))
     return app
+
+
+def listing() -> typer.Typer:
+    """Commands that can be listed, and do nothing: what the reports are made of need not be loaded."""
+    app = typer.Typer()
+    for name in REPORTS:
+        _add(app, name, lambda: None)
+    return app
+
+
+def _add(app: typer.Typer, name: str, command: Callable[..., None]) -> None:
+    app.command(name, help=REPORTS.about(name), rich_help_panel="Reports")(command)

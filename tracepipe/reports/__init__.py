@@ -24,9 +24,14 @@ class _Reports(Mapping[str, Report]):
     events to read.
     """
 
-    def __init__(self, *modules: str) -> None:
-        self._modules = {module.partition("_")[2] or module: module for module in modules}
+    def __init__(self, abouts: Mapping[str, str]) -> None:
+        self._modules = {module.partition("_")[2] or module: module for module in abouts}
+        self._abouts = dict(zip(self._modules, abouts.values(), strict=True))
         self._loaded: dict[str, Report] = {}
+
+    def about(self, name: str) -> str:
+        """What a report tells, in one line."""
+        return self._abouts[name]
 
     def __getitem__(self, name: str) -> Report:
         if name not in self._loaded:
@@ -46,16 +51,22 @@ class _Reports(Mapping[str, Report]):
         return len(self._modules)
 
 
-# The modules, in the order in which the help lists the reports.
-REPORTS: Mapping[str, Report] = _Reports(
-    "summary",
-    "timeline",
-    "layers",
-    "gaps",
-    "memory",
-    "diff",
-    "warps",
-    "plot",
-    "html_report",
-    "export",
+# The modules and what their reports tell, in the order in which the help lists them.
+REPORTS = _Reports(
+    {
+        "summary": "Counts, times and sizes of a recording: calls, launches, memory, copies, "
+        "ioctls, kernels, warps.",
+        "timeline": "The timeline on the terminal: layers of threads, streams of GPUs, running warps.",
+        "layers": "What calls cost at each layer: in themselves, in ioctls, in the driver, "
+        "off-CPU, on the GPU.",
+        "gaps": "Idle times of each GPU: how long, what the CPU did then, which call ended them.",
+        "memory": "Allocations: peak, over time, by call; never freed, freed twice, freed and "
+        "never allocated.",
+        "diff": "Two runs compared: what got faster or slower by more than chance, by how much, how sure.",
+        "warps": "Warps of each kernel: lives, skew, occupancy; divergence, strides, stragglers, "
+        "waves, imbalance.",
+        "plot": "Pictures: warps on the SMs over time, exit skew, latencies, idle GPUs; PNG, SVG or HTML.",
+        "html_report": "One page that gathers the reports and the pictures: HTML that needs no network.",
+        "export": "Tables for DuckDB, Polars, Spark, pandas: a Parquet file for each layer.",
+    }
 )

@@ -280,7 +280,6 @@ def _notes(found: Sequence[Change], a: Run, b: Run, options: Options) -> Iterato
 
 REPORT = Report(
     "diff",
-    "Two runs compared: what got faster or slower by more than chance, by how much, how sure.",
     Options,
     run,
     inputs=("A", "B"),

@@ -74,7 +74,6 @@ def _write_json(data: dict[str, Any], out: BinaryIO) -> None:
 
 REPORT = Report(
     "export",
-    "Tables for DuckDB, Polars, Spark, pandas: a Parquet file for each layer.",
     Options,
     run,
     output=FolderOutput(lambda options: f".{options.format}"),

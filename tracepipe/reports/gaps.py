@@ -369,7 +369,6 @@ def _without_length(run: Run) -> Iterator[str]:
 
 REPORT = Report(
     "gaps",
-    "Idle times of each GPU: how long, what the CPU did then, which call ended them.",
     Options,
     run,
 )

@@ -26,7 +26,6 @@ def report_of(gathered: Sequence[tuple[str, Report]]) -> Report:
     """The report that gathers others, each under its heading, by their own default options."""
     return Report(
         "report",
-        "One page that gathers the reports and the pictures: HTML that needs no network.",
         Options,
         _gathering(gathered),
         output=FileOutput((".html",)),

@@ -197,7 +197,6 @@ def _one(run: Run, top_calls: pl.DataFrame, number: int, top: int) -> Result:
 
 REPORT = Report(
     "layers",
-    "What calls cost at each layer: in themselves, in ioctls, in the driver, off-CPU, on the GPU.",
     Options,
     run,
 )

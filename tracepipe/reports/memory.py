@@ -351,7 +351,6 @@ def _ended_contexts(run: Run, found: Allocations) -> Iterator[str]:
 
 REPORT = Report(
     "memory",
-    "Allocations: peak, over time, by call; never freed, freed twice, freed and never allocated.",
     Options,
     run,
 )

@@ -43,7 +43,6 @@ def run(run: Run, options: Options) -> Result:
 
 REPORT = Report(
     "plot",
-    "Pictures: warps on the SMs over time, exit skew, latencies, idle GPUs; PNG, SVG or HTML.",
     Options,
     run,
     output=FileOutput((".html", ".png", ".svg")),

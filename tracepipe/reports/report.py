@@ -123,7 +123,6 @@ class Report:
     """
 
     name: str
-    about: str
     options: type
     run: Callable[..., Result]
     inputs: tuple[str, ...] = ("RUN",)

@@ -283,7 +283,6 @@ def _functions_of(run: Run, layer: Layer) -> Iterator[tuple[Any, ...]]:
 
 REPORT = Report(
     "summary",
-    "Counts, times and sizes of a recording: calls, launches, memory, copies, ioctls, kernels, warps.",
     Options,
     run,
 )

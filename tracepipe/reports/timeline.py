@@ -250,7 +250,6 @@ def _draw(groups: list[Group], window: Window, base_ns: int, ascii_only: bool) -
 
 REPORT = Report(
     "timeline",
-    "The timeline on the terminal: layers of threads, streams of GPUs, running warps.",
     Options,
     run,
 )

@@ -217,7 +217,6 @@ def _limits(found: Searched, kernels: list[KernelWarps]) -> Iterator[str]:
 
 REPORT = Report(
     "warps",
-    "Warps of each kernel: lives, skew, occupancy; divergence, strides, stragglers, waves, imbalance.",
     Options,
     run,
 )
