@@ -35,7 +35,15 @@ def test_every_layer_has_its_record() -> None:
 
 
 def test_a_record_gives_its_time_and_its_shape_apart() -> None:
-    record = {"type": "kernel", "name": "f", "phase": "X", "ts_ns": 7, "tid": 3, "dur_ns": 5, "args": {"a": 1}}
+    record = {
+        "type": "kernel",
+        "name": "f",
+        "phase": "X",
+        "ts_ns": 7,
+        "tid": 3,
+        "dur_ns": 5,
+        "args": {"a": 1},
+    }
     tables = Tables()
     batch = source_batch([record, record | {"ts_ns": 9, "dur_ns": 8, "args": {"a": 2}}], tables)
     assert batch.events.ts_ns.tolist() == [7, 9]
@@ -88,7 +96,14 @@ def test_where_a_thread_stands_is_no_part_of_its_shape() -> None:
     assert len(tables.shapes) == 1
     assert records_of(batch, tables) == records
     # Of a kernel `block` is a size, and the same for all of its launches.
-    kernel = {"type": "gpu_kernel", "name": "k", "phase": "B", "ts_ns": 1, "block": [64, 1, 1], "grid": [2, 1, 1]}
+    kernel = {
+        "type": "gpu_kernel",
+        "name": "k",
+        "phase": "B",
+        "ts_ns": 1,
+        "block": [64, 1, 1],
+        "grid": [2, 1, 1],
+    }
     assert shape_of(kernel).block == (64, 1, 1)
     assert shape_of(kernel).grid == (2, 1, 1)
 
