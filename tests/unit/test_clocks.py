@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.support.stamped import Stamping
 from tracepipe.clocks import Clocks
-from tracepipe.clocks.maps import ClockMap, fit
+from tracepipe.clocks.maps import ClockMap, fit, offset_map
 from tracepipe.clocks.pairs import ClockPair
 from tracepipe.errors import ClockError
 from tracepipe.event.checks import first_fault
@@ -383,7 +383,7 @@ def test_huge_times_keep_every_nanosecond(source_ns: int) -> None:
     drift=st.sampled_from([0.0, 10.1, -99.0]),
     bend=st.sampled_from([0.0, 3.0, -40.0]),
     near=st.lists(st.integers(-100, 200), max_size=20),
-    far=st.lists(st.integers(0, TIME_LIMIT_NS), max_size=5),
+    far=st.lists(st.integers(0, 2 * TIME_LIMIT_NS), max_size=5),
 )
 def test_a_column_of_times_is_placed_as_each_of_them(
     noise_ns: list[tuple[int, int]], drift: float, bend: float, near: list[int], far: list[int]
@@ -406,6 +406,25 @@ def test_a_pair_contains_the_whole_interval_of_its_record() -> None:
         pair = ClockPair.of(record)
         assert pair.host_ns - pair.uncertainty_ns <= low
         assert pair.host_ns + pair.uncertainty_ns >= high
+
+
+def test_what_a_trace_cannot_hold_is_at_its_end() -> None:
+    late_ns = TIME_LIMIT_NS - SECOND_NS
+    for pairs in (
+        [ClockPair(0, late_ns, 10)],
+        [ClockPair(0, late_ns - SECOND_NS, 10), ClockPair(SECOND_NS, late_ns + 10_000, 10)],
+    ):
+        clock_map = fit(GPU, pairs)
+        times = [2 * SECOND_NS, TIME_LIMIT_NS, 2 * TIME_LIMIT_NS]
+        assert [clock_map.place(SourceNs(ns)) for ns in times] == [TIME_LIMIT_NS] * 3
+        assert clock_map.place_all(np.array(times, np.int64)).tolist() == [TIME_LIMIT_NS] * 3
+    early = offset_map(GPU, "assumed", -TIME_LIMIT_NS, 0)
+    assert early.place(SourceNs(-5)) == -TIME_LIMIT_NS
+    assert early.place_all(np.array([-5, 0, 5])).tolist() == [
+        -TIME_LIMIT_NS,
+        -TIME_LIMIT_NS,
+        5 - TIME_LIMIT_NS,
+    ]
 
 
 # Recordings: which clock is the trace's, and what happens to events ------------------------------------

@@ -7,6 +7,7 @@ import gzip
 import io
 import itertools
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -416,3 +417,31 @@ def test_the_largest_numbers_that_a_line_may_have_are_drawn_by_every_format(reco
     for form in CONVERTERS.values():
         report = Conversion(path, form, ConvertOptions()).run(io.BytesIO())
         assert (report.skipped, report.counts["kernel"], report.counts["gpu_warp"]) == (0, 2, 1)
+
+
+def test_times_that_their_clock_puts_beyond_a_trace_are_drawn_by_every_format(recording: Any) -> None:
+    late_ns = TIME_LIMIT_NS - 10**12
+    pairs = [
+        {"type": "clock", "clock": GPU, "source_ns": at, "host_lo_ns": host_ns, "host_hi_ns": host_ns}
+        for at, host_ns in ((0, late_ns), (10**11, late_ns + 10**11 + 10**6))
+    ]
+    warp = {"type": "gpu_warp", "name": "k", "ts_ns": TIME_LIMIT_NS, "clock": GPU, "warp": [0]}
+    path = recording(
+        HEADER,
+        *pairs,
+        on_gpu(5) | {"dur_ns": TIME_LIMIT_NS},
+        on_gpu(TIME_LIMIT_NS) | {"dur_ns": TIME_LIMIT_NS},
+        warp | {"entry_ns": [OFFSET_LIMIT_NS], "exit_ns": [OFFSET_LIMIT_NS]},
+        {"type": "loss", "count": 3, "clock": GPU, "ts_ns": TIME_LIMIT_NS, "dur_ns": TIME_LIMIT_NS},
+    )
+    for form in CONVERTERS.values():
+        report = Conversion(path, form, ConvertOptions()).run(io.BytesIO())
+        assert (report.skipped, report.counts) == (0, {"gpu_kernel": 2, "gpu_warp": 1})
+    _, text = converted(path)
+    drawn = re.findall(r"^(\d+) \+ ?(\d+) k source_ns=(\d+)$", "\n".join(text), re.MULTILINE)
+    (start_ns, dur_ns, early_ns), last = (tuple(map(int, one)) for one in drawn)
+    last_ns = TIME_LIMIT_NS - HEADER["start"]["monotonic_ns"]
+    assert early_ns == 5
+    assert abs(start_ns - (last_ns - 10**12 + 5)) <= 1
+    assert start_ns + dur_ns == last_ns
+    assert last == (last_ns, 0, TIME_LIMIT_NS)

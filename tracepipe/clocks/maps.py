@@ -25,7 +25,7 @@ from tracepipe.clocks.pairs import (
 )
 from tracepipe.errors import ClockError
 from tracepipe.event.columns import Int64s
-from tracepipe.event.model import SourceNs, TraceNs
+from tracepipe.event.model import TIME_LIMIT_NS, SourceNs, TraceNs
 
 # The readings of `start` in a header follow each other within this time.
 SNAPSHOT_NS = 1000
@@ -47,6 +47,11 @@ class Segment:
     """Between two pairs: their distance. 0 before the first and after the last."""
     end_bound_ns: int = 0
     """The bound at the second of them."""
+
+    def place(self, source_ns: int) -> int:
+        """The trace time of a source time: at an end of what a trace can hold if it is beyond."""
+        placed_ns = self.trace_ns + (source_ns - self.source_ns) * self.rate_num // self.rate_den
+        return max(-TIME_LIMIT_NS, min(placed_ns, TIME_LIMIT_NS))
 
     def bound_at(self, source_ns: int) -> int:
         """How far off the line the clock may be there, ns."""
@@ -75,8 +80,7 @@ class ClockMap:
 
     def place(self, source_ns: SourceNs) -> TraceNs:
         """The trace time of a source time."""
-        s = self.segments[self.segment_index(source_ns)]
-        return TraceNs(s.trace_ns + (source_ns - s.source_ns) * s.rate_num // s.rate_den)
+        return TraceNs(self.segments[self.segment_index(source_ns)].place(source_ns))
 
     def place_all(self, source_ns: Int64s) -> Int64s:
         """The trace times of a column of source times."""
@@ -116,15 +120,15 @@ class ClockMap:
 
 
 def _place_column(s: Segment, source_ns: Int64s) -> Int64s:
-    """What `ClockMap.place` does in one segment, with the rate as 1 and the rest of it, which is small."""
+    """What `Segment.place` does, with the rate as 1 and the rest of it, which is small."""
+    if not len(source_ns):
+        return source_ns
     more = s.rate_num - s.rate_den
-    if more == 0:
-        return source_ns + (s.trace_ns - s.source_ns)
+    longest_ns = max(abs(int(end) - s.source_ns) for end in (source_ns.min(), source_ns.max()))
+    if longest_ns + abs(s.trace_ns) + longest_ns * abs(more) >= 1 << 62:
+        return np.array([s.place(ns) for ns in source_ns.tolist()], np.int64)
     after = source_ns - s.source_ns
-    if len(after) and max(-int(after.min()), int(after.max())) * abs(more) >= 1 << 62:
-        placed = [s.trace_ns + int(ns) * s.rate_num // s.rate_den for ns in after.tolist()]
-        return np.array(placed, np.int64)
-    return after + s.trace_ns + after * more // s.rate_den
+    return after + s.trace_ns + (after * more // s.rate_den if more else 0)
 
 
 def offset_map(clock: str, method: str, offset_ns: int, bound_ns: int) -> ClockMap:
