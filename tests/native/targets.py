@@ -11,7 +11,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from tests.native import clocks, convert, nesting, perfetto, reading, warps
+from tests.native import chrome, clocks, convert, nesting, perfetto, reading, warps
 
 TARGETS: dict[str, Callable[[ctypes.CDLL, Random], Any]] = {
     "read_lines": reading.read_lines,
@@ -24,5 +24,7 @@ TARGETS: dict[str, Callable[[ctypes.CDLL, Random], Any]] = {
     "perfetto_args": perfetto.perfetto_args,
     "perfetto_write": perfetto.perfetto_write,
     "perfetto_warps": perfetto.perfetto_warps,
+    "chrome_write": chrome.chrome_write,
+    "chrome_warps": chrome.chrome_warps,
     "convert": convert.convert,
 }

@@ -99,7 +99,7 @@ static int step_of(tp_turns *turns, int kind, int64_t ts)
 int tp_chrome_when(tp_chrome *c, int32_t track, int kind, int64_t ts, uint8_t *when)
 {
     int64_t ns = ts > c->base ? ts - c->base : 0;
-    int step = kind == OP_COUNTER || track >= c->turn_count ? 0 : step_of(&c->turns[track], kind, ts);
+    int step = kind == OP_COUNTER || (uint32_t)track >= c->turn_count ? 0 : step_of(&c->turns[track], kind, ts);
     uint8_t *to = tp_decimal(when, (uint64_t)ns / 1000);
     *to++ = '.';
     to = tp_three_digits(to, ns % 1000);
