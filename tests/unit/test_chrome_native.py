@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.support.cores import running
 from tracepipe.converters import CONVERTERS, chrome
 from tracepipe.converters.chrome_events import members
 from tracepipe.converters.native_chrome_events import NativeChromeEvents
@@ -25,32 +24,26 @@ from tracepipe.converters.writer import TraceInfo
 from tracepipe.event import tables as event_tables
 from tracepipe.event.columns import NONE, TraceColumns
 from tracepipe.event.native_nesting import OpColumns
-from tracepipe.event.nesting import BEGIN, COUNTER, END, INSTANT, Op
+from tracepipe.event.nesting import BEGIN, COUNTER, END, INSTANT, Op, op_of
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Args, Tables
 from tracepipe.layout.changes import WARP_BEGIN, WARP_COUNT, WARP_END, WARP_EXIT, Kernel, Slices, WarpChanges
 from tracepipe.layout.options import LayoutOptions
 from tracepipe.layout.timeline import FIRST_EXTRA, Book, Drawn, Item, Track
-from tracepipe.native import PURE, library
+from tracepipe.native import library
 from tracepipe.readers import tracepipe1
 from tracepipe.readers.native_lines import NativeTables
 from tracepipe.recording.convert import Conversion, ConvertOptions
 
-pytestmark = pytest.mark.skipif(library() is None, reason="the native core is not compiled")
-
 START_NS = 5_000_000_000_000
 INFO = TraceInfo("monotonic", {"trace_ns": START_NS})
-FIXTURES = Path(__file__).parents[2] / "fixtures"
 
 
-@contextmanager
-def pure() -> Iterator[None]:
-    """Without the native core."""
-    os.environ[PURE] = "1"
-    try:
+@pytest.fixture(autouse=True, scope="module")
+def native() -> Iterator[None]:
+    """Skips all of this where there is nothing to compare."""
+    with running("native"):
         yield
-    finally:
-        del os.environ[PURE]
 
 
 def written(*batches: Drawn) -> bytes:
@@ -64,7 +57,7 @@ def written(*batches: Drawn) -> bytes:
 
 def written_by_both(*batches: Drawn) -> bytes:
     """What both write, which must be the same."""
-    with pure():
+    with running("pure"):
         reference = written(*batches)
     native = written(*batches)
     assert native == reference
@@ -134,7 +127,7 @@ def books(draw: st.DrawFn) -> tuple[Book, list[Track]]:
 def ops_of(draw: st.DrawFn, book: Book, events: int, extras: int) -> Op:
     kind = draw(st.sampled_from([BEGIN, BEGIN, END, END, INSTANT, COUNTER]))
     event = NONE if kind == COUNTER else draw(st.integers(FIRST_EXTRA - extras + 1, events - 1))
-    return Op(
+    return (
         kind,
         ROWS if kind == COUNTER else draw(st.integers(0, ROWS - 1)),
         draw(times),
@@ -144,6 +137,7 @@ def ops_of(draw: st.DrawFn, book: Book, events: int, extras: int) -> Op:
         draw(flows),
         draw(flows),
         draw(st.integers(-(1 << 63), (1 << 63) - 1)),
+        NONE,
     )
 
 
@@ -240,7 +234,7 @@ def test_begins_ends_and_instants_of_one_time_are_apart_by_so_much_and_no_more()
     track = Track(2, group, "slices", "stream 7")
     ops = OpColumns()
     for at in range(1200):
-        ops.add(Op((BEGIN, END, INSTANT)[at % 3], 0, START_NS + at // 1000, 0, NONE))
+        ops.add(op_of((BEGIN, END, INSTANT)[at % 3], 0, START_NS + at // 1000, 0, NONE))
     drawn = Drawn(Book(Tables(), [track], ["f"]), [group, track], None, ops, np.arange(ops.count), [], [])
     lines = written_by_both(drawn).decode().splitlines()
     decimals = [
@@ -315,7 +309,7 @@ def converted(lines: list[str], options: LayoutOptions | None = None, *, say: bo
 
 
 def converted_by_both(lines: list[str], options: LayoutOptions | None = None) -> bytes:
-    with pure():
+    with running("pure"):
         reference = converted(lines, options)
     native = converted(lines, options)
     assert native == reference
@@ -395,16 +389,3 @@ def test_numbers_that_are_given_anew_are_not_mixed_up(monkeypatch: pytest.Monkey
     monkeypatch.setattr(NativeChromeEvents, "forget", lambda self: (forgotten.append(None), forget(self)))
     assert slices() == whole
     assert len(forgotten) > 10
-
-
-@pytest.mark.parametrize("path", sorted(FIXTURES.glob("*/input*")), ids=lambda path: path.parent.name)
-def test_fixtures_have_the_same_bytes(path: Path) -> None:
-    def of(path: Path) -> bytes:
-        out = io.BytesIO()
-        options = ConvertOptions(layout=LayoutOptions(thread_exits=True))
-        Conversion(str(path), CONVERTERS["chrome"], options).run(out)
-        return out.getvalue()
-
-    with pure():
-        reference = of(path)
-    assert of(path) == reference

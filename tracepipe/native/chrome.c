@@ -100,7 +100,7 @@ int tp_chrome_when(tp_chrome *c, int32_t track, int kind, int64_t ts, uint8_t *w
 {
     /* Times may be as far apart as 64 bits without a sign. */
     uint64_t ns = ts > c->base ? (uint64_t)ts - (uint64_t)c->base : 0;
-    int step = kind == OP_COUNTER || track >= c->turn_count ? 0 : step_of(&c->turns[track], kind, ts);
+    int step = kind == OP_COUNTER || track < 0 || track >= c->turn_count ? 0 : step_of(&c->turns[track], kind, ts);
     uint8_t *to = tp_decimal(when, ns / 1000);
     *to++ = '.';
     to = tp_three_digits(to, (int64_t)(ns % 1000));
