@@ -34,7 +34,8 @@ from tracepipe.capture.gpu.build.toolchain import NATIVE, Toolchain, this_toolch
 from tracepipe.capture.gpu.engines import kernels, warp_records, warps  # noqa: E402
 from tracepipe.capture.gpu.engines.transport import KIND_CLOCK, KIND_NOTE, records  # noqa: E402
 from tracepipe.capture.gpu.engines.warp_options import WarpOptions  # noqa: E402
-from tracepipe.clocks.maps import ClockMap, Clocks  # noqa: E402
+from tracepipe.clocks import Clocks  # noqa: E402
+from tracepipe.clocks.maps import ClockMap  # noqa: E402
 from tracepipe.errors import TracepipeError  # noqa: E402
 from tracepipe.event.model import SourceNs  # noqa: E402
 
