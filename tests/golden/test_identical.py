@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import tracepipe.event.tables
 import tracepipe.layout.draw
 import tracepipe.readers.tracepipe1
+from benchmarks.recordings import write_mixed, write_threads, write_warps
 from tests.golden import hostile, test_anything, test_property
 from tests.golden.both import converted
 from tests.golden.cases import Case, cases
@@ -138,3 +139,54 @@ def test_spans_in_any_order(recording: test_property.Recording, chance: Any) -> 
     with recorded(lines_of(shuffled)) as path, little_at_once(256, 4):
         for to in ("perfetto", "chrome", "text"):
             converted(path, to, None, CORES)
+
+
+def deep_and_wide() -> list[dict[str, Any]]:
+    """Calls deeper than a track shows, more overlaps than there are tracks for, and launches before calls."""
+    event = {"type": "userspace", "name": "f", "phase": "B", "pid": 5, "tid": 5}
+    records = [event | {"ts_ns": hostile.START_NS + at, "args": {"begun": at}} for at in range(700)]
+    records += [event | {"phase": "E", "ts_ns": hostile.START_NS + 9_000 - at} for at in range(0, 700, 3)]
+    wide = event | {"type": "syscall", "name": "ioctl", "phase": "X", "dur_ns": 5_000}
+    records += [wide | {"ts_ns": hostile.START_NS + at} for at in range(90)]
+    kernel = {"type": "gpu_kernel", "name": "k", "phase": "X", "gpu": 0, "dur_ns": 5}
+    for launch in (1, (1 << 64) - 1, 1 << 63):
+        records.append(kernel | {"ts_ns": hostile.START_NS + 10 * (launch % 5), "launch": launch})
+        records.append(wide | {"tid": 6, "ts_ns": hostile.START_NS + 100, "launch": launch})
+    slot = {"type": "gpu_warp", "name": "k", "ts_ns": hostile.START_NS, "gpu": 1, "sm": [0] * 90, "slot": [0] * 90}
+    return [*records, slot | {"warp": [*range(90)], "entry_ns": [*range(90)], "exit_ns": [5_000] * 90}]
+
+
+@pytest.mark.parametrize("to", CONVERTERS)
+@pytest.mark.parametrize("chunk_bytes", [1 << 12, 1 << 20])
+def test_calls_too_deep_and_slices_that_no_track_takes(to: str, chunk_bytes: int) -> None:
+    with recorded(lines_of(deep_and_wide())) as path, little_at_once(chunk_bytes, 50):
+        _, account = converted(path, to, None, CORES)
+    if to != "threads":
+        assert account.outcomes.undrawn == (90 - 65) * 2
+        assert account.outcomes.overlaps == (700 - 512) + 89 * 2
+        assert account.outcomes.causality == 3
+
+
+@pytest.mark.parametrize("unique", [False, True])
+def test_a_hundred_thousand_events_of_a_program(unique: bool, tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    write_mixed(path, 100_000, unique=unique)
+    for to in ("perfetto", "chrome") if unique else ("perfetto", "chrome", "text"):
+        _, account = converted(path, to, None, CORES)
+        assert sum(account.counts.values()) >= 100_000
+
+
+def test_many_launches(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    write_warps(path, 20_000)
+    for to in ("perfetto", "chrome", "text"):
+        converted(path, to, None, CORES)
+    for warp_tracks, exits in (("logical", True), ("sm", False)):
+        converted(path, "perfetto", ConvertOptions(layout=LayoutOptions(warp_tracks, exits)), CORES)
+
+
+def test_many_threads(tmp_path: Path) -> None:
+    path = tmp_path / "run.txt"
+    write_threads(path, 20_000)
+    for to in ("perfetto", "text", "threads"):
+        converted(path, to, None, CORES)

@@ -1,0 +1,97 @@
+"""Compares what the native core writes with what its reference in Python writes, of recordings of a million.
+
+    python benchmarks/identical.py [EVENTS]        default: 1000000
+
+Each conversion runs in a process of its own, and says the length and the hash of its output and what it found.
+Exits with 1 where two differ. The tests compare smaller recordings, and stranger ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+HERE = Path(__file__).resolve()
+sys.path.insert(0, str(HERE.parents[1]))
+
+from benchmarks.recordings import write_mixed, write_threads, write_warps  # noqa: E402
+
+CORES = {"native": "0", "pure": "1"}
+RECORDINGS: dict[str, Callable[[Path, int], None]] = {
+    "mixed": write_mixed,
+    "unique": lambda path, events: write_mixed(path, events // 5, unique=True),
+    "warps": write_warps,
+    "threads": lambda path, events: write_threads(path, events // 10),
+}
+FORMATS = ("perfetto", "chrome")
+
+
+class _Hashing:
+    """A stream that keeps the length and the hash of what is written."""
+
+    def __init__(self) -> None:
+        self._hash, self._bytes = hashlib.sha256(), 0
+
+    def write(self, data: bytes) -> int:
+        self._hash.update(data)
+        self._bytes += len(data)
+        return len(data)
+
+    def said(self) -> str:
+        return f"{self._bytes} bytes, sha256 {self._hash.hexdigest()}"
+
+
+def convert(source: str, to: str) -> None:
+    """Say what comes of a conversion, in this process."""
+    from tracepipe.converters import CONVERTERS
+    from tracepipe.native import state
+    from tracepipe.recording.account_text import account_lines
+    from tracepipe.recording.convert import Conversion, ConvertOptions
+
+    out = _Hashing()
+    account = Conversion(source, CONVERTERS[to], ConvertOptions()).run(out)  # type: ignore[arg-type]
+    print(state(), out.said(), *account_lines(account), sep="\n")
+
+
+def outcome(core: str, source: Path, to: str) -> list[str]:
+    """What a conversion with one core says, in a process of its own."""
+    command = [sys.executable, str(HERE), "--convert", str(source), to]
+    environment = os.environ | {"TRACEPIPE_PURE": CORES[core]}
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    state, *said = done.stdout.splitlines()
+    if not state.startswith(core):
+        sys.exit(f"there is nothing to compare: {state}")
+    return said
+
+
+def main() -> int:
+    """Compare all; 1 where outputs differ."""
+    if sys.argv[1:2] == ["--convert"]:
+        convert(*sys.argv[2:])
+        return 0
+    events, differ = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000, 0
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as both:
+        for name, write in RECORDINGS.items():
+            source = Path(folder, f"{name}.jsonl")
+            write(source, events)
+            for to in FORMATS:
+                start_s = time.monotonic()
+                native, pure = both.map(lambda core, s=source, t=to: outcome(core, s, t), CORES)
+                verdict = "the same" if native == pure else "DIFFER"
+                differ += native != pure
+                print(f"{name:<8} {to:<9} {verdict}: {native[0]} ({time.monotonic() - start_s:.1f} s)")
+                if native != pure:
+                    print("native:", *native, "pure:", *pure, sep="\n    ")
+            source.unlink()
+    return 1 if differ else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
