@@ -23,6 +23,19 @@ from tracepipe.layout.tree import LAYER_TITLES
 from tracepipe.recording.convert import Conversion, ConvertOptions
 
 START_NS = 1_000_000
+# What the timers of both GPUs show more than the host's clock; they drift by some ppm.
+GPU_AHEAD_NS = 1_795_000_000_000_000_000
+PAIRS = [
+    {
+        "clock": f"globaltimer:{gpu}", "source_ns": START_NS + GPU_AHEAD_NS + after + gpu,
+        "host_lo_ns": START_NS + after, "host_hi_ns": START_NS + after + 2 * (after > 0),
+    }
+    for gpu in (0, 1) for after in (0, 100_000)
+]  # fmt: skip
+HEADER = {
+    "type": "header", "schema": "tracepipe/1", "clock": "monotonic",
+    "clocks": ["monotonic", "globaltimer:0", "globaltimer:1"], "clock_pairs": PAIRS,
+}  # fmt: skip
 times = st.integers(START_NS, START_NS + 30)
 lengths = st.integers(0, 12)
 plain = (
@@ -71,14 +84,17 @@ def events(draw: st.DrawFn) -> dict[str, Any]:
 
 @st.composite
 def batches(draw: st.DrawFn) -> dict[str, Any]:
-    """Warps that may be two on one slot, and may have no exit or several."""
+    """Warps that may be two on one slot, and may have no exit or several; by the host's clock or the GPU's."""
     exits = draw(st.lists(st.integers(0, 2), min_size=1, max_size=4))
     count = len(exits)
 
     def column(largest: int, size: int = count) -> list[int]:
         return draw(st.lists(st.integers(0, largest), min_size=size, max_size=size))
 
-    batch = {"type": "gpu_warp", "name": draw(st.sampled_from("kl")), "ts_ns": draw(times), "gpu": 0}
+    gpu = draw(st.integers(0, 1))
+    batch = {"type": "gpu_warp", "name": draw(st.sampled_from("kl")), "ts_ns": draw(times), "gpu": gpu}
+    if draw(st.booleans()):
+        batch |= {"ts_ns": batch["ts_ns"] + GPU_AHEAD_NS, "clock": f"globaltimer:{gpu}"}
     batch |= {
         "warp": column(9),
         "entry_ns": column(20),
@@ -87,6 +103,8 @@ def batches(draw: st.DrawFn) -> dict[str, Any]:
     }
     if draw(st.booleans()):
         batch |= {"sm": column(1), "slot": column(1)}
+    if draw(st.booleans()):
+        batch |= {"exit_clk": column(99, sum(exits)), "entry_mask": column(7), "exit_mask": column(7, sum(exits))}
     if draw(st.booleans()):
         batch |= {"grid": [2, 2, 1], "block": [33, 1, 1], "launch": draw(st.integers(0, 2))}
     return batch
@@ -104,11 +122,10 @@ lines = st.one_of(events(), events(), events(), batches(), losses, st.just("noth
 def test_whatever_is_drawn_is_read_as_it_was_meant(
     recording: list[Any], warp_tracks: str, thread_exits: bool
 ) -> None:
-    head = {"type": "header", "schema": "tracepipe/1", "clock": "monotonic", "clocks": ["monotonic"]}
     options = ConvertOptions(layout=LayoutOptions(warp_tracks, thread_exits))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "input.jsonl")
-        path.write_text("".join(json.dumps(line) + "\n" for line in [head, *recording]))
+        path.write_text("".join(json.dumps(line) + "\n" for line in [HEADER, *recording]))
         for to in ("perfetto", "chrome"):
             kept = ReplayFormat()
             Conversion(str(path), cast(Any, kept), options).run(io.BytesIO())
