@@ -2,7 +2,7 @@
 
     python benchmarks/identical.py [EVENTS]        default: 1000000
 
-Each conversion runs in a process of its own, and says the length and the hash of its output and what it found.
+Each conversion runs in a process of its own, and says the length and hash of its output and what it found.
 Exits with 1 where two differ. The tests compare smaller recordings, and stranger ones.
 """
 

@@ -84,7 +84,7 @@ def events(draw: st.DrawFn) -> dict[str, Any]:
 
 @st.composite
 def batches(draw: st.DrawFn) -> dict[str, Any]:
-    """Warps that may be two on one slot, and may have no exit or several; by the host's clock or the GPU's."""
+    """Warps that may be two on one slot, and may have no exit or several, by either clock."""
     exits = draw(st.lists(st.integers(0, 2), min_size=1, max_size=4))
     count = len(exits)
 
@@ -104,7 +104,11 @@ def batches(draw: st.DrawFn) -> dict[str, Any]:
     if draw(st.booleans()):
         batch |= {"sm": column(1), "slot": column(1)}
     if draw(st.booleans()):
-        batch |= {"exit_clk": column(99, sum(exits)), "entry_mask": column(7), "exit_mask": column(7, sum(exits))}
+        batch |= {
+            "exit_clk": column(99, sum(exits)),
+            "entry_mask": column(7),
+            "exit_mask": column(7, sum(exits)),
+        }
     if draw(st.booleans()):
         batch |= {"grid": [2, 2, 1], "block": [33, 1, 1], "launch": draw(st.integers(0, 2))}
     return batch

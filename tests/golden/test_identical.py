@@ -152,7 +152,14 @@ def deep_and_wide() -> list[dict[str, Any]]:
     for launch in (1, (1 << 64) - 1, 1 << 63):
         records.append(kernel | {"ts_ns": hostile.START_NS + 10 * (launch % 5), "launch": launch})
         records.append(wide | {"tid": 6, "ts_ns": hostile.START_NS + 100, "launch": launch})
-    slot = {"type": "gpu_warp", "name": "k", "ts_ns": hostile.START_NS, "gpu": 1, "sm": [0] * 90, "slot": [0] * 90}
+    slot = {
+        "type": "gpu_warp",
+        "name": "k",
+        "ts_ns": hostile.START_NS,
+        "gpu": 1,
+        "sm": [0] * 90,
+        "slot": [0] * 90,
+    }
     return [*records, slot | {"warp": [*range(90)], "entry_ns": [*range(90)], "exit_ns": [5_000] * 90}]
 
 
