@@ -9,7 +9,7 @@ import weakref
 import numpy as np
 
 from tracepipe.converters.native_columns import DrawnView, WarpsView
-from tracepipe.converters.packets import AFTER, BEFORE, LAUNCH_KEY, NAMES, Packets
+from tracepipe.converters.packets import AFTER, BEFORE, LAUNCH_KEY, NAMES, SHOWN, Packets
 from tracepipe.event.columns import Int32s
 from tracepipe.layout.changes import Change, WarpChanges
 from tracepipe.layout.timeline import FIRST_EXTRA, Drawn
@@ -93,16 +93,17 @@ class NativePackets(Packets):
                     at += 1
 
     def _make(self, drawn: Drawn, args: int, made: dict[int, None]) -> bool:
-        """Let the core make the annotations of arguments; False where it cannot, or has."""
+        """Let the core make the annotations of arguments whose texts it does not have; False where it has, or
+        cannot, or where they may stand for what is shown beside them.
+        """
         tables = drawn.book.tables
-        if args in made or tables.is_odd(args):
+        if tables.reader is not None or args in made or tables.is_odd(args):
             return False
         made[args] = None
-        text = tables.text(args)
-        if self._core.tp_object_size(text, len(text)) != len(text):
+        if not SHOWN.isdisjoint(tables.args(args)):
             return False
-        self._checked(self._core.tp_perfetto_args(self._packets, args, text, len(text)))
-        return True
+        text = tables.text(args)
+        return self._checked(self._core.tp_perfetto_args(self._packets, args, text, len(text))) == 0
 
     def warps(self, changes: WarpChanges) -> None:
         """As `Packets` has it."""

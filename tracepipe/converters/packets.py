@@ -37,7 +37,7 @@ TRACKS, TOPS, NAMES, BEFORE, LAUNCH_KEY, AFTER, MARK, KEYS = range(8)
 """What of packets is ready-made: by row its track, and its track and category; by name; by shape what it shows
 before its arguments, the key of its launch, and what it shows after that; by mark; and keys of annotations."""
 KEY_SOURCE, KEY_EXITS, KEY_CYCLES, KEY_LANES = range(4)
-_SHOWN = frozenset({"cpu", "source_ns", "launch", "grid", "block", *MARKS})
+SHOWN: Final = frozenset({"cpu", "source_ns", "launch", "grid", "block", *MARKS})
 # Deeper values are written as JSON text.
 _DEPTH_MAX = 8
 _INT_MIN, _INT_MAX = -(1 << 63), (1 << 63) - 1
@@ -260,7 +260,7 @@ class Packets:
 
     def _annotated_args(self, drawn: Drawn, at: int) -> bytes:
         args = drawn.book.tables.args(at)
-        if not _SHOWN.isdisjoint(args):
+        if not SHOWN.isdisjoint(args):
             self._shadows.add(at)
             return b""
         made = self._args[at] = self.annotations(args)

@@ -220,7 +220,7 @@ static int know_args(tp_chrome *c, tp_reader *texts, int32_t args)
     int64_t size = texts ? tp_reader_text(texts, 1, args, &text) : 0;
     if (size <= 0 || tp_object(text, text + size) != text + size)
         return 0;
-    c->args[args] = (tp_known){AS_RECORDED, tp_shadows(text, size)};
+    c->args[args] = (tp_known){AS_RECORDED, (uint8_t)tp_shadows(text, size)};
     return 1;
 }
 

@@ -175,36 +175,29 @@ static int put_annotation(tp_perfetto *p, tp_buffer *b, const uint8_t *key, int6
     return 0;
 }
 
-/* Appends the annotations of an object of the native grammar: 0, NOT_NATIVE or TP_NO_MEMORY. */
-static int put_annotations(tp_perfetto *p, tp_buffer *b, const uint8_t *at, const uint8_t *end)
+/* Makes the annotations of an object of the native grammar, which has these of the names in shown.h. */
+static int make_args(tp_perfetto *p, int64_t number, const uint8_t *text, int64_t size, int shadows)
 {
-    if (at >= end || *at != '{')
-        return NOT_NATIVE;
-    do {
+    const uint8_t *at = text, *end = text + size;
+    tp_buffer made = {0};
+    int failed = number < 0 || TP_GROW(p->shadows, p->shadow_room, number);
+    while (!failed && *at != '}') {
         const uint8_t *key = at + 1, *after = tp_string(key, end);
-        if (!after || after >= end || *after != ':')
-            return NOT_NATIVE;
-        if (!(at = tp_value(after + 1, end)) || at >= end)
-            return NOT_NATIVE;
-        if (put_annotation(p, b, key + 1, after - key - 2, after + 1, at))
-            return TP_NO_MEMORY;
-    } while (*at == ',');
-    return *at == '}' && at + 1 == end ? 0 : NOT_NATIVE;
+        at = tp_value(after + 1, end);
+        failed = put_annotation(p, &made, key + 1, after - key - 2, after + 1, at);
+    }
+    failed = failed || tp_strings_set(&p->args, number, made.data, made.size);
+    if (!failed)
+        p->shadows[number] = (uint8_t)shadows;
+    free(made.data);
+    return failed ? TP_NO_MEMORY : 0;
 }
 
 /* Makes the annotations of arguments, given as JSON: 0 done, NOT_NATIVE it is for Python, TP_NO_MEMORY. */
 TP_EXPORT int tp_perfetto_args(tp_perfetto *p, int64_t number, const uint8_t *text, int64_t size)
 {
-    tp_buffer made = {0};
-    if (number < 0 || TP_GROW(p->shadows, p->shadow_room, number))
-        return TP_NO_MEMORY;
-    int result = put_annotations(p, &made, text, text + size);
-    if (!result)
-        result = tp_strings_set(&p->args, number, made.data, made.size);
-    if (!result)
-        p->shadows[number] = tp_shadows(text, size);
-    free(made.data);
-    return result;
+    int shadows = tp_shadows(text, size);
+    return shadows < 0 ? NOT_NATIVE : make_args(p, number, text, size, shadows);
 }
 
 uint8_t *tp_put_packet(tp_perfetto *p, int64_t ts, int64_t body)
@@ -331,38 +324,34 @@ static int write_one(tp_perfetto *p, const tp_drawn *d, const tp_given *g, int64
     return 0;
 }
 
-/* Makes the annotations of arguments from their text: 1 done, 0 it is for Python, TP_NO_MEMORY. */
-static int make_args(tp_perfetto *p, tp_reader *texts, int32_t args)
+/* What is shown of an operation beside its arguments. */
+static int shown_of(const tp_perfetto *p, const tp_drawn *d, const tp_given *g, int64_t at)
 {
-    const uint8_t *text;
-    int64_t size = texts ? tp_reader_text(texts, 1, args, &text) : -1;
-    if (size < 0)
-        return 0;
-    int result = tp_perfetto_args(p, args, text, size);
-    return result == NOT_NATIVE ? 0 : result ? TP_NO_MEMORY : 1;
-}
-
-/* Whether Python must write an operation: one with arguments of its own, or that cannot be made here, or that
- * stand for something that is shown beside them. */
-static int is_odd(tp_perfetto *p, const tp_drawn *d, const tp_given *g, tp_reader *texts, int64_t at)
-{
-    int32_t event = d->event[at], args = event < 0 ? -1 : g->args[event];
-    if (event < NO_EVENT)
-        return 1;
-    if (args >= 0 && !tp_strings_has(&p->args, args)) {
-        int made = make_args(p, texts, args);
-        if (made != 1)
-            return made ? made : 1;
-    }
-    if (args < 0 || args >= p->shadow_room || !p->shadows[args])
-        return 0;
-    int32_t shape = g->shape[event];
+    int32_t event = d->event[at], shape = g->shape[event];
     int shown = tp_strings_has(&p->ready[LAUNCH_KEY], shape) ? SHOWS_LAUNCH : 0;
     shown |= tp_size_of(&p->ready[BEFORE], shape) ? SHOWS_CPU : 0;
     shown |= tp_size_of(&p->ready[AFTER], shape) ? SHOWS_SIZES : 0;
     shown |= g->source && g->source[event] >= 0 ? SHOWS_SOURCE : 0;
     shown |= d->mark[at] ? SHOWS_MARK << d->mark[at] : 0;
-    return (shown & p->shadows[args]) != 0;
+    return shown;
+}
+
+/* Whether Python must write an operation: one with arguments of its own, or that cannot be made here, or that
+ * stand for something that is shown beside them. Those are not made: their names may not come anywhere. */
+static int is_odd(tp_perfetto *p, const tp_drawn *d, const tp_given *g, tp_reader *texts, int64_t at)
+{
+    int32_t event = d->event[at], args = event < 0 ? -1 : g->args[event];
+    const uint8_t *text = 0;
+    if (event < NO_EVENT)
+        return 1;
+    if (args < 0)
+        return 0;
+    int is_made = tp_strings_has(&p->args, args);
+    int64_t size = is_made || !texts ? -1 : tp_reader_text(texts, 1, args, &text);
+    int shadows = is_made ? p->shadows[args] : size < 0 ? -1 : tp_shadows(text, size);
+    if (shadows < 0 || (shadows && (shadows & shown_of(p, d, g, at))))
+        return 1;
+    return is_made ? 0 : make_args(p, args, text, size, shadows);
 }
 
 /* Writes operations from place `from` of their order on; `texts` are those of their arguments, or NULL. Stops at

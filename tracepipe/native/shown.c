@@ -7,17 +7,27 @@
 static const char *const SHOWN[] = {"launch", "unclosed", "no_begin", "from_duration",
                                     "cpu",    "source_ns", "grid",     "block"};
 
-uint8_t tp_shadows(const uint8_t *text, int64_t size)
+static int shadow_of(const uint8_t *key, size_t size)
+{
+    for (int i = 0; i < 8; i++)
+        if (size == strlen(SHOWN[i]) && !memcmp(key, SHOWN[i], size))
+            return 1 << i;
+    return 0;
+}
+
+int tp_shadows(const uint8_t *text, int64_t size)
 {
     const uint8_t *at = text, *end = text + size;
     int shadows = 0;
-    while (*at != '}') {
-        const uint8_t *key = at + 2, *after = tp_string(at + 1, end);
-        size_t length = (size_t)(after - key - 1);
-        for (int i = 0; i < 8; i++)
-            if (length == strlen(SHOWN[i]) && !memcmp(key, SHOWN[i], length))
-                shadows |= 1 << i;
-        at = tp_value(after + 1, end);
-    }
-    return (uint8_t)shadows;
+    if (at >= end || *at != '{')
+        return -1;
+    do {
+        const uint8_t *key = at + 1, *after = tp_string(key, end);
+        if (!after || after >= end || *after != ':')
+            return -1;
+        shadows |= shadow_of(key + 1, (size_t)(after - key - 2));
+        if (!(at = tp_value(after + 1, end)) || at >= end)
+            return -1;
+    } while (*at == ',');
+    return *at == '}' && at + 1 == end ? shadows : -1;
 }
