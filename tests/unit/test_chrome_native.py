@@ -25,7 +25,7 @@ from tracepipe.converters.writer import TraceInfo
 from tracepipe.event import tables as event_tables
 from tracepipe.event.columns import NONE, TraceColumns
 from tracepipe.event.native_nesting import OpColumns
-from tracepipe.event.nesting import BEGIN, COUNTER, END, INSTANT, Op
+from tracepipe.event.nesting import BEGIN, COUNTER, END, INSTANT, Op, op_of
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Args, Tables
 from tracepipe.layout.changes import WARP_BEGIN, WARP_COUNT, WARP_END, WARP_EXIT, Kernel, Slices, WarpChanges
@@ -134,7 +134,7 @@ def books(draw: st.DrawFn) -> tuple[Book, list[Track]]:
 def ops_of(draw: st.DrawFn, book: Book, events: int, extras: int) -> Op:
     kind = draw(st.sampled_from([BEGIN, BEGIN, END, END, INSTANT, COUNTER]))
     event = NONE if kind == COUNTER else draw(st.integers(FIRST_EXTRA - extras + 1, events - 1))
-    return Op(
+    return (
         kind,
         ROWS if kind == COUNTER else draw(st.integers(0, ROWS - 1)),
         draw(times),
@@ -144,6 +144,7 @@ def ops_of(draw: st.DrawFn, book: Book, events: int, extras: int) -> Op:
         draw(flows),
         draw(flows),
         draw(st.integers(-(1 << 63), (1 << 63) - 1)),
+        NONE,
     )
 
 
@@ -240,7 +241,7 @@ def test_begins_ends_and_instants_of_one_time_are_apart_by_so_much_and_no_more()
     track = Track(2, group, "slices", "stream 7")
     ops = OpColumns()
     for at in range(1200):
-        ops.add(Op((BEGIN, END, INSTANT)[at % 3], 0, START_NS + at // 1000, 0, NONE))
+        ops.add(op_of((BEGIN, END, INSTANT)[at % 3], 0, START_NS + at // 1000, 0, NONE))
     drawn = Drawn(Book(Tables(), [track], ["f"]), [group, track], None, ops, np.arange(ops.count), [], [])
     lines = written_by_both(drawn).decode().splitlines()
     decimals = [
