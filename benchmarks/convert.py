@@ -67,9 +67,13 @@ ROWS = [
 
 def tracepipe(source: str, target: str, output: str) -> None:
     """The trace with this program."""
-    from tracepipe.cli import app
+    from tracepipe.cli import main as run
 
-    app(["convert", source, "-o", target, "--format", output, "--force"], standalone_mode=False)
+    sys.argv = ["tracepipe", "convert", source, "-o", target, "--format", output, "--force"]
+    try:
+        run()
+    except SystemExit as done:
+        assert not done.code
 
 
 @dataclass(frozen=True)
