@@ -13,7 +13,7 @@ from tracepipe.reports.frames.shapes import FRAMES, group_of
 
 # What most recordings have no use for is not kept until an event has it.
 _ZERO_FOR_NONE = ("dur_ns", "launch")
-_NULL_FOR_NONE = ("source_ns", "bound_ns", "index")
+_OF_MOVED = ("source_ns", "bound_ns")
 _ROOM_AT_FIRST = 1 << 12
 # The first lines of a recording may be unlike the rest.
 _GROWS_BY_MOST = 16
@@ -64,10 +64,12 @@ class Collected:
         for name in _ZERO_FOR_NONE:
             if name not in self._columns and bool(getattr(events, name).any()):
                 self._columns[name] = self._late(share, np.int64, 0)
-        for name in _NULL_FOR_NONE:
-            values = getattr(events, name)
-            if name not in self._columns and values is not None:
-                self._columns[name] = self._late(share, values.dtype, NONE, values.shape[1:])
+        is_moved = events.source_ns is not None and bool((events.source_ns != NONE).any())
+        for name in _OF_MOVED if is_moved else ():
+            if name not in self._columns:
+                self._columns[name] = self._late(share, np.int64, NONE)
+        if events.index is not None and "index" not in self._columns:
+            self._columns["index"] = self._late(share, np.int32, NONE, events.index.shape[1:])
         for name, column in self._columns.items():
             values = getattr(events, name)
             column.extend(NONE if values is None else values, len(events), share)
@@ -84,13 +86,17 @@ class Collected:
         columns = {name: column.whole() for name, column in self._columns.items()}
         self._columns = {}
         for name in _ZERO_FOR_NONE:
-            # Zeros that nobody wrote take no memory.
-            columns.setdefault(name, np.zeros(len(columns["ts_ns"]), np.int64))
+            # One zero in memory stands for all.
+            columns.setdefault(name, np.broadcast_to(np.int64(0), len(columns["ts_ns"])))
         whole: Bools = tables.are_whole()[columns["shape"]]
         order = order_of(columns["ts_ns"], columns["dur_ns"], whole)
-        if order is not None:
-            for name in columns:  # one by one, so that one alone is in memory twice
-                columns[name] = columns[name][order]
+        for name, column in columns.items() if order is not None else ():
+            # One by one, so that one alone is in memory twice.
+            if column.ndim == 1:
+                columns[name] = column[order]
+            else:
+                for axis in range(column.shape[1]):
+                    column[:, axis] = column[order, axis]
         return TraceColumns(**columns)
 
 

@@ -97,15 +97,18 @@ def streams_and_copies(both: Layer, table: ShapeTable) -> dict[str, Layer]:
 
 def threads_of(events: TraceColumns) -> Layer:
     """The layer of events that do not nest: those of single threads of a GPU."""
-    count = len(events)
-    nobody, nothing = np.full(count, NONE, np.int32), np.zeros(count, np.int32)
+    # One value in memory stands for all.
+    kind, none, nobody = (
+        np.broadcast_to(kind(value), len(events))
+        for kind, value in ((np.uint8, INSTANT), (np.int32, 0), (np.int32, NONE))
+    )
     return Layer(
         events.ts_ns,
         events.ts_ns,
-        np.full(count, INSTANT, np.uint8),
-        nothing,
+        kind,
+        none,
         nobody,
-        nothing.astype(np.uint8),
+        none,
         events.shape,
         events.args,
         nobody,
@@ -130,7 +133,7 @@ class Frames:
         if name in ("start_ns", "end_ns"):
             return pl.Series(name, getattr(layer, name))
         if name in ("depth", "lane"):
-            return pl.Series(name, getattr(layer, name), dtype=pl.Int32)
+            return pl.Series(name, np.ascontiguousarray(getattr(layer, name)), dtype=pl.Int32)
         if name in _OF_ARGS:
             return self._of_args(layer, name)
         if name in ("grid", "block"):
@@ -139,10 +142,10 @@ class Frames:
         return self._table.column(name).gather(layer.shape) if make is None else make(self, layer)
 
     def _kind(self, layer: Layer) -> pl.Series:
-        return pl.Series("kind", KINDS, dtype=pl.Enum(KINDS)).gather(layer.kind)
+        return pl.Series("kind", KINDS, dtype=pl.Enum(KINDS)).gather(np.ascontiguousarray(layer.kind))
 
     def _parent(self, layer: Layer) -> pl.Series:
-        return where(layer.parent != NONE, pl.Series("parent", layer.parent, dtype=pl.Int64))
+        return where(layer.parent != NONE, pl.Series("parent", layer.parent.astype(np.int64)))
 
     def _dur_ns(self, layer: Layer) -> pl.Series:
         return where(layer.has_length, pl.Series("dur_ns", layer.end_ns - layer.start_ns))

@@ -76,8 +76,11 @@ class Spans:
         self._row_of_span: Int32s = np.empty(len(events) + 1, np.int32)
         self._row_of_span[-1] = NONE
         for start in range(0, len(events), _AT_ONCE):
-            nest.events(events, start, min(start + _AT_ONCE, len(events)))
-            self._take(events)
+            some = events.take(slice(start, start + _AT_ONCE))
+            # The native core reads them one after the other.
+            some.dur_ns, some.launch = map(np.ascontiguousarray, (some.dur_ns, some.launch))
+            nest.events(some, 0, len(some))
+            self._take(some)
 
     def _rows_of(self, shapes: dict[int, Shape]) -> Int32s:
         """The nesting's row of each shape's events."""
