@@ -338,7 +338,7 @@ def _notes(
     if len(nobody):
         length = duration_text(int(nobody["dur_ns"].sum()))
         yield f"{len(nobody)} gaps, {length}: no call for what came next is known"
-    if len(run.transfers) and not (work["what"] == "copy").any():
+    if len(run.layer("transfer")) and not (work["what"] == "copy").any():
         yield "copies on the GPU are not recorded, only calls for them: their time counts as idle"
     yield from _without_length(run)
     lost = sum(run.facts.losses[layer] for layer in _OF_GPU)
@@ -357,9 +357,9 @@ def _notes(
 
 def _without_length(run: Run) -> Iterator[str]:
     """What happened on a GPU and does not say how long."""
-    if len(run.gpu_threads):
+    if alone := len(run.layer("gpu_thread")):
         yield (
-            f"{len(run.gpu_threads)} entries and exits of single threads are left out: they do not say how "
+            f"{alone} entries and exits of single threads are left out: they do not say how "
             "long the GPU worked"
         )
     unknown = run.kernels.filter(pl.col("end_ns") <= pl.col("start_ns"))

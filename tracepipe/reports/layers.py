@@ -88,7 +88,7 @@ def _what_is_missing(run: Run, host: HostTime, unknown: int) -> list[str]:
         )
     if unknown:
         notes.append(f"{unknown} calls have no known length: they are left out")
-    asked, started = len(on_gpu(run)), len(run.kernels)
+    asked, started = len(on_gpu(run)), len(run.layer("gpu_kernel"))
     if started and not asked:
         notes.append(f"no call carries the launch id of a kernel: {started} kernels belong to no call here")
     return notes

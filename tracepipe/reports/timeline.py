@@ -130,7 +130,7 @@ def _window(run: Run, options: Options) -> tuple[int, int]:
     base_ns = run.facts.start_ns
     frames = [getattr(run, name) for _, name in _LAYERS] + [run.kernels, run.gpu_threads]
     firsts = [frame["start_ns"][0] for frame in frames if len(frame)]
-    firsts += [run.warps["entry_ns"].min()] if len(run.warps) else []
+    firsts += [run.warps["entry_ns"].min()] if len(run.warp_table) else []
     start_ns = base_ns + duration_ns(options.start) if options.start else min(firsts, default=base_ns)
     end_ns = base_ns + duration_ns(options.end) if options.end else run.facts.end_ns
     if options.start or options.end:

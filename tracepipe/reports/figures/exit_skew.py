@@ -50,7 +50,7 @@ def panels(scope: Scope) -> list[Panel]:
 
 
 def _none(scope: Scope, any_warps: bool) -> str:
-    if not len(scope.run.warps) and not len(scope.run.gpu_threads):
+    if not len(scope.run.warp_table) and not len(scope.run.layer("gpu_thread")):
         return "No warps and no GPU threads were recorded"
     which = f" of a kernel that {scope.kernel!r} finds" if scope.kernel else ""
     return (

@@ -60,10 +60,10 @@ def panels(scope: Scope) -> list[Panel]:
 
 
 def _none(scope: Scope) -> str:
-    if len(scope.run.warps):
+    if len(scope.run.warp_table):
         which = f" of a kernel that {scope.kernel!r} finds" if scope.kernel else ""
         return f"No warp{which} ran{scope.place()}"
-    if len(scope.run.gpu_threads):
+    if len(scope.run.layer("gpu_thread")):
         return "The recording has single threads and no warps with their SM: there is no occupancy to draw"
     return "No warps were recorded"
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from tracepipe.reports.findings.kernel_warps import LANES, NOT_RECORDED, Flags, Ints, KernelWarps, sort_warps
+from tracepipe.reports.findings.kernel_warps import LANES, NOT_RECORDED, Ints, KernelWarps, sort_warps
+from tracepipe.reports.findings.timed_threads import kernels_of_threads
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.run import Run
 
 FULL_MASK = (1 << LANES) - 1
 _KERNEL = ("name", "gpu", "pid", "grid", "block")
-MOST_REPEATED = 0.25
-"""Of the thread indices that may come again in an input without blocks, before its warps are taken to be
-mixed."""
 
 
 def kernels_of(run: Run, pattern: str, launch: int | None) -> list[KernelWarps]:
@@ -23,12 +21,14 @@ def kernels_of(run: Run, pattern: str, launch: int | None) -> list[KernelWarps]:
     leaves only those of that id.
     """
     wanted = re.compile(pattern)
-    kernels = _from_warps(run, launch) + _from_threads(run, launch)
+    kernels = _from_warps(run, launch) + kernels_of_threads(run, launch)
     kernels = [kernel for kernel in kernels if wanted.search(kernel.kernel)]
     return sorted(kernels, key=lambda kernel: -kernel.launch.size)
 
 
 def _from_warps(run: Run, launch: int | None) -> list[KernelWarps]:
+    if not len(run.warp_table):
+        return []
     warps = run.warps.with_row_index("row")
     if launch is not None:
         warps = warps.filter(pl.col("launch") == launch)
@@ -93,77 +93,3 @@ def _or_not_recorded(column: pl.Series) -> Ints:
 
 def _three(sizes: list[int] | None) -> tuple[int, int, int] | None:
     return (sizes[0], sizes[1], sizes[2]) if sizes and len(sizes) == 3 else None
-
-
-def _from_threads(run: Run, launch: int | None) -> list[KernelWarps]:
-    """Kernels of which single threads were timed: entries, exits or both, with or without their block."""
-    threads = run.gpu_threads.filter(pl.col("thread").is_not_null())
-    if launch is not None:
-        threads = threads.filter(pl.col("launch") == launch)
-    event = pl.col("args").str.json_path_match("$.event")
-    threads = threads.with_columns(
-        pl.when(pl.col("phase") == "B").then(pl.lit("entry")).when(pl.col("phase") ==
-        "E").then(pl.lit("exit")) .otherwise(event).alias("event"),
-    ).filter(pl.col("event").is_in(["entry", "exit"]))  # fmt: skip
-    by = ("name", "gpu", "pid")
-    return [_of_threads(part) for part in threads.partition_by(by, maintain_order=True)]
-
-
-def _of_threads(threads: pl.DataFrame) -> KernelWarps:
-    """One kernel's threads; the n-th time that a thread comes is of the n-th launch, where none is named."""
-    named = threads["block"].null_count() == 0
-    thread, _ = _linear(threads["thread"])
-    block, grid = _linear(threads["block"]) if named else (np.zeros(len(threads), np.int64), (1, 1, 1))
-    each = threads.select("launch", "event", "start_ns").with_columns(
-        thread=pl.Series(thread), block=pl.Series(block)
-    )
-    again = pl.int_range(pl.len()).over("launch", "event", "block", "thread").alias("again")
-    each = each.sort("start_ns", maintain_order=True).with_columns(again)
-    launch, ids = _launches(each)
-    each = each.with_columns(number=pl.Series(launch))
-    mixed = not named and _are_mixed(each)
-    warps = (
-        each.group_by("number", "block", pl.col("thread") // LANES, maintain_order=True)
-        .agg(pl.col("start_ns").filter(pl.col("event") == "entry").min().alias("entry_ns"))
-        .with_row_index("row")
-    )
-    exits = (
-        each.filter(pl.col("event") == "exit")
-        .with_columns(lane=pl.col("thread") % LANES, thread=pl.col("thread") // LANES)
-        .join(warps, on=["number", "block", "thread"], how="left")
-    )
-    return sort_warps(
-        threads["name"][0],
-        grid,
-        launch=warps["number"].to_numpy(),
-        block=warps["block"].to_numpy(),
-        warp=warps["thread"].to_numpy(),
-        sm=np.full(len(warps), NOT_RECORDED),
-        entry_ns=_or_not_recorded(warps["entry_ns"]),
-        exit_warp=exits["row"].to_numpy().astype(np.int64),
-        exit_ns=exits["start_ns"].to_numpy(),
-        exit_mask=np.left_shift(1, exits["lane"].to_numpy()),
-        lanes_timed=True,
-        blocks_known=not mixed,
-        rows_mixed=mixed,
-        launch_ids=ids,
-    )
-
-
-def _linear(indices: pl.Series) -> tuple[Ints, tuple[int, int, int]]:
-    """x + y·width + z·width·height of each index, and the sizes: the largest index that was seen, and one."""
-    x, y, z = (indices.arr.get(axis).to_numpy() for axis in range(3))
-    sizes = (int(x.max()) + 1, int(y.max()) + 1, int(z.max()) + 1)
-    return x + sizes[0] * (y + sizes[1] * z), sizes
-
-
-def _are_mixed(each: pl.DataFrame) -> bool:
-    """Whether threads of several blocks cannot be told apart: the same index again, before all others had
-    come once."""
-    spans: Any = each.group_by("number").agg(
-        pl.col("start_ns").min().alias("first"), pl.col("start_ns").max().alias("last"),
-        pl.len().alias("threads")
-    ).sort("number")  # fmt: skip
-    apart: Flags = spans["first"].to_numpy()[1:] > spans["last"].to_numpy()[:-1]
-    again = int(spans["threads"][1:].sum())
-    return not bool(apart.all()) and again > MOST_REPEATED * int(spans["threads"][0])

@@ -1,0 +1,161 @@
+"""Warps of kernels of which single threads were timed: entries, exits or both, with or without their block."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tracepipe.reports.findings.kernel_warps import LANES, NOT_RECORDED, Flags, Ints, KernelWarps, sort_warps
+from tracepipe.reports.frames.grouping import grouped
+from tracepipe.reports.frames.layers import Layer
+from tracepipe.reports.frames.libraries import np
+from tracepipe.reports.frames.run import Run
+
+MOST_REPEATED = 0.25
+"""Of the thread indices that may come again in an input without blocks, before its warps are taken to be
+mixed."""
+_ENTRY, _EXIT, _OTHER = 0, 1, 2
+_EVENTS = {"entry": _ENTRY, "exit": _EXIT}
+_LATEST_NS = (1 << 63) - 1
+
+
+def kernels_of_threads(run: Run, launch: int | None) -> list[KernelWarps]:
+    """Kernels by name, GPU and process, in the order in which they come. `launch` leaves only that one."""
+    layer = run.layer("gpu_thread")
+    if layer.index is None:
+        return []
+    event = _events(run, layer)
+    wanted = (layer.index[:, 3] >= 0) & (event != _OTHER)
+    if launch is not None:
+        known = _launch_ids(run, layer)
+        wanted &= (known == launch) if known is not None else False
+    rows = np.flatnonzero(wanted).astype(np.int32)
+    kernels: dict[tuple[Any, ...], int] = {}
+    of_shape = [kernels.setdefault(shape, len(kernels)) for shape in _kernels(run)]
+    groups = grouped(np.array(of_shape, np.int64)[layer.shape[rows]])
+    in_order = sorted((rows[places] for _, places in groups), key=lambda own: int(own[0]))
+    return [_of_threads(run, layer, own, event[own]) for own in in_order]
+
+
+def _kernels(run: Run) -> list[tuple[Any, ...]]:
+    """The name, GPU and process of each shape."""
+    return [() if shape is None else (shape.name, shape.gpu, shape.pid) for shape in run.shapes.shapes]
+
+
+def _events(run: Run, layer: Layer) -> Any:
+    """Whether each row is an entry or an exit: its phase says so, or its arguments."""
+    numbers, phases = run.shapes.numbered("phase")
+    of_phase = np.array([{"B": _ENTRY, "E": _EXIT}.get(phase, _OTHER) for phase in phases], np.uint8)
+    event = of_phase[numbers[layer.shape]]
+    told = event == _OTHER
+    for number, rows in grouped(layer.args[told] + 1):
+        text = run.args.texts_of("event", np.array([number - 1], np.int32))[0]
+        event[np.flatnonzero(told)[rows]] = _EVENTS.get(text or "", _OTHER)
+    return event
+
+
+def _launch_ids(run: Run, layer: Layer) -> Any:
+    """The launch of each row as Python has it, -1 without one; None where no row has one."""
+    has_launch = run.shapes.has_launch[layer.shape]
+    if not has_launch.any():
+        return None
+    launch = np.zeros(len(layer), np.int64) if layer.launch is None else layer.launch
+    return np.where(has_launch, launch.view(np.uint64).astype(object), -1)
+
+
+def _of_threads(run: Run, layer: Layer, rows: Ints, event: Any) -> KernelWarps:
+    """One kernel's threads; the n-th time that a thread comes is of the n-th launch, where none is named."""
+    index = layer.index
+    assert index is not None
+    named = bool((index[rows, 0] >= 0).all())
+    thread, _ = _linear(index, rows, 3)
+    block, grid = _linear(index, rows, 0) if named else (np.zeros(len(rows), np.int32), (1, 1, 1))
+    launch, ids = _launches(run, layer, rows, event, block, thread)
+    mixed = not named and _are_mixed(launch, layer.start_ns[rows])
+    of, first = _numbered(launch, block, thread // LANES)
+    entered, left = np.flatnonzero(event == _ENTRY), np.flatnonzero(event == _EXIT)
+    entry_ns = np.full(len(first), _LATEST_NS, np.int64)
+    np.minimum.at(entry_ns, of[entered], layer.start_ns[rows[entered]])
+    entry_ns[entry_ns == _LATEST_NS] = NOT_RECORDED
+    kernel = run.shapes.shapes[int(layer.shape[rows[0]])]
+    assert kernel is not None
+    return sort_warps(
+        kernel.name,
+        grid,
+        launch=launch[first].astype(np.int64),
+        block=block[first].astype(np.int64),
+        warp=(thread[first] // LANES).astype(np.int64),
+        sm=np.full(len(first), NOT_RECORDED),
+        entry_ns=entry_ns,
+        exit_warp=of[left].astype(np.int64),
+        exit_ns=layer.start_ns[rows[left]],
+        exit_mask=np.left_shift(np.int64(1), thread[left] % LANES),
+        lanes_timed=True,
+        blocks_known=not mixed,
+        rows_mixed=mixed,
+        launch_ids=ids,
+    )
+
+
+def _linear(index: Any, rows: Ints, axis: int) -> tuple[Any, tuple[int, int, int]]:
+    """x + y·width + z·width·height of each index whose x is in the column `axis`, and the sizes: the largest
+    index that was seen, and one.
+    """
+    x, y, z = (index[rows, at] for at in range(axis, axis + 3))
+    sizes = (int(x.max()) + 1, int(y.max()) + 1, int(z.max()) + 1)
+    if sizes[0] * sizes[1] * sizes[2] >= 1 << 31:
+        x, y, z = (one.astype(np.int64) for one in (x, y, z))
+    return x + sizes[0] * (y + sizes[1] * z), sizes
+
+
+def _runs(*columns: Any) -> tuple[Any, Ints]:
+    """The places of rows in the order of some columns, the first of them first, and where equal rows start."""
+    order = np.lexsort(columns[::-1]).astype(np.int32)
+    differs = np.zeros(len(order), np.bool_)
+    differs[:1] = True
+    for column in columns:
+        ordered = column[order]
+        differs[1:] |= ordered[1:] != ordered[:-1]
+    return order, np.flatnonzero(differs)
+
+
+def _numbered(*columns: Any) -> tuple[Any, Any]:
+    """A number for each row, the same for equal ones; and the first row of each number."""
+    order, starts = _runs(*columns)
+    of = np.empty(len(order), np.int32)
+    of[order] = np.repeat(np.arange(len(starts), dtype=np.int32), np.diff(np.append(starts, len(order))))
+    return of, order[starts]
+
+
+def _launches(
+    run: Run, layer: Layer, rows: Ints, event: Any, block: Any, thread: Any
+) -> tuple[Any, tuple[int, ...]]:
+    """The number of each row's launch, 0, 1, …, and what the recording calls each; -1 where it gives no
+    id."""
+    known = _launch_ids(run, layer)
+    if known is None:
+        ids, launch = [-1], np.zeros(len(rows), np.int32)
+    else:
+        ids = sorted(set(known[rows].tolist()))
+        numbers = {one: number for number, one in enumerate(ids)}
+        launch = np.array([numbers[one] for one in known[rows].tolist()], np.int32)
+    order, starts = _runs(launch, event, block, thread)
+    if len(starts) < len(order):
+        counts = np.diff(np.append(starts, len(order)))
+        again = np.empty(len(order), np.int32)
+        again[order] = np.arange(len(order), dtype=np.int32) - np.repeat(starts.astype(np.int32), counts)
+        times = int(counts.max())
+        launch, ids = launch * np.int64(times) + again, [one for one in ids for _ in range(times)]
+    is_used = np.bincount(launch, minlength=len(ids)) > 0
+    used = tuple(ids[at] for at in np.flatnonzero(is_used).tolist())
+    return (np.cumsum(is_used, dtype=np.int32) - 1)[launch], used
+
+
+def _are_mixed(launch: Any, start_ns: Ints) -> bool:
+    """Whether threads of several blocks cannot be told apart: the same index again, before all others had
+    come once."""
+    counts = np.bincount(launch)
+    first_ns, last_ns = np.full(len(counts), _LATEST_NS, np.int64), np.full(len(counts), -_LATEST_NS, np.int64)
+    np.minimum.at(first_ns, launch, start_ns)
+    np.maximum.at(last_ns, launch, start_ns)
+    apart: Flags = first_ns[1:] > last_ns[:-1]
+    return not bool(apart.all()) and int(counts[1:].sum()) > MOST_REPEATED * int(counts[0])
