@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from tracepipe.reports.findings.kernel_warps import LANES, NOT_RECORDED, Ints, KernelWarps, sort_warps
 from tracepipe.reports.findings.timed_threads import kernels_of_threads

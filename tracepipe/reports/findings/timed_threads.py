@@ -1,4 +1,4 @@
-"""Warps of kernels of which single threads were timed: entries, exits or both, with or without their block."""
+"""Warps of kernels of which single threads were timed: entries, exits or both, with or without a block."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _launch_ids(run: Run, layer: Layer) -> Any:
     return np.where(has_launch, launch.view(np.uint64).astype(object), -1)
 
 
-def _of_threads(run: Run, layer: Layer, rows: Ints, event: Any) -> KernelWarps:
+def _of_threads(run: Run, layer: Layer, rows: Any, event: Any) -> KernelWarps:
     """One kernel's threads; the n-th time that a thread comes is of the n-th launch, where none is named."""
     index = layer.index
     assert index is not None
@@ -108,7 +108,7 @@ def _linear(index: Any, rows: Ints, axis: int) -> tuple[Any, tuple[int, int, int
 
 
 def _runs(*columns: Any) -> tuple[Any, Ints]:
-    """The places of rows in the order of some columns, the first of them first, and where equal rows start."""
+    """The places of rows in the order of some columns, the first first, and where equal rows start."""
     order = np.lexsort(columns[::-1]).astype(np.int32)
     differs = np.zeros(len(order), np.bool_)
     differs[:1] = True
@@ -154,7 +154,10 @@ def _are_mixed(launch: Any, start_ns: Ints) -> bool:
     """Whether threads of several blocks cannot be told apart: the same index again, before all others had
     come once."""
     counts = np.bincount(launch)
-    first_ns, last_ns = np.full(len(counts), _LATEST_NS, np.int64), np.full(len(counts), -_LATEST_NS, np.int64)
+    first_ns, last_ns = (
+        np.full(len(counts), _LATEST_NS, np.int64),
+        np.full(len(counts), -_LATEST_NS, np.int64),
+    )
     np.minimum.at(first_ns, launch, start_ns)
     np.maximum.at(last_ns, launch, start_ns)
     apart: Flags = first_ns[1:] > last_ns[:-1]

@@ -98,17 +98,17 @@ def streams_and_copies(both: Layer, table: ShapeTable) -> dict[str, Layer]:
 def threads_of(events: TraceColumns) -> Layer:
     """The layer of events that do not nest: those of single threads of a GPU."""
     # One value in memory stands for all.
-    kind, none, nobody = (
-        np.broadcast_to(kind(value), len(events))
-        for kind, value in ((np.uint8, INSTANT), (np.int32, 0), (np.int32, NONE))
-    )
+    kind: Bytes = np.broadcast_to(np.uint8(INSTANT), len(events))
+    none: Int32s = np.broadcast_to(np.int32(0), len(events))
+    lane: Bytes = np.broadcast_to(np.uint8(0), len(events))
+    nobody: Int32s = np.broadcast_to(np.int32(NONE), len(events))
     return Layer(
         events.ts_ns,
         events.ts_ns,
         kind,
         none,
         nobody,
-        none,
+        lane,
         events.shape,
         events.args,
         nobody,
