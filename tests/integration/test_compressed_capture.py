@@ -21,7 +21,7 @@ from tracepipe.recording.files import open_input
 
 ROOT = Path(__file__).parents[2]
 CAPTURE = [
-    *(sys.executable, "-m", "tracepipe.cli", "capture"),
+    *(sys.executable, "-m", "tracepipe", "capture"),
     *("--method", "prebuilt", "--layers", "userspace", "--gpu", "off"),
 ]
 WAITS_AT_MOST_S = 1.0  # a line, in the capture's memory
