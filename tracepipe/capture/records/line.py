@@ -15,8 +15,6 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
-import orjson
-
 from tracepipe.event.model import LAYERS, PHASES
 
 COMM: Final = ',"comm":%s'
@@ -45,6 +43,10 @@ class Head:
 
 def record_line(record: Mapping[str, Any]) -> str:
     """The line of a record that is at hand field by field."""
+    try:
+        import orjson
+    except ImportError:  # to record takes the standard library alone; with warps this is much slower
+        return json.dumps(record, separators=(",", ":"), ensure_ascii=False) + "\n"
     return orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE).decode()
 
 
