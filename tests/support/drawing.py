@@ -10,12 +10,10 @@ import numpy as np
 
 from tests.support.cores import new_tables
 from tracepipe.event.columns import NONE, Row, TraceColumns, event_columns
-from tracepipe.event.native_nesting import OpColumns
-from tracepipe.event.nesting import COUNTER, NO_MARK, Op
+from tracepipe.event.ops import COUNTER, NO_MARK, Op, OpColumns
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Args
 from tracepipe.layout.timeline import FIRST_EXTRA, Book, Drawn, Item, Track
-from tracepipe.native import library
 
 # Of events that show nothing but their arguments.
 PLAIN = Shape("userspace", "f", "I")
@@ -73,13 +71,10 @@ def _columns(rows: list[Row]) -> TraceColumns | None:
     return TraceColumns(events.ts_ns, events.shape, events.args, events.dur_ns, events.launch)
 
 
-def _in_form(ops: list[Op]) -> tuple[Any, Any]:
-    """Operations and their order, as the nesting of the core that runs gives them."""
-    if library() is None:
-        return ops, list(range(len(ops)))
+def _in_form(ops: list[Op]) -> tuple[OpColumns, Any]:
+    """Operations and their order."""
     columns = OpColumns()
-    for op in ops:
-        columns.add(op)
+    columns.add(*ops)
     return columns, np.arange(len(ops))
 
 

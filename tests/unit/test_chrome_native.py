@@ -23,8 +23,7 @@ from tracepipe.converters.native_chrome_events import NativeChromeEvents
 from tracepipe.converters.writer import TraceInfo
 from tracepipe.event import tables as event_tables
 from tracepipe.event.columns import NONE, TraceColumns
-from tracepipe.event.native_nesting import OpColumns
-from tracepipe.event.nesting import BEGIN, COUNTER, END, INSTANT, Op, op_of
+from tracepipe.event.ops import BEGIN, COUNTER, END, INSTANT, Op, OpColumns, op_of
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Args, Tables
 from tracepipe.layout.changes import WARP_BEGIN, WARP_COUNT, WARP_END, WARP_EXIT, Kernel, Slices, WarpChanges

@@ -13,23 +13,17 @@ from hypothesis import strategies as st
 from tests.support.cores import running
 from tracepipe.event.columns import NONE, TraceColumns, event_columns, signed
 from tracepipe.event.launches import LAUNCHES_MAX, Early
-from tracepipe.event.native_nesting import NativeNesting, OpColumns
-from tracepipe.event.nesting import (
+from tracepipe.event.native_nesting import NativeNesting
+from tracepipe.event.nesting import BESIDE_MAX, DEPTH_MAX, GIVES_ALL, GIVES_IOCTLS, NO_ROW, Nesting, ShapeRow
+from tracepipe.event.ops import (
     BEGIN,
-    BESIDE_MAX,
-    DEPTH_MAX,
     END,
     FROM_DURATION,
-    GIVES_ALL,
-    GIVES_IOCTLS,
     INSTANT,
     NO_BEGIN,
     NO_MARK,
-    NO_ROW,
     UNCLOSED,
-    Nesting,
     Op,
-    ShapeRow,
     op_of,
 )
 from tracepipe.event.outcomes import Outcomes
@@ -47,7 +41,7 @@ def new_nesting() -> AnyNesting:
 def taken(nesting: AnyNesting) -> list[Op]:
     """The operations since the last call, in the order in which they were made."""
     ops = nesting.take_ops()
-    return [ops.op(at) for at in range(ops.count)] if isinstance(ops, OpColumns) else list(ops)
+    return list(ops.rows(slice(ops.count)))
 
 
 class Bench:

@@ -103,7 +103,12 @@ def new_packets() -> Packets:
 
 def written_once(args: dict[str, Any], sequence: Packets) -> Any:
     """The packet of an event that shows `args`."""
-    sequence.packet(0, sequence.annotations(args))
+    track = Track(1, None, "slices", "row")
+    drawn = Drawing().drawn([item(INSTANT, track, 0, "shown", args)], of_events=False)
+    sequence.set_row(0, track)
+    sequence.set(packets.NAMES, 0, sequence.name("shown"))
+    sequence.set(packets.MARK, 0, b"")
+    sequence.write(drawn)
     (packet,) = pb.Trace.FromString(sequence.take()).packet
     return packet
 

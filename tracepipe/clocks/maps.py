@@ -24,7 +24,7 @@ from tracepipe.clocks.pairs import (
     jump_ns,
 )
 from tracepipe.errors import ClockError
-from tracepipe.event.columns import Int64s
+from tracepipe.event.columns import Int64s, distinct
 from tracepipe.event.model import TIME_LIMIT_NS, SourceNs, TraceNs
 
 # The readings of `start` in a header follow each other within this time.
@@ -103,7 +103,7 @@ class ClockMap:
         starts = np.array([segment.start_ns for segment in self.segments], np.int64)
         of = np.maximum(np.searchsorted(starts, source_ns, side="right") - 1, 0)
         out = np.empty_like(source_ns)
-        for at in np.unique(of).tolist():
+        for at in distinct(of).tolist():
             mine = of == at
             out[mine] = made(self.segments[at], source_ns[mine])
         return out

@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from tracepipe.event.columns import distinct
+
 if TYPE_CHECKING:
     import numpy.typing as npt
 
@@ -246,7 +248,7 @@ class SmClocks:
         step_ns = gcd(self._step_ns, base_ns - self._origin_ns)
         self._step_ns = int(np.gcd.reduce(read_ns, initial=step_ns))
         if self._readings < READINGS_FOR_STEP:
-            self._readings += len(np.unique(read_ns))
+            self._readings += len(distinct(read_ns))
         return self._step_ns if self._readings >= READINGS_FOR_STEP else 0
 
     def _rate(self, base_ns: int, entries: Readings, exits: Readings, step_ns: int) -> int | None:

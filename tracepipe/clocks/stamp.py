@@ -12,7 +12,16 @@ from tracepipe.clocks.native_sm_clock import NativeSmClocks
 from tracepipe.clocks.pairs import ClockPair
 from tracepipe.clocks.sm_clock import SmClocks
 from tracepipe.errors import ClockError
-from tracepipe.event.columns import NONE, SPECIAL, UNDATED_NS, Int64s, SourceBatch, TraceBatch, TraceColumns
+from tracepipe.event.columns import (
+    NONE,
+    SPECIAL,
+    UNDATED_NS,
+    Int64s,
+    SourceBatch,
+    TraceBatch,
+    TraceColumns,
+    distinct,
+)
 from tracepipe.event.model import (
     HOST_CLOCKS,
     HOST_LAYERS,
@@ -161,7 +170,7 @@ class Clocks:
         events.ts_ns, events.dur_ns = events.ts_ns.copy(), events.dur_ns.copy()
         source = events.source_ns = np.full(len(events), NONE, np.int64)
         bounds = events.bound_ns = np.zeros(len(events), np.int64)
-        found = [(np.flatnonzero(of == code), code) for code in np.unique(of[of > 0]).tolist()]
+        found = [(np.flatnonzero(of == code), code) for code in distinct(of[of > 0]).tolist()]
         # In the file's order: shapes may have been met in another.
         for places, code in sorted(found, key=lambda one: int(one[0][0])):
             clock = self._clocks[code - 1]

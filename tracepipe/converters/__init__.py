@@ -11,5 +11,7 @@ CONVERTERS: dict[str, OutputFormat] = {
     "perfetto": OutputFormat(".pftrace", "tracepipe.converters.perfetto:PerfettoWriter", can_compress=True),
     "chrome": OutputFormat(".json", "tracepipe.converters.chrome:ChromeWriter"),
     "text": OutputFormat(".txt", "tracepipe.converters.text:TextWriter", on_terminal=True),
-    "threads": OutputFormat(".txt", "tracepipe.converters.threads:ThreadWriter", on_terminal=True, of="events"),
+    "threads": OutputFormat(
+        ".txt", "tracepipe.converters.threads:ThreadWriter", on_terminal=True, of="events"
+    ),
 }

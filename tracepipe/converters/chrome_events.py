@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Final
 import orjson
 
 from tracepipe.event.columns import NONE, unsigned
-from tracepipe.event.nesting import BEGIN, COUNTER, END, INSTANT, MARKS
+from tracepipe.event.ops import BEGIN, COUNTER, END, INSTANT, MARKS
 from tracepipe.event.tables import Args
 from tracepipe.layout.changes import WARP_BEGIN, WARP_COUNT, WARP_END, Change, WarpChanges
 from tracepipe.layout.timeline import (

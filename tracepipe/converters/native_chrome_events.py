@@ -12,7 +12,7 @@ import orjson
 
 from tracepipe.converters.chrome_events import ARGS, KERNELS, SHOWN, ChromeEvents, members
 from tracepipe.converters.native_columns import DrawnView, WarpsView
-from tracepipe.event.nesting import Op
+from tracepipe.event.ops import Op
 from tracepipe.layout.changes import WarpChanges
 from tracepipe.layout.timeline import FIRST_EXTRA, Drawn, Track
 

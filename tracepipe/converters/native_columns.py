@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tracepipe.event.native_nesting import OpColumns
-from tracepipe.event.nesting import Op
+from tracepipe.event.ops import Op, OpColumns
 from tracepipe.layout.changes import WarpChanges
 from tracepipe.layout.timeline import Drawn
 from tracepipe.native.signatures import Changes, Given, Slices
@@ -20,7 +19,6 @@ class DrawnView:
     """The columns of what is drawn on hosts: operations by `order`, and the events that they draw."""
 
     def __init__(self, drawn: Drawn) -> None:
-        assert isinstance(drawn.ops, OpColumns)
         self._drawn = drawn.ops
         self.order = np.ascontiguousarray(drawn.order, np.int64)
         self._columns = [drawn.ops.columns[name] for name in _OPS]

@@ -9,9 +9,8 @@ import weakref
 import numpy as np
 
 from tracepipe.converters.native_columns import DrawnView, WarpsView
-from tracepipe.converters.packets import AFTER, BEFORE, LAUNCH_KEY, NAMES, SHOWN, Packets
-from tracepipe.event.columns import Int32s
-from tracepipe.layout.changes import Change, WarpChanges
+from tracepipe.converters.packets import AFTER, BEFORE, LAUNCH_KEY, NAMES, SHOWN, Packets, counted
+from tracepipe.layout.changes import WarpChanges
 from tracepipe.layout.timeline import FIRST_EXTRA, Drawn
 
 _ALL_ARGS = -1
@@ -28,7 +27,6 @@ class NativePackets(Packets):
         if not self._packets:
             raise MemoryError
         weakref.finalize(self, core.tp_perfetto_free, self._packets)
-        self._is_ready = [np.zeros(0, np.bool_) for _ in range(8)]
         self._kernels = np.empty(0, _Kernels)
 
     def _checked(self, result: int) -> int:
@@ -40,35 +38,17 @@ class NativePackets(Packets):
         """As `Packets` has it."""
         return self._checked(self._core.tp_perfetto_intern(self._packets, table, name, len(name)))
 
-    def set(self, which: int, at: int, made: bytes) -> None:
-        """As `Packets` has it."""
-        super().set(which, at, made)
+    def _keep_ready(self, which: int, at: int, made: bytes) -> None:
         self._checked(self._core.tp_perfetto_set(self._packets, which, at, made, len(made)))
-        ready = self._is_ready[which]
-        if at >= len(ready):
-            more = np.zeros(max(at + 1, 2 * len(ready)) - len(ready), np.bool_)
-            self._is_ready[which] = ready = np.concatenate([ready, more])
-        ready[at] = True
-
-    def unready_of(self, which: int, numbers: Int32s) -> list[int]:
-        """As `unready`, of an array."""
-        ready = self._is_ready[which]
-        if len(numbers) and int(numbers.max()) >= len(ready):
-            more = np.zeros(int(numbers.max()) + 1 - len(ready), np.bool_)
-            self._is_ready[which] = ready = np.concatenate([ready, more])
-        new = numbers[~ready[numbers]]
-        return list(dict.fromkeys(new.tolist())) if len(new) else []
 
     def forget(self) -> None:
         """As `Packets` has it."""
         super().forget()
         for which in (BEFORE, LAUNCH_KEY, AFTER):
-            self._is_ready[which][:] = False
             self._core.tp_perfetto_forget(self._packets, which)
         self._core.tp_perfetto_forget(self._packets, _ALL_ARGS)
 
-    def packet(self, ts_ns: int, body: bytes) -> None:
-        """As `Packets` has it."""
+    def _packet(self, ts_ns: int, body: bytes) -> None:
         self._checked(self._core.tp_perfetto_packet(self._packets, ts_ns, body, len(body)))
 
     def take(self) -> bytes:
@@ -88,8 +68,12 @@ class NativePackets(Packets):
             if at < len(order):
                 op = view.op(at)
                 event = op[4]
-                if events is None or event <= FIRST_EXTRA or not self._make(drawn, int(events.args[event]), made):
-                    self.packet(op[2], self.fields(op, drawn))
+                if (
+                    events is None
+                    or event <= FIRST_EXTRA
+                    or not self._make(drawn, int(events.args[event]), made)
+                ):
+                    self._packet(op[2], self.fields(op, drawn))
                     at += 1
 
     def _make(self, drawn: Drawn, args: int, made: dict[int, None]) -> bool:
@@ -123,12 +107,10 @@ class NativePackets(Packets):
             changes.offset_ns,
         )
         at, count = 0, len(changes.ts_ns)
-        exits: list[Change] = []
         while at < count:
             at = self._checked(self._core.tp_perfetto_warps(self._packets, *refs, at, count))
             if at < count:
-                exits = exits or list(changes.rows())
-                change = exits[at]
-                self.packet(change.ts_ns, self.warp_exit(changes, change.slice, change.mask, change.value))
+                self._packet(
+                    int(changes.ts_ns[at]), self._exit(changes, at) + counted(int(changes.value[at]))
+                )
                 at += 1
-

@@ -3,24 +3,25 @@
     TracePacket   8 timestamp  11 track_event  12 interned_data  10 sequence
     TrackEvent    9 type  11 track  3 category  10 name (or 23 in place)  4 annotations  30 value  47 flows
 
-Timestamps are steps from the packet before (an incremental clock), which makes one or two bytes of eight; a
-packet that is older than the one before it has its time in full. The native core has the same in `perfetto.c`
-and `perfetto_warps.c`. Source: protos/perfetto/trace/trace_packet.proto and track_event/track_event.proto.
+The native core has the same in `perfetto.c` and `perfetto_warps.c`.
+Source: protos/perfetto/trace/trace_packet.proto and track_event/track_event.proto.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Any, Final, cast
 
+import numpy as np
 import orjson
 
-from tracepipe.converters.wire import SMALL, SMALL_END, delimited, double, number, tag, text, varint
-from tracepipe.event.columns import NONE, unsigned
-from tracepipe.event.nesting import BEGIN, COUNTER, END, INSTANT, MARKS, UNCLOSED, Op
+from tracepipe.converters.packet_stream import PacketStream
+from tracepipe.converters.wire import SMALL, SMALL_END, delimited, double, number, tag, text, varint, varints
+from tracepipe.event.columns import NONE, Bools, Int32s, Int64s, grown, unsigned
+from tracepipe.event.ops import BEGIN, COUNTER, END, INSTANT, MARKS, UNCLOSED, Op
 from tracepipe.event.tables import Args
-from tracepipe.layout.changes import WARP_BEGIN, WARP_COUNT, WARP_END, Kernel, WarpChanges
-from tracepipe.layout.timeline import FIRST_EXTRA, Drawn
+from tracepipe.layout.changes import WARP_BEGIN, WARP_COUNT, WARP_EXIT, Kernel, Slices, WarpChanges
+from tracepipe.layout.timeline import FIRST_EXTRA, Book, Drawn, Track
 
 CATEGORIES, EVENT_NAMES, ARG_NAMES, STRINGS = range(4)
 """Tables of names."""
@@ -42,36 +43,31 @@ SHOWN: Final = frozenset({"cpu", "source_ns", "launch", "grid", "block", *MARKS}
 _DEPTH_MAX = 8
 _INT_MIN, _INT_MAX = -(1 << 63), (1 << 63) - 1
 _TYPES = tuple(number(9, kind) for kind in range(5))
-_TIMESTAMP, _TRACK_EVENT, _PACKET, _FLOW = tag(8, 0), tag(11, 2), tag(1, 2), tag(47, 1)
-_ANNOTATION, _INT_VALUE, _COUNTED = tag(4, 2), tag(4, 0), tag(12, 0)
-# Ready-made: a timestamp by its step, and what precedes a track event or a packet by its length.
-_STEPS = tuple(_TIMESTAMP + digits for digits in SMALL)
-_EVENT_OF = tuple(_TRACK_EVENT + digits for digits in SMALL)
-_PACKET_OF = tuple(_PACKET + digits for digits in SMALL)
-_ALIKE_MAX = 1 << 14
-_Key = tuple[int, int, int, int, int, int]
-"""What operations have in common that are written alike: kind, row, name, shape, arguments, mark."""
-_WarpBegin = tuple[int, int, int, int, int, int, int, int, int]
-"""A row of `Slices`."""
+_FLOW, _ANNOTATION, _INT_VALUE, _COUNTED = tag(47, 1), tag(4, 2), tag(4, 0), tag(12, 0)
+_COUNTS = tuple(_COUNTED + digits for digits in SMALL)
+_ALIKE_MAX = 1 << 13
+# Changes of warps that are put together at a time: each is some objects of Python's.
+_AT_ONCE = 1 << 12
+_Key = tuple[int, int, int]
+"""What operations have in common that are written alike: kind and mark, row and name, shape and arguments."""
 
 
 class Packets:
     """`id` is the sequence's; `clock` and `base_ns` are those that its first packet states."""
 
     def __init__(self, id: int, clock: int, base_ns: int) -> None:
-        self.id, self._clock, self._last_ns = id, clock, base_ns
-        self._suffix = number(10, id)
+        self._stream = PacketStream(id, clock, base_ns)
         self._tables: list[dict[bytes, int]] = [{}, {}, {}, {}]
         self._pending: list[bytes] = []
+        self._is_ready: list[Bools] = [np.zeros(0, np.bool_) for _ in range(8)]
         self._ready: list[dict[int, bytes]] = [{} for _ in range(8)]
         self._args: dict[int, bytes] = {}
-        self._alike: dict[_Key, tuple[bytes, bytes]] = {}
+        self._alike: dict[_Key, bytes] = {}
         self._shadows: set[int] = set()
         """Arguments with names that are shown beside arguments too."""
-        self._warp_names: dict[tuple[int, int], int] = {}
-        """By kernel and number of a warp: the number of its name, 0 where it came once."""
+        self._warp_names: dict[int, bytes] = {}
+        """By kernel and number of a warp: its name by its number, nothing where it came once."""
         self._named = 0
-        self._out: list[bytes] = []
 
     # Tables --------------------------------------------------------------------------------------------
 
@@ -86,26 +82,40 @@ class Packets:
             self._pending.append(delimited(_FIELDS[table], number(1, iid) + delimited(2, name)))
         return iid
 
-    def has(self, which: int, at: int) -> bool:
-        """Whether something ready-made is there."""
-        return at in self._ready[which]
-
-    def unready(self, which: int, numbers: Iterable[int]) -> list[int]:
-        """Which of these are not there, each once, in order."""
-        ready = self._ready[which]
-        return [at for at in dict.fromkeys(numbers) if at not in ready]
+    def unready(self, which: int, numbers: Int32s) -> list[int]:
+        """Which of these are not ready-made, each once, in order."""
+        if not len(numbers):
+            return []
+        self._is_ready[which] = ready = grown(self._is_ready[which], int(numbers.max()) + 1, 0)
+        new = numbers[~ready[numbers]]
+        return list(dict.fromkeys(new.tolist())) if len(new) else []
 
     def set(self, which: int, at: int, made: bytes) -> None:
         """Give something ready-made."""
+        self._is_ready[which] = ready = grown(self._is_ready[which], at + 1, 0)
+        ready[at] = True
+        self._keep_ready(which, at, made)
+
+    def _keep_ready(self, which: int, at: int, made: bytes) -> None:
         self._ready[which][at] = made
 
     def forget(self) -> None:
         """Shapes and arguments have other numbers now."""
         for which in (BEFORE, LAUNCH_KEY, AFTER):
+            self._is_ready[which][:] = False
             self._ready[which].clear()
         self._args.clear()
         self._alike.clear()
         self._shadows.clear()
+
+    def set_row(self, row: int, track: Track) -> None:
+        """Make ready what the operations of a row have."""
+        self.set(TRACKS, row, _on(track))
+        self.set(TOPS, row, self._top(track))
+
+    def _top(self, track: Track) -> bytes:
+        """What a begin or an instant has of its track."""
+        return _on(track) + self.category(track.category)
 
     def name(self, name: str) -> bytes:
         """TrackEvent.name_iid, or .name where the table is full."""
@@ -160,100 +170,79 @@ class Packets:
 
     # Packets -------------------------------------------------------------------------------------------
 
-    def packet(self, ts_ns: int, body: bytes) -> None:
-        """Write a packet whose track event has these fields."""
-        size = len(body)
-        event = (_EVENT_OF[size] if size < SMALL_END else _TRACK_EVENT + varint(size)) + body
-        if self._pending:
-            event += delimited(12, b"".join(self._pending))
-            self._pending.clear()
-        self._write(ts_ns, event + self._suffix)
-
-    def _write(self, ts_ns: int, rest: bytes) -> None:
-        """Write a packet, of which this follows its timestamp."""
-        step = ts_ns - self._last_ns
-        if 0 <= step < SMALL_END:
-            packet = _STEPS[step] + rest
-            self._last_ns = ts_ns
-        else:
-            packet = self._far(ts_ns) + rest
-        self._out.append((_PACKET_OF[len(packet)] if len(packet) < SMALL_END else _PACKET + varint(len(packet))) + packet)
-
-    def _far(self, ts_ns: int) -> bytes:
-        """A timestamp that no table has: a long step, or the time in full where it goes back."""
-        if ts_ns < self._last_ns:
-            return number(8, max(0, ts_ns)) + number(58, self._clock)
-        step, self._last_ns = ts_ns - self._last_ns, ts_ns
-        return number(8, step)
-
     def take(self) -> bytes:
         """What was written since the last call."""
-        out, self._out = self._out, []
-        return b"".join(out)
+        return self._stream.take()
+
+    def _move_pending(self, interned: dict[int, list[bytes]], at: int) -> None:
+        """Let what was interned since come with the packet at a place."""
+        if self._pending:
+            interned.setdefault(at, []).extend(self._pending)
+            self._pending.clear()
+
+    def _all_pending(self) -> dict[int, list[bytes]]:
+        """What was interned before the packets that come now: it comes with their first."""
+        interned: dict[int, list[bytes]] = {}
+        self._move_pending(interned, 0)
+        return interned
 
     def fields(self, op: Op, drawn: Drawn) -> bytes:
         """The fields of an operation, which is no count, all of them made anew."""
         kind, row, _, name, event, mark, flow, flow2, _, _ = op
         args = self.annotations(drawn.args_of(event, mark))
-        return self._head(kind, row, name) + args + _flow(flow) + _flow(flow2)
+        return self._head_of(drawn.book, kind, row, name) + args + _flow(flow) + _flow(flow2)
+
+    def _head_of(self, book: Book, kind: int, row: int, name: int) -> bytes:
+        """Type, track, and of what has them category and name."""
+        if kind in (BEGIN, INSTANT):
+            return _TYPES[kind] + self._top(book.tracks[row]) + self.name(book.names[name])
+        return _TYPES[kind] + _on(book.tracks[row])
 
     def write(self, drawn: Drawn) -> None:
         """Write the operations of a batch, for which all that can be is ready-made."""
-        shapes, numbers = [NONE], [NONE]  # the last place is that of no event
-        if (events := drawn.events) is not None:
-            shapes, numbers = [*events.shape.tolist(), NONE], [*events.args.tolist(), NONE]
+        columns = {name: column[drawn.order] for name, column in drawn.ops.columns.items()}
         if len(self._alike) > _ALIKE_MAX:
             self._alike.clear()
-        alike, suffix = self._alike, self._suffix
-        for op in drawn.rows():
-            kind, row, ts_ns, name, event, mark, flow, flow2, value, _ = op
-            if kind == COUNTER:
-                self.packet(ts_ns, _TYPES[COUNTER] + self._ready[TRACKS][row] + number(30, value))
-                continue
-            if event <= FIRST_EXTRA:
-                self.packet(ts_ns, self.fields(op, drawn))
-                continue
-            key = (kind, row, name, shapes[event], numbers[event], mark)
-            made = alike.get(key)
-            if made is None or flow2 or self._pending:
-                self.packet(ts_ns, self._body(key, op, drawn) + _flow(flow) + _flow(flow2))
-            elif flow:
-                self._write(ts_ns, made[1] + abs(flow).to_bytes(8, "little") + suffix)
-            else:
-                self._write(ts_ns, made[0])
+        keys = _keys_of(columns, drawn)
+        bodies: list[bytes | None] = list(map(self._alike.get, keys))
+        interned, ops = self._all_pending(), drawn.ops
+        for at in [at for at, body in enumerate(bodies) if body is None]:
+            body = self._alike.get(keys[at])
+            bodies[at] = self._body(keys[at], ops.op(int(drawn.order[at])), drawn) if body is None else body
+            self._move_pending(interned, at)
+        parts = [cast("list[bytes]", bodies), *_flows(columns["flow"]), *_flows(columns["flow2"])]
+        self._stream.put(columns["ts"], parts, interned)
 
     def _body(self, key: _Key, op: Op, drawn: Drawn) -> bytes:
         """The fields of an operation but its arrows. What others have too is kept."""
-        kind, row, name, shape, args, mark = key
-        event, marked = op[4], self._ready[MARK][mark]
-        body = self._head(kind, row, name)
-        if shape == NONE:
+        kind, row, _, name, event, mark, _, _, value, _ = op
+        if kind == COUNTER:
+            return _TYPES[COUNTER] + self._ready[TRACKS][row] + number(30, value)
+        body, marked = self._head(kind, row, name), self._ready[MARK][mark]
+        if event == NONE:
             return self._keep(key, body + marked)
+        args = NONE if event <= FIRST_EXTRA or drawn.events is None else int(drawn.events.args[event])
         made = b"" if args == NONE else self._args.get(args) or self._annotated_args(drawn, args)
-        if args in self._shadows:
+        if event <= FIRST_EXTRA or drawn.events is None or args in self._shadows:
             return body + self.annotations(drawn.args_of(event, mark))
+        shape, source = int(drawn.events.shape[event]), drawn.events.source_ns
         body += self._ready[BEFORE][shape] + made
         launch_key, after = self._ready[LAUNCH_KEY][shape], self._ready[AFTER][shape]
-        source = drawn.events.source_ns if drawn.events is not None else None
         if source is None and not launch_key:
             return self._keep(key, body + after + marked)
         if source is not None and source[event] != NONE:
             body += _annotated(self._ready[KEYS][KEY_SOURCE], int(source[event]))
-        if launch_key and drawn.events is not None:
+        if launch_key:
             launch = unsigned(int(drawn.events.launch[event]))
             body += delimited(4, launch_key + number(4 if launch <= _INT_MAX else 3, launch))
         return body + after + marked
 
     def _keep(self, key: _Key, body: bytes) -> bytes:
-        """Keep what follows the timestamp in packets of operations like this one: all of it without an arrow, and
-        up to the arrow with one.
-        """
-        with_one = _TRACK_EVENT + varint(len(body) + len(_FLOW) + 8) + body + _FLOW
-        self._alike[key] = _TRACK_EVENT + varint(len(body)) + body + self._suffix, with_one
+        self._alike[key] = body
         return body
 
     def _head(self, kind: int, row: int, name: int) -> bytes:
-        """Type, track, and of what has them category and name."""
+        """As `_head_of`, of what is ready-made."""
         if kind in (BEGIN, INSTANT):
             return _TYPES[kind] + self._ready[TOPS][row] + self._ready[NAMES][name]
         return _TYPES[kind] + self._ready[TRACKS][row]
@@ -270,63 +259,134 @@ class Packets:
 
     def warps(self, changes: WarpChanges) -> None:
         """Write the changes of a GPU. How many warps run is a field of the packet that changes it."""
-        tracks, begins = self._ready[TRACKS], self._warp_begins(changes)
-        rows = changes.slices.row.tolist()
-        for ts_ns, kind, at, value, mask in changes.rows():
-            counted = _COUNTED + varint(value) if value >= 0 else b""
-            if kind == WARP_BEGIN:
-                self._write_begin(changes, begins[at], ts_ns, counted)
-            elif kind == WARP_END:
-                self.packet(ts_ns, _TYPES[END] + tracks[rows[at]] + counted)
-            elif kind != WARP_COUNT:
-                self.packet(ts_ns, self.warp_exit(changes, at, mask, value))
-            elif counted:
-                self.packet(ts_ns, _TYPES[COUNTER] + tracks[changes.counter_row] + number(30, value))
+        shown = np.flatnonzero((changes.kind != WARP_COUNT) | (changes.value >= 0))
+        for start in range(0, len(shown), _AT_ONCE):
+            self._write_warps(changes.take(shown[start : start + _AT_ONCE]))
 
-    @staticmethod
-    def _warp_begins(changes: WarpChanges) -> list[_WarpBegin]:
-        """What the begin of each slice says."""
-        columns = (column.tolist() for column in changes.slices.columns())
-        return list(zip(*columns, strict=True))
+    def _write_warps(self, changes: WarpChanges) -> None:
+        tracks, rows, kind = self._ready[TRACKS], changes.slices.row, changes.kind
+        interned = self._all_pending()
+        # What most of them are, ends: the others follow.
+        of = rows[changes.slice].tolist()
+        ends = {row: _TYPES[END] + tracks[row] for row in set(of) & tracks.keys()}
+        bodies: list[Any] = list(map(ends.get, of))
+        begins = np.flatnonzero(kind == WARP_BEGIN)
+        for at, body in zip(begins.tolist(), self._begins(changes, begins, interned), strict=True):
+            bodies[at] = body
+        counts = [counted(value) for value in changes.value.tolist()]
+        for at in np.flatnonzero(kind == WARP_COUNT).tolist():
+            bodies[at], counts[at] = _TYPES[COUNTER] + tracks[changes.counter_row], _value(changes.value[at])
+        for at in np.flatnonzero(kind == WARP_EXIT).tolist():
+            bodies[at] = self._exit(changes, at)
+            self._move_pending(interned, at)
+        flow = np.where(kind == WARP_BEGIN, changes.slices.flow[changes.slice], 0)
+        self._stream.put(changes.ts_ns, [bodies, counts, *_flows(flow)], interned)
 
-    def _write_begin(self, changes: WarpChanges, begin: _WarpBegin, ts_ns: int, counted: bytes) -> None:
-        row, kernel, at, source_ns, exits, cycles, lanes, flow, unclosed = begin
-        keys = self._ready[KEYS]
-        body = _TYPES[BEGIN] + self._ready[TOPS][row] + self._warp_name(changes.kernels[kernel], kernel, at)
-        if source_ns != NONE:
-            body += _annotated(keys[KEY_SOURCE], source_ns - ts_ns - changes.offset_ns)
-        for key, value in ((KEY_EXITS, exits), (KEY_CYCLES, cycles), (KEY_LANES, lanes)):
-            if value != NONE:
-                body += _annotated(keys[key], value)
-        if unclosed:
-            body += self._ready[MARK][UNCLOSED]
-        self.packet(ts_ns, body + counted + _flow(flow))
+    def _begins(
+        self, changes: WarpChanges, begins: Int64s, interned: dict[int, list[bytes]]
+    ) -> Iterator[bytes]:
+        """The fields of slices that begin, in the order of the changes, without count and arrow."""
+        slices, keys, tops = changes.slices.take(changes.slice[begins]), self._ready[KEYS], self._ready[TOPS]
+        after_ns = slices.source_ns - changes.ts_ns[begins] - changes.offset_ns
+        known = {
+            KEY_SOURCE: (after_ns, slices.source_ns != NONE),
+            **{
+                key: (column, column != NONE)
+                for key, column in (
+                    (KEY_EXITS, slices.exits),
+                    (KEY_CYCLES, slices.cycles),
+                    (KEY_LANES, slices.lanes),
+                )
+            },
+        }
+        parts = [
+            [_TYPES[BEGIN] + tops[row] for row in slices.row.tolist()],
+            self._warp_names_of(changes, slices, begins, interned),
+            *(_all_annotated(keys[key], *column) for key, column in known.items() if column[1].any()),
+        ]
+        if slices.unclosed.any():
+            unclosed = self._ready[MARK][UNCLOSED]
+            parts.append([unclosed if one else b"" for one in slices.unclosed.tolist()])
+        return map(b"".join, zip(*parts, strict=True))
 
-    def warp_exit(self, changes: WarpChanges, at: int, mask: int, value: int) -> bytes:
-        """The fields of the instant of an exit of a slice; `value` is how many run from then on, or NONE."""
+    def _exit(self, changes: WarpChanges, at: int) -> bytes:
+        """The fields of the instant of an exit, without count."""
+        mask = int(changes.mask[at])
         args = {"mask": f"0x{mask:08x}", "lanes": mask.bit_count()}
-        top = self._ready[TOPS][int(changes.slices.row[at])]
-        counted = _COUNTED + varint(value) if value >= 0 else b""
-        return _TYPES[INSTANT] + top + self.name("exit") + self.annotations(args) + counted
+        top = self._top(changes.track(int(changes.slice[at])))
+        return _TYPES[INSTANT] + top + self.name("exit") + self.annotations(args)
 
-    def _warp_name(self, kernel: Kernel, at: int, warp: int) -> bytes:
+    def _warp_names_of(
+        self, changes: WarpChanges, slices: Slices, begins: Int64s, interned: dict[int, list[bytes]]
+    ) -> list[bytes]:
+        """The names of slices: one that came before has a number."""
+        kernels, numbers = slices.kernel.tolist(), slices.number.tolist()
+        # One number of a kernel and a warp, where both are small enough that the name may be remembered.
+        small = (slices.kernel < _KERNELS_MAX) & (slices.number < _MET_MAX)
+        keys = np.where(small, slices.kernel * _MET_MAX + slices.number % _MET_MAX, NONE).tolist()
+        names = list(map(self._warp_names.get, keys))
+        for at in [at for at, name in enumerate(names) if not name]:
+            names[at] = self._warp_name(changes.kernels[kernels[at]], numbers[at], keys[at])
+            self._move_pending(interned, int(begins[at]))
+        return cast("list[bytes]", names)
+
+    def _warp_name(self, kernel: Kernel, warp: int, key: int) -> bytes:
         """The name's number if it came before, else the name: a launch of many warps names each once."""
-        iid = self._warp_names.get((at, warp))
-        if iid:
-            return number(10, iid)
+        known = self._warp_names.get(key)
+        if known:
+            return known
         name = f"{kernel.name} {kernel.place(warp)}".encode("utf-8", "replace")
-        if iid == 0 and self._named < _NAMED_MAX:
-            iid = self._warp_names[at, warp] = _FIRST_IID + self._named
+        if known is not None and self._named < _NAMED_MAX:
+            iid = _FIRST_IID + self._named
             self._named += 1
             self._pending.append(delimited(_FIELDS[EVENT_NAMES], number(1, iid) + delimited(2, name)))
-            return number(10, iid)
-        if iid is None and at < _KERNELS_MAX and warp < _MET_MAX and len(self._warp_names) < _MET_MAX:
-            self._warp_names[at, warp] = 0
+            known = self._warp_names[key] = number(10, iid)
+            return known
+        if known is None and key != NONE and len(self._warp_names) < _MET_MAX:
+            self._warp_names[key] = b""
         return delimited(23, name)
+
+
+def _keys_of(columns: dict[str, Any], drawn: Drawn) -> list[_Key]:
+    """What operations that are written alike have in common."""
+    event, events = columns["event"], drawn.events
+    # What is drawn with arguments of its own is like nothing else.
+    shape, args = event.astype(np.int64), np.full(len(event), NONE, np.int64)
+    if events is not None and len(events):
+        of_event, places = event >= 0, np.maximum(event, 0)
+        shape = np.where(of_event, events.shape[places], shape)
+        args = np.where(of_event, events.args[places], args)
+    columns = {name: column.astype(np.int64) for name, column in columns.items()}
+    pairs = ((columns["kind"], columns["mark"]), (columns["row"], columns["name"]), (shape, args))
+    # Two numbers of 32 bits in one: the lower may be NONE.
+    return list(zip(*(((high << 32) + low).tolist() for high, low in pairs), strict=True))
+
+
+def _on(track: Track) -> bytes:
+    return number(11, track.id * 2)
 
 
 def _flow(flow: int) -> bytes:
     return _FLOW + abs(flow).to_bytes(8, "little") if flow else b""
+
+
+def _flows(flows: Int64s) -> list[list[bytes]]:
+    """A column of arrows, where there are any."""
+    if not (places := np.flatnonzero(flows)).size:
+        return []
+    column = [b""] * len(flows)
+    for at, flow in zip(places.tolist(), flows[places].tolist(), strict=True):
+        column[at] = _flow(flow)
+    return [column]
+
+
+def counted(value: int) -> bytes:
+    """How many warps run, where that changes."""
+    return b"" if value < 0 else _COUNTS[value] if value < SMALL_END else _COUNTED + varint(value)
+
+
+def _value(value: Any) -> bytes:
+    return number(30, int(value))
 
 
 def _annotated(key: bytes, value: int) -> bytes:
@@ -335,4 +395,10 @@ def _annotated(key: bytes, value: int) -> bytes:
     return _ANNOTATION + SMALL[len(field)] + field
 
 
-
+def _all_annotated(key: bytes, values: Int64s, known: Bools) -> list[bytes]:
+    """Annotations of integers, nothing where they are not known."""
+    first = [_ANNOTATION + SMALL[len(key) + 1 + size] + key + _INT_VALUE for size in range(11)]
+    made = [first[len(digits)] + digits for digits in varints(values)]
+    for at in np.flatnonzero(~known).tolist():
+        made[at] = b""
+    return made

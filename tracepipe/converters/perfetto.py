@@ -9,7 +9,6 @@ Source: protos/perfetto/trace/trace_packet.proto and track_event/track_event.pro
 from __future__ import annotations
 
 import zlib
-from operator import itemgetter
 from typing import Any, BinaryIO
 
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
@@ -30,8 +29,7 @@ from tracepipe.converters.wire import delimited, number, text
 from tracepipe.converters.writer import TraceInfo
 from tracepipe.event.columns import Int32s
 from tracepipe.event.model import MONOTONIC
-from tracepipe.event.native_nesting import OpColumns
-from tracepipe.event.nesting import BEGIN, INSTANT, MARKS
+from tracepipe.event.ops import BEGIN, INSTANT, MARKS
 from tracepipe.layout.changes import WarpChanges
 from tracepipe.layout.timeline import Drawn, Track, shown_after, shown_before, shows_launch
 from tracepipe.native import library
@@ -46,7 +44,6 @@ _CLOCK_STEPS = 64
 _EXPLICIT_ORDER = pb.TrackDescriptor.EXPLICIT
 _NEVER_MERGE = pb.TrackDescriptor.SIBLING_MERGE_BEHAVIOR_NONE
 _COMPRESS_BYTES = 1 << 19
-_ROW, _NAME, _EVENT = itemgetter(1), itemgetter(3), itemgetter(4)
 # The packet sequence of the host; those of GPUs follow.
 _HOST = 1
 
@@ -198,22 +195,18 @@ class PerfettoWriter:
             self._emit(self._host.take())
         for warps in drawn.warps:
             packets = self._gpu(warps)
-            self._make_rows(packets, range(self._gpu_rows[warps.id], len(warps.tracks)), warps.tracks)
+            for row in range(self._gpu_rows[warps.id], len(warps.tracks)):
+                packets.set_row(row, warps.tracks[row])
             self._gpu_rows[warps.id] = len(warps.tracks)
             packets.warps(warps)
             self._emit(packets.take())
-
-    def _make_rows(self, packets: Packets, rows: Any, tracks: list[Track]) -> None:
-        for row in rows:
-            track = number(11, tracks[row].id * 2)
-            packets.set(TRACKS, row, track)
-            packets.set(TOPS, row, track + packets.category(tracks[row].category))
 
     def _make_ready(self, drawn: Drawn) -> None:
         """Make the bytes that operations share, each when it is needed first."""
         packets, book = self._host, drawn.book
         rows, names, shapes = self._new(drawn)
-        self._make_rows(packets, rows, book.tracks)
+        for row in rows:
+            packets.set_row(row, book.tracks[row])
         for name in names:
             packets.set(NAMES, name, packets.name(book.names[name]))
         for at in shapes:
@@ -226,25 +219,16 @@ class PerfettoWriter:
 
     def _new(self, drawn: Drawn) -> tuple[list[int], list[int], list[int]]:
         """The rows, names and shapes of a batch that are not ready, in the order of their use."""
-        packets, ops = self._host, drawn.ops
-        if isinstance(ops, OpColumns) and isinstance(packets, NativePackets):
-            kind, row, name, event = (ops.columns[key][drawn.order] for key in ("kind", "row", "name", "event"))
-            shapes: Int32s = event[:0]
-            if drawn.events is not None:
-                shapes = drawn.events.shape[event[event >= 0]]
-            named = name[(kind == BEGIN) | (kind == INSTANT)]
-            return (
-                packets.unready_of(TRACKS, row),
-                packets.unready_of(NAMES, named),
-                packets.unready_of(BEFORE, shapes),
-            )
-        ops_in_order = list(drawn.rows())
-        named_ops = [op for op in ops_in_order if op[0] in (BEGIN, INSTANT)]
-        of = [] if drawn.events is None else drawn.events.shape.tolist()
+        columns = drawn.ops.columns
+        kind, row, name, event = (columns[key][drawn.order] for key in ("kind", "row", "name", "event"))
+        shapes: Int32s = event[:0]
+        if drawn.events is not None:
+            shapes = drawn.events.shape[event[event >= 0]]
+        named = name[(kind == BEGIN) | (kind == INSTANT)]
         return (
-            packets.unready(TRACKS, map(_ROW, ops_in_order)),
-            packets.unready(NAMES, map(_NAME, named_ops)),
-            packets.unready(BEFORE, [of[event] for event in map(_EVENT, ops_in_order) if event >= 0]),
+            self._host.unready(TRACKS, row),
+            self._host.unready(NAMES, named),
+            self._host.unready(BEFORE, shapes),
         )
 
     def forget(self) -> None:

@@ -42,10 +42,14 @@ class ThreadWriter:
     def write_events(self, batch: SourceBatch, tables: Tables) -> None:
         """Write the warps and threads of a batch, whose times are those of the recording."""
         lines: list[str] = []
-        threads = [at for at, shape in enumerate(tables.shapes) if shape is not None and shape.type == "gpu_thread"]
+        threads = [
+            at for at, shape in enumerate(tables.shapes) if shape is not None and shape.type == "gpu_thread"
+        ]
         wanted = np.isin(batch.events.shape, [*threads, SPECIAL])
         for at in np.flatnonzero(wanted).tolist():
-            ts_ns, number, args = (int(column[at]) for column in (batch.events.ts_ns, batch.events.shape, batch.events.args))
+            ts_ns, number, args = (
+                int(column[at]) for column in (batch.events.ts_ns, batch.events.shape, batch.events.args)
+            )
             if number != SPECIAL:
                 shape = tables.shapes[number]
                 assert shape is not None

@@ -8,9 +8,16 @@ the `perfetto` package's own classes. Format: protobuf.dev/programming-guides/en
 from __future__ import annotations
 
 import struct
+from typing import Final
+
+import numpy as np
+
+from tracepipe.event.columns import Int64s
 
 SMALL_END = 1 << 11
 _U64 = (1 << 64) - 1
+_SIZES: Final = np.array([1 << 7 * size for size in range(1, 5)])
+"""The first value that takes a byte more than so many."""
 
 SMALL: tuple[bytes, ...] = (
     *(bytes((value,)) for value in range(0x80)),
@@ -33,6 +40,19 @@ def varint(value: int) -> bytes:
         value >>= 7
     digits.append(value)
     return bytes(digits)
+
+
+def varints(values: Int64s) -> list[bytes]:
+    """The varint of each value."""
+    # Seven bits go to each byte, and the highest bit of a byte says that another follows.
+    spread, sizes = values & 0x7F, 1 + np.searchsorted(_SIZES, values, side="right")
+    for at in range(1, len(_SIZES)):
+        more = values >> 7 * at
+        spread |= np.where(more > 0, 1 << 8 * at - 1 | (more & 0x7F) << 8 * at, 0)
+    made = [bits.to_bytes(size, "little") for bits, size in zip(spread.tolist(), sizes.tolist(), strict=True)]
+    for at in np.flatnonzero((values < 0) | (values >= _SIZES[-1])).tolist():
+        made[at] = varint(int(values[at]))
+    return made
 
 
 def tag(field: int, wire_type: int) -> bytes:

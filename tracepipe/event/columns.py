@@ -168,6 +168,12 @@ def joined(parts: Sequence[TraceColumns]) -> TraceColumns:
     )
 
 
+def distinct(values: Any) -> Any:
+    """Each value once, in order. np.unique loads masked arrays for that, which take 2 MB of a process."""
+    values = np.sort(values)
+    return values[np.diff(values, prepend=values[:1] - 1) != 0]
+
+
 def grown(column: Any, size: int, fill: int) -> Any:
     """A side table by number with room for `size` numbers; new places have `fill`."""
     if size <= len(column):

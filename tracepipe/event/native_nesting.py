@@ -10,58 +10,16 @@ import numpy as np
 
 from tracepipe.event.columns import TraceColumns, grown
 from tracepipe.event.launches import Early
-from tracepipe.event.nesting import NO_ROW, Op, ShapeRow
+from tracepipe.event.nesting import NO_ROW, ShapeRow
+from tracepipe.event.ops import Op, OpColumns
 from tracepipe.event.outcomes import Outcomes
-from tracepipe.native.signatures import Events, Ops, Shapes
+from tracepipe.native.signatures import Events, Shapes
 
 _ROWS, _UNCLOSED, _NO_BEGIN, _OVERLAPS, _UNDRAWN, _OPS, _EARLY = range(7)
-_KINDS: Final = {
-    "kind": np.uint8, "mark": np.uint8, "row": np.int32, "name": np.int32, "event": np.int32,
-    "ts": np.int64, "flow": np.int64, "flow2": np.int64, "span": np.int64, "parent": np.int64,
-}  # fmt: skip
 _SHAPE_KINDS: Final = {
     "row": np.int32, "name": np.int32, "has_dur": np.int64, "phase": np.uint8, "asks": np.uint8,
     "has_launch": np.uint8,
 }  # fmt: skip
-
-
-OP_COLUMNS: Final = ("kind", "row", "ts", "name", "event", "mark", "flow", "flow2", "span", "parent")
-"""The columns in the order of an `Op`."""
-
-
-class OpColumns:
-    """Operations as arrays, those before `count`."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.columns: dict[str, Any] = {name: np.empty(0, kind) for name, kind in _KINDS.items()}
-        self._view = Ops()
-
-    def reserve(self, more: int) -> Any:
-        """Make room for so many more; the core's view of the columns."""
-        if self.count + more > len(self.columns["ts"]):
-            size = max(self.count + more, 2 * self.count)
-            for name, column in self.columns.items():
-                self.columns[name] = larger = np.empty(size, column.dtype)
-                larger[: self.count] = column[: self.count]
-            self._view = Ops(*(column.ctypes.data for column in self.columns.values()))
-        return self._view
-
-    def add(self, op: Op) -> None:
-        """Add one operation."""
-        self.reserve(1)
-        kind, row, ts_ns, name, event, mark, flow, flow2, value, parent = op
-        values = (kind, mark, row, name, event, ts_ns, flow, flow2, value, parent)
-        for column, one in zip(self.columns.values(), values, strict=True):
-            column[self.count] = one
-        self.count += 1
-
-    def op(self, at: int) -> Op:
-        """One of the operations."""
-        kind, row, ts_ns, name, event, mark, flow, flow2, value, parent = (
-            int(self.columns[key][at]) for key in OP_COLUMNS
-        )
-        return kind, row, ts_ns, name, event, mark, flow, flow2, value, parent
 
 
 class NativeNesting:
@@ -115,7 +73,7 @@ class NativeNesting:
         self._core.tp_nest_above(self._nest, row, near, far, gives)
 
     def take_ops(self) -> OpColumns:
-        """As `Nesting` has it, in arrays."""
+        """As `Nesting` has it."""
         ops, self._ops = self._ops, OpColumns()
         return ops
 

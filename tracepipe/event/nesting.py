@@ -13,6 +13,18 @@ from typing import Final, NamedTuple
 
 from tracepipe.event.columns import NONE, TraceColumns
 from tracepipe.event.launches import Early, Launches
+from tracepipe.event.ops import (
+    BEGIN,
+    END,
+    FROM_DURATION,
+    INSTANT,
+    NO_BEGIN,
+    NO_MARK,
+    UNCLOSED,
+    Op,
+    OpColumns,
+    op_of,
+)
 from tracepipe.event.outcomes import Outcomes
 
 # Where more slices overlap than this, the input does not describe a call stack.
@@ -23,26 +35,6 @@ NO_ROW: Final = -1
 GIVES_ALL: Final = 1
 GIVES_IOCTLS: Final = 2
 """Which open slices of a row may be asked for an arrow."""
-
-BEGIN, END, INSTANT, COUNTER = 1, 2, 3, 4
-NO_MARK, UNCLOSED, NO_BEGIN, FROM_DURATION = range(4)
-MARKS = ("", "unclosed", "no_begin", "from_duration")
-"""What did not go as it should with one slice, as an argument of it."""
-
-
-Op = tuple[int, int, int, int, int, int, int, int, int, int]
-"""An operation: kind, row, ts_ns, name, event, mark, flow, flow2, value, parent. There are millions, so that
-it is a plain tuple.
-
-`event` is the place of its event, NONE without one; `flow` and `flow2` are arrows, 0 for none and negative
-where one starts. `value` is a counter's; of a slice it is its number, counted over the whole recording.
-`parent` is the number of the slice around a begin or an instant, or NONE.
-"""
-
-
-def op_of(kind: int, row: int, ts_ns: int, name: int, event: int, value: int = NONE) -> Op:
-    """An operation without arrows."""
-    return (kind, row, ts_ns, name, event, NO_MARK, 0, 0, value, NONE)
 
 
 class ShapeRow(NamedTuple):
@@ -136,9 +128,11 @@ class Nesting:
         """Say which rows may have caused what begins on one, and whether it may be a cause itself."""
         self._rows[row].above, self._rows[row].gives = (near, far), gives
 
-    def take_ops(self) -> list[Op]:
+    def take_ops(self) -> OpColumns:
         """The operations since the last call, in the order in which they were made."""
-        ops, self._ops = self._ops, []
+        ops = OpColumns()
+        ops.add(*self._ops)
+        self._ops.clear()
         return ops
 
     def add(self, op: Op) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import orjson
 
-from tracepipe.event.columns import NONE, Bools, Int32s
+from tracepipe.event.columns import NONE, Bools, Int32s, distinct
 from tracepipe.event.shape import Shape, shape_of
 
 # So many of either are kept between two batches, and so much text of them.
-KEPT_MAX = 1 << 14
+KEPT_MAX = 1 << 13
 KEPT_BYTES_MAX = 2 << 20
 Args = dict[str, Any]
 
@@ -59,7 +59,8 @@ class Tables:
         if not args:
             return NONE
         try:
-            return self.text_number(orjson.dumps(args))
+            # What orjson gives keeps room for 4 KB: a copy has its own size.
+            return self.text_number(bytes(memoryview(orjson.dumps(args))))
         except TypeError:  # an integer beyond 64 bits, which a reader of text may make
             # With a blank, which no text has that says what the arguments are.
             number = self.text_number(b" " + json.dumps(args, default=str).encode("utf-8", "replace"))
@@ -115,7 +116,7 @@ class Tables:
 
     def keep(self, shapes: Int32s, args: Int32s) -> tuple[Int32s, Int32s]:
         """Forget all but these. Gives what turns the old numbers of each into the new ones."""
-        kept_shapes, kept_args = np.unique(shapes[shapes >= 0]), np.unique(args[args >= 0])
+        kept_shapes, kept_args = distinct(shapes[shapes >= 0]), distinct(args[args >= 0])
         turned = _turning(kept_shapes, len(self.shapes)), _turning(kept_args, self.args_count)
         odd = {int(turned[1][old]): value for old, value in self._odd.items() if turned[1][old] >= 0}
         self.shapes = [self.shapes[at] for at in kept_shapes.tolist()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -128,6 +128,12 @@ class WarpChanges:
         """The changes one by one."""
         columns = (self.ts_ns, self.kind, self.slice, self.value, self.mask)
         yield from map(Change._make, zip(*(column.tolist() for column in columns), strict=True))
+
+    def take(self, places: Any) -> WarpChanges:
+        """The changes of some places, in that order."""
+        columns = (self.ts_ns, self.kind, self.slice, self.value, self.mask)
+        ts_ns, kind, slice_, value, mask = (column[places] for column in columns)
+        return replace(self, ts_ns=ts_ns, kind=kind, slice=slice_, value=value, mask=mask)
 
     def track(self, at: int) -> Track:
         """The track of a slice."""

@@ -16,8 +16,7 @@ import numpy as np
 
 from tracepipe.event.columns import NONE, SPECIAL, Int32s, TraceBatch, TraceColumns, joined, unsigned
 from tracepipe.event.model import LAYERS, Header, Problem, Record
-from tracepipe.event.native_nesting import OpColumns
-from tracepipe.event.nesting import END, INSTANT, Op, op_of
+from tracepipe.event.ops import END, INSTANT, Op, OpColumns, op_of
 from tracepipe.event.order import in_order
 from tracepipe.event.outcomes import Outcomes
 from tracepipe.event.tables import Args, Tables
@@ -40,11 +39,6 @@ PROBLEMS_AT_ONCE = 16
 # Records about the recording itself.
 _ALL_NS = (1 << 63) - 1
 _TIMELESS = frozenset({"header", "footer", "clock"})
-
-
-def _waits(op: Op, held_ns: int) -> bool:
-    """Whether an operation is the end of a slice that goes on beyond the events at hand."""
-    return op[0] == END and op[4] == NONE and op[2] > held_ns
 
 
 class Layout:
@@ -230,27 +224,12 @@ class Layout:
             later, self._later = self._later, []
         if events is not None and len(events) and not last:
             held_ns = int(events.ts_ns[-1])
-        if isinstance(ops, OpColumns):
-            order = self._order_columns(ops, later, held_ns)
-        else:
-            order = self._order_rows(ops, later, held_ns)
+        order = self._order(ops, later, held_ns)
         return Drawn(self._rows.book, self._tree.take_declared(), events, ops, order, extras, changes)
 
-    def _order_rows(self, ops: list[Op], later: list[Op], held_ns: int) -> list[int]:
-        ops[:0] = later
-        times = [op[2] for op in ops]
-        order: list[int] = np.argsort(times, kind="stable").tolist()
-        if any(op[1] < 0 for op in ops):
-            order = [at for at in order if ops[at][1] >= 0]
-        if not order or times[order[-1]] <= held_ns:
-            return order
-        self._later = [ops[at] for at in order if _waits(ops[at], held_ns)]
-        return [at for at in order if not _waits(ops[at], held_ns)]
-
-    def _order_columns(self, ops: OpColumns, later: list[Op], held_ns: int) -> Any:
+    def _order(self, ops: OpColumns, later: list[Op], held_ns: int) -> Any:
         made = ops.count
-        for op in later:
-            ops.add(op)
+        ops.add(*later)
         count, columns = ops.count, ops.columns
         ts_ns, row = columns["ts"][:count], columns["row"][:count]
         if later:
@@ -263,7 +242,7 @@ class Layout:
         if not len(order) or int(ts_ns[order[-1]]) <= held_ns:
             return order
         waits = (columns["kind"][order] == END) & (columns["event"][order] == NONE) & (ts_ns[order] > held_ns)
-        self._later = [ops.op(at) for at in order[waits].tolist()]
+        self._later = list(ops.rows(order[waits]))
         return order[~waits]
 
     def _say_early(self) -> None:

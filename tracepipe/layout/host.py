@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tracepipe.event.columns import NONE, Bools, Int64s, TraceColumns, grown
-from tracepipe.event.nesting import COUNTER, op_of
+from tracepipe.event.ops import COUNTER, op_of
 from tracepipe.event.shape import Shape
 from tracepipe.event.vocabulary import ADDRESS_KEYS
 from tracepipe.layout.rows import Rows

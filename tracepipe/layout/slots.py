@@ -27,21 +27,11 @@ class _Row:
     stays: list[tuple[int, int]] = field(default_factory=list)
     forgotten_ns: int = -(1 << 63)
 
-    def take(self, base_ns: int, begin_ns: int, end_ns: int) -> bool:
-        """Whether the slot is free over that time; if so, it is taken now. No batch will begin before
-        `base_ns` any more.
+    def take(self, begin_ns: int, end_ns: int) -> bool:
+        """Whether the slot is free over that time, which begins before the last stay ends. If so, it is
+        taken now.
         """
         stays = self.stays
-        if not stays:
-            stays.append((begin_ns, end_ns))
-            return True
-        last_ns = stays[-1][1]
-        if begin_ns >= last_ns:
-            if last_ns <= base_ns or len(stays) >= STAYS_MAX:
-                self.forgotten_ns = last_ns
-                stays.clear()
-            stays.append((begin_ns, end_ns))
-            return True
         at = bisect_left(stays, (begin_ns, end_ns))
         free_ns = stays[at - 1][1] if at else self.forgotten_ns
         # Not where it ends as the next begins: what is drawn first comes first in a stable sort.
@@ -61,16 +51,24 @@ class Slots:
 
     def take(self, rows: int, base_ns: int, begin_ns: Int64s, stay_ns: Int64s, row: Int32s) -> Bytes:
         """What becomes of each warp of a batch, in the order of entries. `rows` is how many rows there are;
-        a stay below 0 has no end.
+        a stay below 0 has no end. No batch will begin before `base_ns` any more.
         """
         while len(self._rows) < rows:
             self._rows.append(_Row())
         fates = bytearray()
         for begin, stay, at in zip(begin_ns.tolist(), stay_ns.tolist(), row.tolist(), strict=True):
+            slot = self._rows[at]
+            stays = slot.stays
             if stay < 0:
                 fates.append(OPEN)
+            elif not stays or begin >= (last_ns := stays[-1][1]):
+                if stays and (last_ns <= base_ns or len(stays) >= STAYS_MAX):
+                    slot.forgotten_ns = last_ns
+                    stays.clear()
+                stays.append((begin, begin + stay))
+                fates.append(DRAWN)
             else:
-                fates.append(DRAWN if self._rows[at].take(base_ns, begin, begin + stay) else BESIDE)
+                fates.append(DRAWN if slot.take(begin, begin + stay) else BESIDE)
         return np.frombuffer(fates, np.uint8)
 
     @staticmethod

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from tracepipe.event.columns import NONE, TraceColumns, unsigned
-from tracepipe.event.native_nesting import OP_COLUMNS, OpColumns
-from tracepipe.event.nesting import BEGIN, COUNTER, END, INSTANT, MARKS, Op
+from tracepipe.event.ops import BEGIN, COUNTER, END, INSTANT, MARKS, Op, OpColumns
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Args, Tables
 from tracepipe.layout.changes import WARP_BEGIN, WARP_COUNT, WARP_END, WarpChanges
@@ -71,25 +70,21 @@ def shown_after(shape: Shape) -> Args:
 @dataclass(slots=True, eq=False)
 class Drawn:
     """What one batch draws. `declared` are tracks that exist from here on, or have a new name: after their
-    parents, before their use. `ops` are rows, or columns where the native core made them, and `order` says in
-    which order they come. `warps` are changes of GPUs, which are on tracks of their own.
+    parents, before their use. `order` says in which order `ops` come. `warps` are changes
+    of GPUs, which are on tracks of their own.
     """
 
     book: Book
     declared: list[Track]
     events: TraceColumns | None
-    ops: list[Op] | OpColumns
+    ops: OpColumns
     order: Any
     extras: list[Args]
     warps: list[WarpChanges]
 
     def rows(self) -> Iterator[Op]:
         """The operations in their order."""
-        if isinstance(self.ops, OpColumns):
-            columns = self.ops.columns
-            yield from zip(*(columns[name][self.order].tolist() for name in OP_COLUMNS), strict=True)
-        else:
-            yield from map(self.ops.__getitem__, self.order)
+        return self.ops.rows(self.order)
 
     def args_of(self, event: int, mark: int) -> Args:
         """All arguments of an operation, in the order in which they are shown."""

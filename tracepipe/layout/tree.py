@@ -27,6 +27,7 @@ class Tree:
         self._declared: list[Track] = []
         self._command = PurePath(header["command"][0]).name if header.get("command") else ""
         self._tracks: dict[tuple[object, ...], Track] = {}
+        self._count = 0
 
     def take_declared(self) -> list[Track]:
         """Tracks that are new, or have a new name, since the last call."""
@@ -36,8 +37,13 @@ class Tree:
     def _make(self, key: tuple[object, ...], make: Callable[[int], Track]) -> Track:
         track = self._tracks.get(key)
         if track is None:
-            track = self._tracks[key] = make(len(self._tracks) + 1)
-            self._declared.append(track)
+            track = self._tracks[key] = self._new(make)
+        return track
+
+    def _new(self, make: Callable[[int], Track]) -> Track:
+        self._count += 1
+        track = make(self._count)
+        self._declared.append(track)
         return track
 
     def process(self, pid: int | None, comm: str = "") -> Track:
@@ -84,6 +90,10 @@ class Tree:
             ("child", parent.id, kind, name, rank),
             lambda at: Track(at, parent, kind, name, rank, category, parent.pid, parent.tid, unit),
         )
+
+    def slot(self, parent: Track, slot: int) -> Track:
+        """The track of a slot of an SM. There are thousands, each asked for once: none is looked up."""
+        return self._new(lambda at: Track(at, parent, "slices", f"slot {slot}", slot, "warp"))
 
     def beside(self, track: Track, number: int) -> Track:
         """The extra track for slices of `track` that overlap others."""

@@ -7,8 +7,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from tracepipe.event.columns import NONE, Int32s, Int64s
-from tracepipe.event.nesting import COUNTER, NO_ROW, op_of
+from tracepipe.event.columns import NONE, Int32s, Int64s, distinct
+from tracepipe.event.nesting import NO_ROW
+from tracepipe.event.ops import COUNTER, op_of
 from tracepipe.event.warps import PlacedWarps
 from tracepipe.layout.changes import (
     FULL_MASK,
@@ -300,31 +301,42 @@ class WarpLayout:
     def _slot_rows(self, gpu: _Gpu, sms: Int64s, slots: Int64s) -> Int32s:
         shape = max(gpu.table.shape[0], int(sms.max()) + 1), max(gpu.table.shape[1], int(slots.max()) + 1)
         if shape[0] * shape[1] > _TABLE_MAX:
-            pairs = zip(sms.tolist(), slots.tolist(), strict=True)
-            return np.array([self._slot_row(gpu, sm, slot) for sm, slot in pairs], np.int32)
+            return self._sparse_rows(gpu, sms, slots)
         if shape != gpu.table.shape:
             table = np.full(shape, NO_ROW, np.int32)
             table[: gpu.table.shape[0], : gpu.table.shape[1]] = gpu.table
             gpu.table = table
         rows: Int32s = gpu.table[sms, slots]
-        new = np.flatnonzero(rows == NO_ROW)
-        for at in new.tolist():
+        for at in np.flatnonzero(rows == NO_ROW).tolist():
             sm, slot = int(sms[at]), int(slots[at])
-            rows[at] = gpu.table[sm, slot] = self._slot_row(gpu, sm, slot)
+            if gpu.table[sm, slot] == NO_ROW:
+                gpu.table[sm, slot] = self._slot_row(gpu, sm, slot)
+            rows[at] = gpu.table[sm, slot]
         return rows
 
+    def _sparse_rows(self, gpu: _Gpu, sms: Int64s, slots: Int64s) -> Int32s:
+        rows = []
+        for sm, slot in zip(sms.tolist(), slots.tolist(), strict=True):
+            in_table = sm < gpu.table.shape[0] and slot < gpu.table.shape[1]
+            row = int(gpu.table[sm, slot]) if in_table else gpu.sparse.get((sm, slot), NO_ROW)
+            if row == NO_ROW:
+                row = self._slot_row(gpu, sm, slot)
+                if in_table:
+                    gpu.table[sm, slot] = row
+                else:
+                    gpu.sparse[sm, slot] = row
+            rows.append(row)
+        return np.array(rows, np.int32)
+
     def _slot_row(self, gpu: _Gpu, sm: int, slot: int) -> int:
-        row = gpu.sparse.get((sm, slot))
-        if row is None:
-            group = self._rows.tree.child(gpu.track, "group", f"SM {sm}", RANK_SM + sm)
-            track = self._rows.tree.child(group, "slices", f"slot {slot}", slot, "warp")
-            row = gpu.sparse[sm, slot] = gpu.new_row(track)
-        return row
+        """The row of a slot that is met first now."""
+        group = self._rows.tree.child(gpu.track, "group", f"SM {sm}", RANK_SM + sm)
+        return gpu.new_row(self._rows.tree.slot(group, slot))
 
     def _count_by_sm(self, gpu: _Gpu, batch: PlacedWarps, stay_ns: Int64s) -> None:
         assert batch.sm is not None
         begin_ns = batch.ts_ns + batch.entry_ns
-        for sm in np.unique(batch.sm).tolist():
+        for sm in distinct(batch.sm).tolist():
             mine = batch.sm == sm
             left = mine & (stay_ns >= 0)
             ends_ns = (begin_ns + stay_ns)[left]
@@ -354,7 +366,7 @@ class WarpLayout:
         now, rest = order[: len(value)], order[len(value) :]
         gpu.waiting = _Changes()
         if len(rest):
-            kept = np.unique(of[rest])
+            kept = distinct(of[rest])
             still = np.searchsorted(kept, of[rest]).astype(np.int32)
             gpu.waiting.add(ts_ns[rest], kind[rest], still, delta[rest], mask[rest])
             gpu.waiting.add_slices(slices.take(kept))

@@ -15,7 +15,7 @@ import numpy as np
 import orjson
 
 from tracepipe.event.checks import RecordCheck
-from tracepipe.event.columns import NONE, EventColumns, Index, Row, event_columns, signed
+from tracepipe.event.columns import NONE, EventColumns, Index, Int64s, Row, event_columns, signed
 from tracepipe.event.model import TIME_LIMIT_NS
 from tracepipe.event.shape import index_of
 from tracepipe.event.tables import Tables
@@ -30,7 +30,9 @@ ReadOne = Callable[[int, bytes], Row]
 """Reads one line by itself: its place in the text, from 0 on, and the line."""
 # Our own captures put the time first.
 _TIME_FIRST = b'{"ts_ns":'
-_ZERO = ord("0")
+_ZERO, _NEWLINE = ord("0"), ord("\n")
+# With so many, no number is beyond the limit of times.
+_DIGITS_MAX = len(str(TIME_LIMIT_NS)) - 1
 _LINES_MAX = 1 << 14
 _LINE_BYTES_MAX = 512
 
@@ -53,33 +55,48 @@ class LineColumns:
     def __init__(self, tables: Tables, check: RecordCheck) -> None:
         self._tables, self._check = tables, check
         self._rounds = 0
-        self._known: dict[bytes, Rest] = {}
-        """What follows the time on a line → all of its row but the time."""
+        self._rests: list[Rest] = []
+        self._known: dict[bytes, int] = {}
+        """What follows the time on a line → its place in `_rests`."""
 
     def read(self, text: bytes, read_one: ReadOne) -> tuple[EventColumns, int]:
         """As `Lines` has it."""
-        if self._rounds != self._tables.rounds or len(self._known) > _LINES_MAX:
+        if self._rounds != self._tables.rounds or len(self._rests) > _LINES_MAX:
             self._known.clear()
+            self._rests.clear()
             self._rounds = self._tables.rounds
-        lines = text.split(b"\n")
-        halves = [line.partition(b",") for line in lines]
-        times = _times_of([head for head, _, _ in halves])
-        known = self._known
-        # A line that is out of time must not give its shape a number.
-        rests = [
-            None if ts_ns == NONE else known.get(rest) or self._parsed(rest)
-            for ts_ns, (_, _, rest) in zip(times, halves, strict=True)
-        ]
-        if None not in rests:
-            return _columns_of(times, cast("list[Rest]", rests)), len(lines)
-        rows: list[Row] = []
-        for at, (ts_ns, rest) in enumerate(zip(times, rests, strict=True)):
-            row = read_one(at, lines[at]) if rest is None else (ts_ns, *rest)
-            if row[1] != FOREIGN:
-                rows.append(row)
-        return event_columns(rows), len(lines)
+        starts, ends, times, cut = _times_of(text)
+        rests = [text[start:end] for start, end in zip((starts + cut).tolist(), ends.tolist(), strict=True)]
+        places = list(map(self._known.get, rests))
+        odd = np.flatnonzero(times == NONE).tolist()
+        for line in odd:
+            places[line] = None
+        for line in [line for line, place in enumerate(places) if place is None]:
+            whole = text[starts[line] : ends[line]]
+            if times[line] == NONE:
+                head, _, rests[line] = whole.partition(b",")
+                times[line] = _time_of(head)
+            # A line without a time must not give its shape a number.
+            place = None if times[line] == NONE else self._place(rests[line])
+            if place is None:
+                times[line], *rest = read_one(line, whole)
+                place = self._add(cast("Rest", tuple(rest)))
+            places[line] = place
+        used, at = np.unique(np.array(places, np.int64), return_inverse=True)
+        events = event_columns([(0, *self._rests[place]) for place in used.tolist()]).take(at)
+        events.ts_ns = times
+        if (foreign := events.shape == FOREIGN).any():
+            events = events.take(~foreign)
+        return events, len(places)
 
-    def _parsed(self, rest: bytes) -> Rest | None:
+    def _add(self, rest: Rest) -> int:
+        self._rests.append(rest)
+        return len(self._rests) - 1
+
+    def _place(self, rest: bytes) -> int | None:
+        """The place of what follows the time on a line, None where that is not of this grammar."""
+        if (known := self._known.get(rest)) is not None:
+            return known
         text = b"{" + rest
         try:
             record = orjson.loads(text)
@@ -91,48 +108,45 @@ class LineColumns:
         record["ts_ns"] = 0
         if self._check.fault(record):
             return None
-        row = (
-            self._tables.shape_number(record),
-            self._tables.args_number(record.get("args")),
-            record.get("dur_ns", 0),
-            signed(record.get("launch", 0)),
-            index_of(record),
-        )
+        shape, args = self._tables.shape_number(record), self._tables.args_number(record.get("args"))
+        launch = signed(record.get("launch", 0))
+        place = self._add((shape, args, record.get("dur_ns", 0), launch, index_of(record)))
         if len(rest) <= _LINE_BYTES_MAX:
-            self._known[rest] = row
-        return row
+            self._known[rest] = place
+        return place
 
     def warps(self, line: bytes) -> Warps | None:
         """As `Lines` has it: here such a line is like any other."""
         return None
 
 
-def _columns_of(times: list[int], rests: list[Rest]) -> EventColumns:
-    """Columns of lines of which many have the same rest: each of those is looked at once."""
-    ids = list(map(id, rests))
-    different = dict(zip(ids, rests, strict=True))
-    places = {one: at for at, one in enumerate(different)}
-    columns = event_columns([(0, *rest) for rest in different.values()])
-    events = columns.take(np.array(list(map(places.__getitem__, ids)), np.int64))
-    events.ts_ns = np.array(times, np.int64)
-    return events
+def _times_of(text: bytes) -> tuple[Int64s, Int64s, Int64s, int]:
+    """Where lines start and end, their times, and what precedes the rest of a line in bytes.
+
+    Times have the same number of digits for a long while, so that all are read at once. NONE is the time of a
+    line where that is not so.
+    """
+    ends = np.append(np.flatnonzero(np.frombuffer(text, np.uint8) == _NEWLINE), len(text))
+    starts = np.append(0, ends[:-1] + 1)
+    first = text.find(_TIME_FIRST)
+    cut = text.find(b",", first) + 1 - first
+    if first < 0 or not len(_TIME_FIRST) + 1 < cut <= len(_TIME_FIRST) + 1 + _DIGITS_MAX:
+        return starts, ends, np.full(len(starts), NONE, np.int64), 0
+    padded = np.frombuffer(text + bytes(cut), np.uint8)
+    heads = np.lib.stride_tricks.sliding_window_view(padded, cut)[starts]
+    digits = heads[:, len(_TIME_FIRST) : -1] - _ZERO
+    are_times = (heads[:, : len(_TIME_FIRST)] == np.frombuffer(_TIME_FIRST, np.uint8)).all(axis=1)
+    are_times &= (digits <= 9).all(axis=1) & (heads[:, -1] == ord(","))
+    if digits.shape[1] > 1:
+        are_times &= digits[:, 0] > 0  # 01 is no number in JSON
+    times = digits @ 10 ** np.arange(digits.shape[1] - 1, -1, -1, dtype=np.int64)
+    return starts, ends, np.where(are_times, times, NONE), cut
 
 
-def _times_of(heads: list[bytes]) -> list[int]:
-    """The times of lines that start with them, NONE for others."""
-    digits = [head[len(_TIME_FIRST) :] if head.startswith(_TIME_FIRST) else b"-1" for head in heads]
-    # One look at all numbers costs a third of one at each.
-    try:
-        times = orjson.loads(b"[" + b",".join(digits) + b"]")
-    except orjson.JSONDecodeError:
-        return [_time_of(one) for one in digits]
-    if len(times) != len(heads) or set(map(type, times)) != {int} or max(times) > TIME_LIMIT_NS:
-        return [_time_of(one) for one in digits]
-    return [max(ts_ns, NONE) for ts_ns in times] if min(times) < NONE else times
-
-
-def _time_of(digits: bytes) -> int:
+def _time_of(head: bytes) -> int:
+    """The time of a line that starts with this, up to its first comma."""
+    digits = head.removeprefix(_TIME_FIRST)
     # A number of Python's is none of JSON's: `1_0`, `+1`, `01`.
-    if not digits.isdigit() or (digits[0] == _ZERO and digits != b"0") or len(digits) > 19:
+    if digits == head or not digits.isdigit() or (digits[0] == _ZERO and digits != b"0"):
         return NONE
-    return ts_ns if (ts_ns := int(digits)) <= TIME_LIMIT_NS else NONE
+    return ts_ns if len(digits) <= 19 and (ts_ns := int(digits)) <= TIME_LIMIT_NS else NONE

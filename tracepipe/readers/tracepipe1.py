@@ -25,7 +25,8 @@ from tracepipe.readers.native_lines import NativeLines, NativeTables
 from tracepipe.readers.recording import Recording, row_of, saying
 
 # Some ten thousand lines: what is done once a batch must cost little.
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 19
+_HEADER_BYTES_MAX = 64 << 20
 _NEEDED = {"type", "schema", "clock", "clocks"}
 """Fields of a header without which no event can be understood."""
 _NO_ROW: Row = (0, FOREIGN, 0, 0, 0, None)
@@ -84,7 +85,7 @@ def _header(stream: BinaryIO, problems: list[Problem]) -> tuple[Header, bytes]:
     text = stream.read(CHUNK_BYTES)
     while b"\n" not in text and (more := stream.read(CHUNK_BYTES)):
         text += more
-        if len(text) > 64 * CHUNK_BYTES:
+        if len(text) > _HEADER_BYTES_MAX:
             break
     line, _, rest = text.removeprefix(BOM).partition(b"\n")
     try:

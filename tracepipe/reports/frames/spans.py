@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from tracepipe.event import nesting
+from tracepipe.event import ops as op
 from tracepipe.event.columns import NONE, Int32s, Int64s, TraceColumns
-from tracepipe.event.native_nesting import OP_COLUMNS, NativeNesting, OpColumns
-from tracepipe.event.nesting import BEGIN, END, NO_MARK, NO_ROW, Nesting, Op, ShapeRow
+from tracepipe.event.native_nesting import NativeNesting
+from tracepipe.event.nesting import NO_ROW, Nesting, ShapeRow
+from tracepipe.event.ops import BEGIN, END, NO_MARK, OpColumns
 from tracepipe.event.outcomes import Outcomes
 from tracepipe.event.shape import Shape
 from tracepipe.native import library
@@ -116,8 +117,8 @@ class Spans:
         columns["start_ns"][rows] = columns["end_ns"][rows] = ops["ts"][made]
         columns["kind"][rows] = np.where(
             begins,
-            np.where(mark == nesting.FROM_DURATION, FROM_DURATION, UNCLOSED),
-            np.where(mark == nesting.NO_BEGIN, NO_BEGIN, INSTANT),
+            np.where(mark == op.FROM_DURATION, FROM_DURATION, UNCLOSED),
+            np.where(mark == op.NO_BEGIN, NO_BEGIN, INSTANT),
         )
         columns["lane"][rows] = ops["row"][made]
         columns["parent"][rows] = self._rows_of_spans(ops["parent"][made])
@@ -202,9 +203,6 @@ class Spans:
             self.columns[name] = self.columns[name][order]
 
 
-def _columns(ops: list[Op] | OpColumns) -> dict[str, Any]:
+def _columns(ops: OpColumns) -> dict[str, Any]:
     """Operations as columns by name."""
-    if isinstance(ops, OpColumns):
-        return {name: column[: ops.count] for name, column in ops.columns.items()}
-    values = np.array(ops, np.int64).reshape(len(ops), len(OP_COLUMNS)).T
-    return dict(zip(OP_COLUMNS, values, strict=True))
+    return {name: column[: ops.count] for name, column in ops.columns.items()}

@@ -1,0 +1,78 @@
+"""Operations: what the nesting of events makes, and what is drawn and reported.
+
+Millions of them are made. One by one they are plain tuples, and together they are columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any, Final
+
+import numpy as np
+
+from tracepipe.event.columns import NONE
+from tracepipe.native.signatures import Ops
+
+BEGIN, END, INSTANT, COUNTER = 1, 2, 3, 4
+NO_MARK, UNCLOSED, NO_BEGIN, FROM_DURATION = range(4)
+MARKS = ("", "unclosed", "no_begin", "from_duration")
+"""What did not go as it should with one slice, as an argument of it."""
+
+Op = tuple[int, int, int, int, int, int, int, int, int, int]
+"""An operation: kind, row, ts_ns, name, event, mark, flow, flow2, value, parent.
+
+`event` is the place of its event, NONE without one; `flow` and `flow2` are arrows, 0 for none and negative
+where one starts. `value` is a counter's; of a slice it is its number, counted over the whole recording.
+`parent` is the number of the slice around a begin or an instant, or NONE.
+"""
+OP_COLUMNS: Final = ("kind", "row", "ts", "name", "event", "mark", "flow", "flow2", "span", "parent")
+"""The columns in the order of an `Op`."""
+_KINDS: Final = {
+    "kind": np.uint8, "mark": np.uint8, "row": np.int32, "name": np.int32, "event": np.int32,
+    "ts": np.int64, "flow": np.int64, "flow2": np.int64, "span": np.int64, "parent": np.int64,
+}  # fmt: skip
+
+
+def op_of(kind: int, row: int, ts_ns: int, name: int, event: int, value: int = NONE) -> Op:
+    """An operation without arrows."""
+    return (kind, row, ts_ns, name, event, NO_MARK, 0, 0, value, NONE)
+
+
+class OpColumns:
+    """Operations as arrays, those before `count`."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.columns: dict[str, Any] = {name: np.empty(0, kind) for name, kind in _KINDS.items()}
+        self._view = Ops()
+
+    def reserve(self, more: int) -> Any:
+        """Make room for so many more; the core's view of the columns."""
+        if self.count + more > len(self.columns["ts"]):
+            size = max(self.count + more, 2 * self.count)
+            for name, column in self.columns.items():
+                self.columns[name] = larger = np.empty(size, column.dtype)
+                larger[: self.count] = column[: self.count]
+            self._view = Ops(*(column.ctypes.data for column in self.columns.values()))
+        return self._view
+
+    def add(self, *ops: Op) -> None:
+        """Add operations."""
+        self.reserve(len(ops))
+        size = len(OP_COLUMNS)
+        rows = np.fromiter(chain.from_iterable(ops), np.int64, size * len(ops)).reshape(-1, size)
+        for at, name in enumerate(OP_COLUMNS):
+            self.columns[name][self.count : self.count + len(ops)] = rows[:, at]
+        self.count += len(ops)
+
+    def rows(self, order: Any) -> Iterator[Op]:
+        """The operations of some places, in that order."""
+        return zip(*(self.columns[name][order].tolist() for name in OP_COLUMNS), strict=True)
+
+    def op(self, at: int) -> Op:
+        """One of the operations."""
+        kind, row, ts_ns, name, event, mark, flow, flow2, value, parent = (
+            int(self.columns[key][at]) for key in OP_COLUMNS
+        )
+        return kind, row, ts_ns, name, event, mark, flow, flow2, value, parent
