@@ -13,6 +13,7 @@ demo: .venv/.demo
 # Captures and the tests of their rates have the machine to themselves.
 test: .venv/.test native
 	$(BIN)/python -m pytest -n auto --dist loadfile tests/unit tests/cli tests/golden
+	$(BIN)/python benchmarks/identical.py
 	$(BIN)/python -m tests.native.sanitize
 	$(BIN)/python -m pytest tests/integration tests/gpu
 

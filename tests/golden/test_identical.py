@@ -175,12 +175,13 @@ def test_calls_too_deep_and_slices_that_no_track_takes(to: str, chunk_bytes: int
 
 
 @pytest.mark.parametrize("unique", [False, True])
-def test_a_hundred_thousand_events_of_a_program(unique: bool, tmp_path: Path) -> None:
+def test_thirty_thousand_events_of_a_program(unique: bool, tmp_path: Path) -> None:
+    # Of a million, benchmarks/identical.py compares what is written.
     path = tmp_path / "run.jsonl"
-    write_mixed(path, 100_000, unique=unique)
+    write_mixed(path, 30_000, unique=unique)
     for to in ("perfetto", "chrome") if unique else ("perfetto", "chrome", "text"):
         _, account = converted(path, to, None, CORES)
-        assert sum(account.counts.values()) >= 100_000
+        assert sum(account.counts.values()) >= 30_000
 
 
 def test_many_launches(tmp_path: Path) -> None:

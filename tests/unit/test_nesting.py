@@ -115,6 +115,13 @@ def test_operations_name_their_events() -> None:
     ]  # fmt: skip
 
 
+def test_a_slice_ends_at_the_last_time_that_there_is() -> None:
+    bench, last_ns = Bench(), (1 << 63) - 1
+    row = bench.row()
+    bench.add(row, ("X", last_ns - 5, {"dur": 10}))
+    assert [op[2] for op in bench.taken()] == [last_ns - 5, last_ns]
+
+
 def test_a_part_of_the_events_may_be_nested() -> None:
     bench = Bench()
     row = bench.row()

@@ -32,6 +32,7 @@ BESIDE_MAX: Final = 64
 # Perfetto v52 keeps no ends of slices that stand deeper than this.
 DEPTH_MAX: Final = 512
 NO_ROW: Final = -1
+_LAST_NS: Final = (1 << 63) - 1
 GIVES_ALL: Final = 1
 GIVES_IOCTLS: Final = 2
 """Which open slices of a row may be asked for an arrow."""
@@ -262,7 +263,7 @@ class Nesting:
         flow: int = 0,
         flow2: int = 0,
     ) -> None:
-        end_ns = ts_ns + dur_ns
+        end_ns = min(ts_ns + dur_ns, _LAST_NS)
         at = self._place(on, (on,), ts_ns, end_ns)
         span, self._spans = self._spans, self._spans + 1
         parent = NONE
