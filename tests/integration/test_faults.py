@@ -79,6 +79,10 @@ def wait_until(is_so: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 def size_of(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
@@ -261,8 +265,7 @@ def test_a_process_that_was_there_before_is_not_touched(
             assert done.returncode == 1
             assert "No space left on device" in done.stderr
             assert theirs.poll() is None
-            stat = Path(f"/proc/{theirs.pid}/stat").read_text()
-            assert stat.rpartition(")")[2].split()[0] in "RS"  # running or asleep, not stopped
+            assert state_of(theirs.pid) in "RS"  # running or asleep, not stopped
         finally:
             theirs.kill()
 
@@ -335,6 +338,20 @@ def test_messages_that_nobody_reads_do_not_end_the_program(capture: Capture, vec
     assert process.returncode == 0
     assert calls_made(output) > 10_000
     assert records(capture.output)[-1]["counts"]["userspace"] == 20_000
+
+
+def test_a_capture_that_is_stopped_and_continued_goes_on(capture: Capture) -> None:
+    with capture.start() as process:
+        wait_until(lambda: size_of(Path(f"{capture.output}.part")) > 5000)
+        process.send_signal(signal.SIGSTOP)
+        wait_until(lambda: state_of(process.pid) == "T")
+        time.sleep(0.05)  # longer than it waits at once
+        process.send_signal(signal.SIGCONT)
+        output, said = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0
+    assert "interrupt" not in said
+    assert records(capture.output)[-1]["ended_by"] == "exit 0"
+    assert_whole(capture.output, output)
 
 
 def test_an_interrupt_at_any_moment_leaves_a_recording_or_none(capture: Capture) -> None:

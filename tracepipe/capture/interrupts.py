@@ -16,8 +16,8 @@ from tracepipe.capture.target import Target
 from tracepipe.errors import TracepipeError
 
 _GRACE_S = 2.0  # how long an interrupted command may take to end
-_ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-_SIGNALS = {*_ENDING, signal.SIGCHLD}
+_SEEN_S = 0.05  # by when the end of a command is seen that is only waited for
+_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 _SI_KERNEL = 0x80  # siginfo's code of a Ctrl-C from the terminal, which the command got as well
 
 
@@ -38,7 +38,7 @@ def blocked() -> Iterator[set[signal.Signals]]:
 
 def check_not_interrupted(what: str) -> None:
     """Raise TracepipeError if a signal came before `what` was done, while signals are blocked."""
-    if _ENDING & set(signal.sigpending()):
+    if _SIGNALS & set(signal.sigpending()):
         raise TracepipeError(f"The capture was interrupted before {what}.", "Nothing was recorded.")
 
 
@@ -53,9 +53,11 @@ class Interrupts:
         self._kill_at_s = 0.0
 
     def wait(self, timeout_s: float) -> None:
-        """Take a signal, if one comes in that time, and end what shall end now."""
-        received = signal.sigtimedwait(_SIGNALS, timeout_s)
-        if received is not None and received.si_signo != signal.SIGCHLD:
+        """Wait, take the signals that came, and end what shall end now."""
+        # Not in sigtimedwait: when a stop and a continue (Ctrl-Z, fg) cut its wait short, Python (3.11) gives
+        # a signal that never came.
+        time.sleep(timeout_s)
+        while (received := signal.sigtimedwait(_SIGNALS, 0)) is not None:
             self._interrupt(received.si_signo, is_sent=received.si_code == _SI_KERNEL)
         if self._control is not None and not self.stopped and self._control.is_over():
             self.stopped = True
@@ -67,7 +69,7 @@ class Interrupts:
     def see_off(self) -> None:
         """Wait for the end of the command."""
         while self.target is not None and self.target.poll() is None:
-            self.wait(1.0)
+            self.wait(_SEEN_S)
 
     def _interrupt(self, number: int, *, is_sent: bool = False) -> None:
         """End the command, a second time without grace; `is_sent`: it got the signal as well."""

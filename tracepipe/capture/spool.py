@@ -22,12 +22,12 @@ from itertools import chain
 from queue import Empty, SimpleQueue
 from typing import Any, BinaryIO
 
+from tracepipe import room
 from tracepipe.capture.engines.engine import DeviceRenderer, Renderer
 from tracepipe.capture.records.line import Lines, record_line
 from tracepipe.capture.records.loss import Loss, loss_record
 from tracepipe.capture.records.record import RECORD_BYTES
 from tracepipe.capture.request import Limits, Plan
-from tracepipe import room
 from tracepipe.errors import OutputError
 
 _PIECE_BYTES = 64 * 4096  # bytes that become lines at once: 4096 records
