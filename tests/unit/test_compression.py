@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import re
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -98,9 +99,10 @@ class SmallDisk(io.BytesIO):
     def __init__(self, room_bytes: int) -> None:
         super().__init__()
         self.room_bytes = room_bytes
+        self._real = tempfile.TemporaryFile()  # noqa: SIM115, closed with this
 
     def fileno(self) -> int:
-        return -1
+        return self._real.fileno()
 
     def write(self, some: Any) -> int:
         room_bytes = self.room_bytes - self.tell()
@@ -123,6 +125,20 @@ def test_a_part_that_the_disk_has_no_room_for_is_taken_back(suffix: str) -> None
     out.write(event(2))  # for which there is room again
     out.close()
     assert file.closed
+
+
+def test_what_the_disk_did_not_take_in_the_end_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As network file systems say it, and disks that fail.
+    def fsync(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("tracepipe.recording.compression.os.fsync", fsync)
+    path = tmp_path / "run.jsonl"
+    with pytest.raises(OutputError, match="Input/output error"), keeping(str(path), force=False) as out:
+        out.write(event(1))
+    assert path.read_bytes() == event(1)
 
 
 def test_what_others_wrote_is_not_taken_back() -> None:

@@ -9,6 +9,7 @@ being written, and no other.
 from __future__ import annotations
 
 import gzip
+import os
 import select
 import zlib
 from collections.abc import Callable
@@ -139,6 +140,8 @@ class PartWriter:
             if self._is_ours:
                 with suppress(OSError):
                     self._file.truncate(self._written_bytes)  # without the room that nothing more needs
+                # Network file systems and failing disks say only then that something was not written.
+                os.fsync(self._file.fileno())
         finally:
             self._file.close()
 
