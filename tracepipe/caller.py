@@ -23,7 +23,7 @@ class Ids:
 def sudo_ids() -> Ids | None:
     """Of the user who called sudo; None where this is not root, or root called it.
 
-    Raises TracepipeError for variables that are no ids: what root would do instead is not for it to guess.
+    Raises TracepipeError for variables that are not ids: what root would do instead is not for it to guess.
     """
     if os.geteuid() != 0 or not os.environ.get("SUDO_UID"):
         return None
@@ -52,7 +52,7 @@ def _number(name: str) -> int:
     text = os.environ[name]
     if not (text.isascii() and text.isdecimal() and len(text) <= 10 and int(text) < _NOBODY):
         raise TracepipeError(
-            f"{name} is {text!r}, which is no number of a user or group.",
+            f"{name} is {text!r}, which is not the number of a user or group.",
             AS_ROOT,
         )
     return int(text)

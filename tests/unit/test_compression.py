@@ -294,7 +294,7 @@ def test_lines_are_in_the_file_soon_though_no_more_come(
 
 
 class Output(io.BytesIO):
-    """A file that notes where its parts ended, and has no room for more than so many of them."""
+    """A file that notes where its parts ended, and has room for a number of them."""
 
     def __init__(self, parts: int = 1 << 30) -> None:
         super().__init__()

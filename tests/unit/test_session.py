@@ -114,7 +114,7 @@ def test_a_shortage_before_the_command_starts_does_not_start_it(error: BaseExcep
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_command_is_not_started_after_an_interrupt(number: signal.Signals, run: Any) -> None:
     said, done, sink = run(
-        TracepipeError, "interrupted before sh was started", attach=lambda: os.kill(os.getpid(), number)
+        TracepipeError, "interrupted before sh was started", attach=lambda: signal.raise_signal(number)
     )
     assert said == ["sh was not started"]
     assert not done.exists()

@@ -38,7 +38,7 @@ def header_of(
     start: HostInstant,
 ) -> dict[str, Any]:
     """The header of a recording that starts at `start`; `missing`: layer → why it cannot be had."""
-    told = sorted(device.layers) if device else ()
+    by_device = sorted(device.layers) if device else ()
     asked, usual = asdict(request), asdict(CaptureRequest())
     said = {**asked, **asked["filters"]}
     usual |= usual["filters"]
@@ -54,7 +54,7 @@ def header_of(
         start=start,
         layers={
             "asked": list(request.layers),
-            "got": list(dict.fromkeys((*coverage.got, *told))),
+            "got": list(dict.fromkeys((*coverage.got, *by_device))),
             "missing": dict(missing),
         },
         options={name: said[name] for name in _OPTIONS if said[name] != usual[name]},

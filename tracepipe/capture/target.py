@@ -33,7 +33,7 @@ class Target:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """Fork it. `mask` is the signal mask that the command shall start with, `environment` what it finds
-        in its environment beside ours. Raises TracepipeError where it cannot become who called sudo.
+        in its environment in addition to ours. Raises TracepipeError where it cannot become who called sudo.
         """
         user = _caller()
         self._ending: Ending | None = None

@@ -17,7 +17,7 @@ _QUIET_S = 1.0
 
 
 def say(text: str) -> None:
-    """A line for the user, beside what a command writes to standard output.
+    """A line for the user, on standard error.
 
     That nobody reads it is no reason to end what it is about: a program may be running that is recorded.
     """
