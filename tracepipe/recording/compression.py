@@ -102,7 +102,9 @@ class PartWriter:
     back, so that the file ends with a line. There is always room for some more: for what is to be said then.
     """
 
-    def __init__(self, file: Any, compress: Callable[[bytearray], bytes], *, is_ours: bool) -> None:
+    def __init__(
+        self, file: Any, compress: Callable[[bytearray], bytes | bytearray], *, is_ours: bool
+    ) -> None:
         """`file` has no buffer of its own. `is_ours`: nobody else writes to it, from its start to its end."""
         self._file, self._compress, self._is_ours = file, compress, is_ours
         self._waiting = bytearray()
@@ -159,7 +161,7 @@ def compressing(file: Any, path: str, *, is_ours: bool = True) -> BinaryIO:
     ends with .gz or .zst.
     """
     suffix = Path(path).suffix
-    compress: Callable[[bytearray], bytes] = bytes
+    compress: Callable[[bytearray], bytes | bytearray] = _plain
     if suffix == ".gz":
         compress = _gzip
     elif suffix == ".zst":
@@ -168,6 +170,10 @@ def compressing(file: Any, path: str, *, is_ours: bool = True) -> BinaryIO:
         # The checksum tells a sector that was never written from one that was.
         compress = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True).compress
     return cast(BinaryIO, PartWriter(file, compress, is_ours=is_ours))
+
+
+def _plain(lines: bytearray) -> bytearray:
+    return lines
 
 
 def _gzip(lines: bytearray) -> bytes:
