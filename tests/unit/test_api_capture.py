@@ -174,6 +174,29 @@ def test_a_refusal_at_the_end_is_raised_there(recorder: Callable[..., None]) -> 
     assert ran
 
 
+def test_a_recording_that_is_not_whole_is_an_error_and_has_a_summary(recorder: Callable[..., None]) -> None:
+    recorder(
+        "tell(Began())",
+        "heard()",
+        "from dataclasses import replace",
+        "tell(replace(SUMMARY, error='The disk is full.', hint='Free some space.'))",
+    )
+    with (
+        pytest.raises(tracepipe.OutputError, match="The disk is full") as caught,
+        tracepipe.capture(output="x", layers=()) as run,
+    ):
+        pass
+    assert caught.value.hint == "Free some space."
+    assert run.summary.counts == SUMMARY.counts
+
+
+def test_an_exception_in_the_block_goes_on_though_the_recording_failed(recorder: Callable[..., None]) -> None:
+    recorder("tell(Began())", "heard()", "tell(Refused('OutputError', 'The disk is full.', ''))")
+    with pytest.raises(ZeroDivisionError), tracepipe.capture(output="x", layers=()) as run:
+        _ = 1 / 0
+    assert run.notes == ["The disk is full."]
+
+
 def test_a_refusal_within_the_block_is_what_is_raised(recorder: Callable[..., None]) -> None:
     recorder("tell(Began())", "tell(Refused('OutputError', 'The disk is full.', ''))")
     with (

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import itertools
 import json
 import os
 import re
+import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,11 +21,12 @@ import zstandard
 
 from tracepipe.capture.records.line import Lines
 from tracepipe.capture.request import Limits, Plan, Scope
-from tracepipe.capture.spool import Spool
+from tracepipe.capture.spool import PART_BYTES, Spool
 from tracepipe.errors import InputError, OutputError, TracepipeError
-from tracepipe.recording.compression import PART_BYTES, compressing
+from tracepipe.recording.compression import compressing
 from tracepipe.recording.convert import check
-from tracepipe.recording.files import keeping, open_input
+from tracepipe.recording.files import open_input
+from tracepipe.recording.kept import keeping
 
 SUFFIXES = [".gz", ".zst"]
 HEADER = {"type": "header", "schema": "tracepipe/1", "clock": "monotonic", "start": {"monotonic_ns": 1000}}
@@ -89,15 +93,81 @@ def test_parts_follow_each_other_and_none_is_empty(suffix: str, tmp_path: Path) 
     assert (read(path)[0], path.stat().st_size) == (b"".join(PARTS), ends[-1])
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_part_that_is_full_does_not_wait(suffix: str) -> None:
-    file = io.BytesIO()
+class SmallDisk(io.BytesIO):
+    """A file of which the disk has room for some bytes alone, and does not say so before."""
+
+    def __init__(self, room_bytes: int) -> None:
+        super().__init__()
+        self.room_bytes = room_bytes
+        self._real = tempfile.TemporaryFile()  # noqa: SIM115, closed with this
+
+    def fileno(self) -> int:
+        return self._real.fileno()
+
+    def write(self, some: Any) -> int:
+        room_bytes = self.room_bytes - self.tell()
+        if not room_bytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(bytes(some)[:room_bytes])
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", *SUFFIXES])
+def test_a_part_that_the_disk_has_no_room_for_is_taken_back(suffix: str) -> None:
+    file = SmallDisk(1000)
     out = compressing(file, f"run{suffix}")
-    for written in itertools.count():
-        out.write(event(written))
-        if file.tell():
-            break
-    assert PART_BYTES <= written * len(event(0)) + 200 < PART_BYTES + 2 * len(event(written))
+    out.write(event(1))
+    out.flush()
+    size_bytes = len(file.getvalue())
+    out.write(b"".join(event(n) for n in range(2000)))
+    with pytest.raises(OSError, match="No space left"):
+        out.flush()
+    assert len(file.getvalue()) == size_bytes
+    out.write(event(2))  # for which there is room again
+    out.close()
+    assert file.closed
+
+
+def test_what_the_disk_did_not_take_in_the_end_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As network file systems say it, and disks that fail.
+    def fsync(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("tracepipe.recording.compression.os.fsync", fsync)
+    path = tmp_path / "run.jsonl"
+    with pytest.raises(OutputError, match="Input/output error"), keeping(str(path), force=False) as out:
+        out.write(event(1))
+    assert path.read_bytes() == event(1)
+
+
+def test_what_others_wrote_is_not_taken_back() -> None:
+    file = SmallDisk(1000)
+    file.write(b"theirs\n")
+    out = compressing(file, "", is_ours=False)
+    out.write(bytes(2000))
+    with pytest.raises(OSError, match="No space left"):
+        out.flush()
+    assert file.getvalue().startswith(b"theirs\n")
+
+
+def test_a_pipe_that_does_not_wait_is_waited_for() -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    content = b"".join(event(n) for n in range(5000))
+    read: list[bytes] = []
+
+    def read_all() -> None:
+        with open(reading, "rb") as pipe:
+            read.append(pipe.read())
+
+    reader = threading.Thread(target=read_all)
+    out = compressing(open(writing, "wb", buffering=0), "", is_ours=False)  # noqa: SIM115, closed below
+    out.write(content)
+    reader.start()
+    out.close()
+    reader.join()
+    assert read == [content]
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -221,3 +291,103 @@ def test_lines_are_in_the_file_soon_though_no_more_come(
                 time.sleep(0.01)
             spool.put(bytes(64))
         spool.close()
+
+
+class Output(io.BytesIO):
+    """A file that notes where its parts ended, and has room for a number of them."""
+
+    def __init__(self, parts: int = 1 << 30) -> None:
+        super().__init__()
+        self.parts, self.ends = parts, [0]
+
+    def flush(self) -> None:
+        if self.tell() == self.ends[-1]:
+            return
+        if len(self.ends) > self.parts:
+            self.seek(self.ends[-1])
+            self.truncate()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.ends.append(self.tell())
+
+
+def run(spool: Spool) -> None:
+    """The end of a spool's recording."""
+    spool.finish()
+    assert spool.wait(10)
+    spool.close()
+
+
+def test_a_part_that_is_full_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tracepipe.capture.spool._FLUSH_S", 1000)
+    output = Output()
+    run(spooled(output, 20_000))
+    sizes = [end - start for start, end in itertools.pairwise(output.ends)]
+    assert len(sizes) > 4
+    assert all(size >= PART_BYTES for size in sizes[:-1])
+
+
+def test_what_the_disk_has_no_room_for_is_counted_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tracepipe.capture.spool._FLUSH_S", 1000)
+    output = Output(parts=2)
+    spool = spooled(output, 20_000)
+    output.parts = 3  # as a part that was taken back leaves room for the last lines
+    run(spool)
+    assert isinstance(spool.error, OutputError)
+    assert "No space left on device" in spool.error.message
+    assert spool.error.hint
+    lines = [json.loads(text) for text in output.getvalue().splitlines()]
+    written = sum(line["type"] == "userspace" for line in lines)
+    assert spool.counts["userspace"] == written > 0
+    assert spool.counts["userspace"] + spool.losses["unknown"] == 20_000
+    spool.put(bytes(64 * 5))
+    assert spool.counts["userspace"] == written
+
+
+def test_a_full_folder_of_temporary_files_ends_the_recording_and_loses_no_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    output = Output()
+    spool = spooled(output, 100)
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("tracepipe.capture.spool.os.pwrite", full)
+    spool.put(bytes(64 * 7))
+    spool.put(bytes(64 * 4))
+    run(spool)
+    assert isinstance(spool.error, OutputError)
+    assert "TMPDIR" in spool.error.hint
+    assert (spool.counts, spool.losses) == ({"userspace": 100}, {"unknown": 11})
+    last = json.loads(output.getvalue().splitlines()[-1])
+    assert (last["type"], last["count"], last["reason"]) == (
+        "loss",
+        11,
+        "not written: No space left on device",
+    )
+
+
+def test_a_bug_in_the_lines_is_no_end_without_a_word() -> None:
+    class Broken(OneLineEach):
+        def render(self, chunk: bytes) -> Lines:
+            raise ValueError("a bug")
+
+    spool = Spool(io.BytesIO(), Broken())
+    spool.begin(Plan((), (), [], Scope("command"), cast(Any, None), 0), 0)
+    spool.put(bytes(64))
+    run(spool)
+    assert isinstance(spool.error, ValueError)
+
+
+def test_the_temporary_file_has_no_room_for_what_has_become_lines() -> None:
+    spool = spooled(io.BytesIO(), 0)
+    chunk = bytes(64 * 16384)
+    for _ in range(16):
+        spool.put(chunk)
+    spool.finish()
+    assert spool.wait(10)
+    status = os.fstat(spool._file.fileno())
+    assert status.st_size == 16 * len(chunk)
+    assert 512 * status.st_blocks < 7 * len(chunk)
+    spool.close()
+    assert spool.counts == {"userspace": 16 * 16384}

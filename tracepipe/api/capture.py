@@ -60,10 +60,15 @@ class Capture:
         # A fork of ours leaves the block too; and what ended within it has said how.
         if os.getpid() != self._owner or self._connection is None:
             return
-        if error is None and self._request.command:
-            self.wait()
-        else:
-            self.stop()
+        try:
+            if error is None and self._request.command:
+                self.wait()
+            else:
+                self.stop()
+        except TracepipeError as fault:
+            if error is None:
+                raise
+            self._note(fault.message)  # what ended the block goes on
 
     def wait(self) -> CaptureSummary:
         """Wait until the recording ends: with its command or its processes, or by a limit."""
@@ -130,17 +135,21 @@ class Capture:
                 f"The process that records ended with {code}.", "Standard error may say why."
             ) from None
         if isinstance(message, str):
-            self.notes.append(message)
-            if self._notify is not None:
-                self._notify(message)
+            self._note(message)
         elif not isinstance(message, Began):
             self._close()
         if isinstance(message, CaptureSummary):
             self._summary = message
+            message.check()  # the summary can be read all the same
         elif isinstance(message, Refused):
             hint = message.hint.replace("tracepipe …", "python …")  # what the user ran is another program
             raise getattr(errors, message.kind, TracepipeError)(message.message, hint)
         return message
+
+    def _note(self, text: str) -> None:
+        self.notes.append(text)
+        if self._notify is not None:
+            self._notify(text)
 
     def _tell(self, message: Order | str) -> None:
         if self._connection is not None:

@@ -2,21 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tracepipe.capture.request import CaptureRequest, Control, Notify
 from tracepipe.capture.summary import CaptureSummary
-from tracepipe.recording.files import free_name, keeping
+from tracepipe.errors import OutputError
+from tracepipe.recording.files import free_name
+from tracepipe.recording.kept import keeping
+
+if TYPE_CHECKING:
+    from tracepipe.capture.engines.engine import Collector
 
 
 def record(
-    request: CaptureRequest, output: str, *, force: bool, notify: Notify, control: Control | None = None
+    request: CaptureRequest,
+    output: str,
+    *,
+    force: bool,
+    notify: Notify,
+    watchers: Sequence[Collector] = (),
+    control: Control | None = None,
 ) -> CaptureSummary:
-    """Capture into a file, which keeps what it has whatever happens. Errors as `capture` and `keeping`."""
+    """Capture into a file, which keeps what it has whatever happens.
+
+    Raises what `capture` and `keeping` raise; what went wrong with a capture that ran is in its summary.
+    """
     from tracepipe.capture import capture
 
-    with keeping(output, force=force) as sink:
-        return capture(request, sink, notify=notify, control=control)
+    summary = None
+    try:
+        with keeping(output, force=force, notify=notify) as sink:
+            summary = capture(request, sink, notify=notify, watchers=watchers, control=control)
+    except OutputError as error:
+        if summary is None:
+            raise
+        both = " ".join(part for part in (summary.error, f"{error.message}.") if part)
+        return replace(summary, error=both, hint=summary.hint or error.hint)
+    return summary
 
 
 def title_of(request: CaptureRequest) -> str:

@@ -62,9 +62,27 @@ def capture(
             "There is nothing to capture." if not any(asked) else "There are two answers to whose events.",
             "Give one of: a command after --, --pid, --comm, --system.",
         )
+    from tracepipe.capture.machine.refusals import shortage_of  # here, as --help and convert need none of it
+
+    try:
+        return _capture(request, sink, notify, watchers, control)
+    except (OSError, MemoryError, RuntimeError) as error:
+        shortage = shortage_of(error)
+        if shortage is None:
+            raise
+        raise shortage from error
+
+
+def _capture(
+    request: CaptureRequest,
+    sink: BinaryIO | Store,
+    notify: Notify,
+    watchers: Sequence[Collector],
+    control: Control | None,
+) -> CaptureSummary:
     from tracepipe.capture.find.library import find_program
     from tracepipe.capture.gpu import start
-    from tracepipe.capture.session import run_session  # here, as --help and convert need none of it
+    from tracepipe.capture.session import run_session
 
     if request.command:
         find_program(request.command)  # before anything is said of how it is recorded

@@ -6,6 +6,7 @@ writing of lines takes; lines come behind, and after the end as far as they are 
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 import sys
@@ -13,13 +14,15 @@ import tempfile
 import threading
 import time
 from array import array
+from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
+from tracepipe import room
 from tracepipe.capture.engines.engine import DeviceRenderer, Renderer
 from tracepipe.capture.records.line import Lines, record_line
 from tracepipe.capture.records.loss import Loss, loss_record
@@ -36,7 +39,20 @@ assert _TIME.size == RECORD_BYTES
 # Seconds a thread may keep the interpreter while another waits. The default of 5 ms would let the collector
 # wait that long three times a tick while lines are made.
 _SWITCH_S = 0.0005
-_FLUSH_S = 1.0  # how long a line may wait in the output's buffer, from which a killed process writes nothing
+# A part of the output is written when it has this many bytes, or lines this old: what waits is lost with a
+# process that is killed. Larger parts gain nothing where they are compressed: lines shrink to a 20th or 30th
+# in zstd, to a 10th or 21st in gzip.
+PART_BYTES = 1 << 18
+_FLUSH_S = 1.0
+_GIVE_BACK_BYTES = 4 << 20  # of the temporary file at once
+# What went wrong with the output → what to do.
+_HINTS = {
+    errno.EPIPE: "Whoever reads the recording has to read it to its end.",
+    errno.EFBIG: "ulimit -f unlimited",
+    errno.ENOSPC: "Free some space, or name a file on another disk with -o.",
+    errno.EDQUOT: "Free some space, or name a file on another disk with -o.",
+}
+_ELSE = "Name a file on another disk with -o; journalctl -k may say more."
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +82,12 @@ class Spool:
         self._sink, self._renderer, self._is_unordered = sink, renderer, is_unordered
         self._device_renderer = device_renderer
         self._limits = limits
-        self._counts: dict[str, int] = {}
-        self._file: BinaryIO = tempfile.TemporaryFile(dir=_folder_of(sink), prefix="tracepipe-", buffering=0)  # noqa: SIM115, closed in `close`
-        self._size_bytes = 0
+        self._counts: Counter[str] = Counter()
+        self._waiting: Counter[str] = Counter()  # of these, what no part of the output has yet
+        self._waiting_bytes = 0
+        self._file: BinaryIO = _temporary_file()
+        self._size_bytes = self._given_back_bytes = 0
+        self._unkept = 0
         self._items: SimpleQueue[_Place | Loss | None] = SimpleQueue()
         self._abandoned = threading.Event()
         self._thread = threading.Thread(target=self._write, name="tracepipe-lines", daemon=True)
@@ -78,7 +97,9 @@ class Spool:
         self._unwritten = 0
         self._rendered_bytes = self._written_bytes = 0
         self._flush_at_s: float | None = None  # while lines wait there
-        self.error: OSError | None = None
+        self._abandoned_ns = 0
+        self.error: Exception | None = None
+        """Why no more is kept or written, an OutputError or a bug. Events are only counted from then on."""
 
     def begin(self, plan: Plan, start_ns: int) -> None:
         """Start to write; the renderer knows the plan."""
@@ -86,22 +107,35 @@ class Spool:
         self._thread.start()
 
     def put(self, chunk: bytes) -> None:
-        """Keep a chunk. Raises OutputError when the disk is full."""
+        """Keep a chunk. Where that fails, it is counted."""
         self._keep(chunk, of_device=False)
 
     def put_device(self, chunk: bytes) -> None:
-        """Keep a chunk of the GPU's records. Raises OutputError when the disk is full."""
+        """Keep a chunk of the GPU's records. Where that fails, it is counted."""
         self._keep(chunk, of_device=True)
 
     def _keep(self, chunk: bytes, *, of_device: bool) -> None:
-        try:
-            written = self._file.write(chunk)
-        except OSError as error:
-            raise cannot_write(error) from None
-        if written != len(chunk):
-            raise OutputError("The disk for temporary files is full.", "Set TMPDIR to a folder with room.")
-        self._items.put(_Place(self._size_bytes, len(chunk), of_device))
-        self._size_bytes += len(chunk)
+        if self.error is None:
+            try:
+                written = 0
+                while written < len(chunk):
+                    written += os.pwrite(self._file.fileno(), chunk[written:], self._size_bytes + written)
+            except OSError as error:
+                self.error = OutputError(
+                    f"The events cannot be kept in {tempfile.gettempdir()}: {error.strerror}.",
+                    "Set TMPDIR to a folder with room.",
+                )
+                self.error.__cause__ = error
+        if self.error is None:
+            self._items.put(_Place(self._size_bytes, len(chunk), of_device))
+            self._size_bytes += len(chunk)
+        else:
+            self._unkept += self._count(chunk, of_device)
+
+    def write_record(self, record: Mapping[str, Any]) -> None:
+        """Write a record of the recording itself, while no lines are being made."""
+        self._put_out(record_line(record).encode(), {})
+        self._flush()
 
     def put_loss(self, loss: Loss) -> None:
         """Keep a loss, after the chunks that came before it."""
@@ -114,7 +148,7 @@ class Spool:
     @property
     def counts(self) -> dict[str, int]:
         """Layer → events written."""
-        return dict(self._counts)
+        return {layer: count for layer, count in self._counts.items() if count}
 
     @property
     def losses(self) -> dict[str, int]:
@@ -134,7 +168,7 @@ class Spool:
 
     @property
     def is_done(self) -> bool:
-        """Whether every line is written, or writing failed."""
+        """Whether every line is written, or counted as lost."""
         return not self._thread.is_alive()
 
     def wait(self, timeout_s: float) -> bool:
@@ -144,21 +178,17 @@ class Spool:
 
     def abandon(self) -> None:
         """Write no more lines; a loss record will count what was left."""
+        self._abandoned_ns = self._abandoned_ns or time.monotonic_ns()
         self._abandoned.set()
 
     def close(self) -> None:
-        """End the thread and give the temporary file back. Raises OutputError if writing lines failed."""
+        """End the thread and give the temporary file back."""
         self.abandon()
         self.finish()
         if self._thread.ident is not None:
             self._thread.join()
         sys.setswitchinterval(self._old_switch_s)
         self._file.close()
-
-    def raise_if_failed(self) -> None:
-        """Raise OutputError if lines could not be written."""
-        if self.error is not None:
-            raise cannot_write(self.error)
 
     def _write(self) -> None:
         try:
@@ -172,27 +202,74 @@ class Spool:
                     kept.append(item)
                 else:
                     self._write_chunk(item.offset, item.size_bytes)
+                if not kept:
+                    self._give_back(item)
             self._write_in_order(kept)
-            if self._unwritten:
-                now_ns = time.monotonic_ns()
-                self._write_loss(Loss(None, self._unwritten, now_ns, now_ns, "not written: interrupted"))
-        except OSError as error:
+            self._flush()
+            self._write_unwritten()
+            self._flush()
+        except OSError as error:  # of the temporary file
+            self._fail(error)
+        except Exception as error:  # a bug, which whoever waits for the end raises
             self.error = error
+
+    def _give_back(self, item: _Place | Loss) -> None:
+        """Give back the room of what has become lines, up to this: a capture may last for days."""
+        if isinstance(item, _Place) and item.offset - self._given_back_bytes >= _GIVE_BACK_BYTES:
+            room.give_back(self._file.fileno(), self._given_back_bytes, item.offset - self._given_back_bytes)
+            self._given_back_bytes = item.offset
+
+    def _write_unwritten(self) -> None:
+        count = self._unwritten + self._unkept
+        if not count:
+            return
+        why = self.error.__cause__ if self.error else None
+        reason = f"not written: {why.strerror if isinstance(why, OSError) else 'interrupted'}"
+        now_ns = time.monotonic_ns()
+        self._write_loss(Loss(None, count, self._abandoned_ns or now_ns, now_ns, reason))
 
     def _next(self) -> _Place | Loss | None:
         """The next item. Lines that wait when it is time go into the file, whether anything comes or not."""
         while True:
             wait_s = None
             if self._flush_at_s is not None and (wait_s := self._flush_at_s - time.monotonic()) <= 0:
-                self._sink.flush()
-                self._flush_at_s = wait_s = None
+                self._flush()
+                wait_s = None
             with suppress(Empty):
                 return self._items.get(timeout=wait_s)
 
-    def _put_out(self, lines: bytes) -> None:
-        self._sink.write(lines)
+    def _put_out(self, lines: bytes, counts: Mapping[str, int]) -> None:
+        """Lines, and how many events of each layer they are."""
+        self._counts.update(counts)
+        self._waiting.update(counts)
+        self._waiting_bytes += len(lines)
         if self._flush_at_s is None:
             self._flush_at_s = time.monotonic() + _FLUSH_S
+        try:
+            self._sink.write(lines)
+        except OSError as error:
+            self._fail(error)
+        if self._waiting_bytes >= PART_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Write what waits, as a part of the output; where that fails, count it."""
+        try:
+            self._sink.flush()
+        except OSError as error:
+            self._fail(error)
+        self._waiting.clear()
+        self._waiting_bytes, self._flush_at_s = 0, None
+
+    def _fail(self, error: OSError) -> None:
+        self._counts.subtract(self._waiting)
+        self._unwritten += self._waiting.total()
+        self._waiting.clear()
+        if self.error is None:
+            hint = _HINTS.get(error.errno or 0, _ELSE)
+            self.error = OutputError(f"The events cannot be written: {error.strerror}.", hint)
+            self.error.__cause__ = error
+        self.abandon()
 
     def _write_loss(self, loss: Loss) -> None:
         layer = loss.layer or "unknown"
@@ -200,7 +277,7 @@ class Spool:
         if loss.cpu is not None:
             by_cpu = self.cpu_losses.setdefault(layer, {})
             by_cpu[loss.cpu] = by_cpu.get(loss.cpu, 0) + loss.count
-        self._put_out(record_line(loss_record(loss)).encode())
+        self._put_out(record_line(loss_record(loss)).encode(), {})
 
     def _write_chunk(self, offset: int, size: int) -> None:
         for start in range(offset, offset + size, _PIECE_BYTES):
@@ -209,16 +286,14 @@ class Spool:
 
     def _write_piece(self, piece: bytes) -> None:
         if self._abandoned.is_set():
-            self._unwritten += self._renderer.count(piece)
-            return
-        self._write_lines(self._renderer.render(piece), len(piece))
+            self._unwritten += self._count(piece, of_device=False)
+        else:
+            self._write_lines(self._renderer.render(piece), len(piece))
 
     def _write_lines(self, lines: Lines, rendered_bytes: int) -> None:
         self._keep_within_limits(lines)
         text = lines.encoded()
-        self._put_out(text)
-        for layer, count in lines.counts().items():
-            self._counts[layer] = self._counts.get(layer, 0) + count
+        self._put_out(text, lines.counts())
         self._rendered_bytes += rendered_bytes
         self._written_bytes += len(text)
 
@@ -236,9 +311,15 @@ class Spool:
         assert self._device_renderer is not None
         chunk = os.pread(self._file.fileno(), place.size_bytes, place.offset)
         if self._abandoned.is_set():
-            self._unwritten += self._device_renderer.count(chunk)
+            self._unwritten += self._count(chunk, of_device=True)
         else:
             self._write_lines(self._device_renderer.render(chunk), len(chunk))
+
+    def _count(self, chunk: bytes, of_device: bool) -> int:
+        """Events in a chunk."""
+        renderer = self._device_renderer if of_device else self._renderer
+        assert renderer is not None
+        return renderer.count(chunk)
 
     def _write_in_order(self, places: list[_Place]) -> None:
         """Write what was collected there by time; records of one time stay in the order that they came in."""
@@ -253,14 +334,12 @@ class Spool:
             self._write_piece(b"".join([data[at * RECORD_BYTES : (at + 1) * RECORD_BYTES] for at in some]))
 
 
-def _folder_of(sink: BinaryIO) -> str | None:
-    """The folder of the output, which has room for it; the system's for temporary files if it has no name."""
-    name = getattr(sink, "name", None)
-    if isinstance(name, str) and Path(name).is_file():
-        return str(Path(name).absolute().parent)
-    return None
-
-
-def cannot_write(error: OSError) -> OutputError:
-    """The output or the temporary file failed with `error`."""
-    return OutputError(f"The events cannot be written: {error.strerror}.", "Is there room on the disk?")
+def _temporary_file() -> BinaryIO:
+    """A file that nothing is left of, however this process ends. Raises OutputError."""
+    try:
+        return tempfile.TemporaryFile(prefix="tracepipe-", buffering=0)
+    except OSError as error:
+        raise OutputError(
+            f"There is no place for temporary files: {error.strerror}.",
+            "Set TMPDIR to a folder with room that can be written to.",
+        ) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tracepipe.errors import OutputError
 from tracepipe.event.model import LAYERS
 
 
@@ -13,7 +14,8 @@ class CaptureSummary:
     """What was recorded: counts, losses and filtered events by layer, how it ended, wall time, engine.
 
     `cpu_losses` are the losses of a layer by processor, as far as it is known. `exit_code` is the target's as
-    a shell gives it: its own, or 128 + the signal that ended it.
+    a shell gives it: its own, or 128 + the signal that ended it. `error` is "" for a recording that is whole
+    and has the name that was asked for; otherwise what went wrong, and `hint` what to do.
     """
 
     counts: dict[str, int]
@@ -26,6 +28,13 @@ class CaptureSummary:
     attach_ns: int
     detach_ns: int
     engine: str
+    error: str = ""
+    hint: str = ""
+
+    def check(self) -> None:
+        """Raise OutputError for a recording that is not whole, or has another name."""
+        if self.error:
+            raise OutputError(self.error, self.hint)
 
 
 def summary_lines(path: str, summary: CaptureSummary) -> Iterator[str]:

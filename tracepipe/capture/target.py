@@ -6,8 +6,11 @@ import os
 import pwd
 import signal
 from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from pwd import struct_passwd
 
+from tracepipe.caller import AS_ROOT, sudo_ids, sudo_user
 from tracepipe.errors import TracepipeError
 
 
@@ -30,32 +33,42 @@ class Target:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """Fork it. `mask` is the signal mask that the command shall start with, `environment` what it finds
-        in its environment beside ours.
+        in its environment in addition to ours. Raises TracepipeError where it cannot become who called sudo.
         """
-        go_read, self._go = os.pipe()
-        self._failure, failure_write = os.pipe()  # closed by a successful exec, as all of Python's pipes are
+        user = _caller()
         self._ending: Ending | None = None
         self._command = command
-        self.pid = os.fork()
-        if self.pid == 0:
-            os.close(self._go)
-            _become(program, command, mask, environment or {}, go_read, failure_write)
+        self._go = self._failure = -1
+        self.is_released = False
+        """Whether it executes the command: what it does from then on is not ours to end."""
+        with ExitStack() as opened:  # they are few, and may be too many all the same
+            go_read, self._go = _pipe(opened)
+            self._failure, failure_write = _pipe(
+                opened
+            )  # closed by a successful exec, as all of Python's are
+            self.pid = os.fork()
+            if self.pid == 0:
+                os.close(self._go)
+                _become(program, command, mask, environment or {}, user, go_read, failure_write)
+            opened.pop_all()
         os.close(go_read)
         os.close(failure_write)
 
     def release(self) -> None:
-        """Let it exec, and wait until it has. Raises TracepipeError if the exec failed."""
-        os.write(self._go, b"x")
+        """Let it exec, and wait until it has. Raises TracepipeError if it could not."""
+        failure = b"it was ended before it began"
+        with suppress(BrokenPipeError):
+            os.write(self._go, b"x")
+            failure = os.read(self._failure, 256)
         os.close(self._go)
         self._go = -1
-        failure = os.read(self._failure, 16)
         if failure:
             self.wait()
-            reason = os.strerror(int(failure))
             raise TracepipeError(
-                f"{self._command[0]} cannot be executed: {reason}.",
+                f"{self._command[0]} cannot be executed: {failure.decode(errors='replace')}.",
                 "Is it a program for this machine, readable and executable by the user that it runs as?",
             )
+        self.is_released = True
 
     def poll(self) -> Ending | None:
         """How it ended, None while it runs."""
@@ -77,8 +90,8 @@ class Target:
             os.kill(self.pid, number)
 
     def close(self) -> None:
-        """End it if it still runs, and give its pipes back."""
-        if self.poll() is None:
+        """End it if it never was released, and give its pipes back. One that was has ended, or goes on."""
+        if not self.is_released and self.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
             self.wait()
         for descriptor in (self._go, self._failure):
@@ -103,6 +116,7 @@ def _become(
     command: list[str],
     mask: set[signal.Signals],
     environment: Mapping[str, str],
+    user: struct_passwd | None,
     go: int,
     failure: int,
 ) -> None:
@@ -115,34 +129,44 @@ def _become(
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            caller = _drop_to_caller()
-            os.execve(program, command, {**os.environ, **caller, **environment})
-    except OSError as error:
-        os.write(failure, str(error.errno).encode())
-    except KeyError:  # SUDO_UID of no user
-        os.write(failure, b"1")
+            names = _drop_to(user) if user else {}
+            os.execve(program, command, {**os.environ, **names, **environment})
+    except BaseException as error:
+        reason = error.strerror if isinstance(error, OSError) else None
+        os.write(failure, (reason or f"{type(error).__name__} {error}").encode()[:256])
     finally:
         os._exit(127)
 
 
-def _drop_to_caller() -> dict[str, str]:
-    """Under sudo, become the user who called it, with that user's groups; what its environment says of root
-    is said of that user.
+def _caller() -> struct_passwd | None:
+    """Who called sudo, and is to run the command; None where that is root. Raises TracepipeError."""
+    ids, user = sudo_ids(), sudo_user()
+    if ids and user is None:
+        raise TracepipeError(f"SUDO_UID is {ids.uid}, which is the number of no user here.", AS_ROOT)
+    return user
+
+
+def _drop_to(user: struct_passwd) -> dict[str, str]:
+    """Become the user who called sudo, with that user's groups; what the environment says of root is said of
+    that user.
     """
-    if os.geteuid() != 0 or not {"SUDO_UID", "SUDO_GID"} <= os.environ.keys():
-        return {}
-    uid, gid = int(os.environ["SUDO_UID"]), int(os.environ["SUDO_GID"])
-    if uid == 0:
-        return {}
-    root, caller = _names(0), _names(uid)
-    os.initgroups(caller["USER"], gid)
-    os.setgid(gid)
-    os.setuid(uid)
+    ids = sudo_ids()
+    assert ids is not None
+    root, caller = _names(pwd.getpwuid(0)), _names(user)
+    os.initgroups(user.pw_name, ids.gid)
+    os.setgid(ids.gid)
+    os.setuid(ids.uid)
     # With -E sudo leaves the caller's own, which need not be those of the user database.
     return {name: caller[name] for name in caller if os.environ.get(name) == root[name]}
 
 
-def _names(uid: int) -> dict[str, str]:
+def _names(user: struct_passwd) -> dict[str, str]:
     """What a login puts into a user's environment."""
-    user = pwd.getpwuid(uid)
     return {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name}
+
+
+def _pipe(opened: ExitStack) -> tuple[int, int]:
+    ends = os.pipe()
+    for end in ends:
+        opened.callback(os.close, end)
+    return ends

@@ -107,9 +107,20 @@ def _keep_numpy_small() -> None:
         os.putenv("OPENBLAS_NUM_THREADS", "1")
 
 
+def _fill_closed_streams() -> None:
+    """Take the numbers of standard streams that are closed, which files that are opened would get.
+
+    What a library or the interpreter writes to its standard error would go into a recording.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(number)
+
+
 def main() -> None:
     """Run the command line and exit with its code."""
     _keep_numpy_small()
+    _fill_closed_streams()
     for number in (signal.SIGTERM, signal.SIGHUP):
         # Half-written output goes, as at Ctrl-C. What nohup has the process ignore stays ignored.
         if signal.getsignal(number) is signal.SIG_DFL:

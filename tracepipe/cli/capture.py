@@ -25,7 +25,7 @@ from tracepipe.cli.options import (
 )
 from tracepipe.converters import CONVERTERS
 from tracepipe.errors import CaptureUnavailable, OutputError
-from tracepipe.recording.files import STANDARD, default_output, keeping
+from tracepipe.recording.files import STANDARD, default_output
 from tracepipe.terminal.live_table import SORTS
 from tracepipe.terminal.messages import choices, say, status, text_of
 from tracepipe.units import duration_ns
@@ -70,6 +70,7 @@ def capture(
 
     for line in summary_lines(target, summary):
         say(line)
+    summary.check()
     if then_open:
         from tracepipe.cli.convert import convert_file
         from tracepipe.ui.serve import open_trace
@@ -116,12 +117,12 @@ def live(
         top=top,
         interval_s=interval_ns / 1e9 if interval_ns else None,
     )
-    if output:
-        with keeping(output, force=force) as sink, view:
-            summary = run_capture(request, sink, notify=say, watchers=[totals])
-    else:
-        with view:
+    with view:
+        if output:
+            summary = record(request, output, force=force, notify=say, watchers=[totals])
+        else:
             summary = run_capture(request, totals, notify=say)
+    summary.check()
     if summary.exit_code:
         raise typer.Exit(summary.exit_code)
 

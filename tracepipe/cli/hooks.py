@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -79,12 +78,11 @@ def test_command(
     request = request_of(command, which, whose, until, method=method)
     libraries = LibrarySearch(command or None, request.pids, request.libraries)
     names = {probe.name for probe in resolve(read_hooks(hooks), libraries).probes}
-    with tempfile.TemporaryDirectory(prefix="tracepipe-") as folder:
-        path = Path(folder, "run.jsonl")
-        with path.open("wb") as sink:
-            summary = capture(request, sink, notify=say)
-        with path.open("rb") as lines:
-            report = hits(lines, names)
+    with tempfile.TemporaryFile(prefix="tracepipe-") as recording:
+        summary = capture(request, recording, notify=say)
+        summary.check()
+        recording.seek(0)
+        report = hits(recording, names)
     for row in report.rows:
         print(f"{row.count:>10} × {row.name}, {row.rate_per_s:.0f} a second")
         for arguments in row.first:

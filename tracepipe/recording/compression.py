@@ -1,4 +1,4 @@
-"""Compressed recordings: gzip members or zstd frames, one behind the other, written and read.
+"""Recordings in parts, one behind the other, written and read: lines as they are, gzip members, zstd frames.
 
     header │ at least 256 KiB of lines, or what came within a second │ … │ the last lines and the footer
 
@@ -9,18 +9,22 @@ being written, and no other.
 from __future__ import annotations
 
 import gzip
+import os
+import select
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-# Larger parts gain nothing: the lines shrink to a 20th or 30th in zstd, to a 10th or 21st in gzip.
-PART_BYTES = 1 << 18
+from tracepipe.room import reserve
+
 # zstd compresses a line in 0.1 µs, gzip in 0.2 to 0.4 µs; to make the line takes 1 µs. Both let other threads
 # run meanwhile. Higher levels of gzip take twice the time or more, those of zstd gain nothing on such lines.
 _LEVEL = 1
 # Compressed bytes that are read at once. They may unfold to a thousand times as many, and damage costs all.
 _STEP_BYTES = 1 << 13
+_LAST_BYTES = 1 << 15  # of the footer with every processor's losses, and of the loss before it
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 # pzstd puts a skippable frame before each other one (RFC 8878, 3.1.2: 0x184D2A50 to 0x184D2A5F).
 _ZSTD_SKIPPABLE = tuple(bytes((first, 0x2A, 0x4D, 0x18)) for first in range(0x50, 0x60))
@@ -91,50 +95,86 @@ def decompressed(raw: BinaryIO, head: bytes) -> Decompressed | None:
     return None
 
 
-class _Compressed:
-    """A file whose lines are compressed, on the thread that writes them, into parts.
+class PartWriter:
+    """A file of lines that is written in parts, on the thread that makes the lines.
 
-    Whoever writes ends a part with `flush` when it is old, and at a line's end; it ends by itself when it is
-    full.
+    Whoever writes ends a part with `flush`, at a line's end. A part that cannot be written whole is taken
+    back, so that the file ends with a line. There is always room for some more: for what is to be said then.
     """
 
-    def __init__(self, file: BinaryIO, compress: Callable[[bytearray], bytes]) -> None:
-        self._file, self._compress = file, compress
-        self.name = getattr(file, "name", None)
+    def __init__(
+        self, file: Any, compress: Callable[[bytearray], bytes | bytearray], *, is_ours: bool
+    ) -> None:
+        """`file` has no buffer of its own. `is_ours`: nobody else writes to it, from its start to its end."""
+        self._file, self._compress, self._is_ours = file, compress, is_ours
         self._waiting = bytearray()
+        self._written_bytes = 0
+        self._is_full = False
 
     def write(self, lines: bytes) -> int:
-        """Take whole lines. Raises OSError as the file does."""
+        """Take whole lines, which wait for `flush`."""
         self._waiting += lines
-        if len(self._waiting) >= PART_BYTES:
-            self.flush()
         return len(lines)
 
     def flush(self) -> None:
-        """Write what waits, as a part that is complete."""
-        if self._waiting:
-            # Taken off first: a part that the disk had no room for is not written a second time.
-            lines, self._waiting = self._waiting, bytearray()
-            self._file.write(self._compress(lines))
-        self._file.flush()
+        """Write what waits, as a part that is complete, or raise OSError and forget it."""
+        if not self._waiting:
+            return
+        lines, self._waiting = self._waiting, bytearray()
+        part = self._compress(lines)
+        try:
+            if self._is_ours and self._written_bytes and not self._is_full:
+                reserve(self._file.fileno(), self._written_bytes, len(part) + _LAST_BYTES)
+            self._write_whole(memoryview(part))
+        except OSError:
+            self._is_full = True
+            if self._is_ours:
+                with suppress(OSError):  # of a device, which has no length
+                    self._file.truncate(self._written_bytes)
+                    self._file.seek(self._written_bytes)
+            raise
+        self._written_bytes += len(part)
 
     def close(self) -> None:
         """Write the rest and close the file."""
         try:
             self.flush()
+            if self._is_ours:
+                with suppress(OSError):
+                    self._file.truncate(self._written_bytes)  # without the room that nothing more needs
+                # Network file systems and failing disks say only then that something was not written.
+                os.fsync(self._file.fileno())
         finally:
             self._file.close()
 
+    def _write_whole(self, rest: memoryview) -> None:
+        while rest:
+            written = self._file.write(rest)
+            if written is None:  # a pipe whose other user does not want to wait for it; we do
+                select.select([], [self._file], [])
+            else:
+                rest = rest[written:]
 
-def compressing(file: BinaryIO, path: str) -> BinaryIO:
-    """`file`; where `path`, its name, ends with .gz or .zst, what compresses into it."""
+
+def compressing(file: Any, path: str, *, is_ours: bool = True) -> BinaryIO:
+    """What writes parts into `file`, which has no buffer: as they are, or compressed where `path`, its name,
+    ends with .gz or .zst.
+    """
     suffix = Path(path).suffix
+    compress: Callable[[bytearray], bytes | bytearray] = _plain
     if suffix == ".gz":
-        return cast(BinaryIO, _Compressed(file, lambda lines: gzip.compress(lines, _LEVEL, mtime=0)))
-    if suffix == ".zst":
+        compress = _gzip
+    elif suffix == ".zst":
         import zstandard  # here, as most outputs need it not
 
         # The checksum tells a sector that was never written from one that was.
-        one = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
-        return cast(BinaryIO, _Compressed(file, one.compress))
-    return file
+        compress = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True).compress
+    return cast(BinaryIO, PartWriter(file, compress, is_ours=is_ours))
+
+
+def _plain(lines: bytearray) -> bytearray:
+    return lines
+
+
+def _gzip(lines: bytearray) -> bytes:
+    return gzip.compress(lines, _LEVEL, mtime=0)

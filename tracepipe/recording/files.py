@@ -9,11 +9,23 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from tracepipe.errors import InputError, OutputError
-from tracepipe.recording.compression import DamageError, compressing, decompressed
+from tracepipe.recording.compression import DamageError, decompressed
+from tracepipe.recording.naming import (
+    free_of,
+    give_to_caller,
+    is_taken,
+    kind_of,
+    moved_aside,
+    rename_new,
+    settle,
+    taken,
+    writing,
+)
 
 STANDARD = "-"
 HEAD_BYTES = 1 << 16
@@ -126,36 +138,6 @@ def default_output(path: str, suffix: str) -> str:
     return f"{out}{suffix}"
 
 
-@contextmanager
-def _writing(what: str) -> Iterator[None]:
-    """Turn what the system says of a write into an OutputError; whoever closed a pipe needs no message."""
-    try:
-        yield
-    except BrokenPipeError:
-        raise
-    except OSError as e:
-        # One with a file name is of another file.
-        if e.errno is None or e.filename not in (None, what):
-            raise
-        raise OutputError(f"cannot write {what}: {e.strerror}", "free some space, or use -o") from e
-
-
-def _give_to_caller(fd: int) -> None:
-    """What is made under sudo belongs to the user who called it."""
-    if os.geteuid() == 0 and os.environ.get("SUDO_UID", "").isdigit():
-        os.fchown(fd, int(os.environ["SUDO_UID"]), int(os.environ.get("SUDO_GID", "-1")))
-
-
-def _kind(path: Path) -> int:
-    """What stands there, as `stat.S_IFMT` says it; 0 for nothing. Raises OutputError if it cannot be seen."""
-    try:
-        return stat.S_IFMT(path.stat().st_mode)
-    except (FileNotFoundError, NotADirectoryError):
-        return 0
-    except OSError as e:
-        raise OutputError(f"cannot write {path}: {e.strerror}", "name another place with -o") from e
-
-
 def _is_same_file(target: Path, source: str) -> bool:
     try:
         return target.samefile(source)
@@ -174,12 +156,12 @@ def replacing(path: str, *, force: bool, source: str = "", on_terminal: bool = F
             raise OutputError("standard output is closed", "name a file with -o")
         if sys.stdout.isatty() and not on_terminal:
             raise OutputError("the output is not for a terminal", "name a file with -o, or pipe the output")
-        with _writing("standard output"):
+        with writing("standard output"):
             yield sys.stdout.buffer
             sys.stdout.buffer.flush()
         return
     target = Path(path)
-    kind = _kind(target)
+    kind = kind_of(target)
     if kind == stat.S_IFDIR:
         raise OutputError(f"{path} is a directory", "name a file in it with -o")
     if kind == stat.S_IFREG and not force:
@@ -187,7 +169,7 @@ def replacing(path: str, *, force: bool, source: str = "", on_terminal: bool = F
     if source not in ("", STANDARD) and kind == stat.S_IFREG and _is_same_file(target, source):
         raise OutputError(f"{path} is the recording itself", "name another file with -o")
     if kind not in (0, stat.S_IFREG):  # /dev/null, a pipe: nothing to replace
-        with _writing(path), target.open("wb") as out:
+        with writing(path), target.open("wb") as out:
             yield out
         return
     try:
@@ -196,17 +178,21 @@ def replacing(path: str, *, force: bool, source: str = "", on_terminal: bool = F
         raise OutputError(
             f"cannot write to {target.parent}: {e.strerror}", "name another place with -o"
         ) from e
+    made = Path(name)
     try:
-        with _writing(path), os.fdopen(fd, "wb") as out:
-            umask = os.umask(0)
-            os.umask(umask)
-            os.fchmod(out.fileno(), 0o666 & ~umask)
-            _give_to_caller(out.fileno())
-            yield out
-        Path(name).replace(target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+        try:
+            with writing(path), os.fdopen(fd, "wb", closefd=False) as out:
+                umask = os.umask(0)
+                os.umask(umask)
+                os.fchmod(fd, 0o666 & ~umask)
+                give_to_caller(fd)
+                yield out
+        except BaseException:
+            made.unlink(missing_ok=True)
+            raise
+        settle(fd, made, target, force=force)
+    finally:
+        os.close(fd)
 
 
 @contextmanager
@@ -218,7 +204,7 @@ def replacing_folder(path: str, *, force: bool) -> Iterator[Path]:
     target = Path(path).resolve()
     if path == STANDARD:
         raise OutputError("a folder cannot go to standard output", "name it with -o")
-    if _kind(target) and (not force or not target.is_dir()):
+    if kind_of(target) and (not force or not target.is_dir()):
         hint = "-o names another" if not target.is_dir() else "--force overwrites it, -o names another"
         raise OutputError(f"{path} exists", hint)
     try:
@@ -232,17 +218,22 @@ def replacing_folder(path: str, *, force: bool) -> Iterator[Path]:
         umask = os.umask(0)
         os.umask(umask)
         made.chmod(0o777 & ~umask)
-        with _writing(path):
+        with writing(path):
             yield made
-        _give_name(made, target)
+        _give_name(made, target, force=force)
     finally:
         shutil.rmtree(made, ignore_errors=True)
 
 
-def _give_name(made: Path, target: Path) -> None:
-    """Put a whole folder in the place of an older one, which is removed once it stands there."""
-    if not target.exists():
-        made.replace(target)
+def _give_name(made: Path, target: Path, *, force: bool) -> None:
+    """Put a whole folder in its place; with `force` in that of an older one, which is removed once it stands
+    there.
+    """
+    if not force or not target.exists():
+        try:
+            rename_new(made, target)
+        except FileExistsError:
+            raise taken(target, moved_aside(made, target)) from None
         return
     others = sorted({one.name for one in target.iterdir()} - {one.name for one in made.iterdir()})
     if others:
@@ -260,61 +251,6 @@ def _give_name(made: Path, target: Path) -> None:
 
 
 def free_name(stem: str, suffix: str) -> str:
-    """`stem` with `suffix` in the current folder, numbered if that is taken."""
-    number = 1
-    while Path(name := f"{stem}{'' if number == 1 else f'-{number}'}{suffix}").exists():
-        number += 1
-    return name
-
-
-@contextmanager
-def _closed(path: str, out: BinaryIO) -> Iterator[BinaryIO]:
-    """The file, closed at the end. That writes the rest of it, and may find the disk full."""
-    try:
-        yield out
-    finally:
-        with _writing(path):
-            out.close()
-
-
-@contextmanager
-def keeping(path: str, *, force: bool) -> Iterator[BinaryIO]:
-    """Write a recording, under `path` + ".part" until it ends; what was written stays, whatever happened.
-
-    Raises OutputError if either file is there already.
-    """
-    if path == STANDARD:
-        yield sys.stdout.buffer
-        sys.stdout.buffer.flush()
-        return
-    target, part = Path(path), Path(f"{path}.part")
-    kind = _kind(target)
-    if kind == stat.S_IFDIR:
-        raise OutputError(f"{path} is a directory", "name a file in it with -o")
-    if kind in (stat.S_IFCHR, stat.S_IFIFO):  # /dev/null, a pipe: nothing to replace, least of all by root
-        with _writing(path):
-            device = compressing(target.open("wb"), path)
-        with _closed(path, device) as out:
-            yield out
-        return
-    if kind and not force:
-        raise OutputError(f"{path} exists", "--force overwrites it, -o names another")
-    if force:
-        part.unlink(missing_ok=True)
-    try:
-        # Root may be writing into another user's folder: follow no link and open nothing that is there.
-        fd = os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-    except FileExistsError as e:
-        hint = "it is what a killed capture left, and can be read; --force overwrites it"
-        raise OutputError(f"{part} exists", hint) from e
-    except OSError as e:
-        raise OutputError(f"cannot write {part}: {e.strerror}", "name another place with -o") from e
-    _give_to_caller(fd)
-    try:
-        with _closed(path, compressing(os.fdopen(fd, "wb"), path)) as out:
-            yield out
-    finally:
-        if part.exists() and part.stat().st_size:
-            part.replace(target)
-        else:
-            part.unlink(missing_ok=True)
+    """`stem` with `suffix` in the current folder, numbered if that is taken or is being recorded."""
+    first = Path(f"{stem}{suffix}")
+    return str(next(name for name in chain([first], free_of(first)) if not is_taken(name)))

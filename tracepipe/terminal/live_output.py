@@ -19,6 +19,8 @@ import sys
 import termios
 from typing import TextIO
 
+from tracepipe.caller import sudo_ids
+
 _OUTPUT, _ERRORS = 1, 2
 _CHUNK_BYTES = 1 << 16
 
@@ -84,8 +86,9 @@ class CommandOutput:
 
     def _give_to_caller(self, inherited: int) -> None:
         """Under sudo, the command runs as the caller, who may open /dev/stdout anew."""
-        if os.geteuid() == 0 and {"SUDO_UID", "SUDO_GID"} <= os.environ.keys():
-            os.fchown(inherited, int(os.environ["SUDO_UID"]), -1)
+        ids = sudo_ids()
+        if ids is not None:
+            os.fchown(inherited, ids.uid, -1)
 
 
 def _pass_bytes_through(descriptor: int) -> None:

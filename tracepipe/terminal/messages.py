@@ -17,8 +17,13 @@ _QUIET_S = 1.0
 
 
 def say(text: str) -> None:
-    """A line for the user, beside what a command writes to standard output."""
-    print(text, file=sys.stderr)
+    """A line for the user, on standard error.
+
+    That nobody reads it is no reason to end what it is about: a program may be running that is recorded.
+    """
+    if sys.stderr is not None:  # print would take standard output for it
+        with contextlib.suppress(OSError):
+            print(text, file=sys.stderr)
 
 
 def choices(name: str, values: Any) -> Any:

@@ -35,7 +35,8 @@ class Collector(Protocol):
 class Store(Collector, Protocol):
     """A collector that can tell of all that it took, when it is done."""
 
-    error: OSError | None
+    error: Exception | None
+    """Why it takes no more: an OutputError or a bug. What is put from then on is counted as lost."""
     cpu_losses: dict[str, dict[int, int]]
 
     @property
@@ -59,10 +60,6 @@ class Store(Collector, Protocol):
 
     def abandon(self) -> None:
         """Leave out what is not done yet, and count it."""
-        ...
-
-    def raise_if_failed(self) -> None:
-        """Raise OutputError if something could not be written."""
         ...
 
     def close(self) -> None:

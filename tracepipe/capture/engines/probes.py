@@ -261,10 +261,18 @@ def _close_in_background(descriptors: list[int]) -> None:
     """Close them here at once, and let a child that may outlive this process be the last to hold them.
 
     For every tracepoint and every single uprobe, the last holder's close waits 50 to 100 ms in the kernel.
-    Nothing is recorded any more by then, so nobody has to wait for it.
+    Nothing is recorded any more by then, so nobody has to wait for it. Without room for a process, we wait.
     """
-    closed, closing = os.pipe()
-    child = os.fork()
+    try:
+        closed, closing = os.pipe()
+    except OSError:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        return
+    try:
+        child = os.fork()
+    except OSError:
+        child = -1
     if child == 0:
         try:
             os.setsid()  # no signal of the terminal
@@ -277,6 +285,7 @@ def _close_in_background(descriptors: list[int]) -> None:
                 os.read(closed, 1)  # ends when the parent has closed its copies
         finally:
             os._exit(0)
-    os.waitpid(child, 0)
+    if child > 0:
+        os.waitpid(child, 0)
     for descriptor in (*descriptors, closed, closing):
         os.close(descriptor)

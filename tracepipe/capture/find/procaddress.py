@@ -18,6 +18,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from tracepipe.caller import sudo_ids
 from tracepipe.capture.request import Notify
 
 VARIANTS = ("_ptsz", "_ptds", "_v2", "_v3", "_v4", "_v5")
@@ -143,8 +144,8 @@ def _user(path: str) -> dict[str, Any]:
     """As whom to load the library: root loads only root's; under sudo, the user who called it."""
     if os.geteuid() != 0:
         return {}
-    caller = os.environ.get("SUDO_UID", "")
-    uid = int(caller) if caller.isdigit() else Path(path).stat().st_uid
+    ids = sudo_ids()
+    uid = ids.uid if ids else Path(path).stat().st_uid
     if uid == 0:
         return {}
     user = pwd.getpwuid(uid)

@@ -8,11 +8,12 @@ Source: Python's documentation of the modules `site` and `venv`.
 from __future__ import annotations
 
 import os
-import pwd
 import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from tracepipe.caller import sudo_user
 
 _INTERPRETER = re.compile(r"(python|pypy)[\d.]*t?")
 _LIBRARY_FOLDERS = ("nvidia/*/lib", "torch/lib", "*.libs")
@@ -98,9 +99,5 @@ def _prefixes(python: str) -> Iterator[Path]:
 
 def _home() -> Path:
     """Home of the user as whom the target runs: under sudo, of who called it."""
-    try:
-        if os.geteuid() == 0 and os.environ.get("SUDO_UID", "").isdigit():
-            return Path(pwd.getpwuid(int(os.environ["SUDO_UID"])).pw_dir)
-    except KeyError:
-        pass
-    return Path.home()
+    user = sudo_user()
+    return Path(user.pw_dir) if user else Path.home()

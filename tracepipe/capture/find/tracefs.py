@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import re
 from pathlib import Path
@@ -43,6 +44,8 @@ def _read(folder: Path, name: str, file: str) -> str:
     try:
         return (folder / "events" / name / file).read_text()
     except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):  # of this process, not of the kernel
+            raise
         raise CaptureUnavailable(
             f"The kernel has no tracepoint {name}: {error.strerror}.",
             "Use a kernel built with CONFIG_FTRACE_SYSCALLS and CONFIG_EVENT_TRACING.",

@@ -26,7 +26,7 @@ _Reply = SimpleQueue[Snapshot]
 class LiveSink:
     """Takes chunks and losses in order; `snapshot` gives the totals at any time, on any thread."""
 
-    error: OSError | None = None
+    error: Exception | None = None
     """As a spool's: nothing is written, so nothing can fail."""
 
     def __init__(self, *, behind_bytes: int = _BEHIND_BYTES) -> None:
@@ -77,9 +77,6 @@ class LiveSink:
             self.finish()
             self._thread.join()
         sys.setswitchinterval(self._old_switch_s)
-
-    def raise_if_failed(self) -> None:
-        """Nothing can fail."""
 
     @property
     def size_bytes(self) -> int:

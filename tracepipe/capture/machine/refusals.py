@@ -24,11 +24,12 @@ ENOTSUPP = 524
 _CONTAINER_FLAGS = "--privileged"
 SUDO = 'sudo -E env "PATH=$PATH" tracepipe …'
 """Finds tracepipe and the command in a virtual environment too; sudo alone has a search path of its own."""
+_SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 _OLDEST = (5, 15)  # bpf_get_attach_cookie
 
 
 class Operation(Enum):
-    """What was asked for; ANY where the caller does not know which."""
+    """What was asked for; ANY where the caller does not know which probe."""
 
     MAP = "a map"
     PROGRAM = "a program"
@@ -39,6 +40,7 @@ class Operation(Enum):
     TRACEPOINT = "a tracepoint"
     TRACEFS = "tracefs"
     ANY = "a probe"
+    CAPTURE = "a capture"
 
 
 _UPROBE = frozenset({Operation.UPROBES, Operation.UPROBE, Operation.ANY})
@@ -167,8 +169,13 @@ _REASONS = (
     _Reason(_is(errno.ENFILE), "The system has too many open files.", "sysctl fs.file-max=1000000"),
     _Reason(
         _is(errno.ENOMEM),
-        "The kernel has no memory for {what}: {error}.",
-        "Give --ring-bytes a smaller size, or the container (cgroup memory.max) a larger one.",
+        "There is no memory for {what}: {error}.",
+        "Give --ring-bytes a smaller size, or process (ulimit -v) and container (memory.max) a larger one.",
+    ),
+    _Reason(
+        _is(errno.EAGAIN),
+        "There may be no more processes, threads or memory for {what}: {error}.",
+        "ulimit -u unlimited; ulimit -v unlimited; in a container, raise the cgroup's pids.max.",
     ),
     _Reason(
         _of(_UPROBE | _KPROBE, ENOTSUPP),
@@ -245,6 +252,21 @@ def explain(operation: Operation, error: OSError, machine: Machine | None = None
         "The kernel refused {what}: {error}.".format(**words),
         "Check the kernel: it needs CONFIG_UPROBES, CONFIG_BPF_EVENTS, CONFIG_FTRACE_SYSCALLS.",
     )
+
+
+def shortage_of(error: BaseException) -> CaptureUnavailable | None:
+    """What this process has too little of, as an error of the capture; None where `error` is something else.
+
+    The system calls that may fail so are too many to name.
+    """
+    number = error.errno if isinstance(error, OSError) else None
+    if isinstance(error, MemoryError):
+        number = errno.ENOMEM
+    if isinstance(error, RuntimeError) and "start new thread" in str(error):  # Python's word for EAGAIN
+        number = errno.EAGAIN
+    if number not in _SHORTAGES:
+        return None
+    return explain(Operation.CAPTURE, OSError(number, os.strerror(number)))
 
 
 def _text(error: OSError) -> str:

@@ -34,7 +34,7 @@ from tracepipe.capture.records.record import DROP_LAYERS
 from tracepipe.capture.records.render import RecordRenderer
 from tracepipe.capture.records.syscalls import SYSCALLS
 from tracepipe.capture.request import Notify, Plan
-from tracepipe.errors import CaptureUnavailable
+from tracepipe.errors import CaptureUnavailable, TracepipeError
 from tracepipe.hooks.hook import PROBED_LAYERS, FilePlace, Probe, TracepointPlace
 
 _OLDEST = (0, 14)
@@ -242,8 +242,10 @@ class BpftraceAttachment:
                     self._lines.clock = _clock(mark.clock_ns, stamps[mark.word])
                     self._lines.marks.clear()
                     return False
-            if signal.SIGINT in signal.sigpending():
-                raise CaptureUnavailable("The capture was interrupted while its probes were attached.", "")
+            if signal.sigpending():
+                raise TracepipeError(
+                    "The capture was interrupted while its probes were attached.", "Nothing was recorded."
+                )
             progress.look()
 
     def _refused_probe(self, errors: str, refused: set[int]) -> int | None:

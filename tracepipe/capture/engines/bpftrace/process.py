@@ -9,7 +9,6 @@ import re
 import resource
 import select
 import signal
-import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +24,7 @@ _MAP_KEYS = 65536
 _PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
 _READ_BYTES = 1 << 20
+_SCRIPT = 3  # the descriptor that bpftrace has its script as
 _FOUND = re.compile(rb"Attaching (\d+) probes?\.\.\.\n?")
 _SLOW_S = 5.0  # after which the user is told why nothing happens
 # While the kernel detaches another bpftrace's probes, it attaches one in 0.1 s.
@@ -64,12 +64,12 @@ class Bpftrace:
     """The process, and the pipe that it prints to."""
 
     def __init__(self, script: Script, buffer_bytes: int) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="tracepipe-")
-        source = Path(self._folder.name, "capture.bt")
-        source.write_text(script.text())
+        # In memory, so that nothing is left of them when this process is killed.
+        self._source, self._errors = os.memfd_create("capture.bt"), os.memfd_create("errors")
+        with os.fdopen(self._source, "w", closefd=False) as source:
+            source.write(script.text())
         self.asked_points = script.attach_points
         self.found_points = self.asked_points
-        self._errors = Path(self._folder.name, "errors")
         self.has_ended = False
         self._greeted = False
         pages = max(buffer_bytes // resource.getpagesize(), 8)
@@ -95,12 +95,13 @@ class Bpftrace:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             self.pid = os.posix_spawnp(
                 "bpftrace",
-                ["bpftrace", str(source)],
+                ["bpftrace", f"/proc/self/fd/{_SCRIPT}"],
                 environment,
                 file_actions=[
                     (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
                     (os.POSIX_SPAWN_DUP2, write, 1),
-                    (os.POSIX_SPAWN_OPEN, 2, str(self._errors), os.O_WRONLY | os.O_CREAT, 0o600),
+                    (os.POSIX_SPAWN_DUP2, self._errors, 2),
+                    (os.POSIX_SPAWN_DUP2, self._source, _SCRIPT),
                 ],
                 setsid=True,  # no signal of the terminal
                 setsigmask=[],
@@ -139,7 +140,8 @@ class Bpftrace:
 
     def errors(self) -> str:
         """What it complained about."""
-        return self._errors.read_text(errors="replace") if self._errors.exists() else ""
+        size_bytes = os.fstat(self._errors).st_size
+        return os.pread(self._errors, size_bytes, 0).decode(errors="replace")
 
     def ending(self) -> str:
         """How it ended of itself; "" if that cannot be said yet."""
@@ -160,9 +162,9 @@ class Bpftrace:
             return
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
-        os.close(self._output)
+        for descriptor in (self._output, self._source, self._errors):
+            os.close(descriptor)
         self._output = -1
-        self._folder.cleanup()
         _dying.append(self.pid)
         _reap()
 

@@ -15,6 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from tracepipe.caller import sudo_user
+
 _TIMEOUT_S = 30  # cuInit of a machine with eight GPUs and no persistence daemon takes some seconds
 _KEPT = ("PATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "LANG")
 
@@ -113,15 +115,11 @@ class Owner:
 
 
 def owner() -> Owner:
-    """Who the command runs as."""
-    uid, caller = os.geteuid(), os.environ.get("SUDO_UID", "")
-    if uid == 0 and caller.isdigit() and int(caller) != 0:
-        try:
-            user = pwd.getpwuid(int(caller))
-            return Owner(user.pw_uid, user.pw_gid, Path(user.pw_dir))
-        except KeyError:
-            pass  # of no user here: a capture refuses it later
-    return Owner(uid, os.getegid(), Path.home())
+    """Who the command runs as. Raises TracepipeError."""
+    user = sudo_user()
+    if user is not None:
+        return Owner(user.pw_uid, user.pw_gid, Path(user.pw_dir))
+    return Owner(os.geteuid(), os.getegid(), Path.home())
 
 
 def ask_driver() -> Driver:

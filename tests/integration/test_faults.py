@@ -1,0 +1,372 @@
+"""What goes wrong while a capture runs: the program goes on, what was recorded is kept, and both are said."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.standin import needs
+from tracepipe.recording.files import open_input
+
+ROOT = Path(__file__).parents[2]
+TRACEPIPE = [sys.executable, "-m", "tracepipe"]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+PATIENCE_S = 60.0
+
+pytestmark = [pytest.mark.ebpf, needs("prebuilt")]
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    """The records of a recording, each of whose lines is whole."""
+    with open_input(str(path)) as stream:
+        content = b"".join(iter(lambda: stream.read(1 << 20), b""))
+    return [json.loads(line) for line in content.splitlines()]
+
+
+class Capture:
+    """`tracepipe capture -o run.jsonl` in a folder, of a program that makes calls for about a second."""
+
+    def __init__(self, vec_add: str, folder: Path, output: str = "run.jsonl") -> None:
+        self.folder, self.output = folder, folder / output
+        self.options = ["--method", "prebuilt", "--layers", "userspace", "--gpu", "off"]
+        self.command = [
+            vec_add,
+            "-n",
+            "100",
+            "--call",
+            "cuCtxGetCurrent",
+            "--spin",
+            "10000",
+            "--rate",
+            "10000",
+        ]
+        self.shell = ""
+        self.environment = ENVIRONMENT
+
+    def argv(self) -> list[str]:
+        command = [*TRACEPIPE, "capture", *self.options, "-o", str(self.output), "--", *self.command]
+        return ["sh", "-c", f'{self.shell} exec "$@"', "sh", *command] if self.shell else command
+
+    def start(self, **options: Any) -> subprocess.Popen[str]:
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
+        return subprocess.Popen(self.argv(), text=True, cwd=self.folder, env=self.environment, **streams)
+
+    def run(self, meanwhile: Callable[[], object] = lambda: None) -> subprocess.CompletedProcess[str]:
+        """All of it; `meanwhile` is done when some lines are written."""
+        with self.start() as process:
+            wait_until(lambda: size_of(Path(f"{self.output}.part")) > 5000 or process.poll() is not None)
+            meanwhile()
+            output, said = process.communicate(timeout=PATIENCE_S)
+        assert "Traceback" not in said
+        return subprocess.CompletedProcess(process.args, process.returncode, output, said)
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    give_up_s = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < give_up_s
+        time.sleep(0.01)
+
+
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def size_of(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def calls_made(output: str) -> int:
+    """What the program says that it did, which it says at its end."""
+    return int(output.split("calls: ")[1])
+
+
+def assert_whole(path: Path, output: str) -> None:
+    found = records(path)
+    assert found[-1]["type"] == "footer"
+    assert found[-1]["counts"]["userspace"] == 2 * calls_made(output)
+    assert sum(record["type"] == "userspace" for record in found) == 2 * calls_made(output)
+
+
+def assert_counted(path: Path, output: str) -> None:
+    """A recording that ended early says so, with the number of events that it has and that it lost."""
+    found = records(path)
+    footer, loss = found[-1], found[-2]
+    counted = sum(record["type"] == "userspace" for record in found)
+    assert (footer["type"], loss["type"]) == ("footer", "loss")
+    assert 0 < counted == footer["counts"]["userspace"] < 2 * calls_made(output)
+    assert footer["losses"] == {"unknown": loss["count"]}
+    assert footer["ended_by"].startswith("an error: ")
+    assert loss["reason"].startswith("not written: ")
+
+
+@pytest.fixture
+def capture(vec_add: str, tmp_path: Path) -> Capture:
+    return Capture(vec_add, tmp_path)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Makes a file system with little room."""
+    place = tmp_path / "small"
+    place.mkdir()
+
+    def mount(size: str) -> Path:
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)]
+        if subprocess.run(command, capture_output=True).returncode:
+            pytest.skip("no file system can be mounted here")
+        return place
+
+    yield mount
+    subprocess.run(["umount", str(place)], capture_output=True)
+
+
+# The name -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", ["", ".zst"])
+def test_a_recording_outlives_its_name(suffix: str, vec_add: str, tmp_path: Path) -> None:
+    capture = Capture(vec_add, tmp_path, f"run.jsonl{suffix}")
+    if suffix:  # a part is written each second
+        capture.command[-1] = "4000"
+    done = capture.run(Path(f"{capture.output}.part").unlink)
+    saved = tmp_path / f"run-2.jsonl{suffix}"
+    assert done.returncode == 1
+    assert f"its content is in {saved}" in done.stderr
+    assert_whole(saved, done.stdout)
+
+
+def test_a_recording_outlives_its_folder(vec_add: str, tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    capture = Capture(vec_add, tmp_path, "runs/run.jsonl")
+    done = capture.run(lambda: shutil.rmtree(folder))
+    assert done.returncode == 1
+    assert "run-2.jsonl" in done.stderr
+    assert_whole(tmp_path / "run-2.jsonl", done.stdout)
+
+
+def test_a_second_capture_does_not_take_the_name_of_the_first(capture: Capture) -> None:
+    capture.options.append("--force")
+    second: list[subprocess.CompletedProcess[str]] = []
+    first = capture.run(lambda: second.append(Capture.run(capture)))
+    assert (first.returncode, second[0].returncode) == (0, 1)
+    assert "is being recorded by another capture" in second[0].stderr
+    assert "calls:" not in second[0].stdout
+    assert_whole(capture.output, first.stdout)
+
+
+def test_a_file_that_appears_meanwhile_is_not_overwritten(capture: Capture) -> None:
+    done = capture.run(lambda: capture.output.write_text("precious"))
+    assert done.returncode == 1
+    assert capture.output.read_text() == "precious"
+    assert_whole(capture.folder / "run-2.jsonl", done.stdout)
+
+
+def test_what_a_killed_capture_leaves(capture: Capture) -> None:
+    part = Path(f"{capture.output}.part")
+    with capture.start(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        wait_until(lambda: size_of(part) > 5000)
+        process.kill()
+    left = part.read_bytes()
+    again = subprocess.run(capture.argv(), capture_output=True, text=True, env=ENVIRONMENT)
+    assert again.returncode == 1
+    assert "a killed capture left it" in again.stderr
+    assert part.read_bytes() == left
+    capture.options.append("--force")
+    done = capture.run()
+    assert done.returncode == 0
+    assert (capture.folder / "run-2.jsonl").read_bytes() == left
+    assert_whole(capture.output, done.stdout)
+
+
+# The disk -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("suffix", "size"), [("", "1M"), (".gz", "256k"), (".zst", "192k")])
+def test_a_full_disk_does_not_end_the_program(
+    suffix: str, size: str, vec_add: str, tmp_path: Path, small_disk: Callable[[str], Path]
+) -> None:
+    capture = Capture(vec_add, tmp_path, f"small/run.jsonl{suffix}")
+    capture.command[-3:] = ["60000", "--rate", "40000"]
+    small_disk(size)
+    done = capture.run()
+    assert done.returncode == 1
+    assert "the recording is not complete" in done.stderr
+    assert "events were made and not recorded" in done.stderr
+    assert "The events cannot be written: No space left on device." in done.stderr
+    assert_counted(capture.output, done.stdout)
+
+
+def test_a_full_folder_of_temporary_files_does_not_end_the_program(
+    capture: Capture, small_disk: Callable[[str], Path]
+) -> None:
+    place = small_disk("256k")
+    capture.environment = {**ENVIRONMENT, "TMPDIR": str(place)}
+    done = capture.run()
+    assert done.returncode == 1
+    assert f"The events cannot be kept in {place}: No space left on device." in done.stderr
+    assert "TMPDIR" in done.stderr
+    assert_counted(capture.output, done.stdout)
+
+
+def test_a_limit_of_a_files_size_does_not_end_the_program(capture: Capture) -> None:
+    capture.shell = "ulimit -f 1000;"
+    done = capture.run()
+    assert done.returncode == 1
+    assert "File too large" in done.stderr
+    assert_counted(capture.output, done.stdout)
+
+
+def test_a_reader_that_leaves_does_not_end_the_program(vec_add: str, tmp_path: Path) -> None:
+    capture = Capture(vec_add, tmp_path)
+    capture.output = Path("-")
+    capture.shell = ""
+    done = tmp_path / "done"
+    capture.command = ["sh", "-c", '"$@" > "$0"', str(done), *capture.command]
+    capture.options += ["--library", str(Path(vec_add).with_name("libcuda.so.1"))]
+    with capture.start() as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert json.loads(process.stdout.readline())["type"] == "header"
+        process.stdout.close()
+        said = process.stderr.read()
+        code = process.wait(PATIENCE_S)
+    assert code == 1
+    assert "The events cannot be written: Broken pipe." in said
+    assert "Traceback" not in said
+    assert calls_made(done.read_text()) > 10_000
+
+
+def test_a_process_that_was_there_before_is_not_touched(
+    vec_add: str, tmp_path: Path, small_disk: Callable[[str], Path]
+) -> None:
+    small_disk("512k")
+    spin = [vec_add, "-n", "100", "--call", "cuCtxGetCurrent", "--spin", "10000000", "--rate", "20000"]
+    with subprocess.Popen(spin, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as theirs:
+        try:
+            capture = [*TRACEPIPE, "capture", *Capture(vec_add, tmp_path).options, "--pid", str(theirs.pid)]
+            done = subprocess.run(
+                [*capture, "-o", str(tmp_path / "small/run.jsonl")],
+                capture_output=True,
+                text=True,
+                env=ENVIRONMENT,
+            )
+            assert done.returncode == 1
+            assert "No space left on device" in done.stderr
+            assert theirs.poll() is None
+            assert state_of(theirs.pid) in "RS"  # running or asleep, not stopped
+        finally:
+            theirs.kill()
+
+
+# What this process may have -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "limit", ["ulimit -n 12", "ulimit -n 24", "ulimit -n 28", "ulimit -v 50000", "ulimit -v 70000"]
+)
+def test_too_little_of_something_is_an_error_before_the_program_starts(limit: str, capture: Capture) -> None:
+    capture.shell = f"{limit};"
+    done = capture.run()
+    if done.returncode == 0:  # it was enough
+        assert_whole(capture.output, done.stdout)
+        return
+    assert done.returncode == 3
+    assert done.stdout == ""
+    assert "was not started" in done.stderr
+    assert "ulimit" in done.stderr.splitlines()[-1]
+    assert list(capture.folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("uid", "gid"), [("abc", "0"), ("65534", "abc"), ("99999999999", "0"), ("4000000", "0")]
+)
+def test_a_caller_of_sudo_that_there_is_not(uid: str, gid: str, capture: Capture) -> None:
+    capture.environment = {**ENVIRONMENT, "SUDO_UID": uid, "SUDO_GID": gid}
+    done = capture.run()
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "env -u SUDO_UID -u SUDO_GID" in done.stderr
+    assert list(capture.folder.iterdir()) == []
+
+
+@needs("bpftrace")
+def test_a_killed_capture_by_bpftrace_leaves_nothing_of_its_own(capture: Capture, tmp_path: Path) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    capture.environment = {**ENVIRONMENT, "TMPDIR": str(temporary)}
+    capture.options[1] = "bpftrace"
+    capture.options += ["--only", "cuCtxGetCurrent"]
+    with capture.start(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        wait_until(lambda: size_of(Path(f"{capture.output}.part")) > 0)
+        process.kill()
+    assert list(temporary.iterdir()) == []
+
+
+# Signals ------------------------------------------------------------------------------------------------
+
+
+def test_messages_that_nobody_reads_do_not_end_the_program(capture: Capture, vec_add: str) -> None:
+    # The program itself writes there too, and would end by that.
+    capture.command = ["sh", "-c", '"$@" 2>/dev/null', "sh", *capture.command]
+    capture.options += [
+        "--library",
+        str(Path(vec_add).with_name("libcuda.so.1")),
+        "--only",
+        "cuCtxGetCurrent",
+    ]
+    capture.options += [
+        "--layers",
+        "userspace,kernel",
+    ]  # one of which cannot be had: there is a message early
+    reading, writing = os.pipe()
+    with capture.start(stderr=writing) as process:
+        os.close(writing)
+        os.close(reading)
+        output, _ = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0
+    assert calls_made(output) > 10_000
+    assert records(capture.output)[-1]["counts"]["userspace"] == 20_000
+
+
+def test_a_capture_that_is_stopped_and_continued_goes_on(capture: Capture) -> None:
+    with capture.start() as process:
+        wait_until(lambda: size_of(Path(f"{capture.output}.part")) > 5000)
+        process.send_signal(signal.SIGSTOP)
+        wait_until(lambda: state_of(process.pid) == "T")
+        time.sleep(0.05)  # longer than it waits at once
+        process.send_signal(signal.SIGCONT)
+        output, said = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0
+    assert "interrupt" not in said
+    assert records(capture.output)[-1]["ended_by"] == "exit 0"
+    assert_whole(capture.output, output)
+
+
+def test_an_interrupt_at_any_moment_leaves_a_recording_or_none(capture: Capture) -> None:
+    capture.command = ["sleep", "100"]
+    for delay_s in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8):
+        with capture.start() as process:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(delay_s)  # no event tells of every moment
+            process.send_signal(signal.SIGTERM)
+            _, said = process.communicate(timeout=PATIENCE_S)
+        assert "Traceback" not in said
+        left = list(capture.folder.iterdir())
+        if process.returncode == 0:
+            assert left == [capture.output]
+            assert records(capture.output)[-1]["ended_by"] == "interrupt"
+            capture.output.unlink()
+        else:
+            assert left == []

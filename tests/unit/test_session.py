@@ -1,0 +1,129 @@
+"""What ends a recording does not end the command, and what ends a capture early does not start it."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tracepipe.capture import ENGINES, CaptureRequest, capture
+from tracepipe.capture.engines.none import NothingRecorded
+from tracepipe.capture.request import Notify, Plan
+from tracepipe.errors import CaptureUnavailable, TracepipeError
+
+
+def nothing() -> None:
+    """What an engine does here when it is asked."""
+
+
+class Engine:
+    """An engine that records nothing, and does something at some moments."""
+
+    name = "broken"
+    layers = frozenset({"syscall"})
+
+    def __init__(
+        self,
+        *,
+        attach: Callable[[], object] = nothing,
+        collect: Callable[[], object] = nothing,
+        stop: Callable[[], object] = nothing,
+    ) -> None:
+        self.does = {"attach": attach, "collect": collect, "stop": stop}
+
+    def check(self) -> str:
+        return ""
+
+    def attach(self, plan: Plan, notify: Notify) -> NothingRecorded:
+        self.does["attach"]()
+        does = self.does
+
+        class Attachment(NothingRecorded):
+            def collect(self) -> bytes:
+                does["collect"]()
+                return b""
+
+            def stop(self) -> None:
+                does["stop"]()
+
+        return Attachment()
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[str], Path, io.BytesIO]]:
+    """Captures a command that takes a moment, by an engine that does something; what was said, the file that
+    the command makes at its end, and the recording.
+    """
+    done = tmp_path / "done"
+
+    def record(wanted: Any = None, match: str | None = None, **does: Callable[[], object]) -> Any:
+        monkeypatch.setitem(ENGINES, "broken", lambda: Engine(**does))  # type: ignore[arg-type]
+        request = CaptureRequest(["sh", "-c", f"sleep 0.2; echo > {done}"], ("syscall",), method="broken")
+        said: list[str] = []
+        sink = io.BytesIO()
+        if wanted is None:
+            capture(request, sink, notify=said.append)
+        else:
+            with pytest.raises(wanted, match=match):
+                capture(request, sink, notify=said.append)
+        return said, done, sink
+
+    return record
+
+
+def fails(error: BaseException) -> Callable[[], None]:
+    def fail() -> None:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize("moment", ["collect", "stop"])
+def test_a_bug_does_not_end_the_command(moment: str, run: Any) -> None:
+    at_first = [fails(ValueError("a bug"))]
+    said, done, _ = run(ValueError, "a bug", **{moment: lambda: at_first.pop()() if at_first else None})
+    assert done.exists()
+    assert (said == ["the recording failed; sh goes on (Ctrl-C ends it)"]) == (moment == "collect")
+
+
+def test_a_shortage_is_an_error_with_a_hint_and_does_not_end_the_command(run: Any) -> None:
+    shortage = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    _, done, _ = run(CaptureUnavailable, "enough open files for a capture", collect=fails(shortage))
+    assert done.exists()
+    _, done, _ = run(CaptureUnavailable, "no memory for a capture", collect=fails(MemoryError()))
+    assert done.exists()
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), OSError(errno.ENOMEM, "x"), RuntimeError("can't start new thread")], ids=repr
+)
+def test_a_shortage_before_the_command_starts_does_not_start_it(error: BaseException, run: Any) -> None:
+    said, done, sink = run(CaptureUnavailable, attach=fails(error))
+    assert said == ["sh was not started"]
+    assert not done.exists()
+    assert sink.getvalue() == b""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_command_is_not_started_after_an_interrupt(number: signal.Signals, run: Any) -> None:
+    said, done, sink = run(
+        TracepipeError, "interrupted before sh was started", attach=lambda: signal.raise_signal(number)
+    )
+    assert said == ["sh was not started"]
+    assert not done.exists()
+    assert sink.getvalue() == b""
+
+
+def test_without_a_fault_it_is_recorded_to_its_end(run: Any) -> None:
+    said, done, sink = run()
+    assert done.exists()
+    assert said == []
+    header, footer = map(json.loads, sink.getvalue().splitlines())
+    assert (header["type"], footer["ended_by"]) == ("header", "exit 0")

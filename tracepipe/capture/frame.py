@@ -1,0 +1,96 @@
+"""What stands before and after the events of a recording: its header, and its footer."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from tracepipe.capture.engines.engine import Coverage, DeviceEngine, Store
+from tracepipe.capture.request import CaptureRequest
+from tracepipe.event.model import HostInstant, new_header
+
+# What a header says of the request, where it is not the usual.
+_OPTIONS = (
+    "gpu", "gpu_kernels", "gpu_launches", "gpu_blocks", "gpu_memory_bytes", "gpu_warps", "pids", "comm",
+    "system", "children", "hooks", "only", "exclude", "libraries", "min_duration_ns", "sample",
+)  # fmt: skip
+
+
+def instant() -> HostInstant:
+    """All three host clocks, read within a microsecond."""
+    return {
+        "monotonic_ns": time.clock_gettime_ns(time.CLOCK_MONOTONIC),
+        "boottime_ns": time.clock_gettime_ns(time.CLOCK_BOOTTIME),
+        "realtime_ns": time.clock_gettime_ns(time.CLOCK_REALTIME),
+    }
+
+
+def header_of(
+    request: CaptureRequest,
+    engine: str,
+    coverage: Coverage,
+    missing: Mapping[str, str],
+    device: DeviceEngine | None,
+    start: HostInstant,
+) -> dict[str, Any]:
+    """The header of a recording that starts at `start`; `missing`: layer → why it cannot be had."""
+    by_device = sorted(device.layers) if device else ()
+    asked, usual = asdict(request), asdict(CaptureRequest())
+    said = {**asked, **asked["filters"]}
+    usual |= usual["filters"]
+    header = new_header(
+        tool=_tool(),
+        host=platform.node(),
+        kernel=platform.release(),
+        machine=platform.machine(),
+        command=request.command,
+        engine=engine,
+        clock="monotonic",
+        clocks=["monotonic", *(device.clocks if device else ())],
+        start=start,
+        layers={
+            "asked": list(request.layers),
+            "got": list(dict.fromkeys((*coverage.got, *by_device))),
+            "missing": dict(missing),
+        },
+        options={name: said[name] for name in _OPTIONS if said[name] != usual[name]},
+    )
+    if device is not None and device.gpus:
+        header["gpus"] = [dict(gpu) for gpu in device.gpus]
+    return dict(header)
+
+
+def footer_of(
+    store: Store, filtered: Mapping[str, int], device: DeviceEngine | None, ended_by: str, end: HostInstant
+) -> dict[str, Any]:
+    """The footer of a recording that ended at `end`; `filtered`: layer → events that were left out."""
+    footer: dict[str, Any] = {
+        "type": "footer",
+        "counts": store.counts,
+        "losses": store.losses,
+        "end": end,
+        "ended_by": ended_by,
+    }
+    if store.cpu_losses:
+        footer["cpu_losses"] = {
+            layer: {str(cpu): count for cpu, count in sorted(by_cpu.items())}
+            for layer, by_cpu in store.cpu_losses.items()
+        }
+    if device is not None:
+        renderer = device.renderer()
+        if renderer.gpus:
+            footer["gpus"] = renderer.gpus
+    if filtered:
+        footer["filtered"] = dict(filtered)
+    return footer
+
+
+def _tool() -> str:
+    try:
+        return f"tracepipe {version('tracepipe')}"
+    except PackageNotFoundError:  # run from a source tree
+        return "tracepipe"
