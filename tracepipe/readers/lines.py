@@ -6,8 +6,11 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 CHUNK_BYTES = 1 << 20
-# A warp batch of some thousands of warps is under 1 MB. A "line" far beyond that is not text.
-LINE_LIMIT_BYTES = 64 << 20
+# An event is some hundred bytes. What is far longer is no event's line, and would cost memory to parse.
+LINE_LIMIT_BYTES = 1 << 20
+# A launch of a million warps may stand on one line, which says what it is in front.
+WARPS_LIMIT_BYTES = 64 << 20
+_WARPS, _HEAD_BYTES = b'"gpu_warp"', 256
 # Editors of other systems put it before the first line.
 BOM = b"\xef\xbb\xbf"
 # orjson reads 1024 levels and writes 254, its record's own included: what is read must be written again.
@@ -50,8 +53,8 @@ def is_too_deep(text: bytes, value: Any) -> bool:
 def chunks_of_text(stream: BinaryIO, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[bytes, int, bool]]:
     """Yield (whole lines, bytes read so far, cut); the last newline is left out.
 
-    `cut` says that the last line ended with the input and without a newline. A line over `LINE_LIMIT_BYTES`
-    is given as its first bytes, so that it fails to parse and is counted as one line.
+    `cut` says that the last line ended with the input and without a newline. A line over the limit is given as
+    its first bytes, so that it fails to parse and is counted as one line.
     """
     offset_bytes = 0
     pieces: list[bytes] = []  # of the line that is not at its end yet; joined once, however many
@@ -71,7 +74,9 @@ def chunks_of_text(stream: BinaryIO, chunk_bytes: int = CHUNK_BYTES) -> Iterator
             pieces.append(chunk)
             held_bytes += len(chunk)
         if held_bytes > LINE_LIMIT_BYTES and not skipping:
-            pieces, skipping = [b"".join(pieces)[:256]], True
+            head = b"".join(piece[:_HEAD_BYTES] for piece in pieces[:2])[:_HEAD_BYTES]
+            if held_bytes > WARPS_LIMIT_BYTES or _WARPS not in head:
+                pieces, skipping = [head], True
     if rest := b"".join(pieces):
         yield rest, offset_bytes, True
 

@@ -26,7 +26,7 @@ from tracepipe.readers.recording import Recording, row_of, saying
 
 # Some ten thousand lines: what is done once a batch must cost little.
 CHUNK_BYTES = 1 << 19
-_HEADER_BYTES_MAX = 64 << 20
+_HEADER_BYTES_MAX = 1 << 20
 _NEEDED = {"type", "schema", "clock", "clocks"}
 """Fields of a header without which no event can be understood."""
 _NO_ROW: Row = (0, FOREIGN, 0, 0, 0, None)

@@ -22,8 +22,12 @@ from tracepipe.room import reserve
 # zstd compresses a line in 0.1 µs, gzip in 0.2 to 0.4 µs; to make the line takes 1 µs. Both let other threads
 # run meanwhile. Higher levels of gzip take twice the time or more, those of zstd gain nothing on such lines.
 _LEVEL = 1
-# Compressed bytes that are read at once. They may unfold to a thousand times as many, and damage costs all.
-_STEP_BYTES = 1 << 13
+_READ_BYTES = 1 << 13
+# Compressed bytes that are taken at once, all of which damage costs. Four bytes of zstd may unfold to 128 KiB,
+# so these to 4 MiB; those of gzip to 128 KiB.
+_STEP_BYTES = 1 << 7
+# A frame may ask for more memory than this to be read with; what zstd -19 writes needs as much.
+_WINDOW_BYTES = 8 << 20
 _LAST_BYTES = 1 << 15  # of the footer with every processor's losses, and of the loss before it
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 # pzstd puts a skippable frame before each other one (RFC 8878, 3.1.2: 0x184D2A50 to 0x184D2A5F).
@@ -46,36 +50,40 @@ class Decompressed:
         self._raw: Any = raw
         self._new_part, self._part_name, self._padding = new_part, part_name, padding
         self._part: Any = None
-        self._compressed = b""
-        self._ready = b""
+        self._compressed = memoryview(b"")
+        self._ready = memoryview(b"")
 
     def read1(self, size: int) -> bytes:
         """Up to `size` bytes; b"" at the end."""
         while not self._ready:
-            data = self._compressed or self._raw.read1(_STEP_BYTES)
-            self._compressed = b""
+            if not self._compressed:
+                self._compressed = memoryview(self._raw.read1(_READ_BYTES))
+            data, self._compressed = self._compressed[:_STEP_BYTES], self._compressed[_STEP_BYTES:]
             if not data and self._part is None:
                 return b""
             if not data:
                 raise DamageError(f"was cut off in the middle of a {self._part_name}", is_cut=True)
-            if self._part is None:
-                data = data.lstrip(self._padding)
-                self._part = self._new_part() if data else None
-            if self._part is not None:
+            if self._part is None and self._padding:
+                data = memoryview(bytes(data).lstrip(self._padding))
+            if data:
                 self._decompress(data)
         out, self._ready = self._ready[:size], self._ready[size:]
-        return out
+        return bytes(out)
 
-    def _decompress(self, data: bytes) -> None:
+    def _decompress(self, data: memoryview) -> None:
+        if self._part is None:
+            self._part = self._new_part()
         try:
-            self._ready = self._part.decompress(data)
+            self._ready = memoryview(self._part.decompress(data))
         except Exception as error:
             # By its name, as the library is not loaded for gzip.
             if not isinstance(error, zlib.error) and type(error).__name__ != "ZstdError":
                 raise
             raise DamageError(str(error)) from error
         if self._part.eof:
-            self._compressed, self._part = self._part.unused_data, None
+            rest, self._part = self._part.unused_data, None
+            if rest:
+                self._compressed = memoryview(rest + self._compressed)
 
 
 def is_zstd(head: bytes) -> bool:
@@ -91,7 +99,8 @@ def decompressed(raw: BinaryIO, head: bytes) -> Decompressed | None:
     if is_zstd(head):
         import zstandard  # here, as most inputs need it not
 
-        return Decompressed(raw, zstandard.ZstdDecompressor().decompressobj, "zstd frame", b"")
+        reader = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES)
+        return Decompressed(raw, reader.decompressobj, "zstd frame", b"")
     return None
 
 
