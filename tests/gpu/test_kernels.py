@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from tracepipe.capture.gpu.build.toolchain import Toolchain, this_toolchain
-from tracepipe.capture.gpu.engines.kernels import KernelsEngine, KernelsRenderer, build_library
+from tracepipe.capture.gpu.engines.kernel_lines import KernelsRenderer
+from tracepipe.capture.gpu.engines.kernels import KernelsEngine, build_library
 from tracepipe.errors import CaptureUnavailable
 
 pytestmark = pytest.mark.gpu
