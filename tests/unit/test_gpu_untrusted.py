@@ -1,7 +1,7 @@
 """What a traced process may send: every record becomes lines that a reader takes, or a loss that says why.
 
-The records are those that a library writes, with some of their bytes changed, cut and added by a generator that
-has a seed. Nothing here knows which of them are good.
+The records are those that a library writes, with some of their bytes changed, cut and added by a generator
+that has a seed. Nothing here knows which of them are good.
 """
 
 from __future__ import annotations
