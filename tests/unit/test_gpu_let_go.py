@@ -1,6 +1,6 @@
-"""The library of `kernels` at the end of a recording: with a CUPTI that does as NVIDIA's documentation says.
+"""The libraries at the end of a recording, with stand-ins of NVIDIA's that do as the documentation says.
 
-tests/gpu tries the same with CUPTI itself, on a GPU.
+tests/gpu tries the same with NVIDIA's own, on a GPU.
 """
 
 from __future__ import annotations
@@ -19,40 +19,57 @@ import pytest
 from tracepipe.capture.gpu.build.cuda_parts import find_parts
 from tracepipe.capture.gpu.engines.channel import Channel
 from tracepipe.capture.gpu.engines.kernel_lines import KernelsRenderer
+from tracepipe.capture.gpu.engines.warps import WarpRenderer
 
 ROOT = Path(__file__).parents[2]
 NATIVE = ROOT / "tracepipe/capture/gpu/native"
 
 
+FLAGS = ["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"]
+
+
+def built(folder: Path, library: str, driver: str, standin: str) -> Path:
+    """A program that is linked to the library, with the stand-ins of the driver and of NVIDIA's API."""
+    compiler, parts = shutil.which("g++"), find_parts()
+    if compiler is None or not (parts.cupti and parts.sanitizer) or parts.cupti[0].version != (13, 0):
+        pytest.skip("there is no g++, or no headers of CUDA 13.0")
+    found = {folder: None for part in (parts.cupti[0], parts.sanitizer[0]) for folder in part.include}
+    include = [f"-I{NATIVE}", *(f"-isystem{folder}" for folder in found)]
+    shared = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(folder / "libcuda.so.1")]
+    sources = ROOT / "tests/gpu"
+    subprocess.run([compiler, *FLAGS, *include, *shared, str(sources / driver)], check=True)
+    linked = ["-Wl,--no-as-needed", str(folder / "libcuda.so.1"), f"-Wl,-rpath,{folder}", "-rdynamic", "-ldl"]
+    both = [str(sources / standin), str(NATIVE / library)]
+    subprocess.run([compiler, *FLAGS, *include, *both, *linked, "-o", str(folder / "program")], check=True)
+    return folder / "program"
+
+
 @pytest.fixture(scope="session")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The stand-in for a program with CUPTI, and the library in it."""
-    compiler, parts = shutil.which("g++"), find_parts().cupti
-    if compiler is None or not parts or (parts[0].version or (0, 0)) < (13, 0):
-        pytest.skip("there is no g++, or no header of CUPTI 13")
-    folder, sources = tmp_path_factory.mktemp("standin"), ROOT / "tests/gpu"
-    flags = ["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"]
-    shared = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(folder / "libcuda.so.1")]
-    subprocess.run([compiler, *flags, *shared, str(sources / "cuda_standin.cpp")], check=True)
-    include = [f"-I{NATIVE}", *(f"-isystem{path}" for path in parts[0].include)]
-    libraries = [str(folder / "libcuda.so.1"), f"-Wl,-rpath,{folder}", "-rdynamic", "-ldl"]
-    both = [str(sources / "cupti_standin.cpp"), str(NATIVE / "kernels.cpp")]
-    subprocess.run([compiler, *flags, *include, *both, *libraries, "-o", str(folder / "program")], check=True)
-    return folder / "program"
+    """A program with CUPTI, and the library of `kernels` in it."""
+    return built(tmp_path_factory.mktemp("cupti"), "kernels.cpp", "cuda_standin.cpp", "cupti_standin.cpp")
+
+
+@pytest.fixture(scope="session")
+def patched_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A program with Compute Sanitizer's API, and the library of `warps` in it."""
+    folder = tmp_path_factory.mktemp("sanitizer")
+    (folder / "patches").write_bytes(b"code")
+    return built(folder, "warps.cpp", "driver_standin.cpp", "sanitizer_standin.cpp")
 
 
 class Recorded:
     """The program while it is recorded, as a capture does it."""
 
-    def __init__(self, program: Path) -> None:
+    def __init__(self, program: Path, renderer: KernelsRenderer | WarpRenderer) -> None:
         self.channel = Channel(1 << 20)
-        self.renderer = KernelsRenderer()
+        self.renderer = renderer
         self.events: list[dict[str, Any]] = []
         settings = {**os.environ, **self.channel.environment()}
+        settings["TRACEPIPE_GPU_PATCHES"] = str(program.parent / "patches")
         pipe = subprocess.PIPE
         self.process = subprocess.Popen([str(program)], env=settings, stdin=pipe, stdout=pipe, bufsize=0)
         self._said = b""
-        self.answer()
 
     def answer(self) -> str:
         """The next line that the program says; it is recorded meanwhile."""
@@ -79,6 +96,11 @@ class Recorded:
         while len(self.of("gpu_kernel")) < count:
             self.take()
 
+    def lose_reader(self) -> None:
+        """What the kernel does for a capture process that is killed."""
+        for connection in self.channel._connections._open:
+            connection.close()
+
     def stop(self) -> None:
         self.channel.stop()
         while not self.channel.is_over():
@@ -99,11 +121,25 @@ class Recorded:
 
 @pytest.fixture
 def recorded(program: Path) -> Iterator[Recorded]:
-    made = Recorded(program)
+    made = Recorded(program, KernelsRenderer())
+    assert made.answer() == "begun"
     yield made
     if made.process.poll() is None:
         made.process.kill()
         made.end()
+
+
+@pytest.fixture
+def patched(patched_program: Path) -> Iterator[Recorded]:
+    made = Recorded(patched_program, WarpRenderer({}))
+    assert [made.answer(), made.answer()] == ["patched", "begun"]
+    yield made
+    if made.process.poll() is None:
+        made.process.kill()
+        made.end()
+
+
+# kernels
 
 
 def test_the_last_records_come_and_cupti_goes_where_a_call_returns(recorded: Recorded) -> None:
@@ -121,9 +157,7 @@ def test_the_last_records_come_and_cupti_goes_where_a_call_returns(recorded: Rec
 def test_a_capture_that_is_gone_is_as_one_that_stops(recorded: Recorded) -> None:
     recorded.do("launch 3")
     recorded.wait_for_kernels(3)
-    connections = recorded.channel._connections._open
-    for connection in connections:
-        connection.close()
+    recorded.lose_reader()
     while not (said := recorded.do("call")).startswith("finalized"):
         assert said == "call"
     assert said == "finalized where a call returns"
@@ -183,3 +217,42 @@ def test_a_program_that_ends_has_given_all(recorded: Recorded) -> None:
     assert recorded.end() == 0
     assert len(recorded.of("gpu_kernel")) == 100
     assert recorded.of("loss") == []
+
+
+# warps
+
+
+def test_the_next_launch_unpatches_and_then_the_api_goes(patched: Recorded) -> None:
+    patched.do("launch")
+    patched.stop()
+    assert [event["phase"] for event in patched.of("userspace")] == ["B", "E"]
+    assert patched.do("launch") == "unpatched"
+    assert sorted([patched.answer(), patched.answer()]) == ["launch", "unsubscribed"]
+    assert patched.do("launch") == "launch"
+    assert patched.end() == 0
+    assert len(patched.of("userspace")) == 2
+
+
+def test_it_unpatches_for_a_capture_that_is_gone_too(patched: Recorded) -> None:
+    patched.do("launch")
+    patched.lose_reader()
+    while (said := patched.do("launch")) == "launch":
+        pass
+    assert said == "unpatched"
+    assert sorted([patched.answer(), patched.answer()]) == ["launch", "unsubscribed"]
+
+
+def test_the_api_stays_where_a_graph_was_made_of_patched_kernels(patched: Recorded) -> None:
+    """It gives no callbacks any more; its code may be run by the graph."""
+    patched.do("graph")
+    patched.stop()
+    assert patched.do("launch") == "unpatched"
+    assert patched.answer() == "launch"
+    assert patched.do("wait") == "wait"
+    assert patched.do("launch") == "launch"
+    assert patched.end() == 0
+
+
+def test_a_program_that_ends_while_it_is_let_go_ends(patched: Recorded) -> None:
+    patched.stop()
+    assert patched.end() == 0
