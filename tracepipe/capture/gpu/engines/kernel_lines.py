@@ -215,7 +215,7 @@ class KernelsRenderer:
             count = self._process(record.pid).launches.take_waiting()
             counted = f"{count} launches have no kernel, and later ones could not be seen"
             reason = f"another profiler took CUPTI over in process {record.pid}: {counted}"
-            self._note(f"{reason}; capture without that profiler, or with --gpu warps")
+            self._note(f"{reason}; to have them, run the program without that profiler")
             # As many as are known, and one where none is: something was lost.
             add_loss(self.losses, "gpu_kernel", max(count, 1))
             loss = {"type": "loss", "layer": "gpu_kernel", "count": max(count, 1), "reason": reason}
