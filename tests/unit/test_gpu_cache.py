@@ -15,7 +15,7 @@ from tracepipe.capture.gpu.build import cache as caches
 from tracepipe.capture.gpu.build.cache import Cache, cache_folder, check_safe
 from tracepipe.capture.gpu.build.cuda_parts import Compiler, Part, find_parts
 from tracepipe.capture.gpu.build.driver import Owner, owner
-from tracepipe.capture.target import _drop_to_caller
+from tracepipe.capture.target import _caller
 from tracepipe.errors import CaptureUnavailable
 
 OTHER = 12345
@@ -159,17 +159,15 @@ def test_a_user_has_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert cache_folder(user) == tmp_path / ".cache/tracepipe"
 
 
-@pytest.mark.parametrize("missing", ["SUDO_UID", "SUDO_GID"])
-def test_what_is_built_is_for_whom_the_command_runs_as(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
-    """Half of what sudo says does not make the command the caller's."""
+def test_what_is_built_is_for_whom_the_command_runs_as(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     nobody = pwd.getpwnam("nobody")
     monkeypatch.setenv("SUDO_UID", str(nobody.pw_uid))
-    monkeypatch.setenv("SUDO_GID", str(nobody.pw_gid))
     assert owner() == Owner(nobody.pw_uid, nobody.pw_gid, Path(nobody.pw_dir))
-    monkeypatch.delenv(missing)
+    assert _caller() == nobody
+    monkeypatch.delenv("SUDO_UID")
     assert owner().uid == 0
-    assert _drop_to_caller() == {}
+    assert _caller() is None
 
 
 @pytest.fixture
