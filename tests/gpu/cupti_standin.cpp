@@ -36,6 +36,7 @@ uint32_t correlation;
 template <typename Record> void add(const Record &record) {
     if (is_finalized || !request) return;
     size_t records_max;
+    if (buffer && used_bytes + sizeof record + 8 > buffer_bytes) cuptiActivityFlushAll(0);
     if (!buffer) request(&buffer, &buffer_bytes, &records_max);
     memcpy(buffer + used_bytes, &record, sizeof record);
     used_bytes += (sizeof record + 7) / 8 * 8;
