@@ -130,6 +130,22 @@ def test_a_link_that_comes_in_between_is_not_followed(
         check_safe(tmp_path / "cache/x.so", US)
 
 
+@as_root
+def test_a_folder_that_may_only_be_passed_through_is_passed_through(tmp_path: Path, caller: Owner) -> None:
+    build = put(tmp_path / "home/user/x.so")
+    for place in (build, build.parent):
+        os.chown(place, caller.uid, caller.gid)
+    build.parent.parent.chmod(0o711)
+    if (child := os.fork()) == 0:
+        os.setuid(caller.uid)
+        try:
+            check_safe(build, {0, caller.uid})
+        except CaptureUnavailable:
+            os._exit(1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 def test_a_compiler_that_fails_leaves_nothing(cache: Cache) -> None:
     def fails(path: Path) -> None:
         put(path, "half")

@@ -12,6 +12,7 @@ it, and judged by what was opened: nothing can be put in its place in between.
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import shutil
@@ -29,6 +30,8 @@ ROOT_CACHE: Final = Path("/var/cache/tracepipe")
 _BUILD_BYTES_MAX: Final = 256 << 20
 _PIECE_BYTES: Final = 1 << 20
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# Of what is judged and not read: a home folder's parent need not be readable.
+_PLACE: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 Compile = Callable[[Path], None]
@@ -110,14 +113,16 @@ class Cache:
 def check_safe(path: Path, trusted: set[int]) -> None:
     """Raise CaptureUnavailable if users that are not trusted could have written it, or can replace it."""
     real = Path(os.path.realpath(path))
-    opened = os.open("/", _FOLDER)
+    opened = os.open("/", _PLACE)
     try:
         place, status = Path("/"), os.fstat(opened)
         _check(status, place, trusted, in_sticky=False)
         for place in (*reversed(real.parents[:-1]), real):
-            inner = os.open(place.name, _FILE, dir_fd=opened)
+            inner = os.open(place.name, _PLACE, dir_fd=opened)
             os.close(opened)
             opened, before, status = inner, status, os.fstat(inner)
+            if stat.S_ISLNK(status.st_mode):  # which was none when the path was resolved
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
             _check(status, place, trusted, in_sticky=_is_writable(before))
     except OSError as error:
         raise CaptureUnavailable(
