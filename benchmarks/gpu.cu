@@ -4,6 +4,7 @@
 //     gpu matmul LAUNCHES         2048 × 2048, tiles of 32 × 32 in shared memory
 //     gpu launch LAUNCHES         the host's time of a launch of an empty kernel, in rounds of 1000
 //     gpu clock SECONDS           an empty kernel every 5 ms
+//     gpu steady SECONDS          as launch, in rounds of 200, each with the time at its begin: `at MONOTONIC_US US`
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -131,6 +132,20 @@ static void now_and_then(double seconds) {
     printf("launches %lld\nwarps %lld\n", launches, launches);
 }
 
+static void steady(double seconds) {
+    constexpr int LAUNCHES = 200;
+    std::vector<double> begins_us, each_us;
+    empty<<<1, 32>>>();
+    CHECK(cudaDeviceSynchronize());
+    for (double end_us = now_us() + seconds * 1e6; now_us() < end_us;) {
+        begins_us.push_back(now_us());
+        for (int k = 0; k < LAUNCHES; k++) empty<<<1, 32>>>();
+        each_us.push_back((now_us() - begins_us.back()) / LAUNCHES);
+        CHECK(cudaDeviceSynchronize());
+    }
+    for (size_t k = 0; k < each_us.size(); k++) printf("at %.0f %.4f\n", begins_us[k], each_us[k]);
+}
+
 int main(int count, char **arguments) {
     if (count != 3) return 2;
     const char *name = arguments[1];
@@ -143,6 +158,8 @@ int main(int count, char **arguments) {
         launch(number);
     else if (strcmp(name, "clock") == 0)
         now_and_then(number);
+    else if (strcmp(name, "steady") == 0)
+        steady(number);
     else
         return 2;
 }

@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tracepipe.capture.gpu.build.toolchain import NATIVE, Toolchain, this_toolchain  # noqa: E402
-from tracepipe.capture.gpu.engines import kernels, warp_records, warps  # noqa: E402
+from tracepipe.capture.gpu.engines import kernel_records, kernels, warp_records, warps  # noqa: E402
 from tracepipe.capture.gpu.engines.transport import KIND_CLOCK, KIND_NOTE, records  # noqa: E402
 from tracepipe.capture.gpu.engines.warp_options import WarpOptions  # noqa: E402
 from tracepipe.clocks import Clocks  # noqa: E402
@@ -72,8 +72,8 @@ class Seen:
                 self.warps += warp_records.read_warp_count(payload)
             elif record.kind == warp_records.KIND_KERNEL:
                 self.kernels += 1
-            elif record.kind == kernels.KIND_KERNEL:
-                self.kernels += len(payload) // kernels.KERNEL.size
+            elif record.kind == kernel_records.KIND_KERNEL:
+                self.kernels += len(payload) // kernel_records.KERNEL.size
             elif record.kind == warp_records.KIND_LOST_WARPS:
                 self.lost += warp_records.LOST_WARPS.unpack_from(payload)[3]
             elif record.kind == KIND_NOTE:

@@ -272,6 +272,24 @@ static void for_a_while() {
     }
     print_sum(c, n);
 }
+// Launches, and a graph; then waits for a line of its input, and does the same again.
+static void two_halves() {
+    const int n = 100000;
+    unsigned *count = zeros(1);
+    float *c = floats(n);
+    cudaStream_t on = stream();
+    cudaGraphExec_t ready = executable(on, [=](cudaStream_t s) { stride_and_tiny(s, c, n, count, 1); });
+    for (int half = 0; half < 2; half++) {
+        for (int k = 0; k < 100; k++) tiny<<<CONFIG((2), (64))>>>(count);
+        CHECK(cudaGraphLaunch(ready, on));
+        CHECK(cudaStreamSynchronize(on));
+        CHECK(cudaDeviceSynchronize());
+        printf("half\n"), fflush(stdout);
+        if (!half) getchar();
+    }
+    print_sum(count, 1);
+    print_sum(c, n);
+}
 
 int main(int, char **arguments) {
     const char *name = arguments[1];
@@ -354,6 +372,7 @@ int main(int, char **arguments) {
     if (is("cooperative")) cooperative();
     if (is("devices")) devices();
     if (is("for_a_while")) for_a_while();
+    if (is("two_halves")) two_halves();
     fprintf(stderr, "warps %llu\n", warps_launched);
     return 0;
 }

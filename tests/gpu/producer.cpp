@@ -5,6 +5,11 @@
 //   producer launch       a launch of 8001 warps whose records were made up, and its columns
 //   producer plain        one of 100 warps of 8 lanes each, which all leave together
 //   producer shared       a graph of two nodes that ran a loop, and a kernel that one of them launched
+//   producer until_over   records until the recording is over, one more, the end of the connection; then it waits
+//                         for the end of its input
+//   producer fork         a record from the process, and the end of it; its child goes on until the end of its input
+//   producer forged       what a program may do to its own memory: 8 MB of records, each counter anything before each
+#include <cstdio>
 #include <thread>
 
 #include "shared_launch.h"
@@ -90,6 +95,44 @@ static void shared(Channel &channel) {
     }
 }
 
+static void wait_for_input() {
+    while (getchar() != EOF) {
+    }
+}
+static void until_over(Channel &channel) {
+    puts("begun");
+    fflush(stdout);
+    timespec pause{0, 1'000'000};
+    for (; !channel.is_over(); nanosleep(&pause, nullptr)) channel.put(20, "record", 6);
+    channel.put(20, "last", 4);
+    channel.close();
+    puts("over");
+    fflush(stdout);
+    wait_for_input();
+}
+static void fork_and_go(Channel &channel) {
+    channel.put(20, "parent", 6);
+    if (fork() != 0) return;
+    channel.put(20, "child", 5);
+    puts(channel.is_over() ? "alone" : "connected");
+    fflush(stdout);
+    wait_for_input();
+}
+// The header's words from `ring bytes` to the last counter, by a generator of its own.
+static void forged(Channel &channel, const char *seed) {
+    uint64_t state = strtoull(seed, nullptr, 10) * 2 + 1;
+    auto next = [&] { return state ^= state << 13, state ^= state >> 7, state ^= state << 17; };
+    auto *words = static_cast<std::atomic<uint64_t> *>(channel.header());
+    for (uint64_t put = 0; put < 8u << 20;) {
+        uint64_t at = next() % 88;
+        words[at] = next() % 2 ? next() : next() % (1 << 17);
+        size_t length = next() % 4000;
+        put += length;
+        std::vector<char> payload(length, 'x');
+        channel.put(uint16_t(next()), payload.data(), length);
+    }
+}
+
 int main(int count, char **arguments) {
     Channel channel;
     if (count < 2 || !channel.open()) return 3;
@@ -103,4 +146,7 @@ int main(int count, char **arguments) {
     if (what == "launch") launch(channel);
     if (what == "plain") plain(channel);
     if (what == "shared") shared(channel);
+    if (what == "until_over") until_over(channel);
+    if (what == "fork") fork_and_go(channel);
+    if (what == "forged") forged(channel, arguments[2]);
 }

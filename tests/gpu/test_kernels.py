@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from tracepipe.capture.gpu.build.toolchain import Toolchain, this_toolchain
-from tracepipe.capture.gpu.engines.kernels import KernelsEngine, KernelsRenderer, build_library
+from tracepipe.capture.gpu.engines.kernel_lines import KernelsRenderer
+from tracepipe.capture.gpu.engines.kernels import KernelsEngine, build_library
 from tracepipe.errors import CaptureUnavailable
 
 pytestmark = pytest.mark.gpu
@@ -89,11 +90,17 @@ def recorded(
     try:
         environment = {**os.environ, **recording.environment()}
         process = subprocess.Popen([program], env=environment, stdout=subprocess.PIPE, text=True)
+        chunks = []
+        while process.poll() is None:
+            recording._channel.accept()
+            if ring_bytes > 1 << 17:  # a small one is to be full
+                chunks.append(recording.collect())
         assert process.stdout is not None
         written = process.stdout.read()
-        assert process.wait() == 0
+        assert process.returncode == 0
+        chunks.append(recording.collect(is_final=True))
         renderer = recording.renderer()
-        rendered = renderer.render(recording.collect(is_final=True))
+        rendered = renderer.render(b"".join(chunks))
         lost = sum(loss.count for loss in recording.lost())
         return written, [json.loads(line) for line in rendered.texts], renderer, lost
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ class Told:
         self.gpus = [{"index": 0, "name": "a GPU", "sm_count": 132}]
         self.notes = ["one thing to know"]
         self.losses = {"gpu_kernel": 2}
+        self.stops, self.looks = 0, 0
 
     def environment(self) -> dict[str, str]:
         return {"TOLD": "yes"}
@@ -54,6 +56,13 @@ class Told:
 
     def count(self, chunk: bytes) -> int:
         return chunk.count(b"\n")
+
+    def stop(self) -> None:
+        self.stops += 1
+
+    def is_over(self) -> bool:
+        self.looks -= 1
+        return self.looks < 0
 
     def close(self) -> None:
         self.is_closed = True
@@ -107,6 +116,44 @@ def test_what_it_tells_is_in_the_file_without_any_privilege(
     assert any("needs root" in message for message in messages)
     assert told.finals[-1] is True
     assert told.is_closed
+
+
+def test_a_program_that_goes_on_is_let_go_after_its_last_records(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They come after it was asked, and before it says that it is over."""
+    told.looks = 2
+    last = told.chunks.pop()
+    stop = told.stop
+
+    def send_last() -> None:
+        if not told.stops:
+            told.chunks.append(last)
+        stop()
+
+    monkeypatch.setattr(told, "stop", send_last)
+    request = CaptureRequest(["cat"], ("userspace",), gpu="kernels", limits=Limits(duration_ns=1))
+    read, write = os.pipe()
+    saved = os.dup(0)
+    os.dup2(read, 0)
+    try:
+        noted = []
+
+        def notify(message: str) -> None:
+            noted.append((message, told.stops))
+            if "goes on" in message:
+                os.close(write)
+
+        sink = io.BytesIO()
+        summary = capture(request, sink, notify=notify)
+    finally:
+        os.dup2(saved, 0)
+        for descriptor in (read, saved):
+            os.close(descriptor)
+    assert summary.ended_by == "duration"
+    assert summary.counts == {"userspace": 2, "gpu_kernel": 2}
+    ((_, stops),) = [note for note in noted if "goes on" in note[0]]
+    assert stops, "it is as it was while it goes on"
 
 
 def test_limits_hold_for_its_events_too(told: Told) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import gpu
 from tests.support.gpu_records import pack_record
-from tracepipe.capture.gpu.engines import kernels, warp_records
+from tracepipe.capture.gpu.engines import kernel_records, warp_records
 from tracepipe.capture.gpu.engines.transport import KIND_CLOCK, KIND_NOTE
 
 SCRIPT = Path(gpu.__file__)
@@ -42,10 +42,10 @@ def test_without_a_gpu_it_says_so() -> None:
 def test_records_of_both_engines_are_counted() -> None:
     seen = gpu.Seen()
     seen.take(
-        packed(warp_records.KIND_WARPS, warp_records.WARPS.pack(1, 2, 8000, 8000, 0))
+        packed(warp_records.KIND_WARPS, warp_records.WARPS.pack(1, 2, 8000, 8000, 0) + bytes(8000))
         + packed(warp_records.KIND_KERNEL, b"")
         + packed(warp_records.KIND_LOST_WARPS, warp_records.LOST_WARPS.pack(1, 0, 1, 77))
-        + packed(kernels.KIND_KERNEL, bytes(3 * kernels.KERNEL.size))
+        + packed(kernel_records.KIND_KERNEL, bytes(3 * kernel_records.KERNEL.size))
         + packed(KIND_NOTE, b"a note")
         + packed(KIND_CLOCK, warp_records.CLOCK.pack(1, 500, 10, 20))
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import shutil
 import struct
 import subprocess
@@ -15,11 +14,13 @@ from typing import Any
 
 import pytest
 
+from tests.support.gpu_channel import collected
 from tests.support.gpu_records import pack_record
 from tracepipe.capture.gpu.build.cuda_parts import find_parts
 from tracepipe.capture.gpu.engines import warp_records as layout
 from tracepipe.capture.gpu.engines.api_calls import ARGUMENTS_VARIABLE, ApiCalls, parameters, write_table
-from tracepipe.capture.gpu.engines.transport import KIND_NAME, NAME, Channel, read_name, records
+from tracepipe.capture.gpu.engines.channel import Channel
+from tracepipe.capture.gpu.engines.transport import KIND_NAME, NAME, read_name, records
 from tracepipe.capture.gpu.engines.warps import WarpRenderer, WarpsEngine
 from tracepipe.capture.records import record as probe_record
 from tracepipe.capture.records.render import RecordRenderer
@@ -75,15 +76,11 @@ def caller(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def _run(caller: str, folder: Path, *arguments: str, table: str | None = None) -> tuple[bytes, str]:
     """What the program put into the channel, and what it printed."""
-    channel = Channel.create(1 << 24, folder=folder)
+    channel = Channel(1 << 24)
     path = write_table(ApiCalls().table() if table is None else table, folder)
-    environment = {**os.environ, **channel.environment(), ARGUMENTS_VARIABLE: str(path)}
-    done = subprocess.run(
-        [caller, *arguments], env=environment, capture_output=True, text=True, check=table is None
-    )
-    chunk = channel.collect(is_final=True)
+    done = collected(channel, [caller, *arguments], {ARGUMENTS_VARIABLE: str(path)}, check=table is None)
     channel.close()
-    return chunk, done.stdout
+    return done
 
 
 def _lines(chunk: bytes) -> list[dict[str, Any]]:

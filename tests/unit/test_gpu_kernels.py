@@ -12,8 +12,9 @@ import pytest
 
 from tests.support.gpu_records import pack_record
 from tracepipe.capture.gpu.build.toolchain import NATIVE
-from tracepipe.capture.gpu.engines import kernels
-from tracepipe.capture.gpu.engines.kernels import (
+from tracepipe.capture.gpu.engines import kernel_lines, kernel_records
+from tracepipe.capture.gpu.engines.kernel_lines import KernelsRenderer
+from tracepipe.capture.gpu.engines.kernel_records import (
     CALL,
     COPY,
     HELLO,
@@ -28,9 +29,8 @@ from tracepipe.capture.gpu.engines.kernels import (
     KIND_SET,
     MEMORY,
     SET,
-    KernelsEngine,
-    KernelsRenderer,
 )
+from tracepipe.capture.gpu.engines.kernels import KernelsEngine
 from tracepipe.capture.gpu.engines.transport import GPU, KIND_GPU, KIND_NAME, KIND_NOTE
 from tracepipe.event.checks import first_fault
 
@@ -238,7 +238,7 @@ def test_of_a_call_in_both_apis_the_inner_one_took_the_memory() -> None:
 
 def test_calls_that_take_memory_are_not_kept_for_ever() -> None:
     renderer = KernelsRenderer()
-    many = b"".join(call(10, MALLOC, number) for number in range(kernels._ALLOCATING_MAX + 1))
+    many = b"".join(call(10, MALLOC, number) for number in range(kernel_lines._ALLOCATING_MAX + 1))
     lines(function(MALLOC, "cudaMalloc_v3020"), record(KIND_CALL, many), renderer=renderer)
     memory = [MEMORY.pack(50, 64, 5, 0, 1, NO_STREAM, number, 1, 3) for number in (0, 1)]
     forgotten, known = lines(record(KIND_MEMORY, b"".join(memory)), renderer=renderer)
@@ -286,7 +286,7 @@ def test_both_sides_have_the_same_sizes_and_kinds(struct: str, ours: Any) -> Non
     sizes = dict(re.findall(r"sizeof\((\w+)\) == (\d+)", header))
     assert int(sizes[struct]) == ours.size
     for kind, number in re.findall(r"(KIND_\w+) = (\d+)", header):
-        assert getattr(kernels, kind) == int(number)
+        assert getattr(kernel_records, kind) == int(number)
 
 
 def test_a_recording_tells_the_command_where_to_write(tmp_path: Path) -> None:
@@ -295,12 +295,13 @@ def test_a_recording_tells_the_command_where_to_write(tmp_path: Path) -> None:
         environment = recording.environment()
         assert environment["CUDA_INJECTION64_PATH"] == str(tmp_path / "k.so")
         assert environment["TRACEPIPE_GPU_CALLS"] == "launches"
-        assert Path(environment["TRACEPIPE_GPU_CHANNEL"]).exists()
+        assert environment["TRACEPIPE_GPU_CHANNEL"].startswith("tracepipe-gpu-")
         assert recording.collect(is_final=True) == b""
         assert recording.lost() == []
+        recording.stop()
+        assert recording.is_over()
     finally:
         recording.close()
-    assert not Path(environment["TRACEPIPE_GPU_CHANNEL"]).exists()
 
 
 def test_losses_name_their_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,7 +309,7 @@ def test_losses_name_their_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     try:
         before_ns = time.monotonic_ns()
         recording.lost()
-        monkeypatch.setattr(recording._channel, "dropped", lambda: {KIND_KERNEL: 3, KIND_ANY: 4})
+        monkeypatch.setattr(recording._channel, "_new_dropped", lambda: [(KIND_KERNEL, 3), (KIND_ANY, 4)])
         kernels_lost, any_lost = recording.lost()
     finally:
         recording.close()

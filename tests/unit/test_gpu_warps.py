@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import struct
 import subprocess
@@ -12,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.gpu_channel import collected
 from tests.support.gpu_records import pack_record
 from tracepipe.capture.gpu.engines import warp_records as layout
+from tracepipe.capture.gpu.engines.channel import Channel
 from tracepipe.capture.gpu.engines.kernel_name import short_kernel_name
 from tracepipe.capture.gpu.engines.transport import (
     GPU,
@@ -22,7 +23,6 @@ from tracepipe.capture.gpu.engines.transport import (
     KIND_NAME,
     KIND_NOTE,
     NAME,
-    Channel,
 )
 from tracepipe.capture.gpu.engines.warp_options import WarpOptions
 from tracepipe.capture.gpu.engines.warps import WarpRenderer, WarpsEngine
@@ -64,16 +64,15 @@ def producer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return program
 
 
-def _produced(producer: Path, what: str, folder: Path) -> bytes:
-    channel = Channel.create(1 << 22, folder=folder)
-    subprocess.run([str(producer), what], env={**os.environ, **channel.environment()}, check=True)
-    chunk = channel.collect(is_final=True)
+def _produced(producer: Path, what: str) -> bytes:
+    channel = Channel(1 << 22)
+    chunk, _ = collected(channel, [str(producer), what])
     channel.close()
     return chunk
 
 
-def test_warps_that_leave_whole_come_in_short_columns(producer: Path, tmp_path: Path) -> None:
-    kernel, warps = _lines(WarpRenderer({}), _produced(producer, "plain", tmp_path))
+def test_warps_that_leave_whole_come_in_short_columns(producer: Path) -> None:
+    kernel, warps = _lines(WarpRenderer({}), _produced(producer, "plain"))
     assert (kernel["dur_ns"], kernel["args"]["warps"]) == (1198, 100)
     assert warps["warp"] == list(range(40, 140))
     assert warps["sm"] == [at % 3 for at in range(100)]
@@ -84,8 +83,8 @@ def test_warps_that_leave_whole_come_in_short_columns(producer: Path, tmp_path: 
     assert warps["entry_mask"] == warps["exit_mask"] == [0xFF] * 100
 
 
-def test_kernels_that_shared_a_region_are_told_apart(producer: Path, tmp_path: Path) -> None:
-    lines = _lines(WarpRenderer({}), _produced(producer, "shared", tmp_path))
+def test_kernels_that_shared_a_region_are_told_apart(producer: Path) -> None:
+    lines = _lines(WarpRenderer({}), _produced(producer, "shared"))
     kernels = [line for line in lines if line["type"] == "gpu_kernel"]
     warps = {line["launch"]: line for line in lines if line["type"] == "gpu_warp" and line["launch"] != 11}
     assert [(k["launch"], k["ts_ns"], k["grid"][0], k["args"]["launched_by"]) for k in kernels] == [
@@ -97,8 +96,8 @@ def test_kernels_that_shared_a_region_are_told_apart(producer: Path, tmp_path: P
     assert (warps[20]["warp"], warps[20]["ts_ns"]) == ([0], 1150)
 
 
-def test_a_launch_becomes_its_call_its_kernel_and_its_warps(producer: Path, tmp_path: Path) -> None:
-    chunk = _produced(producer, "launch", tmp_path)
+def test_a_launch_becomes_its_call_its_kernel_and_its_warps(producer: Path) -> None:
+    chunk = _produced(producer, "launch")
     renderer = WarpRenderer({})
     assert renderer.count(chunk) == 8002
     kernel, first, second = _lines(renderer, chunk)
@@ -196,12 +195,14 @@ def test_the_environment_names_what_the_library_needs(tmp_path: Path) -> None:
     assert environment["TRACEPIPE_GPU_KERNELS"] == "attn.*"
     assert environment["TRACEPIPE_GPU_LAUNCHES"] == "10-20"
     assert environment["TRACEPIPE_GPU_BLOCKS"] == f"3-{(1 << 63) - 1}"
-    channel = Path(environment["TRACEPIPE_GPU_CHANNEL"])
-    assert channel.stat().st_mode & 0o777 == 0o600
+    table = Path(environment["TRACEPIPE_GPU_ARGUMENTS"])
+    assert table.stat().st_mode & 0o777 == 0o644
     assert recording.collect() == b""
     assert recording.lost() == []
+    recording.stop()
+    assert recording.is_over()
     recording.close()
-    assert not channel.exists()
+    assert not table.exists()
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from tracepipe.errors import OutputError, TracepipeError
 
 _TICK_S = 0.002  # how often the ring is emptied: at 1.3 million events a second, 170 kB
 _NICE = -10
+_LAST_RECORDS_S = 4.0  # how long a GPU's last records may take: the library gives a kernel that runs 3 s
 
 
 def run_session(
@@ -138,8 +139,11 @@ class _Session:
                     self.control.began()
                 ended_by = self._follow(store, start["monotonic_ns"])
                 before_ns = time.monotonic_ns()
+                if self.device is not None:
+                    self.device.stop()
                 self.attachment.stop()
                 detach_ns = time.monotonic_ns() - before_ns
+                self._take_last_of_device()
                 self._pump(store, is_final=True)
                 end = instant()
                 self._finish(store)
@@ -148,6 +152,8 @@ class _Session:
                 footer = footer_of(store, self.attachment.filtered, self.device, self._reason(ended_by), end)
                 self._write(footer)
             finally:
+                if self.device is not None:
+                    self.device.stop()
                 store.close()
         finally:
             for descriptor in self._processes.values():
@@ -250,6 +256,16 @@ class _Session:
             self._spool.put_device(chunk)
         for loss in device.lost():
             self._spool.put_loss(loss)
+
+    def _take_last_of_device(self) -> None:
+        """Take what the target's processes send before they let their GPUs go; a Ctrl-C leaves it out."""
+        ends_s = time.monotonic() + _LAST_RECORDS_S
+        before = self.interrupts.count
+        while self.device is not None and not self.device.is_over() and time.monotonic() < ends_s:
+            self._pump_device(self.device, is_final=False)
+            self.interrupts.wait(_TICK_S)
+            if self.interrupts.count > before:
+                return
 
     def _finish(self, store: Store) -> None:
         """Wait for the lines; a Ctrl-C leaves the rest of them out."""

@@ -138,6 +138,17 @@ class DeviceEngine(Protocol):
         """The decoder of what `collect` gives; used on another thread."""
         ...
 
+    def stop(self) -> None:
+        """Ask the target's processes to record no more, and to be as they were; never waits.
+
+        What they still send is collected until `is_over`.
+        """
+        ...
+
+    def is_over(self) -> bool:
+        """Whether every process has sent its last records and let go, or is gone."""
+        ...
+
     def close(self) -> None:
         """Give the memory back; what the target still tells is left."""
         ...

@@ -22,7 +22,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tracepipe.capture.gpu.build.driver import Version
+from tracepipe.capture.gpu.build.cache import check_safe
+from tracepipe.capture.gpu.build.driver import Owner, Version, owner
+from tracepipe.errors import CaptureUnavailable
 
 _TARGETS = {"x86_64": ("x86_64-linux",), "aarch64": ("sbsa-linux", "aarch64-linux")}
 _HEADERS = ("include", "extras/CUPTI/include", "compute-sanitizer/include")
@@ -47,13 +49,15 @@ class Part:
 class Compiler:
     """A program that compiles, and the version that it states.
 
-    `mixed` names packages of another version that it cannot work with: `nvidia-nvvm 13.5`.
+    `mixed` names packages of another version that it cannot work with: `nvidia-nvvm 13.5`. `unsafe` says who
+    could have written it, where it would run as root: then it was not asked for its version.
     """
 
     path: Path
     version: Version
     words: str
     mixed: tuple[str, ...] = ()
+    unsafe: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +74,12 @@ def find_parts(
     environment: Mapping[str, str] | None = None,
     packages: Iterable[Path] | None = None,
     root: Path = Path("/"),
+    user: Owner | None = None,
 ) -> Parts:
-    """The parts that this machine has; `packages` are folders of Python packages, ours if None."""
+    """The parts that this machine has; `packages` are folders of Python packages, ours if None. Compilers are
+    asked for their versions as `user`, the one whom the command runs as if None.
+    """
+    user = user or owner()
     environment = os.environ if environment is None else environment
     packages = [Path(folder) for folder in sys.path if folder] if packages is None else list(packages)
     search = environment.get("PATH", os.defpath)
@@ -79,10 +87,10 @@ def find_parts(
     gxx = [shutil.which(name, path=search) for name in ("g++", "c++", "clang++")]
     nvcc = [str(kit / "bin/nvcc") for kit in kits] + [shutil.which("nvcc", path=search)]
     return Parts(
-        _compilers(gxx),
+        _compilers(gxx, user),
         sorted(
-            (_with_packages(found, packages) for found in _compilers(nvcc)),
-            key=lambda found: (not found.mixed, found.version),
+            (_with_packages(found, packages) for found in _compilers(nvcc, user)),
+            key=lambda found: (not found.unsafe, not found.mixed, found.version),
             reverse=True,
         ),
         _parts(kits, packages, "sanitizer.h", "libsanitizer-public.so"),
@@ -189,23 +197,41 @@ def _version(include: Path) -> Version | None:
     return (int(found[1]) // 1000, int(found[1]) % 1000 // 10) if found else None
 
 
-def _compilers(paths: Iterable[str | None]) -> list[Compiler]:
+def ask(program: Path, option: str, user: Owner) -> str:
+    """What a program prints, run as `user`; "" if it fails."""
+    try:
+        said = subprocess.run(
+            [str(program), option],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_ASK_TIMEOUT_S,
+            cwd="/",
+            **user.run_as,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return said.stdout if said.returncode == 0 else ""
+
+
+def _compilers(paths: Iterable[str | None], user: Owner) -> list[Compiler]:
     """Those that are there and state a version."""
     found: dict[Path, Compiler] = {}
     for path in paths:
         if not path or not os.access(path, os.X_OK) or Path(path).resolve() in found:
             continue
-        try:
-            said = subprocess.run(
-                [path, "--version"], capture_output=True, text=True, errors="replace", timeout=_ASK_TIMEOUT_S
-            )
-        except (OSError, subprocess.SubprocessError):
-            continue
+        if user.uid == 0:
+            try:
+                check_safe(Path(path), {0})
+            except CaptureUnavailable as refusal:
+                found[Path(path).resolve()] = Compiler(Path(path), (0, 0), "", unsafe=refusal.message)
+                continue
+        said = ask(Path(path), "--version", user)
         # `Cuda compilation tools, release 13.0, V13.0.88`; `g++ (Debian 12.2.0-14) 12.2.0`
-        version = re.search(r"release (\d+)\.(\d+)", said.stdout) or re.search(
-            r"(\d+)\.(\d+)[.\d]*$", said.stdout.partition("\n")[0]
+        version = re.search(r"release (\d+)\.(\d+)", said) or re.search(
+            r"(\d+)\.(\d+)[.\d]*$", said.partition("\n")[0]
         )
-        if said.returncode == 0 and version:
+        if version:
             number = int(version[1]), int(version[2])
-            found[Path(path).resolve()] = Compiler(Path(path), number, said.stdout.strip())
-    return list(found.values())
+            found[Path(path).resolve()] = Compiler(Path(path), number, said.strip())
+    return sorted(found.values(), key=lambda compiler: bool(compiler.unsafe))

@@ -1,11 +1,12 @@
 """Builds the native GPU code on the machine that it runs on, once, with the compilers at hand.
 
     sources ─┐
-    versions ├─ digest ──▶ $XDG_CACHE_HOME/tracepipe/NAME-DIGEST.so │ .fatbin
-    options ─┘             there? safe? take it : build it as the owner, rename it into place
+    versions ├─ digest ──▶ CACHE/NAME-DIGEST.so │ .fatbin      cache.py says where
+    options ─┘             there? safe? take it : build it
 
-The libraries get into the command's process, so what others could have written is not taken. Under sudo
-the cache is that of the user who called it, and compilers run as that user.
+The libraries get into the command's process, so what others could have written is not taken. Compilers run as
+the user that the command runs as: under sudo, as the one who called it. As root none runs that others can
+write, and no library of theirs is linked.
 """
 
 from __future__ import annotations
@@ -13,15 +14,13 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-import secrets
-import stat
 import subprocess
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tracepipe.capture.gpu.build.cuda_parts import Compiler, Part, Parts, find_parts
+from tracepipe.capture.gpu.build.cache import Cache, check_safe
+from tracepipe.capture.gpu.build.cuda_parts import Compiler, Part, Parts, ask, find_parts
 from tracepipe.capture.gpu.build.driver import Driver, Owner, Version, ask_driver, owner
 from tracepipe.errors import CaptureUnavailable
 
@@ -29,6 +28,7 @@ NATIVE = Path(__file__).parents[1] / "native"
 _EXPORTS = NATIVE / "exports.map"
 INSTALL = "pip install 'tracepipe[gpu]'"
 INSTALL_GXX = "apt install g++"
+INSTALL_AS_ROOT = "Start it with sudo from the user who owns it, or install it as root."
 _BUILD_TIMEOUT_S = 300
 _NAMES = {
     "sanitizer": ("NVIDIA's Compute Sanitizer API", "nvidia-cuda-sanitizer-api"),
@@ -61,7 +61,7 @@ class Toolchain:
         """The C++ compiler. Raises CaptureUnavailable."""
         if not self.parts.gxx:
             raise CaptureUnavailable("There is no C++ compiler to build the GPU's part with.", INSTALL_GXX)
-        return self.parts.gxx[0]
+        return self._safe(self.parts.gxx[0])
 
     def nvcc(self) -> Compiler:
         """The newest nvcc that the driver takes code of. Raises CaptureUnavailable."""
@@ -81,7 +81,15 @@ class Toolchain:
                 f"nvcc {_text(fitting[0].version)} does not work with {' and '.join(fitting[0].mixed)}.",
                 _install_nvcc(fitting[0].version),
             )
-        return fitting[0]
+        return self._safe(fitting[0])
+
+    def _safe(self, compiler: Compiler) -> Compiler:
+        """The compiler, unless others than root could have written it, and it would run as root."""
+        if compiler.unsafe:
+            raise CaptureUnavailable(
+                f"{compiler.path} is not run as root: {compiler.unsafe}", INSTALL_AS_ROOT
+            )
+        return compiler
 
     def part(self, name: str) -> Part:
         """`sanitizer` or `cupti`: the newest that is not newer than the driver. Raises CaptureUnavailable."""
@@ -116,6 +124,8 @@ class Toolchain:
         include = [f"-I{folder}" for folder in dict.fromkeys(source.parent for source in sources)]
         for part in parts:
             include += [f"-isystem{folder}" for folder in part.include]
+            if self.owner.uid == 0:
+                check_safe(part.library, {0})
         libraries = [str(part.library) for part in parts]
         libraries += [f"-Wl,-rpath,{part.library.parent}" for part in parts]
         command = [str(gxx.path), *_HOST_OPTIONS, *include, *map(str, sources), *libraries, "-ldl"]
@@ -137,7 +147,7 @@ class Toolchain:
         wanted = architectures or self.architectures()
         self.gxx()  # nvcc runs it
         nvcc, sanitizer = self.nvcc(), self.part("sanitizer")
-        known = _codes(nvcc)
+        known = self._codes(nvcc)
         codes = list(dict.fromkeys(_code_for(wish, known, nvcc) for wish in wanted))
         targets = [f"-gencode=arch=compute_{code[3:]},code={code}" for code in codes]
         include = [f"-I{source.parent}"] + [f"-I{folder}" for folder in sanitizer.include]
@@ -148,22 +158,15 @@ class Toolchain:
     def _build(
         self, name: str, ending: str, sources: Sequence[Path], command: list[str], told: list[str]
     ) -> Path:
-        folder = cache_folder(self.owner)
-        path = folder / f"{name}-{_digest(sources, command, told)}{ending}"
-        if path.is_file():
-            check_safe(path, self.owner)
-            return path
-        self._run(["mkdir", "-p", "--", str(folder)], f"{folder} cannot be made")
-        check_safe(folder, self.owner)
-        unfinished = folder / f".{name}-{secrets.token_hex(8)}{ending}"
-        try:
-            self._run([*command, "-o", str(unfinished)], f"{name} could not be built")
-            self._run(["mv", "-fT", "--", str(unfinished), str(path)], f"{path} cannot be written")
-        finally:
-            with suppress(OSError):
-                unfinished.unlink()
-        check_safe(path, self.owner)
-        return path
+        file, cache = f"{name}-{_digest(sources, command, told)}{ending}", Cache(self.owner)
+        return cache.find(file) or cache.make(
+            file, lambda path: self._run([*command, "-o", str(path)], f"{name} could not be built")
+        )
+
+    def _codes(self, nvcc: Compiler) -> list[str]:
+        """The architectures that a compiler makes machine code for: `sm_75`, …"""
+        said = ask(nvcc.path, "--list-gpu-code", self.owner)
+        return [word for word in said.split() if word[3:].isdigit()]
 
     def _run(self, command: list[str], failure: str) -> None:
         """Run it as the owner, with files that nobody else can write."""
@@ -194,34 +197,8 @@ class Toolchain:
 
 def this_toolchain() -> Toolchain:
     """What this machine has, for whom the command runs as."""
-    return Toolchain(ask_driver(), find_parts(), owner())
-
-
-def cache_folder(user: Owner) -> Path:
-    """Where a user's builds are kept."""
-    named = os.environ.get("XDG_CACHE_HOME", "")
-    # sudo -E passes the caller's on; without it, root's own is not the caller's either.
-    base = Path(named) if named.startswith("/") else user.home / ".cache"
-    return base / "tracepipe"
-
-
-def check_safe(path: Path, user: Owner) -> None:
-    """Raise CaptureUnavailable if others than the owner and root could have written it, or can replace it."""
-    real = path.resolve()
-    for place in (real, *real.parents):
-        try:
-            status = place.lstat()
-        except OSError as error:
-            raise CaptureUnavailable(f"{place} cannot be used: {error}.", f"rm -r {path.parent}") from None
-        # A sticky folder, as /tmp is, lets others add files but not replace this one.
-        writable = status.st_mode & 0o022 and not (
-            stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
-        )
-        if status.st_uid not in (0, user.uid) or writable:
-            raise CaptureUnavailable(
-                f"{place} can be written by others, and code from it would run in the command.",
-                f"chmod go-w {place}   or another folder: XDG_CACHE_HOME=…",
-            )
+    user = owner()
+    return Toolchain(ask_driver(), find_parts(user=user), user)
 
 
 def _digest(sources: Sequence[Path], command: list[str], told: list[str]) -> str:
@@ -234,17 +211,6 @@ def _digest(sources: Sequence[Path], command: list[str], told: list[str]) -> str
         digest.update(content)
     digest.update("\n".join([platform.machine(), *command, *told]).encode())
     return digest.hexdigest()[:16]
-
-
-def _codes(nvcc: Compiler) -> list[str]:
-    """The architectures that a compiler makes machine code for: `sm_75`, …"""
-    try:
-        said = subprocess.run(
-            [str(nvcc.path), "--list-gpu-code"], capture_output=True, text=True, timeout=20, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [word for word in said.stdout.split() if word[3:].isdigit()]
 
 
 def _code_for(wish: str, known: list[str], nvcc: Compiler) -> str:

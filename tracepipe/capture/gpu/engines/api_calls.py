@@ -126,8 +126,11 @@ class ApiCalls:
         return ApiCall(_probe(name, replace(hook, signature=signature, effect=effect)), line)
 
 
-def write_table(table: str, folder: Path) -> Path:
-    """A new file in `folder` with the table, which every user may read. Raises CaptureUnavailable."""
+def write_table(table: str, folder: Path | None = None) -> Path:
+    """A new file with the table, which every user may read, in `folder` or with the system's temporary files.
+
+    Raises CaptureUnavailable.
+    """
     try:
         descriptor, name = tempfile.mkstemp(prefix="tracepipe-gpu-arguments-", dir=folder)
         with os.fdopen(descriptor, "w", encoding="ascii") as file:
@@ -135,7 +138,8 @@ def write_table(table: str, folder: Path) -> Path:
             file.write(table)
     except OSError as error:
         raise CaptureUnavailable(
-            f"The table of CUDA's functions cannot be written: {error}.", f"Is there room in {folder}?"
+            f"The table of CUDA's functions cannot be written: {error}.",
+            f"Is there room in {folder or tempfile.gettempdir()}?",
         ) from None
     return Path(name)
 

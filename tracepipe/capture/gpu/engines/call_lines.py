@@ -12,33 +12,45 @@ from typing import Final
 
 from tracepipe.capture.gpu.engines.api_calls import ApiCalls
 from tracepipe.capture.gpu.engines.transport import GpuRecord
+from tracepipe.capture.gpu.engines.untrusted import Kept, Malformed
 from tracepipe.capture.gpu.engines.warp_records import CALL_ENTER, CALL_EXIT, HAS_ARGUMENTS, read_words
 from tracepipe.capture.records.calls import Calls
 from tracepipe.capture.records.line import LAUNCH, Lines
-from tracepipe.hooks.slots import MAX_SLOTS
+from tracepipe.hooks.slots import MAX_SLOTS, slots
 
 _FIRST_WORDS: Final = 4  # as many as a probe's record of an entry has
 _CHUNK_BYTES: Final = 31  # of a text, in a probe's records
+_FUNCTION_BYTES: Final = 16384  # kept of a function, roughly: how its lines are written is code
+_THREAD_BYTES: Final = 2048
 
 
 class CallLines:
-    """Lines of the calls of a recording; it keeps what threads are in."""
+    """Lines of the calls of a recording; it keeps what threads are in. Refuses as `untrusted` says."""
 
-    def __init__(self, api: ApiCalls | None = None) -> None:
+    def __init__(self, api: ApiCalls | None = None, kept: Kept | None = None) -> None:
         self._api = api or ApiCalls()
         self._calls = Calls([], self._api.values)
+        self._kept = kept or Kept()
         self._numbers: dict[tuple[str, bool], int] = {}
+        self._words: list[int] = []  # of each probe's entries
+        self._threads: set[int] = set()
 
     def enter(self, lines: Lines, record: GpuRecord, name: str, kernel: str) -> None:
         """Add the line of an entry; `name` is the function's, `kernel` that of a kernel which it launches."""
         _, pid, tid, time_ns, payload = record
         number, launch, _, cpu, count, text_bytes = CALL_ENTER.unpack_from(payload)
         probe = self._number(name, number)
+        text = bytes(payload[CALL_ENTER.size + 8 * count :])
+        wanted = self._words[probe]
+        if count > MAX_SLOTS or text_bytes != len(text) or (count and wanted and count != wanted):
+            raise Malformed
+        if not wanted:  # its name was lost, and with it what the words are
+            count, text = 0, b""
+        self._keep_thread(tid, len(text))
         words = read_words(payload, count) + (0,) * (MAX_SLOTS - count)
         if count > _FIRST_WORDS:
             self._calls.more[tid] = probe, words[_FIRST_WORDS:]
-        if text_bytes:
-            text = bytes(payload[CALL_ENTER.size + 8 * count :])
+        if text:
             self._calls.texts[tid] = [
                 text[at : at + _CHUNK_BYTES] for at in range(0, len(text), _CHUNK_BYTES)
             ]
@@ -50,6 +62,7 @@ class CallLines:
         _, pid, tid, time_ns, payload = record
         number, result, cpu, out = CALL_EXIT.unpack_from(payload)
         probe = self._number(name, number)
+        self._keep_thread(tid)
         head, args = self._calls.leave(tid, pid, probe, 0, result, out)
         lines.event(time_ns, head, pid, tid, cpu, args)
         if probe in self._calls.effective:
@@ -60,6 +73,14 @@ class CallLines:
         key = name, bool(number & HAS_ARGUMENTS)
         probe = self._numbers.get(key)
         if probe is None:
+            self._kept.take(_FUNCTION_BYTES)
             made = self._api.find(name).probe if key[1] else self._api.without_arguments(name)
             probe = self._numbers[key] = self._calls.add(made)
+            self._words.append(len(slots(made.signature)) if key[1] else 0)
         return probe
+
+    def _keep_thread(self, tid: int, text_bytes: int = 0) -> None:
+        """Have room for what is kept of a thread, and for a text, which may come to name something."""
+        is_new = tid not in self._threads
+        self._kept.take((_THREAD_BYTES if is_new else 0) + text_bytes)
+        self._threads.add(tid)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from tracepipe.capture.gpu.build.driver import uuid_text
 from tracepipe.capture.gpu.engines.transport import GPU, text
+from tracepipe.capture.gpu.engines.untrusted import Crowded
+
+GPUS_MAX: Final = 256
 
 
 class GpuNumbers:
@@ -22,11 +25,15 @@ class GpuNumbers:
         return [self._met[number] for number in sorted(self._met)]
 
     def meet(self, payload: memoryview) -> tuple[int, int]:
-        """A GPU by its record: its number in its process, and that of the file."""
+        """A GPU by its record: its number in its process, and that of the file. May raise Crowded."""
         index, sm_count, _, _, _, _, raw = GPU.unpack_from(payload)
         uuid = uuid_text(raw)
+        if uuid not in self._numbers and len(self._numbers) >= GPUS_MAX:
+            raise Crowded
         taken = set(self._numbers.values())
-        number = self._numbers.setdefault(uuid, index if index not in taken else max(taken) + 1)
+        number = self._numbers.setdefault(
+            uuid, index if index < GPUS_MAX and index not in taken else max(taken, default=-1) + 1
+        )
         name = text(payload, GPU.size)
         self._met[number] = {"index": number, "name": name, "uuid": uuid, "sm_count": sm_count}
         return index, number

@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Iterator
 from typing import Final, NamedTuple
+
+from tracepipe.capture.gpu.engines.untrusted import Malformed
+from tracepipe.capture.records.bounds import (
+    COLUMN_LIMIT,
+    INDEX_LIMIT,
+    MASK_LIMIT,
+    OFFSET_LIMIT_NS,
+    SLOT_LIMIT,
+    SM_LIMIT,
+    TIME_LIMIT_NS,
+)
 
 KIND_WARPS: Final = 16
 KIND_KERNEL: Final = 17
@@ -47,6 +59,22 @@ COLUMN_NAMES: Final = {
     11: "first_warp",
 }
 LAUNCHED_BY: Final = ("", "graph", "kernel")
+_TYPES: Final = {2: "H", 4: "I", 8: "Q"}  # width in bytes → array's type of a column
+_NEEDED: Final = {"warp", "entry_ns", "exit_ns"}
+_GREATEST: Final = {
+    "warp": COLUMN_LIMIT,
+    "sm": SM_LIMIT,
+    "slot": SLOT_LIMIT,
+    "entry_ns": OFFSET_LIMIT_NS,
+    "entry_clk": COLUMN_LIMIT,
+    "entry_mask": MASK_LIMIT,
+    "exit_count": MASK_LIMIT,
+    "exit_ns": OFFSET_LIMIT_NS,
+    "exit_clk": COLUMN_LIMIT,
+    "exit_mask": MASK_LIMIT,
+    "first_warp": COLUMN_LIMIT - MASK_LIMIT,  # as many may follow it
+}
+_OF_EXITS: Final = ("exit_ns", "exit_clk", "exit_mask")
 
 
 class Kernel(NamedTuple):
@@ -78,26 +106,55 @@ def read_words(payload: memoryview, count: int) -> tuple[int, ...]:
 
 
 def read_kernel(payload: memoryview) -> Kernel:
-    """The payload of a launch's record."""
+    """The payload of a launch's record. Raises Malformed."""
     v = KERNEL.unpack_from(payload)
-    return Kernel._make((*v[:4], v[4:7], v[7:10], v[10:13], *v[13:]))
+    kernel = Kernel._make((*v[:4], v[4:7], v[7:10], v[10:13], *v[13:]))
+    if not kernel.start_ns <= kernel.end_ns <= TIME_LIMIT_NS or kernel.launched_by >= len(LAUNCHED_BY):
+        raise Malformed
+    if max(kernel.block) > INDEX_LIMIT:
+        raise Malformed
+    return kernel
 
 
 def read_warp_count(payload: memoryview) -> int:
-    """Warps of a batch."""
-    return int(WARPS.unpack_from(payload)[2])
+    """Warps of a batch; not more than it has bytes, whatever it claims."""
+    return min(int(WARPS.unpack_from(payload)[2]), len(payload)) if len(payload) >= WARPS.size else 0
 
 
-def read_warps(payload: memoryview) -> tuple[int, int, int, Iterator[tuple[str, int, memoryview]]]:
-    """Launch, base in ns, warps, and the columns: name, bytes a value, values."""
-    launch, base_ns, warps, _, columns = WARPS.unpack_from(payload)
-    return launch, base_ns, warps, _columns(payload, columns)
+def read_warps(payload: memoryview) -> tuple[int, int, int, dict[str, list[int]]]:
+    """Launch, base in ns, warps, and the values of each column. Raises Malformed where they do not fit."""
+    launch, base_ns, warps, exits, count = WARPS.unpack_from(payload)
+    columns = dict(_columns(payload, count))
+    if len(columns.get("first_warp", ())) == 1 and warps == len(columns.get("entry_ns", ())):
+        (first,) = columns.pop("first_warp")
+        columns = {"warp": list(range(first, first + warps))} | columns
+    _check(columns, base_ns, warps, exits)
+    return launch, base_ns, warps, columns
 
 
-def _columns(payload: memoryview, count: int) -> Iterator[tuple[str, int, memoryview]]:
+def _check(columns: dict[str, list[int]], base_ns: int, warps: int, exits: int) -> None:
+    """Raise Malformed unless the columns are those of so many warps and exits, with values that can be."""
+    if base_ns > TIME_LIMIT_NS or not warps or any(name not in columns for name in _NEEDED):
+        raise Malformed
+    for name, values in columns.items():
+        if len(values) != (exits if name in _OF_EXITS else warps):
+            raise Malformed
+    if exits != (sum(columns["exit_count"]) if "exit_count" in columns else warps):
+        raise Malformed
+
+
+def _columns(payload: memoryview, count: int) -> Iterator[tuple[str, list[int]]]:
     at = WARPS.size + count * COLUMN.size
+    if at > len(payload):
+        raise Malformed
     for number, width, values in COLUMN.iter_unpack(payload[WARPS.size : at]):
         size_bytes = width * values
-        if number in COLUMN_NAMES:
-            yield COLUMN_NAMES[number], width, payload[at : at + size_bytes]
+        if number not in COLUMN_NAMES or width not in _TYPES or at + size_bytes > len(payload):
+            raise Malformed
+        column = array(_TYPES[width])
+        column.frombytes(payload[at : at + size_bytes])
+        greatest = _GREATEST[COLUMN_NAMES[number]]
+        if column and greatest >> 8 * width == 0 and max(column) > greatest:
+            raise Malformed
+        yield COLUMN_NAMES[number], column.tolist()
         at += (size_bytes + 7) // 8 * 8

@@ -6,8 +6,6 @@ the channel and turns what comes into lines. No root, no PTX, no change of the p
 
 from __future__ import annotations
 
-import time
-from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +13,7 @@ from typing import Any, Final
 from tracepipe.capture.gpu.engines import warp_records as layout
 from tracepipe.capture.gpu.engines.api_calls import ARGUMENTS_VARIABLE, ApiCalls, write_table
 from tracepipe.capture.gpu.engines.call_lines import CallLines
+from tracepipe.capture.gpu.engines.channel import Channel
 from tracepipe.capture.gpu.engines.gpu_numbers import GpuNumbers, numbers_of
 from tracepipe.capture.gpu.engines.kernel_name import short_kernel_name
 from tracepipe.capture.gpu.engines.transport import (
@@ -24,13 +23,21 @@ from tracepipe.capture.gpu.engines.transport import (
     KIND_NAME,
     KIND_NOTE,
     NAME,
-    Channel,
     GpuRecord,
+    note,
     read_name,
     records,
-    text,
+)
+from tracepipe.capture.gpu.engines.untrusted import (
+    REFUSALS,
+    Kept,
+    Malformed,
+    Refused,
+    add_loss,
+    whole_records,
 )
 from tracepipe.capture.gpu.engines.warp_options import WarpOptions
+from tracepipe.capture.records.bounds import COUNT_LIMIT, TIME_LIMIT_NS
 from tracepipe.capture.records.line import Lines
 from tracepipe.capture.records.loss import Loss
 
@@ -40,11 +47,11 @@ _LAYERS: Final = {
     layout.KIND_CALL_ENTER: "userspace",
     layout.KIND_CALL_EXIT: "userspace",
 }
-_CHANNEL_FULL: Final = "the channel to the capture process was full"
-_TYPES: Final = {2: "H", 4: "I", 8: "Q"}  # width in bytes → array's type of a column
 # Streams that every context has, by handle: CU_STREAM_LEGACY is the same as 0, and CU_STREAM_PER_THREAD.
 _KNOWN_STREAMS: Final = {0: 0, 1: 0, 2: 2}
 _FIRST_OTHER_STREAM: Final = 3
+_PROCESS_BYTES: Final = 2048  # what is kept takes that much, roughly
+_ENTRY_BYTES: Final = 256
 
 
 class WarpsEngine:
@@ -72,9 +79,8 @@ class WarpsEngine:
         self.gpus = gpus
         self.clocks: Sequence[str] = [f"globaltimer:{gpu['index']}" for gpu in gpus] or ["globaltimer:0"]
         api = ApiCalls()
-        self._channel = Channel.create(owner=owner)
-        self._table = write_table(api.table(), self._channel.path.parent)
-        self._asked_ns = time.monotonic_ns()
+        self._channel = Channel(owner=owner)
+        self._table = write_table(api.table())
         self._renderer = WarpRenderer(numbers_of(gpus), api)
 
     def environment(self) -> dict[str, str]:
@@ -96,15 +102,15 @@ class WarpsEngine:
 
     def lost(self) -> list[Loss]:
         """What found no room in the channel since the last call."""
-        before_ns, self._asked_ns = self._asked_ns, time.monotonic_ns()
-        return [
-            Loss(_LAYERS.get(kind), count, before_ns, self._asked_ns, _CHANNEL_FULL)
-            for kind, count in self._channel.dropped().items()
-        ]
+        return self._channel.losses(_LAYERS)
 
     def stop(self) -> None:
-        """Take no more: a command that goes on is not held up any longer."""
-        self._channel.say_closed()
+        """Ask the processes to send what they have yet and to unpatch their code; `collect` gives it."""
+        self._channel.stop()
+
+    def is_over(self) -> bool:
+        """Whether they have."""
+        return self._channel.is_over()
 
     def close(self) -> None:
         """Give the channel back, and what the command found beside it."""
@@ -139,7 +145,8 @@ class WarpRenderer:
     """
 
     def __init__(self, gpus: Mapping[str, int], api: ApiCalls | None = None) -> None:
-        self._calls = CallLines(api)
+        self._kept, self._refused = Kept(), Refused()
+        self._calls = CallLines(api, self._kept)
         self.losses: dict[str, int] = {}
         self.notes: list[str] = []
         self._numbers = GpuNumbers(gpus)
@@ -164,15 +171,27 @@ class WarpRenderer:
     def render(self, chunk: bytes) -> Lines:
         """Lines of one chunk."""
         lines = Lines()
-        for record in records(chunk):
-            process = self._processes.get(record.pid)
-            if process is None:
-                process = self._processes[record.pid] = _Process()
-            if record.kind == layout.KIND_CALL_ENTER or record.kind == layout.KIND_CALL_EXIT:
-                self._add_call(lines, process, record)
-            else:
-                self._add_lines(lines, process, record)
+        for record in whole_records(chunk, self._refused):
+            try:
+                self._add(lines, self._process(record.pid), record)
+            except REFUSALS as refusal:
+                self._refused.take(refusal)
+        for loss in self._refused.take_losses(self.losses):
+            lines.record(loss)
         return lines
+
+    def _process(self, pid: int) -> _Process:
+        process = self._processes.get(pid)
+        if process is None:
+            self._kept.take(_PROCESS_BYTES)
+            process = self._processes[pid] = _Process()
+        return process
+
+    def _add(self, lines: Lines, process: _Process, record: GpuRecord) -> None:
+        if record.kind == layout.KIND_CALL_ENTER or record.kind == layout.KIND_CALL_EXIT:
+            self._add_call(lines, process, record)
+        else:
+            self._add_lines(lines, process, record)
 
     def _add_lines(self, lines: Lines, process: _Process, record: GpuRecord) -> None:
         kind, payload = record.kind, record.payload
@@ -187,17 +206,25 @@ class WarpRenderer:
             lines.record(self._lost(record))
         elif kind == KIND_CLOCK:
             gpu, source_ns, low_ns, high_ns = layout.CLOCK.unpack_from(payload)
+            if not low_ns <= high_ns <= TIME_LIMIT_NS or source_ns > TIME_LIMIT_NS:
+                raise Malformed
             clock = f"globaltimer:{process.gpus.get(gpu, gpu)}"
             pair = {"source_ns": source_ns, "host_lo_ns": low_ns, "host_hi_ns": high_ns}
             lines.record({"type": "clock", "clock": clock, **pair})
         elif kind == KIND_NAME:
             number, name = read_name(payload)
+            self._kept.take(_ENTRY_BYTES + 2 * len(name))
             process.names[number] = name
         elif kind == KIND_GPU:
             index, number = self._numbers.meet(payload)
+            self._kept.take(_ENTRY_BYTES)
             process.gpus[index] = number
         elif kind == KIND_NOTE:
-            self.notes.append(text(payload))
+            words = note(payload)
+            self._kept.take(_ENTRY_BYTES + len(words))
+            self.notes.append(words)
+        else:
+            raise Malformed
 
     def _add_call(self, lines: Lines, process: _Process, record: GpuRecord) -> None:
         (name,) = NAME.unpack_from(record.payload)
@@ -218,7 +245,7 @@ class WarpRenderer:
             "name": self._kernel_name(full_name),
             "clock": f"globaltimer:{gpu}",
             "gpu": gpu,
-            "stream": process.stream(kernel.stream),
+            "stream": self._stream(process, kernel.stream),
             "launch": kernel.launch,
             "pid": record.pid,
             "grid": list(kernel.grid),
@@ -242,15 +269,13 @@ class WarpRenderer:
         of_launch = process.of_launch
         if process.launch != launch:  # its record was lost
             of_launch = {"name": "unknown", "launch": launch}
-        values = {name: _integers(width, column) for name, width, column in columns}
-        if "first_warp" in values:
-            (first,) = values.pop("first_warp")
-            values = {"warp": list(range(first, first + warps))} | values
-        return warps, {"ts_ns": base_ns, "type": "gpu_warp", **of_launch, **values}
+        return warps, {"ts_ns": base_ns, "type": "gpu_warp", **of_launch, **columns}
 
     def _lost(self, record: GpuRecord) -> dict[str, Any]:
         launch, _, why, count = layout.LOST_WARPS.unpack_from(record.payload)
-        self.losses["gpu_warp"] = self.losses.get("gpu_warp", 0) + count
+        if count > COUNT_LIMIT:
+            raise Malformed
+        add_loss(self.losses, "gpu_warp", count)
         reason = layout.LOST_WHY.get(why, f"reason {why}")
         if launch:  # else it is of many
             reason = f"launch {launch}: {reason}"
@@ -262,14 +287,13 @@ class WarpRenderer:
             "reason": reason,
         }
 
+    def _stream(self, process: _Process, handle: int) -> int:
+        if handle not in process.streams:
+            self._kept.take(_ENTRY_BYTES)
+        return process.stream(handle)
+
     def _kernel_name(self, name: str) -> str:
         short = self._short.get(name)
         if short is None:
             short = self._short[name] = short_kernel_name(name)
         return short
-
-
-def _integers(width: int, column: memoryview) -> list[int]:
-    values = array(_TYPES[width])
-    values.frombytes(column)
-    return values.tolist()

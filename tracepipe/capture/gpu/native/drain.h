@@ -22,10 +22,12 @@ class Drain {
         : channel_(channel), reader_(channel, std::move(code_at)) {}
 
     // `memory_bytes`: of each GPU, 0: as fits it. `tell` is called from time to time, and at the end with true.
-    // False if there can be no thread.
-    bool start(uint64_t memory_bytes, std::function<void(bool)> tell) {
+    // When the recording is over and the process is not, `stop` comes before the last records are read, and
+    // `let_go` behind all else. False if there can be no thread.
+    bool start(uint64_t memory_bytes, std::function<void(bool)> tell, std::function<void()> stop,
+               std::function<void()> let_go) {
         memory_bytes_ = memory_bytes;
-        tell_ = std::move(tell);
+        tell_ = std::move(tell), stop_ = std::move(stop), let_go_ = std::move(let_go);
         auto work = [](void *self) -> void * { return static_cast<Drain *>(self)->run(), nullptr; };
         return start_own_thread(work, this);
     }
@@ -59,15 +61,14 @@ class Drain {
     // unfinished. Ends with a clock pair. `is_last`: the process ends.
     void finish(unsigned wait_ms, bool is_last) {
         if (is_own_thread()) return;
+        uint64_t asked = ask_to_finish(wait_ms, is_last);
         std::unique_lock<std::mutex> lock(mutex_);
         if (is_ended_) return;
-        uint64_t asked = ++finish_asked_;
-        finish_by_ns_ = monotonic_ns() + uint64_t(wait_ms) * 1000000;
-        is_last_ |= is_last;
-        wake_.notify_one();
         // Past the deadline the thread is given up, whatever holds it: the target goes on.
-        finished_.wait_for(lock, std::chrono::milliseconds(wait_ms + 500), [&] { return finish_done_ >= asked; });
+        finished_.wait_for(lock, std::chrono::milliseconds(wait_ms + 500), [&] { return finish_done_ >= asked || is_ended_; });
     }
+
+    static constexpr unsigned WAIT_AT_END_MS = 3000;
 
   private:
     // Memory for records where none is asked for: little of the GPU's, and enough for a burst of launches.
@@ -76,8 +77,17 @@ class Drain {
     static constexpr int CLOCK_TRIES = 3;
     static constexpr uint64_t CLOCK_EVERY_NS = 250'000'000, CLOCK_AT_LEAST_NS = 1'000'000'000;
 
+    // The number of the request.
+    uint64_t ask_to_finish(unsigned wait_ms, bool is_last) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        finish_by_ns_ = monotonic_ns() + uint64_t(wait_ms) * 1000000;
+        is_last_ |= is_last;
+        wake_.notify_one();
+        return ++finish_asked_;
+    }
     void run() {
         is_own_thread() = true;
+        bool is_over = false;
         CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
         driver().threadExchangeStreamCaptureMode(&mode);
         for (bool is_busy = false;;) {
@@ -94,6 +104,12 @@ class Drain {
                 by_ns = asked > finish_done_ ? finish_by_ns_ : 0;
                 contexts = contexts_;
             }
+            if (!is_over && channel_.is_over()) {
+                is_over = true;
+                stop_();
+                ask_to_finish(WAIT_AT_END_MS, true);
+                continue;
+            }
             bool is_late = by_ns && monotonic_ns() > by_ns;
             is_busy = false;
             for (auto &context : contexts) {
@@ -103,11 +119,15 @@ class Drain {
             tell_(by_ns != 0);
             if (by_ns && (!is_busy || is_late)) {
                 for (auto &context : contexts) visit_clock(*context, true);
-                std::lock_guard<std::mutex> lock(mutex_);
+                std::unique_lock<std::mutex> lock(mutex_);
                 finish_done_ = asked;
                 is_ended_ = is_last_;
                 finished_.notify_all();
-                if (is_ended_) return;
+                if (!is_ended_) continue;
+                lock.unlock();
+                channel_.close();
+                if (is_over) let_go_();
+                return;
             }
         }
     }
@@ -216,6 +236,7 @@ class Drain {
     LaunchReader reader_;
     uint64_t memory_bytes_ = 0;
     std::function<void(bool)> tell_;
+    std::function<void()> stop_, let_go_;
     std::mutex mutex_;
     std::condition_variable wake_, finished_;
     std::vector<std::shared_ptr<Context>> contexts_;

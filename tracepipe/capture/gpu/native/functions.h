@@ -63,10 +63,12 @@ class Functions {
     void stop() {
         if (is_stopped_.load(std::memory_order_relaxed)) return;
         std::lock_guard<std::mutex> lock(patching_);
-        if (is_stopped_.exchange(true)) return;
+        if (is_stopped_.load()) return;
         std::shared_lock<std::shared_mutex> functions(mutex_);
         for (auto &[module, launches_kernels] : patched_) sanitizerUnpatchModule(module);
+        is_stopped_ = true;
     }
+    bool is_stopped() const { return is_stopped_; }
     Function of(const Sanitizer_LaunchData &data) {
         Function function;
         {

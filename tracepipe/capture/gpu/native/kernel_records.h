@@ -1,4 +1,4 @@
-// What the engine `kernels` puts into the channel: kinds 40 to 47 of transport.h.
+// What the engine `kernels` puts into the channel: kinds 40 to 48 of transport.h.
 //
 // The payload of kinds 41 to 44 and 47 is an array of the struct of that name, all integers little-endian, with no
 // padding but what is written here; kernels.py has the same layouts. Times are ns on the clock that HELLO
@@ -17,6 +17,7 @@ enum KernelKind : uint16_t {
     KIND_CALL_NAME = 45,  // | domain u32 | cbid u32 | text: the function of calls of this pid
     KIND_ANY = 46,        // never put; counts records that CUPTI itself dropped
     KIND_MEMORY = 47,     // Memory[]
+    KIND_TAKEN = 48,      // | until_ns u64 | noticed_ns u64 |: another profiler has CUPTI, records came until then
 };
 
 enum Clock : uint32_t { CLOCK_IS_MONOTONIC = 0, CLOCK_IS_REALTIME = 1 };

@@ -4,7 +4,9 @@
 //     (CUDA_INJECTION64_PATH)                     on the target's threads           on ours
 //
 // The target's threads only ever fill CUPTI's buffers; records are taken apart and sent on a thread of our
-// own, every FLUSH_MS and when the process exits. Nothing here waits for the GPU or makes a CUDA call.
+// own, every FLUSH_MS and at the end: of the recording, when CUPTI is taken out of the process, or of the process.
+// Nothing here waits for the GPU, or makes a CUDA call but the heartbeat's.
+#include "cupti_hold.h"
 #include "demangle.h"
 #include "kernel_records.h"
 #include "own_thread.h"
@@ -40,8 +42,24 @@ constexpr size_t BUFFER_BYTES = 1 << 20;
 constexpr size_t BATCH_BYTES = 1 << 16;
 // A process that is killed or calls _exit takes what was recorded since with it.
 constexpr auto FLUSH_MS = std::chrono::milliseconds(25);
+// So many heartbeats unseen mean that another profiler has CUPTI. Older ones keep a beat back in a buffer with
+// a kernel that still runs: there only the end's flush, which is forced, can tell.
+constexpr uint64_t MISSED_AT_END = 2, MISSED_BETWEEN = CUPTI_API_VERSION >= 130000 ? 80 : ~uint64_t(0);
+struct Work {
+    CUpti_ActivityKind kind;
+    const char *what;
+};
+constexpr Work WORK[] = {
+    {CUPTI_ACTIVITY_KIND_DEVICE, "the GPUs"},
+    {CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, "kernels"},
+    {CUPTI_ACTIVITY_KIND_MEMCPY, "copies"},
+    {CUPTI_ACTIVITY_KIND_MEMCPY2, "copies between GPUs"},
+    {CUPTI_ACTIVITY_KIND_MEMSET, "memsets"},
+    {CUPTI_ACTIVITY_KIND_MEMORY2, "allocations"},
+};
 
 Channel channel;
+Heartbeat heartbeat;
 pid_t owner;
 
 // Records of one kind, sent when a batch is full and when a buffer is done.
@@ -162,6 +180,7 @@ class Translator {
     }
 
     void take(const CUpti_ActivityAPI &from) {
+        if (heartbeat.take(from)) return;
         bool is_driver = from.kind == CUPTI_ACTIVITY_KIND_DRIVER;
         auto domain = is_driver ? CUPTI_CB_DOMAIN_DRIVER_API : CUPTI_CB_DOMAIN_RUNTIME_API;
         uint64_t key = uint64_t(domain) << 32 | from.cbid;
@@ -240,24 +259,59 @@ void CUPTIAPI take_buffer(CUcontext context, uint32_t stream, uint8_t *buffer, s
     spare.push_back(buffer);
 }
 
-std::mutex &flush_mutex = *new std::mutex;
+std::mutex &end_mutex = *new std::mutex;
 std::condition_variable &flush_end = *new std::condition_variable;
-bool is_ending = false;
+bool is_ended = false;
+
+void tell_taken() {
+    uint64_t times_ns[] = {heartbeat.seen_until_ns(), monotonic_ns()};
+    channel.put(KIND_TAKEN, times_ns, sizeof times_ns, {}, 0);
+}
+
+// Sends what there is yet, once. Called with end_mutex held.
+void send_last() {
+    is_ended = true;
+    for (uint64_t beat = 0; beat < MISSED_AT_END; beat++) {
+        heartbeat.beat();
+        cuptiActivityFlushAll(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
+    }
+}
+
+// The recording is over and the program goes on: without CUPTI, where it is not another profiler's.
+void let_go() {
+    send_last();
+    bool is_ours = heartbeat.missed() < MISSED_AT_END;
+    if (!is_ours) tell_taken();
+    channel.close();
+    if (!is_ours) return;
+    for (const Work &work : WORK) cuptiActivityDisable(work.kind);
+    cuptiActivityDisable(CUPTI_ACTIVITY_KIND_RUNTIME);
+    cuptiActivityDisable(CUPTI_ACTIVITY_KIND_DRIVER);
+    cuptiActivityFlushAll(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
+    let_cupti_go();
+}
 
 void *flush_often(void *) {
-    std::unique_lock lock(flush_mutex);
-    while (!flush_end.wait_for(lock, FLUSH_MS, [] { return is_ending; })) cuptiActivityFlushAll(0);
+    std::unique_lock lock(end_mutex);
+    while (!flush_end.wait_for(lock, FLUSH_MS, [] { return is_ended; })) {
+        if (channel.is_over()) return let_go(), nullptr;
+        heartbeat.beat();
+        cuptiActivityFlushAll(0);
+        if (heartbeat.missed() < MISSED_BETWEEN) continue;
+        is_ended = true;
+        tell_taken();
+        channel.close();
+    }
     return nullptr;
 }
 
 void end() {
     if (getpid() != owner) return;  // a fork: neither CUPTI nor its locks are in a state to be used
-    {
-        std::lock_guard lock(flush_mutex);
-        is_ending = true;
-    }
+    std::lock_guard lock(end_mutex);
+    if (is_ended) return;
+    send_last();
+    if (heartbeat.missed() >= MISSED_AT_END) tell_taken();
     flush_end.notify_all();
-    cuptiActivityFlushAll(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
 }
 
 uint64_t realtime_ns() {
@@ -280,12 +334,12 @@ void say_hello() {
     channel.put(KIND_HELLO, &hello, sizeof hello);
 }
 
-bool enable(CUpti_ActivityKind kind, const char *what) {
-    CUptiResult result = cuptiActivityEnable(kind);
+bool enable(const Work &work) {
+    CUptiResult result = cuptiActivityEnable(work.kind);
     if (result == CUPTI_SUCCESS) return true;
     const char *why = nullptr;
     cuptiGetResultString(result, &why);
-    channel.note(std::string("CUPTI does not record ") + what + ": " + (why ? why : "unknown error") + ".");
+    channel.note(std::string("CUPTI does not record ") + work.what + ": " + (why ? why : "unknown error") + ".");
     return false;
 }
 
@@ -322,12 +376,8 @@ extern "C" __attribute__((visibility("default"))) int InitializeInjection() {
         channel.note("CUPTI does not take buffers: another profiler is at work in the traced process.");
         return 1;
     }
-    enable(CUPTI_ACTIVITY_KIND_DEVICE, "the GPUs");
-    if (!enable(CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, "kernels")) return 1;
-    enable(CUPTI_ACTIVITY_KIND_MEMCPY, "copies");
-    enable(CUPTI_ACTIVITY_KIND_MEMCPY2, "copies between GPUs");
-    enable(CUPTI_ACTIVITY_KIND_MEMSET, "memsets");
-    enable(CUPTI_ACTIVITY_KIND_MEMORY2, "allocations");
+    for (const Work &work : WORK)
+        if (!enable(work) && work.kind == CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL) return 1;
     const char *asked = getenv("TRACEPIPE_GPU_CALLS");
     std::string_view calls = asked ? asked : "all";
     // Not SYNCHRONIZATION: with it each synchronising call takes 0.6 ms more (H200, CUPTI 13.0).
@@ -335,6 +385,7 @@ extern "C" __attribute__((visibility("default"))) int InitializeInjection() {
         enable_calls(CUPTI_CB_DOMAIN_RUNTIME_API, CUPTI_RUNTIME_TRACE_CBID_SIZE, calls != "all");
         enable_calls(CUPTI_CB_DOMAIN_DRIVER_API, CUPTI_DRIVER_TRACE_CBID_SIZE, calls != "all");
     }
+    heartbeat.start();
     if (!start_own_thread(flush_often, nullptr))
         channel.note("No thread could be started in the traced process: its GPU events come at its end.");
     atexit(end);

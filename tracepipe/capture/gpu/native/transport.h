@@ -1,15 +1,15 @@
-// The way from a traced process to the capture process: one file that both map, with a ring of records.
+// The way from a traced process to the capture process: memory that both map, with a ring of records.
 //
-// The capture process makes the file and names it in TRACEPIPE_GPU_CHANNEL. Any number of processes and
-// threads put records in; the capture process takes them out. A producer reserves room with one
-// compare-and-swap, writes, and commits; what is committed can be read whatever becomes of either side.
-// A producer waits for room for a bounded time, and then drops the record and counts it.
+// The capture process makes the memory, sealed to its size, and gives it to every process that connects
+// (connection.h). Any number of processes and threads put records in; the capture process takes them out. A
+// producer reserves room with one compare-and-swap, writes, and commits; what is committed can be read whatever
+// becomes of either side. A producer waits for room for a bounded time, and then drops the record and counts it.
 //
-// File, little-endian:
+// Memory, little-endian:
 //
-//     0        8         16        24         28        32          40        48
-//     | magic  | key     | ring    | reader   | wait    | launches  | closed  |
-//     |        |         | bytes   | pid  u32 | µs  u32 |           |         |
+//     0        8         16        24         28     32
+//     | magic  | key     | ring    | wait     | 0    | launches |
+//     |        |         | bytes   | µs  u32  |      |          |
 //     64                 128                 192                      704
 //     | produced         | consumed          | dropped by kind, 64 × u64
 //     4096 ──────────────────────────────────────────────────────── 4096 + ring bytes
@@ -25,23 +25,22 @@
 // CLOCK_MONOTONIC when the record was reserved.
 #pragma once
 #include <atomic>
-#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
-#include <fcntl.h>
-#include <signal.h>
 #include <string_view>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "connection.h"
+
 namespace tracepipe {
 
-constexpr uint64_t CHANNEL_MAGIC = 0x3155504765706954;  // "TipeGPU1"
+constexpr uint64_t CHANNEL_MAGIC = 0x3255504765706954;  // "TipeGPU2"
 constexpr size_t CHANNEL_HEADER_BYTES = 4096;
 constexpr size_t RECORD_HEADER_BYTES = 32;
 constexpr unsigned KINDS = 64;
@@ -71,14 +70,13 @@ inline uint32_t thread_id() {
 
 struct ChannelHeader {
     uint64_t magic, key, ring_bytes;
-    uint32_t reader_pid, wait_us;
+    uint32_t wait_us, zero;
     std::atomic<uint64_t> launches;  // ids given out
-    std::atomic<uint64_t> closed;
     alignas(64) std::atomic<uint64_t> produced;
     alignas(64) std::atomic<uint64_t> consumed;
     alignas(64) std::atomic<uint64_t> dropped[KINDS];
 };
-static_assert(offsetof(ChannelHeader, closed) == 40 && offsetof(ChannelHeader, produced) == 64);
+static_assert(offsetof(ChannelHeader, launches) == 32 && offsetof(ChannelHeader, produced) == 64);
 static_assert(offsetof(ChannelHeader, consumed) == 128 && offsetof(ChannelHeader, dropped) == 192);
 static_assert(sizeof(ChannelHeader) <= CHANNEL_HEADER_BYTES);
 
@@ -93,18 +91,19 @@ static_assert(sizeof(RecordHeader) == RECORD_HEADER_BYTES);
 
 class Channel {
   public:
-    // Whether the capture process's file was there and could be mapped.
-    bool open(const char *path = getenv("TRACEPIPE_GPU_CHANNEL")) {
-        if (!path || !*path) return false;
-        int file = ::open(path, O_RDWR | O_CLOEXEC);
-        if (file < 0) return false;
-        bool mapped = map(file);
-        ::close(file);
+    // Whether the capture process was there, and its memory could be mapped.
+    bool open(const char *name = secure_getenv("TRACEPIPE_GPU_CHANNEL")) {
+        if (!name || !*name) return false;
+        int memory = connection_.open(name);
+        if (memory < 0) return false;
+        bool mapped = map(memory);
+        ::close(memory);
+        if (!mapped) connection_.close();
         return mapped;
     }
     bool is_open() const { return header_ != nullptr; }
     // The largest payload that a record may have.
-    size_t payload_limit() const { return header_->ring_bytes / 4; }
+    size_t payload_limit() const { return ring_bytes_ / 4; }
 
     // Room for a payload, or null when there was none in time: then `events` are counted as dropped.
     void *reserve(uint16_t kind, size_t length, uint64_t events = 1) {
@@ -115,20 +114,20 @@ class Channel {
             header_->dropped[kind % KINDS].fetch_add(events, std::memory_order_relaxed);
             return nullptr;
         }
-        auto *record = reinterpret_cast<RecordHeader *>(ring_ + (position & (header_->ring_bytes - 1)));
+        auto *record = reinterpret_cast<RecordHeader *>(ring_ + (position & (ring_bytes_ - 1)));
         record->length = uint32_t(length);
         record->kind = kind;
         record->zero = 0;
         record->pid = uint32_t(getpid());
         record->tid = thread_id();
         record->time_ns = monotonic_ns();
-        record->tag.store((position | 1) ^ header_->key, std::memory_order_release);
+        record->tag.store((position | 1) ^ key_, std::memory_order_release);
         return record + 1;
     }
     void commit(void *payload) {
         auto *record = static_cast<RecordHeader *>(payload) - 1;
-        uint64_t tag = record->tag.load(std::memory_order_relaxed) ^ header_->key;
-        record->tag.store((tag ^ 3) ^ header_->key, std::memory_order_release);
+        uint64_t tag = record->tag.load(std::memory_order_relaxed) ^ key_;
+        record->tag.store((tag ^ 3) ^ key_, std::memory_order_release);
     }
     bool put(uint16_t kind, const void *head, size_t head_bytes, std::string_view text = {}, uint64_t events = 1) {
         auto *to = static_cast<char *>(reserve(kind, head_bytes + text.size(), events));
@@ -144,11 +143,12 @@ class Channel {
     void drop(uint16_t kind, uint64_t events) {
         if (header_) header_->dropped[kind % KINDS].fetch_add(events, std::memory_order_relaxed);
     }
-    // Whether the capture process has said that it takes no more, or is gone.
-    bool reader_is_gone() const {
-        if (!header_ || header_->closed.load(std::memory_order_relaxed)) return true;
-        return kill(pid_t(header_->reader_pid), 0) != 0 && errno == ESRCH;
-    }
+    // Whether the recording is over: what there is yet may be sent, and then `close`.
+    bool is_over() const { return connection_.is_over(); }
+    // Its first bytes, for tests of what a program may do to it.
+    void *header() { return header_; }
+    // Says that nothing more comes from this process. What is put all the same may find its way, or not.
+    void close() { connection_.close(); }
 
   private:
     bool map(int file) {
@@ -172,7 +172,9 @@ class Channel {
             munmap(head, CHANNEL_HEADER_BYTES);
             return false;
         }
+        // What decides where this process writes is its own: the header is everybody's.
         ring_ = static_cast<char *>(both);
+        ring_bytes_ = bytes, key_ = header->key, wait_us_ = header->wait_us;
         header_ = header;
         return true;
     }
@@ -181,7 +183,7 @@ class Channel {
         for (;;) {
             position = header_->produced.load(std::memory_order_relaxed);
             uint64_t consumed = header_->consumed.load(std::memory_order_acquire);
-            if (position + whole - consumed <= header_->ring_bytes) {
+            if (position + whole - consumed <= ring_bytes_) {
                 if (header_->produced.compare_exchange_weak(position, position + whole, std::memory_order_acq_rel))
                     return true;
                 continue;
@@ -189,8 +191,8 @@ class Channel {
             // A wait that was in vain is not repeated until the reader has moved.
             if (consumed == stuck_at_.load(std::memory_order_relaxed)) return false;
             uint64_t now_ns = monotonic_ns();
-            if (!deadline_ns) deadline_ns = now_ns + uint64_t(header_->wait_us) * 1000;
-            if (now_ns >= deadline_ns || reader_is_gone()) {
+            if (!deadline_ns) deadline_ns = now_ns + uint64_t(wait_us_) * 1000;
+            if (now_ns >= deadline_ns || connection_.is_gone()) {
                 stuck_at_.store(consumed, std::memory_order_relaxed);
                 return false;
             }
@@ -199,8 +201,11 @@ class Channel {
         }
     }
 
+    Connection connection_;
     ChannelHeader *header_ = nullptr;
     char *ring_ = nullptr;
+    uint64_t ring_bytes_ = 0, key_ = 0;
+    uint32_t wait_us_ = 0;
     std::atomic<uint64_t> stuck_at_{~uint64_t(0)};
 };
 

@@ -10,6 +10,7 @@
 // TRACEPIPE_GPU_ARGUMENTS (call_arguments.h).
 #include <fstream>
 #include <iterator>
+#include <thread>
 
 #include "call_arguments.h"
 #include "drain.h"
@@ -21,7 +22,8 @@ namespace {
 constexpr unsigned MOST_CALLBACKS = 2048;  // ids of functions of one API
 // A launch waits for room while launches are drained, and for a short time when none is.
 constexpr uint64_t WAIT_WHILE_DRAINING_NS = 500'000'000, WAIT_FOR_ROOM_NS = 50'000'000;
-constexpr unsigned WAIT_AT_END_MS = 3000;
+constexpr unsigned WAIT_AT_END_MS = Drain::WAIT_AT_END_MS;
+constexpr auto LOOK_FOR_LAUNCH = std::chrono::milliseconds(20);
 constexpr uint64_t TELL_EVERY_NS = 1'000'000'000;
 // Warps that a shared region has room for before it is known how many are needed.
 constexpr uint64_t FIRST_GRAPH_WARPS = 1 << 17, WARPS_OF_CHILDREN = 1 << 15;
@@ -57,28 +59,56 @@ class Injection {
         std::string calls = getenv("TRACEPIPE_GPU_CALLS") ? getenv("TRACEPIPE_GPU_CALLS") : "all";
         calls_ = calls == "none" ? NO_CALLS : calls == "launches" ? LAUNCH_CALLS : ALL_CALLS;
         if (!arguments_.read()) channel_.note("the table of arguments cannot be read: calls are recorded without");
-        Sanitizer_SubscriberHandle subscriber;
-        if (sanitizerSubscribe(&subscriber, &Injection::called_back, this) != SANITIZER_SUCCESS)
+        if (sanitizerSubscribe(&subscriber_, &Injection::called_back, this) != SANITIZER_SUCCESS)
             return refuse("Compute Sanitizer cannot be used: another tool of NVIDIA's has the process");
-        for (auto domain : {SANITIZER_CB_DOMAIN_RESOURCE, SANITIZER_CB_DOMAIN_SYNCHRONIZE, SANITIZER_CB_DOMAIN_LAUNCH,
-                            SANITIZER_CB_DOMAIN_GRAPHS, SANITIZER_CB_DOMAIN_DRIVER_API})
-            sanitizerEnableDomain(1, subscriber, domain);
-        if (calls_ == ALL_CALLS) sanitizerEnableDomain(1, subscriber, SANITIZER_CB_DOMAIN_RUNTIME_API);
+        for (auto domain : DOMAINS)
+            if (domain != SANITIZER_CB_DOMAIN_RUNTIME_API || calls_ == ALL_CALLS)
+                sanitizerEnableDomain(1, subscriber_, domain);
         const char *bytes = getenv("TRACEPIPE_GPU_MEMORY");
-        if (!drain_.start(bytes ? strtoull(bytes, nullptr, 10) : 0, [this](bool is_end) { tell_beyond(is_end); })) {
-            sanitizerUnsubscribe(subscriber);
+        if (!drain_.start(
+                bytes ? strtoull(bytes, nullptr, 10) : 0, [this](bool is_end) { tell_beyond(is_end); },
+                [this] { is_over_ = true; }, [this] { let_go(); })) {
+            sanitizerUnsubscribe(subscriber_);
             return refuse("no thread could be started in the traced process: its GPU events are not recorded");
         }
         return true;
     }
-    void finish(bool is_last) { drain_.finish(WAIT_AT_END_MS, is_last); }
+    // The process ends.
+    void finish() {
+        {
+            std::lock_guard<std::mutex> lock(letting_go_);
+            is_exiting_ = true;
+        }
+        drain_.finish(WAIT_AT_END_MS, true);
+    }
 
   private:
     enum Calls { NO_CALLS, LAUNCH_CALLS, ALL_CALLS };
+    static constexpr Sanitizer_CallbackDomain DOMAINS[] = {
+        SANITIZER_CB_DOMAIN_RUNTIME_API, SANITIZER_CB_DOMAIN_RESOURCE, SANITIZER_CB_DOMAIN_SYNCHRONIZE,
+        SANITIZER_CB_DOMAIN_LAUNCH,      SANITIZER_CB_DOMAIN_GRAPHS,   SANITIZER_CB_DOMAIN_DRIVER_API,
+    };
 
     bool refuse(const char *why) {
         channel_.note(why);
         return false;
+    }
+    // From the drain's thread, after the last record. Modules are unpatched by the next launch, on its thread;
+    // until one comes, its callbacks alone are left. The memory on the GPU stays the patches': a graph that was
+    // made of patched kernels has them still, and then the API stays too.
+    void let_go() {
+        auto disable = [this](bool of_launches) {
+            std::lock_guard<std::mutex> lock(letting_go_);
+            if (is_exiting_) return false;
+            for (auto domain : DOMAINS)
+                if ((domain == SANITIZER_CB_DOMAIN_DRIVER_API) == of_launches)
+                    sanitizerEnableDomain(0, subscriber_, domain);
+            if (of_launches && !has_graphs_) sanitizerUnsubscribe(subscriber_);
+            return true;
+        };
+        if (!disable(false)) return;
+        while (!functions_.is_stopped()) std::this_thread::sleep_for(LOOK_FOR_LAUNCH);
+        disable(true);
     }
     static void called_back(void *self, Sanitizer_CallbackDomain domain, Sanitizer_CallbackId id, const void *data) {
         if (is_own_thread()) return;
@@ -104,6 +134,12 @@ class Injection {
     void call(Sanitizer_CallbackDomain domain, Sanitizer_CallbackId id, const Sanitizer_CallbackData &data) {
         bool is_runtime = domain == SANITIZER_CB_DOMAIN_RUNTIME_API;
         uint8_t flags = flags_of(is_runtime, id, data.functionName);
+        if (is_over_.load(std::memory_order_relaxed)) {
+            bool is_entry = data.callbackSite == SANITIZER_API_ENTER;
+            if (is_entry && flags & CALL_LAUNCHES) functions_.stop();
+            if (is_entry && flags & CALL_ENDS_CONTEXT) drain_.finish(WAIT_AT_END_MS, false);
+            return;
+        }
         const CallLayout *layout = flags ? layouts_[is_runtime][id].load(std::memory_order_relaxed) : nullptr;
         uint64_t name = function_name(is_runtime, id, layout);
         bool is_told = calls_ == ALL_CALLS || (calls_ == LAUNCH_CALLS && flags & CALL_LAUNCHES);
@@ -219,6 +255,7 @@ class Injection {
     void launch(const Sanitizer_LaunchData &data) {
         Function function = functions_.of(data);
         if (!function.module) return;  // not patched
+        if (is_over_) return set(data, nullptr);
         auto context = drain_.find(data.context);
         if (!function.is_selected || !context || !selection_.is_next_selected()) return set(data, nullptr);
         auto launch = std::make_shared<Launch>();
@@ -253,6 +290,7 @@ class Injection {
             graph_launched(*static_cast<const Sanitizer_GraphLaunchData *>(data));
         } else if (id == SANITIZER_CBID_GRAPHS_GRAPHEXEC_CREATED) {
             const auto &created = *static_cast<const Sanitizer_GraphExecData *>(data);
+            has_graphs_ = true;
             bool is_of_device = created.isDeviceLaunch || created.containsDeviceGraphLaunches;
             if (is_of_device && !is_device_graph_told_.exchange(true))
                 channel_.note("a CUDA graph is launched by a kernel: its nodes are not recorded then");
@@ -266,7 +304,7 @@ class Injection {
         if (!function.module) return;
         Thread &current = thread();
         auto context = drain_.find(data.launchData.context);
-        if (data.isGraphUpload || !context) return set(data.launchData, nullptr);
+        if (data.isGraphUpload || !context || is_over_) return set(data.launchData, nullptr);
         if (!current.graph) {
             current.graph = std::make_shared<Launch>();
             current.graph->record = describe(data.launchData, function);
@@ -369,6 +407,10 @@ class Injection {
     Drain drain_{channel_, [this](uint64_t pc) { return functions_.code_at(pc); }};
     std::vector<char> patches_;
     Calls calls_ = ALL_CALLS;
+    Sanitizer_SubscriberHandle subscriber_ = nullptr;
+    std::atomic<bool> is_over_{false}, has_graphs_{false};
+    std::mutex letting_go_;
+    bool is_exiting_ = false;
     std::atomic<uint64_t> sequence_{0};
     CallTable arguments_;
     std::atomic<uint8_t> flags_[2][MOST_CALLBACKS] = {};
@@ -391,7 +433,7 @@ extern "C" __attribute__((visibility("default"))) int InitializeInjection() {
     static const pid_t process = getpid();
     if (is_started)
         atexit([] {
-            if (getpid() == process) injection->finish(true);
+            if (getpid() == process) injection->finish();
         });
     return 1;
 }

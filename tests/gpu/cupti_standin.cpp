@@ -1,0 +1,174 @@
+// A program with a CUPTI of its own, so that the library of the engine `kernels` can be tried without a GPU: it is
+// linked to kernels.cpp, and libcuda.so.1 is cuda_standin.cpp. It does what the lines of its input say, and answers
+// each with a line:
+//
+//     launch N     N kernels are launched and run
+//     start N      N kernels are launched and do not end
+//     call         a call of the driver API, without a record
+//     take         another profiler registers callbacks for its buffers
+//     subscribe    another profiler subscribes
+//     quit         returns from main
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+
+#include <cupti.h>
+#include <unistd.h>
+
+extern "C" int InitializeInjection();
+
+namespace {
+
+std::recursive_mutex mutex;
+CUpti_BuffersCallbackRequestFunc request;
+CUpti_BuffersCallbackCompleteFunc complete;
+uint8_t *buffer;
+size_t buffer_bytes, used_bytes;
+std::set<CUpti_ActivityKind> kinds;
+std::set<uint32_t> driver_calls;
+CUpti_CallbackFunc subscriber;
+bool domains[CUPTI_CB_DOMAIN_SIZE], is_in_exit, is_finalized;
+uint32_t correlation;
+
+template <typename Record> void add(const Record &record) {
+    if (is_finalized || !request) return;
+    size_t records_max;
+    if (buffer && used_bytes + sizeof record + 8 > buffer_bytes) cuptiActivityFlushAll(0);
+    if (!buffer) request(&buffer, &buffer_bytes, &records_max);
+    memcpy(buffer + used_bytes, &record, sizeof record);
+    used_bytes += (sizeof record + 7) / 8 * 8;
+}
+void api(uint32_t cbid, bool is_recorded) {
+    std::lock_guard lock(mutex);
+    correlation++;
+    CUpti_CallbackData data{};
+    for (auto site : {CUPTI_API_ENTER, CUPTI_API_EXIT}) {
+        data.callbackSite = site;
+        is_in_exit = site == CUPTI_API_EXIT;
+        if (subscriber && domains[CUPTI_CB_DOMAIN_DRIVER_API])
+            subscriber(nullptr, CUPTI_CB_DOMAIN_DRIVER_API, cbid, &data);
+        is_in_exit = false;
+    }
+    if (!is_recorded || !driver_calls.count(cbid)) return;
+    CUpti_ActivityAPI record{};
+    record.kind = CUPTI_ACTIVITY_KIND_DRIVER, record.cbid = cbid, record.correlationId = correlation;
+    record.start = correlation * 100, record.end = record.start + 50;
+    record.processId = uint32_t(getpid()), record.threadId = uint32_t(getpid());
+    add(record);
+}
+void launch(bool is_run) {
+    std::lock_guard lock(mutex);
+    api(CUPTI_DRIVER_TRACE_CBID_cuLaunchKernel, true);
+    if (!is_run || !kinds.count(CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL)) return;
+    CUpti_ActivityKernel10 record{};
+    record.kind = CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, record.correlationId = correlation;
+    record.start = correlation * 100 + 60, record.end = record.start + 10;
+    record.name = "f", record.gridX = record.gridY = record.gridZ = 1;
+    add(record);
+}
+void other_gives(uint8_t **given, size_t *bytes, size_t *) {
+    static uint8_t memory[1 << 20];
+    *given = memory, *bytes = sizeof memory;
+}
+void other_takes(CUcontext, uint32_t, uint8_t *, size_t, size_t) {}
+
+}  // namespace
+
+extern "C" {
+int standin_driver_version(int *version) {
+    *version = 13000;
+    api(CUPTI_DRIVER_TRACE_CBID_cuDriverGetVersion, true);
+    return 0;
+}
+CUptiResult cuptiActivityEnable(CUpti_ActivityKind kind) { return kinds.insert(kind), CUPTI_SUCCESS; }
+CUptiResult cuptiActivityDisable(CUpti_ActivityKind kind) {
+    std::lock_guard lock(mutex);
+    if (kind == CUPTI_ACTIVITY_KIND_DRIVER) driver_calls.clear();
+    return kinds.erase(kind), CUPTI_SUCCESS;
+}
+CUptiResult cuptiActivityEnableDriverApi(CUpti_CallbackId cbid, uint8_t) {
+    std::lock_guard lock(mutex);
+    return driver_calls.insert(cbid), CUPTI_SUCCESS;
+}
+CUptiResult cuptiActivityEnableRuntimeApi(CUpti_CallbackId, uint8_t) { return CUPTI_SUCCESS; }
+CUptiResult cuptiActivityFlushAll(uint32_t) {
+    std::lock_guard lock(mutex);
+    if (!buffer) return CUPTI_SUCCESS;
+    uint8_t *full = buffer;
+    size_t bytes = used_bytes;
+    buffer = nullptr, used_bytes = 0;
+    complete(nullptr, 0, full, buffer_bytes, bytes);
+    return CUPTI_SUCCESS;
+}
+CUptiResult cuptiActivityGetNextRecord(uint8_t *from, size_t bytes, CUpti_Activity **record) {
+    static const std::map<CUpti_ActivityKind, size_t> sizes{
+        {CUPTI_ACTIVITY_KIND_DRIVER, sizeof(CUpti_ActivityAPI)},
+        {CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, sizeof(CUpti_ActivityKernel10)}};
+    auto *next = *record ? reinterpret_cast<uint8_t *>(*record) + (sizes.at((*record)->kind) + 7) / 8 * 8 : from;
+    if (next >= from + bytes) return CUPTI_ERROR_MAX_LIMIT_REACHED;
+    *record = reinterpret_cast<CUpti_Activity *>(next);
+    return CUPTI_SUCCESS;
+}
+CUptiResult cuptiActivityGetNumDroppedRecords(CUcontext, uint32_t, size_t *dropped) {
+    return *dropped = 0, CUPTI_SUCCESS;
+}
+CUptiResult cuptiActivityRegisterCallbacks(CUpti_BuffersCallbackRequestFunc gives,
+                                           CUpti_BuffersCallbackCompleteFunc takes) {
+    std::lock_guard lock(mutex);
+    request = gives, complete = takes;
+    return CUPTI_SUCCESS;
+}
+CUptiResult cuptiActivityRegisterTimestampCallback(CUpti_TimestampCallbackFunc) { return CUPTI_SUCCESS; }
+CUptiResult cuptiSetThreadIdType(CUpti_ActivityThreadIdType) { return CUPTI_SUCCESS; }
+CUptiResult cuptiGetTimestamp(uint64_t *ns) { return *ns = 1, CUPTI_SUCCESS; }
+CUptiResult cuptiGetVersion(uint32_t *version) { return *version = CUPTI_API_VERSION, CUPTI_SUCCESS; }
+CUptiResult cuptiGetResultString(CUptiResult, const char **text) { return *text = "an error", CUPTI_SUCCESS; }
+CUptiResult cuptiGetCallbackName(CUpti_CallbackDomain domain, uint32_t cbid, const char **name) {
+    bool is_launch = domain == CUPTI_CB_DOMAIN_DRIVER_API && cbid == CUPTI_DRIVER_TRACE_CBID_cuLaunchKernel;
+    *name = is_launch ? "cuLaunchKernel" : "cuGetSomething";
+    return CUPTI_SUCCESS;
+}
+CUptiResult cuptiSubscribe(CUpti_SubscriberHandle *handle, CUpti_CallbackFunc callback, void *) {
+    std::lock_guard lock(mutex);
+    if (subscriber) return CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED;
+    subscriber = callback;
+    *handle = reinterpret_cast<CUpti_SubscriberHandle>(&subscriber);
+    return CUPTI_SUCCESS;
+}
+CUptiResult cuptiEnableDomain(uint32_t enable, CUpti_SubscriberHandle, CUpti_CallbackDomain domain) {
+    std::lock_guard lock(mutex);
+    return domains[domain] = enable != 0, CUPTI_SUCCESS;
+}
+CUptiResult cuptiUnsubscribe(CUpti_SubscriberHandle) { return subscriber = nullptr, CUPTI_SUCCESS; }
+CUptiResult cuptiFinalize() {
+    is_finalized = true;
+    return puts(is_in_exit ? "finalized where a call returns" : "finalized anywhere"), CUPTI_SUCCESS;
+}
+}
+
+int main() {
+    int version;
+    cuDriverGetVersion(&version);
+    InitializeInjection();
+    puts("begun");
+    fflush(stdout);
+    char word[32];
+    while (scanf("%31s", word) == 1) {
+        std::string what = word;
+        int count = 0;
+        if ((what == "launch" || what == "start") && scanf("%d", &count) != 1) return 2;
+        for (int at = 0; at < count; at++) launch(what == "launch");
+        if (what == "call") api(CUPTI_DRIVER_TRACE_CBID_cuInit, false);
+        if (what == "take") cuptiActivityRegisterCallbacks(other_gives, other_takes);
+        if (what == "subscribe") {
+            CUpti_SubscriberHandle handle;
+            cuptiSubscribe(&handle, [](void *, CUpti_CallbackDomain, CUpti_CallbackId, const void *) {}, nullptr);
+        }
+        if (what == "quit") break;
+        printf("%s%s\n", word, is_finalized ? " without CUPTI" : "");
+        fflush(stdout);
+    }
+}

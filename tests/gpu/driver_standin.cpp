@@ -1,0 +1,41 @@
+// The libcuda.so.1 of sanitizer_standin.cpp: a GPU's memory is the host's, and nothing runs there.
+#include <cstdlib>
+#include <cstring>
+
+#include <cuda.h>
+#undef cuDeviceGetUuid
+
+extern "C" {
+CUresult cuCtxPushCurrent_v2(CUcontext) { return CUDA_SUCCESS; }
+CUresult cuCtxPopCurrent_v2(CUcontext *) { return CUDA_SUCCESS; }
+CUresult cuStreamCreate(CUstream *, unsigned) { return CUDA_SUCCESS; }
+CUresult cuStreamSynchronize(CUstream) { return CUDA_SUCCESS; }
+CUresult cuMemAlloc_v2(CUdeviceptr *memory, size_t bytes) {
+    *memory = reinterpret_cast<CUdeviceptr>(aligned_alloc(4096, bytes));
+    return CUDA_SUCCESS;
+}
+CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream) {
+    memcpy(to, reinterpret_cast<void *>(from), bytes);
+    return CUDA_SUCCESS;
+}
+CUresult cuMemsetD8Async(CUdeviceptr memory, unsigned char value, size_t bytes, CUstream) {
+    memset(reinterpret_cast<void *>(memory), value, bytes);
+    return CUDA_SUCCESS;
+}
+CUresult cuMemHostAlloc(void **memory, size_t bytes, unsigned) {
+    *memory = malloc(bytes);
+    return CUDA_SUCCESS;
+}
+CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *, void *, unsigned) { return CUDA_ERROR_NOT_SUPPORTED; }
+CUresult cuModuleLoadData(CUmodule *, const void *) { return CUDA_ERROR_NOT_SUPPORTED; }
+CUresult cuModuleGetFunction(CUfunction *, CUmodule, const char *) { return CUDA_ERROR_NOT_SUPPORTED; }
+CUresult cuLaunchKernel(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream,
+                        void **, void **) {
+    return CUDA_ERROR_NOT_SUPPORTED;
+}
+CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *) { return CUDA_SUCCESS; }
+CUresult cuDeviceGetName(char *name, int, CUdevice) { return *name = 0, CUDA_SUCCESS; }
+CUresult cuDeviceGetUuid(CUuuid *, CUdevice) { return CUDA_SUCCESS; }
+CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice) { return *bytes = 1 << 20, CUDA_SUCCESS; }
+CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute, CUdevice) { return *value = 1, CUDA_SUCCESS; }
+}

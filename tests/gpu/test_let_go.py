@@ -1,0 +1,158 @@
+"""The end of a recording while the program goes on: all of it until then, and a program as it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gpu.bench import Bench
+from tracepipe.capture.gpu.engines.kernels import KernelsEngine, build_library
+from tracepipe.capture.gpu.engines.warps import WarpsEngine
+
+pytestmark = pytest.mark.gpu
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 120
+HALF = {"tiny": 101, "gridStride": 1}
+
+# 200 kernels before, in and after a profile of torch's own, and how many that one has of its.
+TORCH = """
+import torch
+from torch.profiler import ProfilerActivity, profile
+x = torch.zeros(1000, device="cuda")
+def some():
+    for _ in range(200):
+        x.add_(1)
+    torch.cuda.synchronize()
+some()
+with profile(activities=[ProfilerActivity.CUDA]) as seen:
+    some()
+some()
+print(sum(event.count for event in seen.key_averages() if "elementwise" in event.key), int(x.sum()))
+"""
+
+
+def engine(bench: Bench, name: str) -> KernelsEngine | WarpsEngine:
+    if name == "kernels":
+        return KernelsEngine(build_library(bench.tools), gpus=bench.tools.driver.listed)
+    return WarpsEngine(bench.library, bench.patches, gpus=bench.tools.driver.listed)
+
+
+class Recorded:
+    """A program that is recorded, and its events so far."""
+
+    def __init__(self, recording: KernelsEngine | WarpsEngine, command: list[str]) -> None:
+        self.recording = recording
+        self.chunks: list[bytes] = []
+        self.lost = 0
+        settings, pipe = {**os.environ, **recording.environment()}, subprocess.PIPE
+        self.process = subprocess.Popen(command, env=settings, stdin=pipe, stdout=pipe, bufsize=0)
+        self.said = b""
+
+    def collect(self, *, is_final: bool = False) -> None:
+        self.chunks.append(self.recording.collect(is_final=is_final))
+        self.lost += sum(loss.count for loss in self.recording.lost())
+
+    def wait_for(self, wanted: bytes) -> None:
+        assert self.process.stdout is not None
+        while wanted not in self.said:
+            if select.select([self.process.stdout], [], [], 0.001)[0]:
+                piece = self.process.stdout.read(4096)
+                assert piece, "the program has ended"
+                self.said += piece
+            self.collect()
+
+    def stop(self) -> None:
+        self.recording.stop()
+        while not self.recording.is_over():
+            self.collect()
+        self.collect(is_final=True)
+
+    def finish(self) -> int:
+        printed, _ = self.process.communicate(b"\n", timeout=PATIENCE_S)
+        self.said += printed
+        return self.process.returncode
+
+    def events(self) -> list[dict[str, Any]]:
+        renderer = self.recording.renderer()
+        lines = [line for chunk in self.chunks for line in renderer.render(chunk).texts]
+        return [json.loads(line) for line in lines]
+
+
+def kernels(events: list[dict[str, Any]]) -> Counter[str]:
+    return Counter(str(event["name"]).partition("(")[0] for event in events if event["type"] == "gpu_kernel")
+
+
+@pytest.mark.parametrize("name", ["kernels", "warps"])
+def test_all_until_the_end_is_recorded_and_nothing_after(bench: Bench, name: str) -> None:
+    """Launches and a graph, that was made while it was recorded; the same again afterwards."""
+    command = [str(bench.program), "two_halves"]
+    native = subprocess.run(command, input=b"\n", stdout=subprocess.PIPE, check=True)
+    recorded = Recorded(engine(bench, name), command)
+    recorded.wait_for(b"half\n")
+    recorded.stop()
+    assert recorded.process.poll() is None
+    assert recorded.finish() == 0
+    assert recorded.said == native.stdout
+    recorded.collect(is_final=True)
+    assert kernels(recorded.events()) == HALF
+    assert recorded.recording.renderer().losses == {}
+    assert recorded.lost == 0
+    recorded.recording.close()
+
+
+@pytest.mark.parametrize("name", ["kernels", "warps"])
+def test_a_duration_ends_the_recording_and_not_the_program(bench: Bench, tmp_path: Path, name: str) -> None:
+    native = bench.native(str(bench.program), "for_a_while")
+    capture = [sys.executable, "-m", "tracepipe", "capture", "--gpu", name, "--duration", "500ms"]
+    done = subprocess.run(
+        [*capture, "-o", str(tmp_path / "run.jsonl"), "--", str(bench.program), "for_a_while"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
+    )
+    assert (done.returncode, done.stdout) == (0, native.printed), done.stderr
+    records = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
+    assert records[-1]["ended_by"] == "duration"
+    assert records[-1]["losses"] == {}
+    assert 0 < records[-1]["counts"]["gpu_kernel"] < 50_000
+    assert "goes on" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["kernels", "warps"])
+def test_a_profiler_of_the_programs_works_afterwards(bench: Bench, name: str) -> None:
+    """Both engines exclude other clients of CUPTI while they are there."""
+    pytest.importorskip("torch")
+    waits = TORCH.replace("some()\nwith", "some()\nprint('half', flush=True)\ninput()\nwith", 1)
+    recorded = Recorded(engine(bench, name), [sys.executable, "-c", waits])
+    recorded.wait_for(b"half\n")
+    recorded.stop()
+    assert recorded.finish() == 0
+    assert recorded.said.split() == [b"half", b"200", b"600000"]
+    recorded.recording.close()
+
+
+def test_launches_that_another_profiler_took_are_lost_with_the_reason(bench: Bench) -> None:
+    pytest.importorskip("torch")
+    recorded = Recorded(engine(bench, "kernels"), [sys.executable, "-c", TORCH])
+    recorded.wait_for(b" 600000\n")
+    assert recorded.finish() == 0
+    recorded.collect(is_final=True)
+    events, renderer = recorded.events(), recorded.recording.renderer()
+    assert recorded.said.split() == [b"200", b"600000"], "its profile is whole"
+    adds = sum(count for name, count in kernels(events).items() if "elementwise" in name)
+    assert 0 < adds < 600
+    (loss,) = [event for event in events if event["type"] == "loss"]
+    assert loss["layer"] == "gpu_kernel"
+    assert "another profiler took CUPTI over" in loss["reason"]
+    assert renderer.losses == {"gpu_kernel": loss["count"]}
+    assert any("another profiler took CUPTI over" in note for note in renderer.notes)
+    recorded.recording.close()

@@ -1,0 +1,258 @@
+"""The libraries at the end of a recording, with stand-ins of NVIDIA's that do as the documentation says.
+
+tests/gpu tries the same with NVIDIA's own, on a GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tracepipe.capture.gpu.build.cuda_parts import find_parts
+from tracepipe.capture.gpu.engines.channel import Channel
+from tracepipe.capture.gpu.engines.kernel_lines import KernelsRenderer
+from tracepipe.capture.gpu.engines.warps import WarpRenderer
+
+ROOT = Path(__file__).parents[2]
+NATIVE = ROOT / "tracepipe/capture/gpu/native"
+
+
+FLAGS = ["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"]
+
+
+def built(folder: Path, library: str, driver: str, standin: str) -> Path:
+    """A program that is linked to the library, with the stand-ins of the driver and of NVIDIA's API."""
+    compiler, parts = shutil.which("g++"), find_parts()
+    if compiler is None or not (parts.cupti and parts.sanitizer) or parts.cupti[0].version != (13, 0):
+        pytest.skip("there is no g++, or no headers of CUDA 13.0")
+    found = {folder: None for part in (parts.cupti[0], parts.sanitizer[0]) for folder in part.include}
+    include = [f"-I{NATIVE}", *(f"-isystem{folder}" for folder in found)]
+    shared = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(folder / "libcuda.so.1")]
+    sources = ROOT / "tests/gpu"
+    subprocess.run([compiler, *FLAGS, *include, *shared, str(sources / driver)], check=True)
+    linked = ["-Wl,--no-as-needed", str(folder / "libcuda.so.1"), f"-Wl,-rpath,{folder}", "-rdynamic", "-ldl"]
+    both = [str(sources / standin), str(NATIVE / library)]
+    subprocess.run([compiler, *FLAGS, *include, *both, *linked, "-o", str(folder / "program")], check=True)
+    return folder / "program"
+
+
+@pytest.fixture(scope="session")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A program with CUPTI, and the library of `kernels` in it."""
+    return built(tmp_path_factory.mktemp("cupti"), "kernels.cpp", "cuda_standin.cpp", "cupti_standin.cpp")
+
+
+@pytest.fixture(scope="session")
+def patched_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A program with Compute Sanitizer's API, and the library of `warps` in it."""
+    folder = tmp_path_factory.mktemp("sanitizer")
+    (folder / "patches").write_bytes(b"code")
+    return built(folder, "warps.cpp", "driver_standin.cpp", "sanitizer_standin.cpp")
+
+
+class Recorded:
+    """The program while it is recorded, as a capture does it."""
+
+    def __init__(self, program: Path, renderer: KernelsRenderer | WarpRenderer) -> None:
+        self.channel = Channel(1 << 20)
+        self.renderer = renderer
+        self.events: list[dict[str, Any]] = []
+        settings = {**os.environ, **self.channel.environment()}
+        settings["TRACEPIPE_GPU_PATCHES"] = str(program.parent / "patches")
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen([str(program)], env=settings, stdin=pipe, stdout=pipe, bufsize=0)
+        self._said = b""
+
+    def answer(self) -> str:
+        """The next line that the program says; it is recorded meanwhile."""
+        assert self.process.stdout is not None
+        while b"\n" not in self._said:
+            if select.select([self.process.stdout], [], [], 0.001)[0]:
+                said = self.process.stdout.read(4096)
+                assert said, "the program has ended"
+                self._said += said
+            self.take()
+        line, _, self._said = self._said.partition(b"\n")
+        return line.decode()
+
+    def do(self, words: str) -> str:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{words}\n".encode())
+        return self.answer()
+
+    def take(self, *, is_final: bool = False) -> None:
+        lines = self.renderer.render(self.channel.collect(is_final=is_final))
+        self.events += [json.loads(line) for line in lines.texts]
+
+    def wait_for_kernels(self, count: int) -> None:
+        while len(self.of("gpu_kernel")) < count:
+            self.take()
+
+    def lose_reader(self) -> None:
+        """What the kernel does for a capture process that is killed."""
+        for connection in self.channel._connections._open:
+            connection.close()
+
+    def stop(self) -> None:
+        self.channel.stop()
+        while not self.channel.is_over():
+            self.take()
+        self.take(is_final=True)
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.events if event["type"] == kind]
+
+    def end(self) -> int:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+        self.take(is_final=True)
+        self.channel.close()
+        return self.process.returncode
+
+
+@pytest.fixture
+def recorded(program: Path) -> Iterator[Recorded]:
+    made = Recorded(program, KernelsRenderer())
+    assert made.answer() == "begun"
+    yield made
+    if made.process.poll() is None:
+        made.process.kill()
+        made.end()
+
+
+@pytest.fixture
+def patched(patched_program: Path) -> Iterator[Recorded]:
+    made = Recorded(patched_program, WarpRenderer({}))
+    assert [made.answer(), made.answer()] == ["patched", "begun"]
+    yield made
+    if made.process.poll() is None:
+        made.process.kill()
+        made.end()
+
+
+# kernels
+
+
+def test_the_last_records_come_and_cupti_goes_where_a_call_returns(recorded: Recorded) -> None:
+    recorded.do("launch 3")
+    recorded.stop()
+    assert len(recorded.of("gpu_kernel")) == 3
+    assert recorded.do("call") == "finalized where a call returns"
+    assert recorded.answer() == "call without CUPTI"
+    assert recorded.do("launch 2") == "launch without CUPTI"
+    assert recorded.end() == 0
+    assert len(recorded.of("gpu_kernel")) == 3
+    assert recorded.of("loss") == []
+
+
+def test_a_capture_that_is_gone_is_as_one_that_stops(recorded: Recorded) -> None:
+    recorded.do("launch 3")
+    recorded.wait_for_kernels(3)
+    recorded.lose_reader()
+    while not (said := recorded.do("call")).startswith("finalized"):
+        assert said == "call"
+    assert said == "finalized where a call returns"
+
+
+def test_a_profiler_that_has_subscribed_keeps_cupti(recorded: Recorded) -> None:
+    recorded.do("launch 1")
+    recorded.do("subscribe")
+    recorded.stop()
+    assert recorded.do("call") == "call"
+    assert recorded.do("launch 5") == "launch"
+    assert recorded.end() == 0
+    assert len(recorded.of("gpu_kernel")) == 1
+
+
+def test_what_another_profiler_takes_over_is_a_loss_with_a_reason(recorded: Recorded) -> None:
+    recorded.do("launch 3")
+    recorded.wait_for_kernels(3)
+    recorded.do("start 4")
+    while len(recorded.of("userspace")) < 7:
+        recorded.take()
+    recorded.do("take")
+    recorded.do("launch 50")
+    recorded.stop()
+    assert len(recorded.of("gpu_kernel")) == 3
+    (loss,) = recorded.of("loss")
+    assert (loss["layer"], loss["count"]) == ("gpu_kernel", 4)
+    assert "another profiler took CUPTI over in process" in loss["reason"]
+    assert "4 launches have no kernel, and later ones could not be seen" in loss["reason"]
+    assert recorded.renderer.losses == {"gpu_kernel": 4}
+    assert [note for note in recorded.renderer.notes if "another profiler" in note]
+    assert recorded.do("call") == "call", "CUPTI is the other's"
+    assert recorded.end() == 0
+
+
+def test_it_is_said_too_where_the_program_ends(recorded: Recorded) -> None:
+    recorded.do("launch 3")
+    recorded.wait_for_kernels(3)
+    recorded.do("take")
+    recorded.do("launch 50")
+    assert recorded.end() == 0
+    (loss,) = recorded.of("loss")
+    assert (loss["layer"], loss["count"]) == ("gpu_kernel", 1), "one at least"
+
+
+def test_it_is_noticed_while_the_program_goes_on(recorded: Recorded) -> None:
+    recorded.do("launch 3")
+    recorded.wait_for_kernels(3)
+    recorded.do("take")
+    while not recorded.of("loss"):
+        recorded.take()
+    assert recorded.channel.is_over(), "there is nothing more to come"
+
+
+def test_a_program_that_ends_has_given_all(recorded: Recorded) -> None:
+    recorded.do("launch 100")
+    assert recorded.end() == 0
+    assert len(recorded.of("gpu_kernel")) == 100
+    assert recorded.of("loss") == []
+
+
+# warps
+
+
+def test_the_next_launch_unpatches_and_then_the_api_goes(patched: Recorded) -> None:
+    patched.do("launch")
+    patched.stop()
+    assert [event["phase"] for event in patched.of("userspace")] == ["B", "E"]
+    assert patched.do("launch") == "unpatched"
+    assert sorted([patched.answer(), patched.answer()]) == ["launch", "unsubscribed"]
+    assert patched.do("launch") == "launch"
+    assert patched.end() == 0
+    assert len(patched.of("userspace")) == 2
+
+
+def test_it_unpatches_for_a_capture_that_is_gone_too(patched: Recorded) -> None:
+    patched.do("launch")
+    patched.lose_reader()
+    while (said := patched.do("launch")) == "launch":
+        pass
+    assert said == "unpatched"
+    assert sorted([patched.answer(), patched.answer()]) == ["launch", "unsubscribed"]
+
+
+def test_the_api_stays_where_a_graph_was_made_of_patched_kernels(patched: Recorded) -> None:
+    """It gives no callbacks any more; its code may be run by the graph."""
+    patched.do("graph")
+    patched.stop()
+    assert patched.do("launch") == "unpatched"
+    assert patched.answer() == "launch"
+    assert patched.do("wait") == "wait"
+    assert patched.do("launch") == "launch"
+    assert patched.end() == 0
+
+
+def test_a_program_that_ends_while_it_is_let_go_ends(patched: Recorded) -> None:
+    patched.stop()
+    assert patched.end() == 0

@@ -1,0 +1,177 @@
+"""Where builds are kept, and who may have written what is taken from there.
+
+    a user        $XDG_CACHE_HOME/tracepipe/NAME-DIGEST.so     compiled there, renamed
+    root          /var/cache/tracepipe/0/NAME-DIGEST.so        compiled there, renamed
+    under sudo    /var/cache/tracepipe/UID/scratch-…/made      compiled by the caller, who owns the folder
+                  /var/cache/tracepipe/UID/NAME-DIGEST.so      copied by root, and root's from then on
+
+A build gets into the command's process. So every folder on the way to it, and the file, must be of those whom
+the command trusts anyway: root, and the user that it runs as. Each is opened by its name in the folder before
+it, and judged by what was opened: nothing can be put in its place in between.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from tracepipe.capture.gpu.build.driver import Owner
+from tracepipe.errors import CaptureUnavailable
+
+ROOT_CACHE: Final = Path("/var/cache/tracepipe")
+_BUILD_BYTES_MAX: Final = 256 << 20
+_PIECE_BYTES: Final = 1 << 20
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# Of what is judged and not read: a home folder's parent need not be readable.
+_PLACE: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+Compile = Callable[[Path], None]
+"""Makes the file of that name, as the owner."""
+
+
+def cache_folder(user: Owner) -> Path:
+    """Where the builds for a user are kept: for root to take, where none but root can write."""
+    if os.geteuid() == 0:
+        return ROOT_CACHE / str(user.uid)
+    named = os.environ.get("XDG_CACHE_HOME", "")
+    base = Path(named) if named.startswith("/") else user.home / ".cache"
+    return base / "tracepipe"
+
+
+class Cache:
+    """The builds for one user."""
+
+    def __init__(self, user: Owner) -> None:
+        self._user = user
+        self.folder = cache_folder(user)
+        # In root's folders the caller of sudo has nothing to say.
+        self._trusted = {0, os.geteuid()}
+
+    def find(self, name: str) -> Path | None:
+        """A build that is there. Raises CaptureUnavailable if others could have written it."""
+        if not (self.folder / name).exists():
+            return None
+        check_safe(self.folder / name, self._trusted)
+        return self.folder / name
+
+    def make(self, name: str, compile_into: Compile) -> Path:
+        """A new build. Raises CaptureUnavailable."""
+        try:
+            _make_folder(self.folder)
+        except OSError as error:
+            raise CaptureUnavailable(
+                f"{self.folder} cannot be made: {error.strerror}.", "May this user write there?"
+            ) from None
+        check_safe(self.folder, self._trusted)
+        unfinished = self.folder / f".{secrets.token_hex(8)}-{name}"
+        try:
+            if self._user.uid == os.geteuid():
+                compile_into(unfinished)
+            else:
+                self._take_from_scratch(unfinished, compile_into)
+            unfinished.replace(self.folder / name)
+        except OSError as error:
+            raise CaptureUnavailable(
+                f"{self.folder / name} cannot be written: {error.strerror}.", "Is there room on the disk?"
+            ) from None
+        finally:
+            with suppress(OSError):
+                unfinished.unlink()
+        check_safe(self.folder / name, self._trusted)
+        return self.folder / name
+
+    def _take_from_scratch(self, path: Path, compile_into: Compile) -> None:
+        """Let the user compile in a folder of its own, and copy what comes out, which may be anything."""
+        scratch = Path(tempfile.mkdtemp(prefix="scratch-", dir=self.folder))
+        try:
+            os.chown(scratch, self._user.uid, self._user.gid)
+            compile_into(scratch / "made")
+            with _opened(scratch) as folder:
+                made = os.open("made", _FILE, dir_fd=folder)
+            try:
+                status = os.fstat(made)
+                if not stat.S_ISREG(status.st_mode) or status.st_size > _BUILD_BYTES_MAX:
+                    raise CaptureUnavailable(
+                        f"{scratch / 'made'} is no file that a compiler makes.", "Try again without sudo."
+                    )
+                _copy(made, path)
+            finally:
+                os.close(made)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+def check_safe(path: Path, trusted: set[int]) -> None:
+    """Raise CaptureUnavailable if users that are not trusted could have written it, or can replace it."""
+    real = Path(os.path.realpath(path))
+    opened = os.open("/", _PLACE)
+    try:
+        place, status = Path("/"), os.fstat(opened)
+        _check(status, place, trusted, in_sticky=False)
+        for place in (*reversed(real.parents[:-1]), real):
+            inner = os.open(place.name, _PLACE, dir_fd=opened)
+            os.close(opened)
+            opened, before, status = inner, status, os.fstat(inner)
+            if stat.S_ISLNK(status.st_mode):  # which was none when the path was resolved
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+            _check(status, place, trusted, in_sticky=_is_writable(before))
+    except OSError as error:
+        raise CaptureUnavailable(
+            f"{place} cannot be used: {error.strerror}.", f"rm -r {path.parent}"
+        ) from None
+    finally:
+        os.close(opened)
+
+
+def _check(status: os.stat_result, place: Path, trusted: set[int], *, in_sticky: bool) -> None:
+    is_folder = stat.S_ISDIR(status.st_mode)
+    # A sticky folder, as /tmp is, lets others add names but not replace ours: our folder there is good. A
+    # file is not, as it can be another name that somebody gave to a file of ours.
+    is_good = is_folder or (stat.S_ISREG(status.st_mode) and not in_sticky)
+    writable = _is_writable(status) and not (is_folder and status.st_mode & stat.S_ISVTX)
+    if status.st_uid not in trusted or writable or not is_good:
+        raise CaptureUnavailable(
+            f"{place} can be written by others, and code from it would run in the command.",
+            f"chmod go-w {place}   or, if it is not yours, rm -r {place}",
+        )
+
+
+def _is_writable(status: os.stat_result) -> bool:
+    """Whether somebody who is neither the owner nor root can write it. Root's group is root's."""
+    return bool(status.st_mode & stat.S_IWOTH or (status.st_mode & stat.S_IWGRP and status.st_gid != 0))
+
+
+def _make_folder(folder: Path) -> None:
+    """The folder and those around it, whatever the umask is, writable by this user alone."""
+    if not folder.is_dir():
+        _make_folder(folder.parent)
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o755)
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    descriptor = os.open(folder, _FOLDER)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _copy(source: int, path: Path) -> None:
+    """A new file with the content of another, as far as that is no longer than a build can be."""
+    target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    left = _BUILD_BYTES_MAX
+    with os.fdopen(target, "wb") as file:
+        while left > 0 and (piece := os.read(source, _PIECE_BYTES)):
+            file.write(piece)
+            left -= len(piece)

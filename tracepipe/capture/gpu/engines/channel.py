@@ -1,0 +1,217 @@
+"""The capture process's end of the channel that `native/transport.h` describes: memory that both sides map.
+
+The memory is in no folder, and is sealed: its size cannot be changed, so that no process can take pages from
+under us. All else in it is the traced processes', and is believed as far as it can be true: what is read is
+copied once and checked in the copy, positions are bounded by what we took and by the ring's size, and what is
+refused is counted as a loss.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import secrets
+import struct
+import time
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from tracepipe.capture.gpu.engines.connections import Connections
+from tracepipe.capture.gpu.engines.transport import ALIGNMENT, RECORD, whole_bytes
+from tracepipe.capture.records.loss import Loss
+from tracepipe.errors import CaptureUnavailable
+
+CHANNEL_VARIABLE: Final = "TRACEPIPE_GPU_CHANNEL"
+CHANNEL_BYTES: Final = 64 << 20
+"""Default ring: a warp is about 48 bytes, a launch of 10⁵ warps 5 MB."""
+WAIT_US: Final = 20_000
+"""How long a producer may keep its thread for want of room."""
+FULL: Final = "the channel to the capture process was full"
+TORN: Final = "records in the GPU channel that the traced process did not finish"
+OVERWRITTEN: Final = "the traced process overwrote the GPU channel's counters: nothing more was read"
+
+_MAGIC: Final = int.from_bytes(b"TipeGPU2", "little")
+_HEADER_BYTES: Final = 4096
+_KINDS: Final = 64
+_HEADER: Final = struct.Struct("<QQQI")
+_PRODUCED_AT, _CONSUMED_AT, _DROPPED_AT = 64, 128, 192
+_U64: Final = struct.Struct("<Q")
+_DROPPED: Final = struct.Struct(f"<{_KINDS}Q")
+_DROPPED_MAX: Final = 1 << 41
+"""No recording drops more events of a kind than this: the counter was overwritten."""
+_BUSY, _COMMITTED = 1, 2
+_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+class Channel:
+    """The memory with its ring. Committed records can be collected whatever became of who put them."""
+
+    def __init__(
+        self,
+        ring_bytes: int = CHANNEL_BYTES,
+        *,
+        owner: tuple[int, int] | None = None,
+        wait_us: int = WAIT_US,
+    ) -> None:
+        """A new channel that this process reads; `ring_bytes` is rounded up to a power of two.
+
+        `owner` (user, group) may write to it too: those that the command runs as. Raises CaptureUnavailable.
+        """
+        self._ring_bytes = 1 << max(ring_bytes - 1, 65535).bit_length()
+        self._key = secrets.randbits(64)
+        self._consumed = 0
+        self._dropped = [0] * _KINDS
+        self._faults: dict[str, int] = {}
+        self._is_overwritten = False
+        self._losses_until_ns = time.monotonic_ns()
+        try:
+            self._memory = os.memfd_create("tracepipe-gpu", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        except OSError as error:
+            raise _cannot_be_made(error) from None
+        try:
+            os.truncate(self._memory, _HEADER_BYTES + self._ring_bytes)
+            fcntl.fcntl(self._memory, fcntl.F_ADD_SEALS, _SEALS)
+            self._map = mmap.mmap(self._memory, _HEADER_BYTES + self._ring_bytes)
+            _HEADER.pack_into(self._map, 0, _MAGIC, self._key, self._ring_bytes, wait_us)
+            users = {os.geteuid()} | ({owner[0]} if owner else set())
+            self._connections = Connections(self._memory, users)
+        except (OSError, ValueError) as error:
+            os.close(self._memory)
+            raise _cannot_be_made(error) from None
+        except CaptureUnavailable:
+            os.close(self._memory)
+            raise
+
+    def environment(self) -> dict[str, str]:
+        """What the traced command's environment needs to find the channel."""
+        return {CHANNEL_VARIABLE: self._connections.name}
+
+    def accept(self) -> None:
+        """Let processes in that have begun; never waits."""
+        self._connections.accept()
+
+    def collect(self, *, is_final: bool = False) -> bytes:
+        """Whole records since the last call, in the order in which room was taken for them; never waits.
+
+        A record that is still being written ends it. `is_final`: whoever was writing is gone, so such records
+        are passed over and counted. What comes has the form that `transport.records` reads.
+        """
+        if not is_final:
+            self.accept()
+        kept: list[bytes] = []
+        while piece := self._collect_piece(kept, is_final=is_final):
+            self._consumed += piece
+            _U64.pack_into(self._map, _CONSUMED_AT, self._consumed)
+            if not is_final:  # or whoever fills it as fast as it is emptied would keep us here
+                break
+        return b"".join(kept)
+
+    def losses(self, layers: Mapping[int, str], reasons: Mapping[int, str] | None = None) -> list[Loss]:
+        """What was lost since the last call; `layers` and `reasons` are those of the kinds of record."""
+        since_ns, now_ns = self._losses_until_ns, time.monotonic_ns()
+        self._losses_until_ns = now_ns
+        counted = [
+            (layers.get(kind), count, (reasons or {}).get(kind, FULL)) for kind, count in self._new_dropped()
+        ]
+        counted += [(None, count, reason) for reason, count in self._faults.items()]
+        self._faults = {}
+        return [Loss(layer, count, since_ns, now_ns, reason) for layer, count, reason in counted]
+
+    def stop(self) -> None:
+        """Ask the processes to record no more; what they still send is collected until `is_over`."""
+        self._connections.stop()
+
+    def is_over(self) -> bool:
+        """Whether every process has sent its last records and let go, or is gone."""
+        return self._connections.are_over()
+
+    def close(self) -> None:
+        """Give the memory back. Processes that still have it mapped are not harmed, and record no more."""
+        if not self._map.closed:
+            self._connections.close()
+            self._map.close()
+            os.close(self._memory)
+
+    def _collect_piece(self, kept: list[bytes], *, is_final: bool) -> int:
+        """Add the records of the next piece of the ring; its size in bytes, 0 if there is none."""
+        produced = int(_U64.unpack_from(self._map, _PRODUCED_AT)[0])
+        if self._is_overwritten or not 0 <= produced - self._consumed <= self._ring_bytes:
+            self._overwritten()
+            return 0
+        # Any record fits into half a ring.
+        size = min(produced - self._consumed, self._ring_bytes // 2) & -ALIGNMENT
+        piece = self._bytes(self._consumed, size)
+        end = self._committed_until(piece, 0)
+        kept.append(piece[:end])
+        if not is_final:
+            return end
+        is_last = size == produced - self._consumed
+        while end < size:
+            state, after = self._state(piece, end)
+            if after > size and state and not is_last:
+                break  # the rest of it is in the next piece
+            self._faults[TORN] = self._faults.get(TORN, 0) + 1
+            begin = self._next_committed(piece, after if state == _BUSY else end + ALIGNMENT)
+            end = self._committed_until(piece, begin)
+            kept.append(piece[begin:end])
+        return end
+
+    def _bytes(self, start: int, size: int) -> bytes:
+        """A copy of a part of the ring, which may go over its end."""
+        at = start & (self._ring_bytes - 1)
+        first = min(size, self._ring_bytes - at)
+        at += _HEADER_BYTES
+        piece = self._map[at : at + first]
+        return piece if first == size else piece + self._map[_HEADER_BYTES : _HEADER_BYTES + size - first]
+
+    def _state(self, piece: bytes, at: int) -> tuple[int, int]:
+        """State of the record at a place of the piece, and where the next one is; 0 where none begins."""
+        if at + RECORD.size > len(piece):
+            return 0, len(piece)
+        tag, length, *_ = RECORD.unpack_from(piece, at)
+        state = tag ^ self._key ^ (self._consumed + at)
+        known = state in (_BUSY, _COMMITTED) and length <= self._ring_bytes // 4
+        return (state, at + whole_bytes(length)) if known else (0, at)
+
+    def _committed_until(self, piece: bytes, at: int) -> int:
+        """Where the committed records from a place of the piece on end."""
+        size = len(piece)
+        while at < size:
+            state, after = self._state(piece, at)
+            if state != _COMMITTED or after > size:
+                break
+            at = after
+        return at
+
+    def _next_committed(self, piece: bytes, at: int) -> int:
+        """Where the next record begins that is committed; the piece's end if there is none."""
+        words = memoryview(piece).cast("Q")
+        for place in range(at, len(piece), ALIGNMENT):
+            if words[place >> 3] ^ self._key == self._consumed + place | _COMMITTED:
+                state, after = self._state(piece, place)
+                if state == _COMMITTED and after <= len(piece):
+                    return place
+        return len(piece)
+
+    def _new_dropped(self) -> Iterable[tuple[int, int]]:
+        """Kind and events that found no room, since the last call."""
+        before, self._dropped = self._dropped, list(_DROPPED.unpack_from(self._map, _DROPPED_AT))
+        new = [now - then for now, then in zip(self._dropped, before, strict=True)]
+        if self._is_overwritten or min(new) < 0 or max(self._dropped) > _DROPPED_MAX:
+            self._overwritten()
+            return []
+        return [(kind, count) for kind, count in enumerate(new) if count]
+
+    def _overwritten(self) -> None:
+        """What the counters say cannot be: from now on nothing of the memory is believed."""
+        if not self._is_overwritten:
+            self._is_overwritten = True
+            self._faults[OVERWRITTEN] = 1
+            self.stop()
+
+
+def _cannot_be_made(error: OSError | ValueError) -> CaptureUnavailable:
+    return CaptureUnavailable(
+        f"The GPU channel cannot be made: {error}.", "Is there memory for it, and a descriptor (ulimit -n)?"
+    )

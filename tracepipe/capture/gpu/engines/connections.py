@@ -1,0 +1,109 @@
+"""The processes that write into a channel: each connects to a socket, gets the memory and stays connected.
+
+    process                                        capture process
+    connect ─────────────────────────────────────▶ accept: is its user one of ours?
+            ◀───────────────────────────────────── one byte, with the memory's descriptor
+      …  records go through the memory  …
+            ◀───────────────────────────────────── end of what we send: record no more
+    the last records, then closed ───────────────▶ end: it has let go
+
+The kernel closes a dead process's end, whatever it died of, so each side learns of the other's death by the
+same end of file. The socket is abstract: no path that another user could take, and nothing to remove.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import struct
+from contextlib import suppress
+from typing import Final
+
+from tracepipe.errors import CaptureUnavailable
+
+CONNECTIONS_MAX: Final = 512
+"""Processes at a time; each takes a descriptor of ours."""
+_PEER: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
+
+
+class Connections:
+    """The listening socket and those who are connected. `users` may connect, and root."""
+
+    def __init__(self, memory: int, users: set[int]) -> None:
+        """`memory` is the descriptor that each process gets. Raises CaptureUnavailable."""
+        self._memory, self._users = memory, users | {0}
+        self.name = f"tracepipe-gpu-{secrets.token_hex(16)}"
+        self._open: list[socket.socket] = []
+        try:
+            self._listener: socket.socket | None = socket.socket(
+                socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK
+            )
+            self._listener.bind(f"\0{self.name}")
+            self._listener.listen(CONNECTIONS_MAX)
+        except OSError as error:
+            raise CaptureUnavailable(
+                f"The GPU channel's socket cannot be made: {error}.",
+                "Are there descriptors left (ulimit -n)?",
+            ) from None
+
+    def accept(self) -> None:
+        """Let in who waits; never waits itself."""
+        while self._listener is not None:
+            try:
+                process, _ = self._listener.accept()
+            except OSError:  # nobody waits, or no descriptor is left
+                return
+            if not self._let_in(process):
+                process.close()
+
+    def stop(self) -> None:
+        """Let nobody in any more, and ask who is connected to record no more."""
+        self.accept()  # whoever was about to begin is answered, and ends at once
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        for process in self._open:
+            with suppress(OSError):
+                process.shutdown(socket.SHUT_WR)
+
+    def are_over(self) -> bool:
+        """Whether every process has let go or is gone."""
+        self._open = [process for process in self._open if not _is_over(process)]
+        return not self._open
+
+    def close(self) -> None:
+        """End all: processes that still record learn of it as of our death."""
+        self.stop()
+        for process in self._open:
+            process.close()
+        self._open = []
+
+    def _let_in(self, process: socket.socket) -> bool:
+        """Give a process the memory. False if it may not have it, or is gone."""
+        if len(self._open) >= CONNECTIONS_MAX:
+            self.are_over()
+        if len(self._open) >= CONNECTIONS_MAX:
+            return False
+        try:
+            _, user, _ = _PEER.unpack(process.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+            if user not in self._users:
+                return False
+            process.setblocking(False)
+            socket.send_fds(process, [b"\1"], [self._memory])
+        except OSError:
+            return False
+        self._open.append(process)
+        return True
+
+
+def _is_over(process: socket.socket) -> bool:
+    """Whether a process has closed its end. It has nothing to send: what it does send is passed over."""
+    try:
+        over = not process.recv(1)
+    except BlockingIOError:
+        return False
+    except OSError:
+        over = True
+    if over:
+        process.close()
+    return over

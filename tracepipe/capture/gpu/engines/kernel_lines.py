@@ -1,0 +1,361 @@
+"""Lines of what CUPTI records: GPU kernels, copies and memsets with the API calls that asked for them.
+
+    channel ──▶ records ──▶ gpu_kernel X   launch, grid, block, stream
+                            transfer X     HtoD, DtoH, …, memset: gpu, stream, size
+                            userspace X    calls with their results; `launch` on those that started kernels
+                            memory I       alloc, free, alloc_host, free_host: address, size, kind, call
+
+`native/kernel_records.h` draws the records. Times are CLOCK_MONOTONIC: CUPTI is made to use it and converts
+the GPU's own. A launch id is CUPTI's correlation number, with the number of the process above it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from tracepipe.capture.gpu.engines.gpu_numbers import GpuNumbers
+from tracepipe.capture.gpu.engines.kernel_records import (
+    CALL,
+    CALL_NAME,
+    COPY,
+    DIRECTIONS,
+    HELLO,
+    KERNEL,
+    KIND_CALL,
+    KIND_CALL_NAME,
+    KIND_COPY,
+    KIND_HELLO,
+    KIND_KERNEL,
+    KIND_MEMORY,
+    KIND_SET,
+    KIND_TAKEN,
+    MEMORIES,
+    MEMORY,
+    SET,
+    TAKEN,
+)
+from tracepipe.capture.gpu.engines.launches import Launches
+from tracepipe.capture.gpu.engines.transport import (
+    KIND_GPU,
+    KIND_NAME,
+    KIND_NOTE,
+    GpuRecord,
+    note,
+    read_name,
+    records,
+    text,
+)
+from tracepipe.capture.gpu.engines.untrusted import (
+    REFUSALS,
+    Kept,
+    Malformed,
+    Refused,
+    add_loss,
+    check_span,
+    whole_records,
+)
+from tracepipe.capture.records.bounds import ID_LIMIT, INDEX_LIMIT
+from tracepipe.capture.records.line import Lines
+
+_EVENT_BYTES: Final = {
+    KIND_KERNEL: KERNEL.size,
+    KIND_COPY: COPY.size,
+    KIND_SET: SET.size,
+    KIND_CALL: CALL.size,
+    KIND_MEMORY: MEMORY.size,
+}
+_RELEASE: Final = 2  # CUPTI_ACTIVITY_MEMORY_OPERATION_TYPE_RELEASE
+_PINNED: Final = 2
+_NO_STREAM: Final = 0xFFFFFFFF
+_ALLOCATES: Final = re.compile(r"[Aa]lloc|Free")
+_ALLOCATING_MAX: Final = 4096
+_PROCESS_BYTES: Final = 2048  # what is kept takes that much, roughly
+_NAME_BYTES: Final = 256
+_ASYNCHRONOUS: Final = 1  # CUPTI_ACTIVITY_FLAG_MEMCPY_ASYNC
+_VERSION: Final = re.compile(r"_v\d{4,5}$")  # CUPTI's own ending of a runtime function: cudaMalloc_v3020
+_DRIVER: Final = 1
+
+
+@dataclass(slots=True)
+class _Process:
+    """What is known of a traced process: names, functions, GPUs, launches."""
+
+    number: int
+    names: dict[int, str] = field(default_factory=dict)
+    functions: dict[tuple[int, int], tuple[str, bool, bool]] = field(default_factory=dict)
+    allocating: dict[int, tuple[str, int]] = field(default_factory=dict)
+    """Correlation of a call that takes or gives back memory → its function and thread: the last ones."""
+    gpus: dict[int, int] = field(default_factory=dict)
+    launches: Launches = field(default_factory=Launches)
+    is_realtime: bool = False
+
+    def meet_allocation(self, correlation: int, name: str, tid: int) -> None:
+        if len(self.allocating) >= _ALLOCATING_MAX:
+            del self.allocating[next(iter(self.allocating))]
+        self.allocating[correlation] = name, tid
+
+
+class KernelsRenderer:
+    """Lines of an event file from the channel's records; chunks in the order in which they were collected."""
+
+    def __init__(self, gpus: Mapping[str, int] | None = None) -> None:
+        """`gpus`: number of each GPU by UUID, as the header has them."""
+        self.notes: list[str] = []
+        """What the user should know, once each."""
+        self.losses: dict[str, int] = {}
+        self._processes: dict[int, _Process] = {}
+        self._kept, self._refused = Kept(), Refused()
+        self._numbers = GpuNumbers(gpus)
+        self._take: dict[int, Callable[[_Process, GpuRecord], list[dict[str, Any]]]] = {
+            KIND_KERNEL: self._kernels,
+            KIND_COPY: self._copies,
+            KIND_SET: self._sets,
+            KIND_CALL: self._calls,
+            KIND_MEMORY: self._memory,
+        }
+
+    @property
+    def gpus(self) -> list[dict[str, Any]]:
+        """The GPUs met, as the header has them: index, name, uuid, sm_count."""
+        return self._numbers.met
+
+    def count(self, chunk: bytes) -> int:
+        """Events in a chunk."""
+        return sum(
+            len(record.payload) // _EVENT_BYTES[record.kind]
+            for record in records(chunk)
+            if record.kind in _EVENT_BYTES
+        )
+
+    def render(self, chunk: bytes) -> Lines:
+        """Lines of a chunk, in the order of their times."""
+        events: list[dict[str, Any]] = []
+        # A kernel comes before its name where that found no room at first, and memory before its call.
+        whole = [
+            record
+            for record in whole_records(chunk, self._refused)
+            if self._each(record, self._hear) is not None
+        ]
+        for record in sorted(whole, key=lambda record: record.kind == KIND_MEMORY):
+            events += self._each(record, self._made) or ()
+        events += self._taken_over(whole)
+        events.sort(key=lambda event: int(event["ts_ns"]))
+        lines = Lines()
+        for event in (*events, *self._refused.take_losses(self.losses)):
+            lines.record(event)
+        return lines
+
+    def _each(
+        self, record: GpuRecord, take: Callable[[_Process, GpuRecord], list[dict[str, Any]]]
+    ) -> list[dict[str, Any]] | None:
+        """What `take` makes of a record; None if it is refused."""
+        try:
+            return take(self._process(record.pid), record)
+        except REFUSALS as refusal:
+            self._refused.take(refusal)
+            return None
+
+    def _made(self, process: _Process, record: GpuRecord) -> list[dict[str, Any]]:
+        """The events of a record."""
+        take = self._take.get(record.kind)
+        made = take(process, record) if take else []
+        if process.is_realtime:
+            for event in made:
+                event["clock"] = "realtime"
+        return made
+
+    def _process(self, pid: int) -> _Process:
+        process = self._processes.get(pid)
+        if process is None:
+            self._kept.take(_PROCESS_BYTES)
+            process = self._processes[pid] = _Process(len(self._processes))
+        return process
+
+    def _hear(self, process: _Process, record: GpuRecord) -> list[dict[str, Any]]:
+        """Take what is no event."""
+        kind, payload = record.kind, record.payload
+        if kind == KIND_NAME:
+            number, name = read_name(payload)
+            self._kept.take(_NAME_BYTES + len(name))
+            process.names[number] = name
+        elif kind == KIND_CALL_NAME:
+            domain, function = CALL_NAME.unpack_from(payload)
+            name = _VERSION.sub("", text(payload, CALL_NAME.size))
+            self._kept.take(_NAME_BYTES + len(name))
+            process.functions[domain, function] = (name, "Launch" in name, bool(_ALLOCATES.search(name)))
+        elif kind == KIND_GPU:
+            index, number = self._numbers.meet(payload)
+            self._kept.take(_NAME_BYTES)
+            process.gpus[index] = number
+        elif kind == KIND_NOTE:
+            self._note(note(payload))
+        elif kind == KIND_HELLO:
+            process.is_realtime = bool(HELLO.unpack_from(payload)[1])
+        elif kind == KIND_TAKEN:
+            check_span(*TAKEN.unpack_from(payload))
+        elif kind not in self._take:
+            raise Malformed
+        return []
+
+    def _note(self, words: str) -> None:
+        if words not in self.notes:
+            self._kept.take(_NAME_BYTES + len(words))
+            self.notes.append(words)
+
+    def _taken_over(self, whole: list[GpuRecord]) -> list[dict[str, Any]]:
+        """The losses of processes in which another profiler has CUPTI now."""
+        losses = []
+        for record in whole:
+            if record.kind != KIND_TAKEN:
+                continue
+            until_ns, noticed_ns = TAKEN.unpack_from(record.payload)
+            count = self._process(record.pid).launches.take_waiting()
+            counted = f"{count} launches have no kernel, and later ones could not be seen"
+            reason = f"another profiler took CUPTI over in process {record.pid}: {counted}"
+            self._note(f"{reason}; to have them, run the program without that profiler")
+            # As many as are known, and one where none is: something was lost.
+            add_loss(self.losses, "gpu_kernel", max(count, 1))
+            loss = {"type": "loss", "layer": "gpu_kernel", "count": max(count, 1), "reason": reason}
+            losses.append({"ts_ns": until_ns, "dur_ns": max(0, noticed_ns - until_ns)} | loss)
+        return losses
+
+    def _kernels(self, process: _Process, record: GpuRecord) -> list[dict[str, Any]]:
+        return [self._kernel(process, record.pid, values) for values in KERNEL.iter_unpack(record.payload)]
+
+    def _kernel(self, process: _Process, pid: int, values: tuple[int, ...]) -> dict[str, Any]:
+        start_ns, end_ns, name, node, gpu, context, stream, correlation = values[:8]
+        static_bytes, dynamic_bytes, registers, graph, is_device_launched = values[17:]
+        check_span(start_ns, end_ns)
+        if max(values[11:14]) > INDEX_LIMIT:
+            raise Malformed
+        process.launches.kernel(correlation)
+        args: dict[str, Any] = {"registers": registers, "shared_bytes": static_bytes + dynamic_bytes}
+        if any(values[14:17]):
+            args["cluster"] = values[14:17]
+        if is_device_launched:
+            args["launched_by"] = "device"
+        return {
+            "ts_ns": start_ns,
+            "type": "gpu_kernel",
+            "name": process.names.get(name, "kernel whose name was lost"),
+            "phase": "X",
+            "dur_ns": _span(start_ns, end_ns),
+            "pid": pid,
+            "gpu": process.gpus.get(gpu, gpu),
+            "stream": stream,
+            "launch": process.number << 32 | correlation,
+            "grid": values[8:11],
+            "block": values[11:14],
+            "args": args | _where(context, graph, node),
+        }
+
+    def _copies(self, process: _Process, record: GpuRecord) -> list[dict[str, Any]]:
+        events = []
+        for values in COPY.iter_unpack(record.payload):
+            start_ns, end_ns, size_bytes, node, gpu, context, stream, correlation, graph, to_gpu = values[:10]
+            direction, from_kind, to_kind, flags = values[10:]
+            check_span(start_ns, end_ns)
+            args: dict[str, Any] = {"size": size_bytes, "correlation": process.number << 32 | correlation}
+            args |= {"from": _at(MEMORIES, from_kind), "to": _at(MEMORIES, to_kind)}
+            args["async"] = bool(flags & _ASYNCHRONOUS)
+            if to_gpu != gpu:
+                args["to_gpu"] = process.gpus.get(to_gpu, to_gpu)
+            name = _at(DIRECTIONS, direction) or "copy"
+            args |= _where(context, graph, node)
+            events.append(_transfer(process, record.pid, name, start_ns, end_ns, gpu, stream, args))
+        return events
+
+    def _sets(self, process: _Process, record: GpuRecord) -> list[dict[str, Any]]:
+        events = []
+        for values in SET.iter_unpack(record.payload):
+            start_ns, end_ns, size_bytes, node, gpu, context, stream, correlation, graph, value, kind = values
+            check_span(start_ns, end_ns)
+            args: dict[str, Any] = {"size": size_bytes, "correlation": process.number << 32 | correlation}
+            args |= {"value": value, "to": _at(MEMORIES, kind)} | _where(context, graph, node)
+            events.append(_transfer(process, record.pid, "set", start_ns, end_ns, gpu, stream, args))
+        return events
+
+    def _calls(self, process: _Process, record: GpuRecord) -> list[dict[str, Any]]:
+        events, number, pid = [], process.number << 32, record.pid
+        for start_ns, end_ns, domain, function, tid, correlation, result in CALL.iter_unpack(record.payload):
+            check_span(start_ns, end_ns)
+            if tid > ID_LIMIT:
+                raise Malformed
+            name, is_launch, allocates = process.functions.get((domain, function), ("", False, False))
+            # The driver's is the inner one, where both APIs' calls have the number.
+            if allocates and (domain == _DRIVER or correlation not in process.allocating):
+                process.meet_allocation(correlation, name, tid)
+            if is_launch or "Capture" in name:
+                process.launches.call(name, correlation, failed=result != 0)
+            event: dict[str, Any] = {
+                "ts_ns": start_ns,
+                "type": "userspace",
+                "name": name or f"{'driver' if domain == _DRIVER else 'runtime'} function {function}",
+                "phase": "X",
+                "dur_ns": _span(start_ns, end_ns),
+                "pid": pid,
+                "tid": tid,
+            }
+            if is_launch:
+                event["launch"] = number | correlation
+            event["args"] = {"result": result}
+            events.append(event)
+        return events
+
+    def _memory(self, process: _Process, record: GpuRecord) -> list[dict[str, Any]]:
+        events = []
+        for values in MEMORY.iter_unpack(record.payload):
+            time_ns, size_bytes, address, gpu, context, stream, correlation, operation, kind = values
+            check_span(time_ns, time_ns)
+            name = ("free" if operation == _RELEASE else "alloc") + ("_host" if kind == _PINNED else "")
+            call, tid = process.allocating.get(correlation, ("", 0))
+            event: dict[str, Any] = {"ts_ns": time_ns, "type": "memory", "name": name, "phase": "I"}
+            event |= {"pid": record.pid} | ({"tid": tid} if tid else {})
+            event["gpu"] = process.gpus.get(gpu, gpu)
+            if stream != _NO_STREAM:
+                event["stream"] = stream
+            args: dict[str, Any] = {"size": size_bytes} if size_bytes else {}
+            args |= {"address": address, "kind": _at(MEMORIES, kind), "context": context}
+            args["correlation"] = process.number << 32 | correlation
+            event["args"] = args | ({"call": call} if call else {})
+            events.append(event)
+        return events
+
+
+def _transfer(
+    process: _Process,
+    pid: int,
+    name: str,
+    start_ns: int,
+    end_ns: int,
+    gpu: int,
+    stream: int,
+    args: dict[str, Any],
+) -> dict[str, Any]:
+    return {
+        "ts_ns": start_ns,
+        "type": "transfer",
+        "name": name,
+        "phase": "X",
+        "dur_ns": _span(start_ns, end_ns),
+        "pid": pid,
+        "gpu": process.gpus.get(gpu, gpu),
+        "stream": stream,
+        "args": args,
+    }
+
+
+def _span(start_ns: int, end_ns: int) -> int:
+    """CUPTI leaves 0 where it does not know an end: what is interrupted has none."""
+    return max(0, end_ns - start_ns)
+
+
+def _where(context: int, graph: int, node: int) -> dict[str, int]:
+    return {"context": context} | ({"graph": graph, "graph_node": node} if graph else {})
+
+
+def _at(names: tuple[str, ...], number: int) -> str:
+    return names[number] if number < len(names) else str(number)

@@ -1,0 +1,107 @@
+// The connection of a traced process to the capture process: connections.py draws it.
+//
+// It brings the descriptor of the channel's memory, and its end says that the recording is over: the capture
+// process ends what it sends, or it is gone, whatever it died of.
+#pragma once
+#include <atomic>
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+namespace tracepipe {
+
+class Connection {
+  public:
+    // Connects to the abstract socket of that name; the descriptor of the memory, −1 where there is none.
+    int open(const char *name) {
+        sockaddr_un address{};
+        address.sun_family = AF_UNIX;
+        size_t length = strlen(name);
+        if (length + 1 > sizeof address.sun_path) return -1;
+        memcpy(address.sun_path + 1, name, length);
+        int made = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+        if (made < 0) return -1;
+        // High, so that a program which expects its own files at low numbers finds them there.
+        int high = fcntl(made, F_DUPFD_CLOEXEC, HIGH);
+        if (high >= 0) ::close(made), made = high;
+        timeval patience{PATIENCE_S, 0};
+        setsockopt(made, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+        setsockopt(made, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
+        auto size = socklen_t(offsetof(sockaddr_un, sun_path) + 1 + length);
+        struct stat status;
+        int memory = -1;
+        if (connect(made, reinterpret_cast<sockaddr *>(&address), size) == 0 && is_ours(made) &&
+            fstat(made, &status) == 0)
+            memory = receive(made);
+        if (memory < 0) return ::close(made), -1;
+        inode_ = status.st_ino, device_ = status.st_dev;
+        socket_ = made;
+        // A fork would keep the connection up when this process is gone.
+        static Connection *only;
+        if (!only) pthread_atfork(nullptr, nullptr, [] { only->close(); });
+        only = this;
+        return memory;
+    }
+    // Whether no more is to be recorded.
+    bool is_over() const { return events() != 0; }
+    // Whether nobody reads any more.
+    bool is_gone() const { return (events() & (POLLHUP | POLLERR | POLLNVAL)) != 0; }
+    // Says that no more comes.
+    void close() {
+        int made = socket_.exchange(-1);
+        if (made >= 0 && is_still(made)) ::close(made);
+    }
+
+  private:
+    static constexpr int HIGH = 512;
+    static constexpr time_t PATIENCE_S = 5;  // a busy capture process answers in milliseconds
+
+    // Nothing is ever sent after the descriptor: whatever happens to the connection is its end.
+    int events() const {
+        int made = socket_;
+        if (made < 0 || !is_still(made)) return POLLNVAL;
+        pollfd look{made, POLLIN | POLLRDHUP, 0};
+        return poll(&look, 1, 0) > 0 ? look.revents : 0;
+    }
+    // Programs close descriptors that they did not open, and the number is then another file's.
+    bool is_still(int made) const {
+        struct stat status;
+        return fstat(made, &status) == 0 && status.st_ino == inode_ && status.st_dev == device_;
+    }
+    // The name is free again once the capture process is gone: whoever listens must be its user, or root.
+    static bool is_ours(int made) {
+        ucred peer{};
+        socklen_t size = sizeof peer;
+        if (getsockopt(made, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) return false;
+        return peer.uid == 0 || peer.uid == geteuid();
+    }
+    static int receive(int made) {
+        char byte;
+        iovec place{&byte, 1};
+        alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
+        msghdr message{};
+        message.msg_iov = &place, message.msg_iovlen = 1;
+        message.msg_control = control, message.msg_controllen = sizeof control;
+        ssize_t got;
+        do got = recvmsg(made, &message, MSG_CMSG_CLOEXEC);
+        while (got < 0 && errno == EINTR);
+        cmsghdr *head = got == 1 ? CMSG_FIRSTHDR(&message) : nullptr;
+        if (!head || head->cmsg_level != SOL_SOCKET || head->cmsg_type != SCM_RIGHTS) return -1;
+        int memory;
+        memcpy(&memory, CMSG_DATA(head), sizeof memory);
+        return memory;
+    }
+
+    std::atomic<int> socket_{-1};
+    ino_t inode_ = 0;
+    dev_t device_ = 0;
+};
+
+}  // namespace tracepipe

@@ -1,0 +1,60 @@
+// CUPTI in a process that may have another profiler: whether its records come to us, and how it lets go.
+#pragma once
+#include <atomic>
+#include <cupti.h>
+#include <dlfcn.h>
+
+#include "transport.h"
+
+namespace tracepipe {
+
+// Another client of CUPTI's takes all records over by registering callbacks for buffers of its own, and nothing
+// says so. So this thread makes a call that CUPTI records, and looks whether the record comes.
+class Heartbeat {
+  public:
+    void start() {
+        void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+        if (driver) call_ = reinterpret_cast<Call>(dlsym(driver, "cuDriverGetVersion"));
+        if (call_) cuptiActivityEnableDriverApi(CUPTI_DRIVER_TRACE_CBID_cuDriverGetVersion, 1);
+    }
+    void beat() {
+        int version;
+        if (!call_) return;
+        sent_++;
+        call_(&version);
+    }
+    // Whether a record is of such a call, be it the program's: that tells as much.
+    bool take(const CUpti_ActivityAPI &call) {
+        if (call.kind != CUPTI_ACTIVITY_KIND_DRIVER || call.cbid != CUPTI_DRIVER_TRACE_CBID_cuDriverGetVersion)
+            return false;
+        missed_from_ = sent_.load();
+        seen_until_ns_ = monotonic_ns();
+        return true;
+    }
+    // Beats since the last one that was seen; 0 as long as none ever was: then CUPTI does not record them.
+    uint64_t missed() const { return seen_until_ns() ? sent_ - missed_from_ : 0; }
+    uint64_t seen_until_ns() const { return seen_until_ns_; }
+
+  private:
+    using Call = CUresult (*)(int *);
+    Call call_ = nullptr;
+    std::atomic<uint64_t> sent_{0}, missed_from_{0}, seen_until_ns_{0};
+};
+
+// CUPTI is out of the process when a call of the program's next returns: there it may be taken out
+// (cuptiFinalize's documentation). Where another client has subscribed, it stays, as it is that one's too.
+inline void let_cupti_go() {
+    static CUpti_SubscriberHandle subscriber;
+    static std::atomic<bool> is_held{true};
+    auto at_call = [](void *, CUpti_CallbackDomain, CUpti_CallbackId, const void *data) {
+        auto &call = *static_cast<const CUpti_CallbackData *>(data);
+        if (call.callbackSite != CUPTI_API_EXIT || !is_held.exchange(false)) return;
+        cuptiUnsubscribe(subscriber);
+        cuptiFinalize();
+    };
+    if (cuptiSubscribe(&subscriber, at_call, nullptr) != CUPTI_SUCCESS) return;
+    cuptiEnableDomain(1, subscriber, CUPTI_CB_DOMAIN_DRIVER_API);
+    cuptiEnableDomain(1, subscriber, CUPTI_CB_DOMAIN_RUNTIME_API);
+}
+
+}  // namespace tracepipe

@@ -1,0 +1,27 @@
+"""The greatest values that an event file takes, for what a traced process claims."""
+
+from __future__ import annotations
+
+from tracepipe.event.model import (
+    COLUMN_LIMIT,
+    COUNT_LIMIT,
+    ID_LIMIT,
+    INDEX_LIMIT,
+    MASK_LIMIT,
+    OFFSET_LIMIT_NS,
+    SLOT_LIMIT,
+    SM_LIMIT,
+    TIME_LIMIT_NS,
+)
+
+__all__ = [
+    "COLUMN_LIMIT",
+    "COUNT_LIMIT",
+    "ID_LIMIT",
+    "INDEX_LIMIT",
+    "MASK_LIMIT",
+    "OFFSET_LIMIT_NS",
+    "SLOT_LIMIT",
+    "SM_LIMIT",
+    "TIME_LIMIT_NS",
+]
