@@ -53,8 +53,8 @@ def is_too_deep(text: bytes, value: Any) -> bool:
 def chunks_of_text(stream: BinaryIO, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[bytes, int, bool]]:
     """Yield (whole lines, bytes read so far, cut); the last newline is left out.
 
-    `cut` says that the last line ended with the input and without a newline. A line over the limit is given as
-    its first bytes, so that it fails to parse and is counted as one line.
+    `cut` says that the last line ended with the input and without a newline. A line over the limit is given
+    as its first bytes, so that it fails to parse and is counted as one line.
     """
     offset_bytes = 0
     pieces: list[bytes] = []  # of the line that is not at its end yet; joined once, however many

@@ -23,8 +23,8 @@ from tracepipe.room import reserve
 # run meanwhile. Higher levels of gzip take twice the time or more, those of zstd gain nothing on such lines.
 _LEVEL = 1
 _READ_BYTES = 1 << 13
-# Compressed bytes that are taken at once, all of which damage costs. Four bytes of zstd may unfold to 128 KiB,
-# so these to 4 MiB; those of gzip to 128 KiB.
+# Compressed bytes that are taken at once, all of which damage costs. Four bytes of zstd may unfold to
+# 128 KiB, so these to 4 MiB; those of gzip to 128 KiB.
 _STEP_BYTES = 1 << 7
 # A frame may ask for more memory than this to be read with; what zstd -19 writes needs as much.
 _WINDOW_BYTES = 8 << 20
