@@ -138,7 +138,7 @@ class Clocks:
         self.last_ns = self._before(events, len(events))
         if left_out:
             events = events.take(np.delete(np.arange(len(events)), left_out))
-        return TraceBatch(events, others)
+        return TraceBatch(events, others, batch.text_bytes)
 
     def _codes_of(self, tables: Tables) -> Any:
         """The place of each shape's clock in `_clocks`, counted from 1; 0 for the trace's own. The last two

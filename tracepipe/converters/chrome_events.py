@@ -144,11 +144,11 @@ class ChromeEvents:
         self._names_made, self._shapes_made = len(names), len(shapes)
 
     def forget(self) -> None:
-        """Shapes and arguments have other numbers now."""
-        for which in (BEFORE, LAUNCH, AFTER, ARGS):
+        """Names, shapes and arguments have other numbers now."""
+        for which in (NAMES, BEFORE, LAUNCH, AFTER, ARGS):
             self._ready[which].clear()
         self._shadows.clear()
-        self._shapes_made = 0
+        self._names_made = self._shapes_made = 0
 
     # Lines ---------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ import weakref
 import numpy as np
 
 from tracepipe.converters.native_columns import DrawnView, WarpsView
-from tracepipe.converters.packets import AFTER, BEFORE, LAUNCH_KEY, NAMES, SHOWN, Packets, counted
+from tracepipe.converters.packets import FORGOTTEN, NAMES, SHOWN, Packets, counted
 from tracepipe.layout.changes import WarpChanges
 from tracepipe.layout.timeline import FIRST_EXTRA, Drawn
 
@@ -44,7 +44,7 @@ class NativePackets(Packets):
     def forget(self) -> None:
         """As `Packets` has it."""
         super().forget()
-        for which in (BEFORE, LAUNCH_KEY, AFTER):
+        for which in FORGOTTEN:
             self._core.tp_perfetto_forget(self._packets, which)
         self._core.tp_perfetto_forget(self._packets, _ALL_ARGS)
 

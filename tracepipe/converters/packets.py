@@ -37,6 +37,7 @@ _MET_MAX, _KERNELS_MAX, _NAMED_MAX, _FIRST_IID = 1 << 17, 256, 1 << 16, 2
 TRACKS, TOPS, NAMES, BEFORE, LAUNCH_KEY, AFTER, MARK, KEYS = range(8)
 """What of packets is ready-made: by row its track, and its track and category; by name; by shape what it shows
 before its arguments, the key of its launch, and what it shows after that; by mark; and keys of annotations."""
+FORGOTTEN: Final = (NAMES, BEFORE, LAUNCH_KEY, AFTER)
 KEY_SOURCE, KEY_EXITS, KEY_CYCLES, KEY_LANES = range(4)
 SHOWN: Final = frozenset({"cpu", "source_ns", "launch", "grid", "block", *MARKS})
 # Deeper values are written as JSON text.
@@ -100,8 +101,8 @@ class Packets:
         self._ready[which][at] = made
 
     def forget(self) -> None:
-        """Shapes and arguments have other numbers now."""
-        for which in (BEFORE, LAUNCH_KEY, AFTER):
+        """Names, shapes and arguments have other numbers now."""
+        for which in FORGOTTEN:
             self._is_ready[which][:] = False
             self._ready[which].clear()
         self._args.clear()

@@ -59,8 +59,8 @@ class PerfettoWriter:
         self._out, self._info = out, info
         self._base_ns = info.start.get("trace_ns", 0)
         self._clock = _CLOCK_MONOTONIC if info.trace_clock == MONOTONIC else _CLOCK_BOOTTIME
-        self._processes: dict[int, tuple[Track, Any]] = {}
-        """Their descriptors, by the track's id; they get names at the end."""
+        self._processes: dict[int, Track] = {}
+        """By the track's id; they get names at the end."""
         self._kept: list[bytes] = []
         self._kept_bytes = 0
         self._gpus: dict[int, Packets] = {}
@@ -132,7 +132,7 @@ class PerfettoWriter:
         if track.kind == "process" and track.pid:
             # The trace processor keeps the first name that a process is given, and the last is wanted: `finish`.
             d.process.pid = track.pid
-            self._processes[track.id] = track, packet
+            self._processes[track.id] = track
         elif track.kind == "thread" and track.tid and track.pid:
             d.thread.pid, d.thread.tid, d.thread.thread_name = track.pid, track.tid, track.name
         else:
@@ -232,7 +232,7 @@ class PerfettoWriter:
         )
 
     def forget(self) -> None:
-        """Shapes and arguments have other numbers from here on."""
+        """Names, shapes and arguments have other numbers from here on."""
         self._host.forget()
 
     # Output --------------------------------------------------------------------------------------------
@@ -253,7 +253,9 @@ class PerfettoWriter:
 
     def finish(self) -> None:
         """Write the names that processes have at the end, and what compression still holds."""
-        for track, packet in self._processes.values():
+        for track in self._processes.values():
+            packet = self._descriptor(track)
+            packet.trusted_packet_sequence_id = _HOST
             packet.track_descriptor.process.process_name = track.name
             self._emit(delimited(1, packet.SerializeToString()))
         self._emit_compressed()

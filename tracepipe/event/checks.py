@@ -129,8 +129,28 @@ def first_fault(record: Any) -> Fault | None:
     return None
 
 
+NAME_BYTES_MAX = 4096
+"""Of longer texts, but those in arguments, so much is kept."""
+_TEXTS = ("name", "comm", "layer", "clock", "reason")
+
+
+def long_texts(record: Record) -> list[str]:
+    """The fields of a good record whose texts are longer than what is kept of them."""
+    return [
+        field
+        for field in _TEXTS
+        if len(record.get(field) or "") > NAME_BYTES_MAX // 4
+        and len(record[field].encode("utf-8", "replace")) > NAME_BYTES_MAX
+    ]
+
+
+def _cut(record: Record, field: str) -> None:
+    whole = record[field].encode("utf-8", "replace")
+    record[field] = whole[:NAME_BYTES_MAX].decode("utf-8", "ignore")
+
+
 _NO_ARGS: dict[str, Any] = {}
-_SEEN_MAX = 1 << 16
+_SEEN_MAX, _SEEN_CHARACTERS = 1 << 13, 256
 _SECOND_HEADER = "is a second header: what follows it is read as the first one's"
 
 
@@ -146,7 +166,7 @@ class RecordCheck:
 
     def fault(self, record: Any) -> Fault | None:
         """The first thing wrong with a parsed line, or None."""
-        key: tuple[Any, ...]
+        key: tuple[Any, ...] | None = None
         try:
             pid, tid = record["pid"], record["tid"]
             key = (record["type"], record["name"], record["phase"], pid, tid)
@@ -164,11 +184,12 @@ class RecordCheck:
             ):
                 return None
         except (KeyError, TypeError):
-            key = ()  # no such field, or a value that cannot be hashed: the full check says which
+            key = None  # no such field, or a value that cannot be hashed: the full check says which
         fault = first_fault(record)
         # X needs dur_ns, which only the full check sees.
-        if fault is None and key and key[2] != "X" and len(self._seen) < _SEEN_MAX:
-            self._seen.add(key)
+        if fault is None and key and key[2] != "X":
+            if len(self._seen) < _SEEN_MAX and len(key[1]) <= _SEEN_CHARACTERS:
+                self._seen.add(key)
         return fault
 
     def keep(self, records: Iterable[Any], first_line: int, problems: list[Problem]) -> list[Record]:
@@ -180,5 +201,9 @@ class RecordCheck:
             elif record["type"] == "header":
                 problems.append(Problem(line, "type", _SECOND_HEADER, skipped=False))
             else:
+                for field in long_texts(record):
+                    _cut(record, field)
+                    text = f"is longer than {NAME_BYTES_MAX} bytes and was cut"
+                    problems.append(Problem(line, field, text, skipped=False))
                 kept.append(record)
         return kept

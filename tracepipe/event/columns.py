@@ -77,7 +77,8 @@ class SourceBatch:
     wrong between them. `others` are records that are no events: warps, losses, clock pairs, the footer.
 
     `offset_bytes` is how far into the input the batch ends, for progress. `passed_over` are lines, with
-    their numbers, that are none of the format's: a log's, or another format's.
+    their numbers, that are none of the format's: a log's, or another format's. `text_bytes` is how long the
+    text is, where that matters.
     """
 
     events: EventColumns
@@ -85,6 +86,7 @@ class SourceBatch:
     problems: list[Problem] = field(default_factory=list)
     offset_bytes: int = 0
     passed_over: list[tuple[int, bytes]] = field(default_factory=list)
+    text_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -103,6 +105,7 @@ class TraceBatch:
 
     events: TraceColumns
     others: list[Record | PlacedWarps] = field(default_factory=list)
+    text_bytes: int = 0
 
 
 def no_events() -> EventColumns:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tracepipe.event.columns import TraceColumns, grown
+from tracepipe.event.columns import Bools, Int32s, TraceColumns, grown
 from tracepipe.event.launches import Early
 from tracepipe.event.nesting import NO_ROW, ShapeRow
 from tracepipe.event.ops import Op, OpColumns
@@ -102,6 +102,16 @@ class NativeNesting:
 
     def forget_shapes(self) -> None:
         """As `Nesting` has it."""
+
+    def open_names(self, count: int) -> Bools:
+        """As `Nesting` has it."""
+        used = np.zeros(count, np.bool_)
+        self._core.tp_nest_names(self._nest, used.ctypes.data)
+        return used
+
+    def rename(self, to: Int32s) -> None:
+        """As `Nesting` has it."""
+        self._core.tp_nest_rename(self._nest, to.ctypes.data)
 
     def events(self, events: TraceColumns, start: int, stop: int) -> None:
         """As `Nesting` has it."""

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from tracepipe.event.columns import NONE, TraceColumns
+import numpy as np
+
+from tracepipe.event.columns import NONE, Bools, Int32s, TraceColumns
 from tracepipe.event.launches import Early, Launches
 from tracepipe.event.ops import (
     BEGIN,
@@ -29,6 +31,8 @@ from tracepipe.event.outcomes import Outcomes
 
 # Where more slices overlap than this, the input does not describe a call stack.
 BESIDE_MAX: Final = 64
+ALL_BESIDE_MAX: Final = 256
+"""Beside all rows of a recording: what is open on each is remembered."""
 # Perfetto v52 keeps no ends of slices that stand deeper than this.
 DEPTH_MAX: Final = 512
 NO_ROW: Final = -1
@@ -101,7 +105,7 @@ class Nesting:
         self._ioctl = ioctl
         self._rows: list[Row] = []
         self._shapes: dict[int, ShapeRow] = {}
-        self._flow, self._spans = 1, 0
+        self._flow, self._spans, self._all_beside = 1, 0, 0
         self._launches = Launches()
         self._ops: list[Op] = []
         self._counted = Outcomes()
@@ -147,6 +151,17 @@ class Nesting:
     def forget_shapes(self) -> None:
         """The shapes have other numbers now."""
         self._shapes.clear()
+
+    def open_names(self, count: int) -> Bools:
+        """Which of so many names are those of open slices."""
+        used = np.zeros(count, np.bool_)
+        used[[name for row in self._rows for name, *_ in row.open]] = True
+        return used
+
+    def rename(self, to: Int32s) -> None:
+        """Give names their new numbers, by the old ones; those of open slices have one."""
+        for row in self._rows:
+            row.open[:] = [(int(to[name]), span, at, flow) for name, span, at, flow in row.open]
 
     def early(self) -> list[Early]:
         """Kernels that started before their calls, since the last call."""
@@ -233,9 +248,10 @@ class Nesting:
                 self._counted.overlaps += at != row
                 return at
         self._counted.overlaps += 1
-        if len(self._rows[row].beside) >= BESIDE_MAX:
+        if len(self._rows[row].beside) >= BESIDE_MAX or self._all_beside >= ALL_BESIDE_MAX:
             self._counted.undrawn += 1
             return NO_ROW
+        self._all_beside += 1
         self._rows.append(Row(base=row))
         self._rows[row].beside.append(len(self._rows) - 1)
         return len(self._rows) - 1

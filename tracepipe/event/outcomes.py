@@ -19,3 +19,5 @@ class Outcomes:
     """Slices that too many others overlap: not drawn."""
     causality: int = 0
     """Kernels and warps that start before their launch call, by more than the clocks' bound."""
+    beyond: int = 0
+    """Events of threads, streams or warps for which there are too many tracks: not drawn."""

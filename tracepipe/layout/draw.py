@@ -32,10 +32,14 @@ from tracepipe.layout.warps import WarpLayout
 
 # Events are put in order over this many: what a capture writes is out of order by less.
 WINDOW_EVENTS = 2048
+# Longer lines than this count as several events.
+_BYTES_AN_EVENT = 1 << 10
 # Every problem is counted; so many are drawn, and so many at one time: a viewer draws each a row lower.
 PROBLEMS_DRAWN = 1000
 PROBLEMS_AT_ONCE = 16
 
+# Losses have a track for each of our layers, and for so many others.
+_OTHER_LAYERS_MAX = 100
 # Records about the recording itself.
 _ALL_NS = (1 << 63) - 1
 _TIMELESS = frozenset({"header", "footer", "clock"})
@@ -53,8 +57,9 @@ class Layout:
         self._window: list[TraceColumns] = []
         self._others: dict[int, Record | PlacedWarps] = {}
         self._others_met = 0
-        self._weight = 0
+        self._weight = self._beyond = 0
         self._extras: list[Args] = []
+        self._lost: set[str] = set()
         self._later: list[Op] = []
         self._tree = Tree(header)
         self._rows = Rows(header, tables, self._tree)
@@ -74,6 +79,7 @@ class Layout:
             outcomes.overlaps,
             outcomes.undrawn,
             outcomes.causality,
+            self._beyond + self._threads.beyond,
         )
 
     # Events --------------------------------------------------------------------------------------------
@@ -83,7 +89,7 @@ class Layout:
         events = batch.events
         if batch.others:
             events = self._take_others(batch)
-        self._weight += len(events)
+        self._weight += max(len(events), batch.text_bytes // _BYTES_AN_EVENT)
         if len(events):
             self._window.append(events)
         if self._weight < 2 * WINDOW_EVENTS:
@@ -127,6 +133,7 @@ class Layout:
         else:
             self._tables.keep(np.empty(0, np.int32), np.empty(0, np.int32))
         self._rows.forget_shapes()
+        self._later = self._rows.forget_names(self._later)
         self._met = np.empty(0, np.bool_)
 
     def _meet(self, shapes: Int32s) -> None:
@@ -148,6 +155,7 @@ class Layout:
             self.end_ns = max(self.end_ns, int(events.ts_ns[-1]))
             if len(self._tables.shapes):
                 self._meet(events.shape)
+                events = self._within(events)
             self._host.name_threads(events)
             drawn, on_stream = self._rows.drawn, self._rows.on_stream
             single = events.shape == SPECIAL
@@ -166,6 +174,14 @@ class Layout:
             if not last:
                 self._rows.nesting.settle()
         return self._drawn(events, changes, last=last)
+
+    def _within(self, events: TraceColumns) -> TraceColumns:
+        """The events without those for which there are too many tracks."""
+        if not self._rows.beyond.any():
+            return events
+        beyond = (events.shape >= 0) & self._rows.beyond[np.maximum(events.shape, 0)]
+        self._beyond += int(beyond.sum())
+        return events.take(~beyond)
 
     def _nest(self, events: TraceColumns, start: int, stop: int) -> None:
         if start < stop:
@@ -200,6 +216,10 @@ class Layout:
 
     def _loss(self, ts_ns: int, record: Record) -> None:
         layer = record.get("layer", "unknown layer")
+        if layer not in LAYERS and layer not in self._lost:
+            if len(self._lost) >= _OTHER_LAYERS_MAX:
+                layer = "other layers"
+            self._lost.add(layer)
         rank = 1 + (LAYERS.index(layer) if layer in LAYERS else len(LAYERS))
         track = self._tree.child(self._tree.group("tracepipe"), "slices", f"losses: {layer}", rank, "loss")
         args = {k: v for k, v in record.items() if k not in ("type", "dur_ns", "ts_ns", "args")}

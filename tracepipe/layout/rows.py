@@ -11,6 +11,7 @@ from tracepipe.event.columns import Bools, grown
 from tracepipe.event.model import Header
 from tracepipe.event.native_nesting import NativeNesting
 from tracepipe.event.nesting import GIVES_ALL, GIVES_IOCTLS, NO_ROW, Nesting, ShapeRow
+from tracepipe.event.ops import Op
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Tables
 from tracepipe.layout.timeline import Book, Track
@@ -49,6 +50,8 @@ class Rows:
         self.nesting = Nesting(ioctl) if core is None else NativeNesting(core, ioctl)
         self.drawn: Bools = np.empty(0, np.bool_)
         """By the number of a shape: whether its events go to rows, and not one by one to `ThreadLayout`."""
+        self.beyond: Bools = np.empty(0, np.bool_)
+        """By the number of a shape: whether there are too many tracks for its events to be drawn."""
         self.threads: dict[tuple[int | None, int | None], HostThread] = {}
         self._gpus: dict[int, Track] = {}
         self._streams: dict[tuple[int, int], int] = {}
@@ -73,14 +76,29 @@ class Rows:
         if number >= len(self.drawn):
             self.drawn = grown(self.drawn, number + 1, 0)
             self.on_stream = grown(self.on_stream, number + 1, 0)
+            self.beyond = grown(self.beyond, number + 1, 0)
         row = self._shape_row(shape)
         self.drawn[number] = row.row != NO_ROW
+        self.beyond[number] = row.row == NO_ROW and shape.type != "gpu_thread"
         self.on_stream[number] = shape.on_stream
         self.nesting.set_shape(number, row)
 
     def forget_shapes(self) -> None:
         """The shapes have other numbers now."""
         self.nesting.forget_shapes()
+
+    def forget_names(self, waiting: list[Op]) -> list[Op]:
+        """Give names new numbers, to those alone that an open slice or an operation in `waiting` has. Gives
+        these back with their new numbers.
+        """
+        names = self.book.names
+        used = self.nesting.open_names(len(names))
+        used[[self._names[IOCTL], *(op[3] for op in waiting)]] = True
+        to = (np.cumsum(used) - 1).astype(np.int32)
+        self.nesting.rename(to)
+        names[:] = [names[at] for at in np.flatnonzero(used).tolist()]
+        self._names = {name: number for number, name in enumerate(names)}
+        return [(*op[:3], int(to[op[3]]), *op[4:]) for op in waiting]
 
     def _shape_row(self, shape: Shape) -> ShapeRow:
         name = self.name(shape.name)
@@ -122,8 +140,13 @@ class Rows:
         return thread
 
     def _host(self, shape: Shape) -> int:
-        thread, layer = self.thread(shape.pid, shape.tid, shape.comm or ""), shape.drawn_layer
+        layer = shape.drawn_layer
+        if self.tree.is_full and (shape.pid, shape.tid) not in self.threads:
+            return NO_ROW
+        thread = self.thread(shape.pid, shape.tid, shape.comm or "")
         row = thread.rows.get(layer)
+        if row is None and self.tree.is_full:
+            return NO_ROW
         if row is None:
             row = thread.rows[layer] = self.new_row(self.tree.layer(thread.track, layer))
             self._relate(thread)
@@ -151,6 +174,8 @@ class Rows:
 
     def _stream(self, gpu: int, stream: int) -> int:
         row = self._streams.get((gpu, stream))
+        if row is None and self.tree.is_full:
+            return NO_ROW
         if row is None:
             rank = min(RANK_STREAM + stream, RANK_SM - 1)
             track = self.tree.child(self.gpu(gpu), "slices", f"stream {stream}", rank, "gpu")

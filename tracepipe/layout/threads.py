@@ -46,6 +46,8 @@ class ThreadLayout:
         self._rows, self._groups, self._options = rows, groups, options
         self._of: dict[int, dict[tuple[Any, ...], int]] = {}
         self._inside: dict[tuple[Any, ...], int] = {}
+        self.beyond = 0
+        """Events that are not drawn, as there are too many tracks."""
 
     def place(
         self, ts_ns: int, shape: Shape, of: Of, args: Args, dur_ns: int, launch: int | None, extra: Extra
@@ -56,6 +58,9 @@ class ThreadLayout:
         key = (launch, shape.name, *where)
         rows = self._of.setdefault(gpu, {})
         row = rows.get(key)
+        if row is None and self._rows.tree.is_full:
+            self.beyond += 1
+            return ts_ns
         if row is None:
             group = self._groups.group(gpu, shape.name, launch)
             row = rows[key] = self._rows.new_row(

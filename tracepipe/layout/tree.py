@@ -20,14 +20,26 @@ LAYER_TITLES = {
 _RANK = {layer: rank for rank, layer in enumerate(LAYER_TITLES)}
 
 
+# Each takes about a kilobyte while the trace is written. Eight GPUs of 132 SMs with 64 slots have half as
+# many.
+TRACKS_MAX = 1 << 17
+
+
 class Tree:
-    """Makes each track once, and declares it before its first use."""
+    """Makes each track once, and declares it before its first use. Where it `is_full`, no tracks are to be
+    made for events: those are counted and not drawn.
+    """
 
     def __init__(self, header: Header) -> None:
         self._declared: list[Track] = []
         self._command = PurePath(header["command"][0]).name if header.get("command") else ""
         self._tracks: dict[tuple[object, ...], Track] = {}
         self._count = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there are as many tracks as there may be."""
+        return self._count >= TRACKS_MAX
 
     def take_declared(self) -> list[Track]:
         """Tracks that are new, or have a new name, since the last call."""

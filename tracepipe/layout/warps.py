@@ -24,13 +24,13 @@ from tracepipe.layout.changes import (
     kernel_of,
 )
 from tracepipe.layout.options import LayoutOptions
-from tracepipe.layout.rows import RANK_SM, Rows
+from tracepipe.layout.rows import RANK_LOGICAL, RANK_SM, Rows
 from tracepipe.layout.slots import ALL, BESIDE, DRAWN, OPEN, Slots, entry_order, new_slots
 from tracepipe.layout.threads import KernelGroups
 from tracepipe.layout.tracks import Track
 
 # So many pairs of SM and slot are looked up in a table; beyond, which no hardware has, in a dictionary.
-_TABLE_MAX: Final = 1 << 22
+_TABLE_MAX: Final = 1 << 18
 _CHANGES: Final = {"ts_ns": np.int64, "kind": np.uint8, "slice": np.int32, "delta": np.int8, "mask": np.int64}
 
 
@@ -80,6 +80,8 @@ class _Gpu:
     waiting: _Changes = field(default_factory=_Changes)
     running: int = 0
     counter_row: int = NO_ROW
+    shared_row: int = NO_ROW
+    """The row of all slots and warps for which there are too many tracks."""
     offset_ns: int = 0
     besides: dict[int, int] = field(default_factory=dict)
     """The row of the nesting that stands for a track, to place others beside it."""
@@ -291,7 +293,9 @@ class WarpLayout:
         rows = []
         for number in batch.warp[order].tolist():
             row = known.get((launch, name, number))
-            if row is None:
+            if row is None and self._rows.tree.is_full:
+                row = self._shared_row(gpu)
+            elif row is None:
                 group = self._groups.group(gpu.index, name, launch)
                 track = self._rows.tree.child(group, "slices", kernel.place(number), number, "warp")
                 row = known[launch, name, number] = gpu.new_row(track)
@@ -323,15 +327,23 @@ class WarpLayout:
                 row = self._slot_row(gpu, sm, slot)
                 if in_table:
                     gpu.table[sm, slot] = row
-                else:
+                elif row != gpu.shared_row:
                     gpu.sparse[sm, slot] = row
             rows.append(row)
         return np.array(rows, np.int32)
 
     def _slot_row(self, gpu: _Gpu, sm: int, slot: int) -> int:
         """The row of a slot that is met first now."""
+        if self._rows.tree.is_full:
+            return self._shared_row(gpu)
         group = self._rows.tree.child(gpu.track, "group", f"SM {sm}", RANK_SM + sm)
         return gpu.new_row(self._rows.tree.slot(group, slot))
+
+    def _shared_row(self, gpu: _Gpu) -> int:
+        if gpu.shared_row == NO_ROW:
+            track = self._rows.tree.child(gpu.track, "slices", "more warps", RANK_LOGICAL, "warp")
+            gpu.shared_row = gpu.new_row(track)
+        return gpu.shared_row
 
     def _count_by_sm(self, gpu: _Gpu, batch: PlacedWarps, stay_ns: Int64s) -> None:
         assert batch.sm is not None

@@ -70,6 +70,7 @@ TP_EXPORT void tp_chrome_forget(tp_chrome *c)
 {
     for (int which = BEFORE; which <= AFTER; which++)
         tp_strings_clear(&c->ready[which]);
+    tp_strings_clear(&c->ready[NAMES]);
     tp_strings_clear(&c->ready[ARGS]);
     c->args_count = 0;
 }

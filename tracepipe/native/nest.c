@@ -32,7 +32,7 @@ typedef struct {
 
 typedef struct {
     tp_rows rows;
-    int64_t flow, span, unclosed, no_begin;
+    int64_t flow, span, unclosed, no_begin, open_count;
     int32_t ioctl;
     tp_launches launches;
     tp_ops ops;
@@ -131,6 +131,7 @@ static int64_t begin(tp_nest *n, int32_t on, int64_t ts, int32_t name, int32_t e
         return TP_NO_MEMORY;
     r->last = ts;
     r->open[r->open_count++] = (tp_open){span, at, flow, name};
+    n->open_count++;
     return at;
 }
 
@@ -203,6 +204,7 @@ static int64_t end(tp_nest *n, int32_t on, int64_t ts, int64_t dur, int32_t name
     r->last = ts;
     for (;;) {
         tp_open *ended = &r->open[--r->open_count];
+        n->open_count--;
         if (ended->name == name)
             return put(n, OP_END, row, ts, name, event, MARK_NONE, ended->span);
         /* longjmp, an exception or a lost record: the caller has returned, so this call has too. */
@@ -247,10 +249,7 @@ static int64_t caller(tp_nest *n, const tp_row *row)
 /* How many operations the events may make at most. */
 TP_EXPORT int64_t tp_nest_most(const tp_nest *n, int64_t events)
 {
-    int64_t open = 0;
-    for (int64_t i = 0; i < n->rows.count; i++)
-        open += n->rows.rows[i].open_count;
-    return 2 * events + open;
+    return 2 * events + n->open_count;
 }
 
 static int one(tp_nest *n, const tp_events *e, const tp_shapes *s, int64_t i)
@@ -263,6 +262,7 @@ static int one(tp_nest *n, const tp_events *e, const tp_shapes *s, int64_t i)
         if (row->open_count && row->open_count < DEPTH_MAX && ts >= row->last &&
             row->open[row->open_count - 1].name == name) {
             row->last = ts;
+            n->open_count--;
             put(n, OP_END, on, ts, name, event, MARK_NONE, row->open[--row->open_count].span);
             return 0;
         }
@@ -371,10 +371,27 @@ TP_EXPORT int64_t tp_nest_close(tp_nest *n, int32_t row, int64_t ts, const tp_op
         tp_row *r = &n->rows.rows[row];
         int64_t at = ts > r->last ? ts : r->last;
         n->unclosed += r->open_count;
+        n->open_count -= r->open_count;
         while (r->open_count) {
             tp_open *open = &r->open[--r->open_count];
             put(n, OP_END, row, at, open->name, -1, MARK_UNCLOSED, open->span);
         }
     }
     return n->op_count;
+}
+
+/* Marks the names of slices that are open. */
+TP_EXPORT void tp_nest_names(const tp_nest *n, uint8_t *used)
+{
+    for (int64_t i = 0; i < n->rows.count; i++)
+        for (int64_t k = 0; k < n->rows.rows[i].open_count; k++)
+            used[n->rows.rows[i].open[k].name] = 1;
+}
+
+/* Gives these their new numbers, by the old ones. */
+TP_EXPORT void tp_nest_rename(tp_nest *n, const int32_t *to)
+{
+    for (int64_t i = 0; i < n->rows.count; i++)
+        for (int64_t k = 0; k < n->rows.rows[i].open_count; k++)
+            n->rows.rows[i].open[k].name = to[n->rows.rows[i].open[k].name];
 }

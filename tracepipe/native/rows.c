@@ -55,7 +55,7 @@ int32_t tp_rows_place(tp_rows *r, int32_t row, int32_t from, int64_t ts, int64_t
         r->overlaps++;
     if (at != NO_ROW)
         return at;
-    if (r->rows[row].beside_count >= BESIDE_MAX) {
+    if (r->rows[row].beside_count >= BESIDE_MAX || r->all_beside >= ALL_BESIDE_MAX) {
         r->undrawn++;
         return NO_ROW;
     }
@@ -63,6 +63,7 @@ int32_t tp_rows_place(tp_rows *r, int32_t row, int32_t from, int64_t ts, int64_t
     if (made < 0)
         return NO_ROW - 1;
     r->rows[row].beside_count++;
+    r->all_beside++;
     r->rows[last].next = (int32_t)made;
     return (int32_t)made;
 }

@@ -5,6 +5,7 @@
 #include "tables.h"
 
 #define BESIDE_MAX 64
+#define ALL_BESIDE_MAX 256
 #define DEPTH_MAX 512
 #define NO_ROW (-1)
 
@@ -30,7 +31,7 @@ typedef struct {
 
 typedef struct {
     tp_row *rows;
-    int64_t count, room, overlaps, undrawn;
+    int64_t count, room, overlaps, undrawn, all_beside;
 } tp_rows;
 
 void tp_rows_free(tp_rows *r);

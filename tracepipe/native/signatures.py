@@ -49,6 +49,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tp_nest_count": (c_int64, [c_void_p, c_int]),
     "tp_nest_base": (c_int32, [c_void_p, c_int32]),
     "tp_nest_early": (c_int64, [c_void_p, c_void_p, c_int64]),
+    "tp_nest_names": (None, [c_void_p, c_void_p]),
+    "tp_nest_rename": (None, [c_void_p, c_void_p]),
     "tp_nest_most": (c_int64, [c_void_p, c_int64]),
     "tp_nest_events": (
         c_int64,

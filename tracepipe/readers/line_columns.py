@@ -14,7 +14,7 @@ from typing import Final, Protocol, cast
 import numpy as np
 import orjson
 
-from tracepipe.event.checks import RecordCheck
+from tracepipe.event.checks import RecordCheck, long_texts
 from tracepipe.event.columns import NONE, EventColumns, Index, Int64s, Row, event_columns, signed
 from tracepipe.event.model import TIME_LIMIT_NS
 from tracepipe.event.shape import index_of
@@ -106,7 +106,7 @@ class LineColumns:
         if is_too_deep(text, record) or "ts_ns" in record or "phase" not in record:
             return None
         record["ts_ns"] = 0
-        if self._check.fault(record):
+        if self._check.fault(record) or long_texts(record):
             return None
         shape, args = self._tables.shape_number(record), self._tables.args_number(record.get("args"))
         launch = signed(record.get("launch", 0))

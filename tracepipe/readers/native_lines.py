@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from tracepipe.event.checks import RecordCheck, first_fault
+from tracepipe.event.checks import RecordCheck, first_fault, long_texts
 from tracepipe.event.columns import NO_INDEX, NONE, EventColumns, joined_optional, no_indices
 from tracepipe.event.model import COLUMN_LIMIT, Record, WarpBatch
 from tracepipe.event.schema import fields_of
@@ -177,7 +177,7 @@ class NativeLines:
         text = ctypes.c_void_p()
         size = self._core.tp_batch_rest(self._batch, ctypes.byref(text))
         record: Record = orjson.loads(ctypes.string_at(text, size))
-        if record.get("type") != "gpu_warp" or first_fault(record):
+        if record.get("type") != "gpu_warp" or first_fault(record) or long_texts(record):
             return None
         columns = {
             name: column for at, name in enumerate(_COLUMNS) if (column := self._column(at)) is not None

@@ -124,7 +124,7 @@ def _batches(stream: BinaryIO, parser: _Parser) -> Iterator[SourceBatch]:
     first = 2
     for text, offset_bytes, cut in chunks_of_text(stream, CHUNK_BYTES):
         batch, lines = parser.parse(first, text)
-        batch.offset_bytes = offset_bytes
+        batch.offset_bytes, batch.text_bytes = offset_bytes, len(text)
         if cut and batch.problems and batch.problems[0].message.startswith("is not JSON"):
             # Half a line at the very end is what an interrupted writer leaves, and says so.
             batch.problems[0] = Problem(first, "", "was cut off in the middle of the line")

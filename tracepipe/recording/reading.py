@@ -94,7 +94,7 @@ class Reading:
                 continue
             self.account.counts[other["type"]] += 1
             if other["type"] == "loss":
-                self.account.losses[other.get("layer", "unknown layer")] += other["count"]
+                self.account.lose(other.get("layer", "unknown layer"), other["count"])
             elif other["type"] == "footer":
                 self.footer, self._after_footer = other, len(shapes) - at - 1
 
