@@ -61,8 +61,9 @@ ROOMS: dict[str, set[str]] = {
     "terminal": {"capture"},
 }  # fmt: skip
 COMPOSING = {"cli", "__main__"}
-# Which everything may import: the version, errors, who called sudo, room on a disk, how numbers are written.
-GROUND = {"", "__version__", "caller", "errors", "room", "units"}
+# Which everything may import: the version, errors, who called sudo, room on a disk, how numbers and names are
+# written.
+GROUND = {"", "__version__", "caller", "errors", "printable", "room", "units"}
 # Rooms that reckon with columns. They are loaded by the commands that read a recording, and by no --help.
 OF_COLUMNS = {"event", "readers", "clocks", "layout", "converters", "native", "recording"}
 # Native or slow to import: only inside functions, so that --help works anywhere and at once.
