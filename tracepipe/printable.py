@@ -1,7 +1,7 @@
 """Text of a recording, a path or a machine in a form that can be printed: names are anybody's.
 
-A terminal obeys control characters: `ESC]0;…` sets its title, and others type for the user or hide lines. U+202E
-turns what follows it around, and U+2028 ends a line for some programs.
+A terminal obeys control characters: `ESC]0;…` sets its title, and others type for the user or hide lines.
+U+202E turns what follows it around, and U+2028 ends a line for some programs.
 """
 
 from __future__ import annotations

@@ -189,10 +189,10 @@ def test_only_clocks_makes_trace_times() -> None:
     assert {top(module) for module in makers} == {"clocks"}
 
 
-def test_only_the_command_line_prints_and_exits() -> None:
+def test_one_module_prints_and_one_exits() -> None:
     printers = {module for module, tree in TREES.items() if calls(tree, "print")}
     generators = {"tracepipe.event.schema", "tracepipe.capture.bpf.compile"}  # when they are run as modules
-    assert {top(module) for module in printers - generators} <= {"cli", "terminal"}
+    assert printers - generators == {"tracepipe.terminal.output"}
     exits = {
         module
         for module, tree in TREES.items()

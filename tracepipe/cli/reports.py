@@ -17,7 +17,8 @@ from tracepipe.readers import READERS
 from tracepipe.recording.files import STANDARD, default_output, replacing, replacing_folder
 from tracepipe.reports import REPORTS
 from tracepipe.reports.report import FileOutput, FolderOutput, Option, Report, Result
-from tracepipe.terminal.messages import choices, offsets, progress, say, text_of
+from tracepipe.terminal.messages import choices, offsets, progress, text_of
+from tracepipe.terminal.output import put, put_json, say
 
 Source = choices("Source", READERS)
 _INPUT = "Recording: a path, or - for standard input."
@@ -167,21 +168,19 @@ def _tell(report: Report, runs: list[Any], result: Result, target: str, as_json:
 
 def _print(report: Report, runs: list[Any], result: Result, as_json: bool, output: str = "") -> None:
     if as_json:
-        import orjson
-
         from tracepipe.reports.writing.facts_text import as_json as facts_json
 
         data = {"report": report.name, "recordings": [facts_json(run.facts) for run in runs]}
         data |= ({"output": output} if output else {}) | result.as_json()
-        text = orjson.dumps(data, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS)
-        print(text.decode("utf-8", "replace"))
+        put_json(data)
         return
     from tracepipe.reports.writing.rendering import report_lines
 
     plain = not (sys.stdout.encoding or "").lower().startswith("utf")
     width = shutil.get_terminal_size().columns
-    for line in report_lines(runs, result, width=width, colours=sys.stdout.isatty(), ascii_only=plain):
-        print(line)
+    colours = sys.stdout.isatty()
+    for line in report_lines(runs, result, width=width, colours=colours, ascii_only=plain):
+        put(line, colours=colours)
 
 
 def app_of(name: str) -> typer.Typer:
