@@ -274,6 +274,46 @@ def test_a_reader_that_left_is_no_error(command: str, bad: None) -> None:
     assert (done.returncode, "Traceback" in said, "Exception" in said) == (0, False, False)
 
 
+# Machines without room -----------------------------------------------------------------------------------
+
+SHORT = [
+    ("ulimit -n 10", f"plot {F} -o x.png --what latency", "Too many open files."),
+    ("ulimit -v 60000", f"convert {F} -f text", "Not enough memory."),
+    ("ulimit -v 60000", f"validate {F}", "Not enough memory."),
+    ("ulimit -v 200000", "convert large.jsonl -f text", "Not enough memory."),
+    ("ulimit -v 500000", f"report {F} -o x.html", "Not enough memory: reports need"),
+    ("ulimit -d 100000", f"export {F} -o x", "Not enough memory: reports need"),
+    ("ulimit -d 100000", "convert large.jsonl -f text", "Not enough memory."),
+]
+
+
+@pytest.mark.parametrize(("limit", "command", "said"), SHORT)
+def test_a_machine_without_room_is_no_bug(limit: str, command: str, said: str, here: Path) -> None:
+    with open("large.jsonl", "w") as large:
+        large.write('{"type":"header","schema":"tracepipe/1","clock":"monotonic","clocks":["monotonic"]}\n')
+        for at in range(120_000):
+            line = span(1_000 + at * 10, 1_005 + at * 10, f"f{at}", args={"a": at})
+            large.write(json.dumps(line) + "\n")
+    done = shell(f"{limit}; tracepipe {command} >/dev/null", True)
+    *_, what, hint = done.stderr.splitlines()
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
+    assert what.startswith(f"tracepipe: {said}") and hint.startswith("  ")
+
+
+def test_a_bug_keeps_its_traceback(here: Path) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise RuntimeError("a bug")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tracepipe.cli.convert.convert_recording", fails)
+        streams = sys.stdout, sys.stderr
+        patch.setattr(sys, "argv", ["tracepipe", "convert", RUN])
+        patch.setattr(sys, "stdout", streams[0])
+        patch.setattr(sys, "stderr", streams[1])
+        with pytest.raises(RuntimeError, match="a bug"):
+            cli.main()
+
+
 def test_what_writes_elsewhere_needs_no_standard_output(bad: None) -> None:
     done = shell(f"tracepipe convert {F} -o x.pftrace >&-", True)
     assert (done.returncode, Path("x.pftrace").stat().st_size > 100) == (0, True)

@@ -26,10 +26,19 @@ _WORDS = {
     "Cannot allocate memory": errno.ENOMEM,
     "failed to map segment": errno.ENOMEM,
     "memory allocation": errno.ENOMEM,
+    "Not enough memory": errno.ENOMEM,
     "start new thread": errno.EAGAIN,
     "Resource temporarily unavailable": errno.EAGAIN,
 }
-_SAYING = ("ImportError", "LibraryMissing", "OSError", "RuntimeError", "ComputeError", "PanicException")
+_SAYING = (
+    "ImportError",
+    "LibraryMissing",
+    "OSError",
+    "RuntimeError",
+    "JSONDecodeError",
+    "ComputeError",
+    "PanicException",
+)
 
 
 def ended(step: Callable[[], Any], quietly: bool = False) -> int | str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
@@ -31,6 +32,13 @@ class Rejoined:
             out, self._head = self._head[:size], self._head[size:]
             return out
         return self._stream.read(size)
+
+
+def not_json(error: json.JSONDecodeError) -> str:
+    """What is wrong with a line that orjson refused. Raises MemoryError where the machine was short of it."""
+    if error.msg.startswith("Not enough memory"):
+        raise MemoryError
+    return f"is not JSON: {error.msg} at column {error.colno}"
 
 
 def is_too_deep(text: bytes, value: Any) -> bool:
