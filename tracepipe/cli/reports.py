@@ -21,6 +21,8 @@ from tracepipe.terminal.messages import choices, offsets, progress, text_of
 from tracepipe.terminal.output import put, put_json, say
 
 Source = choices("Source", READERS)
+_INT_MAX = (1 << 31) - 1
+"""The largest number that an option may be: columns of smaller integers are compared with it."""
 _INPUT = "Recording: a path, or - for standard input."
 _COMMON: dict[str, tuple[Any, Any]] = {
     "as_json": (Annotated[bool, typer.Option("--json", help="For programs.")], False),
@@ -51,7 +53,7 @@ def _command(report: Report) -> Callable[..., None]:
     def command(**given: Any) -> None:
         paths = [given.pop(f"input_{at}") for at in range(len(report.inputs))]
         common = {name: given.pop(name) for name in (*_COMMON, *_output(report))}
-        _run(report, paths, report.options(**{k: _plain(v) for k, v in given.items()}), common)
+        _run(report, paths, report.options(**{k: _plain(k, v) for k, v in given.items()}), common)
 
     parameters: dict[str, tuple[Any, Any]] = {
         f"input_{at}": (Annotated[str, typer.Argument(help=_INPUT, metavar=name)], ...)
@@ -88,7 +90,10 @@ def _options(report: Report) -> dict[str, tuple[Any, Any]]:
     return found
 
 
-def _plain(value: Any) -> Any:
+def _plain(name: str, value: Any) -> Any:
+    """The value of an option as the report takes it. Raises BadParameter."""
+    if isinstance(value, int) and value > _INT_MAX:
+        raise typer.BadParameter(f"{value} is more than {_INT_MAX}", param_hint=f"--{name}")
     return text_of(value) if hasattr(value, "value") else value
 
 
