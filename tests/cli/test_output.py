@@ -162,25 +162,25 @@ def test_every_command_is_asked_here() -> None:
 
 @pytest.mark.parametrize("command", ASKED)
 def test_no_name_writes_but_as_letters(command: str, here: Path) -> None:
-    told = ""
+    seen = ""
     for argv in ASKED[command]:
         _, out, err = piped(argv)
         assert not_letters(out) == not_letters(err) == set(), argv
         assert "Traceback" not in err
         assert "\nowned" not in out + err
-        told += out + err
+        seen += out + err
         if out and argv[-1] == "--json":
             assert json.loads(out)["recordings"][0]["path"] == RUN
-    assert SHOWN in told
+    assert SHOWN in seen
 
 
 @pytest.mark.parametrize("command", ASKED)
 def test_a_terminal_gets_colours_of_ours_alone(command: str, here: Path) -> None:
-    told = "".join(on_terminal(argv) for argv in ASKED[command])
+    seen = "".join(on_terminal(argv) for argv in ASKED[command])
     # The live view stands at the bottom, for which it moves the cursor.
-    text = (MOVES if command == "live" else COLOUR).sub("", told)
+    text = (MOVES if command == "live" else COLOUR).sub("", seen)
     assert not_letters(text) == set()
-    assert "\x1b[2J" not in told and "\\x1b[2J" in text and SHOWN in text
+    assert "\x1b[2J" not in seen and "\\x1b[2J" in text and SHOWN in text
 
 
 def test_what_is_no_library_of_ours_is_guarded_too(here: Path) -> None:

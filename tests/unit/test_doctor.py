@@ -326,9 +326,9 @@ def test_the_report_fits_a_terminal_and_any_encoding() -> None:
 
 
 def test_json_is_for_programs() -> None:
-    told = as_json(FINDINGS)
-    assert told["can_capture"] is False
-    assert told["findings"][1] == {
+    answer = as_json(FINDINGS)
+    assert answer["can_capture"] is False
+    assert answer["findings"][1] == {
         "area": "methods",
         "name": "bcc",
         "state": "fails",

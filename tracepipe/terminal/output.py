@@ -22,7 +22,7 @@ _COLOUR = re.compile(r"(\x1b\[[0-9;]*m)")
 
 
 def say(text: str) -> None:
-    """A line for the user on standard error, beside what a command writes to standard output."""
+    """A line for the user on standard error: no part of what a command writes to standard output."""
     print(printable(text), file=sys.stderr)
 
 
@@ -44,7 +44,7 @@ class Guarded:
     """A text stream, or None for a closed one, which shows control characters as their escapes.
 
     Colours pass to a terminal, as the help has them. `losing`: what cannot be written is left out, as nobody
-    could be told; else OutputError is raised, or BrokenPipeError where the reader left.
+    would see an error; else OutputError is raised, or BrokenPipeError where the reader left.
     """
 
     def __init__(self, stream: TextIO | None, name: str, *, losing: bool) -> None:
