@@ -4,7 +4,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check format native sanitize bench clean
+.PHONY: demo test check format native sanitize fuzz bench clean
 
 demo: .venv/.demo
 	-@$(BIN)/python -m tracepipe.native
@@ -12,9 +12,10 @@ demo: .venv/.demo
 
 # Captures and the tests of their rates have the machine to themselves.
 test: .venv/.test native
-	$(BIN)/python -m pytest -n auto --dist loadfile tests/unit tests/cli tests/golden
+	$(BIN)/python -m pytest -n auto --dist loadfile tests/unit tests/cli tests/golden tests/fuzz
 	$(BIN)/python benchmarks/identical.py
 	$(BIN)/python -m tests.native.sanitize
+	$(BIN)/python -m tests.fuzz.run
 	$(BIN)/python -m pytest tests/integration tests/gpu
 
 check: .venv/.test native
@@ -34,6 +35,10 @@ native: .venv/.test
 # The core once more, under the address and undefined-behaviour sanitizers, on random input.
 sanitize: .venv/.test
 	$(BIN)/python -m tests.native.sanitize
+
+# Mutated recordings through every reader, converter, report and command.
+fuzz: .venv/.test native
+	$(BIN)/python -m tests.fuzz.run
 
 bench: .venv/.test native
 	$(BIN)/python benchmarks/convert.py

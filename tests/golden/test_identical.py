@@ -163,6 +163,31 @@ def deep_and_wide() -> list[dict[str, Any]]:
     return [*records, slot | {"warp": [*range(90)], "entry_ns": [*range(90)], "exit_ns": [5_000] * 90}]
 
 
+HUGE_ROWS = b"""\
+TIME(ms)     PROCESS          PID          EVENT                DETAILS
+1            app              7            cudaMalloc           size=-99999999999999999999 bytes
+2            app              7            cudaMalloc           returned=-9999999999999999999 (error)
+3            app              7            cudaMemcpy           size=99999999999999999999 bytes, kind=1
+4            app              7            cudaMemcpy           size=9223372036854775808 bytes, device=-9
+5            app              7            cudaMemcpy           returned=9999999999999999999 (error)
+"""
+
+
+@pytest.mark.parametrize("to", CONVERTERS)
+def test_integers_beyond_64_bits_that_only_text_can_have(to: str) -> None:
+    with recorded(HUGE_ROWS) as path:
+        output, account = converted(path, to, ConvertOptions("cuda-table"), CORES)
+    assert account.counts["userspace"] == 5
+    if to in ("chrome", "text"):
+        sizes = (
+            b"-99999999999999999999",
+            b"-9999999999999999999",
+            b"99999999999999999999",
+            b"9223372036854775808",
+        )
+        assert all(size in output for size in sizes)
+
+
 @pytest.mark.parametrize("to", CONVERTERS)
 @pytest.mark.parametrize("chunk_bytes", [1 << 12, 1 << 20])
 def test_calls_too_deep_and_slices_that_no_track_takes(to: str, chunk_bytes: int) -> None:

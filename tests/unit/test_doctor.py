@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -327,13 +326,13 @@ def test_the_report_fits_a_terminal_and_any_encoding() -> None:
 
 
 def test_json_is_for_programs() -> None:
-    told = json.loads(as_json(FINDINGS))
-    assert told["can_capture"] is False
-    assert told["findings"][1] == {
+    answer = as_json(FINDINGS)
+    assert answer["can_capture"] is False
+    assert answer["findings"][1] == {
         "area": "methods",
         "name": "bcc",
         "state": "fails",
         "detail": "BCC's Python module is missing.",
         "mend": "apt install python3-bpfcc",
     }
-    assert json.loads(as_json(examine(GOOD, FakeTrials())))["can_capture"] is True
+    assert as_json(examine(GOOD, FakeTrials()))["can_capture"] is True

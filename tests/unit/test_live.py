@@ -440,7 +440,7 @@ def test_the_table() -> None:
         "1", "for", "2.00", "s", "2", "█",
     ]  # fmt: skip
     assert shown[5].split()[:6] == ["userspace", "cuLaunchKernel", "3", "1.50", "8.00", "µs"]
-    assert shown[6].split() == ["userspace", "cuMark?[2J", "9,000", "4.50k"], "no escape sequence"
+    assert shown[6].split() == ["userspace", "cuMark\\x1b[2J", "9,000", "4.50k"], "no escape sequence"
     assert shown[8].split() == ["worker", "11", "12", "1.00", "s", "50", "5", "900", "ms", "1.00", "µs"]
 
 

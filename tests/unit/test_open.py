@@ -176,6 +176,106 @@ def test_local_serves_the_ui_and_the_trace_from_one_origin(trace: Path, ui: UiFi
         assert ask(server, "/v52.0-0123")[0].status == 404
 
 
+def answered(server: TraceServer, request: bytes) -> tuple[int, bytes]:
+    """The status and the body of an answer to bytes that may be no request."""
+    with socket.create_connection((serve.LOOPBACK, server.port), timeout=10) as client:
+        client.sendall(request)
+        answer = b"".join(iter(lambda: client.recv(1 << 16), b""))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return int(head.split(b" ")[1]), body
+
+
+def request(server: TraceServer, target: str, method: str = "GET", more: str = "") -> bytes:
+    head = f"{method} {target} HTTP/1.1\r\nHost: {server.hosts[0]}\r\n{more}\r\n"
+    return head.encode("latin-1")
+
+
+TARGETS = [
+    "/" + "a" * 5_000, "/a/" * 900, "/%00", "/a%00b", "/../secret", "/%2e%2e/secret", "/%252e%252e/secret",
+    "/..%2fsecret", "/..%5csecret", "//etc/passwd", "/%2fetc%2fpasswd", "/v52.0-0123/../../secret", "/link",
+    "/loop", "/loop/x", "/index.html/x", "/%ff%fe", "/%zz%", "*", "http://evil.example/", "/\xe4\x80",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("with_ui", [True, False])
+def test_no_target_reaches_a_file_that_is_not_served(
+    trace: Path, ui: UiFiles, with_ui: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (trace.parent / "secret").write_text("secret")
+    (ui.root / "link").symlink_to(trace.parent / "secret")
+    (ui.root / "loop").symlink_to(ui.root / "loop")
+    with TraceServer(trace, ui=ui if with_ui else None, port=0) as server:
+        for target in TARGETS:
+            for method in ("GET", "OPTIONS"):
+                status, body = answered(server, request(server, target, method))
+                assert (status, b"secret" in body) == (404, False), target
+        assert answered(server, request(server, server.trace_path)) == (200, TRACE)
+    assert capfd.readouterr().err == ""
+
+
+def test_what_is_no_request_of_a_browser_is_refused_with_its_status(
+    server: TraceServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = server.trace_path
+    for sent, status in (
+        (request(server, path, "POST"), 501),
+        (request(server, path, "POST", "Content-Length: 900000\r\n") + b"x" * 900_000, 501),
+        (request(server, path, "G\xe4T"), 501),
+        (request(server, path, "G" * 70_000), 414),
+        (request(server, "/" + "a" * 70_000), 414),
+        (request(server, path, more="X: " + "a" * 100_000 + "\r\n"), 431),
+        (request(server, path, more="X: a\r\n" * 200), 431),
+        (request(server, path, more=f"Host: {server.hosts[0]}\r\n"), 400),
+        (request(server, path, more=" folded: on\r\n"), 421),
+        (f"GET {path} HTTP/1.1\r\n\r\n".encode(), 400),
+        (f"GET {path}\r\n\r\n".encode(), 400),
+        (f"GET {path} HTTP/9.1\r\n\r\n".encode(), 505),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
+        (bytes(range(1, 256)) + b"\r\n\r\n", 400),
+    ):
+        answer, body = answered(server, sent)
+        assert (answer, TRACE[:100] in body) == (status, False), sent[:80]
+    assert not server.fetched.is_set()
+    assert capfd.readouterr().err == ""
+
+
+def test_clients_that_stand_still_do_not_keep_others_out(
+    trace: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(serve._Handler, "timeout", 0.2)
+    monkeypatch.setattr(serve, "_CONNECTIONS_MAX", 8)
+    with trace.open("r+b") as file:
+        file.truncate(64 << 20)
+    with TraceServer(trace, port=0) as server:
+        still = [socket.create_connection((serve.LOOPBACK, server.port), timeout=10) for _ in range(40)]
+        for client in still[:4]:
+            client.sendall(request(server, server.trace_path))  # and it takes nothing of the answer
+        # Those beyond the limit are closed at once, the others when they have said nothing for too long.
+        for client in still[4:]:
+            assert client.recv(1) == b""
+        for client in still[:4]:
+            while client.recv(1 << 20):
+                pass
+        assert not server.fetched.is_set()
+        assert answered(server, request(server, server.trace_path, "HEAD"))[0] == 200
+        for client in still:
+            client.close()
+    assert capfd.readouterr().err == ""
+
+
+def test_a_file_that_grows_is_sent_as_long_as_was_said(server: TraceServer) -> None:
+    with socket.create_connection((serve.LOOPBACK, server.port), timeout=10) as client:
+        with server.trace.open("r+b") as file:
+            file.truncate(64 << 20)
+        client.sendall(request(server, server.trace_path))
+        assert client.recv(15) == b"HTTP/1.0 200 OK"
+        with server.trace.open("r+b") as file:
+            file.truncate(65 << 20)
+        answer = b"".join(iter(lambda: client.recv(1 << 20), b""))
+    assert len(answer.partition(b"\r\n\r\n")[2]) == 64 << 20
+    assert server.fetched.wait(10)
+
+
 def opened(trace: Path, told: list[str], *, local: bool = False) -> tuple[threading.Thread, threading.Event]:
     """`open_trace` in a thread, and the event of its link being told."""
     linked = threading.Event()

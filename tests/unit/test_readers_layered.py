@@ -447,3 +447,12 @@ def test_recognised_behind_whatever_stands_before(head: bytes) -> None:
 )
 def test_other_content_is_not_claimed(head: bytes) -> None:
     assert not layered.sniff(head)
+
+
+def test_a_machine_without_memory_is_no_bad_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(text: bytes) -> None:
+        raise orjson.JSONDecodeError("Not enough memory to allocate buffer for parsing", "", 0)
+
+    monkeypatch.setattr(layered.orjson, "loads", refused)
+    with pytest.raises(MemoryError):
+        list(layered.read(io.BytesIO(b'{"ts":1.0,"type":"userspace","name":"cuInit","phase":"B"}\n')).batches)

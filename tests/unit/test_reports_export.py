@@ -110,6 +110,31 @@ def test_every_format_holds_the_same(run: Run, tmp_path: Path, to: str) -> None:
         assert tables[name].cast(made.schema, strict=True).rows() == made.rows()
 
 
+FORMULAS = ["=1+1", "+1+1", "-1+1", "@SUM(1)", "\t=1", "\r=1", "\n=1", "=cmd|' /C calc'!A0", "\uff1d1+1", "-"]
+NO_FORMULAS = ["'=1", "a=1", " =1", "", "f(-1)", "-5", "+5.25", "-0", "größe\n=1"]
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_no_name_is_a_formula_in_a_spreadsheet(load: Load, tmp_path: Path, to: str) -> None:
+    names = FORMULAS + NO_FORMULAS
+    run = load(*(span(1_100 + at, 1_200, name, comm=name) for at, name in enumerate(names)))
+    quoted = [f"'{name}" for name in FORMULAS] if to == "csv" else FORMULAS
+    write = export.run(run, export.Options(to)).files[f"calls.{to}"]
+    out = io.BytesIO()
+    write(out)
+    out.seek(0)
+    table = pl.read_csv(out, infer_schema=False) if to == "csv" else READ[to](out)
+    for column in ("name", "comm"):
+        assert [value or "" for value in table[column]] == [*quoted, *NO_FORMULAS]
+    assert [int(dur_ns) for dur_ns in table["dur_ns"]] == [100 - at for at in range(len(names))]
+
+
+def test_a_negative_number_is_a_number_in_csv() -> None:
+    out = io.BytesIO()
+    write_table(pl.DataFrame({"a": [-5, None], "b": [-0.5, 1.0], "c": ["-5", "-x"]}), out, "csv")
+    assert out.getvalue() == b"a,b,c\n-5,-0.5,-5\n,1.0,'-x\n"
+
+
 def test_what_is_said_of_the_whole_stands_beside_the_tables(run: Run, tmp_path: Path) -> None:
     tables = exported(run, tmp_path)
     about = json.loads((tmp_path / "run.json").read_text())

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.recordings import Load, loader, span
+from tests.support.recordings import Load, event, loader, span
 from tracepipe.errors import TracepipeError
 from tracepipe.reports import plot
 from tracepipe.reports.figures import FIGURES, exit_skew, gpu_idle, latency, occupancy
@@ -142,6 +142,15 @@ def test_titles_state_what_there_is(load: Load) -> None:
             "1 gap, the longest 3.70 µs"
         ],
     }
+
+
+@pytest.mark.parametrize("layer", ["userspace", "syscall", "kernel"])
+def test_calls_inside_one_that_never_returned_are_drawn(load: Load, layer: str) -> None:
+    run = load(event("B", 1_100, "outer", layer), span(1_200, 1_250, "inner", layer))
+    (panel,) = [one for one in latency.panels(scope(run)) if one.draw]
+    assert panel.title.endswith(": the only one takes 50 ns")
+    assert inline_svg(panel)
+    assert [one.draw for one in latency.panels(scope(run, start="160ns", end="190ns"))] == [None] * 3
 
 
 def test_lanes_that_leave_apart_are_told(load: Load) -> None:

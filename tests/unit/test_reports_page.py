@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.recordings import HEADER, PAIR, event, loader, span
+from tracepipe.printable import printable
 from tracepipe.reports import REPORTS, plot
 from tracepipe.reports.frames.run import Run, load_run
 from tracepipe.reports.report import Result
@@ -63,17 +64,23 @@ def report(run: Run, **options: Any) -> str:
 @pytest.fixture
 def evil(tmp_path: Path) -> Run:
     """A recording whose names are all markup."""
-    header = HEADER | {"command": [EVIL, "--x=<img src=x onerror=alert(1)>"], "host": EVIL, "engine": EVIL}
-    header["gpus"] = [{"index": 0, "name": EVIL, "sms": 2}]
+    return named(EVIL, tmp_path)
+
+
+def named(name: str, tmp_path: Path) -> Run:
+    """A recording in which everything has that name."""
+    header = HEADER | {"command": [name, "--x=<img src=x onerror=alert(1)>"], "host": name, "engine": name}
+    header["gpus"] = [{"index": 0, "name": name, "sms": 2}]
     warps = {
-        "ts_ns": 2_000, "type": "gpu_warp", "name": EVIL, "gpu": 0, "launch": 1, "grid": [2, 1, 1],
+        "ts_ns": 2_000, "type": "gpu_warp", "name": name, "gpu": 0, "launch": 1, "grid": [2, 1, 1],
         "block": [32, 1, 1], "warp": [0, 1], "sm": [0, 1], "entry_ns": [0, 0], "exit_ns": [50, 80],
     }  # fmt: skip
     lines = [
-        header, warps, span(1_100, 1_200, EVIL, comm=EVIL), span(1_100, 1_150, EVIL, "syscall"),
-        span(1_100, 1_120, EVIL, "kernel"),
-        event("I", 1_300, EVIL, "memory", args={"size": 5, "address": EVIL}),
-        span(2_000, 2_100, EVIL, "gpu_kernel", gpu=0), {"type": "loss", "layer": "userspace", "count": 7},
+        header, warps, span(1_100, 1_200, name, comm=name), span(1_100, 1_150, name, "syscall"),
+        span(1_100, 1_120, name, "kernel"),
+        event("I", 1_300, name, "memory", args={"size": 5, "address": name}),
+        span(2_000, 2_100, name, "gpu_kernel", gpu=0), {"type": "loss", "layer": "userspace", "count": 7},
+        event("B", 1_400, name, clock=name), {"type": "loss", "layer": name, "count": 3}, {"type": name},
     ]  # fmt: skip
     path = tmp_path / "<b>.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines) + "{<script>\n")
@@ -90,6 +97,29 @@ def test_nothing_of_a_recording_is_markup(evil: Run) -> None:
         assert page.count("&lt;script&gt;alert(") > 5
         assert "default-src 'none'" in page
         assert "url(http" not in page and "@import" not in page
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "</script><script>alert(1)</script>", "--><img src=x onerror=alert(1)><!--", "]]></svg><script>",
+        "</pre></td></figure><script>", "\u2028\u2029\x85\u202e", "\x00\x1b[2J\x9b<b>", "x" * 100_000,
+        "<b>" * 20_000, "&lt;script&gt;&#60;", "\" onmouseover=\"alert(1)", "' onclick='alert(1)",
+        "{{ 7 * 7 }}{% raw %}", "javascript:alert(1)", "&#x0;", "\\u003cscript\\u003e",
+    ],
+    ids=lambda name: ascii(name[:20]),
+)  # fmt: skip
+def test_a_name_is_text_whatever_it_is(name: str, tmp_path: Path) -> None:
+    plain = Seen(report(named("plain", tmp_path)))
+    page = report(named(name, tmp_path))
+    seen = Seen(page)
+    assert (seen.tags, seen.handlers) == (plain.tags, [])
+    assert all(value.startswith(ALLOWED_URLS) for value in seen.names)
+    assert {letter for letter in page if not letter.isprintable()} == {"\n"}
+    assert (
+        "<!--" not in page and page.count("default-src 'none'; style-src 'unsafe-inline'; img-src data:") == 1
+    )
+    assert printable(name) in "".join(seen.text)
 
 
 def test_the_page_gathers_reports_and_pictures() -> None:

@@ -151,3 +151,13 @@ def test_rows_are_as_wide_as_their_window(spans: Any, cells: int) -> None:
     line, most = level_line(window, starts, ends, UNICODE)
     assert len(line) == cells
     assert 0 <= most <= len(spans) + 1e-6
+
+
+def test_levels_are_the_same_since_1970() -> None:
+    starts, ends = np.array([0, 3, 50], np.int64), np.array([40, 93, 93], np.int64)
+    drawn = [
+        level_line(Window(base_ns, base_ns + 93, 60), starts + base_ns, ends + base_ns, UNICODE)
+        for base_ns in (0, 1_795_246_105_832_499_104)
+    ]
+    assert drawn[0] == drawn[1]
+    assert 2 <= drawn[0][1] < 2.01

@@ -79,6 +79,15 @@ def test_a_track_has_its_newest_name() -> None:
     assert "bash" not in text
 
 
+@pytest.mark.parametrize("value", [-(1 << 63) - 1, 1 << 64, 10**30])
+def test_a_number_of_any_size_is_shown(value: int) -> None:
+    track = Track(1, None, "slices", "t")
+    args = {"size": value, "sizes": [value]}
+    assert rendered([track], item(INSTANT, track, 1_000, "f", args))[2].split() == [
+        "0", "f", f"size={value}", f"sizes=[{value}]",
+    ]  # fmt: skip
+
+
 def test_a_track_of_nothing_is_not_counted() -> None:
     group = Track(1, None, "group", "GPU 0")
     assert rendered([group])[1:] == ["GPU 0", "0 tracks, 0 slices, 0 instants, 0 counts"]

@@ -13,8 +13,8 @@ import typer
 from typer.core import TyperGroup
 
 from tracepipe import __version__
-from tracepipe.errors import TracepipeError
-from tracepipe.terminal.messages import say
+from tracepipe.cli.ending import ended
+from tracepipe.terminal.output import guard, put
 
 # Command → the module whose `app` has it. Any other command is a report.
 _PLACES = {
@@ -80,7 +80,7 @@ def _version(asked: bool) -> None:
     if asked:
         from tracepipe.native import state
 
-        print(f"tracepipe {__version__} ({state()})")
+        put(f"tracepipe {__version__} ({state()})")
         raise typer.Exit
 
 
@@ -125,30 +125,17 @@ def main() -> None:
         # Half-written output goes, as at Ctrl-C. What nohup has the process ignore stays ignored.
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _end)
-    code = _exit_code()
-    try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except OSError as e:
-        # The interpreter must not flush there again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0 if isinstance(e, BrokenPipeError) else 1
-        if code:
-            say(f"tracepipe: cannot write standard output: {e.strerror}")
-            say("  free some space, or write elsewhere")
+    streams = sys.stdout, sys.stderr
+    out, err = guard()
+
+    def run() -> Any:
+        code = app(prog_name="tracepipe", standalone_mode=False)
+        out.flush()
+        return code
+
+    code = ended(run)
+    ended(out.flush, quietly=True)
+    err.flush()
+    # A bug, which does not come here, leaves the guards for what the interpreter says of it.
+    sys.stdout, sys.stderr = streams
     sys.exit(code)
-
-
-def _exit_code() -> int | str | None:
-    """Of the command; errors that are not bugs have become two lines."""
-    try:
-        app(prog_name="tracepipe")
-    except TracepipeError as e:
-        say(f"tracepipe: {e}")
-        if e.hint:
-            say(f"  {e.hint}")
-        return e.exit_code
-    except SystemExit as e:
-        # Whoever read standard output and left has what it wanted; Typer makes exit 1 of that.
-        return 0 if isinstance(e.__context__, BrokenPipeError) else e.code
-    return 0

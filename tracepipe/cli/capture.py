@@ -27,7 +27,8 @@ from tracepipe.converters import CONVERTERS
 from tracepipe.errors import CaptureUnavailable, OutputError
 from tracepipe.recording.files import STANDARD, default_output
 from tracepipe.terminal.live_table import SORTS
-from tracepipe.terminal.messages import choices, say, status, text_of
+from tracepipe.terminal.messages import choices, status, text_of
+from tracepipe.terminal.output import put, put_json, say
 from tracepipe.units import duration_ns
 
 app = typer.Typer()
@@ -137,7 +138,7 @@ def doctor(
     with status(sys.stderr) as notify:
         diagnoses = examination.examine(notify=notify)
     if as_json:
-        print(examination.as_json(diagnoses))
+        put_json(examination.as_json(diagnoses))
     else:
         is_terminal = sys.stdout.isatty()
         width = shutil.get_terminal_size().columns if is_terminal else 0
@@ -145,6 +146,6 @@ def doctor(
         for line in examination.diagnosis_lines(
             diagnoses, width=width, colours=is_terminal, ascii_only=plain
         ):
-            print(line)
+            put(line, colours=is_terminal)
     if not examination.can_capture(diagnoses):
         raise typer.Exit(CaptureUnavailable.exit_code)

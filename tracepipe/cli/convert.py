@@ -15,7 +15,8 @@ from tracepipe.converters import CONVERTERS
 from tracepipe.layout.options import WARP_TRACKS
 from tracepipe.readers import READERS
 from tracepipe.recording.files import STANDARD
-from tracepipe.terminal.messages import choices, offsets, progress, say, text_of
+from tracepipe.terminal.messages import choices, offsets, progress, text_of
+from tracepipe.terminal.output import put, say
 
 app = typer.Typer()
 
@@ -101,7 +102,7 @@ def validate(
     from tracepipe.recording.convert import check
 
     with progress(f"validate {Path(file).name}") as bar:
-        account = check(file, text_of(source) if source else "", lambda text: print(text), bar)
+        account = check(file, text_of(source) if source else "", put, bar)
     total = sum(account.counts.values())
     found = f"{total} events, {account.skipped} bad lines, {account.ambiguous} unclear"
     say(f"{account.path}: {account.source}, {found}")

@@ -9,7 +9,7 @@ import typer
 
 from tracepipe.cli.options import Libraries, MethodOption, Until, Which, Whose, request_of, with_groups
 from tracepipe.errors import TracepipeError
-from tracepipe.terminal.messages import say
+from tracepipe.terminal.output import put, say
 
 hooks_app = typer.Typer(
     name="hooks",
@@ -35,13 +35,13 @@ def list_command(
     if not pattern:
         for row in list_sets(libraries, say):
             found = f"{row.function_count} here" if row.function_count else f"none here: {row.reason}"
-            print(f"{row.name:<16} {row.about} ({found})")
+            put(f"{row.name:<16} {row.about} ({found})")
         return
     listing = list_functions(pattern, libraries)
     width = max((len(row.spec) for row in listing.rows), default=0)
     for function in listing.rows:
         sets = f"in {', '.join(function.sets)}" if function.sets else "in no set"
-        print(f"{function.spec:<{width}}  {sets}  {function.place}".rstrip())
+        put(f"{function.spec:<{width}}  {sets}  {function.place}".rstrip())
     for note in listing.notes:
         say(f"note: {note}")
     if not listing.rows:
@@ -84,10 +84,10 @@ def test_command(
         recording.seek(0)
         report = hits(recording, names)
     for row in report.rows:
-        print(f"{row.count:>10} × {row.name}, {row.rate_per_s:.0f} a second")
+        put(f"{row.count:>10} × {row.name}, {row.rate_per_s:.0f} a second")
         for arguments in row.first:
-            print("             " + ", ".join(f"{name}={value}" for name, value in arguments.items()))
-    print(f"{sum(row.count for row in report.rows)} hits in {report.seconds:.2f} s, {report.lost_count} lost")
+            put("             " + ", ".join(f"{name}={value}" for name, value in arguments.items()))
+    put(f"{sum(row.count for row in report.rows)} hits in {report.seconds:.2f} s, {report.lost_count} lost")
     if summary.exit_code:
         raise typer.Exit(summary.exit_code)
 

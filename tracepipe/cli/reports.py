@@ -17,9 +17,12 @@ from tracepipe.readers import READERS
 from tracepipe.recording.files import STANDARD, default_output, replacing, replacing_folder
 from tracepipe.reports import REPORTS
 from tracepipe.reports.report import FileOutput, FolderOutput, Option, Report, Result
-from tracepipe.terminal.messages import choices, offsets, progress, say, text_of
+from tracepipe.terminal.messages import choices, offsets, progress, text_of
+from tracepipe.terminal.output import put, put_json, say
 
 Source = choices("Source", READERS)
+_INT_MAX = (1 << 31) - 1
+"""The largest number that an option may be: columns of smaller integers are compared with it."""
 _INPUT = "Recording: a path, or - for standard input."
 _COMMON: dict[str, tuple[Any, Any]] = {
     "as_json": (Annotated[bool, typer.Option("--json", help="For programs.")], False),
@@ -50,7 +53,7 @@ def _command(report: Report) -> Callable[..., None]:
     def command(**given: Any) -> None:
         paths = [given.pop(f"input_{at}") for at in range(len(report.inputs))]
         common = {name: given.pop(name) for name in (*_COMMON, *_output(report))}
-        _run(report, paths, report.options(**{k: _plain(v) for k, v in given.items()}), common)
+        _run(report, paths, report.options(**{k: _plain(k, v) for k, v in given.items()}), common)
 
     parameters: dict[str, tuple[Any, Any]] = {
         f"input_{at}": (Annotated[str, typer.Argument(help=_INPUT, metavar=name)], ...)
@@ -87,7 +90,10 @@ def _options(report: Report) -> dict[str, tuple[Any, Any]]:
     return found
 
 
-def _plain(value: Any) -> Any:
+def _plain(name: str, value: Any) -> Any:
+    """The value of an option as the report takes it. Raises BadParameter."""
+    if isinstance(value, int) and value > _INT_MAX:
+        raise typer.BadParameter(f"{value} is more than {_INT_MAX}", param_hint=f"--{name}")
     return text_of(value) if hasattr(value, "value") else value
 
 
@@ -167,21 +173,19 @@ def _tell(report: Report, runs: list[Any], result: Result, target: str, as_json:
 
 def _print(report: Report, runs: list[Any], result: Result, as_json: bool, output: str = "") -> None:
     if as_json:
-        import orjson
-
         from tracepipe.reports.writing.facts_text import as_json as facts_json
 
         data = {"report": report.name, "recordings": [facts_json(run.facts) for run in runs]}
         data |= ({"output": output} if output else {}) | result.as_json()
-        text = orjson.dumps(data, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS)
-        print(text.decode("utf-8", "replace"))
+        put_json(data)
         return
     from tracepipe.reports.writing.rendering import report_lines
 
     plain = not (sys.stdout.encoding or "").lower().startswith("utf")
     width = shutil.get_terminal_size().columns
-    for line in report_lines(runs, result, width=width, colours=sys.stdout.isatty(), ascii_only=plain):
-        print(line)
+    colours = sys.stdout.isatty()
+    for line in report_lines(runs, result, width=width, colours=colours, ascii_only=plain):
+        put(line, colours=colours)
 
 
 def app_of(name: str) -> typer.Typer:

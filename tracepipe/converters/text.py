@@ -15,25 +15,17 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, BinaryIO
 
-import orjson
-
 from tracepipe.converters.writer import TraceInfo
 from tracepipe.event.tables import Args
 from tracepipe.layout.timeline import END, INSTANT, Drawn, Item, Track
-
-
-def _one_line(text: str) -> str:
-    """`text` without what would leave its line or move the terminal's cursor."""
-    if text.isprintable():
-        return text
-    return "".join([c if c.isprintable() else c.encode("unicode_escape").decode() for c in text])
+from tracepipe.printable import json_text, printable
 
 
 def _args_text(args: Args | None) -> str:
     shown = []
     for key, value in (args or {}).items():
         if value is not None:
-            text = value if isinstance(value, str) else orjson.dumps(value).decode()
+            text = value if isinstance(value, str) else json_text(value)
             shown.append(f"{key}={text}")
     return "".join(f" {pair}" for pair in shown)
 
@@ -90,7 +82,7 @@ class TextWriter:
     def _render(self, track: Track, indent: int, lines: list[str], counts: Counter[str]) -> None:
         kind = f"{track.kind} " if track.kind in ("process", "thread") else ""
         unit = f" [{track.unit}]" if track.unit else ""
-        lines.append(_one_line("  " * indent + kind + track.label() + unit))
+        lines.append(printable("  " * indent + kind + track.label() + unit))
         ops = sorted(self._items[track.id], key=lambda item: item.ts_ns)
         pad = "  " * (indent + 1)
         if track.kind == "counter":
@@ -133,4 +125,4 @@ class TextWriter:
         when: Any = drawn.ts_ns - self._base_ns
         name = "  " * drawn.depth + drawn.name
         line = f"{when:>12} {dur:<10}  {name}{_args_text(drawn.args)}{_flows_text(drawn.flows)}"
-        return _one_line(line)
+        return printable(line)

@@ -7,8 +7,8 @@ Everything that a capture needs is really tried, on functions that nobody calls,
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from tracepipe.capture.machine.facts import Machine, this_machine
 from tracepipe.capture.request import DEFAULT_LAYERS
@@ -16,6 +16,7 @@ from tracepipe.doctor import checks, gpu
 from tracepipe.doctor.convert import convert
 from tracepipe.doctor.diagnosis import ABSENT, FAILS, LIMITED, WORKS, Area, Diagnosis, Examination
 from tracepipe.doctor.trials import RealTrials, Trials
+from tracepipe.printable import printable
 
 __all__ = ["AREAS", "Diagnosis", "as_json", "can_capture", "examine", "report"]
 
@@ -68,7 +69,7 @@ def diagnosis_lines(
         start = f"{shown.ljust(areas)}  "
         mark = marks[diagnosis.state]
         is_same = diagnosis.state == FAILS and diagnosis.detail == before
-        detail = f"{diagnosis.name.ljust(names)}  {'the same' if is_same else diagnosis.detail}"
+        detail = printable(f"{diagnosis.name.ljust(names)}  {'the same' if is_same else diagnosis.detail}")
         before = diagnosis.detail
         indent = " " * (areas + names + 6)
         first, *more = _wrapped(detail, width - len(start) - 2, len(indent) - len(start) - 2)
@@ -90,10 +91,10 @@ def _wrapped(text: str, width: int, indent: int) -> list[str]:
     return textwrap.wrap(text, width, subsequent_indent=" " * indent, break_on_hyphens=False) or [""]
 
 
-def as_json(diagnoses: list[Diagnosis]) -> str:
-    """`{"can_capture":…,"diagnoses":[{"area":…,"name":…,"state":…,"detail":…,"mend":…},…]}`."""
+def as_json(diagnoses: list[Diagnosis]) -> dict[str, Any]:
+    """`{"can_capture":…,"findings":[{"area":…,"name":…,"state":…,"detail":…,"mend":…},…]}`."""
     rows = [
         {"area": f.area, "name": f.name, "state": f.state, "detail": f.detail, "mend": f.mend}
         for f in diagnoses
     ]
-    return json.dumps({"can_capture": can_capture(diagnoses), "findings": rows}, indent=1, ensure_ascii=False)
+    return {"can_capture": can_capture(diagnoses), "findings": rows}

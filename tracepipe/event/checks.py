@@ -187,10 +187,12 @@ class RecordCheck:
             key = None  # no such field, or a value that cannot be hashed: the full check says which
         fault = first_fault(record)
         # X needs dur_ns, which only the full check sees.
-        if fault is None and key and key[2] != "X":
-            if len(self._seen) < _SEEN_MAX and len(key[1]) <= _SEEN_CHARACTERS:
-                self._seen.add(key)
+        if fault is None and key and key[2] != "X" and self._has_room(key[1]):
+            self._seen.add(key)
         return fault
+
+    def _has_room(self, name: str) -> bool:
+        return len(self._seen) < _SEEN_MAX and len(name) <= _SEEN_CHARACTERS
 
     def keep(self, records: Iterable[Any], first_line: int, problems: list[Problem]) -> list[Record]:
         """The good ones of `records`, which stand on consecutive lines from `first_line`."""

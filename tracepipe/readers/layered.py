@@ -30,7 +30,7 @@ import orjson
 
 from tracepipe.event.checks import Fault, shown
 from tracepipe.event.model import COUNT_LIMIT, ID_LIMIT, TIME_LIMIT_NS, Problem, Record, new_header
-from tracepipe.readers.lines import BOM, TOO_DEEP, is_too_deep
+from tracepipe.readers.lines import BOM, TOO_DEEP, is_too_deep, not_json
 from tracepipe.readers.recording import Batch, Recording, recording_of
 
 CLOCK = "trace"
@@ -219,7 +219,7 @@ class _Text:
             line = orjson.loads(text)
         except orjson.JSONDecodeError as e:
             self._seen_json, self._in_block = True, False
-            wrong = f"is not JSON: {e.msg} at column {e.colno}"
+            wrong = not_json(e)
             batch.problems.append(
                 Problem(number, "", "was cut off in the middle of the line" if cut else wrong)
             )

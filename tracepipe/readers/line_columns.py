@@ -20,7 +20,7 @@ from tracepipe.event.model import TIME_LIMIT_NS
 from tracepipe.event.shape import index_of
 from tracepipe.event.tables import Tables
 from tracepipe.event.warps import Warps
-from tracepipe.readers.lines import is_too_deep
+from tracepipe.readers.lines import OTHERS, is_too_deep
 
 FOREIGN: Final = NONE
 """The shape of a line that is read by itself, and of one that has no event."""
@@ -106,7 +106,7 @@ class LineColumns:
         if is_too_deep(text, record) or "ts_ns" in record or "phase" not in record:
             return None
         record["ts_ns"] = 0
-        if self._check.fault(record) or long_texts(record):
+        if self._check.fault(record) or record["type"] in OTHERS or long_texts(record):
             return None
         shape, args = self._tables.shape_number(record), self._tables.args_number(record.get("args"))
         launch = signed(record.get("launch", 0))

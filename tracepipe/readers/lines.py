@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
@@ -11,6 +12,8 @@ LINE_LIMIT_BYTES = 1 << 20
 # A launch of a million warps may stand on one line, which says what it is in front.
 WARPS_LIMIT_BYTES = 64 << 20
 _WARPS, _HEAD_BYTES = b'"gpu_warp"', 256
+# Types of records that are no events of a thread, a stream or a warp's lane.
+OTHERS = frozenset({"header", "footer", "clock", "loss", "gpu_warp"})
 # Editors of other systems put it before the first line.
 BOM = b"\xef\xbb\xbf"
 # orjson reads 1024 levels and writes 254, its record's own included: what is read must be written again.
@@ -31,6 +34,13 @@ class Rejoined:
             out, self._head = self._head[:size], self._head[size:]
             return out
         return self._stream.read(size)
+
+
+def not_json(error: json.JSONDecodeError) -> str:
+    """What is wrong with a line that orjson refused. Raises MemoryError where the machine was short of it."""
+    if error.msg.startswith("Not enough memory"):
+        raise MemoryError
+    return f"is not JSON: {error.msg} at column {error.colno}"
 
 
 def is_too_deep(text: bytes, value: Any) -> bool:

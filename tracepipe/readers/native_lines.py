@@ -20,6 +20,7 @@ from tracepipe.event.tables import Tables
 from tracepipe.event.warps import EACH_EXIT, EACH_WARP, WARP_COLUMNS, Warps
 from tracepipe.native.signatures import Columns
 from tracepipe.readers.line_columns import FOREIGN, ReadOne
+from tracepipe.readers.lines import OTHERS
 
 _SHAPES, _ARGS = 0, 1
 # Lines that are read at a time, and what of each: as `EventColumns` has it.
@@ -97,7 +98,7 @@ class NativeTables(Tables):
         for number in range(len(self.shapes), self._core.tp_reader_count(self.reader, _SHAPES)):
             record = orjson.loads(self._text(_SHAPES, number))
             good = type(record) is dict and record.get("ts_ns") == 0 and "phase" in record
-            good = good and not check.fault(record)
+            good = good and not check.fault(record) and record["type"] not in OTHERS
             self._meet(number, shape_of(record) if good else None)
             bad = bad or not good
         return bad

@@ -11,7 +11,7 @@ from tracepipe.event.model import Header, Problem, Record
 from tracepipe.event.shape import index_of
 from tracepipe.event.tables import Tables
 from tracepipe.event.warps import Warps, warps_of
-from tracepipe.readers.lines import BOM, chunks_of_lines
+from tracepipe.readers.lines import BOM, OTHERS, chunks_of_lines
 
 
 @dataclass(slots=True)
@@ -41,15 +41,12 @@ class Batch:
         return SourceBatch(event_columns(rows), others, self.problems, self.offset_bytes, self.passed_over)
 
 
-# Records that are no events of a thread, a stream or a warp's lane.
-_OTHERS = frozenset({"header", "footer", "clock", "loss", "gpu_warp"})
-
-
 def row_of(record: Record, tables: Tables, others: list[Record | Warps]) -> Row:
     """The row of a good record among the columns of events; what is no event is added to `others`."""
     kind = record["type"]
-    if kind in _OTHERS:
-        ts_ns = record.get("ts_ns", UNDATED_NS)
+    if kind in OTHERS:
+        # Of the others no `ts_ns` is looked at, and it may be anything.
+        ts_ns = record.get("ts_ns", UNDATED_NS) if kind in ("loss", "gpu_warp") else UNDATED_NS
         others.append(warps_of(record) if kind == "gpu_warp" else record)
         return ts_ns, SPECIAL, len(others) - 1, 0, 0, None
     return (

@@ -20,7 +20,7 @@ from tracepipe.event.tables import Tables
 from tracepipe.event.warps import Warps
 from tracepipe.native import library
 from tracepipe.readers.line_columns import FOREIGN, LineColumns, Lines
-from tracepipe.readers.lines import BOM, TOO_DEEP, Rejoined, chunks_of_text, is_too_deep
+from tracepipe.readers.lines import BOM, TOO_DEEP, Rejoined, chunks_of_text, is_too_deep, not_json
 from tracepipe.readers.native_lines import NativeLines, NativeTables
 from tracepipe.readers.recording import Recording, row_of, saying
 
@@ -71,7 +71,7 @@ class _Parser:
         try:
             record = orjson.loads(text)
         except orjson.JSONDecodeError as e:
-            problems.append(Problem(line, "", f"is not JSON: {e.msg} at column {e.colno}"))
+            problems.append(Problem(line, "", not_json(e)))
             return None
         if is_too_deep(text, record):
             problems.append(Problem(line, "", TOO_DEEP))

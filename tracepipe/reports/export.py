@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, BinaryIO
 
-import orjson
-
 from tracepipe import __version__
+from tracepipe.printable import json_text
 from tracepipe.reports.frames.layer_tables import TABLES
 from tracepipe.reports.frames.libraries import pl
 from tracepipe.reports.frames.run import Run
@@ -69,7 +68,7 @@ def _about(run: Run, tables: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write_json(data: dict[str, Any], out: BinaryIO) -> None:
-    out.write(orjson.dumps(data, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS))
+    out.write(json_text(data, indent=True).encode())
 
 
 REPORT = Report(

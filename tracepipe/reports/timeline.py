@@ -25,6 +25,7 @@ from tracepipe.units import duration_ns, duration_text, three_digits
 
 _LABEL_COLUMNS = 13
 _CELLS_MIN = 20
+_COLUMNS_MAX = 10_000
 # Rows of a thread, top to bottom: title, frame of the run.
 _LAYERS = (
     ("CUDA API", "calls"),
@@ -113,7 +114,7 @@ def run(run: Run, options: Options) -> Result:
         notes.append("nothing happened in this stretch of time")
 
     def draw(columns: int, ascii_only: bool) -> Iterator[str]:
-        cells = max(_CELLS_MIN, (options.width or columns) - _LABEL_COLUMNS)
+        cells = max(_CELLS_MIN, min(options.width or columns, _COLUMNS_MAX) - _LABEL_COLUMNS)
         return _draw(groups, Window(start_ns, end_ns, cells), run.facts.start_ns, ascii_only)
 
     base_ns = run.facts.start_ns

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from tracepipe.capture.live.threads import FOR_A_PROCESSOR, PREEMPTED, ThreadTotal
 from tracepipe.capture.live.totals import FunctionTotal, Snapshot
+from tracepipe.printable import printable
 from tracepipe.units import duration_text, three_digits
 
 SORTS = ("total", "count", "rate")
@@ -130,7 +131,7 @@ def _function_columns(functions: list[FunctionTotal], snapshot: Snapshot, view: 
     rates = [_rate(total.count - before.get((total.layer, total.name), 0), passed_ns) for total in functions]
     columns = [
         _Cells("layer", [total.layer for total in functions], 3, is_text=True),
-        _Cells("function", [total.name for total in functions], is_text=True),
+        _Cells("function", [printable(total.name) for total in functions], is_text=True),
         _Cells("count", [f"{total.count:,}" for total in functions]),
         _Cells("per s", rates, 4),
         _Cells("total", [duration_text(m.total_ns) if m else "" for m in measured]),
@@ -161,7 +162,7 @@ def _thread_columns(snapshot: Snapshot) -> list[_Cells]:
     last = [reason for reason in (PREEMPTED, FOR_A_PROCESSOR) if reason in reasons]
     waits = [*sorted(reasons - set(last), reverse=True), *last]  # sleeping before disk
     columns = [
-        _Cells("thread", [_thread_name(thread) for thread in threads], is_text=True),
+        _Cells("thread", [printable(_thread_name(thread)) for thread in threads], is_text=True),
         _Cells("pid", [str(thread.pid or "") for thread in threads], 1),
         _Cells("tid", [str(thread.tid or "") for thread in threads]),
         _Cells("running", [duration_text(thread.running_ns) for thread in threads]),
@@ -237,7 +238,7 @@ def _rate(count: int, passed_ns: int) -> str:
 
 def _shown(text: str, view: View) -> str:
     """What a terminal can be given: names are those of the recorded program."""
-    text = "".join(letter if letter.isprintable() else "?" for letter in text)
+    text = printable(text)
     if view.ascii_only:
         text = text.replace("µ", "u").replace("·", "-").replace("…", "~")
         text = text.encode("ascii", "replace").decode()

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from tracepipe.capture.live.sink import LiveSink
 from tracepipe.capture.live.totals import Snapshot
+from tracepipe.errors import OutputError
 from tracepipe.terminal.live_output import CommandOutput
 from tracepipe.terminal.live_table import Line, View, functions_that_fit, view_lines
 
@@ -113,7 +114,12 @@ class _Plain(_Drawing):
         while not self._poller.poll(1000 * self._interval_s):
             snapshot = self._sink.snapshot()
             if snapshot is not None:
-                _write_plain(self._stream, snapshot, replace(self._view, before=before))
+                try:
+                    _write_plain(self._stream, snapshot, replace(self._view, before=before))
+                except (OSError, OutputError):
+                    # Nobody will see more. The last totals go there too, and whoever writes them says it.
+                    os.kill(os.getpid(), signal.SIGINT)
+                    return
                 before = snapshot
 
 

@@ -1,4 +1,4 @@
-"""What the commands have in common: messages, choices, progress."""
+"""What the commands have in common: choices, progress."""
 
 from __future__ import annotations
 
@@ -11,19 +11,12 @@ from typing import Any, TextIO
 
 import typer
 
+from tracepipe.printable import printable
+from tracepipe.terminal.output import unguarded
+
 Progress = Callable[[int, int], None]
 """Called with bytes read and bytes in all, which are 0 where unknown."""
 _QUIET_S = 1.0
-
-
-def say(text: str) -> None:
-    """A line for the user, on standard error.
-
-    That nobody reads it is no reason to end what it is about: a program may be running that is recorded.
-    """
-    if sys.stderr is not None:  # print would take standard output for it
-        with contextlib.suppress(OSError):
-            print(text, file=sys.stderr)
 
 
 def choices(name: str, values: Any) -> Any:
@@ -82,8 +75,9 @@ def _bar(title: str) -> Iterator[Progress]:
     columns = (named, BarColumn(), DownloadColumn(), TimeRemainingColumn())
     # What is printed meanwhile goes above the bar, but never from a file or a pipe to the terminal.
     above = sys.stdout.isatty()
-    with Bar(*columns, console=Console(stderr=True), transient=True, redirect_stdout=above) as bar:
-        task = bar.add_task(title, total=None)
+    console = Console(file=unguarded(sys.stderr))
+    with Bar(*columns, console=console, transient=True, redirect_stdout=above) as bar:
+        task = bar.add_task(printable(title), total=None)
         yield lambda done_bytes, total_bytes: bar.update(
             task, completed=done_bytes, total=total_bytes or None
         )
@@ -95,9 +89,10 @@ def status(stream: TextIO) -> Iterator[Callable[[str], None]]:
     if not stream.isatty():
         yield lambda text: None
         return
+    stream = unguarded(stream)
 
     def show(text: str) -> None:
-        stream.write(f"\r\x1b[K{text} …")
+        stream.write(f"\r\x1b[K{printable(text)} …")
         stream.flush()
 
     try:

@@ -9,6 +9,7 @@ as long as that takes. Nothing is uploaded: ui.perfetto.dev reads it inside the 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import http.server
 import importlib.util
@@ -16,7 +17,6 @@ import mimetypes
 import os
 import re
 import secrets
-import shutil
 import socket
 import socketserver
 import sys
@@ -39,6 +39,9 @@ UI_PORT: Final = 9001
 LOOPBACK: Final = "127.0.0.1"
 
 _HEAD_BYTES = 4096
+_CONNECTIONS_MAX = 64  # a browser opens six to a host
+_STANDSTILL_S = 60.0  # a client that neither sends nor takes a byte for so long is gone
+_REST_BYTES_MAX, _REST_S = 1 << 20, 1.0  # what is read of a request after its answer
 _POLL_S = 0.05  # how soon the server notices that it is to end
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 # A protobuf trace begins with the tag of Trace.packet (field 1, length-delimited), a Chrome trace with the
@@ -92,6 +95,7 @@ class TraceServer(socketserver.ThreadingTCPServer):
         self.trace = trace
         self.ui = ui
         self.fetched = threading.Event()
+        self._room = threading.BoundedSemaphore(_CONNECTIONS_MAX)
         # The UI's title is the last part of the URL as it stands, so nothing in it may need quoting.
         self.trace_path = f"/{secrets.token_urlsafe(16)}/{_UNSAFE.sub('_', trace.name)}"
         try:
@@ -135,9 +139,27 @@ class TraceServer(socketserver.ThreadingTCPServer):
         self.shutdown()
         self.server_close()
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer on a thread, as many as may be; a connection beyond those is closed."""
+        if not self._room.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # no further thread can start
+            self._room.release()
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer, and make room for the next one."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
+
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hung up is no news: the trace stays available to the next one."""
-        if not isinstance(sys.exc_info()[1], ConnectionError):
+        """A client that hung up or stands still is no news: the trace stays available to the next one."""
+        if not isinstance(sys.exc_info()[1], (ConnectionError, TimeoutError)):
             super().handle_error(request, client_address)
 
 
@@ -147,6 +169,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     server: TraceServer
     server_version = "tracepipe"
     sys_version = ""
+    default_request_version = "HTTP/1.0"  # what is no request gets an answer with a status too
+    timeout = _STANDSTILL_S
 
     def do_GET(self) -> None:
         self._answer(with_body=True)
@@ -194,9 +218,23 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         else:
             self.end_headers()
         if with_body:
-            shutil.copyfileobj(file, self.wfile, 1 << 20)
-            if is_trace and file.tell() >= size_bytes and self._has_arrived():
+            # No more than was said: another program may be writing to the file.
+            rest_bytes = size_bytes
+            while rest_bytes and (chunk := file.read(min(rest_bytes, 1 << 20))):
+                self.wfile.write(chunk)
+                rest_bytes -= len(chunk)
+            if is_trace and not rest_bytes and self._has_arrived():
                 self.server.fetched.set()
+
+    def finish(self) -> None:
+        """Read what the client still sends: it would lose the answer if that were refused."""
+        with contextlib.suppress(OSError):
+            super().finish()
+            self.connection.shutdown(socket.SHUT_WR)
+            self.connection.settimeout(_REST_S)
+            read_bytes = 0
+            while read_bytes < _REST_BYTES_MAX and (rest := self.connection.recv(1 << 16)):
+                read_bytes += len(rest)
 
     def _has_arrived(self) -> bool:
         """Whether the client took all that was sent: one that leaves before that resets the connection."""
@@ -216,7 +254,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         named = self.headers.get_all("Host", [])
         if len(named) == 1 and named[0] in self.server.hosts:
             return True
-        self.send_error(HTTPStatus.MISDIRECTED_REQUEST)
+        self.send_error(HTTPStatus.MISDIRECTED_REQUEST if len(named) == 1 else HTTPStatus.BAD_REQUEST)
         return False
 
     def _asked_path(self) -> str:
@@ -226,10 +264,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if self.server.ui is None:
             return None
         root = self.server.ui.root.resolve()
-        found = (root / urllib.parse.unquote(path).lstrip("/")).resolve()
-        if found == root:
-            return root / "index.html"
-        return found if found.is_relative_to(root) and found.is_file() else None
+        try:
+            found = (root / urllib.parse.unquote(path).lstrip("/")).resolve()
+            if found == root:
+                return root / "index.html"
+            return found if found.is_relative_to(root) and found.is_file() else None
+        except (OSError, ValueError, RuntimeError):  # a name that no file can have: too long, a null, a loop
+            return None
 
     def log_message(self, format: str, *args: Any) -> None:
         """Silent: what the user needs to know is told by `open_trace`."""

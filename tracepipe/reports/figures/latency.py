@@ -10,7 +10,7 @@ from tracepipe.reports.analyses.distribution import PERCENTS, of_values
 from tracepipe.reports.figures.ink import ACCENT, INK, LATE, RULE, SERIES, log_time_axis, rule
 from tracepipe.reports.figures.panel import Panel, Scope, short
 from tracepipe.reports.frames.libraries import np, pl
-from tracepipe.reports.frames.nesting import outermost
+from tracepipe.reports.frames.nesting import first_of_their_kind
 from tracepipe.units import duration_text
 
 _LAYERS = (("calls", "CUDA API calls"), ("syscalls", "system calls"), ("driver", "driver functions"))
@@ -36,12 +36,14 @@ def panels(scope: Scope) -> list[Panel]:
 
 
 def _panel(scope: Scope, frame: pl.DataFrame, title: str) -> Panel:
+    is_timed = pl.col("dur_ns").is_not_null()
     spans = scope.spans(frame)
-    timed = spans.filter(pl.col("dur_ns").is_not_null())
+    timed = spans.filter(is_timed)
     if not len(timed):
         lengths = " with a known length" if len(spans) else ""
         return Panel(f"No {title}{lengths} were recorded{scope.place()}")
-    of_all = outermost(timed)
+    # A call that never returned has no length to be in place of those inside it.
+    of_all = scope.spans(first_of_their_kind(frame, frame.select(is_timed).to_series().to_numpy()))
     by_time = (
         timed.group_by("name").agg(pl.col("dur_ns").sum()).sort("dur_ns", "name", descending=[True, False])
     )
@@ -64,7 +66,7 @@ def _panel(scope: Scope, frame: pl.DataFrame, title: str) -> Panel:
             if len(by_time) > len(names)
             else "by total time"
         )
-        how += f" Functions: {left_out}; “all” leaves out calls inside others."
+        how += f" Functions: {left_out}; “all” leaves out calls inside others of known length."
     return Panel(text, how, 1.0 + 0.42 * len(rows), partial(_draw, rows))
 
 

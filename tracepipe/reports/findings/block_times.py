@@ -103,7 +103,7 @@ def medians_by(values: Floats, groups: Ints) -> Floats:
 def at_border(blocks: Ints, grid: tuple[int, int, int] | None) -> Flags:
     """Which linear block indices are first or last along a side of the grid that has more than two."""
     border = np.zeros(blocks.size, np.bool_)
-    if grid is None:
+    if grid is None or 0 in grid:
         return border
     rest = blocks
     for size in grid:

@@ -101,11 +101,13 @@ def _most_at_once(sm: Ints, entry: Ints, end: Ints) -> Ints:
 
 
 def _partial(kernel: KernelWarps) -> list[Finding]:
-    blocks = math.prod(kernel.grid) if kernel.grid else np.unique(kernel.blocks.block).size
+    recorded_blocks = np.unique(kernel.blocks.block).size
+    # A size of 0, which no grid has, is none.
+    blocks = (math.prod(kernel.grid) if kernel.grid else 0) or recorded_blocks
     seen = [launch_waves(kernel, launch) for launch in range(min(kernel.launches.size, MOST_LAUNCHES))]
     waves = sorted(seen, key=lambda w: w.idle_share)[len(seen) // 2]
     whole = int(np.ceil(waves.waves))
-    recorded = np.unique(kernel.blocks.block).size / blocks
+    recorded = recorded_blocks / blocks
     by_grid = 1 - waves.waves / whole
     if (
         waves.waves <= 1

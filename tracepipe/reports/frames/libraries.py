@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import resource
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from tracepipe.errors import LibraryMissing
+from tracepipe.errors import LibraryMissing, TracepipeError
 
 __all__ = ["collections", "figure", "jinja2", "matplotlib", "np", "pl", "stats", "ticker"]
+
+# What polars, scipy and matplotlib take before they have read anything: addresses (stacks of threads, most of
+# which are never used) and data. With a little less each of them ends the process.
+_NEEDED = (
+    (resource.RLIMIT_AS, "v", 1_200 << 20),
+    (resource.RLIMIT_DATA, "d", 400 << 20),
+)
 
 
 class Library:
@@ -19,6 +27,8 @@ class Library:
 
     def __getattr__(self, attribute: str) -> Any:
         if self._module is None:
+            if self._name != "numpy":  # which says so itself
+                _check_room()
             try:
                 self._module = import_module(self._name)
             except ImportError as e:
@@ -27,6 +37,21 @@ class Library:
                     "pip install 'tracepipe[reports]'",
                 ) from e
         return getattr(self._module, attribute)
+
+
+def _check_room() -> None:
+    """Raise TracepipeError where the libraries would abort the process, or wait forever, for want of memory.
+
+    Those in Rust and Fortran do that instead of raising MemoryError.
+    """
+    for limit, option, needed_bytes in _NEEDED:
+        allowed_bytes, _ = resource.getrlimit(limit)
+        if 0 <= allowed_bytes < needed_bytes:
+            needed = f"{needed_bytes >> 20} MiB"
+            raise TracepipeError(
+                f"Not enough memory: reports need {needed}, and the limit is {allowed_bytes >> 20} MiB.",
+                f"Raise the limit of this shell: ulimit -{option} unlimited.",
+            )
 
 
 if TYPE_CHECKING:

@@ -42,8 +42,8 @@ class Window:
         return np.clip(at, 0, self.cells)
 
     def edges_ns(self) -> Any:
-        """The bounds of the cells."""
-        return np.linspace(self.start_ns, self.end_ns, self.cells + 1)
+        """The bounds of the cells, ns after the start: of times since 1970 a float holds 256 ns."""
+        return np.linspace(0, max(1, self.end_ns - self.start_ns), self.cells + 1)
 
 
 def axis(window: Window, base_ns: int) -> str:
@@ -126,10 +126,11 @@ def level_line(window: Window, start_ns: Any, end_ns: Any, glyphs: Glyphs) -> tu
     edges = window.edges_ns()
     # The time that all spans together spend before each edge.
     spent = np.zeros(len(edges))
-    for times, sign in ((np.sort(start_ns), 1), (np.sort(end_ns), -1)):
+    for ts_ns, sign in ((start_ns, 1), (end_ns, -1)):
+        times = np.sort(ts_ns - window.start_ns)
         before = np.searchsorted(times, edges)
-        sums = np.concatenate(([0.0], np.cumsum((times - window.start_ns).astype(np.float64))))
-        spent += sign * (before * (edges - window.start_ns) - sums[before])
+        sums = np.concatenate(([0.0], np.cumsum(times.astype(np.float64))))
+        spent += sign * (before * edges - sums[before])
     level = np.diff(spent) / np.diff(edges)
     most = float(level.max(initial=0))
     # What is rounding of a sum is no span.
@@ -144,7 +145,7 @@ def steps_chart(window: Window, ts_ns: Any, values: Any, most: float, rows: int,
     """
     edges = window.edges_ns()
     held = np.concatenate(([0], values))
-    level = held[np.searchsorted(ts_ns, edges[:-1], "right")].astype(np.float64)
+    level = held[np.searchsorted(ts_ns - window.start_ns, edges[:-1], "right")].astype(np.float64)
     inside = (ts_ns >= window.start_ns) & (ts_ns <= window.end_ns)
     cells = np.minimum(window.places(ts_ns[inside]).astype(np.int64), window.cells - 1)
     np.maximum.at(level, cells, values[inside])

@@ -6,6 +6,7 @@ import io
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from tracepipe.printable import printable
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.report import Result, Table
 from tracepipe.reports.writing.facts_text import heading, lacks
@@ -33,7 +34,7 @@ _ASCII = str.maketrans({"µ": "u", "…": "~", "–": "-", "×": "x", "→": ">"
 
 def shown(text: str, ascii_only: bool = False) -> str:
     """What a terminal can be given: names are those of the recorded program."""
-    text = "".join(letter if letter.isprintable() else "?" for letter in text)
+    text = printable(text)
     return text.translate(_ASCII).encode("ascii", "replace").decode() if ascii_only else text
 
 

@@ -8,6 +8,9 @@ from typing import BinaryIO
 from tracepipe.errors import OutputError
 from tracepipe.reports.frames.libraries import pl
 
+# Text that a spreadsheet would run as a formula has a quote in front, by which it is shown as text (OWASP,
+# "CSV Injection"). A number is none, though it may begin with a sign.
+_FORMULA, _NUMBER = r"^[=+\-@＝＋－＠\t\r\n]", r"^[+-]?[0-9]+(\.[0-9]+)?$"
 WriteTable = Callable[["pl.DataFrame", BinaryIO], None]
 
 
@@ -21,7 +24,11 @@ def _arrow(table: pl.DataFrame, out: BinaryIO) -> None:
 
 
 def _csv(table: pl.DataFrame, out: BinaryIO) -> None:
-    table.write_csv(out)
+    text = pl.col(pl.String)
+    is_formula = text.str.contains(_FORMULA) & ~text.str.contains(_NUMBER)
+    table.with_columns(pl.when(is_formula).then(pl.lit("'") + text).otherwise(text).name.keep()).write_csv(
+        out
+    )
 
 
 FORMATS: dict[str, WriteTable] = {"parquet": _parquet, "arrow": _arrow, "csv": _csv}

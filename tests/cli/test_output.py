@@ -1,0 +1,329 @@
+"""What reaches a terminal: names of recordings, paths and arguments write there as letters alone. And what
+becomes of output that nobody takes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from tests.golden.hostile import _dumped
+from tests.support.recordings import event, span
+from tracepipe import cli
+from tracepipe.api import record as recording_room
+from tracepipe.errors import CaptureUnavailable, LibraryMissing
+
+ROOT = Path(__file__).parents[2]
+BAD = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202eexe\u2066\u2028\x7f\r\x00\n[red]"
+"""A title, an erased screen, a colour, letters turned around, ends of lines; what Rich takes for markup."""
+NAMED = BAD.replace("\x00", "")
+"""As much of it as a file's name may hold."""
+SHOWN = "\\x1b]0;owned\\x07"
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+MOVES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
+WARP = {
+    "ts_ns": 1_000, "type": "gpu_warp", "name": BAD, "gpu": 0, "launch": 1, "grid": [2, 1, 1],
+    "block": [32, 1, 1], "warp": [0, 1], "sm": [0, 1], "entry_ns": [0, 0], "exit_ns": [9, 700],
+}  # fmt: skip
+RECORDS = [
+    {
+        "type": "header", "schema": "tracepipe/1", "clock": "monotonic", "clocks": ["monotonic", BAD],
+        "command": [BAD, BAD], "host": BAD, "engine": BAD, "gpus": [{"index": 0, "name": BAD}],
+        "layers": [BAD], "start": {"monotonic_ns": 1_000, BAD: 5},
+    },
+    span(1_000, 9_000, BAD, comm=BAD, args={BAD: BAD, "result": BAD}),
+    span(1_100, 1_600, BAD, "syscall", args={"size": 9}),
+    span(1_200, 1_300, BAD, "kernel"),
+    span(1_200, 1_600, BAD, "gpu_kernel", gpu=0, stream=1, launch=1),
+    span(2_200, 2_600, BAD, "gpu_kernel", gpu=0, stream=1, launch=2),
+    span(1_200, 1_600, BAD, "transfer", args={"kind": BAD}),
+    event("I", 1_500, "alloc", "memory", args={"size": 1, "address": BAD, "call": BAD}),
+    event("B", 1_500, BAD, "scheduler", comm=BAD),
+    event("B", 1_500, BAD, "userspace", clock=BAD),
+    {"type": BAD}, {BAD: BAD}, {"ts_ns": 5, "type": "kernel", "name": BAD, "phase": BAD},
+    WARP,
+    {"type": "loss", "layer": BAD, "count": 3, "reason": BAD},
+    {"type": "footer", "counts": {BAD: 3}, "losses": {BAD: 3}, "ended_by": BAD},
+]  # fmt: skip
+RUN, TRACE, NONE = f"{NAMED}.jsonl", f"{NAMED}.pftrace", f"no{NAMED}.jsonl"
+# Command → argument lists, one of which at least shows a hostile name.
+ASKED: dict[str, list[list[str]]] = {
+    "convert": [
+        ["convert", RUN, "-f", "text"], ["convert", RUN, "-f", "chrome", "--force"],
+        ["convert", RUN, "-o", "out"], ["convert", RUN, "-o", "out"],
+        ["convert", RUN, "-o", f"no/{NAMED}"], ["convert", NONE],
+        ["convert", RUN, "--strict", "--force"], ["convert", RUN, "--assume-offset", f"{NAMED}=5", "--force"],
+        ["convert", RUN, "--assume-offset", NAMED], ["convert", TRACE], ["convert", ".", "-o", NAMED],
+    ],
+    "validate": [["validate", RUN], ["validate", NONE], ["validate", "--from", NAMED, RUN]],
+    "open": [["open", RUN], ["open", NONE], ["open", TRACE]],
+    "capture": [
+        ["capture", "--layers", NAMED, "--", "true"], ["capture", "-o", f"no/{NAMED}", "--", "true"],
+        ["capture", "-o", RUN, "--", "true"], ["capture", "--hook", NAMED, "--", "true"],
+    ],
+    "live": [["live", "--hook", NAMED, "--", "true"], ["live", "--min-duration", NAMED, "--", "true"]],
+    "doctor": [["doctor", NAMED]],
+    "hooks": [["hooks", "list", NAMED], ["hooks", NAMED], ["hooks", "test", NAMED, "--", "true"]],
+    "diff": [["diff", RUN, RUN], ["diff", RUN, RUN, "--json"], ["diff", RUN, NONE]],
+    "export": [["export", RUN, "-o", f"{NAMED}.csv", "--format", "csv"], ["export", RUN, "-o", RUN]],
+    "plot": [["plot", RUN], ["plot", RUN, "--json", "--force"], ["plot", RUN, "-o", f"x.{NAMED}"]],
+    "report": [
+        ["report", RUN], ["report", RUN, "--json", "--force"], ["report", RUN, "--kernel", f"({NAMED}"],
+    ],
+}  # fmt: skip
+for _name in ("summary", "timeline", "layers", "gaps", "memory", "warps"):
+    ASKED[_name] = [[_name, RUN], [_name, RUN, "--json"], [_name, NONE], [_name, RUN, "--strict"]]
+for _name, _lists in ASKED.items():
+    _lists.append([_name, f"--{NAMED}"])
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with files of hostile names."""
+    monkeypatch.chdir(tmp_path)
+    Path(RUN).write_bytes(b"".join(_dumped(record) + b"\n" for record in RECORDS))
+    Path(TRACE).write_bytes(b"nothing")
+    return tmp_path
+
+
+def ended(argv: list[str], patch: pytest.MonkeyPatch) -> int:
+    """Run a command line in this process; its exit code."""
+    patch.setattr(sys, "argv", ["tracepipe", *argv])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    return int(end.value.code or 0)
+
+
+def piped(argv: list[str]) -> tuple[int, str, str]:
+    """A command line whose streams are no terminals: exit code, standard output, standard error."""
+    out, err = io.BytesIO(), io.BytesIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdout", io.TextIOWrapper(out, "utf-8"))
+        patch.setattr(sys, "stderr", io.TextIOWrapper(err, "utf-8"))
+        code = ended(argv, patch)
+        sys.stdout.flush(), sys.stderr.flush()
+        return code, out.getvalue().decode(), err.getvalue().decode()
+
+
+def on_terminal(argv: list[str]) -> str:
+    """What a terminal gets of a command line that has it for both streams."""
+    screen, theirs = os.openpty()
+    seen: list[bytes] = []
+
+    def look() -> None:
+        with contextlib.suppress(OSError):  # a terminal without its other end is an error, not an end
+            while piece := os.read(screen, 1 << 16):
+                seen.append(piece)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    with open(theirs, "w", encoding="utf-8") as tty, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TERM", "xterm")
+        patch.setattr(sys, "stdout", tty)
+        patch.setattr(sys, "stderr", tty)
+        ended(argv, patch)
+    looking.join()
+    os.close(screen)
+    return b"".join(seen).decode().replace("\r\n", "\n")
+
+
+def not_letters(text: str) -> set[str]:
+    """What a terminal would obey, the ends of lines aside."""
+    return {letter for letter in text if not letter.isprintable()} - {"\n"}
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Captures get as far as this machine lets them without a program to run."""
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise CaptureUnavailable(f"cannot record {BAD}", f"try {BAD}")
+
+    monkeypatch.setattr(recording_room, "recording_name", lambda request: NAMED)
+    monkeypatch.setattr("tracepipe.capture.capture", refused)
+
+
+def test_every_command_is_asked_here() -> None:
+    group = typer.main.get_group(cli.app)
+    assert set(ASKED) == set(group.list_commands(typer.Context(group)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("command", ASKED)
+def test_no_name_writes_but_as_letters(command: str, here: Path) -> None:
+    seen = ""
+    for argv in ASKED[command]:
+        _, out, err = piped(argv)
+        assert not_letters(out) == not_letters(err) == set(), argv
+        assert "Traceback" not in err
+        assert "\nowned" not in out + err
+        seen += out + err
+        if out and argv[-1] == "--json":
+            assert json.loads(out)["recordings"][0]["path"] == RUN
+    assert SHOWN in seen
+
+
+@pytest.mark.parametrize("command", ASKED)
+def test_a_terminal_gets_colours_of_ours_alone(command: str, here: Path) -> None:
+    seen = "".join(on_terminal(argv) for argv in ASKED[command])
+    # The live view stands at the bottom, for which it moves the cursor.
+    text = (MOVES if command == "live" else COLOUR).sub("", seen)
+    assert not_letters(text) == set()
+    assert "\x1b[2J" not in seen and "\\x1b[2J" in text and SHOWN in text
+
+
+def test_what_is_no_library_of_ours_is_guarded_too(here: Path) -> None:
+    def warn(*_: Any, **__: Any) -> None:
+        sys.stderr.write(warnings.formatwarning(BAD, UserWarning, "file", 1))
+        print(BAD)
+        print(BAD, file=sys.stderr)
+        raise LibraryMissing(BAD, BAD)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tracepipe.cli.convert.convert_recording", warn)
+        code, out, err = piped(["convert", RUN])
+    assert (code, not_letters(out), not_letters(err)) == (3, set(), set())
+    assert (out.count(SHOWN), err.count(SHOWN)) == (1, 4)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_any_name_can_be_printed_in_any_encoding(encoding: str, here: Path) -> None:
+    Path("größe.jsonl").write_bytes(Path(RUN).read_bytes())
+    os.rename("größe.jsonl", b"gr\xff\xc3\xb6\xe6\x97\xa5.jsonl")
+    path = os.fsdecode(b"gr\xff\xc3\xb6\xe6\x97\xa5.jsonl")
+    for argv in (["validate", path], ["summary", path], ["summary", path, "--json"], ["convert", path]):
+        out, err = io.BytesIO(), io.BytesIO()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding))
+            patch.setattr(sys, "stderr", io.TextIOWrapper(err, encoding))
+            assert ended(argv, patch) in (0, 1)
+            sys.stdout.flush(), sys.stderr.flush()
+        assert "udcff" in (out.getvalue() + err.getvalue()).decode(encoding)
+
+
+# Output that nobody takes ---------------------------------------------------------------------------------
+
+F = str(ROOT / "fixtures" / "layered-launch" / "input.jsonl")
+PRINTING = [
+    "--help", "--version", "hooks", "hooks list", "convert --help", f"summary {F}", f"summary {F} --json",
+    f"timeline {F}", f"layers {F}", f"gaps {F}", f"memory {F}", f"warps {F}", f"diff {F} {F}",
+    "validate bad.jsonl", f"convert {F} -f text", f"convert {F} -o -", f"plot {F} -o - --what gaps",
+    f"report {F} -o -", f"export {F} -o out --force", "doctor", "doctor --json",
+]  # fmt: skip
+
+
+def shell(command: str, buffered: bool, **options: Any) -> subprocess.CompletedProcess[str]:
+    """A shell command in which `tracepipe` is this one."""
+    tracepipe = f'tracepipe() {{ "{sys.executable}" -m tracepipe "$@"; }}; '
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "" if buffered else "1"}
+    return subprocess.run(
+        ["bash", "-c", tracepipe + command], text=True, env=environment, capture_output=True, **options
+    )
+
+
+@pytest.fixture
+def bad(here: Path) -> None:
+    """A recording with more bad lines than a pipe holds of what is said of them."""
+    lines = [
+        '{"type":"header","schema":"tracepipe/1","clock":"monotonic","clocks":["monotonic"]}',
+        *["{"] * 3_000,
+    ]
+    Path("bad.jsonl").write_text("\n".join(lines))
+
+
+@pytest.mark.parametrize(
+    ("command", "buffered"),
+    [*((command, True) for command in PRINTING), *((command, False) for command in PRINTING[:6])],
+)
+def test_what_cannot_be_written_is_an_error(command: str, buffered: bool, bad: None) -> None:
+    done = shell(f"tracepipe {command} > /dev/full", buffered)
+    assert done.returncode == 1
+    *_, what, hint = done.stderr.splitlines()
+    assert what == "tracepipe: cannot write standard output: No space left on device"
+    assert hint.startswith("  free some space, or ")
+    assert done.stderr.count("tracepipe: ") == 1
+
+
+@pytest.mark.parametrize("command", PRINTING)
+def test_a_closed_standard_output_is_an_error(command: str, bad: None) -> None:
+    done = shell(f"tracepipe {command} >&-", True)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-2:] == [
+        "tracepipe: standard output is closed", "  send it to a file, or to /dev/null",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", PRINTING)
+def test_a_reader_that_left_is_no_error(command: str, bad: None) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = shell(f"tracepipe {command} 2>err >&{writing}", True, pass_fds=[writing])
+    os.close(writing)
+    said = Path("err").read_text()
+    assert (done.returncode, "Traceback" in said, "Exception" in said) == (0, False, False)
+
+
+# Machines without room -----------------------------------------------------------------------------------
+
+SHORT = [
+    ("ulimit -n 10", f"plot {F} -o x.png --what latency", "Too many open files."),
+    ("ulimit -v 60000", f"convert {F} -f text", "Not enough memory."),
+    ("ulimit -v 60000", f"validate {F}", "Not enough memory."),
+    ("ulimit -v 200000", "convert large.jsonl -f text", "Not enough memory."),
+    ("ulimit -v 500000", f"report {F} -o x.html", "Not enough memory: reports need"),
+    ("ulimit -d 100000", f"export {F} -o x", "Not enough memory: reports need"),
+    ("ulimit -d 100000", "convert large.jsonl -f text", "Not enough memory."),
+]
+
+
+@pytest.mark.parametrize(("limit", "command", "said"), SHORT)
+def test_a_machine_without_room_is_no_bug(limit: str, command: str, said: str, here: Path) -> None:
+    with open("large.jsonl", "w") as large:
+        large.write('{"type":"header","schema":"tracepipe/1","clock":"monotonic","clocks":["monotonic"]}\n')
+        for at in range(120_000):
+            line = span(1_000 + at * 10, 1_005 + at * 10, f"f{at}", args={"a": at})
+            large.write(json.dumps(line) + "\n")
+    done = shell(f"{limit}; tracepipe {command} >/dev/null", True)
+    *_, what, hint = done.stderr.splitlines()
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
+    assert what.startswith(f"tracepipe: {said}") and hint.startswith("  ")
+
+
+def test_a_bug_keeps_its_traceback(here: Path) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise RuntimeError("a bug")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tracepipe.cli.convert.convert_recording", fails)
+        streams = sys.stdout, sys.stderr
+        patch.setattr(sys, "argv", ["tracepipe", "convert", RUN])
+        patch.setattr(sys, "stdout", streams[0])
+        patch.setattr(sys, "stderr", streams[1])
+        with pytest.raises(RuntimeError, match="a bug"):
+            cli.main()
+
+
+def test_what_writes_elsewhere_needs_no_standard_output(bad: None) -> None:
+    done = shell(f"tracepipe convert {F} -o x.pftrace >&-", True)
+    assert (done.returncode, Path("x.pftrace").stat().st_size > 100) == (0, True)
+    assert done.stderr.splitlines()[-1].startswith("wrote x.pftrace")
+
+
+def test_standard_error_that_cannot_be_written_loses_messages_alone(bad: None) -> None:
+    for to in ("2>&-", "2>/dev/full"):
+        done = shell(f"tracepipe validate bad.jsonl {to}", True)
+        assert (done.returncode, len(done.stdout.splitlines())) == (1, 3_000)
+        assert all(line.startswith("bad.jsonl:") for line in done.stdout.splitlines())
+    assert shell(f"tracepipe convert {F} -o y.pftrace 2>&-", True).returncode == 0
+    assert shell("tracepipe convert none.jsonl 2>/dev/full", True).returncode == 1

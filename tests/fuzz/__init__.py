@@ -1,0 +1,1 @@
+"""Mutated recordings through every reader, converter, report and command."""

@@ -1,0 +1,103 @@
+"""How a command ends: an exit code, and two lines for what is no bug."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import typer
+
+from tracepipe.errors import TracepipeError
+from tracepipe.printable import printable
+from tracepipe.terminal.output import say
+
+# What a machine that has no room says, by whichever call: it is no bug, and may happen anywhere.
+_SHORT_OF = {
+    errno.EMFILE: ("Too many open files.", "Raise the limit of this shell: ulimit -n 1024."),
+    errno.ENFILE: ("Too many open files on this machine.", "End what holds them: see /proc/sys/fs/file-nr."),
+    errno.ENOMEM: ("Not enough memory.", "Free some, or raise the limit of this shell: ulimit -v unlimited."),
+    errno.EAGAIN: ("No further thread or process can start.", "Raise the limit of this shell: ulimit -u."),
+}
+# As libraries put it that have no errno: the loader of shared objects, the threads of Python and of Polars.
+_WORDS = {
+    "Too many open files": errno.EMFILE,
+    "TooManyOpenFiles": errno.EMFILE,
+    "Cannot allocate memory": errno.ENOMEM,
+    "failed to map segment": errno.ENOMEM,
+    "memory allocation": errno.ENOMEM,
+    "Not enough memory": errno.ENOMEM,
+    "start new thread": errno.EAGAIN,
+    "Resource temporarily unavailable": errno.EAGAIN,
+}
+_SAYING = (
+    "ImportError",
+    "LibraryMissing",
+    "OSError",
+    "RuntimeError",
+    "JSONDecodeError",
+    "ComputeError",
+    "PanicException",
+)
+
+
+def ended(step: Callable[[], Any], quietly: bool = False) -> int | str | None:
+    """Do a step of a command; its exit code. A bug keeps its traceback. `quietly`: no error is said."""
+    try:
+        code = step()
+        return code if isinstance(code, int) else 0
+    except BrokenPipeError:
+        return 0  # whoever read standard output and left has what it wanted
+    except SystemExit as e:
+        return 0 if isinstance(e.__context__, BrokenPipeError) else e.code  # as Rich makes exit 1 of that
+    except typer.Abort:
+        say("Aborted.")
+        return 1
+    except TracepipeError as e:
+        error = _shortage(e) or e
+    except KeyboardInterrupt:
+        raise
+    except BaseException as e:  # a panic of Polars is no Exception
+        if callable(getattr(e, "format_message", None)):
+            return _usage(e)
+        if (short := _shortage(e)) is None:
+            raise
+        error = short
+    if not quietly:
+        say(f"tracepipe: {error}")
+        if error.hint:
+            say(f"  {error.hint}")
+    return error.exit_code
+
+
+def _usage(error: Any) -> int:
+    """Say what Typer says of arguments that it cannot use."""
+    from typer.rich_utils import rich_format_error
+
+    lines = str(error.format_message()).expandtabs().split("\n")
+    error.format_message = lambda: "\n".join(map(printable, lines))
+    rich_format_error(error)
+    return int(error.exit_code)
+
+
+def _shortage(error: BaseException) -> TracepipeError | None:
+    """The error for a machine without memory, files or threads, where that is behind an exception."""
+    for one in _chain(error):
+        number = one.errno if isinstance(one, OSError) else None
+        if isinstance(one, MemoryError):
+            number = errno.ENOMEM
+        elif number not in _SHORT_OF and type(one).__name__ in _SAYING:
+            number = next((number for words, number in _WORDS.items() if words in str(one)), None)
+        if number in _SHORT_OF:
+            return TracepipeError(*_SHORT_OF[number])
+    return None
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An exception and those behind it."""
+    seen: set[int] = set()
+    at: BaseException | None = error
+    while at is not None and id(at) not in seen:
+        seen.add(id(at))
+        yield at
+        at = at.__cause__ or at.__context__

@@ -1,0 +1,63 @@
+"""Text of a recording, a path or a machine in a form that can be printed: names are anybody's.
+
+A terminal obeys control characters: `ESC]0;…` sets its title, and others type for the user or hide lines.
+U+202E turns what follows it around, and U+2028 ends a line for some programs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+_NOT_ASCII = re.compile(r"[^\x20-\x7e]")
+
+
+def printable(text: str) -> str:
+    r"""`text` in one line, with whatever has no shape of its own as its escape: `\x1b`, `\u202e`, `\n`.
+
+    That is what Unicode calls a control, format, surrogate, private or unassigned character, or a separator
+    other than the blank.
+    """
+    return text if text.isprintable() else _NOT_ASCII.sub(_escape, text)
+
+
+def _escape(found: re.Match[str]) -> str:
+    letter = found[0]
+    return letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+
+
+def json_text(value: Any, indent: bool = False) -> str:
+    r"""JSON of one value, on several lines where `indent`, which says `\u009b` for a letter as above.
+
+    Takes integers of any size, and text with surrogates, as paths have them that are not UTF-8.
+    """
+    import orjson  # here, as most commands need it not
+
+    options = orjson.OPT_NON_STR_KEYS | (orjson.OPT_INDENT_2 if indent else 0)
+    try:
+        text = orjson.dumps(value, option=options).decode()
+    except TypeError:
+        text = orjson.dumps(_in_fragments(value), option=options).decode()
+    # Between the strings of JSON is ASCII alone.
+    return text if text.isprintable() else _NOT_ASCII.sub(_json_escape, text)
+
+
+def _in_fragments(value: Any) -> Any:
+    """A value whose parts that orjson refuses are JSON already."""
+    from orjson import Fragment
+
+    if isinstance(value, dict):
+        return {key: _in_fragments(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_in_fragments(item) for item in value]
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
+        return Fragment(str(value))
+    if isinstance(value, str) and not value.isprintable():
+        return Fragment(json.dumps(value))
+    return value
+
+
+def _json_escape(found: re.Match[str]) -> str:
+    letter = found[0]
+    return letter if letter.isprintable() or letter == "\n" else json.dumps(letter)[1:-1]

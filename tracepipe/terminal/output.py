@@ -1,0 +1,141 @@
+"""The one way to standard output and standard error, for whoever writes text there.
+
+    put, say, Typer, Rich, warnings, tracebacks ──▶ sys.stdout, sys.stderr: `Guarded` ──▶ the stream itself
+
+What a recording, a path or a machine calls things gets no control character to a terminal, and a stream that
+cannot be written ends the command with two lines, or quietly where its reader left.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+from tracepipe.errors import OutputError
+from tracepipe.printable import json_text, printable
+
+_COLOUR = re.compile(r"(\x1b\[[0-9;]*m)")
+
+
+def say(text: str) -> None:
+    """A line for the user on standard error: no part of what a command writes to standard output."""
+    print(printable(text), file=sys.stderr)
+
+
+def put(text: str, colours: bool = False) -> None:
+    """A line of what a command gives, on standard output; `colours`: it has colours of our own."""
+    print(_coloured(text) if colours else printable(text))
+
+
+def put_json(value: Any) -> None:
+    """A value as JSON on standard output."""
+    print(json_text(value, indent=True))
+
+
+def _coloured(text: str) -> str:
+    return "".join(part if _COLOUR.fullmatch(part) else printable(part) for part in _COLOUR.split(text))
+
+
+class Guarded:
+    """A text stream, or None for a closed one, which shows control characters as their escapes.
+
+    Colours pass to a terminal, as the help has them. `losing`: what cannot be written is left out, as nobody
+    would see an error; else OutputError is raised, or BrokenPipeError where the reader left.
+    """
+
+    def __init__(self, stream: TextIO | None, name: str, *, losing: bool) -> None:
+        self._stream, self._name, self._losing = stream, name, losing
+        self._failure: Exception | None = None
+        self._has_colours = stream is not None and stream.isatty()
+
+    def __getattr__(self, name: str) -> Any:
+        if self._stream is None:
+            raise self._closed()
+        return getattr(self._stream, name)
+
+    def _closed(self) -> OutputError:
+        return OutputError(f"{self._name} is closed", "send it to a file, or to /dev/null")
+
+    @property
+    def encoding(self) -> str:
+        """Of what is written."""
+        return self._stream.encoding or "utf-8" if self._stream else "utf-8"
+
+    def isatty(self) -> bool:
+        """Whether it is a terminal."""
+        return self._stream is not None and self._stream.isatty()
+
+    def write(self, text: str) -> int:
+        """Write text of any number of lines."""
+        if not isinstance(text, str):  # libraries find out so whether a stream takes bytes
+            raise TypeError(f"{self._name} takes text")
+        if self._stream is None:
+            if not self._losing:
+                raise self._closed()
+            return len(text)
+        show = _coloured if self._has_colours else printable
+        shown = "\n".join(map(show, text.split("\n")))
+        if not shown.isascii():
+            shown = shown.encode(self.encoding, "backslashreplace").decode(self.encoding)
+        with self._writing():
+            self._stream.write(shown)
+        return len(text)
+
+    def writelines(self, lines: Any) -> None:
+        """Write each."""
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        """Write what is held back."""
+        if self._stream is not None:
+            with self._writing():
+                self._stream.flush()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """What fails once fails from then on: a thread that draws may have been the first to write."""
+        if self._failure is None:
+            try:
+                yield
+            except BrokenPipeError as e:
+                self._failure = e
+            except OSError as e:
+                hint = "free some space, or write elsewhere"
+                self._failure = OutputError(f"cannot write {self._name}: {e.strerror}", hint)
+            if self._failure is not None:
+                self._abandon()
+        else:
+            yield
+        if self._failure is not None and not self._losing:
+            raise self._failure
+
+    def _abandon(self) -> None:
+        """Let what is held back go nowhere: the interpreter flushes at its end, and would fail again."""
+        assert self._stream is not None
+        try:
+            descriptor = self._stream.fileno()
+        except OSError:  # a stream of a test
+            return
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, descriptor)
+        os.close(nowhere)
+
+
+def guard() -> tuple[Guarded, Guarded]:
+    """Put guards before standard output and standard error, and give them."""
+    out = Guarded(sys.stdout, "standard output", losing=False)
+    err = Guarded(sys.stderr, "standard error", losing=True)
+    sys.stdout, sys.stderr = out, err
+    return out, err
+
+
+def unguarded(stream: Any) -> TextIO:
+    """The stream itself, for what moves the cursor and writes nothing but escaped names."""
+    own: TextIO | None = stream._stream if isinstance(stream, Guarded) else stream
+    assert own is not None  # a closed one is no terminal
+    return own
