@@ -31,7 +31,7 @@ from tracepipe.event.outcomes import Outcomes
 
 # Where more slices overlap than this, the input does not describe a call stack.
 BESIDE_MAX: Final = 64
-ALL_BESIDE_MAX: Final = 256
+ALL_BESIDE_MAX: Final = 512
 """Beside all rows of a recording: what is open on each is remembered."""
 # Perfetto v52 keeps no ends of slices that stand deeper than this.
 DEPTH_MAX: Final = 512

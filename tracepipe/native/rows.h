@@ -5,7 +5,7 @@
 #include "tables.h"
 
 #define BESIDE_MAX 64
-#define ALL_BESIDE_MAX 256
+#define ALL_BESIDE_MAX 512
 #define DEPTH_MAX 512
 #define NO_ROW (-1)
 

@@ -99,6 +99,7 @@ class NativeTables(Tables):
             record = orjson.loads(self._text(_SHAPES, number))
             good = type(record) is dict and record.get("ts_ns") == 0 and "phase" in record
             good = good and not check.fault(record) and record["type"] not in OTHERS
+            good = good and not long_texts(record)  # which are cut, and said
             self._meet(number, shape_of(record) if good else None)
             bad = bad or not good
         return bad

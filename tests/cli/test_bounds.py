@@ -1,0 +1,150 @@
+"""The memory of a conversion has the bounds that docs/tracks.md states, whatever it reads."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+
+from tests.support.cores import running
+
+# The peak of the process alone: getrusage counts what its parent had before.
+PROGRAM = """
+import sys
+from tracepipe.cli import main
+sys.argv[0] = "tracepipe"
+try:
+    main()
+finally:
+    status = open("/proc/self/status").read()
+    print(status.split("VmHWM:")[1].split()[0], file=sys.stderr)
+"""
+HEADER = {"type": "header", "schema": "tracepipe/1", "clock": "monotonic", "clocks": ["monotonic"]}
+BOUND_MB = 64
+TRACK_KB = 1
+LINE_MB = 30
+Lines = Iterator[dict[str, Any]]
+
+
+@pytest.fixture(autouse=True)
+def native() -> Iterator[None]:
+    """The bounds are those of the native core."""
+    with running("native"):
+        yield
+
+
+def event(at: int, **more: Any) -> dict[str, Any]:
+    return {
+        "ts_ns": at * 10,
+        "type": "userspace",
+        "name": "f",
+        "phase": "X",
+        "dur_ns": 5,
+        "pid": 1,
+        "tid": 1,
+    } | more
+
+
+def names() -> Lines:
+    return (event(at, name=f"function number {at}") for at in range(60_000))
+
+
+def long_names() -> Lines:
+    return (event(at, name=f"{at} " + "x" * 400_000) for at in range(60))
+
+
+def long_arguments() -> Lines:
+    return (event(at, args={"text": f"{at} " + "x" * 900_000}) for at in range(60))
+
+
+def open_calls() -> Lines:
+    return (event(at, phase="B", tid=at % 50) for at in range(300_000))
+
+
+def threads_names() -> Lines:
+    return (event(at, comm=f"name {at}") for at in range(60_000))
+
+
+def launches() -> Lines:
+    kernel = {"type": "gpu_kernel", "gpu": 0, "stream": 7, "name": "k"}
+    return (event(at, **kernel, launch=at) for at in range(200_000))
+
+
+def losses() -> Lines:
+    return ({"type": "loss", "layer": f"layer {at}", "count": 1, "ts_ns": at} for at in range(20_000))
+
+
+def clocks() -> Lines:
+    pair = {"type": "clock", "source_ns": 1, "host_lo_ns": 1, "host_hi_ns": 2}
+    return (pair | {"clock": f"clock {at}"} for at in range(20_000))
+
+
+def threads() -> Lines:
+    return (event(at, pid=at % 100, tid=at) for at in range(15_000))
+
+
+def streams() -> Lines:
+    return (event(at, type="gpu_kernel", gpu=at % 8, stream=at) for at in range(30_000))
+
+
+def recorded(path: Path, lines: Lines) -> Path:
+    """A recording of these."""
+    with path.open("w") as file:
+        for line in (HEADER, *lines):
+            file.write(json.dumps(line, separators=(",", ":")) + "\n")
+    return path
+
+
+def peak_mb(*arguments: str) -> float:
+    """What a command takes at most."""
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "TRACEPIPE_PURE": "0"}
+    command = [sys.executable, "-c", PROGRAM, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert "Traceback" not in done.stderr, done.stderr
+    return int(done.stderr.split()[-1]) / 1024
+
+
+@pytest.mark.parametrize("to", ["perfetto", "chrome"])
+@pytest.mark.parametrize(
+    "lines",
+    [names, long_names, threads_names, launches, losses, clocks],
+    ids=lambda one: one.__name__,
+)
+def test_whatever_a_recording_holds(lines: Callable[[], Lines], to: str, tmp_path: Path) -> None:
+    path = recorded(tmp_path / "run.jsonl", lines())
+    assert peak_mb("convert", str(path), "-o", str(tmp_path / "out"), "-f", to) < BOUND_MB
+
+
+def test_long_lines_take_some_times_their_length(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "run.jsonl", long_arguments())
+    assert peak_mb("convert", str(path), "-o", str(tmp_path / "out")) < BOUND_MB + LINE_MB
+
+
+def test_open_calls_take_a_tenth_of_a_kilobyte(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "run.jsonl", open_calls())
+    assert peak_mb("convert", str(path), "-o", str(tmp_path / "out")) < BOUND_MB + 300_000 * 0.1 / 1024
+
+
+@pytest.mark.parametrize(("lines", "tracks"), [(threads, 30_000), (streams, 30_000)])
+def test_each_track_takes_a_kilobyte(lines: Callable[[], Lines], tracks: int, tmp_path: Path) -> None:
+    path = recorded(tmp_path / "run.jsonl", lines())
+    assert peak_mb("convert", str(path), "-o", str(tmp_path / "out")) < BOUND_MB + tracks * TRACK_KB / 1024
+
+
+def test_compressed_data_that_unfolds_to_gigabytes(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl.zst"
+    compressor = zstandard.ZstdCompressor(level=3).compressobj()
+    with path.open("wb") as file:
+        file.write(compressor.compress(json.dumps(HEADER).encode() + b"\n"))
+        for _ in range(64):
+            file.write(compressor.compress(bytes(1 << 24)))
+        file.write(compressor.flush())
+    assert path.stat().st_size < 1 << 17
+    assert peak_mb("validate", str(path)) < BOUND_MB
