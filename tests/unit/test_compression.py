@@ -352,7 +352,7 @@ def test_a_full_folder_of_temporary_files_ends_the_recording_and_loses_no_line(
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("tracepipe.capture.spool.os.pwrite", full)
+    monkeypatch.setattr("tracepipe.capture.backlog.os.pwrite", full)
     spool.put(bytes(64 * 7))
     spool.put(bytes(64 * 4))
     run(spool)
@@ -386,7 +386,7 @@ def test_the_temporary_file_has_no_room_for_what_has_become_lines() -> None:
         spool.put(chunk)
     spool.finish()
     assert spool.wait(10)
-    status = os.fstat(spool._file.fileno())
+    status = os.fstat(spool._backlog._file.fileno())
     assert status.st_size == 16 * len(chunk)
     assert 512 * status.st_blocks < 7 * len(chunk)
     spool.close()

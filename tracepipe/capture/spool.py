@@ -7,26 +7,19 @@ writing of lines takes; lines come behind, and after the end as far as they are 
 from __future__ import annotations
 
 import errno
-import os
-import struct
 import sys
-import tempfile
 import threading
 import time
-from array import array
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import chain
-from queue import Empty, SimpleQueue
 from typing import Any, BinaryIO
 
-from tracepipe import room
+from tracepipe.capture.backlog import Backlog, Span, Waiting
 from tracepipe.capture.engines.engine import DeviceRenderer, Renderer
 from tracepipe.capture.records.line import Lines, record_line
 from tracepipe.capture.records.loss import Loss, loss_record
-from tracepipe.capture.records.record import RECORD_BYTES
 from tracepipe.capture.request import Limits, Plan
 from tracepipe.errors import OutputError
 
@@ -34,8 +27,6 @@ _PIECE_BYTES = 64 * 4096  # bytes that become lines at once: 4096 records
 _LINE_TO_RECORD = 2.2  # bytes of lines for a byte of records, until it is measured
 _AT_LEAST = 0.8
 _NO_LIMITS = Limits()
-_TIME = struct.Struct("<8xQ48x")  # ts_ns of a record
-assert _TIME.size == RECORD_BYTES
 # Seconds a thread may keep the interpreter while another waits. The default of 5 ms would let the collector
 # wait that long three times a tick while lines are made.
 _SWITCH_S = 0.0005
@@ -44,7 +35,6 @@ _SWITCH_S = 0.0005
 # in zstd, to a 10th or 21st in gzip.
 PART_BYTES = 1 << 18
 _FLUSH_S = 1.0
-_GIVE_BACK_BYTES = 4 << 20  # of the temporary file at once
 # What went wrong with the output → what to do.
 _HINTS = {
     errno.EPIPE: "Whoever reads the recording has to read it to its end.",
@@ -53,15 +43,6 @@ _HINTS = {
     errno.EDQUOT: "Free some space, or name a file on another disk with -o.",
 }
 _ELSE = "Name a file on another disk with -o; journalctl -k may say more."
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """A chunk in the temporary file."""
-
-    offset: int
-    size_bytes: int
-    of_device: bool = False
 
 
 class Spool:
@@ -85,10 +66,11 @@ class Spool:
         self._counts: Counter[str] = Counter()
         self._waiting: Counter[str] = Counter()  # of these, what no part of the output has yet
         self._waiting_bytes = 0
-        self._file: BinaryIO = _temporary_file()
-        self._size_bytes = self._given_back_bytes = 0
+        self._backlog = Backlog()
+        self._device_backlog = Backlog() if device_renderer is not None else self._backlog
+        self._size_bytes = 0
         self._unkept = 0
-        self._items: SimpleQueue[_Place | Loss | None] = SimpleQueue()
+        self._items = Waiting()
         self._abandoned = threading.Event()
         self._thread = threading.Thread(target=self._write, name="tracepipe-lines", daemon=True)
         self._old_switch_s = sys.getswitchinterval()
@@ -117,20 +99,17 @@ class Spool:
     def _keep(self, chunk: bytes, *, of_device: bool) -> None:
         if self.error is None:
             try:
-                written = 0
-                while written < len(chunk):
-                    written += os.pwrite(self._file.fileno(), chunk[written:], self._size_bytes + written)
-            except OSError as error:
-                self.error = OutputError(
-                    f"The events cannot be kept in {tempfile.gettempdir()}: {error.strerror}.",
-                    "Set TMPDIR to a folder with room.",
-                )
-                self.error.__cause__ = error
-        if self.error is None:
-            self._items.put(_Place(self._size_bytes, len(chunk), of_device))
-            self._size_bytes += len(chunk)
-        else:
+                offset = self._backlog_of(of_device).append(chunk)
+            except OutputError as error:
+                self.error = error
+            else:
+                self._items.put(Span(offset, len(chunk), of_device))
+                self._size_bytes += len(chunk)
+        if self.error is not None:
             self._unkept += self._count(chunk, of_device)
+
+    def _backlog_of(self, of_device: bool) -> Backlog:
+        return self._device_backlog if of_device else self._backlog
 
     def write_record(self, record: Mapping[str, Any]) -> None:
         """Write a record of the recording itself, while no lines are being made."""
@@ -188,23 +167,21 @@ class Spool:
         if self._thread.ident is not None:
             self._thread.join()
         sys.setswitchinterval(self._old_switch_s)
-        self._file.close()
+        self._backlog.close()
+        self._device_backlog.close()
 
     def _write(self) -> None:
         try:
-            kept: list[_Place] = []
             while (item := self._next()) is not None:
                 if isinstance(item, Loss):
                     self._write_loss(item)
                 elif item.of_device:
                     self._write_device(item)
-                elif self._is_unordered:
-                    kept.append(item)
-                else:
-                    self._write_chunk(item.offset, item.size_bytes)
-                if not kept:
-                    self._give_back(item)
-            self._write_in_order(kept)
+                elif not self._is_unordered:
+                    self._write_span(item)
+            if self._is_unordered:
+                for piece in self._backlog.in_order(self._renderer.learn, self._abandoned.is_set):
+                    self._write_piece(piece)
             self._flush()
             self._write_unwritten()
             self._flush()
@@ -212,12 +189,6 @@ class Spool:
             self._fail(error)
         except Exception as error:  # a bug, which whoever waits for the end raises
             self.error = error
-
-    def _give_back(self, item: _Place | Loss) -> None:
-        """Give back the room of what has become lines, up to this: a capture may last for days."""
-        if isinstance(item, _Place) and item.offset - self._given_back_bytes >= _GIVE_BACK_BYTES:
-            room.give_back(self._file.fileno(), self._given_back_bytes, item.offset - self._given_back_bytes)
-            self._given_back_bytes = item.offset
 
     def _write_unwritten(self) -> None:
         count = self._unwritten + self._unkept
@@ -228,15 +199,15 @@ class Spool:
         now_ns = time.monotonic_ns()
         self._write_loss(Loss(None, count, self._abandoned_ns or now_ns, now_ns, reason))
 
-    def _next(self) -> _Place | Loss | None:
+    def _next(self) -> Span | Loss | None:
         """The next item. Lines that wait when it is time go into the file, whether anything comes or not."""
         while True:
             wait_s = None
             if self._flush_at_s is not None and (wait_s := self._flush_at_s - time.monotonic()) <= 0:
                 self._flush()
                 wait_s = None
-            with suppress(Empty):
-                return self._items.get(timeout=wait_s)
+            with suppress(TimeoutError):
+                return self._items.get(wait_s)
 
     def _put_out(self, lines: bytes, counts: Mapping[str, int]) -> None:
         """Lines, and how many events of each layer they are."""
@@ -279,10 +250,12 @@ class Spool:
             by_cpu[loss.cpu] = by_cpu.get(loss.cpu, 0) + loss.count
         self._put_out(record_line(loss_record(loss)).encode(), {})
 
-    def _write_chunk(self, offset: int, size: int) -> None:
-        for start in range(offset, offset + size, _PIECE_BYTES):
-            piece_bytes = min(_PIECE_BYTES, offset + size - start)
-            self._write_piece(os.pread(self._file.fileno(), piece_bytes, start))
+    def _write_span(self, span: Span) -> None:
+        end = span.offset + span.size_bytes
+        for start in range(span.offset, end, _PIECE_BYTES):
+            piece = self._backlog.read(start, min(_PIECE_BYTES, end - start))
+            self._write_piece(piece)
+            self._backlog.give_back(start + len(piece))
 
     def _write_piece(self, piece: bytes) -> None:
         if self._abandoned.is_set():
@@ -306,10 +279,11 @@ class Spool:
                 sys.maxsize if size_bytes is None else max(size_bytes - self._written_bytes, 0),
             )
 
-    def _write_device(self, place: _Place) -> None:
+    def _write_device(self, span: Span) -> None:
         """Write the lines of a chunk of the GPU's records, which is one whole."""
         assert self._device_renderer is not None
-        chunk = os.pread(self._file.fileno(), place.size_bytes, place.offset)
+        chunk = self._device_backlog.read(span.offset, span.size_bytes)
+        self._device_backlog.give_back(span.offset + span.size_bytes)
         if self._abandoned.is_set():
             self._unwritten += self._count(chunk, of_device=True)
         else:
@@ -320,26 +294,3 @@ class Spool:
         renderer = self._device_renderer if of_device else self._renderer
         assert renderer is not None
         return renderer.count(chunk)
-
-    def _write_in_order(self, places: list[_Place]) -> None:
-        """Write what was collected there by time; records of one time stay in the order that they came in."""
-        if not places:
-            return
-        data = b"".join(os.pread(self._file.fileno(), place.size_bytes, place.offset) for place in places)
-        self._renderer.learn(data)
-        times = array("Q", [time_ns for (time_ns,) in _TIME.iter_unpack(data)])
-        order = sorted(range(len(times)), key=times.__getitem__)
-        for first in range(0, len(order), _PIECE_BYTES // RECORD_BYTES):
-            some = order[first : first + _PIECE_BYTES // RECORD_BYTES]
-            self._write_piece(b"".join([data[at * RECORD_BYTES : (at + 1) * RECORD_BYTES] for at in some]))
-
-
-def _temporary_file() -> BinaryIO:
-    """A file that nothing is left of, however this process ends. Raises OutputError."""
-    try:
-        return tempfile.TemporaryFile(prefix="tracepipe-", buffering=0)
-    except OSError as error:
-        raise OutputError(
-            f"There is no place for temporary files: {error.strerror}.",
-            "Set TMPDIR to a folder with room that can be written to.",
-        ) from error

@@ -1,0 +1,103 @@
+"""What waits to become lines: in order of time whatever its size, and in little memory."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tracepipe.capture import backlog
+from tracepipe.capture.backlog import Backlog, Span, Waiting
+from tracepipe.capture.records.loss import Loss
+
+A_LOSS = Loss("userspace", 1, 0, 1, "the ring buffer was full", 0)
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backlog, "_RUN_BYTES", 4 * 64)
+    monkeypatch.setattr(backlog, "_BLOCK_BYTES", 2 * 64)
+
+
+def records(times: list[int]) -> bytes:
+    """Records of these times, numbered in the order of their collection."""
+    return b"".join(struct.pack("<8xQQ40x", time_ns, at) for at, time_ns in enumerate(times))
+
+
+def seen(pieces: Iterator[bytes]) -> list[tuple[int, int]]:
+    return [(time_ns, at) for time_ns, at in struct.iter_unpack("<8xQQ40x", b"".join(pieces))]
+
+
+def filled(data: bytes) -> Backlog:
+    kept = Backlog()
+    kept.append(data[:64])
+    kept.append(data[64:])
+    return kept
+
+
+@given(st.lists(st.one_of(st.integers(0, 9), st.integers(0, 2**64 - 1)), max_size=40))
+def test_records_come_by_time_and_those_of_one_time_as_they_were_collected(times: list[int]) -> None:
+    kept, learnt = filled(records(times)), bytearray()
+    order = seen(kept.in_order(learnt.extend, lambda: False))
+    assert order == sorted((time_ns, at) for at, time_ns in enumerate(times))
+    assert learnt == records(times)
+    kept.close()
+
+
+def test_blocks_are_read_when_their_time_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Each record stands one place too late: as disorder is in recordings.
+    times = [at ^ 1 for at in range(400)]
+    kept = filled(records(times))
+    sizes = [len(piece) for piece in kept.in_order(lambda data: None, lambda: False)]
+    assert sum(sizes) == 400 * 64
+    assert max(sizes) <= 2 * backlog._RUN_BYTES
+    kept.close()
+
+
+def test_when_it_is_over_all_that_was_kept_still_comes() -> None:
+    kept = filled(records([5, 4, 3, 2, 1, 0, 9, 8, 7]))
+    over = iter([False, True, True])
+    found = seen(kept.in_order(lambda data: None, lambda: next(over)))
+    assert sorted(at for _, at in found) == list(range(9))
+    kept.close()
+
+
+def test_chunks_that_follow_each_other_wait_as_one() -> None:
+    waiting = Waiting()
+    for at in range(1000):
+        waiting.put(Span(64 * at, 64))
+    waiting.put(A_LOSS)
+    waiting.put(Span(64_000, 64))
+    for at in range(2):  # a GPU's are decoded one by one
+        waiting.put(Span(64 * at, 64, of_device=True))
+    waiting.put(None)
+    assert list(iter(lambda: waiting.get(0), None)) == [
+        Span(0, 64_000),
+        A_LOSS,
+        Span(64_000, 64),
+        Span(0, 64, of_device=True),
+        Span(64, 64, of_device=True),
+    ]
+    with pytest.raises(TimeoutError):
+        waiting.get(0)
+
+
+def test_a_span_has_a_size_that_is_read_before_long() -> None:
+    waiting = Waiting()
+    for at in range(3):
+        waiting.put(Span(at * backlog._SPAN_BYTES, backlog._SPAN_BYTES))
+    assert waiting.get(0) == Span(0, backlog._SPAN_BYTES)
+
+
+def test_the_room_of_what_became_lines_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backlog, "_GIVE_BACK_BYTES", 2)
+    given: list[tuple[int, int]] = []
+    monkeypatch.setattr("tracepipe.room.give_back", lambda _, start, size: given.append((start, size)))
+    kept = filled(records([1, 2, 3]))
+    for end in (1, 64, 192):
+        kept.give_back(end)
+    assert given == [(0, 64), (64, 128)]
+    kept.close()
