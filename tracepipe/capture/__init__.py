@@ -92,6 +92,8 @@ def _capture(
             engine, version, why = choose(request.method)
         except CaptureUnavailable as refusal:
             if device is None:
+                if request.command:
+                    notify(f"{request.command[0]} was not started")
                 raise
             from tracepipe.capture.engines.none import NoProbes
 

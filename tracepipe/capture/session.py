@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import select
-import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
@@ -15,6 +14,7 @@ from tracepipe.capture.engines.engine import Attachment, Collector, DeviceEngine
 from tracepipe.capture.find.library import find_program
 from tracepipe.capture.frame import footer_of, header_of, instant
 from tracepipe.capture.interrupts import Interrupts, blocked, check_not_interrupted
+from tracepipe.capture.machine.precedence import ended_first, runs_first
 from tracepipe.capture.plan import plan_of
 from tracepipe.capture.records.record import event_count
 from tracepipe.capture.request import CaptureRequest, Control, Notify, Plan
@@ -24,7 +24,6 @@ from tracepipe.capture.target import Target
 from tracepipe.errors import OutputError, TracepipeError
 
 _TICK_S = 0.002  # how often the ring is emptied: at 1.3 million events a second, 170 kB
-_NICE = -10
 _LAST_RECORDS_S = 4.0  # how long a GPU's last records may take: the library gives a kernel that runs 3 s
 
 
@@ -40,13 +39,14 @@ def run_session(
 ) -> CaptureSummary:
     """Run and record the request with `engine`, whose check passed. Errors as `capture` states them."""
     program = find_program(request.command) if request.command else None
-    with blocked() as mask:
+    with blocked() as mask, ExitStack() as precedence:
         target: Target | None = None
         interrupts = Interrupts(control)
         try:
             if program is not None:
                 environment = device.environment() if device else {}
                 interrupts.target = target = Target(program, request.command, mask, environment)
+            precedence.enter_context(ended_first())  # not the command, which is forked
             told = device.layers if device else frozenset[str]()
             plan, missing = plan_of(engine, request, target.pid if target else 0, notify, told)
             began_ns = time.monotonic_ns()
@@ -86,14 +86,6 @@ def run_session(
                 target.close()
 
 
-def _hurry() -> None:
-    """Let this thread, which empties the ring, go before the programs that fill it, as far as that is
-    allowed.
-    """
-    with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
-
-
 @dataclass
 class _Session:
     """A target that is held, or processes that run; probes that are attached; and where the events go."""
@@ -125,7 +117,7 @@ class _Session:
             try:
                 for collector in (store, *self.watchers):
                     collector.begin(self.plan, start["monotonic_ns"])
-                _hurry()
+                runs_first()
                 if self.target is not None:
                     check_not_interrupted(f"{self.request.command[0]} was started")
                     self.target.release()

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from tracepipe.capture.find.tracefs import HOW_TO_MOUNT
 from tracepipe.capture.machine.facts import CAPABILITIES, Machine
-from tracepipe.capture.machine.refusals import SUDO, Operation, explain
+from tracepipe.capture.machine.refusals import (
+    SUDO,
+    Operation,
+    check_file_systems,
+    explain,
+)
 from tracepipe.doctor.diagnosis import ABSENT, FAILS, LIMITED, WORKS, Diagnosis, Examination
 from tracepipe.doctor.trials import Timing
 from tracepipe.errors import CaptureUnavailable
@@ -117,11 +123,14 @@ def _tracefs(facts: Machine) -> Answer:
     if facts.tracefs:
         return WORKS, facts.tracefs, ""
     mend = "mount -t tracefs none /sys/kernel/tracing"
-    if facts.has("CAP_SYS_ADMIN"):
+    if not facts.has_sysfs:
+        return FAILS, "no /sys to mount it in", "mount -t sysfs sysfs /sys"
+    may = facts.has("CAP_SYS_ADMIN") and facts.is_initial_user_namespace is not False and not facts.seccomp
+    if may:
         return LIMITED, "not mounted; a capture mounts it", mend
     if facts.euid != 0:
         return FAILS, "not to be seen by this user", SUDO
-    return FAILS, "not mounted", mend
+    return FAILS, "not mounted", HOW_TO_MOUNT
 
 
 def _settings(facts: Machine) -> Answer:
@@ -174,7 +183,11 @@ def layers(examination: Examination) -> Iterator[Diagnosis]:
         for name in ("userspace", "syscall", "kernel", "scheduler"):
             yield Diagnosis("layers", name, FAILS, f"{examination.machine.system} has no eBPF", _ELSEWHERE)
         return
-    refusal = _refusal(examination, Operation.PROGRAM, examination.trials.map_and_program)
+    try:
+        check_file_systems(examination.machine)
+        refusal = _refusal(examination, Operation.PROGRAM, examination.trials.map_and_program)
+    except CaptureUnavailable as unavailable:
+        refusal = unavailable.message.rstrip("."), unavailable.hint
     for name, row in _LAYERS.items():
         state, detail, mend = (FAILS, *refusal) if refusal else row(examination)
         if state in (WORKS, LIMITED) and not works:

@@ -10,7 +10,8 @@ import zlib
 
 from tracepipe.capture.bpf.compile import SHIPPED, compiled, import_bcc
 from tracepipe.capture.engines.probes import ProbeAttachment
-from tracepipe.capture.machine.refusals import SUDO
+from tracepipe.capture.machine.facts import this_machine
+from tracepipe.capture.machine.refusals import SUDO, check_file_systems
 from tracepipe.capture.records.syscalls import SYSCALLS
 from tracepipe.capture.request import Notify, Plan
 from tracepipe.errors import CaptureUnavailable
@@ -65,5 +66,6 @@ def check_machine() -> None:
     numbers = tuple(int(part) for part in release.split("-")[0].split(".")[:2])
     if numbers < _OLDEST:
         raise CaptureUnavailable(f"Kernel {release} is too old for capture.", "Use Linux 5.15 or later.")
+    check_file_systems(this_machine())
     if os.geteuid() != 0:
         raise CaptureUnavailable("Capture with eBPF needs root.", SUDO)

@@ -10,6 +10,10 @@ from pathlib import Path
 
 from tracepipe.errors import CaptureUnavailable
 
+HOW_TO_MOUNT = (
+    "mount -t tracefs none /sys/kernel/tracing   "
+    "(a container needs --privileged, or of its host: -v /sys/kernel/tracing:/sys/kernel/tracing:ro)"
+)
 _FOLDERS = (Path("/sys/kernel/tracing"), Path("/sys/kernel/debug/tracing"))
 # `	field:pid_t prev_pid;	offset:24;	size:4;	signed:1;`, arrays as `char comm[16]`
 _FIELD = re.compile(r"field:[^;]*?(\w+)(?:\[[^]]*\])?;\s*offset:(\d+);")
@@ -25,7 +29,7 @@ def tracing_folder() -> Path:
         reason = os.strerror(ctypes.get_errno())
         raise CaptureUnavailable(
             f"tracefs is not mounted and cannot be mounted: {reason}.",
-            f"mount -t tracefs none {_FOLDERS[0]}   (a container needs --privileged)",
+            HOW_TO_MOUNT,
         )
     return _FOLDERS[0]
 

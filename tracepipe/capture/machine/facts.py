@@ -25,8 +25,9 @@ class Machine:
     """The facts that decide what can be captured.
 
     `release` is the kernel's. `capabilities` are those of CAPABILITIES that are effective. `seccomp`: 0 none,
-    2 a filter. `files_max` and `memlock_bytes` are soft limits, −1 unlimited. `uprobe_pmu` and `kprobe_pmu`:
-    the kernel has them for perf events. `nvidia` is the driver's version, "" if it is not loaded.
+    2 a filter. `has_proc`: /proc is there, with the process ids that this process sees. `files_max` and
+    `memlock_bytes` are soft limits, −1 unlimited. `uprobe_pmu` and `kprobe_pmu`: the kernel has them for perf
+    events. `nvidia` is the driver's version, "" if it is not loaded.
     """
 
     system: str
@@ -38,6 +39,8 @@ class Machine:
     is_initial_user_namespace: bool | None = None
     container: str = ""
     seccomp: int | None = None
+    has_proc: bool = True
+    has_sysfs: bool = True
     lockdown: str = ""
     files_max: int | None = None
     memlock_bytes: int | None = None
@@ -86,6 +89,8 @@ def this_machine(root: Path = Path("/")) -> Machine:
         is_initial_user_namespace=_maps_all_users(root),
         container=_container(root),
         seccomp=int(status["Seccomp"]) if status.get("Seccomp", "").isdigit() else None,
+        has_proc=bool(status) and status.get("Pid", str(os.getpid())) == str(os.getpid()),
+        has_sysfs=_exists(root / "sys/kernel"),
         lockdown=_chosen(_read(root / "sys/kernel/security/lockdown")),
         files_max=files_max,
         memlock_bytes=memlock_bytes,

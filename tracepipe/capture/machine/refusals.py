@@ -241,6 +241,19 @@ _REASONS = (
 )
 
 
+def check_file_systems(machine: Machine) -> None:
+    """Raises CaptureUnavailable where the kernel cannot be asked, for want of /proc or /sys."""
+    if not machine.has_proc:
+        raise CaptureUnavailable(
+            "/proc is not mounted, or has other process ids than this process sees.",
+            f"mount -t proc proc /proc   (a container needs {_CONTAINER_FLAGS}; unshare: --mount-proc)",
+        )
+    if not machine.has_sysfs:
+        raise CaptureUnavailable(
+            "/sys is not mounted.", f"mount -t sysfs sysfs /sys   (a container needs {_CONTAINER_FLAGS})"
+        )
+
+
 def explain(operation: Operation, error: OSError, machine: Machine | None = None) -> CaptureUnavailable:
     """What the kernel's answer to `operation` means on this machine, and the one thing that mends it."""
     case = _Case(operation, error, machine or this_machine())

@@ -19,8 +19,10 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+from tracepipe.capture.bpf import bpf
 from tracepipe.capture.engines.bcc import check_machine
 from tracepipe.capture.engines.bpftrace.language import ARCHITECTURES, Order
 from tracepipe.capture.engines.bpftrace.lines import Clock, Lines
@@ -28,6 +30,8 @@ from tracepipe.capture.engines.bpftrace.process import CONTROL, Bpftrace, Contro
 from tracepipe.capture.engines.bpftrace.script import Script
 from tracepipe.capture.engines.engine import Coverage
 from tracepipe.capture.find.tracefs import field_offsets, tracing_folder
+from tracepipe.capture.machine.facts import this_machine
+from tracepipe.capture.machine.refusals import Operation, explain
 from tracepipe.capture.machine.threads import comm_of, own_namespace, running_threads
 from tracepipe.capture.records.loss import Loss
 from tracepipe.capture.records.record import DROP_LAYERS
@@ -47,6 +51,12 @@ _AGAIN_S = 0.2  # a mark may be lost as any line
 # bpftrace gives up at the first probe that the kernel refuses.
 _REFUSED = re.compile(r"Error attaching probe: '?(?:u|uret|k|kret)probe:([^'\n]*)")
 _START_MARK = 1
+_SOFTWARE, _BPF_OUTPUT = 1, 10  # perf_event_attr: a buffer that a program prints to
+_ARRAY = 2  # enum bpf_map_type
+_TRIALS: dict[Operation, Callable[[], int]] = {
+    Operation.MAP: lambda: bpf.create_map("tracepipe_try", _ARRAY, 4, 8, 1),
+    Operation.TRACEPOINT: lambda: bpf.perf_event(_SOFTWARE, _BPF_OUTPUT),
+}
 
 
 class BpftraceEngine:
@@ -61,7 +71,7 @@ class BpftraceEngine:
         if own_namespace() is not None:
             raise CaptureUnavailable(
                 "This is a container with process ids of its own, which bpftrace does not see.",
-                "--method bcc, or run the container with --pid=host.",
+                "Run the container with --pid=host; the other methods work without.",
             )
         program = shutil.which("bpftrace")
         if program is None:
@@ -359,6 +369,16 @@ def _field_names(probe: Probe) -> list[str]:
 def _refused(process: Bpftrace) -> CaptureUnavailable:
     told = [line for line in process.errors().splitlines() if line and "RLIMIT_MEMLOCK" not in line]
     first = next((line for line in told if "ERROR" in line), told[0] if told else process.ending())
+    for operation, trial in _TRIALS.items():  # what it says of them itself is of their consequences
+        try:
+            os.close(trial())
+        except OSError as error:
+            return explain(operation, error)
+    if not this_machine().has("CAP_SYS_ADMIN"):
+        return CaptureUnavailable(
+            f"bpftrace could not start without CAP_SYS_ADMIN: {first}.",
+            "--method prebuilt records the same with CAP_BPF and CAP_PERFMON.",
+        )
     return CaptureUnavailable(
         f"bpftrace could not start: {first or 'it did not say why'}.", "--method bcc records the same."
     )

@@ -1,0 +1,318 @@
+"""In containers and their like, doctor says what a capture does, and a command runs or is said not to.
+
+No container engine is needed: containers are made of namespaces, capabilities, mounts and filters of system
+calls, and those can be had without.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import platform
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.support.standin import needs
+
+ROOT = Path(__file__).parents[2]
+TRACEPIPE = [sys.executable, "-m", "tracepipe"]
+PATIENCE_S = 60.0
+
+pytestmark = [
+    pytest.mark.ebpf,
+    needs("prebuilt"),
+    pytest.mark.skipif(shutil.which("capsh") is None, reason="no capsh (apt install libcap2-bin)"),
+    pytest.mark.skipif(shutil.which("unshare") is None, reason="no unshare (apt install util-linux)"),
+    pytest.mark.skipif(platform.machine() != "x86_64", reason="the filter's numbers are of x86-64"),
+]
+
+# What Docker gives to root, and Kubernetes with it.
+DOCKER = (
+    "chown dac_override fowner fsetid kill setgid setuid setpcap net_bind_service net_raw sys_chroot mknod"
+)
+DOCKER += " audit_write setfcap"
+WITH_BPF = f"{DOCKER} bpf perfmon"
+
+
+# What surroundings are made of --------------------------------------------------------------------------
+
+
+def mounted(commands: str) -> list[str]:
+    """A mount namespace in which something was done."""
+    return ["unshare", "--mount", "sh", "-ec", f'{commands}; exec "$@"', "sh"]
+
+
+def only(capabilities: str) -> list[str]:
+    """Root with these capabilities, without all others that there are."""
+    kept = {f"cap_{name}" for name in capabilities.split()}
+    shown = subprocess.run(["capsh", "--print"], capture_output=True, text=True, check=True).stdout
+    all_of_them = shown.split("Bounding set =")[1].splitlines()[0].split(",")
+    dropped = ",".join(name for name in all_of_them if name not in kept)
+    return ["capsh", f"--drop={dropped}", "--shell=/bin/sh", "--", "-c", 'exec "$@"', "sh"]
+
+
+SYSTEM_CALLS = {"perf_event_open": 298, "bpf": 321}
+_ALLOW, _ERRNO = 0x7FFF0000, 0x00050000  # SECCOMP_RET_*
+_LOAD, _IS, _RETURN = 0x20, 0x15, 0x06  # of classic BPF: load a word, jump if equal, return
+_SET_SECCOMP, _FILTER, _NO_NEW_PRIVILEGES = 22, 2, 38
+
+
+def refuse(names: tuple[str, ...], number: int) -> Callable[[], None]:
+    """A filter of system calls as a container's profile has it, set in the child before its exec."""
+    code = [(_LOAD, 0, 0, 0)]  # the system call's number
+    for name in names:
+        code += [(_IS, 0, 1, SYSTEM_CALLS[name]), (_RETURN, 0, 0, _ERRNO | number)]
+    code.append((_RETURN, 0, 0, _ALLOW))
+    instructions = ctypes.create_string_buffer(b"".join(struct.pack("<HBBI", *one) for one in code))
+    program = ctypes.create_string_buffer(struct.pack("<HxxxxxxQ", len(code), ctypes.addressof(instructions)))
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def install() -> None:
+        libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+        if libc.prctl(_SET_SECCOMP, _FILTER, program):
+            raise OSError(ctypes.get_errno(), "seccomp")
+
+    assert instructions is not None  # the program points to it
+    install.instructions = instructions  # type: ignore[attr-defined]
+    return install
+
+
+@dataclass(frozen=True)
+class Case:
+    """Surroundings: what the command line begins with, and what is done in the child before its exec.
+
+    `said` is in what a capture answers and in what doctor says, "" where a capture works; `hint` too.
+    """
+
+    prefix: list[str]
+    said: str = ""
+    hint: str = ""
+    before: Callable[[], None] | None = None
+    bpftrace: str | None = None
+    """What doctor says of bpftrace, where it works otherwise than the rest."""
+
+
+def cases() -> dict[str, Case]:
+    no_tracefs = mounted("umount /sys/kernel/tracing")
+    both = tuple(SYSTEM_CALLS)
+    return {
+        "root": Case([]),
+        "pid=host": Case(mounted("true")),
+        "no user namespace's root": Case(
+            ["unshare", "--user", "--map-root-user"], "Root of a user namespace", "sudo"
+        ),
+        "a user": Case(
+            ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"], "needs root", "sudo -E"
+        ),
+        "Docker's capabilities": Case(only(DOCKER), "its root have|without CAP_SYS_ADMIN", "--privileged"),
+        "with CAP_BPF and CAP_PERFMON": Case(only(WITH_BPF), bpftrace="CAP_SYS_ADMIN"),
+        "with CAP_SYS_ADMIN": Case(only(f"{DOCKER} sys_admin")),
+        "process ids of its own": Case(
+            ["unshare", "--pid", "--fork", "--mount-proc"], bpftrace="process ids of its own"
+        ),
+        "the host's /proc": Case(["unshare", "--pid", "--fork"], "other process ids", "mount -t proc"),
+        "no /proc": Case(mounted("mount -t tmpfs none /proc"), "/proc is not mounted", "mount -t proc"),
+        "no /sys": Case(mounted("mount -t tmpfs none /sys"), "/sys is not mounted", "mount -t sysfs"),
+        "no tracefs": Case(no_tracefs),
+        "no tracefs, in a /sys to read": Case(
+            mounted("umount /sys/kernel/tracing; mount -o remount,bind,ro /sys")
+        ),
+        "no tracefs, and not to be mounted": Case(
+            [*no_tracefs, *only(WITH_BPF)], "tracefs is not mounted", "-v /sys/kernel/tracing"
+        ),
+        "no BTF": Case(mounted("mount -t tmpfs none /sys/kernel/btf")),
+        "small /dev/shm": Case(mounted("mount -t tmpfs -o size=64k none /dev/shm")),
+        "a filter that says EPERM": Case([], "seccomp", "unconfined", refuse(both, 1)),
+        "a filter that says ENOSYS": Case([], "seccomp", "unconfined", refuse(both, 38)),
+        "a filter of perf events alone": Case([], "seccomp", "unconfined", refuse(("perf_event_open",), 1)),
+        "Docker's default": Case(
+            ["unshare", "--pid", "--fork", "--mount-proc", *no_tracefs, *only(DOCKER)],
+            "its root have|without CAP_SYS_ADMIN",
+            "--privileged",
+            refuse(both, 1),
+        ),
+    }
+
+
+CASES = cases() if shutil.which("capsh") and shutil.which("unshare") else {}
+
+
+# What is seen there -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Anybody may write there: what is refused is refused for another reason."""
+    for place in (tmp_path, *tmp_path.parents):
+        if place.is_relative_to("/tmp") and place != Path("/tmp"):
+            place.chmod(0o777)
+    return tmp_path
+
+
+def run_in(case: Case, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [*case.prefix, *TRACEPIPE, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        preexec_fn=case.before,
+        timeout=PATIENCE_S,
+    )
+    if any(f"{tool}: " in done.stderr.partition("\n")[0] for tool in ("unshare", "mount", "umount", "capsh")):
+        pytest.skip(f"not to be had here: {done.stderr.splitlines()[0]}")
+    assert "Traceback" not in done.stderr
+    return done
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_doctor_and_capture_agree(name: str, folder: Path) -> None:
+    case = CASES[name]
+    methods = "prebuilt"
+    examined = run_in(case, folder, "doctor", "--json")
+    findings = json.loads(examined.stdout)
+    rows = {(row["area"], row["name"]): row for row in findings["findings"]}
+    recording = folder / "run.jsonl"
+    captured = run_in(
+        case,
+        folder,
+        "capture",
+        "--method",
+        methods,
+        "--gpu",
+        "off",
+        "-o",
+        str(recording),
+        "--",
+        "echo",
+        "RAN",
+    )
+    row = rows["methods", methods]
+    works = not case.said
+    assert (row["state"] == "works") is findings["can_capture"] is works, row
+    assert examined.returncode == (0 if works else 3)
+    if works:
+        assert (captured.returncode, captured.stdout) == (0, "RAN\n")
+        assert json.loads(recording.read_text().splitlines()[-1])["ended_by"] == "exit 0"
+    else:
+        assert (captured.returncode, captured.stdout) == (3, "")
+        assert "echo was not started" in captured.stderr
+        assert list(folder.iterdir()) == []
+        for answer in (captured.stderr, f"{row['detail']} {row['mend']}"):
+            assert re.search(case.said, answer), answer
+            assert case.hint in answer
+    bpftrace = rows["methods", "bpftrace"]
+    if shutil.which("bpftrace") and case.bpftrace:
+        assert case.bpftrace in bpftrace["detail"]
+    elif shutil.which("bpftrace"):
+        assert (bpftrace["state"] == "works") is works
+
+
+def test_a_file_system_to_read_needs_a_place_for_both_files(folder: Path) -> None:
+    place = folder / "place"
+    place.mkdir()
+    case = Case(mounted(f"mount -t tmpfs none {place}; mount -o remount,bind,ro /; cd {place}"))
+    options = ["capture", "--method", "prebuilt", "--gpu", "off", "-o", str(place / "run.jsonl")]
+    done = run_in(case, folder, *options, "--", "echo", "RAN")
+    assert (done.returncode, done.stdout) == (0, "RAN\n")
+    case = Case(mounted(f"mount -t tmpfs none {place}; mount -o remount,bind,ro /; cd /"))
+    done = run_in(case, folder, *options, "--", "echo", "RAN")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "echo was not started" in done.stderr
+    assert "There is no place for temporary files" in done.stderr
+    assert "TMPDIR" in done.stderr
+
+
+# Memory -------------------------------------------------------------------------------------------------
+
+EATER = """
+import sys
+eaten = []
+print("begun", flush=True)
+for _ in range(int(sys.argv[1])):
+    eaten.append(bytearray(b"x" * (1 << 20)))
+print("done", flush=True)
+"""
+
+
+@pytest.fixture
+def memory_group() -> Iterator[Callable[[int], Path]]:
+    """Makes a control group that may have so many bytes of memory."""
+    made: list[Path] = []
+
+    def make(size_bytes: int) -> Path:
+        for place, limit in (
+            ("memory", "memory.limit_in_bytes"),
+            ("", "memory.max"),
+            ("unified", "memory.max"),
+        ):
+            group = Path("/sys/fs/cgroup", place, f"tracepipe-test-{os.getpid()}")
+            try:
+                group.mkdir()
+                made.append(group)
+                (group / limit).write_text(str(size_bytes))
+            except OSError:
+                continue
+            return group
+        pytest.skip("no control group of memory can be made here")
+
+    yield make
+    for group in made:
+        group.rmdir()
+
+
+def test_where_memory_runs_out_the_capture_ends_and_the_program_goes_on(
+    folder: Path, memory_group: Callable[[int], Path]
+) -> None:
+    group = memory_group(140 << 20)
+    said = folder / "said"
+    # The largest process is the program.
+    program = [sys.executable, "-c", EATER, "115"]
+    shell = f'echo $$ > {group}/cgroup.procs; exec "$@"'
+    inner = ["sh", "-c", '"$@" > "$0"', str(said), *program]
+    options = ["--method", "prebuilt", "--gpu", "off", "-o", str(folder / "run.jsonl")]
+    done = run_in(Case(["sh", "-c", shell, "sh"]), folder, "capture", *options, "--", *inner)
+    wait_until(lambda: (group / "cgroup.procs").read_text() == "")
+    assert done.returncode == -9
+    assert said.read_text() == "begun\ndone\n"
+    assert not (folder / "run.jsonl").exists()
+
+
+def test_too_little_memory_is_said_before_the_program_starts(
+    folder: Path, memory_group: Callable[[int], Path]
+) -> None:
+    group = memory_group(120 << 20)
+    case = Case(["sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', "sh"])
+    options = [
+        "--method",
+        "prebuilt",
+        "--gpu",
+        "off",
+        "--ring-bytes",
+        "256M",
+        "-o",
+        str(folder / "run.jsonl"),
+    ]
+    done = run_in(case, folder, "capture", *options, "--", "echo", "RAN")
+    wait_until(lambda: (group / "cgroup.procs").read_text() == "")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "There is no memory for a map" in done.stderr
+    assert "echo was not started" in done.stderr
+    assert "memory.max" in done.stderr
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    give_up_s = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < give_up_s
+        time.sleep(0.01)
