@@ -236,11 +236,12 @@ def test_a_file_system_to_read_needs_a_place_for_both_files(folder: Path) -> Non
 # Memory -------------------------------------------------------------------------------------------------
 
 EATER = """
-import sys
+import sys, time
 eaten = []
 print("begun", flush=True)
 for _ in range(int(sys.argv[1])):
     eaten.append(bytearray(b"x" * (1 << 20)))
+    time.sleep(0.01)  # the kernel takes a while to give back what a process had that it ended
 print("done", flush=True)
 """
 
@@ -274,13 +275,13 @@ def memory_group() -> Iterator[Callable[[int], Path]]:
 def test_where_memory_runs_out_the_capture_ends_and_the_program_goes_on(
     folder: Path, memory_group: Callable[[int], Path]
 ) -> None:
-    group = memory_group(140 << 20)
+    group = memory_group(160 << 20)
     said = folder / "said"
     # The largest process is the program.
-    program = [sys.executable, "-c", EATER, "115"]
+    program = [sys.executable, "-c", EATER, "128"]
     shell = f'echo $$ > {group}/cgroup.procs; exec "$@"'
     inner = ["sh", "-c", '"$@" > "$0"', str(said), *program]
-    options = ["--method", "prebuilt", "--gpu", "off", "-o", str(folder / "run.jsonl")]
+    options = ["--method", "prebuilt", "--gpu", "off", "--ring-bytes", "64K", "-o", str(folder / "run.jsonl")]
     done = run_in(Case(["sh", "-c", shell, "sh"]), folder, "capture", *options, "--", *inner)
     wait_until(lambda: (group / "cgroup.procs").read_text() == "")
     assert done.returncode == -9
