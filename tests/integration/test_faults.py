@@ -270,6 +270,32 @@ def test_a_process_that_was_there_before_is_not_touched(
             theirs.kill()
 
 
+# The library ---------------------------------------------------------------------------------------------
+
+
+def test_a_library_that_is_replaced_meanwhile_is_said(capture: Capture, vec_add: str) -> None:
+    folder = capture.folder / "copy"
+    shutil.copytree(Path(vec_add).parent, folder)
+    library, program = folder / "libcuda.so.1", folder / "vec_add"
+    # The second loads what an upgrade has put there, on which there are no probes.
+    capture.command = ["sh", "-c", '"$@"; "$@"', "sh", str(program)]
+    capture.command += ["-n", "100", "--call", "cuCtxGetCurrent", "--spin", "10000", "--rate", "10000"]
+    capture.options += ["--library", str(library)]
+    capture.environment = {**ENVIRONMENT, "LD_LIBRARY_PATH": str(folder)}
+
+    def upgrade() -> None:
+        new = folder / "new"
+        shutil.copy(library, new)
+        new.replace(library)
+
+    done = capture.run(upgrade)
+    assert done.returncode == 0
+    assert f"{library} was replaced meanwhile" in done.stderr
+    first, second = (int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("calls:"))
+    counted = records(capture.output)[-1]["counts"]["userspace"]
+    assert 2 * first == counted < 2 * (first + second)
+
+
 # What this process may have -----------------------------------------------------------------------------
 
 

@@ -277,6 +277,35 @@ def test_why_a_thread_left(state: int, why: str) -> None:
     assert (left["phase"], left["args"]) == ("E", {"prev_state": why})
 
 
+@pytest.mark.parametrize("state", [0x10, 0x20])
+def test_nothing_is_kept_of_a_thread_that_ended(state: int) -> None:
+    renderer = RecordRenderer(PROBES, SYSCALLS["x86_64"], VALUES, 500, {12: "worker"})
+
+    def kept() -> int:
+        found = [*vars(renderer).values(), *vars(renderer._calls).values()]
+        return sum(len(one) for one in found if isinstance(one, (dict, set)))
+
+    def lives(tid: int) -> list[str]:
+        name = int.from_bytes(b"worker\0\0", "little")
+        its = (
+            raw(record.THREAD_NEW, 11, name, tid=tid),
+            raw(record.SWITCH_IN, tid=tid),
+            raw(record.MORE, "cuLaunchKernel", tid=tid),
+            text("cuModuleGetFunction", b"left behind"),
+            raw(record.SYSCALL_ENTER, NUMBER["futex"], 0, tid=tid),
+            raw(record.SWITCH_OUT, 0, state, tid=tid),
+        )
+        return renderer.render(b"".join(its)).texts
+
+    before = kept()
+    lives(12)
+    after_one = kept()
+    for tid in [*range(100, 200), 100]:
+        assert '"comm":"worker"' in lives(tid)[0]  # also where an ended one had its number
+    lives(12)
+    assert kept() == after_one <= before + 1  # how that state is written
+
+
 def test_a_switch_that_the_kernel_did_not_report_is_a_loss() -> None:
     left, loss, again = rendered(
         raw(record.SWITCH_OUT, 0, 1, ts_ns=500), raw(record.SWITCH_OUT, 0, 1, 1, ts_ns=900), losses=1

@@ -16,6 +16,7 @@ from tracepipe.capture.frame import footer_of, header_of, instant
 from tracepipe.capture.interrupts import Interrupts, blocked, check_not_interrupted
 from tracepipe.capture.machine.precedence import ended_first, runs_first
 from tracepipe.capture.plan import plan_of
+from tracepipe.capture.probed_files import ProbedFiles
 from tracepipe.capture.records.record import event_count
 from tracepipe.capture.request import CaptureRequest, Control, Notify, Plan
 from tracepipe.capture.spool import Spool
@@ -49,6 +50,7 @@ def run_session(
             precedence.enter_context(ended_first())  # not the command, which is forked
             told = device.layers if device else frozenset[str]()
             plan, missing = plan_of(engine, request, target.pid if target else 0, notify, told)
+            files = ProbedFiles(plan.probes)
             began_ns = time.monotonic_ns()
             attachment = engine.attach(plan, notify)
             attach_ns = time.monotonic_ns() - began_ns
@@ -70,7 +72,12 @@ def run_session(
                     interrupts,
                     control,
                 )
-                return session.run(notify)
+                summary = session.run(notify)
+                for path in files.replaced():
+                    notify(
+                        f"{path} was replaced meanwhile: not recorded are programs that loaded the new one"
+                    )
+                return summary
             finally:
                 attachment.close()
         except BaseException:

@@ -51,7 +51,7 @@ class Calls:
         probe = self._texts_of[number]
         words: Sequence[int] = first
         if torn:
-            self._drop(tid)
+            self.forget(tid)
         if probe.is_wide:
             last, rest = self.more.pop(tid, (-1, ()))
             words = first + (rest if last == number else (0, 0, 0, 0))
@@ -66,7 +66,7 @@ class Calls:
         """Head, and members of `args`, of a return."""
         probe = self._texts_of[number]
         if torn:
-            self._drop(tid)
+            self.forget(tid)
         text = probe.result(result)
         if probe.out is None and not self.served and not torn:
             return probe.leave, text
@@ -122,8 +122,8 @@ class Calls:
         served = self.served.pop(tid, 0) if self.served else 0
         return f'"for_pid":{served >> 32},"for_tid":{served & 0xFFFFFFFF}' if served else ""
 
-    def _drop(self, tid: int) -> None:
-        """What is kept for a thread may be another call's."""
+    def forget(self, tid: int) -> None:
+        """What is kept for a thread may be another call's, or the thread has ended."""
         for kept in (self.more, self.texts, self.served):
             kept.pop(tid, None)
 

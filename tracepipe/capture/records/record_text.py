@@ -21,6 +21,8 @@ _STATES = {
     0x80: "idle",
     0x100: "preempted",
 }
+ENDED = 0x10 | 0x20
+"""Of these, those in which a thread never runs again."""
 _LAST_ERROR = 4095  # results from −4095 to −1 are errors, in the kernel's convention
 
 Arguments = Callable[[int, int, int, int], str]

@@ -30,7 +30,7 @@ from tracepipe.capture.records.record import (
     WAKEUP,
     event_count,
 )
-from tracepipe.capture.records.record_text import state_text, syscall_arguments, syscall_result
+from tracepipe.capture.records.record_text import ENDED, state_text, syscall_arguments, syscall_result
 from tracepipe.event.vocabulary import RUNNING
 from tracepipe.hooks.hook import Probe
 
@@ -120,7 +120,10 @@ class RecordRenderer:
             else:
                 add(ts_ns, head, pid, shown_tid, cpu, args)
             if kind == SWITCH_OUT:
-                self._last_out_ns[tid] = ts_ns
+                if a0 & ENDED:
+                    self._forget(tid)
+                else:
+                    self._last_out_ns[tid] = ts_ns
             elif kind == CALL_RETURN and number in calls.effective:
                 calls.effect(lines, ts_ns, tid, (pid, shown_tid, cpu), number, a0, a1)
         return lines
@@ -177,6 +180,13 @@ class RecordRenderer:
             self._calls.texts.setdefault(tid, []).append(struct.pack("<4Q", *a))
         elif kind == SERVED:
             self._calls.served[tid] = a[0]
+
+    def _forget(self, tid: int) -> None:
+        """A capture may last for days, in which millions of threads end."""
+        for kept in (self._last_out_ns, self._depths, self._names, self._unwritten_names):
+            kept.pop(tid, None)
+        self._in_syscall.discard(tid)
+        self._calls.forget(tid)
 
     def _left(self, prev_state: int) -> str:
         self._states[prev_state] = f'"prev_state":"{state_text(prev_state)}"'
