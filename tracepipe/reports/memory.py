@@ -330,7 +330,9 @@ def _notes(run: Run, found: Allocations) -> Iterator[str]:
 
 def _ended_contexts(run: Run, found: Allocations) -> Iterator[str]:
     """What was live where a process ended a context: the driver frees what belongs to it."""
-    calls = run.calls.filter(pl.col("name").str.contains(_CONTEXT_ENDS) & (pl.col("kind") != "no_begin"))
+    calls = run.some("userspace", "name", "pid", "end_ns", "kind").filter(
+        pl.col("name").str.contains(_CONTEXT_ENDS) & (pl.col("kind") != "no_begin")
+    )
     for name, pid, at_ns in calls.select("name", "pid", "end_ns").iter_rows():
         live = [
             one

@@ -1,7 +1,7 @@
 """What a recording holds: calls, launches, memory, copies, ioctls, kernels and warps, and where time goes.
 
-It is what is asked first of a recording, and reckons with numpy: to load polars takes as long as to read 300
-000 events.
+It is what is asked first of a recording, and reckons with numpy: to load polars takes as long as to read
+300 000 events.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def launching(run: Run) -> Bools:
 
 def launches(run: Run) -> pl.DataFrame:
     """The calls that launch kernels, a runtime's call and the driver's inside it once."""
-    return run.calls.filter(pl.Series(launching(run), dtype=pl.Boolean))
+    return run.rows("userspace", np.flatnonzero(launching(run)))
 
 
 def rows_by_effect(run: Run) -> dict[str, Int64s]:
@@ -101,7 +101,7 @@ def effects_of_calls(run: Run) -> pl.DataFrame:
     found = rows_by_effect(run)
     rows = np.concatenate([*found.values()])
     effects = [effect for effect, some in found.items() for _ in range(len(some))]
-    return run.calls[rows].with_columns(
+    return run.rows("userspace", rows).with_columns(
         pl.Series("effect", effects, dtype=pl.String),
         pl.Series("direction", directions(run, rows), dtype=pl.String),
         (pl.col("result").fill_null(0) != 0).alias("failed"),

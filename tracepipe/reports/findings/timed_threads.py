@@ -96,7 +96,7 @@ def _of_threads(run: Run, layer: Layer, rows: Any, event: Any) -> KernelWarps:
     )
 
 
-def _linear(index: Any, rows: Ints, axis: int) -> tuple[Any, tuple[int, int, int]]:
+def _linear(index: Any, rows: Any, axis: int) -> tuple[Any, tuple[int, int, int]]:
     """x + y·width + z·width·height of each index whose x is in the column `axis`, and the sizes: the largest
     index that was seen, and one.
     """
@@ -127,7 +127,7 @@ def _numbered(*columns: Any) -> tuple[Any, Any]:
 
 
 def _launches(
-    run: Run, layer: Layer, rows: Ints, event: Any, block: Any, thread: Any
+    run: Run, layer: Layer, rows: Any, event: Any, block: Any, thread: Any
 ) -> tuple[Any, tuple[int, ...]]:
     """The number of each row's launch, 0, 1, …, and what the recording calls each; -1 where it gives no
     id."""

@@ -74,13 +74,15 @@ class Layer:
         lengths_ns: Int64s = self.end_ns[some] - self.start_ns[some]
         return lengths_ns
 
+    def rows(self, rows: Int64s) -> Layer:
+        """Some rows as they are: `parent` is a row of the whole."""
+        columns = {field.name: getattr(self, field.name) for field in fields(self)}
+        some: Any = {name: None if column is None else column[rows] for name, column in columns.items()}
+        return Layer(**some)
+
     def take(self, rows: Int64s) -> Layer:
         """Some rows, which are a layer. Callers that are not among them are none."""
-        columns = {field.name: getattr(self, field.name) for field in fields(self)}
-        taken: dict[str, Any] = {
-            name: None if column is None else column[rows] for name, column in columns.items()
-        }
-        part = Layer(**taken)
+        part = self.rows(rows)
         places = np.full(len(self) + 1, NONE, np.int32)
         places[rows] = np.arange(len(rows), dtype=np.int32)
         part.parent = places[part.parent]

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import PurePath
 from typing import Any
 
-from tracepipe.event.columns import SPECIAL, Bools, TraceBatch
+from tracepipe.event.columns import SPECIAL, Bools, Int64s, TraceBatch
 from tracepipe.event.model import TIME_LIMIT_NS, Header, Problem, Record
 from tracepipe.event.warps import PlacedWarps
 from tracepipe.recording.account import Account
@@ -16,7 +16,7 @@ from tracepipe.recording.open import OpenRecording, no_collector, open_recording
 from tracepipe.recording.reading import Progress, Reading
 from tracepipe.reports.frames.arguments import ArgsTable
 from tracepipe.reports.frames.collected import CollectedLayers
-from tracepipe.reports.frames.layers import COLUMNS, Frames, Layer, streams_and_copies, threads_of
+from tracepipe.reports.frames.layers import Frames, Layer, streams_and_copies, threads_of
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.shapes import GROUPS, ShapeTable
 from tracepipe.reports.frames.spans import Matching
@@ -83,53 +83,60 @@ class Run:
 
     def some(self, name: str, *columns: str) -> pl.DataFrame:
         """A few columns of a layer's frame: what the others have is not looked at."""
-        return self._frames.frame(self._layers[name], columns or COLUMNS)
+        return self._frames.frame(self._layers[name], columns)
+
+    def rows(self, name: str, rows: Int64s) -> pl.DataFrame:
+        """A few rows of a layer's frame; `parent` is a row of the whole."""
+        return self._frames.frame(self._layers[name].rows(rows))
+
+    def _frame(self, name: str) -> pl.DataFrame:
+        return self._frames.frame(self._layers[name])
 
     @cached_property
     def calls(self) -> pl.DataFrame:
         """The `userspace` layer: calls of the CUDA libraries, those inside others too (`depth`)."""
-        return self.some("userspace")
+        return self._frame("userspace")
 
     @cached_property
     def syscalls(self) -> pl.DataFrame:
         """The `syscall` layer."""
-        return self.some("syscall")
+        return self._frame("syscall")
 
     @cached_property
     def driver(self) -> pl.DataFrame:
         """Functions of the driver: the `kernel` layer, and the scheduler's calls, which nest there."""
-        return self.some("kernel")
+        return self._frame("kernel")
 
     @cached_property
     def scheduler(self) -> pl.DataFrame:
         """When threads run (`running`), and instants of the `scheduler` layer."""
-        return self.some("scheduler")
+        return self._frame("scheduler")
 
     @cached_property
     def memory(self) -> pl.DataFrame:
         """The `memory` layer: `alloc`, `free`, …"""
-        return self.some("memory")
+        return self._frame("memory")
 
     @cached_property
     def transfers(self) -> pl.DataFrame:
         """The `transfer` layer: copies by the call, and where `gpu` is known by the GPU's own times."""
-        return self.some("transfer")
+        return self._frame("transfer")
 
     @cached_property
     def kernels(self) -> pl.DataFrame:
         """The `gpu_kernel` layer."""
-        return self.some("gpu_kernel")
+        return self._frame("gpu_kernel")
 
     @cached_property
     def gpu_threads(self) -> pl.DataFrame:
         """The `gpu_thread` layer: entries and exits of single threads (`phase` B, E, I), with `block` and
         `thread`."""
-        return self.some("gpu_thread")
+        return self._frame("gpu_thread")
 
     @cached_property
     def warps(self) -> pl.DataFrame:
-        """One row for each warp: see `WarpTable.warps`."""
-        return self.warp_table.warps()
+        """One row for each warp: see `WarpTable.frame`."""
+        return self.warp_table.frame()
 
     @cached_property
     def exits(self) -> pl.DataFrame:

@@ -52,13 +52,14 @@ def is_recorded(run: Run, layer: str) -> bool:
 def samples(run: Run) -> dict[Key, Sample]:
     """Every name of a run. A function called in another is in the time of both."""
     on_gpu = pl.when(pl.col("gpu").is_not_null()).then(pl.lit(" (GPU)")).otherwise(pl.lit(""))
+    columns = ("name", "kind", "start_ns", "dur_ns")
     frames = {
-        CALL: run.calls,
-        SYSCALL: run.syscalls,
-        DRIVER: run.driver,
-        EVENT: run.scheduler.filter(pl.col("name") != RUNNING),
-        KERNEL: run.kernels,
-        COPY: run.transfers.with_columns(pl.col("name") + on_gpu),
+        CALL: run.some("userspace", *columns),
+        SYSCALL: run.some("syscall", *columns),
+        DRIVER: run.some("kernel", *columns),
+        EVENT: run.some("scheduler", *columns).filter(pl.col("name") != RUNNING),
+        KERNEL: run.some("gpu_kernel", *columns),
+        COPY: run.some("transfer", *columns, "gpu").with_columns(pl.col("name") + on_gpu),
     }
     found: dict[Key, Sample] = {}
     for layer, frame in frames.items():
@@ -77,7 +78,9 @@ def _sample(part: pl.DataFrame) -> Sample:
 def _skews(run: Run) -> pl.DataFrame:
     """From the first warp's leaving to the last one's, of each block with several warps that all left."""
     keys = ("launch", "name", "gpu", "block_index")
-    warps = run.warps.filter(pl.col("block_index").is_not_null() & pl.col("launch").is_not_null())
+    warps = run.warp_table.frame(*keys, "entry_ns", "last_exit_ns").filter(
+        pl.col("block_index").is_not_null() & pl.col("launch").is_not_null()
+    )
     left = pl.col("last_exit_ns")
     return (
         warps.group_by(*keys, maintain_order=True)

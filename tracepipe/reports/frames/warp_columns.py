@@ -25,8 +25,10 @@ _OPTIONAL = ("cycles", *_NARROW)
 """What not every batch has. Without `exits` each warp left once, and `first_exit_ns` is its last."""
 _OF_LAUNCH = ("launch", "name", "gpu", "stream", "pid", "grid", "block", "warps_per_block", "bound_ns")
 """What all warps of a batch share."""
-_IN_ORDER = (
-    "warp", "entry_ns", "first_exit_ns", "last_exit_ns", "exits", "cycles", "sm", "slot", "entry_mask"
+_OF_BOTH = ("block_index", "warp_in_block")
+COLUMNS = (
+    *_OF_LAUNCH, "warp", "entry_ns", "first_exit_ns", "last_exit_ns", "exits", "cycles", "sm", "slot",
+    "entry_mask", *_OF_BOTH,
 )  # fmt: skip
 _EXITS = {"warp_row": "int64", "exit_ns": "int64", "mask": "int64"}
 
@@ -111,8 +113,8 @@ class WarpTable:
         stays_ns: Int64s = self._columns["last_exit_ns"] - self._columns["entry_ns"]
         return stays_ns[self._columns["exits"] > 0] if "exits" in self._columns else stays_ns
 
-    def warps(self) -> pl.DataFrame:
-        """A row for each warp, in the order of the file.
+    def frame(self, *columns: str) -> pl.DataFrame:
+        """A row for each warp, in the order of the file: with a few columns, or with all.
 
         launch, name, gpu, stream, pid, grid, block, bound_ns: of the launch. warp: linear index on the grid;
         block_index, warp_in_block: null where the size of a block is not known. sm, slot, entry_mask: null
@@ -121,22 +123,21 @@ class WarpTable:
         """
         sizes = [batch["warps"] for batch in self._batches]
         batch = pl.Series(np.repeat(np.arange(len(sizes), dtype=np.int32), sizes))
-        launches = pl.DataFrame(
-            [
-                series(name, [batch[name] for batch in self._batches], _launch_type(name))
-                for name in _OF_LAUNCH
-            ]
+        made = pl.DataFrame(
+            [self._column(name, batch) for name in columns or COLUMNS if name not in _OF_BOTH]
         )
-        each = pl.DataFrame([self._column(name, batch) for name in _IN_ORDER])
-        whole = pl.concat([launches[batch], each], how="horizontal")
-        known = pl.when(pl.col("warps_per_block") > 0)
-        return whole.with_columns(
-            known.then(pl.col("warp") // pl.col("warps_per_block")).alias("block_index"),
-            known.then(pl.col("warp") % pl.col("warps_per_block")).alias("warp_in_block"),
-        )
+        if columns and not set(columns) & set(_OF_BOTH):
+            return made
+        warp, size = self._column("warp", batch), self._column("warps_per_block", batch)
+        known = pl.when(size > 0)
+        both = (known.then(warp // size).alias("block_index"), known.then(warp % size).alias("warp_in_block"))
+        return made.with_columns(*both).select(*(columns or COLUMNS))
 
     def _column(self, name: str, batch: pl.Series) -> pl.Series:
         """A column of the frame, null where it is not known."""
+        if name in _OF_LAUNCH:
+            of_launch = series(name, [one[name] for one in self._batches], _launch_type(name))
+            return of_launch.gather(batch)
         if name == "exits" and name not in self._columns:
             return pl.repeat(1, self._count, dtype=pl.Int32(), eager=True).alias(name)
         if name == "first_exit_ns" and name not in self._columns:
