@@ -302,7 +302,7 @@ def _threads(run: Run, idle: list[Idle], states: HostStates, top: int) -> tuple[
         for pid, tid, _ in shown.iter_rows():
             found = states.of((pid, tid), one.start_ns, one.end_ns)
             spent = dict(found.group_by("state").agg(pl.col("dur_ns").sum()).iter_rows())
-            name = run.thread_names.get((pid, tid)) or run.process_name(pid)
+            name = run.thread_name(pid, tid) or run.process_name(pid)
             rows.append((f"GPU {one.gpu}", name, tid, *(spent.get(state, 0) for state in STATES)))
     columns = (
         Column("gpu", "GPU"),

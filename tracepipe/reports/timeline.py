@@ -177,7 +177,7 @@ def _threads(run: Run, start_ns: int, end_ns: int, options: Options, notes: list
     }
     deeper = 0
     for pid, tid in shown.select("pid", "tid").sort("pid", "tid", nulls_last=True).iter_rows():
-        name = run.thread_names.get((pid, tid)) or run.process_name(pid)
+        name = run.thread_name(pid, tid) or run.process_name(pid)
         ids_text = "" if tid is None else f" thread {tid}" + ("" if pid == tid else f" of {pid}")
         group = Group(f"{name}{ids_text}")
         for title, parts in by_thread.items():
@@ -233,9 +233,8 @@ def _timed_threads(run: Run, start_ns: int, end_ns: int) -> dict[int, Any]:
     """GPU → when single threads of it entered or left."""
     layer = run.layer("gpu_thread")
     first, last = np.searchsorted(layer.start_ns, start_ns), np.searchsorted(layer.start_ns, end_ns, "right")
-    numbers, gpus = run.shapes.numbered("gpu")
-    of = np.array([gpu or 0 for gpu in gpus], np.int64)[numbers[layer.shape[first:last]]]
-    return {gpu: layer.start_ns[first:last][rows] for gpu, rows in grouped(of)}
+    gpu = run.shapes.series("gpu", layer.shape[first:last]).fill_null(0).to_numpy()
+    return {one: layer.start_ns[first:last][rows] for one, rows in grouped(gpu)}
 
 
 def _losses(layer: str, losses: pl.DataFrame) -> Strip:

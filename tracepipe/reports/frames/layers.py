@@ -141,7 +141,7 @@ class Frames:
         if name in ("grid", "block"):
             return self._sizes(layer, name)
         make = _MADE_BY.get(name)
-        return self._table.column(name).gather(layer.shape) if make is None else make(self, layer)
+        return self._table.series(name, layer.shape) if make is None else make(self, layer)
 
     def _kind(self, layer: Layer) -> pl.Series:
         return pl.Series("kind", KINDS, dtype=pl.Enum(KINDS)).gather(np.ascontiguousarray(layer.kind))
@@ -174,7 +174,7 @@ class Frames:
         return where(known, pl.Series(name, values))
 
     def _sizes(self, layer: Layer, key: str) -> pl.Series:
-        known = self._table.column(key).gather(layer.shape)
+        known = self._table.series(key, layer.shape)
         if key == "block" and layer.index is not None:
             known = _indices(key, layer.index[:, :3])
         of_args = self._args.sizes(key, layer.args)
