@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from heapq import nsmallest
 from typing import Annotated, Any
 
-from tracepipe.event.columns import NONE, Bools, Int64s
+from tracepipe.event.columns import NONE, Bools, Bytes, Int32s, Int64s
 from tracepipe.event.model import LAYERS
 from tracepipe.event.vocabulary import RUNNING
 from tracepipe.reports.analyses.cuda_calls import MEMORY_EFFECTS, directions, launching, rows_by_effect
@@ -269,11 +269,11 @@ class _Functions:
     calls, and the range of their lengths, which are in order.
     """
 
-    name: Any
-    layer: Any
-    count: Int64s
-    first: Int64s
-    last: Int64s
+    name: Int32s
+    layer: Bytes
+    count: Int32s
+    first: Int32s
+    last: Int32s
     lengths_ns: Int64s
 
     def row(self, run: Run, at: int) -> tuple[Any, ...]:
@@ -299,7 +299,7 @@ class _Functions:
                 measures[some] = np.rint(measures[some] / known[some])
         elif sort.startswith(("p", "max")):
             percent = 100 if sort == "max" else int(sort.removeprefix("p"))
-            at = self.first[some] + np.maximum((known[some] * percent + 99) // 100 - 1, 0)
+            at = self.first[some] + np.maximum((known[some].astype(np.int64) * percent + 99) // 100 - 1, 0)
             measures[some] = self.lengths_ns[at]
         return measures
 
@@ -319,43 +319,51 @@ def _functions(run: Run, options: Options) -> tuple[Table, int]:
 
 def _first_ones(run: Run, found: list[_Functions], options: Options) -> Iterator[tuple[_Functions, int]]:
     """The functions that are shown, in order. Of a million names few are looked at where numbers decide."""
-    layer = np.repeat(np.arange(len(found)), [len(of.count) for of in found])
-    place = np.concatenate([np.arange(len(of.count)) for of in found])
+    starts = np.cumsum([0, *(len(of.count) for of in found)])
     count = np.concatenate([of.count for of in found])
     measure = np.concatenate([of.measures(options.sort) for of in found])
-    some = np.arange(len(count))
-    if 0 < options.top < len(count) and options.sort != "name":
-        order = np.lexsort((-count, -measure))
-        last = order[options.top - 1]
-        some = np.flatnonzero(
-            (measure > measure[last]) | ((measure == measure[last]) & (count >= count[last]))
-        )
 
-    def rank(at: int) -> tuple[Any, ...]:
-        name, of_layer = found[layer[at]].place(run, int(place[at]))
-        first = name if options.sort == "name" else -int(measure[at])
-        return first, -int(count[at]), of_layer, name
+    def function(at: Any) -> tuple[_Functions, int]:
+        layer = int(np.searchsorted(starts, at, "right")) - 1
+        return found[layer], int(at - starts[layer])
 
-    ranked = (
-        nsmallest(options.top, some.tolist(), rank) if options.top > 0 else sorted(some.tolist(), key=rank)
-    )
-    return ((found[layer[at]], int(place[at])) for at in ranked)
+    def rank(at: Any) -> tuple[Any, ...]:
+        of, place = function(at)
+        name, layer = of.place(run, place)
+        return name if options.sort == "name" else -int(measure[at]), -int(count[at]), layer, name
+
+    if options.top <= 0:
+        return map(function, sorted(range(len(count)), key=rank))
+    surely, perhaps = np.empty(0, np.int32), np.arange(len(count), dtype=np.int32)
+    for numbers in () if options.sort == "name" else (measure, count):
+        more, perhaps = _greatest(numbers, perhaps, options.top - len(surely))
+        surely = np.concatenate([surely, more])
+    return map(function, nsmallest(options.top, np.concatenate([surely, perhaps]), rank))
+
+
+def _greatest(numbers: Any, places: Any, most: int) -> tuple[Any, Any]:
+    """The places with the greatest numbers, at most so many, and those that are as good as the next."""
+    values = numbers[places]
+    if len(places) <= most:
+        return places, places[:0]
+    least = np.partition(values, len(values) - most)[len(values) - most]
+    return places[values > least], places[values == least]
 
 
 def _functions_of(run: Run, layer: Layer, of_shape: Any, names: Any, layers: Any) -> _Functions:
     """The functions of a layer; `of_shape` are their numbers, by which names and layers stand."""
     called = layer.is_call & ~run.has("name", RUNNING, layer)
-    count = np.bincount(of_shape[layer.shape[called]], minlength=len(names))
-    called &= layer.has_length
-    of = of_shape.astype(np.int64)[layer.shape[called]]
-    last = np.cumsum(np.bincount(of, minlength=len(names)))
+    count = np.bincount(of_shape[layer.shape[called]], minlength=len(names)).astype(np.int32)
     there = np.flatnonzero(count)
+    count = count[there]
+    called &= layer.has_length
     lengths_ns = layer.end_ns[called]
     lengths_ns -= layer.start_ns[called]
-    first = np.concatenate([[0], last])
-    return _Functions(
-        names[there], layers[there], count[there], first[there], last[there], sort_within(of, lengths_ns)
-    )
+    of = of_shape[layer.shape[called]].astype(np.int64)
+    known = np.bincount(of, minlength=len(names))[there]
+    last = np.cumsum(known, dtype=np.int32)
+    lengths_ns = sort_within(of, lengths_ns)
+    return _Functions(names[there], layers[there], count, last - known.astype(np.int32), last, lengths_ns)
 
 
 REPORT = Report(

@@ -165,6 +165,10 @@ class CollectedLayers:
         numbers[shapes[: len(self._numbers)][stays]] = self._numbers[stays]
         self._numbers = numbers
 
+    def forget_shapes(self) -> None:
+        """Leave arguments alone in the tables. Nothing is to be added any more."""
+        self._tables.keep(np.empty(0, np.int32), np.arange(self._tables.args_count, dtype=np.int32))
+
     def take(self, name: str) -> TraceColumns:
         """The events of a group in order. They are not kept here any more."""
         return self._collected.pop(FRAMES.index(name), Collected()).in_order(self._shapes.is_whole)

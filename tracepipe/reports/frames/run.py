@@ -219,6 +219,7 @@ class _Loading:
         account, shapes = self._reading.finish(), self._shapes
         header, footer = self._opened.recording.header, self._reading.footer
         facts = Facts.of(account, header=header, trace_clock=self._opened.clocks.trace_clock, footer=footer)
+        self._events.forget_shapes()
         self._warps.finish()
         threads = threads_of(self._events.take("gpu_thread"))
         matching = Matching()

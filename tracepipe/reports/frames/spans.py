@@ -53,7 +53,7 @@ class Matching:
 
 
 class _Shapes:
-    """How the shapes of a group nest: `number` is that of the nesting for each, and `row` its row.
+    """How the shapes of a group nest: `number` is that of the nesting for each, and `row` its row by that.
 
     Names matter for begins that meet ends alone, so that the nesting has few shapes of a million names.
     """
@@ -62,16 +62,16 @@ class _Shapes:
         every = np.arange(len(table), dtype=np.int32)
         own = every[table.groups(every) == FRAMES.index(group)]
         of_row, first = equal(*table.rows(own))
-        rows = [nest.add_row() for _ in range(len(first))]
-        self.rows = range(rows[0], rows[-1] + 1) if rows else range(0)
-        """They have numbers in turn."""
-        self.row: Int32s = np.full(len(table), NONE, np.int32)
-        self.row[own] = of_row + self.rows.start
+        self.rows = range(nest.row_count, nest.row_count + len(first))
+        for _ in self.rows:
+            nest.add_row()
         phases, has_dur = table.column("phase", own), table.has_dur(own)
         names = np.where(np.isin(phases, _NAME_MATTERS), table.column("name", own), NONE)
         number, first = equal(of_row, phases, has_dur, names)
-        self.number: Int32s = np.full(len(table), NONE, np.int32)
+        # Memory that is not written to is not taken: the places of other groups' shapes.
+        self.number: Int32s = np.zeros(len(table), np.int32)
         self.number[own] = number
+        self.row: Int32s = of_row[first] + self.rows.start
         met = zip(*(column[first].tolist() for column in (of_row, names, phases, has_dur)), strict=True)
         for at, (row, name, phase, has) in enumerate(met):
             nest.set_shape(at, ShapeRow(row + self.rows.start, name, chr(phase), has_dur=has))
@@ -123,6 +123,8 @@ class Spans:
             nest.events(some, 0, len(some))
             some.shape = met
             self._take(some)
+        # Rows that came meanwhile stand beside others.
+        self._beside = range(shapes.rows.stop, nest.row_count)
 
     @property
     def last_ns(self) -> int | None:
@@ -172,7 +174,7 @@ class Spans:
 
     def finish(self, end_ns: int) -> None:
         """End what is still open, and find out who is in whom."""
-        for row in self._shapes.rows:
+        for row in self._open_rows():
             self._nesting.close(row, end_ns)
         ops = _columns(self._nesting.take_ops())
         self._end(ops, np.arange(len(ops["kind"])), None)
@@ -182,7 +184,7 @@ class Spans:
         lane_of_row, beside = self._lanes()
         self.columns["lane"] = lane_of_row[self.columns["lane"]]
         if beside:
-            row_of = self._shapes.row[self.columns["shape"]]
+            row_of = self._shapes.row[self._shapes.number[self.columns["shape"]]]
             by_row = np.argsort(row_of, kind="stable")
             for first, last in np.searchsorted(row_of[by_row], [(row, row + 1) for row in beside]).tolist():
                 self._nest_again(by_row[first:last])
@@ -202,15 +204,20 @@ class Spans:
             self._same[name] = np.broadcast_to(column.dtype.type(value), self._count)
             self.columns.pop(name, None)
 
+    def _open_rows(self) -> set[int]:
+        """The rows on which, or beside which, something is open."""
+        is_open = np.zeros(self._beside.stop + 1, np.bool_)
+        is_open[self.columns["lane"][: self._count][self.columns["kind"][: self._count] == UNCLOSED]] = True
+        rows = np.flatnonzero(is_open[:-1]).tolist()
+        return {self._nesting.base(row) if row in self._beside else row for row in rows}
+
     def _lanes(self) -> tuple[Any, list[int]]:
         """The lane of each row, that of no row at the end; and the rows that others stand beside."""
-        count, own = self._nesting.row_count, self._shapes.rows
-        lanes = np.zeros(count + 1, np.uint8)
+        lanes = np.zeros(self._beside.stop + 1, np.uint8)
         beside: dict[int, int] = {}
-        for row in range(count):
+        for row in self._beside:
             base = self._nesting.base(row)
-            if base in own:
-                lanes[row] = beside[base] = beside.get(base, 0) + 1
+            lanes[row] = beside[base] = beside.get(base, 0) + 1
         return lanes, list(beside)
 
     def _nest_again(self, rows: Int64s) -> None:
