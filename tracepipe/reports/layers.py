@@ -56,7 +56,9 @@ def run(run: Run, options: Options) -> Result:
         split.group_by("name").agg(pl.col("dur_ns").sum()).sort("dur_ns", "name", descending=[True, False])
     )
     shown = names.head(options.top) if options.top > 0 else names
-    by_name = {str(name): part for (name,), part in split.partition_by("name", as_dict=True).items()}
+    # Of a million names few have frames of their own.
+    kept = split.join(shown.select("name"), on="name", how="semi")
+    by_name = {str(name): part for (name,), part in kept.partition_by("name", as_dict=True).items()}
     parts = [(name, by_name[name]) for name in shown["name"]]
     if parts:
         result.parts += [_shares(parts), _lengths(parts, host)]

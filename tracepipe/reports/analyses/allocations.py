@@ -235,6 +235,7 @@ def _sites(run: Run, events: pl.DataFrame) -> Iterator[str]:
     """For each event the call that did it, after the outermost call that it was done in."""
     calls = run.some("userspace", "pid", "tid", "start_ns", "end_ns", "name", "kind", "parent")
     calls = calls.filter(pl.col("parent").is_null() & ~pl.col("kind").is_in(["instant", "no_begin"]))
+    calls = calls.join(events.select("pid", "tid").unique(), on=["pid", "tid"], how="semi", nulls_equal=True)
     by_thread = {
         key: (part["start_ns"].to_numpy(), part["end_ns"].to_numpy(), part["name"])
         for key, part in calls.partition_by("pid", "tid", as_dict=True).items()
