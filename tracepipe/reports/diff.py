@@ -10,8 +10,8 @@ from tracepipe.errors import TracepipeError
 from tracepipe.event.vocabulary import RUNNING
 from tracepipe.reports.analyses.changes import Change, changes
 from tracepipe.reports.analyses.distribution import PERCENTS, of_values
-from tracepipe.reports.frames.libraries import np, pl
-from tracepipe.reports.frames.nesting import outermost
+from tracepipe.reports.frames.layers import Layer
+from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.samples import DECIDED_BY_PROGRAM, LAYER_OF, Sample, is_recorded, samples
 from tracepipe.reports.report import Column, Drawing, Option, Report, Result, Table
@@ -85,10 +85,16 @@ def _totals(a: Run, b: Run) -> Table:
     rows = []
     for title, of in (
         ("recording", lambda run: run.facts.end_ns - run.facts.start_ns),
-        ("CUDA API calls", lambda run: _sum(outermost(run.calls))),
-        ("GPU kernels", lambda run: _sum(run.kernels)),
-        ("copies on the GPU", lambda run: _sum(run.transfers.filter(pl.col("gpu").is_not_null()))),
-        ("threads running", lambda run: _sum(run.scheduler.filter(pl.col("name") == RUNNING))),
+        ("CUDA API calls", lambda run: _sum(run.layer("userspace"), run.layer("userspace").is_outermost)),
+        ("GPU kernels", lambda run: _sum(run.layer("gpu_kernel"))),
+        (
+            "copies on the GPU",
+            lambda run: _sum(run.layer("transfer"), ~run.has("gpu", None, run.layer("transfer"))),
+        ),
+        (
+            "threads running",
+            lambda run: _sum(run.layer("scheduler"), run.has("name", RUNNING, run.layer("scheduler"))),
+        ),
     ):
         of_a, of_b = of(a), of(b)
         if of_a is not None or of_b is not None:
@@ -106,8 +112,9 @@ def _totals(a: Run, b: Run) -> Table:
     return Table("totals", "In all", columns, rows, note)
 
 
-def _sum(frame: pl.DataFrame) -> int | None:
-    return int(frame["dur_ns"].sum()) if frame["dur_ns"].count() else None
+def _sum(layer: Layer, rows: Any = None) -> int | None:
+    lengths_ns = layer.lengths_ns(np.ones(len(layer), np.bool_) if rows is None else rows)
+    return int(lengths_ns.sum()) if len(lengths_ns) else None
 
 
 def _spread(sample: Sample | None) -> tuple[int | None, ...]:

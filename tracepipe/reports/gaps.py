@@ -291,7 +291,7 @@ def _longest(
 def _threads(run: Run, idle: list[Idle], states: HostStates, top: int) -> tuple[Table, int]:
     """What each thread that uses CUDA did while a GPU was idle between its first work and its last."""
     busiest = (
-        outermost(run.calls)
+        outermost(run.some("userspace", "pid", "tid", "kind", "parent", "dur_ns"))
         .group_by("pid", "tid")
         .agg(pl.col("dur_ns").sum())
         .sort("dur_ns", "tid", descending=[True, False])
@@ -302,7 +302,7 @@ def _threads(run: Run, idle: list[Idle], states: HostStates, top: int) -> tuple[
         for pid, tid, _ in shown.iter_rows():
             found = states.of((pid, tid), one.start_ns, one.end_ns)
             spent = dict(found.group_by("state").agg(pl.col("dur_ns").sum()).iter_rows())
-            name = run.thread_names.get((pid, tid)) or run.process_name(pid)
+            name = run.thread_name(pid, tid) or run.process_name(pid)
             rows.append((f"GPU {one.gpu}", name, tid, *(spent.get(state, 0) for state in STATES)))
     columns = (
         Column("gpu", "GPU"),
@@ -362,9 +362,9 @@ def _without_length(run: Run) -> Iterator[str]:
             f"{alone} entries and exits of single threads are left out: they do not say how "
             "long the GPU worked"
         )
-    unknown = run.kernels.filter(pl.col("end_ns") <= pl.col("start_ns"))
-    if len(unknown):
-        yield f"{len(unknown)} kernels have no known length: the GPU counts as idle then"
+    kernels = run.layer("gpu_kernel")
+    if unknown := int(np.count_nonzero(kernels.end_ns <= kernels.start_ns)):
+        yield f"{unknown} kernels have no known length: the GPU counts as idle then"
 
 
 REPORT = Report(

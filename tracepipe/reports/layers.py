@@ -11,8 +11,9 @@ from tracepipe.reports.analyses.breakdown import GPU, PARTS, HostTime, breakdown
 from tracepipe.reports.analyses.call_tree import tree_of
 from tracepipe.reports.analyses.distribution import LENGTH_COLUMNS, of_values
 from tracepipe.reports.frames.libraries import np, pl
-from tracepipe.reports.frames.nesting import first_of_their_kind, outermost
+from tracepipe.reports.frames.nesting import NOBODY, first_of_their_kind, outermost
 from tracepipe.reports.frames.run import Run
+from tracepipe.reports.frames.spans import INSTANT
 from tracepipe.reports.report import Column, Option, Report, Result, Table
 
 _EXCLUSIVE = (
@@ -55,7 +56,9 @@ def run(run: Run, options: Options) -> Result:
         split.group_by("name").agg(pl.col("dur_ns").sum()).sort("dur_ns", "name", descending=[True, False])
     )
     shown = names.head(options.top) if options.top > 0 else names
-    by_name = {str(name): part for (name,), part in split.partition_by("name", as_dict=True).items()}
+    # Of a million names few have frames of their own.
+    kept = split.join(shown.select("name"), on="name", how="semi")
+    by_name = {str(name): part for (name,), part in kept.partition_by("name", as_dict=True).items()}
     parts = [(name, by_name[name]) for name in shown["name"]]
     if parts:
         result.parts += [_shares(parts), _lengths(parts, host)]
@@ -69,7 +72,7 @@ def run(run: Run, options: Options) -> Result:
 def _no_such_call(run: Run, name: str) -> TracepipeError:
     from difflib import get_close_matches
 
-    near = get_close_matches(name, run.calls["name"].unique().to_list(), 3)
+    near = get_close_matches(name, run.some("userspace", "name")["name"].unique().to_list(), 3)
     hint = f"did you mean {', '.join(near)}?" if near else "tracepipe summary --top 0 lists all functions"
     return TracepipeError(f"the recording has no call {name!r}", hint)
 
@@ -81,11 +84,9 @@ def _what_is_missing(run: Run, host: HostTime, unknown: int) -> list[str]:
         notes.append(f"not recorded, so part of the layer around it: {', '.join(missing)}")
     asked_for = run.facts.header.get("layers", {}).get("missing", {})
     notes += [f"not recorded: {layer}: {reason}" for layer, reason in asked_for.items()]
-    lengthless = run.syscalls.filter(pl.col("kind") == "instant")
-    if len(lengthless):
-        notes.append(
-            f"{len(lengthless)} system calls have no length in this recording: they count as no time"
-        )
+    lengthless = int(np.count_nonzero(run.layer("syscall").kind == INSTANT))
+    if lengthless:
+        notes.append(f"{lengthless} system calls have no length in this recording: they count as no time")
     if unknown:
         notes.append(f"{unknown} calls have no known length: they are left out")
     asked, started = len(on_gpu(run)), len(run.layer("gpu_kernel"))
@@ -156,12 +157,12 @@ def _lengths(parts: list[tuple[str, pl.DataFrame]], host: HostTime) -> Table:
 def _slowest(run: Run, calls: pl.DataFrame, top_calls: pl.DataFrame) -> Table:
     """The slowest calls of one name, and the numbers of the calls that they are in."""
     place = {row: number for number, row in enumerate(top_calls["row"], 1)}
-    parents = run.calls["parent"]
+    parents = run.layer("userspace").parent.tolist()
     rows = []
     slowest = calls.sort("dur_ns", descending=True).head(_SLOWEST)
     for row, start_ns, dur_ns, tid in slowest.select("row", "start_ns", "dur_ns", "tid").iter_rows():
         at = row
-        while (above := parents[at]) is not None:
+        while (above := parents[at]) != NOBODY:
             at = above
         rows.append((place.get(at), tid, start_ns - run.facts.start_ns, dur_ns))
     columns = (
@@ -187,7 +188,7 @@ def _one(run: Run, top_calls: pl.DataFrame, number: int, top: int) -> Result:
     result = Result(f"CALL {number} OF {len(top_calls)}: {call['name']}, {at_ns:,} ns after the start")
     if len(split):
         result.parts.append(_lengths([(call["name"], split)], host))
-    tree, left_out = tree_of(run, call, RUNNING in run.scheduler["name"], top)
+    tree, left_out = tree_of(run, call, bool(run.has("name", RUNNING, run.layer("scheduler")).any()), top)
     result.parts.append(tree)
     if left_out:
         result.notes.append(f"{left_out} more lines are not listed: --top 0 lists all")

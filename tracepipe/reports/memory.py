@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Annotated, Any
 
 from tracepipe.reports.analyses.allocations import (
@@ -330,23 +332,55 @@ def _notes(run: Run, found: Allocations) -> Iterator[str]:
 
 def _ended_contexts(run: Run, found: Allocations) -> Iterator[str]:
     """What was live where a process ended a context: the driver frees what belongs to it."""
-    calls = run.calls.filter(pl.col("name").str.contains(_CONTEXT_ENDS) & (pl.col("kind") != "no_begin"))
+    calls = run.some("userspace", "name", "pid", "end_ns", "kind").filter(
+        pl.col("name").str.contains(_CONTEXT_ENDS) & (pl.col("kind") != "no_begin")
+    )
+    by_process: dict[int | None, list[Allocation]] = defaultdict(list)
+    for one in found.all if len(calls) else ():
+        if one.address is not None:
+            by_process[one.place[0]].append(one)
+    live = {pid: _Live(own) for pid, own in by_process.items()}
     for name, pid, at_ns in calls.select("name", "pid", "end_ns").iter_rows():
-        live = [
-            one
-            for one in found.all
-            if one.place[0] == pid
-            and one.address is not None
-            and one.start_ns < at_ns
-            and (one.end_ns is None or one.end_ns > at_ns)
-        ]
-        if live:
-            size = size_text(sum(one.size_bytes or 0 for one in live))
+        count, size_bytes = live[pid].at(at_ns) if pid in live else (0, 0)
+        if count:
             at = duration_text(at_ns - run.facts.start_ns)
             yield (
-                f"{name} at {at} ended a context while {len(live)} allocations ({size}) were live: those of "
-                "that context went with it"
+                f"{name} at {at} ended a context while {count} allocations ({size_text(size_bytes)}) were "
+                "live: those of that context went with it"
             )
+
+
+class _Live:
+    """How many allocations were live at a time, and their bytes."""
+
+    def __init__(self, own: list[Allocation]) -> None:
+        self._begun = _Sums((one.start_ns, one.size_bytes or 0) for one in own)
+        # One that ended at once is live at no time: it begins before 1 ns later.
+        self._ended = _Sums(
+            (max(one.end_ns, one.start_ns + 1) - 1, one.size_bytes or 0)
+            for one in own
+            if one.end_ns is not None
+        )
+
+    def at(self, at_ns: int) -> tuple[int, int]:
+        """Those that began before a time, and did not end until it."""
+        begun, begun_bytes = self._begun.before(at_ns)
+        ended, ended_bytes = self._ended.before(at_ns)
+        return begun - ended, begun_bytes - ended_bytes
+
+
+class _Sums:
+    """Sizes in the order of their times."""
+
+    def __init__(self, sizes: Iterable[tuple[int, int]]) -> None:
+        in_order = sorted(sizes)
+        self._at_ns = [at_ns for at_ns, _ in in_order]
+        self._total_bytes = [0, *accumulate(size for _, size in in_order)]
+
+    def before(self, at_ns: int) -> tuple[int, int]:
+        """How many come before a time, and their bytes together."""
+        place = bisect_left(self._at_ns, at_ns)
+        return place, self._total_bytes[place]
 
 
 REPORT = Report(

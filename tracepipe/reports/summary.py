@@ -1,22 +1,22 @@
 """What a recording holds: calls, launches, memory, copies, ioctls, kernels and warps, and where time goes.
 
-It is what is asked first of a recording, and reckons with numpy: to load polars takes as long as to read 300
-000 events.
+It is what is asked first of a recording, and reckons with numpy: to load polars takes as long as to read
+300 000 events.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from heapq import nsmallest
 from typing import Annotated, Any
 
-from tracepipe.event.columns import Bools, Int64s
+from tracepipe.event.columns import NONE, Bools, Bytes, Int32s, Int64s
 from tracepipe.event.model import LAYERS
 from tracepipe.event.vocabulary import RUNNING
 from tracepipe.reports.analyses.cuda_calls import MEMORY_EFFECTS, directions, launching, rows_by_effect
 from tracepipe.reports.analyses.distribution import LENGTH_COLUMNS, of_values, rank
-from tracepipe.reports.frames.grouping import grouped
+from tracepipe.reports.frames.grouping import equal, grouped, sort_within
 from tracepipe.reports.frames.layers import Layer
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.nesting import NOBODY
@@ -108,12 +108,12 @@ Pieces = dict[str, list[tuple[Layer, Int64s]]]
 def _all_of(run: Run, name: str, found: Pieces) -> None:
     """Add all events of a layer, those on a GPU apart."""
     layer = run.layer(name)
-    names, known = run.shapes.numbered("name")
+    names = run.shapes.column("name", layer.shape)
     on_gpu = ~run.has("gpu", None, layer) if name == "transfer" else np.zeros(len(layer), np.bool_)
-    kinds = grouped(names[layer.shape] * 2 + on_gpu)
+    kinds = grouped(names.astype(np.int64) * 2 + on_gpu)
     for number, rows in sorted(kinds, key=lambda kind: int(kind[1][0])):
-        what = f"{known[number // 2]} (GPU)" if number % 2 else known[number // 2]
-        found.setdefault(what, []).append((layer, rows))
+        what = run.shapes.value("name", number // 2)
+        found.setdefault(f"{what} (GPU)" if number % 2 else what, []).append((layer, rows))
 
 
 def _of_calls(run: Run, found: Pieces, *, copies: bool) -> None:
@@ -125,10 +125,11 @@ def _of_calls(run: Run, found: Pieces, *, copies: bool) -> None:
         if effect != "transfer" and len(rows):
             found.setdefault(effect, []).append((calls, rows))
         elif copies and len(rows):
-            told = directions(run, rows)
-            for direction in dict.fromkeys(told):
-                of_one = np.array([one == direction for one in told], np.bool_)
-                found.setdefault(direction, []).append((calls, rows[of_one]))
+            told: dict[str, list[int]] = {}
+            for row, direction in zip(rows.tolist(), directions(run, rows), strict=True):
+                told.setdefault(direction, []).append(row)
+            for direction, some in told.items():
+                found.setdefault(direction, []).append((calls, np.array(some, np.int64)))
 
 
 def _moved(run: Run) -> Table:
@@ -187,25 +188,27 @@ def _processes(run: Run, options: Options) -> tuple[Table, int]:
     """The processes in the order of their ids, and how many with fewer events are left out."""
     calls, syscalls, scheduler = map(run.layer, ("userspace", "syscall", "scheduler"))
     kernels = run.layer("gpu_kernel")
-    sums = {
-        "calls": _by_process(run, calls, calls.is_call & calls.is_outermost),
-        "ioctls": _by_process(run, syscalls, syscalls.is_call & run.has("name", "ioctl", syscalls)),
-        "kernels": _by_process(run, kernels, np.ones(len(kernels), np.bool_)),
-        "running": _by_process(run, scheduler, run.has("name", RUNNING, scheduler)),
-    }
-    counts, threads = _who(run)
-    busiest = sorted(counts, key=lambda pid: (counts[pid], pid is not None, pid or 0))
-    shown = busiest[-options.top :] if options.top > 0 else busiest
-    rows = [
-        (
-            run.process_name(pid),
-            pid,
-            threads.get(pid),
-            *(value for name in ("calls", "ioctls", "kernels") for value in sums[name].get(pid, (0, None))),
-            sums["running"].get(pid, (0, None))[1],
+    every = np.arange(len(run.shapes), dtype=np.int32)
+    pids = run.shapes.column("pid", every)
+    of_shape, first = equal(pids)
+    counts, threads = _who(run, of_shape, len(first))
+    sums = [
+        _by_process(of_shape, len(first), layer, rows)
+        for layer, rows in (
+            (calls, calls.is_call & calls.is_outermost),
+            (syscalls, syscalls.is_call & run.has("name", "ioctl", syscalls)),
+            (kernels, np.ones(len(kernels), np.bool_)),
+            (scheduler, run.has("name", RUNNING, scheduler)),
         )
-        for pid in sorted(shown, key=lambda pid: (pid is None, pid or 0))
     ]
+    # Processes are in the order of their ids, what has none before them all.
+    busiest = np.argsort(counts, kind="stable")[np.count_nonzero(counts == 0) :]
+    shown = np.sort(busiest[-options.top :] if options.top > 0 else busiest).tolist()
+    rows = []
+    for one in sorted(shown, key=lambda one: bool(pids[first[one]] == NONE)):
+        pid = run.shapes.value("pid", int(pids[first[one]]))
+        cells = [cell for of in sums for cell in of.cells(one)]
+        rows.append((run.process_name(pid), pid, int(threads[one]) or None, *cells[:-2], cells[-1]))
     columns = (
         Column("process", "process"),
         Column("pid", "pid", "id"),
@@ -222,63 +225,145 @@ def _processes(run: Run, options: Options) -> tuple[Table, int]:
     return Table("processes", "Processes", columns, rows, note), len(busiest) - len(shown)
 
 
-def _by_process(run: Run, layer: Layer, rows: Bools) -> dict[int | None, tuple[int, int | None]]:
-    """Process → how many of some rows are its, and how long they took, as far as that is known."""
-    numbers, pids = run.shapes.numbered("pid")
-    of, length_ns = numbers[layer.shape[rows]], layer.end_ns[rows] - layer.start_ns[rows]
-    known = layer.has_length[rows]
-    found: dict[int | None, tuple[int, int | None]] = {}
-    for number in np.flatnonzero(np.bincount(of)).tolist():
-        own = of == number
-        timed = length_ns[own & known]
-        found[pids[number]] = int(np.count_nonzero(own)), int(timed.sum()) if len(timed) else None
-    return found
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """By the number of a process: how many of some rows are its, of how many the length is known, and the
+    sum of those.
+    """
+
+    count: Int64s
+    known: Int64s
+    sum_ns: Int64s
+
+    def cells(self, process: int) -> tuple[int, int | None]:
+        """How many, and how long they took, as far as that is known."""
+        return int(self.count[process]), int(self.sum_ns[process]) if self.known[process] else None
 
 
-def _who(run: Run) -> tuple[Counter[int | None], Counter[int | None]]:
-    """How many events each process has, and how many threads."""
-    counts, threads = Counter[int | None](), Counter[int | None]()
-    seen: set[tuple[int | None, int]] = set()
+def _by_process(of_shape: Any, processes: int, layer: Layer, rows: Bools) -> _Sums:
+    timed = rows & layer.has_length
+    of, sum_ns = of_shape[layer.shape[timed]], np.zeros(processes, np.int64)
+    np.add.at(sum_ns, of, layer.end_ns[timed] - layer.start_ns[timed])
+    known = np.bincount(of, minlength=processes)
+    return _Sums(np.bincount(of_shape[layer.shape[rows]], minlength=processes), known, sum_ns)
+
+
+def _who(run: Run, of_shape: Any, processes: int) -> tuple[Int64s, Int64s]:
+    """How many events each process has, and how many threads; `of_shape` are numbers of processes."""
+    counts, seen = np.zeros(processes, np.int64), np.zeros(len(of_shape), np.bool_)
     for name in ("userspace", "syscall", "kernel", "scheduler", "memory", "gpu_kernel"):
-        of_shapes = np.bincount(run.layer(name).shape)
-        for number in np.flatnonzero(of_shapes).tolist():
-            shape = run.shapes.shapes[number]
-            assert shape is not None
-            counts[shape.pid] += int(of_shapes[number])
-            if name != "gpu_kernel" and shape.tid is not None and (shape.pid, shape.tid) not in seen:
-                seen.add((shape.pid, shape.tid))
-                threads[shape.pid] += 1
-    return counts, threads
+        of_shapes = np.bincount(run.layer(name).shape, minlength=len(of_shape))
+        np.add.at(counts, of_shape, of_shapes)
+        if name != "gpu_kernel":
+            seen |= of_shapes > 0
+    shapes = np.flatnonzero(seen)
+    tids = run.shapes.column("tid", shapes)
+    own = of_shape[shapes[tids != NONE]]
+    _, first = equal(own, tids[tids != NONE])
+    return counts, np.bincount(own[first], minlength=processes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Functions:
+    """The functions of a layer, a place in the columns for each: name and layer as shapes have them, how many
+    calls, and the range of their lengths, which are in order.
+    """
+
+    name: Int32s
+    layer: Bytes
+    count: Int32s
+    first: Int32s
+    last: Int32s
+    lengths_ns: Int64s
+
+    def row(self, run: Run, at: int) -> tuple[Any, ...]:
+        """Name, layer, count, lengths."""
+        known = self.lengths_ns[self.first[at] : self.last[at]]
+        return (*self.place(run, at), int(self.count[at]), *of_values(known))
+
+    def place(self, run: Run, at: int) -> tuple[str, str]:
+        """The name and the layer of one."""
+        value = run.shapes.value
+        return value("name", int(self.name[at])), value("layer", int(self.layer[at]))
+
+    def measures(self, sort: str) -> Any:
+        """By what they are sorted; NONE where that is not known."""
+        known = self.last - self.first
+        some = np.flatnonzero(known)
+        measures = np.full(len(known), NONE, np.int64)
+        if sort == "count":
+            return self.count
+        if sort in ("total", "mean") and len(some):
+            measures[some] = np.add.reduceat(self.lengths_ns, self.first[some])
+            if sort == "mean":
+                measures[some] = np.rint(measures[some] / known[some])
+        elif sort.startswith(("p", "max")):
+            percent = 100 if sort == "max" else int(sort.removeprefix("p"))
+            at = self.first[some] + np.maximum((known[some].astype(np.int64) * percent + 99) // 100 - 1, 0)
+            measures[some] = self.lengths_ns[at]
+        return measures
 
 
 def _functions(run: Run, options: Options) -> tuple[Table, int]:
     """The functions that count most, and how many are left out."""
-    found = [row for name in _CALLED for row in _functions_of(run, run.layer(name))]
-    order = ["name", "layer", "count", *(column.key for column in LENGTH_COLUMNS)]
-    by = order.index(options.sort if options.sort in ("name", "count") else f"{options.sort}_ns")
-
-    def place(row: tuple[Any, ...]) -> tuple[Any, ...]:
-        name, layer, count = row[:3]
-        first = name if options.sort == "name" else -(row[by] or 0)
-        return row[by] is None, first, -count, layer, name
-
-    found.sort(key=place)
-    shown = found[: options.top] if options.top > 0 else found
+    every = np.arange(len(run.shapes), dtype=np.int32)
+    names, layers = run.shapes.column("name", every), run.shapes.column("layer", every)
+    of_shape, first = equal(layers, names)
+    known = names[first], layers[first]
+    found = [_functions_of(run, run.layer(name), of_shape, *known) for name in _CALLED]
+    shown = [of.row(run, at) for of, at in _first_ones(run, found, options)]
     columns = (Column("name", "function"), Column("layer", "layer", spare=True), _COUNT, *LENGTH_COLUMNS)
     table = Table("functions", f"Functions by {options.sort}", columns, shown)
-    return table, len(found) - len(shown)
+    return table, sum(len(of.count) for of in found) - len(shown)
 
 
-def _functions_of(run: Run, layer: Layer) -> Iterator[tuple[Any, ...]]:
-    """The functions of a layer: name, layer, count, lengths."""
-    rows = np.flatnonzero(layer.is_call & ~run.has("name", RUNNING, layer))
-    names, known_names = run.shapes.numbered("name")
-    layers, known_layers = run.shapes.numbered("layer")
-    both = layers.astype(np.int64) * len(known_names) + names
-    for number, places in grouped(both[layer.shape[rows]]):
-        of_layer, of_name = divmod(number, len(known_names))
-        own = rows[places]
-        yield known_names[of_name], known_layers[of_layer], len(own), *of_values(layer.lengths_ns(own))
+def _first_ones(run: Run, found: list[_Functions], options: Options) -> Iterator[tuple[_Functions, int]]:
+    """The functions that are shown, in order. Of a million names few are looked at where numbers decide."""
+    starts = np.cumsum([0, *(len(of.count) for of in found)])
+    count = np.concatenate([of.count for of in found])
+    measure = np.concatenate([of.measures(options.sort) for of in found])
+
+    def function(at: Any) -> tuple[_Functions, int]:
+        layer = int(np.searchsorted(starts, at, "right")) - 1
+        return found[layer], int(at - starts[layer])
+
+    def rank(at: Any) -> tuple[Any, ...]:
+        of, place = function(at)
+        name, layer = of.place(run, place)
+        return name if options.sort == "name" else -int(measure[at]), -int(count[at]), layer, name
+
+    if options.top <= 0:
+        return map(function, sorted(range(len(count)), key=rank))
+    surely, perhaps = np.empty(0, np.int32), np.arange(len(count), dtype=np.int32)
+    for numbers in () if options.sort == "name" else (measure, count):
+        more, perhaps = _greatest(numbers, perhaps, options.top - len(surely))
+        surely = np.concatenate([surely, more])
+    return map(function, nsmallest(options.top, np.concatenate([surely, perhaps]), rank))
+
+
+def _greatest(numbers: Any, places: Any, most: int) -> tuple[Any, Any]:
+    """The places with the greatest numbers, at most so many, and those that are as good as the next."""
+    values = numbers[places]
+    if len(places) <= most:
+        return places, places[:0]
+    least = np.partition(values, len(values) - most)[len(values) - most]
+    return places[values > least], places[values == least]
+
+
+def _functions_of(run: Run, layer: Layer, of_shape: Any, names: Any, layers: Any) -> _Functions:
+    """The functions of a layer; `of_shape` are their numbers, by which names and layers stand."""
+    called = layer.is_call & ~run.has("name", RUNNING, layer)
+    count = np.bincount(of_shape[layer.shape[called]], minlength=len(names)).astype(np.int32)
+    there = np.flatnonzero(count)
+    count = count[there]
+    called &= layer.has_length
+    lengths_ns = layer.end_ns[called]
+    lengths_ns -= layer.start_ns[called]
+    of = of_shape[layer.shape[called]].astype(np.int64)
+    known = np.bincount(of, minlength=len(names))[there]
+    last = np.cumsum(known, dtype=np.int32)
+    lengths_ns = sort_within(of, lengths_ns)
+    return _Functions(names[there], layers[there], count, last - known.astype(np.int32), last, lengths_ns)
 
 
 REPORT = Report(

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from tracepipe.errors import TracepipeError
 from tracepipe.event.vocabulary import RUNNING
+from tracepipe.reports.frames.grouping import grouped
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.report import Drawing, Option, Report, Result
@@ -26,15 +27,17 @@ from tracepipe.units import duration_ns, duration_text, three_digits
 _LABEL_COLUMNS = 13
 _CELLS_MIN = 20
 _COLUMNS_MAX = 10_000
-# Rows of a thread, top to bottom: title, frame of the run.
+# Rows of a thread, top to bottom: title, layer of the run.
 _LAYERS = (
-    ("CUDA API", "calls"),
-    ("syscalls", "syscalls"),
-    ("driver", "driver"),
+    ("CUDA API", "userspace"),
+    ("syscalls", "syscall"),
+    ("driver", "kernel"),
     ("scheduler", "scheduler"),
     ("memory", "memory"),
-    ("transfers", "transfers"),
+    ("transfers", "transfer"),
 )
+_OF_THREAD = ("pid", "tid", "start_ns", "end_ns", "kind", "name", "depth")
+_ON_STREAM = ("gpu", "stream", "start_ns", "end_ns", "kind", "name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +132,9 @@ def run(run: Run, options: Options) -> Result:
 def _window(run: Run, options: Options) -> tuple[int, int]:
     """The stretch that is asked for, trace ns; without options from the first event to the last end."""
     base_ns = run.facts.start_ns
-    frames = [getattr(run, name) for _, name in _LAYERS] + [run.kernels, run.gpu_threads]
-    firsts = [frame["start_ns"][0] for frame in frames if len(frame)]
-    firsts += [run.warps["entry_ns"].min()] if len(run.warp_table) else []
+    layers = [run.layer(name) for name in (*(name for _, name in _LAYERS), "gpu_kernel", "gpu_thread")]
+    firsts = [int(layer.start_ns[0]) for layer in layers if len(layer)]
+    firsts += [] if run.warp_table.first_ns is None else [run.warp_table.first_ns]
     start_ns = base_ns + duration_ns(options.start) if options.start else min(firsts, default=base_ns)
     end_ns = base_ns + duration_ns(options.end) if options.end else run.facts.end_ns
     if options.start or options.end:
@@ -157,16 +160,16 @@ def _parts(frame: pl.DataFrame, *keys: str) -> Iterator[tuple[tuple[Any, ...], p
 def _threads(run: Run, start_ns: int, end_ns: int, options: Options, notes: list[str]) -> Iterator[Group]:
     frames = {}
     for title, name in _LAYERS:
-        frame = _between(getattr(run, name), start_ns, end_ns)
-        frames[title] = frame.filter(pl.col("gpu").is_null()) if name == "transfers" else frame
+        columns = (*_OF_THREAD, "gpu") if name == "transfer" else _OF_THREAD
+        frame = _between(run.some(name, *columns), start_ns, end_ns)
+        frames[title] = frame.filter(pl.col("gpu").is_null()) if name == "transfer" else frame
     ids = pl.concat([frame.select("pid", "tid") for frame in frames.values()])
     busiest = ids.group_by("pid", "tid").len().sort("len", "pid", "tid", descending=[True, False, False])
     shown = busiest.head(options.threads) if options.threads > 0 else busiest
     if len(busiest) > len(shown):
         notes.append(f"{len(busiest) - len(shown)} threads with fewer events are not drawn: --threads 0")
-    needed = ("pid", "tid", "start_ns", "end_ns", "kind", "name", "depth")
     by_thread = {
-        title: frame.select(needed)
+        title: frame.select(_OF_THREAD)
         .join(shown, on=["pid", "tid"], how="semi", nulls_equal=True)
         .partition_by("pid", "tid", as_dict=True)
         for title, frame in frames.items()
@@ -174,7 +177,7 @@ def _threads(run: Run, start_ns: int, end_ns: int, options: Options, notes: list
     }
     deeper = 0
     for pid, tid in shown.select("pid", "tid").sort("pid", "tid", nulls_last=True).iter_rows():
-        name = run.thread_names.get((pid, tid)) or run.process_name(pid)
+        name = run.thread_name(pid, tid) or run.process_name(pid)
         ids_text = "" if tid is None else f" thread {tid}" + ("" if pid == tid else f" of {pid}")
         group = Group(f"{name}{ids_text}")
         for title, parts in by_thread.items():
@@ -199,12 +202,14 @@ def _layer_rows(title: str, spans: pl.DataFrame, depth: int) -> Iterator[Strip]:
 
 
 def _gpus(run: Run, start_ns: int, end_ns: int) -> Iterator[Group]:
-    on_stream = pl.concat([run.kernels, run.transfers.filter(pl.col("gpu").is_not_null())]).sort("start_ns")
+    copies = run.some("transfer", *_ON_STREAM).filter(pl.col("gpu").is_not_null())
+    on_stream = pl.concat([run.some("gpu_kernel", *_ON_STREAM), copies]).sort("start_ns")
     on_stream = _between(on_stream, start_ns, end_ns).with_columns(pl.col("gpu", "stream").fill_null(0))
     began = (pl.col("entry_ns") <= end_ns) & (pl.col("last_exit_ns").fill_null(end_ns) >= start_ns)
-    warps = run.warps.filter(began).with_columns(pl.col("gpu").fill_null(0))
-    threads = _between(run.gpu_threads, start_ns, end_ns).with_columns(pl.col("gpu").fill_null(0))
-    gpus = pl.concat([frame["gpu"] for frame in (on_stream, warps, threads)]).unique().sort()
+    warps = run.warp_table.frame("gpu", "name", "entry_ns", "last_exit_ns").filter(began)
+    warps = warps.with_columns(pl.col("gpu").fill_null(0))
+    threads = _timed_threads(run, start_ns, end_ns)
+    gpus = sorted({*on_stream["gpu"].unique(), *warps["gpu"].unique(), *threads})
     said = [*run.facts.header.get("gpus", []), *(run.facts.footer or {}).get("gpus", [])]
     names = {gpu["index"]: gpu.get("name", "") for gpu in said if isinstance(gpu.get("index"), int)}
     for gpu in gpus:
@@ -216,9 +221,20 @@ def _gpus(run: Run, start_ns: int, end_ns: int) -> Iterator[Group]:
             group.rows.append(
                 Strip("warps", part["entry_ns"].to_numpy(), ends, part["name"], np.zeros(0), True)
             )
-        if len(part := threads.filter(gpu=gpu)):
-            group.rows.append(Strip.of("threads", part))
+        if gpu in threads:
+            nothing = np.zeros(0, np.int64)
+            group.rows.append(
+                Strip("threads", nothing, nothing, pl.Series([], dtype=pl.String), threads[gpu])
+            )
         yield group
+
+
+def _timed_threads(run: Run, start_ns: int, end_ns: int) -> dict[int, Any]:
+    """GPU → when single threads of it entered or left."""
+    layer = run.layer("gpu_thread")
+    first, last = np.searchsorted(layer.start_ns, start_ns), np.searchsorted(layer.start_ns, end_ns, "right")
+    gpu = run.shapes.series("gpu", layer.shape[first:last]).fill_null(0).to_numpy()
+    return {one: layer.start_ns[first:last][rows] for one, rows in grouped(gpu)}
 
 
 def _losses(layer: str, losses: pl.DataFrame) -> Strip:

@@ -88,7 +88,7 @@ class Allocations:
 
 def allocations(run: Run) -> Allocations:
     """Every allocation of a recording, in the order of time; told by calls where it has no memory events."""
-    from_calls = not run.memory["name"].is_in([*_MAKES, *_FREES]).any()
+    from_calls = not run.some("memory", "name")["name"].is_in([*_MAKES, *_FREES]).any()
     return _Following(from_calls).follow(_events(run, from_calls))
 
 
@@ -233,7 +233,9 @@ def _address(text: str | None) -> str | None:
 
 def _sites(run: Run, events: pl.DataFrame) -> Iterator[str]:
     """For each event the call that did it, after the outermost call that it was done in."""
-    calls = run.calls.filter(pl.col("parent").is_null() & ~pl.col("kind").is_in(["instant", "no_begin"]))
+    calls = run.some("userspace", "pid", "tid", "start_ns", "end_ns", "name", "kind", "parent")
+    calls = calls.filter(pl.col("parent").is_null() & ~pl.col("kind").is_in(["instant", "no_begin"]))
+    calls = calls.join(events.select("pid", "tid").unique(), on=["pid", "tid"], how="semi", nulls_equal=True)
     by_thread = {
         key: (part["start_ns"].to_numpy(), part["end_ns"].to_numpy(), part["name"])
         for key, part in calls.partition_by("pid", "tid", as_dict=True).items()
@@ -255,7 +257,8 @@ def _with_gpu(run: Run, events: pl.DataFrame) -> pl.DataFrame:
     if len(gpus) == 1 and isinstance(gpus[0].get("index"), int):
         return events.with_columns(pl.col("gpu").fill_null(gpus[0]["index"]))
     device = pl.col("args").str.json_path_match("$.device").cast(pl.Int64, strict=False).alias("device")
-    chosen = run.calls.filter((pl.col("name") == "cudaSetDevice") & (pl.col("result").fill_null(0) == 0))
+    chosen = run.rows("userspace", np.flatnonzero(run.has("name", "cudaSetDevice", run.layer("userspace"))))
+    chosen = chosen.filter(pl.col("result").fill_null(0) == 0)
     chosen = chosen.select("pid", "tid", pl.col("end_ns").alias("at_ns"), device).drop_nulls().sort("at_ns")
     if not len(chosen):
         return events
@@ -267,10 +270,11 @@ def _with_gpu(run: Run, events: pl.DataFrame) -> pl.DataFrame:
 def ends_of(run: Run) -> dict[int | None, str]:
     """Process → what ended what is known of it; others end with the recording."""
     ended = dict[int | None, str]()
-    gone = run.syscalls.filter(pl.col("name").is_in(["exit_group"]))["pid"].to_list()
+    gone = run.some("syscall", "name", "pid").filter(pl.col("name") == "exit_group")["pid"].to_list()
     dead = pl.col("end_args").str.json_path_match("$.prev_state") == "dead"
-    gone += run.scheduler.filter(dead & (pl.col("pid") == pl.col("tid")))["pid"].to_list()
-    pids = pl.concat([run.calls["pid"], run.memory["pid"]]).unique().to_list()
+    ends = run.some("scheduler", "pid", "tid", "end_args")
+    gone += ends.filter(dead & (pl.col("pid") == pl.col("tid")))["pid"].to_list()
+    pids = pl.concat([run.some(name, "pid") for name in ("userspace", "memory")])["pid"].unique().to_list()
     why = str((run.facts.footer or {}).get("ended_by", ""))
     if len(pids) == 1 and why.startswith(("exit", "signal")):
         gone += pids

@@ -7,7 +7,7 @@ from typing import Any
 from tracepipe.event.vocabulary import RUNNING
 from tracepipe.reports.frames.intervals import Stretches, nothing
 from tracepipe.reports.frames.libraries import np, pl
-from tracepipe.reports.frames.nesting import nearest
+from tracepipe.reports.frames.nesting import nearest_of
 from tracepipe.reports.frames.run import Run
 
 PARTS = ("itself", "ioctl", "other system calls", "driver", "off-CPU")
@@ -29,15 +29,19 @@ class HostTime:
     def __init__(self, run: Run) -> None:
         timed = pl.col("kind") != "instant"
         is_ioctl = pl.col("name") == "ioctl"
-        syscalls = run.syscalls.filter(timed)
+        columns = (*_ID, "start_ns", "end_ns", "kind", "name")
+        syscalls = run.some("syscall", *columns).filter(timed)
         frames = {
             "ioctl": syscalls.filter(is_ioctl),
             "other system calls": syscalls.filter(~is_ioctl),
-            "driver": run.driver.filter(timed),
-            "off-CPU": run.scheduler.filter(timed & (pl.col("name") == RUNNING)),
+            "driver": run.some("kernel", *columns).filter(timed),
+            "off-CPU": run.some("scheduler", *columns).filter(timed & (pl.col("name") == RUNNING)),
         }
         everyone = pl.concat(
-            [frame.select(*_ID, "start_ns", "end_ns") for frame in (run.calls, *frames.values())]
+            [
+                frame.select(*_ID, "start_ns", "end_ns")
+                for frame in (run.some("userspace", *columns), *frames.values())
+            ]
         )
         self._ids = everyone.select(_ID).unique().with_row_index("thread")
         starts, ends = everyone["start_ns"].to_numpy(), everyone["end_ns"].to_numpy()
@@ -115,9 +119,13 @@ def breakdown(run: Run, calls: pl.DataFrame, host: HostTime) -> pl.DataFrame:
 
 def on_gpu(run: Run) -> pl.DataFrame:
     """Kernels and copies on a GPU whose launch call was recorded, with `call`, its row in `run.calls`."""
+    columns = ("name", "gpu", "stream", "launch", "start_ns", "end_ns", "dur_ns")
     started = [
         frame.filter(pl.col("launch").is_not_null() & pl.col("dur_ns").is_not_null())
-        for frame in (run.kernels, run.transfers.filter(pl.col("gpu").is_not_null()))
+        for frame in (
+            run.some("gpu_kernel", *columns),
+            run.some("transfer", *columns).filter(pl.col("gpu").is_not_null()),
+        )
     ]
     return launched(run, pl.concat(started)).drop_nulls("call")
 
@@ -128,7 +136,8 @@ def launched(run: Run, work: pl.DataFrame) -> pl.DataFrame:
     A launch id may come again: the last call of it before the kernel counts. Null without a recorded call.
     """
     work = work.sort("start_ns")
-    calls = run.calls.with_row_index("call").filter(pl.col("launch").is_not_null())
+    calls = run.some("userspace", "launch", "start_ns", "kind").with_row_index("call")
+    calls = calls.filter(pl.col("launch").is_not_null())
     calls = calls.filter(pl.col("kind") != "no_begin").select("launch", "start_ns", "call")
     before = work.join_asof(calls, on="start_ns", by="launch", check_sortedness=False)
     # A kernel that starts before its call, by clocks that are off.
@@ -139,9 +148,10 @@ def launched(run: Run, work: pl.DataFrame) -> pl.DataFrame:
 def _with_gpu(run: Run, calls: pl.DataFrame) -> pl.DataFrame:
     """`calls` with the time on the GPU of what they, or calls inside them, asked for."""
     work = on_gpu(run)
-    wanted = np.zeros(len(run.calls), bool)
+    parents = run.layer("userspace").parent
+    wanted = np.zeros(len(parents), bool)
     wanted[calls["row"].to_numpy()] = True
-    rows = nearest(run.calls, wanted)[work["call"].to_numpy()]
+    rows = nearest_of(parents, wanted)[work["call"].to_numpy()]
     sums = (
         work.with_columns(row=pl.Series(rows, dtype=pl.Int64))
         .filter(pl.col("row") >= 0)
@@ -152,7 +162,10 @@ def _with_gpu(run: Run, calls: pl.DataFrame) -> pl.DataFrame:
 
 
 def numbered(run: Run) -> pl.DataFrame:
-    """`run.calls` with `row`, the place in it, as `breakdown` wants it."""
-    calls: Any = run.calls.with_row_index("row").with_columns(pl.col("row").cast(pl.Int64))
+    """What `breakdown` needs of `run.calls`, with `row`, the place in it."""
+    columns = (*_ID, "name", "kind", "start_ns", "end_ns", "dur_ns", "depth", "parent")
+    calls: Any = (
+        run.some("userspace", *columns).with_row_index("row").with_columns(pl.col("row").cast(pl.Int64))
+    )
     whole: pl.DataFrame = calls
     return whole

@@ -7,8 +7,8 @@ from typing import Any
 from tracepipe.event.vocabulary import RUNNING
 from tracepipe.reports.analyses.breakdown import numbered, on_gpu
 from tracepipe.reports.frames.intervals import Stretches
-from tracepipe.reports.frames.libraries import pl
-from tracepipe.reports.frames.nesting import nearest
+from tracepipe.reports.frames.libraries import np, pl
+from tracepipe.reports.frames.nesting import nearest_of
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.report import Column, Table
 
@@ -16,6 +16,8 @@ from tracepipe.reports.report import Column, Table
 _RANKS = {"call": 0, "syscall": 1, "driver": 2, "off-CPU": 3, "scheduler": 4, "GPU": 5}
 Item = tuple[int, int | None, str, str]
 """Start, end (None of an instant), layer, name."""
+
+_COLUMNS = ("pid", "tid", "start_ns", "end_ns", "kind", "name")
 
 
 def tree_of(run: Run, call: dict[str, Any], is_scheduled: bool, top: int) -> tuple[Table, int]:
@@ -59,7 +61,8 @@ def _on_thread(run: Run, call: dict[str, Any]) -> list[Item]:
     began = _same_thread(call) & pl.col("start_ns").is_between(call["start_ns"], end_ns)
     began &= (pl.col("name") != RUNNING) & (pl.col("kind") != "no_begin")
     inside = numbered(run).filter(nearest_is(run, call["row"]))
-    frames = {"call": inside, "syscall": run.syscalls, "driver": run.driver, "scheduler": run.scheduler}
+    names = {"syscall": "syscall", "driver": "kernel", "scheduler": "scheduler"}
+    frames = {"call": inside} | {layer: run.some(name, *_COLUMNS) for layer, name in names.items()}
     items: list[Item] = []
     for layer, frame in frames.items():
         rows = frame.filter(began).select("start_ns", "end_ns", "kind", "name").iter_rows()
@@ -72,12 +75,12 @@ def _on_thread(run: Run, call: dict[str, Any]) -> list[Item]:
 
 def nearest_is(run: Run, row: int) -> pl.Series:
     """Which rows of `run.calls` are that row or inside it."""
-    wanted = pl.Series(range(len(run.calls))) == row
-    return pl.Series(nearest(run.calls, wanted.to_numpy()) == row)
+    parents = run.layer("userspace").parent
+    return pl.Series(nearest_of(parents, np.arange(len(parents)) == row) == row)
 
 
 def _off_cpu(run: Run, call: dict[str, Any]) -> list[Item]:
-    running = run.scheduler.filter(_same_thread(call) & (pl.col("name") == RUNNING))
+    running = run.some("scheduler", *_COLUMNS).filter(_same_thread(call) & (pl.col("name") == RUNNING))
     gaps = Stretches(running["start_ns"].to_numpy(), running["end_ns"].to_numpy()).gaps()
     items: list[Item] = []
     for start_ns, end_ns in zip(gaps.start_ns.tolist(), gaps.end_ns.tolist(), strict=True):

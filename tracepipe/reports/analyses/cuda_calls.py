@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from tracepipe.event.columns import Bools, Int64s
+from tracepipe.event.columns import Bools, Int32s, Int64s
 from tracepipe.hooks.sets import load_set
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.nesting import first_flagged
@@ -49,12 +49,13 @@ def effect_of(name: str) -> tuple[str, str]:
     return known.get(name, ("", ""))
 
 
-def _of_names(run: Run, told: Callable[[str], Any]) -> tuple[Any, list[Any]]:
+def _of_names(run: Run, told: Callable[[str], Any]) -> tuple[Int32s, list[Any]]:
     """What names tell of rows of `run.calls`: the place of each row's in a list."""
-    numbers, names = run.shapes.numbered("name")
-    own = numbers[run.layer("userspace").shape]
-    used = np.bincount(own, minlength=len(names)) > 0
-    return own, [told(name) if is_used else None for name, is_used in zip(names, used.tolist(), strict=True)]
+    numbers = run.shapes.column("name", run.layer("userspace").shape)
+    used = np.flatnonzero(np.bincount(numbers))
+    places = np.zeros(int(used.max(initial=0)) + 1, np.int32)
+    places[used] = np.arange(len(used), dtype=np.int32)
+    return places[numbers], [told(run.shapes.value("name", number)) for number in used.tolist()]
 
 
 def _first(run: Run, flagged: Bools) -> Bools:
@@ -71,7 +72,7 @@ def launching(run: Run) -> Bools:
 
 def launches(run: Run) -> pl.DataFrame:
     """The calls that launch kernels, a runtime's call and the driver's inside it once."""
-    return run.calls.filter(pl.Series(launching(run), dtype=pl.Boolean))
+    return run.rows("userspace", np.flatnonzero(launching(run)))
 
 
 def rows_by_effect(run: Run) -> dict[str, Int64s]:
@@ -86,11 +87,11 @@ def rows_by_effect(run: Run) -> dict[str, Int64s]:
 
 def directions(run: Run, rows: Int64s) -> list[str]:
     """Where rows of `run.calls` copy to, as their arguments say, else their names."""
-    own, told = _of_names(run, lambda name: effect_of(name)[1] or "copy")
-    given = run.args.texts_of("direction", run.layer("userspace").args[rows])
-    return [
-        told[name] if text is None else text for text, name in zip(given, own[rows].tolist(), strict=True)
-    ]
+    calls = run.layer("userspace")
+    names = run.shapes.column("name", calls.shape[rows]).tolist()
+    told = {number: effect_of(run.shapes.value("name", number))[1] or "copy" for number in set(names)}
+    given = run.args.texts_of("direction", calls.args[rows])
+    return [told[name] if text is None else text for text, name in zip(given, names, strict=True)]
 
 
 def effects_of_calls(run: Run) -> pl.DataFrame:
@@ -101,7 +102,7 @@ def effects_of_calls(run: Run) -> pl.DataFrame:
     found = rows_by_effect(run)
     rows = np.concatenate([*found.values()])
     effects = [effect for effect, some in found.items() for _ in range(len(some))]
-    return run.calls[rows].with_columns(
+    return run.rows("userspace", rows).with_columns(
         pl.Series("effect", effects, dtype=pl.String),
         pl.Series("direction", directions(run, rows), dtype=pl.String),
         (pl.col("result").fill_null(0) != 0).alias("failed"),

@@ -22,6 +22,7 @@ _CALL = re.compile(
 )
 _PROCESS, _CALLED, _DRIVER = "GPU goes on with another process", "call", "driver function"
 _ABOUT_CONTEXTS = ("kernel", "scheduler")
+_COLUMNS = ("start_ns", "name", "gpu", "pid", "tid", "dur_ns", "kind", "parent")
 
 
 def context_points(run: Run, work: pl.DataFrame, idle: list[Idle]) -> pl.DataFrame:
@@ -65,17 +66,19 @@ def _points(frame: pl.DataFrame, kind: str) -> pl.DataFrame:
 
 
 def _calls(run: Run) -> pl.DataFrame:
-    names = [name for name in run.calls["name"].unique() if _CALL.fullmatch(name)]
-    flagged = run.calls["name"].is_in(names) & (run.calls["kind"] != "no_begin")
-    return _points(first_of_their_kind(run.calls, flagged.to_numpy()), _CALLED)
+    calls = run.some("userspace", *_COLUMNS)
+    names = [name for name in calls["name"].unique() if _CALL.fullmatch(name)]
+    flagged = calls["name"].is_in(names) & (calls["kind"] != "no_begin")
+    return _points(first_of_their_kind(calls, flagged.to_numpy()), _CALLED)
 
 
 def _driver(run: Run) -> pl.DataFrame:
     hooks = load_set("context-switch").hooks
     patterns = [hook.pattern for hook in hooks if ":" not in hook.pattern and hook.layer in _ABOUT_CONTEXTS]
-    names = run.driver["name"].unique()
+    driver = run.some("kernel", *_COLUMNS)
+    names = driver["name"].unique()
     wanted = [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
-    return _points(run.driver.filter(pl.col("name").is_in(wanted) & (pl.col("kind") != "no_begin")), _DRIVER)
+    return _points(driver.filter(pl.col("name").is_in(wanted) & (pl.col("kind") != "no_begin")), _DRIVER)
 
 
 def context_tables(run: Run, work: pl.DataFrame, idle: list[Idle], top: int) -> list[Table]:

@@ -9,7 +9,7 @@ from tracepipe.reports.analyses.breakdown import launched
 from tracepipe.reports.analyses.cuda_calls import effects_of_calls, launches
 from tracepipe.reports.frames.intervals import Stretches
 from tracepipe.reports.frames.libraries import np, pl
-from tracepipe.reports.frames.nesting import nearest
+from tracepipe.reports.frames.nesting import NOBODY, nearest_of
 from tracepipe.reports.frames.run import Run
 
 BY_ID, BY_ORDER = "launch id", "order"
@@ -25,8 +25,8 @@ def gpu_work(run: Run) -> pl.DataFrame:
     What has no length is left out.
     """
     lasts = pl.col("end_ns") > pl.col("start_ns")
-    kernels = run.kernels.filter(lasts).select(*_COLUMNS, what=pl.lit("kernel"))
-    copies = run.transfers.filter(lasts & pl.col("gpu").is_not_null())
+    kernels = run.some("gpu_kernel", *_COLUMNS).filter(lasts).with_columns(what=pl.lit("kernel"))
+    copies = run.some("transfer", *_COLUMNS).filter(lasts & pl.col("gpu").is_not_null())
     parts = [kernels, copies.select(*_COLUMNS, what=pl.lit("copy")), _warps(run, kernels)]
     work = pl.concat(parts, how="vertical_relaxed").with_columns(pl.col("gpu").fill_null(0))
     return _by_order(run, launched(run, work))
@@ -35,9 +35,12 @@ def gpu_work(run: Run) -> pl.DataFrame:
 def _warps(run: Run, kernels: pl.DataFrame) -> pl.DataFrame:
     """Launches without a kernel, from the first entry to the last exit; warps of no launch one by one."""
     until = pl.col("last_exit_ns").fill_null(run.facts.end_ns)
-    warps = run.warps.select(
-        "gpu", "name", "pid", "launch", pl.col("entry_ns").alias("start_ns"), until.alias("end_ns")
-    ).filter(pl.col("end_ns") > pl.col("start_ns"))
+    columns = ("gpu", "name", "pid", "launch", "entry_ns", "last_exit_ns")
+    warps = (
+        run.warp_table.frame(*columns)
+        .select("gpu", "name", "pid", "launch", pl.col("entry_ns").alias("start_ns"), until.alias("end_ns"))
+        .filter(pl.col("end_ns") > pl.col("start_ns"))
+    )
     known = kernels["launch"].drop_nulls().unique()
     without = pl.col("launch").is_null()
     of_launches = (
@@ -70,11 +73,16 @@ def _by_order(run: Run, work: pl.DataFrame) -> pl.DataFrame:
 
 def _last_before(run: Run, work: pl.DataFrame, wanted: Any, calls: pl.DataFrame, into: Any) -> None:
     """Put the place in `run.calls` of the last of `calls`, of the same process, before each wanted row."""
-    rows = run.calls.with_row_index("row").join(
-        calls.select("start_ns", "pid", "tid", "name", "depth"),
-        on=["start_ns", "pid", "tid", "name", "depth"],
-        how="semi",
-        nulls_equal=True,
+    columns = ("start_ns", "pid", "tid", "name", "depth")
+    rows = (
+        run.some("userspace", *columns)
+        .with_row_index("row")
+        .join(
+            calls.select(columns),
+            on=columns,
+            how="semi",
+            nulls_equal=True,
+        )
     )
     for (pid,), part in rows.partition_by("pid", as_dict=True).items():
         same = (work["pid"].eq_missing(pl.Series([pid], dtype=pl.Int64)) | work["pid"].is_null()).to_numpy()
@@ -116,9 +124,10 @@ def idle_of(work: pl.DataFrame, gpu: int) -> Idle:
 
 def outermost_of(run: Run, rows: pl.Series) -> pl.DataFrame:
     """The outermost call around each row of `run.calls`: name, pid, tid, start_ns, end_ns; null for null."""
-    top = nearest(run.calls, run.calls["parent"].is_null().to_numpy())
-    places = pl.Series(top, dtype=pl.Int64)[rows.fill_null(0)] if len(run.calls) else rows.fill_null(0)
-    found = run.calls.select("name", "pid", "tid", "start_ns", "end_ns")
+    parents = run.layer("userspace").parent
+    top = nearest_of(parents, parents == NOBODY)
+    places = pl.Series(top, dtype=pl.Int64)[rows.fill_null(0)] if len(parents) else rows.fill_null(0)
+    found = run.some("userspace", "name", "pid", "tid", "start_ns", "end_ns")
     if not len(found):
         return found.clear(len(rows))
     return found[places].select(pl.when(rows.is_not_null()).then(pl.all()))

@@ -57,11 +57,12 @@ class HostStates:
 
     def __init__(self, run: Run) -> None:
         timed = pl.col("kind") != "instant"
-        syscalls = run.syscalls.filter(timed)
+        columns = ("pid", "tid", "start_ns", "end_ns", "kind", "name", "parent")
+        syscalls = run.some("syscall", *columns).filter(timed)
         is_ioctl = pl.col("name") == "ioctl"
         frames = {
-            "off-CPU": run.scheduler.filter(timed & (pl.col("name") == RUNNING)),
-            "driver": run.driver.filter(timed),
+            "off-CPU": run.some("scheduler", *columns).filter(timed & (pl.col("name") == RUNNING)),
+            "driver": run.some("kernel", *columns).filter(timed),
             "ioctl": syscalls.filter(is_ioctl),
             "other system calls": syscalls.filter(~is_ioctl),
         }
@@ -69,7 +70,8 @@ class HostStates:
         if len(syscalls):
             self.recorded |= {"ioctl", "other system calls"}
         self._frames = {layer: _ByThread(frame) for layer, frame in frames.items()}
-        self._calls = _ByThread(outermost(run.calls.filter(pl.col("kind") != "no_begin")))
+        calls = run.some("userspace", *columns)
+        self._calls = _ByThread(outermost(calls.filter(pl.col("kind") != "no_begin")))
         self._syscalls = _ByThread(outermost(syscalls.filter(pl.col("kind") != "no_begin")))
 
     def _layer(self, thread: Thread, layer: str) -> Stretches:

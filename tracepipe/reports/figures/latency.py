@@ -13,7 +13,8 @@ from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.nesting import first_of_their_kind
 from tracepipe.units import duration_text
 
-_LAYERS = (("calls", "CUDA API calls"), ("syscalls", "system calls"), ("driver", "driver functions"))
+_LAYERS = (("userspace", "CUDA API calls"), ("syscall", "system calls"), ("kernel", "driver functions"))
+_COLUMNS = ("name", "kind", "start_ns", "end_ns", "dur_ns", "parent")
 FUNCTIONS_MAX = 9
 # With fewer, each is a dot.
 HISTOGRAM_MIN = 20
@@ -32,7 +33,7 @@ class CallLengths:
 
 def panels(scope: Scope) -> list[Panel]:
     """A panel for each layer."""
-    return [_panel(scope, getattr(scope.run, frame), title) for frame, title in _LAYERS]
+    return [_panel(scope, scope.run.some(layer, *_COLUMNS), title) for layer, title in _LAYERS]
 
 
 def _panel(scope: Scope, frame: pl.DataFrame, title: str) -> Panel:

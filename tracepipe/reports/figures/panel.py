@@ -52,8 +52,11 @@ class Scope:
         """The kernels' warps that touch the stretch; `end_ns` is that of the run for one that never left."""
         end_ns = pl.col("last_exit_ns").fill_null(self.run.facts.end_ns).alias("end_ns")
         gpu = pl.col("gpu").fill_null(0)
-        warps = self.run.warps.with_columns(end_ns, gpu).filter(
-            (pl.col("entry_ns") <= self.end_ns) & (pl.col("end_ns") >= self.start_ns)
+        columns = ("gpu", "launch", "name", "sm", "entry_ns", "last_exit_ns")
+        warps = (
+            self.run.warp_table.frame(*columns)
+            .with_columns(end_ns, gpu)
+            .filter((pl.col("entry_ns") <= self.end_ns) & (pl.col("end_ns") >= self.start_ns))
         )
         if not self.kernel:
             return warps

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tracepipe.reports.findings.kernel_warps import LANES, NOT_RECORDED, Flags, Ints, KernelWarps, sort_warps
-from tracepipe.reports.frames.grouping import grouped
+from tracepipe.reports.frames.grouping import equal, grouped, runs
 from tracepipe.reports.frames.layers import Layer
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
@@ -29,27 +29,21 @@ def kernels_of_threads(run: Run, launch: int | None) -> list[KernelWarps]:
         known = _launch_ids(run, layer)
         wanted &= (known == launch) if known is not None else False
     rows = np.flatnonzero(wanted).astype(np.int32)
-    kernels: dict[tuple[Any, ...], int] = {}
-    of_shape = [kernels.setdefault(shape, len(kernels)) for shape in _kernels(run)]
-    groups = grouped(np.array(of_shape, np.int64)[layer.shape[rows]])
+    every = np.arange(len(run.shapes), dtype=np.int32)
+    of_shape, _ = equal(*(run.shapes.column(name, every) for name in ("name", "gpu", "pid")))
+    groups = grouped(of_shape[layer.shape[rows]])
     in_order = sorted((rows[places] for _, places in groups), key=lambda own: int(own[0]))
     return [_of_threads(run, layer, own, event[own]) for own in in_order]
 
 
-def _kernels(run: Run) -> list[tuple[Any, ...]]:
-    """The name, GPU and process of each shape."""
-    return [() if shape is None else (shape.name, shape.gpu, shape.pid) for shape in run.shapes.shapes]
-
-
 def _events(run: Run, layer: Layer) -> Any:
     """Whether each row is an entry or an exit: its phase says so, or its arguments."""
-    numbers, phases = run.shapes.numbered("phase")
-    of_phase = np.array([{"B": _ENTRY, "E": _EXIT}.get(phase, _OTHER) for phase in phases], np.uint8)
-    event = of_phase[numbers[layer.shape]]
-    told = event == _OTHER
-    for number, rows in grouped(layer.args[told] + 1):
-        text = run.args.texts_of("event", np.array([number - 1], np.int32))[0]
-        event[np.flatnonzero(told)[rows]] = _EVENTS.get(text or "", _OTHER)
+    of_phase = np.full(128, _OTHER, np.uint8)
+    of_phase[[ord("B"), ord("E")]] = _ENTRY, _EXIT
+    event = of_phase[run.shapes.column("phase", layer.shape)]
+    told = np.flatnonzero(event == _OTHER)
+    texts = run.args.texts_of("event", layer.args[told])
+    event[told] = [_EVENTS.get(text or "", _OTHER) for text in texts]
     return event
 
 
@@ -71,15 +65,14 @@ def _of_threads(run: Run, layer: Layer, rows: Any, event: Any) -> KernelWarps:
     block, grid = _linear(index, rows, 0) if named else (np.zeros(len(rows), np.int32), (1, 1, 1))
     launch, ids = _launches(run, layer, rows, event, block, thread)
     mixed = not named and _are_mixed(launch, layer.start_ns[rows])
-    of, first = _numbered(launch, block, thread // LANES)
+    of, first = equal(launch, block, thread // LANES)
     entered, left = np.flatnonzero(event == _ENTRY), np.flatnonzero(event == _EXIT)
     entry_ns = np.full(len(first), _LATEST_NS, np.int64)
     np.minimum.at(entry_ns, of[entered], layer.start_ns[rows[entered]])
     entry_ns[entry_ns == _LATEST_NS] = NOT_RECORDED
-    kernel = run.shapes.shapes[int(layer.shape[rows[0]])]
-    assert kernel is not None
+    name = run.shapes.value("name", int(run.shapes.column("name", layer.shape[rows[0]])))
     return sort_warps(
-        kernel.name,
+        name,
         grid,
         launch=launch[first].astype(np.int64),
         block=block[first].astype(np.int64),
@@ -96,7 +89,7 @@ def _of_threads(run: Run, layer: Layer, rows: Any, event: Any) -> KernelWarps:
     )
 
 
-def _linear(index: Any, rows: Ints, axis: int) -> tuple[Any, tuple[int, int, int]]:
+def _linear(index: Any, rows: Any, axis: int) -> tuple[Any, tuple[int, int, int]]:
     """x + y·width + z·width·height of each index whose x is in the column `axis`, and the sizes: the largest
     index that was seen, and one.
     """
@@ -107,27 +100,8 @@ def _linear(index: Any, rows: Ints, axis: int) -> tuple[Any, tuple[int, int, int
     return x + sizes[0] * (y + sizes[1] * z), sizes
 
 
-def _runs(*columns: Any) -> tuple[Any, Ints]:
-    """The places of rows in the order of some columns, the first first, and where equal rows start."""
-    order = np.lexsort(columns[::-1]).astype(np.int32)
-    differs = np.zeros(len(order), np.bool_)
-    differs[:1] = True
-    for column in columns:
-        ordered = column[order]
-        differs[1:] |= ordered[1:] != ordered[:-1]
-    return order, np.flatnonzero(differs)
-
-
-def _numbered(*columns: Any) -> tuple[Any, Any]:
-    """A number for each row, the same for equal ones; and the first row of each number."""
-    order, starts = _runs(*columns)
-    of = np.empty(len(order), np.int32)
-    of[order] = np.repeat(np.arange(len(starts), dtype=np.int32), np.diff(np.append(starts, len(order))))
-    return of, order[starts]
-
-
 def _launches(
-    run: Run, layer: Layer, rows: Ints, event: Any, block: Any, thread: Any
+    run: Run, layer: Layer, rows: Any, event: Any, block: Any, thread: Any
 ) -> tuple[Any, tuple[int, ...]]:
     """The number of each row's launch, 0, 1, …, and what the recording calls each; -1 where it gives no
     id."""
@@ -138,7 +112,7 @@ def _launches(
         ids = sorted(set(known[rows].tolist()))
         numbers = {one: number for number, one in enumerate(ids)}
         launch = np.array([numbers[one] for one in known[rows].tolist()], np.int32)
-    order, starts = _runs(launch, event, block, thread)
+    order, starts = runs(launch, event, block, thread)
     if len(starts) < len(order):
         counts = np.diff(np.append(starts, len(order)))
         again = np.empty(len(order), np.int32)

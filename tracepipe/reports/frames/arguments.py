@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
-import orjson
-
 from tracepipe.event.columns import NONE, Bools, Int32s, Int64s
-from tracepipe.event.tables import Args, Tables
+from tracepipe.event.tables import Args
 from tracepipe.event.vocabulary import ADDRESS_KEYS
+from tracepipe.reports.frames.kept_args import KeptArgs
 from tracepipe.reports.frames.libraries import np, pl
+from tracepipe.reports.frames.numbered import Numbered
 from tracepipe.reports.frames.shapes import series, three
 
+# Texts that become a column at a time.
+_AT_ONCE = 1 << 14
 _INT64 = range(-(1 << 63), 1 << 63)
 
 
@@ -38,39 +41,36 @@ class _Numbers:
 class ArgsTable:
     """What reports ask of arguments, as columns by their numbers; NONE has nothing of it."""
 
-    def __init__(self, tables: Tables) -> None:
-        self._tables = tables
-        count = tables.args_count
-        self._size_bytes, self._result = _Numbers(count), _Numbers(count)
-        self._address: list[str | None] = [None] * (count + 1)
+    def __init__(self, kept: KeptArgs) -> None:
+        self._kept = kept
+        # Memory that is not written to is not taken: most arguments are not asked for.
+        self._size_bytes, self._result = _Numbers(kept.count), _Numbers(kept.count)
+        self._addresses = Numbered()
+        self._address: Int32s = np.zeros(kept.count + 1, np.int32)
+        """By number, that of its address counted from 1; 0 without."""
         self._sizes: dict[str, dict[int, Any]] = {"grid": {}, "block": {}}
-        self._texts: list[str | None] = [None] * (count + 1)
-        self._is_read = np.zeros(count + 1, np.bool_)
-        self._has_text = np.zeros(count + 1, np.bool_)
+        self._is_read = np.zeros(kept.count + 1, np.bool_)
 
     def args(self, number: int) -> Args:
         """All of one."""
-        return self._tables.args(number)
-
-    @staticmethod
-    def _new(numbers: Int32s, done: Any) -> list[int]:
-        """Those of some numbers that are not done yet; they are now."""
-        wanted = np.zeros(len(done), np.bool_)
-        wanted[numbers] = True
-        wanted[NONE] = False
-        wanted &= ~done
-        done |= wanted
-        return np.flatnonzero(wanted).tolist()
+        return self._kept.args(number)
 
     def read(self, numbers: Int32s) -> None:
         """Make what the other methods give of these arguments, but for their texts."""
-        for number in self._new(numbers, self._is_read):
-            args = self._tables.args(number)
+        wanted = np.zeros(len(self._is_read), np.bool_)
+        wanted[numbers] = True
+        wanted[NONE] = False
+        wanted &= ~self._is_read
+        self._is_read |= wanted
+        for number in np.flatnonzero(wanted).tolist():
+            args = self._kept.args(number)
             given = args.get
             self._size_bytes.put(number, given("size_bytes", given("size")))
             self._result.put(number, given("result", given("retval")))
             address = next((args[key] for key in ADDRESS_KEYS if key in args), None)
-            self._address[number] = None if address is None else str(address)
+            if address is not None:
+                text = str(address).encode("utf-8", "replace")
+                self._address[number] = self._addresses.number(text) + 1
             for key, sizes in self._sizes.items():
                 if key in args and (size := _three(args[key])):
                     sizes[number] = size
@@ -101,24 +101,25 @@ class ArgsTable:
     def addresses(self, numbers: Int32s) -> pl.Series:
         """The address among arguments, as text."""
         self.read(numbers)
-        return self._gathered("address", self._address, numbers)
+        return _gathered("address", self._address[numbers], self._address_text)
+
+    def _address_text(self, number: int) -> str | None:
+        return self._addresses[number - 1].decode() if number else None
 
     def texts(self, numbers: Int32s) -> pl.Series:
         """Arguments as JSON text, written as `orjson` writes it."""
-        for number in self._new(numbers, self._has_text):
-            text = self._tables.text(number)
-            if not self._tables.is_odd(number):
-                text = orjson.dumps(orjson.loads(text))
-            if text != b"{}":
-                self._texts[number] = text.decode().lstrip()
-        return self._gathered("args", self._texts, numbers)
+        return _gathered("args", numbers + 1, self._text)
+
+    def _text(self, number: int) -> str | None:
+        text = self._kept.json(number - 1) if number else b"{}"
+        return None if text == b"{}" else text.decode()
 
     def texts_of(self, key: str, numbers: Int32s) -> list[str | None]:
         """One argument as text, None where it is not among them."""
         found: dict[int, str | None] = {NONE: None}
         for number in numbers.tolist():
             if number not in found:
-                value = self._tables.args(number).get(key)
+                value = self._kept.args(number).get(key)
                 found[number] = (
                     value
                     if value is None or isinstance(value, str)
@@ -126,13 +127,18 @@ class ArgsTable:
                 )
         return [found[number] for number in numbers.tolist()]
 
-    @staticmethod
-    def _gathered(name: str, values: list[str | None], numbers: Int32s) -> pl.Series:
-        """The values of some numbers."""
-        wanted = np.zeros(len(values), np.bool_)
-        wanted[numbers] = True
-        few = [values[number] for number in np.flatnonzero(wanted).tolist()]
-        return pl.Series(name, few, dtype=pl.String).gather((np.cumsum(wanted) - 1)[numbers])
+
+def _gathered(name: str, numbers: Int32s, text: Callable[[int], str | None]) -> pl.Series:
+    """The texts of numbers from 0 on, each made once."""
+    wanted = np.zeros(int(numbers.max(initial=0)) + 1, np.bool_)
+    wanted[numbers] = True
+    few = np.flatnonzero(wanted).tolist()
+    parts = [
+        pl.Series(name, [text(number) for number in few[start : start + _AT_ONCE]], dtype=pl.String)
+        for start in range(0, len(few), _AT_ONCE)
+    ]
+    whole = pl.concat(parts) if parts else pl.Series(name, [], dtype=pl.String)
+    return whole.gather((np.cumsum(wanted, dtype=np.int32) - 1)[numbers])
 
 
 def _three(value: object) -> list[int] | None:

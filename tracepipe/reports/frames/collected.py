@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from tracepipe.event.columns import NONE, Bools, TraceColumns
+from tracepipe.event.columns import NONE, Bools, Int32s, Int64s, TraceColumns
 from tracepipe.event.order import order_of
-from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Tables
+from tracepipe.reports.frames.grouping import grouped
+from tracepipe.reports.frames.kept_args import KeptArgs
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.shapes import FRAMES, group_of
+from tracepipe.reports.frames.shapes import FRAMES, ShapeTable
 
 # What most recordings have no use for is not kept until an event has it.
-_ZERO_FOR_NONE = ("dur_ns", "launch")
+_MISSING = {"args": NONE, "dur_ns": 0, "launch": 0}
 _OF_MOVED = ("source_ns", "bound_ns")
 _ROOM_AT_FIRST = 1 << 12
 # The first lines of a recording may be unlike the rest.
 _GROWS_BY_MOST = 16
+# So many shapes stay in the tables: to meet one again takes as long as to read fifty events.
+_SHAPES_MAX = 1 << 14
+# Events whose order is looked at together.
+_AT_ONCE = 1 << 16
 
 
 class Growing:
@@ -57,13 +62,14 @@ class Collected:
 
     def __init__(self) -> None:
         self._count = 0
-        self._columns = {"ts_ns": Growing(np.int64), "shape": Growing(np.int32), "args": Growing(np.int32)}
+        self._columns = {"ts_ns": Growing(np.int64), "shape": Growing(np.int32)}
 
     def add(self, events: TraceColumns, share: float) -> None:
         """Add the events of a batch; `share` is how much of the input has been read, 0 where unknown."""
-        for name in _ZERO_FOR_NONE:
-            if name not in self._columns and bool(getattr(events, name).any()):
-                self._columns[name] = self._late(share, np.int64, 0)
+        for name, missing in _MISSING.items():
+            values = getattr(events, name)
+            if name not in self._columns and bool((values != missing).any()):
+                self._columns[name] = self._late(share, values.dtype, missing)
         is_moved = events.source_ns is not None and bool((events.source_ns != NONE).any())
         for name in _OF_MOVED if is_moved else ():
             if name not in self._columns:
@@ -81,51 +87,88 @@ class Collected:
         column.extend(missing, self._count, share)
         return column
 
-    def in_order(self, tables: Tables) -> TraceColumns:
-        """All of them in the order in which they are nested. Nothing is to be added any more."""
+    def in_order(self, is_whole: Bools) -> TraceColumns:
+        """All of them in the order in which they are nested; `is_whole` says by shape which are X. Nothing is
+        to be added any more.
+        """
         columns = {name: column.whole() for name, column in self._columns.items()}
         self._columns = {}
-        for name in _ZERO_FOR_NONE:
-            # One zero in memory stands for all.
-            columns.setdefault(name, np.broadcast_to(np.int64(0), len(columns["ts_ns"])))
-        whole: Bools = tables.are_whole()[columns["shape"]]
-        order = order_of(columns["ts_ns"], columns["dur_ns"], whole)
+        count = len(columns["ts_ns"])
+        for name, missing in _MISSING.items():
+            # One value in memory stands for all.
+            one = np.int32(missing) if name == "args" else np.int64(missing)
+            columns.setdefault(name, np.broadcast_to(one, count))
+        order = _order(columns["ts_ns"], columns["dur_ns"], is_whole[columns["shape"]])
         for name, column in columns.items() if order is not None else ():
             # One by one, so that one alone is in memory twice.
-            if column.ndim == 1:
+            if column.ndim == 1 and column.strides[0]:
                 columns[name] = column[order]
-            else:
+            elif column.ndim > 1:
                 for axis in range(column.shape[1]):
                     column[:, axis] = column[order, axis]
         return TraceColumns(**columns)
 
 
-class CollectedLayers:
-    """The events of each group of layers that nest together, and of those that do not nest."""
+def _order(ts_ns: Int64s, dur_ns: Int64s, whole: Bools) -> Int64s | None:
+    """As `order_of`: most recordings stand in order, and to see that a part at a time takes no memory."""
+    start = 0
+    while start < len(ts_ns):
+        stop = start + _AT_ONCE
+        while stop < len(ts_ns) and ts_ns[stop] == ts_ns[stop - 1]:
+            stop += 1
+        # With the first one after it, to see that it is no earlier.
+        part = slice(start, stop + 1)
+        if order_of(ts_ns[part], dur_ns[part], whole[part]) is not None:
+            return order_of(ts_ns, dur_ns, whole)
+        start = stop
+    return None
 
-    def __init__(self, tables: Tables) -> None:
-        self._tables = tables
-        self._groups = np.empty(0, np.uint8)
-        """By the number of a shape, the place of its group in `FRAMES`."""
+
+class CollectedLayers:
+    """The events of each group of layers that nest together, and of those that do not nest. Shapes and
+    arguments get numbers that stay, so that the tables can be relieved.
+    """
+
+    def __init__(self, tables: Tables, shapes: ShapeTable, args: KeptArgs) -> None:
+        self._tables, self._shapes, self._args = tables, shapes, args
+        self._numbers: Int32s = np.empty(0, np.int32)
+        """By the number of a shape in the tables, that of the same in `shapes`."""
+        self._last = np.empty(0, np.int32)
+        """The shapes of the last batch, as the tables number them."""
         self._collected: dict[int, Collected] = {}
 
     def add(self, events: TraceColumns, share: float) -> None:
         """Add the events of a batch, as `Collected` has it."""
-        shapes = self._tables.shapes
-        if len(self._groups) < len(shapes):
-            new = np.array([group_of(shape) for shape in shapes[len(self._groups) :]], np.uint8)
-            self._groups = np.concatenate([self._groups, new])
-        of = self._groups[events.shape]
-        present = np.flatnonzero(np.bincount(of)).tolist()
-        for group in present:
-            own = events if len(present) == 1 else events.take(np.flatnonzero(of == group))
-            self._collected.setdefault(group, Collected()).add(own, share)
+        met = self._tables.shapes[len(self._numbers) :]
+        if met:
+            new = np.array([self._shapes.number(shape) for shape in met], np.int32)
+            self._numbers = np.concatenate([self._numbers, new])
+        self._last = events.shape
+        events.shape = self._numbers[events.shape]
+        if self._args.put_away:
+            events.args = np.where(events.args == NONE, NONE, events.args + self._args.put_away)
+        groups = self._shapes.groups(events.shape)
+        if bool((groups == groups[0]).all()):
+            self._collected.setdefault(int(groups[0]), Collected()).add(events, share)
+            return
+        for group, places in grouped(groups):
+            self._collected.setdefault(group, Collected()).add(events.take(places), share)
+
+    def relieve(self) -> None:
+        """Make room in the tables: of shapes those stay that were met last, if there are many."""
+        self._args.put_all_away()
+        is_many = len(self._tables.shapes) > _SHAPES_MAX
+        kept = self._last if is_many else np.arange(len(self._numbers), dtype=np.int32)
+        shapes, _ = self._tables.keep(kept, np.empty(0, np.int32))
+        numbers = np.full(len(self._tables.shapes), NONE, np.int32)
+        stays = shapes[: len(self._numbers)] >= 0
+        numbers[shapes[: len(self._numbers)][stays]] = self._numbers[stays]
+        self._numbers = numbers
+
+    def forget_shapes(self) -> None:
+        """Leave arguments alone in the tables. Nothing is to be added any more."""
+        self._tables.keep(np.empty(0, np.int32), np.arange(self._tables.args_count, dtype=np.int32))
 
     def take(self, name: str) -> TraceColumns:
         """The events of a group in order. They are not kept here any more."""
-        return self._collected.pop(FRAMES.index(name), Collected()).in_order(self._tables)
-
-    def shapes_of(self, name: str) -> list[tuple[int, Shape]]:
-        """The shapes of a group with their numbers."""
-        numbers = np.flatnonzero(self._groups == FRAMES.index(name)).tolist()
-        return [(number, shape) for number in numbers if (shape := self._tables.shapes[number]) is not None]
+        return self._collected.pop(FRAMES.index(name), Collected()).in_order(self._shapes.is_whole)

@@ -1,4 +1,4 @@
-"""Rows by a number that they have."""
+"""Rows by a number that they have, and numbers for rows that are equal."""
 
 from __future__ import annotations
 
@@ -6,18 +6,61 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-from tracepipe.event.columns import Int64s
+from tracepipe.event.columns import Int32s, Int64s
 from tracepipe.reports.frames.libraries import np
+
+_BITS = 63
 
 
 def grouped(numbers: Any) -> Iterator[tuple[int, Int64s]]:
     """Each number from 0 on that there is, in order, and its places, in theirs."""
     if not len(numbers):
         return
+    order, bounds = sorted_by(numbers)
+    for first, last in pairwise(bounds.tolist()):
+        yield int(numbers[order[first]]), order[first:last]
+
+
+def sorted_by(numbers: Any) -> tuple[Int64s, Int64s]:
+    """The places of numbers from 0 on in the order of these, and where each begins, and the last ends."""
     # Sorting by two bytes takes a twentieth of the time.
-    narrow = numbers.astype(np.uint16) if int(numbers.max()) < 1 << 16 else numbers
+    narrow = numbers.astype(np.uint16) if int(numbers.max(initial=0)) < 1 << 16 else numbers
     order = np.argsort(narrow, kind="stable")
     ordered = narrow[order]
-    bounds = [0, *(np.flatnonzero(ordered[1:] != ordered[:-1]) + 1).tolist(), len(ordered)]
-    for first, last in pairwise(bounds):
-        yield int(ordered[first]), order[first:last]
+    starts = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1
+    return order, np.concatenate([[0], starts, [len(ordered)]])
+
+
+def runs(*columns: Any) -> tuple[Int32s, Int64s]:
+    """The places of rows in the order of some columns, the first first, and where equal rows start."""
+    order: Int32s = np.lexsort(columns[::-1]).astype(np.int32)
+    differs = np.zeros(len(order), np.bool_)
+    differs[:1] = True
+    for column in columns:
+        ordered = column[order]
+        differs[1:] |= ordered[1:] != ordered[:-1]
+    return order, np.flatnonzero(differs)
+
+
+def equal(*columns: Any) -> tuple[Int32s, Int32s]:
+    """A number for each row, the same for equal ones and in their order; and the first row of each number."""
+    order, starts = runs(*columns)
+    of: Int32s = np.empty(len(order), np.int32)
+    of[order] = np.repeat(np.arange(len(starts), dtype=np.int32), np.diff(np.append(starts, len(order))))
+    return of, order[starts]
+
+
+def sort_within(numbers: Int64s, values: Int64s) -> Int64s:
+    """The values of rows, none below 0, in the order of the numbers of these, and then in theirs. Both may be
+    written over.
+    """
+    bits = int(values.max(initial=0)).bit_length()
+    if int(numbers.max(initial=0)).bit_length() + bits > _BITS:
+        in_order: Int64s = values[np.lexsort((values, numbers))]
+        return in_order
+    # Both in one integer: that sorts where it stands.
+    numbers <<= bits
+    numbers |= values
+    numbers.sort()
+    numbers &= (1 << bits) - 1
+    return numbers

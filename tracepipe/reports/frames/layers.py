@@ -74,13 +74,15 @@ class Layer:
         lengths_ns: Int64s = self.end_ns[some] - self.start_ns[some]
         return lengths_ns
 
+    def rows(self, rows: Int64s) -> Layer:
+        """Some rows as they are: `parent` is a row of the whole."""
+        columns = {field.name: getattr(self, field.name) for field in fields(self)}
+        some: Any = {name: None if column is None else column[rows] for name, column in columns.items()}
+        return Layer(**some)
+
     def take(self, rows: Int64s) -> Layer:
         """Some rows, which are a layer. Callers that are not among them are none."""
-        columns = {field.name: getattr(self, field.name) for field in fields(self)}
-        taken: dict[str, Any] = {
-            name: None if column is None else column[rows] for name, column in columns.items()
-        }
-        part = Layer(**taken)
+        part = self.rows(rows)
         places = np.full(len(self) + 1, NONE, np.int32)
         places[rows] = np.arange(len(rows), dtype=np.int32)
         part.parent = places[part.parent]
@@ -139,7 +141,7 @@ class Frames:
         if name in ("grid", "block"):
             return self._sizes(layer, name)
         make = _MADE_BY.get(name)
-        return self._table.column(name).gather(layer.shape) if make is None else make(self, layer)
+        return self._table.series(name, layer.shape) if make is None else make(self, layer)
 
     def _kind(self, layer: Layer) -> pl.Series:
         return pl.Series("kind", KINDS, dtype=pl.Enum(KINDS)).gather(np.ascontiguousarray(layer.kind))
@@ -172,7 +174,7 @@ class Frames:
         return where(known, pl.Series(name, values))
 
     def _sizes(self, layer: Layer, key: str) -> pl.Series:
-        known = self._table.column(key).gather(layer.shape)
+        known = self._table.series(key, layer.shape)
         if key == "block" and layer.index is not None:
             known = _indices(key, layer.index[:, :3])
         of_args = self._args.sizes(key, layer.args)

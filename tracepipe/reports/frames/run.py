@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import PurePath
 from typing import Any
 
-from tracepipe.event.columns import SPECIAL, Bools, TraceBatch
+from tracepipe.event.columns import SPECIAL, Bools, Int64s, TraceBatch
 from tracepipe.event.model import TIME_LIMIT_NS, Header, Problem, Record
 from tracepipe.event.warps import PlacedWarps
 from tracepipe.recording.account import Account
@@ -16,7 +16,8 @@ from tracepipe.recording.open import OpenRecording, no_collector, open_recording
 from tracepipe.recording.reading import Progress, Reading
 from tracepipe.reports.frames.arguments import ArgsTable
 from tracepipe.reports.frames.collected import CollectedLayers
-from tracepipe.reports.frames.layers import COLUMNS, Frames, Layer, streams_and_copies, threads_of
+from tracepipe.reports.frames.kept_args import KeptArgs
+from tracepipe.reports.frames.layers import Frames, Layer, streams_and_copies, threads_of
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.shapes import GROUPS, ShapeTable
 from tracepipe.reports.frames.spans import Matching
@@ -75,61 +76,67 @@ class Run:
 
     def has(self, column: str, value: Hashable, layer: Layer) -> Bools:
         """Which rows of a layer have a value in a column of their shapes."""
-        numbers, values = self.shapes.numbered(column)
-        if value not in values:
-            return np.zeros(len(layer), np.bool_)
-        flagged: Bools = (numbers == values.index(value))[layer.shape]
+        number = self.shapes.number_of(column, value)
+        every = np.arange(len(self.shapes), dtype=np.int32)
+        flagged: Bools = (self.shapes.column(column, every) == number)[layer.shape]
         return flagged
 
     def some(self, name: str, *columns: str) -> pl.DataFrame:
         """A few columns of a layer's frame: what the others have is not looked at."""
-        return self._frames.frame(self._layers[name], columns or COLUMNS)
+        return self._frames.frame(self._layers[name], columns)
+
+    def rows(self, name: str, rows: Int64s) -> pl.DataFrame:
+        """A few rows of a layer's frame; `parent` is a row of the whole."""
+        return self._frames.frame(self._layers[name].rows(rows))
+
+    def _frame(self, name: str) -> pl.DataFrame:
+        return self._frames.frame(self._layers[name])
 
     @cached_property
     def calls(self) -> pl.DataFrame:
         """The `userspace` layer: calls of the CUDA libraries, those inside others too (`depth`)."""
-        return self.some("userspace")
+        return self._frame("userspace")
 
     @cached_property
     def syscalls(self) -> pl.DataFrame:
         """The `syscall` layer."""
-        return self.some("syscall")
+        return self._frame("syscall")
 
     @cached_property
     def driver(self) -> pl.DataFrame:
         """Functions of the driver: the `kernel` layer, and the scheduler's calls, which nest there."""
-        return self.some("kernel")
+        return self._frame("kernel")
 
     @cached_property
     def scheduler(self) -> pl.DataFrame:
         """When threads run (`running`), and instants of the `scheduler` layer."""
-        return self.some("scheduler")
+        return self._frame("scheduler")
 
     @cached_property
     def memory(self) -> pl.DataFrame:
         """The `memory` layer: `alloc`, `free`, …"""
-        return self.some("memory")
+        return self._frame("memory")
 
     @cached_property
     def transfers(self) -> pl.DataFrame:
         """The `transfer` layer: copies by the call, and where `gpu` is known by the GPU's own times."""
-        return self.some("transfer")
+        return self._frame("transfer")
 
     @cached_property
     def kernels(self) -> pl.DataFrame:
         """The `gpu_kernel` layer."""
-        return self.some("gpu_kernel")
+        return self._frame("gpu_kernel")
 
     @cached_property
     def gpu_threads(self) -> pl.DataFrame:
         """The `gpu_thread` layer: entries and exits of single threads (`phase` B, E, I), with `block` and
         `thread`."""
-        return self.some("gpu_thread")
+        return self._frame("gpu_thread")
 
     @cached_property
     def warps(self) -> pl.DataFrame:
-        """One row for each warp: see `WarpTable.warps`."""
-        return self.warp_table.warps()
+        """One row for each warp: see `WarpTable.frame`."""
+        return self.warp_table.frame()
 
     @cached_property
     def exits(self) -> pl.DataFrame:
@@ -147,19 +154,18 @@ class Run:
         }
         return pl.DataFrame(rows)
 
-    @cached_property
-    def thread_names(self) -> dict[tuple[int | None, int | None], str]:
-        """(pid, tid) → the name that the thread had last."""
-        return self.shapes.thread_names()
+    def thread_name(self, pid: int | None, tid: int | None) -> str | None:
+        """The name that a thread had last."""
+        return self.shapes.thread_name(pid, tid)
 
     def process_name(self, pid: int | None) -> str:
         """What its main thread was called last, else the command that was recorded."""
         if pid is None:
             return "process (pid not recorded)"
-        names, command = self.thread_names, self.facts.header.get("command")
+        command = self.facts.header.get("command")
         recorded = PurePath(command[0]).name if command else "process"
         # Formats without thread ids name the process alone.
-        return names.get((pid, pid)) or names.get((pid, None)) or recorded
+        return self.thread_name(pid, pid) or self.thread_name(pid, None) or recorded
 
 
 class _Loading:
@@ -167,7 +173,8 @@ class _Loading:
 
     def __init__(self, opened: OpenRecording, reading: Reading) -> None:
         self._opened, self._reading = opened, reading
-        self._events = CollectedLayers(opened.recording.tables)
+        self._shapes, self._args = ShapeTable(), KeptArgs(opened.recording.tables)
+        self._events = CollectedLayers(opened.recording.tables, self._shapes, self._args)
         self._warps = WarpTable(opened.clocks.trace_clock)
         self._losses: list[Record] = []
         self._first_ns: int | None = None
@@ -203,20 +210,21 @@ class _Loading:
         elif other["type"] == "loss":
             self._losses.append({**other, "start_ns": ts_ns})
 
+    def relieve(self) -> None:
+        """Make room in the tables, which hold much that is kept here too."""
+        self._events.relieve()
+
     def finish(self) -> Run:
         """Match what was taken, and say what was found."""
-        account, recording = self._reading.finish(), self._opened.recording
-        tables, trace_clock = recording.tables, self._opened.clocks.trace_clock
-        header, footer = recording.header, self._reading.footer
-        facts = Facts.of(account, header=header, trace_clock=trace_clock, footer=footer)
+        account, shapes = self._reading.finish(), self._shapes
+        header, footer = self._opened.recording.header, self._reading.footer
+        facts = Facts.of(account, header=header, trace_clock=self._opened.clocks.trace_clock, footer=footer)
+        self._events.forget_shapes()
         self._warps.finish()
-        shapes = ShapeTable(tables.shapes)
         threads = threads_of(self._events.take("gpu_thread"))
         matching = Matching()
-        spans = {
-            name: matching.match(self._events.take(name), self._events.shapes_of(name)) for name in GROUPS
-        }
-        here = header.get("start", {}).get(f"{trace_clock}_ns")
+        spans = {name: matching.match(self._events.take(name), shapes, name) for name in GROUPS}
+        here = header.get("start", {}).get(f"{facts.trace_clock}_ns")
         first_ns = [self._first_ns, self._warps.first_ns]
         facts.start_ns = (
             here if isinstance(here, int) else min((ns for ns in first_ns if ns is not None), default=0)
@@ -228,7 +236,7 @@ class _Loading:
         facts.outcomes = matching.outcomes
         layers = {name: Layer(**one.columns) for name, one in spans.items()} | {"gpu_thread": threads}
         layers |= streams_and_copies(layers["transfer"], shapes)
-        return Run(facts, layers, shapes, ArgsTable(tables), self._warps, self._losses)
+        return Run(facts, layers, shapes, ArgsTable(self._args), self._warps, self._losses)
 
 
 def _no_time(ts_ns: int) -> Problem:
@@ -248,9 +256,9 @@ def load_run(
     where `strict`, FormatError, ClockError, and LibraryMissing.
     """
     with open_recording(path, source_format, assumed) as opened, no_collector():
-        # Everything stays in use to the end: no numbers are to be given anew.
-        reading = Reading(opened, path, strict=strict, progress=progress, relieve=lambda: None)
+        reading = Reading(opened, path, strict=strict, progress=progress)
         loading = _Loading(opened, reading)
+        reading.relieve = loading.relieve
         for batch, _ in reading.placed():
             loading.take(batch)
         return loading.finish()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
+from tracepipe.event.columns import Bools, Int64s
 from tracepipe.event.vocabulary import RUNNING
-from tracepipe.reports.frames.libraries import pl
+from tracepipe.reports.frames.grouping import sorted_by
+from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.run import Run
 
 CALL, KERNEL, COPY, SKEW = "call", "GPU kernel", "copy", "warp skew"
@@ -51,33 +55,67 @@ def is_recorded(run: Run, layer: str) -> bool:
 
 def samples(run: Run) -> dict[Key, Sample]:
     """Every name of a run. A function called in another is in the time of both."""
-    on_gpu = pl.when(pl.col("gpu").is_not_null()).then(pl.lit(" (GPU)")).otherwise(pl.lit(""))
-    frames = {
-        CALL: run.calls,
-        SYSCALL: run.syscalls,
-        DRIVER: run.driver,
-        EVENT: run.scheduler.filter(pl.col("name") != RUNNING),
-        KERNEL: run.kernels,
-        COPY: run.transfers.with_columns(pl.col("name") + on_gpu),
-    }
     found: dict[Key, Sample] = {}
-    for layer, frame in frames.items():
-        known = frame.filter(pl.col("kind") != "no_begin").select("name", "start_ns", "dur_ns")
-        for (name,), part in known.partition_by("name", as_dict=True, maintain_order=True).items():
-            found[layer, str(name)] = _sample(part)
-    for (name,), part in _skews(run).partition_by("name", as_dict=True, maintain_order=True).items():
-        found[SKEW, str(name)] = _sample(part)
+    for what, name in LAYER_OF.items():
+        if what == SKEW:
+            skews = _skews(run)
+            starts_ns, lengths_ns = (skews[column].to_numpy() for column in ("start_ns", "dur_ns"))
+            names, of = _numbers(skews["name"].to_list())
+            found |= _by_name(what, of, names.__getitem__, starts_ns, lengths_ns, np.ones(len(of), np.bool_))
+            continue
+        layer = run.layer(name)
+        rows = layer.is_call
+        if what == EVENT:
+            rows &= ~run.has("name", RUNNING, layer)
+        # A copy by the call, and one by the GPU's own times.
+        of = run.shapes.column("name", layer.shape).astype(np.int64) * 2
+        of += ~run.has("gpu", None, layer) if what == COPY else 0
+        found |= _by_name(
+            what,
+            of[rows],
+            lambda number: run.shapes.value("name", number // 2) + (" (GPU)" if number % 2 else ""),
+            layer.start_ns[rows],
+            (layer.end_ns - layer.start_ns)[rows],
+            layer.has_length[rows],
+        )
     return found
 
 
-def _sample(part: pl.DataFrame) -> Sample:
-    return Sample(part["start_ns"].to_numpy(), part["dur_ns"].drop_nulls().to_numpy())
+def _numbers(names: list[Any]) -> tuple[list[str], Int64s]:
+    """Each name once, and the place of each there."""
+    places: dict[str, int] = {}
+    of = [places.setdefault(str(name), len(places)) for name in names]
+    return list(places), np.array(of, np.int64)
+
+
+def _by_name(
+    what: str,
+    of: Int64s,
+    name: Callable[[int], str],
+    starts_ns: Int64s,
+    lengths_ns: Int64s,
+    is_known: Bools,
+) -> dict[Key, Sample]:
+    """The samples of rows by their numbers: parts of two columns, so that a million names take little."""
+    if not len(of):
+        return {}
+    order, bounds = sorted_by(of)
+    starts_ns, is_known, numbers = starts_ns[order], is_known[order], of[order[bounds[:-1]]].tolist()
+    lengths_ns = lengths_ns[order][is_known]
+    known = np.concatenate([[0], np.cumsum(is_known)])[bounds]
+    ranges = zip(numbers, pairwise(bounds.tolist()), pairwise(known.tolist()), strict=True)
+    return {
+        (what, name(number)): Sample(starts_ns[first:last], lengths_ns[begin:end])
+        for number, (first, last), (begin, end) in ranges
+    }
 
 
 def _skews(run: Run) -> pl.DataFrame:
     """From the first warp's leaving to the last one's, of each block with several warps that all left."""
     keys = ("launch", "name", "gpu", "block_index")
-    warps = run.warps.filter(pl.col("block_index").is_not_null() & pl.col("launch").is_not_null())
+    warps = run.warp_table.frame(*keys, "entry_ns", "last_exit_ns").filter(
+        pl.col("block_index").is_not_null() & pl.col("launch").is_not_null()
+    )
     left = pl.col("last_exit_ns")
     return (
         warps.group_by(*keys, maintain_order=True)

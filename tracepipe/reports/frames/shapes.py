@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
+from struct import Struct
 from typing import Any
 
-from tracepipe.event.columns import Bytes, Int32s
+from tracepipe.event.columns import NONE, Bools, Bytes, Int32s, Int64s
+from tracepipe.event.model import LAYERS
 from tracepipe.event.shape import Shape
+from tracepipe.event.vocabulary import RUNNING
+from tracepipe.reports.frames.grouping import equal
 from tracepipe.reports.frames.libraries import np, pl
+from tracepipe.reports.frames.numbered import Numbered
 
 # Which frame an event goes to.
 FRAMES = ("userspace", "syscall", "kernel", "scheduler", "memory", "transfer", "gpu_kernel", "gpu_thread")
 GROUPS = tuple(name for name in FRAMES if name not in ("gpu_kernel", "gpu_thread"))
 """Those whose events nest, by the group that they nest in."""
 _CODES = {name: code for code, name in enumerate(FRAMES)}
-_NO_FRAME = len(FRAMES)
+NO_SUCH = -(1 << 31)
+"""The number of a value that no shape has."""
+_HAS_DUR, _HAS_LAUNCH = 1, 2
+_SHAPE, _SIZES, _PLACE = Struct("<2i"), Struct("<6q"), Struct("<q6i4B")
+_OF_PLACE = [
+    ("stream", "<i8"), *((name, "<i4") for name in ("pid", "tid", "cpu", "gpu", "comm", "sizes")),
+    *((name, "u1") for name in ("layer", "phase", "frame", "flags")),
+]  # fmt: skip
+_TEXTS, _NUMBERS = ("name", "comm"), ("pid", "tid", "cpu", "gpu", "stream")
+_MOST = {name: (1 << 63) - 1 if name == "stream" else (1 << 31) - 1 for name in _NUMBERS}
+# Texts that become a column at a time.
+_AT_ONCE = 1 << 14
 
 
 def three() -> Any:
@@ -39,58 +55,211 @@ def where(known: Any, values: pl.Series) -> pl.Series:
     return pl.select(pl.when(pl.Series(known, dtype=pl.Boolean)).then(values).alias(values.name)).to_series()
 
 
-def schema() -> dict[str, Any]:
-    """The columns that shapes alone decide."""
-    number, text = pl.Int64(), pl.String()
-    return {
-        "layer": text, "name": text, "pid": number, "tid": number, "cpu": number, "comm": text,
-        "gpu": number, "stream": number, "phase": text, "grid": three(), "block": three(),
-    }  # fmt: skip
-
-
 class ShapeTable:
-    """Shapes by their numbers."""
+    """Shapes by numbers of their own, each once. A shape is a name at a place: the place is all else of it.
 
-    def __init__(self, shapes: Sequence[Shape | None]) -> None:
-        self.shapes = shapes
-        self.frames: Bytes = np.array([frame_of(shape) for shape in shapes], np.uint8)
-        """The place in `FRAMES` of each shape's events."""
-        self.has_launch = np.array([shape is not None and shape.has_launch for shape in shapes], np.bool_)
+    Columns are numbers: those of `_NUMBERS` stand for themselves, or are below NONE where they are too large;
+    the others are places in tables. NONE is none.
+    """
+
+    def __init__(self) -> None:
+        self._texts, self._sizes = Numbered(), Numbered(_SIZES.size)
+        self._places, self._shapes = Numbered(_PLACE.size), Numbered(_SHAPE.size)
+        self._large: dict[int, int] = {}
+        self._larges: list[int] = []
+        self._kinds: dict[tuple[str, bool, bool], tuple[int, int]] = {}
         self._columns: dict[str, pl.Series] = {}
-        self._numbers: dict[str, tuple[Int32s, list[Any]]] = {}
+        self._named: tuple[Int64s, Int32s] | None = None
 
-    def _values(self, name: str) -> list[Any]:
-        name = "type" if name == "layer" else name
-        return [None if shape is None else getattr(shape, name) for shape in self.shapes]
+    def __len__(self) -> int:
+        return len(self._shapes)
 
-    def numbered(self, name: str) -> tuple[Int32s, list[Any]]:
-        """What shapes have of one column, each value once, and the place of each shape's there."""
-        if name not in self._numbers:
-            places: dict[Hashable, int] = {}
-            numbers = [places.setdefault(value, len(places)) for value in self._values(name)]
-            self._numbers[name] = np.array(numbers, np.int32), list(places)
-        return self._numbers[name]
+    def number(self, shape: Shape | None) -> int:
+        """The number of a shape; NONE for None."""
+        if shape is None:
+            return NONE
+        numbers = (
+            self._number(name, getattr(shape, name)) for name in ("stream", "pid", "tid", "cpu", "gpu")
+        )
+        flags = shape.has_dur * _HAS_DUR | shape.has_launch * _HAS_LAUNCH
+        layer, frame = self._kind(shape)
+        place = _PLACE.pack(
+            *numbers, self._text(shape.comm), self._size(shape), layer, ord(shape.phase), frame, flags
+        )
+        return self._shapes.number(_SHAPE.pack(self._text(shape.name), self._places.number(place)))
 
-    def column(self, name: str) -> pl.Series:
-        """A column of `schema`, with a row for each shape."""
+    def _text(self, text: str | None) -> int:
+        return NONE if text is None else self._texts.number(text.encode("utf-8", "surrogatepass"))
+
+    def _number(self, name: str, value: int | None) -> int:
+        if value is None:
+            return NONE
+        if 0 <= value <= _MOST[name]:
+            return value
+        if value not in self._large:
+            self._large[value] = len(self._larges)
+            self._larges.append(value)
+        return NONE - 1 - self._large[value]
+
+    def _size(self, shape: Shape) -> int:
+        if shape.grid is None and shape.block is None:
+            return NONE
+        sizes = (*(shape.grid or (NONE,) * 3), *(shape.block or (NONE,) * 3))
+        return self._sizes.number(_SIZES.pack(*(min(size, (1 << 63) - 1) for size in sizes)))
+
+    def _kind(self, shape: Shape) -> tuple[int, int]:
+        """The place of a shape's layer in `LAYERS`, and of its frame in `FRAMES`."""
+        key = shape.type, shape.phase != "I" and shape.name != RUNNING, shape.gpu is None
+        if key not in self._kinds:
+            frame = shape.type if shape.on_stream or shape.row is None else shape.drawn_layer
+            self._kinds[key] = LAYERS.index(shape.type), _CODES[frame]
+        return self._kinds[key]
+
+    def _of_shapes(self) -> Any:
+        return np.frombuffer(self._shapes.data, np.dtype([("name", "<i4"), ("place", "<i4")]))
+
+    def _of_places(self) -> Any:
+        return np.frombuffer(self._places.data, np.dtype(_OF_PLACE))
+
+    def column(self, name: str, shapes: Any) -> Any:
+        """A column of some shapes, or of the rows that have these: numbers as they are kept."""
+        return self._of_shapes()["name"][shapes] if name == "name" else self._at(name)[shapes]
+
+    def _at(self, name: str) -> Any:
+        """A column of places, by shape."""
+        return self._of_places()[name][self._of_shapes()["place"]]
+
+    def value(self, name: str, number: int) -> Any:
+        """What a number of a column stands for."""
+        if name == "layer":
+            return LAYERS[number]
+        if name == "phase":
+            return chr(number)
+        if number == NONE:
+            return None
+        if name in _TEXTS:
+            return self._texts[number].decode("utf-8", "surrogatepass")
+        return number if number > NONE else self._larges[NONE - 1 - number]
+
+    def number_of(self, name: str, value: Any) -> int:
+        """The number of a value in a column, NO_SUCH where no shape has it."""
+        if name == "layer":
+            return LAYERS.index(value)
+        if value is None:
+            return NONE
+        if name in _TEXTS:
+            number = self._texts.find(value.encode("utf-8", "surrogatepass"))
+            return NO_SUCH if number == NONE else number
+        return value if value <= _MOST[name] else NONE - 1 - self._large.get(value, -NO_SUCH)
+
+    @property
+    def frames(self) -> Bytes:
+        """The place in `FRAMES` of each shape's events."""
+        frames: Bytes = self._at("frame")
+        return frames
+
+    def groups(self, numbers: Int32s) -> Bytes:
+        """The place in `FRAMES` of the group that shapes nest in: copies on a stream nest with kernels."""
+        frames = self.column("frame", numbers)
+        groups: Bytes = np.where(frames == _CODES["gpu_kernel"], np.uint8(_CODES["transfer"]), frames)
+        return groups
+
+    @property
+    def has_launch(self) -> Bools:
+        """By shape."""
+        has: Bools = (self._at("flags") & _HAS_LAUNCH) != 0
+        return has
+
+    def has_dur(self, shapes: Any) -> Bools:
+        """Whether shapes have a duration."""
+        has: Bools = (self._at("flags")[shapes] & _HAS_DUR) != 0
+        return has
+
+    @property
+    def is_whole(self) -> Bools:
+        """By shape, whether its events are whole slices (X)."""
+        whole: Bools = self._at("phase") == ord("X")
+        return whole
+
+    def rows(self, shapes: Any) -> tuple[Any, Any, Any]:
+        """What the events that nest with those of a shape have in common, as `Shape.row` has it."""
+        frame, gpu = self.column("frame", shapes), self.column("gpu", shapes)
+        on_stream = (frame == _CODES["gpu_kernel"]) | ((frame == _CODES["transfer"]) & (gpu != NONE))
+        stream, pid, tid = (self.column(name, shapes) for name in ("stream", "pid", "tid"))
+        first = np.where(on_stream, np.where(gpu == NONE, 0, gpu), pid)
+        return on_stream, first, np.where(on_stream, np.where(stream == NONE, 0, stream), tid)
+
+    def series(self, name: str, shapes: Int32s) -> pl.Series:
+        """A column of a frame: of the rows that have these shapes; null where there is none."""
+        if name in ("grid", "block"):
+            return self._size_series(name, self.column("sizes", shapes))
+        values = self.column(name, shapes)
+        if name in _NUMBERS:
+            return self._number_series(name, values)
         if name not in self._columns:
-            self._columns[name] = series(name, self._values(name), schema()[name])
-        return self._columns[name]
+            self._columns[name] = self._text_series(name)
+        places = np.where(values == NONE, len(self._texts), values) if name in _TEXTS else values
+        return self._columns[name].gather(places).alias(name)
 
-    def thread_names(self) -> dict[tuple[int | None, int | None], str]:
-        """(pid, tid) → the name that the thread had last."""
-        named = (shape for shape in self.shapes if shape is not None and shape.comm is not None)
-        return {(shape.pid, shape.tid): shape.comm or "" for shape in named}
+    def _text_series(self, name: str) -> pl.Series:
+        """Texts by the numbers that a column has, and null after them."""
+        if name == "layer":
+            return pl.Series(name, LAYERS, dtype=pl.String)
+        if name == "phase":
+            return pl.Series(name, [chr(code) for code in range(128)], dtype=pl.String)
+        other = next((column for of, column in self._columns.items() if of in _TEXTS), None)
+        if other is not None:
+            return other
+        count = len(self._texts)
+        parts = [
+            pl.Series(
+                name,
+                [
+                    self._texts[at].decode("utf-8", "replace")
+                    for at in range(start, min(start + _AT_ONCE, count))
+                ],
+                dtype=pl.String,
+            )
+            for start in range(0, count, _AT_ONCE)
+        ]
+        return pl.concat([*parts, pl.Series(name, [None], dtype=pl.String)])
+
+    def _number_series(self, name: str, values: Any) -> pl.Series:
+        large = np.flatnonzero(values < NONE)
+        known = values != NONE
+        if len(large):
+            values = values.astype(np.int64)
+            given = [self._larges[NONE - 1 - number] for number in values[large].tolist()]
+            fits = [value < 1 << 63 for value in given]
+            values[large] = [value if fit else 0 for value, fit in zip(given, fits, strict=True)]
+            known[large] = fits
+        return where(known, pl.Series(name, values.astype(np.int64)))
+
+    def _size_series(self, name: str, numbers: Int32s) -> pl.Series:
+        if not len(self._sizes):
+            return pl.repeat(None, len(numbers), dtype=three(), eager=True).alias(name)
+        both = np.frombuffer(self._sizes.data, np.int64).reshape(-1, 2, 3)
+        sizes = both[:, 0 if name == "grid" else 1][np.maximum(numbers, 0)]
+        return where((numbers != NONE) & (sizes[:, 0] != NONE), pl.Series(name, sizes))
+
+    def thread_name(self, pid: int | None, tid: int | None) -> str | None:
+        """The name that a thread had last."""
+        if self._named is None:
+            self._named = self._threads_named()
+        keys, comms = self._named
+        key = _thread_key(self.number_of("pid", pid), self.number_of("tid", tid))
+        at = int(np.searchsorted(keys, key))
+        return self.value("comm", int(comms[at])) if at < len(keys) and keys[at] == key else None
+
+    def _threads_named(self) -> tuple[Int64s, Int32s]:
+        """The keys of threads that have names, in order, and the names that they had last."""
+        comm = self._at("comm")
+        named = np.flatnonzero(comm != NONE)[::-1]
+        keys = _thread_key(self._at("pid")[named].astype(np.int64), self._at("tid")[named].astype(np.int64))
+        _, first = equal(keys)
+        return keys[first], comm[named[first]]
 
 
-def frame_of(shape: Shape | None) -> int:
-    """The place in `FRAMES` of a shape's events."""
-    if shape is None:
-        return _NO_FRAME
-    return _CODES[shape.type if shape.on_stream or shape.row is None else shape.drawn_layer]
-
-
-def group_of(shape: Shape | None) -> int:
-    """The place in `FRAMES` of the group that nests together: copies on a stream nest with its kernels."""
-    frame = frame_of(shape)
-    return _CODES["transfer"] if frame == _CODES["gpu_kernel"] else frame
+def _thread_key(pid: Any, tid: Any) -> Any:
+    """Both in 64 bits."""
+    return (pid << 32) | (tid & ((1 << 32) - 1))

@@ -6,19 +6,19 @@ that does not end, or of an end without a begin.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, Final
 
 from tracepipe.event import ops as op
 from tracepipe.event.columns import NONE, Int32s, Int64s, TraceColumns
 from tracepipe.event.native_nesting import NativeNesting
-from tracepipe.event.nesting import NO_ROW, Nesting, ShapeRow
+from tracepipe.event.nesting import Nesting, ShapeRow
 from tracepipe.event.ops import BEGIN, END, NO_MARK, OpColumns
 from tracepipe.event.outcomes import Outcomes
-from tracepipe.event.shape import Shape
 from tracepipe.native import library
 from tracepipe.reports.frames.callers import callers_by_time, depths
+from tracepipe.reports.frames.grouping import equal
 from tracepipe.reports.frames.libraries import np
+from tracepipe.reports.frames.shapes import FRAMES, ShapeTable
 
 KINDS = ("span", "instant", "no_begin", "from_duration", "unclosed")
 """span: begin and end are known. instant: no length. no_begin: an end alone, which is drawn as an instant.
@@ -27,10 +27,9 @@ where its caller or the recording ended."""
 SPAN, INSTANT, NO_BEGIN, FROM_DURATION, UNCLOSED = range(len(KINDS))
 # Events nested at a time: what is made of them is looked at while the processor still has it at hand.
 _AT_ONCE: Final = 1 << 14
-_ALWAYS: Final = {
-    "start_ns": np.int64, "end_ns": np.int64, "kind": np.uint8, "parent": np.int32, "lane": np.int32,
-    "shape": np.int32, "args": np.int32, "end_args": np.int32,
-}  # fmt: skip
+# What a span has as its event has it.
+_OF_EVENT: Final = ("shape", "args", "launch", "bound_ns", "source_ns")
+_NAME_MATTERS: Final = (ord("B"), ord("E"))
 
 
 class Matching:
@@ -46,58 +45,86 @@ class Matching:
         """What did not go as it should, so far."""
         return self.nesting.outcomes
 
-    def match(self, events: TraceColumns, shapes: Iterable[tuple[int, Shape]]) -> Spans:
-        """The spans of all events of a group, which are in order; `shapes` are its shapes by number."""
-        spans = Spans(self.nesting, self._spans, dict(shapes), events)
+    def match(self, events: TraceColumns, shapes: ShapeTable, group: str) -> Spans:
+        """The spans of all events of a group, which are in order. Their columns are not to be used then."""
+        spans = Spans(self.nesting, self._spans, _Shapes(self.nesting, shapes, group), events)
         self._spans += spans.count_begun
         return spans
+
+
+class _Shapes:
+    """How the shapes of a group nest: `number` is that of the nesting for each, and `row` its row by that.
+
+    Names matter for begins that meet ends alone, so that the nesting has few shapes of a million names.
+    """
+
+    def __init__(self, nest: Nesting | NativeNesting, table: ShapeTable, group: str) -> None:
+        every = np.arange(len(table), dtype=np.int32)
+        own = every[table.groups(every) == FRAMES.index(group)]
+        of_row, first = equal(*table.rows(own))
+        self.rows = range(nest.row_count, nest.row_count + len(first))
+        for _ in self.rows:
+            nest.add_row()
+        phases, has_dur = table.column("phase", own), table.has_dur(own)
+        names = np.where(np.isin(phases, _NAME_MATTERS), table.column("name", own), NONE)
+        number, first = equal(of_row, phases, has_dur, names)
+        # Memory that is not written to is not taken: the places of other groups' shapes.
+        self.number: Int32s = np.zeros(len(table), np.int32)
+        self.number[own] = number
+        self.row: Int32s = of_row[first] + self.rows.start
+        met = zip(*(column[first].tolist() for column in (of_row, names, phases, has_dur)), strict=True)
+        for at, (row, name, phase, has) in enumerate(met):
+            nest.set_shape(at, ShapeRow(row + self.rows.start, name, chr(phase), has_dur=has))
 
 
 class Spans:
     """Spans and instants in the order in which they were met: `finish` them, once all groups are matched.
 
     `columns` have a row for each, and after `finish` in the order of their starts, callers before the calls
-    in them: those of `layers.Layer`, but that `lane` is the row of the nesting before.
+    in them: those of `layers.Layer`, but that `lane` is the row of the nesting before. They are written where
+    those of the events were: no event makes two of them.
     """
 
     def __init__(
-        self, nest: Nesting | NativeNesting, first_span: int, shapes: dict[int, Shape], events: TraceColumns
+        self, nest: Nesting | NativeNesting, first_span: int, shapes: _Shapes, events: TraceColumns
     ) -> None:
-        self._nesting, self._first_span = nest, first_span
-        self._row_of_shape = self._rows_of(shapes)
+        self._nesting, self._first_span, self._shapes = nest, first_span, shapes
         self._count = self.count_begun = 0
-        kinds: dict[str, Any] = dict(_ALWAYS)
-        if bool(events.launch.any()):
-            kinds["launch"] = np.int64
+        count = len(events)
+        has_lengths = events.dur_ns.flags.writeable
+        self.columns: dict[str, Any] = {
+            "start_ns": events.ts_ns,
+            "end_ns": events.dur_ns if has_lengths else np.empty(count, np.int64),
+            "kind": np.empty(count, np.uint8),
+            "parent": np.empty(count, np.int32),
+            "lane": np.empty(count, np.int32),
+        }
+        given = {name: getattr(events, name) for name in _OF_EVENT}
+        # What is one value for all events stays so.
+        self._same = {
+            name: column
+            for name, column in given.items()
+            if column is not None and not column.flags.writeable
+        }
+        self.columns |= {
+            name: column for name, column in given.items() if column is not None and name not in self._same
+        }
         if events.source_ns is not None:
-            kinds |= {"bound_ns": np.int64, "source_ns": np.int64, "end_source_ns": np.int64}
-        # What is not written to takes no memory.
-        self.columns: dict[str, Any] = {name: np.empty(len(events), kind) for name, kind in kinds.items()}
+            self.columns["end_source_ns"] = np.empty(count, np.int64)
+        if "args" in self.columns:
+            self.columns["end_args"] = np.empty(count, np.int32)
         # The last place is that of no span.
-        self._row_of_span: Int32s = np.empty(len(events) + 1, np.int32)
+        self._row_of_span: Int32s = np.empty(count + 1, np.int32)
         self._row_of_span[-1] = NONE
-        for start in range(0, len(events), _AT_ONCE):
-            some = events.take(slice(start, start + _AT_ONCE))
-            # The native core reads them one after the other.
-            some.dur_ns, some.launch = map(np.ascontiguousarray, (some.dur_ns, some.launch))
+        for start in range(0, count, _AT_ONCE):
+            # The native core reads columns one after the other, and what is read is written over.
+            some = events.take(np.arange(start, min(start + _AT_ONCE, count)))
+            met, some.shape = some.shape, shapes.number[some.shape]
             nest.events(some, 0, len(some))
+            some.shape = met
             self._take(some)
-
-    def _rows_of(self, shapes: dict[int, Shape]) -> Int32s:
-        """The nesting's row of each shape's events."""
-        rows: dict[object, int] = {}
-        names: dict[str, int] = {}
-        out = np.full(max(shapes, default=-1) + 1, NO_ROW, np.int32)
-        for number, shape in shapes.items():
-            key = shape.row
-            row = rows.get(key)
-            if row is None:
-                row = rows[key] = self._nesting.add_row()
-            name = names.setdefault(shape.name, len(names))
-            out[number] = row
-            self._nesting.set_shape(number, ShapeRow(row, name, shape.phase, has_dur=shape.has_dur))
-        self._own_rows = list(rows.values())
-        return out
+        # Rows that came meanwhile stand beside others.
+        self._beside = range(shapes.rows.stop, nest.row_count)
 
     @property
     def last_ns(self) -> int | None:
@@ -122,7 +149,7 @@ class Spans:
         )
         columns["lane"][rows] = ops["row"][made]
         columns["parent"][rows] = self._rows_of_spans(ops["parent"][made])
-        for name in ("shape", "args", "launch", "bound_ns", "source_ns"):
+        for name in _OF_EVENT:
             if name in columns:
                 columns[name][rows] = getattr(events, name)[ops["event"][made]]
         for name in ("end_args", "end_source_ns"):
@@ -141,14 +168,13 @@ class Spans:
         closed = at[ops["mark"][ended] == NO_MARK]
         columns["kind"][closed[columns["kind"][closed] == UNCLOSED]] = SPAN
         told = np.flatnonzero(event != NONE)
-        if events is not None and len(told):
-            columns["end_args"][at[told]] = events.args[event[told]]
-            if events.source_ns is not None:
-                columns["end_source_ns"][at[told]] = events.source_ns[event[told]]
+        for name, of_end in (("args", "end_args"), ("source_ns", "end_source_ns")):
+            if events is not None and of_end in columns:
+                columns[of_end][at[told]] = getattr(events, name)[event[told]]
 
     def finish(self, end_ns: int) -> None:
         """End what is still open, and find out who is in whom."""
-        for row in self._own_rows:
+        for row in self._open_rows():
             self._nesting.close(row, end_ns)
         ops = _columns(self._nesting.take_ops())
         self._end(ops, np.arange(len(ops["kind"])), None)
@@ -158,22 +184,40 @@ class Spans:
         lane_of_row, beside = self._lanes()
         self.columns["lane"] = lane_of_row[self.columns["lane"]]
         if beside:
-            row_of = self._row_of_shape[self.columns["shape"]]
+            row_of = self._shapes.row[self._shapes.number[self.columns["shape"]]]
             by_row = np.argsort(row_of, kind="stable")
             for first, last in np.searchsorted(row_of[by_row], [(row, row + 1) for row in beside]).tolist():
                 self._nest_again(by_row[first:last])
-        self.columns["depth"] = depths(self.columns["parent"])
+        for name in ("parent", "end_args"):
+            self._settle(name, NONE)
+        if "parent" in self.columns:
+            self.columns["depth"] = depths(self.columns["parent"])
+        for name in ("depth", "lane"):
+            self._settle(name, 0)
         self._sort()
+        self.columns |= {name: column[: self._count] for name, column in self._same.items()}
+
+    def _settle(self, name: str, value: int) -> None:
+        """Keep a column as one value, where all have that, or it has not come."""
+        column = self.columns.get(name, np.empty(0, np.int32))
+        if not bool((column != value).any()):
+            self._same[name] = np.broadcast_to(column.dtype.type(value), self._count)
+            self.columns.pop(name, None)
+
+    def _open_rows(self) -> set[int]:
+        """The rows on which, or beside which, something is open."""
+        is_open = np.zeros(self._beside.stop + 1, np.bool_)
+        is_open[self.columns["lane"][: self._count][self.columns["kind"][: self._count] == UNCLOSED]] = True
+        rows = np.flatnonzero(is_open[:-1]).tolist()
+        return {self._nesting.base(row) if row in self._beside else row for row in rows}
 
     def _lanes(self) -> tuple[Any, list[int]]:
         """The lane of each row, that of no row at the end; and the rows that others stand beside."""
-        count, own = self._nesting.row_count, set(self._own_rows)
-        lanes = np.zeros(count + 1, np.uint8)
+        lanes = np.zeros(self._beside.stop + 1, np.uint8)
         beside: dict[int, int] = {}
-        for row in range(count):
+        for row in self._beside:
             base = self._nesting.base(row)
-            if base in own:
-                lanes[row] = beside[base] = beside.get(base, 0) + 1
+            lanes[row] = beside[base] = beside.get(base, 0) + 1
         return lanes, list(beside)
 
     def _nest_again(self, rows: Int64s) -> None:
@@ -190,15 +234,18 @@ class Spans:
 
     def _sort(self) -> None:
         """Put the rows in the order of their starts."""
-        start_ns, depth = self.columns["start_ns"], self.columns["depth"]
-        passed_ns = np.diff(start_ns)
-        if not bool(((passed_ns < 0) | ((passed_ns == 0) & (np.diff(depth) < 0))).any()):
+        start_ns, depth = self.columns["start_ns"], self.columns.get("depth")
+        is_late = start_ns[1:] < start_ns[:-1]
+        if depth is not None:
+            is_late |= (start_ns[1:] == start_ns[:-1]) & (depth[1:] < depth[:-1])
+        if not bool(is_late.any()):
             return
-        order = np.lexsort((depth, start_ns))
-        places = np.empty(len(order) + 1, np.int32)
-        places[order] = np.arange(len(order), dtype=np.int32)
-        places[-1] = NONE
-        self.columns["parent"] = places[self.columns["parent"]]
+        order = np.argsort(start_ns, kind="stable") if depth is None else np.lexsort((depth, start_ns))
+        if "parent" in self.columns:
+            places = np.empty(len(order) + 1, np.int32)
+            places[order] = np.arange(len(order), dtype=np.int32)
+            places[-1] = NONE
+            self.columns["parent"] = places[self.columns["parent"]]
         for name in self.columns:  # one by one, so that one alone is in memory twice
             self.columns[name] = self.columns[name][order]
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from array import array
 from typing import Any
 
-from tracepipe.event.columns import Int64s
+from tracepipe.event.columns import Int32s, Int64s
 from tracepipe.event.model import Record
 from tracepipe.event.warps import PlacedWarps
 from tracepipe.reports.frames.collected import Growing
 from tracepipe.reports.frames.libraries import np, pl
+from tracepipe.reports.frames.numbered import Numbered
 from tracepipe.reports.frames.shapes import series, three, where
 
 WARP_LANES = 32
@@ -25,8 +28,10 @@ _OPTIONAL = ("cycles", *_NARROW)
 """What not every batch has. Without `exits` each warp left once, and `first_exit_ns` is its last."""
 _OF_LAUNCH = ("launch", "name", "gpu", "stream", "pid", "grid", "block", "warps_per_block", "bound_ns")
 """What all warps of a batch share."""
-_IN_ORDER = (
-    "warp", "entry_ns", "first_exit_ns", "last_exit_ns", "exits", "cycles", "sm", "slot", "entry_mask"
+_OF_BOTH = ("block_index", "warp_in_block")
+COLUMNS = (
+    *_OF_LAUNCH, "warp", "entry_ns", "first_exit_ns", "last_exit_ns", "exits", "cycles", "sm", "slot",
+    "entry_mask", *_OF_BOTH,
 )  # fmt: skip
 _EXITS = {"warp_row": "int64", "exit_ns": "int64", "mask": "int64"}
 
@@ -36,7 +41,9 @@ class WarpTable:
 
     def __init__(self, trace_clock: str) -> None:
         self._trace_clock = trace_clock
-        self._batches: list[dict[str, Any]] = []
+        # A launch may have many batches, and a recording a million launches: they are kept as their texts.
+        self._launches = Numbered()
+        self._launch_of, self._size_of, self._lacks_of = array("i"), array("q"), array("B")
         self._columns: dict[str, Any] = {}
         self._exits: dict[str, Any] = {}
         self._growing = {name: Growing(_KINDS[name]) for name in _ALWAYS}
@@ -64,10 +71,12 @@ class WarpTable:
             values["exits"] = 1 if warps.exit_count is None else warps.exit_count
             values["first_exit_ns"] = first_ns
         self._put(values, len(warps), share)
-        lacks = {name for name in _OPTIONAL if values[name] is None}
         # On its own clock a time is as right as it was recorded.
         bound_ns = None if warps.clock == self._trace_clock else warps.bound_ns
-        self._batches.append(_launch(warps) | {"bound_ns": bound_ns, "warps": len(warps), "lacks": lacks})
+        launch = json.dumps(_launch(warps) | {"bound_ns": bound_ns}).encode()
+        self._launch_of.append(self._launches.number(launch))
+        self._size_of.append(len(warps))
+        self._lacks_of.append(sum(1 << at for at, name in enumerate(_OPTIONAL) if values[name] is None))
         if len(warps):
             began_ns = int(entry_ns.min())
             self.first_ns = began_ns if self.first_ns is None else min(began_ns, self.first_ns)
@@ -111,45 +120,46 @@ class WarpTable:
         stays_ns: Int64s = self._columns["last_exit_ns"] - self._columns["entry_ns"]
         return stays_ns[self._columns["exits"] > 0] if "exits" in self._columns else stays_ns
 
-    def warps(self) -> pl.DataFrame:
-        """A row for each warp, in the order of the file.
+    def frame(self, *columns: str) -> pl.DataFrame:
+        """A row for each warp, in the order of the file: with a few columns, or with all.
 
         launch, name, gpu, stream, pid, grid, block, bound_ns: of the launch. warp: linear index on the grid;
         block_index, warp_in_block: null where the size of a block is not known. sm, slot, entry_mask: null
         where not recorded. entry_ns; first_exit_ns, last_exit_ns: null for a warp that was running when the
         record ended. exits: how many. cycles: of the SM's clock from entry to the last exit.
         """
-        sizes = [batch["warps"] for batch in self._batches]
-        batch = pl.Series(np.repeat(np.arange(len(sizes), dtype=np.int32), sizes))
-        launches = pl.DataFrame(
-            [
-                series(name, [batch[name] for batch in self._batches], _launch_type(name))
-                for name in _OF_LAUNCH
-            ]
+        sizes = np.array(self._size_of, np.int64)
+        batch = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+        made = pl.DataFrame(
+            [self._column(name, batch) for name in columns or COLUMNS if name not in _OF_BOTH]
         )
-        each = pl.DataFrame([self._column(name, batch) for name in _IN_ORDER])
-        whole = pl.concat([launches[batch], each], how="horizontal")
-        known = pl.when(pl.col("warps_per_block") > 0)
-        return whole.with_columns(
-            known.then(pl.col("warp") // pl.col("warps_per_block")).alias("block_index"),
-            known.then(pl.col("warp") % pl.col("warps_per_block")).alias("warp_in_block"),
-        )
+        if columns and not set(columns) & set(_OF_BOTH):
+            return made
+        warp, size = self._column("warp", batch), self._column("warps_per_block", batch)
+        known = pl.when(size > 0)
+        both = (known.then(warp // size).alias("block_index"), known.then(warp % size).alias("warp_in_block"))
+        return made.with_columns(*both).select(*(columns or COLUMNS))
 
-    def _column(self, name: str, batch: pl.Series) -> pl.Series:
-        """A column of the frame, null where it is not known."""
+    def _column(self, name: str, batch: Int32s) -> pl.Series:
+        """A column of the frame, null where it is not known; `batch` is that of each warp."""
+        if name in _OF_LAUNCH:
+            launches = [json.loads(self._launches[at])[name] for at in range(len(self._launches))]
+            of_launch = series(name, launches, _launch_type(name))
+            return of_launch.gather(np.array(self._launch_of, np.int32)[batch])
         if name == "exits" and name not in self._columns:
             return pl.repeat(1, self._count, dtype=pl.Int32(), eager=True).alias(name)
         if name == "first_exit_ns" and name not in self._columns:
             return self._column("last_exit_ns", batch).alias(name)
-        lacks = [name in one["lacks"] for one in self._batches]
         if name not in self._columns:
             dtype = {"cycles": pl.Int64(), "entry_mask": pl.UInt32()}.get(name, pl.Int32())
             return pl.repeat(None, self._count, dtype=dtype, eager=True).alias(name)
         # From here on it is one and the same for numpy.
         made = pl.Series(name, self._columns[name])
         self._columns[name] = made.to_numpy()
-        if any(lacks):
-            return where(pl.Series(lacks).gather(batch).not_(), made)
+        bit = 1 << _OPTIONAL.index(name) if name in _OPTIONAL else 0
+        lacks = np.array(self._lacks_of, np.uint8) & bit != 0
+        if lacks.any():
+            return where(~lacks[batch], made)
         if name.endswith("_exit_ns") and "exits" in self._columns:
             return where(self._columns["exits"] > 0, made)
         return made

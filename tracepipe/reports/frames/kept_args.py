@@ -1,0 +1,87 @@
+"""The texts of a recording's arguments: what is much lies in a file, and is read when it is asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import weakref
+from array import array
+
+import orjson
+
+from tracepipe.errors import OutputError
+from tracepipe.event.columns import NONE
+from tracepipe.event.tables import Args, Tables
+
+
+class KeptArgs:
+    """Arguments by numbers: those of the tables, after those that were put away before."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._ends = array("q")
+        self._file: int | None = None
+
+    @property
+    def put_away(self) -> int:
+        """How many arguments come before those of the tables."""
+        return len(self._ends)
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self._ends) + self._tables.args_count
+
+    def put_all_away(self) -> None:
+        """Write those of the tables to the file: the tables may forget them. Raises OutputError."""
+        texts = [self._tables.text(number) for number in range(self._tables.args_count)]
+        end = self._ends[-1] if self._ends else 0
+        self._write(b"".join(texts), end)
+        for text in texts:
+            end += len(text)
+            self._ends.append(end)
+
+    def _write(self, data: bytes, at: int) -> None:
+        folder = tempfile.gettempdir()
+        try:
+            if self._file is None:
+                # It has no name, and is gone with this process however that ends.
+                with tempfile.TemporaryFile(prefix="tracepipe-", buffering=0) as file:
+                    self._file = os.dup(file.fileno())
+                weakref.finalize(self, os.close, self._file)
+            while data:
+                written = os.pwrite(self._file, data, at)
+                data, at = data[written:], at + written
+        except OSError as e:
+            raise OutputError(
+                f"cannot keep the arguments of calls in {folder}: {e.strerror}",
+                "name a folder with room in TMPDIR",
+            ) from e
+
+    def text(self, number: int) -> bytes:
+        """The JSON text of arguments."""
+        if number >= len(self._ends):
+            return self._tables.text(number - len(self._ends))
+        start = self._ends[number - 1] if number else 0
+        assert self._file is not None
+        return os.pread(self._file, self._ends[number] - start, start)
+
+    def args(self, number: int) -> Args:
+        """Arguments: a dict of its own."""
+        if number >= len(self._ends):
+            return self._tables.args(number - len(self._ends))
+        if number == NONE:
+            return {}
+        text = self.text(number)
+        return json.loads(text) if _is_odd(text) else orjson.loads(text)  # type: ignore[no-any-return]
+
+    def json(self, number: int) -> bytes:
+        """The text of arguments as `orjson` writes it; of those that it cannot write, as they were kept."""
+        text = self.text(number)
+        return text.lstrip() if _is_odd(text) else orjson.dumps(orjson.loads(text))
+
+
+def _is_odd(text: bytes) -> bool:
+    """Whether arguments hold integers beyond 64 bits: `Tables` puts a blank before their texts."""
+    return text.startswith(b" ")
