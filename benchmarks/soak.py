@@ -206,8 +206,8 @@ class Capture:
         if code or not said:
             self.error = f"exit {code}: {(self.folder / 'messages').read_text()[-300:]}"
             return
-        told = json.loads(said)
-        self.made, self.calls_a_second = 2 * told["calls"], told["calls_a_second"]
+        answer = json.loads(said)
+        self.made, self.calls_a_second = 2 * answer["calls"], answer["calls_a_second"]
         from tracepipe.recording.files import open_input
 
         rest = last = b""
@@ -315,8 +315,8 @@ def what_stays(captures: list[Capture], mark: str, before: set[str]) -> list[str
     while True:
         left = {text for capture in captures for text in there(capture.folder / "temporary", mark)} - before
         for capture in captures:
-            told = subprocess.run([str(capture.program)], capture_output=True, text=True, check=True).stdout
-            if json.loads(told)["probed"]:
+            answer = subprocess.run([str(capture.program)], capture_output=True, text=True, check=True).stdout
+            if json.loads(answer)["probed"]:
                 left.add(f"a breakpoint in {capture.program}")
         left -= held_by_others(mark)
         if not left or time.monotonic() > give_up_s:
