@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from tracepipe.errors import TracepipeError
+from tracepipe.errors import CaptureUnavailable, TracepipeError
 from tracepipe.printable import printable
 from tracepipe.terminal.output import say
 
@@ -54,7 +54,8 @@ def ended(step: Callable[[], Any], quietly: bool = False) -> int | str | None:
         say("Aborted.")
         return 1
     except TracepipeError as e:
-        error = _shortage(e) or e
+        # A capture has said what it is short of, and for what.
+        error = e if isinstance(e, CaptureUnavailable) else _shortage(e) or e
     except KeyboardInterrupt:
         raise
     except BaseException as e:  # a panic of Polars is no Exception
