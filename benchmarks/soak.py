@@ -281,7 +281,7 @@ def row(capture: Capture) -> str:
         return f"{name:<22}FAILED: {capture.error}"
     second, last, after = (size / 1e6 for size in capture.quarters())
     verdicts = ["exact" if capture.is_exact else f"NOT EXACT by {capture.made - capture.kept - capture.lost}"]
-    verdicts.append("flat" if capture.is_flat else "MEMORY GROWS")
+    verdicts.append("flat" if capture.is_flat else "MEMORY GROWS" if second else "MEMORY NOT SEEN")
     share = capture.kept / capture.made if capture.made else 0
     text = f"{name:<22}{capture.calls_a_second:>10.0f}"
     text += f"{capture.made:>13}{capture.kept:>13}{capture.lost:>11}{share:>7.1%}"
