@@ -116,7 +116,7 @@ def main() -> None:
             printed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
             natives.append(statistics.median(each_us for _, each_us in rounds(printed)))
             for (engine, end), cost in costs.items():
-                add(cost, natives[-1], *run(bench, engine, end, 4))
+                add(cost, natives[-1], *run(bench, engine, end, 3))
     native_us = statistics.median(natives)
     print(f"\nan empty launch: {native_us:.3f} us natively, {min(natives):.3f} to {max(natives):.3f}")
     print(f"  {'':<24}{'during us':>12}{'x native':>10}{'after us':>12}{'x native':>10}{'back ms':>10}")

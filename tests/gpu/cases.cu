@@ -1,10 +1,13 @@
 // Programs to be recorded: `cases NAME` runs one and prints what it computed, so that a run with a recorder
 // can be held against one without. Each case says on standard error how many warps it launched.
+#include <atomic>
+#include <chrono>
 #include <cooperative_groups.h>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <thread>
 #include <vector>
 
@@ -265,7 +268,7 @@ static void devices() {
 static void for_a_while() {
     const int n = 1 << 12;
     float *a = floats(n), *b = floats(n, 2), *c = floats(n, 0);
-    for (int k = 0; k < 50000; k++) {
+    for (int k = 0; k < 200000; k++) {
         vectorAdd<<<CONFIG((n / 256), (256))>>>(a, b, c, n);
         CHECK(cudaDeviceSynchronize());
         if (k == 5000) printf("begun\n"), fflush(stdout);
@@ -289,6 +292,84 @@ static void two_halves() {
     }
     print_sum(count, 1);
     print_sum(c, n);
+}
+// A thread's stream, and how many kernels it has launched there of those that ran.
+struct Busy {
+    unsigned *ran = zeros(1), launched = 0;
+    cudaStream_t on = nullptr;
+
+    void launch(unsigned count) {
+        for (unsigned k = 0; k < count; k++) tiny<<<1, 1, 0, on>>>(ran);
+        launched += count;
+    }
+    void wait() { CHECK(cudaStreamSynchronize(on)); }
+    bool is_right() {
+        unsigned got = 0;
+        CHECK(cudaMemcpy(&got, ran, sizeof got, cudaMemcpyDeviceToHost));
+        return got == launched;
+    }
+};
+__global__ void waitsFor(volatile int *flag) {
+    while (!*flag) __nanosleep(1000);
+}
+static void launches(Busy &busy) {
+    busy.launch(100);
+    busy.wait();
+}
+static void allocates(Busy &busy) {
+    void *memory;
+    CHECK(cudaMallocAsync(&memory, 1 << 16, busy.on));
+    CHECK(cudaMemsetAsync(memory, 1, 4096, busy.on));
+    busy.launch(3);
+    CHECK(cudaFreeAsync(memory, busy.on));
+    busy.wait();
+}
+static void captures(Busy &busy) {
+    cudaGraph_t graph;
+    cudaGraphExec_t ready;
+    CHECK(cudaStreamBeginCapture(busy.on, cudaStreamCaptureModeThreadLocal));
+    busy.launch(4);
+    CHECK(cudaStreamEndCapture(busy.on, &graph));
+    CHECK(cudaGraphInstantiate(&ready, graph, 0));
+    busy.launched += 4 * 5 - 4;
+    for (int k = 0; k < 5; k++) CHECK(cudaGraphLaunch(ready, busy.on));
+    busy.wait();
+    CHECK(cudaGraphExecDestroy(ready));
+    CHECK(cudaGraphDestroy(graph));
+}
+// The kernel ends when its thread has made some more calls.
+static void is_waited_for(Busy &busy) {
+    static volatile int *flag = [] {
+        void *memory;
+        CHECK(cudaHostAlloc(&memory, sizeof(int), 0));
+        return static_cast<volatile int *>(memory);
+    }();
+    *flag = 0;
+    waitsFor<<<1, 1, 0, busy.on>>>(flag);
+    busy.launch(10);
+    *flag = 1;
+    busy.wait();
+}
+// Threads that use CUDA in these ways; says when they do, and ends two seconds after a line of its input.
+static void busy() {
+    void (*const ways[])(Busy &) = {launches, launches, allocates, captures, is_waited_for};
+    std::vector<Busy> all(std::size(ways));
+    std::vector<std::thread> threads;
+    std::atomic<bool> is_over{false};
+    for (size_t at = 0; at < all.size(); at++) {
+        CHECK(cudaStreamCreateWithFlags(&all[at].on, cudaStreamNonBlocking));
+        ways[at](all[at]);
+    }
+    for (size_t at = 0; at < all.size(); at++)
+        threads.emplace_back([&, at] {
+            while (!is_over) ways[at](all[at]);
+        });
+    printf("begun\n"), fflush(stdout);
+    getchar();
+    std::this_thread::sleep_for(std::chrono::seconds(2));
+    is_over = true;
+    for (auto &thread : threads) thread.join();
+    for (Busy &thread : all) printf("%s\n", thread.is_right() ? "all ran" : "some did not run");
 }
 
 int main(int, char **arguments) {
@@ -373,6 +454,7 @@ int main(int, char **arguments) {
     if (is("devices")) devices();
     if (is("for_a_while")) for_a_while();
     if (is("two_halves")) two_halves();
+    if (is("busy")) busy();
     fprintf(stderr, "warps %llu\n", warps_launched);
     return 0;
 }

@@ -4,9 +4,9 @@
 //
 //     launch N     N kernels are launched and run
 //     start N      N kernels are launched and do not end
-//     call         a call of the driver API, without a record
+//     asked        says whether CUPTI is asked for any record: `asked for nothing` or `asked for some`
 //     take         another profiler registers callbacks for its buffers
-//     subscribe    another profiler subscribes
+//     subscribe    another profiler subscribes, which no one may have done: `refused` if so
 //     quit         returns from main
 #include <cstdio>
 #include <cstring>
@@ -29,30 +29,21 @@ uint8_t *buffer;
 size_t buffer_bytes, used_bytes;
 std::set<CUpti_ActivityKind> kinds;
 std::set<uint32_t> driver_calls;
-CUpti_CallbackFunc subscriber;
-bool domains[CUPTI_CB_DOMAIN_SIZE], is_in_exit, is_finalized;
+bool is_subscribed;
 uint32_t correlation;
 
 template <typename Record> void add(const Record &record) {
-    if (is_finalized || !request) return;
+    if (!request) return;
     size_t records_max;
     if (buffer && used_bytes + sizeof record + 8 > buffer_bytes) cuptiActivityFlushAll(0);
     if (!buffer) request(&buffer, &buffer_bytes, &records_max);
     memcpy(buffer + used_bytes, &record, sizeof record);
     used_bytes += (sizeof record + 7) / 8 * 8;
 }
-void api(uint32_t cbid, bool is_recorded) {
+void api(uint32_t cbid) {
     std::lock_guard lock(mutex);
     correlation++;
-    CUpti_CallbackData data{};
-    for (auto site : {CUPTI_API_ENTER, CUPTI_API_EXIT}) {
-        data.callbackSite = site;
-        is_in_exit = site == CUPTI_API_EXIT;
-        if (subscriber && domains[CUPTI_CB_DOMAIN_DRIVER_API])
-            subscriber(nullptr, CUPTI_CB_DOMAIN_DRIVER_API, cbid, &data);
-        is_in_exit = false;
-    }
-    if (!is_recorded || !driver_calls.count(cbid)) return;
+    if (!driver_calls.count(cbid)) return;
     CUpti_ActivityAPI record{};
     record.kind = CUPTI_ACTIVITY_KIND_DRIVER, record.cbid = cbid, record.correlationId = correlation;
     record.start = correlation * 100, record.end = record.start + 50;
@@ -61,7 +52,7 @@ void api(uint32_t cbid, bool is_recorded) {
 }
 void launch(bool is_run) {
     std::lock_guard lock(mutex);
-    api(CUPTI_DRIVER_TRACE_CBID_cuLaunchKernel, true);
+    api(CUPTI_DRIVER_TRACE_CBID_cuLaunchKernel);
     if (!is_run || !kinds.count(CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL)) return;
     CUpti_ActivityKernel10 record{};
     record.kind = CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, record.correlationId = correlation;
@@ -80,18 +71,21 @@ void other_takes(CUcontext, uint32_t, uint8_t *, size_t, size_t) {}
 extern "C" {
 int standin_driver_version(int *version) {
     *version = 13000;
-    api(CUPTI_DRIVER_TRACE_CBID_cuDriverGetVersion, true);
+    api(CUPTI_DRIVER_TRACE_CBID_cuDriverGetVersion);
     return 0;
 }
-CUptiResult cuptiActivityEnable(CUpti_ActivityKind kind) { return kinds.insert(kind), CUPTI_SUCCESS; }
+CUptiResult cuptiActivityEnable(CUpti_ActivityKind kind) {
+    std::lock_guard lock(mutex);
+    return kinds.insert(kind), CUPTI_SUCCESS;
+}
 CUptiResult cuptiActivityDisable(CUpti_ActivityKind kind) {
     std::lock_guard lock(mutex);
-    if (kind == CUPTI_ACTIVITY_KIND_DRIVER) driver_calls.clear();
     return kinds.erase(kind), CUPTI_SUCCESS;
 }
-CUptiResult cuptiActivityEnableDriverApi(CUpti_CallbackId cbid, uint8_t) {
+CUptiResult cuptiActivityEnableDriverApi(CUpti_CallbackId cbid, uint8_t enable) {
     std::lock_guard lock(mutex);
-    return driver_calls.insert(cbid), CUPTI_SUCCESS;
+    enable ? void(driver_calls.insert(cbid)) : void(driver_calls.erase(cbid));
+    return CUPTI_SUCCESS;
 }
 CUptiResult cuptiActivityEnableRuntimeApi(CUpti_CallbackId, uint8_t) { return CUPTI_SUCCESS; }
 CUptiResult cuptiActivityFlushAll(uint32_t) {
@@ -131,21 +125,10 @@ CUptiResult cuptiGetCallbackName(CUpti_CallbackDomain domain, uint32_t cbid, con
     *name = is_launch ? "cuLaunchKernel" : "cuGetSomething";
     return CUPTI_SUCCESS;
 }
-CUptiResult cuptiSubscribe(CUpti_SubscriberHandle *handle, CUpti_CallbackFunc callback, void *) {
+CUptiResult cuptiSubscribe(CUpti_SubscriberHandle *, CUpti_CallbackFunc, void *) {
     std::lock_guard lock(mutex);
-    if (subscriber) return CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED;
-    subscriber = callback;
-    *handle = reinterpret_cast<CUpti_SubscriberHandle>(&subscriber);
-    return CUPTI_SUCCESS;
-}
-CUptiResult cuptiEnableDomain(uint32_t enable, CUpti_SubscriberHandle, CUpti_CallbackDomain domain) {
-    std::lock_guard lock(mutex);
-    return domains[domain] = enable != 0, CUPTI_SUCCESS;
-}
-CUptiResult cuptiUnsubscribe(CUpti_SubscriberHandle) { return subscriber = nullptr, CUPTI_SUCCESS; }
-CUptiResult cuptiFinalize() {
-    is_finalized = true;
-    return puts(is_in_exit ? "finalized where a call returns" : "finalized anywhere"), CUPTI_SUCCESS;
+    if (is_subscribed) return CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED;
+    return is_subscribed = true, CUPTI_SUCCESS;
 }
 }
 
@@ -161,14 +144,18 @@ int main() {
         int count = 0;
         if ((what == "launch" || what == "start") && scanf("%d", &count) != 1) return 2;
         for (int at = 0; at < count; at++) launch(what == "launch");
-        if (what == "call") api(CUPTI_DRIVER_TRACE_CBID_cuInit, false);
         if (what == "take") cuptiActivityRegisterCallbacks(other_gives, other_takes);
         if (what == "subscribe") {
             CUpti_SubscriberHandle handle;
-            cuptiSubscribe(&handle, [](void *, CUpti_CallbackDomain, CUpti_CallbackId, const void *) {}, nullptr);
+            auto called = [](void *, CUpti_CallbackDomain, CUpti_CallbackId, const void *) {};
+            if (cuptiSubscribe(&handle, called, nullptr) != CUPTI_SUCCESS) what = "refused";
+        }
+        if (what == "asked") {
+            std::lock_guard lock(mutex);
+            what = kinds.empty() && driver_calls.empty() ? "asked for nothing" : "asked for some";
         }
         if (what == "quit") break;
-        printf("%s%s\n", word, is_finalized ? " without CUPTI" : "");
+        puts(what.c_str());
         fflush(stdout);
     }
 }

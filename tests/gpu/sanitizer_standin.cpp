@@ -3,12 +3,19 @@
 // module. It does what the lines of its input say, and answers each with a line, after those of what happened:
 //
 //     launch       a call of cuLaunchKernel, as its callbacks show it
-//     graph        a graph is made
-//     wait         waits until nothing is subscribed
+//     stay         another thread begins a call of cuMemAlloc and does not return from it; `leave` ends it
+//     wait         another thread begins a call of cuStreamSynchronize; `leave` ends it
+//     capture      a stream's capture begins; `captured` ends it
+//     busy         the GPU has something to do; `idle` says when its driver was asked for that, and it has nothing more
+//     callbacks    waits until there are no callbacks any more
 //     quit         returns from main
+//
+// To unpatch while a call is under way or the GPU has something to do, or to ask whether it has while a stream is
+// captured, is what NVIDIA's own does not survive: a line says it.
 #include <atomic>
 #include <cstdio>
 #include <string>
+#include <thread>
 
 #include <sanitizer.h>
 #include <unistd.h>
@@ -27,13 +34,34 @@ void call_back(Sanitizer_CallbackDomain domain, Sanitizer_CallbackId id, const v
     auto function = subscriber.load();
     if (function && domains[domain]) function(subscribed, domain, id, data);
 }
-void launch() {
+std::atomic<bool> is_busy{false}, is_captured{false}, is_asked{false}, is_left{false};
+std::atomic<int> calls{0};
+
+void site(Sanitizer_ApiCallbackSite site, const char *function, Sanitizer_CallbackId id) {
+    uint32_t result = 0;
     Sanitizer_CallbackData data{};
-    data.functionName = "cuLaunchKernel", data.context = CONTEXT;
-    for (auto site : {SANITIZER_API_ENTER, SANITIZER_API_EXIT}) {
-        data.callbackSite = site;
-        call_back(SANITIZER_CB_DOMAIN_DRIVER_API, 307, &data);
-    }
+    data.functionName = function, data.context = CONTEXT, data.callbackSite = site, data.functionReturnValue = &result;
+    call_back(SANITIZER_CB_DOMAIN_DRIVER_API, id, &data);
+}
+void call(const char *function, Sanitizer_CallbackId id) {
+    site(SANITIZER_API_ENTER, function, id);
+    calls++;
+    usleep(100);
+    calls--;
+    site(SANITIZER_API_EXIT, function, id);
+}
+void stay(const char *function, Sanitizer_CallbackId id, bool counts) {
+    is_left = false;
+    std::atomic<bool> has_begun{false};
+    std::thread([&, function, id, counts] {
+        site(SANITIZER_API_ENTER, function, id);
+        calls += counts;
+        has_begun = true;
+        while (!is_left) usleep(100);
+        calls -= counts;
+        site(SANITIZER_API_EXIT, function, id);
+    }).detach();
+    while (!has_begun) usleep(100);
 }
 SanitizerResult said(const char *what) {
     puts(what), fflush(stdout);
@@ -47,10 +75,7 @@ SanitizerResult sanitizerSubscribe(Sanitizer_SubscriberHandle *, Sanitizer_Callb
     subscribed = data, subscriber = function;
     return SANITIZER_SUCCESS;
 }
-SanitizerResult sanitizerUnsubscribe(Sanitizer_SubscriberHandle) {
-    subscriber = nullptr;
-    return said("unsubscribed");
-}
+SanitizerResult sanitizerUnsubscribe(Sanitizer_SubscriberHandle) { return said("unsubscribed"); }
 SanitizerResult sanitizerEnableDomain(uint32_t enable, Sanitizer_SubscriberHandle, Sanitizer_CallbackDomain domain) {
     domains[domain] = enable != 0;
     return SANITIZER_SUCCESS;
@@ -60,7 +85,9 @@ SanitizerResult sanitizerPatchInstructions(Sanitizer_InstructionId, CUmodule, co
     return SANITIZER_SUCCESS;
 }
 SanitizerResult sanitizerPatchModule(CUmodule) { return said("patched"); }
-SanitizerResult sanitizerUnpatchModule(CUmodule) { return said("unpatched"); }
+SanitizerResult sanitizerUnpatchModule(CUmodule) {
+    return said(calls ? "unpatched in a call" : is_busy ? "unpatched while the GPU is busy" : "unpatched");
+}
 SanitizerResult sanitizerSetLaunchCallbackData(Sanitizer_LaunchHandle, CUfunction, Sanitizer_StreamHandle,
                                                const void *) {
     return SANITIZER_SUCCESS;
@@ -69,6 +96,12 @@ SanitizerResult sanitizerGetFunctionPcAndSize(CUmodule, const char *, uint64_t *
     return SANITIZER_ERROR_UNKNOWN;
 }
 }
+
+extern "C" void standin_asked_for_idle() {
+    if (is_captured) said("a capture is invalidated");
+    is_asked = true;
+}
+extern "C" int standin_is_idle() { return !is_busy; }
 
 int main() {
     InitializeInjection();
@@ -82,12 +115,18 @@ int main() {
     char word[32];
     while (scanf("%31s", word) == 1) {
         std::string what = word;
-        if (what == "launch") launch();
-        if (what == "graph") {
-            Sanitizer_GraphExecData graph{};
-            call_back(SANITIZER_CB_DOMAIN_GRAPHS, SANITIZER_CBID_GRAPHS_GRAPHEXEC_CREATED, &graph);
+        if (what == "launch") call("cuLaunchKernel", 307);
+        if (what == "stay") stay("cuMemAlloc_v2", 243, true);
+        if (what == "wait") stay("cuStreamSynchronize", 126, false);
+        if (what == "leave") is_left = true;
+        if (what == "capture") call("cuStreamBeginCapture_v2", 539), is_captured = true;
+        if (what == "captured") is_captured = false, call("cuStreamEndCapture", 497);
+        if (what == "busy") is_busy = true;
+        if (what == "idle") {
+            while (!is_asked) usleep(100);
+            is_busy = false;
         }
-        while (what == "wait" && domains[SANITIZER_CB_DOMAIN_DRIVER_API]) usleep(1000);
+        while (what == "callbacks" && domains[SANITIZER_CB_DOMAIN_DRIVER_API]) usleep(100);
         if (what == "quit") break;
         said(word);
     }

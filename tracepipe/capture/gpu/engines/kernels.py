@@ -82,7 +82,7 @@ class KernelsEngine:
         return self._renderer
 
     def stop(self) -> None:
-        """Ask the processes to send what they have yet, and to let CUPTI go; `collect` gives it."""
+        """Ask the processes to send what they have yet, and to record no more; `collect` gives it."""
         self._channel.stop()
 
     def is_over(self) -> bool:

@@ -139,6 +139,7 @@ class Context {
     // The drain's own, under `in_use`: the context is not destroyed meanwhile.
     std::timed_mutex in_use;
     CUstream stream = nullptr;
+    CUevent all_work = nullptr;
     char *staging = nullptr;
     ClockPairs clocks;
     uint64_t clock_taken_ns = 0, clock_width_ns = 0;  // when the last pair was taken, and the narrowest one's

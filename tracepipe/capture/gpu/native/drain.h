@@ -28,8 +28,7 @@ class Drain {
                std::function<void()> let_go) {
         memory_bytes_ = memory_bytes;
         tell_ = std::move(tell), stop_ = std::move(stop), let_go_ = std::move(let_go);
-        auto work = [](void *self) -> void * { return static_cast<Drain *>(self)->run(), nullptr; };
-        return start_own_thread(work, this);
+        return start_own_thread([](void *self) { static_cast<Drain *>(self)->run(); }, this);
     }
     // Waits until a context has memory for launches, for a while.
     void wait_open(Context &context) {
@@ -45,6 +44,10 @@ class Drain {
         for (auto &context : contexts_)
             if (context->handle == handle && !context->is_dead) return context;
         return nullptr;
+    }
+    std::vector<std::shared_ptr<Context>> contexts() {
+        std::lock_guard<std::mutex> lock(mutex_);
+        return contexts_;
     }
     void wake() {
         {

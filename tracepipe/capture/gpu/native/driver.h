@@ -20,6 +20,9 @@ struct Driver {
     CUresult (*launchKernel)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream,
                              void **, void **);
     CUresult (*threadExchangeStreamCaptureMode)(CUstreamCaptureMode *);
+    CUresult (*eventCreate)(CUevent *, unsigned);
+    CUresult (*eventQuery)(CUevent);
+    CUresult (*ctxRecordEvent)(CUcontext, CUevent);  // null before CUDA 12.5
     CUresult (*deviceGetName)(char *, int, CUdevice);
     CUresult (*deviceGetUuid)(CUuuid *, CUdevice);
     CUresult (*deviceTotalMem)(size_t *, CUdevice);
@@ -52,7 +55,11 @@ struct Driver {
         find(deviceGetUuid, "cuDeviceGetUuid");
         find(deviceTotalMem, "cuDeviceTotalMem_v2");
         find(deviceGetAttribute, "cuDeviceGetAttribute");
-        return all;
+        find(eventCreate, "cuEventCreate");
+        find(eventQuery, "cuEventQuery");
+        bool are_needed = all;
+        find(ctxRecordEvent, "cuCtxRecordEvent");
+        return are_needed;
     }
 };
 

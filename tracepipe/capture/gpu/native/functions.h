@@ -6,6 +6,7 @@
 #include <shared_mutex>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include <sanitizer.h>
@@ -23,6 +24,13 @@ struct Function {
     std::shared_ptr<std::atomic<uint32_t>> needed_room;
 };
 
+// Those that came after the stop are not patched, and known so that their launches can be counted.
+struct Module {
+    CUcontext context = nullptr;
+    bool is_patched = false;
+    bool launches_kernels = false;
+};
+
 class Functions {
   public:
     Functions(Channel &channel, const Selection &selection) : channel_(channel), selection_(selection) {}
@@ -33,7 +41,7 @@ class Functions {
         std::lock_guard<std::mutex> lock(patching_);
         if (is_stopped_) {
             std::unique_lock<std::shared_mutex> functions(mutex_);
-            patched_[data.module] = false;
+            modules_[data.module] = {data.context};
             return;
         }
         bool is_patched =
@@ -45,29 +53,41 @@ class Functions {
         if (!is_patched) return void(channel_.note("a module could not be patched: its kernels are not recorded"));
         bool launches_kernels = data.pCubin && memmem(data.pCubin, data.cubinSize, "cudaCDP", 7);
         std::unique_lock<std::shared_mutex> functions(mutex_);
-        patched_[data.module] = launches_kernels;
+        modules_[data.module] = {data.context, true, launches_kernels};
         if (!launches_kernels) return;
         // What kernels launch raises no callback: their names are kept now.
         each_function(data.pCubin, data.cubinSize, [&](const char *name) { know_code(data.module, name); });
     }
+    // The context is about to be destroyed, and its modules with it.
+    void forget(CUcontext context) {
+        std::vector<CUmodule> modules;
+        {
+            std::shared_lock<std::shared_mutex> lock(mutex_);
+            for (auto &[handle, module] : modules_)
+                if (module.context == context) modules.push_back(handle);
+        }
+        for (CUmodule module : modules) forget(module);
+    }
     void forget(CUmodule module) {
         std::unique_lock<std::shared_mutex> lock(mutex_);
-        patched_.erase(module);
+        modules_.erase(module);
         for (auto at = functions_.begin(); at != functions_.end();)
             at = at->second.module == module ? functions_.erase(at) : std::next(at);
         for (auto at = code_.begin(); at != code_.end();)
             at = at->second.second == module ? code_.erase(at) : std::next(at);
     }
-    // No launch is recorded any more: the kernels run as they were, and are known so that they can be counted.
-    // Before a launch, on the program's thread.
-    void stop() {
-        if (is_stopped_.load(std::memory_order_relaxed)) return;
-        std::lock_guard<std::mutex> lock(patching_);
-        if (is_stopped_.load()) return;
-        std::shared_lock<std::shared_mutex> functions(mutex_);
-        for (auto &[module, launches_kernels] : patched_) sanitizerUnpatchModule(module);
-        is_stopped_ = true;
+    // No launch is recorded any more: no further module is patched, and the others may be unpatched.
+    void stop() { is_stopped_ = true; }
+    // The kernels run as they were from now on. Only while no thread of the program is in the driver and the GPU is
+    // idle: else a launch on another thread, or a kernel that runs, may meet half of either code, and the program
+    // dies of an illegal instruction (Compute Sanitizer 13.0, driver 580).
+    void unpatch() {
+        std::unique_lock<std::shared_mutex> lock(mutex_);
+        for (auto &[handle, module] : modules_)
+            if (std::exchange(module.is_patched, false)) sanitizerUnpatchModule(handle);
+        is_unpatched_ = true;
     }
+    bool is_unpatched() const { return is_unpatched_; }
     bool is_stopped() const { return is_stopped_; }
     Function of(const Sanitizer_LaunchData &data) {
         Function function;
@@ -75,9 +95,9 @@ class Functions {
             std::shared_lock<std::shared_mutex> lock(mutex_);
             auto known = functions_.find(data.function);
             if (known != functions_.end()) return known->second;
-            auto module = patched_.find(data.module);
-            if (module == patched_.end()) return function;
-            function.launches_kernels = module->second;
+            auto module = modules_.find(data.module);
+            if (module == modules_.end()) return function;
+            function.launches_kernels = module->second.launches_kernels;
         }
         const char *name = data.functionName ? data.functionName : "";
         function.module = data.module;
@@ -113,12 +133,11 @@ class Functions {
 
     Channel &channel_;
     const Selection &selection_;
-    std::atomic<bool> is_stopped_{false};
+    std::atomic<bool> is_stopped_{false}, is_unpatched_{false};
     std::mutex patching_, names_mutex_;
     std::shared_mutex mutex_;
     std::unordered_map<CUfunction, Function> functions_;
-    // Whether they have kernels that launch kernels; those that came after the stop are not patched.
-    std::unordered_map<CUmodule, bool> patched_;
+    std::unordered_map<CUmodule, Module> modules_;
     std::unordered_map<uint64_t, std::pair<uint64_t, CUmodule>> code_;
     std::unordered_map<std::string, uint64_t> names_;
 };

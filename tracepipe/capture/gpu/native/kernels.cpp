@@ -4,10 +4,10 @@
 //     (CUDA_INJECTION64_PATH)                     on the target's threads           on ours
 //
 // The target's threads only ever fill CUPTI's buffers; records are taken apart and sent on a thread of our
-// own, every FLUSH_MS and at the end: of the recording, when CUPTI is taken out of the process, or of the process.
+// own, every FLUSH_MS and at the end: of the recording, when CUPTI is asked for nothing more, or of the process.
 // Nothing here waits for the GPU, or makes a CUDA call but the heartbeat's.
-#include "cupti_hold.h"
 #include "demangle.h"
+#include "heartbeat.h"
 #include "kernel_records.h"
 #include "own_thread.h"
 #include "transport.h"
@@ -277,24 +277,31 @@ void send_last() {
     }
 }
 
-// The recording is over and the program goes on: without CUPTI, where it is not another profiler's.
-void let_go() {
-    send_last();
-    bool is_ours = heartbeat.missed() < MISSED_AT_END;
-    if (!is_ours) tell_taken();
-    channel.close();
-    if (!is_ours) return;
-    for (const Work &work : WORK) cuptiActivityDisable(work.kind);
-    cuptiActivityDisable(CUPTI_ACTIVITY_KIND_RUNTIME);
-    cuptiActivityDisable(CUPTI_ACTIVITY_KIND_DRIVER);
-    cuptiActivityFlushAll(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
-    let_cupti_go();
+void disable_calls() {
+    for (uint32_t cbid = 1; cbid < CUPTI_RUNTIME_TRACE_CBID_SIZE; cbid++) cuptiActivityEnableRuntimeApi(cbid, 0);
+    for (uint32_t cbid = 1; cbid < CUPTI_DRIVER_TRACE_CBID_SIZE; cbid++) cuptiActivityEnableDriverApi(cbid, 0);
 }
 
-void *flush_often(void *) {
+// The recording is over and the program goes on: CUPTI records nothing more, where it is not another profiler's.
+// It stays in the process: after cuptiFinalize other threads crash in CUPTI that are in a call of CUDA's just then,
+// also if it is called where its documentation says, at the exit of a call (CUPTI 13.0, driver 580). We have no
+// subscription that could stand in another profiler's way.
+void let_go() {
+    send_last();
+    if (heartbeat.missed() < MISSED_AT_END) {
+        disable_calls();
+        for (const Work &work : WORK) cuptiActivityDisable(work.kind);
+        cuptiActivityFlushAll(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
+    } else {
+        tell_taken();
+    }
+    channel.close();
+}
+
+void flush_often(void *) {
     std::unique_lock lock(end_mutex);
     while (!flush_end.wait_for(lock, FLUSH_MS, [] { return is_ended; })) {
-        if (channel.is_over()) return let_go(), nullptr;
+        if (channel.is_over()) return let_go();
         heartbeat.beat();
         cuptiActivityFlushAll(0);
         if (heartbeat.missed() < MISSED_BETWEEN) continue;
@@ -302,7 +309,6 @@ void *flush_often(void *) {
         tell_taken();
         channel.close();
     }
-    return nullptr;
 }
 
 void end() {

@@ -2,21 +2,36 @@
 #pragma once
 #include <csignal>
 #include <pthread.h>
+#include <unistd.h>
 
 namespace tracepipe {
 
 // Runs `work(argument)` on a thread that nobody waits for. False if the process can have no more threads.
-inline bool start_own_thread(void *(*work)(void *), void *argument) {
+//
+// The thread stays until the process is gone: to end it, the driver's destructors of a thread's data would run, and
+// the process may be just exiting, where what they need is gone.
+inline bool start_own_thread(void (*work)(void *), void *argument) {
+    struct Work {
+        void (*function)(void *);
+        void *argument;
+    };
+    auto run = [](void *given) -> void * {
+        auto *own = static_cast<Work *>(given);
+        own->function(own->argument);
+        for (;;) pause();
+    };
     // Signals to the process are its own threads' business.
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     pthread_t thread;
-    bool is_started = pthread_create(&thread, nullptr, work, argument) == 0;
+    auto *given = new Work{work, argument};
+    bool is_started = pthread_create(&thread, nullptr, run, given) == 0;
     if (is_started) {
         pthread_setname_np(thread, "tracepipe-gpu");
         pthread_detach(thread);
     }
+    if (!is_started) delete given;
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
     return is_started;
 }

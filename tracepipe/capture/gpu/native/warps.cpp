@@ -11,10 +11,13 @@
 #include <fstream>
 #include <iterator>
 #include <thread>
+#include <utility>
 
 #include "call_arguments.h"
+#include "call_flags.h"
 #include "drain.h"
 #include "functions.h"
+#include "quiet.h"
 
 namespace tracepipe {
 namespace {
@@ -23,12 +26,11 @@ constexpr unsigned MOST_CALLBACKS = 2048;  // ids of functions of one API
 // A launch waits for room while launches are drained, and for a short time when none is.
 constexpr uint64_t WAIT_WHILE_DRAINING_NS = 500'000'000, WAIT_FOR_ROOM_NS = 50'000'000;
 constexpr unsigned WAIT_AT_END_MS = Drain::WAIT_AT_END_MS;
-constexpr auto LOOK_FOR_LAUNCH = std::chrono::milliseconds(20);
+constexpr auto LOOK_FOR_QUIET = std::chrono::milliseconds(5);
+constexpr uint64_t WAIT_FOR_UNPATCHING_NS = 20'000'000;
 constexpr uint64_t TELL_EVERY_NS = 1'000'000'000;
 // Warps that a shared region has room for before it is known how many are needed.
 constexpr uint64_t FIRST_GRAPH_WARPS = 1 << 17, WARPS_OF_CHILDREN = 1 << 15;
-
-enum CallFlag : uint8_t { CALL_KNOWN = 1, CALL_LAUNCHES = 2, CALL_ENDS_CONTEXT = 4, CALL_NAMES_KERNEL = 8 };
 
 // What a thread of the process is in the middle of.
 struct Thread {
@@ -40,14 +42,19 @@ struct Thread {
     LaunchPointer graph;              // whose nodes are told
     std::shared_ptr<Context> graph_context;
     const void *graph_data = nullptr;
+    Gate::Place place;
 };
-Thread &thread() {
-    thread_local Thread *state = new Thread;  // outlives the thread's destructors, which may call CUDA
-    return *state;
-}
 
 class Injection {
   public:
+    // Once in a process; it is never destroyed, as callbacks come until the process is gone.
+    static void begin() {
+        if (only_) return;
+        only_ = new Injection;
+        only_->start();
+    }
+
+  private:
     bool start() {
         if (!channel_.open() || !driver().open()) return false;
         const char *patches = getenv("TRACEPIPE_GPU_PATCHES");
@@ -66,49 +73,74 @@ class Injection {
                 sanitizerEnableDomain(1, subscriber_, domain);
         const char *bytes = getenv("TRACEPIPE_GPU_MEMORY");
         if (!drain_.start(
-                bytes ? strtoull(bytes, nullptr, 10) : 0, [this](bool is_end) { tell_beyond(is_end); },
-                [this] { is_over_ = true; }, [this] { let_go(); })) {
+                bytes ? strtoull(bytes, nullptr, 10) : 0, [this](bool is_end) { look_after(is_end); },
+                [this] { stop(); }, [this] { let_go(); })) {
             sanitizerUnsubscribe(subscriber_);
             return refuse("no thread could be started in the traced process: its GPU events are not recorded");
         }
+        be_first_at_exit();
         return true;
     }
     // The process ends.
     void finish() {
         {
             std::lock_guard<std::mutex> lock(letting_go_);
-            is_exiting_ = true;
+            if (std::exchange(is_exiting_, true)) return;
         }
         drain_.finish(WAIT_AT_END_MS, true);
     }
 
-  private:
     enum Calls { NO_CALLS, LAUNCH_CALLS, ALL_CALLS };
     static constexpr Sanitizer_CallbackDomain DOMAINS[] = {
         SANITIZER_CB_DOMAIN_RUNTIME_API, SANITIZER_CB_DOMAIN_RESOURCE, SANITIZER_CB_DOMAIN_SYNCHRONIZE,
         SANITIZER_CB_DOMAIN_LAUNCH,      SANITIZER_CB_DOMAIN_GRAPHS,   SANITIZER_CB_DOMAIN_DRIVER_API,
     };
 
+    Thread &thread() {
+        thread_local Thread *state = nullptr;  // outlives the thread's destructors, which may call CUDA
+        if (!state) quiet_.gate.add((state = new Thread)->place);
+        return *state;
+    }
     bool refuse(const char *why) {
         channel_.note(why);
         return false;
     }
-    // From the drain's thread, after the last record. Modules are unpatched by the next launch, on its thread;
-    // until one comes, its callbacks alone are left. The memory on the GPU stays the patches': a graph that was
-    // made of patched kernels has them still, and then the API stays too.
+    // From the drain's thread, when the recording is over: first the GPU is as it was, then what is left to be read
+    // there is read.
+    void stop() {
+        is_over_ = true;
+        functions_.stop();
+        be_first_at_exit();
+        unpatch();
+    }
+    // From the drain's thread, after the last record: modules are unpatched as soon as that can be done, and then
+    // there are no callbacks. The memory on the GPU stays the patches'. So does the subscription: CUPTI would not
+    // work in this process without it either (CUDA 13.0), and to drop it is one thing more that can fail.
     void let_go() {
-        auto disable = [this](bool of_launches) {
+        for (bool is_let_go = false; !is_let_go; std::this_thread::sleep_for(LOOK_FOR_QUIET)) {
             std::lock_guard<std::mutex> lock(letting_go_);
-            if (is_exiting_) return false;
-            for (auto domain : DOMAINS)
-                if ((domain == SANITIZER_CB_DOMAIN_DRIVER_API) == of_launches)
-                    sanitizerEnableDomain(0, subscriber_, domain);
-            if (of_launches && !has_graphs_) sanitizerUnsubscribe(subscriber_);
-            return true;
-        };
-        if (!disable(false)) return;
-        while (!functions_.is_stopped()) std::this_thread::sleep_for(LOOK_FOR_LAUNCH);
-        disable(true);
+            if (is_exiting_) return;
+            if (unpatch() || !Quiet::can_be_known())
+                is_let_go = quiet_.hold([this](uint64_t) {
+                    for (auto domain : DOMAINS) sanitizerEnableDomain(0, subscriber_, domain);
+                    return true;
+                });
+        }
+    }
+    // From the drain's thread: whether the modules are unpatched, which is tried if they are not.
+    bool unpatch() {
+        return functions_.is_unpatched() || quiet_.take(drain_.contexts(), [this] {
+            functions_.unpatch();
+            for (auto &context : drain_.contexts()) context->synchronized(nullptr, sequence_);
+        });
+    }
+    // Exit handlers run in the order from last to first, and that of Compute Sanitizer, which is made some time
+    // after its subscription, must not meet our thread at work.
+    void be_first_at_exit() {
+        static const pid_t process = getpid();
+        atexit([] {
+            if (getpid() == process) only_->finish();
+        });
     }
     static void called_back(void *self, Sanitizer_CallbackDomain domain, Sanitizer_CallbackId id, const void *data) {
         if (is_own_thread()) return;
@@ -134,12 +166,25 @@ class Injection {
     void call(Sanitizer_CallbackDomain domain, Sanitizer_CallbackId id, const Sanitizer_CallbackData &data) {
         bool is_runtime = domain == SANITIZER_CB_DOMAIN_RUNTIME_API;
         uint8_t flags = flags_of(is_runtime, id, data.functionName);
-        if (is_over_.load(std::memory_order_relaxed)) {
-            bool is_entry = data.callbackSite == SANITIZER_API_ENTER;
-            if (is_entry && flags & CALL_LAUNCHES) functions_.stop();
-            if (is_entry && flags & CALL_ENDS_CONTEXT) drain_.finish(WAIT_AT_END_MS, false);
-            return;
-        }
+        bool is_entry = data.callbackSite == SANITIZER_API_ENTER, is_in_driver = !is_runtime && !(flags & CALL_WAITS);
+        if (is_in_driver && !is_entry) leave_driver(flags, data);
+        if (!is_over_.load(std::memory_order_relaxed))
+            record_call(is_runtime, id, flags, data);
+        else if (is_entry && flags & CALL_ENDS_CONTEXT)
+            drain_.finish(WAIT_AT_END_MS, false);
+        if (is_in_driver && is_entry) quiet_.gate.enter(thread().place);
+    }
+    void leave_driver(uint8_t flags, const Sanitizer_CallbackData &data) {
+        uint32_t result = result_of(data);
+        if (flags & CALL_BEGINS_CAPTURE && !result) quiet_.captures++;
+        if (flags & CALL_ENDS_CAPTURE && (!result || result == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED))
+            quiet_.captures--;
+        quiet_.gate.leave(thread().place);
+    }
+    static uint32_t result_of(const Sanitizer_CallbackData &data) {
+        return data.functionReturnValue ? *static_cast<const uint32_t *>(data.functionReturnValue) : 0;
+    }
+    void record_call(bool is_runtime, Sanitizer_CallbackId id, uint8_t flags, const Sanitizer_CallbackData &data) {
         const CallLayout *layout = flags ? layouts_[is_runtime][id].load(std::memory_order_relaxed) : nullptr;
         uint64_t name = function_name(is_runtime, id, layout);
         bool is_told = calls_ == ALL_CALLS || (calls_ == LAUNCH_CALLS && flags & CALL_LAUNCHES);
@@ -155,7 +200,7 @@ class Injection {
         if (flags & CALL_ENDS_CONTEXT) drain_.finish(WAIT_AT_END_MS, false);
         uint64_t launch = 0, kernel = 0;
         if (flags & CALL_LAUNCHES) {
-            if (selection_.is_past() || selection_.is_spent()) functions_.stop();
+            if (selection_.is_past() || selection_.is_spent()) wait_for_unpatching();
             wait_for_room(data.context);
             launch = current.launch = channel_.next_launch();
             current.call_ns = monotonic_ns();
@@ -169,7 +214,7 @@ class Injection {
                const CallLayout *layout) {
         Thread &current = thread();
         if (current.depth) current.depth--;
-        uint32_t result = data.functionReturnValue ? *static_cast<const uint32_t *>(data.functionReturnValue) : 0;
+        uint32_t result = result_of(data);
         if (is_told) put_call_exit(channel_, name, result, layout, data.functionParams);
         if (!(flags & CALL_LAUNCHES)) return;
         if (result)
@@ -181,14 +226,7 @@ class Injection {
         if (id >= MOST_CALLBACKS) return 0;
         uint8_t flags = flags_[is_runtime][id].load(std::memory_order_acquire);
         if (flags) return flags;
-        auto begins = [&](const char *start) { return strncmp(function, start, strlen(start)) == 0; };
-        flags = CALL_KNOWN;
-        bool is_host = begins("cuLaunchHostFunc") || begins("cudaLaunchHostFunc");
-        if (!is_runtime && (begins("cuLaunch") || begins("cuGraphLaunch")) && !is_host) flags |= CALL_LAUNCHES;
-        if ((begins("cuLaunch") || begins("cudaLaunch") || begins("__cudaLaunch")) && !is_host)
-            flags |= CALL_NAMES_KERNEL;
-        if (begins("cuCtxDestroy") || begins("cuDevicePrimaryCtxRe") || begins("cudaDeviceReset"))
-            flags |= CALL_ENDS_CONTEXT;
+        flags = call_flags(is_runtime, function);
         const CallLayout *layout = arguments_.find(function);
         layouts_[is_runtime][id].store(layout, std::memory_order_relaxed);
         uint64_t name = function_name(is_runtime, id, layout);
@@ -196,6 +234,14 @@ class Injection {
         if (channel_.put(KIND_NAME, &name, sizeof name, function, 0))
             flags_[is_runtime][id].store(flags, std::memory_order_release);
         return flags;
+    }
+    // Before a launch: the first one after the last that is recorded gives the drain's thread time to unpatch.
+    void wait_for_unpatching() {
+        if (functions_.is_stopped()) return;
+        functions_.stop();
+        drain_.wake();
+        for (uint64_t by_ns = monotonic_ns() + WAIT_FOR_UNPATCHING_NS; !quiet_.is_tried && monotonic_ns() < by_ns;)
+            Gate::pause();
     }
     // Before a launch, where the driver holds no locks: gives the drain time when the buffer gets full.
     void wait_for_room(CUcontext handle) {
@@ -231,6 +277,7 @@ class Injection {
             bool is_free = context->in_use.try_lock_for(std::chrono::milliseconds(500));
             context->is_dead = true;
             if (is_free) context->in_use.unlock();
+            functions_.forget(context->handle);
         } else if (id == SANITIZER_CBID_RESOURCE_MODULE_LOADED) {
             const auto &module = *static_cast<const Sanitizer_ResourceModuleData *>(data);
             if (drain_.find(module.context)) functions_.patch(module);
@@ -248,11 +295,13 @@ class Injection {
         }
         drain_.add(context);
         drain_.wake();
+        be_first_at_exit();
         return context;
     }
     // --- launches
 
     void launch(const Sanitizer_LaunchData &data) {
+        if (is_over_ && functions_.is_unpatched()) return;
         Function function = functions_.of(data);
         if (!function.module) return;  // not patched
         if (is_over_) return set(data, nullptr);
@@ -290,7 +339,6 @@ class Injection {
             graph_launched(*static_cast<const Sanitizer_GraphLaunchData *>(data));
         } else if (id == SANITIZER_CBID_GRAPHS_GRAPHEXEC_CREATED) {
             const auto &created = *static_cast<const Sanitizer_GraphExecData *>(data);
-            has_graphs_ = true;
             bool is_of_device = created.isDeviceLaunch || created.containsDeviceGraphLaunches;
             if (is_of_device && !is_device_graph_told_.exchange(true))
                 channel_.note("a CUDA graph is launched by a kernel: its nodes are not recorded then");
@@ -300,6 +348,7 @@ class Injection {
         }
     }
     void node(const Sanitizer_GraphNodeLaunchData &data) {
+        if (is_over_ && functions_.is_unpatched()) return;
         Function function = functions_.of(data.launchData);
         if (!function.module) return;
         Thread &current = thread();
@@ -378,7 +427,11 @@ class Injection {
         channel_.put(KIND_KERNEL, &record, sizeof record);
         channel_.put(KIND_LOST_WARPS, &lost, sizeof lost);
     }
-    // From the drain's thread.
+    // From the drain's thread, from time to time.
+    void look_after(bool is_end) {
+        tell_beyond(is_end);
+        if (!is_end && functions_.is_stopped()) unpatch();
+    }
     void tell_beyond(bool is_end) {
         uint64_t now_ns = monotonic_ns();
         if (!is_end && now_ns - told_ns_ < TELL_EVERY_NS) return;
@@ -401,6 +454,7 @@ class Injection {
         if (!context->is_empty()) drain_.wake();
     }
 
+    static inline Injection *only_;
     Channel channel_;
     Selection selection_;
     Functions functions_{channel_, selection_};
@@ -408,7 +462,8 @@ class Injection {
     std::vector<char> patches_;
     Calls calls_ = ALL_CALLS;
     Sanitizer_SubscriberHandle subscriber_ = nullptr;
-    std::atomic<bool> is_over_{false}, has_graphs_{false};
+    Quiet quiet_;
+    std::atomic<bool> is_over_{false};
     std::mutex letting_go_;
     bool is_exiting_ = false;
     std::atomic<uint64_t> sequence_{0};
@@ -427,13 +482,6 @@ class Injection {
 }  // namespace tracepipe
 
 extern "C" __attribute__((visibility("default"))) int InitializeInjection() {
-    // Never destroyed: callbacks come until the process is gone.
-    static auto *injection = new tracepipe::Injection;
-    static const bool is_started = injection->start();
-    static const pid_t process = getpid();
-    if (is_started)
-        atexit([] {
-            if (getpid() == process) injection->finish();
-        });
+    tracepipe::Injection::begin();
     return 1;
 }

@@ -1,4 +1,4 @@
-// CUPTI in a process that may have another profiler: whether its records come to us, and how it lets go.
+// CUPTI in a process that may have another profiler: whether its records come to us.
 #pragma once
 #include <atomic>
 #include <cupti.h>
@@ -40,21 +40,5 @@ class Heartbeat {
     Call call_ = nullptr;
     std::atomic<uint64_t> sent_{0}, missed_from_{0}, seen_until_ns_{0};
 };
-
-// CUPTI is out of the process when a call of the program's next returns: there it may be taken out
-// (cuptiFinalize's documentation). Where another client has subscribed, it stays, as it is that one's too.
-inline void let_cupti_go() {
-    static CUpti_SubscriberHandle subscriber;
-    static std::atomic<bool> is_held{true};
-    auto at_call = [](void *, CUpti_CallbackDomain, CUpti_CallbackId, const void *data) {
-        auto &call = *static_cast<const CUpti_CallbackData *>(data);
-        if (call.callbackSite != CUPTI_API_EXIT || !is_held.exchange(false)) return;
-        cuptiUnsubscribe(subscriber);
-        cuptiFinalize();
-    };
-    if (cuptiSubscribe(&subscriber, at_call, nullptr) != CUPTI_SUCCESS) return;
-    cuptiEnableDomain(1, subscriber, CUPTI_CB_DOMAIN_DRIVER_API);
-    cuptiEnableDomain(1, subscriber, CUPTI_CB_DOMAIN_RUNTIME_API);
-}
 
 }  // namespace tracepipe

@@ -1,0 +1,32 @@
+// What a function of CUDA's means for the engine `warps`, by its name.
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+namespace tracepipe {
+
+enum CallFlag : uint8_t {
+    CALL_KNOWN = 1,
+    CALL_LAUNCHES = 2,
+    CALL_ENDS_CONTEXT = 4,
+    CALL_NAMES_KERNEL = 8,
+    CALL_WAITS = 16,  // for the GPU, and gives it nothing to do
+    CALL_BEGINS_CAPTURE = 32,
+    CALL_ENDS_CAPTURE = 64,
+};
+
+inline uint8_t call_flags(bool is_runtime, const char *function) {
+    auto begins = [&](const char *start) { return strncmp(function, start, strlen(start)) == 0; };
+    uint8_t flags = CALL_KNOWN;
+    bool is_host = begins("cuLaunchHostFunc") || begins("cudaLaunchHostFunc");
+    if (!is_runtime && (begins("cuLaunch") || begins("cuGraphLaunch")) && !is_host) flags |= CALL_LAUNCHES;
+    if ((begins("cuLaunch") || begins("cudaLaunch") || begins("__cudaLaunch")) && !is_host) flags |= CALL_NAMES_KERNEL;
+    if (begins("cuCtxDestroy") || begins("cuDevicePrimaryCtxRe") || begins("cudaDeviceReset"))
+        flags |= CALL_ENDS_CONTEXT;
+    if (strstr(function, "Synchronize")) flags |= CALL_WAITS;
+    if (begins("cuStreamBeginCapture")) flags |= CALL_BEGINS_CAPTURE;
+    if (begins("cuStreamEndCapture")) flags |= CALL_ENDS_CAPTURE;
+    return flags;
+}
+
+}  // namespace tracepipe
