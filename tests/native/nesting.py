@@ -28,6 +28,10 @@ def nest_events(core: ctypes.CDLL, rng: Random) -> None:
             near, far = (rng.randrange(-1, rows) for _ in range(2))
             core.tp_nest_above(nest, row, near, far, rng.randrange(3))
         batches = [_batch(core, nest, rows, rng) for _ in range(rng.randrange(1, 4))]
+        used = buffers.array([0] * 6, np.uint8)
+        core.tp_nest_names(nest, used.ctypes.data)
+        to = buffers.array([rng.randrange(6) for _ in range(6)], np.int32)
+        core.tp_nest_rename(nest, to.ctypes.data)
         closed = [_closed(core, nest, row, rng) for row in range(rows)]
         _expect_one_end(batches + closed)
         assert core.tp_nest_most(nest, 0) == 0

@@ -122,6 +122,18 @@ def test_a_slice_ends_at_the_last_time_that_there_is() -> None:
     assert [op[2] for op in bench.taken()] == [last_ns - 5, last_ns]
 
 
+def test_names_of_open_slices_can_have_other_numbers() -> None:
+    bench = Bench()
+    row = bench.row()
+    bench.add(row, ("B", 1, {"name": G}), ("B", 2), ("E", 3))
+    assert bench.nesting.open_names(3).tolist() == [False, False, True]
+    bench.nesting.rename(np.array([NONE, NONE, F], np.int32))
+    assert bench.nesting.open_names(3).tolist() == [False, True, False]
+    bench.taken()
+    bench.add(row, ("E", 4))
+    assert [(op[0], op[3]) for op in bench.taken()] == [(END, F)]
+
+
 def test_a_part_of_the_events_may_be_nested() -> None:
     bench = Bench()
     row = bench.row()
