@@ -68,6 +68,8 @@ def chrome_write(core: ctypes.CDLL, rng: Random) -> None:
             _write_batch(core, writer, texts, args, rng)
             if rng.random() < 0.2:
                 core.tp_chrome_forget(writer)
+                for number in range(_NUMBERS):  # what has none would be no JSON
+                    _set(core, writer, _NAMES, number, _TEXTS[_NAMES] % number, 0)
 
 
 def _write_batch(core: ctypes.CDLL, writer: int, texts: int | None, args: int, rng: Random) -> None:
