@@ -49,16 +49,15 @@ def run(run: Run, options: Options) -> Result:
     else:
         wanted = top_calls
     timed = wanted.filter(pl.col("dur_ns").is_not_null())
-    split = breakdown(run, timed, host)
     result = Result("TIME AT EACH LAYER")
     result.notes += _what_is_missing(run, host, len(wanted) - len(timed))
     names = (
-        split.group_by("name").agg(pl.col("dur_ns").sum()).sort("dur_ns", "name", descending=[True, False])
+        timed.group_by("name").agg(pl.col("dur_ns").sum()).sort("dur_ns", "name", descending=[True, False])
     )
     shown = names.head(options.top) if options.top > 0 else names
-    # Of a million names few have frames of their own.
-    kept = split.join(shown.select("name"), on="name", how="semi")
-    by_name = {str(name): part for (name,), part in kept.partition_by("name", as_dict=True).items()}
+    # What is not shown is not split: a million calls take much.
+    split = breakdown(run, timed.join(shown.select("name"), on="name", how="semi"), host)
+    by_name = {str(name): part for (name,), part in split.partition_by("name", as_dict=True).items()}
     parts = [(name, by_name[name]) for name in shown["name"]]
     if parts:
         result.parts += [_shares(parts), _lengths(parts, host)]

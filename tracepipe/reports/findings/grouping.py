@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from typing import Any
 
 from tracepipe.reports.findings.kernel_warps import LANES, NOT_RECORDED, Ints, KernelWarps, sort_warps
 from tracepipe.reports.findings.timed_threads import kernels_of_threads
+from tracepipe.reports.frames.grouping import grouped
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.run import Run
 
 FULL_MASK = (1 << LANES) - 1
-_KERNEL = ("name", "gpu", "pid", "grid", "block")
+_COLUMNS = (
+    "launch", "warp", "sm", "entry_ns", "last_exit_ns", "exits", "entry_mask", "block_index", "warp_in_block",
+)  # fmt: skip
 
 
 def kernels_of(run: Run, pattern: str, launch: int | None) -> list[KernelWarps]:
@@ -20,33 +25,43 @@ def kernels_of(run: Run, pattern: str, launch: int | None) -> list[KernelWarps]:
     leaves only those of that id.
     """
     wanted = re.compile(pattern)
-    kernels = _from_warps(run, launch) + kernels_of_threads(run, launch)
-    kernels = [kernel for kernel in kernels if wanted.search(kernel.kernel)]
+    kernels = [*_from_warps(run, wanted, launch)]
+    kernels += [kernel for kernel in kernels_of_threads(run, launch) if wanted.search(kernel.kernel)]
     return sorted(kernels, key=lambda kernel: -kernel.launch.size)
 
 
-def _from_warps(run: Run, launch: int | None) -> list[KernelWarps]:
+def _from_warps(run: Run, wanted: re.Pattern[str], launch: int | None) -> Iterator[KernelWarps]:
     if not len(run.warp_table):
-        return []
-    warps = run.warps.with_row_index("row")
+        return
+    kernels, of_warp = run.warp_table.kernels()
+    is_wanted = np.array([wanted.search(kernel["name"]) is not None for kernel in kernels], np.bool_)
+    rows = np.flatnonzero(is_wanted[of_warp])
+    warps = run.warp_table.frame(*_COLUMNS)
     if launch is not None:
-        warps = warps.filter(pl.col("launch") == launch)
+        rows = rows[(warps["launch"] == launch).fill_null(False).to_numpy()[rows]]
     # A launch id may be used again: the same warp for the second time is of another launch.
-    again = pl.int_range(pl.len()).over("launch", "warp", *_KERNEL).alias("again")
-    warps = warps.with_columns(again)
+    warps = warps.with_columns(pl.Series("kernel", of_warp)).with_columns(
+        again=pl.int_range(pl.len()).over("launch", "warp", "kernel")
+    )
     exits = run.exits
-    return [_of_records(part, exits) for part in warps.partition_by(_KERNEL, maintain_order=True)]
-
-
-def _of_records(warps: pl.DataFrame, exits: pl.DataFrame) -> KernelWarps:
-    """One kernel's warps, of which `exits` has those that did not leave with all lanes at once."""
-    first = warps.row(0, named=True)
-    launch, ids = _launches(warps)
-    place = np.full(int(warps["row"].max()) + 1, -1, np.int64)  # type: ignore[arg-type]
-    place[warps["row"].to_numpy()] = np.arange(len(warps))
+    # The exits of each kernel, in the order of its warps.
     of_exit = exits["warp_row"].to_numpy()
-    own = (of_exit < place.size) & (place[np.minimum(of_exit, place.size - 1)] >= 0)
-    several = place[of_exit[own]]
+    by_kernel = np.lexsort((of_exit, of_warp[of_exit]))
+    exits, of_exit = exits[by_kernel], of_exit[by_kernel]
+    bounds = np.searchsorted(of_warp[of_exit], np.arange(len(kernels) + 1))
+    parts = [(number, rows[places]) for number, places in grouped(of_warp[rows])]
+    for number, own in sorted(parts, key=lambda part: int(part[1][0])):
+        yield _of_records(kernels[number], warps[own], own, exits[bounds[number] : bounds[number + 1]])
+
+
+def _of_records(kernel: dict[str, Any], warps: pl.DataFrame, rows: Ints, exits: pl.DataFrame) -> KernelWarps:
+    """One kernel's warps, which stand at `rows`, of which `exits` has those that did not leave with all lanes
+    at once, and others' of the kernel."""
+    launch, ids = _launches(warps)
+    of_exit = exits["warp_row"].to_numpy()
+    several = np.searchsorted(rows, of_exit)
+    own = rows[np.minimum(several, len(rows) - 1)] == of_exit
+    several = several[own]
     told = np.zeros(len(warps), np.bool_)
     told[several] = True
     single = np.flatnonzero(~told & (warps["exits"].to_numpy() == 1))
@@ -55,8 +70,8 @@ def _of_records(warps: pl.DataFrame, exits: pl.DataFrame) -> KernelWarps:
     known = warps["block_index"].null_count() == 0
     linear = warps["warp"].to_numpy()
     return sort_warps(
-        first["name"],
-        _three(first["grid"]),
+        kernel["name"],
+        _three(kernel["grid"]),
         launch=launch,
         block=warps["block_index"].to_numpy() if known else np.zeros(len(warps), np.int64),
         warp=warps["warp_in_block"].to_numpy() if known else linear,

@@ -145,6 +145,8 @@ class ShapeTable:
         """The number of a value in a column, NO_SUCH where no shape has it."""
         if name == "layer":
             return LAYERS.index(value)
+        if name == "phase":
+            return ord(value)
         if value is None:
             return NONE
         if name in _TEXTS:

@@ -28,6 +28,7 @@ _OPTIONAL = ("cycles", *_NARROW)
 """What not every batch has. Without `exits` each warp left once, and `first_exit_ns` is its last."""
 _OF_LAUNCH = ("launch", "name", "gpu", "stream", "pid", "grid", "block", "warps_per_block", "bound_ns")
 """What all warps of a batch share."""
+OF_KERNEL = ("name", "gpu", "pid", "grid", "block")
 _OF_BOTH = ("block_index", "warp_in_block")
 COLUMNS = (
     *_OF_LAUNCH, "warp", "entry_ns", "first_exit_ns", "last_exit_ns", "exits", "cycles", "sm", "slot",
@@ -163,6 +164,19 @@ class WarpTable:
         if name.endswith("_exit_ns") and "exits" in self._columns:
             return where(self._columns["exits"] > 0, made)
         return made
+
+    def kernels(self) -> tuple[list[Record], Int32s]:
+        """What launches have in common that are of one kernel, `OF_KERNEL`, each once; and for each warp the
+        place of its kernel there.
+        """
+        kernels: dict[str, int] = {}
+        of_launch = []
+        for at in range(len(self._launches)):
+            launch = json.loads(self._launches[at])
+            key = json.dumps({name: launch[name] for name in OF_KERNEL})
+            of_launch.append(kernels.setdefault(key, len(kernels)))
+        of_batch = np.array(of_launch, np.int32)[np.array(self._launch_of, np.int32)]
+        return [json.loads(key) for key in kernels], np.repeat(of_batch, np.array(self._size_of, np.int64))
 
     def exits(self) -> pl.DataFrame:
         """A row for each exit of warps with several, or one of not all lanes: warp_row (in `warps`), exit_ns,

@@ -1,0 +1,107 @@
+"""How much memory reports take for each event, and for each of what else a recording may have many of."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.recordings import write_mixed
+from tests.support.recordings import span, write
+
+MEASURE = r"""
+import re, sys
+from tracepipe.cli import app
+app(sys.argv[1:], standalone_mode=False)
+# Not ru_maxrss, which is never below that of the process that forked this one.
+print(re.search(r"VmHWM:\s+(\d+) kB", open("/proc/self/status").read())[1], file=sys.stderr)
+"""
+# More than the tables keep at a time.
+FEW, MANY = 25_000, 75_000
+
+
+def peak_bytes(*command: str) -> int:
+    """Peak memory of a process that makes one report and does nothing else."""
+    argv = [sys.executable, "-c", MEASURE, *command]
+    done = subprocess.run(argv, check=True, capture_output=True, text=True)
+    return int(done.stderr.split()[-1]) * 1024
+
+
+def call(at: int, name: str = "f", **fields: Any) -> dict[str, Any]:
+    return span(at * 10, at * 10 + 5, name, **fields)
+
+
+def kernel(at: int) -> dict[str, Any]:
+    columns = {"warp": [0], "sm": [at % 132], "slot": [0], "entry_ns": [0], "exit_ns": [50]}
+    return {"type": "gpu_warp", "name": f"kernel {at}", "ts_ns": at * 1_000, "gpu": 0, **columns}
+
+
+# What there is a different one of in each event, and how many bytes `summary` takes for it at most.
+SUMMARY: dict[str, tuple[Callable[[int], dict[str, Any]], int]] = {
+    "nothing": (call, 100),
+    "names": (lambda at: call(at, f"function number {at}"), 300),
+    "threads": (lambda at: call(at, tid=at), 800),
+    "processes": (lambda at: call(at, pid=at, tid=at), 800),
+    "thread names": (lambda at: call(at, comm=f"thread {at}"), 400),
+    "arguments": (lambda at: call(at, args={"text": f"{at}" + "x" * 300}), 150),
+    "kernels": (kernel, 500),
+}
+
+
+@pytest.mark.parametrize("what", SUMMARY)
+def test_summary_takes_a_few_bytes_for_whatever_there_is_much_of(what: str, tmp_path: Path) -> None:
+    make, most_bytes = SUMMARY[what]
+    few = peak_bytes("summary", str(write(tmp_path / "few.jsonl", *map(make, range(FEW)))))
+    many = peak_bytes("summary", str(write(tmp_path / "many.jsonl", *map(make, range(MANY)))))
+    assert (many - few) / (MANY - FEW) < most_bytes
+
+
+# Bytes an event at most, of a program's usual mix.
+REPORTS = {"summary": 80, "gaps": 250, "timeline": 250, "layers": 250, "memory": 200, "warps": 450}
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("mixed")
+    few, many = folder / "few.jsonl", folder / "many.jsonl"
+    write_mixed(few, 50_000, unique=True)
+    write_mixed(many, 250_000, unique=True)
+    return few, many
+
+
+@pytest.mark.parametrize("report", REPORTS)
+def test_a_report_takes_so_many_bytes_for_each_event(report: str, mixed: tuple[Path, Path]) -> None:
+    few, many = (peak_bytes(report, str(path)) for path in mixed)
+    assert (many - few) / 200_000 < REPORTS[report]
+
+
+# Of each name a report shows one row at most, and keeps the rest as columns.
+OF_NAMES = {"layers": 1_500, "diff": 4_000}
+
+
+@pytest.mark.parametrize("report", OF_NAMES)
+def test_names_that_are_not_shown_take_little(report: str, tmp_path: Path) -> None:
+    def peak(count: int) -> int:
+        path = str(write(tmp_path / "run.jsonl", *(call(at, f"function number {at}") for at in range(count))))
+        return peak_bytes(report, *[path] * (2 if report == "diff" else 1))
+
+    assert (peak(25_000) - peak(5_000)) / 20_000 < OF_NAMES[report]
+
+
+def test_calls_of_many_threads_are_looked_for_where_memory_was_used_alone(tmp_path: Path) -> None:
+    def peak(count: int) -> int:
+        of_memory = span(3, 5, "alloc", "memory", args={"size": 64, "address": "0x10"})
+        calls = (call(at, tid=at) for at in range(count))
+        return peak_bytes("memory", str(write(tmp_path / "run.jsonl", of_memory, *calls)))
+
+    assert (peak(25_000) - peak(5_000)) / 20_000 < 1_500
+
+
+def test_much_text_of_arguments_is_not_in_memory(tmp_path: Path) -> None:
+    lines = [json.dumps(call(at, args={"a": str(at) + "x" * 500_000})) for at in range(100)]
+    assert peak_bytes("summary", str(write(tmp_path / "run.jsonl", *lines))) < 64 << 20
