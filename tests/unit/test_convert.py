@@ -445,3 +445,11 @@ def test_times_that_their_clock_puts_beyond_a_trace_are_drawn_by_every_format(re
     assert abs(start_ns - (last_ns - 10**12 + 5)) <= 1
     assert start_ns + dur_ns == last_ns
     assert last == (last_ns, 0, TIME_LIMIT_NS)
+
+
+def test_megabytes_without_an_event(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    header = b'{"type":"header","schema":"tracepipe/1","clock":"monotonic","clocks":["monotonic"]}\n'
+    path.write_bytes(header + (b" " * 1000 + b"\n") * 6000)
+    account = Conversion(str(path), CONVERTERS["text"], ConvertOptions()).run(io.BytesIO())
+    assert (account.skipped, +account.counts) == (0, {})

@@ -89,8 +89,8 @@ class Layout:
         events = batch.events
         if batch.others:
             events = self._take_others(batch)
-        self._weight += max(len(events), batch.text_bytes // _BYTES_AN_EVENT)
         if len(events):
+            self._weight += max(len(events), batch.text_bytes // _BYTES_AN_EVENT)
             self._window.append(events)
         if self._weight < 2 * WINDOW_EVENTS:
             return self._drawn(None, [])
