@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
@@ -19,8 +20,9 @@ from tracepipe.reports.analyses.allocations import (
     allocations,
     ends_of,
 )
+from tracepipe.reports.analyses.cuda_calls import calls_named
 from tracepipe.reports.analyses.distribution import PERCENTS, of_values
-from tracepipe.reports.frames.libraries import np, pl
+from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.report import Column, Drawing, Option, Report, Result, Table
 from tracepipe.reports.writing.drawing import ASCII, UNICODE, Window, axis, steps_chart
@@ -29,7 +31,7 @@ from tracepipe.units import duration_text, size_text
 _CHART_ROWS = 4
 _LABEL_COLUMNS = 10
 _CELLS_MIN = 20
-_CONTEXT_ENDS = r"^(cuCtxDestroy|cuDevicePrimaryCtxReset|cudaDeviceReset)(_v\d+)?$"
+_CONTEXT_ENDS = re.compile(r"(cuCtxDestroy|cuDevicePrimaryCtxReset|cudaDeviceReset)(_v\d+)?")
 _TOLD_BY = ("memory", "userspace", "unknown layer")
 
 
@@ -332,9 +334,7 @@ def _notes(run: Run, found: Allocations) -> Iterator[str]:
 
 def _ended_contexts(run: Run, found: Allocations) -> Iterator[str]:
     """What was live where a process ended a context: the driver frees what belongs to it."""
-    calls = run.some("userspace", "name", "pid", "end_ns", "kind").filter(
-        pl.col("name").str.contains(_CONTEXT_ENDS) & (pl.col("kind") != "no_begin")
-    )
+    calls = run.rows("userspace", calls_named(run, _CONTEXT_ENDS))
     by_process: dict[int | None, list[Allocation]] = defaultdict(list)
     for one in found.all if len(calls) else ():
         if one.address is not None:

@@ -233,6 +233,8 @@ def _address(text: str | None) -> str | None:
 
 def _sites(run: Run, events: pl.DataFrame) -> Iterator[str]:
     """For each event the call that did it, after the outermost call that it was done in."""
+    if not len(events):
+        return
     calls = run.some("userspace", "pid", "tid", "start_ns", "end_ns", "name", "kind", "parent")
     calls = calls.filter(pl.col("parent").is_null() & ~pl.col("kind").is_in(["instant", "no_begin"]))
     calls = calls.join(events.select("pid", "tid").unique(), on=["pid", "tid"], how="semi", nulls_equal=True)

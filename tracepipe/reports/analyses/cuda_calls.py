@@ -70,6 +70,12 @@ def launching(run: Run) -> Bools:
     return _first(run, np.array(launch, np.bool_)[own])
 
 
+def calls_named(run: Run, pattern: re.Pattern[str]) -> Int64s:
+    """The rows of `run.calls` whose whole names match a pattern, but for ends without a begin."""
+    own, matches = _of_names(run, lambda name: pattern.fullmatch(name) is not None)
+    return np.flatnonzero(np.array(matches, np.bool_)[own] & run.layer("userspace").is_call)
+
+
 def launches(run: Run) -> pl.DataFrame:
     """The calls that launch kernels, a runtime's call and the driver's inside it once."""
     return run.rows("userspace", np.flatnonzero(launching(run)))
