@@ -43,7 +43,7 @@ def kernel(at: int) -> dict[str, Any]:
 
 # What there is a different one of in each event, and how many bytes `summary` takes for it at most.
 SUMMARY: dict[str, tuple[Callable[[int], dict[str, Any]], int]] = {
-    "nothing": (call, 48),
+    "nothing": (call, 100),
     "names": (lambda at: call(at, f"function number {at}"), 220),
     "threads": (lambda at: call(at, tid=at), 900),
     "processes": (lambda at: call(at, pid=at, tid=at), 850),
