@@ -154,7 +154,7 @@ def test_a_program_that_ends_with_its_recording_ends_well(bench: Bench, name: st
 
 
 def test_a_profiler_of_the_programs_works_afterwards(bench: Bench) -> None:
-    """There is no call of the program's between the end of the recording and the start of the profiler."""
+    """The program makes no CUDA call between the end of the recording and the start of its profiler."""
     pytest.importorskip("torch")
     waits = TORCH.replace("some()\nwith", "some()\nprint('half', flush=True)\ninput()\nwith", 1)
     recorded = Recorded(engine(bench, "kernels"), [sys.executable, "-c", waits])

@@ -61,7 +61,7 @@ def test_a_room_is_a_function_whatever_is_imported_first() -> None:
 
 
 def loaded_by(code: str) -> set[str]:
-    """The modules that some code loads, beside those of an empty program."""
+    """The modules that some code loads and an empty program does not."""
     return set(
         python(f"import sys; before = set(sys.modules); {code}; print(*set(sys.modules) - before)").split()
     )

@@ -537,7 +537,7 @@ def test_columns_of_warps_are_stretched_by_the_drift() -> None:
     assert stretched["ts_ns"] == 100
     assert stretched["source_ns"] == [1_000 * SECOND_NS + ns for ns in entry_ns]
     assert stretched["bound_ns"] == 11
-    # What a reading is beside its time in the trace and the batch's offset is a small number.
+    # A reading less its time in the trace and the batch's offset is a small number.
     for source_ns, ns in zip(stretched["source_ns"], stretched["entry_ns"], strict=True):
         assert 0 <= source_ns - (100 + ns) - stretched["offset_ns"] < 1 << 21
     assert stretched["entry_ns"] == [0, SECOND_NS + 10_000, 2 * SECOND_NS + 20_000]

@@ -453,3 +453,19 @@ def test_megabytes_without_an_event(tmp_path: Path) -> None:
     path.write_bytes(header + (b" " * 1000 + b"\n") * 6000)
     account = Conversion(str(path), CONVERTERS["text"], ConvertOptions()).run(io.BytesIO())
     assert (account.skipped, +account.counts) == (0, {})
+
+
+def test_a_slot_that_no_table_has_room_for_keeps_its_track(tmp_path: Path) -> None:
+    batches = [(10, [0], [0]), (1000, [50, 1000], [3, 600]), (2000, [50], [3])]
+    records: list[Any] = [
+        {"type": "header", "schema": "tracepipe/1", "clock": "monotonic", "clocks": ["monotonic"]}
+    ]
+    for ts_ns, sm, slot in batches:
+        times = {"entry_ns": [0] * len(sm), "exit_ns": [5] * len(sm)}
+        place = {"gpu": 0, "warp": [*range(len(sm))], "sm": sm, "slot": slot}
+        records.append({"type": "gpu_warp", "name": "k", "ts_ns": ts_ns, **place, **times})
+    path = tmp_path / "run.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    drawn = io.BytesIO()
+    Conversion(str(path), CONVERTERS["text"], ConvertOptions()).run(drawn)
+    assert drawn.getvalue().decode().count("slot 3\n") == 1

@@ -289,21 +289,16 @@ class Packets:
         """The fields of slices that begin, in the order of the changes, without count and arrow."""
         slices, keys, tops = changes.slices.take(changes.slice[begins]), self._ready[KEYS], self._ready[TOPS]
         after_ns = slices.source_ns - changes.ts_ns[begins] - changes.offset_ns
-        known = {
-            KEY_SOURCE: (after_ns, slices.source_ns != NONE),
-            **{
-                key: (column, column != NONE)
-                for key, column in (
-                    (KEY_EXITS, slices.exits),
-                    (KEY_CYCLES, slices.cycles),
-                    (KEY_LANES, slices.lanes),
-                )
-            },
-        }
+        known = [
+            (KEY_SOURCE, after_ns, slices.source_ns != NONE),
+            (KEY_EXITS, slices.exits, slices.exits != NONE),
+            (KEY_CYCLES, slices.cycles, slices.cycles != NONE),
+            (KEY_LANES, slices.lanes, slices.lanes != NONE),
+        ]
         parts = [
             [_TYPES[BEGIN] + tops[row] for row in slices.row.tolist()],
             self._warp_names_of(changes, slices, begins, interned),
-            *(_all_annotated(keys[key], *column) for key, column in known.items() if column[1].any()),
+            *(_all_annotated(keys[key], values, there) for key, values, there in known if there.any()),
         ]
         if slices.unclosed.any():
             unclosed = self._ready[MARK][UNCLOSED]

@@ -322,7 +322,7 @@ class WarpLayout:
         rows = []
         for sm, slot in zip(sms.tolist(), slots.tolist(), strict=True):
             in_table = sm < gpu.table.shape[0] and slot < gpu.table.shape[1]
-            row = int(gpu.table[sm, slot]) if in_table else gpu.sparse.get((sm, slot), NO_ROW)
+            row = int(gpu.table[sm, slot]) if in_table else NO_ROW
             if row == NO_ROW:
                 row = self._slot_row(gpu, sm, slot)
                 if in_table:
@@ -333,7 +333,11 @@ class WarpLayout:
         return np.array(rows, np.int32)
 
     def _slot_row(self, gpu: _Gpu, sm: int, slot: int) -> int:
-        """The row of a slot that is met first now."""
+        """The row of a slot that the table lacks: a new one, unless the slot was met while the table was
+        too large to grow.
+        """
+        if (known := gpu.sparse.get((sm, slot))) is not None:
+            return known
         if self._rows.tree.is_full:
             return self._shared_row(gpu)
         group = self._rows.tree.child(gpu.track, "group", f"SM {sm}", RANK_SM + sm)

@@ -1,4 +1,4 @@
-"""What reading a recording found: counts, losses, and everything that did not go by the book."""
+"""What reading a recording found: counts, losses, and everything that did not go as it should."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def heading(facts: Facts) -> str:
 
 
 def lacks(facts: Facts) -> Iterator[str]:
-    """What did not go by the book, most important last: problems, clocks, losses."""
+    """What did not go as it should, most important last: problems, clocks, losses."""
     yield from facts.remarks(_OUTCOMES)
     yield from _clocks(facts)
     for layer, count in facts.losses.items():
