@@ -154,3 +154,10 @@ def test_the_filter_keeps_what_the_full_check_passes(items: list[dict[str, Any]]
     kept = RecordCheck().keep(items * 2, 1, problems)
     assert kept == [r for r in items * 2 if first_fault(r) is None and r["type"] != "header"]
     assert len(kept) + len(problems) == 2 * len(items)
+
+
+def test_an_unknown_field_may_have_the_name_of_a_text_of_another_type() -> None:
+    clock = {"type": "clock", "clock": "gpu", "source_ns": 1, "host_lo_ns": 1, "host_hi_ns": 1}
+    problems: list[Problem] = []
+    assert RecordCheck().keep([{**clock, "reason": 1, "comm": [1]}], 1, problems)
+    assert not problems

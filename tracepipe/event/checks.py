@@ -135,12 +135,16 @@ _TEXTS = ("name", "comm", "layer", "clock", "reason")
 
 
 def long_texts(record: Record) -> list[str]:
-    """The fields of a good record whose texts are longer than what is kept of them."""
+    """The fields of a good record whose texts are longer than what is kept of them.
+
+    A field that a record's type does not know may hold anything.
+    """
     return [
         field
         for field in _TEXTS
-        if len(record.get(field) or "") > NAME_BYTES_MAX // 4
-        and len(record[field].encode("utf-8", "replace")) > NAME_BYTES_MAX
+        if type(text := record.get(field)) is str
+        and len(text) > NAME_BYTES_MAX // 4
+        and len(text.encode("utf-8", "replace")) > NAME_BYTES_MAX
     ]
 
 
