@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from tests.cli.test_cli import run
 from tracepipe.capture.request import CaptureRequest, Filters, Limits
 from tracepipe.capture.summary import CaptureSummary
+from tracepipe.cli import app
 from tracepipe.doctor.diagnosis import FAILS, WORKS, Diagnosis
 from tracepipe.hooks.hook import PROBED_LAYERS
 
@@ -167,6 +169,25 @@ def test_nonsense_is_an_error_of_usage(
     code, _, err = run("capture", *options)
     assert code == 2
     assert said in err
+    assert not asked
+
+
+@pytest.mark.parametrize("command", ["capture", "live", "hooks test", "hooks list", "summary"])
+def test_no_option_takes_the_divider_as_its_value(
+    run: Run, asked: list[CaptureRequest], command: str
+) -> None:
+    at: Any = typer.main.get_command(app)
+    for name in command.split():
+        at = at.get_command(None, name)
+    valued = [
+        option.opts for option in at.params if option.param_type_name == "option" and not option.is_flag
+    ]
+    assert valued
+    for options in valued:
+        for option in options:
+            code, _, err = run(*command.split(), option, "--", "./vec_add")
+            assert code == 2
+            assert f"Option {max(options, key=len)} requires an argument before --." in " ".join(err.split())
     assert not asked
 
 

@@ -12,7 +12,9 @@ import pytest
 from tracepipe.capture.find import kernel_symbols
 from tracepipe.capture.find.hook_list import hits, list_functions, list_sets
 from tracepipe.capture.find.library import LibrarySearch
+from tracepipe.capture.find.resolve import resolve
 from tracepipe.hooks import sets
+from tracepipe.hooks.sets import read_hooks
 
 SETS = {
     "odd": """
@@ -83,6 +85,36 @@ def test_functions_that_fit_a_pattern(machine: Path, library: str) -> None:
     listing = list_functions("odd:*", LibrarySearch())
     assert [row.spec for row in listing.rows] == ["kprobe:odd:odd_ioctl", "tracepoint:odd:odd_entry"]
     assert listing.notes == ["no libodd.so: the dynamic linker would not find it"]
+
+
+def test_every_hook_that_is_listed_finds_itself(machine: Path, library: str) -> None:
+    libraries = LibrarySearch(given=(library,))
+    listed = [*list_functions("odd*", libraries).rows, *list_functions("odd:*", libraries).rows]
+    assert len(listed) == 7
+    for row in listed:
+        assert list_functions(row.spec, libraries).rows == [row]
+        (probe,) = resolve(read_hooks([row.spec]), libraries, is_partial=True).probes
+        assert probe.symbol == row.name
+
+
+def test_what_a_capture_would_take_as_a_hook(machine: Path, library: str) -> None:
+    libraries = LibrarySearch(given=(library,))
+
+    def specs(hook: str) -> list[str]:
+        listing = list_functions(hook, libraries)
+        assert listing.notes == []
+        return [row.spec for row in listing.rows]
+
+    assert specs("uprobe:libodd.so.1:odd*") == ["uprobe:libodd.so.1:oddFree", "uprobe:libodd.so.1:oddInit"]
+    assert specs(f"uprobe:{library}:*Init(flags: u32) -> i32") == [f"uprobe:{library}:oddInit"]
+    assert specs("kprobe:*dd_r*") == ["kprobe:odd_read"]
+    assert specs("kprobe:odd:odd*") == ["kprobe:odd:odd_ioctl"]
+    assert specs("tracepoint:odd:*") == ["tracepoint:odd:odd_entry"]
+    assert specs("odd") == ["uprobe:libodd.so:oddFree", "uprobe:libodd.so:oddInit"]
+    (of_version,) = list_functions("uprobe:libodd.so.1:oddInit", libraries).rows
+    assert (of_version.place, of_version.sets) == (library, ("odd",))
+    nothing = list_functions("tracepoint:od:*", libraries)
+    assert (nothing.rows, nothing.reason) == ([], "no such tracepoint; near: odd:*")
 
 
 def test_names_near_a_pattern_that_nothing_fits(machine: Path, library: str) -> None:

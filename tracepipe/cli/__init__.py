@@ -63,7 +63,26 @@ class _Commands(TyperGroup):
         """Load the commands of a module; of the reports the one of that name alone, where there is one."""
         module = import_module(place)
         loaded = typer.main.get_group(module.app_of(name) if place == _REPORTS else module.app).commands
+        for command in loaded.values():
+            _keep_divider(command)
         self.commands.update({name: one for name, one in loaded.items() if name not in self.commands})
+
+
+def _keep_divider(command: Any) -> None:
+    """Let no option of a command, or of a group's commands, take the `--` that ends options as its value."""
+    for inner in getattr(command, "commands", {}).values():
+        _keep_divider(inner)
+    parse = command.parse_args
+
+    def parse_args(ctx: Any, args: list[str]) -> Any:
+        given, _, _ = command.make_parser(ctx).parse_args(list(args))
+        for option in command.params:
+            value = given.get(option.name)
+            if option.param_type_name == "option" and "--" in (value if isinstance(value, list) else [value]):
+                ctx.fail(f"Option {max(option.opts, key=len)} requires an argument before --.")
+        return parse(ctx, args)
+
+    command.parse_args = parse_args
 
 
 app = typer.Typer(

@@ -23,7 +23,11 @@ app.add_typer(hooks_app)
 @hooks_app.command("list")
 def list_command(
     pattern: Annotated[
-        str, typer.Argument(help="A pattern of names, as nv*ioctl*, or PLACE:NAME.", metavar="[PATTERN]")
+        str,
+        typer.Argument(
+            help="A pattern of names, as nv*ioctl*, or PLACE:NAME; or what --hook takes.",
+            metavar="[PATTERN]",
+        ),
     ] = "",
     library: Libraries = None,
 ) -> None:
@@ -45,10 +49,12 @@ def list_command(
     for note in listing.notes:
         say(f"note: {note}")
     if not listing.rows:
-        near = (
+        hint = (
             f"Near: {', '.join(listing.near)}." if listing.near else "Patterns are shell patterns: nv*ioctl*."
         )
-        raise TracepipeError(f"Nothing here that can be hooked fits {pattern}.", near)
+        if listing.reason:
+            hint = f"{listing.reason[0].upper()}{listing.reason[1:]}."
+        raise TracepipeError(f"Nothing here that can be hooked fits {pattern}.", hint)
 
 
 @hooks_app.command("test", context_settings={"allow_interspersed_args": False})

@@ -33,6 +33,7 @@ else:
     import tomli as tomllib
 
 TARGETS = ("uprobe", "kprobe", "tracepoint")
+_RETURN_TARGETS = ("uretprobe", "kretprobe")  # bpftrace's
 COMMAND_LINE = "--hook"
 _FOLDER = Path(__file__).with_name("shipped")
 _LAYER_OF = {"uprobe": "userspace", "kprobe": "kernel", "tracepoint": "kernel"}
@@ -83,6 +84,12 @@ class HookSet:
 def shipped_sets() -> dict[str, Path]:
     """The sets that come with tracepipe: name → file."""
     return {path.stem: path for path in sorted(_FOLDER.glob("*.toml"))}
+
+
+def names_hooks(text: str) -> bool:
+    """Whether a text is meant as `read_hooks` takes one: a set, a file, or a hook with its target."""
+    is_hook = text.strip().partition(":")[0] in (*TARGETS, *_RETURN_TARGETS) and ":" in text
+    return is_hook or text.endswith(".toml") or text in shipped_sets()
 
 
 def read_hooks(options: list[str]) -> list[HookSet]:
@@ -264,7 +271,7 @@ class _SetReader:
 
 
 def _check_target(target: str, entry: Entry) -> None:
-    if target in ("uretprobe", "kretprobe"):
+    if target in _RETURN_TARGETS:
         hint = (
             f"Write {target.replace('ret', '')}: a hook records entry and return, with the result of -> KIND."
         )

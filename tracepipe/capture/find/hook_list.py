@@ -11,15 +11,16 @@ from typing import Any
 import orjson
 
 from tracepipe.capture.find.kernel_symbols import SYMBOLS, KernelSymbols, no_kprobes
-from tracepipe.capture.find.library import LibrarySearch
+from tracepipe.capture.find.library import LibrarySearch, same_library
 from tracepipe.capture.find.library_functions import FunctionTables
 from tracepipe.capture.find.resolve import resolve
 from tracepipe.capture.find.tracepoints import Tracepoints
 from tracepipe.capture.request import Notify
 from tracepipe.errors import TracepipeError
+from tracepipe.hooks.hook import FilePlace, KernelPlace, Probe
 from tracepipe.hooks.index import HookIndex
 from tracepipe.hooks.near_names import near_names
-from tracepipe.hooks.sets import HookSet, load_set, shipped_sets
+from tracepipe.hooks.sets import HookSet, load_set, names_hooks, read_hooks, shipped_sets
 
 _FIRST_CALLS = 3
 
@@ -46,11 +47,15 @@ class SetRow:
 
 @dataclass(slots=True)
 class Listing:
-    """Functions that fit a pattern, names that are near it if none does, and what could not be looked at."""
+    """Functions that fit a pattern, names that are near it if none does, and what could not be looked at.
+
+    `reason`: why a hook finds nothing.
+    """
 
     rows: list[FunctionRow] = field(default_factory=list)
     near: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    reason: str = ""
 
 
 @dataclass(slots=True)
@@ -84,8 +89,12 @@ def list_sets(libraries: LibrarySearch, notify: Notify = lambda message: None) -
 
 
 def list_functions(pattern: str, libraries: LibrarySearch) -> Listing:
-    """All that can be hooked and fits a shell pattern of names, or of `PLACE:NAME`. Raises InputError."""
+    """All that can be hooked and fits a shell pattern of names or of `PLACE:NAME`, or that `--hook` would
+    record. Raises InputError.
+    """
     sets = [load_set(name) for name in shipped_sets()]
+    if names_hooks(pattern):
+        return _hooked(pattern, libraries, sets)
     listing = Listing()
     known: set[str] = set()
     for rows in (
@@ -144,6 +153,50 @@ def _count(
         calls.append(arguments)
 
 
+def _hooked(text: str, libraries: LibrarySearch, sets: list[HookSet]) -> Listing:
+    """What a hook, a set or a file finds, as a capture would resolve it."""
+    listing = Listing()
+    selection = resolve(read_hooks([text]), libraries, is_partial=True, notify=listing.notes.append)
+    # One function can have several probes, each with its condition.
+    rows = {(probe.symbol, probe.place): _hooked_row(probe, sets) for probe in selection.probes}
+    listing.rows = sorted(rows.values(), key=lambda row: row.spec)
+    reasons = [why if name == text else f"{name}: {why}" for name, why in selection.unresolved.items()]
+    if rows:
+        listing.notes += reasons
+    else:
+        listing.reason = "; ".join(reasons)
+    return listing
+
+
+def _hooked_row(probe: Probe, sets: list[HookSet]) -> FunctionRow:
+    place, hook = probe.place, probe.hook
+    if isinstance(place, FilePlace):
+        in_sets = [found.name for found in sets if _in_library(found, probe.symbol, place.path)]
+        return FunctionRow(f"uprobe:{hook.library}:{probe.symbol}", probe.symbol, place.path, tuple(in_sets))
+    if isinstance(place, KernelPlace):
+        in_sets = [found.name for found in sets if _in_module(_index(found, "kprobe", ""), place)]
+        spec = ":".join(["kprobe", *[place.module] * bool(hook.modules), probe.symbol])
+        return FunctionRow(spec, probe.symbol, place.module, tuple(in_sets))
+    point = place.point.replace("/", ":")
+    in_sets = [found.name for found in sets if _index(found, "tracepoint", "").find(point)]
+    return FunctionRow(f"tracepoint:{point}", probe.symbol, point.partition(":")[0], tuple(in_sets))
+
+
+def _in_library(hooks: HookSet, symbol: str, path: str) -> bool:
+    file_name = Path(path).name
+    named = {
+        hook.library
+        for hook in hooks.hooks
+        if hook.target == "uprobe" and same_library(file_name, hook.library)
+    }
+    return any(_index(hooks, "uprobe", library).find(symbol) for library in named)
+
+
+def _in_module(index: HookIndex, place: KernelPlace) -> bool:
+    hook = index.find(place.symbol)
+    return hook is not None and (not hook.modules or place.module in hook.modules)
+
+
 def _library_rows(
     libraries: LibrarySearch, sets: list[HookSet], notes: list[str], known: set[str], pattern: str
 ) -> Iterator[FunctionRow]:
@@ -169,18 +222,13 @@ def _kernel_rows(pattern: str, sets: list[HookSet], notes: list[str]) -> Iterato
     if no_kprobes():
         notes.append(f"no functions of the kernel: {no_kprobes()}")
         return
-    index = [(hooks, _index(hooks, "kprobe", "")) for hooks in sets]
+    indexed = [(hooks, _index(hooks, "kprobe", "")) for hooks in sets]
     module, colon, name = pattern.rpartition(":")
     try:
         for place in KernelSymbols().functions([module] if module else (), [name]):
             if not fnmatchcase(place.symbol, name):
                 continue
-            found = [(hooks.name, known.find(place.symbol)) for hooks, known in index]
-            in_sets = tuple(
-                set_name
-                for set_name, hook in found
-                if hook is not None and (not hook.modules or place.module in hook.modules)
-            )
+            in_sets = tuple(hooks.name for hooks, index in indexed if _in_module(index, place))
             spec = ":".join(["kprobe", *[place.module] * bool(colon), place.symbol])
             yield FunctionRow(spec, place.symbol, place.module, in_sets)
     except OSError as error:

@@ -85,7 +85,7 @@ class LibrarySearch:
         if ".so" not in library:
             return self._program_named(library)
         given = [
-            path for path, names in self._given.items() if any(_same_library(name, library) for name in names)
+            path for path, names in self._given.items() if any(same_library(name, library) for name in names)
         ]
         if given:
             return given
@@ -116,7 +116,7 @@ class LibrarySearch:
 
     def is_loaded(self, library: str) -> bool:
         """Whether the target is known to have `library` as a file of its own: given, mapped or linked."""
-        given = any(_same_library(name, library) for names in self._given.values() for name in names)
+        given = any(same_library(name, library) for names in self._given.values() for name in names)
         return given or bool(self.mapped(library) or self.linked(library))
 
     def linked(self, library: str) -> list[str]:
@@ -132,7 +132,7 @@ class LibrarySearch:
         return [
             path
             for path, own in self._given.items()
-            if not any(_same_library(mine, name) for mine in own for name in names)
+            if not any(same_library(mine, name) for mine in own for name in names)
         ]
 
     def where(self, library: str) -> str:
@@ -214,7 +214,8 @@ def _names(path: str, *, must: bool = False) -> tuple[str, ...]:
     return (Path(path).name, soname) if soname else (Path(path).name,)
 
 
-def _same_library(file_name: str, library: str) -> bool:
+def same_library(file_name: str, library: str) -> bool:
+    """Whether a file name is one of `library` in any version."""
     return is_version(file_name, library.partition(".so")[0] + ".so")
 
 

@@ -38,7 +38,7 @@ def resolve(
 
     `only` and `exclude` are shell patterns of function names, with or without a set's variants. `notify` gets
     what could not be asked. Raises InputError: hooks that fit too much, or a given library that fits no hook,
-    unless `is_partial`: it may fit one of other sets.
+    unless `is_partial`: nothing will be attached, and the library may fit a hook of other sets.
     """
     if not is_partial:
         _check_given(sets, libraries)
@@ -52,7 +52,8 @@ def resolve(
                 look(chosen, sources, found)
         selection.probes.extend(probe for probe in found.probes if places.take(probe))
         selection.unresolved.update(found.unresolved())
-    _check_number(selection.probes)
+    if not is_partial:
+        _check_number(selection.probes)
     return selection
 
 

@@ -109,7 +109,9 @@ class Tracepoints:
     def _unknown(self, pattern: str) -> str:
         group, _, name = pattern.partition(":")
         near = near_names(name, self._fitting(self._folder() / group, "*"))
-        found = [f"{group}:{other}" for other in near] or near_names(pattern, self.names("*:*"))
+        groups = near_names(group, self._fitting(self._folder(), "*"))
+        found = [f"{group}:{other}" for other in near]
+        found = found or near_names(pattern, self.names("*:*")) or [f"{other}:*" for other in groups]
         return f"no such tracepoint{'; near: ' + ', '.join(found) if found else ''}"
 
     def _folder(self) -> Path:
