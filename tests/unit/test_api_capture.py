@@ -14,7 +14,7 @@ import pytest
 
 import tracepipe
 from tracepipe import cli
-from tracepipe.api.recorder import Began, Refused
+from tracepipe.api.recorder import Began, Order, Refused
 from tracepipe.capture.request import CaptureRequest
 from tracepipe.capture.summary import CaptureSummary
 
@@ -29,19 +29,21 @@ SUMMARY = CaptureSummary(
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[CaptureRequest, str]]:
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Order]:
     """What the command asks for with these arguments, and where it would write."""
     monkeypatch.chdir(tmp_path)
-    found: list[tuple[CaptureRequest, str]] = []
+    found: list[Order] = []
 
-    def record(request: CaptureRequest, output: str, **_: Any) -> CaptureSummary:
-        found.append((request, output))
+    def record(
+        request: CaptureRequest, output: str, *, force: bool, command_output: str, **_: Any
+    ) -> CaptureSummary:
+        found.append(Order(request, output, force, command_output))
         return SUMMARY
 
     monkeypatch.setattr("tracepipe.cli.capture.record", record)
     monkeypatch.setattr("tracepipe.capture.plan.layers_here", lambda: ("userspace", "syscall"))
 
-    def ask(*argv: str) -> tuple[CaptureRequest, str]:
+    def ask(*argv: str) -> Order:
         monkeypatch.setattr(sys, "argv", ["tracepipe", "capture", *argv])
         with pytest.raises(SystemExit):
             cli.main()
@@ -67,21 +69,23 @@ OPTIONS = {
         "command": "./app", "gpu": "warps", "kernel": "attn.*", "launches": "2-", "blocks": "0-3",
         "gpu_memory": "1G", "gpu_warps": 7,
     },
-    "--system -o x.jsonl.zst": {"system": True, "output": Path("x.jsonl.zst")},
+    "--system -o x.jsonl.zst --force": {"system": True, "output": Path("x.jsonl.zst"), "force": True},
+    "-o - --command-output said -- ./app": {
+        "command": "./app", "output": "-", "command_output": Path("said"),
+    },
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_what_is_asked_for_is_what_the_command_asks_for(
-    options: str, asked: Callable[..., tuple[CaptureRequest, str]]
-) -> None:
+def test_what_is_asked_for_is_what_the_command_asks_for(options: str, asked: Callable[..., Order]) -> None:
     ours = tracepipe.capture(**OPTIONS[options])  # type: ignore[arg-type]
-    assert (ours._request, ours.path) == asked(*options.split())
+    assert ours._order == asked(*options.split())
+    assert ours.path == ours._order.output
 
 
 def test_without_an_answer_to_whose_events_it_is_this_process(tmp_path: Path) -> None:
     ours = tracepipe.capture(output="x", layers=())
-    assert ours._request.pids == (os.getpid(),)
+    assert ours._order.request.pids == (os.getpid(),)
 
 
 def test_a_wrong_value_is_refused_at_once() -> None:
@@ -89,6 +93,8 @@ def test_a_wrong_value_is_refused_at_once() -> None:
         tracepipe.capture(duration="soon", layers=())
     with pytest.raises(TypeError, match="durtion"):
         tracepipe.capture(durtion="10s")  # type: ignore[call-arg]
+    with pytest.raises(tracepipe.TracepipeError, match="no command whose output"):
+        tracepipe.capture(pids=1, command_output="said", layers=())
 
 
 # The other process -------------------------------------------------------------------------------------
@@ -241,7 +247,7 @@ import sys
 from unittest import mock
 from tracepipe.api import recorder
 from tracepipe.errors import CaptureUnavailable
-def record(request, output, *, force, notify, control):
+def record(request, output, *, command_output, force, notify, control):
     notify(f"{request.comm} {output} {force}")
     if request.comm == "refused": raise CaptureUnavailable("No.", "Do.")
     control.began()
@@ -255,8 +261,6 @@ recorder.main(sys.argv[1])
 
 def test_the_recorder_does_what_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     from multiprocessing.connection import Pipe
-
-    from tracepipe.api.recorder import Order
 
     for comm, answers in (
         ("app", ["app x True", Began(), SUMMARY]),
@@ -277,8 +281,6 @@ def test_the_recorder_does_what_it_is_told(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_recorder_ends_with_its_caller() -> None:
     from multiprocessing.connection import Pipe
-
-    from tracepipe.api.recorder import Order
 
     for end in ("close", "signal"):
         ours, theirs = Pipe()

@@ -201,14 +201,14 @@ def test_a_file_has_its_name_only_when_it_is_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files away, which needs root")
-@pytest.mark.parametrize("opened", [files.replacing, keeping])
+@pytest.mark.parametrize("opened", [files.replacing, keeping, files.named_at_once])
 def test_what_is_made_under_sudo_belongs_to_the_caller(
     opened: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SUDO_UID", "4321")
     monkeypatch.setenv("SUDO_GID", "8765")
     with opened(str(tmp_path / "out"), force=False) as out:
-        out.write(b"x")
+        (os.fdopen(out, "wb", 0, closefd=False) if isinstance(out, int) else out).write(b"x")
     made = (tmp_path / "out").stat()
     assert (made.st_uid, made.st_gid) == (4321, 8765)
 
@@ -244,13 +244,38 @@ def test_a_failure_leaves_the_old_file_and_no_other(failure: Any, tmp_path: Path
     assert list(tmp_path.iterdir()) == [target]
 
 
+def test_a_file_for_others_to_write_has_its_name_at_once(tmp_path: Path) -> None:
+    out = tmp_path / "said"
+    with files.named_at_once(str(out), force=False) as fd:
+        os.write(fd, b"one")
+        assert out.read_bytes() == b"one"
+    with pytest.raises(OutputError, match="exists"), files.named_at_once(str(out), force=False):
+        pass
+    with files.named_at_once(str(out), force=True) as fd:
+        assert out.read_bytes() == b""
+    with pytest.raises(ValueError), files.named_at_once(str(tmp_path / "other"), force=False):
+        raise ValueError
+    assert [path.name for path in tmp_path.iterdir()] == ["said"]
+    with files.named_at_once("/dev/null", force=False) as fd:
+        os.write(fd, b"one")
+
+
+def test_a_file_for_others_is_never_opened_through_a_link(tmp_path: Path) -> None:
+    aim, link = tmp_path / "aim", tmp_path / "link"
+    aim.write_bytes(b"kept")
+    link.symlink_to(aim)
+    with files.named_at_once(str(link), force=True) as fd:
+        os.write(fd, b"new")
+    assert (aim.read_bytes(), link.read_bytes()) == (b"kept", b"new")
+
+
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="missing: No such file") as caught:
         replacing(str(tmp_path / "missing" / "out"), force=False).__enter__()
     assert caught.value.hint == "name another place with -o"
 
 
-@pytest.mark.parametrize("opened", [files.replacing, keeping, files.replacing_folder])
+@pytest.mark.parametrize("opened", [files.replacing, keeping, files.replacing_folder, files.named_at_once])
 def test_a_name_that_nothing_can_have_is_an_output_error(opened: Any, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="File name too long") as caught:
         opened(str(tmp_path / ("x" * 300)), force=False).__enter__()

@@ -30,12 +30,12 @@ class Capture:
     records, so the block may run on any thread.
     """
 
-    def __init__(self, request: CaptureRequest, path: str, *, force: bool, notify: Notify | None) -> None:
-        self.path = path
+    def __init__(self, order: Order, notify: Notify | None) -> None:
+        self.path = order.output
         """The recording."""
         self.notes: list[str] = []
         """What the user should know: which method was taken, which layers cannot be had."""
-        self._request, self._force, self._notify = request, force, notify
+        self._order, self._notify = order, notify
         self._owner = 0
         self._recorder: subprocess.Popen[bytes] | None = None
         self._connection: Connection[Any, Message] | None = None
@@ -61,7 +61,7 @@ class Capture:
         if os.getpid() != self._owner or self._connection is None:
             return
         try:
-            if error is None and self._request.command:
+            if error is None and self._order.request.command:
                 self.wait()
             else:
                 self.stop()
@@ -106,7 +106,7 @@ class Capture:
             )
         ours, theirs = Pipe()
         # Of a command the terminal is its own too; any other recording ends when we say so, not by a Ctrl-C.
-        has_terminal = bool(self._request.command)
+        has_terminal = bool(self._order.request.command)
         self._owner = os.getpid()
         self._recorder = subprocess.Popen(
             command_line(theirs.fileno(), [str(Path(path).absolute()) for path in sys.path]),
@@ -116,7 +116,7 @@ class Capture:
         )
         theirs.close()
         self._connection = ours
-        self._tell(Order(self._request, self.path, self._force))
+        self._tell(self._order)
 
     def _heard_out(self) -> CaptureSummary:
         while self._summary is None:
@@ -168,6 +168,7 @@ def capture(
     command: str | PathLike[str] | Sequence[str | PathLike[str]] = (),
     *,
     output: str | PathLike[str] = "",
+    command_output: str | PathLike[str] = "",
     force: bool = False,
     pids: int | Sequence[int] = (),
     comm: str = "",
@@ -227,7 +228,10 @@ def capture(
         limits=Limits(_read(duration, duration_ns), max_events, _read(max_size, size_bytes)),
         ring_bytes=_read(ring_bytes, size_bytes) or RING_BYTES,
     )
-    return Capture(request, fspath(output) or recording_name(request), force=force, notify=notify)
+    written = fspath(command_output)
+    if written and not request.command:
+        raise TracepipeError("There is no command whose output could be written.", "Name a command.")
+    return Capture(Order(request, fspath(output) or recording_name(request), force, written), notify)
 
 
 def _command(given: Any) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,17 +11,20 @@ from typing import TYPE_CHECKING
 from tracepipe.capture.request import CaptureRequest, Control, Notify
 from tracepipe.capture.summary import CaptureSummary
 from tracepipe.errors import OutputError
-from tracepipe.recording.files import free_name
+from tracepipe.recording.files import STANDARD, free_name, named_at_once
 from tracepipe.recording.kept import keeping
 
 if TYPE_CHECKING:
     from tracepipe.capture.engines.engine import Collector
+
+_STDOUT, _STDERR = 1, 2
 
 
 def record(
     request: CaptureRequest,
     output: str,
     *,
+    command_output: str = "",
     force: bool,
     notify: Notify,
     watchers: Sequence[Collector] = (),
@@ -28,13 +32,24 @@ def record(
 ) -> CaptureSummary:
     """Capture into a file, which keeps what it has whatever happens.
 
+    `command_output` is a file for what the command writes to its standard output. Without, that is standard
+    output, or standard error where the recording goes to standard output.
+
     Raises what `capture` and `keeping` raise; what went wrong with a capture that ran is in its summary.
     """
     from tracepipe.capture import capture
 
+    if command_output and Path(command_output).resolve() == Path(output).resolve():
+        raise OutputError(
+            f"{output} cannot be both the recording and the command's output", "name another file for one"
+        )
     summary = None
     try:
-        with keeping(output, force=force, notify=notify) as sink:
+        with (
+            keeping(output, force=force, notify=notify) as sink,
+            _stdout_of_command(output, command_output, force=force) as stdout,
+        ):
+            request = replace(request, stdout=stdout)
             summary = capture(request, sink, notify=notify, watchers=watchers, control=control)
     except OutputError as error:
         if summary is None:
@@ -42,6 +57,13 @@ def record(
         both = " ".join(part for part in (summary.error, f"{error.message}.") if part)
         return replace(summary, error=both, hint=summary.hint or error.hint)
     return summary
+
+
+def _stdout_of_command(output: str, command_output: str, *, force: bool) -> AbstractContextManager[int]:
+    """The descriptor of the command's standard output."""
+    if command_output:
+        return named_at_once(command_output, force=force)
+    return nullcontext(_STDERR if output == STANDARD else _STDOUT)
 
 
 def title_of(request: CaptureRequest) -> str:

@@ -36,6 +36,7 @@ class Order:
     request: CaptureRequest
     output: str
     force: bool
+    command_output: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +99,14 @@ def main(number_of_socket: str) -> None:
     order: Order = connection.recv()
     caller = _Caller(connection)
     try:
-        caller.tell(
-            record(order.request, order.output, force=order.force, notify=caller.tell, control=caller)
+        summary = record(
+            order.request,
+            order.output,
+            command_output=order.command_output,
+            force=order.force,
+            notify=caller.tell,
+            control=caller,
         )
+        caller.tell(summary)
     except TracepipeError as e:
         caller.tell(Refused(type(e).__name__, e.message, e.hint))

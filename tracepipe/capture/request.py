@@ -60,7 +60,7 @@ class CaptureRequest:
     is a regular expression of kernel names, `gpu_launches` a range of their launches and `gpu_blocks` of
     blocks in those, `gpu_memory_bytes` the room for records on each GPU, and after `gpu_warps` warps no
     further launch is recorded. `libraries` are files to take instead of those that the command would load.
-    `ring_bytes` is rounded up to a power of two.
+    `ring_bytes` is rounded up to a power of two. The command's standard output is the descriptor `stdout`.
     """
 
     command: list[str] = field(default_factory=list)
@@ -83,6 +83,7 @@ class CaptureRequest:
     filters: Filters = Filters()
     limits: Limits = Limits()
     ring_bytes: int = RING_BYTES
+    stdout: int = 1
 
 
 @dataclass(frozen=True, slots=True)

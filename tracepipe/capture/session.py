@@ -46,7 +46,9 @@ def run_session(
         try:
             if program is not None:
                 environment = device.environment() if device else {}
-                interrupts.target = target = Target(program, request.command, mask, environment)
+                interrupts.target = target = Target(
+                    program, request.command, mask, environment, request.stdout
+                )
             precedence.enter_context(ended_first())  # not the command, which is forked
             told = device.layers if device else frozenset[str]()
             plan, missing = plan_of(engine, request, target.pid if target else 0, notify, told)

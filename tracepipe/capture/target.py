@@ -31,9 +31,11 @@ class Target:
         command: list[str],
         mask: set[signal.Signals],
         environment: Mapping[str, str] | None = None,
+        stdout: int = 1,
     ) -> None:
         """Fork it. `mask` is the signal mask that the command shall start with, `environment` what it finds
-        in its environment in addition to ours. Raises TracepipeError where it cannot become who called sudo.
+        in its environment in addition to ours, `stdout` its standard output. Raises TracepipeError where it
+        cannot become who called sudo.
         """
         user = _caller()
         self._ending: Ending | None = None
@@ -49,7 +51,7 @@ class Target:
             self.pid = os.fork()
             if self.pid == 0:
                 os.close(self._go)
-                _become(program, command, mask, environment or {}, user, go_read, failure_write)
+                _become(program, command, mask, environment or {}, stdout, user, go_read, failure_write)
             opened.pop_all()
         os.close(go_read)
         os.close(failure_write)
@@ -116,6 +118,7 @@ def _become(
     command: list[str],
     mask: set[signal.Signals],
     environment: Mapping[str, str],
+    stdout: int,
     user: struct_passwd | None,
     go: int,
     failure: int,
@@ -129,6 +132,8 @@ def _become(
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            if stdout != 1:
+                os.dup2(stdout, 1)
             names = _drop_to(user) if user else {}
             os.execve(program, command, {**os.environ, **names, **environment})
     except BaseException as error:

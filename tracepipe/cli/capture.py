@@ -12,6 +12,7 @@ import typer
 from tracepipe.api.record import record, recording_name, title_of
 from tracepipe.cli.options import (
     Command,
+    CommandOutput,
     MethodOption,
     OnGpus,
     RingBytes,
@@ -48,6 +49,7 @@ def capture(
             help="Recording, compressed if named .zst or .gz; by default PROGRAM.jsonl, numbered if taken.",
         ),
     ] = "",
+    command_output: CommandOutput = "",
     which: Which,
     whose: Whose,
     until: UntilFull,
@@ -60,13 +62,15 @@ def capture(
 ) -> None:
     """Run a command, or watch what runs, and record what it, the driver and the kernel do."""
     request = request_of(command, which, whose, until, gpus, method=method, ring_bytes=ring_bytes)
+    if command_output and not request.command:
+        raise typer.BadParameter("only a command that is run has an output", param_hint="--command-output")
     target = output or recording_name(request)
     trace = default_output(target, CONVERTERS["perfetto"].suffix)
     if then_open and target == STANDARD:
         raise typer.BadParameter("a recording on standard output cannot be opened", param_hint="--open")
     if then_open and not force and Path(trace).exists():  # said now, not when the capture is over
         raise OutputError(f"{trace} exists", "--force overwrites it, -o names another recording")
-    summary = record(request, target, force=force, notify=say)
+    summary = record(request, target, command_output=command_output, force=force, notify=say)
     from tracepipe.capture.summary import summary_lines
 
     for line in summary_lines(target, summary):

@@ -34,6 +34,14 @@ Libraries = Annotated[
         rich_help_panel=WHAT,
     ),
 ]
+CommandOutput = Annotated[
+    str,
+    typer.Option(
+        "--command-output",
+        metavar="FILE",
+        help="A file for the command's standard output, which with -o - goes to standard error otherwise.",
+    ),
+]
 MethodOption = Annotated[
     Method,  # type: ignore[valid-type]
     typer.Option("--method", help="How it is recorded; auto takes the best that works here."),

@@ -18,6 +18,7 @@ from tracepipe.recording.compression import DamageError, decompressed
 from tracepipe.recording.naming import (
     free_of,
     give_to_caller,
+    is_file,
     is_taken,
     kind_of,
     moved_aside,
@@ -191,6 +192,39 @@ def replacing(path: str, *, force: bool, source: str = "", on_terminal: bool = F
             made.unlink(missing_ok=True)
             raise
         settle(fd, made, target, force=force)
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def named_at_once(path: str, *, force: bool) -> Iterator[int]:
+    """The descriptor of a new file that others write to and read meanwhile. Raises OutputError.
+
+    Without anything in it, it goes when an exception ends this.
+    """
+    target = Path(path)
+    kind = kind_of(target)
+    if kind == stat.S_IFDIR:
+        raise OutputError(f"{path} is a directory", "name a file in it")
+    if kind == stat.S_IFREG and not force:
+        raise OutputError(f"{path} exists", "--force overwrites it; or name another file")
+    is_new = kind in (0, stat.S_IFREG)
+    try:
+        if kind == stat.S_IFREG:
+            target.unlink()
+        # Root may be writing into another user's folder: follow no link, and open no file that is there.
+        new = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW if is_new else 0
+        fd = os.open(target, os.O_WRONLY | os.O_CLOEXEC | new, 0o666)
+    except OSError as e:
+        raise OutputError(f"cannot write {path}: {e.strerror}", "name another file") from e
+    try:
+        if is_new:
+            give_to_caller(fd)
+        yield fd
+    except BaseException:
+        if is_new and is_file(target, fd) and not os.fstat(fd).st_size:
+            target.unlink(missing_ok=True)
+        raise
     finally:
         os.close(fd)
 

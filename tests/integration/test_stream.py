@@ -1,0 +1,41 @@
+"""Recordings that are written to standard output, and read while they grow."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.standin import needs
+
+ROOT = Path(__file__).parents[2]
+TRACEPIPE = [sys.executable, "-m", "tracepipe"]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+CAPTURE = [*TRACEPIPE, "capture", "--method", "prebuilt", "--layers", "userspace", "--gpu", "off"]
+PATIENCE_S = 60
+
+pytestmark = [pytest.mark.ebpf, needs("prebuilt")]
+
+
+def done(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE_S
+    )
+
+
+@pytest.mark.parametrize("written_to", ["standard error", "a file"])
+def test_what_the_command_prints_is_no_line_of_the_recording(
+    written_to: str, vec_add: str, tmp_path: Path
+) -> None:
+    options = ["--command-output", "said"] if written_to == "a file" else []
+    recorded = done([*CAPTURE, "-o", "-", *options, "--", vec_add, "-n", "10"], tmp_path)
+    assert recorded.returncode == 0, recorded.stderr
+    records = [json.loads(line) for line in recorded.stdout.splitlines()]
+    assert (records[0]["type"], records[-1]["ended_by"]) == ("header", "exit 0")
+    said = (tmp_path / "said").read_text() if options else recorded.stderr
+    assert "ok: 10 elements" in said
+    assert ("ok: 10 elements" in recorded.stderr) == (not options)
