@@ -16,6 +16,8 @@ from tests.support.batches import read_all
 from tracepipe.event.checks import first_fault
 from tracepipe.event.model import TIME_LIMIT_NS, Problem, Record
 from tracepipe.readers import layered, lines, recognise
+from tracepipe.reports import memory, summary
+from tracepipe.reports.frames.run import load_run
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 GOOD = b'{"ts":1.0,"type":"userspace","name":"cuInit","phase":"B"}'
@@ -94,6 +96,54 @@ def test_every_key_of_every_variant_is_kept() -> None:
     assert records[1]["args"] == {"event_id": 8, "op": "alloc", "size": 4096, "total_allocated": 4096}
     assert records[3]["args"]["grid"] == [1, 1, 1]
     assert records[7] == {"type": "loss", "count": 12, "reason": "bpftrace's buffer was full"}
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ({"name": "cuMemAlloc"}, "alloc"),
+        ({"name": "cuMemAlloc_v2_ptsz", "retval": 0}, "alloc"),
+        ({"name": "cudaMallocManaged"}, "alloc"),
+        ({"op": "cudaMalloc"}, "alloc"),
+        ({"name": "cudaFreeAsync"}, "free"),
+        ({"name": "cuMemFreeHost"}, "free_host"),
+        ({"name": "cuMemAlloc", "phase": "B"}, "alloc"),
+    ],
+)
+def test_a_call_of_memory_is_named_by_what_it_does(line: dict[str, Any], name: str) -> None:
+    (record,), problems = read(json.dumps({"ts": 1, "type": "memory", "size": 4096, **line}).encode())
+    assert (record["name"], record["args"]["size"]) == (name, 4096)
+    assert record["args"]["call"] == line.get("name", line.get("op"))
+    assert problems == []
+
+
+@pytest.mark.parametrize(
+    "line", [{"name": "cuMemAlloc", "retval": 2}, {"name": "cuInit"}, {"op": "alloc"}, {"name": "my_pool"}]
+)
+def test_other_lines_of_memory_keep_their_names(line: dict[str, Any]) -> None:
+    record = one(type="memory", **{"name": line.get("op", ""), **line})
+    assert record["name"] == line.get("name", line.get("op"))
+    assert "call" not in record.get("args", {})
+
+
+def test_allocations_by_name_are_in_the_report_of_memory(tmp_path: Path) -> None:
+    lines = [
+        {"ts": 1, "type": "memory", "name": "cuMemAlloc", "size": 4096, "address": 16, "duration_us": 5},
+        {"ts": 2, "type": "memory", "name": "cudaMalloc", "size_bytes": 8192, "address": 32},
+        {"ts": 3, "type": "memory", "name": "cuMemFree_v2", "address": 16},
+    ]
+    file = tmp_path / "run.jsonl"
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    loaded = load_run(str(file))
+    result = memory.run(loaded, memory.Options()).as_json()
+    (process,) = result["processes"]
+    assert (process["count"], process["total_bytes"], process["peak_bytes"]) == (2, 12_288, 12_288)
+    assert [site["site"] for site in result["sites"]] == ["cudaMalloc", "cuMemAlloc"]
+    moved = summary.run(loaded, summary.Options()).as_json()["memory"]
+    assert [(row["what"], row["count"], row["bytes_per_s"]) for row in moved] == [
+        ("alloc", 2, None),
+        ("free", 1, None),
+    ]
 
 
 def test_a_span_written_at_its_end_starts_its_duration_earlier() -> None:

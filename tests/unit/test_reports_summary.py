@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests.support.recordings import GPU_CLOCK, PAIR, Load, event, loader, span
-from tracepipe.reports.analyses.cuda_calls import effect_of, is_launch
+from tracepipe.hooks.effects import effect_of
+from tracepipe.reports.analyses.cuda_calls import is_launch
 from tracepipe.reports.analyses.distribution import LENGTH_COLUMNS, lengths, of_values
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.report import Result

@@ -8,3 +8,5 @@ RUNNING: Final = "running"
 """The slice of the scheduler's own layer: a thread has a processor."""
 ADDRESS_KEYS: Final = ("address", "ptr", "dptr", "devPtr")
 """Keys of the address in the arguments of a `memory` event, as the sources of recordings call it."""
+SIZE_KEYS: Final = ("size_bytes", "size")
+"""Keys of what a `memory` or `transfer` event is about, bytes, likewise."""

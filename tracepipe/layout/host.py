@@ -10,7 +10,7 @@ import numpy as np
 from tracepipe.event.columns import NONE, Bools, Int64s, TraceColumns, grown
 from tracepipe.event.ops import COUNTER, op_of
 from tracepipe.event.shape import Shape
-from tracepipe.event.vocabulary import ADDRESS_KEYS
+from tracepipe.event.vocabulary import ADDRESS_KEYS, SIZE_KEYS
 from tracepipe.layout.rows import Rows
 from tracepipe.layout.tree import LAYER_TITLES
 
@@ -66,7 +66,8 @@ class HostLayout:
             self._count(int(events.ts_ns[at]), shape, args)
 
     def _count(self, ts_ns: int, shape: Shape, args: dict[str, Any]) -> None:
-        size, total = args.get("size"), args.get("total_allocated")
+        size = next((args[key] for key in SIZE_KEYS if key in args), None)
+        total = args.get("total_allocated")
         if shape.name not in ("alloc", "free") and not isinstance(total, int):
             return  # it allocates nothing on a GPU: a mapping, a memset
         memory = self._memory.get(shape.pid)

@@ -14,7 +14,8 @@ from typing import Annotated, Any
 from tracepipe.event.columns import NONE, Bools, Bytes, Int32s, Int64s
 from tracepipe.event.model import LAYERS
 from tracepipe.event.vocabulary import RUNNING
-from tracepipe.reports.analyses.cuda_calls import MEMORY_EFFECTS, directions, launching, rows_by_effect
+from tracepipe.hooks.effects import MEMORY_EFFECTS
+from tracepipe.reports.analyses.cuda_calls import directions, launching, rows_by_effect
 from tracepipe.reports.analyses.distribution import LENGTH_COLUMNS, of_values, rank
 from tracepipe.reports.frames.grouping import equal, grouped, sort_within
 from tracepipe.reports.frames.layers import Layer
@@ -157,20 +158,22 @@ def _moved(run: Run) -> Table:
 
 
 def _moved_row(run: Run, what: str, pieces: list[tuple[Layer, Int64s]]) -> tuple[Any, ...]:
+    memory = run.layer("memory")
     columns = [
         (
             *run.args.size_bytes(layer.args[rows], layer.end_args[rows]),
             layer.end_ns[rows] - layer.start_ns[rows],
             layer.has_length[rows],
+            # To allocate much takes no longer than to allocate little.
+            np.full(len(rows), layer is not memory and what not in MEMORY_EFFECTS),
         )
         for layer, rows in pieces
     ]
-    size_bytes, is_sized, dur_ns, has_length = (
+    size_bytes, is_sized, dur_ns, has_length, is_copy = (
         np.concatenate(column) for column in zip(*columns, strict=True)
     )
     known_bytes, known_ns = size_bytes[is_sized], dur_ns[has_length]
-    # To allocate much takes no longer than to allocate little.
-    timed = is_sized & has_length & (dur_ns > 0) & (what not in MEMORY_EFFECTS)
+    timed = is_sized & has_length & (dur_ns > 0) & is_copy
     moved_bytes, took_ns = size_bytes[timed], dur_ns[timed]
     return (
         what,

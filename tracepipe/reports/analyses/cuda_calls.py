@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 from tracepipe.event.columns import Bools, Int32s, Int64s
-from tracepipe.hooks.sets import load_set
+from tracepipe.hooks.effects import MEMORY_EFFECTS, effect_of
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.nesting import first_flagged
 from tracepipe.reports.frames.run import Run
@@ -18,35 +17,11 @@ _LAUNCH = re.compile(
     r"(__)?cu(da)?(Launch(Cooperative)?Kernel(MultiDevice|Ex|ExC)?|LaunchGrid(Async)?|Launch|GraphLaunch)"
     r"(_v\d+)?(_ptsz|_ptds)?"
 )
-_SETS = ("cuda-driver", "cuda-runtime")
-MEMORY_EFFECTS = ("alloc", "free", "alloc_host", "free_host", "set")
 
 
 def is_launch(name: str) -> bool:
     """Whether a call of that name puts kernels, or a graph of them, on a stream."""
     return _LAUNCH.fullmatch(name) is not None
-
-
-@cache
-def _effects() -> tuple[dict[str, tuple[str, str]], tuple[str, ...]]:
-    """Function → effect and direction, as the shipped hooks have them; endings that a name may have."""
-    known: dict[str, tuple[str, str]] = {}
-    variants: set[str] = set()
-    for name in _SETS:
-        hooks = load_set(name)
-        variants.update(hooks.variants)
-        known |= {hook.pattern: (hook.effect, hook.direction) for hook in hooks.hooks if hook.effect}
-    return known, tuple(sorted(variants, key=len, reverse=True))
-
-
-def effect_of(name: str) -> tuple[str, str]:
-    """What a successful call does (`alloc`, …, `transfer`) and the direction, "" each where unknown."""
-    known, variants = _effects()
-    before = ""
-    while name not in known and name != before:
-        before = name
-        name = next((name.removesuffix(end) for end in variants if name.endswith(end)), name)
-    return known.get(name, ("", ""))
 
 
 def _of_names(run: Run, told: Callable[[str], Any]) -> tuple[Int32s, list[Any]]:

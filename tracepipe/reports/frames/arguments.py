@@ -8,7 +8,7 @@ from typing import Any
 
 from tracepipe.event.columns import NONE, Bools, Int32s, Int64s
 from tracepipe.event.tables import Args
-from tracepipe.event.vocabulary import ADDRESS_KEYS
+from tracepipe.event.vocabulary import ADDRESS_KEYS, SIZE_KEYS
 from tracepipe.reports.frames.kept_args import KeptArgs
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.numbered import Numbered
@@ -65,7 +65,7 @@ class ArgsTable:
         for number in np.flatnonzero(wanted).tolist():
             args = self._kept.args(number)
             given = args.get
-            self._size_bytes.put(number, given("size_bytes", given("size")))
+            self._size_bytes.put(number, next((args[key] for key in SIZE_KEYS if key in args), None))
             self._result.put(number, given("result", given("retval")))
             address = next((args[key] for key in ADDRESS_KEYS if key in args), None)
             if address is not None:

@@ -1,0 +1,33 @@
+"""What calls of the CUDA libraries do to memory, by their names: the shipped sets say it."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Final
+
+from tracepipe.hooks.sets import load_set
+
+MEMORY_EFFECTS: Final = ("alloc", "free", "alloc_host", "free_host", "set")
+_SETS: Final = ("cuda-driver", "cuda-runtime")
+
+
+@cache
+def _effects() -> tuple[dict[str, tuple[str, str]], tuple[str, ...]]:
+    """Function → effect and direction, as the shipped hooks have them; endings that a name may have."""
+    known: dict[str, tuple[str, str]] = {}
+    variants: set[str] = set()
+    for name in _SETS:
+        hooks = load_set(name)
+        variants.update(hooks.variants)
+        known |= {hook.pattern: (hook.effect, hook.direction) for hook in hooks.hooks if hook.effect}
+    return known, tuple(sorted(variants, key=len, reverse=True))
+
+
+def effect_of(name: str) -> tuple[str, str]:
+    """What a successful call does (`alloc`, …, `transfer`) and the direction, "" each where unknown."""
+    known, variants = _effects()
+    before = ""
+    while name not in known and name != before:
+        before = name
+        name = next((name.removesuffix(end) for end in variants if name.endswith(end)), name)
+    return known.get(name, ("", ""))

@@ -1,0 +1,151 @@
+"""The event that one JSON line of a layered tracer says: its layer, name, time, length and arguments."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from typing import Any, Final
+
+from tracepipe.event.checks import Fault, shown
+from tracepipe.event.model import ID_LIMIT, TIME_LIMIT_NS, Problem, Record
+from tracepipe.hooks.effects import MEMORY_EFFECTS, effect_of
+
+# The `type` of a line → the layer it belongs to. Names that only one variant of the scripts prints:
+# kernel_memory (BCC), kernel_mem, ioctl, gpu_complete (dma_fence_signaled) and gpu_mem (gpu_mem_total).
+LAYER_OF_TYPE: Final = {
+    "userspace": "userspace",
+    "syscall": "syscall",
+    "ioctl": "syscall",
+    "kernel": "kernel",
+    "kernel_memory": "kernel",
+    "kernel_mem": "kernel",
+    "gpu_complete": "kernel",
+    "scheduler": "scheduler",
+    "memory": "memory",
+    "gpu_mem": "memory",
+    "transfer": "transfer",
+}
+# Lines of these types have no name of their own, nor an `op`.
+NAMED_BY_TYPE: Final = frozenset({"ioctl", "gpu_complete", "gpu_mem"})
+
+_FIELDS = frozenset({"type", "ts", "phase", "name", "pid", "tid", "cpu", "comm"})
+_NS = {"duration_us": 1_000, "duration_ms": 1_000_000}
+# Below 2^51 ns (26 days) the two roundings of `ms * 1e6` stay under half a nanosecond in sum.
+_FLOAT_IS_EXACT_MS = (1 << 51) / 1e6
+_TS_TEXT = re.compile(rb'"ts"\s*:\s*(-?[0-9.]+(?:[eE][-+]?[0-9]+)?)')
+
+
+def ns_of_ms(ms: int | float, text: bytes = b"") -> int:
+    """Nanoseconds of `ms` milliseconds, exact to the six decimals that the scripts print.
+
+    Up to 26 days `round(ms * 1e6)` is exact. Beyond, a double may not hold every nanosecond, and the decimal
+    digits are taken from `text`, the line that `ms` was parsed from. Further decimals are rounded.
+    """
+    if isinstance(ms, int):
+        return ms * 1_000_000
+    if abs(ms) >= _FLOAT_IS_EXACT_MS:
+        for match in _TS_TEXT.finditer(text):
+            if float(match[1]) == ms:
+                return round(Decimal(match[1].decode()) * 1_000_000)
+    return round(ms * 1e6)
+
+
+def _number_fault(value: Any, limit: int) -> str:
+    """What is wrong with a time or duration of at most `limit`, or nothing."""
+    if type(value) not in (int, float):
+        return f"must be a number, not {shown(value)}"
+    if value < 0:
+        return f"must not be negative, and is {shown(value)}"
+    return "" if value <= limit else f"must be at most {limit}, not {shown(value)}"
+
+
+def _who_fault(line: Record) -> Fault | None:
+    """The first of the identity fields that has a wrong type."""
+    for name in ("pid", "tid", "cpu"):
+        if name in line and (type(line[name]) is not int or not 0 <= line[name] <= ID_LIMIT):
+            return name, f"must be an integer from 0 to {ID_LIMIT}, not {shown(line[name])}"
+    if "comm" in line and type(line["comm"]) is not str:
+        return "comm", f"must be a string, not {shown(line['comm'])}"
+    return None
+
+
+def _name_of(line: Record) -> str | Fault:
+    """The name of an event: `name`, else `op`, else the direction of a transfer or the type."""
+    kind = line["type"]
+    for key in ("name", "op", "direction") if kind == "transfer" else ("name", "op"):
+        if key in line:
+            name = line[key]
+            return name if type(name) is str else (key, f"must be a string, not {shown(name)}")
+    return str(kind) if kind in NAMED_BY_TYPE else ("name", "is missing, and so is op")
+
+
+def _layer_of(kind: str, line: Record) -> str:
+    # "kernel" is the operating system's, but for the launch that the BCC tool writes from its uprobe on
+    # cuLaunchKernel: that one is a CUDA kernel seen from the API, and says nothing of when it ran.
+    if kind == "kernel" and (line.get("op") == "launch" or line.get("name") == "cuLaunchKernel"):
+        return "userspace"
+    return LAYER_OF_TYPE[kind]
+
+
+def _effect_of(name: str, args: Record, phase: str) -> str:
+    """What the call that a line of memory names has done, `alloc` of cuMemAlloc; "" where it names none.
+
+    A call that failed did nothing. A begin and its end must keep one name.
+    """
+    effect, _ = effect_of(name)
+    failed = phase == "I" and args.get("result", args.get("retval", 0)) != 0
+    return effect if effect in MEMORY_EFFECTS and not failed else ""
+
+
+def event_of(kind: str, line: Record, text: bytes, problems: list[Problem], number: int) -> Record | Fault:
+    """The event that line `number`, of a known type, says, or what is wrong with the line."""
+    if "ts" not in line:
+        return "ts", "is missing: the line has no place in time"
+    ms = line["ts"]
+    if wrong := _number_fault(ms, TIME_LIMIT_NS // 1_000_000):
+        return "ts", wrong
+    phase = line.get("phase", "I")
+    if type(phase) is not str or phase not in ("B", "E", "I"):
+        return "phase", f"must be B, E or I or absent, not {shown(phase)}"
+    name = _name_of(line)
+    if isinstance(name, tuple):
+        return name
+    if fault := _who_fault(line):
+        return fault
+    ts_ns = ns_of_ms(ms, text)
+    record: Record = {"type": _layer_of(kind, line), "name": name, "phase": phase, "ts_ns": ts_ns}
+    for key in ("pid", "tid", "cpu", "comm"):
+        if key in line:
+            record[key] = line[key]
+    args = {key: value for key, value in line.items() if key not in _FIELDS}
+    # Six decimals come back from the nanoseconds; a finer time is kept as it was written.
+    if ts_ns / 1e6 != ms:
+        args["source_ts_ms"] = ms
+    if record["type"] == "memory" and (effect := _effect_of(name, args, phase)):
+        record["name"], args["call"] = effect, name
+    for key, ns in _NS.items():
+        if key in args and (phase == "E" or "phase" not in line):
+            if wrong := _number_fault(args[key], TIME_LIMIT_NS // ns):
+                return key, wrong
+            if not _add_duration(record, round(args[key] * ns)):
+                message = "reaches back before the start of tracing; the span is drawn from 0"
+                problems.append(Problem(number, key, message, skipped=False))
+            else:
+                del args[key]
+            break
+    if args:
+        record["args"] = args
+    return record
+
+
+def _add_duration(record: Record, dur_ns: int) -> bool:
+    """Give a record its length, and say whether there was room for it.
+
+    An E keeps its time. A line without phase is written when the span has ended: it becomes an X.
+    """
+    if record["phase"] == "E":
+        record["dur_ns"] = dur_ns
+        return True
+    end_ns: int = record["ts_ns"]
+    record.update(phase="X", ts_ns=max(0, end_ns - dur_ns), dur_ns=min(dur_ns, end_ns))
+    return dur_ns <= end_ns
