@@ -152,6 +152,64 @@ def test_a_span_written_at_its_end_starts_its_duration_earlier() -> None:
     assert "args" not in record
 
 
+def call(ts: float, **fields: Any) -> str:
+    return json.dumps({"ts": ts, "tid": 7, "type": "scheduler", "name": "f", **fields})
+
+
+def phases(*printed: str) -> list[tuple[str, int]]:
+    records, problems = read("\n".join(printed).encode() + b"\n")
+    assert problems == []
+    return [(record["phase"], record["ts_ns"]) for record in records]
+
+
+@pytest.mark.parametrize("entry", [{}, {"phase": "B"}])
+@pytest.mark.parametrize("exit_", [{}, {"phase": "E"}])
+def test_a_call_that_is_logged_at_entry_and_exit_is_one(entry: dict[str, Any], exit_: dict[str, Any]) -> None:
+    # The script reads the clock once for the line, and once for the duration.
+    lines = [call(1.0, **entry), call(1.1, duration_us=99.8, **exit_)]
+    again = [call(2.0, **entry), call(2.1, duration_us=99.8, **exit_)]
+    assert phases(*lines, *again) == [("B", 1_000_000), ("E", 1_100_000), ("B", 2_000_000), ("E", 2_100_000)]
+
+
+def test_calls_in_each_other_and_on_other_threads_keep_their_exits() -> None:
+    lines = [
+        call(1.0),
+        call(1.1),
+        call(1.15, tid=8),
+        call(1.2, duration_us=100),
+        call(1.3, duration_us=300),
+        call(1.35, tid=8, duration_us=200),
+    ]
+    assert [phase for phase, _ in phases(*lines)] == ["B", "B", "B", "E", "E", "E"]
+
+
+def test_an_exit_is_not_taken_for_that_of_another_call() -> None:
+    assert phases(call(1.0), call(5.0, duration_us=3)) == [("I", 1_000_000), ("X", 4_997_000)]
+    assert phases(call(1.0), call(1.1, name="g", duration_us=100)) == [("I", 1_000_000), ("X", 1_000_000)]
+    assert phases(call(1.0, phase="B"), call(1.1, phase="E"), call(1.1, duration_us=100)) == [
+        ("B", 1_000_000),
+        ("E", 1_100_000),
+        ("X", 1_000_000),
+    ]
+
+
+def test_an_entry_far_before_its_exit_stays_an_instant_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layered, "CHUNK_BYTES", 80)
+    lines = [call(1.0), call(1.1, duration_us=100), call(2.0), call(2.1, duration_us=100)]
+    records, problems = read("\n".join(lines).encode() + b"\n")
+    assert [record["phase"] for record in records] == ["I", "X", "B", "E"]
+    assert [(p.line, p.field, p.skipped) for p in problems] == [(2, "duration_us", False)]
+
+
+def test_a_copy_that_is_logged_at_both_ends_has_a_known_place() -> None:
+    copy = {"type": "transfer", "direction": "H2D"}
+    lines = [call(1.0, **copy), call(1.1, duration_ms=0.1, **copy)]
+    assert phases(*(line.replace('"name": "f", ', "") for line in lines)) == [
+        ("B", 1_000_000),
+        ("E", 1_100_000),
+    ]
+
+
 def test_a_span_from_before_the_start_is_cut_there_and_said() -> None:
     records, problems = read(b'{"ts":0.001,"type":"scheduler","name":"f","duration_us":3.2}\n')
     assert (records[0]["ts_ns"], records[0]["dur_ns"]) == (0, 1_000)

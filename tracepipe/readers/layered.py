@@ -22,6 +22,7 @@ import orjson
 from tracepipe.event.checks import Fault, shown
 from tracepipe.event.model import Problem, Record, new_header
 from tracepipe.readers.bpftrace_records import LOST, Unwrapped, is_wrapped, loss_of
+from tracepipe.readers.call_ends import CallEnds
 from tracepipe.readers.layered_events import LAYER_OF_TYPE, NAMED_BY_TYPE, event_of, ns_of_ms
 from tracepipe.readers.lines import BOM, TOO_DEEP, is_too_deep, not_json
 from tracepipe.readers.recording import Batch, Recording, recording_of
@@ -46,6 +47,7 @@ class _Text:
         self._said_transfer = False
         self._last_ns = 0
         self._unwrapped = Unwrapped()
+        self._ends = CallEnds()
 
     def read(self, number: int, text: bytes, cut: bool, batch: Batch) -> None:
         """Put what line `number` says into `batch`. `cut` lines have no newline, as the input ended."""
@@ -94,6 +96,7 @@ class _Text:
         record = event_of(kind, line, text, batch.problems, number)
         if isinstance(record, tuple):
             return record
+        self._ends.take(number, record, batch)
         if kind == "transfer" and record["phase"] == "X" and not self._said_transfer:
             self._said_transfer = True
             batch.problems.append(
