@@ -13,6 +13,7 @@ import pytest
 import tracepipe.event.tables
 import tracepipe.readers.tracepipe1
 import tracepipe.reports.frames.collected
+import tracepipe.reports.frames.stored
 from tests.golden.cases import Case, cases
 from tests.support.recordings import Load, event, loader, span
 from tracepipe.errors import OutputError
@@ -24,6 +25,7 @@ from tracepipe.reports.frames.kept_args import KeptArgs
 from tracepipe.reports.frames.numbered import Numbered
 from tracepipe.reports.frames.run import Run, load_run
 from tracepipe.reports.frames.shapes import FRAMES, NO_SUCH, ShapeTable
+from tracepipe.reports.frames.stored import Growing
 
 LARGE = (1 << 64) - 1
 
@@ -40,6 +42,12 @@ def relieved_at_every_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracepipe.reports.frames.collected, "_SHAPES_MAX", 3)
 
 
+def columns_in_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns of one byte and more are in files, and given back after some rows."""
+    for name, value in {"_LARGE_BYTES": 1, "_STEP_BYTES": 40, "_MAPPED_BYTES": 1, "ROWS_AT_ONCE": 64}.items():
+        monkeypatch.setattr(tracepipe.reports.frames.stored, name, value)
+
+
 def frames(run: Run) -> list[Any]:
     """All that a run has, as rows."""
     named = [(name, run.some(name).rows()) for name in FRAMES]
@@ -51,6 +59,26 @@ def test_what_tables_forget_is_kept(case: Case, monkeypatch: pytest.MonkeyPatch)
     whole = frames(load_run(str(case.input)))
     relieved_at_every_turn(monkeypatch)
     assert frames(load_run(str(case.input))) == whole
+
+
+@pytest.mark.parametrize("case", cases(), ids=str)
+def test_columns_in_files_are_as_in_memory(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = frames(load_run(str(case.input)))
+    columns_in_files(monkeypatch)
+    assert frames(load_run(str(case.input))) == whole
+
+
+def test_events_in_no_order_are_sorted_in_files(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    columns_in_files(monkeypatch)
+    monkeypatch.setattr(tracepipe.readers.tracepipe1, "CHUNK_BYTES", 1 << 12)
+    at = [number * 7919 % 500 for number in range(500)]
+    run = load(
+        *(span(number * 10, number * 10 + 5, f"f{number}", tid=1 + number % 3) for number in at),
+        *(span(number * 10, number * 10 + 5, "k", "gpu_kernel", gpu=0) for number in at),
+    )
+    assert run.calls["name"].to_list() == [f"f{number}" for number in range(500)]
+    assert run.calls["dur_ns"].to_list() == [5] * 500
+    assert run.kernels["start_ns"].to_list() == [number * 10 for number in range(500)]
 
 
 def test_arguments_that_were_put_away_are_as_they_were(
@@ -98,6 +126,30 @@ def test_a_full_disk_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         KeptArgs(tables).put_all_away()
     assert "TMPDIR" in error.value.hint
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_without_room_for_columns_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def full(*given: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    column = Growing(np.int64)
+    column.extend(1, 1000)
+    with pytest.raises(
+        OutputError, match=r"cannot keep the events of a recording in .*: No space left"
+    ) as error:
+        column.extend(2, 1_000_000)
+    assert "TMPDIR" in error.value.hint
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_column_keeps_what_it_had_when_it_grows() -> None:
+    column, expected = Growing(np.int32, (2,)), []
+    for number in range(40):
+        column.extend(number, 20_000)
+        expected += [number] * 20_000
+    assert column.whole().tolist() == [[number] * 2 for number in expected]
 
 
 def test_each_byte_string_has_one_number() -> None:

@@ -11,50 +11,13 @@ from tracepipe.reports.frames.grouping import grouped
 from tracepipe.reports.frames.kept_args import KeptArgs
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.shapes import FRAMES, ShapeTable
+from tracepipe.reports.frames.stored import ROWS_AT_ONCE, Growing, parts, release, taken
 
 # What most recordings have no use for is not kept until an event has it.
 _MISSING = {"args": NONE, "dur_ns": 0, "launch": 0}
 _OF_MOVED = ("source_ns", "bound_ns")
-_ROOM_AT_FIRST = 1 << 12
-# The first lines of a recording may be unlike the rest.
-_GROWS_BY_MOST = 16
 # So many shapes stay in the tables: to meet one again takes as long as to read fifty events.
 _SHAPES_MAX = 1 << 14
-# Events whose order is looked at together.
-_AT_ONCE = 1 << 16
-
-
-class Growing:
-    """A column of `count` values with room for what the rest of the input is likely to have: memory that is
-    not written to is not taken.
-    """
-
-    def __init__(self, dtype: Any, width: tuple[int, ...] = ()) -> None:
-        self.count, self._width = 0, width
-        self._values = np.empty((0, *width), dtype)
-
-    def extend(self, values: Any, count: int, share: float) -> None:
-        """Add `count` values, or one so many times. `share` is how much of the input has been read, 0 where
-        that is not known.
-        """
-        last = self.count + count
-        if last > len(self._values):
-            times = min(1.05 / share, _GROWS_BY_MOST) if share > 0 else 2
-            room = max(int(last * times), last + last // 8, _ROOM_AT_FIRST)
-            larger = np.empty((room, *self._width), self._values.dtype)
-            larger[: self.count] = self._values[: self.count]
-            self._values = larger
-        self._values[self.count : last] = values
-        self.count = last
-
-    def so_far(self, count: int) -> Any:
-        """The first `count` values."""
-        return self._values[:count]
-
-    def whole(self) -> Any:
-        """All values. The column is not to be used any more."""
-        self._values.resize((self.count, *self._width), refcheck=False)
-        return self._values
 
 
 class Collected:
@@ -64,27 +27,28 @@ class Collected:
         self._count = 0
         self._columns = {"ts_ns": Growing(np.int64), "shape": Growing(np.int32)}
 
-    def add(self, events: TraceColumns, share: float) -> None:
-        """Add the events of a batch; `share` is how much of the input has been read, 0 where unknown."""
+    def add(self, events: TraceColumns) -> None:
+        """Add the events of a batch. Raises OutputError."""
         for name, missing in _MISSING.items():
             values = getattr(events, name)
             if name not in self._columns and bool((values != missing).any()):
-                self._columns[name] = self._late(share, values.dtype, missing)
+                self._columns[name] = self._late(values.dtype, missing)
         is_moved = events.source_ns is not None and bool((events.source_ns != NONE).any())
         for name in _OF_MOVED if is_moved else ():
             if name not in self._columns:
-                self._columns[name] = self._late(share, np.int64, NONE)
+                self._columns[name] = self._late(np.int64, NONE)
         if events.index is not None and "index" not in self._columns:
-            self._columns["index"] = self._late(share, np.int32, NONE, events.index.shape[1:])
+            self._columns["index"] = self._late(np.int32, NONE, events.index.shape[1:])
         for name, column in self._columns.items():
             values = getattr(events, name)
-            column.extend(NONE if values is None else values, len(events), share)
+            column.extend(NONE if values is None else values, len(events))
         self._count += len(events)
 
-    def _late(self, share: float, dtype: Any, missing: int, width: tuple[int, ...] = ()) -> Growing:
+    def _late(self, dtype: Any, missing: int, width: tuple[int, ...] = ()) -> Growing:
         """A column that no event had so far."""
         column = Growing(dtype, width)
-        column.extend(missing, self._count, share)
+        for part in parts(self._count):
+            column.extend(missing, part.stop - part.start)
         return column
 
     def in_order(self, is_whole: Bools) -> TraceColumns:
@@ -98,29 +62,25 @@ class Collected:
             # One value in memory stands for all.
             one = np.int32(missing) if name == "args" else np.int64(missing)
             columns.setdefault(name, np.broadcast_to(one, count))
-        order = _order(columns["ts_ns"], columns["dur_ns"], is_whole[columns["shape"]])
-        for name, column in columns.items() if order is not None else ():
-            # One by one, so that one alone is in memory twice.
-            if column.ndim == 1 and column.strides[0]:
-                columns[name] = column[order]
-            elif column.ndim > 1:
-                for axis in range(column.shape[1]):
-                    column[:, axis] = column[order, axis]
+        order = _order(columns["ts_ns"], columns["dur_ns"], columns["shape"], is_whole)
+        if order is not None:
+            columns = {name: taken(column, order) for name, column in columns.items()}
         return TraceColumns(**columns)
 
 
-def _order(ts_ns: Int64s, dur_ns: Int64s, whole: Bools) -> Int64s | None:
+def _order(ts_ns: Int64s, dur_ns: Int64s, shape: Int32s, is_whole: Bools) -> Int64s | None:
     """As `order_of`: most recordings stand in order, and to see that a part at a time takes no memory."""
     start = 0
     while start < len(ts_ns):
-        stop = start + _AT_ONCE
+        stop = start + ROWS_AT_ONCE
         while stop < len(ts_ns) and ts_ns[stop] == ts_ns[stop - 1]:
             stop += 1
         # With the first one after it, to see that it is no earlier.
         part = slice(start, stop + 1)
-        if order_of(ts_ns[part], dur_ns[part], whole[part]) is not None:
-            return order_of(ts_ns, dur_ns, whole)
+        if order_of(ts_ns[part], dur_ns[part], is_whole[shape[part]]) is not None:
+            return order_of(ts_ns, dur_ns, is_whole[shape])
         start = stop
+        release()
     return None
 
 
@@ -137,8 +97,8 @@ class CollectedLayers:
         """The shapes of the last batch, as the tables number them."""
         self._collected: dict[int, Collected] = {}
 
-    def add(self, events: TraceColumns, share: float) -> None:
-        """Add the events of a batch, as `Collected` has it."""
+    def add(self, events: TraceColumns) -> None:
+        """Add the events of a batch. Raises OutputError."""
         met = self._tables.shapes[len(self._numbers) :]
         if met:
             new = np.array([self._shapes.number(shape) for shape in met], np.int32)
@@ -149,10 +109,10 @@ class CollectedLayers:
             events.args = np.where(events.args == NONE, NONE, events.args + self._args.put_away)
         groups = self._shapes.groups(events.shape)
         if bool((groups == groups[0]).all()):
-            self._collected.setdefault(int(groups[0]), Collected()).add(events, share)
+            self._collected.setdefault(int(groups[0]), Collected()).add(events)
             return
         for group, places in grouped(groups):
-            self._collected.setdefault(group, Collected()).add(events.take(places), share)
+            self._collected.setdefault(group, Collected()).add(events.take(places))
 
     def relieve(self) -> None:
         """Make room in the tables: of shapes those stay that were met last, if there are many."""

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import weakref
 from array import array
 
 import orjson
 
-from tracepipe.errors import OutputError
 from tracepipe.event.columns import NONE
 from tracepipe.event.tables import Args, Tables
+from tracepipe.reports.frames.stored import no_room, unnamed_file
 
 
 class KeptArgs:
@@ -43,21 +42,15 @@ class KeptArgs:
             self._ends.append(end)
 
     def _write(self, data: bytes, at: int) -> None:
-        folder = tempfile.gettempdir()
         try:
             if self._file is None:
-                # It has no name, and is gone with this process however that ends.
-                with tempfile.TemporaryFile(prefix="tracepipe-", buffering=0) as file:
-                    self._file = os.dup(file.fileno())
+                self._file = unnamed_file()
                 weakref.finalize(self, os.close, self._file)
             while data:
                 written = os.pwrite(self._file, data, at)
                 data, at = data[written:], at + written
         except OSError as e:
-            raise OutputError(
-                f"cannot keep the arguments of calls in {folder}: {e.strerror}",
-                "name a folder with room in TMPDIR",
-            ) from e
+            raise no_room("the arguments of calls", e) from e
 
     def text(self, number: int) -> bytes:
         """The JSON text of arguments."""

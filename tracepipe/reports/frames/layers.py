@@ -13,6 +13,7 @@ from tracepipe.reports.frames.arguments import ArgsTable
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.shapes import FRAMES, ShapeTable, three, where
 from tracepipe.reports.frames.spans import FROM_DURATION, INSTANT, KINDS, NO_BEGIN, SPAN
+from tracepipe.reports.frames.stored import flagged, made, taken
 
 _OF_ARGS = ("size_bytes", "address", "result")
 COLUMNS = (
@@ -82,19 +83,26 @@ class Layer:
 
     def take(self, rows: Int64s) -> Layer:
         """Some rows, which are a layer. Callers that are not among them are none."""
-        part = self.rows(rows)
+        columns = {field.name: getattr(self, field.name) for field in fields(self)}
+        some: Any = {name: None if of is None else taken(of, rows) for name, of in columns.items()}
         places = np.full(len(self) + 1, NONE, np.int32)
         places[rows] = np.arange(len(rows), dtype=np.int32)
-        part.parent = places[part.parent]
-        return part
+        some["parent"] = made(len(rows), np.int32, lambda part: places[some["parent"][part]])
+        return Layer(**some)
 
 
 def streams_and_copies(both: Layer, table: ShapeTable) -> dict[str, Layer]:
     """The layers of what nests on streams, and of copies by the call."""
-    frame = table.frames[both.shape]
-    return {
-        name: both.take(np.flatnonzero(frame == FRAMES.index(name))) for name in ("transfer", "gpu_kernel")
-    }
+    found = {}
+    for name in ("transfer", "gpu_kernel"):
+        rows = _rows_of(both, table.frames == FRAMES.index(name))
+        found[name] = both if len(rows) == len(both) else both.take(rows)
+    return found
+
+
+def _rows_of(layer: Layer, shapes: Bools) -> Int64s:
+    """The rows whose shapes are flagged."""
+    return flagged(len(layer), lambda part: shapes[layer.shape[part]])
 
 
 def threads_of(events: TraceColumns) -> Layer:

@@ -21,6 +21,7 @@ from tracepipe.reports.frames.layers import Frames, Layer, streams_and_copies, t
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.shapes import GROUPS, ShapeTable
 from tracepipe.reports.frames.spans import Matching
+from tracepipe.reports.frames.stored import release
 from tracepipe.reports.frames.warp_columns import WarpTable
 
 
@@ -72,6 +73,7 @@ class Run:
 
     def layer(self, name: str) -> Layer:
         """The numpy columns of a layer, one of `FRAMES`."""
+        release()
         return self._layers[name]
 
     def has(self, column: str, value: Hashable, layer: Layer) -> Bools:
@@ -182,13 +184,12 @@ class _Loading:
 
     def take(self, batch: TraceBatch) -> None:
         """Add what a batch holds."""
-        events, stream = batch.events, self._opened.stream
-        share = stream.position_bytes() / stream.size_bytes if stream.size_bytes else 0
+        events = batch.events
         kept = np.abs(events.ts_ns) <= TIME_LIMIT_NS
         if batch.others:
             kept &= events.shape != SPECIAL
             for at in np.flatnonzero(events.shape == SPECIAL).tolist():
-                self._take_other(int(events.ts_ns[at]), batch.others[int(events.args[at])], share)
+                self._take_other(int(events.ts_ns[at]), batch.others[int(events.args[at])])
         if not kept.all():
             for ts_ns in events.ts_ns[~kept & (events.shape != SPECIAL)].tolist():
                 self._reading.note(_no_time(ts_ns))
@@ -196,13 +197,13 @@ class _Loading:
         if len(events):
             first_ns = int(events.ts_ns.min())
             self._first_ns = first_ns if self._first_ns is None else min(first_ns, self._first_ns)
-            self._events.add(events, share)
+            self._events.add(events)
 
-    def _take_other(self, ts_ns: int, other: Record | PlacedWarps, share: float) -> None:
+    def _take_other(self, ts_ns: int, other: Record | PlacedWarps) -> None:
         """A record that is no event."""
         if isinstance(other, PlacedWarps):
             try:
-                self._last_ns = max(self._last_ns, self._warps.add(other, share))
+                self._last_ns = max(self._last_ns, self._warps.add(other))
             except OverflowError:
                 self._reading.note(Problem(0, "gpu_warp", "holds numbers that are too large to reckon with"))
         elif other["type"] == "loss" and abs(ts_ns) > TIME_LIMIT_NS:

@@ -19,6 +19,7 @@ from tracepipe.reports.frames.callers import callers_by_time, depths
 from tracepipe.reports.frames.grouping import equal
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.shapes import FRAMES, ShapeTable
+from tracepipe.reports.frames.stored import empty, made, parts, taken, touched
 
 KINDS = ("span", "instant", "no_begin", "from_duration", "unclosed")
 """span: begin and end are known. instant: no length. no_begin: an end alone, which is drawn as an instant.
@@ -27,6 +28,8 @@ where its caller or the recording ended."""
 SPAN, INSTANT, NO_BEGIN, FROM_DURATION, UNCLOSED = range(len(KINDS))
 # Events nested at a time: what is made of them is looked at while the processor still has it at hand.
 _AT_ONCE: Final = 1 << 14
+# What is looked at and written of each.
+_ROW_BYTES: Final = 100
 # What a span has as its event has it.
 _OF_EVENT: Final = ("shape", "args", "launch", "bound_ns", "source_ns")
 _NAME_MATTERS: Final = (ord("B"), ord("E"))
@@ -94,10 +97,10 @@ class Spans:
         has_lengths = events.dur_ns.flags.writeable
         self.columns: dict[str, Any] = {
             "start_ns": events.ts_ns,
-            "end_ns": events.dur_ns if has_lengths else np.empty(count, np.int64),
-            "kind": np.empty(count, np.uint8),
-            "parent": np.empty(count, np.int32),
-            "lane": np.empty(count, np.int32),
+            "end_ns": events.dur_ns if has_lengths else empty(count, np.int64),
+            "kind": empty(count, np.uint8),
+            "parent": empty(count, np.int32),
+            "lane": empty(count, np.int32),
         }
         given = {name: getattr(events, name) for name in _OF_EVENT}
         # What is one value for all events stays so.
@@ -110,11 +113,11 @@ class Spans:
             name: column for name, column in given.items() if column is not None and name not in self._same
         }
         if events.source_ns is not None:
-            self.columns["end_source_ns"] = np.empty(count, np.int64)
+            self.columns["end_source_ns"] = empty(count, np.int64)
         if "args" in self.columns:
-            self.columns["end_args"] = np.empty(count, np.int32)
+            self.columns["end_args"] = empty(count, np.int32)
         # The last place is that of no span.
-        self._row_of_span: Int32s = np.empty(count + 1, np.int32)
+        self._row_of_span: Int32s = empty(count + 1, np.int32)
         self._row_of_span[-1] = NONE
         for start in range(0, count, _AT_ONCE):
             # The native core reads columns one after the other, and what is read is written over.
@@ -123,13 +126,15 @@ class Spans:
             nest.events(some, 0, len(some))
             some.shape = met
             self._take(some)
+            touched(len(some) * _ROW_BYTES)
         # Rows that came meanwhile stand beside others.
         self._beside = range(shapes.rows.stop, nest.row_count)
 
     @property
     def last_ns(self) -> int | None:
         """The latest end so far, None without any."""
-        return int(self.columns["end_ns"][: self._count].max()) if self._count else None
+        ends_ns = self.columns["end_ns"]
+        return max((int(ends_ns[part].max()) for part in parts(self._count)), default=None)
 
     def _take(self, events: TraceColumns) -> None:
         """Add what the nesting made of events since the last call."""
@@ -179,10 +184,10 @@ class Spans:
         ops = _columns(self._nesting.take_ops())
         self._end(ops, np.arange(len(ops["kind"])), None)
         self._row_of_span = np.empty(0, np.int32)
-        for column in self.columns.values():
-            column.resize(self._count, refcheck=False)
+        self.columns = {name: column[: self._count] for name, column in self.columns.items()}
         lane_of_row, beside = self._lanes()
-        self.columns["lane"] = lane_of_row[self.columns["lane"]]
+        row_of = self.columns["lane"]
+        self.columns["lane"] = made(self._count, np.uint8, lambda part: lane_of_row[row_of[part]])
         if beside:
             row_of = self._shapes.row[self._shapes.number[self.columns["shape"]]]
             by_row = np.argsort(row_of, kind="stable")
@@ -200,14 +205,15 @@ class Spans:
     def _settle(self, name: str, value: int) -> None:
         """Keep a column as one value, where all have that, or it has not come."""
         column = self.columns.get(name, np.empty(0, np.int32))
-        if not bool((column != value).any()):
+        if not any(bool((column[part] != value).any()) for part in parts(len(column))):
             self._same[name] = np.broadcast_to(column.dtype.type(value), self._count)
             self.columns.pop(name, None)
 
     def _open_rows(self) -> set[int]:
         """The rows on which, or beside which, something is open."""
         is_open = np.zeros(self._beside.stop + 1, np.bool_)
-        is_open[self.columns["lane"][: self._count][self.columns["kind"][: self._count] == UNCLOSED]] = True
+        for part in parts(self._count):
+            is_open[self.columns["lane"][part][self.columns["kind"][part] == UNCLOSED]] = True
         rows = np.flatnonzero(is_open[:-1]).tolist()
         return {self._nesting.base(row) if row in self._beside else row for row in rows}
 
@@ -235,19 +241,29 @@ class Spans:
     def _sort(self) -> None:
         """Put the rows in the order of their starts."""
         start_ns, depth = self.columns["start_ns"], self.columns.get("depth")
-        is_late = start_ns[1:] < start_ns[:-1]
-        if depth is not None:
-            is_late |= (start_ns[1:] == start_ns[:-1]) & (depth[1:] < depth[:-1])
-        if not bool(is_late.any()):
+        if not self._is_late(start_ns, depth):
             return
         order = np.argsort(start_ns, kind="stable") if depth is None else np.lexsort((depth, start_ns))
         if "parent" in self.columns:
             places = np.empty(len(order) + 1, np.int32)
             places[order] = np.arange(len(order), dtype=np.int32)
             places[-1] = NONE
-            self.columns["parent"] = places[self.columns["parent"]]
-        for name in self.columns:  # one by one, so that one alone is in memory twice
-            self.columns[name] = self.columns[name][order]
+            parent = self.columns["parent"]
+            self.columns["parent"] = made(len(order), np.int32, lambda part: places[parent[part]])
+        for name in self.columns:
+            self.columns[name] = taken(self.columns[name], order)
+
+    @staticmethod
+    def _is_late(start_ns: Int64s, depth: Int32s | None) -> bool:
+        """Whether a row stands after one that it is to stand before."""
+        for part in parts(len(start_ns) - 1):
+            now, then = part, slice(part.start + 1, part.stop + 1)
+            is_late = start_ns[then] < start_ns[now]
+            if depth is not None:
+                is_late |= (start_ns[then] == start_ns[now]) & (depth[then] < depth[now])
+            if bool(is_late.any()):
+                return True
+        return False
 
 
 def _columns(ops: OpColumns) -> dict[str, Any]:

@@ -9,10 +9,10 @@ from typing import Any
 from tracepipe.event.columns import Int32s, Int64s
 from tracepipe.event.model import Record
 from tracepipe.event.warps import PlacedWarps
-from tracepipe.reports.frames.collected import Growing
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.numbered import Numbered
 from tracepipe.reports.frames.shapes import series, three, where
+from tracepipe.reports.frames.stored import Growing, parts
 
 WARP_LANES = 32
 FULL_MASK = (1 << WARP_LANES) - 1
@@ -56,22 +56,22 @@ class WarpTable:
     def __len__(self) -> int:
         return self._count
 
-    def add(self, warps: PlacedWarps, share: float) -> int:
-        """Take one batch; returns the end of its last warp. `share` is how much of the input has been read.
+    def add(self, warps: PlacedWarps) -> int:
+        """Take one batch; returns the end of its last warp.
 
-        Raises OverflowError on too large numbers.
+        Raises OutputError, and OverflowError on too large numbers.
         """
         _check(warps)
         entry_ns = warps.entry_ns + warps.ts_ns
         first_ns, last_ns = _first_and_last(warps, entry_ns)
-        self._add_exits(warps, entry_ns, share)
+        self._add_exits(warps, entry_ns)
         values: dict[str, Any] = {"warp": warps.warp, "entry_ns": entry_ns, "last_exit_ns": last_ns}
         values |= {name: getattr(warps, name) for name in _NARROW}
         values["cycles"] = None if warps.exit_clk is None else warps.last_of_exits(warps.exit_clk).clip(0)
         if warps.exit_count is not None or "exits" in self._growing:
             values["exits"] = 1 if warps.exit_count is None else warps.exit_count
             values["first_exit_ns"] = first_ns
-        self._put(values, len(warps), share)
+        self._put(values, len(warps))
         # On its own clock a time is as right as it was recorded.
         bound_ns = None if warps.clock == self._trace_clock else warps.bound_ns
         launch = json.dumps(_launch(warps) | {"bound_ns": bound_ns}).encode()
@@ -83,18 +83,20 @@ class WarpTable:
             self.first_ns = began_ns if self.first_ns is None else min(began_ns, self.first_ns)
         return int(max(entry_ns.max(initial=warps.ts_ns), last_ns.max(initial=warps.ts_ns)))
 
-    def _put(self, values: dict[str, Any], count: int, share: float) -> None:
+    def _put(self, values: dict[str, Any], count: int) -> None:
         """Add the columns of a batch; None where it lacks one."""
         for name, column in values.items():
             if name not in self._growing and column is not None:
                 late = self._growing[name] = Growing(_KINDS[name])
                 before = {"exits": 1, "first_exit_ns": self._growing["last_exit_ns"].so_far(self._count)}
-                late.extend(before.get(name, 0), self._count, share)
+                for part in parts(self._count):
+                    of = before.get(name, 0)
+                    late.extend(of[part] if isinstance(of, np.ndarray) else of, part.stop - part.start)
             if name in self._growing:
-                self._growing[name].extend(0 if column is None else column, count, share)
+                self._growing[name].extend(0 if column is None else column, count)
         self._count += count
 
-    def _add_exits(self, warps: PlacedWarps, entry_ns: Int64s, share: float) -> None:
+    def _add_exits(self, warps: PlacedWarps, entry_ns: Int64s) -> None:
         """Keep the exits of warps that left in several steps, or not with all their lanes."""
         exits = np.ones(len(warps), np.int64) if warps.exit_count is None else warps.exit_count
         masks, several = warps.exit_mask, exits > 1
@@ -108,7 +110,7 @@ class WarpTable:
         values = (of_exit[kept] + self._count, (entry_ns[of_exit] + warps.exit_ns)[kept])
         mask = -1 if masks is None else masks[kept]
         for name, part in zip(_EXITS, (*values, mask), strict=True):
-            self._growing_exits[name].extend(part, int(kept.sum()), share)
+            self._growing_exits[name].extend(part, int(kept.sum()))
 
     def finish(self) -> None:
         """No batch comes any more."""
