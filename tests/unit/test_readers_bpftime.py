@@ -120,6 +120,20 @@ def test_a_cumulative_total_reports_each_loss_once() -> None:
     assert problems == []
 
 
+def test_a_line_that_was_skipped_is_not_lost_as_well() -> None:
+    index = b"ock=(0,0,0) thread=(%d,0,0)\n"
+    two_in_one = b"[kernel_trace] ts=1 bl[kernel_trace] ts=2 bl" + index % 2 + index % 1
+    beyond = b"[kernel_trace] ts=3 block=(0,0,0) thread=(1024,0,0)\n"
+    data = GOOD + b"\n" + two_in_one + beyond + b"[kernel_trace] total events: %d\n"
+    for total, lost in ((4, []), (7, [3])):
+        _, records, problems = read(data % total)
+        assert [r["count"] for r in records if r["type"] == "loss"] == lost
+        assert [p.line for p in problems if p.skipped] == [2, 3, 4]
+    _, records, problems = read(b"Thread (1, 0, 0) timestamp: x\nTotal events collected: 2\n")
+    assert [r["count"] for r in records] == [1]
+    assert [p.line for p in problems] == [1]
+
+
 def test_drops_that_kernelretsnoop_counts_are_losses() -> None:
     _, records, _ = read(b"Total events collected: 0\nOOB drops: 0\nFull drops: 31\n")
     assert records == [

@@ -54,6 +54,11 @@ _MARK = re.compile(
     rb"\[kernel_trace\]|block=\(|thread=\(|Thread \(\d|\) timestamp: |Entered (?:_Z|\S+ x=)|, ts=\d"
     rb"|Exited \(with|\btsp=\d|Total events collected|Clock calibration: REALTIME"
 )
+# Where the events of the tools that count them begin: a line may hold several, and a broken one is still one.
+_STARTS = {
+    "kernel_trace": re.compile(rb"\[kernel_trace\] (?!total events)"),
+    "kernelretsnoop": re.compile(rb"Thread \(\d"),
+}
 # These lines end in a number: without a newline behind it, digits may be missing.
 _ENDS_IN_DIGITS = (_KERNELRETSNOOP, _ENTERED)
 
@@ -82,8 +87,8 @@ class _Text:
         self._calibrated = calibrated
         self._said: set[str] = set()
         self._occurrences: dict[tuple[int, ...], int] = {}
-        # Events of each tool since its last start, and how many of its total were found missing.
-        self._read: dict[str, int] = {}
+        # Events of each tool that the text holds, on broken lines too, and how many of its total are missing.
+        self._held: dict[str, int] = {}
         self._missing: dict[str, int] = {}
         self._any = False
         self._number, self._batch = 0, Batch()
@@ -108,12 +113,12 @@ class _Text:
         for pattern, take in self._lines:
             if found := pattern.fullmatch(text):
                 if fault := take(found):
-                    self._problem(*fault)
+                    self._skip(text, *fault)
                 elif cut and pattern in _ENDS_IN_DIGITS:
                     self._problem("ts", "ends with the input: digits of its time may be missing", False)
                 return
         if _MARK.search(text):
-            self._problem("", f"is no whole line of a bpftime tool: {shown(text)}")
+            self._skip(text, "", f"is no whole line of a bpftime tool: {shown(text)}")
         elif text:
             batch.passed_over.append((number, text))
 
@@ -125,6 +130,12 @@ class _Text:
     def _problem(self, field: str, message: str, skipped: bool = True) -> None:
         self._any = True
         self._batch.problems.append(Problem(self._number, field, message, skipped))
+
+    def _skip(self, text: bytes, field: str, message: str) -> None:
+        """Name a line that gives no event. Its tool counted it, so that it is not missing from the total."""
+        self._problem(field, message)
+        for tool, start in _STARTS.items():
+            self._held[tool] = self._held.get(tool, 0) + len(start.findall(text))
 
     def _say_once(self, field: str, message: str) -> None:
         if message not in self._said:
@@ -138,7 +149,7 @@ class _Text:
         if record["ts_ns"] > TIME_LIMIT_NS:
             return "ts", f"must be at most {TIME_LIMIT_NS}, not {record['ts_ns']}"
         self._any = True
-        self._read[tool] = self._read.get(tool, 0) + 1
+        self._held[tool] = self._held.get(tool, 0) + 1
         self._batch.records.append(record)
         return None
 
@@ -219,10 +230,10 @@ class _Text:
     def _total(self, tool: str, total: int) -> None:
         """Compare a tool's own count, cumulative since it started, with the events read of it."""
         self._any = True
-        read, told = self._read.get(tool, 0), self._missing.get(tool, 0)
-        missing = total - read
+        held, told = self._held.get(tool, 0), self._missing.get(tool, 0)
+        missing = total - held
         if missing > told:
-            reason = f"{tool} counted {total} events, and the text holds {read}"
+            reason = f"{tool} counted {total} events, and the text holds {held}"
             self._lose(missing - told, reason)
             self._missing[tool] = missing
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-from tracepipe.event.model import Problem, Record
+from tracepipe.event.model import HOST_LAYERS, Problem, Record
 from tracepipe.readers.recording import Batch
 
 # A script reads the clock once for the line and once for the duration, and may print fewer digits of one.
@@ -47,6 +47,8 @@ class CallEnds:
 
     def take(self, number: int, record: Record, batch: Batch) -> None:
         """Look at the record of line `number`, which comes next in `batch`; its phase may change."""
+        if record["type"] not in HOST_LAYERS:
+            return
         if batch is not self._batch:
             self._batch, self._batches = batch, self._batches + 1
         key = record["type"], record["name"], record.get("pid"), record.get("tid")
