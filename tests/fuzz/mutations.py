@@ -39,8 +39,8 @@ _NAMES = (
 )  # fmt: skip
 _WORDS = (
     "userspace", "syscall", "kernel", "scheduler", "memory", "transfer", "gpu_kernel", "gpu_warp",
-    "gpu_thread", "header", "footer", "clock", "loss", "B", "E", "I", "X", "alloc", "free", "running",
-    "ioctl", "cuLaunchKernel", "cuMemAlloc_v2", "cuMemFree_v2", "cuMemcpyHtoD_v2", "printf",
+    "gpu_thread", "gpu_thread_exit", "header", "footer", "clock", "loss", "B", "E", "I", "X", "alloc", "free",
+    "running", "ioctl", "cuLaunchKernel", "cuMemAlloc_v2", "cuMemFree_v2", "cuMemcpyHtoD_v2", "printf",
     "lost_events",
 )  # fmt: skip
 

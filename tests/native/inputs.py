@@ -79,7 +79,10 @@ def event_line(rng: Random) -> bytes:
     """A line of an event, in the native grammar but for some."""
     record: dict[str, Any] = {"ts_ns": number(rng)}
     fields: list[tuple[str, Any]] = [
-        ("type", rng.choice(["userspace", "syscall", "gpu_kernel", "gpu_warp", "gpu_thread"])),
+        (
+            "type",
+            rng.choice(["userspace", "syscall", "gpu_kernel", "gpu_warp", "gpu_thread", "gpu_thread_exit"]),
+        ),
         ("name", word(rng)),
         ("phase", rng.choice("BEIX")),
         ("pid", rng.randrange(5)),

@@ -80,8 +80,44 @@ def test_samples_with_remarks_skip_no_line_and_repeats_stay_apart() -> None:
     assert [(r["ts_ns"], r["args"]["occurrence"]) for r in firsts] == [
         (1749147474550023136, 0),
         (1749147474550023140, 1),
+        (1749147474550023000, 2),
     ]
-    assert len(records) == 8
+    assert len(records) == 11
+
+
+def test_a_sample_of_one_late_lane_keeps_its_times() -> None:
+    _, records, problems = read_fixture("bpftime-late-lane")
+    assert problems == []
+    assert [(r["thread"][0], r["ts_ns"] - 1749147474550023136) for r in records] == [
+        (0, 0), (1, 4), (2, 9), (31, 754),
+    ]  # fmt: skip
+
+
+def test_lines_of_whole_warps_are_their_exits() -> None:
+    _, records, problems = read_fixture("bpftime-warp-order")
+    assert problems == []
+    assert [(r["thread"], r["ts_ns"] - 1749147474550023000, r["args"]) for r in records] == [
+        ([32 * warp, 0, 0], 2_000 * warp, {
+            "warp": warp, "threads": [32 * warp, 32 * warp + 31], "event": "exit", "occurrence": 0,
+        })
+        for warp in range(3)
+    ]  # fmt: skip
+
+
+def test_fields_that_a_user_added_are_arguments() -> None:
+    _, records, problems = read_fixture("bpftime-added-fields")
+    assert problems == []
+    assert [r["args"] for r in records] == [
+        {"a": 1.5, "out": 3, "event": "entry"},
+        {"a": -2000.0, "out": "0x1f", "name": "tile[3]", "event": "entry"},
+        {"out": 4, "event": "exit", "occurrence": 0},
+    ]
+    assert [r["thread"] for r in records] == [[0, 0, 0], [1, 0, 0], [1, 0, 0]]
+    # What is no number of JSON, or has more digits than are exact, is a text.
+    _, records, _ = read(GOOD + b" a=nan b=1e999 c=1234567890123456789 d=x=1\n")
+    assert records[0]["args"] == {
+        "a": "nan", "b": "1e999", "c": "1234567890123456789", "d": "x=1", "event": "entry",
+    }  # fmt: skip
 
 
 def test_cuda_counter_exit_is_its_entry_plus_the_duration() -> None:
@@ -160,6 +196,9 @@ BROKEN = [
     (b"[kernel_trace] ts=8096352733", "", "is no whole line of a bpftime tool"),
     (b"01344 block=(0,0,0) thread=(0,0,0)", "", "is no whole line of a bpftime tool"),
     (GOOD + GOOD_AFTER, "", "is no whole line of a bpftime tool"),
+    (GOOD + b" ts=8 block=(0,0,0) thread=(1,0,0)", "", "is no whole line of a bpftime tool"),
+    (GOOD + b" a=", "", "is no whole line of a bpftime tool"),
+    (b"Warp 1 (threads 32-63):  finish around", "", "is no whole line of a bpftime tool"),
     (b"[kernel_trace] ts=-5 block=(0,0,0) thread=(0,0,0)", "", "is no whole line of a bpftime tool"),
     (b"[kernel_trace] ts=8 block=(0,0) thread=(0,0,0)", "", "is no whole line of a bpftime tool"),
     (b"[kernel_trace] ts=8 block=(0,0,\x000) thread=(0,0,0)", "", "is no whole line of a bpftime tool"),
@@ -249,6 +288,8 @@ def test_no_input_raises_and_each_line_gives_one_thing_at_most(parts: list[bytes
     [
         GOOD,
         b"Thread (0, 0, 0) timestamp: 1749147474550023136",
+        b"Warp 0 (threads 0-31):   finish around timestamp 1749147474550023000",
+        GOOD + b" a=1.5 out=3",
         b"Entered _Z9vectorAddPKfS0_Pf x=0, ts=1749147474550023136",
         b"12:34:56 Launch Latency Distribution:",
         b"Total events collected: 0",

@@ -146,6 +146,40 @@ def test_allocations_by_name_are_in_the_report_of_memory(tmp_path: Path) -> None
     ]
 
 
+def test_exits_of_gpu_threads_are_a_layer() -> None:
+    records, problems = read_fixture("layered-gpu-threads")
+    assert problems == []
+    exits = [record for record in records if record["type"] == "gpu_thread"]
+    assert exits[0] == {
+        "type": "gpu_thread", "name": "vectorAdd", "phase": "I", "ts_ns": 10_000, "gpu": 0,
+        "block": [0, 0, 0], "thread": [0, 0, 0], "args": {"event_id": 7, "event": "exit"},
+    }  # fmt: skip
+    assert [(r["name"], r["ts_ns"], r["phase"], r.get("block"), r["thread"]) for r in exits[2:]] == [
+        ("vectorAdd", 10_750, "I", [0, 0, 0], [31, 0, 0]),
+        ("kernel", 11_000, "I", None, [5, 0, 0]),
+        ("vectorAdd", 11_000, "B", [1, 0, 0], [0, 0, 0]),
+        ("vectorAdd", 12_000, "E", [1, 0, 0], [0, 0, 0]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"thread": [1, 2]}, "thread"),
+        ({"block": [0, 0, -1]}, "block"),
+        ({"thread": [0, 0, 1 << 31]}, "thread"),
+        ({"thread": "0"}, "thread"),
+        ({"device": -1}, "device"),
+        ({"device": True}, "device"),
+        ({"kernel": 5}, "kernel"),
+    ],
+)
+def test_a_gpu_thread_without_a_place_is_skipped(fields: dict[str, Any], field: str) -> None:
+    line = json.dumps({"ts": 5, "type": "gpu_thread_exit", **fields}).encode() + b"\n"
+    records, problems = read(line)
+    assert (records, [(p.field, p.skipped) for p in problems]) == ([], [(field, True)])
+
+
 def test_a_span_written_at_its_end_starts_its_duration_earlier() -> None:
     record = one(ts=1.4, type="scheduler", duration_us=3.2)
     assert (record["phase"], record["ts_ns"], record["dur_ns"]) == ("X", 1_396_800, 3_200)

@@ -118,6 +118,25 @@ def test_a_broken_line_costs_itself_only(line: bytes, field: str, message: str) 
     assert len(problems[0].message) < 250
 
 
+def test_a_threads_exit_is_an_event_of_that_thread() -> None:
+    line = {"ts_ns": 4, "type": "gpu_thread_exit", "thread": [1, 0, 0]}
+    more = {"name": "k", "phase": "E", "tid": 3, "launch": 7, "block": [2, 0, 0], "args": {"a": 1}}
+    records, problems = read(
+        GOOD,
+        orjson.dumps(line),
+        orjson.dumps(line | more | {"stream": "none of its fields"}),
+        orjson.dumps(line | {"thread": [1, 0]}),
+        orjson.dumps(line | {"tid": "x"}),
+        GOOD_AFTER,
+    )
+    thread = {"type": "gpu_thread", "name": "kernel", "phase": "I", "ts_ns": 4, "thread": [1, 0, 0]}
+    assert records[1:-1] == [
+        thread | {"args": {"event": "exit"}},
+        thread | more | {"phase": "I", "args": {"a": 1, "event": "exit"}},
+    ]
+    assert [(p.line, p.field) for p in problems] == [(5, "thread"), (6, "tid")]
+
+
 def test_two_values_on_one_line_shift_no_line_number() -> None:
     records, problems = read(GOOD, GOOD + b"," + GOOD, b"", b"{}", GOOD_AFTER)
     assert [record["ts_ns"] for record in records] == [1, 2]

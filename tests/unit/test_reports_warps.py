@@ -72,8 +72,8 @@ def test_a_recorded_divergence_is_told_and_a_vector_addition_is_not_accused() ->
 
 
 def test_threads_of_bpftime_are_warps_too() -> None:
-    (finding,) = report(fixture("bpftime-divergence"))["findings"]
-    assert (finding["kind"], finding["late_lanes"]) == ("divergence", [8, 24, 31])
+    (finding,) = report(fixture("bpftime-strided-lanes"))["findings"]
+    assert (finding["kind"], finding["late_lanes"]) == ("divergence", [8, 24])
     assert report(fixture("bpftime-kernelretsnoop"))["findings"] == []
     entries = report(fixture("bpftime-kernel_trace"))
     assert entries["findings"] == []

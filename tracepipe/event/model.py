@@ -142,6 +142,27 @@ class Event(_EventRequired, total=False):
     args: Annotated[dict[str, Any], Doc("arguments, results and whatever else is known")]
 
 
+class _ThreadExitRequired(TypedDict):
+    type: Annotated[str, Doc("record type", enum=("gpu_thread_exit",))]
+    ts_ns: Annotated[int, Doc("when the thread left, on `clock`", minimum=0, maximum=TIME_LIMIT_NS)]
+
+
+class ThreadExit(_ThreadExitRequired, total=False):
+    """A thread of a GPU that left its kernel: read as a `gpu_thread` with phase I and the event `exit`."""
+
+    name: Annotated[str, Doc("kernel, if it is known")]
+    pid: Annotated[int, Doc("process id", minimum=0, maximum=ID_LIMIT)]
+    tid: Annotated[int, Doc("thread id", minimum=0, maximum=ID_LIMIT)]
+    cpu: Annotated[int, Doc("processor that wrote it", minimum=0)]
+    comm: Annotated[str, Doc("thread name at that time")]
+    clock: Annotated[str, Doc("clock of ts_ns, if not the header's")]
+    gpu: Annotated[int, Doc("GPU index", minimum=0)]
+    launch: Annotated[int, Doc("launch id", minimum=0)]
+    block: Annotated[list[int], Doc("block index", length=3, minimum=0, maximum=INDEX_LIMIT)]
+    thread: Annotated[list[int], Doc("thread index in its block", length=3, minimum=0, maximum=INDEX_LIMIT)]
+    args: Annotated[dict[str, Any], Doc("whatever else is known")]
+
+
 class _WarpBatchRequired(TypedDict):
     type: Annotated[str, Doc("record type", enum=("gpu_warp",))]
     name: Annotated[str, Doc("kernel name")]
@@ -241,6 +262,7 @@ RECORDS: Final[dict[str, type]] = {
     "clock": ClockRecord,
     "loss": LossRecord,
     "gpu_warp": WarpBatch,
+    "gpu_thread_exit": ThreadExit,
     "footer": Footer,
     **{name: Event for name in LAYERS if name != "gpu_warp"},
 }

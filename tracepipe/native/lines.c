@@ -108,6 +108,13 @@ static int is_of_thread(const uint8_t *value, const uint8_t *end)
     return end - value >= (int64_t)sizeof type - 1 && !memcmp(value, type, sizeof type - 1);
 }
 
+/* Whether a line is a thread's exit, which is read as an event of another type, and by itself. */
+static int is_of_exit(const uint8_t *value, const uint8_t *end)
+{
+    static const char type[] = "\"gpu_thread_exit\"";
+    return end - value >= (int64_t)sizeof type - 1 && !memcmp(value, type, sizeof type - 1);
+}
+
 /* Takes a line after its time apart: 1 done, 0 not of the native grammar, TP_NO_MEMORY. */
 static int take_apart(tp_reader *r, const uint8_t *at, const uint8_t *end, tp_line *line)
 {
@@ -151,7 +158,7 @@ static int take_apart(tp_reader *r, const uint8_t *at, const uint8_t *end, tp_li
             if (is_key(key, size, "type")) {
                 of_thread = is_of_thread(value, end);
                 /* What stands before the type is in the shape already. */
-                if (has_type++ || (of_thread && (has_block || has_thread)))
+                if (has_type++ || (of_thread && (has_block || has_thread)) || is_of_exit(value, end))
                     return 0;
             }
             has_block += is_key(key, size, "block");

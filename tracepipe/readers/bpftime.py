@@ -2,16 +2,19 @@
 
     [kernel_trace] ts=809635273301344 block=(0,0,0) thread=(1,0,0)        entry of a thread
     Thread (1, 0, 0) timestamp: 1749147474550023140                       exit of a thread, in some block
+    Warp 1 (threads 32-63):  finish around timestamp 1749147474550025000  exit of a warp, summed up
     Entered _Z9vectorAddPKfS0_Pf x=0, ts=1749147474550023136              entry of a thread of block x
     Exited (with tsp) _Z9vectorAddPKfS0_Pf x=0 duration=6437888 tsp=1749147474550023136ns     its exit
 
 All times are %globaltimer in ns. None of the tools says which GPU it was: events are on "globaltimer:0".
-Only cuda-counter prints the kernel's name; the events of the others are called "kernel". Lines without a
-mark of these tools are the log's or the program's own and are passed over.
+Only cuda-counter prints the kernel's name; the events of the others are called "kernel". Fields that a user
+added to a tool's line (`… thread=(1,0,0) a=1.5`) are arguments of its event. Lines without a mark of these
+tools are the log's or the program's own and are passed over.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any, BinaryIO, cast
@@ -31,11 +34,20 @@ BLOCK_LIMIT = (1 << 31) - 1, 65535, 65535
 THREAD_LIMIT = 1024, 1024, 64
 # One block shape has 1024 threads at most; this many different ones are told apart before memory matters.
 OCCURRENCES_LIMIT = 1 << 20
+# More may be beyond 64 bits.
+_EXACT_DIGITS = 18
 
 _N = rb"(\d{1,20})"
-_KERNEL_TRACE = re.compile(rb"\[kernel_trace\] ts=%b block=\(%b,%b,%b\) thread=\(%b,%b,%b\)" % ((_N,) * 7))
+# What users add to the tools' own fields; those of another line that was printed into this one are none.
+_MORE = rb"((?:\s(?!ts=|block=|thread=)[A-Za-z_]\w*=\S+)*)"
 # bpftime's documents put remarks after some lines (`// +4ns`).
-_KERNELRETSNOOP = re.compile(rb"Thread \(%b, %b, %b\) timestamp: %b(?:\s*//.*)?" % ((_N,) * 4))
+_REMARK = rb"(?:\s*//.*)?"
+_KERNEL_TRACE = re.compile(
+    rb"\[kernel_trace\] ts=%b block=\(%b,%b,%b\) thread=\(%b,%b,%b\)" % ((_N,) * 7) + _MORE + _REMARK
+)
+_KERNELRETSNOOP = re.compile(rb"Thread \(%b, %b, %b\) timestamp: %b" % ((_N,) * 4) + _MORE + _REMARK)
+# How those documents sum up the threads of a warp.
+_WARP = re.compile(rb"Warp %b \(threads %b-%b\):\s+finish around timestamp %b" % ((_N,) * 4) + _REMARK)
 _ENTERED = re.compile(rb"Entered (\S+) x=%b, ts=%b" % (_N, _N))
 _EXITED = re.compile(rb"Exited \(with tsp\) (\S+) x=%b duration=%b tsp=%bns" % (_N, _N, _N))
 _UNTIMED_EXIT = re.compile(rb"Exited \(without tsp\) (\S+) x=%b" % _N)
@@ -52,7 +64,7 @@ _CALIBRATION_LINES = re.compile(
 # A line with one of these is a tool's, whole or broken: two threads that write at once break lines in two.
 _MARK = re.compile(
     rb"\[kernel_trace\]|block=\(|thread=\(|Thread \(\d|\) timestamp: |Entered (?:_Z|\S+ x=)|, ts=\d"
-    rb"|Exited \(with|\btsp=\d|Total events collected|Clock calibration: REALTIME"
+    rb"|Exited \(with|\btsp=\d|Total events collected|Clock calibration: REALTIME|Warp \d+ \(threads \d"
 )
 # Where the events of the tools that count them begin: a line may hold several, and a broken one is still one.
 _STARTS = {
@@ -60,7 +72,7 @@ _STARTS = {
     "kernelretsnoop": re.compile(rb"Thread \(\d"),
 }
 # These lines end in a number: without a newline behind it, digits may be missing.
-_ENDS_IN_DIGITS = (_KERNELRETSNOOP, _ENTERED)
+_ENDS_IN_DIGITS = (_KERNELRETSNOOP, _ENTERED, _WARP)
 
 _NO_BLOCK = (
     "the same thread index again: kernelretsnoop prints no block, so the threads of different blocks and "
@@ -70,6 +82,19 @@ _NO_THREAD = (
     "cuda-counter prints block x only, and measures each exit from the newest entry in that block: which "
     "thread it was is not known"
 )
+
+
+def _added(fields: bytes) -> dict[str, Any]:
+    """Fields that a user added to a tool's line: numbers where they are some that JSON has, else texts."""
+    pairs = (field.decode(errors="backslashreplace").partition("=") for field in fields.split())
+    return {key: _value(text) for key, _, text in pairs}
+
+
+def _value(text: str) -> int | float | str:
+    if re.fullmatch(r"-?\d+", text, re.ASCII):
+        return int(text) if len(text) <= _EXACT_DIGITS else text
+    is_number = re.fullmatch(r"-?\d+(\.\d+)?([eE][-+]?\d+)?", text, re.ASCII) is not None
+    return number if is_number and math.isfinite(number := float(text)) else text
 
 
 def _beyond(index: list[int], limits: tuple[int, int, int]) -> str:
@@ -95,6 +120,7 @@ class _Text:
         self._lines: tuple[tuple[re.Pattern[bytes], Callable[[re.Match[bytes]], Fault | None]], ...] = (
             (_KERNEL_TRACE, self._entry),
             (_KERNELRETSNOOP, self._exit),
+            (_WARP, self._warp),
             (_ENTERED, self._entered),
             (_EXITED, self._exited),
             (_UNTIMED_EXIT, self._untimed_exit),
@@ -154,7 +180,7 @@ class _Text:
         return None
 
     def _entry(self, found: re.Match[bytes]) -> Fault | None:
-        ts_ns, *index = map(int, found.groups())
+        ts_ns, *index = map(int, found.groups()[:7])
         block, thread = index[:3], index[3:]
         if wrong := _beyond(block, BLOCK_LIMIT):
             return "block", wrong
@@ -170,15 +196,23 @@ class _Text:
                 "gpu": 0,
                 "block": block,
                 "thread": thread,
-                "args": {"event": "entry"},
+                "args": {**_added(found[8]), "event": "entry"},
             },
         )
 
     def _exit(self, found: re.Match[bytes]) -> Fault | None:
-        *thread, ts_ns = map(int, found.groups())
+        *thread, ts_ns = map(int, found.groups()[:4])
+        return self._exit_of(thread, ts_ns, _added(found[5]))
+
+    def _warp(self, found: re.Match[bytes]) -> Fault | None:
+        warp, first, last, ts_ns = map(int, found.groups())
+        return self._exit_of([first, 0, 0], ts_ns, {"warp": warp, "threads": [first, last]})
+
+    def _exit_of(self, thread: list[int], ts_ns: int, args: dict[str, Any]) -> Fault | None:
+        """The exit of a thread in some block, or of the threads of a warp by its first."""
         if wrong := _beyond(thread, THREAD_LIMIT):
             return "thread", wrong
-        args: dict[str, Any] = {"event": "exit"}
+        args["event"] = "exit"
         key = tuple(thread)
         occurrence = self._occurrences.get(key, 0)
         if occurrence or len(self._occurrences) < OCCURRENCES_LIMIT:
@@ -282,6 +316,7 @@ def read(stream: BinaryIO) -> Recording:
 _OWN_LINES = (
     _KERNEL_TRACE,
     _KERNELRETSNOOP,
+    _WARP,
     _ENTERED,
     _EXITED,
     _KERNEL_TRACE_TOTAL,

@@ -9,6 +9,7 @@ from typing import Any, Final
 from tracepipe.event.checks import Fault, shown
 from tracepipe.event.model import ID_LIMIT, TIME_LIMIT_NS, Problem, Record
 from tracepipe.hooks.effects import MEMORY_EFFECTS, effect_of
+from tracepipe.readers.thread_exits import THREAD_EXIT, UNNAMED_KERNEL, event_of_exit, place_of
 
 # The `type` of a line → the layer it belongs to. Names that only one variant of the scripts prints:
 # kernel_memory (BCC), kernel_mem, ioctl, gpu_complete (dma_fence_signaled) and gpu_mem (gpu_mem_total).
@@ -24,11 +25,16 @@ LAYER_OF_TYPE: Final = {
     "memory": "memory",
     "gpu_mem": "memory",
     "transfer": "transfer",
+    "gpu_thread": "gpu_thread",
+    THREAD_EXIT: "gpu_thread",
 }
 # Lines of these types have no name of their own, nor an `op`.
 NAMED_BY_TYPE: Final = frozenset({"ioctl", "gpu_complete", "gpu_mem"})
+_OF_THREADS = frozenset({"gpu_thread", THREAD_EXIT})
+_NAMED_BY = {"transfer": ("name", "op", "direction"), **dict.fromkeys(_OF_THREADS, ("name", "kernel"))}
 
 _FIELDS = frozenset({"type", "ts", "phase", "name", "pid", "tid", "cpu", "comm"})
+_OF_PLACES = frozenset({"kernel", "gpu", "device", "block", "thread"})
 _NS = {"duration_us": 1_000, "duration_ms": 1_000_000}
 # Below 2^51 ns (26 days) the two roundings of `ms * 1e6` stay under half a nanosecond in sum.
 _FLOAT_IS_EXACT_MS = (1 << 51) / 1e6
@@ -72,10 +78,12 @@ def _who_fault(line: Record) -> Fault | None:
 def _name_of(line: Record) -> str | Fault:
     """The name of an event: `name`, else `op`, else the direction of a transfer or the type."""
     kind = line["type"]
-    for key in ("name", "op", "direction") if kind == "transfer" else ("name", "op"):
+    for key in _NAMED_BY.get(kind, ("name", "op")):
         if key in line:
             name = line[key]
             return name if type(name) is str else (key, f"must be a string, not {shown(name)}")
+    if kind in _OF_THREADS:
+        return UNNAMED_KERNEL
     return str(kind) if kind in NAMED_BY_TYPE else ("name", "is missing, and so is op")
 
 
@@ -123,8 +131,14 @@ def event_of(kind: str, line: Record, text: bytes, problems: list[Problem], numb
         args["source_ts_ms"] = ms
     if record["type"] == "memory" and (effect := _effect_of(name, args, phase)):
         record["name"], args["call"] = effect, name
+    if kind in _OF_THREADS:
+        place = place_of(line)
+        if isinstance(place, tuple):
+            return place
+        record |= place
+        args = {key: value for key, value in args.items() if key not in _OF_PLACES}
     for key, ns in _NS.items():
-        if key in args and (phase == "E" or "phase" not in line):
+        if key in args and kind != THREAD_EXIT and (phase == "E" or "phase" not in line):
             if wrong := _number_fault(args[key], TIME_LIMIT_NS // ns):
                 return key, wrong
             if not _add_duration(record, round(args[key] * ns)):
@@ -135,7 +149,7 @@ def event_of(kind: str, line: Record, text: bytes, problems: list[Problem], numb
             break
     if args:
         record["args"] = args
-    return record
+    return event_of_exit(record) if kind == THREAD_EXIT else record
 
 
 def _add_duration(record: Record, dur_ns: int) -> bool:

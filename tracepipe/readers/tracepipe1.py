@@ -23,6 +23,7 @@ from tracepipe.readers.line_columns import FOREIGN, LineColumns, Lines
 from tracepipe.readers.lines import BOM, TOO_DEEP, Rejoined, chunks_of_text, is_too_deep, not_json
 from tracepipe.readers.native_lines import NativeLines, NativeTables
 from tracepipe.readers.recording import Recording, row_of, saying
+from tracepipe.readers.thread_exits import THREAD_EXIT, event_of_exit
 
 # Some ten thousand lines: what is done once a batch must cost little.
 CHUNK_BYTES = 1 << 19
@@ -77,6 +78,8 @@ class _Parser:
             problems.append(Problem(line, "", TOO_DEEP))
             return None
         kept = self._check.keep((record,), line, problems)
+        if kept and kept[0]["type"] == THREAD_EXIT:
+            return event_of_exit(kept[0])
         return kept[0] if kept else None
 
 
