@@ -107,6 +107,7 @@ def test_what_a_capture_would_take_as_a_hook(machine: Path, library: str) -> Non
 
     assert specs("uprobe:libodd.so.1:odd*") == ["uprobe:libodd.so.1:oddFree", "uprobe:libodd.so.1:oddInit"]
     assert specs(f"uprobe:{library}:*Init(flags: u32) -> i32") == [f"uprobe:{library}:oddInit"]
+    assert specs(f"uprobe:{machine}/*odd.so*:oddI*") == [f"uprobe:{library}:oddInit"]
     assert specs("kprobe:*dd_r*") == ["kprobe:odd_read"]
     assert specs("kprobe:odd:odd*") == ["kprobe:odd:odd_ioctl"]
     assert specs("tracepoint:odd:*") == ["tracepoint:odd:odd_entry"]

@@ -228,11 +228,60 @@ def test_why_functions_are_not_found(built: Path, tmp_path: Path) -> None:
     (reason,) = of("uprobe:libeven.so:f", command=program).unresolved.values()
     assert reason == "no libeven.so found: not where the dynamic linker of shared looks"
     text = SET.replace('"odd[A-Z]*"', '"oddOne", "oddTwo"')
+    text = text.replace("[[hook]]", '[[hook]]\nfunctions = ["oddThree"]\n[[hook]]')
     several = resolve([odd_set(tmp_path, text)], LibrarySearch(program))
     assert names(several) == ["oddAlloc_v2"]
-    assert list(several.unresolved) == ["odd, uprobe:libodd.so:oddOne", "odd, uprobe:libodd.so:oddTwo"]
+    assert list(several.unresolved) == ["odd, uprobe:libodd.so:oddThree"]
+    assert [message.partition(": no such")[0] for message in several.passed_over] == [
+        "odd, uprobe:libodd.so:oddOne",
+        "odd, uprobe:libodd.so:oddTwo",
+    ]
     missing = resolve([odd_set(tmp_path, text.replace("libodd", "libeven"))], LibrarySearch(program))
-    assert list(missing.unresolved) == ["odd, uprobe:libeven.so:oddAlloc and 2 more"]
+    assert list(missing.unresolved) == ["odd, uprobe:libeven.so:oddThree and 3 more"]
+
+
+@needs_gcc
+def test_of_alternatives_one_is_enough(built: Path, kernel: Path) -> None:
+    program = [str(built / "shared")]
+    for hook in (
+        "uprobe:libodd.so.1:oddNew|oddInit(a: i32)",
+        "uprobe:libodd.so.1:oddNew,uprobe:libodd.so.1:oddInit(a: i32)",
+        "uprobe:libeven.so,libodd.so.*:oddInit(a: i32)",
+        f"uprobe:{built}/*odd.so*:oddInit(a: i32)",
+    ):
+        selection = of(hook, command=program)
+        assert (names(selection), selection.unresolved, selection.passed_over) == (["oddInit"], {}, []), hook
+        assert [argument.name for argument in selection.probes[0].signature.arguments] == ["a"]
+    assert [probe.symbol for probe in of("kprobe:odd_ioctl|odd_unlocked_ioctl").probes] == [
+        "odd_unlocked_ioctl"
+    ]
+    assert [probe.symbol for probe in of("kprobe:odd_ioctl,kprobe:odd:odd_unl*").probes] == [
+        "odd_unlocked_ioctl"
+    ]
+    assert [probe.symbol for probe in of("tracepoint:odd:gone|odd_entry").probes] == ["odd_entry"]
+    assert of("kprobe:vfs_raed|odd_iotcl").unresolved == {
+        "kprobe:vfs_raed|odd_iotcl": "vfs_raed: no such function; "
+        "near: vfs_read, vfs_write, vfs_weak; odd_iotcl: no such function"
+    }
+
+
+@needs_gcc
+def test_a_path_that_is_not_there_names_the_library_that_is(built: Path) -> None:
+    (reason,) = of("uprobe:/lib/*/libodd.so:f", command=[str(built / "shared")]).unresolved.values()
+    assert reason.startswith("no /lib/*/libodd.so found: there is no such file")
+    assert reason.endswith(f"; found is {built}/libodd.so.1: write libodd.so alone")
+
+
+@needs_gcc
+def test_a_function_has_the_variants_that_a_shipped_set_gives_it(
+    built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = [str(built / "shared")]
+    (reason,) = of("uprobe:libodd.so.1:oddAlloc", command=program).unresolved.values()
+    assert reason.endswith("near: oddAlloc_v2, oddAlloc_v2_ptsz")
+    monkeypatch.setattr("tracepipe.hooks.sets._shipped_variants", lambda: {"libodd": ("_ptsz", "_v2")})
+    assert names(of("uprobe:libodd.so.1:oddAlloc", command=program)) == ["oddAlloc_v2"]
+    assert names(of("uprobe:libodd.so.1:oddAlloc_v2_ptsz", command=program)) == ["oddAlloc_v2_ptsz"]
 
 
 def test_a_file_that_is_no_library_is_told_of(tmp_path: Path) -> None:

@@ -64,6 +64,8 @@ def plan_of(
         [*users, *shipped], libraries, only=request.only, exclude=request.exclude, notify=notify
     )
     _check_found(users, selection)
+    for message in selection.passed_over:
+        notify(f"passed over: {message}")
     theirs = {hook.origin for hooks in users for hook in hooks.hooks}
     probes = [
         probe

@@ -82,7 +82,8 @@ class Hook:
     `transfer` event, from `size_bytes` and `direction` (the hook's, or the argument's); `name`: it gives its
     argument `handle` the name in its argument `symbol`, shown wherever that value is an argument `function`.
     `modules` of a kprobe: the kernel modules to look in, all if empty.
-    `everywhere`: not of the target's threads only (an interrupt). `origin` says where it was written.
+    `everywhere`: not of the target's threads only (an interrupt). `origin` says where it was written; hooks
+    of one origin are alternatives. `group`: the hooks that stand together in a file: one must be there.
     """
 
     target: str
@@ -98,6 +99,7 @@ class Hook:
     modules: tuple[str, ...] = ()
     everywhere: bool = False
     origin: str = ""
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +148,10 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Probes that were found for some hooks, and for each hook that found none why: messages for the user."""
+    """Probes that were found for some hooks, and messages for the user: why others found none, and which of
+    them were passed over.
+    """
 
     probes: list[Probe] = field(default_factory=list)
     unresolved: dict[str, str] = field(default_factory=dict)
+    passed_over: list[str] = field(default_factory=list)

@@ -1,7 +1,7 @@
 """Sets of hooks: the shipped ones, users' TOML files of the same form, and hooks on the command line.
 
     about = "one line"                  source = "where the names come from"
-    target = "uprobe:libcuda.so.1"      # or kprobe, kprobe:nvidia,nvidia_uvm (modules), tracepoint
+    target = "uprobe:libcuda.so.1"      # or kprobe, kprobe:nvidia,nvidia_uvm (modules), tracepoint: places.py
     layer = "userspace"                 variants = ["_v2", "_ptsz"]
     [[hook]]
     functions = ["cuMemAlloc(out address: ptr, size_bytes: u64) -> CUresult"]
@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from typing import Any
 from tracepipe.errors import InputError
 from tracepipe.hooks.hook import EFFECTS, INTEGER_KINDS, PROBED_LAYERS, Condition, Hook
 from tracepipe.hooks.near_names import did_you_mean
+from tracepipe.hooks.places import divided, place_and_signature, read_place, starts_as_hook
 from tracepipe.hooks.signature import Entry, SignatureText, ValueNames, read_condition, read_signature
 
 if sys.version_info >= (3, 11):
@@ -32,8 +33,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-TARGETS = ("uprobe", "kprobe", "tracepoint")
-_RETURN_TARGETS = ("uretprobe", "kretprobe")  # bpftrace's
 COMMAND_LINE = "--hook"
 _FOLDER = Path(__file__).with_name("shipped")
 _LAYER_OF = {"uprobe": "userspace", "kprobe": "kernel", "tracepoint": "kernel"}
@@ -55,8 +54,6 @@ _EFFECT_NEEDS = {
     "transfer": ("size_bytes or width_bytes",),
     "name": ("handle", "symbol"),
 }
-# LIBRARY:SIGNATURE or MODULES:SIGNATURE. A path may have a colon, so what follows must look like a signature.
-_PLACE_AND_SIGNATURE = re.compile(r"(?P<place>.*?):(?P<signature>[\w.$@*?\[\]!-]+\s*(?:[(\s].*|$))")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +85,7 @@ def shipped_sets() -> dict[str, Path]:
 
 def names_hooks(text: str) -> bool:
     """Whether a text is meant as `read_hooks` takes one: a set, a file, or a hook with its target."""
-    is_hook = text.strip().partition(":")[0] in (*TARGETS, *_RETURN_TARGETS) and ":" in text
-    return is_hook or text.endswith(".toml") or text in shipped_sets()
+    return starts_as_hook(text) or text.endswith(".toml") or text in shipped_sets()
 
 
 def read_hooks(options: list[str]) -> list[HookSet]:
@@ -103,7 +99,7 @@ def read_hooks(options: list[str]) -> list[HookSet]:
         if option in shipped or option.endswith(".toml"):
             sets.append(load_set(option))
         elif ":" in option:
-            sets.append(_single(option))
+            sets.append(_of_command_line(option))
         else:
             hint = did_you_mean(option, shipped) or f"Sets: {', '.join(shipped)}."
             message = f"there is no set of hooks {option}"
@@ -119,25 +115,21 @@ def load_set(name_or_path: str) -> HookSet:
     return _SetReader(str(path), path.stem).read(_table(path))
 
 
-def _single(text: str, origin: str = COMMAND_LINE) -> HookSet:
-    """The set of a hook of the command line: `uprobe:libcuda.so.1:cuInit(flags: u32)`."""
+def _of_command_line(text: str, origin: str = COMMAND_LINE) -> HookSet:
+    """The set of `uprobe:libcuda.so.1:cuInit(flags: u32)`, or of several such texts with commas between them.
+
+    What a function of a library is called besides, as the shipped sets say, it is called here too.
+    """
     entry = Entry(origin, text)
-    target, _, rest = text.strip().partition(":")
-    _check_target(target, entry)
-    if target == "tracepoint":
-        place, signature = "", rest
-    else:
-        match = _PLACE_AND_SIGNATURE.fullmatch(rest)
-        if match:
-            place, signature = match["place"], match["signature"]
-        elif target == "uprobe":
-            hint = "Write uprobe:LIBRARY:FUNCTION, or uprobe::FUNCTION for one of the program itself."
-            raise entry.wrong("", "there is no library or no function in it", hint)
-        else:
-            place, signature = "", rest
     reader = _SetReader(origin, text)
-    hook = reader.hook(f"{target}:{place}", {}, signature, entry)
-    return HookSet(text, hooks=[hook], values=reader.values, origin=origin)
+    hooks = [
+        hook
+        for part in divided(text)
+        for hook in reader.hooks(*place_and_signature(part, entry), {}, entry, entry.text)
+    ]
+    stems = {Path(hook.library).name.partition(".so")[0] for hook in hooks if ".so" in hook.library}
+    variants = {end: None for stem, ends in _shipped_variants().items() if stem in stems for end in ends}
+    return HookSet(text, hooks=hooks, variants=tuple(variants), values=reader.values, origin=origin)
 
 
 def _table(path: Path) -> dict[str, Any]:
@@ -167,6 +159,16 @@ def _shipped_values() -> dict[str, dict[int, str]]:
     for path in shipped_sets().values():
         tables |= _SetReader(str(path), path.stem).read_values(_table(path).get("values", {}))
     return tables
+
+
+@cache
+def _shipped_variants() -> dict[str, tuple[str, ...]]:
+    """The variants of the shipped sets: library, without `.so` → endings."""
+    return {
+        table["target"].removeprefix("uprobe:").partition(".so")[0]: tuple(table["variants"])
+        for table in map(_table, shipped_sets().values())
+        if "variants" in table
+    }
 
 
 class _SetReader:
@@ -218,28 +220,32 @@ class _SetReader:
                     raise entry.wrong(number, "not a number", f'Write NUMBER = "{name}".') from None
         return read
 
-    def hook(self, target: str, row: dict[str, Any], text: str, entry: Entry) -> Hook:
-        """One hook: a signature and what stands beside it."""
-        kind, library, modules = _place(target, entry)
-        read = read_signature(text, kind, self._find_table, entry)
-        condition = self._condition(row, read, kind, entry)
-        hook = Hook(
-            kind,
-            library,
-            read.pattern,
-            row.get("layer", _LAYER_OF[kind]),
+    def hooks(self, target: str, text: str, row: dict[str, Any], entry: Entry, group: str) -> list[Hook]:
+        """The hooks of one signature, one for each name and library; and what stands next to it."""
+        place = read_place(target, entry)
+        read = read_signature(text, place.target, self._find_table, entry)
+        first = Hook(
+            place.target,
+            "",
+            "",
+            row.get("layer", _LAYER_OF[place.target]),
             read.signature,
             name=row.get("name", ""),
-            condition=condition,
-            returns=row.get("returns", True) and kind != "tracepoint",
+            condition=self._condition(row, read, place.target, entry),
+            returns=row.get("returns", True) and place.target != "tracepoint",
             effect=row.get("effect", ""),
             direction=row.get("direction", ""),
-            modules=modules,
+            modules=place.modules,
             everywhere=row.get("everywhere", False),
             origin=f"{entry.origin}: {entry.text}",
+            group=f"{entry.origin}: {group}",
         )
-        _check_hook(hook, entry)
-        return hook
+        _check_hook(first, entry)
+        return [
+            replace(first, library=library, pattern=pattern)
+            for library in place.libraries
+            for pattern in read.patterns
+        ]
 
     def _row(self, number: int, row: object, table: dict[str, Any]) -> list[Hook]:
         entry = Entry(self._origin, f"hook {number}")
@@ -254,7 +260,12 @@ class _SetReader:
             raise entry.wrong("target", "there is none", 'Write target = "uprobe:LIBRARY" at the top.')
         if "layer" in table:
             row = {"layer": table["layer"], **row}
-        return [self.hook(target, row, text, Entry(self._origin, f"hook {number}, {text}")) for text in texts]
+        own = f"hook {number}"
+        return [
+            hook
+            for text in texts
+            for hook in self.hooks(target, text, row, Entry(self._origin, f"{own}, {text}"), own)
+        ]
 
     def _condition(
         self, row: dict[str, Any], read: SignatureText, kind: str, entry: Entry
@@ -268,36 +279,6 @@ class _SetReader:
         if kind not in self.values and kind in _shipped_values():
             self.values[kind] = _shipped_values()[kind]
         return self.values.get(kind)
-
-
-def _check_target(target: str, entry: Entry) -> None:
-    if target in _RETURN_TARGETS:
-        hint = (
-            f"Write {target.replace('ret', '')}: a hook records entry and return, with the result of -> KIND."
-        )
-        raise entry.wrong("target", f"no target {target}", hint)
-    if target not in TARGETS:
-        raise entry.wrong("target", f"no target {target}", did_you_mean(target, TARGETS))
-
-
-def _place(target: str, entry: Entry) -> tuple[str, str, tuple[str, ...]]:
-    """`uprobe:libcuda.so.1` → the target, the library, the modules."""
-    kind, colon, place = target.partition(":")
-    _check_target(kind, entry)
-    if kind == "tracepoint" and place:
-        raise entry.wrong(
-            "target", f"a tracepoint has no {place}", "Write tracepoint, and group:name as function."
-        )
-    if kind == "uprobe" and not colon:
-        hint = "Write uprobe:libcuda.so.1, or uprobe: for the program itself."
-        raise entry.wrong("target", "a uprobe needs a library", hint)
-    if kind != "kprobe":
-        return kind, place, ()
-    modules = tuple(name.strip().replace("-", "_") for name in place.split(",") if name.strip())
-    wrong = next((name for name in modules if not re.fullmatch(r"\w+", name)), None)
-    if wrong is not None:
-        raise entry.wrong("target", f"{wrong} is no module's name", "Write kprobe:nvidia,nvidia_uvm.")
-    return kind, "", modules
 
 
 def _check_hook(hook: Hook, entry: Entry) -> None:

@@ -1,9 +1,11 @@
 """Hooks' signatures: `cuMemAlloc*(out address: ptr, size_bytes: u64) -> CUresult if size_bytes > 4`.
 
-    signature = NAME-PATTERN [ "(" argument {"," argument} ")" ] [ "->" KIND ] [ "if" NAME OPERATOR VALUE ]
+    signature = NAME-PATTERN {"|" NAME-PATTERN} [ "(" argument {"," argument} ")" ] [ "->" KIND ]
+                [ "if" NAME OPERATOR VALUE ]
     argument  = "_" | ["out"] NAME [":" KIND]
 
-An argument's place in the text is its place in the call; of a tracepoint arguments are fields, by name.
+Of several names one must be there; without a group a tracepoint has that of the one before it. An argument's
+place in the text is its place in the call; of a tracepoint arguments are fields, by name.
 """
 
 from __future__ import annotations
@@ -31,8 +33,10 @@ _SIGNATURE = re.compile(
     r"\s*(?:\bif\s+(?P<condition>.+))?"
 )
 _PATTERN = re.compile(r"[\w.$@*?\[\]!:-]+")
+_ALTERNATIVE = "|"
 _ARGUMENT = re.compile(r"(?:(out)\s+)?([^\s:]+)(?:\s*:\s*(\S+))?")
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[xyz])?")
+_FORM = "Write NAME(ARGUMENT, …) -> KIND if NAME OPERATOR VALUE; all but the name may be left out."
 _TRUTH = {"true": "1", "false": "0"}
 _CONDITION = re.compile(r"([\w.]+)\s*([=!<>&~|^]+)\s*(\S+)")
 
@@ -61,7 +65,7 @@ class Entry:
 class SignatureText:
     """A signature that was read. Kinds of a tracepoint's fields are "" where the text gives none."""
 
-    pattern: str
+    patterns: tuple[str, ...]
     signature: Signature
     condition: Condition | None
 
@@ -69,13 +73,10 @@ class SignatureText:
 def read_signature(text: str, target: str, find_table: FindTable, entry: Entry) -> SignatureText:
     """The signature in `text` of a hook on `target` (uprobe, kprobe, tracepoint). Raises InputError."""
     match = _SIGNATURE.fullmatch(text.strip())
-    if match is None or not _PATTERN.fullmatch(match["pattern"]):
-        hint = "Write NAME(ARGUMENT, …) -> KIND if NAME OPERATOR VALUE; all but the name may be left out."
-        raise entry.wrong("", "not a signature", hint)
+    if match is None:
+        raise entry.wrong("", "not a signature", _FORM)
     is_tracepoint = target == "tracepoint"
-    if is_tracepoint == (":" not in match["pattern"]):
-        form = "group:name, such as sched:sched_switch" if is_tracepoint else "a function's name, without :"
-        raise entry.wrong("", f"the name {match['pattern']} does not fit", f"Write {form}.")
+    patterns = _patterns(match["pattern"], is_tracepoint, entry)
     reader = _Arguments(is_tracepoint, find_table, entry)
     arguments = reader.read(match["arguments"] or "")
     result = match["result"] or ""
@@ -86,7 +87,24 @@ def read_signature(text: str, target: str, find_table: FindTable, entry: Entry) 
     condition = None
     if match["condition"] is not None:
         condition = read_condition(match["condition"], arguments, find_table, entry, is_tracepoint)
-    return SignatureText(match["pattern"], Signature(arguments, result), condition)
+    return SignatureText(patterns, Signature(arguments, result), condition)
+
+
+def _patterns(text: str, is_tracepoint: bool, entry: Entry) -> tuple[str, ...]:
+    patterns: list[str] = []
+    for name in text.split(_ALTERNATIVE):
+        if not _PATTERN.fullmatch(name):
+            hint = f"{_FORM} Of several names write a|b." if "," in name else _FORM
+            raise entry.wrong("", "not a signature", hint)
+        if is_tracepoint and ":" not in name and patterns:
+            name = f"{patterns[-1].partition(':')[0]}:{name}"
+        if is_tracepoint == (":" not in name):
+            form = (
+                "group:name, such as sched:sched_switch" if is_tracepoint else "a function's name, without :"
+            )
+            raise entry.wrong("", f"the name {name} does not fit", f"Write {form}.")
+        patterns.append(name)
+    return tuple(dict.fromkeys(patterns))
 
 
 def read_condition(

@@ -160,6 +160,7 @@ def _hooked(text: str, libraries: LibrarySearch, sets: list[HookSet]) -> Listing
     # One function can have several probes, each with its condition.
     rows = {(probe.symbol, probe.place): _hooked_row(probe, sets) for probe in selection.probes}
     listing.rows = sorted(rows.values(), key=lambda row: row.spec)
+    listing.notes += [f"passed over: {message}" for message in selection.passed_over]
     reasons = [why if name == text else f"{name}: {why}" for name, why in selection.unresolved.items()]
     if rows:
         listing.notes += reasons
@@ -172,7 +173,8 @@ def _hooked_row(probe: Probe, sets: list[HookSet]) -> FunctionRow:
     place, hook = probe.place, probe.hook
     if isinstance(place, FilePlace):
         in_sets = [found.name for found in sets if _in_library(found, probe.symbol, place.path)]
-        return FunctionRow(f"uprobe:{hook.library}:{probe.symbol}", probe.symbol, place.path, tuple(in_sets))
+        library = place.path if "/" in hook.library else hook.library  # it may be a pattern of paths
+        return FunctionRow(f"uprobe:{library}:{probe.symbol}", probe.symbol, place.path, tuple(in_sets))
     if isinstance(place, KernelPlace):
         in_sets = [found.name for found in sets if _in_module(_index(found, "kprobe", ""), place)]
         spec = ":".join(["kprobe", *[place.module] * bool(hook.modules), probe.symbol])

@@ -77,11 +77,13 @@ class LibrarySearch:
         self._given = {str(Path(path).resolve()): _names(path, must=True) for path in given}
 
     def find(self, library: str) -> list[str]:
-        """Files of `library`: a soname with or without version, a path, or "" for the target's program."""
+        """Files of `library`: a soname with or without version, a path or a pattern of paths, "" for the
+        target's program.
+        """
         if library == "":
             return self.programs()
         if "/" in library:
-            return [str(Path(library).resolve())] if Path(library).is_file() else []
+            return _at_path(library)
         if ".so" not in library:
             return self._program_named(library)
         given = [
@@ -138,7 +140,9 @@ class LibrarySearch:
     def where(self, library: str) -> str:
         """Why `library` was not found, for messages."""
         if "/" in library:
-            return "there is no such file"
+            elsewhere = self.find(Path(library).name) if ".so" in Path(library).name else []
+            found = f"; found is {elsewhere[0]}: write {Path(library).name} alone" if elsewhere else ""
+            return f"there is no such file{found}"
         if self._pids:
             pids = ", ".join(map(str, self._pids))
             return f"process {pids} has not loaded it, and its dynamic linker would not find it"
@@ -169,6 +173,23 @@ class LibrarySearch:
         own = [program for program in self.programs() if Path(program).name == name]
         found = shutil.which(name)
         return own or ([str(Path(found).resolve())] if found else [])
+
+
+def _at_path(pattern: str) -> list[str]:
+    """The file of that path, or the ELF files that fit the pattern, links resolved."""
+    if Path(pattern).is_file():
+        return [str(Path(pattern).resolve())]
+    root = Path("/" if pattern.startswith("/") else ".")
+    files = [path for path in sorted(root.glob(pattern.lstrip("/"))) if path.is_file()]
+    return [path for path in dict.fromkeys(str(file.resolve()) for file in files) if _is_elf(path)]
+
+
+def _is_elf(path: str) -> bool:
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(4) == b"\x7fELF"
+    except OSError:
+        return False
 
 
 def linked_libraries(program: str) -> dict[str, str]:

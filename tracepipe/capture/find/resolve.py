@@ -36,6 +36,9 @@ def resolve(
 ) -> Selection:
     """Probes of all sets, in their order; and why a shipped set, or a hook of the user's own, found none.
 
+    Of alternatives, which have one origin, one is enough. Of a user's hooks of one group one must be there;
+    the others are passed over, which is said.
+
     `only` and `exclude` are shell patterns of function names, with or without a set's variants. `notify` gets
     what could not be asked. Raises InputError: hooks that fit too much, or a given library that fits no hook,
     unless `is_partial`: nothing will be attached, and the library may fit a hook of other sets.
@@ -51,7 +54,7 @@ def resolve(
             if chosen:
                 look(chosen, sources, found)
         selection.probes.extend(probe for probe in found.probes if places.take(probe))
-        selection.unresolved.update(found.unresolved())
+        found.say(selection)
     if not is_partial:
         _check_number(selection.probes)
     return selection
@@ -80,7 +83,8 @@ class _Found:
         self.hooks, self.wanted = hooks, wanted
         self.probes: list[Probe] = []
         self._fitted: set[str] = set()
-        self._reasons: dict[str, tuple[Hook, str]] = {}
+        self._groups: set[str] = set()
+        self._reasons: dict[tuple[str, str], Hook] = {}
 
     def add(self, probe: Probe, names: Iterable[str]) -> None:
         """A probe, unless the user does not want it under one of its names."""
@@ -91,6 +95,7 @@ class _Found:
     def fits(self, hook: Hook) -> None:
         """The hook has found something, if only another name of a place that has a probe."""
         self._fitted.add(hook.origin)
+        self._groups.add(hook.group)
 
     def without_fit(self, hooks: Iterable[Hook]) -> list[Hook]:
         """Those that have found nothing, if the user is to be told."""
@@ -101,22 +106,35 @@ class _Found:
     def missing(self, hooks: Iterable[Hook], reason: Callable[[Hook], str] | str) -> None:
         """Why those of the hooks that fit nothing do not."""
         for hook in self.without_fit(hooks):
-            self._reasons[hook.origin] = (hook, reason if isinstance(reason, str) else reason(hook))
+            self._reasons.setdefault((hook.origin, reason if isinstance(reason, str) else reason(hook)), hook)
 
-    def unresolved(self) -> dict[str, str]:
-        """Messages for the user: of a whole set, or of its hooks, together where the reason is the same."""
-        by_reason: dict[str, list[Hook]] = {}
-        for hook, reason in self._reasons.values():
-            by_reason.setdefault(reason, []).append(hook)
+    def say(self, selection: Selection) -> None:
+        """Add messages for the user: of a set, or of its hooks, together where the reason is the same."""
+        lacking: dict[str, list[Hook]] = {}
+        passed_over: dict[str, list[Hook]] = {}
+        for (origin, reason), hook in self._reasons.items():
+            if origin not in self._fitted:  # of alternatives, another may have been found since
+                which = passed_over if hook.group in self._groups else lacking
+                which.setdefault(reason, []).append(hook)
         name = self.hooks.name
         if self.hooks.is_shipped:
-            return {} if self._fitted or not by_reason else {name: "; ".join(by_reason)}
-        if len(self.hooks.hooks) == 1:
-            return {name: "; ".join(by_reason)} if by_reason else {}
+            if lacking and not self._fitted:
+                selection.unresolved[name] = "; ".join(lacking)
+        elif len({hook.origin for hook in self.hooks.hooks}) == 1:
+            if lacking:
+                several = len({hook.pattern for hooks in lacking.values() for hook in hooks}) > 1
+                reasons = [f"{hooks[0].pattern}: {why}" if several else why for why, hooks in lacking.items()]
+                selection.unresolved[name] = "; ".join(reasons)
+        else:
+            selection.unresolved.update(self._messages(lacking))
+            over = self._messages(passed_over)
+            selection.passed_over.extend(f"{place}: {why}" for place, why in over.items())
+
+    def _messages(self, by_reason: dict[str, list[Hook]]) -> dict[str, str]:
         messages = {}
         for reason, hooks in by_reason.items():
             more = f" and {len(hooks) - 1} more" if len(hooks) > 1 else ""
-            messages[f"{name}, {hook_text(hooks[0])}{more}"] = reason
+            messages[f"{self.hooks.name}, {hook_text(hooks[0])}{more}"] = reason
         return messages
 
 
@@ -160,7 +178,9 @@ def _look_in_library(library: str, hooks: list[Hook], sources: _Sources, found: 
         _add_functions(path, functions, index, found)
     if not found.hooks.is_shipped and found.without_fit(hooks):
         for path in files:  # a user may want what is not exported
-            _add_functions(path, tables.all_of(path), HookIndex(found.without_fit(hooks)), found)
+            _add_functions(
+                path, tables.all_of(path), HookIndex(found.without_fit(hooks), found.hooks.variants), found
+            )
     if not files:
         name = library or "the program"
         found.missing(hooks, f"no {name} found: {libraries.where(library)}")
