@@ -46,7 +46,7 @@ outcome["messages"] = list(messages)
 links.clear()
 captured("bpftrace.jsonl", layers_here(), method="bpftrace", only=ONLY)
 outcome["bpftrace"] = Path("bpftrace.jsonl").read_text().splitlines()
-captured("hooked.jsonl", (), hooks=("kprobe:nv*sched*",))
+captured("hooked.jsonl", (), hooks=("kprobe:nv_ioctl|nv*sched*",))
 hooked = [json.loads(line) for line in Path("hooked.jsonl").read_text().splitlines()]
 outcome["hooked"] = Counter(record["name"] for record in hooked if "phase" in record)
 try:
