@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from threading import Timer
 
 import pytest
 
@@ -39,3 +42,28 @@ def test_what_the_command_prints_is_no_line_of_the_recording(
     said = (tmp_path / "said").read_text() if options else recorded.stderr
     assert "ok: 10 elements" in said
     assert ("ok: 10 elements" in recorded.stderr) == (not options)
+
+
+def test_a_recording_is_shown_while_it_is_written(vec_add: str, tmp_path: Path) -> None:
+    # Both ends of a pipe get the Ctrl-C of their terminal: the program ends by it, and then the recording.
+    spin = f"{vec_add} -n 10 --call cuCtxGetCurrent --spin 10000000 --rate 500"
+    capture = shlex.join([*CAPTURE, "-o", "-", "--command-output", "said", "--", *shlex.split(spin)])
+    live = shlex.join([*TRACEPIPE, "live", "--interval", "100ms", "--sort", "count", "--top", "1", "-"])
+    shell = ["sh", "-c", f"trap : INT; {capture} | {live}"]
+    with subprocess.Popen(
+        shell, cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as both:
+        giving_up = Timer(PATIENCE_S, os.killpg, (both.pid, signal.SIGKILL))
+        giving_up.start()
+        assert both.stdout is not None
+        counts: list[int] = []
+        for line in both.stdout:
+            if line.startswith("userspace  cuCtxGetCurrent"):
+                is_third = len(set(counts)) == 2
+                counts.append(int(line.split()[2].replace(",", "")))
+                if is_third and len(set(counts)) == 3:
+                    os.killpg(both.pid, signal.SIGINT)
+        giving_up.cancel()
+    assert both.returncode == 0
+    assert counts == sorted(counts)
+    assert len(set(counts)) >= 3

@@ -32,7 +32,7 @@ ROOMS: dict[str, set[str]] = {
     "capture.machine": {"capture.request"},
     "capture.bpf": {"hooks", "capture.request", "capture.records"},
     "capture.find": {"hooks", "capture.request", "capture.bpf"},
-    "capture.live": {"hooks", "capture.request", "capture.records", "capture.machine"},
+    "capture.live": {"event", "hooks", "capture.request", "capture.records", "capture.machine"},
     "capture.engines": {
         "hooks", "capture.request", "capture.records", "capture.machine", "capture.bpf", "capture.find"
     },

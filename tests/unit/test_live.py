@@ -39,7 +39,7 @@ from tests.support.live_records import (
 from tracepipe.capture.live.histogram import Histogram, bounds_ns, bucket_of
 from tracepipe.capture.live.sink import LiveSink
 from tracepipe.capture.live.threads import ThreadTotal
-from tracepipe.capture.live.totals import FunctionTotal, Snapshot, Totals
+from tracepipe.capture.live.totals import FunctionTotal, Snapshot, Totals, function_of
 from tracepipe.capture.records.loss import Loss
 from tracepipe.terminal.live_table import View, functions_that_fit, ordered, view_lines
 from tracepipe.units import duration_text
@@ -48,7 +48,9 @@ SYSCALLS = {0: "read", 16: "ioctl"}
 
 
 def totals_of(*records: bytes, start_ns: int = 0) -> Totals:
-    totals = Totals(PROBES, SYSCALLS, start_ns, LAYERS, name_of=lambda pid, tid: f"{pid}/{tid}")
+    totals = Totals(
+        map(function_of, PROBES), SYSCALLS, start_ns, LAYERS, name_of=lambda pid, tid: f"{pid}/{tid}"
+    )
     totals.add(b"".join(records))
     return totals
 

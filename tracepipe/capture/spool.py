@@ -35,6 +35,7 @@ _SWITCH_S = 0.0005
 # in zstd, to a 10th or 21st in gzip.
 PART_BYTES = 1 << 18
 _FLUSH_S = 1.0
+_FLUSH_STREAM_S = 0.1  # of a stream, which somebody may be looking at
 # What went wrong with the output → what to do.
 _HINTS = {
     errno.EPIPE: "Whoever reads the recording has to read it to its end.",
@@ -78,6 +79,7 @@ class Spool:
         self.cpu_losses: dict[str, dict[int, int]] = {}
         self._unwritten = 0
         self._rendered_bytes = self._written_bytes = 0
+        self._flush_s = _FLUSH_STREAM_S if getattr(sink, "is_stream", False) else _FLUSH_S
         self._flush_at_s: float | None = None  # while lines wait there
         self._abandoned_ns = 0
         self.error: Exception | None = None
@@ -215,7 +217,7 @@ class Spool:
         self._waiting.update(counts)
         self._waiting_bytes += len(lines)
         if self._flush_at_s is None:
-            self._flush_at_s = time.monotonic() + _FLUSH_S
+            self._flush_at_s = time.monotonic() + self._flush_s
         try:
             self._sink.write(lines)
         except OSError as error:

@@ -22,7 +22,7 @@ _PLACES = {
     "open": "tracepipe.cli.convert",
     "validate": "tracepipe.cli.convert",
     "capture": "tracepipe.cli.capture",
-    "live": "tracepipe.cli.capture",
+    "live": "tracepipe.cli.live",
     "doctor": "tracepipe.cli.capture",
     "hooks": "tracepipe.cli.hooks",
 }

@@ -9,28 +9,24 @@ from typing import Annotated
 
 import typer
 
-from tracepipe.api.record import record, recording_name, title_of
+from tracepipe.api.record import record, recording_name
 from tracepipe.cli.options import (
     Command,
     CommandOutput,
     MethodOption,
     OnGpus,
     RingBytes,
-    Until,
     UntilFull,
     Which,
     Whose,
-    read,
     request_of,
     with_groups,
 )
 from tracepipe.converters import CONVERTERS
 from tracepipe.errors import CaptureUnavailable, OutputError
 from tracepipe.recording.files import STANDARD, default_output
-from tracepipe.terminal.live_table import SORTS
-from tracepipe.terminal.messages import choices, status, text_of
+from tracepipe.terminal.messages import status
 from tracepipe.terminal.output import put, put_json, say
-from tracepipe.units import duration_ns
 
 app = typer.Typer()
 _COMMAND_LAST = {"allow_interspersed_args": False}
@@ -82,54 +78,6 @@ def capture(
 
         convert_file(target, "perfetto", trace, force=force)
         open_trace(Path(trace), local=local, browser=True, notify=say)
-
-
-Sort = choices("Sort", SORTS)
-
-
-@app.command(context_settings=_COMMAND_LAST)
-@with_groups
-def live(
-    *,
-    command: Command = None,
-    output: Annotated[str, typer.Option("--output", "-o", help="Also write the recording.")] = "",
-    sort: Annotated[Sort, typer.Option("--sort", help="What the functions are ordered by.")] = "total",  # type: ignore[valid-type]
-    top: Annotated[int | None, typer.Option("--top", min=1, metavar="N", help="So many functions.")] = None,
-    interval: Annotated[
-        str,
-        typer.Option("--interval", metavar="TIME", help="Time between two views; on a terminal 250ms."),
-    ] = "",
-    which: Which,
-    whose: Whose,
-    until: Until,
-    method: MethodOption = "auto",
-    ring_bytes: RingBytes = "",
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the output.")] = False,
-) -> None:
-    """Run a command, or watch what runs, and show counts, rates, latencies and losses as they come."""
-    from tracepipe.capture import capture as run_capture
-    from tracepipe.capture.live.sink import LiveSink
-    from tracepipe.terminal.live_view import live_view
-
-    request = request_of(command, which, whose, until, method=method, ring_bytes=ring_bytes)
-    interval_ns = read(interval, duration_ns, "--interval")
-    totals = LiveSink()
-    view = live_view(
-        totals,
-        sys.stderr if request.command else sys.stdout,  # what the command writes stays as it is
-        " ".join(request.command) or title_of(request),
-        sort=text_of(sort),
-        top=top,
-        interval_s=interval_ns / 1e9 if interval_ns else None,
-    )
-    with view:
-        if output:
-            summary = record(request, output, force=force, notify=say, watchers=[totals])
-        else:
-            summary = run_capture(request, totals, notify=say)
-    summary.check()
-    if summary.exit_code:
-        raise typer.Exit(summary.exit_code)
 
 
 @app.command()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # a command that reads nothing needs no columns
     from tracepipe.event.columns import SourceBatch
     from tracepipe.readers.recording import Recording
 
-__all__ = ["READERS", "InputFormat", "naming_others", "recognise"]
+__all__ = ["READERS", "InputFormat", "is_known", "naming_others", "recognise"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,12 @@ def recognise(head: bytes, name: str = "") -> InputFormat:
         "the content is of no known input format",
         f"name it with --from, one of: {', '.join(READERS)}",
     )
+
+
+def is_known(head: bytes) -> bool:
+    """Whether whole lines at the start of an input, of which more may come, are of a known format."""
+    lines = head[: head.rfind(b"\n") + 1]
+    return bool(lines.strip()) and any(reader.sniff(lines) for reader in READERS.values())
 
 
 def naming_others(batches: Iterable[SourceBatch], source: InputFormat) -> Iterator[SourceBatch]:

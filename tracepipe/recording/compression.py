@@ -116,6 +116,8 @@ class PartWriter:
     ) -> None:
         """`file` has no buffer of its own. `is_ours`: nobody else writes to it, from its start to its end."""
         self._file, self._compress, self._is_ours = file, compress, is_ours
+        self.is_stream = not is_ours
+        """Whether what is written is read as it comes, from a pipe or a device."""
         self._waiting = bytearray()
         self._written_bytes = 0
         self._is_full = False

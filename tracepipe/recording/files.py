@@ -7,7 +7,7 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -60,9 +60,11 @@ class InputStream:
             self.damage = str(e)
         return b""
 
-    def head(self) -> bytes:
-        """The first `HEAD_BYTES`, which `read` will give again."""
-        while len(self._ahead) < HEAD_BYTES and (more := self._pull(HEAD_BYTES)):
+    def head(self, is_enough: Callable[[bytes], bool] = lambda head: False) -> bytes:
+        """The first `HEAD_BYTES`, or so many as are enough, which `read` will give again."""
+        while (
+            len(self._ahead) < HEAD_BYTES and not is_enough(self._ahead) and (more := self._pull(HEAD_BYTES))
+        ):
             self._ahead += more
         return self._ahead[:HEAD_BYTES]
 
@@ -90,11 +92,17 @@ def _unreadable(error: OSError, path: str) -> InputError:
 
 
 @contextmanager
-def open_input(path: str) -> Iterator[InputStream]:
-    """Open a path or `-`, plain, gzip or zstd by content. Raises InputError."""
+def open_input(path: str, *, is_growing: bool = False) -> Iterator[InputStream]:
+    """Open a path or `-`, plain, gzip or zstd by content. Raises InputError.
+
+    A pipe is copied first, so that it can be read twice; one that `is_growing` is read as it comes, once.
+    """
     if path == STANDARD:
         if sys.stdin is None:
             raise InputError("is closed", "name a file, or pipe the recording", path=path)
+        if is_growing:
+            yield InputStream(sys.stdin.buffer, "<stdin>")
+            return
         with _spooled(sys.stdin.buffer, path) as spool:
             yield InputStream(spool, "<stdin>")
         return
@@ -105,7 +113,7 @@ def open_input(path: str) -> Iterator[InputStream]:
     with raw:
         if Path(path).is_dir():  # on some systems a directory opens
             raise InputError("is a directory", "name a file in it", path=path)
-        if raw.seekable():
+        if is_growing or raw.seekable():
             yield InputStream(raw, path)
         else:
             with _spooled(raw, path) as spool:

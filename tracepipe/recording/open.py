@@ -15,7 +15,7 @@ from tracepipe.clocks import Clocks
 from tracepipe.errors import InputError
 from tracepipe.event.checks import first_fault
 from tracepipe.event.model import HOST_CLOCKS, Header, Problem, Record
-from tracepipe.readers import InputFormat, naming_others, recognise
+from tracepipe.readers import InputFormat, is_known, naming_others, recognise
 from tracepipe.readers.lines import chunks_of_text
 from tracepipe.readers.recording import Recording, saying
 from tracepipe.recording.files import InputStream, open_input
@@ -65,16 +65,21 @@ def _header_pairs(header: Header, problems: list[Problem]) -> Iterator[Record]:
 
 @contextmanager
 def open_recording(
-    path: str, source_format: str = "", assumed: Mapping[str, int | str] | None = None
+    path: str,
+    source_format: str = "",
+    assumed: Mapping[str, int | str] | None = None,
+    *,
+    is_growing: bool = False,
 ) -> Iterator[OpenRecording]:
     """Open an input and settle its clocks: where they need pairs from all over the file, it is read twice.
 
     `source_format` names the format where the content does not; `assumed` places clocks that have no pairs:
-    clock → ns to add, or a host clock's name. Raises InputError, FormatError, ClockError.
+    clock → ns to add, or a host clock's name. A recording that `is_growing` is read once, as it comes: only
+    its times in source time are right. Raises InputError, FormatError, ClockError.
     """
     with ExitStack() as stack:
-        stream = stack.enter_context(open_input(path))
-        source = _recognised(stream, path, source_format)
+        stream = stack.enter_context(open_input(path, is_growing=is_growing))
+        source = _recognised(stream, path, source_format, is_growing=is_growing)
         recording = _read(source, cast(BinaryIO, stream), path)
         recording.batches = naming_others(recording.batches, source)
         header = recording.header
@@ -82,14 +87,16 @@ def open_recording(
         pairs = list(_header_pairs(header, problems))
         recording.batches = saying(problems, recording.batches)
         used = header.get("clocks", [header.get("clock", HOST_CLOCKS[0])])
-        if not (set(used) <= set(HOST_CLOCKS) or len(used) == 1):
+        if not (is_growing or set(used) <= set(HOST_CLOCKS) or len(used) == 1):
             again = stack.enter_context(stream.again())
             pairs += clock_records(cast(BinaryIO, again))
         yield OpenRecording(recording, Clocks(header, pairs, assumed), stream, source.name)
 
 
-def _recognised(stream: InputStream, path: str, source_format: str) -> InputFormat:
-    head = stream.head()
+def _recognised(
+    stream: InputStream, path: str, source_format: str, *, is_growing: bool = False
+) -> InputFormat:
+    head = stream.head(is_known) if is_growing else stream.head()
     if not head.strip() and not source_format:
         if stream.damage:
             raise InputError(f"cannot be read: {stream.damage}", "copy or record it again", path=path)

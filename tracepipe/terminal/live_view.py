@@ -11,12 +11,11 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Protocol, TextIO
 
-from tracepipe.capture.live.sink import LiveSink
 from tracepipe.capture.live.totals import Snapshot
 from tracepipe.errors import OutputError
 from tracepipe.terminal.live_output import CommandOutput
@@ -32,29 +31,42 @@ _STYLES = {"title": "bold", "head": "dim", "loss": "red"}
 _RATE_NS = 10**9  # rates on the terminal are those of about the last second
 
 
+class Totals(Protocol):
+    """What adds up, on another thread."""
+
+    def snapshot(self) -> Snapshot | None:
+        """The totals as of now; None before there are any."""
+
+
+def _interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
 @contextmanager
 def live_view(
-    sink: LiveSink,
+    totals: Totals,
     stream: TextIO,
     title: str,
     *,
     sort: str = "total",
     top: int | None = None,
     interval_s: float | None = None,
+    on_unseen: Callable[[], None] = _interrupt,
 ) -> Iterator[None]:
-    """Show what `sink` adds up for as long as this is open, then its last totals, on `stream`.
+    """Show what `totals` adds up for as long as this is open, then the last totals, on `stream`.
 
     `top` functions; None: as many as fit on a terminal, and all in the final table. `interval_s`: between two
-    views; by default a quarter of a second on a terminal, and only the final one elsewhere.
+    views; by default a quarter of a second on a terminal, and only the final one elsewhere. `on_unseen` is
+    called, on another thread, when nobody reads the views any more.
     """
     view = View(title, sort, top, ascii_only=not (stream.encoding or "ascii").lower().startswith("utf"))
     output = CommandOutput(stream) if stream.isatty() else None
     drawing: _Drawing | None = None
     try:
         if output is not None:
-            drawing = _OnTerminal(sink, view, interval_s or DRAW_S, output)
+            drawing = _OnTerminal(totals, view, interval_s or DRAW_S, output)
         elif interval_s is not None:
-            drawing = _Plain(sink, view, interval_s, stream)
+            drawing = _Plain(totals, view, interval_s, stream, on_unseen)
         if drawing is not None:
             drawing.start()
         yield
@@ -67,15 +79,15 @@ def live_view(
                 rest = output.give_back()
                 output.terminal.write(rest)
                 output.close()
-        if (last := sink.snapshot()) is not None:
+        if (last := totals.snapshot()) is not None:
             _write_plain(stream, last, view)
 
 
 class _Drawing:
     """A thread that shows the totals at intervals."""
 
-    def __init__(self, sink: LiveSink, view: View, interval_s: float) -> None:
-        self._sink, self._view, self._interval_s = sink, view, interval_s
+    def __init__(self, totals: Totals, view: View, interval_s: float) -> None:
+        self._totals, self._view, self._interval_s = totals, view, interval_s
         self._woken, self._wake = os.pipe()
         self._thread = threading.Thread(target=self._run, name="tracepipe-view", daemon=True)
         self._poller = select.poll()
@@ -105,20 +117,22 @@ class _Drawing:
 class _Plain(_Drawing):
     """A table at every interval, one after the other."""
 
-    def __init__(self, sink: LiveSink, view: View, interval_s: float, stream: TextIO) -> None:
-        super().__init__(sink, view, interval_s)
-        self._stream = stream
+    def __init__(
+        self, totals: Totals, view: View, interval_s: float, stream: TextIO, on_unseen: Callable[[], None]
+    ) -> None:
+        super().__init__(totals, view, interval_s)
+        self._stream, self._on_unseen = stream, on_unseen
 
     def _run(self) -> None:
         before: Snapshot | None = None
         while not self._poller.poll(1000 * self._interval_s):
-            snapshot = self._sink.snapshot()
+            snapshot = self._totals.snapshot()
             if snapshot is not None:
                 try:
                     _write_plain(self._stream, snapshot, replace(self._view, before=before))
                 except (OSError, OutputError):
                     # Nobody will see more. The last totals go there too, and whoever writes them says it.
-                    os.kill(os.getpid(), signal.SIGINT)
+                    self._on_unseen()
                     return
                 before = snapshot
 
@@ -126,8 +140,8 @@ class _Plain(_Drawing):
 class _OnTerminal(_Drawing):
     """The view at the bottom of a terminal, and a command's output above it."""
 
-    def __init__(self, sink: LiveSink, view: View, interval_s: float, output: CommandOutput) -> None:
-        super().__init__(sink, view, interval_s)
+    def __init__(self, totals: Totals, view: View, interval_s: float, output: CommandOutput) -> None:
+        super().__init__(totals, view, interval_s)
         from rich.console import Console
         from rich.live import Live
 
@@ -167,7 +181,7 @@ class _OnTerminal(_Drawing):
             self._console.file.write(self._text + "\n")
 
     def _draw(self) -> None:
-        snapshot = self._sink.snapshot()
+        snapshot = self._totals.snapshot()
         self._output.fit()
         if snapshot is None:
             return

@@ -11,7 +11,7 @@ import threading
 import time
 from queue import Empty, SimpleQueue
 
-from tracepipe.capture.live.totals import Snapshot, Totals
+from tracepipe.capture.live.totals import Snapshot, Totals, function_of
 from tracepipe.capture.records.loss import Loss
 from tracepipe.capture.records.syscalls import SYSCALLS
 from tracepipe.capture.request import Plan
@@ -43,7 +43,7 @@ class LiveSink:
     def begin(self, plan: Plan, start_ns: int) -> None:
         """What will come: records of this plan, from `start_ns` on. Before the first `put`."""
         syscalls = SYSCALLS.get(platform.machine(), {})
-        self._totals = Totals(plan.probes, syscalls, start_ns, plan.layers)
+        self._totals = Totals(map(function_of, plan.probes), syscalls, start_ns, plan.layers)
         sys.setswitchinterval(_SWITCH_S)
         self._thread.start()
 

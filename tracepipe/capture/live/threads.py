@@ -110,6 +110,13 @@ class SchedulerTotals:
         else:
             thread.name = struct.pack("<QQ", a0, a1).split(b"\0", 1)[0].decode(errors="replace")
 
+    def name(self, tid: int, tgid: int, name: str) -> None:
+        """Take a thread's name."""
+        thread = self._threads.get(tid)
+        if thread is None or thread.has_ended:
+            thread = self._new(tid, tgid)
+        thread.name = name
+
     def forget(self) -> None:
         """Lose sight of who runs and who waits."""
         for thread in self._threads.values():

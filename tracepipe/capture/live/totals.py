@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from tracepipe.capture.live.histogram import Histogram
@@ -41,8 +41,27 @@ _SETTLE = 4096  # durations of a function that are put into its histogram at onc
 _DEPTH_MAX = 256  # a thread nests 64 uretprobes at most, and some kprobes; more is what never returns
 _TRIM_BYTES = 4 << 20  # of records, between looks at what does not return
 
+WHOLE = 0
+"""The kind of a row for a whole call, whose a[0] is its duration. Records have none of it."""
+Row = tuple[int, int, int, int, int, int, int]
+"""ts_ns, tid, tgid, id, kind, a[0] and a[1] of a record, or of what stands for one."""
 _Open = tuple[int, int]
-"""A call in progress: its probe or number, and when it was entered."""
+"""A call in progress: its function or number, and when it was entered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function or tracepoint, by which records have their id: its place among the functions."""
+
+    layer: str
+    name: str
+    is_instant: bool = False
+
+
+def function_of(probe: Probe) -> Function:
+    """The function that a probe records."""
+    is_instant = not probe.hook.returns or isinstance(probe.place, TracepointPlace)
+    return Function(probe.layer, probe.name, is_instant)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +131,7 @@ class Totals:
 
     def __init__(
         self,
-        probes: Sequence[Probe],
+        functions: Iterable[Function],
         syscalls: Mapping[int, str],
         start_ns: int,
         layers: tuple[str, ...],
@@ -120,12 +139,11 @@ class Totals:
         name_of: Callable[[int, int], str] = comm_of,
     ) -> None:
         """`name_of(pid, tid)` names threads that ran before, and whose names no record tells."""
-        self._probes, self._syscalls, self._start_ns, self._layers = probes, syscalls, start_ns, layers
-        self._instants = frozenset(
-            index
-            for index, probe in enumerate(probes)
-            if not probe.hook.returns or isinstance(probe.place, TracepointPlace)
-        )
+        self._known: list[Function] = []
+        self._instants: set[int] = set()
+        for function in functions:
+            self.meet(function)
+        self._syscalls, self._start_ns, self._layers = syscalls, start_ns, layers
         self._functions, self._system_calls = _Calls(), _Calls()
         self._stacks: dict[int, list[_Open]] = {}
         self._in_syscall: dict[int, _Open] = {}
@@ -134,12 +152,28 @@ class Totals:
         self._losses: dict[str, int] = {}
         self._untrimmed_bytes = 0
 
+    def meet(self, function: Function) -> int:
+        """The id of one more function."""
+        number = len(self._known)
+        self._known.append(function)
+        if function.is_instant:
+            self._instants.add(number)
+        return number
+
+    def name_thread(self, tid: int, tgid: int, name: str) -> None:
+        """Take the name of a thread."""
+        self._scheduler.name(tid, tgid, name)
+
     def add(self, chunk: bytes) -> None:
         """Count and measure whole records."""
+        self.add_rows(_READ.iter_unpack(chunk), len(chunk))
+
+    def add_rows(self, rows: Iterable[Row], size_bytes: int) -> None:
+        """Count and measure rows of records, which have or had this size."""
         entered, durations = self._functions.entered, self._functions.durations
         numbers, spans = self._system_calls.entered, self._system_calls.durations
         stacks, in_syscall, instants = self._stacks, self._in_syscall, self._instants
-        for ts_ns, tid, tgid, number, kind, a0, a1 in _READ.iter_unpack(chunk):
+        for ts_ns, tid, tgid, number, kind, a0, a1 in rows:
             if kind == CALL_ENTER:
                 entered[number] += 1
                 if number in instants:
@@ -168,6 +202,9 @@ class Totals:
                     self._forget_thread(tid)
             elif kind == EVENT:
                 entered[number] += 1
+            elif kind == WHOLE:
+                entered[number] += 1
+                durations[number].append(a0)
             elif kind in (THREAD_NEW, THREAD_NAME, THREAD_IDS):
                 if kind == THREAD_NEW:
                     self._forget_thread(tid)  # an id that is used again
@@ -175,7 +212,7 @@ class Totals:
                     self._scheduler.learn(kind, tid, tgid, a0, a1)
         self._functions.settle(_SETTLE)
         self._system_calls.settle(_SETTLE)
-        self._untrimmed_bytes += len(chunk)
+        self._untrimmed_bytes += size_bytes
         if self._untrimmed_bytes > _TRIM_BYTES:
             self._untrimmed_bytes = 0
             self._trim()
@@ -297,7 +334,7 @@ class Totals:
         self._in_syscall.pop(tid, None)
 
     def _layer(self, number: int) -> str:
-        return self._probes[number].layer if number < len(self._probes) else "userspace"
+        return self._known[number].layer if number < len(self._known) else "userspace"
 
     def _name(self, number: int) -> str:
-        return self._probes[number].name if number < len(self._probes) else f"probe {number}"
+        return self._known[number].name if number < len(self._known) else f"probe {number}"

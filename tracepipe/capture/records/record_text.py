@@ -21,6 +21,8 @@ _STATES = {
     0x80: "idle",
     0x100: "preempted",
 }
+_STATE_BITS = {text: bit for bit, text in _STATES.items()}
+_RUNNABLE = "runnable"
 ENDED = 0x10 | 0x20
 """Of these, those in which a thread never runs again."""
 _LAST_ERROR = 4095  # results from −4095 to −1 are errors, in the kernel's convention
@@ -84,4 +86,13 @@ def state_text(prev_state: int) -> str:
     """Why a thread left its processor."""
     # More than one bit: the lowest is what the scheduler's own state letter shows.
     lowest = prev_state & -prev_state
-    return _STATES.get(lowest, str(prev_state)) if prev_state else "runnable"
+    return _STATES.get(lowest, str(prev_state)) if prev_state else _RUNNABLE
+
+
+def state_of_text(text: object) -> int:
+    """The prev_state that `state_text` gives this text for; one that sleeps where it gives none such."""
+    if text == _RUNNABLE:
+        return 0
+    if isinstance(text, str) and text.isdecimal():
+        return int(text)
+    return _STATE_BITS.get(str(text), 1)

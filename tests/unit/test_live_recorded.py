@@ -1,0 +1,158 @@
+"""Totals of a recording are those of the records that it was made of, and are there while it is written."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+import pytest
+
+from tests.support.live_records import (
+    ENTER,
+    EVENT,
+    IN,
+    IRQ,
+    LAYERS,
+    NV,
+    OUT,
+    PREEMPTED,
+    PROBES,
+    RETURN,
+    SLEEPING,
+    SYSCALL,
+    SYSCALL_END,
+    THREAD_NAME,
+    WAKEUP,
+    F,
+    G,
+    record,
+)  # fmt: skip
+from tracepipe.capture.live.recorded import RecordedTotals
+from tracepipe.capture.live.totals import FunctionTotal, Snapshot, Totals, function_of
+from tracepipe.capture.records.loss import Loss, loss_record
+from tracepipe.capture.records.render import RecordRenderer
+from tracepipe.event.model import new_header
+from tracepipe.readers import tracepipe1
+from tracepipe.recording.open import open_recording
+from tracepipe.recording.reading import Reading
+
+SYSCALLS = {0: "read", 16: "ioctl"}
+HEADER = dict(new_header(layers={"got": list(LAYERS)}, start={"monotonic_ns": 0}))
+
+
+def read_totals(lines: bytes) -> Snapshot:
+    recording = tracepipe1.read(io.BytesIO(orjson.dumps(HEADER) + b"\n" + lines))
+    totals = RecordedTotals(recording.header)
+    for batch in recording.batches:
+        totals.add(batch, recording.tables)
+    totals.finish(None)
+    return totals.snapshot()
+
+
+def event(kind: str, name: str, phase: str, ts_ns: int, **more: Any) -> bytes:
+    event = {"ts_ns": ts_ns, "type": kind, "name": name, "phase": phase, "pid": 7, "tid": 7, **more}
+    return orjson.dumps(event) + b"\n"
+
+
+def by_name(snapshot: Snapshot) -> dict[tuple[str, str], FunctionTotal]:
+    return {(total.layer, total.name): total for total in snapshot.functions}
+
+
+def facts(total: FunctionTotal) -> tuple[Any, ...]:
+    measured = total.latencies
+    lengths = measured.count, measured.total_ns, measured.max_ns, measured.buckets
+    return total.count, lengths, total.open_count, total.oldest_ns, total.unmeasured
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_totals_of_lines_are_those_of_their_records(seed: int) -> None:
+    dice = random.Random(seed)
+    names = lambda pid, tid: ""  # noqa: E731
+    totals = Totals(map(function_of, PROBES), SYSCALLS, 0, LAYERS, name_of=names)
+    renderer = RecordRenderer(PROBES, SYSCALLS, {})
+    lines, ts_ns = b"", 0
+    for turn in range(41):
+        chunk = b""
+        if turn == 40:  # each thread's last name stands on its next event
+            chunk = b"".join(record(WAKEUP, ts_ns, tid=tid) for tid in (7, 8, 9))
+        for _ in range(dice.randrange(60)):
+            kind = dice.choice([ENTER, RETURN, SYSCALL, SYSCALL_END, OUT, IN, WAKEUP, EVENT, THREAD_NAME])
+            number = {ENTER: dice.choice([F, G, NV]), RETURN: dice.choice([F, G, NV]), EVENT: IRQ}.get(kind)
+            if kind in (SYSCALL, SYSCALL_END):
+                number = dice.choice(list(SYSCALLS))
+            ts_ns += dice.randrange(1, 5000)
+            state = dice.choice([0, SLEEPING, PREEMPTED]) if kind == OUT else 0
+            if kind == THREAD_NAME:
+                state = int.from_bytes(dice.choice([b"worker", b"main"]), "little")
+            chunk += record(kind, ts_ns, number or 0, state, tid=7 + dice.randrange(3))
+        totals.add(chunk)
+        lines += renderer.render(chunk).encoded()
+        if dice.random() < 0.2:
+            loss = Loss(dice.choice(["userspace", "syscall", None]), 2, ts_ns, ts_ns, "full")
+            totals.lose(loss)
+            lines += orjson.dumps(loss_record(loss)) + b"\n"
+    expected, found = totals.snapshot(ts_ns), read_totals(lines)
+    assert (found.counts, found.losses) == (expected.counts, expected.losses)
+    assert {key: facts(one) for key, one in by_name(found).items()} == {
+        key: facts(one) for key, one in by_name(expected).items()
+    }
+    assert {thread.tid: thread for thread in found.threads} == {
+        thread.tid: thread for thread in expected.threads
+    }
+
+
+def test_kernels_and_whole_calls_have_their_durations() -> None:
+    lines = event("gpu_kernel", "add", "X", 900, dur_ns=50, clock="globaltimer:0", gpu=0, stream=7)
+    lines += event("userspace", "cuInit", "X", 100, dur_ns=10) + event("memory", "alloc", "I", 110)
+    snapshot = read_totals(lines)
+    found = by_name(snapshot)
+    assert found["gpu_kernel", "add"].latencies.total_ns == 50
+    assert found["userspace", "cuInit"].latencies.total_ns == 10
+    assert snapshot.counts == {"gpu_kernel": 1, "userspace": 1, "memory": 1}
+    assert len(found) == 2  # what memory events tell of are calls
+    assert snapshot.now_ns == 110  # another clock does not say what time it is
+
+
+def test_a_recording_without_a_start_begins_with_its_first_event() -> None:
+    recording = tracepipe1.read(
+        io.BytesIO(orjson.dumps(new_header()) + b"\n" + event("userspace", "cuInit", "B", 5000))
+    )
+    totals = RecordedTotals(recording.header)
+    for batch in recording.batches:
+        totals.add(batch, recording.tables)
+    totals.finish(6000)
+    snapshot = totals.snapshot()
+    assert (snapshot.start_ns, snapshot.now_ns) == (5000, 6000)
+    assert by_name(snapshot)["userspace", "cuInit"].open_count == 1
+
+
+@pytest.fixture
+def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """The end to write to of what is standard input then."""
+    read, write = os.pipe()
+    with os.fdopen(read) as stream:
+        monkeypatch.setattr(sys, "stdin", stream)
+        yield write
+
+
+@pytest.mark.parametrize("source", ["tracepipe", "layered"])
+def test_a_recording_is_read_while_it_is_written(source: str, pipe: int) -> None:
+    if source == "tracepipe":
+        first, second = orjson.dumps(HEADER) + b"\n", event("userspace", "cuInit", "B", 1000)
+    else:
+        first, second = b"Attaching 3 probes...\n", b'{"ts":0.001,"type":"userspace","name":"cuInit"}\n'
+    os.write(pipe, first)
+    os.write(pipe, second)
+    with open_recording("-", is_growing=True) as opened:
+        batches = Reading(opened, "-").source()
+        assert opened.source == source
+        assert len(next(batches).events) == 1
+        os.write(pipe, second)
+        assert len(next(batches).events) == 1
+        os.close(pipe)
+        assert sum(len(batch.events) for batch in batches) == 0

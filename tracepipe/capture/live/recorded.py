@@ -1,0 +1,184 @@
+"""Totals of a recording that is read, also while it is written: its events as rows that `Totals` adds up."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tracepipe.capture.live.totals import WHOLE, Function, Row, Snapshot, Totals
+from tracepipe.capture.records.loss import Loss
+from tracepipe.capture.records.record import (
+    CALL_ENTER,
+    CALL_RETURN,
+    EVENT,
+    MIGRATE,
+    RECORD_BYTES,
+    SWITCH_IN,
+    SWITCH_OUT,
+    SYSCALL_ENTER,
+    SYSCALL_EXIT,
+    WAKEUP,
+)
+from tracepipe.capture.records.record_text import state_of_text
+from tracepipe.event.columns import SPECIAL, SourceBatch
+from tracepipe.event.model import MONOTONIC, Header
+from tracepipe.event.shape import Shape
+from tracepipe.event.tables import Tables
+from tracepipe.event.vocabulary import RUNNING
+from tracepipe.event.warps import Warps
+
+_OF_PHASE = {"B": CALL_ENTER, "E": CALL_RETURN, "I": EVENT, "X": WHOLE}
+_OF_SYSCALLS = {"B": SYSCALL_ENTER, "E": SYSCALL_EXIT}
+_OF_SCHEDULER = {
+    (RUNNING, "B"): SWITCH_IN, (RUNNING, "E"): SWITCH_OUT, ("wakeup", "I"): WAKEUP, ("migrate", "I"): MIGRATE,
+}  # fmt: skip
+# Of events in these layers the calls are shown that they tell of.
+_TOLD_BY_CALLS = frozenset({"memory", "transfer"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """What the events of a shape become: a row of this kind and id, of a thread, which they name where they
+    have `comm`. `is_dated`: on the recording's own clock. `kind` is None for events that are only counted.
+    """
+
+    tid: int
+    pid: int
+    comm: str
+    is_dated: bool
+    kind: int | None = None
+    number: int = 0
+
+
+class RecordedTotals:
+    """Takes batches in order; `snapshot` gives the totals at any time, on any thread.
+
+    Now is the time of the last event, and what has passed since it was read.
+    """
+
+    def __init__(self, header: Header) -> None:
+        self._lock = threading.Lock()
+        self._layers = tuple(header.get("layers", {}).get("got", ()))
+        start: Any = header.get("start", {})
+        self._start_ns: int | None = start.get(f"{header.get('clock', MONOTONIC)}_ns")
+        self._totals: Totals | None = None
+        self._numbers: dict[Function, int] = {}
+        self._syscalls: dict[int, str] = {}
+        self._syscall_numbers: dict[str, int] = {}
+        self._rules: list[_Rule | None] = []
+        self._rounds = 0
+        self._counts: Counter[str] = Counter()
+        self._last_ns = self._start_ns or 0
+        self._read_at_ns = time.monotonic_ns()
+        self._has_ended = False
+
+    def add(self, batch: SourceBatch, tables: Tables) -> None:
+        """Add the events of a batch up."""
+        if self._rounds != tables.rounds:
+            self._rules, self._rounds = [], tables.rounds
+        with self._lock:
+            totals = self._begun(batch)
+            rows: list[Row] = []
+            columns = (batch.events.ts_ns, batch.events.shape, batch.events.args, batch.events.dur_ns)
+            for ts_ns, number, args, dur_ns in zip(*(one.tolist() for one in columns), strict=True):
+                if number == SPECIAL:
+                    self._take_other(batch.others[args], rows, totals)
+                    continue
+                rule = self._rule(number, tables, totals)
+                if rule.is_dated and ts_ns > self._last_ns:
+                    self._last_ns = ts_ns
+                if rule.comm:
+                    totals.name_thread(rule.tid, rule.pid, rule.comm)
+                if rule.kind is None:
+                    continue
+                a0 = dur_ns
+                if rule.kind == SWITCH_OUT:
+                    a0 = state_of_text(tables.args(args).get("prev_state"))
+                rows.append((ts_ns, rule.tid, rule.pid, rule.number, rule.kind, a0, 0))
+            _flush(rows, totals)
+            self._read_at_ns = time.monotonic_ns()
+            self._count(batch, tables)
+
+    def finish(self, end_ns: int | None) -> None:
+        """No more comes. `end_ns` is when the recording ended, if it says so."""
+        with self._lock:
+            self._has_ended = True
+            self._last_ns = max(self._last_ns, end_ns or 0)
+
+    def snapshot(self) -> Snapshot:
+        """The totals of all that was added."""
+        with self._lock:
+            passed_ns = 0 if self._has_ended else time.monotonic_ns() - self._read_at_ns
+            now_ns = self._last_ns + passed_ns
+            if self._totals is None:
+                return Snapshot(now_ns, self._start_ns or now_ns, self._layers)
+            return replace(self._totals.snapshot(now_ns), counts=dict(self._counts))
+
+    def _begun(self, batch: SourceBatch) -> Totals:
+        """The totals, which begin with the recording, or with its first event."""
+        if self._totals is None:
+            if self._start_ns is None:
+                self._start_ns = min(batch.events.ts_ns.tolist(), default=0)
+                self._last_ns = self._start_ns
+            self._totals = Totals(
+                (), self._syscalls, self._start_ns, self._layers, name_of=lambda pid, tid: ""
+            )
+        return self._totals
+
+    def _take_other(self, other: Any, rows: list[Row], totals: Totals) -> None:
+        """Take what is no event: a loss ends what was open, and warps are counted."""
+        if isinstance(other, Warps):
+            self._counts["gpu_warp"] += len(other)
+        elif other["type"] == "loss":
+            _flush(rows, totals)
+            totals.lose(Loss(other.get("layer"), other["count"], 0, 0, ""))
+
+    def _count(self, batch: SourceBatch, tables: Tables) -> None:
+        for number, count in Counter(batch.events.shape.tolist()).items():
+            if number != SPECIAL:
+                shape = tables.shapes[number]
+                assert shape is not None
+                self._counts[shape.type] += count
+
+    def _rule(self, number: int, tables: Tables, totals: Totals) -> _Rule:
+        """What is done with the events of a shape."""
+        if number >= len(self._rules):
+            self._rules += [None] * (len(tables.shapes) - len(self._rules))
+        rule = self._rules[number]
+        if rule is None:
+            shape = tables.shapes[number]
+            assert shape is not None
+            rule = self._rules[number] = self._rule_of(shape, totals)
+        return rule
+
+    def _rule_of(self, shape: Shape, totals: Totals) -> _Rule:
+        tid, pid = shape.tid or 0, shape.pid or 0
+        rule = _Rule(tid, pid, "" if shape.on_stream else shape.comm or "", shape.clock is None)
+        if shape.type == "gpu_thread" or (shape.type in _TOLD_BY_CALLS and not shape.on_stream):
+            return rule
+        if shape.type == "scheduler" and (kind := _OF_SCHEDULER.get((shape.name, shape.phase))):
+            return replace(rule, kind=kind)
+        if shape.type == "syscall" and (kind := _OF_SYSCALLS.get(shape.phase)):
+            return replace(rule, kind=kind, number=self._syscall(shape.name))
+        if shape.on_stream:  # a thread of their own, which no thread of the host has
+            tid, pid = -1 - (shape.stream or 0), -1 - (shape.gpu or 0)
+        function = Function(shape.type, shape.name, shape.phase == "I")
+        number = self._numbers.get(function)
+        if number is None:
+            number = self._numbers[function] = totals.meet(function)
+        return replace(rule, tid=tid, pid=pid, kind=_OF_PHASE[shape.phase], number=number)
+
+    def _syscall(self, name: str) -> int:
+        number = self._syscall_numbers.get(name)
+        if number is None:
+            number = self._syscall_numbers[name] = len(self._syscalls)
+            self._syscalls[number] = name
+        return number
+
+
+def _flush(rows: list[Row], totals: Totals) -> None:
+    totals.add_rows(rows, len(rows) * RECORD_BYTES)
+    rows.clear()

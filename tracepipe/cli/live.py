@@ -1,0 +1,149 @@
+"""`tracepipe live`: what is recorded, while it is, or what another program records."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tracepipe.api.record import record, title_of
+from tracepipe.cli.options import (
+    MethodOption,
+    RingBytes,
+    Until,
+    Which,
+    Whose,
+    read,
+    request_of,
+    with_groups,
+)
+from tracepipe.event.model import MONOTONIC
+from tracepipe.recording.files import STANDARD
+from tracepipe.terminal.live_table import SORTS
+from tracepipe.terminal.live_view import live_view
+from tracepipe.terminal.messages import choices, text_of
+from tracepipe.terminal.output import say
+from tracepipe.units import duration_ns
+
+if TYPE_CHECKING:
+    from tracepipe.capture.request import CaptureRequest
+
+_View = Callable[..., AbstractContextManager[None]]
+app = typer.Typer()
+_COMMAND_LAST = {"allow_interspersed_args": False}
+Sort = choices("Sort", SORTS)
+
+
+@app.command(context_settings=_COMMAND_LAST)
+@with_groups
+def live(
+    *,
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="The command to run and watch; or - for a recording on standard input, as it is written.",
+            metavar="-- COMMAND | -",
+        ),
+    ] = None,
+    output: Annotated[str, typer.Option("--output", "-o", help="Also write the recording.")] = "",
+    sort: Annotated[Sort, typer.Option("--sort", help="What the functions are ordered by.")] = "total",  # type: ignore[valid-type]
+    top: Annotated[int | None, typer.Option("--top", min=1, metavar="N", help="So many functions.")] = None,
+    interval: Annotated[
+        str,
+        typer.Option("--interval", metavar="TIME", help="Time between two views; on a terminal 250ms."),
+    ] = "",
+    which: Which,
+    whose: Whose,
+    until: Until,
+    method: MethodOption = "auto",
+    ring_bytes: RingBytes = "",
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the output.")] = False,
+) -> None:
+    """Run a command, or watch what runs, and show counts, rates, latencies and losses as they come."""
+    interval_ns = read(interval, duration_ns, "--interval")
+    view = partial(
+        live_view, sort=text_of(sort), top=top, interval_s=interval_ns / 1e9 if interval_ns else None
+    )
+    if command and command[0] == STANDARD:
+        asked = (which, whose, until, output, text_of(method), ring_bytes, force, command[1:])
+        if asked != (Which(), Whose(), Until(), "", "auto", "", False, []):
+            raise typer.BadParameter(
+                "a recording that is read takes --sort, --top and --interval alone, in front", param_hint="-"
+            )
+        watch_recording(view)
+        return
+    request = request_of(command, which, whose, until, method=method, ring_bytes=ring_bytes)
+    watch_capture(request, output, force, view)
+
+
+def watch_capture(request: CaptureRequest, output: str, force: bool, view: _View) -> None:
+    """Capture, and show it, until what is recorded ends."""
+    from tracepipe.capture import capture
+    from tracepipe.capture.live.sink import LiveSink
+
+    totals = LiveSink()
+    stream = sys.stderr if request.command else sys.stdout  # what the command writes stays as it is
+    with view(totals, stream, " ".join(request.command) or title_of(request)):
+        if output:
+            summary = record(request, output, force=force, notify=say, watchers=[totals])
+        else:
+            summary = capture(request, totals, notify=say)
+    summary.check()
+    if summary.exit_code:
+        raise typer.Exit(summary.exit_code)
+
+
+def watch_recording(view: _View) -> None:
+    """Show the recording on standard input, until it ends."""
+    from tracepipe.capture.live.recorded import RecordedTotals
+    from tracepipe.recording.open import open_recording
+    from tracepipe.recording.reading import Reading
+
+    interrupts = _Interrupts()
+    with interrupts.taken(), open_recording(STANDARD, is_growing=True) as opened:
+        header = opened.recording.header
+        totals = RecordedTotals(header)
+        reading = Reading(opened, STANDARD)
+        title = " ".join(header.get("command", ())) or opened.source
+        with view(totals, sys.stdout, title, on_unseen=interrupts.end), suppress(KeyboardInterrupt):
+            for batch in reading.source():
+                totals.add(batch, opened.recording.tables)
+            end: Any = (reading.footer or {}).get("end", {})
+            totals.finish(end.get(f"{header.get('clock', MONOTONIC)}_ns"))
+    for line in reading.finish().remarks({}):
+        say(line)
+
+
+class _Interrupts:
+    """A Ctrl-C on the terminal goes to the capture too, whose recording has its end still to come: the first
+    is left to it.
+    """
+
+    def __init__(self) -> None:
+        self._is_next_ours = False
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """While this is open, interrupts are counted."""
+        before = signal.signal(signal.SIGINT, self._take)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def end(self) -> None:
+        """End now."""
+        self._is_next_ours = True
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def _take(self, number: int, _: FrameType | None) -> None:
+        if self._is_next_ours:
+            raise KeyboardInterrupt
+        self._is_next_ours = True
