@@ -1,18 +1,25 @@
 // The libcuda.so.1 of sanitizer_standin.cpp: a GPU's memory is the host's, and nothing runs there.
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include <cuda.h>
 #undef cuDeviceGetUuid
 
+static std::atomic<bool> is_initialized{false};
+static thread_local CUstreamCaptureMode thread_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+
 extern "C" {
 void standin_asked_for_idle();
 int standin_is_idle();
-CUresult cuCtxPushCurrent_v2(CUcontext) { return CUDA_SUCCESS; }
+void standin_allocates(bool is_relaxed);
+CUresult cuCtxPushCurrent_v2(CUcontext) { return is_initialized = true, CUDA_SUCCESS; }
 CUresult cuCtxPopCurrent_v2(CUcontext *) { return CUDA_SUCCESS; }
 CUresult cuStreamCreate(CUstream *, unsigned) { return CUDA_SUCCESS; }
 CUresult cuStreamSynchronize(CUstream) { return CUDA_SUCCESS; }
 CUresult cuMemAlloc_v2(CUdeviceptr *memory, size_t bytes) {
+    standin_allocates(thread_mode == CU_STREAM_CAPTURE_MODE_RELAXED);
     *memory = reinterpret_cast<CUdeviceptr>(aligned_alloc(4096, bytes));
     return CUDA_SUCCESS;
 }
@@ -38,7 +45,11 @@ CUresult cuLaunchKernel(CUfunction, unsigned, unsigned, unsigned, unsigned, unsi
 CUresult cuEventCreate(CUevent *, unsigned) { return CUDA_SUCCESS; }
 CUresult cuCtxRecordEvent(CUcontext, CUevent) { return standin_asked_for_idle(), CUDA_SUCCESS; }
 CUresult cuEventQuery(CUevent) { return standin_is_idle() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY; }
-CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *) { return CUDA_SUCCESS; }
+CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode) {
+    if (!is_initialized) return CUDA_ERROR_NOT_INITIALIZED;
+    std::swap(*mode, thread_mode);
+    return CUDA_SUCCESS;
+}
 CUresult cuDeviceGetName(char *name, int, CUdevice) { return *name = 0, CUDA_SUCCESS; }
 CUresult cuDeviceGetUuid(CUuuid *, CUdevice) { return CUDA_SUCCESS; }
 CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice) { return *bytes = 1 << 20, CUDA_SUCCESS; }

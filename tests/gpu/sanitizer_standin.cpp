@@ -6,6 +6,8 @@
 //     stay         another thread begins a call of cuMemAlloc and does not return from it; `leave` ends it
 //     wait         another thread begins a call of cuStreamSynchronize; `leave` ends it
 //     capture      a stream's capture begins; `captured` ends it
+//     allocated    waits until the library has memory on the GPU, and says how it asked for it: `relaxed`, or
+//                  `in a mode that invalidates captures`
 //     busy         the GPU has something to do; `idle` says when its driver was asked for that, and it has nothing more
 //     callbacks    waits until there are no callbacks any more
 //     quit         returns from main
@@ -36,6 +38,7 @@ void call_back(Sanitizer_CallbackDomain domain, Sanitizer_CallbackId id, const v
 }
 std::atomic<bool> is_busy{false}, is_captured{false}, is_asked{false}, is_left{false};
 std::atomic<int> calls{0};
+std::atomic<const char *> allocated{nullptr};
 
 void site(Sanitizer_ApiCallbackSite site, const char *function, Sanitizer_CallbackId id) {
     uint32_t result = 0;
@@ -102,6 +105,9 @@ extern "C" void standin_asked_for_idle() {
     is_asked = true;
 }
 extern "C" int standin_is_idle() { return !is_busy; }
+extern "C" void standin_allocates(bool is_relaxed) {
+    allocated = is_relaxed ? "relaxed" : "in a mode that invalidates captures";
+}
 
 int main() {
     InitializeInjection();
@@ -121,6 +127,10 @@ int main() {
         if (what == "leave") is_left = true;
         if (what == "capture") call("cuStreamBeginCapture_v2", 539), is_captured = true;
         if (what == "captured") is_captured = false, call("cuStreamEndCapture", 497);
+        if (what == "allocated") {
+            while (!allocated) usleep(100);
+            what = allocated.load();
+        }
         if (what == "busy") is_busy = true;
         if (what == "idle") {
             while (!is_asked) usleep(100);
@@ -128,6 +138,6 @@ int main() {
         }
         while (what == "callbacks" && domains[SANITIZER_CB_DOMAIN_DRIVER_API]) usleep(100);
         if (what == "quit") break;
-        said(word);
+        said(what.c_str());
     }
 }

@@ -272,6 +272,11 @@ def test_a_capture_of_a_stream_is_not_invalidated(patched: Recorded) -> None:
     assert sorted([patched.do("captured"), patched.answer()]) == ["captured", "unpatched"]
 
 
+def test_the_library_does_not_invalidate_captures_by_what_it_allocates(patched: Recorded) -> None:
+    """A thread has a mode for that once the driver is initialised, which it is not when the library's starts."""
+    assert patched.do("allocated") == "relaxed"
+
+
 def test_a_program_that_ends_while_it_is_let_go_ends(patched: Recorded) -> None:
     patched.do("stay")
     patched.stop()

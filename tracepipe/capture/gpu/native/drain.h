@@ -91,8 +91,6 @@ class Drain {
     void run() {
         is_own_thread() = true;
         bool is_over = false;
-        CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-        driver().threadExchangeStreamCaptureMode(&mode);
         for (bool is_busy = false;;) {
             std::vector<std::shared_ptr<Context>> contexts;
             uint64_t asked, by_ns;
@@ -139,12 +137,10 @@ class Drain {
         std::unique_lock<std::timed_mutex> use(context.in_use);
         if (context.is_dead) return reader_.lose(context, LOST_FAILED);
         if (!context.is_open || !context.is_empty()) {
-            if (!reader_.works(driver().ctxPushCurrent(context.handle), "cuCtxPushCurrent"))
-                return reader_.fail(context);
+            Current current(context.handle);
+            if (!reader_.works(current.result, "cuCtxPushCurrent")) return reader_.fail(context);
             if (!context.is_open) open(context);
             if (!context.is_dead) reader_.read(context, is_late);
-            CUcontext popped;
-            driver().ctxPopCurrent(&popped);
         }
         use.unlock();
         if (!context.is_dead && !is_finishing) visit_clock(context, false);
@@ -156,10 +152,8 @@ class Drain {
         if (!is_due) return;
         std::lock_guard<std::timed_mutex> use(context.in_use);
         if (context.is_dead || !context.clocks.is_open()) return;
-        if (driver().ctxPushCurrent(context.handle) != CUDA_SUCCESS) return;
-        clock_pair(context);
-        CUcontext popped;
-        driver().ctxPopCurrent(&popped);
+        Current current(context.handle);
+        if (current.result == CUDA_SUCCESS) clock_pair(context);
     }
     // One that is much wider than those before is taken again: something held this thread up.
     void clock_pair(Context &context) {

@@ -68,4 +68,25 @@ inline Driver &driver() {
     return functions;
 }
 
+// A context that is current on the library's thread for a while.
+//
+// What that thread then calls must not invalidate a capture of a stream that is under way on another one: for the
+// driver the two have nothing to do with each other only once the thread's mode is relaxed. A thread cannot have a
+// mode before the driver is initialised, which it is when there is a context.
+class Current {
+  public:
+    explicit Current(CUcontext context) : result(driver().ctxPushCurrent(context)) {
+        static bool is_relaxed = false;
+        CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+        if (!is_relaxed) is_relaxed = driver().threadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS;
+    }
+    Current(const Current &) = delete;
+    Current &operator=(const Current &) = delete;
+    ~Current() {
+        CUcontext popped;
+        if (result == CUDA_SUCCESS) driver().ctxPopCurrent(&popped);
+    }
+    const CUresult result;
+};
+
 }  // namespace tracepipe

@@ -52,15 +52,14 @@ class Quiet {
         return true;
     }
     static bool is_idle(Context &context, uint64_t by_ns) {
-        if (driver().ctxPushCurrent(context.handle) != CUDA_SUCCESS) return false;
-        CUresult result = CUDA_SUCCESS;
-        if (!context.all_work) result = driver().eventCreate(&context.all_work, CU_EVENT_DISABLE_TIMING);
+        Current current(context.handle);
+        CUresult result = current.result;
+        if (result == CUDA_SUCCESS && !context.all_work)
+            result = driver().eventCreate(&context.all_work, CU_EVENT_DISABLE_TIMING);
         if (result == CUDA_SUCCESS) result = driver().ctxRecordEvent(context.handle, context.all_work);
         if (result == CUDA_SUCCESS)
             while ((result = driver().eventQuery(context.all_work)) == CUDA_ERROR_NOT_READY && monotonic_ns() < by_ns)
                 Gate::pause();
-        CUcontext popped;
-        driver().ctxPopCurrent(&popped);
         return result == CUDA_SUCCESS;
     }
 
