@@ -4,13 +4,18 @@
 //     gpu matmul LAUNCHES         2048 × 2048, tiles of 32 × 32 in shared memory
 //     gpu launch LAUNCHES         the host's time of a launch of an empty kernel, in rounds of 1000
 //     gpu clock SECONDS           an empty kernel every 5 ms
-//     gpu steady SECONDS          as launch, in rounds of 200, each with the time at its begin: `at MONOTONIC_US US`
+//     gpu serve                   says `ready`, and does what the lines of its input say
+//
+// Such a line is `WORK ROUNDS`. Each round is answered by `at MONOTONIC_US US`, when it began and what it took, and the
+// line by `done`. A round of `launch` is 200 empty kernels, and US the host's time of a launch; of `small`, 20 kernels
+// of 4096 threads, and US a kernel's share of the time until all have ended; of `vector_add`, one of 2^20 threads.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
+#include <sched.h>
 #include <vector>
 
 #define CHECK(call)                                                                                          \
@@ -132,21 +137,50 @@ static void now_and_then(double seconds) {
     printf("launches %lld\nwarps %lld\n", launches, launches);
 }
 
-static void steady(double seconds) {
-    constexpr int LAUNCHES = 200;
-    std::vector<double> begins_us, each_us;
-    empty<<<1, 32>>>();
-    CHECK(cudaDeviceSynchronize());
-    for (double end_us = now_us() + seconds * 1e6; now_us() < end_us;) {
-        begins_us.push_back(now_us());
-        for (int k = 0; k < LAUNCHES; k++) empty<<<1, 32>>>();
-        each_us.push_back((now_us() - begins_us.back()) / LAUNCHES);
+// The main thread stays on the first of its processors, so that others of the process do not move it about.
+static void stay() {
+    cpu_set_t allowed, first;
+    CPU_ZERO(&first);
+    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+    for (int cpu = 0; cpu < CPU_SETSIZE && !CPU_COUNT(&first); cpu++)
+        if (CPU_ISSET(cpu, &allowed)) CPU_SET(cpu, &first);
+    sched_setaffinity(0, sizeof first, &first);
+}
+static void serve() {
+    constexpr int EMPTY = 200, SMALL = 20, SMALL_THREADS = 1 << 12;
+    float *a = floats(THREADS, 1), *b = floats(THREADS, 2), *c = floats(THREADS, 0);
+    stay();
+    auto round = [=](const char *work) {
+        double begin_us = now_us(), issued_us;
+        int launches = strcmp(work, "launch") == 0 ? EMPTY : strcmp(work, "small") == 0 ? SMALL : 1;
+        int threads = launches == SMALL ? SMALL_THREADS : THREADS;
+        for (int k = 0; k < launches; k++) {
+            if (launches == EMPTY)
+                empty<<<1, 32>>>();
+            else
+                vectorAdd<<<threads / 256, 256>>>(a, b, c, threads);
+        }
+        issued_us = now_us() - begin_us;
         CHECK(cudaDeviceSynchronize());
+        return (launches == EMPTY ? issued_us : now_us() - begin_us) / launches;
+    };
+    for (const char *work : {"launch", "small", "vector_add"}) round(work);
+    printf("ready\n"), fflush(stdout);
+    char work[16];
+    int rounds;
+    while (scanf("%15s %d", work, &rounds) == 2) {
+        std::vector<double> begins_us, each_us;
+        for (int k = 0; k < rounds; k++) {
+            begins_us.push_back(now_us());
+            each_us.push_back(round(work));
+        }
+        for (int k = 0; k < rounds; k++) printf("at %.0f %.4f\n", begins_us[k], each_us[k]);
+        printf("done\n"), fflush(stdout);
     }
-    for (size_t k = 0; k < each_us.size(); k++) printf("at %.0f %.4f\n", begins_us[k], each_us[k]);
 }
 
 int main(int count, char **arguments) {
+    if (count == 2 && strcmp(arguments[1], "serve") == 0) return serve(), 0;
     if (count != 3) return 2;
     const char *name = arguments[1];
     int number = atoi(arguments[2]);
@@ -158,8 +192,6 @@ int main(int count, char **arguments) {
         launch(number);
     else if (strcmp(name, "clock") == 0)
         now_and_then(number);
-    else if (strcmp(name, "steady") == 0)
-        steady(number);
     else
         return 2;
 }

@@ -2,98 +2,298 @@
 
     python benchmarks/gpu_after.py [--quick]
 
-Needs an NVIDIA GPU, and ends with 3 without one. The program is gpu.cu, which says of each round of launches
-when it began and what a launch cost its thread. It is recorded for a while; then the capture process stops,
-or is killed by signal 9. Figures are medians of a run's rounds, and of the runs; `after` are the rounds that
-began 50 ms after the end or later. `back` is how long after the end the first round began that cost no more
-than 1.1 times what it does natively, in the slowest run.
+Needs an NVIDIA GPU, and ends with 3 without one. A set is one process of gpu.cu for each row of the table,
+all alive at once and on the same two processors. Recorded ones are let go first, in the midst of their
+launches. Then the processes take turns, in an order drawn anew for each block, with some milliseconds of work
+at a time: a ratio is that of two figures of one block, so that it does not move with the machine. `native,
+again` is one more process that nothing was loaded into: by as much as its ratios differ from 1, the others'
+may differ by chance.
+
+Ratios are medians over the blocks of a set, and then over the sets, with the least and the most of the sets.
+`back` is how long after the end of the recording the first 20 ms began whose launches took no more than 1.1
+times what they did in the last quarter of the process's rounds: the median of the sets, and the most.
+
+The rows tell the parts of what is left from each other:
+
+    library alone       it is loaded, with NVIDIA's own, and finds no capture
+    nothing patched     Compute Sanitizer's API has called back, and machine code was never changed
+    no calls            CUPTI has recorded kernels, and API calls never
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
+import random
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn, Protocol
 
-from gpu import NO_GPU, Bench, describe
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
 
-from tracepipe.capture.gpu.build.toolchain import this_toolchain
-from tracepipe.errors import TracepipeError
+from benchmarks.gpu import NO_GPU, Bench, describe  # noqa: E402
+from tracepipe.capture.gpu.build.toolchain import this_toolchain  # noqa: E402
+from tracepipe.capture.gpu.engines.api_calls import ARGUMENTS_VARIABLE  # noqa: E402
+from tracepipe.capture.gpu.engines.channel import CHANNEL_VARIABLE  # noqa: E402
+from tracepipe.errors import TracepipeError  # noqa: E402
 
-RECORDED_S = 1.5
-AFTER_US = 50_000
+NATIVE = "native"
+WORKS = {"launch": 6, "small": 60, "vector_add": 200}
+"""Rounds in a turn, of some milliseconds together."""
+SETS, BLOCKS = 5, 40
+# Rounds of `launch`, each of about a millisecond: the recording ends in the midst of them.
+ROUNDS_AT_END = 600
+RECORDED_S = 0.2
+LET_GO_S = 10  # the longest that is waited for
+WINDOW_US = 20_000
 NEAR = 1.1
-ENGINES = ("warps", "kernels")
-ENDS = ("stopped", "killed")
+NO_KERNEL = "no kernel has this name"
+
+Round = tuple[float, float]
+"""When it began, and what a launch or a step took in it, in microseconds."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is loaded into a process, and how its recording ends."""
+
+    name: str
+    engine: str = "native"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    end: signal.Signals | None = None
+    """What the capture process gets. None: there is none, and the library has nobody to connect to."""
+
+
+STOP, KILL = signal.SIGUSR1, signal.SIGKILL
+ROWS = (
+    Row(NATIVE),
+    Row("native, again"),
+    Row("kernels, library alone", "kernels"),
+    Row("kernels, no calls", "kernels", {"calls": "none"}, STOP),
+    Row("kernels, stopped", "kernels", {}, STOP),
+    Row("kernels, killed", "kernels", {}, KILL),
+    Row("warps, library alone", "warps"),
+    Row("warps, nothing patched", "warps", {"kernels": NO_KERNEL}, STOP),
+    Row("warps, stopped", "warps", {}, STOP),
+    Row("warps, killed", "warps", {}, KILL),
+)
+
+
+class Worker(Protocol):
+    """A process that works when it is asked to."""
+
+    def rounds(self, work: str, count: int) -> list[Round]: ...
+
+
+class Program:
+    """A process of gpu.cu."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], processors: set[int]) -> None:
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(
+            command,
+            env={**os.environ, **environment},
+            stdin=pipe,
+            stdout=pipe,
+            text=True,
+            preexec_fn=partial(os.sched_setaffinity, 0, processors),
+        )
+        self._expect("ready")
+
+    def ask(self, work: str, count: int) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{work} {count}\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> list[Round]:
+        return [
+            (float(begin_us), float(each_us)) for _, begin_us, each_us in map(str.split, self._expect("done"))
+        ]
+
+    def rounds(self, work: str, count: int) -> list[Round]:
+        self.ask(work, count)
+        return self.answer()
+
+    def close(self) -> None:
+        """Let it end; raises RuntimeError if it does not end well."""
+        self.process.communicate(timeout=60)
+        if self.process.returncode:
+            raise RuntimeError(f"a program ended with {self.process.returncode}")
+
+    def _expect(self, last: str) -> list[str]:
+        assert self.process.stdout is not None
+        lines = []
+        while (line := self.process.stdout.readline()) != f"{last}\n":
+            if not line:
+                raise RuntimeError(f"a program ended with {self.process.wait()}")
+            lines.append(line)
+        return lines
+
+
+class Capture:
+    """A capture process: it records until it is asked to stop, or killed."""
+
+    def __init__(self, bench: Bench, row: Row, processors: set[int]) -> None:
+        read, write = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            os.sched_setaffinity(0, processors)
+            _record(bench, row, write)
+        os.close(write)
+        with os.fdopen(read, "rb") as answer:
+            self.environment: dict[str, str] = json.loads(answer.readline())
+        self._is_reaped = False
+
+    def end(self, by: signal.Signals) -> float:
+        """When the end began, in microseconds; back when the process is gone, or has waited for too long."""
+        ended_us = time.monotonic_ns() / 1000
+        os.kill(self._pid, by)
+        by_s = time.monotonic() + LET_GO_S
+        while not self._is_reaped and time.monotonic() < by_s:
+            self._is_reaped = os.waitpid(self._pid, os.WNOHANG)[0] != 0
+            time.sleep(0.002)
+        return ended_us
+
+    def close(self) -> None:
+        if not self._is_reaped:
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+        Path(self.environment.get(ARGUMENTS_VARIABLE, "/no/such/file")).unlink(missing_ok=True)
+
+
+def _record(bench: Bench, row: Row, answers: int) -> NoReturn:
+    try:
+        recording = bench.recording(row.engine, **row.options)
+        assert recording is not None
+        asked: list[int] = []
+        signal.signal(STOP, lambda number, _: asked.append(number))
+        os.write(answers, json.dumps(recording.environment()).encode() + b"\n")
+        while not asked:
+            recording.collect()
+            time.sleep(0.002)
+        recording.stop()
+        while not recording.is_over():
+            recording.collect()
+            time.sleep(0.002)
+        recording.close()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def back_ms(rounds: Sequence[Round], ended_us: float) -> float:
+    """When the first 20 ms after the end began that were as fast as the last quarter of the rounds."""
+    usual_us = statistics.median(each_us for _, each_us in rounds[-max(1, len(rounds) // 4) :])
+    after = [round for round in rounds if round[0] >= ended_us]
+    for begin_us, first_us in after:
+        some_us = [each_us for at_us, each_us in after if begin_us <= at_us < begin_us + WINDOW_US]
+        if max(first_us, statistics.median(some_us)) <= NEAR * usual_us:
+            return (begin_us - ended_us) / 1000
+    return math.inf
+
+
+def take_turns(
+    workers: Mapping[str, Worker], blocks: int, draw: random.Random
+) -> dict[str, dict[str, list[float]]]:
+    """What each took, by work and name, block by block: the median of a turn's rounds."""
+    took_us: dict[str, dict[str, list[float]]] = {work: {name: [] for name in workers} for work in WORKS}
+    for _ in range(blocks):
+        for work, count in WORKS.items():
+            for name in draw.sample(list(workers), len(workers)):
+                median_us = statistics.median(each_us for _, each_us in workers[name].rounds(work, count))
+                took_us[work][name].append(median_us)
+    return took_us
+
+
+def ratio(took_us: Mapping[str, Sequence[float]], name: str) -> float:
+    """The median over the blocks of what it took of what the native process did."""
+    return statistics.median(a / b for a, b in zip(took_us[name], took_us[NATIVE], strict=True))
 
 
 @dataclass
-class Cost:
-    """Of each run: microseconds a launch, recorded and after, and milliseconds until it was native."""
+class Figures:
+    """Of each set: ratios by row and work, the native times by work, and milliseconds by row."""
 
-    during_us: list[float] = field(default_factory=list)
-    after_us: list[float] = field(default_factory=list)
-    back_ms: list[float] = field(default_factory=list)
+    ratios: dict[tuple[str, str], list[float]] = field(default_factory=dict)
+    native_us: dict[str, list[float]] = field(default_factory=dict)
+    back: dict[str, list[float]] = field(default_factory=dict)
+
+    def add(self, took_us: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
+        for work, by_name in took_us.items():
+            self.native_us.setdefault(work, []).append(statistics.median(by_name[NATIVE]))
+            for name in by_name:
+                self.ratios.setdefault((name, work), []).append(ratio(by_name, name))
+
+    def show(self) -> None:
+        native = ", ".join(
+            f"{work} {statistics.median(some):.2f} us ({min(some):.2f} to {max(some):.2f})"
+            for work, some in self.native_us.items()
+        )
+        print(f"\nnatively, {len(next(iter(self.native_us.values())))} sets: {native}")
+        print(f"  {'x native':<26}" + "".join(f"{work:>24}" for work in WORKS) + f"{'back ms':>16}")
+        for row in ROWS[1:]:
+            cells = [_spread(self.ratios[row.name, work]) for work in WORKS]
+            back = self.back.get(row.name)
+            last = f"{statistics.median(back):.0f}, {max(back):.0f}" if back else "-"
+            print(f"  {row.name:<26}" + "".join(f"{cell:>24}" for cell in cells) + f"{last:>16}")
 
 
-def rounds(printed: str) -> list[tuple[float, float]]:
-    """When each round began, and what a launch cost in it."""
-    words = (line.split() for line in printed.splitlines() if line.startswith("at "))
-    return [(float(begin_us), float(each_us)) for _, begin_us, each_us in words]
+def _spread(some: Sequence[float]) -> str:
+    return f"{statistics.median(some):.3f} ({min(some):.3f} to {max(some):.3f})"
 
 
-def capture(bench: Bench, engine: str, answers: int) -> NoReturn:
-    """In a process of its own: record until it is asked to stop, or killed."""
-    recording = bench.recording(engine)
-    assert recording is not None
-    signal.signal(signal.SIGUSR1, lambda *_: recording.stop())
-    os.write(answers, json.dumps(recording.environment()).encode() + b"\n")
-    while True:
-        recording.collect()
-        time.sleep(0.002)
-
-
-def run(bench: Bench, engine: str, end: str, seconds: int) -> tuple[list[tuple[float, float]], float]:
-    """The rounds of a program, and when its recording ended."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        capture(bench, engine, write)
-    try:
-        environment = json.loads(os.read(read, 1 << 16))
-        command = [str(bench.program), "steady", str(seconds)]
-        pipe = subprocess.PIPE
-        with subprocess.Popen(command, env={**os.environ, **environment}, stdout=pipe, text=True) as process:
+@contextmanager
+def started(
+    bench: Bench, row: Row, processors: set[int], others: set[int]
+) -> Iterator[tuple[Program, float | None]]:
+    """A row's process, let go, and in how many milliseconds it was back."""
+    with ExitStack() as stack:
+        environment: dict[str, str] = {}
+        capture = None
+        if row.end is not None:
+            capture = Capture(bench, row, others)
+            stack.callback(capture.close)
+            environment = capture.environment
+        elif (recording := bench.recording(row.engine)) is not None:
+            environment = recording.environment()
+            del environment[CHANNEL_VARIABLE]
+            recording.close()
+        program = Program([str(bench.program), "serve"], environment, processors)
+        stack.callback(program.process.kill)
+        back = None
+        if capture and row.end is not None:
+            program.ask("launch", ROUNDS_AT_END)
             time.sleep(RECORDED_S)
-            ended_us = time.monotonic_ns() / 1000
-            os.kill(child, signal.SIGUSR1 if end == "stopped" else signal.SIGKILL)
-            printed, _ = process.communicate()
-        if process.returncode:
-            raise RuntimeError(f"the program ended with {process.returncode}")
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        os.close(read)
-        os.close(write)
-    return rounds(printed), ended_us
+            ended_us = capture.end(row.end)
+            back = back_ms(program.answer(), ended_us)
+        yield program, back
+        program.close()
 
 
-def add(cost: Cost, native_us: float, found: list[tuple[float, float]], ended_us: float) -> None:
-    """Add a run."""
-    during = [each_us for begin_us, each_us in found if begin_us < ended_us]
-    after = [each_us for begin_us, each_us in found if begin_us >= ended_us + AFTER_US]
-    cost.during_us.append(statistics.median(during[len(during) // 2 :]))
-    cost.after_us.append(statistics.median(after))
-    near = [begin_us for begin_us, each_us in found if begin_us >= ended_us and each_us <= NEAR * native_us]
-    cost.back_ms.append((near[0] - ended_us) / 1000 if near else float("inf"))
+def measure_set(bench: Bench, figures: Figures, blocks: int, seed: int) -> None:
+    """One process of each row; all of them take turns."""
+    there = sorted(os.sched_getaffinity(0))
+    processors, others = set(there[:2]), set(there[2:] or there)
+    with ExitStack() as stack:
+        programs: dict[str, Program] = {}
+        for row in ROWS:
+            programs[row.name], back = stack.enter_context(started(bench, row, processors, others))
+            if back is not None:
+                figures.back.setdefault(row.name, []).append(back)
+        figures.add(take_turns(programs, blocks, random.Random(seed)))
 
 
 def main() -> None:
@@ -109,22 +309,10 @@ def main() -> None:
             bench = Bench(tools, Path(folder), quick=is_quick)
         except TracepipeError as error:
             raise SystemExit(f"{error.message}\n{error.hint}") from None
-        natives: list[float] = []
-        costs = {(engine, end): Cost() for engine in ENGINES for end in ENDS}
-        for _ in range(1 if is_quick else 5):
-            command = [str(bench.program), "steady", "1"]
-            printed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
-            natives.append(statistics.median(each_us for _, each_us in rounds(printed)))
-            for (engine, end), cost in costs.items():
-                add(cost, natives[-1], *run(bench, engine, end, 3))
-    native_us = statistics.median(natives)
-    print(f"\nan empty launch: {native_us:.3f} us natively, {min(natives):.3f} to {max(natives):.3f}")
-    print(f"  {'':<24}{'during us':>12}{'x native':>10}{'after us':>12}{'x native':>10}{'back ms':>10}")
-    for (engine, end), cost in costs.items():
-        during_us, after_us = statistics.median(cost.during_us), statistics.median(cost.after_us)
-        during = f"{during_us:>12.3f}{during_us / native_us:>10.2f}"
-        after = f"{after_us:>12.3f}{after_us / native_us:>10.3f}{max(cost.back_ms):>10.1f}"
-        print(f"  {engine + ', ' + end:<24}{during}{after}")
+        figures = Figures()
+        for number in range(1 if is_quick else SETS):
+            measure_set(bench, figures, BLOCKS // 4 if is_quick else BLOCKS, number)
+    figures.show()
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 import time
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import gpu
+from benchmarks import gpu, gpu_after
 from tests.support.gpu_records import pack_record
 from tracepipe.capture.gpu.engines import kernel_records, warp_records
 from tracepipe.capture.gpu.engines.transport import KIND_CLOCK, KIND_NOTE
@@ -107,3 +108,60 @@ def test_the_clocks_drift_and_bound_are_told(
     name, pairs, drift_ppm, between_ns, ends_ns = capsys.readouterr().out.splitlines()[-2].split()
     assert (name, pairs, drift_ppm) == ("globaltimer:0", "6", "10.000")
     assert all(700 <= int(bound_ns) < 5000 for bound_ns in (between_ns, ends_ns))
+
+
+# what is left after a recording
+
+
+def test_the_benchmark_of_what_is_left_says_that_there_is_no_gpu() -> None:
+    hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, gpu_after.__file__]
+    done = subprocess.run(command, capture_output=True, text=True, env=hidden)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.startswith("no GPU: ")
+
+
+class Machine:
+    """One whose speed moves by half, a little with each call."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def speed(self) -> float:
+        self.calls += 1
+        return 1 + abs(self.calls % 2000 - 1000) / 2000
+
+
+class Process:
+    """One that is slower than a native one by a factor."""
+
+    def __init__(self, machine: Machine, factor: float) -> None:
+        self.machine, self.factor = machine, factor
+
+    def rounds(self, work: str, count: int) -> list[gpu_after.Round]:
+        took_us = 4 * self.machine.speed() * self.factor
+        return [(0.0, 9 * took_us), *[(0.0, took_us)] * (count - 1)]
+
+
+def test_a_ratio_does_not_move_with_the_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    machine = Machine()
+    factors = {row.name: 1.0 for row in gpu_after.ROWS} | {"warps, stopped": 1.05}
+    figures = gpu_after.Figures(back={"warps, stopped": [12.0, 31.0, 14.0]})
+    for seed in range(3):
+        workers = {name: Process(machine, factor) for name, factor in factors.items()}
+        figures.add(gpu_after.take_turns(workers, 40, random.Random(seed)))
+    native_us = figures.native_us["launch"]
+    assert max(native_us) > 1.1 * min(native_us), "the machine has moved"
+    for name, factor in factors.items():
+        for work in gpu_after.WORKS:
+            assert figures.ratios[name, work] == pytest.approx([factor] * 3, abs=0.004)
+    figures.show()
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if "warps, stopped" in line]
+    assert row.split()[-2:] == ["14,", "31"]
+
+
+def test_back_is_when_launches_are_and_stay_as_they_are_at_the_end() -> None:
+    slow = {at for at in range(100) if at < 30 or 33 <= at < 47} | {80, 81}
+    rounds = [(1000.0 * at, 9.0 if at in slow else 4.0) for at in range(200)]
+    assert gpu_after.back_ms(rounds, 10_500.0) == 36.5
+    assert gpu_after.back_ms(rounds, 60_000.0) == 0

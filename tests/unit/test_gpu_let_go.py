@@ -273,7 +273,7 @@ def test_a_capture_of_a_stream_is_not_invalidated(patched: Recorded) -> None:
 
 
 def test_the_library_does_not_invalidate_captures_by_what_it_allocates(patched: Recorded) -> None:
-    """A thread has a mode for that once the driver is initialised, which it is not when the library's starts."""
+    """A thread can have a mode for that once the driver is initialised, and the library's starts before."""
     assert patched.do("allocated") == "relaxed"
 
 
