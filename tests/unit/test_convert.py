@@ -373,6 +373,7 @@ def test_memory_does_not_grow_with_the_recording(output_format: str, tmp_path: P
 
 
 LINES_OF = {
+    "bpftrace": "[123456789] kprobe:nv_bind_context",
     "bpftime": "Thread (0, 0, 0) timestamp: 1749147474550023136",
     "cuda-table": "1234       my_cuda_app     12345      cudaFree             ptr=0x1",
     "layered": '{"ts":1.0,"type":"userspace","name":"cuInit","phase":"B"}',

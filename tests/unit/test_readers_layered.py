@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.support.batches import read_all
 from tracepipe.event.checks import first_fault
 from tracepipe.event.model import TIME_LIMIT_NS, Problem, Record
-from tracepipe.readers import layered, lines, recognise
+from tracepipe.readers import READERS, layered, lines, naming_others, recognise
 from tracepipe.reports import memory, summary
 from tracepipe.reports.frames.run import load_run
 
@@ -336,6 +336,24 @@ USERSPACE (libcuda.so):
     assert (len(records), problems) == (2, [])
 
 
+def test_what_a_program_prints_between_the_events_is_counted() -> None:
+    text = b"\n".join([GOOD, b"Scheduled!", b"[123] kprobe:nv_x", b"Scheduled!", b"Done!", GOOD_AFTER, b""])
+    recording = layered.read(io.BytesIO(text))
+    recording.batches = naming_others(recording.batches, READERS["layered"])
+    records, problems = read_all(recording)
+    assert len(records) == 2
+    assert problems == [
+        Problem(3, "", "is not layered's: --from bpftrace reads it"),
+        Problem(
+            2,
+            "",
+            "3 lines are what the script or the traced program printed, and no events: "
+            "b'Scheduled!' (2 times), b'Done!'",
+            skipped=False,
+        ),
+    ]
+
+
 @pytest.mark.parametrize(
     "line", [b"Lost 7 events", b'{"type":"lost_events","data":{"events":7}}', b"Lost 7 events\r"]
 )
@@ -353,7 +371,7 @@ BROKEN = [
     ),
     (b'{"ts":1.0,"type":"userspa', "", "is not JSON: unexpected end of data at column"),
     (b'"name":"cuInit","phase":"B"}', "", "is neither JSON nor the script's: b'\"name"),
-    (b"Segmentation fault", "", "is neither JSON nor the script's: b'Segmentation fault'"),
+    (b'vice"}', "", "is neither JSON nor the script's: b'vice\"}'"),
     (b'{"ts":1.0,"type":"userspace","name":"a\x00b"}', "", "is not JSON: unexpected control character"),
     (b"\x00\x00\x00\x00", "", "is neither JSON nor the script's"),
     (b'{"ts":1.0,"type":"userspace","name":"\xff\xfe"}', "", "is not JSON: "),

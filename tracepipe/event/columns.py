@@ -77,8 +77,9 @@ class SourceBatch:
     wrong between them. `others` are records that are no events: warps, losses, clock pairs, the footer.
 
     `offset_bytes` is how far into the input the batch ends, for progress. `passed_over` are lines, with
-    their numbers, that are none of the format's: a log's, or another format's. `text_bytes` is how long the
-    text is, where that matters.
+    their numbers, that are none of the format's: a log's, or another format's; `printed` those that a script
+    or the traced program printed, or another format's. `text_bytes` is how long the text is, where that
+    matters.
     """
 
     events: EventColumns
@@ -86,6 +87,7 @@ class SourceBatch:
     problems: list[Problem] = field(default_factory=list)
     offset_bytes: int = 0
     passed_over: list[tuple[int, bytes]] = field(default_factory=list)
+    printed: list[tuple[int, bytes]] = field(default_factory=list)
     text_bytes: int = 0
 
 

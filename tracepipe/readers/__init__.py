@@ -50,6 +50,7 @@ READERS: dict[str, InputFormat] = {
             "cuda-table", "tables of CUDA runtime calls, of cuda_events and cuda_events.bt", "cuda_tables"
         ),
         InputFormat("layered", "JSON Lines of layered bpftrace and BCC CUDA tracers", "layered"),
+        InputFormat("bpftrace", "lines that bpftrace's one-liners print for a probe", "bpftrace_probes"),
     )
 }
 
@@ -78,15 +79,26 @@ def is_known(head: bytes) -> bool:
 
 
 def naming_others(batches: Iterable[SourceBatch], source: InputFormat) -> Iterator[SourceBatch]:
-    """Batches that `source` read, with a problem for each line that it passed over and another would read."""
+    """Batches that `source` read, with a problem for each line that it passed over and another would read,
+    and one for all that was printed between the events.
+    """
+    from tracepipe.readers.printed import Printed
+
     others = [reader for reader in READERS.values() if reader is not source]
+    printed = Printed()
     for batch in batches:
-        problems = [
-            Problem(number, "", f"is not {source.name}'s: --from {other.name} reads it")
-            for number, text in batch.passed_over
-            if (other := next((reader for reader in others if reader.sniff(text)), None))
-        ]
-        batch.passed_over = []
+        problems = []
+        for lines, count in ((batch.passed_over, None), (batch.printed, printed.add)):
+            for number, text in lines:
+                other = next((reader for reader in others if reader.sniff(text)), None)
+                if other:
+                    problems.append(
+                        Problem(number, "", f"is not {source.name}'s: --from {other.name} reads it")
+                    )
+                elif count:
+                    count(number, text)
+        batch.passed_over, batch.printed = [], []
         if problems:
             batch.problems = sorted(batch.problems + problems, key=lambda problem: problem.line)
         yield batch
+    yield from printed.said()

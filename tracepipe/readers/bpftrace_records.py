@@ -14,12 +14,14 @@ say nothing that has a place in time.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any, Final
 
 import orjson
 
 from tracepipe.event.checks import shown
 from tracepipe.event.model import COUNT_LIMIT, Problem, Record
+from tracepipe.readers.lines import BOM
 from tracepipe.readers.recording import Batch
 
 # bpftrace's own records have these keys and no other.
@@ -27,6 +29,10 @@ _WRAPPED_KEYS = {"type", "data"}
 LOST: Final = "lost_events"
 # A printed line that is not at its end after so much is none.
 _HELD_BYTES_MAX = 1 << 14
+OWN_TEXT: Final = re.compile(
+    rb"Attach(?:ing|ed) \d+ probes?|@|[\[(]\S+(?: \S+)?[\])]\s+\d+ \|[@ ]*\||WARNING: |stdin:\d"
+)
+"""How lines of text start that bpftrace itself prints: at its start, maps, histograms, warnings."""
 _LOST_TEXT = re.compile(rb"Lost (\d{1,18}) events")
 _LOST_REASON = "bpftrace's buffer was full"
 
@@ -103,3 +109,26 @@ class Unwrapped:
         """The line that has not ended, if there is one."""
         held, self._held = self._held, b""
         return [(self._held_at, held)] if held else []
+
+
+def printed_lines(head: bytes) -> Iterator[tuple[bytes, Any]]:
+    """The lines of `head`, those that its records say were printed among them, and what each is as JSON.
+
+    That is None for a line that is none.
+    """
+    unwrapped, unused = Unwrapped(), Batch()
+    for text in head.removeprefix(BOM).split(b"\n"):
+        value = _parsed(text)
+        yield text.strip(), value
+        if is_wrapped(value):
+            for _, printed in unwrapped.take(0, value, unused):
+                yield printed.strip(), _parsed(printed)
+
+
+def _parsed(text: bytes) -> Any:
+    if not text.lstrip().startswith(b"{"):
+        return None
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None

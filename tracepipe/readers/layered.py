@@ -21,10 +21,10 @@ import orjson
 
 from tracepipe.event.checks import Fault, shown
 from tracepipe.event.model import Problem, Record, new_header
-from tracepipe.readers.bpftrace_records import LOST, Unwrapped, is_wrapped, loss_of
+from tracepipe.readers.bpftrace_records import OWN_TEXT, Unwrapped, is_wrapped, loss_of, printed_lines
 from tracepipe.readers.call_ends import CallEnds
 from tracepipe.readers.layered_events import LAYER_OF_TYPE, NAMED_BY_TYPE, event_of, ns_of_ms
-from tracepipe.readers.lines import BOM, TOO_DEEP, is_too_deep, not_json
+from tracepipe.readers.lines import TOO_DEEP, is_too_deep, not_json
 from tracepipe.readers.recording import Batch, Recording, recording_of
 
 CLOCK = "trace"
@@ -33,8 +33,6 @@ CHUNK_BYTES = 1 << 18
 
 # Lines of several processors come out of order, but within the time of one look at the buffers.
 _DISORDER_NS = 1_000_000_000
-# Heartbeats and comments; what bpftrace says at the start; the maps and histograms it prints at the end.
-_SCRIPT_TEXT = re.compile(rb"#|Attaching \d+ probes?\.\.\.|@|[\[(].*[\])]\s+\d+ \|[@ ]*\|$")
 _BLOCK_TITLE = re.compile(rb"===+ .* ===+$")
 
 
@@ -79,14 +77,13 @@ class _Text:
         if loss := loss_of(text):
             batch.records.append(loss)
             return
-        # The rest of a broken JSON line is no banner: it has a key, or bytes that are not text.
-        broken = b'":' in text or b"\0" in text or not _is_utf8(text)
-        if not broken and _BLOCK_TITLE.match(text):
-            self._in_block = True
-        elif broken or not (_SCRIPT_TEXT.match(text) or self._in_block or not self._seen_json):
+        # The rest of a broken JSON line is no program's text: it has a key or an end, or bytes that are none.
+        if b'":' in text or b'"}' in text or b"\0" in text or not _is_utf8(text):
             batch.problems.append(Problem(number, "", f"is neither JSON nor the script's: {shown(text)}"))
-        else:
-            batch.passed_over.append((number, text))
+            return
+        self._in_block = self._in_block or _BLOCK_TITLE.match(text) is not None
+        is_own = text.startswith(b"#") or OWN_TEXT.match(text) or self._in_block or not self._seen_json
+        (batch.passed_over if is_own else batch.printed).append((number, text))
 
     def _read_json(self, number: int, line: Record, text: bytes, batch: Batch) -> Fault | None:
         kind = line.get("type")
@@ -144,23 +141,9 @@ def read(stream: BinaryIO) -> Recording:
 
 def sniff(head: bytes) -> bool:
     """Whether a line of `head` is a JSON object of a type that the scripts print, wrapped or not."""
-    unwrapped, unused = Unwrapped(), Batch()
-    lines = head.removeprefix(BOM).split(b"\n")
-    while lines:
-        printed: list[bytes] = []
-        for text in lines:
-            if not text.lstrip().startswith(b"{"):
-                continue
-            try:
-                line = orjson.loads(text)
-            except orjson.JSONDecodeError:
-                continue
-            kind = line.get("type")
-            if type(kind) is str and (
-                kind in (LOST, *NAMED_BY_TYPE) or (kind in LAYER_OF_TYPE and "ts" in line)
-            ):
-                return True
-            if is_wrapped(line):
-                printed += (text for _, text in unwrapped.take(0, line, unused))
-        lines = printed
-    return False
+    return any(
+        type(kind := line.get("type")) is str
+        and (kind in NAMED_BY_TYPE or (kind in LAYER_OF_TYPE and "ts" in line))
+        for _, line in printed_lines(head)
+        if line is not None
+    )

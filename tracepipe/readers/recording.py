@@ -33,12 +33,14 @@ class Batch:
     problems: list[Problem] = field(default_factory=list)
     offset_bytes: int = 0
     passed_over: list[tuple[int, bytes]] = field(default_factory=list)
+    printed: list[tuple[int, bytes]] = field(default_factory=list)
 
     def in_columns(self, tables: Tables) -> SourceBatch:
         """The same as columns."""
         others: list[Record | Warps] = []
         rows = [row_of(record, tables, others) for record in self.records]
-        return SourceBatch(event_columns(rows), others, self.problems, self.offset_bytes, self.passed_over)
+        events = event_columns(rows)
+        return SourceBatch(events, others, self.problems, self.offset_bytes, self.passed_over, self.printed)
 
 
 def row_of(record: Record, tables: Tables, others: list[Record | Warps]) -> Row:
@@ -96,5 +98,5 @@ def _batches(stream: BinaryIO, lines: LineReader, chunk_bytes: int, tables: Tabl
         yield batch.in_columns(tables)
     last = Batch(offset_bytes=offset_bytes)
     lines.at_end(last)
-    if last.records or last.problems:
+    if last.records or last.problems or last.passed_over or last.printed:
         yield last.in_columns(tables)

@@ -1,0 +1,164 @@
+r"""Reads the lines that bpftrace's one-liners print for each probe that is hit.
+
+    [123456789] kprobe:nv_bind_context           printf("[%lld] %s\n", nsecs, probe)
+    kprobe:nv_bind_context called at 123456789   printf("%s called at %lld\n", probe, nsecs)
+    uprobe:/usr/lib/libcuda.so.1:cuMemAlloc_v2   printf("%s\n", probe): no time
+
+Each is an instant of the layer that its probe is of. bpftrace's `nsecs` counts from the machine's start, with
+or without the time that it slept: they are on a clock "nsecs". Where no line has a time, they are placed by
+their order, on the clock "order", which counts from 0. All else that is not bpftrace's own is the script's or
+the traced program's text (`Hit`), and is counted. The lines may be wrapped as `bpftrace -f json` does.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Any, BinaryIO, cast
+
+import orjson
+
+from tracepipe.event.model import TIME_LIMIT_NS, Problem, Record, new_header
+from tracepipe.hooks.probe_names import PATTERN, ProbeName, probe_named
+from tracepipe.readers.bpftrace_records import OWN_TEXT, Unwrapped, is_wrapped, loss_of, printed_lines
+from tracepipe.readers.lines import Rejoined
+from tracepipe.readers.recording import Batch, Recording, recording_of
+
+TIMED, UNTIMED = "nsecs", "order"
+"""The clocks of lines with and without times."""
+STEP_NS = 1_000
+CHUNK_BYTES = 1 << 18
+HEAD_BYTES = 1 << 16
+
+_PROBE = PATTERN.encode()
+_TIME_FIRST = re.compile(rb"\[(\d{1,20})\]\s+(%b)" % _PROBE)
+_TIME_LAST = re.compile(rb"(%b) called at (\d{1,20})" % _PROBE)
+_BARE = re.compile(_PROBE)
+_ATTACHING = re.compile(rb"(?:Attaching|Attached) \d+ probes?")
+_NO_TIMES = (
+    "is missing: lines are read as hits of their probes, keep their order and are placed 1 µs apart "
+    "(args.placed_by); a list of probes, `bpftrace -l`, looks the same"
+)
+
+
+def _parts(text: bytes) -> tuple[bytes, bytes] | None:
+    """The probe and the time of a line, the time empty where it has none; None for other text."""
+    if found := _TIME_FIRST.fullmatch(text):
+        return found[2], found[1]
+    if found := _TIME_LAST.fullmatch(text):
+        return found[1], found[2]
+    return (text, b"") if _BARE.fullmatch(text) else None
+
+
+@lru_cache(maxsize=1024)
+def _probe_of(text: bytes) -> tuple[str, ProbeName]:
+    name = text.decode(errors="backslashreplace")
+    return name, probe_named(name)
+
+
+class _Text:
+    """What has been seen of one input, which decides how its next lines are understood."""
+
+    def __init__(self, clock: str) -> None:
+        self._clock = clock
+        self._any = False
+        self._count = 0
+        self._unwrapped = Unwrapped()
+
+    def read(self, number: int, text: bytes, cut: bool, batch: Batch) -> None:
+        """Put what line `number` says into `batch`. `cut` lines have no newline, as the input ended."""
+        text = text.strip()
+        record = _wrapped(text)
+        if record is not None:
+            for printed_at, printed in self._unwrapped.take(number, record, batch):
+                self._read_text(printed_at, printed.strip(), False, batch)
+        else:
+            self._read_text(number, text, cut, batch)
+
+    def _read_text(self, number: int, text: bytes, cut: bool, batch: Batch) -> None:
+        if not text or OWN_TEXT.match(text):
+            return
+        if loss := loss_of(text):
+            batch.records.append(loss)
+            return
+        parts = _parts(text)
+        if parts is None:
+            batch.printed.append((number, text))
+            return
+        self._any = True
+        self._add(number, *parts, batch)
+        if cut:
+            message = "ends with the input and may not be whole"
+            batch.problems.append(Problem(number, "", message, skipped=False))
+
+    def _add(self, number: int, text: bytes, time: bytes, batch: Batch) -> None:
+        args: dict[str, Any] = {}
+        if (ts_ns := self._time(number, time, args, batch)) is None:
+            return
+        self._count += 1
+        args["probe"], probe = _probe_of(text)
+        if probe.is_return:
+            args["event"] = "return"
+        record: Record = {"type": probe.layer, "name": probe.name, "phase": "I", "ts_ns": ts_ns, "args": args}
+        batch.records.append(record)
+
+    def _time(self, number: int, time: bytes, args: dict[str, Any], batch: Batch) -> int | None:
+        """The time of an event; None where it has no place among those of the others, which is said."""
+        problems = batch.problems
+        if self._clock == TIMED:
+            if not time:
+                problems.append(Problem(number, "ts", "is missing: the line has no place in time"))
+            elif int(time) > TIME_LIMIT_NS:
+                problems.append(Problem(number, "ts", f"must be at most {TIME_LIMIT_NS}, not {int(time)}"))
+            else:
+                return int(time)
+            return None
+        if time:
+            message = "has a time, and the lines before are placed by their order"
+            problems.append(Problem(number, "ts", message))
+            return None
+        if not self._count:
+            problems.append(Problem(number, "ts", _NO_TIMES, skipped=False))
+        args["placed_by"] = "order"
+        return self._count * STEP_NS
+
+    def at_end(self, batch: Batch) -> None:
+        """Read what waits for its newline, and say what there is to say of the whole input."""
+        for number, text in self._unwrapped.rest():
+            self._read_text(number, text.strip(), True, batch)
+        if not self._any:
+            batch.problems.append(Problem(0, "", "holds no line of a probe", skipped=False))
+
+
+def _wrapped(text: bytes) -> Record | None:
+    """The record of bpftrace's own that a line is, if it is one."""
+    if not text.startswith(b"{"):
+        return None
+    try:
+        record = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
+    return record if is_wrapped(record) else None
+
+
+def read(stream: BinaryIO) -> Recording:
+    """Header and batches of such a stream."""
+    head = stream.read(HEAD_BYTES)
+    found = (_parts(text) for text, _ in printed_lines(head))
+    times = [time for parts in found if parts for time in parts[1:]]
+    clock = TIMED if any(times) or not times else UNTIMED
+    header = new_header(clock=clock, clocks=[clock])
+    return recording_of(header, cast(BinaryIO, Rejoined(head, stream)), _Text(clock), CHUNK_BYTES)
+
+
+def sniff(head: bytes) -> bool:
+    """Whether a line of `head` is a probe's, or the first is what bpftrace says when it starts."""
+    if any(_parts(text) for text, _ in printed_lines(head)):
+        return True
+    first, newline, _ = head.lstrip().partition(b"\n")
+    return bool(newline) and (_ATTACHING.match(first) is not None or _says_attached(first))
+
+
+def _says_attached(text: bytes) -> bool:
+    record = _wrapped(text.strip())
+    return record is not None and record["type"] == "attached_probes"

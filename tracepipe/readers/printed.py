@@ -1,0 +1,40 @@
+"""Text between events that a script or the traced program printed: it is counted and named once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from tracepipe.event.checks import shown
+from tracepipe.event.columns import SourceBatch, no_events
+from tracepipe.event.model import Problem
+
+_TEXTS_SHOWN: Final = 3
+
+
+class Printed:
+    """The lines of one input that are such text."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._first = 0
+        self._texts: dict[bytes, int] = {}
+
+    def add(self, number: int, text: bytes) -> None:
+        """Count line `number`."""
+        self._first = self._first or number
+        self._count += 1
+        if text in self._texts or len(self._texts) < _TEXTS_SHOWN:
+            self._texts[text] = self._texts.get(text, 0) + 1
+
+    def said(self) -> Iterator[SourceBatch]:
+        """A batch that says what there is to say of them; none where there are none."""
+        if not self._count:
+            return
+        texts = [
+            shown(text) + (f" ({count} times)" if count > 1 else "") for text, count in self._texts.items()
+        ]
+        named = ", ".join(texts) + (", …" if sum(self._texts.values()) < self._count else "")
+        lines = "1 line is" if self._count == 1 else f"{self._count} lines are"
+        message = f"{lines} what the script or the traced program printed, and no events: {named}"
+        yield SourceBatch(no_events(), problems=[Problem(self._first, "", message, skipped=False)])
