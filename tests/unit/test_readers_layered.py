@@ -67,7 +67,14 @@ def test_launch_sample_takes_the_101_us_that_its_text_says() -> None:
             "name": "ioctl",
             "phase": "I",
             "ts_ns": 10_502_000,
-            "args": {"event_id": 101, "cmd": 3221766657},
+            "args": {
+                "event_id": 101,
+                "cmd": 3221766657,
+                "dir": "read_write",
+                "type": "B",
+                "nr": 1,
+                "size_bytes": 8,
+            },
         }
     ]
 
@@ -289,9 +296,40 @@ def test_a_decoded_ioctl_with_a_time_is_an_instant() -> None:
             "name": "ioctl",
             "phase": "I",
             "ts_ns": 3_000_000,
-            "args": {"cmd": 7, "decoded": {"dir": 3, "nr": 1}},
+            "args": {
+                "cmd": 7,
+                "decoded": {"dir": 3, "nr": 1},
+                "dir": "none",
+                "type": 0,
+                "nr": 7,
+                "size_bytes": 0,
+                "request": "UVM_SET_STREAM_STOPPED",
+            },
         }
     ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "request_"),
+    [
+        ({"name": "nvidia_ioctl", "ioctl_cmd": 0xC020462A}, "NV_ESC_RM_CONTROL"),
+        ({"name": "nv_open", "ioctl_cmd": "0xC020462A"}, "NV_ESC_RM_CONTROL"),
+        ({"type": "syscall", "name": "ioctl", "cmd": 0xC020462A, "phase": "B"}, "NV_ESC_RM_CONTROL"),
+        ({"type": "ioctl", "cmd": 0xC0044601, "dir": 3}, None),
+    ],
+)
+def test_the_command_of_an_ioctl_is_taken_apart(fields: dict[str, Any], request_: str | None) -> None:
+    args = one(**fields)["args"]
+    assert (args["type"], args.get("request")) == ("F", request_)
+    assert args["dir"] == fields.get("dir", "read_write")
+    assert {key: value for key, value in args.items() if key.endswith("cmd")} == {
+        key: value for key, value in fields.items() if key.endswith("cmd")
+    }
+
+
+@pytest.mark.parametrize("fields", [{"ioctl_cmd": -1}, {"ioctl_cmd": "RM"}, {"cmd": 0xC020462A}])
+def test_what_is_no_command_of_an_ioctl_is_kept_as_it_is(fields: dict[str, Any]) -> None:
+    assert one(**fields)["args"] == fields
 
 
 def test_identity_fields_are_fields_and_not_args() -> None:

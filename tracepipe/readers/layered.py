@@ -23,7 +23,7 @@ from tracepipe.event.checks import Fault, shown
 from tracepipe.event.model import Problem, Record, new_header
 from tracepipe.readers.bpftrace_records import OWN_TEXT, Unwrapped, is_wrapped, loss_of, printed_lines
 from tracepipe.readers.call_ends import CallEnds
-from tracepipe.readers.layered_events import LAYER_OF_TYPE, NAMED_BY_TYPE, event_of, ns_of_ms
+from tracepipe.readers.layered_events import LAYER_OF_TYPE, NAMED_BY_TYPE, event_of, time_of
 from tracepipe.readers.lines import TOO_DEEP, is_too_deep, not_json
 from tracepipe.readers.recording import Batch, Recording, recording_of
 
@@ -90,7 +90,10 @@ class _Text:
         if type(kind) is not str or kind not in LAYER_OF_TYPE:
             known = ", ".join(LAYER_OF_TYPE)
             return "type", f"must be one of {known}, not {shown(kind)}" if "type" in line else "is missing"
-        record = event_of(kind, line, text, batch.problems, number)
+        ts_ns = time_of(line, text)
+        if isinstance(ts_ns, tuple):
+            return ts_ns
+        record = event_of(kind, line, ts_ns, batch.problems, number)
         if isinstance(record, tuple):
             return record
         self._ends.take(number, record, batch)
@@ -106,7 +109,7 @@ class _Text:
                 )
             )
         batch.records.append(record)
-        self._check_order(number, ns_of_ms(line["ts"], text), batch)
+        self._check_order(number, ts_ns, batch)
         return None
 
     def _check_order(self, number: int, ts_ns: int, batch: Batch) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Final
 from tracepipe.event.checks import Fault, shown
 from tracepipe.event.model import ID_LIMIT, TIME_LIMIT_NS, Problem, Record
 from tracepipe.hooks.effects import MEMORY_EFFECTS, effect_of
+from tracepipe.hooks.ioctl import decode_command
 from tracepipe.readers.thread_exits import THREAD_EXIT, UNNAMED_KERNEL, event_of_exit, place_of
 
 # The `type` of a line → the layer it belongs to. Names that only one variant of the scripts prints:
@@ -38,6 +39,7 @@ _OF_PLACES = frozenset({"kernel", "gpu", "device", "block", "thread"})
 _NS = {"duration_us": 1_000, "duration_ms": 1_000_000}
 # Below 2^51 ns (26 days) the two roundings of `ms * 1e6` stay under half a nanosecond in sum.
 _FLOAT_IS_EXACT_MS = (1 << 51) / 1e6
+_HEXADECIMAL = re.compile(r"0[xX][0-9a-fA-F]{1,16}")
 _TS_TEXT = re.compile(rb'"ts"\s*:\s*(-?[0-9.]+(?:[eE][-+]?[0-9]+)?)')
 
 
@@ -105,13 +107,17 @@ def _effect_of(name: str, args: Record, phase: str) -> str:
     return effect if effect in MEMORY_EFFECTS and not failed else ""
 
 
-def event_of(kind: str, line: Record, text: bytes, problems: list[Problem], number: int) -> Record | Fault:
-    """The event that line `number`, of a known type, says, or what is wrong with the line."""
+def time_of(line: Record, text: bytes) -> int | Fault:
+    """The time that a line says, ns, or what is wrong with it."""
     if "ts" not in line:
         return "ts", "is missing: the line has no place in time"
-    ms = line["ts"]
-    if wrong := _number_fault(ms, TIME_LIMIT_NS // 1_000_000):
+    if wrong := _number_fault(line["ts"], TIME_LIMIT_NS // 1_000_000):
         return "ts", wrong
+    return ns_of_ms(line["ts"], text)
+
+
+def event_of(kind: str, line: Record, ts_ns: int, problems: list[Problem], number: int) -> Record | Fault:
+    """The event at `ts_ns` that line `number`, of a known type, says, or what is wrong with the line."""
     phase = line.get("phase", "I")
     if type(phase) is not str or phase not in ("B", "E", "I"):
         return "phase", f"must be B, E or I or absent, not {shown(phase)}"
@@ -120,36 +126,59 @@ def event_of(kind: str, line: Record, text: bytes, problems: list[Problem], numb
         return name
     if fault := _who_fault(line):
         return fault
-    ts_ns = ns_of_ms(ms, text)
     record: Record = {"type": _layer_of(kind, line), "name": name, "phase": phase, "ts_ns": ts_ns}
     for key in ("pid", "tid", "cpu", "comm"):
         if key in line:
             record[key] = line[key]
     args = {key: value for key, value in line.items() if key not in _FIELDS}
     # Six decimals come back from the nanoseconds; a finer time is kept as it was written.
-    if ts_ns / 1e6 != ms:
-        args["source_ts_ms"] = ms
+    if "ts" in line and ts_ns / 1e6 != line["ts"]:
+        args["source_ts_ms"] = line["ts"]
     if record["type"] == "memory" and (effect := _effect_of(name, args, phase)):
         record["name"], args["call"] = effect, name
+    elif "cmd" in args or "ioctl_cmd" in args:
+        args |= _command_of(args, is_ioctl=kind == "ioctl" or "ioctl" in name)
     if kind in _OF_THREADS:
         place = place_of(line)
         if isinstance(place, tuple):
             return place
         record |= place
         args = {key: value for key, value in args.items() if key not in _OF_PLACES}
-    for key, ns in _NS.items():
-        if key in args and kind != THREAD_EXIT and (phase == "E" or "phase" not in line):
-            if wrong := _number_fault(args[key], TIME_LIMIT_NS // ns):
-                return key, wrong
-            if not _add_duration(record, round(args[key] * ns)):
-                message = "reaches back before the start of tracing; the span is drawn from 0"
-                problems.append(Problem(number, key, message, skipped=False))
-            else:
-                del args[key]
-            break
+    if kind != THREAD_EXIT and (fault := _take_duration(record, line, args, problems, number)):
+        return fault
     if args:
         record["args"] = args
     return event_of_exit(record) if kind == THREAD_EXIT else record
+
+
+def _command_of(args: Record, is_ioctl: bool) -> Record:
+    """An ioctl's command taken apart: `{dir, type, nr, size_bytes}`, and `request` where it has a name."""
+    command = args.get("ioctl_cmd", args.get("cmd") if is_ioctl else None)
+    if type(command) is str and _HEXADECIMAL.fullmatch(command):
+        command = int(command, 16)
+    if type(command) is not int or not 0 <= command < 1 << 64:
+        return {}
+    return {key: value for key, value in decode_command(command).items() if key not in {"cmd", *args}}
+
+
+def _take_duration(
+    record: Record, line: Record, args: Record, problems: list[Problem], number: int
+) -> Fault | None:
+    """Take a length out of the arguments, where the line is one that has it; or what is wrong with it."""
+    if record["phase"] != "E" and "phase" in line:
+        return None
+    for key, ns in _NS.items():
+        if key not in args:
+            continue
+        if wrong := _number_fault(args[key], TIME_LIMIT_NS // ns):
+            return key, wrong
+        if not _add_duration(record, round(args[key] * ns)):
+            message = "reaches back before the start of tracing; the span is drawn from 0"
+            problems.append(Problem(number, key, message, skipped=False))
+        else:
+            del args[key]
+        break
+    return None
 
 
 def _add_duration(record: Record, dur_ns: int) -> bool:
