@@ -22,7 +22,7 @@ import typer
 from tests.golden.hostile import _dumped
 from tests.support.recordings import event, span
 from tracepipe import cli
-from tracepipe.api import record as recording_room
+from tracepipe.api.output_names import OutputNames
 from tracepipe.errors import CaptureUnavailable, LibraryMissing
 
 ROOT = Path(__file__).parents[2]
@@ -151,7 +151,7 @@ def nothing_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: Any, **__: Any) -> Any:
         raise CaptureUnavailable(f"cannot record {BAD}", f"try {BAD}")
 
-    monkeypatch.setattr(recording_room, "recording_name", lambda request: NAMED)
+    monkeypatch.setattr(OutputNames, "recording", lambda names, given: given or NAMED)
     monkeypatch.setattr("tracepipe.capture.capture", refused)
 
 

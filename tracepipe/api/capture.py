@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from tracepipe import errors
-from tracepipe.api.record import recording_name
+from tracepipe.api.output_names import OutputNames
 from tracepipe.api.recorder import STOP, Began, Message, Order, Refused, command_line
 from tracepipe.capture.request import RING_BYTES, CaptureRequest, Filters, Limits, Notify
 from tracepipe.capture.summary import CaptureSummary
@@ -228,10 +228,11 @@ def capture(
         limits=Limits(_read(duration, duration_ns), max_events, _read(max_size, size_bytes)),
         ring_bytes=_read(ring_bytes, size_bytes) or RING_BYTES,
     )
-    written = fspath(command_output)
-    if written and not request.command:
+    if command_output and not request.command:
         raise TracepipeError("There is no command whose output could be written.", "Name a command.")
-    return Capture(Order(request, fspath(output) or recording_name(request), force, written), notify)
+    names = OutputNames(request)
+    path, written = names.recording(fspath(output)), names.command_output(fspath(command_output))
+    return Capture(Order(request, path, force, written), notify)
 
 
 def _command(given: Any) -> list[str]:

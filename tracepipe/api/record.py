@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tracepipe.capture.request import CaptureRequest, Control, Notify
 from tracepipe.capture.summary import CaptureSummary
 from tracepipe.errors import OutputError
-from tracepipe.recording.files import STANDARD, free_name, named_at_once
+from tracepipe.recording.files import STANDARD, named_at_once
 from tracepipe.recording.kept import keeping
 
 if TYPE_CHECKING:
@@ -64,15 +64,3 @@ def _stdout_of_command(output: str, command_output: str, *, force: bool) -> Abst
     if command_output:
         return named_at_once(command_output, force=force)
     return nullcontext(_STDERR if output == STANDARD else _STDOUT)
-
-
-def title_of(request: CaptureRequest) -> str:
-    """What a recording is called after."""
-    if request.command:
-        return Path(request.command[0]).name
-    return request.comm or ("system" if request.system else f"pid-{request.pids[0]}")
-
-
-def recording_name(request: CaptureRequest) -> str:
-    """The name of a recording that was given none: PROGRAM.jsonl in the current folder, numbered if taken."""
-    return free_name(title_of(request), ".jsonl")

@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from tracepipe.api.record import record, recording_name
+from tracepipe.api.output_names import OutputNames
+from tracepipe.api.record import record
 from tracepipe.cli.options import (
     Command,
     CommandOutput,
@@ -19,6 +20,7 @@ from tracepipe.cli.options import (
     UntilFull,
     Which,
     Whose,
+    named,
     request_of,
     with_groups,
 )
@@ -42,7 +44,8 @@ def capture(
         typer.Option(
             "--output",
             "-o",
-            help="Recording, compressed if named .zst or .gz; by default PROGRAM.jsonl, numbered if taken.",
+            help="Recording, compressed if named .zst or .gz; by default PROGRAM.jsonl, numbered if taken. "
+            "A FOLDER/ gets one of that name; {time}, {pid}, {program}, {host} and {rank} are filled in.",
         ),
     ] = "",
     command_output: CommandOutput = "",
@@ -60,7 +63,9 @@ def capture(
     request = request_of(command, which, whose, until, gpus, method=method, ring_bytes=ring_bytes)
     if command_output and not request.command:
         raise typer.BadParameter("only a command that is run has an output", param_hint="--command-output")
-    target = output or recording_name(request)
+    names = OutputNames(request)
+    target = named(names.recording, output, "--output")
+    command_output = named(names.command_output, command_output, "--command-output")
     trace = default_output(target, CONVERTERS["perfetto"].suffix)
     if then_open and target == STANDARD:
         raise typer.BadParameter("a recording on standard output cannot be opened", param_hint="--open")

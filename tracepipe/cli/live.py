@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tracepipe.api.record import record, title_of
+from tracepipe.api.output_names import OutputNames, title_of
+from tracepipe.api.record import record
 from tracepipe.cli.options import (
     MethodOption,
     RingBytes,
     Until,
     Which,
     Whose,
+    named,
     read,
     request_of,
     with_groups,
@@ -80,6 +82,8 @@ def live(
         watch_recording(view)
         return
     request = request_of(command, which, whose, until, method=method, ring_bytes=ring_bytes)
+    if output:
+        output = named(OutputNames(request).recording, output, "--output")
     watch_capture(request, output, force, view)
 
 

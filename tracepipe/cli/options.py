@@ -13,7 +13,7 @@ import typer
 from tracepipe.capture import ENGINES, CaptureRequest
 from tracepipe.capture.gpu import GPU_ENGINES
 from tracepipe.capture.request import AUTO_WARPS, RING_BYTES
-from tracepipe.errors import TracepipeError
+from tracepipe.errors import OutputError, TracepipeError
 from tracepipe.hooks.hook import PROBED_LAYERS
 from tracepipe.terminal.messages import choices, text_of
 from tracepipe.units import duration_ns, size_bytes
@@ -319,6 +319,16 @@ def read(text: str, parse: Callable[[str], int], option: str) -> int | None:
         return None
     try:
         return parse(text)
+    except TracepipeError as error:
+        raise typer.BadParameter(f"{error.message} {error.hint}", param_hint=option) from None
+
+
+def named(name_of: Callable[[str], str], given: str, option: str) -> str:
+    """The name of an output as an option gives it. Raises BadParameter, OutputError."""
+    try:
+        return name_of(given)
+    except OutputError:
+        raise
     except TracepipeError as error:
         raise typer.BadParameter(f"{error.message} {error.hint}", param_hint=option) from None
 

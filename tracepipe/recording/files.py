@@ -292,7 +292,24 @@ def _give_name(made: Path, target: Path, *, force: bool) -> None:
     shutil.rmtree(older)
 
 
-def free_name(stem: str, suffix: str) -> str:
-    """`stem` with `suffix` in the current folder, numbered if that is taken or is being recorded."""
-    first = Path(f"{stem}{suffix}")
+def made_folder(folder: Path) -> Path:
+    """The folder, made with those around it where they are not there. Raises OutputError."""
+    for part in (*reversed(folder.parents), folder):
+        try:
+            part.mkdir()
+            fd = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileExistsError:
+            continue  # whoever writes into it says so if it is no folder
+        except OSError as e:
+            raise OutputError(f"cannot make the folder {part}: {e.strerror}", "name another with -o") from e
+        try:
+            give_to_caller(fd)
+        finally:
+            os.close(fd)
+    return folder
+
+
+def free_name(stem: str, suffix: str, folder: Path = Path()) -> str:
+    """`stem` with `suffix` in a folder, numbered if that is taken or is being recorded."""
+    first = folder / f"{stem}{suffix}"
     return str(next(name for name in chain([first], free_of(first)) if not is_taken(name)))

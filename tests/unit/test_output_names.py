@@ -1,0 +1,107 @@
+"""Names of a capture's outputs: parts in braces, folders, and the default."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from pathlib import Path
+
+import pytest
+
+from tracepipe.api.output_names import OutputNames
+from tracepipe.capture.request import CaptureRequest
+from tracepipe.errors import OutputError, TracepipeError
+
+RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "LOCAL_RANK")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in RANKS:
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def names(**asked: object) -> OutputNames:
+    return OutputNames(CaptureRequest(**({"command": ["bin/vec_add", "-n", "1"]} | asked)))  # type: ignore[arg-type]
+
+
+def test_a_plain_name_is_taken_as_it_is(here: Path) -> None:
+    assert names().recording("some/run.jsonl") == "some/run.jsonl"
+    assert names().recording("-") == "-"
+    assert names().command_output("") == ""
+    assert list(here.iterdir()) == []
+
+
+def test_parts_in_braces_are_filled_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "3")
+    name = names().recording("{program}-{host}-{pid}-{rank}-{{x}}-{.jsonl")
+    assert name == f"vec_add-{platform.node()}-{os.getpid()}-3-{{x}}-{{.jsonl"
+    assert names(command=[], pids=(42, 43)).recording("{pid}-{program}") == "42-pid-42"
+    assert names(command=[], comm="kworker/0:1").recording("{program}") == "kworker_0:1"
+    assert names(command=[], comm="kworker/0:1").recording("") == "kworker_0:1.jsonl"
+
+
+def test_both_outputs_have_the_same_time() -> None:
+    ours = names()
+    recording = ours.recording("run-{time}.jsonl")
+    assert re.fullmatch(r"run-\d{8}-\d{6}\.jsonl", recording)
+    assert ours.command_output("run-{time}.txt") == recording.replace(".jsonl", ".txt")
+
+
+@pytest.mark.parametrize("set_to", RANKS)
+def test_launchers_tell_the_rank(set_to: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank, name in enumerate(RANKS[RANKS.index(set_to) :]):
+        monkeypatch.setenv(name, str(rank))
+    assert names().recording("{rank}") == "0"
+
+
+def test_without_a_launcher_there_is_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TracepipeError, match=r"no \{rank\}: none of RANK") as refused:
+        names().recording("{rank}.jsonl")
+    assert "sudo -E" in refused.value.hint
+    monkeypatch.setenv("RANK", "../1")
+    with pytest.raises(TracepipeError, match=r"RANK is '\.\./1'"):
+        names().recording("{rank}.jsonl")
+
+
+@pytest.mark.parametrize("part", ["{when}", "{}", "{time:%H}", "{Time}"])
+def test_what_stands_for_nothing_is_named(part: str, here: Path) -> None:
+    with pytest.raises(TracepipeError) as refused:
+        names().recording(f"traces/{part}.jsonl")
+    assert refused.value.message == f"Nothing is called {part}, which stands in traces/{part}.jsonl."
+    assert "{time}, {pid}, {program}, {host}, {rank}" in refused.value.hint
+    assert list(here.iterdir()) == []
+
+
+def test_a_folder_gets_a_recording_of_the_programs_name(here: Path) -> None:
+    assert names().recording("a/b/") == "a/b/vec_add.jsonl"
+    (here / "a/b/vec_add.jsonl").touch()
+    assert names().recording("a/b") == "a/b/vec_add-2.jsonl"
+    assert names().recording("{program}s/") == "vec_adds/vec_add.jsonl"
+    assert names().command_output("a/") == "a/vec_add.txt"
+
+
+def test_a_name_with_parts_has_its_folder_made(here: Path) -> None:
+    names().recording("traces/{program}/run.jsonl")
+    assert [path.name for path in here.rglob("*")] == ["traces", "vec_add"]
+
+
+def test_a_folder_that_cannot_be_made_is_named(here: Path) -> None:
+    (here / "file").touch()
+    with pytest.raises(OutputError, match="cannot make the folder file/traces: Not a directory"):
+        names().recording("file/traces/")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives folders away, which needs root")
+def test_folders_that_are_made_under_sudo_belong_to_the_caller(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SUDO_UID", "4321")
+    monkeypatch.setenv("SUDO_GID", "8765")
+    (here / "mine").mkdir()
+    names().recording("mine/a/b/")
+    owners = {path.name: (path.stat().st_uid, path.stat().st_gid) for path in here.rglob("*")}
+    assert owners == {"mine": (os.geteuid(), os.getegid()), "a": (4321, 8765), "b": (4321, 8765)}

@@ -1,0 +1,87 @@
+"""What the outputs of a capture are called: by their parts in braces, in a folder, or by default."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tracepipe.capture.request import CaptureRequest
+from tracepipe.errors import TracepipeError
+from tracepipe.recording.files import STANDARD, free_name, made_folder
+
+# Where the rank of a process in a job stands: torchrun, Open MPI and Slurm set it, torchrun also that among
+# the processes of one machine.
+_RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "LOCAL_RANK")
+_BRACES = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
+
+
+def title_of(request: CaptureRequest) -> str:
+    """What a recording is called after."""
+    if request.command:
+        return Path(request.command[0]).name
+    return request.comm or ("system" if request.system else f"pid-{request.pids[0]}")
+
+
+class OutputNames:
+    """Names of the outputs of one capture: they agree in what stands for a part in braces."""
+
+    def __init__(self, request: CaptureRequest) -> None:
+        self._program = title_of(request).replace("/", "_")
+        pid = request.pids[0] if request.pids else os.getpid()
+        now = time.localtime()
+        self._parts: dict[str, Callable[[], str]] = {
+            "time": lambda: time.strftime("%Y%m%d-%H%M%S", now),
+            "pid": lambda: str(pid),
+            "program": lambda: self._program,
+            "host": platform.node,
+            "rank": _rank,
+        }
+
+    def recording(self, given: str) -> str:
+        """The name of the recording, whose folder is there then. Raises TracepipeError."""
+        return self._named(given, ".jsonl") if given else free_name(self._program, ".jsonl")
+
+    def command_output(self, given: str) -> str:
+        """The same for the command's output, which has none by default."""
+        return self._named(given, ".txt") if given else ""
+
+    def _named(self, given: str, suffix: str) -> str:
+        if given == STANDARD:
+            return given
+        name = _BRACES.sub(lambda found: self._part(found, given), given)
+        if name.endswith("/") or Path(name).is_dir():
+            return free_name(self._program, suffix, made_folder(Path(name)))
+        if name != given:
+            made_folder(Path(name).parent)
+        return name
+
+    def _part(self, found: re.Match[str], given: str) -> str:
+        if found[1] is None:
+            return found[0][0]
+        if found[1] not in self._parts:
+            known = ", ".join(f"{{{part}}}" for part in self._parts)
+            raise TracepipeError(
+                f"Nothing is called {found[0]}, which stands in {given}.",
+                f"There are: {known}. A brace itself is written twice.",
+            )
+        return self._parts[found[1]]()
+
+
+def _rank() -> str:
+    """The rank of this process in its job. Raises TracepipeError where that is not known."""
+    name = next((name for name in _RANKS if os.environ.get(name)), "")
+    if not name:
+        raise TracepipeError(
+            f"There is no {{rank}}: none of {', '.join(_RANKS)} is set.",
+            "torchrun, mpirun and srun set one; sudo leaves it out: sudo -E, or sudo RANK=$RANK.",
+        )
+    rank = os.environ[name]
+    if not (rank.isascii() and rank.isdecimal()):
+        raise TracepipeError(
+            f"{name} is {rank!r}, which is no rank.", f"It is a number: unset {name}, or set it."
+        )
+    return rank
