@@ -142,6 +142,20 @@ def test_losses_clocks_and_bad_lines_are_stated(run: Run, tmp_path: Path) -> Non
     )
 
 
+def test_lines_without_a_time_are_placed_where_asked(run: Run) -> None:
+    recording = str(ROOT / "fixtures" / "layered-undated" / "input.jsonl")
+    _, out, _ = run("memory", recording, "--json")
+    (place,) = json.loads(out)["over_time"]
+    assert place["steps"] == [{"at_ns": 500_000, "total_bytes": 4096}]
+    _, out, _ = run("memory", recording, "--undated", "between", "--json")
+    assert [place["steps"] for place in json.loads(out)["over_time"]] == [
+        [{"at_ns": 300_000, "total_bytes": 1 << 20}, {"at_ns": 500_000, "total_bytes": 2 << 20}],
+        [{"at_ns": 500_000, "total_bytes": 4096}],
+    ]
+    _, out, _ = run("summary", recording, "--undated", "between", "--json")
+    assert {row["layer"]: row["events"] for row in json.loads(out)["layers"]}["kernel"] == 2
+
+
 def test_a_clock_without_pairs_is_placed_by_hand(run: Run) -> None:
     recording = str(ROOT / "fixtures" / "clocks-unpaired" / "input.jsonl")
     _, out, _ = run("timeline", recording, columns=200)

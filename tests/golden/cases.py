@@ -47,6 +47,7 @@ class Case:
         parser.add_argument("--warp-tracks", default="auto")
         parser.add_argument("--thread-exits", action="store_true")
         parser.add_argument("--assume-offset", action="append", default=[])
+        parser.add_argument("--undated", default="skip")
         file = self.folder / "options"
         given = parser.parse_args(shlex.split(file.read_text()) if file.exists() else [])
         pairs = (text.partition("=") for text in given.assume_offset)
@@ -54,6 +55,7 @@ class Case:
         return ConvertOptions(
             assumed=cast("dict[str, int | str]", assumed),
             layout=LayoutOptions(given.warp_tracks, given.thread_exits),
+            undated=given.undated,
             **more,
         )
 

@@ -133,6 +133,14 @@ def test_a_time_among_lines_without_is_named() -> None:
     assert [(p.line, p.field) for p in problems if p.skipped] == [(many.count(b"\n") + 1, "ts")]
 
 
+def test_a_bare_name_among_times_is_placed_between_them_where_asked() -> None:
+    data = b"kprobe:a\n" + FIRST + b"kprobe:b\nkprobe:c\n" + LAST + b"kprobe:d\n"
+    records, problems = read_all(bpftrace_probes.read(io.BytesIO(data), between=True))
+    assert [record["ts_ns"] for record in records] == [5000, 5000, 6333, 7666, 9000, 9000]
+    assert records[2]["args"] == {"placed": "between lines", "probe": "kprobe:b"}
+    assert [(p.line, p.skipped) for p in problems] == [(1, False)]
+
+
 def test_a_line_that_the_input_ends_with_may_not_be_whole() -> None:
     records, problems = read(FIRST + LAST[:-3])
     assert [record["ts_ns"] for record in records] == [5000, 90]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.support.batches import read_all
 from tracepipe.event.checks import first_fault
 from tracepipe.event.model import TIME_LIMIT_NS, Problem, Record
-from tracepipe.readers import READERS, layered, lines, naming_others, recognise
+from tracepipe.readers import READERS, layered, lines, naming_others, recognise, undated
 from tracepipe.reports import memory, summary
 from tracepipe.reports.frames.run import load_run
 
@@ -134,7 +134,7 @@ def test_other_lines_of_memory_keep_their_names(line: dict[str, Any]) -> None:
 
 
 def test_allocations_by_name_are_in_the_report_of_memory(tmp_path: Path) -> None:
-    lines = [
+    lines: list[dict[str, Any]] = [
         {"ts": 1, "type": "memory", "name": "cuMemAlloc", "size": 4096, "address": 16, "duration_us": 5},
         {"ts": 2, "type": "memory", "name": "cudaMalloc", "size_bytes": 8192, "address": 32},
         {"ts": 3, "type": "memory", "name": "cuMemFree_v2", "address": 16},
@@ -330,6 +330,68 @@ def test_the_command_of_an_ioctl_is_taken_apart(fields: dict[str, Any], request_
 @pytest.mark.parametrize("fields", [{"ioctl_cmd": -1}, {"ioctl_cmd": "RM"}, {"cmd": 0xC020462A}])
 def test_what_is_no_command_of_an_ioctl_is_kept_as_it_is(fields: dict[str, Any]) -> None:
     assert one(**fields)["args"] == fields
+
+
+def test_lines_without_a_time_are_placed_between_their_neighbours() -> None:
+    data = (FIXTURES / "layered-undated" / "input.jsonl").read_bytes()
+    records, problems = read_all(layered.read(io.BytesIO(data), between=True))
+    assert [first_fault(record) for record in records] == [None] * len(records)
+    assert [(r["name"], r["ts_ns"], r.get("args", {}).get("placed")) for r in records] == [
+        ("gpu_complete", 10_500_000, "between lines"),
+        ("cuLaunchKernel", 10_500_000, None),
+        ("ioctl", 10_600_000, "between lines"),
+        ("gpu_complete", 10_700_000, "between lines"),
+        ("gpu_mem", 10_800_000, "between lines"),
+        ("cuLaunchKernel", 10_900_000, None),
+        ("gpu_mem", 11_000_000, None),
+        ("gpu_mem", 11_000_000, "between lines"),
+    ]
+    assert [(p.line, p.field, p.skipped) for p in problems] == [(1, "ts", False), (5, "total", False)]
+
+
+def test_without_being_asked_for_they_are_skipped_and_the_option_is_named() -> None:
+    _, problems = read_fixture("layered-undated")
+    assert [p.line for p in problems if p.skipped] == [1, 3, 4, 5, 8]
+    assert "--undated between" in problems[0].message
+
+
+def test_a_line_that_goes_back_in_time_leaves_no_room_in_front() -> None:
+    line = b'{"ts":%d,"type":"kernel","name":"f"}\n'
+    data = line % 5 + b'{"type":"gpu_complete"}\n' + line % 4
+    records, _ = read_all(layered.read(io.BytesIO(data), between=True))
+    assert [record["ts_ns"] for record in records] == [5_000_000, 5_000_000, 4_000_000]
+
+
+def test_many_lines_without_a_time_do_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(undated, "_WAITING_MAX", 2)
+    data = b'{"type":"gpu_complete"}\n' * 3 + GOOD + b"\n" + b'{"type":"gpu_complete"}\n' * 3
+    records, problems = read_all(layered.read(io.BytesIO(data), between=True))
+    assert [p.line for p in problems if p.skipped] == [1, 2]
+    assert [record["ts_ns"] for record in records] == [1_000_000] * 5
+
+
+def test_a_wrong_line_without_a_time_is_named_by_its_own_number() -> None:
+    data = GOOD + b'\n{"type":"kernel"}\n' + GOOD_AFTER + b"\n"
+    records, problems = read_all(layered.read(io.BytesIO(data), between=True))
+    assert len(records) == 2
+    assert [(p.line, p.field) for p in problems if p.skipped] == [(2, "name")]
+
+
+@pytest.mark.parametrize(
+    ("fields", "total_bytes"),
+    [
+        ({"total": 3}, 3072),
+        ({"total_mem_kb": 3}, 3072),
+        ({"total_bytes": 3}, 3),
+        ({"size": 3, "gpu_id": 1}, 3),
+        ({"total": -1}, None),
+        ({}, None),
+    ],
+)
+def test_the_memory_in_use_is_in_bytes(fields: dict[str, Any], total_bytes: int | None) -> None:
+    record = one(type="gpu_mem", **fields)
+    assert record.get("args", {}).get("total_bytes") == total_bytes
+    assert record.get("gpu") == fields.get("gpu_id")
 
 
 def test_identity_fields_are_fields_and_not_args() -> None:

@@ -234,7 +234,7 @@ _DRAWN = {"userspace", "syscall", "kernel", "scheduler", "memory", "transfer", "
 @pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
 def test_the_spans_are_those_that_the_timeline_draws(case: Case) -> None:
     options = case.options()
-    run = load_run(str(case.input), assumed=options.assumed)
+    run = load_run(str(case.input), assumed=options.assumed, undated=options.undated)
     # Where all ends are known, calls can nest that are drawn beside each other.
     nests = run.facts.outcomes.overlaps == 0
     found = Counter(

@@ -27,6 +27,7 @@ def convert(
     warp_tracks: str = "auto",
     thread_exits: bool = False,
     source_format: str = "",
+    undated: str = "skip",
     progress: Progress | None = None,
 ) -> Account:
     """Convert a recording, and say what was found in it; `account.output` is where the timeline is.
@@ -43,9 +44,8 @@ def convert(
     form = _form(format, compress)
     if warp_tracks not in WARP_TRACKS:
         raise FormatError(f"warps cannot be drawn as {warp_tracks!r}", f"there are: {', '.join(WARP_TRACKS)}")
-    options = ConvertOptions(
-        source_format, strict, compress, dict(assume_offset or {}), LayoutOptions(warp_tracks, thread_exits)
-    )
+    layout = LayoutOptions(warp_tracks, thread_exits)
+    options = ConvertOptions(source_format, strict, compress, dict(assume_offset or {}), layout, undated)
     name, opened = _opened(fspath(path), out, form, force)
     with opened as stream:
         account = Conversion(fspath(path), form, options).run(stream, progress)

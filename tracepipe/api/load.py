@@ -17,6 +17,7 @@ def load(
     source_format: str = "",
     strict: bool = False,
     assume_offset: Mapping[str, int | str] | None = None,
+    undated: str = "skip",
     progress: Progress | None = None,
 ) -> Run:
     """Read a recording of any input format into columns: begins with their ends, nested.
@@ -26,4 +27,4 @@ def load(
     """
     from tracepipe.reports.frames.run import load_run
 
-    return load_run(fspath(path), source_format, strict, assume_offset, progress)
+    return load_run(fspath(path), source_format, strict, assume_offset, progress, undated)

@@ -32,6 +32,7 @@ class Events:
         source_format: str,
         strict: bool,
         assumed: Mapping[str, int | str],
+        undated: str,
         progress: Progress | None,
     ) -> None:
         from tracepipe.recording.open import open_recording
@@ -40,7 +41,7 @@ class Events:
         self.path = path
         """As it was given."""
         self._stack = ExitStack()
-        opened = self._stack.enter_context(open_recording(path, source_format, assumed))
+        opened = self._stack.enter_context(open_recording(path, source_format, assumed, undated))
         self.source_format: str = opened.source
         """The name of the input format."""
         self.header: Header = opened.recording.header
@@ -120,19 +121,22 @@ def open(
     source_format: str = "",
     strict: bool = False,
     assume_offset: Mapping[str, int | str] | None = None,
+    undated: str = "skip",
     progress: Progress | None = None,
 ) -> Events:
     """The events of a recording of any input format, plain or compressed; `-` is standard input.
 
     `source_format` names the format where the content does not. With `strict` the first bad line raises
     InputError; without, bad lines are counted. `assume_offset` places clocks that have no clock pairs:
-    clock → ns to add, or a host clock's name. `progress` is called with bytes read and bytes in all. Raises
-    InputError, FormatError, ClockError.
+    clock → ns to add, or a host clock's name. Lines without a time among others are skipped, or with
+    `undated="between"` placed between their neighbours. `progress` is called with bytes read and bytes in
+    all. Raises InputError, FormatError, ClockError.
     """
     return Events(
         fspath(path),
         source_format=source_format,
         strict=strict,
         assumed=assume_offset or {},
+        undated=undated,
         progress=progress,
     )

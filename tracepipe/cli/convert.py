@@ -13,15 +13,16 @@ from tracepipe.api.convert import convert as convert_recording
 from tracepipe.api.convert import output_of
 from tracepipe.converters import CONVERTERS
 from tracepipe.layout.options import WARP_TRACKS
-from tracepipe.readers import READERS
+from tracepipe.readers import READERS, UNDATED
 from tracepipe.recording.files import STANDARD
-from tracepipe.terminal.messages import choices, offsets, progress, text_of
+from tracepipe.terminal.messages import UNDATED_HELP, choices, offsets, progress, text_of
 from tracepipe.terminal.output import put, say
 
 app = typer.Typer()
 
 Format = choices("Format", CONVERTERS)
 Source = choices("Source", READERS)
+Undated = choices("Undated", UNDATED)
 WarpTracks = choices("WarpTracks", WARP_TRACKS)
 
 
@@ -52,6 +53,7 @@ def convert(
             help="Place a clock without clock pairs: ns to add, or a host clock (globaltimer:0=realtime).",
         ),
     ] = None,
+    undated: Annotated[Undated, typer.Option("--undated", help=UNDATED_HELP)] = UNDATED[0],  # type: ignore[valid-type]
 ) -> None:
     """Turn a recording into a timeline."""
     if compress and not CONVERTERS[text_of(to)].can_compress:
@@ -67,6 +69,7 @@ def convert(
         warp_tracks=text_of(warp_tracks),
         thread_exits=thread_exits,
         source_format=text_of(source) if source else "",
+        undated=text_of(undated),
     )
     if target != STANDARD:
         say(f"wrote {target}" + _how_to_open(target, text_of(to)))

@@ -13,14 +13,15 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 
 from tracepipe.errors import OutputError
-from tracepipe.readers import READERS
+from tracepipe.readers import READERS, UNDATED
 from tracepipe.recording.files import STANDARD, default_output, replacing, replacing_folder
 from tracepipe.reports import REPORTS
 from tracepipe.reports.report import FileOutput, FolderOutput, Option, Report, Result
-from tracepipe.terminal.messages import choices, offsets, progress, text_of
+from tracepipe.terminal.messages import UNDATED_HELP, choices, offsets, progress, text_of
 from tracepipe.terminal.output import put, put_json, say
 
 Source = choices("Source", READERS)
+Undated = choices("Undated", UNDATED)
 _INT_MAX = (1 << 31) - 1
 """The largest number that an option may be: columns of smaller integers are compared with it."""
 _INPUT = "Recording: a path, or - for standard input."
@@ -42,6 +43,10 @@ _COMMON: dict[str, tuple[Any, Any]] = {
             ),
         ],
         None,
+    ),
+    "undated": (
+        Annotated[Undated, typer.Option("--undated", help=UNDATED_HELP)],
+        UNDATED[0],
     ),
 }
 _FORCE = (Annotated[bool, typer.Option("--force", help="Overwrite the output.")], False)
@@ -153,6 +158,7 @@ def _found(
         "source_format": text_of(common["source"]) if common["source"] else "",
         "strict": common["strict"],
         "assume_offset": offsets(common["assume_offset"] or []),
+        "undated": text_of(common["undated"]),
     }
     runs = []
     for path in paths:

@@ -6,6 +6,8 @@ from typing import Final
 
 RUNNING: Final = "running"
 """The slice of the scheduler's own layer: a thread has a processor."""
+MEMORY_IN_USE: Final = "gpu_mem"
+"""The event of the `memory` layer that says with `total_bytes` what is in use on a GPU, by whomever."""
 ADDRESS_KEYS: Final = ("address", "ptr", "dptr", "devPtr")
 """Keys of the address in the arguments of a `memory` event, as the sources of recordings call it."""
 SIZE_KEYS: Final = ("size_bytes", "size")

@@ -10,7 +10,7 @@ import numpy as np
 from tracepipe.event.columns import NONE, Bools, Int64s, TraceColumns, grown
 from tracepipe.event.ops import COUNTER, op_of
 from tracepipe.event.shape import Shape
-from tracepipe.event.vocabulary import ADDRESS_KEYS, SIZE_KEYS
+from tracepipe.event.vocabulary import ADDRESS_KEYS, MEMORY_IN_USE, SIZE_KEYS
 from tracepipe.layout.rows import Rows
 from tracepipe.layout.tree import LAYER_TITLES
 
@@ -32,7 +32,7 @@ class HostLayout:
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
-        self._memory: dict[int | None, DeviceMemory] = {}
+        self._memory: dict[tuple[int | None, str], DeviceMemory] = {}
         self._naming: Bools = np.zeros(0, np.bool_)
         self._of_memory: Bools = np.zeros(0, np.bool_)
         """By the number of a shape."""
@@ -68,13 +68,17 @@ class HostLayout:
     def _count(self, ts_ns: int, shape: Shape, args: dict[str, Any]) -> None:
         size = next((args[key] for key in SIZE_KEYS if key in args), None)
         total = args.get("total_allocated")
+        what = "device memory"
+        if shape.name == MEMORY_IN_USE:
+            total, what = args.get("total_bytes"), "device memory in use"
+            what += "" if shape.gpu is None else f", GPU {shape.gpu}"
         if shape.name not in ("alloc", "free") and not isinstance(total, int):
             return  # it allocates nothing on a GPU: a mapping, a memset
-        memory = self._memory.get(shape.pid)
+        memory = self._memory.get((shape.pid, what))
         if memory is None:
             process = self._rows.tree.process(shape.pid)
-            track = self._rows.tree.child(process, "counter", "device memory", 0, "memory", "bytes")
-            memory = self._memory[shape.pid] = DeviceMemory(self._rows.new_row(track))
+            track = self._rows.tree.child(process, "counter", what, 0, "memory", "bytes")
+            memory = self._memory[shape.pid, what] = DeviceMemory(self._rows.new_row(track))
         address = next((args[key] for key in ADDRESS_KEYS if isinstance(args.get(key), int | str)), None)
         if shape.name == "free":
             known = memory.live.pop(address, 0)

@@ -6,7 +6,7 @@ import codecs
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from tracepipe.errors import FormatError
 from tracepipe.event.model import Problem
@@ -15,16 +15,23 @@ if TYPE_CHECKING:  # a command that reads nothing needs no columns
     from tracepipe.event.columns import SourceBatch
     from tracepipe.readers.recording import Recording
 
-__all__ = ["READERS", "InputFormat", "is_known", "naming_others", "recognise"]
+__all__ = ["READERS", "UNDATED", "InputFormat", "is_known", "naming_others", "recognise"]
+
+UNDATED: Final = ("skip", "between")
+"""What may become of lines without a time: they are skipped, or placed between their neighbours."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputFormat:
-    """An input format, which is the `module` of that name here, loaded when it is asked."""
+    """An input format, which is the `module` of that name here, loaded when it is asked.
+
+    `has_undated`: some of its lines may have no time among others that do.
+    """
 
     name: str
     title: str
     module: str
+    has_undated: bool = False
 
     def _functions(self) -> Any:
         return import_module(f"{__name__}.{self.module}")
@@ -34,9 +41,13 @@ class InputFormat:
         found: bool = self._functions().sniff(head)
         return found
 
-    def read(self, stream: BinaryIO) -> Recording:
-        """The recording in a stream, which is read as its batches are asked for."""
-        recording: Recording = self._functions().read(stream)
+    def read(self, stream: BinaryIO, undated: str = UNDATED[0]) -> Recording:
+        """The recording in a stream, which is read as its batches are asked for.
+
+        `undated`, one of `UNDATED`: what becomes of lines without a time among others.
+        """
+        how = {"between": True} if undated == "between" and self.has_undated else {}
+        recording: Recording = self._functions().read(stream, **how)
         return recording
 
 
@@ -49,8 +60,12 @@ READERS: dict[str, InputFormat] = {
         InputFormat(
             "cuda-table", "tables of CUDA runtime calls, of cuda_events and cuda_events.bt", "cuda_tables"
         ),
-        InputFormat("layered", "JSON Lines of layered bpftrace and BCC CUDA tracers", "layered"),
-        InputFormat("bpftrace", "lines that bpftrace's one-liners print for a probe", "bpftrace_probes"),
+        InputFormat(
+            "layered", "JSON Lines of layered bpftrace and BCC CUDA tracers", "layered", has_undated=True
+        ),
+        InputFormat(
+            "bpftrace", "lines of bpftrace's one-liners for a probe", "bpftrace_probes", has_undated=True
+        ),
     )
 }
 

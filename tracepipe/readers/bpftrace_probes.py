@@ -13,6 +13,7 @@ the traced program's text (`Hit`), and is counted. The lines may be wrapped as `
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, BinaryIO, cast
 
@@ -23,6 +24,7 @@ from tracepipe.hooks.probe_names import PATTERN, ProbeName, probe_named
 from tracepipe.readers.bpftrace_records import OWN_TEXT, Unwrapped, is_wrapped, loss_of, printed_lines
 from tracepipe.readers.lines import Rejoined
 from tracepipe.readers.recording import Batch, Recording, recording_of
+from tracepipe.readers.undated import NO_NEIGHBOUR, NO_TIME, PLACED, SAID, Undated
 
 TIMED, UNTIMED = "nsecs", "order"
 """The clocks of lines with and without times."""
@@ -59,10 +61,12 @@ def _probe_of(text: bytes) -> tuple[str, ProbeName]:
 class _Text:
     """What has been seen of one input, which decides how its next lines are understood."""
 
-    def __init__(self, clock: str) -> None:
+    def __init__(self, clock: str, *, between: bool) -> None:
         self._clock = clock
         self._any = False
         self._count = 0
+        self._said: set[str] = set()
+        self._undated = Undated[bytes]() if between else None
         self._unwrapped = Unwrapped()
 
     def read(self, number: int, text: bytes, cut: bool, batch: Batch) -> None:
@@ -92,42 +96,59 @@ class _Text:
             batch.problems.append(Problem(number, "", message, skipped=False))
 
     def _add(self, number: int, text: bytes, time: bytes, batch: Batch) -> None:
-        args: dict[str, Any] = {}
-        if (ts_ns := self._time(number, time, args, batch)) is None:
-            return
-        self._count += 1
-        args["probe"], probe = _probe_of(text)
-        if probe.is_return:
-            args["event"] = "return"
-        record: Record = {"type": probe.layer, "name": probe.name, "phase": "I", "ts_ns": ts_ns, "args": args}
-        batch.records.append(record)
+        if self._clock == UNTIMED:
+            self._add_by_order(number, text, time, batch)
+        elif not time and self._undated is not None:
+            self._say_once(number, SAID, batch)
+            self._add_all(self._undated.wait(number, text), batch)
+        elif not time:
+            batch.problems.append(Problem(number, *NO_TIME))
+        elif (ts_ns := int(time)) > TIME_LIMIT_NS:
+            batch.problems.append(Problem(number, "ts", f"must be at most {TIME_LIMIT_NS}, not {ts_ns}"))
+        else:
+            if self._undated is not None:
+                self._add_all(self._undated.until(ts_ns), batch)
+            batch.records.append(_event(text, ts_ns, {}))
 
-    def _time(self, number: int, time: bytes, args: dict[str, Any], batch: Batch) -> int | None:
-        """The time of an event; None where it has no place among those of the others, which is said."""
-        problems = batch.problems
-        if self._clock == TIMED:
-            if not time:
-                problems.append(Problem(number, "ts", "is missing: the line has no place in time"))
-            elif int(time) > TIME_LIMIT_NS:
-                problems.append(Problem(number, "ts", f"must be at most {TIME_LIMIT_NS}, not {int(time)}"))
-            else:
-                return int(time)
-            return None
+    def _add_by_order(self, number: int, text: bytes, time: bytes, batch: Batch) -> None:
+        """Add one of the lines that stand at a distance, as no line in front has a time."""
         if time:
             message = "has a time, and the lines before are placed by their order"
-            problems.append(Problem(number, "ts", message))
-            return None
-        if not self._count:
-            problems.append(Problem(number, "ts", _NO_TIMES, skipped=False))
-        args["placed_by"] = "order"
-        return self._count * STEP_NS
+            batch.problems.append(Problem(number, "ts", message))
+            return
+        self._say_once(number, _NO_TIMES, batch)
+        batch.records.append(_event(text, self._count * STEP_NS, {"placed_by": "order"}))
+        self._count += 1
+
+    def _add_all(self, lines: Iterable[tuple[int, bytes, int | None]], batch: Batch) -> None:
+        """Put lines without a time where they were placed."""
+        for number, text, ts_ns in lines:
+            if ts_ns is None:
+                batch.problems.append(Problem(number, *NO_NEIGHBOUR))
+            else:
+                batch.records.append(_event(text, ts_ns, {"placed": PLACED}))
+
+    def _say_once(self, number: int, message: str, batch: Batch) -> None:
+        if message not in self._said:
+            self._said.add(message)
+            batch.problems.append(Problem(number, "ts", message, skipped=False))
 
     def at_end(self, batch: Batch) -> None:
         """Read what waits for its newline, and say what there is to say of the whole input."""
         for number, text in self._unwrapped.rest():
             self._read_text(number, text.strip(), True, batch)
+        if self._undated is not None:
+            self._add_all(self._undated.rest(), batch)
         if not self._any:
             batch.problems.append(Problem(0, "", "holds no line of a probe", skipped=False))
+
+
+def _event(text: bytes, ts_ns: int, args: dict[str, Any]) -> Record:
+    """The instant that a probe's name says."""
+    args["probe"], probe = _probe_of(text)
+    if probe.is_return:
+        args["event"] = "return"
+    return {"type": probe.layer, "name": probe.name, "phase": "I", "ts_ns": ts_ns, "args": args}
 
 
 def _wrapped(text: bytes) -> Record | None:
@@ -141,14 +162,18 @@ def _wrapped(text: bytes) -> Record | None:
     return record if is_wrapped(record) else None
 
 
-def read(stream: BinaryIO) -> Recording:
-    """Header and batches of such a stream."""
+def read(stream: BinaryIO, *, between: bool = False) -> Recording:
+    """Header and batches of such a stream.
+
+    `between`: lines without a time are placed between those that have one.
+    """
     head = stream.read(HEAD_BYTES)
     found = (_parts(text) for text, _ in printed_lines(head))
     times = [time for parts in found if parts for time in parts[1:]]
     clock = TIMED if any(times) or not times else UNTIMED
     header = new_header(clock=clock, clocks=[clock])
-    return recording_of(header, cast(BinaryIO, Rejoined(head, stream)), _Text(clock), CHUNK_BYTES)
+    lines = _Text(clock, between=between)
+    return recording_of(header, cast(BinaryIO, Rejoined(head, stream)), lines, CHUNK_BYTES)
 
 
 def sniff(head: bytes) -> bool:

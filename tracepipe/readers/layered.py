@@ -15,6 +15,7 @@ the JSON lines is the script's own (a banner, heartbeats, a summary) and is pass
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import BinaryIO
 
 import orjson
@@ -23,9 +24,10 @@ from tracepipe.event.checks import Fault, shown
 from tracepipe.event.model import Problem, Record, new_header
 from tracepipe.readers.bpftrace_records import OWN_TEXT, Unwrapped, is_wrapped, loss_of, printed_lines
 from tracepipe.readers.call_ends import CallEnds
-from tracepipe.readers.layered_events import LAYER_OF_TYPE, NAMED_BY_TYPE, event_of, time_of
+from tracepipe.readers.layered_events import BARE_TOTAL, LAYER_OF_TYPE, NAMED_BY_TYPE, event_of, time_of
 from tracepipe.readers.lines import TOO_DEEP, is_too_deep, not_json
 from tracepipe.readers.recording import Batch, Recording, recording_of
+from tracepipe.readers.undated import NO_NEIGHBOUR, SAID, Undated
 
 CLOCK = "trace"
 # About 2000 lines: parsed, they take some MB.
@@ -35,17 +37,24 @@ CHUNK_BYTES = 1 << 18
 _DISORDER_NS = 1_000_000_000
 _BLOCK_TITLE = re.compile(rb"===+ .* ===+$")
 
+_NO_START = (
+    "does not say whether ts is the start or the end of a transfer; it is read as the end, because the "
+    "script knows the duration only then"
+)
+_NO_UNIT = "has no unit: it is read as KB, as the guide's script prints the field total_mem_kb"
+
 
 class _Text:
     """What has been seen of one input, which decides how its next lines are understood."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, between: bool) -> None:
         self._seen_json = False
         self._in_block = False
-        self._said_transfer = False
+        self._said: set[str] = set()
         self._last_ns = 0
         self._unwrapped = Unwrapped()
         self._ends = CallEnds()
+        self._undated = Undated[Record]() if between else None
 
     def read(self, number: int, text: bytes, cut: bool, batch: Batch) -> None:
         """Put what line `number` says into `batch`. `cut` lines have no newline, as the input ended."""
@@ -92,25 +101,42 @@ class _Text:
             return "type", f"must be one of {known}, not {shown(kind)}" if "type" in line else "is missing"
         ts_ns = time_of(line, text)
         if isinstance(ts_ns, tuple):
-            return ts_ns
+            if "ts" in line or self._undated is None:
+                return ts_ns
+            self._say_once(number, "ts", SAID, batch)
+            self._add_all(self._undated.wait(number, line), batch)
+            return None
+        if self._undated is not None:
+            self._add_all(self._undated.until(ts_ns), batch)
+        if fault := self._add(number, line, ts_ns, batch):
+            return fault
+        self._check_order(number, ts_ns, batch)
+        return None
+
+    def _add_all(self, lines: Iterable[tuple[int, Record, int | None]], batch: Batch) -> None:
+        """Put lines without a time where they were placed."""
+        for number, line, ts_ns in lines:
+            fault = NO_NEIGHBOUR if ts_ns is None else self._add(number, line, ts_ns, batch)
+            if fault:
+                batch.problems.append(Problem(number, *fault))
+
+    def _add(self, number: int, line: Record, ts_ns: int, batch: Batch) -> Fault | None:
+        kind = line["type"]
         record = event_of(kind, line, ts_ns, batch.problems, number)
         if isinstance(record, tuple):
             return record
         self._ends.take(number, record, batch)
-        if kind == "transfer" and record["phase"] == "X" and not self._said_transfer:
-            self._said_transfer = True
-            batch.problems.append(
-                Problem(
-                    number,
-                    "duration_ms",
-                    "does not say whether ts is the start or the end of a transfer; it is read as the end, "
-                    "because the script knows the duration only then",
-                    skipped=False,
-                )
-            )
+        if kind == "transfer" and record["phase"] == "X":
+            self._say_once(number, "duration_ms", _NO_START, batch)
+        if kind == "gpu_mem" and BARE_TOTAL in line:
+            self._say_once(number, BARE_TOTAL, _NO_UNIT, batch)
         batch.records.append(record)
-        self._check_order(number, ts_ns, batch)
         return None
+
+    def _say_once(self, number: int, field: str, message: str, batch: Batch) -> None:
+        if message not in self._said:
+            self._said.add(message)
+            batch.problems.append(Problem(number, field, message, skipped=False))
 
     def _check_order(self, number: int, ts_ns: int, batch: Batch) -> None:
         back_ns = self._last_ns - ts_ns
@@ -125,6 +151,8 @@ class _Text:
         """Read what waits for its newline, and say what there is to say of the whole input."""
         for number, text in self._unwrapped.rest():
             self.read(number, text, True, batch)
+        if self._undated is not None:
+            self._add_all(self._undated.rest(), batch)
         if not self._seen_json:
             batch.problems.append(Problem(0, "", "holds no JSON line", skipped=False))
 
@@ -137,9 +165,13 @@ def _is_utf8(text: bytes) -> bool:
     return True
 
 
-def read(stream: BinaryIO) -> Recording:
-    """Header and batches of such a stream; times are on the clock "trace"."""
-    return recording_of(new_header(clock=CLOCK, clocks=[CLOCK]), stream, _Text(), CHUNK_BYTES)
+def read(stream: BinaryIO, *, between: bool = False) -> Recording:
+    """Header and batches of such a stream; times are on the clock "trace".
+
+    `between`: lines without a time are placed between those that have one.
+    """
+    header = new_header(clock=CLOCK, clocks=[CLOCK])
+    return recording_of(header, stream, _Text(between=between), CHUNK_BYTES)
 
 
 def sniff(head: bytes) -> bool:

@@ -7,10 +7,11 @@ from decimal import Decimal
 from typing import Any, Final
 
 from tracepipe.event.checks import Fault, shown
-from tracepipe.event.model import ID_LIMIT, TIME_LIMIT_NS, Problem, Record
+from tracepipe.event.model import COUNT_LIMIT, ID_LIMIT, TIME_LIMIT_NS, Problem, Record
 from tracepipe.hooks.effects import MEMORY_EFFECTS, effect_of
 from tracepipe.hooks.ioctl import decode_command
 from tracepipe.readers.thread_exits import THREAD_EXIT, UNNAMED_KERNEL, event_of_exit, place_of
+from tracepipe.readers.undated import NO_TIME, PLACED
 
 # The `type` of a line → the layer it belongs to. Names that only one variant of the scripts prints:
 # kernel_memory (BCC), kernel_mem, ioctl, gpu_complete (dma_fence_signaled) and gpu_mem (gpu_mem_total).
@@ -33,6 +34,18 @@ LAYER_OF_TYPE: Final = {
 NAMED_BY_TYPE: Final = frozenset({"ioctl", "gpu_complete", "gpu_mem"})
 _OF_THREADS = frozenset({"gpu_thread", THREAD_EXIT})
 _NAMED_BY = {"transfer": ("name", "op", "direction"), **dict.fromkeys(_OF_THREADS, ("name", "kernel"))}
+
+# What a line of gpu_mem may call the sum → its unit, bytes. A bare `total` is the guide's, whose script gives
+# the field `total_mem_kb` that name.
+BARE_TOTAL: Final = "total"
+_TOTALS = {
+    "total_bytes": 1,
+    "size_bytes": 1,
+    "size": 1,
+    "total_kb": 1024,
+    "total_mem_kb": 1024,
+    BARE_TOTAL: 1024,
+}
 
 _FIELDS = frozenset({"type", "ts", "phase", "name", "pid", "tid", "cpu", "comm"})
 _OF_PLACES = frozenset({"kernel", "gpu", "device", "block", "thread"})
@@ -110,7 +123,7 @@ def _effect_of(name: str, args: Record, phase: str) -> str:
 def time_of(line: Record, text: bytes) -> int | Fault:
     """The time that a line says, ns, or what is wrong with it."""
     if "ts" not in line:
-        return "ts", "is missing: the line has no place in time"
+        return NO_TIME
     if wrong := _number_fault(line["ts"], TIME_LIMIT_NS // 1_000_000):
         return "ts", wrong
     return ns_of_ms(line["ts"], text)
@@ -132,9 +145,13 @@ def event_of(kind: str, line: Record, ts_ns: int, problems: list[Problem], numbe
             record[key] = line[key]
     args = {key: value for key, value in line.items() if key not in _FIELDS}
     # Six decimals come back from the nanoseconds; a finer time is kept as it was written.
-    if "ts" in line and ts_ns / 1e6 != line["ts"]:
+    if "ts" not in line:
+        args["placed"] = PLACED
+    elif ts_ns / 1e6 != line["ts"]:
         args["source_ts_ms"] = line["ts"]
-    if record["type"] == "memory" and (effect := _effect_of(name, args, phase)):
+    if kind == "gpu_mem":
+        _take_total(record, args)
+    elif record["type"] == "memory" and (effect := _effect_of(name, args, phase)):
         record["name"], args["call"] = effect, name
     elif "cmd" in args or "ioctl_cmd" in args:
         args |= _command_of(args, is_ioctl=kind == "ioctl" or "ioctl" in name)
@@ -149,6 +166,16 @@ def event_of(kind: str, line: Record, ts_ns: int, problems: list[Problem], numbe
     if args:
         record["args"] = args
     return event_of_exit(record) if kind == THREAD_EXIT else record
+
+
+def _take_total(record: Record, args: Record) -> None:
+    """Put what the driver says of a GPU's memory in use into the record: `total_bytes`, and which GPU."""
+    for key, unit_bytes in _TOTALS.items():
+        if type(total := args.get(key)) is int and 0 <= total < COUNT_LIMIT:
+            args["total_bytes"] = total * unit_bytes
+            break
+    if type(gpu := args.get("gpu_id")) is int and 0 <= gpu <= ID_LIMIT:
+        record["gpu"] = gpu
 
 
 def _command_of(args: Record, is_ioctl: bool) -> Record:

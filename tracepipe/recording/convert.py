@@ -13,6 +13,7 @@ from tracepipe.event.model import Header
 from tracepipe.event.warps import PlacedWarps
 from tracepipe.layout.draw import Layout
 from tracepipe.layout.options import LayoutOptions
+from tracepipe.readers import UNDATED
 from tracepipe.recording.account import Account
 from tracepipe.recording.open import OpenRecording, no_collector, open_recording
 from tracepipe.recording.reading import Progress, Reading
@@ -20,13 +21,16 @@ from tracepipe.recording.reading import Progress, Reading
 
 @dataclass(slots=True)
 class ConvertOptions:
-    """`assumed` places clocks that have no pairs: clock → ns to add, or a host clock's name."""
+    """`assumed` places clocks that have no pairs: clock → ns to add, or a host clock's name. `undated` is as
+    `open_recording` has it.
+    """
 
     source_format: str = ""
     strict: bool = False
     compress: bool = False
     assumed: dict[str, int | str] = field(default_factory=dict)
     layout: LayoutOptions = field(default_factory=LayoutOptions)
+    undated: str = UNDATED[0]
 
 
 class Conversion:
@@ -38,7 +42,8 @@ class Conversion:
     def run(self, out: BinaryIO, progress: Progress | None = None) -> Account:
         """Convert; raises InputError on the first bad line where `strict`."""
         options = self._options
-        with open_recording(self._path, options.source_format, options.assumed) as opened, no_collector():
+        how = (options.source_format, options.assumed, options.undated)
+        with open_recording(self._path, *how) as opened, no_collector():
             reading = Reading(opened, self._path, strict=options.strict, progress=progress)
             if self._output.of == "events":
                 return self._copy_events(out, opened, reading)

@@ -12,10 +12,10 @@ from typing import BinaryIO, cast
 import orjson
 
 from tracepipe.clocks import Clocks
-from tracepipe.errors import InputError
+from tracepipe.errors import FormatError, InputError
 from tracepipe.event.checks import first_fault
 from tracepipe.event.model import HOST_CLOCKS, Header, Problem, Record
-from tracepipe.readers import InputFormat, is_known, naming_others, recognise
+from tracepipe.readers import UNDATED, InputFormat, is_known, naming_others, recognise
 from tracepipe.readers.lines import chunks_of_text
 from tracepipe.readers.recording import Recording, saying
 from tracepipe.recording.files import InputStream, open_input
@@ -68,19 +68,21 @@ def open_recording(
     path: str,
     source_format: str = "",
     assumed: Mapping[str, int | str] | None = None,
+    undated: str = UNDATED[0],
     *,
     is_growing: bool = False,
 ) -> Iterator[OpenRecording]:
     """Open an input and settle its clocks: where they need pairs from all over the file, it is read twice.
 
     `source_format` names the format where the content does not; `assumed` places clocks that have no pairs:
-    clock → ns to add, or a host clock's name. A recording that `is_growing` is read once, as it comes: only
+    clock → ns to add, or a host clock's name; `undated`, one of `UNDATED`, is what becomes of lines without a
+    time among others. A recording that `is_growing` is read once, as it comes: only
     its times in source time are right. Raises InputError, FormatError, ClockError.
     """
     with ExitStack() as stack:
         stream = stack.enter_context(open_input(path, is_growing=is_growing))
         source = _recognised(stream, path, source_format, is_growing=is_growing)
-        recording = _read(source, cast(BinaryIO, stream), path)
+        recording = _read(source, cast(BinaryIO, stream), path, undated)
         recording.batches = naming_others(recording.batches, source)
         header = recording.header
         problems: list[Problem] = []
@@ -104,9 +106,13 @@ def _recognised(
     return recognise(head, source_format)
 
 
-def _read(source: InputFormat, stream: BinaryIO, path: str) -> Recording:
+def _read(source: InputFormat, stream: BinaryIO, path: str, undated: str) -> Recording:
+    if undated not in UNDATED:
+        raise FormatError(
+            f"lines without a time cannot be taken as {undated!r}", f"there are: {', '.join(UNDATED)}"
+        )
     try:
-        return source.read(stream)
+        return source.read(stream, undated)
     except InputError as e:
         # The reader does not know the path: its message starts with the place without one.
         raise InputError(e.message.removeprefix(f":{e.line}: "), e.hint, path=path, line=e.line) from e

@@ -127,8 +127,8 @@ def _places(
     )
     note = (
         "Peak: the most at one time, as far as the recording tells. Never freed: until the end of the "
-        "process or of the recording, or where that was cut off. Host: pinned memory. Reused: allocations at "
-        "an address that was freed before."
+        "process or of the recording, or where that was cut off. Host: pinned memory. In use: by "
+        "whomever, as the driver says. Reused: allocations at an address that was freed before."
     )
     return Table("processes", "Memory of each process", columns, rows, note)
 
@@ -305,7 +305,7 @@ def _lost(run: Run) -> dict[str, int]:
 
 
 def _notes(run: Run, found: Allocations) -> Iterator[str]:
-    if found.from_calls:
+    if found.from_calls and (found.all or found.faults):
         yield "the recording has no events of memory: told by the calls that succeeded"
     for what, count in Counter(fault.what for fault in found.faults).items():
         yield f"{what}: {count}"

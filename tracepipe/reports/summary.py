@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from tracepipe.event.columns import NONE, Bools, Bytes, Int32s, Int64s
 from tracepipe.event.model import LAYERS
-from tracepipe.event.vocabulary import RUNNING
+from tracepipe.event.vocabulary import MEMORY_IN_USE, RUNNING
 from tracepipe.hooks.effects import MEMORY_EFFECTS
 from tracepipe.reports.analyses.cuda_calls import directions, launching, rows_by_effect
 from tracepipe.reports.analyses.distribution import LENGTH_COLUMNS, of_values, rank
@@ -138,7 +138,8 @@ def _moved(run: Run) -> Table:
     note = "Rate: bytes copied by the time of the call, of “(GPU)” by that of the copy on the GPU."
     found: Pieces = {}
     _all_of(run, "memory", found)
-    from_calls = not found and len(run.layer("userspace")) > 0
+    found.pop(MEMORY_IN_USE, None)  # it moves nothing
+    from_calls = not found.keys() & set(MEMORY_EFFECTS) and len(run.layer("userspace")) > 0
     if from_calls:
         _of_calls(run, found, copies=not len(run.layer("transfer")))
         note += " The recording has no events of memory: told by the calls that succeeded."

@@ -17,6 +17,9 @@ from tracepipe.terminal.output import unguarded
 Progress = Callable[[int, int], None]
 """Called with bytes read and bytes in all, which are 0 where unknown."""
 _QUIET_S = 1.0
+UNDATED_HELP = (
+    "Lines without a time among others: skip and count them, or place them between their neighbours."
+)
 
 
 def choices(name: str, values: Any) -> Any:

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from tracepipe.event.vocabulary import MEMORY_IN_USE
 from tracepipe.reports.analyses.cuda_calls import effects_of_calls
 from tracepipe.reports.analyses.gpu_work import outermost_of
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.run import Run
 
-DEVICE, MANAGED, HOST = "device", "managed", "host"
+DEVICE, MANAGED, HOST, ALL_IN_USE = "device", "managed", "host", "in use"
 FREED, LIVE, GIVEN_AGAIN = "freed", "never freed", "given again"
 DOUBLE, UNKNOWN, REFUSED = "double free", "free of an unknown address", "free refused"
 IN_USE, FAILED = "address given again while in use", "allocation failed"
@@ -112,7 +113,8 @@ class _Following:
             elif effect in _FREES:
                 self._free(event, _FREES[effect])
             else:
-                self._count((event["pid"], event["gpu"], DEVICE), event["at_ns"], 0, event["total_bytes"])
+                kind = ALL_IN_USE if effect == MEMORY_IN_USE else DEVICE
+                self._count((event["pid"], event["gpu"], kind), event["at_ns"], 0, event["total_bytes"])
         return self.found
 
     def _count(self, place: Place, at_ns: int, change_bytes: int, known_bytes: int | None = None) -> None:
@@ -199,7 +201,8 @@ def _events(run: Run, from_calls: bool) -> pl.DataFrame:
         "failed",
         pl.coalesce("outer", "name").alias("outer"),
     )
-    total = pl.col("args").str.json_path_match("$.total_allocated").cast(pl.Int64, strict=False)
+    is_in_use = pl.col("name") == MEMORY_IN_USE
+    total = pl.when(is_in_use).then(_of_args("total_bytes")).otherwise(_of_args("total_allocated"))
     of_memory = run.memory.select(
         pl.when(pl.col("kind") == "unclosed").then("start_ns").otherwise("end_ns").alias("at_ns"),
         pl.col("name").alias("effect"),
@@ -209,7 +212,7 @@ def _events(run: Run, from_calls: bool) -> pl.DataFrame:
         "size_bytes",
         "address",
         pl.col("args").str.json_path_match("$.call").alias("call"),
-        total.alias("total_bytes"),
+        total.cast(pl.Int64, strict=False).alias("total_bytes"),
         pl.lit(False).alias("failed"),
         pl.lit(None, pl.String).alias("outer"),
     ).filter(pl.col("effect").is_in([*_MAKES, *_FREES]) | pl.col("total_bytes").is_not_null())
@@ -221,6 +224,10 @@ def _events(run: Run, from_calls: bool) -> pl.DataFrame:
     events = events.filter(~(is_nothing & pl.col("effect").is_in(list(_FREES))).fill_null(False))
     events = events.with_columns(pl.when(~is_nothing).then("address").alias("address"))
     return _with_gpu(run, events.with_columns(pl.Series("site", list(_sites(run, events)), dtype=pl.String)))
+
+
+def _of_args(key: str) -> pl.Expr:
+    return pl.col("args").str.json_path_match(f"$.{key}")
 
 
 def _address(text: str | None) -> str | None:

@@ -250,13 +250,14 @@ def load_run(
     strict: bool = False,
     assumed: Mapping[str, int | str] | None = None,
     progress: Progress | None = None,
+    undated: str = "skip",
 ) -> Run:
     """Read a recording of any input format into columns.
 
-    `assumed` places clocks without pairs, as in `open_recording`. Raises InputError, on the first bad line
+    `assumed` and `undated` are as in `open_recording`. Raises InputError, on the first bad line
     where `strict`, FormatError, ClockError, and LibraryMissing.
     """
-    with open_recording(path, source_format, assumed) as opened, no_collector():
+    with open_recording(path, source_format, assumed, undated) as opened, no_collector():
         reading = Reading(opened, path, strict=strict, progress=progress)
         loading = _Loading(opened, reading)
         reading.relieve = loading.relieve

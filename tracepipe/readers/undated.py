@@ -1,0 +1,50 @@
+"""Lines without a time, placed between those around them that have one, where a user asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, Generic, TypeVar
+
+from tracepipe.event.checks import Fault
+
+PLACED: Final = "between lines"
+"""The argument `placed` of such an event."""
+NO_TIME: Final[Fault] = (
+    "ts",
+    "is missing: the line has no place in time; --undated between places it between its neighbours",
+)
+SAID: Final = "is missing: such lines are placed between their neighbours (args.placed)"
+NO_NEIGHBOUR: Final[Fault] = "ts", "is missing, and so is that of every line that it could stand beside"
+# Lines that wait for one with a time; beyond, they stand where the last one did.
+_WAITING_MAX: Final = 1 << 12
+
+Line = TypeVar("Line")
+
+
+class Undated(Generic[Line]):
+    """The lines that wait for the next one with a time."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[int, Line]] = []
+        self._last_ns: int | None = None
+
+    def wait(self, number: int, line: Line) -> Iterator[tuple[int, Line, int | None]]:
+        """Keep line `number`. Gives those that waited, as `until` does, where they are too many."""
+        self._waiting.append((number, line))
+        if len(self._waiting) >= _WAITING_MAX:
+            yield from self.rest()
+
+    def until(self, ts_ns: int) -> Iterator[tuple[int, Line, int | None]]:
+        """Number, line and time of those before a line of that time, at equal distances."""
+        waiting, self._waiting = self._waiting, []
+        first_ns = ts_ns if self._last_ns is None else self._last_ns
+        self._last_ns = ts_ns
+        between_ns = max(0, ts_ns - first_ns)
+        for at, (number, line) in enumerate(waiting, 1):
+            yield number, line, first_ns + between_ns * at // (len(waiting) + 1)
+
+    def rest(self) -> Iterator[tuple[int, Line, int | None]]:
+        """Those that wait for a line that does not come: at the time of the last, None without one."""
+        waiting, self._waiting = self._waiting, []
+        for number, line in waiting:
+            yield number, line, self._last_ns
