@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.recordings import Load, event, loader, span
 from tracepipe.errors import TracepipeError
-from tracepipe.reports.frames.libraries import np, pl
+from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.timeline import Options, run
 from tracepipe.reports.writing.drawing import UNICODE, Window, axis, level_line, spans_line
@@ -146,9 +146,9 @@ def test_rows_are_as_wide_as_their_window(spans: Any, cells: int) -> None:
     window = Window(0, 40, cells)
     starts = np.array([start for start, _ in spans], np.int64)
     ends = starts + np.array([length for _, length in spans], np.int64)
-    names = pl.Series(["name"] * len(spans), dtype=pl.String)
-    assert len(spans_line(window, starts, ends, names, UNICODE)) == cells
-    line, most = level_line(window, starts, ends, UNICODE)
+    part = starts, ends, lambda places: ["name"] * len(places)
+    assert len(spans_line(window, [part], UNICODE)) == cells
+    line, most = level_line(window, [part], UNICODE)
     assert len(line) == cells
     assert 0 <= most <= len(spans) + 1e-6
 
@@ -156,7 +156,7 @@ def test_rows_are_as_wide_as_their_window(spans: Any, cells: int) -> None:
 def test_levels_are_the_same_since_1970() -> None:
     starts, ends = np.array([0, 3, 50], np.int64), np.array([40, 93, 93], np.int64)
     drawn = [
-        level_line(Window(base_ns, base_ns + 93, 60), starts + base_ns, ends + base_ns, UNICODE)
+        level_line(Window(base_ns, base_ns + 93, 60), [(starts + base_ns, ends + base_ns, list)], UNICODE)
         for base_ns in (0, 1_795_246_105_832_499_104)
     ]
     assert drawn[0] == drawn[1]

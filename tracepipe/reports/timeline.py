@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from tracepipe.errors import TracepipeError
+from tracepipe.event.columns import NONE, Int32s, Int64s
 from tracepipe.event.vocabulary import RUNNING
-from tracepipe.reports.frames.grouping import grouped
+from tracepipe.reports.frames.grouping import equal, grouped_rows
+from tracepipe.reports.frames.layers import Layer
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.run import Run
+from tracepipe.reports.frames.spans import INSTANT, NO_BEGIN
+from tracepipe.reports.frames.stored import Growing, parts
 from tracepipe.reports.report import Drawing, Option, Report, Result
-from tracepipe.reports.writing.drawing import (
-    ASCII,
-    UNICODE,
-    Glyphs,
-    Window,
-    axis,
-    instants_line,
-    level_line,
-    spans_line,
-)
-from tracepipe.units import duration_ns, duration_text, three_digits
+from tracepipe.reports.writing.drawing import ASCII, UNICODE, Window, axis
+from tracepipe.reports.writing.strips import LABEL_COLUMNS, Group, Spans, Strip
+from tracepipe.units import duration_ns, duration_text
 
-_LABEL_COLUMNS = 13
 _CELLS_MIN = 20
 _COLUMNS_MAX = 10_000
 # Rows of a thread, top to bottom: title, layer of the run.
@@ -36,8 +31,6 @@ _LAYERS = (
     ("memory", "memory"),
     ("transfers", "transfer"),
 )
-_OF_THREAD = ("pid", "tid", "start_ns", "end_ns", "kind", "name", "depth")
-_ON_STREAM = ("gpu", "stream", "start_ns", "end_ns", "kind", "name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,58 +42,6 @@ class Options:
     depth: Annotated[int, Option("Rows for calls inside calls, in each layer.", "N")] = 3
     threads: Annotated[int, Option("How many threads, the busiest; 0: all.", "N")] = 8
     width: Annotated[int, Option("Columns; 0: as wide as the terminal.", "N")] = 0
-
-
-@dataclass(slots=True)
-class Strip:
-    """One row: its spans as columns, and times of its instants. `level`: how many there are at a time."""
-
-    label: str
-    start_ns: Any
-    end_ns: Any
-    names: pl.Series
-    instants_ns: Any
-    level: bool = False
-
-    @classmethod
-    def of(cls, label: str, spans: pl.DataFrame) -> Strip:
-        """A row of a frame of the run."""
-        is_instant = pl.col("kind").is_in(["instant", "no_begin"])
-        drawn, instants = spans.filter(~is_instant), spans.filter(is_instant)
-        columns = drawn["start_ns"].to_numpy(), drawn["end_ns"].to_numpy(), drawn["name"]
-        return cls(label, *columns, instants["start_ns"].to_numpy())
-
-    def draw(self, window: Window, glyphs: Glyphs) -> str:
-        """Its label and letters; where a span is drawn, no instant is."""
-        label = self.label
-        if self.level:
-            line, most = level_line(window, self.start_ns, self.end_ns, glyphs)
-            label = f"{label} {glyphs.at_most}{three_digits(most)}"
-        else:
-            spans = spans_line(window, self.start_ns, self.end_ns, self.names, glyphs)
-            marks = instants_line(window, self.instants_ns, glyphs.instant)
-            line = "".join(mark if cell == " " else cell for cell, mark in zip(spans, marks, strict=True))
-        return f"{label[: _LABEL_COLUMNS - 1]:<{_LABEL_COLUMNS}}{line}".rstrip()
-
-    def as_json(self, base_ns: int) -> dict[str, Any]:
-        """The spans and instants of the row, times from the start of the run."""
-        times = zip(self.start_ns.tolist(), self.end_ns.tolist(), self.names, strict=True)
-        return {
-            "row": self.label.strip(),
-            "spans": [
-                {"name": name, "start_ns": start - base_ns, "dur_ns": end - start}
-                for start, end, name in times
-            ],
-            "instants_ns": [ts_ns - base_ns for ts_ns in self.instants_ns.tolist()],
-        }
-
-
-@dataclass(slots=True)
-class Group:
-    """Rows under a title: a thread, a GPU, what the recording lacks."""
-
-    title: str
-    rows: list[Strip] = field(default_factory=list)
 
 
 def run(run: Run, options: Options) -> Result:
@@ -117,7 +58,7 @@ def run(run: Run, options: Options) -> Result:
         notes.append("nothing happened in this stretch of time")
 
     def draw(columns: int, ascii_only: bool) -> Iterator[str]:
-        cells = max(_CELLS_MIN, min(options.width or columns, _COLUMNS_MAX) - _LABEL_COLUMNS)
+        cells = max(_CELLS_MIN, min(options.width or columns, _COLUMNS_MAX) - LABEL_COLUMNS)
         return _draw(groups, Window(start_ns, end_ns, cells), run.facts.start_ns, ascii_only)
 
     base_ns = run.facts.start_ns
@@ -146,8 +87,194 @@ def _window(run: Run, options: Options) -> tuple[int, int]:
     return start_ns, max(end_ns, start_ns + 1)
 
 
-def _between(frame: pl.DataFrame, start_ns: int, end_ns: int) -> pl.DataFrame:
-    return frame.filter((pl.col("start_ns") <= end_ns) & (pl.col("end_ns") >= start_ns))
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """What is drawn of a layer: what lies in the window, of shapes that have a place. `places` are the number
+    of each shape's thread or stream, NONE where it is not drawn.
+    """
+
+    run: Run
+    name: str
+    start_ns: int
+    end_ns: int
+    places: Any
+
+    def rows(self) -> Iterator[tuple[Layer, Int64s, Int64s]]:
+        """The layer, rows of it that are drawn, and their places, some at a time."""
+        layer = self.run.layer(self.name)
+        for part in parts(len(layer)):
+            places = self.places[layer.shape[part]]
+            inside = (layer.start_ns[part] <= self.end_ns) & (layer.end_ns[part] >= self.start_ns)
+            kept = np.flatnonzero(inside & (places != NONE))
+            yield layer, kept + part.start, places[kept]
+
+    def counts(self, count: int) -> Int64s:
+        """How many each of so many places has."""
+        counts: Int64s = np.zeros(count, np.int64)
+        for _, _, places in self.rows():
+            counts += np.bincount(places, minlength=count)
+        return counts
+
+    def strips(self, level: Callable[[Layer, Int64s], Any], levels: int) -> dict[int, dict[int, _Strip]]:
+        """By place, by level of its rows below `levels`, in order: spans, and instants."""
+        codes, rows = Growing(np.int64), Growing(np.int32)
+        for layer, some, places in self.rows():
+            at, kind = level(layer, some), layer.kind[some]
+            code = (places * levels + at) * 2 + ((kind == INSTANT) | (kind == NO_BEGIN))
+            kept = at < levels
+            codes.extend(code[kept], int(np.count_nonzero(kept)))
+            rows.extend(some[kept], int(np.count_nonzero(kept)))
+        found: dict[int, dict[int, _Strip]] = {}
+        for code, own in grouped_rows(codes.whole(), rows.whole()):
+            place, at = divmod(code // 2, levels)
+            found.setdefault(place, {}).setdefault(at, ([], []))[code % 2].append(self._spans(own))
+        return found
+
+    def _spans(self, rows: Any) -> Spans:
+        layer, shapes = self.run.layer(self.name), self.run.shapes
+        return Spans(layer.start_ns, layer.end_ns, lambda of: shapes.texts("name", layer.shape[of]), rows)
+
+
+_Strip = tuple[list[Spans], list[Spans]]
+
+
+def _every(run: Run) -> Int32s:
+    """All shapes."""
+    return np.arange(len(run.shapes), dtype=np.int32)
+
+
+def _threads(run: Run, start_ns: int, end_ns: int, options: Options, notes: list[str]) -> Iterator[Group]:
+    every = _every(run)
+    of_shape, first = equal(run.shapes.column("pid", every), run.shapes.column("tid", every))
+    by_host = np.where(run.shapes.column("gpu", every) == NONE, of_shape, NONE)
+    places = [(name, by_host if name == "transfer" else of_shape) for _, name in _LAYERS]
+    counts: Int64s = np.zeros(len(first), np.int64)
+    for name, of in places:
+        counts += _Drawn(run, name, start_ns, end_ns, of).counts(len(first))
+    busiest = pl.DataFrame(
+        [pl.Series("thread", np.arange(len(first))), pl.Series("len", counts)]
+        + [run.shapes.series(key, every[first]) for key in ("pid", "tid")]
+    ).filter(pl.col("len") > 0)
+    busiest = busiest.sort("len", "pid", "tid", descending=[True, False, False])
+    shown = busiest.head(options.threads) if options.threads > 0 else busiest
+    if len(busiest) > len(shown):
+        notes.append(f"{len(busiest) - len(shown)} threads with fewer events are not drawn: --threads 0")
+    is_shown = np.zeros(len(first), np.bool_)
+    is_shown[shown["thread"].to_numpy()] = True
+    depth, deeper, layers = max(options.depth, 0), 0, []
+    for name, of in places:
+        drawn = _Drawn(run, name, start_ns, end_ns, np.where(is_shown[of] & (of != NONE), of, NONE))
+        deeper += sum(int(np.count_nonzero(layer.depth[rows] >= depth)) for layer, rows, _ in drawn.rows())
+        layers.append(drawn.strips(*_levels(run, name, depth)))
+    for thread, pid, tid in (
+        shown.sort("pid", "tid", nulls_last=True).select("thread", "pid", "tid").iter_rows()
+    ):
+        called = run.thread_name(pid, tid) or run.process_name(pid)
+        ids_text = "" if tid is None else f" thread {tid}" + ("" if pid == tid else f" of {pid}")
+        group = Group(f"{called}{ids_text}")
+        for (title, _), strips in zip(_LAYERS, layers, strict=True):
+            for level, (spans, instants) in strips.get(thread, {}).items():
+                group.rows.append(Strip(_label(title, level), spans, instants))
+        yield group
+    if deeper:
+        notes.append(f"{deeper} calls are too deep in others to be drawn: --depth")
+
+
+def _levels(run: Run, name: str, depth: int) -> tuple[Callable[[Layer, Int64s], Any], int]:
+    """What gives the levels of rows, and how many are drawn."""
+    if name == "scheduler":
+        is_running = run.shapes.column("name", _every(run)) == run.shapes.number_of("name", RUNNING)
+        return lambda layer, rows: np.where(is_running[layer.shape[rows]], 0, 1), 2
+    layer = run.layer(name)
+    deepest = max((int(layer.depth[part].max()) for part in parts(len(layer))), default=0)
+    return lambda layer, rows: layer.depth[rows].astype(np.int64), min(depth, deepest + 1)
+
+
+def _label(title: str, level: int) -> str:
+    if title == "scheduler":
+        return "scheduler" if level else "running"
+    return f"  inside {level}" if level else title
+
+
+def _gpus(run: Run, start_ns: int, end_ns: int) -> Iterator[Group]:
+    streams = _streams(run, start_ns, end_ns)
+    warps = _warps(run, start_ns, end_ns)
+    threads = _timed_threads(run, start_ns, end_ns)
+    gpus = sorted({*streams, *warps, *threads})
+    said = [*run.facts.header.get("gpus", []), *(run.facts.footer or {}).get("gpus", [])]
+    names = {gpu["index"]: gpu.get("name", "") for gpu in said if isinstance(gpu.get("index"), int)}
+    for gpu in gpus:
+        rows = [*streams.get(gpu, [])]
+        if gpu in warps:
+            rows.append(Strip("warps", [warps[gpu]], level=True))
+        if gpu in threads:
+            rows.append(Strip("threads", instants=[threads[gpu]]))
+        yield Group(f"GPU {gpu} {names.get(gpu, '')}".rstrip(), rows)
+
+
+def _streams(run: Run, start_ns: int, end_ns: int) -> dict[int, list[Strip]]:
+    """GPU → its streams."""
+    every = _every(run)
+    gpu, stream = (run.shapes.series(key, every).fill_null(0).to_numpy() for key in ("gpu", "stream"))
+    of_shape, first = equal(gpu, stream)
+    on_gpu = np.where(run.shapes.column("gpu", every) == NONE, NONE, of_shape)
+    found: dict[int, _Strip] = {}
+    for name, of in (("gpu_kernel", of_shape), ("transfer", on_gpu)):
+        strips = _Drawn(run, name, start_ns, end_ns, of).strips(
+            lambda _, rows: np.zeros(len(rows), np.int64), 1
+        )
+        for place, ((spans, instants),) in ((place, levels.values()) for place, levels in strips.items()):
+            both = found.setdefault(place, ([], []))
+            both[0].extend(spans)
+            both[1].extend(instants)
+    streams: dict[int, list[Strip]] = {}
+    for place, (spans, instants) in sorted(found.items()):
+        strip = Strip(f"stream {stream[first[place]]}", spans, instants)
+        streams.setdefault(int(gpu[first[place]]), []).append(strip)
+    return streams
+
+
+def _warps(run: Run, start_ns: int, end_ns: int) -> dict[int, Spans]:
+    """GPU → its warps that were there in the stretch."""
+    columns = {"gpu": Growing(np.int64), "row": Growing(np.int32)}
+    columns |= {name: Growing(np.int64) for name in ("entry_ns", "last_exit_ns")}
+    began = (pl.col("entry_ns") <= end_ns) & (pl.col("last_exit_ns").fill_null(end_ns) >= start_ns)
+    known = pl.col("gpu").fill_null(0), pl.col("last_exit_ns").fill_null(run.facts.end_ns)
+    first = 0
+    for warps in run.warp_table.frames("gpu", "entry_ns", "last_exit_ns"):
+        some = warps.with_row_index("row", first).filter(began).with_columns(*known)
+        for name, column in columns.items():
+            column.extend(some[name].to_numpy(), len(some))
+        first += len(warps)
+    gpus, rows, starts, ends = (column.whole() for column in columns.values())
+
+    def names(places: Int64s) -> list[str | None]:
+        return run.warp_table.frame("name", rows=rows[places])["name"].to_list()
+
+    own = grouped_rows(gpus, np.arange(len(gpus), dtype=np.int32))
+    return {gpu: Spans(starts, ends, names, places) for gpu, places in own}
+
+
+def _timed_threads(run: Run, start_ns: int, end_ns: int) -> dict[int, Spans]:
+    """GPU → when single threads of it entered or left."""
+    layer = run.layer("gpu_thread")
+    gpu = run.shapes.series("gpu", _every(run)).fill_null(0).to_numpy()
+    gpus, rows = Growing(np.int64), Growing(np.int32)
+    for part in parts(len(layer)):
+        inside = (layer.start_ns[part] >= start_ns) & (layer.start_ns[part] <= end_ns)
+        some = np.flatnonzero(inside) + part.start
+        gpus.extend(gpu[layer.shape[some]], len(some))
+        rows.extend(some, len(some))
+    own = grouped_rows(gpus.whole(), rows.whole())
+    return {one: Spans(layer.start_ns, layer.end_ns, lambda of: [None] * len(of), some) for one, some in own}
+
+
+def _losses(layer: str, losses: pl.DataFrame) -> Strip:
+    starts = losses["start_ns"].to_numpy()
+    ends = starts + losses["dur_ns"].fill_null(0).to_numpy()
+    names = losses.select(pl.format("lost {}", "count")).to_series()
+    spans = Spans(starts, ends, lambda rows: names.gather(rows).to_list(), np.arange(len(losses)))
+    return Strip(layer, [spans], [spans])
 
 
 def _parts(frame: pl.DataFrame, *keys: str) -> Iterator[tuple[tuple[Any, ...], pl.DataFrame]]:
@@ -157,99 +284,9 @@ def _parts(frame: pl.DataFrame, *keys: str) -> Iterator[tuple[tuple[Any, ...], p
     )
 
 
-def _threads(run: Run, start_ns: int, end_ns: int, options: Options, notes: list[str]) -> Iterator[Group]:
-    frames = {}
-    for title, name in _LAYERS:
-        columns = (*_OF_THREAD, "gpu") if name == "transfer" else _OF_THREAD
-        frame = _between(run.some(name, *columns), start_ns, end_ns)
-        frames[title] = frame.filter(pl.col("gpu").is_null()) if name == "transfer" else frame
-    ids = pl.concat([frame.select("pid", "tid") for frame in frames.values()])
-    busiest = ids.group_by("pid", "tid").len().sort("len", "pid", "tid", descending=[True, False, False])
-    shown = busiest.head(options.threads) if options.threads > 0 else busiest
-    if len(busiest) > len(shown):
-        notes.append(f"{len(busiest) - len(shown)} threads with fewer events are not drawn: --threads 0")
-    by_thread = {
-        title: frame.select(_OF_THREAD)
-        .join(shown, on=["pid", "tid"], how="semi", nulls_equal=True)
-        .partition_by("pid", "tid", as_dict=True)
-        for title, frame in frames.items()
-        if len(frame)
-    }
-    deeper = 0
-    for pid, tid in shown.select("pid", "tid").sort("pid", "tid", nulls_last=True).iter_rows():
-        name = run.thread_name(pid, tid) or run.process_name(pid)
-        ids_text = "" if tid is None else f" thread {tid}" + ("" if pid == tid else f" of {pid}")
-        group = Group(f"{name}{ids_text}")
-        for title, parts in by_thread.items():
-            part = parts.get((pid, tid))
-            if part is not None:
-                group.rows += _layer_rows(title, part, options.depth)
-                deeper += int((part["depth"] >= options.depth).sum())
-        yield group
-    if deeper:
-        notes.append(f"{deeper} calls are too deep in others to be drawn: --depth")
-
-
-def _layer_rows(title: str, spans: pl.DataFrame, depth: int) -> Iterator[Strip]:
-    if title == "scheduler":
-        on_cpu = pl.col("name") == RUNNING
-        for label, part in (("running", spans.filter(on_cpu)), ("scheduler", spans.filter(~on_cpu))):
-            if len(part):
-                yield Strip.of(label, part)
-        return
-    for (level,), part in _parts(spans.filter(pl.col("depth") < depth), "depth"):
-        yield Strip.of(title if level == 0 else f"  inside {level}", part)
-
-
-def _gpus(run: Run, start_ns: int, end_ns: int) -> Iterator[Group]:
-    copies = run.some("transfer", *_ON_STREAM).filter(pl.col("gpu").is_not_null())
-    on_stream = pl.concat([run.some("gpu_kernel", *_ON_STREAM), copies]).sort("start_ns")
-    on_stream = _between(on_stream, start_ns, end_ns).with_columns(pl.col("gpu", "stream").fill_null(0))
-    began = (pl.col("entry_ns") <= end_ns) & (pl.col("last_exit_ns").fill_null(end_ns) >= start_ns)
-    warps = run.warp_table.frame("gpu", "name", "entry_ns", "last_exit_ns").filter(began)
-    warps = warps.with_columns(pl.col("gpu").fill_null(0))
-    threads = _timed_threads(run, start_ns, end_ns)
-    gpus = sorted({*on_stream["gpu"].unique(), *warps["gpu"].unique(), *threads})
-    said = [*run.facts.header.get("gpus", []), *(run.facts.footer or {}).get("gpus", [])]
-    names = {gpu["index"]: gpu.get("name", "") for gpu in said if isinstance(gpu.get("index"), int)}
-    for gpu in gpus:
-        group = Group(f"GPU {gpu} {names.get(gpu, '')}".rstrip())
-        for (stream,), part in _parts(on_stream.filter(gpu=gpu), "stream"):
-            group.rows.append(Strip.of(f"stream {stream}", part))
-        if len(part := warps.filter(gpu=gpu)):
-            ends = part["last_exit_ns"].fill_null(run.facts.end_ns).to_numpy()
-            group.rows.append(
-                Strip("warps", part["entry_ns"].to_numpy(), ends, part["name"], np.zeros(0), True)
-            )
-        if gpu in threads:
-            nothing = np.zeros(0, np.int64)
-            group.rows.append(
-                Strip("threads", nothing, nothing, pl.Series([], dtype=pl.String), threads[gpu])
-            )
-        yield group
-
-
-def _timed_threads(run: Run, start_ns: int, end_ns: int) -> dict[int, Any]:
-    """GPU → when single threads of it entered or left."""
-    layer = run.layer("gpu_thread")
-    first, last = np.searchsorted(layer.start_ns, start_ns), np.searchsorted(layer.start_ns, end_ns, "right")
-    gpu = run.shapes.series("gpu", layer.shape[first:last]).fill_null(0).to_numpy()
-    return {one: layer.start_ns[first:last][rows] for one, rows in grouped(gpu)}
-
-
-def _losses(layer: str, losses: pl.DataFrame) -> Strip:
-    starts = losses["start_ns"].to_numpy()
-    ends = starts + losses["dur_ns"].fill_null(0).to_numpy()
-    return Strip(layer, starts, ends, _names(losses), starts)
-
-
-def _names(losses: pl.DataFrame) -> pl.Series:
-    return losses.select(pl.format("lost {}", "count")).to_series()
-
-
 def _draw(groups: list[Group], window: Window, base_ns: int, ascii_only: bool) -> Iterator[str]:
     glyphs = ASCII if ascii_only else UNICODE
-    blank = " " * _LABEL_COLUMNS
+    blank = " " * LABEL_COLUMNS
     cell_ns = (window.end_ns - window.start_ns) / window.cells
     length = duration_text(window.end_ns - window.start_ns)
     yield f"{length} from {duration_text(window.start_ns - base_ns)} on; a cell is {duration_text(cell_ns)}"

@@ -8,6 +8,7 @@ from typing import Any
 
 from tracepipe.event.columns import Int32s, Int64s
 from tracepipe.reports.frames.libraries import np
+from tracepipe.reports.frames.stored import taken
 
 _BITS = 63
 
@@ -19,6 +20,18 @@ def grouped(numbers: Any) -> Iterator[tuple[int, Int64s]]:
     order, bounds = sorted_by(numbers)
     for first, last in pairwise(bounds.tolist()):
         yield int(numbers[order[first]]), order[first:last]
+
+
+def grouped_rows(numbers: Any, rows: Any) -> Iterator[tuple[int, Any]]:
+    """Each number from 0 on that there is, in order, and the rows that have it, in theirs, as a column."""
+    if not len(numbers):
+        return
+    order, bounds = sorted_by(numbers)
+    ordered = taken(rows, order)
+    firsts = numbers[order[bounds[:-1]]].tolist()
+    del order
+    for number, (first, last) in zip(firsts, pairwise(bounds.tolist()), strict=True):
+        yield number, ordered[first:last]
 
 
 def sorted_by(numbers: Any) -> tuple[Int64s, Int64s]:

@@ -100,7 +100,7 @@ def streams_and_copies(both: Layer, table: ShapeTable) -> dict[str, Layer]:
     return found
 
 
-def _rows_of(layer: Layer, shapes: Bools) -> Int64s:
+def _rows_of(layer: Layer, shapes: Bools) -> Any:
     """The rows whose shapes are flagged."""
     return flagged(len(layer), lambda part: shapes[layer.shape[part]])
 

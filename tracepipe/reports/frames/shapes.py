@@ -198,10 +198,21 @@ class ShapeTable:
         values = self.column(name, shapes)
         if name in _NUMBERS:
             return self._number_series(name, values)
+        if name in _TEXTS and len(values) < len(self._texts):
+            return pl.Series(name, self.texts(name, shapes), dtype=pl.String)
         if name not in self._columns:
             self._columns[name] = self._text_series(name)
         places = np.where(values == NONE, len(self._texts), values) if name in _TEXTS else values
         return self._columns[name].gather(places).alias(name)
+
+    def texts(self, name: str, shapes: Int32s) -> list[str | None]:
+        """A column of texts of a few rows, None where there is none."""
+        numbers = self.column(name, shapes)
+        known = {
+            number: self._texts[number].decode("utf-8", "replace")
+            for number in set(numbers.tolist()) - {NONE}
+        }
+        return [known.get(number) for number in numbers.tolist()]
 
     def _text_series(self, name: str) -> pl.Series:
         """Texts by the numbers that a column has, and null after them."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tracepipe.errors import OutputError
-from tracepipe.event.columns import Bools, Int64s
+from tracepipe.event.columns import Bools
 from tracepipe.reports.frames.libraries import np
 
 # Shorter columns are in memory: a file costs some system calls.
@@ -70,7 +70,7 @@ def made(count: int, dtype: Any, make: Callable[[slice], Any]) -> Any:
     return column
 
 
-def taken(column: Any, rows: Int64s) -> Any:
+def taken(column: Any, rows: Any) -> Any:
     """The values of some rows, as a column; one value that stands for all still does. Raises OutputError."""
     if len(column) and not column.strides[0]:
         return np.broadcast_to(column[0], (len(rows), *column.shape[1:]))
@@ -80,10 +80,13 @@ def taken(column: Any, rows: Int64s) -> Any:
     return values
 
 
-def flagged(count: int, which: Callable[[slice], Bools]) -> Int64s:
-    """The rows that are flagged, of so many."""
-    found = [np.flatnonzero(which(part)) + part.start for part in parts(count)]
-    return np.concatenate([np.empty(0, np.int64), *found])
+def flagged(count: int, which: Callable[[slice], Bools]) -> Any:
+    """The rows that are flagged, of so many, as a column. Raises OutputError."""
+    rows = Growing(np.int32)
+    for part in parts(count):
+        found = np.flatnonzero(which(part))
+        rows.extend(found + part.start, len(found))
+    return rows.whole()
 
 
 def unnamed_file() -> int:

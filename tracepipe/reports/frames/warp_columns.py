@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from array import array
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tracepipe.event.columns import Int32s, Int64s
@@ -12,7 +13,7 @@ from tracepipe.event.warps import PlacedWarps
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.numbered import Numbered
 from tracepipe.reports.frames.shapes import series, three, where
-from tracepipe.reports.frames.stored import Growing, parts
+from tracepipe.reports.frames.stored import Growing, made, parts, release
 
 WARP_LANES = 32
 FULL_MASK = (1 << WARP_LANES) - 1
@@ -120,52 +121,66 @@ class WarpTable:
 
     def stays_ns(self) -> Int64s:
         """How long each warp was there that left."""
-        stays_ns: Int64s = self._columns["last_exit_ns"] - self._columns["entry_ns"]
+        entry_ns, last_ns = self._columns["entry_ns"], self._columns["last_exit_ns"]
+        stays_ns: Int64s = made(self._count, np.int64, lambda part: last_ns[part] - entry_ns[part])
         return stays_ns[self._columns["exits"] > 0] if "exits" in self._columns else stays_ns
 
-    def frame(self, *columns: str) -> pl.DataFrame:
-        """A row for each warp, in the order of the file: with a few columns, or with all.
+    def frame(self, *columns: str, rows: Int64s | None = None) -> pl.DataFrame:
+        """A row for each warp, in the order of the file, or for some: with a few columns, or with all.
 
         launch, name, gpu, stream, pid, grid, block, bound_ns: of the launch. warp: linear index on the grid;
         block_index, warp_in_block: null where the size of a block is not known. sm, slot, entry_mask: null
         where not recorded. entry_ns; first_exit_ns, last_exit_ns: null for a warp that was running when the
         record ended. exits: how many. cycles: of the SM's clock from entry to the last exit.
         """
-        sizes = np.array(self._size_of, np.int64)
-        batch = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
-        made = pl.DataFrame(
-            [self._column(name, batch) for name in columns or COLUMNS if name not in _OF_BOTH]
+        if rows is not None:
+            return self._frame(columns or COLUMNS, rows, {})
+        release()
+        return self._frame(columns or COLUMNS, slice(0, self._count), {})
+
+    def frames(self, *columns: str) -> Iterator[pl.DataFrame]:
+        """As `frame` of all rows, some at a time."""
+        launches: dict[str, pl.Series] = {}
+        for part in parts(self._count):
+            yield self._frame(columns, part, launches)
+
+    def _frame(self, columns: Sequence[str], rows: Any, launches: dict[str, pl.Series]) -> pl.DataFrame:
+        """Of some rows; `launches` are the columns of the launches that are there already."""
+        numbers = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
+        lasts = np.cumsum(np.array(self._size_of, np.int64))
+        batch: Int32s = np.searchsorted(lasts, numbers, "right").astype(np.int32)
+        frame = pl.DataFrame(
+            [self._column(name, batch, rows, launches) for name in columns if name not in _OF_BOTH]
         )
-        if columns and not set(columns) & set(_OF_BOTH):
-            return made
-        warp, size = self._column("warp", batch), self._column("warps_per_block", batch)
+        if not set(columns) & set(_OF_BOTH):
+            return frame
+        warp, size = (self._column(name, batch, rows, launches) for name in ("warp", "warps_per_block"))
         known = pl.when(size > 0)
         both = (known.then(warp // size).alias("block_index"), known.then(warp % size).alias("warp_in_block"))
-        return made.with_columns(*both).select(*(columns or COLUMNS))
+        return frame.with_columns(*both).select(columns)
 
-    def _column(self, name: str, batch: Int32s) -> pl.Series:
+    def _column(self, name: str, batch: Int32s, rows: Any, launches: dict[str, pl.Series]) -> pl.Series:
         """A column of the frame, null where it is not known; `batch` is that of each warp."""
         if name in _OF_LAUNCH:
-            launches = [json.loads(self._launches[at])[name] for at in range(len(self._launches))]
-            of_launch = series(name, launches, _launch_type(name))
-            return of_launch.gather(np.array(self._launch_of, np.int32)[batch])
+            if name not in launches:
+                told = [json.loads(self._launches[at])[name] for at in range(len(self._launches))]
+                launches[name] = series(name, told, _launch_type(name))
+            return launches[name].gather(np.array(self._launch_of, np.int32)[batch])
         if name == "exits" and name not in self._columns:
-            return pl.repeat(1, self._count, dtype=pl.Int32(), eager=True).alias(name)
+            return pl.repeat(1, len(batch), dtype=pl.Int32(), eager=True).alias(name)
         if name == "first_exit_ns" and name not in self._columns:
-            return self._column("last_exit_ns", batch).alias(name)
+            return self._column("last_exit_ns", batch, rows, launches).alias(name)
         if name not in self._columns:
             dtype = {"cycles": pl.Int64(), "entry_mask": pl.UInt32()}.get(name, pl.Int32())
-            return pl.repeat(None, self._count, dtype=dtype, eager=True).alias(name)
-        # From here on it is one and the same for numpy.
-        made = pl.Series(name, self._columns[name])
-        self._columns[name] = made.to_numpy()
+            return pl.repeat(None, len(batch), dtype=dtype, eager=True).alias(name)
+        values = pl.Series(name, self._columns[name][rows])
         bit = 1 << _OPTIONAL.index(name) if name in _OPTIONAL else 0
         lacks = np.array(self._lacks_of, np.uint8) & bit != 0
         if lacks.any():
-            return where(~lacks[batch], made)
+            return where(~lacks[batch], values)
         if name.endswith("_exit_ns") and "exits" in self._columns:
-            return where(self._columns["exits"] > 0, made)
-        return made
+            return where(self._columns["exits"][rows] > 0, values)
+        return values
 
     def kernels(self) -> tuple[list[Record], Int32s]:
         """What launches have in common that are of one kernel, `OF_KERNEL`, each once; and for each warp the

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from tracepipe.reports.frames.libraries import np, pl
+from tracepipe.event.columns import Int64s
+from tracepipe.reports.frames.libraries import np
 
+Part = tuple[Int64s, Int64s, Callable[[Int64s], list[str | None]]]
+"""Starts and ends of some spans, and what gives the names of some of them by their places."""
 # From so many cells on a span is a bar of its own.
 BAR_CELLS = 3
 
@@ -73,34 +77,48 @@ def _time_text(ts_ns: int, step_ns: int) -> str:
     return f"{ts_ns / size_ns:.{digits}f} {unit}"
 
 
-def spans_line(window: Window, start_ns: Any, end_ns: Any, names: pl.Series, glyphs: Glyphs) -> str:
-    """One row of spans that do not overlap, as numpy integers."""
-    begin, end = window.places(start_ns), window.places(end_ns)
-    cover = _cover(begin, end, window.cells)
-    line = [_shade(share, glyphs.shades) for share in cover]
-    for at in np.flatnonzero(end - begin >= BAR_CELLS):
-        first, last = int(begin[at]), min(window.cells, max(int(begin[at]) + 1, round(float(end[at]))))
-        line[first:last] = _bar(str(names[int(at)]), last - first, glyphs)
-    return "".join(line)
+def spans_line(window: Window, spans: Iterable[Part], glyphs: Glyphs) -> str:
+    """One row of spans that do not overlap, some at a time."""
+    cover = _Cover(window.cells)
+    bars: dict[int, str] = {}
+    for start_ns, end_ns, names in spans:
+        begin, end = window.places(start_ns), window.places(end_ns)
+        cover.add(begin, end)
+        wide = np.flatnonzero(end - begin >= BAR_CELLS)
+        for at, name in zip(wide.tolist(), names(wide), strict=True):
+            first = int(begin[at])
+            last = min(window.cells, max(first + 1, round(float(end[at]))))
+            bars |= enumerate(_bar(str(name), last - first, glyphs), first)
+    line = [_shade(share, glyphs.shades) for share in cover.shares()]
+    return "".join(bars.get(cell, shade) for cell, shade in enumerate(line))
 
 
-def _cover(begin: Any, end: Any, cells: int) -> Any:
-    """Which share of each cell the spans cover."""
-    cover = np.zeros(cells + 1)
-    first, last = begin.astype(np.int64), end.astype(np.int64)
-    touched = np.zeros(cells + 1, bool)
-    touched[first] = True
-    same = first == last
-    np.add.at(cover, first[same], (end - begin)[same])
-    first, last, begin, end = first[~same], last[~same], begin[~same], end[~same]
-    np.add.at(cover, first, first + 1 - begin)
-    np.add.at(cover, last, end - last)
-    change = np.zeros(cells + 2)
-    np.add.at(change, first + 1, 1)
-    np.add.at(change, last, -1)
-    whole: Any = (cover[:cells] + np.cumsum(change)[:cells]).clip(0, 1)
-    # A span too short to cover anything is there all the same.
-    return np.where(touched[:cells], np.maximum(whole, 1e-9), whole)
+class _Cover:
+    """Which share of each cell spans cover."""
+
+    def __init__(self, cells: int) -> None:
+        self._cells = cells
+        self._cover, self._change = np.zeros(cells + 1), np.zeros(cells + 2)
+        self._touched = np.zeros(cells + 1, bool)
+
+    def add(self, begin: Any, end: Any) -> None:
+        """Count in some spans, by where they begin and end."""
+        first, last = begin.astype(np.int64), end.astype(np.int64)
+        self._touched[first] = True
+        same = first == last
+        np.add.at(self._cover, first[same], (end - begin)[same])
+        first, last, begin, end = first[~same], last[~same], begin[~same], end[~same]
+        np.add.at(self._cover, first, first + 1 - begin)
+        np.add.at(self._cover, last, end - last)
+        np.add.at(self._change, first + 1, 1)
+        np.add.at(self._change, last, -1)
+
+    def shares(self) -> Any:
+        """Of all that were counted in."""
+        cells = self._cells
+        whole: Any = (self._cover[:cells] + np.cumsum(self._change)[:cells]).clip(0, 1)
+        # A span too short to cover anything is there all the same.
+        return np.where(self._touched[:cells], np.maximum(whole, 1e-9), whole)
 
 
 def _shade(share: float, shades: str) -> str:
@@ -113,24 +131,26 @@ def _bar(name: str, cells: int, glyphs: Glyphs) -> list[str]:
     return [glyphs.begin, *shown, *(glyphs.fill * (room - len(shown))), glyphs.end]
 
 
-def instants_line(window: Window, ts_ns: Any, mark: str) -> str:
+def instants_line(window: Window, instants: Iterable[Part], mark: str) -> str:
     """A row with a mark wherever something happened."""
     line = [" "] * window.cells
-    for at in np.unique(np.minimum(window.places(ts_ns).astype(np.int64), window.cells - 1)):
-        line[at] = mark
+    for ts_ns, _, _ in instants:
+        for at in np.unique(np.minimum(window.places(ts_ns).astype(np.int64), window.cells - 1)):
+            line[at] = mark
     return "".join(line)
 
 
-def level_line(window: Window, start_ns: Any, end_ns: Any, glyphs: Glyphs) -> tuple[str, float]:
+def level_line(window: Window, spans: Iterable[Part], glyphs: Glyphs) -> tuple[str, float]:
     """How many spans there are at a time, as bars from none to the most; and the most, a mean over a cell."""
     edges = window.edges_ns()
     # The time that all spans together spend before each edge.
     spent = np.zeros(len(edges))
-    for ts_ns, sign in ((start_ns, 1), (end_ns, -1)):
-        times = np.sort(ts_ns - window.start_ns)
-        before = np.searchsorted(times, edges)
-        sums = np.concatenate(([0.0], np.cumsum(times.astype(np.float64))))
-        spent += sign * (before * edges - sums[before])
+    for start_ns, end_ns, _ in spans:
+        for ts_ns, sign in ((start_ns, 1), (end_ns, -1)):
+            times = np.sort(ts_ns - window.start_ns)
+            before = np.searchsorted(times, edges)
+            sums = np.concatenate(([0.0], np.cumsum(times.astype(np.float64))))
+            spent += sign * (before * edges - sums[before])
     level = np.diff(spent) / np.diff(edges)
     most = float(level.max(initial=0))
     # What is rounding of a sum is no span.

@@ -1,0 +1,88 @@
+"""Rows of a timeline: spans and instants in columns, of which some are looked at at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from heapq import merge
+from typing import Any
+
+from tracepipe.event.columns import Int64s
+from tracepipe.reports.frames.libraries import np
+from tracepipe.reports.frames.stored import parts
+from tracepipe.reports.writing.drawing import Glyphs, Part, Window, instants_line, level_line, spans_line
+from tracepipe.units import three_digits
+
+LABEL_COLUMNS = 13
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Some rows of columns, in the order of their starts; `names` gives those of some rows."""
+
+    start_ns: Any
+    end_ns: Any
+    names: Callable[[Int64s], list[str | None]]
+    rows: Any
+
+    def parts(self) -> Iterator[Part]:
+        """Their starts and ends, and what gives the names of some of them, some at a time."""
+        for part in parts(len(self.rows)):
+            rows = self.rows[part]
+            yield self.start_ns[rows], self.end_ns[rows], partial(self._names, rows)
+
+    def _names(self, rows: Any, places: Int64s) -> list[str | None]:
+        return self.names(rows[places])
+
+    def __iter__(self) -> Iterator[tuple[int, int, str | None]]:
+        for start_ns, end_ns, names in self.parts():
+            every = np.arange(len(start_ns))
+            yield from zip(start_ns.tolist(), end_ns.tolist(), names(every), strict=True)
+
+
+@dataclass(slots=True)
+class Strip:
+    """One row. `level`: how many spans there are at a time is drawn."""
+
+    label: str
+    spans: Sequence[Spans] = ()
+    instants: Sequence[Spans] = ()
+    level: bool = False
+
+    def draw(self, window: Window, glyphs: Glyphs) -> str:
+        """Its label and letters; where a span is drawn, no instant is."""
+        label = self.label
+        spans = (part for one in self.spans for part in one.parts())
+        if self.level:
+            line, most = level_line(window, spans, glyphs)
+            label = f"{label} {glyphs.at_most}{three_digits(most)}"
+        else:
+            cells = spans_line(window, spans, glyphs)
+            instants = (part for one in self.instants for part in one.parts())
+            marks = instants_line(window, instants, glyphs.instant)
+            line = "".join(mark if cell == " " else cell for cell, mark in zip(cells, marks, strict=True))
+        return f"{label[: LABEL_COLUMNS - 1]:<{LABEL_COLUMNS}}{line}".rstrip()
+
+    def as_json(self, base_ns: int) -> dict[str, Any]:
+        """The spans and instants of the row, times from the start of the run."""
+        return {
+            "row": self.label.strip(),
+            "spans": [
+                {"name": name, "start_ns": start_ns - base_ns, "dur_ns": end_ns - start_ns}
+                for start_ns, end_ns, name in merge(*self.spans, key=_start)
+            ],
+            "instants_ns": [start_ns - base_ns for start_ns, _, _ in merge(*self.instants, key=_start)],
+        }
+
+
+def _start(span: tuple[int, int, str | None]) -> int:
+    return span[0]
+
+
+@dataclass(slots=True)
+class Group:
+    """Rows under a title: a thread, a GPU, what the recording lacks."""
+
+    title: str
+    rows: list[Strip] = field(default_factory=list)
