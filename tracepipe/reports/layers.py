@@ -6,14 +6,16 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from tracepipe.errors import TracepipeError
-from tracepipe.event.vocabulary import RUNNING
-from tracepipe.reports.analyses.breakdown import GPU, PARTS, HostTime, breakdown, numbered, on_gpu
+from tracepipe.event.columns import Int32s, Int64s
+from tracepipe.reports.analyses.breakdown import GPU, PARTS, Breakdown, HostTime
 from tracepipe.reports.analyses.call_tree import tree_of
 from tracepipe.reports.analyses.distribution import LENGTH_COLUMNS, of_values
-from tracepipe.reports.frames.libraries import np, pl
-from tracepipe.reports.frames.nesting import NOBODY, first_of_their_kind, outermost
+from tracepipe.reports.frames.grouping import greatest, grouped_rows
+from tracepipe.reports.frames.libraries import np
+from tracepipe.reports.frames.nesting import NOBODY, first_flagged, nearest_of_some
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.spans import INSTANT
+from tracepipe.reports.frames.stored import flagged, parts, taken
 from tracepipe.reports.report import Column, Option, Report, Result, Table
 
 _EXCLUSIVE = (
@@ -36,47 +38,84 @@ class Options:
 
 def run(run: Run, options: Options) -> Result:
     """Calls by layer: of every name, of one name, or a single call."""
-    calls = numbered(run)
-    top_calls = outermost(calls).filter(pl.col("kind") != "no_begin")
+    calls = run.layer("userspace")
+    top_calls = np.flatnonzero(calls.is_outermost & calls.is_call).astype(np.int32)
     if options.call.isdecimal():
         return _one(run, top_calls, int(options.call), options.top)
     host = HostTime(run)
-    if options.call:
-        flagged = (calls["name"] == options.call) & calls["kind"].is_in(["instant", "no_begin"]).not_()
-        wanted = first_of_their_kind(calls, flagged.to_numpy())
-        if not len(wanted):
-            raise _no_such_call(run, options.call)
-    else:
-        wanted = top_calls
-    timed = wanted.filter(pl.col("dur_ns").is_not_null())
+    wanted = _called(run, options.call) if options.call else top_calls
+    if options.call and not len(wanted):
+        raise _no_such_call(run, options.call)
+    timed = wanted[calls.has_length[wanted]]
     result = Result("TIME AT EACH LAYER")
-    result.notes += _what_is_missing(run, host, len(wanted) - len(timed))
-    names = (
-        timed.group_by("name").agg(pl.col("dur_ns").sum()).sort("dur_ns", "name", descending=[True, False])
-    )
-    shown = names.head(options.top) if options.top > 0 else names
+    names = _by_time(run, timed, options.top)
+    is_shown = np.zeros(len(run.shapes), np.bool_)
+    is_shown[np.isin(_names(run), names.shown)] = True
     # What is not shown is not split: a million calls take much.
-    split = breakdown(run, timed.join(shown.select("name"), on="name", how="semi"), host)
-    by_name = {str(name): part for (name,), part in split.partition_by("name", as_dict=True).items()}
-    parts = [(name, by_name[name]) for name in shown["name"]]
-    if parts:
-        result.parts += [_shares(parts), _lengths(parts, host)]
+    rows = taken(timed, flagged(len(timed), lambda part: is_shown[calls.shape[timed[part]]]))
+    split = Breakdown(run, rows, host)
+    result.notes += _what_is_missing(run, host, split, len(wanted) - len(timed))
+    by_name = dict(grouped_rows(_names(run)[calls.shape[rows]], np.arange(len(rows), dtype=np.int32)))
+    named = [(run.shapes.text(name), by_name[name]) for name in names.shown]
+    if named:
+        result.parts += [_shares(split, named), _lengths(split, named, host)]
     if options.call and len(timed):
         result.parts.append(_slowest(run, timed, top_calls))
-    if len(names) > len(shown):
-        result.notes.append(f"{len(names) - len(shown)} more calls are not listed: --top 0 lists all")
+    if names.count > len(named):
+        result.notes.append(f"{names.count - len(named)} more calls are not listed: --top 0 lists all")
     return result
+
+
+def _names(run: Run) -> Int32s:
+    """The number of each shape's name."""
+    numbers: Int32s = run.shapes.column("name", np.arange(len(run.shapes), dtype=np.int32))
+    return numbers
+
+
+def _called(run: Run, name: str) -> Any:
+    """The calls of a name, a call inside another of that name left out."""
+    calls, number = run.layer("userspace"), run.shapes.number_of("name", name)
+    lasts = (calls.kind != INSTANT) & calls.is_call
+    named = first_flagged(calls.parent, (_names(run) == number)[calls.shape] & lasts)
+    return np.flatnonzero(named).astype(np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """The names of calls that are shown, by the time of all, and how many there are."""
+
+    shown: list[int]
+    count: int
+
+
+def _by_time(run: Run, timed: Any, top: int) -> _Names:
+    calls, of_shape = run.layer("userspace"), _names(run)
+    total_ns = np.zeros(int(of_shape.max(initial=-1)) + 1, np.int64)
+    seen = np.zeros(len(total_ns), np.bool_)
+    for part in parts(len(timed)):
+        rows = timed[part]
+        name = of_shape[calls.shape[rows]]
+        np.add.at(total_ns, name, calls.end_ns[rows] - calls.start_ns[rows])
+        seen[name] = True
+    names = np.flatnonzero(seen)
+    some = np.concatenate(greatest(total_ns, names, top)) if top > 0 else names
+    order = sorted(some.tolist(), key=lambda name: (-int(total_ns[name]), run.shapes.text(name)))
+    return _Names(order[:top] if top > 0 else order, len(names))
 
 
 def _no_such_call(run: Run, name: str) -> TracepipeError:
     from difflib import get_close_matches
 
-    near = get_close_matches(name, run.some("userspace", "name")["name"].unique().to_list(), 3)
+    calls, seen = run.layer("userspace"), np.zeros(len(run.shapes), np.bool_)
+    for part in parts(len(calls)):
+        seen[calls.shape[part]] = True
+    names = [run.shapes.text(number) for number in np.unique(_names(run)[seen]).tolist()]
+    near = get_close_matches(name, names, 3)
     hint = f"did you mean {', '.join(near)}?" if near else "tracepipe summary --top 0 lists all functions"
     return TracepipeError(f"the recording has no call {name!r}", hint)
 
 
-def _what_is_missing(run: Run, host: HostTime, unknown: int) -> list[str]:
+def _what_is_missing(run: Run, host: HostTime, split: Breakdown, unknown: int) -> list[str]:
     notes = []
     missing = [layer for layer in PARTS if layer not in host.recorded]
     if missing:
@@ -88,8 +127,8 @@ def _what_is_missing(run: Run, host: HostTime, unknown: int) -> list[str]:
         notes.append(f"{lengthless} system calls have no length in this recording: they count as no time")
     if unknown:
         notes.append(f"{unknown} calls have no known length: they are left out")
-    asked, started = len(on_gpu(run)), len(run.layer("gpu_kernel"))
-    if started and not asked:
+    started = len(run.layer("gpu_kernel"))
+    if started and not split.asked:
         notes.append(f"no call carries the launch id of a kernel: {started} kernels belong to no call here")
     return notes
 
@@ -98,18 +137,17 @@ def _share(part: Any, total_ns: int) -> float | None:
     return 100 * float(part) / total_ns if part is not None and total_ns else None
 
 
-def _known_sum(values: pl.Series) -> int | None:
-    return int(values.sum()) if values.count() else None
+def _known_sum(values: Int64s) -> int | None:
+    return int(values.sum()) if len(values) else None
 
 
-def _shares(parts: list[tuple[str, pl.DataFrame]]) -> Table:
+def _shares(split: Breakdown, named: list[tuple[str, Any]]) -> Table:
     rows = []
-    for name, calls in parts:
-        total_ns = int(calls["dur_ns"].sum())
-        shares = [_share(_known_sum(calls[layer]), total_ns) for layer in PARTS]
-        rows.append(
-            (name, len(calls), total_ns, round(total_ns / len(calls)), *shares, _known_sum(calls[GPU]))
-        )
+    for name, calls in named:
+        total_ns = int(split.lengths_ns(calls).sum())
+        shares = [_share(_known_sum(split.known_ns(layer, calls)), total_ns) for layer in PARTS]
+        gpu_ns = _known_sum(split.known_ns(GPU, calls))
+        rows.append((name, len(calls), total_ns, round(total_ns / len(calls)), *shares, gpu_ns))
     titles = ("itself", "ioctl", "syscalls", "driver", "off-CPU")
     columns = (
         Column("call", "call"),
@@ -125,20 +163,21 @@ def _shares(parts: list[tuple[str, pl.DataFrame]]) -> Table:
     return Table("shares", "Where the time of calls goes", columns, rows)
 
 
-def _lengths(parts: list[tuple[str, pl.DataFrame]], host: HostTime) -> Table:
+def _lengths(split: Breakdown, named: list[tuple[str, Any]], host: HostTime) -> Table:
     rows: list[tuple[Any, ...]] = []
-    for name, calls in parts:
-        total_ns = int(calls["dur_ns"].sum())
-        lengths = of_values(calls["dur_ns"].to_numpy())
+    for name, calls in named:
+        lengths = of_values(split.lengths_ns(calls))
+        total_ns = lengths[0] or 0
         rows.append((name, "call", len(calls), 100.0, None, *lengths))
         for layer in (*host.recorded, GPU):
-            known = calls[layer].drop_nulls()
-            if not len(known) or not known.sum():
+            known = split.known_ns(layer, calls)
+            if not known.any():
                 continue
-            lengths = of_values(known.to_numpy())
-            share = _share(known.sum(), total_ns) if layer != GPU else None
-            inclusive = None if layer in ("itself", GPU) else _known_sum(calls[f"{layer} inclusive"])
-            rows.append((name, layer, int(np.count_nonzero(known)), share, inclusive, *lengths))
+            share, inclusive = (_share(known.sum(), total_ns) if layer != GPU else None), None
+            if layer not in ("itself", GPU):
+                inclusive = _known_sum(split.known_ns(f"{layer} inclusive", calls))
+            row = (name, layer, int(np.count_nonzero(known)), share, inclusive, *of_values(known))
+            rows.append(row)
     columns = (
         Column("call", "call"),
         Column("layer", "layer"),
@@ -153,17 +192,19 @@ def _lengths(parts: list[tuple[str, pl.DataFrame]], host: HostTime) -> Table:
     return Table("layers", "Each layer of a call", columns, rows, _EXCLUSIVE, grouped=True)
 
 
-def _slowest(run: Run, calls: pl.DataFrame, top_calls: pl.DataFrame) -> Table:
+def _slowest(run: Run, timed: Any, top_calls: Any) -> Table:
     """The slowest calls of one name, and the numbers of the calls that they are in."""
-    place = {row: number for number, row in enumerate(top_calls["row"], 1)}
-    parents = run.layer("userspace").parent.tolist()
+    calls = run.layer("userspace")
+    lengths_ns = calls.end_ns[timed] - calls.start_ns[timed]
+    some = np.sort(np.concatenate(greatest(lengths_ns, np.arange(len(timed)), _SLOWEST)))
+    slowest = timed[some[np.argsort(-lengths_ns[some], kind="stable")[:_SLOWEST]]]
+    top = nearest_of_some(calls.parent, calls.parent == NOBODY, slowest)
+    place = np.searchsorted(top_calls, top)
     rows = []
-    slowest = calls.sort("dur_ns", descending=True).head(_SLOWEST)
-    for row, start_ns, dur_ns, tid in slowest.select("row", "start_ns", "dur_ns", "tid").iter_rows():
-        at = row
-        while (above := parents[at]) != NOBODY:
-            at = above
-        rows.append((place.get(at), tid, start_ns - run.facts.start_ns, dur_ns))
+    told = run.rows("userspace", slowest).select("start_ns", "dur_ns", "tid").rows()
+    for at, outer, (start_ns, dur_ns, tid) in zip(place.tolist(), top.tolist(), told, strict=True):
+        is_top = at < len(top_calls) and int(top_calls[at]) == outer
+        rows.append((at + 1 if is_top else None, tid, start_ns - run.facts.start_ns, dur_ns))
     columns = (
         Column("number", "--call", "id"),
         Column("tid", "thread", "id"),
@@ -173,25 +214,27 @@ def _slowest(run: Run, calls: pl.DataFrame, top_calls: pl.DataFrame) -> Table:
     return Table("slowest", "The slowest; tracepipe layers RUN --call N takes one apart", columns, rows)
 
 
-def _one(run: Run, top_calls: pl.DataFrame, number: int, top: int) -> Result:
+def _one(run: Run, top_calls: Any, number: int, top: int) -> Result:
     """A single call, with all that happened in it."""
     if not 1 <= number <= len(top_calls):
         raise TracepipeError(
             f"the recording has {len(top_calls)} outermost calls, and no call {number}",
             "they are numbered from 1 in the order of their starts",
         )
-    call = top_calls.row(number - 1, named=True)
+    row = np.array(top_calls[number - 1 : number])
+    call = run.rows("userspace", row).row(0, named=True)
     host = HostTime(run)
-    split = breakdown(run, top_calls[number - 1 : number].filter(pl.col("dur_ns").is_not_null()), host)
+    split = Breakdown(run, row[run.layer("userspace").has_length[row]], host)
+    known = call["dur_ns"] is not None
     at_ns = call["start_ns"] - run.facts.start_ns
     result = Result(f"CALL {number} OF {len(top_calls)}: {call['name']}, {at_ns:,} ns after the start")
-    if len(split):
-        result.parts.append(_lengths([(call["name"], split)], host))
-    tree, left_out = tree_of(run, call, bool(run.has("name", RUNNING, run.layer("scheduler")).any()), top)
+    if known:
+        result.parts.append(_lengths(split, [(call["name"], np.zeros(1, np.int32))], host))
+    tree, left_out = tree_of(run, int(row[0]), top)
     result.parts.append(tree)
     if left_out:
         result.notes.append(f"{left_out} more lines are not listed: --top 0 lists all")
-    result.notes += _what_is_missing(run, host, int(not len(split)))
+    result.notes += _what_is_missing(run, host, split, int(not known))
     return result
 
 

@@ -17,7 +17,7 @@ from tracepipe.event.vocabulary import MEMORY_IN_USE, RUNNING
 from tracepipe.hooks.effects import MEMORY_EFFECTS
 from tracepipe.reports.analyses.cuda_calls import directions, launching, rows_by_effect
 from tracepipe.reports.analyses.distribution import LENGTH_COLUMNS, of_values, rank
-from tracepipe.reports.frames.grouping import equal, grouped, sort_within
+from tracepipe.reports.frames.grouping import equal, greatest, grouped, sort_within
 from tracepipe.reports.frames.layers import Layer
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.nesting import NOBODY
@@ -340,18 +340,9 @@ def _first_ones(run: Run, found: list[_Functions], options: Options) -> Iterator
         return map(function, sorted(range(len(count)), key=rank))
     surely, perhaps = np.empty(0, np.int32), np.arange(len(count), dtype=np.int32)
     for numbers in () if options.sort == "name" else (measure, count):
-        more, perhaps = _greatest(numbers, perhaps, options.top - len(surely))
+        more, perhaps = greatest(numbers, perhaps, options.top - len(surely))
         surely = np.concatenate([surely, more])
     return map(function, nsmallest(options.top, np.concatenate([surely, perhaps]), rank))
-
-
-def _greatest(numbers: Any, places: Any, most: int) -> tuple[Any, Any]:
-    """The places with the greatest numbers, at most so many, and those that are as good as the next."""
-    values = numbers[places]
-    if len(places) <= most:
-        return places, places[:0]
-    least = np.partition(values, len(values) - most)[len(values) - most]
-    return places[values > least], places[values == least]
 
 
 def _functions_of(run: Run, layer: Layer, of_shape: Any, names: Any, layers: Any) -> _Functions:

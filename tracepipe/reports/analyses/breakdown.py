@@ -4,168 +4,197 @@ from __future__ import annotations
 
 from typing import Any
 
+from tracepipe.event.columns import NONE, Bools, Int64s
 from tracepipe.event.vocabulary import RUNNING
+from tracepipe.reports.analyses.launch_calls import LaunchCalls
+from tracepipe.reports.frames.grouping import equal
 from tracepipe.reports.frames.intervals import Stretches, nothing
-from tracepipe.reports.frames.libraries import np, pl
-from tracepipe.reports.frames.nesting import nearest_of
+from tracepipe.reports.frames.libraries import np
+from tracepipe.reports.frames.moving import Moving, Touching, stretches_of
+from tracepipe.reports.frames.nesting import nearest_of_some
 from tracepipe.reports.frames.run import Run
+from tracepipe.reports.frames.spans import INSTANT
+from tracepipe.reports.frames.stored import made, parts
 
 PARTS = ("itself", "ioctl", "other system calls", "driver", "off-CPU")
 """The parts of a call, outermost first. Where they overlap the innermost has the time: a thread that sleeps
 in an ioctl is off the CPU."""
 GPU = "GPU"
-_ID = ["pid", "tid"]
-_SYSCALLS = ("ioctl", "other system calls")
+OFF_CPU = "off-CPU"
+_LAYER_OF = {"ioctl": "syscall", "other system calls": "syscall", "driver": "kernel", OFF_CPU: "scheduler"}
+# Places on a line are integers of 64 bits.
+_LINE_NS = 1 << 62
 
 
 class HostTime:
-    """Where the threads of a recording were, by layer. `recorded` are the parts that can be told.
-
-    All threads stand on one line, one behind the other, so that one search answers for all calls: a time is
-    at its thread's number × the length of the recording + the time since its start. Where that is beyond 62
-    bits there are several lines.
-    """
+    """Where the threads of a recording were, by layer. `recorded` are the parts that can be told."""
 
     def __init__(self, run: Run) -> None:
-        timed = pl.col("kind") != "instant"
-        is_ioctl = pl.col("name") == "ioctl"
-        columns = (*_ID, "start_ns", "end_ns", "kind", "name")
-        syscalls = run.some("syscall", *columns).filter(timed)
-        frames = {
-            "ioctl": syscalls.filter(is_ioctl),
-            "other system calls": syscalls.filter(~is_ioctl),
-            "driver": run.some("kernel", *columns).filter(timed),
-            "off-CPU": run.some("scheduler", *columns).filter(timed & (pl.col("name") == RUNNING)),
+        self._run = run
+        every = np.arange(len(run.shapes), dtype=np.int32)
+        self._thread, first = equal(run.shapes.column("pid", every), run.shapes.column("tid", every))
+        names = run.shapes.column("name", every)
+        is_ioctl = names == run.shapes.number_of("name", "ioctl")
+        self._shapes = {
+            "ioctl": is_ioctl,
+            "other system calls": ~is_ioctl,
+            "driver": np.ones(len(every), np.bool_),
+            OFF_CPU: names == run.shapes.number_of("name", RUNNING),
         }
-        everyone = pl.concat(
-            [
-                frame.select(*_ID, "start_ns", "end_ns")
-                for frame in (run.some("userspace", *columns), *frames.values())
-            ]
-        )
-        self._ids = everyone.select(_ID).unique().with_row_index("thread")
-        starts, ends = everyone["start_ns"].to_numpy(), everyone["end_ns"].to_numpy()
-        self._start_ns = int(starts.min()) if len(starts) else 0
-        self._length_ns = int(ends.max()) - self._start_ns + 1 if len(ends) else 1
-        self._a_line = max(1, (1 << 62) // self._length_ns)
-        self._spans = {layer: self._placed(frame) for layer, frame in frames.items()}
-        layers = {"itself"} | {layer for layer, frame in frames.items() if len(frame)}
+        layers = {layer for layer in _LAYER_OF if self._has(layer)}
+        has_syscalls = bool(layers & {"ioctl", "other system calls"})
         self.recorded = [
-            layer for layer in PARTS if layer in layers or (layer in _SYSCALLS and len(syscalls))
+            layer
+            for layer in PARTS
+            if layer in layers or layer == "itself" or (_LAYER_OF[layer] == "syscall" and has_syscalls)
         ]
-        self.is_scheduled = np.zeros(len(self._ids), bool)
-        """By thread: whether it is ever seen to run."""
-        self.is_scheduled[self.threads(frames["off-CPU"])] = True
+        self._seen_ns, self._is_scheduled = self._running(len(first))
 
-    def threads(self, frame: pl.DataFrame) -> Any:
-        """The number of each row's thread."""
-        joined = frame.select(_ID).join(
-            self._ids, on=_ID, how="left", nulls_equal=True, maintain_order="left"
-        )
-        return joined["thread"].to_numpy().astype(np.int64)
+    def _parts_of(self, layer: str) -> Any:
+        """The rows of a layer that may last, some at a time."""
+        of, shapes = self._run.layer(_LAYER_OF[layer]), self._shapes[layer]
+        for part in parts(len(of)):
+            yield of, np.flatnonzero((of.kind[part] != INSTANT) & shapes[of.shape[part]]) + part.start
 
-    def _placed(self, frame: pl.DataFrame) -> tuple[Any, Any, Any]:
-        """The line of each row, and where its start and end are on it."""
-        threads = self.threads(frame)
-        at = threads % self._a_line * self._length_ns - self._start_ns
-        return threads // self._a_line, at + frame["start_ns"].to_numpy(), at + frame["end_ns"].to_numpy()
+    def _has(self, layer: str) -> bool:
+        return any(len(rows) for _, rows in self._parts_of(layer))
 
-    def _stretches(self, layer: str, line: int) -> Stretches:
-        """When the threads of a line were in a layer."""
-        lines, start, end = self._spans[layer]
-        union = Stretches(start[lines == line], end[lines == line])
-        if layer != "off-CPU":
-            return union
-        gaps = union.gaps()
-        of_one = gaps.start_ns // self._length_ns == gaps.end_ns // self._length_ns
-        return Stretches(gaps.start_ns[of_one], gaps.end_ns[of_one])
+    def _running(self, threads: int) -> tuple[Int64s, Bools]:
+        """By thread: from when until when it was seen to run, and whether it ever was."""
+        seen_ns = np.zeros((2, threads), np.int64)
+        seen_ns[0], seen_ns[1] = np.iinfo(np.int64).max, np.iinfo(np.int64).min
+        is_scheduled = np.zeros(threads, np.bool_)
+        for of, rows in self._parts_of(OFF_CPU):
+            is_scheduled[self._thread[of.shape[rows]]] = True
+            rows = rows[of.end_ns[rows] > of.start_ns[rows]]
+            thread = self._thread[of.shape[rows]]
+            np.minimum.at(seen_ns[0], thread, of.start_ns[rows])
+            np.maximum.at(seen_ns[1], thread, of.end_ns[rows])
+        return seen_ns, is_scheduled
 
-    def split(self, calls: pl.DataFrame) -> dict[str, Any]:
-        """For each of `PARTS` but `itself` and each with what is inside, the ns of each call."""
-        lines, start, end = self._placed(calls)
+    def is_scheduled(self, rows: Any) -> Bools:
+        """Of rows of the calls, whether their threads are ever seen to run."""
+        scheduled: Bools = self._is_scheduled[self._thread[self._run.layer("userspace").shape[rows]]]
+        return scheduled
+
+    def split(self, rows: Any) -> dict[str, Any]:
+        """For each of `PARTS` and each with what is inside, the ns of calls, as columns. Their
+        `rows` are in order; the exclusive ones add up to their lengths.
+
+        The recording is looked at in stretches of time. What a call is in there adds up.
+        """
+        calls = Moving(self._run.layer("userspace"), self._thread, rows=rows)
         names = [name for layer in PARTS[1:] for name in (layer, f"{layer} inclusive")]
-        found = {name: np.zeros(len(calls), np.int64) for name in names}
-        for line in np.unique(lines).tolist():
-            rows = np.flatnonzero(lines == line)
-            covered, inside_ns = nothing(), np.zeros(len(rows), np.int64)
-            for layer in reversed(PARTS[1:]):
-                stretches = self._stretches(layer, line)
-                covered = covered.joined(stretches)
-                now_ns = covered.covered_ns(start[rows], end[rows])
-                found[layer][rows] = now_ns - inside_ns
-                found[f"{layer} inclusive"][rows] = stretches.covered_ns(start[rows], end[rows])
-                inside_ns = now_ns
+        found = {name: made(len(rows), np.int64, lambda part: 0) for name in names}
+        moving = {
+            layer: Moving(self._run.layer(_LAYER_OF[layer]), self._thread, shapes=self._shapes[layer])
+            for layer in PARTS[1:]
+        }
+        for begin_ns, end_ns in stretches_of(calls, *moving.values()):
+            asked = calls.within(begin_ns, end_ns)
+            spans = {layer: one.within(begin_ns, end_ns) for layer, one in moving.items()}
+            threads = np.unique(asked.thread)
+            at_once = max(1, _LINE_NS // (end_ns - begin_ns + 2))
+            for first in range(0, len(threads), at_once):
+                line = _Line(begin_ns, end_ns, threads[first : first + at_once])
+                self._split(line, asked, spans, found)
+        starts_ns, ends_ns = self._run.layer("userspace").start_ns, self._run.layer("userspace").end_ns
+        found["itself"] = made(
+            len(rows),
+            np.int64,
+            lambda part: (
+                ends_ns[rows[part]] - starts_ns[rows[part]] - sum(found[layer][part] for layer in PARTS[1:])
+            ),
+        )
         return found
 
+    def _split(self, line: _Line, asked: Touching, spans: dict[str, Touching], found: dict[str, Any]) -> None:
+        """Add what the calls of a line are in there."""
+        calls, start, end = line.placed(asked)
+        covered, inside_ns = nothing(), np.zeros(len(start), np.int64)
+        for layer in reversed(PARTS[1:]):
+            _, *ends = line.placed(spans[layer])
+            stretches = Stretches(*ends)
+            if layer == OFF_CPU:
+                stretches = stretches.joined(line.outside(*self._seen_ns)).gaps()
+            covered = covered.joined(stretches)
+            now_ns = covered.covered_ns(start, end)
+            found[layer][calls] += now_ns - inside_ns
+            found[f"{layer} inclusive"][calls] += stretches.covered_ns(start, end)
+            inside_ns = now_ns
 
-def breakdown(run: Run, calls: pl.DataFrame, host: HostTime) -> pl.DataFrame:
-    """`calls` with a column for each of `PARTS`, for each with what is inside it (`… inclusive`), and `GPU`.
 
-    `calls` are rows of `numbered(run)` with a known length. Columns are ns, null where it is not known. The
-    exclusive ones add up to `dur_ns`, but for `GPU`: the kernels and copies that a call asked for run beside
+class _Line:
+    """Threads in a stretch of time, one behind the other, so that one search answers for all of them. Between
+    two there is 1 ns at the end of each and at the begin of the next.
+    """
+
+    def __init__(self, begin_ns: int, end_ns: int, threads: Int64s) -> None:
+        self._begin_ns, self._end_ns, self._threads = begin_ns, end_ns, threads
+        self._starts = np.arange(len(threads), dtype=np.int64) * (end_ns - begin_ns + 2)
+
+    def placed(self, spans: Touching) -> tuple[Int64s, Int64s, Int64s]:
+        """The places of those spans that are of the threads, and where they start and end on the line."""
+        at = np.minimum(np.searchsorted(self._threads, spans.thread), len(self._threads) - 1)
+        some = np.flatnonzero(self._threads[at] == spans.thread)
+        first = self._starts[at[some]] + 1 - self._begin_ns
+        return spans.place[some], first + spans.start_ns[some], first + spans.end_ns[some]
+
+    def outside(self, from_ns: Int64s, until_ns: Int64s) -> Stretches:
+        """What is before each thread's first time, and after its last; by thread."""
+        begin_ns, end_ns = self._begin_ns, self._end_ns
+        # Of one that has none all is before the first.
+        first = np.clip(from_ns[self._threads], begin_ns, end_ns) - begin_ns
+        last = np.clip(until_ns[self._threads], begin_ns, end_ns) - begin_ns
+        before = Stretches(self._starts, self._starts + 1 + first)
+        return before.joined(Stretches(self._starts + 1 + last, self._starts + (end_ns - begin_ns + 2)))
+
+
+class Breakdown:
+    """Calls of known length by layer: `PARTS`, each with what is inside it (`… inclusive`), and `GPU`.
+
+    `rows` are theirs in the `userspace` layer, in order. Kernels and copies that a call asked for run beside
     it and after it.
     """
-    split = host.split(calls)
-    itself = calls["dur_ns"] - pl.Series(sum(split[layer] for layer in PARTS[1:]), dtype=pl.Int64)
-    scheduled = pl.Series(host.is_scheduled[host.threads(calls)], dtype=pl.Boolean)
-    columns = [itself.alias("itself")]
-    for name, values in split.items():
-        layer = name.removesuffix(" inclusive")
-        known = scheduled if layer == "off-CPU" else pl.repeat(layer in host.recorded, len(calls), eager=True)
-        given = pl.DataFrame({"known": known, "values": pl.Series(values, dtype=pl.Int64)})
-        columns.append(given.select(pl.when("known").then("values").alias(name)).to_series())
-    return _with_gpu(run, calls.with_columns(columns)).sort("start_ns")
 
+    def __init__(self, run: Run, rows: Any, host: HostTime) -> None:
+        self._layer, self._rows, self._host = run.layer("userspace"), rows, host
+        self._ns = host.split(rows)
+        self._ns[GPU] = made(len(rows), np.int64, lambda part: 0)
+        self._has_gpu = np.zeros(len(rows), np.bool_)
+        self.asked = 0
+        """How many kernels and copies on a GPU some call asked for, these or others."""
+        self._add_gpu(LaunchCalls(run))
 
-def on_gpu(run: Run) -> pl.DataFrame:
-    """Kernels and copies on a GPU whose launch call was recorded, with `call`, its row in `run.calls`."""
-    columns = ("name", "gpu", "stream", "launch", "start_ns", "end_ns", "dur_ns")
-    started = [
-        frame.filter(pl.col("launch").is_not_null() & pl.col("dur_ns").is_not_null())
-        for frame in (
-            run.some("gpu_kernel", *columns),
-            run.some("transfer", *columns).filter(pl.col("gpu").is_not_null()),
-        )
-    ]
-    return launched(run, pl.concat(started)).drop_nulls("call")
+    def _add_gpu(self, launches: LaunchCalls) -> None:
+        wanted = np.zeros(len(self._layer), np.bool_)
+        for part in parts(len(self._rows)):
+            wanted[self._rows[part]] = True
+        for name in ("gpu_kernel", "transfer"):
+            for work, rows in launches.work(name):
+                call = launches.find(work, rows)
+                self.asked += int(np.count_nonzero(call != NONE))
+                rows, call = rows[call != NONE], call[call != NONE]
+                around = nearest_of_some(self._layer.parent, wanted, call)
+                rows, around = rows[around != NONE], around[around != NONE]
+                at = np.searchsorted(self._rows, around)
+                np.add.at(self._ns[GPU], at, work.end_ns[rows] - work.start_ns[rows])
+                self._has_gpu[at] = True
 
+    def lengths_ns(self, some: Any) -> Int64s:
+        """The lengths of some of the calls."""
+        rows = self._rows[some]
+        lengths_ns: Int64s = self._layer.end_ns[rows] - self._layer.start_ns[rows]
+        return lengths_ns
 
-def launched(run: Run, work: pl.DataFrame) -> pl.DataFrame:
-    """Work of a GPU (`start_ns`, `launch`) in the order of its starts, with `call`: the row in `run.calls`.
-
-    A launch id may come again: the last call of it before the kernel counts. Null without a recorded call.
-    """
-    work = work.sort("start_ns")
-    calls = run.some("userspace", "launch", "start_ns", "kind").with_row_index("call")
-    calls = calls.filter(pl.col("launch").is_not_null())
-    calls = calls.filter(pl.col("kind") != "no_begin").select("launch", "start_ns", "call")
-    before = work.join_asof(calls, on="start_ns", by="launch", check_sortedness=False)
-    # A kernel that starts before its call, by clocks that are off.
-    after = work.join_asof(calls, on="start_ns", by="launch", strategy="forward", check_sortedness=False)
-    return before.with_columns(pl.coalesce(before["call"], after["call"]).cast(pl.Int64))
-
-
-def _with_gpu(run: Run, calls: pl.DataFrame) -> pl.DataFrame:
-    """`calls` with the time on the GPU of what they, or calls inside them, asked for."""
-    work = on_gpu(run)
-    parents = run.layer("userspace").parent
-    wanted = np.zeros(len(parents), bool)
-    wanted[calls["row"].to_numpy()] = True
-    rows = nearest_of(parents, wanted)[work["call"].to_numpy()]
-    sums = (
-        work.with_columns(row=pl.Series(rows, dtype=pl.Int64))
-        .filter(pl.col("row") >= 0)
-        .group_by("row")
-        .agg(pl.col("dur_ns").sum().alias(GPU))
-    )
-    return calls.join(sums, on="row", how="left")
-
-
-def numbered(run: Run) -> pl.DataFrame:
-    """What `breakdown` needs of `run.calls`, with `row`, the place in it."""
-    columns = (*_ID, "name", "kind", "start_ns", "end_ns", "dur_ns", "depth", "parent")
-    calls: Any = (
-        run.some("userspace", *columns).with_row_index("row").with_columns(pl.col("row").cast(pl.Int64))
-    )
-    whole: pl.DataFrame = calls
-    return whole
+    def known_ns(self, what: str, some: Any) -> Int64s:
+        """How long some of the calls were in a layer, of those of which that is known."""
+        layer = what.removesuffix(" inclusive")
+        if layer == GPU:
+            some = some[self._has_gpu[some]]
+        elif layer == OFF_CPU:
+            some = some[self._host.is_scheduled(self._rows[some])]
+        elif layer not in self._host.recorded:
+            some = some[:0]
+        known_ns: Int64s = self._ns[what][some]
+        return known_ns

@@ -4,33 +4,32 @@ from __future__ import annotations
 
 from typing import Any
 
+from tracepipe.event.columns import NONE, Bools
+from tracepipe.event.model import TIME_LIMIT_NS
 from tracepipe.event.vocabulary import RUNNING
-from tracepipe.reports.analyses.breakdown import numbered, on_gpu
+from tracepipe.reports.analyses.launch_calls import LaunchCalls
 from tracepipe.reports.frames.intervals import Stretches
+from tracepipe.reports.frames.layers import Layer
 from tracepipe.reports.frames.libraries import np, pl
-from tracepipe.reports.frames.nesting import nearest_of
+from tracepipe.reports.frames.nesting import nearest_of_some
 from tracepipe.reports.frames.run import Run
+from tracepipe.reports.frames.stored import flagged, parts
 from tracepipe.reports.report import Column, Table
 
 # Layers from the outermost in: of two that start together, the first encloses the other.
 _RANKS = {"call": 0, "syscall": 1, "driver": 2, "off-CPU": 3, "scheduler": 4, "GPU": 5}
+_LAYERS = {"call": "userspace", "syscall": "syscall", "driver": "kernel", "scheduler": "scheduler"}
 Item = tuple[int, int | None, str, str]
 """Start, end (None of an instant), layer, name."""
 
-_COLUMNS = ("pid", "tid", "start_ns", "end_ns", "kind", "name")
 
-
-def tree_of(run: Run, call: dict[str, Any], is_scheduled: bool, top: int) -> tuple[Table, int]:
-    """The tree of a row of `numbered(run)`, and how many lines beyond `top` are left out (0: none are).
-
-    `is_scheduled`: the recording tells when threads run.
-    """
-    items = _on_thread(run, call)
-    if is_scheduled:
-        items += _off_cpu(run, call)
+def tree_of(run: Run, row: int, top: int) -> tuple[Table, int]:
+    """The tree of a row of `run.calls`, and how many lines beyond `top` are left out (0: none are)."""
+    call = run.rows("userspace", np.array([row])).row(0, named=True)
+    items = _on_thread(run, call, row) + _off_cpu(run, call)
     items.sort(key=lambda item: (item[0], _RANKS[item[2]], -(item[1] or item[0])))
     lines = _lines(items, call["start_ns"])
-    for name, start_ns, end_ns, gpu, stream in _on_gpu(run, call["row"]):
+    for name, start_ns, end_ns, gpu, stream in _on_gpu(run, row):
         length_ns = end_ns - start_ns
         where = f"{name} (GPU {gpu or 0} stream {stream or 0})"
         lines.append((where, "GPU", start_ns - call["start_ns"], length_ns, length_ns, 0))
@@ -48,52 +47,93 @@ def tree_of(run: Run, call: dict[str, Any], is_scheduled: bool, top: int) -> tup
     return Table("tree", "In this call", columns, rows, note), len(lines) - len(shown)
 
 
-def _same_thread(call: dict[str, Any]) -> pl.Expr:
-    same = pl.lit(True)
+def _of_thread(run: Run, call: dict[str, Any], *, running: bool) -> Bools:
+    """By shape: whether its events are of the call's thread, and say when that ran, or do not."""
+    every = np.arange(len(run.shapes), dtype=np.int32)
+    same = (run.shapes.column("name", every) == run.shapes.number_of("name", RUNNING)) == running
     for key in ("pid", "tid"):
-        same &= pl.col(key).is_null() if call[key] is None else pl.col(key) == call[key]
-    return same
+        same &= run.shapes.column(key, every) == run.shapes.number_of(key, call[key])
+    own: Bools = same
+    return own
 
 
-def _on_thread(run: Run, call: dict[str, Any]) -> list[Item]:
+def _on_thread(run: Run, call: dict[str, Any], row: int) -> list[Item]:
     """What began in the call on its thread; ends beyond the call's are cut to it."""
-    end_ns = call["end_ns"]
-    began = _same_thread(call) & pl.col("start_ns").is_between(call["start_ns"], end_ns)
-    began &= (pl.col("name") != RUNNING) & (pl.col("kind") != "no_begin")
-    inside = numbered(run).filter(nearest_is(run, call["row"]))
-    names = {"syscall": "syscall", "driver": "kernel", "scheduler": "scheduler"}
-    frames = {"call": inside} | {layer: run.some(name, *_COLUMNS) for layer, name in names.items()}
+    first_ns, end_ns = call["start_ns"], call["end_ns"]
+    shapes = _of_thread(run, call, running=False)
     items: list[Item] = []
-    for layer, frame in frames.items():
-        rows = frame.filter(began).select("start_ns", "end_ns", "kind", "name").iter_rows()
+    for layer, name in _LAYERS.items():
+        rows = _began(run.layer(name), shapes, first_ns, end_ns)
+        if layer == "call":
+            rows = rows[_is_inside(run, row, rows)]
+        found = run.rows(name, rows).select("start_ns", "end_ns", "kind", "name").iter_rows()
         items += [
-            (start, None if kind == "instant" else min(end, end_ns), layer, name)
-            for start, end, kind, name in rows
+            (start, None if kind == "instant" else min(end, end_ns), layer, called)
+            for start, end, kind, called in found
         ]
     return items
 
 
-def nearest_is(run: Run, row: int) -> pl.Series:
-    """Which rows of `run.calls` are that row or inside it."""
+def _began(layer: Layer, shapes: Bools, first_ns: int, last_ns: int) -> Any:
+    """The rows of some shapes that began in a stretch of time."""
+
+    is_call = layer.is_call
+
+    def which(part: slice) -> Bools:
+        start_ns = layer.start_ns[part]
+        began: Bools = (start_ns >= first_ns) & (start_ns <= last_ns) & is_call[part]
+        return began & shapes[layer.shape[part]]
+
+    return flagged(len(layer), which)
+
+
+def _is_inside(run: Run, row: int, rows: Any) -> Bools:
+    """Which rows of `run.calls` are a row or inside it."""
     parents = run.layer("userspace").parent
-    return pl.Series(nearest_of(parents, np.arange(len(parents)) == row) == row)
+    wanted = np.zeros(len(parents), np.bool_)
+    wanted[row] = True
+    inside: Bools = nearest_of_some(parents, wanted, rows) == row
+    return inside
 
 
 def _off_cpu(run: Run, call: dict[str, Any]) -> list[Item]:
-    running = run.some("scheduler", *_COLUMNS).filter(_same_thread(call) & (pl.col("name") == RUNNING))
-    gaps = Stretches(running["start_ns"].to_numpy(), running["end_ns"].to_numpy()).gaps()
+    first_ns, last_ns = call["start_ns"], call["end_ns"]
+    shapes, of = _of_thread(run, call, running=True), run.layer("scheduler")
+    starts, ends = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    before_ns, after_ns = -TIME_LIMIT_NS, TIME_LIMIT_NS
+    for part in parts(len(of)):
+        some = shapes[of.shape[part]] & (of.end_ns[part] > of.start_ns[part])
+        start_ns, end_ns = of.start_ns[part][some], of.end_ns[part][some]
+        before_ns = int(end_ns[end_ns <= first_ns].max(initial=before_ns))
+        after_ns = int(start_ns[start_ns >= last_ns].min(initial=after_ns))
+        inside = (end_ns > first_ns) & (start_ns < last_ns)
+        starts.append(start_ns[inside])
+        ends.append(end_ns[inside])
+    # It is off the processor between two times when it runs, and before and after them it is not known.
+    around = [ts_ns for ts_ns in (before_ns, after_ns) if abs(ts_ns) < TIME_LIMIT_NS]
+    edges = np.array(around, np.int64)
+    gaps = Stretches(
+        np.concatenate([*starts, edges - (edges <= first_ns)]),
+        np.concatenate([*ends, edges + (edges > first_ns)]),
+    ).gaps()
     items: list[Item] = []
-    for start_ns, end_ns in zip(gaps.start_ns.tolist(), gaps.end_ns.tolist(), strict=True):
-        start_ns, end_ns = max(start_ns, call["start_ns"]), min(end_ns, call["end_ns"])
-        if start_ns < end_ns:
-            items.append((start_ns, end_ns, "off-CPU", "off-CPU"))
+    for left_ns, right_ns in zip(gaps.start_ns.tolist(), gaps.end_ns.tolist(), strict=True):
+        if max(left_ns, first_ns) < min(right_ns, last_ns):
+            items.append((max(left_ns, first_ns), min(right_ns, last_ns), "off-CPU", "off-CPU"))
     return items
 
 
 def _on_gpu(run: Run, row: int) -> list[tuple[Any, ...]]:
-    inside = nearest_is(run, row).arg_true()
-    work = on_gpu(run).filter(pl.col("call").is_in(inside.to_list()))
-    return work.select("name", "start_ns", "end_ns", "gpu", "stream").rows()
+    """Kernels and copies that a call, or one inside it, asked for."""
+    launches, found = LaunchCalls(run), []
+    for name in ("gpu_kernel", "transfer"):
+        for work, rows in launches.work(name):
+            calls = launches.find(work, rows)
+            asked = np.flatnonzero(calls != NONE)
+            own = rows[asked[_is_inside(run, row, calls[asked])]]
+            if len(own):
+                found.append(run.rows(name, own).select("name", "start_ns", "end_ns", "gpu", "stream"))
+    return pl.concat(found).sort("start_ns", maintain_order=True).rows() if found else []
 
 
 def _lines(items: list[Item], base_ns: int) -> list[tuple[Any, ...]]:

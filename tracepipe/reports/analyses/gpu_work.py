@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tracepipe.reports.analyses.breakdown import launched
 from tracepipe.reports.analyses.cuda_calls import effects_of_calls, launches
 from tracepipe.reports.frames.intervals import Stretches
 from tracepipe.reports.frames.libraries import np, pl
@@ -29,7 +28,7 @@ def gpu_work(run: Run) -> pl.DataFrame:
     copies = run.some("transfer", *_COLUMNS).filter(lasts & pl.col("gpu").is_not_null())
     parts = [kernels, copies.select(*_COLUMNS, what=pl.lit("copy")), _warps(run, kernels)]
     work = pl.concat(parts, how="vertical_relaxed").with_columns(pl.col("gpu").fill_null(0))
-    return _by_order(run, launched(run, work))
+    return _by_order(run, _launched(run, work))
 
 
 def _warps(run: Run, kernels: pl.DataFrame) -> pl.DataFrame:
@@ -50,6 +49,21 @@ def _warps(run: Run, kernels: pl.DataFrame) -> pl.DataFrame:
     )
     alone = warps.filter(without & pl.lit(len(kernels) == 0))
     return pl.concat([of_launches, alone]).with_columns(what=pl.lit("warps"))
+
+
+def _launched(run: Run, work: pl.DataFrame) -> pl.DataFrame:
+    """Work of a GPU (`start_ns`, `launch`) in the order of its starts, with `call`: the row in `run.calls`.
+
+    A launch id may come again: the last call of it before the kernel counts. Null without a recorded call.
+    """
+    work = work.sort("start_ns")
+    calls = run.some("userspace", "launch", "start_ns", "kind").with_row_index("call")
+    calls = calls.filter(pl.col("launch").is_not_null())
+    calls = calls.filter(pl.col("kind") != "no_begin").select("launch", "start_ns", "call")
+    before = work.join_asof(calls, on="start_ns", by="launch", check_sortedness=False)
+    # A kernel that starts before its call, by clocks that are off.
+    after = work.join_asof(calls, on="start_ns", by="launch", strategy="forward", check_sortedness=False)
+    return before.with_columns(pl.coalesce(before["call"], after["call"]).cast(pl.Int64))
 
 
 def _by_order(run: Run, work: pl.DataFrame) -> pl.DataFrame:

@@ -44,6 +44,15 @@ def sorted_by(numbers: Any) -> tuple[Int64s, Int64s]:
     return order, np.concatenate([[0], starts, [len(ordered)]])
 
 
+def greatest(numbers: Any, places: Any, most: int) -> tuple[Any, Any]:
+    """The places with the greatest numbers, at most so many, and those that are as good as the next."""
+    values = numbers[places]
+    if len(places) <= most:
+        return places, places[:0]
+    least = np.partition(values, len(values) - most)[len(values) - most]
+    return places[values > least], places[values == least]
+
+
 def runs(*columns: Any) -> tuple[Int32s, Int64s]:
     """The places of rows in the order of some columns, the first first, and where equal rows start."""
     order: Int32s = np.lexsort(columns[::-1]).astype(np.int32)

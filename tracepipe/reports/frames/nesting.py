@@ -48,6 +48,17 @@ def nearest_of(parents: Int32s | Int64s, wanted: Bools) -> Int64s:
     return np.where(to[:-1] == count, NOBODY, to[:-1])
 
 
+def nearest_of_some(parents: Int32s, wanted: Bools, rows: Any) -> Int64s:
+    """As `nearest_of`, for some rows alone."""
+    found: Int64s = rows.astype(np.int64)
+    climbing = np.flatnonzero(~wanted[found])
+    while len(climbing):
+        found[climbing] = parents[found[climbing]]
+        climbing = climbing[found[climbing] != NOBODY]
+        climbing = climbing[~wanted[found[climbing]]]
+    return found
+
+
 def has_flagged_around(parents: Int32s | Int64s, flagged: Bools) -> Bools:
     """As `has_ancestor`, for the rows of parents."""
     return np.append(nearest_of(parents, flagged) != NOBODY, False)[parents]

@@ -207,12 +207,13 @@ class ShapeTable:
 
     def texts(self, name: str, shapes: Int32s) -> list[str | None]:
         """A column of texts of a few rows, None where there is none."""
-        numbers = self.column(name, shapes)
-        known = {
-            number: self._texts[number].decode("utf-8", "replace")
-            for number in set(numbers.tolist()) - {NONE}
-        }
-        return [known.get(number) for number in numbers.tolist()]
+        numbers = self.column(name, shapes).tolist()
+        known = {number: self.text(number) for number in set(numbers) - {NONE}}
+        return [known.get(number) for number in numbers]
+
+    def text(self, number: int) -> str:
+        """What the number of a text stands for, as it can be written anywhere."""
+        return self._texts[number].decode("utf-8", "replace")
 
     def _text_series(self, name: str) -> pl.Series:
         """Texts by the numbers that a column has, and null after them."""
@@ -227,10 +228,7 @@ class ShapeTable:
         parts = [
             pl.Series(
                 name,
-                [
-                    self._texts[at].decode("utf-8", "replace")
-                    for at in range(start, min(start + _AT_ONCE, count))
-                ],
+                [self.text(at) for at in range(start, min(start + _AT_ONCE, count))],
                 dtype=pl.String,
             )
             for start in range(0, count, _AT_ONCE)
