@@ -23,7 +23,7 @@ from tracepipe.errors import (
 if TYPE_CHECKING:
     from tracepipe.api.capture import Capture, capture
     from tracepipe.api.convert import convert
-    from tracepipe.api.event import Event, Warp, WarpExit
+    from tracepipe.api.event import Event, Warp, WarpExit, WarpRange
     from tracepipe.api.load import load
     from tracepipe.api.open import Events, open
     from tracepipe.capture.summary import CaptureSummary
@@ -49,6 +49,7 @@ __all__ = [
     "TracepipeError",
     "Warp",
     "WarpExit",
+    "WarpRange",
     "capture",
     "convert",
     "load",
@@ -66,6 +67,7 @@ _PLACES = {
     "Run": "tracepipe.reports.frames.run",
     "Warp": "tracepipe.api.event",
     "WarpExit": "tracepipe.api.event",
+    "WarpRange": "tracepipe.api.event",
     "convert": "tracepipe.api.convert",
     "load": "tracepipe.api.load",
     "open": "tracepipe.api.open",

@@ -144,6 +144,8 @@ def batches(draw: st.DrawFn) -> dict[str, Any]:
     }
     for name in draw(st.lists(st.sampled_from(sorted(more)), unique=True)):
         batch[name] = more[name]
+    if draw(st.booleans()):
+        batch |= draw(ranges(counts, more["exit_clk"])) | {"exit_clk": more["exit_clk"]}
     for name, choice in (
         ("grid", triples), ("block", triples), ("launch", launches), ("gpu", st.integers(0, 2)),
         ("clock", clocks), ("args", arguments), ("stream", st.integers(0, 1)), ("pid", st.just(5)),
@@ -151,6 +153,28 @@ def batches(draw: st.DrawFn) -> dict[str, Any]:
         if draw(st.booleans()):
             batch[name] = draw(choice)
     return batch
+
+
+@st.composite
+def ranges(draw: Any, exit_counts: list[int], exit_clk: list[int]) -> dict[str, Any]:
+    """Ranges of such warps: in each other, crossing, of no length."""
+    columns: dict[str, list[int]] = {
+        "range_count": [],
+        "range_name": [],
+        "range_clk": [],
+        "range_dur_clk": [],
+    }
+    left, most = iter(exit_clk), draw(st.sampled_from([9, 600, 1 << 40]))
+    for exits in exit_counts:
+        life_clk = max([next(left) for _ in range(exits)], default=-1)
+        spans = draw(st.lists(st.tuples(st.integers(0, most), st.integers(0, most)), max_size=6))
+        spans = [(clk, min(dur, life_clk - clk)) for clk, dur in sorted(spans) if clk <= life_clk]
+        columns["range_count"].append(len(spans))
+        columns["range_clk"] += [clk for clk, _ in spans]
+        columns["range_dur_clk"] += [dur for _, dur in spans]
+        columns["range_name"] += draw(st.lists(st.integers(0, 2), min_size=len(spans), max_size=len(spans)))
+    more = {"range_open": [at % 3 // 2 for at in range(len(columns["range_clk"]))]}
+    return {"ranges": ["a", "b", ""], **columns, **(more if draw(st.booleans()) else {})}
 
 
 clock_pairs = st.builds(

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from tests.golden.asked import Asked
 from tests.golden.both import converted
+from tests.golden.hostile import ranges
 from tests.golden.seen import ReplayFormat
 from tracepipe.layout.options import WARP_TRACKS, LayoutOptions
 from tracepipe.layout.tree import LAYER_TITLES
@@ -109,6 +110,8 @@ def batches(draw: st.DrawFn) -> dict[str, Any]:
             "entry_mask": column(7),
             "exit_mask": column(7, sum(exits)),
         }
+        if draw(st.booleans()):
+            batch |= draw(ranges(exits, batch["exit_clk"]))
     if draw(st.booleans()):
         batch |= {"grid": [2, 2, 1], "block": [33, 1, 1], "launch": draw(st.integers(0, 2))}
     return batch

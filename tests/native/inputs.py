@@ -39,8 +39,8 @@ _WORDS = (
     "dst", "cpu", "launch", "source_ns", "flags", "name", "stream", "\x7f", "cuda error: out of memory",
 )  # fmt: skip
 WARP_COLUMNS = (
-    "warp", "sm", "slot", "entry_ns", "entry_clk", "entry_mask", "exit_count", "exit_ns", "exit_clk",
-    "exit_mask",
+    "warp", "sm", "slot", "entry_ns", "entry_clk", "entry_mask", "exit_count", "range_count", "exit_ns",
+    "exit_clk", "exit_mask", "range_name", "range_clk", "range_dur_clk", "range_open",
 )  # fmt: skip
 
 

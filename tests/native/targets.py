@@ -19,6 +19,7 @@ TARGETS: dict[str, Callable[[ctypes.CDLL, Random], Any]] = {
     "nest_events": nesting.nest_events,
     "order": warps.order,
     "sm_clocks_refine": clocks.sm_clocks_refine,
+    "ranges_nest": warps.ranges_nest,
     "warps_take": warps.warps_take,
     "warps_running": warps.warps_running,
     "perfetto_args": perfetto.perfetto_args,

@@ -11,6 +11,7 @@ import numpy as np
 from tests.native import buffers, inputs
 
 _DRAWN, _BESIDE, _OPEN = range(3)
+_OUTER, _CROSSING = -1, -2
 
 
 def _times(rng: Random, count: int) -> list[int]:
@@ -25,6 +26,38 @@ def order(core: ctypes.CDLL, rng: Random) -> None:
     made = np.empty(count, np.int64)
     assert core.tp_order(keys.ctypes.data, count, made.ctypes.data) == 0
     assert (made == np.argsort(keys, kind="stable")).all()
+
+
+def ranges_nest(core: ctypes.CDLL, rng: Random) -> None:
+    """`tp_ranges_nest`: each begin has its end, and what is in a range ends in it."""
+    counts = [rng.randrange(rng.choice((1, 4, 100))) for _ in range(rng.randrange(5))]
+    spread = rng.choice((8, 1000, 1 << 62))
+    begins, lengths = [], []
+    for count in counts:
+        begins += sorted(rng.randrange(spread) for _ in range(count))
+    lengths = [rng.randrange(rng.choice((4, spread))) for _ in begins]
+    if begins and rng.random() < 0.1:
+        lengths[-1] = (1 << 63) - 1
+    columns = [buffers.array(one) for one in (counts, begins, lengths)]
+    inside, steps = np.empty(len(begins), np.int32), np.empty(2 * len(begins), np.int64)
+    pointers = (column.ctypes.data for column in (*columns, inside, steps))
+    made = core.tp_ranges_nest(len(counts), *pointers)
+    is_drawn = (inside != _CROSSING).tolist()
+    assert sorted(steps[:made].tolist()) == [
+        2 * at + end for at, one in enumerate(is_drawn) if one for end in (0, 1)
+    ]
+    around: list[int] = []
+    for step in steps[:made].tolist():
+        at = step >> 1
+        if step & 1:
+            assert around.pop() == at
+        else:
+            assert inside[at] == (around[-1] if around else _OUTER)
+            around.append(at)
+    for at, outer in enumerate(inside.tolist()):
+        if outer >= 0:
+            assert begins[outer] <= begins[at]
+            assert begins[at] + lengths[at] <= begins[outer] + lengths[outer]
 
 
 def warps_take(core: ctypes.CDLL, rng: Random) -> None:

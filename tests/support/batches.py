@@ -89,6 +89,7 @@ def record_of_warps(warps: WarpColumns) -> Record:
     return (
         warps.launched
         | {"ts_ns": warps.ts_ns}
+        | ({"ranges": warps.ranges} if warps.ranges else {})
         | {name: column.tolist() for name, column in columns.items() if column is not None}
     )
 

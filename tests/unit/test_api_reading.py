@@ -30,6 +30,8 @@ WARPS = {
     "grid": [2, 1, 1], "block": [64, 1, 1], "warp": [0, 3, 1], "sm": [5, 6, 5], "slot": [0, 1, 2],
     "entry_ns": [0, 40, 10], "entry_mask": [4294967295, 255, 1], "exit_count": [2, 1, 0],
     "exit_ns": [100, 300, 50], "exit_clk": [170, 510, 85], "exit_mask": [1, 4294967294, 255],
+    "ranges": ["load", "mma"], "range_count": [2, 1, 0], "range_name": [0, 1, 1], "range_clk": [0, 255, 17],
+    "range_dur_clk": [170, 255, 34], "range_open": [0, 1, 0],
     "args": {"function": "k(int)"},
 }  # fmt: skip
 
@@ -160,6 +162,11 @@ def test_each_warp_is_an_event(run: Path) -> None:
     assert (other.ts_ns - first.ts_ns, other.dur_ns, other.cycles) == (40, 50, 85)
     assert (running.phase, running.exits, running.dur_ns, running.end_ns) == ("B", (), None, None)
     assert running.cycles is None
+    assert [(one.name, one.ts_ns - first.ts_ns, *one[2:]) for one in first.ranges] == [
+        ("load", 0, 100, 170, False), ("mma", 150, 150, 255, True),
+    ]  # fmt: skip
+    assert other.ranges == (tracepipe.WarpRange("mma", other.ts_ns + 10, 20, 34, False),)
+    assert running.ranges == ()
     assert repr(running).startswith(
         f"Warp(ts_ns={running.ts_ns}, layer='gpu_warp', name='k', phase='B', warp=1"
     )

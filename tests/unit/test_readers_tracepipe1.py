@@ -42,6 +42,18 @@ def warps(**columns: object) -> bytes:
     return orjson.dumps({**good, **columns})
 
 
+def ranges(**columns: object) -> bytes:
+    good = {
+        "exit_clk": [50, 60],
+        "ranges": ["load", "mma"],
+        "range_count": [1, 2],
+        "range_name": [0, 0, 1],
+        "range_clk": [0, 8, 9],
+        "range_dur_clk": [5, 2, 3],
+    }
+    return warps(**{**good, **columns})
+
+
 def event(**fields: object) -> bytes:
     good = {"type": "syscall", "name": "ioctl", "phase": "I", "ts_ns": 1, "pid": 1, "tid": 1}
     return orjson.dumps({**good, **fields})
@@ -93,6 +105,30 @@ BROKEN = [
     (warps(sm=[0, 1 << 16], slot=[0, 0]), "sm[1]", "must be at most 65535"),
     (warps(sm=[0, 0], slot=[0, 1 << 12]), "slot[1]", "must be at most 4095"),
     (warps(exit_mask=[1, 1 << 32]), "exit_mask[1]", "must be at most 4294967295"),
+    (warps(range_count=[1]), "range_count", "has 1 values for 2 warps"),
+    (ranges(range_name=[0, 1]), "range_name", "has 2 values for 3 ranges"),
+    (ranges(range_open=[0, 0, 2]), "range_open[2]", "must be at most 1"),
+    (ranges(ranges=["load"]), "range_name", "has 1, and there are 1 names in ranges"),
+    (ranges(ranges=["load", "x" * 4097]), "ranges[1]", "is longer than 4096 bytes"),
+    (ranges(ranges=["load", 3]), "ranges[1]", "must be a string, not 3"),
+    (ranges(exit_clk=[4, 9]), "range_dur_clk", "has a range beyond the last exit of its warp, the one at 0"),
+    (
+        ranges(exit_count=[2, 0], range_count=[2, 1]),
+        "range_dur_clk",
+        "has a range beyond the last exit of its warp, the one at 1",
+    ),
+    (ranges(range_dur_clk=[5, 2, (1 << 63) - 1]), "range_dur_clk", "has a range beyond the last exit"),
+    (
+        ranges(range_clk=[0, 9, 8], range_count=[0, 3]),
+        "range_clk",
+        "is not in the order of begins in the warp at 1",
+    ),
+    (warps(range_count=[1, 0]), "range_name", "is missing, and there are ranges"),
+    (
+        warps(range_count=[1, 0], range_name=[0], range_clk=[0], range_dur_clk=[0], ranges=["a"]),
+        "exit_clk",
+        "is missing, and there are ranges",
+    ),
     (b'{"type":"loss","count":281474976710656}', "count", "must be at most 281474976710655"),
     (
         b'{"type":"footer","counts":{"syscall":18446744073709551615},"losses":{}}',
@@ -445,6 +481,25 @@ def test_warps_come_as_columns() -> None:
     assert one.launched == {"type": "gpu_warp", "name": "k", "gpu": 1, "args": {"n": 1}}
     assert (one.ts_ns, one.warp.tolist(), one.slot, one.entry_mask) == (5, [0, 1], None, None)
     assert record_of_warps(one) == orjson.loads(line)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {},
+        {"range_open": [0, 0, 1]},
+        {"exit_count": [2, 0], "exit_clk": [3, 50], "range_count": [3, 0]},
+        {"range_count": [0, 0], "range_name": [], "range_clk": [], "range_dur_clk": []},
+        {"range_name": [1, 1, 1], "exit_clk": [5, 12]},
+    ],
+)
+def test_ranges_come_with_their_warps(columns: dict[str, object]) -> None:
+    recording = tracepipe1.read(io.BytesIO(HEADER + b"\n" + ranges(**columns) + b"\n"))
+    (batch,) = recording.batches
+    (one,) = batch.others
+    assert isinstance(one, Warps)
+    assert record_of_warps(one) == orjson.loads(ranges(**columns))
+    assert batch.problems == []
 
 
 @pytest.mark.parametrize("limit", [(1 << 63) - 1, 1 << 63])

@@ -23,7 +23,9 @@ ROOT = Path(__file__).parents[2]
 WARPS = {
     "ts_ns": 500_100, "type": "gpu_warp", "clock": GPU_CLOCK, "name": "k", "gpu": 0, "launch": (1 << 64) - 1,
     "grid": [2, 1, 1], "block": [32, 1, 1], "warp": [0, 1], "sm": [4, 5], "entry_ns": [0, 10],
-    "exit_count": [2, 0], "exit_ns": [40, 60], "exit_mask": [1, 4294967294],
+    "exit_count": [2, 0], "exit_ns": [40, 60], "exit_mask": [1, 4294967294], "exit_clk": [80, 120],
+    "ranges": ["load", "wait"], "range_count": [2, 0], "range_name": [0, 1], "range_clk": [20, 40],
+    "range_dur_clk": [100, 10], "range_open": [1, 0],
 }  # fmt: skip
 READ = {"parquet": pl.read_parquet, "arrow": pl.read_ipc, "csv": pl.read_csv}
 
@@ -94,6 +96,9 @@ def test_warps_and_their_exits_have_a_row_each(run: Run, tmp_path: Path) -> None
         ((1 << 64) - 1, 1, 5, None, 2_110, None, None, None, 0),
     ]
     assert tables["exits"].rows() == [(0, 2_140, 1), (0, 2_160, 4294967294)]
+    assert tables["ranges"].rows() == [
+        (0, "load", 2_110, 50, 45, 100, True), (0, "wait", 2_120, 5, 5, 10, False),
+    ]  # fmt: skip
 
 
 def test_no_cell_holds_a_list(run: Run) -> None:

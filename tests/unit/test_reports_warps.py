@@ -128,6 +128,25 @@ def test_active_warps_are_averaged_over_parts_of_the_launch(tmp_path: Path) -> N
     assert active[18] == pytest.approx(128, rel=0.01)
 
 
+def test_ranges_say_where_the_time_of_warps_goes() -> None:
+    found = report(fixture("warps-ranges"))
+    rows = {row["range"]: row for row in found["ranges"]}
+    assert list(rows) == ["mma", "load", "store", "wait", "(none)"]
+    lived_ns = 1_024 + 1_056 + 512 + 1_024 + 1_000 + 900
+    mma_ns = 600 - 40 - 50 + 300 + 724 + 750 + 450
+    assert rows["mma"]["life_percent"] == pytest.approx(100 * mma_ns / lived_ns)
+    assert sum(row["life_percent"] for row in rows.values()) == pytest.approx(100)
+    assert (rows["load"]["count"], rows["load"]["warps"]) == (6, 5)
+    assert (rows["load"]["p50_ns"], rows["load"]["max_ns"]) == (300, 450)
+    # Warp 1 of launch 1 loads twice, 595 ns in all; warp 0 of its block 190 ns.
+    assert (rows["load"]["warp_p50_ns"], rows["load"]["skew_max_ns"]) == (300, 595 - 190)
+    of_launch = report(fixture("warps-ranges"), launch=2)["ranges"]
+    assert [(row["range"], row["count"]) for row in of_launch] == [("mma", 2), ("load", 2), ("(none)", None)]
+    assert "ranges" not in report(fixture("warps-slots"))
+    with pytest.raises(TracepipeError):
+        report(fixture("warps-ranges"), kernel="gem$")
+
+
 def test_findings_are_sentences_on_the_terminal(tmp_path: Path) -> None:
     path = write(tmp_path / "run.jsonl", SyntheticKernel(blocks=160), 1, name="gemm")
     run = load_run(str(path))

@@ -164,6 +164,18 @@ class WarpExit(NamedTuple):
     cycles: int | None
 
 
+class WarpRange(NamedTuple):
+    """What a warp did for a time, by the name that the kernel's source gives it. `cycles` are the SM's. Where
+    the end is not known, `is_open`, it is taken to be the warp's last exit.
+    """
+
+    name: str
+    ts_ns: int
+    dur_ns: int
+    cycles: int
+    is_open: bool
+
+
 class Warp(Event):
     """One warp of a kernel, from its entry (`ts_ns`) to its last exit (`end_ns`); `name` is the kernel's.
 
@@ -173,7 +185,7 @@ class Warp(Event):
     `dur_ns` and the phase B; others have X.
     """
 
-    __slots__ = ("block_index", "entry_mask", "exits", "slot", "sm", "warp", "warp_in_block")
+    __slots__ = ("block_index", "entry_mask", "exits", "ranges", "slot", "sm", "warp", "warp_in_block")
 
     _SHOWN = (
         *Event._SHOWN[:5], "warp", "block_index", "warp_in_block", "sm", "slot", "entry_mask", "exits",
@@ -187,6 +199,7 @@ class Warp(Event):
     slot: int | None
     entry_mask: int | None
     exits: tuple[WarpExit, ...]
+    ranges: tuple[WarpRange, ...]
 
     @property
     def cycles(self) -> int | None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
-from tracepipe.api.event import Args, Event, Warp, WarpExit
+from tracepipe.api.event import Args, Event, Warp, WarpExit, WarpRange
 from tracepipe.event.columns import NONE, SPECIAL, TraceBatch, TraceColumns, unsigned
 from tracepipe.event.shape import Shape, shape_of
 from tracepipe.event.tables import Tables
@@ -73,6 +74,7 @@ class EventRows:
             )
             each.put(at, warp, left)
             warp.exits = exits
+            warp.ranges = each.ranges(at, batch.ts_ns + after_ns)
             yield warp
 
 
@@ -87,6 +89,13 @@ class _EachWarp:
         self._exit_ns = batch.exit_ns.tolist()
         self._exit_mask, self._exit_clk = _list(batch.exit_mask), _list(batch.exit_clk)
         self.source_ns = _list(batch.source_ns)
+        self._ranges: list[tuple[int, ...]] | None = None
+        if batch.range_ns is not None and batch.range_count is not None:
+            self._first_ranges = list(accumulate(batch.range_count.tolist(), initial=0))
+            self._range_names = batch.ranges
+            times = (batch.range_name, batch.range_ns, batch.range_dur_ns, batch.range_dur_clk)
+            is_open = _list(batch.range_open) or [0] * len(batch.range_ns)
+            self._ranges = list(zip(*(_list(column) or [] for column in times), is_open, strict=True))
 
     def exits(self, at: int, entry_ns: int) -> tuple[WarpExit, ...]:
         """The exits of a warp that entered at `entry_ns`."""
@@ -100,6 +109,16 @@ class _EachWarp:
                 None if cycles is None else cycles[place],
             )
             for place in range(first, first + count)
+        )
+
+    def ranges(self, at: int, entry_ns: int) -> tuple[WarpRange, ...]:
+        """The ranges of a warp that entered at `entry_ns`."""
+        if self._ranges is None:
+            return ()
+        spans = self._ranges[self._first_ranges[at] : self._first_ranges[at + 1]]
+        return tuple(
+            WarpRange(self._range_names[name], entry_ns + after_ns, dur_ns, cycles, is_open == 1)
+            for name, after_ns, dur_ns, cycles, is_open in spans
         )
 
     def put(self, at: int, warp: Warp, shape: Shape) -> None:

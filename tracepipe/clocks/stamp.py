@@ -10,6 +10,7 @@ import numpy as np
 from tracepipe.clocks.maps import SNAPSHOT_NS, ClockMap, fit, offset_map
 from tracepipe.clocks.native_sm_clock import NativeSmClocks
 from tracepipe.clocks.pairs import ClockPair
+from tracepipe.clocks.range_times import place_ranges
 from tracepipe.clocks.sm_clock import SmClocks
 from tracepipe.errors import ClockError
 from tracepipe.event.columns import (
@@ -248,6 +249,7 @@ class Clocks:
             entry = entry - first_ns
         placed = PlacedWarps(
             launched=warps.launched,
+            ranges=warps.ranges,
             ts_ns=start_ns,
             clock=clock,
             entry_ns=entry,
@@ -260,6 +262,7 @@ class Clocks:
         elif finer:
             placed.source_ns = base_ns + warps.entry_ns
             placed.offset_ns = self._offsets_ns.setdefault(clock, -_OFFSET_ROOM_NS)
+        place_ranges(placed)
         return placed
 
     def _refined(self, clock: str, warps: Warps) -> tuple[Int64s, Int64s] | None:

@@ -331,7 +331,7 @@ class Packets:
         known = self._warp_names.get(key)
         if known:
             return known
-        name = f"{kernel.name} {kernel.place(warp)}".encode("utf-8", "replace")
+        name = kernel.title(warp).encode("utf-8", "replace")
         if known is not None and self._named < _NAMED_MAX:
             iid = _FIRST_IID + self._named
             self._named += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Any, get_args, get_origin, is_typeddict
 
 from tracepipe.event.model import MONOTONIC, RECORDS, TIME_LIMIT_NS, Doc, Problem, Record
@@ -97,13 +98,49 @@ _CHECKS = {kind: _check_record(record) for kind, record in RECORDS.items()}
 def _columns_fault(batch: Record) -> Fault | None:
     """Columns of a warp batch whose lengths do not agree."""
     warps = len(batch["warp"])
-    for name in ("sm", "slot", "entry_ns", "entry_clk", "entry_mask", "exit_count"):
+    for name in ("sm", "slot", "entry_ns", "entry_clk", "entry_mask", "exit_count", "range_count"):
         if name in batch and len(batch[name]) != warps:
             return name, f"has {len(batch[name])} values for {warps} warps"
     exits = sum(batch["exit_count"]) if "exit_count" in batch else warps
     for name in ("exit_ns", "exit_clk", "exit_mask"):
         if name in batch and len(batch[name]) != exits:
             return name, f"has {len(batch[name])} values for {exits} exits"
+    return _ranges_fault(batch)
+
+
+def _ranges_fault(batch: Record) -> Fault | None:
+    """Columns of ranges that do not agree, or with a range that no warp can have had."""
+    ranges = sum(batch.get("range_count", ()))
+    for name in ("range_name", "range_clk", "range_dur_clk", "range_open"):
+        if name in batch and len(batch[name]) != ranges:
+            return name, f"has {len(batch[name])} values for {ranges} ranges"
+    names = batch.get("ranges", ())
+    for at, text in enumerate(names):
+        if len(text) > NAME_BYTES_MAX // 4 and len(text.encode("utf-8", "replace")) > NAME_BYTES_MAX:
+            return f"ranges[{at}]", f"is longer than {NAME_BYTES_MAX} bytes"
+    if not ranges:
+        return None
+    for name in ("range_name", "range_clk", "range_dur_clk", "exit_clk"):
+        if name not in batch:
+            return name, "is missing, and there are ranges"
+    if max(batch["range_name"]) >= len(names):
+        return "range_name", f"has {max(batch['range_name'])}, and there are {len(names)} names in ranges"
+    return _range_times_fault(batch)
+
+
+def _range_times_fault(batch: Record) -> Fault | None:
+    """A range that is out of order, or not within its warp's life."""
+    exits = iter(batch["exit_clk"])
+    spans = zip(batch["range_clk"], batch["range_dur_clk"], strict=True)
+    exit_counts = batch.get("exit_count", [1] * len(batch["warp"]))
+    for warp, (ranges, left) in enumerate(zip(batch["range_count"], exit_counts, strict=True)):
+        last_clk, before_clk = max(islice(exits, left), default=-1), 0
+        for clk, dur_clk in islice(spans, ranges):
+            if clk + dur_clk > last_clk:
+                return "range_dur_clk", f"has a range beyond the last exit of its warp, the one at {warp}"
+            if clk < before_clk:
+                return "range_clk", f"is not in the order of begins in the warp at {warp}"
+            before_clk = clk
     return None
 
 

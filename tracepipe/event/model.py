@@ -182,6 +182,10 @@ class WarpBatch(_WarpBatchRequired, total=False):
     `warp`, `sm`, `slot`, `entry_ns`, `entry_clk`, `entry_mask` have a value for each warp; `exit_ns`,
     `exit_clk`, `exit_mask` one for each exit, warp after warp, `exit_count` of them for each warp (1 each
     where that column is absent). A warp with no exit was running when the record ended.
+
+    What a warp did in its life is in ranges: `range_name`, `range_clk`, `range_dur_clk`, `range_open` have
+    a value for each, warp after warp, `range_count` of them for each warp, in the order of their begins and
+    the outer before the inner one. They lie between the warp's entry and its last exit, in its SM's cycles.
     """
 
     clock: Annotated[str, Doc("clock of ts_ns, globaltimer:N of GPU N")]
@@ -202,6 +206,17 @@ class WarpBatch(_WarpBatchRequired, total=False):
         Column, Doc("%clock64 at each exit, cycles after that warp's entry", minimum=0, maximum=COLUMN_LIMIT)
     ]
     exit_mask: Annotated[Column, Doc("lanes that left at each exit", minimum=0, maximum=MASK_LIMIT)]
+    ranges: Annotated[list[str], Doc("names of ranges, which range_name counts from 0")]
+    range_count: Annotated[Column, Doc("ranges of each warp; none if absent", minimum=0, maximum=MASK_LIMIT)]
+    range_name: Annotated[Column, Doc("place of its name in ranges", minimum=0, maximum=INDEX_LIMIT)]
+    range_clk: Annotated[
+        Column, Doc("%clock64 at its begin, cycles after that warp's entry", minimum=0, maximum=COLUMN_LIMIT)
+    ]
+    range_dur_clk: Annotated[
+        Column,
+        Doc("cycles until it ended, or until the last exit if open", minimum=0, maximum=COLUMN_LIMIT),
+    ]
+    range_open: Annotated[Column, Doc("1 if its end is not known; 0 each if absent", minimum=0, maximum=1)]
     args: Annotated[dict[str, Any], Doc("whatever else is known of the launch")]
 
 

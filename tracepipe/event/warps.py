@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,17 +11,19 @@ from tracepipe.event.model import Record
 
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
 
-EACH_WARP = ("warp", "sm", "slot", "entry_ns", "entry_clk", "entry_mask", "exit_count")
+EACH_WARP = ("warp", "sm", "slot", "entry_ns", "entry_clk", "entry_mask", "exit_count", "range_count")
 """Columns with a value for each warp."""
 EACH_EXIT = ("exit_ns", "exit_clk", "exit_mask")
 """Columns with a value for each exit, warp after warp."""
-WARP_COLUMNS = EACH_WARP + EACH_EXIT
+EACH_RANGE = ("range_name", "range_clk", "range_dur_clk", "range_open")
+"""Columns with a value for each range, warp after warp."""
+WARP_COLUMNS = EACH_WARP + EACH_EXIT + EACH_RANGE
 
 
 @dataclass(slots=True, kw_only=True)
 class WarpColumns:
     """Columns as in `model.WarpBatch`, None where the recording lacks one. `launched` is the rest of the
-    record: the kernel's name, its launch, GPU, grid, …
+    record: the kernel's name, its launch, GPU, grid, … `ranges` are names.
     """
 
     launched: Record
@@ -35,6 +37,12 @@ class WarpColumns:
     exit_count: Int64s | None = None
     exit_clk: Int64s | None = None
     exit_mask: Int64s | None = None
+    ranges: list[str] = field(default_factory=list)
+    range_count: Int64s | None = None
+    range_name: Int64s | None = None
+    range_clk: Int64s | None = None
+    range_dur_clk: Int64s | None = None
+    range_open: Int64s | None = None
 
     def __len__(self) -> int:
         return len(self.warp)
@@ -54,6 +62,11 @@ class WarpColumns:
         if left.any():
             out[left] = np.maximum.reduceat(values, self.first_exits()[left])
         return out
+
+    def of_ranges(self) -> Int64s:
+        """The warp of each range."""
+        assert self.range_count is not None
+        return np.repeat(np.arange(len(self.warp)), self.range_count)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,9 +88,13 @@ class PlacedWarps(WarpColumns):
     source_ns: Int64s | None = None
     offset_ns: int = 0
     """A reading is the time in the trace and this and a little more, see `Clocks`."""
+    range_ns: Int64s | None = None
+    """When each range began, after its warp's entry. None where no warp has a range."""
+    range_dur_ns: Int64s | None = None
 
 
 def warps_of(record: Record) -> Warps:
     """A good record of warps as columns. `record` keeps what is none."""
     columns = {name: np.array(record.pop(name), np.int64) for name in WARP_COLUMNS if name in record}
-    return Warps(launched=record, ts_ns=record.pop("ts_ns"), **columns)
+    ranges = record.pop("ranges", [])
+    return Warps(launched=record, ts_ns=record.pop("ts_ns"), ranges=ranges, **columns)

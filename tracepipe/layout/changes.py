@@ -13,14 +13,15 @@ from tracepipe.event.tables import Args
 from tracepipe.layout.tracks import Track
 
 WARP_BEGIN, WARP_END, WARP_EXIT, WARP_COUNT = 1, 2, 3, 4
-"""A warp's slice begins, ends, or has an exit; a warp that has no slice is counted."""
+"""The slice of a warp or a range begins, ends, or has an exit; a warp that has no slice is counted."""
+ONLY_NAME: Final = -1
 WARP_LANES: Final = 32
 FULL_MASK: Final = (1 << WARP_LANES) - 1
 
 
 class Kernel(NamedTuple):
     """A kernel in one size. `warps` a block is 0 where that is not known; `grid_x` and `grid_y` are 0 where a
-    block has one number.
+    block has one number. Or what ranges of warps are called, whose `warps` are ONLY_NAME.
     """
 
     name: str
@@ -37,6 +38,10 @@ class Kernel(NamedTuple):
             return f"block {block} warp {warp}"
         x, y = self.grid_x, self.grid_y
         return f"block ({block % x},{block // x % y},{block // x // y}) warp {warp}"
+
+    def title(self, number: int) -> str:
+        """What a slice is called."""
+        return self.name if self.warps == ONLY_NAME else f"{self.name} {self.place(number)}"
 
 
 def kernel_of(name: str, grid: list[int], block: list[int]) -> Kernel:
@@ -140,16 +145,15 @@ class WarpChanges:
         return self.tracks[int(self.slices.row[at])]
 
     def name(self, at: int) -> str:
-        """Kernel, block and warp of a slice."""
-        kernel = self.kernels[int(self.slices.kernel[at])]
-        return f"{kernel.name} {kernel.place(int(self.slices.number[at]))}"
+        """Kernel, block and warp of a slice, or its range."""
+        return self.kernels[int(self.slices.kernel[at])].title(int(self.slices.number[at]))
 
     def flow(self, at: int) -> int:
         """The arrow of a slice, 0 without one."""
         return int(self.slices.flow[at])
 
     def args(self, at: int) -> Args:
-        """What is known of a warp."""
+        """What is known of a warp or a range."""
         slices = self.slices
         known = {"source_ns": slices.source_ns, "exits": slices.exits, "cycles": slices.cycles,
                  "lanes": slices.lanes}  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -24,44 +25,15 @@ from tracepipe.layout.changes import (
     kernel_of,
 )
 from tracepipe.layout.options import LayoutOptions
+from tracepipe.layout.range_slices import with_ranges
 from tracepipe.layout.rows import RANK_LOGICAL, RANK_SM, Rows
 from tracepipe.layout.slots import ALL, BESIDE, DRAWN, OPEN, Slots, entry_order, new_slots
 from tracepipe.layout.threads import KernelGroups
 from tracepipe.layout.tracks import Track
+from tracepipe.layout.waiting import CHANGES, Waiting
 
 # So many pairs of SM and slot are looked up in a table; beyond, which no hardware has, in a dictionary.
 _TABLE_MAX: Final = 1 << 18
-_CHANGES: Final = {"ts_ns": np.int64, "kind": np.uint8, "slice": np.int32, "delta": np.int8, "mask": np.int64}
-
-
-@dataclass(slots=True, eq=False)
-class _Changes:
-    """Changes that wait until nothing earlier can come; `slice` counts in `slices`."""
-
-    columns: list[list[Any]] = field(default_factory=lambda: [[] for _ in _CHANGES])
-    slices: list[Slices] = field(default_factory=list)
-    slice_count: int = 0
-
-    def add(self, *columns: Any) -> None:
-        """Add some of each of `_CHANGES`; `slice` counts from the slices that are added next."""
-        for kept, column, name in zip(self.columns, columns, _CHANGES, strict=True):
-            kept.append(column + self.slice_count if name == "slice" else column)
-
-    def add_slices(self, slices: Slices) -> None:
-        """Add the slices that the last changes were of."""
-        self.slices.append(slices)
-        self.slice_count += len(slices)
-
-    def take(self) -> list[Any]:
-        """All of the columns, which are forgotten here."""
-        whole = [
-            np.concatenate(parts) if parts else np.empty(0, kind)
-            for parts, kind in zip(self.columns, _CHANGES.values(), strict=True)
-        ]
-        self.columns = [[] for _ in _CHANGES]
-        return [
-            np.ascontiguousarray(column, kind) for column, kind in zip(whole, _CHANGES.values(), strict=True)
-        ]
 
 
 @dataclass(slots=True, eq=False)
@@ -76,8 +48,8 @@ class _Gpu:
     """The row of each SM and slot."""
     sparse: dict[tuple[Any, ...], int] = field(default_factory=dict)
     kernels: list[Kernel] = field(default_factory=list)
-    kernel_numbers: dict[tuple[Any, ...], int] = field(default_factory=dict)
-    waiting: _Changes = field(default_factory=_Changes)
+    kernel_numbers: dict[Kernel, int] = field(default_factory=dict)
+    waiting: Waiting = field(default_factory=Waiting)
     running: int = 0
     counter_row: int = NO_ROW
     shared_row: int = NO_ROW
@@ -93,6 +65,14 @@ class _Gpu:
         """The number of a track."""
         self.tracks.append(track)
         return len(self.tracks) - 1
+
+    def kernel_number(self, kernel: Kernel) -> int:
+        """The number of what slices are called by."""
+        number = self.kernel_numbers.get(kernel)
+        if number is None:
+            number = self.kernel_numbers[kernel] = len(self.kernels)
+            self.kernels.append(kernel)
+        return number
 
 
 class WarpLayout:
@@ -198,13 +178,9 @@ class WarpLayout:
         """The columns of all warps of a batch, in the order of their entries."""
         size = len(order)
         launched = batch.launched
-        key = (launched["name"], *launched.get("grid", ()), "", *launched.get("block", ()))
-        kernel = gpu.kernel_numbers.get(key)
-        if kernel is None:
-            kernel = gpu.kernel_numbers[key] = len(gpu.kernels)
-            gpu.kernels.append(
-                kernel_of(launched["name"], launched.get("grid", []), launched.get("block", []))
-            )
+        kernel = gpu.kernel_number(
+            kernel_of(launched["name"], launched.get("grid", []), launched.get("block", []))
+        )
 
         def column(values: Int64s | None) -> Int64s:
             return np.full(size, NONE, np.int64) if values is None else values[order]
@@ -246,7 +222,7 @@ class WarpLayout:
         each = np.arange(size, dtype=np.int32)
         left = end_ns >= begin_ns
         # Begin and end of one warp stand next to each other, which keeps a stable sort by time right.
-        columns = {name: np.zeros((size, 2), kind) for name, kind in _CHANGES.items()}
+        columns = {name: np.zeros((size, 2), kind) for name, kind in CHANGES.items()}
         columns["ts_ns"][:, 0], columns["ts_ns"][:, 1] = begin_ns, end_ns
         columns["kind"][:] = np.where(drawn[:, None], (WARP_BEGIN, WARP_END), WARP_COUNT)
         columns["slice"][:] = each[:, None]
@@ -257,6 +233,11 @@ class WarpLayout:
             flat = [column[there] for column in flat]
         if self._options.thread_exits:
             flat = self._with_exits(batch, order, drawn, begin_ns, flat)
+        if batch.range_ns is not None:
+            slices, flat = with_ranges(
+                batch, order, drawn, slices, flat, gpu.kernel_number, partial(self._beside, gpu)
+            )
+            self.unclosed += 0 if batch.range_open is None else int(batch.range_open.sum())
         gpu.waiting.add(*flat)
         gpu.waiting.add_slices(slices)
 
@@ -380,7 +361,7 @@ class WarpLayout:
         order, value, gpu.running = gpu.slots.running(ts_ns, delta, before_ns, gpu.running)
         slices = joined_slices(waiting.slices)
         now, rest = order[: len(value)], order[len(value) :]
-        gpu.waiting = _Changes()
+        gpu.waiting = Waiting()
         if len(rest):
             kept = distinct(of[rest])
             still = np.searchsorted(kept, of[rest]).astype(np.int32)

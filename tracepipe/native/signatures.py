@@ -68,6 +68,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tp_sm_clocks_new": (c_void_p, []),
     "tp_sm_clocks_free": (None, [c_void_p]),
     "tp_sm_clocks_refine": (c_int, [c_void_p, c_int64, c_int64, c_int64, *[c_void_p] * 9]),
+    "tp_ranges_nest": (c_int64, [c_int64, *[c_void_p] * 5]),
     "tp_warps_new": (c_void_p, []),
     "tp_warps_free": (None, [c_void_p]),
     "tp_warps_take": (

@@ -8,9 +8,10 @@
 #include "json.h"
 #include "tables.h"
 
-/* In the order of readers/warp_lines.py. */
-static const char *const COLUMNS[] = {"warp",     "sm",         "slot",     "entry_ns", "entry_clk",
-                                      "entry_mask", "exit_count", "exit_ns", "exit_clk", "exit_mask"};
+/* In the order of event/warps.py. */
+static const char *const COLUMNS[] = {"warp",       "sm",          "slot",       "entry_ns",  "entry_clk",
+                                      "entry_mask", "exit_count",  "range_count", "exit_ns",   "exit_clk",
+                                      "exit_mask",  "range_name",  "range_clk",  "range_dur_clk", "range_open"};
 #define COLUMN_COUNT ((int)(sizeof COLUMNS / sizeof *COLUMNS))
 
 typedef struct {

@@ -20,6 +20,9 @@ int tp_warp_name(tp_buffer *b, const tp_strings *names, const tp_kernel *kernel,
     if (size)
         memcpy(b->data, names->bytes.data + place->at, (size_t)size);
     uint8_t *to = b->data + size;
+    b->size = size;
+    if (kernel->warps < 0)
+        return 0;
     if (kernel->warps > 0) {
         int64_t block = number / kernel->warps, x = kernel->x, y = kernel->y;
         number %= kernel->warps;

@@ -4,8 +4,8 @@
 
 #include "tables.h"
 
-/* A kernel in one size: `warps` a block, 0 where that is not known; `x`, `y` blocks of the grid, 0 where a
- * block has one number. */
+/* A kernel in one size: `warps` a block, 0 where that is not known, or -1 where the name is that of a range of warps,
+ * and all there is; `x`, `y` blocks of the grid, 0 where a block has one number. */
 typedef struct {
     int64_t name, warps, x, y;
 } tp_kernel;

@@ -14,6 +14,7 @@ import orjson
 from tracepipe.event.checks import RecordCheck, first_fault, long_texts
 from tracepipe.event.columns import NO_INDEX, NONE, EventColumns, joined_optional, no_indices
 from tracepipe.event.model import COLUMN_LIMIT, Record, WarpBatch
+from tracepipe.event.ranges import ranges_agree
 from tracepipe.event.schema import fields_of
 from tracepipe.event.shape import Shape, shape_of
 from tracepipe.event.tables import Tables
@@ -27,8 +28,6 @@ _SHAPES, _ARGS = 0, 1
 _ROOM = 1 << 14
 _KINDS = (np.int64, np.int32, np.int32, np.int64, np.int64)
 _WARPS = -2
-# In the order of warp_lines.c.
-_COLUMNS = (*EACH_WARP, *EACH_EXIT)
 _LIMITS = {
     name: doc.maximum if doc.maximum is not None else COLUMN_LIMIT
     for name, (_, doc) in fields_of(WarpBatch).items()
@@ -182,13 +181,14 @@ class NativeLines:
         if record.get("type") != "gpu_warp" or first_fault(record) or long_texts(record):
             return None
         columns = {
-            name: column for at, name in enumerate(_COLUMNS) if (column := self._column(at)) is not None
+            name: column for at, name in enumerate(WARP_COLUMNS) if (column := self._column(at)) is not None
         }
         if any(len(column) and int(column.max()) > _LIMITS[name] for name, column in columns.items()):
             return None
         for name in columns:
             del record[name]
-        warps = Warps(launched=record, ts_ns=record.pop("ts_ns"), **columns)
+        ranges = record.pop("ranges", [])
+        warps = Warps(launched=record, ts_ns=record.pop("ts_ns"), ranges=ranges, **columns)
         return warps if _agree(warps) else None
 
     def _column(self, at: int) -> Any:
@@ -209,6 +209,8 @@ def _agree(warps: Warps) -> bool:
     each = [getattr(warps, name) for name in EACH_WARP]
     exits = size if warps.exit_count is None else int(warps.exit_count.sum())
     each_exit = [getattr(warps, name) for name in EACH_EXIT]
-    return all(column is None or len(column) == size for column in each) and all(
-        column is None or len(column) == exits for column in each_exit
+    return (
+        all(column is None or len(column) == size for column in each)
+        and all(column is None or len(column) == exits for column in each_exit)
+        and ranges_agree(warps)
     )

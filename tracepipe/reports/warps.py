@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tracepipe.errors import TracepipeError
+from tracepipe.reports.analyses.warp_ranges import ranges_table
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.report import Column, Drawing, Option, Report, Result, Table
@@ -51,7 +52,10 @@ def run(run: Run, options: Options) -> Result:
         return Result("WARPS", [_findings(find_all([]), [])], [_NO_WARPS])
     shown = kernels[: options.top] if options.top > 0 else kernels
     found = find_all(shown)
+    ranges = ranges_table(run, options.kernel, options.launch, options.top)
     result = Result("WARPS", [_shapes(shown), _times(shown), _occupancy(shown), _findings(found, shown)])
+    if ranges:
+        result.parts.insert(2, ranges)
     if len(shown) < len(kernels):
         result.notes.append(f"{len(kernels) - len(shown)} more kernels were not looked at: --top 0 takes all")
     result.notes += _limits(found, shown)

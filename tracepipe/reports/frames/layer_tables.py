@@ -63,6 +63,10 @@ def _exits(run: Run) -> pl.DataFrame:
     return run.exits.select("warp_row", "exit_ns", exit_mask="mask")
 
 
+def _ranges(run: Run) -> pl.DataFrame:
+    return run.ranges.select("warp_row", "name", "start_ns", "dur_ns", "self_ns", "cycles", "open")
+
+
 def _losses(run: Run) -> pl.DataFrame:
     return run.losses.select("layer", "count", "start_ns", "dur_ns", "cpu", "reason")
 
@@ -84,6 +88,7 @@ TABLES: dict[str, Callable[[Run], pl.DataFrame]] = {
     "kernels": lambda run: _spans(run.kernels, (*_TIMES, *_LAUNCH, "args")),
     "warps": _warps,
     "exits": _exits,
+    "ranges": _ranges,
     "gpu_threads": _gpu_threads,
     "memory": lambda run: _spans(run.memory, (*_EFFECT, *_ARGS)),
     "transfers": lambda run: _spans(run.transfers, (*_EFFECT, *_ARGS, "bound_ns")),

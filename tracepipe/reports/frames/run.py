@@ -146,6 +146,11 @@ class Run:
         return self.warp_table.exits()
 
     @cached_property
+    def ranges(self) -> pl.DataFrame:
+        """One row for each range of a warp: see `RangeTable.frame`."""
+        return self.warp_table.ranges()
+
+    @cached_property
     def losses(self) -> pl.DataFrame:
         """Stretches in which events were lost: layer, count, start_ns, dur_ns, cpu, reason."""
         number = pl.Int64()

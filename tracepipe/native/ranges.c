@@ -1,0 +1,35 @@
+/* How the ranges of warps lie in each other. event/ranges.py has the same in Python. */
+#include "tables.h"
+#include "times.h"
+
+#define OUTER (-1)
+#define CROSSING (-2)
+#define DEPTH_MAX 64
+
+/* The range that each is in, and the begins and ends of those that cross none, in the order in which they were
+ * passed: twice the range's place, and 1 more at its end. `counts` are of each warp, whose ranges come in the order
+ * of their begins. How many begins and ends there are. */
+TP_EXPORT int64_t tp_ranges_nest(int64_t warps, const int64_t *counts, const int64_t *begin, const int64_t *dur,
+                                 int32_t *inside, int64_t *steps)
+{
+    int64_t around[DEPTH_MAX], ends[DEPTH_MAX], made = 0, at = 0;
+    for (int64_t warp = 0; warp < warps; warp++) {
+        int depth = 0;
+        for (int64_t past = at + counts[warp]; at < past; at++) {
+            int64_t end = tp_after(begin[at], dur[at]);
+            while (depth && ends[depth - 1] <= begin[at])
+                steps[made++] = 2 * around[--depth] + 1;
+            if ((depth && ends[depth - 1] < end) || depth == DEPTH_MAX) {
+                inside[at] = CROSSING;
+                continue;
+            }
+            inside[at] = depth ? (int32_t)around[depth - 1] : OUTER;
+            around[depth] = at;
+            ends[depth++] = end;
+            steps[made++] = 2 * at;
+        }
+        while (depth)
+            steps[made++] = 2 * around[--depth] + 1;
+    }
+    return made;
+}

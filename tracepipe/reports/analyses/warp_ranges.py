@@ -1,0 +1,102 @@
+"""Where the warps of a kernel spend their time: by the ranges that its source marks."""
+
+from __future__ import annotations
+
+import re
+
+from tracepipe.reports.frames.libraries import pl
+from tracepipe.reports.frames.run import Run
+from tracepipe.reports.report import Column, Table
+
+_COLUMNS = (
+    Column("kernel", "kernel"),
+    Column("range", "range"),
+    Column("grid", "grid", spare=True),
+    Column("life_percent", "of life", "percent"),
+    Column("count", "ranges", "count"),
+    Column("warps", "warps", "count"),
+    Column("p50_ns", "p50", "ns"),
+    Column("p95_ns", "p95", "ns"),
+    Column("max_ns", "max", "ns"),
+    Column("warp_p50_ns", "a warp", "ns"),
+    Column("skew_p50_ns", "skew p50", "ns"),
+    Column("skew_max_ns", "max", "ns"),
+)
+_NOTE = (
+    "Of life: of all lives of the kernel's warps, without the ranges inside. p50, p95, max: of one range. "
+    "A warp: its ranges of that name together (median). Skew of a block: between the warps with most and "
+    "least of that."
+)
+NO_RANGE = "(none)"
+
+
+def ranges_table(run: Run, pattern: str, launch: int | None, top: int) -> Table | None:
+    """The ranges of the kernels that `pattern` finds, those with most warps first, `top` kernels or all (0);
+    of one launch where its id is given. None where no warp has a range.
+    """
+    if run.ranges.is_empty():
+        return None
+    kernels, of_warp = run.warp_table.kernels()
+    found = re.compile(pattern)
+    wanted = [at for at, kernel in enumerate(kernels) if found.search(kernel["name"])]
+    warps = run.warp_table.frame("launch", "block_index", "entry_ns", "last_exit_ns").with_row_index(
+        "warp_row"
+    )
+    warps = warps.with_columns(
+        pl.col("warp_row").cast(pl.Int64),
+        pl.Series("kernel", of_warp),
+        life_ns=pl.col("last_exit_ns") - pl.col("entry_ns"),
+    ).filter(pl.col("kernel").is_in(wanted))
+    if launch is not None:
+        warps = warps.filter(pl.col("launch") == launch)
+    lives = (
+        warps.group_by("kernel")
+        .agg(pl.len(), pl.col("life_ns").sum())
+        .sort("len", "kernel", descending=[True, False])
+    )
+    ranges = run.ranges.join(warps.drop("entry_ns", "last_exit_ns", "life_ns"), on="warp_row")
+    rows = []
+    for number, _, life_ns in lives.head(top or len(lives)).iter_rows():
+        own = ranges.filter(pl.col("kernel") == number)
+        if own.is_empty():
+            continue
+        kernel = kernels[number]
+        grid = "×".join(map(str, kernel["grid"])) if kernel["grid"] else None
+        outside_ns = max(life_ns - own["self_ns"].sum(), 0)
+        outside = (NO_RANGE, _percent(outside_ns, life_ns), *(None,) * 8)
+        rows += [(kernel["name"], name, grid, *row) for name, *row in (*_rows(own, life_ns), outside)]
+    return Table("ranges", "Ranges", _COLUMNS, rows, _NOTE, grouped=True)
+
+
+def _percent(part_ns: int, life_ns: int) -> float | None:
+    return 100 * part_ns / life_ns if life_ns else None
+
+
+def _rows(ranges: pl.DataFrame, life_ns: int) -> list[tuple[object, ...]]:
+    """A row for each name of one kernel's ranges, that with most time first."""
+    a_warp = ranges.group_by("name", "launch", "block_index", "warp_row").agg(pl.col("dur_ns").sum())
+    spread = pl.col("dur_ns").max() - pl.col("dur_ns").min()
+    a_block = a_warp.group_by("name", "launch", "block_index").agg(skew_ns=spread)
+    lengths = ranges.group_by("name").agg(
+        pl.col("self_ns").sum(),
+        count=pl.len(),
+        p50=pl.col("dur_ns").quantile(0.5),
+        p95=pl.col("dur_ns").quantile(0.95),
+        most=pl.col("dur_ns").max(),
+    )
+    of_warps = a_warp.group_by("name").agg(warps=pl.len(), warp_p50=pl.col("dur_ns").quantile(0.5))
+    skews = a_block.group_by("name").agg(
+        skew_p50=pl.col("skew_ns").quantile(0.5), skew_max=pl.col("skew_ns").max()
+    )
+    whole = (
+        lengths.join(of_warps, on="name")
+        .join(skews, on="name")
+        .sort("self_ns", "name", descending=[True, False])
+    )
+    return [
+        (
+            row["name"], _percent(row["self_ns"], life_ns), row["count"], row["warps"], round(row["p50"]),
+            round(row["p95"]), row["most"], round(row["warp_p50"]), round(row["skew_p50"]), row["skew_max"],
+        )
+        for row in whole.iter_rows(named=True)
+    ]  # fmt: skip

@@ -1,0 +1,53 @@
+"""Collects the ranges of warps as columns, a row for each."""
+
+from __future__ import annotations
+
+from tracepipe.event.ranges import nested
+from tracepipe.event.warps import PlacedWarps
+from tracepipe.reports.frames.libraries import np, pl
+from tracepipe.reports.frames.numbered import Numbered
+from tracepipe.reports.frames.stored import Growing
+
+_KINDS = {
+    "warp_row": "int64", "name": "int32", "start_ns": "int64", "dur_ns": "int64", "self_ns": "int64",
+    "cycles": "int64", "open": "bool",
+}  # fmt: skip
+
+
+class RangeTable:
+    """The ranges of batches on the trace clock."""
+
+    def __init__(self) -> None:
+        self._names = Numbered()
+        self._columns = {name: Growing(kind) for name, kind in _KINDS.items()}
+
+    def add(self, warps: PlacedWarps, first_row: int) -> None:
+        """Take those of a batch whose first warp has that row."""
+        if warps.range_ns is None or warps.range_name is None or warps.range_dur_ns is None:
+            return
+        of = warps.of_ranges()
+        numbers = [self._names.number(name.encode("utf-8", "surrogatepass")) for name in warps.ranges]
+        self_ns, inside = warps.range_dur_ns.copy(), nested(warps).inside
+        inner = inside >= 0
+        np.subtract.at(self_ns, inside[inner], warps.range_dur_ns[inner])
+        values = {
+            "warp_row": of + first_row,
+            "name": np.array(numbers, np.int32)[warps.range_name],
+            "start_ns": warps.ts_ns + warps.entry_ns[of] + warps.range_ns,
+            "dur_ns": warps.range_dur_ns,
+            "self_ns": self_ns,
+            "cycles": warps.range_dur_clk,
+            "open": False if warps.range_open is None else warps.range_open == 1,
+        }
+        for name, column in self._columns.items():
+            column.extend(values[name], len(of))
+
+    def frame(self) -> pl.DataFrame:
+        """A row for each range, in the order of the file: warp_row (in `warps`), name; start_ns, dur_ns;
+        self_ns: less the ranges in it; cycles; open: its end is not known, and is taken to be the warp's last
+        exit.
+        """
+        columns = {name: column.so_far(column.count) for name, column in self._columns.items()}
+        texts = (self._names[at].decode("utf-8", "replace") for at in range(len(self._names)))
+        names = pl.Series("name", list(texts), pl.String()).gather(columns.pop("name"))
+        return pl.DataFrame({"name": names, **columns}).select(*_KINDS)
