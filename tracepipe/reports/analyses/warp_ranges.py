@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from typing import Any
 
-from tracepipe.reports.frames.libraries import pl
+from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.report import Column, Table
 
@@ -14,9 +16,9 @@ _COLUMNS = (
     Column("grid", "grid", spare=True),
     Column("life_percent", "of life", "percent"),
     Column("count", "ranges", "count"),
-    Column("warps", "warps", "count"),
+    Column("warps", "warps", "count", spare=True),
     Column("p50_ns", "p50", "ns"),
-    Column("p95_ns", "p95", "ns"),
+    Column("p95_ns", "p95", "ns", spare=True),
     Column("max_ns", "max", "ns"),
     Column("warp_p50_ns", "a warp", "ns"),
     Column("skew_p50_ns", "skew p50", "ns"),
@@ -34,37 +36,31 @@ def ranges_table(run: Run, pattern: str, launch: int | None, top: int) -> Table 
     """The ranges of the kernels that `pattern` finds, those with most warps first, `top` kernels or all (0);
     of one launch where its id is given. None where no warp has a range.
     """
-    if run.ranges.is_empty():
+    table = run.warp_table.ranges
+    ranges = table.numbers("warp_row", "name", "dur_ns", "self_ns")
+    if ranges.is_empty():
         return None
+    names = table.names
     kernels, of_warp = run.warp_table.kernels()
     found = re.compile(pattern)
-    wanted = [at for at, kernel in enumerate(kernels) if found.search(kernel["name"])]
-    warps = run.warp_table.frame("launch", "block_index", "entry_ns", "last_exit_ns").with_row_index(
-        "warp_row"
-    )
-    warps = warps.with_columns(
-        pl.col("warp_row").cast(pl.Int64),
-        pl.Series("kernel", of_warp),
-        life_ns=pl.col("last_exit_ns") - pl.col("entry_ns"),
-    ).filter(pl.col("kernel").is_in(wanted))
+    wanted = np.array([found.search(kernel["name"]) is not None for kernel in kernels], np.bool_)[of_warp]
+    warps = run.warp_table.frame("launch", "block_index", "entry_ns", "last_exit_ns")
     if launch is not None:
-        warps = warps.filter(pl.col("launch") == launch)
-    lives = (
-        warps.group_by("kernel")
-        .agg(pl.len(), pl.col("life_ns").sum())
-        .sort("len", "kernel", descending=[True, False])
-    )
-    ranges = run.ranges.join(warps.drop("entry_ns", "last_exit_ns", "life_ns"), on="warp_row")
-    rows = []
+        wanted &= (warps["launch"] == launch).fill_null(False).to_numpy()
+    lives = pl.DataFrame({"kernel": of_warp, "life_ns": warps["last_exit_ns"] - warps["entry_ns"]})
+    lives = lives.filter(wanted).group_by("kernel").agg(pl.len(), pl.col("life_ns").sum())
+    lives = lives.sort("len", "kernel", descending=[True, False])
+    blocks, rows, of_range = warps.select("launch", "block_index"), [], ranges["warp_row"].to_numpy()
     for number, _, life_ns in lives.head(top or len(lives)).iter_rows():
-        own = ranges.filter(pl.col("kernel") == number)
+        own = ranges.filter((wanted & (of_warp == number))[of_range])
         if own.is_empty():
             continue
         kernel = kernels[number]
         grid = "×".join(map(str, kernel["grid"])) if kernel["grid"] else None
         outside_ns = max(life_ns - own["self_ns"].sum(), 0)
-        outside = (NO_RANGE, _percent(outside_ns, life_ns), *(None,) * 8)
-        rows += [(kernel["name"], name, grid, *row) for name, *row in (*_rows(own, life_ns), outside)]
+        for name, *row in _rows(own, blocks, life_ns):
+            rows.append((kernel["name"], names[name], grid, *row))
+        rows.append((kernel["name"], NO_RANGE, grid, _percent(outside_ns, life_ns), *(None,) * 8))
     return Table("ranges", "Ranges", _COLUMNS, rows, _NOTE, grouped=True)
 
 
@@ -72,11 +68,10 @@ def _percent(part_ns: int, life_ns: int) -> float | None:
     return 100 * part_ns / life_ns if life_ns else None
 
 
-def _rows(ranges: pl.DataFrame, life_ns: int) -> list[tuple[object, ...]]:
-    """A row for each name of one kernel's ranges, that with most time first."""
-    a_warp = ranges.group_by("name", "launch", "block_index", "warp_row").agg(pl.col("dur_ns").sum())
-    spread = pl.col("dur_ns").max() - pl.col("dur_ns").min()
-    a_block = a_warp.group_by("name", "launch", "block_index").agg(skew_ns=spread)
+def _rows(ranges: pl.DataFrame, blocks: pl.DataFrame, life_ns: int) -> Iterator[tuple[Any, ...]]:
+    """A row for each name of one kernel's ranges, by its number, that with most time first. `blocks` are
+    launch and block of all warps.
+    """
     lengths = ranges.group_by("name").agg(
         pl.col("self_ns").sum(),
         count=pl.len(),
@@ -84,19 +79,17 @@ def _rows(ranges: pl.DataFrame, life_ns: int) -> list[tuple[object, ...]]:
         p95=pl.col("dur_ns").quantile(0.95),
         most=pl.col("dur_ns").max(),
     )
+    a_warp = ranges.group_by("name", "warp_row").agg(pl.col("dur_ns").sum())
+    a_warp = a_warp.hstack(blocks[a_warp["warp_row"]])
+    spread = pl.col("dur_ns").max() - pl.col("dur_ns").min()
+    a_block = a_warp.group_by("name", "launch", "block_index").agg(skew_ns=spread)
     of_warps = a_warp.group_by("name").agg(warps=pl.len(), warp_p50=pl.col("dur_ns").quantile(0.5))
     skews = a_block.group_by("name").agg(
         skew_p50=pl.col("skew_ns").quantile(0.5), skew_max=pl.col("skew_ns").max()
     )
-    whole = (
-        lengths.join(of_warps, on="name")
-        .join(skews, on="name")
-        .sort("self_ns", "name", descending=[True, False])
-    )
-    return [
-        (
+    whole = lengths.join(of_warps, on="name").join(skews, on="name")
+    for row in whole.sort("self_ns", "name", descending=[True, False]).iter_rows(named=True):
+        yield (
             row["name"], _percent(row["self_ns"], life_ns), row["count"], row["warps"], round(row["p50"]),
             round(row["p95"]), row["most"], round(row["warp_p50"]), round(row["skew_p50"]), row["skew_max"],
-        )
-        for row in whole.iter_rows(named=True)
-    ]  # fmt: skip
+        )  # fmt: skip

@@ -9,7 +9,7 @@ from tracepipe.reports.frames.numbered import Numbered
 from tracepipe.reports.frames.stored import Growing
 
 _KINDS = {
-    "warp_row": "int64", "name": "int32", "start_ns": "int64", "dur_ns": "int64", "self_ns": "int64",
+    "warp_row": "int32", "name": "int32", "start_ns": "int64", "dur_ns": "int64", "self_ns": "int64",
     "cycles": "int64", "open": "bool",
 }  # fmt: skip
 
@@ -22,7 +22,7 @@ class RangeTable:
         self._columns = {name: Growing(kind) for name, kind in _KINDS.items()}
 
     def add(self, warps: PlacedWarps, first_row: int) -> None:
-        """Take those of a batch whose first warp has that row."""
+        """Take those of a batch whose first warp has that row. Raises OutputError."""
         if warps.range_ns is None or warps.range_name is None or warps.range_dur_ns is None:
             return
         of = warps.of_ranges()
@@ -42,12 +42,20 @@ class RangeTable:
         for name, column in self._columns.items():
             column.extend(values[name], len(of))
 
+    @property
+    def names(self) -> list[str]:
+        """The names of ranges, by their numbers."""
+        return [self._names[at].decode("utf-8", "replace") for at in range(len(self._names))]
+
+    def numbers(self, *columns: str) -> pl.DataFrame:
+        """A few columns of `frame`, with the number of its name in place of each."""
+        return pl.DataFrame({name: self._columns[name].so_far(self._columns[name].count) for name in columns})
+
     def frame(self) -> pl.DataFrame:
         """A row for each range, in the order of the file: warp_row (in `warps`), name; start_ns, dur_ns;
         self_ns: less the ranges in it; cycles; open: its end is not known, and is taken to be the warp's last
         exit.
         """
-        columns = {name: column.so_far(column.count) for name, column in self._columns.items()}
-        texts = (self._names[at].decode("utf-8", "replace") for at in range(len(self._names)))
-        names = pl.Series("name", list(texts), pl.String()).gather(columns.pop("name"))
-        return pl.DataFrame({"name": names, **columns}).select(*_KINDS)
+        frame = self.numbers(*_KINDS)
+        names = pl.Series("name", self.names, pl.String()).gather(frame["name"])
+        return frame.with_columns(names, pl.col("warp_row").cast(pl.Int64))

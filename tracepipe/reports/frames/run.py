@@ -148,7 +148,7 @@ class Run:
     @cached_property
     def ranges(self) -> pl.DataFrame:
         """One row for each range of a warp: see `RangeTable.frame`."""
-        return self.warp_table.ranges()
+        return self.warp_table.ranges.frame()
 
     @cached_property
     def losses(self) -> pl.DataFrame:

@@ -51,7 +51,7 @@ class WarpTable:
         self._exits: dict[str, Any] = {}
         self._growing = {name: Growing(_KINDS[name]) for name in _ALWAYS}
         self._growing_exits = {name: Growing(dtype) for name, dtype in _EXITS.items()}
-        self._ranges = RangeTable()
+        self.ranges = RangeTable()
         self._count = 0
         self.first_ns: int | None = None
         """The first entry of a warp."""
@@ -68,7 +68,7 @@ class WarpTable:
         entry_ns = warps.entry_ns + warps.ts_ns
         first_ns, last_ns = _first_and_last(warps, entry_ns)
         self._add_exits(warps, entry_ns)
-        self._ranges.add(warps, self._count)
+        self.ranges.add(warps, self._count)
         values: dict[str, Any] = {"warp": warps.warp, "entry_ns": entry_ns, "last_exit_ns": last_ns}
         values |= {name: getattr(warps, name) for name in _NARROW}
         values["cycles"] = None if warps.exit_clk is None else warps.last_of_exits(warps.exit_clk).clip(0)
@@ -204,10 +204,6 @@ class WarpTable:
         """
         frame = pl.DataFrame(self._exits)
         return frame.with_columns(pl.when(pl.col("mask") >= 0).then("mask").alias("mask"))
-
-    def ranges(self) -> pl.DataFrame:
-        """A row for each range: see `RangeTable.frame`."""
-        return self._ranges.frame()
 
 
 def _check(warps: PlacedWarps) -> None:
