@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 import json
-from functools import cache
 from typing import Any
 
 import pytest
 
-from tests.support.hooks import hook_of
+from tests.support.hooks import hook_of, shipped_probe
 from tracepipe.capture.records.effects import OPEN_CALLS_MAX, THREADS_MAX, Effects
 from tracepipe.capture.records.line import Lines
 from tracepipe.event.checks import first_fault
 from tracepipe.hooks.hook import FilePlace, Hook, Probe
-from tracepipe.hooks.index import HookIndex
 from tracepipe.hooks.sets import load_set
 from tracepipe.hooks.slots import slots
 
 PID, TID, CPU = 4242, 4243, 1
 FAILED = 2
 _NAMES = load_set("cuda-runtime").values
-
-
-@cache
-def _probe(symbol: str) -> Probe:
-    """The probe that the shipped sets give a function."""
-    hooks = load_set("cuda-runtime" if symbol.startswith("cuda") else "cuda-driver")
-    hook = HookIndex(hooks.hooks, hooks.variants).find(symbol)
-    assert hook is not None
-    return Probe(symbol, symbol, FilePlace("/lib/libcuda.so.1", 16), hook)
 
 
 def _own(text: str, effect: str) -> Probe:
@@ -51,17 +40,18 @@ class Thread:
 
     def enter(self, probe: str | Probe, *arguments: int) -> None:
         """Enter a call with the arguments that have slots; halves of a slot as they are packed."""
-        probe = _probe(probe) if isinstance(probe, str) else probe
+        probe = shipped_probe(probe) if isinstance(probe, str) else probe
         assert len(arguments) == len(slots(probe.signature)), probe.symbol
         self.now_ns += 10
         self.effects.enter(self.tid, probe, self.now_ns, (*arguments, *[0] * (8 - len(arguments))))
 
     def leave(self, probe: str | Probe, result: int = 0, out: int = 0) -> dict[str, Any] | None:
         """Return from a call; its event."""
-        probe = _probe(probe) if isinstance(probe, str) else probe
+        probe = shipped_probe(probe) if isinstance(probe, str) else probe
         self.now_ns += 10
         lines = Lines()
-        self.effects.leave(lines, self.tid, probe, self.now_ns, (PID, self.tid, CPU), result, out)
+        if done := self.effects.leave(self.tid, probe, self.now_ns, result, out):
+            done.add_to(lines, (PID, self.tid, CPU))
         if not lines.texts:
             return None
         (line,), (layer,) = lines.texts, lines.layers
@@ -200,14 +190,11 @@ def test_a_call_on_another_thread_hides_nothing() -> None:
 
 def test_entries_that_are_told_with_their_returns_hide_what_is_around_them_as_well() -> None:
     effects = Effects()
-    inner, outer = _probe("cuMemcpyHtoD_v2"), _probe("cudaMemcpy")
+    inner, outer = shipped_probe("cuMemcpyHtoD_v2"), shipped_probe("cudaMemcpy")
     effects.enter(TID, inner, 20, (1, 2, 4096, 0))
-    lines = Lines()
-    effects.leave(lines, TID, inner, 30, (PID, TID, CPU), 0, 0)
-    assert len(lines.texts) == 1
+    assert effects.leave(TID, inner, 30, 0, 0) is not None
     effects.enter(TID, outer, 10, (1, 2, 4096, 1))
-    effects.leave(lines, TID, outer, 40, (PID, TID, CPU), 0, 0)
-    assert len(lines.texts) == 1
+    assert effects.leave(TID, outer, 40, 0, 0) is None
 
 
 def test_a_copy_without_a_way_of_its_own_has_that_of_the_copy_around_it() -> None:
@@ -282,13 +269,11 @@ def test_calls_that_never_return_take_no_more_than_so_much_memory() -> None:
 
 
 def test_threads_that_never_return_take_no_more_than_so_much_memory() -> None:
-    effects, probe = Effects(), _probe("cuMemAlloc_v2")
+    effects, probe = Effects(), shipped_probe("cuMemAlloc_v2")
     for tid in range(THREADS_MAX + 1):
         effects.enter(tid, probe, 10, (4096, 0, 0, 0))
-    lines = Lines()
-    for tid in (0, 1, THREADS_MAX):
-        effects.leave(lines, tid, probe, 20, (PID, tid, CPU), 0, 5)
-    assert [json.loads(line)["tid"] for line in lines.texts] == [1, THREADS_MAX]
+    tids = (0, 1, THREADS_MAX)
+    assert [bool(effects.leave(tid, probe, 20, 0, 5)) for tid in tids] == [False, True, True]
 
 
 def test_a_users_own_functions_have_effects_too() -> None:
@@ -314,9 +299,11 @@ def test_the_lines_are_events_of_the_format() -> None:
 
 
 def test_an_event_that_belongs_to_no_process_names_none() -> None:
-    effects, probe = Effects(), _probe("cuMemAlloc_v2")
+    effects, probe = Effects(), shipped_probe("cuMemAlloc_v2")
     effects.enter(TID, probe, 10, (4096, 0, 0, 0))
     lines = Lines()
-    effects.leave(lines, TID, probe, 20, (0, 0, CPU), 0, 5)
+    done = effects.leave(TID, probe, 20, 0, 5)
+    assert done is not None
+    done.add_to(lines, (0, 0, CPU))
     (line,) = lines.texts
     assert json.loads(line).keys() & {"pid", "tid"} == set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -37,6 +38,7 @@ from tests.support.live_records import (
     record,
 )  # fmt: skip
 from tracepipe.capture.live.histogram import Histogram, bounds_ns, bucket_of
+from tracepipe.capture.live.moved import Moved
 from tracepipe.capture.live.sink import LiveSink
 from tracepipe.capture.live.threads import ThreadTotal
 from tracepipe.capture.live.totals import FunctionTotal, Snapshot, Totals, function_of
@@ -444,6 +446,22 @@ def test_the_table() -> None:
     assert shown[5].split()[:6] == ["userspace", "cuLaunchKernel", "3", "1.50", "8.00", "µs"]
     assert shown[6].split() == ["userspace", "cuMark\\x1b[2J", "9,000", "4.50k"], "no escape sequence"
     assert shown[8].split() == ["worker", "11", "12", "1.00", "s", "50", "5", "900", "ms", "1.00", "µs"]
+
+
+def test_the_table_says_what_was_moved() -> None:
+    allocated, copied = {"alloc": Moved(3, 3 << 20)}, {"HtoD": Moved(2, 2048), "DtoH": Moved(1, 1024)}
+    on_gpu = {"HtoD (GPU)": Moved(2, 2048)}
+    for snapshot, line in (
+        (replace(SNAPSHOT, allocated=allocated), "allocated 3.00 MiB in 3"),
+        (replace(SNAPSHOT, copied=copied | on_gpu), "copied 3.00 KiB in 3 (HtoD 2.00 KiB, DtoH 1.00 KiB)"),
+        (replace(SNAPSHOT, copied=on_gpu), "copied 2.00 KiB in 2"),
+        (replace(SNAPSHOT, allocated=allocated, not_all_moved=True), "at least allocated 3.00 MiB in 3"),
+    ):
+        assert view_lines(snapshot, View("./app"))[3].text == line
+    function = replace(SNAPSHOT.functions[0], size_bytes=3 << 20)
+    head, row = view_lines(replace(SNAPSHOT, functions=[function]), View("./app"))[3:5]
+    at = head.text.index("bytes") + len("bytes")
+    assert row.text[:at].endswith("3.00 MiB")
 
 
 def test_a_narrow_table_leaves_columns_out_and_cuts_no_number() -> None:

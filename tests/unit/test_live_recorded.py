@@ -12,12 +12,14 @@ from typing import Any
 import orjson
 import pytest
 
+from tests.support.hooks import shipped_probe
 from tests.support.live_records import (
     ENTER,
     EVENT,
     IN,
     IRQ,
     LAYERS,
+    MORE,
     NV,
     OUT,
     PREEMPTED,
@@ -32,11 +34,13 @@ from tests.support.live_records import (
     G,
     record,
 )  # fmt: skip
+from tracepipe.capture.live.moved import Moved
 from tracepipe.capture.live.recorded import RecordedTotals
 from tracepipe.capture.live.totals import FunctionTotal, Snapshot, Totals, function_of
 from tracepipe.capture.records.loss import Loss, loss_record
 from tracepipe.capture.records.render import RecordRenderer
 from tracepipe.event.model import new_header
+from tracepipe.hooks.sets import load_set
 from tracepipe.readers import tracepipe1
 from tracepipe.recording.open import open_recording
 from tracepipe.recording.reading import Reading
@@ -104,6 +108,52 @@ def test_totals_of_lines_are_those_of_their_records(seed: int) -> None:
     assert {thread.tid: thread for thread in found.threads} == {
         thread.tid: thread for thread in expected.threads
     }
+
+
+def test_both_say_what_calls_did_to_memory() -> None:
+    symbols = ("cudaMalloc", "cuMemAlloc_v2", "cudaMemcpy", "cuMemcpyHtoD_v2", "cudaMemset2D", "cuMemFree_v2")
+    probes, number = (
+        [shipped_probe(symbol) for symbol in symbols],
+        {name: at for at, name in enumerate(symbols)},
+    )
+    values = load_set("cuda-runtime").values
+    totals = Totals(map(function_of, probes), {}, 0, LAYERS, values=values, name_of=lambda pid, tid: "")
+    ts_ns, chunk = 0, b""
+
+    def step(kind: int, symbol: str, *a: int) -> None:
+        nonlocal ts_ns, chunk
+        ts_ns += 10
+        chunk += record(kind, ts_ns, number[symbol], *a)
+
+    for size_bytes in (4096, 1 << 30):
+        step(ENTER, "cudaMalloc", size_bytes)
+        step(ENTER, "cuMemAlloc_v2", size_bytes)
+        step(RETURN, "cuMemAlloc_v2", 0, 77)
+        step(RETURN, "cudaMalloc", 0, 77)
+    step(ENTER, "cuMemAlloc_v2", 1 << 40)
+    step(RETURN, "cuMemAlloc_v2", 2)  # out of memory
+    for direction in (1, 2):
+        step(ENTER, "cudaMemcpy", 1, 2, 300, direction)
+        step(RETURN, "cudaMemcpy", 0)
+    step(ENTER, "cuMemcpyHtoD_v2", 1, 2, 5)
+    step(RETURN, "cuMemcpyHtoD_v2", 0)
+    step(MORE, "cudaMemset2D", 3)
+    step(ENTER, "cudaMemset2D", 5, 512, 0, 10)
+    step(RETURN, "cudaMemset2D", 0)
+    step(ENTER, "cuMemFree_v2", 77)
+    step(RETURN, "cuMemFree_v2", 0)
+    totals.add(chunk)
+    direct = totals.snapshot(ts_ns)
+    read = read_totals(RecordRenderer(probes, {}, values).render(chunk).encoded())
+    for snapshot in (direct, read):
+        assert snapshot.allocated == {"alloc": Moved(2, 4096 + (1 << 30))}
+        assert snapshot.copied == {"HtoD": Moved(2, 305), "DtoH": Moved(1, 300)}
+        assert not snapshot.not_all_moved
+        assert {total.name: total.size_bytes for total in snapshot.functions if total.size_bytes} == {
+            "cuMemAlloc_v2": 4096 + (1 << 30), "cudaMemcpy": 600, "cuMemcpyHtoD_v2": 5, "cudaMemset2D": 30,
+        }  # fmt: skip
+    totals.count(chunk)
+    assert totals.snapshot(ts_ns).not_all_moved
 
 
 def test_kernels_and_whole_calls_have_their_durations() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ from tests.support.recordings import GPU_CLOCK, PAIR, Load, event, loader, span
 from tracepipe.hooks.effects import effect_of
 from tracepipe.reports.analyses.cuda_calls import is_launch
 from tracepipe.reports.analyses.distribution import LENGTH_COLUMNS, lengths, of_values
+from tracepipe.reports.analyses.slowest import slowest_calls
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.report import Result
 from tracepipe.reports.summary import Options, run
+from tracepipe.reports.writing.rendering import report_lines
 
 
 @pytest.fixture
@@ -120,6 +123,66 @@ def test_memory_events_say_what_was_moved(load: Load) -> None:
     # The one whose length is not known has no part in the rate: 1000 bytes in 200 ns.
     assert (copies["total_ns"], copies["bytes_per_s"], copies["p50_bytes_per_s"]) == (200, 5e9, 4e9)
     assert moved["HtoD (GPU)"]["bytes_per_s"] == 40e9
+
+
+def test_bytes_in_all_count_a_copy_once(load: Load) -> None:
+    host = [
+        event("I", 1_100, "alloc", "memory", args={"size": 1_000}),
+        event("I", 1_110, "set", "memory", args={"size": 500}),
+        event("I", 1_120, "alloc_host", "memory", args={"size": 70}),
+        span(1_200, 1_300, "HtoD", "transfer", args={"size": 400}),
+        span(1_400, 1_500, "DtoH", "transfer", args={"size": 600}),
+    ]
+    gpu = span(1_600, 1_610, "HtoD", "transfer", gpu=0, args={"size": 400})
+    for events, row in (
+        ([*host, gpu], (1_000, 1, 1_000, 2)),
+        ([gpu], (0, 0, 400, 1)),
+        ([span(1_100, 1_140, "cuMemAlloc_v2", args={"size_bytes": 64})], (64, 1, 0, 0)),
+        ([event("I", 1_100, "alloc", "memory")], (None, 1, 0, 0)),
+    ):
+        (found,) = run(load(*events), Options()).as_json()["bytes"]
+        assert tuple(found.values()) == row
+    assert "bytes" not in run(load(span(1_100, 1_140, "cuInit")), Options()).as_json()
+
+
+def test_the_slowest_calls_stand_one_by_one(load: Load) -> None:
+    calls = [span(1_000 + at * 100, 1_000 + at * 100 + at % 7, f"cu{at}", tid=at % 2) for at in range(40)]
+    inside = [span(9_000, 9_900, "cudaOuter", tid=3), span(9_100, 9_800, "cuInner", tid=3)]
+    open_call = event("B", 9_950, "cuNever", tid=4)
+    loaded = load(*calls, *inside, open_call, span(1_000, 99_000, "futex", "syscall"))
+    (slowest,) = [part for part in run(loaded, Options()).parts if part.name == "slowest"]
+    rows = slowest.as_json()
+    assert [row["name"] for row in rows] == [
+        "cudaOuter", "cu6", "cu13", "cu20", "cu27", "cu34", "cu5", "cu12", "cu19", "cu26",
+    ]  # fmt: skip
+    assert (rows[0]["at_ns"], rows[0]["dur_ns"], rows[0]["tid"]) == (9_000 - loaded.facts.start_ns, 900, 3)
+    assert len(run(loaded, Options(slowest=2)).as_json()["slowest"]) == 2
+    assert "slowest" not in run(loaded, Options(slowest=0)).as_json()
+
+
+def test_slowest_calls_of_many_parts_are_those_of_all(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    dice = random.Random(3)
+    lengths = [dice.randrange(60) for _ in range(400)]
+    loaded = load(*(span(at * 100, at * 100 + length, "cuX") for at, length in enumerate(lengths)))
+    expected = sorted(range(400), key=lambda at: (-lengths[at], at))[:25]
+    for rows_at_once in (7, 1 << 16):
+        monkeypatch.setattr("tracepipe.reports.frames.stored.ROWS_AT_ONCE", rows_at_once)
+        assert slowest_calls(loaded.layer("userspace"), 25) == expected
+
+
+def test_without_cuda_calls_the_slowest_are_of_what_was_recorded(load: Load) -> None:
+    rows = run(load(span(1_000, 1_900, "futex", "syscall")), Options()).as_json()["slowest"]
+    assert [row["name"] for row in rows] == ["futex"]
+
+
+def test_a_recording_of_nothing_says_so_in_words(load: Load) -> None:
+    loaded = load()
+    result = run(loaded, Options())
+    assert result.as_json() == {"layers": [], "activities": [], "notes": []}
+    lines = report_lines([loaded], result, width=80)
+    assert "The recording holds no events." in lines
+    assert "No call, system call, driver function, kernel or warp was recorded." in lines
+    assert not any("count" in line for line in lines)
 
 
 def test_without_memory_events_the_calls_that_succeeded_tell(load: Load) -> None:

@@ -40,7 +40,8 @@ class Column:
 class Table:
     """Rows under columns. `name` is its key in JSON, `note` what a reader of it must know.
 
-    `grouped`: rows with the same first cell stand under it, and their second cell in its place.
+    `grouped`: rows with the same first cell stand under it, and their second cell in its place. `empty` is
+    said in the place of the columns where there are no rows.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Table:
     rows: Sequence[Sequence[Any]]
     note: str = ""
     grouped: bool = False
+    empty: str = ""
 
     def as_json(self) -> list[dict[str, Any]]:
         """A dictionary for each row."""

@@ -13,11 +13,12 @@ from typing import Annotated, Any
 
 from tracepipe.event.columns import NONE, Bools, Bytes, Int32s, Int64s
 from tracepipe.event.model import LAYERS
-from tracepipe.event.vocabulary import MEMORY_IN_USE, RUNNING
-from tracepipe.hooks.effects import MEMORY_EFFECTS
-from tracepipe.reports.analyses.cuda_calls import directions, launching, rows_by_effect
-from tracepipe.reports.analyses.distribution import LENGTH_COLUMNS, of_values, rank
-from tracepipe.reports.frames.grouping import equal, greatest, grouped, sort_within
+from tracepipe.event.vocabulary import RUNNING
+from tracepipe.reports.analyses.cuda_calls import launching
+from tracepipe.reports.analyses.distribution import LENGTH_COLUMNS, of_values
+from tracepipe.reports.analyses.moved import moved
+from tracepipe.reports.analyses.slowest import slowest_calls
+from tracepipe.reports.frames.grouping import equal, greatest, sort_within
 from tracepipe.reports.frames.layers import Layer
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.nesting import NOBODY
@@ -37,15 +38,15 @@ class Options:
 
     top: Annotated[int, Option("How many functions and processes; 0: all.", "N")] = 20
     sort: Annotated[str, Option("Functions in the order of this.", choices=SORTS)] = "total"
+    slowest: Annotated[int, Option("How many of the slowest single calls; 0: none.", "N")] = 10
 
 
 def run(run: Run, options: Options) -> Result:
     """The summary of one recording."""
     result = Result("TRACE SUMMARY")
     result.parts += [_layers(run), _activities(run)]
-    if (moved := _moved(run)).rows:
-        result.parts.append(moved)
-    for table, left_out in (_processes(run, options), _functions(run, options)):
+    tables = [*((table, 0) for table in moved(run)), _processes(run, options), _functions(run, options)]
+    for table, left_out in (*tables, (_slowest(run, options), 0)):
         if table.rows:
             result.parts.append(table)
         if left_out:
@@ -67,14 +68,15 @@ def _layers(run: Run) -> Table:
         Column("lost", "lost", "count"),
         Column("lost_percent", "lost %", "percent"),
     )
-    return Table("layers", "Events", columns, rows)
+    return Table("layers", "Events", columns, rows, empty="The recording holds no events.")
 
 
 def _activities(run: Run) -> Table:
     rows = [row for row in _each_activity(run) if row[1]]
     columns = (Column("activity", ""), _COUNT, *LENGTH_COLUMNS)
     note = "Calls inside others are part of them; lengths include whatever a call waits for."
-    return Table("activities", "Activity", columns, rows, note)
+    nothing = "No call, system call, driver function, kernel or warp was recorded."
+    return Table("activities", "Activity", columns, rows, note, empty=nothing)
 
 
 def _each_activity(run: Run) -> Iterator[tuple[Any, ...]]:
@@ -100,92 +102,6 @@ def _each_activity(run: Run) -> Iterator[tuple[Any, ...]]:
 
 
 _NO_LENGTHS = (None,) * len(LENGTH_COLUMNS)
-
-
-Pieces = dict[str, list[tuple[Layer, Int64s]]]
-"""What was done to memory → rows of layers that did it."""
-
-
-def _all_of(run: Run, name: str, found: Pieces) -> None:
-    """Add all events of a layer, those on a GPU apart."""
-    layer = run.layer(name)
-    names = run.shapes.column("name", layer.shape)
-    on_gpu = ~run.has("gpu", None, layer) if name == "transfer" else np.zeros(len(layer), np.bool_)
-    kinds = grouped(names.astype(np.int64) * 2 + on_gpu)
-    for number, rows in sorted(kinds, key=lambda kind: int(kind[1][0])):
-        what = run.shapes.value("name", number // 2)
-        found.setdefault(f"{what} (GPU)" if number % 2 else what, []).append((layer, rows))
-
-
-def _of_calls(run: Run, found: Pieces, *, copies: bool) -> None:
-    """Add what calls allocated and released that succeeded, and what they copied."""
-    calls = run.layer("userspace")
-    for effect, rows in rows_by_effect(run).items():
-        results, known = run.args.result(calls.args[rows], calls.end_args[rows])
-        rows = rows[~known | (results == 0)]
-        if effect != "transfer" and len(rows):
-            found.setdefault(effect, []).append((calls, rows))
-        elif copies and len(rows):
-            told: dict[str, list[int]] = {}
-            for row, direction in zip(rows.tolist(), directions(run, rows), strict=True):
-                told.setdefault(direction, []).append(row)
-            for direction, some in told.items():
-                found.setdefault(direction, []).append((calls, np.array(some, np.int64)))
-
-
-def _moved(run: Run) -> Table:
-    """Allocations and copies: how many, how large, how fast."""
-    note = "Rate: bytes copied by the time of the call, of “(GPU)” by that of the copy on the GPU."
-    found: Pieces = {}
-    _all_of(run, "memory", found)
-    found.pop(MEMORY_IN_USE, None)  # it moves nothing
-    from_calls = not found.keys() & set(MEMORY_EFFECTS) and len(run.layer("userspace")) > 0
-    if from_calls:
-        _of_calls(run, found, copies=not len(run.layer("transfer")))
-        note += " The recording has no events of memory: told by the calls that succeeded."
-    _all_of(run, "transfer", found)
-    rows = [_moved_row(run, what, pieces) for what, pieces in found.items()]
-    columns = (
-        Column("what", ""),
-        _COUNT,
-        Column("total_bytes", "bytes", "bytes"),
-        Column("p50_bytes", "p50", "bytes"),
-        Column("max_bytes", "largest", "bytes"),
-        Column("total_ns", "time", "ns"),
-        Column("bytes_per_s", "rate", "bytes_per_s"),
-        Column("p50_bytes_per_s", "p50", "bytes_per_s"),
-    )
-    return Table("memory", "Memory and copies", columns, rows, note)
-
-
-def _moved_row(run: Run, what: str, pieces: list[tuple[Layer, Int64s]]) -> tuple[Any, ...]:
-    memory = run.layer("memory")
-    columns = [
-        (
-            *run.args.size_bytes(layer.args[rows], layer.end_args[rows]),
-            layer.end_ns[rows] - layer.start_ns[rows],
-            layer.has_length[rows],
-            # To allocate much takes no longer than to allocate little.
-            np.full(len(rows), layer is not memory and what not in MEMORY_EFFECTS),
-        )
-        for layer, rows in pieces
-    ]
-    size_bytes, is_sized, dur_ns, has_length, is_copy = (
-        np.concatenate(column) for column in zip(*columns, strict=True)
-    )
-    known_bytes, known_ns = size_bytes[is_sized], dur_ns[has_length]
-    timed = is_sized & has_length & (dur_ns > 0) & is_copy
-    moved_bytes, took_ns = size_bytes[timed], dur_ns[timed]
-    return (
-        what,
-        len(dur_ns),
-        int(known_bytes.sum()) if len(known_bytes) else None,
-        rank(known_bytes, 50),
-        rank(known_bytes, 100),
-        int(known_ns.sum()) if len(known_ns) else None,
-        float(moved_bytes.sum() * 1e9 / took_ns.sum()) if len(took_ns) else None,
-        rank(moved_bytes / took_ns * 1e9, 50),
-    )
 
 
 def _processes(run: Run, options: Options) -> tuple[Table, int]:
@@ -343,6 +259,34 @@ def _first_ones(run: Run, found: list[_Functions], options: Options) -> Iterator
         more, perhaps = greatest(numbers, perhaps, options.top - len(surely))
         surely = np.concatenate([surely, more])
     return map(function, nsmallest(options.top, np.concatenate([surely, perhaps]), rank))
+
+
+def _slowest(run: Run, options: Options) -> Table:
+    """The calls that took longest, one by one: of the CUDA libraries, else of what was recorded instead."""
+    found = ((name, slowest_calls(run.layer(name), options.slowest)) for name in _OF_LAYER)
+    name, slowest = next((one for one in found if one[1]), ("userspace", []))
+    layer, rows = run.layer(name), []
+    for row in slowest:
+        shape = int(layer.shape[row])
+        values = {key: run.shapes.value(key, int(run.shapes.column(key, shape))) for key in _WHOSE}
+        pid, tid = values["pid"], values["tid"]
+        start_ns, end_ns = int(layer.start_ns[row]), int(layer.end_ns[row])
+        thread = run.thread_name(pid, tid) or run.process_name(pid)
+        rows.append((values["name"], start_ns - run.facts.start_ns, end_ns - start_ns, thread, pid, tid))
+    columns = (
+        Column("name", "call"),
+        Column("at_ns", "at", "at"),
+        Column("dur_ns", "length", "ns"),
+        Column("thread", "thread"),
+        Column("pid", "pid", "id", spare=True),
+        Column("tid", "tid", "id"),
+    )
+    note = f"Single calls of the {_OF_LAYER[name]}, without those inside others."
+    return Table("slowest", "The slowest calls", columns, rows, note)
+
+
+_WHOSE = ("name", "pid", "tid")
+_OF_LAYER = {"userspace": "CUDA libraries", "kernel": "driver", "syscall": "kernel", "gpu_kernel": "GPU"}
 
 
 def _functions_of(run: Run, layer: Layer, of_shape: Any, names: Any, layers: Any) -> _Functions:

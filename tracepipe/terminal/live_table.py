@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from tracepipe.capture.live.threads import FOR_A_PROCESSOR, PREEMPTED, ThreadTotal
 from tracepipe.capture.live.totals import FunctionTotal, Snapshot
 from tracepipe.printable import printable
-from tracepipe.units import duration_text, three_digits
+from tracepipe.units import duration_text, size_text, three_digits
 
 SORTS = ("total", "count", "rate")
 # Powers of four from 256 ns to 4.3 s, each the first duration of a column but the first.
@@ -88,7 +88,8 @@ def functions_that_fit(height: int, snapshot: Snapshot) -> int:
     """How many functions fit into so many lines, with the threads below."""
     threads = len(snapshot.threads)
     below = min(threads, _THREADS_SHOWN) + (threads > 0) + (threads > _THREADS_SHOWN)
-    return max(3, height - 3 - 2 - below)
+    above = 3 + bool(snapshot.allocated or snapshot.copied)
+    return max(3, height - above - 2 - below)
 
 
 def ordered(snapshot: Snapshot, view: View) -> list[FunctionTotal]:
@@ -123,6 +124,24 @@ def _head(snapshot: Snapshot, view: View) -> Iterator[Line]:
     if unmeasured := snapshot.unmeasured:
         text += f" · {unmeasured:,} calls counted without a latency"
     yield Line(text, "loss" if losses else "")
+    if snapshot.allocated or snapshot.copied:
+        yield Line(_moved(snapshot))
+
+
+def _moved(snapshot: Snapshot) -> str:
+    """How much was allocated and copied: by the GPU's own records where no call says it."""
+    by_calls = {name: one for name, one in snapshot.copied.items() if not name.endswith("(GPU)")}
+    parts = []
+    for what, found in (("allocated", snapshot.allocated), ("copied", by_calls or snapshot.copied)):
+        if not found:
+            continue
+        size = size_text(sum(one.size_bytes for one in found.values()))
+        text = f"{what} {size} in {sum(one.count for one in found.values()):,}"
+        if len(found) > 1:
+            each = (f"{name} {size_text(one.size_bytes)}" for name, one in found.items())
+            text += f" ({', '.join(each)})"
+        parts.append(text)
+    return ("at least " if snapshot.not_all_moved else "") + " · ".join(parts)
 
 
 def _function_columns(functions: list[FunctionTotal], snapshot: Snapshot, view: View) -> list[_Cells]:
@@ -134,6 +153,7 @@ def _function_columns(functions: list[FunctionTotal], snapshot: Snapshot, view: 
         _Cells("function", [printable(total.name) for total in functions], is_text=True),
         _Cells("count", [f"{total.count:,}" for total in functions]),
         _Cells("per s", rates, 4),
+        *_sizes(functions),
         _Cells("total", [duration_text(m.total_ns) if m else "" for m in measured]),
         _Cells("p50", [duration_text(m.percentile_ns(50)) if m else "" for m in measured]),
         _Cells("p95", [duration_text(m.percentile_ns(95)) if m else "" for m in measured], 6),
@@ -153,6 +173,13 @@ def _function_columns(functions: list[FunctionTotal], snapshot: Snapshot, view: 
 
 def _by_time(snapshot: Snapshot) -> list[ThreadTotal]:
     return sorted(snapshot.threads, key=lambda thread: -thread.running_ns)
+
+
+def _sizes(functions: list[FunctionTotal]) -> Iterator[_Cells]:
+    """What calls allocated, copied or set, where some did."""
+    if any(total.size_bytes for total in functions):
+        cells = [size_text(total.size_bytes) if total.size_bytes else "" for total in functions]
+        yield _Cells("bytes", cells, 5)
 
 
 def _thread_columns(snapshot: Snapshot) -> list[_Cells]:

@@ -26,7 +26,7 @@ from tracepipe.capture.records.record_text import state_of_text
 from tracepipe.event.columns import SPECIAL, SourceBatch
 from tracepipe.event.model import MONOTONIC, Header
 from tracepipe.event.shape import Shape
-from tracepipe.event.tables import Tables
+from tracepipe.event.tables import Args, Tables
 from tracepipe.event.vocabulary import RUNNING
 from tracepipe.event.warps import Warps
 
@@ -35,20 +35,23 @@ _OF_SYSCALLS = {"B": SYSCALL_ENTER, "E": SYSCALL_EXIT}
 _OF_SCHEDULER = {
     (RUNNING, "B"): SWITCH_IN, (RUNNING, "E"): SWITCH_OUT, ("wakeup", "I"): WAKEUP, ("migrate", "I"): MIGRATE,
 }  # fmt: skip
-# Of events in these layers the calls are shown that they tell of.
-_TOLD_BY_CALLS = frozenset({"memory", "transfer"})
+# Events in these layers tell what calls did, which are shown.
+_OF_MEMORY = frozenset({"memory", "transfer"})
 
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
     """What the events of a shape become: a row of this kind and id, of a thread, which they name where they
-    have `comm`. `is_dated`: on the recording's own clock. `kind` is None for events that are only counted.
+    have `comm`. `is_dated`: on the recording's own clock. `moves` is the name of what was done to memory.
+    `kind` is None for events that are no calls.
     """
 
     tid: int
     pid: int
     comm: str
     is_dated: bool
+    moves: str = ""
+    is_copy: bool = False
     kind: int | None = None
     number: int = 0
 
@@ -92,12 +95,14 @@ class RecordedTotals:
                     self._last_ns = ts_ns
                 if rule.comm:
                     totals.name_thread(rule.tid, rule.pid, rule.comm)
+                if rule.moves:
+                    self._take_moved(rule, tables.args(args), totals)
                 if rule.kind is None:
                     continue
                 a0 = dur_ns
                 if rule.kind == SWITCH_OUT:
                     a0 = state_of_text(tables.args(args).get("prev_state"))
-                rows.append((ts_ns, rule.tid, rule.pid, rule.number, rule.kind, a0, 0))
+                rows.append((ts_ns, rule.tid, rule.pid, rule.number, rule.kind, a0, 0, 0, 0))
             _flush(rows, totals)
             self._read_at_ns = time.monotonic_ns()
             self._count(batch, tables)
@@ -136,6 +141,13 @@ class RecordedTotals:
             _flush(rows, totals)
             totals.lose(Loss(other.get("layer"), other["count"], 0, 0, ""))
 
+    def _take_moved(self, rule: _Rule, args: Args, totals: Totals) -> None:
+        """Take what was done to memory, by which call if that is told."""
+        size = args.get("size", args.get("size_bytes"))
+        number = self._numbers.get(Function("userspace", str(args.get("call"))))
+        size_bytes = size if isinstance(size, int) else 0
+        totals.moved.add(rule.moves, size_bytes, is_copy=rule.is_copy, number=number)
+
     def _count(self, batch: SourceBatch, tables: Tables) -> None:
         for number, count in Counter(batch.events.shape.tolist()).items():
             if number != SPECIAL:
@@ -157,7 +169,10 @@ class RecordedTotals:
     def _rule_of(self, shape: Shape, totals: Totals) -> _Rule:
         tid, pid = shape.tid or 0, shape.pid or 0
         rule = _Rule(tid, pid, "" if shape.on_stream else shape.comm or "", shape.clock is None)
-        if shape.type == "gpu_thread" or (shape.type in _TOLD_BY_CALLS and not shape.on_stream):
+        if shape.type in _OF_MEMORY and shape.phase != "E":
+            moves = shape.name + " (GPU)" * shape.on_stream
+            rule = replace(rule, moves=moves, is_copy=shape.type == "transfer")
+        if shape.type == "gpu_thread" or (shape.type in _OF_MEMORY and not shape.on_stream):
             return rule
         if shape.type == "scheduler" and (kind := _OF_SCHEDULER.get((shape.name, shape.phase))):
             return replace(rule, kind=kind)

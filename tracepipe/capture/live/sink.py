@@ -43,7 +43,9 @@ class LiveSink:
     def begin(self, plan: Plan, start_ns: int) -> None:
         """What will come: records of this plan, from `start_ns` on. Before the first `put`."""
         syscalls = SYSCALLS.get(platform.machine(), {})
-        self._totals = Totals(map(function_of, plan.probes), syscalls, start_ns, plan.layers)
+        self._totals = Totals(
+            map(function_of, plan.probes), syscalls, start_ns, plan.layers, values=plan.values
+        )
         sys.setswitchinterval(_SWITCH_S)
         self._thread.start()
 

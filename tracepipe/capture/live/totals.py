@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from tracepipe.capture.live.histogram import Histogram
+from tracepipe.capture.live.moved import Moved, MovedTotals
 from tracepipe.capture.live.threads import SchedulerTotals, ThreadTotal
 from tracepipe.capture.machine.threads import comm_of
 from tracepipe.capture.records.loss import Loss
@@ -22,6 +23,7 @@ from tracepipe.capture.records.record import (
     CALL_RETURN,
     EVENT,
     MIGRATE,
+    MORE,
     SWITCH_IN,
     SWITCH_OUT,
     SYSCALL_ENTER,
@@ -33,8 +35,8 @@ from tracepipe.capture.records.record import (
 )
 from tracepipe.hooks.hook import Probe, TracepointPlace
 
-# Of a record, ts_ns │ tid │ tgid │ id │ kind │ a[0] │ a[1]; all of it is drawn in record.py.
-_READ = struct.Struct("<8xQIIIB3xQQ16x")
+# Of a record, ts_ns │ tid │ tgid │ id │ kind │ a[0] … a[3]; all of it is drawn in record.py.
+_READ = struct.Struct("<8xQIIIB3xQQQQ")
 _KIND_OF = struct.Struct("<24xIB35x")  # id │ kind
 _SCHEDULER = frozenset({SWITCH_OUT, SWITCH_IN, WAKEUP, MIGRATE})
 _SETTLE = 4096  # durations of a function that are put into its histogram at once
@@ -43,8 +45,8 @@ _TRIM_BYTES = 4 << 20  # of records, between looks at what does not return
 
 WHOLE = 0
 """The kind of a row for a whole call, whose a[0] is its duration. Records have none of it."""
-Row = tuple[int, int, int, int, int, int, int]
-"""ts_ns, tid, tgid, id, kind, a[0] and a[1] of a record, or of what stands for one."""
+Row = tuple[int, int, int, int, int, int, int, int, int]
+"""ts_ns, tid, tgid, id, kind and a[0] to a[3] of a record, or of what stands for one."""
 _Open = tuple[int, int]
 """A call in progress: its function or number, and when it was entered."""
 
@@ -56,12 +58,15 @@ class Function:
     layer: str
     name: str
     is_instant: bool = False
+    probe: Probe | None = field(default=None, compare=False)
+    """What records it, where that also tells what its calls did to memory."""
 
 
 def function_of(probe: Probe) -> Function:
     """The function that a probe records."""
     is_instant = not probe.hook.returns or isinstance(probe.place, TracepointPlace)
-    return Function(probe.layer, probe.name, is_instant)
+    tells = probe.hook.effect not in ("", "name")
+    return Function(probe.layer, probe.name, is_instant, probe if tells else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +85,16 @@ class FunctionTotal:
     open_count: int = 0
     oldest_ns: int = 0
     unmeasured: int = 0
+    size_bytes: int = 0
+    """What they allocated, copied or set."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All totals at one instant of CLOCK_MONOTONIC. `counts` are events by layer, as a file has them."""
+    """All totals at one instant of CLOCK_MONOTONIC. `counts` are events by layer, as a file has them;
+    `allocated` and `copied` by the names of their events (`alloc`, `HtoD`), `not_all_moved` where some calls
+    were not looked at.
+    """
 
     now_ns: int
     start_ns: int
@@ -93,6 +103,9 @@ class Snapshot:
     threads: list[ThreadTotal] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     losses: dict[str, int] = field(default_factory=dict)
+    allocated: dict[str, Moved] = field(default_factory=dict)
+    copied: dict[str, Moved] = field(default_factory=dict)
+    not_all_moved: bool = False
 
     @property
     def unmeasured(self) -> int:
@@ -136,11 +149,16 @@ class Totals:
         start_ns: int,
         layers: tuple[str, ...],
         *,
+        values: Mapping[str, Mapping[int, str]] | None = None,
         name_of: Callable[[int, int], str] = comm_of,
     ) -> None:
-        """`name_of(pid, tid)` names threads that ran before, and whose names no record tells."""
+        """`values` are those of the plan; `name_of(pid, tid)` names threads that ran before, and whose names
+        no record tells.
+        """
         self._known: list[Function] = []
         self._instants: set[int] = set()
+        self._telling: dict[int, Probe] = {}
+        self.moved = MovedTotals(values or {})
         for function in functions:
             self.meet(function)
         self._syscalls, self._start_ns, self._layers = syscalls, start_ns, layers
@@ -158,6 +176,8 @@ class Totals:
         self._known.append(function)
         if function.is_instant:
             self._instants.add(number)
+        if function.probe is not None:
+            self._telling[number] = function.probe
         return number
 
     def name_thread(self, tid: int, tgid: int, name: str) -> None:
@@ -173,9 +193,12 @@ class Totals:
         entered, durations = self._functions.entered, self._functions.durations
         numbers, spans = self._system_calls.entered, self._system_calls.durations
         stacks, in_syscall, instants = self._stacks, self._in_syscall, self._instants
-        for ts_ns, tid, tgid, number, kind, a0, a1 in rows:
+        telling, moved = self._telling, self.moved
+        for ts_ns, tid, tgid, number, kind, a0, a1, a2, a3 in rows:
             if kind == CALL_ENTER:
                 entered[number] += 1
+                if number in telling:
+                    moved.enter(tid, number, telling[number], ts_ns, (a0, a1, a2, a3))
                 if number in instants:
                     continue
                 if tid in stacks:
@@ -188,6 +211,8 @@ class Totals:
                     durations[number].append(ts_ns - stack.pop()[1])
                 else:
                     self._return_below(stack, number, ts_ns)
+                if number in telling:
+                    moved.leave(tid, number, telling[number], ts_ns, a0, a1)
             elif kind == SYSCALL_ENTER:
                 numbers[number] += 1
                 in_syscall[tid] = number, ts_ns
@@ -202,6 +227,9 @@ class Totals:
                     self._forget_thread(tid)
             elif kind == EVENT:
                 entered[number] += 1
+            elif kind == MORE:
+                if number in telling:
+                    moved.more(tid, number, (a0, a1, a2, a3))
             elif kind == WHOLE:
                 entered[number] += 1
                 durations[number].append(a0)
@@ -248,6 +276,8 @@ class Totals:
             self._in_syscall.clear()
         if layer in (None, "scheduler"):
             self._scheduler.forget()
+        if layer in (None, "userspace"):
+            self.moved.forget()
         if layer is None:
             self._stacks.clear()
         else:
@@ -297,8 +327,18 @@ class Totals:
             )
             for n in self._system_calls.entered
         ]
-        threads = self._scheduler.threads(now_ns)
-        return Snapshot(now_ns, self._start_ns, self._layers, functions, threads, counts, dict(self.losses))
+        return Snapshot(
+            now_ns,
+            self._start_ns,
+            self._layers,
+            functions,
+            self._scheduler.threads(now_ns),
+            counts,
+            dict(self.losses),
+            self.moved.allocated(),
+            self.moved.copied(),
+            self.moved.is_partial,
+        )
 
     def _total(
         self, calls: _Calls, number: int, layer: str, name: str, in_progress: Mapping[int, list[int]]
@@ -309,7 +349,10 @@ class Totals:
         if calls is self._functions and number in self._instants:
             unmeasured = 0
         oldest_ns = min(entered_ns, default=0)
-        return FunctionTotal(layer, name, count, latencies, len(entered_ns), oldest_ns, unmeasured)
+        size_bytes = self.moved.bytes_of.get(number, 0) if calls is self._functions else 0
+        return FunctionTotal(
+            layer, name, count, latencies, len(entered_ns), oldest_ns, unmeasured, size_bytes
+        )
 
     def _return_below(self, stack: list[_Open] | None, number: int, ts_ns: int) -> None:
         """A return of a call that is not the thread's innermost: those inside it have ended unseen."""

@@ -86,7 +86,9 @@ class Calls:
         self, lines: Lines, ts_ns: int, tid: int, where: Where, number: int, result: int, out: int
     ) -> None:
         """Add the line of what a call that returned did, unless it did nothing or another line says it."""
-        self._effects.leave(lines, tid, self._texts_of[number].probe, ts_ns, where, result, out)
+        done = self._effects.leave(tid, self._texts_of[number].probe, ts_ns, result, out)
+        if done is not None:
+            done.add_to(lines, where)
 
     def _further(
         self,

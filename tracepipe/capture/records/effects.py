@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from tracepipe.capture.records.line import Head, Lines, Where
 from tracepipe.hooks.hook import INTEGER_KINDS, Argument, Probe
@@ -60,33 +61,37 @@ class Effects:
             del thread.open[0]
         thread.open.append((self._effect_of(probe), ts_ns, words))
 
-    def leave(
-        self, lines: Lines, tid: int, probe: Probe, ts_ns: int, where: Where, result: int, out: int
-    ) -> None:
-        """Add the line of what the call did, unless it did nothing or a call inside it has told it.
+    def leave(self, tid: int, probe: Probe, ts_ns: int, result: int, out: int) -> Done | None:
+        """What the call did, unless it did nothing or a call inside it has told it.
 
         `result` is the register, `out` what the `out` argument points to now. A call whose entry is not known
         is passed over; those inside it have lost their returns.
         """
         thread = self._threads.get(tid)
         if thread is None:
-            return
+            return None
         place = len(thread.open) - 1
         while place >= 0 and thread.open[place][0].probe is not probe:
             place -= 1
         if place < 0:
-            return
+            return None
         effect, entered_ns, words = thread.open[place]
         del thread.open[place:]
         # Entries can be told as late as the returns (a filter by duration): the times say what was inside.
         if not effect.succeeded(result) or thread.told_ns.get(effect.kind, -1) > entered_ns:
-            return
+            return None
         thread.told_ns[effect.kind] = ts_ns
+        size_bytes = effect.size_bytes(words)
         if effect.kind == _TRANSFER:
+            if not size_bytes or size_bytes < 0:
+                return None
             direction = effect.direction(words) or thread.direction_around()
-            effect.add_transfer(lines, entered_ns, ts_ns, where, words, direction)
-        else:
-            effect.add_memory(lines, ts_ns, where, words, out)
+            return Done(effect, entered_ns, ts_ns, words, size_bytes, direction=direction)
+        address = effect.address(words, out)
+        is_nothing = not address if effect.kind in _FREEING else size_bytes is not None and size_bytes <= 0
+        if is_nothing:  # to free it, and to allocate it, is allowed everywhere
+            return None
+        return Done(effect, entered_ns, ts_ns, words, size_bytes, address)
 
     def _effect_of(self, probe: Probe) -> _Effect:
         # By identity: to hash a probe is to hash all that its hook says. The effect keeps it alive.
@@ -94,6 +99,33 @@ class Effects:
         if effect is None:
             effect = self._effects[id(probe)] = _Effect(probe, self._names)
         return effect
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a call did that has returned: to so many bytes, if it says to how many."""
+
+    effect: _Effect
+    entered_ns: int
+    ts_ns: int
+    words: Words
+    size_bytes: int | None
+    address: int = 0
+    direction: str = ""
+
+    @property
+    def name(self) -> str:
+        """What it did: that of its event."""
+        return self.effect.kind if self.effect.kind != _TRANSFER else self.direction or "copy"
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether it copied something."""
+        return self.effect.kind == _TRANSFER
+
+    def add_to(self, lines: Lines, where: Where) -> None:
+        """Add its line."""
+        (self.effect.add_transfer if self.is_copy else self.effect.add_memory)(lines, self, where)
 
 
 class _Thread:
@@ -121,9 +153,9 @@ class _Effect:
         self.probe = probe
         self.kind = hook.effect
         self._values = values(probe.signature)
-        self._address = self._address_reader()
+        self.address = self._address_reader()
         self._shown = argument_text(probe.signature, {}, _SHOWN.get(self.kind, _SHOWN_OF_MEMORY))
-        self._size = self._size_reader()
+        self.size_bytes = self._size_reader()
         self._call = f'"call":{json.dumps(probe.symbol)}'
         self._heads: dict[str, Head] = {}
         self._is_async = "Async" in probe.symbol
@@ -144,32 +176,23 @@ class _Effect:
         name = self._directions.get(self._chosen_direction(words), "")
         return "" if name == _UNDECIDED else name
 
-    def add_transfer(
-        self, lines: Lines, entered_ns: int, ts_ns: int, where: Where, words: Words, direction: str
-    ) -> None:
-        """Add the line of a copy, unless it is of no bytes."""
-        size_bytes = self._size(words)
-        if size_bytes is None or size_bytes <= 0:
-            return
-        way = f',"direction":{json.dumps(direction)}' if direction else ""
-        args = f'"size":{size_bytes}{way}{self._members(words)}'
-        head = self._head(direction or "copy")
+    def add_transfer(self, lines: Lines, done: Done, where: Where) -> None:
+        """Add the line of a copy."""
+        way = f',"direction":{json.dumps(done.direction)}' if done.direction else ""
+        args = f'"size":{done.size_bytes}{way}{self._members(done.words)}'
+        head = self._head(done.name)
         if self._is_async:
-            lines.event(ts_ns, head, *where, args)
+            lines.event(done.ts_ns, head, *where, args)
         else:
-            lines.span(entered_ns, ts_ns - entered_ns, head, where, args)
+            lines.span(done.entered_ns, done.ts_ns - done.entered_ns, head, where, args)
 
-    def add_memory(self, lines: Lines, ts_ns: int, where: Where, words: Words, out: int) -> None:
-        """Add the line of an allocation, a free or a fill, unless there was nothing to do."""
-        size_bytes, address = self._size(words), self._address(words, out)
-        is_nothing = not address if self.kind in _FREEING else size_bytes is not None and size_bytes <= 0
-        if is_nothing:  # to free it, and to allocate it, is allowed everywhere
-            return
-        members = "" if size_bytes is None else f',"size":{size_bytes}'
-        if address:  # 0 is what an allocation has whose address could not be read
-            members += f',"address":{address}'
-        members += self._members(words)
-        lines.event(ts_ns, self._head(self.kind), *where, members[1:])
+    def add_memory(self, lines: Lines, done: Done, where: Where) -> None:
+        """Add the line of an allocation, a free or a fill."""
+        members = "" if done.size_bytes is None else f',"size":{done.size_bytes}'
+        if done.address:  # 0 is what an allocation has whose address could not be read
+            members += f',"address":{done.address}'
+        members += self._members(done.words)
+        lines.event(done.ts_ns, self._head(done.name), *where, members[1:])
 
     def _head(self, name: str) -> Head:
         head = self._heads.get(name)

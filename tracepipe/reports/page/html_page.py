@@ -146,6 +146,8 @@ def _section(section: Section) -> dict[str, Any]:
 
 
 def _part(part: Table | Drawing) -> dict[str, Any]:
+    if isinstance(part, Table) and part.empty and not part.rows:
+        return {"kind": "text", "lines": [part.empty]}
     if isinstance(part, Table):
         return _table(part)
     data = part.as_json()

@@ -67,7 +67,9 @@ def report_lines(
         say(result.title, "bold")
     for part in result.parts:
         say("")
-        if isinstance(part, Table):
+        if isinstance(part, Table) and part.empty and not part.rows:
+            say(part.empty)
+        elif isinstance(part, Table):
             say(part.title, "bold")
             console.print(_table(part, width, ascii_only))
             if part.note:

@@ -1,0 +1,129 @@
+"""What was allocated and copied: by events of memory and of copies, or by the calls that did it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tracepipe.event.columns import Int64s
+from tracepipe.event.vocabulary import MEMORY_IN_USE
+from tracepipe.hooks.effects import MEMORY_EFFECTS, effect_of
+from tracepipe.reports.analyses.cuda_calls import directions, rows_by_effect
+from tracepipe.reports.analyses.distribution import rank
+from tracepipe.reports.frames.grouping import grouped
+from tracepipe.reports.frames.layers import Layer
+from tracepipe.reports.frames.libraries import np
+from tracepipe.reports.frames.run import Run
+from tracepipe.reports.report import Column, Table
+
+_ON_GPU = " (GPU)"
+Pieces = dict[str, list[tuple[Layer, Int64s]]]
+"""What was done to memory → rows of layers that did it."""
+
+
+def _all_of(run: Run, name: str, found: Pieces) -> None:
+    """Add all events of a layer, those on a GPU apart."""
+    layer = run.layer(name)
+    names = run.shapes.column("name", layer.shape)
+    on_gpu = ~run.has("gpu", None, layer) if name == "transfer" else np.zeros(len(layer), np.bool_)
+    kinds = grouped(names.astype(np.int64) * 2 + on_gpu)
+    for number, rows in sorted(kinds, key=lambda kind: int(kind[1][0])):
+        what = run.shapes.value("name", number // 2)
+        found.setdefault(what + _ON_GPU if number % 2 else what, []).append((layer, rows))
+
+
+def _of_calls(run: Run, found: Pieces, *, copies: bool) -> None:
+    """Add what calls allocated and released that succeeded, and what they copied."""
+    calls = run.layer("userspace")
+    for effect, rows in rows_by_effect(run).items():
+        results, known = run.args.result(calls.args[rows], calls.end_args[rows])
+        rows = rows[~known | (results == 0)]
+        if effect != "transfer" and len(rows):
+            found.setdefault(effect, []).append((calls, rows))
+        elif copies and len(rows):
+            told: dict[str, list[int]] = {}
+            for row, direction in zip(rows.tolist(), directions(run, rows), strict=True):
+                told.setdefault(direction, []).append(row)
+            for direction, some in told.items():
+                found.setdefault(direction, []).append((calls, np.array(some, np.int64)))
+
+
+def moved(run: Run) -> list[Table]:
+    """Allocations and copies, in all and by what was done: how many, how large, how fast."""
+    note = "Rate: bytes copied by the time of the call, of “(GPU)” by that of the copy on the GPU."
+    found: Pieces = {}
+    _all_of(run, "memory", found)
+    found.pop(MEMORY_IN_USE, None)  # it moves nothing
+    from_calls = not found.keys() & set(MEMORY_EFFECTS) and len(run.layer("userspace")) > 0
+    if from_calls:
+        _of_calls(run, found, copies=not len(run.layer("transfer")))
+        note += " The recording has no events of memory: told by the calls that succeeded."
+    _all_of(run, "transfer", found)
+    rows = [_row(run, what, pieces) for what, pieces in found.items()]
+    columns = (
+        Column("what", ""),
+        Column("count", "count", "count"),
+        Column("total_bytes", "bytes", "bytes"),
+        Column("p50_bytes", "p50", "bytes"),
+        Column("max_bytes", "largest", "bytes"),
+        Column("total_ns", "time", "ns"),
+        Column("bytes_per_s", "rate", "bytes_per_s"),
+        Column("p50_bytes_per_s", "p50", "bytes_per_s"),
+    )
+    copies = {what for what, pieces in found.items() if _are_copies(run, what, pieces[0][0])}
+    return [_in_all(rows, copies), Table("memory", "Memory and copies", columns, rows, note)]
+
+
+def _are_copies(run: Run, what: str, layer: Layer) -> bool:
+    """Whether rows of a layer, called so, copied something."""
+    return layer is run.layer("transfer") or (layer is run.layer("userspace") and what not in MEMORY_EFFECTS)
+
+
+def _in_all(rows: list[tuple[Any, ...]], copies: set[str]) -> Table:
+    """What was allocated on GPUs and what was copied, as one row."""
+    allocated = [row for row in rows if row[0] == "alloc" or effect_of(row[0])[0] == "alloc"]
+    # A copy that a call asked for and the GPU recorded is one.
+    by_calls = [row for row in rows if row[0] in copies and not row[0].endswith(_ON_GPU)]
+    copied = by_calls or [row for row in rows if row[0] in copies]
+    row = (_sum(allocated), sum(row[1] for row in allocated), _sum(copied), sum(row[1] for row in copied))
+    columns = (
+        Column("allocated_bytes", "allocated", "bytes"),
+        Column("allocations", "allocations", "count"),
+        Column("copied_bytes", "copied", "bytes"),
+        Column("copies", "copies", "count"),
+    )
+    return Table("bytes", "Bytes in all", columns, [row] if allocated or copied else [])
+
+
+def _sum(rows: list[tuple[Any, ...]]) -> int | None:
+    known = [row[2] for row in rows if row[2] is not None]
+    return sum(known) if known or not rows else None
+
+
+def _row(run: Run, what: str, pieces: list[tuple[Layer, Int64s]]) -> tuple[Any, ...]:
+    memory = run.layer("memory")
+    columns = [
+        (
+            *run.args.size_bytes(layer.args[rows], layer.end_args[rows]),
+            layer.end_ns[rows] - layer.start_ns[rows],
+            layer.has_length[rows],
+            # To allocate much takes no longer than to allocate little.
+            np.full(len(rows), layer is not memory and what not in MEMORY_EFFECTS),
+        )
+        for layer, rows in pieces
+    ]
+    size_bytes, is_sized, dur_ns, has_length, is_copy = (
+        np.concatenate(column) for column in zip(*columns, strict=True)
+    )
+    known_bytes, known_ns = size_bytes[is_sized], dur_ns[has_length]
+    timed = is_sized & has_length & (dur_ns > 0) & is_copy
+    moved_bytes, took_ns = size_bytes[timed], dur_ns[timed]
+    return (
+        what,
+        len(dur_ns),
+        int(known_bytes.sum()) if len(known_bytes) else None,
+        rank(known_bytes, 50),
+        rank(known_bytes, 100),
+        int(known_ns.sum()) if len(known_ns) else None,
+        float(moved_bytes.sum() * 1e9 / took_ns.sum()) if len(took_ns) else None,
+        rank(moved_bytes / took_ns * 1e9, 50),
+    )

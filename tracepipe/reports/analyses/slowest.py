@@ -1,0 +1,31 @@
+"""The longest of single calls, found without a look at all of them at once."""
+
+from __future__ import annotations
+
+from tracepipe.event.columns import Int64s
+from tracepipe.reports.frames.layers import Layer
+from tracepipe.reports.frames.libraries import np
+from tracepipe.reports.frames.nesting import NOBODY
+from tracepipe.reports.frames.spans import FROM_DURATION, SPAN
+from tracepipe.reports.frames.stored import parts
+
+
+def slowest_calls(layer: Layer, most: int) -> list[int]:
+    """The rows of the longest calls that are in no other, at most so many: the longest first, of equals the
+    one that began first.
+    """
+    rows, lengths_ns = np.empty(0, np.int64), np.empty(0, np.int64)
+    for part in parts(len(layer) if most > 0 else 0):
+        timed = (layer.kind[part] == SPAN) | (layer.kind[part] == FROM_DURATION)
+        more = np.flatnonzero(timed & (layer.parent[part] == NOBODY)) + part.start
+        rows = np.concatenate([rows, more])
+        lengths_ns = np.concatenate([lengths_ns, _lengths_ns(layer, more)])
+        longest = np.argsort(-lengths_ns, kind="stable")[:most]
+        rows, lengths_ns = rows[longest], lengths_ns[longest]
+    longest_rows: list[int] = rows.tolist()
+    return longest_rows
+
+
+def _lengths_ns(layer: Layer, rows: Int64s) -> Int64s:
+    lengths_ns: Int64s = layer.end_ns[rows] - layer.start_ns[rows]
+    return lengths_ns
