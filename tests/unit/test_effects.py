@@ -145,6 +145,13 @@ def test_the_runtimes_kind_is_the_direction(kind: int, name: str) -> None:
     assert (event["name"], event["args"]["direction"]) == (name, name)
 
 
+def test_the_names_of_a_users_set_are_those_of_all_recordings() -> None:
+    thread = Thread(Effects({"cudaMemcpyKind": {1: "H2D"}}))
+    event = thread.call("cudaMemcpy", 1, 2, 4096, 1)
+    assert event is not None
+    assert (event["name"], event["args"]["direction"]) == ("HtoD", "HtoD")
+
+
 @pytest.mark.parametrize("kind", [4, 9])
 def test_a_copy_whose_way_nobody_says_is_a_copy(kind: int) -> None:
     event = Thread().call("cudaMemcpy", 1, 2, 4096, kind)

@@ -54,7 +54,7 @@ def test_the_sample_of_the_documentation() -> None:
     assert clock == "trace"
     assert records[2:] == [
         {**who, "name": "cudaMemcpy", "phase": "B", "ts_ns": 1236 * MS,
-         "args": {"size_bytes": 1048576, "kind": 1, "direction": "H2D"}},
+         "args": {"size_bytes": 1048576, "kind": 1, "direction": "HtoD"}},
         {**who, "name": "cudaMemcpy", "phase": "E", "ts_ns": 1237 * MS, "args": {"result": 0}},
         {**who, "name": "cudaLaunchKernel", "phase": "B", "ts_ns": 1240 * MS,
          "args": {"function": "0x7f8b3c4d2a00"}},
@@ -95,14 +95,14 @@ def test_a_copys_size_that_may_be_its_kind_is_imported_and_said_once() -> None:
     assert [r["args"] for r in records if r["phase"] == "B"] == [
         {"size_bytes": 4, "kind": 1},
         {"size_bytes": 0, "kind": 1},
-        {"size_bytes": 5, "kind": 1, "direction": "H2D"},
+        {"size_bytes": 5, "kind": 1, "direction": "HtoD"},
     ]
     assert [(p.line, p.skipped) for p in problems if p.field == "size"] == [(1, False)]
 
 
 def test_the_libbpf_tools_small_copy_is_a_small_copy() -> None:
     _, records, problems = read(tagged("10:00:00", "cudaMemcpy", "ENTER", "size=4 bytes, kind=2"))
-    assert records[0]["args"] == {"size_bytes": 4, "kind": 2, "direction": "D2H", "placed_by": "order"}
+    assert records[0]["args"] == {"size_bytes": 4, "kind": 2, "direction": "DtoH", "placed_by": "order"}
     assert [p.field for p in problems] == ["TIME"]
 
 

@@ -90,7 +90,7 @@ def test_every_key_of_every_variant_is_kept() -> None:
     assert [(r["type"], r.get("name")) for r in records] == [
         ("userspace", "cuInit"),
         ("memory", "alloc"),
-        ("transfer", "H2D"),
+        ("transfer", "HtoD"),
         ("userspace", "launch"),
         ("kernel", "nvidia_ioctl"),
         ("kernel", "alloc"),
@@ -375,6 +375,25 @@ def test_a_wrong_line_without_a_time_is_named_by_its_own_number() -> None:
     records, problems = read_all(layered.read(io.BytesIO(data), between=True))
     assert len(records) == 2
     assert [(p.line, p.field) for p in problems if p.skipped] == [(2, "name")]
+
+
+@pytest.mark.parametrize(
+    ("fields", "name", "direction"),
+    [
+        ({"direction": "H2D"}, "HtoD", "HtoD"),
+        ({"direction": "DeviceToHost"}, "DtoH", "DtoH"),
+        ({"name": "cuMemcpyHtoD_v2"}, "HtoD", None),
+        ({"name": "cudaMemcpy", "kind": 2}, "DtoH", None),
+        ({"name": "cudaMemcpyAsync", "direction": "d2d"}, "DtoD", "DtoD"),
+        ({"name": "cudaMemcpy"}, "copy", None),
+        ({"name": "cuMemcpyDtoH", "direction": 2}, "DtoH", 2),
+        ({"name": "my copy"}, "my copy", None),
+    ],
+)
+def test_copies_are_named_by_direction(fields: dict[str, Any], name: str, direction: object) -> None:
+    (record,), _ = read(json.dumps({"ts": 5, "type": "transfer", "size": 1, **fields}).encode() + b"\n")
+    assert (record["name"], record["args"].get("direction")) == (name, direction)
+    assert record["args"].get("call") == (fields.get("name") if "cu" in fields.get("name", "") else None)
 
 
 @pytest.mark.parametrize(

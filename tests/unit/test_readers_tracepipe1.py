@@ -509,3 +509,10 @@ def test_a_column_holds_up_to_63_bits(limit: int) -> None:
         assert (records, [(p.line, p.field) for p in problems]) == ([], [(2, "warp[1]")])
     else:
         assert [(r["warp"], r["entry_clk"]) for r in records] == [([0, limit], [limit, 0])]
+
+
+@pytest.mark.parametrize("name", ["H2D", "HtoD", "host_to_device", "cudaMemcpyHostToDevice"])
+def test_a_direction_has_one_name(name: str) -> None:
+    copy = {"ts_ns": 1, "type": "transfer", "name": name, "phase": "X", "dur_ns": 2}
+    records, problems = read(orjson.dumps(copy), orjson.dumps({**copy, "type": "kernel"}))
+    assert ([record["name"] for record in records], problems) == (["HtoD", name], [])

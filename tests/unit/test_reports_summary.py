@@ -195,6 +195,7 @@ def test_without_memory_events_the_calls_that_succeeded_tell(load: Load) -> None
             event("B", 1_200, "cuMemAlloc_v2", args={"size_bytes": 1 << 40}),
             event("E", 1_210, "cuMemAlloc_v2", args={"result": 2}),
             span(1_300, 1_320, "cudaMemcpy", args={"size_bytes": 100, "direction": "H2D"}),
+            span(1_350, 1_370, "cudaMemcpy", args={"size_bytes": 100, "direction": "HtoD"}),
             span(1_400, 1_420, "cuMemcpyDtoH_v2", args={"size_bytes": 100}),
         ),
         Options(),
@@ -203,7 +204,7 @@ def test_without_memory_events_the_calls_that_succeeded_tell(load: Load) -> None
     keys = ("count", "total_bytes", "total_ns", "bytes_per_s")
     assert {what: tuple(row[key] for key in keys) for what, row in moved.items()} == {
         "alloc": (1, 64, 30, None),
-        "H2D": (1, 100, 20, 5e9),
+        "HtoD": (2, 200, 40, 5e9),
         "DtoH": (1, 100, 20, 5e9),
     }
 

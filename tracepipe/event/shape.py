@@ -8,7 +8,7 @@ from typing import Any
 
 from tracepipe.event.columns import NO_INDEX, Index, Three
 from tracepipe.event.model import HOST_LAYERS
-from tracepipe.event.vocabulary import RUNNING
+from tracepipe.event.vocabulary import RUNNING, direction_named
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,10 @@ def shape_of(record: Mapping[str, Any]) -> Shape:
     get = record.get
     kind, grid = record["type"], get("grid")
     block = None if kind == "gpu_thread" else get("block")
+    name = record["name"]
     return Shape(
         kind,
-        record["name"],
+        direction_named(name) if kind == "transfer" else name,
         record["phase"],
         get("pid"),
         get("tid"),

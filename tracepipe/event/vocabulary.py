@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from functools import lru_cache
 from typing import Final
 
 RUNNING: Final = "running"
@@ -12,3 +14,19 @@ ADDRESS_KEYS: Final = ("address", "ptr", "dptr", "devPtr")
 """Keys of the address in the arguments of a `memory` event, as the sources of recordings call it."""
 SIZE_KEYS: Final = ("size_bytes", "size")
 """Keys of what a `memory` or `transfer` event is about, bytes, likewise."""
+COPY_KINDS: Final = ("HtoH", "HtoD", "DtoH", "DtoD", "default")
+"""The direction of a copy by the number that the CUDA runtime has for it, cudaMemcpyKind."""
+_WAY = re.compile(
+    r"(?:cudaMemcpy)?(h|d|a|p|host|device|array|peer)(?:2|[ _-]?to[ _-]?|->)(h|d|a|p|host|device|array|peer)",
+    re.IGNORECASE,
+)
+
+
+@lru_cache(maxsize=256)
+def direction_named(text: str) -> str:
+    """A direction as it is called here: `HtoD` of `H2D`, `host_to_device` and cudaMemcpyHostToDevice.
+
+    Other text is itself.
+    """
+    found = _WAY.fullmatch(text)
+    return f"{found[1][0].upper()}to{found[2][0].upper()}" if found else text

@@ -22,6 +22,7 @@ from typing import Any, BinaryIO, cast
 
 from tracepipe.event.checks import Fault, shown
 from tracepipe.event.model import COUNT_LIMIT, ID_LIMIT, TIME_LIMIT_NS, Problem, Record, new_header
+from tracepipe.event.vocabulary import COPY_KINDS
 from tracepipe.readers.lines import BOM, Rejoined
 from tracepipe.readers.recording import Batch, Recording, recording_of
 
@@ -70,8 +71,6 @@ _SHAPES = {
     **dict.fromkeys(("ptr", "func", "function", "stream", "event", "handle"), _ADDRESS),
 }
 _RETURNED = re.compile(r"returned=(?:(-?\d{1,19}) \((?:success|error)\)|([A-Z]\w*))")
-# cudaMemcpyKind (CUDA Runtime API, data types).
-_DIRECTIONS = ("H2H", "H2D", "D2H", "D2D", "default")
 # The libbpf tool counts its names of errors through: they are CUDA's up to 9 only.
 _RESULT_NAMES = frozenset(
     {
@@ -199,10 +198,10 @@ class _Details:
     def _direct(self, args: dict[str, Any], table: str) -> None:
         if "kind" not in args:
             return
-        if table == BY_MS and 0 <= args.get("size_bytes", -1) < len(_DIRECTIONS):
+        if table == BY_MS and 0 <= args.get("size_bytes", -1) < len(COPY_KINDS):
             self.said.append(("size", _MAY_BE_KIND))
-        elif 0 <= args["kind"] < len(_DIRECTIONS):
-            args["direction"] = _DIRECTIONS[args["kind"]]
+        elif 0 <= args["kind"] < len(COPY_KINDS):
+            args["direction"] = COPY_KINDS[args["kind"]]
 
 
 class _Rows:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from tracepipe.event.checks import Fault, shown
 from tracepipe.event.model import COUNT_LIMIT, ID_LIMIT, TIME_LIMIT_NS, Problem, Record
+from tracepipe.event.vocabulary import COPY_KINDS, direction_named
 from tracepipe.hooks.effects import MEMORY_EFFECTS, effect_of
 from tracepipe.hooks.ioctl import decode_command
 from tracepipe.readers.thread_exits import THREAD_EXIT, UNNAMED_KERNEL, event_of_exit, place_of
@@ -153,6 +154,8 @@ def event_of(kind: str, line: Record, ts_ns: int, problems: list[Problem], numbe
         _take_total(record, args)
     elif record["type"] == "memory" and (effect := _effect_of(name, args, phase)):
         record["name"], args["call"] = effect, name
+    elif record["type"] == "transfer":
+        _take_direction(record, args)
     elif "cmd" in args or "ioctl_cmd" in args:
         args |= _command_of(args, is_ioctl=kind == "ioctl" or "ioctl" in name)
     if kind in _OF_THREADS:
@@ -166,6 +169,21 @@ def event_of(kind: str, line: Record, ts_ns: int, problems: list[Problem], numbe
     if args:
         record["args"] = args
     return event_of_exit(record) if kind == THREAD_EXIT else record
+
+
+def _take_direction(record: Record, args: Record) -> None:
+    """Name a copy by its direction, also one that is named by its call, which is kept then."""
+    given = args.get("direction")
+    if type(given) is str:
+        given = args["direction"] = direction_named(given)
+    effect, direction = effect_of(record["name"])
+    if effect == "transfer":
+        kind = args.get("kind")
+        if type(kind) is int and 0 <= kind < len(COPY_KINDS):
+            direction = direction or COPY_KINDS[kind]
+        args["call"] = record["name"]
+        record["name"] = given if type(given) is str else direction or "copy"
+    record["name"] = direction_named(record["name"])
 
 
 def _take_total(record: Record, args: Record) -> None:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tracepipe.capture.records.line import Head, Lines, Where
+from tracepipe.event.vocabulary import direction_named
 from tracepipe.hooks.hook import INTEGER_KINDS, Argument, Probe
 from tracepipe.hooks.slots import ValueNames, argument_text, values
 
@@ -159,7 +160,7 @@ class _Effect:
         self._call = f'"call":{json.dumps(probe.symbol)}'
         self._heads: dict[str, Head] = {}
         self._is_async = "Async" in probe.symbol
-        self._fixed_direction = hook.direction
+        self._fixed_direction = direction_named(hook.direction)
         chosen = self._values.get("direction")
         self._chosen_direction = chosen.reader() if chosen is not None else None
         self._directions = value_names.get(chosen.kind, {}) if chosen is not None else {}
@@ -173,7 +174,7 @@ class _Effect:
         """The way that a copy went, "" if the call does not say."""
         if self._fixed_direction or self._chosen_direction is None:
             return self._fixed_direction
-        name = self._directions.get(self._chosen_direction(words), "")
+        name = direction_named(self._directions.get(self._chosen_direction(words), ""))
         return "" if name == _UNDECIDED else name
 
     def add_transfer(self, lines: Lines, done: Done, where: Where) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tracepipe.event.columns import Bools, Int32s, Int64s
+from tracepipe.event.vocabulary import direction_named
 from tracepipe.hooks.effects import MEMORY_EFFECTS, effect_of
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.nesting import first_flagged
@@ -72,7 +73,9 @@ def directions(run: Run, rows: Int64s) -> list[str]:
     names = run.shapes.column("name", calls.shape[rows]).tolist()
     told = {number: effect_of(run.shapes.value("name", number))[1] or "copy" for number in set(names)}
     given = run.args.texts_of("direction", calls.args[rows])
-    return [told[name] if text is None else text for text, name in zip(given, names, strict=True)]
+    return [
+        told[name] if text is None else direction_named(text) for text, name in zip(given, names, strict=True)
+    ]
 
 
 def effects_of_calls(run: Run) -> pl.DataFrame:
