@@ -67,12 +67,11 @@ def test_every_form_of_a_dated_line_is_read() -> None:
         ("syscall", "ioctl", 6900),
         ("kernel", "nv_bind_context_dma", 7310),
         ("scheduler", "nv_schedule_work", 8020),
-        ("scheduler", "nv_schedule_work", 9100),
+        ("scheduler", "nv_schedule_work returns", 9100),
         ("scheduler", "dma_fence_signaled", 10_000),
-        ("syscall", "ioctl", 11_000),
-        ("userspace", "cuLaunchKernel", 12_000),
+        ("syscall", "ioctl returns", 11_000),
+        ("userspace", "cuLaunchKernel returns", 12_000),
     ]
-    assert [r["args"].get("event") for r in events if r["name"] == "nv_schedule_work"] == [None, "return"]
     assert events[2]["args"] == {"probe": "kprobe:nv_bind_context_dma"}
     assert [record["count"] for record in records if record["type"] == "loss"] == [2]
     assert [(p.line, p.field, p.skipped) for p in problems] == [(12, "ts", True), (7, "", False)]

@@ -588,7 +588,14 @@ def test_a_last_line_that_lacks_only_its_newline_is_read() -> None:
     assert (len(records), problems) == (2, [])
 
 
-@pytest.mark.parametrize("data", [b"", b"\n\n  \n", b"Attaching 3 probes...\n"])
+STATISTICS = b"""=== TRACE SUMMARY ===
+
+USERSPACE (libcuda.so):
+  Total CUDA API calls: 847
+"""
+
+
+@pytest.mark.parametrize("data", [b"", b"\n\n  \n", b"Attaching 3 probes...\n", STATISTICS])
 def test_an_input_without_json_says_so(data: bytes) -> None:
     assert read(data) == ([], [Problem(0, "", "holds no JSON line", skipped=False)])
 

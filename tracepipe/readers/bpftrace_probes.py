@@ -146,9 +146,9 @@ class _Text:
 def _event(text: bytes, ts_ns: int, args: dict[str, Any]) -> Record:
     """The instant that a probe's name says."""
     args["probe"], probe = _probe_of(text)
-    if probe.is_return:
-        args["event"] = "return"
-    return {"type": probe.layer, "name": probe.name, "phase": "I", "ts_ns": ts_ns, "args": args}
+    # Without a thread nobody knows which return is whose: it is an event of its own, and no second call.
+    name = f"{probe.name} returns" if probe.is_return else probe.name
+    return {"type": probe.layer, "name": name, "phase": "I", "ts_ns": ts_ns, "args": args}
 
 
 def _wrapped(text: bytes) -> Record | None:
