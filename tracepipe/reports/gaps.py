@@ -10,6 +10,7 @@ from tracepipe.reports.analyses.distribution import LENGTH_COLUMNS, of_values
 from tracepipe.reports.analyses.gpu_contexts import context_tables
 from tracepipe.reports.analyses.gpu_work import BY_ORDER, Idle, gpu_work, idle_of, outermost_of
 from tracepipe.reports.analyses.host_states import IN_CALL, STATES, UNKNOWN, USER, HostStates
+from tracepipe.reports.analyses.launch_gaps import launch_tables
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.nesting import outermost
 from tracepipe.reports.frames.run import Run
@@ -42,7 +43,10 @@ def run(run: Run, options: Options) -> Result:
     result = Result("WHEN THE GPUS WERE IDLE")
     work = gpu_work(run)
     if not len(work):
-        result.notes += ["no kernel, copy or warp on a GPU was recorded, so that idle time cannot be told"]
+        tables, notes = launch_tables(run, options.top, least_ns)
+        result.parts += tables
+        known = "this is what calls alone tell" if tables else "so that idle time cannot be told"
+        result.notes += [f"no kernel, copy or warp on a GPU was recorded, {known}", *notes]
         result.notes += ["tracepipe capture --gpu kernels records when the GPU works"]
         result.notes += _without_length(run)
         return result

@@ -52,6 +52,12 @@ def calls_named(run: Run, pattern: re.Pattern[str]) -> Int64s:
     return np.flatnonzero(np.array(matches, np.bool_)[own] & run.layer("userspace").is_call)
 
 
+def outermost_named(run: Run, pattern: re.Pattern[str]) -> Int64s:
+    """The same rows, a runtime's call and the driver's inside it once."""
+    own, matches = _of_names(run, lambda name: pattern.fullmatch(name) is not None)
+    return np.flatnonzero(_first(run, np.array(matches, np.bool_)[own]))
+
+
 def launches(run: Run) -> pl.DataFrame:
     """The calls that launch kernels, a runtime's call and the driver's inside it once."""
     return run.rows("userspace", np.flatnonzero(launching(run)))
