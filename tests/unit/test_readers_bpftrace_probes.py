@@ -15,7 +15,7 @@ from tracepipe.errors import FormatError
 from tracepipe.event.checks import first_fault
 from tracepipe.event.model import Problem, Record
 from tracepipe.hooks.probe_names import ProbeName, probe_named
-from tracepipe.readers import READERS, bpftrace_probes, naming_others, recognise
+from tracepipe.readers import READERS, bpftrace_probes, is_known, naming_others, recognise
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 FIRST, LAST = b"[5000] kprobe:nv_bind_context\n", b"kprobe:nv_create_context called at 9000\n"
@@ -151,6 +151,13 @@ def test_no_input_raises(parts: list[bytes]) -> None:
     data = b"\n".join(parts)
     records, problems = read(data)
     assert len(records) + sum(problem.skipped for problem in problems) <= data.count(b"\n") + 1
+
+
+def test_what_bpftrace_says_at_its_start_does_not_tell_the_format_of_what_is_to_come() -> None:
+    head = b"Attaching 3 probes...\n"
+    assert not is_known(head + b"Tracing CUDA\n")
+    assert recognise(head).name == "bpftrace"
+    assert is_known(head + FIRST)
 
 
 @pytest.mark.parametrize(

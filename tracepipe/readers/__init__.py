@@ -79,6 +79,10 @@ def recognise(head: bytes, name: str = "") -> InputFormat:
     for reader in READERS.values():
         if reader.sniff(head):
             return reader
+    from tracepipe.readers.bpftrace_records import is_of_bpftrace
+
+    if is_of_bpftrace(head):  # of a script that printed no event, or none yet
+        return READERS["bpftrace"]
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise FormatError("the text is UTF-16", "make it UTF-8: iconv -f UTF-16 -t UTF-8 FILE")
     raise FormatError(

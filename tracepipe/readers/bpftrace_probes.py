@@ -36,7 +36,6 @@ _PROBE = PATTERN.encode()
 _TIME_FIRST = re.compile(rb"\[(\d{1,20})\]\s+(%b)" % _PROBE)
 _TIME_LAST = re.compile(rb"(%b) called at (\d{1,20})" % _PROBE)
 _BARE = re.compile(_PROBE)
-_ATTACHING = re.compile(rb"(?:Attaching|Attached) \d+ probes?")
 _NO_TIMES = (
     "is missing: lines are read as hits of their probes, keep their order and are placed 1 µs apart "
     "(args.placed_by); a list of probes, `bpftrace -l`, looks the same"
@@ -177,13 +176,5 @@ def read(stream: BinaryIO, *, between: bool = False) -> Recording:
 
 
 def sniff(head: bytes) -> bool:
-    """Whether a line of `head` is a probe's, or the first is what bpftrace says when it starts."""
-    if any(_parts(text) for text, _ in printed_lines(head)):
-        return True
-    first, newline, _ = head.lstrip().partition(b"\n")
-    return bool(newline) and (_ATTACHING.match(first) is not None or _says_attached(first))
-
-
-def _says_attached(text: bytes) -> bool:
-    record = _wrapped(text.strip())
-    return record is not None and record["type"] == "attached_probes"
+    """Whether a line of `head` is a probe's."""
+    return any(_parts(text) for text, _ in printed_lines(head))

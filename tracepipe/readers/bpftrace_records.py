@@ -29,6 +29,7 @@ _WRAPPED_KEYS = {"type", "data"}
 LOST: Final = "lost_events"
 # A printed line that is not at its end after so much is none.
 _HELD_BYTES_MAX = 1 << 14
+_ATTACHING = re.compile(rb"(?:Attaching|Attached) \d+ probes?")
 OWN_TEXT: Final = re.compile(
     rb"Attach(?:ing|ed) \d+ probes?|@|[\[(]\S+(?: \S+)?[\])]\s+\d+ \|[@ ]*\||WARNING: |stdin:\d"
 )
@@ -123,6 +124,13 @@ def printed_lines(head: bytes) -> Iterator[tuple[bytes, Any]]:
         if is_wrapped(value):
             for _, printed in unwrapped.take(0, value, unused):
                 yield printed.strip(), _parsed(printed)
+
+
+def is_of_bpftrace(head: bytes) -> bool:
+    """Whether the first line of an input is what bpftrace prints when it starts."""
+    first = head.removeprefix(BOM).lstrip().partition(b"\n")[0]
+    record = _parsed(first)
+    return _ATTACHING.match(first) is not None or (is_wrapped(record) and record["type"] == "attached_probes")
 
 
 def _parsed(text: bytes) -> Any:
