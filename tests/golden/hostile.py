@@ -101,6 +101,7 @@ def events(draw: st.DrawFn) -> dict[str, Any]:
         "cpu": st.integers(0, 1) | st.just(U64),
         "comm": st.sampled_from(["one", "two", ""]),
         "clock": clocks,
+        "layer": st.sampled_from(["pool", "libc.so.6", "hooks", ""]),
         "launch": launches,
         "grid": triples,
         "block": triples,

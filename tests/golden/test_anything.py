@@ -72,6 +72,8 @@ def events(draw: st.DrawFn) -> dict[str, Any]:
         event |= {"gpu": draw(st.integers(0, 1)), "stream": draw(st.integers(0, 1))}
     else:
         event |= {"pid": draw(st.integers(5, 6)), "tid": draw(st.integers(5, 7))}
+    if layer == "hook" and draw(st.booleans()):
+        event["layer"] = draw(st.sampled_from(["pool", "hooks", ""]))
     if layer == "gpu_thread":
         event["thread"] = [draw(st.sampled_from([0, 1, 32])), draw(st.integers(0, 1)), 0]
     if draw(st.booleans()):

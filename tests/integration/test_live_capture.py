@@ -46,12 +46,14 @@ def spans(records: list[dict[str, Any]]) -> dict[tuple[str, str], list[int]]:
     begun: dict[tuple[int, str], list[int]] = defaultdict(list)
     found: dict[tuple[str, str], list[int]] = defaultdict(list)
     for record in records:
-        if record.get("type") in ("userspace", "syscall"):
+        if record.get("type") in ("userspace", "hook", "syscall"):
             stack = begun[record["tid"], record["name"]]
             if record["phase"] == "B":
                 stack.append(record["ts_ns"])
             elif stack:
-                found[record["type"], record["name"]].append(record["ts_ns"] - stack.pop())
+                found[record.get("layer", record["type"]), record["name"]].append(
+                    record["ts_ns"] - stack.pop()
+                )
     return found
 
 
@@ -65,7 +67,7 @@ def test_totals_are_those_of_the_file() -> None:
     assert snapshot.counts == summary.counts
     records = [json.loads(line) for line in file.getvalue().splitlines()]
     expected = spans(records)
-    assert len(expected["userspace", "getppid"]) == CALLS
+    assert len(expected["libc.so.6", "getppid"]) == CALLS
     for total in snapshot.functions:
         durations = expected[total.layer, total.name]
         assert total.latencies.count == len(durations), total.name

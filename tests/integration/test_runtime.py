@@ -24,7 +24,7 @@ class Calls:
             capture(request, sink, notify=lambda message: None)
         self._printed = output.readouterr().out
         records = [json.loads(line) for line in path.read_text().splitlines()]
-        self.begins = [r for r in records if r["type"] == "userspace" and r["phase"] == "B"]
+        self.begins = [r for r in records if r["type"] in ("userspace", "hook") and r["phase"] == "B"]
         self._kinds = Counter(re.match("cuda|cu|nccl|", r["name"])[0] for r in self.begins)  # type: ignore[index]
 
     def recorded(self, kind: str) -> int:

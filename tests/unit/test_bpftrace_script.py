@@ -214,7 +214,7 @@ def test_a_gap_counts_what_was_lost_of_which_layer_and_when() -> None:
 
 def test_what_was_lost_in_the_end_is_counted_too() -> None:
     read = lines(function())
-    read.feed(b"c0 60 5 0 0 4\n@s[5, 0]: 4\n@s[6, 3]: 2\n@s[7, 6]: 1\n@f[5, 0]: 8\n@f[6, 0]: 2\n")
+    read.feed(b"c0 60 5 0 0 4\n@s[5, 0]: 4\n@s[6, 3]: 2\n@s[7, 7]: 1\n@f[5, 0]: 8\n@f[6, 0]: 2\n")
     read.take()
     read.finish(0x10, 0x100)
     found = {(loss.layer, loss.count, loss.start_ns, loss.end_ns) for loss in read.losses}

@@ -65,7 +65,7 @@ def test_a_set_in_a_file(tmp_path: Path) -> None:
     alloc, host, isr = found.hooks
     size = Argument("size_bytes", 1)
     assert (alloc.target, alloc.library, alloc.pattern, alloc.layer, alloc.effect) == (
-        *("uprobe", "libodd.so.1", "oddAlloc", "userspace", "alloc"),
+        *("uprobe", "libodd.so.1", "oddAlloc", "hook", "alloc"),
     )
     assert alloc.signature.arguments == (Argument("address", 0, "ptr", out=True), size)
     assert alloc.signature.result == "oddResult"
@@ -83,9 +83,14 @@ def test_a_set_in_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("uprobe:libc.so.6:malloc", ("uprobe", "libc.so.6", (), "malloc", "userspace")),
-        ("uprobe:/opt/a:b/lib.so:f(x: u8)", ("uprobe", "/opt/a:b/lib.so", (), "f", "userspace")),
-        ("uprobe::main", ("uprobe", "", (), "main", "userspace")),
+        ("uprobe:libc.so.6:malloc", ("uprobe", "libc.so.6", (), "malloc", "hook")),
+        ("uprobe:/opt/a:b/lib.so:f(x: u8)", ("uprobe", "/opt/a:b/lib.so", (), "f", "hook")),
+        ("uprobe::main", ("uprobe", "", (), "main", "hook")),
+        ("uprobe:libcuda.so:cuInit", ("uprobe", "libcuda.so", (), "cuInit", "userspace")),
+        (
+            "uprobe:/opt/*/libcudart.so*:cudaFree",
+            ("uprobe", "/opt/*/libcudart.so*", (), "cudaFree", "userspace"),
+        ),
         ("kprobe:nv_*", ("kprobe", "", (), "nv_*", "kernel")),
         (
             "kprobe:nvidia,nvidia-uvm:nv_[a-z]*",
@@ -97,6 +102,15 @@ def test_a_set_in_a_file(tmp_path: Path) -> None:
 def test_targets_of_the_command_line(text: str, expected: tuple[object, ...]) -> None:
     hook = hook_of(text)
     assert (hook.target, hook.library, hook.modules, hook.pattern, hook.layer) == expected
+
+
+def test_a_layer_of_its_own(tmp_path: Path) -> None:
+    text = SET.replace('layer = "scheduler"', 'layer = "my pool"')
+    hooks = load_set(written(tmp_path, text)).hooks
+    assert [(hook.layer, hook.layer_name) for hook in hooks] == [
+        *[("hook", "")] * 2,
+        ("hook", "my pool"),
+    ]
 
 
 def test_positions_count_machine_words() -> None:
@@ -202,6 +216,8 @@ def test_mistakes_on_the_command_line(text: str, message: str, hint: str) -> Non
         ('effect = "alloc"', 'effect = "name"', "name needs the argument handle", "handle"),
         ("returns = false", 'returns = "no"', "hook 2, returns: not true or false", "'no'"),
         ('layer = "scheduler"', 'layer = "kernal"', "layer: no layer kernal", "kernel"),
+        ('layer = "scheduler"', 'layer = "memory"', "what is memory does not come from hooks", "of its own"),
+        ('layer = "scheduler"', 'layer = "a\\nb"', "layer: 'a\\nb' is no name", "1 to 64"),
         (
             '"odd_isr(_, irq: i32)"',
             '"odd_isr(_, irq: i32) -> i32"',

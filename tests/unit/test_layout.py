@@ -103,6 +103,23 @@ def test_each_layer_of_a_thread_has_a_track_and_layers_are_ordered() -> None:
     ]
 
 
+def test_hooks_have_a_track_for_each_layer_of_their_own() -> None:
+    lines = drawn(
+        call("X", 10, "malloc", "hook", dur_ns=9) | {"layer": "libc.so.6"},
+        call("X", 12, "pool_take", "hook", dur_ns=9) | {"layer": "my pool"},
+        call("B", 30, "malloc", "hook") | {"layer": "libc.so.6"},
+        call("E", 35, "pool_take", "hook") | {"layer": "my pool"},
+        call("E", 39, "malloc", "hook") | {"layer": "libc.so.6"},
+        call("B", 50, "unnamed", "hook"),
+        call("E", 52, "unnamed", "hook") | {"layer": "hooks"},
+        call("X", 12, "cuInit", dur_ns=2),
+    )
+    assert [line for line in lines if "[" not in line] == [
+        *CALLS, "12+2 cuInit", "libc.so.6", "10+9 malloc", "30+9 malloc", "my pool", "12+9 pool_take",
+        "35 pool_take no_begin=true", "hooks", "50+2 unnamed",
+    ]  # fmt: skip
+
+
 def test_threads_are_apart_and_the_main_thread_is_first() -> None:
     lines = drawn(call("B", 1, tid=3), call("B", 2, tid=1), call("E", 5, tid=1), call("E", 6, tid=3))
     assert lines == [*CALLS, "2+3 f", "thread process 3", "CUDA API", "1+5 f"]

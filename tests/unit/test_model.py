@@ -68,14 +68,15 @@ def test_what_is_no_event_has_no_shape() -> None:
 @pytest.mark.parametrize(
     ("fields", "row"),
     [
-        ({"type": "kernel"}, ("kernel", 1, 2)),
-        ({"type": "userspace", "dur_ns": 4, "launch": 2}, ("userspace", 1, 2)),
-        ({"type": "scheduler", "phase": "B"}, ("kernel", 1, 2)),
-        ({"type": "scheduler", "phase": "I"}, ("scheduler", 1, 2)),
-        ({"type": "scheduler", "phase": "X", "name": "running"}, ("scheduler", 1, 2)),
-        ({"type": "transfer"}, ("transfer", 1, 2)),
+        ({"type": "kernel"}, ("kernel", None, 1, 2)),
+        ({"type": "userspace", "dur_ns": 4, "launch": 2}, ("userspace", None, 1, 2)),
+        ({"type": "scheduler", "phase": "B"}, ("kernel", None, 1, 2)),
+        ({"type": "scheduler", "phase": "I"}, ("scheduler", None, 1, 2)),
+        ({"type": "scheduler", "phase": "X", "name": "running"}, ("scheduler", None, 1, 2)),
+        ({"type": "transfer"}, ("transfer", None, 1, 2)),
         ({"type": "transfer", "gpu": 3, "stream": 4}, ("gpu", 3, 4)),
         ({"type": "gpu_kernel"}, ("gpu", 0, 0)),
+        ({"type": "hook", "layer": "pool"}, ("hook", "pool", 1, 2)),
         ({"type": "gpu_thread"}, None),
     ],
 )

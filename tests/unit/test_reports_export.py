@@ -43,6 +43,9 @@ def run(load: Load) -> Run:
         span(1_150, 1_250, "cuMemAlloc_v2", cpu=3),
         event("B", 1_400, "cudaFree"),
         span(1_500, 1_600, "ioctl", "syscall"),
+        span(1_610, 1_690, "take", "hook") | {"layer": "my pool"},
+        span(1_620, 1_680, "malloc", "hook") | {"layer": "libc.so.6"},
+        span(1_700, 1_701, "bare", "hook"),
         span(500_000, 500_100, "k", "gpu_kernel", clock=GPU_CLOCK, gpu=0, stream=2, args={"grid": [2, 1, 1]}),
         WARPS,
         {"type": "loss", "layer": "syscall", "count": 9, "ts_ns": 1_550, "reason": "ring full"},
@@ -76,6 +79,11 @@ def test_a_layer_is_a_table_of_whole_numbers(run: Run, tmp_path: Path) -> None:
     clock = tables["clocks"].row(0, named=True)
     assert (clock["clock"], clock["pairs"], clock["bound_ns"]) == (GPU_CLOCK, 1, 12)
     assert tables["syscalls"]["name"].to_list() == ["ioctl"] and tables["driver"].is_empty()
+    assert tables["hooks"].select("layer", "name", "depth").rows() == [
+        ("my pool", "take", 0),
+        ("libc.so.6", "malloc", 0),
+        ("hook", "bare", 0),
+    ]
 
 
 def test_warps_and_their_exits_have_a_row_each(run: Run, tmp_path: Path) -> None:

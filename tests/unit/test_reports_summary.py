@@ -63,6 +63,8 @@ def test_each_layer_has_its_times(load: Load) -> None:
             event("E", 1_220, "nv_schedule_work", "scheduler"),
             event("E", 1_240, "nvidia_ioctl", "kernel"),
             event("I", 1_250, "wakeup", "scheduler"),
+            span(1_260, 1_290, "pool_take", "hook") | {"layer": "my pool"},
+            span(1_265, 1_285, "malloc", "hook") | {"layer": "libc.so.6"},
             span(1_300, 1_900, "running", "scheduler"),
             span(1_950, 1_957, "k", "gpu_kernel"),
             warps,
@@ -74,6 +76,7 @@ def test_each_layer_has_its_times(load: Load) -> None:
         for name, row in table(result, "activities").items()
     }
     assert found == {
+        "hooked functions": (2, 50, 30),
         "system calls": (2, 50, 40),
         "  ioctl": (1, 40, 40),
         "driver functions": (1, 40, 40),
@@ -83,6 +86,8 @@ def test_each_layer_has_its_times(load: Load) -> None:
         "GPU kernels": (1, 7, 7),
         "GPU warps": (3, 40, 30),
     }
+    layers = {name: row["layer"] for name, row in table(result, "functions").items()}
+    assert (layers["pool_take"], layers["malloc"], layers["k"]) == ("my pool", "libc.so.6", "gpu_kernel")
 
 
 def test_calls_without_an_end_are_counted_and_not_timed(load: Load) -> None:

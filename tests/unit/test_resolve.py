@@ -266,6 +266,37 @@ def test_of_alternatives_one_is_enough(built: Path, kernel: Path) -> None:
 
 
 @needs_gcc
+def test_hooks_are_in_a_layer_that_their_file_names(built: Path) -> None:
+    program = [str(built / "shared")]
+    found = of(
+        "uprobe:libodd.so.1:oddInit",
+        f"uprobe:{built}/*odd.so*:oddFree",
+        "uprobe::main",
+        "uprobe:shared:oddOwn",
+        command=program,
+    )
+    assert [(probe.symbol, probe.layer, probe.hook.layer_name) for probe in found.probes] == [
+        ("oddInit", "hook", "libodd.so.1"),
+        ("oddFree", "hook", "libodd.so.1"),
+        ("main", "hook", "shared"),
+        ("oddOwn", "hook", "shared"),
+    ]
+
+
+@needs_gcc
+def test_cudas_functions_in_a_program_are_cudas(tmp_path: Path) -> None:
+    (tmp_path / "main.c").write_text(
+        "int cudaMalloc(void) { return 0; } int main(void) { return cudaMalloc(); }"
+    )
+    subprocess.run(["gcc", "-o", str(tmp_path / "app"), str(tmp_path / "main.c")], check=True)
+    found = of("uprobe::cudaMalloc|main", "uprobe::main", command=[str(tmp_path / "app")])
+    assert sorted((probe.symbol, probe.layer, probe.hook.layer_name) for probe in found.probes) == [
+        ("cudaMalloc", "userspace", ""),
+        ("main", "hook", "app"),
+    ]
+
+
+@needs_gcc
 def test_a_path_that_is_not_there_names_the_library_that_is(built: Path) -> None:
     (reason,) = of("uprobe:/lib/*/libodd.so:f", command=[str(built / "shared")]).unresolved.values()
     assert reason.startswith("no /lib/*/libodd.so found: there is no such file")

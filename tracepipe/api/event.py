@@ -79,9 +79,9 @@ class Event:
     @property
     def layer(self) -> str:
         """One of `userspace`, `syscall`, `kernel`, `scheduler`, `memory`, `transfer`, `gpu_kernel`,
-        `gpu_warp`, `gpu_thread`.
+        `gpu_warp`, `gpu_thread`; of a hook in a layer of its own that one's name, or `hook`.
         """
-        return self._shape.type
+        return self._shape.layer or self._shape.type
 
     @property
     def name(self) -> str:

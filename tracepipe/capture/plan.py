@@ -11,7 +11,14 @@ from tracepipe.capture.find.resolve import resolve
 from tracepipe.capture.machine.threads import running_threads
 from tracepipe.capture.request import DEFAULT_LAYERS, CaptureRequest, Notify, Plan, Scope
 from tracepipe.errors import CaptureUnavailable, TracepipeError
-from tracepipe.hooks.hook import PROBED_LAYERS, FilePlace, KernelPlace, Probe, Selection
+from tracepipe.hooks.hook import (
+    PROBED_LAYERS,
+    RECORDED_LAYERS,
+    FilePlace,
+    KernelPlace,
+    Probe,
+    Selection,
+)
 from tracepipe.hooks.sets import HookSet, load_set, read_hooks
 
 # Layer → the shipped sets that have its functions. Where one place is in two sets, the first has it.
@@ -52,7 +59,7 @@ def plan_of(
     users = read_hooks(list(request.hooks))
     # What a hook asks for is recorded whatever the layers are.
     hooked = {hook.layer for hooks in users for hook in hooks.hooks}
-    layers = tuple(layer for layer in PROBED_LAYERS if layer in request.layers or layer in hooked)
+    layers = tuple(layer for layer in RECORDED_LAYERS if layer in request.layers or layer in hooked)
     names = dict.fromkeys(
         name
         for layer in layers
@@ -155,6 +162,8 @@ def _missing(layers: tuple[str, ...], found: set[str], selection: Selection) -> 
     for layer in layers:
         if layer in found or layer in _ALWAYS:
             continue
-        reasons = [selection.unresolved[name] for name in LAYER_SETS[layer] if name in selection.unresolved]
+        reasons = [
+            selection.unresolved[name] for name in LAYER_SETS.get(layer, ()) if name in selection.unresolved
+        ]
         missing[layer] = "; ".join(dict.fromkeys(reasons)) or "none of its functions is wanted"
     return missing

@@ -21,6 +21,7 @@ TraceNs = NewType("TraceNs", int)
 # Layers, outermost first: the order in which they are drawn and counted.
 LAYERS: Final = (
     "userspace",
+    "hook",
     "syscall",
     "kernel",
     "scheduler",
@@ -30,7 +31,7 @@ LAYERS: Final = (
     "gpu_warp",
     "gpu_thread",
 )
-HOST_LAYERS: Final = frozenset({"userspace", "syscall", "kernel", "scheduler", "memory", "transfer"})
+HOST_LAYERS: Final = frozenset({"userspace", "hook", "syscall", "kernel", "scheduler", "memory", "transfer"})
 PHASES: Final = ("B", "E", "I", "X")
 MONOTONIC: Final = "monotonic"
 HOST_CLOCKS: Final = ("monotonic", "boottime", "realtime")
@@ -139,6 +140,7 @@ class Event(_EventRequired, total=False):
     thread: Annotated[
         list[int], Doc("gpu_thread: thread index in its block", length=3, minimum=0, maximum=INDEX_LIMIT)
     ]
+    layer: Annotated[str, Doc("hook: the layer's own name, which the hook states, or that of its file")]
     args: Annotated[dict[str, Any], Doc("arguments, results and whatever else is known")]
 
 

@@ -15,7 +15,7 @@ from tracepipe.event.vocabulary import RUNNING, direction_named
 class Shape:
     """A recording has millions of events and some hundred shapes. Fields are those of `model.Event`, None
     where the record does not have them; `clock` is None for the recording's own. `block` is the size of a
-    kernel's: which block and which thread an event is of is not among it.
+    kernel's: which block and which thread an event is of is not among it. `layer` is a hook's.
     """
 
     type: str
@@ -32,6 +32,7 @@ class Shape:
     block: Three | None = None
     has_dur: bool = False
     has_launch: bool = False
+    layer: str | None = None
 
     @property
     def on_stream(self) -> bool:
@@ -52,7 +53,7 @@ class Shape:
         if self.on_stream:
             return ("gpu", self.gpu or 0, self.stream or 0)
         if self.type in HOST_LAYERS:
-            return (self.drawn_layer, self.pid, self.tid)
+            return (self.drawn_layer, self.layer, self.pid, self.tid)
         return None
 
 
@@ -77,6 +78,7 @@ def shape_of(record: Mapping[str, Any]) -> Shape:
         (block[0], block[1], block[2]) if block else None,
         "dur_ns" in record,
         "launch" in record,
+        (get("layer") or None) if kind == "hook" else None,
     )
 
 

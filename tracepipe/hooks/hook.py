@@ -28,7 +28,11 @@ TEXT_BYTES = 248
 """What is kept of a text: eight records of 31 bytes."""
 
 PROBED_LAYERS = ("userspace", "syscall", "kernel", "scheduler")
-"""Layers that probes record, outermost first: those that a hook can be in."""
+"""Layers that probes record, outermost first: those that can be asked for by name."""
+OWN_LAYER = "hook"
+"""The layer of hooks that have one of their own, with a name of its own."""
+RECORDED_LAYERS = (*PROBED_LAYERS, OWN_LAYER)
+"""All that probes record."""
 OPERATORS = ("==", "!=", "<", "<=", ">", ">=", "&")
 EFFECTS = ("", "alloc", "free", "alloc_host", "free_host", "set", "transfer", "name")
 
@@ -76,6 +80,7 @@ class Hook:
 
     `target` is `uprobe`, `kprobe` or `tracepoint`; `library` a uprobe's library or program, as a soname or a
     path ("" for the program itself); `pattern` a shell pattern of function names, or of `group:name`.
+    `layer` is one of `PROBED_LAYERS`, or `OWN_LAYER` with the name `layer_name`, "" for that of the file.
     `name` replaces the function's in the events. `returns`: the call is recorded from entry to return, else
     its entry as an instant. `effect` is what a successful call does: `alloc`, `free`, `alloc_host`,
     `free_host`, `set` become `memory` events, from its arguments `address` and `size_bytes`; `transfer` a
@@ -100,6 +105,7 @@ class Hook:
     everywhere: bool = False
     origin: str = ""
     group: str = ""
+    layer_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

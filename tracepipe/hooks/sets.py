@@ -18,12 +18,13 @@ import re
 import sys
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from tracepipe.errors import InputError
-from tracepipe.hooks.hook import EFFECTS, INTEGER_KINDS, PROBED_LAYERS, Condition, Hook
+from tracepipe.hooks.hook import EFFECTS, INTEGER_KINDS, OWN_LAYER, PROBED_LAYERS, Condition, Hook
 from tracepipe.hooks.near_names import did_you_mean
 from tracepipe.hooks.places import divided, place_and_signature, read_place, starts_as_hook
 from tracepipe.hooks.signature import Entry, SignatureText, ValueNames, read_condition, read_signature
@@ -35,7 +36,9 @@ else:
 
 COMMAND_LINE = "--hook"
 _FOLDER = Path(__file__).with_name("shipped")
-_LAYER_OF = {"uprobe": "userspace", "kprobe": "kernel", "tracepoint": "kernel"}
+_OF_CUDA = re.compile(r"libcuda(rt)?(-[0-9a-f]{8})?(\.so.*)?")
+_TAKEN = ("memory", "transfer", "gpu_kernel", "gpu_warp", "gpu_thread", OWN_LAYER)
+_LAYER_NAME_MAX = 64
 _SET_FIELDS: dict[str, type] = {
     "about": str, "source": str, "target": str, "layer": str, "variants": list, "hook": list, "values": dict
 }  # fmt: skip
@@ -228,7 +231,7 @@ class _SetReader:
             place.target,
             "",
             "",
-            row.get("layer", _LAYER_OF[place.target]),
+            "",
             read.signature,
             name=row.get("name", ""),
             condition=self._condition(row, read, place.target, entry),
@@ -241,11 +244,13 @@ class _SetReader:
             group=f"{entry.origin}: {group}",
         )
         _check_hook(first, entry)
-        return [
-            replace(first, library=library, pattern=pattern)
-            for library in place.libraries
-            for pattern in read.patterns
-        ]
+        stated = _layer(row["layer"], entry) if "layer" in row else None
+        hooks = []
+        for library in place.libraries:
+            layer, layer_name = stated or (_layer_of(place.target, library), "")
+            given = replace(first, library=library, layer=layer, layer_name=layer_name)
+            hooks += [replace(given, pattern=pattern) for pattern in read.patterns]
+        return hooks
 
     def _row(self, number: int, row: object, table: dict[str, Any]) -> list[Hook]:
         entry = Entry(self._origin, f"hook {number}")
@@ -281,9 +286,29 @@ class _SetReader:
         return self.values.get(kind)
 
 
+def _layer(stated: str, entry: Entry) -> tuple[str, str]:
+    """The layer that a hook states, and its name if it is one of its own. Raises InputError."""
+    if stated in PROBED_LAYERS:
+        return stated, ""
+    if near := get_close_matches(stated, PROBED_LAYERS, 1, 0.8):
+        hint = f"Did you mean {near[0]}? A layer of one's own needs a name that differs more."
+        raise entry.wrong("layer", f"no layer {stated}", hint)
+    if stated in _TAKEN:
+        hint = f"Use {', '.join(PROBED_LAYERS)}, or a name of its own."
+        raise entry.wrong("layer", f"what is {stated} does not come from hooks", hint)
+    if not stated.isprintable() or not 0 < len(stated) <= _LAYER_NAME_MAX:
+        raise entry.wrong("layer", f"{stated!r} is no name", f"Write 1 to {_LAYER_NAME_MAX} letters.")
+    return OWN_LAYER, stated
+
+
+def _layer_of(target: str, library: str) -> str:
+    """The layer of a hook that states none: that of a library other than CUDA's is named by the file."""
+    if target != "uprobe":
+        return "kernel"
+    return "userspace" if _OF_CUDA.fullmatch(Path(library).name) else OWN_LAYER
+
+
 def _check_hook(hook: Hook, entry: Entry) -> None:
-    if hook.layer not in PROBED_LAYERS:
-        raise entry.wrong("layer", f"no layer {hook.layer}", did_you_mean(hook.layer, PROBED_LAYERS))
     if hook.effect not in EFFECTS:
         known = [effect for effect in EFFECTS if effect]
         raise entry.wrong("effect", f"no effect {hook.effect}", did_you_mean(hook.effect, known))

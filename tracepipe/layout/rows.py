@@ -29,10 +29,10 @@ IOCTL: Final = "ioctl"
 
 @dataclass(slots=True, eq=False)
 class HostThread:
-    """One thread: its group, and the row of each of its layers."""
+    """One thread: its group, and the row of each of its layers, by their own names too."""
 
     track: Track
-    rows: dict[str, int] = field(default_factory=dict)
+    rows: dict[tuple[str, str | None], int] = field(default_factory=dict)
 
 
 class Rows:
@@ -140,7 +140,8 @@ class Rows:
         return thread
 
     def _host(self, shape: Shape) -> int:
-        layer = shape.drawn_layer
+        # A hook's layer may be called as those are that have no name.
+        layer = shape.drawn_layer, None if shape.layer == LAYER_TITLES["hook"] else shape.layer
         if self.tree.is_full and (shape.pid, shape.tid) not in self.threads:
             return NO_ROW
         thread = self.thread(shape.pid, shape.tid, shape.comm or "")
@@ -148,14 +149,14 @@ class Rows:
         if row is None and self.tree.is_full:
             return NO_ROW
         if row is None:
-            row = thread.rows[layer] = self.new_row(self.tree.layer(thread.track, layer))
+            row = thread.rows[layer] = self.new_row(self.tree.layer(thread.track, *layer))
             self._relate(thread)
         return row
 
     def _relate(self, thread: HostThread) -> None:
         """Say which layers of a thread may be the cause of what happens in others."""
         calls, system_calls, driver = (
-            thread.rows.get(layer, NO_ROW) for layer in ("userspace", "syscall", "kernel")
+            thread.rows.get((layer, None), NO_ROW) for layer in ("userspace", "syscall", "kernel")
         )
         if calls != NO_ROW:
             self.nesting.set_above(calls, NO_ROW, NO_ROW, GIVES_ALL)

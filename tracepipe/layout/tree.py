@@ -11,6 +11,7 @@ from tracepipe.layout.tracks import Track, TrackKind
 
 LAYER_TITLES = {
     "userspace": "CUDA API",
+    "hook": "hooks",
     "syscall": "syscalls",
     "kernel": "driver",
     "scheduler": "scheduler",
@@ -89,10 +90,9 @@ class Tree:
                 self._tracks[key] = renamed = replace(track, name=comm)
                 self._declared.append(renamed)
 
-    def layer(self, thread: Track, layer: str) -> Track:
-        """The track of one layer of a thread."""
-        title = LAYER_TITLES[layer]
-        return self.child(thread, "slices", title, _RANK[layer], layer)
+    def layer(self, thread: Track, layer: str, own: str | None) -> Track:
+        """The track of one layer of a thread; `own` is the name that a hook's layer has."""
+        return self.child(thread, "slices", own or LAYER_TITLES[layer], _RANK[layer], own or layer)
 
     def child(
         self, parent: Track, kind: TrackKind, name: str, rank: int, category: str = "", unit: str = ""

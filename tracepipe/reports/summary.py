@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from heapq import nsmallest
 from typing import Annotated, Any
 
-from tracepipe.event.columns import NONE, Bools, Bytes, Int32s, Int64s
+from tracepipe.event.columns import NONE, Bools, Int32s, Int64s
 from tracepipe.event.model import LAYERS
 from tracepipe.event.vocabulary import RUNNING
 from tracepipe.reports.analyses.cuda_calls import launching
@@ -29,7 +29,7 @@ from tracepipe.reports.report import Column, Option, Report, Result, Table
 SORTS = ("total", "count", "mean", "p50", "p95", "p99", "max", "name")
 _COUNT = Column("count", "count", "count")
 # The layers whose events are called functions.
-_CALLED = ("userspace", "syscall", "kernel", "scheduler", "gpu_kernel")
+_CALLED = ("userspace", "hook", "syscall", "kernel", "scheduler", "gpu_kernel")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +83,14 @@ def _each_activity(run: Run) -> Iterator[tuple[Any, ...]]:
     def row(title: str, layer: Layer, rows: Bools) -> tuple[Any, ...]:
         return (title, int(np.count_nonzero(rows)), *of_values(layer.lengths_ns(rows)))
 
-    calls, syscalls, driver, scheduler = map(run.layer, ("userspace", "syscall", "kernel", "scheduler"))
+    names = ("userspace", "hook", "syscall", "kernel", "scheduler")
+    calls, hooks, syscalls, driver, scheduler = map(run.layer, names)
     kernels = run.layer("gpu_kernel")
     yield row("CUDA API calls", calls, calls.is_call & calls.is_outermost)
     inside = np.count_nonzero(calls.is_call & (calls.parent != NOBODY))
     yield ("  calls inside those", int(inside), *_NO_LENGTHS)
     yield row("kernel launches", calls, launching(run))
+    yield row("hooked functions", hooks, hooks.is_call & hooks.is_outermost)
     yield row("system calls", syscalls, syscalls.is_call)
     yield row("  ioctl", syscalls, syscalls.is_call & run.has("name", "ioctl", syscalls))
     yield row("driver functions", driver, driver.is_call & driver.is_outermost)
@@ -171,7 +173,7 @@ def _by_process(of_shape: Any, processes: int, layer: Layer, rows: Bools) -> _Su
 def _who(run: Run, of_shape: Any, processes: int) -> tuple[Int64s, Int64s]:
     """How many events each process has, and how many threads; `of_shape` are numbers of processes."""
     counts, seen = np.zeros(processes, np.int64), np.zeros(len(of_shape), np.bool_)
-    for name in ("userspace", "syscall", "kernel", "scheduler", "memory", "gpu_kernel"):
+    for name in ("userspace", "hook", "syscall", "kernel", "scheduler", "memory", "gpu_kernel"):
         of_shapes = np.bincount(run.layer(name).shape, minlength=len(of_shape))
         np.add.at(counts, of_shape, of_shapes)
         if name != "gpu_kernel":
@@ -190,7 +192,7 @@ class _Functions:
     """
 
     name: Int32s
-    layer: Bytes
+    layer: Int32s
     count: Int32s
     first: Int32s
     last: Int32s

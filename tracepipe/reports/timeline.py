@@ -25,6 +25,7 @@ _COLUMNS_MAX = 10_000
 # Rows of a thread, top to bottom: title, layer of the run.
 _LAYERS = (
     ("CUDA API", "userspace"),
+    ("hooks", "hook"),
     ("syscalls", "syscall"),
     ("driver", "kernel"),
     ("scheduler", "scheduler"),
@@ -162,6 +163,7 @@ def _threads(run: Run, start_ns: int, end_ns: int, options: Options, notes: list
     is_shown = np.zeros(len(first), np.bool_)
     is_shown[shown["thread"].to_numpy()] = True
     depth, deeper, layers = max(options.depth, 0), 0, []
+    hooked, _ = _own_layers(run)
     for name, of in places:
         drawn = _Drawn(run, name, start_ns, end_ns, np.where(is_shown[of] & (of != NONE), of, NONE))
         deeper += sum(int(np.count_nonzero(layer.depth[rows] >= depth)) for layer, rows, _ in drawn.rows())
@@ -172,9 +174,13 @@ def _threads(run: Run, start_ns: int, end_ns: int, options: Options, notes: list
         called = run.thread_name(pid, tid) or run.process_name(pid)
         ids_text = "" if tid is None else f" thread {tid}" + ("" if pid == tid else f" of {pid}")
         group = Group(f"{called}{ids_text}")
-        for (title, _), strips in zip(_LAYERS, layers, strict=True):
+        for (title, name), strips in zip(_LAYERS, layers, strict=True):
             for level, (spans, instants) in strips.get(thread, {}).items():
-                group.rows.append(Strip(_label(title, level), spans, instants))
+                label = _label(title, level)
+                if name == "hook":
+                    own, at = divmod(level, depth)
+                    label = _label(run.shapes.value("layer", int(hooked[own])), at)
+                group.rows.append(Strip(label, spans, instants))
         yield group
     if deeper:
         notes.append(f"{deeper} calls are too deep in others to be drawn: --depth")
@@ -185,9 +191,25 @@ def _levels(run: Run, name: str, depth: int) -> tuple[Callable[[Layer, Int64s], 
     if name == "scheduler":
         is_running = run.shapes.column("name", _every(run)) == run.shapes.number_of("name", RUNNING)
         return lambda layer, rows: np.where(is_running[layer.shape[rows]], 0, 1), 2
+    if name == "hook":  # a row for each level of each layer of their own
+        hooked, own = _own_layers(run)
+        count = len(hooked) * depth
+
+        def level(layer: Layer, rows: Int64s) -> Any:
+            at = layer.depth[rows].astype(np.int64)
+            return np.where(at < depth, own[layer.shape[rows]] * depth + at, count)
+
+        return level, count
     layer = run.layer(name)
     deepest = max((int(layer.depth[part].max()) for part in parts(len(layer))), default=0)
     return lambda layer, rows: layer.depth[rows].astype(np.int64), min(depth, deepest + 1)
+
+
+def _own_layers(run: Run) -> tuple[Any, Any]:
+    """The layers of shapes, hooks' own in the order in which they were met; and which each shape has."""
+    numbers = run.shapes.column("layer", _every(run))
+    hooked, own = np.unique(~numbers.astype(np.int64), return_inverse=True)
+    return ~hooked, own
 
 
 def _label(title: str, level: int) -> str:

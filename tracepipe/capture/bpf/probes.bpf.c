@@ -52,7 +52,7 @@ enum kind {
 };
 
 /* Which counter a record is counted under; record.py has the same order. The last: threads not followed. */
-enum layer { USERSPACE, SYSCALL, KERNEL, SCHEDULER, MEMORY, TRANSFER, THREADS, LAYERS };
+enum layer { USERSPACE, SYSCALL, KERNEL, SCHEDULER, MEMORY, TRANSFER, HOOK, THREADS, LAYERS };
 
 u64 bpf_pseudo_load(u64 kind, u64 value) asm("llvm.bpf.pseudo");
 #define MAP(n) ((uintptr_t)bpf_pseudo_load(1, n)) /* 1: BPF_PSEUDO_MAP_FD */

@@ -15,7 +15,7 @@ from tracepipe.capture.machine.refusals import SUDO, check_file_systems
 from tracepipe.capture.records.syscalls import SYSCALLS
 from tracepipe.capture.request import Notify, Plan
 from tracepipe.errors import CaptureUnavailable
-from tracepipe.hooks.hook import PROBED_LAYERS
+from tracepipe.hooks.hook import RECORDED_LAYERS
 
 _OLDEST = (5, 15)  # bpf_get_attach_cookie
 
@@ -24,7 +24,7 @@ class BccEngine:
     """Compiles with BCC when a capture starts."""
 
     name = "bcc"
-    layers = frozenset(PROBED_LAYERS)
+    layers = frozenset(RECORDED_LAYERS)
 
     def check(self) -> str:
         """BCC's version. Raises CaptureUnavailable."""
@@ -40,7 +40,7 @@ class PrebuiltEngine:
     """Loads the bytecode that was compiled when tracepipe was made: for hosts without BCC."""
 
     name = "prebuilt"
-    layers = frozenset(PROBED_LAYERS)
+    layers = frozenset(RECORDED_LAYERS)
 
     def check(self) -> str:
         """The compiler that made the bytecode. Raises CaptureUnavailable."""

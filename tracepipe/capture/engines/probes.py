@@ -28,7 +28,7 @@ from tracepipe.capture.records.record import DROP_LAYERS
 from tracepipe.capture.records.render import RecordRenderer
 from tracepipe.capture.records.syscalls import SYSCALLS
 from tracepipe.capture.request import Notify, Plan
-from tracepipe.hooks.hook import PROBED_LAYERS, FilePlace, KernelPlace, TracepointPlace
+from tracepipe.hooks.hook import RECORDED_LAYERS, FilePlace, KernelPlace, TracepointPlace
 
 _TRACEPOINTS = {
     "syscall": {"syscall_enter": "raw_syscalls/sys_enter", "syscall_exit": "raw_syscalls/sys_exit"},
@@ -247,7 +247,7 @@ class ProbeAttachment:
                 self._notify(f"no {layer} layer: {reason}")
             else:
                 self.coverage.got.append(layer)
-        self.coverage.got.sort(key=PROBED_LAYERS.index)
+        self.coverage.got.sort(key=RECORDED_LAYERS.index)
 
 
 def _make_room_for_links() -> None:

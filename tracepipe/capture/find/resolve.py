@@ -5,9 +5,11 @@ Each place gets one probe: that of the first set, and in it of the hook that hol
 
 from __future__ import annotations
 
+import glob
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tracepipe.capture.find.kernel_symbols import SYMBOLS, KernelSymbols, no_kprobes, not_loaded
@@ -16,11 +18,12 @@ from tracepipe.capture.find.library_functions import FunctionTables
 from tracepipe.capture.find.tracepoints import Tracepoints
 from tracepipe.capture.request import Notify
 from tracepipe.errors import InputError
-from tracepipe.hooks.hook import Condition, FilePlace, Hook, Probe, Selection
+from tracepipe.hooks.hook import OWN_LAYER, Condition, FilePlace, Hook, Probe, Selection
 from tracepipe.hooks.index import HookIndex, NameFilter
 from tracepipe.hooks.near_names import near_names
 from tracepipe.hooks.sets import HookSet
 
+_CUDA_FUNCTION = re.compile(r"_*cu(da)?[A-Z]")
 MOST_PROBES = 5000
 """All of libcuda, libcudart and the driver are about 1500; tens of thousands would slow the machine down."""
 
@@ -201,9 +204,19 @@ def _add_functions(path: str, functions: dict[int, list[str]], index: HookIndex,
         if not fitting:
             continue
         _, name, hook = min(fitting, key=lambda item: item[:2])
-        found.add(Probe(name, hook.name or name, FilePlace(path, offset), hook), names)
+        found.add(Probe(name, hook.name or name, FilePlace(path, offset), _filed(hook, path, name)), names)
         for _, _, other in fitting:
             found.fits(other)
+
+
+def _filed(hook: Hook, path: str, symbol: str) -> Hook:
+    """A hook whose layer is that of its file, with the name; CUDA's functions in a program are CUDA's."""
+    if hook.layer != OWN_LAYER or hook.layer_name:
+        return hook
+    if ".so" not in hook.library and _CUDA_FUNCTION.match(symbol):
+        return replace(hook, layer="userspace")
+    named = hook.library if hook.library and not glob.has_magic(hook.library) else path
+    return replace(hook, layer_name=Path(named).name)
 
 
 def _look_in_kernel(hooks: list[Hook], sources: _Sources, found: _Found) -> None:

@@ -180,7 +180,7 @@ class RecordedTotals:
             return replace(rule, kind=kind, number=self._syscall(shape.name))
         if shape.on_stream:  # a thread of their own, which no thread of the host has
             tid, pid = -1 - (shape.stream or 0), -1 - (shape.gpu or 0)
-        function = Function(shape.type, shape.name, shape.phase == "I")
+        function = Function(shape.type, shape.name, shape.phase == "I", shape.layer or "")
         number = self._numbers.get(function)
         if number is None:
             number = self._numbers[function] = totals.meet(function)

@@ -53,20 +53,28 @@ _Open = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function or tracepoint, by which records have their id: its place among the functions."""
+    """A function or tracepoint, by which records have their id: its place among the functions. `own` is the
+    name of a hook's own layer.
+    """
 
     layer: str
     name: str
     is_instant: bool = False
+    own: str = ""
     probe: Probe | None = field(default=None, compare=False)
     """What records it, where that also tells what its calls did to memory."""
+
+    @property
+    def shown_layer(self) -> str:
+        """The layer as it is shown."""
+        return self.own or self.layer
 
 
 def function_of(probe: Probe) -> Function:
     """The function that a probe records."""
     is_instant = not probe.hook.returns or isinstance(probe.place, TracepointPlace)
     tells = probe.hook.effect not in ("", "name")
-    return Function(probe.layer, probe.name, is_instant, probe if tells else None)
+    return Function(probe.layer, probe.name, is_instant, probe.hook.layer_name, probe if tells else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +290,8 @@ class Totals:
             self._stacks.clear()
         else:
             kept = {
-                tid: [o for o in stack if self._layer(o[0]) != layer] for tid, stack in self._stacks.items()
+                tid: [o for o in stack if self._function(o[0]).layer != layer]
+                for tid, stack in self._stacks.items()
             }
             self._stacks = {tid: stack for tid, stack in kept.items() if stack}
 
@@ -300,7 +309,7 @@ class Totals:
         for calls in (self._functions, self._system_calls):
             calls.settle(1)
             for number in {*calls.entered, *calls.unpaired}:
-                layer = self._layer(number) if calls is self._functions else "syscall"
+                layer = self._function(number).layer if calls is self._functions else "syscall"
                 counts[layer] += calls.entered[number] + calls.returned(number)
         if self._scheduler.events:
             counts["scheduler"] += self._scheduler.events
@@ -318,8 +327,9 @@ class Totals:
         for number, entered_ns in self._in_syscall.values():
             open_syscalls[number].append(entered_ns)
         functions = [
-            self._total(self._functions, number, self._layer(number), self._name(number), open_calls)
+            self._total(self._functions, number, function.shown_layer, function.name, open_calls)
             for number in self._functions.entered
+            for function in [self._function(number)]
         ]
         functions += [
             self._total(
@@ -376,8 +386,6 @@ class Totals:
         self._stacks.pop(tid, None)
         self._in_syscall.pop(tid, None)
 
-    def _layer(self, number: int) -> str:
-        return self._known[number].layer if number < len(self._known) else "userspace"
-
-    def _name(self, number: int) -> str:
-        return self._known[number].name if number < len(self._known) else f"probe {number}"
+    def _function(self, number: int) -> Function:
+        known = number < len(self._known)
+        return self._known[number] if known else Function("userspace", f"probe {number}")

@@ -137,8 +137,9 @@ class _ProbeTexts:
         self.probe = probe
         arguments = probe.signature.arguments
         is_span = probe.hook.returns and not isinstance(probe.place, TracepointPlace)
-        self.enter = Head(probe.layer, probe.name, "B" if is_span else "I")
-        self.leave = Head(probe.layer, probe.name, "E")
+        own = probe.hook.layer_name
+        self.enter = Head(probe.layer, probe.name, "B" if is_span else "I", own)
+        self.leave = Head(probe.layer, probe.name, "E", own)
         self.arguments = argument_text(probe.signature, values)
         self._slots = slots(probe.signature)
         self.is_wide = len(self._slots) > 4

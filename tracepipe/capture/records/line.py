@@ -27,18 +27,21 @@ Where = tuple[int, int, int]
 
 
 class Head:
-    """What a line says an event is; `text` is the part of the line. Made once for all lines of a kind."""
+    """What a line says an event is; `text` is the part of the line. Made once for all lines of a kind.
+    `own` is the name of a hook's own layer.
+    """
 
-    __slots__ = ("layer", "name", "phase", "text")
+    __slots__ = ("layer", "name", "own", "phase", "text")
 
-    def __init__(self, layer: str, name: str, phase: str) -> None:
+    def __init__(self, layer: str, name: str, phase: str, own: str = "") -> None:
         assert layer in LAYERS and phase in PHASES
-        self.layer, self.name, self.phase = layer, name, phase
-        self.text = f'"type":"{layer}","name":{json.dumps(name)},"phase":"{phase}"'
+        self.layer, self.name, self.phase, self.own = layer, name, phase, own
+        named = f',"layer":{json.dumps(own)}' if own else ""
+        self.text = f'"type":"{layer}"{named},"name":{json.dumps(name)},"phase":"{phase}"'
 
     def begun(self) -> Head:
         """The begin of what this ends."""
-        return Head(self.layer, self.name, "B")
+        return Head(self.layer, self.name, "B", self.own)
 
 
 def record_line(record: Mapping[str, Any]) -> str:

@@ -42,6 +42,7 @@ DROP_LAYERS: tuple[str | None, ...] = (
     "scheduler",
     "memory",
     "transfer",
+    "hook",
     None,
 )
 UNREPORTED, MET_RUNNING = 1, 2  # a[1] of a switch

@@ -82,6 +82,7 @@ def _clocks(run: Run) -> pl.DataFrame:
 
 TABLES: dict[str, Callable[[Run], pl.DataFrame]] = {
     "calls": lambda run: _spans(run.calls, _CALL),
+    "hooks": lambda run: _spans(run.hooks, ("layer", *_CALL)),
     "syscalls": lambda run: _spans(run.syscalls, _CALL),
     "driver": lambda run: _spans(run.driver, ("layer", *_CALL)),
     "scheduler": lambda run: _spans(run.scheduler, (*_TIMES, "name", *_THREAD, *_ARGS)),

@@ -100,6 +100,11 @@ class Run:
         return self._frame("userspace")
 
     @cached_property
+    def hooks(self) -> pl.DataFrame:
+        """Functions and tracepoints of hooks in layers of their own: `layer` has the names of these."""
+        return self._frame("hook")
+
+    @cached_property
     def syscalls(self) -> pl.DataFrame:
         """The `syscall` layer."""
         return self._frame("syscall")

@@ -15,17 +15,27 @@ from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.numbered import Numbered
 
 # Which frame an event goes to.
-FRAMES = ("userspace", "syscall", "kernel", "scheduler", "memory", "transfer", "gpu_kernel", "gpu_thread")
+FRAMES = (
+    "userspace",
+    "hook",
+    "syscall",
+    "kernel",
+    "scheduler",
+    "memory",
+    "transfer",
+    "gpu_kernel",
+    "gpu_thread",
+)
 GROUPS = tuple(name for name in FRAMES if name not in ("gpu_kernel", "gpu_thread"))
 """Those whose events nest, by the group that they nest in."""
 _CODES = {name: code for code, name in enumerate(FRAMES)}
 NO_SUCH = -(1 << 31)
 """The number of a value that no shape has."""
 _HAS_DUR, _HAS_LAUNCH = 1, 2
-_SHAPE, _SIZES, _PLACE = Struct("<2i"), Struct("<6q"), Struct("<q6i4B")
+_SHAPE, _SIZES, _PLACE = Struct("<2i"), Struct("<6q"), Struct("<q7i3B")
 _OF_PLACE = [
-    ("stream", "<i8"), *((name, "<i4") for name in ("pid", "tid", "cpu", "gpu", "comm", "sizes")),
-    *((name, "u1") for name in ("layer", "phase", "frame", "flags")),
+    ("stream", "<i8"), *((name, "<i4") for name in ("pid", "tid", "cpu", "gpu", "comm", "sizes", "layer")),
+    *((name, "u1") for name in ("phase", "frame", "flags")),
 ]  # fmt: skip
 _TEXTS, _NUMBERS = ("name", "comm"), ("pid", "tid", "cpu", "gpu", "stream")
 _MOST = {name: (1 << 63) - 1 if name == "stream" else (1 << 31) - 1 for name in _NUMBERS}
@@ -59,7 +69,8 @@ class ShapeTable:
     """Shapes by numbers of their own, each once. A shape is a name at a place: the place is all else of it.
 
     Columns are numbers: those of `_NUMBERS` stand for themselves, or are below NONE where they are too large;
-    the others are places in tables. NONE is none.
+    the others are places in tables. NONE is none. A layer is a place in `LAYERS`, or that of a text,
+    inverted.
     """
 
     def __init__(self) -> None:
@@ -83,6 +94,8 @@ class ShapeTable:
         )
         flags = shape.has_dur * _HAS_DUR | shape.has_launch * _HAS_LAUNCH
         layer, frame = self._kind(shape)
+        if shape.layer is not None:
+            layer = ~self._text(shape.layer)
         place = _PLACE.pack(
             *numbers, self._text(shape.comm), self._size(shape), layer, ord(shape.phase), frame, flags
         )
@@ -90,6 +103,9 @@ class ShapeTable:
 
     def _text(self, text: str | None) -> int:
         return NONE if text is None else self._texts.number(text.encode("utf-8", "surrogatepass"))
+
+    def _text_at(self, number: int) -> str:
+        return self._texts[number].decode("utf-8", "surrogatepass")
 
     def _number(self, name: str, value: int | None) -> int:
         if value is None:
@@ -132,26 +148,26 @@ class ShapeTable:
     def value(self, name: str, number: int) -> Any:
         """What a number of a column stands for."""
         if name == "layer":
-            return LAYERS[number]
+            return LAYERS[number] if number >= 0 else self._text_at(~number)
         if name == "phase":
             return chr(number)
         if number == NONE:
             return None
         if name in _TEXTS:
-            return self._texts[number].decode("utf-8", "surrogatepass")
+            return self._text_at(number)
         return number if number > NONE else self._larges[NONE - 1 - number]
 
     def number_of(self, name: str, value: Any) -> int:
         """The number of a value in a column, NO_SUCH where no shape has it."""
-        if name == "layer":
+        if name == "layer" and value in LAYERS:
             return LAYERS.index(value)
         if name == "phase":
             return ord(value)
         if value is None:
             return NONE
-        if name in _TEXTS:
+        if name in _TEXTS or name == "layer":
             number = self._texts.find(value.encode("utf-8", "surrogatepass"))
-            return NO_SUCH if number == NONE else number
+            return NO_SUCH if number == NONE else ~number if name == "layer" else number
         return value if value <= _MOST[name] else NONE - 1 - self._large.get(value, -NO_SUCH)
 
     @property
@@ -183,13 +199,14 @@ class ShapeTable:
         whole: Bools = self._at("phase") == ord("X")
         return whole
 
-    def rows(self, shapes: Any) -> tuple[Any, Any, Any]:
+    def rows(self, shapes: Any) -> tuple[Any, Any, Any, Any]:
         """What the events that nest with those of a shape have in common, as `Shape.row` has it."""
-        frame, gpu = self.column("frame", shapes), self.column("gpu", shapes)
+        frame, gpu, layer = (self.column(name, shapes) for name in ("frame", "gpu", "layer"))
         on_stream = (frame == _CODES["gpu_kernel"]) | ((frame == _CODES["transfer"]) & (gpu != NONE))
         stream, pid, tid = (self.column(name, shapes) for name in ("stream", "pid", "tid"))
         first = np.where(on_stream, np.where(gpu == NONE, 0, gpu), pid)
-        return on_stream, first, np.where(on_stream, np.where(stream == NONE, 0, stream), tid)
+        own = np.where(layer < 0, layer, 0)
+        return on_stream, own, first, np.where(on_stream, np.where(stream == NONE, 0, stream), tid)
 
     def series(self, name: str, shapes: Int32s) -> pl.Series:
         """A column of a frame: of the rows that have these shapes; null where there is none."""
@@ -200,9 +217,13 @@ class ShapeTable:
             return self._number_series(name, values)
         if name in _TEXTS and len(values) < len(self._texts):
             return pl.Series(name, self.texts(name, shapes), dtype=pl.String)
+        if name == "layer" and not (values < 0).any():
+            return pl.Series(name, LAYERS, dtype=pl.String).gather(values)
         if name not in self._columns:
             self._columns[name] = self._text_series(name)
         places = np.where(values == NONE, len(self._texts), values) if name in _TEXTS else values
+        if name == "layer":
+            places = np.where(values < 0, len(LAYERS) + ~values, values)
         return self._columns[name].gather(places).alias(name)
 
     def texts(self, name: str, shapes: Int32s) -> list[str | None]:
@@ -218,7 +239,9 @@ class ShapeTable:
     def _text_series(self, name: str) -> pl.Series:
         """Texts by the numbers that a column has, and null after them."""
         if name == "layer":
-            return pl.Series(name, LAYERS, dtype=pl.String)
+            return pl.concat(
+                [pl.Series(name, LAYERS, dtype=pl.String), self._text_series("name").alias(name)]
+            )
         if name == "phase":
             return pl.Series(name, [chr(code) for code in range(128)], dtype=pl.String)
         other = next((column for of, column in self._columns.items() if of in _TEXTS), None)

@@ -39,7 +39,7 @@ from tracepipe.capture.records.render import RecordRenderer
 from tracepipe.capture.records.syscalls import SYSCALLS
 from tracepipe.capture.request import Notify, Plan
 from tracepipe.errors import CaptureUnavailable, TracepipeError
-from tracepipe.hooks.hook import PROBED_LAYERS, FilePlace, Probe, TracepointPlace
+from tracepipe.hooks.hook import RECORDED_LAYERS, FilePlace, Probe, TracepointPlace
 
 _OLDEST = (0, 14)
 _INSTALL = "apt install bpftrace"
@@ -63,7 +63,7 @@ class BpftraceEngine:
     """Runs bpftrace."""
 
     name = "bpftrace"
-    layers = frozenset(PROBED_LAYERS)
+    layers = frozenset(RECORDED_LAYERS)
 
     def check(self) -> str:
         """bpftrace's version. Raises CaptureUnavailable."""
