@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from itertools import chain
 from typing import Any, BinaryIO
 
 from tracepipe.capture.backlog import Backlog, Span, Waiting
@@ -134,10 +133,10 @@ class Spool:
     @property
     def losses(self) -> dict[str, int]:
         """Layer → events lost."""
-        found = [self._losses, self._renderer.losses]
+        found = Counter(self._losses)
         if self._device_renderer is not None:
-            found.append(self._device_renderer.losses)
-        return {layer: sum(each.get(layer, 0) for each in found) for layer in dict.fromkeys(chain(*found))}
+            found.update(self._device_renderer.losses)
+        return dict(found)
 
     @property
     def size_bytes(self) -> int:

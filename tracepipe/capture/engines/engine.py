@@ -68,11 +68,7 @@ class Store(Collector, Protocol):
 
 
 class Renderer(Protocol):
-    """Turns what a recording collected into lines of an event file; `losses` are those that it found
-    itself.
-    """
-
-    losses: dict[str, int]
+    """Turns what a recording collected into lines of an event file."""
 
     def learn(self, chunk: bytes) -> None:
         """Take from a chunk what lines before it need; for recordings that are unordered."""

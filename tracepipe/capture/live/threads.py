@@ -69,8 +69,6 @@ class SchedulerTotals:
 
     def __init__(self, start_ns: int, name_of: Callable[[int, int], str]) -> None:
         self.events = 0
-        self.unreported = 0
-        """Switches that the kernel's tracepoint left out, which count as lost."""
         self._start_ns, self._name_of = start_ns, name_of
         self._threads: dict[int, _Thread] = {}
         self._rest = _Thread(0, 0)
@@ -88,9 +86,7 @@ class SchedulerTotals:
             thread.has_ended = bool(a0 & _ENDED)
             return thread.has_ended
         if kind == SWITCH_IN:
-            if a1 == UNREPORTED:
-                self.unreported += 1
-            elif thread.out_ns is not None:
+            if a1 != UNREPORTED and thread.out_ns is not None:
                 woken_ns = thread.woken_ns
                 thread.wait(thread.reason, (ts_ns if woken_ns is None else woken_ns) - thread.out_ns)
                 if woken_ns is not None:
@@ -140,11 +136,9 @@ class SchedulerTotals:
 
     def _leave(self, thread: _Thread, ts_ns: int, state: int, note: int) -> None:
         thread.switches += 1
-        if note == UNREPORTED:
-            self.unreported += 1
-        elif note == MET_RUNNING:
+        if note == MET_RUNNING:
             thread.running_ns += max(0, ts_ns - self._start_ns)
-        elif thread.in_ns is not None:
+        elif note != UNREPORTED and thread.in_ns is not None:
             thread.running_ns += max(0, ts_ns - thread.in_ns)
         thread.in_ns, thread.out_ns, thread.woken_ns = None, ts_ns, None
         thread.reason = PREEMPTED if state in _RUNNABLE else state_text(state)

@@ -295,14 +295,6 @@ class Totals:
             }
             self._stacks = {tid: stack for tid, stack in kept.items() if stack}
 
-    @property
-    def losses(self) -> dict[str, int]:
-        """Layer → events lost."""
-        unreported = self._scheduler.unreported
-        return self._losses | (
-            {"scheduler": self._losses.get("scheduler", 0) + unreported} if unreported else {}
-        )
-
     def counts(self) -> dict[str, int]:
         """Layer → events."""
         counts: defaultdict[str, int] = defaultdict(int)
@@ -344,7 +336,7 @@ class Totals:
             functions,
             self._scheduler.threads(now_ns),
             counts,
-            dict(self.losses),
+            dict(self._losses),
             self.moved.allocated(),
             self.moved.copied(),
             self.moved.is_partial,

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 
 from tracepipe.capture.records.calls import Calls
 from tracepipe.capture.records.line import COMM, Head, Lines, Where
-from tracepipe.capture.records.loss import Loss, loss_record
 from tracepipe.capture.records.record import (
     CALL_ENTER,
     CALL_RETURN,
@@ -38,8 +37,7 @@ _SWITCHES = frozenset({SWITCH_OUT, SWITCH_IN})
 _STATEFUL = frozenset({*_SWITCHES, SYSCALL_ENTER, SYSCALL_EXIT, CALL_ENTER, CALL_RETURN})
 _BEGAN_BEFORE = '"began":"before the recording"'
 _NOT_REPORTED = '"prev_state":"not reported"'
-_NO_SWITCH_IN = "the kernel did not report that the thread was switched in"
-_NO_SWITCH_OUT = "the kernel did not report that the thread was switched out"
+_BEGIN_NOT_REPORTED = '"began":"not reported"'
 
 
 class RecordRenderer:
@@ -57,7 +55,6 @@ class RecordRenderer:
         start_ns: int = 0,
         names: Mapping[int, str] | None = None,
     ) -> None:
-        self.losses: dict[str, int] = {}
         self._calls = Calls(probes, values)
         self._start_ns = start_ns
         self._syscall_enter = {n: Head("syscall", name, "B") for n, name in syscalls.items()}
@@ -68,7 +65,6 @@ class RecordRenderer:
         self._wakeup = Head("scheduler", "wakeup", "I")
         self._migrate = Head("scheduler", "migrate", "I")
         self._states: dict[int, str] = {}
-        self._last_out_ns: dict[int, int] = {}
         self._in_syscall: set[int] = set()
         self._depths: dict[int, int] = {}
         self._names: dict[int, str] = {}
@@ -101,6 +97,8 @@ class RecordRenderer:
                 head, args = self._switch_in, ""
             elif kind == SWITCH_OUT:
                 head, args = self._switch_out, self._states.get(a0) or self._left(a0)
+                if a1 == UNREPORTED:
+                    args = f"{args},{_BEGIN_NOT_REPORTED}"
             elif kind == WAKEUP:
                 # Who is outside of the namespace is 0 there, as the kernel shows it.
                 by_tid = ids.get(number, (0, 0))[1] if ids else number
@@ -122,8 +120,6 @@ class RecordRenderer:
             if kind == SWITCH_OUT:
                 if a0 & ENDED:
                     self._forget(tid)
-                else:
-                    self._last_out_ns[tid] = ts_ns
             elif kind == CALL_RETURN and number in calls.effective:
                 calls.effect(lines, ts_ns, tid, (pid, shown_tid, cpu), number, a0, a1)
         return lines
@@ -154,18 +150,11 @@ class RecordRenderer:
                 self._began_before(lines, head, where)
         elif note == MET_RUNNING:
             self._began_before(lines, self._switch_in, where)
-        elif note == UNREPORTED and kind == SWITCH_OUT:
-            self._unreported(lines, self._last_out_ns.get(tid, ts_ns), ts_ns, _NO_SWITCH_IN)
-        elif note == UNREPORTED:
-            self._unreported(lines, ts_ns, ts_ns, _NO_SWITCH_OUT)
+        elif note == UNREPORTED and kind == SWITCH_IN:
             lines.event(ts_ns, self._switch_out, *where, _NOT_REPORTED)
 
     def _began_before(self, lines: Lines, head: Head, where: Where) -> None:
         lines.event(self._start_ns, head.begun(), *where, _BEGAN_BEFORE)
-
-    def _unreported(self, lines: Lines, start_ns: int, end_ns: int, reason: str) -> None:
-        self.losses["scheduler"] = self.losses.get("scheduler", 0) + 1
-        lines.record(loss_record(Loss("scheduler", 1, start_ns, end_ns, reason)))
 
     def _belongs(self, kind: int, tid: int, number: int, *a: int) -> None:
         """Keep what belongs to a record that follows."""
@@ -183,7 +172,7 @@ class RecordRenderer:
 
     def _forget(self, tid: int) -> None:
         """A capture may last for days, in which millions of threads end."""
-        for kept in (self._last_out_ns, self._depths, self._names, self._unwritten_names):
+        for kept in (self._depths, self._names, self._unwritten_names):
             kept.pop(tid, None)
         self._in_syscall.discard(tid)
         self._calls.forget(tid)
