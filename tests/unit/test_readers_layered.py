@@ -234,6 +234,19 @@ def test_an_exit_is_not_taken_for_that_of_another_call() -> None:
     ]
 
 
+def test_short_calls_whose_exits_a_script_leaves_out_stay_instants() -> None:
+    calls = [(call(at), call(at + 0.5, duration_us=500)) for at in range(1, 20)]
+    lines = [line for at, both in enumerate(calls) for line in (both if at % 3 == 1 else both[:1])]
+    assert "".join(phase for phase, _ in phases(*lines)) == "IBEI" * 6 + "I"
+
+
+def test_a_begin_whose_exit_comes_batches_later_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layered, "CHUNK_BYTES", 400)
+    others = [call(3.0 + at / 1000, tid=9, name="g") for at in range(40)]
+    lines = [call(1.0), call(1.1, duration_us=100), call(2.0), *others, call(4.0, duration_us=2000)]
+    assert "".join(phase for phase, _ in phases(*lines)) == "BEB" + "I" * 40 + "E"
+
+
 def test_an_entry_far_before_its_exit_stays_an_instant_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layered, "CHUNK_BYTES", 80)
     lines = [call(1.0), call(1.1, duration_us=100), call(2.0), call(2.1, duration_us=100)]
@@ -619,8 +632,10 @@ def test_a_line_over_the_limit_is_one_problem(monkeypatch: pytest.MonkeyPatch) -
 @given(st.lists(st.one_of(st.binary(max_size=40), st.sampled_from([GOOD, *(b[0] for b in BROKEN)]))))
 def test_no_input_raises_and_each_line_gives_one_thing_at_most(parts: list[bytes]) -> None:
     data = b"\n".join(parts)
-    records, problems = read(data)
-    assert len(records) + sum(p.skipped for p in problems) <= data.count(b"\n") + 1
+    for between in (False, True):
+        records, problems = read_all(layered.read(io.BytesIO(data), between=between))
+        assert [first_fault(record) for record in records] == [None] * len(records)
+        assert len(records) + sum(p.skipped for p in problems) <= data.count(b"\n") + 1
 
 
 def test_the_largest_time_and_duration_fit_the_model() -> None:

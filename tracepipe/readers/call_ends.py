@@ -3,12 +3,15 @@
     {"ts":1.000,"tid":7,"type":"scheduler","name":"f"}                       an instant, as far as it says
     {"ts":1.100,"tid":7,"type":"scheduler","name":"f","duration_us":99.8}    began when that was written
 
-They are one call, and become its begin and its end.
+They are one call, and become its begin and its end. A record may be changed as long as its batch is read; for
+exits that come later, the newest entry of a function is a begin at once, where nearly all of its entries had
+their exits so far. A script may leave short calls out at their exits: such entries stay instants.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Final
 
 from tracepipe.event.model import HOST_LAYERS, Problem, Record
 from tracepipe.readers.recording import Batch
@@ -18,20 +21,38 @@ _APART_NS: Final = 100_000
 # Calls of one name on one thread that are open at once, and names and threads, as far as they are remembered.
 _OPEN_MAX: Final = 16
 _KEYS_MAX: Final = 1 << 12
-_FAR_ENTRY = (
+# So many times as often as not an entry must have had its exit.
+_SURELY: Final = 10
+_FAR_ENTRY: Final = (
     "its entry stands so far before this line that it was read as an instant: the call is drawn from its "
     "duration, beside it"
 )
 
 
-class _Entry(NamedTuple):
-    """A line that may be a call's entry: its time, and its record's place in which batch. `is_begin`: it was
-    read as a begin, not as an instant.
+@dataclass(slots=True)
+class _Function:
+    """How many calls of a function had both lines, and how many were followed by another without an exit."""
+
+    exits: int = 0
+    missing: int = 0
+
+    @property
+    def has_exits(self) -> bool:
+        """Whether an entry is sure to have its exit."""
+        return self.exits > _SURELY * self.missing
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """A line that may be a call's entry: its time, and its record's place in which batch.
+
+    `says_so`: its phase is B; `is_begin`: it is read as one.
     """
 
     ts_ns: int
     batch: int
     place: int
+    says_so: bool
     is_begin: bool
 
 
@@ -40,8 +61,7 @@ class CallEnds:
 
     def __init__(self) -> None:
         self._entries: dict[tuple[Any, ...], list[_Entry]] = {}
-        self._logged_twice: set[tuple[str, str]] = set()
-        """Layer and name of calls that are known to be logged at both ends."""
+        self._functions: dict[tuple[str, str], _Function] = {}
         self._batch: Batch | None = None
         self._batches = 0
 
@@ -52,46 +72,67 @@ class CallEnds:
         if batch is not self._batch:
             self._batch, self._batches = batch, self._batches + 1
         key = record["type"], record["name"], record.get("pid"), record.get("tid")
-        if record["phase"] in ("X", "E"):
+        if record["phase"] in ("B", "I"):
+            self._enter(key, record, batch)
+        elif "dur_ns" in record:
             self._leave(number, key, record, batch)
-            return
-        if key[:2] in self._logged_twice:
-            record["phase"] = "B"
+        else:
+            self._end_innermost(key)
+
+    def _enter(self, key: tuple[Any, ...], record: Record, batch: Batch) -> None:
         if len(self._entries) >= _KEYS_MAX:
             self._entries.clear()
         entries = self._entries.setdefault(key, [])
+        function = self._functions.get(key[:2])
+        says_so = record["phase"] == "B"
+        if function and entries and not entries[-1].says_so:
+            function.missing += 1
+            self._turn(entries[-1], "I", batch)
+        if function and function.has_exits:
+            record["phase"] = "B"
         if len(entries) >= _OPEN_MAX:
             del entries[0]
-        is_begin = record["phase"] == "B"
-        entries.append(_Entry(record["ts_ns"], self._batches, len(batch.records), is_begin))
+        place, is_begin = len(batch.records), record["phase"] == "B"
+        entries.append(_Entry(record["ts_ns"], self._batches, place, says_so, is_begin))
 
     def _leave(self, number: int, key: tuple[Any, ...], record: Record, batch: Batch) -> None:
-        """Find the entry of the call that a line with a duration, or an end, is the exit of."""
+        """Find the entry of the call that a line with a duration is the exit of."""
         entries = self._entries.get(key)
         if not entries:
             return
         is_end = record["phase"] == "E"
-        entry = self._nearest(entries, record["ts_ns"], record.get("dur_ns"), is_end)
+        entry = _nearest(entries, record["ts_ns"] - record["dur_ns"] * is_end, record["dur_ns"])
         if entry is None:
-            # An end without a duration, or with that of something else, is the innermost call's.
-            if is_end and entries[-1].is_begin:
-                entries.pop()
+            if is_end:
+                self._end_innermost(key)
             return
+        if len(self._functions) >= _KEYS_MAX:
+            self._functions.clear()
+        function = self._functions.setdefault(key[:2], _Function())
+        function.exits += 1
+        function.missing -= function.missing > 0 and entry is not entries[-1] and not entry.says_so
         del entries[entries.index(entry) :]
-        self._logged_twice.add(key[:2])
-        if entry.batch == self._batches:
-            batch.records[entry.place]["phase"] = "B"
-        elif not entry.is_begin:
+        self._turn(entry, "B", batch)
+        if not entry.is_begin:
             batch.problems.append(Problem(number, "duration_us", _FAR_ENTRY, skipped=False))
-            return
-        if not is_end:
+        elif not is_end:
             record.update(phase="E", ts_ns=record["ts_ns"] + record["dur_ns"])
 
-    def _nearest(self, entries: list[_Entry], ts_ns: int, dur_ns: int | None, is_end: bool) -> _Entry | None:
-        """The entry, rather the innermost, whose time is that at which a call of that length began."""
-        if dur_ns is None:
-            return None
-        start_ns = ts_ns - dur_ns if is_end else ts_ns
-        entry = min(reversed(entries), key=lambda entry: abs(entry.ts_ns - start_ns))
-        is_near = abs(entry.ts_ns - start_ns) <= _APART_NS and entry.ts_ns <= start_ns + dur_ns
-        return entry if is_near else None
+    def _end_innermost(self, key: tuple[Any, ...]) -> None:
+        """An end without a duration, or with that of something else, is the innermost call's."""
+        entries = self._entries.get(key)
+        if entries and entries[-1].says_so:
+            entries.pop()
+
+    def _turn(self, entry: _Entry, phase: str, batch: Batch) -> None:
+        """Give the record of an entry another phase, if it can still be changed."""
+        if entry.batch == self._batches:
+            batch.records[entry.place]["phase"] = phase
+            entry.is_begin = phase == "B"
+
+
+def _nearest(entries: list[_Entry], start_ns: int, dur_ns: int) -> _Entry | None:
+    """The entry, rather the innermost, whose time is that at which a call of that length began."""
+    entry = min(reversed(entries), key=lambda entry: abs(entry.ts_ns - start_ns))
+    is_near = abs(entry.ts_ns - start_ns) <= _APART_NS and entry.ts_ns <= start_ns + dur_ns
+    return entry if is_near else None
