@@ -39,6 +39,16 @@ UNIFORM: dict[str, dict[str, Any]] = {
     "threads, entry and exit": {"blocks": 64, "lanes_timed": True},
     "threads, exit only": {"blocks": 64, "lanes_timed": True, "entries": False},
     "threads, one warp": {"blocks": 1, "warps": 1, "lanes_timed": True, "entries": False},
+    "threads, one warp, lanes in turn": {
+        "blocks": 1,
+        "warps": 1,
+        "lanes_timed": True,
+        "entries": False,
+        "lane_step_ns": 200,
+    },
+    "threads, lanes in turn": {"blocks": 32, "lanes_timed": True, "lane_step_ns": 200},
+    "threads, a clock of 1 µs": {"blocks": 4, "lanes_timed": True, "entries": False, "step_ns": 1024},
+    "16 blocks of 3 warps": {"blocks": 16, "warps": 3, "lanes_timed": True, "entries": False},
 }
 
 
@@ -65,6 +75,19 @@ EFFECTS = (
         "divergence",
         {"late_lanes": (16, 17, 18, 19), "late_lanes_share": 0.5, "lanes_timed": True, "blocks": 64},
         (0.06, 0.1, 0.2, 0.5),
+    ),
+    Effect(
+        "lane 31 late in a single warp, threads in turn",
+        "divergence",
+        {
+            "late_lanes": (31,),
+            "blocks": 1,
+            "warps": 1,
+            "lanes_timed": True,
+            "entries": False,
+            "lane_step_ns": 200,
+        },
+        (0.1, 0.2, 0.5, 1.0),
     ),
     Effect(
         "t mod 8 = 7 late", "stride", {"late_lanes": (7, 15, 23, 31), "blocks": 128}, (0.03, 0.06, 0.1, 0.2)

@@ -57,6 +57,8 @@ class SyntheticKernel:
     ramp_ns: float = 8
     first_wave: float = 0.0
     """How much longer blocks take that start with the launch, as caches are cold."""
+    lane_step_ns: float = 0.0
+    """How much later each lane of a warp reads the clock than the one before, where threads are timed."""
     late_lanes: tuple[int, ...] = ()
     late_lanes_share: float = 1.0
     """Of the warps, those in which they are late."""
@@ -135,7 +137,7 @@ class SyntheticKernel:
         struck = rng.random(shape) < self.late_lanes_share
         for lane in self.late_lanes:
             lanes[:, :, lane] += struck * self.delay
-        life, lanes = life * self.life_ns, lanes * self.life_ns
+        life, lanes = life * self.life_ns, lanes * self.life_ns + self.lane_step_ns * np.arange(LANES)
         start, sm, life = self._place(life, lanes)
         start += 1e6 * self.life_ns * launch
         entry = start[:, None] + 4.0 * np.arange(self.warps)

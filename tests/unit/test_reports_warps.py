@@ -72,8 +72,21 @@ def test_a_recorded_divergence_is_told_and_a_vector_addition_is_not_accused() ->
 
 
 def test_threads_of_bpftime_are_warps_too() -> None:
+    # The samples of kernelretsnoop's README: a divergent warp, every 8th thread, warps one after the other.
+    (finding,) = report(fixture("bpftime-late-lane"))["findings"]
+    assert (finding["kind"], finding["late_lanes"], finding["delay_p50_ns"]) == ("divergence", [31], 750)
+    assert "seen in one warp" in finding["sentence"]
+    assert "Usual cause: a boundary that only this lane meets" in finding["sentence"]
     (finding,) = report(fixture("bpftime-strided-lanes"))["findings"]
-    assert (finding["kind"], finding["late_lanes"]) == ("divergence", [8, 24])
+    assert (finding["late_lanes"], finding["stride"], finding["delay_p50_ns"]) == ([8, 24], 16, 750)
+    assert "Usual cause: the array index that these threads use: shared-memory bank" in finding["sentence"]
+    order = report(fixture("bpftime-warp-order"))
+    assert (order["findings"], len(order["few_warps"])) == ([], 3)
+    assert order["orders_seen"][0]["sentence"].startswith(
+        "The 3 warps of a launch leave one after the other, 2.00 µs apart, 4.00 µs from the first to the last"
+    )
+    (warp,) = report(fixture("bpftime-kernelretsnoop"))["few_warps"]
+    assert (warp["spread_ns"], warp["last_lane"], warp["first_thread_ns"]) == (19, 4, -9)
     assert report(fixture("bpftime-kernelretsnoop"))["findings"] == []
     entries = report(fixture("bpftime-kernel_trace"))
     assert entries["findings"] == []

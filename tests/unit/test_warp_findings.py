@@ -7,15 +7,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.stats as stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.synthetic_warps import NOISES, SyntheticKernel
 from tracepipe.reports.findings import FINDERS, find_all
+from tracepipe.reports.findings.few_warps import one_by_one, order_seen
 from tracepipe.reports.findings.finding import Finding, listed, percent
 from tracepipe.reports.findings.groups import split_p_values
 from tracepipe.reports.findings.kernel_warps import NOT_RECORDED, KernelWarps, sort_warps
-from tracepipe.reports.findings.ranks import centred_ranks, late_class, score_classes
+from tracepipe.reports.findings.lane_order import without_order
+from tracepipe.reports.findings.late_lanes import stride_of
+from tracepipe.reports.findings.ranks import centred_ranks, chance_of, late_class, score_classes
 from tracepipe.reports.findings.tail import beyond_the_tail
 from tracepipe.reports.findings.waves import launch_waves
 
@@ -162,8 +166,6 @@ def test_what_was_planted_is_found_and_nothing_else(name: str) -> None:
     kind = name.split()[0]
     # Threads that leave at a stride leave apart: that is divergence too.
     allowed = {kind, "divergence"} if kind == "stride" else {kind}
-    # A late lane of every warp is a stride as wide as a warp.
-    allowed |= {"stride"} if name == "divergence" else set()
     assert kind in {finding.kind for finding in findings} <= allowed
     for finding in findings:
         data = finding.as_json()
@@ -197,12 +199,17 @@ def test_blocks_at_the_border_are_one_finding() -> None:
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("sigma", [0.02, 0.2])
 def test_noise_alone_is_no_finding(noise: str, sigma: float) -> None:
+    timed: Any = {"noise": noise, "sigma": sigma, "lane_sigma": sigma, "lanes_timed": True, "entries": False}
     kernels = [
+        SyntheticKernel(blocks=1, warps=1, lane_step_ns=200, **timed),
+        # Noise that a coarse clock rounds to two readings.
+        SyntheticKernel(blocks=4, step_ns=1024, **timed),
+        SyntheticKernel(blocks=16, warps=3, **timed),
         SyntheticKernel(noise=noise, sigma=sigma),
         SyntheticKernel(noise=noise, sigma=sigma, blocks=128, launches=4, first_wave=0.5),
         SyntheticKernel(noise=noise, sigma=sigma, blocks=32, lanes_timed=True, lane_sigma=sigma),
     ]
-    assert [found(kernel.run(100 + at)) for at, kernel in enumerate(kernels)] == [[], [], []]
+    assert [found(kernel.run(100 + at)) for at, kernel in enumerate(kernels)] == [[]] * len(kernels)
 
 
 def test_a_recording_of_many_kernels_asks_more_of_each() -> None:
@@ -240,6 +247,153 @@ def test_words_for_numbers() -> None:
     ]
 
 
+def threads(times: list[list[int]], **options: Any) -> KernelWarps:
+    """Warps of one block, each with the exits of its lanes."""
+    exits = [[(ns, 1 << lane) for lane, ns in enumerate(warp)] for warp in times]
+    rows: Any = [(0, at, NOT_RECORDED, NOT_RECORDED, warp) for at, warp in enumerate(exits)]
+    return warps(rows, (1, 1, 1), lanes_timed=True, **options)
+
+
+IN_TURN = [5 * lane for lane in range(32)]
+LATE_31 = [*IN_TURN[:31], 905]
+
+
+def test_one_late_lane_of_one_warp_is_named_and_its_boundary_first() -> None:
+    (finding,) = found(threads([LATE_31]))
+    assert (finding.kind, finding.numbers["late_lanes"]) == ("divergence", [31])
+    assert (finding.numbers["delay_p50_ns"], finding.numbers["lane_step_ns"]) == (750, 5)
+    assert finding.sentence.startswith(
+        "In the one warp that was recorded the lanes leave apart: lane 31 (mask 0x80000000; thread 31, the "
+        "last of its block) last, 750 ns after the others, which leave 5 ns apart, lane by lane; seen in one "
+        "warp"
+    )
+    assert finding.cause.startswith("a boundary that only this lane meets")
+    assert found(threads([IN_TURN])) == []
+
+
+def test_one_late_lane_of_many_warps_is_divergence_and_no_stride() -> None:
+    (finding,) = [f for f in found(threads([LATE_31] * 32)) if f.kind != "wave"]
+    assert (finding.kind, finding.numbers["late_lanes"], finding.numbers["warps_apart"]) == (
+        "divergence", [31], 32,
+    )  # fmt: skip
+    assert finding.numbers["delay_p50_ns"] == 750
+    assert "seen in one warp" not in finding.sentence
+    inner = [*IN_TURN[:13], 900, *IN_TURN[14:]]
+    (finding,) = [f for f in found(threads([inner] * 32)) if f.kind != "wave"]
+    assert finding.numbers["late_lanes"] == [13]
+    assert finding.cause.startswith("a branch that the lanes of a warp take differently")
+
+
+def test_every_eighth_thread_points_to_the_array_index() -> None:
+    eighth = [ns + 750 * (lane % 8 == 7) for lane, ns in enumerate(IN_TURN)]
+    (finding,) = [f for f in found(threads([eighth] * 32)) if f.kind != "wave"]
+    assert (finding.kind, finding.numbers["modulus"], finding.numbers["residues"]) == ("stride", 8, [7])
+    assert finding.numbers["delay_p50_ns"] == 750
+    # A single warp is too few for ranks: there the lanes leave apart, and their stride is named.
+    (finding,) = found(threads([eighth]))
+    assert (finding.kind, finding.numbers["stride"]) == ("divergence", 8)
+    assert "t mod 8 = 7" in finding.sentence
+    assert "seen in one warp" in finding.sentence
+    assert finding.cause.startswith("the array index that these threads use: shared-memory bank conflicts")
+
+
+def test_a_late_thread_at_an_end_of_the_grid_is_found_among_many_warps() -> None:
+    noise = np.random.default_rng(1).integers(0, 400, (600, 32))
+    quiet = threads(noise.tolist()[:32])
+    assert found(quiet) == []
+    noise[31, 31] += 60_000
+    (finding,) = found(threads(noise.tolist()[:32]), "divergence")
+    assert (finding.numbers["late_lanes"], finding.numbers["warps_apart"]) == ([31], 1)
+    assert "thread 1023, the last of its block" in finding.sentence
+    # One of 600 warps is no property of the kernel, unless it is the last one of the grid.
+    late: Any = [(b, 0, b % 8, 0, [(1_000, FULL)]) for b in range(600)]
+    late[599] = (599, 0, 7, 0, [(1_000, FULL >> 1), (1_900, 1 << 31)])
+    (finding,) = found(warps(late, (600, 1, 1)), "divergence")
+    assert finding.numbers["of"] == "last warp of the grid"
+    assert finding.sentence.startswith("In the last warp of the grid the lanes leave apart: lane 31")
+    late[599], late[300] = late[300], (300, *late[599][1:])
+    assert found(warps(late, (600, 1, 1)), "divergence") == []
+
+
+def test_lanes_in_turn_are_no_spread_and_halves_are_no_turn() -> None:
+    rng = np.random.default_rng(4)
+    turn = 5.0 * np.arange(32) + rng.integers(0, 3, (4, 32))
+    assert without_order(turn).step_ns == pytest.approx(5, abs=0.1)
+    # A clock of 32 ns shows a step of 5 ns as 0 or 32.
+    assert without_order(turn // 32 * 32).step_ns == 4
+    for other in (rng.standard_normal((1, 32)), 750.0 * (np.arange(32) >= 16)[None, :], turn[:, :8]):
+        assert without_order(other).step_ns == 0
+
+
+def test_no_class_is_less_likely_than_an_order_of_its_row() -> None:
+    tied = np.zeros((1, 32))
+    tied[0, 31] = 1
+    members = np.broadcast_to(np.arange(32) == 31, (1, 32))
+    assert chance_of(centred_ranks(tied), members) == pytest.approx(1 / 32)
+    # Of ten warps in each of which one lane is late, lane 31 is late in four: 2.0e-4 by the binomial law.
+    tied = np.zeros((10, 32))
+    tied[np.arange(10), [31, 31, 31, 31, 1, 5, 9, 13, 17, 21]] = 1
+    members = np.broadcast_to(np.arange(32) == 31, (10, 32))
+    assert 1e-4 < chance_of(centred_ranks(tied), members) < 1e-3
+    # Without ties it is the normal law's.
+    rows = np.random.default_rng(0).standard_normal((400, 32)) + 0.3 * members[:1]
+    ranks = centred_ranks(rows)
+    members = np.broadcast_to(members[:1], rows.shape)
+    score = score_classes(ranks, np.broadcast_to(np.arange(32), rows.shape), 32)[31]
+    assert chance_of(ranks, members) == pytest.approx(float(stats.norm.sf(score)), rel=0.01)
+
+
+def test_a_stride_of_lanes_is_told_among_those_that_were_recorded() -> None:
+    every = list(range(32))
+    assert stride_of([7, 15, 23, 31], every) == (8, 7)
+    assert stride_of([8, 24], [0, 8, 16, 24]) == (16, 8)
+    assert stride_of([8, 24], every) == (16, 8)
+    assert stride_of([16, 17], every) is None
+    assert stride_of([31], every) is None
+    assert stride_of([1, 3, 5], every) is None
+
+
+def test_few_warps_are_listed_one_by_one() -> None:
+    kernel = threads([LATE_31, [ns + 2_000 for ns in IN_TURN]])
+    first, last = one_by_one(kernel)
+    assert (first.leaves_ns, first.spread_ns, first.last_lane) == (0, 905, 31)
+    assert (last.leaves_ns, last.spread_ns, last.last_lane) == (2_000, 155, 31)
+    # The median of a warp lies between its lanes 15 and 16.
+    assert (first.first_thread_ns, first.last_thread_ns) == (-78, None)
+    assert (last.first_thread_ns, last.last_thread_ns) == (None, 78)
+    assert one_by_one(threads([IN_TURN] * 9)) == []
+
+
+def test_the_order_of_three_warps_is_seen_and_no_finding() -> None:
+    base = 1_749_147_474_550_023_000
+    kernel = threads([[base + 2_000 * warp] for warp in range(3)])
+    assert found(kernel) == []
+    assert [(row.leaves_ns, row.spread_ns) for row in one_by_one(kernel)] == [
+        (0, None),
+        (2_000, None),
+        (4_000, None),
+    ]
+    seen = order_seen(kernel)
+    assert seen is not None
+    assert seen.startswith(
+        "The 3 warps of a launch leave one after the other, 2.00 µs apart, 4.00 µs from the"
+    )
+    assert "seen in one launch, where chance alone has such an order once in 6" in seen
+    assert order_seen(threads([[0], [4_000], [2_000]])) is None
+    assert order_seen(threads([[0], [40], [80]])) is None, "less than a probe costs"
+
+
+def test_three_warps_in_order_in_many_blocks_are_a_finding() -> None:
+    rows: Any = [
+        (b, w, NOT_RECORDED, NOT_RECORDED, [(2_000 * w + b, FULL)]) for b in range(8) for w in range(3)
+    ]
+    (finding,) = found(warps(rows, (8, 1, 1)), "wave")
+    assert (finding.numbers["warps_per_block"], finding.numbers["step_ns"]) == (3, 2_000)
+    assert finding.p_value is not None
+    assert finding.p_value >= (1 / 6) ** 8
+    assert found(warps(rows[:6], (2, 1, 1)), "wave") == [], "two blocks are in this order once in 36"
+
+
 times = st.integers(-(1 << 61), 1 << 61) | st.integers(0, 3_000)
 warp_rows = st.tuples(
     st.integers(0, 40) | st.integers(0, 1 << 40),
@@ -257,3 +411,5 @@ def test_whatever_was_recorded_can_be_looked_at(rows: Any, lanes_timed: bool, mi
     kernel = warps(rows, (7, 1 << 31, 1 << 31), lanes_timed=lanes_timed, rows_mixed=mixed)
     for finding in found(kernel):
         json.dumps(finding.as_json(), allow_nan=False)
+    json.dumps(one_by_one(kernel), allow_nan=False)
+    order_seen(kernel)

@@ -53,9 +53,8 @@ def run(run: Run, options: Options) -> Result:
     shown = kernels[: options.top] if options.top > 0 else kernels
     found = find_all(shown)
     ranges = ranges_table(run, options.kernel, options.launch, options.top)
-    result = Result("WARPS", [_shapes(shown), _times(shown), _occupancy(shown), _findings(found, shown)])
-    if ranges:
-        result.parts.insert(2, ranges)
+    parts = [_shapes(shown), _times(shown), ranges, _occupancy(shown), *_few(shown, found)]
+    result = Result("WARPS", [part for part in (*parts, _findings(found, shown)) if part])
     if len(shown) < len(kernels):
         result.notes.append(f"{len(kernels) - len(shown)} more kernels were not looked at: --top 0 takes all")
     result.notes += _limits(found, shown)
@@ -85,6 +84,19 @@ _TIME_COLUMNS = (
     Column("life_max_ns", "max", "ns"),
     Column("skew_p50_ns", "skew p50", "ns"),
     Column("skew_p95_ns", "p95", "ns"),
+    Column("spread_p50_ns", "spread p50", "ns"),
+    Column("spread_max_ns", "max", "ns"),
+)
+_FEW_COLUMNS = (
+    Column("kernel", "kernel"),
+    Column("launch", "launch", "count", spare=True),
+    Column("block", "block", "count"),
+    Column("warp", "warp", "count"),
+    Column("leaves_ns", "leaves", "ns"),
+    Column("spread_ns", "spread", "ns"),
+    Column("last_lane", "last lane", "count"),
+    Column("first_thread_ns", "first thread", "ns"),
+    Column("last_thread_ns", "last thread", "ns"),
 )
 
 
@@ -116,19 +128,51 @@ def _shape(kernel: KernelWarps) -> tuple[Any, ...]:
 
 def _times(kernels: list[KernelWarps]) -> Table:
     note = (
-        "Life of a warp: from its entry to its last exit. Skew of a block: from its first warp's leaving on."
+        "Life of a warp: from its entry to its last exit; spread: from its first lane's exit to the last "
+        "one's. Skew of a block: from its first warp's leaving on."
     )
     return Table("times", "Warps", _TIME_COLUMNS, [_time(kernel) for kernel in kernels], note)
 
 
 def _time(kernel: KernelWarps) -> tuple[Any, ...]:
+    from tracepipe.reports.findings.kernel_warps import NOT_RECORDED
+
     life: list[int | None] = [None] * 4
     skew: list[int | None] = [None] * 2
     if kernel.has_exits and kernel.has_entries:
         life = [_whole(np.quantile(kernel.life_ns, q)) for q in (0.5, 0.95, 0.99, 1.0)]
     if kernel.has_exits and kernel.blocks_known:
         skew = [_whole(np.quantile(kernel.blocks.skew_ns, q)) for q in (0.5, 0.95)]
-    return (kernel.kernel, *life, *skew)
+    spread: list[int | None] = [None] * 2
+    told = kernel.spread_ns[kernel.spread_ns != NOT_RECORDED] if kernel.has_exits else kernel.exit_ns
+    if told.size:
+        spread = [_whole(np.median(told)), int(told.max())]
+    return (kernel.kernel, *life, *skew, *spread)
+
+
+def _few(kernels: list[KernelWarps], found: Searched) -> Iterator[Table | Drawing]:
+    """Warps one by one where a kernel has a handful, and the order in which they left."""
+    from tracepipe.reports.findings.few_warps import one_by_one, order_seen
+
+    rows = [(kernel.kernel, *warp) for kernel in kernels for warp in one_by_one(kernel)]
+    if rows:
+        note = (
+            "Leaves: its first exit, after the first one of the launch. Last lane: the one that left alone, "
+            "after all others. First, last thread: when that of the grid left, after its warp's median lane."
+        )
+        yield Table("few_warps", "Kernels with few warps, warp by warp", _FEW_COLUMNS, rows, note)
+    in_order = {one.kernel for one in found.findings if (one.kind, one.numbers["of"]) == ("wave", "warps")}
+    seen = [(one.kernel, order_seen(one)) for one in kernels if one.kernel not in in_order]
+    data = [{"kernel": name, "sentence": sentence} for name, sentence in seen if sentence]
+
+    def draw(width: int, ascii_only: bool) -> Iterator[str]:
+        if data:
+            yield "Seen, and too little to be sure"
+        for row in data:
+            text = f"order, {row['kernel']}: {row['sentence']}"
+            yield from textwrap.wrap(text, max(width, 40), subsequent_indent="  ")
+
+    yield Drawing("orders_seen", draw, lambda: data)
 
 
 def _whole(value: Any) -> int:

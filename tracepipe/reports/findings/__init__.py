@@ -40,14 +40,27 @@ class Searched(NamedTuple):
 def find_all(kernels: Iterable[KernelWarps]) -> Searched:
     """Findings of all kernels. FALSE_ALARM_RATE holds for each kind over all of them together."""
     kernels = list(kernels)
-    findings: list[Finding] = []
+    of_kernel: list[list[Finding]] = [[] for _ in kernels]
     skipped: dict[str, list[tuple[str, str]]] = {}
     for kind, finder in FINDERS.items():
         reasons = [finder.lacks(kernel) for kernel in kernels]
-        tested = [kernel for kernel, reason in zip(kernels, reasons, strict=True) if reason is None]
-        for kernel in tested:
-            findings += finder.find(kernel, FALSE_ALARM_RATE / len(tested))
+        alpha = FALSE_ALARM_RATE / max(reasons.count(None), 1)
+        for kernel, reason, findings in zip(kernels, reasons, of_kernel, strict=True):
+            if reason is None:
+                findings += finder.find(kernel, alpha)
         missing = [(k.kernel, reason) for k, reason in zip(kernels, reasons, strict=True) if reason]
         if missing:
             skipped[kind] = missing
-    return Searched(findings, skipped)
+    told = [finding for findings in of_kernel for finding in _once(findings)]
+    order = list(FINDERS)
+    return Searched(sorted(told, key=lambda finding: order.index(finding.kind)), skipped)
+
+
+def _once(findings: list[Finding]) -> list[Finding]:
+    """What is left where one thing was found twice: threads at a stride leave apart by their times, too."""
+    strides = {finding.numbers["modulus_threads"] for finding in findings if finding.kind == "stride"}
+    return [
+        finding
+        for finding in findings
+        if finding.kind != "divergence" or finding.numbers["stride"] not in strides
+    ]

@@ -9,22 +9,21 @@ warp (`ranks`).
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from tracepipe.reports.findings.finding import MIN_SHARE, Finding, confidence, listed, percent
+from tracepipe.reports.findings.finding import MIN_SHARE, Finding
 from tracepipe.reports.findings.groups import SPLIT_P, split_p_values
 from tracepipe.reports.findings.kernel_warps import LANES, Flags, Floats, Ints, KernelWarps, sample
-from tracepipe.reports.findings.ranks import APART_OF_RANGE, centred_ranks, score_classes
+from tracepipe.reports.findings.lane_order import without_order
+from tracepipe.reports.findings.late_lanes import Parted, finding_of
+from tracepipe.reports.findings.ranks import APART_OF_RANGE, between, centred_ranks, chance_of, score_classes
 from tracepipe.reports.frames.libraries import np, stats
-from tracepipe.units import duration_text
 
+MIN_RECURRING = 3
+"""Warps: in fewer the same lane is late by chance too often for anything to follow from it."""
 MIN_WARPS_SHARE = 0.01
 """Of the warps, at least, must be split where noise is possible: fewer are no property of the kernel."""
-
-CAUSE = (
-    "a branch that the lanes of a warp take differently, or loops whose length differs from lane to lane; "
-    "the warp runs each path in turn, while lanes that have left stay idle"
-)
 
 
 def lacks(kernel: KernelWarps) -> str | None:
@@ -37,14 +36,36 @@ def lacks(kernel: KernelWarps) -> str | None:
 
 
 def find(kernel: KernelWarps, alpha: float) -> list[Finding]:
-    """At most one finding: how many warps part, which lanes leave last, how much later."""
-    apart = np.flatnonzero(kernel.apart & ~_guards(kernel))
+    """At most one finding: how many warps part, which lanes leave last, how much later. If there is none in
+    all warps, one of the first or the last warp of the grid, each tried at a quarter of `alpha`.
+    """
+    apart = kernel.apart & ~_guards(kernel)
+    ends = list(_ends_of_grid(kernel))
+    found = _of_warps(kernel, np.flatnonzero(apart), alpha / 2 if ends else alpha, "")
+    for place, rows in ends:
+        found = found or _of_warps(kernel, rows[apart[rows]], alpha / 4, place)
+    return [] if found is None else [found]
+
+
+def _of_warps(kernel: KernelWarps, apart: Ints, alpha: float, place: str) -> Finding | None:
+    """The finding of these warps, all of which part; `place` says which of the grid's they are."""
     if not apart.size:
-        return []
+        return None
     if not kernel.lanes_timed:
-        return _recorded(kernel, apart)
-    rows = sample(apart)
-    return _timed(kernel, rows, kernel.lane_times(rows), alpha)
+        return _recorded(kernel, apart, place)
+    return _timed(kernel, apart, alpha, place)
+
+
+def _ends_of_grid(kernel: KernelWarps) -> Iterator[tuple[str, Ints]]:
+    """The first and the last warp of the grid in each launch, where blocks are known and warps several."""
+    if not kernel.blocks_known or kernel.rows_mixed or kernel.launch.size == kernel.launches.size:
+        return
+    last = np.flatnonzero(np.r_[np.diff(kernel.launch) != 0, True])
+    first = np.r_[0, last[:-1] + 1]
+    yield "first", first[(kernel.block[first] == 0) & (kernel.warp[first] == 0)]
+    blocks = math.prod(kernel.grid) if kernel.grid else 0
+    ends = (kernel.block[last] == blocks - 1) & (kernel.warp[last] == kernel.warp.max())
+    yield "last", last[ends]
 
 
 def _guards(kernel: KernelWarps) -> Flags:
@@ -64,8 +85,9 @@ def _guards(kernel: KernelWarps) -> Flags:
     return guards
 
 
-def _recorded(kernel: KernelWarps, apart: Ints) -> list[Finding]:
-    """Exits with masks: idle lane time of all warps, from what was recorded."""
+def _recorded(kernel: KernelWarps, apart: Ints, place: str) -> Finding | None:
+    """Exits with masks: idle lane time of all warps, from what was recorded. At an end of the grid it is the
+    launch that must be longer by it."""
     after = kernel.last_exit_ns[kernel.exit_warp] - kernel.exit_ns
     lanes = np.bitwise_count(kernel.exit_mask.astype(np.uint32)).astype(np.float64)
     counted = np.zeros(kernel.launch.size, np.bool_)
@@ -75,9 +97,12 @@ def _recorded(kernel: KernelWarps, apart: Ints) -> list[Finding]:
     scale = kernel.life_ns if kernel.has_entries else kernel.warp_scale_ns
     idle_share = idle / max(float((by_warp * scale).sum()), 1.0)
     delays, masks = _widest_gaps(kernel, apart)
-    if idle_share < MIN_SHARE or np.median(delays) < kernel.least_ns:
-        return []
-    return [_finding(kernel, apart.size, delays, idle_share, _late(masks), None)]
+    delay = float(np.median(delays))
+    is_worth = delay >= MIN_SHARE * float(np.median(kernel.launch_ns)) if place else idle_share >= MIN_SHARE
+    if not is_worth or delay < kernel.least_ns:
+        return None
+    parted = Parted(apart, apart.size, delays, idle_share, *_late(masks))
+    return finding_of(kernel, parted, place)
 
 
 def _widest_gaps(kernel: KernelWarps, warps: Ints) -> tuple[Floats, Ints]:
@@ -105,26 +130,33 @@ def _late(masks: Ints) -> _Late:
     return _Late(int(values[counts.argmax()]), float(counts.max() / masks.size))
 
 
-def _timed(kernel: KernelWarps, rows: Ints, times: Floats, alpha: float) -> list[Finding]:
+def _timed(kernel: KernelWarps, apart: Ints, alpha: float, place: str) -> Finding | None:
     """A time from every thread: lanes that are late again and again, or else warps that are split."""
-    found = _recurring(times, alpha / 2)
+    rows = sample(apart)
+    times, step_ns = without_order(kernel.lane_times(rows))
+    both = rows.size >= MIN_RECURRING and not kernel.rows_mixed
+    alpha = alpha / 2 if both else alpha
+    found = _recurring(times, alpha) if rows.size >= MIN_RECURRING else None
     if found is None and not kernel.rows_mixed:
-        found = _split(times, float(kernel.clock_step_ns), alpha / 2)
+        found = _split(times, float(kernel.clock_step_ns), alpha)
     if found is None:
-        return []
+        return None
     struck, masks, p_value = found
     delays = _between(times, masks)[struck]
     scale = kernel.warp_scale_ns
     if np.median(delays) < max(MIN_SHARE * scale, kernel.least_ns):
-        return []
+        return None
     late = np.nanmax(times[struck], axis=1, keepdims=True) - times[struck]
     life = kernel.life_ns[rows[struck]][:, None] if kernel.has_entries else scale
     idle_share = float(np.nansum(late) / max(np.nansum(np.where(np.isnan(late), np.nan, life)), 1.0))
-    warps = round(struck.size / rows.size * int(kernel.apart.sum()))
-    return [_finding(kernel, warps, delays, min(1.0, idle_share), _late(masks[struck]), p_value)]
+    count = round(struck.size / rows.size * apart.size)
+    parted = Parted(
+        rows[struck], count, delays, min(1.0, idle_share), *_late(masks[struck]), p_value, step_ns
+    )
+    return finding_of(kernel, parted, place)
 
 
-class _Parted(NamedTuple):
+class _Struck(NamedTuple):
     """Which rows of times are parted, the mask of late lanes for each row of all, and the chance of it."""
 
     rows: Ints
@@ -132,28 +164,34 @@ class _Parted(NamedTuple):
     p_value: float
 
 
-def _split(times: Floats, step: float, alpha: float) -> _Parted | None:
+def _split(times: Floats, step: float, alpha: float) -> _Struck | None:
     """Warps whose lanes fall into groups far apart."""
     p_values = split_p_values(times, step)
-    split = p_values <= SPLIT_P
+    # Of few warps one may be sure, and count, that would be chance among a thousand.
+    split = p_values <= max(SPLIT_P, alpha / (2 * len(times)))
+    small = int((p_values <= SPLIT_P).sum())
     # Many splits, or one that noise would make in none of all the warps: two ways to be sure, so two tries.
-    many = float(stats.binomtest(int(split.sum()), len(times), SPLIT_P, "greater").pvalue)
+    many = float(stats.binomtest(small, len(times), SPLIT_P, "greater").pvalue)
     p_value = min(1.0, 2 * min(many, float(p_values.min()) * len(times)))
     if p_value > alpha or split.mean() < MIN_WARPS_SHARE:
         return None
     masks = np.array([_above_gap(row) for row in times], np.int64)
-    return _Parted(np.flatnonzero(split), masks, p_value)
+    return _Struck(np.flatnonzero(split), masks, p_value)
 
 
-def _recurring(times: Floats, alpha: float) -> _Parted | None:
+def _recurring(times: Floats, alpha: float) -> _Struck | None:
     """Lanes that are late in warp after warp, though not in each; none where the lanes make a ramp."""
     ranks = centred_ranks(times)
     scores = score_classes(ranks, np.broadcast_to(np.arange(LANES), times.shape), LANES)
-    p_value = min(1.0, float(stats.norm.sf(np.abs(scores).max())) * 2 * LANES)
-    seen = (~np.isnan(ranks)).sum(axis=0)
-    level = np.where(seen > 0, np.nansum(ranks, axis=0) / np.maximum(seen, 1), np.nan)
-    ordered = np.sort(level[seen > 0])
-    if p_value > alpha or np.diff(ordered).max(initial=0) < APART_OF_RANGE * (ordered[-1] - ordered[0]):
+    lane = int(np.abs(scores).argmax())
+    members = np.broadcast_to(np.arange(LANES) == lane, times.shape)
+    p_value = min(1.0, chance_of(ranks if scores[lane] > 0 else -ranks, members) * 2 * LANES)
+    if p_value > alpha:
+        return None
+    # By ranks lanes stand apart that are late in some of the warps, by times those that are far behind.
+    residual = times - np.nanmedian(times, axis=1, keepdims=True)
+    level = next((each for each in (_mean(ranks), _median(residual)) if _stands_apart(each)), None)
+    if level is None:
         return None
     masks = np.full(len(times), _above_gap(level))
     delays = _between(times, masks)
@@ -161,7 +199,27 @@ def _recurring(times: Floats, alpha: float) -> _Parted | None:
     if not usable.size:
         return None
     # Of two sorts of warps, those with late lanes and those without, the first are meant.
-    return _Parted(np.flatnonzero(delays >= np.quantile(usable, 0.9) / 2), masks, p_value)
+    return _Struck(np.flatnonzero(delays >= np.quantile(usable, 0.9) / 2), masks, p_value)
+
+
+def _mean(values: Floats) -> Floats:
+    """Of each lane, nan where it is in no warp."""
+    seen = (~np.isnan(values)).sum(axis=0)
+    return np.where(seen > 0, np.nansum(values, axis=0) / np.maximum(seen, 1), np.nan)
+
+
+def _median(values: Floats) -> Floats:
+    """Of each lane, nan where it is in no warp."""
+    level = np.full(values.shape[1], np.nan)
+    seen = ~np.isnan(values).all(axis=0)
+    level[seen] = np.nanmedian(values[:, seen], axis=0)
+    return level
+
+
+def _stands_apart(level: Floats) -> bool:
+    """Whether the lanes make two groups; of those on a ramp none is late."""
+    ordered = np.sort(level[~np.isnan(level)])
+    return bool(np.diff(ordered).max(initial=0) >= APART_OF_RANGE * (ordered[-1] - ordered[0]) > 0)
 
 
 def _above_gap(times: Floats) -> int:
@@ -173,41 +231,5 @@ def _above_gap(times: Floats) -> int:
 
 
 def _between(times: Floats, masks: Ints) -> Floats:
-    """For each row how much later the lanes of its mask left than the others, by medians; nan where one side
-    is empty."""
-    late = ((masks[:, None] >> np.arange(LANES)) & 1).astype(np.bool_)
-    above, below = np.where(late, times, np.nan), np.where(late, np.nan, times)
-    usable = ~(np.isnan(above).all(axis=1) | np.isnan(below).all(axis=1))
-    delays = np.full(times.shape[0], np.nan)
-    delays[usable] = np.nanmedian(above[usable], axis=1) - np.nanmedian(below[usable], axis=1)
-    return delays
-
-
-def _finding(
-    kernel: KernelWarps, warps: int, delays: Floats, idle: float, late: _Late, p_value: float | None
-) -> Finding:
-    lanes = [lane for lane in range(LANES) if late.mask >> lane & 1]
-    total = kernel.launch.size
-    typical, high = float(np.median(delays)), float(np.quantile(delays, 0.95))
-    share = typical / max(kernel.warp_scale_ns, 1.0)
-    most = "" if late.share > 0.99 else f" in {percent(late.share)} of them"
-    idle_text = f"; {percent(idle)} of the lanes' time is idle" if kernel.has_entries else ""
-    sure = "" if p_value is None else f" ({confidence(p_value)})"
-    evidence = (
-        f"In {warps:,} of {total:,} warp{'s' * (total != 1)} the lanes leave apart: "
-        f"lane{'s' * (len(lanes) != 1)} {listed(lanes)} (mask {late.mask:#010x}) last{most}, "
-        f"{duration_text(typical)} after the others in the median, {percent(share)} of "
-        f"{kernel.scale_name}{idle_text}{sure}"
-    )
-    numbers = {
-        "warps": total,
-        "warps_apart": warps,
-        "late_lanes_mask": late.mask,
-        "late_lanes": lanes,
-        "late_mask_share": late.share,
-        "delay_p50_ns": typical,
-        "delay_p95_ns": high,
-        "delay_share": share,
-        "idle_lane_share": idle if kernel.has_entries else None,
-    }
-    return Finding("divergence", kernel.kernel, evidence, CAUSE, p_value, numbers)
+    """For each row how much later the lanes of its mask left than the others; nan where one side is empty."""
+    return between(times, ((masks[:, None] >> np.arange(LANES)) & 1).astype(np.bool_))

@@ -26,8 +26,9 @@ MAX_WARPS = 32
 MAX_ROWS = 4096
 """Warps or blocks that a test looks at; more are sampled. The tests are sure with hundreds."""
 
-USUAL_CLOCK_STEP_NS = 32
-"""Of %globaltimer on recent GPUs: taken where too few times are there to see the step in them."""
+CLOCK_STEPS_NS = (1024, 1000, 32)
+"""Of %globaltimer on older GPUs and on recent ones: the largest that fits is taken where too few readings
+differ to see the step in them."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,20 @@ class KernelWarps:
         return last
 
     @cached_property
+    def spread_ns(self) -> Ints:
+        """From each warp's first exit to its last one; NOT_RECORDED where one lane alone was timed."""
+        spread: Ints = self.last_exit_ns - self.first_exit_ns
+        return np.where(self.exits > 1, spread, NOT_RECORDED) if self.lanes_timed else spread
+
+    @cached_property
+    def last_thread(self) -> int:
+        """The largest index of a thread in its block of which an exit was recorded, -1 without one."""
+        told = np.flatnonzero(self.exit_mask > 0)
+        highest_lane = np.frexp(self.exit_mask[told].astype(np.float64))[1] - 1
+        threads = self.warp[self.exit_warp[told]] * LANES + highest_lane
+        return int(threads.max(initial=-1))
+
+    @cached_property
     def life_ns(self) -> Ints:
         """From each warp's entry to its last exit."""
         life: Ints = self.last_exit_ns - self.entry_ns
@@ -129,9 +144,11 @@ class KernelWarps:
         """The least time between two readings that differ: the clock's resolution, at least 1."""
         times = np.unique(np.concatenate([self.exit_ns, self.entry_ns[self.entry_ns != NOT_RECORDED]]))
         if times.size < 2:
-            return USUAL_CLOCK_STEP_NS
-        step = int(np.diff(times).min())
-        return step if times.size >= 16 else min(step, USUAL_CLOCK_STEP_NS)
+            return CLOCK_STEPS_NS[-1]
+        steps = np.diff(times)
+        if times.size >= 16:
+            return int(steps.min())
+        return next((step for step in CLOCK_STEPS_NS if not (steps % step).any()), 1)
 
     @cached_property
     def begin_ns(self) -> Ints:
@@ -178,6 +195,13 @@ class KernelWarps:
             end_ns,
             end_ns - np.minimum.reduceat(self.last_exit_ns, begins),
         )
+
+    @cached_property
+    def warps_of_block(self) -> Ints:
+        """For each row of `blocks` how many warps it has here."""
+        begins = np.flatnonzero(np.r_[True, (np.diff(self.launch) != 0) | (np.diff(self.block) != 0)])
+        counts: Ints = np.diff(np.r_[begins, self.launch.size])
+        return counts
 
     @cached_property
     def block_rows(self) -> list[Ints]:

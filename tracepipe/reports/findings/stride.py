@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from tracepipe.reports.findings.finding import MIN_SHARE, Finding, confidence, percent
 from tracepipe.reports.findings.kernel_warps import LANES, Floats, KernelWarps, sample
+from tracepipe.reports.findings.lane_order import without_order
 from tracepipe.reports.findings.ranks import LateClass, late_class, median_with_interval
 from tracepipe.reports.frames.libraries import np
 from tracepipe.units import duration_text
@@ -48,11 +49,13 @@ def _lanes(kernel: KernelWarps, alpha: float) -> list[Finding]:
     told = (~np.isnan(times)).sum(axis=1) > 1
     if not told.any():
         return []
-    rows, times = rows[told], times[told]
+    rows, times = rows[told], without_order(times[told]).times
     threads = kernel.warp[rows][:, None] * LANES + np.arange(LANES)
     late = late_class(times, threads, range(2, LANES + 1))
     if late is None or late.p_value > alpha:
         return []
+    if np.unique(np.nonzero(late.members)[1]).size == 1:
+        return []  # one lane of each warp: that is for divergence to tell
     delays = _delays(times, late)
     return _finding(
         kernel, late, delays, 1, f"warp{'s' * (delays.size != 1)} of {LANES} threads", LANES_CAUSE

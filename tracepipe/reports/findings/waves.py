@@ -29,14 +29,15 @@ MIN_ORDER = 0.8
 """Mean rank correlation of warp and exit in a block: warps that run one after the other have nearly 1."""
 MIN_IN_ORDER_SHARE = 0.5
 """From the first warp to the last, of what a warp takes: less is the order in which warps were started."""
-MIN_WARPS = 4
+MIN_WARPS = 2
 
 WAVE_CAUSE = (
     "a grid that is no multiple of the blocks that fit at once; take smaller blocks, a grid of whole waves, "
     "or a fixed grid whose blocks loop over the work"
 )
 ORDER_CAUSE = (
-    "a resource that one warp holds at a time: a lock, atomics on one address, or a pipeline that all share"
+    "a resource that lets one warp run at a time: registers or shared memory that too few of them fit in, a "
+    "lock, atomics on one address, or a pipeline that all share"
 )
 
 
@@ -60,7 +61,7 @@ def lacks(kernel: KernelWarps) -> str | None:
         return "no exits were recorded"
     in_order = kernel.warps_of_a_block >= MIN_WARPS
     if (not kernel.has_entries or not kernel.has_sms) and not in_order:
-        return "no entries or no SMs were recorded, and blocks have fewer than 4 warps"
+        return "no entries or no SMs were recorded, and a block has one warp"
     return None
 
 
@@ -150,7 +151,9 @@ def _in_order(kernel: KernelWarps, alpha: float) -> list[Finding]:
     ranks = np.asarray(stats.rankdata(times, axis=1)) - (warps + 1) / 2
     index = np.arange(warps) - (warps - 1) / 2
     correlation = float((ranks @ index).mean() / (index @ index))
-    p_value = float(stats.norm.sf(correlation * np.sqrt((warps - 1) * rows)))
+    # Of few warps in few blocks, no order is less likely than any other.
+    least_p = math.exp(-rows * math.lgamma(warps + 1))
+    p_value = max(float(stats.norm.sf(correlation * np.sqrt((warps - 1) * rows))), least_p)
     span = float(np.median(times[:, -1] - times[:, 0]))
     step = span / (warps - 1)
     least = kernel.least_ns if kernel.has_entries else MIN_EXIT_ONLY_NS

@@ -66,16 +66,17 @@ def report_lines(
     if result.title:
         say(result.title, "bold")
     for part in result.parts:
-        say("")
         if isinstance(part, Table) and part.empty and not part.rows:
+            say("")
             say(part.empty)
         elif isinstance(part, Table):
+            say("")
             say(part.title, "bold")
             console.print(_table(part, width, ascii_only))
             if part.note:
                 say(part.note, "dim")
-        else:
-            for line in part.draw(width, ascii_only):
+        elif drawn := list(part.draw(width, ascii_only)):
+            for line in ("", *drawn):
                 say(line, wraps=False)
     said = [("", line) for line in result.notes]
     for run in runs:

@@ -1,0 +1,109 @@
+"""Kernels of which few warps were recorded: what each of them did, and in which order they left.
+
+Of a handful nothing can be told from chance, so this is what was seen, and no finding.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from tracepipe.reports.findings.finding import FALSE_ALARM_RATE
+from tracepipe.reports.findings.kernel_warps import LANES, NOT_RECORDED, Floats, KernelWarps
+from tracepipe.reports.findings.waves import ORDER_CAUSE
+from tracepipe.reports.frames.libraries import np
+from tracepipe.units import duration_text
+
+FEW = 8
+
+
+class OneWarp(NamedTuple):
+    """A warp of few. None is what was not recorded, or is of no thread of it."""
+
+    launch: int | None
+    block: int | None
+    warp: int
+    leaves_ns: int
+    """Its first exit, after the first one of its launch."""
+    spread_ns: int | None
+    """From its first exit to its last one."""
+    last_lane: int | None
+    """The lane that left last, where one did so alone."""
+    first_thread_ns: int | None
+    """When the first thread of the grid left, after the median lane of its warp."""
+    last_thread_ns: int | None
+
+
+def one_by_one(kernel: KernelWarps) -> list[OneWarp]:
+    """Each warp of a kernel that has at most FEW."""
+    if not kernel.has_exits or kernel.launch.size > FEW:
+        return []
+    times = kernel.lane_times(np.arange(kernel.launch.size))
+    rows = []
+    for at in range(kernel.launch.size):
+        same = kernel.launch == kernel.launch[at]
+        spread = int(kernel.spread_ns[at])
+        known = kernel.launch_ids or np.unique(kernel.launch).size > 1
+        rows.append(
+            OneWarp(
+                kernel.launch_id(int(kernel.launch[at])) if known else None,
+                int(kernel.block[at]) if kernel.blocks_known else None,
+                int(kernel.warp[at]),
+                int(kernel.first_exit_ns[at] - kernel.first_exit_ns[same].min()),
+                None if spread == NOT_RECORDED else spread,
+                _last_lane(times[at]),
+                *_ends(kernel, at, times[at]),
+            )
+        )
+    return rows
+
+
+def _last_lane(times: Floats) -> int | None:
+    known = np.flatnonzero(~np.isnan(times))
+    latest = known[times[known] == times[known].max(initial=0)]
+    return int(latest[0]) if latest.size == 1 < known.size else None
+
+
+def _ends(kernel: KernelWarps, at: int, times: Floats) -> tuple[int | None, int | None]:
+    """When the first and the last thread of the grid left, after the warp's median, where it has them."""
+    if not kernel.blocks_known or (~np.isnan(times)).sum() < 2:
+        return None, None
+    block, thread = int(kernel.block[at]), int(kernel.warp[at]) * LANES
+    after = times - np.nanmedian(times)
+    of_first = block == 0 and thread == 0
+    lane = kernel.last_thread - thread
+    of_last = block == int(kernel.block.max()) and 0 <= lane < LANES
+    return _at(after, 0) if of_first else None, _at(after, lane) if of_last else None
+
+
+def _at(after: Floats, lane: int) -> int | None:
+    return None if np.isnan(after[lane]) else round(float(after[lane]))
+
+
+def order_seen(kernel: KernelWarps) -> str | None:
+    """That the warps of each launch left one after the other, if they are few, and too few to be sure."""
+    count = kernel.launch.size // max(kernel.launches.size, 1)
+    if not kernel.has_exits or kernel.rows_mixed or not 1 < count <= FEW:
+        return None
+    if (np.unique(kernel.launch, return_counts=True)[1] != count).any():
+        return None
+    # Less the first, as times of day have more digits than a float.
+    left = (kernel.first_exit_ns - kernel.first_exit_ns.min()).reshape(-1, count).astype(np.float64)
+    gaps = np.diff(left, axis=1)
+    step = float(np.median(gaps))
+    spread = np.where(kernel.spread_ns == NOT_RECORDED, 0, kernel.spread_ns)
+    orders = math.factorial(count) ** min(kernel.launches.size, FEW)
+    if (
+        gaps.min() <= 0
+        or step < max(kernel.least_ns, float(np.median(spread)))
+        or 1 / orders <= FALSE_ALARM_RATE
+    ):
+        return None
+    launches = kernel.launches.size
+    seen = "one launch" if launches == 1 else f"{launches} launches"
+    span = float(np.median(left[:, -1] - left[:, 0]))
+    return (
+        f"The {count} warps of a launch leave one after the other, {duration_text(step)} apart, "
+        f"{duration_text(span)} from the first to the last: seen in {seen}, where chance alone has such an "
+        f"order once in {orders}. If it comes again, the usual cause is {ORDER_CAUSE}."
+    )

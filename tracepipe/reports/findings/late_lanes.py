@@ -1,0 +1,145 @@
+"""What is said of lanes that leave their warps late: which threads they are, by how much, what causes it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tracepipe.reports.findings.finding import Finding, confidence, listed, percent
+from tracepipe.reports.findings.kernel_warps import LANES, Floats, Ints, KernelWarps
+from tracepipe.reports.findings.stride import LANES_CAUSE
+from tracepipe.reports.frames.libraries import np
+from tracepipe.units import duration_text
+
+STRIDES = (2, 4, 8, 16)
+"""Of lanes: what banks, sectors and vector widths make are powers of two."""
+MOST_AT_EDGE = LANES // 4
+"""Lanes at an end of the warp that a boundary may strike; more are a part of it."""
+
+BRANCH_CAUSE = (
+    "a branch that the lanes of a warp take differently, or loops whose length differs from lane to lane; "
+    "the warp runs each path in turn, while lanes that have left stay idle"
+)
+BOUNDARY_CAUSE = (
+    "a boundary that only {these}, as the first or last element of a chunk or of the data (bounds checks, a "
+    "remainder, an unaligned access), or another branch on the thread index; the warp runs each path in "
+    "turn, while lanes that have left stay idle"
+)
+
+
+class Parted(NamedTuple):
+    """Warps whose lanes leave apart. `rows` are some of them, `of` how many they are; `delays` has a value
+    for each of `rows`, or of all. `share` is that of the warps in which just the lanes of `mask` are late."""
+
+    rows: Ints
+    of: int
+    delays: Floats
+    idle_share: float
+    mask: int
+    share: float
+    p_value: float | None = None
+    step_ns: float = 0.0
+    """How far apart the lanes read the clock in turn, which is no part of the delays."""
+
+
+def finding_of(kernel: KernelWarps, parted: Parted, place: str) -> Finding:
+    """The sentence and its numbers. `place`: "first" or "last" where it is that warp of the grid alone."""
+    lanes = [lane for lane in range(LANES) if parted.mask >> lane & 1]
+    seen = _seen_lanes(kernel, parted.rows)
+    stride = stride_of(lanes, seen) if kernel.lanes_timed else None
+    delay = float(np.median(parted.delays))
+    share = delay / max(kernel.warp_scale_ns, 1.0)
+    late = f"lane{'s' * (len(lanes) != 1)} {listed(lanes)} ({_which(kernel, parted, lanes, stride, seen)})"
+    evidence = (
+        f"{_where(kernel, parted, place)} the lanes leave apart: {late} last{_most(parted)}, "
+        f"{duration_text(delay)} after the others{_in_turn(parted)}{_worth(kernel, share)}"
+        f"{_rest(kernel, parted)}"
+    )
+    numbers = {
+        "of": f"{place} warp of the grid" if place else "warps",
+        "warps": int(kernel.launch.size),
+        "warps_apart": parted.of,
+        "late_lanes_mask": parted.mask,
+        "late_lanes": lanes,
+        "late_mask_share": parted.share,
+        "stride": stride[0] if stride else None,
+        "delay_p50_ns": delay,
+        "delay_p95_ns": float(np.quantile(parted.delays, 0.95)),
+        "delay_share": share,
+        "lane_step_ns": parted.step_ns,
+        "idle_lane_share": parted.idle_share if kernel.has_entries else None,
+    }
+    cause = LANES_CAUSE if stride else _cause(lanes, seen)
+    return Finding("divergence", kernel.kernel, evidence, cause, parted.p_value, numbers)
+
+
+def stride_of(lanes: list[int], seen: list[int]) -> tuple[int, int] | None:
+    """Modulus and residue where `lanes` are every lane of `seen` with that, and not all of it."""
+    if not 1 < len(lanes) < len(seen):
+        return None
+    for modulus in STRIDES:
+        residue = lanes[0] % modulus
+        if [lane for lane in seen if lane % modulus == residue] == lanes:
+            return modulus, residue
+    return None
+
+
+def _seen_lanes(kernel: KernelWarps, rows: Ints) -> list[int]:
+    """Lanes whose exits were recorded in these warps."""
+    mask = int(np.bitwise_or.reduce(kernel.exit_mask[np.isin(kernel.exit_warp, rows)]))
+    return [lane for lane in range(LANES) if mask >> lane & 1]
+
+
+def _where(kernel: KernelWarps, parted: Parted, place: str) -> str:
+    total = int(kernel.launch.size)
+    if place:
+        of = f" of {parted.of:,} launches" if parted.of > 1 else ""
+        return f"In the {place} warp of the grid{of}"
+    if total == 1:
+        return "In the one warp that was recorded"
+    return f"In {parted.of:,} of {total:,} warps"
+
+
+def _which(
+    kernel: KernelWarps, parted: Parted, lanes: list[int], stride: tuple[int, int] | None, seen: list[int]
+) -> str:
+    words = [f"mask {parted.mask:#010x}"]
+    if stride:
+        words.append(f"t mod {stride[0]} = {stride[1]}")
+    if len(seen) < LANES and kernel.lanes_timed:
+        words.append(f"of {len(seen)} that were recorded")
+    warp = np.unique(kernel.warp[parted.rows])
+    if len(lanes) == 1 and warp.size == 1 and kernel.blocks_known:
+        thread = int(warp[0]) * LANES + lanes[0]
+        edge = "first" * (thread == 0) or "last" * (thread == kernel.last_thread)
+        words.append(f"thread {thread}" + (f", the {edge} of its block" if edge else ""))
+    return "; ".join(words)
+
+
+def _most(parted: Parted) -> str:
+    return "" if parted.share > 0.99 else f" in {percent(parted.share)} of them"
+
+
+def _in_turn(parted: Parted) -> str:
+    median = " in the median" if parted.of > 1 else ""
+    return median + (
+        f", which leave {duration_text(parted.step_ns)} apart, lane by lane" if parted.step_ns else ""
+    )
+
+
+def _worth(kernel: KernelWarps, share: float) -> str:
+    """What the delay is of a warp's life, or of the time over which warps leave; nothing of one warp's."""
+    alone = kernel.launch.size == 1 and not kernel.has_entries
+    return "" if alone else f", {percent(share)} of {kernel.scale_name}"
+
+
+def _rest(kernel: KernelWarps, parted: Parted) -> str:
+    idle = f"; {percent(parted.idle_share)} of the lanes' time is idle" if kernel.has_entries else ""
+    once = "; seen in one warp" if parted.of == 1 else ""
+    return idle + once + ("" if parted.p_value is None else f" ({confidence(parted.p_value)})")
+
+
+def _cause(lanes: list[int], seen: list[int]) -> str:
+    at_edge = lanes in (seen[: len(lanes)], seen[-len(lanes) :])
+    if not at_edge or len(lanes) > MOST_AT_EDGE:
+        return BRANCH_CAUSE
+    return BOUNDARY_CAUSE.format(these="this lane meets" if len(lanes) == 1 else "these lanes meet")
