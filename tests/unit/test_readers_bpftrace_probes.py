@@ -33,7 +33,7 @@ def read(data: bytes) -> tuple[list[Record], list[Problem]]:
     ("text", "name", "layer"),
     [
         ("uprobe:/lib/x86_64-linux-gnu/libcuda.so:cuMemAlloc_v2", "cuMemAlloc_v2", "userspace"),
-        ("usdt:/usr/bin/python3:python:gc__start", "gc__start", "userspace"),
+        ("uprobe:/usr/lib/libnccl.so.2:ncclAllReduce", "ncclAllReduce", "userspace"),
         ("kprobe:nvidia_ioctl", "nvidia_ioctl", "kernel"),
         ("fentry:nvidia:nv_mem_alloc", "nv_mem_alloc", "kernel"),
         ("kprobe:tcp_connect", "tcp_connect", "kernel"),
@@ -47,6 +47,19 @@ def read(data: bytes) -> tuple[list[Record], list[Problem]]:
 )
 def test_a_probe_is_of_the_layer_that_its_place_says(text: str, name: str, layer: str) -> None:
     assert probe_named(text) == ProbeName(name, layer, is_return=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "layer_name"),
+    [
+        ("usdt:/usr/bin/python3:python:gc__start", "gc__start", "python3"),
+        ("uprobe:/lib/x86_64-linux-gnu/libc.so.6:getenv", "getenv", "libc.so.6"),
+    ],
+)
+def test_a_library_that_is_not_cudas_has_a_layer_of_its_own(text: str, name: str, layer_name: str) -> None:
+    assert probe_named(text) == ProbeName(name, "hook", False, layer_name)
+    ((record,), _) = read(b"[5] " + text.encode() + b"\n")
+    assert (record["type"], record["layer"]) == ("hook", layer_name)
 
 
 @pytest.mark.parametrize(

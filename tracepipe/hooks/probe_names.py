@@ -8,10 +8,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cache
+from pathlib import PurePath
 from typing import Final
 
+from tracepipe.hooks.hook import OWN_LAYER
 from tracepipe.hooks.index import HookIndex
-from tracepipe.hooks.sets import load_set
+from tracepipe.hooks.sets import layer_of, load_set
 
 PATTERN: Final = (
     r"(?:uprobe|uretprobe|usdt|kprobe|kretprobe|kfunc|kretfunc|fentry|fexit|tracepoint|rawtracepoint)"
@@ -23,17 +25,22 @@ _OF_TRACEPOINTS: Final = frozenset({"tracepoint", "rawtracepoint"})
 _AT_RETURN: Final = frozenset({"uretprobe", "kretprobe", "kretfunc", "fexit"})
 _OF_GROUP: Final = {"syscalls": "syscall", "raw_syscalls": "syscall", "sched": "scheduler"}
 _SYSCALL = re.compile(r"sys_(enter|exit)_(\w+)")
+_LIBRARY_SETS: Final = ("nccl", "cublas")
 # What the sets say of a function of the driver, or of a tracepoint, is known better than from its provider.
 _SETS: Final = ("nvidia-kmod", "context-switch")
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeName:
-    """A probe: the name and the layer of its events, and whether it is where the function returns."""
+    """A probe: the name and the layer of its events, and whether it is where the function returns.
+
+    `layer_name`: that of a library or program which has a layer of its own.
+    """
 
     name: str
     layer: str
     is_return: bool
+    layer_name: str = ""
 
 
 @cache
@@ -42,12 +49,23 @@ def _known(is_tracepoint: bool) -> HookIndex:
     return HookIndex(hook for hook in hooks if (hook.target == "tracepoint") == is_tracepoint)
 
 
+@cache
+def _libraries() -> frozenset[str]:
+    """Libraries of sets that file their functions with those of CUDA: `libnccl`."""
+    hooks = (hook for name in _LIBRARY_SETS for hook in load_set(name).hooks)
+    return frozenset(hook.library.partition(".so")[0] for hook in hooks if hook.layer == "userspace")
+
+
 def probe_named(text: str) -> ProbeName:
     """The probe of a name that fits `PATTERN`."""
     provider, _, rest = text.partition(":")
     place, _, function = rest.rpartition(":")
     if provider in _OF_USER:
-        return ProbeName(function, "userspace", provider in _AT_RETURN)
+        library = PurePath(place.rpartition(":")[0] if provider == "usdt" else place).name
+        is_known = library.partition(".so")[0] in _libraries()
+        layer = "userspace" if is_known else layer_of("uprobe", library)
+        own = library if layer == OWN_LAYER else ""
+        return ProbeName(function, layer, provider in _AT_RETURN, own)
     is_tracepoint = provider in _OF_TRACEPOINTS
     hook = _known(is_tracepoint).find(rest if is_tracepoint else function)
     layer = hook.layer if hook else _OF_GROUP.get(place, "kernel") if is_tracepoint else "kernel"

@@ -247,7 +247,7 @@ class _SetReader:
         stated = _layer(row["layer"], entry) if "layer" in row else None
         hooks = []
         for library in place.libraries:
-            layer, layer_name = stated or (_layer_of(place.target, library), "")
+            layer, layer_name = stated or (layer_of(place.target, library), "")
             given = replace(first, library=library, layer=layer, layer_name=layer_name)
             hooks += [replace(given, pattern=pattern) for pattern in read.patterns]
         return hooks
@@ -301,7 +301,7 @@ def _layer(stated: str, entry: Entry) -> tuple[str, str]:
     return OWN_LAYER, stated
 
 
-def _layer_of(target: str, library: str) -> str:
+def layer_of(target: str, library: str) -> str:
     """The layer of a hook that states none: that of a library other than CUDA's is named by the file."""
     if target != "uprobe":
         return "kernel"

@@ -147,7 +147,8 @@ def _event(text: bytes, ts_ns: int, args: dict[str, Any]) -> Record:
     args["probe"], probe = _probe_of(text)
     # Without a thread nobody knows which return is whose: it is an event of its own, and no second call.
     name = f"{probe.name} returns" if probe.is_return else probe.name
-    return {"type": probe.layer, "name": name, "phase": "I", "ts_ns": ts_ns, "args": args}
+    own = {"layer": probe.layer_name} if probe.layer_name else {}
+    return {"type": probe.layer, "name": name, "phase": "I", "ts_ns": ts_ns, **own, "args": args}
 
 
 def _wrapped(text: bytes) -> Record | None:
