@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +55,8 @@ class Told:
             lines.record(json.loads(line))
         return lines
 
-    def count(self, chunk: bytes) -> int:
-        return chunk.count(b"\n")
+    def counts(self, chunk: bytes) -> dict[str, int]:
+        return dict(Counter(json.loads(line)["type"] for line in chunk.splitlines()))
 
     def stop(self) -> None:
         self.stops += 1

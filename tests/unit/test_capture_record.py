@@ -316,6 +316,26 @@ def test_a_switch_that_the_kernel_did_not_report_is_said_and_is_no_loss() -> Non
     assert end["args"] == {"prev_state": "not reported"}
 
 
+def test_records_that_cannot_be_written_are_counted_by_layer() -> None:
+    renderer = RecordRenderer(PROBES, SYSCALLS["x86_64"], VALUES)
+    chunk = b"".join(
+        (
+            *LAUNCH,
+            raw(record.CALL_RETURN, "cuLaunchKernel"),
+            text("cuModuleGetFunction", b"x" * 40),
+            raw(record.CALL_ENTER, "cuModuleGetFunction"),
+            raw(record.CALL_ENTER, "nvidia_unlocked_ioctl"),
+            raw(record.EVENT, "irq_handler_entry", 33, tid=0),
+            raw(record.THREAD_NEW, 11),
+            raw(record.SYSCALL_ENTER, NUMBER["futex"]),
+            raw(record.SWITCH_OUT),
+            raw(record.WAKEUP),
+        )
+    )
+    assert renderer.counts(chunk) == {"userspace": 3, "kernel": 1, "scheduler": 3, "syscall": 1}
+    assert renderer.counts(chunk) == renderer.render(chunk).counts()
+
+
 def test_what_was_under_way_begins_with_the_recording() -> None:
     lines = rendered(
         raw(record.SWITCH_OUT, 0, 1, 2),

@@ -215,7 +215,7 @@ def test_memory_is_taken_and_given_back_by_its_call() -> None:
     assert (free["name"], free["stream"], free.get("tid")) == ("free", 7, None)
     assert free["args"] == {"address": 0x7F00, "kind": "device", "context": 1, "correlation": 9}
     assert [first_fault(event) for event in (alloc, free)] == [None, None]
-    assert renderer.count(chunk) == 3
+    assert renderer.counts(chunk) == {"userspace": 1, "memory": 2}
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,8 @@ def test_counts_are_those_of_the_lines() -> None:
     chunk = (
         hello() + gpu() + record(KIND_KERNEL, kernel(1, 1) * 3) + record(KIND_CALL, call(1, LAUNCH, 1) * 2)
     )
-    assert KernelsRenderer().count(chunk) == len(lines(chunk)) == 5
+    assert KernelsRenderer().counts(chunk) == {"gpu_kernel": 3, "userspace": 2}
+    assert len(lines(chunk)) == 5
 
 
 def test_every_line_is_valid() -> None:

@@ -99,7 +99,7 @@ def test_kernels_that_shared_a_region_are_told_apart(producer: Path) -> None:
 def test_a_launch_becomes_its_call_its_kernel_and_its_warps(producer: Path) -> None:
     chunk = _produced(producer, "launch")
     renderer = WarpRenderer({})
-    assert renderer.count(chunk) == 8002
+    assert renderer.counts(chunk) == {"gpu_kernel": 1, "gpu_warp": 8001}
     kernel, first, second = _lines(renderer, chunk)
     assert kernel["name"] == "f<int>"
     assert kernel["args"] == {"warps": 8001, "function": "void f<int>(int*)"}

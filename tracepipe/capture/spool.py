@@ -69,14 +69,14 @@ class Spool:
         self._backlog = Backlog()
         self._device_backlog = Backlog() if device_renderer is not None else self._backlog
         self._size_bytes = 0
-        self._unkept = 0
+        self._unkept: Counter[str] = Counter()
         self._items = Waiting()
         self._abandoned = threading.Event()
         self._thread = threading.Thread(target=self._write, name="tracepipe-lines", daemon=True)
         self._old_switch_s = sys.getswitchinterval()
         self._losses: dict[str, int] = {}
         self.cpu_losses: dict[str, dict[int, int]] = {}
-        self._unwritten = 0
+        self._unwritten: Counter[str] = Counter()
         self._rendered_bytes = self._written_bytes = 0
         self._flush_s = _FLUSH_STREAM_S if getattr(sink, "is_stream", False) else _FLUSH_S
         self._flush_at_s: float | None = None  # while lines wait there
@@ -107,7 +107,7 @@ class Spool:
                 self._items.put(Span(offset, len(chunk), of_device))
                 self._size_bytes += len(chunk)
         if self.error is not None:
-            self._unkept += self._count(chunk, of_device)
+            self._unkept.update(self._count(chunk, of_device))
 
     def _backlog_of(self, of_device: bool) -> Backlog:
         return self._device_backlog if of_device else self._backlog
@@ -192,13 +192,11 @@ class Spool:
             self.error = error
 
     def _write_unwritten(self) -> None:
-        count = self._unwritten + self._unkept
-        if not count:
-            return
         why = self.error.__cause__ if self.error else None
         reason = f"not written: {why.strerror if isinstance(why, OSError) else 'interrupted'}"
         now_ns = time.monotonic_ns()
-        self._write_loss(Loss(None, count, self._abandoned_ns or now_ns, now_ns, reason))
+        for layer, count in (self._unwritten + self._unkept).items():
+            self._write_loss(Loss(layer, count, self._abandoned_ns or now_ns, now_ns, reason))
 
     def _next(self) -> Span | Loss | None:
         """The next item. Lines that wait when it is time go into the file, whether anything comes or not."""
@@ -235,7 +233,7 @@ class Spool:
 
     def _fail(self, error: OSError) -> None:
         self._counts.subtract(self._waiting)
-        self._unwritten += self._waiting.total()
+        self._unwritten.update(self._waiting)
         self._waiting.clear()
         if self.error is None:
             hint = _HINTS.get(error.errno or 0, _ELSE)
@@ -260,7 +258,7 @@ class Spool:
 
     def _write_piece(self, piece: bytes) -> None:
         if self._abandoned.is_set():
-            self._unwritten += self._count(piece, of_device=False)
+            self._unwritten.update(self._count(piece, of_device=False))
         else:
             self._write_lines(self._renderer.render(piece), len(piece))
 
@@ -286,12 +284,12 @@ class Spool:
         chunk = self._device_backlog.read(span.offset, span.size_bytes)
         self._device_backlog.give_back(span.offset + span.size_bytes)
         if self._abandoned.is_set():
-            self._unwritten += self._count(chunk, of_device=True)
+            self._unwritten.update(self._count(chunk, of_device=True))
         else:
             self._write_lines(self._device_renderer.render(chunk), len(chunk))
 
-    def _count(self, chunk: bytes, of_device: bool) -> int:
-        """Events in a chunk."""
+    def _count(self, chunk: bytes, of_device: bool) -> Mapping[str, int]:
+        """Layer → events in a chunk."""
         renderer = self._device_renderer if of_device else self._renderer
         assert renderer is not None
-        return renderer.count(chunk)
+        return renderer.counts(chunk)

@@ -78,8 +78,8 @@ class Renderer(Protocol):
         """Lines of one chunk; chunks come in the order in which they were collected."""
         ...
 
-    def count(self, chunk: bytes) -> int:
-        """Events in a chunk."""
+    def counts(self, chunk: bytes) -> Mapping[str, int]:
+        """Layer → events of the records in a chunk, which is not rendered."""
         ...
 
 
@@ -102,8 +102,8 @@ class DeviceRenderer(Protocol):
         """Lines of one chunk; chunks come whole and in the order in which they were collected."""
         ...
 
-    def count(self, chunk: bytes) -> int:
-        """Events in a chunk."""
+    def counts(self, chunk: bytes) -> Mapping[str, int]:
+        """Layer → events of the records in a chunk, which is not rendered."""
         ...
 
 

@@ -24,6 +24,7 @@ from tracepipe.capture.records.record import (
     EVENT,
     MIGRATE,
     MORE,
+    NUMBER_AND_KIND,
     SWITCH_IN,
     SWITCH_OUT,
     SYSCALL_ENTER,
@@ -37,7 +38,6 @@ from tracepipe.hooks.hook import Probe, TracepointPlace
 
 # Of a record, ts_ns │ tid │ tgid │ id │ kind │ a[0] … a[3]; all of it is drawn in record.py.
 _READ = struct.Struct("<8xQIIIB3xQQQQ")
-_KIND_OF = struct.Struct("<24xIB35x")  # id │ kind
 _SCHEDULER = frozenset({SWITCH_OUT, SWITCH_IN, WAKEUP, MIGRATE})
 _SETTLE = 4096  # durations of a function that are put into its histogram at once
 _DEPTH_MAX = 256  # a thread nests 64 uretprobes at most, and some kprobes; more is what never returns
@@ -255,7 +255,7 @@ class Totals:
 
     def count(self, chunk: bytes) -> None:
         """Count whole records, and measure nothing: calls in progress are lost sight of."""
-        for (number, kind), times in Counter(_KIND_OF.iter_unpack(chunk)).items():
+        for (number, kind), times in Counter(NUMBER_AND_KIND.iter_unpack(chunk)).items():
             if kind in (CALL_ENTER, EVENT):
                 self._functions.entered[number] += times
             elif kind == CALL_RETURN:

@@ -34,6 +34,10 @@ class Calls:
         for probe in probes:
             self.add(probe)
 
+    def layer(self, number: int) -> str:
+        """The layer that a probe's records are of."""
+        return self._texts_of[number].probe.layer
+
     def add(self, probe: Probe) -> int:
         """Take in a probe that was met later; its number."""
         number = len(self._texts_of)

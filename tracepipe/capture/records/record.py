@@ -14,6 +14,8 @@ import struct
 
 RECORD = struct.Struct("<8xQIIIBBHQQQQ")
 RECORD_BYTES = RECORD.size
+NUMBER_AND_KIND = struct.Struct("<24xIB35x")
+"""Of a record only its id and kind."""
 
 (
     CALL_ENTER,
@@ -45,6 +47,17 @@ DROP_LAYERS: tuple[str | None, ...] = (
     "hook",
     None,
 )
+FUNCTION_KINDS = frozenset({CALL_ENTER, CALL_RETURN, EVENT})
+"""Kinds of a probe's records, whose layer is the probe's."""
+LAYER_OF_KIND = {
+    SYSCALL_ENTER: "syscall",
+    SYSCALL_EXIT: "syscall",
+    SWITCH_OUT: "scheduler",
+    SWITCH_IN: "scheduler",
+    WAKEUP: "scheduler",
+    MIGRATE: "scheduler",
+}
+"""The other kinds that become events."""
 UNREPORTED, MET_RUNNING = 1, 2  # a[1] of a switch
 _KIND_AT = 28
 _NO_EVENTS = bytes({MORE, SERVED, THREAD_NEW, THREAD_NAME, TEXT, THREAD_IDS})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from tracepipe.capture.records.calls import Calls
@@ -12,9 +13,12 @@ from tracepipe.capture.records.record import (
     CALL_ENTER,
     CALL_RETURN,
     EVENT,
+    FUNCTION_KINDS,
+    LAYER_OF_KIND,
     MET_RUNNING,
     MIGRATE,
     MORE,
+    NUMBER_AND_KIND,
     RECORD,
     SERVED,
     SWITCH_IN,
@@ -27,7 +31,6 @@ from tracepipe.capture.records.record import (
     THREAD_NEW,
     UNREPORTED,
     WAKEUP,
-    event_count,
 )
 from tracepipe.capture.records.record_text import ENDED, state_text, syscall_arguments, syscall_result
 from tracepipe.event.vocabulary import RUNNING
@@ -124,9 +127,15 @@ class RecordRenderer:
                 calls.effect(lines, ts_ns, tid, (pid, shown_tid, cpu), number, a0, a1)
         return lines
 
-    def count(self, chunk: bytes) -> int:
-        """Events in `chunk`."""
-        return event_count(chunk)
+    def counts(self, chunk: bytes) -> dict[str, int]:
+        """Layer → events of the records in `chunk`, which is not rendered."""
+        counts: Counter[str] = Counter()
+        for (number, kind), times in Counter(NUMBER_AND_KIND.iter_unpack(chunk)).items():
+            if kind in FUNCTION_KINDS:
+                counts[self._calls.layer(number)] += times
+            elif layer := LAYER_OF_KIND.get(kind):
+                counts[layer] += times
+        return dict(counts)
 
     def _continue(
         self, lines: Lines, kind: int, ts_ns: int, tid: int, note: int, head: Head, where: Where

@@ -12,6 +12,7 @@ the GPU's own. A launch id is CUPTI's correlation number, with the number of the
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -32,6 +33,7 @@ from tracepipe.capture.gpu.engines.kernel_records import (
     KIND_MEMORY,
     KIND_SET,
     KIND_TAKEN,
+    LAYERS,
     MEMORIES,
     MEMORY,
     SET,
@@ -122,13 +124,13 @@ class KernelsRenderer:
         """The GPUs met, as the header has them: index, name, uuid, sm_count."""
         return self._numbers.met
 
-    def count(self, chunk: bytes) -> int:
-        """Events in a chunk."""
-        return sum(
-            len(record.payload) // _EVENT_BYTES[record.kind]
-            for record in records(chunk)
-            if record.kind in _EVENT_BYTES
-        )
+    def counts(self, chunk: bytes) -> dict[str, int]:
+        """Layer → events of the records in a chunk, which is not rendered."""
+        counts: Counter[str] = Counter()
+        for record in records(chunk):
+            if record.kind in _EVENT_BYTES:
+                counts[LAYERS[record.kind]] += len(record.payload) // _EVENT_BYTES[record.kind]
+        return dict(counts)
 
     def render(self, chunk: bytes) -> Lines:
         """Lines of a chunk, in the order of their times."""

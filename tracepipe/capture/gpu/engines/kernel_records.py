@@ -14,6 +14,14 @@ KIND_CALL_NAME: Final = 45
 KIND_ANY: Final = 46
 KIND_MEMORY: Final = 47
 KIND_TAKEN: Final = 48
+LAYERS: Final = {
+    KIND_KERNEL: "gpu_kernel",
+    KIND_COPY: "transfer",
+    KIND_SET: "transfer",
+    KIND_CALL: "userspace",
+    KIND_MEMORY: "memory",
+}
+"""Of the records that become events."""
 
 HELLO: Final = struct.Struct("<IIQQQ")
 KERNEL: Final = struct.Struct("<QQQQ4I3I3I3I5I")

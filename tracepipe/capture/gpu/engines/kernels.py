@@ -14,26 +14,12 @@ from tracepipe.capture.gpu.build.toolchain import NATIVE, Toolchain
 from tracepipe.capture.gpu.engines.channel import CHANNEL_BYTES, Channel
 from tracepipe.capture.gpu.engines.gpu_numbers import numbers_of
 from tracepipe.capture.gpu.engines.kernel_lines import KernelsRenderer
-from tracepipe.capture.gpu.engines.kernel_records import (
-    KIND_ANY,
-    KIND_CALL,
-    KIND_COPY,
-    KIND_KERNEL,
-    KIND_MEMORY,
-    KIND_SET,
-)
+from tracepipe.capture.gpu.engines.kernel_records import KIND_ANY, LAYERS
 from tracepipe.capture.gpu.engines.transport import INJECTION_VARIABLE
 from tracepipe.capture.records.loss import Loss
 
 CALLS_VARIABLE: Final = "TRACEPIPE_GPU_CALLS"
 CALLS: Final = ("all", "launches", "none")
-_LAYERS: Final = {
-    KIND_KERNEL: "gpu_kernel",
-    KIND_COPY: "transfer",
-    KIND_SET: "transfer",
-    KIND_CALL: "userspace",
-    KIND_MEMORY: "memory",
-}
 _REASONS: Final = {KIND_ANY: "CUPTI had no buffer"}
 
 
@@ -75,7 +61,7 @@ class KernelsEngine:
 
     def lost(self) -> list[Loss]:
         """Losses since the last call."""
-        return self._channel.losses(_LAYERS, _REASONS)
+        return self._channel.losses(LAYERS, _REASONS)
 
     def renderer(self) -> KernelsRenderer:
         """The decoder of what `collect` gives."""

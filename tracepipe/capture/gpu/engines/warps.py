@@ -6,6 +6,7 @@ the channel and turns what comes into lines. No root, no PTX, no change of the p
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -158,15 +159,14 @@ class WarpRenderer:
         """The GPUs that were met, as a header has them."""
         return self._numbers.met
 
-    def count(self, chunk: bytes) -> int:
-        """Events in a chunk."""
-        count = 0
+    def counts(self, chunk: bytes) -> dict[str, int]:
+        """Layer → events of the records in a chunk, which is not rendered."""
+        counts: Counter[str] = Counter()
         for record in records(chunk):
-            if record.kind == layout.KIND_WARPS:
-                count += layout.read_warp_count(record.payload)
-            else:
-                count += record.kind in _LAYERS
-        return count
+            if record.kind in _LAYERS:
+                is_warps = record.kind == layout.KIND_WARPS
+                counts[_LAYERS[record.kind]] += layout.read_warp_count(record.payload) if is_warps else 1
+        return dict(counts)
 
     def render(self, chunk: bytes) -> Lines:
         """Lines of one chunk."""
