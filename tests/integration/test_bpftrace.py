@@ -65,7 +65,7 @@ def shown(value: object) -> object:
         {"hooks": ("uprobe:libcuda.so.1:cuMemcpy*(_, _, size_bytes: u64) -> CUresult if size_bytes > 4000",)},
         {
             "layers": ("userspace",),
-            "hooks": ("tracepoint:task:task_rename(pid, oom_score_adj)",),
+            "hooks": ("tracepoint:task:task_rename(pid, oom_score_adj, newcomm)",),
             "children": False,
         },
     ],

@@ -194,6 +194,31 @@ def test_what_happens_everywhere_is_of_no_thread() -> None:
     assert records(read.take()) == [(record.EVENT, 0x60, 0, 0, 0, 0, 0x2B, 1, 0, 0)]
 
 
+def test_texts_of_a_tracepoint_are_printed_before_it() -> None:
+    arguments = (
+        Argument("driver", 8, "str", text_form="__data_loc"),
+        Argument("seqno", 20, "u32"),
+        Argument("comm", 24, "str", text_form="array", size_bytes=16),
+    )
+    hook = Hook("tracepoint", "", "dma_fence:fence", "kernel", Signature(arguments), everywhere=True)
+    probe = Probe("fence", "fence", TracepointPlace("dma_fence/fence"), hook)
+    made = script(plan(probe), tracepoint_fields={0: ["driver", "seqno", "comm"]})
+    first, second = made.index("str(args->driver)"), made.index(", args->comm)")
+    assert first < second < made.index("(uint64)0, args->seqno, (uint64)0")
+    read = lines(probe)
+    # Two processors' idle threads have sequences of their own.
+    for cpu, driver in ((0, "one"), (3, "two")):
+        read.feed(f"s0 60 0 {cpu} 0 0 {driver}{END}\ns0 60 0 {cpu} 0 1 idle{END}\n".encode())
+    read.feed(b"v0 61 0 3 0 0 0 7 0\nv0 62 0 0 0 0 0 8 0\nv0 63 0 0 1 0 0 9 0\n")
+    taken = records(read.take())
+    assert [(kind, torn) for kind, _, _, _, _, torn, *_ in taken] == [
+        *[(record.TEXT, 0), (record.TEXT, 0), (record.EVENT, 0)] * 2,
+        (record.EVENT, 1),
+    ]
+    assert struct.pack("<Q", taken[0][6]).rstrip(b"\0") == b"two"
+    assert [a1 for kind, *_, a1, _, _ in taken if kind == record.EVENT] == [7, 8, 9]
+
+
 def test_lines_wait_for_those_of_other_processors() -> None:
     read = lines()
     read.feed(b"x 3000000 5 0 0 4 1 0\nx 5000000 5 0 1 4 1 0\n")

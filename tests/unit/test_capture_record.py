@@ -65,6 +65,19 @@ PROBES = [
             everywhere=True,
         ),
     ),
+    Probe(
+        "dma_fence_signaled",
+        "dma_fence_signaled",
+        TracepointPlace("dma_fence/dma_fence_signaled"),
+        Hook(
+            "tracepoint", "", "dma_fence:dma_fence_signaled", "hook",
+            Signature((
+                Argument("driver", 8, "str", text_form="__data_loc"), Argument("seqno", 20, "u32"),
+                Argument("comm", 24, "str", text_form="array", size_bytes=16),
+            )),
+            layer_name="fences",
+        ),
+    ),
 ]  # fmt: skip
 PLACE = {probe.symbol: index for index, probe in enumerate(PROBES)}
 
@@ -84,11 +97,11 @@ def raw(
     return HEADER + struct.pack("<QIIIBBH4Q", ts_ns, tid, tgid, number, kind, torn, cpu, *padded)
 
 
-def text(number: str, content: bytes) -> bytes:
+def text(number: str, content: bytes, **where: Any) -> bytes:
     """The records of a text, as the kernel side cuts it: 31 bytes and a NUL each, the last one shorter."""
-    chunks = [content[at : at + 31] for at in range(0, len(content) + 1, 31)]
+    chunks = [content[at : at + 31] for at in range(0, len(content) + 1, 31)][:8]
     return b"".join(
-        raw(record.TEXT, number, *struct.unpack("<4Q", chunk.ljust(32, b"\0"))) for chunk in chunks
+        raw(record.TEXT, number, *struct.unpack("<4Q", chunk.ljust(32, b"\0")), **where) for chunk in chunks
     )
 
 
@@ -264,6 +277,34 @@ def test_an_event_of_no_thread_has_none() -> None:
         "ts_ns": 1000, "type": "scheduler", "name": "gpu_complete", "phase": "I", "cpu": 3,
         "args": {"irq": 33},
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("driver", [b"nvidia", b"x" * 31, b"x" * 62, b"x" * 300, b""])
+def test_texts_of_a_tracepoint(driver: bytes) -> None:
+    name = "dma_fence_signaled"
+    (event,) = rendered(text(name, driver), text(name, b"main\0 of 20 bytes"), raw(record.EVENT, name, 0, 7))
+    assert event == {
+        "ts_ns": 1000, "type": "hook", "layer": "fences", "name": name, "phase": "I", "pid": 11, "tid": 12,
+        "cpu": 3, "args": {"seqno": 7, "driver": driver[:248].decode(), "comm": "main"},
+    }  # fmt: skip
+
+
+def test_texts_of_nobodys_events_are_those_of_the_processor() -> None:
+    name = "dma_fence_signaled"
+    events = rendered(
+        *(text(name, said, tid=0, cpu=cpu) for said, cpu in ((b"one", 0), (b"two", 1), (b"a", 0), (b"b", 1))),
+        *(raw(record.EVENT, name, tid=0, cpu=cpu) for cpu in (1, 0)),
+        text(name, b"stale", tid=0, cpu=0),  # of an event that was lost
+        *(text(name, said, tid=0, cpu=0) for said in (b"three", b"c" * 20)),
+        raw(record.EVENT, name, tid=0, cpu=0),
+        raw(record.EVENT, name, tid=0, cpu=0, torn=1),
+    )
+    assert [event["args"] for event in events] == [
+        {"seqno": 0, "driver": "two", "comm": "b"},
+        {"seqno": 0, "driver": "one", "comm": "a"},
+        {"seqno": 0, "driver": "three", "comm": "c" * 16},
+        {"seqno": 0, "args_lost": True},
+    ]
 
 
 @pytest.mark.parametrize(

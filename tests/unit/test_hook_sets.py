@@ -189,6 +189,7 @@ def test_context_switches_are_seen_in_the_driver_in_fences_and_in_interrupts() -
     fence = _found("context-switch", "dma_fence:dma_fence_signaled", "tracepoint")
     assert fence is not None
     assert fence.everywhere
+    assert [argument.name for argument in fence.signature.arguments] == ["driver", "context", "seqno"]
     interrupt = _found("context-switch", "irq:irq_handler_entry", "tracepoint")
     assert interrupt is not None
     assert (interrupt.name, interrupt.layer, interrupt.everywhere) == ("gpu_complete", "scheduler", True)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.hooks import hook_of
+from tracepipe.capture.bpf.specs import text_field
 from tracepipe.capture.find import kernel_symbols, tracepoints
 from tracepipe.capture.find.elf import Elf
 from tracepipe.capture.find.library import LibrarySearch
@@ -66,6 +67,8 @@ format:
 	field:char comm[16];	offset:16;	size:16;	signed:0;
 	field:u64 seqno;	offset:32;	size:8;	signed:0;
 	field:bool late;	offset:40;	size:1;	signed:0;
+	field:__rel_loc char[] after;	offset:44;	size:4;	signed:0;
+	field:unsigned char bytes[8];	offset:48;	size:8;	signed:0;
 """
 INTERRUPTS = """\
             CPU0       CPU1
@@ -392,12 +395,26 @@ def test_fields_of_a_tracepoint(kernel: Path) -> None:
     ]
 
 
+def test_texts_of_a_tracepoint(kernel: Path) -> None:
+    (probe,) = of("tracepoint:odd:odd_entry(name, comm: str, after)").probes
+    assert [(one.position, one.kind, one.text_form, one.size_bytes) for one in probe.signature.arguments] == [
+        *((12, "str", "__data_loc", 0), (16, "str", "array", 16), (44, "str", "__rel_loc", 0)),
+    ]
+    assert [text_field(one) for one in probe.signature.arguments] == [
+        2 << 16 | 12,
+        1 << 16 | 16,
+        3 << 16 | 44,
+    ]
+
+
 @pytest.mark.parametrize(
     ("hook", "reason"),
     [
         ("odd:odd_entry(seq)", "odd:odd_entry has no field seq. Did you mean seqno?"),
-        ("odd:odd_entry(name)", "the field name is no number. Numbers: irq, seqno, late."),
-        ("odd:odd_entry(comm)", "the field comm is no number."),
+        ("odd:odd_entry(bytes)", "the field bytes is neither a number nor a text. Those that are: irq, name"),
+        ("odd:odd_entry(comm: u64)", "the field comm is a text. Leave the kind out."),
+        ("odd:odd_entry(irq: str)", "the field irq is a number. Leave the kind out."),
+        ("odd:odd_entry(name) if name == 3", "name is a text, which no condition compares."),
         ("odd:odd_entry(irq: u64)", "the field irq has 32 bits, which u64 has not. Leave the kind out."),
         ("odd:odd_entry(late) if late == 300", "300 is no u8"),
         ("odd:odd_entri", "no such tracepoint; near: odd:odd_entry"),

@@ -26,6 +26,10 @@ INTEGER_KINDS: dict[str, tuple[int, bool]] = {
 }
 TEXT_BYTES = 248
 """What is kept of a text: eight records of 31 bytes."""
+TEXT_FORMS = ("array", "__data_loc", "__rel_loc")
+"""Where a tracepoint has a text: in the field, or where the field says, from the record's start or from the
+field's end.
+"""
 
 PROBED_LAYERS = ("userspace", "syscall", "kernel", "scheduler")
 """Layers that probes record, outermost first: those that can be asked for by name."""
@@ -43,13 +47,16 @@ class Argument:
 
     `position` counts from 0 in machine words: a dim3 before it counts two. For a tracepoint it is the offset
     of the field in its record, bytes. `out`: not the pointer but what it points to when the function returns.
-    Names `grid.x`, `grid.y`, `grid.z` are written as one array `grid`.
+    Names `grid.x`, `grid.y`, `grid.z` are written as one array `grid`. `text_form` and `size_bytes` of a
+    tracepoint's text: one of `TEXT_FORMS`, and how much room an array has.
     """
 
     name: str
     position: int
     kind: str = "u64"
     out: bool = False
+    text_form: str = ""
+    size_bytes: int = 0
 
     @property
     def bits(self) -> int:

@@ -193,8 +193,8 @@ class _Arguments:
         field = f"argument {name}"
         if name in before:
             raise self._entry.wrong(field, "there are two of this name", "Give each a name of its own.")
-        if self._is_tracepoint and (out or kind in ("str", "dim3")):
-            raise self._entry.wrong(field, "of a tracepoint only numbers are recorded", "Leave it out.")
+        if self._is_tracepoint and (out or kind == "dim3"):
+            raise self._entry.wrong(field, "of a tracepoint numbers and texts are recorded", "Leave it out.")
         if kind is not None:
             self.check_kind(field, kind, whole=not out)
         return Argument(name, word, kind or ("" if self._is_tracepoint else "u64"), out)

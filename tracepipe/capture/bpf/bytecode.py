@@ -54,6 +54,10 @@ class Constant(IntEnum):
     NAMESPACE_INO = 9
     PROBE = 10
     OWN_TGID = 11
+    TEXT_0 = 12
+    TEXT_1 = 13
+    TEXT_2 = 14
+    TEXT_3 = 15
 
 
 # FIELD(n) of probes.bpf.c: (tracepoint, field).

@@ -46,7 +46,8 @@ enum kind {
     SERVED = 10,       /* a[0]: tgid<<32|tid for whom the call that follows works */
     THREAD_NEW = 11,   /* id: creator's tid; a[0..1]: name */
     THREAD_NAME = 12,  /* a[0..1]: name */
-    TEXT = 13,         /* id: probe; a: 31 bytes of the `str` argument of the CALL_ENTER that follows, and a NUL */
+    TEXT = 13,         /* id: probe; a: 31 bytes of a `str` argument of the CALL_ENTER or EVENT that follows, and a
+                          NUL; one after the other if there are several */
     EVENT = 14,        /* id: probe of a tracepoint; a: its arguments */
     THREAD_IDS = 15,   /* a[0]: tgid<<32|tid in the capture's pid namespace */
 };
@@ -87,6 +88,10 @@ u64 bpf_pseudo_load(u64 kind, u64 value) asm("llvm.bpf.pseudo");
 #define NAMESPACE_INO CONFIG(9)
 #define PROBE CONFIG(10) /* of a tracepoint's hook, which has no cookie */
 #define OWN_TGID CONFIG(11)
+#define TEXT_0 CONFIG(12) /* of that hook: enum text_form << 16 | offset of a text's field; 0: no text */
+#define TEXT_1 CONFIG(13)
+#define TEXT_2 CONFIG(14)
+#define TEXT_3 CONFIG(15)
 
 #define CLONE_THREAD 0x10000
 #define BPF_RB_NO_WAKEUP 1 /* the consumer polls; waking it would cost the target more than the record */
@@ -597,6 +602,23 @@ int driver_return(struct pt_regs *ctx)
 
 /* ── a tracepoint that a hook names: a copy of this for each ── */
 
+enum text_form { NO_TEXT, IN_FIELD, FROM_START, FROM_FIELD };
+
+/* Where a text is; what says so has an offset in its lower half. */
+static inline u64 text_of(void *args, u64 where)
+{
+    u64 field = (u64)args + (where & 0xffff);
+    u32 at = 0;
+    if (where >> 16 == IN_FIELD)
+        return field;
+    bpf_probe_read_kernel(&at, sizeof(at), (void *)field);
+    return (where >> 16 == FROM_START ? (u64)args : field + sizeof(at)) + (at & 0xffff);
+}
+
+#define TELL_TEXT(where)                                                                                       \
+    if (where)                                                                                                 \
+    torn |= tell_text(text_of(args, where), 1, tid, tgid, id, ts_ns)
+
 int tracepoint_hit(void *args)
 {
     u32 id = (u32)PROBE;
@@ -620,10 +642,19 @@ int tracepoint_hit(void *args)
             return 0;
         }
     }
-    struct record *r =
-        new_record(spec->layer, EVENT, everywhere ? 0 : (u32)ids, everywhere ? 0 : ids >> 32, id);
-    if (!r)
+    u32 tid = everywhere ? 0 : (u32)ids, tgid = everywhere ? 0 : ids >> 32;
+    u64 ts_ns = bpf_ktime_get_ns();
+    u8 torn = 0;
+    TELL_TEXT(TEXT_0);
+    TELL_TEXT(TEXT_1);
+    TELL_TEXT(TEXT_2);
+    TELL_TEXT(TEXT_3);
+    struct record *r = reserve(EVENT, tid, tgid, id, ts_ns);
+    if (!r) {
+        count(DROPS, spec->layer, 1);
         return 0;
+    }
+    r->torn = torn;
     r->a[0] = a[0];
     r->a[1] = a[1];
     r->a[2] = a[2];

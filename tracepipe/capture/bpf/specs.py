@@ -18,7 +18,15 @@ import struct
 
 from tracepipe.capture.records.record import DROP_LAYERS
 from tracepipe.capture.request import Filters
-from tracepipe.hooks.hook import INTEGER_KINDS, OPERATORS, Argument, KernelPlace, Probe, TracepointPlace
+from tracepipe.hooks.hook import (
+    INTEGER_KINDS,
+    OPERATORS,
+    TEXT_FORMS,
+    Argument,
+    KernelPlace,
+    Probe,
+    TracepointPlace,
+)
 from tracepipe.hooks.slots import slots
 
 _SPEC = struct.Struct("<8s8sBBBBBBBBBB6xQ")
@@ -43,6 +51,11 @@ def is_paired(probe: Probe, filters: Filters) -> bool:
         or probe.hook.condition is not None
         or any(argument.out for argument in probe.signature.arguments)
     )
+
+
+def text_field(argument: Argument) -> int:
+    """Where a tracepoint has a text: TEXT_0 and the like of probes.bpf.c."""
+    return (1 + TEXT_FORMS.index(argument.text_form)) << 16 | argument.position
 
 
 def spec_of(probe: Probe, filters: Filters) -> bytes:

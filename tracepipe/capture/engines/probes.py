@@ -18,7 +18,7 @@ from tracepipe.capture.bpf.attach import Links, attach_kprobes, attach_uprobes
 from tracepipe.capture.bpf.bytecode import FIELDS, HOOK_FIELDS, Constant, Field, filled_in
 from tracepipe.capture.bpf.maps import ARMED, STOPPED, Maps
 from tracepipe.capture.bpf.ring import Ring
-from tracepipe.capture.bpf.specs import is_paired, spec_of
+from tracepipe.capture.bpf.specs import is_paired, spec_of, text_field
 from tracepipe.capture.engines.engine import Coverage
 from tracepipe.capture.find.tracefs import field_offsets, tracepoint_id, tracing_folder
 from tracepipe.capture.machine.refusals import Operation, explain
@@ -45,6 +45,7 @@ _FOLLOWING = {
 }
 _NO_FIELD: Field = (8, 1)  # a byte that every tracepoint's record has: 0 to 8 is not for programs
 _COMM_BYTES = 16
+_NO_TEXTS: dict[int, int] = {Constant.TEXT_0: 0, Constant.TEXT_1: 0, Constant.TEXT_2: 0, Constant.TEXT_3: 0}
 
 
 class ProbeAttachment:
@@ -173,10 +174,12 @@ class ProbeAttachment:
             Constant.NAMESPACE_INO: inode,
             Constant.PROBE: 0,
             Constant.OWN_TGID: os.getpid(),
+            **_NO_TEXTS,
         }
 
-    def _code(self, program: str, fields: Mapping[int, Field], probe: int = 0) -> bytes:
-        constants = {**self._constants, Constant.PROBE: probe}
+    def _code(self, program: str, fields: Mapping[int, Field], own: Mapping[int, int] | None = None) -> bytes:
+        """The bytecode with the plan's constants, and those of this copy of it alone."""
+        constants = {**self._constants, **(own or {})}
         return filled_in(self._programs[program], self._maps.descriptors, constants, fields)
 
     def _attach(self) -> None:
@@ -213,9 +216,12 @@ class ProbeAttachment:
     def _attach_hooked_tracepoints(self, folder: Path) -> None:
         for index, probe in enumerate(self._plan.probes):
             if isinstance(probe.place, TracepointPlace):
-                given = [(argument.position, argument.bits // 8) for argument in probe.signature.arguments]
+                arguments = probe.signature.arguments
+                given = [_NO_FIELD if a.kind == "str" else (a.position, a.bits // 8) for a in arguments]
                 fields = dict(zip(HOOK_FIELDS, given + [_NO_FIELD] * len(HOOK_FIELDS), strict=False))
-                code = self._code("tracepoint_hit", fields, index)
+                texts = [text_field(argument) for argument in arguments if argument.kind == "str"]
+                own: dict[int, int] = {Constant.PROBE: index, **dict(zip(_NO_TEXTS, texts, strict=False))}
+                code = self._code("tracepoint_hit", fields, own)
                 self._attach_tracepoint("tracepoint_hit", code, tracepoint_id(folder, probe.place.point))
 
     def _attach_tracepoint(self, name: str, code: bytes, identifier: int) -> None:

@@ -10,25 +10,42 @@ from pathlib import Path
 
 from tracepipe.capture.find.tracefs import tracing_folder
 from tracepipe.errors import InputError, TracepipeError
-from tracepipe.hooks.hook import INTEGER_KINDS, Argument, Condition, Hook, Probe, TracepointPlace
+from tracepipe.hooks.hook import (
+    INTEGER_KINDS,
+    TEXT_FORMS,
+    Argument,
+    Condition,
+    Hook,
+    Probe,
+    TracepointPlace,
+)
 from tracepipe.hooks.near_names import did_you_mean, near_names
 from tracepipe.hooks.signature import Entry, NamedCondition, check_range
 
 _INTERRUPTS = Path("/proc/interrupts")
 # `	field:unsigned int ctx;	offset:24;	size:4;	signed:0;`
 _FIELD = re.compile(r"field:([^;]*?)(\w+)(\[[^]]*\])?;\s*offset:(\d+);\s*size:(\d+);\s*signed:(\d);")
+_SAID = {True: "a text", False: "a number"}
 _KINDS = {INTEGER_KINDS[kind]: kind for kind in ("u8", "u16", "u32", "u64", "i8", "i16", "i32", "i64")}
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of a tracepoint's record: `offset` and `size` in bytes; `is_text` for what is no number."""
+    """A field of a tracepoint's record: `offset` and `size` in bytes; `text_form` of one that is a text."""
 
     name: str
     offset: int
     size: int
     signed: bool
-    is_text: bool
+    is_array: bool
+    text_form: str = ""
+
+    @property
+    def kind(self) -> str:
+        """The kind of its values; "" for one that cannot be recorded."""
+        if self.text_form:
+            return "str"
+        return "" if self.is_array else _KINDS.get((self.size * 8, self.signed), "")
 
 
 class Tracepoints:
@@ -51,9 +68,12 @@ class Tracepoints:
         text = (self._folder() / name.replace(":", "/") / "format").read_text()
         found = {}
         for kind, field, array, offset, size, signed in _FIELD.findall(text):
-            is_text = bool(array) or "[" in kind or "__data_loc" in kind or "__rel_loc" in kind
+            form = next((form for form in TEXT_FORMS if form in kind), "array")
+            is_array = bool(array) or "[" in kind or form != "array"
+            is_text = is_array and re.search(r"(?<!unsigned )\bchar\b", kind) and "*" not in kind
             if not field.startswith("common_"):
-                found[field] = Field(field, int(offset), int(size), signed == "1", is_text)
+                place = int(offset), int(size), signed == "1"
+                found[field] = Field(field, *place, is_array, form if is_text else "")
         return found
 
     def probes(self, hook: Hook) -> Iterator[Probe | str]:
@@ -93,17 +113,27 @@ class Tracepoints:
             if field is None:
                 hint = did_you_mean(argument.name, fields)
                 raise InputError(f"{name} has no field {argument.name}.", hint)
-            if field.is_text or (field.size * 8, field.signed) not in _KINDS:
-                numbers = [known.name for known in fields.values() if not known.is_text]
-                message = f"{name}: the field {argument.name} is no number."
-                raise InputError(message, f"Numbers: {', '.join(numbers) or 'none'}.")
-            kind = argument.kind or _KINDS[field.size * 8, field.signed]
-            if argument.kind and Argument("", 0, kind).bits != field.size * 8:
+            if not field.kind:
+                usable = [known.name for known in fields.values() if known.kind]
+                message = f"{name}: the field {argument.name} is neither a number nor a text."
+                raise InputError(message, f"Those that are: {', '.join(usable) or 'none'}.")
+            kind = argument.kind or field.kind
+            if "str" in (kind, field.kind) and kind != field.kind:
+                message = f"{name}: the field {argument.name} is {_SAID[field.kind == 'str']}."
+                raise InputError(message, "Leave the kind out.")
+            if kind != "str" and Argument("", 0, kind).bits != field.size * 8:
                 message = (
                     f"{name}: the field {argument.name} has {field.size * 8} bits, which {kind} has not."
                 )
                 raise InputError(message, "Leave the kind out.")
-            arguments[argument.name] = replace(argument, position=field.offset, kind=kind)
+            is_array = field.text_form == TEXT_FORMS[0]
+            arguments[argument.name] = replace(
+                argument,
+                position=field.offset,
+                kind=kind,
+                text_form=field.text_form,
+                size_bytes=field.size if is_array else 0,
+            )
         return arguments
 
     def _unknown(self, pattern: str) -> str:
@@ -150,6 +180,9 @@ def _conditions(hook: Hook, arguments: dict[str, Argument]) -> list[Condition | 
         return [None]
     argument = arguments[condition.argument.name]
     if not isinstance(condition, NamedCondition):
+        if argument.kind == "str":
+            message = f"{argument.name} is a text, which no condition compares."
+            raise InputError(message, "Compare a number.")
         found = Condition(argument, condition.operator, condition.value)
         check_range(found, Entry(hook.origin))
         return [found]

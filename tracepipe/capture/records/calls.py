@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tracepipe.capture.records.effects import Effects
 from tracepipe.capture.records.line import Head, Lines, Where
-from tracepipe.hooks.hook import Argument, Probe, Signature, TracepointPlace
+from tracepipe.hooks.hook import TEXT_BYTES, Argument, Probe, Signature, TracepointPlace
 from tracepipe.hooks.slots import Slot, Value, argument_text, slots
 
 _TEXT_CHUNK_BYTES = 31
@@ -80,11 +80,19 @@ class Calls:
         shown = probe.out_text(out) if not result & 0xFFFFFFFF else ""
         return probe.leave, _together(text, shown, self._for_whom(tid), '"args_lost":true' if torn else "")
 
-    def hit(self, number: int, *values: int) -> tuple[Head, str]:
-        """Head, and members of `args`, of a tracepoint's event."""
+    def hit(self, number: int, by: int, torn: int, *values: int) -> tuple[Head, str]:
+        """Head, and members of `args`, of a tracepoint's event; `by` as `teller` gives it."""
         probe = self._texts_of[number]
         members = probe.arguments(probe.packed(values))
-        return probe.enter, members
+        if not probe.texts:
+            return probe.enter, members
+        texts = [] if torn else _divided(self.texts.get(by, []))[-len(probe.texts) :]
+        self.texts.pop(by, None)
+        said = [
+            f"{json.dumps(argument.name)}:{json.dumps(_text_of(argument, text))}"
+            for argument, text in zip(probe.texts, texts, strict=False)
+        ]
+        return probe.enter, _together(members, *said, '"args_lost":true' if torn else "")
 
     def effect(
         self, lines: Lines, ts_ns: int, tid: int, where: Where, number: int, result: int, out: int
@@ -147,7 +155,8 @@ class _ProbeTexts:
         self.arguments = argument_text(probe.signature, values)
         self._slots = slots(probe.signature)
         self.is_wide = len(self._slots) > 4
-        self.text = next((argument.name for argument in arguments if argument.kind == "str"), "")
+        self.texts = [argument for argument in arguments if argument.kind == "str"]
+        self.text = self.texts[0].name if self.texts else ""
         self.out = next((argument for argument in arguments if argument.out), None)
         # Made once: the formatter is generated code.
         alone = self.out and Signature((Argument(self.out.name, 0, self.out.kind),))
@@ -209,6 +218,27 @@ def _result_text(kind: str, values: Mapping[str, Mapping[int, str]]) -> Callable
         return f'"result":{number}' + (f',"result_name":{json.dumps(name)}' if name else "")
 
     return text
+
+
+def teller(tid: int, cpu: int) -> int:
+    """Whose records belong together: a thread's, or where no thread is told, a processor's."""
+    return tid or ~cpu
+
+
+def _divided(chunks: Sequence[bytes]) -> list[bytes]:
+    """The texts of TEXT records: one ends with a record that is not full, or as it may be no longer."""
+    texts, parts = [], list[bytes]()
+    for chunk in chunks:
+        part = chunk[:_TEXT_CHUNK_BYTES].split(b"\0", 1)[0]
+        parts.append(part)
+        if len(part) < _TEXT_CHUNK_BYTES or len(parts) * _TEXT_CHUNK_BYTES >= TEXT_BYTES:
+            texts.append(b"".join(parts))
+            parts = []
+    return texts
+
+
+def _text_of(argument: Argument, text: bytes) -> str:
+    return text[: argument.size_bytes or None].decode(errors="replace")
 
 
 def _joined(chunks: Sequence[bytes]) -> str:

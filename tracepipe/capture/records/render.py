@@ -7,7 +7,7 @@ import struct
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from tracepipe.capture.records.calls import Calls
+from tracepipe.capture.records.calls import Calls, teller
 from tracepipe.capture.records.line import COMM, Head, Lines, Where
 from tracepipe.capture.records.record import (
     CALL_ENTER,
@@ -109,9 +109,9 @@ class RecordRenderer:
             elif kind == MIGRATE:
                 head, args = self._migrate, f'"from_cpu":{a0},"to_cpu":{a1}'
             elif kind == EVENT:
-                head, args = calls.hit(number, a0, a1, a2, a3)
+                head, args = calls.hit(number, teller(tid, cpu), torn, a0, a1, a2, a3)
             else:
-                self._belongs(kind, tid, number, a0, a1, a2, a3)
+                self._belongs(kind, tid, cpu, number, a0, a1, a2, a3)
                 continue
             pid, shown_tid = ids.get(tid, (tgid, tid)) if ids else (tgid, tid)
             if kind in _STATEFUL and (self._start_ns or (a1 and kind in _SWITCHES)):
@@ -165,7 +165,7 @@ class RecordRenderer:
     def _began_before(self, lines: Lines, head: Head, where: Where) -> None:
         lines.event(self._start_ns, head.begun(), *where, _BEGAN_BEFORE)
 
-    def _belongs(self, kind: int, tid: int, number: int, *a: int) -> None:
+    def _belongs(self, kind: int, tid: int, cpu: int, number: int, *a: int) -> None:
         """Keep what belongs to a record that follows."""
         if kind in (THREAD_NEW, THREAD_NAME):
             name = json.dumps(struct.pack("<QQ", *a[:2]).split(b"\0", 1)[0].decode(errors="replace"))
@@ -175,7 +175,7 @@ class RecordRenderer:
         elif kind == MORE:
             self._calls.more[tid] = number, a
         elif kind == TEXT:
-            self._calls.texts.setdefault(tid, []).append(struct.pack("<4Q", *a))
+            self._calls.texts.setdefault(teller(tid, cpu), []).append(struct.pack("<4Q", *a))
         elif kind == SERVED:
             self._calls.served[tid] = a[0]
 

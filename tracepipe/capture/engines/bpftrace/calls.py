@@ -108,7 +108,7 @@ class FunctionProbe:
             space = "kptr" if self.in_kernel else "uptr"
             for piece in range(2):
                 pointer = f"{space}({text} + {piece * TEXT_PIECE_BYTES})"
-                statements.append(language.text_line(self.index, self.layer, piece, pointer))
+                statements.append(language.text_line(self.index, self.layer, piece, f"str({pointer})"))
         fields = [("%x", "pid")]
         if language.defers:
             fields.append(("%lx", began))

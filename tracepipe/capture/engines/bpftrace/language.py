@@ -44,7 +44,7 @@ class LineKind:
     """First letters of the lines."""
 
     ENTER = "c"  # tgid [began] [served] slot …
-    TEXT = "s"  # piece, text; SEQ is that of the entry which follows
+    TEXT = "s"  # piece of an entry's text, or which of a hit's, text; SEQ is that of what follows
     RETURN = "r"  # tgid [served] result [out]
     HIT = "v"  # tgid, up to four values
     SYSCALL_ENTER = "n"  # tgid [began] number a0 a1 a2 a3
@@ -105,11 +105,11 @@ class Language:
             forms, values = f"{forms} %s{self.text_end}", [*values, text]
         return f'printf("{forms}\\n", {", ".join(values)});'
 
-    def text_line(self, index: int, layer: int, piece: int, pointer: str) -> str:
-        """A statement that prints a piece of the text of the entry that follows."""
-        number = f"@s[{_PER_THREAD}, (uint64){layer}]"
+    def text_line(self, index: int, layer: int, piece: int, text: str, *, idle: bool = False) -> str:
+        """A statement that prints a piece of a text of the entry, or a text of the hit, that follows."""
+        number = f"@s[{_MAYBE_IDLE if idle else _PER_THREAD}, (uint64){layer}]"
         form = f"{LineKind.TEXT}{index:x} {HEAD} {piece} %s{self.text_end}"
-        return f'printf("{form}\\n", nsecs, tid, cpu, {number}, str({pointer}));'
+        return f'printf("{form}\\n", nsecs, tid, cpu, {number}, {text});'
 
     def filtered(self, layer: int, events: int, *, idle: bool = False) -> str:
         """A statement that counts events which a filter left out."""

@@ -232,7 +232,7 @@ class Lines:
         number = int(number_text, 16)
         self.seen_ns[cpu] = clock_ns
         if first == LineKind.TEXT.encode():
-            self._texts.setdefault(tid, {})[number << 1 | int(fields[0])] = fields[1]
+            self._texts.setdefault(tid or IDLE + cpu, {})[number << 2 | int(fields[0])] = fields[1]
             return
         probe = int(op[1:], 16) if len(op) > 1 else 0
         head = _Head(first, clock_ns, self.clock.monotonic_ns(clock_ns), tid, cpu, probe, number)
@@ -268,9 +268,9 @@ class Lines:
             parts.append(_pack(at_ns, head, tgid, record.MORE, *more))
             del values[4:]
         torn = 0
-        if shape.has_text:
-            kept = self._texts.pop(head.tid, {})
-            pieces = [kept[key] for key in (head.number << 1, head.number << 1 | 1) if key in kept]
+        if shape.texts:
+            kept = self._texts.pop(head.tid or IDLE + head.cpu, {})
+            pieces = [kept[key] for key in (head.number << 2, head.number << 2 | 1) if key in kept]
             torn = int(len(pieces) != 2)
             if not torn:
                 parts += [_pack_text(at_ns, head, tgid, part) for part in _text_parts(*pieces)]
@@ -293,9 +293,19 @@ class Lines:
 
     def _hit(self, head: _Head, fields: list[bytes]) -> bytes:
         tgid, *values = [int(field, 16) for field in fields]
-        if self._probes[head.probe].everywhere:
+        shape = self._probes[head.probe]
+        parts, torn = [], 0
+        if shape.texts:
+            kept = self._texts.pop(head.tid or IDLE + head.cpu, {})
+            keys = [head.number << 2 | at for at in range(shape.texts)]
+            torn = int(not kept.keys() >= set(keys))
+            parts = [] if torn else [part for key in keys for part in _text_parts(kept[key], b"")]
+        if shape.everywhere:
             head, tgid = head._replace(tid=0), 0
-        return _pack(head.at_ns, head, tgid, record.EVENT, *values)
+        a0, a1, a2, a3 = (*values, 0, 0, 0, 0)[:4]
+        return b"".join(_pack_text(head.at_ns, head, tgid, part) for part in parts) + RECORD.pack(
+            head.at_ns, head.tid, tgid, head.probe, record.EVENT, torn, head.cpu, a0, a1, a2, a3
+        )
 
     def _syscall_enter(self, head: _Head, fields: list[bytes]) -> bytes:
         tgid, *values = [int(field, 16) for field in fields]
@@ -353,7 +363,7 @@ class _Shape:
         self.layer = DROP_LAYERS.index(probe.layer)
         self.in_kernel = isinstance(probe.place, KernelPlace)
         self.values = len(slots(probe.signature)) + self.in_kernel
-        self.has_text = any(argument.kind == "str" for argument in arguments)
+        self.texts = sum(argument.kind == "str" for argument in arguments)
         self.has_out = any(argument.out for argument in arguments)
         self.everywhere = probe.hook.everywhere
 

@@ -229,9 +229,16 @@ class Script:
             f"{LineKind.HIT}{index:x}",
             layer,
             ("%x", "pid"),
-            *(("%lx", f"args->{n}") for n in names),
+            *(("%lx", "(uint64)0" if a.kind == "str" else f"args->{n}") for a, n in given.items()),
             idle=True,
         )
+        texts = [(f"args->{n}", a.text_form) for a, n in given.items() if a.kind == "str"]
+        told = [
+            # An array is a string already, what a field points to becomes one.
+            self.language.text_line(index, layer, at, n if form == "array" else f"str({n})", idle=True)
+            for at, (n, form) in enumerate(texts)
+        ]
+        line = " ".join([*told, line])
         tests = []
         if probe.hook.condition is not None:
             condition = probe.hook.condition
