@@ -115,6 +115,7 @@ def test_every_key_of_every_variant_is_kept() -> None:
         ({"name": "cudaFreeAsync"}, "free"),
         ({"name": "cuMemFreeHost"}, "free_host"),
         ({"name": "cuMemAlloc", "phase": "B"}, "alloc"),
+        ({"name": "pool_take", "op": "alloc"}, "alloc"),
     ],
 )
 def test_a_call_of_memory_is_named_by_what_it_does(line: dict[str, Any], name: str) -> None:
@@ -424,6 +425,18 @@ def test_the_memory_in_use_is_in_bytes(fields: dict[str, Any], total_bytes: int 
     record = one(type="gpu_mem", **fields)
     assert record.get("args", {}).get("total_bytes") == total_bytes
     assert record.get("gpu") == fields.get("gpu_id")
+
+
+def test_a_hook_has_a_layer_of_its_own() -> None:
+    record = one(type="hook", layer="libpool.so", size=5)
+    assert (record["type"], record["layer"], record["args"]) == ("hook", "libpool.so", {"size": 5})
+
+
+def test_a_line_of_memory_may_say_its_size_twice_and_its_call_itself() -> None:
+    line = b'{"ts":1,"type":"memory","op":"alloc","size":8,"size_bytes":8,"call":"cuMemAlloc_v2"}\n'
+    ((record,), problems) = read(line)
+    args = {"op": "alloc", "size": 8, "size_bytes": 8, "call": "cuMemAlloc_v2"}
+    assert (record["name"], record["args"], problems) == ("alloc", args, [])
 
 
 def test_identity_fields_are_fields_and_not_args() -> None:

@@ -18,6 +18,7 @@ from tracepipe.readers.undated import NO_TIME, PLACED
 # kernel_memory (BCC), kernel_mem, ioctl, gpu_complete (dma_fence_signaled) and gpu_mem (gpu_mem_total).
 LAYER_OF_TYPE: Final = {
     "userspace": "userspace",
+    "hook": "hook",
     "syscall": "syscall",
     "ioctl": "syscall",
     "kernel": "kernel",
@@ -114,9 +115,10 @@ def _layer_of(kind: str, line: Record) -> str:
 def _effect_of(name: str, args: Record, phase: str) -> str:
     """What the call that a line of memory names has done, `alloc` of cuMemAlloc; "" where it names none.
 
-    A call that failed did nothing. A begin and its end must keep one name.
+    Where that is not known by the name, `op` may say it. A call that failed did nothing. A begin and its end
+    must keep one name.
     """
-    effect, _ = effect_of(name)
+    effect = effect_of(name)[0] or args.get("op")
     failed = phase == "I" and args.get("result", args.get("retval", 0)) != 0
     return effect if effect in MEMORY_EFFECTS and not failed else ""
 
@@ -145,6 +147,8 @@ def event_of(kind: str, line: Record, ts_ns: int, problems: list[Problem], numbe
         if key in line:
             record[key] = line[key]
     args = {key: value for key, value in line.items() if key not in _FIELDS}
+    if kind == "hook" and type(args.get("layer")) is str:
+        record["layer"] = args.pop("layer")
     # Six decimals come back from the nanoseconds; a finer time is kept as it was written.
     if "ts" not in line:
         args["placed"] = PLACED
@@ -153,7 +157,9 @@ def event_of(kind: str, line: Record, ts_ns: int, problems: list[Problem], numbe
     if kind == "gpu_mem":
         _take_total(record, args)
     elif record["type"] == "memory" and (effect := _effect_of(name, args, phase)):
-        record["name"], args["call"] = effect, name
+        record["name"] = effect
+        if effect != name:
+            args["call"] = name
     elif record["type"] == "transfer":
         _take_direction(record, args)
     elif "cmd" in args or "ioctl_cmd" in args:
