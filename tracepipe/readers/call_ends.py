@@ -25,7 +25,7 @@ _KEYS_MAX: Final = 1 << 12
 _SURELY: Final = 10
 _FAR_ENTRY: Final = (
     "its entry stands so far before this line that it was read as an instant: the call is drawn from its "
-    "duration, beside it"
+    "duration, next to it"
 )
 
 

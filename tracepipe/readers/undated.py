@@ -14,7 +14,7 @@ NO_TIME: Final[Fault] = (
     "is missing: the line has no place in time; --undated between places it between its neighbours",
 )
 SAID: Final = "is missing: such lines are placed between their neighbours (args.placed)"
-NO_NEIGHBOUR: Final[Fault] = "ts", "is missing, and so is that of every line that it could stand beside"
+NO_NEIGHBOUR: Final[Fault] = "ts", "is missing, as that of every line around it"
 # Lines that wait for one with a time; beyond, they stand where the last one did.
 _WAITING_MAX: Final = 1 << 12
 
