@@ -153,10 +153,73 @@ def test_skew_of_warps_is_compared_by_block(load: Any) -> None:
 
     a = load("a", *(launch(at, [100 + at, 110 + at, 120 + at]) for at in range(4)))
     b = load("b", *(launch(at, [300 + at, 310 + at, 320 + at]) for at in range(4)))
-    (row,) = run(a, b, Options()).as_json()["lengths"]
+    result = run(a, b, Options()).as_json()
+    (row,) = result["lengths"]
     assert (row["name"], row["layer"], row["a_count"], row["a_p50_ns"], row["shift_ns"]) == (
-        "k", "warp skew", 12, 111, 200,
+        "k: skew of blocks", "warp skew", 12, 111, 200,
     )  # fmt: skip
+    exits = {row["name"]: (row["a_count"], row["a_p50_ns"], row["b_p50_ns"]) for row in result["exits"]}
+    assert exits == {"k: skew of blocks": (12, 111, 311), "k: spread of warps": (24, 0, 0)}
+
+
+def threads(path: Path, launches: int, delay_ns: int, warps: int = 8) -> Run:
+    """kernelretsnoop's text of launches in which every 8th thread is late."""
+    rng = np.random.default_rng(delay_ns)
+    times = (
+        1_749_147_474_550_000_000
+        + np.arange(launches)[:, None] * 100_000
+        + rng.integers(0, 40, (launches, 32 * warps))
+    )
+    times[:, 7::8] += delay_ns
+    lines = [
+        f"Thread ({thread}, 0, 0) timestamp: {ns}\n" for launch in times for thread, ns in enumerate(launch)
+    ]
+    path.write_text("".join(lines))
+    return load_run(str(path))
+
+
+def test_a_stride_that_was_removed_is_compared_by_threads(tmp_path: Path) -> None:
+    a, b = threads(tmp_path / "before.txt", 12, 750), threads(tmp_path / "after.txt", 12, 0)
+    result = run(a, b, Options())
+    assert result.title.startswith(
+        "Yes: in B threads leave closer together. kernel: delay of threads with t mod 8 = 7 changed by -"
+    )
+    rows = {row["name"]: row for row in result.as_json()["lengths"]}
+    stride, spread = rows["kernel: delay of threads with t mod 8 = 7"], rows["kernel: spread of warps"]
+    assert stride["a_count"] == stride["b_count"] == 96
+    assert stride["a_p50_ns"] == pytest.approx(750, abs=5)
+    assert stride["b_p50_ns"] == pytest.approx(0, abs=5)
+    assert (spread["a_p50_ns"] > 750, spread["b_p50_ns"] < 40) == (True, True)
+    back = run(b, a, Options())
+    assert back.title.startswith("No: in B threads leave further apart.")
+    assert "kernel: delay of threads with t mod 8 = 7" in names(back, "lengths")
+    assert run(a, a, Options()).title.startswith("Nothing changed by more than chance makes it")
+
+
+def test_exits_of_one_launch_are_shown_though_too_few_to_test(tmp_path: Path) -> None:
+    result = run(threads(tmp_path / "a.txt", 1, 750, 1), threads(tmp_path / "b.txt", 1, 0, 1), Options())
+    assert result.title.startswith("It cannot be told")
+    rows = {row["name"]: row for row in result.as_json()["exits"]}
+    assert (
+        rows["kernel: spread of warps"]["a_p50_ns"] > 750 > 40 > rows["kernel: spread of warps"]["b_p50_ns"]
+    )
+    assert rows["kernel: delay of lanes 7, 15, 23, 31"]["a_p50_ns"] == pytest.approx(750, abs=10)
+
+
+def test_exits_do_not_decide_where_calls_are_recorded(load: Any) -> None:
+    def exits(skew_ns: int) -> list[dict[str, Any]]:
+        return [
+            {
+                "ts_ns": 2_000 + at * 10_000, "type": "gpu_thread", "name": "k", "phase": "I", "gpu": 0,
+                "launch": at + 1, "block": [0, 0, 0], "thread": [lane, 0, 0], "args": {"event": "exit"},
+            } | {"ts_ns": 2_000 + at * 10_000 + skew_ns * (lane == 3)}
+            for at in range(10) for lane in range(4)
+        ]  # fmt: skip
+
+    a, b = load("a", *calls("f", LENGTHS), *exits(900)), load("b", *calls("f", LENGTHS), *exits(0))
+    result = run(a, b, Options())
+    assert "k: spread of warps" in names(result, "lengths")
+    assert result.title.startswith("B differs, but is neither faster nor slower as far as is told.")
 
 
 def test_alpha_is_a_probability(load: Any) -> None:

@@ -13,7 +13,7 @@ from tracepipe.reports.analyses.distribution import PERCENTS, of_values
 from tracepipe.reports.frames.layers import Layer
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
-from tracepipe.reports.frames.samples import DECIDED_BY_PROGRAM, LAYER_OF, Sample, is_recorded, samples
+from tracepipe.reports.frames.samples import DECIDED_BY_PROGRAM, EXITS, LAYER_OF, Sample, is_recorded, samples
 from tracepipe.reports.report import Column, Drawing, Option, Report, Result, Table
 from tracepipe.reports.writing.verdict import verdict
 
@@ -39,7 +39,11 @@ def run(a: Run, b: Run, options: Options) -> Result:
     if not 0 < options.alpha < 1:
         raise TracepipeError(f"--alpha {options.alpha:g} is no probability", "between 0 and 1, such as 0.05")
     windows = tuple((one.facts.start_ns, one.facts.end_ns) for one in (a, b))
+    from tracepipe.reports.findings.exit_samples import exit_samples
+
     of_a, of_b = samples(a), samples(b)
+    for both, exits in zip((of_a, of_b), exit_samples(a, b), strict=True):
+        both |= exits
     left_out = [layer for layer in LAYER_OF if not (is_recorded(a, layer) and is_recorded(b, layer))]
     for both in (of_a, of_b):
         for key in [key for key in both if key[0] in left_out]:
@@ -57,6 +61,7 @@ def run(a: Run, b: Run, options: Options) -> Result:
             "things that are in one run alone",
             _alone([o for o in found if o.is_in_one_alone and o.is_reported]),
         ),
+        ("exits", _exits([one for one in found if one.key[0] in EXITS])),
     ):
         if options.top > 0 and len(table.rows) > options.top:
             result.notes.append(f"{len(table.rows) - options.top} more {what} are not listed: --top 0")
@@ -163,7 +168,7 @@ def _lengths(found: Sequence[Change]) -> Table:
         "Shift: the median of all differences between a length in B and one in A, in percent of A's median, "
         "and its confidence bounds. p: Mann–Whitney U, widened where lengths depend on those before them, "
         "adjusted for the number of tests. In all: change of the time that all took. A call inside another "
-        "is in the time of both. Warp skew: in a block, from the first warp's leaving to the last one's."
+        "is in the time of both."
     )
     return Table("lengths", "Lengths that changed", columns, rows, note)
 
@@ -227,6 +232,31 @@ def _alone(found: Sequence[Change]) -> Table:
         Column("total_ns", "in all", "ns"),
     )
     return Table("only", "In one run alone", columns, rows)
+
+
+def _exits(found: Sequence[Change]) -> Table:
+    """How far apart threads leave in each run, changed or not: also where too few are there for a test."""
+    rows = []
+    for one in found:
+        (a_p50, a_p95, _), (b_p50, b_p95, _) = (_spread(sample) for sample in (one.a, one.b))
+        change = None if a_p50 is None or b_p50 is None else _percent_of(b_p50 - a_p50, a_p50)
+        rows.append((one.key[1], one.key[0], *one.counts, a_p50, b_p50, a_p95, b_p95, change))
+    columns = (
+        Column("name", "name"),
+        _LAYER,
+        Column("a_count", "A", "count"),
+        Column("b_count", "B", "count"),
+        Column("a_p50_ns", "A p50", "ns"),
+        Column("b_p50_ns", "B p50", "ns"),
+        Column("a_p95_ns", "A p95", "ns", spare=True),
+        Column("b_p95_ns", "B p95", "ns", spare=True),
+        Column("change_percent", "change", "percent"),
+    )
+    note = (
+        "Skew: from a block's first warp that leaves to the last; spread: from a warp's first lane to the "
+        "last; delay: how much later those threads leave than the others. Change: of p50, certain or not."
+    )
+    return Table("exits", "Exits", columns, rows, note)
 
 
 def _compared(found: Sequence[Change]) -> Drawing:

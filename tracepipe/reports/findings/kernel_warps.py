@@ -142,11 +142,12 @@ class KernelWarps:
     @cached_property
     def clock_step_ns(self) -> int:
         """The least time between two readings that differ: the clock's resolution, at least 1."""
-        times = np.unique(np.concatenate([self.exit_ns, self.entry_ns[self.entry_ns != NOT_RECORDED]]))
-        if times.size < 2:
-            return CLOCK_STEPS_NS[-1]
+        times = np.sort(np.concatenate([self.exit_ns, self.entry_ns[self.entry_ns != NOT_RECORDED]]))
         steps = np.diff(times)
-        if times.size >= 16:
+        steps = steps[steps > 0]
+        if steps.size == 0:
+            return CLOCK_STEPS_NS[-1]
+        if steps.size >= 15:
             return int(steps.min())
         return next((step for step in CLOCK_STEPS_NS if not (steps % step).any()), 1)
 

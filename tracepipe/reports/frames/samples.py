@@ -1,4 +1,4 @@
-"""What can be compared between runs: lengths and times of every function, kernel, copy and block of warps."""
+"""What can be compared between runs: lengths and times of every function, kernel and copy."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from typing import Any
 from tracepipe.event.columns import Bools, Int64s
 from tracepipe.event.vocabulary import RUNNING
 from tracepipe.reports.frames.grouping import sorted_by
-from tracepipe.reports.frames.libraries import np, pl
+from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
 
-CALL, KERNEL, COPY, SKEW = "call", "GPU kernel", "copy", "warp skew"
+CALL, KERNEL, COPY = "call", "GPU kernel", "copy"
+SKEW, SPREAD, LATE = "warp skew", "warp spread", "late threads"
+EXITS = (SKEW, SPREAD, LATE)
+"""How far apart threads and warps leave, which is no time that the program takes."""
 SYSCALL, DRIVER, EVENT = "system call", "driver function", "scheduler"
 DECIDED_BY_PROGRAM = (CALL, KERNEL, COPY)
 """What happens as often as the program says; the others also as chance has it."""
@@ -24,9 +27,9 @@ LAYER_OF = {
     EVENT: "scheduler",
     KERNEL: "gpu_kernel",
     COPY: "transfer",
-    SKEW: "gpu_warp",
+    **dict.fromkeys(EXITS, "gpu_warp"),
 }
-"""The layer of a recording that each comes from."""
+"""The layer of a recording that each comes from; of exits also `gpu_thread`."""
 Key = tuple[str, str]
 """Layer, one of the above, and name."""
 
@@ -49,19 +52,16 @@ class Sample:
 
 def is_recorded(run: Run, layer: str) -> bool:
     """Whether a run has events of a layer, or says that it recorded it."""
-    name = LAYER_OF[layer]
-    return bool(run.facts.counts[name]) or name in run.facts.header.get("layers", {}).get("got", [])
+    got = run.facts.header.get("layers", {}).get("got", [])
+    names = (LAYER_OF[layer], "gpu_thread") if layer in EXITS else (LAYER_OF[layer],)
+    return any(run.facts.counts[name] or name in got for name in names)
 
 
 def samples(run: Run) -> dict[Key, Sample]:
-    """Every name of a run. A function called in another is in the time of both."""
+    """Every name of a run but its exits. A function called in another is in the time of both."""
     found: dict[Key, Sample] = {}
     for what, name in LAYER_OF.items():
-        if what == SKEW:
-            skews = _skews(run)
-            starts_ns, lengths_ns = (skews[column].to_numpy() for column in ("start_ns", "dur_ns"))
-            names, of = _numbers(skews["name"].to_list())
-            found |= _by_name(what, of, names.__getitem__, starts_ns, lengths_ns, np.ones(len(of), np.bool_))
+        if what in EXITS:  # `findings` has those
             continue
         layer = run.layer(name)
         rows = layer.is_call
@@ -79,13 +79,6 @@ def samples(run: Run) -> dict[Key, Sample]:
             layer.has_length[rows],
         )
     return found
-
-
-def _numbers(names: list[Any]) -> tuple[list[str], Int64s]:
-    """Each name once, and the place of each there."""
-    places: dict[str, int] = {}
-    of = [places.setdefault(str(name), len(places)) for name in names]
-    return list(places), np.array(of, np.int64)
 
 
 def _by_name(
@@ -108,23 +101,3 @@ def _by_name(
         (what, name(number)): Sample(starts_ns[first:last], lengths_ns[begin:end])
         for number, (first, last), (begin, end) in ranges
     }
-
-
-def _skews(run: Run) -> pl.DataFrame:
-    """From the first warp's leaving to the last one's, of each block with several warps that all left."""
-    keys = ("launch", "name", "gpu", "block_index")
-    warps = run.warp_table.frame(*keys, "entry_ns", "last_exit_ns").filter(
-        pl.col("block_index").is_not_null() & pl.col("launch").is_not_null()
-    )
-    left = pl.col("last_exit_ns")
-    return (
-        warps.group_by(*keys, maintain_order=True)
-        .agg(
-            pl.col("entry_ns").min().alias("start_ns"),
-            (left.max() - left.min()).alias("dur_ns"),
-            left.null_count().alias("inside"),
-            pl.len().alias("warps"),
-        )
-        .filter((pl.col("inside") == 0) & (pl.col("warps") > 1))
-        .sort("start_ns", "block_index")
-    )

@@ -3,10 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from tracepipe.reports.analyses.changes import Change
-from tracepipe.reports.frames.samples import DECIDED_BY_PROGRAM, SKEW
+from tracepipe.reports.frames.samples import DECIDED_BY_PROGRAM, EXITS
 from tracepipe.units import duration_text
+
+
+class _Words(NamedTuple):
+    """What less time and more time is called."""
+
+    less: str
+    more: str
+    some: str
+    less_of_some: str
+    more_of_some: str
+    counted: str
+
+
+_OF_TIME = _Words(
+    "B is faster", "B is slower", "some of B is faster, some slower", "faster", "slower",
+    "{less} of {all} got faster, {more} slower",
+)  # fmt: skip
+_OF_EXITS = _Words(
+    "in B threads leave closer together", "in B threads leave further apart",
+    "in B some threads leave closer together, some further apart", "closer together", "further apart",
+    "{less} of {all} got less, {more} more",
+)  # fmt: skip
 
 
 def verdict(found: Sequence[Change], lengths_ns: tuple[int, int], alpha: float, least: float) -> str:
@@ -15,7 +38,10 @@ def verdict(found: Sequence[Change], lengths_ns: tuple[int, int], alpha: float, 
     Hardly faster or slower is what changes by less than `least` percent of the time of its layer.
     """
     told = [one for one in found if one.is_reported]
-    timed = _decisive(told)
+    # Where nothing else was recorded, exits decide: of exits alone that is the question.
+    exits_alone = all(one.key[0] in EXITS for one in found)
+    words = _OF_EXITS if exits_alone else _OF_TIME
+    timed = told if exits_alone else _decisive(told)
     faster = [one for one in timed if direction(one) < 0]
     slower = [one for one in timed if direction(one) > 0]
     ran = f"The recordings last {duration_text(lengths_ns[0])} and {duration_text(lengths_ns[1])}."
@@ -24,30 +50,26 @@ def verdict(found: Sequence[Change], lengths_ns: tuple[int, int], alpha: float, 
     most = max(told, key=lambda one: abs(one.total_ns))
     if faster and slower:
         net_ns = sum(one.total_ns for one in faster) + sum(one.total_ns for one in slower)
-        says = (
-            "In part, and on the whole "
-            + ("yes" if net_ns < 0 else "no")
-            + ": some of B is faster, some slower."
-        )
+        says = "In part, and on the whole " + ("yes" if net_ns < 0 else "no") + f": {words.some}."
         most = max((*faster, *slower), key=lambda one: abs(one.total_ns))
     elif (faster or slower) and _weight(found, timed) < least:
         most = max(timed, key=lambda one: abs(one.total_ns))
-        says = (
-            f"Hardly: what is {'faster' if faster else 'slower'} is under {least:g}% of the time of its kind."
-        )
+        change = words.less_of_some if faster else words.more_of_some
+        says = f"Hardly: what is {change} is under {least:g}% of the time of its kind."
     elif faster:
-        says, most = "Yes: B is faster.", max(faster, key=lambda one: abs(one.total_ns))
+        says, most = f"Yes: {words.less}.", max(faster, key=lambda one: abs(one.total_ns))
     elif slower:
-        says, most = "No: B is slower.", max(slower, key=lambda one: abs(one.total_ns))
+        says, most = f"No: {words.more}.", max(slower, key=lambda one: abs(one.total_ns))
     else:
         says = "B differs, but is neither faster nor slower as far as is told."
-    count = f"{len(faster)} of {len(_decisive(found))} got faster, {len(slower)} slower."
-    return f"{says} {evidence(most, alpha)} {count} {ran}"
+    everything = len(found if exits_alone else _decisive(found))
+    count = words.counted.format(less=len(faster), all=everything, more=len(slower))
+    return f"{says} {evidence(most, alpha)} {count}. {ran}"
 
 
 def _decisive(found: Sequence[Change]) -> list[Change]:
     """What the program does itself; what its threads wait in counts where there is nothing else."""
-    timed = [one for one in found if one.key[0] != SKEW]
+    timed = [one for one in found if one.key[0] not in EXITS]
     return [one for one in timed if one.key[0] in DECIDED_BY_PROGRAM] or timed
 
 
@@ -70,7 +92,8 @@ def direction(one: Change) -> int:
 
 def evidence(one: Change, alpha: float) -> str:
     """How one thing changed, with its bounds."""
-    _, name = one.key
+    layer, name = one.key
+    length = name if layer in EXITS else f"The length of {name}"
     in_all = f"{duration_text(abs(one.total_ns))} {'less' if one.total_ns < 0 else 'more'} in all"
     if one.is_in_one_alone:
         return f"{name} is in {'B' if one.a is None else 'A'} alone: {in_all}."
@@ -81,7 +104,7 @@ def evidence(one: Change, alpha: float) -> str:
         if percent is not None and low is not None and high is not None:
             size += f" ({low:+.1f}% to {high:+.1f}%, {100 * (1 - alpha):g}% confidence)"
         times = f"{before} times" if before == after else f"{before} and {after} times"
-        return f"The length of {name} changed{size}, p {one.length_p:.1g}, {times}: {in_all}."
+        return f"{length} changed{size}, p {one.length_p:.1g}, {times}: {in_all}."
     if one.count_changed:
         return f"{name} happens {after} times and not {before}, p {one.count_p:.1g}: {in_all}."
     assert one.tail is not None
