@@ -314,6 +314,49 @@ def test_an_engine_that_was_named_fails_as_it_is(machine: Machine) -> None:
         machine.start(CaptureRequest(["vec_add"], gpu="warps"))
 
 
+@pytest.mark.parametrize(
+    ("layers", "options", "engine"),
+    [
+        (("gpu_kernel",), {}, "kernels"),
+        (("gpu_warp",), {}, "warps"),
+        (("userspace", "gpu_kernel", "gpu_warp"), {}, "warps"),
+        (("gpu_kernel",), {"gpu_kernels": "attn"}, "warps"),
+        (("gpu_kernel",), {"gpu": "warps"}, "warps"),
+    ],
+)
+def test_a_layer_of_gpus_names_the_engine(
+    machine: Machine, layers: tuple[str, ...], options: dict[str, Any], engine: str
+) -> None:
+    asked = CaptureRequest(["vec_add"], layers, **{"gpu": "auto", **options})
+    became, device = machine.start(asked)
+    assert (became.gpu, device, became.gpu_warps) == (engine, engine, None)
+    assert machine.messages == []
+    machine.refusals = {engine: "apt install it"}
+    with pytest.raises(CaptureUnavailable, match=f"No {engine} here"):
+        machine.start(asked)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "layer", "hint"),
+    [
+        ("off", "gpu_kernel", "--gpu kernels records it."),
+        ("off", "gpu_warp", "--gpu warps records it."),
+        ("kernels", "gpu_warp", "--gpu warps records it."),
+    ],
+)
+def test_a_layer_that_the_named_engine_does_not_record_is_an_error(
+    machine: Machine, gpu: str, layer: str, hint: str
+) -> None:
+    with pytest.raises(TracepipeError, match=f"--gpu {gpu} does not record {layer}") as refusal:
+        machine.start(CaptureRequest(["vec_add"], ("userspace", layer), gpu=gpu))
+    assert refusal.value.hint == hint
+
+
+def test_a_layer_of_gpus_needs_a_command(machine: Machine) -> None:
+    with pytest.raises(TracepipeError, match="from a program's start"):
+        machine.start(CaptureRequest(pids=(4,), layers=("gpu_kernel",), gpu="auto"))
+
+
 @pytest.mark.parametrize("gpu", ["kernels", "off"])
 def test_a_selection_is_for_warps(machine: Machine, gpu: str) -> None:
     with pytest.raises(TracepipeError, match=f"--gpu {gpu} .* --blocks") as refusal:

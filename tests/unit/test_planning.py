@@ -30,6 +30,25 @@ def test_a_libcuda_that_is_not_found_is_told_of(standin: Path, monkeypatch: pyte
     assert said == []
 
 
+@pytest.mark.parametrize(
+    ("layers", "there", "not_there"),
+    [
+        (("memory",), {"cuMemAlloc_v2", "cuMemFree_v2"}, {"cuMemcpyHtoD_v2", "cuLaunchKernel"}),
+        (("transfer",), {"cuMemcpyHtoD_v2"}, {"cuMemAlloc_v2", "cuLaunchKernel"}),
+        (("memory", "userspace"), {"cuMemAlloc_v2", "cuMemcpyHtoD_v2", "cuLaunchKernel"}, set()),
+    ],
+)
+def test_what_calls_did_needs_the_calls_that_did_it(
+    standin: Path, layers: tuple[str, ...], there: set[str], not_there: set[str]
+) -> None:
+    request = CaptureRequest(["true"], layers, libraries=(str(standin / "libcuda.so.1"),))
+    plan, missing = plan_of(PrebuiltEngine(), request, 1, lambda _: None)
+    assert (plan.layers, missing) == (("userspace",), {})
+    names = {probe.name for probe in plan.probes}
+    assert there <= names
+    assert not names & not_there
+
+
 def test_a_script_is_no_library(tmp_path: Path, standin: Path) -> None:
     script = tmp_path / "script"
     script.write_text("#!/bin/sh\nexec true\n")

@@ -16,7 +16,7 @@ from typing import Any
 from tracepipe import errors
 from tracepipe.api.output_names import OutputNames
 from tracepipe.api.recorder import STOP, Began, Message, Order, Refused, command_line
-from tracepipe.capture.request import RING_BYTES, CaptureRequest, Filters, Limits, Notify
+from tracepipe.capture.request import RING_BYTES, CaptureRequest, Filters, Limits, Notify, check_layers
 from tracepipe.capture.summary import CaptureSummary
 from tracepipe.errors import CaptureUnavailable, TracepipeError
 from tracepipe.units import duration_ns, size_bytes
@@ -206,9 +206,11 @@ def capture(
     from tracepipe.capture.plan import layers_here
 
     own = not (command or pids or comm or system)
+    asked = layers_here() if layers is None else _several(layers)
+    check_layers(asked)
     request = CaptureRequest(
         command=_command(command),
-        layers=layers_here() if layers is None else _several(layers),
+        layers=asked,
         method=method,
         gpu=gpu,
         gpu_kernels=kernel,

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from tracepipe.capture.engines.engine import Coverage, DeviceEngine, Store
-from tracepipe.capture.request import CaptureRequest
+from tracepipe.capture.request import CALL_LAYERS, CaptureRequest
 from tracepipe.event.model import HostInstant, new_header
 
 # What a header says of the request, where it is not the usual.
@@ -38,6 +38,7 @@ def header_of(
     start: HostInstant,
 ) -> dict[str, Any]:
     """The header of a recording that starts at `start`; `missing`: layer → why it cannot be had."""
+    made = [layer for layer in CALL_LAYERS if layer in request.layers and "userspace" in coverage.got]
     by_device = sorted(device.layers) if device else ()
     asked, usual = asdict(request), asdict(CaptureRequest())
     said = {**asked, **asked["filters"]}
@@ -54,7 +55,7 @@ def header_of(
         start=start,
         layers={
             "asked": list(request.layers),
-            "got": list(dict.fromkeys((*coverage.got, *by_device))),
+            "got": list(dict.fromkeys((*coverage.got, *made, *by_device))),
             "missing": dict(missing),
         },
         options={name: said[name] for name in _OPTIONS if said[name] != usual[name]},

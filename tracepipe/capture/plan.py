@@ -9,8 +9,16 @@ from tracepipe.capture.find.library import LibrarySearch
 from tracepipe.capture.find.python_packages import python_of
 from tracepipe.capture.find.resolve import resolve
 from tracepipe.capture.machine.threads import running_threads
-from tracepipe.capture.request import DEFAULT_LAYERS, CaptureRequest, Notify, Plan, Scope
+from tracepipe.capture.request import (
+    CALL_LAYERS,
+    DEFAULT_LAYERS,
+    CaptureRequest,
+    Notify,
+    Plan,
+    Scope,
+)
 from tracepipe.errors import CaptureUnavailable, TracepipeError
+from tracepipe.hooks.effects import MEMORY_EFFECTS
 from tracepipe.hooks.hook import (
     PROBED_LAYERS,
     RECORDED_LAYERS,
@@ -57,14 +65,12 @@ def plan_of(
     scope = _scope(request, command_pid)
     libraries = _libraries(request, scope)
     users = read_hooks(list(request.hooks))
-    # What a hook asks for is recorded whatever the layers are.
+    # What a hook asks for is recorded whatever the layers are, and what calls did with the calls.
     hooked = {hook.layer for hooks in users for hook in hooks.hooks}
-    layers = tuple(layer for layer in RECORDED_LAYERS if layer in request.layers or layer in hooked)
+    asked = {"userspace" if layer in CALL_LAYERS else layer for layer in request.layers}
+    layers = tuple(layer for layer in RECORDED_LAYERS if layer in asked or layer in hooked)
     names = dict.fromkeys(
-        name
-        for layer in layers
-        for name in LAYER_SETS.get(layer, ())
-        if layer in request.layers and layer not in told
+        name for layer in layers for name in LAYER_SETS.get(layer, ()) if layer in asked and layer not in told
     )
     shipped = [load_set(name) for name in names]
     selection = resolve(
@@ -77,7 +83,7 @@ def plan_of(
     probes = [
         probe
         for probe in (_in_layer(found, request.layers) for found in selection.probes)
-        if probe.hook.origin in theirs or probe.layer in request.layers
+        if probe.hook.origin in theirs or _is_asked(probe, request.layers)
     ]
     if engine.name in _SLOW_TO_ATTACH:
         probes = _likely(probes, libraries, notify)
@@ -87,6 +93,11 @@ def plan_of(
         layer: f"the {engine.name} engine does not record it"
         for layer in layers
         if layer not in engine.layers and layer not in told
+    }
+    missing |= {
+        layer: missing["userspace"]
+        for layer in CALL_LAYERS
+        if layer in request.layers and layer not in told and "userspace" in missing
     }
     for layer, reason in missing.items():
         notify(f"no {layer} layer: {reason}")
@@ -104,6 +115,13 @@ def plan_of(
     kept = [probe for probe in probes if probe.layer in layers]
     own = tuple(layer for layer in request.layers if layer in _ALWAYS and layer in layers)
     return Plan(layers, own, kept, scope, request.filters, ring_bytes, values), missing
+
+
+def _is_asked(probe: Probe, layers: tuple[str, ...]) -> bool:
+    """Whether one of the layers needs the probe; those of what calls did need the calls that do so."""
+    effect = probe.hook.effect
+    made = "transfer" if effect == "transfer" else "memory" if effect in MEMORY_EFFECTS else ""
+    return probe.layer in layers or made in layers
 
 
 def _in_layer(probe: Probe, layers: tuple[str, ...]) -> Probe:

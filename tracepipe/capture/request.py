@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tracepipe.hooks.hook import Probe
+from tracepipe.errors import TracepipeError
+from tracepipe.hooks.hook import PROBED_LAYERS, Probe
 
 RING_BYTES = 16 << 20
 """Default ring: 262 144 events of 64 bytes, a fifth of a second at the highest rate that was measured."""
@@ -14,8 +15,23 @@ AUTO_WARPS = 2_000_000
 """How many warps `auto` records of a run that nobody bounded: about 120 MB of the file."""
 DEFAULT_LAYERS = ("userspace", "syscall", "scheduler")
 """What every machine that can capture has."""
+CALL_LAYERS = ("memory", "transfer")
+"""What calls did, made of those of `userspace`."""
+GPU_LAYERS = {"gpu_kernel": "kernels", "gpu_warp": "warps"}
+"""Layers that only engines for GPUs record → the engine that records it at the least cost."""
+LAYER_NAMES = (*PROBED_LAYERS, *CALL_LAYERS, *GPU_LAYERS)
+"""All layers that can be asked for, by the names that the file has."""
 
 Notify = Callable[[str], None]
+
+
+def check_layers(layers: tuple[str, ...]) -> None:
+    """Raise TracepipeError for a name that no layer of a capture has."""
+    if unknown := [name for name in layers if name not in LAYER_NAMES]:
+        raise TracepipeError(
+            f"No layer that can be recorded is called {unknown[0]!r}.",
+            f"Choose from: {', '.join(LAYER_NAMES)}.",
+        )
 
 
 class Control(Protocol):
@@ -55,6 +71,7 @@ class Limits:
 class CaptureRequest:
     """What to record, and of whom: a command that is run, or what runs already.
 
+    `layers` are names of LAYER_NAMES; those of GPU_LAYERS ask for an engine for GPUs.
     `hooks` are texts as the command line takes them. `only` and `exclude` are patterns of function names.
     `gpu` is the engine for what the command's GPUs do, `auto` one that suits it. For `warps`, `gpu_kernels`
     is a regular expression of kernel names, `gpu_launches` a range of their launches and `gpu_blocks` of

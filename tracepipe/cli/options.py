@@ -12,7 +12,7 @@ import typer
 
 from tracepipe.capture import ENGINES, CaptureRequest
 from tracepipe.capture.gpu import GPU_ENGINES
-from tracepipe.capture.request import AUTO_WARPS, RING_BYTES
+from tracepipe.capture.request import AUTO_WARPS, GPU_LAYERS, LAYER_NAMES, RING_BYTES, check_layers
 from tracepipe.errors import OutputError, TracepipeError
 from tracepipe.hooks.hook import PROBED_LAYERS
 from tracepipe.terminal.messages import choices, text_of
@@ -64,7 +64,7 @@ class Which:
         str,
         typer.Option(
             "--layers",
-            help=f"Comma-separated: {', '.join(PROBED_LAYERS)}; all; or none, for --hook alone. "
+            help=f"Comma-separated: {', '.join(LAYER_NAMES)}; all, the first four; none, for --hook alone. "
             "By default all, without kernel where the NVIDIA driver cannot be probed.",
             rich_help_panel=WHAT,
         ),
@@ -291,7 +291,11 @@ def request_of(
         limits=limits,
         ring_bytes=read(ring_bytes, size_bytes, "--ring-bytes") or RING_BYTES,
     )
-    return _with_gpus(request, gpus) if gpus else request
+    if gpus:
+        return _with_gpus(request, gpus)
+    if of_gpus := [layer for layer in GPU_LAYERS if layer in request.layers]:
+        raise typer.BadParameter(f"only tracepipe capture records {of_gpus[0]}", param_hint="--layers")
+    return request
 
 
 def _with_gpus(request: CaptureRequest, gpus: OnGpus) -> CaptureRequest:
@@ -341,9 +345,8 @@ def _layers(text: str) -> tuple[str, ...]:
     if named == ("none",):  # what hooks ask for, and nothing else
         return ()
     asked = PROBED_LAYERS if named == ("all",) else named or layers_here()
-    if unknown := [name for name in asked if name not in PROBED_LAYERS]:
-        raise typer.BadParameter(
-            f"no layer is called {unknown[0]!r}; there are: {', '.join(PROBED_LAYERS)}, or all",
-            param_hint="--layers",
-        )
+    try:
+        check_layers(asked)
+    except TracepipeError as error:
+        raise typer.BadParameter(f"{error.message} {error.hint}", param_hint="--layers") from None
     return asked

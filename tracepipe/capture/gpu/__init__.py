@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tracepipe.capture.engines.engine import DeviceEngine
@@ -56,6 +57,7 @@ def start(request: CaptureRequest, notify: Notify) -> tuple[CaptureRequest, Devi
             f"There is no GPU engine {request.gpu}.", f"Choose from: auto, off, {', '.join(GPU_ENGINES)}."
         )
     choice.check(request)
+    request = replace(request, gpu=choice.named(request))
     if request.gpu == "auto":
         return _start_chosen(request, notify)
     if request.gpu == "off":

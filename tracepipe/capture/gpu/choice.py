@@ -1,5 +1,6 @@
 """What `--gpu auto` takes for a command, and why; and which options go with which engine.
 
+    --layers with gpu_kernel or gpu_warp                  kernels or warps, as if --gpu named it
     no NVIDIA GPU, or no command                          off, and nothing is said
     another library is injected                           off
     --kernel, --launches, --blocks, --gpu-memory, --gpu-warps   warps
@@ -21,7 +22,7 @@ from typing import Final
 from tracepipe.capture.gpu.engines.transport import INJECTION_VARIABLE
 from tracepipe.capture.gpu.engines.warp_options import WarpOptions
 from tracepipe.capture.gpu.launchers import launcher_of
-from tracepipe.capture.request import AUTO_WARPS, CaptureRequest
+from tracepipe.capture.request import AUTO_WARPS, GPU_LAYERS, CaptureRequest
 from tracepipe.errors import TracepipeError
 
 CONTROL_DEVICE: Final = Path("/dev/nvidiactl")
@@ -37,6 +38,7 @@ _OF_WARPS: Final = {
     "gpu_warps": "--gpu-warps",
 }
 _OF_PROBES: Final = {"only": "--only", "exclude": "--exclude", "libraries": "--library"}
+_WITHOUT_WARPS: Final = ("kernels", "gpu_warp")
 _CHEAPER: Final = "--gpu kernels costs next to nothing"
 
 
@@ -60,18 +62,35 @@ def warp_options(request: CaptureRequest) -> WarpOptions:
     )
 
 
+def named(request: CaptureRequest) -> str:
+    """The engine that the request names, by its layers too; `auto` where it names none."""
+    if request.gpu != "auto":
+        return request.gpu
+    engines = {GPU_LAYERS[layer] for layer in request.layers if layer in GPU_LAYERS}
+    if not engines:
+        return "auto"
+    return "warps" if "warps" in engines or of_warps(request) else "kernels"
+
+
 def check(request: CaptureRequest) -> None:
     """Raise TracepipeError where the options for GPUs do not go together, or cannot be used."""
     given = of_warps(request)
+    for layer in GPU_LAYERS:
+        if layer in request.layers and (request.gpu == "off" or (request.gpu, layer) == _WITHOUT_WARPS):
+            raise TracepipeError(
+                f"--gpu {request.gpu} does not record {layer}, which --layers names.",
+                f"--gpu {GPU_LAYERS[layer]} records it.",
+            )
     if given and request.gpu not in ("auto", "warps"):
         alone = "leaves the GPUs alone" if request.gpu == "off" else "records every kernel"
         raise TracepipeError(
             f"--gpu {request.gpu} {alone}: it does not take {given}.", f"--gpu warps takes {given}."
         )
     warp_options(request).check()
-    if not request.command and (given or request.gpu not in ("auto", "off")):
+    if not request.command and (given or named(request) not in ("auto", "off")):
         raise TracepipeError(
-            "What GPUs do is recorded from a program's start.", "Give a command after --, or --gpu off."
+            "What GPUs do is recorded from a program's start.",
+            "Give a command after --, or --gpu off without layers of GPUs.",
         )
 
 
