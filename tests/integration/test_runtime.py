@@ -25,6 +25,7 @@ class Calls:
         self._printed = output.readouterr().out
         records = [json.loads(line) for line in path.read_text().splitlines()]
         self.begins = [r for r in records if r["type"] in ("userspace", "hook") and r["phase"] == "B"]
+        self.ends = [r for r in records if r["type"] == "userspace" and r["phase"] == "E"]
         self._kinds = Counter(re.match("cuda|cu|nccl|", r["name"])[0] for r in self.begins)  # type: ignore[index]
 
     def recorded(self, kind: str) -> int:
@@ -44,6 +45,11 @@ def test_runtime_calls_and_the_driver_calls_below_them(
     # Those that only cuGetProcAddress gives are among them.
     assert calls.printed("hidden driver calls") > 0
     assert calls.recorded("cu") == calls.printed("driver calls")
+    launches = [r["args"] for r in calls.begins if re.fullmatch("cudaLaunchKernel(_ptsz)?", r["name"])]
+    # Its name lies in a page that the program does not touch before it is registered.
+    assert {arguments.get("kernel") for arguments in launches} == {"vectorAdd"}
+    devices = [record["args"]["device"] for record in calls.ends if record["name"] == "cudaGetDevice"]
+    assert set(devices) == {0}
 
 
 def test_a_stripped_static_runtime_shows_in_the_driver_calls(

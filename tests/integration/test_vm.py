@@ -114,6 +114,8 @@ def test_arguments_and_results_of_the_driver(captured: Captured) -> None:
     ]
     assert commands == ioctls
     assert {event["args"]["result"] for event in entries if event["phase"] == "E"} == {0}
+    allocations = [event for event in captured.kernel if event["name"] == "nv_mem_alloc"]
+    assert {event["args"]["size_bytes"] for event in allocations if event["phase"] == "B"} == {4096}
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -54,6 +54,12 @@ PROBES = [
         Argument("symbol", 2, "str"),
         effect="name",
     ),
+    function(
+        "__cudaGetKernel",
+        Argument("handle", 0, "ptr", out=True),
+        Argument("function", 1, "ptr"),
+        effect="name",
+    ),
     driver_function("nvidia_unlocked_ioctl", Argument("cmd", 1, "ioctl")),
     driver_function("nv_execute_work", result=""),
     Probe(
@@ -88,13 +94,13 @@ def raw(
     *words: int,
     ts_ns: int = 1000,
     tid: int = 12,
+    tgid: int = 11,
     cpu: int = 3,
     torn: int = 0,
 ) -> bytes:
     padded = (*words, 0, 0, 0, 0)[:4]
     number = PLACE[number] if isinstance(number, str) else number
-    tgid = 11 if tid else 0
-    return HEADER + struct.pack("<QIIIBBH4Q", ts_ns, tid, tgid, number, kind, torn, cpu, *padded)
+    return HEADER + struct.pack("<QIIIBBH4Q", ts_ns, tid, tgid if tid else 0, number, kind, torn, cpu, *padded)
 
 
 def text(number: str, content: bytes, **where: Any) -> bytes:
@@ -200,6 +206,36 @@ def test_a_kernel_has_the_name_that_its_handle_was_asked_for(symbol: bytes) -> N
     assert asked["args"] == {"symbol": shown}
     assert launch["args"]["kernel"] == shown
     assert "kernel" not in other["args"]
+
+
+def test_another_handle_of_a_kernel_has_its_name() -> None:
+    _, _, asked, _, launch, refused, _, other = rendered(
+        text("cuModuleGetFunction", b"add"),
+        raw(record.CALL_ENTER, "cuModuleGetFunction"),
+        raw(record.CALL_RETURN, "cuModuleGetFunction", 0, 0xF00),
+        raw(record.CALL_ENTER, "__cudaGetKernel", 0xF00),
+        raw(record.CALL_RETURN, "__cudaGetKernel", 0, 0xE00),
+        raw(record.CALL_ENTER, "cuLaunchKernel", 0xE00),
+        raw(record.CALL_ENTER, "__cudaGetKernel", 0xF00),
+        raw(record.CALL_RETURN, "__cudaGetKernel", 700, 0xD00),
+        raw(record.CALL_ENTER, "cuLaunchKernel", 0xD00),
+    )
+    assert asked["args"] == {"function": 0xF00, "kernel": "add"}
+    assert launch["args"]["kernel"] == refused["args"]["kernel"] == "add"
+    assert "kernel" not in other["args"]
+
+
+def test_a_forked_process_has_the_names_of_its_parents_kernels() -> None:
+    launched = rendered(
+        raw(record.THREAD_NAME, 0, 0x61),
+        text("cuModuleGetFunction", b"add"),
+        raw(record.CALL_ENTER, "cuModuleGetFunction"),
+        raw(record.CALL_RETURN, "cuModuleGetFunction", 0, 0xF00),
+        raw(record.THREAD_NEW, 12, 0x62, tid=20, tgid=20),
+        raw(record.THREAD_NEW, 20, 0x63, tid=30, tgid=30),
+        *(raw(record.CALL_ENTER, "cuLaunchKernel", 0xF00, tid=tid, tgid=tid) for tid in (20, 30, 40)),
+    )[2:]
+    assert [event["args"].get("kernel") for event in launched] == ["add", "add", None]
 
 
 def test_an_ioctl_is_taken_apart() -> None:

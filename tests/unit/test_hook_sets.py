@@ -119,6 +119,26 @@ def test_the_runtimes_kernels_are_named_when_they_are_registered() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("name", "symbol", "arguments", "effect"),
+    [
+        ("cuda-runtime", "__cudaGetKernel", ["handle out", "function"], "name"),
+        ("cuda-driver", "cuKernelGetFunction", ["handle out", "function"], "name"),
+        ("cuda-runtime", "cudaGetDevice", ["device out"], ""),
+        ("cuda-driver", "cuCtxGetDevice", ["device out"], ""),
+        ("nvidia-kmod", "nv_mem_alloc", ["size_bytes"], ""),
+        ("nvidia-kmod", "nv_mem_free", [], ""),
+    ],
+)
+def test_what_is_recorded_of_some_functions(
+    name: str, symbol: str, arguments: list[str], effect: str
+) -> None:
+    hook = _found(name, symbol, "kprobe" if name == "nvidia-kmod" else "uprobe")
+    assert hook is not None
+    assert [one.name + " out" * one.out for one in hook.signature.arguments] == arguments
+    assert hook.effect == effect
+
+
 def test_a_dim3_takes_two_words() -> None:
     hook = _found("cuda-runtime", "cudaLaunchKernel_ptsz")
     assert hook is not None

@@ -92,7 +92,8 @@ class Hook:
     its entry as an instant. `effect` is what a successful call does: `alloc`, `free`, `alloc_host`,
     `free_host`, `set` become `memory` events, from its arguments `address` and `size_bytes`; `transfer` a
     `transfer` event, from `size_bytes` and `direction` (the hook's, or the argument's); `name`: it gives its
-    argument `handle` the name in its argument `symbol`, shown wherever that value is an argument `function`.
+    argument `handle` the name in its argument `symbol`, or that which `function` has, shown wherever that
+    value is an argument `function`.
     `modules` of a kprobe: the kernel modules to look in, all if empty.
     `everywhere`: not of the target's threads only (an interrupt). `origin` says where it was written; hooks
     of one origin are alternatives. `group`: the hooks that stand together in a file: one must be there.

@@ -55,7 +55,7 @@ _EFFECT_NEEDS = {
     "free_host": ("address",),
     "set": ("address",),
     "transfer": ("size_bytes or width_bytes",),
-    "name": ("handle", "symbol"),
+    "name": ("handle", "symbol or function"),
 }
 
 

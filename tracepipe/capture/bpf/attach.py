@@ -31,9 +31,9 @@ class Links:
         self.refused: set[int] = set()
 
 
-def attach_uprobes(links: Links, probes: list[Probe], code: dict[bool, bytes]) -> None:
-    """Attach to every probe that is in a file. `code` is the program for returns (True) and entries. Raises
-    OSError.
+def attach_uprobes(links: Links, probes: list[Probe], code: dict[bool, bytes], patient: bytes) -> None:
+    """Attach to every probe that is in a file. `code` is the program for returns (True) and entries; texts
+    are read by `patient`, that for entries which may sleep, where the kernel has such. Raises OSError.
 
     Returns come first: where probes are attached singly, all returns are there before any entry.
     """
@@ -44,15 +44,22 @@ def attach_uprobes(links: Links, probes: list[Probe], code: dict[bool, bytes]) -
     if not by_path:
         return
     for returns in (True, False):
-        attacher = _Uprobes(links, code[returns], returns)
+        attacher, reader = _Uprobes(links, code[returns], returns), _Uprobes(links, patient, returns)
         try:
             for path, places in by_path.items():
                 # A return without its entry would be an end without a begin.
-                attacher.attach(
-                    path, [place for place in places if _is_wanted(probes, place[0], returns, links)]
-                )
+                wanted = [place for place in places if _is_wanted(probes, place[0], returns, links)]
+                texts = [] if returns else [place for place in wanted if _has_text(probes[place[0]])]
+                if texts and reader.attach_sleeping(path, texts):
+                    wanted = [place for place in wanted if place not in texts]
+                attacher.attach(path, wanted)
         finally:
             attacher.close()
+            reader.close()
+
+
+def _has_text(probe: Probe) -> bool:
+    return any(argument.kind == "str" for argument in probe.signature.arguments)
 
 
 def attach_kprobes(links: Links, probes: list[Probe], code: dict[bool, bytes]) -> None:
@@ -137,6 +144,20 @@ class _Uprobes:
                 self._links.refused.add(index)
             else:
                 self._links.single.append(link)
+
+    def attach_sleeping(self, path: str, places: list[tuple[int, int]]) -> bool:
+        """Attach a program that may sleep, by one link; whether the kernel has that. Raises OSError."""
+        try:
+            if True not in self._loaded:
+                self._loaded[True] = bpf.load_program(
+                    "call_enter", self._code, bpf.PROG_TYPE_KPROBE, bpf.UPROBE_MULTI, bpf.SLEEPABLE
+                )
+            self._link(path, places)
+        except OSError as error:
+            if error.errno in (errno.EPERM, errno.EMFILE):
+                raise
+            return False
+        return True
 
     def close(self) -> None:
         """Give the program back; the links hold it."""

@@ -63,7 +63,12 @@ def create_map(name: str, kind: int, key_bytes: int, value_bytes: int, entries: 
     )
 
 
-def load_program(name: str, instructions: bytes, program_type: int, attach_type: int = 0) -> int:
+SLEEPABLE = 1 << 4  # BPF_F_SLEEPABLE
+
+
+def load_program(
+    name: str, instructions: bytes, program_type: int, attach_type: int = 0, flags: int = 0
+) -> int:
     """File descriptor of a verified program. Raises OSError; its text ends with the verifier's last line."""
     code = ctypes.create_string_buffer(instructions, len(instructions))
     gpl = ctypes.create_string_buffer(b"GPL")
@@ -76,7 +81,7 @@ def load_program(name: str, instructions: bytes, program_type: int, attach_type:
             "<IIQQIIQII16sII",
             *(program_type, len(instructions) // 8, _address(code), _address(gpl)),
             *(log_level, len(log) if log_level else 0, _address(log) if log_level else 0),
-            *(0, 0, name.encode()[:15], 0, attach_type),
+            *(0, flags, name.encode()[:15], 0, attach_type),
         )
 
     try:

@@ -58,6 +58,7 @@ class Constant(IntEnum):
     TEXT_1 = 13
     TEXT_2 = 14
     TEXT_3 = 15
+    MAY_SLEEP = 16
 
 
 # FIELD(n) of probes.bpf.c: (tracepoint, field).

@@ -92,6 +92,7 @@ u64 bpf_pseudo_load(u64 kind, u64 value) asm("llvm.bpf.pseudo");
 #define TEXT_1 CONFIG(13)
 #define TEXT_2 CONFIG(14)
 #define TEXT_3 CONFIG(15)
+#define MAY_SLEEP CONFIG(16) /* the program may wait for memory that is not there yet */
 
 #define CLONE_THREAD 0x10000
 #define BPF_RB_NO_WAKEUP 1 /* the consumer polls; waking it would cost the target more than the record */
@@ -344,10 +345,23 @@ static inline int holds(struct spec *spec, u64 value)
     return value >= want;
 }
 
+/* Have a page of the program there, though nobody has touched it yet: one of its constants may lie in such a page.
+ * Not while a record is reserved, as the ring's reader waits for that. */
+static inline void fault_in(u64 at)
+{
+    char touched;
+    if (bpf_probe_read_user(&touched, 1, (void *)at))
+        bpf_copy_from_user(&touched, 1, (void *)at);
+}
+
 /* Up to eight records of text; 1 if one of them was lost. */
 static inline int tell_text(u64 text, int in_kernel, u32 tid, u32 tgid, u32 id, u64 ts_ns)
 {
     for (int i = 0; i < 8; i++) {
+        if (MAY_SLEEP && !in_kernel) {
+            fault_in(text + 31 * i);
+            fault_in(text + 31 * i + 30);
+        }
         struct record *r = reserve(TEXT, tid, tgid, id, ts_ns);
         if (!r)
             return 1;

@@ -175,6 +175,7 @@ class ProbeAttachment:
             Constant.PROBE: 0,
             Constant.OWN_TGID: os.getpid(),
             **_NO_TEXTS,
+            Constant.MAY_SLEEP: 0,
         }
 
     def _code(self, program: str, fields: Mapping[int, Field], own: Mapping[int, int] | None = None) -> bytes:
@@ -196,7 +197,8 @@ class ProbeAttachment:
         # Who is followed first, so that nobody is met in the middle of a call without need.
         self._attach_tracepoints(folder, points)
         self._attach_hooked_tracepoints(folder)
-        attach_uprobes(self._links, plan.probes, self._pair("call"))
+        patient = self._code("call_enter", {}, {Constant.MAY_SLEEP: 1})
+        attach_uprobes(self._links, plan.probes, self._pair("call"), patient)
         if any(isinstance(probe.place, KernelPlace) for probe in plan.probes):
             attach_kprobes(self._links, plan.probes, self._pair("driver"))
         self._cover()

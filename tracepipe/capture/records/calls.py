@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 
 from tracepipe.capture.records.effects import Effects
+from tracepipe.capture.records.kernel_names import KernelNames
 from tracepipe.capture.records.line import Head, Lines, Where
 from tracepipe.hooks.hook import TEXT_BYTES, Argument, Probe, Signature, TracepointPlace
 from tracepipe.hooks.slots import Slot, Value, argument_text, slots
@@ -29,7 +30,7 @@ class Calls:
         self._values = values
         self._texts_of: list[_ProbeTexts] = []
         self._effects = Effects(values)
-        self._handles: dict[tuple[int, int], str] = {}
+        self.kernels = KernelNames()
         self._naming: dict[tuple[int, int], tuple[str, int]] = {}
         for probe in probes:
             self.add(probe)
@@ -76,7 +77,7 @@ class Calls:
             return probe.leave, text
         named = self._naming.pop((tid, number), None)
         if named is not None and not result & 0xFFFFFFFF:
-            self._handles[tgid, named[1] or out] = named[0]
+            self.kernels.put(tgid, named[1] or out, named[0])
         shown = probe.out_text(out) if not result & 0xFFFFFFFF else ""
         return probe.leave, _together(text, shown, self._for_whom(tid), '"args_lost":true' if torn else "")
 
@@ -121,12 +122,14 @@ class Calls:
             if probe.names:
                 self._naming[tid, number] = shown, probe.handle(words)
                 if not probe.probe.hook.returns:
-                    self._handles[tgid, probe.handle(words)] = shown
+                    self.kernels.put(tgid, probe.handle(words), shown)
         name = kernel
         if not name and probe.function >= 0:
-            name = self._handles.get((tgid, words[probe.function]), "")
+            name = self.kernels.get(tgid, words[probe.function])
         if name:
             members.append(f'"kernel":{json.dumps(name)}')
+            if probe.names:  # of a handle that the call gives for another
+                self._naming[tid, number] = name, probe.handle(words)
         members.append(self._for_whom(tid))
         if torn:
             members.append('"args_lost":true')

@@ -111,7 +111,7 @@ class RecordRenderer:
             elif kind == EVENT:
                 head, args = calls.hit(number, teller(tid, cpu), torn, a0, a1, a2, a3)
             else:
-                self._belongs(kind, tid, cpu, number, a0, a1, a2, a3)
+                self._belongs(kind, tid, tgid, cpu, number, a0, a1, a2, a3)
                 continue
             pid, shown_tid = ids.get(tid, (tgid, tid)) if ids else (tgid, tid)
             if kind in _STATEFUL and (self._start_ns or (a1 and kind in _SWITCHES)):
@@ -165,13 +165,14 @@ class RecordRenderer:
     def _began_before(self, lines: Lines, head: Head, where: Where) -> None:
         lines.event(self._start_ns, head.begun(), *where, _BEGAN_BEFORE)
 
-    def _belongs(self, kind: int, tid: int, cpu: int, number: int, *a: int) -> None:
+    def _belongs(self, kind: int, tid: int, tgid: int, cpu: int, number: int, *a: int) -> None:
         """Keep what belongs to a record that follows."""
         if kind in (THREAD_NEW, THREAD_NAME):
             name = json.dumps(struct.pack("<QQ", *a[:2]).split(b"\0", 1)[0].decode(errors="replace"))
             if self._names.get(tid) != name:
                 self._names[tid] = self._unwritten_names[tid] = name
             self._in_syscall.add(tid)
+            self._calls.kernels.meet(tid, tgid, number if kind == THREAD_NEW else 0)
         elif kind == MORE:
             self._calls.more[tid] = number, a
         elif kind == TEXT:
@@ -185,6 +186,7 @@ class RecordRenderer:
             kept.pop(tid, None)
         self._in_syscall.discard(tid)
         self._calls.forget(tid)
+        self._calls.kernels.forget(tid)
 
     def _left(self, prev_state: int) -> str:
         self._states[prev_state] = f'"prev_state":"{state_text(prev_state)}"'
