@@ -113,7 +113,8 @@ def batches(draw: st.DrawFn) -> dict[str, Any]:
             "exit_mask": column(7, sum(exits)),
         }
         if draw(st.booleans()):
-            batch |= draw(ranges(exits, batch["exit_clk"]))
+            # A name, as the trace processor makes one up for what has none in JSON.
+            batch |= draw(ranges(exits, batch["exit_clk"])) | {"ranges": ["a", "b", "c"]}
     if draw(st.booleans()):
         batch |= {"grid": [2, 2, 1], "block": [33, 1, 1], "launch": draw(st.integers(0, 2))}
     return batch
