@@ -314,6 +314,17 @@ def test_an_engine_that_was_named_fails_as_it_is(machine: Machine) -> None:
         machine.start(CaptureRequest(["vec_add"], gpu="warps"))
 
 
+@pytest.mark.parametrize("engine", ["kernels", "warps"])
+def test_an_engine_that_was_named_fails_where_cuda_sees_no_gpu(machine: Machine, engine: str) -> None:
+    machine.driver = Driver(error="libcuda.so.1: cannot open shared object file")
+    with pytest.raises(
+        CaptureUnavailable, match=r"no GPU that CUDA sees: libcuda.so.1: cannot open"
+    ) as refusal:
+        machine.start(CaptureRequest(["vec_add"], gpu=engine))
+    assert "nvidia-smi" in refusal.value.hint
+    assert machine.started == []
+
+
 @pytest.mark.parametrize(
     ("layers", "options", "engine"),
     [

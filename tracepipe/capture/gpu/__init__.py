@@ -67,7 +67,9 @@ def start(request: CaptureRequest, notify: Notify) -> tuple[CaptureRequest, Devi
 
     if INJECTION_VARIABLE in os.environ:
         notify(f"{INJECTION_VARIABLE} is set: the library that it names is not loaded, but ours")
-    return request, GPU_ENGINES[request.gpu](request, this_toolchain())
+    toolchain = this_toolchain()
+    toolchain.architectures()  # without a GPU there is none, and nothing would be recorded
+    return request, GPU_ENGINES[request.gpu](request, toolchain)
 
 
 def _start_chosen(request: CaptureRequest, notify: Notify) -> tuple[CaptureRequest, DeviceEngine | None]:
