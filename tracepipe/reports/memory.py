@@ -20,7 +20,7 @@ from tracepipe.reports.analyses.allocations import (
     allocations,
     ends_of,
 )
-from tracepipe.reports.analyses.cuda_calls import calls_named
+from tracepipe.reports.analyses.cuda_calls import rows_named
 from tracepipe.reports.analyses.distribution import PERCENTS, of_values
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
@@ -334,13 +334,14 @@ def _notes(run: Run, found: Allocations) -> Iterator[str]:
 
 def _ended_contexts(run: Run, found: Allocations) -> Iterator[str]:
     """What was live where a process ended a context: the driver frees what belongs to it."""
-    calls = run.rows("userspace", calls_named(run, _CONTEXT_ENDS))
+    ends = rows_named(run, "userspace", lambda name: _CONTEXT_ENDS.fullmatch(name) is not None)
+    calls = run.rows("userspace", ends, "name", "pid", "end_ns")
     by_process: dict[int | None, list[Allocation]] = defaultdict(list)
     for one in found.all if len(calls) else ():
         if one.address is not None:
             by_process[one.place[0]].append(one)
     live = {pid: _Live(own) for pid, own in by_process.items()}
-    for name, pid, at_ns in calls.select("name", "pid", "end_ns").iter_rows():
+    for name, pid, at_ns in calls.iter_rows():
         count, size_bytes = live[pid].at(at_ns) if pid in live else (0, 0)
         if count:
             at = duration_text(at_ns - run.facts.start_ns)

@@ -7,11 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from tracepipe.event.columns import NONE, Bools
 from tracepipe.event.vocabulary import MEMORY_IN_USE
 from tracepipe.reports.analyses.cuda_calls import effects_of_calls
 from tracepipe.reports.analyses.gpu_work import outermost_of
+from tracepipe.reports.frames.grouping import equal, grouped, grouped_rows
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.run import Run
+from tracepipe.reports.frames.stored import flagged, parts
 
 DEVICE, MANAGED, HOST, ALL_IN_USE = "device", "managed", "host", "in use"
 FREED, LIVE, GIVEN_AGAIN = "freed", "never freed", "given again"
@@ -20,6 +23,8 @@ IN_USE, FAILED = "address given again while in use", "allocation failed"
 _MAKES = {"alloc": DEVICE, "alloc_host": HOST}
 _FREES = {"free": DEVICE, "free_host": HOST}
 NOTHING = hex(0)
+_OF_CALL = ("end_ns", "pid", "tid", "gpu", "size_bytes", "address", "name", "parent", "kind")
+_OF_MEMORY = ("start_ns", "end_ns", "kind", "name", "pid", "tid", "gpu", "size_bytes", "address", "args")
 Place = tuple[int | None, int | None, str]
 """Process, GPU, kind of memory."""
 
@@ -89,7 +94,7 @@ class Allocations:
 
 def allocations(run: Run) -> Allocations:
     """Every allocation of a recording, in the order of time; told by calls where it has no memory events."""
-    from_calls = not run.some("memory", "name")["name"].is_in([*_MAKES, *_FREES]).any()
+    from_calls = not {*_MAKES, *_FREES} & {*run.of_shapes("name", run.seen("memory"))}
     return _Following(from_calls).follow(_events(run, from_calls))
 
 
@@ -183,7 +188,7 @@ def _events(run: Run, from_calls: bool) -> pl.DataFrame:
 
     at_ns, effect, pid, tid, gpu, size_bytes, address, call, total_bytes (that the tracer knew), failed, site.
     """
-    calls = effects_of_calls(run).filter(pl.col("effect").is_in([*_MAKES, *_FREES]))
+    calls = effects_of_calls(run, [*_MAKES, *_FREES], *_OF_CALL)
     around = pl.Series("outer", outermost_of(run, calls["parent"])["name"], dtype=pl.String)
     calls = calls.with_columns(around)
     calls = calls.filter(pl.col("kind") != "unclosed")
@@ -203,19 +208,23 @@ def _events(run: Run, from_calls: bool) -> pl.DataFrame:
     )
     is_in_use = pl.col("name") == MEMORY_IN_USE
     total = pl.when(is_in_use).then(_of_args("total_bytes")).otherwise(_of_args("total_allocated"))
-    of_memory = run.memory.select(
-        pl.when(pl.col("kind") == "unclosed").then("start_ns").otherwise("end_ns").alias("at_ns"),
-        pl.col("name").alias("effect"),
-        "pid",
-        "tid",
-        "gpu",
-        "size_bytes",
-        "address",
-        pl.col("args").str.json_path_match("$.call").alias("call"),
-        total.cast(pl.Int64, strict=False).alias("total_bytes"),
-        pl.lit(False).alias("failed"),
-        pl.lit(None, pl.String).alias("outer"),
-    ).filter(pl.col("effect").is_in([*_MAKES, *_FREES]) | pl.col("total_bytes").is_not_null())
+    of_memory = (
+        run.some("memory", *_OF_MEMORY)
+        .select(
+            pl.when(pl.col("kind") == "unclosed").then("start_ns").otherwise("end_ns").alias("at_ns"),
+            pl.col("name").alias("effect"),
+            "pid",
+            "tid",
+            "gpu",
+            "size_bytes",
+            "address",
+            pl.col("args").str.json_path_match("$.call").alias("call"),
+            total.cast(pl.Int64, strict=False).alias("total_bytes"),
+            pl.lit(False).alias("failed"),
+            pl.lit(None, pl.String).alias("outer"),
+        )
+        .filter(pl.col("effect").is_in([*_MAKES, *_FREES]) | pl.col("total_bytes").is_not_null())
+    )
     events = pl.concat([of_memory, of_calls]).sort("at_ns", maintain_order=True)
     addresses = [_address(one) for one in events["address"]]
     events = events.with_columns(pl.Series("address", addresses, dtype=pl.String))
@@ -242,22 +251,36 @@ def _sites(run: Run, events: pl.DataFrame) -> Iterator[str]:
     """For each event the call that did it, after the outermost call that it was done in."""
     if not len(events):
         return
-    calls = run.some("userspace", "pid", "tid", "start_ns", "end_ns", "name", "kind", "parent")
-    calls = calls.filter(pl.col("parent").is_null() & ~pl.col("kind").is_in(["instant", "no_begin"]))
-    calls = calls.join(events.select("pid", "tid").unique(), on=["pid", "tid"], how="semi", nulls_equal=True)
-    by_thread = {
-        key: (part["start_ns"].to_numpy(), part["end_ns"].to_numpy(), part["name"])
-        for key, part in calls.partition_by("pid", "tid", as_dict=True).items()
-    }
-    columns = ("at_ns", "pid", "tid", "call", "effect", "outer")
-    for at_ns, pid, tid, call, effect, outer in events.select(columns).iter_rows():
-        around = outer
-        if around is None and (pid, tid) in by_thread:
-            starts, ends, names = by_thread[pid, tid]
-            # The event stands at the return of its call, where the next may begin.
-            at = int(np.searchsorted(starts, at_ns, "left")) - 1
-            around = names[at] if at >= 0 and ends[at] >= at_ns else None
-        yield " > ".join(dict.fromkeys(name for name in (around, call) if name)) or effect
+    around = _outermost_at(run, events.select("at_ns", "pid", "tid"))
+    columns = events.select("call", "effect", "outer").iter_rows()
+    for (call, effect, outer), at in zip(columns, around, strict=True):
+        outermost = at if outer is None else outer
+        yield " > ".join(dict.fromkeys(name for name in (outermost, call) if name)) or effect
+
+
+def _outermost_at(run: Run, events: pl.DataFrame) -> list[str | None]:
+    """The name of the outermost call that each event's thread was in, None without one."""
+    calls, every = run.layer("userspace"), np.arange(len(run.shapes), dtype=np.int32)
+    of_shape, first = equal(run.shapes.column("pid", every), run.shapes.column("tid", every))
+    threads = pl.DataFrame([run.shapes.series(key, every[first]) for key in ("pid", "tid")])
+    threads = threads.with_row_index("thread").unique(["pid", "tid"], keep="first")
+    told = events.join(threads, on=["pid", "tid"], how="left", nulls_equal=True, maintain_order="left")
+    number = told["thread"].cast(pl.Int64).fill_null(len(first)).to_numpy()
+    of_thread = dict(grouped(number))
+    is_wanted = np.zeros(len(first) + 1, np.bool_)
+    is_wanted[number] = True
+    lasts = calls.is_outermost & calls.is_call
+    found = np.full(len(events), NONE, np.int64)
+    rows = flagged(len(calls), lambda part: is_wanted[of_shape[calls.shape[part]]] & lasts[part])
+    for thread, own in grouped_rows(of_shape[calls.shape[rows]], rows):
+        places = of_thread[thread]
+        at_ns = events["at_ns"].to_numpy()[places]
+        # The event stands at the return of its call, where the next may begin.
+        at = np.searchsorted(calls.start_ns[own], at_ns, "left") - 1
+        is_in = (at >= 0) & (calls.end_ns[own[np.maximum(at, 0)]] >= at_ns)
+        found[places[is_in]] = own[at[is_in]]
+    names = iter(run.shapes.texts("name", calls.shape[found[found != NONE]]))
+    return [None if row == NONE else next(names) for row in found.tolist()]
 
 
 def _with_gpu(run: Run, events: pl.DataFrame) -> pl.DataFrame:
@@ -266,7 +289,8 @@ def _with_gpu(run: Run, events: pl.DataFrame) -> pl.DataFrame:
     if len(gpus) == 1 and isinstance(gpus[0].get("index"), int):
         return events.with_columns(pl.col("gpu").fill_null(gpus[0]["index"]))
     device = pl.col("args").str.json_path_match("$.device").cast(pl.Int64, strict=False).alias("device")
-    chosen = run.rows("userspace", np.flatnonzero(run.has("name", "cudaSetDevice", run.layer("userspace"))))
+    choices = np.flatnonzero(run.has("name", "cudaSetDevice", run.layer("userspace")))
+    chosen = run.rows("userspace", choices, "pid", "tid", "end_ns", "result", "args")
     chosen = chosen.filter(pl.col("result").fill_null(0) == 0)
     chosen = chosen.select("pid", "tid", pl.col("end_ns").alias("at_ns"), device).drop_nulls().sort("at_ns")
     if not len(chosen):
@@ -276,14 +300,28 @@ def _with_gpu(run: Run, events: pl.DataFrame) -> pl.DataFrame:
     return events.with_columns(pl.coalesce("gpu", current, pl.lit(0)).alias("gpu"))
 
 
+def _dead(run: Run) -> Bools:
+    """The shapes of main threads that were dead when the scheduler took them off a processor."""
+    switches, every = run.layer("scheduler"), np.arange(len(run.shapes), dtype=np.int32)
+    pid = run.shapes.column("pid", every)
+    is_main: Bools = (pid != NONE) & (pid == run.shapes.column("tid", every))
+    dead = np.zeros(len(every), np.bool_)
+    for part in parts(len(switches)):
+        ends, of = switches.end_args[part], switches.shape[part]
+        for number in np.unique(ends[is_main[of] & (ends != NONE)]).tolist():
+            if run.args.args(number).get("prev_state") == "dead":
+                dead[of[(ends == number) & is_main[of]]] = True
+    return dead
+
+
 def ends_of(run: Run) -> dict[int | None, str]:
     """Process → what ended what is known of it; others end with the recording."""
     ended = dict[int | None, str]()
-    gone = run.some("syscall", "name", "pid").filter(pl.col("name") == "exit_group")["pid"].to_list()
-    dead = pl.col("end_args").str.json_path_match("$.prev_state") == "dead"
-    ends = run.some("scheduler", "pid", "tid", "end_args")
-    gone += ends.filter(dead & (pl.col("pid") == pl.col("tid")))["pid"].to_list()
-    pids = pl.concat([run.some(name, "pid") for name in ("userspace", "memory")])["pid"].unique().to_list()
+    shapes, every = run.shapes, np.arange(len(run.shapes), dtype=np.int32)
+    exits = shapes.column("name", every) == shapes.number_of("name", "exit_group")
+    gone = run.of_shapes("pid", exits & run.seen("syscall"))
+    gone += run.of_shapes("pid", _dead(run))
+    pids = {*run.of_shapes("pid", run.seen("userspace")), *run.of_shapes("pid", run.seen("memory"))}
     why = str((run.facts.footer or {}).get("ended_by", ""))
     if len(pids) == 1 and why.startswith(("exit", "signal")):
         gone += pids

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from tracepipe.event.columns import Bools, Int32s, Int64s
+from tracepipe.event.columns import Bools, Int64s
 from tracepipe.event.vocabulary import direction_named
 from tracepipe.hooks.effects import MEMORY_EFFECTS, effect_of
 from tracepipe.reports.frames.libraries import np, pl
@@ -25,51 +25,50 @@ def is_launch(name: str) -> bool:
     return _LAUNCH.fullmatch(name) is not None
 
 
-def _of_names(run: Run, told: Callable[[str], Any]) -> tuple[Int32s, list[Any]]:
-    """What names tell of rows of `run.calls`: the place of each row's in a list."""
-    numbers = run.shapes.column("name", run.layer("userspace").shape)
-    used = np.flatnonzero(np.bincount(numbers))
-    places = np.zeros(int(used.max(initial=0)) + 1, np.int32)
-    places[used] = np.arange(len(used), dtype=np.int32)
-    return places[numbers], [told(run.shapes.value("name", number)) for number in used.tolist()]
+def told_by_names(run: Run, layer: str, told: Callable[[str], Any]) -> list[Any]:
+    """What names tell of the shapes of a layer, None for other shapes."""
+    shapes = np.flatnonzero(run.seen(layer))
+    found: list[Any] = [None] * len(run.shapes)
+    known: dict[int, Any] = {}
+    for shape, number in zip(shapes.tolist(), run.shapes.column("name", shapes).tolist(), strict=True):
+        if number not in known:
+            known[number] = told(run.shapes.value("name", number))
+        found[shape] = known[number]
+    return found
 
 
-def _first(run: Run, flagged: Bools) -> Bools:
-    """The flagged rows of `run.calls` but ends without a begin; a runtime's and the driver's in it once."""
+def _first(run: Run, shapes: Bools) -> Bools:
+    """The rows of `run.calls` of some shapes, but ends without a begin; a runtime's and the driver's in it
+    once.
+    """
     calls = run.layer("userspace")
-    return first_flagged(calls.parent, flagged & calls.is_call)
+    return first_flagged(calls.parent, shapes[calls.shape] & calls.is_call)
 
 
 def launching(run: Run) -> Bools:
     """Which rows of `run.calls` launch kernels."""
-    own, launch = _of_names(run, is_launch)
-    return _first(run, np.array(launch, np.bool_)[own])
-
-
-def calls_named(run: Run, pattern: re.Pattern[str]) -> Int64s:
-    """The rows of `run.calls` whose whole names match a pattern, but for ends without a begin."""
-    own, matches = _of_names(run, lambda name: pattern.fullmatch(name) is not None)
-    return np.flatnonzero(np.array(matches, np.bool_)[own] & run.layer("userspace").is_call)
+    return _first(run, np.array(told_by_names(run, "userspace", is_launch), np.bool_))
 
 
 def outermost_named(run: Run, pattern: re.Pattern[str]) -> Int64s:
-    """The same rows, a runtime's call and the driver's inside it once."""
-    own, matches = _of_names(run, lambda name: pattern.fullmatch(name) is not None)
-    return np.flatnonzero(_first(run, np.array(matches, np.bool_)[own]))
+    """The rows of `run.calls` whose whole names match, a runtime's call and the driver's inside it once."""
+    matches = told_by_names(run, "userspace", lambda name: pattern.fullmatch(name) is not None)
+    return np.flatnonzero(_first(run, np.array(matches, np.bool_)))
 
 
-def launches(run: Run) -> pl.DataFrame:
-    """The calls that launch kernels, a runtime's call and the driver's inside it once."""
-    return run.rows("userspace", np.flatnonzero(launching(run)))
+def rows_named(run: Run, layer: str, matches: Callable[[str], bool]) -> Int64s:
+    """The rows of a layer whose names match, but for ends without a begin."""
+    shapes, of = np.array(told_by_names(run, layer, matches), np.bool_), run.layer(layer)
+    return np.flatnonzero(shapes[of.shape] & of.is_call) if shapes.any() else np.empty(0, np.int64)
 
 
 def rows_by_effect(run: Run) -> dict[str, Int64s]:
     """What calls did to memory: effect → rows of `run.calls`, a runtime's and the driver's inside it once."""
-    own, told = _of_names(run, effect_of)
+    told = told_by_names(run, "userspace", effect_of)
     found = {}
     for effect in (*MEMORY_EFFECTS, "transfer"):
         has_it = np.array([one is not None and one[0] == effect for one in told], np.bool_)
-        found[effect] = np.flatnonzero(_first(run, has_it[own]))
+        found[effect] = np.flatnonzero(_first(run, has_it)) if has_it.any() else np.empty(0, np.int64)
     return found
 
 
@@ -84,16 +83,14 @@ def directions(run: Run, rows: Int64s) -> list[str]:
     ]
 
 
-def effects_of_calls(run: Run) -> pl.DataFrame:
-    """What calls did to memory: rows of `run.calls` with `effect`, `direction` and `failed`.
+def effects_of_calls(run: Run, effects: Sequence[str], *columns: str) -> pl.DataFrame:
+    """What calls did to memory: rows of `run.calls`, a few columns, with `effect` and `failed`.
 
     A runtime's call and the driver's inside it count once. A call that failed did nothing.
     """
-    found = rows_by_effect(run)
-    rows = np.concatenate([*found.values()])
-    effects = [effect for effect, some in found.items() for _ in range(len(some))]
-    return run.rows("userspace", rows).with_columns(
-        pl.Series("effect", effects, dtype=pl.String),
-        pl.Series("direction", directions(run, rows), dtype=pl.String),
-        (pl.col("result").fill_null(0) != 0).alias("failed"),
+    by_effect = rows_by_effect(run)
+    found = {effect: by_effect[effect] for effect in effects}
+    told = [effect for effect, some in found.items() for _ in range(len(some))]
+    return run.rows("userspace", np.concatenate([*found.values()]), *columns, "result").with_columns(
+        pl.Series("effect", told, dtype=pl.String), (pl.col("result").fill_null(0) != 0).alias("failed")
     )

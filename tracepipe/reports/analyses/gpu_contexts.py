@@ -6,11 +6,12 @@ import re
 from fnmatch import fnmatchcase
 
 from tracepipe.hooks.sets import load_set
+from tracepipe.reports.analyses.cuda_calls import rows_named
 from tracepipe.reports.analyses.distribution import LENGTH_COLUMNS, lengths
 from tracepipe.reports.analyses.gpu_work import Idle
 from tracepipe.reports.frames.intervals import nothing
-from tracepipe.reports.frames.libraries import pl
-from tracepipe.reports.frames.nesting import first_of_their_kind
+from tracepipe.reports.frames.libraries import np, pl
+from tracepipe.reports.frames.nesting import first_flagged
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.report import Column, Table
 
@@ -22,7 +23,7 @@ _CALL = re.compile(
 )
 _PROCESS, _CALLED, _DRIVER = "GPU goes on with another process", "call", "driver function"
 _ABOUT_CONTEXTS = ("kernel", "scheduler")
-_COLUMNS = ("start_ns", "name", "gpu", "pid", "tid", "dur_ns", "kind", "parent")
+_COLUMNS = ("start_ns", "name", "gpu", "pid", "tid", "dur_ns")
 
 
 def context_points(run: Run, work: pl.DataFrame, idle: list[Idle]) -> pl.DataFrame:
@@ -66,19 +67,18 @@ def _points(frame: pl.DataFrame, kind: str) -> pl.DataFrame:
 
 
 def _calls(run: Run) -> pl.DataFrame:
-    calls = run.some("userspace", *_COLUMNS)
-    names = [name for name in calls["name"].unique() if _CALL.fullmatch(name)]
-    flagged = calls["name"].is_in(names) & (calls["kind"] != "no_begin")
-    return _points(first_of_their_kind(calls, flagged.to_numpy()), _CALLED)
+    calls = run.layer("userspace")
+    called = np.zeros(len(calls), np.bool_)
+    called[rows_named(run, "userspace", lambda name: _CALL.fullmatch(name) is not None)] = True
+    rows = np.flatnonzero(first_flagged(calls.parent, called))
+    return _points(run.rows("userspace", rows, *_COLUMNS), _CALLED)
 
 
 def _driver(run: Run) -> pl.DataFrame:
     hooks = load_set("context-switch").hooks
     patterns = [hook.pattern for hook in hooks if ":" not in hook.pattern and hook.layer in _ABOUT_CONTEXTS]
-    driver = run.some("kernel", *_COLUMNS)
-    names = driver["name"].unique()
-    wanted = [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
-    return _points(driver.filter(pl.col("name").is_in(wanted) & (pl.col("kind") != "no_begin")), _DRIVER)
+    rows = rows_named(run, "kernel", lambda name: any(fnmatchcase(name, pattern) for pattern in patterns))
+    return _points(run.rows("kernel", rows, *_COLUMNS), _DRIVER)
 
 
 def context_tables(run: Run, work: pl.DataFrame, idle: list[Idle], top: int) -> list[Table]:

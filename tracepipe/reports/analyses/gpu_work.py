@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tracepipe.reports.analyses.cuda_calls import effects_of_calls, launches
+from tracepipe.event.columns import Int64s
+from tracepipe.reports.analyses.cuda_calls import launching, rows_by_effect
 from tracepipe.reports.frames.intervals import Stretches
 from tracepipe.reports.frames.libraries import np, pl
-from tracepipe.reports.frames.nesting import NOBODY, nearest_of
+from tracepipe.reports.frames.nesting import NOBODY, nearest_of_some
 from tracepipe.reports.frames.run import Run
 
 BY_ID, BY_ORDER = "launch id", "order"
+_OF_CALL = ("name", "pid", "tid", "start_ns", "end_ns")
 _COLUMNS = ("gpu", "name", "pid", "launch", "start_ns", "end_ns")
 
 
@@ -72,12 +74,8 @@ def _by_order(run: Run, work: pl.DataFrame) -> pl.DataFrame:
     without = (work["call"].is_null() & work["launch"].is_null()).to_numpy()
     if without.any():
         is_copy = (work["what"] == "copy").to_numpy()
-        effects = effects_of_calls(run)
-        for wanted, calls in (
-            (without & ~is_copy, launches(run)),
-            (without & is_copy, effects.filter(effect="transfer")),
-        ):
-            _last_before(run, work, wanted, calls, guessed)
+        _last_before(run, work, without & ~is_copy, np.flatnonzero(launching(run)), guessed)
+        _last_before(run, work, without & is_copy, rows_by_effect(run)["transfer"], guessed)
     found = pl.Series(guessed)
     return work.with_columns(
         pl.when(found >= 0).then(found).otherwise(pl.col("call")).alias("call"),
@@ -85,24 +83,14 @@ def _by_order(run: Run, work: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _last_before(run: Run, work: pl.DataFrame, wanted: Any, calls: pl.DataFrame, into: Any) -> None:
-    """Put the place in `run.calls` of the last of `calls`, of the same process, before each wanted row."""
-    columns = ("start_ns", "pid", "tid", "name", "depth")
-    rows = (
-        run.some("userspace", *columns)
-        .with_row_index("row")
-        .join(
-            calls.select(columns),
-            on=columns,
-            how="semi",
-            nulls_equal=True,
-        )
-    )
+def _last_before(run: Run, work: pl.DataFrame, wanted: Any, calls: Int64s, into: Any) -> None:
+    """Put the last of some rows of `run.calls`, of the same process, before each wanted row."""
+    rows = run.rows("userspace", calls, "start_ns", "pid").with_columns(row=pl.Series(calls))
     for (pid,), part in rows.partition_by("pid", as_dict=True).items():
         same = (work["pid"].eq_missing(pl.Series([pid], dtype=pl.Int64)) | work["pid"].is_null()).to_numpy()
         same &= wanted
         at = np.searchsorted(part["start_ns"].to_numpy(), work["start_ns"].to_numpy()[same], "right") - 1
-        found = np.where(at >= 0, part["row"].cast(pl.Int64).to_numpy()[np.maximum(at, 0)], -1)
+        found = np.where(at >= 0, part["row"].to_numpy()[np.maximum(at, 0)], -1)
         # Work of no known process: the latest call of any.
         into[same] = np.maximum(into[same], found)
 
@@ -139,9 +127,8 @@ def idle_of(work: pl.DataFrame, gpu: int) -> Idle:
 def outermost_of(run: Run, rows: pl.Series) -> pl.DataFrame:
     """The outermost call around each row of `run.calls`: name, pid, tid, start_ns, end_ns; null for null."""
     parents = run.layer("userspace").parent
-    top = nearest_of(parents, parents == NOBODY)
-    places = pl.Series(top, dtype=pl.Int64)[rows.fill_null(0)] if len(parents) else rows.fill_null(0)
-    found = run.some("userspace", "name", "pid", "tid", "start_ns", "end_ns")
-    if not len(found):
-        return found.clear(len(rows))
-    return found[places].select(pl.when(rows.is_not_null()).then(pl.all()))
+    known = rows.is_not_null()
+    if not len(parents):
+        return run.some("userspace", *_OF_CALL).clear(len(rows))
+    tops = nearest_of_some(parents, parents == NOBODY, rows.fill_null(0).to_numpy())
+    return run.rows("userspace", tops, *_OF_CALL).select(pl.when(known).then(pl.all()))

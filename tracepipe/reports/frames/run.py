@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import PurePath
 from typing import Any
 
-from tracepipe.event.columns import SPECIAL, Bools, Int64s, TraceBatch
+from tracepipe.event.columns import SPECIAL, Bools, TraceBatch
 from tracepipe.event.model import TIME_LIMIT_NS, Header, Problem, Record
 from tracepipe.event.warps import PlacedWarps
 from tracepipe.recording.account import Account
@@ -17,11 +17,11 @@ from tracepipe.recording.reading import Progress, Reading
 from tracepipe.reports.frames.arguments import ArgsTable
 from tracepipe.reports.frames.collected import CollectedLayers
 from tracepipe.reports.frames.kept_args import KeptArgs
-from tracepipe.reports.frames.layers import Frames, Layer, streams_and_copies, threads_of
+from tracepipe.reports.frames.layers import COLUMNS, Frames, Layer, streams_and_copies, threads_of
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.shapes import GROUPS, ShapeTable
 from tracepipe.reports.frames.spans import Matching
-from tracepipe.reports.frames.stored import release
+from tracepipe.reports.frames.stored import parts, release
 from tracepipe.reports.frames.warp_columns import WarpTable
 
 
@@ -83,13 +83,24 @@ class Run:
         flagged: Bools = (self.shapes.column(column, every) == number)[layer.shape]
         return flagged
 
+    def seen(self, name: str) -> Bools:
+        """Which shapes the rows of a layer have."""
+        layer, seen = self.layer(name), np.zeros(len(self.shapes), np.bool_)
+        for part in parts(len(layer)):
+            seen[layer.shape[part]] = True
+        return seen
+
+    def of_shapes(self, column: str, shapes: Any) -> list[Any]:
+        """The values that some shapes have in a column of a frame, each once."""
+        return self.shapes.series(column, np.flatnonzero(shapes).astype(np.int32)).unique().to_list()
+
     def some(self, name: str, *columns: str) -> pl.DataFrame:
         """A few columns of a layer's frame: what the others have is not looked at."""
         return self._frames.frame(self._layers[name], columns)
 
-    def rows(self, name: str, rows: Int64s) -> pl.DataFrame:
-        """A few rows of a layer's frame; `parent` is a row of the whole."""
-        return self._frames.frame(self._layers[name].rows(rows))
+    def rows(self, name: str, rows: Any, *columns: str) -> pl.DataFrame:
+        """A few rows of a layer's frame, all columns or a few; `parent` is a row of the whole."""
+        return self._frames.frame(self._layers[name].rows(rows), columns or COLUMNS)
 
     def _frame(self, name: str) -> pl.DataFrame:
         return self._frames.frame(self._layers[name])
