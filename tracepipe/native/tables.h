@@ -53,7 +53,7 @@ static inline int tp_grow(void **array, int64_t *room, int64_t count, size_t eac
         return 0;
     if (count > INT64_MAX / 4 / (int64_t)each)
         return TP_NO_MEMORY;
-    int64_t wanted = *room ? *room : 16;
+    int64_t wanted = *room ? *room : 2; /* there may be a million of them */
     while (wanted <= count)
         wanted *= 2;
     void *grown = realloc(*array, (size_t)wanted * each);

@@ -20,7 +20,7 @@ from tracepipe.reports.analyses.allocations import (
     allocations,
     ends_of,
 )
-from tracepipe.reports.analyses.cuda_calls import rows_named
+from tracepipe.reports.analyses.cuda_calls import calls_named
 from tracepipe.reports.analyses.distribution import PERCENTS, of_values
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
@@ -334,8 +334,7 @@ def _notes(run: Run, found: Allocations) -> Iterator[str]:
 
 def _ended_contexts(run: Run, found: Allocations) -> Iterator[str]:
     """What was live where a process ended a context: the driver frees what belongs to it."""
-    ends = rows_named(run, "userspace", lambda name: _CONTEXT_ENDS.fullmatch(name) is not None)
-    calls = run.rows("userspace", ends, "name", "pid", "end_ns")
+    calls = run.rows("userspace", calls_named(run, _CONTEXT_ENDS), "name", "pid", "end_ns")
     by_process: dict[int | None, list[Allocation]] = defaultdict(list)
     for one in found.all if len(calls) else ():
         if one.address is not None:

@@ -24,6 +24,7 @@ from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.nesting import NOBODY
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.spans import INSTANT
+from tracepipe.reports.frames.stored import Growing, parts
 from tracepipe.reports.report import Column, Option, Report, Result, Table
 
 SORTS = ("total", "count", "mean", "p50", "p95", "p99", "max", "name")
@@ -163,21 +164,26 @@ class _Sums:
 
 
 def _by_process(of_shape: Any, processes: int, layer: Layer, rows: Bools) -> _Sums:
-    timed = rows & layer.has_length
-    of, sum_ns = of_shape[layer.shape[timed]], np.zeros(processes, np.int64)
-    np.add.at(sum_ns, of, layer.end_ns[timed] - layer.start_ns[timed])
-    known = np.bincount(of, minlength=processes)
-    return _Sums(np.bincount(of_shape[layer.shape[rows]], minlength=processes), known, sum_ns)
+    has_length = layer.has_length
+    count, known, sum_ns = np.zeros((3, processes), np.int64)
+    for part in parts(len(layer)):
+        of = of_shape[layer.shape[part]]
+        timed = rows[part] & has_length[part]
+        np.add.at(count, of[rows[part]], 1)
+        np.add.at(known, of[timed], 1)
+        np.add.at(sum_ns, of[timed], (layer.end_ns[part] - layer.start_ns[part])[timed])
+    return _Sums(count, known, sum_ns)
 
 
 def _who(run: Run, of_shape: Any, processes: int) -> tuple[Int64s, Int64s]:
     """How many events each process has, and how many threads; `of_shape` are numbers of processes."""
     counts, seen = np.zeros(processes, np.int64), np.zeros(len(of_shape), np.bool_)
     for name in ("userspace", "hook", "syscall", "kernel", "scheduler", "memory", "gpu_kernel"):
-        of_shapes = np.bincount(run.layer(name).shape, minlength=len(of_shape))
-        np.add.at(counts, of_shape, of_shapes)
-        if name != "gpu_kernel":
-            seen |= of_shapes > 0
+        layer = run.layer(name)
+        for part in parts(len(layer)):
+            np.add.at(counts, of_shape[layer.shape[part]], 1)
+            if name != "gpu_kernel":
+                seen[layer.shape[part]] = True
     shapes = np.flatnonzero(seen)
     tids = run.shapes.column("tid", shapes)
     own = of_shape[shapes[tids != NONE]]
@@ -294,17 +300,19 @@ _OF_LAYER = {"userspace": "CUDA libraries", "kernel": "driver", "syscall": "kern
 def _functions_of(run: Run, layer: Layer, of_shape: Any, names: Any, layers: Any) -> _Functions:
     """The functions of a layer; `of_shape` are their numbers, by which names and layers stand."""
     called = layer.is_call & ~run.has("name", RUNNING, layer)
-    count = np.bincount(of_shape[layer.shape[called]], minlength=len(names)).astype(np.int32)
+    has_length, lengths_ns, numbers = layer.has_length, Growing(np.int64), Growing(np.int64)
+    count, known = np.zeros((2, len(names)), np.int32)
+    for part in parts(len(layer)):
+        of = of_shape[layer.shape[part]]
+        some = called[part] & has_length[part]
+        np.add.at(count, of[called[part]], 1)
+        np.add.at(known, of[some], 1)
+        numbers.extend(of[some], int(np.count_nonzero(some)))
+        lengths_ns.extend((layer.end_ns[part] - layer.start_ns[part])[some], int(np.count_nonzero(some)))
     there = np.flatnonzero(count)
-    count = count[there]
-    called &= layer.has_length
-    lengths_ns = layer.end_ns[called]
-    lengths_ns -= layer.start_ns[called]
-    of = of_shape[layer.shape[called]].astype(np.int64)
-    known = np.bincount(of, minlength=len(names))[there]
-    last = np.cumsum(known, dtype=np.int32)
-    lengths_ns = sort_within(of, lengths_ns)
-    return _Functions(names[there], layers[there], count, last - known.astype(np.int32), last, lengths_ns)
+    last = np.cumsum(known[there], dtype=np.int32)
+    in_order = sort_within(numbers.whole(), lengths_ns.whole())
+    return _Functions(names[there], layers[there], count[there], last - known[there], last, in_order)
 
 
 REPORT = Report(

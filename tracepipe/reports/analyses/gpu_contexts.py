@@ -6,12 +6,11 @@ import re
 from fnmatch import fnmatchcase
 
 from tracepipe.hooks.sets import load_set
-from tracepipe.reports.analyses.cuda_calls import rows_named
+from tracepipe.reports.analyses.cuda_calls import outermost_named, rows_named
 from tracepipe.reports.analyses.distribution import LENGTH_COLUMNS, lengths
 from tracepipe.reports.analyses.gpu_work import Idle
 from tracepipe.reports.frames.intervals import nothing
-from tracepipe.reports.frames.libraries import np, pl
-from tracepipe.reports.frames.nesting import first_flagged
+from tracepipe.reports.frames.libraries import pl
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.report import Column, Table
 
@@ -67,11 +66,7 @@ def _points(frame: pl.DataFrame, kind: str) -> pl.DataFrame:
 
 
 def _calls(run: Run) -> pl.DataFrame:
-    calls = run.layer("userspace")
-    called = np.zeros(len(calls), np.bool_)
-    called[rows_named(run, "userspace", lambda name: _CALL.fullmatch(name) is not None)] = True
-    rows = np.flatnonzero(first_flagged(calls.parent, called))
-    return _points(run.rows("userspace", rows, *_COLUMNS), _CALLED)
+    return _points(run.rows("userspace", outermost_named(run, _CALL), *_COLUMNS), _CALLED)
 
 
 def _driver(run: Run) -> pl.DataFrame:

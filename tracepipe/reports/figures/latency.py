@@ -9,12 +9,14 @@ from typing import Any
 from tracepipe.reports.analyses.distribution import PERCENTS, of_values
 from tracepipe.reports.figures.ink import ACCENT, INK, LATE, RULE, SERIES, log_time_axis, rule
 from tracepipe.reports.figures.panel import Panel, Scope, short
-from tracepipe.reports.frames.libraries import np, pl
-from tracepipe.reports.frames.nesting import first_of_their_kind
+from tracepipe.reports.frames.grouping import greatest
+from tracepipe.reports.frames.layers import Layer
+from tracepipe.reports.frames.libraries import np
+from tracepipe.reports.frames.nesting import first_flagged
+from tracepipe.reports.frames.stored import flagged, made, parts, taken
 from tracepipe.units import duration_text
 
 _LAYERS = (("userspace", "CUDA API calls"), ("syscall", "system calls"), ("kernel", "driver functions"))
-_COLUMNS = ("name", "kind", "start_ns", "end_ns", "dur_ns", "parent")
 FUNCTIONS_MAX = 9
 # With fewer, each is a dot.
 HISTOGRAM_MIN = 20
@@ -25,38 +27,49 @@ _MARKS = dict(zip(PERCENTS, (("o", INK), ("D", ACCENT), ("^", LATE)), strict=Tru
 
 @dataclass(frozen=True, slots=True)
 class CallLengths:
-    """Lengths of the calls of one name, ns."""
+    """Lengths of the calls of one name, ns, as a column; the least, and the cells of `LENGTH_COLUMNS`."""
 
     name: str
     dur_ns: Any
+    least_ns: int
+    spread: tuple[int | None, ...]
 
 
 def panels(scope: Scope) -> list[Panel]:
     """A panel for each layer."""
-    return [_panel(scope, scope.run.some(layer, *_COLUMNS), title) for layer, title in _LAYERS]
+    return [_panel(scope, layer, title) for layer, title in _LAYERS]
 
 
-def _panel(scope: Scope, frame: pl.DataFrame, title: str) -> Panel:
-    is_timed = pl.col("dur_ns").is_not_null()
-    spans = scope.spans(frame)
-    timed = spans.filter(is_timed)
+def _panel(scope: Scope, name: str, title: str) -> Panel:
+    layer, shapes = scope.run.layer(name), scope.run.shapes
+    has_length = layer.has_length
+
+    def inside(part: slice) -> Any:
+        return (layer.start_ns[part] <= scope.end_ns) & (layer.end_ns[part] >= scope.start_ns)
+
+    timed = flagged(len(layer), lambda part: inside(part) & has_length[part])
     if not len(timed):
-        lengths = " with a known length" if len(spans) else ""
+        any_spans = any(bool(inside(part).any()) for part in parts(len(layer)))
+        lengths = " with a known length" if any_spans else ""
         return Panel(f"No {title}{lengths} were recorded{scope.place()}")
     # A call that never returned has no length to be in place of those inside it.
-    of_all = scope.spans(first_of_their_kind(frame, frame.select(is_timed).to_series().to_numpy()))
-    by_time = (
-        timed.group_by("name").agg(pl.col("dur_ns").sum()).sort("dur_ns", "name", descending=[True, False])
-    )
-    names = by_time["name"][:FUNCTIONS_MAX].to_list()
-    rows = [CallLengths("all", of_all["dur_ns"].to_numpy())]
-    if len(by_time) > 1:
-        rows += [
-            CallLengths(name, timed.filter(pl.col("name") == name)["dur_ns"].to_numpy()) for name in names
-        ]
-    else:
-        rows[0] = CallLengths(names[0], rows[0].dur_ns)
-    text = f"{_upper(title)}: {_what(rows[0].dur_ns)}"
+    first = first_flagged(layer.parent, has_length)
+    of_all = flagged(len(layer), lambda part: inside(part) & first[part])
+    of_shape = shapes.column("name", np.arange(len(shapes), dtype=np.int32))
+    total_ns, seen = np.zeros((2, int(of_shape.max(initial=-1)) + 1), np.int64)
+    for part in parts(len(timed)):
+        of = of_shape[layer.shape[timed[part]]]
+        np.add.at(total_ns, of, layer.end_ns[timed[part]] - layer.start_ns[timed[part]])
+        seen[of] = 1
+    by_time = np.flatnonzero(seen)
+    names = sorted(
+        np.concatenate(greatest(total_ns, by_time, FUNCTIONS_MAX)).tolist(),
+        key=lambda number: (-int(total_ns[number]), shapes.text(number)),
+    )[:FUNCTIONS_MAX]
+    rows = [_called(layer, of_all, "all" if len(by_time) > 1 else shapes.text(names[0]))]
+    for number in names if len(by_time) > 1 else ():
+        rows.append(_called(layer, _of_shapes(layer, timed, of_shape == number), shapes.text(number)))
+    text = f"{_upper(title)}: {_what(rows[0])}"
     how = (
         "Lengths from entry to return, on a log axis; each shape is a histogram, as high as its "
         f"fullest of {_BINS_A_DECADE} bins a decade; with fewer than {HISTOGRAM_MIN} calls each is a dot."
@@ -71,12 +84,24 @@ def _panel(scope: Scope, frame: pl.DataFrame, title: str) -> Panel:
     return Panel(text, how, 1.0 + 0.42 * len(rows), partial(_draw, rows))
 
 
-def _what(dur_ns: Any) -> str:
+def _of_shapes(layer: Layer, calls: Any, shapes: Any) -> Any:
+    """Those of some calls that have some shapes."""
+    return taken(calls, flagged(len(calls), lambda part: shapes[layer.shape[calls[part]]]))
+
+
+def _called(layer: Layer, calls: Any, name: str) -> CallLengths:
+    """The lengths of calls, which are rows of a layer."""
+    dur_ns = made(len(calls), np.int64, lambda part: layer.end_ns[calls[part]] - layer.start_ns[calls[part]])
+    least_ns = min((int(dur_ns[part].min()) for part in parts(len(dur_ns))), default=0)
+    return CallLengths(name, dur_ns, least_ns, of_values(dur_ns))
+
+
+def _what(calls: CallLengths) -> str:
     """The lengths in a sentence."""
-    _, _, half, _, most, _ = (duration_text(length or 0) for length in of_values(dur_ns))
-    if len(dur_ns) == 1:
+    _, _, half, _, most, _ = (duration_text(length or 0) for length in calls.spread)
+    if len(calls.dur_ns) == 1:
         return f"the only one takes {half}"
-    return f"half of {len(dur_ns):,} take at most {half}, 1 in 100 {most} or more"
+    return f"half of {len(calls.dur_ns):,} take at most {half}, 1 in 100 {most} or more"
 
 
 def _upper(text: str) -> str:
@@ -85,8 +110,8 @@ def _upper(text: str) -> str:
 
 def _draw(rows: list[CallLengths], figure: Any) -> None:
     axes = figure.subplots()
-    shortest = max(1, min(int(row.dur_ns.min()) for row in rows))
-    longest = max(shortest + 1, *(int(row.dur_ns.max()) for row in rows))
+    shortest = max(1, min(row.least_ns for row in rows))
+    longest = max(shortest + 1, *(row.spread[-1] or 0 for row in rows))
     low, high = int(np.floor(np.log10(shortest))), int(np.ceil(np.log10(longest)))
     high = max(high, low + 1)
     edges = np.logspace(low, high, (high - low) * _BINS_A_DECADE + 1)
@@ -111,13 +136,15 @@ def _draw(rows: list[CallLengths], figure: Any) -> None:
 
 def _draw_row(axes: Any, row: CallLengths, base: int, edges: Any) -> None:
     """The lengths of one name above their line: a histogram, or dots where they are few."""
-    lengths = np.clip(row.dur_ns, edges[0], None)
-    if len(lengths) >= HISTOGRAM_MIN:
-        counts, _ = np.histogram(lengths, edges)
+    if len(row.dur_ns) >= HISTOGRAM_MIN:
+        counts = np.zeros(len(edges) - 1, np.int64)
+        for part in parts(len(row.dur_ns)):
+            counts += np.histogram(np.clip(row.dur_ns[part], edges[0], None), edges)[0]
         heights = base + 0.72 * counts / counts.max()
         axes.stairs(heights, edges, baseline=base, fill=True, color=SERIES, alpha=0.6, linewidth=0)
     else:
         look = {"color": SERIES, "markersize": 3.5, "alpha": 0.6, "markeredgewidth": 0}
+        lengths = np.clip(row.dur_ns, edges[0], None)
         axes.plot(lengths, np.full(len(lengths), base + 0.3), "o", **look)
     axes.plot((edges[0], edges[-1]), (base, base), color=RULE, linewidth=0.8)
     _mark(axes, row, base, edges[0])
@@ -125,7 +152,7 @@ def _draw_row(axes: Any, row: CallLengths, base: int, edges: Any) -> None:
 
 def _mark(axes: Any, row: CallLengths, base: float, least: float) -> None:
     """The percentiles, by nearest rank, each with its own mark."""
-    _, _, *percentiles, _ = of_values(row.dur_ns)
+    _, _, *percentiles, _ = row.spread
     for (percent, (mark, colour)), dur_ns in zip(_MARKS.items(), percentiles, strict=True):
         label = f"p{percent}" if base == 0 else None
         axes.plot(

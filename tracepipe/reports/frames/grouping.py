@@ -8,7 +8,7 @@ from typing import Any
 
 from tracepipe.event.columns import Int32s, Int64s
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.stored import taken
+from tracepipe.reports.frames.stored import made, parts, taken
 
 _BITS = 63
 
@@ -73,16 +73,18 @@ def equal(*columns: Any) -> tuple[Int32s, Int32s]:
 
 
 def sort_within(numbers: Int64s, values: Int64s) -> Int64s:
-    """The values of rows, none below 0, in the order of the numbers of these, and then in theirs. Both may be
-    written over.
-    """
-    bits = int(values.max(initial=0)).bit_length()
-    if int(numbers.max(initial=0)).bit_length() + bits > _BITS:
+    """The values of rows, none below 0, in the order of the numbers of these, and then in theirs; columns."""
+    count = len(numbers)
+    most = max((int(values[part].max()) for part in parts(count)), default=0)
+    highest = max((int(numbers[part].max()) for part in parts(count)), default=0)
+    bits = most.bit_length()
+    if highest.bit_length() + bits > _BITS:
         in_order: Int64s = values[np.lexsort((values, numbers))]
         return in_order
     # Both in one integer: that sorts where it stands.
-    numbers <<= bits
-    numbers |= values
-    numbers.sort()
-    numbers &= (1 << bits) - 1
-    return numbers
+    both = np.empty(count, np.int64)
+    for part in parts(count):
+        both[part] = numbers[part] << bits | values[part]
+    both.sort()
+    ordered: Int64s = made(count, np.int64, lambda part: both[part] & ((1 << bits) - 1))
+    return ordered

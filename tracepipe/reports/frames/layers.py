@@ -13,7 +13,7 @@ from tracepipe.reports.frames.arguments import ArgsTable
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.shapes import FRAMES, ShapeTable, three, where
 from tracepipe.reports.frames.spans import FROM_DURATION, INSTANT, KINDS, NO_BEGIN, SPAN
-from tracepipe.reports.frames.stored import flagged, made, taken
+from tracepipe.reports.frames.stored import flagged, made, parts, taken
 
 _OF_ARGS = ("size_bytes", "address", "result")
 COLUMNS = (
@@ -71,8 +71,16 @@ class Layer:
 
     def lengths_ns(self, rows: Any) -> Int64s:
         """The lengths of some rows, as far as they are known."""
-        some = rows & self.has_length if rows.dtype == np.bool_ else rows[self.has_length[rows]]
-        lengths_ns: Int64s = self.end_ns[some] - self.start_ns[some]
+        if rows.dtype != np.bool_:
+            some = rows[self.has_length[rows]]
+            return np.asarray(self.end_ns[some] - self.start_ns[some])
+        some = rows & self.has_length
+        lengths_ns: Int64s = np.empty(int(np.count_nonzero(some)), np.int64)
+        at = 0
+        for part in parts(len(self)):
+            here = self.end_ns[part][some[part]] - self.start_ns[part][some[part]]
+            lengths_ns[at : at + len(here)] = here
+            at += len(here)
         return lengths_ns
 
     def rows(self, rows: Int64s) -> Layer:

@@ -21,7 +21,7 @@ from tracepipe.reports.frames.layers import COLUMNS, Frames, Layer, streams_and_
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.shapes import GROUPS, ShapeTable
 from tracepipe.reports.frames.spans import Matching
-from tracepipe.reports.frames.stored import parts, release
+from tracepipe.reports.frames.stored import give_back_at_once, parts, release
 from tracepipe.reports.frames.warp_columns import WarpTable
 
 
@@ -278,6 +278,7 @@ def load_run(
     `assumed` and `undated` are as in `open_recording`. Raises InputError, on the first bad line
     where `strict`, FormatError, ClockError, and LibraryMissing.
     """
+    give_back_at_once()
     with open_recording(path, source_format, assumed, undated) as opened, no_collector():
         reading = Reading(opened, path, strict=strict, progress=progress)
         loading = _Loading(opened, reading)

@@ -6,6 +6,7 @@ once they are looked at; given back they are in the system's cache of files, whi
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import tempfile
@@ -24,11 +25,24 @@ _STEP_BYTES = 1 << 22
 # What is looked at before it is given back.
 _MAPPED_BYTES = 1 << 23
 _ROOM_AT_FIRST = 1 << 12
+# <malloc.h>: from which size on memory has a mapping of its own.
+_M_MMAP_THRESHOLD = -3
 ROWS_AT_ONCE = 1 << 16
 """Rows of a part: what is made of them is small, and to go on to the next takes no time by comparison."""
 
 _maps: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 _touched_bytes = 0
+
+
+def give_back_at_once() -> None:
+    """Have the memory of arrays given back to the system when they are freed.
+
+    The C library keeps up to 32 MB of each for the next one, which is seldom as large.
+    """
+    # musl has no such function, and keeps nothing.
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if set_option is not None:
+        set_option(_M_MMAP_THRESHOLD, _LARGE_BYTES)
 
 
 def release() -> None:
