@@ -145,10 +145,13 @@ def test_nvcc_of_the_path_is_found(tmp_path: Path) -> None:
     assert look(tmp_path, PATH=str(there.parent)).nvcc[0].version == (12, 9)
 
 
-def test_an_nvcc_that_does_not_run_is_none(tmp_path: Path) -> None:
-    put(tmp_path / "usr/local/cuda/bin/nvcc", "#!/bin/sh\nexit 1\n", runs=True)
-    put(tmp_path / "opt/cuda/bin/nvcc", "no program", runs=True)
-    assert look(tmp_path).nvcc == []
+def test_an_nvcc_that_does_not_run_says_why_and_comes_last(tmp_path: Path) -> None:
+    put(tmp_path / "usr/local/cuda/bin/nvcc", "#!/bin/sh\necho no licence >&2; exit 1\n", runs=True)
+    tools = Toolchain(H200, look(tmp_path), ME)
+    with pytest.raises(CaptureUnavailable, match=r"nvcc does not tell its version: no licence\.$"):
+        tools.nvcc()
+    there = nvcc(tmp_path / "opt/cuda/bin/nvcc", "13.0")
+    assert Toolchain(H200, look(tmp_path), ME).nvcc().path == there
 
 
 # What is chosen, and how failures are told
@@ -375,6 +378,36 @@ def test_a_gpu_gets_the_code_of_its_own_architecture_or_the_one_before(tmp_path:
             tools.build_patches("p", source, [wish])
 
 
+def test_an_nvcc_that_lists_no_architectures_says_why(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools = patches_chain(tmp_path)
+    fatal = "nvcc fatal   : Could not open output file '/nowhere/tmpxft_1'"
+    put(tools.parts.nvcc[0].path, f'#!/bin/sh\necho "{fatal}" >&2; exit 1\n', runs=True)
+    source = put(tmp_path / "native/p.cu", "1")
+    with pytest.raises(CaptureUnavailable, match=r"does not list the GPUs .*: nvcc fatal   : Could not open"):
+        tools.build_patches("p", source, ["sm_90"])
+    monkeypatch.setenv("TMPDIR", "/nowhere")
+    with pytest.raises(CaptureUnavailable) as refusal:
+        tools.build_patches("p", source, ["sm_90"])
+    assert refusal.value.hint == "Set TMPDIR to a folder that can be written to: /nowhere is none."
+
+
+@pytest.mark.parametrize("why", ["No space left on device", "Disk quota exceeded"])
+def test_a_compiler_without_room_says_where(
+    why: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    bad = put(tmp_path / "g++", f"#!/bin/sh\necho one >&2; echo 'error: x.s: {why}' >&2; exit 1\n", runs=True)
+    with pytest.raises(CaptureUnavailable, match=f"as there is no room: error: x.s: {why}") as refusal:
+        chain(gxx=[Compiler(bad, (12, 2), "")]).build_host("a", [put(tmp_path / "a.cpp")])
+    room, said = (
+        f"Free some space in {tmp_path}, or set TMPDIR to a folder with room.",
+        f"one | error: x.s: {why}",
+    )
+    assert refusal.value.hint == f"{room} It said: {said}"
+
+
 def test_a_compiler_that_fails_is_told_with_its_error(tmp_path: Path, cache: Path) -> None:
     bad = put(
         tmp_path / "g++",
@@ -382,6 +415,10 @@ def test_a_compiler_that_fails_is_told_with_its_error(tmp_path: Path, cache: Pat
         runs=True,
     )
     source = put(tmp_path / "a.cpp")
-    with pytest.raises(CaptureUnavailable, match=r"a could not be built: a\.cpp:1: error: no such thing\.$"):
+    with pytest.raises(
+        CaptureUnavailable, match=r"a could not be built: a\.cpp:1: error: no such thing\.$"
+    ) as no:
         chain(gxx=[Compiler(bad, (12, 2), "")]).build_host("a", [source])
+    assert no.value.hint.startswith(f"Try it: {bad} ")
+    assert no.value.hint.endswith("It said: In file x | a.cpp:1: error: no such thing.")
     assert list(cache.iterdir()) == []

@@ -16,7 +16,6 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -24,12 +23,14 @@ from pathlib import Path
 
 from tracepipe.capture.gpu.build.cache import check_safe
 from tracepipe.capture.gpu.build.driver import Owner, Version, owner
+from tracepipe.capture.gpu.build.run import run
 from tracepipe.errors import CaptureUnavailable
 
 _TARGETS = {"x86_64": ("x86_64-linux",), "aarch64": ("sbsa-linux", "aarch64-linux")}
 _HEADERS = ("include", "extras/CUPTI/include", "compute-sanitizer/include")
 _LIBRARIES = ("lib", "lib64", "extras/CUPTI/lib64", "compute-sanitizer")
 _ASK_TIMEOUT_S = 20
+INSTALL_AS_ROOT = "Start it with sudo from the user who owns it, or install it as root."
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +50,16 @@ class Part:
 class Compiler:
     """A program that compiles, and the version that it states.
 
-    `mixed` names packages of another version that it cannot work with: `nvidia-nvvm 13.5`. `unsafe` says who
-    could have written it, where it would run as root: then it was not asked for its version.
+    `mixed` names packages of another version that it cannot work with: `nvidia-nvvm 13.5`. `refusal` says why
+    it cannot be used: it does not run, or would run as root and others could have written it. Its version is
+    not known then.
     """
 
     path: Path
     version: Version
     words: str
     mixed: tuple[str, ...] = ()
-    unsafe: str = ""
+    refusal: CaptureUnavailable | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ def find_parts(
         _compilers(gxx, user),
         sorted(
             (_with_packages(found, packages) for found in _compilers(nvcc, user)),
-            key=lambda found: (not found.unsafe, not found.mixed, found.version),
+            key=lambda found: (not found.refusal, not found.mixed, found.version),
             reverse=True,
         ),
         _parts(kits, packages, "sanitizer.h", "libsanitizer-public.so"),
@@ -197,21 +199,9 @@ def _version(include: Path) -> Version | None:
     return (int(found[1]) // 1000, int(found[1]) % 1000 // 10) if found else None
 
 
-def ask(program: Path, option: str, user: Owner) -> str:
-    """What a program prints, run as `user`; "" if it fails."""
-    try:
-        said = subprocess.run(
-            [str(program), option],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_ASK_TIMEOUT_S,
-            cwd="/",
-            **user.run_as,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return said.stdout if said.returncode == 0 else ""
+def ask(program: Path, option: str, user: Owner, *, failure: str) -> str:
+    """What a compiler prints for an option, run as `user`. Raises CaptureUnavailable."""
+    return run([str(program), option], user, failure=failure, timeout_s=_ASK_TIMEOUT_S)
 
 
 def _compilers(paths: Iterable[str | None], user: Owner) -> list[Compiler]:
@@ -224,9 +214,14 @@ def _compilers(paths: Iterable[str | None], user: Owner) -> list[Compiler]:
             try:
                 check_safe(Path(path), {0})
             except CaptureUnavailable as refusal:
-                found[Path(path).resolve()] = Compiler(Path(path), (0, 0), "", unsafe=refusal.message)
+                unsafe = f"{path} is not run as root: {refusal.message}"
+                found[Path(path).resolve()] = _refused(path, CaptureUnavailable(unsafe, INSTALL_AS_ROOT))
                 continue
-        said = ask(Path(path), "--version", user)
+        try:
+            said = ask(Path(path), "--version", user, failure=f"{path} does not tell its version")
+        except CaptureUnavailable as refusal:
+            found[Path(path).resolve()] = _refused(path, refusal)
+            continue
         # `Cuda compilation tools, release 13.0, V13.0.88`; `g++ (Debian 12.2.0-14) 12.2.0`
         version = re.search(r"release (\d+)\.(\d+)", said) or re.search(
             r"(\d+)\.(\d+)[.\d]*$", said.partition("\n")[0]
@@ -234,4 +229,8 @@ def _compilers(paths: Iterable[str | None], user: Owner) -> list[Compiler]:
         if version:
             number = int(version[1]), int(version[2])
             found[Path(path).resolve()] = Compiler(Path(path), number, said.strip())
-    return sorted(found.values(), key=lambda compiler: bool(compiler.unsafe))
+    return sorted(found.values(), key=lambda compiler: bool(compiler.refusal))
+
+
+def _refused(path: str, refusal: CaptureUnavailable) -> Compiler:
+    return Compiler(Path(path), (0, 0), "", refusal=refusal)

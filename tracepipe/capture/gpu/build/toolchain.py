@@ -12,9 +12,7 @@ write, and no library of theirs is linked.
 from __future__ import annotations
 
 import hashlib
-import os
 import platform
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,13 +20,13 @@ from pathlib import Path
 from tracepipe.capture.gpu.build.cache import Cache, check_safe
 from tracepipe.capture.gpu.build.cuda_parts import Compiler, Part, Parts, ask, find_parts
 from tracepipe.capture.gpu.build.driver import Driver, Owner, Version, ask_driver, owner
+from tracepipe.capture.gpu.build.run import run
 from tracepipe.errors import CaptureUnavailable
 
 NATIVE = Path(__file__).parents[1] / "native"
 _EXPORTS = NATIVE / "exports.map"
 INSTALL = "pip install 'tracepipe[gpu]'"
 INSTALL_GXX = "apt install g++"
-INSTALL_AS_ROOT = "Start it with sudo from the user who owns it, or install it as root."
 _BUILD_TIMEOUT_S = 300
 _NAMES = {
     "sanitizer": ("NVIDIA's Compute Sanitizer API", "nvidia-cuda-sanitizer-api"),
@@ -61,7 +59,7 @@ class Toolchain:
         """The C++ compiler. Raises CaptureUnavailable."""
         if not self.parts.gxx:
             raise CaptureUnavailable("There is no C++ compiler to build the GPU's part with.", INSTALL_GXX)
-        return self._safe(self.parts.gxx[0])
+        return _usable(self.parts.gxx[0])
 
     def nvcc(self) -> Compiler:
         """The newest nvcc that the driver takes code of. Raises CaptureUnavailable."""
@@ -76,20 +74,13 @@ class Toolchain:
                 f"nvcc {found} is too new for this driver (CUDA {_text(self.driver.cuda)}).",
                 _install_nvcc(self.driver.cuda),
             )
+        _usable(fitting[0])
         if fitting[0].mixed:
             raise CaptureUnavailable(
                 f"nvcc {_text(fitting[0].version)} does not work with {' and '.join(fitting[0].mixed)}.",
                 _install_nvcc(fitting[0].version),
             )
-        return self._safe(fitting[0])
-
-    def _safe(self, compiler: Compiler) -> Compiler:
-        """The compiler, unless others than root could have written it, and it would run as root."""
-        if compiler.unsafe:
-            raise CaptureUnavailable(
-                f"{compiler.path} is not run as root: {compiler.unsafe}", INSTALL_AS_ROOT
-            )
-        return compiler
+        return fitting[0]
 
     def part(self, name: str) -> Part:
         """`sanitizer` or `cupti`: the newest that is not newer than the driver. Raises CaptureUnavailable."""
@@ -159,40 +150,17 @@ class Toolchain:
         self, name: str, ending: str, sources: Sequence[Path], command: list[str], told: list[str]
     ) -> Path:
         file, cache = f"{name}-{_digest(sources, command, told)}{ending}", Cache(self.owner)
+        failure = f"{name} could not be built"
         return cache.find(file) or cache.make(
-            file, lambda path: self._run([*command, "-o", str(path)], f"{name} could not be built")
+            file,
+            lambda path: run(command, self.owner, failure=failure, timeout_s=_BUILD_TIMEOUT_S, output=path),
         )
 
     def _codes(self, nvcc: Compiler) -> list[str]:
         """The architectures that a compiler makes machine code for: `sm_75`, …"""
-        said = ask(nvcc.path, "--list-gpu-code", self.owner)
+        failure = f"nvcc {_text(nvcc.version)} does not list the GPUs that it makes code for"
+        said = ask(nvcc.path, "--list-gpu-code", self.owner, failure=failure)
         return [word for word in said.split() if word[3:].isdigit()]
-
-    def _run(self, command: list[str], failure: str) -> None:
-        """Run it as the owner, with files that nobody else can write."""
-        environment = {**os.environ, "HOME": str(self.owner.home), "LC_ALL": "C"}
-        try:
-            done = subprocess.run(
-                command,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=_BUILD_TIMEOUT_S,
-                umask=0o022,
-                env=environment,
-                cwd="/",
-                **self.owner.run_as,
-            )
-        except subprocess.TimeoutExpired:
-            raise CaptureUnavailable(
-                f"{failure}: no end after {_BUILD_TIMEOUT_S} s.", "Is the machine busy? Try again."
-            ) from None
-        except (OSError, subprocess.SubprocessError) as error:
-            raise CaptureUnavailable(f"{failure}: {error}.", f"Does {command[0]} work?") from None
-        if done.returncode:
-            raise CaptureUnavailable(
-                f"{failure}: {_first_error(done.stderr)}.", f"Try it: {' '.join(command)}"
-            )
 
 
 def this_toolchain() -> Toolchain:
@@ -224,10 +192,11 @@ def _code_for(wish: str, known: list[str], nvcc: Compiler) -> str:
     return f"sm_{max(fitting)}"
 
 
-def _first_error(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    told = [line for line in lines if "error" in line.lower()] or lines
-    return told[0].rstrip(".") if told else "it says nothing"
+def _usable(compiler: Compiler) -> Compiler:
+    """The compiler. Raises CaptureUnavailable if it cannot be used."""
+    if compiler.refusal:
+        raise compiler.refusal
+    return compiler
 
 
 def _text(version: Version | None) -> str:
