@@ -44,7 +44,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[CaptureReques
         return SUMMARY
 
     monkeypatch.setattr("tracepipe.capture.capture", capture)
-    monkeypatch.setattr("tracepipe.capture.plan.layers_here", lambda: ("userspace", "syscall"))
+    monkeypatch.setattr("tracepipe.capture.plan.layers_here", lambda of_command: ("userspace", "syscall"))
     monkeypatch.chdir(tmp_path)
     return requests
 

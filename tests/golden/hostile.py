@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 from hypothesis import strategies as st
 
-from tracepipe.event.model import ID_LIMIT, SLOT_LIMIT, SM_LIMIT, TIME_LIMIT_NS
+from tracepipe.event.model import ID_LIMIT, RANGE_LIMIT, SLOT_LIMIT, SM_LIMIT, TIME_LIMIT_NS
 from tracepipe.layout.tree import LAYER_TITLES
 
 START_NS = 1_000_000
@@ -95,6 +95,10 @@ def events(draw: st.DrawFn) -> dict[str, Any]:
         event["dur_ns"] = draw(lengths)
     if not layer.startswith("gpu"):
         event |= {"pid": draw(st.integers(5, 6)), "tid": draw(st.integers(5, 6))}
+    if layer == "annotation":
+        of = {"domain": st.sampled_from(["one", "größe", ""]), "range": st.sampled_from([0, 1, RANGE_LIMIT])}
+        for name in draw(st.lists(st.sampled_from(sorted(of)), max_size=2)):
+            event[name] = draw(of[name])
     more: dict[str, Any] = {
         "gpu": st.integers(0, 2) | st.just(U64),
         "stream": st.integers(0, 1) | st.just(U64),

@@ -74,6 +74,9 @@ def events(draw: st.DrawFn) -> dict[str, Any]:
         event |= {"pid": draw(st.integers(5, 6)), "tid": draw(st.integers(5, 7))}
     if layer == "hook" and draw(st.booleans()):
         event["layer"] = draw(st.sampled_from(["pool", "hooks", ""]))
+    if layer == "annotation":
+        more = {"domain": draw(st.sampled_from(["one", "two"])), "range": draw(st.integers(0, 1))}
+        event |= {name: more[name] for name in draw(st.sets(st.sampled_from(sorted(more))))}
     if layer == "gpu_thread":
         event["thread"] = [draw(st.sampled_from([0, 1, 32])), draw(st.integers(0, 1)), 0]
     if draw(st.booleans()):

@@ -41,7 +41,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Orde
         return SUMMARY
 
     monkeypatch.setattr("tracepipe.cli.capture.record", record)
-    monkeypatch.setattr("tracepipe.capture.plan.layers_here", lambda: ("userspace", "syscall"))
+    monkeypatch.setattr("tracepipe.capture.plan.layers_here", lambda of_command: ("userspace", "syscall"))
 
     def ask(*argv: str) -> Order:
         monkeypatch.setattr(sys, "argv", ["tracepipe", "capture", *argv])

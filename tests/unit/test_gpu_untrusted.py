@@ -14,7 +14,8 @@ from collections.abc import Callable
 import pytest
 
 from tests.support.gpu_records import pack_record
-from tracepipe.capture.gpu.engines import kernel_records, warp_records
+from tracepipe.capture.gpu.engines import annotation_records, kernel_records, warp_records
+from tracepipe.capture.gpu.engines.annotations import AnnotationsRenderer, NoRecords
 from tracepipe.capture.gpu.engines.kernel_lines import KernelsRenderer
 from tracepipe.capture.gpu.engines.transport import (
     GPU,
@@ -30,7 +31,7 @@ from tracepipe.capture.gpu.engines.warps import WarpRenderer
 from tracepipe.event.checks import first_fault
 from tracepipe.event.model import COUNT_LIMIT
 
-Renderer = KernelsRenderer | WarpRenderer
+Renderer = KernelsRenderer | WarpRenderer | AnnotationsRenderer
 Make = Callable[[], Renderer]
 
 API = 1 << 63 | 1 << 62 | 307
@@ -81,9 +82,24 @@ OF_KERNELS = [
     (kernel_records.KIND_MEMORY, kernel_records.MEMORY.pack(30, 4096, 1 << 40, 0, 1, 7, 10, 1, 3)),
     (kernel_records.KIND_TAKEN, kernel_records.TAKEN.pack(50, 60)),
 ]  # fmt: skip
+OF_ANNOTATIONS = [
+    (annotation_records.KIND_LABEL, annotation_records.LABEL.pack(1, 0, 0, 4096) + b"data"),
+    (annotation_records.KIND_LABEL, annotation_records.LABEL.pack(2, 0, 4096, 8192) + b"registered"),
+    (annotation_records.KIND_LABEL, annotation_records.LABEL.pack(3, 0, 4096, 3) + b"weights"),
+    (annotation_records.KIND_LABEL, annotation_records.LABEL.pack(4, 0, 0, 43) + b"trainer"),
+    (
+        annotation_records.KIND_MARK,
+        annotation_records.BEGUN.pack(0, 0, 0, bytes(8), 3, 1, 0xFF76B900, 0) + b"x",
+    ),
+    (annotation_records.KIND_PUSH, annotation_records.BEGUN.pack(4096, 8192, 0, bytes(8), 0, 0, 0, 3)),
+    (annotation_records.KIND_POP, annotation_records.ENDED.pack(4096, 0)),
+    (annotation_records.KIND_START, annotation_records.BEGUN.pack(0, 0, 1, bytes(8), 1, 0, 0, 0) + b"y"),
+    (annotation_records.KIND_END, annotation_records.ENDED.pack(0, 1)),
+]
 ENGINES = [
     pytest.param(lambda: WarpRenderer({}), OF_WARPS, id="warps"),
     pytest.param(KernelsRenderer, OF_KERNELS, id="kernels"),
+    pytest.param(lambda: AnnotationsRenderer(NoRecords()), OF_ANNOTATIONS, id="annotations"),
 ]
 
 
@@ -138,7 +154,8 @@ def test_whatever_comes_the_file_is_one_that_can_be_read(
             time_ns = chance.choice((1000, chance.getrandbits(64)))
             chunk += pack_record(kind, pid, tid, time_ns, _forged(chance, payload))
         assert sum(renderer.counts(chunk).values()) <= len(chunk)
-        refused += _lost(_lines(renderer, chunk), MALFORMED)
+        lines = _lines(renderer, chunk)
+        refused += _lost(lines, MALFORMED) + _lost(lines, CROWDED)
     assert refused > 50
     assert renderer.losses["unknown"] == refused
     assert all(line.isprintable() for line in renderer.notes)

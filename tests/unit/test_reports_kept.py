@@ -183,6 +183,12 @@ SHAPES = [
     Shape("gpu_kernel", "k", "X", 1, gpu=3, stream=1 << 40, grid=(1, 2, 3), block=(4, 5, 6)),
     Shape("gpu_kernel", "k", "X", 1, gpu=3, stream=1 << 40, grid=(1, 2, 4)),
     Shape("gpu_thread", "k", "I", 1, gpu=0),
+    Shape("annotation", "step", "B", 1, 2),
+    Shape("annotation", "step", "B", 1, 2, domain="data"),
+    Shape("annotation", "step", "B", 1, 2, domain="train"),
+    Shape("annotation", "step", "B", 1, 2, range=0),
+    Shape("annotation", "step", "E", 1, 3, range=0),
+    Shape("annotation", "step", "B", 1, 2, domain="data", range=1),
 ]
 
 
@@ -192,7 +198,7 @@ def test_shapes_are_columns() -> None:
     assert numbers.tolist() == list(range(len(SHAPES)))
     assert [table.number(shape) for shape in SHAPES] == numbers.tolist()
     assert table.number(None) == NONE
-    for name in ("name", "phase", "pid", "tid", "cpu", "comm", "gpu", "stream"):
+    for name in ("name", "phase", "pid", "tid", "cpu", "comm", "domain", "range", "gpu", "stream"):
         values = [getattr(shape, name) for shape in SHAPES]
         kept = table.column(name, numbers).tolist()
         assert [table.value(name, number) for number in kept] == values

@@ -206,7 +206,7 @@ def capture(
     from tracepipe.capture.plan import layers_here
 
     own = not (command or pids or comm or system)
-    asked = layers_here() if layers is None else _several(layers)
+    asked = layers_here(of_command=bool(command)) if layers is None else _several(layers)
     check_layers(asked)
     request = CaptureRequest(
         command=_command(command),

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any, BinaryIO, cast
 
 from tracepipe.capture.engines.engine import Collector, Engine, Store
-from tracepipe.capture.request import CaptureRequest, Control, Notify
+from tracepipe.capture.request import ANNOTATION, CaptureRequest, Control, Notify
 from tracepipe.capture.summary import CaptureSummary
 from tracepipe.errors import CaptureUnavailable, TracepipeError
 
@@ -80,23 +80,23 @@ def _capture(
     watchers: Sequence[Collector],
     control: Control | None,
 ) -> CaptureSummary:
+    from tracepipe.capture.engines.none import NoProbes
     from tracepipe.capture.find.library import find_program
-    from tracepipe.capture.gpu import start
+    from tracepipe.capture.gpu import annotated, start
     from tracepipe.capture.session import run_session
 
     if request.command:
         find_program(request.command)  # before anything is said of how it is recorded
     request, device = start(request, notify)
     try:
+        device = annotated(request, device, notify)
         try:
-            engine, version, why = choose(request.method)
+            engine, version, why = choose(request.method) if _needs_probes(request) else (NoProbes(), "", "")
         except CaptureUnavailable as refusal:
             if device is None:
                 if request.command:
                     notify(f"{request.command[0]} was not started")
                 raise
-            from tracepipe.capture.engines.none import NoProbes
-
             engine, version = NoProbes(), ""
             why = f"{refusal.message} Recorded is what {device.name} tells; {refusal.hint}"
         if why:
@@ -105,6 +105,11 @@ def _capture(
     finally:
         if device is not None:
             device.close()
+
+
+def _needs_probes(request: CaptureRequest) -> bool:
+    """Whether anything is asked for beside what a library in the command tells."""
+    return request.layers != (ANNOTATION,) or bool(request.hooks)
 
 
 def choose(method: str) -> tuple[Engine, str, str]:

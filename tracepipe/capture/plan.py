@@ -10,6 +10,7 @@ from tracepipe.capture.find.python_packages import python_of
 from tracepipe.capture.find.resolve import resolve
 from tracepipe.capture.machine.threads import running_threads
 from tracepipe.capture.request import (
+    ANNOTATION,
     CALL_LAYERS,
     DEFAULT_LAYERS,
     CaptureRequest,
@@ -43,10 +44,11 @@ _ALWAYS = {"syscall", "scheduler"}
 """Layers that every kernel has tracepoints for."""
 
 
-def layers_here() -> tuple[str, ...]:
-    """All layers, without `kernel` where the driver cannot be probed."""
+def layers_here(*, of_command: bool) -> tuple[str, ...]:
+    """All layers of a command or of what runs already, without `kernel` where the driver cannot be probed."""
     driver = resolve([load_set("nvidia-kmod")], LibrarySearch(), is_partial=True)
-    return PROBED_LAYERS if any(probe.layer == "kernel" for probe in driver.probes) else DEFAULT_LAYERS
+    probed = PROBED_LAYERS if any(probe.layer == "kernel" for probe in driver.probes) else DEFAULT_LAYERS
+    return (ANNOTATION, *probed) if of_command else probed
 
 
 def plan_of(
@@ -101,6 +103,8 @@ def plan_of(
     }
     for layer, reason in missing.items():
         notify(f"no {layer} layer: {reason}")
+    if ANNOTATION in request.layers and ANNOTATION not in told:  # which was said with its reason
+        missing[ANNOTATION] = "its library cannot be loaded into the command"
     if "userspace" not in missing and _DRIVER_API in selection.unresolved:
         notify(f"no CUDA driver calls: {selection.unresolved[_DRIVER_API]}; --library names the file")
     layers = tuple(layer for layer in layers if layer not in missing)

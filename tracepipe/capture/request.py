@@ -13,13 +13,15 @@ RING_BYTES = 16 << 20
 """Default ring: 262 144 events of 64 bytes, a fifth of a second at the highest rate that was measured."""
 AUTO_WARPS = 2_000_000
 """How many warps `auto` records of a run that nobody bounded: about 120 MB of the file."""
+ANNOTATION = "annotation"
+"""The layer of what programs say of themselves, through a library that is loaded into them."""
 DEFAULT_LAYERS = ("userspace", "syscall", "scheduler")
 """What every machine that can capture has."""
 CALL_LAYERS = ("memory", "transfer")
 """What calls did, made of those of `userspace`."""
 GPU_LAYERS = {"gpu_kernel": "kernels", "gpu_warp": "warps"}
 """Layers that only engines for GPUs record → the engine that records it at the least cost."""
-LAYER_NAMES = (*PROBED_LAYERS, *CALL_LAYERS, *GPU_LAYERS)
+LAYER_NAMES = (*PROBED_LAYERS, *CALL_LAYERS, *GPU_LAYERS, ANNOTATION)
 """All layers that can be asked for, by the names that the file has."""
 
 Notify = Callable[[str], None]

@@ -12,7 +12,14 @@ import typer
 
 from tracepipe.capture import ENGINES, CaptureRequest
 from tracepipe.capture.gpu import GPU_ENGINES
-from tracepipe.capture.request import AUTO_WARPS, GPU_LAYERS, LAYER_NAMES, RING_BYTES, check_layers
+from tracepipe.capture.request import (
+    ANNOTATION,
+    AUTO_WARPS,
+    GPU_LAYERS,
+    LAYER_NAMES,
+    RING_BYTES,
+    check_layers,
+)
 from tracepipe.errors import OutputError, TracepipeError
 from tracepipe.hooks.hook import PROBED_LAYERS
 from tracepipe.terminal.messages import choices, text_of
@@ -64,7 +71,8 @@ class Which:
         str,
         typer.Option(
             "--layers",
-            help=f"Comma-separated: {', '.join(LAYER_NAMES)}; all, the first four; none, for --hook alone. "
+            help=f"Comma-separated: {', '.join(LAYER_NAMES)}; all, the first four and, of a command, the last; "
+            "none, for --hook alone. "
             "By default all, without kernel where the NVIDIA driver cannot be probed.",
             rich_help_panel=WHAT,
         ),
@@ -277,7 +285,7 @@ def request_of(
         limits = Limits(limits.duration_ns, until.max_events, size)
     request = CaptureRequest(
         command=command or [],
-        layers=_layers(which.layers),
+        layers=_layers(which.layers, of_command=bool(command) and gpus is not None),
         method=text_of(method),
         pids=tuple(whose.pid or ()),
         comm=whose.comm,
@@ -293,8 +301,8 @@ def request_of(
     )
     if gpus:
         return _with_gpus(request, gpus)
-    if of_gpus := [layer for layer in GPU_LAYERS if layer in request.layers]:
-        raise typer.BadParameter(f"only tracepipe capture records {of_gpus[0]}", param_hint="--layers")
+    if injected := [layer for layer in (*GPU_LAYERS, ANNOTATION) if layer in request.layers]:
+        raise typer.BadParameter(f"only tracepipe capture records {injected[0]}", param_hint="--layers")
     return request
 
 
@@ -337,14 +345,15 @@ def named(name_of: Callable[[str], str], given: str, option: str) -> str:
         raise typer.BadParameter(f"{error.message} {error.hint}", param_hint=option) from None
 
 
-def _layers(text: str) -> tuple[str, ...]:
-    """Layers by name; none given: all that this machine can have."""
+def _layers(text: str, *, of_command: bool) -> tuple[str, ...]:
+    """Layers by name; none given: all that this machine can have, of a command that is recorded to a file."""
     from tracepipe.capture.plan import layers_here
 
     named = tuple(name.strip() for name in text.split(",") if name.strip())
     if named == ("none",):  # what hooks ask for, and nothing else
         return ()
-    asked = PROBED_LAYERS if named == ("all",) else named or layers_here()
+    known = (ANNOTATION, *PROBED_LAYERS) if of_command else PROBED_LAYERS
+    asked = known if named == ("all",) else named or layers_here(of_command=of_command)
     try:
         check_layers(asked)
     except TracepipeError as error:

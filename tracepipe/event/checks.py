@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any, get_args, get_origin, is_typeddict
 
-from tracepipe.event.model import MONOTONIC, RECORDS, TIME_LIMIT_NS, Doc, Problem, Record
+from tracepipe.event.model import MONOTONIC, NAME_BYTES_MAX, RECORDS, TIME_LIMIT_NS, Doc, Problem, Record
 from tracepipe.event.schema import fields_of, required_of
 
 Fault = tuple[str, str]
@@ -166,9 +166,7 @@ def first_fault(record: Any) -> Fault | None:
     return None
 
 
-NAME_BYTES_MAX = 4096
-"""Of longer texts, but those in arguments, so much is kept."""
-_TEXTS = ("name", "comm", "layer", "clock", "reason")
+_TEXTS = ("name", "comm", "domain", "layer", "clock", "reason")
 
 
 def long_texts(record: Record) -> list[str]:

@@ -20,6 +20,7 @@ TraceNs = NewType("TraceNs", int)
 
 # Layers, outermost first: the order in which they are drawn and counted.
 LAYERS: Final = (
+    "annotation",
     "userspace",
     "hook",
     "syscall",
@@ -31,7 +32,9 @@ LAYERS: Final = (
     "gpu_warp",
     "gpu_thread",
 )
-HOST_LAYERS: Final = frozenset({"userspace", "hook", "syscall", "kernel", "scheduler", "memory", "transfer"})
+HOST_LAYERS: Final = frozenset(
+    {"annotation", "userspace", "hook", "syscall", "kernel", "scheduler", "memory", "transfer"}
+)
 PHASES: Final = ("B", "E", "I", "X")
 MONOTONIC: Final = "monotonic"
 HOST_CLOCKS: Final = ("monotonic", "boottime", "realtime")
@@ -60,9 +63,13 @@ INDEX_LIMIT: Final = (1 << 31) - 1
 # The hardware of today has below 200 SMs and 64 slots on each; tracks are kept and ordered by both numbers.
 SM_LIMIT: Final = (1 << 16) - 1
 SLOT_LIMIT: Final = (1 << 12) - 1
+# Ranges of a process that are open at a time have a track each.
+RANGE_LIMIT: Final = (1 << 12) - 1
 # A billion events a second for three days; sums over a file stay within 64 bits.
 COUNT_LIMIT: Final = (1 << 48) - 1
 MASK_LIMIT: Final = (1 << 32) - 1
+# Of longer texts, but those in arguments, so much is kept.
+NAME_BYTES_MAX: Final = 4096
 # Columns of warps are 64-bit and signed.
 COLUMN_LIMIT: Final = (1 << 63) - 1
 
@@ -129,6 +136,15 @@ class Event(_EventRequired, total=False):
     cpu: Annotated[int, Doc("processor it happened on", minimum=0)]
     comm: Annotated[str, Doc("thread name at that time")]
     clock: Annotated[str, Doc("clock of ts_ns, if not the header's")]
+    domain: Annotated[str, Doc("annotation: domain of NVTX, absent for the default one")]
+    range: Annotated[
+        int,
+        Doc(
+            "annotation: of a range of the process, not of a thread: its number among those that are open",
+            minimum=0,
+            maximum=RANGE_LIMIT,
+        ),
+    ]
     gpu: Annotated[int, Doc("GPU index", minimum=0)]
     stream: Annotated[int, Doc("CUDA stream id", minimum=0)]
     launch: Annotated[int, Doc("launch id: the same on the launch call, the kernel and its warps", minimum=0)]

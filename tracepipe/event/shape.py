@@ -33,6 +33,8 @@ class Shape:
     has_dur: bool = False
     has_launch: bool = False
     layer: str | None = None
+    domain: str | None = None
+    range: int | None = None
 
     @property
     def on_stream(self) -> bool:
@@ -52,6 +54,9 @@ class Shape:
         """What the events that nest with its own have in common; None for those that do not nest."""
         if self.on_stream:
             return ("gpu", self.gpu or 0, self.stream or 0)
+        if self.type == "annotation":
+            # Ranges of a thread nest in their domain, and those of a process go by their numbers.
+            return (self.type, self.pid, self.tid if self.range is None else None, self.domain, self.range)
         if self.type in HOST_LAYERS:
             return (self.drawn_layer, self.layer, self.pid, self.tid)
         return None
@@ -79,6 +84,8 @@ def shape_of(record: Mapping[str, Any]) -> Shape:
         "dur_ns" in record,
         "launch" in record,
         (get("layer") or None) if kind == "hook" else None,
+        get("domain") if kind == "annotation" else None,
+        get("range") if kind == "annotation" else None,
     )
 
 

@@ -33,6 +33,8 @@ class HostLayout:
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
         self._memory: dict[tuple[int | None, str], DeviceMemory] = {}
+        self._named: set[tuple[int | None, int | None]] = set()
+        """Threads that the program named itself, whatever the kernel calls them."""
         self._naming: Bools = np.zeros(0, np.bool_)
         self._of_memory: Bools = np.zeros(0, np.bool_)
         """By the number of a shape."""
@@ -50,7 +52,13 @@ class HostLayout:
         numbers = events.shape[_flagged(self._naming, events)].tolist()
         for number in reversed(dict.fromkeys(reversed(numbers))):
             shape = self._shape(number)
-            self._rows.tree.rename_thread(shape.pid, shape.tid, shape.comm or "")
+            thread, name = (shape.pid, shape.tid), shape.comm or ""
+            if shape.type == "annotation":
+                self._named.add(thread)
+            elif shape.pid is not None and shape.pid == shape.tid:
+                self._rows.tree.rename_process(shape.pid, name)
+            if shape.type == "annotation" or thread not in self._named:
+                self._rows.tree.rename_thread(*thread, name)
 
     def _shape(self, number: int) -> Shape:
         shape = self._rows.book.tables.shapes[number]

@@ -55,6 +55,7 @@ class Rows:
         self.threads: dict[tuple[int | None, int | None], HostThread] = {}
         self._gpus: dict[int, Track] = {}
         self._streams: dict[tuple[int, int], int] = {}
+        self._ranges: dict[tuple[object, ...], int] = {}
         self._gpu_names = {
             gpu.get("index"): str(gpu.get("name", ""))
             for gpu in header.get("gpus", [])
@@ -140,17 +141,33 @@ class Rows:
         return thread
 
     def _host(self, shape: Shape) -> int:
+        if shape.range is not None:
+            return self._range(shape, shape.range)
         # A hook's layer may be called as those are that have no name.
-        layer = shape.drawn_layer, None if shape.layer == LAYER_TITLES["hook"] else shape.layer
+        own = None if shape.layer == LAYER_TITLES["hook"] else shape.layer
+        layer = shape.drawn_layer, own if shape.domain is None else shape.domain
         if self.tree.is_full and (shape.pid, shape.tid) not in self.threads:
             return NO_ROW
-        thread = self.thread(shape.pid, shape.tid, shape.comm or "")
+        # What a program calls a thread of its own is no name of its process.
+        comm = "" if shape.type == "annotation" else shape.comm or ""
+        thread = self.thread(shape.pid, shape.tid, comm)
         row = thread.rows.get(layer)
         if row is None and self.tree.is_full:
             return NO_ROW
         if row is None:
             row = thread.rows[layer] = self.new_row(self.tree.layer(thread.track, *layer))
             self._relate(thread)
+        return row
+
+    def _range(self, shape: Shape, number: int) -> int:
+        """The row of ranges of a process."""
+        key = (shape.pid, shape.domain, number)
+        row = self._ranges.get(key)
+        if row is None and self.tree.is_full:
+            return NO_ROW
+        if row is None:
+            track = self.tree.ranges(self.tree.process(shape.pid), shape.domain, number)
+            row = self._ranges[key] = self.new_row(track)
         return row
 
     def _relate(self, thread: HostThread) -> None:
@@ -188,6 +205,8 @@ class Rows:
         for thread in self.threads.values():
             for row in thread.rows.values():
                 self.nesting.close(row, end_ns)
+        for row in self._ranges.values():
+            self.nesting.close(row, end_ns)
 
     def close_streams(self, end_ns: int) -> None:
         """End what is still open on streams."""

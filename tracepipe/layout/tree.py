@@ -10,6 +10,7 @@ from tracepipe.event.model import Header
 from tracepipe.layout.tracks import Track, TrackKind
 
 LAYER_TITLES = {
+    "annotation": "annotations",
     "userspace": "CUDA API",
     "hook": "hooks",
     "syscall": "syscalls",
@@ -19,8 +20,8 @@ LAYER_TITLES = {
     "transfer": "transfers",
 }
 _RANK = {layer: rank for rank, layer in enumerate(LAYER_TITLES)}
-
-
+# Under a process, behind its threads, whose ranks are their ids.
+RANK_RANGES = 1 << 22
 # Each takes about a kilobyte while the trace is written. Eight GPUs of 132 SMs with 64 slots have half as
 # many.
 TRACKS_MAX = 1 << 17
@@ -79,20 +80,32 @@ class Tree:
             lambda at: Track(at, process, "thread", name, rank, pid=pid or 0, tid=tid or 0),
         )
 
-    def rename_thread(self, pid: int | None, tid: int | None, comm: str) -> None:
-        """Give a thread the name it has now, and its process too where it is the main thread."""
-        keys: list[tuple[object, ...]] = [("thread", pid, tid)]
-        if pid == tid and pid is not None:
-            keys.append(("process", pid))
-        for key in keys:
-            track = self._tracks.get(key)
-            if track is not None and track.name != comm:
-                self._tracks[key] = renamed = replace(track, name=comm)
-                self._declared.append(renamed)
+    def rename_thread(self, pid: int | None, tid: int | None, name: str) -> None:
+        """Give a thread the name it has now."""
+        self._rename(("thread", pid, tid), name)
+
+    def rename_process(self, pid: int | None, name: str) -> None:
+        """Give a process the name it has now."""
+        self._rename(("process", pid), name)
+
+    def _rename(self, key: tuple[object, ...], name: str) -> None:
+        track = self._tracks.get(key)
+        if track is not None and track.name != name:
+            self._tracks[key] = renamed = replace(track, name=name)
+            self._declared.append(renamed)
 
     def layer(self, thread: Track, layer: str, own: str | None) -> Track:
-        """The track of one layer of a thread; `own` is the name that a hook's layer has."""
-        return self.child(thread, "slices", own or LAYER_TITLES[layer], _RANK[layer], own or layer)
+        """The track of one layer of a thread; `own` is the name of a hook's layer, or a domain's."""
+        title, rank = LAYER_TITLES[layer], _RANK[layer]
+        if layer == "annotation":
+            return self.child(thread, "slices", title if own is None else f"{title}: {own}", rank, layer)
+        return self.child(thread, "slices", own or title, rank, own or layer)
+
+    def ranges(self, process: Track, domain: str | None, number: int) -> Track:
+        """The track of the ranges of a process that have a number."""
+        title = "ranges" if domain is None else f"ranges: {domain}"
+        name = f"{title} ({number + 1})" if number else title
+        return self.child(process, "slices", name, RANK_RANGES + number, "annotation")
 
     def child(
         self, parent: Track, kind: TrackKind, name: str, rank: int, category: str = "", unit: str = ""

@@ -46,8 +46,12 @@ def run(run: Run, options: Options) -> Result:
     """The summary of one recording."""
     result = Result("TRACE SUMMARY")
     result.parts += [_layers(run), _activities(run)]
-    tables = [*((table, 0) for table in moved(run)), _processes(run, options), _functions(run, options)]
-    for table, left_out in (*tables, (_slowest(run, options), 0)):
+    tables = [
+        *((table, 0) for table in moved(run)),
+        *(of(run, options) for of in (_processes, _annotations, _functions)),
+        (_slowest(run, options), 0),
+    ]
+    for table, left_out in tables:
         if table.rows:
             result.parts.append(table)
         if left_out:
@@ -178,7 +182,8 @@ def _by_process(of_shape: Any, processes: int, layer: Layer, rows: Bools) -> _Su
 def _who(run: Run, of_shape: Any, processes: int) -> tuple[Int64s, Int64s]:
     """How many events each process has, and how many threads; `of_shape` are numbers of processes."""
     counts, seen = np.zeros(processes, np.int64), np.zeros(len(of_shape), np.bool_)
-    for name in ("userspace", "hook", "syscall", "kernel", "scheduler", "memory", "gpu_kernel"):
+    layers = ("annotation", "userspace", "hook", "syscall", "kernel", "scheduler", "memory", "gpu_kernel")
+    for name in layers:
         layer = run.layer(name)
         for part in parts(len(layer)):
             np.add.at(counts, of_shape[layer.shape[part]], 1)
@@ -232,17 +237,31 @@ class _Functions:
         return measures
 
 
+def _annotations(run: Run, options: Options) -> tuple[Table, int]:
+    """The ranges and marks of programs that count most, and how many are left out."""
+    rows, left_out = _called(run, options, ("annotation",))
+    columns = (Column("name", "range"), _COUNT, *LENGTH_COLUMNS)
+    shown = [(name, *cells) for name, _, *cells in rows]
+    note = "Ranges inside others are part of them."
+    return Table("annotations", f"Annotations by {options.sort}", columns, shown, note), left_out
+
+
 def _functions(run: Run, options: Options) -> tuple[Table, int]:
     """The functions that count most, and how many are left out."""
-    every = np.arange(len(run.shapes), dtype=np.int32)
-    names, layers = run.shapes.column("name", every), run.shapes.column("layer", every)
-    of_shape, first = equal(layers, names)
-    known = names[first], layers[first]
-    found = [_functions_of(run, run.layer(name), of_shape, *known) for name in _CALLED]
-    shown = [of.row(run, at) for of, at in _first_ones(run, found, options)]
+    rows, left_out = _called(run, options, _CALLED)
     columns = (Column("name", "function"), Column("layer", "layer", spare=True), _COUNT, *LENGTH_COLUMNS)
-    table = Table("functions", f"Functions by {options.sort}", columns, shown)
-    return table, sum(len(of.count) for of in found) - len(shown)
+    return Table("functions", f"Functions by {options.sort}", columns, rows), left_out
+
+
+def _called(run: Run, options: Options, layers: tuple[str, ...]) -> tuple[list[tuple[Any, ...]], int]:
+    """Name, layer, count and lengths of what counts most in some layers, and how many are left out."""
+    every = np.arange(len(run.shapes), dtype=np.int32)
+    names, of_layers = run.shapes.column("name", every), run.shapes.column("layer", every)
+    of_shape, first = equal(of_layers, names)
+    known = names[first], of_layers[first]
+    found = [_functions_of(run, run.layer(name), of_shape, *known) for name in layers]
+    shown = [of.row(run, at) for of, at in _first_ones(run, found, options)]
+    return shown, sum(len(of.count) for of in found) - len(shown)
 
 
 def _first_ones(run: Run, found: list[_Functions], options: Options) -> Iterator[tuple[_Functions, int]]:

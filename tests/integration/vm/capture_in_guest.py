@@ -40,11 +40,11 @@ def captured(path: str, layers: tuple[str, ...], **options: Any) -> CaptureSumma
 
 bpf.link_kprobes = counting("multi", bpf.link_kprobes)
 bpf.link_one_kprobe = counting("single", bpf.link_one_kprobe)
-first = captured("run.jsonl", layers_here())
+first = captured("run.jsonl", layers_here(of_command=False))
 outcome = {"detach_ns": first.detach_ns, "losses": first.losses, "links": dict(links)}
 outcome["messages"] = list(messages)
 links.clear()
-captured("bpftrace.jsonl", layers_here(), method="bpftrace", only=ONLY)
+captured("bpftrace.jsonl", layers_here(of_command=False), method="bpftrace", only=ONLY)
 outcome["bpftrace"] = Path("bpftrace.jsonl").read_text().splitlines()
 captured("hooked.jsonl", (), hooks=("kprobe:nv_ioctl|nv*sched*",))
 hooked = [json.loads(line) for line in Path("hooked.jsonl").read_text().splitlines()]

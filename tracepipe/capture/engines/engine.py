@@ -84,14 +84,17 @@ class Renderer(Protocol):
 
 
 class DeviceRenderer(Protocol):
-    """Turns what a GPU's recording collected into lines of an event file.
+    """Turns what a library in the command collected into lines of an event file."""
 
-    `gpus` are the GPUs that were met, as the header has them; `notes` what the user should know; `losses`
-    those that it found itself.
-    """
+    @property
+    def notes(self) -> list[str]:
+        """What the user should know."""
+        ...
 
-    notes: list[str]
-    losses: dict[str, int]
+    @property
+    def losses(self) -> dict[str, int]:
+        """Layer → losses that it found itself."""
+        ...
 
     @property
     def gpus(self) -> list[dict[str, Any]]:

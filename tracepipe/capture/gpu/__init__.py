@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tracepipe.capture.engines.engine import DeviceEngine
-from tracepipe.capture.request import CaptureRequest, Notify
+from tracepipe.capture.request import ANNOTATION, CaptureRequest, Notify
 from tracepipe.errors import CaptureUnavailable, TracepipeError
 
 if TYPE_CHECKING:
@@ -70,6 +70,37 @@ def start(request: CaptureRequest, notify: Notify) -> tuple[CaptureRequest, Devi
     toolchain = this_toolchain()
     toolchain.architectures()  # without a GPU there is none, and nothing would be recorded
     return request, GPU_ENGINES[request.gpu](request, toolchain)
+
+
+def annotated(request: CaptureRequest, device: DeviceEngine | None, notify: Notify) -> DeviceEngine | None:
+    """The engine for the GPUs, if any, with annotations, where the request asks for them and they can be had.
+
+    Where they cannot, that is said. Raises CaptureUnavailable if nothing else was asked for.
+    """
+    if ANNOTATION not in request.layers:
+        return device
+    try:
+        return _with_annotations(device)
+    except CaptureUnavailable as refusal:
+        if device is None and request.layers == (ANNOTATION,) and not request.hooks:
+            raise
+        notify(f"no {ANNOTATION} layer: {refusal.message} {refusal.hint}")
+        return device
+
+
+def _with_annotations(device: DeviceEngine | None) -> DeviceEngine:
+    from tracepipe.capture.gpu.build.toolchain import NATIVE, host_toolchain
+    from tracepipe.capture.gpu.engines.annotations import AnnotationsEngine, NoGpus
+    from tracepipe.capture.gpu.engines.transport import NVTX_VARIABLE
+
+    if NVTX_VARIABLE in os.environ:
+        raise CaptureUnavailable(
+            f"{NVTX_VARIABLE} is set, and NVTX loads one library.",
+            f"env -u {NVTX_VARIABLE} tracepipe capture …",
+        )
+    toolchain = host_toolchain()
+    library = toolchain.build_host("annotations", [NATIVE / "annotations.cpp"])
+    return AnnotationsEngine(library, device or NoGpus((toolchain.owner.uid, toolchain.owner.gid)))
 
 
 def _start_chosen(request: CaptureRequest, notify: Notify) -> tuple[CaptureRequest, DeviceEngine | None]:

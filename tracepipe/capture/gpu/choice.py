@@ -22,7 +22,7 @@ from typing import Final
 from tracepipe.capture.gpu.engines.transport import INJECTION_VARIABLE
 from tracepipe.capture.gpu.engines.warp_options import WarpOptions
 from tracepipe.capture.gpu.launchers import launcher_of
-from tracepipe.capture.request import AUTO_WARPS, GPU_LAYERS, CaptureRequest
+from tracepipe.capture.request import ANNOTATION, AUTO_WARPS, GPU_LAYERS, CaptureRequest
 from tracepipe.errors import TracepipeError
 
 CONTROL_DEVICE: Final = Path("/dev/nvidiactl")
@@ -87,6 +87,10 @@ def check(request: CaptureRequest) -> None:
             f"--gpu {request.gpu} {alone}: it does not take {given}.", f"--gpu warps takes {given}."
         )
     warp_options(request).check()
+    if not request.command and ANNOTATION in request.layers:
+        raise TracepipeError(
+            "Annotations are recorded from a program's start.", "Give a command after --, or other layers."
+        )
     if not request.command and (given or named(request) not in ("auto", "off")):
         raise TracepipeError(
             "What GPUs do is recorded from a program's start.",

@@ -11,6 +11,7 @@ _TIMES = ("start_ns", "end_ns", "dur_ns", "kind")
 _THREAD = ("pid", "tid", "cpu", "comm")
 _NESTING = ("depth", "parent_row")
 _ARGS = ("args", "end_args")
+_OF_THREAD = (*_THREAD, *_NESTING, *_ARGS)
 _CALL = (*_TIMES, "name", *_THREAD, "launch", *_NESTING, "size_bytes", "address", "result", *_ARGS)
 _EFFECT = (*_TIMES, "name", *_THREAD, "gpu", "stream", "launch", "size_bytes", "address", "result")
 _SIZES = tuple(f"{what}_{axis}" for what in ("grid", "block") for axis in "xyz")
@@ -81,6 +82,7 @@ def _clocks(run: Run) -> pl.DataFrame:
 
 
 TABLES: dict[str, Callable[[Run], pl.DataFrame]] = {
+    "annotations": lambda run: _spans(run.annotations, (*_TIMES, "name", "domain", "range", *_OF_THREAD)),
     "calls": lambda run: _spans(run.calls, _CALL),
     "hooks": lambda run: _spans(run.hooks, ("layer", *_CALL)),
     "syscalls": lambda run: _spans(run.syscalls, _CALL),

@@ -106,6 +106,11 @@ class Run:
         return self._frames.frame(self._layers[name])
 
     @cached_property
+    def annotations(self) -> pl.DataFrame:
+        """The `annotation` layer, with the columns `domain` and, of ranges of a process, `range`."""
+        return self.some("annotation", *COLUMNS, "domain", "range")
+
+    @cached_property
     def calls(self) -> pl.DataFrame:
         """The `userspace` layer: calls of the CUDA libraries, those inside others too (`depth`)."""
         return self._frame("userspace")

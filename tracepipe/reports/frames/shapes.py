@@ -16,6 +16,7 @@ from tracepipe.reports.frames.numbered import Numbered
 
 # Which frame an event goes to.
 FRAMES = (
+    "annotation",
     "userspace",
     "hook",
     "syscall",
@@ -32,12 +33,13 @@ _CODES = {name: code for code, name in enumerate(FRAMES)}
 NO_SUCH = -(1 << 31)
 """The number of a value that no shape has."""
 _HAS_DUR, _HAS_LAUNCH = 1, 2
-_SHAPE, _SIZES, _PLACE = Struct("<2i"), Struct("<6q"), Struct("<q7i3B")
+_SHAPE, _SIZES, _PLACE = Struct("<2i"), Struct("<6q"), Struct("<q9i3B")
 _OF_PLACE = [
-    ("stream", "<i8"), *((name, "<i4") for name in ("pid", "tid", "cpu", "gpu", "comm", "sizes", "layer")),
+    ("stream", "<i8"),
+    *((name, "<i4") for name in ("pid", "tid", "cpu", "gpu", "range", "comm", "domain", "sizes", "layer")),
     *((name, "u1") for name in ("phase", "frame", "flags")),
 ]  # fmt: skip
-_TEXTS, _NUMBERS = ("name", "comm"), ("pid", "tid", "cpu", "gpu", "stream")
+_TEXTS, _NUMBERS = ("name", "comm", "domain"), ("pid", "tid", "cpu", "gpu", "range", "stream")
 _MOST = {name: (1 << 63) - 1 if name == "stream" else (1 << 31) - 1 for name in _NUMBERS}
 # Texts that become a column at a time.
 _AT_ONCE = 1 << 14
@@ -90,14 +92,22 @@ class ShapeTable:
         if shape is None:
             return NONE
         numbers = (
-            self._number(name, getattr(shape, name)) for name in ("stream", "pid", "tid", "cpu", "gpu")
+            self._number(name, getattr(shape, name))
+            for name in ("stream", "pid", "tid", "cpu", "gpu", "range")
         )
         flags = shape.has_dur * _HAS_DUR | shape.has_launch * _HAS_LAUNCH
         layer, frame = self._kind(shape)
         if shape.layer is not None:
             layer = ~self._text(shape.layer)
         place = _PLACE.pack(
-            *numbers, self._text(shape.comm), self._size(shape), layer, ord(shape.phase), frame, flags
+            *numbers,
+            self._text(shape.comm),
+            self._text(shape.domain),
+            self._size(shape),
+            layer,
+            ord(shape.phase),
+            frame,
+            flags,
         )
         return self._shapes.number(_SHAPE.pack(self._text(shape.name), self._places.number(place)))
 
@@ -199,14 +209,16 @@ class ShapeTable:
         whole: Bools = self._at("phase") == ord("X")
         return whole
 
-    def rows(self, shapes: Any) -> tuple[Any, Any, Any, Any]:
+    def rows(self, shapes: Any) -> tuple[Any, ...]:
         """What the events that nest with those of a shape have in common, as `Shape.row` has it."""
         frame, gpu, layer = (self.column(name, shapes) for name in ("frame", "gpu", "layer"))
         on_stream = (frame == _CODES["gpu_kernel"]) | ((frame == _CODES["transfer"]) & (gpu != NONE))
         stream, pid, tid = (self.column(name, shapes) for name in ("stream", "pid", "tid"))
+        domain, number = self.column("domain", shapes), self.column("range", shapes)
         first = np.where(on_stream, np.where(gpu == NONE, 0, gpu), pid)
         own = np.where(layer < 0, layer, 0)
-        return on_stream, own, first, np.where(on_stream, np.where(stream == NONE, 0, stream), tid)
+        second = np.where(on_stream, np.where(stream == NONE, 0, stream), tid)
+        return on_stream, own, first, np.where(number == NONE, second, NONE), domain, number
 
     def series(self, name: str, shapes: Int32s) -> pl.Series:
         """A column of a frame: of the rows that have these shapes; null where there is none."""
@@ -288,7 +300,9 @@ class ShapeTable:
     def _threads_named(self) -> tuple[Int64s, Int32s]:
         """The keys of threads that have names, in order, and the names that they had last."""
         comm = self._at("comm")
-        named = np.flatnonzero(comm != NONE)[::-1]
+        # What a program calls a thread of its own is no name of its process.
+        is_known = (comm != NONE) & (self.frames != _CODES["annotation"])
+        named = np.flatnonzero(is_known)[::-1]
         keys = _thread_key(self._at("pid")[named].astype(np.int64), self._at("tid")[named].astype(np.int64))
         _, first = equal(keys)
         return keys[first], comm[named[first]]

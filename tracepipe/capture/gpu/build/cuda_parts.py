@@ -86,10 +86,9 @@ def find_parts(
     packages = [Path(folder) for folder in sys.path if folder] if packages is None else list(packages)
     search = environment.get("PATH", os.defpath)
     kits = list(_kits(environment, packages, root))
-    gxx = [shutil.which(name, path=search) for name in ("g++", "c++", "clang++")]
     nvcc = [str(kit / "bin/nvcc") for kit in kits] + [shutil.which("nvcc", path=search)]
     return Parts(
-        _compilers(gxx, user),
+        find_gxx(search, user),
         sorted(
             (_with_packages(found, packages) for found in _compilers(nvcc, user)),
             key=lambda found: (not found.refusal, not found.mixed, found.version),
@@ -98,6 +97,11 @@ def find_parts(
         _parts(kits, packages, "sanitizer.h", "libsanitizer-public.so"),
         _parts(kits, packages, "cupti.h", "libcupti.so*"),
     )
+
+
+def find_gxx(search: str, user: Owner) -> list[Compiler]:
+    """The C++ compilers of a search path, best first."""
+    return _compilers((shutil.which(name, path=search) for name in ("g++", "c++", "clang++")), user)
 
 
 def _kits(environment: Mapping[str, str], packages: list[Path], root: Path) -> Iterator[Path]:

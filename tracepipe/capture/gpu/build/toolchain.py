@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tracepipe.capture.gpu.build.cache import Cache, check_safe
-from tracepipe.capture.gpu.build.cuda_parts import Compiler, Part, Parts, ask, find_parts
+from tracepipe.capture.gpu.build.cuda_parts import Compiler, Part, Parts, ask, find_gxx, find_parts
 from tracepipe.capture.gpu.build.driver import Driver, Owner, Version, ask_driver, owner
 from tracepipe.capture.gpu.build.run import run
 from tracepipe.errors import CaptureUnavailable
@@ -167,6 +167,12 @@ def this_toolchain() -> Toolchain:
     """What this machine has, for whom the command runs as."""
     user = owner()
     return Toolchain(ask_driver(), find_parts(user=user), user)
+
+
+def host_toolchain() -> Toolchain:
+    """The compiler for what needs nothing of NVIDIA's: neither the driver nor nvcc is asked for."""
+    user = owner()
+    return Toolchain(Driver(), Parts(find_gxx(os.environ.get("PATH", os.defpath), user)), user)
 
 
 def _digest(sources: Sequence[Path], command: list[str], told: list[str]) -> str:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from tracepipe.capture.gpu.engines.annotation_records import EVENT_KINDS
 from tracepipe.capture.gpu.engines.connections import Connections
 from tracepipe.capture.gpu.engines.transport import ALIGNMENT, RECORD, whole_bytes
 from tracepipe.capture.records.loss import Loss
@@ -41,6 +42,8 @@ _DROPPED: Final = struct.Struct(f"<{_KINDS}Q")
 _DROPPED_MAX: Final = 1 << 41
 """No recording drops more events of a kind than this: the counter was overwritten."""
 _BUSY, _COMMITTED = 1, 2
+_COMMON: Final = dict.fromkeys(EVENT_KINDS, "annotation")
+"""The layers of kinds of record that come with any engine."""
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
@@ -112,7 +115,8 @@ class Channel:
         since_ns, now_ns = self._losses_until_ns, time.monotonic_ns()
         self._losses_until_ns = now_ns
         counted = [
-            (layers.get(kind), count, (reasons or {}).get(kind, FULL)) for kind, count in self._new_dropped()
+            (_COMMON.get(kind) or layers.get(kind), count, (reasons or {}).get(kind, FULL))
+            for kind, count in self._new_dropped()
         ]
         counted += [(None, count, reason) for reason, count in self._faults.items()]
         self._faults = {}

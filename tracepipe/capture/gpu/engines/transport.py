@@ -11,6 +11,8 @@ from typing import Final, NamedTuple
 
 INJECTION_VARIABLE: Final = "CUDA_INJECTION64_PATH"
 """What CUDA's driver takes the library from that it loads into a program."""
+NVTX_VARIABLE: Final = "NVTX_INJECTION64_PATH"
+"""What NVTX takes the library from that it loads into a program."""
 KIND_NAME: Final = 1
 KIND_GPU: Final = 2
 KIND_CLOCK: Final = 3
@@ -47,6 +49,11 @@ def records(chunk: bytes) -> Iterator[GpuRecord]:
         start = at + RECORD.size
         yield GpuRecord(kind, pid, tid, time_ns, view[start : start + length])
         at += whole_bytes(length)
+
+
+def packed(record: GpuRecord) -> int:
+    """How many bytes a record takes in what `Channel.collect` gave."""
+    return whole_bytes(len(record.payload))
 
 
 def text(payload: memoryview, start: int = 0) -> str:

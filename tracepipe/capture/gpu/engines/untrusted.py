@@ -42,6 +42,10 @@ class Kept:
             raise Crowded
         self._left_bytes -= size_bytes
 
+    def give(self, size_bytes: int) -> None:
+        """Have so much again, of what is not kept any more."""
+        self._left_bytes += size_bytes
+
 
 class Refused:
     """Records that were passed over, until they are losses of the file."""

@@ -17,6 +17,12 @@
 
 namespace tracepipe {
 
+// getpid, without a call of the kernel for each record: a fork makes it anew (Connection::open).
+inline std::atomic<pid_t> &this_process() {
+    static std::atomic<pid_t> id{getpid()};
+    return id;
+}
+
 class Connection {
   public:
     // Connects to the abstract socket of that name; the descriptor of the memory, −1 where there is none.
@@ -45,12 +51,17 @@ class Connection {
         socket_ = made;
         // A fork would keep the connection up when this process is gone.
         static Connection *only;
-        if (!only) pthread_atfork(nullptr, nullptr, [] { only->close(); });
+        if (!only) pthread_atfork(nullptr, nullptr, [] { this_process() = getpid(), only->close(); });
         only = this;
         return memory;
     }
     // Whether no more is to be recorded.
     bool is_over() const { return events() != 0; }
+    // Waits until then, or until there is no connection any more.
+    void wait_until_over() const {
+        pollfd look{socket_, POLLIN | POLLRDHUP, 0};
+        while (poll(&look, 1, -1) < 0 && errno == EINTR) {}
+    }
     // Whether nobody reads any more.
     bool is_gone() const { return (events() & (POLLHUP | POLLERR | POLLNVAL)) != 0; }
     // Says that no more comes.

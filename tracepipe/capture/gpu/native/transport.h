@@ -45,8 +45,8 @@ constexpr size_t CHANNEL_HEADER_BYTES = 4096;
 constexpr size_t RECORD_HEADER_BYTES = 32;
 constexpr unsigned KINDS = 64;
 
-// Kinds that every engine has; an engine's own begin at 16 (warps) and 40 (kernels). All integers
-// little-endian, texts UTF-8 without a NUL up to the end of the payload.
+// Kinds that every engine has; an engine's own begin at 16 (warps) and 40 (kernels), those of annotations at 56. All
+// integers little-endian, texts UTF-8 without a NUL up to the end of the payload.
 enum Kind : uint16_t {
     KIND_NAME = 1,   // | id u64 | text: a name that records of this pid refer to by id, from now on
     KIND_GPU = 2,    // | index u32 | sms u32 | major u32 | minor u32 | clock_khz u32 | 0 u32 | uuid 16 | name text
@@ -64,7 +64,7 @@ inline uint32_t thread_id() {
     // A fork's only thread inherits the value, so it is kept together with the process it was asked in.
     thread_local uint32_t id = 0;
     thread_local pid_t process = 0;
-    if (process != getpid()) process = getpid(), id = uint32_t(syscall(SYS_gettid));
+    if (process != this_process()) process = this_process(), id = uint32_t(syscall(SYS_gettid));
     return id;
 }
 
@@ -118,7 +118,7 @@ class Channel {
         record->length = uint32_t(length);
         record->kind = kind;
         record->zero = 0;
-        record->pid = uint32_t(getpid());
+        record->pid = uint32_t(this_process());
         record->tid = thread_id();
         record->time_ns = monotonic_ns();
         record->tag.store((position | 1) ^ key_, std::memory_order_release);
@@ -145,6 +145,8 @@ class Channel {
     }
     // Whether the recording is over: what there is yet may be sent, and then `close`.
     bool is_over() const { return connection_.is_over(); }
+    // Waits for that, or for the end of the connection.
+    void wait_until_over() const { connection_.wait_until_over(); }
     // Its first bytes, for tests of what a program may do to it.
     void *header() { return header_; }
     // Says that nothing more comes from this process. What is put all the same may find its way, or not.

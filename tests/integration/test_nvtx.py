@@ -1,0 +1,99 @@
+"""Programs that use NVTX are recorded as they are: no root, no GPU, no change of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tracepipe.capture.gpu.build.cuda_parts import find_parts
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = [folder for part in find_parts().cupti for folder in part.include]
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """tests/gpu/annotated.cpp, which holds our copy of what NVTX fixes against its headers too."""
+    compiler = shutil.which("g++")
+    headers = [folder for folder in FOLDERS if (folder / "nvtx3/nvToolsExt.h").exists()]
+    if compiler is None or not headers:
+        pytest.skip("there is no g++, or no header of NVTX (pip install 'nvidia-nvtx==13.0.*')")
+    made = tmp_path_factory.mktemp("nvtx") / "annotated"
+    include = [f"-I{ROOT / 'tracepipe/capture/gpu/native'}", f"-isystem{headers[0]}"]
+    flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread"]
+    source = ROOT / "tests/gpu/annotated.cpp"
+    subprocess.run([compiler, *flags, *include, str(source), "-o", str(made), "-ldl"], check=True)
+    return made
+
+
+def captured(
+    folder: Path, program: Path, *arguments: str, options: tuple[str, ...] = ()
+) -> tuple[list[dict[str, Any]], subprocess.CompletedProcess[str]]:
+    """The lines of a recording, and how the command went."""
+    output = folder / "run.jsonl"
+    command = [sys.executable, "-m", "tracepipe", "capture", "--layers", "annotation", "-o", str(output)]
+    environment = {name: value for name, value in os.environ.items() if name != "NVTX_INJECTION64_PATH"}
+    done = subprocess.run(
+        [*command, *options, "--", str(program), *arguments],
+        capture_output=True,
+        text=True,
+        env=environment | {"PYTHONPATH": str(ROOT)},
+        check=True,
+    )
+    return [json.loads(line) for line in output.read_text().splitlines()], done
+
+
+def shown(lines: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    """The events without what differs from run to run."""
+    keys = ("phase", "name", "domain", "range", "args")
+    return [tuple(line.get(key) for key in keys) for line in lines if line["type"] == "annotation"]
+
+
+def test_all_that_a_program_says_is_recorded(program: Path, tmp_path: Path) -> None:
+    lines, done = captured(tmp_path, program, "all")
+    fixture = (ROOT / "fixtures/annotations/input.jsonl").read_text().splitlines()
+    assert shown(lines) == shown([json.loads(line) for line in fixture])
+    assert lines[-1]["losses"] == {}
+    # NVTX says how deep its ranges are, and that there was none to end.
+    assert done.stdout == "0 1 1 0 none\n"
+    assert lines[0]["engine"] == "none, nvtx"
+
+
+def test_ranges_of_many_threads_nest_on_each(program: Path, tmp_path: Path) -> None:
+    lines, _ = captured(tmp_path, program, "many", "5000")
+    events = [line for line in lines if line["type"] == "annotation"]
+    lost = sum(lines[-1]["losses"].values())
+    assert len(events) + lost == 4 * 5000 * 4
+    if not lost:
+        cycle = [("B", "outer"), ("B", "inner"), ("E", "inner"), ("E", "outer")]
+        for tid in {event["tid"] for event in events}:
+            mine = [(event["phase"], event["name"]) for event in events if event["tid"] == tid]
+            assert mine == cycle * 5000
+
+
+def test_a_fork_has_ranges_of_its_own(program: Path, tmp_path: Path) -> None:
+    lines, _ = captured(tmp_path, program, "fork")
+    events = [line for line in lines if line["type"] == "annotation"]
+    assert all(event["tid"] == event["pid"] for event in events)
+    parent = events[0]["pid"]
+    assert Counter((event["name"], event["pid"] == parent) for event in events) == {
+        ("over the fork", True): 2,
+        ("in the parent", True): 2,
+        ("in the child", False): 2,
+    }
+
+
+def test_a_program_goes_on_when_the_recording_ends(program: Path, tmp_path: Path) -> None:
+    lines, done = captured(tmp_path, program, "for_ms", "1500", options=("--duration", "300ms"))
+    steps = sum(line["type"] == "annotation" and line["phase"] == "B" for line in lines)
+    assert 0 < steps < int(done.stdout)
+    assert lines[-1]["ended_by"] == "duration"
+    assert "goes on" in done.stderr

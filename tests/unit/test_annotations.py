@@ -1,0 +1,145 @@
+"""What is made of the records of annotations, also where some were lost."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.support.gpu_records import pack_record
+from tracepipe.capture.gpu.engines.annotation_records import (
+    BEGUN,
+    DEPTH_UNKNOWN,
+    ENDED,
+    KIND_END,
+    KIND_LABEL,
+    KIND_MARK,
+    KIND_POP,
+    KIND_PUSH,
+    KIND_START,
+    LABEL,
+    LABEL_DOMAIN,
+    LABEL_TEXT,
+    LABEL_THREAD,
+)
+from tracepipe.capture.gpu.engines.annotations import AnnotationsRenderer, NoRecords
+from tracepipe.capture.gpu.engines.kernel_lines import KernelsRenderer
+from tracepipe.capture.gpu.engines.transport import KIND_NOTE
+from tracepipe.capture.gpu.engines.untrusted import CROWDED, Kept
+from tracepipe.event.model import RANGE_LIMIT
+
+PID, TID, DATA = 42, 43, 4096
+
+
+def begun(kind: int, name: str, number: int = 0, domain: int = 0, *, pid: int = PID, tid: int = TID) -> bytes:
+    payload = BEGUN.pack(domain, 0, number, bytes(8), 0, 0, 0, 0) + name.encode()
+    return pack_record(kind, pid, tid, 1000, payload)
+
+
+def ended(kind: int, number: int, domain: int = 0, *, pid: int = PID, tid: int = TID) -> bytes:
+    return pack_record(kind, pid, tid, 1000, ENDED.pack(domain, number))
+
+
+def lines(*packed: bytes) -> list[dict[str, Any]]:
+    texts = AnnotationsRenderer(NoRecords()).render(b"".join(packed)).texts
+    return [json.loads(line) for line in texts]
+
+
+def told(*packed: bytes) -> list[str]:
+    """The events in short: `B outer`."""
+    return [f"{event['phase']} {event['name']}" for event in lines(*packed)]
+
+
+def test_a_pop_ends_what_was_pushed_last_on_its_thread_and_in_its_domain() -> None:
+    events = [
+        begun(KIND_PUSH, "outer", 0),
+        begun(KIND_PUSH, "of data", 0, DATA),
+        begun(KIND_PUSH, "elsewhere", 0, tid=44),
+        begun(KIND_PUSH, "inner", 1),
+    ]
+    ends = [ended(KIND_POP, 0, DATA), ended(KIND_POP, 1), ended(KIND_POP, 0), ended(KIND_POP, 0, tid=44)]
+    assert told(*events, *ends)[4:] == ["E of data", "E inner", "E outer", "E elsewhere"]
+
+
+def test_a_lost_push_leaves_those_around_it_as_they_are() -> None:
+    events = [begun(KIND_PUSH, "outer", 0), begun(KIND_PUSH, "innermost", 2)]
+    ends = [ended(KIND_POP, 2), ended(KIND_POP, 1), ended(KIND_POP, 0)]
+    assert told(*events, *ends) == ["B outer", "B innermost", "E innermost", "E outer"]
+
+
+def test_a_lost_pop_is_made_up_for_by_the_next_record_that_tells() -> None:
+    pushes = [begun(KIND_PUSH, "outer", 0), begun(KIND_PUSH, "inner", 1)]
+    assert told(*pushes, ended(KIND_POP, 0))[2:] == ["E inner", "E outer"]
+    assert told(*pushes, begun(KIND_PUSH, "next", 1))[2:] == ["E inner", "B next"]
+
+
+def test_a_pop_without_a_push_is_nothing() -> None:
+    assert told(ended(KIND_POP, 0), ended(KIND_POP, DEPTH_UNKNOWN), ended(KIND_END, 7)) == []
+
+
+def test_depths_that_the_library_does_not_know_are_those_of_what_came() -> None:
+    unknown = DEPTH_UNKNOWN
+    pushes = [begun(KIND_PUSH, "outer", unknown), begun(KIND_PUSH, "inner", unknown)]
+    assert told(*pushes, ended(KIND_POP, unknown), ended(KIND_POP, unknown))[2:] == ["E inner", "E outer"]
+
+
+def test_ranges_of_a_process_that_are_open_at_a_time_have_different_numbers() -> None:
+    events = lines(
+        begun(KIND_START, "first", 1),
+        begun(KIND_START, "second", 2),
+        begun(KIND_START, "elsewhere", 1, pid=50),
+        ended(KIND_END, 1),
+        begun(KIND_START, "third", 3),
+        begun(KIND_START, "fourth", 4),
+        ended(KIND_END, 2),
+        ended(KIND_END, 4, tid=44),
+    )
+    numbers = [(event["name"], event["phase"], event["range"]) for event in events]
+    assert numbers == [
+        ("first", "B", 0),
+        ("second", "B", 1),
+        ("elsewhere", "B", 0),
+        ("first", "E", 0),
+        ("third", "B", 0),
+        ("fourth", "B", 2),
+        ("second", "E", 1),
+        ("fourth", "E", 2),
+    ]
+
+
+def test_what_is_open_is_bounded_and_what_ends_makes_room() -> None:
+    many = [begun(KIND_START, "range", number) for number in range(RANGE_LIMIT + 2)]
+    assert [line["reason"] for line in lines(*many) if line["type"] == "loss"] == [CROWDED]
+    deep = [begun(KIND_PUSH, "range", depth) for depth in range(600)]
+    assert [line["count"] for line in lines(*deep) if line["type"] == "loss"] == [600 - 512]
+    renderer = AnnotationsRenderer(NoRecords())
+    renderer._lines._kept = Kept(8192)
+    steps = [record for _ in range(100) for record in (begun(KIND_PUSH, "step"), ended(KIND_POP, 0))]
+    assert len(renderer.render(b"".join(steps)).texts) == 200
+
+
+def test_labels_name_what_comes_after_them() -> None:
+    domain = pack_record(KIND_LABEL, PID, TID, 1, LABEL.pack(LABEL_DOMAIN, 0, 0, DATA) + b"data")
+    text = pack_record(KIND_LABEL, PID, TID, 1, LABEL.pack(LABEL_TEXT, 0, DATA, 8192) + b"epoch")
+    mark = pack_record(KIND_MARK, PID, TID, 1, BEGUN.pack(DATA, 8192, 0, bytes(8), 0, 0, 0, 5))
+    (event,) = lines(domain, text, mark)
+    assert (event["domain"], event["name"], event["args"]) == ("data", "epoch", {"category": 5})
+    thread = pack_record(KIND_LABEL, PID, TID, 1, LABEL.pack(LABEL_THREAD, 0, 0, 99) + b"loader")
+    (event,) = lines(thread)
+    assert (event["tid"], event["comm"]) == (99, "loader")
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_records_of_both_libraries_of_a_process_are_told_apart(first: bool) -> None:
+    own, other = begun(KIND_MARK, "mark"), pack_record(KIND_NOTE, PID, TID, 1, b"a note")
+    renderer = AnnotationsRenderer(KernelsRenderer())
+    chunk = own + other + own if first else other + own + other
+    assert len(renderer.render(chunk).texts) == renderer.count(chunk) == (2 if first else 1)
+    assert renderer.notes == ["a note"]
+
+
+def test_a_record_of_a_library_that_was_not_loaded_is_a_loss() -> None:
+    renderer = AnnotationsRenderer(NoRecords())
+    renderer.render(pack_record(KIND_NOTE, PID, TID, 1, b"x"))
+    assert renderer.losses == {"unknown": 1} and renderer.notes == []

@@ -1,0 +1,43 @@
+// What the library of annotations puts into the channel: kinds 56 to 61 of transport.h.
+//
+// All integers are little-endian, and there is no padding; engines/annotation_records.py has the same layouts. The
+// time of an event is that of its record. Domains and registered texts go by what the program has as their handles,
+// 0 being the domain that has no name, and no registered text.
+#pragma once
+#include <cstdint>
+
+namespace tracepipe {
+
+enum AnnotationKind : uint16_t {
+    KIND_MARK = 56,   // Begun
+    KIND_PUSH = 57,   // Begun: a range of this thread, inside those that it has open in this domain
+    KIND_POP = 58,    // Ended
+    KIND_START = 59,  // Begun: a range of the process
+    KIND_END = 60,    // Ended
+    KIND_LABEL = 61,  // Label
+};
+
+constexpr uint64_t DEPTH_UNKNOWN = ~uint64_t(0);
+
+struct Begun {  // and then its text, where `registered` is 0
+    uint64_t domain, registered;
+    uint64_t number;  // of a push: how many ranges are open around it; of a start: its id in this process
+    uint64_t payload;
+    uint32_t payload_type;  // nvtx::PayloadType, 0 without one
+    uint32_t has_color, color, category;
+};
+
+struct Ended {
+    uint64_t domain, number;  // as that of its begin
+};
+
+enum LabelKind : uint32_t { LABEL_DOMAIN = 1, LABEL_TEXT = 2, LABEL_CATEGORY = 3, LABEL_THREAD = 4 };
+
+struct Label {  // and then the text
+    uint32_t what, zero;
+    uint64_t domain, number;  // number: the handle, of a category its number, of a thread its id
+};
+
+static_assert(sizeof(Begun) == 48 && sizeof(Ended) == 16 && sizeof(Label) == 24);
+
+}  // namespace tracepipe

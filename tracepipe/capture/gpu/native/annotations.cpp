@@ -1,0 +1,221 @@
+// What a program says of itself through NVTX, put into the channel as it says it.
+//
+//     NVTX in the program ──InitializeInjectionNvtx2──▶ our functions in its tables ──▶ a record a call ──▶ channel
+//     (NVTX_INJECTION64_PATH)
+//
+// Each library of the program that was built with NVTX has tables of its own and asks for them to be filled when it
+// first calls NVTX. Nothing is allocated for a range, no lock is taken and no call of the kernel made: a call costs
+// some ten nanoseconds, and after the recording's end it returns at once.
+#include <atomic>
+#include <cstring>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+
+#include "annotation_records.h"
+#include "nvtx.h"
+#include "open_ranges.h"
+#include "own_thread.h"
+#include "transport.h"
+
+namespace {
+
+using namespace tracepipe;
+
+constexpr size_t TEXT_BYTES = 4096;  // what an event file keeps of a name
+
+// Outlives the program's destructors, which may call NVTX.
+Channel &channel = *new Channel;
+std::atomic<bool> is_recording{false};
+std::atomic<uint64_t> next_range{1};
+thread_local OpenRanges open_ranges;
+
+uint64_t handle(const void *given) { return uint64_t(reinterpret_cast<uintptr_t>(given)); }
+
+std::string_view text_of(const char *text) { return text ? std::string_view(text, strnlen(text, TEXT_BYTES)) : ""; }
+
+// A wide text as UTF-8, as far as it is kept.
+std::string text_of(const wchar_t *text) {
+    std::string out;
+    for (; text && *text && out.size() + 4 <= TEXT_BYTES; text++) {
+        auto letter = uint32_t(*text);
+        if (letter < 0x80) {
+            out += char(letter);
+            continue;
+        }
+        int more = letter < 0x800 ? 1 : letter < 0x10000 ? 2 : 3;
+        out += char((0xff00 >> (more + 1) & 0xff) | (letter >> 6 * more & 0x3f));
+        while (more--) out += char(0x80 | (letter >> 6 * more & 0x3f));
+    }
+    return out;
+}
+
+void begin(uint16_t kind, Begun begun, std::string_view text) { channel.put(kind, &begun, sizeof begun, text); }
+
+// `number` is asked for before the record is lost or not: the ranges of the program are what they are.
+void begin(uint16_t kind, uint64_t domain, uint64_t number, const nvtx::Attributes *given) {
+    Begun begun{domain, 0, number, 0, 0, 0, 0, 0};
+    if (!given || given->size < sizeof *given) return begin(kind, begun, "");
+    begun.payload = given->payload, begun.payload_type = uint32_t(given->payload_type);
+    begun.has_color = given->color_type == nvtx::COLOR_ARGB, begun.color = given->color;
+    begun.category = given->category;
+    switch (given->message_type) {
+    case nvtx::MESSAGE_ASCII:
+        return begin(kind, begun, text_of(given->message.ascii));
+    case nvtx::MESSAGE_UNICODE:
+        return begin(kind, begun, text_of(given->message.unicode));
+    case nvtx::MESSAGE_REGISTERED:
+        begun.registered = handle(given->message.registered);
+    }
+    begin(kind, begun, "");
+}
+
+template <typename Letter> void begin(uint16_t kind, uint64_t domain, uint64_t number, const Letter *text) {
+    begin(kind, Begun{domain, 0, number, 0, 0, 0, 0, 0}, text_of(text));
+}
+
+template <typename Given> void mark(uint64_t domain, const Given *given) {
+    if (is_recording) begin(KIND_MARK, domain, 0, given);
+}
+
+template <typename Given> int push(uint64_t domain, const Given *given) {
+    uint64_t depth = open_ranges.push(domain);
+    if (is_recording) begin(KIND_PUSH, domain, depth, given);
+    return int(depth);
+}
+
+int pop(uint64_t domain) {
+    uint64_t depth;
+    if (!open_ranges.pop(domain, depth)) return -1;
+    Ended ended{domain, depth};
+    if (is_recording) channel.put(KIND_POP, &ended, sizeof ended);
+    return int(depth);
+}
+
+template <typename Given> uint64_t start(uint64_t domain, const Given *given) {
+    uint64_t number = next_range.fetch_add(1, std::memory_order_relaxed);
+    if (is_recording) begin(KIND_START, domain, number, given);
+    return number;
+}
+
+void end(uint64_t domain, uint64_t number) {
+    Ended ended{domain, number};
+    if (is_recording) channel.put(KIND_END, &ended, sizeof ended);
+}
+
+void label(LabelKind what, uint64_t domain, uint64_t number, std::string_view text) {
+    Label label{what, 0, domain, number};
+    if (is_recording) channel.put(KIND_LABEL, &label, sizeof label, text, 0);
+}
+
+// A text that stands for itself from now on: the same handle for the same text, as a program may ask for it anew
+// at every use. Handles point to memory that stays.
+class Texts {
+  public:
+    const void *meet(LabelKind what, const void *domain, std::string_view text) {
+        std::lock_guard lock(mutex_);
+        auto [place, is_new] = known_.try_emplace(std::to_string(handle(domain)) + ' ' + std::string(text), 0);
+        if (is_new) label(what, handle(domain), handle(&place->second), text);
+        return &place->second;
+    }
+
+  private:
+    std::mutex mutex_;
+    std::unordered_map<std::string, uint64_t> known_;  // whose values stay where they are
+};
+Texts &domains = *new Texts, &texts = *new Texts;
+
+template <typename Letter> const void *meet_domain(const Letter *name) {
+    return domains.meet(LABEL_DOMAIN, nullptr, text_of(name));
+}
+template <typename Letter> const void *meet_text(const void *domain, const Letter *text) {
+    return texts.meet(LABEL_TEXT, domain, text_of(text));
+}
+
+using nvtx::Attributes;
+using nvtx::Domain;
+
+template <typename Work> void fill(nvtx::Function **table, unsigned size, unsigned at, Work *function) {
+    if (at < size && table[at]) *table[at] = reinterpret_cast<nvtx::Function>(function);
+}
+
+void fill_core(nvtx::Function **table, unsigned size) {
+    auto set = [&](unsigned at, auto *function) { fill(table, size, at, function); };
+    set(nvtx::MARK_EX, +[](const Attributes *given) { mark(0, given); });
+    set(nvtx::MARK_A, +[](const char *text) { mark(0, text); });
+    set(nvtx::MARK_W, +[](const wchar_t *text) { mark(0, text); });
+    set(nvtx::RANGE_START_EX, +[](const Attributes *given) { return start(0, given); });
+    set(nvtx::RANGE_START_A, +[](const char *text) { return start(0, text); });
+    set(nvtx::RANGE_START_W, +[](const wchar_t *text) { return start(0, text); });
+    set(nvtx::RANGE_END, +[](uint64_t number) { end(0, number); });
+    set(nvtx::RANGE_PUSH_EX, +[](const Attributes *given) { return push(0, given); });
+    set(nvtx::RANGE_PUSH_A, +[](const char *text) { return push(0, text); });
+    set(nvtx::RANGE_PUSH_W, +[](const wchar_t *text) { return push(0, text); });
+    set(nvtx::RANGE_POP, +[] { return pop(0); });
+    set(nvtx::NAME_CATEGORY_A, +[](uint32_t category, const char *name) {
+        label(LABEL_CATEGORY, 0, category, text_of(name));
+    });
+    set(nvtx::NAME_CATEGORY_W, +[](uint32_t category, const wchar_t *name) {
+        label(LABEL_CATEGORY, 0, category, text_of(name));
+    });
+    set(nvtx::NAME_OS_THREAD_A, +[](uint32_t thread, const char *name) {
+        label(LABEL_THREAD, 0, thread, text_of(name));
+    });
+    set(nvtx::NAME_OS_THREAD_W, +[](uint32_t thread, const wchar_t *name) {
+        label(LABEL_THREAD, 0, thread, text_of(name));
+    });
+}
+
+void fill_core2(nvtx::Function **table, unsigned size) {
+    auto set = [&](unsigned at, auto *function) { fill(table, size, at, function); };
+    set(nvtx::DOMAIN_MARK_EX, +[](Domain domain, const Attributes *given) { mark(handle(domain), given); });
+    set(nvtx::DOMAIN_RANGE_START_EX, +[](Domain domain, const Attributes *given) {
+        return start(handle(domain), given);
+    });
+    set(nvtx::DOMAIN_RANGE_END, +[](Domain domain, uint64_t number) { end(handle(domain), number); });
+    set(nvtx::DOMAIN_RANGE_PUSH_EX, +[](Domain domain, const Attributes *given) {
+        return push(handle(domain), given);
+    });
+    set(nvtx::DOMAIN_RANGE_POP, +[](Domain domain) { return pop(handle(domain)); });
+    set(nvtx::DOMAIN_NAME_CATEGORY_A, +[](Domain domain, uint32_t category, const char *name) {
+        label(LABEL_CATEGORY, handle(domain), category, text_of(name));
+    });
+    set(nvtx::DOMAIN_NAME_CATEGORY_W, +[](Domain domain, uint32_t category, const wchar_t *name) {
+        label(LABEL_CATEGORY, handle(domain), category, text_of(name));
+    });
+    set(nvtx::DOMAIN_REGISTER_STRING_A, +[](Domain domain, const char *text) { return meet_text(domain, text); });
+    set(nvtx::DOMAIN_REGISTER_STRING_W, +[](Domain domain, const wchar_t *text) { return meet_text(domain, text); });
+    set(nvtx::DOMAIN_CREATE_A, +[](const char *name) { return meet_domain(name); });
+    set(nvtx::DOMAIN_CREATE_W, +[](const wchar_t *name) { return meet_domain(name); });
+}
+
+void wait_for_end(void *) {
+    channel.wait_until_over();
+    is_recording = false;
+    channel.close();
+}
+
+// Whether something is recorded, from the first call in this process on.
+bool is_begun() {
+    static const bool begun = [] {
+        if (!channel.open()) return false;
+        is_recording = true;
+        start_own_thread(wait_for_end, nullptr);
+        return true;
+    }();
+    return begun;
+}
+
+}  // namespace
+
+// Returns 0 if there is nothing to record, and NVTX is as without a tool then.
+extern "C" __attribute__((visibility("default"))) int InitializeInjectionNvtx2(nvtx::GetExportTable get_export_table) {
+    auto *callbacks = static_cast<const nvtx::Callbacks *>(get_export_table(nvtx::CALLBACKS));
+    if (!callbacks || callbacks->struct_size < sizeof *callbacks || !is_begun()) return 0;
+    nvtx::Function **table = nullptr;
+    unsigned size = 0;
+    if (callbacks->get_module_function_table(nvtx::CORE, &table, &size)) fill_core(table, size);
+    if (callbacks->get_module_function_table(nvtx::CORE2, &table, &size)) fill_core2(table, size);
+    return 1;
+}
