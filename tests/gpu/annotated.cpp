@@ -108,10 +108,12 @@ static void many(int count) {
 }
 
 static void forked() {
+    nvtxDomainHandle_t data = nvtxDomainCreateA("data");
     nvtxRangePushA("over the fork");
     pid_t child = fork();
-    nvtxRangePushA(child ? "in the parent" : "in the child");
-    nvtxRangePop();
+    nvtxEventAttributes_t given = named(child ? "in the parent" : "in the child");
+    nvtxDomainRangePushEx(data, &given);
+    nvtxDomainRangePop(data);
     if (!child) _exit(0);
     waitpid(child, nullptr, 0);
     nvtxRangePop();

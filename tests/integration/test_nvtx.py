@@ -84,10 +84,10 @@ def test_a_fork_has_ranges_of_its_own(program: Path, tmp_path: Path) -> None:
     events = [line for line in lines if line["type"] == "annotation"]
     assert all(event["tid"] == event["pid"] for event in events)
     parent = events[0]["pid"]
-    assert Counter((event["name"], event["pid"] == parent) for event in events) == {
-        ("over the fork", True): 2,
-        ("in the parent", True): 2,
-        ("in the child", False): 2,
+    assert Counter((event["name"], event.get("domain"), event["pid"] == parent) for event in events) == {
+        ("over the fork", None, True): 2,
+        ("in the parent", "data", True): 2,
+        ("in the child", "data", False): 2,
     }
 
 

@@ -20,6 +20,7 @@ from tracepipe.capture.gpu.engines.annotation_records import (
     KIND_START,
     LABEL,
     LABEL_DOMAIN,
+    LABEL_FORK,
     LABEL_TEXT,
     LABEL_THREAD,
 )
@@ -128,6 +129,18 @@ def test_labels_name_what_comes_after_them() -> None:
     thread = pack_record(KIND_LABEL, PID, TID, 1, LABEL.pack(LABEL_THREAD, 0, 0, 99) + b"loader")
     (event,) = lines(thread)
     assert (event["tid"], event["comm"]) == (99, "loader")
+
+
+def test_a_fork_has_the_handles_of_its_parent_as_they_were() -> None:
+    def domain(pid: int, name: bytes) -> bytes:
+        return pack_record(KIND_LABEL, pid, pid, 1, LABEL.pack(LABEL_DOMAIN, 0, 0, DATA) + name)
+
+    fork = pack_record(KIND_LABEL, 50, 50, 1, LABEL.pack(LABEL_FORK, 0, 0, PID))
+    marks = [begun(KIND_MARK, "mark", 0, DATA, pid=pid) for pid in (50, PID)]
+    events = lines(domain(PID, b"data"), fork, domain(PID, b"later"), *marks)
+    assert [event["domain"] for event in events] == ["data", "later"]
+    unknown = lines(fork, marks[0])
+    assert [event["domain"] for event in unknown] == [f"domain {DATA:#x}"]
 
 
 @pytest.mark.parametrize("first", [True, False])

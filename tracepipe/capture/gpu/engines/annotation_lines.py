@@ -30,6 +30,7 @@ from tracepipe.capture.gpu.engines.annotation_records import (
     LABEL,
     LABEL_CATEGORY,
     LABEL_DOMAIN,
+    LABEL_FORK,
     LABEL_TEXT,
     LABEL_THREAD,
     PAYLOADS,
@@ -166,6 +167,9 @@ class AnnotationLines:
             named = {"tid": number, "comm": name}
             yield _event(process, record, "I", "thread name", 0) | named | {"args": {"thread": name}}
             return
+        if what == LABEL_FORK:
+            self._fork(process, number)
+            return
         self._kept.take(_ENTRY_BYTES + 2 * len(name))
         if what == LABEL_DOMAIN:
             process.domains[number] = name
@@ -175,6 +179,19 @@ class AnnotationLines:
             process.categories[domain, number] = name
         else:
             raise Malformed
+
+    def _fork(self, process: _Process, parent_pid: int) -> None:
+        """Let a process have the handles of its parent. Its threads and ranges are its own."""
+        parent = self._processes.get(parent_pid, process)
+        both: list[tuple[dict[Any, str], dict[Any, str]]] = [
+            (process.domains, parent.domains),
+            (process.texts, parent.texts),
+            (process.categories, parent.categories),
+        ]
+        for own, known in both:
+            for key, name in list(known.items()):
+                self._kept.take(_size(name))
+                own[key] = name
 
 
 def _begun(process: _Process, record: GpuRecord) -> tuple[int, int, str, Event]:

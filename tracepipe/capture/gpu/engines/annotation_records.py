@@ -25,6 +25,7 @@ LABEL_DOMAIN: Final = 1
 LABEL_TEXT: Final = 2
 LABEL_CATEGORY: Final = 3
 LABEL_THREAD: Final = 4
+LABEL_FORK: Final = 5
 DEPTH_UNKNOWN: Final = (1 << 64) - 1
 PAYLOADS: Final = {
     1: struct.Struct("<Q"),

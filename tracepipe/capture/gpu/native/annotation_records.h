@@ -31,11 +31,18 @@ struct Ended {
     uint64_t domain, number;  // as that of its begin
 };
 
-enum LabelKind : uint32_t { LABEL_DOMAIN = 1, LABEL_TEXT = 2, LABEL_CATEGORY = 3, LABEL_THREAD = 4 };
+enum LabelKind : uint32_t {
+    LABEL_DOMAIN = 1,
+    LABEL_TEXT = 2,
+    LABEL_CATEGORY = 3,
+    LABEL_THREAD = 4,
+    LABEL_FORK = 5,  // this process has what the one with that number had, and no text
+};
+
 
 struct Label {  // and then the text
     uint32_t what, zero;
-    uint64_t domain, number;  // number: the handle, of a category its number, of a thread its id
+    uint64_t domain, number;  // number: the handle, of a category its number, of a thread or a process its id
 };
 
 static_assert(sizeof(Begun) == 48 && sizeof(Ended) == 16 && sizeof(Label) == 24);

@@ -196,11 +196,19 @@ void wait_for_end(void *) {
     channel.close();
 }
 
+pid_t forked_from;
+
+// A child has the handles of its parent, and the capture process hears of a child alone what it sends itself.
+void follow_forks() {
+    pthread_atfork([] { forked_from = getpid(); }, nullptr, [] { label(LABEL_FORK, 0, uint64_t(forked_from), ""); });
+}
+
 // Whether something is recorded, from the first call in this process on.
 bool is_begun() {
     static const bool begun = [] {
         if (!channel.open()) return false;
         is_recording = true;
+        follow_forks();
         start_own_thread(wait_for_end, nullptr);
         return true;
     }();
