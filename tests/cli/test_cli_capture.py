@@ -153,6 +153,7 @@ def test_losses_and_filters_are_said(run: Run, asked: list[CaptureRequest]) -> N
         (["--layers", "gpu_warp", "--gpu", "kernels", "--", "true"], "gpu_warp"),
         (["--layers", "gpu_kernel", "--gpu", "off", "--", "true"], "gpu_kernel"),
         (["--layers", "gpu_kernel", "--pid", "4"], "from a program's start"),
+        (["--layers", "annotation", "--pid", "4"], "from a program's start"),
         (["--method", "dtrace", "--", "true"], "dtrace"),
         (["--sample", "0", "--", "true"], "--sample"),
         (["--gpu", "kernels", "--blocks", "0-131", "--", "true"], "does not take --blocks"),

@@ -71,8 +71,8 @@ class Which:
         str,
         typer.Option(
             "--layers",
-            help=f"Comma-separated: {', '.join(LAYER_NAMES)}; all, the first four and, of a command, the last; "
-            "none, for --hook alone. "
+            help=f"Comma-separated: {', '.join(LAYER_NAMES)}; all, the first four and, of a command, the "
+            "last; none, for --hook alone. "
             "By default all, without kernel where the NVIDIA driver cannot be probed.",
             rich_help_panel=WHAT,
         ),

@@ -90,10 +90,11 @@ class AnnotationsRenderer:
         """The GPUs that were met, as a header has them."""
         return self._device.gpus
 
-    def count(self, chunk: bytes) -> int:
-        """Events in a chunk."""
+    def counts(self, chunk: bytes) -> dict[str, int]:
+        """Layer → events of the records in a chunk, which is not rendered."""
         own, others = _divided(chunk)
-        return sum(record.kind in EVENT_KINDS for record in records(own)) + self._device.count(others)
+        count = sum(record.kind in EVENT_KINDS for record in records(own))
+        return {_LAYER: count, **self._device.counts(others)}
 
     def render(self, chunk: bytes) -> Lines:
         """Lines of one chunk."""
@@ -173,9 +174,9 @@ class NoRecords:
         self.losses: dict[str, int] = {}
         self.gpus: list[dict[str, Any]] = []
 
-    def count(self, chunk: bytes) -> int:
+    def counts(self, chunk: bytes) -> dict[str, int]:
         """No events."""
-        return 0
+        return {}
 
     def render(self, chunk: bytes) -> Lines:
         """Losses alone."""
