@@ -12,6 +12,7 @@ write, and no library of theirs is linked.
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
