@@ -122,6 +122,12 @@ def test_whatever_a_recording_holds(lines: Callable[[], Lines], to: str, tmp_pat
     assert peak_mb("convert", str(path), "-o", str(tmp_path / "out"), "-f", to) < BOUND_MB
 
 
+@pytest.mark.parametrize("to", ["layered", "cuda-events"])
+def test_events_that_are_written_as_they_come(to: str, tmp_path: Path) -> None:
+    path = recorded(tmp_path / "run.jsonl", threads_names())
+    assert peak_mb("convert", str(path), "-o", str(tmp_path / "out"), "-f", to) < BOUND_MB
+
+
 def test_long_lines_take_some_times_their_length(tmp_path: Path) -> None:
     path = recorded(tmp_path / "run.jsonl", long_arguments())
     assert peak_mb("convert", str(path), "-o", str(tmp_path / "out")) < BOUND_MB + LINE_MB

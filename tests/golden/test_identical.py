@@ -193,7 +193,7 @@ def test_integers_beyond_64_bits_that_only_text_can_have(to: str) -> None:
 def test_calls_too_deep_and_slices_that_no_track_takes(to: str, chunk_bytes: int) -> None:
     with recorded(lines_of(deep_and_wide())) as path, little_at_once(chunk_bytes, 50):
         _, account = converted(path, to, None, CORES)
-    if to != "threads" and chunk_bytes == 1 << 20:  # with fewer at once, some are late
+    if CONVERTERS[to].of == "timeline" and chunk_bytes == 1 << 20:  # with fewer at once, some are late
         assert account.outcomes.undrawn == (90 - 65) * 2
         assert account.outcomes.overlaps == (700 - 512) + 89 * 2
         assert account.outcomes.causality == 3

@@ -32,9 +32,10 @@ def convert(
 ) -> Account:
     """Convert a recording, and say what was found in it; `account.output` is where the timeline is.
 
-    `format` is perfetto, chrome, text or threads. `out` is a path, or a binary stream, which stays open; by
-    default it is the recording's path with the format's suffix, and standard output for text and threads. The
-    file gets its name when it is whole, and replaces another with `force` alone. `warp_tracks` is auto, slot,
+    `format` is perfetto, chrome, text, threads, layered or cuda-events. `out` is a path, or a binary stream,
+    which stays open; by default it is the recording's path with the format's suffix, and standard output for
+    all but perfetto and chrome. The file gets its name when it is whole, and replaces another with `force`
+    alone. `warp_tracks` is auto, slot,
     logical, sm or off. The rest is as `tracepipe.open` has it. Raises InputError, FormatError, ClockError,
     OutputError.
     """

@@ -14,4 +14,10 @@ CONVERTERS: dict[str, OutputFormat] = {
     "threads": OutputFormat(
         ".txt", "tracepipe.converters.threads:ThreadWriter", on_terminal=True, of="events"
     ),
+    "layered": OutputFormat(
+        ".jsonl", "tracepipe.converters.layered:LayeredWriter", on_terminal=True, of="trace events"
+    ),
+    "cuda-events": OutputFormat(
+        ".txt", "tracepipe.converters.cuda_events:TableWriter", on_terminal=True, of="trace events"
+    ),
 }

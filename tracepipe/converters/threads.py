@@ -32,12 +32,12 @@ def unflatten(number: int, size: list[int]) -> Dim3:
 
 
 class ThreadWriter:
-    """Writes events as they come. `unwritten` counts warps and threads whose indices are not recorded."""
+    """Writes events as they come."""
 
     def __init__(self, out: BinaryIO, info: TraceInfo) -> None:
         self._out = out
         self._entries = self._exits = self._lost = 0
-        self.unwritten = 0
+        self._unwritten = 0
 
     def write_events(self, batch: SourceBatch, tables: Tables) -> None:
         """Write the warps and threads of a batch, whose times are those of the recording."""
@@ -79,7 +79,7 @@ class ThreadWriter:
         self, ts_ns: int, shape: Shape, block: Dim3 | None, thread: Dim3 | None, args: Args, lines: list[str]
     ) -> None:
         if thread is None:
-            self.unwritten += 1
+            self._unwritten += 1
             return
         event = {"B": "entry", "E": "exit"}.get(shape.phase) or args.get("event")
         if event == "exit":
@@ -87,13 +87,13 @@ class ThreadWriter:
         elif block is not None:
             self._entry(ts_ns, block, thread, lines)
         else:
-            self.unwritten += 1
+            self._unwritten += 1
 
     def _warps(self, batch: Warps, lines: list[str]) -> None:
         grid, block = batch.launched.get("grid", []), batch.launched.get("block", [])
         threads = block[0] * block[1] * block[2] if block else 0
         if not grid or not threads or 0 in grid:
-            self.unwritten += len(batch)
+            self._unwritten += len(batch)
             return
         warps_a_block = -(-threads // WARP_LANES)
         full, exits = [FULL_MASK] * len(batch), batch.exit_ns.tolist()
@@ -118,6 +118,12 @@ class ThreadWriter:
                 for thread in _of(left[k] if left else mask, lanes):
                     self._exit(entry_ns + exits[k], thread, lines)
             exit_at += count
+
+    def remarks(self) -> list[str]:
+        """Warps and threads whose indices are not recorded."""
+        if not self._unwritten:
+            return []
+        return [f"{self._unwritten} warps or threads are not written: their block or thread is not recorded"]
 
     def finish(self) -> None:
         """Write the totals, as those tools do."""

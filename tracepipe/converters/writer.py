@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Protocol
 
 if TYPE_CHECKING:  # the names of formats need no columns
-    from tracepipe.event.columns import SourceBatch
     from tracepipe.event.tables import Tables
     from tracepipe.layout.timeline import Drawn
 
@@ -41,25 +41,32 @@ class Writer(Protocol):
 class EventWriter(Protocol):
     """Writes events as they were recorded, not as a timeline."""
 
-    unwritten: int
-    """Events that the format has no form for."""
-
-    def write_events(self, batch: SourceBatch, tables: Tables) -> None:
-        """Write the events of a batch in the order given."""
+    def write_events(self, batch: Any, tables: Tables) -> None:
+        """Write the events of a `SourceBatch` or a `TraceBatch` in the order given."""
 
     def finish(self) -> None:
         """Write what ends the file."""
+
+    def remarks(self) -> list[str]:
+        """What the file does not say, or not as it was recorded."""
+
+
+def without_form(unwritten: Counter[str]) -> list[str]:
+    """A remark on what a format has no form for."""
+    left_out = ", ".join(f"{count} {what}" for what, count in sorted(unwritten.items()) if count)
+    return [f"not written, as the format has no form for it: {left_out}"] if left_out else []
 
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
     """An output format; `suffix` replaces that of the input, `writer` is `module:class`, which is a `Writer`
-    of the "timeline" or an `EventWriter` of "events".
+    of the "timeline", or an `EventWriter` of "events" on the clocks that they were recorded with or of "trace
+    events", which are on the trace's clock.
     """
 
     suffix: str
     writer: str
-    of: Literal["timeline", "events"] = "timeline"
+    of: Literal["timeline", "events", "trace events"] = "timeline"
     can_compress: bool = False
     on_terminal: bool = False
     """Whether it is for people, and goes to standard output unless told where."""

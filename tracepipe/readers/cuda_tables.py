@@ -70,6 +70,8 @@ _SHAPES = {
     "device": _NUMBER,
     **dict.fromkeys(("ptr", "func", "function", "stream", "event", "handle"), _ADDRESS),
 }
+# What `tracepipe convert` writes of a call whose result was not recorded.
+_NO_RESULT = "returned=?"
 _RETURNED = re.compile(r"returned=(?:(-?\d{1,19}) \((?:success|error)\)|([A-Z]\w*))")
 # The libbpf tool counts its names of errors through: they are CUDA's up to 9 only.
 _RESULT_NAMES = frozenset(
@@ -167,6 +169,8 @@ class _Details:
     def exit(self, text: str) -> dict[str, Any]:
         """Arguments of an exit: `returned=0 (success)`, `returned=OutOfMemory`."""
         found = _RETURNED.fullmatch(text)
+        if text == _NO_RESULT:
+            return {}
         if found is None:
             self.said.append(("returned", f"is not whole: {shown(text)}"))
             return {"details": text} if text else {}

@@ -24,7 +24,14 @@ from tracepipe.event.checks import Fault, shown
 from tracepipe.event.model import Problem, Record, new_header
 from tracepipe.readers.bpftrace_records import OWN_TEXT, Unwrapped, is_wrapped, loss_of, printed_lines
 from tracepipe.readers.call_ends import CallEnds
-from tracepipe.readers.layered_events import BARE_TOTAL, LAYER_OF_TYPE, NAMED_BY_TYPE, event_of, time_of
+from tracepipe.readers.layered_events import (
+    BARE_TOTAL,
+    LAYER_OF_TYPE,
+    NAMED_BY_TYPE,
+    START,
+    event_of,
+    time_of,
+)
 from tracepipe.readers.lines import TOO_DEEP, is_too_deep, not_json
 from tracepipe.readers.recording import Batch, Recording, recording_of
 from tracepipe.readers.undated import NO_NEIGHBOUR, SAID, Undated
@@ -36,6 +43,9 @@ CHUNK_BYTES = 1 << 18
 # Lines of several processors come out of order, but within the time of one look at the buffers.
 _DISORDER_NS = 1_000_000_000
 _BLOCK_TITLE = re.compile(rb"===+ .* ===+$")
+
+REPEATED = "of_event"
+"""A launch's own line with this is of a call whose begin has been read: `tracepipe convert` writes both."""
 
 _NO_START = (
     "does not say whether ts is the start or the end of a transfer; it is read as the end, because the "
@@ -99,6 +109,8 @@ class _Text:
         if type(kind) is not str or kind not in LAYER_OF_TYPE:
             known = ", ".join(LAYER_OF_TYPE)
             return "type", f"must be one of {known}, not {shown(kind)}" if "type" in line else "is missing"
+        if kind == "kernel" and REPEATED in line:
+            return None
         ts_ns = time_of(line, text)
         if isinstance(ts_ns, tuple):
             if "ts" in line or self._undated is None:
@@ -125,8 +137,10 @@ class _Text:
         record = event_of(kind, line, ts_ns, batch.problems, number)
         if isinstance(record, tuple):
             return record
-        self._ends.take(number, record, batch)
-        if kind == "transfer" and record["phase"] == "X":
+        is_whole = START in line
+        if not is_whole:
+            self._ends.take(number, record, batch)
+        if kind == "transfer" and record["phase"] == "X" and not is_whole:
             self._say_once(number, "duration_ms", _NO_START, batch)
         if kind == "gpu_mem" and BARE_TOTAL in line:
             self._say_once(number, BARE_TOTAL, _NO_UNIT, batch)

@@ -49,7 +49,9 @@ _TOTALS = {
     BARE_TOTAL: 1024,
 }
 
-_FIELDS = frozenset({"type", "ts", "phase", "name", "pid", "tid", "cpu", "comm"})
+START: Final = "start_ts"
+"""When what the line tells of began, as `tracepipe convert` writes it: the line is at its end, and alone."""
+_FIELDS = frozenset({"type", "ts", "phase", "name", "pid", "tid", "cpu", "comm", START})
 _OF_PLACES = frozenset({"kernel", "gpu", "device", "block", "thread"})
 _NS = {"duration_us": 1_000, "duration_ms": 1_000_000}
 # Below 2^51 ns (26 days) the two roundings of `ms * 1e6` stay under half a nanosecond in sum.

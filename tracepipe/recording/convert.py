@@ -47,6 +47,8 @@ class Conversion:
             reading = Reading(opened, self._path, strict=options.strict, progress=progress)
             if self._output.of == "events":
                 return self._copy_events(out, opened, reading)
+            if self._output.of == "trace events":
+                return self._copy_placed(out, opened, reading)
             return self._draw(out, opened, reading)
 
     def _draw(self, out: BinaryIO, opened: OpenRecording, reading: Reading) -> Account:
@@ -68,9 +70,7 @@ class Conversion:
                 writer.write(layout.problem(problem))
             writer.write(layout.place(batch))
         if writer is None:  # a recording without a line after its header is a timeline too
-            events = no_events()
-            columns = (events.ts_ns, events.shape, events.args, events.dur_ns, events.launch)
-            writer, start_ns = self._open(out, opened, layout, TraceBatch(TraceColumns(*columns)))
+            writer, start_ns = self._open(out, opened, layout, _no_batch())
         for drawn in layout.finish():
             writer.write(drawn)
         account = reading.finish()
@@ -103,14 +103,34 @@ class Conversion:
         writer: EventWriter = self._output.open(out, TraceInfo(header.get("clock", "")))
         for batch in reading.source():
             writer.write_events(batch, opened.recording.tables)
+        account = self._finished(writer, reading)
+        account.clocks, account.notes = [], writer.remarks()
+        return account
+
+    def _copy_placed(self, out: BinaryIO, opened: OpenRecording, reading: Reading) -> Account:
+        """Write events one after the other, on the trace's clock."""
+        writer: EventWriter | None = None
+        for batch, _ in reading.placed():
+            writer = writer or self._event_writer(out, opened, batch)
+            writer.write_events(batch, opened.recording.tables)
+        return self._finished(writer or self._event_writer(out, opened, _no_batch()), reading)
+
+    def _event_writer(self, out: BinaryIO, opened: OpenRecording, first: TraceBatch) -> EventWriter:
+        info = _trace_info(opened.recording.header, opened.clocks, first, self._options.compress)
+        writer: EventWriter = self._output.open(out, info)
+        return writer
+
+    @staticmethod
+    def _finished(writer: EventWriter, reading: Reading) -> Account:
         writer.finish()
         account = reading.finish()
-        account.clocks, account.notes = [], []
-        if writer.unwritten:
-            account.notes.append(
-                f"{writer.unwritten} warps or threads are not written: their block or thread is not recorded"
-            )
+        account.notes += writer.remarks()
         return account
+
+
+def _no_batch() -> TraceBatch:
+    events = no_events()
+    return TraceBatch(TraceColumns(events.ts_ns, events.shape, events.args, events.dur_ns, events.launch))
 
 
 def check(

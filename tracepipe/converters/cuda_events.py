@@ -1,0 +1,165 @@
+"""Writes the table of CUDA calls that the eBPF tutorial's `cuda_events.bt` prints, for scripts that read it.
+
+    TIME(ms)     PROCESS          PID          EVENT                DETAILS
+    1234         my_cuda_app      12345        cudaMalloc           size=1048576 bytes
+    1235         my_cuda_app      12345        cudaMalloc           returned=0 (success)
+
+Times are whole milliseconds since the start of the trace. A call has a row for its entry, with its
+arguments, and one for its exit. Calls that other calls make are left out, as that script sees the program's
+own alone: the bytes of a cudaMalloc and of the cuMemAlloc in it would count twice. Losses are rows as
+bpftrace says them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any, BinaryIO, Final
+
+import numpy as np
+
+from tracepipe.converters.open_calls import OpenCalls
+from tracepipe.converters.writer import TraceInfo, without_form
+from tracepipe.event.columns import SPECIAL, TraceBatch
+from tracepipe.event.shape import Shape
+from tracepipe.event.tables import Args, Tables
+from tracepipe.event.vocabulary import ADDRESS_KEYS, COPY_KINDS, SIZE_KEYS, direction_named
+from tracepipe.event.warps import PlacedWarps
+from tracepipe.printable import json_text, printable
+
+_TITLES: Final = ("TIME(ms)", "PROCESS", "PID", "EVENT", "DETAILS")
+_ROW: Final = "%-12s %-16s %-12s %-20s %s\n"
+# What the script hooks is called so, and no function of another library.
+_CALL: Final = re.compile(r"cu[a-z]*[A-Z]\w*")
+# Their values are addresses there, whatever they are here.
+_HANDLES: Final = frozenset({"stream", "event", "function", "to", "from", *ADDRESS_KEYS})
+_NAMES_MAX: Final = 1 << 14
+_UNKNOWN: Final = "?"
+_INSIDE = "calls inside others"
+_NOT_CUDA = "calls of no CUDA library"
+_INSTANTS = "calls without begin and end"
+
+
+class TableWriter:
+    """Writes events as they come."""
+
+    def __init__(self, out: BinaryIO, info: TraceInfo) -> None:
+        self._out = out
+        self._start_ns = info.start.get("trace_ns", 0)
+        self._unwritten: Counter[str] = Counter()
+        self._before_start = 0
+        self._calls = OpenCalls()
+        self._names: dict[tuple[int | None, int | None], str] = {}
+        self._rows = [_ROW % _TITLES]
+
+    def write_events(self, batch: TraceBatch, tables: Tables) -> None:
+        """Write the events of a batch, on the trace's clock."""
+        events = batch.events
+        columns = (events.ts_ns, events.shape, events.args, events.dur_ns)
+        for ts_ns, number, args, dur_ns in zip(*(one.tolist() for one in columns), strict=True):
+            if number == SPECIAL:
+                self._other(batch.others[args])
+                continue
+            shape = tables.shapes[number]
+            assert shape is not None
+            if shape.comm and not shape.on_stream:
+                self._name(shape, shape.comm)
+            if shape.type == "userspace":
+                self._call(ts_ns, dur_ns, shape, tables, args)
+        numbers, counts = np.unique(events.shape, return_counts=True)
+        for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
+            of = tables.shapes[number] if number >= 0 else None
+            if of is not None and of.type != "userspace":
+                self._unwritten[f"{of.type} events"] += count
+        self._flush()
+
+    def finish(self) -> None:
+        """Write the title of a table without rows."""
+        self._flush()
+
+    def remarks(self) -> list[str]:
+        """What is no call of the program, and what began before the trace."""
+        moved = f"{self._before_start} calls before the start of the trace are written at 0"
+        return without_form(self._unwritten) + [moved] * bool(self._before_start)
+
+    def _flush(self) -> None:
+        self._out.write("".join(self._rows).encode("utf-8", "backslashreplace"))
+        self._rows.clear()
+
+    def _name(self, shape: Shape, comm: str) -> None:
+        """Keep the name of a thread, which stands on one of its events."""
+        if len(self._names) >= _NAMES_MAX:
+            del self._names[next(iter(self._names))]
+        self._names[shape.pid, shape.tid] = printable(comm).strip() or _UNKNOWN
+
+    def _other(self, other: Any) -> None:
+        """Write a loss, after which nothing is known to be open; count warps."""
+        if isinstance(other, PlacedWarps):
+            self._unwritten["gpu_warp events"] += len(other)
+        elif other["type"] == "loss":
+            self._calls.forget()
+            self._rows.append(f"Lost {other['count']} events\n")
+
+    def _call(self, ts_ns: int, dur_ns: int, shape: Shape, tables: Tables, args: int) -> None:
+        """Write what an event is of a call: its entry, its exit, or both."""
+        thread = shape.pid, shape.tid
+        is_inside = self._is_inside(ts_ns, shape, thread)
+        if shape.phase == "I":
+            self._unwritten[_INSTANTS] += 1
+        elif not _CALL.fullmatch(shape.name):
+            self._unwritten[_NOT_CUDA] += shape.phase != "E"
+        elif is_inside:
+            self._unwritten[_INSIDE] += shape.phase != "E"
+        else:
+            told = tables.args(args)
+            if shape.phase != "E":
+                self._row(ts_ns, shape, _entry(told))
+            if shape.phase != "B":
+                self._row(ts_ns + (dur_ns if shape.phase == "X" else 0), shape, _exit(told))
+
+    def _is_inside(self, ts_ns: int, shape: Shape, thread: tuple[int | None, int | None]) -> bool:
+        """Whether a call is inside another one of its thread; of threads that are not known none is."""
+        if shape.tid is None:
+            return False
+        if shape.phase == "E":
+            begun = self._calls.end(thread, shape.name)
+            return begun is not None and begun.depth > 0
+        if shape.phase == "B":
+            return self._calls.begin(thread, shape.name, ts_ns).depth > 0
+        return self._calls.around(thread) is not None
+
+    def _row(self, ts_ns: int, shape: Shape, details: str) -> None:
+        after_ns = ts_ns - self._start_ns
+        if after_ns < 0:
+            self._before_start += 1
+            after_ns = 0
+        known = self._names.get((shape.pid, shape.tid)) or self._names.get((shape.pid, shape.pid), _UNKNOWN)
+        self._rows.append(_ROW % (after_ns // 1_000_000, known, shape.pid or 0, shape.name, details))
+
+
+def _entry(args: Args) -> str:
+    """The details of an entry: `size=4096 bytes, kind=1`."""
+    parts = []
+    size = next((args[key] for key in SIZE_KEYS if isinstance(args.get(key), int)), None)
+    if size is not None:
+        parts.append(f"size={size} bytes")
+    direction = args.get("direction")
+    if isinstance(direction, str) and (way := direction_named(direction)) in COPY_KINDS:
+        parts.append(f"kind={COPY_KINDS.index(way)}")
+    for key, value in args.items():
+        if (key in SIZE_KEYS and size is not None) or key in ("direction", "result", "result_name"):
+            continue
+        if key in _HANDLES and isinstance(value, int):
+            parts.append(f"{'ptr' if key in ADDRESS_KEYS else key}=0x{value:x}")
+        elif value is not None:
+            text = value if isinstance(value, str) else json_text(value)
+            parts.append(f"{key}={printable(text).replace(', ', ',')}")
+    return ", ".join(parts)
+
+
+def _exit(args: Args) -> str:
+    """The details of an exit: `returned=0 (success)`."""
+    result = args.get("result")
+    if not isinstance(result, int):
+        return "returned=?"
+    return f"returned={result} ({'error' if result else 'success'})"

@@ -1,0 +1,200 @@
+"""Writes the JSON Lines of layered bpftrace and BCC CUDA tracers, for the scripts that read those.
+
+    {"event_id":1,"ts":0.001000,"type":"userspace","name":"cuMemAlloc_v2","phase":"B","pid":7,"tid":7,…}
+    {"event_id":2,"ts":0.004500,"type":"userspace","name":"cuMemAlloc_v2","phase":"E",…,"duration_us":3.5}
+    {"event_id":3,"ts":0.004500,"type":"memory","op":"alloc","pid":7,"tid":7,"size":4096,"size_bytes":4096}
+    {"event_id":4,"ts":0.104500,"type":"transfer","direction":"H2D",…,"duration_ms":0.1,"start_ts":0.0045}
+    {"event_id":5,"ts":0.200000,"type":"userspace","name":"cuLaunchKernel","phase":"B",…,"grid":[64,1,1],…}
+    {"event_id":6,"ts":0.200000,"type":"kernel","op":"launch","name":"cuLaunchKernel",…,"of_event":5}
+
+`ts` is milliseconds since the start of the trace. Arguments stand among the other keys. A line without phase
+is an instant, or stands at the end of what it tells and has its length and start. A launch has a line of its
+own, as those tools print one, which says with `of_event` whose begin it repeats. Losses are lines as
+`bpftrace -f json` has them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any, BinaryIO, Final
+
+import numpy as np
+
+from tracepipe.converters.open_calls import OpenCalls
+from tracepipe.converters.writer import TraceInfo, without_form
+from tracepipe.event.columns import SPECIAL, TraceBatch
+from tracepipe.event.model import HOST_LAYERS
+from tracepipe.event.shape import Shape
+from tracepipe.event.tables import Args, Tables
+from tracepipe.event.vocabulary import MEMORY_IN_USE, SIZE_KEYS
+from tracepipe.event.warps import PlacedWarps
+from tracepipe.printable import json_text
+
+# What an argument must not be called: the format has these for something else.
+_OWN_KEYS: Final = frozenset(
+    {
+        "event_id", "ts", "type", "name", "phase", "pid", "tid", "cpu", "comm", "op", "duration_us",
+        "duration_ms", "of_event", "start_ts",
+    }
+)  # fmt: skip
+_WHO: Final = ("pid", "tid", "cpu", "comm")
+_SHORT_WAYS: Final = {f"{a}to{b}": f"{a}2{b}" for a in "HDAP" for b in "HDAP"}
+
+
+class LayeredWriter:
+    """Writes events as they come."""
+
+    def __init__(self, out: BinaryIO, info: TraceInfo) -> None:
+        self._out = out
+        self._start_ns = info.start.get("trace_ns", 0)
+        self._unwritten: Counter[str] = Counter()
+        self._before_start = 0
+        self._calls = OpenCalls()
+        self._lines: list[bytes] = []
+        self._event_id = 0
+
+    def write_events(self, batch: TraceBatch, tables: Tables) -> None:
+        """Write the events of a batch, on the trace's clock."""
+        events = batch.events
+        self._count_others(batch, tables)
+        columns = (events.ts_ns, events.shape, events.args, events.dur_ns)
+        for ts_ns, number, args, dur_ns in zip(*(one.tolist() for one in columns), strict=True):
+            if number == SPECIAL:
+                self._other(batch.others[args])
+                continue
+            shape = tables.shapes[number]
+            assert shape is not None
+            if shape.type in HOST_LAYERS and not shape.on_stream:
+                self._event(ts_ns, dur_ns if shape.has_dur else None, shape, tables.args(args))
+        self._out.write(b"".join(self._lines))
+        self._lines.clear()
+
+    def finish(self) -> None:
+        """Nothing ends such a file."""
+
+    def remarks(self) -> list[str]:
+        """What of a GPU is left out, and what began before the trace."""
+        moved = f"{self._before_start} events before the start of the trace are written at 0"
+        return without_form(self._unwritten) + [moved] * bool(self._before_start)
+
+    def _count_others(self, batch: TraceBatch, tables: Tables) -> None:
+        """Count what is of a GPU."""
+        numbers, counts = np.unique(batch.events.shape, return_counts=True)
+        for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
+            shape = tables.shapes[number] if number >= 0 else None
+            if shape is not None and shape.on_stream and shape.type == "transfer":
+                self._unwritten["copies on a GPU"] += count
+            elif shape is not None and shape.type not in HOST_LAYERS:
+                self._unwritten[f"{shape.type} events"] += count
+
+    def _other(self, other: Any) -> None:
+        """Write a loss, after which nothing is known to be open; count warps."""
+        if isinstance(other, PlacedWarps):
+            self._unwritten["gpu_warp events"] += len(other)
+        elif other["type"] == "loss":
+            self._calls.forget()
+            self._lines.append(b'{"type":"lost_events","data":{"events":%d}}\n' % other["count"])
+
+    def _event(self, ts_ns: int, dur_ns: int | None, shape: Shape, args: Args) -> None:
+        """Write an event, and a launch's second line."""
+        line: dict[str, Any] = {"phase": shape.phase} if shape.phase in "BE" else {}
+        who = {key: value for key in _WHO if (value := getattr(shape, key)) is not None}
+        line = self._named(shape) | line | who | self._arguments(shape, args)
+        if shape.phase == "B":
+            self._begin(ts_ns, shape, who, line)
+            return
+        pending = None
+        if shape.phase == "E":
+            begun = self._calls.end(_thread_of(shape), shape.name)
+            if begun is not None:
+                dur_ns, pending = ts_ns - begun.ts_ns, begun.pending
+            if "result" in args:
+                line["retval"] = args["result"]
+        elif shape.phase == "X" and dur_ns is not None:
+            line["start_ts"] = max(0, ts_ns - self._start_ns) / 1e6
+            ts_ns += dur_ns
+        if dur_ns is not None and dur_ns >= 0 and shape.phase in "EX":
+            line |= _length(shape, dur_ns, line)
+        self._line(ts_ns, line)
+        if pending is not None:
+            self._line(*pending)
+
+    def _begin(self, ts_ns: int, shape: Shape, who: dict[str, Any], line: dict[str, Any]) -> None:
+        """Write a begin, and of a launch by the driver its line. That of a runtime's launch is written at its
+        end, if no launch by the driver was inside it.
+        """
+        thread = _thread_of(shape)
+        around = self._calls.around(thread)
+        begun = self._calls.begin(thread, shape.name, ts_ns)
+        event_id = self._line(ts_ns, line)
+        if shape.type != "userspace" or not (_is_size(line.get("grid")) and _is_size(line.get("block"))):
+            return
+        sizes = {key: line[key] for key in ("grid", "block")}
+        launch = {"type": "kernel", "op": "launch", "name": shape.name} | who | sizes
+        launch |= {"threads": math.prod(line["grid"] + line["block"]), "of_event": event_id}
+        if shape.name.startswith("cuda"):
+            begun.pending = ts_ns, launch
+            return
+        self._line(ts_ns, launch)
+        if around is not None:
+            around.pending = None
+
+    def _line(self, ts_ns: int, line: dict[str, Any]) -> int:
+        """Write a line; its number."""
+        after_ns = ts_ns - self._start_ns
+        if after_ns < 0:
+            self._before_start += 1
+            after_ns = 0
+        self._event_id += 1
+        ms, ns = divmod(after_ns, 1_000_000)
+        self._lines.append(
+            b'{"event_id":%d,"ts":%d.%06d,' % (self._event_id, ms, ns) + json_text(line)[1:].encode() + b"\n"
+        )
+        return self._event_id
+
+    def _named(self, shape: Shape) -> dict[str, Any]:
+        """What says which event it is."""
+        if shape.type == "memory" and shape.name == MEMORY_IN_USE:
+            return {"type": MEMORY_IN_USE} | ({} if shape.gpu is None else {"gpu_id": shape.gpu})
+        if shape.type == "memory":
+            return {"type": "memory", "op": shape.name}
+        if shape.type == "transfer":
+            return {"type": "transfer", "direction": _SHORT_WAYS.get(shape.name, shape.name)}
+        return {"type": shape.type, "name": shape.name}
+
+    def _arguments(self, shape: Shape, args: Args) -> dict[str, Any]:
+        """The arguments, those of the format's own names under others."""
+        if shape.type == "transfer":
+            args.pop("direction", None)
+        if "cmd" in args and isinstance(args.get("type"), str):  # an ioctl's command, taken apart
+            args["decoded"] = {key: args.get(key) for key in ("dir", "type", "nr")} | {
+                "size": args.get("size_bytes")
+            }
+            del args["type"]
+            if shape.type == "kernel":
+                args["ioctl_cmd"] = args["cmd"]
+        if shape.type in ("memory", "transfer"):
+            size = next((args[key] for key in SIZE_KEYS if key in args), None)
+            args = args | ({} if size is None else {"size": size, "size_bytes": size})
+        return {f"{key}_" if key in _OWN_KEYS else key: value for key, value in args.items()}
+
+
+def _thread_of(shape: Shape) -> tuple[Any, ...]:
+    return shape.drawn_layer, shape.pid, shape.tid
+
+
+def _is_size(value: Any) -> bool:
+    """Whether an argument is the size of a grid or a block."""
+    return isinstance(value, list) and len(value) == 3 and all(isinstance(one, int) for one in value)
+
+
+def _length(shape: Shape, dur_ns: int, line: dict[str, Any]) -> dict[str, Any]:
+    """What says how long it took; of a copy how fast it was, too, in GB/s."""
+    if shape.type != "transfer":
+        return {"duration_us": dur_ns / 1e3}
+    length: dict[str, Any] = {"duration_ms": dur_ns / 1e6}
+    size = line.get("size")
+    if isinstance(size, int) and dur_ns > 0:
+        length["bandwidth_gbps"] = size / dur_ns
+    return length
