@@ -11,6 +11,8 @@ import pytest
 import typer
 
 from tests.cli.test_cli import run
+from tracepipe.capture.find.cubin import Kernel
+from tracepipe.capture.find.kernel_list import KernelListing, KernelRow
 from tracepipe.capture.request import CaptureRequest, Filters, Limits
 from tracepipe.capture.summary import CaptureSummary
 from tracepipe.cli import app
@@ -228,3 +230,24 @@ def test_doctor_says_what_works_and_exits_by_it(run: Run, monkeypatch: pytest.Mo
     code, out, _ = run("doctor", "--json")
     assert code == 3
     assert json.loads(out)["can_capture"] is False
+
+
+def test_kernels_are_listed_in_columns(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [
+        KernelRow("add(int*)", Kernel("_Z3addPi", "sm_90", 16, 1024, 0, "k.cu:5"), "./app"),
+        KernelRow("f()", Kernel("_Z1fv", "sm_100", None, 0, 8), "./app"),
+    ]
+    listing = KernelListing(rows, [], ["a note"])
+    monkeypatch.setattr("tracepipe.capture.find.kernel_list.list_kernels", lambda pattern, paths: listing)
+    code, out, err = run("hooks", "list", "--kernels", "./app")
+    assert (code, err) == (0, "note: a note\n")
+    assert out.splitlines() == [
+        "add(int*)  sm_90   16 registers         1024 B shared             k.cu:5  ./app",
+        "f()        sm_100  registers not known  0 B shared     8 B stack          ./app",
+    ]
+    listing.rows, listing.near = [], ["add(int*)"]
+    code, _, err = run("hooks", "list", "--kernels", "./app", "Add")
+    assert (code, err.splitlines()[-2:]) == (
+        1,
+        ["tracepipe: There is no GPU kernel that fits Add in ./app.", "  Near: add(int*)."],
+    )

@@ -15,7 +15,7 @@ from tests.support.gpu_channel import collected
 from tests.support.gpu_records import pack_record
 from tracepipe.capture.gpu.engines import warp_records as layout
 from tracepipe.capture.gpu.engines.channel import Channel
-from tracepipe.capture.gpu.engines.kernel_name import short_kernel_name
+from tracepipe.hooks.kernel_name import short_kernel_name
 from tracepipe.capture.gpu.engines.transport import (
     GPU,
     KIND_CLOCK,

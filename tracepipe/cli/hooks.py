@@ -30,8 +30,19 @@ def list_command(
         ),
     ] = "",
     library: Libraries = None,
+    kernels: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--kernels",
+            metavar="PATH",
+            help="List the GPU kernels of a program, a library, a .cubin file or a folder of them instead.",
+        ),
+    ] = None,
 ) -> None:
     """List the shipped sets, or the functions and tracepoints of this machine that fit a pattern."""
+    if kernels:
+        _list_kernels(pattern, kernels)
+        return
     from tracepipe.capture.find.hook_list import list_functions, list_sets
     from tracepipe.capture.find.library import LibrarySearch
 
@@ -55,6 +66,35 @@ def list_command(
         if listing.reason:
             hint = f"{listing.reason[0].upper()}{listing.reason[1:]}."
         raise TracepipeError(f"Nothing here that can be hooked fits {pattern}.", hint)
+
+
+def _list_kernels(pattern: str, paths: list[str]) -> None:
+    from tracepipe.capture.find.kernel_list import list_kernels
+
+    listing = list_kernels(pattern, paths)
+    rows = [
+        (
+            row.name,
+            row.kernel.architecture,
+            "registers not known" if row.kernel.registers is None else f"{row.kernel.registers} registers",
+            f"{row.kernel.shared_bytes} B shared",
+            f"{row.kernel.stack_bytes} B stack" if row.kernel.stack_bytes else "",
+            row.kernel.source,
+            row.place,
+        )
+        for row in listing.rows
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for cells in rows:
+        shown = [f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True) if width]
+        put("  ".join(shown).rstrip())
+    for note in listing.notes:
+        say(f"note: {note}")
+    if not rows:
+        fits = f" that fits {pattern}" if pattern else ""
+        near = f"Near: {', '.join(listing.near)}." if listing.near else ""
+        hint = near or "--kernels takes programs, libraries, .cubin files, and folders of them."
+        raise TracepipeError(f"There is no GPU kernel{fits} in {', '.join(paths)}.", hint)
 
 
 @hooks_app.command("test", context_settings={"allow_interspersed_args": False})

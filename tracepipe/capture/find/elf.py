@@ -12,6 +12,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from tracepipe.errors import InputError
@@ -28,6 +29,8 @@ _DYN = struct.Struct("<qQ")  # Elf64_Dyn: tag value
 
 _PT_LOAD, _PT_DYNAMIC = 1, 2
 _SHT_SYMTAB, _SHT_DYNSYM = 2, 11
+_SHT_NOBITS = 8
+_EM_CUDA = 190
 _STT_FUNC = 2  # STT_GNU_IFUNC is 10: a resolver, not the function
 _SHN_LORESERVE = 0xFF00  # from here on no index of a section
 _DT_NEEDED, _DT_STRTAB, _DT_SONAME, _DT_RPATH, _DT_RUNPATH = 1, 5, 14, 15, 29
@@ -52,6 +55,18 @@ class Dynamic:
 
 
 @dataclass(frozen=True, slots=True)
+class Section:
+    """A section of a file: where its contents are, bytes, and what its header says of others."""
+
+    number: int
+    kind: int
+    offset: int
+    size: int
+    link: int
+    info: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Segment:
     kind: int
     offset: int
@@ -59,23 +74,39 @@ class _Segment:
     size: int
 
 
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """A symbol: its name, its type, and what the processor's own rules make of st_other."""
+
+    name: str
+    kind: int
+    other: int
+
+
+def _mapped(path: str) -> mmap.mmap:
+    with Path(path).open("rb") as file:
+        try:
+            return mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+        except ValueError:
+            raise InputError("empty file", "give a shared library", path=path) from None
+
+
 class Elf:
     """A 64-bit little-endian ELF file, mapped while in use as a context. Raises InputError for others."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, data: bytes | None = None) -> None:
+        """Of the file, or of `data`, which is found in it."""
         self.path = path
-        with Path(path).open("rb") as file:
-            try:
-                self._data = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-            except ValueError:
-                raise InputError("empty file", "give a shared library", path=path) from None
+        self._data = _mapped(path) if data is None else data
         if self._data[:4] != b"\x7fELF":
             raise InputError("not an ELF file", "give a shared library or a program", path=path)
         if self._data[4:6] != b"\x02\x01":
             raise InputError("not a 64-bit little-endian ELF file", "only those can be traced", path=path)
         with self._damage("table of segments"):
             header = _EHDR.unpack_from(self._data)
-            self._section_offset, self._section_count = header[6], header[12]
+            self._machine, self._section_offset, self._section_count = header[2], header[6], header[12]
+            self._names_at = header[13]
+            self.flags, self.abi_version = header[7], self._data[8]
             self._segments = [
                 _Segment(fields[0], fields[2], fields[3], fields[5])
                 for fields in self._rows(_PHDR, header[5], header[10])
@@ -85,7 +116,40 @@ class Elf:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._data.close()
+        if isinstance(self._data, mmap.mmap):
+            self._data.close()
+
+    @property
+    def is_gpu_code(self) -> bool:
+        """Whether it is a cubin."""
+        return bool(self._machine == _EM_CUDA)
+
+    @cached_property
+    def sections(self) -> dict[str, Section]:
+        """The sections by name."""
+        with self._damage("table of sections"):
+            rows = list(self._rows(_SHDR, self._section_offset, self._section_count))
+            if not rows:
+                return {}
+            names = rows[self._names_at][4]
+            return {
+                self._text(names + row[0]): Section(number, row[1], row[4], row[5], row[6], row[7])
+                for number, row in enumerate(rows)
+            }
+
+    def contents(self, section: Section) -> bytes:
+        """The bytes of a section, none for one that has none in the file."""
+        return b"" if section.kind == _SHT_NOBITS else self._data[section.offset : section.offset + section.size]
+
+    def symbols(self) -> list[Symbol]:
+        """The symbols of `.symtab`, in its order."""
+        table = self.sections.get(".symtab")
+        with self._damage("symbol table"):
+            if table is None:
+                return []
+            strings = next(s for s in self.sections.values() if s.number == table.link).offset
+            rows = self._rows(_SYM, table.offset, table.size // _SYM.size)
+            return [Symbol(self._text(strings + name), info & 15, other) for name, info, other, *_ in rows]
 
     def functions(self, *, local: bool = False) -> list[tuple[str, int]]:
         """Name and address of every function that `.dynsym` defines, and with `local` `.symtab` too.
@@ -136,7 +200,7 @@ class Elf:
         """Offsets and sizes that a damaged or hostile file has are errors of that file."""
         try:
             yield
-        except (struct.error, IndexError, OverflowError, MemoryError):
+        except (struct.error, IndexError, OverflowError, MemoryError, StopIteration):
             raise InputError(f"the {part} is cut off", "the file is damaged", path=self.path) from None
 
     def _rows(self, row: struct.Struct, offset: int, count: int) -> Iterator[tuple[int, ...]]:

@@ -16,7 +16,7 @@ from tracepipe.capture.gpu.engines.api_calls import ARGUMENTS_VARIABLE, ApiCalls
 from tracepipe.capture.gpu.engines.call_lines import CallLines
 from tracepipe.capture.gpu.engines.channel import Channel
 from tracepipe.capture.gpu.engines.gpu_numbers import GpuNumbers, numbers_of
-from tracepipe.capture.gpu.engines.kernel_name import short_kernel_name
+from tracepipe.hooks.kernel_name import short_kernel_name
 from tracepipe.capture.gpu.engines.transport import (
     INJECTION_VARIABLE,
     KIND_CLOCK,

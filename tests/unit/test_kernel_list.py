@@ -1,0 +1,157 @@
+"""The kernels of applications, of cubins that nvcc makes here, and of files that are damaged."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tracepipe.capture.find import fatbin
+from tracepipe.capture.find.cubin import kernels
+from tracepipe.capture.find.fatbin import cubins, lz4_block
+from tracepipe.capture.find.kernel_list import list_kernels
+from tracepipe.capture.gpu.build.cuda_parts import find_parts
+from tracepipe.capture.gpu.build.driver import Driver, owner
+from tracepipe.capture.gpu.build.toolchain import Toolchain
+from tracepipe.errors import CaptureUnavailable, InputError
+
+SOURCE = """\
+__global__ void add(const float *a, float *b) {
+    __shared__ float s[64];
+    s[threadIdx.x] = a[threadIdx.x];
+    __syncthreads();
+    b[threadIdx.x] = s[63 - threadIdx.x];
+}
+namespace ns { template <class T> __global__ void scale(T *x, T by) { x[threadIdx.x] *= by; } }
+template __global__ void ns::scale<double>(double *, double);
+"""
+ADD, SCALE = "add(float const*, float*)", "void ns::scale<double>(double*, double)"
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source as fat binaries that are compressed in each way, as a cubin, and in a program's object."""
+    folder = tmp_path_factory.mktemp("kernels")
+    (folder / "k.cu").write_text(SOURCE)
+    try:
+        nvcc = str(Toolchain(Driver(error="none in this test"), find_parts(), owner()).nvcc().path)
+    except CaptureUnavailable as why:
+        pytest.skip(why.message)
+    codes = ["-gencode", "arch=compute_80,code=sm_80", "-gencode", "arch=compute_90,code=[sm_90,compute_90]"]
+    for mode in ("none", "speed", "size"):
+        made = [nvcc, "-fatbin", f"--compress-mode={mode}", *codes, "-o", f"{mode}.fatbin", "k.cu"]
+        subprocess.run(made, check=True, cwd=folder, capture_output=True)
+    for what in (["-cubin", "-lineinfo", "-o", "k.cubin"], ["-c", "-o", "k.o"]):
+        subprocess.run([nvcc, "-arch=sm_90", *what, "k.cu"], check=True, cwd=folder, capture_output=True)
+    return folder
+
+
+@pytest.mark.parametrize("mode", ["none", "size"])
+def test_kernels_of_a_fat_binary_however_it_is_compressed(built: Path, mode: str) -> None:
+    listing = list_kernels("", [str(built / f"{mode}.fatbin")])
+    assert listing.notes == []
+    rows = [(row.name, row.kernel.architecture, row.kernel.shared_bytes) for row in listing.rows]
+    assert rows == [(ADD, "sm_80", 256), (ADD, "sm_90", 256), (SCALE, "sm_80", 0), (SCALE, "sm_90", 0)]
+    assert all(6 <= (row.kernel.registers or 0) <= 40 for row in listing.rows)
+    assert all(row.kernel.stack_bytes == 0 for row in listing.rows)
+
+
+def test_sources_stand_where_the_compiler_wrote_lines(built: Path) -> None:
+    rows = list_kernels("", [str(built / "k.cubin")]).rows
+    assert [(row.name, row.kernel.source) for row in rows] == [
+        (ADD, f"{built}/k.cu:1"),
+        (SCALE, f"{built}/k.cu:7"),
+    ]
+    assert {row.kernel.source for row in list_kernels("", [str(built / "k.o")]).rows} == {""}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name"),
+    [
+        ("add", ADD),
+        ("_Z3addPKfPf", ADD),
+        ("ns::scale", SCALE),
+        ("ns::scale<*>", SCALE),
+        ("*double*", SCALE),
+        ("*N2ns5scale*", SCALE),
+    ],
+)
+def test_names_fit_mangled_or_not_with_parameters_or_without(built: Path, pattern: str, name: str) -> None:
+    assert [row.name for row in list_kernels(pattern, [str(built / "k.o")]).rows] == [name]
+
+
+def test_a_name_that_nothing_fits_has_those_near_it(built: Path) -> None:
+    listing = list_kernels("Scale", [str(built / "k.o")])
+    assert (listing.rows, listing.near) == ([], [SCALE])
+
+
+def test_a_folder_is_searched_for_cubins(built: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache/XYZ"
+    cache.mkdir(parents=True)
+    (cache / "add.cubin").write_bytes((built / "k.cubin").read_bytes())
+    (cache / "bad.cubin").write_text("none")
+    listing = list_kernels("add", [str(tmp_path)])
+    assert [row.place for row in listing.rows] == [str(cache / "add.cubin")]
+    assert listing.notes == [f"{cache}/bad.cubin: not an ELF file"]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="a folder without cubins"):
+        list_kernels("", [str(tmp_path / "empty")])
+
+
+def test_ptx_and_what_cannot_be_decompressed_is_said(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes: list[str] = []
+    path = str(built / "size.fatbin")
+    data = bytearray((built / "size.fatbin").read_bytes())
+    at = data.index(fatbin._ZSTD_MAGIC, data.index(fatbin._ZSTD_MAGIC) + 4)
+    data[at + 8 : at + 40] = bytes(32)
+    (built / "damaged.fatbin").write_bytes(data)
+    assert len(list(cubins(str(built / "damaged.fatbin"), notes.append))) < len(
+        list(cubins(path, notes.append))
+    )
+    assert notes == [
+        f"{built}/damaged.fatbin: 1 cubins are compressed in a way that is not known, or damaged"
+    ]
+    monkeypatch.setattr(fatbin, "_CUBIN", 99)
+    notes.clear()
+    assert list(cubins(path, notes.append)) == []
+    assert notes == [f"{path}: 1 parts are PTX, which is compiled when it runs: their kernels are not listed"]
+
+
+def _first_ptx(path: Path) -> tuple[bytes, int]:
+    """The PTX in a fat binary as it is compressed, and its size when it is not."""
+    data, at = path.read_bytes(), 16
+    while True:
+        kind, _, head, size, packed, *_, whole = struct.unpack_from("<HHIQIIHHIIIQQQ", data, at)
+        if kind == 1:
+            return data[at + head : at + head + (packed or size)], whole
+        at += head + size
+
+
+def test_lz4_as_nvcc_writes_it(built: Path) -> None:
+    packed, size = _first_ptx(built / "speed.fatbin")
+    plain, _ = _first_ptx(built / "none.fatbin")
+    assert lz4_block(packed, size).strip(b"\n\0") == plain.strip(b"\n\0")
+    for wrong in (packed[:-40], packed[:20], b"\x0f\xff", b"\x10a\xff\xff\x00", b""):
+        with pytest.raises(IndexError):
+            lz4_block(wrong, size)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_damaged_cubins_are_errors_of_their_file(built: Path, seed: int) -> None:
+    data = bytearray((built / "k.cubin").read_bytes())
+    start, step = seed * 97 % len(data), 11 + seed
+    for at in range(start, len(data), step * 40):
+        data[at] = seed * 37 + at & 0xFF
+    try:
+        assert isinstance(kernels(bytes(data[: len(data) - seed * 50]), "k.cubin"), list)
+    except InputError as error:
+        assert error.message.startswith("k.cubin: ")
+
+
+def test_what_has_no_gpu_code() -> None:
+    listing = list_kernels("", ["/bin/true"])
+    assert (listing.rows, listing.near, listing.notes) == ([], [], [])
+    with pytest.raises(InputError, match="cannot be read"):
+        list_kernels("", ["/nowhere"])

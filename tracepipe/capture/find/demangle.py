@@ -1,0 +1,46 @@
+"""Names of C++ functions as people read them, by the C++ library of this machine."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any
+
+_LIBRARIES = ("libstdc++.so.6", "libc++abi.so.1")
+
+
+def demangled(name: str) -> str:
+    """The name as it was written; what is no C++ name, or where there is no C++ library, stays as it is."""
+    demangle = _demangler()
+    if demangle is None or not name.startswith("_Z"):
+        return name
+    status = ctypes.c_int()
+    text = demangle(name.encode(errors="replace"), None, None, ctypes.byref(status))
+    if not text:
+        return name
+    try:
+        value = ctypes.cast(text, ctypes.c_char_p).value
+        return value.decode(errors="replace") if value and not status.value else name
+    finally:
+        _free()(text)
+
+
+@cache
+def _demangler() -> Any:
+    for library in _LIBRARIES:
+        try:
+            function = ctypes.CDLL(library).__cxa_demangle
+        except (OSError, AttributeError):
+            continue
+        function.restype = ctypes.c_void_p
+        function.argtypes = [ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+        return function
+    return None
+
+
+@cache
+def _free() -> Any:
+    free = ctypes.CDLL(None).free
+    free.argtypes = [ctypes.c_void_p]
+    free.restype = None
+    return free
