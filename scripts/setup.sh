@@ -2,8 +2,8 @@
 # Makes .venv with the package and its test tools, and, as root on Debian or Ubuntu, installs what comes from
 # the distribution: the capture engine (python3-bpfcc; PyPI's `bcc` is an unrelated program), a C compiler for
 # the native core and the stand-in, and with "test" bpftrace for the second capture method, g++ for the GPU engines,
-# Chromium for the tests that open the UI and QEMU for those that boot another kernel. Without root nothing is
-# installed system-wide, and whatever is missing is skipped later with its reason.
+# jq for the recipes of docs/recipes.md, Chromium for the tests that open the UI and QEMU for those that boot another
+# kernel. Without root nothing is installed system-wide, and whatever is missing is skipped later with its reason.
 #
 #   scripts/setup.sh [demo|test]
 set -eu
@@ -30,7 +30,7 @@ if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     venv_package=""
     "$python" -c 'import ensurepip' 2>/dev/null || venv_package=python3-venv
     if [ "$what" = test ]; then
-        system_packages $venv_package bpftrace g++ chromium qemu-system-x86
+        system_packages $venv_package bpftrace g++ jq chromium qemu-system-x86
     else
         system_packages $venv_package
     fi
