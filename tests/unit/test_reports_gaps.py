@@ -209,7 +209,5 @@ def test_without_work_on_a_gpu_nothing_is_claimed(load: Load) -> None:
     entry = event("E", 2_000, "k", "gpu_thread", block=[0, 0, 0], thread=[0, 0, 0])
     result = run(load(span(1_100, 1_200, "cuInit"), entry), Options())
     assert result.parts == []
-    assert (
-        result.notes[0] == "no kernel, copy or warp on a GPU was recorded, so that idle time cannot be told"
-    )
+    assert result.notes[0] == "no kernel, copy or warp on a GPU was recorded, so that idle time is not known"
     assert result.notes[2].startswith("1 entries and exits of single threads are left out")

@@ -40,7 +40,7 @@ def test_time_between_launches_by_process(load: Load) -> None:
     ).as_json()
     rows = [(row["launches"], row["total_ns"], row["max_ns"]) for row in result["launch_gaps"]]
     assert rows == [(4, 90 + 300, 300), (4, 500, 380), (2, 30, 30), (2, 40, 40)]
-    assert result["notes"][0].endswith("recorded, this is what calls alone tell")
+    assert result["notes"][0].endswith("recorded, this is what calls alone show")
     assert "surely_idle" not in result
 
 

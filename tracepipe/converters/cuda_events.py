@@ -111,11 +111,11 @@ class TableWriter:
         elif is_inside:
             self._unwritten[_INSIDE] += shape.phase != "E"
         else:
-            told = tables.args(args)
+            details = tables.args(args)
             if shape.phase != "E":
-                self._row(ts_ns, shape, _entry(told))
+                self._row(ts_ns, shape, _entry(details))
             if shape.phase != "B":
-                self._row(ts_ns + (dur_ns if shape.phase == "X" else 0), shape, _exit(told))
+                self._row(ts_ns + (dur_ns if shape.phase == "X" else 0), shape, _exit(details))
 
     def _is_inside(self, ts_ns: int, shape: Shape, thread: tuple[int | None, int | None]) -> bool:
         """Whether a call is inside another one of its thread; of threads that are not known none is."""

@@ -45,7 +45,7 @@ def run(run: Run, options: Options) -> Result:
     if not len(work):
         tables, notes = launch_tables(run, options.top, least_ns)
         result.parts += tables
-        known = "this is what calls alone tell" if tables else "so that idle time cannot be told"
+        known = "this is what calls alone show" if tables else "so that idle time is not known"
         result.notes += [f"no kernel, copy or warp on a GPU was recorded, {known}", *notes]
         result.notes += ["tracepipe capture --gpu kernels records when the GPU works"]
         result.notes += _without_length(run)

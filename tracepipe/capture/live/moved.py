@@ -1,4 +1,4 @@
-"""What calls did to memory, told by their records: how much they allocated and copied."""
+"""What calls did to memory, by their records: how much they allocated and copied."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ class RecordedTotals:
             totals.lose(Loss(other.get("layer"), other["count"], 0, 0, ""))
 
     def _take_moved(self, rule: _Rule, args: Args, totals: Totals) -> None:
-        """Take what was done to memory, by which call if that is told."""
+        """Take what was done to memory, by which call if the event names it."""
         size = args.get("size", args.get("size_bytes"))
         number = self._numbers.get(Function("userspace", str(args.get("call"))))
         size_bytes = size if isinstance(size, int) else 0

@@ -40,10 +40,10 @@ def _of_calls(run: Run, found: Pieces, *, copies: bool) -> None:
         if effect != "transfer" and len(rows):
             found.setdefault(effect, []).append((calls, rows))
         elif copies and len(rows):
-            told: dict[str, list[int]] = {}
+            by_direction: dict[str, list[int]] = {}
             for row, direction in zip(rows.tolist(), directions(run, rows), strict=True):
-                told.setdefault(direction, []).append(row)
-            for direction, some in told.items():
+                by_direction.setdefault(direction, []).append(row)
+            for direction, some in by_direction.items():
                 found.setdefault(direction, []).append((calls, np.array(some, np.int64)))
 
 
@@ -56,7 +56,7 @@ def moved(run: Run) -> list[Table]:
     from_calls = not found.keys() & set(MEMORY_EFFECTS) and len(run.layer("userspace")) > 0
     if from_calls:
         _of_calls(run, found, copies=not len(run.layer("transfer")))
-        note += " The recording has no events of memory: told by the calls that succeeded."
+        note += " The recording has no events of memory: these are of the calls that succeeded."
     _all_of(run, "transfer", found)
     rows = [_row(run, what, pieces) for what, pieces in found.items()]
     columns = (
