@@ -151,7 +151,7 @@ def test_losses_and_filters_are_said(run: Run, asked: list[CaptureRequest]) -> N
         (["--min-duration", "1 day", "--", "true"], "not a duration"),
         (["--max-size", "big", "--", "true"], "not a size"),
         (["--layers", "userspcae", "--", "true"], "userspcae"),
-        (["--layers", "gpu_thread", "--", "true"], "gpu_thread"),
+        (["--layers", "gpu_threads", "--", "true"], "gpu_threads"),
         (["--layers", "gpu_warp", "--gpu", "kernels", "--", "true"], "gpu_warp"),
         (["--layers", "gpu_kernel", "--gpu", "off", "--", "true"], "gpu_kernel"),
         (["--layers", "gpu_kernel", "--pid", "4"], "from a program's start"),

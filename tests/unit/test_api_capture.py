@@ -69,6 +69,7 @@ OPTIONS = {
         "command": "./app", "gpu": "warps", "kernel": "attn.*", "launches": "2-", "blocks": "0-3",
         "gpu_memory": "1G", "gpu_warps": 7,
     },
+    "--thread-exits -- ./app": {"command": "./app", "thread_exits": True},
     "--system -o x.jsonl.zst --force": {"system": True, "output": Path("x.jsonl.zst"), "force": True},
     "-o - --command-output said -- ./app": {
         "command": "./app", "output": "-", "command_output": Path("said"),

@@ -6,6 +6,7 @@ import io
 import json
 import os
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,9 @@ class Told:
         for line in chunk.splitlines():
             lines.record(json.loads(line))
         return lines
+
+    def rest(self) -> Iterator[Lines]:
+        return iter(())
 
     def counts(self, chunk: bytes) -> dict[str, int]:
         return dict(Counter(json.loads(line)["type"] for line in chunk.splitlines()))

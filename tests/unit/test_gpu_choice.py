@@ -14,7 +14,7 @@ from tracepipe.capture.gpu import GPU_ENGINES, choice, start
 from tracepipe.capture.gpu.build.cuda_parts import Parts
 from tracepipe.capture.gpu.build.driver import Driver, Gpu, Owner
 from tracepipe.capture.gpu.build.toolchain import Toolchain
-from tracepipe.capture.gpu.choice import Choice, choose
+from tracepipe.capture.gpu.choice import Choice, choose, warp_options
 from tracepipe.capture.gpu.launchers import launcher_of
 from tracepipe.capture.request import AUTO_WARPS, Filters, Limits
 from tracepipe.errors import CaptureUnavailable, TracepipeError
@@ -140,6 +140,7 @@ def test_the_users_own_injection_stays(programs: Callable[..., str]) -> None:
         ("gpu_blocks", "0", "--blocks"),
         ("gpu_memory_bytes", 1 << 20, "--gpu-memory"),
         ("gpu_warps", 5, "--gpu-warps"),
+        ("gpu_thread_exits", True, "--thread-exits"),
     ],
 )
 def test_a_selection_means_warps(programs: Callable[..., str], option: str, value: Any, name: str) -> None:
@@ -230,6 +231,14 @@ def test_kernels_have_no_budget(machine: Machine) -> None:
     became, device = machine.start(request("python3"))
     assert (device, became.gpu, became.gpu_warps) == ("kernels", "kernels", None)
     assert machine.messages == ["gpu kernels: python3 may start a long run; --gpu warps records every warp"]
+
+
+def test_threads_have_a_smaller_budget_and_a_layer_of_their_own(machine: Machine) -> None:
+    became, _ = machine.start(request("vec_add", gpu_thread_exits=True))
+    assert became.gpu_warps == AUTO_WARPS // 32
+    assert warp_options(became).thread_exits
+    assert warp_options(request("vec_add", layers=("gpu_thread",))).thread_exits
+    assert not warp_options(request("vec_add", layers=("gpu_warp",))).thread_exits
 
 
 def test_a_budget_of_ones_own_holds(machine: Machine) -> None:
@@ -330,6 +339,7 @@ def test_an_engine_that_was_named_fails_where_cuda_sees_no_gpu(machine: Machine,
     [
         (("gpu_kernel",), {}, "kernels"),
         (("gpu_warp",), {}, "warps"),
+        (("gpu_thread",), {}, "warps"),
         (("userspace", "gpu_kernel", "gpu_warp"), {}, "warps"),
         (("gpu_kernel",), {"gpu_kernels": "attn"}, "warps"),
         (("gpu_kernel",), {"gpu": "warps"}, "warps"),
@@ -353,6 +363,7 @@ def test_a_layer_of_gpus_names_the_engine(
         ("off", "gpu_kernel", "--gpu kernels records it."),
         ("off", "gpu_warp", "--gpu warps records it."),
         ("kernels", "gpu_warp", "--gpu warps records it."),
+        ("kernels", "gpu_thread", "--gpu warps records it."),
     ],
 )
 def test_a_layer_that_the_named_engine_does_not_record_is_an_error(

@@ -15,7 +15,7 @@ from tests.support.gpu_channel import collected
 from tests.support.gpu_records import pack_record
 from tracepipe.capture.gpu.engines import warp_records as layout
 from tracepipe.capture.gpu.engines.channel import Channel
-from tracepipe.hooks.kernel_name import short_kernel_name
+from tracepipe.capture.gpu.engines.thread_lines import thread_lines
 from tracepipe.capture.gpu.engines.transport import (
     GPU,
     KIND_CLOCK,
@@ -27,6 +27,7 @@ from tracepipe.capture.gpu.engines.transport import (
 from tracepipe.capture.gpu.engines.warp_options import WarpOptions
 from tracepipe.capture.gpu.engines.warps import WarpRenderer, WarpsEngine
 from tracepipe.event.checks import first_fault
+from tracepipe.hooks.kernel_name import short_kernel_name
 
 ROOT = Path(__file__).parents[2]
 PID, TID = 42, 43
@@ -182,6 +183,59 @@ def test_a_note_of_the_library_is_kept() -> None:
     renderer = WarpRenderer({})
     assert renderer.render(_pack(KIND_NOTE, b"the patches do not fit")).texts == []
     assert renderer.notes == ["the patches do not fit"]
+
+
+def test_exits_of_threads_are_lines_behind_their_warps(producer: Path) -> None:
+    chunk = _produced(producer, "launch")
+    renderer = WarpRenderer({}, thread_exits=True)
+    assert renderer.render(chunk).texts == WarpRenderer({}).render(chunk).texts
+    threads = list(renderer.rest())
+    assert list(renderer.rest()) == [], "threads of a chunk are written once"
+    # 8001 blocks of 8 threads, all of which left.
+    assert sum(part.counts()["gpu_thread"] for part in threads) == 8001 * 8
+    assert max(len(part.texts) for part in threads) <= 256 * 32, "memory holds some hundred warps' at a time"
+    lines = [json.loads(line) for line in threads[0].texts[:40]]
+    assert [first_fault(line) for line in lines] == [None] * len(lines)
+    assert lines[9] == {
+        "ts_ns": 1_000_532, "type": "gpu_thread", "name": "f<int>", "phase": "I", "clock": "globaltimer:0",
+        "gpu": 0, "launch": 7, "pid": lines[9]["pid"], "block": [1, 0, 0], "thread": [1, 0, 0],
+        "args": {"event": "exit"},
+    }  # fmt: skip
+    # The fourth warp leaves in three steps, of which one alone has lanes of this block.
+    assert [(line["ts_ns"], line["block"][0], line["thread"][0]) for line in lines[24:32]] == [
+        (1_000_596, 3, lane) for lane in range(8)
+    ]
+
+
+def test_coordinates_of_threads_are_those_of_their_masks() -> None:
+    batch = {
+        "ts_ns": 1_000, "type": "gpu_warp", "name": "k", "gpu": 1, "launch": 2, "grid": [2, 3, 1],
+        "block": [20, 2, 1], "warp": [5, 1], "entry_ns": [10, 0], "exit_count": [2, 1],
+        "exit_ns": [30, 40, 50], "exit_mask": [1, 0x90, 0x100],
+    }  # fmt: skip
+    lines = [json.loads(line) for some in thread_lines(batch) for line in some]
+    # Two warps a block: warp 5 is the second of block 2, whose lane 0 is thread 32, (12, 1, 0).
+    assert [(line["ts_ns"], line["block"], line["thread"]) for line in lines] == [
+        (1_040, [0, 1, 0], [12, 1, 0]),
+        (1_050, [0, 1, 0], [16, 1, 0]),
+        (1_050, [0, 1, 0], [19, 1, 0]),
+    ], "lane 8 of the second warp is beyond the block"
+    for hostile in (
+        {"grid": []}, {"grid": [0, 1, 1]}, {"grid": [1 << 31, 1, 1]}, {"block": [1025, 1, 1]},
+        {"block": [1 << 31, 1 << 31, 1 << 31]}, {"warp": [12, 1 << 62]}, {"ts_ns": (1 << 62) - 1},
+    ):  # fmt: skip
+        assert [line for some in thread_lines(batch | hostile) for line in some] == []
+
+
+def test_an_engine_that_writes_threads_says_so(tmp_path: Path) -> None:
+    asked = WarpOptions(thread_exits=True), WarpOptions()
+    engines = [WarpsEngine(tmp_path / "a", tmp_path / "b", options) for options in asked]
+    assert [engine.layers & {"gpu_thread", "gpu_warp"} for engine in engines] == [
+        {"gpu_thread", "gpu_warp"},
+        {"gpu_warp"},
+    ]
+    for engine in engines:
+        engine.close()
 
 
 def test_the_environment_names_what_the_library_needs(tmp_path: Path) -> None:

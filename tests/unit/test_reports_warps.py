@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.support.synthetic_warps import SyntheticKernel
+from tracepipe.capture.gpu.engines.thread_lines import thread_lines
 from tracepipe.cli import app
 from tracepipe.errors import TracepipeError
 from tracepipe.reports import warps
@@ -130,6 +131,22 @@ def test_threads_of_several_blocks_without_names_are_called_mixed(tmp_path: Path
     again = report(tmp_path / "run.txt")
     assert again["kernels"][0]["launches"] == 4
     assert not any("mixed" in note for note in again["notes"])
+
+
+def test_a_recording_with_warps_and_their_threads_has_each_exit_once(tmp_path: Path) -> None:
+    path = write(tmp_path / "run.jsonl", SyntheticKernel(blocks=64, late_lanes=(31,), delay=0.2), 3)
+    head, *batches = path.read_text().splitlines()
+    threads = [line for batch in batches for some in thread_lines(json.loads(batch)) for line in some]
+    both = tmp_path / "both.jsonl"
+    both.write_text("\n".join((head, *batches, "")) + "".join(threads))
+    assert load_run(str(both)).facts.counts == {"gpu_warp": 256, "gpu_thread": 256 * 32}
+    alone, together = report(path), report(both)
+    for part in ("kernels", "times", "findings"):
+        assert together[part] == alone[part]
+    # By themselves they are exits of threads, which say the same of who is late.
+    path.write_text("\n".join((head, "")) + "".join(threads))
+    (finding,) = [one for one in report(path)["findings"] if one["kind"] == "divergence"]
+    assert finding["late_lanes"] == [31]
 
 
 def test_active_warps_are_averaged_over_parts_of_the_launch(tmp_path: Path) -> None:

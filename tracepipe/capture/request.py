@@ -19,7 +19,7 @@ DEFAULT_LAYERS = ("userspace", "syscall", "scheduler")
 """What every machine that can capture has."""
 CALL_LAYERS = ("memory", "transfer")
 """What calls did, made of those of `userspace`."""
-GPU_LAYERS = {"gpu_kernel": "kernels", "gpu_warp": "warps"}
+GPU_LAYERS = {"gpu_kernel": "kernels", "gpu_warp": "warps", "gpu_thread": "warps"}
 """Layers that only engines for GPUs record → the engine that records it at the least cost."""
 LAYER_NAMES = (*PROBED_LAYERS, *CALL_LAYERS, *GPU_LAYERS, ANNOTATION)
 """All layers that can be asked for, by the names that the file has."""
@@ -78,7 +78,8 @@ class CaptureRequest:
     `gpu` is the engine for what the command's GPUs do, `auto` one that suits it. For `warps`, `gpu_kernels`
     is a regular expression of kernel names, `gpu_launches` a range of their launches and `gpu_blocks` of
     blocks in those, `gpu_memory_bytes` the room for records on each GPU, and after `gpu_warps` warps no
-    further launch is recorded. `libraries` are files to take instead of those that the command would load.
+    further launch is recorded; `gpu_thread_exits` writes a line for each thread's exit too, as the layer
+    `gpu_thread` does. `libraries` are files to take instead of those that the command would load.
     `ring_bytes` is rounded up to a power of two. The command's standard output is the descriptor `stdout`.
     """
 
@@ -91,6 +92,7 @@ class CaptureRequest:
     gpu_blocks: str = ""
     gpu_memory_bytes: int | None = None
     gpu_warps: int | None = None
+    gpu_thread_exits: bool = False
     pids: tuple[int, ...] = ()
     comm: str = ""
     system: bool = False

@@ -285,8 +285,13 @@ class Spool:
         self._device_backlog.give_back(span.offset + span.size_bytes)
         if self._abandoned.is_set():
             self._unwritten.update(self._count(chunk, of_device=True))
-        else:
-            self._write_lines(self._device_renderer.render(chunk), len(chunk))
+            return
+        self._write_lines(self._device_renderer.render(chunk), len(chunk))
+        for lines in self._device_renderer.rest():
+            if self._abandoned.is_set():
+                self._unwritten.update(lines.counts())
+            else:
+                self._write_lines(lines, 0)
 
     def _count(self, chunk: bytes, of_device: bool) -> Mapping[str, int]:
         """Layer → events in a chunk."""

@@ -228,6 +228,14 @@ class OnGpus:
             rich_help_panel=GPUS,
         ),
     ] = None
+    thread_exits: Annotated[
+        bool,
+        typer.Option(
+            "--thread-exits",
+            help="Record warps, and write a line for each thread's exit too: 32 times as many.",
+            rich_help_panel=GPUS,
+        ),
+    ] = False
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
@@ -317,6 +325,7 @@ def _with_gpus(request: CaptureRequest, gpus: OnGpus) -> CaptureRequest:
         gpu_blocks=gpus.blocks,
         gpu_memory_bytes=read(gpus.gpu_memory, size_bytes, "--gpu-memory"),
         gpu_warps=gpus.gpu_warps,
+        gpu_thread_exits=gpus.thread_exits,
     )
     try:
         check(request)

@@ -15,7 +15,7 @@ from typing import BinaryIO
 import numpy as np
 
 from tracepipe.converters.writer import TraceInfo
-from tracepipe.event.columns import SPECIAL, SourceBatch
+from tracepipe.event.columns import SPECIAL, SourceBatch, unsigned
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Args, Tables
 from tracepipe.event.warps import Warps
@@ -37,6 +37,7 @@ class ThreadWriter:
     def __init__(self, out: BinaryIO, info: TraceInfo) -> None:
         self._out = out
         self._entries = self._exits = self._lost = 0
+        self._launches: set[int] = set()
         self._unwritten = 0
 
     def write_events(self, batch: SourceBatch, tables: Tables) -> None:
@@ -53,6 +54,8 @@ class ThreadWriter:
             if number != SPECIAL:
                 shape = tables.shapes[number]
                 assert shape is not None
+                if shape.has_launch and unsigned(int(batch.events.launch[at])) in self._launches:
+                    continue  # its warps are written
                 self._thread(ts_ns, shape, *batch.events.thread_of(at), tables.args(args), lines)
             elif isinstance(other := batch.others[args], Warps):
                 self._warps(other, lines)
@@ -91,6 +94,8 @@ class ThreadWriter:
 
     def _warps(self, batch: Warps, lines: list[str]) -> None:
         grid, block = batch.launched.get("grid", []), batch.launched.get("block", [])
+        if "launch" in batch.launched:
+            self._launches.add(batch.launched["launch"])
         threads = block[0] * block[1] * block[2] if block else 0
         if not grid or not threads or 0 in grid:
             self._unwritten += len(batch)

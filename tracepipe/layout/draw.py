@@ -10,6 +10,7 @@ This class keeps the order, and draws what the recording says of itself.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,9 @@ class Layout:
 
     def __init__(self, header: Header, tables: Tables, options: LayoutOptions | None = None) -> None:
         options = options or LayoutOptions()
+        if {"gpu_warp", "gpu_thread"} <= set(header.get("layers", {}).get("got", ())):
+            # Exits of single threads were asked for: they are on the tracks of their warps.
+            options = replace(options, thread_exits=True)
         self.end_ns = 0
         self._problems_drawn = self._problems_here = self._problems_undrawn = 0
         self._problem_ns = 0
@@ -193,10 +197,12 @@ class Layout:
         if number != SPECIAL:
             shape = self._tables.shapes[number]
             assert shape is not None
+            launch = unsigned(int(events.launch[at])) if shape.has_launch else None
+            if shape.type == "gpu_thread" and launch in self._warps.launches:
+                return []
             args = self._tables.args(int(events.args[at]))
             if events.source_ns is not None and events.source_ns[at] != NONE:
                 args["source_ns"] = int(events.source_ns[at])
-            launch = unsigned(int(events.launch[at])) if shape.has_launch else None
             of, dur_ns = events.thread_of(at), int(events.dur_ns[at])
             end_ns = self._threads.place(ts_ns, shape, of, args, dur_ns, launch, self._extra)
             self.end_ns = max(self.end_ns, end_ns)

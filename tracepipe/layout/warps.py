@@ -83,6 +83,8 @@ class WarpLayout:
         self._gpus: dict[int, _Gpu] = {}
         self._open: list[tuple[_Gpu, Slices, int]] = []
         self.unclosed = 0
+        self.launches: set[int] = set()
+        """Launches whose warps are laid out: exits of their threads, one by one, would draw them again."""
 
     def _mode(self, batch: PlacedWarps) -> str:
         known = batch.sm is not None and batch.slot is not None
@@ -94,6 +96,8 @@ class WarpLayout:
     def place(self, batch: PlacedWarps) -> tuple[int, list[WarpChanges]]:
         """Draw one batch; the end of its last warp, trace ns, and the changes whose turn it is."""
         mode, base_ns = self._mode(batch), batch.ts_ns
+        if "launch" in batch.launched:
+            self.launches.add(batch.launched["launch"])
         index = batch.launched.get("gpu", 0)
         track = self._rows.gpu(index)
         if mode == "off" or not len(batch):

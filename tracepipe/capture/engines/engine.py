@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -103,6 +103,10 @@ class DeviceRenderer(Protocol):
 
     def render(self, chunk: bytes) -> Lines:
         """Lines of one chunk; chunks come whole and in the order in which they were collected."""
+        ...
+
+    def rest(self) -> Iterator[Lines]:
+        """More lines of the last chunk, some thousand at a time: all at once would take hundreds of MB."""
         ...
 
     def counts(self, chunk: bytes) -> Mapping[str, int]:

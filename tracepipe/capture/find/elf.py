@@ -139,7 +139,9 @@ class Elf:
 
     def contents(self, section: Section) -> bytes:
         """The bytes of a section, none for one that has none in the file."""
-        return b"" if section.kind == _SHT_NOBITS else self._data[section.offset : section.offset + section.size]
+        return (
+            b"" if section.kind == _SHT_NOBITS else self._data[section.offset : section.offset + section.size]
+        )
 
     def symbols(self) -> list[Symbol]:
         """The symbols of `.symtab`, in its order."""

@@ -1,9 +1,10 @@
 """What `--gpu auto` takes for a command, and why; and which options go with which engine.
 
-    --layers with gpu_kernel or gpu_warp                  kernels or warps, as if --gpu named it
+    --layers with gpu_kernel, gpu_warp or gpu_thread      kernels or warps, as if --gpu named it
     no NVIDIA GPU, or no command                          off, and nothing is said
     another library is injected                           off
-    --kernel, --launches, --blocks, --gpu-memory, --gpu-warps   warps
+    --kernel, --launches, --blocks, --gpu-memory,
+    --gpu-warps, --thread-exits                           warps
     only some calls are wanted: --layers, --only, …       off: the engines take all calls from the probes
     --duration of up to 10 s                              warps
     an interpreter, or what starts programs               kernels: thousands of them, near no cost
@@ -36,9 +37,9 @@ _OF_WARPS: Final = {
     "gpu_blocks": "--blocks",
     "gpu_memory_bytes": "--gpu-memory",
     "gpu_warps": "--gpu-warps",
+    "gpu_thread_exits": "--thread-exits",
 }
 _OF_PROBES: Final = {"only": "--only", "exclude": "--exclude", "libraries": "--library"}
-_WITHOUT_WARPS: Final = ("kernels", "gpu_warp")
 _CHEAPER: Final = "--gpu kernels costs next to nothing"
 
 
@@ -59,6 +60,7 @@ def warp_options(request: CaptureRequest) -> WarpOptions:
         request.gpu_blocks,
         request.gpu_memory_bytes,
         request.gpu_warps,
+        thread_exits=request.gpu_thread_exits or "gpu_thread" in request.layers,
     )
 
 
@@ -76,7 +78,8 @@ def check(request: CaptureRequest) -> None:
     """Raise TracepipeError where the options for GPUs do not go together, or cannot be used."""
     given = of_warps(request)
     for layer in GPU_LAYERS:
-        if layer in request.layers and (request.gpu == "off" or (request.gpu, layer) == _WITHOUT_WARPS):
+        beyond_kernels = request.gpu == "kernels" and GPU_LAYERS[layer] == "warps"
+        if layer in request.layers and (request.gpu == "off" or beyond_kernels):
             raise TracepipeError(
                 f"--gpu {request.gpu} does not record {layer}, which --layers names.",
                 f"--gpu {GPU_LAYERS[layer]} records it.",
@@ -123,7 +126,9 @@ def choose(request: CaptureRequest, environment: Mapping[str, str], *, has_devic
 def taken(request: CaptureRequest, engine: str) -> CaptureRequest:
     """A request with `auto` as it is with an engine or `off`: warps get a budget, others no selection."""
     if engine == "warps":
-        return replace(request, gpu=engine, gpu_warps=request.gpu_warps or AUTO_WARPS)
+        # A line for each thread is 32 times as many.
+        budget = AUTO_WARPS // 32 if request.gpu_thread_exits else AUTO_WARPS
+        return replace(request, gpu=engine, gpu_warps=request.gpu_warps or budget)
     usual = CaptureRequest()
     return replace(request, gpu=engine, **{name: getattr(usual, name) for name in _OF_WARPS})
 

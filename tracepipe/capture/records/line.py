@@ -81,6 +81,11 @@ class Lines:
         self._text(f'{{"ts_ns":{ts_ns},{head.text},"dur_ns":{dur_ns},{_where(*where)}{_args(args)}}}\n')
         self._layer(head.layer)
 
+    def threads(self, texts: list[str]) -> None:
+        """Add lines that are each an event of a GPU's thread."""
+        self.texts += texts
+        self.layers += ["gpu_thread"] * len(texts)
+
     def record(self, record: Mapping[str, Any], events: int = 1) -> None:
         """Add a record field by field, which stands for so many events if it is one of a layer."""
         if events != 1:

@@ -72,7 +72,8 @@ def _ends(kernel: KernelWarps, at: int, times: Floats) -> tuple[int | None, int 
     after = times - np.nanmedian(times)
     of_first = block == 0 and thread == 0
     lane = kernel.last_thread - thread
-    of_last = block == int(kernel.block.max()) and 0 <= lane < LANES
+    last_block = math.prod(kernel.grid) - 1 if kernel.grid else int(kernel.block.max())
+    of_last = block == last_block and 0 <= lane < LANES
     return _at(after, 0) if of_first else None, _at(after, lane) if of_last else None
 
 

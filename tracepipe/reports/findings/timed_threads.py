@@ -19,12 +19,13 @@ _LATEST_NS = (1 << 63) - 1
 
 
 def kernels_of_threads(run: Run, launch: int | None) -> list[KernelWarps]:
-    """Kernels by name, GPU and process, in the order in which they come. `launch` leaves only that one."""
+    """Kernels by name, GPU and process, in the order in which they come, without launches of which there are
+    warps. `launch` leaves only that one."""
     layer = run.layer("gpu_thread")
     if layer.index is None:
         return []
     event = _events(run, layer)
-    wanted = (layer.index[:, 3] >= 0) & (event != _OTHER)
+    wanted = (layer.index[:, 3] >= 0) & (event != _OTHER) & ~_of_warps(run, layer)
     if launch is not None:
         known = _launch_ids(run, layer)
         wanted &= (known == launch) if known is not None else False
@@ -34,6 +35,14 @@ def kernels_of_threads(run: Run, launch: int | None) -> list[KernelWarps]:
     groups = grouped(of_shape[layer.shape[rows]])
     in_order = sorted((rows[places] for _, places in groups), key=lambda own: int(own[0]))
     return [_of_threads(run, layer, own, event[own]) for own in in_order]
+
+
+def _of_warps(run: Run, layer: Layer) -> Any:
+    """Rows whose launch was recorded warp by warp: they tell the same exits again."""
+    if layer.launch is None or not len(run.warp_table):
+        return np.zeros(len(layer), np.bool_)
+    launches = run.warp_table.frame("launch")["launch"].drop_nulls().unique().to_numpy().view(np.int64)
+    return run.shapes.has_launch[layer.shape] & np.isin(layer.launch, launches)
 
 
 def _events(run: Run, layer: Layer) -> Any:

@@ -6,7 +6,7 @@ the engine for the GPUs, or through one of their own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
@@ -106,6 +106,10 @@ class AnnotationsRenderer:
             lines.record(loss)
         return lines
 
+    def rest(self) -> Iterator[Lines]:
+        """What the renderer of the GPUs has yet of the last chunk."""
+        return self._device.rest()
+
     def _add(self, lines: Lines, record: GpuRecord) -> None:
         try:
             for event in self._lines.events(record):
@@ -186,3 +190,7 @@ class NoRecords:
         for loss in refused.take_losses(self.losses):
             lines.record(loss)
         return lines
+
+    def rest(self) -> Iterator[Lines]:
+        """None."""
+        return iter(())

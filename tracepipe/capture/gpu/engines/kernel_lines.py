@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -131,6 +131,10 @@ class KernelsRenderer:
             if record.kind in _EVENT_BYTES:
                 counts[LAYERS[record.kind]] += len(record.payload) // _EVENT_BYTES[record.kind]
         return dict(counts)
+
+    def rest(self) -> Iterator[Lines]:
+        """None: a chunk has all its lines."""
+        return iter(())
 
     def render(self, chunk: bytes) -> Lines:
         """Lines of a chunk, in the order of their times."""

@@ -23,7 +23,7 @@ class WarpOptions:
     `launches` counts those that fit, from 1: `10`, `10-20`, `10-`. `blocks` are linear indices in the grid,
     from 0, in the same form. `memory_bytes` is room on each GPU for records in flight, None: the library
     decides. After `budget_warps` warps no further launch is recorded, None: all are. `calls`: which API calls
-    are recorded.
+    are recorded. `thread_exits`: a line for each thread's exit is written, after its warp's record.
     """
 
     kernels: str = ""
@@ -32,6 +32,7 @@ class WarpOptions:
     memory_bytes: int | None = None
     budget_warps: int | None = None
     calls: str = "all"
+    thread_exits: bool = False
 
     def check(self) -> None:
         """Raise TracepipeError for what the library could not use."""

@@ -7,7 +7,7 @@ the channel and turns what comes into lines. No root, no PTX, no change of the p
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ from tracepipe.capture.gpu.engines.api_calls import ARGUMENTS_VARIABLE, ApiCalls
 from tracepipe.capture.gpu.engines.call_lines import CallLines
 from tracepipe.capture.gpu.engines.channel import Channel
 from tracepipe.capture.gpu.engines.gpu_numbers import GpuNumbers, numbers_of
-from tracepipe.hooks.kernel_name import short_kernel_name
+from tracepipe.capture.gpu.engines.thread_lines import thread_lines
 from tracepipe.capture.gpu.engines.transport import (
     INJECTION_VARIABLE,
     KIND_CLOCK,
@@ -41,6 +41,7 @@ from tracepipe.capture.gpu.engines.warp_options import WarpOptions
 from tracepipe.capture.records.bounds import COUNT_LIMIT, TIME_LIMIT_NS
 from tracepipe.capture.records.line import Lines
 from tracepipe.capture.records.loss import Loss
+from tracepipe.hooks.kernel_name import short_kernel_name
 
 _LAYERS: Final = {
     layout.KIND_WARPS: "gpu_warp",
@@ -82,7 +83,9 @@ class WarpsEngine:
         api = ApiCalls()
         self._channel = Channel(owner=owner)
         self._table = write_table(api.table())
-        self._renderer = WarpRenderer(numbers_of(gpus), api)
+        self._renderer = WarpRenderer(numbers_of(gpus), api, thread_exits=self._options.thread_exits)
+        if self._options.thread_exits:
+            self.layers = self.layers | {"gpu_thread"}
 
     def environment(self) -> dict[str, str]:
         """What to add to the command's environment, before it starts."""
@@ -145,7 +148,11 @@ class WarpRenderer:
     were met, as a header lists them.
     """
 
-    def __init__(self, gpus: Mapping[str, int], api: ApiCalls | None = None) -> None:
+    def __init__(
+        self, gpus: Mapping[str, int], api: ApiCalls | None = None, *, thread_exits: bool = False
+    ) -> None:
+        self._thread_exits = thread_exits
+        self._batches: list[Mapping[str, Any]] = []
         self._kept, self._refused = Kept(), Refused()
         self._calls = CallLines(api, self._kept)
         self.losses: dict[str, int] = {}
@@ -168,8 +175,17 @@ class WarpRenderer:
                 counts[_LAYERS[record.kind]] += layout.read_warp_count(record.payload) if is_warps else 1
         return dict(counts)
 
+    def rest(self) -> Iterator[Lines]:
+        """Lines of threads of the warps that were rendered last, some thousand at a time."""
+        batches, self._batches = self._batches, []
+        for batch in batches:
+            for some in thread_lines(batch):
+                lines = Lines()
+                lines.threads(some)
+                yield lines
+
     def render(self, chunk: bytes) -> Lines:
-        """Lines of one chunk."""
+        """Lines of one chunk, without those of threads."""
         lines = Lines()
         for record in whole_records(chunk, self._refused):
             try:
@@ -198,6 +214,8 @@ class WarpRenderer:
         if kind == layout.KIND_WARPS:
             warps, batch = self._warps(process, payload)
             lines.record(batch, warps)
+            if self._thread_exits:
+                self._batches.append(batch)
         elif kind == layout.KIND_KERNEL:
             kernel = self._kernel(process, record)
             if kernel is not None:
