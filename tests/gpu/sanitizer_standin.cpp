@@ -3,6 +3,7 @@
 // module. It does what the lines of its input say, and answers each with a line, after those of what happened:
 //
 //     launch       a call of cuLaunchKernel, as its callbacks show it
+//     kernel:NAME  a launch of the kernel of that name begins, as the callbacks show it
 //     stay         another thread begins a call of cuMemAlloc and does not return from it; `leave` ends it
 //     wait         another thread begins a call of cuStreamSynchronize; `leave` ends it
 //     capture      a stream's capture begins; `captured` ends it
@@ -66,6 +67,12 @@ void stay(const char *function, Sanitizer_CallbackId id, bool counts) {
     }).detach();
     while (!has_begun) usleep(100);
 }
+void launch(const char *kernel) {
+    Sanitizer_LaunchData data{};
+    data.functionName = kernel, data.module = MODULE, data.context = CONTEXT;
+    data.function = reinterpret_cast<CUfunction>(std::hash<std::string>{}(kernel));
+    call_back(SANITIZER_CB_DOMAIN_LAUNCH, SANITIZER_CBID_LAUNCH_BEGIN, &data);
+}
 SanitizerResult said(const char *what) {
     puts(what), fflush(stdout);
     return SANITIZER_SUCCESS;
@@ -118,9 +125,10 @@ int main() {
     module.context = CONTEXT, module.module = MODULE;
     call_back(SANITIZER_CB_DOMAIN_RESOURCE, SANITIZER_CBID_RESOURCE_MODULE_LOADED, &module);
     said("begun");
-    char word[32];
-    while (scanf("%31s", word) == 1) {
+    char word[64];
+    while (scanf("%63s", word) == 1) {
         std::string what = word;
+        if (what.rfind("kernel:", 0) == 0) launch(word + 7);
         if (what == "launch") call("cuLaunchKernel", 307);
         if (what == "stay") stay("cuMemAlloc_v2", 243, true);
         if (what == "wait") stay("cuStreamSynchronize", 126, false);

@@ -100,7 +100,9 @@ def raw(
 ) -> bytes:
     padded = (*words, 0, 0, 0, 0)[:4]
     number = PLACE[number] if isinstance(number, str) else number
-    return HEADER + struct.pack("<QIIIBBH4Q", ts_ns, tid, tgid if tid else 0, number, kind, torn, cpu, *padded)
+    return HEADER + struct.pack(
+        "<QIIIBBH4Q", ts_ns, tid, tgid if tid else 0, number, kind, torn, cpu, *padded
+    )
 
 
 def text(number: str, content: bytes, **where: Any) -> bytes:

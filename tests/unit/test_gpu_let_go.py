@@ -61,11 +61,11 @@ def patched_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Recorded:
     """The program while it is recorded, as a capture does it."""
 
-    def __init__(self, program: Path, renderer: KernelsRenderer | WarpRenderer) -> None:
+    def __init__(self, program: Path, renderer: KernelsRenderer | WarpRenderer, **more: str) -> None:
         self.channel = Channel(1 << 20)
         self.renderer = renderer
         self.events: list[dict[str, Any]] = []
-        settings = {**os.environ, **self.channel.environment()}
+        settings = {**os.environ, **self.channel.environment(), **more}
         settings["TRACEPIPE_GPU_PATCHES"] = str(program.parent / "patches")
         pipe = subprocess.PIPE
         self.process = subprocess.Popen([str(program)], env=settings, stdin=pipe, stdout=pipe, bufsize=0)
@@ -281,3 +281,26 @@ def test_a_program_that_ends_while_it_is_let_go_ends(patched: Recorded) -> None:
     patched.do("stay")
     patched.stop()
     assert patched.end() == 0
+
+
+@pytest.mark.parametrize(
+    ("pattern", "notes"),
+    [
+        ("attn|scale", []),
+        ("_Z4attn", []),
+        ("float\\*", []),
+        ("^atn", ["no kernel fits --kernel '^atn'; near: attn"]),
+        ("nothing", ["no kernel fits --kernel 'nothing'; launched were attn, add<int>"]),
+    ],
+)
+def test_kernels_are_selected_by_both_their_names(
+    patched_program: Path, pattern: str, notes: list[str]
+) -> None:
+    # A range that no launch is in: a GPU would be needed for one that is recorded.
+    environment = {"TRACEPIPE_GPU_KERNELS": pattern, "TRACEPIPE_GPU_LAUNCHES": "99"}
+    patched = Recorded(patched_program, WarpRenderer({}, wanted=pattern), **environment)
+    assert [patched.answer(), patched.answer()] == ["patched", "begun"]
+    for kernel in ("_Z4attnPf", "_Z3addIiEvPT_", "_Z4attnPf"):
+        patched.do(f"kernel:{kernel}")
+    assert patched.end() == 0
+    assert patched.renderer.notes == notes

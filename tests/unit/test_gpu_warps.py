@@ -281,3 +281,20 @@ def test_the_environment_names_what_the_library_needs(tmp_path: Path) -> None:
 )
 def test_kernels_are_named_without_type_and_parameters(name: str, short: str) -> None:
     assert short_kernel_name(name) == short
+
+
+def _met(name: str, fits: bool = False) -> bytes:
+    return _pack(layout.KIND_MET, NAME.pack(fits) + name.encode())
+
+
+def test_that_no_kernel_was_selected_is_said_with_those_that_were_launched() -> None:
+    renderer = WarpRenderer({}, wanted="attn.*")
+    assert renderer.notes == ["no kernel fits --kernel 'attn.*'; no kernel was launched"]
+    renderer.render(b"".join(_met(f"void k{number}<int>(int*)") for number in range(5)))
+    first = "no kernel fits --kernel 'attn.*'; launched were k0<int>, k1<int>, k2<int> and 2 more"
+    assert renderer.notes == [first]
+    renderer.render(_met("flash_Attn_fwd(float*)\x1b[2J"))
+    assert renderer.notes == ["no kernel fits --kernel 'attn.*'; near: flash_Attn_fwd(float*)�[2J"]
+    renderer.render(_met("attn", fits=True))
+    assert renderer.notes == []
+    assert WarpRenderer({}).notes == []

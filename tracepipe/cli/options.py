@@ -187,7 +187,7 @@ class OnGpus:
         typer.Option(
             "--kernel",
             metavar="REGEX",
-            help="Record warps, of kernels whose demangled name has this.",
+            help="Record warps, of kernels whose name has this, mangled or demangled.",
             rich_help_panel=GPUS,
         ),
     ] = ""

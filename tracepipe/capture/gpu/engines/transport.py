@@ -68,8 +68,12 @@ def read_name(payload: memoryview) -> tuple[int, str]:
 
 def note(payload: memoryview) -> str:
     """The payload of KIND_NOTE, as it may be shown on a terminal."""
-    shown = text(payload[:NOTE_BYTES])
-    return "".join(letter if letter.isprintable() else "�" for letter in shown)
+    return printable(text(payload[:NOTE_BYTES]))
+
+
+def printable(words: str) -> str:
+    """What a process claims, as it may be shown on a terminal."""
+    return "".join(letter if letter.isprintable() else "�" for letter in words)
 
 
 def whole_bytes(length: int) -> int:

@@ -23,6 +23,7 @@ KIND_KERNEL: Final = 17
 KIND_CALL_ENTER: Final = 18
 KIND_CALL_EXIT: Final = 19
 KIND_LOST_WARPS: Final = 20
+KIND_MET: Final = 21
 
 CLOCK: Final = struct.Struct("<IxxxxQQQ")
 HAS_ARGUMENTS: Final = 1 << 62

@@ -6,6 +6,7 @@ the channel and turns what comes into lines. No root, no PTX, no change of the p
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ from tracepipe.capture.gpu.engines.transport import (
     NAME,
     GpuRecord,
     note,
+    printable,
     read_name,
     records,
 )
@@ -42,6 +44,7 @@ from tracepipe.capture.records.bounds import COUNT_LIMIT, TIME_LIMIT_NS
 from tracepipe.capture.records.line import Lines
 from tracepipe.capture.records.loss import Loss
 from tracepipe.hooks.kernel_name import short_kernel_name
+from tracepipe.hooks.near_names import near_names
 
 _LAYERS: Final = {
     layout.KIND_WARPS: "gpu_warp",
@@ -83,7 +86,9 @@ class WarpsEngine:
         api = ApiCalls()
         self._channel = Channel(owner=owner)
         self._table = write_table(api.table())
-        self._renderer = WarpRenderer(numbers_of(gpus), api, thread_exits=self._options.thread_exits)
+        self._renderer = WarpRenderer(
+            numbers_of(gpus), api, thread_exits=self._options.thread_exits, wanted=self._options.kernels
+        )
         if self._options.thread_exits:
             self.layers = self.layers | {"gpu_thread"}
 
@@ -141,25 +146,48 @@ class _Process:
         return self.streams.setdefault(handle, _FIRST_OTHER_STREAM + len(self.streams) - len(_KNOWN_STREAMS))
 
 
+_SHOWN_NAME: Final = 200
+
+
 class WarpRenderer:
     """Turns chunks of records into lines.
 
-    `losses` are warps that were lost, by layer; `notes` what the library had to say; `gpus` the GPUs that
-    were met, as a header lists them.
+    `losses` are warps that were lost, by layer; `gpus` the GPUs that were met, as a header lists them.
     """
 
     def __init__(
-        self, gpus: Mapping[str, int], api: ApiCalls | None = None, *, thread_exits: bool = False
+        self,
+        gpus: Mapping[str, int],
+        api: ApiCalls | None = None,
+        *,
+        thread_exits: bool = False,
+        wanted: str = "",
     ) -> None:
+        """`wanted`: the pattern that kernels were selected by."""
         self._thread_exits = thread_exits
         self._batches: list[Mapping[str, Any]] = []
         self._kept, self._refused = Kept(), Refused()
         self._calls = CallLines(api, self._kept)
         self.losses: dict[str, int] = {}
-        self.notes: list[str] = []
+        self._notes: list[str] = []
+        self._wanted, self._is_met = wanted, False
+        self._unwanted: dict[str, None] = {}
         self._numbers = GpuNumbers(gpus)
         self._processes: dict[int, _Process] = {}
         self._short: dict[str, str] = {}
+
+    @property
+    def notes(self) -> list[str]:
+        """What the library had to say, and that no kernel was selected."""
+        if not self._wanted or self._is_met:
+            return self._notes
+        names = list(self._unwanted)
+        literal = max(re.findall(r"[\w:]+", self._wanted), key=len, default="")
+        near = near_names(literal, names) if literal else []
+        what = f"near: {', '.join(near)}" if near else f"launched were {', '.join(names[:3])}"
+        what += f" and {len(names) - 3} more" if not near and len(names) > 3 else ""
+        what = what if names else "no kernel was launched"
+        return [*self._notes, f"no kernel fits --kernel {self._wanted!r}; {what}"]
 
     @property
     def gpus(self) -> list[dict[str, Any]]:
@@ -240,7 +268,14 @@ class WarpRenderer:
         elif kind == KIND_NOTE:
             words = note(payload)
             self._kept.take(_ENTRY_BYTES + len(words))
-            self.notes.append(words)
+            self._notes.append(words)
+        elif kind == layout.KIND_MET:
+            fits, name = read_name(payload)
+            self._is_met |= bool(fits)
+            short = printable(self._kernel_name(name))[:_SHOWN_NAME]
+            if not fits and short not in self._unwanted:
+                self._kept.take(_ENTRY_BYTES + len(name))
+                self._unwanted[short] = None
         else:
             raise Malformed
 

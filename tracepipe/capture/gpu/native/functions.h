@@ -91,18 +91,22 @@ class Functions {
     bool is_stopped() const { return is_stopped_; }
     Function of(const Sanitizer_LaunchData &data) {
         Function function;
+        const char *name = data.functionName ? data.functionName : "";
+        bool is_in_reach = false;
         {
             std::shared_lock<std::shared_mutex> lock(mutex_);
             auto known = functions_.find(data.function);
             if (known != functions_.end()) return known->second;
             auto module = modules_.find(data.module);
-            if (module == modules_.end()) return function;
-            function.launches_kernels = module->second.launches_kernels;
+            is_in_reach = module != modules_.end();
+            if (!is_in_reach && (!selection_.has_pattern() || met_.count(data.function))) return function;
+            if (is_in_reach) function.launches_kernels = module->second.launches_kernels;
         }
-        const char *name = data.functionName ? data.functionName : "";
+        meet(data.function, name);
+        if (!is_in_reach) return function;
         function.module = data.module;
         function.needed_room = std::make_shared<std::atomic<uint32_t>>(0);
-        function.is_selected = selection_.fits(demangled(name));
+        function.is_selected = selection_.fits(name);
         function.name = name_of(name);
         std::unique_lock<std::shared_mutex> lock(mutex_);
         functions_[data.function] = function;
@@ -125,14 +129,26 @@ class Functions {
     }
 
   private:
+    // A kernel is launched: said once, for when nothing fits the pattern.
+    void meet(CUfunction function, const char *name) {
+        if (!selection_.has_pattern()) return;
+        {
+            std::unique_lock<std::shared_mutex> lock(mutex_);
+            if (met_.size() >= MET_MAX || !met_.insert(function).second) return;
+        }
+        uint64_t fits = selection_.fits(name);
+        channel_.put(KIND_MET, &fits, sizeof fits, demangled(name));
+    }
     void know_code(CUmodule module, const char *name) {
         uint64_t pc = 0, size = 0;
         if (sanitizerGetFunctionPcAndSize(module, name, &pc, &size) == SANITIZER_SUCCESS && pc)
             code_[pc] = {name_of(name), module};
     }
 
+    static constexpr size_t MET_MAX = 4096;
     Channel &channel_;
     const Selection &selection_;
+    std::unordered_set<CUfunction> met_;  // under mutex_
     std::atomic<bool> is_stopped_{false}, is_unpatched_{false};
     std::mutex patching_, names_mutex_;
     std::shared_mutex mutex_;

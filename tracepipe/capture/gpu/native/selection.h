@@ -1,4 +1,4 @@
-// Which launches are recorded: a pattern of demangled kernel names, and a range of those that fit it.
+// Which launches are recorded: a pattern of kernel names, demangled or not, and a range of those that fit it.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -53,7 +53,11 @@ class Selection {
         budget_ = budget ? strtoull(budget, nullptr, 10) : 0;
     }
     const char *error() const { return error_; }
-    bool fits(const std::string &name) const { return !has_pattern_ || std::regex_search(name, pattern_); }
+    bool has_pattern() const { return has_pattern_; }
+    bool fits(const char *mangled) const {
+        return !has_pattern_ || std::regex_search(demangled(mangled), pattern_) ||
+               std::regex_search(mangled, pattern_);
+    }
     // Counts a launch that fits; whether it is in the range.
     bool is_next_selected() {
         uint64_t number = count_.fetch_add(1, std::memory_order_relaxed) + 1;
@@ -65,7 +69,7 @@ class Selection {
     bool may_fit(const char *cubin, size_t bytes) const {
         if (!has_pattern_) return true;
         bool found = false;
-        bool is_known = each_function(cubin, bytes, [&](const char *name) { found |= fits(demangled(name)); });
+        bool is_known = each_function(cubin, bytes, [&](const char *name) { found |= fits(name); });
         return found || !is_known;
     }
     // The first warp that is recorded of a grid, and how many.

@@ -24,6 +24,7 @@ enum WarpsKind : uint16_t {
     KIND_CALL_ENTER = 18,  // call_arguments.h draws both
     KIND_CALL_EXIT = 19,
     KIND_LOST_WARPS = 20,  // | launch u64 | gpu u32 | why u32 | warps u64 |
+    KIND_MET = 21,         // | fits u64 | text: a kernel that was launched, and whether the selection has its name
 };
 
 enum Lost : uint32_t {
