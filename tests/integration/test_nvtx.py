@@ -30,7 +30,8 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     include = [f"-I{ROOT / 'tracepipe/capture/gpu/native'}", f"-isystem{headers[0]}"]
     flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread"]
     source = ROOT / "tests/gpu/annotated.cpp"
-    subprocess.run([compiler, *flags, *include, str(source), "-o", str(made), "-ldl"], check=True)
+    for output in ([str(made)], [str(made.with_suffix(".so")), "-shared", "-fPIC"]):
+        subprocess.run([compiler, *flags, *include, str(source), "-ldl", "-o", *output], check=True)
     return made
 
 
@@ -65,6 +66,32 @@ def test_all_that_a_program_says_is_recorded(program: Path, tmp_path: Path) -> N
     # NVTX says how deep its ranges are, and that there was none to end.
     assert done.stdout == "0 1 1 0 none\n"
     assert lines[0]["engine"] == "none, nvtx"
+
+
+def test_annotations_of_a_python_program_say_where_they_were_made(program: Path, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    said = f"library = ctypes.CDLL({str(program.with_suffix('.so'))!r})"
+    script.write_text(
+        f"import ctypes, os, threading\n{said}\n"
+        "def step(name):\n"
+        "    library.say(name)\n"
+        "def forward():\n"
+        "    step(b'forward')\n"
+        "    step(b'again')\n"
+        "forward()\n"
+        "if os.fork() == 0:\n"
+        "    step(b'child'), os._exit(0)\n"
+        "os.wait()\n"
+        "for _ in range(2): step(b'loop')\n"
+    )
+    lines, _ = captured(tmp_path, Path(sys.executable), str(script))
+    where = f"{tmp_path.name}/train.py"
+    assert [(line["name"], line["args"]["python"]) for line in lines if line["type"] == "annotation"] == [
+        ("forward", f"{where}:4 step, {where}:6 forward, {where}:8 <module>"),
+        ("again", f"{where}:4 step, {where}:7 forward, {where}:8 <module>"),
+        ("child", f"{where}:4 step, {where}:10 <module>"),
+        *[("loop", f"{where}:4 step, {where}:12 <module>")] * 2,
+    ]
 
 
 def test_ranges_of_many_threads_nest_on_each(program: Path, tmp_path: Path) -> None:

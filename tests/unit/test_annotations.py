@@ -21,6 +21,7 @@ from tracepipe.capture.gpu.engines.annotation_records import (
     LABEL,
     LABEL_DOMAIN,
     LABEL_FORK,
+    LABEL_STACK,
     LABEL_TEXT,
     LABEL_THREAD,
 )
@@ -34,7 +35,7 @@ PID, TID, DATA = 42, 43, 4096
 
 
 def begun(kind: int, name: str, number: int = 0, domain: int = 0, *, pid: int = PID, tid: int = TID) -> bytes:
-    payload = BEGUN.pack(domain, 0, number, bytes(8), 0, 0, 0, 0) + name.encode()
+    payload = BEGUN.pack(domain, 0, number, bytes(8), 0, 0, 0, 0, 0) + name.encode()
     return pack_record(kind, pid, tid, 1000, payload)
 
 
@@ -123,12 +124,22 @@ def test_what_is_open_is_bounded_and_what_ends_makes_room() -> None:
 def test_labels_name_what_comes_after_them() -> None:
     domain = pack_record(KIND_LABEL, PID, TID, 1, LABEL.pack(LABEL_DOMAIN, 0, 0, DATA) + b"data")
     text = pack_record(KIND_LABEL, PID, TID, 1, LABEL.pack(LABEL_TEXT, 0, DATA, 8192) + b"epoch")
-    mark = pack_record(KIND_MARK, PID, TID, 1, BEGUN.pack(DATA, 8192, 0, bytes(8), 0, 0, 0, 5))
+    mark = pack_record(KIND_MARK, PID, TID, 1, BEGUN.pack(DATA, 8192, 0, bytes(8), 0, 0, 0, 5, 0))
     (event,) = lines(domain, text, mark)
     assert (event["domain"], event["name"], event["args"]) == ("data", "epoch", {"category": 5})
     thread = pack_record(KIND_LABEL, PID, TID, 1, LABEL.pack(LABEL_THREAD, 0, 0, 99) + b"loader")
     (event,) = lines(thread)
     assert (event["tid"], event["comm"]) == (99, "loader")
+
+
+def test_frames_of_python_are_one_argument_with_the_innermost_first() -> None:
+    frames = "/home/me/models/net.py:41 Net.forward\n/lib/modules/module.py:9 größe\nmain.py:3 <module>\n"
+    stack = pack_record(KIND_LABEL, PID, TID, 1, LABEL.pack(LABEL_STACK, 0, 0, 77) + frames.encode())
+    mark = pack_record(KIND_MARK, PID, TID, 1, BEGUN.pack(0, 0, 0, bytes(8), 0, 0, 0, 0, 77) + b"x")
+    (event,) = lines(stack, mark)
+    assert event["args"] == {
+        "python": "models/net.py:41 Net.forward, modules/module.py:9 größe, main.py:3 <module>"
+    }
 
 
 def test_a_fork_has_the_handles_of_its_parent_as_they_were() -> None:

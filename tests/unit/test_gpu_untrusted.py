@@ -89,11 +89,11 @@ OF_ANNOTATIONS = [
     (annotation_records.KIND_LABEL, annotation_records.LABEL.pack(4, 0, 0, 43) + b"trainer"),
     (
         annotation_records.KIND_MARK,
-        annotation_records.BEGUN.pack(0, 0, 0, bytes(8), 3, 1, 0xFF76B900, 0) + b"x",
+        annotation_records.BEGUN.pack(0, 0, 0, bytes(8), 3, 1, 0xFF76B900, 0, 0) + b"x",
     ),
-    (annotation_records.KIND_PUSH, annotation_records.BEGUN.pack(4096, 8192, 0, bytes(8), 0, 0, 0, 3)),
+    (annotation_records.KIND_PUSH, annotation_records.BEGUN.pack(4096, 8192, 0, bytes(8), 0, 0, 0, 3, 0)),
     (annotation_records.KIND_POP, annotation_records.ENDED.pack(4096, 0)),
-    (annotation_records.KIND_START, annotation_records.BEGUN.pack(0, 0, 1, bytes(8), 1, 0, 0, 0) + b"y"),
+    (annotation_records.KIND_START, annotation_records.BEGUN.pack(0, 0, 1, bytes(8), 1, 0, 0, 0, 0) + b"y"),
     (annotation_records.KIND_END, annotation_records.ENDED.pack(0, 1)),
 ]
 ENGINES = [

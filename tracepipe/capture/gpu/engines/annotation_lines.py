@@ -31,6 +31,7 @@ from tracepipe.capture.gpu.engines.annotation_records import (
     LABEL_CATEGORY,
     LABEL_DOMAIN,
     LABEL_FORK,
+    LABEL_STACK,
     LABEL_TEXT,
     LABEL_THREAD,
     PAYLOADS,
@@ -69,6 +70,7 @@ class _Process:
 
     domains: dict[int, str] = field(default_factory=dict)
     texts: dict[int, str] = field(default_factory=dict)
+    stacks: dict[int, str] = field(default_factory=dict)
     categories: dict[tuple[int, int], str] = field(default_factory=dict)
     pushed: dict[tuple[int, int], list[str | None]] = field(default_factory=dict)
     """Names of the open ranges of a thread in a domain; None where the record was lost."""
@@ -175,6 +177,8 @@ class AnnotationLines:
             process.domains[number] = name
         elif what == LABEL_TEXT:
             process.texts[number] = name
+        elif what == LABEL_STACK:
+            process.stacks[number] = _shown_stack(name)
         elif what == LABEL_CATEGORY:
             process.categories[domain, number] = name
         else:
@@ -186,6 +190,7 @@ class AnnotationLines:
         both: list[tuple[dict[Any, str], dict[Any, str]]] = [
             (process.domains, parent.domains),
             (process.texts, parent.texts),
+            (process.stacks, parent.stacks),
             (process.categories, parent.categories),
         ]
         for own, known in both:
@@ -196,7 +201,9 @@ class AnnotationLines:
 
 def _begun(process: _Process, record: GpuRecord) -> tuple[int, int, str, Event]:
     """Domain, number, name, and arguments, of what begins."""
-    domain, registered, number, payload, kind, has_color, color, category = BEGUN.unpack_from(record.payload)
+    domain, registered, number, payload, kind, has_color, color, category, stack = BEGUN.unpack_from(
+        record.payload
+    )
     if registered:
         name = process.texts.get(registered, f"text {registered:#x}, which was lost")
     else:
@@ -209,6 +216,8 @@ def _begun(process: _Process, record: GpuRecord) -> tuple[int, int, str, Event]:
         args["payload"] = value if math.isfinite(value) else str(value)
     if has_color:
         args["color"] = f"#{color & 0xFFFFFF:06x}"
+    if stack in process.stacks:
+        args["python"] = process.stacks[stack]
     return domain, number, name or "unnamed", {"args": args} if args else {}
 
 
@@ -226,6 +235,12 @@ def _event(
 
 def _text(payload: memoryview, start: int) -> str:
     return bytes(payload[start : start + NAME_BYTES_MAX]).decode(errors="ignore")
+
+
+def _shown_stack(lines: str) -> str:
+    """Frames in a line, innermost first, each with its file's name and folder: `models/net.py:41 forward`."""
+    frames = (line.rpartition("/") for line in lines.splitlines())
+    return ", ".join(f"{folder.rpartition('/')[2]}{slash}{rest}" for folder, slash, rest in frames)
 
 
 def _size(name: str) -> int:

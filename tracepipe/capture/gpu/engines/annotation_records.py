@@ -14,9 +14,9 @@ KIND_LABEL: Final = 61
 EVENT_KINDS: Final = range(KIND_MARK, KIND_LABEL)
 KINDS: Final = range(KIND_MARK, KIND_LABEL + 1)
 
-BEGUN: Final = struct.Struct("<3Q8s4I")
-"""domain, registered text, number, payload, type of that, whether there is a colour, colour, category; a text
-follows."""
+BEGUN: Final = struct.Struct("<3Q8s4IQ")
+"""domain, registered text, number, payload, type of that, whether there is a colour, colour, category, stack;
+a text follows."""
 ENDED: Final = struct.Struct("<2Q")
 """domain, number"""
 LABEL: Final = struct.Struct("<IIQQ")
@@ -26,6 +26,7 @@ LABEL_TEXT: Final = 2
 LABEL_CATEGORY: Final = 3
 LABEL_THREAD: Final = 4
 LABEL_FORK: Final = 5
+LABEL_STACK: Final = 6
 DEPTH_UNKNOWN: Final = (1 << 64) - 1
 PAYLOADS: Final = {
     1: struct.Struct("<Q"),

@@ -25,6 +25,7 @@ struct Begun {  // and then its text, where `registered` is 0
     uint64_t payload;
     uint32_t payload_type;  // nvtx::PayloadType, 0 without one
     uint32_t has_color, color, category;
+    uint64_t stack;  // of the Python program, 0 where there is none
 };
 
 struct Ended {
@@ -36,6 +37,7 @@ enum LabelKind : uint32_t {
     LABEL_TEXT = 2,
     LABEL_CATEGORY = 3,
     LABEL_THREAD = 4,
+    LABEL_STACK = 6,  // frames, innermost first, each `FILE:LINE FUNCTION` and a newline
     LABEL_FORK = 5,  // this process has what the one with that number had, and no text
 };
 
@@ -45,6 +47,6 @@ struct Label {  // and then the text
     uint64_t domain, number;  // number: the handle, of a category its number, of a thread or a process its id
 };
 
-static_assert(sizeof(Begun) == 48 && sizeof(Ended) == 16 && sizeof(Label) == 24);
+static_assert(sizeof(Begun) == 56 && sizeof(Ended) == 16 && sizeof(Label) == 24);
 
 }  // namespace tracepipe

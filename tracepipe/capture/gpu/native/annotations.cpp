@@ -4,19 +4,21 @@
 //     (NVTX_INJECTION64_PATH)
 //
 // Each library of the program that was built with NVTX has tables of its own and asks for them to be filled when it
-// first calls NVTX. Nothing is allocated for a range, no lock is taken and no call of the kernel made: a call costs
-// some ten nanoseconds, and after the recording's end it returns at once.
+// first calls NVTX. Nothing is allocated for a range, no lock is taken and no call of the kernel made, but where a
+// Python program is at a place for the first time; after the recording's end a call returns at once.
 #include <atomic>
 #include <cstring>
 #include <mutex>
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "annotation_records.h"
 #include "nvtx.h"
 #include "open_ranges.h"
 #include "own_thread.h"
+#include "python_frames.h"
 #include "transport.h"
 
 namespace {
@@ -38,24 +40,67 @@ std::string_view text_of(const char *text) { return text ? std::string_view(text
 // A wide text as UTF-8, as far as it is kept.
 std::string text_of(const wchar_t *text) {
     std::string out;
-    for (; text && *text && out.size() + 4 <= TEXT_BYTES; text++) {
-        auto letter = uint32_t(*text);
-        if (letter < 0x80) {
-            out += char(letter);
-            continue;
-        }
-        int more = letter < 0x800 ? 1 : letter < 0x10000 ? 2 : 3;
-        out += char((0xff00 >> (more + 1) & 0xff) | (letter >> 6 * more & 0x3f));
-        while (more--) out += char(0x80 | (letter >> 6 * more & 0x3f));
-    }
+    for (; text && *text && out.size() + 4 <= TEXT_BYTES; text++) append_utf8(out, uint32_t(*text));
     return out;
 }
 
-void begin(uint16_t kind, Begun begun, std::string_view text) { channel.put(kind, &begun, sizeof begun, text); }
+void label(LabelKind what, uint64_t domain, uint64_t number, std::string_view text, bool *is_sent = nullptr) {
+    Label label{what, 0, domain, number};
+    bool sent = is_recording && channel.put(KIND_LABEL, &label, sizeof label, text, 0);
+    if (is_sent) *is_sent = sent;
+}
+
+// Where in a Python program an annotation was made. What a stack is, is sent once, under the hash that stands for it.
+class Stacks {
+  public:
+    void open() {
+        if (!is_open_.exchange(true)) is_open_ = frames_.open();
+    }
+    // 0 where there is no Python, or there are too many stacks.
+    uint64_t here() {
+        PythonFrame frames[PythonFrames::FRAMES_MAX];
+        unsigned count = frames_.read(frames);
+        if (!count) return 0;
+        thread_local uint64_t met[CACHED];
+        uint64_t hash = frames_.hash(frames, count), &last = met[hash % CACHED];
+        if (last != hash && meet(hash, frames, count)) last = hash;
+        return last == hash ? hash : 0;
+    }
+
+  private:
+    static constexpr size_t CACHED = 256, STACKS_MAX = 1 << 16;
+
+    bool meet(uint64_t hash, const PythonFrame *frames, unsigned count) {
+        std::lock_guard lock(mutex_);
+        if (met_.count(hash)) return true;
+        if (met_.size() >= STACKS_MAX) return false;
+        std::string text;
+        for (unsigned at = 0; at < count; at++) {
+            std::string line = frames_.name_of(frames[at]) + "\n";
+            if (text.size() + line.size() > TEXT_BYTES) break;
+            text += line;
+        }
+        bool is_sent = false;
+        label(LABEL_STACK, 0, hash, text, &is_sent);
+        if (is_sent) met_.insert(hash);
+        return is_sent;
+    }
+
+    PythonFrames frames_;
+    std::atomic<bool> is_open_{false};
+    std::mutex mutex_;
+    std::unordered_set<uint64_t> met_;
+};
+Stacks &stacks = *new Stacks;
+
+void begin(uint16_t kind, Begun begun, std::string_view text) {
+    begun.stack = stacks.here();
+    channel.put(kind, &begun, sizeof begun, text);
+}
 
 // `number` is asked for before the record is lost or not: the ranges of the program are what they are.
 void begin(uint16_t kind, uint64_t domain, uint64_t number, const nvtx::Attributes *given) {
-    Begun begun{domain, 0, number, 0, 0, 0, 0, 0};
+    Begun begun{domain, 0, number, 0, 0, 0, 0, 0, 0};
     if (!given || given->size < sizeof *given) return begin(kind, begun, "");
     begun.payload = given->payload, begun.payload_type = uint32_t(given->payload_type);
     begun.has_color = given->color_type == nvtx::COLOR_ARGB, begun.color = given->color;
@@ -72,7 +117,7 @@ void begin(uint16_t kind, uint64_t domain, uint64_t number, const nvtx::Attribut
 }
 
 template <typename Letter> void begin(uint16_t kind, uint64_t domain, uint64_t number, const Letter *text) {
-    begin(kind, Begun{domain, 0, number, 0, 0, 0, 0, 0}, text_of(text));
+    begin(kind, Begun{domain, 0, number, 0, 0, 0, 0, 0, 0}, text_of(text));
 }
 
 template <typename Given> void mark(uint64_t domain, const Given *given) {
@@ -102,11 +147,6 @@ template <typename Given> uint64_t start(uint64_t domain, const Given *given) {
 void end(uint64_t domain, uint64_t number) {
     Ended ended{domain, number};
     if (is_recording) channel.put(KIND_END, &ended, sizeof ended);
-}
-
-void label(LabelKind what, uint64_t domain, uint64_t number, std::string_view text) {
-    Label label{what, 0, domain, number};
-    if (is_recording) channel.put(KIND_LABEL, &label, sizeof label, text, 0);
 }
 
 // A text that stands for itself from now on: the same handle for the same text, as a program may ask for it anew
@@ -221,6 +261,7 @@ bool is_begun() {
 extern "C" __attribute__((visibility("default"))) int InitializeInjectionNvtx2(nvtx::GetExportTable get_export_table) {
     auto *callbacks = static_cast<const nvtx::Callbacks *>(get_export_table(nvtx::CALLBACKS));
     if (!callbacks || callbacks->struct_size < sizeof *callbacks || !is_begun()) return 0;
+    stacks.open();
     nvtx::Function **table = nullptr;
     unsigned size = 0;
     if (callbacks->get_module_function_table(nvtx::CORE, &table, &size)) fill_core(table, size);

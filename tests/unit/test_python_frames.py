@@ -1,0 +1,74 @@
+"""The frames that are read of a Python are those that it has, in each version that can be read."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NATIVE = ROOT / "tracepipe/capture/gpu/native"
+SOURCES = ROOT / "tests/gpu"
+VERSIONS = ("3.10", "3.11", "3.12", "3.13")
+ASKED = "import sys; print('%d.%d' % sys.version_info[:2])"
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The reader, without a header of Python."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("there is no g++")
+    made = tmp_path_factory.mktemp("python") / "frames.so"
+    flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", f"-I{NATIVE}"]
+    source = str(SOURCES / "python_frames.cpp")
+    subprocess.run([compiler, *flags, source, "-o", str(made), "-ldl"], check=True)
+    return made
+
+
+def interpreter(version: str) -> str | None:
+    """A Python of that version on this machine, pyenv's too."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    found = [
+        sys.executable,
+        shutil.which(f"python{version}"),
+        *pyenv.glob(f"versions/{version}.*/bin/python"),
+    ]
+    for python in filter(None, found):
+        said = subprocess.run([python, "-c", ASKED], capture_output=True, text=True, check=False)
+        if said.stdout.strip() == version:
+            return str(python)
+    return None
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_frames_are_those_that_python_has(library: Path, version: str) -> None:
+    python = interpreter(version)
+    if python is None:
+        pytest.skip(f"there is no Python {version}")
+    done = subprocess.run(
+        [python, str(SOURCES / "frames_of_python.py"), str(library)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 500
+
+
+def test_a_process_without_python_has_no_frames(library: Path, tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    source = tmp_path / "program.cpp"
+    source.write_text(
+        "#include <cstddef>\n"
+        'extern "C" int frames(char *, size_t);\n'
+        "int main() { char to[8]; return frames(to, sizeof to); }\n"
+    )
+    subprocess.run(
+        ["g++", str(source), str(library), f"-Wl,-rpath,{library.parent}", "-o", str(program)], check=True
+    )
+    assert subprocess.run([str(program)], check=False).returncode == 0

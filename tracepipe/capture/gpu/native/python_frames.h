@@ -1,0 +1,226 @@
+// The Python frames of the calling thread, read in its own process: no reference count, no GIL, no header of Python.
+//
+//     thread state ──▶ frame ──previous──▶ frame ──▶ …        innermost first
+//                        │ code, instruction
+//                        ▼
+//                      code ──▶ names of file and function, table of lines
+//
+// A thread's own frames stand still while it is in our code, and hold on to their code. Where the parts of these
+// structs lie is the same in all releases of a minor version of CPython (3.10 to 3.13, without the builds that have no
+// GIL, and those with Py_TRACE_REFS). The first walk of a process is done by process_vm_readv, which fails where
+// memory cannot be read; if anything is not as it should be, nothing is read any more.
+#pragma once
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <dlfcn.h>
+#include <string>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "utf8.h"
+
+namespace tracepipe {
+
+// A frame of a thread: its code, and where in that it is, in bytes; below 0 before its first instruction.
+struct PythonFrame {
+    uintptr_t code;
+    int64_t at;
+};
+
+class PythonFrames {
+  public:
+    static constexpr unsigned FRAMES_MAX = 64;
+
+    // Whether there is a Python in this process whose frames can be read. Others than that are not asked for again.
+    bool open() {
+        auto version = reinterpret_cast<const char *(*)()>(dlsym(RTLD_DEFAULT, "Py_GetVersion"));
+        auto state = reinterpret_cast<State>(dlsym(RTLD_DEFAULT, "PyGILState_GetThisThreadState"));
+        code_type_ = reinterpret_cast<uintptr_t>(dlsym(RTLD_DEFAULT, "PyCode_Type"));
+        int minor = 0;
+        if (!version || !state || !code_type_ || sscanf(version(), "3.%d", &minor) != 1) return false;
+        if (minor < 10 || minor > 13 || strstr(version(), "free-threading")) return false;
+        layout_ = &LAYOUTS[minor - 10];
+        state_ = state;
+        return true;
+    }
+    // The frames of this thread, innermost first; how many.
+    unsigned read(PythonFrame *frames) {
+        State state = state_.load(std::memory_order_acquire);
+        auto thread = state ? reinterpret_cast<uintptr_t>(state()) : 0;
+        if (!thread) return 0;
+        bool is_safe = !is_proven_;
+        unsigned count = 0;
+        bool is_good = walk(thread, frames, count, is_safe);
+        if (!is_good) return state_ = nullptr, 0;
+        if (count) is_proven_ = true;
+        return count;
+    }
+    // A number for frames that are the same: of the same code, at the same place, and with what names it.
+    uint64_t hash(const PythonFrame *frames, unsigned count) const {
+        uint64_t hash = count;
+        auto mix = [&](uint64_t value) { hash = (hash ^ value) * 0x9e3779b97f4a7c15u, hash ^= hash >> 29; };
+        for (unsigned at = 0; at < count; at++) {
+            uintptr_t code = frames[at].code;
+            mix(code), mix(uint64_t(frames[at].at));
+            // Another code may be where one was that is gone, and so may be what names it.
+            mix(hash_of(*reinterpret_cast<uintptr_t *>(code + layout_->name)));
+            mix(hash_of(*reinterpret_cast<uintptr_t *>(code + layout_->filename)));
+            uintptr_t table = *reinterpret_cast<uintptr_t *>(code + layout_->linetable);
+            mix(table), mix(*reinterpret_cast<uint64_t *>(table + BYTES_SIZE));
+            mix(*reinterpret_cast<uint32_t *>(code + layout_->first_line));
+        }
+        return hash;
+    }
+    // `train.py:41 step`, with the whole path of the file. Called while the frame is open.
+    std::string name_of(const PythonFrame &frame) const {
+        std::string file = text_at(frame.code + layout_->filename), name = text_at(frame.code + layout_->name);
+        return file + ":" + std::to_string(line_of(frame)) + " " + name;
+    }
+
+  private:
+    using State = void *(*)();
+    // Offsets in bytes. Of the thread: where the way to its frame begins, and, where that has a stop more, the
+    // frame's place in that. `at`: the instruction, which 3.10 counts and the others point to.
+    struct Layout {
+        uint16_t thread, between, previous, code, at, owner;
+        uint16_t filename, name, linetable, first_line, first_traced, instructions;
+        uint16_t ascii_bytes, text_bytes;
+    };
+    static constexpr uint16_t NONE = 0xffff;
+    static constexpr Layout LAYOUTS[] = {
+        {24, NONE, 24, 32, 96, NONE, 104, 112, 120, 40, NONE, NONE, 48, 72},
+        {56, 8, 48, 32, 56, 69, 112, 128, 136, 72, 168, 184, 48, 72},
+        {56, 0, 8, 0, 56, 70, 112, 128, 136, 68, 176, 192, 40, 56},
+        {72, NONE, 8, 0, 56, 70, 112, 128, 136, 68, 184, 200, 40, 56},
+    };
+    static constexpr uint8_t OF_GENERATOR = 1, OF_C = 3;
+    static constexpr unsigned BYTES_SIZE = 16, BYTES_DATA = 32, TEXT_LENGTH = 16, TEXT_HASH = 24, TEXT_STATE = 32;
+    static constexpr int64_t UNIT_BYTES = 2, TEXT_MAX = 1024, TABLE_MAX = 1 << 20;
+
+    template <typename Value> static bool take(uintptr_t at, Value &value, bool is_safe) {
+        if (!is_safe) return memcpy(&value, reinterpret_cast<void *>(at), sizeof value), true;
+        iovec to{&value, sizeof value}, from{reinterpret_cast<void *>(at), sizeof value};
+        return process_vm_readv(getpid(), &to, 1, &from, 1, 0) == ssize_t(sizeof value);
+    }
+    bool walk(uintptr_t thread, PythonFrame *frames, unsigned &count, bool is_safe) const {
+        const Layout &layout = *layout_;
+        uintptr_t frame = 0;
+        if (!take(thread + layout.thread, frame, is_safe)) return false;
+        if (layout.between != NONE && frame && !take(frame + layout.between, frame, is_safe)) return false;
+        for (unsigned met = 0; frame && count < FRAMES_MAX && met < 4 * FRAMES_MAX; met++) {
+            PythonFrame &found = frames[count];
+            int is_shown = look(frame, found, is_safe);
+            if (is_shown < 0 || !take(frame + layout.previous, frame, is_safe)) return false;
+            count += is_shown > 0;
+        }
+        return true;
+    }
+    // One frame: 1, or 0 for one that Python does not show, or −1 where it is none.
+    int look(uintptr_t frame, PythonFrame &found, bool is_safe) const {
+        const Layout &layout = *layout_;
+        uint8_t owner = 0;
+        if (layout.owner != NONE && !take(frame + layout.owner, owner, is_safe)) return -1;
+        if (owner == OF_C) return 0;
+        uintptr_t type = 0;
+        if (!take(frame + layout.code, found.code, is_safe) || !take(found.code + 8, type, is_safe)) return -1;
+        if (type != code_type_) return -1;
+        if (layout.instructions == NONE) {
+            int32_t at = 0;
+            if (!take(frame + layout.at, at, is_safe)) return -1;
+            found.at = int64_t(at) * UNIT_BYTES;
+            return 1;
+        }
+        uintptr_t at = 0;
+        int32_t first = 0;
+        if (!take(frame + layout.at, at, is_safe) || !take(found.code + layout.first_traced, first, is_safe)) return -1;
+        found.at = int64_t(at - (found.code + layout.instructions));
+        return owner == OF_GENERATOR || found.at >= first * UNIT_BYTES;
+    }
+
+    // Of a str: the hash that it keeps, once it was asked for, else one of what it has.
+    uint64_t hash_of(uintptr_t text) const {
+        uint64_t hash = *reinterpret_cast<uint64_t *>(text + TEXT_HASH);
+        if (hash != ~uint64_t(0) || !is_compact(text)) return hash;
+        auto length = std::min(*reinterpret_cast<int64_t *>(text + TEXT_LENGTH), TEXT_MAX);
+        const uint8_t *data = data_of(text);
+        for (int64_t at = 0; at < length * width_of(text); at++) hash = (hash ^ data[at]) * 0x100000001b3u;
+        return hash;
+    }
+    static uint32_t state_of(uintptr_t text) { return *reinterpret_cast<uint32_t *>(text + TEXT_STATE); }
+    static bool is_compact(uintptr_t text) { return state_of(text) >> 5 & 1; }
+    static bool is_ascii(uintptr_t text) { return state_of(text) >> 6 & 1; }
+    static int64_t width_of(uintptr_t text) { return state_of(text) >> 2 & 7; }
+    const uint8_t *data_of(uintptr_t text) const {
+        return reinterpret_cast<const uint8_t *>(text + (is_ascii(text) ? layout_->ascii_bytes : layout_->text_bytes));
+    }
+    // What a pointer to a str points to, as UTF-8.
+    std::string text_at(uintptr_t pointer) const {
+        uintptr_t text = *reinterpret_cast<uintptr_t *>(pointer);
+        auto length = std::min(*reinterpret_cast<int64_t *>(text + TEXT_LENGTH), TEXT_MAX);
+        if (!is_compact(text)) return "?";  // that no compiler of Python makes
+        const uint8_t *data = data_of(text);
+        auto width = width_of(text);
+        if (is_ascii(text)) return {reinterpret_cast<const char *>(data), size_t(length)};
+        std::string out;
+        for (int64_t at = 0; at < length; at++) {
+            uint32_t letter = 0;
+            memcpy(&letter, data + at * width, size_t(width));
+            append_utf8(out, letter);
+        }
+        return out;
+    }
+    int line_of(const PythonFrame &frame) const {
+        int line = *reinterpret_cast<int32_t *>(frame.code + layout_->first_line);
+        uintptr_t table = *reinterpret_cast<uintptr_t *>(frame.code + layout_->linetable);
+        int64_t size = std::min(*reinterpret_cast<int64_t *>(table + BYTES_SIZE), TABLE_MAX);
+        auto *at = reinterpret_cast<const uint8_t *>(table + BYTES_DATA), *end = at + size;
+        if (frame.at < 0) return line;
+        auto line_by = layout_->instructions == NONE ? line_by_pairs : line_by_entries;
+        return line_by(at, end, line, frame.at);
+    }
+    // PEP 626: bytes of code and lines, −128 for none.
+    static int line_by_pairs(const uint8_t *at, const uint8_t *end, int line, int64_t wanted) {
+        int64_t passed = 0;
+        for (int here = line; at + 1 < end; at += 2) {
+            auto lines = int8_t(at[1]);
+            if (lines != -128) line += lines;
+            here = lines == -128 ? 0 : line;
+            passed += at[0];
+            if (passed > wanted) return here;
+        }
+        return line;
+    }
+    // CPython's Objects/locations.md: 1 | kind 4 bits | units − 1, then what depends on the kind.
+    static int line_by_entries(const uint8_t *at, const uint8_t *end, int line, int64_t wanted) {
+        int64_t passed = 0;
+        while (at < end) {
+            unsigned kind = *at >> 3 & 15, units = (*at & 7) + 1;
+            at++;
+            bool has_line = kind != 15;
+            if (kind >= 10 && kind <= 12) line += int(kind) - 10;
+            if (kind == 13 || kind == 14) line += signed_number(at, end);
+            passed += units * UNIT_BYTES;
+            if (passed > wanted) return has_line ? line : 0;
+            while (at < end && !(*at & 0x80)) at++;
+        }
+        return line;
+    }
+    static int signed_number(const uint8_t *at, const uint8_t *end) {
+        unsigned value = 0;
+        for (unsigned shift = 0; at < end && shift < 32; shift += 6) {
+            value |= unsigned(*at & 63) << shift;
+            if (!(*at++ & 64)) break;
+        }
+        return value & 1 ? -int(value >> 1) : int(value >> 1);
+    }
+
+    std::atomic<State> state_{nullptr};
+    std::atomic<bool> is_proven_{false};
+    const Layout *layout_ = nullptr;
+    uintptr_t code_type_ = 0;
+};
+
+}  // namespace tracepipe
