@@ -224,7 +224,7 @@ def _result_text(kind: str, values: Mapping[str, Mapping[int, str]]) -> Callable
 
 
 def teller(tid: int, cpu: int) -> int:
-    """Whose records belong together: a thread's, or where no thread is told, a processor's."""
+    """Whose records belong together: a thread's, or a processor's where there is no thread."""
     return tid or ~cpu
 
 

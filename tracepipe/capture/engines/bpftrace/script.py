@@ -233,12 +233,12 @@ class Script:
             idle=True,
         )
         texts = [(f"args->{n}", a.text_form) for a, n in given.items() if a.kind == "str"]
-        told = [
+        printed = [
             # An array is a string already, what a field points to becomes one.
             self.language.text_line(index, layer, at, n if form == "array" else f"str({n})", idle=True)
             for at, (n, form) in enumerate(texts)
         ]
-        line = " ".join([*told, line])
+        line = " ".join([*printed, line])
         tests = []
         if probe.hook.condition is not None:
             condition = probe.hook.condition
