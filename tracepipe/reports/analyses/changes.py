@@ -18,6 +18,7 @@ from tracepipe.reports.analyses.comparison import (
 )
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.samples import DECIDED_BY_PROGRAM, Key, Sample
+from tracepipe.reports.frames.stored import touched
 
 Window = tuple[int, int]
 
@@ -96,6 +97,7 @@ def changes(
     nothing = np.zeros(0, np.int64)
     for one in found:
         starts = [sample.starts_ns if sample else nothing for sample in (one.a, one.b)]
+        touched(2 * sum(ts_ns.nbytes for ts_ns in starts))
         tests.append((one, "count_p", count_p(starts[0], starts[1], *windows)))
         if one.a is None or one.b is None:
             continue

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from tracepipe.event.columns import Bools, Int64s
+from tracepipe.event.columns import NONE, Bools, Int64s
 from tracepipe.event.vocabulary import RUNNING
 from tracepipe.reports.frames.grouping import sorted_by
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
+from tracepipe.reports.frames.stored import Growing, flagged, made, parts, taken, touched
 
 CALL, KERNEL, COPY = "call", "GPU kernel", "copy"
 SKEW, SPREAD, LATE = "warp skew", "warp spread", "late threads"
@@ -47,6 +47,7 @@ class Sample:
     @property
     def total_ns(self) -> int:
         """The lengths together."""
+        touched(self.lengths_ns.nbytes)
         return int(self.lengths_ns.sum())
 
 
@@ -60,44 +61,49 @@ def is_recorded(run: Run, layer: str) -> bool:
 def samples(run: Run) -> dict[Key, Sample]:
     """Every name of a run but its exits. A function called in another is in the time of both."""
     found: dict[Key, Sample] = {}
-    for what, name in LAYER_OF.items():
+    for what in LAYER_OF:
         if what in EXITS:  # `findings` has those
             continue
-        layer = run.layer(name)
-        rows = layer.is_call
+        wanted = np.ones(len(run.shapes), np.bool_)
+        every = np.arange(len(run.shapes), dtype=np.int32)
+        of_shape = run.shapes.column("name", every).astype(np.int64) * 2
         if what == EVENT:
-            rows &= ~run.has("name", RUNNING, layer)
-        # A copy by the call, and one by the GPU's own times.
-        of = run.shapes.column("name", layer.shape).astype(np.int64) * 2
-        of += ~run.has("gpu", None, layer) if what == COPY else 0
-        found |= _by_name(
-            what,
-            of[rows],
-            lambda number: run.shapes.value("name", number // 2) + (" (GPU)" if number % 2 else ""),
-            layer.start_ns[rows],
-            (layer.end_ns - layer.start_ns)[rows],
-            layer.has_length[rows],
-        )
+            wanted = run.shapes.column("name", every) != run.shapes.number_of("name", RUNNING)
+        if what == COPY:
+            # A copy by the call, and one by the GPU's own times.
+            of_shape += run.shapes.column("gpu", every) != NONE
+        found |= _by_name(run, what, of_shape, wanted)
     return found
 
 
-def _by_name(
-    what: str,
-    of: Int64s,
-    name: Callable[[int], str],
-    starts_ns: Int64s,
-    lengths_ns: Int64s,
-    is_known: Bools,
-) -> dict[Key, Sample]:
-    """The samples of rows by their numbers: parts of two columns, so that a million names take little."""
-    if not len(of):
+def _by_name(run: Run, what: str, of_shape: Int64s, wanted: Bools) -> dict[Key, Sample]:
+    """The samples of a layer's rows of the wanted shapes, by the numbers of these: parts of two columns, so
+    that a million names take little.
+    """
+    layer = run.layer(LAYER_OF[what])
+    numbers, rows, is_call = Growing(np.int64), Growing(np.int32), layer.is_call
+    for part in parts(len(layer)):
+        some = np.flatnonzero(is_call[part] & wanted[layer.shape[part]]) + part.start
+        numbers.extend(of_shape[layer.shape[some]], len(some))
+        rows.extend(some, len(some))
+    if not rows.count:
         return {}
+    of, in_file = numbers.whole(), rows.whole()
     order, bounds = sorted_by(of)
-    starts_ns, is_known, numbers = starts_ns[order], is_known[order], of[order[bounds[:-1]]].tolist()
-    lengths_ns = lengths_ns[order][is_known]
-    known = np.concatenate([[0], np.cumsum(is_known)])[bounds]
-    ranges = zip(numbers, pairwise(bounds.tolist()), pairwise(known.tolist()), strict=True)
+    firsts = of[order[bounds[:-1]]].tolist()
+    ordered = taken(in_file, order)
+    del order
+    has_length = layer.has_length
+    starts_ns = taken(layer.start_ns, ordered)
+    timed = taken(ordered, flagged(len(ordered), lambda part: has_length[ordered[part]]))
+    ends_ns = layer.end_ns
+    lengths_ns = made(len(timed), np.int64, lambda part: ends_ns[timed[part]] - layer.start_ns[timed[part]])
+    known = np.concatenate([[0], np.cumsum(has_length[ordered], dtype=np.int32)])[bounds]
+    ranges = zip(firsts, pairwise(bounds.tolist()), pairwise(known.tolist()), strict=True)
+    value = run.shapes.value
     return {
-        (what, name(number)): Sample(starts_ns[first:last], lengths_ns[begin:end])
+        (what, value("name", number // 2) + (" (GPU)" if number % 2 else "")): Sample(
+            starts_ns[first:last], lengths_ns[begin:end]
+        )
         for number, (first, last), (begin, end) in ranges
     }
