@@ -11,9 +11,10 @@ from tracepipe.reports.analyses.gpu_contexts import context_tables
 from tracepipe.reports.analyses.gpu_work import BY_ORDER, Idle, gpu_work, idle_of, outermost_of
 from tracepipe.reports.analyses.host_states import IN_CALL, STATES, UNKNOWN, USER, HostStates
 from tracepipe.reports.analyses.launch_gaps import launch_tables
+from tracepipe.reports.frames.grouping import equal
 from tracepipe.reports.frames.libraries import np, pl
-from tracepipe.reports.frames.nesting import outermost
 from tracepipe.reports.frames.run import Run
+from tracepipe.reports.frames.stored import parts
 from tracepipe.reports.report import Column, Option, Report, Result, Table
 from tracepipe.units import duration_ns, duration_text
 
@@ -292,14 +293,24 @@ def _longest(
     return Table("gaps", "The longest", columns, rows, note)
 
 
+def _in_calls(run: Run) -> pl.DataFrame:
+    """pid, tid, dur_ns: how long each thread that made calls was in them, as far as that is known."""
+    calls, every = run.layer("userspace"), np.arange(len(run.shapes), dtype=np.int32)
+    of_shape, first = equal(run.shapes.column("pid", every), run.shapes.column("tid", every))
+    outermost, has_length = calls.is_outermost, calls.has_length
+    dur_ns, seen = np.zeros(len(first), np.int64), np.zeros(len(first), np.bool_)
+    for part in parts(len(calls)):
+        of = of_shape[calls.shape[part]]
+        seen[of[outermost[part]]] = True
+        timed = outermost[part] & has_length[part]
+        np.add.at(dur_ns, of[timed], (calls.end_ns[part] - calls.start_ns[part])[timed])
+    ids = [run.shapes.series(key, every[first]) for key in ("pid", "tid")]
+    return pl.DataFrame([*ids, pl.Series("dur_ns", dur_ns)]).filter(pl.Series(seen))
+
+
 def _threads(run: Run, idle: list[Idle], states: HostStates, top: int) -> tuple[Table, int]:
     """What each thread that uses CUDA did while a GPU was idle between its first work and its last."""
-    busiest = (
-        outermost(run.some("userspace", "pid", "tid", "kind", "parent", "dur_ns"))
-        .group_by("pid", "tid")
-        .agg(pl.col("dur_ns").sum())
-        .sort("dur_ns", "tid", descending=[True, False])
-    )
+    busiest = _in_calls(run).sort("dur_ns", "tid", descending=[True, False])
     shown = busiest.head(top) if top > 0 else busiest
     rows = []
     for one in idle:

@@ -10,7 +10,7 @@ from tracepipe.event.columns import Int32s, Int64s
 from tracepipe.reports.analyses.breakdown import GPU, PARTS, Breakdown, HostTime
 from tracepipe.reports.analyses.call_tree import tree_of
 from tracepipe.reports.analyses.distribution import LENGTH_COLUMNS, of_values
-from tracepipe.reports.frames.grouping import greatest, grouped_rows
+from tracepipe.reports.frames.grouping import Grouped, greatest
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.nesting import NOBODY, first_flagged, nearest_of_some
 from tracepipe.reports.frames.run import Run
@@ -55,7 +55,7 @@ def run(run: Run, options: Options) -> Result:
     rows = taken(timed, flagged(len(timed), lambda part: is_shown[calls.shape[timed[part]]]))
     split = Breakdown(run, rows, host)
     result.notes += _what_is_missing(run, host, split, len(wanted) - len(timed))
-    by_name = dict(grouped_rows(_names(run)[calls.shape[rows]], np.arange(len(rows), dtype=np.int32)))
+    by_name = dict(Grouped(_names(run)[calls.shape[rows]], np.arange(len(rows), dtype=np.int32)))
     named = [(run.shapes.text(name), by_name[name]) for name in names.shown]
     if named:
         result.parts += [_shares(split, named), _lengths(split, named, host)]

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from tracepipe.errors import TracepipeError
 from tracepipe.event.columns import NONE, Int32s, Int64s
 from tracepipe.event.vocabulary import RUNNING
-from tracepipe.reports.frames.grouping import equal, grouped_rows
+from tracepipe.reports.frames.grouping import Grouped, equal
 from tracepipe.reports.frames.layers import Layer
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.run import Run
@@ -126,7 +126,7 @@ class _Drawn:
             codes.extend(code[kept], int(np.count_nonzero(kept)))
             rows.extend(some[kept], int(np.count_nonzero(kept)))
         found: dict[int, dict[int, _Strip]] = {}
-        for code, own in grouped_rows(codes.whole(), rows.whole()):
+        for code, own in Grouped(codes.whole(), rows.whole()):
             place, at = divmod(code // 2, levels)
             found.setdefault(place, {}).setdefault(at, ([], []))[code % 2].append(self._spans(own))
         return found
@@ -273,7 +273,7 @@ def _warps(run: Run, start_ns: int, end_ns: int) -> dict[int, Spans]:
     def names(places: Int64s) -> list[str | None]:
         return run.warp_table.frame("name", rows=rows[places])["name"].to_list()
 
-    own = grouped_rows(gpus, np.arange(len(gpus), dtype=np.int32))
+    own = Grouped(gpus, np.arange(len(gpus), dtype=np.int32))
     return {gpu: Spans(starts, ends, names, places) for gpu, places in own}
 
 
@@ -287,7 +287,7 @@ def _timed_threads(run: Run, start_ns: int, end_ns: int) -> dict[int, Spans]:
         some = np.flatnonzero(inside) + part.start
         gpus.extend(gpu[layer.shape[some]], len(some))
         rows.extend(some, len(some))
-    own = grouped_rows(gpus.whole(), rows.whole())
+    own = Grouped(gpus.whole(), rows.whole())
     return {one: Spans(layer.start_ns, layer.end_ns, lambda of: [None] * len(of), some) for one, some in own}
 
 

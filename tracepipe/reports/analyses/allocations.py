@@ -11,7 +11,7 @@ from tracepipe.event.columns import NONE, Bools
 from tracepipe.event.vocabulary import MEMORY_IN_USE
 from tracepipe.reports.analyses.cuda_calls import effects_of_calls
 from tracepipe.reports.analyses.gpu_work import outermost_of
-from tracepipe.reports.frames.grouping import equal, grouped, grouped_rows
+from tracepipe.reports.frames.grouping import Grouped, equal, grouped
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.stored import flagged, parts
@@ -272,7 +272,7 @@ def _outermost_at(run: Run, events: pl.DataFrame) -> list[str | None]:
     lasts = calls.is_outermost & calls.is_call
     found = np.full(len(events), NONE, np.int64)
     rows = flagged(len(calls), lambda part: is_wanted[of_shape[calls.shape[part]]] & lasts[part])
-    for thread, own in grouped_rows(of_shape[calls.shape[rows]], rows):
+    for thread, own in Grouped(of_shape[calls.shape[rows]], rows):
         places = of_thread[thread]
         at_ns = events["at_ns"].to_numpy()[places]
         # The event stands at the return of its call, where the next may begin.

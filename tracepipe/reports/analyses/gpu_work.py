@@ -35,22 +35,22 @@ def gpu_work(run: Run) -> pl.DataFrame:
 
 def _warps(run: Run, kernels: pl.DataFrame) -> pl.DataFrame:
     """Launches without a kernel, from the first entry to the last exit; warps of no launch one by one."""
-    until = pl.col("last_exit_ns").fill_null(run.facts.end_ns)
     columns = ("gpu", "name", "pid", "launch", "entry_ns", "last_exit_ns")
-    warps = (
-        run.warp_table.frame(*columns)
-        .select("gpu", "name", "pid", "launch", pl.col("entry_ns").alias("start_ns"), until.alias("end_ns"))
-        .filter(pl.col("end_ns") > pl.col("start_ns"))
-    )
-    known = kernels["launch"].drop_nulls().unique()
-    without = pl.col("launch").is_null()
-    of_launches = (
-        warps.filter(~without & ~pl.col("launch").is_in(known.implode()))
-        .group_by("gpu", "name", "pid", "launch", maintain_order=True)
-        .agg(pl.col("start_ns").min(), pl.col("end_ns").max())
-    )
-    alone = warps.filter(without & pl.lit(len(kernels) == 0))
-    return pl.concat([of_launches, alone]).with_columns(what=pl.lit("warps"))
+    start_ns, until = pl.col("entry_ns").alias("start_ns"), pl.col("last_exit_ns").fill_null(run.facts.end_ns)
+    known = kernels["launch"].drop_nulls().unique().implode()
+    ends = pl.col("start_ns").min(), pl.col("end_ns").max()
+    launch = pl.col("launch")
+    of_launches, alone = [], []
+    for warps in run.warp_table.frames(*columns):
+        some = warps.select("gpu", "name", "pid", "launch", start_ns, until.alias("end_ns"))
+        some = some.filter(pl.col("end_ns") > pl.col("start_ns"))
+        asked = some.filter(launch.is_not_null() & ~launch.is_in(known))
+        of_launches.append(asked.group_by(*columns[:4], maintain_order=True).agg(*ends))
+        alone.append(some.filter(launch.is_null() & pl.lit(len(kernels) == 0)))
+    if not of_launches:
+        return kernels.clear()
+    whole = pl.concat(of_launches).group_by(*columns[:4], maintain_order=True).agg(*ends)
+    return pl.concat([whole, *alone]).with_columns(what=pl.lit("warps"))
 
 
 def _launched(run: Run, work: pl.DataFrame) -> pl.DataFrame:

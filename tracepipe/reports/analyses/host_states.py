@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+from tracepipe.event.columns import NONE
 from tracepipe.event.vocabulary import RUNNING
 from tracepipe.reports.analyses.breakdown import PARTS
+from tracepipe.reports.frames.grouping import Grouped, equal
 from tracepipe.reports.frames.intervals import Stretches
+from tracepipe.reports.frames.layers import Layer
 from tracepipe.reports.frames.libraries import np, pl
-from tracepipe.reports.frames.nesting import outermost
+from tracepipe.reports.frames.nesting import NOBODY
 from tracepipe.reports.frames.run import Run
+from tracepipe.reports.frames.shapes import where
+from tracepipe.reports.frames.spans import INSTANT, NO_BEGIN
+from tracepipe.reports.frames.stored import Growing, parts
 
 IN_CALL, USER, ABSENT, UNKNOWN = "CUDA call", "user code", "not running", "unknown"
 """States beside `LAYERS[1:]`: in a CUDA call and in nothing below it; in none that was recorded; before the
@@ -20,63 +26,86 @@ _INNERMOST_FIRST = tuple(reversed(PARTS[1:]))
 STATES = (*_INNERMOST_FIRST, ABSENT, IN_CALL, USER)
 
 
-class _Named:
-    """Spans of one thread that do not overlap, in the order of time, with their names."""
+class _Spans:
+    """Spans of one thread in the order of time."""
 
-    def __init__(self, spans: pl.DataFrame) -> None:
-        self.start_ns, self.end_ns = spans["start_ns"].to_numpy(), spans["end_ns"].to_numpy()
-        self.names = spans["name"]
+    def __init__(self, run: Run, layer: Layer, rows: Any) -> None:
+        self._shapes = run.shapes
+        self.start_ns, self.end_ns, self._shape = layer.start_ns[rows], layer.end_ns[rows], layer.shape[rows]
 
     def at(self, ts_ns: Any) -> Any:
-        """The place of the span that each time lies in, -1 for none."""
+        """The place of the span that each time lies in, -1 for none; they do not overlap."""
         place = np.searchsorted(self.start_ns, ts_ns, "right") - 1
-        inside = (place >= 0) & (ts_ns < self.end_ns.take(place, mode="clip")) if len(self.names) else False
+        inside = (place >= 0) & (ts_ns < self.end_ns.take(place, mode="clip")) if len(self._shape) else False
         return np.where(inside, place, -1)
+
+    def names(self, places: Any) -> pl.Series:
+        """The names of the spans at some places, null for -1."""
+        if not len(self._shape):
+            return pl.repeat(None, len(places), dtype=pl.String, eager=True)
+        named = self._shapes.series("name", self._shape[np.maximum(places, 0)])
+        return where(places >= 0, named)
 
 
 class _ByThread:
-    """The spans of each thread, in the order of time. Made in one go, however many threads there are."""
+    """The spans of each thread, of some shapes; `outermost`: those in no other of their layer."""
 
-    def __init__(self, spans: pl.DataFrame) -> None:
-        self._spans = spans.select("pid", "tid", "start_ns", "end_ns", "name").sort(
-            "pid", "tid", "start_ns", maintain_order=True
-        )
-        self._places: dict[Thread, tuple[int, int]] = {}
-        at = 0
-        for pid, tid, count in self._spans.group_by("pid", "tid", maintain_order=True).len().iter_rows():
-            self._places[pid, tid] = at, count
-            at += count
+    def __init__(self, run: Run, name: str, of_thread: Any, shapes: Any, *, outermost: bool = False) -> None:
+        self._run, self._layer = run, run.layer(name)
+        layer, threads, rows = self._layer, Growing(np.int32), Growing(np.int32)
+        for part in parts(len(layer)):
+            some = (layer.kind[part] != INSTANT) & shapes[layer.shape[part]]
+            if outermost:
+                some &= (layer.parent[part] == NOBODY) & (layer.kind[part] != NO_BEGIN)
+            own = np.flatnonzero(some) + part.start
+            threads.extend(of_thread[layer.shape[own]], len(own))
+            rows.extend(own, len(own))
+        self._rows = Grouped(threads.whole(), rows.whole())
+        self.any = rows.count > 0
 
-    def of(self, thread: Thread) -> pl.DataFrame:
+    def of(self, thread: int) -> _Spans:
         """The spans of one."""
-        return self._spans.slice(*self._places.get(thread, (0, 0)))
+        return _Spans(self._run, self._layer, self._rows.of(thread))
 
 
 class HostStates:
     """Tells the states of the threads of a recording. `recorded` are those of `PARTS` that can be told."""
 
     def __init__(self, run: Run) -> None:
-        timed = pl.col("kind") != "instant"
-        columns = ("pid", "tid", "start_ns", "end_ns", "kind", "name", "parent")
-        syscalls = run.some("syscall", *columns).filter(timed)
-        is_ioctl = pl.col("name") == "ioctl"
-        frames = {
-            "off-CPU": run.some("scheduler", *columns).filter(timed & (pl.col("name") == RUNNING)),
-            "driver": run.some("kernel", *columns).filter(timed),
-            "ioctl": syscalls.filter(is_ioctl),
-            "other system calls": syscalls.filter(~is_ioctl),
+        self._run = run
+        every = np.arange(len(run.shapes), dtype=np.int32)
+        pids, tids, names = (run.shapes.column(key, every) for key in ("pid", "tid", "name"))
+        of_thread, first = equal(pids, tids)
+        # They are in the order of both.
+        self._ids = pids[first], tids[first]
+        is_ioctl = names == run.shapes.number_of("name", "ioctl")
+        all_of = np.ones(len(every), np.bool_)
+        shapes = {
+            "off-CPU": ("scheduler", names == run.shapes.number_of("name", RUNNING)),
+            "driver": ("kernel", all_of),
+            "ioctl": ("syscall", is_ioctl),
+            "other system calls": ("syscall", ~is_ioctl),
         }
-        self.recorded = {layer for layer, frame in frames.items() if len(frame)}
-        if len(syscalls):
+        self._frames = {
+            layer: _ByThread(run, name, of_thread, some) for layer, (name, some) in shapes.items()
+        }
+        self.recorded = {layer for layer, spans in self._frames.items() if spans.any}
+        if self.recorded & {"ioctl", "other system calls"}:
             self.recorded |= {"ioctl", "other system calls"}
-        self._frames = {layer: _ByThread(frame) for layer, frame in frames.items()}
-        calls = run.some("userspace", *columns)
-        self._calls = _ByThread(outermost(calls.filter(pl.col("kind") != "no_begin")))
-        self._syscalls = _ByThread(outermost(syscalls.filter(pl.col("kind") != "no_begin")))
+        self._calls = _ByThread(run, "userspace", of_thread, all_of, outermost=True)
+        self._syscalls = _ByThread(run, "syscall", of_thread, all_of, outermost=True)
 
-    def _layer(self, thread: Thread, layer: str) -> Stretches:
+    def _number(self, thread: Thread) -> int:
+        """The number of a thread, NONE where it has no shape."""
+        pid, tid = (self._run.shapes.number_of(*one) for one in zip(("pid", "tid"), thread, strict=True))
+        pids, tids = self._ids
+        first, last = np.searchsorted(pids, [pid, pid + 1])
+        at = first + int(np.searchsorted(tids[first:last], tid))
+        return int(at) if at < last and tids[at] == tid else NONE
+
+    def _layer(self, thread: int, layer: str) -> Stretches:
         spans = self._frames[layer].of(thread)
-        union = Stretches(spans["start_ns"].to_numpy(), spans["end_ns"].to_numpy())
+        union = Stretches(spans.start_ns, spans.end_ns)
         return union.gaps() if layer == OFF_CPU else union
 
     def of(self, thread: Thread, start_ns: Any, end_ns: Any) -> pl.DataFrame:
@@ -85,49 +114,44 @@ class HostStates:
         stretch: the place of it; state: one of `LAYERS[1:]`, `IN_CALL`, `USER`, `ABSENT`; call: the outermost
         CUDA call at that time, or null; syscall: the system call, where it is in no CUDA call; dur_ns.
         """
-        calls, syscalls = _Named(self._calls.of(thread)), _Named(self._syscalls.of(thread))
-        layers = [self._layer(thread, layer) for layer in _INNERMOST_FIRST]
-        running = self._frames[OFF_CPU].of(thread)
-        seen_ns = [running["start_ns"].min(), running["end_ns"].max()] if len(running) else []
+        number = self._number(thread)
+        calls, syscalls = self._calls.of(number), self._syscalls.of(number)
+        layers = [self._layer(number, layer) for layer in _INNERMOST_FIRST]
+        running = self._frames[OFF_CPU].of(number)
+        has_run = len(running.start_ns) > 0
+        seen_ns = [int(running.start_ns.min()), int(running.end_ns.max())] if has_run else []
         edges = [start_ns, end_ns]
-        parts: tuple[Any, ...] = (calls, syscalls, *layers)
-        edges += [one for part in parts for one in (part.start_ns, part.end_ns)]
+        lasting: tuple[Any, ...] = (calls, syscalls, *layers)
+        edges += [edge for one in lasting for edge in (one.start_ns, one.end_ns)]
         edges.append(np.array(seen_ns, np.int64))
         bounds = np.unique(np.concatenate(edges))
         left, right = bounds[:-1], bounds[1:]
         stretch = np.searchsorted(start_ns, left, "right") - 1
         kept = (stretch >= 0) & (left < end_ns.take(stretch, mode="clip")) if len(start_ns) else left < left
         left, right, stretch = left[kept], right[kept], stretch[kept]
-        call, syscall = calls.at(left), syscalls.at(left)
-        state = np.where(call >= 0, STATES.index(IN_CALL), STATES.index(USER))
-        for code in reversed(range(len(layers))):
-            state[_is_in(layers[code], left)] = code
-        if seen_ns:
-            first_ns, last_ns = seen_ns
-            # One that sleeps in a call to the end of the recording is not seen to run again.
-            waits = (call >= 0) | (syscall >= 0)
-            state[(left < first_ns) | (left >= last_ns)] = STATES.index(ABSENT)
-            state[(left >= last_ns) & waits] = STATES.index(OFF_CPU)
-        names = pl.DataFrame(
-            {
-                "stretch": stretch,
-                "state": pl.Series(STATES)[state],
-                "call": _names(calls, call),
-                "syscall": _names(syscalls, syscall),
-                "dur_ns": right - left,
-            }
-        )
-        names = names.with_columns(pl.when(pl.col("call").is_null()).then("syscall").alias("syscall"))
-        keys = ("stretch", "state", "call", "syscall")
-        return names.group_by(*keys, maintain_order=True).agg(pl.col("dur_ns").sum())
+        spent = []
+        for part in [*parts(len(left))] or [slice(0, 0)]:
+            call, syscall = calls.at(left[part]), syscalls.at(left[part])
+            state = np.where(call >= 0, STATES.index(IN_CALL), STATES.index(USER))
+            for code in reversed(range(len(layers))):
+                state[_is_in(layers[code], left[part])] = code
+            if seen_ns:
+                first_ns, last_ns = seen_ns
+                # One that sleeps in a call to the end of the recording is not seen to run again.
+                waits = (call >= 0) | (syscall >= 0)
+                state[(left[part] < first_ns) | (left[part] >= last_ns)] = STATES.index(ABSENT)
+                state[(left[part] >= last_ns) & waits] = STATES.index(OFF_CPU)
+            names = {"call": calls.names(call), "syscall": syscalls.names(syscall)}
+            columns = {"stretch": stretch[part], "state": pl.Series(STATES)[state], **names}
+            spent.append(_added_up(pl.DataFrame({**columns, "dur_ns": (right - left)[part]})))
+        return _added_up(pl.concat(spent))
 
 
-def _names(spans: _Named, places: Any) -> pl.Series:
-    if not len(spans.names):
-        return pl.repeat(None, len(places), dtype=pl.String, eager=True)
-    found = pl.Series(places)
-    named = spans.names[found.clip(0)]
-    return pl.select(pl.when(found >= 0).then(named).alias("name"))["name"]
+def _added_up(spent: pl.DataFrame) -> pl.DataFrame:
+    """The time of each stretch, state and call, and of each system call that is in no call."""
+    spent = spent.with_columns(pl.when(pl.col("call").is_null()).then("syscall").alias("syscall"))
+    keys = ("stretch", "state", "call", "syscall")
+    return spent.group_by(*keys, maintain_order=True).agg(pl.col("dur_ns").sum())
 
 
 def _is_in(stretches: Stretches, ts_ns: Any) -> Any:

@@ -22,16 +22,28 @@ def grouped(numbers: Any) -> Iterator[tuple[int, Int64s]]:
         yield int(numbers[order[first]]), order[first:last]
 
 
-def grouped_rows(numbers: Any, rows: Any) -> Iterator[tuple[int, Any]]:
-    """Each number from 0 on that there is, in order, and the rows that have it, in theirs, as a column."""
-    if not len(numbers):
-        return
-    order, bounds = sorted_by(numbers)
-    ordered = taken(rows, order)
-    firsts = numbers[order[bounds[:-1]]].tolist()
-    del order
-    for number, (first, last) in zip(firsts, pairwise(bounds.tolist()), strict=True):
-        yield number, ordered[first:last]
+class Grouped:
+    """Rows by the number from 0 on that they have, in their order, as parts of a column."""
+
+    def __init__(self, numbers: Any, rows: Any) -> None:
+        self._rows, self._bounds, self._numbers = rows, np.zeros(1, np.int64), np.empty(0, np.int64)
+        if len(numbers):
+            order, self._bounds = sorted_by(numbers)
+            self._numbers = numbers[order[self._bounds[:-1]]]
+            self._rows = taken(rows, order)
+
+    def of(self, number: int) -> Any:
+        """The rows that have a number."""
+        at = int(np.searchsorted(self._numbers, number))
+        if at == len(self._numbers) or self._numbers[at] != number:
+            return self._rows[:0]
+        return self._rows[self._bounds[at] : self._bounds[at + 1]]
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        for number, (first, last) in zip(
+            self._numbers.tolist(), pairwise(self._bounds.tolist()), strict=True
+        ):
+            yield number, self._rows[first:last]
 
 
 def sorted_by(numbers: Any) -> tuple[Int64s, Int64s]:
