@@ -265,9 +265,9 @@ def launch_table(bench: Bench) -> None:
         bench,
         [
             Variant("native", partial(bench.run, command, "native")),
-            Variant("warps, all calls", partial(bench.run, command, "warps", calls="all")),
+            Variant("warps, calls", partial(bench.run, command, "warps", calls="default")),
             Variant("warps, no calls", partial(bench.run, command, "warps", calls="none")),
-            Variant("kernels, all calls", partial(bench.run, command, "kernels", calls="all")),
+            Variant("kernels, calls", partial(bench.run, command, "kernels", calls="default")),
             Variant("kernels, no calls", partial(bench.run, command, "kernels", calls="none")),
         ],
         rounds=3,
@@ -291,7 +291,7 @@ def pytorch_table(bench: Bench) -> None:
     command = [sys.executable, steps, "5" if bench.quick else "20"]
     variants = {
         "native": ("native", {}),
-        "kernels, all calls": ("kernels", {"calls": "all"}),
+        "kernels, calls": ("kernels", {"calls": "default"}),
         "kernels, launch calls": ("kernels", {"calls": "launches"}),
         "kernels, no calls": ("kernels", {"calls": "none"}),
         "warps": ("warps", {}),

@@ -53,19 +53,22 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[CaptureReques
 
 def test_a_command_is_asked_for_as_it_is_typed(run: Run, asked: list[CaptureRequest]) -> None:
     assert run("capture", "-o", "x.jsonl", "--", "./train", "--pid", "4")[0] == 0
-    assert asked == [CaptureRequest(["./train", "--pid", "4"], ("userspace", "syscall"), gpu="auto")]
+    assert asked == [
+        CaptureRequest(["./train", "--pid", "4"], ("userspace", "syscall"), gpu="auto", calls="default")
+    ]
 
 
 def test_every_option_says_its_part(run: Run, asked: list[CaptureRequest]) -> None:
     options = (
-        "--layers all --hook nccl --hook kprobe:nv* --only cu* --exclude *Get* --library /l.so "
-        "--pid 4 --pid 5 --no-children --min-duration 10us --sample 3 --duration 1.5s "
+        "--layers all --calls launches --hook nccl --hook kprobe:nv* --only cu* --exclude *Get* "
+        "--library /l.so --pid 4 --pid 5 --no-children --min-duration 10us --sample 3 --duration 1.5s "
         "--max-events 9 --max-size 2K --method prebuilt --ring-bytes 64K"
     )
     assert run("capture", *options.split())[0] == 0
     assert asked == [
         CaptureRequest(
             layers=PROBED_LAYERS,
+            calls="launches",
             method="prebuilt",
             gpu="auto",
             pids=(4, 5),
@@ -89,6 +92,7 @@ def test_options_for_gpus_say_their_part(run: Run, asked: list[CaptureRequest]) 
             ["true"],
             ("userspace", "syscall"),
             gpu="warps",
+            calls="default",
             gpu_kernels="attn.*",
             gpu_launches="3-",
             gpu_blocks="0-131",

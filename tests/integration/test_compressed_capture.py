@@ -22,7 +22,7 @@ from tracepipe.recording.files import open_input
 ROOT = Path(__file__).parents[2]
 CAPTURE = [
     *(sys.executable, "-m", "tracepipe", "capture"),
-    *("--method", "prebuilt", "--layers", "userspace", "--gpu", "off"),
+    *("--method", "prebuilt", "--layers", "userspace", "--calls", "all", "--gpu", "off"),
 ]
 WAITS_AT_MOST_S = 1.0  # a line, in the capture's memory
 PATIENCE_S = 60.0

@@ -39,7 +39,7 @@ class Capture:
 
     def __init__(self, vec_add: str, folder: Path, output: str = "run.jsonl") -> None:
         self.folder, self.output = folder, folder / output
-        self.options = ["--method", "prebuilt", "--layers", "userspace", "--gpu", "off"]
+        self.options = ["--method", "prebuilt", "--layers", "userspace", "--calls", "all", "--gpu", "off"]
         self.command = [
             vec_add,
             "-n",

@@ -18,7 +18,18 @@ from tests.support.standin import needs
 ROOT = Path(__file__).parents[2]
 TRACEPIPE = [sys.executable, "-m", "tracepipe"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
-CAPTURE = [*TRACEPIPE, "capture", "--method", "prebuilt", "--layers", "userspace", "--gpu", "off"]
+CAPTURE = [
+    *TRACEPIPE,
+    "capture",
+    "--method",
+    "prebuilt",
+    "--layers",
+    "userspace",
+    "--calls",
+    "all",
+    "--gpu",
+    "off",
+]
 PATIENCE_S = 60
 
 pytestmark = [pytest.mark.ebpf, needs("prebuilt")]

@@ -53,8 +53,9 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Orde
 
 
 OPTIONS = {
-    "--layers syscall,scheduler --method prebuilt -- ./app 1": {
+    "--layers syscall,scheduler --method prebuilt --calls launches -- ./app 1": {
         "command": ["./app", "1"], "layers": ["syscall", "scheduler"], "method": "prebuilt",
+        "calls": "launches",
     },
     "-- ./app": {"command": Path("./app")},
     "--hook nccl --only cu* --exclude *Get* --library /l.so --pid 4 --no-children": {

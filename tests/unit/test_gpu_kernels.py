@@ -33,6 +33,7 @@ from tracepipe.capture.gpu.engines.kernel_records import (
 from tracepipe.capture.gpu.engines.kernels import KernelsEngine
 from tracepipe.capture.gpu.engines.transport import GPU, KIND_GPU, KIND_NAME, KIND_NOTE
 from tracepipe.event.checks import first_fault
+from tracepipe.hooks.calls import CALL_RULES
 
 UUID = bytes.fromhex("4717ba2800112233445566778899aabb")
 RUNTIME, LAUNCH, MALLOC = 2, 211, 20
@@ -295,7 +296,7 @@ def test_a_recording_tells_the_command_where_to_write(tmp_path: Path) -> None:
     try:
         environment = recording.environment()
         assert environment["CUDA_INJECTION64_PATH"] == str(tmp_path / "k.so")
-        assert environment["TRACEPIPE_GPU_CALLS"] == "launches"
+        assert environment["TRACEPIPE_GPU_CALLS"] == CALL_RULES["launches"].text()
         assert environment["TRACEPIPE_GPU_CHANNEL"].startswith("tracepipe-gpu-")
         assert recording.collect(is_final=True) == b""
         assert recording.lost() == []

@@ -48,7 +48,7 @@ def test_launches_are_counted_from_1() -> None:
         (WarpOptions(memory_bytes=0), "--gpu-memory of 0 bytes"),
         (WarpOptions(memory_bytes=(1 << 20) - 1), "--gpu-memory"),
         (WarpOptions(budget_warps=0), "--gpu-warps 0"),
-        (WarpOptions(calls="x"), "choice of calls"),
+        (WarpOptions(calls="x"), "no choice of calls 'x'"),
     ],
 )
 def test_options_that_the_library_could_not_use_are_refused(options: WarpOptions, said: str) -> None:

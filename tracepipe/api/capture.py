@@ -16,7 +16,15 @@ from typing import Any
 from tracepipe import errors
 from tracepipe.api.output_names import OutputNames
 from tracepipe.api.recorder import STOP, Began, Message, Order, Refused, command_line
-from tracepipe.capture.request import RING_BYTES, CaptureRequest, Filters, Limits, Notify, check_layers
+from tracepipe.capture.request import (
+    RING_BYTES,
+    CaptureRequest,
+    Filters,
+    Limits,
+    Notify,
+    calls_of,
+    check_layers,
+)
 from tracepipe.capture.summary import CaptureSummary
 from tracepipe.errors import CaptureUnavailable, TracepipeError
 from tracepipe.units import duration_ns, size_bytes
@@ -176,6 +184,7 @@ def capture(
     children: bool = True,
     layers: str | Sequence[str] | None = None,
     hooks: str | Sequence[str] = (),
+    calls: str = "default",
     only: str | Sequence[str] = (),
     exclude: str | Sequence[str] = (),
     libraries: str | Sequence[str] = (),
@@ -224,6 +233,7 @@ def capture(
         comm=comm,
         system=system,
         children=children,
+        calls=calls_of(calls, only),
         hooks=_several(hooks),
         only=_several(only),
         exclude=_several(exclude),

@@ -19,6 +19,7 @@ from tracepipe.capture.request import (
     Scope,
 )
 from tracepipe.errors import CaptureUnavailable, TracepipeError
+from tracepipe.hooks.calls import call_rule
 from tracepipe.hooks.effects import MEMORY_EFFECTS
 from tracepipe.hooks.hook import (
     PROBED_LAYERS,
@@ -82,10 +83,12 @@ def plan_of(
     for message in selection.passed_over:
         notify(f"passed over: {message}")
     theirs = {hook.origin for hooks in users for hook in hooks.hooks}
+    rule = call_rule(request.calls)
     probes = [
         probe
         for probe in (_in_layer(found, request.layers) for found in selection.probes)
-        if probe.hook.origin in theirs or _is_asked(probe, request.layers)
+        if probe.hook.origin in theirs
+        or (_is_asked(probe, request.layers) and (probe.layer != "userspace" or rule.takes(probe.name)))
     ]
     if engine.name in _SLOW_TO_ATTACH:
         probes = _likely(probes, libraries, notify)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tracepipe.errors import TracepipeError
+from tracepipe.hooks.calls import call_rule
 from tracepipe.hooks.hook import PROBED_LAYERS, Probe
 
 RING_BYTES = 16 << 20
@@ -34,6 +35,15 @@ def check_layers(layers: tuple[str, ...]) -> None:
             f"No layer that can be recorded is called {unknown[0]!r}.",
             f"Choose from: {', '.join(LAYER_NAMES)}.",
         )
+
+
+def calls_of(calls: str, only: object) -> str:
+    """The choice of calls that holds: functions that `only` names are recorded, also if they only ask.
+
+    Raises TracepipeError for a name that no rule has.
+    """
+    call_rule(calls)
+    return "all" if calls == "default" and only else calls
 
 
 class Control(Protocol):
@@ -73,8 +83,9 @@ class Limits:
 class CaptureRequest:
     """What to record, and of whom: a command that is run, or what runs already.
 
-    `layers` are names of LAYER_NAMES; those of GPU_LAYERS ask for an engine for GPUs.
-    `hooks` are texts as the command line takes them. `only` and `exclude` are patterns of function names.
+    `layers` are names of LAYER_NAMES; those of GPU_LAYERS ask for an engine for GPUs. `calls` is which calls
+    of CUDA's are recorded, by a name of CALL_RULES; functions that `hooks` name are in any case. `hooks` are
+    texts as the command line takes them. `only` and `exclude` are patterns of function names.
     `gpu` is the engine for what the command's GPUs do, `auto` one that suits it. For `warps`, `gpu_kernels`
     is a regular expression of kernel names, `gpu_launches` a range of their launches and `gpu_blocks` of
     blocks in those, `gpu_memory_bytes` the room for records on each GPU, and after `gpu_warps` warps no
@@ -97,6 +108,7 @@ class CaptureRequest:
     comm: str = ""
     system: bool = False
     children: bool = True
+    calls: str = "all"
     hooks: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()

@@ -9,6 +9,7 @@ import typer
 
 from tracepipe.cli.options import Libraries, MethodOption, Until, Which, Whose, request_of, with_groups
 from tracepipe.errors import TracepipeError
+from tracepipe.hooks.calls import CALL_RULES, CALL_SETS
 from tracepipe.terminal.output import put, say
 
 hooks_app = typer.Typer(
@@ -56,6 +57,8 @@ def list_command(
     width = max((len(row.spec) for row in listing.rows), default=0)
     for function in listing.rows:
         sets = f"in {', '.join(function.sets)}" if function.sets else "in no set"
+        if not CALL_RULES["default"].takes(function.name) and not set(function.sets).isdisjoint(CALL_SETS):
+            sets += " (--calls all)"
         put(f"{function.spec:<{width}}  {sets}  {function.place}".rstrip())
     for note in listing.notes:
         say(f"note: {note}")

@@ -18,14 +18,17 @@ from tracepipe.capture.request import (
     GPU_LAYERS,
     LAYER_NAMES,
     RING_BYTES,
+    calls_of,
     check_layers,
 )
 from tracepipe.errors import OutputError, TracepipeError
+from tracepipe.hooks.calls import CALL_RULES
 from tracepipe.hooks.hook import PROBED_LAYERS
 from tracepipe.terminal.messages import choices, text_of
 from tracepipe.units import duration_ns, size_bytes
 
 Method = choices("Method", ["auto", *ENGINES])
+Calls = choices("Calls", list(CALL_RULES))
 Gpu = choices("Gpu", ["auto", "off", *GPU_ENGINES])
 
 WHO, WHAT, WHEN, GPUS = "Whose events", "Which events", "When it ends", "GPUs"
@@ -94,6 +97,15 @@ class Which:
         list[str] | None,
         typer.Option("--exclude", help="Do not record these functions: a pattern.", rich_help_panel=WHAT),
     ] = None
+    calls: Annotated[
+        Calls,  # type: ignore[valid-type]
+        typer.Option(
+            "--calls",
+            help="CUDA's calls: all; default, without those that only ask (cudaGetDevice) unless --only "
+            "names functions; launches, with copies, memsets and synchronisations.",
+            rich_help_panel=WHAT,
+        ),
+    ] = "default"
     min_duration: Annotated[
         str,
         typer.Option(
@@ -299,6 +311,7 @@ def request_of(
         comm=whose.comm,
         system=whose.system,
         children=whose.children,
+        calls=calls_of(text_of(which.calls), which.only),
         hooks=tuple(which.hook or ()),
         only=tuple(which.only or ()),
         exclude=tuple(which.exclude or ()),

@@ -22,7 +22,7 @@ def _kernels(request: CaptureRequest, toolchain: Toolchain) -> DeviceEngine:
     from tracepipe.capture.gpu.engines.kernels import KernelsEngine, build_library
 
     user, gpus = toolchain.owner, toolchain.driver.listed
-    return KernelsEngine(build_library(toolchain), owner=(user.uid, user.gid), gpus=gpus)
+    return KernelsEngine(build_library(toolchain), calls=request.calls, owner=(user.uid, user.gid), gpus=gpus)
 
 
 def _warps(request: CaptureRequest, toolchain: Toolchain) -> DeviceEngine:

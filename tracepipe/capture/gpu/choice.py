@@ -60,6 +60,7 @@ def warp_options(request: CaptureRequest) -> WarpOptions:
         request.gpu_blocks,
         request.gpu_memory_bytes,
         request.gpu_warps,
+        calls=request.calls,
         thread_exits=request.gpu_thread_exits or "gpu_thread" in request.layers,
     )
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tracepipe.capture.gpu.build.toolchain import NATIVE, Toolchain
+from tracepipe.capture.gpu.engines.call_choice import CALLS_VARIABLE, calls_text
 from tracepipe.capture.gpu.engines.channel import CHANNEL_BYTES, Channel
 from tracepipe.capture.gpu.engines.gpu_numbers import numbers_of
 from tracepipe.capture.gpu.engines.kernel_lines import KernelsRenderer
@@ -18,8 +19,6 @@ from tracepipe.capture.gpu.engines.kernel_records import KIND_ANY, LAYERS
 from tracepipe.capture.gpu.engines.transport import INJECTION_VARIABLE
 from tracepipe.capture.records.loss import Loss
 
-CALLS_VARIABLE: Final = "TRACEPIPE_GPU_CALLS"
-CALLS: Final = ("all", "launches", "none")
 _REASONS: Final = {KIND_ANY: "CUPTI had no buffer"}
 
 
@@ -40,13 +39,12 @@ class KernelsEngine:
         owner: tuple[int, int] | None = None,
         gpus: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        """`calls`: which API calls are recorded, one of CALLS. `owner` (user, group): who the command runs
-        as. `gpus`: those that there are, as a header has them. Raises CaptureUnavailable.
+        """`calls`: which API calls are recorded, as `calls_text` takes it. `owner` (user, group): who the
+        command runs as. `gpus`: those that there are, as a header has them. Raises CaptureUnavailable.
         """
-        if calls not in CALLS:
-            raise ValueError(calls)
+        self._calls = calls_text(calls)
         self._channel = Channel(ring_bytes, owner=owner)
-        self._library, self._calls = library, calls
+        self._library = library
         self.gpus = gpus
         self._renderer = KernelsRenderer(numbers_of(gpus))
 

@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from tracepipe.capture.gpu.engines.call_choice import CALLS_VARIABLE, calls_text
 from tracepipe.errors import TracepipeError
 
-CALLS: Final = ("all", "launches", "none")
 LAST: Final = (1 << 63) - 1
 """Where a range without an end ends: no grid has so many blocks, and C++ reads the number as it stands."""
 MEMORY_LEAST_BYTES: Final = 1 << 20
@@ -53,8 +53,7 @@ class WarpOptions:
             )
         if self.budget_warps is not None and self.budget_warps < 1:
             raise TracepipeError(f"--gpu-warps {self.budget_warps} leaves no warp to record.", "From 1.")
-        if self.calls not in CALLS:
-            raise TracepipeError(f"No such choice of calls: {self.calls}.", f"One of {', '.join(CALLS)}.")
+        calls_text(self.calls)
 
     def environment(self) -> dict[str, str]:
         """What the library reads of it."""
@@ -65,7 +64,7 @@ class WarpOptions:
             "TRACEPIPE_GPU_BLOCKS": f"{first}-{last}" if self.blocks else "",
             "TRACEPIPE_GPU_MEMORY": str(self.memory_bytes or ""),
             "TRACEPIPE_GPU_BUDGET": str(self.budget_warps or ""),
-            "TRACEPIPE_GPU_CALLS": self.calls,
+            CALLS_VARIABLE: calls_text(self.calls),
         }
         return {name: value for name, value in asked.items() if value}
 

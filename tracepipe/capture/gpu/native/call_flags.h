@@ -13,6 +13,7 @@ enum CallFlag : uint8_t {
     CALL_WAITS = 16,  // for the GPU, and gives it nothing to do
     CALL_BEGINS_CAPTURE = 32,
     CALL_ENDS_CAPTURE = 64,
+    CALL_LEFT_OUT = 128,  // call_choice.h does not want it recorded
 };
 
 inline uint8_t call_flags(bool is_runtime, const char *function) {

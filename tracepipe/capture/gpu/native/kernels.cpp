@@ -6,6 +6,7 @@
 // The target's threads only ever fill CUPTI's buffers; records are taken apart and sent on a thread of our
 // own, every FLUSH_MS and at the end: of the recording, when CUPTI is asked for nothing more, or of the process.
 // Nothing here waits for the GPU, or makes a CUDA call but the heartbeat's.
+#include "call_choice.h"
 #include "demangle.h"
 #include "heartbeat.h"
 #include "kernel_records.h"
@@ -349,19 +350,12 @@ bool enable(const Work &work) {
     return false;
 }
 
-// Functions that only ask are left out: PyTorch calls cudaGetDevice ten times a kernel, and CUPTI itself
-// cuKernelGetName at each launch; each record costs the caller 0.2 µs.
-bool only_asks(std::string_view name) {
-    for (const char *word : {"Get", "Peek", "Occupancy", "IsCapturing", "CanAccess", "Version"})
-        if (name.find(word) != name.npos) return true;
-    return false;
-}
-
-void enable_calls(CUpti_CallbackDomain domain, uint32_t functions, bool only_launches) {
+// Each record costs the caller 0.2 µs: PyTorch calls cudaGetDevice ten times a kernel, and CUPTI itself
+// cuKernelGetName at each launch.
+void enable_calls(CUpti_CallbackDomain domain, uint32_t functions, const CallChoice &choice) {
     for (uint32_t cbid = 1; cbid < functions; cbid++) {
         const char *name = nullptr;
-        if (cuptiGetCallbackName(domain, cbid, &name) != CUPTI_SUCCESS || !name) continue;
-        if (only_launches ? !strstr(name, "Launch") : only_asks(name)) continue;
+        if (cuptiGetCallbackName(domain, cbid, &name) != CUPTI_SUCCESS || !name || !choice.takes(name)) continue;
         if (domain == CUPTI_CB_DOMAIN_DRIVER_API)
             cuptiActivityEnableDriverApi(cbid, 1);
         else
@@ -384,13 +378,11 @@ extern "C" __attribute__((visibility("default"))) int InitializeInjection() {
     }
     for (const Work &work : WORK)
         if (!enable(work) && work.kind == CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL) return 1;
-    const char *asked = getenv("TRACEPIPE_GPU_CALLS");
-    std::string_view calls = asked ? asked : "all";
+    CallChoice choice;
+    choice.read_environment();
     // Not SYNCHRONIZATION: with it each synchronising call takes 0.6 ms more (H200, CUPTI 13.0).
-    if (calls != "none") {
-        enable_calls(CUPTI_CB_DOMAIN_RUNTIME_API, CUPTI_RUNTIME_TRACE_CBID_SIZE, calls != "all");
-        enable_calls(CUPTI_CB_DOMAIN_DRIVER_API, CUPTI_DRIVER_TRACE_CBID_SIZE, calls != "all");
-    }
+    enable_calls(CUPTI_CB_DOMAIN_RUNTIME_API, CUPTI_RUNTIME_TRACE_CBID_SIZE, choice);
+    enable_calls(CUPTI_CB_DOMAIN_DRIVER_API, CUPTI_DRIVER_TRACE_CBID_SIZE, choice);
     heartbeat.start();
     if (!start_own_thread(flush_often, nullptr))
         channel.note("No thread could be started in the traced process: its GPU events come at its end.");

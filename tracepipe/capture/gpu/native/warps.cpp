@@ -6,7 +6,7 @@
 // kernel gets a region of device memory, and one of its own thread's (drain.h) brings home what is in it.
 //
 // Environment: TRACEPIPE_GPU_CHANNEL, TRACEPIPE_GPU_PATCHES (file of the device code), what selection.h
-// names, TRACEPIPE_GPU_MEMORY (bytes on each GPU), TRACEPIPE_GPU_CALLS (all, launches or none),
+// names, TRACEPIPE_GPU_MEMORY (bytes on each GPU), TRACEPIPE_GPU_CALLS (call_choice.h),
 // TRACEPIPE_GPU_ARGUMENTS (call_arguments.h).
 #include <fstream>
 #include <iterator>
@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "call_arguments.h"
+#include "call_choice.h"
 #include "call_flags.h"
 #include "drain.h"
 #include "functions.h"
@@ -63,13 +64,12 @@ class Injection {
         if (patches_.empty()) return refuse("the file of the patches cannot be read");
         selection_.read_environment();
         if (selection_.error()) channel_.note(selection_.error());
-        std::string calls = getenv("TRACEPIPE_GPU_CALLS") ? getenv("TRACEPIPE_GPU_CALLS") : "all";
-        calls_ = calls == "none" ? NO_CALLS : calls == "launches" ? LAUNCH_CALLS : ALL_CALLS;
+        choice_.read_environment();
         if (!arguments_.read()) channel_.note("the table of arguments cannot be read: calls are recorded without");
         if (sanitizerSubscribe(&subscriber_, &Injection::called_back, this) != SANITIZER_SUCCESS)
             return refuse("Compute Sanitizer cannot be used: another tool of NVIDIA's has the process");
         for (auto domain : DOMAINS)
-            if (domain != SANITIZER_CB_DOMAIN_RUNTIME_API || calls_ == ALL_CALLS)
+            if (domain != SANITIZER_CB_DOMAIN_RUNTIME_API || !choice_.is_none())
                 sanitizerEnableDomain(1, subscriber_, domain);
         const char *bytes = getenv("TRACEPIPE_GPU_MEMORY");
         if (!drain_.start(
@@ -90,7 +90,6 @@ class Injection {
         drain_.finish(WAIT_AT_END_MS, true);
     }
 
-    enum Calls { NO_CALLS, LAUNCH_CALLS, ALL_CALLS };
     static constexpr Sanitizer_CallbackDomain DOMAINS[] = {
         SANITIZER_CB_DOMAIN_RUNTIME_API, SANITIZER_CB_DOMAIN_RESOURCE, SANITIZER_CB_DOMAIN_SYNCHRONIZE,
         SANITIZER_CB_DOMAIN_LAUNCH,      SANITIZER_CB_DOMAIN_GRAPHS,   SANITIZER_CB_DOMAIN_DRIVER_API,
@@ -187,7 +186,7 @@ class Injection {
     void record_call(bool is_runtime, Sanitizer_CallbackId id, uint8_t flags, const Sanitizer_CallbackData &data) {
         const CallLayout *layout = flags ? layouts_[is_runtime][id].load(std::memory_order_relaxed) : nullptr;
         uint64_t name = function_name(is_runtime, id, layout);
-        bool is_told = calls_ == ALL_CALLS || (calls_ == LAUNCH_CALLS && flags & CALL_LAUNCHES);
+        bool is_told = !(flags & CALL_LEFT_OUT);
         if (data.callbackSite == SANITIZER_API_ENTER)
             enter(flags, name, data, is_told, layout);
         else
@@ -227,6 +226,7 @@ class Injection {
         uint8_t flags = flags_[is_runtime][id].load(std::memory_order_acquire);
         if (flags) return flags;
         flags = call_flags(is_runtime, function);
+        if (!choice_.takes(function)) flags |= CALL_LEFT_OUT;
         const CallLayout *layout = arguments_.find(function);
         layouts_[is_runtime][id].store(layout, std::memory_order_relaxed);
         uint64_t name = function_name(is_runtime, id, layout);
@@ -460,7 +460,7 @@ class Injection {
     Functions functions_{channel_, selection_};
     Drain drain_{channel_, [this](uint64_t pc) { return functions_.code_at(pc); }};
     std::vector<char> patches_;
-    Calls calls_ = ALL_CALLS;
+    CallChoice choice_;
     Sanitizer_SubscriberHandle subscriber_ = nullptr;
     Quiet quiet_;
     std::atomic<bool> is_over_{false};
