@@ -36,6 +36,7 @@ class Told:
         self.notes = ["one thing to know"]
         self.losses = {"gpu_kernel": 2}
         self.stops, self.looks = 0, 0
+        self.more: list[str] = []
 
     def environment(self) -> dict[str, str]:
         return {"TOLD": "yes"}
@@ -57,7 +58,11 @@ class Told:
         return lines
 
     def rest(self) -> Iterator[Lines]:
-        return iter(())
+        for text in self.more:
+            lines = Lines()
+            lines.threads([text])
+            yield lines
+        self.more = []
 
     def counts(self, chunk: bytes) -> dict[str, int]:
         return dict(Counter(json.loads(line)["type"] for line in chunk.splitlines()))
@@ -121,6 +126,14 @@ def test_what_it_tells_is_in_the_file_without_any_privilege(
     assert any("needs root" in message for message in messages)
     assert told.finals[-1] is True
     assert told.is_closed
+
+
+def test_lines_that_follow_a_chunk_are_written_and_counted(told: Told) -> None:
+    exits = {"ts_ns": 1000, "type": "gpu_thread", "name": "k", "phase": "I", "thread": [0, 0, 0]}
+    told.more = [lines(exits).decode(), lines(exits | {"thread": [1, 0, 0]}).decode()]
+    records, summary, _ = captured(CaptureRequest(["true"], ("userspace",), gpu="warps"))
+    assert [record["thread"][0] for record in records if record["type"] == "gpu_thread"] == [0, 1]
+    assert summary.counts == {"userspace": 2, "gpu_kernel": 2, "gpu_thread": 2}
 
 
 def test_a_program_that_goes_on_is_let_go_after_its_last_records(

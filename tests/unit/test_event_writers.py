@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.batches import read_all
 from tests.support.recordings import event, span, write
 from tracepipe.converters import CONVERTERS
+from tracepipe.readers import READERS
 from tracepipe.recording.convert import Conversion, ConvertOptions
 
 SIZES = {"grid": [4, 2, 1], "block": [32, 1, 1]}
@@ -83,6 +85,37 @@ def test_memory_and_copies_have_their_sizes_under_both_names(layered: Any) -> No
         ("transfer", None, "copy", 5, 5, None, None),
     ]
     assert (lines[2]["gpu_id"], lines[2]["total_bytes"], lines[3]["ts"]) == (1, 7, 0.1)
+
+
+def test_threads_of_a_gpu_have_lines_that_are_read_again(layered: Any, tmp_path: Path) -> None:
+    thread = {"gpu": 1, "block": [2, 0, 0], "thread": [31, 0, 0]}
+    lines = layered(
+        event("I", 1_500, "k", "gpu_thread", **thread, args={"event": "exit", "device": "x", "a": 1}),
+        event("B", 1_600, "k", "gpu_thread", **thread),
+        event("E", 1_700, "k", "gpu_thread", gpu=0),
+    )
+    assert lines == [
+        {
+            "event_id": 1, "ts": 0.0005, "type": "gpu_thread_exit", "kernel": "k", "device": 1,
+            "pid": lines[0]["pid"], "block": [2, 0, 0], "thread": [31, 0, 0], "device_": "x", "a": 1,
+        },
+        {
+            "event_id": 2, "ts": 0.0006, "type": "gpu_thread", "kernel": "k", "phase": "B", "device": 1,
+            "pid": lines[1]["pid"], "block": [2, 0, 0], "thread": [31, 0, 0],
+        },
+        {
+            "event_id": 3, "ts": 0.0007, "type": "gpu_thread", "kernel": "k", "phase": "E", "device": 0,
+            "pid": lines[2]["pid"],
+        },
+    ]  # fmt: skip
+    text = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    records, problems = read_all(READERS["layered"].read(io.BytesIO(text)))
+    assert problems == []
+    assert [(r["type"], r["phase"], r["gpu"], r.get("thread")) for r in records] == [
+        ("gpu_thread", "I", 1, [31, 0, 0]),
+        ("gpu_thread", "B", 1, [31, 0, 0]),
+        ("gpu_thread", "E", 0, None),
+    ]
 
 
 def test_a_launch_has_one_line_of_its_own(layered: Any) -> None:

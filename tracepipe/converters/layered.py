@@ -6,6 +6,7 @@
     {"event_id":4,"ts":0.104500,"type":"transfer","direction":"H2D",…,"duration_ms":0.1,"start_ts":0.0045}
     {"event_id":5,"ts":0.200000,"type":"userspace","name":"cuLaunchKernel","phase":"B",…,"grid":[64,1,1],…}
     {"event_id":6,"ts":0.200000,"type":"kernel","op":"launch","name":"cuLaunchKernel",…,"of_event":5}
+    {"event_id":7,"ts":0.210750,"type":"gpu_thread_exit","kernel":"k","device":0,"block":[…],"thread":[31,0,0]}
 
 `ts` is milliseconds since the start of the trace. Arguments stand among the other keys. A line without phase
 is an instant, or stands at the end of what it tells and has its length and start. A launch has a line of its
@@ -23,7 +24,7 @@ import numpy as np
 
 from tracepipe.converters.open_calls import OpenCalls
 from tracepipe.converters.writer import TraceInfo, without_form
-from tracepipe.event.columns import SPECIAL, TraceBatch
+from tracepipe.event.columns import SPECIAL, Three, TraceBatch
 from tracepipe.event.model import HOST_LAYERS
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Args, Tables
@@ -59,7 +60,8 @@ class LayeredWriter:
         events = batch.events
         self._count_others(batch, tables)
         columns = (events.ts_ns, events.shape, events.args, events.dur_ns)
-        for ts_ns, number, args, dur_ns in zip(*(one.tolist() for one in columns), strict=True):
+        rows = zip(*(one.tolist() for one in columns), strict=True)
+        for at, (ts_ns, number, args, dur_ns) in enumerate(rows):
             if number == SPECIAL:
                 self._other(batch.others[args])
                 continue
@@ -67,6 +69,8 @@ class LayeredWriter:
             assert shape is not None
             if shape.type in HOST_LAYERS and not shape.on_stream:
                 self._event(ts_ns, dur_ns if shape.has_dur else None, shape, tables.args(args))
+            elif shape.type == "gpu_thread" and shape.phase != "X":
+                self._thread(ts_ns, shape, events.thread_of(at), tables.args(args))
         self._out.write(b"".join(self._lines))
         self._lines.clear()
 
@@ -85,6 +89,8 @@ class LayeredWriter:
             shape = tables.shapes[number] if number >= 0 else None
             if shape is not None and shape.on_stream and shape.type == "transfer":
                 self._unwritten["copies on a GPU"] += count
+            elif shape is not None and shape.type == "gpu_thread" and shape.phase != "X":
+                continue
             elif shape is not None and shape.type not in HOST_LAYERS:
                 self._unwritten[f"{shape.type} events"] += count
 
@@ -95,6 +101,23 @@ class LayeredWriter:
         elif other["type"] == "loss":
             self._calls.forget()
             self._lines.append(b'{"type":"lost_events","data":{"events":%d}}\n' % other["count"])
+
+    def _thread(self, ts_ns: int, shape: Shape, of: tuple[Three | None, Three | None], args: Args) -> None:
+        """Write an entry or exit of a GPU's thread."""
+        is_exit = shape.phase == "I" and args.get("event") == "exit"
+        line: dict[str, Any] = {"type": "gpu_thread_exit" if is_exit else "gpu_thread", "kernel": shape.name}
+        if is_exit:
+            del args["event"]
+        elif shape.phase != "I":
+            line["phase"] = shape.phase
+        line |= {"device": shape.gpu or 0} | ({} if shape.pid is None else {"pid": shape.pid})
+        line |= {
+            name: list(index)
+            for name, index in zip(("block", "thread"), of, strict=True)
+            if index is not None
+        }
+        more = self._arguments(shape, args)
+        self._line(ts_ns, line | {f"{key}_" if key in line else key: value for key, value in more.items()})
 
     def _event(self, ts_ns: int, dur_ns: int | None, shape: Shape, args: Args) -> None:
         """Write an event, and a launch's second line."""
