@@ -277,7 +277,7 @@ def test_a_reader_that_left_is_no_error(command: str, bad: None) -> None:
 # Machines without room -----------------------------------------------------------------------------------
 
 SHORT = [
-    ("ulimit -n 10", f"plot {F} -o x.png --what latency", "Too many open files."),
+    ("ulimit -n 7", f"plot {F} -o x.png --what latency", "Too many open files."),
     ("ulimit -v 60000", f"convert {F} -f text", "Not enough memory."),
     ("ulimit -v 60000", f"validate {F}", "Not enough memory."),
     ("ulimit -v 200000", "convert large.jsonl -f text", "Not enough memory."),
