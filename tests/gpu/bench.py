@@ -51,11 +51,11 @@ class Bench:
         self._folder = folder
         self.program = self.built("cases")
 
-    def built(self, name: str, *options: str) -> Path:
-        """A program of this folder, for the machine's first GPU."""
+    def built(self, name: str, *options: str, source: Path | None = None) -> Path:
+        """A program of this folder or of `source`, for the machine's first GPU."""
         program, target = self._folder / name, f"-arch={self.tools.architectures()[0]}"
         nvcc = [str(self.tools.nvcc().path), "-O2", "-std=c++17", "-allow-unsupported-compiler", target]
-        subprocess.run([*nvcc, *options, "-o", str(program), str(HERE / f"{name}.cu")], check=True)
+        subprocess.run([*nvcc, *options, "-o", str(program), str(source or HERE / f"{name}.cu")], check=True)
         return program
 
     def native(self, *command: str) -> Run:
