@@ -45,8 +45,8 @@ def kernel(at: int) -> dict[str, Any]:
 SUMMARY: dict[str, tuple[Callable[[int], dict[str, Any]], int]] = {
     "nothing": (call, 100),
     "names": (lambda at: call(at, f"function number {at}"), 220),
-    "threads": (lambda at: call(at, tid=at), 900),
-    "processes": (lambda at: call(at, pid=at, tid=at), 850),
+    "threads": (lambda at: call(at, tid=at), 650),
+    "processes": (lambda at: call(at, pid=at, tid=at), 650),
     "thread names": (lambda at: call(at, comm=f"thread {at}"), 320),
     "arguments": (lambda at: call(at, args={"text": f"{at}" + "x" * 300}), 130),
     "kernels": (kernel, 400),
@@ -100,6 +100,25 @@ def test_calls_of_many_threads_are_looked_for_where_memory_was_used_alone(tmp_pa
         return peak_bytes("memory", str(write(tmp_path / "run.jsonl", of_memory, *calls)))
 
     assert (peak(25_000) - peak(5_000)) / 20_000 < 1_500
+
+
+# Bytes a call at most, where they are many: their columns are in files then.
+OF_MANY = {"summary": 30, "gaps": 35, "timeline": 40, "layers": 45, "memory": 20}
+
+
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Recordings of 150,000 and of 400,000 calls."""
+    folder = tmp_path_factory.mktemp("calls")
+    lines = [json.dumps(call(at, f"f{at % 100}", tid=1 + at % 4)) for at in range(400_000)]
+    few, many = (write(folder / f"{count}.jsonl", *lines[:count]) for count in (150_000, 400_000))
+    return few, many
+
+
+@pytest.mark.parametrize("report", OF_MANY)
+def test_millions_of_calls_are_not_in_memory(report: str, calls: tuple[Path, Path]) -> None:
+    few, many = (peak_bytes(report, str(path)) for path in calls)
+    assert (many - few) / 250_000 < OF_MANY[report]
 
 
 def test_much_text_of_arguments_is_not_in_memory(tmp_path: Path) -> None:

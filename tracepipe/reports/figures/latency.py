@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from heapq import nsmallest
 from typing import Any
 
 from tracepipe.reports.analyses.distribution import PERCENTS, of_values
@@ -62,10 +63,11 @@ def _panel(scope: Scope, name: str, title: str) -> Panel:
         np.add.at(total_ns, of, layer.end_ns[timed[part]] - layer.start_ns[timed[part]])
         seen[of] = 1
     by_time = np.flatnonzero(seen)
-    names = sorted(
-        np.concatenate(greatest(total_ns, by_time, FUNCTIONS_MAX)).tolist(),
+    names = nsmallest(
+        FUNCTIONS_MAX,
+        map(int, np.concatenate(greatest(total_ns, by_time, FUNCTIONS_MAX))),
         key=lambda number: (-int(total_ns[number]), shapes.text(number)),
-    )[:FUNCTIONS_MAX]
+    )
     rows = [_called(layer, of_all, "all" if len(by_time) > 1 else shapes.text(names[0]))]
     for number in names if len(by_time) > 1 else ():
         rows.append(_called(layer, _of_shapes(layer, timed, of_shape == number), shapes.text(number)))
