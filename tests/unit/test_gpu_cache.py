@@ -266,3 +266,13 @@ def test_root_links_no_library_that_others_can_write(tmp_path: Path) -> None:
     tools = chain(gxx=[Compiler(Path("/g++"), (12, 2), "")], cupti=[Part((tmp_path,), library, (13, 0))])
     with pytest.raises(CaptureUnavailable, match=f"{library} can be written by others"):
         tools.build_host("a", [put(tmp_path / "a.cpp")], ["cupti"])
+
+
+def test_a_folder_that_this_user_may_not_look_into_has_no_build(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "exists", refused)
+    assert cache.find("made.so") is None

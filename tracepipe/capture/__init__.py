@@ -89,7 +89,6 @@ def _capture(
         find_program(request.command)  # before anything is said of how it is recorded
     request, device = start(request, notify)
     try:
-        device = annotated(request, device, notify)
         try:
             engine, version, why = choose(request.method) if _needs_probes(request) else (NoProbes(), "", "")
         except CaptureUnavailable as refusal:
@@ -101,6 +100,7 @@ def _capture(
             why = f"{refusal.message} Recorded is what {device.name} tells; {refusal.hint}"
         if why:
             notify(f"method {engine.name}: {why}")
+        device = annotated(request, device, notify)
         return run_session(engine, version, request, sink, watchers, notify, device, control)
     finally:
         if device is not None:

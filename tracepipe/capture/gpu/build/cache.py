@@ -58,7 +58,10 @@ class Cache:
 
     def find(self, name: str) -> Path | None:
         """A build that is there. Raises CaptureUnavailable if others could have written it."""
-        if not (self.folder / name).exists():
+        try:
+            if not (self.folder / name).exists():
+                return None
+        except PermissionError:  # this user may not look there
             return None
         check_safe(self.folder / name, self._trusted)
         return self.folder / name

@@ -59,7 +59,7 @@ class Toolchain:
     def gxx(self) -> Compiler:
         """The C++ compiler. Raises CaptureUnavailable."""
         if not self.parts.gxx:
-            raise CaptureUnavailable("There is no C++ compiler to build the GPU's part with.", INSTALL_GXX)
+            raise CaptureUnavailable("There is no C++ compiler to build the library with.", INSTALL_GXX)
         return _usable(self.parts.gxx[0])
 
     def nvcc(self) -> Compiler:
