@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.support.recordings import Load, event, loader, span
 from tracepipe.errors import TracepipeError
 from tracepipe.reports.frames.intervals import Stretches
-from tracepipe.reports.frames.libraries import np, pl
-from tracepipe.reports.frames.nesting import has_ancestor, nearest
+from tracepipe.reports.frames.libraries import np
+from tracepipe.reports.frames.nesting import first_flagged, nearest_of, nearest_of_some
 from tracepipe.reports.frames.run import load_run
 from tracepipe.reports.layers import Options, run
 
@@ -200,7 +200,7 @@ def test_cover_is_what_counting_the_nanoseconds_gives(stretches: Any, asked: Any
 def test_the_nearest_caller_is_what_climbing_gives(rows: Any) -> None:
     parents = [None if at == 0 or pick % 4 == 0 else pick % at for at, (pick, _) in enumerate(rows)]
     wanted = [flag for _, flag in rows]
-    frame = pl.DataFrame({"parent": pl.Series(parents, dtype=pl.Int64)})
+    above = np.array([-1 if parent is None else parent for parent in parents], np.int32)
 
     def climb(at: int | None) -> int:
         while at is not None and not wanted[at]:
@@ -208,5 +208,8 @@ def test_the_nearest_caller_is_what_climbing_gives(rows: Any) -> None:
         return -1 if at is None else at
 
     flags = np.array(wanted, bool)
-    assert nearest(frame, flags).tolist() == [climb(at) for at in range(len(rows))]
-    assert has_ancestor(frame, flags).tolist() == [climb(parent) >= 0 for parent in parents]
+    expected = [climb(at) for at in range(len(rows))]
+    assert nearest_of(above, flags).tolist() == expected
+    assert nearest_of_some(above, flags, np.arange(len(rows))).tolist() == expected
+    alone = [flag and climb(parent) < 0 for flag, parent in zip(wanted, parents, strict=True)]
+    assert first_flagged(above, flags).tolist() == alone
