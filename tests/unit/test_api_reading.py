@@ -19,6 +19,7 @@ import tracepipe
 from benchmarks.recordings import write_mixed
 from tests.support.recordings import GPU_CLOCK, PAIR, event, span, write
 from tracepipe import cli
+from tracepipe.converters import CONVERTERS
 from tracepipe.event.model import LAYERS
 
 ROOT = Path(__file__).parents[2]
@@ -110,7 +111,7 @@ def test_what_goes_wrong_leaves_no_file(run: Path) -> None:
     assert (refused.value.path, refused.value.line) == ("run.jsonl", 7)
     with pytest.raises(tracepipe.FormatError, match="no output format is called 'svg'") as unknown:
         tracepipe.convert("run.jsonl", format="svg")
-    assert unknown.value.hint == "there are: perfetto, chrome, text, threads"
+    assert unknown.value.hint == "there are: " + ", ".join(CONVERTERS)
     with pytest.raises(tracepipe.FormatError, match="chrome has no compressed form"):
         tracepipe.convert("run.jsonl", format="chrome", compress=True)
     with pytest.raises(tracepipe.FormatError, match="drawn as 'block'"):
