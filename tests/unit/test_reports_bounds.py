@@ -44,7 +44,7 @@ def kernel(at: int) -> dict[str, Any]:
 # What there is a different one of in each event, and how many bytes `summary` takes for it at most.
 SUMMARY: dict[str, tuple[Callable[[int], dict[str, Any]], int]] = {
     "nothing": (call, 100),
-    "names": (lambda at: call(at, f"function number {at}"), 220),
+    "names": (lambda at: call(at, f"function number {at}"), 130),
     "threads": (lambda at: call(at, tid=at), 650),
     "processes": (lambda at: call(at, pid=at, tid=at), 650),
     "thread names": (lambda at: call(at, comm=f"thread {at}"), 320),
@@ -81,7 +81,7 @@ def test_a_report_takes_so_many_bytes_for_each_event(report: str, mixed: tuple[P
 
 
 # Bytes a name at most, in calls of as many names.
-OF_NAMES = {"layers": 900, "diff": 2_600}
+OF_NAMES = {"layers": 900, "diff": 2_400}
 
 
 @pytest.mark.parametrize("report", OF_NAMES)

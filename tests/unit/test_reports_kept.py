@@ -161,6 +161,17 @@ def test_each_byte_string_has_one_number() -> None:
     assert numbered.number(b"") == 5_000 and numbered[5_000] == b""
 
 
+@pytest.mark.parametrize("count", [0, 5, 200_000])
+def test_byte_strings_are_found_once_they_are_put_away(count: int) -> None:
+    numbered, texts = Numbered(), [b"%d" % (number * 7919) for number in range(count)]
+    for text in texts:
+        numbered.number(text)
+    numbered.put_away()
+    assert [numbered[number] for number in range(count)] == texts
+    assert [numbered.find(text) for text in texts] == list(range(count))
+    assert numbered.find(b"another") == NONE and len(numbered) == count
+
+
 def test_byte_strings_with_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tracepipe.reports.frames.numbered._HASH", 0)
     numbered = Numbered(2)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from array import array
+from typing import Any
 
 from tracepipe.event.columns import NONE
+from tracepipe.reports.frames.stored import put_away
 
 _HASH = (1 << 32) - 1
 _SLOTS_AT_FIRST = 1 << 6
@@ -16,13 +18,13 @@ class Numbered:
     """
 
     def __init__(self, width: int = 0) -> None:
-        self.data = bytearray()
+        self.data: Any = bytearray()
         """All of them, one after the other."""
         self._width = width
-        self._ends = array("q")
-        self._hashes = array("I")
+        self._ends: Any = array("q")
+        self._hashes: Any = array("I")
         # Open addressing: a number stands at the first free place from its hash on.
-        self._slots = array("i", [NONE]) * _SLOTS_AT_FIRST
+        self._slots: Any = array("i", [NONE]) * _SLOTS_AT_FIRST
 
     def __len__(self) -> int:
         return len(self._hashes)
@@ -34,13 +36,14 @@ class Numbered:
 
     def find(self, text: bytes) -> int:
         """The number of one, NONE where it was not met."""
-        return self._slots[self._place(text, hash(text) & _HASH)]
+        number: int = self._slots[self._place(text, hash(text) & _HASH)]
+        return number
 
     def number(self, text: bytes) -> int:
         """The number of one, which is given one if it has none."""
         code = hash(text) & _HASH
         at = self._place(text, code)
-        number = self._slots[at]
+        number: int = self._slots[at]
         if number == NONE:
             number = self._slots[at] = len(self._hashes)
             self.data += text
@@ -50,6 +53,14 @@ class Numbered:
             if 3 * len(self._hashes) > 2 * len(self._slots):
                 self._widen()
         return number
+
+    def put_away(self) -> None:
+        """Keep all of them out of memory, where they are many. No more are given numbers then. Raises
+        OutputError.
+        """
+        self.data, self._ends, self._hashes, self._slots = map(
+            put_away, (self.data, self._ends, self._hashes, self._slots)
+        )
 
     def _place(self, text: bytes, code: int) -> int:
         """The place of one, or the free one where it would stand."""

@@ -247,6 +247,7 @@ class _Loading:
         header, footer = self._opened.recording.header, self._reading.footer
         facts = Facts.of(account, header=header, trace_clock=self._opened.clocks.trace_clock, footer=footer)
         self._events.forget_shapes()
+        shapes.put_away()
         self._warps.finish()
         threads = threads_of(self._events.take("gpu_thread"))
         matching = Matching()

@@ -111,6 +111,13 @@ class ShapeTable:
         )
         return self._shapes.number(_SHAPE.pack(self._text(shape.name), self._places.number(place)))
 
+    def put_away(self) -> None:
+        """Keep the shapes out of memory, where they are many. No more are given numbers then. Raises
+        OutputError.
+        """
+        for one in (self._texts, self._sizes, self._places, self._shapes):
+            one.put_away()
+
     def _text(self, text: str | None) -> int:
         return NONE if text is None else self._texts.number(text.encode("utf-8", "surrogatepass"))
 

@@ -84,6 +84,12 @@ def made(count: int, dtype: Any, make: Callable[[slice], Any]) -> Any:
     return column
 
 
+def put_away(values: Any) -> memoryview:
+    """What an array of Python holds, as a column whose values are Python's. Raises OutputError."""
+    given = np.asarray(memoryview(values))
+    return memoryview(made(len(given), given.dtype, lambda part: given[part]))
+
+
 def taken(column: Any, rows: Any) -> Any:
     """The values of some rows, as a column; one value that stands for all still does. Raises OutputError."""
     if len(column) and not column.strides[0]:
