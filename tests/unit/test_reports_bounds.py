@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.recordings import write_mixed
+from benchmarks.recordings import KERNELS, write_mixed, write_warps
 from tests.support.recordings import span, write
 
 MEASURE = r"""
@@ -62,7 +63,7 @@ def test_summary_takes_a_few_bytes_for_whatever_there_is_much_of(what: str, tmp_
 
 
 # Bytes an event at most, of a program's usual mix.
-REPORTS = {"summary": 70, "gaps": 160, "timeline": 160, "layers": 150, "memory": 110, "warps": 260}
+REPORTS = {"summary": 70, "gaps": 160, "timeline": 160, "layers": 150, "memory": 110, "warps": 130}
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +120,28 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_millions_of_calls_are_not_in_memory(report: str, calls: tuple[Path, Path]) -> None:
     few, many = (peak_bytes(report, str(path)) for path in calls)
     assert (many - few) / 250_000 < OF_MANY[report]
+
+
+# Bytes a warp at most.
+OF_WARPS = {"warps": 130}
+
+
+@pytest.fixture(scope="module", params=[1, 4])
+def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Recordings of 100,000 and of 400,000 warps of one kernel, and of four."""
+    folder = tmp_path_factory.mktemp("kernels")
+    for warps in (100_000, 400_000):
+        path = folder / f"{warps}.jsonl"
+        write_warps(path, warps)
+        if request.param == 1:
+            path.write_text(re.sub("|".join(KERNELS), "vectorAdd", path.read_text()))
+    return folder / "100000.jsonl", folder / "400000.jsonl"
+
+
+@pytest.mark.parametrize("report", OF_WARPS)
+def test_millions_of_warps_are_not_in_memory(report: str, kernels: tuple[Path, Path]) -> None:
+    few, many = (peak_bytes(report, str(path)) for path in kernels)
+    assert (many - few) / 300_000 < OF_WARPS[report]
 
 
 def test_much_text_of_arguments_is_not_in_memory(tmp_path: Path) -> None:

@@ -15,7 +15,9 @@ from tracepipe.capture.gpu.engines.thread_lines import thread_lines
 from tracepipe.cli import app
 from tracepipe.errors import TracepipeError
 from tracepipe.reports import warps
+from tracepipe.reports.findings import kernel_warps
 from tracepipe.reports.findings.grouping import kernels_of
+from tracepipe.reports.frames import stored
 from tracepipe.reports.frames.run import load_run
 from tracepipe.reports.writing.rendering import report_lines
 
@@ -196,3 +198,35 @@ def test_the_command_gives_findings_as_json(tmp_path: Path) -> None:
     assert [finding["kind"] for finding in data["findings"]] == ["divergence", "stride"]
     assert data["findings"][1]["modulus"] == 8
     assert data["findings"][1]["delay_p50_ns"] == pytest.approx(4_000, rel=0.02)
+
+
+def test_slow_sms_are_a_finding_of_the_report(tmp_path: Path) -> None:
+    made = report(write(tmp_path / "run.jsonl", SyntheticKernel(late_sms=(5,), delay=0.5), 11))
+    assert [(finding["kind"], finding["sms"]) for finding in made["findings"]] == [("imbalance", [5])]
+
+
+@pytest.mark.parametrize(
+    "case", ["warps-logical", "warps-thread-exits", "warps-and-threads", "bpftime-warp-order"]
+)
+def test_a_report_is_the_same_however_small_the_parts_are(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = report(fixture(case))
+    for room in (stored, kernel_warps):
+        monkeypatch.setattr(room, "ROWS_AT_ONCE", 7)
+    monkeypatch.setattr(stored, "_LARGE_BYTES", 64)
+    assert report(fixture(case)) == whole
+
+
+def test_a_launch_id_that_comes_again_with_the_same_warps_is_of_another_launch(tmp_path: Path) -> None:
+    def line(ts_ns: int, warps: list[int], **launch: int) -> str:
+        columns = {"warp": warps, "sm": warps, "slot": warps, "entry_ns": warps, "exit_ns": [9] * len(warps)}
+        return json.dumps({"type": "gpu_warp", "ts_ns": ts_ns, "name": "k", "gpu": 0, **launch, **columns})
+
+    header = json.dumps({"type": "header", "schema": "tracepipe/1", "clock": "monotonic"})
+    lines = [header, line(100, [1, 0], launch=7), line(200, [0]), line(300, [0, 1], launch=7)]
+    path = tmp_path / "run.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    (kernel,) = kernels_of(load_run(str(path)), "", None)
+    assert kernel.launch_ids == (-1, 7, 7)
+    assert kernel.launch.tolist() == [0, 1, 1, 2, 2]
+    assert kernel.warp.tolist() == [0, 0, 1, 0, 1]
+    assert kernel.entry_ns.tolist() == [200, 100, 101, 300, 301]

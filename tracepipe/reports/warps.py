@@ -7,17 +7,18 @@ import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from tracepipe.errors import TracepipeError
 from tracepipe.reports.analyses.warp_ranges import ranges_table
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
+from tracepipe.reports.frames.stored import made, parts
 from tracepipe.reports.report import Column, Drawing, Option, Report, Result, Table
 
 if TYPE_CHECKING:
     from tracepipe.reports.findings import Searched
-    from tracepipe.reports.findings.kernel_warps import Floats, KernelWarps
+    from tracepipe.reports.findings.kernel_warps import Floats, Ints, KernelWarps
 
 BINS = 24
 """Of a launch's duration, in which active warps are averaged."""
@@ -53,8 +54,12 @@ def run(run: Run, options: Options) -> Result:
     shown = kernels[: options.top] if options.top > 0 else kernels
     found = find_all(shown)
     ranges = ranges_table(run, options.kernel, options.launch, options.top)
-    parts = [_shapes(shown), _times(shown), ranges, _occupancy(shown), *_few(shown, found)]
-    result = Result("WARPS", [part for part in (*parts, _findings(found, shown)) if part])
+    in_order = {
+        one.kernel for one in found.findings if (one.kind, one.numbers.get("of")) == ("wave", "warps")
+    }
+    seen = [_seen(kernel, kernel.kernel in in_order) for kernel in shown]
+    drawn = [_shapes(seen), _times(seen), ranges, _occupancy(seen), *_few(seen)]
+    result = Result("WARPS", [part for part in (*drawn, _findings(found, shown)) if part])
     if len(shown) < len(kernels):
         result.notes.append(f"{len(kernels) - len(shown)} more kernels were not looked at: --top 0 takes all")
     result.notes += _limits(found, shown)
@@ -100,19 +105,47 @@ _FEW_COLUMNS = (
 )
 
 
-def _shapes(kernels: list[KernelWarps]) -> Table:
+class _Seen(NamedTuple):
+    """What is shown of one kernel: rows of tables, and what its warps did together."""
+
+    kernel: str
+    shape: tuple[Any, ...]
+    time: tuple[Any, ...]
+    few: list[tuple[Any, ...]]
+    order: str | None
+    active_warps: list[float]
+
+
+def _seen(kernel: KernelWarps, has_order: bool) -> _Seen:
+    """`has_order`: the order of its warps is among the findings."""
+    from tracepipe.reports.findings.few_warps import one_by_one, order_seen
+
+    timed = kernel.has_entries and kernel.has_exits
+    seen = _Seen(
+        kernel.kernel,
+        _shape(kernel),
+        _time(kernel),
+        [(kernel.kernel, *warp) for warp in one_by_one(kernel)],
+        None if has_order else order_seen(kernel),
+        [round(float(n), 1) for n in active_warps(kernel)] if timed else [],
+    )
+    kernel.forget()
+    return seen
+
+
+def _shapes(seen: list[_Seen]) -> Table:
     note = (
         "Warps of all launches; of one launch: duration (median), at once (blocks on an SM), waves, active "
         "(warps on an SM, mean over the duration)."
     )
-    return Table("kernels", "Kernels", _SHAPE_COLUMNS, [_shape(kernel) for kernel in kernels], note)
+    return Table("kernels", "Kernels", _SHAPE_COLUMNS, [one.shape for one in seen], note)
 
 
 def _shape(kernel: KernelWarps) -> tuple[Any, ...]:
     from tracepipe.reports.findings.waves import MIN_FILLED, launch_waves
 
     grid = "×".join(str(size) for size in kernel.grid) if kernel.grid else None
-    blocks = np.unique(kernel.block).size if kernel.blocks_known else None
+    blocks = np.unique(kernel.block[kernel.block_starts]).size if kernel.blocks_known else None
     duration = _whole(np.median(kernel.launch_ns)) if kernel.has_exits else None
     place: tuple[Any, ...] = (None,) * 4
     if kernel.has_exits and kernel.has_entries and kernel.has_sms:
@@ -126,12 +159,12 @@ def _shape(kernel: KernelWarps) -> tuple[Any, ...]:
     return (*head, duration, *place)
 
 
-def _times(kernels: list[KernelWarps]) -> Table:
+def _times(seen: list[_Seen]) -> Table:
     note = (
         "Life of a warp: from its entry to its last exit; spread: from its first lane's exit to the last "
         "one's. Skew of a block: from its first warp's leaving on."
     )
-    return Table("times", "Warps", _TIME_COLUMNS, [_time(kernel) for kernel in kernels], note)
+    return Table("times", "Warps", _TIME_COLUMNS, [one.time for one in seen], note)
 
 
 def _time(kernel: KernelWarps) -> tuple[Any, ...]:
@@ -150,20 +183,16 @@ def _time(kernel: KernelWarps) -> tuple[Any, ...]:
     return (kernel.kernel, *life, *skew, *spread)
 
 
-def _few(kernels: list[KernelWarps], found: Searched) -> Iterator[Table | Drawing]:
+def _few(seen: list[_Seen]) -> Iterator[Table | Drawing]:
     """Warps one by one where a kernel has a handful, and the order in which they left."""
-    from tracepipe.reports.findings.few_warps import one_by_one, order_seen
-
-    rows = [(kernel.kernel, *warp) for kernel in kernels for warp in one_by_one(kernel)]
+    rows = [row for one in seen for row in one.few]
     if rows:
         note = (
             "Leaves: its first exit, after the first one of the launch. Last lane: the one that left alone, "
             "after all others. First, last thread: when that of the grid left, after its warp's median lane."
         )
         yield Table("few_warps", "Kernels with few warps, warp by warp", _FEW_COLUMNS, rows, note)
-    in_order = {one.kernel for one in found.findings if (one.kind, one.numbers["of"]) == ("wave", "warps")}
-    seen = [(one.kernel, order_seen(one)) for one in kernels if one.kernel not in in_order]
-    data = [{"kernel": name, "sentence": sentence} for name, sentence in seen if sentence]
+    data = [{"kernel": one.kernel, "sentence": one.order} for one in seen if one.order]
 
     def draw(width: int, ascii_only: bool) -> Iterator[str]:
         if data:
@@ -181,25 +210,29 @@ def _whole(value: Any) -> int:
 
 def active_warps(kernel: KernelWarps) -> Floats:
     """The mean number of warps that ran at a time, in each of BINS parts of a launch, over all launches."""
-    launch = np.searchsorted(kernel.launches, kernel.launch)
-    begin, span = kernel.begin_ns[launch], np.maximum(kernel.launch_ns, 1)[launch] / BINS
-    entry, leave = (kernel.entry_ns - begin) / span, (kernel.last_exit_ns - begin) / span
-    # A warp is active in a bin for the part of it between entry and exit.
-    return np.array(
-        [
-            np.clip(np.minimum(leave, at + 1) - np.maximum(entry, at), 0, None).sum() / kernel.launches.size
-            for at in range(BINS)
-        ]
-    )
+    row, begin_ns = kernel.launch_row, kernel.begin_ns
+    bin_ns = np.maximum(kernel.launch_ns, 1) / BINS
+
+    def place(times_ns: Ints) -> Floats:
+        """Times in bins of their launch."""
+        column: Floats = made(
+            row.size, np.float64, lambda part: (times_ns[part] - begin_ns[row[part]]) / bin_ns[row[part]]
+        )
+        return column
+
+    entry, leave = place(kernel.entry_ns), place(kernel.last_exit_ns)
+    active, means = np.empty(row.size), np.empty(BINS)
+    for at in range(BINS):
+        for part in parts(row.size):
+            # A warp is active in a bin for the part of it between entry and exit.
+            active[part] = np.clip(np.minimum(leave[part], at + 1) - np.maximum(entry[part], at), 0, None)
+        means[at] = active.sum() / kernel.launches.size
+    return means
 
 
-def _occupancy(kernels: list[KernelWarps]) -> Drawing:
+def _occupancy(seen: list[_Seen]) -> Drawing:
     """Active warps over the duration of a launch, a line for each kernel whose entries are known."""
-    data = [
-        {"kernel": kernel.kernel, "active_warps": [round(float(n), 1) for n in active_warps(kernel)]}
-        for kernel in kernels
-        if kernel.has_entries and kernel.has_exits
-    ]
+    data = [{"kernel": one.kernel, "active_warps": one.active_warps} for one in seen if one.active_warps]
 
     def draw(width: int, ascii_only: bool) -> Iterator[str]:
         if not data:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from tracepipe.reports.findings import divergence, imbalance, stragglers, stride, waves
 from tracepipe.reports.findings.finding import FALSE_ALARM_RATE, Finding
 from tracepipe.reports.findings.kernel_warps import KernelWarps
+from tracepipe.reports.frames.stored import release
 
 
 class Finder(NamedTuple):
@@ -40,20 +41,31 @@ class Searched(NamedTuple):
 def find_all(kernels: Iterable[KernelWarps]) -> Searched:
     """Findings of all kernels. FALSE_ALARM_RATE holds for each kind over all of them together."""
     kernels = list(kernels)
-    of_kernel: list[list[Finding]] = [[] for _ in kernels]
+    lacking = [_lacking(kernel) for kernel in kernels]
+    shares = {kind: max(sum(reasons[kind] is None for reasons in lacking), 1) for kind in FINDERS}
+    told: list[Finding] = []
+    for kernel, reasons in zip(kernels, lacking, strict=True):
+        findings: list[Finding] = []
+        for kind, finder in FINDERS.items():
+            if reasons[kind] is None:
+                findings += finder.find(kernel, FALSE_ALARM_RATE / shares[kind])
+                release()
+        told += _once(findings)
+        kernel.forget()
     skipped: dict[str, list[tuple[str, str]]] = {}
-    for kind, finder in FINDERS.items():
-        reasons = [finder.lacks(kernel) for kernel in kernels]
-        alpha = FALSE_ALARM_RATE / max(reasons.count(None), 1)
-        for kernel, reason, findings in zip(kernels, reasons, of_kernel, strict=True):
-            if reason is None:
-                findings += finder.find(kernel, alpha)
-        missing = [(k.kernel, reason) for k, reason in zip(kernels, reasons, strict=True) if reason]
-        if missing:
-            skipped[kind] = missing
-    told = [finding for findings in of_kernel for finding in _once(findings)]
+    for kind in FINDERS:
+        for kernel, reasons in zip(kernels, lacking, strict=True):
+            if reason := reasons[kind]:
+                skipped.setdefault(kind, []).append((kernel.kernel, reason))
     order = list(FINDERS)
     return Searched(sorted(told, key=lambda finding: order.index(finding.kind)), skipped)
+
+
+def _lacking(kernel: KernelWarps) -> dict[str, str | None]:
+    """What is missing to look for each kind."""
+    reasons = {kind: finder.lacks(kernel) for kind, finder in FINDERS.items()}
+    kernel.forget()
+    return reasons
 
 
 def _once(findings: list[Finding]) -> list[Finding]:

@@ -19,6 +19,7 @@ from tracepipe.reports.findings.lane_order import without_order
 from tracepipe.reports.findings.late_lanes import Parted, finding_of
 from tracepipe.reports.findings.ranks import APART_OF_RANGE, between, centred_ranks, chance_of, score_classes
 from tracepipe.reports.frames.libraries import np, stats
+from tracepipe.reports.frames.stored import Growing, flagged, taken
 
 MIN_RECURRING = 3
 """Warps: in fewer the same lane is late by chance too often for anything to follow from it."""
@@ -41,7 +42,7 @@ def find(kernel: KernelWarps, alpha: float) -> list[Finding]:
     """
     apart = kernel.apart & ~_guards(kernel)
     ends = list(_ends_of_grid(kernel))
-    found = _of_warps(kernel, np.flatnonzero(apart), alpha / 2 if ends else alpha, "")
+    found = _of_warps(kernel, flagged(apart.size, lambda part: apart[part]), alpha / 2 if ends else alpha, "")
     for place, rows in ends:
         found = found or _of_warps(kernel, rows[apart[rows]], alpha / 4, place)
     return [] if found is None else [found]
@@ -60,8 +61,8 @@ def _ends_of_grid(kernel: KernelWarps) -> Iterator[tuple[str, Ints]]:
     """The first and the last warp of the grid in each launch, where blocks are known and warps several."""
     if not kernel.blocks_known or kernel.rows_mixed or kernel.launch.size == kernel.launches.size:
         return
-    last = np.flatnonzero(np.r_[np.diff(kernel.launch) != 0, True])
-    first = np.r_[0, last[:-1] + 1]
+    first = kernel.launch_starts
+    last = np.r_[first[1:], kernel.launch.size] - 1
     yield "first", first[(kernel.block[first] == 0) & (kernel.warp[first] == 0)]
     blocks = math.prod(kernel.grid) if kernel.grid else 0
     ends = (kernel.block[last] == blocks - 1) & (kernel.warp[last] == kernel.warp.max())
@@ -88,14 +89,7 @@ def _guards(kernel: KernelWarps) -> Flags:
 def _recorded(kernel: KernelWarps, apart: Ints, place: str) -> Finding | None:
     """Exits with masks: idle lane time of all warps, from what was recorded. At an end of the grid it is the
     launch that must be longer by it."""
-    after = kernel.last_exit_ns[kernel.exit_warp] - kernel.exit_ns
-    lanes = np.bitwise_count(kernel.exit_mask.astype(np.uint32)).astype(np.float64)
-    counted = np.zeros(kernel.launch.size, np.bool_)
-    counted[apart] = True
-    idle = float((after * lanes)[counted[kernel.exit_warp]].sum())
-    by_warp = np.bincount(kernel.exit_warp, lanes, kernel.launch.size)
-    scale = kernel.life_ns if kernel.has_entries else kernel.warp_scale_ns
-    idle_share = idle / max(float((by_warp * scale).sum()), 1.0)
+    idle_share = _idle_share(kernel, apart)
     delays, masks = _widest_gaps(kernel, apart)
     delay = float(np.median(delays))
     is_worth = delay >= MIN_SHARE * float(np.median(kernel.launch_ns)) if place else idle_share >= MIN_SHARE
@@ -105,18 +99,40 @@ def _recorded(kernel: KernelWarps, apart: Ints, place: str) -> Finding | None:
     return finding_of(kernel, parted, place)
 
 
+def _idle_share(kernel: KernelWarps, apart: Ints) -> float:
+    """The time that lanes of the warps `apart` were idle, of the time of all lanes of all warps."""
+    counted = np.zeros(kernel.launch.size, np.bool_)
+    counted[apart] = True
+    idle, possible = Growing(np.float64), Growing(np.float64)
+    last_ns = kernel.last_exit_ns
+    for warps, exits in kernel.exit_parts():
+        of = kernel.exit_warp[exits]
+        lanes = np.bitwise_count(kernel.exit_mask[exits].astype(np.uint32)).astype(np.float64)
+        of_exits = ((last_ns[of] - kernel.exit_ns[exits]) * lanes)[counted[of]]
+        by_warp = np.bincount(of - warps.start, lanes, warps.stop - warps.start)
+        scale = kernel.life_ns[warps] if kernel.has_entries else kernel.warp_scale_ns
+        idle.extend(of_exits, of_exits.size)
+        possible.extend(by_warp * scale, by_warp.size)
+    return float(idle.whole().sum()) / max(float(possible.whole().sum()), 1.0)
+
+
 def _widest_gaps(kernel: KernelWarps, warps: Ints) -> tuple[Floats, Ints]:
     """For each of `warps` the widest gap between two of its exits, and the mask of the lanes that left after
     it."""
-    gaps = np.diff(kernel.exit_ns, prepend=kernel.exit_ns[:1])
-    gaps[np.diff(kernel.exit_warp, prepend=-1) != 0] = 0
-    # The widest gap of each warp comes last in this order.
-    order = np.lexsort((gaps, kernel.exit_warp))
-    cut = order[np.cumsum(kernel.exits) - 1]
-    after = np.arange(gaps.size) >= cut[kernel.exit_warp]
-    masks = np.zeros(kernel.launch.size, np.int64)
-    np.bitwise_or.at(masks, kernel.exit_warp[after], kernel.exit_mask[after])
-    return gaps[cut[warps]].astype(np.float64), masks[warps]
+    widest, late = Growing(np.float64), Growing(np.int64)
+    for part, exits in kernel.exit_parts():
+        of = kernel.exit_warp[exits] - part.start
+        gaps = np.diff(kernel.exit_ns[exits], prepend=0)
+        gaps[np.diff(of, prepend=-1) != 0] = 0
+        # The widest gap of each warp comes last in this order.
+        order = np.lexsort((gaps, of))
+        cut = order[np.cumsum(kernel.exits[part]) - 1]
+        after = np.arange(gaps.size) >= cut[of]
+        masks = np.zeros(cut.size, np.int64)
+        np.bitwise_or.at(masks, of[after], kernel.exit_mask[exits][after])
+        widest.extend(gaps[cut], cut.size)
+        late.extend(masks, cut.size)
+    return taken(widest.whole(), warps), taken(late.whole(), warps)
 
 
 class _Late(NamedTuple):

@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
-from tracepipe.reports.findings.kernel_warps import LANES, NOT_RECORDED, Ints, KernelWarps, sort_warps
+from tracepipe.reports.findings.kernel_warps import (
+    LANES,
+    NOT_RECORDED,
+    Flags,
+    Ints,
+    KernelWarps,
+    sort_warps,
+)
 from tracepipe.reports.findings.timed_threads import kernels_of_threads
-from tracepipe.reports.frames.grouping import grouped
-from tracepipe.reports.frames.libraries import np, pl
+from tracepipe.reports.frames.grouping import equal, in_order, one_number, sorted_by, starts_of
+from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
+from tracepipe.reports.frames.stored import Growing, empty, flagged, made, parts, stored, taken
+from tracepipe.reports.frames.warp_columns import WarpTable
 
 FULL_MASK = (1 << LANES) - 1
-_COLUMNS = (
-    "launch", "warp", "sm", "entry_ns", "last_exit_ns", "exits", "entry_mask", "block_index", "warp_in_block",
-)  # fmt: skip
+# What is kept of each warp, and in place of what is not known.
+_UNKNOWN = {
+    "launch": 0, "warp": 0, "sm": NOT_RECORDED, "entry_ns": NOT_RECORDED, "last_exit_ns": 0, "exits": 0,
+    "entry_mask": FULL_MASK, "block_index": NOT_RECORDED, "warp_in_block": NOT_RECORDED,
+}  # fmt: skip
 
 
 def kernels_of(run: Run, pattern: str, launch: int | None) -> list[KernelWarps]:
@@ -31,78 +43,155 @@ def kernels_of(run: Run, pattern: str, launch: int | None) -> list[KernelWarps]:
 
 
 def _from_warps(run: Run, wanted: re.Pattern[str], launch: int | None) -> Iterator[KernelWarps]:
-    if not len(run.warp_table):
+    table = run.warp_table
+    if not len(table):
         return
-    kernels, of_warp = run.warp_table.kernels()
+    kernels, of_warp = table.kernels()
     is_wanted = np.array([wanted.search(kernel["name"]) is not None for kernel in kernels], np.bool_)
-    rows = np.flatnonzero(is_wanted[of_warp])
-    warps = run.warp_table.frame(*_COLUMNS)
+    rows = _rows(table, is_wanted[of_warp], launch)
+    if not len(rows):
+        return
+    order, bounds = sorted_by(of_warp[rows])
+    rows = taken(rows, order)
+    del order
+    columns = _columns(table, rows)
+    exits = _ExitRows(table, of_warp, len(kernels))
+    for first, last in sorted(pairwise(bounds.tolist()), key=lambda ends: int(rows[ends[0]])):
+        number = int(of_warp[rows[first]])
+        some = {name: column[first:last] for name, column in columns.items()}
+        yield _of_records(kernels[number], some, *exits.of(number, rows[first:last]))
+
+
+def _rows(table: WarpTable, wanted: Flags, launch: int | None) -> Ints:
+    """The warps that are wanted and of the launch of this id, if one is named."""
     if launch is not None:
-        rows = rows[(warps["launch"] == launch).fill_null(False).to_numpy()[rows]]
-    # A launch id may be used again: the same warp for the second time is of another launch.
-    warps = warps.with_columns(pl.Series("kernel", of_warp)).with_columns(
-        again=pl.int_range(pl.len()).over("launch", "warp", "kernel")
-    )
-    exits = run.exits
-    # The exits of each kernel, in the order of its warps.
-    of_exit = exits["warp_row"].to_numpy()
-    by_kernel = np.lexsort((of_exit, of_warp[of_exit]))
-    exits, of_exit = exits[by_kernel], of_exit[by_kernel]
-    bounds = np.searchsorted(of_warp[of_exit], np.arange(len(kernels) + 1))
-    parts = [(number, rows[places]) for number, places in grouped(of_warp[rows])]
-    for number, own in sorted(parts, key=lambda part: int(part[1][0])):
-        yield _of_records(kernels[number], warps[own], own, exits[bounds[number] : bounds[number + 1]])
+        frames = table.frames("launch")
+        of_launch = [(frame["launch"] == launch).fill_null(False).to_numpy() for frame in frames]
+        wanted = wanted & np.concatenate(of_launch)
+    column: Ints = flagged(len(table), lambda part: wanted[part])
+    return column
 
 
-def _of_records(kernel: dict[str, Any], warps: pl.DataFrame, rows: Ints, exits: pl.DataFrame) -> KernelWarps:
-    """One kernel's warps, which stand at `rows`, of which `exits` has those that did not leave with all lanes
-    at once, and others' of the kernel."""
-    launch, ids = _launches(warps)
-    of_exit = exits["warp_row"].to_numpy()
-    several = np.searchsorted(rows, of_exit)
-    own = rows[np.minimum(several, len(rows) - 1)] == of_exit
-    several = several[own]
-    told = np.zeros(len(warps), np.bool_)
-    told[several] = True
-    single = np.flatnonzero(~told & (warps["exits"].to_numpy() == 1))
-    # Where masks were not recorded, how many lanes left at each exit is not known: none counts then.
-    masks = exits["mask"].fill_null(0).to_numpy()[own]
-    known = warps["block_index"].null_count() == 0
-    linear = warps["warp"].to_numpy()
+def _columns(table: WarpTable, rows: Ints) -> dict[str, Any]:
+    """Columns of these warps, and `nameless`: whether their launch has no id."""
+    columns = {name: empty(len(rows), np.int64) for name in _UNKNOWN}
+    columns["launch"], columns["nameless"] = empty(len(rows), np.uint64), empty(len(rows), np.bool_)
+    at = 0
+    for frame in table.frames(*_UNKNOWN, rows=rows):
+        part = slice(at, at + len(frame))
+        for name, unknown in _UNKNOWN.items():
+            columns[name][part] = frame[name].fill_null(unknown).to_numpy()
+        columns["nameless"][part] = frame["launch"].is_null().to_numpy()
+        at = part.stop
+    return columns
+
+
+class _ExitRows:
+    """The exits of warps that did not leave with all lanes at once, by kernel and in the order of warps."""
+
+    def __init__(self, table: WarpTable, of_warp: Any, kernels: int) -> None:
+        self._of, self._exit_ns, self._mask = table.exit_columns()
+        self._order, self._bounds = np.empty(0, np.int64), np.zeros(kernels + 1, np.int64)
+        if len(self._of):
+            of_kernel = made(len(self._of), np.int32, lambda part: of_warp[self._of[part]])
+            order, bounds = sorted_by(of_kernel)
+            self._order = stored(order)
+            present = of_kernel[self._order[bounds[:-1]]]
+            self._bounds = bounds[np.searchsorted(present, np.arange(kernels + 1))]
+
+    def of(self, number: int, rows: Ints) -> tuple[Ints, Ints, Ints]:
+        """The exits of those of a kernel's warps that stand at `rows`: the place there, time and mask."""
+        own = self._order[self._bounds[number] : self._bounds[number + 1]]
+
+        def is_here(part: slice) -> Flags:
+            of = self._of[own[part]].astype(rows.dtype)
+            flags: Flags = rows[np.minimum(np.searchsorted(rows, of), len(rows) - 1)] == of
+            return flags
+
+        own = taken(own, flagged(len(own), is_here))
+        of = made(
+            len(own), np.int64, lambda part: np.searchsorted(rows, self._of[own[part]].astype(rows.dtype))
+        )
+        # Where masks were not recorded, how many lanes left at each exit is not known: none counts then.
+        masks = made(len(own), np.int64, lambda part: np.maximum(self._mask[own[part]], 0))
+        return of, taken(self._exit_ns, own), masks
+
+
+def _of_records(
+    kernel: dict[str, Any], warps: dict[str, Any], several: Ints, exit_ns: Ints, exit_mask: Ints
+) -> KernelWarps:
+    """One kernel's warps, and the exits of `several` that did not leave with all lanes at once."""
+    count = len(warps["warp"])
+    number, ids = _launches(warps["launch"], warps["nameless"], warps["warp"])
+    one_by_one = np.zeros(count, np.bool_)
+    for part in parts(len(several)):
+        one_by_one[several[part]] = True
+    single = flagged(count, lambda part: ~one_by_one[part] & (warps["exits"][part] == 1))
+    known = bool((warps["block_index"] != NOT_RECORDED).all())
     return sort_warps(
         kernel["name"],
         _three(kernel["grid"]),
-        launch=launch,
-        block=warps["block_index"].to_numpy() if known else np.zeros(len(warps), np.int64),
-        warp=warps["warp_in_block"].to_numpy() if known else linear,
-        sm=_or_not_recorded(warps["sm"]),
-        entry_ns=_or_not_recorded(warps["entry_ns"]),
-        exit_warp=np.concatenate([single, several]),
-        exit_ns=np.concatenate(
-            [warps["last_exit_ns"].fill_null(0).to_numpy()[single], exits["exit_ns"].to_numpy()[own]]
-        ),
-        exit_mask=np.concatenate(
-            [warps["entry_mask"].fill_null(FULL_MASK).to_numpy()[single].astype(np.int64), masks]
-        ),
+        launch=number,
+        block=warps["block_index"] if known else np.broadcast_to(np.int64(0), count),
+        warp=warps["warp_in_block"] if known else warps["warp"],
+        sm=warps["sm"],
+        entry_ns=warps["entry_ns"],
+        exit_warp=_joined(single, several),
+        exit_ns=_joined(taken(warps["last_exit_ns"], single), exit_ns),
+        exit_mask=_joined(taken(warps["entry_mask"], single), exit_mask),
         blocks_known=known,
         launch_ids=ids,
     )
 
 
-def _launches(frame: pl.DataFrame) -> tuple[Ints, tuple[int, ...]]:
+def _joined(*columns: Ints) -> Ints:
+    """One column of two."""
+    whole = Growing(np.int64)
+    for column in columns:
+        for part in parts(len(column)):
+            whole.extend(column[part], part.stop - part.start)
+    joined: Ints = whole.whole()
+    return joined
+
+
+def _launches(launch: Any, nameless: Flags, warp: Ints) -> tuple[Ints, tuple[int, ...]]:
     """The number of each row's launch, 0, 1, …, and what the recording calls each; -1 where it gives no
-    id."""
-    rank = pl.struct("launch", "again").rank("dense").cast(pl.Int64) - 1
-    numbered = frame.select(pl.col("launch").fill_null(0), "again", nameless=pl.col("launch").is_null())
-    number = numbered.select(rank.alias("n"))["n"].to_numpy()
-    _, at = np.unique(number, return_index=True)
-    rows = numbered[at.tolist()]
-    ids = tuple(-1 if nameless else launch for launch, _, nameless in rows.iter_rows())
+    id. A launch id may be used again: the same warp for the second time is of another launch."""
+    starts = starts_of(launch, nameless)
+    counts = np.diff(starts, append=np.int32(len(launch)))
+    _, of_run = np.unique(launch[starts], return_inverse=True)
+    number = stored(np.repeat(of_run.astype(np.int32), counts))
+    again = _again(
+        one_number(made(len(number), np.int32, lambda part: number[part] * 2 + nameless[part]), warp)
+    )
+    if again is not None:
+        number = stored(equal(number, again)[0])
+    first = np.empty(int(number.max()) + 1, np.int64)
+    # Of rows with one number the first is written last.
+    first[number[::-1]] = np.arange(len(number) - 1, -1, -1)
+    ids = tuple(
+        -1 if is_nameless else one
+        for one, is_nameless in zip(launch[first].tolist(), nameless[first].tolist(), strict=True)
+    )
     return number, ids
 
 
-def _or_not_recorded(column: pl.Series) -> Ints:
-    return column.cast(pl.Int64).fill_null(NOT_RECORDED).to_numpy()
+def _again(numbers: Ints) -> Any:
+    """How often the number of each row came before it; None where none does."""
+    order = in_order(numbers)
+
+    def is_same(part: slice) -> Flags:
+        before = numbers[order[max(part.start - 1, 0) : part.stop]]
+        same: Flags = np.diff(before) == 0
+        return same if part.start else np.r_[False, same]
+
+    if not len(flagged(len(order), is_same)):
+        return None
+    starts = flagged(len(order), lambda part: ~is_same(part))
+    counts = np.diff(starts, append=np.int32(len(order)))
+    again = np.empty(len(order), np.int32)
+    again[order] = np.arange(len(order), dtype=np.int32) - np.repeat(starts, counts)
+    return again
 
 
 def _three(sizes: list[int] | None) -> tuple[int, int, int] | None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from tracepipe.reports.findings.finding import MIN_CLOCK_STEPS, MIN_EXIT_ONLY_NS
+from tracepipe.reports.frames.grouping import in_order, starts_of
 from tracepipe.reports.frames.libraries import np
+from tracepipe.reports.frames.stored import ROWS_AT_ONCE, flagged, made, parts, release, stored, taken
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,6 +30,7 @@ MAX_WARPS = 32
 MAX_ROWS = 4096
 """Warps or blocks that a test looks at; more are sampled. The tests are sure with hundreds."""
 
+_FEW_STEPS = 15
 CLOCK_STEPS_NS = (1024, 1000, 32)
 """Of %globaltimer on older GPUs and on recent ones: the largest that fits is taken where too few readings
 differ to see the step in them."""
@@ -51,6 +56,8 @@ class KernelWarps:
     Arrays of a value for each warp: `launch`, linear `block`, `warp` in its block, `sm`, `entry_ns`; the last
     two may be NOT_RECORDED. Arrays of a value for each exit, in order of warp and time: `exit_warp` (index of
     the warp), `exit_ns` and `exit_mask` (lanes that left). Make one by `sort_warps`.
+
+    Long arrays are columns of `frames/stored.py`, those that are computed too: look at them by parts.
     """
 
     kernel: str
@@ -77,7 +84,14 @@ class KernelWarps:
         """What the recording calls a launch."""
         return self.launch_ids[launch] if self.launch_ids else launch
 
-    @property
+    def forget(self) -> None:
+        """Drop what was computed of the warps, which comes again where it is asked for."""
+        given = {field.name for field in fields(self)}
+        for name in set(self.__dict__) - given:
+            del self.__dict__[name]
+        release()
+
+    @cached_property
     def has_entries(self) -> bool:
         return self.launch.size > 0 and bool((self.entry_ns != NOT_RECORDED).all())
 
@@ -85,7 +99,7 @@ class KernelWarps:
     def has_exits(self) -> bool:
         return self.exit_ns.size > 0
 
-    @property
+    @cached_property
     def has_sms(self) -> bool:
         return self.launch.size > 0 and bool((self.sm != NOT_RECORDED).all())
 
@@ -97,75 +111,135 @@ class KernelWarps:
 
     @cached_property
     def exits(self) -> Ints:
-        counts: Ints = np.bincount(self.exit_warp, minlength=self.launch.size)
-        return counts
+        counts: Ints = np.zeros(self.launch.size, np.int32)
+        for part in parts(self.exit_warp.size):
+            # Exits are in the order of warps, so that those of a part are neighbours.
+            of = self.exit_warp[part]
+            number = np.bincount(of - of[0])
+            counts[of[0] : of[0] + number.size] += number.astype(np.int32)
+        column: Ints = stored(counts)
+        return column
+
+    @cached_property
+    def _left_at_once(self) -> bool:
+        """Whether each warp has one exit."""
+        return bool(self.exit_ns.size == self.launch.size == np.count_nonzero(self.exits))
 
     @cached_property
     def first_exit(self) -> Ints:
         """The index of each warp's first exit."""
-        first: Ints = np.cumsum(self.exits) - self.exits
-        return first
+        first: Ints = np.cumsum(self.exits, dtype=np.int32)
+        first -= self.exits
+        column: Ints = stored(first)
+        return column
 
     @cached_property
     def first_exit_ns(self) -> Ints:
-        return self.exit_ns[self.first_exit]
+        return self.exit_ns if self._left_at_once else taken(self.exit_ns, self.first_exit)
 
     @cached_property
     def last_exit_ns(self) -> Ints:
-        last: Ints = self.exit_ns[self.first_exit + self.exits - 1]
-        return last
+        if self._left_at_once:
+            return self.exit_ns
+        first, exits = self.first_exit, self.exits
+        column: Ints = made(
+            self.launch.size, np.int64, lambda part: self.exit_ns[first[part] + exits[part] - 1]
+        )
+        return column
 
     @cached_property
     def spread_ns(self) -> Ints:
         """From each warp's first exit to its last one; NOT_RECORDED where one lane alone was timed."""
-        spread: Ints = self.last_exit_ns - self.first_exit_ns
-        return np.where(self.exits > 1, spread, NOT_RECORDED) if self.lanes_timed else spread
+        first, last, exits = self.first_exit_ns, self.last_exit_ns, self.exits
+
+        def spread(part: slice) -> Ints:
+            of_part: Ints = last[part] - first[part]
+            return np.where(exits[part] > 1, of_part, NOT_RECORDED) if self.lanes_timed else of_part
+
+        column: Ints = made(self.launch.size, np.int64, spread)
+        return column
 
     @cached_property
     def last_thread(self) -> int:
         """The largest index of a thread in its block of which an exit was recorded, -1 without one."""
-        told = np.flatnonzero(self.exit_mask > 0)
-        highest_lane = np.frexp(self.exit_mask[told].astype(np.float64))[1] - 1
-        threads = self.warp[self.exit_warp[told]] * LANES + highest_lane
-        return int(threads.max(initial=-1))
+        last = -1
+        for part in parts(self.exit_mask.size):
+            masks = self.exit_mask[part]
+            known = np.flatnonzero(masks > 0)
+            highest_lane = np.frexp(masks[known].astype(np.float64))[1] - 1
+            threads = self.warp[self.exit_warp[part][known]] * LANES + highest_lane
+            last = int(threads.max(initial=last))
+        return last
 
     @cached_property
     def life_ns(self) -> Ints:
         """From each warp's entry to its last exit."""
-        life: Ints = self.last_exit_ns - self.entry_ns
-        return life
+        last_ns = self.last_exit_ns
+        column: Ints = made(self.launch.size, np.int64, lambda part: last_ns[part] - self.entry_ns[part])
+        return column
+
+    @cached_property
+    def launch_starts(self) -> Ints:
+        """The first warp of each launch."""
+        column: Ints = starts_of(self.launch)
+        return column
+
+    @cached_property
+    def block_starts(self) -> Ints:
+        """The first warp of each block of each launch."""
+        column: Ints = starts_of(self.launch, self.block)
+        return column
 
     @cached_property
     def launches(self) -> Ints:
-        return np.unique(self.launch)
+        # In their order, as the warps are.
+        return self.launch[self.launch_starts]
+
+    @cached_property
+    def launch_row(self) -> Ints:
+        """For each warp the place of its launch in `launches`."""
+        column: Ints = stored(
+            np.repeat(np.arange(self.launches.size, dtype=np.int32), self._counts(self.launch_starts))
+        )
+        return column
+
+    def _counts(self, starts: Ints) -> Ints:
+        """How many warps there are from each start to the next."""
+        return np.diff(starts, append=np.int32(self.launch.size))
 
     @cached_property
     def clock_step_ns(self) -> int:
         """The least time between two readings that differ: the clock's resolution, at least 1."""
-        times = np.sort(np.concatenate([self.exit_ns, self.entry_ns[self.entry_ns != NOT_RECORDED]]))
-        steps = np.diff(times)
-        steps = steps[steps > 0]
-        if steps.size == 0:
+        known = flagged(self.launch.size, lambda part: self.entry_ns[part] != NOT_RECORDED)
+        times = _narrow(self.exit_ns, taken(self.entry_ns, known))
+        times.sort()
+        count, least, first = 0, 1 << 63, list[int]()
+        for part in parts(times.size - 1):
+            steps = np.diff(times[part.start : part.stop + 1])
+            steps = steps[steps > 0]
+            first += steps[: max(_FEW_STEPS - count, 0)].tolist()
+            count += steps.size
+            least = min(least, int(steps.min())) if steps.size else least
+        if not count:
             return CLOCK_STEPS_NS[-1]
-        if steps.size >= 15:
-            return int(steps.min())
-        return next((step for step in CLOCK_STEPS_NS if not (steps % step).any()), 1)
+        if count >= _FEW_STEPS:
+            return least
+        return next((step for step in CLOCK_STEPS_NS if not any(one % step for one in first)), 1)
 
     @cached_property
     def begin_ns(self) -> Ints:
         """The first entry of each launch; the first exit, where entries are not known."""
-        starts = np.flatnonzero(np.r_[True, np.diff(self.launch) != 0])
-        begins: Ints = np.minimum.reduceat(self.entry_ns if self.has_entries else self.first_exit_ns, starts)
+        first_ns = self.entry_ns if self.has_entries else self.first_exit_ns
+        begins: Ints = np.minimum.reduceat(first_ns, self.launch_starts)
         return begins
 
     @cached_property
     def launch_ns(self) -> Floats:
         """How long each launch ran: from `begin_ns` to the last exit."""
-        starts = np.flatnonzero(np.r_[True, np.diff(self.launch) != 0])
-        spans = np.maximum.reduceat(self.last_exit_ns, starts) - self.begin_ns
+        spans = np.maximum.reduceat(self.last_exit_ns, self.launch_starts) - self.begin_ns
         return spans.astype(np.float64)
 
-    @property
+    @cached_property
     def warp_scale_ns(self) -> float:
         """What a warp's delay is compared with: the median life, or the time over which a launch's warps
         leave."""
@@ -186,61 +260,73 @@ class KernelWarps:
 
     @cached_property
     def blocks(self) -> BlockTimes:
-        begins = np.flatnonzero(np.r_[True, (np.diff(self.launch) != 0) | (np.diff(self.block) != 0)])
-        end_ns = np.maximum.reduceat(self.last_exit_ns, begins)
+        begins = self.block_starts
+        end_ns = stored(np.maximum.reduceat(self.last_exit_ns, begins))
+        first_ns = stored(np.minimum.reduceat(self.last_exit_ns, begins))
         return BlockTimes(
-            self.launch[begins],
-            self.block[begins],
-            self.sm[begins],
-            np.minimum.reduceat(self.entry_ns, begins),
+            taken(self.launch, begins),
+            taken(self.block, begins),
+            taken(self.sm, begins),
+            stored(np.minimum.reduceat(self.entry_ns, begins)),
             end_ns,
-            end_ns - np.minimum.reduceat(self.last_exit_ns, begins),
+            made(begins.size, np.int64, lambda part: end_ns[part] - first_ns[part]),
         )
 
     @cached_property
     def warps_of_block(self) -> Ints:
         """For each row of `blocks` how many warps it has here."""
-        begins = np.flatnonzero(np.r_[True, (np.diff(self.launch) != 0) | (np.diff(self.block) != 0)])
-        counts: Ints = np.diff(np.r_[begins, self.launch.size])
-        return counts
+        return self._counts(self.block_starts)
 
     @cached_property
     def block_rows(self) -> list[Ints]:
         """For each launch the rows of `blocks`."""
-        bounds = np.flatnonzero(np.diff(self.blocks.launch)) + 1
-        return np.split(np.arange(self.blocks.launch.size), bounds)
+        bounds = np.searchsorted(self.block_starts, self.launch_starts[1:])
+        return np.split(np.arange(self.block_starts.size, dtype=np.int32), bounds)
 
     @cached_property
     def apart(self) -> Flags:
         """Warps whose lanes did not all leave at one reading of the clock."""
-        apart: Flags = self.last_exit_ns > self.first_exit_ns
-        return apart
+        first_ns, last_ns = self.first_exit_ns, self.last_exit_ns
+        column: Flags = made(self.launch.size, np.bool_, lambda part: last_ns[part] > first_ns[part])
+        return column
+
+    def exit_parts(self) -> Iterator[tuple[slice, slice]]:
+        """Some warps at a time, and their exits."""
+        for part in parts(self.launch.size):
+            yield part, slice(*np.searchsorted(self.exit_warp, [part.start, part.stop]).tolist())
 
     def lane_times(self, warps: Ints) -> Floats:
         """When each lane of `warps` left, after the warp's first exit: an array of (warps, 32), nan where it
         never did."""
-        row = np.full(self.launch.size, -1, np.int64)
+        row = np.full(self.launch.size, -1, np.int32)
         row[warps] = np.arange(warps.size)
-        wanted = row[self.exit_warp] >= 0
-        rows, masks = row[self.exit_warp[wanted]], self.exit_mask[wanted]
-        after = (self.exit_ns[wanted] - self.first_exit_ns[self.exit_warp[wanted]]).astype(np.float64)
         times = np.full((warps.size, LANES), np.nan)
-        for lane in range(LANES):
-            left = (masks >> lane) & 1 == 1
-            times[rows[left], lane] = after[left]
+        for part in parts(self.exit_warp.size):
+            of = self.exit_warp[part]
+            wanted = np.flatnonzero(row[of] >= 0)
+            of, masks = of[wanted], self.exit_mask[part][wanted]
+            after = (self.exit_ns[part][wanted] - self.first_exit_ns[of]).astype(np.float64)
+            for lane in range(LANES):
+                left = (masks >> lane) & 1 == 1
+                times[row[of[left]], lane] = after[left]
         return times
 
     def warp_times(self) -> Floats:
         """How long each warp of a block took, an array of (blocks, warps): its life; its exit where no entry
         is known."""
-        blocks = np.cumsum(np.r_[False, (np.diff(self.launch) != 0) | (np.diff(self.block) != 0)])
-        taken = sample(np.arange(int(blocks[-1]) + 1))
-        row = np.full(int(blocks[-1]) + 1, -1, np.int64)
-        row[taken] = np.arange(taken.size)
-        wanted = row[blocks] >= 0
-        times = np.full((taken.size, int(self.warp.max()) + 1), np.nan)
-        values = self.life_ns if self.has_entries else self.last_exit_ns - self.last_exit_ns.min()
-        times[row[blocks[wanted]], self.warp[wanted]] = values[wanted]
+        starts = self.block_starts
+        taken_blocks = sample(np.arange(starts.size))
+        row = np.full(starts.size, -1, np.int32)
+        row[taken_blocks] = np.arange(taken_blocks.size)
+        times = np.full((taken_blocks.size, int(self.warp.max()) + 1), np.nan)
+        values, origin = (
+            (self.life_ns, 0) if self.has_entries else (self.last_exit_ns, self.last_exit_ns.min())
+        )
+        for part in parts(self.launch.size):
+            numbers = np.arange(part.start, part.stop, dtype=np.int32)
+            of = row[np.searchsorted(starts, numbers, "right") - 1]
+            wanted = of >= 0
+            times[of[wanted], self.warp[part][wanted]] = values[part][wanted] - origin
         return times
 
 
@@ -270,27 +356,56 @@ def sort_warps(
 ) -> KernelWarps:
     """`KernelWarps` of warps and exits in any order; where exits are recorded at all, warps without one are
     counted apart."""
-    left = np.zeros(launch.size, np.bool_)
-    left[exit_warp] = True
-    kept = np.flatnonzero(left) if exit_warp.size else np.arange(launch.size)
-    order = kept[np.lexsort((warp[kept], block[kept], launch[kept]))]
-    place = np.full(launch.size, -1, np.int64)
-    place[order] = np.arange(order.size)
-    exits = np.lexsort((exit_ns, place[exit_warp]))
+    left = np.full(launch.size, not exit_warp.size)
+    for part in parts(exit_warp.size):
+        left[exit_warp[part]] = True
+    order = in_order(launch, block, warp)
+    order = taken(order, flagged(order.size, lambda part: left[order[part]]))
+    place = np.full(launch.size, -1, np.int32)
+    for part in parts(order.size):
+        place[order[part]] = np.arange(part.start, part.stop)
+    exits = _exits_in_order(made(exit_warp.size, np.int32, lambda part: place[exit_warp[part]]), exit_ns)
     return KernelWarps(
         kernel,
         grid,
-        launch[order],
-        block[order],
-        warp[order],
-        sm[order],
-        entry_ns[order],
-        place[exit_warp[exits]],
-        exit_ns[exits],
-        exit_mask[exits].astype(np.int64),
+        taken(launch, order),
+        taken(block, order),
+        taken(warp, order),
+        taken(sm, order),
+        taken(entry_ns, order),
+        made(exits.size, np.int64, lambda part: place[exit_warp[exits[part]]]),
+        taken(exit_ns, exits),
+        made(exits.size, np.int64, lambda part: exit_mask[exits[part]]),
         lanes_timed,
         blocks_known,
         rows_mixed,
         launch_ids,
         int(launch.size - order.size),
     )
+
+
+def _narrow(*columns: Ints) -> Any:
+    """The times of all columns together, after the first: in 4 bytes each where a few seconds hold them."""
+    ends = [end for column in columns if column.size for end in (int(column.min()), int(column.max()))]
+    first_ns, last_ns = min(ends, default=0), max(ends, default=0)
+    # Differences of unsigned numbers in order are right, too.
+    dtype = np.uint32 if last_ns - first_ns < 1 << 32 else np.int64
+    times, at = np.empty(sum(column.size for column in columns), dtype), 0
+    for column in columns:
+        for part in parts(column.size):
+            times[at : at + part.stop - part.start] = column[part] - first_ns
+            at += part.stop - part.start
+    return times
+
+
+def _exits_in_order(of: Ints, exit_ns: Ints) -> Ints:
+    """The exits in the order of the warps that they are `of`, and of time."""
+    order = in_order(of)
+    ordered = taken(of, order)
+    bounds = np.searchsorted(ordered, np.arange(0, int(of.max(initial=-1)) + 1, ROWS_AT_ONCE, dtype=np.int32))
+    for first, last in pairwise([*bounds.tolist(), of.size]):
+        rows = order[first:last]
+        order[first:last] = rows[np.lexsort((exit_ns[rows], ordered[first:last]))]
+        release()
+    column: Ints = order
+    return column

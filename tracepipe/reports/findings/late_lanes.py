@@ -8,6 +8,7 @@ from tracepipe.reports.findings.finding import Finding, confidence, listed, perc
 from tracepipe.reports.findings.kernel_warps import LANES, Floats, Ints, KernelWarps
 from tracepipe.reports.findings.stride import LANES_CAUSE
 from tracepipe.reports.frames.libraries import np
+from tracepipe.reports.frames.stored import parts
 from tracepipe.units import duration_text
 
 STRIDES = (2, 4, 8, 16)
@@ -85,7 +86,11 @@ def stride_of(lanes: list[int], seen: list[int]) -> tuple[int, int] | None:
 
 def _seen_lanes(kernel: KernelWarps, rows: Ints) -> list[int]:
     """Lanes whose exits were recorded in these warps."""
-    mask = int(np.bitwise_or.reduce(kernel.exit_mask[np.isin(kernel.exit_warp, rows)]))
+    is_seen, mask = np.zeros(kernel.launch.size, np.bool_), 0
+    is_seen[rows] = True
+    for part in parts(kernel.exit_warp.size):
+        masks = kernel.exit_mask[part][is_seen[kernel.exit_warp[part]]]
+        mask |= int(np.bitwise_or.reduce(masks))
     return [lane for lane in range(LANES) if mask >> lane & 1]
 
 

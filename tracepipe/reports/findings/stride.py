@@ -11,6 +11,7 @@ from tracepipe.reports.findings.kernel_warps import LANES, Floats, KernelWarps, 
 from tracepipe.reports.findings.lane_order import without_order
 from tracepipe.reports.findings.ranks import LateClass, late_class, median_with_interval
 from tracepipe.reports.frames.libraries import np
+from tracepipe.reports.frames.stored import flagged
 from tracepipe.units import duration_text
 
 MIN_WARPS = 4
@@ -44,7 +45,7 @@ def _lanes(kernel: KernelWarps, alpha: float) -> list[Finding]:
     # Warps whose lanes left together say that none was late: where they are the most, the median is 0.
     if kernel.apart.mean() < 0.5:
         return []
-    rows = sample(np.flatnonzero(kernel.apart))
+    rows = sample(flagged(kernel.apart.size, lambda part: kernel.apart[part]))
     times = kernel.lane_times(rows)
     told = (~np.isnan(times)).sum(axis=1) > 1
     if not told.any():

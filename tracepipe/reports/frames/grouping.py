@@ -8,7 +8,7 @@ from typing import Any
 
 from tracepipe.event.columns import Int32s, Int64s
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.stored import made, parts, taken
+from tracepipe.reports.frames.stored import flagged, made, parts, taken
 
 _BITS = 63
 
@@ -100,3 +100,37 @@ def sort_within(numbers: Int64s, values: Int64s) -> Int64s:
     both.sort()
     ordered: Int64s = made(count, np.int64, lambda part: both[part] & ((1 << bits) - 1))
     return ordered
+
+
+def starts_of(*columns: Any) -> Any:
+    """The rows in which one of the columns is not as in the row before, and the first row."""
+
+    def differs(part: slice) -> Any:
+        before = slice(max(part.start - 1, 0), part.stop)
+        changes = np.zeros(before.stop - before.start - 1, np.bool_)
+        for column in columns:
+            changes |= np.diff(column[before]) != 0
+        return changes if part.start else np.r_[True, changes]
+
+    return flagged(columns[0].size, differs)
+
+
+def in_order(*columns: Any) -> Any:
+    """The rows in the order of some columns, the first first, equal ones in theirs."""
+    return sort_within(one_number(*columns), np.arange(columns[0].size, dtype=np.int64))
+
+
+def one_number(*columns: Any) -> Any:
+    """A number for each row, from 0 on, that is in the order of some columns, the first first."""
+    least = [int(column.min(initial=0)) for column in columns]
+    bits = [int(column.max(initial=0)).bit_length() for column in columns]
+    if min(least) < 0 or sum(bits) > _BITS:
+        return equal(*columns)[0].astype(np.int64)
+
+    def packed(part: slice) -> Any:
+        numbers = np.zeros(part.stop - part.start, np.int64)
+        for column, width in zip(columns, bits, strict=True):
+            numbers = numbers << width | column[part].astype(np.int64)
+        return numbers
+
+    return made(columns[0].size, np.int64, packed)

@@ -86,8 +86,12 @@ def made(count: int, dtype: Any, make: Callable[[slice], Any]) -> Any:
 
 def put_away(values: Any) -> memoryview:
     """What an array of Python holds, as a column whose values are Python's. Raises OutputError."""
-    given = np.asarray(memoryview(values))
-    return memoryview(made(len(given), given.dtype, lambda part: given[part]))
+    return memoryview(stored(np.asarray(memoryview(values))))
+
+
+def stored(values: Any) -> Any:
+    """An array as a column. Raises OutputError."""
+    return made(len(values), values.dtype, lambda part: values[part])
 
 
 def taken(column: Any, rows: Any) -> Any:

@@ -141,11 +141,11 @@ class WarpTable:
         release()
         return self._frame(columns or COLUMNS, slice(0, self._count), {})
 
-    def frames(self, *columns: str) -> Iterator[pl.DataFrame]:
-        """As `frame` of all rows, some at a time."""
+    def frames(self, *columns: str, rows: Any = None) -> Iterator[pl.DataFrame]:
+        """As `frame` of all rows, or of these, some at a time."""
         launches: dict[str, pl.Series] = {}
-        for part in parts(self._count):
-            yield self._frame(columns, part, launches)
+        for part in parts(self._count if rows is None else len(rows)):
+            yield self._frame(columns, part if rows is None else rows[part], launches)
 
     def _frame(self, columns: Sequence[str], rows: Any, launches: dict[str, pl.Series]) -> pl.DataFrame:
         """Of some rows; `launches` are the columns of the launches that are there already."""
@@ -197,6 +197,11 @@ class WarpTable:
             of_launch.append(kernels.setdefault(key, len(kernels)))
         of_batch = np.array(of_launch, np.int32)[np.array(self._launch_of, np.int32)]
         return [json.loads(key) for key in kernels], np.repeat(of_batch, np.array(self._size_of, np.int64))
+
+    def exit_columns(self) -> tuple[Int64s, Int64s, Int64s]:
+        """As `exits`, which stand in the order of warps: warp_row, exit_ns and mask, below 0 where it was not
+        recorded."""
+        return self._exits["warp_row"], self._exits["exit_ns"], self._exits["mask"]
 
     def exits(self) -> pl.DataFrame:
         """A row for each exit of warps with several, or one of not all lanes: warp_row (in `warps`), exit_ns,
