@@ -179,11 +179,11 @@ def test_texts_with_anything_in_them(tmp_path: Path) -> None:
     hook = f"uprobe:{program}:say(number: i32, _, _, _, _, _, last: i32, said: str) -> i32"
     options = {"layers": ("userspace",), "hooks": (hook,), "only": ("say",)}
     trace, _, _ = by_bpftrace(tmp_path, [str(program)], **options)
-    said = [begin["args"] for begin, _ in trace.slices("userspace")]
+    said = [begin["args"] for begin, _ in trace.slices("hook")]
     assert [args.get("said", "") for args in said] == [text[:248].decode(errors="replace") for text in texts]
     assert [(args["number"], args["last"]) for args in said] == [(n, -n) for n in range(len(texts))]
     other, _, _ = by_bpftrace(tmp_path, [str(program)], **options, method="prebuilt")
-    assert [begin["args"] for begin, _ in other.slices("userspace")] == said
+    assert [begin["args"] for begin, _ in other.slices("hook")] == said
 
 
 CAPTURE = """
@@ -282,5 +282,5 @@ def test_a_function_that_cannot_be_probed_leaves_the_others(tmp_path: Path) -> N
         options = {"layers": ("userspace",), "hooks": hooks, "only": ("locked", "plain")}
         trace, _, messages = by_bpftrace(tmp_path, [str(program)], **options)
         mapped.kill()
-    assert [begin["name"] for begin, _ in trace.slices("userspace")] == ["plain"]
+    assert [begin["name"] for begin, _ in trace.slices("hook")] == ["plain"]
     assert any("locked" in message for message in messages)
