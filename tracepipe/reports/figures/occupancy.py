@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from tracepipe.reports.figures.ink import RULE, SERIES, heat, moment_text, unit_of
 from tracepipe.reports.figures.panel import Panel, Scope, gpu_name, gpus_of, short, sm_count
-from tracepipe.reports.frames.intervals import Stretches
+from tracepipe.reports.frames.grouping import sorted_by
+from tracepipe.reports.frames.intervals import Stretches, nothing
 from tracepipe.reports.frames.libraries import np, pl, ticker
+from tracepipe.reports.frames.stored import ROWS_AT_ONCE
 from tracepipe.units import duration_text
 
 CELLS = 480
 ROWS_MAX = 512
 STRETCHES_MAX = 4
 SM_NOT_RECORDED = -1
+_TIMES = ("entry_ns", "end_ns")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +49,10 @@ def panels(scope: Scope) -> list[Panel]:
     drawn, left_out = gpus_of(warps)
     for gpu in drawn:
         part = warps.filter(gpu=gpu)
-        whole = Stretches(
-            *(np.clip(part[key].to_numpy(), scope.start_ns, scope.end_ns) for key in ("entry_ns", "end_ns"))
-        )
+        whole = nothing()
+        for some in part.iter_slices(ROWS_AT_ONCE):
+            times = (np.clip(some[key].to_numpy(), scope.start_ns, scope.end_ns) for key in _TIMES)
+            whole = whole.joined(Stretches(*times))
         stretches = [(scope.start_ns, scope.end_ns)] if scope.is_cut else bursts(whole)
         shown = _most_work(part, stretches)
         found += [_panel(scope, gpu, part, start_ns, end_ns) for start_ns, end_ns in shown]
@@ -101,41 +106,64 @@ def grid_of(warps: pl.DataFrame, start_ns: int, end_ns: int, sms_known: int | No
     if sms_known and len(sms) * 2 >= sms_known > int(sms[-1]) and sms[0] != SM_NOT_RECORDED:
         sms = np.arange(sms_known)
     in_row = -(-len(sms) // ROWS_MAX)
-    row = np.searchsorted(sms, of_warp) // in_row
     cells = max(1, min(CELLS, end_ns - start_ns))
     rows = -(-len(sms) // in_row)
-    times = (np.clip(warps[key].to_numpy(), start_ns, end_ns) - start_ns for key in ("entry_ns", "end_ns"))
-    entered, left = (_time_since(row, ts_ns, rows, cells, end_ns - start_ns) for ts_ns in times)
+    entered, left = (_Since(rows, cells, end_ns - start_ns) for _ in _TIMES)
+    for part in warps.iter_slices(ROWS_AT_ONCE):
+        row = np.searchsorted(sms, part["sm"].fill_null(SM_NOT_RECORDED).to_numpy()) // in_row
+        for key, since in zip(_TIMES, (entered, left), strict=True):
+            since.add(row, np.clip(part[key].to_numpy(), start_ns, end_ns) - start_ns)
     # What is rounding of a sum is no warp.
-    level = np.diff(entered - left, axis=1, prepend=0.0) / ((end_ns - start_ns) / cells) / in_row
+    level = (
+        np.diff(entered.time_ns() - left.time_ns(), axis=1, prepend=0.0)
+        / ((end_ns - start_ns) / cells)
+        / in_row
+    )
     return Grid(start_ns, end_ns, np.where(level > 1e-9, level, 0), sms[::in_row], in_row)
 
 
-def _time_since(row: Any, ts_ns: Any, rows: int, cells: int, length_ns: int) -> Any:
+class _Since:
     """For each row and the end of each cell: the time since every event before it, added up."""
-    # As floats, as a long time in ns many times over is no 64-bit number.
-    cell = np.minimum((ts_ns / (length_ns / cells)).astype(np.int64), cells - 1)
-    place = row * cells + cell
-    count = np.bincount(place, minlength=rows * cells).reshape(rows, cells).cumsum(axis=1)
-    total_ns = np.bincount(place, ts_ns, rows * cells).reshape(rows, cells).cumsum(axis=1)
-    edges_ns = np.arange(1, cells + 1) * (length_ns / cells)
-    return count * edges_ns - total_ns
+
+    def __init__(self, rows: int, cells: int, length_ns: int) -> None:
+        self._shape, self._length_ns = (rows, cells), length_ns
+        self._count, self._total_ns = np.zeros(rows * cells, np.int64), np.zeros(rows * cells)
+
+    def add(self, row: Any, ts_ns: Any) -> None:
+        """Events in these rows at these times."""
+        cells = self._shape[1]
+        # As floats, as a long time in ns many times over is no 64-bit number.
+        cell = np.minimum((ts_ns / (self._length_ns / cells)).astype(np.int64), cells - 1)
+        place = row * cells + cell
+        self._count += np.bincount(place, minlength=self._count.size)
+        np.add.at(self._total_ns, place, ts_ns)
+
+    def time_ns(self) -> Any:
+        count, total_ns = (of.reshape(self._shape).cumsum(axis=1) for of in (self._count, self._total_ns))
+        cells = self._shape[1]
+        return count * (np.arange(1, cells + 1) * (self._length_ns / cells)) - total_ns
 
 
 def most_at_once(warps: pl.DataFrame) -> tuple[int, int]:
     """The most warps that an SM held at a time, and that SM."""
     sm = warps["sm"].fill_null(SM_NOT_RECORDED).to_numpy()
-    stays = (warps["end_ns"] > warps["entry_ns"]).to_numpy()
-    ts_ns = np.concatenate((warps["entry_ns"].to_numpy()[stays], warps["end_ns"].to_numpy()[stays]))
-    of_event = np.concatenate((sm[stays], sm[stays]))
-    change = np.repeat((1, -1), int(stays.sum()))
-    if not len(change):
-        return 0, int(sm[0])
-    order = np.lexsort((change, ts_ns, of_event))  # one that leaves makes room for one that enters then
-    # The changes of an SM add up to 0, so that the next one starts from there.
-    level = np.cumsum(change[order])
-    at = int(np.argmax(level))
-    return int(level[at]), int(of_event[order][at])
+    stays = np.flatnonzero((warps["end_ns"] > warps["entry_ns"]).to_numpy())
+    most = 0, int(sm[0])
+    if not len(stays):
+        return most
+    entry_ns, end_ns = (warps[key].to_numpy() for key in _TIMES)
+    order, bounds = sorted_by(sm[stays] - SM_NOT_RECORDED)
+    stays = stays[order]
+    del order
+    for first, last in pairwise(bounds.tolist()):
+        own = stays[first:last]
+        ts_ns = np.concatenate((entry_ns[own], end_ns[own]))
+        change = np.repeat((1, -1), len(own))
+        # One that leaves makes room for one that enters then.
+        level = int(np.cumsum(change[np.lexsort((change, ts_ns))]).max())
+        if level > most[0]:
+            most = level, int(sm[own[0]])
+    return most
 
 
 def _panel(scope: Scope, gpu: int, warps: pl.DataFrame, start_ns: int, end_ns: int) -> Panel:

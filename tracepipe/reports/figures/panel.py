@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from tracepipe.errors import TracepipeError
-from tracepipe.reports.frames.libraries import pl
+from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.writing.rendering import shown
 from tracepipe.units import duration_ns, duration_text
@@ -52,17 +53,20 @@ class Scope:
         """The kernels' warps that touch the stretch; `end_ns` is that of the run for one that never left."""
         end_ns = pl.col("last_exit_ns").fill_null(self.run.facts.end_ns).alias("end_ns")
         gpu = pl.col("gpu").fill_null(0)
-        columns = ("gpu", "launch", "name", "sm", "entry_ns", "last_exit_ns")
-        warps = (
-            self.run.warp_table.frame(*columns)
-            .with_columns(end_ns, gpu)
-            .filter((pl.col("entry_ns") <= self.end_ns) & (pl.col("end_ns") >= self.start_ns))
+        kernels, _ = self.run.warp_table.kernels()
+        names = sorted({kernel["name"] for kernel in kernels if kernel["name"] is not None})
+        # A name by its number, as there are few of them and many warps.
+        name = pl.col("name").cast(pl.Enum(names))
+        is_drawn = (pl.col("entry_ns") <= self.end_ns) & (pl.col("end_ns") >= self.start_ns)
+        if self.kernel:
+            wanted = re.compile(self.kernel)
+            is_drawn &= name.is_in([one for one in names if wanted.search(one)])
+        table, columns = self.run.warp_table, ("gpu", "launch", "name", "sm", "entry_ns", "last_exit_ns")
+        # Of no warps at all there is no part.
+        frames = chain((table.frame(*columns, rows=np.empty(0, np.int64)),), table.frames(*columns))
+        return pl.concat(
+            frame.with_columns(end_ns, gpu, name).drop("last_exit_ns").filter(is_drawn) for frame in frames
         )
-        if not self.kernel:
-            return warps
-        names = warps["name"].unique().drop_nulls()
-        wanted = re.compile(self.kernel)
-        return warps.filter(pl.col("name").is_in([name for name in names if wanted.search(name)]))
 
     def place(self) -> str:
         """Which stretch, for a sentence: empty for the whole run."""
