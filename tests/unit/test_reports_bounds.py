@@ -81,17 +81,24 @@ def test_a_report_takes_so_many_bytes_for_each_event(report: str, mixed: tuple[P
     assert (many - few) / 200_000 < REPORTS[report]
 
 
-# Bytes a name at most, in calls of as many names.
-OF_NAMES = {"layers": 900, "diff": 2_400}
-
-
-@pytest.mark.parametrize("report", OF_NAMES)
-def test_names_that_are_not_shown_take_little(report: str, tmp_path: Path) -> None:
+def test_names_that_are_not_shown_take_little(tmp_path: Path) -> None:
     def peak(count: int) -> int:
-        path = str(write(tmp_path / "run.jsonl", *(call(at, f"function number {at}") for at in range(count))))
-        return peak_bytes(report, *[path] * (2 if report == "diff" else 1))
+        calls = (call(at, f"function number {at}") for at in range(count))
+        return peak_bytes("layers", str(write(tmp_path / "run.jsonl", *calls)))
 
-    assert (peak(25_000) - peak(5_000)) / 20_000 < OF_NAMES[report]
+    assert (peak(25_000) - peak(5_000)) / 20_000 < 900
+
+
+@pytest.mark.parametrize("names", [("function", "function"), ("function", "another")])
+def test_names_that_are_compared_take_little(names: tuple[str, str], tmp_path: Path) -> None:
+    def peak(count: int) -> int:
+        paths = [
+            str(write(tmp_path / name, *(call(at, f"{name} number {at}") for at in range(count))))
+            for name in names
+        ]
+        return peak_bytes("diff", *paths)
+
+    assert (peak(MANY) - peak(FEW)) / (MANY - FEW) < 600
 
 
 def test_calls_of_many_threads_are_looked_for_where_memory_was_used_alone(tmp_path: Path) -> None:

@@ -10,10 +10,11 @@ import pytest
 from tests.support.recordings import HEADER, span, write
 from tracepipe.errors import TracepipeError
 from tracepipe.reports.analyses.changes import changes
+from tracepipe.reports.analyses.comparison import discoveries
 from tracepipe.reports.diff import Options, run
-from tracepipe.reports.frames.libraries import np
+from tracepipe.reports.frames.libraries import np, stats
 from tracepipe.reports.frames.run import Run, load_run
-from tracepipe.reports.frames.samples import CALL, COPY, KERNEL, SYSCALL, Key, Sample
+from tracepipe.reports.frames.samples import CALL, COPY, KERNEL, SYSCALL, Key, Sample, named
 
 WINDOW = (0, 10**9)
 
@@ -112,6 +113,30 @@ def test_counts_and_what_is_in_one_run_alone(load: Any) -> None:
     assert sorted(only) == [("new", "B", 70), ("old", "A", 50)]
     assert result.title.startswith("In part, and on the whole yes")
     assert any("counts differ by no more than chance may make it: " in note for note in result.notes)
+
+
+def test_names_decide_the_order_of_equal_changes_in_any_part(
+    load: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tracepipe.reports.frames.stored.ROWS_AT_ONCE", 4)
+    a = load("a", *(call for name in "hgfedcba" for call in calls(f"old {name}", [50])))
+    b = load("b", *(call for name in "vutsx" for call in calls(f"new {name}", [50])), *calls("long", [70]))
+    assert names(run(a, b, Options(top=4)), "only") == ["long", "new s", "new t", "new u"]
+    result = run(a, b, Options(top=0))
+    assert names(result, "only") == [
+        "long",
+        *(f"new {name}" for name in "stuvx"),
+        *(f"old {n}" for n in "abcdefgh"),
+    ]
+    assert [row["name"] for row in result.as_json()["compared"]] == names(result, "only")
+
+
+def test_p_are_adjusted_as_scipy_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tracepipe.reports.frames.stored.ROWS_AT_ONCE", 64)
+    p = np.round(np.random.default_rng(3).random(500) ** 3, 2)
+    expected = stats.false_discovery_control(p, method="bh")
+    assert discoveries(p).tolist() == expected.tolist()
+    assert len(discoveries(p[:0])) == 0
 
 
 def test_a_slower_tail_is_told_where_the_median_is_the_same(load: Any) -> None:
@@ -246,8 +271,8 @@ def test_pairs_that_differ_by_noise_alone_are_told_to_at_most_at_the_stated_rate
     told = 0
     for seed in range(100):
         rng = np.random.default_rng(seed)
-        found = changes(simulated(rng), simulated(rng), (WINDOW, WINDOW), 0.05, 0.0)
-        told += any(one.is_reported for one in found)
+        found = changes(named(simulated(rng)), named(simulated(rng)), (WINDOW, WINDOW), 0.05, 0.0)
+        told += bool(found.is_reported.any())
     # Of 100 at 5 %: more than 12 happen in two of a thousand.
     assert told <= 12
 
@@ -256,7 +281,8 @@ def test_a_kernel_that_is_a_tenth_slower_is_found_and_alone() -> None:
     found_it = others = 0
     for seed in range(30):
         rng = np.random.default_rng(seed)
-        found = changes(simulated(rng), simulated(rng, 1.1), (WINDOW, WINDOW), 0.05, 1.0)
+        compared = changes(named(simulated(rng)), named(simulated(rng, 1.1)), (WINDOW, WINDOW), 0.05, 1.0)
+        found = list(compared.first(np.ones(len(compared), np.bool_)))
         found_it += any(one.length_changed and one.key == (KERNEL, "f13") for one in found)
         others += any(one.is_reported and one.key != (KERNEL, "f13") for one in found)
     assert found_it >= 24

@@ -8,12 +8,20 @@ from typing import Annotated, Any
 
 from tracepipe.errors import TracepipeError
 from tracepipe.event.vocabulary import RUNNING
-from tracepipe.reports.analyses.changes import Change, changes
+from tracepipe.reports.analyses.changes import Change, Changes, changes
 from tracepipe.reports.analyses.distribution import PERCENTS, of_values
 from tracepipe.reports.frames.layers import Layer
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
-from tracepipe.reports.frames.samples import DECIDED_BY_PROGRAM, EXITS, LAYER_OF, Sample, is_recorded, samples
+from tracepipe.reports.frames.samples import (
+    DECIDED_BY_PROGRAM,
+    EXITS,
+    LAYER_OF,
+    Sample,
+    is_recorded,
+    named,
+    samples,
+)
 from tracepipe.reports.report import Column, Drawing, Option, Report, Result, Table
 from tracepipe.reports.writing.verdict import verdict
 
@@ -43,7 +51,7 @@ def run(a: Run, b: Run, options: Options) -> Result:
 
     of_a, of_b = samples(a), samples(b)
     for both, exits in zip((of_a, of_b), exit_samples(a, b), strict=True):
-        both |= exits
+        both |= named(exits)
     left_out = [layer for layer in LAYER_OF if not (is_recorded(a, layer) and is_recorded(b, layer))]
     for both in (of_a, of_b):
         for key in [key for key in both if key[0] in left_out]:
@@ -53,21 +61,19 @@ def run(a: Run, b: Run, options: Options) -> Result:
     says = verdict(found, (lengths_ns[0], lengths_ns[1]), options.alpha, options.min_change)
     result = Result(says)
     result.parts.append(_totals(a, b))
-    for what, table in (
-        ("lengths that changed", _lengths([one for one in found if one.length_changed])),
-        ("tails that changed", _tails([one for one in found if one.tail_changed])),
-        ("counts that changed", _counts([one for one in found if _is_counted(one)])),
-        (
-            "things that are in one run alone",
-            _alone([o for o in found if o.is_in_one_alone and o.is_reported]),
-        ),
-        ("exits", _exits([one for one in found if one.key[0] in EXITS])),
+    reported, in_both = found.is_reported, found.is_in_both
+    for what, table, which in (
+        ("lengths that changed", _lengths, found.length_changed),
+        ("tails that changed", _tails, found.tail_changed),
+        ("counts that changed", _counts, found.count_changed & in_both),
+        ("things that are in one run alone", _alone, reported & ~in_both),
+        ("exits", _exits, found.is_of(EXITS)),
     ):
-        if options.top > 0 and len(table.rows) > options.top:
-            result.notes.append(f"{len(table.rows) - options.top} more {what} are not listed: --top 0")
-            table.rows = table.rows[: options.top]
-        if table.rows:
-            result.parts.append(table)
+        count = int(np.count_nonzero(which))
+        if 0 < options.top < count:
+            result.notes.append(f"{count - options.top} more {what} are not listed: --top 0")
+        if count:
+            result.parts.append(table(list(found.first(which, options.top))))
     result.parts.append(_compared(found))
     result.notes += _notes(found, a, b, options)
     for name, one, other in (("A", a, b), ("B", b, a)):
@@ -75,10 +81,6 @@ def run(a: Run, b: Run, options: Options) -> Result:
         if alone:
             result.notes.append(f"recorded in {name} alone, so not compared: {', '.join(alone)}")
     return result
-
-
-def _is_counted(one: Change) -> bool:
-    return one.count_changed and not one.is_in_one_alone
 
 
 def _percent_of(change: float, of: float | None) -> float | None:
@@ -259,10 +261,9 @@ def _exits(found: Sequence[Change]) -> Table:
     return Table("exits", "Exits", columns, rows, note)
 
 
-def _compared(found: Sequence[Change]) -> Drawing:
+def _compared(found: Changes) -> Drawing:
     """How much was compared; and as data all of it, changed or not."""
-    lengths = sum(one.length_p is not None for one in found)
-    tails = sum(one.tail_p is not None for one in found)
+    lengths, tails = len(found.tested.rows), np.count_nonzero(~np.isnan(found.tested["tail_p"]))
 
     def draw(columns: int, ascii_only: bool) -> Iterator[str]:
         yield f"Compared: {len(found)} names by count, {lengths} by length, {tails} by tail."
@@ -283,29 +284,31 @@ def _compared(found: Sequence[Change]) -> Drawing:
                 "total_change_ns": one.total_ns,
                 "changed": one.is_reported,
             }
-            for one in found
+            for one in found.first(np.ones(len(found), np.bool_))
         ]
 
     return Drawing("compared", draw, data)
 
 
-def _notes(found: Sequence[Change], a: Run, b: Run, options: Options) -> Iterator[str]:
-    few = [one for one in found if one.length_p is None and not one.is_in_one_alone]
-    if few:
+def _notes(found: Changes, a: Run, b: Run, options: Options) -> Iterator[str]:
+    tested = found.tested
+    if few := int(np.count_nonzero(found.is_in_both)) - len(tested.rows):
         yield (
-            f"{len(few)} names have too few lengths in one run for any difference to be significant: "
+            f"{few} names have too few lengths in one run for any difference to be significant: "
             "record more of them, or longer"
         )
-    small = [
-        o for o in found if o.length_p is not None and o.length_p <= options.alpha and not o.length_changed
-    ]
+    small = np.count_nonzero((tested["length_p"] <= options.alpha) & ~found.length_changed[tested.rows])
     if small:
-        yield f"{len(small)} lengths changed by less than --min-change {options.min_change:g}%: not told"
-    others = [one for one in found if one.counts[0] != one.counts[1] and not one.is_reported]
-    if others:
-        ours = [one for one in others if one.key[0] in DECIDED_BY_PROGRAM] or others
-        names = ", ".join(f"{o.key[1]} {o.counts[0]} → {o.counts[1]}" for o in ours[:_NAMED_AT_MOST])
-        yield f"{len(others)} counts differ by no more than chance may make it: {names} …; --json has all"
+        yield f"{small} lengths changed by less than --min-change {options.min_change:g}%: not told"
+    others = (found.column("count_a") != found.column("count_b")) & ~found.is_reported
+    if others.any():
+        ours = others & found.is_of(DECIDED_BY_PROGRAM)
+        some = found.first(ours if ours.any() else others, _NAMED_AT_MOST)
+        names = ", ".join(f"{o.key[1]} {o.counts[0]} → {o.counts[1]}" for o in some)
+        yield (
+            f"{np.count_nonzero(others)} counts differ by no more than chance may make it: {names} …; "
+            "--json has all"
+        )
     yield (
         "one run each: what differs from run to run (clocks of the GPU, other load) is told as a change too; "
         "compare two runs of the same program to see how much that is"

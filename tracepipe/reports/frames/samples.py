@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
-from tracepipe.event.columns import NONE, Bools, Int64s
+from tracepipe.event.columns import NONE, Bools, Int32s, Int64s
 from tracepipe.event.vocabulary import RUNNING
 from tracepipe.reports.frames.grouping import sorted_by
 from tracepipe.reports.frames.libraries import np
+from tracepipe.reports.frames.numbered import Numbered
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.stored import Growing, flagged, made, parts, taken, touched
 
@@ -32,6 +32,10 @@ LAYER_OF = {
 """The layer of a recording that each comes from; of exits also `gpu_thread`."""
 Key = tuple[str, str]
 """Layer, one of the above, and name."""
+Kind = tuple[str, str]
+"""Layer, and what stands after the names of a part of it."""
+KINDS: tuple[Kind, ...] = (*((what, "") for what in LAYER_OF), (COPY, " (GPU)"))
+"""All of them: copies by the call, and by the GPU's own times, are two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,77 @@ class Sample:
         return int(self.lengths_ns.sum())
 
 
+@dataclass(frozen=True, slots=True)
+class Named:
+    """The samples of one kind in a run, a place in the columns for each name, so that a million take little.
+
+    `numbers` are those of the names in `texts`, in their order. The times of the name at a place are those
+    from one bound to the next.
+    """
+
+    texts: Numbered
+    numbers: Int32s
+    starts_ns: Int64s
+    start_bounds: Int64s
+    lengths_ns: Int64s
+    length_bounds: Int64s
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def text(self, at: int) -> str:
+        """The name at a place."""
+        return self.texts[int(self.numbers[at])].decode("utf-8", "surrogatepass")
+
+    def sample(self, at: int) -> Sample:
+        """All of the name at a place."""
+        starts = slice(*self.start_bounds[at : at + 2].tolist())
+        lengths = slice(*self.length_bounds[at : at + 2].tolist())
+        return Sample(self.starts_ns[starts], self.lengths_ns[lengths])
+
+    def totals_ns(self) -> Int64s:
+        """The lengths of each name together."""
+        totals_ns = np.zeros(len(self), np.int64)
+        for part in parts(len(self.lengths_ns)):
+            of = np.searchsorted(self.length_bounds, np.arange(part.start, part.stop), "right") - 1
+            np.add.at(totals_ns, of, self.lengths_ns[part])
+        return totals_ns
+
+    def places_of(self, other: Named) -> Int32s:
+        """The place here of each name of another run, NONE where it is not here. Raises OutputError."""
+        if not len(self):
+            return np.full(len(other), NONE, np.int32)
+
+        def places(part: slice) -> Any:
+            numbers = [self.texts.find(other.texts[number]) for number in other.numbers[part].tolist()]
+            at = np.minimum(np.searchsorted(self.numbers, numbers), len(self) - 1)
+            return np.where(self.numbers[at] == numbers, at, NONE)
+
+        of_other: Int32s = made(len(other), np.int32, places)
+        return of_other
+
+
+def named(samples: dict[Key, Sample]) -> dict[Kind, Named]:
+    """A few samples by their kinds."""
+    return {(what, ""): _together(samples, what) for what in {what for what, _ in samples}}
+
+
+def no_names() -> Named:
+    """What a run has of a kind that is not in it."""
+    return _together({}, "")
+
+
+def _together(samples: dict[Key, Sample], what: str) -> Named:
+    """Those of a layer."""
+    names, nothing = Numbered(), np.zeros(0, np.int64)
+    some = [sample for key, sample in samples.items() if key[0] == what]
+    numbers = [names.number(key[1].encode("utf-8", "surrogatepass")) for key in samples if key[0] == what]
+    columns: list[Any] = []
+    for of in ([one.starts_ns for one in some], [one.lengths_ns for one in some]):
+        columns += [np.concatenate([nothing, *of]), np.cumsum([0, *map(len, of)])]
+    return Named(names, np.array(numbers, np.int32), *columns)
+
+
 def is_recorded(run: Run, layer: str) -> bool:
     """Whether a run has events of a layer, or says that it recorded it."""
     got = run.facts.header.get("layers", {}).get("got", [])
@@ -58,39 +133,36 @@ def is_recorded(run: Run, layer: str) -> bool:
     return any(run.facts.counts[name] or name in got for name in names)
 
 
-def samples(run: Run) -> dict[Key, Sample]:
+def samples(run: Run) -> dict[Kind, Named]:
     """Every name of a run but its exits. A function called in another is in the time of both."""
-    found: dict[Key, Sample] = {}
-    for what in LAYER_OF:
-        if what in EXITS:  # `findings` has those
-            continue
-        wanted = np.ones(len(run.shapes), np.bool_)
-        every = np.arange(len(run.shapes), dtype=np.int32)
-        of_shape = run.shapes.column("name", every).astype(np.int64) * 2
+    found: dict[Kind, Named] = {}
+    every = np.arange(len(run.shapes), dtype=np.int32)
+    for kind in KINDS:
+        what, after = kind
+        wanted = np.ones(len(every), np.bool_)
         if what == EVENT:
             wanted = run.shapes.column("name", every) != run.shapes.number_of("name", RUNNING)
         if what == COPY:
-            # A copy by the call, and one by the GPU's own times.
-            of_shape += run.shapes.column("gpu", every) != NONE
-        found |= _by_name(run, what, of_shape, wanted)
+            wanted = (run.shapes.column("gpu", every) != NONE) == bool(after)
+        of = None if what in EXITS else _by_name(run, what, wanted)  # `findings` has exits
+        if of is not None:
+            found[kind] = of
     return found
 
 
-def _by_name(run: Run, what: str, of_shape: Int64s, wanted: Bools) -> dict[Key, Sample]:
-    """The samples of a layer's rows of the wanted shapes, by the numbers of these: parts of two columns, so
-    that a million names take little.
-    """
+def _by_name(run: Run, what: str, wanted: Bools) -> Named | None:
+    """The samples of a layer's rows of the wanted shapes; None where there is no such row."""
     layer = run.layer(LAYER_OF[what])
-    numbers, rows, is_call = Growing(np.int64), Growing(np.int32), layer.is_call
+    numbers, rows, is_call = Growing(np.int32), Growing(np.int32), layer.is_call
     for part in parts(len(layer)):
         some = np.flatnonzero(is_call[part] & wanted[layer.shape[part]]) + part.start
-        numbers.extend(of_shape[layer.shape[some]], len(some))
+        numbers.extend(run.shapes.column("name", layer.shape[some]), len(some))
         rows.extend(some, len(some))
     if not rows.count:
-        return {}
+        return None
     of, in_file = numbers.whole(), rows.whole()
     order, bounds = sorted_by(of)
-    firsts = of[order[bounds[:-1]]].tolist()
+    names = taken(of, order[bounds[:-1]])
     ordered = taken(in_file, order)
     del order
     has_length = layer.has_length
@@ -98,12 +170,7 @@ def _by_name(run: Run, what: str, of_shape: Int64s, wanted: Bools) -> dict[Key, 
     timed = taken(ordered, flagged(len(ordered), lambda part: has_length[ordered[part]]))
     ends_ns = layer.end_ns
     lengths_ns = made(len(timed), np.int64, lambda part: ends_ns[timed[part]] - layer.start_ns[timed[part]])
-    known = np.concatenate([[0], np.cumsum(has_length[ordered], dtype=np.int32)])[bounds]
-    ranges = zip(firsts, pairwise(bounds.tolist()), pairwise(known.tolist()), strict=True)
-    value = run.shapes.value
-    return {
-        (what, value("name", number // 2) + (" (GPU)" if number % 2 else "")): Sample(
-            starts_ns[first:last], lengths_ns[begin:end]
-        )
-        for number, (first, last), (begin, end) in ranges
-    }
+    known = np.concatenate([[0], np.cumsum(has_length[ordered], dtype=np.int32)])
+    length_bounds = made(len(bounds), np.int64, lambda part: known[bounds[part]])
+    start_bounds = made(len(bounds), np.int64, lambda part: bounds[part])
+    return Named(run.shapes.names, names, starts_ns, start_bounds, lengths_ns, length_bounds)

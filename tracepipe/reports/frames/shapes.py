@@ -87,6 +87,11 @@ class ShapeTable:
     def __len__(self) -> int:
         return len(self._shapes)
 
+    @property
+    def names(self) -> Numbered:
+        """The texts of names, by their numbers in that column."""
+        return self._texts
+
     def number(self, shape: Shape | None) -> int:
         """The number of a shape; NONE for None."""
         if shape is None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from tracepipe.reports.analyses.changes import Change
-from tracepipe.reports.frames.samples import DECIDED_BY_PROGRAM, EXITS
+from tracepipe.event.columns import Bools
+from tracepipe.reports.analyses.changes import Change, Changes
+from tracepipe.reports.frames.libraries import np
+from tracepipe.reports.frames.samples import DECIDED_BY_PROGRAM, EXITS, LAYER_OF
+from tracepipe.reports.frames.stored import parts
 from tracepipe.units import duration_text
 
 
@@ -32,62 +34,67 @@ _OF_EXITS = _Words(
 )  # fmt: skip
 
 
-def verdict(found: Sequence[Change], lengths_ns: tuple[int, int], alpha: float, least: float) -> str:
+def verdict(found: Changes, lengths_ns: tuple[int, int], alpha: float, least: float) -> str:
     """The sentence. `lengths_ns` is how long each run was recorded.
 
     Hardly faster or slower is what changes by less than `least` percent of the time of its layer.
     """
-    told = [one for one in found if one.is_reported]
+    told, every = found.is_reported, np.ones(len(found), np.bool_)
     # Where nothing else was recorded, exits decide: of exits alone that is the question.
-    exits_alone = all(one.key[0] in EXITS for one in found)
+    exits_alone = bool(found.is_of(EXITS).all())
     words = _OF_EXITS if exits_alone else _OF_TIME
-    timed = told if exits_alone else _decisive(told)
-    faster = [one for one in timed if direction(one) < 0]
-    slower = [one for one in timed if direction(one) > 0]
+    timed = told if exits_alone else _decisive(found, told)
+    which = directions(found)
+    faster, slower = timed & (which < 0), timed & (which > 0)
     ran = f"The recordings last {duration_text(lengths_ns[0])} and {duration_text(lengths_ns[1])}."
-    if not told:
+    if not told.any():
         return f"{_nothing(found, alpha)} {ran}"
-    most = max(told, key=lambda one: abs(one.total_ns))
-    if faster and slower:
-        net_ns = sum(one.total_ns for one in faster) + sum(one.total_ns for one in slower)
+    says, most = "B differs, but is neither faster nor slower as far as is told.", told
+    if faster.any() and slower.any():
+        net_ns = int(found.total_ns[faster | slower].sum())
         says = "In part, and on the whole " + ("yes" if net_ns < 0 else "no") + f": {words.some}."
-        most = max((*faster, *slower), key=lambda one: abs(one.total_ns))
-    elif (faster or slower) and _weight(found, timed) < least:
-        most = max(timed, key=lambda one: abs(one.total_ns))
-        change = words.less_of_some if faster else words.more_of_some
-        says = f"Hardly: what is {change} is under {least:g}% of the time of its kind."
-    elif faster:
-        says, most = f"Yes: {words.less}.", max(faster, key=lambda one: abs(one.total_ns))
-    elif slower:
-        says, most = f"No: {words.more}.", max(slower, key=lambda one: abs(one.total_ns))
-    else:
-        says = "B differs, but is neither faster nor slower as far as is told."
-    everything = len(found if exits_alone else _decisive(found))
-    count = words.counted.format(less=len(faster), all=everything, more=len(slower))
-    return f"{says} {evidence(most, alpha)} {count}. {ran}"
+        most = faster | slower
+    elif (faster.any() or slower.any()) and _weight(found, timed) < least:
+        change = words.less_of_some if faster.any() else words.more_of_some
+        says, most = f"Hardly: what is {change} is under {least:g}% of the time of its kind.", timed
+    elif faster.any():
+        says, most = f"Yes: {words.less}.", faster
+    elif slower.any():
+        says, most = f"No: {words.more}.", slower
+    counts = [int(np.count_nonzero(flags)) for flags in (faster, slower)]
+    everything = np.count_nonzero(every if exits_alone else _decisive(found, every))
+    count = words.counted.format(less=counts[0], all=everything, more=counts[1])
+    return f"{says} {evidence(next(found.first(most, 1)), alpha)} {count}. {ran}"
 
 
-def _decisive(found: Sequence[Change]) -> list[Change]:
+def _decisive(found: Changes, some: Bools) -> Bools:
     """What the program does itself; what its threads wait in counts where there is nothing else."""
-    timed = [one for one in found if one.key[0] not in EXITS]
-    return [one for one in timed if one.key[0] in DECIDED_BY_PROGRAM] or timed
+    ours: Bools = some & found.is_of(DECIDED_BY_PROGRAM)
+    timed: Bools = some & ~found.is_of(EXITS)
+    return ours if ours.any() else timed
 
 
-def _weight(found: Sequence[Change], told: Sequence[Change]) -> float:
+def _weight(found: Changes, told: Bools) -> float:
     """How many percent of the time of a layer in A what is told changed: of the layer where that is most."""
     shares = [0.0]
-    for layer in {one.key[0] for one in told}:
-        before_ns = sum(one.a.total_ns for one in found if one.key[0] == layer and one.a)
-        change_ns = sum(one.total_ns for one in told if one.key[0] == layer)
-        shares.append(100 * abs(change_ns) / before_ns if before_ns else 100.0)
+    for layer in LAYER_OF:
+        of = found.is_of((layer,))
+        if (told & of).any():
+            before_ns = int(found.column("total_ns_a")[of].sum())
+            change_ns = int(found.total_ns[told & of].sum())
+            shares.append(100 * abs(change_ns) / before_ns if before_ns else 100.0)
     return max(shares)
 
 
-def direction(one: Change) -> int:
-    """-1 where it takes less time, 1 where it takes more."""
-    if one.length_changed and one.shift is not None and not one.count_changed:
-        return -1 if one.shift.estimate < 0 else 1
-    return (one.total_ns > 0) - (one.total_ns < 0)
+def directions(found: Changes) -> Any:
+    """Of each name, below 0 where it takes less time, above where it takes more."""
+    which = np.empty(len(found), np.int8)
+    for part in parts(len(found)):
+        which[part] = np.sign(found.total_ns[part])
+    rows = found.tested.rows
+    is_longer = found.length_changed[rows] & ~found.count_changed[rows]
+    which[rows[is_longer]] = np.where(found.tested["estimate"][is_longer] < 0, -1, 1)
+    return which
 
 
 def evidence(one: Change, alpha: float) -> str:
@@ -112,12 +119,16 @@ def evidence(one: Change, alpha: float) -> str:
     return f"{shares} take over {duration_text(one.tail.limit)}, p {one.tail_p:.1g}: {in_all}."
 
 
-def _nothing(found: Sequence[Change], alpha: float) -> str:
-    tested = [one for one in found if one.length_p is not None and one.shift is not None]
-    if not tested:
+def _nothing(found: Changes, alpha: float) -> str:
+    tested = np.zeros(len(found), np.bool_)
+    tested[found.tested.rows] = True
+    if not tested.any():
         return "It cannot be told: nothing happens often enough in both runs to be compared."
     says = f"Nothing changed by more than chance makes it, at a false discovery rate of {100 * alpha:g}%."
-    largest = max(_decisive(tested) or tested, key=lambda one: one.a.total_ns if one.a else 0)
+    some = _decisive(found, tested)
+    some = some if some.any() else tested
+    before_ns = found.column("total_ns_a")
+    largest = next(found.first(some & (before_ns == before_ns[some].max()), 1))
     assert largest.shift is not None
     low, high = largest.percent(largest.shift.low), largest.percent(largest.shift.high)
     if low is not None and high is not None:
