@@ -113,7 +113,7 @@ def test_fields_that_a_user_added_are_arguments() -> None:
         {"out": 4, "event": "exit", "occurrence": 0},
     ]
     assert [r["thread"] for r in records] == [[0, 0, 0], [1, 0, 0], [1, 0, 0]]
-    # What is no number of JSON, or has more digits than are exact, is a text.
+    # A value that JSON cannot write as a number, or not exactly, stays text.
     _, records, _ = read(GOOD + b" a=nan b=1e999 c=1234567890123456789 d=x=1\n")
     assert records[0]["args"] == {
         "a": "nan", "b": "1e999", "c": "1234567890123456789", "d": "x=1", "event": "entry",

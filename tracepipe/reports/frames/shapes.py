@@ -15,18 +15,7 @@ from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.numbered import Numbered
 
 # Which frame an event goes to.
-FRAMES = (
-    "annotation",
-    "userspace",
-    "hook",
-    "syscall",
-    "kernel",
-    "scheduler",
-    "memory",
-    "transfer",
-    "gpu_kernel",
-    "gpu_thread",
-)
+FRAMES = tuple(layer for layer in LAYERS if layer != "gpu_warp")  # warps have columns of their own
 GROUPS = tuple(name for name in FRAMES if name not in ("gpu_kernel", "gpu_thread"))
 """Those whose events nest, by the group that they nest in."""
 _CODES = {name: code for code, name in enumerate(FRAMES)}

@@ -49,7 +49,7 @@ def verdict(found: Changes, lengths_ns: tuple[int, int], alpha: float, least: fl
     ran = f"The recordings last {duration_text(lengths_ns[0])} and {duration_text(lengths_ns[1])}."
     if not told.any():
         return f"{_nothing(found, alpha)} {ran}"
-    says, most = "B differs, but is neither faster nor slower as far as is told.", told
+    says, most = "B differs, but nothing shows that it is faster or slower.", told
     if faster.any() and slower.any():
         net_ns = int(found.total_ns[faster | slower].sum())
         says = "In part, and on the whole " + ("yes" if net_ns < 0 else "no") + f": {words.some}."
@@ -123,7 +123,7 @@ def _nothing(found: Changes, alpha: float) -> str:
     tested = np.zeros(len(found), np.bool_)
     tested[found.tested.rows] = True
     if not tested.any():
-        return "It cannot be told: nothing happens often enough in both runs to be compared."
+        return "Not enough data: nothing happens often enough in both runs to be compared."
     says = f"Nothing changed by more than chance makes it, at a false discovery rate of {100 * alpha:g}%."
     some = _decisive(found, tested)
     some = some if some.any() else tested
