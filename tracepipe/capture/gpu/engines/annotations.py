@@ -14,7 +14,7 @@ from typing import Any, Final
 from tracepipe.capture.engines.engine import DeviceEngine, DeviceRenderer
 from tracepipe.capture.gpu.engines.annotation_lines import AnnotationLines
 from tracepipe.capture.gpu.engines.annotation_records import EVENT_KINDS, KINDS
-from tracepipe.capture.gpu.engines.channel import Channel
+from tracepipe.capture.gpu.engines.channel_engine import ChannelEngine
 from tracepipe.capture.gpu.engines.transport import NVTX_VARIABLE, GpuRecord, packed, records
 from tracepipe.capture.gpu.engines.untrusted import REFUSALS, Kept, Malformed, Refused, whole_records
 from tracepipe.capture.records.line import Lines
@@ -129,7 +129,7 @@ def _divided(chunk: bytes) -> tuple[bytes, bytes]:
     return b"".join(parts[True]), b"".join(parts[False])
 
 
-class NoGpus:
+class NoGpus(ChannelEngine):
     """In the place of an engine for GPUs where nothing is recorded of them: the channel alone."""
 
     name = ""
@@ -137,37 +137,9 @@ class NoGpus:
     clocks: Sequence[str] = ()
     gpus: Sequence[Mapping[str, Any]] = ()
 
-    def __init__(self, owner: tuple[int, int]) -> None:
-        """`owner` (user, group): who the command runs as. Raises CaptureUnavailable."""
-        self._channel = Channel(owner=owner)
-
-    def environment(self) -> dict[str, str]:
-        """What the command's environment needs."""
-        return self._channel.environment()
-
-    def collect(self, *, is_final: bool = False) -> bytes:
-        """Whole records since the last call."""
-        return self._channel.collect(is_final=is_final)
-
-    def lost(self) -> list[Loss]:
-        """Losses since the last call."""
-        return self._channel.losses({})
-
     def renderer(self) -> NoRecords:
         """A decoder that knows no record."""
         return NoRecords()
-
-    def stop(self) -> None:
-        """Ask the processes to record no more."""
-        self._channel.stop()
-
-    def is_over(self) -> bool:
-        """Whether they do."""
-        return self._channel.is_over()
-
-    def close(self) -> None:
-        """Give the channel back."""
-        self._channel.close()
 
 
 class NoRecords:

@@ -12,17 +12,17 @@ from typing import Any, Final
 
 from tracepipe.capture.gpu.build.toolchain import NATIVE, Toolchain
 from tracepipe.capture.gpu.engines.call_choice import CALLS_VARIABLE, calls_text
-from tracepipe.capture.gpu.engines.channel import CHANNEL_BYTES, Channel
+from tracepipe.capture.gpu.engines.channel import CHANNEL_BYTES
+from tracepipe.capture.gpu.engines.channel_engine import ChannelEngine
 from tracepipe.capture.gpu.engines.gpu_numbers import numbers_of
 from tracepipe.capture.gpu.engines.kernel_lines import KernelsRenderer
 from tracepipe.capture.gpu.engines.kernel_records import KIND_ANY, LAYERS
 from tracepipe.capture.gpu.engines.transport import INJECTION_VARIABLE
-from tracepipe.capture.records.loss import Loss
 
 _REASONS: Final = {KIND_ANY: "CUPTI had no buffer"}
 
 
-class KernelsEngine:
+class KernelsEngine(ChannelEngine):
     """A command's GPU work while it runs with `environment()`; nothing has to be attached to it."""
 
     name = "cupti"
@@ -43,39 +43,19 @@ class KernelsEngine:
         command runs as. `gpus`: those that there are, as a header has them. Raises CaptureUnavailable.
         """
         self._calls = calls_text(calls)
-        self._channel = Channel(ring_bytes, owner=owner)
+        super().__init__(owner, ring_bytes=ring_bytes, lost_layers=LAYERS, lost_why=_REASONS)
         self._library = library
         self.gpus = gpus
         self._renderer = KernelsRenderer(numbers_of(gpus))
 
     def environment(self) -> dict[str, str]:
         """What the command's environment needs."""
-        told = {INJECTION_VARIABLE: str(self._library), CALLS_VARIABLE: self._calls}
-        return told | self._channel.environment()
-
-    def collect(self, *, is_final: bool = False) -> bytes:
-        """Whole records since the last call; never waits. `is_final`: the command has ended."""
-        return self._channel.collect(is_final=is_final)
-
-    def lost(self) -> list[Loss]:
-        """Losses since the last call."""
-        return self._channel.losses(LAYERS, _REASONS)
+        own = {INJECTION_VARIABLE: str(self._library), CALLS_VARIABLE: self._calls}
+        return own | super().environment()
 
     def renderer(self) -> KernelsRenderer:
         """The decoder of what `collect` gives."""
         return self._renderer
-
-    def stop(self) -> None:
-        """Ask the processes to send what they have yet, and to record no more; `collect` gives it."""
-        self._channel.stop()
-
-    def is_over(self) -> bool:
-        """Whether they have."""
-        return self._channel.is_over()
-
-    def close(self) -> None:
-        """Give the memory back."""
-        self._channel.close()
 
 
 def build_library(toolchain: Toolchain) -> Path:

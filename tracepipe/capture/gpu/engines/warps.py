@@ -15,7 +15,7 @@ from typing import Any, Final
 from tracepipe.capture.gpu.engines import warp_records as layout
 from tracepipe.capture.gpu.engines.api_calls import ARGUMENTS_VARIABLE, ApiCalls, write_table
 from tracepipe.capture.gpu.engines.call_lines import CallLines
-from tracepipe.capture.gpu.engines.channel import Channel
+from tracepipe.capture.gpu.engines.channel_engine import ChannelEngine
 from tracepipe.capture.gpu.engines.gpu_numbers import GpuNumbers, numbers_of
 from tracepipe.capture.gpu.engines.thread_lines import thread_lines
 from tracepipe.capture.gpu.engines.transport import (
@@ -42,7 +42,6 @@ from tracepipe.capture.gpu.engines.untrusted import (
 from tracepipe.capture.gpu.engines.warp_options import WarpOptions
 from tracepipe.capture.records.bounds import COUNT_LIMIT, TIME_LIMIT_NS
 from tracepipe.capture.records.line import Lines
-from tracepipe.capture.records.loss import Loss
 from tracepipe.hooks.kernel_name import short_kernel_name
 from tracepipe.hooks.near_names import near_names
 
@@ -59,8 +58,8 @@ _PROCESS_BYTES: Final = 2048  # what is kept takes that much, roughly
 _ENTRY_BYTES: Final = 256
 
 
-class WarpsEngine:
-    """A channel that a command is told of by its environment, and what comes through it."""
+class WarpsEngine(ChannelEngine):
+    """A command's warps while it runs with `environment()`; nothing has to be attached to it."""
 
     name = "sanitizer"
     layers = frozenset({"userspace", "memory", "transfer", "gpu_kernel", "gpu_warp"})
@@ -84,7 +83,7 @@ class WarpsEngine:
         self.gpus = gpus
         self.clocks: Sequence[str] = [f"globaltimer:{gpu['index']}" for gpu in gpus] or ["globaltimer:0"]
         api = ApiCalls()
-        self._channel = Channel(owner=owner)
+        super().__init__(owner, lost_layers=_LAYERS)
         self._table = write_table(api.table())
         self._renderer = WarpRenderer(
             numbers_of(gpus), api, thread_exits=self._options.thread_exits, wanted=self._options.kernels
@@ -99,31 +98,15 @@ class WarpsEngine:
             "TRACEPIPE_GPU_PATCHES": str(self._patches.absolute()),
             ARGUMENTS_VARIABLE: str(self._table),
         }
-        return built | self._options.environment() | self._channel.environment()
-
-    def collect(self, *, is_final: bool = False) -> bytes:
-        """Whole records since the last call; never waits. `is_final`: the command has ended."""
-        return self._channel.collect(is_final=is_final)
+        return built | self._options.environment() | super().environment()
 
     def renderer(self) -> WarpRenderer:
         """The decoder of what `collect` gives; used on another thread."""
         return self._renderer
 
-    def lost(self) -> list[Loss]:
-        """What found no room in the channel since the last call."""
-        return self._channel.losses(_LAYERS)
-
-    def stop(self) -> None:
-        """Ask the processes to send what they have yet and to unpatch their code; `collect` gives it."""
-        self._channel.stop()
-
-    def is_over(self) -> bool:
-        """Whether they have."""
-        return self._channel.is_over()
-
     def close(self) -> None:
-        """Give the channel back, and what the command found beside it."""
-        self._channel.close()
+        """Give the channel back, and the table of API calls."""
+        super().close()
         self._table.unlink(missing_ok=True)
 
 

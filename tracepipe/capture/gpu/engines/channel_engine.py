@@ -1,0 +1,54 @@
+"""What the engines share whose records come through a channel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from tracepipe.capture.gpu.engines.channel import CHANNEL_BYTES, Channel
+from tracepipe.capture.records.loss import Loss
+
+_NONE: Final[Mapping[int, str]] = MappingProxyType({})
+
+
+class ChannelEngine:
+    """A channel that a command finds by its environment, and what comes through it."""
+
+    def __init__(
+        self,
+        owner: tuple[int, int] | None,
+        *,
+        ring_bytes: int = CHANNEL_BYTES,
+        lost_layers: Mapping[int, str] = _NONE,
+        lost_why: Mapping[int, str] = _NONE,
+    ) -> None:
+        """`owner` (user, group): who the command runs as. `lost_layers`: kind of record → layer; `lost_why`:
+        kind → reason, of kinds that are lost for another than a full channel. Raises CaptureUnavailable.
+        """
+        self._channel = Channel(ring_bytes, owner=owner)
+        self._lost_layers, self._lost_why = lost_layers, lost_why
+
+    def environment(self) -> dict[str, str]:
+        """What the command's environment needs."""
+        return self._channel.environment()
+
+    def collect(self, *, is_final: bool = False) -> bytes:
+        """Whole records since the last call; never waits. `is_final`: the command has ended."""
+        return self._channel.collect(is_final=is_final)
+
+    def lost(self) -> list[Loss]:
+        """Losses since the last call."""
+        return self._channel.losses(self._lost_layers, self._lost_why)
+
+    def stop(self) -> None:
+        """Ask the processes to send what they have yet, and to record no more; `collect` gives it."""
+        self._channel.stop()
+
+    def is_over(self) -> bool:
+        """Whether they have."""
+        return self._channel.is_over()
+
+    def close(self) -> None:
+        """Give the channel back."""
+        self._channel.close()
