@@ -13,18 +13,14 @@ bpftrace says them.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from typing import Any, BinaryIO, Final
 
-import numpy as np
-
-from tracepipe.converters.open_calls import OpenCalls
-from tracepipe.converters.writer import TraceInfo, without_form
-from tracepipe.event.columns import SPECIAL, TraceBatch
+from tracepipe.converters.line_writer import LineWriter
+from tracepipe.converters.writer import TraceInfo
+from tracepipe.event.columns import TraceBatch
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Args, Tables
 from tracepipe.event.vocabulary import ADDRESS_KEYS, COPY_KINDS, SIZE_KEYS, direction_named
-from tracepipe.event.warps import PlacedWarps
 from tracepipe.printable import json_text, printable
 
 _TITLES: Final = ("TIME(ms)", "PROCESS", "PID", "EVENT", "DETAILS")
@@ -40,65 +36,34 @@ _NOT_CUDA = "calls of no CUDA library"
 _INSTANTS = "calls without begin and end"
 
 
-class TableWriter:
+class TableWriter(LineWriter):
     """Writes events as they come."""
 
+    loss = b"Lost %d events\n"
+    what = "calls"
+
     def __init__(self, out: BinaryIO, info: TraceInfo) -> None:
-        self._out = out
-        self._start_ns = info.start.get("trace_ns", 0)
-        self._unwritten: Counter[str] = Counter()
-        self._before_start = 0
-        self._calls = OpenCalls()
+        super().__init__(out, info)
         self._names: dict[tuple[int | None, int | None], str] = {}
-        self._rows = [_ROW % _TITLES]
+        self._line(*_TITLES)
 
     def write_events(self, batch: TraceBatch, tables: Tables) -> None:
         """Write the events of a batch, on the trace's clock."""
-        events = batch.events
-        columns = (events.ts_ns, events.shape, events.args, events.dur_ns)
-        for ts_ns, number, args, dur_ns in zip(*(one.tolist() for one in columns), strict=True):
-            if number == SPECIAL:
-                self._other(batch.others[args])
-                continue
-            shape = tables.shapes[number]
-            assert shape is not None
+        for _, ts_ns, dur_ns, shape, args in self._rows(batch, tables):
             if shape.comm and not shape.on_stream:
                 self._name(shape, shape.comm)
             if shape.type == "userspace":
                 self._call(ts_ns, dur_ns, shape, tables, args)
-        numbers, counts = np.unique(events.shape, return_counts=True)
-        for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
-            of = tables.shapes[number] if number >= 0 else None
-            if of is not None and of.type != "userspace":
-                self._unwritten[f"{of.type} events"] += count
         self._flush()
 
-    def finish(self) -> None:
-        """Write the title of a table without rows."""
-        self._flush()
-
-    def remarks(self) -> list[str]:
-        """What is no call of the program, and what began before the trace."""
-        moved = f"{self._before_start} calls before the start of the trace are written at 0"
-        return without_form(self._unwritten) + [moved] * bool(self._before_start)
-
-    def _flush(self) -> None:
-        self._out.write("".join(self._rows).encode("utf-8", "backslashreplace"))
-        self._rows.clear()
+    def _left_out(self, shape: Shape) -> str:
+        return "" if shape.type == "userspace" else f"{shape.type} events"
 
     def _name(self, shape: Shape, comm: str) -> None:
         """Keep the name of a thread, which stands on one of its events."""
         if len(self._names) >= _NAMES_MAX:
             del self._names[next(iter(self._names))]
         self._names[shape.pid, shape.tid] = printable(comm).strip() or _UNKNOWN
-
-    def _other(self, other: Any) -> None:
-        """Write a loss, after which nothing is known to be open; count warps."""
-        if isinstance(other, PlacedWarps):
-            self._unwritten["gpu_warp events"] += len(other)
-        elif other["type"] == "loss":
-            self._calls.forget()
-            self._rows.append(f"Lost {other['count']} events\n")
 
     def _call(self, ts_ns: int, dur_ns: int, shape: Shape, tables: Tables, args: int) -> None:
         """Write what an event is of a call: its entry, its exit, or both."""
@@ -129,12 +94,11 @@ class TableWriter:
         return self._calls.around(thread) is not None
 
     def _row(self, ts_ns: int, shape: Shape, details: str) -> None:
-        after_ns = ts_ns - self._start_ns
-        if after_ns < 0:
-            self._before_start += 1
-            after_ns = 0
         known = self._names.get((shape.pid, shape.tid)) or self._names.get((shape.pid, shape.pid), _UNKNOWN)
-        self._rows.append(_ROW % (after_ns // 1_000_000, known, shape.pid or 0, shape.name, details))
+        self._line(self._after_start_ns(ts_ns) // 1_000_000, known, shape.pid or 0, shape.name, details)
+
+    def _line(self, *cells: Any) -> None:
+        self._lines.append((_ROW % cells).encode("utf-8", "backslashreplace"))
 
 
 def _entry(args: Args) -> str:

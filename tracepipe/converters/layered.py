@@ -17,19 +17,15 @@ own, as those tools print one, which says with `of_event` whose begin it repeats
 from __future__ import annotations
 
 import math
-from collections import Counter
 from typing import Any, BinaryIO, Final
 
-import numpy as np
-
-from tracepipe.converters.open_calls import OpenCalls
-from tracepipe.converters.writer import TraceInfo, without_form
-from tracepipe.event.columns import SPECIAL, Three, TraceBatch
+from tracepipe.converters.line_writer import LineWriter
+from tracepipe.converters.writer import TraceInfo
+from tracepipe.event.columns import Three, TraceBatch
 from tracepipe.event.model import HOST_LAYERS
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Args, Tables
 from tracepipe.event.vocabulary import MEMORY_IN_USE, SIZE_KEYS
-from tracepipe.event.warps import PlacedWarps
 from tracepipe.printable import json_text
 
 # What an argument must not be called: the format has these for something else.
@@ -43,64 +39,31 @@ _WHO: Final = ("pid", "tid", "cpu", "comm")
 _SHORT_WAYS: Final = {f"{a}to{b}": f"{a}2{b}" for a in "HDAP" for b in "HDAP"}
 
 
-class LayeredWriter:
+class LayeredWriter(LineWriter):
     """Writes events as they come."""
 
+    loss = b'{"type":"lost_events","data":{"events":%d}}\n'
+    what = "events"
+
     def __init__(self, out: BinaryIO, info: TraceInfo) -> None:
-        self._out = out
-        self._start_ns = info.start.get("trace_ns", 0)
-        self._unwritten: Counter[str] = Counter()
-        self._before_start = 0
-        self._calls = OpenCalls()
-        self._lines: list[bytes] = []
+        super().__init__(out, info)
         self._event_id = 0
 
     def write_events(self, batch: TraceBatch, tables: Tables) -> None:
         """Write the events of a batch, on the trace's clock."""
-        events = batch.events
-        self._count_others(batch, tables)
-        columns = (events.ts_ns, events.shape, events.args, events.dur_ns)
-        rows = zip(*(one.tolist() for one in columns), strict=True)
-        for at, (ts_ns, number, args, dur_ns) in enumerate(rows):
-            if number == SPECIAL:
-                self._other(batch.others[args])
+        for at, ts_ns, dur_ns, shape, args in self._rows(batch, tables):
+            if self._left_out(shape):
                 continue
-            shape = tables.shapes[number]
-            assert shape is not None
-            if shape.type in HOST_LAYERS and not shape.on_stream:
+            if shape.type == "gpu_thread":
+                self._thread(ts_ns, shape, batch.events.thread_of(at), tables.args(args))
+            else:
                 self._event(ts_ns, dur_ns if shape.has_dur else None, shape, tables.args(args))
-            elif shape.type == "gpu_thread" and shape.phase != "X":
-                self._thread(ts_ns, shape, events.thread_of(at), tables.args(args))
-        self._out.write(b"".join(self._lines))
-        self._lines.clear()
+        self._flush()
 
-    def finish(self) -> None:
-        """Nothing ends such a file."""
-
-    def remarks(self) -> list[str]:
-        """What of a GPU is left out, and what began before the trace."""
-        moved = f"{self._before_start} events before the start of the trace are written at 0"
-        return without_form(self._unwritten) + [moved] * bool(self._before_start)
-
-    def _count_others(self, batch: TraceBatch, tables: Tables) -> None:
-        """Count what is of a GPU."""
-        numbers, counts = np.unique(batch.events.shape, return_counts=True)
-        for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
-            shape = tables.shapes[number] if number >= 0 else None
-            if shape is not None and shape.on_stream and shape.type == "transfer":
-                self._unwritten["copies on a GPU"] += count
-            elif shape is not None and shape.type == "gpu_thread" and shape.phase != "X":
-                continue
-            elif shape is not None and shape.type not in HOST_LAYERS:
-                self._unwritten[f"{shape.type} events"] += count
-
-    def _other(self, other: Any) -> None:
-        """Write a loss, after which nothing is known to be open; count warps."""
-        if isinstance(other, PlacedWarps):
-            self._unwritten["gpu_warp events"] += len(other)
-        elif other["type"] == "loss":
-            self._calls.forget()
-            self._lines.append(b'{"type":"lost_events","data":{"events":%d}}\n' % other["count"])
+    def _left_out(self, shape: Shape) -> str:
+        if shape.type in HOST_LAYERS:
+            return "copies on a GPU" if shape.on_stream else ""
+        return "" if shape.type == "gpu_thread" and shape.phase != "X" else f"{shape.type} events"
 
     def _thread(self, ts_ns: int, shape: Shape, of: tuple[Three | None, Three | None], args: Args) -> None:
         """Write an entry or exit of a GPU's thread."""
@@ -165,12 +128,8 @@ class LayeredWriter:
 
     def _line(self, ts_ns: int, line: dict[str, Any]) -> int:
         """Write a line; its number."""
-        after_ns = ts_ns - self._start_ns
-        if after_ns < 0:
-            self._before_start += 1
-            after_ns = 0
         self._event_id += 1
-        ms, ns = divmod(after_ns, 1_000_000)
+        ms, ns = divmod(self._after_start_ns(ts_ns), 1_000_000)
         self._lines.append(
             b'{"event_id":%d,"ts":%d.%06d,' % (self._event_id, ms, ns) + json_text(line)[1:].encode() + b"\n"
         )
