@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tracepipe.event.ops import Op, OpColumns
+from tracepipe.event.ops import Op
 from tracepipe.layout.changes import WarpChanges
 from tracepipe.layout.timeline import Drawn
 from tracepipe.native.signatures import Changes, Given, Slices

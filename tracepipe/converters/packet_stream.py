@@ -1,6 +1,6 @@
 """The packets of one sequence, put together from columns of bytes: a column for each part of them.
 
-    packet   ┌ 1 length ┬ 8 timestamp ┬ 11 length ┬ parts of the track event … ┬ 12 interned data ┬ 10 sequence ┐
+   packet ┌ 1 length ┬ 8 timestamp ┬ 11 length ┬ parts of the track event … ┬ 12 interned data ┬ 10 sequence ┐
 
 Timestamps are steps from the packet before (an incremental clock), which makes one or two bytes of eight; a
 packet that is older than the one before it has its time in full.

@@ -31,12 +31,13 @@ TABLE_MAX: Final = 1 << 14
 """Entries of one table; when it is full, further names stand in their place."""
 STRINGS_MAX: Final = 1 << 13
 _TEXT_MAX = 64
-# Names of warps that came once are remembered, so many of so many kernels; those that come again get a number,
-# so many. The first is that of an exit.
+# Up to _MET_MAX names of warps that came once are remembered, of warps below that number of the first
+# _KERNELS_MAX kernels. Up to _NAMED_MAX that come again get a number, from _FIRST_IID on: 1 is an exit.
 _MET_MAX, _KERNELS_MAX, _NAMED_MAX, _FIRST_IID = 1 << 17, 256, 1 << 16, 2
 TRACKS, TOPS, NAMES, BEFORE, LAUNCH_KEY, AFTER, MARK, KEYS = range(8)
-"""What of packets is ready-made: by row its track, and its track and category; by name; by shape what it shows
-before its arguments, the key of its launch, and what it shows after that; by mark; and keys of annotations."""
+"""What of packets is ready-made: by row its track, and its track and category; by name; by shape what it
+shows before its arguments, the key of its launch, and what it shows after that; by mark; and keys of
+annotations."""
 FORGOTTEN: Final = (NAMES, BEFORE, LAUNCH_KEY, AFTER)
 KEY_SOURCE, KEY_EXITS, KEY_CYCLES, KEY_LANES = range(4)
 SHOWN: Final = frozenset({"cpu", "source_ns", "launch", "grid", "block", *MARKS})

@@ -21,7 +21,6 @@ from tracepipe.converters.packets import (
     LAUNCH_KEY,
     MARK,
     NAMES,
-    TOPS,
     TRACKS,
     Packets,
 )
@@ -130,7 +129,7 @@ class PerfettoWriter:
         d = packet.track_descriptor
         d.uuid = track.id * 2
         if track.kind == "process" and track.pid:
-            # The trace processor keeps the first name that a process is given, and the last is wanted: `finish`.
+            # The trace processor keeps the first name of a process, and the last is wanted: see `finish`.
             d.process.pid = track.pid
             self._processes[track.id] = track
         elif track.kind == "thread" and track.tid and track.pid:
