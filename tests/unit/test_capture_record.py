@@ -489,15 +489,17 @@ def test_only_events_are_counted() -> None:
     assert event_count(chunk) == 2
 
 
-def test_lines_are_cut_where_there_is_no_more_room() -> None:
-    def made() -> Lines:
-        lines = Lines()
-        lines.event(1, Head("syscall", "read", "I"), 0, 0, 2)
-        lines.record({"type": "clock", "clock": "globaltimer:0"})
-        lines.record({"type": "gpu_warp", "name": "f", "warp": [1, 2, 3]}, 3)
-        lines.span(4, 5, Head("transfer", "copy", "X"), (7, 8, 9), '"size":1')
-        return lines
+def made() -> Lines:
+    """Lines of every kind."""
+    lines = Lines()
+    lines.event(1, Head("syscall", "read", "I"), 0, 0, 2)
+    lines.record({"type": "clock", "clock": "globaltimer:0"})
+    lines.record({"type": "gpu_warp", "name": "f", "warp": [1, 2, 3]}, 3)
+    lines.span(4, 5, Head("transfer", "copy", "X"), (7, 8, 9), '"size":1')
+    return lines
 
+
+def test_lines_are_cut_where_there_is_no_more_room() -> None:
     assert made().counts() == {"syscall": 1, "gpu_warp": 3, "transfer": 1}
     whole = made().encoded()
     for lines, size_bytes, left in (
@@ -510,6 +512,13 @@ def test_lines_are_cut_where_there_is_no_more_room() -> None:
         some.cut(lines, size_bytes)
         assert some.texts == made().texts[:left]
         assert some.counts().get("gpu_warp", 0) == (3 if left >= 3 else 0)
+
+
+def test_lines_that_are_added_to_others_count_as_before() -> None:
+    both = made()
+    both.extend(made())
+    assert both.encoded() == 2 * made().encoded()
+    assert both.counts() == {layer: 2 * count for layer, count in made().counts().items()}
 
 
 def test_a_line_has_the_fields_of_the_model_alone() -> None:

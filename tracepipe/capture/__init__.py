@@ -14,7 +14,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, BinaryIO, cast
 
-from tracepipe.capture.engines.engine import Collector, Engine, Store
+from tracepipe.capture.engines.engine import Collector, DeviceEngine, Engine, Store
 from tracepipe.capture.request import ANNOTATION, CaptureRequest, Control, Notify
 from tracepipe.capture.summary import CaptureSummary
 from tracepipe.errors import CaptureUnavailable, TracepipeError
@@ -87,6 +87,7 @@ def _capture(
 
     if request.command:
         find_program(request.command)  # before anything is said of how it is recorded
+    device: DeviceEngine | None
     request, device = start(request, notify)
     try:
         try:

@@ -16,16 +16,17 @@ from tracepipe.errors import CaptureUnavailable, TracepipeError
 
 if TYPE_CHECKING:
     from tracepipe.capture.gpu.build.toolchain import Toolchain
+    from tracepipe.capture.gpu.engines.channel_engine import ChannelEngine
 
 
-def _kernels(request: CaptureRequest, toolchain: Toolchain) -> DeviceEngine:
+def _kernels(request: CaptureRequest, toolchain: Toolchain) -> ChannelEngine:
     from tracepipe.capture.gpu.engines.kernels import KernelsEngine, build_library
 
     user, gpus = toolchain.owner, toolchain.driver.listed
     return KernelsEngine(build_library(toolchain), calls=request.calls, owner=(user.uid, user.gid), gpus=gpus)
 
 
-def _warps(request: CaptureRequest, toolchain: Toolchain) -> DeviceEngine:
+def _warps(request: CaptureRequest, toolchain: Toolchain) -> ChannelEngine:
     from tracepipe.capture.gpu.build.toolchain import NATIVE
     from tracepipe.capture.gpu.choice import warp_options
     from tracepipe.capture.gpu.engines.warps import WarpsEngine
@@ -38,13 +39,13 @@ def _warps(request: CaptureRequest, toolchain: Toolchain) -> DeviceEngine:
 
 
 # Engine for the GPUs → its start.
-GPU_ENGINES: dict[str, Callable[[CaptureRequest, Toolchain], DeviceEngine]] = {
+GPU_ENGINES: dict[str, Callable[[CaptureRequest, Toolchain], ChannelEngine]] = {
     "kernels": _kernels,
     "warps": _warps,
 }
 
 
-def start(request: CaptureRequest, notify: Notify) -> tuple[CaptureRequest, DeviceEngine | None]:
+def start(request: CaptureRequest, notify: Notify) -> tuple[CaptureRequest, ChannelEngine | None]:
     """Build what has to be built, and make the channel; None for `off`.
 
     The request comes back with the engine that `auto` took, and its budget. Raises CaptureUnavailable for an
@@ -72,7 +73,7 @@ def start(request: CaptureRequest, notify: Notify) -> tuple[CaptureRequest, Devi
     return request, GPU_ENGINES[request.gpu](request, toolchain)
 
 
-def annotated(request: CaptureRequest, device: DeviceEngine | None, notify: Notify) -> DeviceEngine | None:
+def annotated(request: CaptureRequest, device: ChannelEngine | None, notify: Notify) -> DeviceEngine | None:
     """The engine for the GPUs, if any, with annotations, where the request asks for them and they can be had.
 
     Where they cannot, that is said. Raises CaptureUnavailable if nothing else was asked for.
@@ -88,7 +89,7 @@ def annotated(request: CaptureRequest, device: DeviceEngine | None, notify: Noti
         return device
 
 
-def _with_annotations(device: DeviceEngine | None) -> DeviceEngine:
+def _with_annotations(device: ChannelEngine | None) -> DeviceEngine:
     from tracepipe.capture.gpu.build.toolchain import NATIVE, host_toolchain
     from tracepipe.capture.gpu.engines.annotations import AnnotationsEngine, NoGpus
     from tracepipe.capture.gpu.engines.transport import NVTX_VARIABLE
@@ -103,7 +104,7 @@ def _with_annotations(device: DeviceEngine | None) -> DeviceEngine:
     return AnnotationsEngine(library, device or NoGpus((toolchain.owner.uid, toolchain.owner.gid)))
 
 
-def _start_chosen(request: CaptureRequest, notify: Notify) -> tuple[CaptureRequest, DeviceEngine | None]:
+def _start_chosen(request: CaptureRequest, notify: Notify) -> tuple[CaptureRequest, ChannelEngine | None]:
     """The engine that suits the request or, where it cannot work, the other one, or none."""
     from tracepipe.capture.gpu import choice
     from tracepipe.capture.gpu.build.toolchain import this_toolchain

@@ -86,6 +86,12 @@ class Lines:
         self.texts += texts
         self.layers += ["gpu_thread"] * len(texts)
 
+    def extend(self, others: Lines) -> None:
+        """Add all lines of others."""
+        self._events |= {len(self.texts) + at: events for at, events in others._events.items()}
+        self.texts += others.texts
+        self.layers += others.layers
+
     def record(self, record: Mapping[str, Any], events: int = 1) -> None:
         """Add a record field by field, which stands for so many events if it is one of a layer."""
         if events != 1:

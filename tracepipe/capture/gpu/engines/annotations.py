@@ -6,17 +6,16 @@ the engine for the GPUs, or through one of their own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from tracepipe.capture.engines.engine import DeviceEngine, DeviceRenderer
 from tracepipe.capture.gpu.engines.annotation_lines import AnnotationLines
 from tracepipe.capture.gpu.engines.annotation_records import EVENT_KINDS, KINDS
 from tracepipe.capture.gpu.engines.channel_engine import ChannelEngine
-from tracepipe.capture.gpu.engines.transport import NVTX_VARIABLE, GpuRecord, packed, records
-from tracepipe.capture.gpu.engines.untrusted import REFUSALS, Kept, Malformed, Refused, whole_records
+from tracepipe.capture.gpu.engines.channel_renderer import ChannelRenderer
+from tracepipe.capture.gpu.engines.transport import NVTX_VARIABLE, GpuRecord
+from tracepipe.capture.gpu.engines.untrusted import REFUSALS, Malformed
 from tracepipe.capture.records.line import Lines
 from tracepipe.capture.records.loss import Loss
 
@@ -26,7 +25,7 @@ _LAYER: Final = "annotation"
 class AnnotationsEngine:
     """An engine for a command's GPUs that records annotations too."""
 
-    def __init__(self, library: Path, device: DeviceEngine) -> None:
+    def __init__(self, library: Path, device: ChannelEngine) -> None:
         """`library` is the built native code, `device` has the channel."""
         self._library, self._device = library, device
         self.name = ", ".join(name for name in (device.name, "nvtx") if name)
@@ -63,13 +62,12 @@ class AnnotationsEngine:
         self._device.close()
 
 
-class AnnotationsRenderer:
+class AnnotationsRenderer(ChannelRenderer):
     """Turns chunks of records into lines; those that are no annotations by the renderer of the GPUs."""
 
-    def __init__(self, device: DeviceRenderer) -> None:
+    def __init__(self, device: ChannelRenderer) -> None:
+        super().__init__()
         self._device = device
-        self._losses: dict[str, int] = {}
-        self._kept, self._refused = Kept(), Refused()
         self._lines = AnnotationLines(self._kept)
 
     @property
@@ -90,25 +88,27 @@ class AnnotationsRenderer:
         """The GPUs that were met, as a header has them."""
         return self._device.gpus
 
-    def counts(self, chunk: bytes) -> dict[str, int]:
-        """Layer → events of the records in a chunk, which is not rendered."""
-        own, others = _divided(chunk)
-        count = sum(record.kind in EVENT_KINDS for record in records(own))
-        return {_LAYER: count, **self._device.counts(others)}
-
-    def render(self, chunk: bytes) -> Lines:
-        """Lines of one chunk."""
-        own, others = _divided(chunk)
-        lines = self._device.render(others)
-        for record in whole_records(own, self._refused):
-            self._add(lines, record)
-        for loss in self._refused.take_losses(self._losses):
-            lines.record(loss)
-        return lines
+    def counted(self, record: GpuRecord) -> tuple[str, int]:
+        """The layer of a record's events, and how many it has."""
+        return (_LAYER, record.kind in EVENT_KINDS) if record.kind in KINDS else self._device.counted(record)
 
     def rest(self) -> Iterator[Lines]:
         """What the renderer of the GPUs has yet of the last chunk."""
         return self._device.rest()
+
+    def _rendered(self, some: Iterable[GpuRecord]) -> Lines:
+        own = Lines()
+        lines = self._device.lines(self._others(some, own))
+        lines.extend(own)
+        return lines
+
+    def _others(self, some: Iterable[GpuRecord], own: Lines) -> Iterator[GpuRecord]:
+        """The records that are no annotations; the lines of those that are one are added to `own`."""
+        for record in some:
+            if record.kind in KINDS:
+                self._add(own, record)
+            else:
+                yield record
 
     def _add(self, lines: Lines, record: GpuRecord) -> None:
         try:
@@ -116,17 +116,6 @@ class AnnotationsRenderer:
                 lines.record(event)
         except REFUSALS as refusal:
             self._refused.take(refusal)
-
-
-def _divided(chunk: bytes) -> tuple[bytes, bytes]:
-    """The records of annotations, and the others."""
-    parts: dict[bool, list[bytes]] = {True: [], False: []}
-    start = 0
-    for is_own, some in groupby(records(chunk), key=lambda record: record.kind in KINDS):
-        stop = start + sum(packed(record) for record in some)
-        parts[is_own].append(chunk[start:stop])
-        start = stop
-    return b"".join(parts[True]), b"".join(parts[False])
 
 
 class NoGpus(ChannelEngine):
@@ -142,27 +131,14 @@ class NoGpus(ChannelEngine):
         return NoRecords()
 
 
-class NoRecords:
+class NoRecords(ChannelRenderer):
     """Refuses every record: no library that writes it was loaded by us."""
 
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-        self.losses: dict[str, int] = {}
-        self.gpus: list[dict[str, Any]] = []
-
-    def counts(self, chunk: bytes) -> dict[str, int]:
+    def counted(self, record: GpuRecord) -> tuple[str, int]:
         """No events."""
-        return {}
+        return "", 0
 
-    def render(self, chunk: bytes) -> Lines:
-        """Losses alone."""
-        refused, lines = Refused(), Lines()
-        for _ in records(chunk):
-            refused.take(Malformed())
-        for loss in refused.take_losses(self.losses):
-            lines.record(loss)
-        return lines
-
-    def rest(self) -> Iterator[Lines]:
-        """None."""
-        return iter(())
+    def _rendered(self, some: Iterable[GpuRecord]) -> Lines:
+        for _ in some:
+            self._refused.take(Malformed())
+        return Lines()

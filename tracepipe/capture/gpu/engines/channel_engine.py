@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from tracepipe.capture.gpu.engines.channel import CHANNEL_BYTES, Channel
+from tracepipe.capture.gpu.engines.channel_renderer import ChannelRenderer
 from tracepipe.capture.records.loss import Loss
 
 _NONE: Final[Mapping[int, str]] = MappingProxyType({})
 
 
-class ChannelEngine:
+class ChannelEngine(ABC):
     """A channel that a command finds by its environment, and what comes through it."""
+
+    name: str
+    layers: frozenset[str]
+    clocks: Sequence[str]
+    """Clocks that its times can be on beside CLOCK_MONOTONIC."""
+    gpus: Sequence[Mapping[str, Any]]
+    """The GPUs that there are, as a header has them."""
 
     def __init__(
         self,
@@ -40,6 +49,10 @@ class ChannelEngine:
     def lost(self) -> list[Loss]:
         """Losses since the last call."""
         return self._channel.losses(self._lost_layers, self._lost_why)
+
+    @abstractmethod
+    def renderer(self) -> ChannelRenderer:
+        """The decoder of what `collect` gives; used on another thread."""
 
     def stop(self) -> None:
         """Ask the processes to send what they have yet, and to record no more; `collect` gives it."""

@@ -12,12 +12,11 @@ the GPU's own. A launch id is CUPTI's correlation number, with the number of the
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from tracepipe.capture.gpu.engines.gpu_numbers import GpuNumbers
+from tracepipe.capture.gpu.engines.channel_renderer import ChannelRenderer
 from tracepipe.capture.gpu.engines.kernel_records import (
     CALL,
     CALL_NAME,
@@ -47,18 +46,9 @@ from tracepipe.capture.gpu.engines.transport import (
     GpuRecord,
     note,
     read_name,
-    records,
     text,
 )
-from tracepipe.capture.gpu.engines.untrusted import (
-    REFUSALS,
-    Kept,
-    Malformed,
-    Refused,
-    add_loss,
-    check_span,
-    whole_records,
-)
+from tracepipe.capture.gpu.engines.untrusted import REFUSALS, Malformed, add_loss, check_span
 from tracepipe.capture.records.bounds import ID_LIMIT, INDEX_LIMIT
 from tracepipe.capture.records.line import Lines
 
@@ -100,17 +90,13 @@ class _Process:
         self.allocating[correlation] = name, tid
 
 
-class KernelsRenderer:
-    """Lines of an event file from the channel's records; chunks in the order in which they were collected."""
+class KernelsRenderer(ChannelRenderer):
+    """Lines of an event file from the channel's records."""
 
     def __init__(self, gpus: Mapping[str, int] | None = None) -> None:
         """`gpus`: number of each GPU by UUID, as the header has them."""
-        self.notes: list[str] = []
-        """What the user should know, once each."""
-        self.losses: dict[str, int] = {}
+        super().__init__(gpus)
         self._processes: dict[int, _Process] = {}
-        self._kept, self._refused = Kept(), Refused()
-        self._numbers = GpuNumbers(gpus)
         self._take: dict[int, Callable[[_Process, GpuRecord], list[dict[str, Any]]]] = {
             KIND_KERNEL: self._kernels,
             KIND_COPY: self._copies,
@@ -119,38 +105,22 @@ class KernelsRenderer:
             KIND_MEMORY: self._memory,
         }
 
-    @property
-    def gpus(self) -> list[dict[str, Any]]:
-        """The GPUs met, as the header has them: index, name, uuid, sm_count."""
-        return self._numbers.met
+    def counted(self, record: GpuRecord) -> tuple[str, int]:
+        """The layer of a record's events, and how many it has."""
+        size_bytes = _EVENT_BYTES.get(record.kind)
+        return (LAYERS[record.kind], len(record.payload) // size_bytes) if size_bytes else ("", 0)
 
-    def counts(self, chunk: bytes) -> dict[str, int]:
-        """Layer → events of the records in a chunk, which is not rendered."""
-        counts: Counter[str] = Counter()
-        for record in records(chunk):
-            if record.kind in _EVENT_BYTES:
-                counts[LAYERS[record.kind]] += len(record.payload) // _EVENT_BYTES[record.kind]
-        return dict(counts)
-
-    def rest(self) -> Iterator[Lines]:
-        """None: a chunk has all its lines."""
-        return iter(())
-
-    def render(self, chunk: bytes) -> Lines:
-        """Lines of a chunk, in the order of their times."""
+    def _rendered(self, some: Iterable[GpuRecord]) -> Lines:
+        """Lines of a chunk's records, in the order of their times."""
         events: list[dict[str, Any]] = []
         # A kernel comes before its name where that found no room at first, and memory before its call.
-        whole = [
-            record
-            for record in whole_records(chunk, self._refused)
-            if self._each(record, self._hear) is not None
-        ]
+        whole = [record for record in some if self._each(record, self._hear) is not None]
         for record in sorted(whole, key=lambda record: record.kind == KIND_MEMORY):
             events += self._each(record, self._made) or ()
         events += self._taken_over(whole)
         events.sort(key=lambda event: int(event["ts_ns"]))
         lines = Lines()
-        for event in (*events, *self._refused.take_losses(self.losses)):
+        for event in events:
             lines.record(event)
         return lines
 
@@ -207,9 +177,9 @@ class KernelsRenderer:
         return []
 
     def _note(self, words: str) -> None:
-        if words not in self.notes:
+        if words not in self._notes:
             self._kept.take(_NAME_BYTES + len(words))
-            self.notes.append(words)
+            self._notes.append(words)
 
     def _taken_over(self, whole: list[GpuRecord]) -> list[dict[str, Any]]:
         """The losses of processes in which another profiler has CUPTI now."""
@@ -223,7 +193,7 @@ class KernelsRenderer:
             reason = f"another profiler took CUPTI over in process {record.pid}: {counted}"
             self._note(f"{reason}; to have them, run the program without that profiler")
             # As many as are known, and one where none is: something was lost.
-            add_loss(self.losses, "gpu_kernel", max(count, 1))
+            add_loss(self._losses, "gpu_kernel", max(count, 1))
             loss = {"type": "loss", "layer": "gpu_kernel", "count": max(count, 1), "reason": reason}
             losses.append({"ts_ns": until_ns, "dur_ns": max(0, noticed_ns - until_ns)} | loss)
         return losses

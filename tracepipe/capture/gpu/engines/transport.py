@@ -51,11 +51,6 @@ def records(chunk: bytes) -> Iterator[GpuRecord]:
         at += whole_bytes(length)
 
 
-def packed(record: GpuRecord) -> int:
-    """How many bytes a record takes in what `Channel.collect` gave."""
-    return whole_bytes(len(record.payload))
-
-
 def text(payload: memoryview, start: int = 0) -> str:
     """The text that ends a payload, as far as it can be a name."""
     return bytes(payload[start : start + NAME_BYTES]).decode(errors="replace")

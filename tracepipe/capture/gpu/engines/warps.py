@@ -7,8 +7,7 @@ the channel and turns what comes into lines. No root, no PTX, no change of the p
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +15,8 @@ from tracepipe.capture.gpu.engines import warp_records as layout
 from tracepipe.capture.gpu.engines.api_calls import ARGUMENTS_VARIABLE, ApiCalls, write_table
 from tracepipe.capture.gpu.engines.call_lines import CallLines
 from tracepipe.capture.gpu.engines.channel_engine import ChannelEngine
-from tracepipe.capture.gpu.engines.gpu_numbers import GpuNumbers, numbers_of
+from tracepipe.capture.gpu.engines.channel_renderer import ChannelRenderer
+from tracepipe.capture.gpu.engines.gpu_numbers import numbers_of
 from tracepipe.capture.gpu.engines.thread_lines import thread_lines
 from tracepipe.capture.gpu.engines.transport import (
     INJECTION_VARIABLE,
@@ -29,16 +29,8 @@ from tracepipe.capture.gpu.engines.transport import (
     note,
     printable,
     read_name,
-    records,
 )
-from tracepipe.capture.gpu.engines.untrusted import (
-    REFUSALS,
-    Kept,
-    Malformed,
-    Refused,
-    add_loss,
-    whole_records,
-)
+from tracepipe.capture.gpu.engines.untrusted import REFUSALS, Malformed, add_loss
 from tracepipe.capture.gpu.engines.warp_options import WarpOptions
 from tracepipe.capture.records.bounds import COUNT_LIMIT, TIME_LIMIT_NS
 from tracepipe.capture.records.line import Lines
@@ -132,11 +124,8 @@ class _Process:
 _SHOWN_NAME: Final = 200
 
 
-class WarpRenderer:
-    """Turns chunks of records into lines.
-
-    `losses` are warps that were lost, by layer; `gpus` the GPUs that were met, as a header lists them.
-    """
+class WarpRenderer(ChannelRenderer):
+    """Turns chunks of records into lines: those of threads, where they are wanted, come with `rest`."""
 
     def __init__(
         self,
@@ -147,15 +136,12 @@ class WarpRenderer:
         wanted: str = "",
     ) -> None:
         """`wanted`: the pattern that kernels were selected by."""
+        super().__init__(gpus)
         self._thread_exits = thread_exits
         self._batches: list[Mapping[str, Any]] = []
-        self._kept, self._refused = Kept(), Refused()
         self._calls = CallLines(api, self._kept)
-        self.losses: dict[str, int] = {}
-        self._notes: list[str] = []
         self._wanted, self._is_met = wanted, False
         self._unwanted: dict[str, None] = {}
-        self._numbers = GpuNumbers(gpus)
         self._processes: dict[int, _Process] = {}
         self._short: dict[str, str] = {}
 
@@ -172,19 +158,11 @@ class WarpRenderer:
         what = what if names else "no kernel was launched"
         return [*self._notes, f"no kernel fits --kernel {self._wanted!r}; {what}"]
 
-    @property
-    def gpus(self) -> list[dict[str, Any]]:
-        """The GPUs that were met, as a header has them."""
-        return self._numbers.met
-
-    def counts(self, chunk: bytes) -> dict[str, int]:
-        """Layer → events of the records in a chunk, which is not rendered."""
-        counts: Counter[str] = Counter()
-        for record in records(chunk):
-            if record.kind in _LAYERS:
-                is_warps = record.kind == layout.KIND_WARPS
-                counts[_LAYERS[record.kind]] += layout.read_warp_count(record.payload) if is_warps else 1
-        return dict(counts)
+    def counted(self, record: GpuRecord) -> tuple[str, int]:
+        """The layer of a record's events, and how many it has."""
+        if record.kind == layout.KIND_WARPS:
+            return _LAYERS[record.kind], layout.read_warp_count(record.payload)
+        return _LAYERS.get(record.kind, ""), int(record.kind in _LAYERS)
 
     def rest(self) -> Iterator[Lines]:
         """Lines of threads of the warps that were rendered last, some thousand at a time."""
@@ -195,16 +173,13 @@ class WarpRenderer:
                 lines.threads(some)
                 yield lines
 
-    def render(self, chunk: bytes) -> Lines:
-        """Lines of one chunk, without those of threads."""
+    def _rendered(self, some: Iterable[GpuRecord]) -> Lines:
         lines = Lines()
-        for record in whole_records(chunk, self._refused):
+        for record in some:
             try:
                 self._add(lines, self._process(record.pid), record)
             except REFUSALS as refusal:
                 self._refused.take(refusal)
-        for loss in self._refused.take_losses(self.losses):
-            lines.record(loss)
         return lines
 
     def _process(self, pid: int) -> _Process:
@@ -311,7 +286,7 @@ class WarpRenderer:
         launch, _, why, count = layout.LOST_WARPS.unpack_from(record.payload)
         if count > COUNT_LIMIT:
             raise Malformed
-        add_loss(self.losses, "gpu_warp", count)
+        add_loss(self._losses, "gpu_warp", count)
         reason = layout.LOST_WHY.get(why, f"reason {why}")
         if launch:  # else it is of many
             reason = f"launch {launch}: {reason}"

@@ -1,0 +1,70 @@
+"""What the renderers share of records that came through a channel."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from tracepipe.capture.gpu.engines.gpu_numbers import GpuNumbers
+from tracepipe.capture.gpu.engines.transport import GpuRecord, records
+from tracepipe.capture.gpu.engines.untrusted import Kept, Refused, whole_records
+from tracepipe.capture.records.line import Lines
+
+
+class ChannelRenderer(ABC):
+    """Turns chunks of records into lines. One renderer may have another: records are parsed once."""
+
+    def __init__(self, gpus: Mapping[str, int] | None = None) -> None:
+        """`gpus`: number of each GPU by UUID, as the header has them."""
+        self._numbers = GpuNumbers(gpus)
+        self._kept, self._refused = Kept(), Refused()
+        self._notes: list[str] = []
+        self._losses: dict[str, int] = {}
+
+    @property
+    def notes(self) -> list[str]:
+        """What the user should know."""
+        return self._notes
+
+    @property
+    def losses(self) -> dict[str, int]:
+        """Layer → losses that were found in what was collected."""
+        return self._losses
+
+    @property
+    def gpus(self) -> list[dict[str, Any]]:
+        """The GPUs that were met, as a header has them: index, name, uuid, sm_count."""
+        return self._numbers.met
+
+    def render(self, chunk: bytes) -> Lines:
+        """Lines of one chunk, but for those that `rest` has; chunks come in the order of their collection."""
+        return self.lines(whole_records(chunk, self._refused))
+
+    def lines(self, some: Iterable[GpuRecord]) -> Lines:
+        """Lines of the records of one chunk, which are taken to the last."""
+        lines = self._rendered(some)
+        for loss in self._refused.take_losses(self._losses):
+            lines.record(loss)
+        return lines
+
+    def rest(self) -> Iterator[Lines]:
+        """More lines of the last chunk, some thousand at a time."""
+        return iter(())
+
+    def counts(self, chunk: bytes) -> dict[str, int]:
+        """Layer → events of the records in a chunk, which is not rendered."""
+        counts: Counter[str] = Counter()
+        for record in records(chunk):
+            layer, events = self.counted(record)
+            counts[layer] += events
+        return {layer: events for layer, events in counts.items() if events}
+
+    @abstractmethod
+    def counted(self, record: GpuRecord) -> tuple[str, int]:
+        """The layer of a record's events, and how many it has; 0 of one that is none."""
+
+    @abstractmethod
+    def _rendered(self, some: Iterable[GpuRecord]) -> Lines:
+        """Lines of records, without the losses of those that are refused."""
