@@ -3,7 +3,9 @@
 // module. It does what the lines of its input say, and answers each with a line, after those of what happened:
 //
 //     launch       a call of cuLaunchKernel, as its callbacks show it
-//     kernel:NAME  a launch of the kernel of that name begins, as the callbacks show it
+//     kernel:NAME  a launch of the kernel of that name begins, as the callbacks show it; its warp runs at once
+//     module:NAME  another module is loaded, whose kernel has that name
+//     ask          calls of cudaGetDevice, as their callbacks show them, until there are none any more
 //     stay         another thread begins a call of cuMemAlloc and does not return from it; `leave` ends it
 //     wait         another thread begins a call of cuStreamSynchronize; `leave` ends it
 //     capture      a stream's capture begins; `captured` ends it
@@ -16,12 +18,18 @@
 // To unpatch while a call is under way or the GPU has something to do, or to ask whether it has while a stream is
 // captured, is what NVIDIA's own does not survive: a line says it.
 #include <atomic>
+#include <cstddef>
 #include <cstdio>
+#include <cstring>
 #include <string>
 #include <thread>
 
+#include <elf.h>
 #include <sanitizer.h>
 #include <unistd.h>
+#include <vector>
+
+#include "warp_record.h"
 
 extern "C" int InitializeInjection();
 
@@ -38,14 +46,17 @@ void call_back(Sanitizer_CallbackDomain domain, Sanitizer_CallbackId id, const v
     if (function && domains[domain]) function(subscribed, domain, id, data);
 }
 std::atomic<bool> is_busy{false}, is_captured{false}, is_asked{false}, is_left{false};
+constexpr Sanitizer_CallbackId ASKS = 19;
+std::atomic<bool> is_asking_seen{true};
 std::atomic<int> calls{0};
 std::atomic<const char *> allocated{nullptr};
 
-void site(Sanitizer_ApiCallbackSite site, const char *function, Sanitizer_CallbackId id) {
+void site(Sanitizer_ApiCallbackSite site, const char *function, Sanitizer_CallbackId id,
+          Sanitizer_CallbackDomain domain = SANITIZER_CB_DOMAIN_DRIVER_API) {
     uint32_t result = 0;
     Sanitizer_CallbackData data{};
     data.functionName = function, data.context = CONTEXT, data.callbackSite = site, data.functionReturnValue = &result;
-    call_back(SANITIZER_CB_DOMAIN_DRIVER_API, id, &data);
+    call_back(domain, id, &data);
 }
 void call(const char *function, Sanitizer_CallbackId id) {
     site(SANITIZER_API_ENTER, function, id);
@@ -67,8 +78,34 @@ void stay(const char *function, Sanitizer_CallbackId id, bool counts) {
     }).detach();
     while (!has_begun) usleep(100);
 }
+// A file with one symbol, as a cubin has it.
+std::vector<char> cubin_of(const std::string &kernel) {
+    struct File {
+        Elf64_Ehdr head{};
+        Elf64_Shdr sections[2]{};
+        Elf64_Sym symbol{};
+    } file;
+    memcpy(file.head.e_ident, ELFMAG, SELFMAG);
+    file.head.e_shoff = offsetof(File, sections), file.head.e_shnum = 2;
+    file.sections[0].sh_type = SHT_SYMTAB, file.sections[0].sh_link = 1;
+    file.sections[0].sh_offset = offsetof(File, symbol), file.sections[0].sh_size = sizeof file.symbol;
+    file.sections[1].sh_offset = sizeof file, file.sections[1].sh_size = kernel.size() + 1;
+    file.symbol.st_info = STT_FUNC, file.symbol.st_other = 0x10;
+    std::vector<char> bytes(sizeof file);
+    memcpy(bytes.data(), &file, sizeof file);
+    bytes.insert(bytes.end(), kernel.c_str(), kernel.c_str() + kernel.size() + 1);
+    return bytes;
+}
+void load(const std::string &kernel) {
+    std::vector<char> cubin = cubin_of(kernel);
+    Sanitizer_ResourceModuleData data{};
+    data.context = CONTEXT, data.module = reinterpret_cast<CUmodule>(0x300);
+    data.pCubin = cubin.data(), data.cubinSize = cubin.size();
+    call_back(SANITIZER_CB_DOMAIN_RESOURCE, SANITIZER_CBID_RESOURCE_MODULE_LOADED, &data);
+}
 void launch(const char *kernel) {
     Sanitizer_LaunchData data{};
+    data.gridDim_x = data.gridDim_y = data.gridDim_z = data.blockDim_x = data.blockDim_y = data.blockDim_z = 1;
     data.functionName = kernel, data.module = MODULE, data.context = CONTEXT;
     data.function = reinterpret_cast<CUfunction>(std::hash<std::string>{}(kernel));
     call_back(SANITIZER_CB_DOMAIN_LAUNCH, SANITIZER_CBID_LAUNCH_BEGIN, &data);
@@ -90,6 +127,11 @@ SanitizerResult sanitizerEnableDomain(uint32_t enable, Sanitizer_SubscriberHandl
     domains[domain] = enable != 0;
     return SANITIZER_SUCCESS;
 }
+SanitizerResult sanitizerEnableCallback(uint32_t enable, Sanitizer_SubscriberHandle, Sanitizer_CallbackDomain domain,
+                                        Sanitizer_CallbackId id) {
+    if (domain == SANITIZER_CB_DOMAIN_RUNTIME_API && id == ASKS) is_asking_seen = enable != 0;
+    return SANITIZER_SUCCESS;
+}
 SanitizerResult sanitizerAddPatches(const void *, CUcontext) { return SANITIZER_SUCCESS; }
 SanitizerResult sanitizerPatchInstructions(Sanitizer_InstructionId, CUmodule, const char *) {
     return SANITIZER_SUCCESS;
@@ -99,7 +141,11 @@ SanitizerResult sanitizerUnpatchModule(CUmodule) {
     return said(calls ? "unpatched in a call" : is_busy ? "unpatched while the GPU is busy" : "unpatched");
 }
 SanitizerResult sanitizerSetLaunchCallbackData(Sanitizer_LaunchHandle, CUfunction, Sanitizer_StreamHandle,
-                                               const void *) {
+                                               const void *given) {
+    auto data = uint64_t(given) << 16 >> 16 & ~(tracepipe::REGION_ALIGNMENT - 1);
+    if (!data) return SANITIZER_SUCCESS;
+    auto &warp = *reinterpret_cast<tracepipe::Warp *>(data + sizeof(tracepipe::Region));
+    warp.entry_mask = 1, warp.entry_ns = 1000, warp.exit_ns = 2000;
     return SANITIZER_SUCCESS;
 }
 SanitizerResult sanitizerGetFunctionPcAndSize(CUmodule, const char *, uint64_t *, uint64_t *) {
@@ -129,7 +175,13 @@ int main() {
     while (scanf("%63s", word) == 1) {
         std::string what = word;
         if (what.rfind("kernel:", 0) == 0) launch(word + 7);
+        if (what.rfind("module:", 0) == 0) load(word + 7);
         if (what == "launch") call("cuLaunchKernel", 307);
+        while (what == "ask" && is_asking_seen) {
+            for (auto at : {SANITIZER_API_ENTER, SANITIZER_API_EXIT})
+                site(at, "cudaGetDevice", ASKS, SANITIZER_CB_DOMAIN_RUNTIME_API);
+            usleep(1000);
+        }
         if (what == "stay") stay("cuMemAlloc_v2", 243, true);
         if (what == "wait") stay("cuStreamSynchronize", 126, false);
         if (what == "leave") is_left = true;

@@ -137,6 +137,7 @@ def test_the_users_own_injection_stays(programs: Callable[..., str]) -> None:
     [
         ("gpu_kernels", "attn", "--kernel"),
         ("gpu_launches", "3", "--launches"),
+        ("gpu_launches_per_kernel", 0, "--launches-per-kernel"),
         ("gpu_blocks", "0", "--blocks"),
         ("gpu_memory_bytes", 1 << 20, "--gpu-memory"),
         ("gpu_warps", 5, "--gpu-warps"),
@@ -221,10 +222,32 @@ def test_the_engine_is_started_with_a_budget_and_said(machine: Machine) -> None:
     became, device = machine.start(request("vec_add"))
     assert device == "warps"
     assert machine.started == [became]
-    assert (became.gpu, became.gpu_warps) == ("warps", AUTO_WARPS)
+    assert (became.gpu, became.gpu_warps, became.gpu_launches_per_kernel) == ("warps", AUTO_WARPS, 3)
     assert machine.messages == [
-        "gpu warps: every warp of vec_add, up to 2000000 warps; --gpu kernels costs next to nothing"
+        "gpu warps: every warp of vec_add, of each kernel the first 3 launches, up to 2000000 warps; "
+        "--gpu kernels costs next to nothing"
     ]
+
+
+@pytest.mark.parametrize(
+    ("options", "launches"),
+    [
+        ({}, 3),
+        ({"gpu_warps": 9}, 3),
+        ({"gpu_kernels": "attn"}, 3),
+        ({"gpu_launches": "10-20"}, None),
+        ({"gpu_launches_per_kernel": 0}, 0),
+        ({"gpu_launches": "10-", "gpu_launches_per_kernel": 5}, 5),
+        ({"gpu": "warps"}, None),
+        ({"gpu": "warps", "gpu_warps": 9}, 3),
+    ],
+)
+def test_a_budget_is_for_the_first_launches_of_each_kernel(
+    machine: Machine, options: dict[str, Any], launches: int | None
+) -> None:
+    """Unless the request says which."""
+    became, device = machine.start(CaptureRequest(["vec_add"], **{"gpu": "auto", **options}))
+    assert (device, became.gpu_launches_per_kernel) == ("warps", launches)
 
 
 def test_kernels_have_no_budget(machine: Machine) -> None:
@@ -244,7 +267,9 @@ def test_threads_have_a_smaller_budget_and_a_layer_of_their_own(machine: Machine
 def test_a_budget_of_ones_own_holds(machine: Machine) -> None:
     became, _ = machine.start(request("vec_add", gpu_warps=7))
     assert became.gpu_warps == 7
-    assert machine.messages == ["gpu warps: by --gpu-warps, up to 7 warps"]
+    assert machine.messages == [
+        "gpu warps: by --gpu-warps, of each kernel the first 3 launches, up to 7 warps"
+    ]
 
 
 def test_warps_that_are_named_have_no_budget_and_need_no_words(machine: Machine) -> None:
@@ -302,7 +327,7 @@ def test_the_other_engine_is_taken_where_one_cannot_work(machine: Machine) -> No
     assert (device, became.gpu_warps) == ("warps", AUTO_WARPS)
     assert machine.messages[2:] == [
         "gpu kernels: not here: No kernels here. apt install cupti",
-        "gpu warps: as kernels cannot be had, up to 2000000 warps",
+        "gpu warps: as kernels cannot be had, of each kernel the first 3 launches, up to 2000000 warps",
     ]
 
 

@@ -10,6 +10,7 @@ import os
 import select
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 
 from tracepipe.capture.gpu.build.cuda_parts import find_parts
+from tracepipe.capture.gpu.engines.call_choice import CALLS_VARIABLE, calls_text
 from tracepipe.capture.gpu.engines.channel import Channel
 from tracepipe.capture.gpu.engines.kernel_lines import KernelsRenderer
 from tracepipe.capture.gpu.engines.warps import WarpRenderer
@@ -304,3 +306,63 @@ def test_kernels_are_selected_by_both_their_names(
         patched.do(f"kernel:{kernel}")
     assert patched.end() == 0
     assert patched.renderer.notes == notes
+
+
+def test_calls_that_only_ask_have_no_callback_for_long(patched_program: Path) -> None:
+    environment = {CALLS_VARIABLE: calls_text("default")}
+    patched = Recorded(patched_program, WarpRenderer({}), **environment)
+    assert [patched.answer(), patched.answer()] == ["patched", "begun"]
+    assert patched.do("ask") == "ask"
+    patched.do("launch")
+    assert patched.end() == 0
+    assert [event["name"] for event in patched.of("userspace")] == ["cuLaunchKernel"] * 2
+
+
+def recorded_kernels(patched: Recorded) -> dict[str, int]:
+    return dict(Counter(event["name"] for event in patched.of("gpu_kernel")))
+
+
+@pytest.mark.parametrize(
+    ("selection", "wanted"),
+    [
+        ({}, {"f": 5, "g": 4}),
+        ({"PER_KERNEL": "3"}, {"f": 3, "g": 3}),
+        ({"PER_KERNEL": "3", "LAUNCHES": "3-8"}, {"f": 3, "g": 3}),
+        ({"PER_KERNEL": "3", "LAUNCHES": "5-8"}, {"f": 1, "g": 3}),
+        ({"BUDGET": "6"}, {"f": 5, "g": 1}),
+        ({"PER_KERNEL": "2", "BUDGET": "6"}, {"f": 1, "g": 1}),
+        ({"PER_KERNEL": "2", "BUDGET": "32"}, {"f": 2, "g": 2}),
+    ],
+)
+def test_a_budget_is_for_each_kernel(
+    patched_program: Path, selection: dict[str, str], wanted: dict[str, int]
+) -> None:
+    """f is launched five times first: without a limit it has what g then lacks."""
+    environment = {f"TRACEPIPE_GPU_{name}": value for name, value in selection.items()}
+    patched = Recorded(patched_program, WarpRenderer({}), **environment)
+    assert [patched.answer(), patched.answer()] == ["patched", "begun"]
+    patched.do("launch")  # waits for the library's memory
+    for kernel in "fffffgggg":
+        patched.do(f"kernel:{kernel}")
+    assert patched.end() == 0
+    assert recorded_kernels(patched) == wanted
+
+
+def test_modules_of_which_all_is_recorded_are_as_they_were(patched_program: Path) -> None:
+    patched = Recorded(patched_program, WarpRenderer({}), TRACEPIPE_GPU_PER_KERNEL="2")
+    assert [patched.answer(), patched.answer()] == ["patched", "begun"]
+    patched.do("launch")  # waits for the library's memory
+    for _ in range(5):
+        assert patched.do("kernel:f") == "kernel:f"
+    assert patched.do("module:f") == "module:f", "there is nothing to record of it"
+    assert patched.do("module:h") == "patched"
+    assert patched.answer() == "module:h"
+    assert patched.answer() == "unpatched"
+    assert patched.do("kernel:g") == "kernel:g"
+    assert patched.answer() == "patched"
+    for _ in range(5):
+        assert patched.do("kernel:g") == "kernel:g"
+    assert patched.end() == 0
+    assert recorded_kernels(patched) == {"f": 2, "g": 2}
+    (loss,) = patched.of("loss")
+    assert (loss["count"], "module had been unpatched" in loss["reason"]) == (1, True)

@@ -48,6 +48,7 @@ def test_launches_are_counted_from_1() -> None:
         (WarpOptions(memory_bytes=0), "--gpu-memory of 0 bytes"),
         (WarpOptions(memory_bytes=(1 << 20) - 1), "--gpu-memory"),
         (WarpOptions(budget_warps=0), "--gpu-warps 0"),
+        (WarpOptions(launches_per_kernel=-1), "--launches-per-kernel -1"),
         (WarpOptions(calls="x"), "no choice of calls 'x'"),
     ],
 )
@@ -62,13 +63,14 @@ def test_what_was_not_asked_for_is_left_to_the_library() -> None:
 
 
 def test_what_was_asked_for_is_told() -> None:
-    options = WarpOptions("attn", "10-20", "5", 64 << 20, 500, "none")
+    options = WarpOptions("attn", "10-20", "5", 64 << 20, 500, 3, "none")
     assert options.environment() == {
         "TRACEPIPE_GPU_KERNELS": "attn",
         "TRACEPIPE_GPU_LAUNCHES": "10-20",
         "TRACEPIPE_GPU_BLOCKS": "5-5",
         "TRACEPIPE_GPU_MEMORY": str(64 << 20),
         "TRACEPIPE_GPU_BUDGET": "500",
+        "TRACEPIPE_GPU_PER_KERNEL": "3",
         "TRACEPIPE_GPU_CALLS": "none",
     }
     assert options.defines() == {"TRACEPIPE_FIRST_BLOCK": 5, "TRACEPIPE_LAST_BLOCK": 5}

@@ -14,6 +14,8 @@ RING_BYTES = 16 << 20
 """Default ring: 262 144 events of 64 bytes, a fifth of a second at the highest rate that was measured."""
 AUTO_WARPS = 2_000_000
 """How many warps `auto` records of a run that nobody bounded: about 120 MB of the file."""
+BUDGET_LAUNCHES = 3
+"""How many launches of each kernel a budget of warps is for: else what is launched first takes all of it."""
 ANNOTATION = "annotation"
 """The layer of what programs say of themselves, through a library that is loaded into them."""
 DEFAULT_LAYERS = ("userspace", "syscall", "scheduler")
@@ -88,10 +90,12 @@ class CaptureRequest:
     texts as the command line takes them. `only` and `exclude` are patterns of function names.
     `gpu` is the engine for what the command's GPUs do, `auto` one that suits it. For `warps`, `gpu_kernels`
     is a regular expression of kernel names, `gpu_launches` a range of their launches and `gpu_blocks` of
-    blocks in those, `gpu_memory_bytes` the room for records on each GPU, and after `gpu_warps` warps no
-    further launch is recorded; `gpu_thread_exits` writes a line for each thread's exit too, as the layer
-    `gpu_thread` does. `libraries` are files to take instead of those that the command would load.
-    `ring_bytes` is rounded up to a power of two. The command's standard output is the descriptor `stdout`.
+    blocks in those, `gpu_launches_per_kernel` how many launches of each kernel there are (0: all; None: all,
+    or the first few where there is a budget and no range), `gpu_memory_bytes` the room for records on each
+    GPU, and after `gpu_warps` warps no further launch is recorded; `gpu_thread_exits` writes a line for each
+    thread's exit too, as the layer `gpu_thread` does. `libraries` are files to take instead of those that the
+    command would load. `ring_bytes` is rounded up to a power of two. The command's standard output is the
+    descriptor `stdout`.
     """
 
     command: list[str] = field(default_factory=list)
@@ -100,6 +104,7 @@ class CaptureRequest:
     gpu: str = "off"
     gpu_kernels: str = ""
     gpu_launches: str = ""
+    gpu_launches_per_kernel: int | None = None
     gpu_blocks: str = ""
     gpu_memory_bytes: int | None = None
     gpu_warps: int | None = None

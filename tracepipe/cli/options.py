@@ -15,6 +15,7 @@ from tracepipe.capture.gpu import GPU_ENGINES
 from tracepipe.capture.request import (
     ANNOTATION,
     AUTO_WARPS,
+    BUDGET_LAUNCHES,
     GPU_LAYERS,
     LAYER_NAMES,
     RING_BYTES,
@@ -212,6 +213,17 @@ class OnGpus:
             rich_help_panel=GPUS,
         ),
     ] = ""
+    launches_per_kernel: Annotated[
+        int | None,
+        typer.Option(
+            "--launches-per-kernel",
+            min=0,
+            metavar="N",
+            help=f"Record warps, of the first N launches of each kernel; 0: of all. {BUDGET_LAUNCHES} with a "
+            "budget, which auto or --gpu-warps sets, and no --launches.",
+            rich_help_panel=GPUS,
+        ),
+    ] = None
     blocks: Annotated[
         str,
         typer.Option(
@@ -335,6 +347,7 @@ def _with_gpus(request: CaptureRequest, gpus: OnGpus) -> CaptureRequest:
         gpu=text_of(gpus.gpu),
         gpu_kernels=gpus.kernel,
         gpu_launches=gpus.launches,
+        gpu_launches_per_kernel=gpus.launches_per_kernel,
         gpu_blocks=gpus.blocks,
         gpu_memory_bytes=read(gpus.gpu_memory, size_bytes, "--gpu-memory"),
         gpu_warps=gpus.gpu_warps,

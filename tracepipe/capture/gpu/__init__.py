@@ -70,6 +70,7 @@ def start(request: CaptureRequest, notify: Notify) -> tuple[CaptureRequest, Chan
         notify(f"{INJECTION_VARIABLE} is set: the library that it names is not loaded, but ours")
     toolchain = this_toolchain()
     toolchain.architectures()  # without a GPU there is none, and nothing would be recorded
+    request = choice.fair(request)
     return request, GPU_ENGINES[request.gpu](request, toolchain)
 
 
@@ -132,11 +133,16 @@ def _start_chosen(request: CaptureRequest, notify: Notify) -> tuple[CaptureReque
             why = f"as {engine} cannot be had" + (f", and without {selected}" if selected else "")
             instead = ""
             continue
-        budget = f", up to {asked.gpu_warps} warps" if asked.gpu_warps else ""
-        _tell(notify, f"gpu {engine}: {why}{budget}", instead)
+        _tell(notify, f"gpu {engine}: {why}{_budget(asked)}", instead)
         return asked, device
     notify("gpu off: neither engine can be had")
     return off, None
+
+
+def _budget(request: CaptureRequest) -> str:
+    launches = request.gpu_launches_per_kernel
+    each = f", of each kernel the first {launches} launches" if launches else ""
+    return f"{each}, up to {request.gpu_warps} warps" if request.gpu_warps else ""
 
 
 def _tell(notify: Notify, *parts: str) -> None:

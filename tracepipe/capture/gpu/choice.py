@@ -3,14 +3,15 @@
     --layers with gpu_kernel, gpu_warp or gpu_thread      kernels or warps, as if --gpu named it
     no NVIDIA GPU, or no command                          off, and nothing is said
     another library is injected                           off
-    --kernel, --launches, --blocks, --gpu-memory,
-    --gpu-warps, --thread-exits                           warps
+    --kernel, --launches, --launches-per-kernel,
+    --blocks, --gpu-memory, --gpu-warps, --thread-exits   warps
     only some calls are wanted: --layers, --only, …       off: the engines take all calls from the probes
     --duration of up to 10 s                              warps
     an interpreter, or what starts programs               kernels: thousands of them, near no cost
     any other program                                     warps
 
-The first row that fits holds. Warps have a budget then, as nobody said how long the run is.
+The first row that fits holds. Warps have a budget then, as nobody said how long the run is; a budget
+without a range of launches is for the first few of each kernel.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Final
 from tracepipe.capture.gpu.engines.transport import INJECTION_VARIABLE
 from tracepipe.capture.gpu.engines.warp_options import WarpOptions
 from tracepipe.capture.gpu.launchers import launcher_of
-from tracepipe.capture.request import ANNOTATION, AUTO_WARPS, GPU_LAYERS, CaptureRequest
+from tracepipe.capture.request import ANNOTATION, AUTO_WARPS, BUDGET_LAUNCHES, GPU_LAYERS, CaptureRequest
 from tracepipe.errors import TracepipeError
 
 CONTROL_DEVICE: Final = Path("/dev/nvidiactl")
@@ -34,6 +35,7 @@ SHORT_NS: Final = 10 * 10**9
 _OF_WARPS: Final = {
     "gpu_kernels": "--kernel",
     "gpu_launches": "--launches",
+    "gpu_launches_per_kernel": "--launches-per-kernel",
     "gpu_blocks": "--blocks",
     "gpu_memory_bytes": "--gpu-memory",
     "gpu_warps": "--gpu-warps",
@@ -60,6 +62,7 @@ def warp_options(request: CaptureRequest) -> WarpOptions:
         request.gpu_blocks,
         request.gpu_memory_bytes,
         request.gpu_warps,
+        launches_per_kernel=request.gpu_launches_per_kernel,
         calls=request.calls,
         thread_exits=request.gpu_thread_exits or "gpu_thread" in request.layers,
     )
@@ -129,14 +132,25 @@ def taken(request: CaptureRequest, engine: str) -> CaptureRequest:
     if engine == "warps":
         # A line for each thread is 32 times as many.
         budget = AUTO_WARPS // 32 if request.gpu_thread_exits else AUTO_WARPS
-        return replace(request, gpu=engine, gpu_warps=request.gpu_warps or budget)
+        return fair(replace(request, gpu=engine, gpu_warps=request.gpu_warps or budget))
     usual = CaptureRequest()
     return replace(request, gpu=engine, **{name: getattr(usual, name) for name in _OF_WARPS})
 
 
+def fair(request: CaptureRequest) -> CaptureRequest:
+    """The request with its budget of warps, if any, for the first launches of each kernel, unless it says
+    which launches are recorded.
+    """
+    if not request.gpu_warps or request.gpu_launches or request.gpu_launches_per_kernel is not None:
+        return request
+    return replace(request, gpu_launches_per_kernel=BUDGET_LAUNCHES)
+
+
 def of_warps(request: CaptureRequest) -> str:
     """The options that only the warps engine knows, as they are written."""
-    return " and ".join(option for name, option in _OF_WARPS.items() if getattr(request, name))
+    usual = CaptureRequest()
+    given = [name for name in _OF_WARPS if getattr(request, name) != getattr(usual, name)]
+    return " and ".join(_OF_WARPS[name] for name in given)
 
 
 def _calls_wanted(request: CaptureRequest) -> str:

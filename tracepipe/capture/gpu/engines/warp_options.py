@@ -22,8 +22,9 @@ class WarpOptions:
     `kernels` is a regular expression (ECMAScript's), searched in demangled names with their parameters;
     `launches` counts those that fit, from 1: `10`, `10-20`, `10-`. `blocks` are linear indices in the grid,
     from 0, in the same form. `memory_bytes` is room on each GPU for records in flight, None: the library
-    decides. After `budget_warps` warps no further launch is recorded, None: all are. `calls`: which API calls
-    are recorded. `thread_exits`: a line for each thread's exit is written, after its warp's record.
+    decides. After `budget_warps` warps no further launch is recorded, None: all are. `launches_per_kernel`:
+    of the launches, the first ones of each kernel alone, 0 or None: all. `calls`: which API calls are
+    recorded. `thread_exits`: a line for each thread's exit is written, after its warp's record.
     """
 
     kernels: str = ""
@@ -31,6 +32,7 @@ class WarpOptions:
     blocks: str = ""
     memory_bytes: int | None = None
     budget_warps: int | None = None
+    launches_per_kernel: int | None = None
     calls: str = "all"
     thread_exits: bool = False
 
@@ -53,6 +55,10 @@ class WarpOptions:
             )
         if self.budget_warps is not None and self.budget_warps < 1:
             raise TracepipeError(f"--gpu-warps {self.budget_warps} leaves no warp to record.", "From 1.")
+        if (self.launches_per_kernel or 0) < 0:
+            raise TracepipeError(
+                f"--launches-per-kernel {self.launches_per_kernel} leaves no launch.", "From 1, or 0 for all."
+            )
         calls_text(self.calls)
 
     def environment(self) -> dict[str, str]:
@@ -64,6 +70,7 @@ class WarpOptions:
             "TRACEPIPE_GPU_BLOCKS": f"{first}-{last}" if self.blocks else "",
             "TRACEPIPE_GPU_MEMORY": str(self.memory_bytes or ""),
             "TRACEPIPE_GPU_BUDGET": str(self.budget_warps or ""),
+            "TRACEPIPE_GPU_PER_KERNEL": str(self.launches_per_kernel or ""),
             CALLS_VARIABLE: calls_text(self.calls),
         }
         return {name: value for name, value in asked.items() if value}

@@ -9,6 +9,7 @@
 
 #include "clock_pairs.h"
 #include "device_ring.h"
+#include "selection.h"
 #include "shared_launch.h"
 
 namespace tracepipe {
@@ -25,7 +26,7 @@ struct Launch {
     bool is_told = false;                   // sent, whatever becomes of its region
     std::atomic<bool> is_done{false};       // drained, its region zero again
     uint64_t room = 0;                      // for Exits, see exits_room
-    std::shared_ptr<std::atomic<uint32_t>> needed_room;  // of the kernel, raised when it was not enough
+    Kernel *kernel = nullptr;               // whose needed room is raised when it was not enough
 
     // Of a shared region: the kernels that are expected, all known once it is closed.
     bool is_shared = false;
@@ -63,7 +64,7 @@ class Context {
         if (is_dead || !base_) return nullptr;
         uint64_t warps = launch->record.warps;
         launch->recorded = warps;
-        launch->room = std::max<uint64_t>(usual_room(warps), launch->needed_room->load(std::memory_order_relaxed));
+        launch->room = std::max<uint64_t>(usual_room(warps), launch->kernel->needed_room.load(std::memory_order_relaxed));
         // Where there is not enough room for all, the first warps of the grid are better than none.
         for (uint64_t bits = 64 - uint64_t(__builtin_clzll(warps)); bits >= LEAST_BITS; bits--) {
             if (launch->recorded > uint64_t(1) << bits) launch->recorded = uint64_t(1) << bits;

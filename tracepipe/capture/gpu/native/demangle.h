@@ -1,13 +1,15 @@
 // Names of C++ functions as people read them.
 #pragma once
 #include <cstdlib>
+#include <cstring>
 #include <cxxabi.h>
 #include <string>
 
 namespace tracepipe {
 
-// What is no C++ name stays as it is.
+// What is no C++ name stays as it is. The library would take the name `f` of a C function for that of the type float.
 inline std::string demangled(const char *name) {
+    if (strncmp(name, "_Z", 2) != 0) return name;
     int status = 0;
     char *text = abi::__cxa_demangle(name, nullptr, nullptr, &status);
     std::string result = status == 0 && text ? text : name;

@@ -1,4 +1,8 @@
 // The modules that are patched, and their kernels.
+//
+// Where each kernel's first launches are recorded alone, a module is patched while there are such: a patch costs time
+// at every launch, whether it records or not. What is launched of a module for the first time when it has been
+// unpatched is not recorded, and the module is patched again.
 #pragma once
 #include <map>
 #include <memory>
@@ -11,24 +15,30 @@
 
 #include <sanitizer.h>
 
+#include "driver.h"
 #include "selection.h"
 #include "transport.h"
 
 namespace tracepipe {
 
-struct Function {
-    uint64_t name = 0;
-    bool is_selected = false;
-    bool launches_kernels = false;  // may do so: its module can
-    CUmodule module = nullptr;      // null: not patched
-    std::shared_ptr<std::atomic<uint32_t>> needed_room;
-};
-
 // Those that came after the stop are not patched, and known so that their launches can be counted.
 struct Module {
-    CUcontext context = nullptr;
-    bool is_patched = false;
-    bool launches_kernels = false;
+    static constexpr uint64_t PATIENCE_NS = 2'000'000'000;
+    const CUmodule handle;
+    const CUcontext context;
+    const bool launches_kernels;  // may do so
+    std::atomic<bool> is_patched, is_launched{false};
+    std::atomic<uint64_t> wanted_ns{0};   // when a launch of it was last to be recorded
+    uint64_t patience_ns = PATIENCE_NS;  // how long it stays patched after that; the library's thread's own
+
+    // One of which nothing was launched stays as it is.
+    bool is_settled(uint64_t now_ns) const { return !is_launched || is_patched == is_wanted(now_ns); }
+    bool is_wanted(uint64_t now_ns) const { return now_ns < wanted_ns + patience_ns; }
+};
+
+struct Function {
+    Kernel &kernel;
+    const std::shared_ptr<Module> module;
 };
 
 class Functions {
@@ -37,26 +47,15 @@ class Functions {
 
     void patch(const Sanitizer_ResourceModuleData &data) {
         if (!selection_.may_fit(data.pCubin, data.cubinSize)) return;
-        // The API asks for one patching at a time.
-        std::lock_guard<std::mutex> lock(patching_);
-        if (is_stopped_) {
-            std::unique_lock<std::shared_mutex> functions(mutex_);
-            modules_[data.module] = {data.context};
-            return;
-        }
-        bool is_patched =
-            sanitizerPatchInstructions(SANITIZER_INSTRUCTION_BLOCK_ENTER, data.module, "tracepipe_enter") ==
-                SANITIZER_SUCCESS &&
-            sanitizerPatchInstructions(SANITIZER_INSTRUCTION_BLOCK_EXIT, data.module, "tracepipe_exit") ==
-                SANITIZER_SUCCESS &&
-            sanitizerPatchModule(data.module) == SANITIZER_SUCCESS;
-        if (!is_patched) return void(channel_.note("a module could not be patched: its kernels are not recorded"));
-        bool launches_kernels = data.pCubin && memmem(data.pCubin, data.cubinSize, "cudaCDP", 7);
+        bool is_wanted = !is_stopped_ && !is_spent(data.pCubin, data.cubinSize);
+        if (is_wanted && !patch(data.module)) return;
+        bool launches_kernels = is_wanted && data.pCubin && memmem(data.pCubin, data.cubinSize, "cudaCDP", 7);
+        std::shared_ptr<Module> module(new Module{data.module, data.context, launches_kernels, is_wanted});
         std::unique_lock<std::shared_mutex> functions(mutex_);
-        modules_[data.module] = {data.context, true, launches_kernels};
+        modules_[data.module] = module;
         if (!launches_kernels) return;
         // What kernels launch raises no callback: their names are kept now.
-        each_function(data.pCubin, data.cubinSize, [&](const char *name) { know_code(data.module, name); });
+        each_function(data.pCubin, data.cubinSize, [&](const char *name, bool) { know_code(data.module, name); });
     }
     // The context is about to be destroyed, and its modules with it.
     void forget(CUcontext context) {
@@ -64,7 +63,7 @@ class Functions {
         {
             std::shared_lock<std::shared_mutex> lock(mutex_);
             for (auto &[handle, module] : modules_)
-                if (module.context == context) modules.push_back(handle);
+                if (module->context == context) modules.push_back(handle);
         }
         for (CUmodule module : modules) forget(module);
     }
@@ -72,7 +71,7 @@ class Functions {
         std::unique_lock<std::shared_mutex> lock(mutex_);
         modules_.erase(module);
         for (auto at = functions_.begin(); at != functions_.end();)
-            at = at->second.module == module ? functions_.erase(at) : std::next(at);
+            at = at->second->module->handle == module ? functions_.erase(at) : std::next(at);
         for (auto at = code_.begin(); at != code_.end();)
             at = at->second.second == module ? code_.erase(at) : std::next(at);
     }
@@ -84,30 +83,51 @@ class Functions {
     void unpatch() {
         std::unique_lock<std::shared_mutex> lock(mutex_);
         for (auto &[handle, module] : modules_)
-            if (std::exchange(module.is_patched, false)) sanitizerUnpatchModule(handle);
+            if (module->is_patched.exchange(false)) sanitizerUnpatchModule(handle);
         is_unpatched_ = true;
+    }
+    // Whether a module is patched that need not be, or the other way round.
+    bool is_unsettled(uint64_t now_ns) {
+        if (!selection_.is_per_kernel() || is_stopped_) return false;
+        std::shared_lock<std::shared_mutex> lock(mutex_);
+        for (auto &[handle, module] : modules_)
+            if (!module->is_settled(now_ns)) return true;
+        return false;
+    }
+    // Patches and unpatches those; when `unpatch` may be called. A module that is patched again stays so for longer.
+    void settle(uint64_t now_ns) {
+        std::shared_lock<std::shared_mutex> lock(mutex_);
+        for (auto &[handle, module] : modules_) {
+            if (module->is_settled(now_ns)) continue;
+            if (module->is_patched) {
+                sanitizerUnpatchModule(handle);
+                module->is_patched = false;
+            } else {
+                Current current(module->context);
+                module->patience_ns *= 2;
+                module->is_patched = current.result == CUDA_SUCCESS && patch(handle);
+            }
+        }
     }
     bool is_unpatched() const { return is_unpatched_; }
     bool is_stopped() const { return is_stopped_; }
-    Function of(const Sanitizer_LaunchData &data) {
-        Function function;
+    // Null where its module is not to be patched.
+    std::shared_ptr<const Function> of(const Sanitizer_LaunchData &data) {
         const char *name = data.functionName ? data.functionName : "";
-        bool is_in_reach = false;
+        std::shared_ptr<Module> module;
         {
             std::shared_lock<std::shared_mutex> lock(mutex_);
             auto known = functions_.find(data.function);
             if (known != functions_.end()) return known->second;
-            auto module = modules_.find(data.module);
-            is_in_reach = module != modules_.end();
-            if (!is_in_reach && (!selection_.has_pattern() || met_.count(data.function))) return function;
-            if (is_in_reach) function.launches_kernels = module->second.launches_kernels;
+            auto found = modules_.find(data.module);
+            if (found != modules_.end()) module = found->second;
+            if (!module && (!selection_.has_pattern() || met_.count(data.function))) return nullptr;
         }
         meet(data.function, name);
-        if (!is_in_reach) return function;
-        function.module = data.module;
-        function.needed_room = std::make_shared<std::atomic<uint32_t>>(0);
-        function.is_selected = selection_.fits(name);
-        function.name = name_of(name);
+        if (!module) return nullptr;
+        if (module->is_patched) module->wanted_ns = monotonic_ns();
+        module->is_launched = true;
+        std::shared_ptr<const Function> function(new Function{kernel_of(name), module});
         std::unique_lock<std::shared_mutex> lock(mutex_);
         functions_[data.function] = function;
         return function;
@@ -129,6 +149,37 @@ class Functions {
     }
 
   private:
+    bool patch(CUmodule module) {
+        // The API asks for one patching at a time.
+        std::lock_guard<std::mutex> lock(patching_);
+        bool is_patched =
+            sanitizerPatchInstructions(SANITIZER_INSTRUCTION_BLOCK_ENTER, module, "tracepipe_enter") ==
+                SANITIZER_SUCCESS &&
+            sanitizerPatchInstructions(SANITIZER_INSTRUCTION_BLOCK_EXIT, module, "tracepipe_exit") ==
+                SANITIZER_SUCCESS &&
+            sanitizerPatchModule(module) == SANITIZER_SUCCESS;
+        if (!is_patched) channel_.note("a module could not be patched: its kernels are not recorded");
+        return is_patched;
+    }
+    // Whether no kernel of a module is recorded any more: all have been, in other modules.
+    bool is_spent(const char *cubin, size_t bytes) {
+        if (!selection_.is_per_kernel()) return false;
+        std::lock_guard<std::mutex> lock(kernels_mutex_);
+        bool is_any = false, are_all = true;
+        bool is_known = each_function(cubin, bytes, [&](const char *name, bool is_kernel) {
+            if (!is_kernel || !are_all) return;
+            auto known = kernels_.find(name);
+            is_any = true, are_all = known != kernels_.end() && known->second.is_spent;
+        });
+        return is_known && is_any && are_all;
+    }
+    Kernel &kernel_of(const char *name) {
+        uint64_t number = name_of(name);
+        std::lock_guard<std::mutex> lock(kernels_mutex_);
+        auto known = kernels_.find(name);
+        if (known == kernels_.end()) known = kernels_.try_emplace(name, number, selection_.fits(name)).first;
+        return known->second;
+    }
     // A kernel is launched: said once, for when nothing fits the pattern.
     void meet(CUfunction function, const char *name) {
         if (!selection_.has_pattern()) return;
@@ -150,10 +201,11 @@ class Functions {
     const Selection &selection_;
     std::unordered_set<CUfunction> met_;  // under mutex_
     std::atomic<bool> is_stopped_{false}, is_unpatched_{false};
-    std::mutex patching_, names_mutex_;
+    std::mutex patching_, names_mutex_, kernels_mutex_;
     std::shared_mutex mutex_;
-    std::unordered_map<CUfunction, Function> functions_;
-    std::unordered_map<CUmodule, Module> modules_;
+    std::unordered_map<CUfunction, std::shared_ptr<const Function>> functions_;
+    std::unordered_map<CUmodule, std::shared_ptr<Module>> modules_;
+    std::unordered_map<std::string, Kernel> kernels_;  // which stay where they are
     std::unordered_map<uint64_t, std::pair<uint64_t, CUmodule>> code_;
     std::unordered_map<std::string, uint64_t> names_;
 };

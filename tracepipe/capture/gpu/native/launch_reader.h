@@ -265,7 +265,7 @@ class LaunchReader {
         lost(launch.record, launch.is_over ? LOST_NOT_SEEN : LOST_UNFINISHED, launch.recorded - seen.begun);
         if (exits_made <= launch.exits_room()) return;
         lost(launch.record, LOST_EXITS, exits_made - launch.exits_room());
-        if (launch.room < MOST_ROOM) *launch.needed_room = uint32_t(launch.room + 1);
+        if (launch.room < MOST_ROOM) launch.kernel->needed_room = uint32_t(launch.room + 1);
     }
     void lost(const LaunchRecord &launch, Lost why, uint64_t warps) {
         if (!warps) return;

@@ -1,4 +1,6 @@
-// Which launches are recorded: a pattern of kernel names, demangled or not, and a range of those that fit it.
+// Which launches are recorded: a pattern of kernel names, demangled or not, a range of those that fit it, and how many
+// of each kernel. A kernel is a name: programs load the same code many times, and compilers that try what is fastest
+// load thousands of modules with kernels of one name.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -13,8 +15,10 @@
 
 namespace tracepipe {
 
-// Calls `found` with each function symbol of a cubin, which is an ELF file; false if it is none.
+// Calls `found` with each function symbol of a cubin, which is an ELF file, and whether it is a kernel; false if it is
+// none.
 template <typename Found> bool each_function(const char *cubin, size_t bytes, Found found) {
+    constexpr unsigned char IS_KERNEL = 0x10;  // STO_CUDA_ENTRY, in st_other
     const auto *file = reinterpret_cast<const Elf64_Ehdr *>(cubin);
     if (!cubin || bytes < sizeof *file || memcmp(file->e_ident, ELFMAG, SELFMAG) != 0) return false;
     if (file->e_shoff > bytes || (bytes - file->e_shoff) / sizeof(Elf64_Shdr) < file->e_shnum) return false;
@@ -27,16 +31,27 @@ template <typename Found> bool each_function(const char *cubin, size_t bytes, Fo
         const auto *symbols = reinterpret_cast<const Elf64_Sym *>(cubin + table.sh_offset);
         for (size_t k = 0; k < table.sh_size / sizeof *symbols; k++)
             if (ELF64_ST_TYPE(symbols[k].st_info) == STT_FUNC && symbols[k].st_name < names.sh_size)
-                found(cubin + names.sh_offset + symbols[k].st_name);
+                found(cubin + names.sh_offset + symbols[k].st_name, (symbols[k].st_other & IS_KERNEL) != 0);
     }
     return true;
 }
 
+// All functions of one name.
+struct Kernel {
+    Kernel(uint64_t number, bool fits) : name(number), is_selected(fits), is_spent(!fits) {}
+    const uint64_t name;
+    const bool is_selected;
+    std::atomic<bool> is_spent;  // no launch of it is recorded any more
+    std::atomic<uint64_t> launches{0}, warps{0};
+    std::atomic<uint32_t> needed_room{0};  // for Exits, see exits_room
+};
+
 class Selection {
   public:
     // Reads TRACEPIPE_GPU_KERNELS, a regular expression; TRACEPIPE_GPU_LAUNCHES, FIRST-LAST counted from 1;
-    // TRACEPIPE_GPU_BLOCKS, FIRST-LAST counted from 0, which the patches were built for; and
-    // TRACEPIPE_GPU_BUDGET, a number of warps. What the capture process checks before is taken as it is.
+    // TRACEPIPE_GPU_PER_KERNEL, launches of each kernel; TRACEPIPE_GPU_BLOCKS, FIRST-LAST counted from 0, which the
+    // patches were built for; and TRACEPIPE_GPU_BUDGET, a number of warps. What the capture process checks before is
+    // taken as it is.
     void read_environment() {
         const char *pattern = getenv("TRACEPIPE_GPU_KERNELS"), *range = getenv("TRACEPIPE_GPU_LAUNCHES");
         if (pattern && *pattern) {
@@ -49,8 +64,8 @@ class Selection {
         }
         read_range(range, first_, last_);
         read_range(getenv("TRACEPIPE_GPU_BLOCKS"), first_block_, last_block_);
-        const char *budget = getenv("TRACEPIPE_GPU_BUDGET");
-        budget_ = budget ? strtoull(budget, nullptr, 10) : 0;
+        budget_ = read_number("TRACEPIPE_GPU_BUDGET");
+        per_kernel_ = read_number("TRACEPIPE_GPU_PER_KERNEL");
     }
     const char *error() const { return error_; }
     bool has_pattern() const { return has_pattern_; }
@@ -58,10 +73,20 @@ class Selection {
         return !has_pattern_ || std::regex_search(demangled(mangled), pattern_) ||
                std::regex_search(mangled, pattern_);
     }
-    // Counts a launch that fits; whether it is in the range.
-    bool is_next_selected() {
+    // Whether a kernel is done with after some launches.
+    bool is_per_kernel() const { return per_kernel_ != 0; }
+    // Counts a launch; whether it is in the range, and its kernel not done with.
+    bool is_next_selected(const Kernel &kernel) {
+        if (!kernel.is_selected) return false;
         uint64_t number = count_.fetch_add(1, std::memory_order_relaxed) + 1;
-        return number >= first_ && number <= last_;
+        return number >= first_ && number <= last_ && !kernel.is_spent.load(std::memory_order_relaxed);
+    }
+    // Counts a launch of the range; whether it is one of its kernel's first there.
+    bool is_early(Kernel &kernel) {
+        if (!per_kernel_) return true;
+        uint64_t launches = kernel.launches.fetch_add(1, std::memory_order_relaxed) + 1;
+        if (launches >= per_kernel_) kernel.is_spent = true;
+        return launches <= per_kernel_;
     }
     // Whether all launches of the range are over.
     bool is_past() const { return count_.load(std::memory_order_relaxed) >= last_; }
@@ -69,7 +94,7 @@ class Selection {
     bool may_fit(const char *cubin, size_t bytes) const {
         if (!has_pattern_) return true;
         bool found = false;
-        bool is_known = each_function(cubin, bytes, [&](const char *name) { found |= fits(name); });
+        bool is_known = each_function(cubin, bytes, [&](const char *name, bool) { found |= fits(name); });
         return found || !is_known;
     }
     // The first warp that is recorded of a grid, and how many.
@@ -77,10 +102,14 @@ class Selection {
     uint64_t warps(uint64_t blocks, uint64_t a_block) const {
         return blocks <= first_block_ ? 0 : (std::min(blocks - 1, last_block_) + 1 - first_block_) * a_block;
     }
-    // Whether so many warps more are within the budget; beyond it, they are counted.
-    bool takes(uint64_t warps) {
+    // Whether so many warps more of a kernel are within the budget; beyond it, they are counted. Where the budget is
+    // for each kernel's first launches, a kernel takes no more than a share of it after its first one.
+    bool takes(Kernel &kernel, uint64_t warps) {
         if (!budget_) return true;
-        if (taken_.fetch_add(warps, std::memory_order_relaxed) < budget_) return true;
+        uint64_t before = kernel.warps.fetch_add(warps, std::memory_order_relaxed);
+        bool is_too_much = per_kernel_ && before && before + warps > budget_ / SHARE_OF_A_KERNEL;
+        if (is_too_much) kernel.is_spent = true;
+        if (!is_too_much && taken_.fetch_add(warps, std::memory_order_relaxed) < budget_) return true;
         beyond_.fetch_add(warps, std::memory_order_relaxed);
         return false;
     }
@@ -88,6 +117,12 @@ class Selection {
     uint64_t take_beyond() { return beyond_.exchange(0, std::memory_order_relaxed); }
 
   private:
+    static constexpr uint64_t SHARE_OF_A_KERNEL = 16;
+
+    static uint64_t read_number(const char *variable) {
+        const char *text = getenv(variable);
+        return text ? strtoull(text, nullptr, 10) : 0;
+    }
     static void read_range(const char *text, uint64_t &first, uint64_t &last) {
         if (!text || !*text) return;
         char *rest = nullptr;
@@ -100,7 +135,7 @@ class Selection {
     const char *error_ = nullptr;
     uint64_t first_ = 0, last_ = ~uint64_t(0);
     uint64_t first_block_ = 0, last_block_ = ~uint64_t(0) - 1;
-    uint64_t budget_ = 0;  // 0: none
+    uint64_t budget_ = 0, per_kernel_ = 0;  // 0: none
     std::atomic<uint64_t> count_{0}, taken_{0}, beyond_{0};
 };
 

@@ -29,7 +29,7 @@ constexpr uint64_t WAIT_WHILE_DRAINING_NS = 500'000'000, WAIT_FOR_ROOM_NS = 50'0
 constexpr unsigned WAIT_AT_END_MS = Drain::WAIT_AT_END_MS;
 constexpr auto LOOK_FOR_QUIET = std::chrono::milliseconds(5);
 constexpr uint64_t WAIT_FOR_UNPATCHING_NS = 20'000'000;
-constexpr uint64_t TELL_EVERY_NS = 1'000'000'000;
+constexpr uint64_t TELL_EVERY_NS = 1'000'000'000, SETTLE_EVERY_NS = 500'000'000;
 // Warps that a shared region has room for before it is known how many are needed.
 constexpr uint64_t FIRST_GRAPH_WARPS = 1 << 17, WARPS_OF_CHILDREN = 1 << 15;
 
@@ -43,6 +43,7 @@ struct Thread {
     LaunchPointer graph;              // whose nodes are told
     std::shared_ptr<Context> graph_context;
     const void *graph_data = nullptr;
+    bool has_graph_begun = false;  // a node of it is recorded
     Gate::Place place;
 };
 
@@ -131,6 +132,10 @@ class Injection {
         return functions_.is_unpatched() || quiet_.take(drain_.contexts(), [this] {
             functions_.unpatch();
             for (auto &context : drain_.contexts()) context->synchronized(nullptr, sequence_);
+            // No launch is to be met or counted any more.
+            if (selection_.is_past())
+                for (auto domain : {SANITIZER_CB_DOMAIN_LAUNCH, SANITIZER_CB_DOMAIN_GRAPHS, SANITIZER_CB_DOMAIN_SYNCHRONIZE})
+                    sanitizerEnableDomain(0, subscriber_, domain);
         });
     }
     // Exit handlers run in the order from last to first, and that of Compute Sanitizer, which is made some time
@@ -165,6 +170,7 @@ class Injection {
     void call(Sanitizer_CallbackDomain domain, Sanitizer_CallbackId id, const Sanitizer_CallbackData &data) {
         bool is_runtime = domain == SANITIZER_CB_DOMAIN_RUNTIME_API;
         uint8_t flags = flags_of(is_runtime, id, data.functionName);
+        if (is_runtime && flags == (CALL_KNOWN | CALL_LEFT_OUT)) return void(is_needless_[id] = true);
         bool is_entry = data.callbackSite == SANITIZER_API_ENTER, is_in_driver = !is_runtime && !(flags & CALL_WAITS);
         if (is_in_driver && !is_entry) leave_driver(flags, data);
         if (!is_over_.load(std::memory_order_relaxed))
@@ -238,6 +244,7 @@ class Injection {
     // Before a launch: the first one after the last that is recorded gives the drain's thread time to unpatch.
     void wait_for_unpatching() {
         if (functions_.is_stopped()) return;
+        quiet_.is_tried = false;
         functions_.stop();
         drain_.wake();
         for (uint64_t by_ns = monotonic_ns() + WAIT_FOR_UNPATCHING_NS; !quiet_.is_tried && monotonic_ns() < by_ns;)
@@ -302,19 +309,19 @@ class Injection {
 
     void launch(const Sanitizer_LaunchData &data) {
         if (is_over_ && functions_.is_unpatched()) return;
-        Function function = functions_.of(data);
-        if (!function.module) return;  // not patched
-        if (is_over_) return set(data, nullptr);
-        auto context = drain_.find(data.context);
-        if (!function.is_selected || !context || !selection_.is_next_selected()) return set(data, nullptr);
+        auto function = functions_.of(data);
+        if (!function) return;  // not patched
+        auto context = is_over_ || !is_next(*function, data) ? nullptr : drain_.find(data.context);
+        if (!context) return set(data, nullptr);
         auto launch = std::make_shared<Launch>();
-        launch->record = describe(data, function);
-        launch->needed_room = function.needed_room;
+        launch->record = describe(data, *function);
+        launch->kernel = &function->kernel;
         launch->first_warp = selection_.first_warp(warps_a_block(data));
-        if (!launch->record.warps || !selection_.takes(launch->record.warps)) return set(data, nullptr);
+        if (!launch->record.warps || !selection_.takes(function->kernel, launch->record.warps))
+            return set(data, nullptr);
         begin(launch, data.hStream);
         const void *region;
-        if (function.launches_kernels) {
+        if (function->module->launches_kernels) {
             Node node{launch->record, data.gridId, true, true};
             launch->nodes.push_back(node);
             launch->expected = launch->record.warps;
@@ -328,6 +335,14 @@ class Injection {
         if (!region) return lost(launch->record, LOST_NO_MEMORY);
         thread().made.push_back(launch);
         drain_.wake_if_idle();
+    }
+    // Counts a launch; whether it is to be recorded, as far as the budget goes.
+    bool is_next(const Function &function, const Sanitizer_LaunchData &data) {
+        if (!selection_.is_next_selected(function.kernel)) return false;
+        function.module->wanted_ns.store(monotonic_ns(), std::memory_order_relaxed);
+        if (function.module->is_patched || functions_.is_stopped()) return selection_.is_early(function.kernel);
+        late_.fetch_add(warps(data), std::memory_order_relaxed);
+        return false;
     }
     // All nodes of a graph get the data of the last one (driver 580), so each is given that of the graph's
     // region.
@@ -349,30 +364,36 @@ class Injection {
     }
     void node(const Sanitizer_GraphNodeLaunchData &data) {
         if (is_over_ && functions_.is_unpatched()) return;
-        Function function = functions_.of(data.launchData);
-        if (!function.module) return;
+        auto function = functions_.of(data.launchData);
+        if (!function) return;
         Thread &current = thread();
         auto context = drain_.find(data.launchData.context);
         if (data.isGraphUpload || !context || is_over_) return set(data.launchData, nullptr);
         if (!current.graph) {
             current.graph = std::make_shared<Launch>();
-            current.graph->record = describe(data.launchData, function);
-            begin(current.graph, data.launchData.hApiStream);
+            current.graph->record = describe(data.launchData, *function);
             current.graph_context = context;
-            current.graph_data = context->take_shared(current.graph, warps_of(data.graphExec));
-            if (current.graph_data) current.made.push_back(current.graph);
+            current.graph_data = nullptr;
+            current.has_graph_begun = false;
         }
         Launch &launch = *current.graph;
         if (context != current.graph_context) {  // another GPU, which has no memory of this one
             set(data.launchData, nullptr);
-            return lost(describe(data.launchData, function), LOST_OTHER_GPU);
+            return lost(describe(data.launchData, *function), LOST_OTHER_GPU);
         }
-        set(data.launchData, current.graph_data);
-        Node node{launch.record, data.launchData.gridId, function.is_selected, function.launches_kernels};
-        if (!launch.nodes.empty()) node.record = describe(data.launchData, function);
+        Node node{launch.record, data.launchData.gridId, false, function->module->launches_kernels};
+        if (!launch.nodes.empty()) node.record = describe(data.launchData, *function);
         node.record.stream = uint64_t(data.launchData.apiStream);
         node.record.launched_by = BY_GRAPH;
-        node.is_selected = node.is_selected && selection_.is_next_selected() && selection_.takes(node.record.warps);
+        node.is_selected =
+            is_next(*function, data.launchData) && selection_.takes(function->kernel, node.record.warps);
+        // A graph of which nothing is recorded needs no memory.
+        if (node.is_selected && !std::exchange(current.has_graph_begun, true)) {
+            begin(current.graph, data.launchData.hApiStream);
+            current.graph_data = context->take_shared(current.graph, warps_of(data.graphExec));
+            if (current.graph_data) current.made.push_back(current.graph);
+        }
+        set(data.launchData, current.graph_data);
         launch.expected += node.record.warps;
         launch.launches_kernels |= node.launches_kernels;
         launch.nodes.push_back(node);
@@ -380,7 +401,7 @@ class Injection {
     void graph_launched(const Sanitizer_GraphLaunchData &data) {
         LaunchPointer launch = std::move(thread().graph);
         thread().graph = nullptr;
-        if (!launch) return;
+        if (!launch || !thread().has_graph_begun) return;
         {
             std::lock_guard<std::mutex> lock(graphs_mutex_);
             warps_of_graph_[data.graphExec] = launch->expected;
@@ -403,12 +424,15 @@ class Injection {
     static uint64_t warps_a_block(const Sanitizer_LaunchData &data) {
         return (uint64_t(data.blockDim_x) * data.blockDim_y * data.blockDim_z + 31) / 32;
     }
+    uint64_t warps(const Sanitizer_LaunchData &data) const {
+        return selection_.warps(uint64_t(data.gridDim_x) * data.gridDim_y * data.gridDim_z, warps_a_block(data));
+    }
     LaunchRecord describe(const Sanitizer_LaunchData &data, const Function &function) {
         Thread &current = thread();
         LaunchRecord record{};
         record.launch = current.launch ? current.launch : channel_.next_launch();
         current.launch = 0;
-        record.name = function.name;
+        record.name = function.kernel.name;
         record.stream = uint64_t(data.stream);
         record.gpu = uint32_t(data.device);
         const uint32_t grid[] = {data.gridDim_x, data.gridDim_y, data.gridDim_z};
@@ -419,7 +443,7 @@ class Injection {
         memcpy(record.cluster, cluster, sizeof cluster);
         record.call_ns = current.call_ns ? current.call_ns : monotonic_ns();
         record.call_tid = thread_id();
-        record.warps = selection_.warps(uint64_t(grid[0]) * grid[1] * grid[2], warps_a_block(data));
+        record.warps = warps(data);
         return record;
     }
     void lost(const LaunchRecord &record, Lost why) {
@@ -429,15 +453,28 @@ class Injection {
     }
     // From the drain's thread, from time to time.
     void look_after(bool is_end) {
-        tell_beyond(is_end);
-        if (!is_end && functions_.is_stopped()) unpatch();
-    }
-    void tell_beyond(bool is_end) {
         uint64_t now_ns = monotonic_ns();
+        tell_left_out(is_end, now_ns);
+        if (is_end) return;
+        if (functions_.is_stopped())
+            unpatch();
+        else if (now_ns - settled_ns_ > SETTLE_EVERY_NS && functions_.is_unsettled(now_ns) &&
+                 quiet_.take(drain_.contexts(), [this, now_ns] { functions_.settle(now_ns); }))
+            settled_ns_ = now_ns;
+    }
+    // PyTorch asks for the device ten times a kernel. There is no callback for that from now on.
+    void leave_out_needless() {
+        for (unsigned id = 0; id < MOST_CALLBACKS; id++)
+            if (is_needless_[id].exchange(false, std::memory_order_relaxed))
+                sanitizerEnableCallback(0, subscriber_, SANITIZER_CB_DOMAIN_RUNTIME_API, id);
+    }
+    void tell_left_out(bool is_end, uint64_t now_ns) {
         if (!is_end && now_ns - told_ns_ < TELL_EVERY_NS) return;
         told_ns_ = now_ns;
-        LostRecord lost{0, 0, LOST_BUDGET, selection_.take_beyond()};
-        if (lost.warps) channel_.put(KIND_LOST_WARPS, &lost, sizeof lost);
+        if (!is_end) leave_out_needless();
+        for (LostRecord lost : {LostRecord{0, 0, LOST_BUDGET, selection_.take_beyond()},
+                                LostRecord{0, 0, LOST_LATE, late_.exchange(0)}})
+            if (lost.warps) channel_.put(KIND_LOST_WARPS, &lost, sizeof lost);
     }
     static void set(const Sanitizer_LaunchData &data, const void *region) {
         sanitizerSetLaunchCallbackData(data.hLaunch, data.function, data.hStream, region);
@@ -470,10 +507,12 @@ class Injection {
     CallTable arguments_;
     std::atomic<uint8_t> flags_[2][MOST_CALLBACKS] = {};
     std::atomic<const CallLayout *> layouts_[2][MOST_CALLBACKS] = {};
+    std::atomic<bool> is_needless_[MOST_CALLBACKS] = {};  // functions of the runtime that mean nothing here
     std::mutex contexts_, graphs_mutex_;
     std::unordered_map<CUgraphExec, uint64_t> warps_of_graph_;  // of its last launch
+    std::atomic<uint64_t> late_{0};  // warps of launches while their module was not patched
     std::atomic<bool> is_device_graph_told_{false};
-    uint64_t told_ns_ = 0;
+    uint64_t told_ns_ = 0, settled_ns_ = 0;
     std::atomic<bool> is_hopeless_{false};
     std::atomic<uint64_t> hopeless_until_ns_{0};
 };
