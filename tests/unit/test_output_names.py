@@ -29,7 +29,7 @@ def names(**asked: object) -> OutputNames:
 
 
 def test_a_plain_name_is_taken_as_it_is(here: Path) -> None:
-    assert names().recording("some/run.jsonl") == "some/run.jsonl"
+    assert names().recording("run.jsonl") == "run.jsonl"
     assert names().recording("-") == "-"
     assert names().command_output("") == ""
     assert list(here.iterdir()) == []
@@ -84,9 +84,12 @@ def test_a_folder_gets_a_recording_of_the_programs_name(here: Path) -> None:
     assert names().command_output("a/") == "a/vec_add.txt"
 
 
-def test_a_name_with_parts_has_its_folder_made(here: Path) -> None:
+def test_a_name_has_its_folder_made(here: Path) -> None:
+    assert names().recording("some/deep/run.jsonl") == "some/deep/run.jsonl"
+    assert names().command_output("logs/app.txt") == "logs/app.txt"
     names().recording("traces/{program}/run.jsonl")
-    assert [path.name for path in here.rglob("*")] == ["traces", "vec_add"]
+    folders = {str(path.relative_to(here)) for path in here.rglob("*")}
+    assert folders == {"some", "some/deep", "logs", "traces", "traces/vec_add"}
 
 
 def test_a_folder_that_cannot_be_made_is_named(here: Path) -> None:

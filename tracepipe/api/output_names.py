@@ -55,8 +55,7 @@ class OutputNames:
         name = _BRACES.sub(lambda found: self._part(found, given), given)
         if name.endswith("/") or Path(name).is_dir():
             return free_name(self._program, suffix, made_folder(Path(name)))
-        if name != given:
-            made_folder(Path(name).parent)
+        made_folder(Path(name).parent)
         return name
 
     def _part(self, found: re.Match[str], given: str) -> str:
