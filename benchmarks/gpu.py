@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,7 @@ sys.path.insert(0, str(ROOT))
 
 from tracepipe.capture.gpu.build.toolchain import NATIVE, Toolchain, this_toolchain  # noqa: E402
 from tracepipe.capture.gpu.engines import kernel_records, kernels, warp_records, warps  # noqa: E402
+from tracepipe.capture.gpu.engines.channel_engine import ChannelEngine  # noqa: E402
 from tracepipe.capture.gpu.engines.transport import KIND_CLOCK, KIND_NOTE, records  # noqa: E402
 from tracepipe.capture.gpu.engines.warp_options import WarpOptions  # noqa: E402
 from tracepipe.clocks import Clocks  # noqa: E402
@@ -84,9 +85,6 @@ class Seen:
                 self.pairs.setdefault(gpu, []).append(pair)
 
 
-GpuEngine = kernels.KernelsEngine | warps.WarpsEngine
-
-
 class Bench:
     """The programs and the native code, built once, and the time that is left."""
 
@@ -117,7 +115,7 @@ class Bench:
             yield number
             longest_s = max(longest_s, time.monotonic() - began_s)
 
-    def recording(self, engine: str, **options: Any) -> GpuEngine | None:
+    def recording(self, engine: str, **options: Any) -> ChannelEngine | None:
         """A recording by `kernels`, `warps` or `empty`; None for `native`."""
         if engine == "native":
             return None
@@ -142,7 +140,7 @@ class Bench:
                 recording.close()
 
 
-def _run(command: Sequence[str], recording: GpuEngine | None, ends_s: float) -> Seen:
+def _run(command: Sequence[str], recording: ChannelEngine | None, ends_s: float) -> Seen:
     environment = {**os.environ, **(recording.environment() if recording else {})}
     seen = Seen()
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
@@ -356,7 +354,7 @@ TABLES: dict[str, Callable[[Bench], None]] = {
 }
 
 
-def describe(tools: Toolchain) -> None:
+def _describe(tools: Toolchain) -> None:
     """Print what is measured on what."""
     driver = "unknown"
     with suppress(OSError):
@@ -368,6 +366,22 @@ def describe(tools: Toolchain) -> None:
     print(f"python {platform.python_version()}, {machine}, {time.strftime('%Y-%m-%d')}")
 
 
+@contextmanager
+def bench_here(*, quick: bool) -> Iterator[Bench]:
+    """The programs on this machine, which is described first. Exits where there is no GPU."""
+    tools = this_toolchain()
+    if not tools.driver.gpus:
+        print(f"no GPU: {tools.driver.error or 'the driver names none'}", file=sys.stderr)
+        raise SystemExit(NO_GPU)
+    _describe(tools)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            bench = Bench(tools, Path(folder), quick=quick)
+        except TracepipeError as error:
+            raise SystemExit(f"{error.message}\n{error.hint}") from None
+        yield bench
+
+
 def main() -> None:
     """Print the tables, or why there are none."""
     parser = argparse.ArgumentParser(
@@ -376,16 +390,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one round, fewer launches and steps")
     parser.add_argument("--only", choices=TABLES, help="one table")
     options = parser.parse_args()
-    tools = this_toolchain()
-    if not tools.driver.gpus:
-        print(f"no GPU: {tools.driver.error or 'the driver names none'}", file=sys.stderr)
-        raise SystemExit(NO_GPU)
-    describe(tools)
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            bench = Bench(tools, Path(folder), quick=options.quick)
-        except TracepipeError as error:
-            raise SystemExit(f"{error.message}\n{error.hint}") from None
+    with bench_here(quick=options.quick) as bench:
         for name, table in TABLES.items():
             if options.only in (None, name):
                 try:

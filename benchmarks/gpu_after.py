@@ -30,7 +30,6 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,11 +42,9 @@ from typing import Any, NoReturn, Protocol
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.gpu import NO_GPU, Bench, describe  # noqa: E402
-from tracepipe.capture.gpu.build.toolchain import this_toolchain  # noqa: E402
+from benchmarks.gpu import Bench, bench_here  # noqa: E402
 from tracepipe.capture.gpu.engines.api_calls import ARGUMENTS_VARIABLE  # noqa: E402
 from tracepipe.capture.gpu.engines.channel import CHANNEL_VARIABLE  # noqa: E402
-from tracepipe.errors import TracepipeError  # noqa: E402
 
 NATIVE = "native"
 WORKS = {"launch": 6, "small": 60, "vector_add": 200}
@@ -299,17 +296,8 @@ def measure_set(bench: Bench, figures: Figures, blocks: int, seed: int) -> None:
 def main() -> None:
     """Print the table, or why there is none."""
     is_quick = "--quick" in sys.argv
-    tools = this_toolchain()
-    if not tools.driver.gpus:
-        print(f"no GPU: {tools.driver.error or 'the driver names none'}", file=sys.stderr)
-        raise SystemExit(NO_GPU)
-    describe(tools)
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            bench = Bench(tools, Path(folder), quick=is_quick)
-        except TracepipeError as error:
-            raise SystemExit(f"{error.message}\n{error.hint}") from None
-        figures = Figures()
+    figures = Figures()
+    with bench_here(quick=is_quick) as bench:
         for number in range(1 if is_quick else SETS):
             measure_set(bench, figures, BLOCKS // 4 if is_quick else BLOCKS, number)
     figures.show()
