@@ -7,9 +7,11 @@ import errno
 import gzip
 import io
 import os
+import socket
 import subprocess
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ from tracepipe.errors import InputError, OutputError
 from tracepipe.recording import files
 from tracepipe.recording.files import HEAD_BYTES, default_output, open_input, replacing
 from tracepipe.recording.kept import keeping
+
+said_by_command = partial(files.named_at_once, option="--command-output")
 
 TEXT = b"".join(b'{"line":%d}\n' % n for n in range(40_000))
 
@@ -201,7 +205,7 @@ def test_a_file_has_its_name_only_when_it_is_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files away, which needs root")
-@pytest.mark.parametrize("opened", [files.replacing, keeping, files.named_at_once])
+@pytest.mark.parametrize("opened", [files.replacing, keeping, said_by_command])
 def test_what_is_made_under_sudo_belongs_to_the_caller(
     opened: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,17 +250,17 @@ def test_a_failure_leaves_the_old_file_and_no_other(failure: Any, tmp_path: Path
 
 def test_a_file_for_others_to_write_has_its_name_at_once(tmp_path: Path) -> None:
     out = tmp_path / "said"
-    with files.named_at_once(str(out), force=False) as fd:
+    with said_by_command(str(out), force=False) as fd:
         os.write(fd, b"one")
         assert out.read_bytes() == b"one"
-    with pytest.raises(OutputError, match="exists"), files.named_at_once(str(out), force=False):
+    with pytest.raises(OutputError, match="exists"), said_by_command(str(out), force=False):
         pass
-    with files.named_at_once(str(out), force=True) as fd:
+    with said_by_command(str(out), force=True) as fd:
         assert out.read_bytes() == b""
-    with pytest.raises(ValueError), files.named_at_once(str(tmp_path / "other"), force=False):
+    with pytest.raises(ValueError), said_by_command(str(tmp_path / "other"), force=False):
         raise ValueError
     assert [path.name for path in tmp_path.iterdir()] == ["said"]
-    with files.named_at_once("/dev/null", force=False) as fd:
+    with said_by_command("/dev/null", force=False) as fd:
         os.write(fd, b"one")
 
 
@@ -264,7 +268,7 @@ def test_a_file_for_others_is_never_opened_through_a_link(tmp_path: Path) -> Non
     aim, link = tmp_path / "aim", tmp_path / "link"
     aim.write_bytes(b"kept")
     link.symlink_to(aim)
-    with files.named_at_once(str(link), force=True) as fd:
+    with said_by_command(str(link), force=True) as fd:
         os.write(fd, b"new")
     assert (aim.read_bytes(), link.read_bytes()) == (b"kept", b"new")
 
@@ -275,17 +279,29 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert caught.value.hint == "name another place with -o"
 
 
-@pytest.mark.parametrize("opened", [files.replacing, keeping, files.replacing_folder, files.named_at_once])
+@pytest.mark.parametrize("opened", [files.replacing, keeping, files.replacing_folder, said_by_command])
 def test_a_name_that_nothing_can_have_is_an_output_error(opened: Any, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="File name too long") as caught:
         opened(str(tmp_path / ("x" * 300)), force=False).__enter__()
-    assert caught.value.hint == "name another place with -o"
+    option = "--command-output" if opened is said_by_command else "-o"
+    assert caught.value.hint == f"name another place with {option}"
 
 
+@pytest.mark.parametrize("opened", [files.replacing, keeping, said_by_command])
 @pytest.mark.parametrize("force", [False, True])
-def test_a_directory_is_no_output(force: bool, tmp_path: Path) -> None:
+def test_a_directory_is_no_output(force: bool, opened: Any, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="is a directory"):
-        replacing(str(tmp_path), force=force).__enter__()
+        opened(str(tmp_path), force=force).__enter__()
+
+
+@pytest.mark.parametrize("opened", [files.replacing, keeping, said_by_command])
+def test_what_is_no_file_stays_without_force(opened: Any, tmp_path: Path) -> None:
+    place = tmp_path / "out"
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(place))
+        with pytest.raises(OutputError, match="exists"):
+            opened(str(place), force=False).__enter__()
+    assert place.is_socket()
 
 
 def test_a_device_is_written_and_not_replaced() -> None:

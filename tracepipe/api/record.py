@@ -62,5 +62,5 @@ def record(
 def _stdout_of_command(output: str, command_output: str, *, force: bool) -> AbstractContextManager[int]:
     """The descriptor of the command's standard output."""
     if command_output:
-        return named_at_once(command_output, force=force)
+        return named_at_once(command_output, force=force, option="--command-output")
     return nullcontext(_STDERR if output == STANDARD else _STDOUT)

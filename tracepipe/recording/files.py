@@ -22,6 +22,7 @@ from tracepipe.recording.naming import (
     is_taken,
     kind_of,
     moved_aside,
+    output_kind,
     rename_new,
     settle,
     taken,
@@ -170,11 +171,7 @@ def replacing(path: str, *, force: bool, source: str = "", on_terminal: bool = F
             sys.stdout.buffer.flush()
         return
     target = Path(path)
-    kind = kind_of(target)
-    if kind == stat.S_IFDIR:
-        raise OutputError(f"{path} is a directory", "name a file in it with -o")
-    if kind == stat.S_IFREG and not force:
-        raise OutputError(f"{path} exists", "--force overwrites it, -o names another")
+    kind = output_kind(path, force=force)
     if source not in ("", STANDARD) and kind == stat.S_IFREG and _is_same_file(target, source):
         raise OutputError(f"{path} is the recording itself", "name another file with -o")
     if kind not in (0, stat.S_IFREG):  # /dev/null, a pipe: nothing to replace
@@ -205,17 +202,14 @@ def replacing(path: str, *, force: bool, source: str = "", on_terminal: bool = F
 
 
 @contextmanager
-def named_at_once(path: str, *, force: bool) -> Iterator[int]:
-    """The descriptor of a new file that others write to and read meanwhile. Raises OutputError.
+def named_at_once(path: str, *, force: bool, option: str) -> Iterator[int]:
+    """The descriptor of a new file that others write to and read meanwhile, and that `option` names. Raises
+    OutputError.
 
     Without anything in it, it goes when an exception ends this.
     """
     target = Path(path)
-    kind = kind_of(target)
-    if kind == stat.S_IFDIR:
-        raise OutputError(f"{path} is a directory", "name a file in it")
-    if kind == stat.S_IFREG and not force:
-        raise OutputError(f"{path} exists", "--force overwrites it; or name another file")
+    kind = output_kind(path, force=force, option=option)
     is_new = kind in (0, stat.S_IFREG)
     try:
         if kind == stat.S_IFREG:
@@ -224,7 +218,7 @@ def named_at_once(path: str, *, force: bool) -> Iterator[int]:
         new = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW if is_new else 0
         fd = os.open(target, os.O_WRONLY | os.O_CLOEXEC | new, 0o666)
     except OSError as e:
-        raise OutputError(f"cannot write {path}: {e.strerror}", "name another file") from e
+        raise OutputError(f"cannot write {path}: {e.strerror}", f"name another file with {option}") from e
     try:
         if is_new:
             give_to_caller(fd)

@@ -20,7 +20,7 @@ from typing import BinaryIO
 from tracepipe.errors import OutputError
 from tracepipe.recording.compression import compressing
 from tracepipe.recording.files import STANDARD
-from tracepipe.recording.naming import give_to_caller, is_file, kind_of, moved_aside, settle, writing
+from tracepipe.recording.naming import give_to_caller, is_file, moved_aside, output_kind, settle, writing
 
 _ATTEMPTS = 20  # as often as another capture may make and remove the same name meanwhile
 
@@ -44,17 +44,13 @@ def keeping(path: str, *, force: bool, notify: Notify = lambda _: None) -> Itera
         out.flush()
         return
     target = Path(path)
-    kind = kind_of(target)
-    if kind == stat.S_IFDIR:
-        raise OutputError(f"{path} is a directory", "name a file in it with -o")
+    kind = output_kind(path, force=force)
     if kind in (stat.S_IFCHR, stat.S_IFIFO):  # /dev/null, a pipe: nothing to replace, least of all by root
         with writing(path):
             device = compressing(target.open("wb", buffering=0), path, is_ours=False)
         with _closed(path, device):
             yield device
         return
-    if kind and not force:
-        raise OutputError(f"{path} exists", "--force overwrites it, -o names another")
     part = Path(f"{path}.part")
     fd = _begun(part, target, force=force, notify=notify)
     try:

@@ -27,14 +27,24 @@ _COPY_BYTES = 1 << 20
 _USE = "use it under that name, or rename it"
 
 
-def kind_of(path: Path) -> int:
+def kind_of(path: Path, option: str = "-o") -> int:
     """What stands there, as `stat.S_IFMT` says it; 0 for nothing. Raises OutputError if it cannot be seen."""
     try:
         return stat.S_IFMT(path.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError):
         return stat.S_IFREG if path.is_symlink() else 0  # one that leads nowhere has the name all the same
     except OSError as e:
-        raise OutputError(f"cannot write {path}: {e.strerror}", "name another place with -o") from e
+        raise OutputError(f"cannot write {path}: {e.strerror}", f"name another place with {option}") from e
+
+
+def output_kind(path: str, *, force: bool, option: str = "-o") -> int:
+    """As `kind_of`, of an output that `option` names. Raises OutputError if it must not be written."""
+    kind = kind_of(Path(path), option)
+    if kind == stat.S_IFDIR:
+        raise OutputError(f"{path} is a directory", f"name a file in it with {option}")
+    if kind not in (0, stat.S_IFCHR, stat.S_IFIFO) and not force:  # /dev/null, a pipe: nothing is replaced
+        raise OutputError(f"{path} exists", f"--force overwrites it, {option} names another")
+    return kind
 
 
 def give_to_caller(fd: int) -> None:
