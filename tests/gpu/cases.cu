@@ -372,6 +372,31 @@ static void busy() {
     for (Busy &thread : all) printf("%s\n", thread.is_right() ? "all ran" : "some did not run");
 }
 
+// A kernel for four seconds; then another one of the same module, and a graph that was made before, for as long.
+static void phases() {
+    const int n = 1 << 12;
+    float *a = floats(n), *b = floats(n, 2), *c = floats(n, 0), *strided = floats(n);
+    unsigned *count = zeros(1), graphs = 0;
+    Busy busy;
+    CHECK(cudaStreamCreateWithFlags(&busy.on, cudaStreamNonBlocking));
+    cudaGraphExec_t ready = executable(busy.on, [=](cudaStream_t s) { stride_and_tiny(s, strided, n, count, 2); });
+    auto for_long = [](auto work) {
+        auto end = std::chrono::steady_clock::now() + std::chrono::seconds(4);
+        while (std::chrono::steady_clock::now() < end) work();
+    };
+    for_long([&] { launches(busy); });
+    for_long([&] {
+        for (int k = 0; k < 20; k++) vectorAdd<<<n / 256, 256, 0, busy.on>>>(a, b, c, n);
+        CHECK(cudaGraphLaunch(ready, busy.on));
+        graphs++;
+        busy.wait();
+    });
+    unsigned tinies = 0;
+    CHECK(cudaMemcpy(&tinies, count, sizeof tinies, cudaMemcpyDeviceToHost));
+    printf("%s\n", busy.is_right() && tinies == 2 * 3 * graphs ? "all ran" : "some did not run");
+    print_sum(c, n);
+}
+
 int main(int, char **arguments) {
     const char *name = arguments[1];
     auto is = [&](const char *other) { return strcmp(name, other) == 0; };
@@ -455,6 +480,7 @@ int main(int, char **arguments) {
     if (is("for_a_while")) for_a_while();
     if (is("two_halves")) two_halves();
     if (is("busy")) busy();
+    if (is("phases")) phases();
     fprintf(stderr, "warps %llu\n", warps_launched);
     return 0;
 }

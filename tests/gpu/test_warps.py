@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 
@@ -79,6 +80,16 @@ def test_only_selected_launches_are_recorded(bench: Bench) -> None:
     assert recorded.counts == {"gpu_kernel": 3, "gpu_warp": 12}
     _, recorded = bench.case("vector_add", WarpOptions(kernels="nothing like it", calls="none"))
     assert recorded.counts == {}
+
+
+def test_the_first_launches_of_each_kernel_are_recorded_and_code_is_as_it_was_meanwhile(bench: Bench) -> None:
+    """One of the kernels is launched for the first time when its module has been unpatched."""
+    native, recorded = bench.case("phases", WarpOptions(launches_per_kernel=3, calls="none"))
+    assert (recorded.printed, recorded.exit_code) == (native.printed, 0)
+    names = Counter(kernel["name"] for kernel in recorded.of("gpu_kernel"))
+    assert names == {"tiny": 3, "vectorAdd": 3, "gridStride": 3}
+    reasons = {loss["reason"].partition(" (")[0] for loss in recorded.of("loss")}
+    assert reasons == {"of a kernel that was launched first when its module had been unpatched"}
 
 
 def test_a_launch_beyond_the_memory_is_recorded_in_part_and_the_rest_counted(bench: Bench) -> None:
