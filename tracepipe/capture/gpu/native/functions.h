@@ -1,8 +1,4 @@
 // The modules that are patched, and their kernels.
-//
-// Where each kernel's first launches are recorded alone, a module is patched while there are such: a patch costs time
-// at every launch, whether it records or not. What is launched of a module for the first time when it has been
-// unpatched is not recorded, and the module is patched again.
 #pragma once
 #include <map>
 #include <memory>
@@ -15,25 +11,18 @@
 
 #include <sanitizer.h>
 
-#include "driver.h"
 #include "selection.h"
 #include "transport.h"
 
 namespace tracepipe {
 
-// Those that came after the stop are not patched, and known so that their launches can be counted.
+// Those that came after the stop, and those whose kernels are all done with, are not patched, and known so that their
+// launches can be counted.
 struct Module {
-    static constexpr uint64_t PATIENCE_NS = 2'000'000'000;
     const CUmodule handle;
     const CUcontext context;
     const bool launches_kernels;  // may do so
-    std::atomic<bool> is_patched, is_launched{false};
-    std::atomic<uint64_t> wanted_ns{0};   // when a launch of it was last to be recorded
-    uint64_t patience_ns = PATIENCE_NS;  // how long it stays patched after that; the library's thread's own
-
-    // One of which nothing was launched stays as it is.
-    bool is_settled(uint64_t now_ns) const { return !is_launched || is_patched == is_wanted(now_ns); }
-    bool is_wanted(uint64_t now_ns) const { return now_ns < wanted_ns + patience_ns; }
+    std::atomic<bool> is_patched;
 };
 
 struct Function {
@@ -48,7 +37,8 @@ class Functions {
     void patch(const Sanitizer_ResourceModuleData &data) {
         if (!selection_.may_fit(data.pCubin, data.cubinSize)) return;
         bool is_wanted = !is_stopped_ && !is_spent(data.pCubin, data.cubinSize);
-        if (is_wanted && !patch(data.module)) return;
+        if (is_wanted && !patch(data.module))
+            return void(channel_.note("a module could not be patched: its kernels are not recorded"));
         bool launches_kernels = is_wanted && data.pCubin && memmem(data.pCubin, data.cubinSize, "cudaCDP", 7);
         std::shared_ptr<Module> module(new Module{data.module, data.context, launches_kernels, is_wanted});
         std::unique_lock<std::shared_mutex> functions(mutex_);
@@ -86,29 +76,6 @@ class Functions {
             if (module->is_patched.exchange(false)) sanitizerUnpatchModule(handle);
         is_unpatched_ = true;
     }
-    // Whether a module is patched that need not be, or the other way round.
-    bool is_unsettled(uint64_t now_ns) {
-        if (!selection_.is_per_kernel() || is_stopped_) return false;
-        std::shared_lock<std::shared_mutex> lock(mutex_);
-        for (auto &[handle, module] : modules_)
-            if (!module->is_settled(now_ns)) return true;
-        return false;
-    }
-    // Patches and unpatches those; when `unpatch` may be called. A module that is patched again stays so for longer.
-    void settle(uint64_t now_ns) {
-        std::shared_lock<std::shared_mutex> lock(mutex_);
-        for (auto &[handle, module] : modules_) {
-            if (module->is_settled(now_ns)) continue;
-            if (module->is_patched) {
-                sanitizerUnpatchModule(handle);
-                module->is_patched = false;
-            } else {
-                Current current(module->context);
-                module->patience_ns *= 2;
-                module->is_patched = current.result == CUDA_SUCCESS && patch(handle);
-            }
-        }
-    }
     bool is_unpatched() const { return is_unpatched_; }
     bool is_stopped() const { return is_stopped_; }
     // Null where its module is not to be patched.
@@ -125,8 +92,6 @@ class Functions {
         }
         meet(data.function, name);
         if (!module) return nullptr;
-        if (module->is_patched) module->wanted_ns = monotonic_ns();
-        module->is_launched = true;
         std::shared_ptr<const Function> function(new Function{kernel_of(name), module});
         std::unique_lock<std::shared_mutex> lock(mutex_);
         functions_[data.function] = function;
@@ -152,14 +117,11 @@ class Functions {
     bool patch(CUmodule module) {
         // The API asks for one patching at a time.
         std::lock_guard<std::mutex> lock(patching_);
-        bool is_patched =
-            sanitizerPatchInstructions(SANITIZER_INSTRUCTION_BLOCK_ENTER, module, "tracepipe_enter") ==
-                SANITIZER_SUCCESS &&
-            sanitizerPatchInstructions(SANITIZER_INSTRUCTION_BLOCK_EXIT, module, "tracepipe_exit") ==
-                SANITIZER_SUCCESS &&
-            sanitizerPatchModule(module) == SANITIZER_SUCCESS;
-        if (!is_patched) channel_.note("a module could not be patched: its kernels are not recorded");
-        return is_patched;
+        return sanitizerPatchInstructions(SANITIZER_INSTRUCTION_BLOCK_ENTER, module, "tracepipe_enter") ==
+                   SANITIZER_SUCCESS &&
+               sanitizerPatchInstructions(SANITIZER_INSTRUCTION_BLOCK_EXIT, module, "tracepipe_exit") ==
+                   SANITIZER_SUCCESS &&
+               sanitizerPatchModule(module) == SANITIZER_SUCCESS;
     }
     // Whether no kernel of a module is recorded any more: all have been, in other modules.
     bool is_spent(const char *cubin, size_t bytes) {

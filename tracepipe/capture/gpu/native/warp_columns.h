@@ -36,7 +36,6 @@ enum Lost : uint32_t {
     LOST_BUDGET = 7,      // beyond TRACEPIPE_GPU_BUDGET
     LOST_PARENT = 8,      // of a kernel that launches kernels, whose entries are not seen
     LOST_OTHER_GPU = 9,   // of a graph's node on another GPU than its first node's
-    LOST_LATE = 10,       // of a kernel that was launched first when its module had been unpatched
 };
 
 enum ColumnId : uint8_t {

@@ -29,7 +29,7 @@ constexpr uint64_t WAIT_WHILE_DRAINING_NS = 500'000'000, WAIT_FOR_ROOM_NS = 50'0
 constexpr unsigned WAIT_AT_END_MS = Drain::WAIT_AT_END_MS;
 constexpr auto LOOK_FOR_QUIET = std::chrono::milliseconds(5);
 constexpr uint64_t WAIT_FOR_UNPATCHING_NS = 20'000'000;
-constexpr uint64_t TELL_EVERY_NS = 1'000'000'000, SETTLE_EVERY_NS = 500'000'000;
+constexpr uint64_t TELL_EVERY_NS = 1'000'000'000;
 // Warps that a shared region has room for before it is known how many are needed.
 constexpr uint64_t FIRST_GRAPH_WARPS = 1 << 17, WARPS_OF_CHILDREN = 1 << 15;
 
@@ -244,7 +244,6 @@ class Injection {
     // Before a launch: the first one after the last that is recorded gives the drain's thread time to unpatch.
     void wait_for_unpatching() {
         if (functions_.is_stopped()) return;
-        quiet_.is_tried = false;
         functions_.stop();
         drain_.wake();
         for (uint64_t by_ns = monotonic_ns() + WAIT_FOR_UNPATCHING_NS; !quiet_.is_tried && monotonic_ns() < by_ns;)
@@ -311,7 +310,7 @@ class Injection {
         if (is_over_ && functions_.is_unpatched()) return;
         auto function = functions_.of(data);
         if (!function) return;  // not patched
-        auto context = is_over_ || !is_next(*function, data) ? nullptr : drain_.find(data.context);
+        auto context = is_over_ || !is_next(*function) ? nullptr : drain_.find(data.context);
         if (!context) return set(data, nullptr);
         auto launch = std::make_shared<Launch>();
         launch->record = describe(data, *function);
@@ -337,12 +336,8 @@ class Injection {
         drain_.wake_if_idle();
     }
     // Counts a launch; whether it is to be recorded, as far as the budget goes.
-    bool is_next(const Function &function, const Sanitizer_LaunchData &data) {
-        if (!selection_.is_next_selected(function.kernel)) return false;
-        function.module->wanted_ns.store(monotonic_ns(), std::memory_order_relaxed);
-        if (function.module->is_patched || functions_.is_stopped()) return selection_.is_early(function.kernel);
-        late_.fetch_add(warps(data), std::memory_order_relaxed);
-        return false;
+    bool is_next(const Function &function) {
+        return selection_.is_next_selected(function.kernel) && selection_.is_early(function.kernel);
     }
     // All nodes of a graph get the data of the last one (driver 580), so each is given that of the graph's
     // region.
@@ -385,8 +380,7 @@ class Injection {
         if (!launch.nodes.empty()) node.record = describe(data.launchData, *function);
         node.record.stream = uint64_t(data.launchData.apiStream);
         node.record.launched_by = BY_GRAPH;
-        node.is_selected =
-            is_next(*function, data.launchData) && selection_.takes(function->kernel, node.record.warps);
+        node.is_selected = is_next(*function) && selection_.takes(function->kernel, node.record.warps);
         // A graph of which nothing is recorded needs no memory.
         if (node.is_selected && !std::exchange(current.has_graph_begun, true)) {
             begin(current.graph, data.launchData.hApiStream);
@@ -453,14 +447,8 @@ class Injection {
     }
     // From the drain's thread, from time to time.
     void look_after(bool is_end) {
-        uint64_t now_ns = monotonic_ns();
-        tell_left_out(is_end, now_ns);
-        if (is_end) return;
-        if (functions_.is_stopped())
-            unpatch();
-        else if (now_ns - settled_ns_ > SETTLE_EVERY_NS && functions_.is_unsettled(now_ns) &&
-                 quiet_.take(drain_.contexts(), [this, now_ns] { functions_.settle(now_ns); }))
-            settled_ns_ = now_ns;
+        tell_beyond(is_end);
+        if (!is_end && functions_.is_stopped()) unpatch();
     }
     // PyTorch asks for the device ten times a kernel. There is no callback for that from now on.
     void leave_out_needless() {
@@ -468,13 +456,13 @@ class Injection {
             if (is_needless_[id].exchange(false, std::memory_order_relaxed))
                 sanitizerEnableCallback(0, subscriber_, SANITIZER_CB_DOMAIN_RUNTIME_API, id);
     }
-    void tell_left_out(bool is_end, uint64_t now_ns) {
+    void tell_beyond(bool is_end) {
+        uint64_t now_ns = monotonic_ns();
         if (!is_end && now_ns - told_ns_ < TELL_EVERY_NS) return;
         told_ns_ = now_ns;
         if (!is_end) leave_out_needless();
-        for (LostRecord lost : {LostRecord{0, 0, LOST_BUDGET, selection_.take_beyond()},
-                                LostRecord{0, 0, LOST_LATE, late_.exchange(0)}})
-            if (lost.warps) channel_.put(KIND_LOST_WARPS, &lost, sizeof lost);
+        LostRecord lost{0, 0, LOST_BUDGET, selection_.take_beyond()};
+        if (lost.warps) channel_.put(KIND_LOST_WARPS, &lost, sizeof lost);
     }
     static void set(const Sanitizer_LaunchData &data, const void *region) {
         sanitizerSetLaunchCallbackData(data.hLaunch, data.function, data.hStream, region);
@@ -510,9 +498,8 @@ class Injection {
     std::atomic<bool> is_needless_[MOST_CALLBACKS] = {};  // functions of the runtime that mean nothing here
     std::mutex contexts_, graphs_mutex_;
     std::unordered_map<CUgraphExec, uint64_t> warps_of_graph_;  // of its last launch
-    std::atomic<uint64_t> late_{0};  // warps of launches while their module was not patched
     std::atomic<bool> is_device_graph_told_{false};
-    uint64_t told_ns_ = 0, settled_ns_ = 0;
+    uint64_t told_ns_ = 0;
     std::atomic<bool> is_hopeless_{false};
     std::atomic<uint64_t> hopeless_until_ns_{0};
 };
