@@ -202,6 +202,10 @@ losses = st.fixed_dictionaries(
         "args": arguments, "reason": texts,
     },
 )  # fmt: skip
+windows = st.fixed_dictionaries(
+    {"type": st.just("window"), "phase": st.sampled_from("BE"), "ts_ns": times},
+    optional={"window": st.integers(1, 3), "cause": texts, "clock": clocks, "pid": integers},
+)  # fmt: skip
 footers = st.fixed_dictionaries(
     {"type": st.just("footer"), "counts": st.just({"kernel": 1}), "losses": st.just({})},
     optional={"ended_by": texts, "end": st.just({"monotonic_ns": START_NS + 9, "realtime_ns": 5})},
@@ -307,6 +311,7 @@ def lines(draw: st.DrawFn) -> bytes:
         else losses if kind == 5
         else clock_pairs if kind == 6
         else footers if kind == 7
+        else windows if kind == 8
         else events()
     )  # fmt: skip
     return draw(written(record))

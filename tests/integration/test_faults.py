@@ -192,6 +192,23 @@ def test_what_a_killed_capture_leaves(capture: Capture) -> None:
     assert_whole(capture.output, done.stdout)
 
 
+def test_a_capture_that_is_killed_in_a_window_leaves_what_can_be_read(capture: Capture) -> None:
+    part = Path(f"{capture.output}.part")
+    capture.options += ["--start-on", "signal"]
+    with capture.start(stdout=subprocess.DEVNULL) as process:
+        assert process.stderr is not None
+        assert f"kill -USR2 {process.pid} " in process.stderr.readline()
+        process.send_signal(signal.SIGUSR2)
+        wait_until(lambda: size_of(part) > 5000)
+        process.kill()
+    found = records(part)
+    assert [(turn["phase"], turn["cause"]) for turn in found if turn["type"] == "window"] == [("B", "signal")]
+    assert [one["type"] for one in found[:3]] == ["header", "window", "userspace"]
+    converted = [*TRACEPIPE, "convert", str(part), "--format", "text", "-o", "-"]
+    shown = subprocess.run(converted, capture_output=True, text=True, env=ENVIRONMENT, check=True).stdout
+    assert "window 1" in shown
+
+
 # The disk -----------------------------------------------------------------------------------------------
 
 

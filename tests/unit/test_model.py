@@ -31,7 +31,7 @@ def test_a_new_header_is_a_good_one() -> None:
 def test_every_layer_has_its_record() -> None:
     assert set(LAYERS) <= set(RECORDS)
     assert set(LAYERS) > HOST_LAYERS
-    assert set(RECORDS) - set(LAYERS) == {"header", "clock", "loss", "footer", "gpu_thread_exit"}
+    assert set(RECORDS) - set(LAYERS) == {"header", "clock", "loss", "window", "footer", "gpu_thread_exit"}
 
 
 def test_a_record_gives_its_time_and_its_shape_apart() -> None:

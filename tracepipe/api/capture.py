@@ -22,10 +22,12 @@ from tracepipe.capture.request import (
     Filters,
     Limits,
     Notify,
+    Windows,
     calls_of,
     check_layers,
 )
 from tracepipe.capture.summary import CaptureSummary
+from tracepipe.capture.triggers import check_windows
 from tracepipe.errors import CaptureUnavailable, TracepipeError
 from tracepipe.units import duration_ns, size_bytes
 
@@ -191,6 +193,10 @@ def capture(
     min_duration: str = "",
     sample: int = 1,
     duration: str = "",
+    delay: str = "",
+    start_on: str = "",
+    stop_on: str = "",
+    repeat: int = 1,
     max_events: int | None = None,
     max_size: str = "",
     gpu: str = "auto",
@@ -242,8 +248,10 @@ def capture(
         libraries=_several(libraries),
         filters=Filters(_read(min_duration, duration_ns) or 0, sample),
         limits=Limits(_read(duration, duration_ns), max_events, _read(max_size, size_bytes)),
+        windows=Windows(_read(delay, duration_ns) or 0, start_on, stop_on, repeat),
         ring_bytes=_read(ring_bytes, size_bytes) or RING_BYTES,
     )
+    check_windows(request.windows, request.limits)
     if command_output and not request.command:
         raise TracepipeError("There is no command whose output could be written.", "Name a command.")
     names = OutputNames(request)

@@ -17,7 +17,7 @@ from tracepipe.event.model import HostInstant, new_header
 _OPTIONS = (
     "gpu", "gpu_kernels", "gpu_launches", "gpu_launches_per_kernel", "gpu_blocks", "gpu_memory_bytes",
     "gpu_warps", "gpu_thread_exits", "pids", "comm", "system", "children", "calls", "hooks", "only",
-    "exclude", "libraries", "min_duration_ns", "sample",
+    "exclude", "libraries", "min_duration_ns", "sample", "delay_ns", "start_on", "stop_on", "repeat",
 )  # fmt: skip
 
 
@@ -42,8 +42,8 @@ def header_of(
     made = [layer for layer in CALL_LAYERS if layer in request.layers and "userspace" in coverage.got]
     by_device = sorted(device.layers) if device else ()
     asked, usual = asdict(request), asdict(CaptureRequest())
-    said = {**asked, **asked["filters"]}
-    usual |= usual["filters"]
+    said = {**asked, **asked["filters"], **asked["windows"]}
+    usual |= usual["filters"] | usual["windows"]
     header = new_header(
         tool=_tool(),
         host=platform.node(),

@@ -18,20 +18,24 @@ from tracepipe.errors import TracepipeError
 _GRACE_S = 2.0  # how long an interrupted command may take to end
 _SEEN_S = 0.05  # by when the end of a command is seen that is only waited for
 _SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+_OF_WINDOWS = signal.SIGUSR2
 _SI_KERNEL = 0x80  # siginfo's code of a Ctrl-C from the terminal, which the command got as well
 
 
 @contextmanager
-def blocked() -> Iterator[set[signal.Signals]]:
-    """Block the signals, as `Interrupts` takes them; gives the mask that a command shall have."""
+def blocked(*, for_windows: bool = False) -> Iterator[set[signal.Signals]]:
+    """Block the signals, as `Interrupts` takes them, and that of windows if it is waited for; gives the mask
+    that a command shall have.
+    """
     # Under nohup, which ignores a closed terminal, a blocked SIGHUP would wait for the loop all the same.
     ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS - ignored)
+    taken = _SIGNALS - ignored | ({_OF_WINDOWS} if for_windows else set())
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, taken)
     try:
         yield {signal.Signals(number) for number in mask}
     finally:
         # An interrupt that came while this one was dealt with means the same.
-        while signal.sigtimedwait(_SIGNALS, 0):
+        while signal.sigtimedwait(taken, 0):
             pass
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
@@ -50,6 +54,8 @@ class Interrupts:
         self.target: Target | None = None
         self.count = 0
         self.stopped = False
+        self.for_windows = 0
+        """Signals that begin and end windows."""
         self._kill_at_s = 0.0
 
     def wait(self, timeout_s: float) -> None:
@@ -57,7 +63,10 @@ class Interrupts:
         # Not in sigtimedwait: when a stop and a continue (Ctrl-Z, fg) cut its wait short, Python (3.11) gives
         # a signal that never came.
         time.sleep(timeout_s)
-        while (received := signal.sigtimedwait(_SIGNALS, 0)) is not None:
+        while (received := signal.sigtimedwait({*_SIGNALS, _OF_WINDOWS}, 0)) is not None:
+            if received.si_signo == _OF_WINDOWS:
+                self.for_windows += 1
+                continue
             self._interrupt(received.si_signo, is_sent=received.si_code == _SI_KERNEL)
         if self._control is not None and not self.stopped and self._control.is_over():
             self.stopped = True

@@ -14,10 +14,14 @@ from tracepipe.capture.request import (
     CALL_LAYERS,
     DEFAULT_LAYERS,
     CaptureRequest,
+    Cause,
     Notify,
     Plan,
     Scope,
+    TriggerPlace,
+    WindowPlan,
 )
+from tracepipe.capture.triggers import SIGNAL, Trigger, ending, trigger_of
 from tracepipe.errors import CaptureUnavailable, TracepipeError
 from tracepipe.hooks.calls import call_rule
 from tracepipe.hooks.effects import MEMORY_EFFECTS
@@ -121,7 +125,49 @@ def plan_of(
     values = {kind: names for hooks in reversed([*users, *shipped]) for kind, names in hooks.values.items()}
     kept = [probe for probe in probes if probe.layer in layers]
     own = tuple(layer for layer in request.layers if layer in _ALWAYS and layer in layers)
-    return Plan(layers, own, kept, scope, request.filters, ring_bytes, values), missing
+    windows = window_plan(request, libraries)
+    return Plan(layers, own, kept, scope, request.filters, ring_bytes, values, windows), missing
+
+
+def window_plan(request: CaptureRequest, libraries: LibrarySearch) -> WindowPlan | None:
+    """What begins and ends windows, None where there are none. Raises TracepipeError for functions that are
+    not found.
+    """
+    windows = request.windows
+    if not windows.are_asked:
+        return None
+    begins = trigger_of(windows.start_on, "--start-on")
+    ends = ending(begins, trigger_of(windows.stop_on, "--stop-on"))
+    places = (
+        *_trigger_places(begins, libraries, begins=True),
+        *_trigger_places(ends, libraries, begins=False),
+    )
+    causes = {
+        Cause.START: begins.text if begins else "delay",
+        Cause.STOP: ends.text if ends else "",
+        Cause.DURATION: "duration",
+        Cause.END: "end of the recording",
+    }
+    begin_at, end_at = begins.number if begins else 1, ends.number if ends else 1
+    return WindowPlan(places, begin_at, end_at, tuple(causes[cause] for cause in Cause))
+
+
+def _trigger_places(
+    trigger: Trigger | None, libraries: LibrarySearch, *, begins: bool
+) -> tuple[TriggerPlace, ...]:
+    """The functions that are waited for."""
+    if trigger is None or trigger.kind == SIGNAL:
+        return ()
+    sets = read_hooks([trigger.hook("begin" if begins else "end")])
+    selection = resolve(sets, libraries, is_partial=True)
+    places = [probe.place for probe in selection.probes if isinstance(probe.place, FilePlace)]
+    if not places:
+        reason = next(iter(selection.unresolved.values()), "no such function")
+        raise TracepipeError(
+            f"--{'start' if begins else 'stop'}-on {trigger.text}: {reason}",
+            "Name the library, call:LIBRARY:FUNCTION; tracepipe hooks list shows what there is.",
+        )
+    return tuple(TriggerPlace(place, begins) for place in places)
 
 
 def _is_asked(probe: Probe, layers: tuple[str, ...]) -> bool:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Protocol
 
 from tracepipe.errors import TracepipeError
 from tracepipe.hooks.calls import call_rule
-from tracepipe.hooks.hook import PROBED_LAYERS, Probe
+from tracepipe.hooks.hook import PROBED_LAYERS, FilePlace, Probe
 
 RING_BYTES = 16 << 20
 """Default ring: 262 144 events of 64 bytes, a fifth of a second at the highest rate that was measured."""
@@ -74,11 +75,31 @@ class Filters:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When a recording ends although what is recorded goes on; None: never."""
+    """When a recording ends although what is recorded goes on; None: never. `duration_ns` is of a window."""
 
     duration_ns: int | None = None
     events: int | None = None
     size_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """When is recorded, of all that the recording lasts: all of it, unless one of these is given.
+
+    A window begins `delay_ns` after the recording, or the window before it; at `start_on` where that is
+    given, which is looked for from then on. It ends at `stop_on`, after the duration of `Limits`, and with
+    the recording, which goes on to the end of the `repeat`th. Both are texts as `trigger_of` takes them.
+    """
+
+    delay_ns: int = 0
+    start_on: str = ""
+    stop_on: str = ""
+    repeat: int = 1
+
+    @property
+    def are_asked(self) -> bool:
+        """Whether anything is said of windows."""
+        return self != Windows()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +141,7 @@ class CaptureRequest:
     libraries: tuple[str, ...] = ()
     filters: Filters = Filters()
     limits: Limits = Limits()
+    windows: Windows = Windows()
     ring_bytes: int = RING_BYTES
     stdout: int = 1
 
@@ -139,12 +161,42 @@ class Scope:
     children: bool = True
 
 
+class Cause(IntEnum):
+    """Why a window begins or ends: a place in `WindowPlan.causes`."""
+
+    START = 0
+    STOP = 1
+    DURATION = 2
+    END = 3
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerPlace:
+    """A function of a program that begins windows when it is called, or ends them when it returns."""
+
+    place: FilePlace
+    begins: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WindowPlan:
+    """What begins and ends windows: functions, at the `begin_at`th call and the `end_at`th return. `causes`
+    are the words for each `Cause`.
+    """
+
+    places: tuple[TriggerPlace, ...] = ()
+    begin_at: int = 1
+    end_at: int = 1
+    causes: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What an engine has to attach: the probes, and for those of `own` (`syscall`, `scheduler`) the layer's
     own tracepoints.
 
-    `values` has the names of the values of the kinds that the probes' signatures use.
+    `values` has the names of the values of the kinds that the probes' signatures use. Without `windows` all
+    is recorded from the start to the end.
     """
 
     layers: tuple[str, ...]
@@ -154,3 +206,4 @@ class Plan:
     filters: Filters
     ring_bytes: int
     values: dict[str, dict[int, str]] = field(default_factory=dict)
+    windows: WindowPlan | None = None

@@ -22,6 +22,8 @@ from tracepipe.capture.request import CaptureRequest, Control, Notify, Plan
 from tracepipe.capture.spool import Spool
 from tracepipe.capture.summary import CaptureSummary
 from tracepipe.capture.target import Target
+from tracepipe.capture.triggers import SIGNAL
+from tracepipe.capture.windows import WindowCourse
 from tracepipe.errors import OutputError, TracepipeError
 
 _TICK_S = 0.002  # how often the ring is emptied: at 1.3 million events a second, 170 kB
@@ -40,9 +42,12 @@ def run_session(
 ) -> CaptureSummary:
     """Run and record the request with `engine`, whose check passed. Errors as `capture` states them."""
     program = find_program(request.command) if request.command else None
-    with blocked() as mask, ExitStack() as precedence:
+    by_signal = SIGNAL in (request.windows.start_on, request.windows.stop_on)
+    with blocked(for_windows=by_signal) as mask, ExitStack() as precedence:
         target: Target | None = None
         interrupts = Interrupts(control)
+        if by_signal:
+            notify(f"kill -USR2 {os.getpid()} begins a window, and ends it")
         try:
             if program is not None:
                 environment = device.environment() if device else {}
@@ -52,6 +57,7 @@ def run_session(
             precedence.enter_context(ended_first())  # not the command, which is forked
             told = device.layers if device else frozenset[str]()
             plan, missing = plan_of(engine, request, target.pid if target else 0, notify, told)
+            windows = WindowCourse(request)
             files = ProbedFiles(plan.probes)
             began_ns = time.monotonic_ns()
             attachment = engine.attach(plan, notify)
@@ -73,6 +79,7 @@ def run_session(
                     attach_ns,
                     interrupts,
                     control,
+                    windows,
                 )
                 summary = session.run(notify)
                 for path in files.replaced():
@@ -111,6 +118,7 @@ class _Session:
     attach_ns: int
     interrupts: Interrupts
     control: Control | None
+    windows: WindowCourse
     events: int = 0
     _processes: dict[int, int] = field(default_factory=dict)
     _spool: Spool | None = None
@@ -138,8 +146,10 @@ class _Session:
                 )
                 if self.control is not None:
                     self.control.began()
-                ended_by = self._follow(store, start["monotonic_ns"])
+                self.windows.start(self.attachment, start["monotonic_ns"])
+                ended_by = self._follow(store)
                 before_ns = time.monotonic_ns()
+                self.windows.finish(before_ns)
                 if self.device is not None:
                     self.device.stop()
                 self.attachment.stop()
@@ -162,6 +172,9 @@ class _Session:
         exit_code = self._exit_code(store, notify)
         if store.error is not None and not isinstance(store.error, OutputError):
             raise store.error
+        error, hint = (store.error.message, store.error.hint) if store.error else ("", "")
+        if not error and not self.windows.count:
+            error, hint = self.windows.why_none()
         return CaptureSummary(
             counts=footer["counts"],
             losses=footer["losses"],
@@ -173,8 +186,9 @@ class _Session:
             attach_ns=self.attach_ns,
             detach_ns=detach_ns,
             engine=self.engine,
-            error=store.error.message if store.error else "",
-            hint=store.error.hint if store.error else "",
+            windows=self.windows.recorded,
+            error=error,
+            hint=hint,
         )
 
     def _store(self) -> Store:
@@ -200,12 +214,13 @@ class _Session:
                     f"Process {pid} cannot be recorded: {error.strerror}.", "Is it still running?"
                 ) from None
 
-    def _follow(self, store: Store, start_ns: int) -> str:
+    def _follow(self, store: Store) -> str:
         """Empty the ring until what is recorded ends, or the recording; returns why."""
         while True:
             self.interrupts.wait(_TICK_S)
+            over = self.windows.step(time.monotonic_ns(), self.interrupts.for_windows)
             self._pump(store)
-            ended_by = self._ended() or _failure(store) or self._limit_reached(store, start_ns)
+            ended_by = self._ended() or _failure(store) or over or self._limit_reached(store)
             if ended_by:
                 return ended_by
 
@@ -226,10 +241,8 @@ class _Session:
                 return "the processes ended"
         return ""
 
-    def _limit_reached(self, store: Store, start_ns: int) -> str:
+    def _limit_reached(self, store: Store) -> str:
         limits = self.request.limits
-        if limits.duration_ns is not None and time.monotonic_ns() - start_ns >= limits.duration_ns:
-            return "duration"
         if limits.events is not None and self.events >= limits.events:
             return "number of events"
         if limits.size_bytes is not None and store.size_bytes >= limits.size_bytes:

@@ -7,6 +7,15 @@ from dataclasses import dataclass
 
 from tracepipe.errors import OutputError
 from tracepipe.event.model import LAYERS
+from tracepipe.units import duration_text
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedWindows:
+    """How many windows were recorded, and how long they were in all."""
+
+    count: int
+    length_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,8 +23,9 @@ class CaptureSummary:
     """What was recorded: counts, losses and filtered events by layer, how it ended, wall time, engine.
 
     `cpu_losses` are the losses of a layer by processor, as far as it is known. `exit_code` is the target's as
-    a shell gives it: its own, or 128 + the signal that ended it. `error` is "" for a recording that is whole
-    and has the name that was asked for; otherwise what went wrong, and `hint` what to do.
+    a shell gives it: its own, or 128 + the signal that ended it. `windows` is None of a recording that was
+    asked for none. `error` is "" for a recording that is whole and has the name that was asked for; otherwise
+    what went wrong, and `hint` what to do.
     """
 
     counts: dict[str, int]
@@ -28,6 +38,7 @@ class CaptureSummary:
     attach_ns: int
     detach_ns: int
     engine: str
+    windows: RecordedWindows | None = None
     error: str = ""
     hint: str = ""
 
@@ -42,6 +53,11 @@ def summary_lines(path: str, summary: CaptureSummary) -> Iterator[str]:
     counts = ", ".join(f"{summary.counts[layer]} {layer}" for layer in LAYERS if summary.counts.get(layer))
     seconds = summary.wall_ns / 1e9
     yield f"{path}: {counts or 'no events'} in {seconds:.2f} s, by {summary.engine}"
+    if summary.windows is not None and summary.windows.count:
+        count, length = summary.windows.count, duration_text(summary.windows.length_ns)
+        yield (
+            f"note: in {count} windows of {length} in all" if count > 1 else f"note: in a window of {length}"
+        )
     if summary.ended_by != "exit 0":
         yield f"note: the recording ended by {summary.ended_by}"
     for layer, count in summary.filtered.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -24,6 +25,7 @@ from tracepipe.cli.options import (
     request_of,
     with_groups,
 )
+from tracepipe.cli.windows import InWindows
 from tracepipe.converters import CONVERTERS
 from tracepipe.errors import CaptureUnavailable, OutputError
 from tracepipe.recording.files import STANDARD, default_output
@@ -51,6 +53,7 @@ def capture(
     command_output: CommandOutput = "",
     which: Which,
     whose: Whose,
+    in_windows: InWindows,
     until: UntilFull,
     method: MethodOption = "auto",
     gpus: OnGpus,
@@ -61,6 +64,7 @@ def capture(
 ) -> None:
     """Run a command, or watch what runs, and record what it, the driver and the kernel do."""
     request = request_of(command, which, whose, until, gpus, method=method, ring_bytes=ring_bytes)
+    request = replace(request, windows=in_windows.of(request))
     if command_output and not request.command:
         raise typer.BadParameter("only a command that is run has an output", param_hint="--command-output")
     names = OutputNames(request)

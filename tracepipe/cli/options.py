@@ -32,7 +32,7 @@ Method = choices("Method", ["auto", *ENGINES])
 Calls = choices("Calls", list(CALL_RULES))
 Gpu = choices("Gpu", ["auto", "off", *GPU_ENGINES])
 
-WHO, WHAT, WHEN, GPUS = "Whose events", "Which events", "When it ends", "GPUs"
+WHO, WHAT, WHEN, GPUS = "Whose events", "Which events", "When", "GPUs"
 
 Command = Annotated[
     list[str] | None, typer.Argument(help="The command to run and record.", metavar="-- COMMAND")
@@ -157,7 +157,12 @@ class Until:
 
     duration: Annotated[
         str,
-        typer.Option("--duration", metavar="TIME", help="End after so long: 10s.", rich_help_panel=WHEN),
+        typer.Option(
+            "--duration",
+            metavar="TIME",
+            help="End after so long: 10s; a window, so long after it began.",
+            rich_help_panel=WHEN,
+        ),
     ] = ""
 
 

@@ -269,6 +269,22 @@ class LossRecord(_LossRequired, total=False):
     reason: Annotated[str, Doc("what was full or failed")]
 
 
+class _WindowRequired(TypedDict):
+    type: Annotated[str, Doc("record type", enum=("window",))]
+    phase: Annotated[str, Doc("B: events are recorded from here on; E: no more", enum=("B", "E"))]
+    ts_ns: Annotated[int, Doc("time on `clock`", minimum=0, maximum=TIME_LIMIT_NS)]
+
+
+class WindowRecord(_WindowRequired, total=False):
+    """Where a window begins or ends: of a recording that has some, events are recorded in windows alone."""
+
+    window: Annotated[int, Doc("its number, from 1", minimum=1, maximum=COUNT_LIMIT)]
+    cause: Annotated[str, Doc("what began it or ended it: profiler, signal, duration, …")]
+    pid: Annotated[int, Doc("process that did", minimum=0, maximum=ID_LIMIT)]
+    tid: Annotated[int, Doc("thread that did", minimum=0, maximum=ID_LIMIT)]
+    clock: Annotated[str, Doc("clock of ts_ns, if not the header's")]
+
+
 class _FooterRequired(TypedDict):
     type: Annotated[str, Doc("record type", enum=("footer",))]
     counts: Annotated[
@@ -294,6 +310,7 @@ RECORDS: Final[dict[str, type]] = {
     "header": Header,
     "clock": ClockRecord,
     "loss": LossRecord,
+    "window": WindowRecord,
     "gpu_warp": WarpBatch,
     "gpu_thread_exit": ThreadExit,
     "footer": Footer,
@@ -321,7 +338,9 @@ class Problem:
 
 
 Record = dict[str, Any]
-"""A validated line: an `Event`, `WarpBatch`, `ClockRecord`, `LossRecord` or `Footer`, told by `type`."""
+"""A validated line: an `Event`, `WarpBatch`, `ClockRecord`, `LossRecord`, `WindowRecord` or `Footer`, told by
+`type`.
+"""
 
 
 def new_header(**fields: Any) -> Header:

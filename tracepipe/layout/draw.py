@@ -63,6 +63,7 @@ class Layout:
         self._others_met = 0
         self._weight = self._beyond = 0
         self._extras: list[Args] = []
+        self._windows_row: int | None = None
         self._lost: set[str] = set()
         self._later: list[Op] = []
         self._tree = Tree(header)
@@ -212,7 +213,10 @@ class Layout:
             end_ns, changes = self._warps.place(other)
             self.end_ns = max(self.end_ns, end_ns)
             return changes
-        self._loss(ts_ns, other)
+        if other["type"] == "window":
+            self._window_turn(ts_ns, other)
+        else:
+            self._loss(ts_ns, other)
         return []
 
     def _extra(self, args: Args) -> int:
@@ -232,6 +236,14 @@ class Layout:
         name = self._rows.name(f"lost {record['count']} events")
         row = self._rows.row_of(track)
         self._rows.nesting.one(row, "X", ts_ns, record.get("dur_ns", 0), name, self._extra(args))
+
+    def _window_turn(self, ts_ns: int, record: Record) -> None:
+        track = self._tree.child(self._tree.group("tracepipe"), "slices", "capture", 0, "tracepipe")
+        args = {k: v for k, v in record.items() if k in ("pid", "tid")}
+        args["began_by" if record["phase"] == "B" else "ended_by"] = record.get("cause", "not known")
+        name = self._rows.name(f"window {record['window']}" if "window" in record else "window")
+        self._windows_row = self._rows.row_of(track)
+        self._rows.nesting.one(self._windows_row, record["phase"], ts_ns, None, name, self._extra(args))
 
     # What is drawn -------------------------------------------------------------------------------------
 
@@ -324,6 +336,8 @@ class Layout:
             self._threads.close(gpu, self.end_ns)
         self._rows.close_streams(self.end_ns)
         self._rows.close(self.end_ns)
+        if self._windows_row is not None:
+            self._rows.nesting.close(self._windows_row, self.end_ns)
         self._say_undrawn()
         drawn.append(self._drawn(None, changes, last=True))
         return drawn

@@ -43,12 +43,15 @@ class Batch:
         return SourceBatch(events, others, self.problems, self.offset_bytes, self.passed_over, self.printed)
 
 
+_DATED = frozenset({"loss", "window", "gpu_warp"})
+
+
 def row_of(record: Record, tables: Tables, others: list[Record | Warps]) -> Row:
     """The row of a good record among the columns of events; what is no event is added to `others`."""
     kind = record["type"]
     if kind in OTHERS:
         # Of the others no `ts_ns` is looked at, and it may be anything.
-        ts_ns = record.get("ts_ns", UNDATED_NS) if kind in ("loss", "gpu_warp") else UNDATED_NS
+        ts_ns = record.get("ts_ns", UNDATED_NS) if kind in _DATED else UNDATED_NS
         others.append(warps_of(record) if kind == "gpu_warp" else record)
         return ts_ns, SPECIAL, len(others) - 1, 0, 0, None
     return (

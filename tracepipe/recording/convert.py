@@ -168,7 +168,7 @@ def _first_ns(batch: TraceBatch) -> int:
 
 
 def _is_dated(other: Any) -> bool:
-    return isinstance(other, PlacedWarps) or other["type"] == "loss"
+    return isinstance(other, PlacedWarps) or other["type"] in ("loss", "window")
 
 
 def _about(header: Header, source: str) -> dict[str, Any]:

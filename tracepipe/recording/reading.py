@@ -16,7 +16,7 @@ from tracepipe.recording.open import OpenRecording, damage, footer_notes, refuse
 Progress = Callable[[int, int], None]
 """Called with bytes read and bytes in all, which are 0 where unknown."""
 # Records about the recording itself, which are not counted among its events.
-_TIMELESS = ("header", "footer", "clock", "loss")
+_NO_EVENTS = ("header", "footer", "clock", "loss", "window")
 
 
 class Reading:
@@ -116,7 +116,7 @@ class Reading:
         """The account of all that was read."""
         account = self.account
         self._sum_counts()
-        for kind in _TIMELESS:
+        for kind in _NO_EVENTS:
             del account.counts[kind]
         account.clocks = self._opened.clocks.statements()
         if account.source == "tracepipe":

@@ -12,10 +12,14 @@ import os
 from collections import defaultdict
 
 from tracepipe.capture.bpf import bpf
+from tracepipe.capture.request import Cause, TriggerPlace
+from tracepipe.errors import CaptureUnavailable
 from tracepipe.hooks.hook import FilePlace, KernelPlace, Probe
 
 # What the kernel answers for a function that it will not probe: blacklisted, ambiguous by name, gone since.
 _UNPROBEABLE = {errno.EINVAL, errno.ENOENT, errno.EADDRNOTAVAIL, errno.EILSEQ, bpf.ENOTSUPP}
+
+_BEGINS, _ENDS = 1, 2  # enum trigger of probes.bpf.c
 
 
 class Links:
@@ -56,6 +60,31 @@ def attach_uprobes(links: Links, probes: list[Probe], code: dict[bool, bytes], p
         finally:
             attacher.close()
             reader.close()
+
+
+def attach_triggers(links: Links, triggers: list[TriggerPlace], code: bytes) -> None:
+    """Attach the program `trigger` to functions that begin or end windows. Raises OSError.
+
+    A cookie is what the function does, and above 16 bits its cause: enum trigger of probes.bpf.c. Raises
+    CaptureUnavailable where the kernel lets none of them be probed.
+    """
+    own = Links()
+    for begins in (True, False):
+        attacher = _Uprobes(own, code, returns=not begins)
+        cookie = _BEGINS if begins else Cause.STOP << 16 | _ENDS
+        try:
+            for one in triggers:
+                if one.begins == begins:
+                    attacher.attach(one.place.path, [(cookie, one.place.offset)])
+        finally:
+            attacher.close()
+    links.multi += own.multi
+    links.single += own.single
+    if triggers and not (own.multi or own.single):
+        raise CaptureUnavailable(
+            "What begins or ends windows cannot be probed: the first instruction of its function.",
+            "Name another function with --start-on or --stop-on.",
+        )
 
 
 def _has_text(probe: Probe) -> bool:

@@ -24,6 +24,7 @@ from tracepipe.errors import CaptureUnavailable
 PROGRAMS = (
     "call_enter",
     "call_return",
+    "trigger",
     "driver_enter",
     "driver_return",
     "tracepoint_hit",
@@ -59,6 +60,8 @@ class Constant(IntEnum):
     TEXT_2 = 14
     TEXT_3 = 15
     MAY_SLEEP = 16
+    BEGIN_AT = 17
+    END_AT = 18
 
 
 # FIELD(n) of probes.bpf.c: (tracepoint, field).

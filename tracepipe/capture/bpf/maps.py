@@ -6,6 +6,7 @@ import mmap
 import os
 import struct
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 
 from tracepipe.capture.bpf import bpf
@@ -16,8 +17,18 @@ _HASH, _ARRAY, _PERCPU_ARRAY, _LRU_HASH, _RINGBUF = 1, 2, 6, 9, 27  # enum bpf_m
 _MMAPABLE = 1 << 10  # BPF_F_MMAPABLE
 _THREADS_MAX = 65536
 _OPEN_CALLS_MAX = 16384
-ARMED, STOPPED = 0, 1
-"""Elements of the map `control`."""
+
+
+class Control(IntEnum):
+    """Elements of the map `control`: enum control of probes.bpf.c."""
+
+    ARMED = 0
+    STOPPED = 1
+    WINDOW_NS = 2
+    WINDOWS_LEFT = 3
+    BEGIN_HITS = 4
+    END_HITS = 5
+    ENDING_TID = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +49,8 @@ class Maps:
         counters = len(DROP_LAYERS) * self.processors
         forms = {
             "ring": _Form(_RINGBUF, 0, 0, ring_bytes),
-            "tracked": _Form(_HASH, 4, 8, _THREADS_MAX),
-            "control": _Form(_ARRAY, 4, 8, 2, _MMAPABLE),
+            "tracked": _Form(_HASH, 4, 16, _THREADS_MAX),
+            "control": _Form(_ARRAY, 4, 8, len(Control), _MMAPABLE),
             "drops": _Form(_ARRAY, 4, 8, counters, _MMAPABLE),
             "wanted": _Form(_ARRAY, 4, 8, 512, _MMAPABLE),
             "queued": _Form(_LRU_HASH, 16, 8, 4096),
@@ -49,6 +60,7 @@ class Maps:
             "sampled": _Form(_PERCPU_ARRAY, 4, 8, max(probe_count, 1)),
             "filtered": _Form(_ARRAY, 4, 8, counters, _MMAPABLE),
             "adopted": _Form(_HASH, 4, 8, 4096),
+            "waited_for": _Form(_HASH, 16, 8, 4096),
         }
         self._descriptors: dict[str, int] = {}
         self._mapped: list[tuple[mmap.mmap, memoryview]] = []
@@ -57,7 +69,7 @@ class Maps:
                 self._descriptors[name] = bpf.create_map(
                     name, form.kind, form.key_bytes, form.value_bytes, form.entries, form.flags
                 )
-            self.control = self._words("control", 2)
+            self.control = self._words("control", len(Control))
             self.drops = self._words("drops", counters)
             self.filtered = self._words("filtered", counters)
         except BaseException:
@@ -87,8 +99,12 @@ class Maps:
 
     def track(self, tid: int, tgid: int) -> None:
         """Record a thread that runs already, or not. Raises OSError."""
-        #  0 tgid │ 4 running: 2, not known │ 6 its ids were told
-        bpf.map_update(self["tracked"], struct.pack("=I", tid), struct.pack("=IHH", tgid, 2, 0))
+        #  0 tgid │ 4 running: 2, not known │ 6 its ids were told │ 8 the window that this is known in
+        bpf.map_update(self["tracked"], struct.pack("=I", tid), struct.pack("=IHHQ", tgid, 2, 0, 0))
+
+    def wait_for(self, handle: int, tgid: int) -> None:
+        """Launches of a kernel begin or end windows. Raises OSError."""
+        bpf.map_update(self["waited_for"], struct.pack("=QQ", handle, tgid), struct.pack("=Q", 1))
 
     def adopt(self, tgid: int) -> None:
         """Record the threads of a process of this pid namespace when they are met. Raises OSError."""

@@ -50,6 +50,7 @@ enum kind {
                           NUL; one after the other if there are several */
     EVENT = 14,        /* id: probe of a tracepoint; a: its arguments */
     THREAD_IDS = 15,   /* a[0]: tgid<<32|tid in the capture's pid namespace */
+    WINDOW = 16,       /* id: what caused it; a[0]: 1: events are recorded from here on; 0: no more */
 };
 
 /* Which counter a record is counted under; record.py has the same order. The last: threads not followed. */
@@ -64,7 +65,7 @@ u64 bpf_pseudo_load(u64 kind, u64 value) asm("llvm.bpf.pseudo");
 /* Maps, in the order of maps.py. */
 #define RING MAP(1)     /* records */
 #define TRACKED MAP(2)  /* tid → struct thread: who is recorded */
-#define CONTROL MAP(3)  /* [0] tid + 1 of the process whose next exec starts the recording; [1] nonzero stops all */
+#define CONTROL MAP(3)  /* enum control */
 #define DROPS MAP(4)    /* [layer][processor] records that found the ring full */
 #define WANTED MAP(5)   /* [number] nonzero: this system call is recorded */
 #define QUEUED MAP(6)   /* struct work → tgid<<32|tid that queued it */
@@ -74,6 +75,7 @@ u64 bpf_pseudo_load(u64 kind, u64 value) asm("llvm.bpf.pseudo");
 #define SAMPLED MAP(10) /* [probe] calls seen on this processor */
 #define FILTERED MAP(11) /* [layer][processor] records that a filter left out */
 #define ADOPTED MAP(12) /* tgid in the capture's pid namespace → nonzero: its threads are recorded when they are met */
+#define WAITED_FOR MAP(13) /* struct kernel → nonzero: its launches begin or end windows */
 
 /* Constants, in the order of bytecode.py. */
 #define PROCESSORS CONFIG(0)
@@ -93,14 +95,27 @@ u64 bpf_pseudo_load(u64 kind, u64 value) asm("llvm.bpf.pseudo");
 #define TEXT_2 CONFIG(14)
 #define TEXT_3 CONFIG(15)
 #define MAY_SLEEP CONFIG(16) /* the program may wait for memory that is not there yet */
+#define BEGIN_AT CONFIG(17) /* a window begins at so many hits of what begins windows */
+#define END_AT CONFIG(18)   /* and ends at so many of what ends them */
 
 #define CLONE_THREAD 0x10000
 #define BPF_RB_NO_WAKEUP 1 /* the consumer polls; waking it would cost the target more than the record */
+
+enum control {
+    ARMED,     /* tid + 1 of the process whose next exec starts the recording */
+    STOPPED,   /* nonzero stops all */
+    WINDOW_NS, /* when the window began that is open; 0: none is, and who is recorded is followed alone */
+    WINDOWS_LEFT, /* so many may begin by a trigger */
+    BEGIN_HITS, /* of what begins windows, since the last one */
+    END_HITS,   /* of what ends them, since the window began */
+    ENDING_TID, /* whose launch ends the window when it returns */
+};
 
 struct thread {
     u32 tgid;
     u16 running; /* 0 no, 1 yes, 2 not known yet */
     u16 ids_told; /* its ids in the capture's namespace are in the ring */
+    u64 window_ns; /* the window that `running` is known in */
 };
 
 struct spec {
@@ -126,6 +141,7 @@ enum flags {
     IN_KERNEL = 8,
     EVERYWHERE = 16, /* not of recorded threads only */
     UNFILTERED = 32, /* recorded however short it is */
+    NAMES = 64,      /* gives a handle its name, which launches in a later window have */
 };
 enum condition { ALWAYS, EQUAL, UNEQUAL, LESS, AT_MOST, MORE_THAN, AT_LEAST, COMMON_BIT };
 
@@ -189,11 +205,22 @@ static inline void submit(struct record *r)
     bpf_ringbuf_submit(r, BPF_RB_NO_WAKEUP);
 }
 
+static inline u64 *control(u32 slot)
+{
+    return bpf_map_lookup_elem_(CONTROL, &slot);
+}
+
 static inline int is_stopped(void)
 {
-    u32 slot = 1;
-    u64 *stopped = bpf_map_lookup_elem_(CONTROL, &slot);
+    u64 *stopped = control(STOPPED);
     return !stopped || *stopped;
+}
+
+/* When the window began that is open, 0 if none is. */
+static inline u64 window(void)
+{
+    u64 *begun_ns = control(WINDOW_NS);
+    return begun_ns ? *begun_ns : 0;
 }
 
 /* ── which threads ── */
@@ -205,7 +232,7 @@ struct namespace_ids {
 
 static inline struct thread *track(u32 tid, u32 tgid, u16 running)
 {
-    struct thread thread = {.tgid = tgid, .running = running};
+    struct thread thread = {.tgid = tgid, .running = running, .window_ns = window()};
     if (bpf_map_update_elem_(TRACKED, &tid, &thread, 0))
         count(DROPS, THREADS, 1);
     return bpf_map_lookup_elem_(TRACKED, &tid);
@@ -214,7 +241,7 @@ static inline struct thread *track(u32 tid, u32 tgid, u16 running)
 /* The current thread is recorded from now on: it is running already, and no switch will say so. */
 static inline void tell_running(u32 tid, u32 tgid)
 {
-    if (!WITH_SCHEDULER)
+    if (!WITH_SCHEDULER || !window())
         return;
     struct record *r = new_record(SCHEDULER, SWITCH_IN, tid, tgid, 0);
     if (r)
@@ -426,7 +453,7 @@ static inline int passes(struct spec *spec, u32 id)
 static inline int enter(struct pt_regs *ctx, struct frame *frame, u32 id, u32 tid, u32 tgid, u64 served)
 {
     struct spec *spec = bpf_map_lookup_elem_(SPECS, &id);
-    if (!spec)
+    if (!spec || (!window() && !(spec->flags & NAMES)))
         return 0;
     struct words words = {.stack = STACK(ctx), .in_kernel = spec->flags & IN_KERNEL};
     COPY_REGISTERS(&words, ctx);
@@ -467,12 +494,17 @@ static inline int leave(struct pt_regs *ctx, struct frame *frame, u32 id, u32 ti
     u8 torn = 0;
     struct record *r;
     struct spec *spec = bpf_map_lookup_elem_(SPECS, &id);
-    if (!spec)
+    u64 begun_ns = window();
+    if (!spec || (!begun_ns && !(spec->flags & NAMES)))
         return 0;
     if (spec->flags & PAIRED) {
         struct open *call = bpf_map_lookup_elem_(OPEN, frame);
         if (!call)
             return 0; /* its entry was filtered or lost, and counted for both */
+        if (call->ts_ns < begun_ns && !(spec->flags & NAMES)) {
+            bpf_map_delete_elem_(OPEN, frame); /* of an earlier window, whose call returned outside of any */
+            return 0;
+        }
         if (MIN_DURATION_NS && !(spec->flags & UNFILTERED)) {
             if (now_ns - call->ts_ns < MIN_DURATION_NS) {
                 count(FILTERED, spec->layer, 2);
@@ -528,6 +560,81 @@ int call_return(struct pt_regs *ctx)
         return 0;
     struct frame frame = {.at = ctx->sp, .tid = tid};
     return leave(ctx, &frame, (u32)bpf_get_attach_cookie(ctx), tid, thread->tgid, 0);
+}
+
+/* ── what begins and ends windows: functions of the recorded programs ── */
+
+enum trigger { BEGINS = 1, ENDS = 2, OF_KERNEL = 4, AT_RETURN = 8 }; /* of a cookie; above 16 bits WINDOW's id */
+
+struct kernel {
+    u64 handle;
+    u64 tgid;
+};
+
+/* The record stands before all of the window's, and behind them. */
+static inline int tell_window(u64 begun_ns, u64 now_ns, u32 tid, u32 tgid, u32 id)
+{
+    struct record *r = reserve(WINDOW, tid, tgid, id, now_ns);
+    if (!r) {
+        count(DROPS, THREADS, 1);
+        return 0;
+    }
+    r->a[0] = !!begun_ns;
+    submit(r);
+    return 1;
+}
+
+static inline void begin_window(u64 *begun_ns, u32 tid, u32 tgid, u32 id)
+{
+    u64 *left = control(WINDOWS_LEFT), *hits = control(BEGIN_HITS), *end_hits = control(END_HITS);
+    if (!left || !*left || !hits || !end_hits)
+        return;
+    __sync_fetch_and_add(hits, 1);
+    u64 now_ns = bpf_ktime_get_ns();
+    if (*hits < BEGIN_AT || !tell_window(now_ns, now_ns, tid, tgid, id))
+        return;
+    *hits = *end_hits = 0;
+    *left -= 1;
+    *begun_ns = now_ns;
+}
+
+static inline void end_window(u64 *begun_ns, u32 tid, u32 tgid, u32 id)
+{
+    *begun_ns = 0;
+    tell_window(0, bpf_ktime_get_ns(), tid, tgid, id);
+}
+
+int trigger(struct pt_regs *ctx)
+{
+    u64 ids = bpf_get_current_pid_tgid(), cookie = bpf_get_attach_cookie(ctx);
+    u32 tid = (u32)ids, tgid = ids >> 32, id = (u32)(cookie >> 16);
+    struct kernel kernel = {.handle = FIRST(ctx), .tgid = tgid};
+    if (!current_thread(ids) || is_stopped())
+        return 0;
+    u64 *begun_ns = control(WINDOW_NS), *ending = control(ENDING_TID), *hits = control(END_HITS);
+    if (!begun_ns || !ending || !hits)
+        return 0;
+    if (cookie & AT_RETURN) {
+        if (*begun_ns && *ending == tid) {
+            *ending = 0;
+            end_window(begun_ns, tid, tgid, id);
+        }
+        return 0;
+    }
+    if (cookie & OF_KERNEL && !bpf_map_lookup_elem_(WAITED_FOR, &kernel))
+        return 0;
+    if (cookie & BEGINS && !*begun_ns)
+        begin_window(begun_ns, tid, tgid, id);
+    if (!(cookie & ENDS) || !*begun_ns)
+        return 0;
+    __sync_fetch_and_add(hits, 1);
+    if (*hits < END_AT)
+        return 0;
+    if (cookie & OF_KERNEL) /* with all that the launch does */
+        *ending = tid;
+    else
+        end_window(begun_ns, tid, tgid, id);
+    return 0;
 }
 
 /* ── functions of the kernel; NVIDIA's driver puts work off to threads of its own ── */
@@ -587,6 +694,8 @@ int driver_enter(struct pt_regs *ctx)
 {
     u64 ids = bpf_get_current_pid_tgid(), served = 0;
     u32 tid = (u32)ids, tgid = ids >> 32, id = (u32)bpf_get_attach_cookie(ctx);
+    if (!window())
+        return 0;
     struct thread *thread = current_thread(ids);
     if (!thread) {
         /* 0: the idle threads, which share it. Interrupts work there, never a queue's items. */
@@ -638,7 +747,7 @@ int tracepoint_hit(void *args)
     u32 id = (u32)PROBE;
     u64 ids = bpf_get_current_pid_tgid();
     struct spec *spec = bpf_map_lookup_elem_(SPECS, &id);
-    if (!spec)
+    if (!spec || !window())
         return 0;
     int everywhere = spec->flags & EVERYWHERE;
     if (everywhere ? is_stopped() : !current_thread(ids))
@@ -706,6 +815,8 @@ static inline void tell_syscall(u64 ids, u32 tgid, u32 number, u64 ts_ns, u64 *a
 int syscall_enter(void *args)
 {
     u64 ids = bpf_get_current_pid_tgid();
+    if (!window())
+        return 0;
     struct thread *thread = current_thread(ids);
     if (!thread)
         return 0;
@@ -730,6 +841,8 @@ int syscall_enter(void *args)
 int syscall_exit(void *args)
 {
     u64 ids = bpf_get_current_pid_tgid();
+    if (!window())
+        return 0;
     struct thread *thread = current_thread(ids);
     if (!thread)
         return 0;
@@ -763,9 +876,15 @@ int syscall_exit(void *args)
 int sched_switch(void *args)
 {
     u32 prev = FIELD(u32, 4), next = FIELD(u32, 5);
-    struct thread *thread = prev ? current_thread(bpf_get_current_pid_tgid()) : 0;
+    u64 state = FIELD(u64, 6), begun_ns = window();
+    /* EXIT_DEAD or EXIT_ZOMBIE as the tracepoint shows them: the thread will not run again. */
+    int ends = !!(state & 0x30);
+    struct thread *thread = prev && (begun_ns || ends) ? current_thread(bpf_get_current_pid_tgid()) : 0;
     if (thread) {
-        u64 state = FIELD(u64, 6);
+        if (thread->window_ns != begun_ns) {
+            thread->running = 2;
+            thread->window_ns = begun_ns;
+        }
         struct record *r = new_record(SCHEDULER, SWITCH_OUT, prev, thread->tgid, 0);
         if (r) {
             r->a[0] = state;
@@ -773,18 +892,18 @@ int sched_switch(void *args)
             submit(r);
         }
         thread->running = 0;
-        /* EXIT_DEAD or EXIT_ZOMBIE as the tracepoint shows them: the thread will not run again. */
-        if (state & 0x30)
+        if (ends)
             bpf_map_delete_elem_(TRACKED, &prev);
     }
-    thread = bpf_map_lookup_elem_(TRACKED, &next);
+    thread = begun_ns ? bpf_map_lookup_elem_(TRACKED, &next) : 0;
     if (thread) {
         struct record *r = new_record(SCHEDULER, SWITCH_IN, next, thread->tgid, 0);
         if (r) {
-            r->a[1] = thread->running == 1;
+            r->a[1] = thread->running == 1 && thread->window_ns == begun_ns;
             submit(r);
         }
         thread->running = 1;
+        thread->window_ns = begun_ns;
     }
     return 0;
 }
@@ -792,7 +911,7 @@ int sched_switch(void *args)
 int sched_wakeup(void *args)
 {
     u32 tid = FIELD(u32, 7);
-    struct thread *thread = bpf_map_lookup_elem_(TRACKED, &tid);
+    struct thread *thread = window() ? bpf_map_lookup_elem_(TRACKED, &tid) : 0;
     if (!thread)
         return 0;
     struct record *r = new_record(SCHEDULER, WAKEUP, tid, thread->tgid, (u32)bpf_get_current_pid_tgid());
@@ -806,7 +925,7 @@ int sched_wakeup(void *args)
 int sched_migrate(void *args)
 {
     u32 tid = FIELD(u32, 9);
-    struct thread *thread = bpf_map_lookup_elem_(TRACKED, &tid);
+    struct thread *thread = window() ? bpf_map_lookup_elem_(TRACKED, &tid) : 0;
     if (!thread)
         return 0;
     struct record *r = new_record(SCHEDULER, MIGRATE, tid, thread->tgid, 0);
@@ -823,8 +942,8 @@ int sched_migrate(void *args)
 /* Whether this exec is the one that the capture waits for. */
 static inline int is_armed(u64 ids)
 {
-    u32 slot = 0, tgid = ids >> 32;
-    u64 *armed = bpf_map_lookup_elem_(CONTROL, &slot);
+    u32 tgid = ids >> 32;
+    u64 *armed = control(ARMED);
     if (!armed || !*armed)
         return 0;
     if (NAMESPACE_INO) {
@@ -854,7 +973,8 @@ static inline void tell_gone(u32 tid, u32 tgid)
     struct thread *thread = bpf_map_lookup_elem_(TRACKED, &tid);
     if (!thread)
         return;
-    struct record *r = WITH_SCHEDULER && thread->running == 1 ? new_record(SCHEDULER, SWITCH_OUT, tid, tgid, 0) : 0;
+    int ran = thread->running == 1 && thread->window_ns && thread->window_ns == window();
+    struct record *r = WITH_SCHEDULER && ran ? new_record(SCHEDULER, SWITCH_OUT, tid, tgid, 0) : 0;
     if (r) {
         r->a[0] = 0x10; /* EXIT_DEAD */
         submit(r);

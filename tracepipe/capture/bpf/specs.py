@@ -31,7 +31,7 @@ from tracepipe.hooks.slots import slots
 
 _SPEC = struct.Struct("<8s8sBBBBBBBBBB6xQ")
 SPEC_BYTES = _SPEC.size
-_PAIRED, _INSTANT, _QUEUES, _IN_KERNEL, _EVERYWHERE, _UNFILTERED = 1, 2, 4, 8, 16, 32
+_PAIRED, _INSTANT, _QUEUES, _IN_KERNEL, _EVERYWHERE, _UNFILTERED, _NAMES = 1, 2, 4, 8, 16, 32, 64
 WHOLE_EFFECTS = frozenset({"name", "alloc", "free"})
 """Those that no filter may thin out: a handle's name, and what is allocated at any time."""
 QUEUES_ITEMS = "nv_kthread_q_schedule_q_item"
@@ -111,4 +111,6 @@ def _flags(probe: Probe, filters: Filters) -> int:
         flags |= _EVERYWHERE
     if probe.hook.effect in WHOLE_EFFECTS:
         flags |= _UNFILTERED
+    if probe.hook.effect == "name":
+        flags |= _NAMES
     return flags

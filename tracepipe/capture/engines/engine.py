@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from tracepipe.capture.records.line import Lines
 from tracepipe.capture.records.loss import Loss
-from tracepipe.capture.request import Notify, Plan
+from tracepipe.capture.request import Cause, Notify, Plan
+
+
+class Turn(NamedTuple):
+    """A window that began or ended by a function's call, in the order in which the recording tells it."""
+
+    ts_ns: int
+    begins: bool
 
 
 class Collector(Protocol):
@@ -166,7 +173,7 @@ class Coverage:
 
 
 class Attachment(Protocol):
-    """Attached probes that record nothing until they are started."""
+    """Attached probes that record nothing until they are started; for windows, a `WindowedAttachment`."""
 
     coverage: Coverage
     filtered: dict[str, int]
@@ -178,7 +185,9 @@ class Attachment(Protocol):
         ...
 
     def start(self) -> None:
-        """Record what the plan's scope says, from now on; a command from its exec on."""
+        """Record what the plan's scope says, from now on; a command from its exec on. Of a plan with windows
+        only who is recorded is followed, until one begins.
+        """
         ...
 
     def collect(self) -> bytes:
@@ -199,6 +208,27 @@ class Attachment(Protocol):
 
     def close(self) -> None:
         """Give the memory back."""
+        ...
+
+
+@runtime_checkable
+class WindowedAttachment(Attachment, Protocol):
+    """Attached probes that can record windows."""
+
+    def open_window(self) -> int:
+        """Begin a window now: its time on CLOCK_MONOTONIC."""
+        ...
+
+    def close_window(self, cause: Cause) -> int:
+        """End the window that is open, now: the time."""
+        ...
+
+    def arm(self, windows: int) -> None:
+        """From now on the plan's functions begin windows, so many, and end them."""
+        ...
+
+    def turns(self) -> list[Turn]:
+        """Windows that functions began and ended, in what was collected since the last call."""
         ...
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from tracepipe.capture.engines.engine import Coverage
+import time
+
+from tracepipe.capture.engines.engine import Coverage, Turn
 from tracepipe.capture.records.loss import Loss
+from tracepipe.capture.records.record import window_record
 from tracepipe.capture.records.render import RecordRenderer
-from tracepipe.capture.request import Notify, Plan
+from tracepipe.capture.request import Cause, Notify, Plan
 
 
 class NoProbes:
@@ -20,32 +23,55 @@ class NoProbes:
 
     def attach(self, plan: Plan, notify: Notify) -> NothingRecorded:
         """Nothing is attached."""
-        return NothingRecorded()
+        return NothingRecorded(plan)
 
 
 class NothingRecorded:
-    """A recording without probes."""
+    """A recording without probes: of windows that are begun and ended here, and nothing in them."""
 
     is_unordered = False
 
-    def __init__(self) -> None:
+    def __init__(self, plan: Plan | None = None) -> None:
         self.coverage = Coverage()
         self.filtered: dict[str, int] = {}
+        self._causes = plan.windows.causes if plan and plan.windows else ()
+        self._pending = b""
 
     def start(self) -> None:
         """There is nothing to start."""
 
+    def open_window(self) -> int:
+        """Begin a window now: its time on CLOCK_MONOTONIC."""
+        return self._turn(Cause.START, begins=True)
+
+    def close_window(self, cause: Cause) -> int:
+        """End the window that is open, now: the time."""
+        return self._turn(cause, begins=False)
+
+    def _turn(self, cause: Cause, *, begins: bool) -> int:
+        now_ns = time.monotonic_ns()
+        self._pending += window_record(now_ns, cause, begins=begins)
+        return now_ns
+
+    def arm(self, windows: int) -> None:
+        """No function is seen."""
+
+    def turns(self) -> list[Turn]:
+        """Of functions none."""
+        return []
+
     def collect(self) -> bytes:
-        """No records."""
-        return b""
+        """Where windows begin and end."""
+        pending, self._pending = self._pending, b""
+        return pending
 
     def lost(self) -> list[Loss]:
         """No losses."""
         return []
 
     def renderer(self) -> RecordRenderer:
-        """A decoder that is given nothing."""
-        return RecordRenderer([], {}, {})
+        """A decoder that is given no events."""
+        return RecordRenderer([], {}, {}, causes=self._causes)
 
     def stop(self) -> None:
         """There is nothing to stop."""

@@ -14,20 +14,20 @@ from contextlib import suppress
 from pathlib import Path
 
 from tracepipe.capture.bpf import bpf
-from tracepipe.capture.bpf.attach import Links, attach_kprobes, attach_uprobes
+from tracepipe.capture.bpf.attach import Links, attach_kprobes, attach_triggers, attach_uprobes
 from tracepipe.capture.bpf.bytecode import FIELDS, HOOK_FIELDS, Constant, Field, filled_in
-from tracepipe.capture.bpf.maps import ARMED, STOPPED, Maps
+from tracepipe.capture.bpf.maps import Control, Maps
 from tracepipe.capture.bpf.ring import Ring
 from tracepipe.capture.bpf.specs import is_paired, spec_of, text_field
-from tracepipe.capture.engines.engine import Coverage
+from tracepipe.capture.engines.engine import Coverage, Turn
 from tracepipe.capture.find.tracefs import field_offsets, tracepoint_id, tracing_folder
 from tracepipe.capture.machine.refusals import Operation, explain
 from tracepipe.capture.machine.threads import comm_of, own_namespace, running_threads
 from tracepipe.capture.records.loss import Loss
-from tracepipe.capture.records.record import DROP_LAYERS
+from tracepipe.capture.records.record import DROP_LAYERS, window_record, windows_in
 from tracepipe.capture.records.render import RecordRenderer
 from tracepipe.capture.records.syscalls import SYSCALLS
-from tracepipe.capture.request import Notify, Plan
+from tracepipe.capture.request import Cause, Notify, Plan
 from tracepipe.hooks.hook import RECORDED_LAYERS, FilePlace, KernelPlace, TracepointPlace
 
 _TRACEPOINTS = {
@@ -63,6 +63,8 @@ class ProbeAttachment:
         self._names: dict[int, str] = {}
         self._seen_drops: dict[int, int] = {}
         self._polled_ns = time.monotonic_ns()
+        self._pending: list[bytes] = []
+        self._turns: list[Turn] = []
         pairs = plan.filters.min_duration_ns > 0 or any(
             is_paired(probe, plan.filters) for probe in plan.probes
         )
@@ -91,8 +93,10 @@ class ProbeAttachment:
         """Record what the plan's scope says, from now on; a command from its exec on."""
         scope = self._plan.scope
         self._start_ns = time.monotonic_ns()
+        if self._plan.windows is None:
+            self._maps.control[Control.WINDOW_NS] = self._start_ns
         if scope.kind == "command":
-            self._maps.control[ARMED] = scope.pids[0] + 1
+            self._maps.control[Control.ARMED] = scope.pids[0] + 1
         elif self._namespace is not None:
             # Of processes that run already only the ids here are known; the kernel side knows the others.
             for thread in running_threads(scope):
@@ -106,9 +110,46 @@ class ProbeAttachment:
                     known.add(thread.tid)
                     self._names[thread.tid] = comm_of(thread.pid, thread.tid)
 
+    def open_window(self) -> int:
+        """Begin a window now: its time on CLOCK_MONOTONIC."""
+        # What stands in the ring yet comes before the window, and before what says so.
+        now_ns = self._tell_window(Cause.START, begins=True)
+        self._maps.control[Control.WINDOW_NS] = now_ns
+        return now_ns
+
+    def close_window(self, cause: Cause) -> int:
+        """End the window that is open, now: the time."""
+        self._maps.control[Control.WINDOW_NS] = 0
+        return self._tell_window(cause, begins=False)
+
+    def _tell_window(self, cause: Cause, *, begins: bool) -> int:
+        self._take()
+        now_ns = time.monotonic_ns()
+        self._pending.append(window_record(now_ns, cause, begins=begins))
+        return now_ns
+
+    def arm(self, windows: int) -> None:
+        """From now on the plan's functions begin windows, so many, and end them."""
+        self._maps.control[Control.BEGIN_HITS] = 0
+        self._maps.control[Control.WINDOWS_LEFT] = windows
+
+    def turns(self) -> list[Turn]:
+        """Windows that functions began and ended, in what was collected since the last call."""
+        turns, self._turns = self._turns, []
+        return turns
+
     def collect(self) -> bytes:
         """Whole records since the last call, each with its ring header."""
-        return self._ring.take()
+        self._take()
+        chunk = b"".join(self._pending)
+        self._pending.clear()
+        return chunk
+
+    def _take(self) -> None:
+        chunk = self._ring.take()
+        if self._plan.windows is not None:
+            self._turns += [Turn(ts_ns, begins) for ts_ns, begins in windows_in(chunk)]
+        self._pending.append(chunk)
 
     def lost(self) -> list[Loss]:
         """Records that found the ring full since the last call, by layer and processor."""
@@ -132,11 +173,14 @@ class ProbeAttachment:
     def renderer(self) -> RecordRenderer:
         """The decoder of `collect`'s chunks, for a recording that was started."""
         start_ns = 0 if self._plan.scope.kind == "command" else self._start_ns
-        return RecordRenderer(self._plan.probes, self._syscalls, self._plan.values, start_ns, self._names)
+        causes = self._plan.windows.causes if self._plan.windows else ()
+        return RecordRenderer(
+            self._plan.probes, self._syscalls, self._plan.values, start_ns, self._names, causes=causes
+        )
 
     def stop(self) -> None:
         """Record no more, and detach. Again: does nothing."""
-        self._maps.control[STOPPED] = 1
+        self._maps.control[Control.STOPPED] = 1
         bpf.map_clear(self._maps["tracked"], 4)
         # First and here: as long as these exist, every process that calls the functions pays for them.
         for link in self._links.multi:
@@ -176,6 +220,8 @@ class ProbeAttachment:
             Constant.OWN_TGID: os.getpid(),
             **_NO_TEXTS,
             Constant.MAY_SLEEP: 0,
+            Constant.BEGIN_AT: plan.windows.begin_at if plan.windows else 0,
+            Constant.END_AT: plan.windows.end_at if plan.windows else 0,
         }
 
     def _code(self, program: str, fields: Mapping[int, Field], own: Mapping[int, int] | None = None) -> bytes:
@@ -198,7 +244,12 @@ class ProbeAttachment:
         self._attach_tracepoints(folder, points)
         self._attach_hooked_tracepoints(folder)
         patient = self._code("call_enter", {}, {Constant.MAY_SLEEP: 1})
+        triggers = plan.windows.places if plan.windows else ()
+        code = self._code("trigger", {})
+        # What was attached last runs first: the call that begins a window is in it, and the one that ends it.
+        attach_triggers(self._links, [one for one in triggers if not one.begins], code)
         attach_uprobes(self._links, plan.probes, self._pair("call"), patient)
+        attach_triggers(self._links, [one for one in triggers if one.begins], code)
         if any(isinstance(probe.place, KernelPlace) for probe in plan.probes):
             attach_kprobes(self._links, plan.probes, self._pair("driver"))
         self._cover()

@@ -94,6 +94,11 @@ def check(request: CaptureRequest) -> None:
             f"--gpu {request.gpu} {alone}: it does not take {given}.", f"--gpu warps takes {given}."
         )
     warp_options(request).check()
+    if request.windows.are_asked and request.gpu not in ("auto", "off"):
+        raise TracepipeError(
+            f"--gpu {request.gpu} records no windows.",
+            "Leave out --delay, --start-on and --repeat, or --gpu.",
+        )
     if not request.command and ANNOTATION in request.layers:
         raise TracepipeError(
             "Annotations are recorded from a program's start.", "Give a command after --, or other layers."
@@ -116,6 +121,8 @@ def choose(request: CaptureRequest, environment: Mapping[str, str], *, has_devic
         return Choice("off", f"{INJECTION_VARIABLE} is set", "--gpu kernels or warps loads ours instead")
     if given:
         return Choice("warps", f"by {given}")
+    if request.windows.are_asked:
+        return Choice("off", "windows are recorded of the host alone")
     if wanted := _calls_wanted(request):
         return Choice("off", wanted, "--gpu kernels or warps records every call")
     duration_ns = request.limits.duration_ns

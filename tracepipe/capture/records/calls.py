@@ -139,6 +139,10 @@ class Calls:
         served = self.served.pop(tid, 0) if self.served else 0
         return f'"for_pid":{served >> 32},"for_tid":{served & 0xFFFFFFFF}' if served else ""
 
+    def leave_all(self) -> None:
+        """What follows is of a later window: nobody is in a call that was seen."""
+        self._effects.forget()
+
     def forget(self, tid: int) -> None:
         """What is kept for a thread may be another call's, or the thread has ended."""
         for kept in (self.more, self.texts, self.served):

@@ -51,6 +51,10 @@ class Effects:
         self._effects: dict[int, _Effect] = {}
         self._threads: dict[int, _Thread] = {}
 
+    def forget(self) -> None:
+        """What threads are in is not known any more."""
+        self._threads.clear()
+
     def enter(self, tid: int, probe: Probe, ts_ns: int, words: Words) -> None:
         """A thread enters a call; `words` are those of its slots."""
         thread = self._threads.get(tid)

@@ -43,6 +43,10 @@ class Head:
         """The begin of what this ends."""
         return Head(self.layer, self.name, "B", self.own)
 
+    def ended(self) -> Head:
+        """The end of what this begins."""
+        return Head(self.layer, self.name, "E", self.own)
+
 
 def record_line(record: Mapping[str, Any]) -> str:
     """The line of a record that is at hand field by field."""

@@ -33,7 +33,8 @@ NUMBER_AND_KIND = struct.Struct("<24xIB35x")
     TEXT,
     EVENT,
     THREAD_IDS,
-) = range(1, 16)
+    WINDOW,
+) = range(1, 17)
 
 # Order of the counters of losses. The last counts threads that were not followed: their events are of any
 # layer.
@@ -60,7 +61,24 @@ LAYER_OF_KIND = {
 """The other kinds that become events."""
 UNREPORTED, MET_RUNNING = 1, 2  # a[1] of a switch
 _KIND_AT = 28
-_NO_EVENTS = bytes({MORE, SERVED, THREAD_NEW, THREAD_NAME, TEXT, THREAD_IDS})
+_NO_EVENTS = bytes({MORE, SERVED, THREAD_NEW, THREAD_NAME, TEXT, THREAD_IDS, WINDOW})
+_WINDOW = bytes({WINDOW})
+
+
+def window_record(ts_ns: int, number: int, *, begins: bool) -> bytes:
+    """A WINDOW as the kernel side writes it."""
+    return RECORD.pack(ts_ns, 0, 0, number, WINDOW, 0, 0, begins, 0, 0, 0)
+
+
+def windows_in(chunk: bytes) -> list[tuple[int, bool]]:
+    """When windows began (True) or ended, by the records of WINDOW in `chunk`."""
+    kinds = chunk[_KIND_AT::RECORD_BYTES]
+    found, at = [], kinds.find(_WINDOW)
+    while at >= 0:
+        fields = RECORD.unpack_from(chunk, at * RECORD_BYTES)
+        found.append((fields[0], bool(fields[7])))
+        at = kinds.find(_WINDOW, at + 1)
+    return found
 
 
 def event_count(chunk: bytes) -> int:

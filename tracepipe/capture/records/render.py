@@ -31,6 +31,7 @@ from tracepipe.capture.records.record import (
     THREAD_NEW,
     UNREPORTED,
     WAKEUP,
+    WINDOW,
 )
 from tracepipe.capture.records.record_text import ENDED, state_text, syscall_arguments, syscall_result
 from tracepipe.event.vocabulary import RUNNING
@@ -38,7 +39,11 @@ from tracepipe.hooks.hook import Probe
 
 _SWITCHES = frozenset({SWITCH_OUT, SWITCH_IN})
 _STATEFUL = frozenset({*_SWITCHES, SYSCALL_ENTER, SYSCALL_EXIT, CALL_ENTER, CALL_RETURN})
-_BEGAN_BEFORE = '"began":"before the recording"'
+_RECORDING, _WINDOW = "recording", "window"
+_BEGAN_BEFORE = '"began":"before the %s"'
+_ENDED_AFTER = '"ended":"after the window"'
+_OPEN_CALLS_MAX = 512
+"""Of a thread: deeper ones were left by a jump, and did not return."""
 _NOT_REPORTED = '"prev_state":"not reported"'
 _BEGIN_NOT_REPORTED = '"began":"not reported"'
 
@@ -47,7 +52,8 @@ class RecordRenderer:
     """Writes records as JSON lines: probes by index, system calls by number.
 
     `start_ns`: when recording began, which is when what was under way then is said to begin. `names` are
-    those of the threads that ran before, by their ids in the capture's pid namespace.
+    those of the threads that ran before, by their ids in the capture's pid namespace. With `causes`, of
+    windows, events are written of windows alone, and what is under way at the end of one ends there.
     """
 
     def __init__(
@@ -57,7 +63,10 @@ class RecordRenderer:
         values: Mapping[str, Mapping[int, str]],
         start_ns: int = 0,
         names: Mapping[int, str] | None = None,
+        causes: Sequence[str] = (),
     ) -> None:
+        self._causes, self._windows = causes, 0
+        self._is_open = not causes
         self._calls = Calls(probes, values)
         self._start_ns = start_ns
         self._syscall_enter = {n: Head("syscall", name, "B") for n, name in syscalls.items()}
@@ -68,8 +77,9 @@ class RecordRenderer:
         self._wakeup = Head("scheduler", "wakeup", "I")
         self._migrate = Head("scheduler", "migrate", "I")
         self._states: dict[int, str] = {}
-        self._in_syscall: set[int] = set()
-        self._depths: dict[int, int] = {}
+        self._running: dict[int, Where] = {}
+        self._in_syscall: dict[int, tuple[Head, Where] | None] = {}
+        self._in_calls: dict[int, list[tuple[Head, Where]]] = {}
         self._names: dict[int, str] = {}
         self._unwritten_names = {tid: json.dumps(name) for tid, name in (names or {}).items() if name}
         self._ids: dict[int, tuple[int, int]] = {}
@@ -110,8 +120,15 @@ class RecordRenderer:
                 head, args = self._migrate, f'"from_cpu":{a0},"to_cpu":{a1}'
             elif kind == EVENT:
                 head, args = calls.hit(number, teller(tid, cpu), torn, a0, a1, a2, a3)
+            elif kind == WINDOW:
+                self._turn(lines, ts_ns, number, a0, (tgid, tid, cpu))
+                continue
             else:
                 self._belongs(kind, tid, tgid, cpu, number, a0, a1, a2, a3)
+                continue
+            if not self._is_open:
+                if kind == SWITCH_OUT and a0 & ENDED:
+                    self._forget(tid)
                 continue
             pid, shown_tid = ids.get(tid, (tgid, tid)) if ids else (tgid, tid)
             if kind in _STATEFUL and (self._start_ns or (a1 and kind in _SWITCHES)):
@@ -144,26 +161,66 @@ class RecordRenderer:
         between.
         """
         if kind == CALL_ENTER:
-            self._depths[tid] = self._depths.get(tid, 0) + (head.phase == "B")
+            if head.phase == "B":
+                calls = self._in_calls.setdefault(tid, [])
+                calls.append((head, where))
+                if len(calls) > _OPEN_CALLS_MAX:
+                    del calls[0]
         elif kind == CALL_RETURN:
-            depth = self._depths.get(tid, 0)
-            if depth:
-                self._depths[tid] = depth - 1
+            if calls := self._in_calls.get(tid, []):
+                calls.pop()
             else:
                 self._began_before(lines, head, where)
         elif kind == SYSCALL_ENTER:
-            self._in_syscall.add(tid)
+            self._in_syscall[tid] = head, where
         elif kind == SYSCALL_EXIT:
             if tid not in self._in_syscall:
-                self._in_syscall.add(tid)
                 self._began_before(lines, head, where)
+            self._in_syscall[tid] = None
+        elif kind == SWITCH_IN and note != UNREPORTED:
+            self._running[tid] = where
+        elif kind == SWITCH_OUT and note != MET_RUNNING:
+            self._running.pop(tid, None)
         elif note == MET_RUNNING:
             self._began_before(lines, self._switch_in, where)
         elif note == UNREPORTED and kind == SWITCH_IN:
+            self._running[tid] = where
             lines.event(ts_ns, self._switch_out, *where, _NOT_REPORTED)
 
     def _began_before(self, lines: Lines, head: Head, where: Where) -> None:
-        lines.event(self._start_ns, head.begun(), *where, _BEGAN_BEFORE)
+        before = _BEGAN_BEFORE % (_WINDOW if self._causes else _RECORDING)
+        lines.event(self._start_ns, head.begun(), *where, before)
+
+    def _turn(self, lines: Lines, ts_ns: int, cause: int, begins: int, where: Where) -> None:
+        """A window begins or ends. Two programs may begin one at the same time: it is one then."""
+        if bool(begins) == self._is_open:
+            return
+        self._is_open = bool(begins)
+        if begins:
+            self._windows += 1
+            self._start_ns = ts_ns
+            self._in_syscall.clear()  # threads may be in one since they were met
+        else:
+            self._end_all(lines, ts_ns)
+        record = {"ts_ns": ts_ns, "type": "window", "window": self._windows, "phase": "B" if begins else "E"}
+        pid, tid = self._ids.get(where[1], where[:2])
+        by = {"pid": pid, "tid": tid} if pid else {}
+        lines.record(record | by | {"cause": self._causes[cause]})
+
+    def _end_all(self, lines: Lines, ts_ns: int) -> None:
+        """What is under way when a window ends, ends with it, the inner before the outer."""
+        for entered in self._in_syscall.values():
+            if entered is not None:
+                lines.event(ts_ns, entered[0].ended(), *entered[1], _ENDED_AFTER)
+        for calls in self._in_calls.values():
+            for head, where in reversed(calls):
+                lines.event(ts_ns, head.ended(), *where, _ENDED_AFTER)
+        for where in self._running.values():
+            lines.event(ts_ns, self._switch_out, *where, _ENDED_AFTER)
+        self._in_calls.clear()
+        self._in_syscall.clear()
+        self._running.clear()
+        self._calls.leave_all()
 
     def _belongs(self, kind: int, tid: int, tgid: int, cpu: int, number: int, *a: int) -> None:
         """Keep what belongs to a record that follows."""
@@ -171,7 +228,7 @@ class RecordRenderer:
             name = json.dumps(struct.pack("<QQ", *a[:2]).split(b"\0", 1)[0].decode(errors="replace"))
             if self._names.get(tid) != name:
                 self._names[tid] = self._unwritten_names[tid] = name
-            self._in_syscall.add(tid)
+            self._in_syscall.setdefault(tid, None)
             self._calls.kernels.meet(tid, tgid, number if kind == THREAD_NEW else 0)
         elif kind == MORE:
             self._calls.more[tid] = number, a
@@ -182,9 +239,8 @@ class RecordRenderer:
 
     def _forget(self, tid: int) -> None:
         """A capture may last for days, in which millions of threads end."""
-        for kept in (self._depths, self._names, self._unwritten_names):
+        for kept in (self._in_calls, self._names, self._unwritten_names, self._in_syscall, self._running):
             kept.pop(tid, None)
-        self._in_syscall.discard(tid)
         self._calls.forget(tid)
         self._calls.kernels.forget(tid)
 

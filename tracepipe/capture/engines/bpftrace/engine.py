@@ -92,6 +92,11 @@ class BpftraceEngine:
 
     def attach(self, plan: Plan, notify: Notify) -> BpftraceAttachment:
         """Start bpftrace and wait until every probe is attached. Raises CaptureUnavailable."""
+        if plan.windows is not None:
+            raise CaptureUnavailable(
+                "Method bpftrace records no windows: they would begin and end seconds late.",
+                "Leave out --delay, --start-on and --repeat, or take another --method.",
+            )
         return BpftraceAttachment(plan, notify)
 
 

@@ -1,0 +1,97 @@
+"""Windows of real captures: what is recorded is what the stand-in for CUDA was called for in them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.test_capture import Trace, run
+from tests.support.standin import needs
+from tracepipe.capture.request import Limits, Windows
+from tracepipe.errors import TracepipeError
+
+pytestmark = [pytest.mark.ebpf, needs("prebuilt")]
+
+# Calls cuInit(n) to tell the place: the stand-in returns an error for flags, and the probe records them.
+_PROGRAM = """
+import ctypes, sys, time
+cuda = ctypes.CDLL("libcuda.so.1")
+for at in range(int(sys.argv[1])):
+    if at % 10 == 2:
+        cuda.cuProfilerStart()
+    cuda.cuInit(at)
+    if at % 10 == 5:
+        cuda.cuProfilerStop()
+    time.sleep(float(sys.argv[2]))
+"""
+
+
+def recorded(tmp_path: Path, standin: Path, times: int, pause_s: float, **options: Any) -> Any:
+    os.environ["LD_LIBRARY_PATH"] = str(standin)
+    try:
+        command = [sys.executable, "-c", _PROGRAM, str(times), str(pause_s)]
+        return run(tmp_path, command, layers=("userspace", "syscall"), **options)
+    finally:
+        del os.environ["LD_LIBRARY_PATH"]
+
+
+def inits(trace: Trace) -> list[int]:
+    return [
+        e["args"]["flags"] for e in trace.layer("userspace") if e["name"] == "cuInit" and e["phase"] == "B"
+    ]
+
+
+def turns(trace: Trace) -> list[tuple[int, str, str]]:
+    return [(turn["window"], turn["phase"], turn["cause"]) for turn in trace.layer("window")]
+
+
+def test_the_profilers_calls_begin_and_end_windows(tmp_path: Path, standin: Path) -> None:
+    windows = Windows(start_on="profiler", repeat=2)
+    trace, summary, _ = recorded(tmp_path, standin, 30, 0, windows=windows)
+    assert inits(trace) == [2, 3, 4, 5, 12, 13, 14, 15]
+    assert turns(trace) == [(n, phase, "profiler") for n in (1, 2) for phase in "BE"]
+    assert len(list(trace.slices("userspace"))) == 12
+    assert (summary.ended_by, summary.exit_code, summary.windows.count) == ("profiler", 0, 2)
+    assert trace.header["options"] == {"start_on": "profiler", "repeat": 2}
+
+
+def test_a_call_begins_a_window_and_its_return_ends_it(tmp_path: Path, standin: Path) -> None:
+    windows = Windows(start_on="call:cuInit#7", stop_on="call:cuInit#3", repeat=2)
+    trace, _, _ = recorded(tmp_path, standin, 20, 0, windows=windows)
+    assert inits(trace) == [6, 7, 8, 15, 16, 17]
+    begin, end = trace.layer("window")[:2]
+    calls = list(trace.slices("userspace"))
+    assert begin["tid"] == end["tid"] == calls[0][0]["tid"]
+    assert begin["ts_ns"] <= calls[0][0]["ts_ns"]
+    assert {end["args"].get("ended") for _, end in calls} == {None}
+
+
+def test_windows_by_time_hold_what_happens_in_them(tmp_path: Path, standin: Path) -> None:
+    windows = Windows(delay_ns=100_000_000, repeat=2)
+    limits = Limits(duration_ns=50_000_000)
+    trace, summary, _ = recorded(tmp_path, standin, 500, 0.002, windows=windows, limits=limits)
+    assert turns(trace) == [
+        (n, phase, why) for n in (1, 2) for phase, why in (("B", "delay"), ("E", "duration"))
+    ]
+    times = [turn["ts_ns"] for turn in trace.layer("window")]
+    assert times[0] - trace.header["start"]["monotonic_ns"] >= 100_000_000
+    assert times[2] - times[1] >= 100_000_000
+    events = [event["ts_ns"] for event in trace.layer("userspace") + trace.layer("syscall")]
+    assert events
+    assert all(times[0] <= at <= times[1] or times[2] <= at <= times[3] for at in events)
+    assert list(trace.slices("userspace"))
+    assert list(trace.slices("syscall"))
+    assert summary.ended_by == "duration"
+
+
+def test_what_never_comes_is_an_error_and_the_command_is_not_touched(tmp_path: Path, standin: Path) -> None:
+    windows = Windows(start_on="call:cuInit#1000")
+    trace, summary, _ = recorded(tmp_path, standin, 5, 0, windows=windows)
+    assert (summary.error, summary.exit_code) == ("call:cuInit#1000 never came: nothing was recorded.", 0)
+    assert trace.events == []
+    with pytest.raises(TracepipeError, match=r"--start-on call:cuInitt: no such function.*near: cuInit"):
+        recorded(tmp_path, standin, 5, 0, windows=Windows(start_on="call:cuInitt"))

@@ -1,0 +1,281 @@
+"""Windows: what begins and ends them as text, their course over a recording, and their lines."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.batches import trace_batch
+from tests.support.cores import new_tables
+from tests.support.recordings import loader
+from tests.support.timeline_text import shown
+from tests.unit.test_capture_record import HEADER, NUMBER, PROBES, VALUES, raw
+from tracepipe.capture import CaptureRequest
+from tracepipe.capture.engines.engine import Turn
+from tracepipe.capture.engines.none import NothingRecorded
+from tracepipe.capture.records import record
+from tracepipe.capture.records.record import window_record, windows_in
+from tracepipe.capture.records.render import RecordRenderer
+from tracepipe.capture.records.syscalls import SYSCALLS
+from tracepipe.capture.request import Cause, Limits, Windows
+from tracepipe.capture.triggers import Trigger, check_windows, trigger_of
+from tracepipe.capture.windows import WindowCourse
+from tracepipe.errors import TracepipeError
+from tracepipe.event.model import new_header
+from tracepipe.layout.draw import Layout
+
+CAUSES = ("call:step", "call:step#2", "duration", "end of the recording")
+
+
+class Attached(NothingRecorded):
+    """Probes whose functions turn windows as the test says, and what was asked of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_ns = 0
+        self.asked: list[Any] = []
+        self.to_come: list[Turn] = []
+
+    def _turn(self, cause: Cause, *, begins: bool) -> int:
+        self.asked.append((self.now_ns, cause.name, begins))
+        return self.now_ns
+
+    def arm(self, windows: int) -> None:
+        self.asked.append((self.now_ns, "arm", windows))
+
+    def turns(self) -> list[Turn]:
+        turns, self.to_come = self.to_come, []
+        return turns
+
+
+class Course:
+    """A course of windows, at times that the test says."""
+
+    def __init__(self, duration_ns: int | None = None, **windows: Any) -> None:
+        self.attached = Attached()
+        request = CaptureRequest(windows=Windows(**windows), limits=Limits(duration_ns))
+        self.windows = WindowCourse(request)
+        self.windows.start(self.attached, 0)
+        self.signals = 0
+
+    def at(self, now_ns: int, *turns: bool, signals: int = 0) -> str:
+        self.attached.now_ns = now_ns
+        self.attached.to_come = [Turn(now_ns, begins) for begins in turns]
+        self.signals += signals
+        return self.windows.step(now_ns, self.signals)
+
+
+def test_a_recording_without_windows_is_open_until_its_duration_is_over() -> None:
+    course = Course(duration_ns=10)
+    assert [course.at(now_ns) for now_ns in (1, 9, 10)] == ["", "", "duration"]
+    assert course.attached.asked == []
+    assert course.windows.recorded is None
+
+
+def test_windows_by_time_follow_each_other_at_the_delay() -> None:
+    course = Course(duration_ns=10, delay_ns=50, repeat=2)
+    assert [course.at(now_ns) for now_ns in (49, 50, 59, 60, 109, 110)] == [""] * 6
+    assert course.at(120) == "duration"
+    assert course.attached.asked == [
+        (50, "START", True), (60, "DURATION", False), (110, "START", True), (120, "DURATION", False)
+    ]  # fmt: skip
+    assert course.windows.recorded is not None
+    assert (course.windows.recorded.count, course.windows.recorded.length_ns) == (2, 20)
+
+
+def test_a_signal_begins_and_ends_windows_but_not_before_the_delay() -> None:
+    course = Course(delay_ns=5, start_on="signal", repeat=2)
+    assert course.at(1, signals=1) == ""
+    assert [course.at(now_ns, signals=1) for now_ns in (6, 9, 11, 20, 22)] == ["", "", "", "", "signal"]
+    assert [(at, begins) for at, _, begins in course.attached.asked] == [
+        (6, True), (9, False), (20, True), (22, False)
+    ]  # fmt: skip
+
+
+def test_functions_begin_and_end_windows_by_themselves_once_they_are_armed() -> None:
+    course = Course(start_on="call:step", stop_on="call:step", repeat=3)
+    assert course.at(1) == ""
+    assert course.attached.asked == [(1, "arm", 3)]
+    assert course.at(2, True, False, True) == ""
+    assert course.windows.is_open
+    assert course.at(5, False) == ""
+    assert course.at(7, True, False) == "call:step"
+    assert course.attached.asked == [(1, "arm", 3)]
+    assert course.windows.count == 3
+
+
+def test_after_a_delay_functions_are_armed_for_one_window_at_a_time() -> None:
+    course = Course(start_on="profiler", delay_ns=10, repeat=2)
+    assert [course.at(9), course.at(10), course.at(11, True), course.at(12, False), course.at(21)] == [""] * 5
+    assert course.attached.asked == [(10, "arm", 1)]
+    course.at(22)
+    assert course.attached.asked[1:] == [(22, "arm", 1)]
+
+
+def test_a_duration_ends_what_a_function_began() -> None:
+    course = Course(start_on="call:step", duration_ns=10)
+    course.at(1)
+    course.at(2, True)
+    assert course.at(12) == "duration"
+    assert course.attached.asked == [(1, "arm", 1), (12, "DURATION", False)]
+
+
+def test_the_end_of_the_recording_ends_the_window_that_is_open() -> None:
+    course = Course(start_on="profiler")
+    course.at(1)
+    course.at(2, True)
+    course.attached.now_ns = 9
+    course.windows.finish(9)
+    assert course.attached.asked[1:] == [(9, "END", False)]
+    assert course.windows.length_ns == 7
+
+
+@pytest.mark.parametrize(
+    ("windows", "said"),
+    [
+        ({"delay_ns": 50}, "The recording ended before --delay had passed: nothing was recorded."),
+        ({"start_on": "call:f#3"}, "call:f#3 never came: nothing was recorded."),
+        ({"start_on": "signal", "delay_ns": 5}, "signal never came after --delay: nothing was recorded."),
+    ],
+)
+def test_without_a_window_it_is_said_what_was_waited_for(windows: dict[str, Any], said: str) -> None:
+    course = Course(**windows)
+    course.at(10)
+    message, hint = course.windows.why_none()
+    assert message == said
+    assert hint.endswith(".")
+
+
+def test_triggers_are_read_as_they_are_written() -> None:
+    assert trigger_of("", "--start-on") is None
+    assert trigger_of("profiler", "--start-on") == Trigger("profiler")
+    assert trigger_of("call:f", "--start-on") == Trigger("call", "f")
+    again = trigger_of("call:libx.so:f#12", "--start-on")
+    assert again == Trigger("call", "libx.so:f", 12)
+    assert again.text == "call:libx.so:f#12"
+
+
+@pytest.mark.parametrize(
+    "text", ["profile", "profiler:x", "profiler#2", "call", "call:", "call:f#0", "signal:USR1"]
+)
+def test_what_is_no_trigger_is_an_error_with_a_hint(text: str) -> None:
+    with pytest.raises(TracepipeError) as raised:
+        trigger_of(text, "--stop-on")
+    assert raised.value.message.startswith("--stop-on")
+    assert raised.value.hint
+
+
+def test_several_windows_need_an_end() -> None:
+    with pytest.raises(TracepipeError, match="nothing ends the first"):
+        check_windows(Windows(delay_ns=1, repeat=2), Limits())
+    check_windows(Windows(delay_ns=1, repeat=2), Limits(duration_ns=1))
+    check_windows(Windows(start_on="profiler", repeat=2), Limits())
+
+
+def window(ts_ns: int, begins: bool, cause: Cause = Cause.START, tid: int = 12) -> bytes:
+    return HEADER + struct.pack("<QIIIBBH4Q", ts_ns, tid, 11, cause, record.WINDOW, 0, 3, begins, 0, 0, 0)
+
+
+def rendered(*records: bytes) -> list[dict[str, Any]]:
+    renderer = RecordRenderer(PROBES, SYSCALLS["x86_64"], VALUES, causes=CAUSES)
+    return [json.loads(line) for line in renderer.render(b"".join(records)).texts]
+
+
+def test_windows_are_found_among_records() -> None:
+    chunk = (
+        raw(record.SWITCH_IN)
+        + window(5, True)
+        + raw(record.SWITCH_IN) * 2
+        + window_record(9, 2, begins=False)
+    )
+    assert windows_in(chunk) == [(5, True), (9, False)]
+
+
+def test_events_outside_of_windows_are_not_written() -> None:
+    lines = rendered(
+        raw(record.CALL_ENTER, "cuInit", ts_ns=1),
+        window(2, True),
+        raw(record.CALL_RETURN, "cuInit", ts_ns=3),
+        raw(record.CALL_ENTER, "cuInit", ts_ns=4),
+        window(6, False, Cause.STOP),
+        raw(record.CALL_RETURN, "cuInit", ts_ns=7),
+        window(8, True),
+    )
+    assert [(line["type"], line["phase"], line["ts_ns"]) for line in lines] == [
+        ("window", "B", 2), ("userspace", "B", 2), ("userspace", "E", 3), ("userspace", "B", 4),
+        ("userspace", "E", 6), ("window", "E", 6), ("window", "B", 8),
+    ]  # fmt: skip
+    assert lines[0] == {
+        "ts_ns": 2, "type": "window", "window": 1, "phase": "B", "pid": 11, "tid": 12, "cause": "call:step"
+    }  # fmt: skip
+    assert lines[1]["args"] == {"began": "before the window"}
+    assert lines[4]["args"] == {"ended": "after the window"}
+    assert (lines[5]["cause"], lines[6]["window"]) == ("call:step#2", 2)
+
+
+def test_what_is_under_way_at_the_end_of_a_window_ends_with_it() -> None:
+    lines = rendered(
+        window(2, True),
+        raw(record.SWITCH_IN, ts_ns=3),
+        raw(record.CALL_ENTER, "cuInit", ts_ns=4),
+        raw(record.CALL_ENTER, "cuMemAlloc_v2", ts_ns=5),
+        raw(record.SYSCALL_ENTER, NUMBER["futex"], ts_ns=6),
+        window(9, False),
+        window(20, True),
+        raw(record.SYSCALL_EXIT, NUMBER["futex"], ts_ns=21),
+    )
+    assert [(line["name"], line["phase"]) for line in lines[5:9]] == [
+        ("futex", "E"), ("cuMemAlloc_v2", "E"), ("cuInit", "E"), ("running", "E")
+    ]  # fmt: skip
+    assert {line["ts_ns"] for line in lines[5:9]} == {9}
+    assert [(line["phase"], line["ts_ns"]) for line in lines[-2:]] == [("B", 20), ("E", 21)]
+
+
+def test_a_window_that_two_begin_at_once_is_one() -> None:
+    lines = rendered(window(2, True), window(3, True, tid=13), window(4, False), window(4, False, tid=13))
+    assert [(line["phase"], line["window"], line["tid"]) for line in lines] == [("B", 1, 12), ("E", 1, 12)]
+
+
+def test_names_that_are_given_outside_of_windows_hold_within() -> None:
+    lines = rendered(
+        raw(record.TEXT, "cuModuleGetFunction", *struct.unpack("<4Q", b"vectorAdd".ljust(32, b"\0"))),
+        raw(record.CALL_ENTER, "cuModuleGetFunction"),
+        raw(record.CALL_RETURN, "cuModuleGetFunction", 0, 0x77),
+        window(2000, True),
+        raw(record.MORE, "cuLaunchKernel"),
+        raw(record.CALL_ENTER, "cuLaunchKernel", 0x77, ts_ns=2001),
+    )
+    assert [line.get("name") for line in lines] == [None, "cuLaunchKernel"]
+    assert lines[1]["args"]["kernel"] == "vectorAdd"
+
+
+TURNS = [
+    {"ts_ns": 100, "type": "window", "window": 1, "phase": "B", "pid": 4, "tid": 5, "cause": "profiler"},
+    {"ts_ns": 200, "type": "window", "window": 1, "phase": "E", "cause": "duration"},
+    {"ts_ns": 300, "type": "window", "window": 2, "phase": "B", "cause": "profiler"},
+]
+
+
+@pytest.mark.usefixtures("core")
+def test_windows_are_slices_on_the_track_of_the_capture() -> None:
+    tables = new_tables()
+    layout = Layout(new_header(), tables)
+    event = {"ts_ns": 400, "type": "syscall", "name": "read", "phase": "I", "pid": 4, "tid": 5}
+    drawn = [layout.place(trace_batch([*TURNS, event], tables)), *layout.finish()]
+    lines = shown(drawn)
+    at = lines.index("capture")
+    assert lines[at + 1 : at + 3] == [
+        "100+100 window 1 pid=4 tid=5 began_by=profiler ended_by=duration",
+        "300+100 window 2 began_by=profiler unclosed=true",
+    ]
+
+
+@pytest.mark.usefixtures("core")
+def test_windows_are_read_and_are_no_events(tmp_path: Path) -> None:
+    run = loader(tmp_path)(*TURNS, {**TURNS[0], "ts_ns": 500, "phase": "X"})
+    assert run.facts.counts == {}
+    assert [problem.field for problem in run.facts.problems] == ["phase"]

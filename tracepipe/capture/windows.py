@@ -1,0 +1,131 @@
+"""Which window of a recording is open, and when the next one begins and ends.
+
+    waits for --delay ──▶ waits for what begins it ──▶ open ──▶ waits …, or the recording ends
+
+Functions that begin and end windows are seen by the engine, in the kernel and at the call; all else is
+decided here, at every look at the ring. A recording without windows is one that is open all the while.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tracepipe.capture.engines.engine import Attachment, WindowedAttachment
+from tracepipe.capture.request import CaptureRequest, Cause
+from tracepipe.capture.summary import RecordedWindows
+from tracepipe.capture.triggers import SIGNAL, Trigger, ending, trigger_of
+
+
+@dataclass
+class WindowCourse:
+    """The windows of one recording, from its start on."""
+
+    request: CaptureRequest
+    count: int = 0
+    length_ns: int = 0
+    _attachment: WindowedAttachment | None = None
+    _opened_ns: int | None = None
+    _closed_ns: int = 0
+    _is_armed: bool = False
+    _signals: int = 0
+    _begins_by: Trigger | None = field(init=False)
+    _ends_by: Trigger | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        windows = self.request.windows
+        self._begins_by = trigger_of(windows.start_on, "--start-on")
+        self._ends_by = ending(self._begins_by, trigger_of(windows.stop_on, "--stop-on"))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether events are recorded now."""
+        return self._opened_ns is not None
+
+    @property
+    def recorded(self) -> RecordedWindows | None:
+        """What there was of windows, None where none were asked for."""
+        return RecordedWindows(self.count, self.length_ns) if self.request.windows.are_asked else None
+
+    def start(self, attachment: Attachment, now_ns: int) -> None:
+        """The recording starts."""
+        self._closed_ns = now_ns
+        if not self.request.windows.are_asked:
+            self._opened_ns, self.count = now_ns, 1
+        elif isinstance(attachment, WindowedAttachment):
+            self._attachment = attachment
+
+    def step(self, now_ns: int, signals: int) -> str:
+        """Follow what came since the last look, and begin or end what is due; why the recording ends, "" as
+        long as it does not. `signals` are those that were sent to the capture for its windows so far.
+        """
+        came, self._signals = signals - self._signals, signals
+        self._take_turns()
+        if self.is_open:
+            return self._look_at_end(now_ns, came > 0)
+        if self.count >= self.request.windows.repeat:
+            return self._ends_by.text if self._ends_by else "duration"
+        self._look_at_begin(now_ns, came > 0)
+        return ""
+
+    def finish(self, now_ns: int) -> None:
+        """The recording ends, and with it the window that is open."""
+        self._take_turns()
+        if self.is_open:
+            self._close(now_ns, Cause.END)
+
+    def why_none(self) -> tuple[str, str]:
+        """Why no window began, and what to do: two lines for the user."""
+        delay = "--delay had passed" if self.request.windows.delay_ns else ""
+        if self._begins_by is None or not self._is_armed:
+            return f"The recording ended before {delay}: nothing was recorded.", "Give a shorter --delay."
+        after = " after --delay" if delay else ""
+        hint = {
+            SIGNAL: "kill -USR2 with the number that the capture says begins a window.",
+            "profiler": "The program has to call torch.cuda.profiler.start(), or cudaProfilerStart.",
+        }.get(self._begins_by.kind, "Did the program come so far? `tracepipe hooks test` shows calls.")
+        return f"{self._begins_by.text} never came{after}: nothing was recorded.", hint
+
+    def _look_at_end(self, now_ns: int, is_signalled: bool) -> str:
+        assert self._opened_ns is not None
+        duration_ns = self.request.limits.duration_ns
+        if is_signalled and self._ends_by is not None and self._ends_by.kind == SIGNAL:
+            self._close(now_ns, Cause.STOP)
+            ended_by = SIGNAL
+        elif duration_ns is not None and now_ns - self._opened_ns >= duration_ns:
+            self._close(now_ns, Cause.DURATION)
+            ended_by = "duration"
+        else:
+            return ""
+        return ended_by if self.count >= self.request.windows.repeat else ""
+
+    def _look_at_begin(self, now_ns: int, is_signalled: bool) -> None:
+        windows, attachment = self.request.windows, self._attachment
+        assert attachment is not None
+        if now_ns - self._closed_ns < windows.delay_ns:
+            return
+        if self._begins_by is None or (self._begins_by.kind == SIGNAL and is_signalled):
+            self._opened_ns = attachment.open_window()
+            self.count += 1
+        elif not self._is_armed and self._begins_by.kind != SIGNAL:
+            # Without a delay, whatever ends one may be followed at once by what begins the next.
+            attachment.arm(1 if windows.delay_ns else windows.repeat - self.count)
+        self._is_armed = True
+
+    def _take_turns(self) -> None:
+        for ts_ns, begins in self._attachment.turns() if self._attachment else ():
+            if begins and not self.is_open:
+                self._opened_ns = ts_ns
+                self.count += 1
+            elif not begins and self.is_open:
+                self._note_end(ts_ns)
+
+    def _close(self, now_ns: int, cause: Cause) -> None:
+        if self._attachment is not None:
+            now_ns = self._attachment.close_window(cause)
+        self._note_end(now_ns)
+
+    def _note_end(self, now_ns: int) -> None:
+        assert self._opened_ns is not None
+        self.length_ns += now_ns - self._opened_ns
+        self._opened_ns, self._closed_ns = None, now_ns
+        self._is_armed = self._is_armed and not self.request.windows.delay_ns

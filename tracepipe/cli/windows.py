@@ -1,0 +1,64 @@
+"""The options of windows: when is recorded, of a command that goes on before and after."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from tracepipe.capture.request import CaptureRequest, Windows
+from tracepipe.capture.triggers import TRIGGER_FORMS, check_windows
+from tracepipe.cli.options import WHEN, read
+from tracepipe.errors import TracepipeError
+from tracepipe.units import duration_ns
+
+
+@dataclass(frozen=True, slots=True)
+class InWindows:
+    """When is recorded."""
+
+    delay: Annotated[
+        str,
+        typer.Option(
+            "--delay", metavar="TIME", help="Record from so long after the start: 5s.", rich_help_panel=WHEN
+        ),
+    ] = ""
+    start_on: Annotated[
+        str,
+        typer.Option(
+            "--start-on",
+            metavar="TRIGGER",
+            help=f"Record from then on: {', '.join(TRIGGER_FORMS)}.",
+            rich_help_panel=WHEN,
+        ),
+    ] = ""
+    stop_on: Annotated[
+        str,
+        typer.Option(
+            "--stop-on",
+            metavar="TRIGGER",
+            help="Record until then; profiler and signal end what they began.",
+            rich_help_panel=WHEN,
+        ),
+    ] = ""
+    repeat: Annotated[
+        int,
+        typer.Option(
+            "--repeat",
+            min=1,
+            metavar="N",
+            help="Record so many windows, each as above.",
+            rich_help_panel=WHEN,
+        ),
+    ] = 1
+
+    def of(self, request: CaptureRequest) -> Windows:
+        """What they say to a request. Raises BadParameter."""
+        delay_ns = read(self.delay, duration_ns, "--delay") or 0
+        windows = Windows(delay_ns, self.start_on, self.stop_on, self.repeat)
+        try:
+            check_windows(windows, request.limits)
+        except TracepipeError as error:
+            raise typer.BadParameter(f"{error.message} {error.hint}", param_hint="windows") from None
+        return windows
