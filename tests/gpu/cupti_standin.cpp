@@ -76,10 +76,13 @@ int standin_driver_version(int *version) {
 }
 CUptiResult cuptiActivityEnable(CUpti_ActivityKind kind) {
     std::lock_guard lock(mutex);
+    for (uint32_t cbid = 1; kind == CUPTI_ACTIVITY_KIND_DRIVER && cbid < CUPTI_DRIVER_TRACE_CBID_SIZE; cbid++)
+        driver_calls.insert(cbid);
     return kinds.insert(kind), CUPTI_SUCCESS;
 }
 CUptiResult cuptiActivityDisable(CUpti_ActivityKind kind) {
     std::lock_guard lock(mutex);
+    if (kind == CUPTI_ACTIVITY_KIND_DRIVER) driver_calls.clear();
     return kinds.erase(kind), CUPTI_SUCCESS;
 }
 CUptiResult cuptiActivityEnableDriverApi(CUpti_CallbackId cbid, uint8_t enable) {

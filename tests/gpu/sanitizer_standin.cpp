@@ -4,19 +4,21 @@
 //
 //     launch       a call of cuLaunchKernel, as its callbacks show it
 //     kernel:NAME  a launch of the kernel of that name begins, as the callbacks show it; its warp runs at once
-//     module:NAME  another module is loaded, whose kernel has that name
+//     module:NAME  another module is loaded, whose kernel has that name; `other:NAME` is a launch of it
 //     ask          calls of cudaGetDevice, as their callbacks show them, until there are none any more
 //     stay         another thread begins a call of cuMemAlloc and does not return from it; `leave` ends it
 //     wait         another thread begins a call of cuStreamSynchronize; `leave` ends it
-//     capture      a stream's capture begins; `captured` ends it
+//     capture      a stream's capture begins; `captured` ends it; `refused` is one that cannot begin
+//     apart:NAME   as `module`, and it is loaded on another thread
+//     unload       another thread unloads a module, and says `unloaded`
 //     allocated    waits until the library has memory on the GPU, and says how it asked for it: `relaxed`, or
 //                  `in a mode that invalidates captures`
 //     busy         the GPU has something to do; `idle` says when its driver was asked for that, and it has nothing more
 //     callbacks    waits until there are no callbacks any more
 //     quit         returns from main
 //
-// To unpatch while a call is under way or the GPU has something to do, or to ask whether it has while a stream is
-// captured, is what NVIDIA's own does not survive: a line says it.
+// To unpatch while a call is under way or the GPU has something to do, to ask whether it has while a stream is captured,
+// or to patch or unload while another thread captures one, is what NVIDIA's own does not survive: a line says it.
 #include <atomic>
 #include <cstddef>
 #include <cstdio>
@@ -39,7 +41,7 @@ std::atomic<Sanitizer_CallbackFunc> subscriber{nullptr};
 void *subscribed;
 std::atomic<bool> domains[64];
 const auto CONTEXT = reinterpret_cast<CUcontext>(0x100);
-const auto MODULE = reinterpret_cast<CUmodule>(0x200);
+const auto MODULE = reinterpret_cast<CUmodule>(0x200), OTHER_MODULE = reinterpret_cast<CUmodule>(0x300);
 
 void call_back(Sanitizer_CallbackDomain domain, Sanitizer_CallbackId id, const void *data) {
     auto function = subscriber.load();
@@ -52,8 +54,7 @@ std::atomic<int> calls{0};
 std::atomic<const char *> allocated{nullptr};
 
 void site(Sanitizer_ApiCallbackSite site, const char *function, Sanitizer_CallbackId id,
-          Sanitizer_CallbackDomain domain = SANITIZER_CB_DOMAIN_DRIVER_API) {
-    uint32_t result = 0;
+          Sanitizer_CallbackDomain domain = SANITIZER_CB_DOMAIN_DRIVER_API, uint32_t result = 0) {
     Sanitizer_CallbackData data{};
     data.functionName = function, data.context = CONTEXT, data.callbackSite = site, data.functionReturnValue = &result;
     call_back(domain, id, &data);
@@ -99,17 +100,19 @@ std::vector<char> cubin_of(const std::string &kernel) {
 void load(const std::string &kernel) {
     std::vector<char> cubin = cubin_of(kernel);
     Sanitizer_ResourceModuleData data{};
-    data.context = CONTEXT, data.module = reinterpret_cast<CUmodule>(0x300);
+    data.context = CONTEXT, data.module = OTHER_MODULE;
     data.pCubin = cubin.data(), data.cubinSize = cubin.size();
     call_back(SANITIZER_CB_DOMAIN_RESOURCE, SANITIZER_CBID_RESOURCE_MODULE_LOADED, &data);
 }
-void launch(const char *kernel) {
+void launch(const char *kernel, CUmodule module = MODULE) {
     Sanitizer_LaunchData data{};
     data.gridDim_x = data.gridDim_y = data.gridDim_z = data.blockDim_x = data.blockDim_y = data.blockDim_z = 1;
-    data.functionName = kernel, data.module = MODULE, data.context = CONTEXT;
+    data.functionName = kernel, data.module = module, data.context = CONTEXT;
     data.function = reinterpret_cast<CUfunction>(std::hash<std::string>{}(kernel));
     call_back(SANITIZER_CB_DOMAIN_LAUNCH, SANITIZER_CBID_LAUNCH_BEGIN, &data);
 }
+// The main thread captures.
+bool is_captured_by_another() { return is_captured && gettid() != getpid(); }
 SanitizerResult said(const char *what) {
     puts(what), fflush(stdout);
     return SANITIZER_SUCCESS;
@@ -136,7 +139,9 @@ SanitizerResult sanitizerAddPatches(const void *, CUcontext) { return SANITIZER_
 SanitizerResult sanitizerPatchInstructions(Sanitizer_InstructionId, CUmodule, const char *) {
     return SANITIZER_SUCCESS;
 }
-SanitizerResult sanitizerPatchModule(CUmodule) { return said("patched"); }
+SanitizerResult sanitizerPatchModule(CUmodule) {
+    return said(is_captured_by_another() ? "a capture is invalidated" : "patched");
+}
 SanitizerResult sanitizerUnpatchModule(CUmodule) {
     return said(calls ? "unpatched in a call" : is_busy ? "unpatched while the GPU is busy" : "unpatched");
 }
@@ -162,6 +167,14 @@ extern "C" void standin_allocates(bool is_relaxed) {
     allocated = is_relaxed ? "relaxed" : "in a mode that invalidates captures";
 }
 
+void unload() {
+    std::thread([] {
+        site(SANITIZER_API_ENTER, "cuModuleUnload", 16);
+        said(is_captured_by_another() ? "a capture is invalidated" : "unloaded");
+        site(SANITIZER_API_EXIT, "cuModuleUnload", 16);
+    }).detach();
+}
+
 int main() {
     InitializeInjection();
     Sanitizer_ResourceContextData context{};
@@ -175,7 +188,13 @@ int main() {
     while (scanf("%63s", word) == 1) {
         std::string what = word;
         if (what.rfind("kernel:", 0) == 0) launch(word + 7);
+        if (what.rfind("other:", 0) == 0) launch(word + 6, OTHER_MODULE);
         if (what.rfind("module:", 0) == 0) load(word + 7);
+        if (what.rfind("apart:", 0) == 0) std::thread(load, word + 6).join();
+        if (what == "unload") unload();
+        if (what == "refused")
+            for (auto at : {SANITIZER_API_ENTER, SANITIZER_API_EXIT})
+                site(at, "cuStreamBeginCapture_v2", 539, SANITIZER_CB_DOMAIN_DRIVER_API, CUDA_ERROR_ILLEGAL_STATE);
         if (what == "launch") call("cuLaunchKernel", 307);
         while (what == "ask" && is_asking_seen) {
             for (auto at : {SANITIZER_API_ENTER, SANITIZER_API_EXIT})

@@ -274,6 +274,31 @@ def test_a_capture_of_a_stream_is_not_invalidated(patched: Recorded) -> None:
     assert sorted([patched.do("captured"), patched.answer()]) == ["captured", "unpatched"]
 
 
+def test_a_module_that_another_thread_loads_during_a_capture_is_not_patched(patched: Recorded) -> None:
+    """The capture would be invalidated; what the module's kernels do is lost, with the reason."""
+    assert patched.do("refused") == "refused"
+    assert [patched.do("apart:f"), patched.answer()] == ["patched", "apart:f"]
+    patched.do("capture")
+    assert [patched.do("module:f"), patched.answer()] == ["patched", "module:f"]
+    assert patched.do("apart:f") == "apart:f"
+    patched.do("other:f")
+    patched.do("captured")
+    assert [patched.do("apart:f"), patched.answer()] == ["patched", "apart:f"]
+    assert patched.end() == 0
+    (loss,) = patched.of("loss")
+    assert (loss["layer"], loss["count"]) == ("gpu_warp", 1)
+    assert "loaded while a stream was captured" in loss["reason"]
+
+
+def test_to_unload_a_patched_module_waits_for_captures(patched: Recorded) -> None:
+    patched.do("capture")
+    assert patched.do("unload") == "unload"
+    assert [patched.do("launch") for _ in range(50)] == ["launch"] * 50
+    assert sorted([patched.do("captured"), patched.answer()]) == ["captured", "unloaded"]
+    assert [patched.do("capture"), patched.do("captured")] == ["capture", "captured"]
+    assert patched.end() == 0
+
+
 def test_the_library_does_not_invalidate_captures_by_what_it_allocates(patched: Recorded) -> None:
     """A thread can have a mode for that once the driver is initialised, and the library's starts before."""
     assert patched.do("allocated") == "relaxed"

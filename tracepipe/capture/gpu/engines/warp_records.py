@@ -45,6 +45,7 @@ LOST_WHY: Final = {
     7: "beyond the budget of --gpu-warps",
     8: "of a kernel that launches kernels, whose entries Compute Sanitizer does not see",
     9: "of a graph's node on another GPU than its first node's",
+    10: "of a module that was loaded while a stream was captured",
 }
 COLUMN_NAMES: Final = {
     1: "warp",

@@ -5,7 +5,7 @@
 
 namespace tracepipe {
 
-enum CallFlag : uint8_t {
+enum CallFlag : uint16_t {
     CALL_KNOWN = 1,
     CALL_LAUNCHES = 2,
     CALL_ENDS_CONTEXT = 4,
@@ -14,16 +14,20 @@ enum CallFlag : uint8_t {
     CALL_BEGINS_CAPTURE = 32,
     CALL_ENDS_CAPTURE = 64,
     CALL_LEFT_OUT = 128,  // call_choice.h does not want it recorded
+    CALL_UNLOADS = 256,
+    CALL_ENDS_STREAM = 512,
 };
 
-inline uint8_t call_flags(bool is_runtime, const char *function) {
+inline uint16_t call_flags(bool is_runtime, const char *function) {
     auto begins = [&](const char *start) { return strncmp(function, start, strlen(start)) == 0; };
-    uint8_t flags = CALL_KNOWN;
+    uint16_t flags = CALL_KNOWN;
     bool is_host = begins("cuLaunchHostFunc") || begins("cudaLaunchHostFunc");
     if (!is_runtime && (begins("cuLaunch") || begins("cuGraphLaunch")) && !is_host) flags |= CALL_LAUNCHES;
     if ((begins("cuLaunch") || begins("cudaLaunch") || begins("__cudaLaunch")) && !is_host) flags |= CALL_NAMES_KERNEL;
     if (begins("cuCtxDestroy") || begins("cuDevicePrimaryCtxRe") || begins("cudaDeviceReset"))
-        flags |= CALL_ENDS_CONTEXT;
+        flags |= CALL_ENDS_CONTEXT | CALL_UNLOADS;
+    if (begins("cuModuleUnload") || begins("cuLibraryUnload")) flags |= CALL_UNLOADS;
+    if (begins("cuStreamDestroy")) flags |= CALL_ENDS_STREAM;
     if (strstr(function, "Synchronize")) flags |= CALL_WAITS;
     if (begins("cuStreamBeginCapture")) flags |= CALL_BEGINS_CAPTURE;
     if (begins("cuStreamEndCapture")) flags |= CALL_ENDS_CAPTURE;

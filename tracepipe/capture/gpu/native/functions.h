@@ -16,12 +16,13 @@
 
 namespace tracepipe {
 
-// Those that came after the stop, and those whose kernels are all done with, are not patched, and known so that their
-// launches can be counted.
+// Those that came after the stop or while another thread captured a stream, and those whose kernels are all done with,
+// are not patched, and known so that their launches can be counted.
 struct Module {
     const CUmodule handle;
     const CUcontext context;
     const bool launches_kernels;  // may do so
+    const bool is_missed;         // for a capture alone
     std::atomic<bool> is_patched;
 };
 
@@ -34,13 +35,16 @@ class Functions {
   public:
     Functions(Channel &channel, const Selection &selection) : channel_(channel), selection_(selection) {}
 
-    void patch(const Sanitizer_ResourceModuleData &data) {
+    // `may_be_patched`: no other thread captures a stream.
+    void patch(const Sanitizer_ResourceModuleData &data, bool may_be_patched) {
         if (!selection_.may_fit(data.pCubin, data.cubinSize)) return;
         bool is_wanted = !is_stopped_ && !is_spent(data.pCubin, data.cubinSize);
-        if (is_wanted && !patch(data.module))
+        bool is_patched = is_wanted && may_be_patched;
+        if (is_patched && !patch(data.module))
             return void(channel_.note("a module could not be patched: its kernels are not recorded"));
-        bool launches_kernels = is_wanted && data.pCubin && memmem(data.pCubin, data.cubinSize, "cudaCDP", 7);
-        std::shared_ptr<Module> module(new Module{data.module, data.context, launches_kernels, is_wanted});
+        bool launches_kernels = is_patched && data.pCubin && memmem(data.pCubin, data.cubinSize, "cudaCDP", 7);
+        std::shared_ptr<Module> module(new Module{data.module, data.context, launches_kernels,
+                                                  is_wanted && !may_be_patched, is_patched});
         std::unique_lock<std::shared_mutex> functions(mutex_);
         modules_[data.module] = module;
         if (!launches_kernels) return;
@@ -75,6 +79,12 @@ class Functions {
         for (auto &[handle, module] : modules_)
             if (module->is_patched.exchange(false)) sanitizerUnpatchModule(handle);
         is_unpatched_ = true;
+    }
+    bool is_any_patched() {
+        std::shared_lock<std::shared_mutex> lock(mutex_);
+        for (auto &[handle, module] : modules_)
+            if (module->is_patched) return true;
+        return false;
     }
     bool is_unpatched() const { return is_unpatched_; }
     bool is_stopped() const { return is_stopped_; }

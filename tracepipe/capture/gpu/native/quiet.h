@@ -1,5 +1,6 @@
 // When the code of a program that runs can be changed: none of its threads is in the driver, and its GPUs are idle.
 #pragma once
+#include "captures.h"
 #include "context.h"
 #include "driver.h"
 #include "gate.h"
@@ -9,8 +10,7 @@ namespace tracepipe {
 class Quiet {
   public:
     Gate gate;
-    // Streams that are captured: to ask whether the GPU is idle would invalidate the captures.
-    std::atomic<int> captures{0};
+    Captures captures;  // to ask whether the GPU is idle would invalidate them
     std::atomic<bool> is_tried{false};
 
     // Whether the driver can say that a context is idle without waiting for it.
@@ -35,9 +35,9 @@ class Quiet {
     }
     // The same, and the GPUs have nothing to do.
     template <typename Work> bool take(const std::vector<std::shared_ptr<Context>> &contexts, Work work) {
-        if (captures || !can_be_known()) return false;
+        if (captures.is_any() || !can_be_known()) return false;
         return hold([&](uint64_t by_ns) {
-            if (captures || !are_idle(contexts, by_ns)) return false;
+            if (captures.is_any() || !are_idle(contexts, by_ns)) return false;
             work();
             return true;
         });

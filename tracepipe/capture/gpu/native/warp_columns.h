@@ -36,6 +36,7 @@ enum Lost : uint32_t {
     LOST_BUDGET = 7,      // beyond TRACEPIPE_GPU_BUDGET
     LOST_PARENT = 8,      // of a kernel that launches kernels, whose entries are not seen
     LOST_OTHER_GPU = 9,   // of a graph's node on another GPU than its first node's
+    LOST_CAPTURE = 10,    // of a module that was loaded while another thread captured a stream
 };
 
 enum ColumnId : uint8_t {

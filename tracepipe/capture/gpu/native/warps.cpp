@@ -44,6 +44,7 @@ struct Thread {
     std::shared_ptr<Context> graph_context;
     const void *graph_data = nullptr;
     bool has_graph_begun = false;  // a node of it is recorded
+    bool is_unloading = false;  // and no other thread begins the capture of a stream
     Gate::Place place;
 };
 
@@ -169,7 +170,7 @@ class Injection {
 
     void call(Sanitizer_CallbackDomain domain, Sanitizer_CallbackId id, const Sanitizer_CallbackData &data) {
         bool is_runtime = domain == SANITIZER_CB_DOMAIN_RUNTIME_API;
-        uint8_t flags = flags_of(is_runtime, id, data.functionName);
+        uint16_t flags = flags_of(is_runtime, id, data.functionName);
         if (is_runtime && flags == (CALL_KNOWN | CALL_LEFT_OUT)) return void(is_needless_[id] = true);
         bool is_entry = data.callbackSite == SANITIZER_API_ENTER, is_in_driver = !is_runtime && !(flags & CALL_WAITS);
         if (is_in_driver && !is_entry) leave_driver(flags, data);
@@ -177,19 +178,31 @@ class Injection {
             record_call(is_runtime, id, flags, data);
         else if (is_entry && flags & CALL_ENDS_CONTEXT)
             drain_.finish(WAIT_AT_END_MS, false);
-        if (is_in_driver && is_entry) quiet_.gate.enter(thread().place);
+        if (is_in_driver && is_entry) enter_driver(flags, data);
     }
-    void leave_driver(uint8_t flags, const Sanitizer_CallbackData &data) {
+    void enter_driver(uint16_t flags, const Sanitizer_CallbackData &data) {
+        if (flags & CALL_BEGINS_CAPTURE) quiet_.captures.begin(stream_of(data));
+        if (flags & CALL_UNLOADS && functions_.is_any_patched() && !thread().is_unloading)
+            thread().is_unloading = quiet_.captures.wait_to_change();
+        quiet_.gate.enter(thread().place);
+    }
+    void leave_driver(uint16_t flags, const Sanitizer_CallbackData &data) {
         uint32_t result = result_of(data);
-        if (flags & CALL_BEGINS_CAPTURE && !result) quiet_.captures++;
+        if (flags & CALL_BEGINS_CAPTURE && result) quiet_.captures.end(stream_of(data));
         if (flags & CALL_ENDS_CAPTURE && (!result || result == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED))
-            quiet_.captures--;
+            quiet_.captures.end(stream_of(data));
+        if (flags & CALL_ENDS_STREAM) quiet_.captures.end(stream_of(data));
+        if (flags & CALL_UNLOADS && std::exchange(thread().is_unloading, false)) quiet_.captures.changed();
         quiet_.gate.leave(thread().place);
+    }
+    // That is the first parameter of all functions that are about one.
+    static CUstream stream_of(const Sanitizer_CallbackData &data) {
+        return data.functionParams ? *static_cast<const CUstream *>(data.functionParams) : nullptr;
     }
     static uint32_t result_of(const Sanitizer_CallbackData &data) {
         return data.functionReturnValue ? *static_cast<const uint32_t *>(data.functionReturnValue) : 0;
     }
-    void record_call(bool is_runtime, Sanitizer_CallbackId id, uint8_t flags, const Sanitizer_CallbackData &data) {
+    void record_call(bool is_runtime, Sanitizer_CallbackId id, uint16_t flags, const Sanitizer_CallbackData &data) {
         const CallLayout *layout = flags ? layouts_[is_runtime][id].load(std::memory_order_relaxed) : nullptr;
         uint64_t name = function_name(is_runtime, id, layout);
         bool is_told = !(flags & CALL_LEFT_OUT);
@@ -198,7 +211,7 @@ class Injection {
         else
             leave(flags, name, data, is_told, layout);
     }
-    void enter(uint8_t flags, uint64_t name, const Sanitizer_CallbackData &data, bool is_told,
+    void enter(uint16_t flags, uint64_t name, const Sanitizer_CallbackData &data, bool is_told,
                const CallLayout *layout) {
         Thread &current = thread();
         if (current.depth++ == 0) current.begun_sequence = sequence_.load(std::memory_order_acquire);
@@ -215,7 +228,7 @@ class Injection {
         if (flags & CALL_NAMES_KERNEL && data.symbolName) kernel = functions_.name_of(data.symbolName);
         put_call_enter(channel_, name, launch, kernel, layout, data.functionParams);
     }
-    void leave(uint8_t flags, uint64_t name, const Sanitizer_CallbackData &data, bool is_told,
+    void leave(uint16_t flags, uint64_t name, const Sanitizer_CallbackData &data, bool is_told,
                const CallLayout *layout) {
         Thread &current = thread();
         if (current.depth) current.depth--;
@@ -227,9 +240,9 @@ class Injection {
         current.made.clear();
         current.launch = 0;
     }
-    uint8_t flags_of(bool is_runtime, unsigned id, const char *function) {
+    uint16_t flags_of(bool is_runtime, unsigned id, const char *function) {
         if (id >= MOST_CALLBACKS) return 0;
-        uint8_t flags = flags_[is_runtime][id].load(std::memory_order_acquire);
+        uint16_t flags = flags_[is_runtime][id].load(std::memory_order_acquire);
         if (flags) return flags;
         flags = call_flags(is_runtime, function);
         if (!choice_.takes(function)) flags |= CALL_LEFT_OUT;
@@ -286,10 +299,15 @@ class Injection {
             functions_.forget(context->handle);
         } else if (id == SANITIZER_CBID_RESOURCE_MODULE_LOADED) {
             const auto &module = *static_cast<const Sanitizer_ResourceModuleData *>(data);
-            if (drain_.find(module.context)) functions_.patch(module);
+            if (drain_.find(module.context)) load(module);
         } else if (id == SANITIZER_CBID_RESOURCE_MODULE_UNLOAD_STARTING) {
             functions_.forget(static_cast<const Sanitizer_ResourceModuleData *>(data)->module);
         }
+    }
+    void load(const Sanitizer_ResourceModuleData &module) {
+        bool may_be_patched = quiet_.captures.may_change();
+        functions_.patch(module, may_be_patched);
+        if (may_be_patched) quiet_.captures.changed();
     }
     std::shared_ptr<Context> add_context(CUcontext handle, CUdevice device) {
         std::lock_guard<std::mutex> lock(contexts_);
@@ -310,7 +328,7 @@ class Injection {
         if (is_over_ && functions_.is_unpatched()) return;
         auto function = functions_.of(data);
         if (!function) return;  // not patched
-        auto context = is_over_ || !is_next(*function) ? nullptr : drain_.find(data.context);
+        auto context = is_over_ || !is_next(*function, data) ? nullptr : drain_.find(data.context);
         if (!context) return set(data, nullptr);
         auto launch = std::make_shared<Launch>();
         launch->record = describe(data, *function);
@@ -336,8 +354,10 @@ class Injection {
         drain_.wake_if_idle();
     }
     // Counts a launch; whether it is to be recorded, as far as the budget goes.
-    bool is_next(const Function &function) {
-        return selection_.is_next_selected(function.kernel) && selection_.is_early(function.kernel);
+    bool is_next(const Function &function, const Sanitizer_LaunchData &data) {
+        if (!selection_.is_next_selected(function.kernel) || !selection_.is_early(function.kernel)) return false;
+        if (function.module->is_missed) missed_ += warps(data);
+        return !function.module->is_missed;
     }
     // All nodes of a graph get the data of the last one (driver 580), so each is given that of the graph's
     // region.
@@ -380,7 +400,7 @@ class Injection {
         if (!launch.nodes.empty()) node.record = describe(data.launchData, *function);
         node.record.stream = uint64_t(data.launchData.apiStream);
         node.record.launched_by = BY_GRAPH;
-        node.is_selected = is_next(*function) && selection_.takes(function->kernel, node.record.warps);
+        node.is_selected = is_next(*function, data.launchData) && selection_.takes(function->kernel, node.record.warps);
         // A graph of which nothing is recorded needs no memory.
         if (node.is_selected && !std::exchange(current.has_graph_begun, true)) {
             begin(current.graph, data.launchData.hApiStream);
@@ -461,8 +481,9 @@ class Injection {
         if (!is_end && now_ns - told_ns_ < TELL_EVERY_NS) return;
         told_ns_ = now_ns;
         if (!is_end) leave_out_needless();
-        LostRecord lost{0, 0, LOST_BUDGET, selection_.take_beyond()};
-        if (lost.warps) channel_.put(KIND_LOST_WARPS, &lost, sizeof lost);
+        for (LostRecord lost : {LostRecord{0, 0, LOST_BUDGET, selection_.take_beyond()},
+                                LostRecord{0, 0, LOST_CAPTURE, missed_.exchange(0)}})
+            if (lost.warps) channel_.put(KIND_LOST_WARPS, &lost, sizeof lost);
     }
     static void set(const Sanitizer_LaunchData &data, const void *region) {
         sanitizerSetLaunchCallbackData(data.hLaunch, data.function, data.hStream, region);
@@ -493,11 +514,12 @@ class Injection {
     bool is_exiting_ = false;
     std::atomic<uint64_t> sequence_{0};
     CallTable arguments_;
-    std::atomic<uint8_t> flags_[2][MOST_CALLBACKS] = {};
+    std::atomic<uint16_t> flags_[2][MOST_CALLBACKS] = {};
     std::atomic<const CallLayout *> layouts_[2][MOST_CALLBACKS] = {};
     std::atomic<bool> is_needless_[MOST_CALLBACKS] = {};  // functions of the runtime that mean nothing here
     std::mutex contexts_, graphs_mutex_;
     std::unordered_map<CUgraphExec, uint64_t> warps_of_graph_;  // of its last launch
+    std::atomic<uint64_t> missed_{0};  // warps of modules that were loaded while another thread captured a stream
     std::atomic<bool> is_device_graph_told_{false};
     uint64_t told_ns_ = 0;
     std::atomic<bool> is_hopeless_{false};
