@@ -14,6 +14,7 @@ import pytest
 import zstandard
 
 from tests.support.cores import running
+from tests.support.program import PYTHONPATH
 
 # The peak of the process alone: getrusage counts what its parent had before.
 PROGRAM = """
@@ -104,7 +105,7 @@ def recorded(path: Path, lines: Lines) -> Path:
 
 def peak_mb(*arguments: str) -> float:
     """What a command takes at most."""
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "TRACEPIPE_PURE": "0"}
+    environment = os.environ | {"PYTHONPATH": PYTHONPATH, "TRACEPIPE_PURE": "0"}
     command = [sys.executable, "-c", PROGRAM, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert "Traceback" not in done.stderr, done.stderr

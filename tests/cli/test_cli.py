@@ -17,6 +17,7 @@ from unittest import mock
 import pytest
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
+from tests.support.program import PYTHONPATH
 from tracepipe import __version__, cli, native
 from tracepipe.cli import convert as cli_convert
 from tracepipe.converters import CONVERTERS
@@ -78,8 +79,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsysbinary: Any) -> Run:
 def process(command: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """A shell command in which `tracepipe` is this one."""
     tracepipe = f'tracepipe() {{ "{sys.executable}" -m tracepipe "$@"; }}; '
-    root = str(Path(__file__).parents[2])
-    environment = os.environ | {"PYTHONPATH": root}
+    environment = os.environ | {"PYTHONPATH": PYTHONPATH}
     return subprocess.run(
         ["bash", "-c", tracepipe + command],
         text=True,
@@ -470,7 +470,7 @@ def test_a_conversion_that_is_ended_leaves_no_half_file(number: signal.Signals, 
         signal.signal(number, signal.SIG_DFL)
 
     command = [sys.executable, "-m", "tracepipe", "convert", "-", "-o", "out.pftrace"]
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = os.environ | {"PYTHONPATH": PYTHONPATH}
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, env=environment, bufsize=0, preexec_fn=take_it
     ) as process:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.golden.cases import Case, cases
+from tests.support.program import PYTHONPATH
 from tests.support.recordings import GPU_CLOCK, event, span, write
 from tracepipe import cli
 from tracepipe.reports import REPORTS
@@ -238,7 +239,7 @@ def printed_and_loaded(*argv: str) -> tuple[str, set[str]]:
         [sys.executable, "-c", code, *argv],
         capture_output=True,
         text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": PYTHONPATH},
     )
     return done.stdout, set(done.stderr.splitlines()[-1].split())
 

@@ -20,6 +20,7 @@ import pytest
 import typer
 
 from tests.golden.hostile import _dumped
+from tests.support.program import PYTHONPATH
 from tests.support.recordings import event, span
 from tracepipe import cli
 from tracepipe.api.output_names import OutputNames
@@ -226,7 +227,7 @@ PRINTING = [
 def shell(command: str, buffered: bool, **options: Any) -> subprocess.CompletedProcess[str]:
     """A shell command in which `tracepipe` is this one."""
     tracepipe = f'tracepipe() {{ "{sys.executable}" -m tracepipe "$@"; }}; '
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "" if buffered else "1"}
+    environment = os.environ | {"PYTHONPATH": PYTHONPATH, "PYTHONUNBUFFERED": "" if buffered else "1"}
     return subprocess.run(
         ["bash", "-c", tracepipe + command], text=True, env=environment, capture_output=True, **options
     )

@@ -27,6 +27,7 @@ from types import FrameType
 
 from tests.fuzz.judge import Asked, judge
 from tests.fuzz.mutations import FINDS, recording
+from tests.support.program import PYTHONPATH
 
 ROOT = Path(__file__).parents[2]
 # Of processor time: the slowest case takes about a second of it, loading the libraries included.
@@ -118,7 +119,7 @@ def share(asked: argparse.Namespace) -> int:
             subprocess.Popen(
                 [*command, f"--first={first}", f"--place={place}"],
                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
-                cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)},
+                cwd=ROOT, env=os.environ | {"PYTHONPATH": PYTHONPATH},
             )
             for first, place in enumerate(places)
         ]  # fmt: skip

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from tests.gpu.bench import Bench
+from tests.support.program import PYTHONPATH
 from tracepipe.event.checks import first_fault
 
 pytestmark = pytest.mark.gpu
 
-ROOT = Path(__file__).parents[2]
 PATIENCE_S = 120
 SHELL = 'echo "$$"; "$0" for_a_while; echo "ended with $?"'
 
@@ -29,7 +29,7 @@ def start(bench: Bench, recording: Path, engine: str, script: str) -> subprocess
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
+        env={**os.environ, "PYTHONPATH": PYTHONPATH},
     )
 
 

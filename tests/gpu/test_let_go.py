@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from tests.gpu.bench import Bench
+from tests.support.program import PYTHONPATH
 from tracepipe.capture.gpu.engines.kernels import KernelsEngine, build_library
 from tracepipe.capture.gpu.engines.warps import WarpsEngine
 
 pytestmark = pytest.mark.gpu
 
-ROOT = Path(__file__).parents[2]
 PATIENCE_S = 120
 HALF = {"tiny": 101, "gridStride": 1}
 
@@ -117,7 +117,7 @@ def test_a_duration_ends_the_recording_and_not_the_program(bench: Bench, tmp_pat
         [*capture, "-o", str(tmp_path / "run.jsonl"), "--", str(bench.program), "for_a_while"],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
+        env={**os.environ, "PYTHONPATH": PYTHONPATH},
     )
     assert (done.returncode, done.stdout) == (0, native.printed), done.stderr
     records = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 import tracepipe
+from tests.support.program import PYTHONPATH
 from tests.support.standin import needs
 
 pytestmark = [pytest.mark.ebpf, needs("bcc")]
 
-ROOT = Path(__file__).parents[2]
 # The shipped bytecode is there at once; all that every kernel has.
 QUICK: dict[str, Any] = {"method": "prebuilt", "layers": ("syscall", "scheduler")}
 
@@ -79,7 +79,7 @@ def test_calls_of_a_library_of_this_process_are_recorded(
     program += f"{load}{capture}" if is_loaded_before else f"{capture}    {load}"
     program += "    cuda.cuInit(0)\nprint(run.summary.counts)\n"
     command = [sys.executable, "-c", program, str(tmp_path / "run.jsonl")]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "LD_LIBRARY_PATH": str(standin)}
+    environment = os.environ | {"PYTHONPATH": PYTHONPATH, "LD_LIBRARY_PATH": str(standin)}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     assert done.stdout == "{'userspace': 2}\n"
     assert [one.name for one in tracepipe.open(tmp_path / "run.jsonl")] == ["cuInit", "cuInit"]
@@ -148,7 +148,7 @@ def test_an_interrupt_reaches_the_command_once(is_terminal: bool, block: str, tm
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": PYTHONPATH},
         start_new_session=True,
         preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),  # makes it the terminal
     ) as process:
@@ -175,7 +175,7 @@ def test_a_caller_that_is_killed_leaves_a_complete_recording(tmp_path: Path) -> 
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     output = tmp_path / "run.jsonl"
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PYTHONPATH": PYTHONPATH}
     subprocess.run([sys.executable, "-c", program, str(output)], env=environment, check=False)
     give_up_s = time.monotonic() + 30
     while not output.exists() and time.monotonic() < give_up_s:
@@ -210,7 +210,7 @@ def test_without_root_the_hint_says_how(tmp_path: Path) -> None:
         "except tracepipe.CaptureUnavailable as refused: print(refused, refused.hint)\n"
     )
     command = [sys.executable, "-c", program, str(tmp_path / "run.jsonl")]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PYTHONPATH": PYTHONPATH}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     assert done.stdout == 'Capture with eBPF needs root. sudo -E env "PATH=$PATH" python …\n'
     assert list(tmp_path.iterdir()) == []

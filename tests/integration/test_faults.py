@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
+from tests.support.program import PYTHONPATH
 from tests.support.standin import needs
 from tracepipe.recording.files import open_input
 
-ROOT = Path(__file__).parents[2]
 TRACEPIPE = [sys.executable, "-m", "tracepipe"]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": PYTHONPATH}
 PATIENCE_S = 60.0
 
 pytestmark = [pytest.mark.ebpf, needs("prebuilt")]

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.program import PYTHONPATH
 from tracepipe.capture.gpu.build.cuda_parts import find_parts
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +47,7 @@ def captured(
         [*command, *options, "--", str(program), *arguments],
         capture_output=True,
         text=True,
-        env=environment | {"PYTHONPATH": str(ROOT)},
+        env=environment | {"PYTHONPATH": PYTHONPATH},
         check=True,
     )
     return [json.loads(line) for line in output.read_text().splitlines()], done

@@ -13,11 +13,11 @@ from threading import Timer
 
 import pytest
 
+from tests.support.program import PYTHONPATH
 from tests.support.standin import needs
 
-ROOT = Path(__file__).parents[2]
 TRACEPIPE = [sys.executable, "-m", "tracepipe"]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": PYTHONPATH}
 CAPTURE = [
     *TRACEPIPE,
     "capture",

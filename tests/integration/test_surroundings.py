@@ -22,9 +22,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.program import PYTHONPATH
 from tests.support.standin import needs
 
-ROOT = Path(__file__).parents[2]
 TRACEPIPE = [sys.executable, "-m", "tracepipe"]
 PATIENCE_S = 60.0
 
@@ -166,7 +166,7 @@ def run_in(case: Case, folder: Path, *arguments: str) -> subprocess.CompletedPro
         capture_output=True,
         text=True,
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": PYTHONPATH},
         preexec_fn=case.before,
         timeout=PATIENCE_S,
     )

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.native.targets import TARGETS
+from tests.support.program import PYTHONPATH
 from tracepipe.native import build
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +47,7 @@ class Sanitized:
             "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
             # Each object of Python's in memory of its own, so that reading beyond one is seen.
             "PYTHONMALLOC": "malloc",
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": PYTHONPATH,
         }
 
 

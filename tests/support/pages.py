@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.program import PYTHONPATH
+
 ROOT = Path(__file__).parents[2]
 # After an empty line; a block ends at the next.
 _BLOCK = re.compile(r"(?<=\n\n)(?: {4}.*\n)+")
@@ -50,7 +52,7 @@ def run_lines(lines: list[str], folder: Path) -> str:
         env={
             **os.environ,
             "PATH": f"{programs}:{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": PYTHONPATH,
             "LD_LIBRARY_PATH": str(folder),
             "COLUMNS": "120",
         },

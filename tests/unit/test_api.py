@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 import tracepipe
+from tests.support.program import PYTHONPATH
 from tracepipe.cli import capture as capture_commands
 from tracepipe.cli import convert as convert_commands
 
 ROOT = Path(__file__).parents[2]
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
+ENVIRONMENT = os.environ | {"PYTHONPATH": PYTHONPATH}
 
 
 def python(code: str) -> str:

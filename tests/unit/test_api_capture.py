@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import tracepipe
+from tests.support.program import PYTHONPATH
 from tracepipe import cli
 from tracepipe.api.recorder import Began, Order, Refused
 from tracepipe.capture.request import CaptureRequest
@@ -270,7 +271,7 @@ def test_the_recorder_does_what_it_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     ):
         ours, theirs = Pipe()
         command = [sys.executable, "-c", ORDER, str(theirs.fileno())]
-        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        environment = os.environ | {"PYTHONPATH": PYTHONPATH}
         with subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment) as process:
             theirs.close()
             ours.send(Order(CaptureRequest(comm=comm), "x", True))
@@ -287,7 +288,7 @@ def test_the_recorder_ends_with_its_caller() -> None:
     for end in ("close", "signal"):
         ours, theirs = Pipe()
         command = [sys.executable, "-c", ORDER, str(theirs.fileno())]
-        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        environment = os.environ | {"PYTHONPATH": PYTHONPATH}
         with subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment) as process:
             theirs.close()
             ours.send(Order(CaptureRequest(comm="app"), "x", True))

@@ -17,6 +17,7 @@ import pytest
 
 import tracepipe
 from benchmarks.recordings import write_mixed
+from tests.support.program import PYTHONPATH
 from tests.support.recordings import GPU_CLOCK, PAIR, event, span, write
 from tracepipe import cli
 from tracepipe.converters import CONVERTERS
@@ -295,7 +296,7 @@ def test_without_the_libraries_of_the_reports_all_but_frames_work(run: Path) -> 
         "try: tracepipe.load('run.jsonl').calls\n"
         "except tracepipe.LibraryMissing as missing: print(missing.hint)\n"
     )
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PYTHONPATH": PYTHONPATH}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert done.stdout == "pip install 'tracepipe[reports]'\n", done.stderr
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
+from tests.support.program import PYTHONPATH
 from tracepipe.errors import FormatError, InputError, OutputError
 from tracepipe.ui import serve
 from tracepipe.ui.serve import TraceServer, UiFiles, find_ui, open_trace, tunnel_command
@@ -318,7 +319,7 @@ def test_over_ssh_it_tells_the_tunnel_and_ends_once_fetched(
 def test_under_sudo_ssh_is_seen_and_no_browser_runs_as_root(sudo: dict[str, str]) -> None:
     # As sudo does it: its command lacks the variable, and what called sudo has it.
     asked = "from tracepipe.ui.serve import _has_screen, _is_over_ssh; print(_is_over_ssh(), _has_screen())"
-    clean = {"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(__file__).parents[2]), "DISPLAY": ":0"}
+    clean = {"PATH": os.environ["PATH"], "PYTHONPATH": PYTHONPATH, "DISPLAY": ":0"}
     caller = (
         "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]], env=eval(sys.argv[2]))"
     )

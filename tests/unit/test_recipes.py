@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.program import PYTHONPATH
+
 ROOT = Path(__file__).parents[2]
 RECORDING = ROOT / "fixtures/capture-h200/input.jsonl"
 # After an empty line, up to the next one.
@@ -135,7 +137,7 @@ def test_a_snippet_gives_what_the_recording_holds(place: int, tmp_path: Path) ->
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", TRACEPIPE + SNIPPETS[place]],
         cwd=tmp_path,
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)},
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": PYTHONPATH},
         capture_output=True,
         text=True,
         check=True,
