@@ -16,7 +16,7 @@ from tracepipe.capture.gpu.build.driver import Driver, Gpu, Owner
 from tracepipe.capture.gpu.build.toolchain import Toolchain
 from tracepipe.capture.gpu.choice import Choice, choose, warp_options
 from tracepipe.capture.gpu.launchers import launcher_of
-from tracepipe.capture.request import AUTO_WARPS, Filters, Limits
+from tracepipe.capture.request import AUTO_WARPS, Filters, Last, Limits
 from tracepipe.errors import CaptureUnavailable, TracepipeError
 
 H200 = Driver((13, 0), (Gpu("NVIDIA H200", "sm_90", "GPU-a", 132),))
@@ -176,6 +176,11 @@ def test_an_interpreter_means_kernels_and_another_program_warps(programs: Callab
     assert told == Choice("kernels", "python3 may start a long run", "--gpu warps records every warp")
     told = chosen(request("vec_add"))
     assert told == Choice("warps", "every warp of vec_add", "--gpu kernels costs next to nothing")
+
+
+def test_auto_takes_what_costs_little_for_a_flight_recorder() -> None:
+    told = chosen(request("vec_add", last=Last(10**9)))
+    assert told == Choice("kernels", "for a flight recorder that stays on", "--gpu warps records every warp")
 
 
 # What is made of it

@@ -25,6 +25,7 @@ from tracepipe.capture.request import (
     Windows,
     calls_of,
     check_layers,
+    last_of,
 )
 from tracepipe.capture.summary import CaptureSummary
 from tracepipe.capture.triggers import check_windows
@@ -199,6 +200,8 @@ def capture(
     repeat: int = 1,
     max_events: int | None = None,
     max_size: str = "",
+    last: str = "",
+    last_size: str = "",
     gpu: str = "auto",
     kernel: str = "",
     launches: str = "",
@@ -225,6 +228,9 @@ def capture(
     own = not (command or pids or comm or system)
     asked = layers_here(of_command=bool(command)) if layers is None else _several(layers)
     check_layers(asked)
+    limits = Limits(_read(duration, duration_ns), max_events, _read(max_size, size_bytes))
+    windows = Windows(_read(delay, duration_ns) or 0, start_on, stop_on, repeat)
+    check_windows(windows, limits)
     request = CaptureRequest(
         command=_command(command),
         layers=asked,
@@ -247,11 +253,11 @@ def capture(
         exclude=_several(exclude),
         libraries=_several(libraries),
         filters=Filters(_read(min_duration, duration_ns) or 0, sample),
-        limits=Limits(_read(duration, duration_ns), max_events, _read(max_size, size_bytes)),
-        windows=Windows(_read(delay, duration_ns) or 0, start_on, stop_on, repeat),
+        windows=windows,
+        limits=limits,
+        last=last_of(_read(last, duration_ns), _read(last_size, size_bytes), limits, windows),
         ring_bytes=_read(ring_bytes, size_bytes) or RING_BYTES,
     )
-    check_windows(request.windows, request.limits)
     if command_output and not request.command:
         raise TracepipeError("There is no command whose output could be written.", "Name a command.")
     names = OutputNames(request)

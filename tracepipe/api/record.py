@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from tracepipe.capture.request import CaptureRequest, Control, Notify
 from tracepipe.capture.summary import CaptureSummary
 from tracepipe.errors import OutputError
 from tracepipe.recording.files import STANDARD, named_at_once
 from tracepipe.recording.kept import keeping
+from tracepipe.recording.naming import free_of, is_taken
 
 if TYPE_CHECKING:
     from tracepipe.capture.engines.engine import Collector
@@ -46,7 +47,7 @@ def record(
     summary = None
     try:
         with (
-            keeping(output, force=force, notify=notify) as sink,
+            _sink(request, output, force=force, notify=notify) as sink,
             _stdout_of_command(output, command_output, force=force) as stdout,
         ):
             request = replace(request, stdout=stdout)
@@ -57,6 +58,46 @@ def record(
         both = " ".join(part for part in (summary.error, f"{error.message}.") if part)
         return replace(summary, error=both, hint=summary.hint or error.hint)
     return summary
+
+
+def _sink(
+    request: CaptureRequest, output: str, *, force: bool, notify: Notify
+) -> AbstractContextManager[Any]:
+    """Where the recording goes, or those of a flight recorder."""
+    if request.last is None:
+        return keeping(output, force=force, notify=notify)
+    return _Outputs(output, force=force, notify=notify)
+
+
+class _Outputs:
+    """The recordings of a flight recorder: the first has the name that was given, the others numbers behind
+    it. That name is taken from the start.
+    """
+
+    def __init__(self, path: str, *, force: bool, notify: Notify) -> None:
+        if path == STANDARD:
+            raise OutputError("--last may write more than one recording", "name a file with -o")
+        self._path, self._notify = path, notify
+        self._first = ExitStack()
+        self._sink: BinaryIO | None = self._first.enter_context(keeping(path, force=force, notify=notify))
+
+    def __enter__(self) -> _Outputs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._first.close()
+
+    @contextmanager
+    def another(self) -> Iterator[tuple[str, BinaryIO]]:
+        """The name of the next recording, and its file."""
+        if self._sink is not None:
+            sink, self._sink = self._sink, None
+            with self._first:
+                yield self._path, sink
+            return
+        path = str(next(name for name in free_of(Path(self._path)) if not is_taken(name)))
+        with keeping(path, force=False, notify=self._notify) as sink:
+            yield path, sink
 
 
 def _stdout_of_command(output: str, command_output: str, *, force: bool) -> AbstractContextManager[int]:

@@ -10,14 +10,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from importlib import import_module
 from types import ModuleType
-from typing import Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from tracepipe.capture.engines.engine import Collector, DeviceEngine, Engine, Store
 from tracepipe.capture.request import ANNOTATION, CaptureRequest, Control, Notify
 from tracepipe.capture.summary import CaptureSummary
 from tracepipe.errors import CaptureUnavailable, TracepipeError
+
+if TYPE_CHECKING:
+    from tracepipe.capture.flight.dump import Outputs
 
 __all__ = ["ENGINES", "CaptureRequest", "CaptureSummary", "Engine", "capture", "choose"]
 
@@ -42,13 +46,14 @@ ENGINES: dict[str, Callable[[], Engine]] = {
 
 def capture(
     request: CaptureRequest,
-    sink: BinaryIO | Store,
+    sink: BinaryIO | Store | Outputs,
     *,
     notify: Notify,
     watchers: Sequence[Collector] = (),
     control: Control | None = None,
 ) -> CaptureSummary:
-    """Write a complete `tracepipe/1` file of what the request says to `sink`, or give the records to a store.
+    """Write a complete `tracepipe/1` file of what the request says to `sink`, or give the records to a store;
+    with `last`, files to outputs.
 
     A command keeps this process's environment, folder and standard streams; under sudo it runs as the user
     who called sudo. Ctrl-C ends the command, and the file is still complete. `notify` gets one-line messages
@@ -62,10 +67,12 @@ def capture(
             "There is nothing to capture." if not any(asked) else "There are two answers to whose events.",
             "Give one of: a command after --, --pid, --comm, --system.",
         )
-    from tracepipe.capture.machine.refusals import shortage_of  # here, as --help and convert need none of it
+    from tracepipe.capture.interrupts import outlived  # here, as --help and convert need none of it
+    from tracepipe.capture.machine.refusals import shortage_of
 
     try:
-        return _capture(request, sink, notify, watchers, control)
+        with outlived() if request.last else nullcontext():
+            return _capture(request, sink, notify, watchers, control)
     except (OSError, MemoryError, RuntimeError) as error:
         shortage = shortage_of(error)
         if shortage is None:
@@ -75,7 +82,7 @@ def capture(
 
 def _capture(
     request: CaptureRequest,
-    sink: BinaryIO | Store,
+    sink: BinaryIO | Store | Outputs,
     notify: Notify,
     watchers: Sequence[Collector],
     control: Control | None,

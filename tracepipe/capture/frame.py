@@ -9,7 +9,7 @@ from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from tracepipe.capture.engines.engine import Coverage, DeviceEngine, Store
+from tracepipe.capture.engines.engine import Coverage, DeviceEngine, DeviceRenderer, Store
 from tracepipe.capture.request import CALL_LAYERS, CaptureRequest
 from tracepipe.event.model import HostInstant, new_header
 
@@ -44,6 +44,7 @@ def header_of(
     asked, usual = asdict(request), asdict(CaptureRequest())
     said = {**asked, **asked["filters"], **asked["windows"]}
     usual |= usual["filters"] | usual["windows"]
+    kept = {f"last_{name}": value for name, value in (asked["last"] or {}).items() if value}
     header = new_header(
         tool=_tool(),
         host=platform.node(),
@@ -59,7 +60,7 @@ def header_of(
             "got": list(dict.fromkeys((*coverage.got, *made, *by_device))),
             "missing": dict(missing),
         },
-        options={name: said[name] for name in _OPTIONS if said[name] != usual[name]},
+        options={name: said[name] for name in _OPTIONS if said[name] != usual[name]} | kept,
     )
     if device is not None and device.gpus:
         header["gpus"] = [dict(gpu) for gpu in device.gpus]
@@ -67,9 +68,16 @@ def header_of(
 
 
 def footer_of(
-    store: Store, filtered: Mapping[str, int], device: DeviceEngine | None, ended_by: str, end: HostInstant
+    store: Store,
+    filtered: Mapping[str, int],
+    renderer: DeviceRenderer | None,
+    ended_by: str,
+    end: HostInstant,
+    evicted: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
-    """The footer of a recording that ended at `end`; `filtered`: layer → events that were left out."""
+    """The footer of a recording that ended at `end`; layer → events that were left out, by filters and for
+    want of room.
+    """
     footer: dict[str, Any] = {
         "type": "footer",
         "counts": store.counts,
@@ -82,12 +90,12 @@ def footer_of(
             layer: {str(cpu): count for cpu, count in sorted(by_cpu.items())}
             for layer, by_cpu in store.cpu_losses.items()
         }
-    if device is not None:
-        renderer = device.renderer()
-        if renderer.gpus:
-            footer["gpus"] = renderer.gpus
+    if renderer is not None and renderer.gpus:
+        footer["gpus"] = renderer.gpus
     if filtered:
         footer["filtered"] = dict(filtered)
+    if evicted:
+        footer["evicted"] = dict(evicted)
     return footer
 
 

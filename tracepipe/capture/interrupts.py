@@ -18,18 +18,18 @@ from tracepipe.errors import TracepipeError
 _GRACE_S = 2.0  # how long an interrupted command may take to end
 _SEEN_S = 0.05  # by when the end of a command is seen that is only waited for
 _SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-_OF_WINDOWS = signal.SIGUSR2
+_ASKING = signal.SIGUSR2
 _SI_KERNEL = 0x80  # siginfo's code of a Ctrl-C from the terminal, which the command got as well
 
 
 @contextmanager
-def blocked(*, for_windows: bool = False) -> Iterator[set[signal.Signals]]:
-    """Block the signals, as `Interrupts` takes them, and that of windows if it is waited for; gives the mask
-    that a command shall have.
+def blocked(*, asking: bool = False) -> Iterator[set[signal.Signals]]:
+    """Block the signals, as `Interrupts` takes them, and the one that asks for something if it is waited for;
+    gives the mask that a command shall have.
     """
     # Under nohup, which ignores a closed terminal, a blocked SIGHUP would wait for the loop all the same.
     ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
-    taken = _SIGNALS - ignored | ({_OF_WINDOWS} if for_windows else set())
+    taken = _SIGNALS - ignored | ({_ASKING} if asking else set())
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, taken)
     try:
         yield {signal.Signals(number) for number in mask}
@@ -46,6 +46,16 @@ def check_not_interrupted(what: str) -> None:
         raise TracepipeError(f"The capture was interrupted before {what}.", "Nothing was recorded.")
 
 
+@contextmanager
+def outlived() -> Iterator[None]:
+    """Let a signal that asks for something before the recording, or after it, not end this process."""
+    before = signal.signal(_ASKING, lambda *_: None)  # which no command inherits, unlike SIG_IGN
+    try:
+        yield
+    finally:
+        signal.signal(_ASKING, before)
+
+
 class Interrupts:
     """What came since the command was forked; `stopped`: the control ended the recording."""
 
@@ -54,8 +64,8 @@ class Interrupts:
         self.target: Target | None = None
         self.count = 0
         self.stopped = False
-        self.for_windows = 0
-        """Signals that begin and end windows."""
+        self.asked = 0
+        """Signals that begin and end windows, or ask a flight recorder to write."""
         self._kill_at_s = 0.0
 
     def wait(self, timeout_s: float) -> None:
@@ -63,9 +73,9 @@ class Interrupts:
         # Not in sigtimedwait: when a stop and a continue (Ctrl-Z, fg) cut its wait short, Python (3.11) gives
         # a signal that never came.
         time.sleep(timeout_s)
-        while (received := signal.sigtimedwait({*_SIGNALS, _OF_WINDOWS}, 0)) is not None:
-            if received.si_signo == _OF_WINDOWS:
-                self.for_windows += 1
+        while (received := signal.sigtimedwait({*_SIGNALS, _ASKING}, 0)) is not None:
+            if received.si_signo == _ASKING:
+                self.asked += 1
                 continue
             self._interrupt(received.si_signo, is_sent=received.si_code == _SI_KERNEL)
         if self._control is not None and not self.stopped and self._control.is_over():

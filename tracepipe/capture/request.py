@@ -13,6 +13,8 @@ from tracepipe.hooks.hook import PROBED_LAYERS, FilePlace, Probe
 
 RING_BYTES = 16 << 20
 """Default ring: 262 144 events of 64 bytes, a fifth of a second at the highest rate that was measured."""
+LAST_BYTES = 256 << 20
+"""Default memory of a flight recorder: 4 million records of 64 bytes."""
 AUTO_WARPS = 2_000_000
 """How many warps `auto` records of a run that nobody bounded: about 120 MB of the file."""
 BUDGET_LAUNCHES = 3
@@ -47,6 +49,25 @@ def calls_of(calls: str, only: object) -> str:
     """
     call_rule(calls)
     return "all" if calls == "default" and only else calls
+
+
+def last_of(duration_ns: int | None, size_bytes: int | None, limits: Limits, windows: Windows) -> Last | None:
+    """What a flight recorder is asked to keep; None where there is none. Raises TracepipeError."""
+    if duration_ns is None:
+        if size_bytes is not None:
+            raise TracepipeError("--last-size bounds what --last keeps.", "Give --last 10s too.")
+        return None
+    if limits.events is not None or limits.size_bytes is not None:
+        raise TracepipeError(
+            "--max-events and --max-size end a recording that keeps everything.",
+            "--last-size bounds what --last keeps in memory.",
+        )
+    if windows.are_asked:
+        raise TracepipeError(
+            "--last keeps what comes all the while, and windows are begun and ended.",
+            "Give --last, or --delay, --start-on and --stop-on.",
+        )
+    return Last(duration_ns, size_bytes or LAST_BYTES)
 
 
 class Control(Protocol):
@@ -103,6 +124,18 @@ class Windows:
 
 
 @dataclass(frozen=True, slots=True)
+class Last:
+    """What a flight recorder keeps: what came in the last `duration_ns`, as far as `size_bytes` hold it.
+
+    It writes that when the recording ends, when it is asked to, and when one of `when` comes true.
+    """
+
+    duration_ns: int
+    size_bytes: int = LAST_BYTES
+    when: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class CaptureRequest:
     """What to record, and of whom: a command that is run, or what runs already.
 
@@ -115,8 +148,8 @@ class CaptureRequest:
     or the first few where there is a budget and no range), `gpu_memory_bytes` the room for records on each
     GPU, and after `gpu_warps` warps no further launch is recorded; `gpu_thread_exits` writes a line for each
     thread's exit too, as the layer `gpu_thread` does. `libraries` are files to take instead of those that the
-    command would load. `ring_bytes` is rounded up to a power of two. The command's standard output is the
-    descriptor `stdout`.
+    command would load. With `last`, what came last is kept alone. `ring_bytes` is rounded up to a power of
+    two. The command's standard output is the descriptor `stdout`.
     """
 
     command: list[str] = field(default_factory=list)
@@ -142,6 +175,7 @@ class CaptureRequest:
     filters: Filters = Filters()
     limits: Limits = Limits()
     windows: Windows = Windows()
+    last: Last | None = None
     ring_bytes: int = RING_BYTES
     stdout: int = 1
 

@@ -5,13 +5,22 @@ from __future__ import annotations
 import os
 import select
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
-from tracepipe.capture.engines.engine import Attachment, Collector, DeviceEngine, Engine, Store
+from tracepipe.capture.engines.engine import (
+    Attachment,
+    Collector,
+    DeviceEngine,
+    DeviceRenderer,
+    Engine,
+    Store,
+)
 from tracepipe.capture.find.library import find_program
+from tracepipe.capture.flight.dump import Frame, Outputs
+from tracepipe.capture.flight.recorder import FlightRecorder
 from tracepipe.capture.frame import footer_of, header_of, instant
 from tracepipe.capture.interrupts import Interrupts, blocked, check_not_interrupted
 from tracepipe.capture.machine.precedence import ended_first, runs_first
@@ -25,6 +34,7 @@ from tracepipe.capture.target import Target
 from tracepipe.capture.triggers import SIGNAL
 from tracepipe.capture.windows import WindowCourse
 from tracepipe.errors import OutputError, TracepipeError
+from tracepipe.event.model import HostInstant
 
 _TICK_S = 0.002  # how often the ring is emptied: at 1.3 million events a second, 170 kB
 _LAST_RECORDS_S = 4.0  # how long a GPU's last records may take: the library gives a kernel that runs 3 s
@@ -34,7 +44,7 @@ def run_session(
     engine: Engine,
     engine_version: str,
     request: CaptureRequest,
-    sink: BinaryIO | Store,
+    sink: BinaryIO | Store | Outputs,
     watchers: Sequence[Collector],
     notify: Notify,
     device: DeviceEngine | None = None,
@@ -43,11 +53,13 @@ def run_session(
     """Run and record the request with `engine`, whose check passed. Errors as `capture` states them."""
     program = find_program(request.command) if request.command else None
     by_signal = SIGNAL in (request.windows.start_on, request.windows.stop_on)
-    with blocked(for_windows=by_signal) as mask, ExitStack() as precedence:
+    with blocked(asking=by_signal or request.last is not None) as mask, ExitStack() as precedence:
         target: Target | None = None
         interrupts = Interrupts(control)
         if by_signal:
             notify(f"kill -USR2 {os.getpid()} begins a window, and ends it")
+        elif request.last is not None:
+            notify(f"kill -USR2 {os.getpid()} writes what came last")
         try:
             if program is not None:
                 environment = device.environment() if device else {}
@@ -111,7 +123,7 @@ class _Session:
     attachment: Attachment
     device: DeviceEngine | None
     target: Target | None
-    sink: BinaryIO | Store
+    sink: BinaryIO | Store | Outputs
     watchers: Sequence[Collector]
     engine: str
     missing: dict[str, str]
@@ -122,13 +134,15 @@ class _Session:
     events: int = 0
     _processes: dict[int, int] = field(default_factory=dict)
     _spool: Spool | None = None
+    _recorder: FlightRecorder | None = None
+    _answered: int = 0
 
     def run(self, notify: Notify) -> CaptureSummary:
         start = instant()
         try:
             self._open_processes()
             self.attachment.start()
-            store = self._store()
+            store = self._store(notify)
             if self.target is not None:
                 start = instant()  # it is held until now: a timeline need not begin with the wait for probes
             try:
@@ -139,11 +153,7 @@ class _Session:
                     check_not_interrupted(f"{self.request.command[0]} was started")
                     self.target.release()
                 # Not before, as a program that cannot be run leaves no file.
-                self._write(
-                    header_of(
-                        self.request, self.engine, self.attachment.coverage, self.missing, self.device, start
-                    )
-                )
+                self._write(self._header(start))
                 if self.control is not None:
                     self.control.began()
                 self.windows.start(self.attachment, start["monotonic_ns"])
@@ -157,10 +167,13 @@ class _Session:
                 self._take_last_of_device()
                 self._pump(store, is_final=True)
                 end = instant()
+                if self._recorder is not None:
+                    self._recorder.end(self._reason(ended_by))
                 self._finish(store)
                 for note in self.device.renderer().notes if self.device else ():
                     notify(f"{self.device.name}: {note}" if self.device else note)
-                footer = footer_of(store, self.attachment.filtered, self.device, self._reason(ended_by), end)
+                renderer = self.device.renderer() if self.device else None
+                footer = footer_of(store, self.attachment.filtered, renderer, self._reason(ended_by), end)
                 self._write(footer)
             finally:
                 if self.device is not None:
@@ -189,12 +202,20 @@ class _Session:
             windows=self.windows.recorded,
             error=error,
             hint=hint,
+            recordings=tuple(self._recorder.recordings) if self._recorder else (),
         )
 
-    def _store(self) -> Store:
-        """Where the records go: lines of a file, or the store that was given instead of one."""
+    def _store(self, notify: Notify) -> Store:
+        """Where the records go: lines of a file, memory, or the store that was given instead."""
         if isinstance(self.sink, Store):
             return self.sink
+        if isinstance(self.sink, Outputs):
+            assert self.request.last is not None
+            frame = Frame(self._header, self._footer)
+            self._recorder = FlightRecorder(
+                self.sink, self.request.last, self.attachment, self.device, frame, notify
+            )
+            return self._recorder
         self._spool = Spool(
             self.sink,
             self.attachment.renderer(),
@@ -203,6 +224,20 @@ class _Session:
             limits=self.request.limits,
         )
         return self._spool
+
+    def _header(self, start: HostInstant) -> dict[str, Any]:
+        coverage = self.attachment.coverage
+        return header_of(self.request, self.engine, coverage, self.missing, self.device, start)
+
+    def _footer(
+        self,
+        store: Store,
+        renderer: DeviceRenderer | None,
+        reason: str,
+        end: HostInstant,
+        evicted: Mapping[str, int],
+    ) -> dict[str, Any]:
+        return footer_of(store, self.attachment.filtered, renderer, reason, end, evicted)
 
     def _open_processes(self) -> None:
         """A descriptor of every process that is recorded, which tells of its end."""
@@ -218,11 +253,20 @@ class _Session:
         """Empty the ring until what is recorded ends, or the recording; returns why."""
         while True:
             self.interrupts.wait(_TICK_S)
-            over = self.windows.step(time.monotonic_ns(), self.interrupts.for_windows)
+            over = self.windows.step(time.monotonic_ns(), self.interrupts.asked)
             self._pump(store)
+            if self._recorder is not None:
+                self._write_last(self._recorder)
             ended_by = self._ended() or _failure(store) or over or self._limit_reached(store)
             if ended_by:
                 return ended_by
+
+    def _write_last(self, recorder: FlightRecorder) -> None:
+        """Let the recorder go on, and write what it is asked for."""
+        if self.interrupts.asked > self._answered:
+            self._answered = self.interrupts.asked
+            recorder.ask("SIGUSR2")
+        recorder.follow()
 
     def _ended(self) -> str:
         """Why there is nothing more to record, "" as long as there is."""
@@ -263,13 +307,14 @@ class _Session:
                 collector.put_loss(loss)
 
     def _pump_device(self, device: DeviceEngine, is_final: bool) -> None:
-        if self._spool is None:
+        taker = self._spool or self._recorder
+        if taker is None:
             return
         chunk = device.collect(is_final=is_final)
         if chunk:
-            self._spool.put_device(chunk)
+            taker.put_device(chunk)
         for loss in device.lost():
-            self._spool.put_loss(loss)
+            taker.put_loss(loss)
 
     def _take_last_of_device(self) -> None:
         """Take what the target's processes send before they let their GPUs go; a Ctrl-C leaves it out."""

@@ -117,6 +117,10 @@ class Spool:
         self._put_out(record_line(record).encode(), {})
         self._flush()
 
+    def write_first(self, lines: Lines) -> None:
+        """Write lines before those of anything that is put, before `begin`."""
+        self._put_out(lines.encoded(), lines.counts())
+
     def put_loss(self, loss: Loss) -> None:
         """Keep a loss, after the chunks that came before it."""
         self._items.put(loss)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from tracepipe.errors import OutputError
@@ -19,13 +19,37 @@ class RecordedWindows:
 
 
 @dataclass(frozen=True, slots=True)
+class Recording:
+    """A recording that a flight recorder wrote: events by layer, those lost, those that there was no room
+    for, how much time it holds, why it was written, and how long that took.
+    """
+
+    path: str
+    counts: dict[str, int]
+    losses: dict[str, int]
+    cpu_losses: dict[str, dict[int, int]]
+    evicted: dict[str, int]
+    span_ns: int
+    reason: str
+    took_ns: int
+
+    @property
+    def text(self) -> str:
+        """What a person should know of it."""
+        counts = counts_text(self.counts)
+        wrote = f"written in {self.took_ns / 1e9:.2f} s"
+        return f"{self.path}: {counts} of the last {self.span_ns / 1e9:.2f} s, by {self.reason}; {wrote}"
+
+
+@dataclass(frozen=True, slots=True)
 class CaptureSummary:
     """What was recorded: counts, losses and filtered events by layer, how it ended, wall time, engine.
 
     `cpu_losses` are the losses of a layer by processor, as far as it is known. `exit_code` is the target's as
     a shell gives it: its own, or 128 + the signal that ended it. `windows` is None of a recording that was
-    asked for none. `error` is "" for a recording that is whole and has the name that was asked for; otherwise
-    what went wrong, and `hint` what to do.
+    asked for none. `recordings` are those of a flight recorder: counts and losses are the last one's then.
+    `error` is "" for a recording that is whole and has the name that was asked for; otherwise what went
+    wrong, and `hint` what to do.
     """
 
     counts: dict[str, int]
@@ -41,6 +65,7 @@ class CaptureSummary:
     windows: RecordedWindows | None = None
     error: str = ""
     hint: str = ""
+    recordings: tuple[Recording, ...] = ()
 
     def check(self) -> None:
         """Raise OutputError for a recording that is not whole, or has another name."""
@@ -48,11 +73,24 @@ class CaptureSummary:
             raise OutputError(self.error, self.hint)
 
 
+def counts_text(counts: Mapping[str, int]) -> str:
+    """How many events of each layer."""
+    return ", ".join(f"{counts[layer]} {layer}" for layer in LAYERS if counts.get(layer)) or "no events"
+
+
 def summary_lines(path: str, summary: CaptureSummary) -> Iterator[str]:
     """What a person should know of a capture, most important last."""
-    counts = ", ".join(f"{summary.counts[layer]} {layer}" for layer in LAYERS if summary.counts.get(layer))
     seconds = summary.wall_ns / 1e9
-    yield f"{path}: {counts or 'no events'} in {seconds:.2f} s, by {summary.engine}"
+    if not summary.recordings:
+        yield f"{path}: {counts_text(summary.counts)} in {seconds:.2f} s, by {summary.engine}"
+    else:
+        several = "s" if len(summary.recordings) > 1 else ""
+        yield f"{len(summary.recordings)} recording{several} in {seconds:.2f} s, by {summary.engine}:"
+    for recording in summary.recordings:
+        yield recording.text
+        for layer, count in recording.evicted.items():
+            yield f"note: {count} {layer} events of that time had no room: --last-size makes more"
+        yield from _lost(recording.losses, recording.cpu_losses)
     if summary.windows is not None and summary.windows.count:
         count, length = summary.windows.count, duration_text(summary.windows.length_ns)
         yield (
@@ -62,9 +100,14 @@ def summary_lines(path: str, summary: CaptureSummary) -> Iterator[str]:
         yield f"note: the recording ended by {summary.ended_by}"
     for layer, count in summary.filtered.items():
         yield f"note: {count} {layer} events were left out by the filters"
-    for layer, count in summary.losses.items():
+    if not summary.recordings:
+        yield from _lost(summary.losses, summary.cpu_losses)
+
+
+def _lost(losses: Mapping[str, int], cpu_losses: Mapping[str, Mapping[int, int]]) -> Iterator[str]:
+    for layer, count in losses.items():
         if count:
-            by_cpu = summary.cpu_losses.get(layer, {})
+            by_cpu = cpu_losses.get(layer, {})
             where = ", ".join(f"{lost} on processor {cpu}" for cpu, lost in sorted(by_cpu.items()))
             hint = f" ({where}); --ring-bytes makes more room" if where else ""
             yield f"lost: {count} {layer} events were made and not recorded{hint}"

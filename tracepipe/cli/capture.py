@@ -12,6 +12,7 @@ import typer
 
 from tracepipe.api.output_names import OutputNames
 from tracepipe.api.record import record
+from tracepipe.cli.last_options import OnlyLast, with_last
 from tracepipe.cli.options import (
     Command,
     CommandOutput,
@@ -55,6 +56,7 @@ def capture(
     whose: Whose,
     in_windows: InWindows,
     until: UntilFull,
+    only_last: OnlyLast,
     method: MethodOption = "auto",
     gpus: OnGpus,
     ring_bytes: RingBytes = "",
@@ -65,6 +67,7 @@ def capture(
     """Run a command, or watch what runs, and record what it, the driver and the kernel do."""
     request = request_of(command, which, whose, until, gpus, method=method, ring_bytes=ring_bytes)
     request = replace(request, windows=in_windows.of(request))
+    request = with_last(request, only_last)
     if command_output and not request.command:
         raise typer.BadParameter("only a command that is run has an output", param_hint="--command-output")
     names = OutputNames(request)

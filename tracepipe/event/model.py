@@ -304,6 +304,14 @@ class Footer(_FooterRequired, total=False):
         dict[str, int],
         Doc("layer → events that were left out because a filter said so", minimum=0, maximum=COUNT_LIMIT),
     ]
+    evicted: Annotated[
+        dict[str, int],
+        Doc(
+            "layer → events of the time that was to be kept for which a flight recorder had no room",
+            minimum=0,
+            maximum=COUNT_LIMIT,
+        ),
+    ]
 
 
 RECORDS: Final[dict[str, type]] = {

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from tracepipe.capture.records.carry import Carried, Carry
 from tracepipe.capture.records.line import Lines
 from tracepipe.capture.records.loss import Loss
 from tracepipe.capture.request import Cause, Notify, Plan
@@ -89,6 +90,14 @@ class Renderer(Protocol):
         """Layer → events of the records in a chunk, which is not rendered."""
         ...
 
+    def carry(self) -> Carry:
+        """What keeps of dropped records what such a renderer needs of them."""
+        ...
+
+    def resume(self, carried: Carried, start_ns: int) -> Lines:
+        """Begin where records were dropped before: lines of what is under way, which begins at `start_ns`."""
+        ...
+
 
 class DeviceRenderer(Protocol):
     """Turns what a library in the command collected into lines of an event file."""
@@ -118,6 +127,18 @@ class DeviceRenderer(Protocol):
 
     def counts(self, chunk: bytes) -> Mapping[str, int]:
         """Layer → events of the records in a chunk, which is not rendered."""
+        ...
+
+    def anew(self) -> DeviceRenderer:
+        """A renderer like this one that has taken nothing."""
+        ...
+
+    def carry(self) -> Carry:
+        """What keeps of dropped records what such a renderer needs of them."""
+        ...
+
+    def resume(self, carried: Carried, start_ns: int) -> Lines:
+        """Begin where records were dropped before: lines of what is under way, which begins at `start_ns`."""
         ...
 
 

@@ -6,6 +6,7 @@
     --kernel, --launches, --launches-per-kernel,
     --blocks, --gpu-memory, --gpu-warps, --thread-exits   warps
     only some calls are wanted: --layers, --only, …       off: the engines take all calls from the probes
+    --last                                                kernels
     --duration of up to 10 s                              warps
     an interpreter, or what starts programs               kernels: thousands of them, near no cost
     any other program                                     warps
@@ -125,6 +126,8 @@ def choose(request: CaptureRequest, environment: Mapping[str, str], *, has_devic
         return Choice("off", "windows are recorded of the host alone")
     if wanted := _calls_wanted(request):
         return Choice("off", wanted, "--gpu kernels or warps records every call")
+    if request.last is not None:
+        return Choice("kernels", "for a flight recorder that stays on", "--gpu warps records every warp")
     duration_ns = request.limits.duration_ns
     if duration_ns is not None and duration_ns <= SHORT_NS:
         return Choice("warps", "every warp, as --duration is short", _CHEAPER)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tracepipe.capture.records.effects import Effects
 from tracepipe.capture.records.kernel_names import KernelNames
-from tracepipe.capture.records.line import Head, Lines, Where
+from tracepipe.capture.records.line import Head, Lines, Where, joined
 from tracepipe.hooks.hook import TEXT_BYTES, Argument, Probe, Signature, TracepointPlace
 from tracepipe.hooks.slots import Slot, Value, argument_text, slots
 
@@ -65,7 +65,7 @@ class Calls:
         members = probe.arguments(words)
         if probe.is_plain and not torn and not self.served and not kernel:
             return probe.enter, members
-        return probe.enter, _together(members, *self._further(probe, tid, tgid, number, words, torn, kernel))
+        return probe.enter, joined(members, *self._further(probe, tid, tgid, number, words, torn, kernel))
 
     def leave(self, tid: int, tgid: int, number: int, torn: int, result: int, out: int) -> tuple[Head, str]:
         """Head, and members of `args`, of a return."""
@@ -79,7 +79,7 @@ class Calls:
         if named is not None and not result & 0xFFFFFFFF:
             self.kernels.put(tgid, named[1] or out, named[0])
         shown = probe.out_text(out) if not result & 0xFFFFFFFF else ""
-        return probe.leave, _together(text, shown, self._for_whom(tid), '"args_lost":true' if torn else "")
+        return probe.leave, joined(text, shown, self._for_whom(tid), '"args_lost":true' if torn else "")
 
     def hit(self, number: int, by: int, torn: int, *values: int) -> tuple[Head, str]:
         """Head, and members of `args`, of a tracepoint's event; `by` as `teller` gives it."""
@@ -93,7 +93,7 @@ class Calls:
             f"{json.dumps(argument.name)}:{json.dumps(_text_of(argument, text))}"
             for argument, text in zip(probe.texts, texts, strict=False)
         ]
-        return probe.enter, _together(members, *said, '"args_lost":true' if torn else "")
+        return probe.enter, joined(members, *said, '"args_lost":true' if torn else "")
 
     def effect(
         self, lines: Lines, ts_ns: int, tid: int, where: Where, number: int, result: int, out: int
@@ -251,7 +251,3 @@ def _text_of(argument: Argument, text: bytes) -> str:
 def _joined(chunks: Sequence[bytes]) -> str:
     """Text of TEXT records: every one but the last is full."""
     return b"".join(chunk[:_TEXT_CHUNK_BYTES].split(b"\0", 1)[0] for chunk in chunks).decode(errors="replace")
-
-
-def _together(*members: str) -> str:
-    return ",".join(member for member in members if member)

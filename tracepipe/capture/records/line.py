@@ -22,6 +22,11 @@ COMM: Final = ',"comm":%s'
 LAUNCH: Final = ',"launch":%d'
 """More of an event: the launch that it asks for."""
 
+BEGAN_BEFORE: Final = '"began":"before the recording"'
+"""An argument of what was under way when the recording began, and begins with it."""
+BEGAN_AT: Final = f'{BEGAN_BEFORE},"began_ns":%d'
+"""The same where it is known when it did."""
+
 Where = tuple[int, int, int]
 """Of an event: pid, tid and cpu, as they are written; pid 0 where there is no process to name."""
 
@@ -46,6 +51,11 @@ class Head:
     def ended(self) -> Head:
         """The end of what this begins."""
         return Head(self.layer, self.name, "E", self.own)
+
+
+def joined(*members: str) -> str:
+    """Members of arguments, those that there are."""
+    return ",".join(member for member in members if member)
 
 
 def record_line(record: Mapping[str, Any]) -> str:

@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from tracepipe.capture.records.calls import Calls, teller
-from tracepipe.capture.records.line import COMM, Head, Lines, Where
+from tracepipe.capture.records.carry import Carried, RecordCarry
+from tracepipe.capture.records.line import BEGAN_AT, BEGAN_BEFORE, COMM, Head, Lines, Where, joined
 from tracepipe.capture.records.record import (
     CALL_ENTER,
     CALL_RETURN,
@@ -39,8 +40,7 @@ from tracepipe.hooks.hook import Probe
 
 _SWITCHES = frozenset({SWITCH_OUT, SWITCH_IN})
 _STATEFUL = frozenset({*_SWITCHES, SYSCALL_ENTER, SYSCALL_EXIT, CALL_ENTER, CALL_RETURN})
-_RECORDING, _WINDOW = "recording", "window"
-_BEGAN_BEFORE = '"began":"before the %s"'
+_BEGAN_BEFORE = '"began":"before the window"'
 _ENDED_AFTER = '"ended":"after the window"'
 _OPEN_CALLS_MAX = 512
 """Of a thread: deeper ones were left by a jump, and did not return."""
@@ -65,6 +65,7 @@ class RecordRenderer:
         names: Mapping[int, str] | None = None,
         causes: Sequence[str] = (),
     ) -> None:
+        self._probes = probes
         self._causes, self._windows = causes, 0
         self._is_open = not causes
         self._calls = Calls(probes, values)
@@ -92,6 +93,39 @@ class RecordRenderer:
                 self._ids[tid] = ids >> 32, shown_tid
                 if shown_tid in self._unwritten_names:
                     self._unwritten_names[tid] = self._unwritten_names.pop(shown_tid)
+
+    def carry(self) -> RecordCarry:
+        """What keeps of dropped records what a renderer like this one needs of them."""
+        return RecordCarry(self._probes)
+
+    def resume(self, carried: Carried, start_ns: int) -> Lines:
+        """Begin where records were dropped before: the lines of what is under way, which begins at `start_ns`
+        and says when it began.
+        """
+        names = dict(self._unwritten_names)
+        self.learn(carried.known)
+        self.render(carried.known)
+        for tid, name in names.items():  # which the lines that nobody sees have taken
+            self._unwritten_names.setdefault(tid, name)
+        if self._start_ns:
+            self._start_ns = start_ns
+        lines, calls, unwritten = Lines(), self._calls, self._unwritten_names
+        for began_ns, tid, tgid, number, kind, torn, cpu, *a in RECORD.iter_unpack(carried.under_way):
+            if kind == CALL_ENTER:
+                head, args = calls.enter(start_ns, tid, tgid, number, torn, *a)
+            elif kind == SYSCALL_ENTER:
+                head, args = self._syscall_enter[number], self._syscall_arguments[number](*a)
+            elif kind == SWITCH_IN:
+                head, args = self._switch_in, ""
+            else:
+                self._belongs(kind, tid, tgid, cpu, number, *a)
+                continue
+            pid, shown_tid = self._ids.get(tid, (tgid, tid))
+            if self._start_ns:
+                self._continue(Lines(), kind, start_ns, tid, 0, head, (pid, shown_tid, cpu))
+            comm = COMM % unwritten.pop(tid) if tid in unwritten else ""
+            lines.event(start_ns, head, pid, shown_tid, cpu, joined(args, BEGAN_AT % began_ns), comm)
+        return lines
 
     def render(self, chunk: bytes) -> Lines:
         """Lines of the records in `chunk`, which is a whole number of them."""
@@ -188,7 +222,7 @@ class RecordRenderer:
             lines.event(ts_ns, self._switch_out, *where, _NOT_REPORTED)
 
     def _began_before(self, lines: Lines, head: Head, where: Where) -> None:
-        before = _BEGAN_BEFORE % (_WINDOW if self._causes else _RECORDING)
+        before = _BEGAN_BEFORE if self._causes else BEGAN_BEFORE
         lines.event(self._start_ns, head.begun(), *where, before)
 
     def _turn(self, lines: Lines, ts_ns: int, cause: int, begins: int, where: Where) -> None:

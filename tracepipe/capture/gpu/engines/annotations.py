@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from tracepipe.capture.gpu.engines.annotation_lines import AnnotationLines
 from tracepipe.capture.gpu.engines.annotation_records import EVENT_KINDS, KINDS
+from tracepipe.capture.gpu.engines.carries import AnnotationsCarry, ChannelCarry
 from tracepipe.capture.gpu.engines.channel_engine import ChannelEngine
 from tracepipe.capture.gpu.engines.channel_renderer import ChannelRenderer
 from tracepipe.capture.gpu.engines.transport import NVTX_VARIABLE, GpuRecord
@@ -92,6 +93,19 @@ class AnnotationsRenderer(ChannelRenderer):
         """The layer of a record's events, and how many it has."""
         return (_LAYER, record.kind in EVENT_KINDS) if record.kind in KINDS else self._device.counted(record)
 
+    def anew(self) -> AnnotationsRenderer:
+        """A renderer like this one that has taken nothing."""
+        return AnnotationsRenderer(self._device.anew())
+
+    def carry(self) -> AnnotationsCarry:
+        """What keeps of dropped records what such a renderer needs of them."""
+        return AnnotationsCarry(self._device.carry())
+
+    def begin_at(self, start_ns: int | None) -> None:
+        """What is rendered from now on began before that; None: no more."""
+        super().begin_at(start_ns)
+        self._device.begin_at(start_ns)
+
     def rest(self) -> Iterator[Lines]:
         """What the renderer of the GPUs has yet of the last chunk."""
         return self._device.rest()
@@ -113,9 +127,16 @@ class AnnotationsRenderer(ChannelRenderer):
     def _add(self, lines: Lines, record: GpuRecord) -> None:
         try:
             for event in self._lines.events(record):
-                lines.record(event)
+                lines.record(event if self._resumed_ns is None else _begun(event, self._resumed_ns))
         except REFUSALS as refusal:
             self._refused.take(refusal)
+
+
+def _begun(event: dict[str, Any], start_ns: int) -> dict[str, Any]:
+    """An event of what began before: it begins at `start_ns`, and says when it did."""
+    began = {"began": "before the recording", "began_ns": event["ts_ns"]}
+    args = {"args": event.get("args", {}) | began} if event["phase"] == "B" else {}
+    return event | {"ts_ns": start_ns} | args
 
 
 class NoGpus(ChannelEngine):
@@ -137,6 +158,14 @@ class NoRecords(ChannelRenderer):
     def counted(self, record: GpuRecord) -> tuple[str, int]:
         """No events."""
         return "", 0
+
+    def anew(self) -> NoRecords:
+        """A renderer like this one that has taken nothing."""
+        return NoRecords()
+
+    def carry(self) -> ChannelCarry:
+        """Nothing is needed of what is dropped."""
+        return ChannelCarry(frozenset())
 
     def _rendered(self, some: Iterable[GpuRecord]) -> Lines:
         for _ in some:

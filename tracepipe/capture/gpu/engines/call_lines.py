@@ -15,7 +15,7 @@ from tracepipe.capture.gpu.engines.transport import GpuRecord
 from tracepipe.capture.gpu.engines.untrusted import Kept, Malformed
 from tracepipe.capture.gpu.engines.warp_records import CALL_ENTER, CALL_EXIT, HAS_ARGUMENTS, read_words
 from tracepipe.capture.records.calls import Calls
-from tracepipe.capture.records.line import LAUNCH, Lines
+from tracepipe.capture.records.line import BEGAN_AT, LAUNCH, Lines, joined
 from tracepipe.hooks.slots import MAX_SLOTS, slots
 
 _FIRST_WORDS: Final = 4  # as many as a probe's record of an entry has
@@ -35,9 +35,15 @@ class CallLines:
         self._words: list[int] = []  # of each probe's entries
         self._threads: set[int] = set()
 
-    def enter(self, lines: Lines, record: GpuRecord, name: str, kernel: str) -> None:
-        """Add the line of an entry; `name` is the function's, `kernel` that of a kernel which it launches."""
-        _, pid, tid, time_ns, payload = record
+    def enter(
+        self, lines: Lines, record: GpuRecord, name: str, kernel: str, start_ns: int | None = None
+    ) -> None:
+        """Add the line of an entry; `name` is the function's, `kernel` that of a kernel which it launches.
+
+        A call that began before `start_ns` begins there, and says when it did.
+        """
+        _, pid, tid, began_ns, payload = record
+        time_ns = began_ns if start_ns is None else start_ns
         number, launch, _, cpu, count, text_bytes = CALL_ENTER.unpack_from(payload)
         probe = self._number(name, number)
         text = bytes(payload[CALL_ENTER.size + 8 * count :])
@@ -55,6 +61,8 @@ class CallLines:
                 text[at : at + _CHUNK_BYTES] for at in range(0, len(text), _CHUNK_BYTES)
             ]
         head, args = self._calls.enter(time_ns, tid, pid, probe, 0, *words[:_FIRST_WORDS], kernel=kernel)
+        if start_ns is not None:
+            args = joined(args, BEGAN_AT % began_ns)
         lines.event(time_ns, head, pid, tid, cpu, args, LAUNCH % launch if launch else "")
 
     def leave(self, lines: Lines, record: GpuRecord, name: str) -> None:

@@ -7,9 +7,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from tracepipe.capture.gpu.engines.carries import ChannelCarry
 from tracepipe.capture.gpu.engines.gpu_numbers import GpuNumbers
 from tracepipe.capture.gpu.engines.transport import GpuRecord, records
 from tracepipe.capture.gpu.engines.untrusted import Kept, Refused, whole_records
+from tracepipe.capture.records.carry import Carried
 from tracepipe.capture.records.line import Lines
 
 
@@ -18,10 +20,12 @@ class ChannelRenderer(ABC):
 
     def __init__(self, gpus: Mapping[str, int] | None = None) -> None:
         """`gpus`: number of each GPU by UUID, as the header has them."""
+        self._gpus = dict(gpus or {})
         self._numbers = GpuNumbers(gpus)
         self._kept, self._refused = Kept(), Refused()
         self._notes: list[str] = []
         self._losses: dict[str, int] = {}
+        self._resumed_ns: int | None = None  # while records of what began before are rendered
 
     @property
     def notes(self) -> list[str]:
@@ -52,6 +56,26 @@ class ChannelRenderer(ABC):
     def rest(self) -> Iterator[Lines]:
         """More lines of the last chunk, some thousand at a time."""
         return iter(())
+
+    @abstractmethod
+    def anew(self) -> ChannelRenderer:
+        """A renderer like this one that has taken nothing."""
+
+    @abstractmethod
+    def carry(self) -> ChannelCarry:
+        """What keeps of dropped records what such a renderer needs of them."""
+
+    def resume(self, carried: Carried, start_ns: int) -> Lines:
+        """Begin where records were dropped before: lines of what is under way, which begins at `start_ns`."""
+        self.render(carried.known)
+        self.begin_at(start_ns)
+        lines = self.render(carried.under_way)
+        self.begin_at(None)
+        return lines
+
+    def begin_at(self, start_ns: int | None) -> None:
+        """What is rendered from now on began before that; None: no more."""
+        self._resumed_ns = start_ns
 
     def counts(self, chunk: bytes) -> dict[str, int]:
         """Layer → events of the records in a chunk, which is not rendered."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from tracepipe.capture.gpu.engines.carries import KernelsCarry
 from tracepipe.capture.gpu.engines.channel_renderer import ChannelRenderer
 from tracepipe.capture.gpu.engines.kernel_records import (
     CALL,
@@ -110,6 +111,14 @@ class KernelsRenderer(ChannelRenderer):
         size_bytes = _EVENT_BYTES.get(record.kind)
         return (LAYERS[record.kind], len(record.payload) // size_bytes) if size_bytes else ("", 0)
 
+    def anew(self) -> KernelsRenderer:
+        """A renderer like this one that has taken nothing."""
+        return KernelsRenderer(self._gpus)
+
+    def carry(self) -> KernelsCarry:
+        """What keeps of dropped records what such a renderer needs of them."""
+        return KernelsCarry()
+
     def _rendered(self, some: Iterable[GpuRecord]) -> Lines:
         """Lines of a chunk's records, in the order of their times."""
         events: list[dict[str, Any]] = []
@@ -195,6 +204,7 @@ class KernelsRenderer(ChannelRenderer):
             # As many as are known, and one where none is: something was lost.
             add_loss(self._losses, "gpu_kernel", max(count, 1))
             loss = {"type": "loss", "layer": "gpu_kernel", "count": max(count, 1), "reason": reason}
+            until_ns = max(until_ns, self._resumed_ns or 0)
             losses.append({"ts_ns": until_ns, "dur_ns": max(0, noticed_ns - until_ns)} | loss)
         return losses
 

@@ -66,10 +66,15 @@ class Refused:
             yield {"type": "loss", "count": count, "reason": reason}
 
 
+def can_be(record: GpuRecord) -> bool:
+    """Whether there can be the process, the thread and the time of a record."""
+    return record.pid <= ID_LIMIT and record.tid <= ID_LIMIT and record.time_ns <= TIME_LIMIT_NS
+
+
 def whole_records(chunk: bytes, refused: Refused) -> Iterator[GpuRecord]:
     """The records of a chunk whose process, thread and time can be."""
     for record in records(chunk):
-        if record.pid <= ID_LIMIT and record.tid <= ID_LIMIT and record.time_ns <= TIME_LIMIT_NS:
+        if can_be(record):
             yield record
         else:
             refused.take(Malformed())

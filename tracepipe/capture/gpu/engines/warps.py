@@ -14,6 +14,7 @@ from typing import Any, Final
 from tracepipe.capture.gpu.engines import warp_records as layout
 from tracepipe.capture.gpu.engines.api_calls import ARGUMENTS_VARIABLE, ApiCalls, write_table
 from tracepipe.capture.gpu.engines.call_lines import CallLines
+from tracepipe.capture.gpu.engines.carries import WarpsCarry
 from tracepipe.capture.gpu.engines.channel_engine import ChannelEngine
 from tracepipe.capture.gpu.engines.channel_renderer import ChannelRenderer
 from tracepipe.capture.gpu.engines.gpu_numbers import numbers_of
@@ -137,7 +138,7 @@ class WarpRenderer(ChannelRenderer):
     ) -> None:
         """`wanted`: the pattern that kernels were selected by."""
         super().__init__(gpus)
-        self._thread_exits = thread_exits
+        self._api, self._thread_exits = api, thread_exits
         self._batches: list[Mapping[str, Any]] = []
         self._calls = CallLines(api, self._kept)
         self._wanted, self._is_met = wanted, False
@@ -163,6 +164,14 @@ class WarpRenderer(ChannelRenderer):
         if record.kind == layout.KIND_WARPS:
             return _LAYERS[record.kind], layout.read_warp_count(record.payload)
         return _LAYERS.get(record.kind, ""), int(record.kind in _LAYERS)
+
+    def anew(self) -> WarpRenderer:
+        """A renderer like this one that has taken nothing."""
+        return WarpRenderer(self._gpus, self._api, thread_exits=self._thread_exits, wanted=self._wanted)
+
+    def carry(self) -> WarpsCarry:
+        """What keeps of dropped records what such a renderer needs of them."""
+        return WarpsCarry()
 
     def rest(self) -> Iterator[Lines]:
         """Lines of threads of the warps that were rendered last, some thousand at a time."""
@@ -244,7 +253,7 @@ class WarpRenderer(ChannelRenderer):
             return
         kernel = layout.CALL_ENTER.unpack_from(record.payload)[2]
         launched = self._kernel_name(process.name(kernel)) if kernel else ""
-        self._calls.enter(lines, record, process.name(name), launched)
+        self._calls.enter(lines, record, process.name(name), launched, self._resumed_ns)
 
     def _kernel(self, process: _Process, record: GpuRecord) -> dict[str, Any] | None:
         """The event of a launch, whose warps follow; None if none of them was seen."""

@@ -1,0 +1,100 @@
+"""Flight recorders of real processes: written when asked for, and at the end."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.standin import needs
+
+pytestmark = [pytest.mark.ebpf, needs("prebuilt")]
+
+_PATIENCE_S = 60.0
+
+
+class Recorded:
+    """`cat`, which answers each line, recorded to run.jsonl in a folder."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.folder = folder
+        capture = [
+            "capture",
+            "-o",
+            str(folder / "run.jsonl"),
+            "--method",
+            "prebuilt",
+            "--gpu",
+            "off",
+            *options,
+        ]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tracepipe", *capture, "--", "cat"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+        )
+
+    def answers(self, line: str) -> None:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(f"{line}\n")
+        assert self.process.stdout.readline() == f"{line}\n"
+
+    def ends(self) -> str:
+        """Let it end; what was said."""
+        _, said = self.process.communicate(timeout=_PATIENCE_S)
+        assert self.process.returncode == 0, said
+        return said
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        """A recording, as soon as it is there."""
+        until_s = time.monotonic() + _PATIENCE_S
+        while not (self.folder / name).exists() and time.monotonic() < until_s:
+            time.sleep(0.01)
+        return [json.loads(line) for line in (self.folder / name).read_text().splitlines()]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_it_is_written_on_a_signal_and_at_the_end(folder: Path) -> None:
+    cat = Recorded(folder, "--last", "60s", "--layers", "syscall")
+    cat.answers("one")
+    cat.process.send_signal(signal.SIGUSR2)
+    header, *first, footer = cat.lines("run.jsonl")
+    cat.answers("two")
+    said = cat.ends()
+    _, *second, last = cat.lines("run-2.jsonl")
+    assert header["options"]["last_duration_ns"] == 60 * 10**9
+    assert [footer["ended_by"], last["ended_by"]] == ["SIGUSR2", "exit 0"]
+    assert second[: len(first)] == first  # it stays, and what came later is added
+    assert [line["phase"] for line in second if line["name"] == "write"] == ["B", "E", "B", "E"]
+    assert [line for line in said.splitlines() if "run" in line and "jsonl" in line] == [
+        line for line in said.splitlines() if " of the last " in line
+    ]
+    assert said.count("run.jsonl: ") == 2  # when it was written, and at the end
+
+
+def test_what_has_no_room_is_counted(folder: Path) -> None:
+    cat = Recorded(folder, "--last", "60s", "--last-size", "16K", "--layers", "syscall")
+    for number in range(400):
+        cat.answers(str(number))
+    said = cat.ends()
+    header, begin, *_, footer = cat.lines("run.jsonl")
+    assert footer["counts"]["syscall"] < 16384 // 64 + 2
+    assert footer["evicted"]["syscall"] + footer["counts"]["syscall"] >= 1600
+    assert footer["losses"] == {}
+    assert begin["ts_ns"] >= header["start"]["monotonic_ns"]
+    assert "had no room: --last-size makes more" in said

@@ -1,0 +1,1 @@
+"""The flight recorder: what came last, in memory, until it is asked for."""

@@ -1,0 +1,203 @@
+"""A flight recorder: what was collected last, kept in memory as it came, and written when it is asked for.
+
+    collect ─▶ segment │ segment │ … │ segment ─▶ too old, or no room ─▶ carry: what later records need
+                 └─────────── asked ──────────┘
+                       carried, then all ─▶ Spool ─▶ lines of a file
+
+Lines are made of what is written alone. Whatever leaves memory is looked at once, for names and for what is
+under way, which takes a quarter of the time that its line would.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping
+
+from tracepipe.capture.engines.engine import Attachment, DeviceEngine
+from tracepipe.capture.flight.dump import Dump, Frame, Kept, Outputs
+from tracepipe.capture.flight.ring import Chunk, Ring, Segment, later
+from tracepipe.capture.frame import instant
+from tracepipe.capture.records.carry import Carried
+from tracepipe.capture.records.loss import Loss
+from tracepipe.capture.request import Last, Notify, Plan
+from tracepipe.capture.summary import Recording
+from tracepipe.errors import OutputError
+
+
+class FlightRecorder:
+    """Takes what a recording collects; `ask` has the last of it written, and so has the end."""
+
+    def __init__(
+        self,
+        outputs: Outputs,
+        last: Last,
+        attachment: Attachment,
+        device: DeviceEngine | None,
+        frame: Frame,
+        notify: Notify,
+    ) -> None:
+        self._outputs, self._last, self._frame, self._notify = outputs, last, frame, notify
+        self._attachment, self._device = attachment, device
+        self._ring = Ring(last, is_unordered=attachment.is_unordered)
+        self._renderer = attachment.renderer()  # which counts, and makes no lines
+        self._device_renderer = device.renderer() if device else None
+        self._carry = self._renderer.carry()
+        self._device_carry = self._device_renderer.carry() if self._device_renderer else None
+        self._never_followed: dict[str, int] = {}
+        self._no_room: deque[tuple[int, Mapping[str, int]]] = deque()
+        self._plan: Plan | None = None
+        self.cpu_losses: dict[str, dict[int, int]] = {}
+        """Those of the last recording."""
+        self._asked = ""
+        self._reason = ""
+        self._dump: Dump | None = None
+        self._notes: set[str] = set()
+        self.recordings: list[Recording] = []
+        """Those that were written."""
+        self.error: Exception | None = None
+        """A bug, or at the end why a recording is not whole."""
+        self._failure: OutputError | None = None
+
+    def begin(self, plan: Plan, start_ns: int) -> None:
+        """What will come: records of this plan."""
+        self._plan = plan
+        self._ring = Ring(self._last, is_unordered=self._attachment.is_unordered)
+
+    def put(self, chunk: bytes) -> None:
+        """Keep a chunk."""
+        self._ring.put(Chunk(chunk, of_device=False))
+
+    def put_device(self, chunk: bytes) -> None:
+        """Keep a chunk of the GPU's records."""
+        self._ring.put(Chunk(chunk, of_device=True))
+
+    def put_loss(self, loss: Loss) -> None:
+        """Keep a loss, after the chunks that came before it."""
+        self._ring.put(loss)
+
+    def ask(self, reason: str) -> None:
+        """Have what is kept written, now or as soon as the recording before is written."""
+        self._asked = self._asked or reason
+
+    def follow(self) -> None:
+        """Drop what is too old or has no room, and write what was asked for; to be called all the time."""
+        now_ns = self._ring.turn()["monotonic_ns"]
+        while (dropped := self._ring.drop(now_ns)) is not None:
+            self._take(*dropped)
+        while self._no_room and self._no_room[0][0] <= now_ns - self._last.duration_ns:
+            self._no_room.popleft()
+        if self._dump is not None and not self._dump.is_alive():
+            self._take_written(self._dump)
+        if self._asked and self._dump is None:
+            self._dump = self._dump_of(self._asked)
+            self._asked = ""
+            self._dump.start()
+
+    def end(self, reason: str) -> None:
+        """The recording ends so: what is kept is written a last time once it is finished."""
+        self._reason = reason
+
+    def finish(self) -> None:
+        """No more comes."""
+        self._asked = self._reason
+        self.follow()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether all is written that was asked for, after waiting for it for at most `timeout_s`."""
+        if self._dump is not None:
+            self._dump.join(timeout_s)
+        self.follow()
+        is_done = self._dump is None
+        if is_done and self.error is None:
+            self.error = self._failure
+        return is_done
+
+    def abandon(self) -> None:
+        """Leave out what is not written yet of the recording that is being written."""
+        if self._dump is not None:
+            self._dump.abandon()
+
+    def close(self) -> None:
+        """End the writing."""
+        self._asked = ""
+        if self._dump is not None:
+            self._dump.abandon()
+            self._dump.join()
+
+    @property
+    def size_bytes(self) -> int:
+        """Nothing is written until it is asked for."""
+        return 0
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Layer → events of the last recording."""
+        return self.recordings[-1].counts if self.recordings else {}
+
+    @property
+    def losses(self) -> dict[str, int]:
+        """Layer → events lost, as the last recording has it."""
+        return self.recordings[-1].losses if self.recordings else {}
+
+    @property
+    def evicted(self) -> dict[str, int]:
+        """Layer → events of the time that is to be kept, for which there was no room."""
+        return dict(sum((Counter(counts) for _, counts in self._no_room), Counter()))
+
+    def _take(self, segment: Segment, end_ns: int, has_no_room: bool) -> None:
+        """Take a segment that is dropped."""
+        evicted: Counter[str] = Counter()
+        for item in segment.items:
+            if isinstance(item, Loss):
+                if item.layer is None:  # what is not followed is missing later too
+                    self._never_followed[item.reason] = self._never_followed.get(item.reason, 0) + item.count
+                continue
+            if item.of_device and self._device_renderer is not None and self._device_carry is not None:
+                renderer, carry = self._device_renderer, self._device_carry
+                carry.take(item.content)
+                evicted.update(renderer.counts(item.content) if has_no_room else {})
+            else:
+                self._carry.take(item.content)
+                evicted.update(self._renderer.counts(item.content) if has_no_room else {})
+        if evicted:
+            self._no_room.append((end_ns, evicted))
+
+    def _take_written(self, dump: Dump) -> None:
+        self._dump = None
+        if dump.recording is not None:
+            self.recordings.append(dump.recording)
+            self.cpu_losses = dump.recording.cpu_losses
+            if not self._reason:  # those of the end are listed then
+                self._notify(dump.recording.text)
+        for note in dump.notes:
+            if note not in self._notes:
+                self._notes.add(note)
+                self._notify(note)
+        if isinstance(dump.error, OutputError):
+            self._failure = self._failure or dump.error
+            self._notify(f"{dump.error.message} {dump.error.hint}")
+        elif dump.error is not None:
+            self.error = dump.error
+
+    def _dump_of(self, reason: str) -> Dump:
+        assert self._plan is not None
+        lost = [Loss(None, count, 0, 0, why) for why, count in self._never_followed.items()]
+        end, begin = instant(), self._ring.begin
+        too_early_ns = end["monotonic_ns"] - self._last.duration_ns - begin["monotonic_ns"]
+        return Dump(
+            self._outputs,
+            self._frame,
+            self._plan,
+            self._attachment,
+            self._device_renderer.anew() if self._device_renderer else None,
+            Kept(
+                later(begin, max(too_early_ns, 0)),
+                end,
+                self._ring.items(),
+                lost,
+                self._carry.carried(),
+                self._device_carry.carried() if self._device_carry else Carried(),
+                self.evicted,
+                reason,
+            ),
+        )

@@ -1,0 +1,50 @@
+"""The options of a capture that keeps what came last alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import typer
+
+from tracepipe.capture.request import LAST_BYTES, CaptureRequest, last_of
+from tracepipe.cli.options import read
+from tracepipe.errors import TracepipeError
+from tracepipe.units import duration_ns, size_bytes
+
+LAST = "What came last"
+
+
+@dataclass(frozen=True, slots=True)
+class OnlyLast:
+    """What is kept, and when it is written."""
+
+    last: Annotated[
+        str,
+        typer.Option(
+            "--last",
+            metavar="TIME",
+            help="A flight recorder: keep what came in the last 10s alone, and write it at the end and on "
+            "SIGUSR2, each time to a file of its own.",
+            rich_help_panel=LAST,
+        ),
+    ] = ""
+    last_size: Annotated[
+        str,
+        typer.Option(
+            "--last-size",
+            metavar="SIZE",
+            help=f"With --last, keep no more than so much of it in memory; {LAST_BYTES >> 20}M by default.",
+            rich_help_panel=LAST,
+        ),
+    ] = ""
+
+
+def with_last(request: CaptureRequest, given: OnlyLast) -> CaptureRequest:
+    """The request with what the options say of a flight recorder. Raises BadParameter."""
+    size = read(given.last_size, size_bytes, "--last-size")
+    try:
+        last = last_of(read(given.last, duration_ns, "--last"), size, request.limits, request.windows)
+    except TracepipeError as error:
+        raise typer.BadParameter(f"{error.message} {error.hint}", param_hint="--last") from None
+    return replace(request, last=last)
