@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import io
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,6 +17,7 @@ from tests.support.recordings import Load, event, loader, span
 from tracepipe.errors import TracepipeError
 from tracepipe.reports import plot
 from tracepipe.reports.figures import FIGURES, exit_skew, gpu_idle, latency, occupancy
+from tracepipe.reports.figures.drawn_warps import DrawnWarps
 from tracepipe.reports.figures.ink import moment_text
 from tracepipe.reports.figures.panel import Scope, scope_of, short
 from tracepipe.reports.figures.picture import inline_svg, write_picture
@@ -46,6 +47,13 @@ def batch(ts_ns: int, entry_ns: list[int], exit_ns: list[int], **fields: Any) ->
     } | fields  # fmt: skip
 
 
+def drawn(sm: Sequence[int], entry_ns: list[int], end_ns: list[int]) -> DrawnWarps:
+    """Warps of one kernel on a GPU."""
+    none = np.zeros(len(sm), np.int64)
+    columns = (np.array(column, np.int64) for column in (sm, entry_ns, end_ns))
+    return DrawnWarps(*columns, gpu=none, launch=none, has_launch=none > 0, name=none, names=["k"])
+
+
 warps = st.lists(
     st.tuples(st.integers(0, 3), st.integers(-20, 120), st.integers(0, 80)), min_size=1, max_size=30
 )
@@ -54,16 +62,11 @@ warps = st.lists(
 @settings(max_examples=60)
 @given(warps)
 def test_a_cell_is_the_mean_number_of_warps(stays: list[tuple[int, int, int]]) -> None:
-    frame = pl.DataFrame(
-        {
-            "sm": [sm for sm, _, _ in stays],
-            "entry_ns": [entry for _, entry, _ in stays],
-            "end_ns": [entry + length for _, entry, length in stays],
-        }
-    )
-    grid = occupancy.grid_of(frame, 0, 100, None)
+    ends_ns = [entry + length for _, entry, length in stays]
+    some = drawn([sm for sm, _, _ in stays], [entry for _, entry, _ in stays], ends_ns)
+    grid = occupancy.grid_of(some, 0, 100, None)
     # Second by second: a cell is one ns.
-    counted = {sm: np.zeros(100) for sm in frame["sm"].unique()}
+    counted = {sm: np.zeros(100) for sm, _, _ in stays}
     for sm, entry, length in stays:
         counted[sm][max(0, entry) : max(0, min(100, entry + length))] += 1
     assert grid.cell_ns == 1 and grid.sms.tolist() == sorted(counted)
@@ -74,17 +77,17 @@ def test_a_cell_is_the_mean_number_of_warps(stays: list[tuple[int, int, int]]) -
 @given(warps)
 def test_the_most_at_once_is_what_counting_gives(stays: list[tuple[int, int, int]]) -> None:
     entries, ends = [entry for _, entry, _ in stays], [entry + length for _, entry, length in stays]
-    frame = pl.DataFrame({"sm": [sm for sm, _, _ in stays], "entry_ns": entries, "end_ns": ends})
+    some = drawn([sm for sm, _, _ in stays], entries, ends)
     most = max(
         sum(entry <= at < entry + length for sm, entry, length in stays if sm == of)
         for of in range(4)
         for at in range(-20, 200)
     )
-    assert occupancy.most_at_once(frame)[0] == most
+    assert occupancy.most_at_once(some)[0] == most
 
 
 def test_cells_are_means_where_they_are_long() -> None:
-    frame = pl.DataFrame({"sm": [0, 0], "entry_ns": [0, 2_400], "end_ns": [4_800, 2_410]})
+    frame = drawn([0, 0], [0, 2_400], [4_800, 2_410])
     grid = occupancy.grid_of(frame, 0, 4_800, None)
     assert grid.level.shape == (1, 480) and grid.cell_ns == 10
     assert (grid.level[0, 240], grid.level[0, 239], grid.level.sum()) == (2, 1, 481)
@@ -92,7 +95,7 @@ def test_cells_are_means_where_they_are_long() -> None:
 
 def test_centuries_are_drawn_too(load: Load) -> None:
     length_ns = 1 << 60
-    frame = pl.DataFrame({"sm": [0, 0], "entry_ns": [0, length_ns // 2], "end_ns": [length_ns, length_ns]})
+    frame = drawn([0, 0], [0, length_ns // 2], [length_ns, length_ns])
     level = occupancy.grid_of(frame, 0, length_ns, None).level[0]
     assert np.allclose(level[:240], 1) and np.allclose(level[240:], 2)
     run = load(batch(0, [0, 1 << 58], [1 << 59, 1 << 59]), span(1_000, 1 << 60, "sleep"))
@@ -101,15 +104,15 @@ def test_centuries_are_drawn_too(load: Load) -> None:
 
 
 def test_idle_sms_are_rows_unless_most_are_idle() -> None:
-    few = pl.DataFrame({"sm": [0, 9], "entry_ns": [0, 0], "end_ns": [10, 10]})
+    few = drawn([0, 9], [0, 0], [10, 10])
     assert occupancy.grid_of(few, 0, 10, 132).sms.tolist() == [0, 9]
     assert occupancy.grid_of(few, 0, 10, None).sms.tolist() == [0, 9]
-    most = pl.DataFrame({"sm": [0, 2, 3], "entry_ns": [0] * 3, "end_ns": [10] * 3})
+    most = drawn([0, 2, 3], [0] * 3, [10] * 3)
     assert occupancy.grid_of(most, 0, 10, 4).sms.tolist() == [0, 1, 2, 3]
 
 
 def test_sms_without_end_make_no_picture_without_end() -> None:
-    frame = pl.DataFrame({"sm": range(5_000), "entry_ns": [0] * 5_000, "end_ns": [10] * 5_000})
+    frame = drawn(range(5_000), [0] * 5_000, [10] * 5_000)
     grid = occupancy.grid_of(frame, 0, 10, None)
     assert len(grid.sms) == len(grid.level) <= occupancy.ROWS_MAX
     assert np.allclose(grid.level, 1)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from tracepipe.reports.figures.ink import ACCENT, FAINT, LATE, SERIES, rule, unit_of
 from tracepipe.reports.figures.panel import Panel, Scope, short
-from tracepipe.reports.frames.libraries import collections, np, pl, ticker
+from tracepipe.reports.frames.grouping import in_buckets, reduced
+from tracepipe.reports.frames.libraries import collections, np, ticker
+from tracepipe.reports.frames.stored import flagged, made, parts, release
 from tracepipe.units import duration_text
 
 KERNELS_MAX = 6
@@ -21,16 +25,41 @@ _IN_BIN = 16
 
 @dataclass(frozen=True, slots=True)
 class Exits:
-    """A value for each warp: place on the grid, first and last exit, ns after the first of its launch."""
+    """A value for each warp, as columns: place on the grid, first and last exit, ns after the first of its
+    launch, and the time from the first lane's exit to the last one's.
+    """
 
     warp: Any
     first_ns: Any
     last_ns: Any
+    apart_ns: Any
 
-    @property
-    def apart_ns(self) -> Any:
-        """From the first lane's exit to the last one's."""
-        return self.last_ns - self.first_ns
+    def __len__(self) -> int:
+        return len(self.warp)
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """What the values of neighbours on the grid are, for each group: nan where no warp is in it."""
+
+    edges: Any
+    least: Any
+    p5: Any
+    p50: Any
+    p95: Any
+    most: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """What is drawn: each warp where they are few, `each`, else groups of them; and what spans the axes."""
+
+    warps: tuple[int, int]
+    last_ns: tuple[int, int]
+    apart_ns: tuple[int, int]
+    each: Exits | None = None
+    last: Groups | None = None
+    apart: Groups | None = None
 
 
 def panels(scope: Scope) -> list[Panel]:
@@ -38,12 +67,12 @@ def panels(scope: Scope) -> list[Panel]:
     from tracepipe.reports.findings.grouping import kernels_of
 
     kernels = kernels_of(scope.run, scope.kernel, None)
-    cut = [(kernel, _exits(kernel, scope)) for kernel in kernels if kernel.has_exits]
-    some = [(kernel, exits) for kernel, exits in cut if len(exits.warp)]
+    timed = [kernel for kernel in kernels if kernel.has_exits]
+    some = [(kernel, rows) for kernel in timed if len(rows := _inside(kernel, scope))]
     if not some:
         return [Panel(_none(scope, bool(kernels)))]
     names = Counter(kernel.kernel for kernel, _ in some)
-    found = [_panel(_called(kernel, names), kernel, exits, scope) for kernel, exits in some[:KERNELS_MAX]]
+    found = [_panel(_called(kernel, names), kernel, rows, scope) for kernel, rows in some[:KERNELS_MAX]]
     if len(some) > KERNELS_MAX:
         found.append(Panel(f"{len(some) - KERNELS_MAX} more kernels, with fewer warps, are not drawn"))
     return found
@@ -60,19 +89,31 @@ def _none(scope: Scope, any_warps: bool) -> str:
     )
 
 
-def _exits(kernel: Any, scope: Scope) -> Exits:
-    """The exits of one kernel's warps that left in the stretch."""
-    launch = np.searchsorted(kernel.launches, kernel.launch)
-    starts = np.flatnonzero(np.r_[True, np.diff(launch) != 0])
-    begin_ns = np.minimum.reduceat(kernel.first_exit_ns, starts)[launch]
-    width = int(kernel.warp.max()) + 1
-    inside = (kernel.last_exit_ns >= scope.start_ns) & (kernel.last_exit_ns <= scope.end_ns)
-    columns = (
-        kernel.block * width + kernel.warp,
-        kernel.first_exit_ns - begin_ns,
-        kernel.last_exit_ns - begin_ns,
+def _inside(kernel: Any, scope: Scope) -> Any:
+    """The kernel's warps that left in the stretch."""
+    last_ns = kernel.last_exit_ns
+    rows = flagged(
+        len(last_ns), lambda part: (last_ns[part] >= scope.start_ns) & (last_ns[part] <= scope.end_ns)
     )
-    return Exits(*(column[inside] for column in columns))
+    kernel.forget()
+    return rows
+
+
+def _exits(kernel: Any, rows: Any) -> Exits:
+    """The exits of some warps of a kernel."""
+    begin_ns = reduced(np.minimum, kernel.first_exit_ns, kernel.launch_starts)
+    row, width = kernel.launch_row, int(kernel.warp.max()) + 1
+
+    def column(of: Callable[[Any], Any]) -> Any:
+        return made(len(rows), np.int64, lambda part: of(rows[part]))
+
+    first_ns = column(lambda some: kernel.first_exit_ns[some] - begin_ns[row[some]])
+    last_ns = column(lambda some: kernel.last_exit_ns[some] - begin_ns[row[some]])
+    warp = column(lambda some: kernel.block[some] * width + kernel.warp[some])
+    kernel.forget()
+    return Exits(
+        warp, first_ns, last_ns, made(len(rows), np.int64, lambda part: last_ns[part] - first_ns[part])
+    )
 
 
 def _called(kernel: Any, names: Counter[str]) -> str:
@@ -82,16 +123,17 @@ def _called(kernel: Any, names: Counter[str]) -> str:
     return f"{short(kernel.kernel)} (grid {'×'.join(str(size) for size in kernel.grid)})"
 
 
-def _panel(name: str, kernel: Any, exits: Exits, scope: Scope) -> Panel:
-    count, apart = len(exits.warp), int(np.count_nonzero(exits.apart_ns))
+def _panel(name: str, kernel: Any, rows: Any, scope: Scope) -> Panel:
+    exits = _exits(kernel, rows)
+    count, apart = len(exits), len(flagged(len(exits), lambda part: exits.apart_ns[part] > 0))
     launches = int(kernel.launches.size)
     times = f" in {launches} launches" if launches > 1 else ""
-    spread = duration_text(int(exits.last_ns.max()))
+    picture = _picture(exits, apart > 0)
     if count == 1 and not apart:
         return Panel(f"{name}: its only warp leaves with all its lanes at once{scope.place()}")
-    title = f"{name}: {count:,} warps{times} leave over {spread}{scope.place()}"
+    title = f"{name}: {count:,} warps{times} leave over {duration_text(picture.last_ns[1])}{scope.place()}"
     if apart:
-        title += f"; in {apart:,} the lanes leave apart, by up to {duration_text(int(exits.apart_ns.max()))}"
+        title += f"; in {apart:,} the lanes leave apart, by up to {duration_text(picture.apart_ns[1])}"
     else:
         title += ", each with all its lanes at once"
     how = "Time of each warp's last exit after the first exit of its launch"
@@ -103,34 +145,69 @@ def _panel(name: str, kernel: Any, exits: Exits, scope: Scope) -> Panel:
         how += "; below it, the time from the first lane's exit to the last one's"
     if kernel.lanes_timed:
         how += ". Each thread took its own time, so that lanes differ by noise too"
-    draw = partial(_draw, exits, apart > 0)
-    return Panel(title, f"{how}.", 3.9 if apart else 2.7, draw)
+    return Panel(title, f"{how}.", 3.9 if apart else 2.7, partial(_draw, picture, apart > 0))
 
 
-def _draw(exits: Exits, apart: bool, figure: Any) -> None:
+def _picture(exits: Exits, apart: bool) -> Picture:
+    """What a picture of some exits needs, which is little however many they are."""
+    spans = (_span(exits.warp), _span(exits.last_ns), _span(exits.apart_ns))
+    if len(exits) <= WARPS_MAX:
+        return Picture(*spans, each=exits)
+    low, high = spans[0][0], spans[0][1] + 1
+    bins = min(_bins(len(exits)), high - low)
+    groups = made(
+        len(exits),
+        np.int32,
+        lambda part: np.minimum((exits.warp[part] - low) / ((high - low) / bins), bins - 1),
+    )
+    values = [exits.last_ns, exits.apart_ns][: 1 + apart]
+    bounds, ordered = in_buckets(groups, bins, *values)
+    edges = low + np.arange(bins + 1) * ((high - low) / bins)
+    return Picture(*spans, None, *(_groups(edges, bounds, of) for of in ordered))
+
+
+def _span(values: Any) -> tuple[int, int]:
+    """The least and the greatest."""
+    both = [(int(values[part].min()), int(values[part].max())) for part in parts(len(values))]
+    return min(low for low, _ in both), max(high for _, high in both)
+
+
+def _groups(edges: Any, bounds: Any, values: Any) -> Groups:
+    """Range, percentiles and median of the values from each bound to the next."""
+    found = np.full((5, len(bounds) - 1), np.nan)
+    for at, (first, last) in enumerate(pairwise(bounds.tolist())):
+        if last > first:
+            own = np.sort(values[first:last])
+            five = round((len(own) - 1) * 0.05)
+            found[:, at] = own[0], own[five], np.median(own), own[len(own) - 1 - five], own[-1]
+            release()
+    return Groups(edges, *found)
+
+
+def _draw(picture: Picture, apart: bool, figure: Any) -> None:
     heights = {"height_ratios": [3, 2] if apart else [1]}
     rows = figure.subplots(len(heights["height_ratios"]), 1, sharex=True, squeeze=False, gridspec_kw=heights)[
         :, 0
     ]
-    many = len(exits.warp) > WARPS_MAX
-    size_ns, unit = unit_of(float(exits.last_ns.max()))
-    if many:
-        _draw_bins(rows[0], exits.warp, exits.last_ns / size_ns)
+    many, each = picture.each is None, picture.each
+    size_ns, unit = unit_of(float(picture.last_ns[1]))
+    if picture.last:
+        _draw_groups(rows[0], picture.last, size_ns)
         rows[0].legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3, borderaxespad=0.1)
-    else:
-        _draw_each(
-            rows[0], exits.warp, exits.first_ns / size_ns, exits.last_ns / size_ns, (ACCENT, SERIES, "o")
-        )
-    _value_axis(rows[0], exits.last_ns / size_ns, many, f"last exit after the\nlaunch's first ({unit})", 5)
+    elif each:
+        _draw_each(rows[0], each.warp, each.first_ns / size_ns, each.last_ns / size_ns, (ACCENT, SERIES, "o"))
+    least, most = (of / size_ns for of in picture.last_ns)
+    _value_axis(rows[0], (least, most), many, f"last exit after the\nlaunch's first ({unit})", 5)
     if apart:
-        size_ns, unit = unit_of(float(exits.apart_ns.max()))
-        if many:
-            _draw_bins(rows[1], exits.warp, exits.apart_ns / size_ns)
-        else:
-            none = np.zeros(len(exits.warp))
-            _draw_each(rows[1], exits.warp, none, exits.apart_ns / size_ns, (LATE, LATE, "D"))
-        _value_axis(rows[1], exits.apart_ns / size_ns, many, f"first lane\nto last ({unit})", 3)
-    _warp_axis(rows[-1], exits.warp)
+        size_ns, unit = unit_of(float(picture.apart_ns[1]))
+        if picture.apart:
+            _draw_groups(rows[1], picture.apart, size_ns)
+        elif each:
+            none = np.zeros(len(each))
+            _draw_each(rows[1], each.warp, none, each.apart_ns / size_ns, (LATE, LATE, "D"))
+        least, most = (of / size_ns for of in picture.apart_ns)
+        _value_axis(rows[1], (least, most), many, f"first lane\nto last ({unit})", 3)
+    _warp_axis(rows[-1], *picture.warps)
 
 
 def _draw_each(axes: Any, warp: Any, first: Any, last: Any, look: tuple[str, str, str]) -> None:
@@ -141,17 +218,16 @@ def _draw_each(axes: Any, warp: Any, first: Any, last: Any, look: tuple[str, str
     axes.plot(warp, last, mark, color=dot, markersize=_dot(len(warp)), markeredgewidth=0)
 
 
-def _value_axis(axes: Any, values: Any, many: bool, label: str, ticks: int) -> None:
+def _value_axis(axes: Any, span: tuple[float, float], many: bool, label: str, ticks: int) -> None:
     """Begins at 0, but not far below bands."""
-    least, most = float(values.min()), float(values.max())
+    least, most = span
     axes.set_ylim(bottom=least - (most - least) * 0.1 if many and least > most / 2 else min(0.0, most - 0.5))
     axes.set_ylabel(label)
     axes.yaxis.set_major_locator(ticker.MaxNLocator(ticks))
     rule(axes, "y")
 
 
-def _warp_axis(axes: Any, warp: Any) -> None:
-    low, high = int(warp.min()), int(warp.max())
+def _warp_axis(axes: Any, low: int, high: int) -> None:
     room = max(0.5, (high - low) * 0.01)
     axes.set_xlim(low - room, high + room)
     # Of one warp no tick but its own.
@@ -169,37 +245,20 @@ def _dot(count: int) -> float:
     return 5 if count <= 60 else 3.2 if count <= 400 else 2.2
 
 
-def _draw_bins(axes: Any, warp: Any, value: Any) -> None:
-    """Range, percentiles and median of the values of neighbours."""
-    low, high = int(warp.min()), int(warp.max()) + 1
-    bins = min(_bins(len(warp)), high - low)
-    at = np.minimum(((warp - low) / ((high - low) / bins)).astype(np.int64), bins - 1)
-    values = pl.col("value")
-    parts = (
-        pl.DataFrame({"at": at, "value": value})
-        .group_by("at")
-        .agg(
-            values.min().alias("least"), values.max().alias("most"), values.median().alias("p50"),
-            values.quantile(0.05).alias("p5"), values.quantile(0.95).alias("p95"),
-        )
-        .sort("at")
-    )  # fmt: skip
-    # A group that no warp is in breaks the bands.
-    whole = pl.DataFrame({"at": np.arange(bins)}).join(parts, on="at", how="left", maintain_order="left")
-    columns = {
-        key: whole[key].cast(pl.Float64).fill_null(float("nan")).to_numpy()
-        for key in ("least", "p5", "p50", "p95", "most")
-    }
-    edges = low + np.arange(bins + 1) * ((high - low) / bins)
-    for least, most, alpha, label in (("least", "most", 0.25, "all"), ("p5", "p95", 0.55, "5 to 95 of 100")):
+def _draw_groups(axes: Any, groups: Groups, size_ns: int) -> None:
+    """Range, percentiles and median of neighbours. A group that no warp is in breaks the bands."""
+    for least, most, alpha, label in (
+        (groups.least, groups.most, 0.25, "all"),
+        (groups.p5, groups.p95, 0.55, "5 to 95 of 100"),
+    ):
         axes.stairs(
-            columns[most],
-            edges,
-            baseline=columns[least],
+            most / size_ns,
+            groups.edges,
+            baseline=least / size_ns,
             fill=True,
             color=SERIES,
             alpha=alpha,
             linewidth=0,
             label=label,
         )
-    axes.stairs(columns["p50"], edges, baseline=None, color=FAINT, linewidth=1.2, label="median")
+    axes.stairs(groups.p50 / size_ns, groups.edges, baseline=None, color=FAINT, linewidth=1.2, label="median")

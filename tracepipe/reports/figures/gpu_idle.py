@@ -30,7 +30,7 @@ def panels(scope: Scope) -> list[Panel]:
     work = scope.spans(gpu_work(scope.run))
     if not len(work):
         return [Panel(f"No work of a GPU was recorded{scope.place()}")]
-    drawn, left_out = gpus_of(work)
+    drawn, left_out = gpus_of(dict(work.group_by("gpu").len().iter_rows()))
     return [_panel(scope, gpu, work.filter(gpu=gpu)) for gpu in drawn] + left_out
 
 

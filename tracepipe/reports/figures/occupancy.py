@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
+from tracepipe.reports.figures.drawn_warps import NOT_RECORDED, DrawnWarps
 from tracepipe.reports.figures.ink import RULE, SERIES, heat, moment_text, unit_of
 from tracepipe.reports.figures.panel import Panel, Scope, gpu_name, gpus_of, short, sm_count
-from tracepipe.reports.frames.grouping import sorted_by
+from tracepipe.reports.frames.grouping import in_buckets
 from tracepipe.reports.frames.intervals import Stretches, nothing
-from tracepipe.reports.frames.libraries import np, pl, ticker
-from tracepipe.reports.frames.stored import ROWS_AT_ONCE
+from tracepipe.reports.frames.libraries import matplotlib, np, ticker
+from tracepipe.reports.frames.stored import made, parts
 from tracepipe.units import duration_text
 
 CELLS = 480
 ROWS_MAX = 512
 STRETCHES_MAX = 4
-SM_NOT_RECORDED = -1
-_TIMES = ("entry_ns", "end_ns")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,22 +46,31 @@ def panels(scope: Scope) -> list[Panel]:
     if not len(warps):
         return [Panel(_none(scope))]
     found: list[Panel] = []
-    drawn, left_out = gpus_of(warps)
+    drawn, left_out = gpus_of(warps.counts("gpu"))
     for gpu in drawn:
-        part = warps.filter(gpu=gpu)
-        whole = nothing()
-        for some in part.iter_slices(ROWS_AT_ONCE):
-            times = (np.clip(some[key].to_numpy(), scope.start_ns, scope.end_ns) for key in _TIMES)
-            whole = whole.joined(Stretches(*times))
-        stretches = [(scope.start_ns, scope.end_ns)] if scope.is_cut else bursts(whole)
-        shown = _most_work(part, stretches)
-        found += [_panel(scope, gpu, part, start_ns, end_ns) for start_ns, end_ns in shown]
+        of_gpu = warps.those(_is(warps.gpu, gpu))
+        stretches = [(scope.start_ns, scope.end_ns)] if scope.is_cut else bursts(_busy(of_gpu, scope))
+        shown = _most_work(of_gpu, stretches)
+        found += [_panel(scope, gpu, of_gpu, start_ns, end_ns) for start_ns, end_ns in shown]
         if not stretches:
             found.append(Panel(f"{gpu_name(scope.run, gpu)}: no warp has a length"))
         if len(shown) < len(stretches):
             more = f"{len(stretches) - len(shown)} more stretches, with less work, are not drawn"
             found.append(Panel(f"{gpu_name(scope.run, gpu)}: {more}: --start, --end and --kernel choose"))
     return found + left_out
+
+
+def _is(column: Any, value: int) -> Callable[[slice], Any]:
+    return lambda part: column[part] == value
+
+
+def _busy(warps: DrawnWarps, scope: Scope) -> Stretches:
+    """When any of them is there."""
+    whole = nothing()
+    for part in parts(len(warps)):
+        times = (np.clip(of[part], scope.start_ns, scope.end_ns) for of in (warps.entry_ns, warps.end_ns))
+        whole = whole.joined(Stretches(*times))
+    return whole
 
 
 def _none(scope: Scope) -> str:
@@ -84,42 +93,43 @@ def bursts(busy: Stretches) -> list[tuple[int, int]]:
     return found
 
 
-def _most_work(warps: pl.DataFrame, stretches: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def _most_work(warps: DrawnWarps, stretches: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """The stretches with most warp time, in the order of time."""
     if len(stretches) <= STRETCHES_MAX:
         return stretches
-    of_stretch = (
-        np.searchsorted([start_ns for start_ns, _ in stretches], warps["entry_ns"].to_numpy(), "right") - 1
-    )
-    stay_ns = (warps["end_ns"] - warps["entry_ns"]).to_numpy()
-    work = np.bincount(of_stretch.clip(0), stay_ns, len(stretches))
+    starts_ns, work = [start_ns for start_ns, _ in stretches], np.zeros(len(stretches))
+    for part in parts(len(warps)):
+        entry_ns = warps.entry_ns[part]
+        of_stretch = (np.searchsorted(starts_ns, entry_ns, "right") - 1).clip(0)
+        work += np.bincount(of_stretch, warps.end_ns[part] - entry_ns, len(stretches))
     return [stretches[at] for at in sorted(np.argsort(-work, kind="stable")[:STRETCHES_MAX])]
 
 
-def grid_of(warps: pl.DataFrame, start_ns: int, end_ns: int, sms_known: int | None) -> Grid:
+def grid_of(warps: DrawnWarps, start_ns: int, end_ns: int, sms_known: int | None) -> Grid:
     """How many warps there are on each SM in each cell of a stretch.
 
     All SMs of the GPU are rows, idle ones too; where fewer than half hold warps, those alone.
     """
-    of_warp = warps["sm"].fill_null(SM_NOT_RECORDED).to_numpy()
-    sms = np.unique(of_warp)
-    if sms_known and len(sms) * 2 >= sms_known > int(sms[-1]) and sms[0] != SM_NOT_RECORDED:
+    sms = warps.present("sm")
+    if sms_known and len(sms) * 2 >= sms_known > int(sms[-1]) and sms[0] != NOT_RECORDED:
         sms = np.arange(sms_known)
     in_row = -(-len(sms) // ROWS_MAX)
     cells = max(1, min(CELLS, end_ns - start_ns))
     rows = -(-len(sms) // in_row)
-    entered, left = (_Since(rows, cells, end_ns - start_ns) for _ in _TIMES)
-    for part in warps.iter_slices(ROWS_AT_ONCE):
-        row = np.searchsorted(sms, part["sm"].fill_null(SM_NOT_RECORDED).to_numpy()) // in_row
-        for key, since in zip(_TIMES, (entered, left), strict=True):
-            since.add(row, np.clip(part[key].to_numpy(), start_ns, end_ns) - start_ns)
+    entered, left = (_Since(rows, cells, end_ns - start_ns) for _ in range(2))
+    for part in parts(len(warps)):
+        row = np.searchsorted(sms, warps.sm[part]) // in_row
+        for ts_ns, since in ((warps.entry_ns, entered), (warps.end_ns, left)):
+            since.add(row, np.clip(ts_ns[part], start_ns, end_ns) - start_ns)
     # What is rounding of a sum is no warp.
     level = (
         np.diff(entered.time_ns() - left.time_ns(), axis=1, prepend=0.0)
         / ((end_ns - start_ns) / cells)
         / in_row
     )
-    return Grid(start_ns, end_ns, np.where(level > 1e-9, level, 0), sms[::in_row], in_row)
+    # Narrow, as there may be many pictures.
+    level = np.where(level > 1e-9, level, 0).astype(np.float32)
+    return Grid(start_ns, end_ns, level, sms[::in_row], in_row)
 
 
 class _Since:
@@ -144,30 +154,27 @@ class _Since:
         return count * (np.arange(1, cells + 1) * (self._length_ns / cells)) - total_ns
 
 
-def most_at_once(warps: pl.DataFrame) -> tuple[int, int]:
+def most_at_once(warps: DrawnWarps) -> tuple[int, int]:
     """The most warps that an SM held at a time, and that SM."""
-    sm = warps["sm"].fill_null(SM_NOT_RECORDED).to_numpy()
-    stays = np.flatnonzero((warps["end_ns"] > warps["entry_ns"]).to_numpy())
-    most = 0, int(sm[0])
-    if not len(stays):
-        return most
-    entry_ns, end_ns = (warps[key].to_numpy() for key in _TIMES)
-    order, bounds = sorted_by(sm[stays] - SM_NOT_RECORDED)
-    stays = stays[order]
-    del order
-    for first, last in pairwise(bounds.tolist()):
-        own = stays[first:last]
-        ts_ns = np.concatenate((entry_ns[own], end_ns[own]))
-        change = np.repeat((1, -1), len(own))
-        # One that leaves makes room for one that enters then.
-        level = int(np.cumsum(change[np.lexsort((change, ts_ns))]).max())
+    most = 0, int(warps.sm[0])
+    sms = warps.present("sm")
+    stay = warps.those(lambda part: warps.end_ns[part] > warps.entry_ns[part])
+    place = made(len(stay), np.int32, lambda part: np.searchsorted(sms, stay.sm[part]))
+    bounds, (entry_ns, end_ns) = in_buckets(place, len(sms), stay.entry_ns, stay.end_ns)
+    for sm, (first, last) in zip(sms.tolist(), pairwise(bounds.tolist()), strict=True):
+        entries_ns, ends_ns = np.sort(entry_ns[first:last]), np.sort(end_ns[first:last])
+        level = 0
+        for part in parts(len(entries_ns)):
+            # One that leaves makes room for one that enters then.
+            gone = np.searchsorted(ends_ns, entries_ns[part], "right")
+            level = max(level, int((np.arange(part.start + 1, part.stop + 1) - gone).max()))
         if level > most[0]:
-            most = level, int(sm[own[0]])
+            most = level, sm
     return most
 
 
-def _panel(scope: Scope, gpu: int, warps: pl.DataFrame, start_ns: int, end_ns: int) -> Panel:
-    part = warps.filter((pl.col("entry_ns") < end_ns) & (pl.col("end_ns") > start_ns))
+def _panel(scope: Scope, gpu: int, warps: DrawnWarps, start_ns: int, end_ns: int) -> Panel:
+    part = warps.those(lambda rows: (warps.entry_ns[rows] < end_ns) & (warps.end_ns[rows] > start_ns))
     grid = grid_of(part, start_ns, end_ns, sm_count(scope.run, gpu)) if len(part) else None
     where = gpu_name(scope.run, gpu)
     if grid is None:
@@ -196,20 +203,20 @@ def _row_of(grid: Grid) -> str:
     return "an SM" if grid.sms_in_row == 1 else f"{grid.sms_in_row} SMs"
 
 
-def _what(warps: pl.DataFrame, scope: Scope, gpu: int, start_ns: int, end_ns: int) -> str:
-    names = warps["name"].drop_nulls().unique(maintain_order=True)
-    kernels = short(names[0]) if len(names) == 1 else f"{len(names)} kernels"
-    launches = warps.select("launch", "name").n_unique()
+def _what(warps: DrawnWarps, scope: Scope, gpu: int, start_ns: int, end_ns: int) -> str:
+    names = [at for at in warps.present("name").tolist() if at != NOT_RECORDED]
+    kernels = short(warps.names[names[0]]) if len(names) == 1 else f"{len(names)} kernels"
+    launches = warps.launches()
     times = "" if launches == len(names) else f" in {launches} launches"
     length = duration_text(end_ns - start_ns)
-    launch = warps["launch"][0]
-    if launches == 1 and launch is not None:
-        kernels = f"{kernels}, launch {launch}"
+    if launches == 1 and warps.has_launch[0]:
+        kernels = f"{kernels}, launch {warps.launch[0]}"
     most, sm = most_at_once(warps)
     what = f"{kernels}{times}: {len(warps):,} warps"
-    if sm == SM_NOT_RECORDED:
+    if sm == NOT_RECORDED:
         return f"{what} in {length}, at most {most:,} at once, on SMs not recorded"
-    known, used = sm_count(scope.run, gpu), warps["sm"].n_unique()
+    used = len([one for one in warps.present("sm").tolist() if one != NOT_RECORDED])
+    known = sm_count(scope.run, gpu)
     of_all = f" of {known}" if known and known >= used else ""
     return f"{what} on {used}{of_all} SMs in {length}, at most {most} at once on an SM"
 
@@ -229,18 +236,19 @@ def _draw(grid: Grid, after: str, figure: Any) -> None:
     above.grid(axis="y", color=RULE, linewidth=0.6)
     above.set_axisbelow(True)
     above.tick_params(labelbottom=False)
-    image = axes.imshow(
-        np.ma.masked_equal(grid.level, 0),
+    # Its colours are ready before it has its size: a pixel is four bytes then, not some forty.
+    level = np.ma.masked_equal(grid.level, 0)
+    colours = matplotlib.cm.ScalarMappable(matplotlib.colors.Normalize(0, level.max()), heat())
+    axes.imshow(
+        colours.to_rgba(level, bytes=True),
         aspect="auto",
         interpolation="nearest",
-        cmap=heat(),
-        vmin=0,
         extent=(0, length, rows - 0.5, -0.5),
     )
     _label_rows(axes, grid.sms)
     axes.set_xlabel(f"time {after} ({unit})")
     axes.spines[:].set_visible(False)
-    bar = figure.colorbar(image, ax=[above, axes], pad=0.015, fraction=0.03, aspect=30)
+    bar = figure.colorbar(colours, ax=[above, axes], pad=0.015, fraction=0.03, aspect=30)
     bar.set_label("active warps\non an SM")
     bar.outline.set_visible(False)
     bar.locator = ticker.MaxNLocator(6, integer=float(grid.level.max()) >= 1)
@@ -253,5 +261,5 @@ def _label_rows(axes: Any, sms: Any) -> None:
         step for step in (1, 2, 4, 8, 12, 16, 24, 32, 64, 128) if len(sms) / step <= 24 or step == 128
     )
     axes.set_yticks(range(0, len(sms), step))
-    axes.set_yticklabels(["?" if sm == SM_NOT_RECORDED else str(sm) for sm in sms[::step]])
+    axes.set_yticklabels(["?" if sm == NOT_RECORDED else str(sm) for sm in sms[::step]])
     axes.set_ylabel("SM")

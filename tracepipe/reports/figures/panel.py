@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 from tracepipe.errors import TracepipeError
-from tracepipe.reports.frames.libraries import np, pl
+from tracepipe.reports.figures.drawn_warps import DrawnWarps, drawn_warps
+from tracepipe.reports.frames.libraries import pl
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.writing.rendering import shown
 from tracepipe.units import duration_ns, duration_text
@@ -49,24 +49,9 @@ class Scope:
         """The rows of a frame of spans that touch the stretch."""
         return frame.filter((pl.col("start_ns") <= self.end_ns) & (pl.col("end_ns") >= self.start_ns))
 
-    def warps(self) -> pl.DataFrame:
-        """The kernels' warps that touch the stretch; `end_ns` is that of the run for one that never left."""
-        end_ns = pl.col("last_exit_ns").fill_null(self.run.facts.end_ns).alias("end_ns")
-        gpu = pl.col("gpu").fill_null(0)
-        kernels, _ = self.run.warp_table.kernels()
-        names = sorted({kernel["name"] for kernel in kernels if kernel["name"] is not None})
-        # A name by its number, as there are few of them and many warps.
-        name = pl.col("name").cast(pl.Enum(names))
-        is_drawn = (pl.col("entry_ns") <= self.end_ns) & (pl.col("end_ns") >= self.start_ns)
-        if self.kernel:
-            wanted = re.compile(self.kernel)
-            is_drawn &= name.is_in([one for one in names if wanted.search(one)])
-        table, columns = self.run.warp_table, ("gpu", "launch", "name", "sm", "entry_ns", "last_exit_ns")
-        # Of no warps at all there is no part.
-        frames = chain((table.frame(*columns, rows=np.empty(0, np.int64)),), table.frames(*columns))
-        return pl.concat(
-            frame.with_columns(end_ns, gpu, name).drop("last_exit_ns").filter(is_drawn) for frame in frames
-        )
+    def warps(self) -> DrawnWarps:
+        """The kernels' warps that touch the stretch."""
+        return drawn_warps(self.run, self.kernel, self.start_ns, self.end_ns)
 
     def place(self) -> str:
         """Which stretch, for a sentence: empty for the whole run."""
@@ -99,12 +84,12 @@ def gpu_name(run: Run, gpu: int) -> str:
     return f"GPU {gpu} {short(str(_about_gpu(run, gpu).get('name', '')))}".rstrip()
 
 
-def gpus_of(frame: pl.DataFrame) -> tuple[list[int], list[Panel]]:
-    """The GPUs of a frame that are drawn, those with most rows; and what says that others are not."""
-    by_rows = frame.group_by("gpu").len().sort("len", "gpu", descending=[True, False])["gpu"].to_list()
-    more = len(by_rows) - GPUS_MAX
+def gpus_of(counts: dict[int, int]) -> tuple[list[int], list[Panel]]:
+    """The GPUs that are drawn, those of which there is most; and what says that others are not."""
+    most = sorted(counts, key=lambda gpu: (-counts[gpu], gpu))
+    more = len(most) - GPUS_MAX
     left_out = [Panel(f"{more} more GPUs, with less work, are not drawn")] if more > 0 else []
-    return sorted(by_rows[:GPUS_MAX]), left_out
+    return sorted(most[:GPUS_MAX]), left_out
 
 
 def sm_count(run: Run, gpu: int) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import re
 import textwrap
@@ -12,13 +13,14 @@ from typing import Any, BinaryIO
 
 from tracepipe.reports.figures.ink import SETTINGS, VARIABLES, WIDTH_IN
 from tracepipe.reports.figures.panel import Panel
-from tracepipe.reports.frames.libraries import figure, matplotlib
+from tracepipe.reports.figures.png import DOTS_PER_INCH, write_png
+from tracepipe.reports.frames.libraries import agg, figure, matplotlib, np
 
-_DOTS_PER_INCH = 150
 # Of a title in a picture, at its size and width.
 _TITLE_LETTERS = 112
 _LINE_IN = 0.19
 _PICTURE_MAX_IN = 400
+_SVG_UNITS_PER_INCH = 96
 # What a program would write about itself into an SVG.
 _NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 _COLOUR = re.compile(r"\b(fill|stroke): (#[0-9a-f]{6})")
@@ -33,27 +35,66 @@ def _settings(**more: Any) -> Iterator[None]:
 
 
 def write_picture(panels: Sequence[Panel], to: str, out: BinaryIO) -> None:
-    """Write all panels below each other, each under its title; `to` is what matplotlib calls the format."""
+    """Write all panels below each other, each under its title; `to` is "png" or "svg".
+
+    They are drawn one after the other: a picture may be as high as a house.
+    """
     panels = _as_many_as_fit(panels)
     titles = [textwrap.wrap(panel.title, _TITLE_LETTERS) for panel in panels]
     heights = [
-        _LINE_IN * len(title) + (panel.height_in + 0.25 if panel.draw else 0.15)
+        round(DOTS_PER_INCH * (_LINE_IN * len(title) + (panel.height_in + 0.25 if panel.draw else 0.15)))
         for panel, title in zip(panels, titles, strict=True)
     ]
     with _settings(**{"figure.facecolor": "white"}):
-        whole = _blank(sum(heights))
-        parts = whole.subfigures(len(panels), 1, squeeze=False, height_ratios=heights, hspace=0.04)[:, 0]
-        for panel, title, part in zip(panels, titles, parts, strict=True):
-            part.suptitle(
-                "\n".join(title), x=0.008, ha="left", fontsize=10, fontweight="bold" if panel.draw else None
-            )
-            if panel.draw:
-                panel.draw(part)
-        metadata = _NO_METADATA if to == "svg" else {"Software": None}
-        whole.savefig(out, format=to, dpi=_DOTS_PER_INCH, metadata=metadata)
+        figures = map(_titled, panels, titles, heights)
+        if to == "png":
+            write_png(out, round(WIDTH_IN * DOTS_PER_INCH), heights, map(_dots, figures))
+        else:
+            _write_svg(out, heights, figures)
+
+
+def _titled(panel: Panel, title: list[str], height: int) -> Any:
+    """A figure of a panel under its title."""
+    whole = _blank(height / DOTS_PER_INCH)
+    weight = "bold" if panel.draw else None
+    whole.suptitle("\n".join(title), x=0.008, ha="left", fontsize=10, fontweight=weight)
+    if panel.draw:
+        panel.draw(whole)
+    return whole
+
+
+def _dots(whole: Any) -> Any:
+    """A figure as rows of dots, of red, green and blue."""
+    whole.set_dpi(DOTS_PER_INCH)
+    canvas = agg.FigureCanvasAgg(whole)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[:, :, :3]
+
+
+def _write_svg(out: BinaryIO, heights: list[int], figures: Iterator[Any]) -> None:
+    """Write figures below each other as SVG."""
+    width, height = (round(size * _SVG_UNITS_PER_INCH) for size in (WIDTH_IN, sum(heights) / DOTS_PER_INCH))
+    size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
+    out.write(f'<svg xmlns="http://www.w3.org/2000/svg" {size} version="1.1">\n'.encode())
+    above = 0
+    for whole, own in zip(figures, heights, strict=True):
+        y = above * _SVG_UNITS_PER_INCH / DOTS_PER_INCH
+        out.write(_svg(whole).replace("<svg", f'<svg y="{y:g}"', 1).encode())
+        above += own
+    out.write(b"</svg>\n")
+
+
+def _svg(whole: Any) -> str:
+    """A figure as an `<svg>` element."""
+    out = io.BytesIO()
+    whole.savefig(out, format="svg", dpi=DOTS_PER_INCH, metadata=_NO_METADATA)
+    svg = out.getvalue().decode()
+    return svg[svg.index("<svg") :]
 
 
 def _blank(height_in: float) -> Any:
+    # Parts of a figure refer to each other: the one before is in memory until that is looked for.
+    gc.collect()
     whole = figure.Figure(figsize=(WIDTH_IN, height_in), layout="constrained")
     whole.get_layout_engine().set(hspace=0, h_pad=0.025)
     return whole
@@ -77,12 +118,9 @@ def _as_many_as_fit(panels: Sequence[Panel]) -> list[Panel]:
 def inline_svg(panel: Panel) -> str:
     """One panel without its title as an `<svg>` element for a page, whose style sets the colours."""
     assert panel.draw
-    out = io.BytesIO()
     # Letters as text, in the page's font, which can be searched and copied.
     with _settings(**{"svg.fonttype": "none"}):
         whole = _blank(panel.height_in)
         panel.draw(whole)
-        whole.savefig(out, format="svg", dpi=_DOTS_PER_INCH, metadata=_NO_METADATA)
-    svg = out.getvalue().decode()
-    svg = svg[svg.index("<svg") :]
+        svg = _svg(whole)
     return _COLOUR.sub(lambda found: f"{found[1]}: {VARIABLES.get(found[2], found[2])}", svg)

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from tracepipe.reports.findings.finding import MIN_CLOCK_STEPS, MIN_EXIT_ONLY_NS
-from tracepipe.reports.frames.grouping import in_order, starts_of
+from tracepipe.reports.frames.grouping import in_order, reduced, starts_of
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.stored import ROWS_AT_ONCE, flagged, made, parts, release, stored, taken
 
@@ -230,13 +230,13 @@ class KernelWarps:
     def begin_ns(self) -> Ints:
         """The first entry of each launch; the first exit, where entries are not known."""
         first_ns = self.entry_ns if self.has_entries else self.first_exit_ns
-        begins: Ints = np.minimum.reduceat(first_ns, self.launch_starts)
+        begins: Ints = reduced(np.minimum, first_ns, self.launch_starts)
         return begins
 
     @cached_property
     def launch_ns(self) -> Floats:
         """How long each launch ran: from `begin_ns` to the last exit."""
-        spans = np.maximum.reduceat(self.last_exit_ns, self.launch_starts) - self.begin_ns
+        spans: Ints = reduced(np.maximum, self.last_exit_ns, self.launch_starts) - self.begin_ns
         return spans.astype(np.float64)
 
     @cached_property
@@ -261,13 +261,13 @@ class KernelWarps:
     @cached_property
     def blocks(self) -> BlockTimes:
         begins = self.block_starts
-        end_ns = stored(np.maximum.reduceat(self.last_exit_ns, begins))
-        first_ns = stored(np.minimum.reduceat(self.last_exit_ns, begins))
+        end_ns = reduced(np.maximum, self.last_exit_ns, begins)
+        first_ns = reduced(np.minimum, self.last_exit_ns, begins)
         return BlockTimes(
             taken(self.launch, begins),
             taken(self.block, begins),
             taken(self.sm, begins),
-            stored(np.minimum.reduceat(self.entry_ns, begins)),
+            reduced(np.minimum, self.entry_ns, begins),
             end_ns,
             made(begins.size, np.int64, lambda part: end_ns[part] - first_ns[part]),
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 from tracepipe.event.columns import Int32s, Int64s
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.stored import flagged, made, parts, taken
+from tracepipe.reports.frames.stored import empty, flagged, made, parts, taken
 
 _BITS = 63
 
@@ -54,6 +54,42 @@ def sorted_by(numbers: Any) -> tuple[Int64s, Int64s]:
     ordered = narrow[order]
     starts = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1
     return order, np.concatenate([[0], starts, [len(ordered)]])
+
+
+def in_buckets(numbers: Any, count: int, *columns: Any) -> tuple[Int64s, list[Any]]:
+    """The values of columns by the number below `count` that their rows have, as columns; and where those of
+    each number begin, and the last end. Equal rows keep their order.
+    """
+    bounds = np.zeros(count + 1, np.int64)
+    for part in parts(len(numbers)):
+        bounds[1:] += np.bincount(numbers[part], minlength=count)
+    np.cumsum(bounds, out=bounds)
+    free, found = bounds[:-1].copy(), [empty(len(column), column.dtype) for column in columns]
+    for part in parts(len(numbers)):
+        order, starts = sorted_by(numbers[part])
+        of, counts = numbers[part][order[starts[:-1]]], np.diff(starts)
+        places = np.repeat(free[of] - starts[:-1], counts) + np.arange(len(order))
+        free[of] += counts
+        for values, column in zip(found, columns, strict=True):
+            values[places] = column[part][order]
+    return bounds, found
+
+
+def reduced(how: Any, column: Any, starts: Any) -> Any:
+    """What a ufunc as `np.minimum` makes of the rows of a column from each start to the next, the last to its
+    end; as a column.
+    """
+    found = empty(len(starts), column.dtype)
+    for part in parts(len(column)):
+        first, last = np.searchsorted(starts, [part.start, part.stop])
+        if first == len(starts) or starts[first] > part.start:
+            # The rows before the first start here go on with those of the part before.
+            until = min(int(starts[first]) if first < len(starts) else part.stop, part.stop)
+            rest = how.reduce(column[part.start : until])
+            found[first - 1] = how(found[first - 1], rest)
+        if last > first:
+            found[first:last] = how.reduceat(column[part], starts[first:last] - part.start)
+    return found
 
 
 def greatest(numbers: Any, places: Any, most: int) -> tuple[Any, Any]:

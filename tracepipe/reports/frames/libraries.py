@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracepipe.errors import LibraryMissing, TracepipeError
 
-__all__ = ["collections", "figure", "jinja2", "matplotlib", "np", "pl", "stats", "ticker"]
+__all__ = ["agg", "collections", "figure", "jinja2", "matplotlib", "np", "pl", "stats", "ticker"]
 
 # What polars, scipy and matplotlib take before they have read anything: addresses (stacks of threads, most of
 # which are never used) and data. With a little less each of them ends the process.
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     # Untyped, or with types that every version has its own.
+    agg: Any = None
     collections: Any = None
     figure: Any = None
     matplotlib: Any = None
@@ -68,5 +69,6 @@ if TYPE_CHECKING:
 else:
     np, pl, stats = Library("numpy"), Library("polars"), Library("scipy.stats")
     matplotlib, jinja2 = Library("matplotlib"), Library("jinja2")
+    agg = Library("matplotlib.backends.backend_agg")
     collections, figure = Library("matplotlib.collections"), Library("matplotlib.figure")
     ticker = Library("matplotlib.ticker")
