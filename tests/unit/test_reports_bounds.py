@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 
 from benchmarks.recordings import KERNELS, write_mixed, write_warps
 from tests.support.recordings import span, write
+from tracepipe.reports import REPORTS
 
 MEASURE = r"""
 import re, sys
@@ -28,8 +30,12 @@ FEW, MANY = 25_000, 75_000
 
 def peak_bytes(*command: str) -> int:
     """Peak memory of a process that makes one report and does nothing else."""
-    argv = [sys.executable, "-c", MEASURE, *command]
-    done = subprocess.run(argv, check=True, capture_output=True, text=True)
+    output = REPORTS[command[0]].output
+    with tempfile.TemporaryDirectory() as folder:
+        # All that a report writes can be HTML, or a folder.
+        to = ["-o", str(Path(folder, "out.html"))] if output is not None else []
+        argv = [sys.executable, "-c", MEASURE, *command, *to]
+        done = subprocess.run(argv, check=True, capture_output=True, text=True)
     return int(done.stderr.split()[-1]) * 1024
 
 
@@ -63,7 +69,7 @@ def test_summary_takes_a_few_bytes_for_whatever_there_is_much_of(what: str, tmp_
 
 
 # Bytes an event at most, of a program's usual mix.
-REPORTS = {"summary": 70, "gaps": 160, "timeline": 160, "layers": 150, "memory": 110, "warps": 180}
+OF_MIXED = {"summary": 70, "gaps": 160, "timeline": 160, "layers": 150, "memory": 110, "warps": 180}
 
 
 @pytest.fixture(scope="module")
@@ -75,10 +81,10 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return few, many
 
 
-@pytest.mark.parametrize("report", REPORTS)
+@pytest.mark.parametrize("report", OF_MIXED)
 def test_a_report_takes_so_many_bytes_for_each_event(report: str, mixed: tuple[Path, Path]) -> None:
     few, many = (peak_bytes(report, str(path)) for path in mixed)
-    assert (many - few) / 200_000 < REPORTS[report]
+    assert (many - few) / 200_000 < OF_MIXED[report]
 
 
 def test_names_that_are_not_shown_take_little(tmp_path: Path) -> None:
@@ -129,8 +135,8 @@ def test_millions_of_calls_are_not_in_memory(report: str, calls: tuple[Path, Pat
     assert (many - few) / 250_000 < OF_MANY[report]
 
 
-# Bytes a warp at most.
-OF_WARPS = {"warps": 130}
+# Bytes a warp at most; and how many MB for 400,000 of them.
+OF_WARPS = {"warps": (130, 200), "plot": (30, 200)}
 
 
 @pytest.fixture(scope="module", params=[1, 4])
@@ -147,8 +153,10 @@ def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.mark.parametrize("report", OF_WARPS)
 def test_millions_of_warps_are_not_in_memory(report: str, kernels: tuple[Path, Path]) -> None:
+    most_bytes, most_mb = OF_WARPS[report]
     few, many = (peak_bytes(report, str(path)) for path in kernels)
-    assert (many - few) / 300_000 < OF_WARPS[report]
+    assert (many - few) / 300_000 < most_bytes
+    assert many < most_mb * 10**6
 
 
 def test_much_text_of_arguments_is_not_in_memory(tmp_path: Path) -> None:

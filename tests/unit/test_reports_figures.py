@@ -21,8 +21,9 @@ from tracepipe.reports.figures.drawn_warps import DrawnWarps
 from tracepipe.reports.figures.ink import moment_text
 from tracepipe.reports.figures.panel import Scope, scope_of, short
 from tracepipe.reports.figures.picture import inline_svg, write_picture
+from tracepipe.reports.figures.png import write_png
 from tracepipe.reports.frames.intervals import Stretches
-from tracepipe.reports.frames.libraries import figure
+from tracepipe.reports.frames.libraries import figure, matplotlib
 from tracepipe.reports.frames.run import load_run
 
 ROOT = Path(__file__).parents[2]
@@ -216,6 +217,33 @@ def test_pictures_of_many_warps_have_few_things_in_them(load: Load) -> None:
         drawn = [panel for panel in panels(scope(run)) if panel.draw]
         assert drawn, name
         assert max(count_artists(panel) for panel in drawn) < 1_000, name
+
+
+def test_a_png_has_the_dots_of_its_parts() -> None:
+    rng, out = np.random.default_rng(0), io.BytesIO()
+    parts = [rng.integers(0, 256, (height, 7, 3), np.uint8) for height in (3, 1, 200)]
+    write_png(out, 7, [3, 1, 200], parts)
+    out.seek(0)
+    read = matplotlib.image.imread(out, format="png")
+    assert (np.round(read * 255) == np.concatenate(parts)).all()
+
+
+def test_panels_stand_below_each_other(load: Load) -> None:
+    panels = occupancy.panels(scope(load(batch(2_000, [0, 5], [100, 90]))))
+    made = {}
+    for count in (1, 3):
+        for ending in ("png", "svg"):
+            out = io.BytesIO()
+            write_picture(panels * count, ending, out)
+            made[ending, count] = out.getvalue()
+    heights = [
+        matplotlib.image.imread(io.BytesIO(made["png", count]), format="png").shape[0] for count in (1, 3)
+    ]
+    assert heights[1] == 3 * heights[0]
+    whole = ElementTree.fromstring(made["svg", 3])
+    nested = whole.findall("{http://www.w3.org/2000/svg}svg")
+    at = [float(one.get("y", "")) for one in nested]
+    assert at == [0, at[1], 2 * at[1]] and float(whole.get("height", "")) == pytest.approx(3 * at[1], abs=2)
 
 
 ODD = "$\\frac{$ <script>alert(1)</script> \u4e2d\x00" + "x" * 300

@@ -49,6 +49,8 @@ SETTINGS: dict[str, Any] = {
     "text.usetex": False,
     # Letters as outlines, as the fonts of whoever looks are not known; and the same file each time.
     "svg.fonttype": "path",
+    # Without it an image that is not made smooth would not be left to whoever shows it.
+    "image.composite_image": False,
     "svg.hashsalt": "tracepipe",
 }
 

@@ -236,13 +236,13 @@ def _draw(grid: Grid, after: str, figure: Any) -> None:
     above.grid(axis="y", color=RULE, linewidth=0.6)
     above.set_axisbelow(True)
     above.tick_params(labelbottom=False)
-    # Its colours are ready before it has its size: a pixel is four bytes then, not some forty.
+    # SVG has it cell by cell; and where it is made larger, its colours are ready, which takes a fifth.
     level = np.ma.masked_equal(grid.level, 0)
     colours = matplotlib.cm.ScalarMappable(matplotlib.colors.Normalize(0, level.max()), heat())
     axes.imshow(
         colours.to_rgba(level, bytes=True),
         aspect="auto",
-        interpolation="nearest",
+        interpolation="none",
         extent=(0, length, rows - 0.5, -0.5),
     )
     _label_rows(axes, grid.sms)
