@@ -87,6 +87,18 @@ def clocks() -> Lines:
     return (pair | {"clock": f"clock {at}"} for at in range(20_000))
 
 
+def stacks() -> Lines:
+    """More stacks than are kept, of frames that all differ, deep ones, and names that are cut."""
+    for at in range(100_000):
+        frames = [{"function": f"f{at} " + "x" * 200, "file": f"/home/ann/{at}.py", "line": at}] * 20
+        if at % 1_000 == 0:
+            frames = [{"function": "f", "file": "a.py", "line": line} for line in range(2_000)]
+        if at % 5_000 == 1:
+            frames = [{"function": "g" * 400_000}]
+        yield {"type": "stack", "id": at, "frames": frames}
+        yield event(at, stack=at, launch=at, args={"flags": at})
+
+
 def threads() -> Lines:
     return (event(at, pid=at % 100, tid=at) for at in range(15_000))
 
@@ -115,7 +127,7 @@ def peak_mb(*arguments: str) -> float:
 @pytest.mark.parametrize("to", ["perfetto", "chrome"])
 @pytest.mark.parametrize(
     "lines",
-    [names, long_names, threads_names, launches, losses, clocks],
+    [names, long_names, threads_names, launches, stacks, losses, clocks],
     ids=lambda one: one.__name__,
 )
 def test_whatever_a_recording_holds(lines: Callable[[], Lines], to: str, tmp_path: Path) -> None:

@@ -35,13 +35,13 @@ _NAMES = (
     "host_hi_ns", "count", "layer", "reason", "counts", "losses", "clocks", "clock_pairs", "start",
     "command", "gpus", "schema", "ended_by", "size", "address", "ptr", "call", "result", "direction",
     "kind", "unclosed", "no_begin", "ts", "duration_us", "duration_ms", "event_id", "data", "op",
-    "bytes", "window", "cause",
+    "bytes", "window", "cause", "stack", "id", "frames", "function", "file", "line", "omitted",
 )  # fmt: skip
 _WORDS = (
     "userspace", "syscall", "kernel", "scheduler", "memory", "transfer", "gpu_kernel", "gpu_warp",
-    "gpu_thread", "gpu_thread_exit", "header", "footer", "clock", "loss", "window", "B", "E", "I", "X",
-    "alloc", "free", "running", "ioctl", "cuLaunchKernel", "cuMemAlloc_v2", "cuMemFree_v2", "cuMemcpyHtoD_v2",
-    "printf", "lost_events",
+    "gpu_thread", "gpu_thread_exit", "header", "footer", "clock", "loss", "window", "stack", "B", "E", "I",
+    "X", "alloc", "free", "running", "ioctl", "cuLaunchKernel", "cuMemAlloc_v2", "cuMemFree_v2",
+    "cuMemcpyHtoD_v2", "printf", "lost_events",
 )  # fmt: skip
 
 

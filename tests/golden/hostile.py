@@ -61,7 +61,7 @@ scalars = st.none() | st.booleans() | integers | st.floats() | texts
 KEYS = [
     "a", "b", "", "größe", 'k"', "cpu", "launch", "grid", "block", "source_ns", "unclosed", "no_begin",
     "from_duration", "thread", "event", "block_x", "occurrence", "size", "address", "ptr", "total_allocated",
-    "exits", "cycles", "lanes", "source_after_ns", "args", "ts_ns",
+    "exits", "cycles", "lanes", "source_after_ns", "args", "ts_ns", "python",
 ]  # fmt: skip
 values = st.recursive(
     scalars,
@@ -112,8 +112,9 @@ def events(draw: st.DrawFn) -> dict[str, Any]:
         "thread": triples,
         "pid": st.just(ID_LIMIT),
         "colour": scalars,
+        "stack": st.integers(0, 4),
     }
-    for name in draw(st.lists(st.sampled_from([*sorted(more), "launch", "launch"]), max_size=2)):
+    for name in draw(st.lists(st.sampled_from([*sorted(more), "launch", "launch", "stack"]), max_size=2)):
         event[name] = draw(more[name])
     if draw(st.booleans()):
         event["args"] = draw(arguments)
@@ -195,6 +196,23 @@ PAIR = {
     "type": "clock", "clock": "globaltimer:0", "source_ns": START_NS + 20, "host_lo_ns": START_NS + 9,
     "host_hi_ns": START_NS + 11,
 }  # fmt: skip
+stacks = st.fixed_dictionaries(
+    {
+        "type": st.just("stack"),
+        "id": st.integers(0, 4) | st.just((1 << 63) - 1),
+        "frames": st.lists(
+            st.fixed_dictionaries(
+                {"function": texts},
+                optional={
+                    "file": st.sampled_from(["", "a.py", "/lib/python3.12/x.py", "C:\\a.py"]),
+                    "line": st.integers(0, 9),
+                },
+            ),
+            max_size=3,
+        ),
+    },
+    optional={"omitted": st.integers(0, 9), "ts_ns": values},
+)
 losses = st.fixed_dictionaries(
     {"type": st.just("loss"), "count": st.integers(0, 9)},
     optional={
@@ -312,6 +330,7 @@ def lines(draw: st.DrawFn) -> bytes:
         else clock_pairs if kind == 6
         else footers if kind == 7
         else windows if kind == 8
+        else stacks if kind in (9, 10)
         else events()
     )  # fmt: skip
     return draw(written(record))

@@ -14,7 +14,7 @@ import orjson
 from tests.native import buffers, drawing, inputs
 from tracepipe.native.signatures import Changes, Drawn, Given, Slices
 
-_PLACES, _TOPS, _COUNTS, _NAMES, _KERNELS, _BEFORE, _LAUNCH, _AFTER, _MARK, _ARGS = range(10)
+_PLACES, _TOPS, _COUNTS, _NAMES, _KERNELS, _BEFORE, _LAUNCH, _AFTER, _MARK, _ARGS, _LINES = range(11)
 _NUMBERS = drawing.NUMBERS + 1  # those of its columns
 _TEXTS = {
     _PLACES: b',"pid":1,"tid":%d,"ts":',
@@ -26,6 +26,7 @@ _TEXTS = {
     _LAUNCH: b',"launch":',
     _AFTER: b',"grid":[%d,1,1]',
     _MARK: b',"mark":%d',
+    _LINES: b',"python":"train.py:%d step"',
 }
 _ALWAYS = {_PLACES, _TOPS, _COUNTS, _NAMES, _KERNELS}
 

@@ -70,6 +70,9 @@ def given(rng: Random, events: int, args: int) -> list[Any]:
         None
         if rng.random() < 0.3
         else buffers.array([rng.choice((-1, 0, (1 << 63) - 1)) for _ in range(events)]),
+        None
+        if rng.random() < 0.5
+        else buffers.array([rng.randrange(-1, NUMBERS + 1) for _ in range(events)]),
     ]
 
 

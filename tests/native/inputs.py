@@ -31,6 +31,7 @@ _TOKENS = (
     b"null", b"{}", b"[]", b"[[]]", b'""', b'"":', b"\n", b"\r", b"\t", b" ", b"\x00", b"\x1f", b"\x7f",
     b"\x80", b"\xc0\x80", b"\xc3", b"\xc3\xa9", b"\xe2\x82", b"\xe2\x82\xac", b"\xed\xa0\x80", b"\xf0\x9f",
     b"\xf0\x9f\x94\xa5", b"\xf4\x90\x80\x80", b"\xff", b'{"ts_ns":', b'"args":', b'"dur_ns":', b'"launch":',
+    b'"stack":',
     b'"type":"gpu_warp"', b'"warp":[', b'"entry_ns":[', b"9223372036854775807", b"9223372036854775808",
     b"18446744073709551616",
 )  # fmt: skip
@@ -90,6 +91,7 @@ def event_line(rng: Random) -> bytes:
     ]
     fields += [("dur_ns", number(rng))] * (rng.random() < 0.4)
     fields += [("launch", number(rng))] * (rng.random() < 0.3)
+    fields += [("stack", number(rng))] * (rng.random() < 0.2)
     fields += [("args", arguments(rng))] * (rng.random() < 0.5)
     for name in ("block", "thread"):
         fields += [(name, [rng.choice((0, 1, 31, number(rng))) for _ in range(3)])] * (rng.random() < 0.2)
@@ -99,7 +101,7 @@ def event_line(rng: Random) -> bytes:
     line = compact(record | dict(fields))
     if rng.random() < 0.05:
         # A key that comes twice: the last one counts.
-        key = rng.choice(("ts_ns", "type", "name", "dur_ns", "launch", "args", "block", "thread"))
+        key = rng.choice(("ts_ns", "type", "name", "dur_ns", "launch", "stack", "args", "block", "thread"))
         line = line[:-1] + b"," + compact({key: rng.choice((scalar, number, arguments))(rng)})[1:]
     return line
 

@@ -12,7 +12,7 @@ from typing import Any
 from tests.native import buffers, drawing, inputs
 from tracepipe.native.signatures import Changes, Drawn, Given, Slices
 
-_TRACKS, _TOPS, _NAMES, _BEFORE, _LAUNCH_KEY, _AFTER, _MARK, _KEYS = range(8)
+_TRACKS, _TOPS, _NAMES, _BEFORE, _LAUNCH_KEY, _AFTER, _MARK, _KEYS, _LINES = range(9)
 _ARGS = -1
 _INSTANT, _COUNTER = 3, 4
 _NUMBERS = drawing.NUMBERS
@@ -53,6 +53,7 @@ def _ready(rng: Random) -> dict[int, bytes]:
         _AFTER: _annotation(rng) * rng.randrange(3),
         _MARK: _annotation(rng),
         _KEYS: b"\x08" + number,
+        _LINES: _annotation(rng),
     }
 
 

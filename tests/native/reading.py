@@ -14,7 +14,7 @@ from tracepipe.native.signatures import Columns
 
 _SHAPES, _ARGS = 0, 1
 _WARPS = -2
-_KINDS = [np.int64, np.int32, np.int32, np.int64, np.int64]
+_KINDS = [np.int64, np.int32, np.int32, np.int64, np.int64, np.int64]
 _INDEX = 6
 _MANY = 40_000  # more than the table of whole lines holds
 
@@ -62,7 +62,7 @@ def _read_one(core: ctypes.CDLL, reader: int, given: list[bytes], rng: Random) -
 
 def _expect_as_read(core: ctypes.CDLL, reader: int, text: bytes, line: bytes, row: tuple[Any, ...]) -> None:
     """The parts of a line, put together, are the line."""
-    ts, shape, args, dur, launch, index = row
+    ts, shape, args, dur, launch, stack, index = row
     if shape < 0:
         assert text[ts : ts + dur] == line
         assert shape != _WARPS or b'"type":"gpu_warp"' in line
@@ -79,6 +79,8 @@ def _expect_as_read(core: ctypes.CDLL, reader: int, text: bytes, line: bytes, ro
     for name, value in (("block", index[:3]), ("thread", index[3:])):
         if value[0] >= 0:
             made[name] = value
+    if stack >= 0:
+        made["stack"] = stack
     if args >= 0:
         made["args"] = orjson.loads(_text(core, reader, _ARGS, args))
     assert made == orjson.loads(line), line

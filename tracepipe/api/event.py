@@ -10,6 +10,7 @@ import orjson
 
 if TYPE_CHECKING:
     from tracepipe.event.shape import Shape
+    from tracepipe.event.stacks import Frame
 
 Three = tuple[int, int, int]
 _NO_ARGS: Mapping[str, Any] = MappingProxyType({})
@@ -39,9 +40,11 @@ class Event:
     of some E. `launch` is the same number on a launch call, its kernel and its warps. `source_ns` is what
     the event's own clock showed, where that is not the trace's. By `bound_ns` the time may be wrong: 0 on the
     trace's own clock, None where the clock was placed by an assumed offset, whose error nobody knows.
+    `stack` are the frames of Python that made a call, innermost first, each with `function`, `file` and
+    `line`; a kernel and a copy have those of their launch.
     """
 
-    __slots__ = ("_args", "_index", "_shape", "bound_ns", "dur_ns", "launch", "source_ns", "ts_ns")
+    __slots__ = ("_args", "_index", "_shape", "bound_ns", "dur_ns", "launch", "source_ns", "stack", "ts_ns")
 
     _SHOWN: tuple[str, ...] = (
         "ts_ns", "dur_ns", "layer", "name", "phase", "pid", "tid", "cpu", "comm", "gpu", "stream", "launch",
@@ -58,6 +61,7 @@ class Event:
         source_ns: int | None,
         bound_ns: int | None,
         index: tuple[Three | None, Three | None] | None = None,
+        stack: tuple[Frame, ...] | None = None,
     ) -> None:
         """`index` are the block and the thread of a `gpu_thread`."""
         self.ts_ns = ts_ns
@@ -68,6 +72,7 @@ class Event:
         self.source_ns = source_ns
         self.bound_ns = bound_ns
         self._index = index
+        self.stack = stack
 
     @property
     def end_ns(self) -> int | None:
@@ -152,6 +157,7 @@ class Event:
         known = [(name, getattr(self, name)) for name in self._SHOWN]
         shown = [f"{name}={value!r}" for name, value in known if value is not None]
         shown += [f"bound_ns={self.bound_ns}"] if self.source_ns is not None else []
+        shown += [f"stack={[str(frame) for frame in self.stack]!r}"] if self.stack else []
         shown += [f"args={dict(self.args)!r}"] if self.args else []
         return f"{type(self).__name__}({', '.join(shown)})"
 

@@ -10,6 +10,7 @@ from typing import Any
 from tracepipe.api.event import Args, Event, Warp, WarpExit, WarpRange
 from tracepipe.event.columns import NONE, SPECIAL, TraceBatch, TraceColumns, unsigned
 from tracepipe.event.shape import Shape, shape_of
+from tracepipe.event.stacks import Frame
 from tracepipe.event.tables import Tables
 from tracepipe.event.warps import PlacedWarps
 
@@ -21,6 +22,7 @@ class EventRows:
 
     def __init__(self, tables: Tables, default_clock: str, assumed: Collection[str]) -> None:
         self._tables, self._default, self._assumed = tables, default_clock, assumed
+        self._last: tuple[int, tuple[Frame, ...]] = (NONE, ())
 
     def events(self, batch: TraceBatch) -> Iterator[Event]:
         """The events of a batch in its order, each warp one. All are made while its numbers hold."""
@@ -47,7 +49,17 @@ class EventRows:
                 source_ns if read else None,
                 None if read and self._is_assumed(shape.clock) else bound_ns,
                 batch.events.thread_of(at) if shape.type == "gpu_thread" else None,
+                None if batch.events.stack is None else self._stack(int(batch.events.stack[at])),
             )
+
+    def _stack(self, number: int) -> tuple[Frame, ...] | None:
+        """The frames of a stack, made once for the events that follow each other with it."""
+        if number == NONE:
+            return None
+        if number != self._last[0]:
+            stacks = self._tables.stacks
+            self._last = number, tuple(stacks.frames[at] for at in stacks.frames_of(number))
+        return self._last[1]
 
     def _args(self, number: int) -> Args:
         odd = self._tables.args(number) if self._tables.is_odd(number) else None

@@ -121,7 +121,13 @@ class Clocks:
         """
         source = batch.events
         events = TraceColumns(
-            source.ts_ns, source.shape, source.args, source.dur_ns, source.launch, index=source.index
+            source.ts_ns,
+            source.shape,
+            source.args,
+            source.dur_ns,
+            source.launch,
+            index=source.index,
+            stack=source.stack,
         )
         others: list[Record | PlacedWarps] = []
         left_out: list[int] = []
@@ -198,7 +204,7 @@ class Clocks:
         if isinstance(other, dict):
             if other["type"] == "footer":
                 self._note_end(other.get("end", {}))
-            if other["type"] in ("footer", "clock", "header"):
+            if other["type"] in ("footer", "clock", "header", "stack"):
                 events.ts_ns[at] = self._before(events, at)
                 return other
             if events.ts_ns[at] == UNDATED_NS:  # a loss that its writer could not date

@@ -15,12 +15,13 @@ from typing import Any, BinaryIO, Final
 
 import orjson
 
-from tracepipe.event.columns import NONE, unsigned
+from tracepipe.event.columns import NONE, Int64s, unsigned
 from tracepipe.event.ops import BEGIN, COUNTER, END, INSTANT, MARKS
 from tracepipe.event.tables import Args
 from tracepipe.layout.changes import WARP_BEGIN, WARP_COUNT, WARP_END, Change, WarpChanges
 from tracepipe.layout.timeline import (
     FIRST_EXTRA,
+    PYTHON,
     Book,
     Drawn,
     Track,
@@ -29,12 +30,12 @@ from tracepipe.layout.timeline import (
     shows_launch,
 )
 
-PLACES, TOPS, COUNTS, NAMES, KERNELS, BEFORE, LAUNCH, AFTER, MARK, ARGS = range(10)
+PLACES, TOPS, COUNTS, NAMES, KERNELS, BEFORE, LAUNCH, AFTER, MARK, ARGS, LINES = range(11)
 """Texts that are made once. By the id of a track: its ids and the key of the time, the same behind its
 category, and a count's line up to its time; by number: names, and names of kernels without their last quote;
 by shape: what it shows before its arguments, the key of its launch, and what it shows after that; by mark; by
-number: arguments. What an event shows has a comma in front of each member."""
-SHOWN: Final = ("launch", *MARKS[1:], "cpu", "source_ns", "grid", "block")
+number: arguments, and frames of Python. What an event shows has a comma in front of each member."""
+SHOWN: Final = ("launch", *MARKS[1:], "cpu", "source_ns", "grid", "block", PYTHON)
 """What may be shown beside arguments: an argument of that name takes its place."""
 _HEADS: Final = {
     BEGIN: b',\n{"ph":"B","name":',
@@ -102,12 +103,12 @@ class ChromeEvents:
 
     def __init__(self, out: BinaryIO, base_ns: int) -> None:
         self._stream, self._base_ns, self._is_empty = out, base_ns, True
-        self._ready: list[dict[int, bytes]] = [{} for _ in range(ARGS + 1)]
+        self._ready: list[dict[int, bytes]] = [{} for _ in range(LINES + 1)]
         self._turns: dict[int, _Turns] = {}
         self._shadows: set[int] = set()
         """Arguments with names that are shown beside arguments too."""
         self._out: list[bytes] = []
-        self._names_made = self._shapes_made = 0
+        self._names_made = self._shapes_made = self._frames_made = 0
         for at, mark in enumerate(MARKS):
             self._give_some(MARK, at, members({mark: True} if mark else {}))
 
@@ -131,7 +132,7 @@ class ChromeEvents:
             self.give(COUNTS, track.id, b',\n{"ph":"C","name":' + json_text(track.name) + place)
 
     def make_ready(self, book: Book) -> None:
-        """Make the texts of names and shapes that are new."""
+        """Make the texts of names, shapes and frames that are new."""
         names, shapes = book.names, book.tables.shapes
         for at in range(self._names_made, len(names)):
             self.give(NAMES, at, json_text(names[at]))
@@ -141,7 +142,10 @@ class ChromeEvents:
                 self._give_some(BEFORE, at, members(shown_before(shape)))
                 self._give_some(LAUNCH, at, b',"launch":' if shows_launch(shape) else b"")
                 self._give_some(AFTER, at, members(shown_after(shape)))
-        self._names_made, self._shapes_made = len(names), len(shapes)
+        frames = book.tables.stacks.frames
+        for at in range(self._frames_made, len(frames)):
+            self.give(LINES, at, members({PYTHON: str(frames[at])}))
+        self._names_made, self._shapes_made, self._frames_made = len(names), len(shapes), len(frames)
 
     def forget(self) -> None:
         """Names, shapes and arguments have other numbers now."""
@@ -212,16 +216,16 @@ class ChromeEvents:
     def write(self, drawn: Drawn) -> None:
         """Write the operations of a batch."""
         self.make_ready(drawn.book)
-        tracks, names = drawn.book.tracks, self._ready[NAMES]
+        tracks, names, lines = drawn.book.tracks, self._ready[NAMES], drawn.lines()
         for kind, row, ts_ns, name, event, mark, flow, flow2, value, _ in drawn.rows():
             track = tracks[row].id
             if kind == COUNTER:
                 self._count(track, ts_ns, value)
             else:
-                shown = self._shown(drawn, event, mark)
+                shown = self._shown(drawn, event, mark, lines)
                 self._event(kind, track, ts_ns, names[name], shown, flow, flow2)
 
-    def _shown(self, drawn: Drawn, event: int, mark: int) -> bytes:
+    def _shown(self, drawn: Drawn, event: int, mark: int, lines: Int64s | None) -> bytes:
         """The members that an operation shows."""
         ready = self._ready
         if event == NONE:
@@ -234,6 +238,8 @@ class ChromeEvents:
         if args in self._shadows:
             return members(drawn.args_of(event, mark))
         shown = ready[BEFORE].get(shape, b"") + ready[ARGS].get(args, b"")
+        if lines is not None:
+            shown += ready[LINES].get(int(lines[event]), b"")
         if drawn.events.source_ns is not None and (source_ns := int(drawn.events.source_ns[event])) != NONE:
             shown += b',"source_ns":%d' % source_ns
         if shape in ready[LAUNCH]:

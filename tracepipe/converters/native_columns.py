@@ -27,8 +27,10 @@ class DrawnView:
         self._events = events = drawn.events
         if events is not None:
             source = None if events.source_ns is None else events.source_ns.ctypes.data
+            self._lines = drawn.lines()
+            line = None if self._lines is None else self._lines.ctypes.data
             given = (column.ctypes.data for column in (events.shape, events.args, events.launch))
-            self.given = Given(*given, source)
+            self.given = Given(*given, source, line)
 
     def op(self, at: int) -> Op:
         """The operation at a place of the order."""

@@ -21,7 +21,7 @@ from tracepipe.event.columns import NONE, Bools, Int32s, Int64s, grown, unsigned
 from tracepipe.event.ops import BEGIN, COUNTER, END, INSTANT, MARKS, UNCLOSED, Op
 from tracepipe.event.tables import Args
 from tracepipe.layout.changes import WARP_BEGIN, WARP_COUNT, WARP_EXIT, Kernel, Slices, WarpChanges
-from tracepipe.layout.timeline import FIRST_EXTRA, Book, Drawn, Track
+from tracepipe.layout.timeline import FIRST_EXTRA, PYTHON, Book, Drawn, Track
 
 CATEGORIES, EVENT_NAMES, ARG_NAMES, STRINGS = range(4)
 """Tables of names."""
@@ -34,13 +34,13 @@ _TEXT_MAX = 64
 # Up to _MET_MAX names of warps that came once are remembered, of warps below that number of the first
 # _KERNELS_MAX kernels. Up to _NAMED_MAX that come again get a number, from _FIRST_IID on: 1 is an exit.
 _MET_MAX, _KERNELS_MAX, _NAMED_MAX, _FIRST_IID = 1 << 17, 256, 1 << 16, 2
-TRACKS, TOPS, NAMES, BEFORE, LAUNCH_KEY, AFTER, MARK, KEYS = range(8)
+TRACKS, TOPS, NAMES, BEFORE, LAUNCH_KEY, AFTER, MARK, KEYS, LINES = range(9)
 """What of packets is ready-made: by row its track, and its track and category; by name; by shape what it
-shows before its arguments, the key of its launch, and what it shows after that; by mark; and keys of
-annotations."""
+shows before its arguments, the key of its launch, and what it shows after that; by mark; keys of annotations;
+by frame the line of Python."""
 FORGOTTEN: Final = (NAMES, BEFORE, LAUNCH_KEY, AFTER)
 KEY_SOURCE, KEY_EXITS, KEY_CYCLES, KEY_LANES = range(4)
-SHOWN: Final = frozenset({"cpu", "source_ns", "launch", "grid", "block", *MARKS})
+SHOWN: Final = frozenset({"cpu", "source_ns", "launch", "grid", "block", PYTHON, *MARKS})
 # Deeper values are written as JSON text.
 _DEPTH_MAX = 8
 _INT_MIN, _INT_MAX = -(1 << 63), (1 << 63) - 1
@@ -51,7 +51,8 @@ _ALIKE_MAX = 1 << 13
 # Changes of warps that are put together at a time: each is some objects of Python's.
 _AT_ONCE = 1 << 12
 _Key = tuple[int, int, int]
-"""What operations have in common that are written alike: kind and mark, row and name, shape and arguments."""
+"""What operations have in common that are written alike: kind, line and mark, row and name, shape and
+arguments."""
 
 
 class Packets:
@@ -61,8 +62,8 @@ class Packets:
         self._stream = PacketStream(id, clock, base_ns)
         self._tables: list[dict[bytes, int]] = [{}, {}, {}, {}]
         self._pending: list[bytes] = []
-        self._is_ready: list[Bools] = [np.zeros(0, np.bool_) for _ in range(8)]
-        self._ready: list[dict[int, bytes]] = [{} for _ in range(8)]
+        self._is_ready: list[Bools] = [np.zeros(0, np.bool_) for _ in range(LINES + 1)]
+        self._ready: list[dict[int, bytes]] = [{} for _ in range(LINES + 1)]
         self._args: dict[int, bytes] = {}
         self._alike: dict[_Key, bytes] = {}
         self._shadows: set[int] = set()
@@ -205,17 +206,19 @@ class Packets:
         columns = {name: column[drawn.order] for name, column in drawn.ops.columns.items()}
         if len(self._alike) > _ALIKE_MAX:
             self._alike.clear()
-        keys = _keys_of(columns, drawn)
+        keys, lines = _keys_of(columns, drawn), drawn.lines()
         bodies: list[bytes | None] = list(map(self._alike.get, keys))
         interned, ops = self._all_pending(), drawn.ops
         for at in [at for at, body in enumerate(bodies) if body is None]:
             body = self._alike.get(keys[at])
-            bodies[at] = self._body(keys[at], ops.op(int(drawn.order[at])), drawn) if body is None else body
+            if body is None:
+                body = self._body(keys[at], ops.op(int(drawn.order[at])), drawn, lines)
+            bodies[at] = body
             self._move_pending(interned, at)
         parts = [cast("list[bytes]", bodies), *_flows(columns["flow"]), *_flows(columns["flow2"])]
         self._stream.put(columns["ts"], parts, interned)
 
-    def _body(self, key: _Key, op: Op, drawn: Drawn) -> bytes:
+    def _body(self, key: _Key, op: Op, drawn: Drawn, lines: Int64s | None) -> bytes:
         """The fields of an operation but its arrows. What others have too is kept."""
         kind, row, _, name, event, mark, _, _, value, _ = op
         if kind == COUNTER:
@@ -229,6 +232,8 @@ class Packets:
             return body + self.annotations(drawn.args_of(event, mark))
         shape, source = int(drawn.events.shape[event]), drawn.events.source_ns
         body += self._ready[BEFORE][shape] + made
+        if lines is not None:
+            body += self._ready[LINES].get(int(lines[event]), b"")
         launch_key, after = self._ready[LAUNCH_KEY][shape], self._ready[AFTER][shape]
         if source is None and not launch_key:
             return self._keep(key, body + after + marked)
@@ -347,14 +352,18 @@ class Packets:
 def _keys_of(columns: dict[str, Any], drawn: Drawn) -> list[_Key]:
     """What operations that are written alike have in common."""
     event, events = columns["event"], drawn.events
+    columns = {name: column.astype(np.int64) for name, column in columns.items()}
+    mark = columns["mark"]
     # What is drawn with arguments of its own is like nothing else.
     shape, args = event.astype(np.int64), np.full(len(event), NONE, np.int64)
     if events is not None and len(events):
         of_event, places = event >= 0, np.maximum(event, 0)
         shape = np.where(of_event, events.shape[places], shape)
         args = np.where(of_event, events.args[places], args)
-    columns = {name: column.astype(np.int64) for name, column in columns.items()}
-    pairs = ((columns["kind"], columns["mark"]), (columns["row"], columns["name"]), (shape, args))
+        lines = drawn.lines()
+        if lines is not None:
+            mark += len(MARKS) * (1 + np.where(of_event, lines[places], NONE))
+    pairs = ((columns["kind"], mark), (columns["row"], columns["name"]), (shape, args))
     # Two numbers of 32 bits in one: the lower may be NONE.
     return list(zip(*(((high << 32) + low).tolist() for high, low in pairs), strict=True))
 

@@ -19,6 +19,7 @@ from tracepipe.converters.packets import (
     BEFORE,
     KEYS,
     LAUNCH_KEY,
+    LINES,
     MARK,
     NAMES,
     TRACKS,
@@ -26,11 +27,11 @@ from tracepipe.converters.packets import (
 )
 from tracepipe.converters.wire import delimited, number, text
 from tracepipe.converters.writer import TraceInfo
-from tracepipe.event.columns import Int32s
+from tracepipe.event.columns import NONE, Int32s
 from tracepipe.event.model import MONOTONIC
 from tracepipe.event.ops import BEGIN, INSTANT, MARKS
 from tracepipe.layout.changes import WarpChanges
-from tracepipe.layout.timeline import Drawn, Track, shown_after, shown_before, shows_launch
+from tracepipe.layout.timeline import PYTHON, Drawn, Track, shown_after, shown_before, shows_launch
 from tracepipe.native import library
 
 _CLOCK_REALTIME, _CLOCK_MONOTONIC, _CLOCK_BOOTTIME = (
@@ -204,6 +205,11 @@ class PerfettoWriter:
         """Make the bytes that operations share, each when it is needed first."""
         packets, book = self._host, drawn.book
         rows, names, shapes = self._new(drawn)
+        lines = drawn.lines()
+        if lines is not None:
+            frames = book.tables.stacks.frames
+            for line in packets.unready(LINES, lines[lines != NONE]):
+                packets.set(LINES, line, packets.annotations({PYTHON: str(frames[line])}))
         for row in rows:
             packets.set_row(row, book.tracks[row])
         for name in names:

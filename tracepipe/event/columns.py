@@ -31,8 +31,8 @@ Three = tuple[int, int, int]
 Index = tuple[int, int, int, int, int, int]
 """The block of a thread and the thread in its block, x, y, z each, NONE where it is not recorded."""
 NO_INDEX: Index = (NONE, NONE, NONE, NONE, NONE, NONE)
-Row = tuple[int, int, int, int, int, Index | None]
-"""Time, shape, arguments, duration, launch, index."""
+Row = tuple[int, int, int, int, int, Index | None, int]
+"""Time, shape, arguments, duration, launch, index, stack."""
 
 
 _Events = TypeVar("_Events", bound="EventColumns")
@@ -45,6 +45,7 @@ class EventColumns:
     `shape` and `args` are numbers in the recording's tables; `dur_ns` and `launch` are 0 where the shape has
     none. A launch of 64 bits stands as its two's complement. `index` has six columns, those of `Index`, and
     is None where no event is of a thread of a GPU: such events differ in it alone, a million in a row.
+    `stack` is a number among the recording's stacks, NONE where an event has none, and None where none has.
     """
 
     ts_ns: Int64s
@@ -53,6 +54,7 @@ class EventColumns:
     dur_ns: Int64s
     launch: Int64s
     index: Int32s | None = field(default=None, kw_only=True)
+    stack: Int64s | None = field(default=None, kw_only=True)
 
     def __len__(self) -> int:
         return len(self.ts_ns)
@@ -117,7 +119,8 @@ def no_events() -> EventColumns:
 
 def event_columns(rows: Sequence[Row]) -> EventColumns:
     """Columns of rows."""
-    ts_ns, shape, args, dur_ns, launch, index = zip(*rows, strict=True) if rows else ([], [], [], [], [], [])
+    columns = zip(*rows, strict=True) if rows else ([] for _ in range(7))
+    ts_ns, shape, args, dur_ns, launch, index, stack = columns
     return EventColumns(
         np.array(ts_ns, np.int64),
         np.array(shape, np.int32),
@@ -125,6 +128,7 @@ def event_columns(rows: Sequence[Row]) -> EventColumns:
         np.array(dur_ns, np.int64),
         np.array(launch, np.int64),
         index=np.array([one or NO_INDEX for one in index], np.int32) if any(index) else None,
+        stack=np.array(stack, np.int64) if any(one != NONE for one in stack) else None,
     )
 
 
@@ -170,6 +174,7 @@ def joined(parts: Sequence[TraceColumns]) -> TraceColumns:
         joined_optional(((part.source_ns, len(part)) for part in parts), NONE),
         joined_optional(((part.bound_ns, len(part)) for part in parts), 0),
         index=joined_optional(((part.index, len(part)) for part in parts), NONE),
+        stack=joined_optional(((part.stack, len(part)) for part in parts), NONE),
     )
 
 

@@ -157,6 +157,7 @@ class Event(_EventRequired, total=False):
         list[int], Doc("gpu_thread: thread index in its block", length=3, minimum=0, maximum=INDEX_LIMIT)
     ]
     layer: Annotated[str, Doc("hook: the layer's own name, which the hook states, or that of its file")]
+    stack: Annotated[int, Doc("id of the stack that called it", minimum=0, maximum=COLUMN_LIMIT)]
     args: Annotated[dict[str, Any], Doc("arguments, results and whatever else is known")]
 
 
@@ -236,6 +237,31 @@ class WarpBatch(_WarpBatchRequired, total=False):
     ]
     range_open: Annotated[Column, Doc("1 if its end is not known; 0 each if absent", minimum=0, maximum=1)]
     args: Annotated[dict[str, Any], Doc("whatever else is known of the launch")]
+
+
+class _FrameRequired(TypedDict):
+    function: Annotated[str, Doc("function, without its module")]
+
+
+class Frame(_FrameRequired, total=False):
+    """One frame of a stack."""
+
+    file: Annotated[str, Doc("path of its source")]
+    line: Annotated[int, Doc("line in it that was running", minimum=0, maximum=INDEX_LIMIT)]
+
+
+class _StackRequired(TypedDict):
+    type: Annotated[str, Doc("record type", enum=("stack",))]
+    id: Annotated[
+        int, Doc("the `stack` of events: no other has it in this file", minimum=0, maximum=COLUMN_LIMIT)
+    ]
+    frames: Annotated[list[Frame], Doc("innermost first")]
+
+
+class StackRecord(_StackRequired, total=False):
+    """A stack of Python, before the first event that names it."""
+
+    omitted: Annotated[int, Doc("frames left out at the outer end", minimum=0, maximum=COUNT_LIMIT)]
 
 
 class ClockRecord(TypedDict):
@@ -319,6 +345,7 @@ RECORDS: Final[dict[str, type]] = {
     "clock": ClockRecord,
     "loss": LossRecord,
     "window": WindowRecord,
+    "stack": StackRecord,
     "gpu_warp": WarpBatch,
     "gpu_thread_exit": ThreadExit,
     "footer": Footer,

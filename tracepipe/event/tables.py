@@ -11,6 +11,7 @@ import orjson
 
 from tracepipe.event.columns import NONE, Bools, Int32s, distinct
 from tracepipe.event.shape import Shape, shape_of
+from tracepipe.event.stacks import Stacks
 
 # So many of either are kept between two batches, and so much text of them.
 KEPT_MAX = 1 << 13
@@ -30,6 +31,7 @@ class Tables:
 
     def __init__(self) -> None:
         self.shapes: list[Shape | None] = []
+        self.stacks = Stacks()
         self.rounds = 0
         """How often numbers were given anew."""
         self._numbers: dict[Shape, int] = {}

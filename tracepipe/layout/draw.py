@@ -43,7 +43,7 @@ PROBLEMS_AT_ONCE = 16
 _OTHER_LAYERS_MAX = 100
 # Records about the recording itself.
 _ALL_NS = (1 << 63) - 1
-_TIMELESS = frozenset({"header", "footer", "clock"})
+_TIMELESS = frozenset({"header", "footer", "clock", "stack"})
 
 
 class Layout:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from tracepipe.event.columns import NONE, TraceColumns, unsigned
+from tracepipe.event.columns import NONE, Int64s, TraceColumns, unsigned
 from tracepipe.event.ops import BEGIN, COUNTER, END, INSTANT, MARKS, Op, OpColumns
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Args, Tables
@@ -44,6 +44,10 @@ class Item(NamedTuple):
     name: Any
     args: Args | None = None
     flows: tuple[int, ...] = ()
+
+
+PYTHON = "python"
+"""What shows the line of Python that made a call; an argument of that name takes its place."""
 
 
 def shown_before(shape: Shape) -> Args:
@@ -86,6 +90,12 @@ class Drawn:
         """The operations in their order."""
         return self.ops.rows(self.order)
 
+    def lines(self) -> Int64s | None:
+        """By event the frame of Python that it shows, NONE without one; None where none shows any."""
+        if self.events is None or self.events.stack is None:
+            return None
+        return self.book.tables.stacks.own(self.events.stack)
+
     def args_of(self, event: int, mark: int) -> Args:
         """All arguments of an operation, in the order in which they are shown."""
         args: Args = {}
@@ -97,6 +107,10 @@ class Drawn:
             shape = tables.shapes[int(events.shape[event])]
             assert shape is not None
             args = shown_before(shape) | tables.args(int(events.args[event]))
+            if events.stack is not None and PYTHON not in args:
+                (line,) = tables.stacks.own(events.stack[event : event + 1]).tolist()
+                if line != NONE:
+                    args[PYTHON] = str(tables.stacks.frames[line])
             if events.source_ns is not None and (source_ns := int(events.source_ns[event])) != NONE:
                 args["source_ns"] = source_ns
             if shows_launch(shape):

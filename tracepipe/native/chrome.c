@@ -60,7 +60,7 @@ TP_EXPORT int tp_chrome_set(tp_chrome *c, int which, int64_t number, const uint8
     if (which == ARGS) {
         if (reach_args(c, number))
             return TP_NO_MEMORY;
-        c->args[number] = (tp_known){AS_MADE, (uint8_t)shadows};
+        c->args[number] = (tp_known){AS_MADE, (uint16_t)shadows};
     }
     return 0;
 }
@@ -144,7 +144,7 @@ int tp_chrome_count(tp_chrome *c, int32_t track, int64_t ts, int64_t value)
 /* What an operation shows. `args` are its arguments, with a quote in place of their first comma or brace. */
 typedef struct {
     const uint8_t *args;
-    int64_t args_size, source;
+    int64_t args_size, source, line;
     int32_t shape;
     int mark;
 } tp_shown;
@@ -174,6 +174,7 @@ static uint8_t *put_args(const tp_chrome *c, uint8_t *to, const tp_shown *s, int
         *end++ = ',';
         end = tp_put(end, s->args, s->args_size);
     }
+    end = tp_copy(end, &ready[LINES], s->line);
     if (s->source != -1)
         end = tp_named_number(end, "source_ns", s->source);
     if (tp_size_of(&ready[LAUNCH], s->shape)) {
@@ -194,7 +195,7 @@ static int write_op(tp_chrome *c, const tp_drawn *d, int32_t track, int64_t at, 
     const tp_strings *ready = c->ready, *top = &ready[kind == OP_END ? PLACES : TOPS];
     int64_t size = 3 * LINE_ROOM + tp_size_of(&ready[NAMES], d->name[at]) + tp_size_of(top, track);
     size += 2 * tp_size_of(&ready[PLACES], track) + tp_size_of(&ready[BEFORE], s->shape) + s->args_size;
-    size += tp_size_of(&ready[LAUNCH], s->shape) + tp_size_of(&ready[AFTER], s->shape);
+    size += tp_size_of(&ready[LAUNCH], s->shape) + tp_size_of(&ready[AFTER], s->shape) + tp_size_of(&ready[LINES], s->line);
     if (tp_reserve(&c->out, size))
         return TP_NO_MEMORY;
     uint8_t when[32], *to = tp_chrome_head(c->out.data + c->out.size, kind);
@@ -221,7 +222,7 @@ static int know_args(tp_chrome *c, tp_reader *texts, int32_t args)
     int64_t size = texts ? tp_reader_text(texts, 1, args, &text) : 0;
     if (size <= 0 || tp_object(text, text + size) != text + size)
         return 0;
-    c->args[args] = (tp_known){AS_RECORDED, (uint8_t)tp_shadows(text, size)};
+    c->args[args] = (tp_known){AS_RECORDED, (uint16_t)tp_shadows(text, size)};
     return 1;
 }
 
@@ -242,6 +243,7 @@ static int can_write(tp_chrome *c, const tp_drawn *d, const tp_given *g, tp_read
     shown |= tp_size_of(&c->ready[BEFORE], shape) ? SHOWS_CPU : 0;
     shown |= tp_size_of(&c->ready[AFTER], shape) ? SHOWS_SIZES : 0;
     shown |= g->source && g->source[event] != -1 ? SHOWS_SOURCE : 0;
+    shown |= g->line && g->line[event] >= 0 ? SHOWS_LINE : 0;
     shown |= d->mark[at] ? SHOWS_MARK << d->mark[at] : 0;
     return !(shown & c->args[args].shadows);
 }
@@ -269,10 +271,11 @@ TP_EXPORT int64_t tp_chrome_write(tp_chrome *c, const tp_drawn *d, const tp_give
         }
         int32_t event = d->event[at];
         int64_t launch = 0;
-        tp_shown shown = {0, 0, -1, -1, d->mark[at]};
+        tp_shown shown = {0, 0, -1, -1, -1, d->mark[at]};
         if (event >= 0) {
             shown.shape = g->shape[event];
             shown.source = g->source ? g->source[event] : -1;
+            shown.line = g->line ? g->line[event] : -1;
             launch = g->launch[event];
             find_args(c, texts, g->args[event], &shown);
         }
@@ -286,7 +289,7 @@ TP_EXPORT int64_t tp_chrome_write(tp_chrome *c, const tp_drawn *d, const tp_give
 TP_EXPORT int tp_chrome_one(tp_chrome *c, const tp_drawn *d, const int32_t *tracks, int64_t at, const uint8_t *args,
                             int64_t size)
 {
-    tp_shown shown = {args + 1, size ? size - 1 : 0, -1, -1, 0};
+    tp_shown shown = {args + 1, size ? size - 1 : 0, -1, -1, -1, 0};
     return write_op(c, d, tracks[d->row[at]], at, &shown, 0);
 }
 

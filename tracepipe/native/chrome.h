@@ -8,8 +8,9 @@
 
 /* What Python gives the text of. By track: PLACES its ids, TOPS its category and ids, COUNTS a count's line up to
  * the time; KERNELS are names of kernels after a quote; by shape what it shows before its arguments, whether it
- * shows its launch, and what it shows after that; by mark; by arguments. Arguments start with a comma each. */
-enum { PLACES, TOPS, COUNTS, NAMES, KERNELS, BEFORE, LAUNCH, AFTER, MARK, ARGS, READY };
+ * shows its launch, and what it shows after that; by mark; by arguments; by frame of Python. Arguments start with a comma
+ * each. */
+enum { PLACES, TOPS, COUNTS, NAMES, KERNELS, BEFORE, LAUNCH, AFTER, MARK, ARGS, LINES, READY };
 
 /* Begins and ends of a track at one nanosecond: how often they took turns, and whether the last one was an end. */
 typedef struct {
@@ -20,7 +21,8 @@ typedef struct {
 /* Where the text of arguments is: not looked up yet, in the recording's table, in the ready-made ones. */
 enum { UNKNOWN, AS_RECORDED, AS_MADE };
 typedef struct {
-    uint8_t where, shadows;
+    uint8_t where;
+    uint16_t shadows;
 } tp_known;
 
 typedef struct {

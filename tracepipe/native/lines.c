@@ -1,9 +1,9 @@
-/* Lines of an event file into columns: time, shape, arguments, duration, launch.
+/* Lines of an event file into columns: time, shape, arguments, duration, launch, stack.
  *
  *     {"ts_ns":1795,"type":"userspace","name":"cuInit","phase":"B","pid":7,"tid":7,"args":{"flags":0}}
  *              time └─────────────── shape ──────────────────────────────┘        └─ arguments ─┘
  *
- * The shape is the line without its time and arguments, and with 0 for its duration and launch. Most lines
+ * The shape is the line without its time, arguments and stack, and with 0 for its duration and launch. Most lines
  * repeat another one but for the time: those are found whole in one table, and nothing else is looked at. Of
  * a thread of a GPU no line is like another: its shape is without the indices of block and thread too.
  */
@@ -21,7 +21,7 @@
 #define INDEX 6
 
 typedef struct {
-    int64_t dur, launch;
+    int64_t dur, launch, stack; /* -1: none */
     int32_t shape, args;
 } tp_line;
 
@@ -37,7 +37,7 @@ struct tp_reader {
 typedef struct {
     int64_t *ts;
     int32_t *shape, *args;
-    int64_t *dur, *launch;
+    int64_t *dur, *launch, *stack;
     int32_t *index; /* INDEX for each line: block and thread, x, y, z each */
 } tp_columns;
 
@@ -119,7 +119,7 @@ static int is_of_exit(const uint8_t *value, const uint8_t *end)
 static int take_apart(tp_reader *r, const uint8_t *at, const uint8_t *end, tp_line *line)
 {
     int has_dur = 0, has_launch = 0, has_args = 0, has_type = 0, has_block = 0, has_thread = 0, of_thread = 0;
-    *line = (tp_line){0, 0, FOREIGN, -1};
+    *line = (tp_line){0, 0, -1, FOREIGN, -1};
     memset(r->index, -1, sizeof r->index);
     r->stem.size = 0;
     if (tp_append(&r->stem, START, START_SIZE) || tp_append(&r->stem, "0", 1))
@@ -148,6 +148,9 @@ static int take_apart(tp_reader *r, const uint8_t *at, const uint8_t *end, tp_li
                 return 0;
             if (tp_append(&r->stem, key - 1, value - key + 1) || tp_append(&r->stem, "0", 1))
                 return TP_NO_MEMORY;
+        } else if (is_key(key, size, "stack")) {
+            if (line->stack >= 0 || !(at = tp_unsigned(value, end, &line->stack)))
+                return 0;
         } else if (of_thread && (is_key(key, size, "block") || is_key(key, size, "thread"))) {
             int is_block = key[1] == 'b';
             if ((is_block ? has_block++ : has_thread++) ||
@@ -225,7 +228,7 @@ TP_EXPORT int64_t tp_read_lines(tp_reader *r, const uint8_t *text, int64_t size,
     for (; count < room && at <= end; count++) {
         const uint8_t *newline = memchr(at, '\n', (size_t)(end - at));
         const uint8_t *stop = newline ? newline : end;
-        tp_line line = {stop - at, 0, FOREIGN, -1};
+        tp_line line = {stop - at, 0, -1, FOREIGN, -1};
         int64_t ts = 0;
         const uint8_t *after = 0;
         if (stop - at > START_SIZE && !memcmp(at, START, (size_t)START_SIZE))
@@ -236,7 +239,7 @@ TP_EXPORT int64_t tp_read_lines(tp_reader *r, const uint8_t *text, int64_t size,
             if (result < 0)
                 return result;
             if (!result) {
-                line = (tp_line){stop - at, 0, has_warps(at, stop) ? WARPS : FOREIGN, -1};
+                line = (tp_line){stop - at, 0, -1, has_warps(at, stop) ? WARPS : FOREIGN, -1};
             } else if (r->has_index) {
                 memcpy(out->index + INDEX * count, r->index, sizeof r->index);
                 ++*indices;
@@ -245,6 +248,7 @@ TP_EXPORT int64_t tp_read_lines(tp_reader *r, const uint8_t *text, int64_t size,
         out->ts[count] = line.shape < 0 ? at - text : ts;
         out->dur[count] = line.dur;
         out->launch[count] = line.launch;
+        out->stack[count] = line.stack;
         out->shape[count] = line.shape;
         out->args[count] = line.args;
         at = stop + 1;

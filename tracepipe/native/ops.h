@@ -16,10 +16,11 @@ typedef struct {
     const int64_t *ts, *flow, *flow2, *value;
 } tp_drawn;
 
-/* By event: what of its slice's arguments is not the shape's. `source` is below 0 where there is none. */
+/* By event: what of its slice's arguments is not the shape's. `source` and `line`, the number of the frame of
+ * Python that is shown, are below 0 where there is none, and NULL where no event has any. */
 typedef struct {
     const int32_t *shape, *args;
-    const int64_t *launch, *source;
+    const int64_t *launch, *source, *line;
 } tp_given;
 
 /* Changes of the warps of one GPU, in the order of time: begins, ends and exits of slices, and, where

@@ -188,7 +188,7 @@ static int make_args(tp_perfetto *p, int64_t number, const uint8_t *text, int64_
     }
     failed = failed || tp_strings_set(&p->args, number, made.data, made.size);
     if (!failed)
-        p->shadows[number] = (uint8_t)shadows;
+        p->shadows[number] = (uint16_t)shadows;
     free(made.data);
     return failed ? TP_NO_MEMORY : 0;
 }
@@ -282,6 +282,7 @@ static int write_one(tp_perfetto *p, const tp_drawn *d, const tp_given *g, int64
     int32_t args = event < 0 ? -1 : g->args[event];
     int kind = d->kind[at], named = kind == OP_BEGIN || kind == OP_INSTANT;
     int64_t source = event >= 0 && g->source ? g->source[event] : -1, launch = 0;
+    int64_t line = event >= 0 && g->line ? g->line[event] : -1;
     const tp_strings *tracks = &p->ready[named ? TOPS : TRACKS];
     int shows_launch = tp_strings_has(&p->ready[LAUNCH_KEY], shape);
     int64_t size = 2 + tp_size_of(tracks, row);
@@ -289,7 +290,8 @@ static int write_one(tp_perfetto *p, const tp_drawn *d, const tp_given *g, int64
         size += 2 + tp_varint_size(d->value[at]);
     } else {
         size += (named ? tp_size_of(&p->ready[NAMES], d->name[at]) : 0) + tp_size_of(&p->ready[BEFORE], shape);
-        size += tp_size_of(&p->args, args) + tp_size_of(&p->ready[AFTER], shape) + tp_size_of(&p->ready[MARK], d->mark[at]);
+        size += tp_size_of(&p->args, args) + tp_size_of(&p->ready[LINES], line);
+        size += tp_size_of(&p->ready[AFTER], shape) + tp_size_of(&p->ready[MARK], d->mark[at]);
         size += source < 0 ? 0 : tp_annotated_size(tp_size_of(&p->ready[KEYS], KEY_SOURCE), source);
         size += 10 * ((d->flow[at] != 0) + (d->flow2[at] != 0));
         if (shows_launch) {
@@ -311,7 +313,7 @@ static int write_one(tp_perfetto *p, const tp_drawn *d, const tp_given *g, int64
         if (named)
             to = tp_copy(to, &p->ready[NAMES], d->name[at]);
         to = tp_copy(to, &p->ready[BEFORE], shape);
-        to = tp_copy(to, &p->args, args);
+        to = tp_copy(tp_copy(to, &p->args, args), &p->ready[LINES], line);
         if (source >= 0)
             to = tp_put_annotated(to, &p->ready[KEYS], KEY_SOURCE, source, 0);
         if (shows_launch)
@@ -332,6 +334,7 @@ static int shown_of(const tp_perfetto *p, const tp_drawn *d, const tp_given *g, 
     shown |= tp_size_of(&p->ready[BEFORE], shape) ? SHOWS_CPU : 0;
     shown |= tp_size_of(&p->ready[AFTER], shape) ? SHOWS_SIZES : 0;
     shown |= g->source && g->source[event] >= 0 ? SHOWS_SOURCE : 0;
+    shown |= g->line && g->line[event] >= 0 ? SHOWS_LINE : 0;
     shown |= d->mark[at] ? SHOWS_MARK << d->mark[at] : 0;
     return shown;
 }

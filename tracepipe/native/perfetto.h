@@ -7,15 +7,16 @@
 #include "wire.h"
 
 enum { CATEGORIES, EVENT_NAMES, ARG_NAMES, STRINGS, INTERNED };
-/* What Python gives the bytes of. TRACKS and TOPS are by row: its track, and its track and category. */
-enum { TRACKS, TOPS, NAMES, BEFORE, LAUNCH_KEY, AFTER, MARK, KEYS, READY };
+/* What Python gives the bytes of. TRACKS and TOPS are by row: its track, and its track and category; LINES by
+ * frame of Python. */
+enum { TRACKS, TOPS, NAMES, BEFORE, LAUNCH_KEY, AFTER, MARK, KEYS, LINES, READY };
 /* Names of annotations, by these numbers. */
 enum { KEY_SOURCE, KEY_EXITS, KEY_CYCLES, KEY_LANES, KEY_MASK };
 
 typedef struct {
     tp_table interned[INTERNED];
     tp_strings ready[READY], args;
-    uint8_t *shadows; /* by arguments: see shown.h */
+    uint16_t *shadows; /* by arguments: see shown.h */
     int64_t shadow_room;
     struct tp_names *names; /* of warps, see perfetto_warps.c */
     tp_buffer pending, out, scratch;

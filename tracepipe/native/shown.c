@@ -5,11 +5,13 @@
 
 /* By bit: the launch, the marks in their order, and the rest. */
 static const char *const SHOWN[] = {"launch", "unclosed", "no_begin", "from_duration",
-                                    "cpu",    "source_ns", "grid",     "block"};
+                                    "cpu",    "source_ns", "grid",     "block",    "python"};
+
+#define SHOWN_COUNT ((int)(sizeof SHOWN / sizeof *SHOWN))
 
 static int shadow_of(const uint8_t *key, size_t size)
 {
-    for (int i = 0; i < 8; i++)
+    for (int i = 0; i < SHOWN_COUNT; i++)
         if (size == strlen(SHOWN[i]) && !memcmp(key, SHOWN[i], size))
             return 1 << i;
     return 0;

@@ -12,12 +12,12 @@ def _pointers(name: str, *fields: str) -> Any:
     return type(name, (Structure,), {"_fields_": [(field, c_void_p) for field in fields]})
 
 
-Columns = _pointers("Columns", "ts", "shape", "args", "dur", "launch", "index")
+Columns = _pointers("Columns", "ts", "shape", "args", "dur", "launch", "stack", "index")
 Ops = _pointers("Ops", "kind", "mark", "row", "name", "event", "ts", "flow", "flow2", "span", "parent")
 Events = _pointers("Events", "ts", "dur", "launch", "bound", "shape")
 Shapes = _pointers("Shapes", "row", "name", "has_dur", "phase", "asks", "has_launch")
 Drawn = _pointers("Drawn", "order", "kind", "mark", "row", "name", "event", "ts", "flow", "flow2", "value")
-Given = _pointers("Given", "shape", "args", "launch", "source")
+Given = _pointers("Given", "shape", "args", "launch", "source", "line")
 Changes = _pointers("Changes", "ts", "value", "mask", "slice", "kind")
 Slices = _pointers(
     "Slices", "number", "cycles", "source", "exits", "lanes", "flow", "row", "kernel", "unclosed"

@@ -24,7 +24,7 @@ from tracepipe.readers.lines import OTHERS, is_too_deep
 
 FOREIGN: Final = NONE
 """The shape of a line that is read by itself, and of one that has no event."""
-Rest = tuple[int, int, int, int, Index | None]
+Rest = tuple[int, int, int, int, Index | None, int]
 """A row without its time."""
 ReadOne = Callable[[int, bytes], Row]
 """Reads one line by itself: its place in the text, from 0 on, and the line."""
@@ -40,9 +40,9 @@ _LINE_BYTES_MAX = 512
 class Lines(Protocol):
     """Reads text that is whole lines."""
 
-    def read(self, text: bytes, read_one: ReadOne) -> tuple[EventColumns, int]:
-        """The rows of the lines of `text`, those that are not of its grammar by `read_one`, in order; and how
-        many lines there are.
+    def read(self, text: bytes, read_one: ReadOne) -> tuple[EventColumns, Int64s | None, int]:
+        """The rows of the lines of `text`, those that are not of its grammar by `read_one`, in order, with
+        ids of stacks; which lines they are, counted from 0, None for all; and how many lines there are.
         """
 
     def warps(self, line: bytes) -> Warps | None:
@@ -59,7 +59,7 @@ class LineColumns:
         self._known: dict[bytes, int] = {}
         """What follows the time on a line → its place in `_rests`."""
 
-    def read(self, text: bytes, read_one: ReadOne) -> tuple[EventColumns, int]:
+    def read(self, text: bytes, read_one: ReadOne) -> tuple[EventColumns, Int64s | None, int]:
         """As `Lines` has it."""
         if self._rounds != self._tables.rounds or len(self._rests) > _LINES_MAX:
             self._known.clear()
@@ -85,9 +85,10 @@ class LineColumns:
         used, at = np.unique(np.array(places, np.int64), return_inverse=True)
         events = event_columns([(0, *self._rests[place]) for place in used.tolist()]).take(at)
         events.ts_ns = times
-        if (foreign := events.shape == FOREIGN).any():
-            events = events.take(~foreign)
-        return events, len(places)
+        kept = np.flatnonzero(events.shape != FOREIGN)
+        if len(kept) == len(places):
+            return events, None, len(places)
+        return events.take(kept), kept, len(places)
 
     def _add(self, rest: Rest) -> int:
         self._rests.append(rest)
@@ -110,7 +111,8 @@ class LineColumns:
             return None
         shape, args = self._tables.shape_number(record), self._tables.args_number(record.get("args"))
         launch = signed(record.get("launch", 0))
-        place = self._add((shape, args, record.get("dur_ns", 0), launch, index_of(record)))
+        stack = record.get("stack", NONE)
+        place = self._add((shape, args, record.get("dur_ns", 0), launch, index_of(record), stack))
         if len(rest) <= _LINE_BYTES_MAX:
             self._known[rest] = place
         return place

@@ -12,7 +12,7 @@ import numpy as np
 import orjson
 
 from tracepipe.event.checks import RecordCheck, first_fault, long_texts
-from tracepipe.event.columns import NO_INDEX, NONE, EventColumns, joined_optional, no_indices
+from tracepipe.event.columns import NO_INDEX, NONE, EventColumns, Int64s, joined_optional, no_indices
 from tracepipe.event.model import COLUMN_LIMIT, Record, WarpBatch
 from tracepipe.event.ranges import ranges_agree
 from tracepipe.event.schema import fields_of
@@ -26,7 +26,7 @@ from tracepipe.readers.lines import OTHERS
 _SHAPES, _ARGS = 0, 1
 # Lines that are read at a time, and what of each: as `EventColumns` has it.
 _ROOM = 1 << 14
-_KINDS = (np.int64, np.int32, np.int32, np.int64, np.int64)
+_KINDS = (np.int64, np.int32, np.int32, np.int64, np.int64, np.int64)
 _WARPS = -2
 _LIMITS = {
     name: doc.maximum if doc.maximum is not None else COLUMN_LIMIT
@@ -120,7 +120,7 @@ class NativeLines:
         self._bad: set[int] = set()
         """Numbers of shapes that are none of an event."""
 
-    def read(self, text: bytes, read_one: ReadOne) -> tuple[EventColumns, int]:
+    def read(self, text: bytes, read_one: ReadOne) -> tuple[EventColumns, Int64s | None, int]:
         """As `Lines` has it."""
         before, done, indices = len(self._tables.shapes), ctypes.c_int64(0), ctypes.c_int64(0)
         parts, index = [], []
@@ -135,12 +135,21 @@ class NativeLines:
             index.append((self._index[:count].copy() if indices.value else None, count))
             if indices.value:
                 self._index[:count] = NONE
-        columns = parts[0] if len(parts) == 1 else map(np.concatenate, zip(*parts, strict=True))
-        events = EventColumns(*columns, index=joined_optional(index, NONE))
-        return self._with_others(text, events, before, read_one), len(events)
+        columns: list[Any] = parts[0]
+        if len(parts) > 1:
+            columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+        *columns, stack = columns
+        events = EventColumns(*columns, index=joined_optional(index, NONE), stack=stack)
+        self._put_others(text, events, before, read_one)
+        if not (stack != NONE).any():
+            events.stack = None
+        kept = np.flatnonzero(events.shape != FOREIGN)
+        if len(kept) == len(events):
+            return events, None, len(events)
+        return events.take(kept), kept, len(events)
 
-    def _with_others(self, text: bytes, events: EventColumns, before: int, read_one: ReadOne) -> EventColumns:
-        """Put in the rows of lines that the core has none of, and leave out those without an event."""
+    def _put_others(self, text: bytes, events: EventColumns, before: int, read_one: ReadOne) -> None:
+        """Put in the rows of lines that the core has none of."""
         shape = events.shape
         if self._rounds != self._tables.rounds:
             self._rounds = self._tables.rounds
@@ -156,20 +165,20 @@ class NativeLines:
             if bad.any():
                 lines = text.split(b"\n")
                 foreign |= bad
-        places = np.flatnonzero(foreign).tolist()
-        for at in places:
+        for at in np.flatnonzero(foreign).tolist():
             if lines is None:
                 start = int(events.ts_ns[at])
                 line = text[start : start + int(events.dur_ns[at])]
             else:
                 line = lines[at]
-            *row, index = read_one(at, line)
+            *row, index, stack = read_one(at, line)
             events.ts_ns[at], shape[at], events.args[at], events.dur_ns[at], events.launch[at] = row
+            if events.stack is not None:
+                events.stack[at] = stack
             if index is not None and events.index is None:
                 events.index = no_indices(len(events))
             if events.index is not None:
                 events.index[at] = index or NO_INDEX
-        return events.take(shape != FOREIGN) if places and bool((shape == FOREIGN).any()) else events
 
     def warps(self, line: bytes) -> Warps | None:
         """As `Lines` has it: a good line with columns of the native grammar."""

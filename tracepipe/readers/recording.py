@@ -6,7 +6,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import BinaryIO, Protocol
 
-from tracepipe.event.columns import SPECIAL, UNDATED_NS, Row, SourceBatch, event_columns, no_events, signed
+from tracepipe.event.columns import (
+    NONE,
+    SPECIAL,
+    UNDATED_NS,
+    Row,
+    SourceBatch,
+    event_columns,
+    no_events,
+    signed,
+)
 from tracepipe.event.model import Header, Problem, Record
 from tracepipe.event.shape import index_of
 from tracepipe.event.tables import Tables
@@ -53,7 +62,7 @@ def row_of(record: Record, tables: Tables, others: list[Record | Warps]) -> Row:
         # Of the others no `ts_ns` is looked at, and it may be anything.
         ts_ns = record.get("ts_ns", UNDATED_NS) if kind in _DATED else UNDATED_NS
         others.append(warps_of(record) if kind == "gpu_warp" else record)
-        return ts_ns, SPECIAL, len(others) - 1, 0, 0, None
+        return ts_ns, SPECIAL, len(others) - 1, 0, 0, None, NONE
     return (
         record["ts_ns"],
         tables.shape_number(record),
@@ -61,6 +70,7 @@ def row_of(record: Record, tables: Tables, others: list[Record | Warps]) -> Row:
         record.get("dur_ns", 0),
         signed(record.get("launch", 0)),
         index_of(record),
+        NONE,
     )
 
 

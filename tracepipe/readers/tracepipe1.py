@@ -10,11 +10,12 @@ import re
 from collections.abc import Iterator
 from typing import BinaryIO, cast
 
+import numpy as np
 import orjson
 
 from tracepipe.errors import FormatError, InputError
 from tracepipe.event.checks import RecordCheck, first_fault
-from tracepipe.event.columns import SPECIAL, Row, SourceBatch
+from tracepipe.event.columns import NONE, SPECIAL, EventColumns, Int64s, Row, SourceBatch
 from tracepipe.event.model import SCHEMA_VERSION, Header, Problem, Record
 from tracepipe.event.tables import Tables
 from tracepipe.event.warps import Warps
@@ -28,9 +29,12 @@ from tracepipe.readers.thread_exits import THREAD_EXIT, event_of_exit
 # Some ten thousand lines: what is done once a batch must cost little.
 CHUNK_BYTES = 1 << 19
 _HEADER_BYTES_MAX = 1 << 20
+STACK = "stack"
+# Stands for one that is in the tables: parsed, they take thirty times their text.
+_A_STACK: Record = {"type": STACK}
 _NEEDED = {"type", "schema", "clock", "clocks"}
 """Fields of a header without which no event can be understood."""
-_NO_ROW: Row = (0, FOREIGN, 0, 0, 0, None)
+_NO_ROW: Row = (0, FOREIGN, 0, 0, 0, None, NONE)
 
 
 class _Parser:
@@ -58,12 +62,27 @@ class _Parser:
             warps = self._lines.warps(line)
             if warps is not None:
                 others.append(warps)
-                return warps.ts_ns, SPECIAL, len(others) - 1, 0, 0, None
+                return warps.ts_ns, SPECIAL, len(others) - 1, 0, 0, None, NONE
             record = self._record(first + at, line, problems)
-            return _NO_ROW if record is None else row_of(record, self.tables, others)
+            if record is None:
+                return _NO_ROW
+            row = row_of(record, self.tables, others)
+            return row if row[1] == SPECIAL else (*row[:-1], record.get("stack", NONE))
 
-        events, lines = self._lines.read(text, read_one)
+        events, places, lines = self._lines.read(text, read_one)
+        if events.stack is not None:
+            self._find_stacks(events, np.arange(lines) if places is None else places, first, problems)
         return SourceBatch(events, others, problems), lines
+
+    def _find_stacks(self, events: EventColumns, places: Int64s, first: int, problems: list[Problem]) -> None:
+        """Put the numbers of stacks in the place of their ids."""
+        ids = events.stack
+        assert ids is not None
+        events.stack, unknown = self.tables.stacks.numbers(ids, places + first)
+        for at in np.flatnonzero(unknown).tolist():
+            said = f"names stack {int(ids[at])}, which no line before has"
+            problems.append(Problem(first + int(places[at]), "stack", said, skipped=False))
+        problems.sort(key=lambda problem: problem.line)
 
     def _record(self, line: int, text: bytes, problems: list[Problem]) -> Record | None:
         """The record of a line; None where it is blank or bad, which is said then."""
@@ -78,6 +97,11 @@ class _Parser:
             problems.append(Problem(line, "", TOO_DEEP))
             return None
         kept = self._check.keep((record,), line, problems)
+        if kept and kept[0]["type"] == STACK:
+            if self.tables.stacks.add(kept[0], line):
+                return _A_STACK
+            problems.append(Problem(line, "id", "is that of another stack, which stays"))
+            return None
         if kept and kept[0]["type"] == THREAD_EXIT:
             return event_of_exit(kept[0])
         return kept[0] if kept else None

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tracepipe.event.columns import SPECIAL, Int32s, SourceBatch, TraceBatch, no_events
+from tracepipe.event.launch_stacks import LaunchStacks
 from tracepipe.event.model import Problem, Record
 from tracepipe.event.warps import WarpColumns
 from tracepipe.recording.account import Account
@@ -16,7 +17,7 @@ from tracepipe.recording.open import OpenRecording, damage, footer_notes, refuse
 Progress = Callable[[int, int], None]
 """Called with bytes read and bytes in all, which are 0 where unknown."""
 # Records about the recording itself, which are not counted among its events.
-_NO_EVENTS = ("header", "footer", "clock", "loss", "window")
+_NO_EVENTS = ("header", "footer", "clock", "loss", "window", "stack")
 
 
 class Reading:
@@ -56,8 +57,10 @@ class Reading:
     def placed(self) -> Iterator[tuple[TraceBatch, list[Problem]]]:
         """Batches on the trace's clock, and what went wrong in them."""
         clocks, tables = self._opened.clocks, self._opened.recording.tables
+        stacks = LaunchStacks(tables)
         for batch in self._batches():
             placed = clocks.stamp(batch, tables, self.account.unplaced)
+            stacks.give(placed.events)
             self._take(placed.events.shape, placed.events.args, placed.others)
             yield placed, batch.problems
             self._relieve()
@@ -119,6 +122,8 @@ class Reading:
         for kind in _NO_EVENTS:
             del account.counts[kind]
         account.clocks = self._opened.clocks.statements()
+        if left_out := self._opened.recording.tables.stacks.left_out:
+            account.notes.append(f"{left_out} stacks are left out: there are more than can be kept")
         if account.source == "tracepipe":
             if self._after_footer:
                 account.notes.append(f"{self._after_footer} records stand after the footer")

@@ -1,0 +1,143 @@
+"""The stacks of a recording: each frame once, and of each stack the numbers of its frames."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from tracepipe.event.columns import NONE, Bools, Int64s, distinct
+from tracepipe.event.model import NAME_BYTES_MAX, Record
+
+# What is kept of a recording: some 10 MB at most. A training run has some thousand stacks and frames.
+STACKS_MAX: Final = 1 << 15
+FRAMES_MAX: Final = 1 << 14
+PLACES_MAX: Final = 1 << 20
+TEXT_BYTES_MAX: Final = 2 << 20
+# Of a deeper stack, so many frames at the inner end.
+DEPTH_MAX: Final = 256
+_FRAME_BYTES = 64  # a frame takes some memory, however short its texts are
+# Python's own modules, installed packages, PyTorch where it runs from its sources, and the files of code that
+# torch.compile generates: no user wrote them.
+_LIBRARY: Final = re.compile(
+    r"/(?:site|dist)-packages/|/lib(?:64)?/python\d[\d.]*/|^<frozen |^<eval_with_key>|/torchinductor_"
+    r"|/torch/(?:_|nn/|optim/|autograd/|utils/|cuda/|distributed/|fx/|functional\.py|jit/)"
+)
+
+
+class Frame(NamedTuple):
+    """A frame of a stack; `file` and `line` are None where they are not recorded."""
+
+    function: str
+    file: str | None = None
+    line: int | None = None
+
+    def __str__(self) -> str:
+        """`models/net.py:41 forward`: the file with its folder."""
+        if not self.file:
+            return self.function
+        place = "/".join(self.file.split("/")[-2:]).lstrip("/")
+        return f"{place} {self.function}" if self.line is None else f"{place}:{self.line} {self.function}"
+
+    @property
+    def is_library(self) -> bool:
+        """Whether it is of Python's own modules or of an installed package."""
+        return self.file is not None and _LIBRARY.search(self.file) is not None
+
+
+class Stacks:
+    """Numbers the stacks of a recording in the order in which they are met."""
+
+    def __init__(self) -> None:
+        self.left_out = 0
+        """Stacks for which there was no room."""
+        self.frames: list[Frame] = []
+        """By number."""
+        self.is_library: list[bool] = []
+        """By number of a frame."""
+        self._numbers: dict[int, int] = {}
+        """By id."""
+        self._frame_numbers: dict[Frame, int] = {}
+        self._text_bytes = 0
+        self._lines, self._ends, self._omitted = array("q"), array("q"), array("q")
+        self._own = array("i")
+        """By stack: the frame of the user's line."""
+        self._places = array("i")
+        """The frames of all stacks, one after the other; those of a stack stand before its end."""
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def add(self, record: Record, line: int) -> bool:
+        """Take a good record of a stack, which stands on this line; False where its id is another's."""
+        if record["id"] in self._numbers:
+            return False
+        frames = record["frames"][:DEPTH_MAX]
+        found = [self._frame(frame) for frame in frames]
+        numbers = [number for number in found if number is not None]
+        has_room = len(self) < STACKS_MAX and len(self._places) + len(frames) <= PLACES_MAX
+        if not has_room or len(numbers) < len(frames):
+            self.left_out += 1
+            return True
+        self._numbers[record["id"]] = len(self)
+        self._places.extend(numbers)
+        innermost = numbers[0] if numbers else NONE
+        self._own.append(next((number for number in numbers if not self.is_library[number]), innermost))
+        self._lines.append(line)
+        self._ends.append(len(self._places))
+        self._omitted.append(record.get("omitted", 0) + len(record["frames"]) - len(frames))
+        return True
+
+    def _frame(self, record: dict[str, Any]) -> int | None:
+        """The number of a frame; None where there is no room for it."""
+        file = record.get("file")
+        frame = Frame(_kept(record["function"]), None if file is None else _kept(file), record.get("line"))
+        number = self._frame_numbers.get(frame)
+        if number is not None:
+            return number
+        size = len(frame.function) + len(frame.file or "") + _FRAME_BYTES
+        if len(self.frames) >= FRAMES_MAX or self._text_bytes + size > TEXT_BYTES_MAX:
+            return None
+        self._text_bytes += size
+        self._frame_numbers[frame] = len(self.frames)
+        self.frames.append(frame)
+        self.is_library.append(frame.is_library)
+        return len(self.frames) - 1
+
+    def numbers(self, ids: Int64s, lines: Int64s) -> tuple[Int64s, Bools]:
+        """The numbers of the stacks with these ids, NONE for NONE; and which of them no line has that comes
+        before those, `lines`, that name them.
+        """
+        known = distinct(ids)
+        of_known = np.array([self._numbers.get(id, NONE) for id in known.tolist()], np.int64)
+        numbers = of_known[np.searchsorted(known, ids)] if len(known) else ids
+        written = np.frombuffer(self._lines or array("q", [0]), np.int64)[numbers]
+        is_late = (numbers != NONE) & (written > lines)
+        # What is unknown may be one of those that were left out.
+        unknown = is_late | ((numbers == NONE) & (ids != NONE) & (self.left_out == 0))
+        return np.where(is_late, NONE, numbers), unknown
+
+    def frames_of(self, number: int) -> array[int]:
+        """The numbers of a stack's frames, innermost first."""
+        return self._places[self._ends[number - 1] if number else 0 : self._ends[number]]
+
+    def omitted(self, number: int) -> int:
+        """How many frames are left out at a stack's outer end."""
+        return self._omitted[number]
+
+    def own(self, stacks: Int64s) -> Int64s:
+        """Of each of some stacks the innermost frame that is of the user's code, by its number, the innermost
+        where none is; NONE without a stack or a frame.
+        """
+        # The last place is for no stack.
+        own: Int64s = np.append(np.frombuffer(self._own, np.int32) if self._own else [], NONE)[stacks]
+        return own.astype(np.int64)
+
+
+def _kept(text: str) -> str:
+    """What is kept of a text."""
+    if len(text) <= NAME_BYTES_MAX // 4:
+        return text
+    return text.encode("utf-8", "replace")[:NAME_BYTES_MAX].decode("utf-8", "ignore")
