@@ -39,7 +39,7 @@ class Drawing:
             event = NONE
             if args and of_events:
                 event = len(rows)
-                rows.append((ts_ns, tables.number_of(PLAIN), tables.args_number(args), 0, 0, None))
+                rows.append((ts_ns, tables.number_of(PLAIN), tables.args_number(args), 0, 0, None, NONE))
             elif args:
                 event = FIRST_EXTRA - len(extras)
                 extras.append(args)

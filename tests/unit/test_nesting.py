@@ -65,7 +65,7 @@ class Bench:
             number = self._shapes.setdefault(shape, len(self._shapes))
             self.nesting.set_shape(number, shape)
             launch = signed(given.get("launch", 0))
-            rows.append((ts_ns, number, NONE, given.get("dur", 0), launch, None))
+            rows.append((ts_ns, number, NONE, given.get("dur", 0), launch, None, NONE))
             bounds.append(given.get("bound", 0))
         columns = event_columns(rows)
         trace = TraceColumns(columns.ts_ns, columns.shape, columns.args, columns.dur_ns, columns.launch)
@@ -139,7 +139,7 @@ def test_a_part_of_the_events_may_be_nested() -> None:
     row = bench.row()
     bench.add(row, ("I", 0))
     bench.taken()
-    columns = event_columns([(ns, 0, NONE, 0, 0, None) for ns in range(10)])
+    columns = event_columns([(ns, 0, NONE, 0, 0, None, NONE) for ns in range(10)])
     trace = TraceColumns(columns.ts_ns, columns.shape, columns.args, columns.dur_ns, columns.launch)
     bench.nesting.events(trace, 3, 6)
     bench.nesting.add(op_of(INSTANT, row, 77, G, -5))
@@ -353,7 +353,7 @@ def test_remembered_launches_are_bounded() -> None:
     bench = Bench()
     calls, stream = bench.row(), bench.row(on_stream=True)
     bench.add(calls, *(("I", launch) for launch in range(3)))
-    rows = [(launch, 0, NONE, 0, launch, None) for launch in range(LAUNCHES_MAX + 2)]
+    rows = [(launch, 0, NONE, 0, launch, None, NONE) for launch in range(LAUNCHES_MAX + 2)]
     columns = event_columns(rows)
     bench.nesting.set_shape(0, ShapeRow(calls, F, "X", False, True, True))
     trace = TraceColumns(columns.ts_ns, columns.shape, columns.args, columns.dur_ns, columns.launch)
