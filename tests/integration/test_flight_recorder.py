@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,9 @@ _PATIENCE_S = 60.0
 
 
 class Recorded:
-    """`cat`, which answers each line, recorded to run.jsonl in a folder."""
+    """A command, `cat` if none is given, which answers each line, recorded to run.jsonl in a folder."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, *options: str, command: Sequence[str] = ("cat",)) -> None:
         self.folder = folder
         capture = [
             "capture",
@@ -36,7 +36,7 @@ class Recorded:
             *options,
         ]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tracepipe", *capture, "--", "cat"],
+            [sys.executable, "-m", "tracepipe", *capture, "--", *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -98,3 +98,27 @@ def test_what_has_no_room_is_counted(folder: Path) -> None:
     assert footer["losses"] == {}
     assert begin["ts_ns"] >= header["start"]["monotonic_ns"]
     assert "had no room: --last-size makes more" in said
+
+
+def test_it_is_written_when_a_call_takes_long(folder: Path) -> None:
+    """The command waits for its input after it, which ends when the recording is there."""
+    when = ("--hook", "uprobe:libc.so.6:clock_nanosleep", "--when", "clock_nano* > 100ms")
+    slow = Recorded(
+        folder, "--last", "2s", "--layers", "none", *when, command=["sh", "-c", "sleep 0.3; read end"]
+    )
+    _, *events, footer = slow.lines("run.jsonl")
+    slow.ends()
+    begin, end = (event for event in events if event["name"] == "clock_nanosleep")
+    assert end["ts_ns"] - begin["ts_ns"] >= 300_000_000
+    assert footer["ended_by"].startswith("clock_nano* > 100ms: clock_nanosleep took 3")
+    assert slow.lines("run-2.jsonl")[-1]["ended_by"].startswith("exit")
+
+
+def test_a_condition_about_what_is_not_recorded_is_refused_before_the_command_starts(folder: Path) -> None:
+    condition = ("--hook", "uprobe:libc.so.6:nanosleep", "--when", "nanosleeep > 100ms")
+    refused = Recorded(folder, "--last", "2s", "--layers", "none", *condition, command=["touch", "made"])
+    _, said = refused.process.communicate(timeout=_PATIENCE_S)
+    assert refused.process.returncode == 1
+    assert "no function that is recorded has such a name" in said
+    assert "Did you mean nanosleep?" in said
+    assert not (folder / "run.jsonl").exists()

@@ -16,6 +16,7 @@ from typing import Any
 from tracepipe import errors
 from tracepipe.api.output_names import OutputNames
 from tracepipe.api.recorder import STOP, Began, Message, Order, Refused, command_line
+from tracepipe.capture.flight.watch import conditions_of
 from tracepipe.capture.request import (
     RING_BYTES,
     CaptureRequest,
@@ -202,6 +203,7 @@ def capture(
     max_size: str = "",
     last: str = "",
     last_size: str = "",
+    when: str | Sequence[str] = (),
     gpu: str = "auto",
     kernel: str = "",
     launches: str = "",
@@ -231,6 +233,7 @@ def capture(
     limits = Limits(_read(duration, duration_ns), max_events, _read(max_size, size_bytes))
     windows = Windows(_read(delay, duration_ns) or 0, start_on, stop_on, repeat)
     check_windows(windows, limits)
+    conditions_of(_several(when))
     request = CaptureRequest(
         command=_command(command),
         layers=asked,
@@ -255,7 +258,7 @@ def capture(
         filters=Filters(_read(min_duration, duration_ns) or 0, sample),
         windows=windows,
         limits=limits,
-        last=last_of(_read(last, duration_ns), _read(last_size, size_bytes), limits, windows),
+        last=last_of(_read(last, duration_ns), _read(last_size, size_bytes), _several(when), limits, windows),
         ring_bytes=_read(ring_bytes, size_bytes) or RING_BYTES,
     )
     if command_output and not request.command:

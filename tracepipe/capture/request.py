@@ -51,11 +51,19 @@ def calls_of(calls: str, only: object) -> str:
     return "all" if calls == "default" and only else calls
 
 
-def last_of(duration_ns: int | None, size_bytes: int | None, limits: Limits, windows: Windows) -> Last | None:
+def last_of(
+    duration_ns: int | None,
+    size_bytes: int | None,
+    when: tuple[str, ...],
+    limits: Limits,
+    windows: Windows,
+) -> Last | None:
     """What a flight recorder is asked to keep; None where there is none. Raises TracepipeError."""
     if duration_ns is None:
         if size_bytes is not None:
             raise TracepipeError("--last-size bounds what --last keeps.", "Give --last 10s too.")
+        if when:
+            raise TracepipeError("--when writes what --last keeps.", "Give --last 10s too.")
         return None
     if limits.events is not None or limits.size_bytes is not None:
         raise TracepipeError(
@@ -67,7 +75,7 @@ def last_of(duration_ns: int | None, size_bytes: int | None, limits: Limits, win
             "--last keeps what comes all the while, and windows are begun and ended.",
             "Give --last, or --delay, --start-on and --stop-on.",
         )
-    return Last(duration_ns, size_bytes or LAST_BYTES)
+    return Last(duration_ns, size_bytes or LAST_BYTES, when)
 
 
 class Control(Protocol):

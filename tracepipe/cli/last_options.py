@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from tracepipe.capture.flight.watch import conditions_of
 from tracepipe.capture.request import LAST_BYTES, CaptureRequest, last_of
 from tracepipe.cli.options import read
 from tracepipe.errors import TracepipeError
@@ -38,13 +39,25 @@ class OnlyLast:
             rich_help_panel=LAST,
         ),
     ] = ""
+    when: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--when",
+            metavar="CONDITION",
+            help="With --last, write it too when a call took long: 'cudaStreamSynchronize > 50ms'; or a "
+            "kernel: 'kernel:REGEX > 5ms'. Repeat for more.",
+            rich_help_panel=LAST,
+        ),
+    ] = None
 
 
 def with_last(request: CaptureRequest, given: OnlyLast) -> CaptureRequest:
     """The request with what the options say of a flight recorder. Raises BadParameter."""
     size = read(given.last_size, size_bytes, "--last-size")
     try:
-        last = last_of(read(given.last, duration_ns, "--last"), size, request.limits, request.windows)
+        kept_ns, when = read(given.last, duration_ns, "--last"), tuple(given.when or ())
+        last = last_of(kept_ns, size, when, request.limits, request.windows)
+        conditions_of(when)
     except TracepipeError as error:
         raise typer.BadParameter(f"{error.message} {error.hint}", param_hint="--last") from None
     return replace(request, last=last)

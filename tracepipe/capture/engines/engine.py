@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from tracepipe.capture.records.carry import Carried, Carry
 from tracepipe.capture.records.line import Lines
 from tracepipe.capture.records.loss import Loss
+from tracepipe.capture.records.spans import SpanReader, Wanted
 from tracepipe.capture.request import Cause, Notify, Plan
 
 
@@ -127,6 +128,10 @@ class DeviceRenderer(Protocol):
 
     def counts(self, chunk: bytes) -> Mapping[str, int]:
         """Layer → events of the records in a chunk, which is not rendered."""
+        ...
+
+    def spans(self, wanted: Wanted) -> SpanReader:
+        """What finds among such records calls and kernels that took long."""
         ...
 
     def anew(self) -> DeviceRenderer:

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from tracepipe.capture.engines.engine import Attachment, DeviceEngine
 from tracepipe.capture.flight.dump import Dump, Frame, Kept, Outputs
 from tracepipe.capture.flight.ring import Chunk, Ring, Segment, later
+from tracepipe.capture.flight.watch import Watch
 from tracepipe.capture.frame import instant
 from tracepipe.capture.records.carry import Carried
 from tracepipe.capture.records.loss import Loss
@@ -46,6 +47,7 @@ class FlightRecorder:
         self._never_followed: dict[str, int] = {}
         self._no_room: deque[tuple[int, Mapping[str, int]]] = deque()
         self._plan: Plan | None = None
+        self._watch: Watch | None = None
         self.cpu_losses: dict[str, dict[int, int]] = {}
         """Those of the last recording."""
         self._asked = ""
@@ -59,17 +61,22 @@ class FlightRecorder:
         self._failure: OutputError | None = None
 
     def begin(self, plan: Plan, start_ns: int) -> None:
-        """What will come: records of this plan."""
+        """What will come: records of this plan. Raises TracepipeError for a condition that cannot be true."""
         self._plan = plan
+        self._watch = Watch(self._last, plan, self._device) if self._last.when else None
         self._ring = Ring(self._last, is_unordered=self._attachment.is_unordered)
 
     def put(self, chunk: bytes) -> None:
         """Keep a chunk."""
         self._ring.put(Chunk(chunk, of_device=False))
+        if self._watch is not None:
+            self._watch.take(chunk)
 
     def put_device(self, chunk: bytes) -> None:
         """Keep a chunk of the GPU's records."""
         self._ring.put(Chunk(chunk, of_device=True))
+        if self._watch is not None:
+            self._watch.take_device(chunk)
 
     def put_loss(self, loss: Loss) -> None:
         """Keep a loss, after the chunks that came before it."""
@@ -86,6 +93,8 @@ class FlightRecorder:
             self._take(*dropped)
         while self._no_room and self._no_room[0][0] <= now_ns - self._last.duration_ns:
             self._no_room.popleft()
+        if self._watch is not None and (reason := self._watch.due(now_ns)):
+            self.ask(reason)
         if self._dump is not None and not self._dump.is_alive():
             self._take_written(self._dump)
         if self._asked and self._dump is None:

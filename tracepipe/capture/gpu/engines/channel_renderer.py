@@ -9,10 +9,12 @@ from typing import Any
 
 from tracepipe.capture.gpu.engines.carries import ChannelCarry
 from tracepipe.capture.gpu.engines.gpu_numbers import GpuNumbers
+from tracepipe.capture.gpu.engines.spans import ChannelSpans
 from tracepipe.capture.gpu.engines.transport import GpuRecord, records
 from tracepipe.capture.gpu.engines.untrusted import Kept, Refused, whole_records
 from tracepipe.capture.records.carry import Carried
 from tracepipe.capture.records.line import Lines
+from tracepipe.capture.records.spans import Wanted
 
 
 class ChannelRenderer(ABC):
@@ -56,6 +58,10 @@ class ChannelRenderer(ABC):
     def rest(self) -> Iterator[Lines]:
         """More lines of the last chunk, some thousand at a time."""
         return iter(())
+
+    @abstractmethod
+    def spans(self, wanted: Wanted) -> ChannelSpans:
+        """What finds among such records calls and kernels that took long."""
 
     @abstractmethod
     def anew(self) -> ChannelRenderer:

@@ -40,6 +40,7 @@ from tracepipe.capture.gpu.engines.kernel_records import (
     TAKEN,
 )
 from tracepipe.capture.gpu.engines.launches import Launches
+from tracepipe.capture.gpu.engines.spans import KernelsSpans
 from tracepipe.capture.gpu.engines.transport import (
     KIND_GPU,
     KIND_NAME,
@@ -52,6 +53,7 @@ from tracepipe.capture.gpu.engines.transport import (
 from tracepipe.capture.gpu.engines.untrusted import REFUSALS, Malformed, add_loss, check_span
 from tracepipe.capture.records.bounds import ID_LIMIT, INDEX_LIMIT
 from tracepipe.capture.records.line import Lines
+from tracepipe.capture.records.spans import Wanted
 
 _EVENT_BYTES: Final = {
     KIND_KERNEL: KERNEL.size,
@@ -110,6 +112,10 @@ class KernelsRenderer(ChannelRenderer):
         """The layer of a record's events, and how many it has."""
         size_bytes = _EVENT_BYTES.get(record.kind)
         return (LAYERS[record.kind], len(record.payload) // size_bytes) if size_bytes else ("", 0)
+
+    def spans(self, wanted: Wanted) -> KernelsSpans:
+        """What finds among such records calls and kernels that took long."""
+        return KernelsSpans(wanted)
 
     def anew(self) -> KernelsRenderer:
         """A renderer like this one that has taken nothing."""

@@ -18,6 +18,7 @@ from tracepipe.capture.gpu.engines.carries import WarpsCarry
 from tracepipe.capture.gpu.engines.channel_engine import ChannelEngine
 from tracepipe.capture.gpu.engines.channel_renderer import ChannelRenderer
 from tracepipe.capture.gpu.engines.gpu_numbers import numbers_of
+from tracepipe.capture.gpu.engines.spans import WarpsSpans
 from tracepipe.capture.gpu.engines.thread_lines import thread_lines
 from tracepipe.capture.gpu.engines.transport import (
     INJECTION_VARIABLE,
@@ -35,6 +36,7 @@ from tracepipe.capture.gpu.engines.untrusted import REFUSALS, Malformed, add_los
 from tracepipe.capture.gpu.engines.warp_options import WarpOptions
 from tracepipe.capture.records.bounds import COUNT_LIMIT, TIME_LIMIT_NS
 from tracepipe.capture.records.line import Lines
+from tracepipe.capture.records.spans import Wanted
 from tracepipe.hooks.kernel_name import short_kernel_name
 from tracepipe.hooks.near_names import near_names
 
@@ -164,6 +166,10 @@ class WarpRenderer(ChannelRenderer):
         if record.kind == layout.KIND_WARPS:
             return _LAYERS[record.kind], layout.read_warp_count(record.payload)
         return _LAYERS.get(record.kind, ""), int(record.kind in _LAYERS)
+
+    def spans(self, wanted: Wanted) -> WarpsSpans:
+        """What finds among such records calls and kernels that took long."""
+        return WarpsSpans(wanted)
 
     def anew(self) -> WarpRenderer:
         """A renderer like this one that has taken nothing."""

@@ -1,0 +1,170 @@
+"""Conditions of a flight recorder: what they say, and when they come true."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from tests.unit.test_annotations import begun
+from tests.unit.test_capture_record import PROBES, raw
+from tests.unit.test_gpu_carries import entry, leave
+from tests.unit.test_gpu_kernels import LAUNCH, call, function, hello, kernel, name, record
+from tracepipe.capture.engines.engine import DeviceEngine, DeviceRenderer
+from tracepipe.capture.flight.watch import Condition, Watch, conditions_of
+from tracepipe.capture.gpu.engines.annotation_records import KIND_PUSH
+from tracepipe.capture.gpu.engines.annotations import AnnotationsRenderer, NoRecords
+from tracepipe.capture.gpu.engines.kernel_lines import KernelsRenderer
+from tracepipe.capture.gpu.engines.kernel_records import KIND_CALL, KIND_KERNEL
+from tracepipe.capture.gpu.engines.warps import WarpRenderer
+from tracepipe.capture.records.record import CALL_ENTER, CALL_RETURN
+from tracepipe.capture.request import Filters, Last, Plan, Scope
+from tracepipe.errors import TracepipeError
+
+MS = 10**6
+PLAN = Plan((), (), PROBES, Scope("system"), Filters(), 4096)
+
+
+class Device:
+    """An engine for GPUs, as far as it is asked what it records."""
+
+    def __init__(self, renderer: DeviceRenderer, *layers: str) -> None:
+        self.layers, self._renderer = frozenset(layers), renderer
+
+    def renderer(self) -> DeviceRenderer:
+        return self._renderer
+
+
+def watch(*when: str, device: Any = None, last_ms: int = 4000) -> Watch:
+    engine: DeviceEngine | None = device
+    return Watch(Last(last_ms * MS, when=when), PLAN, engine)
+
+
+def took(symbol: str, start_ms: float, end_ms: float, tid: int = 12) -> bytes:
+    return enter(symbol, start_ms, tid) + raw(CALL_RETURN, symbol, ts_ns=int(end_ms * MS), tid=tid)
+
+
+def enter(symbol: str, at_ms: float, tid: int = 12) -> bytes:
+    return raw(CALL_ENTER, symbol, ts_ns=int(at_ms * MS), tid=tid)
+
+
+def test_a_condition_names_functions_by_a_pattern_and_kernels_by_an_expression() -> None:
+    call_, kernel_ = conditions_of(["cuda*Synchronize > 50ms", " kernel:gemm|conv >1.5s "])
+    assert call_ == Condition("cuda*Synchronize > 50ms", "cuda*Synchronize", 50 * MS, is_kernel=False)
+    assert (kernel_.pattern, kernel_.limit_ns, kernel_.is_kernel) == ("gemm|conv", 1500 * MS, True)
+    assert call_.fits("cudaStreamSynchronize", False)
+    assert not call_.fits("cudaStreamSynchronize", True)
+    assert kernel_.fits("void conv2d<float>(int)", True)
+    (with_sign,) = conditions_of(["kernel:a<b> > 5ms"])
+    assert with_sign.pattern == "a<b>"
+
+
+@pytest.mark.parametrize("text", ["", "cuInit", "cuInit 5ms", "cuInit > soon", "> 5ms", "kernel:( > 5ms"])
+def test_what_is_no_condition_is_refused(text: str) -> None:
+    with pytest.raises(TracepipeError, match=re.escape(f"--when {text!r} cannot be understood")):
+        conditions_of([text])
+
+
+def test_what_is_not_recorded_is_refused_with_a_name_that_is_near() -> None:
+    with pytest.raises(TracepipeError, match="no function that is recorded") as refused:
+        watch("cuInitt > 5ms")
+    assert refused.value.hint == "Did you mean cuInit?"
+    with pytest.raises(TracepipeError, match="no kernels are recorded"):
+        watch("kernel:gemm > 5ms")
+    watch("cudaWhatever > 5ms", device=Device(KernelsRenderer(), "userspace", "gpu_kernel"))
+
+
+def test_a_call_that_took_longer_is_written_a_second_after_and_then_not_for_the_time_that_is_kept() -> None:
+    seen = watch("cuInit > 50ms")
+    seen.take(took("cuInit", 0, 50) + took("cuMemAlloc_v2", 0, 90))
+    assert seen.due(100 * MS) == ""
+    seen.take(took("cuInit", 100, 151))
+    assert [seen.due(at * MS) for at in (200, 1199)] == ["", ""]
+    assert seen.due(1200 * MS) == "cuInit > 50ms: cuInit took 51.0 ms"
+    seen.take(took("cuInit", 2000, 2100))
+    assert [seen.due(at * MS) for at in (2100, 5199, 5200, 6300)] == [""] * 4
+    seen.take(took("cuInit", 5300, 5400))
+    assert seen.due(6300 * MS) == ""
+    assert seen.due(7300 * MS) == "cuInit > 50ms: cuInit took 100 ms"
+
+
+def test_a_short_time_is_written_after_a_quarter_of_it() -> None:
+    seen = watch("cuInit > 50ms", last_ms=400)
+    seen.take(took("cuInit", 0, 60))
+    assert seen.due(60 * MS) == "" and seen.due(159 * MS) == ""
+    assert seen.due(160 * MS)
+
+
+def test_a_call_that_does_not_end_is_written_too_and_again_when_it_does() -> None:
+    seen = watch("cuInit > 50ms")
+    seen.take(enter("cuInit", 0))
+    assert [seen.due(at * MS) for at in (50, 51, 1050)] == ["", "", ""]
+    assert seen.due(1051 * MS) == "cuInit > 50ms: cuInit goes on after 51.0 ms"
+    assert seen.due(9000 * MS) == ""
+    seen.take(raw(CALL_RETURN, "cuInit", ts_ns=9500 * MS))
+    assert seen.due(9500 * MS) == ""
+    assert seen.due(10500 * MS) == "cuInit > 50ms: cuInit took 9.50 s"
+
+
+def test_a_call_that_ends_before_it_is_written_is_written_with_its_length() -> None:
+    seen = watch("cuInit > 50ms")
+    seen.take(enter("cuInit", 0))
+    assert seen.due(60 * MS) == ""
+    seen.take(raw(CALL_RETURN, "cuInit", ts_ns=80 * MS))
+    assert seen.due(1060 * MS) == "cuInit > 50ms: cuInit took 80.0 ms"
+
+
+def test_a_call_that_hangs_since_the_last_recording_is_written_when_the_time_has_passed() -> None:
+    seen = watch("cuInit > 50ms")
+    seen.take(took("cuInit", 0, 60))
+    assert seen.due(60 * MS) == ""
+    assert seen.due(1060 * MS).endswith("took 60.0 ms")
+    seen.take(enter("cuInit", 1070))
+    assert seen.due(5059 * MS) == ""
+    assert seen.due(5060 * MS) == ""
+    assert seen.due(6060 * MS) == "cuInit > 50ms: cuInit goes on after 3.99 s"
+
+
+def test_calls_of_threads_and_inside_each_other_are_told_apart() -> None:
+    seen = watch("cuInit > 50ms")
+    seen.take(enter("cuInit", 0, tid=1) + took("cuInit", 40, 41, tid=2))
+    inner = (
+        enter("cuInit", 10, tid=3)
+        + took("cuInit", 20, 30, tid=3)
+        + raw(CALL_RETURN, "cuInit", ts_ns=55 * MS, tid=3)
+    )
+    seen.take(inner + raw(CALL_RETURN, "cuInit", ts_ns=45 * MS, tid=1))
+    assert seen.due(60 * MS) == "" and seen.due(2000 * MS) == ""
+
+
+def test_kernels_and_calls_of_cupti_are_looked_at() -> None:
+    device = Device(KernelsRenderer(), "userspace", "gpu_kernel")
+    seen = watch("kernel:^add > 400ns", "cudaLaunch* > 1ms", device=device)
+    seen.take_device(hello() + name(1, "add(int)") + name(2, "mul(int)"))
+    seen.take_device(function(LAUNCH, "cudaLaunchKernel_v7000") + record(KIND_CALL, call(10, LAUNCH, 9)))
+    seen.take_device(record(KIND_KERNEL, kernel(100, 9, named=2)))
+    assert seen.due(0) == "" and seen.due(2000 * MS) == ""
+    seen.take_device(record(KIND_KERNEL, kernel(100, 9)))
+    assert seen.due(3000 * MS) == ""
+    assert seen.due(4000 * MS) == "kernel:^add > 400ns: add(int) took 500 ns"
+
+
+def test_calls_of_the_warps_engine_are_looked_at_also_while_they_go_on() -> None:
+    device = Device(WarpRenderer({}), "userspace", "gpu_kernel")
+    seen = watch("cuStreamSynchronize > 50ms", device=device)
+    seen.take_device(name(5, "cuStreamSynchronize") + entry(5, 10 * MS) + leave(5, 20 * MS))
+    assert seen.due(30 * MS) == ""
+    seen.take_device(entry(5, 40 * MS))
+    assert seen.due(91 * MS) == ""
+    assert seen.due(1091 * MS) == "cuStreamSynchronize > 50ms: cuStreamSynchronize goes on after 51.0 ms"
+
+
+def test_annotations_are_passed_over() -> None:
+    device = Device(AnnotationsRenderer(KernelsRenderer()), "userspace", "gpu_kernel", "annotation")
+    seen = watch("kernel:add > 400ns", device=device)
+    seen.take_device(begun(KIND_PUSH, "add") + name(1, "add(int)") + record(KIND_KERNEL, kernel(100, 9)))
+    assert seen.due(0) == ""
+    assert seen.due(1000 * MS) == "kernel:add > 400ns: add(int) took 500 ns"
+    alone = Device(AnnotationsRenderer(NoRecords()), "annotation")
+    watch("cuInit > 1ms", device=alone).take_device(begun(KIND_PUSH, "cuInit"))

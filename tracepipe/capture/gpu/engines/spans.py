@@ -1,0 +1,126 @@
+"""How long calls and kernels took, seen in records of the channel as they come."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Final
+
+from tracepipe.capture.gpu.engines import kernel_records as kernels
+from tracepipe.capture.gpu.engines import warp_records as warps
+from tracepipe.capture.gpu.engines.transport import KIND_NAME, NAME, GpuRecord, read_name, records, text
+from tracepipe.capture.gpu.engines.untrusted import REFUSALS, Kept
+from tracepipe.capture.records.effects import OPEN_CALLS_MAX
+from tracepipe.capture.records.spans import Span, Wanted
+
+_ENTRY_BYTES: Final = 256
+_VERSION: Final = re.compile(r"_v\d{4,5}$")  # CUPTI's own ending of a runtime function: cudaMalloc_v3020
+_MANY_NS: Final = 1 << 62
+
+
+class ChannelSpans:
+    """Finds nothing: no record of an engine that has none says how long anything took."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self._wanted = wanted
+        self._room = Kept()
+
+    def take(self, chunk: bytes) -> Iterator[Span]:
+        """What ended in a chunk and took longer than is wanted of it."""
+        for record in records(chunk):
+            with suppress(*REFUSALS):  # which is counted where it is written
+                yield from self._found(record)
+
+    def under_way(self, now_ns: int) -> Iterator[Span]:
+        """None: these records say of nothing that it has not ended."""
+        return iter(())
+
+    def _found(self, record: GpuRecord) -> Iterator[Span]:
+        return iter(())
+
+
+class KernelsSpans(ChannelSpans):
+    """Finds kernels and calls among the records of the engine `kernels`."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        super().__init__(wanted)
+        self._kernels: dict[tuple[int, int], tuple[str, int]] = {}
+        self._functions: dict[tuple[int, int, int], tuple[str, int]] = {}
+
+    def _found(self, record: GpuRecord) -> Iterator[Span]:
+        kind, pid, payload = record.kind, record.pid, record.payload
+        if kind == KIND_NAME:
+            number, name = read_name(payload)
+            if (limit_ns := self._wanted(name, True)) is not None:
+                self._room.take(_ENTRY_BYTES + len(name))
+                self._kernels[pid, number] = name, limit_ns
+        elif kind == kernels.KIND_CALL_NAME:
+            domain, function = kernels.CALL_NAME.unpack_from(payload)
+            name = _VERSION.sub("", text(payload, kernels.CALL_NAME.size))
+            if (limit_ns := self._wanted(name, False)) is not None:
+                self._room.take(_ENTRY_BYTES + len(name))
+                self._functions[pid, domain, function] = name, limit_ns
+        elif kind == kernels.KIND_KERNEL and self._kernels:
+            for start_ns, end_ns, number, *_ in kernels.KERNEL.iter_unpack(payload):
+                name, limit_ns = self._kernels.get((pid, number), ("", _MANY_NS))
+                if end_ns - start_ns > limit_ns:
+                    yield Span(name, end_ns - start_ns, is_kernel=True)
+        elif kind == kernels.KIND_CALL and self._functions:
+            for start_ns, end_ns, domain, function, *_ in kernels.CALL.iter_unpack(payload):
+                name, limit_ns = self._functions.get((pid, domain, function), ("", _MANY_NS))
+                if end_ns - start_ns > limit_ns:
+                    yield Span(name, end_ns - start_ns)
+
+
+class WarpsSpans(ChannelSpans):
+    """Finds kernels and calls among the records of the engine `warps`, and calls that have not ended."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        super().__init__(wanted)
+        self._names: dict[tuple[int, int], tuple[str, int | None, int | None]] = {}
+        self._open: dict[tuple[int, int], list[tuple[str, int, int]]] = {}
+        self._reported: set[tuple[int, int, int]] = set()
+
+    def under_way(self, now_ns: int) -> Iterator[Span]:
+        """Calls that have not ended and last longer than is wanted of them, each once."""
+        for (pid, tid), calls in self._open.items():
+            for name, began_ns, limit_ns in calls:
+                key = pid, tid, began_ns
+                if now_ns - began_ns > limit_ns and key not in self._reported:
+                    self._reported.add(key)
+                    yield Span(name, now_ns - began_ns, is_over=False)
+
+    def _found(self, record: GpuRecord) -> Iterator[Span]:
+        kind, pid, payload = record.kind, record.pid, record.payload
+        if kind == KIND_NAME:
+            number, name = read_name(payload)
+            limits_ns = self._wanted(name, False), self._wanted(name, True)
+            if limits_ns != (None, None):
+                self._room.take(_ENTRY_BYTES + len(name))
+                self._names[pid, number] = (name, *limits_ns)
+        elif kind == warps.KIND_KERNEL:
+            kernel = warps.read_kernel(payload)
+            name, _, limit_ns = self._names.get((pid, kernel.name), ("", None, None))
+            if limit_ns is not None and kernel.end_ns - kernel.start_ns > limit_ns:
+                yield Span(name, kernel.end_ns - kernel.start_ns, is_kernel=True)
+        elif kind in (warps.KIND_CALL_ENTER, warps.KIND_CALL_EXIT):
+            (number,) = NAME.unpack_from(payload)
+            name, limit_ns, _ = self._names.get((pid, number), ("", None, None))
+            if limit_ns is not None:
+                yield from self._turned(record, name, limit_ns)
+
+    def _turned(self, record: GpuRecord, name: str, limit_ns: int) -> Iterator[Span]:
+        """A call that is looked at was entered or has returned."""
+        key = record.pid, record.tid
+        if record.kind == warps.KIND_CALL_ENTER:
+            if key not in self._open:
+                self._room.take(_ENTRY_BYTES)
+            calls = self._open.setdefault(key, [])
+            del calls[: -OPEN_CALLS_MAX + 1]
+            calls.append((name, record.time_ns, limit_ns))
+        elif calls := self._open.get(key, []):
+            _, began_ns, _ = calls.pop()
+            self._reported.discard((*key, began_ns))
+            if record.time_ns - began_ns > limit_ns:
+                yield Span(name, record.time_ns - began_ns)
