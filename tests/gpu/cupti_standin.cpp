@@ -1,5 +1,5 @@
 // A program with a CUPTI of its own, so that the library of the engine `kernels` can be tried without a GPU: it is
-// linked to kernels.cpp, and libcuda.so.1 is cuda_standin.cpp. It does what the lines of its input say, and answers
+// linked to kernels.cpp, or that is loaded into it later, and libcuda.so.1 is cuda_standin.cpp. It does what the lines of its input say, and answers
 // each with a line:
 //
 //     launch N     N kernels are launched and run
@@ -18,7 +18,7 @@
 #include <cupti.h>
 #include <unistd.h>
 
-extern "C" int InitializeInjection();
+extern "C" __attribute__((weak)) int InitializeInjection();
 
 namespace {
 
@@ -128,6 +128,10 @@ CUptiResult cuptiGetCallbackName(CUpti_CallbackDomain domain, uint32_t cbid, con
     *name = is_launch ? "cuLaunchKernel" : "cuGetSomething";
     return CUPTI_SUCCESS;
 }
+CUptiResult cuptiUnsubscribe(CUpti_SubscriberHandle) {
+    std::lock_guard lock(mutex);
+    return is_subscribed = false, CUPTI_SUCCESS;
+}
 CUptiResult cuptiSubscribe(CUpti_SubscriberHandle *, CUpti_CallbackFunc, void *) {
     std::lock_guard lock(mutex);
     if (is_subscribed) return CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED;
@@ -138,7 +142,7 @@ CUptiResult cuptiSubscribe(CUpti_SubscriberHandle *, CUpti_CallbackFunc, void *)
 int main() {
     int version;
     cuDriverGetVersion(&version);
-    InitializeInjection();
+    if (InitializeInjection) InitializeInjection();
     puts("begun");
     fflush(stdout);
     char word[32];

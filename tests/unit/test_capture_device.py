@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import json
 import os
+import subprocess
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,10 @@ class Told:
         self.losses = {"gpu_kernel": 2}
         self.stops, self.looks = 0, 0
         self.more: list[str] = []
+        self.entered: list[Sequence[int]] = []
+
+    def enter(self, pids: Sequence[int]) -> None:
+        self.entered.append(pids)
 
     def environment(self) -> dict[str, str]:
         return {"TOLD": "yes"}
@@ -190,9 +195,20 @@ def test_it_is_closed_when_the_command_cannot_be_run(told: Told, tmp_path: Path)
     assert told.is_closed
 
 
-def test_a_running_process_cannot_be_told_of() -> None:
+def test_a_process_that_runs_is_entered(told: Told) -> None:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
+        pids = (process.pid,)
+        captured(CaptureRequest(pids=pids, gpu="kernels", limits=Limits(duration_ns=1)))
+        assert process.poll() is None
+        process.communicate()
+    assert told.entered == [pids]
+    captured(CaptureRequest(["true"], gpu="kernels"))
+    assert told.entered == [pids]
+
+
+def test_warps_of_a_running_process_cannot_be_recorded() -> None:
     with pytest.raises(TracepipeError, match="from a program's start"):
-        captured(CaptureRequest(pids=(1,), gpu="kernels"))
+        captured(CaptureRequest(pids=(1,), gpu="warps"))
 
 
 def test_an_engine_that_there_is_none_of() -> None:

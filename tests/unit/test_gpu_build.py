@@ -82,8 +82,9 @@ def test_a_library_gives_its_entry_alone_and_lets_a_program_be_that_is_not_captu
     tools: Toolchain, name: str
 ) -> None:
     library = LIBRARIES[name](tools)
+    later = {"tracepipe_attach"} if name == "kernels" else set()
     with Elf(str(library)) as elf:
-        assert {function for function, _ in elf.functions()} == {"InitializeInjection"}
+        assert {function for function, _ in elf.functions()} == {"InitializeInjection"} | later
     enters = f"import ctypes; print(ctypes.CDLL({str(library)!r}).InitializeInjection())"
     done = subprocess.run([sys.executable, "-c", enters], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")

@@ -405,8 +405,24 @@ def test_a_layer_that_the_named_engine_does_not_record_is_an_error(
 
 
 def test_a_layer_of_gpus_needs_a_command(machine: Machine) -> None:
-    with pytest.raises(TracepipeError, match="from a program's start"):
-        machine.start(CaptureRequest(pids=(4,), layers=("gpu_kernel",), gpu="auto"))
+    with pytest.raises(TracepipeError, match="of a command or of processes by their number"):
+        machine.start(CaptureRequest(system=True, layers=("gpu_kernel",), gpu="auto"))
+
+
+def test_the_library_for_a_running_process_is_built_by_its_user(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+
+    def toolchain_for(user: Owner) -> Toolchain:
+        made.append((user.uid, user.gid))
+        return machine.toolchain()
+
+    monkeypatch.setattr("tracepipe.capture.gpu.build.toolchain.toolchain_for", toolchain_for)
+    became, device = machine.start(CaptureRequest(pids=(os.getpid(),), gpu="kernels"))
+    assert (became.gpu, device, made) == ("kernels", "kernels", [(os.geteuid(), os.getegid())])
+    with pytest.raises(TracepipeError, match="no such process"):
+        machine.start(CaptureRequest(pids=(1 << 30,), gpu="kernels"))
 
 
 @pytest.mark.parametrize("gpu", ["kernels", "off"])

@@ -30,13 +30,18 @@ NATIVE = ROOT / "tracepipe/capture/gpu/native"
 FLAGS = ["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"]
 
 
-def built(folder: Path, library: str, driver: str, standin: str) -> Path:
-    """A program that is linked to the library, with the stand-ins of the driver and of NVIDIA's API."""
-    compiler, parts = shutil.which("g++"), find_parts()
-    if compiler is None or not (parts.cupti and parts.sanitizer) or parts.cupti[0].version != (13, 0):
+def include_flags() -> list[str]:
+    """Where the headers are. Skips where there are none, or no compiler."""
+    parts = find_parts()
+    if not shutil.which("g++") or not (parts.cupti and parts.sanitizer) or parts.cupti[0].version != (13, 0):
         pytest.skip("there is no g++, or no headers of CUDA 13.0")
     found = {folder: None for part in (parts.cupti[0], parts.sanitizer[0]) for folder in part.include}
-    include = [f"-I{NATIVE}", *(f"-isystem{folder}" for folder in found)]
+    return [f"-I{NATIVE}", *(f"-isystem{folder}" for folder in found)]
+
+
+def built(folder: Path, library: str, driver: str, standin: str) -> Path:
+    """A program that is linked to the library, with the stand-ins of the driver and of NVIDIA's API."""
+    compiler, include = "g++", include_flags()
     shared = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(folder / "libcuda.so.1")]
     sources = ROOT / "tests/gpu"
     subprocess.run([compiler, *FLAGS, *include, *shared, str(sources / driver)], check=True)

@@ -141,6 +141,8 @@ class _Session:
         start = instant()
         try:
             self._open_processes()
+            if self.target is None and self.device is not None:
+                self.device.enter(self.request.pids)  # what waits for us until then has room
             self.attachment.start()
             store = self._store(notify)
             if self.target is not None:

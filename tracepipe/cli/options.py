@@ -136,7 +136,9 @@ class Whose:
     pid: Annotated[
         list[int] | None,
         typer.Option(
-            "--pid", help="A running process, all its threads. Repeat for more.", rich_help_panel=WHO
+            "--pid",
+            help="A running process, all its threads; its GPU's kernels with --gpu kernels. Repeat for more.",
+            rich_help_panel=WHO,
         ),
     ] = None
     comm: Annotated[

@@ -162,6 +162,10 @@ class DeviceEngine(Protocol):
         """What the target must find in its environment."""
         ...
 
+    def enter(self, pids: Sequence[int]) -> None:
+        """Record processes that run already, from now on. Raises CaptureUnavailable, TracepipeError."""
+        ...
+
     def collect(self, *, is_final: bool = False) -> bytes:
         """Records since the last call; never waits. `is_final`: the target has ended."""
         ...

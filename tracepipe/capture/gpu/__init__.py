@@ -63,12 +63,13 @@ def start(request: CaptureRequest, notify: Notify) -> tuple[CaptureRequest, Chan
         return _start_chosen(request, notify)
     if request.gpu == "off":
         return request, None
-    from tracepipe.capture.gpu.build.toolchain import this_toolchain
+    from tracepipe.capture.gpu.attach.process import user_of
+    from tracepipe.capture.gpu.build.toolchain import this_toolchain, toolchain_for
     from tracepipe.capture.gpu.engines.transport import INJECTION_VARIABLE
 
-    if INJECTION_VARIABLE in os.environ:
+    if INJECTION_VARIABLE in os.environ and request.command:
         notify(f"{INJECTION_VARIABLE} is set: the library that it names is not loaded, but ours")
-    toolchain = this_toolchain()
+    toolchain = toolchain_for(user_of(request.pids)) if request.pids else this_toolchain()
     toolchain.architectures()  # without a GPU there is none, and nothing would be recorded
     request = choice.fair(request)
     return request, GPU_ENGINES[request.gpu](request, toolchain)

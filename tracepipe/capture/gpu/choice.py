@@ -1,7 +1,8 @@
 """What `--gpu auto` takes for a command, and why; and which options go with which engine.
 
     --layers with gpu_kernel, gpu_warp or gpu_thread      kernels or warps, as if --gpu named it
-    no NVIDIA GPU, or no command                          off, and nothing is said
+    no NVIDIA GPU, or no command                          off, and nothing is said: a library is loaded into
+                                                          a process of --pid only if an engine is named
     another library is injected                           off
     --kernel, --launches, --launches-per-kernel,
     --blocks, --gpu-memory, --gpu-warps, --thread-exits   warps
@@ -104,10 +105,15 @@ def check(request: CaptureRequest) -> None:
         raise TracepipeError(
             "Annotations are recorded from a program's start.", "Give a command after --, or other layers."
         )
-    if not request.command and (given or named(request) not in ("auto", "off")):
+    if not request.command and (given or named(request) == "warps"):
         raise TracepipeError(
-            "What GPUs do is recorded from a program's start.",
-            "Give a command after --, or --gpu off without layers of GPUs.",
+            "Warps are recorded from a program's start, when its code is loaded.",
+            "Give a command after --; --gpu kernels records the kernels of --pid.",
+        )
+    if not (request.command or request.pids) and named(request) == "kernels":
+        raise TracepipeError(
+            "What GPUs do is recorded of a command or of processes by their number.",
+            "Give a command after --, or --pid, or --gpu off without layers of GPUs.",
         )
 
 

@@ -166,7 +166,11 @@ class Toolchain:
 
 def this_toolchain() -> Toolchain:
     """What this machine has, for whom the command runs as."""
-    user = owner()
+    return toolchain_for(owner())
+
+
+def toolchain_for(user: Owner) -> Toolchain:
+    """What this machine has, for a user whose processes will load what is built."""
     return Toolchain(ask_driver(), find_parts(user=user), user)
 
 

@@ -40,6 +40,10 @@ class AnnotationsEngine:
         """What the command's environment needs."""
         return self._device.environment() | {NVTX_VARIABLE: str(self._library.absolute())}
 
+    def enter(self, pids: Sequence[int]) -> None:
+        """As the engine for GPUs; annotations are recorded from a program's start."""
+        self._device.enter(pids)
+
     def collect(self, *, is_final: bool = False) -> bytes:
         """Whole records since the last call; never waits. `is_final`: the command has ended."""
         return self._device.collect(is_final=is_final)

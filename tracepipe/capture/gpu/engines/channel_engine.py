@@ -10,6 +10,7 @@ from typing import Any, Final
 from tracepipe.capture.gpu.engines.channel import CHANNEL_BYTES, Channel
 from tracepipe.capture.gpu.engines.channel_renderer import ChannelRenderer
 from tracepipe.capture.records.loss import Loss
+from tracepipe.errors import CaptureUnavailable
 
 _NONE: Final[Mapping[int, str]] = MappingProxyType({})
 
@@ -41,6 +42,14 @@ class ChannelEngine(ABC):
     def environment(self) -> dict[str, str]:
         """What the command's environment needs."""
         return self._channel.environment()
+
+    def enter(self, pids: Sequence[int]) -> None:
+        """Record processes that run already. Raises CaptureUnavailable, as most engines are there from a
+        program's start; TracepipeError where there is no such process.
+        """
+        raise CaptureUnavailable(
+            f"{self.name} cannot record process {pids[0]}, which runs already.", "Give a command after --."
+        )
 
     def collect(self, *, is_final: bool = False) -> bytes:
         """Whole records since the last call; never waits. `is_final`: the command has ended."""

@@ -18,7 +18,17 @@ from tracepipe.capture.gpu.engines.gpu_numbers import numbers_of
 from tracepipe.capture.gpu.engines.kernel_lines import KernelsRenderer
 from tracepipe.capture.gpu.engines.kernel_records import KIND_ANY, LAYERS
 from tracepipe.capture.gpu.engines.transport import INJECTION_VARIABLE
+from tracepipe.errors import CaptureUnavailable
 
+ENTRY: Final = "tracepipe_attach"
+"""What the library has for a process that runs already."""
+# What it returns there, by `Attached` of native/kernels.cpp.
+_NOT_ATTACHED: Final = {
+    1: ("another capture records its GPU's work", "End that one first."),
+    2: ("it could not connect to this capture", "Does its user, or root, capture?"),
+    3: ("another profiler has CUPTI there, torch.profiler or its like", "End that one, or start it later."),
+    4: ("CUPTI refuses", "Start the program by tracepipe: capture --gpu kernels -- COMMAND."),
+}
 _REASONS: Final = {KIND_ANY: "CUPTI had no buffer"}
 
 
@@ -52,6 +62,18 @@ class KernelsEngine(ChannelEngine):
         """What the command's environment needs."""
         own = {INJECTION_VARIABLE: str(self._library), CALLS_VARIABLE: self._calls}
         return own | super().environment()
+
+    def enter(self, pids: Sequence[int]) -> None:
+        """Load the library into processes that run already. Raises CaptureUnavailable, TracepipeError."""
+        from tracepipe.capture.gpu.attach.loader import enter
+
+        settings = {CALLS_VARIABLE: self._calls} | super().environment()
+        text = "\n".join(f"{name}={value}" for name, value in settings.items())
+        for pid in pids:
+            result = enter(pid, self._library, ENTRY, text, self._channel.accept)
+            if result:
+                why, hint = _NOT_ATTACHED.get(result, (f"answers {result}", "Is it of another version?"))
+                raise CaptureUnavailable(f"Process {pid} is not recorded: {why}.", hint)
 
     def renderer(self) -> KernelsRenderer:
         """The decoder of what `collect` gives."""

@@ -1,4 +1,4 @@
-// Which API calls are recorded, by their names: the rule that hooks/calls.py makes, by the environment.
+// Which API calls are recorded, by their names: the rule that hooks/calls.py makes, by a setting.
 //
 //   TRACEPIPE_GPU_CALLS   all, none, or lists of words: "keep=GetFunction,IpcGet only=Launch without=Get,Peek"
 //
@@ -10,12 +10,15 @@
 #include <string_view>
 #include <vector>
 
+#include "settings.h"
+
 namespace tracepipe {
 
 class CallChoice {
   public:
-    void read_environment() {
-        const char *set = getenv("TRACEPIPE_GPU_CALLS");
+    void read_settings() {
+        is_none_ = false, keep_.clear(), only_.clear(), without_.clear();
+        const char *set = settings().get("TRACEPIPE_GPU_CALLS");
         std::string_view text = set ? set : "all";
         is_none_ = text == "none";
         for (std::string_view part : split(text, ' ')) {

@@ -13,6 +13,7 @@ namespace tracepipe {
 class Heartbeat {
   public:
     void start() {
+        sent_ = missed_from_ = seen_until_ns_ = 0;
         void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
         if (driver) call_ = reinterpret_cast<Call>(dlsym(driver, "cuDriverGetVersion"));
         if (call_) cuptiActivityEnableDriverApi(CUPTI_DRIVER_TRACE_CBID_cuDriverGetVersion, 1);

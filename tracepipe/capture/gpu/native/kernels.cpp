@@ -97,6 +97,14 @@ class Translator {
         memory_.send();
     }
 
+    // A capture knows nothing of what was sent to an earlier one.
+    void begin_anew() {
+        std::lock_guard lock(mutex_);
+        choice.read_settings();
+        names_.clear();
+        called_.clear();
+    }
+
   private:
     void take(const CUpti_Activity *activity) {
         switch (activity->kind) {
@@ -268,7 +276,10 @@ void CUPTIAPI take_buffer(CUcontext context, uint32_t stream, uint8_t *buffer, s
 
 std::mutex &end_mutex = *new std::mutex;
 std::condition_variable &flush_end = *new std::condition_variable;
-bool is_ended = false;
+bool is_begun = false, is_ended = false;
+
+// What tracepipe_attach returns; kernels.py says it.
+enum Attached { RECORDED, ALREADY_RECORDED, NOT_CONNECTED, OTHER_PROFILER, CUPTI_FAILS };
 
 void tell_taken() {
     uint64_t times_ns[] = {heartbeat.seen_until_ns(), monotonic_ns()};
@@ -308,14 +319,19 @@ void let_go() {
 
 void flush_often(void *) {
     std::unique_lock lock(end_mutex);
-    while (!flush_end.wait_for(lock, FLUSH_MS, [] { return is_ended; })) {
-        if (channel.is_over()) return let_go();
-        heartbeat.beat();
-        cuptiActivityFlushAll(0);
-        if (heartbeat.missed() < MISSED_BETWEEN) continue;
-        is_ended = true;
-        tell_taken();
-        channel.close();
+    for (;; flush_end.wait(lock, [] { return !is_ended; })) {
+        while (!flush_end.wait_for(lock, FLUSH_MS, [] { return is_ended; })) {
+            if (channel.is_over()) {
+                let_go();
+                break;
+            }
+            heartbeat.beat();
+            cuptiActivityFlushAll(0);
+            if (heartbeat.missed() < MISSED_BETWEEN) continue;
+            is_ended = true;
+            tell_taken();
+            channel.close();
+        }
     }
 }
 
@@ -378,28 +394,58 @@ void enable_calls() {
     disable_unwanted(CUPTI_CB_DOMAIN_DRIVER_API, CUPTI_DRIVER_TRACE_CBID_SIZE);
 }
 
-}  // namespace
+Attached give_up() {
+    is_ended = true;
+    channel.close();
+    return CUPTI_FAILS;
+}
 
-extern "C" __attribute__((visibility("default"))) int InitializeInjection() {
-    static bool is_begun = false;
-    if (is_begun || !channel.open()) return 1;
-    is_begun = true;
+// Called with end_mutex held.
+Attached begin() {
+    if (!channel.open()) return NOT_CONNECTED;
+    bool is_first = owner != getpid();
+    is_begun = true, is_ended = false;
     owner = getpid();
-    choice.read_environment();
+    translator.begin_anew();
     say_hello();
     cuptiSetThreadIdType(CUPTI_ACTIVITY_THREAD_ID_TYPE_SYSTEM);
     if (cuptiActivityRegisterCallbacks(give_buffer, take_buffer) != CUPTI_SUCCESS) {
         channel.note("CUPTI does not take buffers: another profiler is at work in the traced process.");
-        return 1;
+        return give_up();
     }
     for (const Work &work : WORK)
-        if (!enable(work) && work.kind == CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL) return 1;
+        if (!enable(work) && work.kind == CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL) return give_up();
     // Not SYNCHRONIZATION: with it each synchronising call takes 0.6 ms more (H200, CUPTI 13.0).
     enable_calls();
     heartbeat.start();
+    if (!is_first) {
+        flush_end.notify_all();
+        return RECORDED;
+    }
     if (!start_own_thread(flush_often, nullptr))
         channel.note("No thread could be started in the traced process: its GPU events come at its end.");
     atexit(end);
     at_quick_exit(end);
+    return RECORDED;
+}
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) int InitializeInjection() {
+    std::lock_guard lock(end_mutex);
+    if (!is_begun) begin();
     return 1;
+}
+
+// In a process that runs already, by the text that settings.h reads: an Attached. When a recording is over, it may be
+// called again. Another profiler that has subscribed would have its records taken away.
+extern "C" __attribute__((visibility("default"))) int tracepipe_attach(const char *text) {
+    std::lock_guard lock(end_mutex);
+    if (is_begun && !is_ended) return ALREADY_RECORDED;
+    CUpti_SubscriberHandle subscriber;
+    auto nothing = [](void *, CUpti_CallbackDomain, CUpti_CallbackId, const void *) {};
+    if (cuptiSubscribe(&subscriber, nothing, nullptr) != CUPTI_SUCCESS) return OTHER_PROFILER;
+    cuptiUnsubscribe(subscriber);
+    settings().take(text);
+    return begin();
 }

@@ -37,6 +37,7 @@
 #include <unistd.h>
 
 #include "connection.h"
+#include "settings.h"
 
 namespace tracepipe {
 
@@ -92,7 +93,8 @@ static_assert(sizeof(RecordHeader) == RECORD_HEADER_BYTES);
 class Channel {
   public:
     // Whether the capture process was there, and its memory could be mapped.
-    bool open(const char *name = secure_getenv("TRACEPIPE_GPU_CHANNEL")) {
+    bool open() {
+        const char *name = settings().get("TRACEPIPE_GPU_CHANNEL");
         if (!name || !*name) return false;
         int memory = connection_.open(name);
         if (memory < 0) return false;
@@ -149,8 +151,14 @@ class Channel {
     void wait_until_over() const { connection_.wait_until_over(); }
     // Its first bytes, for tests of what a program may do to it.
     void *header() { return header_; }
-    // Says that nothing more comes from this process. What is put all the same may find its way, or not.
-    void close() { connection_.close(); }
+    // Says that nothing more comes from this process, which keeps nothing of the channel's memory: what is put all the
+    // same goes to memory of its own.
+    void close() {
+        connection_.close();
+        if (!header_) return;
+        put_in_place(header_, CHANNEL_HEADER_BYTES, -1, 0);
+        put_in_place(ring_, 2 * ring_bytes_, -1, 0);
+    }
 
   private:
     bool map(int file) {
@@ -162,6 +170,7 @@ class Channel {
         size_t bytes = header->ring_bytes;
         bool fits = header->magic == CHANNEL_MAGIC && bytes >= 65536 && (bytes & (bytes - 1)) == 0 &&
                     size_t(status.st_size) == CHANNEL_HEADER_BYTES + bytes;
+        if (header_) return map_again(file, static_cast<ChannelHeader *>(head), fits);
         // The ring is mapped twice in a row, so that no record is cut by the ring's end.
         void *both = fits ? mmap(nullptr, 2 * bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) : MAP_FAILED;
         for (size_t lap = 0; both != MAP_FAILED && lap < 2; lap++)
@@ -179,6 +188,24 @@ class Channel {
         ring_bytes_ = bytes, key_ = header->key, wait_us_ = header->wait_us;
         header_ = header;
         return true;
+    }
+    // A later channel takes the place of an earlier one: whoever still writes there must not meet a hole.
+    bool map_again(int file, ChannelHeader *header, bool fits) {
+        uint64_t key = header->key;
+        uint32_t wait_us = header->wait_us;
+        fits = fits && header->ring_bytes == ring_bytes_;
+        munmap(header, CHANNEL_HEADER_BYTES);
+        if (!fits || !put_in_place(header_, CHANNEL_HEADER_BYTES, file, 0) ||
+            !put_in_place(ring_, ring_bytes_, file, CHANNEL_HEADER_BYTES) ||
+            !put_in_place(ring_ + ring_bytes_, ring_bytes_, file, CHANNEL_HEADER_BYTES))
+            return false;
+        key_ = key, wait_us_ = wait_us, stuck_at_ = ~uint64_t(0);
+        return true;
+    }
+    // Memory of a file, or of nobody else's where there is none, instead of what is mapped there.
+    static bool put_in_place(void *at, size_t bytes, int file, off_t offset) {
+        int kind = file < 0 ? MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE : MAP_SHARED;
+        return mmap(at, bytes, PROT_READ | PROT_WRITE, kind | MAP_FIXED, file, offset) != MAP_FAILED;
     }
     bool take(size_t whole, uint64_t &position) {
         uint64_t deadline_ns = 0;

@@ -66,7 +66,7 @@ class Injection {
         if (patches_.empty()) return refuse("the file of the patches cannot be read");
         selection_.read_environment();
         if (selection_.error()) channel_.note(selection_.error());
-        choice_.read_environment();
+        choice_.read_settings();
         if (!arguments_.read()) channel_.note("the table of arguments cannot be read: calls are recorded without");
         if (sanitizerSubscribe(&subscriber_, &Injection::called_back, this) != SANITIZER_SUCCESS)
             return refuse("Compute Sanitizer cannot be used: another tool of NVIDIA's has the process");

@@ -1,0 +1,195 @@
+"""Has a process load a library and call an entry of it, on a thread that is made there for that.
+
+    a page of code     what loader.S says: it runs without us
+    pages of data      addresses of functions, texts, what the stopped thread has, a stack
+
+A thread of the process that waits or computes, and holds no lock of the C library there, is stopped. It maps
+these pages, calls pthread_create, and goes on where it was; from the moment it is let run, it needs nobody to
+look after it. The new thread loads the library. Whatever fails before, the stopped thread goes on as before.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from tracepipe.capture.gpu.attach.process import FUNCTIONS, Process
+from tracepipe.capture.gpu.attach.ptrace import (
+    ALL_SIGNALS,
+    NO_CALL,
+    NotStopped,
+    Registers,
+    StoppedThread,
+    read_memory,
+    write_memory,
+)
+from tracepipe.capture.gpu.engines.transport import printable
+from tracepipe.errors import CaptureUnavailable, TracepipeError
+
+CODE: Final = bytes.fromhex(
+    "fc31c90f01d0894310895314480faea300100000ff53204989c48b0089430c488d7b1831f6488d15b30000004889d9ff"
+    "53288943048b430c418904248b43108b5314480faeab001000009d488b2546100000b80e000000bf02000000488d35f5"
+    "0f0000ba0000000041ba080000000f05488b05e90f0000488b1dea0f0000488b0deb0f0000488b15ec0f0000488b35ed"
+    "0f0000488b3dee0f0000488b2def0f00004c8b05f80f00004c8b0df90f00004c8b15fa0f00004c8b1dfb0f00004c8b25"
+    "fc0f00004c8b2dfd0f00004c8b35fe0f00004c8b3dff0f0000ff2501100000534889fbff53304889c7ff5338488dbb00"
+    "040000be02000000ff5340b9020000004885c0742a4889c7488db300020000ff5348b9030000004885c07413488dbb00"
+    "080000ffd0894308b901000000eb27514883ec08ff53504883c4084885c07415488dbb000100004889c6b9ff000000ac"
+    "aa84c0e0fa59890b31c05bc3"
+)
+"""What loader.S is as bytes."""
+_PAGE: Final = 4096
+_STATE, _SIGNALS, _ERROR, _ENTRY, _PATH, _ARGUMENT = 0x000, 0x058, 0x100, 0x200, 0x400, 0x800  # of DATA
+_FUNCTIONS_AT, _SAVED_AT = 0x020, 0x060
+_STACK_END: Final = 23 * _PAGE  # behind a page of fields, four of xsave and its stack
+_REGION: Final = _PAGE + _STACK_END
+_SAVED: Final = (
+    "rax", "rbx", "rcx", "rdx", "rsi", "rdi", "rbp", "rsp",
+    "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "rip",
+)  # fmt: skip
+_OUTCOME: Final = struct.Struct("<IiI")  # STATE, CREATED, RESULT
+_NOT_CREATED: Final = -1
+_LOADED, _NOT_LOADED, _NO_ENTRY = 1, 2, 3
+_MMAP, _MPROTECT, _MUNMAP = 9, 10, 11
+_READ_WRITE, _READ_EXECUTE, _PRIVATE_ANONYMOUS = 3, 5, 0x22
+_TRY_S: Final = 10.0
+_LOAD_S: Final = 30.0
+_PAUSE_S: Final = 0.002
+
+
+def enter(pid: int, library: Path, entry: str, argument: str, meanwhile: Callable[[], object]) -> int:
+    """What `entry` of the library returns, a function that takes a text. It is loaded if it is not yet.
+
+    `meanwhile` is called until it has returned. Raises TracepipeError where there is no such process,
+    CaptureUnavailable where it cannot be done.
+    """
+    texts = {_ENTRY: entry, _PATH: str(library.absolute()), _ARGUMENT: argument}
+    limits = {_ENTRY: _PATH, _PATH: _ARGUMENT, _ARGUMENT: _PAGE}
+    fields = {at: text.encode(errors="surrogateescape") for at, text in texts.items()}
+    if any(len(text) >= limits[at] - at for at, text in fields.items()):
+        raise CaptureUnavailable(f"The path {library} is too long to be loaded.", "Set $XDG_CACHE_HOME.")
+    if " xsave " not in Path("/proc/cpuinfo").read_text():
+        raise CaptureUnavailable("This processor has no xsave.", "Start the program by tracepipe.")
+    process = Process(pid, library)
+    return _outcome(pid, library, _begin(process, fields), meanwhile)
+
+
+class _Try(threading.Thread):
+    """A try to have one thread of a process go the detour; a thread of ours, as ptrace needs."""
+
+    def __init__(self, process: Process, tid: int, fields: dict[int, bytes]) -> None:
+        super().__init__(name="tracepipe-attach", daemon=True)
+        self._process, self._tid, self._fields = process, tid, fields
+        self.region = 0
+        """Where the new thread's data will be; 0: not at this place."""
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            thread = StoppedThread(self._tid)
+            try:
+                self.region = self._detour(thread)
+            finally:
+                thread.release()
+        except NotStopped:
+            pass
+        except (OSError, TracepipeError) as error:
+            self.error = error
+
+    def _detour(self, thread: StoppedThread) -> int:
+        """Prepare it; it goes when it is released."""
+        registers = thread.registers()
+        resumed = self._process.resumption(registers)
+        if not self._process.is_good_place(self._tid, registers):
+            thread.set_registers(resumed)
+            return 0
+        at, signals, region = self._process.syscall_instruction(), thread.swap_signals(ALL_SIGNALS), 0
+        try:
+            region = thread.call_kernel(at, _MMAP, 0, _REGION, _READ_WRITE, _PRIVATE_ANONYMOUS, -1, 0)
+            data = region + _PAGE
+            self._write(region, resumed, signals)
+            thread.call_kernel(at, _MPROTECT, region, _PAGE, _READ_EXECUTE)
+            registers.rip, registers.orig_rax, registers.rbx = region, NO_CALL, data
+            registers.rsp = data + _STACK_END - 16
+            thread.set_registers(registers)
+        except BaseException:
+            if region:
+                thread.call_kernel(at, _MUNMAP, region, _REGION)
+            thread.set_registers(resumed)
+            thread.swap_signals(signals)
+            raise
+        return data
+
+    def _write(self, region: int, resumed: Registers, signals: int) -> None:
+        data = bytearray(_PAGE)
+        _OUTCOME.pack_into(data, _STATE, 0, _NOT_CREATED, 0)
+        struct.pack_into("<Q", data, _SIGNALS, signals)
+        addresses = [self._process.functions[name] for name in FUNCTIONS]
+        struct.pack_into(f"<{len(addresses)}Q", data, _FUNCTIONS_AT, *addresses)
+        struct.pack_into(f"<{len(_SAVED)}Q", data, _SAVED_AT, *(getattr(resumed, name) for name in _SAVED))
+        for at, text in self._fields.items():
+            data[at : at + len(text)] = text
+        pid = self._process.pid
+        write_memory(pid, region, CODE)
+        write_memory(pid, region + _PAGE, bytes(data))
+        write_memory(pid, region + _PAGE + _STACK_END - 16, struct.pack("<Q", resumed.eflags))
+
+
+def _begin(process: Process, fields: dict[int, bytes]) -> int:
+    """Where the data is of a thread that was sent the detour. Raises CaptureUnavailable, TracepipeError."""
+    by_s = time.monotonic() + _TRY_S
+    while time.monotonic() < by_s:
+        for tid in process.threads():
+            attempt = _Try(process, tid, fields)
+            attempt.start()
+            attempt.join()
+            if attempt.error is not None:
+                process.check_status()
+                raise _refused(process.pid, attempt.error)
+            if attempt.region:
+                return attempt.region
+        time.sleep(_PAUSE_S)
+    raise CaptureUnavailable(
+        f"No thread of process {process.pid} came to a place where it can be interrupted.", "Try again."
+    )
+
+
+def _outcome(pid: int, library: Path, data: int, meanwhile: Callable[[], object]) -> int:
+    """What the entry returned, when it has. Raises CaptureUnavailable."""
+    by_s = time.monotonic() + _LOAD_S
+    while time.monotonic() < by_s:
+        try:
+            fields = read_memory(pid, data, _ENTRY)
+        except OSError:
+            fields = b""
+        if len(fields) < _ENTRY:
+            raise TracepipeError(f"Process {pid} ended meanwhile.", "Is it the right one?")
+        state, created, result = _OUTCOME.unpack_from(fields)
+        if created > 0:
+            raise CaptureUnavailable(
+                f"Process {pid} could not make a thread: {os.strerror(created)}.", "ulimit -u, or memory?"
+            )
+        if state == _LOADED:
+            return int(result)
+        if state in (_NOT_LOADED, _NO_ENTRY):
+            why = printable(fields[_ERROR:].partition(b"\0")[0].decode(errors="replace"))
+            raise CaptureUnavailable(f"Process {pid} cannot load {library}: {why}.", "May its user read it?")
+        meanwhile()
+        time.sleep(_PAUSE_S)
+    raise CaptureUnavailable(
+        f"Process {pid} has not loaded {library} in {_LOAD_S:.0f} s; it goes on, and records nothing.",
+        "Is it stopped, or starting programs?",
+    )
+
+
+def _refused(pid: int, error: Exception) -> Exception:
+    if isinstance(error, OSError):
+        return CaptureUnavailable(
+            f"Process {pid} may not be interrupted: {error.strerror}.",
+            "Its user may where /proc/sys/kernel/yama/ptrace_scope is 0; root, with CAP_SYS_PTRACE.",
+        )
+    return error
