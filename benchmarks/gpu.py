@@ -366,14 +366,20 @@ def _describe(tools: Toolchain) -> None:
     print(f"python {platform.python_version()}, {machine}, {time.strftime('%Y-%m-%d')}")
 
 
-@contextmanager
-def bench_here(*, quick: bool) -> Iterator[Bench]:
-    """The programs on this machine, which is described first. Exits where there is no GPU."""
+def tools_here() -> Toolchain:
+    """What this machine has, which is described. Exits where there is no GPU."""
     tools = this_toolchain()
     if not tools.driver.gpus:
         print(f"no GPU: {tools.driver.error or 'the driver names none'}", file=sys.stderr)
         raise SystemExit(NO_GPU)
     _describe(tools)
+    return tools
+
+
+@contextmanager
+def bench_here(*, quick: bool) -> Iterator[Bench]:
+    """The programs on this machine, which is described first. Exits where there is no GPU."""
+    tools = tools_here()
     with tempfile.TemporaryDirectory() as folder:
         try:
             bench = Bench(tools, Path(folder), quick=quick)

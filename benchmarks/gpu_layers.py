@@ -1,0 +1,152 @@
+"""What each layer of a capture costs a step of PyTorch and of JAX, by turns.
+
+    python benchmarks/gpu_layers.py [--quick] [--only STEP]        STEP: small, transformer, gpt2, jax
+
+Needs an NVIDIA GPU and root; ends with 3 without a GPU. A step is a process of gpu_steps.py, which is never
+started anew: a capture is attached to it (`--pid`), lets go after its turn, and another one follows, in an
+order drawn anew for each block. So a ratio is that of two turns of one process within seconds. Native turns
+are those between recordings: CUPTI is in the process then, and asked for nothing. The row `never recorded` is
+a second process of the same step; by as much as its ratios differ, the others' may differ by chance.
+
+Ratios are medians over the blocks, with the least and the most.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import tracepipe  # noqa: E402
+from benchmarks.gpu import tools_here  # noqa: E402
+from tracepipe.errors import TracepipeError  # noqa: E402
+
+TURNS = {"small": 400, "gpt2": 40, "transformer": 20, "jax": 300}
+"""Steps in a turn, of some tenths of a second together."""
+BLOCKS = 7
+NATIVE, NEVER = "native", "never recorded"
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is recorded in a turn."""
+
+    name: str
+    layers: tuple[str, ...]
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+_KERNELS = {"gpu": "kernels", "calls": "launches"}
+_CALLS = {"gpu": "kernels", "calls": "default"}
+ROWS = (
+    Row("kernels, launching calls", ("gpu_kernel",), _KERNELS),
+    Row("kernels, calls", ("gpu_kernel",), _CALLS),
+    Row("kernels, calls, scheduler", ("gpu_kernel", "scheduler"), _CALLS),
+    Row("kernels, calls, syscalls", ("gpu_kernel", "syscall"), _CALLS),
+    Row("kernels, calls, both", ("gpu_kernel", "scheduler", "syscall"), _CALLS),
+    Row("eBPF: calls", ("userspace",), {"gpu": "off", "calls": "default"}),
+    Row("eBPF: calls, both", ("userspace", "scheduler", "syscall"), {"gpu": "off", "calls": "default"}),
+)
+
+
+class Steps:
+    """A process that steps when it is asked to."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+
+    def begin(self) -> None:
+        """Wait until it is ready. Raises RuntimeError."""
+        assert self.process.stdout is not None
+        while (line := self.process.stdout.readline()) != "ready\n":
+            if not line:
+                raise RuntimeError(f"it ended with {self.process.wait()}")
+
+    def turn_ms(self, count: int) -> float:
+        """The median of so many steps."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(f"{count}\n")
+        self.process.stdin.flush()
+        return statistics.median(map(float, self.process.stdout.readline().split()))
+
+    def close(self) -> None:
+        """Let it end."""
+        self.process.communicate(timeout=60)
+
+
+def recorded_ms(steps: Steps, row: Row, count: int, file: Path) -> float:
+    """A turn while it is recorded."""
+    with tracepipe.capture(
+        pids=[steps.process.pid],
+        layers=row.layers,
+        output=str(file),
+        force=True,
+        notify=lambda _: None,
+        **row.options,
+    ):
+        return steps.turn_ms(count)
+
+
+def measure(command: Sequence[str], count: int, blocks: int, rows: Sequence[Row] = ROWS) -> None:
+    """Print the table of one step."""
+    ratios: dict[str, list[float]] = {row.name: [] for row in (Row(NEVER, ()), *rows)}
+    native_ms: list[float] = []
+    failed: dict[str, str] = {}
+    with ExitStack() as stack:
+        file = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "run.jsonl"
+        steps, never = Steps(command), Steps(command)
+        for one in (steps, never):
+            stack.callback(one.close)
+        for one in (steps, never):
+            one.begin()
+        for _ in range(blocks):
+            for row in random.sample(rows, len(rows)):
+                if row.name in failed:
+                    continue
+                native_ms.append(steps.turn_ms(count))
+                ratios[NEVER].append(never.turn_ms(count) / native_ms[-1])
+                try:
+                    ratios[row.name].append(recorded_ms(steps, row, count, file) / native_ms[-1])
+                except TracepipeError as error:
+                    failed[row.name] = error.message
+    print(f"  native {statistics.median(native_ms):.3f} ms, {blocks} blocks of {count} steps")
+    for name, some in ratios.items():
+        spread = f"{statistics.median(some):.3f} ({min(some):.3f} to {max(some):.3f})" if some else ""
+        print(f"  {name:<28}{failed.get(name) or spread}", flush=True)
+
+
+def main() -> None:
+    """Print the tables, or why there are none."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="one block")
+    parser.add_argument("--only", choices=TURNS, help="one step")
+    options = parser.parse_args()
+    tools_here()
+    for name, count in TURNS.items():
+        if options.only not in (None, name):
+            continue
+        print(f"\n{name}: times native", flush=True)
+        try:
+            command = [sys.executable, str(Path(__file__).with_name("gpu_steps.py")), "serve", name]
+            measure(command, count, 1 if options.quick else BLOCKS)
+        except (RuntimeError, OSError, subprocess.SubprocessError) as error:
+            print(f"  {type(error).__name__}: {error}")
+
+
+if __name__ == "__main__":
+    main()
