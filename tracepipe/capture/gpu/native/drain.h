@@ -6,6 +6,7 @@
 #include <chrono>
 #include <condition_variable>
 
+#include "gpu_record.h"
 #include "launch_reader.h"
 #include "own_thread.h"
 
@@ -179,7 +180,7 @@ class Drain {
             reader_.works(driver().memHostAlloc(&staging, LaunchReader::STAGING_BYTES, 0), "cuMemHostAlloc") &&
             allocate(context);
         context.staging = static_cast<char *>(staging);
-        if (is_ready) tell_gpu(context.device);
+        if (is_ready) put_gpu(channel_, context.device);
         {
             std::lock_guard<std::mutex> lock(mutex_);
             context.is_open = true;
@@ -206,27 +207,6 @@ class Drain {
             return reader_.works(CUDA_ERROR_NOT_SUPPORTED, "placing the records");
         context.give_memory(memory, bytes);
         return true;
-    }
-    void tell_gpu(CUdevice device) {
-        struct {
-            uint32_t index, sms, major, minor, clock_khz, zero;
-            CUuuid uuid;
-        } gpu{};
-        char name[256] = "";
-        int value = 0;
-        auto ask = [&](CUdevice_attribute attribute) {
-            value = 0;
-            driver().deviceGetAttribute(&value, attribute, device);
-            return uint32_t(value);
-        };
-        gpu.index = uint32_t(device);
-        gpu.sms = ask(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
-        gpu.major = ask(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
-        gpu.minor = ask(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
-        gpu.clock_khz = ask(CU_DEVICE_ATTRIBUTE_CLOCK_RATE);
-        driver().deviceGetUuid(&gpu.uuid, device);
-        driver().deviceGetName(name, sizeof name - 1, device);
-        channel_.put(KIND_GPU, &gpu, sizeof gpu, name);
     }
 
     Channel &channel_;

@@ -5,9 +5,11 @@
 //
 // The target's threads only ever fill CUPTI's buffers; records are taken apart and sent on a thread of our
 // own, every FLUSH_MS and at the end: of the recording, when CUPTI is asked for nothing more, or of the process.
-// Nothing here waits for the GPU, or makes a CUDA call but the heartbeat's.
+// Nothing here waits for the GPU, or makes a CUDA call but the heartbeat's and, in a process that runs already, those that
+// ask what GPUs there are.
 #include "call_choice.h"
 #include "demangle.h"
+#include "gpu_record.h"
 #include "heartbeat.h"
 #include "kernel_records.h"
 #include "own_thread.h"
@@ -400,14 +402,22 @@ Attached give_up() {
     return CUPTI_FAILS;
 }
 
+// CUPTI says which GPUs there are when it is initialised with CUDA, and not when that is later.
+void say_gpus() {
+    constexpr CUdevice GPUS_MAX = 256;
+    if (!driver().open()) return;
+    for (CUdevice device = 0; device < GPUS_MAX && put_gpu(channel, device);) device++;
+}
+
 // Called with end_mutex held.
-Attached begin() {
+Attached begin(bool is_late) {
     if (!channel.open()) return NOT_CONNECTED;
     bool is_first = owner != getpid();
     is_begun = true, is_ended = false;
     owner = getpid();
     translator.begin_anew();
     say_hello();
+    if (is_late) say_gpus();
     cuptiSetThreadIdType(CUPTI_ACTIVITY_THREAD_ID_TYPE_SYSTEM);
     if (cuptiActivityRegisterCallbacks(give_buffer, take_buffer) != CUPTI_SUCCESS) {
         channel.note("CUPTI does not take buffers: another profiler is at work in the traced process.");
@@ -433,7 +443,7 @@ Attached begin() {
 
 extern "C" __attribute__((visibility("default"))) int InitializeInjection() {
     std::lock_guard lock(end_mutex);
-    if (!is_begun) begin();
+    if (!is_begun) begin(false);
     return 1;
 }
 
@@ -447,5 +457,5 @@ extern "C" __attribute__((visibility("default"))) int tracepipe_attach(const cha
     if (cuptiSubscribe(&subscriber, nothing, nullptr) != CUPTI_SUCCESS) return OTHER_PROFILER;
     cuptiUnsubscribe(subscriber);
     settings().take(text);
-    return begin();
+    return begin(true);
 }

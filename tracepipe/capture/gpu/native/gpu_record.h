@@ -1,0 +1,31 @@
+// What a GPU is, as the driver says it.
+#pragma once
+#include "driver.h"
+#include "transport.h"
+
+namespace tracepipe {
+
+// Puts KIND_GPU for a device of this process; false if there is none of that number.
+inline bool put_gpu(Channel &channel, CUdevice device) {
+    struct {
+        uint32_t index, sms, major, minor, clock_khz, zero;
+        CUuuid uuid;
+    } gpu{};
+    char name[256] = "";
+    int value = 0;
+    auto ask = [&](CUdevice_attribute attribute) {
+        value = 0;
+        driver().deviceGetAttribute(&value, attribute, device);
+        return uint32_t(value);
+    };
+    if (driver().deviceGetName(name, sizeof name - 1, device) != CUDA_SUCCESS) return false;
+    gpu.index = uint32_t(device);
+    gpu.sms = ask(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+    gpu.major = ask(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
+    gpu.minor = ask(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
+    gpu.clock_khz = ask(CU_DEVICE_ATTRIBUTE_CLOCK_RATE);
+    driver().deviceGetUuid(&gpu.uuid, device);
+    return channel.put(KIND_GPU, &gpu, sizeof gpu, name, 0);
+}
+
+}  // namespace tracepipe
