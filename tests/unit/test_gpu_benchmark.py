@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import gpu, gpu_after
+from benchmarks import gpu, gpu_after, gpu_layers
 from tests.support.gpu_records import pack_record
 from tracepipe.capture.gpu.engines import kernel_records, warp_records
 from tracepipe.capture.gpu.engines.transport import KIND_CLOCK, KIND_NOTE
+from tracepipe.errors import TracepipeError
 
 SCRIPT = Path(gpu.__file__)
 
@@ -165,3 +166,43 @@ def test_back_is_when_launches_are_and_stay_as_they_are_at_the_end() -> None:
     rounds = [(1000.0 * at, 9.0 if at in slow else 4.0) for at in range(200)]
     assert gpu_after.back_ms(rounds, 10_500.0) == 36.5
     assert gpu_after.back_ms(rounds, 60_000.0) == 0
+
+
+# what each layer costs
+
+
+def test_the_benchmark_of_layers_says_that_there_is_no_gpu() -> None:
+    hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([sys.executable, gpu_layers.__file__], capture_output=True, text=True, env=hidden)
+    assert (done.returncode, done.stdout) == (3, "")
+
+
+STEPS = """
+import sys
+print("loaded\\nready", flush=True)
+for line in sys.stdin: print(*[2.0] * int(line), flush=True)
+"""
+
+
+def test_a_row_is_the_ratio_to_the_turn_before_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def recorded_ms(steps: gpu_layers.Steps, row: gpu_layers.Row, count: int, file: Path) -> float:
+        if row.name == "fails":
+            raise TracepipeError("No such layer.")
+        return 1.25 * steps.turn_ms(count)
+
+    monkeypatch.setattr(gpu_layers, "recorded_ms", recorded_ms)
+    rows = [gpu_layers.Row("slower", ()), gpu_layers.Row("fails", ())]
+    gpu_layers.measure([sys.executable, "-c", STEPS], 3, 2, rows)
+    assert [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()] == [
+        "native 2.000 ms, 2 blocks of 3 steps",
+        "never recorded 1.000 (1.000 to 1.000)",
+        "slower 1.250 (1.250 to 1.250)",
+        "fails No such layer.",
+    ]
+
+
+def test_steps_that_cannot_be_made_are_an_error() -> None:
+    with pytest.raises(RuntimeError, match="it ended with 5"):
+        gpu_layers.measure([sys.executable, "-c", "raise SystemExit(5)"], 1, 1, [])
