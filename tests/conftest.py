@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.support.cores import CORES, running
 from tests.support.devtools import find_chromium
+from tests.support.gpu_libraries import build_engine
 from tests.support.standin import build_standin
 
 # How long an example takes says what else the machine is doing, not whether the code is right. Which core
@@ -64,3 +65,15 @@ def picture(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
         for path in made:
             if path.exists():  # a failed test may not have got as far
                 shutil.copy(path, kept)
+
+
+@pytest.fixture(scope="session")
+def kernels_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library of the engine `kernels`, with stand-ins of NVIDIA's."""
+    return build_engine(tmp_path_factory.mktemp("kernels"), "kernels")
+
+
+@pytest.fixture(scope="session")
+def warps_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library of the engine `warps`, with stand-ins of NVIDIA's."""
+    return build_engine(tmp_path_factory.mktemp("warps"), "warps")

@@ -36,7 +36,7 @@ struct Call {
             kernel_name = functions;
             channel.put(KIND_NAME, &kernel_name, sizeof kernel_name, kernel);
         }
-        put_call_enter(channel, name, launch, kernel_name, layout, parameters);
+        put_call_enter(channel, name, launch, kernel_name, 0, layout, parameters);
     }
     void leave(uint32_t result = 0) { put_call_exit(channel, name, result, layout, parameters); }
 };
@@ -106,7 +106,7 @@ static void cost(unsigned count) {
     for (const CallLayout *layout : {static_cast<const CallLayout *>(nullptr), table.find("cuLaunchKernel")}) {
         uint64_t begun_ns = monotonic_ns();
         for (unsigned at = 0; at < count; at++) {
-            put_call_enter(channel, 1, 0, 0, layout, &driver);
+            put_call_enter(channel, 1, 0, 0, 0, layout, &driver);
             put_call_exit(channel, 1, 0, layout, &driver);
         }
         printf("%.1f\n", double(monotonic_ns() - begun_ns) / count);

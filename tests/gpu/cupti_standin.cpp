@@ -16,6 +16,7 @@
 #include <string>
 
 #include <cupti.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 extern "C" __attribute__((weak)) int InitializeInjection();
@@ -31,6 +32,7 @@ std::set<CUpti_ActivityKind> kinds;
 std::set<uint32_t> driver_calls;
 bool is_subscribed;
 uint32_t correlation;
+CUpti_TimestampCallbackFunc now;
 
 template <typename Record> void add(const Record &record) {
     if (!request) return;
@@ -46,8 +48,8 @@ void api(uint32_t cbid) {
     if (!driver_calls.count(cbid)) return;
     CUpti_ActivityAPI record{};
     record.kind = CUPTI_ACTIVITY_KIND_DRIVER, record.cbid = cbid, record.correlationId = correlation;
-    record.start = correlation * 100, record.end = record.start + 50;
-    record.processId = uint32_t(getpid()), record.threadId = uint32_t(getpid());
+    record.start = now(), record.end = now();
+    record.processId = uint32_t(getpid()), record.threadId = uint32_t(syscall(SYS_gettid));
     add(record);
 }
 void launch(bool is_run) {
@@ -56,7 +58,7 @@ void launch(bool is_run) {
     if (!is_run || !kinds.count(CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL)) return;
     CUpti_ActivityKernel10 record{};
     record.kind = CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, record.correlationId = correlation;
-    record.start = correlation * 100 + 60, record.end = record.start + 10;
+    record.start = now(), record.end = record.start + 10;
     record.name = "f", record.gridX = record.gridY = record.gridZ = 1;
     add(record);
 }
@@ -118,7 +120,7 @@ CUptiResult cuptiActivityRegisterCallbacks(CUpti_BuffersCallbackRequestFunc give
     request = gives, complete = takes;
     return CUPTI_SUCCESS;
 }
-CUptiResult cuptiActivityRegisterTimestampCallback(CUpti_TimestampCallbackFunc) { return CUPTI_SUCCESS; }
+CUptiResult cuptiActivityRegisterTimestampCallback(CUpti_TimestampCallbackFunc clock) { return now = clock, CUPTI_SUCCESS; }
 CUptiResult cuptiSetThreadIdType(CUpti_ActivityThreadIdType) { return CUPTI_SUCCESS; }
 CUptiResult cuptiGetTimestamp(uint64_t *ns) { return *ns = 1, CUPTI_SUCCESS; }
 CUptiResult cuptiGetVersion(uint32_t *version) { return *version = CUPTI_API_VERSION, CUPTI_SUCCESS; }
@@ -138,6 +140,9 @@ CUptiResult cuptiSubscribe(CUpti_SubscriberHandle *, CUpti_CallbackFunc, void *)
     return is_subscribed = true, CUPTI_SUCCESS;
 }
 }
+
+// For a program that loads this as a library.
+extern "C" void standin_launch() { launch(true); }
 
 int main() {
     int version;

@@ -19,6 +19,7 @@ from tracepipe.capture.gpu.build.toolchain import Toolchain, this_toolchain
 from tracepipe.capture.gpu.engines.kernel_lines import KernelsRenderer
 from tracepipe.capture.gpu.engines.kernels import KernelsEngine, build_library
 from tracepipe.errors import CaptureUnavailable
+from tracepipe.hooks.calls import CALL_RULES
 
 pytestmark = pytest.mark.gpu
 
@@ -100,9 +101,9 @@ def recorded(
         assert process.returncode == 0
         chunks.append(recording.collect(is_final=True))
         renderer = recording.renderer()
-        rendered = renderer.render(b"".join(chunks))
+        texts = renderer.render(b"".join(chunks)).texts
         lost = sum(loss.count for loss in recording.lost())
-        return written, [json.loads(line) for line in rendered.texts], renderer, lost
+        return written, [json.loads(line) for line in (*texts, *renderer.last().texts)], renderer, lost
     finally:
         recording.close()
 
@@ -120,6 +121,15 @@ def test_every_kernel_comes_with_its_launch_and_nothing_is_changed(tools: Toolch
         )
         assert kernel["ts_ns"] + kernel["dur_ns"] < time.monotonic_ns()
     assert len({event["stream"] for event in kernels}) == 10
+    by_launch = {kernel["launch"]: kernel for kernel in kernels}
+    launches = [event for event in events if event["name"] == "cudaLaunchKernel" and "grid" in event["args"]]
+    assert len(launches) == 11601, "launches that are captured into a graph have no kernel of their own"
+    for launch in launches:
+        kernel, args = by_launch[launch["launch"]], launch["args"]
+        assert [args[what] for what in ("grid", "block", "stream")] == [
+            kernel[what] for what in ("grid", "block", "stream")
+        ]
+        assert args["kernel"] == "tiny"
     transfers = Counter(event["name"] for event in events if event["type"] == "transfer")
     assert transfers == {"set": 1, "DtoH": 1}
     (taken,) = [event for event in events if event["type"] == "memory"]
@@ -133,7 +143,18 @@ def test_every_kernel_comes_with_its_launch_and_nothing_is_changed(tools: Toolch
 def test_calls_can_be_left_to_another_engine(tools: Toolchain, program: Path, calls: str) -> None:
     _, events, _, _ = recorded(tools, program, calls)
     names = {event["name"] for event in events if event["type"] == "userspace"}
-    assert names == ({"cudaLaunchKernel", "cudaGraphLaunch"} if calls == "launches" else set())
+    if calls == "none":
+        assert names == set()
+    else:
+        assert names >= {
+            "cudaLaunchKernel",
+            "cudaGraphLaunch",
+            "cudaMemcpy",
+            "cudaMemset",
+            "cudaStreamSynchronize",
+        }
+        assert [name for name in names if not CALL_RULES["launches"].takes(name)] == []
+        assert "cudaMalloc" not in names
     assert sum(event["type"] == "gpu_kernel" for event in events) == 11625
 
 

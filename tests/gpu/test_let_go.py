@@ -84,7 +84,7 @@ class Recorded:
     def events(self) -> list[dict[str, Any]]:
         renderer = self.recording.renderer()
         lines = [line for chunk in self.chunks for line in renderer.render(chunk).texts]
-        return [json.loads(line) for line in lines]
+        return [json.loads(line) for line in (*lines, *renderer.last().texts)]
 
 
 def kernels(events: list[dict[str, Any]]) -> Counter[str]:

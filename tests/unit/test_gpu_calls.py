@@ -182,7 +182,7 @@ def test_without_the_table_calls_have_no_arguments(caller: str, tmp_path: Path) 
     assert chunk == b""  # the program ends where the library would say so
     name = 1 << 63 | 5
     bare = pack_record(KIND_NAME, PID, TID, 1, NAME.pack(name) + b"cuMemAlloc_v2")
-    bare += pack_record(layout.KIND_CALL_ENTER, PID, TID, 2, layout.CALL_ENTER.pack(name, 0, 0, 1, 0, 0))
+    bare += pack_record(layout.KIND_CALL_ENTER, PID, TID, 2, layout.CALL_ENTER.pack(name, 0, 0, 0, 1, 0, 0))
     bare += pack_record(layout.KIND_CALL_EXIT, PID, TID, 3, layout.CALL_EXIT.pack(name, 0, 1, 0))
     enter, leave = _lines(bare)
     assert "args" not in enter

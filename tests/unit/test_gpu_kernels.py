@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.gpu_records import pack_record
 from tracepipe.capture.gpu.build.toolchain import NATIVE
-from tracepipe.capture.gpu.engines import kernel_lines, kernel_records
+from tracepipe.capture.gpu.engines import kernel_lines, kernel_records, launch_arguments
 from tracepipe.capture.gpu.engines.kernel_lines import KernelsRenderer
 from tracepipe.capture.gpu.engines.kernel_records import (
     CALL,
@@ -71,12 +71,14 @@ def kernel(
 
 
 def call(start_ns: int, number: int, correlation: int, result: int = 0) -> bytes:
-    return CALL.pack(start_ns, start_ns + 100, RUNTIME, number, 43, correlation, result)
+    return CALL.pack(start_ns, start_ns + 100, 0, RUNTIME, number, 43, correlation, result)
 
 
 def lines(*chunks: bytes, renderer: KernelsRenderer | None = None) -> list[dict[str, Any]]:
-    rendered = (renderer or KernelsRenderer()).render(b"".join(chunks))
-    return [json.loads(line) for line in rendered.texts]
+    """What becomes of the chunks; of a renderer of their own, with what waited for more."""
+    own = renderer or KernelsRenderer()
+    texts = own.render(b"".join(chunks)).texts
+    return [json.loads(line) for line in texts + ([] if renderer else own.last().texts)]
 
 
 def test_a_kernel_is_a_span_with_its_launch() -> None:
@@ -110,6 +112,50 @@ def test_a_launch_call_has_the_kernels_launch_id_and_other_calls_none() -> None:
         100,
         9,
     )
+
+
+ARGS = {"grid": [64, 2, 1], "block": [192, 1, 1], "shared_bytes": 2048, "stream": 7, "kernel": "add"}
+
+
+def test_a_launch_call_has_what_its_kernel_says_of_it() -> None:
+    """Whichever comes first, and both APIs' calls."""
+    renderer = KernelsRenderer()
+    head = (
+        function(LAUNCH, "cudaLaunchKernel_v7000")
+        + function(13, "cudaGraphLaunch_v10000")
+        + name(1, "add(int)")
+    )
+    assert lines(head, record(KIND_CALL, call(200, LAUNCH, 9)), renderer=renderer) == []
+    launch, started = lines(record(KIND_KERNEL, kernel(1000, 9)), renderer=renderer)
+    assert (launch["name"], launch["args"], started["type"]) == ("cudaLaunchKernel", ARGS, "gpu_kernel")
+    (later,) = lines(record(KIND_CALL, call(190, LAUNCH, 9)), renderer=renderer)
+    assert later["args"] == ARGS
+    failed, graph = lines(
+        record(KIND_CALL, call(300, LAUNCH, 10, result=2) + call(400, 13, 11)), renderer=renderer
+    )
+    assert [event["args"] for event in (failed, graph)] == [{"result": 2}, {"result": 0}], (
+        "these wait for none"
+    )
+
+
+def test_a_launch_call_waits_for_its_kernel_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    renderer = KernelsRenderer()
+    late = pack_record(KIND_CALL, 42, 1, 5 + launch_arguments.WAIT_NS, call(200, LAUNCH, 10))
+    assert (
+        lines(function(LAUNCH, "cuLaunchKernel"), record(KIND_CALL, call(100, LAUNCH, 9)), renderer=renderer)
+        == []
+    )
+    (event,) = lines(late, renderer=renderer)
+    assert (event["ts_ns"], event["launch"], event["args"]) == (100, 9, {"result": 0})
+    assert [json.loads(text)["launch"] for text in renderer.last().texts] == [10]
+    assert renderer.last().texts == []
+    monkeypatch.setattr(launch_arguments, "HELD_MAX", 1)
+    calls = (
+        function(LAUNCH, "cuLaunchKernel"),
+        record(KIND_CALL, call(300, LAUNCH, 11) + call(400, LAUNCH, 12)),
+    )
+    (first,) = lines(*calls, renderer=KernelsRenderer())
+    assert first["launch"] == 11
 
 
 def test_events_come_in_the_order_of_their_times() -> None:
@@ -230,7 +276,7 @@ def test_memory_of_the_host_is_told_apart(operation: int, kind: int, expected: s
 
 def test_of_a_call_in_both_apis_the_inner_one_took_the_memory() -> None:
     driver = record(KIND_CALL_NAME, (1).to_bytes(4, "little") + (7).to_bytes(4, "little") + b"cuMemAlloc_v2")
-    inner = CALL.pack(20, 60, 1, 7, 43, 8, 0)
+    inner = CALL.pack(20, 60, 0, 1, 7, 43, 8, 0)
     calls = record(KIND_CALL, inner + call(10, MALLOC, 8))
     memory = record(KIND_MEMORY, MEMORY.pack(50, 64, 5, 0, 1, NO_STREAM, 8, 1, 3))
     told = lines(driver, function(MALLOC, "cudaMalloc_v3020"), calls, memory)

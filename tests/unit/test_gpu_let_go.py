@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import os
 import select
-import shutil
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,52 +17,24 @@ from typing import Any
 
 import pytest
 
-from tracepipe.capture.gpu.build.cuda_parts import find_parts
+from tests.support.gpu_channel import collected
+from tests.support.gpu_libraries import build_library
 from tracepipe.capture.gpu.engines.call_choice import CALLS_VARIABLE, calls_text
 from tracepipe.capture.gpu.engines.channel import Channel
 from tracepipe.capture.gpu.engines.kernel_lines import KernelsRenderer
 from tracepipe.capture.gpu.engines.warps import WarpRenderer
 
-ROOT = Path(__file__).parents[2]
-NATIVE = ROOT / "tracepipe/capture/gpu/native"
 
-
-FLAGS = ["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"]
-
-
-def include_flags() -> list[str]:
-    """Where the headers are. Skips where there are none, or no compiler."""
-    parts = find_parts()
-    if not shutil.which("g++") or not (parts.cupti and parts.sanitizer) or parts.cupti[0].version != (13, 0):
-        pytest.skip("there is no g++, or no headers of CUDA 13.0")
-    found = {folder: None for part in (parts.cupti[0], parts.sanitizer[0]) for folder in part.include}
-    return [f"-I{NATIVE}", *(f"-isystem{folder}" for folder in found)]
-
-
-def built(folder: Path, library: str, driver: str, standin: str) -> Path:
-    """A program that is linked to the library, with the stand-ins of the driver and of NVIDIA's API."""
-    compiler, include = "g++", include_flags()
-    shared = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(folder / "libcuda.so.1")]
-    sources = ROOT / "tests/gpu"
-    subprocess.run([compiler, *FLAGS, *include, *shared, str(sources / driver)], check=True)
-    linked = ["-Wl,--no-as-needed", str(folder / "libcuda.so.1"), f"-Wl,-rpath,{folder}", "-rdynamic", "-ldl"]
-    both = [str(sources / standin), str(NATIVE / library)]
-    subprocess.run([compiler, *FLAGS, *include, *both, *linked, "-o", str(folder / "program")], check=True)
-    return folder / "program"
-
-
-@pytest.fixture(scope="session")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def program(kernels_library: Path) -> Path:
     """A program with CUPTI, and the library of `kernels` in it."""
-    return built(tmp_path_factory.mktemp("cupti"), "kernels.cpp", "cuda_standin.cpp", "cupti_standin.cpp")
+    return kernels_library.parent / "program"
 
 
-@pytest.fixture(scope="session")
-def patched_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def patched_program(warps_library: Path) -> Path:
     """A program with Compute Sanitizer's API, and the library of `warps` in it."""
-    folder = tmp_path_factory.mktemp("sanitizer")
-    (folder / "patches").write_bytes(b"code")
-    return built(folder, "warps.cpp", "driver_standin.cpp", "sanitizer_standin.cpp")
+    return warps_library.parent / "program"
 
 
 class Recorded:
@@ -96,8 +68,9 @@ class Recorded:
         return self.answer()
 
     def take(self, *, is_final: bool = False) -> None:
-        lines = self.renderer.render(self.channel.collect(is_final=is_final))
-        self.events += [json.loads(line) for line in lines.texts]
+        """What has come, without a wait for what belongs to it."""
+        texts = self.renderer.render(self.channel.collect(is_final=is_final)).texts
+        self.events += [json.loads(line) for line in (*texts, *self.renderer.last().texts)]
 
     def wait_for_kernels(self, count: int) -> None:
         while len(self.of("gpu_kernel")) < count:
@@ -222,6 +195,45 @@ def test_a_program_that_ends_has_given_all(recorded: Recorded) -> None:
     assert recorded.end() == 0
     assert len(recorded.of("gpu_kernel")) == 100
     assert recorded.of("loss") == []
+
+
+# Loads the libraries, records with ours, and lets the other profiler start; prints what that one was given.
+OTHER_PROFILER = """
+import ctypes, sys
+library, other, is_later = *sys.argv[1:3], "later" in sys.argv
+load = lambda path: ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+profiler = None if is_later else load(other)
+ours = load(library)
+ours.InitializeInjection()
+profiler = profiler or load(other)
+while not profiler.profiler_is_redirected():
+    pass
+for _ in range(3):
+    ours.standin_launch()
+profiler.profiler_starts()
+for _ in range(2):
+    ours.standin_launch()
+print(profiler.profiler_unknown_buffers())
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "later"])
+def test_another_profiler_is_given_no_buffers_of_ours(
+    kernels_library: Path, tmp_path: Path, when: str
+) -> None:
+    """It may be loaded before our library, and while that records."""
+    source = Path(__file__).parents[1] / "gpu/other_profiler.cpp"
+    other = build_library(tmp_path / "other_profiler.so", source, kernels_library.parent / "libcupti.so.13")
+    channel = Channel(1 << 20)
+    command = [sys.executable, "-c", OTHER_PROFILER, str(kernels_library), str(other), when]
+    chunk, printed = collected(channel, command)
+    channel.close()
+    assert printed == "0\n"
+    renderer = KernelsRenderer()
+    lines = [json.loads(line) for line in renderer.render(chunk).texts]
+    assert sum(line["type"] == "gpu_kernel" for line in lines) == 3, "all until then"
+    (loss,) = [line for line in lines if line["type"] == "loss"]
+    assert "another profiler took CUPTI over" in loss["reason"]
 
 
 # warps

@@ -17,12 +17,14 @@ from tests.support.gpu_records import pack_record
 from tracepipe.capture.gpu.engines import annotation_records, kernel_records, warp_records
 from tracepipe.capture.gpu.engines.annotations import AnnotationsRenderer, NoRecords
 from tracepipe.capture.gpu.engines.kernel_lines import KernelsRenderer
+from tracepipe.capture.gpu.engines.python_stacks import FRAME, STACK
 from tracepipe.capture.gpu.engines.transport import (
     GPU,
     KIND_CLOCK,
     KIND_GPU,
     KIND_NAME,
     KIND_NOTE,
+    KIND_STACK,
     NAME,
     NAME_BYTES,
 )
@@ -59,6 +61,7 @@ COMMON = [
     (KIND_NAME, NAME.pack(API) + b"cuLaunchKernel"),
     (KIND_GPU, GPU.pack(0, 132, 9, 0, 1980000, 0, bytes(range(16))) + b"NVIDIA H200"),
     (KIND_NOTE, b"a note"),
+    (KIND_STACK, STACK.pack(77, 1, 2) + (FRAME.pack(41, 4, 8) + b"steptrain.py") * 2),
 ]
 OF_WARPS = [
     *COMMON,
@@ -66,7 +69,7 @@ OF_WARPS = [
     (warp_records.KIND_KERNEL, warp_records.KERNEL.pack(
         3, 1, 5, 0, 4, 1, 1, 64, 1, 1, 0, 0, 0, 900, 43, 0, 1000, 2000, 8, 8, 8)),
     (warp_records.KIND_WARPS, _columns()),
-    (warp_records.KIND_CALL_ENTER, warp_records.CALL_ENTER.pack(API, 9, 1, 5, 6, 0) + bytes(48)),
+    (warp_records.KIND_CALL_ENTER, warp_records.CALL_ENTER.pack(API, 9, 1, 77, 5, 6, 0) + bytes(48)),
     (warp_records.KIND_CALL_EXIT, warp_records.CALL_EXIT.pack(API, 1, 6, 0)),
     (warp_records.KIND_LOST_WARPS, warp_records.LOST_WARPS.pack(3, 0, 1, 500)),
 ]  # fmt: skip
@@ -74,7 +77,7 @@ OF_KERNELS = [
     *COMMON,
     (kernel_records.KIND_HELLO, kernel_records.HELLO.pack(130001, 0, 1, 2, 3)),
     (kernel_records.KIND_CALL_NAME, struct.pack("<II", 2, 211) + b"cudaLaunchKernel_v7000"),
-    (kernel_records.KIND_CALL, kernel_records.CALL.pack(10, 20, 2, 211, 43, 7, 0) * 2),
+    (kernel_records.KIND_CALL, kernel_records.CALL.pack(10, 20, 77, 2, 211, 43, 7, 0) * 2),
     (kernel_records.KIND_KERNEL, kernel_records.KERNEL.pack(
         30, 40, 1, 0, 0, 1, 7, 7, 64, 1, 1, 128, 1, 1, 0, 0, 0, 16, 32, 54, 0, 0) * 2),
     (kernel_records.KIND_COPY, kernel_records.COPY.pack(30, 40, 4096, 0, 0, 1, 7, 8, 0, 0, 1, 1, 3, 0)),
@@ -217,7 +220,7 @@ def test_gpus_are_as_many_as_a_machine_has() -> None:
 
 def test_a_name_without_an_end_is_cut() -> None:
     name = pack_record(KIND_NAME, 42, 43, 1, NAME.pack(1) + b"x" * (1 << 20))
-    kernel = pack_record(*OF_KERNELS[7][:1], 42, 43, 1, OF_KERNELS[7][1])
+    kernel = pack_record(*OF_KERNELS[8][:1], 42, 43, 1, OF_KERNELS[8][1])
     assert {len(str(line["name"])) for line in _lines(KernelsRenderer(), name + kernel)} == {NAME_BYTES}
 
 

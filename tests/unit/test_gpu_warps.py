@@ -130,7 +130,7 @@ def test_a_call_has_the_launch_and_the_kernel_that_it_is_about() -> None:
     chunk = (
         _name(api, "cuLaunchKernel")
         + _name(kernel, "vectorAdd(float const*, int)")
-        + _pack(layout.KIND_CALL_ENTER, layout.CALL_ENTER.pack(api, 9, kernel, 5, 0, 0), 1000)
+        + _pack(layout.KIND_CALL_ENTER, layout.CALL_ENTER.pack(api, 9, kernel, 0, 5, 0, 0), 1000)
         + _pack(layout.KIND_CALL_EXIT, layout.CALL_EXIT.pack(api, 1, 6, 0), 3000)
     )
     renderer = WarpRenderer({})

@@ -26,6 +26,7 @@ from tracepipe.capture.request import (
     Windows,
     calls_of,
     check_layers,
+    check_stacks,
     last_of,
 )
 from tracepipe.capture.summary import CaptureSummary
@@ -212,6 +213,7 @@ def capture(
     gpu_memory: str = "",
     gpu_warps: int | None = None,
     thread_exits: bool = False,
+    stacks: str = "python",
     method: str = "auto",
     ring_bytes: str = "",
     notify: Notify | None = None,
@@ -234,6 +236,7 @@ def capture(
     windows = Windows(_read(delay, duration_ns) or 0, start_on, stop_on, repeat)
     check_windows(windows, limits)
     conditions_of(_several(when))
+    check_stacks(stacks)
     request = CaptureRequest(
         command=_command(command),
         layers=asked,
@@ -246,6 +249,7 @@ def capture(
         gpu_memory_bytes=_read(gpu_memory, size_bytes),
         gpu_warps=gpu_warps,
         gpu_thread_exits=thread_exits,
+        stacks=stacks,
         pids=(os.getpid(),) if own else _several(pids),
         comm=comm,
         system=system,

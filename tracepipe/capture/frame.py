@@ -16,8 +16,8 @@ from tracepipe.event.model import HostInstant, new_header
 # What a header says of the request, where it is not the usual.
 _OPTIONS = (
     "gpu", "gpu_kernels", "gpu_launches", "gpu_launches_per_kernel", "gpu_blocks", "gpu_memory_bytes",
-    "gpu_warps", "gpu_thread_exits", "pids", "comm", "system", "children", "calls", "hooks", "only",
-    "exclude", "libraries", "min_duration_ns", "sample", "delay_ns", "start_on", "stop_on", "repeat",
+    "gpu_warps", "gpu_thread_exits", "pids", "comm", "system", "children", "calls", "stacks", "hooks",
+    "only", "exclude", "libraries", "min_duration_ns", "sample", "delay_ns", "start_on", "stop_on", "repeat",
 )  # fmt: skip
 
 
@@ -62,6 +62,8 @@ def header_of(
         },
         options={name: said[name] for name in _OPTIONS if said[name] != usual[name]} | kept,
     )
+    if device is not None:
+        header["options"]["stacks"] = request.stacks
     if device is not None and device.gpus:
         header["gpus"] = [dict(gpu) for gpu in device.gpus]
     return dict(header)

@@ -27,6 +27,8 @@ CALL_LAYERS = ("memory", "transfer")
 """What calls did, made of those of `userspace`."""
 GPU_LAYERS = {"gpu_kernel": "kernels", "gpu_warp": "warps", "gpu_thread": "warps"}
 """Layers that only engines for GPUs record → the engine that records it at the least cost."""
+STACKS = ("python", "off")
+"""What is recorded of where calls are made."""
 LAYER_NAMES = (*PROBED_LAYERS, *CALL_LAYERS, *GPU_LAYERS, ANNOTATION)
 """All layers that can be asked for, by the names that the file has."""
 
@@ -76,6 +78,12 @@ def last_of(
             "Give --last, or --delay, --start-on and --stop-on.",
         )
     return Last(duration_ns, size_bytes or LAST_BYTES, when)
+
+
+def check_stacks(stacks: str) -> None:
+    """Raise TracepipeError for a name that is none of STACKS."""
+    if stacks not in STACKS:
+        raise TracepipeError(f"There are no stacks {stacks!r}.", f"Choose from: {', '.join(STACKS)}.")
 
 
 class Control(Protocol):
@@ -148,8 +156,9 @@ class CaptureRequest:
     """What to record, and of whom: a command that is run, or what runs already.
 
     `layers` are names of LAYER_NAMES; those of GPU_LAYERS ask for an engine for GPUs. `calls` is which calls
-    of CUDA's are recorded, by a name of CALL_RULES; functions that `hooks` name are in any case. `hooks` are
-    texts as the command line takes them. `only` and `exclude` are patterns of function names.
+    of CUDA's are recorded, by a name of CALL_RULES; functions that `hooks` name are in any case. `stacks`,
+    of STACKS, is whether libraries in a command read where in a Python program its calls are made. `hooks`
+    are texts as the command line takes them. `only` and `exclude` are patterns of function names.
     `gpu` is the engine for what the command's GPUs do, `auto` one that suits it. For `warps`, `gpu_kernels`
     is a regular expression of kernel names, `gpu_launches` a range of their launches and `gpu_blocks` of
     blocks in those, `gpu_launches_per_kernel` how many launches of each kernel there are (0: all; None: all,
@@ -176,6 +185,7 @@ class CaptureRequest:
     system: bool = False
     children: bool = True
     calls: str = "all"
+    stacks: str = "python"
     hooks: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()

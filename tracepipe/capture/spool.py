@@ -184,6 +184,8 @@ class Spool:
                     self._write_device(item)
                 elif not self._is_unordered:
                     self._write_span(item)
+            if self._device_renderer is not None:
+                self._write_more(self._device_renderer.last())
             if self._is_unordered:
                 for piece in self._backlog.in_order(self._renderer.learn, self._abandoned.is_set):
                     self._write_piece(piece)
@@ -292,10 +294,14 @@ class Spool:
             return
         self._write_lines(self._device_renderer.render(chunk), len(chunk))
         for lines in self._device_renderer.rest():
-            if self._abandoned.is_set():
-                self._unwritten.update(lines.counts())
-            else:
-                self._write_lines(lines, 0)
+            self._write_more(lines)
+
+    def _write_more(self, lines: Lines) -> None:
+        """Write lines that are no chunk's of their own."""
+        if self._abandoned.is_set():
+            self._unwritten.update(lines.counts())
+        else:
+            self._write_lines(lines, 0)
 
     def _count(self, chunk: bytes, of_device: bool) -> Mapping[str, int]:
         """Layer → events in a chunk."""

@@ -19,6 +19,7 @@ from tracepipe.capture.request import (
     GPU_LAYERS,
     LAYER_NAMES,
     RING_BYTES,
+    STACKS,
     calls_of,
     check_layers,
 )
@@ -30,6 +31,7 @@ from tracepipe.units import duration_ns, size_bytes
 
 Method = choices("Method", ["auto", *ENGINES])
 Calls = choices("Calls", list(CALL_RULES))
+Stacks = choices("Stacks", list(STACKS))
 Gpu = choices("Gpu", ["auto", "off", *GPU_ENGINES])
 
 WHO, WHAT, WHEN, GPUS = "Whose events", "Which events", "When", "GPUs"
@@ -259,6 +261,14 @@ class OnGpus:
             rich_help_panel=GPUS,
         ),
     ] = None
+    stacks: Annotated[
+        Stacks,  # type: ignore[valid-type]
+        typer.Option(
+            "--stacks",
+            help="Where in a Python program it launches, copies and allocates: its frames, or nothing.",
+            rich_help_panel=GPUS,
+        ),
+    ] = "python"
     thread_exits: Annotated[
         bool,
         typer.Option(
@@ -359,6 +369,7 @@ def _with_gpus(request: CaptureRequest, gpus: OnGpus) -> CaptureRequest:
         gpu_memory_bytes=read(gpus.gpu_memory, size_bytes, "--gpu-memory"),
         gpu_warps=gpus.gpu_warps,
         gpu_thread_exits=gpus.thread_exits,
+        stacks=text_of(gpus.stacks),
     )
     try:
         check(request)

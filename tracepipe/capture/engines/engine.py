@@ -126,6 +126,10 @@ class DeviceRenderer(Protocol):
         """More lines of the last chunk, some thousand at a time: all at once would take hundreds of MB."""
         ...
 
+    def last(self) -> Lines:
+        """Lines of what waited for something that has not come, when no more comes."""
+        ...
+
     def counts(self, chunk: bytes) -> Mapping[str, int]:
         """Layer → events of the records in a chunk, which is not rendered."""
         ...

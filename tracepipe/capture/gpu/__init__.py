@@ -22,8 +22,14 @@ if TYPE_CHECKING:
 def _kernels(request: CaptureRequest, toolchain: Toolchain) -> ChannelEngine:
     from tracepipe.capture.gpu.engines.kernels import KernelsEngine, build_library
 
-    user, gpus = toolchain.owner, toolchain.driver.listed
-    return KernelsEngine(build_library(toolchain), calls=request.calls, owner=(user.uid, user.gid), gpus=gpus)
+    owner = toolchain.owner.uid, toolchain.owner.gid
+    return KernelsEngine(
+        build_library(toolchain),
+        calls=request.calls,
+        stacks=request.stacks,
+        owner=owner,
+        gpus=toolchain.driver.listed,
+    )
 
 
 def _warps(request: CaptureRequest, toolchain: Toolchain) -> ChannelEngine:
@@ -86,7 +92,7 @@ def annotated(request: CaptureRequest, device: ChannelEngine | None, notify: Not
         notify(f"no {ANNOTATION} layer: windows are recorded without it")
         return device
     try:
-        return _with_annotations(device)
+        return _with_annotations(request, device)
     except CaptureUnavailable as refusal:
         if device is None and request.layers == (ANNOTATION,) and not request.hooks:
             raise
@@ -94,7 +100,7 @@ def annotated(request: CaptureRequest, device: ChannelEngine | None, notify: Not
         return device
 
 
-def _with_annotations(device: ChannelEngine | None) -> DeviceEngine:
+def _with_annotations(request: CaptureRequest, device: ChannelEngine | None) -> DeviceEngine:
     from tracepipe.capture.gpu.build.toolchain import NATIVE, host_toolchain
     from tracepipe.capture.gpu.engines.annotations import AnnotationsEngine, NoGpus
     from tracepipe.capture.gpu.engines.transport import NVTX_VARIABLE
@@ -106,7 +112,8 @@ def _with_annotations(device: ChannelEngine | None) -> DeviceEngine:
         )
     toolchain = host_toolchain()
     library = toolchain.build_host("annotations", [NATIVE / "annotations.cpp"])
-    return AnnotationsEngine(library, device or NoGpus((toolchain.owner.uid, toolchain.owner.gid)))
+    owner = toolchain.owner.uid, toolchain.owner.gid
+    return AnnotationsEngine(library, device or NoGpus(owner, stacks=request.stacks))
 
 
 def _start_chosen(request: CaptureRequest, notify: Notify) -> tuple[CaptureRequest, ChannelEngine | None]:

@@ -66,6 +66,7 @@ def warp_options(request: CaptureRequest) -> WarpOptions:
         request.gpu_warps,
         launches_per_kernel=request.gpu_launches_per_kernel,
         calls=request.calls,
+        stacks=request.stacks,
         thread_exits=request.gpu_thread_exits or "gpu_thread" in request.layers,
     )
 

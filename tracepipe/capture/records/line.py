@@ -21,6 +21,8 @@ COMM: Final = ',"comm":%s'
 """More of an event: its thread's name, as JSON text."""
 LAUNCH: Final = ',"launch":%d'
 """More of an event: the launch that it asks for."""
+STACK: Final = ',"stack":%d'
+"""More of an event, its last: where in a Python program it was made."""
 
 BEGAN_BEFORE: Final = '"began":"before the recording"'
 """An argument of what was under way when the recording began, and begins with it."""
@@ -81,7 +83,7 @@ class Lines:
     def event(
         self, ts_ns: int, head: Head, pid: int, tid: int, cpu: int, args: str = "", more: str = ""
     ) -> None:
-        """Add an event; `args` are members of its arguments as JSON text, `more` is COMM or LAUNCH."""
+        """Add an event; `args` are members of its arguments as JSON text, `more` is COMM, LAUNCH or STACK."""
         if pid and args:  # most of them: in one piece it takes half the time
             self._text(
                 f'{{"ts_ns":{ts_ns},{head.text},"pid":{pid},"tid":{tid},"cpu":{cpu}{more},"args":{{{args}}}}}\n'

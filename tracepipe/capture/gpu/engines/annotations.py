@@ -120,6 +120,10 @@ class AnnotationsRenderer(ChannelRenderer):
         """What the renderer of the GPUs has yet of the last chunk."""
         return self._device.rest()
 
+    def last(self) -> Lines:
+        """What waited in the renderer of the GPUs."""
+        return self._device.last()
+
     def _rendered(self, some: Iterable[GpuRecord]) -> Lines:
         own = Lines()
         lines = self._device.lines(self._others(some, own))

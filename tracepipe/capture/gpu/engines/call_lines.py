@@ -1,6 +1,6 @@
 """Lines of the API calls that an injected library tells, by the decoder of the calls that probes tell.
 
-CALL_ENTER  ──▶  userspace B   args by the function's signature, launch, kernel
+CALL_ENTER  ──▶  userspace B   args by the function's signature, launch, kernel, stack
 CALL_EXIT   ──▶  userspace E   result by name, what came out; then what the call did:
                  memory I      alloc, free, alloc_host, free_host, set
                  transfer X    HtoD, …; I if it is asynchronous
@@ -15,7 +15,7 @@ from tracepipe.capture.gpu.engines.transport import GpuRecord
 from tracepipe.capture.gpu.engines.untrusted import Kept, Malformed
 from tracepipe.capture.gpu.engines.warp_records import CALL_ENTER, CALL_EXIT, HAS_ARGUMENTS, read_words
 from tracepipe.capture.records.calls import Calls
-from tracepipe.capture.records.line import BEGAN_AT, LAUNCH, Lines, joined
+from tracepipe.capture.records.line import BEGAN_AT, LAUNCH, STACK, Lines, joined
 from tracepipe.hooks.slots import MAX_SLOTS, slots
 
 _FIRST_WORDS: Final = 4  # as many as a probe's record of an entry has
@@ -36,15 +36,22 @@ class CallLines:
         self._threads: set[int] = set()
 
     def enter(
-        self, lines: Lines, record: GpuRecord, name: str, kernel: str, start_ns: int | None = None
+        self,
+        lines: Lines,
+        record: GpuRecord,
+        name: str,
+        kernel: str = "",
+        stack: int | None = None,
+        start_ns: int | None = None,
     ) -> None:
-        """Add the line of an entry; `name` is the function's, `kernel` that of a kernel which it launches.
+        """Add the line of an entry; `name` is the function's, `kernel` that of a kernel which it launches,
+        `stack` the id of where it is made.
 
         A call that began before `start_ns` begins there, and says when it did.
         """
         _, pid, tid, began_ns, payload = record
         time_ns = began_ns if start_ns is None else start_ns
-        number, launch, _, cpu, count, text_bytes = CALL_ENTER.unpack_from(payload)
+        number, launch, _, _, cpu, count, text_bytes = CALL_ENTER.unpack_from(payload)
         probe = self._number(name, number)
         text = bytes(payload[CALL_ENTER.size + 8 * count :])
         wanted = self._words[probe]
@@ -63,7 +70,8 @@ class CallLines:
         head, args = self._calls.enter(time_ns, tid, pid, probe, 0, *words[:_FIRST_WORDS], kernel=kernel)
         if start_ns is not None:
             args = joined(args, BEGAN_AT % began_ns)
-        lines.event(time_ns, head, pid, tid, cpu, args, LAUNCH % launch if launch else "")
+        more = (LAUNCH % launch if launch else "") + ("" if stack is None else STACK % stack)
+        lines.event(time_ns, head, pid, tid, cpu, args, more)
 
     def leave(self, lines: Lines, record: GpuRecord, name: str) -> None:
         """Add the line of a return, and that of what the call did to memory."""

@@ -1,8 +1,8 @@
 """What records of the channel that are kept need of those before them, which are not.
 
-kernels       names of kernels and functions, GPUs, notes, and that another profiler took CUPTI over
-warps         names, GPUs, notes, each stream's first launch, which numbers it, and the last launch of a
-              process; calls that are under way, and the last clock pairs
+kernels       names of kernels and functions, stacks, GPUs, notes, and that another profiler took CUPTI over
+warps         names, stacks, GPUs, notes, each stream's first launch, which numbers it, and the last launch
+              of a process; calls that are under way, and the last clock pairs
 annotations   texts and domains; ranges that are open
 """
 
@@ -20,6 +20,7 @@ from tracepipe.capture.gpu.engines.transport import (
     KIND_GPU,
     KIND_NAME,
     KIND_NOTE,
+    KIND_STACK,
     GpuRecord,
     records,
     whole_bytes,
@@ -107,7 +108,9 @@ class KernelsCarry(ChannelCarry):
 
     def __init__(self) -> None:
         super().__init__(
-            frozenset({KIND_NAME, KIND_GPU, KIND_NOTE, kernels.KIND_CALL_NAME, kernels.KIND_HELLO})
+            frozenset(
+                {KIND_NAME, KIND_STACK, KIND_GPU, KIND_NOTE, kernels.KIND_CALL_NAME, kernels.KIND_HELLO}
+            )
         )
         self._taken: dict[int, bytes] = {}
 
@@ -127,7 +130,7 @@ class WarpsCarry(ChannelCarry):
     """Carries records of the engine `warps`."""
 
     def __init__(self) -> None:
-        super().__init__(frozenset({KIND_NAME, KIND_GPU, KIND_NOTE, warps.KIND_MET}))
+        super().__init__(frozenset({KIND_NAME, KIND_STACK, KIND_GPU, KIND_NOTE, warps.KIND_MET}))
         self._launches: dict[int, bytes] = {}
         self._calls: dict[int, list[_Raw]] = {}
         self._clocks: dict[tuple[int, int], list[_Raw]] = {}

@@ -19,7 +19,13 @@ from typing import Final
 
 from tracepipe.capture.gpu.engines.annotation_records import EVENT_KINDS
 from tracepipe.capture.gpu.engines.connections import Connections
-from tracepipe.capture.gpu.engines.transport import ALIGNMENT, RECORD, whole_bytes
+from tracepipe.capture.gpu.engines.transport import (
+    ALIGNMENT,
+    KIND_STACK,
+    KIND_STACK_BEYOND,
+    RECORD,
+    whole_bytes,
+)
 from tracepipe.capture.records.loss import Loss
 from tracepipe.errors import CaptureUnavailable
 
@@ -42,8 +48,11 @@ _DROPPED: Final = struct.Struct(f"<{_KINDS}Q")
 _DROPPED_MAX: Final = 1 << 41
 """No recording drops more events of a kind than this: the counter was overwritten."""
 _BUSY, _COMMITTED = 1, 2
-_COMMON: Final = dict.fromkeys(EVENT_KINDS, "annotation")
-"""The layers of kinds of record that come with any engine."""
+_COMMON: Final = dict.fromkeys(EVENT_KINDS, "annotation") | dict.fromkeys(
+    (KIND_STACK, KIND_STACK_BEYOND), "stack"
+)
+"""The layers of kinds of record that come with any engine; stacks are of none, and lost as what they are."""
+_WHY: Final = {KIND_STACK_BEYOND: "more stacks of Python than are kept of a process"}
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
@@ -115,7 +124,7 @@ class Channel:
         since_ns, now_ns = self._losses_until_ns, time.monotonic_ns()
         self._losses_until_ns = now_ns
         counted = [
-            (_COMMON.get(kind) or layers.get(kind), count, (reasons or {}).get(kind, FULL))
+            (_COMMON.get(kind) or layers.get(kind), count, (_WHY | dict(reasons or {})).get(kind, FULL))
             for kind, count in self._new_dropped()
         ]
         counted += [(None, count, reason) for reason, count in self._faults.items()]

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from tracepipe.capture.gpu.engines.channel import CHANNEL_BYTES, Channel
 from tracepipe.capture.gpu.engines.channel_renderer import ChannelRenderer
+from tracepipe.capture.gpu.engines.transport import STACKS_VARIABLE
 from tracepipe.capture.records.loss import Loss
 from tracepipe.errors import CaptureUnavailable
 
@@ -30,18 +31,21 @@ class ChannelEngine(ABC):
         owner: tuple[int, int] | None,
         *,
         ring_bytes: int = CHANNEL_BYTES,
+        stacks: str = "python",
         lost_layers: Mapping[int, str] = _NONE,
         lost_why: Mapping[int, str] = _NONE,
     ) -> None:
-        """`owner` (user, group): who the command runs as. `lost_layers`: kind of record → layer; `lost_why`:
-        kind → reason, of kinds that are lost for another than a full channel. Raises CaptureUnavailable.
+        """`owner` (user, group): who the command runs as. `stacks`: of STACKS. `lost_layers`: kind of record
+        → layer; `lost_why`: kind → reason, of kinds that are lost for another than a full channel. Raises
+        CaptureUnavailable.
         """
         self._channel = Channel(ring_bytes, owner=owner)
+        self._stacks = stacks
         self._lost_layers, self._lost_why = lost_layers, lost_why
 
     def environment(self) -> dict[str, str]:
         """What the command's environment needs."""
-        return self._channel.environment()
+        return {STACKS_VARIABLE: self._stacks} | self._channel.environment()
 
     def enter(self, pids: Sequence[int]) -> None:
         """Record processes that run already. Raises CaptureUnavailable, as most engines are there from a

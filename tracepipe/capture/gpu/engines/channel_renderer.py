@@ -9,6 +9,7 @@ from typing import Any
 
 from tracepipe.capture.gpu.engines.carries import ChannelCarry
 from tracepipe.capture.gpu.engines.gpu_numbers import GpuNumbers
+from tracepipe.capture.gpu.engines.python_stacks import PythonStacks
 from tracepipe.capture.gpu.engines.spans import ChannelSpans
 from tracepipe.capture.gpu.engines.transport import GpuRecord, records
 from tracepipe.capture.gpu.engines.untrusted import Kept, Refused, whole_records
@@ -25,6 +26,7 @@ class ChannelRenderer(ABC):
         self._gpus = dict(gpus or {})
         self._numbers = GpuNumbers(gpus)
         self._kept, self._refused = Kept(), Refused()
+        self._stacks = PythonStacks(self._kept)
         self._notes: list[str] = []
         self._losses: dict[str, int] = {}
         self._resumed_ns: int | None = None  # while records of what began before are rendered
@@ -82,6 +84,10 @@ class ChannelRenderer(ABC):
     def begin_at(self, start_ns: int | None) -> None:
         """What is rendered from now on began before that; None: no more."""
         self._resumed_ns = start_ns
+
+    def last(self) -> Lines:
+        """Lines of what waited for something that has not come, when no more comes."""
+        return Lines()
 
     def counts(self, chunk: bytes) -> dict[str, int]:
         """Layer → events of the records in a chunk, which is not rendered."""

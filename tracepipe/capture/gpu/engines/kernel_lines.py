@@ -2,7 +2,8 @@
 
     channel ──▶ records ──▶ gpu_kernel X   launch, grid, block, stream
                             transfer X     HtoD, DtoH, …, memset: gpu, stream, size
-                            userspace X    calls with their results; `launch` on those that started kernels
+                            userspace X    calls with their results; launches with `launch` and sizes;
+                                           `stack` where a Python program made them
                             memory I       alloc, free, alloc_host, free_host: address, size, kind, call
 
 `native/kernel_records.h` draws the records. Times are CLOCK_MONOTONIC: CUPTI is made to use it and converts
@@ -39,12 +40,14 @@ from tracepipe.capture.gpu.engines.kernel_records import (
     SET,
     TAKEN,
 )
+from tracepipe.capture.gpu.engines.launch_arguments import LaunchArguments
 from tracepipe.capture.gpu.engines.launches import Launches
 from tracepipe.capture.gpu.engines.spans import KernelsSpans
 from tracepipe.capture.gpu.engines.transport import (
     KIND_GPU,
     KIND_NAME,
     KIND_NOTE,
+    KIND_STACK,
     GpuRecord,
     note,
     read_name,
@@ -54,6 +57,7 @@ from tracepipe.capture.gpu.engines.untrusted import REFUSALS, Malformed, add_los
 from tracepipe.capture.records.bounds import ID_LIMIT, INDEX_LIMIT
 from tracepipe.capture.records.line import Lines
 from tracepipe.capture.records.spans import Wanted
+from tracepipe.hooks.kernel_name import short_kernel_name
 
 _EVENT_BYTES: Final = {
     KIND_KERNEL: KERNEL.size,
@@ -85,6 +89,9 @@ class _Process:
     """Correlation of a call that takes or gives back memory → its function and thread: the last ones."""
     gpus: dict[int, int] = field(default_factory=dict)
     launches: Launches = field(default_factory=Launches)
+    arguments: LaunchArguments = field(default_factory=LaunchArguments)
+    now_ns: int = 0
+    """Until when its records have come."""
     is_realtime: bool = False
 
     def meet_allocation(self, correlation: int, name: str, tid: int) -> None:
@@ -100,6 +107,7 @@ class KernelsRenderer(ChannelRenderer):
         """`gpus`: number of each GPU by UUID, as the header has them."""
         super().__init__(gpus)
         self._processes: dict[int, _Process] = {}
+        self._short: dict[str, str] = {}
         self._take: dict[int, Callable[[_Process, GpuRecord], list[dict[str, Any]]]] = {
             KIND_KERNEL: self._kernels,
             KIND_COPY: self._copies,
@@ -128,15 +136,27 @@ class KernelsRenderer(ChannelRenderer):
     def _rendered(self, some: Iterable[GpuRecord]) -> Lines:
         """Lines of a chunk's records, in the order of their times."""
         events: list[dict[str, Any]] = []
+        whole: list[GpuRecord] = []
+        lines = Lines()
         # A kernel comes before its name where that found no room at first, and memory before its call.
-        whole = [record for record in some if self._each(record, self._hear) is not None]
+        for record in some:
+            if self._each(record, self._hear) is not None:
+                whole.append(record)
         for record in sorted(whole, key=lambda record: record.kind == KIND_MEMORY):
             events += self._each(record, self._made) or ()
+        for process in self._processes.values():
+            events += _clocked(process, process.arguments.late(process.now_ns))
         events += self._taken_over(whole)
-        events.sort(key=lambda event: int(event["ts_ns"]))
+        for stack in self._stacks.take_new():
+            lines.record(stack)
+        _add(lines, events)
+        return lines
+
+    def last(self) -> Lines:
+        """Calls whose kernels have not come."""
         lines = Lines()
-        for event in events:
-            lines.record(event)
+        processes = self._processes.values()
+        _add(lines, [event for process in processes for event in _clocked(process, process.arguments.late())])
         return lines
 
     def _each(
@@ -152,11 +172,8 @@ class KernelsRenderer(ChannelRenderer):
     def _made(self, process: _Process, record: GpuRecord) -> list[dict[str, Any]]:
         """The events of a record."""
         take = self._take.get(record.kind)
-        made = take(process, record) if take else []
-        if process.is_realtime:
-            for event in made:
-                event["clock"] = "realtime"
-        return made
+        process.now_ns = max(process.now_ns, record.time_ns)
+        return _clocked(process, take(process, record) if take else [])
 
     def _process(self, pid: int) -> _Process:
         process = self._processes.get(pid)
@@ -177,6 +194,8 @@ class KernelsRenderer(ChannelRenderer):
             name = _VERSION.sub("", text(payload, CALL_NAME.size))
             self._kept.take(_NAME_BYTES + len(name))
             process.functions[domain, function] = (name, "Launch" in name, bool(_ALLOCATES.search(name)))
+        elif kind == KIND_STACK:
+            self._stacks.take(record)
         elif kind == KIND_GPU:
             index, number = self._numbers.meet(payload)
             self._kept.take(_NAME_BYTES)
@@ -215,7 +234,21 @@ class KernelsRenderer(ChannelRenderer):
         return losses
 
     def _kernels(self, process: _Process, record: GpuRecord) -> list[dict[str, Any]]:
-        return [self._kernel(process, record.pid, values) for values in KERNEL.iter_unpack(record.payload)]
+        some = list(KERNEL.iter_unpack(record.payload))
+        events = [self._kernel(process, record.pid, values) for values in some]
+        for values, kernel in zip(some, tuple(events), strict=True):
+            events += process.arguments.kernel(values[7], self._launched(kernel, values[18]))
+        return events
+
+    def _launched(self, kernel: dict[str, Any], shared_bytes: int) -> dict[str, Any]:
+        """The arguments of a kernel's launch, as its call has them with other engines."""
+        name = kernel["name"]
+        short = self._short.get(name)
+        if short is None:
+            self._kept.take(_NAME_BYTES + 2 * len(name))
+            short = self._short[name] = short_kernel_name(name)
+        launched = {what: kernel[what] for what in ("grid", "block")}
+        return launched | {"shared_bytes": shared_bytes, "stream": kernel["stream"], "kernel": short}
 
     def _kernel(self, process: _Process, pid: int, values: tuple[int, ...]) -> dict[str, Any]:
         start_ns, end_ns, name, node, gpu, context, stream, correlation = values[:8]
@@ -271,8 +304,11 @@ class KernelsRenderer(ChannelRenderer):
         return events
 
     def _calls(self, process: _Process, record: GpuRecord) -> list[dict[str, Any]]:
-        events, number, pid = [], process.number << 32, record.pid
-        for start_ns, end_ns, domain, function, tid, correlation, result in CALL.iter_unpack(record.payload):
+        number, pid = process.number << 32, record.pid
+        events: list[dict[str, Any]] = []
+        for start_ns, end_ns, stack, domain, function, tid, correlation, result in CALL.iter_unpack(
+            record.payload
+        ):
             check_span(start_ns, end_ns)
             if tid > ID_LIMIT:
                 raise Malformed
@@ -293,8 +329,13 @@ class KernelsRenderer(ChannelRenderer):
             }
             if is_launch:
                 event["launch"] = number | correlation
+            if (made_at := self._stacks.id_of(pid, stack)) is not None:
+                event["stack"] = made_at
             event["args"] = {"result": result}
-            events.append(event)
+            if is_launch:
+                events += process.arguments.call(correlation, event, record.time_ns)
+            else:
+                events.append(event)
         return events
 
     def _memory(self, process: _Process, record: GpuRecord) -> list[dict[str, Any]]:
@@ -315,6 +356,21 @@ class KernelsRenderer(ChannelRenderer):
             event["args"] = args | ({"call": call} if call else {})
             events.append(event)
         return events
+
+
+def _clocked(process: _Process, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Events with the clock of their times, where that is not the recording's."""
+    if process.is_realtime:
+        for event in events:
+            event["clock"] = "realtime"
+    return events
+
+
+def _add(lines: Lines, events: list[dict[str, Any]]) -> None:
+    """Add events in the order of their times."""
+    events.sort(key=lambda event: int(event["ts_ns"]))
+    for event in events:
+        lines.record(event)
 
 
 def _transfer(

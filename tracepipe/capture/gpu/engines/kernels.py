@@ -45,6 +45,7 @@ class KernelsEngine(ChannelEngine):
         library: Path,
         *,
         calls: str = "all",
+        stacks: str = "python",
         ring_bytes: int = CHANNEL_BYTES,
         owner: tuple[int, int] | None = None,
         gpus: Sequence[Mapping[str, Any]] = (),
@@ -53,7 +54,7 @@ class KernelsEngine(ChannelEngine):
         command runs as. `gpus`: those that there are, as a header has them. Raises CaptureUnavailable.
         """
         self._calls = calls_text(calls)
-        super().__init__(owner, ring_bytes=ring_bytes, lost_layers=LAYERS, lost_why=_REASONS)
+        super().__init__(owner, ring_bytes=ring_bytes, stacks=stacks, lost_layers=LAYERS, lost_why=_REASONS)
         self._library = library
         self.gpus = gpus
         self._renderer = KernelsRenderer(numbers_of(gpus))

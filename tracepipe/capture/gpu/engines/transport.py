@@ -11,12 +11,16 @@ from typing import Final, NamedTuple
 
 INJECTION_VARIABLE: Final = "CUDA_INJECTION64_PATH"
 """What CUDA's driver takes the library from that it loads into a program."""
+STACKS_VARIABLE: Final = "TRACEPIPE_GPU_STACKS"
+"""What the libraries find `off` in where they are to read no frames of Python."""
 NVTX_VARIABLE: Final = "NVTX_INJECTION64_PATH"
 """What NVTX takes the library from that it loads into a program."""
 KIND_NAME: Final = 1
 KIND_GPU: Final = 2
 KIND_CLOCK: Final = 3
 KIND_NOTE: Final = 4
+KIND_STACK: Final = 5
+KIND_STACK_BEYOND: Final = 6
 
 NAME: Final = struct.Struct("<Q")
 """What stands for a name in its process; the name follows."""

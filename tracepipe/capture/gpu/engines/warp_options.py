@@ -24,7 +24,8 @@ class WarpOptions:
     from 0, in the same form. `memory_bytes` is room on each GPU for records in flight, None: the library
     decides. After `budget_warps` warps no further launch is recorded, None: all are. `launches_per_kernel`:
     of the launches, the first ones of each kernel alone, 0 or None: all. `calls`: which API calls are
-    recorded. `thread_exits`: a line for each thread's exit is written, after its warp's record.
+    recorded. `stacks`: of STACKS. `thread_exits`: a line for each thread's exit is written, after its warp's
+    record.
     """
 
     kernels: str = ""
@@ -34,6 +35,7 @@ class WarpOptions:
     budget_warps: int | None = None
     launches_per_kernel: int | None = None
     calls: str = "all"
+    stacks: str = "python"
     thread_exits: bool = False
 
     def check(self) -> None:

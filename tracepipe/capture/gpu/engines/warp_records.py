@@ -29,7 +29,7 @@ CLOCK: Final = struct.Struct("<IxxxxQQQ")
 HAS_ARGUMENTS: Final = 1 << 62
 """Of a function's name: its records have its arguments."""
 # native/call_arguments.h draws these two.
-CALL_ENTER: Final = struct.Struct("<QQQIHH")  # name, launch, kernel's name, cpu, words, bytes of text
+CALL_ENTER: Final = struct.Struct("<QQQQIHH")  # name, launch, kernel's name, stack, cpu, words, bytes of text
 CALL_EXIT: Final = struct.Struct("<QIIQ")  # name, result, cpu, what the out argument points to
 LOST_WARPS: Final = struct.Struct("<QIIQ")  # launch, gpu, why, warps
 KERNEL: Final = struct.Struct("<QQQI3I3I3IQIIQQQQQ")

@@ -26,6 +26,7 @@ from tracepipe.capture.gpu.engines.transport import (
     KIND_GPU,
     KIND_NAME,
     KIND_NOTE,
+    KIND_STACK,
     NAME,
     GpuRecord,
     note,
@@ -78,7 +79,7 @@ class WarpsEngine(ChannelEngine):
         self.gpus = gpus
         self.clocks: Sequence[str] = [f"globaltimer:{gpu['index']}" for gpu in gpus] or ["globaltimer:0"]
         api = ApiCalls()
-        super().__init__(owner, lost_layers=_LAYERS)
+        super().__init__(owner, stacks=self._options.stacks, lost_layers=_LAYERS)
         self._table = write_table(api.table())
         self._renderer = WarpRenderer(
             numbers_of(gpus), api, thread_exits=self._options.thread_exits, wanted=self._options.kernels
@@ -234,6 +235,8 @@ class WarpRenderer(ChannelRenderer):
             number, name = read_name(payload)
             self._kept.take(_ENTRY_BYTES + 2 * len(name))
             process.names[number] = name
+        elif kind == KIND_STACK:
+            self._stacks.take(record)
         elif kind == KIND_GPU:
             index, number = self._numbers.meet(payload)
             self._kept.take(_ENTRY_BYTES)
@@ -257,9 +260,12 @@ class WarpRenderer(ChannelRenderer):
         if record.kind == layout.KIND_CALL_EXIT:
             self._calls.leave(lines, record, process.name(name))
             return
-        kernel = layout.CALL_ENTER.unpack_from(record.payload)[2]
+        _, _, kernel, stack, *_ = layout.CALL_ENTER.unpack_from(record.payload)
         launched = self._kernel_name(process.name(kernel)) if kernel else ""
-        self._calls.enter(lines, record, process.name(name), launched, self._resumed_ns)
+        at = self._stacks.id_of(record.pid, stack)
+        for said in self._stacks.take_new():
+            lines.record(said)
+        self._calls.enter(lines, record, process.name(name), launched, at, self._resumed_ns)
 
     def _kernel(self, process: _Process, record: GpuRecord) -> dict[str, Any] | None:
         """The event of a launch, whose warps follow; None if none of them was seen."""

@@ -5,9 +5,9 @@
 //
 // Payload of KIND_CALL_ENTER, and of KIND_CALL_EXIT:
 //
-//     0      8        16       24      28      30      32
-//     | name | launch | kernel | cpu   | words | text  | words × u64 | text …    launch, kernel: 0 for none
-//     |      | u64    | name   | u32   | u16   | bytes |
+//     0      8        16       24      32      36      38      40
+//     | name | launch | kernel | stack | cpu   | words | text  | words × u64 | text …    0 where there is none
+//     |      | u64    | name   |       | u32   | u16   | bytes |
 //
 //     0      8        12      16      24
 //     | name | result | cpu   | out   |                  out: what its pointer points to, 0 if the call failed
@@ -51,7 +51,7 @@ struct CallLayout {
 };
 
 struct CallEnter {
-    uint64_t name, launch, kernel;
+    uint64_t name, launch, kernel, stack;
     uint32_t cpu;
     uint16_t words, text_bytes;
     char rest[CALL_WORDS * 8 + CALL_TEXT_BYTES];
@@ -61,7 +61,7 @@ struct CallExit {
     uint32_t result, cpu;
     uint64_t out;
 };
-static_assert(offsetof(CallEnter, rest) == 32 && sizeof(CallExit) == 24, "");
+static_assert(offsetof(CallEnter, rest) == 40 && sizeof(CallExit) == 24, "");
 
 class CallTable {
   public:
@@ -165,10 +165,10 @@ inline uint64_t function_name(bool is_runtime, unsigned id, const CallLayout *la
 }
 
 // At the entry, on the calling thread. `layout` may be null.
-inline void put_call_enter(Channel &channel, uint64_t name, uint64_t launch, uint64_t kernel, const CallLayout *layout,
-                           const void *parameters) {
+inline void put_call_enter(Channel &channel, uint64_t name, uint64_t launch, uint64_t kernel, uint64_t stack,
+                           const CallLayout *layout, const void *parameters) {
     CallEnter record;
-    record.name = name, record.launch = launch, record.kernel = kernel;
+    record.name = name, record.launch = launch, record.kernel = kernel, record.stack = stack;
     record.cpu = uint32_t(sched_getcpu());
     record.words = record.text_bytes = 0;
     if (layout && parameters) {

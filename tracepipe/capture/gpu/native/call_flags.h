@@ -1,4 +1,4 @@
-// What a function of CUDA's means for the engine `warps`, by its name.
+// What a function of CUDA's means for the engines, by its name.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -16,6 +16,7 @@ enum CallFlag : uint16_t {
     CALL_LEFT_OUT = 128,  // call_choice.h does not want it recorded
     CALL_UNLOADS = 256,
     CALL_ENDS_STREAM = 512,
+    CALL_HAS_STACK = 1024,  // where it is made is worth its cost: it launches, copies, sets or allocates
 };
 
 inline uint16_t call_flags(bool is_runtime, const char *function) {
@@ -28,7 +29,9 @@ inline uint16_t call_flags(bool is_runtime, const char *function) {
         flags |= CALL_ENDS_CONTEXT | CALL_UNLOADS;
     if (begins("cuModuleUnload") || begins("cuLibraryUnload")) flags |= CALL_UNLOADS;
     if (begins("cuStreamDestroy")) flags |= CALL_ENDS_STREAM;
-    if (strstr(function, "Synchronize")) flags |= CALL_WAITS;
+    auto has = [&](const char *word) { return strstr(function, word) != nullptr; };
+    if (has("Synchronize")) flags |= CALL_WAITS;
+    if (has("Launch") || has("Memcpy") || has("Memset") || has("lloc") || has("MemCreate")) flags |= CALL_HAS_STACK;
     if (begins("cuStreamBeginCapture")) flags |= CALL_BEGINS_CAPTURE;
     if (begins("cuStreamEndCapture")) flags |= CALL_ENDS_CAPTURE;
     return flags;

@@ -56,6 +56,7 @@ struct Set {
 
 struct Call {
     uint64_t start_ns, end_ns;
+    uint64_t stack;  // number of a STACK record, 0 without one
     uint32_t domain, cbid, tid, correlation, result, zero;  // domain: 1 driver, 2 runtime
 };
 
@@ -67,6 +68,6 @@ struct Memory {
 };
 
 static_assert(sizeof(Hello) == 32 && sizeof(Kernel) == 104 && sizeof(Copy) == 64);
-static_assert(sizeof(Set) == 64 && sizeof(Call) == 40 && sizeof(Memory) == 48);
+static_assert(sizeof(Set) == 64 && sizeof(Call) == 48 && sizeof(Memory) == 48);
 
 }  // namespace tracepipe

@@ -8,11 +8,14 @@
 // Nothing here waits for the GPU, or makes a CUDA call but the heartbeat's and, in a process that runs already, those that
 // ask what GPUs there are.
 #include "call_choice.h"
+#include "call_flags.h"
+#include "call_stacks.h"
 #include "demangle.h"
 #include "gpu_record.h"
 #include "heartbeat.h"
 #include "kernel_records.h"
 #include "own_thread.h"
+#include "redirect.h"
 #include "transport.h"
 
 #include <chrono>
@@ -64,6 +67,7 @@ constexpr CUpti_ActivityKind CALLS[] = {CUPTI_ACTIVITY_KIND_RUNTIME, CUPTI_ACTIV
 Channel channel;
 Heartbeat heartbeat;
 CallChoice &choice = *new CallChoice;  // as the translator, which asks it
+CallStacks &stacks = *new CallStacks;
 pid_t owner;
 
 // Records of one kind, sent when a batch is full and when a buffer is done.
@@ -91,6 +95,7 @@ class Translator {
     void translate(uint8_t *buffer, size_t bytes) {
         std::lock_guard lock(mutex_);
         CUpti_Activity *activity = nullptr;
+        stacks.collect();
         while (cuptiActivityGetNextRecord(buffer, bytes, &activity) == CUPTI_SUCCESS) take(activity);
         kernels_.send();
         copies_.send();
@@ -201,13 +206,15 @@ class Translator {
             const char *name = nullptr;
             uint32_t head[] = {uint32_t(domain), from.cbid};
             if (cuptiGetCallbackName(domain, from.cbid, &name) != CUPTI_SUCCESS || !name) name = "unknown";
-            bool is_wanted = choice.takes(name);
-            if (!is_wanted || channel.put(KIND_CALL_NAME, head, sizeof head, name, 0))
-                known = called_.emplace(key, is_wanted).first;
+            uint16_t flags = choice.takes(name) ? call_flags(!is_driver, name) : uint16_t(CALL_LEFT_OUT);
+            if (flags == CALL_LEFT_OUT || channel.put(KIND_CALL_NAME, head, sizeof head, name, 0))
+                known = called_.emplace(key, flags).first;
         }
+        uint16_t flags = known == called_.end() ? 0 : known->second;
         // There are some before the functions that are not wanted have been disabled.
-        if (known != called_.end() && !known->second) return;
-        calls_.add({from.start, from.end, uint32_t(domain), from.cbid, from.threadId, from.correlationId,
+        if (flags & CALL_LEFT_OUT) return;
+        uint64_t stack = flags & CALL_HAS_STACK ? stacks.at(from.threadId, from.start) : 0;
+        calls_.add({from.start, from.end, stack, uint32_t(domain), from.cbid, from.threadId, from.correlationId,
                     from.returnValue, 0});
     }
 
@@ -238,7 +245,7 @@ class Translator {
     std::mutex mutex_;
     std::unordered_map<const char *, std::pair<std::string, uint64_t>> names_;
     uint64_t names_sent_ = 0;
-    std::unordered_map<uint64_t, bool> called_;  // functions, and whether they are wanted
+    std::unordered_map<uint64_t, uint16_t> called_;  // functions, and what call_flags.h says of them
     Batch<Kernel> kernels_{KIND_KERNEL};
     Batch<Copy> copies_{KIND_COPY};
     Batch<Set> sets_{KIND_SET};
@@ -291,6 +298,7 @@ void tell_taken() {
 // Sends what there is yet, once. Called with end_mutex held.
 void send_last() {
     is_ended = true;
+    stacks.close();
     for (uint64_t beat = 0; beat < MISSED_AT_END; beat++) {
         heartbeat.beat();
         cuptiActivityFlushAll(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
@@ -307,17 +315,31 @@ void disable_calls() {
 // It stays in the process: after cuptiFinalize other threads crash in CUPTI that are in a call of CUDA's just then,
 // also if it is called where its documentation says, at the exit of a call (CUPTI 13.0, driver 580). We have no
 // subscription that could stand in another profiler's way.
-void let_go() {
+void let_go(bool is_taken = false) {
     send_last();
     if (heartbeat.missed() < MISSED_AT_END) {
         disable_calls();
         for (const Work &work : WORK) cuptiActivityDisable(work.kind);
         cuptiActivityFlushAll(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
     } else {
-        tell_taken();
+        is_taken = true;
     }
+    if (is_taken) tell_taken();
     channel.close();
 }
+
+// Another profiler is about to give CUPTI buffers. CUPTI would fill ours first, and give them to it, which does not
+// know them: its profile would lack what is in them. PyTorch's came without any kernel in some runs.
+CUptiResult other_registers(CUpti_BuffersCallbackRequestFunc gives, CUpti_BuffersCallbackCompleteFunc takes) {
+    {
+        std::lock_guard lock(end_mutex);
+        if (getpid() == owner && !is_ended) let_go(true);
+        flush_end.notify_all();
+    }
+    return cuptiActivityRegisterCallbacks(gives, takes);
+}
+Redirect &redirect = *new Redirect("libcupti.so", "cuptiActivityRegisterCallbacks",
+                                   reinterpret_cast<void *>(&other_registers));
 
 void flush_often(void *) {
     std::unique_lock lock(end_mutex);
@@ -327,10 +349,12 @@ void flush_often(void *) {
                 let_go();
                 break;
             }
+            redirect.look();
             heartbeat.beat();
             cuptiActivityFlushAll(0);
             if (heartbeat.missed() < MISSED_BETWEEN) continue;
             is_ended = true;
+            stacks.close();
             tell_taken();
             channel.close();
         }
@@ -352,7 +376,12 @@ uint64_t realtime_ns() {
     return uint64_t(now.tv_sec) * 1000000000u + uint64_t(now.tv_nsec);
 }
 
-uint64_t CUPTIAPI cupti_clock() { return monotonic_ns(); }
+// On any thread, those that call CUDA among them.
+uint64_t CUPTIAPI cupti_clock() {
+    uint64_t now_ns = monotonic_ns();
+    stacks.note(now_ns, channel);
+    return now_ns;
+}
 
 void say_hello() {
     bool is_monotonic = cuptiActivityRegisterTimestampCallback(cupti_clock) == CUPTI_SUCCESS;
@@ -416,6 +445,7 @@ Attached begin(bool is_late) {
     is_begun = true, is_ended = false;
     owner = getpid();
     translator.begin_anew();
+    stacks.open();
     say_hello();
     if (is_late) say_gpus();
     cuptiSetThreadIdType(CUPTI_ACTIVITY_THREAD_ID_TYPE_SYSTEM);
@@ -427,6 +457,7 @@ Attached begin(bool is_late) {
         if (!enable(work) && work.kind == CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL) return give_up();
     // Not SYNCHRONIZATION: with it each synchronising call takes 0.6 ms more (H200, CUPTI 13.0).
     enable_calls();
+    redirect.look();
     heartbeat.start();
     if (!is_first) {
         flush_end.notify_all();

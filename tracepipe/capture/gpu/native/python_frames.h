@@ -8,7 +8,8 @@
 // A thread's own frames stand still while it is in our code, and hold on to their code. Where the parts of these
 // structs lie is the same in all releases of a minor version of CPython (3.10 to 3.13, without the builds that have no
 // GIL, and those with Py_TRACE_REFS). The first walk of a process is done by process_vm_readv, which fails where
-// memory cannot be read; if anything is not as it should be, nothing is read any more.
+// memory cannot be read; if anything is not as it should be, nothing is read any more. Nor is it once the interpreter
+// ends, as it frees the states of threads that still run.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -20,6 +21,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "settings.h"
 #include "utf8.h"
 
 namespace tracepipe {
@@ -32,15 +34,20 @@ struct PythonFrame {
 
 class PythonFrames {
   public:
-    static constexpr unsigned FRAMES_MAX = 64;
+    static constexpr unsigned FRAMES_MAX = 128;
 
-    // Whether there is a Python in this process whose frames can be read. Others than that are not asked for again.
+    // Whether there is a Python in this process whose frames can be read, and they are wanted
+    // (TRACEPIPE_GPU_STACKS).
     bool open() {
+        const char *set = settings().get("TRACEPIPE_GPU_STACKS");
+        if (set && strcmp(set, "off") == 0) return false;
         auto version = reinterpret_cast<const char *(*)()>(dlsym(RTLD_DEFAULT, "Py_GetVersion"));
         auto state = reinterpret_cast<State>(dlsym(RTLD_DEFAULT, "PyGILState_GetThisThreadState"));
+        is_ending_ = reinterpret_cast<Asked>(dlsym(RTLD_DEFAULT, "_Py_IsFinalizing"));
+        if (!is_ending_) is_ending_ = reinterpret_cast<Asked>(dlsym(RTLD_DEFAULT, "Py_IsFinalizing"));
         code_type_ = reinterpret_cast<uintptr_t>(dlsym(RTLD_DEFAULT, "PyCode_Type"));
         int minor = 0;
-        if (!version || !state || !code_type_ || sscanf(version(), "3.%d", &minor) != 1) return false;
+        if (!version || !state || !code_type_ || !is_ending_ || sscanf(version(), "3.%d", &minor) != 1) return false;
         if (minor < 10 || minor > 13 || strstr(version(), "free-threading")) return false;
         layout_ = &LAYOUTS[minor - 10];
         state_ = state;
@@ -48,40 +55,48 @@ class PythonFrames {
     }
     // The frames of this thread, innermost first; how many.
     unsigned read(PythonFrame *frames) {
-        State state = state_.load(std::memory_order_acquire);
-        auto thread = state ? reinterpret_cast<uintptr_t>(state()) : 0;
-        if (!thread) return 0;
-        bool is_safe = !is_proven_;
-        unsigned count = 0;
-        bool is_good = walk(thread, frames, count, is_safe);
-        if (!is_good) return state_ = nullptr, 0;
-        if (count) is_proven_ = true;
-        return count;
+        unsigned further = 0;
+        return read(frames, further, false);
     }
-    // A number for frames that are the same: of the same code, at the same place, and with what names it.
+    // The same, with how many there are further out.
+    unsigned read_all(PythonFrame *frames, unsigned &further) { return read(frames, further, true); }
+    // A number for frames that are the same: of the same code, at the same place, and with what names it. The values of
+    // a frame are mixed independently of each other, and so is read what they come from: a launch waits for it.
     uint64_t hash(const PythonFrame *frames, unsigned count) const {
         uint64_t hash = count;
-        auto mix = [&](uint64_t value) { hash = (hash ^ value) * 0x9e3779b97f4a7c15u, hash ^= hash >> 29; };
         for (unsigned at = 0; at < count; at++) {
             uintptr_t code = frames[at].code;
-            mix(code), mix(uint64_t(frames[at].at));
+            uintptr_t name = word_at(code + layout_->name), file = word_at(code + layout_->filename);
+            uint64_t mixed = code * 0x9e3779b97f4a7c15u + uint64_t(frames[at].at) * 0xbf58476d1ce4e5b9u;
+            mixed += word_at(code + layout_->linetable) * 0x94d049bb133111ebu;
+            mixed += *reinterpret_cast<uint32_t *>(code + layout_->first_line) * 0xd6e8feb86659fd93u;
             // Another code may be where one was that is gone, and so may be what names it.
-            mix(hash_of(*reinterpret_cast<uintptr_t *>(code + layout_->name)));
-            mix(hash_of(*reinterpret_cast<uintptr_t *>(code + layout_->filename)));
-            uintptr_t table = *reinterpret_cast<uintptr_t *>(code + layout_->linetable);
-            mix(table), mix(*reinterpret_cast<uint64_t *>(table + BYTES_SIZE));
-            mix(*reinterpret_cast<uint32_t *>(code + layout_->first_line));
+            mixed += name * 0xa0761d6478bd642fu + hash_of(name) * 0xe7037ed1a0b428dbu;
+            mixed += file * 0x8ebc6af09c88c6e3u + hash_of(file) * 0x589965cc75374cc3u;
+            hash = (hash ^ mixed) * 0x9e3779b97f4a7c15u, hash ^= hash >> 32;
         }
         return hash;
     }
     // `train.py:41 step`, with the whole path of the file. Called while the frame is open.
     std::string name_of(const PythonFrame &frame) const {
-        std::string file = text_at(frame.code + layout_->filename), name = text_at(frame.code + layout_->name);
-        return file + ":" + std::to_string(line_of(frame)) + " " + name;
+        return file_of(frame) + ":" + std::to_string(line_of(frame)) + " " + function_of(frame);
+    }
+    // The parts of that; the function with its class where Python keeps that, from 3.11 on.
+    std::string file_of(const PythonFrame &frame) const { return text_at(frame.code + layout_->filename); }
+    std::string function_of(const PythonFrame &frame) const { return text_at(frame.code + layout_->name); }
+    int line_of(const PythonFrame &frame) const {
+        int line = *reinterpret_cast<int32_t *>(frame.code + layout_->first_line);
+        uintptr_t table = *reinterpret_cast<uintptr_t *>(frame.code + layout_->linetable);
+        int64_t size = std::min(*reinterpret_cast<int64_t *>(table + BYTES_SIZE), TABLE_MAX);
+        auto *at = reinterpret_cast<const uint8_t *>(table + BYTES_DATA), *end = at + size;
+        if (frame.at < 0) return line;
+        auto line_by = layout_->instructions == NONE ? line_by_pairs : line_by_entries;
+        return line_by(at, end, line, frame.at);
     }
 
   private:
     using State = void *(*)();
+    using Asked = int (*)();
     // Offsets in bytes. Of the thread: where the way to its frame begins, and, where that has a stop more, the
     // frame's place in that. `at`: the instruction, which 3.10 counts and the others point to.
     struct Layout {
@@ -96,58 +111,77 @@ class PythonFrames {
         {56, 0, 8, 0, 56, 70, 112, 128, 136, 68, 176, 192, 40, 56},
         {72, NONE, 8, 0, 56, 70, 112, 128, 136, 68, 184, 200, 40, 56},
     };
+    static constexpr unsigned MET_MAX = 1 << 16;  // a chain that has no end is none
     static constexpr uint8_t OF_GENERATOR = 1, OF_C = 3;
     static constexpr unsigned BYTES_SIZE = 16, BYTES_DATA = 32, TEXT_LENGTH = 16, TEXT_HASH = 24, TEXT_STATE = 32;
     static constexpr int64_t UNIT_BYTES = 2, TEXT_MAX = 1024, TABLE_MAX = 1 << 20;
 
-    template <typename Value> static bool take(uintptr_t at, Value &value, bool is_safe) {
+    template <bool is_safe, typename Value> static bool take(uintptr_t at, Value &value) {
         if (!is_safe) return memcpy(&value, reinterpret_cast<void *>(at), sizeof value), true;
         iovec to{&value, sizeof value}, from{reinterpret_cast<void *>(at), sizeof value};
         return process_vm_readv(getpid(), &to, 1, &from, 1, 0) == ssize_t(sizeof value);
     }
-    bool walk(uintptr_t thread, PythonFrame *frames, unsigned &count, bool is_safe) const {
+    unsigned read(PythonFrame *frames, unsigned &further, bool is_all) {
+        State state = state_.load(std::memory_order_acquire);
+        auto thread = state && !is_ending_() ? reinterpret_cast<uintptr_t>(state()) : 0;
+        if (!thread) return 0;
+        unsigned count = 0;
+        bool is_good = (is_proven_ ? walk<false>(thread, frames, count, is_all ? &further : nullptr)
+                                    : walk<true>(thread, frames, count, is_all ? &further : nullptr));
+        if (!is_good) return state_ = nullptr, 0;
+        if (count) is_proven_ = true;
+        return count;
+    }
+    template <bool is_safe>
+    bool walk(uintptr_t thread, PythonFrame *frames, unsigned &count, unsigned *further) const {
         const Layout &layout = *layout_;
         uintptr_t frame = 0;
-        if (!take(thread + layout.thread, frame, is_safe)) return false;
-        if (layout.between != NONE && frame && !take(frame + layout.between, frame, is_safe)) return false;
-        for (unsigned met = 0; frame && count < FRAMES_MAX && met < 4 * FRAMES_MAX; met++) {
-            PythonFrame &found = frames[count];
-            int is_shown = look(frame, found, is_safe);
-            if (is_shown < 0 || !take(frame + layout.previous, frame, is_safe)) return false;
-            count += is_shown > 0;
+        if (!take<is_safe>(thread + layout.thread, frame)) return false;
+        if (layout.between != NONE && frame && !take<is_safe>(frame + layout.between, frame)) return false;
+        PythonFrame beyond;
+        for (unsigned met = 0; frame && met < MET_MAX; met++) {
+            bool has_room = count < FRAMES_MAX;
+            if (!has_room && !further) break;
+            int is_shown = look<is_safe>(frame, has_room ? frames[count] : beyond);
+            if (is_shown < 0 || !take<is_safe>(frame + layout.previous, frame)) return false;
+            (has_room ? count : *further) += is_shown > 0;
         }
         return true;
     }
     // One frame: 1, or 0 for one that Python does not show, or −1 where it is none.
-    int look(uintptr_t frame, PythonFrame &found, bool is_safe) const {
+    template <bool is_safe> int look(uintptr_t frame, PythonFrame &found) const {
         const Layout &layout = *layout_;
         uint8_t owner = 0;
-        if (layout.owner != NONE && !take(frame + layout.owner, owner, is_safe)) return -1;
+        if (layout.owner != NONE && !take<is_safe>(frame + layout.owner, owner)) return -1;
         if (owner == OF_C) return 0;
         uintptr_t type = 0;
-        if (!take(frame + layout.code, found.code, is_safe) || !take(found.code + 8, type, is_safe)) return -1;
+        if (!take<is_safe>(frame + layout.code, found.code) || !take<is_safe>(found.code + 8, type)) return -1;
         if (type != code_type_) return -1;
         if (layout.instructions == NONE) {
             int32_t at = 0;
-            if (!take(frame + layout.at, at, is_safe)) return -1;
+            if (!take<is_safe>(frame + layout.at, at)) return -1;
             found.at = int64_t(at) * UNIT_BYTES;
             return 1;
         }
         uintptr_t at = 0;
         int32_t first = 0;
-        if (!take(frame + layout.at, at, is_safe) || !take(found.code + layout.first_traced, first, is_safe)) return -1;
+        if (!take<is_safe>(frame + layout.at, at) || !take<is_safe>(found.code + layout.first_traced, first)) return -1;
         found.at = int64_t(at - (found.code + layout.instructions));
         return owner == OF_GENERATOR || found.at >= first * UNIT_BYTES;
     }
 
-    // Of a str: the hash that it keeps, once it was asked for, else one of what it has.
+    static uint64_t word_at(uintptr_t at) { return *reinterpret_cast<uint64_t *>(at); }
+    // Of a str: the hash that it keeps, once it was asked for, else one of its length and its end. Paths of files,
+    // which nobody has asked for theirs, differ there.
     uint64_t hash_of(uintptr_t text) const {
-        uint64_t hash = *reinterpret_cast<uint64_t *>(text + TEXT_HASH);
-        if (hash != ~uint64_t(0) || !is_compact(text)) return hash;
-        auto length = std::min(*reinterpret_cast<int64_t *>(text + TEXT_LENGTH), TEXT_MAX);
-        const uint8_t *data = data_of(text);
-        for (int64_t at = 0; at < length * width_of(text); at++) hash = (hash ^ data[at]) * 0x100000001b3u;
-        return hash;
+        uint64_t hash = word_at(text + TEXT_HASH);
+        if (hash != ~uint64_t(0)) return hash;
+        uint64_t length = word_at(text + TEXT_LENGTH);
+        if (!is_compact(text) || length < 16) return length;
+        const uint8_t *end = data_of(text) + length * uint64_t(width_of(text));
+        uint64_t parts[2];
+        memcpy(parts, end - sizeof parts, sizeof parts);
+        return (length ^ parts[0]) * 0x9e3779b97f4a7c15u ^ parts[1];
     }
     static uint32_t state_of(uintptr_t text) { return *reinterpret_cast<uint32_t *>(text + TEXT_STATE); }
     static bool is_compact(uintptr_t text) { return state_of(text) >> 5 & 1; }
@@ -171,15 +205,6 @@ class PythonFrames {
             append_utf8(out, letter);
         }
         return out;
-    }
-    int line_of(const PythonFrame &frame) const {
-        int line = *reinterpret_cast<int32_t *>(frame.code + layout_->first_line);
-        uintptr_t table = *reinterpret_cast<uintptr_t *>(frame.code + layout_->linetable);
-        int64_t size = std::min(*reinterpret_cast<int64_t *>(table + BYTES_SIZE), TABLE_MAX);
-        auto *at = reinterpret_cast<const uint8_t *>(table + BYTES_DATA), *end = at + size;
-        if (frame.at < 0) return line;
-        auto line_by = layout_->instructions == NONE ? line_by_pairs : line_by_entries;
-        return line_by(at, end, line, frame.at);
     }
     // PEP 626: bytes of code and lines, −128 for none.
     static int line_by_pairs(const uint8_t *at, const uint8_t *end, int line, int64_t wanted) {
@@ -220,6 +245,7 @@ class PythonFrames {
     std::atomic<State> state_{nullptr};
     std::atomic<bool> is_proven_{false};
     const Layout *layout_ = nullptr;
+    Asked is_ending_ = nullptr;
     uintptr_t code_type_ = 0;
 };
 

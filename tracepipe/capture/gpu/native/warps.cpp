@@ -7,7 +7,7 @@
 //
 // Environment: TRACEPIPE_GPU_CHANNEL, TRACEPIPE_GPU_PATCHES (file of the device code), what selection.h
 // names, TRACEPIPE_GPU_MEMORY (bytes on each GPU), TRACEPIPE_GPU_CALLS (call_choice.h),
-// TRACEPIPE_GPU_ARGUMENTS (call_arguments.h).
+// TRACEPIPE_GPU_ARGUMENTS (call_arguments.h), TRACEPIPE_GPU_STACKS (python_stacks.h).
 #include <fstream>
 #include <iterator>
 #include <thread>
@@ -18,6 +18,7 @@
 #include "call_flags.h"
 #include "drain.h"
 #include "functions.h"
+#include "python_stacks.h"
 #include "quiet.h"
 
 namespace tracepipe {
@@ -38,6 +39,7 @@ struct Thread {
     unsigned depth = 0;           // of API calls in each other
     uint64_t begun_sequence = 0;  // launches there were when the outermost began
     uint64_t launch = 0;          // id for the next launch of this call
+    uint64_t stack = 0;           // where the outermost is made, if that was asked for
     uint64_t call_ns = 0;
     std::vector<LaunchPointer> made;
     LaunchPointer graph;              // whose nodes are told
@@ -67,6 +69,7 @@ class Injection {
         selection_.read_environment();
         if (selection_.error()) channel_.note(selection_.error());
         choice_.read_settings();
+        stacks_.open();
         if (!arguments_.read()) channel_.note("the table of arguments cannot be read: calls are recorded without");
         if (sanitizerSubscribe(&subscriber_, &Injection::called_back, this) != SANITIZER_SUCCESS)
             return refuse("Compute Sanitizer cannot be used: another tool of NVIDIA's has the process");
@@ -214,7 +217,10 @@ class Injection {
     void enter(uint16_t flags, uint64_t name, const Sanitizer_CallbackData &data, bool is_told,
                const CallLayout *layout) {
         Thread &current = thread();
-        if (current.depth++ == 0) current.begun_sequence = sequence_.load(std::memory_order_acquire);
+        if (current.depth++ == 0) {
+            current.begun_sequence = sequence_.load(std::memory_order_acquire);
+            current.stack = 0;
+        }
         if (flags & CALL_ENDS_CONTEXT) drain_.finish(WAIT_AT_END_MS, false);
         uint64_t launch = 0, kernel = 0;
         if (flags & CALL_LAUNCHES) {
@@ -226,7 +232,9 @@ class Injection {
         }
         if (!is_told) return;
         if (flags & CALL_NAMES_KERNEL && data.symbolName) kernel = functions_.name_of(data.symbolName);
-        put_call_enter(channel_, name, launch, kernel, layout, data.functionParams);
+        if (flags & CALL_HAS_STACK && !current.stack) current.stack = stacks_.here(channel_);
+        uint64_t stack = flags & CALL_HAS_STACK ? current.stack : 0;
+        put_call_enter(channel_, name, launch, kernel, stack, layout, data.functionParams);
     }
     void leave(uint16_t flags, uint64_t name, const Sanitizer_CallbackData &data, bool is_told,
                const CallLayout *layout) {
@@ -245,7 +253,7 @@ class Injection {
         uint16_t flags = flags_[is_runtime][id].load(std::memory_order_acquire);
         if (flags) return flags;
         flags = call_flags(is_runtime, function);
-        if (!choice_.takes(function)) flags |= CALL_LEFT_OUT;
+        if (!choice_.takes(function)) flags = (flags & ~CALL_HAS_STACK) | CALL_LEFT_OUT;
         const CallLayout *layout = arguments_.find(function);
         layouts_[is_runtime][id].store(layout, std::memory_order_relaxed);
         uint64_t name = function_name(is_runtime, id, layout);
@@ -514,6 +522,7 @@ class Injection {
     bool is_exiting_ = false;
     std::atomic<uint64_t> sequence_{0};
     CallTable arguments_;
+    PythonStacks stacks_;
     std::atomic<uint16_t> flags_[2][MOST_CALLBACKS] = {};
     std::atomic<const CallLayout *> layouts_[2][MOST_CALLBACKS] = {};
     std::atomic<bool> is_needless_[MOST_CALLBACKS] = {};  // functions of the runtime that mean nothing here

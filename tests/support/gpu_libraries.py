@@ -1,0 +1,60 @@
+"""The libraries of the engines for GPUs, linked to stand-ins of NVIDIA's as to NVIDIA's own.
+
+    kernels.so ──▶ libcupti.so.13          (cupti_standin.cpp)     ──▶ libcuda.so.1 (cuda_standin.cpp)
+    warps.so   ──▶ libsanitizer-public.so  (sanitizer_standin.cpp) ──▶ libcuda.so.1 (driver_standin.cpp)
+
+`program` is linked to all of these: its main is that of the stand-in.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tracepipe.capture.gpu.build.cuda_parts import find_parts
+
+ROOT = Path(__file__).parents[2]
+NATIVE, SOURCES = ROOT / "tracepipe/capture/gpu/native", ROOT / "tests/gpu"
+FLAGS = ["-std=c++17", "-O0", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"]
+# Engine → NVIDIA's library that it is linked to, with its stand-in, and that of the driver.
+_STANDINS = {
+    "kernels": ("libcupti.so.13", "cupti_standin.cpp", "cuda_standin.cpp"),
+    "warps": ("libsanitizer-public.so", "sanitizer_standin.cpp", "driver_standin.cpp"),
+}
+
+
+def include_flags() -> list[str]:
+    """Where the headers are. Skips where there are none, or no compiler."""
+    parts = find_parts()
+    if not shutil.which("g++") or not (parts.cupti and parts.sanitizer) or parts.cupti[0].version != (13, 0):
+        pytest.skip("there is no g++, or no headers of CUDA 13.0")
+    found = {folder: None for part in (parts.cupti[0], parts.sanitizer[0]) for folder in part.include}
+    return [f"-I{NATIVE}", *(f"-isystem{folder}" for folder in found)]
+
+
+def build_library(library: Path, source: Path, *linked: Path) -> Path:
+    """A library of a source, linked to others. Skips where it cannot be built."""
+    made = ["-shared", "-fPIC", f"-Wl,-soname,{library.name}", "-o", str(library)]
+    others = [
+        "-Wl,--no-as-needed",
+        *map(str, linked),
+        *(f"-Wl,-rpath,{other.parent}" for other in linked),
+        "-ldl",
+    ]
+    subprocess.run(["g++", *FLAGS, *include_flags(), *made, str(source), *others], check=True)
+    return library
+
+
+def build_engine(folder: Path, engine: str) -> Path:
+    """A folder with the library of an engine, all that it needs, and the program; the library's path."""
+    nvidias_name, standin, driver = _STANDINS[engine]
+    cuda = build_library(folder / "libcuda.so.1", SOURCES / driver)
+    nvidias = build_library(folder / nvidias_name, SOURCES / standin, cuda)
+    library = build_library(folder / f"{engine}.so", NATIVE / f"{engine}.cpp", nvidias, cuda)
+    linked = ["-Wl,--no-as-needed", str(library), str(nvidias), str(cuda), f"-Wl,-rpath,{folder}"]
+    subprocess.run(["g++", *linked, "-o", str(folder / "program")], check=True)
+    (folder / "patches").write_bytes(b"code")
+    return library

@@ -1,0 +1,134 @@
+"""Where Python programs make their calls: read in the process, and written once for each place.
+
+The libraries of both engines are loaded into Pythons, with stand-ins of NVIDIA's.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.gpu_channel import collected
+from tests.support.gpu_records import pack_record
+from tests.unit.test_python_frames import VERSIONS, interpreter
+from tracepipe.capture.gpu.engines import kernel_records
+from tracepipe.capture.gpu.engines.channel import Channel
+from tracepipe.capture.gpu.engines.kernel_lines import KernelsRenderer
+from tracepipe.capture.gpu.engines.python_stacks import FRAME, STACK
+from tracepipe.capture.gpu.engines.transport import KIND_STACK
+from tracepipe.capture.gpu.engines.warps import WarpRenderer
+from tracepipe.event.checks import first_fault
+
+PROGRAM = Path(__file__).parents[1] / "gpu/stacks_of_python.py"
+FRAMES_MAX = 128
+DRIVER, LAUNCH_ID = 1, 307
+Event = dict[str, Any]
+
+
+@pytest.fixture
+def libraries(kernels_library: Path, warps_library: Path) -> dict[str, Path]:
+    """By engine."""
+    return {"kernels": kernels_library, "warps": warps_library}
+
+
+def _recorded(python: str, library: Path, **more: str) -> tuple[list[Event], list[list[list[Any]]]]:
+    """The lines of a recording, and what the program said of its launches."""
+    channel = Channel(1 << 22)
+    environment = {"TRACEPIPE_GPU_PATCHES": str(library.parent / "patches"), **more}
+    chunk, printed = collected(channel, [python, str(PROGRAM), str(library)], environment)
+    assert channel.losses({}) == []
+    channel.close()
+    renderer = WarpRenderer({}) if library.stem == "warps" else KernelsRenderer()
+    lines = [json.loads(line) for line in (*renderer.render(chunk).texts, *renderer.last().texts)]
+    return lines, json.loads(printed.splitlines()[-1])
+
+
+def _launches(lines: list[Event]) -> list[Event]:
+    calls = [line for line in lines if line.get("name") == "cuLaunchKernel" and line["phase"] != "E"]
+    return sorted(calls, key=lambda call: int(call["ts_ns"]))
+
+
+@pytest.mark.parametrize("engine", ["kernels", "warps"])
+@pytest.mark.parametrize("version", VERSIONS)
+def test_stacks_of_launches_are_those_that_python_has(
+    libraries: dict[str, Path], version: str, engine: str
+) -> None:
+    python = interpreter(version)
+    if python is None:
+        pytest.skip(f"there is no Python {version}")
+    lines, said = _recorded(python, libraries[engine])
+    assert [line for line in lines if line["type"] in ("loss", "note")] == []
+    stacks: dict[int, Event] = {}
+    launches = _launches(lines)
+    assert len(launches) == len(said) > 20
+    for line in lines:  # a stack stands before the first event that names it
+        if line["type"] == "stack":
+            assert line["id"] not in stacks
+            stacks[line["id"]] = line
+        elif "stack" in line:
+            assert line["stack"] in stacks
+            assert list(line).index("stack") == len(line) - 1 - ("args" in line), "right before args"
+    for launch, frames in zip(launches, said, strict=True):
+        stack = stacks[launch["stack"]]
+        read = [
+            [frame["file"], frame["line"], frame["function"].rpartition(".")[2]] for frame in stack["frames"]
+        ]
+        assert read == frames[:FRAMES_MAX]
+        assert stack.get("omitted", 0) == max(0, len(frames) - FRAMES_MAX)
+    # The loop of `often` makes three launches at one place.
+    assert len(stacks) < len(launches)
+    assert len({json.dumps(stack["frames"]) for stack in stacks.values()}) == len(stacks)
+
+
+def test_none_are_read_where_nobody_asked_for_them(libraries: dict[str, Path]) -> None:
+    python = interpreter("3.11") or pytest.skip("there is no Python 3.11")
+    for library in libraries.values():
+        lines, said = _recorded(python, library, TRACEPIPE_GPU_STACKS="off")
+        assert len(_launches(lines)) == len(said)
+        assert [line for line in lines if line["type"] == "stack" or "stack" in line] == []
+
+
+def _stack(pid: int, number: int, function: str) -> bytes:
+    frame = FRAME.pack(41, len(function), 8) + function.encode() + b"train.py"
+    return pack_record(KIND_STACK, pid, pid, 1, STACK.pack(number, 0, 1) + frame)
+
+
+def _call(pid: int, number: int, correlation: int) -> bytes:
+    call = kernel_records.CALL.pack(
+        10 * correlation, 11 * correlation, number, DRIVER, LAUNCH_ID, pid, correlation, 0
+    )
+    return pack_record(kernel_records.KIND_CALL, pid, pid, 2, call)
+
+
+def test_numbers_of_processes_become_ids_of_the_file() -> None:
+    renderer = KernelsRenderer()
+    chunk = (
+        _stack(7, 55, "ours") + _stack(8, 55, "theirs") + _call(7, 55, 1) + _call(8, 55, 2) + _call(8, 66, 3)
+    )
+    lines = [json.loads(line) for line in renderer.render(chunk).texts]
+    assert [line["frames"][0]["function"] for line in lines[:2]] == ["ours", "theirs"]
+    assert [line.get("stack") for line in lines[2:]] == [lines[0]["id"], lines[1]["id"], None]
+    assert lines[0] == {
+        "type": "stack",
+        "id": lines[0]["id"],
+        "frames": [{"function": "ours", "file": "train.py", "line": 41}],
+    }
+    later = [json.loads(line) for line in renderer.render(_call(7, 55, 4)).texts]
+    assert later[0]["stack"] == lines[0]["id"], "a stack is known from then on"
+    (call,) = [json.loads(line) for line in renderer.render(_stack(9, 77, "ours") + _call(9, 77, 5)).texts]
+    assert call["stack"] == lines[0]["id"], "the same frames are one stack"
+    assert all(first_fault(line) is None for line in (*lines, *later))
+    assert renderer.render(_stack(9, 88, "unused")).texts == []
+
+
+def test_a_stack_that_was_sent_before_what_is_kept_stands_in_the_file() -> None:
+    """Of a recording of the last seconds, which begins with a decoder that has not seen it."""
+    carry = KernelsRenderer().carry()
+    carry.take(_stack(7, 55, "ours") + _call(7, 55, 1))
+    renderer = KernelsRenderer()
+    assert renderer.resume(carry.carried(), 5).texts == []
+    stack, call = [json.loads(line) for line in renderer.render(_call(7, 55, 2)).texts]
+    assert (stack["frames"][0]["function"], call["stack"]) == ("ours", stack["id"])
