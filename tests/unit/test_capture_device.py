@@ -38,6 +38,7 @@ class Told:
         self.losses = {"gpu_kernel": 2}
         self.stops, self.looks = 0, 0
         self.more: list[str] = []
+        self.waiting: list[dict[str, Any]] = []
         self.entered: list[Sequence[int]] = []
 
     def enter(self, pids: Sequence[int]) -> None:
@@ -68,6 +69,12 @@ class Told:
             lines.threads([text])
             yield lines
         self.more = []
+
+    def last(self) -> Lines:
+        lines = Lines()
+        for record in self.waiting:
+            lines.record(record)
+        return lines
 
     def counts(self, chunk: bytes) -> dict[str, int]:
         return dict(Counter(json.loads(line)["type"] for line in chunk.splitlines()))
@@ -126,7 +133,12 @@ def test_what_it_tells_is_in_the_file_without_any_privilege(
     assert header["clocks"] == ["monotonic", "globaltimer:0"]
     assert header["layers"]["got"] == ["gpu_kernel", "userspace"]
     assert set(header["layers"]["missing"]) == {"syscall"}
-    assert header["options"] == {"gpu": "warps", "gpu_blocks": "0-131", "gpu_warps": 9}
+    assert header["options"] == {
+        "gpu": "warps",
+        "gpu_blocks": "0-131",
+        "gpu_warps": 9,
+        "stacks": "python",
+    }
     assert "told: one thing to know" in messages
     assert any("needs root" in message for message in messages)
     assert told.finals[-1] is True
@@ -139,6 +151,14 @@ def test_lines_that_follow_a_chunk_are_written_and_counted(told: Told) -> None:
     records, summary, _ = captured(CaptureRequest(["true"], ("userspace",), gpu="warps"))
     assert [record["thread"][0] for record in records if record["type"] == "gpu_thread"] == [0, 1]
     assert summary.counts == {"userspace": 2, "gpu_kernel": 2, "gpu_thread": 2}
+
+
+def test_lines_that_wait_are_written_at_the_end(told: Told) -> None:
+    told.waiting = [{"ts_ns": 500, "type": "userspace", "name": "cuLaunchKernel", "phase": "X", "dur_ns": 5}]
+    records, summary, _ = captured(CaptureRequest(["true"], ("userspace",), gpu="kernels"))
+    assert [record["type"] for record in records[-2:]] == ["userspace", "footer"]
+    assert records[-2] == told.waiting[0]
+    assert summary.counts["userspace"] == 3
 
 
 def test_a_program_that_goes_on_is_let_go_after_its_last_records(
