@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from tracepipe.event.columns import NONE, Bools, Int64s, distinct
+from tracepipe.event.columns import NONE, Bools, Int32s, Int64s, distinct
 from tracepipe.event.model import NAME_BYTES_MAX, Record
 
 # What is kept of a recording: some 10 MB at most. A training run has some thousand stacks and frames.
@@ -127,7 +127,7 @@ class Stacks:
         """How many frames are left out at a stack's outer end."""
         return self._omitted[number]
 
-    def own(self, stacks: Int64s) -> Int64s:
+    def own(self, stacks: Int64s | Int32s) -> Int64s:
         """Of each of some stacks the innermost frame that is of the user's code, by its number, the innermost
         where none is; NONE without a stack or a frame.
         """

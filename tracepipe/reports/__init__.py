@@ -15,6 +15,7 @@ _GATHERED = {
     "summary": "Summary",
     "warps": "Warps and findings",
     "gaps": "Idle GPUs and what the CPU did",
+    "lines": "Lines of Python",
     "memory": "Memory",
 }
 
@@ -60,6 +61,7 @@ REPORTS = _Reports(
         "layers": "What calls cost at each layer: in themselves, in ioctls, in the driver, "
         "off-CPU, on the GPU.",
         "gaps": "Idle times of each GPU: how long, what the CPU did then, which call ended them.",
+        "lines": "Which line of Python the GPU's time goes to: kernels, copies, allocations by line.",
         "memory": "Allocations: peak, over time, by call; never freed, freed twice, freed and "
         "never allocated.",
         "diff": "Two runs compared: what got faster or slower by more than chance, by how much, how sure.",

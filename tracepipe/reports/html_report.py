@@ -35,7 +35,7 @@ def report_of(gathered: Sequence[tuple[str, Report]]) -> Report:
 def _gathering(gathered: Sequence[tuple[str, Report]]) -> Callable[[Run, Options], Result]:
     def run(run: Run, options: Options) -> Result:
         scope = scope_of(run, "", "", options.kernel)
-        sections = [_section(run, heading, report) for heading, report in gathered]
+        sections = [_section(run, heading, report) for heading, report in gathered if report.suits(run)]
         groups = [FigureGroup(name, heading, panels(scope)) for name, (heading, panels) in FIGURES.items()]
         result = Result("REPORT", notes=[panel.title for group in groups for panel in group.panels])
         result.files[".html"] = partial(write_page, run, "Report", sections, groups)

@@ -122,6 +122,7 @@ class Report:
     `options` is a frozen dataclass whose fields are `Annotated` with an `Option`; each has a default. `run`
     gets a `Run` for each of `inputs`, then the options, and returns a Result. It raises TracepipeError where
     an option does not fit the recording. `output` is where it writes files, beside what is on the terminal.
+    `suits` says whether it belongs on the page of a recording, where it is one of those gathered there.
     """
 
     name: str
@@ -129,3 +130,4 @@ class Report:
     run: Callable[..., Result]
     inputs: tuple[str, ...] = ("RUN",)
     output: FileOutput | FolderOutput | None = None
+    suits: Callable[[Any], bool] = lambda run: True

@@ -37,6 +37,8 @@ class Collected:
         for name in _OF_MOVED if is_moved else ():
             if name not in self._columns:
                 self._columns[name] = self._late(np.int64, NONE)
+        if "stack" not in self._columns and events.stack is not None and bool((events.stack != NONE).any()):
+            self._columns["stack"] = self._late(np.int32, NONE)
         if events.index is not None and "index" not in self._columns:
             self._columns["index"] = self._late(np.int32, NONE, events.index.shape[1:])
         for name, column in self._columns.items():

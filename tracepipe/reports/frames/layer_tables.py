@@ -12,8 +12,9 @@ _THREAD = ("pid", "tid", "cpu", "comm")
 _NESTING = ("depth", "parent_row")
 _ARGS = ("args", "end_args")
 _OF_THREAD = (*_THREAD, *_NESTING, *_ARGS)
-_CALL = (*_TIMES, "name", *_THREAD, "launch", *_NESTING, "size_bytes", "address", "result", *_ARGS)
-_EFFECT = (*_TIMES, "name", *_THREAD, "gpu", "stream", "launch", "size_bytes", "address", "result")
+_PYTHON = ("stack", "python")
+_CALL = (*_TIMES, "name", *_THREAD, "launch", *_NESTING, "size_bytes", "address", "result", *_PYTHON, *_ARGS)
+_EFFECT = (*_TIMES, "name", *_THREAD, "gpu", "stream", "launch", "size_bytes", "address", "result", *_PYTHON)
 _SIZES = tuple(f"{what}_{axis}" for what in ("grid", "block") for axis in "xyz")
 _LAUNCH = ("launch", "name", "gpu", "stream", "pid", *_SIZES, "bound_ns")
 _PLACE = ("warp", "block_index", "warp_in_block", "sm", "slot", "entry_mask")
@@ -21,6 +22,12 @@ _STAY = ("entry_ns", "first_exit_ns", "last_exit_ns", "dur_ns", "exit_count", "c
 _CLOCKS = {
     "clock": "String", "trace_clock": "String", "method": "String", "pairs": "Int64",
     "pairs_dropped": "Int64", "drift_ppm": "Float64", "bound_ns": "Int64",
+}  # fmt: skip
+
+
+_STACKS = {
+    "stack": pl.Int64, "frame": pl.Int64, "function": pl.String, "file": pl.String, "line": pl.Int64,
+    "is_library": pl.Boolean,
 }  # fmt: skip
 
 
@@ -68,6 +75,16 @@ def _ranges(run: Run) -> pl.DataFrame:
     return run.ranges.select("warp_row", "name", "start_ns", "dur_ns", "self_ns", "cycles", "open")
 
 
+def _stacks(run: Run) -> pl.DataFrame:
+    stacks = run.stacks
+    rows = [
+        (number, depth, *stacks.frames[at], stacks.is_library[at])
+        for number in range(len(stacks))
+        for depth, at in enumerate(stacks.frames_of(number))
+    ]
+    return pl.DataFrame(rows, _STACKS, orient="row")
+
+
 def _losses(run: Run) -> pl.DataFrame:
     return run.losses.select("layer", "count", "start_ns", "dur_ns", "cpu", "reason")
 
@@ -88,13 +105,14 @@ TABLES: dict[str, Callable[[Run], pl.DataFrame]] = {
     "syscalls": lambda run: _spans(run.syscalls, _CALL),
     "driver": lambda run: _spans(run.driver, ("layer", *_CALL)),
     "scheduler": lambda run: _spans(run.scheduler, (*_TIMES, "name", *_THREAD, *_ARGS)),
-    "kernels": lambda run: _spans(run.kernels, (*_TIMES, *_LAUNCH, "args")),
+    "kernels": lambda run: _spans(run.kernels, (*_TIMES, *_LAUNCH, *_PYTHON, "args")),
     "warps": _warps,
     "exits": _exits,
     "ranges": _ranges,
     "gpu_threads": _gpu_threads,
     "memory": lambda run: _spans(run.memory, (*_EFFECT, *_ARGS)),
     "transfers": lambda run: _spans(run.transfers, (*_EFFECT, *_ARGS, "bound_ns")),
+    "stacks": _stacks,
     "losses": _losses,
     "clocks": _clocks,
 }

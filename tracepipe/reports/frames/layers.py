@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from tracepipe.event.columns import NONE, Bools, Bytes, Int32s, Int64s, TraceColumns
+from tracepipe.event.stacks import Stacks
 from tracepipe.reports.frames.arguments import ArgsTable
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.shapes import FRAMES, ShapeTable, three, where
@@ -19,7 +20,7 @@ _OF_ARGS = ("size_bytes", "address", "result")
 COLUMNS = (
     "layer", "name", "pid", "tid", "cpu", "comm", "launch", "gpu", "stream", *_OF_ARGS, "grid", "block",
     "thread", "phase", "bound_ns", "args", "start_ns", "end_ns", "kind", "depth", "lane", "parent",
-    "end_args", "dur_ns",
+    "end_args", "dur_ns", "stack", "python",
 )  # fmt: skip
 """The columns of a frame, in their order: `Run` says what they have."""
 
@@ -28,9 +29,9 @@ COLUMNS = (
 class Layer:
     """A row for each span and instant, in the order of their starts.
 
-    `kind` is a place in `KINDS`; `shape` and `args` are numbers of the begin, and `end_args` of the end,
-    NONE without; `parent` is the row of the next around it in this layer, or NONE. The others are None where
-    no row has a value.
+    `kind` is a place in `KINDS`; `shape`, `args` and `stack` are numbers of the begin, and `end_args` of the
+    end, NONE without; `parent` is the row of the next around it in this layer, or NONE. The others are None
+    where no row has a value.
     """
 
     start_ns: Int64s
@@ -47,6 +48,7 @@ class Layer:
     source_ns: Int64s | None = None
     end_source_ns: Int64s | None = None
     index: Int32s | None = None
+    stack: Int32s | None = None
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -140,8 +142,8 @@ def threads_of(events: TraceColumns) -> Layer:
 class Frames:
     """Makes polars frames of layers."""
 
-    def __init__(self, table: ShapeTable, args: ArgsTable) -> None:
-        self._table, self._args = table, args
+    def __init__(self, table: ShapeTable, args: ArgsTable, stacks: Stacks) -> None:
+        self._table, self._args, self._stacks = table, args, stacks
 
     def frame(self, layer: Layer, names: tuple[str, ...] = COLUMNS) -> pl.DataFrame:
         """The named columns of a layer, in that order."""
@@ -189,6 +191,18 @@ class Frames:
         values, known = of(layer.args, layer.end_args)
         return where(known, pl.Series(name, values))
 
+    def _stack(self, layer: Layer) -> pl.Series:
+        if layer.stack is None:
+            return _nulls("stack", len(layer), pl.Int64())
+        return where(layer.stack != NONE, pl.Series("stack", layer.stack.astype(np.int64)))
+
+    def _python(self, layer: Layer) -> pl.Series:
+        if layer.stack is None:
+            return _nulls("python", len(layer), pl.String())
+        texts = pl.Series("python", [*map(str, self._stacks.frames), None], dtype=pl.String)
+        own = self._stacks.own(layer.stack)
+        return texts.gather(np.where(own == NONE, len(texts) - 1, own))
+
     def _sizes(self, layer: Layer, key: str) -> pl.Series:
         known = self._table.series(key, layer.shape)
         if key == "block" and layer.index is not None:
@@ -217,6 +231,8 @@ _MADE_BY: dict[str, Callable[[Frames, Layer], pl.Series]] = {
     "thread": Frames._thread,
     "args": Frames._args_text,
     "end_args": Frames._end_args,
+    "stack": Frames._stack,
+    "python": Frames._python,
 }
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from tracepipe.event.columns import SPECIAL, Bools, TraceBatch
 from tracepipe.event.model import TIME_LIMIT_NS, Header, Problem, Record
+from tracepipe.event.stacks import Stacks
 from tracepipe.event.warps import PlacedWarps
 from tracepipe.recording.account import Account
 from tracepipe.recording.open import OpenRecording, no_collector, open_recording
@@ -53,6 +54,7 @@ class Run:
     size_bytes, address, result     from the arguments, `result` at the end; address as text
     args, end_args                  all arguments of begin and end as JSON text
     depth, parent                   how deep in others of the same thread and layer; the row of the next
+    stack, python                   of a call, or of its launch: number in `stacks`, and the user's line
     lane                            0, or the number of the track beside it on which the timeline draws it
 
     `layer` has the same as numpy columns, for what must be quick, and `some` a few columns of a frame.
@@ -66,10 +68,11 @@ class Run:
         args: ArgsTable,
         warps: WarpTable,
         losses: list[Record],
+        stacks: Stacks,
     ) -> None:
         self.facts, self.shapes, self.args, self.warp_table = facts, shapes, args, warps
-        self._layers, self._losses = layers, losses
-        self._frames = Frames(shapes, args)
+        self.stacks, self._layers, self._losses = stacks, layers, losses
+        self._frames = Frames(shapes, args, stacks)
 
     def layer(self, name: str) -> Layer:
         """The numpy columns of a layer, one of `FRAMES`."""
@@ -264,7 +267,8 @@ class _Loading:
         facts.outcomes = matching.outcomes
         layers = {name: Layer(**one.columns) for name, one in spans.items()} | {"gpu_thread": threads}
         layers |= streams_and_copies(layers["transfer"], shapes)
-        return Run(facts, layers, shapes, ArgsTable(self._args), self._warps, self._losses)
+        stacks = self._opened.recording.tables.stacks
+        return Run(facts, layers, shapes, ArgsTable(self._args), self._warps, self._losses, stacks)
 
 
 def _no_time(ts_ns: int) -> Problem:

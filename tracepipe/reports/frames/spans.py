@@ -31,7 +31,7 @@ _AT_ONCE: Final = 1 << 14
 # What is looked at and written of each.
 _ROW_BYTES: Final = 100
 # What a span has as its event has it.
-_OF_EVENT: Final = ("shape", "args", "launch", "bound_ns", "source_ns")
+_OF_EVENT: Final = ("shape", "args", "launch", "bound_ns", "source_ns", "stack")
 _NAME_MATTERS: Final = (ord("B"), ord("E"))
 
 

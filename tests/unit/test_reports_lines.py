@@ -1,0 +1,163 @@
+"""Lines of Python: which the GPU worked for, what each allocated, and for which autograd's work is."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.recordings import Load, event, loader, span
+from tracepipe.reports import REPORTS
+from tracepipe.reports.frames.layer_tables import TABLES
+from tracepipe.reports.frames.run import load_run
+from tracepipe.reports.lines import Options, run
+
+SAMPLE = Path(__file__).parents[2] / "fixtures" / "python-stacks" / "input.jsonl"
+TRAIN, TORCH = "/home/ann/train.py", "/usr/lib/python3/dist-packages/torch/nn/linear.py"
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Load:
+    return loader(tmp_path)
+
+
+def stack(id: int, *places: tuple[str, int]) -> dict[str, Any]:
+    frames = [{"function": "f", "file": file, "line": line} for file, line in places]
+    return {"type": "stack", "id": id, "frames": frames}
+
+
+def launch(at: int, id: int, **more: Any) -> dict[str, Any]:
+    return span(at, at + 5, "cuLaunchKernel", launch=id, **more)
+
+
+def kernel(at: int, id: int, dur_ns: int = 10, **more: Any) -> dict[str, Any]:
+    return span(at, at + dur_ns, "gemm", "gpu_kernel", launch=id, gpu=0, stream=7, **more)
+
+
+def ranged(at: int, end: int, name: str, **more: Any) -> list[dict[str, Any]]:
+    return [event("B", at, name, "annotation", **more), event("E", end, name, "annotation", **more)]
+
+
+def times(result: Any) -> dict[str, tuple[int, int]]:
+    """Line → time on the GPU, and kernels."""
+    return {row["line"]: (row["gpu_ns"], row["kernels"]) for row in result.as_json()["lines"]}
+
+
+def test_the_sample_has_each_line_with_what_it_launched() -> None:
+    result = run(load_run(str(SAMPLE)), Options())
+    assert times(result) == {
+        "model/net.py:17 forward, backward": (192_000, 8),
+        "model/net.py:17 forward": (80_000, 4),
+        "model/train.py:44 step": (10_000, 2),
+        "model/train.py:38 step": (6_000, 0),
+        "model/train.py:41 step": (6_000, 2),
+        "autograd, for no known line": (4_000, 2),
+    }
+    as_json = result.as_json()
+    assert sum(row["share_percent"] for row in as_json["lines"]) == pytest.approx(100)
+    (copies,) = [row for row in as_json["lines"] if row["copies"]]
+    assert (copies["line"], copies["copies"], copies["copied_bytes"]) == ("model/train.py:38 step", 2, 8_192)
+    assert as_json["allocations"] == [{"line": "model/net.py:17 forward", "count": 1, "size_bytes": 1 << 20}]
+    first = [(row["name"], row["count"], row["gpu_ns"]) for row in as_json["work"][:2]]
+    assert first == [("gemm", 4, 96_000), ("reduce", 4, 96_000)]
+
+
+def test_frames_choose_which_lines_stand_for_a_stack() -> None:
+    sample = load_run(str(SAMPLE))
+    inner, every = (times(run(sample, Options(frames))) for frames in ("innermost", "all"))
+    assert inner["modules/linear.py:134 forward"] == (80_000, 4)
+    assert inner["optim/sgd.py:120 step"] == (10_000, 2)
+    # Each kernel once for a line, however often its stack has it; 298 µs less those of autograd.
+    assert every["model/train.py:60 <module>"] == (102_000, 8)
+    assert every["model/train.py:60 <module>, backward"] == (192_000, 8)
+    assert every["modules/module.py:1775 _call_impl"] == (80_000, 4)
+
+
+def test_a_call_inside_another_has_the_stack_of_that_one(load: Load) -> None:
+    result = run(
+        load(
+            stack(1, (TRAIN, 7)),
+            event("B", 2_000, "cudaLaunchKernel", stack=1),
+            launch(2_001, 3),
+            event("E", 2_010, "cudaLaunchKernel"),
+            kernel(2_100, 3),
+            launch(2_200, 4),
+            kernel(2_300, 4, 20),
+            kernel(2_400, 5, 30),
+        ),
+        Options(),
+    )
+    assert times(result) == {
+        "ann/train.py:7 f": (10, 1),
+        "(no Python)": (20, 1),
+        "(its call is not recorded)": (30, 1),
+    }
+
+
+def test_backward_is_for_the_last_forward_range_with_its_number(load: Load) -> None:
+    backward = {"tid": 9}
+    result = run(
+        load(
+            stack(1, (TORCH, 1), (TRAIN, 1)),
+            stack(2, (TORCH, 1), (TRAIN, 2)),
+            # `aten::t` makes no backward and leaves the number to what comes next.
+            *ranged(2_000, 2_010, "aten::t, seq = 5"),
+            *ranged(2_020, 2_040, "aten::mm, seq = 5, op_id = 4"),
+            launch(2_025, 1, stack=1),
+            *ranged(2_050, 2_070, "aten::mm, seq = 6"),
+            launch(2_055, 2, stack=2),
+            *ranged(3_000, 3_100, "MmBackward0, seq = 5", **backward),
+            # What runs in it has a number of its own, which is not meant.
+            *ranged(3_010, 3_050, "aten::mm, seq = 6", **backward),
+            launch(3_020, 3, **backward),
+            *ranged(3_200, 3_300, "MmBackward0, seq = 7", **backward),
+            launch(3_220, 4, **backward),
+            launch(3_400, 5, **backward),
+            kernel(4_000, 3),
+            kernel(4_100, 4),
+            kernel(4_200, 5),
+        ),
+        Options(),
+    )
+    assert times(result) == {"ann/train.py:1 f, backward": (10, 1), "(no Python)": (20, 2)}
+
+
+def test_autograd_s_thread_is_known_by_its_name_alone(load: Load) -> None:
+    lines = [launch(2_000, 1, tid=9, comm="pt_autograd_0"), kernel(2_100, 1)]
+    assert times(run(load(*lines), Options())) == {"autograd, for no known line": (10, 1)}
+
+
+def test_what_is_missing_is_said(load: Load) -> None:
+    bare = span(2_000, 2_010, "gemm", "gpu_kernel", gpu=0, stream=7)
+    result = run(load(bare, stack(1, (TRAIN, 1)) | {"omitted": 3}), Options())
+    assert times(result) == {"(its call is not recorded)": (10, 1)}
+    assert result.notes == ["some stacks lack frames at their outer end, which are deeper than is recorded"]
+    assert run(load(launch(2_000, 1)), Options()).notes == ["the recording has no stacks of Python"]
+
+
+def test_lines_beyond_the_top_are_counted() -> None:
+    result = run(load_run(str(SAMPLE)), Options(top=2))
+    assert len(times(result)) == 2
+    assert "4 more lines are not listed: --top 0 lists all" in result.notes
+
+
+def test_exported_calls_and_kernels_have_their_stacks() -> None:
+    sample = load_run(str(SAMPLE))
+    kernels, stacks = TABLES["kernels"](sample), TABLES["stacks"](sample)
+    assert kernels.filter(name="sgd")["python"].to_list() == ["model/train.py:44 step"] * 2
+    assert kernels.filter(name="reduce")["python"].null_count() == 4
+    number = kernels.filter(name="sgd")["stack"][0]
+    assert stacks.filter(stack=number).select("frame", "line", "is_library").rows() == [
+        (0, 120, True), (1, 44, False), (2, 60, False)
+    ]  # fmt: skip
+    assert TABLES["calls"](sample).filter(name="cudaFree")["python"].to_list() == [None]
+
+
+@pytest.mark.parametrize(("recording", "belongs"), [("python-stacks", True), ("host-layers", False)])
+def test_a_page_has_lines_where_there_are_stacks(recording: str, belongs: bool) -> None:
+    out = io.BytesIO()
+    page = REPORTS["report"]
+    page.run(load_run(str(SAMPLE.parents[1] / recording / "input.jsonl")), page.options()).files[".html"](out)
+    assert ("Lines of Python" in out.getvalue().decode()) is belongs
