@@ -17,6 +17,7 @@ import pytest
 import tracepipe
 from tests.support.program import PYTHONPATH
 from tests.support.standin import needs
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.ebpf, needs("bcc")]
 
@@ -177,9 +178,7 @@ def test_a_caller_that_is_killed_leaves_a_complete_recording(tmp_path: Path) -> 
     output = tmp_path / "run.jsonl"
     environment = os.environ | {"PYTHONPATH": PYTHONPATH}
     subprocess.run([sys.executable, "-c", program, str(output)], env=environment, check=False)
-    give_up_s = time.monotonic() + 30
-    while not output.exists() and time.monotonic() < give_up_s:
-        time.sleep(0.05)
+    wait_until(output.exists)
     assert footer_of(str(output))["counts"]["syscall"] > 0
 
 

@@ -18,6 +18,7 @@ import pytest
 
 from tests.support.program import PYTHONPATH
 from tests.support.standin import needs
+from tests.support.waiting import wait_until
 from tracepipe.recording.files import open_input
 
 TRACEPIPE = [sys.executable, "-m", "tracepipe"]
@@ -70,13 +71,6 @@ class Capture:
             output, said = process.communicate(timeout=PATIENCE_S)
         assert "Traceback" not in said
         return subprocess.CompletedProcess(process.args, process.returncode, output, said)
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    give_up_s = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < give_up_s
-        time.sleep(0.01)
 
 
 def state_of(pid: int) -> str:

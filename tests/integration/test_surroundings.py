@@ -15,7 +15,6 @@ import shutil
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ import pytest
 
 from tests.support.program import PYTHONPATH
 from tests.support.standin import needs
+from tests.support.waiting import wait_until
 
 TRACEPIPE = [sys.executable, "-m", "tracepipe"]
 PATIENCE_S = 60.0
@@ -311,10 +311,3 @@ def test_too_little_memory_is_said_before_the_program_starts(
     assert "There is no memory for a map" in done.stderr
     assert "echo was not started" in done.stderr
     assert "memory.max" in done.stderr
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    give_up_s = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < give_up_s
-        time.sleep(0.01)
