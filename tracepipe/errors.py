@@ -49,7 +49,7 @@ class OutputError(TracepipeError):
 
 
 class CaptureUnavailable(TracepipeError):
-    """This machine cannot capture what was asked for; `hint` is the command that mends it."""
+    """This machine cannot capture what was asked for; `hint` is the command that fixes it."""
 
     exit_code = 3
 

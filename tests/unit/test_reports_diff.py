@@ -87,7 +87,7 @@ def test_changes_smaller_than_asked_for_are_not_told(load: Any) -> None:
     result = run(a, b, Options(min_change=20))
     assert names(result, "lengths") == []
     assert result.title.startswith("Nothing changed by more than chance makes it")
-    assert "1 lengths changed by less than --min-change 20%: not told" in result.notes
+    assert "1 lengths changed by less than --min-change 20%: not reported" in result.notes
 
 
 def test_the_same_file_twice_has_nothing_to_tell(load: Any) -> None:

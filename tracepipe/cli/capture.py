@@ -96,7 +96,7 @@ def capture(
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
-    """Try what capture needs on this machine: what works, what does not and why, and what mends it."""
+    """Try what capture needs on this machine: what works, what does not and why, and how to fix it."""
     from tracepipe import doctor as examination
 
     with status(sys.stderr) as notify:

@@ -58,7 +58,7 @@ def can_capture(diagnoses: list[Diagnosis]) -> bool:
 def diagnosis_lines(
     diagnoses: list[Diagnosis], *, width: int = 0, colours: bool = False, ascii_only: bool = False
 ) -> Iterator[str]:
-    """Lines for a person: a row for each, below it what mends it; cut at `width` unless that is 0."""
+    """Lines for a person: a row for each, below it how to fix it; cut at `width` unless that is 0."""
     marks = _ASCII_MARKS if ascii_only else _MARKS
     areas = max((len(diagnosis.area) for diagnosis in diagnoses), default=0)
     names = max((len(diagnosis.name) for diagnosis in diagnoses), default=0)

@@ -271,7 +271,7 @@ def cuda(examination: Examination) -> Iterator[Diagnosis]:
 def _try(
     examination: Examination, operation: Operation, trial: Callable[[], Timing]
 ) -> Timing | tuple[str, str]:
-    """How long it took; or why it was refused and what mends that."""
+    """How long it took; or why it was refused and how to fix that."""
     try:
         return trial()
     except OSError as error:

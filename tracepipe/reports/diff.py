@@ -35,10 +35,10 @@ class Options:
 
     top: Annotated[int, Option("How many rows of each table, the largest changes; 0: all.", "N")] = 10
     alpha: Annotated[
-        float, Option("Share of what is told as changed that may be chance; 1 less it: confidence.", "P")
+        float, Option("Share of what is reported as changed that may be chance; 1 less it: confidence.", "P")
     ] = 0.05
     min_change: Annotated[
-        float, Option("Lengths that change by less than this are not told, even if certain.", "PERCENT")
+        float, Option("Lengths that change by less than this are not reported, even if certain.", "PERCENT")
     ] = 1.0
 
 
@@ -299,7 +299,7 @@ def _notes(found: Changes, a: Run, b: Run, options: Options) -> Iterator[str]:
         )
     small = np.count_nonzero((tested["length_p"] <= options.alpha) & ~found.length_changed[tested.rows])
     if small:
-        yield f"{small} lengths changed by less than --min-change {options.min_change:g}%: not told"
+        yield f"{small} lengths changed by less than --min-change {options.min_change:g}%: not reported"
     others = (found.column("count_a") != found.column("count_b")) & ~found.is_reported
     if others.any():
         ours = others & found.is_of(DECIDED_BY_PROGRAM)
@@ -310,8 +310,8 @@ def _notes(found: Changes, a: Run, b: Run, options: Options) -> Iterator[str]:
             "--json has all"
         )
     yield (
-        "one run each: what differs from run to run (clocks of the GPU, other load) is told as a change too; "
-        "compare two runs of the same program to see how much that is"
+        "one run each: what differs from run to run (clocks of the GPU, other load) is reported as a change "
+        "too; compare two runs of the same program to see how much that is"
     )
     for name, run in (("A", a), ("B", b)):
         if lost := sum(run.facts.losses.values()):

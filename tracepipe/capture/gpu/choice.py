@@ -6,6 +6,7 @@
     another library is injected                           off
     --kernel, --launches, --launches-per-kernel,
     --blocks, --gpu-memory, --gpu-warps, --thread-exits   warps
+    windows: --delay, --start-on, --stop-on, --repeat     off: they are of the host alone
     only some calls are wanted: --layers, --only, …       off: the engines take all calls from the probes
     --last                                                kernels
     --duration of up to 10 s                              warps

@@ -1,4 +1,4 @@
-"""Why the kernel refused something that capture asked for, and what mends it: the one place that reads errno.
+"""Why the kernel refused something that capture asked for, and how to fix it: the one place that reads errno.
 
     operation ──┐
     errno ──────┼──▶ first fitting line of _REASONS ──▶ what happened, what to do
@@ -255,7 +255,7 @@ def check_file_systems(machine: Machine) -> None:
 
 
 def explain(operation: Operation, error: OSError, machine: Machine | None = None) -> CaptureUnavailable:
-    """What the kernel's answer to `operation` means on this machine, and the one thing that mends it."""
+    """What the kernel's answer to `operation` means on this machine, and the one thing that fixes it."""
     case = _Case(operation, error, machine or this_machine())
     words = {"what": operation.value, "error": _text(error), "release": case.machine.release}
     for reason in _REASONS:

@@ -72,7 +72,7 @@ class Change:
 
     @property
     def is_reported(self) -> bool:
-        """Whether it is told as a change: what only one run has is, where the program decides that."""
+        """Whether it is reported as a change: what only one run has is, where the program decides that."""
         alone = self.is_in_one_alone and self.key[0] in DECIDED_BY_PROGRAM
         return self.length_changed or self.tail_changed or self.count_changed or alone
 
@@ -260,8 +260,8 @@ def changes(
 ) -> Changes:
     """Compare every name of two runs, which lasted from and to `windows`.
 
-    At most a share of `alpha` of what is told as changed is chance, in the mean. Lengths have changed where
-    their shift is at least `least` percent of the median, too.
+    At most a share of `alpha` of what is reported as changed is chance, in the mean. Lengths have changed
+    where their shift is at least `least` percent of the median, too.
     """
     found = Changes(a, b)
     tests, tested = _of_counts(found, windows), found.tested
