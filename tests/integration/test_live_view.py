@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 import termios
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -21,6 +22,7 @@ import pytest
 
 from tests.support.live_records import ENTER, RETURN, F, plan, record
 from tracepipe.capture.live.sink import LiveSink
+from tracepipe.terminal.live_output import CommandOutput
 from tracepipe.terminal.live_view import live_view
 
 _CONTROL = re.compile(rb"\x1b\[(\?25[lh]|(\d*)([A-Za-z])|[\d;]*m)|[\r\n]|[^\x1b\r\n]+")
@@ -150,6 +152,34 @@ print("\\rdone 20\\nand no end", end="")
     assert lines[:2] == ["done 20", "and no end"]
     assert re.search(rb"done (5|6|7|8|9|10|11|12|13|14|15)\b", written), "while it was not complete"
     assert "a title" in lines[2]
+
+
+def test_a_line_whose_end_comes_when_the_view_is_closed_is_one_line() -> None:
+    has_read, read = threading.Event(), CommandOutput.read
+
+    def read_once(output: CommandOutput) -> str:
+        """The view's thread gets the first of it alone."""
+        if threading.current_thread() is threading.main_thread():
+            return read(output)
+        text = "" if has_read.is_set() else read(output)
+        if text:
+            has_read.set()
+        return text
+
+    def child() -> None:
+        CommandOutput.read = read_once  # type: ignore[method-assign]
+        sink = LiveSink()
+        with live_view(sink, sys.stderr, "a title"):
+            sink.begin(plan(), time.monotonic_ns())
+            os.write(1, b"begun, ")
+            assert has_read.wait(PATIENCE_S)
+            os.write(1, b"and ended")
+            sink.finish()
+            assert sink.wait(PATIENCE_S)
+
+    lines = shown(on_terminal(child))
+    assert lines[0] == "begun, and ended"
+    assert "a title" in lines[1]
 
 
 def test_much_output_is_not_lost() -> None:

@@ -76,8 +76,9 @@ def live_view(
                 drawing.stop()
         finally:
             if output is not None:
-                rest = output.give_back()
-                output.terminal.write(rest)
+                rest = (drawing.unprinted if drawing is not None else "") + output.give_back()
+                # A last line that the command did not end is ended here.
+                output.terminal.write(rest if rest.endswith("\n") or not rest else rest + "\n")
                 output.close()
         if (last := totals.snapshot()) is not None:
             _write_plain(stream, last, view)
@@ -85,6 +86,9 @@ def live_view(
 
 class _Drawing:
     """A thread that shows the totals at intervals."""
+
+    unprinted = ""
+    """What the command wrote and is not printed; at the end that is of a line that has none."""
 
     def __init__(self, totals: Totals, view: View, interval_s: float) -> None:
         self._totals, self._view, self._interval_s = totals, view, interval_s
@@ -157,7 +161,6 @@ class _OnTerminal(_Drawing):
             vertical_overflow="crop",
         )
         self._snapshots: list[Snapshot] = []
-        self._text = ""
         self._lines: list[Line] = []
 
     def _run(self) -> None:
@@ -168,17 +171,15 @@ class _OnTerminal(_Drawing):
                 if now_s >= draw_s:
                     self._draw()
                     draw_s = now_s + self._interval_s
-                due_s = min(draw_s, print_s) if self._text else draw_s
+                due_s = min(draw_s, print_s) if self.unprinted else draw_s
                 self._poller.poll(max(0, 1000 * (due_s - time.monotonic())))
                 if read := self._output.read():
-                    if not self._text:
+                    if not self.unprinted:
                         print_s = time.monotonic() + _PRINT_S
-                    self._text += read
-                if self._text and time.monotonic() >= print_s:
+                    self.unprinted += read
+                if self.unprinted and time.monotonic() >= print_s:
                     self._print()
             self._print()
-        if self._text:  # a last line that the command did not end
-            self._console.file.write(self._text + "\n")
 
     def _draw(self) -> None:
         snapshot = self._totals.snapshot()
@@ -195,12 +196,12 @@ class _OnTerminal(_Drawing):
             before=kept[0] if kept else None,
         )
         self._lines = view_lines(snapshot, view)
-        self._live.update(_Frame(self._lines, self._text), refresh=True)
+        self._live.update(_Frame(self._lines, self.unprinted), refresh=True)
 
     def _print(self) -> None:
         """Print the lines that are complete; what follows them stands above the view until it is."""
-        text, line_feed, self._text = self._text.rpartition("\n")
-        self._live.update(_Frame(self._lines, self._text))
+        text, line_feed, self.unprinted = self.unprinted.rpartition("\n")
+        self._live.update(_Frame(self._lines, self.unprinted))
         if line_feed:
             self._console.print(_Verbatim(text + line_feed), end="", crop=False, soft_wrap=True)
         else:
