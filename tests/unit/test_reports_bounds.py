@@ -51,9 +51,9 @@ def kernel(at: int) -> dict[str, Any]:
 # What there is a different one of in each event, and how many bytes `summary` takes for it at most.
 SUMMARY: dict[str, tuple[Callable[[int], dict[str, Any]], int]] = {
     "nothing": (call, 100),
-    "names": (lambda at: call(at, f"function number {at}"), 220),
-    "threads": (lambda at: call(at, tid=at), 650),
-    "processes": (lambda at: call(at, pid=at, tid=at), 650),
+    "names": (lambda at: call(at, f"function number {at}"), 180),
+    "threads": (lambda at: call(at, tid=at), 300),
+    "processes": (lambda at: call(at, pid=at, tid=at), 300),
     "thread names": (lambda at: call(at, comm=f"thread {at}"), 320),
     "arguments": (lambda at: call(at, args={"text": f"{at}" + "x" * 300}), 130),
     "kernels": (kernel, 400),
@@ -69,7 +69,7 @@ def test_summary_takes_a_few_bytes_for_whatever_there_is_much_of(what: str, tmp_
 
 
 # Bytes an event at most, of a program's usual mix.
-OF_MIXED = {"summary": 70, "gaps": 160, "timeline": 160, "layers": 150, "memory": 110, "warps": 180}
+OF_MIXED = {"summary": 70, "gaps": 130, "timeline": 110, "layers": 100, "memory": 75, "warps": 130}
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ def test_calls_of_many_threads_are_looked_for_where_memory_was_used_alone(tmp_pa
 
 
 # Bytes a call at most, where they are many: their columns are in files then, of which some MB are mapped.
-OF_MANY = {"summary": 45, "gaps": 50, "timeline": 55, "layers": 60, "memory": 35}
+OF_MANY = {"summary": 20, "gaps": 30, "timeline": 35, "layers": 50, "memory": 20}
 
 
 @pytest.fixture(scope="module")
