@@ -153,9 +153,17 @@ def test_a_recording_outlives_its_folder(vec_add: str, tmp_path: Path) -> None:
 
 
 def test_a_second_capture_does_not_take_the_name_of_the_first(capture: Capture) -> None:
-    capture.options.append("--force")
+    capture.options += ["--force", "--library", str(Path(capture.command[0]).with_name("libcuda.so.1"))]
+    refused = capture.folder / "refused"
+    waiting = f'"$@"; until [ -e {refused} ]; do sleep 0.01; done'
+    capture.command = ["sh", "-c", waiting, "sh", *capture.command]
     second: list[subprocess.CompletedProcess[str]] = []
-    first = capture.run(lambda: second.append(Capture.run(capture)))
+
+    def try_it_too() -> None:
+        second.append(Capture.run(capture))
+        refused.touch()
+
+    first = capture.run(try_it_too)
     assert (first.returncode, second[0].returncode) == (0, 1)
     assert "is being recorded by another capture" in second[0].stderr
     assert "calls:" not in second[0].stdout
