@@ -10,13 +10,15 @@ demo: .venv/.demo
 	-@$(BIN)/python -m tracepipe.native
 	@scripts/demo.sh
 
-# Captures and the tests of their rates have the machine to themselves.
+# Captures wait more than they compute: two files of them at a time. Those that are marked `alone`, and those of
+# GPUs, have the machine to themselves.
 test: .venv/.test native
 	$(BIN)/python -m pytest -n auto --dist loadfile tests/unit tests/cli tests/golden tests/fuzz
 	$(BIN)/python benchmarks/identical.py
 	$(BIN)/python -m tests.native.sanitize
 	$(BIN)/python -m tests.fuzz.run
-	$(BIN)/python -m pytest tests/integration tests/gpu
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not alone" tests/integration
+	$(BIN)/python -m pytest -m "alone or gpu" tests/integration tests/gpu
 
 check: .venv/.test native
 	$(BIN)/ruff format --check .

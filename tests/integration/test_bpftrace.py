@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,9 @@ import pytest
 
 from tests.integration.test_capture import Trace, calls_printed, library_of, run
 from tests.support import held_reader
+from tests.support.program import PYTHONPATH
 from tests.support.standin import needs
+from tests.support.waiting import wait_until
 from tracepipe.capture.request import Filters, Limits
 
 ROOT = Path(__file__).parents[2]
@@ -135,6 +136,7 @@ def test_full_buffers_count_what_they_lost(
     assert all(first <= loss["ts_ns"] and loss["dur_ns"] > 0 for loss in losses)
 
 
+@pytest.mark.alone  # among all processes of the system, another test's bpftrace would be one
 def test_a_running_process_and_its_name(tmp_path: Path) -> None:
     code = "import time\nprint('ready', flush=True)\nwhile True: time.sleep(0.001)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
@@ -209,7 +211,7 @@ def start_capture(tmp_path: Path) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         text=True,
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": PYTHONPATH},
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "started\n"
@@ -246,10 +248,7 @@ def test_bpftrace_does_not_outlive_a_killed_capture(tmp_path: Path) -> None:
     process.wait()
     assert process.stdout is not None
     process.stdout.close()
-    deadline_s = time.monotonic() + 30
-    while name_of(engine) == "bpftrace":
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
+    wait_until(lambda: name_of(engine) != "bpftrace")
 
 
 def test_a_killed_bpftrace_is_told(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.program import PYTHONPATH
 from tests.support.standin import needs
+from tests.support.waiting import wait_until
 from tracepipe.capture import CaptureRequest, CaptureSummary, capture
 from tracepipe.capture.request import Filters, Limits
 from tracepipe.errors import CaptureUnavailable, TracepipeError
@@ -269,7 +270,7 @@ def test_auto_says_what_it_took_and_why(tmp_path: Path, monkeypatch: pytest.Monk
 def running(vec_add: str) -> Iterator[subprocess.Popen[str]]:
     """A process of a name of its own that calls, computes and waits until it is ended."""
     program = renamed(vec_add, f"tp-{os.getpid()}")
-    command = [program, "-i", "100000000", "-n", "1000", "--threads", "2"]
+    command = [program, "-i", "100000000", "-n", "100000", "--threads", "2"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         assert "stand-in" in process.stderr.readline()
@@ -282,7 +283,7 @@ def renamed(program: str, name: str) -> str:
     return shutil.copy(program, Path(program).with_name(name))
 
 
-FOR_A_WHILE = Limits(duration_ns=1_000_000_000)
+FOR_A_WHILE = Limits(duration_ns=300_000_000)
 
 
 def test_a_running_process_with_all_its_threads(
@@ -320,18 +321,11 @@ def closed(trace: Trace, layer: str) -> list[tuple[Event, Event]]:
 
 def test_the_recording_of_a_process_ends_with_it(tmp_path: Path, running: subprocess.Popen[str]) -> None:
     process = start_capture(tmp_path, [], f"pids=({running.pid},), layers=('syscall',)")
-    wait_for_event(tmp_path / "run.jsonl")
+    recording = tmp_path / "run.jsonl"
+    wait_until(lambda: recording.exists() and recording.read_bytes().count(b"\n") > 1)  # an event
     running.kill()
     output, _ = process.communicate(timeout=30)
     assert output.splitlines()[-1] == "the processes ended"
-
-
-def wait_for_event(path: Path) -> None:
-    """Until a recording has its first event."""
-    deadline_s = time.monotonic() + 30
-    while not path.exists() or path.read_bytes().count(b"\n") < 2:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
 
 
 def test_processes_by_name(tmp_path: Path, vec_add: str, running: subprocess.Popen[str]) -> None:
@@ -455,7 +449,7 @@ def test_in_a_pid_namespace_of_its_own(tmp_path: Path, vec_add: str) -> None:
         check=True,
         capture_output=True,
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": PYTHONPATH},
     )
     trace = Trace(output.read_text())
     assert len(list(trace.slices("userspace"))) > 10
@@ -477,7 +471,7 @@ kill $!
         check=True,
         capture_output=True,
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": PYTHONPATH},
     )
     trace = Trace(output.read_text())
     assert {event["pid"] for event in trace.events} == {2}
@@ -503,7 +497,7 @@ def start_capture(tmp_path: Path, command: list[str], options: str = "") -> subp
         stdout=subprocess.PIPE,
         text=True,
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": PYTHONPATH},
     )
 
 

@@ -25,7 +25,7 @@ FUNCTIONS = ("cuCtxGetCurrent", "cuMemGetInfo_v2")
 # Where bpftrace's own buffer is full, it does not say on which processor, nor whose events it lost.
 UNKNOWN, KNOWS_PROCESSORS = "unknown", {"bcc"}
 
-pytestmark = pytest.mark.ebpf
+pytestmark = [pytest.mark.ebpf, pytest.mark.alone]
 
 
 # `prebuilt` attaches the same programs as `bcc`.
