@@ -11,7 +11,7 @@ from tests.support.gpu_records import pack_record
 from tests.unit.test_annotations import DATA, begun, ended
 from tests.unit.test_gpu_kernels import LAUNCH, call, function, gpu, hello, kernel, name, record
 from tracepipe.capture.engines.engine import DeviceRenderer
-from tracepipe.capture.gpu.engines import carries
+from tracepipe.capture.gpu.engines import carries, kernel_records, transport
 from tracepipe.capture.gpu.engines import warp_records as warps
 from tracepipe.capture.gpu.engines.annotation_records import (
     KIND_END,
@@ -24,6 +24,7 @@ from tracepipe.capture.gpu.engines.annotation_records import (
     LABEL_THREAD,
 )
 from tracepipe.capture.gpu.engines.annotations import AnnotationsRenderer, NoRecords
+from tracepipe.capture.gpu.engines.carries import KernelsCarry, WarpsCarry
 from tracepipe.capture.gpu.engines.kernel_lines import KernelsRenderer
 from tracepipe.capture.gpu.engines.kernel_records import KIND_CALL, KIND_KERNEL, KIND_TAKEN, TAKEN
 from tracepipe.capture.gpu.engines.transport import KIND_CLOCK, KIND_NAME
@@ -136,7 +137,7 @@ def clock(source_ns: int, of_gpu: int = 0) -> bytes:
 
 def entry(function_name: int, time_ns: int) -> bytes:
     return pack_record(
-        warps.KIND_CALL_ENTER, 42, 43, time_ns, warps.CALL_ENTER.pack(function_name, 0, 0, 3, 0, 0)
+        warps.KIND_CALL_ENTER, 42, 43, time_ns, warps.CALL_ENTER.pack(function_name, 0, 0, 0, 3, 0, 0)
     )
 
 
@@ -165,3 +166,19 @@ def test_the_last_clock_pairs_and_calls_under_way_are_lines_of_a_recording_of_wa
 def test_records_are_divided_by_when_they_were_put() -> None:
     early, late = (pack_record(KIND_NAME, 42, 1, at, bytes(8) + b"add") for at in (4999, 5000))
     assert KernelsRenderer().carry().divide(early + late + early, START_NS) == (early + early, late)
+
+
+def kinds(module: object) -> set[int]:
+    return {value for name, value in vars(module).items() if name.startswith("KIND_")}
+
+
+def test_each_kind_of_record_is_carried_or_an_event_that_needs_no_other() -> None:
+    """A kind that is new says something of later records, or it does not: decide it where carries are."""
+    of_kernels, of_warps = KernelsCarry(), WarpsCarry()
+    events = {*kernel_records.LAYERS, kernel_records.KIND_ANY}
+    assert kinds(kernel_records) - events - {kernel_records.KIND_TAKEN} <= of_kernels.kinds
+    both = kinds(transport) - {KIND_CLOCK, transport.KIND_STACK_BEYOND}  # which is counted alone
+    assert both <= of_kernels.kinds
+    assert both <= of_warps.kinds
+    seen = {warps.KIND_WARPS, warps.KIND_KERNEL, warps.KIND_CALL_ENTER, warps.KIND_CALL_EXIT}
+    assert kinds(warps) - seen - {warps.KIND_LOST_WARPS} <= of_warps.kinds

@@ -150,6 +150,13 @@ def test_kernels_and_calls_of_cupti_are_looked_at() -> None:
     assert seen.due(4000 * MS) == "kernel:^add > 400ns: add(int) took 500 ns"
 
 
+def test_a_call_of_cupti_that_took_longer_is_found_by_its_name() -> None:
+    seen = watch("cudaLaunch* > 99ns", device=Device(KernelsRenderer(), "userspace", "gpu_kernel"))
+    seen.take_device(function(LAUNCH, "cudaLaunchKernel_v7000") + record(KIND_CALL, call(10, LAUNCH, 9)))
+    assert seen.due(0) == ""
+    assert seen.due(1000 * MS) == "cudaLaunch* > 99ns: cudaLaunchKernel took 100 ns"
+
+
 def test_calls_of_the_warps_engine_are_looked_at_also_while_they_go_on() -> None:
     device = Device(WarpRenderer({}), "userspace", "gpu_kernel")
     seen = watch("cuStreamSynchronize > 50ms", device=device)

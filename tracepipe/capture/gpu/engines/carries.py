@@ -72,7 +72,8 @@ class ChannelCarry:
     """Carries the records of some kinds, each that says something else once."""
 
     def __init__(self, kinds: frozenset[int]) -> None:
-        self._kinds = kinds
+        self.kinds = kinds
+        """Of those that are kept as they are."""
         self._known: dict[tuple[int, int, bytes], bytes] = {}
         self._room = Kept(KEPT_BYTES)
 
@@ -92,7 +93,7 @@ class ChannelCarry:
 
     def take_one(self, record: GpuRecord, content: bytes) -> None:
         """Take a record that is dropped, with its bytes. May raise one of REFUSALS."""
-        if record.kind in self._kinds:
+        if record.kind in self.kinds:
             self._keep(record, content, bytes(record.payload))
 
     def _keep(self, record: GpuRecord, content: bytes, said: bytes) -> None:

@@ -67,7 +67,7 @@ class KernelsSpans(ChannelSpans):
                 if end_ns - start_ns > limit_ns:
                     yield Span(name, end_ns - start_ns, is_kernel=True)
         elif kind == kernels.KIND_CALL and self._functions:
-            for start_ns, end_ns, domain, function, *_ in kernels.CALL.iter_unpack(payload):
+            for start_ns, end_ns, _, domain, function, *_ in kernels.CALL.iter_unpack(payload):
                 name, limit_ns = self._functions.get((pid, domain, function), ("", _MANY_NS))
                 if end_ns - start_ns > limit_ns:
                     yield Span(name, end_ns - start_ns)
