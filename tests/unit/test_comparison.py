@@ -8,6 +8,7 @@ import pytest
 
 from tracepipe.reports.analyses import comparison
 from tracepipe.reports.frames.libraries import np
+from tracepipe.reports.frames.statistics import Ranks
 
 
 def correlated(rng: Any, count: int, previous: float) -> Any:
@@ -22,15 +23,17 @@ def correlated(rng: Any, count: int, previous: float) -> Any:
 
 def test_small_samples_are_tested_exactly() -> None:
     a, b = np.array([1, 2, 3, 4]), np.array([5, 6, 7, 8])
-    assert comparison.difference_p(a, b, 1.0) == pytest.approx(2 / 70)  # 2 of all ways to choose 4 of 8
+    assert comparison.difference_p(Ranks(a, b), 1.0) == pytest.approx(
+        2 / 70
+    )  # 2 of all ways to choose 4 of 8
     assert comparison.least_p(4, 4) == pytest.approx(2 / 70)
     assert comparison.least_p(3, 3) == pytest.approx(0.1)
     # With ties, by all permutations: 1 1 2 | 2 3 3, of which 2 of 20 are so far apart.
-    assert comparison.difference_p(np.array([1, 1, 2]), np.array([2, 3, 3]), 1.0) == pytest.approx(
+    assert comparison.difference_p(Ranks(np.array([1, 1, 2]), np.array([2, 3, 3])), 1.0) == pytest.approx(
         0.2, abs=0.01
     )
-    assert comparison.difference_p(a, a, 1.0) == 1.0
-    assert comparison.difference_p(np.array([5, 5]), np.array([5, 5]), 1.0) == 1.0
+    assert comparison.difference_p(Ranks(a, a), 1.0) == 1.0
+    assert comparison.difference_p(Ranks(np.array([5, 5]), np.array([5, 5])), 1.0) == 1.0
 
 
 def test_the_shift_is_the_median_of_all_differences() -> None:
@@ -76,8 +79,8 @@ def test_noise_alone_is_told_no_more_often_than_is_said(count: int, previous: fl
     told = naive = 0
     for _ in range(300):
         a, b = correlated(rng, count, previous), correlated(rng, count, previous)
-        told += comparison.difference_p(a, b, comparison.ranks_widening(a, b)) <= 0.05
-        naive += comparison.difference_p(a, b, 1.0) <= 0.05
+        told += comparison.difference_p(Ranks(a, b), comparison.ranks_widening(Ranks(a, b))) <= 0.05
+        naive += comparison.difference_p(Ranks(a, b), 1.0) <= 0.05
     # Of 300 at 5 %: more than 27 happen in one of a thousand.
     assert told <= 27
     assert previous < 0.6 or naive > 60  # what the widening is for
@@ -87,12 +90,13 @@ def test_tails_are_compared_where_there_are_enough_values() -> None:
     rng = np.random.default_rng(5)
     a, b = rng.normal(100, 1, 500), rng.normal(100, 1, 500)
     b[::10] += 50  # one of ten is slow: no more than the median notices
-    found = comparison.tail(a, b)
+    found = comparison.tail(a, b, Ranks(a, b))
     assert found is not None
     assert found.p < 1e-4 and found.share_b == pytest.approx(0.1, abs=0.01) and found.share_a < 0.01
-    same = comparison.tail(a, rng.normal(100, 1, 500))
+    other = rng.normal(100, 1, 500)
+    same = comparison.tail(a, other, Ranks(a, other))
     assert same is not None and same.p > 0.05
-    assert comparison.tail(a, b[:99]) is None
+    assert comparison.tail(a, b[:99], Ranks(a, b[:99])) is None
 
 
 def test_counts_are_compared_by_how_bunched_they_are() -> None:
@@ -110,3 +114,25 @@ def test_many_tests_are_adjusted_for_their_number() -> None:
     adjusted = comparison.discoveries(np.array([0.01, 0.02, 0.03, 0.5]))
     assert adjusted.tolist() == pytest.approx([0.04, 0.04, 0.04, 0.5])
     assert len(comparison.discoveries(np.zeros(0))) == 0
+
+
+def dependence_of_the_whole(values: Any) -> float:
+    """As `dependence`, with all values at once."""
+    centred = values - values.mean()
+    count, spectrum = len(values), np.fft.rfft(centred, 4 * len(values))
+    correlation = np.fft.irfft(spectrum * spectrum.conj())[:count] / (centred @ centred)
+    pairs = correlation[: count // 2 * 2].reshape(-1, 2).sum(axis=1)
+    stop = np.flatnonzero(pairs <= 0)
+    pairs = pairs[: int(stop[0])] if len(stop) else pairs
+    return max(1.0, 2 * float(np.minimum.accumulate(pairs).sum()) - 1)
+
+
+@pytest.mark.parametrize("previous", [0.0, 0.6, 0.999])
+def test_dependence_is_that_of_the_whole_however_it_is_cut(
+    previous: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparison, "ROWS_AT_ONCE", 64)
+    monkeypatch.setattr(comparison, "_LAGS_AT_FIRST", 16)
+    for count in (10, 63, 64, 1_000, 4_097):
+        values = correlated(np.random.default_rng(count), count, previous)
+        assert comparison.dependence(values) == pytest.approx(dependence_of_the_whole(values))

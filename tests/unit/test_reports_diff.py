@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import scipy.stats as stats
 
 from tests.support.recordings import HEADER, span, write
 from tracepipe.errors import TracepipeError
 from tracepipe.reports.analyses.changes import changes
 from tracepipe.reports.analyses.comparison import discoveries
 from tracepipe.reports.diff import Options, run
-from tracepipe.reports.frames.libraries import np, stats
+from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run, load_run
 from tracepipe.reports.frames.samples import CALL, COPY, KERNEL, SYSCALL, Key, Sample, named
 

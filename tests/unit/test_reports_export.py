@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tests.support.recordings import GPU_CLOCK, PAIR, Load, event, loader, span
 from tracepipe.errors import OutputError
 from tracepipe.recording.files import replacing_folder
 from tracepipe.reports import export
-from tracepipe.reports.frames.layer_tables import TABLES
+from tracepipe.reports.frames.layer_tables import TABLES, LayerTable
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.writing.table_formats import FORMATS, write_table
 
@@ -59,6 +60,11 @@ def exported(run: Run, folder: Path, to: str = "parquet") -> dict[str, pl.DataFr
         with (folder / name).open("wb") as out:
             write(out)
     return {name: READ[to](folder / f"{name}.{to}") for name in TABLES}
+
+
+def whole(table: LayerTable, run: Run) -> pl.DataFrame:
+    """All of a table."""
+    return pl.concat([table.part(run, slice(0, 0)), *table.frames(run)])
 
 
 def test_a_layer_is_a_table_of_whole_numbers(run: Run, tmp_path: Path) -> None:
@@ -110,17 +116,50 @@ def test_warps_and_their_exits_have_a_row_each(run: Run, tmp_path: Path) -> None
 
 
 def test_no_cell_holds_a_list(run: Run) -> None:
-    for name, make in TABLES.items():
-        assert all(not kind.is_nested() for kind in make(run).dtypes), name
+    for name, table in TABLES.items():
+        assert all(not kind.is_nested() for kind in whole(table, run).dtypes), name
 
 
 @pytest.mark.parametrize("to", FORMATS)
 def test_every_format_holds_the_same(run: Run, tmp_path: Path, to: str) -> None:
     tables = exported(run, tmp_path, to)
-    for name, make in TABLES.items():
-        made = make(run)
+    for name, table in TABLES.items():
+        made = whole(table, run)
         assert tables[name].columns == made.columns
         assert tables[name].cast(made.schema, strict=True).rows() == made.rows()
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_a_table_of_several_parts_is_that_of_one(
+    load: Load, tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = [
+        span(1_100 + at, 1_100 + at + at % 3 * 50, f"f{at % 7}", args={"size": at, "ptr": f"{at % 5:#x}"})
+        for at in range(100)
+    ]
+    without_sms = {key: value for key, value in WARPS.items() if key != "sm"}
+    stacks = [
+        {"type": "stack", "id": 40 + at, "frames": [{"function": f"f{place}"} for place in range(at)]}
+        for at in range(1, 7)
+    ]
+    calls = [one | {"stack": 41 + at % 6} for at, one in enumerate(calls)]
+    run = load(PAIR, *stacks, *calls, WARPS, *({**without_sms, "launch": at} for at in range(20)))
+    one = exported(run, tmp_path, to)
+    monkeypatch.setattr("tracepipe.reports.frames.stored.ROWS_AT_ONCE", 7)
+    several = exported(run, tmp_path, to)
+    for name, table in TABLES.items():
+        assert several[name].equals(one[name], null_equal=True) and len(one[name]) == table.count(run), name
+    assert len(one["calls"]) == 100 and len(one["warps"]) == 42
+    assert one["stacks"]["frame"].to_list() == [place for at in range(1, 7) for place in range(at)]
+
+
+def test_a_bug_while_a_table_is_made_is_no_full_disk() -> None:
+    def frames() -> Iterator[pl.DataFrame]:
+        yield pl.DataFrame({"a": [1]})
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        write_table(pl.Schema({"a": pl.Int64()}), frames(), io.BytesIO(), "parquet")
 
 
 FORMULAS = ["=1+1", "+1+1", "-1+1", "@SUM(1)", "\t=1", "\r=1", "\n=1", "=cmd|' /C calc'!A0", "\uff1d1+1", "-"]
@@ -144,7 +183,8 @@ def test_no_name_is_a_formula_in_a_spreadsheet(load: Load, tmp_path: Path, to: s
 
 def test_a_negative_number_is_a_number_in_csv() -> None:
     out = io.BytesIO()
-    write_table(pl.DataFrame({"a": [-5, None], "b": [-0.5, 1.0], "c": ["-5", "-x"]}), out, "csv")
+    table = pl.DataFrame({"a": [-5, None], "b": [-0.5, 1.0], "c": ["-5", "-x"]})
+    write_table(table.schema, iter([table]), out, "csv")
     assert out.getvalue() == b"a,b,c\n-5,-0.5,-5\n,1.0,'-x\n"
 
 
@@ -167,7 +207,7 @@ def test_the_documents_name_every_column_with_its_type(run: Run) -> None:
     told = told[told.index("## `export`") :]
     rows = re.findall(r"^\| (`.+?`) \| (\w+) \|", told, re.MULTILINE)
     documented = {name: kind for names, kind in rows for name in re.findall(r"`(\w+)`", names)}
-    made = {name: str(kind) for make in TABLES.values() for name, kind in make(run).schema.items()}
+    made = {name: str(kind) for table in TABLES.values() for name, kind in whole(table, run).schema.items()}
     assert documented == made
     assert all(f"`{name}`" in told for name in TABLES)
 
@@ -214,13 +254,13 @@ def test_a_folder_does_not_replace_a_file_nor_go_to_standard_output(tmp_path: Pa
 def test_a_full_disk_is_told_in_words() -> None:
     table = pl.DataFrame({"a": range(500_000)})
     with pytest.raises((OutputError, OSError), match="No space left"), open("/dev/full", "wb") as out:
-        write_table(table, out, "parquet")
+        write_table(table.schema, iter([table]), out, "parquet")
 
 
 def test_large_launch_ids_and_odd_names_survive(load: Load) -> None:
     run = load(span(1_100, 1_200, 'a"b,\n\u0000', launch=(1 << 64) - 1))
     out = io.BytesIO()
-    write_table(TABLES["calls"](run), out, "parquet")
+    export.run(run, export.Options()).files["calls.parquet"](out)
     out.seek(0)
     read: Any = pl.read_parquet(out).row(0, named=True)
     assert (read["name"], read["launch"]) == ('a"b,\n\u0000', (1 << 64) - 1)

@@ -6,6 +6,7 @@ import io
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 
 from tests.support.recordings import Load, event, loader, span
@@ -145,14 +146,14 @@ def test_lines_beyond_the_top_are_counted() -> None:
 
 def test_exported_calls_and_kernels_have_their_stacks() -> None:
     sample = load_run(str(SAMPLE))
-    kernels, stacks = TABLES["kernels"](sample), TABLES["stacks"](sample)
+    kernels, stacks = (pl.concat(TABLES[name].frames(sample)) for name in ("kernels", "stacks"))
     assert kernels.filter(name="sgd")["python"].to_list() == ["model/train.py:44 step"] * 2
     assert kernels.filter(name="reduce")["python"].null_count() == 4
     number = kernels.filter(name="sgd")["stack"][0]
     assert stacks.filter(stack=number).select("frame", "line", "is_library").rows() == [
         (0, 120, True), (1, 44, False), (2, 60, False)
     ]  # fmt: skip
-    assert TABLES["calls"](sample).filter(name="cudaFree")["python"].to_list() == [None]
+    assert pl.concat(TABLES["calls"].frames(sample)).filter(name="cudaFree")["python"].to_list() == [None]
 
 
 @pytest.mark.parametrize(("recording", "belongs"), [("python-stacks", True), ("host-layers", False)])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from array import array
+from bisect import bisect_right
+from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -118,6 +120,19 @@ class Stacks:
         # What is unknown may be one of those that were left out.
         unknown = is_late | ((numbers == NONE) & (ids != NONE) & (self.left_out == 0))
         return np.where(is_late, NONE, numbers), unknown
+
+    @property
+    def places(self) -> int:
+        """How many frames all stacks have together."""
+        return len(self._places)
+
+    def placed(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
+        """Some of these, one after the other: number of the stack, place in it, number of the frame."""
+        stack = bisect_right(self._ends, first)
+        for place in range(first, last):
+            while place >= self._ends[stack]:
+                stack += 1
+            yield stack, place - (self._ends[stack - 1] if stack else 0), self._places[place]
 
     def frames_of(self, number: int) -> array[int]:
         """The numbers of a stack's frames, innermost first."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, BinaryIO
 
 from tracepipe import __version__
 from tracepipe.printable import json_text
-from tracepipe.reports.frames.layer_tables import TABLES
+from tracepipe.reports.frames.layer_tables import TABLES, LayerTable
 from tracepipe.reports.frames.libraries import pl
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.report import Column, FolderOutput, Option, Report, Result, Table
@@ -32,12 +31,16 @@ def run(run: Run, options: Options) -> Result:
     result = Result("EXPORTED TABLES")
     about: dict[str, Any] = {}
     rows = []
-    for name, make in TABLES.items():
-        table = make(run)
-        file = f"{name}.{options.format}"
-        about[name] = {"file": file, "rows": len(table), "columns": _columns(table)}
-        rows.append((file, len(table), len(table.columns)))
-        result.files[file] = _writer(table, options.format)
+    for name, table in TABLES.items():
+        file, count = f"{name}.{options.format}", table.count(run)
+        schema = table.part(run, slice(0, 0)).schema
+        about[name] = {
+            "file": file,
+            "rows": count,
+            "columns": {key: str(kind) for key, kind in schema.items()},
+        }
+        rows.append((file, count, len(schema)))
+        result.files[file] = partial(_write, run, table, schema, options.format)
     result.files["run.json"] = partial(_write_json, _about(run, about))
     columns = (Column("file", "file"), Column("rows", "rows", "count"), Column("columns", "columns", "count"))
     note = (
@@ -47,12 +50,8 @@ def run(run: Run, options: Options) -> Result:
     return result
 
 
-def _columns(table: pl.DataFrame) -> dict[str, str]:
-    return {name: str(kind) for name, kind in table.schema.items()}
-
-
-def _writer(table: pl.DataFrame, to: str) -> Callable[[BinaryIO], None]:
-    return lambda out: write_table(table, out, to)
+def _write(run: Run, table: LayerTable, schema: pl.Schema, to: str, out: BinaryIO) -> None:
+    write_table(schema, table.frames(run), out, to)
 
 
 def _about(run: Run, tables: dict[str, Any]) -> dict[str, Any]:

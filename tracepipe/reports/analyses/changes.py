@@ -22,6 +22,7 @@ from tracepipe.reports.analyses.comparison import (
 from tracepipe.reports.frames.grouping import greatest
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.samples import DECIDED_BY_PROGRAM, KINDS, Key, Kind, Named, Sample, no_names
+from tracepipe.reports.frames.statistics import Ranks
 from tracepipe.reports.frames.stored import Growing, made, parts, release, touched
 
 Window = tuple[int, int]
@@ -318,8 +319,10 @@ def _compare(found: Changes, row: int, alpha: float) -> None:
     assert one[0] is not None and one[1] is not None
     a, b = one[0].lengths_ns, one[1].lengths_ns
     touched(2 * (a.nbytes + b.nbytes))
-    widening = ranks_widening(a, b)
-    p, longest = difference_p(a, b, widening), tail(a, b)
+    ranks = Ranks(a, b)
+    widening = ranks_widening(ranks)
+    p, longest = difference_p(ranks, widening), tail(a, b, ranks)
+    del ranks
     by = shift(a, b, 1 - alpha, widening)
     of_tail = (longest.p, longest.limit, longest.share_a, longest.share_b) if longest else (None,) * 4
     median_ns = float(np.median(a))

@@ -10,8 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tracepipe.reports.frames.libraries import np, stats
-from tracepipe.reports.frames.stored import made, parts
+from tracepipe.reports.frames import statistics
+from tracepipe.reports.frames.libraries import np
+from tracepipe.reports.frames.statistics import Ranks
+from tracepipe.reports.frames.stored import ROWS_AT_ONCE, made, parts, release
 
 # From so many values on it is seen whether they depend on each other.
 DEPENDENCE_MIN = 10
@@ -21,8 +23,9 @@ _TAIL_PERCENT = 5
 # A tail has to have some values to be compared.
 TAIL_MIN = 100
 WINDOWS = 20
-_EXACT_MAX = 8
-_RESAMPLES = 20_000
+# How far values are looked at for what depends on what, at first and at most.
+_LAGS_AT_FIRST = 1 << 11
+_LAGS_MAX = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +46,39 @@ def dependence(values: Any) -> float:
     count = len(values)
     if count < DEPENDENCE_MIN:
         return 1.0
-    centred = values - values.mean()
-    variance = float(centred @ centred)
+    mean = sum(float(values[part].sum()) for part in parts(count)) / count
+    variance = sum(float(((values[part] - mean) ** 2).sum()) for part in parts(count))
     if variance == 0:
         return 1.0
-    size = 1 << (2 * count - 1).bit_length()
-    spectrum = np.fft.rfft(centred, size)
-    correlation = np.fft.irfft(spectrum * spectrum.conj(), size)[:count] / variance
-    pairs = correlation[: count // 2 * 2].reshape(-1, 2).sum(axis=1)
-    stop = np.flatnonzero(pairs <= 0)
+    lags = min(_LAGS_AT_FIRST, count)
+    while True:
+        correlation = _products(values, mean, lags) / variance
+        pairs = correlation[: lags // 2 * 2].reshape(-1, 2).sum(axis=1)
+        stop = np.flatnonzero(pairs <= 0)
+        if len(stop) or lags == min(count, _LAGS_MAX):
+            break
+        lags = min(lags * 8, count, _LAGS_MAX)
     pairs = pairs[: int(stop[0])] if len(stop) else pairs
     # Sums of neighbours that grow again are noise.
     return max(1.0, 2 * float(np.minimum.accumulate(pairs).sum()) - 1)
+
+
+def _products(values: Any, mean: float, lags: int) -> Any:
+    """The sums of all values, less the mean, times those so many places later, for each number of places.
+
+    Some values at a time, with those that follow them.
+    """
+    at_once = min(max(lags, ROWS_AT_ONCE), len(values))
+    size = 1 << (2 * at_once + lags - 1).bit_length()
+    found = np.zeros(lags)
+    for start in range(0, len(values), at_once):
+        here = values[start : start + at_once] - mean
+        later = values[start : start + at_once + lags] - mean
+        spectrum = np.fft.rfft(here, size).conj()
+        spectrum *= np.fft.rfft(later, size)
+        found += np.fft.irfft(spectrum, size)[:lags]
+        release()
+    return found
 
 
 def _widening(a: Any, b: Any) -> float:
@@ -67,7 +91,7 @@ def _widened(p: float, widening: float) -> float:
     """A two-sided p whose statistic varies so many times as much."""
     if p <= 0:
         return 0.0
-    return float(min(1.0, 2 * stats.norm.sf(stats.norm.isf(p / 2) / widening**0.5)))
+    return float(min(1.0, 2 * statistics.normal_above(statistics.normal_score(p / 2) / widening**0.5)))
 
 
 def least_p(count_a: int, count_b: int) -> float:
@@ -78,29 +102,23 @@ def least_p(count_a: int, count_b: int) -> float:
     return min(1.0, 2 / ways)
 
 
-def ranks_widening(a: Any, b: Any) -> float:
+def ranks_widening(ranks: Ranks) -> float:
     """How much a rank test of these samples has to be widened."""
-    ranks = stats.rankdata(np.concatenate((a, b)))
-    return _widening(ranks[: len(a)], ranks[len(a) :])
+    return _widening(ranks.of_a, ranks.of_b)
 
 
-def difference_p(a: Any, b: Any, widening: float) -> float:
+def difference_p(ranks: Ranks, widening: float) -> float:
     """How likely samples differ so much by chance: Mann–Whitney U, two-sided, exact where they are small."""
-    if a.min() == a.max() == b.min() == b.max():
+    if ranks.ordered[0] == ranks.ordered[-1]:
         return 1.0
-    small = max(len(a), len(b)) <= _EXACT_MAX
-    has_ties = len(np.unique(np.concatenate((a, b)))) < len(a) + len(b)
-    method: Any = "exact" if small else "asymptotic"
-    if small and has_ties:
-        method = stats.PermutationMethod(n_resamples=_RESAMPLES, rng=np.random.default_rng(0))
-    return _widened(float(stats.mannwhitneyu(a, b, method=method).pvalue), widening)
+    return _widened(ranks.different_p(), widening)
 
 
 def shift(a: Any, b: Any, confidence: float, widening: float) -> Shift:
     """By how much values of B differ from those of A."""
     low_rank = (
         0.5
-        - float(stats.norm.isf((1 - confidence) / 2))
+        - statistics.normal_score((1 - confidence) / 2)
         * (widening * (len(a) + len(b) + 1) / (12 * len(a) * len(b))) ** 0.5
     )
     small_a, small_b = _sketch(a), _sketch(b)
@@ -131,14 +149,20 @@ class Tail:
     p: float
 
 
-def tail(a: Any, b: Any) -> Tail | None:
+def tail(a: Any, b: Any, ranks: Ranks) -> Tail | None:
     """Compares the longest values of two samples; None where there are too few to."""
     if min(len(a), len(b)) < TAIL_MIN:
         return None
-    limit = float(np.quantile(np.concatenate((a, b)), 1 - _TAIL_PERCENT / 100, method="higher"))
-    above_a, above_b = (a > limit).astype(np.float64), (b > limit).astype(np.float64)
-    p = difference_p(above_a, above_b, _widening(above_a, above_b))
+    # Of this many percent, the next longer one.
+    limit = float(ranks.ordered[-(-(len(ranks.ordered) - 1) * (100 - _TAIL_PERCENT) // 100)])
+    above_a, above_b = _above(a, limit), _above(b, limit)
+    p = difference_p(Ranks(above_a, above_b), _widening(above_a, above_b))
     return Tail(limit, float(above_a.mean()), float(above_b.mean()), p)
+
+
+def _above(values: Any, limit: float) -> Any:
+    """1 for each value that is above the limit, and 0 for the others."""
+    return made(len(values), np.float64, lambda part: values[part] > limit)
 
 
 def count_p(a_ns: Any, b_ns: Any, a_window: tuple[int, int], b_window: tuple[int, int]) -> float:
@@ -151,7 +175,7 @@ def count_p(a_ns: Any, b_ns: Any, a_window: tuple[int, int], b_window: tuple[int
         return 1.0
     total = len(a_ns) + len(b_ns)
     spread = (len(a_ns) * _bunching(a_ns, a_window) + len(b_ns) * _bunching(b_ns, b_window)) / total
-    return _widened(float(stats.binomtest(len(a_ns), total, 0.5).pvalue), spread)
+    return _widened(statistics.binomial_either(len(a_ns), total), spread)
 
 
 def _bunching(ts_ns: Any, window: tuple[int, int]) -> float:

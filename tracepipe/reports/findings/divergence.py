@@ -18,7 +18,8 @@ from tracepipe.reports.findings.kernel_warps import LANES, Flags, Floats, Ints, 
 from tracepipe.reports.findings.lane_order import without_order
 from tracepipe.reports.findings.late_lanes import Parted, finding_of
 from tracepipe.reports.findings.ranks import APART_OF_RANGE, between, centred_ranks, chance_of, score_classes
-from tracepipe.reports.frames.libraries import np, stats
+from tracepipe.reports.frames import statistics
+from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.stored import Growing, flagged, taken
 
 MIN_RECURRING = 3
@@ -187,7 +188,7 @@ def _split(times: Floats, step: float, alpha: float) -> _Struck | None:
     split = p_values <= max(SPLIT_P, alpha / (2 * len(times)))
     small = int((p_values <= SPLIT_P).sum())
     # Many splits, or one that noise would make in none of all the warps: two ways to be sure, so two tries.
-    many = float(stats.binomtest(small, len(times), SPLIT_P, "greater").pvalue)
+    many = statistics.binomial_above(small, len(times), SPLIT_P)
     p_value = min(1.0, 2 * min(many, float(p_values.min()) * len(times)))
     if p_value > alpha or split.mean() < MIN_WARPS_SHARE:
         return None

@@ -27,6 +27,7 @@ from tracepipe.reports.findings.ranks import between
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.samples import LATE, SKEW, SPREAD, Key, Sample
+from tracepipe.reports.frames.stored import Growing, flagged, made, parts, taken
 
 
 class _Pattern(NamedTuple):
@@ -69,37 +70,38 @@ def _pattern(finding: Finding) -> _Pattern | None:
 
 
 def _samples(kernels: list[KernelWarps], patterns: Iterable[_Pattern]) -> dict[Key, Sample]:
-    parts: dict[Key, list[tuple[Ints, Ints]]] = {}
+    columns: dict[Key, tuple[Growing, Growing]] = {}
     for kernel in kernels:
         if not kernel.has_exits:
             continue
-        for key, starts_ns, lengths_ns in (*_spreads(kernel), *_delays(kernel, patterns)):
-            if starts_ns.size:
-                parts.setdefault(key, []).append((starts_ns, lengths_ns))
-    return {key: _sample(some) for key, some in parts.items()}
+        for key, *both in (*_spreads(kernel), *_delays(kernel, patterns)):
+            if both[0].size:
+                into = columns.setdefault(key, (Growing(np.int64), Growing(np.int64)))
+                for column, values in zip(into, both, strict=True):
+                    for part in parts(values.size):
+                        column.extend(values[part], part.stop - part.start)
+        kernel.forget()
+    return {key: _sample(*(column.whole() for column in both)) for key, both in columns.items()}
 
 
-def _sample(parts: list[tuple[Ints, Ints]]) -> Sample:
-    starts_ns, lengths_ns = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+def _sample(starts_ns: Ints, lengths_ns: Ints) -> Sample:
     order = np.argsort(starts_ns, kind="stable")
-    return Sample(starts_ns[order], lengths_ns[order])
+    return Sample(taken(starts_ns, order), taken(lengths_ns, order))
 
 
 def _spreads(kernel: KernelWarps) -> Iterator[tuple[Key, Ints, Ints]]:
-    told = kernel.spread_ns != NOT_RECORDED
+    told = flagged(kernel.launch.size, lambda part: kernel.spread_ns[part] != NOT_RECORDED)
     yield (
         (SPREAD, f"{kernel.kernel}: spread of warps"),
-        kernel.first_exit_ns[told],
-        kernel.spread_ns[told],
+        taken(kernel.first_exit_ns, told),
+        taken(kernel.spread_ns, told),
     )
     if kernel.blocks_known and not kernel.rows_mixed:
         blocks = kernel.blocks
-        several = kernel.warps_of_block > 1
-        yield (
-            (SKEW, f"{kernel.kernel}: skew of blocks"),
-            (blocks.end_ns - blocks.skew_ns)[several],
-            blocks.skew_ns[several],
-        )
+        several = flagged(kernel.block_starts.size, lambda part: kernel.warps_of_block[part] > 1)
+        end_ns, skew_ns = taken(blocks.end_ns, several), taken(blocks.skew_ns, several)
+        first_ns = made(len(several), np.int64, lambda part: end_ns[part] - skew_ns[part])
+        yield (SKEW, f"{kernel.kernel}: skew of blocks"), first_ns, skew_ns
 
 
 def _delays(kernel: KernelWarps, patterns: Iterable[_Pattern]) -> Iterator[tuple[Key, Ints, Ints]]:

@@ -18,7 +18,8 @@ from tracepipe.reports.findings.block_times import (
 from tracepipe.reports.findings.finding import MIN_SM_SHARE, Finding, confidence, listed, percent
 from tracepipe.reports.findings.kernel_warps import Flags, Floats, Ints, KernelWarps
 from tracepipe.reports.findings.ranks import centred_ranks, score_classes
-from tracepipe.reports.frames.libraries import np, stats
+from tracepipe.reports.frames import statistics
+from tracepipe.reports.frames.libraries import np
 from tracepipe.units import duration_text
 
 MOST_SMS_SHARE = 0.5
@@ -73,7 +74,7 @@ def _sms(kernel: KernelWarps, late: BlockLateness, alpha: float) -> list[Finding
     distinct = np.bincount(pairs[0], minlength=sms.size)
     delays = medians_by(lateness_ns, sm)
     life = float(np.median(block_values(kernel)))
-    p_values = np.minimum(1.0, stats.norm.sf(scores) * sms.size)
+    p_values = np.minimum(1.0, statistics.normal_above(scores) * sms.size)
     slow = (p_values <= alpha) & (distinct >= MIN_BLOCKS_OF_SM)
     slow &= delays >= max(MIN_SM_SHARE * life, kernel.least_ns)
     if not slow.any() or slow.mean() > MOST_SMS_SHARE:
@@ -128,8 +129,8 @@ def _trend(kernel: KernelWarps, late: BlockLateness, alpha: float) -> list[Findi
     life = float(np.median(block_values(kernel)))
     if abs(last - first) < max(MIN_TREND * life, kernel.least_ns):
         return []
-    test = stats.spearmanr(np.arange(profile.size), profile)
-    if not test.pvalue <= alpha or abs(test.statistic) < MIN_TREND:
+    correlation, of_all = statistics.rank_correlation(np.arange(profile.size), profile)
+    if not of_all <= alpha or abs(correlation) < MIN_TREND:
         return []
     wave = np.zeros(profile.size, np.int64)
     wave[late.profile_row] = started_together(kernel)  # the last launch's, where there are many
@@ -144,23 +145,23 @@ def _trend(kernel: KernelWarps, late: BlockLateness, alpha: float) -> list[Findi
     rest = profile[kept] - medians_by(profile[kept], group)[group]
     if np.ptp(rest) == 0:
         return []
-    inner = stats.spearmanr(place, rest)
+    _, inner = statistics.rank_correlation(place, rest)
     picked = np.linspace(0, rest.size - 1, min(rest.size, SLOPE_BLOCKS)).astype(np.int64)
-    within = float(stats.theilslopes(rest[picked], place[picked]).slope) * profile.size
-    p_value = float(max(test.pvalue, inner.pvalue))
+    within = statistics.median_slope(rest[picked], place[picked]) * profile.size
+    p_value = max(of_all, inner)
     if not p_value <= alpha or within / (last - first) < MIN_WITHIN_WAVES:
         return []
     begin, end = life + first, life + last
     evidence = (
         f"Blocks take {'longer' if last > first else 'shorter'} along the grid: {duration_text(begin)} for "
         f"the first tenth of {profile.size:,} blocks, {duration_text(end)} for the last (rank correlation "
-        f"{test.statistic:+.2f}, {confidence(p_value)})"
+        f"{correlation:+.2f}, {confidence(p_value)})"
     )
     numbers = {
         "across": "block index",
         "blocks_total": int(profile.size),
         "first_tenth_p50_ns": begin,
         "last_tenth_p50_ns": end,
-        "rank_correlation": float(test.statistic),
+        "rank_correlation": correlation,
     }
     return [Finding("imbalance", kernel.kernel, evidence, TREND_CAUSE, p_value, numbers)]

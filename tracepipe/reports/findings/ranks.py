@@ -11,13 +11,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tracepipe.reports.findings.kernel_warps import Flags, Floats, Ints
-from tracepipe.reports.frames.libraries import np, stats
+from tracepipe.reports.frames import statistics
+from tracepipe.reports.frames.libraries import np
 
 
 def centred_ranks(times: Floats) -> Floats:
     """Ranks within each row less their mean, ties shared; nan where `times` is nan."""
     absent = np.isnan(times)
-    ranks = np.asarray(stats.rankdata(np.where(absent, np.inf, times), axis=1), np.float64)
+    ranks = statistics.ranks(np.where(absent, np.inf, times))
     present = (~absent).sum(axis=1, keepdims=True)
     return np.where(absent, np.nan, ranks - (present + 1) / 2)
 
@@ -58,7 +59,7 @@ def chance_of(ranks: Floats, members: Flags) -> float:
     score, skewness = total / variance**0.5, max(float(third.sum()) / variance**1.5, 0.0)
     log_orders = _log_factorial(n) - _log_factorial(k) - _log_factorial(n - k)
     least = float(np.exp(-log_orders.sum()))
-    return max(float(stats.norm.sf(score)), float(stats.pearson3.sf(score, skewness)), least)
+    return max(float(statistics.normal_above(score)), statistics.pearson_above(score, skewness), least)
 
 
 def _log_factorial(values: Floats) -> Floats:
@@ -132,10 +133,4 @@ def _standing_apart(level: Floats, widest: int) -> list[int]:
 
 def median_with_interval(values: Floats) -> tuple[float, float, float]:
     """The median and its distribution-free 95% interval; infinite where there are too few values for one."""
-    interval = stats.quantile_test(values, q=0.0, p=0.5).confidence_interval(0.95)
-    low, high = float(interval.low), float(interval.high)
-    return (
-        float(np.median(values)),
-        -np.inf if np.isnan(low) else low,
-        np.inf if np.isnan(high) else high,
-    )
+    return float(np.median(values)), *statistics.median_interval(values, 0.95)

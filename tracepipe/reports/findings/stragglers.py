@@ -20,7 +20,8 @@ from tracepipe.reports.findings.block_times import (
 from tracepipe.reports.findings.finding import MIN_SHARE, Finding, confidence, listed, percent
 from tracepipe.reports.findings.kernel_warps import NOT_RECORDED, Flags, Ints, KernelWarps
 from tracepipe.reports.findings.tail import Outlying, beyond_the_tail
-from tracepipe.reports.frames.libraries import np, stats
+from tracepipe.reports.frames import statistics
+from tracepipe.reports.frames.libraries import np
 from tracepipe.units import duration_text
 
 MIN_SUPERIORITY = 0.8
@@ -192,17 +193,17 @@ def _end_delayed(kernel: KernelWarps, rows: Ints) -> float:
 
 def _border(kernel: KernelWarps, late: BlockLateness, border: Flags, alpha: float) -> list[Finding]:
     outer, inner = late.profile_ns[border], late.profile_ns[~border]
-    test = stats.mannwhitneyu(outer, inner, alternative="greater")
-    superiority = float(test.statistic) / (outer.size * inner.size)
+    found = statistics.Ranks(outer, inner)
+    p_value, superiority = found.greater_p(), found.superior / (outer.size * inner.size)
     delay = float(np.median(outer) - np.median(inner))
     share = delay / max(float(np.median(kernel.launch_ns)), 1.0)
-    if test.pvalue > alpha or superiority < MIN_SUPERIORITY or delay < least_excess_ns(kernel):
+    if p_value > alpha or superiority < MIN_SUPERIORITY or delay < least_excess_ns(kernel):
         return []
     verb, than = ("take", "longer") if kernel.has_entries else ("leave", "later")
     evidence = (
         f"The {outer.size} blocks at the border of the grid {verb} {duration_text(delay)} {than} than the "
         f"{inner.size} inner ones, {percent(share)} of the kernel's duration "
-        f"({confidence(float(test.pvalue))})"
+        f"({confidence(p_value)})"
     )
     numbers = {
         "of": "border",
@@ -212,4 +213,4 @@ def _border(kernel: KernelWarps, late: BlockLateness, border: Flags, alpha: floa
         "excess_share": share,
         "superiority": superiority,
     }
-    return [Finding("straggler", kernel.kernel, evidence, BORDER_CAUSE, float(test.pvalue), numbers)]
+    return [Finding("straggler", kernel.kernel, evidence, BORDER_CAUSE, p_value, numbers)]

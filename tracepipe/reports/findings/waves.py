@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from tracepipe.reports.findings.finding import MIN_EXIT_ONLY_NS, Finding, confidence, percent
 from tracepipe.reports.findings.kernel_warps import Ints, KernelWarps
-from tracepipe.reports.frames.libraries import np, stats
+from tracepipe.reports.frames import statistics
+from tracepipe.reports.frames.libraries import np
 from tracepipe.units import duration_text
 
 MIN_IDLE_SLOTS = 0.10
@@ -148,12 +149,12 @@ def _in_order(kernel: KernelWarps, alpha: float) -> list[Finding]:
     if not rows:
         return []
     # Spearman's correlation in each block has variance 1/(warps-1) if the order is random.
-    ranks = np.asarray(stats.rankdata(times, axis=1)) - (warps + 1) / 2
+    ranks = statistics.ranks(times) - (warps + 1) / 2
     index = np.arange(warps) - (warps - 1) / 2
     correlation = float((ranks @ index).mean() / (index @ index))
     # Of few warps in few blocks, no order is less likely than any other.
     least_p = math.exp(-rows * math.lgamma(warps + 1))
-    p_value = max(float(stats.norm.sf(correlation * np.sqrt((warps - 1) * rows))), least_p)
+    p_value = max(float(statistics.normal_above(correlation * np.sqrt((warps - 1) * rows))), least_p)
     span = float(np.median(times[:, -1] - times[:, 0]))
     step = span / (warps - 1)
     least = kernel.least_ns if kernel.has_entries else MIN_EXIT_ONLY_NS

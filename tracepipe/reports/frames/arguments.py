@@ -51,18 +51,20 @@ class ArgsTable:
         self._sizes: dict[str, dict[int, Any]] = {"grid": {}, "block": {}}
         self._is_read = np.zeros(kept.count + 1, np.bool_)
 
+    def afresh(self) -> ArgsTable:
+        """The same, and nothing of it is read so far."""
+        return ArgsTable(self._kept)
+
     def args(self, number: int) -> Args:
         """All of one."""
         return self._kept.args(number)
 
     def read(self, numbers: Int32s) -> None:
         """Make what the other methods give of these arguments, but for their texts."""
-        wanted = np.zeros(len(self._is_read), np.bool_)
-        wanted[numbers] = True
-        wanted[NONE] = False
-        wanted &= ~self._is_read
-        self._is_read |= wanted
-        for number in np.flatnonzero(wanted).tolist():
+        wanted = np.unique(numbers)
+        wanted = wanted[(wanted != NONE) & ~self._is_read[wanted]]
+        self._is_read[wanted] = True
+        for number in wanted.tolist():
             args = self._kept.args(number)
             given = args.get
             self._size_bytes.put(number, next((args[key] for key in SIZE_KEYS if key in args), None))
@@ -130,15 +132,15 @@ class ArgsTable:
 
 def _gathered(name: str, numbers: Int32s, text: Callable[[int], str | None]) -> pl.Series:
     """The texts of numbers from 0 on, each made once."""
-    wanted = np.zeros(int(numbers.max(initial=0)) + 1, np.bool_)
-    wanted[numbers] = True
-    few = np.flatnonzero(wanted).tolist()
+    wanted, places = np.unique(numbers, return_inverse=True)
     parts = [
-        pl.Series(name, [text(number) for number in few[start : start + _AT_ONCE]], dtype=pl.String)
-        for start in range(0, len(few), _AT_ONCE)
+        pl.Series(
+            name, [text(number) for number in wanted[start : start + _AT_ONCE].tolist()], dtype=pl.String
+        )
+        for start in range(0, len(wanted), _AT_ONCE)
     ]
     whole = pl.concat(parts) if parts else pl.Series(name, [], dtype=pl.String)
-    return whole.gather((np.cumsum(wanted, dtype=np.int32) - 1)[numbers])
+    return whole.gather(places)
 
 
 def _three(value: object) -> list[int] | None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
-from tracepipe.reports.frames.libraries import pl
+from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.run import Run
+from tracepipe.reports.frames.stored import parts
+from tracepipe.reports.frames.warp_columns import COLUMNS
 
+_ROWS_AT_ONCE = 1 << 13
 _TIMES = ("start_ns", "end_ns", "dur_ns", "kind")
 _THREAD = ("pid", "tid", "cpu", "comm")
 _NESTING = ("depth", "parent_row")
@@ -31,8 +35,24 @@ _STACKS = {
 }  # fmt: skip
 
 
-def _numbered(frame: pl.DataFrame) -> pl.DataFrame:
-    return frame.with_row_index("row").with_columns(pl.col("row").cast(pl.Int64))
+class LayerTable(NamedTuple):
+    """A table of a run: how many rows it has, and a part of them."""
+
+    count: Callable[[Run], int]
+    part: Callable[[Run, slice], pl.DataFrame]
+
+    def frames(self, run: Run) -> Iterator[pl.DataFrame]:
+        """All of it, some rows at a time."""
+        for some in parts(self.count(run)):
+            # A row has a hundred times what one has of a column.
+            for start in range(some.start, some.stop, _ROWS_AT_ONCE):
+                yield self.part(run, slice(start, min(start + _ROWS_AT_ONCE, some.stop)))
+
+
+def _numbered(frame: pl.DataFrame, rows: slice) -> pl.DataFrame:
+    return frame.with_columns(
+        pl.Series("row", np.arange(rows.start, rows.start + len(frame), dtype=np.int64))
+    )
 
 
 def _three(column: str, name: str) -> Iterator[pl.Expr]:
@@ -41,48 +61,58 @@ def _three(column: str, name: str) -> Iterator[pl.Expr]:
         yield pl.col(column).arr.get(at, null_on_oob=True).alias(f"{name}_{axis}")
 
 
-def _spans(frame: pl.DataFrame, columns: tuple[str, ...]) -> pl.DataFrame:
-    """Spans with the columns that are told of them, and the number of the row."""
-    whole = _numbered(frame).with_columns(
-        pl.col("kind").cast(pl.String), pl.col("parent").alias("parent_row"), pl.col("depth").cast(pl.Int64)
-    )
-    wide = whole.with_columns(*_three("grid", "grid"), *_three("block", "block"))
-    return wide.select("row", *columns)
+def _spans(layer: str, *columns: str) -> LayerTable:
+    """The spans of a layer with the columns that are told of them, and the number of the row."""
+    sizes = [what for what in ("grid", "block") if f"{what}_x" in columns]
+    others = {"parent_row": "parent", **dict.fromkeys(_SIZES, "")}
+    asked = [name for column in columns if (name := others.get(column, column))]
+
+    def part(run: Run, rows: slice) -> pl.DataFrame:
+        frame = _numbered(run.part(layer, rows, *asked, *sizes), rows)
+        wide = frame.with_columns(
+            pl.col("kind").cast(pl.String), *(e for what in sizes for e in _three(what, what))
+        )
+        if "parent" in asked:
+            wide = wide.with_columns(pl.col("parent").alias("parent_row"), pl.col("depth").cast(pl.Int64))
+        return wide.select("row", *columns)
+
+    return LayerTable(lambda run: len(run.layer(layer)), part)
 
 
-def _gpu_threads(run: Run) -> pl.DataFrame:
-    threads = run.gpu_threads.with_columns(ts_ns="start_ns")
-    for what in ("block", "thread"):
-        threads = threads.with_columns(*_three(what, f"{what}_index"))
-    indices = (f"{what}_index_{axis}" for what in ("block", "thread") for axis in "xyz")
-    told = ("ts_ns", "phase", "name", "pid", "gpu", "launch", *indices, "bound_ns", "args")
-    return _numbered(threads).select("row", *told)
+def _gpu_threads(run: Run, rows: slice) -> pl.DataFrame:
+    told = ("phase", "name", "pid", "gpu", "launch", "bound_ns", "args")
+    threads = run.part("gpu_thread", rows, "start_ns", "block", "thread", *told)
+    indices = [one for what in ("block", "thread") for one in _three(what, f"{what}_index")]
+    of_thread = pl.col("phase", "name", "pid", "gpu", "launch")
+    ts_ns = pl.col("start_ns").alias("ts_ns")
+    return _numbered(threads, rows).select("row", ts_ns, of_thread, *indices, "bound_ns", "args")
 
 
-def _warps(run: Run) -> pl.DataFrame:
-    warps = run.warps.with_columns(
+def _warps(run: Run, rows: slice) -> pl.DataFrame:
+    warps = run.warp_table.part(rows, *COLUMNS)
+    warps = warps.with_columns(
         dur_ns=pl.col("last_exit_ns") - pl.col("entry_ns"), exit_count=pl.col("exits").cast(pl.Int64)
     ).with_columns(pl.col("sm", "slot", "entry_mask").cast(pl.Int64))
     wide = warps.with_columns(*_three("grid", "grid"), *_three("block", "block"))
-    return _numbered(wide).select("row", *_LAUNCH, *_PLACE, *_STAY)
+    return _numbered(wide, rows).select("row", *_LAUNCH, *_PLACE, *_STAY)
 
 
-def _exits(run: Run) -> pl.DataFrame:
-    return run.exits.select("warp_row", "exit_ns", exit_mask="mask")
+def _exits(run: Run, rows: slice) -> pl.DataFrame:
+    return run.warp_table.exits(rows).select("warp_row", "exit_ns", exit_mask="mask")
 
 
-def _ranges(run: Run) -> pl.DataFrame:
-    return run.ranges.select("warp_row", "name", "start_ns", "dur_ns", "self_ns", "cycles", "open")
+def _ranges(run: Run, rows: slice) -> pl.DataFrame:
+    ranges = run.warp_table.ranges.frame(rows)
+    return ranges.select("warp_row", "name", "start_ns", "dur_ns", "self_ns", "cycles", "open")
 
 
-def _stacks(run: Run) -> pl.DataFrame:
-    stacks = run.stacks
-    rows = [
-        (number, depth, *stacks.frames[at], stacks.is_library[at])
-        for number in range(len(stacks))
-        for depth, at in enumerate(stacks.frames_of(number))
+def _stacks(run: Run, rows: slice) -> pl.DataFrame:
+    frames, is_library = run.stacks.frames, run.stacks.is_library
+    some = [
+        (number, depth, *frames[at], is_library[at])
+        for number, depth, at in run.stacks.placed(rows.start, rows.stop)
     ]
-    return pl.DataFrame(rows, _STACKS, orient="row")
+    return pl.DataFrame(some, _STACKS, orient="row")
 
 
 def _losses(run: Run) -> pl.DataFrame:
@@ -98,22 +128,22 @@ def _clocks(run: Run) -> pl.DataFrame:
     )
 
 
-TABLES: dict[str, Callable[[Run], pl.DataFrame]] = {
-    "annotations": lambda run: _spans(run.annotations, (*_TIMES, "name", "domain", "range", *_OF_THREAD)),
-    "calls": lambda run: _spans(run.calls, _CALL),
-    "hooks": lambda run: _spans(run.hooks, ("layer", *_CALL)),
-    "syscalls": lambda run: _spans(run.syscalls, _CALL),
-    "driver": lambda run: _spans(run.driver, ("layer", *_CALL)),
-    "scheduler": lambda run: _spans(run.scheduler, (*_TIMES, "name", *_THREAD, *_ARGS)),
-    "kernels": lambda run: _spans(run.kernels, (*_TIMES, *_LAUNCH, *_PYTHON, "args")),
-    "warps": _warps,
-    "exits": _exits,
-    "ranges": _ranges,
-    "gpu_threads": _gpu_threads,
-    "memory": lambda run: _spans(run.memory, (*_EFFECT, *_ARGS)),
-    "transfers": lambda run: _spans(run.transfers, (*_EFFECT, *_ARGS, "bound_ns")),
-    "stacks": _stacks,
-    "losses": _losses,
-    "clocks": _clocks,
+TABLES: dict[str, LayerTable] = {
+    "annotations": _spans("annotation", *_TIMES, "name", "domain", "range", *_OF_THREAD),
+    "calls": _spans("userspace", *_CALL),
+    "hooks": _spans("hook", "layer", *_CALL),
+    "syscalls": _spans("syscall", *_CALL),
+    "driver": _spans("kernel", "layer", *_CALL),
+    "scheduler": _spans("scheduler", *_TIMES, "name", *_THREAD, *_ARGS),
+    "kernels": _spans("gpu_kernel", *_TIMES, *_LAUNCH, *_PYTHON, "args"),
+    "warps": LayerTable(lambda run: len(run.warp_table), _warps),
+    "exits": LayerTable(lambda run: len(run.warp_table.exit_columns()[0]), _exits),
+    "ranges": LayerTable(lambda run: len(run.warp_table.ranges), _ranges),
+    "gpu_threads": LayerTable(lambda run: len(run.layer("gpu_thread")), _gpu_threads),
+    "memory": _spans("memory", *_EFFECT, *_ARGS),
+    "transfers": _spans("transfer", *_EFFECT, *_ARGS, "bound_ns"),
+    "stacks": LayerTable(lambda run: run.stacks.places, _stacks),
+    "losses": LayerTable(lambda run: len(run.losses), lambda run, rows: _losses(run)[rows]),
+    "clocks": LayerTable(lambda run: len(run.facts.clocks), lambda run, rows: _clocks(run)[rows]),
 }
 """Name of a table → how it is made of a run. docs/reports.md says what each column means."""

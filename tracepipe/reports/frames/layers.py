@@ -85,7 +85,7 @@ class Layer:
             at += len(here)
         return lengths_ns
 
-    def rows(self, rows: Int64s) -> Layer:
+    def rows(self, rows: Int64s | slice) -> Layer:
         """Some rows as they are: `parent` is a row of the whole."""
         columns = {field.name: getattr(self, field.name) for field in fields(self)}
         some: Any = {name: None if column is None else column[rows] for name, column in columns.items()}
@@ -199,9 +199,9 @@ class Frames:
     def _python(self, layer: Layer) -> pl.Series:
         if layer.stack is None:
             return _nulls("python", len(layer), pl.String())
-        texts = pl.Series("python", [*map(str, self._stacks.frames), None], dtype=pl.String)
-        own = self._stacks.own(layer.stack)
-        return texts.gather(np.where(own == NONE, len(texts) - 1, own))
+        own, places = np.unique(self._stacks.own(layer.stack), return_inverse=True)
+        texts = [None if at == NONE else str(self._stacks.frames[at]) for at in own.tolist()]
+        return pl.Series("python", texts, dtype=pl.String).gather(places)
 
     def _sizes(self, layer: Layer, key: str) -> pl.Series:
         known = self._table.series(key, layer.shape)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracepipe.errors import LibraryMissing, TracepipeError
 
-__all__ = ["agg", "collections", "figure", "jinja2", "matplotlib", "np", "pl", "stats", "ticker"]
+__all__ = ["agg", "collections", "figure", "jinja2", "matplotlib", "np", "pl", "special", "ticker"]
 
 # What polars, scipy and matplotlib take before they have read anything: addresses (stacks of threads, most of
 # which are never used) and data. With a little less each of them ends the process.
@@ -64,10 +64,10 @@ if TYPE_CHECKING:
     collections: Any = None
     figure: Any = None
     matplotlib: Any = None
-    stats: Any = None
+    special: Any = None
     ticker: Any = None
 else:
-    np, pl, stats = Library("numpy"), Library("polars"), Library("scipy.stats")
+    np, pl, special = Library("numpy"), Library("polars"), Library("scipy.special")
     matplotlib, jinja2 = Library("matplotlib"), Library("jinja2")
     agg = Library("matplotlib.backends.backend_agg")
     collections, figure = Library("matplotlib.collections"), Library("matplotlib.figure")

@@ -42,20 +42,25 @@ class RangeTable:
         for name, column in self._columns.items():
             column.extend(values[name], len(of))
 
+    def __len__(self) -> int:
+        return self._columns["name"].count
+
     @property
     def names(self) -> list[str]:
         """The names of ranges, by their numbers."""
         return [self._names[at].decode("utf-8", "replace") for at in range(len(self._names))]
 
-    def numbers(self, *columns: str) -> pl.DataFrame:
+    def numbers(self, *columns: str, rows: slice = slice(None)) -> pl.DataFrame:
         """A few columns of `frame`, with the number of its name in place of each."""
-        return pl.DataFrame({name: self._columns[name].so_far(self._columns[name].count) for name in columns})
+        return pl.DataFrame({name: self._columns[name].so_far(len(self))[rows] for name in columns})
 
-    def frame(self) -> pl.DataFrame:
+    def frame(self, rows: slice = slice(None)) -> pl.DataFrame:
         """A row for each range, in the order of the file: warp_row (in `warps`), name; start_ns, dur_ns;
         self_ns: less the ranges in it; cycles; open: its end is not known, and is taken to be the warp's last
         exit.
         """
-        frame = self.numbers(*_KINDS)
-        names = pl.Series("name", self.names, pl.String()).gather(frame["name"])
+        frame = self.numbers(*_KINDS, rows=rows)
+        numbers, places = np.unique(frame["name"].to_numpy(), return_inverse=True)
+        texts = [self._names[at].decode("utf-8", "replace") for at in numbers.tolist()]
+        names = pl.Series("name", texts, pl.String()).gather(places)
         return frame.with_columns(names, pl.col("warp_row").cast(pl.Int64))

@@ -105,6 +105,11 @@ class Run:
         """A few rows of a layer's frame, all columns or a few; `parent` is a row of the whole."""
         return self._frames.frame(self._layers[name].rows(rows), columns or COLUMNS)
 
+    def part(self, name: str, rows: slice, *columns: str) -> pl.DataFrame:
+        """As `rows`, of rows that follow each other: nothing of them is kept, so that parts take little."""
+        frames = Frames(self.shapes, self.args.afresh(), self.stacks)
+        return frames.frame(self._layers[name].rows(rows), columns)
+
     def _frame(self, name: str) -> pl.DataFrame:
         return self._frames.frame(self._layers[name])
 

@@ -150,7 +150,9 @@ class ShapeTable:
 
     def column(self, name: str, shapes: Any) -> Any:
         """A column of some shapes, or of the rows that have these: numbers as they are kept."""
-        return self._of_shapes()["name"][shapes] if name == "name" else self._at(name)[shapes]
+        if name == "name":
+            return self._of_shapes()["name"][shapes]
+        return self._of_places()[name][self._of_shapes()["place"][shapes]]
 
     def _at(self, name: str) -> Any:
         """A column of places, by shape."""

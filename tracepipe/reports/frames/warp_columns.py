@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.numbered import Numbered
 from tracepipe.reports.frames.range_columns import RangeTable
 from tracepipe.reports.frames.shapes import series, three, where
-from tracepipe.reports.frames.stored import Growing, made, parts, release
+from tracepipe.reports.frames.stored import Growing, made, parts, release, stored
 
 WARP_LANES = 32
 FULL_MASK = (1 << WARP_LANES) - 1
@@ -36,6 +35,7 @@ COLUMNS = (
     *_OF_LAUNCH, "warp", "entry_ns", "first_exit_ns", "last_exit_ns", "exits", "cycles", "sm", "slot",
     "entry_mask", *_OF_BOTH,
 )  # fmt: skip
+_OF_BATCH = ("_launch_of", "_lacks_of", "_lasts")
 _EXITS = {"warp_row": "int64", "exit_ns": "int64", "mask": "int64"}
 
 
@@ -46,7 +46,10 @@ class WarpTable:
         self._trace_clock = trace_clock
         # A launch may have many batches, and a recording a million launches: they are kept as their texts.
         self._launches = Numbered()
-        self._launch_of, self._size_of, self._lacks_of = array("i"), array("q"), array("B")
+        # By batch: its launch, what it lacks, the row after its last one.
+        self._launch_of: Any = Growing(np.int32)
+        self._lacks_of: Any = Growing(np.uint8)
+        self._lasts: Any = Growing(np.int64)
         self._columns: dict[str, Any] = {}
         self._exits: dict[str, Any] = {}
         self._growing = {name: Growing(_KINDS[name]) for name in _ALWAYS}
@@ -79,9 +82,10 @@ class WarpTable:
         # On its own clock a time is as right as it was recorded.
         bound_ns = None if warps.clock == self._trace_clock else warps.bound_ns
         launch = json.dumps(_launch(warps) | {"bound_ns": bound_ns}).encode()
-        self._launch_of.append(self._launches.number(launch))
-        self._size_of.append(len(warps))
-        self._lacks_of.append(sum(1 << at for at, name in enumerate(_OPTIONAL) if values[name] is None))
+        lacks = sum(1 << at for at, name in enumerate(_OPTIONAL) if values[name] is None)
+        self._launch_of.extend(self._launches.number(launch), 1)
+        self._lasts.extend(self._count, 1)
+        self._lacks_of.extend(lacks, 1)
         if len(warps):
             began_ns = int(entry_ns.min())
             self.first_ns = began_ns if self.first_ns is None else min(began_ns, self.first_ns)
@@ -117,7 +121,10 @@ class WarpTable:
             self._growing_exits[name].extend(part, int(kept.sum()))
 
     def finish(self) -> None:
-        """No batch comes any more."""
+        """No batch comes any more. Raises OutputError."""
+        self._launches.put_away()
+        for name in _OF_BATCH:
+            setattr(self, name, getattr(self, name).whole())
         self._columns = {name: column.whole() for name, column in self._growing.items()}
         self._exits = {name: column.whole() for name, column in self._growing_exits.items()}
         self._growing, self._growing_exits = {}, {}
@@ -137,50 +144,64 @@ class WarpTable:
         record ended. exits: how many. cycles: of the SM's clock from entry to the last exit.
         """
         if rows is not None:
-            return self._frame(columns or COLUMNS, rows, {})
+            return self._frame(columns or COLUMNS, rows)
         release()
-        return self._frame(columns or COLUMNS, slice(0, self._count), {})
+        return self._frame(columns or COLUMNS, slice(0, self._count))
 
     def frames(self, *columns: str, rows: Any = None) -> Iterator[pl.DataFrame]:
         """As `frame` of all rows, or of these, some at a time."""
-        launches: dict[str, pl.Series] = {}
         for part in parts(self._count if rows is None else len(rows)):
-            yield self._frame(columns, part if rows is None else rows[part], launches)
+            yield self._frame(columns, part if rows is None else rows[part])
 
-    def _frame(self, columns: Sequence[str], rows: Any, launches: dict[str, pl.Series]) -> pl.DataFrame:
-        """Of some rows; `launches` are the columns of the launches that are there already."""
+    def part(self, rows: slice, *columns: str) -> pl.DataFrame:
+        """As `frame`, of rows that follow each other."""
+        return self._frame(columns, rows)
+
+    def _frame(self, columns: Sequence[str], rows: Any) -> pl.DataFrame:
+        """Of some rows."""
         numbers = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
-        lasts = np.cumsum(np.array(self._size_of, np.int64))
-        batch: Int32s = np.searchsorted(lasts, numbers, "right").astype(np.int32)
+        batch: Int32s = np.searchsorted(self._lasts, numbers, "right").astype(np.int32)
+        wanted = {*columns, "warp", "warps_per_block"} if set(columns) & set(_OF_BOTH) else set(columns)
+        launches = self._of_launches([name for name in _OF_LAUNCH if name in wanted], batch)
         frame = pl.DataFrame(
-            [self._column(name, batch, rows, launches) for name in columns if name not in _OF_BOTH]
+            [
+                launches[name] if name in launches else self._column(name, batch, rows)
+                for name in columns
+                if name not in _OF_BOTH
+            ]
         )
         if not set(columns) & set(_OF_BOTH):
             return frame
-        warp, size = (self._column(name, batch, rows, launches) for name in ("warp", "warps_per_block"))
+        warp, size = self._column("warp", batch, rows), launches["warps_per_block"]
         known = pl.when(size > 0)
         both = (known.then(warp // size).alias("block_index"), known.then(warp % size).alias("warp_in_block"))
         return frame.with_columns(*both).select(columns)
 
-    def _column(self, name: str, batch: Int32s, rows: Any, launches: dict[str, pl.Series]) -> pl.Series:
+    def _of_launches(self, names: Sequence[str], batch: Int32s) -> dict[str, pl.Series]:
+        """What warps of these batches have of their launches."""
+        if not names:
+            return {}
+        present, places = np.unique(self._launch_of[batch], return_inverse=True)
+        told = [json.loads(self._launches[at]) for at in present.tolist()]
+        return {
+            name: series(name, [launch[name] for launch in told], _launch_type(name)).gather(places)
+            for name in names
+        }
+
+    def _column(self, name: str, batch: Int32s, rows: Any) -> pl.Series:
         """A column of the frame, null where it is not known; `batch` is that of each warp."""
-        if name in _OF_LAUNCH:
-            if name not in launches:
-                told = [json.loads(self._launches[at])[name] for at in range(len(self._launches))]
-                launches[name] = series(name, told, _launch_type(name))
-            return launches[name].gather(np.array(self._launch_of, np.int32)[batch])
         if name == "exits" and name not in self._columns:
             return pl.repeat(1, len(batch), dtype=pl.Int32(), eager=True).alias(name)
         if name == "first_exit_ns" and name not in self._columns:
-            return self._column("last_exit_ns", batch, rows, launches).alias(name)
+            return self._column("last_exit_ns", batch, rows).alias(name)
         if name not in self._columns:
             dtype = {"cycles": pl.Int64(), "entry_mask": pl.UInt32()}.get(name, pl.Int32())
             return pl.repeat(None, len(batch), dtype=dtype, eager=True).alias(name)
         values = pl.Series(name, self._columns[name][rows])
         bit = 1 << _OPTIONAL.index(name) if name in _OPTIONAL else 0
-        lacks = np.array(self._lacks_of, np.uint8) & bit != 0
+        lacks = self._lacks_of[batch] & bit != 0
         if lacks.any():
-            return where(~lacks[batch], values)
+            return where(~lacks, values)
         if name.endswith("_exit_ns") and "exits" in self._columns:
             return where(self._columns["exits"][rows] > 0, values)
         return values
@@ -195,19 +216,20 @@ class WarpTable:
             launch = json.loads(self._launches[at])
             key = json.dumps({name: launch[name] for name in OF_KERNEL})
             of_launch.append(kernels.setdefault(key, len(kernels)))
-        of_batch = np.array(of_launch, np.int32)[np.array(self._launch_of, np.int32)]
-        return [json.loads(key) for key in kernels], np.repeat(of_batch, np.array(self._size_of, np.int64))
+        of_batch = np.array(of_launch, np.int32)[self._launch_of]
+        of_warp = stored(np.repeat(of_batch, np.diff(self._lasts, prepend=0)))
+        return [json.loads(key) for key in kernels], of_warp
 
     def exit_columns(self) -> tuple[Int64s, Int64s, Int64s]:
         """As `exits`, which stand in the order of warps: warp_row, exit_ns and mask, below 0 where it was not
         recorded."""
         return self._exits["warp_row"], self._exits["exit_ns"], self._exits["mask"]
 
-    def exits(self) -> pl.DataFrame:
+    def exits(self, rows: slice = slice(None)) -> pl.DataFrame:
         """A row for each exit of warps with several, or one of not all lanes: warp_row (in `warps`), exit_ns,
         mask (null where not recorded).
         """
-        frame = pl.DataFrame(self._exits)
+        frame = pl.DataFrame({name: column[rows] for name, column in self._exits.items()})
         return frame.with_columns(pl.when(pl.col("mask") >= 0).then("mask").alias("mask"))
 
 

@@ -1,0 +1,89 @@
+"""What `scipy.stats` says of the same numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.stats as stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tracepipe.reports.frames import statistics
+
+few = st.lists(st.integers(0, 6), min_size=2, max_size=8)
+some = st.lists(st.integers(0, 40), min_size=9, max_size=60)
+
+
+@given(st.floats(-8, 30), st.floats(0, 4))
+def test_chances_above_a_score(score: float, skewness: float) -> None:
+    assert statistics.normal_above(score) == pytest.approx(stats.norm.sf(score))
+    expected = stats.pearson3.sf(score, skewness)
+    assert statistics.pearson_above(score, skewness) == pytest.approx(expected, rel=1e-8, abs=1e-300)
+
+
+@given(st.floats(1e-12, 1 - 1e-12))
+def test_scores_of_chances(p: float) -> None:
+    assert statistics.normal_score(p) == pytest.approx(stats.norm.isf(p), abs=1e-9)
+
+
+@given(st.integers(1, 3_000), st.data(), st.floats(0.001, 0.9))
+def test_binomial_chances(tries: int, data: st.DataObject, chance: float) -> None:
+    count = data.draw(st.integers(0, tries))
+    greater = stats.binomtest(count, tries, chance, "greater").pvalue
+    assert statistics.binomial_above(count, tries, chance) == pytest.approx(greater, rel=1e-7, abs=1e-300)
+    either = stats.binomtest(count, tries, 0.5).pvalue
+    assert statistics.binomial_either(count, tries) == pytest.approx(either, rel=1e-7, abs=1e-300)
+
+
+@given(st.lists(st.integers(0, 99), min_size=1, max_size=70))
+def test_bounds_of_a_median(values: list[int]) -> None:
+    bounds = stats.quantile_test(values, q=0.0, p=0.5).confidence_interval(0.95)
+    expected = [
+        -np.inf if np.isnan(bounds.low) else bounds.low,
+        np.inf if np.isnan(bounds.high) else bounds.high,
+    ]
+    assert list(statistics.median_interval(np.array(values), 0.95)) == expected
+
+
+@given(st.lists(st.lists(st.integers(0, 5), min_size=4, max_size=4), min_size=1, max_size=5))
+def test_ranks_share_places(rows: list[list[int]]) -> None:
+    values = np.array(rows)
+    assert (statistics.ranks(values) == stats.rankdata(values, axis=1)).all()
+    assert (statistics.ranks(values[0]) == stats.rankdata(values[0])).all()
+
+
+@settings(max_examples=50, deadline=None)
+@given(few, few)
+def test_few_values_are_divided_in_all_ways(a: list[int], b: list[int]) -> None:
+    found = statistics.Ranks(np.array(a), np.array(b))
+    method = stats.PermutationMethod(n_resamples=20_000) if found.has_ties else "exact"
+    expected = stats.mannwhitneyu(a, b, method=method)
+    assert found.superior == expected.statistic
+    assert found.different_p() == pytest.approx(expected.pvalue)
+
+
+@given(some, some)
+def test_many_values_are_compared_by_a_normal_law(a: list[int], b: list[int]) -> None:
+    a, b = [*a, 41], [*b, 42]
+    found = statistics.Ranks(np.array(a), np.array(b))
+    assert found.different_p() == pytest.approx(stats.mannwhitneyu(a, b, method="asymptotic").pvalue)
+    greater = stats.mannwhitneyu(a, b, alternative="greater")
+    assert found.greater_p() == pytest.approx(greater.pvalue)
+
+
+@given(st.permutations(range(30)), st.integers(1, 8))
+def test_few_against_some_are_exact_without_ties(order: list[int], count: int) -> None:
+    a, b = np.array(order[:count]), np.array(order[count:])
+    expected = stats.mannwhitneyu(a, b, alternative="greater").pvalue
+    assert statistics.Ranks(a, b).greater_p() == pytest.approx(expected)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=4, max_size=40))
+def test_correlation_and_slope(points: list[tuple[int, int]]) -> None:
+    x, y = (np.array(column, np.float64) for column in zip(*points, strict=True))
+    if np.ptp(x) == 0 or np.ptp(y) == 0:
+        assert np.isnan(statistics.rank_correlation(x, y)).all()
+        return
+    expected = stats.spearmanr(x, y)
+    assert statistics.rank_correlation(x, y) == pytest.approx((expected.statistic, expected.pvalue), abs=1e-7)
+    assert statistics.median_slope(y, x) == pytest.approx(stats.theilslopes(y, x).slope)
