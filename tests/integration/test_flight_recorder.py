@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.standin import needs
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.ebpf, needs("prebuilt")]
 
@@ -57,9 +57,7 @@ class Recorded:
 
     def lines(self, name: str) -> list[dict[str, Any]]:
         """A recording, as soon as it is there."""
-        until_s = time.monotonic() + _PATIENCE_S
-        while not (self.folder / name).exists() and time.monotonic() < until_s:
-            time.sleep(0.01)
+        wait_until((self.folder / name).exists)
         return [json.loads(line) for line in (self.folder / name).read_text().splitlines()]
 
 

@@ -76,12 +76,8 @@ class Store(Collector, Protocol):
         ...
 
 
-class Renderer(Protocol):
-    """Turns what a recording collected into lines of an event file."""
-
-    def learn(self, chunk: bytes) -> None:
-        """Take from a chunk what lines before it need; for recordings that are unordered."""
-        ...
+class Decoder(Protocol):
+    """Turns records into lines of an event file."""
 
     def render(self, chunk: bytes) -> Lines:
         """Lines of one chunk; chunks come in the order in which they were collected."""
@@ -92,7 +88,7 @@ class Renderer(Protocol):
         ...
 
     def carry(self) -> Carry:
-        """What keeps of dropped records what such a renderer needs of them."""
+        """What keeps of dropped records what such a decoder needs of them."""
         ...
 
     def resume(self, carried: Carried, start_ns: int) -> Lines:
@@ -100,8 +96,16 @@ class Renderer(Protocol):
         ...
 
 
-class DeviceRenderer(Protocol):
-    """Turns what a library in the command collected into lines of an event file."""
+class Renderer(Decoder, Protocol):
+    """The decoder of what a recording collected."""
+
+    def learn(self, chunk: bytes) -> None:
+        """Take from a chunk what lines before it need; for recordings that are unordered."""
+        ...
+
+
+class DeviceRenderer(Decoder, Protocol):
+    """The decoder of what a library in the command collected, whose chunks come whole."""
 
     @property
     def notes(self) -> list[str]:
@@ -118,20 +122,12 @@ class DeviceRenderer(Protocol):
         """The GPUs that were met, as a header has them."""
         ...
 
-    def render(self, chunk: bytes) -> Lines:
-        """Lines of one chunk; chunks come whole and in the order in which they were collected."""
-        ...
-
     def rest(self) -> Iterator[Lines]:
         """More lines of the last chunk, some thousand at a time: all at once would take hundreds of MB."""
         ...
 
     def last(self) -> Lines:
         """Lines of what waited for something that has not come, when no more comes."""
-        ...
-
-    def counts(self, chunk: bytes) -> Mapping[str, int]:
-        """Layer → events of the records in a chunk, which is not rendered."""
         ...
 
     def spans(self, wanted: Wanted) -> SpanReader:
@@ -142,14 +138,6 @@ class DeviceRenderer(Protocol):
         """A renderer like this one that has taken nothing."""
         ...
 
-    def carry(self) -> Carry:
-        """What keeps of dropped records what such a renderer needs of them."""
-        ...
-
-    def resume(self, carried: Carried, start_ns: int) -> Lines:
-        """Begin where records were dropped before: lines of what is under way, which begins at `start_ns`."""
-        ...
-
 
 class DeviceEngine(Protocol):
     """A library in the target's processes that tells what their GPUs do."""
@@ -158,7 +146,7 @@ class DeviceEngine(Protocol):
     layers: frozenset[str]
     """What it records; `userspace` among them: its calls are taken, and no probes set for them."""
     clocks: Sequence[str]
-    """Clocks that its times can be on beside CLOCK_MONOTONIC."""
+    """Clocks that its times can be on other than CLOCK_MONOTONIC."""
     gpus: Sequence[Mapping[str, Any]]
     """The GPUs that there are, as a header has them: index, name, uuid, sm_count."""
 

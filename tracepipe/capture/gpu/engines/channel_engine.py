@@ -22,7 +22,7 @@ class ChannelEngine(ABC):
     name: str
     layers: frozenset[str]
     clocks: Sequence[str]
-    """Clocks that its times can be on beside CLOCK_MONOTONIC."""
+    """Clocks that its times can be on other than CLOCK_MONOTONIC."""
     gpus: Sequence[Mapping[str, Any]]
     """The GPUs that there are, as a header has them."""
 

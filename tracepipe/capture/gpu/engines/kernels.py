@@ -38,7 +38,7 @@ class KernelsEngine(ChannelEngine):
     name = "cupti"
     layers = frozenset({"userspace", "memory", "transfer", "gpu_kernel"})
     clocks: Sequence[str] = ("realtime",)
-    """What its times can be on beside CLOCK_MONOTONIC: an older CUPTI has its own."""
+    """What its times can be on other than CLOCK_MONOTONIC: an older CUPTI has its own."""
 
     def __init__(
         self,
