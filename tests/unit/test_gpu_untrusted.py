@@ -21,6 +21,7 @@ from tracepipe.capture.gpu.engines.python_stacks import FRAME, STACK
 from tracepipe.capture.gpu.engines.transport import (
     GPU,
     KIND_CLOCK,
+    KIND_FRAME,
     KIND_GPU,
     KIND_NAME,
     KIND_NOTE,
@@ -61,7 +62,8 @@ COMMON = [
     (KIND_NAME, NAME.pack(API) + b"cuLaunchKernel"),
     (KIND_GPU, GPU.pack(0, 132, 9, 0, 1980000, 0, bytes(range(16))) + b"NVIDIA H200"),
     (KIND_NOTE, b"a note"),
-    (KIND_STACK, STACK.pack(77, 1, 2) + (FRAME.pack(41, 4, 8) + b"steptrain.py") * 2),
+    (KIND_FRAME, FRAME.pack(7, 41, 4) + b"steptrain.py"),
+    (KIND_STACK, STACK.pack(77, 1, 2) + NAME.pack(7) * 2),
 ]
 OF_WARPS = [
     *COMMON,
@@ -220,7 +222,7 @@ def test_gpus_are_as_many_as_a_machine_has() -> None:
 
 def test_a_name_without_an_end_is_cut() -> None:
     name = pack_record(KIND_NAME, 42, 43, 1, NAME.pack(1) + b"x" * (1 << 20))
-    kernel = pack_record(*OF_KERNELS[8][:1], 42, 43, 1, OF_KERNELS[8][1])
+    kernel = pack_record(*OF_KERNELS[9][:1], 42, 43, 1, OF_KERNELS[9][1])
     assert {len(str(line["name"])) for line in _lines(KernelsRenderer(), name + kernel)} == {NAME_BYTES}
 
 

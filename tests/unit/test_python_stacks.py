@@ -18,7 +18,7 @@ from tracepipe.capture.gpu.engines import kernel_records
 from tracepipe.capture.gpu.engines.channel import Channel
 from tracepipe.capture.gpu.engines.kernel_lines import KernelsRenderer
 from tracepipe.capture.gpu.engines.python_stacks import FRAME, STACK
-from tracepipe.capture.gpu.engines.transport import KIND_STACK
+from tracepipe.capture.gpu.engines.transport import KIND_FRAME, KIND_STACK, NAME
 from tracepipe.capture.gpu.engines.warps import WarpRenderer
 from tracepipe.event.checks import first_fault
 
@@ -92,8 +92,10 @@ def test_none_are_read_where_nobody_asked_for_them(libraries: dict[str, Path]) -
 
 
 def _stack(pid: int, number: int, function: str) -> bytes:
-    frame = FRAME.pack(41, len(function), 8) + function.encode() + b"train.py"
-    return pack_record(KIND_STACK, pid, pid, 1, STACK.pack(number, 0, 1) + frame)
+    """A stack of one frame, which is sent with it."""
+    frame = FRAME.pack(number + 1, 41, len(function)) + function.encode() + b"train.py"
+    stack = STACK.pack(number, 0, 1) + NAME.pack(number + 1)
+    return pack_record(KIND_FRAME, pid, pid, 1, frame) + pack_record(KIND_STACK, pid, pid, 1, stack)
 
 
 def _call(pid: int, number: int, correlation: int) -> bytes:
@@ -122,6 +124,9 @@ def test_numbers_of_processes_become_ids_of_the_file() -> None:
     assert call["stack"] == lines[0]["id"], "the same frames are one stack"
     assert all(first_fault(line) is None for line in (*lines, *later))
     assert renderer.render(_stack(9, 88, "unused")).texts == []
+    lost = pack_record(KIND_STACK, 9, 9, 1, STACK.pack(99, 0, 1) + NAME.pack(5))
+    (call,) = [json.loads(line) for line in renderer.render(lost + _call(9, 99, 6)).texts]
+    assert "stack" not in call, "the record of its frame was lost"
 
 
 def test_a_stack_that_was_sent_before_what_is_kept_stands_in_the_file() -> None:

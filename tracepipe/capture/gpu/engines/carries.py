@@ -15,12 +15,12 @@ from typing import Final, NamedTuple
 from tracepipe.capture.gpu.engines import annotation_records as annotation
 from tracepipe.capture.gpu.engines import kernel_records as kernels
 from tracepipe.capture.gpu.engines import warp_records as warps
+from tracepipe.capture.gpu.engines.python_stacks import STACK_KINDS
 from tracepipe.capture.gpu.engines.transport import (
     KIND_CLOCK,
     KIND_GPU,
     KIND_NAME,
     KIND_NOTE,
-    KIND_STACK,
     GpuRecord,
     records,
     whole_bytes,
@@ -110,7 +110,7 @@ class KernelsCarry(ChannelCarry):
     def __init__(self) -> None:
         super().__init__(
             frozenset(
-                {KIND_NAME, KIND_STACK, KIND_GPU, KIND_NOTE, kernels.KIND_CALL_NAME, kernels.KIND_HELLO}
+                {KIND_NAME, *STACK_KINDS, KIND_GPU, KIND_NOTE, kernels.KIND_CALL_NAME, kernels.KIND_HELLO}
             )
         )
         self._taken: dict[int, bytes] = {}
@@ -131,7 +131,7 @@ class WarpsCarry(ChannelCarry):
     """Carries records of the engine `warps`."""
 
     def __init__(self) -> None:
-        super().__init__(frozenset({KIND_NAME, KIND_STACK, KIND_GPU, KIND_NOTE, warps.KIND_MET}))
+        super().__init__(frozenset({KIND_NAME, *STACK_KINDS, KIND_GPU, KIND_NOTE, warps.KIND_MET}))
         self._launches: dict[int, bytes] = {}
         self._calls: dict[int, list[_Raw]] = {}
         self._clocks: dict[tuple[int, int], list[_Raw]] = {}

@@ -21,6 +21,7 @@ from tracepipe.capture.gpu.engines.annotation_records import EVENT_KINDS
 from tracepipe.capture.gpu.engines.connections import Connections
 from tracepipe.capture.gpu.engines.transport import (
     ALIGNMENT,
+    KIND_FRAME,
     KIND_STACK,
     KIND_STACK_BEYOND,
     RECORD,
@@ -49,7 +50,7 @@ _DROPPED_MAX: Final = 1 << 41
 """No recording drops more events of a kind than this: the counter was overwritten."""
 _BUSY, _COMMITTED = 1, 2
 _COMMON: Final = dict.fromkeys(EVENT_KINDS, "annotation") | dict.fromkeys(
-    (KIND_STACK, KIND_STACK_BEYOND), "stack"
+    (KIND_STACK, KIND_FRAME, KIND_STACK_BEYOND), "stack"
 )
 """The layers of kinds of record that come with any engine; stacks are of none, and lost as what they are."""
 _WHY: Final = {KIND_STACK_BEYOND: "more stacks of Python than are kept of a process"}

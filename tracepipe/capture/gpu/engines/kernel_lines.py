@@ -42,12 +42,12 @@ from tracepipe.capture.gpu.engines.kernel_records import (
 )
 from tracepipe.capture.gpu.engines.launch_arguments import LaunchArguments
 from tracepipe.capture.gpu.engines.launches import Launches
+from tracepipe.capture.gpu.engines.python_stacks import STACK_KINDS
 from tracepipe.capture.gpu.engines.spans import KernelsSpans
 from tracepipe.capture.gpu.engines.transport import (
     KIND_GPU,
     KIND_NAME,
     KIND_NOTE,
-    KIND_STACK,
     GpuRecord,
     note,
     read_name,
@@ -194,7 +194,7 @@ class KernelsRenderer(ChannelRenderer):
             name = _VERSION.sub("", text(payload, CALL_NAME.size))
             self._kept.take(_NAME_BYTES + len(name))
             process.functions[domain, function] = (name, "Launch" in name, bool(_ALLOCATES.search(name)))
-        elif kind == KIND_STACK:
+        elif kind in STACK_KINDS:
             self._stacks.take(record)
         elif kind == KIND_GPU:
             index, number = self._numbers.meet(payload)

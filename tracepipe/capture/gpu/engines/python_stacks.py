@@ -1,26 +1,28 @@
 """Stacks of Python: what one is stands once in the file, before the first event that names it.
 
-`native/python_stacks.h` draws the record. A process numbers its stacks by what they are made of, also by the
+`native/python_stacks.h` draws the records. A process numbers its stacks by what they are made of, also by the
 instruction in a line; here those with the same frames have one id, whatever processes they are of.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
-from hashlib import blake2b
 from typing import Any, Final
 
-from tracepipe.capture.gpu.engines.transport import NAME, GpuRecord
+from tracepipe.capture.gpu.engines.transport import KIND_FRAME, KIND_STACK, GpuRecord, text
 from tracepipe.capture.gpu.engines.untrusted import Kept, Malformed
 from tracepipe.capture.records.bounds import COUNT_LIMIT, INDEX_LIMIT
 
+STACK_KINDS: Final = frozenset({KIND_STACK, KIND_FRAME})
 STACK: Final = struct.Struct("<QII")
-"""number, frames left out, frames."""
-FRAME: Final = struct.Struct("<IHH")
-"""line, bytes of the function's name, bytes of the file's; both follow."""
-_STACK_BYTES: Final = 384  # what is kept takes that much, roughly
-_UNUSED: Final = 8  # times what a record has, until the stack stands in the file
+"""number, frames left out, frames; the numbers of these follow."""
+FRAME: Final = struct.Struct("<QIHxx")
+"""number, line, bytes of the function's name; that and the file's follow."""
+_NUMBER_BYTES: Final = 8
+_ENTRY_BYTES: Final = 512  # what is kept takes that much, roughly, without what has its length
+
+_Frames = tuple[int, tuple[int, ...]]
+"""Frames left out, and the numbers of the others."""
 
 
 class PythonStacks:
@@ -28,57 +30,67 @@ class PythonStacks:
 
     def __init__(self, kept: Kept) -> None:
         self._kept = kept
-        self._digests: dict[tuple[int, int], bytes] = {}
-        """Of the frames of a process's stack, by its number there."""
-        self._unused: dict[bytes, tuple[int, dict[str, Any]]] = {}
-        """What it takes until it stands in the file, and what then stands there."""
-        self._ids: dict[bytes, int] = {}
+        self._places: dict[tuple[int, int], int] = {}
+        """Number of a process's frame → its place in `_frames`."""
+        self._frames: list[dict[str, Any]] = []
+        self._place_of: dict[tuple[str, str, int], int] = {}
+        self._stacks: dict[tuple[int, int], _Frames] = {}
+        """By number of a process's stack, with numbers of its frames."""
+        self._ids: dict[_Frames, int] = {}
+        """By places of frames."""
+        self._given: dict[tuple[int, int], int] = {}
         self._new: list[dict[str, Any]] = []
 
     def take(self, record: GpuRecord) -> None:
-        """Take what a stack of a process is."""
-        number, omitted, _ = STACK.unpack_from(record.payload)
-        frames = list(_frames(record.payload))
-        if omitted > COUNT_LIMIT:
+        """Take a record of STACK_KINDS: what a frame is, or a stack."""
+        if record.kind == KIND_FRAME:
+            self._take_frame(record.pid, record.payload)
+            return
+        number, omitted, frames = STACK.unpack_from(record.payload)
+        if omitted > COUNT_LIMIT or STACK.size + _NUMBER_BYTES * frames != len(record.payload):
             raise Malformed
-        digest = blake2b(record.payload[NAME.size :], digest_size=16).digest()
-        is_new = digest not in self._ids and digest not in self._unused
-        size_bytes = _UNUSED * len(record.payload)
-        self._kept.take(_STACK_BYTES + (size_bytes if is_new else 0))
-        self._digests[record.pid, number] = digest
-        if is_new:
-            said = {"frames": frames} | ({"omitted": omitted} if omitted else {})
-            self._unused[digest] = size_bytes, said
+        self._kept.take(_ENTRY_BYTES + 8 * len(record.payload))
+        self._given.pop((record.pid, number), None)
+        self._stacks[record.pid, number] = (
+            omitted,
+            struct.unpack_from(f"<{frames}Q", record.payload, STACK.size),
+        )
 
     def id_of(self, pid: int, number: int) -> int | None:
-        """The id of a stack of that process; None where it has none, or its record was lost."""
-        digest = self._digests.get((pid, number)) if number else None
-        if digest is None:
+        """The id of a stack of that process; None where it has none, or a record of it was lost."""
+        if not number:
             return None
-        if digest not in self._ids:
-            stack = self._ids[digest] = len(self._ids) + 1
-            size_bytes, said = self._unused.pop(digest)
-            self._kept.give(size_bytes)
-            self._new.append({"type": "stack", "id": stack} | said)
-        return self._ids[digest]
+        given = self._given.get((pid, number))
+        if given is None and (pid, number) in self._stacks:
+            given = self._give(pid, number)
+        return given
 
     def take_new(self) -> list[dict[str, Any]]:
         """The records of the file that say what the stacks are whose ids were given since the last call."""
         new, self._new = self._new, []
         return new
 
-
-def _frames(payload: memoryview) -> Iterator[dict[str, Any]]:
-    _, _, frames = STACK.unpack_from(payload)
-    at = STACK.size
-    for _ in range(frames):
-        line, function_bytes, file_bytes = FRAME.unpack_from(payload, at)
-        at += FRAME.size
-        file_at, end = at + function_bytes, at + function_bytes + file_bytes
-        if end > len(payload) or line > INDEX_LIMIT:
+    def _take_frame(self, pid: int, payload: memoryview) -> None:
+        number, line, function_bytes = FRAME.unpack_from(payload)
+        file_at = FRAME.size + function_bytes
+        if line > INDEX_LIMIT or file_at > len(payload):
             raise Malformed
-        function, file = (
-            bytes(part).decode(errors="replace") for part in (payload[at:file_at], payload[file_at:end])
-        )
-        yield {"function": function, "file": file, "line": line}
-        at = end
+        self._kept.take(_ENTRY_BYTES + 4 * len(payload))
+        frame = text(payload[:file_at], FRAME.size), text(payload, file_at), line
+        place = self._places[pid, number] = self._place_of.setdefault(frame, len(self._frames))
+        if place == len(self._frames):
+            self._frames.append({"function": frame[0], "file": frame[1], "line": line})
+
+    def _give(self, pid: int, number: int) -> int | None:
+        omitted, numbers = self._stacks[pid, number]
+        places = tuple(self._places.get((pid, frame), -1) for frame in numbers)
+        if -1 in places:
+            return None
+        stack = self._ids.get((omitted, places))
+        if stack is None:
+            stack = self._ids[omitted, places] = len(self._ids) + 1
+            said: dict[str, Any] = {"type": "stack", "id": stack}
+            said["frames"] = [self._frames[place] for place in places]
+            self._new.append(said | ({"omitted": omitted} if omitted else {}))
+        self._given[pid, number] = stack
+        return stack

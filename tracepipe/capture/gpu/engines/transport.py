@@ -20,7 +20,8 @@ KIND_GPU: Final = 2
 KIND_CLOCK: Final = 3
 KIND_NOTE: Final = 4
 KIND_STACK: Final = 5
-KIND_STACK_BEYOND: Final = 6
+KIND_FRAME: Final = 6
+KIND_STACK_BEYOND: Final = 7
 
 NAME: Final = struct.Struct("<Q")
 """What stands for a name in its process; the name follows."""

@@ -18,6 +18,7 @@ from tracepipe.capture.gpu.engines.carries import WarpsCarry
 from tracepipe.capture.gpu.engines.channel_engine import ChannelEngine
 from tracepipe.capture.gpu.engines.channel_renderer import ChannelRenderer
 from tracepipe.capture.gpu.engines.gpu_numbers import numbers_of
+from tracepipe.capture.gpu.engines.python_stacks import STACK_KINDS
 from tracepipe.capture.gpu.engines.spans import WarpsSpans
 from tracepipe.capture.gpu.engines.thread_lines import thread_lines
 from tracepipe.capture.gpu.engines.transport import (
@@ -26,7 +27,6 @@ from tracepipe.capture.gpu.engines.transport import (
     KIND_GPU,
     KIND_NAME,
     KIND_NOTE,
-    KIND_STACK,
     NAME,
     GpuRecord,
     note,
@@ -235,7 +235,7 @@ class WarpRenderer(ChannelRenderer):
             number, name = read_name(payload)
             self._kept.take(_ENTRY_BYTES + 2 * len(name))
             process.names[number] = name
-        elif kind == KIND_STACK:
+        elif kind in STACK_KINDS:
             self._stacks.take(record)
         elif kind == KIND_GPU:
             index, number = self._numbers.meet(payload)

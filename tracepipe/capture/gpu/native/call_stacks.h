@@ -27,7 +27,7 @@ class CallStacks {
     // On any thread, at a time that CUPTI may give a call.
     void note(uint64_t time_ns, Channel &channel) {
         if (!is_open_.load(std::memory_order_relaxed)) return;
-        uint64_t stack = stacks_.here(channel);
+        uint64_t stack = stacks_.here(channel, time_ns);
         thread_local Place place;
         if (stack == place.stack) return;
         if (!place.thread && !place.is_ended) place.thread = add();

@@ -60,9 +60,10 @@ class PythonFrames {
     }
     // The same, with how many there are further out.
     unsigned read_all(PythonFrame *frames, unsigned &further) { return read(frames, further, true); }
-    // A number for frames that are the same: of the same code, at the same place, and with what names it. The values of
-    // a frame are mixed independently of each other, and so is read what they come from: a launch waits for it.
-    uint64_t hash(const PythonFrame *frames, unsigned count) const {
+    // A number for frames that are the same: of the same code, at the same place, and with what names it. `numbers`
+    // are those of the frames alone. The values of a frame are mixed independently of each other, and so is read what
+    // they come from: a launch waits for it.
+    uint64_t hash(const PythonFrame *frames, unsigned count, uint64_t *numbers = nullptr) const {
         uint64_t hash = count;
         for (unsigned at = 0; at < count; at++) {
             uintptr_t code = frames[at].code;
@@ -73,6 +74,7 @@ class PythonFrames {
             // Another code may be where one was that is gone, and so may be what names it.
             mixed += name * 0xa0761d6478bd642fu + hash_of(name) * 0xe7037ed1a0b428dbu;
             mixed += file * 0x8ebc6af09c88c6e3u + hash_of(file) * 0x589965cc75374cc3u;
+            if (numbers) numbers[at] = mixed;
             hash = (hash ^ mixed) * 0x9e3779b97f4a7c15u, hash ^= hash >> 32;
         }
         return hash;

@@ -1,13 +1,19 @@
-// Where in a Python program a call is made: a stack is a number in the records of calls, and what it is, is sent once.
+// Where in a Python program a call is made: a stack is a number in the records of calls, and what it is, is sent once,
+// and so is each of its frames.
 //
-// Payload of KIND_STACK, innermost frame first:
+// Payload of KIND_FRAME, and of KIND_STACK, innermost frame first:
+//
+//     0        8      12               14
+//     | number | line | function bytes | 0   | function … | file …                texts in UTF-8
+//     | u64    | u32  | u16            | u16 |
 //
 //     0        8         12       16
-//     | number | omitted | frames | of each: line u32 | function bytes u16 | file bytes u16 | function | file
-//     | u64    | u32     | u32    |                                                           UTF-8
+//     | number | omitted | frames | number of each, u64 …
+//     | u64    | u32     | u32    |
 #pragma once
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
 #include <mutex>
 #include <string>
 
@@ -16,30 +22,29 @@
 
 namespace tracepipe {
 
-class PythonStacks {
+// Numbers that are met once; any thread may look for one.
+class NumberSet {
   public:
-    // Whether this process is a Python whose frames can be read. A process has one Python, and it is there before it
-    // uses CUDA. At the begin of each recording: what was sent before, that one does not have.
-    bool open() {
-        std::lock_guard<std::mutex> lock(mutex_);
-        if (!frames_.open()) return false;
-        if (!numbers_) numbers_ = static_cast<std::atomic<uint64_t> *>(calloc(PLACES, sizeof *numbers_));
-        for (size_t at = 0; count_ && at < PLACES; at++) numbers_[at] = 0;
+    static constexpr size_t NUMBERS_MAX = 1 << 16;
+
+    // Whether there is memory for them. All of it is touched: to meet a number costs no fault of a page.
+    bool clear() {
+        if (!numbers_) numbers_ = static_cast<std::atomic<uint64_t> *>(malloc(PLACES * sizeof *numbers_));
+        for (size_t at = 0; numbers_ && at < PLACES; at++) numbers_[at].store(0, std::memory_order_relaxed);
         count_ = 0;
         return numbers_ != nullptr;
     }
-    // The number of the calling thread's stack, which the channel has a record of; 0 where there is none.
-    uint64_t here(Channel &channel) {
-        PythonFrame frames[PythonFrames::FRAMES_MAX];
-        unsigned count = numbers_ ? frames_.read(frames) : 0;
-        if (!count) return 0;
-        uint64_t number = frames_.hash(frames, count);
-        if (!number || *place_of(number) == number || meet(number, channel)) return number;
-        return 0;
+    bool has(uint64_t number) const { return *place_of(number) == number; }
+    bool is_full() const { return count_ == NUMBERS_MAX; }
+    // By one thread at a time.
+    void add(uint64_t number) {
+        count_++;
+        place_of(number)->store(number, std::memory_order_release);
     }
 
   private:
-    static constexpr size_t STACKS_MAX = 1 << 16, PLACES = 2 * STACKS_MAX, PAYLOAD_MAX = 1 << 15;
+    // Twice as many as numbers, so that there is always a free one.
+    static constexpr size_t PLACES = 2 * NUMBERS_MAX;
 
     // Where a number stands, or will: at one of the places from that on which it gives.
     std::atomic<uint64_t> *place_of(uint64_t number) const {
@@ -48,43 +53,83 @@ class PythonStacks {
             if (!other || other == number) return &numbers_[at];
         }
     }
-    bool meet(uint64_t number, Channel &channel) {
+
+    std::atomic<uint64_t> *numbers_ = nullptr;
+    size_t count_ = 0;
+};
+
+class PythonStacks {
+  public:
+    // Whether this process is a Python whose frames can be read. A process has one Python, and it is there before it
+    // uses CUDA. At the begin of each recording: what was sent before, that one does not have.
+    bool open() {
         std::lock_guard<std::mutex> lock(mutex_);
-        std::atomic<uint64_t> *place = place_of(number);
-        if (*place == number) return true;
-        if (count_ == STACKS_MAX) return channel.drop(KIND_STACK_BEYOND, 1), false;
-        if (!send(number, channel)) return false;
-        count_++;
-        place->store(number, std::memory_order_release);
-        return true;
+        is_open_ = frames_.open() && stacks_.clear() && sent_.clear();
+        return is_open_;
     }
-    bool send(uint64_t number, Channel &channel) {
+    // The number of the calling thread's stack, which the channel has a record of; 0 where there is none.
+    uint64_t here(Channel &channel, uint64_t now_ns) {
+        PythonFrame frames[PythonFrames::FRAMES_MAX];
+        unsigned count = is_open_.load(std::memory_order_relaxed) ? frames_.read(frames) : 0;
+        if (!count) return 0;
+        // The frames of a moment ago are the same if they are of the same code: there was no time to make another.
+        thread_local Last last;
+        bool is_same = now_ns - last.time_ns < SAME_NS && count == last.count &&
+                       memcmp(frames, last.frames, count * sizeof *frames) == 0;
+        uint64_t number = is_same ? last.number : 0;
+        if (!number) {
+            uint64_t numbers[PythonFrames::FRAMES_MAX];
+            number = frames_.hash(frames, count, numbers);
+            if (!number || !(stacks_.has(number) || meet(number, frames, numbers, count, channel))) return 0;
+            last.number = number, last.count = count;
+            memcpy(last.frames, frames, count * sizeof *frames);
+        }
+        last.time_ns = now_ns;
+        return number;
+    }
+
+  private:
+    static constexpr uint64_t SAME_NS = 10'000;
+    struct Last {
+        uint64_t time_ns, number;
+        unsigned count;
+        PythonFrame frames[PythonFrames::FRAMES_MAX];
+    };
+
+    bool meet(uint64_t number, const PythonFrame *frames, const uint64_t *numbers, unsigned count, Channel &channel) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (stacks_.has(number)) return true;
+        for (unsigned at = 0; at < count && !stacks_.is_full(); at++)
+            if (!sent_.has(numbers[at]) && !send(frames[at], numbers[at], channel)) return false;
+        if (stacks_.is_full()) return channel.drop(KIND_STACK_BEYOND, 1), false;
         struct {
             uint64_t number;
             uint32_t omitted, frames;
-        } head{number, 0, 0};
-        PythonFrame frames[PythonFrames::FRAMES_MAX];
-        unsigned count = frames_.read_all(frames, head.omitted);
-        size_t room = std::min(PAYLOAD_MAX, channel.payload_limit() / 2);
-        std::string text;
-        for (; head.frames < count; head.frames++) {
-            std::string function = frames_.function_of(frames[head.frames]), file = frames_.file_of(frames[head.frames]);
-            struct {
-                uint32_t line;
-                uint16_t function_bytes, file_bytes;
-            } frame{uint32_t(frames_.line_of(frames[head.frames])), uint16_t(function.size()), uint16_t(file.size())};
-            if (text.size() + sizeof frame + function.size() + file.size() > room) break;
-            text.append(reinterpret_cast<char *>(&frame), sizeof frame).append(function).append(file);
-        }
-        head.omitted += count - head.frames;
-        return channel.put(KIND_STACK, &head, sizeof head, text);
+        } head{number, 0, count};
+        PythonFrame all[PythonFrames::FRAMES_MAX];
+        if (count == PythonFrames::FRAMES_MAX) frames_.read_all(all, head.omitted);
+        std::string_view of_frames(reinterpret_cast<const char *>(numbers), count * sizeof *numbers);
+        if (!channel.put(KIND_STACK, &head, sizeof head, of_frames)) return false;
+        stacks_.add(number);
+        return true;
+    }
+    bool send(const PythonFrame &frame, uint64_t number, Channel &channel) {
+        if (sent_.is_full()) return channel.drop(KIND_STACK_BEYOND, 1), false;
+        std::string function = frames_.function_of(frame);
+        struct {
+            uint64_t number;
+            uint32_t line;
+            uint16_t function_bytes, zero;
+        } head{number, uint32_t(frames_.line_of(frame)), uint16_t(function.size()), 0};
+        if (!channel.put(KIND_FRAME, &head, sizeof head, function + frames_.file_of(frame))) return false;
+        sent_.add(number);
+        return true;
     }
 
     PythonFrames frames_;
-    // Numbers that were sent, 0 at a free place. Twice as many places as numbers, so that there is always one.
-    std::atomic<uint64_t> *numbers_ = nullptr;
+    std::atomic<bool> is_open_{false};
     std::mutex mutex_;
-    size_t count_ = 0;  // under mutex_
+    NumberSet stacks_, sent_;  // sent_: frames; both are added to under mutex_
 };
 
 }  // namespace tracepipe

@@ -53,8 +53,9 @@ enum Kind : uint16_t {
     KIND_GPU = 2,    // | index u32 | sms u32 | major u32 | minor u32 | clock_khz u32 | 0 u32 | uuid 16 | name text
     KIND_CLOCK = 3,  // | gpu u32 | 0 u32 | source_ns u64 | host_lo_ns u64 | host_hi_ns u64 |
     KIND_NOTE = 4,   // | text: something the user should know
-    KIND_STACK = 5,  // python_stacks.h draws it: before the first record of this pid that has its number
-    KIND_STACK_BEYOND = 6,  // never put; counts calls whose stack was one too many
+    KIND_STACK = 5,  // python_stacks.h draws both: before the first record of this pid that has its number
+    KIND_FRAME = 6,
+    KIND_STACK_BEYOND = 7,  // never put; counts calls whose stack was one too many
 };
 
 inline uint64_t monotonic_ns() {

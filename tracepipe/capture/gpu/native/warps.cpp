@@ -232,7 +232,7 @@ class Injection {
         }
         if (!is_told) return;
         if (flags & CALL_NAMES_KERNEL && data.symbolName) kernel = functions_.name_of(data.symbolName);
-        if (flags & CALL_HAS_STACK && !current.stack) current.stack = stacks_.here(channel_);
+        if (flags & CALL_HAS_STACK && !current.stack) current.stack = stacks_.here(channel_, monotonic_ns());
         uint64_t stack = flags & CALL_HAS_STACK ? current.stack : 0;
         put_call_enter(channel_, name, launch, kernel, stack, layout, data.functionParams);
     }
