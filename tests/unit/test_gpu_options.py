@@ -1,4 +1,4 @@
-"""What the warps engine is told of which warps to record, and what it is spared."""
+"""Which warps the warps engine is asked to record, and what it is spared."""
 
 from __future__ import annotations
 

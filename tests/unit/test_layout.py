@@ -54,7 +54,7 @@ def driver(phase: str, ts_ns: int, name: str = "nvidia_ioctl", **fields: Any) ->
 CALLS = ["process process 1", "thread process 1", "CUDA API"]
 
 
-# Slices that go by the book -----------------------------------------------------------------------------
+# Records that fit together -------------------------------------------------------------------------------
 
 
 def test_begin_and_end_make_a_slice_with_the_arguments_of_both() -> None:
@@ -140,7 +140,7 @@ def test_events_without_ids_are_drawn_and_say_so() -> None:
     ]
 
 
-# What does not go by the book ---------------------------------------------------------------------------
+# Records that do not fit --------------------------------------------------------------------------------
 
 
 def outcomes(*records: dict[str, Any]) -> tuple[list[str], Outcomes]:

@@ -1,4 +1,4 @@
-"""Two runs compared: what is told of them, and that noise alone is not."""
+"""Two runs compared: what is reported of them, and that noise alone is not."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def capture(
 
     A command keeps this process's environment, folder and standard streams; under sudo it runs as the user
     who called sudo. Ctrl-C ends the command, and the file is still complete. `notify` gets one-line messages
-    for the user; `watchers` see the records as they come; `control` is told of the start, and may end the
+    for the user; `watchers` see the records as they come; `control` hears of the start, and may end the
     recording: a command is interrupted then. Raises TracepipeError (the command cannot be run),
     CaptureUnavailable, OutputError. Call it on the main thread: signals are waited for there.
     """

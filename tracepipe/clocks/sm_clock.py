@@ -44,7 +44,7 @@ BOUND_LIMIT = 1 << 62
 READINGS_FOR_STEP = 16
 # A line stands where at most one in so many readings of its SM is off it: a warp may be held up between them.
 READINGS_PER_STRAY = 8
-# The rate is narrowed by all readings of so many SMs, so many times.
+# The rate is narrowed by all readings of SMS_FOR_RATE SMs, in ROUNDS rounds.
 SMS_FOR_RATE, ROUNDS = 16, 2
 # Two readings nearer to each other than this part of the batch say less of the rate than of how far apart
 # their clocks were read.

@@ -21,7 +21,7 @@ _APART_NS: Final = 100_000
 # Calls of one name on one thread that are open at once, and names and threads, as far as they are remembered.
 _OPEN_MAX: Final = 16
 _KEYS_MAX: Final = 1 << 12
-# So many times as often as not an entry must have had its exit.
+# Entries that had their exit must be this many times those that had none.
 _SURELY: Final = 10
 _FAR_ENTRY: Final = (
     "its entry stands so far before this line that it was read as an instant: the call is drawn from its "

@@ -14,7 +14,7 @@ Functions = dict[int, list[str]]
 
 
 class FunctionTables:
-    """Tables of files. A file that cannot be used is told of once, by `notify`, and has no functions."""
+    """Tables of files. A file that cannot be used is reported once, by `notify`, and has no functions."""
 
     def __init__(self, notify: Notify) -> None:
         self._notify = notify

@@ -88,7 +88,7 @@ def _widening(a: Any, b: Any) -> float:
 
 
 def _widened(p: float, widening: float) -> float:
-    """A two-sided p whose statistic varies so many times as much."""
+    """A two-sided p whose statistic has `widening` times the variance."""
     if p <= 0:
         return 0.0
     return float(min(1.0, 2 * statistics.normal_above(statistics.normal_score(p / 2) / widening**0.5)))

@@ -165,7 +165,7 @@ class Growing:
         self._file = _File()
 
     def extend(self, values: Any, count: int) -> None:
-        """Add `count` values, or one so many times. Raises OutputError."""
+        """Add `count` values, or one value `count` times. Raises OutputError."""
         last = self.count + count
         if last > len(self._values):
             self._grow(last)
