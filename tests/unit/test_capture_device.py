@@ -34,7 +34,7 @@ class Told:
     def __init__(self, chunks: list[bytes]) -> None:
         self.chunks, self.finals, self.is_closed = chunks, [], False
         self.gpus = [{"index": 0, "name": "a GPU", "sm_count": 132}]
-        self.notes = ["one thing to know"]
+        self.news, self.notes = list[str](), ["one thing to know"]
         self.losses = {"gpu_kernel": 2}
         self.stops, self.looks = 0, 0
         self.more: list[str] = []
@@ -159,6 +159,15 @@ def test_lines_that_wait_are_written_at_the_end(told: Told) -> None:
     assert [record["type"] for record in records[-2:]] == ["userspace", "footer"]
     assert records[-2] == told.waiting[0]
     assert summary.counts["userspace"] == 3
+
+
+def test_what_is_known_before_the_end_is_said_then(told: Told) -> None:
+    told.news, told.notes = ["one thing"], ["one thing", "another"]
+    said: list[tuple[str, int]] = []
+    request = CaptureRequest(["true"], ("userspace",), gpu="kernels")
+    capture(request, io.BytesIO(), notify=lambda message: said.append((message, told.stops)))
+    of_told = [(message, bool(stops)) for message, stops in said if message.startswith("told: ")]
+    assert of_told == [("told: one thing", False), ("told: another", True)]
 
 
 def test_a_program_that_goes_on_is_let_go_after_its_last_records(

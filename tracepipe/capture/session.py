@@ -134,6 +134,7 @@ class _Session:
     events: int = 0
     _processes: dict[int, int] = field(default_factory=dict)
     _spool: Spool | None = None
+    _said: int = 0
     _recorder: FlightRecorder | None = None
     _answered: int = 0
 
@@ -159,7 +160,7 @@ class _Session:
                 if self.control is not None:
                     self.control.began()
                 self.windows.start(self.attachment, start["monotonic_ns"])
-                ended_by = self._follow(store)
+                ended_by = self._follow(store, notify)
                 before_ns = time.monotonic_ns()
                 self.windows.finish(before_ns)
                 if self.device is not None:
@@ -172,8 +173,7 @@ class _Session:
                 if self._recorder is not None:
                     self._recorder.end(self._reason(ended_by))
                 self._finish(store)
-                for note in self.device.renderer().notes if self.device else ():
-                    notify(f"{self.device.name}: {note}" if self.device else note)
+                self._say_notes(notify, is_final=True)
                 renderer = self.device.renderer() if self.device else None
                 footer = footer_of(store, self.attachment.filtered, renderer, self._reason(ended_by), end)
                 self._write(footer)
@@ -251,12 +251,23 @@ class _Session:
                     f"Process {pid} cannot be recorded: {error.strerror}.", "Is it still running?"
                 ) from None
 
-    def _follow(self, store: Store) -> str:
+    def _say_notes(self, notify: Notify, *, is_final: bool = False) -> None:
+        """What the library in the target's processes has to say, as it comes."""
+        if self.device is None:
+            return
+        renderer = self.device.renderer()
+        notes = (renderer.notes if is_final else renderer.news)[self._said :]
+        for note in notes:
+            notify(f"{self.device.name}: {note}")
+        self._said += len(notes)
+
+    def _follow(self, store: Store, notify: Notify) -> str:
         """Empty the ring until what is recorded ends, or the recording; returns why."""
         while True:
             self.interrupts.wait(_TICK_S)
             over = self.windows.step(time.monotonic_ns(), self.interrupts.asked)
             self._pump(store)
+            self._say_notes(notify)
             if self._recorder is not None:
                 self._write_last(self._recorder)
             ended_by = self._ended() or _failure(store) or over or self._limit_reached(store)

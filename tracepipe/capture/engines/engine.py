@@ -108,6 +108,11 @@ class DeviceRenderer(Decoder, Protocol):
     """The decoder of what a library in the command collected, whose chunks come whole."""
 
     @property
+    def news(self) -> Sequence[str]:
+        """Notes that can be told before the end: those that `notes` begins with, as many as have come."""
+        ...
+
+    @property
     def notes(self) -> list[str]:
         """What the user should know."""
         ...

@@ -78,6 +78,11 @@ class AnnotationsRenderer(ChannelRenderer):
         self._lines = AnnotationLines(self._kept)
 
     @property
+    def news(self) -> list[str]:
+        """The device's."""
+        return self._device.news
+
+    @property
     def notes(self) -> list[str]:
         """What the user should know."""
         return self._device.notes

@@ -32,6 +32,11 @@ class ChannelRenderer(ABC):
         self._resumed_ns: int | None = None  # while records of what began before are rendered
 
     @property
+    def news(self) -> list[str]:
+        """The notes so far that can be told before the end, in the order in which they came."""
+        return self._notes
+
+    @property
     def notes(self) -> list[str]:
         """What the user should know."""
         return self._notes
