@@ -103,6 +103,27 @@ def test_a_program_notices_nothing(
     assert running.end() == (ENDS[what], 0)
 
 
+@pytest.mark.parametrize("what", ["condition", "read", "threads"])
+def test_a_program_goes_on_when_who_stopped_it_is_gone(
+    run: Callable[..., Running], built: Path, tmp_path: Path, what: str
+) -> None:
+    """In the midst, without a chance to put anything right."""
+    running = run(what)
+    killed = f"""
+import os, signal
+from pathlib import Path
+from tracepipe.capture.gpu.attach.loader import enter
+from tracepipe.capture.gpu.attach.ptrace import StoppedThread
+go_on = StoppedThread.go_on
+StoppedThread.go_on = lambda thread: (go_on(thread), os.kill(os.getpid(), signal.SIGKILL))
+enter({running.pid}, Path({str(built / "library.so")!r}), "entry", {str(tmp_path / "file")!r}, int)
+"""
+    done = subprocess.run([sys.executable, "-c", killed], cwd=ROOT)
+    assert done.returncode == -signal.SIGKILL
+    assert running.end() == (ENDS[what], 0)
+    assert (tmp_path / "file").read_text() == "called\n"
+
+
 def test_the_code_is_what_its_source_says(tmp_path: Path) -> None:
     if not (shutil.which("as") and shutil.which("objcopy")):
         pytest.skip("there is no assembler")

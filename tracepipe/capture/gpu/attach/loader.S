@@ -3,8 +3,9 @@
 #     thread that was stopped      detour: saves what it has ──▶ pthread_create ──▶ restores it, goes on where it was
 #     the new thread                                             begin: dlopen ──▶ dlsym ──▶ the library's entry
 #
-# The stopped thread calls pthread_create alone, at a place where it holds no lock of the C library; from the moment it
-# is let run, nobody needs to look after it. loader.py has the layout of DATA, which follows the page of this code, and
+# The stopped thread calls pthread_create alone, at a place where it holds no lock of the C library. Then it waits to be
+# stopped again and given what it had: so the kernel decides about a system call that was interrupted, and signals
+# that came meanwhile, as it would have. Where nobody does, it restores itself after some seconds. loader.py has the layout of DATA, which follows the page of this code, and
 # these bytes; a test compares them with what the assembler makes of this file.
 #
 # At the detour rbx is DATA, rsp the end of a stack of its own with the flags on it, and all signals are blocked.
@@ -24,12 +25,14 @@
         .set DLERROR, 0x050
         .set SIGNALS, 0x058        # the thread's mask
         .set REGISTERS, 0x060      # rax rbx rcx rdx rsi rdi rbp rsp r8 … r15 rip
+        .set WAITS, 0x0f0          # it has done it, and waits
         .set ERROR, 0x100          # 256 bytes of text
         .set ENTRY, 0x200          # name of the entry
         .set PATH, 0x400           # of the library
         .set ARGUMENT, 0x800       # text for the entry
         .set XSAVE, 0x1000
         .set ERROR_BYTES, 255
+        .set CYCLES_HIGH, 2        # a multiple of 2^32 cycles, of a second or two
         .set LOADED, 1             # states
         .set NOT_LOADED, 2
         .set NO_ENTRY, 3
@@ -58,6 +61,15 @@ detour:
         mov eax, [rbx + SAVED_MASK]
         mov edx, [rbx + SAVED_MASK + 4]
         xrstor64 [rbx + XSAVE]
+        rdtsc
+        lea r12d, [rdx + CYCLES_HIGH]
+        mov dword ptr [rbx + WAITS], 1
+wait:
+        mov eax, 24                # sched_yield: others would overwrite how an interrupted sleep goes on
+        syscall
+        rdtsc
+        cmp edx, r12d
+        jb wait
         popfq                      # from here on nothing changes the flags
         mov rsp, [rip + DATA + REGISTERS + 56]
         mov eax, 14                # rt_sigprocmask(SIG_SETMASK, signals, 0, 8)

@@ -4,8 +4,8 @@
     pages of data      addresses of functions, texts, what the stopped thread has, a stack
 
 A thread of the process that waits or computes, and holds no lock of the C library there, is stopped. It maps
-these pages, calls pthread_create, and goes on where it was; from the moment it is let run, it needs nobody to
-look after it. The new thread loads the library. Whatever fails before, the stopped thread goes on as before.
+these pages, calls pthread_create, and gets back what it had; were this process killed meanwhile, it would
+restore itself. The new thread loads the library. Whatever fails before, the stopped thread goes on as before.
 """
 
 from __future__ import annotations
@@ -32,18 +32,19 @@ from tracepipe.capture.gpu.engines.transport import printable
 from tracepipe.errors import CaptureUnavailable, TracepipeError
 
 CODE: Final = bytes.fromhex(
-    "fc31c90f01d0894310895314480faea300100000ff53204989c48b0089430c488d7b1831f6488d15b30000004889d9ff"
-    "53288943048b430c418904248b43108b5314480faeab001000009d488b2546100000b80e000000bf02000000488d35f5"
-    "0f0000ba0000000041ba080000000f05488b05e90f0000488b1dea0f0000488b0deb0f0000488b15ec0f0000488b35ed"
-    "0f0000488b3dee0f0000488b2def0f00004c8b05f80f00004c8b0df90f00004c8b15fa0f00004c8b1dfb0f00004c8b25"
-    "fc0f00004c8b2dfd0f00004c8b35fe0f00004c8b3dff0f0000ff2501100000534889fbff53304889c7ff5338488dbb00"
-    "040000be02000000ff5340b9020000004885c0742a4889c7488db300020000ff5348b9030000004885c07413488dbb00"
-    "080000ffd0894308b901000000eb27514883ec08ff53504883c4084885c07415488dbb000100004889c6b9ff000000ac"
-    "aa84c0e0fa59890b31c05bc3"
+    "fc31c90f01d0894310895314480faea300100000ff53204989c48b0089430c488d7b1831f6488d15d10000004889d9ff"
+    "53288943048b430c418904248b43108b5314480faeab001000000f31448d6202c783f000000001000000b8180000000f"
+    "050f314439e272f29d488b2528100000b80e000000bf02000000488d35d70f0000ba0000000041ba080000000f05488b"
+    "05cb0f0000488b1dcc0f0000488b0dcd0f0000488b15ce0f0000488b35cf0f0000488b3dd00f0000488b2dd10f00004c"
+    "8b05da0f00004c8b0ddb0f00004c8b15dc0f00004c8b1ddd0f00004c8b25de0f00004c8b2ddf0f00004c8b35e00f0000"
+    "4c8b3de10f0000ff25e30f0000534889fbff53304889c7ff5338488dbb00040000be02000000ff5340b9020000004885"
+    "c0742a4889c7488db300020000ff5348b9030000004885c07413488dbb00080000ffd0894308b901000000eb27514883"
+    "ec08ff53504883c4084885c07415488dbb000100004889c6b9ff000000acaa84c0e0fa59890b31c05bc3"
 )
 """What loader.S is as bytes."""
 _PAGE: Final = 4096
-_STATE, _SIGNALS, _ERROR, _ENTRY, _PATH, _ARGUMENT = 0x000, 0x058, 0x100, 0x200, 0x400, 0x800  # of DATA
+# Of DATA.
+_STATE, _SIGNALS, _WAITS, _ERROR, _ENTRY, _PATH, _ARGUMENT = 0x000, 0x058, 0x0F0, 0x100, 0x200, 0x400, 0x800
 _FUNCTIONS_AT, _SAVED_AT = 0x020, 0x060
 _STACK_END: Final = 23 * _PAGE  # behind a page of fields, four of xsave and its stack
 _REGION: Final = _PAGE + _STACK_END
@@ -57,6 +58,9 @@ _LOADED, _NOT_LOADED, _NO_ENTRY = 1, 2, 3
 _MMAP, _MPROTECT, _MUNMAP = 9, 10, 11
 _READ_WRITE, _READ_EXECUTE, _PRIVATE_ANONYMOUS = 3, 5, 0x22
 _TRY_S: Final = 10.0
+_DETOUR_S: Final = 2.0
+"""It takes some 0.1 ms; who takes longer restores itself."""
+_LOOK_S: Final = 0.0001
 _LOAD_S: Final = 30.0
 _PAUSE_S: Final = 0.002
 
@@ -92,7 +96,7 @@ class _Try(threading.Thread):
         try:
             thread = StoppedThread(self._tid)
             try:
-                self.region = self._detour(thread)
+                self._detour(thread)
             finally:
                 thread.release()
         except NotStopped:
@@ -100,29 +104,38 @@ class _Try(threading.Thread):
         except (OSError, TracepipeError) as error:
             self.error = error
 
-    def _detour(self, thread: StoppedThread) -> int:
-        """Prepare it; it goes when it is released."""
-        registers = thread.registers()
-        resumed = self._process.resumption(registers)
-        if not self._process.is_good_place(self._tid, registers):
-            thread.set_registers(resumed)
-            return 0
-        at, signals, region = self._process.syscall_instruction(), thread.swap_signals(ALL_SIGNALS), 0
+    def _detour(self, thread: StoppedThread) -> None:
+        """There and back; `thread` is stopped before and afterwards."""
+        process, registers = self._process, thread.registers()
+        if not process.is_good_place(self._tid, registers):
+            thread.set_registers(process.restored(self._tid, registers))
+            return
+        at, signals, region = process.syscall_instruction(), thread.swap_signals(ALL_SIGNALS), 0
         try:
             region = thread.call_kernel(at, _MMAP, 0, _REGION, _READ_WRITE, _PRIVATE_ANONYMOUS, -1, 0)
             data = region + _PAGE
-            self._write(region, resumed, signals)
+            self._write(region, process.resumption(registers), signals)
             thread.call_kernel(at, _MPROTECT, region, _PAGE, _READ_EXECUTE)
-            registers.rip, registers.orig_rax, registers.rbx = region, NO_CALL, data
-            registers.rsp = data + _STACK_END - 16
-            thread.set_registers(registers)
+            there = Registers.from_buffer_copy(registers)
+            there.rip, there.orig_rax, there.rbx, there.rsp = region, NO_CALL, data, data + _STACK_END - 16
+            thread.set_registers(there)
         except BaseException:
             if region:
                 thread.call_kernel(at, _MUNMAP, region, _REGION)
-            thread.set_registers(resumed)
-            thread.swap_signals(signals)
+            self._restore(thread, registers, signals)
             raise
-        return data
+        self.region = data
+        thread.go_on()
+        by_s = time.monotonic() + _DETOUR_S
+        while not any(read_memory(process.pid, data + _WAITS, 4)) and time.monotonic() < by_s:
+            time.sleep(_LOOK_S)
+        thread.stop()
+        if any(read_memory(process.pid, data + _WAITS, 4)) and region <= thread.registers().rip < data:
+            self._restore(thread, registers, signals)
+
+    def _restore(self, thread: StoppedThread, registers: Registers, signals: int) -> None:
+        thread.swap_signals(signals)
+        thread.set_registers(self._process.restored(self._tid, registers))
 
     def _write(self, region: int, resumed: Registers, signals: int) -> None:
         data = bytearray(_PAGE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import pwd
@@ -40,7 +41,7 @@ _FROM_START: Final = "Start it by tracepipe: capture --gpu kernels -- COMMAND."
 # ERESTARTSYS, ERESTARTNOINTR and ERESTARTNOHAND of include/linux/errno.h, and EINTR of those that are never
 # made again. The last is of calls with a time limit, which go on by another call.
 _RESTART_BLOCK, _RESTART_SYSCALL = -516, 219
-_INTERRUPTED: Final = {-512, -513, -514, -4, _RESTART_BLOCK}
+_INTERRUPTED: Final = {-512, -513, -514, -errno.EINTR, _RESTART_BLOCK}
 _USER_CODE: Final = 0x33  # %cs of 64-bit code
 
 
@@ -124,8 +125,17 @@ class Process:
             return self._is_outside_libc(registers.rip)
         return registers.orig_rax in _WAITS and _is_harmless(registers.orig_rax, registers.rsi)
 
+    def restored(self, tid: int, registers: Registers) -> Registers:
+        """What a thread that is stopped gets back, as it had it when it was stopped first.
+
+        The kernel makes most system calls again that it interrupted; those that it would end with EINTR are
+        made again too, if it was our stop alone that interrupted them.
+        """
+        is_ours = _signed(registers.rax) == -errno.EINTR and not _has_signal(self.pid, tid)
+        return self.resumption(registers) if is_ours else registers
+
     def resumption(self, registers: Registers) -> Registers:
-        """What a stopped thread goes on with: a system call that the stop interrupted is made again."""
+        """What a stopped thread goes on with by itself: a system call that was interrupted is made again."""
         resumed, result = Registers.from_buffer_copy(registers), _signed(registers.rax)
         resumed.orig_rax = NO_CALL
         if _signed(registers.orig_rax) < 0 or result not in _INTERRUPTED:

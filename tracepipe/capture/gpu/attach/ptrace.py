@@ -14,11 +14,11 @@ import time
 from pathlib import Path
 from typing import Final
 
-_SINGLESTEP, _GETREGS, _SETREGS, _DETACH = 9, 12, 13, 17
+_CONT, _SINGLESTEP, _GETREGS, _SETREGS, _DETACH = 7, 9, 12, 13, 17
 _SEIZE, _INTERRUPT, _GETSIGMASK, _SETSIGMASK = 0x4206, 0x4207, 0x420A, 0x420B
 _WALL: Final = 0x40000000
 _STOP_EVENT: Final = 128  # PTRACE_EVENT_STOP
-_STOP_S: Final = 0.3
+_STOP_S: Final = 2.0
 _STEP_S: Final = 2.0
 _PAUSE_S: Final = 0.0005
 ALL_SIGNALS: Final = (1 << 64) - 1
@@ -55,13 +55,21 @@ class StoppedThread:
         self._libc.ptrace.restype = ctypes.c_long
         self._signal = 0
         self._request(_SEIZE)
+        self.stop()
+
+    def stop(self) -> None:
+        """Stop it again. Raises NotStopped, and has let it go where it was about to get a signal."""
         self._request(_INTERRUPT)
         status = self._wait(_STOP_S)
-        if status >> 16 != _STOP_EVENT:  # it was about to get a signal
+        if status >> 16 != _STOP_EVENT:
             self._signal = os.WSTOPSIG(status)
         if self._signal or os.WSTOPSIG(status) != signal.SIGTRAP:  # or is in the stop of all of its process
             self.release()
             raise NotStopped
+
+    def go_on(self) -> None:
+        """Let it run, to be stopped again."""
+        self._request(_CONT)
 
     def registers(self) -> Registers:
         """What it has in its registers."""
