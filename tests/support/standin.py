@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ def build_standin(folder: Path) -> Path:
     return folder
 
 
+@cache
 def why_not(engine: str) -> str:
     """What keeps the engine from capturing on this machine; "" if nothing does."""
     try:
