@@ -31,6 +31,7 @@ class Run:
     counts: Counter[str]
     renderer: WarpRenderer
     lost: int
+    errors: str = ""
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         return [record for record in self.records if record["type"] == kind]
@@ -60,7 +61,16 @@ class Bench:
 
     def native(self, *command: str) -> Run:
         done = subprocess.run(command, capture_output=True, text=True)
-        return Run(done.stdout, _launched(done.stderr), done.returncode, [], Counter(), WarpRenderer({}), 0)
+        return Run(
+            done.stdout,
+            _launched(done.stderr),
+            done.returncode,
+            [],
+            Counter(),
+            WarpRenderer({}),
+            0,
+            done.stderr,
+        )
 
     def record(self, *command: str, options: WarpOptions | None = None) -> Run:
         recording = WarpsEngine(self.library, self.patches, options, gpus=self.tools.driver.listed)
@@ -80,7 +90,7 @@ class Bench:
         for lines in rendered:
             counts.update(lines.counts())
         recording.close()
-        return Run(printed, _launched(errors), process.returncode, records, counts, renderer, lost)
+        return Run(printed, _launched(errors), process.returncode, records, counts, renderer, lost, errors)
 
     def case(self, name: str, options: WarpOptions | None = None) -> tuple[Run, Run]:
         return self.native(str(self.program), name), self.record(str(self.program), name, options=options)

@@ -5,12 +5,16 @@
 //   producer launch       a launch of 8001 warps whose records were made up, and its columns
 //   producer plain        one of 100 warps of 8 lanes each, which all leave together
 //   producer shared       a graph of two nodes that ran a loop, and a kernel that one of them launched
+//   producer marks        one of three warps, two of them in one slot, and what they marked in its ring
+//   producer calls        one warp, the device functions that it called, and a mark
 //   producer until_over   records until the recording is over, one more, the end of the connection; then it waits
 //                         for the end of its input
 //   producer fork         a record from the process, and the end of it; its child goes on until the end of its input
 //   producer forged       what a program may do to its own memory: 8 MB of records, each counter anything before each
 #include <cstdio>
 #include <thread>
+
+#include <tracepipe/mark.h>
 
 #include "shared_launch.h"
 
@@ -95,6 +99,104 @@ static void shared(Channel &channel) {
     }
 }
 
+// The marks of some slots as a GPU writes them.
+class MarkingGpu {
+  public:
+    explicit MarkingGpu(uint32_t slots) : counts_(slots), records_(size_t(slots) * MARK_RING) {}
+    void mark(uint32_t slot, uint64_t low, uint64_t high, uint64_t clk) {
+        uint32_t count = counts_[slot]++;
+        high |= uint64_t(count / MARK_RING) << MARK_LAP_SHIFT;
+        records_[slot * MARK_RING + count % MARK_RING] = {low | clk, high};
+    }
+    // A call of a device function by some lanes, or its return.
+    void call(uint32_t slot, uint64_t name, uint32_t lanes, uint64_t clk, uint64_t is_return = 0) {
+        uint64_t high = uint64_t(lanes) << CALL_LANES_SHIFT | name << CALL_NAME_SHIFT;
+        mark(slot, is_return << MARK_CLOCK_BITS, high, clk);
+    }
+    template <typename NumberOf> void read(MarkRings &rings, NumberOf number_of) {
+        for (uint32_t slot = 0; slot < counts_.size(); slot++)
+            if (rings.has_new(slot, counts_[slot]))
+                rings.add(slot, counts_[slot], counts_[slot], &records_[slot * MARK_RING], number_of);
+    }
+
+  private:
+    std::vector<uint32_t> counts_;
+    std::vector<MarkRecord> records_;
+};
+#define BEGIN(name) TRACEPIPE_MARK_LOW_(name), TRACEPIPE_MARK_HIGH_(name)
+#define END(name) TRACEPIPE_MARK_LOW_(name) | 1ull << MARK_CLOCK_BITS, TRACEPIPE_MARK_HIGH_(name)
+static void marks(Channel &channel) {
+    std::vector<std::string> names;
+    auto number_of = [&](const MarkRecord &mark) {
+        std::string name = mark_name(mark);
+        auto known = std::find(names.begin(), names.end(), name);
+        uint64_t id = 100 + (known - names.begin());
+        if (known == names.end()) names.push_back(name), channel.put(KIND_NAME, &id, 8, name);
+        return id;
+    };
+    MarkingGpu gpu(3 * MARK_SLOTS);
+    MarkRings rings(3 * MARK_SLOTS);
+    uint32_t slot = 2 * MARK_SLOTS + 5, other = 1 * MARK_SLOTS;
+    gpu.mark(slot, BEGIN(stale), 500);  // of a warp that is not recorded
+    gpu.mark(slot, BEGIN(load), 1000), gpu.mark(slot, END(load), 1100);
+    gpu.mark(slot, BEGIN(mma), 1100), gpu.mark(slot, BEGIN(load), 1150), gpu.mark(slot, END(mma), 1300);
+    gpu.read(rings, number_of);
+    gpu.mark(slot, END(load), 1400), gpu.mark(slot, END(unknown), 1450);
+    gpu.mark(slot, BEGIN(Store_0123456), 2200);  // of the warp that had the slot next, and is still at it when it leaves
+    gpu.read(rings, number_of);
+    for (uint64_t clk = 0; clk < MARK_RING + 2; clk++)
+        gpu.mark(other, BEGIN(overwritten), 3000 + clk);
+    gpu.mark(other, END(overwritten), 3000 + MARK_RING + 100);
+    gpu.read(rings, number_of);
+    Warp first{10000, 1000, 2 | 5 << 16, ALL_LANES, 0, 0, 10500, 2000};
+    Warp second{10600, 2100, 2 | 5 << 16, ALL_LANES, 0, 0, 10900, 2500};
+    Warp third{10000, 3000, 1 | 0 << 16, ALL_LANES, 0, 0, 10500, 3000 + 2 * MARK_RING};
+    Warp none{10000, 3000, 1 | 63 << 16, ALL_LANES, 0, 0, 10500, 3500};
+    std::vector<Warp> warps{first, second, third, none};
+    LaunchRecord record{3, 1, 0, 0, {4, 1, 1}, {32, 1, 1}, {}, 5, 6, BY_CALL, 10000, 10900, 4, 4, 4};
+    channel.put(KIND_KERNEL, &record, sizeof record);
+    WarpColumns().send(
+        record.launch, {warps.data(), warps.size(), {}},
+        [&](size_t bytes, uint64_t count) { return channel.reserve(KIND_WARPS, bytes, count); },
+        [&](void *payload) { channel.commit(payload); }, {&rings});
+    LostRecord lost{record.launch, 0, LOST_MARKS, rings.lost};
+    channel.put(KIND_LOST_WARPS, &lost, sizeof lost);
+}
+
+// Calls of device functions by a warp whose lanes part: they return, recurse and leave as an H200 showed it.
+static void calls(Channel &channel) {
+    const char *const names[] = {"outer(float)", "inner(float)", "tree(float, int)", "leaves(float*)", "stays()", "lost()"};
+    enum : uint64_t { OUTER = 1, INNER, TREE, LEAVES, STAYS, LOST };
+    for (uint64_t id = OUTER; id <= LOST; id++) channel.put(KIND_NAME, &id, 8, names[id - 1]);
+    MarkingGpu gpu(MARK_SLOTS), marking(MARK_SLOTS);
+    MarkRings rings(MARK_SLOTS), written(MARK_SLOTS);
+    uint32_t slot = 5, all = ALL_LANES;
+    gpu.call(slot, OUTER, all, 1000), gpu.call(slot, INNER, all, 1100);
+    gpu.call(slot, INNER, 1, 1200, 1), gpu.call(slot, INNER, ~1u, 1250, 1), gpu.call(slot, OUTER, all, 1300, 1);
+    gpu.call(slot, TREE, all, 1400), gpu.call(slot, TREE, 0xeeeeeeee, 1410), gpu.call(slot, TREE, 0xcccccccc, 1420);
+    gpu.call(slot, TREE, 0x77777777, 1430, 1), gpu.call(slot, TREE, 0x88888888, 1440, 1);
+    gpu.call(slot, TREE, 0xcccccccc, 1450, 1), gpu.call(slot, TREE, 0xeeeeeeee, 1460, 1);
+    gpu.call(slot, LEAVES, all, 1500), gpu.call(slot, LEAVES, 0x00ffffff, 1700, 1);
+    gpu.call(slot, STAYS, 0x00ffffff, 1800), gpu.call(slot, LOST, 0x00ffffff, 1900, 1);
+    marking.mark(slot, BEGIN(load), 1150), marking.mark(slot, END(load), 1160);
+    gpu.read(rings, [](const MarkRecord &mark) { return mark.called(); });
+    marking.read(written, [&](const MarkRecord &mark) {
+        uint64_t id = 100;
+        channel.put(KIND_NAME, &id, 8, mark_name(mark));
+        return id;
+    });
+    std::vector<Warp> warps{{10000, 900, 5 << 16, ALL_LANES, 0xff000000, 0, 10500, 1600}};
+    std::vector<Exit> exits{{10900, 2000, 0, 0x00ffffff, 0}};
+    LaunchRecord record{3, 1, 0, 0, {1, 1, 1}, {32, 1, 1}, {}, 5, 6, BY_CALL, 10000, 10900, 1, 1, 1};
+    channel.put(KIND_KERNEL, &record, sizeof record);
+    WarpColumns().send(
+        record.launch, {warps.data(), warps.size(), exits},
+        [&](size_t bytes, uint64_t count) { return channel.reserve(KIND_WARPS, bytes, count); },
+        [&](void *payload) { channel.commit(payload); }, {&written, &rings});
+    LostRecord lost{record.launch, 0, LOST_MARKS, written.lost + rings.lost};
+    channel.put(KIND_LOST_WARPS, &lost, sizeof lost);
+}
+
 static void wait_for_input() {
     while (getchar() != EOF) {
     }
@@ -146,6 +248,8 @@ int main(int count, char **arguments) {
     if (what == "launch") launch(channel);
     if (what == "plain") plain(channel);
     if (what == "shared") shared(channel);
+    if (what == "marks") marks(channel);
+    if (what == "calls") calls(channel);
     if (what == "until_over") until_over(channel);
     if (what == "fork") fork_and_go(channel);
     if (what == "forged") forged(channel, arguments[2]);

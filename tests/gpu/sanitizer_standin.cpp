@@ -14,6 +14,9 @@
 //     allocated    waits until the library has memory on the GPU, and says how it asked for it: `relaxed`, or
 //                  `in a mode that invalidates captures`
 //     busy         the GPU has something to do; `idle` says when its driver was asked for that, and it has nothing more
+//     load         a module with marks is loaded; `mark` launches its kernel, and `unload` unloads it
+//     functions    a module is loaded whose kernel calls functions; `call` launches it
+//     marks        says whether the module has a buffer for its marks, `recorded` or `free`
 //     callbacks    waits until there are no callbacks any more
 //     quit         returns from main
 //
@@ -31,9 +34,13 @@
 #include <unistd.h>
 #include <vector>
 
+#include "calling_standin.h"
+#include "marking_standin.h"
 #include "warp_record.h"
 
 extern "C" int InitializeInjection() __attribute__((weak));  // a library that has this as its own has none
+extern "C" tracepipe_mark::MarkBuffer standin_marks;
+tracepipe_mark::MarkBuffer standin_marks{};
 
 namespace {
 
@@ -111,6 +118,32 @@ void launch(const char *kernel, CUmodule module = MODULE) {
     data.function = reinterpret_cast<CUfunction>(std::hash<std::string>{}(kernel));
     call_back(SANITIZER_CB_DOMAIN_LAUNCH, SANITIZER_CBID_LAUNCH_BEGIN, &data);
 }
+const auto MARKED = reinterpret_cast<CUmodule>(0x500), CALLING = reinterpret_cast<CUmodule>(0x600);
+const void *launch_data;
+bool is_marking = false;
+
+template <typename Cubin> void module_is(Sanitizer_CallbackIdResource what, CUmodule handle) {
+    static const Cubin cubin;
+    Sanitizer_ResourceModuleData module{};
+    module.context = CONTEXT, module.module = handle;
+    module.pCubin = reinterpret_cast<const char *>(&cubin), module.cubinSize = sizeof cubin;
+    call_back(SANITIZER_CB_DOMAIN_RESOURCE, what, &module);
+}
+void launch_marked(CUmodule module) {
+    site(SANITIZER_API_ENTER, "cuLaunchKernel", 307);
+    Sanitizer_LaunchData launch{};
+    launch.context = CONTEXT, launch.module = module, launch.function = reinterpret_cast<CUfunction>(module);
+    launch.functionName = module == MARKED ? "k" : "_Z1kv", launch.gridId = 1;
+    launch.gridDim_x = launch.gridDim_y = launch.gridDim_z = launch.blockDim_y = launch.blockDim_z = 1;
+    launch.blockDim_x = 32;
+    launch_data = nullptr, is_marking = true;
+    call_back(SANITIZER_CB_DOMAIN_LAUNCH, SANITIZER_CBID_LAUNCH_BEGIN, &launch);
+    is_marking = false;
+    auto data = reinterpret_cast<uint64_t>(launch_data);
+    if (module == MARKED) run_marking_warp(data, standin_marks);
+    if (module == CALLING && data) run_calling_warp(data, 5000);
+    site(SANITIZER_API_EXIT, "cuLaunchKernel", 307);
+}
 // The main thread captures.
 bool is_captured_by_another() { return is_captured && gettid() != getpid(); }
 SanitizerResult said(const char *what) {
@@ -136,8 +169,8 @@ SanitizerResult sanitizerEnableCallback(uint32_t enable, Sanitizer_SubscriberHan
     return SANITIZER_SUCCESS;
 }
 SanitizerResult sanitizerAddPatches(const void *, CUcontext) { return SANITIZER_SUCCESS; }
-SanitizerResult sanitizerPatchInstructions(Sanitizer_InstructionId, CUmodule, const char *) {
-    return SANITIZER_SUCCESS;
+SanitizerResult sanitizerPatchInstructions(Sanitizer_InstructionId what, CUmodule, const char *) {
+    return what == SANITIZER_INSTRUCTION_CALL ? said("calls patched") : SANITIZER_SUCCESS;
 }
 SanitizerResult sanitizerPatchModule(CUmodule) {
     return said(is_captured_by_another() ? "a capture is invalidated" : "patched");
@@ -147,14 +180,20 @@ SanitizerResult sanitizerUnpatchModule(CUmodule) {
 }
 SanitizerResult sanitizerSetLaunchCallbackData(Sanitizer_LaunchHandle, CUfunction, Sanitizer_StreamHandle,
                                                const void *given) {
+    launch_data = given;
     auto data = uint64_t(given) << 16 >> 16 & ~(tracepipe::REGION_ALIGNMENT - 1);
-    if (!data) return SANITIZER_SUCCESS;
+    if (!data || is_marking) return SANITIZER_SUCCESS;
     auto &warp = *reinterpret_cast<tracepipe::Warp *>(data + sizeof(tracepipe::Region));
     warp.entry_mask = 1, warp.entry_ns = 1000, warp.exit_ns = 2000;
     return SANITIZER_SUCCESS;
 }
-SanitizerResult sanitizerGetFunctionPcAndSize(CUmodule, const char *, uint64_t *, uint64_t *) {
-    return SANITIZER_ERROR_UNKNOWN;
+SanitizerResult sanitizerMemcpyHostToDeviceAsync(void *to, void *from, size_t bytes, Sanitizer_StreamHandle) {
+    memcpy(to, from, bytes);
+    return SANITIZER_SUCCESS;
+}
+SanitizerResult sanitizerGetFunctionPcAndSize(CUmodule, const char *name, uint64_t *pc, uint64_t *) {
+    if (strcmp(name, "_Z1kv") != 0) return SANITIZER_ERROR_UNKNOWN;
+    return *pc = CALLING_PC, SANITIZER_SUCCESS;
 }
 }
 
@@ -212,6 +251,12 @@ int main() {
             while (!allocated) usleep(100);
             what = allocated.load();
         }
+        if (what == "load") module_is<MarkedCubin>(SANITIZER_CBID_RESOURCE_MODULE_LOADED, MARKED);
+        if (what == "mark") launch_marked(MARKED);
+        if (what == "unload") module_is<MarkedCubin>(SANITIZER_CBID_RESOURCE_MODULE_UNLOAD_STARTING, MARKED);
+        if (what == "functions") module_is<CallingCubin>(SANITIZER_CBID_RESOURCE_MODULE_LOADED, CALLING);
+        if (what == "call") launch_marked(CALLING);
+        if (what == "marks") what = standin_marks.slots ? "recorded" : "free";
         if (what == "busy") is_busy = true;
         if (what == "idle") {
             while (!is_asked) usleep(100);

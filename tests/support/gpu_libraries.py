@@ -32,7 +32,8 @@ def include_flags() -> list[str]:
     if not shutil.which("g++") or not (parts.cupti and parts.sanitizer) or parts.cupti[0].version != (13, 0):
         pytest.skip("there is no g++, or no headers of CUDA 13.0")
     found = {folder: None for part in (parts.cupti[0], parts.sanitizer[0]) for folder in part.include}
-    return [f"-I{NATIVE}", *(f"-isystem{folder}" for folder in found)]
+    marks = ROOT / "tracepipe/marks/include"
+    return [f"-I{NATIVE}", f"-I{marks}", *(f"-isystem{folder}" for folder in found)]
 
 
 def build_library(library: Path, source: Path, *linked: Path) -> Path:

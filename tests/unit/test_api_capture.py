@@ -72,6 +72,7 @@ OPTIONS = {
         "gpu_memory": "1G", "gpu_warps": 7,
     },
     "--thread-exits -- ./app": {"command": "./app", "thread_exits": True},
+    "--warp-marks attn:softmax -- ./app": {"command": "./app", "warp_marks": "attn:softmax"},
     "--system -o x.jsonl.zst --force": {"system": True, "output": Path("x.jsonl.zst"), "force": True},
     "-o - --command-output said -- ./app": {
         "command": "./app", "output": "-", "command_output": Path("said"),

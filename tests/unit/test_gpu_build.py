@@ -113,6 +113,35 @@ def test_every_nvcc_of_the_machine_will_do(tools: Toolchain) -> None:
         assert list(codes(patches(alone, [75, 120]))) == [75, 120], compiler.path
 
 
+@pytest.mark.parametrize("options", [(), ("-rdc=true",)], ids=["whole", "separate"])
+@pytest.mark.parametrize("standard", [14, 20])
+def test_a_program_with_marks_is_compiled(
+    tools: Toolchain, tmp_path: Path, options: tuple[str, ...], standard: int
+) -> None:
+    """The capture finds the buffer by its symbol; both files have one, and may be linked."""
+    include, gpu = f"-I{ROOT / 'tracepipe/marks/include'}", ROOT / "tests/gpu"
+    nvcc = [str(tools.nvcc().path), include, f"-std=c++{standard}", "-arch=sm_90", *options]
+    for name in ("marks", "marks_second"):
+        made = tmp_path / f"{name}.cubin"
+        done = subprocess.run(
+            [*nvcc, "-cubin", "-o", str(made), str(gpu / f"{name}.cu")], capture_output=True
+        )
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert b"_ZN14tracepipe_mark15tracepipe_marksILi1EEE" in made.read_bytes()
+
+
+@pytest.mark.parametrize(("name", "fits"), [("a_name_of_13c", True), ("a_name_of_14ch", False)])
+def test_a_mark_has_a_short_name(tools: Toolchain, tmp_path: Path, name: str, fits: bool) -> None:
+    source = tmp_path / "one.cu"
+    source.write_text(
+        f"#include <tracepipe/mark.h>\n__global__ void k() {{ TRACEPIPE_MARK_BEGIN({name}); }}\n"
+    )
+    nvcc = [str(tools.nvcc().path), f"-I{ROOT / 'tracepipe/marks/include'}", "-arch=sm_90", "-cubin", "-o"]
+    done = subprocess.run([*nvcc, str(tmp_path / "made"), str(source)], capture_output=True, text=True)
+    assert (done.returncode == 0) == fits
+    assert fits or "13 characters at most" in done.stderr
+
+
 @pytest.mark.parametrize("number", [ARCHITECTURES[0], ARCHITECTURES[-1]])
 def test_the_kernel_that_answers_for_clock_pairs_is_assembled(
     tools: Toolchain, tmp_path: Path, number: int
@@ -136,6 +165,7 @@ def test_the_kernel_that_answers_for_clock_pairs_is_assembled(
 def test_programs_to_be_recorded_are_compiled(tools: Toolchain, tmp_path: Path, source: Path) -> None:
     """Those of the tests that need a GPU, and the benchmark's."""
     flags = ["-std=c++17", "-O2", "-arch=sm_90", "-rdc=true", "-Werror", "all-warnings", "-c"]
+    flags.append(f"-I{ROOT / 'tracepipe/marks/include'}")
     command = [str(tools.nvcc().path), *flags, "-o", str(tmp_path / "made.o"), str(source)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

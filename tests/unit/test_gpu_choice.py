@@ -142,6 +142,7 @@ def test_the_users_own_injection_stays(programs: Callable[..., str]) -> None:
         ("gpu_memory_bytes", 1 << 20, "--gpu-memory"),
         ("gpu_warps", 5, "--gpu-warps"),
         ("gpu_thread_exits", True, "--thread-exits"),
+        ("gpu_warp_marks", "attn:softmax", "--warp-marks"),
     ],
 )
 def test_a_selection_means_warps(programs: Callable[..., str], option: str, value: Any, name: str) -> None:
@@ -259,6 +260,22 @@ def test_kernels_have_no_budget(machine: Machine) -> None:
     became, device = machine.start(request("python3"))
     assert (device, became.gpu, became.gpu_warps) == ("kernels", "kernels", None)
     assert machine.messages == ["gpu kernels: python3 may start a long run; --gpu warps records every warp"]
+
+
+def test_marks_that_the_engine_does_not_record_are_said(
+    machine: Machine, programs: Callable[..., str]
+) -> None:
+    # As nvcc names the variable of the header to CUDA's runtime.
+    programs("marked", "\x7fELF _ZN14tracepipe_mark15tracepipe_marksILi1EEE")
+    said = "the program marks what its warps do: --gpu warps records that"
+    for program, gpu, is_said in (
+        ("marked", "kernels", True),
+        ("marked", "warps", False),
+        ("vec_add", "kernels", False),
+    ):
+        machine.messages.clear()
+        machine.start(CaptureRequest([program], gpu=gpu))
+        assert (said in machine.messages) == is_said
 
 
 def test_threads_have_a_smaller_budget_and_a_layer_of_their_own(machine: Machine) -> None:

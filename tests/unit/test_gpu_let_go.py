@@ -321,6 +321,63 @@ def test_the_library_does_not_invalidate_captures_by_what_it_allocates(patched: 
     assert patched.do("allocated") == "relaxed"
 
 
+def test_marks_are_recorded_until_the_recording_ends(patched: Recorded) -> None:
+    assert patched.do("marks") == "free"
+    assert patched.do("load") == "patched"
+    assert patched.answer() == "load"
+    patched.do("mark")
+    assert patched.do("marks") == "recorded"
+    patched.do("mark")
+    patched.wait_for_kernels(2)
+    patched.stop()
+    batches = patched.of("gpu_warp")
+    assert [(one["ranges"], one["range_clk"], one["range_dur_clk"]) for one in batches] == [
+        (["load", "mma"], [100, 300], [100, 700])
+    ] * 2
+    assert [one["range_open"] for one in batches] == [[0, 1]] * 2
+    assert [patched.answer(), patched.answer()] == ["unpatched"] * 2
+    assert patched.do("marks") == "free"
+    assert patched.do("mark") == "mark"
+    assert patched.do("unload") == "unload"
+    assert patched.end() == 0
+    assert patched.of("loss") == []
+
+
+@pytest.mark.parametrize(
+    ("pattern", "ranges"),
+    [
+        ("outer|inner", [("outer", 100, 500), ("inner", 200, 100), ("inner", 400, 100)]),
+        ("inner", [("inner", 200, 100), ("inner", 400, 100)]),
+    ],
+)
+def test_calls_of_functions_are_recorded_from_the_first_launch_on(
+    patched_program: Path, pattern: str, ranges: list[tuple[str, int, int]]
+) -> None:
+    renderer = WarpRenderer({}, called=pattern)
+    patched = Recorded(patched_program, renderer, TRACEPIPE_GPU_CALLED=pattern)
+    assert [patched.answer(), patched.answer()] == ["patched", "begun"]
+    assert [patched.do("functions"), *(patched.answer() for _ in range(2))] == [
+        "calls patched", "patched", "functions",
+    ]  # fmt: skip
+    patched.do("call")
+    patched.wait_for_kernels(1)
+    (batch,) = patched.of("gpu_warp")
+    named = [batch["ranges"][at] for at in batch["range_name"]]
+    assert list(zip(named, batch["range_clk"], batch["range_dur_clk"], strict=True)) == ranges
+    assert patched.end() == 0
+    assert (patched.of("loss"), patched.renderer.notes) == ([], [])
+
+
+def test_functions_that_do_not_fit_are_named(patched_program: Path) -> None:
+    renderer = WarpRenderer({}, called="softmax")
+    patched = Recorded(patched_program, renderer, TRACEPIPE_GPU_CALLED="softmax")
+    assert [patched.answer(), patched.answer()] == ["patched", "begun"]
+    assert patched.do("functions") == "patched"
+    assert patched.answer() == "functions"
+    assert patched.end() == 0
+    assert patched.renderer.notes == ["no function fits --warp-marks 'softmax'; there are outer, inner"]
+
+
 def test_a_program_that_ends_while_it_is_let_go_ends(patched: Recorded) -> None:
     patched.do("stay")
     patched.stop()

@@ -50,6 +50,10 @@ def test_launches_are_counted_from_1() -> None:
         (WarpOptions(budget_warps=0), "--gpu-warps 0"),
         (WarpOptions(launches_per_kernel=-1), "--launches-per-kernel -1"),
         (WarpOptions(calls="x"), "no choice of calls 'x'"),
+        (WarpOptions(marks="attn"), "--warp-marks 'attn' names no device function"),
+        (WarpOptions(marks="attn::fwd:"), "'attn::fwd:' names no device function"),
+        (WarpOptions(marks="attn:(x"), "--warp-marks '\\(x' is no regular expression"),
+        (WarpOptions("x", marks="attn:f"), "both name kernels"),
     ],
 )
 def test_options_that_the_library_could_not_use_are_refused(options: WarpOptions, said: str) -> None:
@@ -60,6 +64,23 @@ def test_options_that_the_library_could_not_use_are_refused(options: WarpOptions
 def test_what_was_not_asked_for_is_left_to_the_library() -> None:
     assert WarpOptions().environment() == {"TRACEPIPE_GPU_CALLS": "all"}
     assert WarpOptions().defines() == {}
+
+
+@pytest.mark.parametrize(
+    ("marks", "kernels", "called"),
+    [
+        ("attn:softmax", "attn", "softmax"),
+        ("ns::attn:ns::(soft|hard)max", "ns::attn", "ns::(soft|hard)max"),
+        ("(?:a|b):f", "(?:a|b)", "f"),
+        (":^f", "", "^f"),
+        ("k:f:g", "k", "f:g"),
+    ],
+)
+def test_marks_name_kernels_and_what_they_call(marks: str, kernels: str, called: str) -> None:
+    options = WarpOptions(marks=marks)
+    options.check()
+    told = {"TRACEPIPE_GPU_KERNELS": kernels, "TRACEPIPE_GPU_CALLED": called, "TRACEPIPE_GPU_CALLS": "all"}
+    assert options.environment() == {name: value for name, value in told.items() if value}
 
 
 def test_what_was_asked_for_is_told() -> None:

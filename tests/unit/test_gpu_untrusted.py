@@ -42,10 +42,11 @@ EXTREMES = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFFFFFF, 0xFFFFFFFF, 1 << 48, (1 << 62) -
 
 
 def _columns() -> bytes:
-    """Three warps with four exits, each column as wide as the library writes it."""
+    """Three warps with four exits and three ranges, each column as wide as the library writes it."""
     columns = [
         (1, 8, [7, 8, 9]), (2, 2, [0, 1, 2]), (3, 2, [5, 6, 7]), (4, 4, [0, 32, 64]), (5, 8, [10, 20, 30]),
         (6, 4, [3, 3, 3]), (7, 4, [1, 2, 1]), (8, 4, [9] * 4), (9, 4, [8] * 4), (10, 4, [1, 1, 2, 3]),
+        (12, 4, [2, 0, 1]), (13, 8, [1, 5, 1]), (14, 4, [0, 2, 1]), (15, 4, [8, 3, 7]), (16, 4, [0, 0, 1]),
     ]  # fmt: skip
     heads = b"".join(
         warp_records.COLUMN.pack(number, width, len(values)) for number, width, values in columns

@@ -60,7 +60,17 @@ def producer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     program = tmp_path_factory.mktemp("producer") / "producer"
     source, native = ROOT / "tests/gpu/producer.cpp", ROOT / "tracepipe/capture/gpu/native"
     subprocess.run(
-        [compiler, "-std=c++17", "-pthread", f"-I{native}", str(source), "-o", str(program)], check=True
+        [
+            compiler,
+            "-std=c++17",
+            "-pthread",
+            f"-I{native}",
+            f"-I{ROOT}/tracepipe/marks/include",
+            str(source),
+            "-o",
+            str(program),
+        ],
+        check=True,
     )
     return program
 
@@ -82,6 +92,37 @@ def test_warps_that_leave_whole_come_in_short_columns(producer: Path) -> None:
     assert warps["entry_clk"] == [7000 + at for at in range(100)]
     assert warps["exit_ns"] == warps["exit_clk"] == [1000 + at for at in range(100)]
     assert warps["entry_mask"] == warps["exit_mask"] == [0xFF] * 100
+
+
+def test_marks_become_ranges_of_the_warp_that_sat_in_their_slot(producer: Path) -> None:
+    renderer = WarpRenderer({})
+    _, warps, loss = _lines(renderer, _produced(producer, "marks"))
+    assert warps["range_count"] == [3, 1, 1022, 0]
+    named = [warps["ranges"][at] for at in warps["range_name"]]
+    columns = warps["range_clk"], warps["range_dur_clk"], warps["range_open"]
+    # The second load began in the product and ended behind it; the store was not ended when its warp left.
+    assert list(zip(named, *columns, strict=True))[:4] == [
+        ("load", 0, 100, 0), ("mma", 100, 200, 0), ("load", 150, 250, 0), ("Store_0123456", 100, 300, 1),
+    ]  # fmt: skip
+    # Of 1027 marks in a ring of 1024, the last 1023: in the place of one the next may be under way.
+    assert columns[0][4:] == list(range(4, 1026))
+    assert columns[2][4:] == [1] * 1021 + [0]
+    # And an end without a begin.
+    assert (loss["layer"], loss["count"]) == ("gpu_range", 4 + 1)
+    assert renderer.losses == {"gpu_range": loss["count"]}
+
+
+def test_calls_end_when_the_last_of_their_lanes_has_returned_or_left(producer: Path) -> None:
+    renderer = WarpRenderer({})
+    _, warps, loss = _lines(renderer, _produced(producer, "calls"))
+    named = [warps["ranges"][at] for at in warps["range_name"]]
+    columns = warps["range_clk"], warps["range_dur_clk"], warps["range_open"]
+    assert list(zip(named, *columns, strict=True)) == [
+        ("outer", 100, 300, 0), ("inner", 200, 150, 0), ("load", 250, 10, 0),
+        ("tree", 500, 60, 0), ("tree", 510, 40, 0), ("tree", 520, 20, 0),
+        ("leaves", 600, 200, 0), ("stays", 900, 200, 1),
+    ]  # fmt: skip
+    assert (loss["layer"], loss["count"]) == ("gpu_range", 1), "a return without a call"
 
 
 def test_kernels_that_shared_a_region_are_told_apart(producer: Path) -> None:

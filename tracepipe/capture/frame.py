@@ -16,8 +16,9 @@ from tracepipe.event.model import HostInstant, new_header
 # What a header says of the request, where it is not the usual.
 _OPTIONS = (
     "gpu", "gpu_kernels", "gpu_launches", "gpu_launches_per_kernel", "gpu_blocks", "gpu_memory_bytes",
-    "gpu_warps", "gpu_thread_exits", "pids", "comm", "system", "children", "calls", "stacks", "hooks",
-    "only", "exclude", "libraries", "min_duration_ns", "sample", "delay_ns", "start_on", "stop_on", "repeat",
+    "gpu_warps", "gpu_thread_exits", "gpu_warp_marks", "pids", "comm", "system", "children", "calls",
+    "stacks", "hooks", "only", "exclude", "libraries", "min_duration_ns", "sample", "delay_ns", "start_on",
+    "stop_on", "repeat",
 )  # fmt: skip
 
 

@@ -164,7 +164,8 @@ class CaptureRequest:
     blocks in those, `gpu_launches_per_kernel` how many launches of each kernel there are (0: all; None: all,
     or the first few where there is a budget and no range), `gpu_memory_bytes` the room for records on each
     GPU, and after `gpu_warps` warps no further launch is recorded; `gpu_thread_exits` writes a line for each
-    thread's exit too, as the layer `gpu_thread` does. `libraries` are files to take instead of those that the
+    thread's exit too, as the layer `gpu_thread` does, and `gpu_warp_marks` are patterns of kernels and of
+    device functions whose calls are recorded. `libraries` are files to take instead of those that the
     command would load. With `last`, what came last is kept alone. `ring_bytes` is rounded up to a power of
     two. The command's standard output is the descriptor `stdout`.
     """
@@ -180,6 +181,7 @@ class CaptureRequest:
     gpu_memory_bytes: int | None = None
     gpu_warps: int | None = None
     gpu_thread_exits: bool = False
+    gpu_warp_marks: str = ""
     pids: tuple[int, ...] = ()
     comm: str = ""
     system: bool = False

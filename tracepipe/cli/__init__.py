@@ -25,6 +25,7 @@ _PLACES = {
     "live": "tracepipe.cli.live",
     "doctor": "tracepipe.cli.capture",
     "hooks": "tracepipe.cli.hooks",
+    "include": "tracepipe.cli.include",
 }
 _REPORTS = "tracepipe.cli.reports"
 

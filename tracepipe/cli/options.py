@@ -35,6 +35,7 @@ Stacks = choices("Stacks", list(STACKS))
 Gpu = choices("Gpu", ["auto", "off", *GPU_ENGINES])
 
 WHO, WHAT, WHEN, GPUS = "Whose events", "Which events", "When", "GPUs"
+_MARKS = "Record warps, of such kernels, with their calls of such device functions, which slows both."
 
 Command = Annotated[
     list[str] | None, typer.Argument(help="The command to run and record.", metavar="-- COMMAND")
@@ -277,6 +278,9 @@ class OnGpus:
             rich_help_panel=GPUS,
         ),
     ] = False
+    warp_marks: Annotated[
+        str, typer.Option("--warp-marks", metavar="REGEX:REGEX", help=_MARKS, rich_help_panel=GPUS)
+    ] = ""
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
@@ -370,6 +374,7 @@ def _with_gpus(request: CaptureRequest, gpus: OnGpus) -> CaptureRequest:
         gpu_warps=gpus.gpu_warps,
         gpu_thread_exits=gpus.thread_exits,
         stacks=text_of(gpus.stacks),
+        gpu_warp_marks=gpus.warp_marks,
     )
     try:
         check(request)

@@ -64,7 +64,15 @@ def start(request: CaptureRequest, notify: Notify) -> tuple[CaptureRequest, Chan
             f"There is no GPU engine {request.gpu}.", f"Choose from: auto, off, {', '.join(GPU_ENGINES)}."
         )
     choice.check(request)
-    request = replace(request, gpu=choice.named(request))
+    request, device = _start(replace(request, gpu=choice.named(request)), notify)
+    if request.gpu == "kernels" and choice.has_marks(request.command):
+        notify("the program marks what its warps do: --gpu warps records that")
+    return request, device
+
+
+def _start(request: CaptureRequest, notify: Notify) -> tuple[CaptureRequest, ChannelEngine | None]:
+    from tracepipe.capture.gpu import choice
+
     if request.gpu == "auto":
         return _start_chosen(request, notify)
     if request.gpu == "off":

@@ -5,7 +5,8 @@
                                                           a process of --pid only if an engine is named
     another library is injected                           off
     --kernel, --launches, --launches-per-kernel,
-    --blocks, --gpu-memory, --gpu-warps, --thread-exits   warps
+    --blocks, --gpu-memory, --gpu-warps,
+    --thread-exits, --warp-marks                          warps
     windows: --delay, --start-on, --stop-on, --repeat     off: they are of the host alone
     only some calls are wanted: --layers, --only, …       off: the engines take all calls from the probes
     --last                                                kernels
@@ -19,8 +20,10 @@ without a range of launches is for the first few of each kernel.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Final
 
@@ -43,8 +46,10 @@ _OF_WARPS: Final = {
     "gpu_memory_bytes": "--gpu-memory",
     "gpu_warps": "--gpu-warps",
     "gpu_thread_exits": "--thread-exits",
+    "gpu_warp_marks": "--warp-marks",
 }
 _OF_PROBES: Final = {"only": "--only", "exclude": "--exclude", "libraries": "--library"}
+_MARKS: Final = b"14tracepipe_mark15tracepipe_marks"  # a variable of the header's, as it is registered
 _CHEAPER: Final = "--gpu kernels costs next to nothing"
 
 
@@ -69,6 +74,7 @@ def warp_options(request: CaptureRequest) -> WarpOptions:
         calls=request.calls,
         stacks=request.stacks,
         thread_exits=request.gpu_thread_exits or "gpu_thread" in request.layers,
+        marks=request.gpu_warp_marks,
     )
 
 
@@ -162,6 +168,16 @@ def fair(request: CaptureRequest) -> CaptureRequest:
     if not request.gpu_warps or request.gpu_launches or request.gpu_launches_per_kernel is not None:
         return request
     return replace(request, gpu_launches_per_kernel=BUDGET_LAUNCHES)
+
+
+def has_marks(command: list[str]) -> bool:
+    """Whether the command's program was built with `tracepipe/mark.h`, as its file alone says."""
+    path = shutil.which(command[0]) if command else None
+    try:
+        with Path(path or "").open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
+            return content.find(_MARKS) >= 0
+    except (OSError, ValueError):  # it is empty, or may not be read
+        return False
 
 
 def of_warps(request: CaptureRequest) -> str:

@@ -131,7 +131,8 @@ class WarpsCarry(ChannelCarry):
     """Carries records of the engine `warps`."""
 
     def __init__(self) -> None:
-        super().__init__(frozenset({KIND_NAME, *STACK_KINDS, KIND_GPU, KIND_NOTE, warps.KIND_MET}))
+        kept = (KIND_NAME, *STACK_KINDS, KIND_GPU, KIND_NOTE, warps.KIND_MET, warps.KIND_MET_CALLED)
+        super().__init__(frozenset(kept))
         self._launches: dict[int, bytes] = {}
         self._calls: dict[int, list[_Raw]] = {}
         self._clocks: dict[tuple[int, int], list[_Raw]] = {}

@@ -12,6 +12,7 @@ from tracepipe.errors import TracepipeError
 LAST: Final = (1 << 63) - 1
 """Where a range without an end ends: no grid has so many blocks, and C++ reads the number as it stands."""
 MEMORY_LEAST_BYTES: Final = 1 << 20
+_COLON: Final = re.compile(r"(?<![:?\[]):(?![:\]])")
 _RANGE: Final = re.compile(r"([0-9]+)(?:(-)([0-9]*))?")
 
 
@@ -26,6 +27,7 @@ class WarpOptions:
     of the launches, the first ones of each kernel alone, 0 or None: all. `calls`: which API calls are
     recorded. `stacks`: of STACKS. `thread_exits`: a line for each thread's exit is written, after its warp's
     record.
+    `marks` is `KERNEL:FUNCTION`, two patterns: such kernels are recorded, with their calls of such functions.
     """
 
     kernels: str = ""
@@ -37,15 +39,19 @@ class WarpOptions:
     calls: str = "all"
     stacks: str = "python"
     thread_exits: bool = False
+    marks: str = ""
 
     def check(self) -> None:
         """Raise TracepipeError for what the library could not use."""
-        try:
-            re.compile(self.kernels)
-        except re.error as error:
+        kernels, called = self.marked()
+        if self.kernels and kernels:
             raise TracepipeError(
-                f"--kernel {self.kernels!r} is no regular expression: {error}.", "Example: 'attn.*fwd'."
-            ) from None
+                f"--kernel {self.kernels!r} and --warp-marks {self.marks!r} both name kernels.",
+                f"Name them once: --warp-marks ':{called}' is for those of --kernel.",
+            )
+        _check_pattern(self.kernels, "--kernel", "attn.*fwd")
+        for pattern in (kernels, called):
+            _check_pattern(pattern, "--warp-marks", "attn.*fwd:softmax")
         if self.launches:
             read_range(self.launches, "--launches", "launches", 1)
         if self.blocks:
@@ -63,11 +69,28 @@ class WarpOptions:
             )
         calls_text(self.calls)
 
+    def marked(self) -> tuple[str, str]:
+        """The patterns of kernels and of functions in `marks`, "" for none. Raises TracepipeError."""
+        if not self.marks:
+            return "", ""
+        kernels, colon, called = _divided(self.marks)
+        if not colon or not called:
+            raise TracepipeError(
+                f"--warp-marks {self.marks!r} names no device function.",
+                "Two regular expressions, KERNEL:FUNCTION: 'attn.*fwd:softmax', or ':softmax' alone.",
+            )
+        return kernels, called
+
+    def selected(self) -> str:
+        """The pattern of kernels that are recorded, by whichever option; "" for all."""
+        return self.kernels or self.marked()[0]
+
     def environment(self) -> dict[str, str]:
         """What the library reads of it."""
         first, last = self._blocks()
         asked = {
-            "TRACEPIPE_GPU_KERNELS": self.kernels,
+            "TRACEPIPE_GPU_KERNELS": self.selected(),
+            "TRACEPIPE_GPU_CALLED": self.marked()[1],
             "TRACEPIPE_GPU_LAUNCHES": self.launches,
             "TRACEPIPE_GPU_BLOCKS": f"{first}-{last}" if self.blocks else "",
             "TRACEPIPE_GPU_MEMORY": str(self.memory_bytes or ""),
@@ -84,6 +107,21 @@ class WarpOptions:
 
     def _blocks(self) -> tuple[int, int]:
         return read_range(self.blocks, "--blocks", "blocks", 0) if self.blocks else (0, LAST)
+
+
+def _divided(marks: str) -> tuple[str, str, str]:
+    """What is before the first colon that is no part of `::`, `(?:` or `[[:`, the colon, and the rest."""
+    at = _COLON.search(marks)
+    return (marks[: at.start()], ":", marks[at.end() :]) if at else (marks, "", "")
+
+
+def _check_pattern(pattern: str, option: str, example: str) -> None:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise TracepipeError(
+            f"{option} {pattern!r} is no regular expression: {error}.", f"Example: '{example}'."
+        ) from None
 
 
 def read_range(text: str, option: str, what: str, least: int) -> tuple[int, int]:

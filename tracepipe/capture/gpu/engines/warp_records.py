@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Iterator
+from itertools import islice
 from typing import Final, NamedTuple
 
 from tracepipe.capture.gpu.engines.untrusted import Malformed
@@ -24,6 +25,7 @@ KIND_CALL_ENTER: Final = 18
 KIND_CALL_EXIT: Final = 19
 KIND_LOST_WARPS: Final = 20
 KIND_MET: Final = 21
+KIND_MET_CALLED: Final = 22
 
 CLOCK: Final = struct.Struct("<IxxxxQQQ")
 HAS_ARGUMENTS: Final = 1 << 62
@@ -46,6 +48,7 @@ LOST_WHY: Final = {
     8: "of a kernel that launches kernels, whose entries Compute Sanitizer does not see",
     9: "of a graph's node on another GPU than its first node's",
     10: "of a module that was loaded while a stream was captured",
+    11: "marks that were overwritten before they were read, or end what did not begin",
 }
 COLUMN_NAMES: Final = {
     1: "warp",
@@ -59,6 +62,11 @@ COLUMN_NAMES: Final = {
     9: "exit_clk",
     10: "exit_mask",
     11: "first_warp",
+    12: "range_count",
+    13: "range_name",
+    14: "range_clk",
+    15: "range_dur_clk",
+    16: "range_open",
 }
 LAUNCHED_BY: Final = ("", "graph", "kernel")
 _TYPES: Final = {2: "H", 4: "I", 8: "Q"}  # width in bytes → array's type of a column
@@ -75,8 +83,15 @@ _GREATEST: Final = {
     "exit_clk": COLUMN_LIMIT,
     "exit_mask": MASK_LIMIT,
     "first_warp": COLUMN_LIMIT - MASK_LIMIT,  # as many may follow it
+    "range_count": MASK_LIMIT,
+    "range_name": (1 << 64) - 1,  # a number that the process gave a name
+    "range_clk": COLUMN_LIMIT,
+    "range_dur_clk": COLUMN_LIMIT,
+    "range_open": 1,
 }
 _OF_EXITS: Final = ("exit_ns", "exit_clk", "exit_mask")
+_OF_RANGES: Final = ("range_name", "range_clk", "range_dur_clk", "range_open")
+MARKS_LOST: Final = 11
 
 
 class Kernel(NamedTuple):
@@ -138,11 +153,29 @@ def _check(columns: dict[str, list[int]], base_ns: int, warps: int, exits: int) 
     """Raise Malformed unless the columns are those of so many warps and exits, with values that can be."""
     if base_ns > TIME_LIMIT_NS or not warps or any(name not in columns for name in _NEEDED):
         raise Malformed
+    ranges = sum(columns.get("range_count", ()))
     for name, values in columns.items():
-        if len(values) != (exits if name in _OF_EXITS else warps):
+        if len(values) != (exits if name in _OF_EXITS else ranges if name in _OF_RANGES else warps):
             raise Malformed
     if exits != (sum(columns["exit_count"]) if "exit_count" in columns else warps):
         raise Malformed
+    if ranges and not _are_within(columns):
+        raise Malformed
+
+
+def _are_within(columns: dict[str, list[int]]) -> bool:
+    """Whether the ranges are of their warps' lives, and in the order of their begins."""
+    if not columns.keys() >= {"range_name", "range_clk", "range_dur_clk", "exit_clk"}:
+        return False
+    left, begins, lengths = map(iter, (columns["exit_clk"], columns["range_clk"], columns["range_dur_clk"]))
+    exit_counts = columns.get("exit_count") or [1] * len(columns["warp"])
+    for ranges, exits in zip(columns["range_count"], exit_counts, strict=True):
+        last_clk, before_clk = max(islice(left, exits), default=-1), 0
+        for clk in islice(begins, ranges):
+            if clk < before_clk or clk + next(lengths) > last_clk:
+                return False
+            before_clk = clk
+    return True
 
 
 def _columns(payload: memoryview, count: int) -> Iterator[tuple[str, list[int]]]:

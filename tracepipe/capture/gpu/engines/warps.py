@@ -6,7 +6,6 @@ the channel and turns what comes into lines. No root, no PTX, no change of the p
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +17,7 @@ from tracepipe.capture.gpu.engines.carries import WarpsCarry
 from tracepipe.capture.gpu.engines.channel_engine import ChannelEngine
 from tracepipe.capture.gpu.engines.channel_renderer import ChannelRenderer
 from tracepipe.capture.gpu.engines.gpu_numbers import numbers_of
+from tracepipe.capture.gpu.engines.name_choice import NameChoice
 from tracepipe.capture.gpu.engines.python_stacks import STACK_KINDS
 from tracepipe.capture.gpu.engines.spans import WarpsSpans
 from tracepipe.capture.gpu.engines.thread_lines import thread_lines
@@ -39,7 +39,6 @@ from tracepipe.capture.records.bounds import COUNT_LIMIT, TIME_LIMIT_NS
 from tracepipe.capture.records.line import Lines
 from tracepipe.capture.records.spans import Wanted
 from tracepipe.hooks.kernel_name import short_kernel_name
-from tracepipe.hooks.near_names import near_names
 
 _LAYERS: Final = {
     layout.KIND_WARPS: "gpu_warp",
@@ -52,6 +51,8 @@ _KNOWN_STREAMS: Final = {0: 0, 1: 0, 2: 2}
 _FIRST_OTHER_STREAM: Final = 3
 _PROCESS_BYTES: Final = 2048  # what is kept takes that much, roughly
 _ENTRY_BYTES: Final = 256
+_RANGES: Final = "gpu_range"  # the layer of marks that were lost
+_RANGE_CHARACTERS: Final = 64  # of a name that is not a mark's
 
 
 class WarpsEngine(ChannelEngine):
@@ -82,7 +83,11 @@ class WarpsEngine(ChannelEngine):
         super().__init__(owner, stacks=self._options.stacks, lost_layers=_LAYERS)
         self._table = write_table(api.table())
         self._renderer = WarpRenderer(
-            numbers_of(gpus), api, thread_exits=self._options.thread_exits, wanted=self._options.kernels
+            numbers_of(gpus),
+            api,
+            thread_exits=self._options.thread_exits,
+            wanted=self._options.selected(),
+            called=self._options.marked()[1],
         )
         if self._options.thread_exits:
             self.layers = self.layers | {"gpu_thread"}
@@ -138,29 +143,24 @@ class WarpRenderer(ChannelRenderer):
         *,
         thread_exits: bool = False,
         wanted: str = "",
+        called: str = "",
     ) -> None:
-        """`wanted`: the pattern that kernels were selected by."""
+        """`wanted`: the pattern that kernels were selected by; `called`: device functions."""
         super().__init__(gpus)
         self._api, self._thread_exits = api, thread_exits
         self._batches: list[Mapping[str, Any]] = []
         self._calls = CallLines(api, self._kept)
-        self._wanted, self._is_met = wanted, False
-        self._unwanted: dict[str, None] = {}
+        self._kernels = NameChoice(wanted, "kernel fits --kernel", "launched were", "no kernel was launched")
+        self._called = NameChoice(
+            called, "function fits --warp-marks", "there are", "the kernels call none, or all are inlined"
+        )
         self._processes: dict[int, _Process] = {}
         self._short: dict[str, str] = {}
 
     @property
     def notes(self) -> list[str]:
-        """What the library had to say, and that no kernel was selected."""
-        if not self._wanted or self._is_met:
-            return self._notes
-        names = list(self._unwanted)
-        literal = max(re.findall(r"[\w:]+", self._wanted), key=len, default="")
-        near = near_names(literal, names) if literal else []
-        what = f"near: {', '.join(near)}" if near else f"launched were {', '.join(names[:3])}"
-        what += f" and {len(names) - 3} more" if not near and len(names) > 3 else ""
-        what = what if names else "no kernel was launched"
-        return [*self._notes, f"no kernel fits --kernel {self._wanted!r}; {what}"]
+        """What the library had to say, and that no kernel or no function was selected."""
+        return [*self._notes, *self._kernels.note, *self._called.note]
 
     def counted(self, record: GpuRecord) -> tuple[str, int]:
         """The layer of a record's events, and how many it has."""
@@ -174,7 +174,13 @@ class WarpRenderer(ChannelRenderer):
 
     def anew(self) -> WarpRenderer:
         """A renderer like this one that has taken nothing."""
-        return WarpRenderer(self._gpus, self._api, thread_exits=self._thread_exits, wanted=self._wanted)
+        return WarpRenderer(
+            self._gpus,
+            self._api,
+            thread_exits=self._thread_exits,
+            wanted=self._kernels.pattern,
+            called=self._called.pattern,
+        )
 
     def carry(self) -> WarpsCarry:
         """What keeps of dropped records what such a renderer needs of them."""
@@ -245,13 +251,14 @@ class WarpRenderer(ChannelRenderer):
             words = note(payload)
             self._kept.take(_ENTRY_BYTES + len(words))
             self._notes.append(words)
-        elif kind == layout.KIND_MET:
+        elif kind in (layout.KIND_MET, layout.KIND_MET_CALLED):
+            wanted = self._kernels if kind == layout.KIND_MET else self._called
             fits, name = read_name(payload)
-            self._is_met |= bool(fits)
+            wanted.is_met |= bool(fits)
             short = printable(self._kernel_name(name))[:_SHOWN_NAME]
-            if not fits and short not in self._unwanted:
+            if not fits and short not in wanted.names:
                 self._kept.take(_ENTRY_BYTES + len(name))
-                self._unwanted[short] = None
+                wanted.names[short] = None
         else:
             raise Malformed
 
@@ -301,19 +308,28 @@ class WarpRenderer(ChannelRenderer):
         of_launch = process.of_launch
         if process.launch != launch:  # its record was lost
             of_launch = {"name": "unknown", "launch": launch}
+        if numbers := columns.get("range_name"):
+            # Those of device functions are demangled, with parameters; several may be short for the same.
+            named = {
+                number: self._kernel_name(process.name(number))[:_RANGE_CHARACTERS] for number in numbers
+            }
+            place = {name: at for at, name in enumerate(dict.fromkeys(named.values()))}
+            columns["range_name"] = [place[named[number]] for number in numbers]
+            of_launch = {**of_launch, "ranges": list(place)}
         return warps, {"ts_ns": base_ns, "type": "gpu_warp", **of_launch, **columns}
 
     def _lost(self, record: GpuRecord) -> dict[str, Any]:
         launch, _, why, count = layout.LOST_WARPS.unpack_from(record.payload)
         if count > COUNT_LIMIT:
             raise Malformed
-        add_loss(self._losses, "gpu_warp", count)
+        layer = _RANGES if why == layout.MARKS_LOST else "gpu_warp"
+        add_loss(self._losses, layer, count)
         reason = layout.LOST_WHY.get(why, f"reason {why}")
         if launch:  # else it is of many
             reason = f"launch {launch}: {reason}"
         return {
             "type": "loss",
-            "layer": "gpu_warp",
+            "layer": layer,
             "ts_ns": record.time_ns,
             "count": count,
             "reason": reason,

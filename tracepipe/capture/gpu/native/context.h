@@ -9,6 +9,8 @@
 
 #include "clock_pairs.h"
 #include "device_ring.h"
+#include "called.h"
+#include "marked_memory.h"
 #include "selection.h"
 #include "shared_launch.h"
 
@@ -143,6 +145,8 @@ class Context {
     CUevent all_work = nullptr;
     char *staging = nullptr;
     ClockPairs clocks;
+    MarkedMemory marks, calls;
+    Called called;
     uint64_t clock_taken_ns = 0, clock_width_ns = 0;  // when the last pair was taken, and the narrowest one's
 
   private:

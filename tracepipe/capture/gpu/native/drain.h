@@ -6,21 +6,20 @@
 #include <chrono>
 #include <condition_variable>
 
+#include "functions.h"
 #include "gpu_record.h"
 #include "launch_reader.h"
 #include "own_thread.h"
 
 namespace tracepipe {
 
-inline bool &is_own_thread() {
-    thread_local bool own = false;
-    return own;
-}
-
 class Drain {
   public:
-    Drain(Channel &channel, std::function<uint64_t(uint64_t)> code_at)
-        : channel_(channel), reader_(channel, std::move(code_at)) {}
+    Drain(Channel &channel, Functions &functions)
+        : channel_(channel), functions_(functions),
+          reader_(
+              channel, [&functions](uint64_t pc) { return functions.code_at(pc); },
+              [&functions](const MarkRecord &mark) { return functions.name_of(mark); }) {}
 
     // `memory_bytes`: of each GPU, 0: as fits it. `tell` is called from time to time, and at the end with true.
     // When the recording is over and the process is not, `stop` comes before the last records are read, and
@@ -109,6 +108,7 @@ class Drain {
             if (!is_over && channel_.is_over()) {
                 is_over = true;
                 stop_();
+                for (auto &context : contexts) take_back_marks(*context);
                 ask_to_finish(WAIT_AT_END_MS, true);
                 continue;
             }
@@ -146,6 +146,12 @@ class Drain {
         use.unlock();
         if (!context.is_dead && !is_finishing) visit_clock(context, false);
         if (is_late) reader_.lose(context, LOST_UNFINISHED);
+    }
+    void take_back_marks(Context &context) {
+        std::lock_guard<std::timed_mutex> use(context.in_use);
+        if (context.is_dead || !context.marks.rings()) return;
+        Current current(context.handle);
+        if (current.result == CUDA_SUCCESS) context.marks.take_back(context.stream);
     }
     void visit_clock(Context &context, bool is_due) {
         uint64_t past_ns = monotonic_ns() - context.clock_taken_ns;
@@ -197,19 +203,37 @@ class Drain {
         if (!bytes && driver().deviceTotalMem(&whole_bytes, context.device) == CUDA_SUCCESS)
             bytes = std::min<uint64_t>(whole_bytes / SHARE_OF_MEMORY, MOST_MEMORY);
         bytes = std::max<uint64_t>(bytes, LEAST_MEMORY);
-        while (driver().memAlloc(&memory, bytes) != CUDA_SUCCESS)
+        // The table of called functions stands at a multiple, and the records of calls behind the regions.
+        uint32_t slots = slots_of(context.device);
+        uint64_t of_calls = functions_.has_called() ? CALLS_ALIGNMENT + MarkedMemory::bytes_for(slots) : 0;
+        if (of_calls) bytes = std::min<uint64_t>(bytes, CALLS_ALIGNMENT);
+        bytes &= ~(REGION_ALIGNMENT - 1);
+        while (driver().memAlloc(&memory, bytes + of_calls) != CUDA_SUCCESS)
             if ((bytes /= 2) < LEAST_MEMORY) return reader_.works(CUDA_ERROR_OUT_OF_MEMORY, "cuMemAlloc");
-        if (!reader_.works(driver().memsetD8Async(memory, 0, bytes, context.stream), "cuMemsetD8Async") ||
+        if (!reader_.works(driver().memsetD8Async(memory, 0, bytes + of_calls, context.stream), "cuMemsetD8Async") ||
             !reader_.works(driver().streamSynchronize(context.stream), "cuStreamSynchronize"))
             return false;
         // The patches' data has other things in these bits.
-        if (memory % REGION_ALIGNMENT || (memory + bytes) >> CHECK_SHIFT)
+        if (memory % REGION_ALIGNMENT || (memory + bytes + of_calls) >> CHECK_SHIFT)
             return reader_.works(CUDA_ERROR_NOT_SUPPORTED, "placing the records");
+        if (of_calls) {
+            memory = (memory + CALLS_ALIGNMENT - 1) & ~(CALLS_ALIGNMENT - 1);
+            if (context.calls.open(memory + bytes, slots)) context.called.open(memory, context.calls.buffer());
+            memory += CALLED_TABLE_BYTES, bytes -= CALLED_TABLE_BYTES;
+        }
+        uint64_t of_marks = MarkedMemory::bytes_for(slots);
+        if (of_marks <= bytes / 2 && context.marks.open(memory + bytes - of_marks, slots)) bytes -= of_marks;
         context.give_memory(memory, bytes);
         return true;
     }
+    static uint32_t slots_of(CUdevice device) {
+        int sms = 0;
+        driver().deviceGetAttribute(&sms, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device);
+        return uint32_t(sms) * uint32_t(MARK_SLOTS);
+    }
 
     Channel &channel_;
+    Functions &functions_;
     LaunchReader reader_;
     uint64_t memory_bytes_ = 0;
     std::function<void(bool)> tell_;

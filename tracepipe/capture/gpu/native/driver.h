@@ -23,6 +23,8 @@ struct Driver {
     CUresult (*eventCreate)(CUevent *, unsigned);
     CUresult (*eventQuery)(CUevent);
     CUresult (*ctxRecordEvent)(CUcontext, CUevent);  // null before CUDA 12.5
+    CUresult (*moduleGetGlobal)(CUdeviceptr *, size_t *, CUmodule, const char *);
+    CUresult (*memcpyHtoDAsync)(CUdeviceptr, const void *, size_t, CUstream);
     CUresult (*deviceGetName)(char *, int, CUdevice);
     CUresult (*deviceGetUuid)(CUuuid *, CUdevice);
     CUresult (*deviceTotalMem)(size_t *, CUdevice);
@@ -55,6 +57,8 @@ struct Driver {
         find(deviceGetUuid, "cuDeviceGetUuid");
         find(deviceTotalMem, "cuDeviceTotalMem_v2");
         find(deviceGetAttribute, "cuDeviceGetAttribute");
+        find(moduleGetGlobal, "cuModuleGetGlobal_v2");
+        find(memcpyHtoDAsync, "cuMemcpyHtoDAsync_v2");
         find(eventCreate, "cuEventCreate");
         find(eventQuery, "cuEventQuery");
         bool are_needed = all;

@@ -3,6 +3,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <shared_mutex>
 #include <unordered_map>
 #include <unordered_set>
@@ -11,6 +12,10 @@
 
 #include <sanitizer.h>
 
+#include "called.h"
+#include "driver.h"
+#include "marks.h"
+#include "own_thread.h"
 #include "selection.h"
 #include "transport.h"
 
@@ -24,6 +29,9 @@ struct Module {
     const bool launches_kernels;  // may do so
     const bool is_missed;         // for a capture alone
     std::atomic<bool> is_patched;
+    std::atomic<bool> is_prepared{false};  // what is below is known to the GPU
+    std::vector<CUdeviceptr> marks{};      // its variables that are given a MarkBuffer
+    std::vector<CalledCode> called{};
 };
 
 struct Function {
@@ -40,11 +48,15 @@ class Functions {
         if (!selection_.may_fit(data.pCubin, data.cubinSize)) return;
         bool is_wanted = !is_stopped_ && !is_spent(data.pCubin, data.cubinSize);
         bool is_patched = is_wanted && may_be_patched;
-        if (is_patched && !patch(data.module))
+        bool has_called = is_patched && has_called_in(data);
+        if (is_patched && !patch(data.module, has_called))
             return void(channel_.note("a module could not be patched: its kernels are not recorded"));
         bool launches_kernels = is_patched && data.pCubin && memmem(data.pCubin, data.cubinSize, "cudaCDP", 7);
         std::shared_ptr<Module> module(new Module{data.module, data.context, launches_kernels,
                                                   is_wanted && !may_be_patched, is_patched});
+        if (is_patched) module->marks = marks_in(data);
+        if (has_called) module->called = called_in(data);
+        module->is_prepared = module->marks.empty() && module->called.empty();
         std::unique_lock<std::shared_mutex> functions(mutex_);
         modules_[data.module] = module;
         if (!launches_kernels) return;
@@ -113,6 +125,20 @@ class Functions {
         auto found = code_.find(pc);
         return found == code_.end() ? 0 : found->second.first;
     }
+    // Whether calls of device functions are recorded.
+    bool has_called() const { return selection_.has_called(); }
+    // The number of the name of a mark.
+    uint64_t name_of(const MarkRecord &mark) {
+        static constexpr uint64_t OF_MARKS = uint64_t(1) << 61;
+        if (mark.is_of_call()) return mark.called();
+        std::lock_guard<std::mutex> lock(names_mutex_);
+        uint64_t &id = mark_names_[mark.key()];
+        if (!id) {
+            id = OF_MARKS | mark_names_.size();
+            channel_.put(KIND_NAME, &id, sizeof id, mark_name(mark));
+        }
+        return id;
+    }
     uint64_t name_of(const char *mangled) {
         std::lock_guard<std::mutex> lock(names_mutex_);
         uint64_t &id = names_[mangled];
@@ -124,13 +150,16 @@ class Functions {
     }
 
   private:
-    bool patch(CUmodule module) {
+    bool patch(CUmodule module, bool has_called) {
         // The API asks for one patching at a time.
         std::lock_guard<std::mutex> lock(patching_);
-        return sanitizerPatchInstructions(SANITIZER_INSTRUCTION_BLOCK_ENTER, module, "tracepipe_enter") ==
-                   SANITIZER_SUCCESS &&
-               sanitizerPatchInstructions(SANITIZER_INSTRUCTION_BLOCK_EXIT, module, "tracepipe_exit") ==
-                   SANITIZER_SUCCESS &&
+        auto at = [module](Sanitizer_InstructionId what, const char *function) {
+            return sanitizerPatchInstructions(what, module, function) == SANITIZER_SUCCESS;
+        };
+        return at(SANITIZER_INSTRUCTION_BLOCK_ENTER, "tracepipe_enter") &&
+               at(SANITIZER_INSTRUCTION_BLOCK_EXIT, "tracepipe_exit") &&
+               (!has_called || (at(SANITIZER_INSTRUCTION_CALL, "tracepipe_call") &&
+                                at(SANITIZER_INSTRUCTION_RET, "tracepipe_return"))) &&
                sanitizerPatchModule(module) == SANITIZER_SUCCESS;
     }
     // Whether no kernel of a module is recorded any more: all have been, in other modules.
@@ -162,6 +191,63 @@ class Functions {
         uint64_t fits = selection_.fits(name);
         channel_.put(KIND_MET, &fits, sizeof fits, demangled(name));
     }
+    // The addresses of a module's variables for marks. The driver may be asked within this callback, and by no other
+    // thread until the launch that loads the module is over.
+    std::vector<CUdeviceptr> marks_in(const Sanitizer_ResourceModuleData &data) {
+        std::vector<CUdeviceptr> found;
+        if (!data.pCubin || !memmem(data.pCubin, data.cubinSize, MARK_SYMBOL, strlen(MARK_SYMBOL))) return found;
+        OwnCalls own;
+        each_symbol(data.pCubin, data.cubinSize, [&](const Elf64_Sym &symbol, const char *name) {
+            if (ELF64_ST_TYPE(symbol.st_info) != STT_OBJECT || !strstr(name, MARK_SYMBOL)) return;
+            CUdeviceptr at = 0;
+            size_t bytes = 0;
+            bool is_found = driver().moduleGetGlobal(&at, &bytes, data.module, name) == CUDA_SUCCESS;
+            if (is_found && bytes == sizeof(MarkBuffer)) found.push_back(at);
+        });
+        return found;
+    }
+    template <typename Found> void each_called(const Sanitizer_ResourceModuleData &data, Found found) {
+        each_symbol(data.pCubin, data.cubinSize, [&](const Elf64_Sym &symbol, const char *name) {
+            bool is_function = ELF64_ST_TYPE(symbol.st_info) == STT_FUNC;
+            if (is_function) found(symbol, name, symbol.st_other & IS_KERNEL ? "" : std::string(called_name(name)));
+        });
+    }
+    // Whether a module has such functions. Which it has is said, for when none fits.
+    bool has_called_in(const Sanitizer_ResourceModuleData &data) {
+        if (!has_called()) return false;
+        bool has_any = false;
+        each_called(data, [&](const Elf64_Sym &, const char *, const std::string &name) {
+            if (name.empty()) return;
+            uint64_t fits = selection_.fits_called(name);
+            has_any |= fits != 0;
+            std::lock_guard<std::mutex> lock(names_mutex_);
+            if (met_called_.size() < MET_MAX && met_called_.insert(name).second)
+                channel_.put(KIND_MET_CALLED, &fits, sizeof fits, demangled(name.c_str()));
+        });
+        return has_any;
+    }
+    // Where the code is of those functions, by section. A section's first symbol is a kernel's or a function's own.
+    std::vector<CalledCode> called_in(const Sanitizer_ResourceModuleData &data) {
+        std::map<unsigned, CalledCode> sections;
+        each_called(data, [&](const Elf64_Sym &symbol, const char *symbol_name, const std::string &name) {
+            CalledCode &code = sections[symbol.st_shndx];
+            uint64_t size = 0;
+            if (!symbol.st_value) sanitizerGetFunctionPcAndSize(data.module, symbol_name, &code.begin, &size);
+            code.end = std::max(code.end, symbol.st_value + symbol.st_size);
+            if (name.empty() || !selection_.fits_called(name)) return;
+            uint64_t number = name_of(name.c_str());
+            if (number >> CALL_NAME_BITS) return;
+            code.functions.push_back(
+                {uint32_t(symbol.st_value), uint32_t(symbol.st_value + symbol.st_size), uint32_t(number), 0});
+        });
+        std::vector<CalledCode> called;
+        for (auto &[number, code] : sections) {
+            if (!code.begin || code.functions.empty()) continue;
+            code.end += code.begin;
+            called.push_back(std::move(code));
+        }
+        return called;
+    }
     void know_code(CUmodule module, const char *name) {
         uint64_t pc = 0, size = 0;
         if (sanitizerGetFunctionPcAndSize(module, name, &pc, &size) == SANITIZER_SUCCESS && pc)
@@ -180,6 +266,8 @@ class Functions {
     std::unordered_map<std::string, Kernel> kernels_;  // which stay where they are
     std::unordered_map<uint64_t, std::pair<uint64_t, CUmodule>> code_;
     std::unordered_map<std::string, uint64_t> names_;
+    std::map<std::pair<uint64_t, uint64_t>, uint64_t> mark_names_;
+    std::set<std::string> met_called_;  // under names_mutex_
 };
 
 }  // namespace tracepipe

@@ -13,13 +13,16 @@ class LaunchReader {
   public:
     static constexpr size_t STAGING_BYTES = 16u << 20;
 
-    // `code_at` gives the name of the kernel that begins at an address, 0 if it is not known.
-    LaunchReader(Channel &channel, std::function<uint64_t(uint64_t)> code_at)
-        : channel_(channel), code_at_(std::move(code_at)) {}
+    // `code_at` gives the name of the kernel that begins at an address, 0 if it is not known; `name_of` the number of
+    // a mark's name.
+    LaunchReader(Channel &channel, std::function<uint64_t(uint64_t)> code_at,
+                 std::function<uint64_t(const MarkRecord &)> name_of)
+        : channel_(channel), code_at_(std::move(code_at)), name_of_(std::move(name_of)) {}
 
     // Reads what has ended, or, where it is late, all that there is.
     void read(Context &context, bool is_late) {
         std::vector<LaunchPointer> todo = context.pending(MANY);
+        reading_ = &context;
         for (size_t at = 0; at < todo.size() && !context.is_dead;) {
             auto is_small = [&](const Launch &launch) { return !launch.is_shared && launch.bytes() <= SMALL_BYTES; };
             size_t past = at + 1;
@@ -28,12 +31,19 @@ class LaunchReader {
                        todo[past]->offset + todo[past]->bytes() - todo[at]->offset <= STAGING_BYTES)
                     past++;
             Launch &launch = *todo[at];
+            are_marks_read_ = false;
             bool is_drained = launch.is_shared   ? drain_shared(context, launch, is_late)
                               : is_small(launch) ? drain_span(context, &todo[at], past - at, is_late)
                                                  : drain_large(context, launch, is_late);
             if (!is_drained) fail(context);
             at = past;
             context.give_back_done();
+        }
+        for (MarkRings *rings : {context.marks.rings(), context.calls.rings()}) {
+            if (!rings) continue;
+            if (context.is_empty()) rings->forget();
+            LostRecord lost{0, uint32_t(context.device), LOST_MARKS, std::exchange(rings->lost, 0)};
+            if (lost.warps) channel_.put(KIND_LOST_WARPS, &lost, sizeof lost);
         }
     }
     void fail(Context &context) {
@@ -257,7 +267,16 @@ class LaunchReader {
         columns_.send(
             launch.launch, records,
             [&](size_t bytes, uint64_t warps) { return channel_.reserve(KIND_WARPS, bytes, warps); },
-            [&](void *payload) { channel_.commit(payload); });
+            [&](void *payload) { channel_.commit(payload); }, marks());
+    }
+    // The marks up to now, read once for what is drained together: after it has been seen to have ended.
+    Marks marks() {
+        Marks marks{reading_->marks.rings(), reading_->calls.rings()};
+        for (MarkedMemory *memory : {&reading_->marks, &reading_->calls})
+            if (memory->rings() && !are_marks_read_ && !works(memory->read(reading_->stream, name_of_), "reading marks"))
+                return {};
+        are_marks_read_ = true;
+        return marks;
     }
     void count_lost(Launch &launch, const Seen &seen, uint64_t exits_made) {
         launch.is_told = true;
@@ -275,7 +294,10 @@ class LaunchReader {
 
     Channel &channel_;
     std::function<uint64_t(uint64_t)> code_at_;
+    std::function<uint64_t(const MarkRecord &)> name_of_;
     WarpColumns columns_;
+    Context *reading_ = nullptr;
+    bool are_marks_read_ = false;
 };
 
 }  // namespace tracepipe

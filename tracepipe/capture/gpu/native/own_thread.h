@@ -6,6 +6,20 @@
 
 namespace tracepipe {
 
+// Whether this thread's calls of the driver are the library's, which its callbacks let pass.
+inline bool &is_own_thread() {
+    thread_local bool own = false;
+    return own;
+}
+// For a while, on a thread of the program's.
+class OwnCalls {
+  public:
+    OwnCalls() { is_own_thread() = true; }
+    ~OwnCalls() { is_own_thread() = false; }
+    OwnCalls(const OwnCalls &) = delete;
+    OwnCalls &operator=(const OwnCalls &) = delete;
+};
+
 // Runs `work(argument)` on a thread that nobody waits for. False if the process can have no more threads.
 //
 // The thread stays until the process is gone: to end it, the driver's destructors of a thread's data would run, and

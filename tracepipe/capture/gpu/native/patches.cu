@@ -1,12 +1,17 @@
-// The device code that Compute Sanitizer calls at every block entry and exit of a patched kernel.
+// The device code that Compute Sanitizer calls at every block entry and exit of a patched kernel, and with
+// --warp-marks at every call of a device function and its return.
 //
 // It runs for each thread; the lowest active lane of a warp writes for all. Whatever the kernel does, the
 // patch touches nothing but the launch's region, and nothing at all where a launch has none.
 // Built with  nvcc --fatbin --compile-as-tools-patch.
 #include <sanitizer_patching.h>
 
+#include "called_table.h"
 #include "warp_record.h"
 
+using tracepipe::CalledFunction;
+using tracepipe::CalledSection;
+using tracepipe::CalledTable;
 using tracepipe::Entry;
 using tracepipe::Exit;
 using tracepipe::Region;
@@ -130,7 +135,68 @@ __device__ __noinline__ void leave_shared(uint64_t data, uint32_t mask, uint64_t
     *reinterpret_cast<ulonglong2 *>(&warp->exit_ns) = make_ulonglong2(ns, clk);
 }
 
+// The section that an address is in, and the number of the function at an offset there; null and 0 if it is none of
+// those whose calls are recorded.
+__device__ __forceinline__ const CalledSection *section_at(const CalledTable *table, uint64_t address) {
+    uint32_t sections = *reinterpret_cast<const volatile uint32_t *>(&table->sections);
+    for (uint32_t at = 0; at < sections; at++)
+        if (address >= table->section[at].begin && address < table->section[at].end) return &table->section[at];
+    return nullptr;
+}
+__device__ __forceinline__ uint32_t called_at(const CalledTable *table, const CalledSection *section, uint64_t offset) {
+    if (!section) return 0;
+    for (uint32_t at = section->first; at < section->first + section->count; at++) {
+        const CalledFunction &function = table->functions[at];
+        if (offset >= function.begin && offset < function.end) return function.name;
+    }
+    return 0;
+}
+// One mark of a call or a return, by the lanes that are there: several groups of a warp may be here at once.
+__device__ __forceinline__ void mark_call(const CalledTable *table, uint32_t name, uint32_t mask, uint64_t end,
+                                          uint64_t clk) {
+    using namespace tracepipe;
+    uint32_t at = place();
+    uint64_t slot = (at & 0xffff) * MARK_SLOTS + (at >> 16);
+    if (slot >= table->slots) return;
+    uint32_t count = atomicAdd(reinterpret_cast<uint32_t *>(table->counts + slot * MARK_LINE), 1u);
+    uint64_t high = uint64_t(mask) << CALL_LANES_SHIFT | uint64_t(name) << CALL_NAME_SHIFT |
+                    uint64_t(count / MARK_RING) << MARK_LAP_SHIFT;
+    // What it takes to record a call is before its range, and of a return behind it.
+    if (!end) clk = clock64();
+    uint64_t low = (clk & ((uint64_t(1) << MARK_CLOCK_BITS) - 1)) | end << MARK_CLOCK_BITS;
+    auto *records = reinterpret_cast<ulonglong2 *>(table->records);
+    records[slot * MARK_RING + count % MARK_RING] = make_ulonglong2(low, high);
+}
+__device__ __forceinline__ const CalledTable *table_of(uint64_t data) {
+    return reinterpret_cast<const CalledTable *>(data << 16 >> 16 & ~(tracepipe::CALLS_ALIGNMENT - 1));
+}
+
 }  // namespace
+
+// A call in a section names its target by the offset there, any other by its address.
+extern "C" __device__ __noinline__ SanitizerPatchResult tracepipe_call(void *userdata, uint64_t pc, uint64_t target,
+                                                                       uint32_t) {
+    // Through a pointer, lanes may call different functions at once.
+    uint32_t mask = __match_any_sync(__activemask(), target);
+    if (!userdata || lane_id() != __ffs(mask) - 1) return SANITIZER_PATCH_SUCCESS;
+    const CalledTable *table = table_of(uint64_t(userdata));
+    bool is_offset = target >> 32 == 0;
+    const CalledSection *section = section_at(table, is_offset ? pc : target);
+    uint32_t name = called_at(table, section, is_offset || !section ? target : target - section->begin);
+    if (name) mark_call(table, name, mask, 0, 0);
+    return SANITIZER_PATCH_SUCCESS;
+}
+
+extern "C" __device__ __noinline__ SanitizerPatchResult tracepipe_return(void *userdata, uint64_t pc) {
+    uint64_t clk = clock64();
+    uint32_t mask = __activemask();
+    if (!userdata || lane_id() != __ffs(mask) - 1) return SANITIZER_PATCH_SUCCESS;
+    const CalledTable *table = table_of(uint64_t(userdata));
+    const CalledSection *section = section_at(table, pc);
+    uint32_t name = called_at(table, section, section ? pc - section->begin : 0);
+    if (name) mark_call(table, name, mask, 1, clk);
+    return SANITIZER_PATCH_SUCCESS;
+}
 
 extern "C" __device__ __noinline__ SanitizerPatchResult tracepipe_enter(void *userdata, uint64_t pc) {
 #ifndef TRACEPIPE_EMPTY

@@ -15,10 +15,8 @@
 
 namespace tracepipe {
 
-// Calls `found` with each function symbol of a cubin, which is an ELF file, and whether it is a kernel; false if it is
-// none.
-template <typename Found> bool each_function(const char *cubin, size_t bytes, Found found) {
-    constexpr unsigned char IS_KERNEL = 0x10;  // STO_CUDA_ENTRY, in st_other
+// Calls `found` with each symbol of a cubin, which is an ELF file, and its name; false if it is none.
+template <typename Found> bool each_symbol(const char *cubin, size_t bytes, Found found) {
     const auto *file = reinterpret_cast<const Elf64_Ehdr *>(cubin);
     if (!cubin || bytes < sizeof *file || memcmp(file->e_ident, ELFMAG, SELFMAG) != 0) return false;
     if (file->e_shoff > bytes || (bytes - file->e_shoff) / sizeof(Elf64_Shdr) < file->e_shnum) return false;
@@ -30,10 +28,16 @@ template <typename Found> bool each_function(const char *cubin, size_t bytes, Fo
         if (table.sh_offset + table.sh_size > bytes || names.sh_offset + names.sh_size > bytes) return false;
         const auto *symbols = reinterpret_cast<const Elf64_Sym *>(cubin + table.sh_offset);
         for (size_t k = 0; k < table.sh_size / sizeof *symbols; k++)
-            if (ELF64_ST_TYPE(symbols[k].st_info) == STT_FUNC && symbols[k].st_name < names.sh_size)
-                found(cubin + names.sh_offset + symbols[k].st_name, (symbols[k].st_other & IS_KERNEL) != 0);
+            if (symbols[k].st_name < names.sh_size) found(symbols[k], cubin + names.sh_offset + symbols[k].st_name);
     }
     return true;
+}
+constexpr unsigned char IS_KERNEL = 0x10;  // STO_CUDA_ENTRY, in the st_other of a function
+// The same of functions alone, and whether each is a kernel.
+template <typename Found> bool each_function(const char *cubin, size_t bytes, Found found) {
+    return each_symbol(cubin, bytes, [&](const Elf64_Sym &symbol, const char *name) {
+        if (ELF64_ST_TYPE(symbol.st_info) == STT_FUNC) found(name, (symbol.st_other & IS_KERNEL) != 0);
+    });
 }
 
 // All functions of one name.
@@ -48,24 +52,24 @@ struct Kernel {
 
 class Selection {
   public:
-    // Reads TRACEPIPE_GPU_KERNELS, a regular expression; TRACEPIPE_GPU_LAUNCHES, FIRST-LAST counted from 1;
+    // Reads TRACEPIPE_GPU_KERNELS, a regular expression; TRACEPIPE_GPU_CALLED, one of device functions; TRACEPIPE_GPU_LAUNCHES, FIRST-LAST counted from 1;
     // TRACEPIPE_GPU_PER_KERNEL, launches of each kernel; TRACEPIPE_GPU_BLOCKS, FIRST-LAST counted from 0, which the
     // patches were built for; and TRACEPIPE_GPU_BUDGET, a number of warps. What the capture process checks before is
     // taken as it is.
     void read_environment() {
-        const char *pattern = getenv("TRACEPIPE_GPU_KERNELS"), *range = getenv("TRACEPIPE_GPU_LAUNCHES");
-        if (pattern && *pattern) {
-            try {
-                pattern_ = std::regex(pattern, std::regex::ECMAScript | std::regex::optimize);
-                has_pattern_ = true;
-            } catch (const std::regex_error &) {
-                error_ = "TRACEPIPE_GPU_KERNELS is no regular expression; all kernels are recorded";
-            }
-        }
-        read_range(range, first_, last_);
+        has_pattern_ = read_pattern("TRACEPIPE_GPU_KERNELS", pattern_,
+                                    "TRACEPIPE_GPU_KERNELS is no regular expression; all kernels are recorded");
+        has_called_ = read_pattern("TRACEPIPE_GPU_CALLED", called_,
+                                   "TRACEPIPE_GPU_CALLED is no regular expression; no calls in kernels are recorded");
+        read_range(getenv("TRACEPIPE_GPU_LAUNCHES"), first_, last_);
         read_range(getenv("TRACEPIPE_GPU_BLOCKS"), first_block_, last_block_);
         budget_ = read_number("TRACEPIPE_GPU_BUDGET");
         per_kernel_ = read_number("TRACEPIPE_GPU_PER_KERNEL");
+    }
+    // Whether calls of device functions are recorded, and of this one.
+    bool has_called() const { return has_called_; }
+    bool fits_called(const std::string &mangled) const {
+        return std::regex_search(demangled(mangled.c_str()), called_) || std::regex_search(mangled, called_);
     }
     const char *error() const { return error_; }
     bool has_pattern() const { return has_pattern_; }
@@ -117,6 +121,17 @@ class Selection {
     uint64_t take_beyond() { return beyond_.exchange(0, std::memory_order_relaxed); }
 
   private:
+    bool read_pattern(const char *variable, std::regex &pattern, const char *otherwise) {
+        const char *text = getenv(variable);
+        if (!text || !*text) return false;
+        try {
+            pattern = std::regex(text, std::regex::ECMAScript | std::regex::optimize);
+            return true;
+        } catch (const std::regex_error &) {
+            error_ = otherwise;
+            return false;
+        }
+    }
     static constexpr uint64_t SHARE_OF_A_KERNEL = 16;
 
     static uint64_t read_number(const char *variable) {
@@ -130,8 +145,8 @@ class Selection {
         last = *rest == '-' && rest[1] ? strtoull(rest + 1, nullptr, 10) : *rest == '-' ? ~uint64_t(0) : first;
     }
 
-    std::regex pattern_;
-    bool has_pattern_ = false;
+    std::regex pattern_, called_;
+    bool has_pattern_ = false, has_called_ = false;
     const char *error_ = nullptr;
     uint64_t first_ = 0, last_ = ~uint64_t(0);
     uint64_t first_block_ = 0, last_block_ = ~uint64_t(0) - 1;

@@ -7,12 +7,14 @@
 //
 // then each column's values, `width` bytes each (2, 4 or 8), filled up to a multiple of 8. Times of entry count
 // from base_ns; times and clocks of an exit from its warp's entry. Columns that a reader can do without are
-// left out: entry_mask and exit_mask where all lanes of all warps are meant, exit_count where it is 1.
+// left out: entry_mask and exit_mask where all lanes of all warps are meant, exit_count where it is 1, and those of
+// ranges where no warp has any. A range counts from its warp's entry; its name is a number, see KIND_NAME.
 #pragma once
 #include <algorithm>
 #include <cstring>
 #include <vector>
 
+#include "marks.h"
 #include "transport.h"
 #include "warp_record.h"
 
@@ -25,6 +27,7 @@ enum WarpsKind : uint16_t {
     KIND_CALL_EXIT = 19,
     KIND_LOST_WARPS = 20,  // | launch u64 | gpu u32 | why u32 | warps u64 |
     KIND_MET = 21,         // | fits u64 | text: a kernel that was launched, and whether the selection has its name
+    KIND_MET_CALLED = 22,  // the same of a device function that a kernel of a patched module may call
 };
 
 enum Lost : uint32_t {
@@ -37,6 +40,7 @@ enum Lost : uint32_t {
     LOST_PARENT = 8,      // of a kernel that launches kernels, whose entries are not seen
     LOST_OTHER_GPU = 9,   // of a graph's node on another GPU than its first node's
     LOST_CAPTURE = 10,    // of a module that was loaded while another thread captured a stream
+    LOST_MARKS = 11,      // not warps, but marks in them
 };
 
 enum ColumnId : uint8_t {
@@ -51,9 +55,14 @@ enum ColumnId : uint8_t {
     COLUMN_EXIT_CLK = 9,
     COLUMN_EXIT_MASK = 10,
     COLUMN_FIRST_WARP = 11,  // in place of COLUMN_WARP: one value, the first of warps that follow each other
+    COLUMN_RANGE_COUNT = 12,
+    COLUMN_RANGE_NAME = 13,
+    COLUMN_RANGE_CLK = 14,
+    COLUMN_RANGE_DUR_CLK = 15,
+    COLUMN_RANGE_OPEN = 16,
 };
 
-constexpr uint32_t WARPS_A_BATCH = 8000;
+constexpr uint32_t WARPS_A_BATCH = 8000, RANGES_A_BATCH = 30000;
 constexpr uint32_t ALL_LANES = 0xffffffff;
 
 // The records of one kernel in host memory, or a part of them. `exits` may be unsorted; their `warp` is a
@@ -109,18 +118,21 @@ inline Seen look(const Drained &launch) {
 class WarpColumns {
   public:
     // For each batch of the launch's warps that have begun: asks `reserve(bytes, warps)` for room, which
-    // may be null, fills it and calls `commit(room)`.
+    // may be null, fills it and calls `commit(room)`. `marks`: where the program marks what its warps do.
     template <typename Reserve, typename Commit>
-    void send(uint64_t launch, const Drained &drained, Reserve reserve, Commit commit) {
+    void send(uint64_t launch, const Drained &drained, Reserve reserve, Commit commit, const Marks &marks = {}) {
         auto exit = drained.exits.begin(), end = drained.exits.end();
         for (uint64_t start = 0; start < drained.count; start += WARPS_A_BATCH) {
             uint64_t past = std::min<uint64_t>(start + WARPS_A_BATCH, drained.count);
             bool leaves_alone = exit != end && exit->warp < past;
-            if (!leaves_alone && send_plain(launch, drained, start, past, reserve, commit)) continue;
+            if (!leaves_alone && !marks.any() && send_plain(launch, drained, start, past, reserve, commit)) continue;
             for (uint64_t at = start; at < past; at++) {
                 auto first = exit;
                 while (exit != end && exit->warp <= at) ++exit;
-                if (drained.warps[at].entry_ns) add(drained.index_of(at), drained.warps[at], first, exit);
+                if (!drained.warps[at].entry_ns) continue;
+                add(drained.index_of(at), drained.warps[at], first, exit);
+                if (marks.any()) add_ranges(drained.warps[at], first, exit, marks);
+                if (range_clk_.values.size() >= RANGES_A_BATCH) flush(launch, reserve, commit);
             }
             if (!warp_.values.empty()) flush(launch, reserve, commit);
         }
@@ -234,6 +246,23 @@ class WarpColumns {
         exit_count_.add(count);
         one_exit_ &= count == 1;
     }
+    void add_ranges(const Warp &warp, ExitIterator more, ExitIterator end, const Marks &marks) {
+        std::vector<Mark> exits;
+        auto leave = [&](uint64_t clk, uint32_t lanes) {
+            if (clk >= warp.entry_clk) exits.push_back({clk - warp.entry_clk, 0, lanes, true});
+        };
+        if (warp.exit_ns) leave(warp.exit_clk, warp.partial_mask ? warp.partial_mask : warp.entry_mask);
+        for (; more != end; ++more) leave(more->exit_clk, more->mask);
+        std::sort(exits.begin(), exits.end(), [](const Mark &a, const Mark &b) { return a.clk < b.clk; });
+        std::vector<Range> ranges;
+        if (!exits.empty())
+            ranges = ranges_of(marks.take(warp.place, warp.entry_clk, exits.back().clk), exits, marks.lost());
+        range_count_.add(ranges.size());
+        for (const Range &range : ranges) {
+            range_name_.add(range.name), range_clk_.add(range.clk), range_dur_clk_.add(range.dur_clk);
+            range_open_.add(range.is_open);
+        }
+    }
     void leave(const Warp &warp, uint64_t ns, uint64_t clk, uint32_t mask) {
         // %globaltimer steps: an exit can have been read before the step that its entry was rounded up to.
         exit_ns_.add(ns > warp.entry_ns ? ns - warp.entry_ns : 0);
@@ -245,11 +274,14 @@ class WarpColumns {
         std::vector<uint64_t> &entries = entry_ns_.values;
         uint64_t base_ns = *std::min_element(entries.begin(), entries.end());
         for (uint64_t &ns : entries) entry_ns_.bits |= ns -= base_ns;
-        Column *columns[10] = {&warp_, &sm_, &slot_, &entry_ns_, &entry_clk_, &exit_ns_, &exit_clk_};
+        Column *columns[15] = {&warp_, &sm_, &slot_, &entry_ns_, &entry_clk_, &exit_ns_, &exit_clk_};
         uint32_t count = 7;
         if (!whole_lanes_) columns[count++] = &entry_mask_;
         if (!one_exit_) columns[count++] = &exit_count_;
         if (!whole_exits_) columns[count++] = &exit_mask_;
+        if (!range_clk_.values.empty())
+            for (Column *column : {&range_count_, &range_name_, &range_clk_, &range_dur_clk_}) columns[count++] = column;
+        if (range_open_.bits) columns[count++] = &range_open_;
         size_t bytes = 32 + 8 * count;
         for (uint32_t at = 0; at < count; at++) bytes += columns[at]->bytes();
         uint32_t sizes[4] = {uint32_t(entries.size()), uint32_t(exit_ns_.values.size()), count, 0};
@@ -268,7 +300,8 @@ class WarpColumns {
             commit(room);
         }
         for (Column *column : {&warp_, &sm_, &slot_, &entry_ns_, &entry_clk_, &entry_mask_, &exit_count_, &exit_ns_,
-                               &exit_clk_, &exit_mask_})
+                               &exit_clk_, &exit_mask_, &range_count_, &range_name_, &range_clk_, &range_dur_clk_,
+                               &range_open_})
             column->clear();
         whole_lanes_ = whole_exits_ = one_exit_ = true;
     }
@@ -276,7 +309,9 @@ class WarpColumns {
     bool whole_lanes_ = true, whole_exits_ = true, one_exit_ = true;
     Column warp_{COLUMN_WARP}, sm_{COLUMN_SM}, slot_{COLUMN_SLOT}, entry_ns_{COLUMN_ENTRY_NS},
         entry_clk_{COLUMN_ENTRY_CLK}, entry_mask_{COLUMN_ENTRY_MASK}, exit_count_{COLUMN_EXIT_COUNT},
-        exit_ns_{COLUMN_EXIT_NS}, exit_clk_{COLUMN_EXIT_CLK}, exit_mask_{COLUMN_EXIT_MASK};
+        exit_ns_{COLUMN_EXIT_NS}, exit_clk_{COLUMN_EXIT_CLK}, exit_mask_{COLUMN_EXIT_MASK},
+        range_count_{COLUMN_RANGE_COUNT}, range_name_{COLUMN_RANGE_NAME}, range_clk_{COLUMN_RANGE_CLK},
+        range_dur_clk_{COLUMN_RANGE_DUR_CLK}, range_open_{COLUMN_RANGE_OPEN};
 };
 
 enum LaunchedBy : uint32_t { BY_CALL = 0, BY_GRAPH = 1, BY_KERNEL = 2 };

@@ -309,7 +309,10 @@ class Injection {
             const auto &module = *static_cast<const Sanitizer_ResourceModuleData *>(data);
             if (drain_.find(module.context)) load(module);
         } else if (id == SANITIZER_CBID_RESOURCE_MODULE_UNLOAD_STARTING) {
-            functions_.forget(static_cast<const Sanitizer_ResourceModuleData *>(data)->module);
+            const auto &module = *static_cast<const Sanitizer_ResourceModuleData *>(data);
+            functions_.forget(module.module);
+            if (auto context = drain_.find(module.context))
+                context->marks.forget(module.module), context->called.forget(module.module);
         }
     }
     void load(const Sanitizer_ResourceModuleData &module) {
@@ -358,8 +361,24 @@ class Injection {
         }
         set(data, region);
         if (!region) return lost(launch->record, LOST_NO_MEMORY);
+        prepare(*context, *function->module, data.hStream);
         thread().made.push_back(launch);
         drain_.wake_if_idle();
+    }
+    // Marks and calls in a module are recorded from its first launch on.
+    void prepare(Context &context, Module &module, Sanitizer_StreamHandle stream) {
+        if (module.is_prepared.load(std::memory_order_relaxed) || !quiet_.captures.may_change()) return;
+        bool is_prepared = module.is_prepared.exchange(true);
+        if (!is_prepared) make_known(context, module, stream);
+        quiet_.captures.changed();
+    }
+    void make_known(Context &context, Module &module, Sanitizer_StreamHandle stream) {
+        bool is_done = context.marks.give(module.handle, module.marks, stream);
+        if (!module.called.empty()) {
+            context.calls.use();
+            is_done &= context.called.add(module.handle, module.called, stream);
+        }
+        if (!is_done) channel_.note("there is no room for the marks of a module; --gpu-memory makes some");
     }
     // Counts a launch; whether it is to be recorded, as far as the budget goes.
     bool is_next(const Function &function, const Sanitizer_LaunchData &data) {
@@ -415,6 +434,7 @@ class Injection {
             current.graph_data = context->take_shared(current.graph, warps_of(data.graphExec));
             if (current.graph_data) current.made.push_back(current.graph);
         }
+        if (current.graph_data) prepare(*context, *function->module, data.launchData.hApiStream);
         set(data.launchData, current.graph_data);
         launch.expected += node.record.warps;
         launch.launches_kernels |= node.launches_kernels;
@@ -512,7 +532,7 @@ class Injection {
     Channel channel_;
     Selection selection_;
     Functions functions_{channel_, selection_};
-    Drain drain_{channel_, [this](uint64_t pc) { return functions_.code_at(pc); }};
+    Drain drain_{channel_, functions_};
     std::vector<char> patches_;
     CallChoice choice_;
     Sanitizer_SubscriberHandle subscriber_ = nullptr;
