@@ -290,6 +290,7 @@ def pytorch_table(bench: Bench) -> None:
     variants = {
         "native": ("native", {}),
         "kernels, calls": ("kernels", {"calls": "default"}),
+        "kernels, no stacks": ("kernels", {"calls": "default", "stacks": "off"}),
         "kernels, launch calls": ("kernels", {"calls": "launches"}),
         "kernels, no calls": ("kernels", {"calls": "none"}),
         "warps": ("warps", {}),

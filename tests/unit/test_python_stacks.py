@@ -6,24 +6,27 @@ The libraries of both engines are loaded into Pythons, with stand-ins of NVIDIA'
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.gpu_channel import collected
+from tests.support.gpu_libraries import SOURCES, build_library
 from tests.support.gpu_records import pack_record
 from tests.unit.test_python_frames import VERSIONS, interpreter
 from tracepipe.capture.gpu.engines import kernel_records
 from tracepipe.capture.gpu.engines.channel import Channel
 from tracepipe.capture.gpu.engines.kernel_lines import KernelsRenderer
 from tracepipe.capture.gpu.engines.python_stacks import FRAME, STACK
-from tracepipe.capture.gpu.engines.transport import KIND_FRAME, KIND_STACK, NAME
+from tracepipe.capture.gpu.engines.transport import KIND_FRAME, KIND_STACK, NAME, records
 from tracepipe.capture.gpu.engines.warps import WarpRenderer
 from tracepipe.event.checks import first_fault
 
-PROGRAM = Path(__file__).parents[1] / "gpu/stacks_of_python.py"
+PROGRAM = SOURCES / "stacks_of_python.py"
 FRAMES_MAX = 128
+STACKS_MAX, NOTES = 1 << 16, 1 << 14
 DRIVER, LAUNCH_ID = 1, 307
 Event = dict[str, Any]
 
@@ -89,6 +92,27 @@ def test_none_are_read_where_nobody_asked_for_them(libraries: dict[str, Path]) -
         lines, said = _recorded(python, library, TRACEPIPE_GPU_STACKS="off")
         assert len(_launches(lines)) == len(said)
         assert [line for line in lines if line["type"] == "stack" or "stack" in line] == []
+
+
+def test_more_stacks_than_are_kept_are_none_and_counted(tmp_path: Path) -> None:
+    """A process has 65,536 stacks, and a thread room for 16,384 notes."""
+    library = build_library(tmp_path / "stacks.so", SOURCES / "python_stacks.cpp")
+    channel = Channel(1 << 25)
+    command = [sys.executable, str(SOURCES / "many_stacks.py"), str(library), "66000", "17000"]
+    chunk, printed = collected(channel, command)
+    said = json.loads(printed)
+    # The first notes were written over: their calls have no stack rather than another's.
+    lost = said["known"].count(False)
+    assert 17000 - NOTES <= lost <= 17000 - NOTES + 1
+    assert said["known"] == [False] * lost + [True] * (17000 - lost)
+    assert said["differ"] == 17000 - lost, "each its own"
+    # Frames are bounded as stacks are, and each stack has one of its own here.
+    assert STACKS_MAX - 200 < said["numbers"] < STACKS_MAX
+    (loss,) = channel.losses({})
+    assert (loss.layer, loss.count) == ("stack", 66000 - said["numbers"])
+    assert loss.reason == "more stacks of Python than are kept of a process"
+    assert sum(record.kind == KIND_STACK for record in records(chunk)) == 17000 + said["numbers"]
+    channel.close()
 
 
 def _stack(pid: int, number: int, function: str) -> bytes:
