@@ -16,12 +16,14 @@ import termios
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
 
 from tests.support.live_records import ENTER, RETURN, F, plan, record
 from tracepipe.capture.live.sink import LiveSink
+from tracepipe.terminal import live_view as live_view_module
 from tracepipe.terminal.live_output import CommandOutput
 from tracepipe.terminal.live_view import live_view
 
@@ -180,6 +182,36 @@ def test_a_line_whose_end_comes_when_the_view_is_closed_is_one_line() -> None:
     lines = shown(on_terminal(child))
     assert lines[0] == "begun, and ended"
     assert "a title" in lines[1]
+
+
+def test_a_line_without_an_end_is_printed_once() -> None:
+    counts: Counter[str] = Counter()
+    is_drawn_again = threading.Event()
+
+    def counted(name: str) -> None:
+        method = getattr(live_view_module._OnTerminal, name)
+
+        def call(drawing: object) -> None:
+            counts[name] += 1
+            if name == "_draw" and counts["_print"] and counts[name] > 3:
+                is_drawn_again.set()
+            method(drawing)
+
+        setattr(live_view_module._OnTerminal, name, call)
+
+    def child() -> None:
+        counted("_draw")
+        counted("_print")
+        sink = LiveSink()
+        with live_view(sink, sys.stderr, "a title", interval_s=0.1):
+            sink.begin(plan(), time.monotonic_ns())
+            os.write(1, b"no end")
+            assert is_drawn_again.wait(PATIENCE_S)
+            sink.finish()
+            assert sink.wait(PATIENCE_S)
+        assert counts["_print"] == 2  # and when it is closed
+
+    assert shown(on_terminal(child))[0] == "no end"
 
 
 def test_much_output_is_not_lost() -> None:

@@ -6,6 +6,7 @@ the final table is written, or one at every interval that was asked for.
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import signal
@@ -164,21 +165,20 @@ class _OnTerminal(_Drawing):
         self._lines: list[Line] = []
 
     def _run(self) -> None:
-        draw_s = print_s = 0.0
+        draw_s, print_s = 0.0, math.inf
         with self._live:
             while not self._is_stopping:
                 now_s = time.monotonic()
                 if now_s >= draw_s:
                     self._draw()
                     draw_s = now_s + self._interval_s
-                due_s = min(draw_s, print_s) if self.unprinted else draw_s
-                self._poller.poll(max(0, 1000 * (due_s - time.monotonic())))
+                self._poller.poll(max(0, 1000 * (min(draw_s, print_s) - time.monotonic())))
                 if read := self._output.read():
-                    if not self.unprinted:
-                        print_s = time.monotonic() + _PRINT_S
                     self.unprinted += read
-                if self.unprinted and time.monotonic() >= print_s:
+                    print_s = min(print_s, time.monotonic() + _PRINT_S)
+                if time.monotonic() >= print_s:
                     self._print()
+                    print_s = math.inf  # a line without an end stands there until more comes
             self._print()
 
     def _draw(self) -> None:
