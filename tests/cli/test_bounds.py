@@ -99,6 +99,19 @@ def stacks() -> Lines:
         yield event(at, stack=at, launch=at, args={"flags": at})
 
 
+def annotated() -> Lines:
+    """Ranges in others, and launches in each, of which half have no work."""
+    for at in range(60_000):
+        thread = {"type": "annotation", "tid": 1 + at % 3}
+        if at < 900:
+            yield event(at, phase="B", name="stays open", **thread)
+        yield event(at, phase="B", name=f"range {at % 1_000}", **thread)
+        yield event(at, tid=1 + at % 3, launch=at)
+        yield event(at, phase="E", name=f"range {at % 1_000}", **thread)
+        if at % 2:
+            yield event(at, type="gpu_kernel", gpu=0, stream=at % 4, launch=at)
+
+
 def threads() -> Lines:
     return (event(at, pid=at % 100, tid=at) for at in range(15_000))
 
@@ -127,7 +140,7 @@ def peak_mb(*arguments: str) -> float:
 @pytest.mark.parametrize("to", ["perfetto", "chrome"])
 @pytest.mark.parametrize(
     "lines",
-    [names, long_names, threads_names, launches, stacks, losses, clocks],
+    [names, long_names, threads_names, launches, stacks, annotated, losses, clocks],
     ids=lambda one: one.__name__,
 )
 def test_whatever_a_recording_holds(lines: Callable[[], Lines], to: str, tmp_path: Path) -> None:

@@ -77,9 +77,9 @@ class NativeNesting:
         ops, self._ops = self._ops, OpColumns()
         return ops
 
-    def add(self, op: Op) -> None:
+    def add(self, *ops: Op) -> None:
         """As `Nesting` has it."""
-        self._ops.add(op)
+        self._ops.add(*ops)
 
     def early(self) -> list[Early]:
         """As `Nesting` has it."""

@@ -140,9 +140,9 @@ class Nesting:
         self._ops.clear()
         return ops
 
-    def add(self, op: Op) -> None:
-        """An operation that is none of an event."""
-        self._ops.append(op)
+    def add(self, *ops: Op) -> None:
+        """Operations that are none of an event."""
+        self._ops.extend(ops)
 
     def set_shape(self, number: int, shape: ShapeRow) -> None:
         """Say how the events of a shape nest."""

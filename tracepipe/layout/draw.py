@@ -1,7 +1,7 @@
 """Decides tracks, names, nesting and flows: batches on the trace clock in, what is drawn out.
 
     process ─ thread ─ CUDA API, syscalls, driver, scheduler, memory, transfers
-    GPU ─ streams ─ kernels and copies
+    GPU ─ streams ─ kernels and copies, and the annotations that they were launched in
         ─ SM ─ hardware warp slot, a slice for each warp
     tracepipe ─ capture, losses, problems
 
@@ -25,6 +25,7 @@ from tracepipe.event.warps import PlacedWarps
 from tracepipe.layout.changes import WarpChanges
 from tracepipe.layout.host import HostLayout
 from tracepipe.layout.options import LayoutOptions
+from tracepipe.layout.ranges_on_gpu import RangesOnGpu
 from tracepipe.layout.rows import Rows
 from tracepipe.layout.threads import KernelGroups, ThreadLayout
 from tracepipe.layout.timeline import FIRST_EXTRA, Drawn
@@ -72,6 +73,7 @@ class Layout:
         self._host = HostLayout(self._rows)
         self._threads = ThreadLayout(self._rows, groups, options)
         self._warps = WarpLayout(self._rows, groups, options)
+        self._ranges = RangesOnGpu(self._rows)
         self._met = np.empty(0, np.bool_)
 
     @property
@@ -176,6 +178,7 @@ class Layout:
                 done = at + 1
             self._nest(events, done, len(events))
             self._host.count_memory(events)
+            self._ranges.take(events)
             if not last:
                 self._rows.nesting.settle()
         return self._drawn(events, changes, last=last)
@@ -335,6 +338,7 @@ class Layout:
         for gpu in self._rows.gpu_indices():
             self._threads.close(gpu, self.end_ns)
         self._rows.close_streams(self.end_ns)
+        self._ranges.finish(self.end_ns)
         self._rows.close(self.end_ns)
         if self._windows_row is not None:
             self._rows.nesting.close(self._windows_row, self.end_ns)

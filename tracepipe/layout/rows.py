@@ -200,6 +200,20 @@ class Rows:
             row = self._streams[gpu, stream] = self.new_row(track, on_stream=True)
         return row
 
+    def ranges_of_stream(
+        self, gpu: int, stream: int, thread: tuple[int | None, int | None], domain: str | None
+    ) -> int:
+        """A row for what ranges of a thread ran on a stream, after the stream's own."""
+        if self.tree.is_full:
+            return NO_ROW
+        _, tid = thread
+        name = f"stream {stream}: annotations of " + ("a thread" if tid is None else f"thread {tid}")
+        rank = min(RANK_STREAM + stream, RANK_SM - 1)
+        track = self.tree.beneath(
+            self.gpu(gpu), thread, name if domain is None else f"{name}: {domain}", rank, "annotation"
+        )
+        return self.new_row(track)
+
     def close(self, end_ns: int) -> None:
         """End what is still open: host threads first, as they are drawn first."""
         for thread in self.threads.values():

@@ -116,6 +116,15 @@ class Tree:
             lambda at: Track(at, parent, kind, name, rank, category, parent.pid, parent.tid, unit),
         )
 
+    def beneath(
+        self, parent: Track, thread: tuple[int | None, int | None], name: str, rank: int, category: str
+    ) -> Track:
+        """A track under `parent` that is of a thread; threads of several processes may share a name."""
+        return self._make(
+            ("of thread", parent.id, thread, name, rank),
+            lambda at: Track(at, parent, "slices", name, rank, category, parent.pid, parent.tid),
+        )
+
     def slot(self, parent: Track, slot: int) -> Track:
         """The track of a slot of an SM. There are thousands, each asked for once: none is looked up."""
         return self._new(lambda at: Track(at, parent, "slices", f"slot {slot}", slot, "warp"))

@@ -1,0 +1,210 @@
+"""Draws annotations where their work ran: on a track of each stream, from their first work to the last.
+
+    thread   ├ step ───────────────────┤            the ranges of the program, and the calls in them
+             │├ forward ┤├ backward ┤  │
+    stream 7      ├ step ─────────────────────┤     what those calls launched, by launch id
+                  ├ forward ─┤  ├ backward ───┤
+
+On a stream work runs in the order of its calls, so that the ranges of one thread nest there as they do on the
+thread: a range ends where work comes that is not in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tracepipe.event.columns import NONE, Bytes, TraceColumns
+from tracepipe.event.nesting import NO_ROW
+from tracepipe.event.ops import BEGIN, END, Op, op_of
+from tracepipe.event.shape import Shape
+from tracepipe.layout.rows import Rows
+
+# Launches whose work has not come yet, so many; and ranges that are open on a thread.
+LAUNCHES_MAX = 1 << 14
+DEPTH_MAX = 512
+_NEITHER, _RANGE, _CALL, _WORK = range(4)
+_Thread = tuple[int | None, int | None]
+
+
+@dataclass(slots=True, eq=False)
+class _Range:
+    """A range of a thread, of a domain, inside another one."""
+
+    name: str
+    domain: str | None
+    depth: int
+    outer: _Range | None
+
+    def chain(self) -> list[_Range]:
+        """Those around this range and itself, the outermost first."""
+        chain: list[_Range] = []
+        at: _Range | None = self
+        while at is not None:
+            chain.append(at)
+            at = at.outer
+        return chain[::-1]
+
+
+_Caller = tuple[_Thread, tuple[_Range, ...]]
+"""Where a launch was called: a thread, and its innermost range of each domain."""
+
+
+@dataclass(slots=True, eq=False)
+class _Drawn:
+    """A range on a stream, as far as it has come."""
+
+    range: _Range
+    end_ns: int
+
+
+@dataclass(slots=True, eq=False)
+class _Track:
+    """A row of a stream for the ranges of one thread and domain; `open` are those that go on."""
+
+    row: int
+    last_ns: int = 0
+    open: list[_Drawn] = field(default_factory=list)
+
+
+class RangesOnGpu:
+    """Looks at annotations, launch calls and work in the order of time; at nothing before the first range."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._ops: list[Op] = []
+        """What is drawn of the batch at hand."""
+        self._tables = rows.book.tables
+        self._callers: dict[_Thread, _Caller] = {}
+        """By thread, as it stands now."""
+        self._launched: dict[int, _Caller] = {}
+        self._before: dict[int, _Caller] = {}
+        """By launch: the last ones, and those before them."""
+        self._tracks: dict[tuple[int, int, _Thread], dict[str | None, _Track]] = {}
+        self._rounds = 0
+        self._parts: Bytes = np.zeros(0, np.uint8)
+        """By the number of a shape: what its events are of this."""
+
+    def take(self, events: TraceColumns) -> None:
+        """Draw what the work of a batch shows."""
+        parts = self._parts_of()
+        if not len(parts):
+            return
+        part = np.where(events.shape >= 0, parts[np.maximum(events.shape, 0)], _NEITHER)
+        if not self._callers and not (part == _RANGE).any():
+            return
+        at = np.flatnonzero(part)
+        columns = (events.ts_ns, events.dur_ns, events.launch, events.shape)
+        for ts_ns, dur_ns, launch, number in zip(*(one[at].tolist() for one in columns), strict=True):
+            shape = self._tables.shapes[number]
+            assert shape is not None
+            if parts[number] == _RANGE:
+                self._take_range(shape)
+            elif parts[number] == _CALL:
+                self._call(launch, (shape.pid, shape.tid))
+            else:
+                self._work(ts_ns, ts_ns + dur_ns, launch, shape)
+        self._draw()
+
+    def _draw(self) -> None:
+        if self._ops:
+            self._rows.nesting.add(*self._ops)
+            self._ops.clear()
+
+    def _parts_of(self) -> Bytes:
+        tables = self._tables
+        if self._rounds != tables.rounds:
+            self._rounds, self._parts = tables.rounds, self._parts[:0]
+        new = [_part_of(shape) for shape in tables.shapes[len(self._parts) :]]
+        if new:
+            self._parts = np.concatenate([self._parts, np.array(new, np.uint8)])
+        return self._parts
+
+    # What threads do -----------------------------------------------------------------------------------
+
+    def _take_range(self, shape: Shape) -> None:
+        """Begin a range, or end the innermost of that name with all that is open in it."""
+        thread = shape.pid, shape.tid
+        _, before = self._callers.get(thread, (thread, ()))
+        innermost = next((one for one in before if one.domain == shape.domain), None)
+        if shape.phase == "B":
+            depth = 0 if innermost is None else innermost.depth + 1
+            inner = _Range(shape.name, shape.domain, depth, innermost)
+            after = inner if depth < DEPTH_MAX else innermost
+        else:
+            at = innermost
+            while at is not None and at.name != shape.name:
+                at = at.outer
+            after = innermost if at is None else at.outer
+        others = tuple(one for one in before if one.domain != shape.domain)
+        self._callers[thread] = thread, others if after is None else (*others, after)
+
+    def _call(self, launch: int, thread: _Thread) -> None:
+        caller = self._callers.get(thread)
+        if len(self._launched) >= LAUNCHES_MAX // 2:
+            self._before, self._launched = self._launched, {}
+        if caller is not None:
+            self._launched[launch] = caller
+        else:  # an id that comes again is another launch now
+            self._launched.pop(launch, None)
+            self._before.pop(launch, None)
+
+    # What streams do -----------------------------------------------------------------------------------
+
+    def _work(self, start_ns: int, end_ns: int, launch: int, shape: Shape) -> None:
+        """Draw the ranges that begin and end with a kernel or a copy."""
+        caller = self._launched.get(launch) or self._before.get(launch)
+        if caller is None:
+            return
+        thread, ranges = caller
+        gpu, stream = shape.gpu or 0, shape.stream or 0
+        tracks = self._tracks.setdefault((gpu, stream, thread), {})
+        domains = {one.domain for one in ranges}
+        for domain, track in tracks.items():
+            if domain not in domains:
+                self._close(track, 0, start_ns)
+        for innermost in ranges:
+            domain = innermost.domain
+            if domain not in tracks:
+                tracks[domain] = _Track(self._rows.ranges_of_stream(gpu, stream, thread, domain))
+            if tracks[domain].row != NO_ROW:
+                self._extend(tracks[domain], innermost.chain(), start_ns, end_ns)
+
+    def _extend(self, track: _Track, chain: list[_Range], start_ns: int, end_ns: int) -> None:
+        same = 0
+        while same < min(len(chain), len(track.open)) and track.open[same].range is chain[same]:
+            same += 1
+        self._close(track, same, start_ns)
+        begin_ns = max(start_ns, track.last_ns)
+        for one in chain[same:]:
+            self._ops.append(op_of(BEGIN, track.row, begin_ns, self._rows.name(one.name), NONE))
+            track.open.append(_Drawn(one, begin_ns))
+            track.last_ns = begin_ns
+        for drawn in track.open:
+            drawn.end_ns = max(drawn.end_ns, end_ns)
+
+    def _close(self, track: _Track, depth: int, before_ns: int) -> None:
+        """End what is open on a track from a depth on, at the end of its last work, and before a time."""
+        while len(track.open) > depth:
+            drawn = track.open.pop()
+            end_ns = max(track.last_ns, min(drawn.end_ns, before_ns))
+            self._ops.append(op_of(END, track.row, end_ns, self._rows.name(drawn.range.name), NONE))
+            track.last_ns = end_ns
+
+    def finish(self, end_ns: int) -> None:
+        """End what is open on streams."""
+        for tracks in self._tracks.values():
+            for track in tracks.values():
+                self._close(track, 0, end_ns)
+        self._draw()
+
+
+def _part_of(shape: Shape | None) -> int:
+    if shape is None:
+        return _NEITHER
+    if shape.type == "annotation":
+        return _RANGE if shape.range is None and shape.phase in "BE" else _NEITHER
+    if not shape.has_launch or shape.phase == "E":
+        return _NEITHER
+    return _WORK if shape.on_stream else _CALL
