@@ -168,6 +168,13 @@ def test_records_are_divided_by_when_they_were_put() -> None:
     assert KernelsRenderer().carry().divide(early + late + early, START_NS) == (early + early, late)
 
 
+def test_what_ran_is_written_however_early_it_was_put() -> None:
+    ran = pack_record(KIND_KERNEL, 42, 1, 4999, kernel(4000, 9))
+    assert AnnotationsRenderer(KernelsRenderer()).carry().divide(ran, START_NS) == (b"", ran)
+    counted = pack_record(warps.KIND_WARPS, 42, 1, 4999, bytes(8))
+    assert WarpRenderer({}).carry().divide(counted, START_NS) == (b"", counted)
+
+
 def kinds(module: object) -> set[int]:
     return {value for name, value in vars(module).items() if name.startswith("KIND_")}
 

@@ -66,10 +66,10 @@ def _sink(
     """Where the recording goes, or those of a flight recorder."""
     if request.last is None:
         return keeping(output, force=force, notify=notify)
-    return _Outputs(output, force=force, notify=notify)
+    return NumberedOutputs(output, force=force, notify=notify)
 
 
-class _Outputs:
+class NumberedOutputs:
     """The recordings of a flight recorder: the first has the name that was given, the others numbers behind
     it. That name is taken from the start.
     """
@@ -81,7 +81,7 @@ class _Outputs:
         self._first = ExitStack()
         self._sink: BinaryIO | None = self._first.enter_context(keeping(path, force=force, notify=notify))
 
-    def __enter__(self) -> _Outputs:
+    def __enter__(self) -> NumberedOutputs:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -83,7 +83,8 @@ class Ring:
             return None
         end_ns = self._segments[1].begin["monotonic_ns"]
         is_old = end_ns <= now_ns - self._last.duration_ns
-        if not is_old and self._size_bytes <= self._last.size_bytes:
+        has_room = self._size_bytes <= max(self._last.size_bytes, self._segments[0].size_bytes)
+        if not is_old and has_room:  # what a device gave at once is not divided, and stays alone
             return None
         oldest = self._segments.popleft()
         self._size_bytes -= oldest.size_bytes

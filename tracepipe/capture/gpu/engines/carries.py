@@ -57,19 +57,11 @@ def raw_records(chunk: bytes) -> Iterator[tuple[GpuRecord, bytes]]:
         at = end
 
 
-def divided(chunk: bytes, start_ns: int) -> tuple[bytes, bytes]:
-    """The records of a chunk that were put before an instant, and the others."""
-    parts: tuple[list[bytes], list[bytes]] = ([], [])
-    at = 0
-    for record in records(chunk):
-        end = at + whole_bytes(len(record.payload))
-        parts[record.time_ns >= start_ns].append(chunk[at:end])
-        at = end
-    return b"".join(parts[0]), b"".join(parts[1])
-
-
 class ChannelCarry:
     """Carries the records of some kinds, each that says something else once."""
+
+    whole: frozenset[int] = frozenset()
+    """Kinds that say all of what they are about, whenever they come."""
 
     def __init__(self, kinds: frozenset[int]) -> None:
         self.kinds = kinds
@@ -84,8 +76,15 @@ class ChannelCarry:
                 self.take_one(record, content)
 
     def divide(self, chunk: bytes, start_ns: int) -> tuple[bytes, bytes]:
-        """The records of a chunk from before an instant, and the others."""
-        return divided(chunk, start_ns)
+        """The records of a chunk that were put before an instant and need others, and the rest."""
+        parts: tuple[list[bytes], list[bytes]] = ([], [])
+        at = 0
+        for record in records(chunk):
+            end = at + whole_bytes(len(record.payload))
+            stays = record.time_ns >= start_ns or record.kind in self.whole
+            parts[stays].append(chunk[at:end])
+            at = end
+        return b"".join(parts[0]), b"".join(parts[1])
 
     def carried(self) -> Carried:
         """What is needed now."""
@@ -106,6 +105,8 @@ class ChannelCarry:
 
 class KernelsCarry(ChannelCarry):
     """Carries records of the engine `kernels`: whatever ran is one record, and needs names alone."""
+
+    whole = frozenset(kernels.LAYERS)
 
     def __init__(self) -> None:
         super().__init__(
@@ -129,6 +130,8 @@ class KernelsCarry(ChannelCarry):
 
 class WarpsCarry(ChannelCarry):
     """Carries records of the engine `warps`."""
+
+    whole = frozenset({warps.KIND_WARPS, warps.KIND_KERNEL, warps.KIND_LOST_WARPS})
 
     def __init__(self) -> None:
         kept = (KIND_NAME, *STACK_KINDS, KIND_GPU, KIND_NOTE, warps.KIND_MET, warps.KIND_MET_CALLED)
@@ -179,7 +182,7 @@ class AnnotationsCarry(ChannelCarry):
 
     def __init__(self, device: ChannelCarry) -> None:
         super().__init__(frozenset({annotation.KIND_LABEL}))
-        self._device = device
+        self._device, self.whole = device, device.whole
         self._pushed: dict[tuple[int, int, int], list[_Raw]] = {}
         self._started: dict[tuple[int, int], _Raw] = {}
         self._threads: dict[tuple[int, int], _Raw] = {}

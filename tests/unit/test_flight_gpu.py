@@ -1,0 +1,64 @@
+"""A flight recorder with the engines for GPUs: what was said once is known to recordings of later times."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tracepipe.api.record import NumberedOutputs
+from tracepipe.capture.engines.engine import DeviceEngine
+from tracepipe.capture.engines.none import NoProbes
+from tracepipe.capture.gpu.engines.kernels import KernelsEngine
+from tracepipe.capture.gpu.engines.warps import WarpsEngine
+from tracepipe.capture.request import CaptureRequest, Last
+from tracepipe.capture.session import run_session
+
+Line = dict[str, Any]
+
+
+def recorded(
+    folder: Path, engine: DeviceEngine, program: Path, said: str, last: Last
+) -> dict[str, list[Line]]:
+    """The recordings of the stand-in's program, which does ten times what is said to it."""
+    saying = f"for i in 0 1 2 3 4 5 6 7 8 9; do echo {said}; sleep 0.05; done; echo quit"
+    command = ["sh", "-c", f"({saying}) | {program}"]
+    request = CaptureRequest(command, ("userspace",), gpu="kernels", last=last)
+    with NumberedOutputs(str(folder / "run.jsonl"), force=False, notify=print) as outputs:
+        try:
+            run_session(NoProbes(), "", request, outputs, (), print, engine)
+        finally:
+            engine.close()
+    texts = {path.name: path.read_text() for path in folder.glob("run*.jsonl")}
+    return {name: [json.loads(line) for line in text.splitlines()] for name, text in texts.items()}
+
+
+def of(lines: list[Line], layer: str) -> list[Line]:
+    return [line for line in lines if line["type"] == layer]
+
+
+def test_kernels_and_their_calls_have_names_when_these_have_left_memory(
+    tmp_path: Path, kernels_library: Path
+) -> None:
+    program, engine = kernels_library.parent / "program", KernelsEngine(kernels_library)
+    last = Last(60 * 10**9, 8000)
+    recordings = recorded(tmp_path, engine, program, "launch 50", last)
+    *lines, footer = recordings["run.jsonl"]
+    kernels, calls = of(lines, "gpu_kernel"), of(lines, "userspace")
+    assert footer["evicted"]["gpu_kernel"] + len(kernels) == 500
+    assert footer["evicted"]["userspace"] + len(calls) == 500
+    assert {kernel["name"] for kernel in kernels} == {"f"}
+    assert {call["name"] for call in calls} == {"cuLaunchKernel"}
+    assert footer["losses"] == {}
+
+
+def test_warps_have_the_names_of_their_kernels_when_these_have_left_memory(
+    tmp_path: Path, warps_library: Path
+) -> None:
+    engine = WarpsEngine(warps_library, warps_library.parent / "patches")
+    last = Last(60 * 10**9, 2000)
+    lines = recorded(tmp_path, engine, warps_library.parent / "program", "kernel:scale", last)["run.jsonl"]
+    warps = of(lines, "gpu_warp")
+    assert warps
+    assert {line["name"] for line in (*warps, *of(lines, "gpu_kernel"))} == {"scale"}
+    assert lines[-1]["evicted"]["gpu_warp"]
