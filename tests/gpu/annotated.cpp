@@ -3,6 +3,7 @@
 //     annotated all          one of each
 //     annotated many N       N ranges, each with one inside, on each of 4 threads
 //     annotated fork         a range open over a fork, and one in the child
+//     annotated steps N      N ranges in one of the thread, and all in one of the process
 //     annotated for_ms N     a range each millisecond, for so long; then it says how many there were
 //     annotated cost N       ns for a push and its pop: median, 10th and 90th percentile of N / 1000 times 1000
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <nvtx3/nvToolsExt.h>
+#include <string>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <thread>
@@ -119,6 +121,17 @@ static void forked() {
     nvtxRangePop();
 }
 
+static void steps(int count) {
+    nvtxRangeId_t all = nvtxRangeStartA("all");
+    nvtxRangePushA("outer");
+    for (int at = 0; at < count; at++) {
+        nvtxRangePushA(("step " + std::to_string(at)).c_str());
+        nvtxMarkA("in it"), nvtxRangePop(), nvtxMarkA("after it");
+    }
+    nvtxRangePop();
+    nvtxRangeEnd(all);
+}
+
 static void for_ms(long ms) {
     unsigned long ranges = 0;
     auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(ms);
@@ -150,6 +163,7 @@ int main(int count, char **given) {
     if (!strcmp(what, "all")) all();
     if (!strcmp(what, "many")) many(int(number));
     if (!strcmp(what, "fork")) forked();
+    if (!strcmp(what, "steps")) steps(int(number));
     if (!strcmp(what, "for_ms")) for_ms(number);
     if (!strcmp(what, "cost")) cost(number);
 }

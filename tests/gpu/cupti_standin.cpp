@@ -4,6 +4,8 @@
 //
 //     launch N     N kernels are launched and run
 //     start N      N kernels are launched and do not end
+//     profile      the program calls cuProfilerStart, and
+//     unprofile    cuProfilerStop
 //     asked        says whether CUPTI is asked for any record: `asked for nothing` or `asked for some`
 //     take         another profiler registers callbacks for its buffers
 //     subscribe    another profiler subscribes, which no one may have done: `refused` if so
@@ -31,6 +33,9 @@ size_t buffer_bytes, used_bytes;
 std::set<CUpti_ActivityKind> kinds;
 std::set<uint32_t> driver_calls;
 bool is_subscribed;
+CUpti_CallbackFunc called_back;
+void *of_subscriber;
+std::set<uint32_t> called_for;
 uint32_t correlation;
 CUpti_TimestampCallbackFunc now;
 
@@ -42,6 +47,14 @@ template <typename Record> void add(const Record &record) {
     memcpy(buffer + used_bytes, &record, sizeof record);
     used_bytes += (sizeof record + 7) / 8 * 8;
 }
+// A callback of a driver function, at its entry or its exit.
+void call_back(uint32_t cbid, bool is_entry, const char *kernel = nullptr) {
+    if (!called_for.count(cbid)) return;
+    CUpti_CallbackData data{};
+    data.callbackSite = is_entry ? CUPTI_API_ENTER : CUPTI_API_EXIT, data.symbolName = kernel;
+    called_back(of_subscriber, CUPTI_CB_DOMAIN_DRIVER_API, cbid, &data);
+}
+void call(uint32_t cbid) { call_back(cbid, true), call_back(cbid, false); }
 void api(uint32_t cbid) {
     std::lock_guard lock(mutex);
     correlation++;
@@ -52,7 +65,7 @@ void api(uint32_t cbid) {
     record.processId = uint32_t(getpid()), record.threadId = uint32_t(syscall(SYS_gettid));
     add(record);
 }
-void launch(bool is_run) {
+void launch_now(bool is_run) {
     std::lock_guard lock(mutex);
     api(CUPTI_DRIVER_TRACE_CBID_cuLaunchKernel);
     if (!is_run || !kinds.count(CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL)) return;
@@ -61,6 +74,11 @@ void launch(bool is_run) {
     record.start = now(), record.end = record.start + 10;
     record.name = "f", record.gridX = record.gridY = record.gridZ = 1;
     add(record);
+}
+void launch(bool is_run) {
+    call_back(CUPTI_DRIVER_TRACE_CBID_cuLaunchKernel, true, "f");
+    launch_now(is_run);
+    call_back(CUPTI_DRIVER_TRACE_CBID_cuLaunchKernel, false, "f");
 }
 void other_gives(uint8_t **given, size_t *bytes, size_t *) {
     static uint8_t memory[1 << 20];
@@ -103,7 +121,8 @@ CUptiResult cuptiActivityFlushAll(uint32_t) {
     return CUPTI_SUCCESS;
 }
 CUptiResult cuptiActivityGetNextRecord(uint8_t *from, size_t bytes, CUpti_Activity **record) {
-    static const std::map<CUpti_ActivityKind, size_t> sizes{
+    // Never destroyed: records are asked for at the program's exit too.
+    static const auto &sizes = *new std::map<CUpti_ActivityKind, size_t>{
         {CUPTI_ACTIVITY_KIND_DRIVER, sizeof(CUpti_ActivityAPI)},
         {CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, sizeof(CUpti_ActivityKernel10)}};
     auto *next = *record ? reinterpret_cast<uint8_t *>(*record) + (sizes.at((*record)->kind) + 7) / 8 * 8 : from;
@@ -132,12 +151,20 @@ CUptiResult cuptiGetCallbackName(CUpti_CallbackDomain domain, uint32_t cbid, con
 }
 CUptiResult cuptiUnsubscribe(CUpti_SubscriberHandle) {
     std::lock_guard lock(mutex);
+    called_for.clear();
     return is_subscribed = false, CUPTI_SUCCESS;
 }
-CUptiResult cuptiSubscribe(CUpti_SubscriberHandle *, CUpti_CallbackFunc, void *) {
+CUptiResult cuptiSubscribe(CUpti_SubscriberHandle *handle, CUpti_CallbackFunc function, void *given) {
     std::lock_guard lock(mutex);
     if (is_subscribed) return CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED;
+    called_back = function, of_subscriber = given;
+    *handle = reinterpret_cast<CUpti_SubscriberHandle>(&is_subscribed);
     return is_subscribed = true, CUPTI_SUCCESS;
+}
+CUptiResult cuptiEnableCallback(uint32_t enable, CUpti_SubscriberHandle, CUpti_CallbackDomain, CUpti_CallbackId cbid) {
+    std::lock_guard lock(mutex);
+    enable ? void(called_for.insert(cbid)) : void(called_for.erase(cbid));
+    return CUPTI_SUCCESS;
 }
 }
 
@@ -162,6 +189,8 @@ int main() {
             auto called = [](void *, CUpti_CallbackDomain, CUpti_CallbackId, const void *) {};
             if (cuptiSubscribe(&handle, called, nullptr) != CUPTI_SUCCESS) what = "refused";
         }
+        if (what == "profile") call(CUPTI_DRIVER_TRACE_CBID_cuProfilerStart);
+        if (what == "unprofile") call(CUPTI_DRIVER_TRACE_CBID_cuProfilerStop);
         if (what == "asked") {
             std::lock_guard lock(mutex);
             what = kinds.empty() && driver_calls.empty() ? "asked for nothing" : "asked for some";

@@ -125,3 +125,34 @@ def test_a_program_goes_on_when_the_recording_ends(program: Path, tmp_path: Path
     assert 0 < steps < int(done.stdout)
     assert lines[-1]["ended_by"] == "duration"
     assert "goes on" in done.stderr
+
+
+def test_ranges_begin_and_end_windows(program: Path, tmp_path: Path) -> None:
+    windows = ("--start-on", "nvtx:step 3", "--stop-on", "nvtx:step 4")
+    lines, done = captured(tmp_path, program, "steps", "8", options=windows)
+    turns = [(line["phase"], line["cause"]) for line in lines if line["type"] == "window"]
+    assert turns == [("B", "nvtx:step 3"), ("E", "nvtx:step 4")]
+    before = {"began": "before the window"}
+    events = shown(lines)
+    of_thread = [event for event in events if event[3] is None]
+    step = [("I", "in it"), ("E", "step {}"), ("I", "after it")]
+    assert [(phase, name) for phase, name, *_ in of_thread] == [
+        ("B", "outer"),
+        *[(phase, name.format(n)) for n in (3, 4) for phase, name in [("B", "step {}"), *step]][:-1],
+        ("E", "outer"),
+    ]
+    assert of_thread[0][4] == before
+    assert [event for event in events if event[3] == 0] == [
+        ("B", "all", None, 0, before), ("E", "all", None, 0, None)
+    ]  # fmt: skip
+    assert "note: in a window of" in done.stderr
+
+
+def test_without_an_end_of_its_own_a_range_ends_the_window_that_it_began(
+    program: Path, tmp_path: Path
+) -> None:
+    lines, _ = captured(
+        tmp_path, program, "many", "3", options=("--start-on", "nvtx:inner#2", "--repeat", "2")
+    )
+    windows = [line["window"] for line in lines if line["type"] == "window"]
+    assert windows == [1, 1, 2, 2]

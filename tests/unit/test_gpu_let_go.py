@@ -40,8 +40,12 @@ def patched_program(warps_library: Path) -> Path:
 class Recorded:
     """The program while it is recorded, as a capture does it."""
 
-    def __init__(self, program: Path, renderer: KernelsRenderer | WarpRenderer, **more: str) -> None:
+    def __init__(
+        self, program: Path, renderer: KernelsRenderer | WarpRenderer, windows: bool = False, **more: str
+    ) -> None:
         self.channel = Channel(1 << 20)
+        if windows:
+            self.channel.expect_windows()
         self.renderer = renderer
         self.events: list[dict[str, Any]] = []
         settings = {**os.environ, **self.channel.environment(), **more}

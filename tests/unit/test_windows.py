@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,9 @@ from tracepipe.capture.records.record import window_record, windows_in
 from tracepipe.capture.records.render import RecordRenderer
 from tracepipe.capture.records.syscalls import SYSCALLS
 from tracepipe.capture.request import Cause, Limits, Windows
-from tracepipe.capture.triggers import Trigger, check_windows, trigger_of
+from tracepipe.capture.triggers import Trigger, check_seen, check_windows, trigger_of
 from tracepipe.capture.windows import WindowCourse
-from tracepipe.errors import TracepipeError
+from tracepipe.errors import CaptureUnavailable, TracepipeError
 from tracepipe.event.model import new_header
 from tracepipe.layout.draw import Layout
 
@@ -40,9 +41,9 @@ class Attached(NothingRecorded):
         self.asked: list[Any] = []
         self.to_come: list[Turn] = []
 
-    def _turn(self, cause: Cause, *, begins: bool) -> int:
+    def _turn(self, cause: Cause, at_ns: int | None, *, begins: bool) -> int:
         self.asked.append((self.now_ns, cause.name, begins))
-        return self.now_ns
+        return self.now_ns if at_ns is None else at_ns
 
     def arm(self, windows: int) -> None:
         self.asked.append((self.now_ns, "arm", windows))
@@ -52,14 +53,37 @@ class Attached(NothingRecorded):
         return turns
 
 
+class Device:
+    """A library in the command, as far as windows go: it turns its own as the test says."""
+
+    def __init__(self, asked: list[Any]) -> None:
+        self.asked = asked
+        self.sees = {"nvtx": Path("lib.so")}
+        self.to_come: list[Turn] = []
+
+    def arm(self, windows: int) -> None:
+        self.asked.append(("device", "arm", windows))
+
+    def set_window(self, *, is_open: bool) -> None:
+        self.asked.append(("device", is_open))
+
+    def turns(self) -> list[Turn]:
+        turns, self.to_come = self.to_come, []
+        return turns
+
+
 class Course:
     """A course of windows, at times that the test says."""
 
-    def __init__(self, duration_ns: int | None = None, **windows: Any) -> None:
+    def __init__(
+        self, duration_ns: int | None = None, probed: bool = True, has_device: bool = False, **windows: Any
+    ) -> None:
         self.attached = Attached()
+        self.attached.probed = frozenset({True, False}) if probed else frozenset()
+        self.device = Device(self.attached.asked)
         request = CaptureRequest(windows=Windows(**windows), limits=Limits(duration_ns))
         self.windows = WindowCourse(request)
-        self.windows.start(self.attached, 0)
+        self.windows.start(self.attached, 0, self.device if has_device else None)  # type: ignore[arg-type]
         self.signals = 0
 
     def at(self, now_ns: int, *turns: bool, signals: int = 0) -> str:
@@ -132,6 +156,62 @@ def test_the_end_of_the_recording_ends_the_window_that_is_open() -> None:
     course.windows.finish(9)
     assert course.attached.asked[1:] == [(9, "END", False)]
     assert course.windows.length_ns == 7
+
+
+def test_libraries_in_the_command_follow_what_they_do_not_see() -> None:
+    course = Course(has_device=True, start_on="call:f", stop_on="call:f")
+    course.at(1)
+    course.at(2, True)
+    course.at(4, False)
+    assert course.attached.asked == [
+        (1, "arm", 1), ("device", "arm", 1), ("device", True), ("device", False)
+    ]  # fmt: skip
+
+
+def test_libraries_turn_by_themselves_what_they_see_and_are_followed_where_there_are_no_probes() -> None:
+    course = Course(has_device=True, probed=False, start_on="nvtx:step")
+    course.at(1)
+    course.device.to_come = [Turn(2, True), Turn(3, False)]
+    assert course.at(9) == "nvtx:step"
+    assert course.attached.asked == [
+        (1, "arm", 1), ("device", "arm", 1), (9, "START", True), (9, "STOP", False)
+    ]  # fmt: skip
+    assert course.windows.length_ns == 1
+
+
+def test_a_library_that_did_not_turn_its_window_by_itself_is_made_to() -> None:
+    course = Course(has_device=True, start_on="nvtx:step")
+    course.at(0)
+    course.at(2, True)
+    course.at(4_000_000)
+    assert ("device", True) not in course.attached.asked
+    course.at(5_000_002)
+    assert course.attached.asked[-1] == ("device", True)
+
+
+def test_a_library_that_has_turned_is_left_alone() -> None:
+    course = Course(has_device=True, start_on="nvtx:step")
+    course.at(0)
+    course.device.to_come = [Turn(2, True), Turn(3, False)]
+    course.at(2, True)
+    course.at(9_000_000)
+    assert [asked for asked in course.attached.asked if asked[0] == "device"] == [("device", "arm", 1)]
+
+
+@pytest.mark.parametrize(
+    ("windows", "trigger"),
+    [
+        (Windows(start_on="call:f"), "call:f"),
+        (Windows(stop_on="profiler"), "profiler"),
+        (Windows(start_on="nvtx:step"), "nvtx:step"),
+        (Windows(start_on="signal", stop_on="kernel:gemm#3"), "kernel:gemm#3"),
+    ],
+)
+def test_what_nothing_sees_is_refused_with_a_hint(windows: Windows, trigger: str) -> None:
+    with pytest.raises(CaptureUnavailable, match=re.escape(f"sees {trigger}.")) as raised:
+        check_seen(windows, (), has_probes=False)
+    assert raised.value.hint
+    check_seen(windows, {"nvtx", "kernel"}, has_probes=True)
 
 
 @pytest.mark.parametrize(

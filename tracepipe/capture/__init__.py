@@ -91,6 +91,7 @@ def _capture(
     from tracepipe.capture.find.library import find_program
     from tracepipe.capture.gpu import annotated, start
     from tracepipe.capture.session import run_session
+    from tracepipe.capture.triggers import check_seen
 
     if request.command:
         find_program(request.command)  # before anything is said of how it is recorded
@@ -109,6 +110,7 @@ def _capture(
         if why:
             notify(f"method {engine.name}: {why}")
         device = annotated(request, device, notify)
+        check_seen(request.windows, device.sees if device else (), has_probes=engine.name in ENGINES)
         return run_session(engine, version, request, sink, watchers, notify, device, control)
     finally:
         if device is not None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
 
 from tracepipe.capture.engines.engine import Engine
 from tracepipe.capture.find.library import LibrarySearch
@@ -21,7 +24,7 @@ from tracepipe.capture.request import (
     TriggerPlace,
     WindowPlan,
 )
-from tracepipe.capture.triggers import SIGNAL, Trigger, ending, trigger_of
+from tracepipe.capture.triggers import SIGNAL, Trigger, triggers_of
 from tracepipe.errors import CaptureUnavailable, TracepipeError
 from tracepipe.hooks.calls import call_rule
 from tracepipe.hooks.effects import MEMORY_EFFECTS
@@ -62,10 +65,12 @@ def plan_of(
     command_pid: int,
     notify: Notify,
     told: frozenset[str] = frozenset(),
+    sees: Mapping[str, Path] = MappingProxyType({}),
 ) -> tuple[Plan, dict[str, str]]:
     """The plan, and the layers that cannot be recorded: layer → why.
 
-    `command_pid` is the held process of the request's command, `told` what is recorded without probes. Raises
+    `command_pid` is the held process of the request's command, `told` what is recorded without probes, and
+    `sees` which of what begins and ends windows a library in the command sees. Raises
     CaptureUnavailable where nothing can be recorded, TracepipeError for a hook that is wrong or finds
     nothing.
     """
@@ -125,22 +130,23 @@ def plan_of(
     values = {kind: names for hooks in reversed([*users, *shipped]) for kind, names in hooks.values.items()}
     kept = [probe for probe in probes if probe.layer in layers]
     own = tuple(layer for layer in request.layers if layer in _ALWAYS and layer in layers)
-    windows = window_plan(request, libraries)
+    windows = window_plan(request, libraries, sees)
     return Plan(layers, own, kept, scope, request.filters, ring_bytes, values, windows), missing
 
 
-def window_plan(request: CaptureRequest, libraries: LibrarySearch) -> WindowPlan | None:
+def window_plan(
+    request: CaptureRequest, libraries: LibrarySearch, sees: Mapping[str, Path]
+) -> WindowPlan | None:
     """What begins and ends windows, None where there are none. Raises TracepipeError for functions that are
-    not found.
+    not found, unless a library in the command sees their calls too.
     """
     windows = request.windows
     if not windows.are_asked:
         return None
-    begins = trigger_of(windows.start_on, "--start-on")
-    ends = ending(begins, trigger_of(windows.stop_on, "--stop-on"))
+    begins, ends = triggers_of(windows)
     places = (
-        *_trigger_places(begins, libraries, begins=True),
-        *_trigger_places(ends, libraries, begins=False),
+        *_trigger_places(begins, libraries, sees, begins=True),
+        *_trigger_places(ends, libraries, sees, begins=False),
     )
     causes = {
         Cause.START: begins.text if begins else "delay",
@@ -148,20 +154,24 @@ def window_plan(request: CaptureRequest, libraries: LibrarySearch) -> WindowPlan
         Cause.DURATION: "duration",
         Cause.END: "end of the recording",
     }
-    begin_at, end_at = begins.number if begins else 1, ends.number if ends else 1
-    return WindowPlan(places, begin_at, end_at, tuple(causes[cause] for cause in Cause))
+    return WindowPlan(places, _hits(begins), _hits(ends), tuple(causes[cause] for cause in Cause))
+
+
+def _hits(trigger: Trigger | None) -> int:
+    """How often its function is called; a library in the command counts itself."""
+    return trigger.number if trigger is not None and trigger.is_probed else 1
 
 
 def _trigger_places(
-    trigger: Trigger | None, libraries: LibrarySearch, *, begins: bool
+    trigger: Trigger | None, libraries: LibrarySearch, sees: Mapping[str, Path], *, begins: bool
 ) -> tuple[TriggerPlace, ...]:
-    """The functions that are waited for."""
+    """The functions that are waited for: the program's own, or that of the library which sees what is."""
     if trigger is None or trigger.kind == SIGNAL:
         return ()
-    sets = read_hooks([trigger.hook("begin" if begins else "end")])
+    sets = read_hooks([trigger.hook(sees.get(trigger.kind), begins=begins)])
     selection = resolve(sets, libraries, is_partial=True)
     places = [probe.place for probe in selection.probes if isinstance(probe.place, FilePlace)]
-    if not places:
+    if not places and trigger.kind not in sees:
         reason = next(iter(selection.unresolved.values()), "no such function")
         raise TracepipeError(
             f"--{'start' if begins else 'stop'}-on {trigger.text}: {reason}",

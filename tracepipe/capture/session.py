@@ -31,7 +31,7 @@ from tracepipe.capture.request import CaptureRequest, Control, Notify, Plan
 from tracepipe.capture.spool import Spool
 from tracepipe.capture.summary import CaptureSummary
 from tracepipe.capture.target import Target
-from tracepipe.capture.triggers import SIGNAL
+from tracepipe.capture.triggers import SIGNAL, window_environment
 from tracepipe.capture.windows import WindowCourse
 from tracepipe.errors import OutputError, TracepipeError
 from tracepipe.event.model import HostInstant
@@ -61,6 +61,8 @@ def run_session(
         elif request.last is not None:
             notify(f"kill -USR2 {os.getpid()} writes what came last")
         try:
+            if device is not None and request.windows.are_asked:
+                device.expect_windows(window_environment(request))
             if program is not None:
                 environment = device.environment() if device else {}
                 interrupts.target = target = Target(
@@ -68,7 +70,9 @@ def run_session(
                 )
             precedence.enter_context(ended_first())  # not the command, which is forked
             told = device.layers if device else frozenset[str]()
-            plan, missing = plan_of(engine, request, target.pid if target else 0, notify, told)
+            plan, missing = plan_of(
+                engine, request, target.pid if target else 0, notify, told, device.sees if device else {}
+            )
             windows = WindowCourse(request)
             files = ProbedFiles(plan.probes)
             began_ns = time.monotonic_ns()
@@ -159,7 +163,7 @@ class _Session:
                 self._write(self._header(start))
                 if self.control is not None:
                     self.control.began()
-                self.windows.start(self.attachment, start["monotonic_ns"])
+                self.windows.start(self.attachment, start["monotonic_ns"], self.device)
                 ended_by = self._follow(store, notify)
                 before_ns = time.monotonic_ns()
                 self.windows.finish(before_ns)

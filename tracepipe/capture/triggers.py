@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Container
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from tracepipe.capture.request import Limits, Windows
-from tracepipe.errors import TracepipeError
+from tracepipe.capture.request import CaptureRequest, Limits, Windows
+from tracepipe.errors import CaptureUnavailable, TracepipeError
 from tracepipe.hooks.near_names import did_you_mean
 
-SIGNAL = "signal"
+SIGNAL, PROFILER = "signal", "profiler"
 _FORMS = {
-    "profiler": "profiler",
+    PROFILER: PROFILER,
     SIGNAL: SIGNAL,
     "call": "call:FUNCTION#N",
+    "nvtx": "nvtx:RANGE#N",
+    "kernel": "kernel:REGEX#N",
 }
 TRIGGER_FORMS = tuple(_FORMS.values())
-_PAIRED = {"profiler", SIGNAL}
+_PAIRED = {PROFILER, "nvtx", SIGNAL}
 """Kinds that have an end of their own: what begins a window ends it, where nothing else is named."""
-_PROFILER = {"begin": "Start", "end": "Stop"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +38,19 @@ class Trigger:
         named = f"{self.kind}:{self.name}" if self.name else self.kind
         return named if self.number == 1 else f"{named}#{self.number}"
 
-    def hook(self, end: str) -> str:
-        """The functions that are waited for, at the `end` (`begin`, `end`) of a window, as a hook's text."""
-        if self.kind == "profiler":
-            what = _PROFILER[end]
+    @property
+    def is_probed(self) -> bool:
+        """Whether probes of functions see it."""
+        return self.kind in (PROFILER, "call")
+
+    def hook(self, library: Path | None, *, begins: bool) -> str:
+        """The functions that are waited for, as a hook's text. `library`: that in the command which sees
+        this, if one does.
+        """
+        if not self.is_probed:
+            return f"uprobe:{library}:tracepipe_window_{'begins' if begins else 'ends'}"
+        if self.kind == PROFILER:
+            what = "Start" if begins else "Stop"
             return f"uprobe:libcuda.so.1:cuProfiler{what},uprobe:libcudart.so:cudaProfiler{what}"
         if ":" in self.name:
             return f"uprobe:{self.name}"
@@ -64,15 +76,47 @@ def trigger_of(text: str, option: str) -> Trigger | None:
 def ending(begins: Trigger | None, stop_on: Trigger | None) -> Trigger | None:
     """What ends a window: what is named, or the counterpart of what begins it."""
     if stop_on is None and begins is not None and begins.kind in _PAIRED:
-        return begins
+        return replace(begins, number=1)
     return stop_on
+
+
+def triggers_of(windows: Windows) -> tuple[Trigger | None, Trigger | None]:
+    """What begins windows, and what ends them. Raises TracepipeError."""
+    begins = trigger_of(windows.start_on, "--start-on")
+    return begins, ending(begins, trigger_of(windows.stop_on, "--stop-on"))
+
+
+def window_environment(request: CaptureRequest) -> dict[str, str]:
+    """What libraries in the command need to know of its windows: `native/windows.h` reads it."""
+    names = ("TRACEPIPE_WINDOW_BEGIN", "TRACEPIPE_WINDOW_END")
+    return {
+        name: f"{trigger.number} {trigger.kind} {trigger.name}"
+        for name, trigger in zip(names, triggers_of(request.windows), strict=True)
+        if trigger is not None
+    }
 
 
 def check_windows(windows: Windows, limits: Limits) -> None:
     """Raise TracepipeError for windows that cannot be understood, or of which a second cannot come."""
-    begins = trigger_of(windows.start_on, "--start-on")
-    ends = ending(begins, trigger_of(windows.stop_on, "--stop-on"))
+    _, ends = triggers_of(windows)
     if windows.repeat > 1 and ends is None and limits.duration_ns is None:
         raise TracepipeError(
             f"--repeat {windows.repeat}, and nothing ends the first window.", "Give --duration or --stop-on."
         )
+
+
+def check_seen(windows: Windows, seen: Container[str], *, has_probes: bool) -> None:
+    """Raise CaptureUnavailable for what nothing sees; `seen`: what a library in the command does, by kind."""
+    hints = {
+        "call": "Run it as root.",
+        PROFILER: "Run it as root, or with --gpu kernels on a machine with a GPU.",
+        "nvtx": "Record the layer annotation, of a command.",
+        "kernel": "Take --gpu kernels, on a machine with a GPU.",
+    }
+    for trigger in triggers_of(windows):
+        if trigger is None or trigger.kind not in hints or trigger.kind in seen:
+            continue
+        if not (trigger.is_probed and has_probes):
+            raise CaptureUnavailable(
+                f"Nothing that is recorded here sees {trigger.text}.", hints[trigger.kind]
+            )

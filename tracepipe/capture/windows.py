@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tracepipe.capture.engines.engine import Attachment, WindowedAttachment
+from tracepipe.capture.engines.engine import Attachment, DeviceEngine, WindowedAttachment
 from tracepipe.capture.request import CaptureRequest, Cause
 from tracepipe.capture.summary import RecordedWindows
-from tracepipe.capture.triggers import SIGNAL, Trigger, ending, trigger_of
+from tracepipe.capture.triggers import PROFILER, SIGNAL, Trigger, triggers_of
+
+_ALONE_NS = 5_000_000
+"""When a library has turned its window, which it does at the call that the probes see, or does not."""
 
 
 @dataclass
@@ -24,6 +27,8 @@ class WindowCourse:
     count: int = 0
     length_ns: int = 0
     _attachment: WindowedAttachment | None = None
+    _device: DeviceEngine | None = None
+    _device_due_ns: int | None = None
     _opened_ns: int | None = None
     _closed_ns: int = 0
     _is_armed: bool = False
@@ -32,9 +37,7 @@ class WindowCourse:
     _ends_by: Trigger | None = field(init=False)
 
     def __post_init__(self) -> None:
-        windows = self.request.windows
-        self._begins_by = trigger_of(windows.start_on, "--start-on")
-        self._ends_by = ending(self._begins_by, trigger_of(windows.stop_on, "--stop-on"))
+        self._begins_by, self._ends_by = triggers_of(self.request.windows)
 
     @property
     def is_open(self) -> bool:
@@ -46,32 +49,40 @@ class WindowCourse:
         """What there was of windows, None where none were asked for."""
         return RecordedWindows(self.count, self.length_ns) if self.request.windows.are_asked else None
 
-    def start(self, attachment: Attachment, now_ns: int) -> None:
+    def start(self, attachment: Attachment, now_ns: int, device: DeviceEngine | None = None) -> None:
         """The recording starts."""
         self._closed_ns = now_ns
         if not self.request.windows.are_asked:
             self._opened_ns, self.count = now_ns, 1
         elif isinstance(attachment, WindowedAttachment):
-            self._attachment = attachment
+            self._attachment, self._device = attachment, device
 
     def step(self, now_ns: int, signals: int) -> str:
         """Follow what came since the last look, and begin or end what is due; why the recording ends, "" as
         long as it does not. `signals` are those that were sent to the capture for its windows so far.
         """
         came, self._signals = signals - self._signals, signals
-        self._take_turns()
+        was_open = self.is_open
+        has_device_turned = self._take_turns()
+        ended_by = ""
         if self.is_open:
-            return self._look_at_end(now_ns, came > 0)
-        if self.count >= self.request.windows.repeat:
-            return self._ends_by.text if self._ends_by else "duration"
-        self._look_at_begin(now_ns, came > 0)
-        return ""
+            ended_by = self._look_at_end(now_ns, came > 0)
+        elif self.count >= self.request.windows.repeat:
+            ended_by = self._ends_by.text if self._ends_by else "duration"
+        else:
+            self._look_at_begin(now_ns, came > 0)
+        if self.is_open != was_open and not has_device_turned:
+            self._device_due_ns = now_ns + (_ALONE_NS if self._is_by_library(begins=self.is_open) else 0)
+        self._turn_device(now_ns)
+        return ended_by
 
     def finish(self, now_ns: int) -> None:
         """The recording ends, and with it the window that is open."""
         self._take_turns()
         if self.is_open:
             self._close(now_ns, Cause.END)
+        if self._device is not None:
+            self._device.set_window(is_open=False)
 
     def why_none(self) -> tuple[str, str]:
         """Why no window began, and what to do: two lines for the user."""
@@ -81,7 +92,7 @@ class WindowCourse:
         after = " after --delay" if delay else ""
         hint = {
             SIGNAL: "kill -USR2 with the number that the capture says begins a window.",
-            "profiler": "The program has to call torch.cuda.profiler.start(), or cudaProfilerStart.",
+            PROFILER: "The program has to call torch.cuda.profiler.start(), or cudaProfilerStart.",
         }.get(self._begins_by.kind, "Did the program come so far? `tracepipe hooks test` shows calls.")
         return f"{self._begins_by.text} never came{after}: nothing was recorded.", hint
 
@@ -108,16 +119,46 @@ class WindowCourse:
             self.count += 1
         elif not self._is_armed and self._begins_by.kind != SIGNAL:
             # Without a delay, whatever ends one may be followed at once by what begins the next.
-            attachment.arm(1 if windows.delay_ns else windows.repeat - self.count)
+            left = 1 if windows.delay_ns else windows.repeat - self.count
+            attachment.arm(left)
+            if self._device is not None:
+                self._device.arm(left)
         self._is_armed = True
 
-    def _take_turns(self) -> None:
+    def _take_turns(self) -> bool:
+        """Take what functions did, and libraries in the command; whether those did anything."""
         for ts_ns, begins in self._attachment.turns() if self._attachment else ():
             if begins and not self.is_open:
                 self._opened_ns = ts_ns
                 self.count += 1
             elif not begins and self.is_open:
                 self._note_end(ts_ns)
+        turns = self._device.turns() if self._device else []
+        for ts_ns, begins in turns:
+            self._device_due_ns = None
+            self._follow(ts_ns, begins=begins)
+        return bool(turns)
+
+    def _follow(self, ts_ns: int, *, begins: bool) -> None:
+        """A process has turned a window. Where probes see that too, that was taken."""
+        if self._attachment is None or begins in self._attachment.probed or begins == self.is_open:
+            return
+        if begins:
+            self._opened_ns = self._attachment.open_window(ts_ns)
+            self.count += 1
+        else:
+            self._note_end(self._attachment.close_window(Cause.STOP, ts_ns))
+
+    def _is_by_library(self, *, begins: bool) -> bool:
+        """Whether a library in the command turns its windows itself, by what begins or ends them."""
+        trigger = self._begins_by if begins else self._ends_by
+        return self._device is not None and trigger is not None and trigger.kind in self._device.sees
+
+    def _turn_device(self, now_ns: int) -> None:
+        """Have the libraries in the command follow, unless they have turned their windows themselves."""
+        if self._device is not None and self._device_due_ns is not None and now_ns >= self._device_due_ns:
+            self._device.set_window(is_open=self.is_open)
+            self._device_due_ns = None
 
     def _close(self, now_ns: int, cause: Cause) -> None:
         if self._attachment is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from tracepipe.capture.records.carry import Carried, Carry
@@ -154,6 +155,8 @@ class DeviceEngine(Protocol):
     """Clocks that its times can be on other than CLOCK_MONOTONIC."""
     gpus: Sequence[Mapping[str, Any]]
     """The GPUs that there are, as a header has them: index, name, uuid, sm_count."""
+    sees: Mapping[str, Path]
+    """What begins and ends windows, by its kind, that a library in the command sees → the library."""
 
     def environment(self) -> dict[str, str]:
         """What the target must find in its environment."""
@@ -173,6 +176,24 @@ class DeviceEngine(Protocol):
 
     def renderer(self) -> DeviceRenderer:
         """The decoder of what `collect` gives; used on another thread."""
+        ...
+
+    def expect_windows(self, waited_for: Mapping[str, str]) -> None:
+        """Before a process begins: events are recorded in windows alone, which begin and end by what the
+        environment says.
+        """
+        ...
+
+    def arm(self, windows: int) -> None:
+        """From now on processes begin windows, so many, and end them, by what they wait for."""
+        ...
+
+    def set_window(self, *, is_open: bool) -> None:
+        """Begin a window, or end the one that is open, unless a process has done that."""
+        ...
+
+    def turns(self) -> list[Turn]:
+        """Windows that processes began and ended since the last call."""
         ...
 
     def stop(self) -> None:
@@ -242,12 +263,15 @@ class Attachment(Protocol):
 class WindowedAttachment(Attachment, Protocol):
     """Attached probes that can record windows."""
 
-    def open_window(self) -> int:
-        """Begin a window now: its time on CLOCK_MONOTONIC."""
+    probed: frozenset[bool]
+    """Whether they see what begins windows (True), and what ends them (False)."""
+
+    def open_window(self, at_ns: int | None = None) -> int:
+        """Begin a window now, which began elsewhere at `at_ns`: its time on CLOCK_MONOTONIC."""
         ...
 
-    def close_window(self, cause: Cause) -> int:
-        """End the window that is open, now: the time."""
+    def close_window(self, cause: Cause, at_ns: int | None = None) -> int:
+        """End the window that is open, now, which ended elsewhere at `at_ns`: the time."""
         ...
 
     def arm(self, windows: int) -> None:

@@ -30,6 +30,7 @@ class NothingRecorded:
     """A recording without probes: of windows that are begun and ended here, and nothing in them."""
 
     is_unordered = False
+    probed: frozenset[bool] = frozenset()
 
     def __init__(self, plan: Plan | None = None) -> None:
         self.coverage = Coverage()
@@ -40,16 +41,16 @@ class NothingRecorded:
     def start(self) -> None:
         """There is nothing to start."""
 
-    def open_window(self) -> int:
-        """Begin a window now: its time on CLOCK_MONOTONIC."""
-        return self._turn(Cause.START, begins=True)
+    def open_window(self, at_ns: int | None = None) -> int:
+        """Begin a window: its time on CLOCK_MONOTONIC."""
+        return self._turn(Cause.START, at_ns, begins=True)
 
-    def close_window(self, cause: Cause) -> int:
-        """End the window that is open, now: the time."""
-        return self._turn(cause, begins=False)
+    def close_window(self, cause: Cause, at_ns: int | None = None) -> int:
+        """End the window that is open: the time."""
+        return self._turn(cause, at_ns, begins=False)
 
-    def _turn(self, cause: Cause, *, begins: bool) -> int:
-        now_ns = time.monotonic_ns()
+    def _turn(self, cause: Cause, at_ns: int | None, *, begins: bool) -> int:
+        now_ns = time.monotonic_ns() if at_ns is None else at_ns
         self._pending += window_record(now_ns, cause, begins=begins)
         return now_ns
 

@@ -65,6 +65,8 @@ class ProbeAttachment:
         self._polled_ns = time.monotonic_ns()
         self._pending: list[bytes] = []
         self._turns: list[Turn] = []
+        triggers = plan.windows.places if plan.windows else ()
+        self.probed = frozenset(trigger.begins for trigger in triggers)
         pairs = plan.filters.min_duration_ns > 0 or any(
             is_paired(probe, plan.filters) for probe in plan.probes
         )
@@ -110,21 +112,21 @@ class ProbeAttachment:
                     known.add(thread.tid)
                     self._names[thread.tid] = comm_of(thread.pid, thread.tid)
 
-    def open_window(self) -> int:
-        """Begin a window now: its time on CLOCK_MONOTONIC."""
+    def open_window(self, at_ns: int | None = None) -> int:
+        """Begin a window now, which began elsewhere at `at_ns`: its time on CLOCK_MONOTONIC."""
         # What stands in the ring yet comes before the window, and before what says so.
-        now_ns = self._tell_window(Cause.START, begins=True)
+        now_ns = self._tell_window(Cause.START, at_ns, begins=True)
         self._maps.control[Control.WINDOW_NS] = now_ns
         return now_ns
 
-    def close_window(self, cause: Cause) -> int:
-        """End the window that is open, now: the time."""
+    def close_window(self, cause: Cause, at_ns: int | None = None) -> int:
+        """End the window that is open, now, which ended elsewhere at `at_ns`: the time."""
         self._maps.control[Control.WINDOW_NS] = 0
-        return self._tell_window(cause, begins=False)
+        return self._tell_window(cause, at_ns, begins=False)
 
-    def _tell_window(self, cause: Cause, *, begins: bool) -> int:
+    def _tell_window(self, cause: Cause, at_ns: int | None, *, begins: bool) -> int:
         self._take()
-        now_ns = time.monotonic_ns()
+        now_ns = time.monotonic_ns() if at_ns is None else at_ns
         self._pending.append(window_record(now_ns, cause, begins=begins))
         return now_ns
 

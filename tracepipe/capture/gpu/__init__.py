@@ -96,9 +96,6 @@ def annotated(request: CaptureRequest, device: ChannelEngine | None, notify: Not
     """
     if ANNOTATION not in request.layers:
         return device
-    if request.windows.are_asked:
-        notify(f"no {ANNOTATION} layer: windows are recorded without it")
-        return device
     try:
         return _with_annotations(request, device)
     except CaptureUnavailable as refusal:

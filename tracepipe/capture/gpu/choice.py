@@ -10,6 +10,7 @@
     windows: --delay, --start-on, --stop-on, --repeat     off: they are of the host alone
     only some calls are wanted: --layers, --only, …       off: the engines take all calls from the probes
     --last                                                kernels
+    windows: --delay, --start-on, --repeat                kernels
     --duration of up to 10 s                              warps
     an interpreter, or what starts programs               kernels: thousands of them, near no cost
     any other program                                     warps
@@ -104,10 +105,10 @@ def check(request: CaptureRequest) -> None:
             f"--gpu {request.gpu} {alone}: it does not take {given}.", f"--gpu warps takes {given}."
         )
     warp_options(request).check()
-    if request.windows.are_asked and request.gpu not in ("auto", "off"):
+    if request.windows.are_asked and named(request) == "warps":
         raise TracepipeError(
-            f"--gpu {request.gpu} records no windows.",
-            "Leave out --delay, --start-on and --repeat, or --gpu.",
+            "--gpu warps records no windows: to change the code of a program over and over can harm it.",
+            "--gpu kernels records them; for warps, --kernel, --launches and --gpu-warps select.",
         )
     if not request.command and ANNOTATION in request.layers:
         raise TracepipeError(
@@ -136,12 +137,12 @@ def choose(request: CaptureRequest, environment: Mapping[str, str], *, has_devic
         return Choice("off", f"{INJECTION_VARIABLE} is set", "--gpu kernels or warps loads ours instead")
     if given:
         return Choice("warps", f"by {given}")
-    if request.windows.are_asked:
-        return Choice("off", "windows are recorded of the host alone")
     if wanted := _calls_wanted(request):
         return Choice("off", wanted, "--gpu kernels or warps records every call")
     if request.last is not None:
         return Choice("kernels", "for a flight recorder that stays on", "--gpu warps records every warp")
+    if request.windows.are_asked:
+        return Choice("kernels", "as it records windows")
     duration_ns = request.limits.duration_ns
     if duration_ns is not None and duration_ns <= SHORT_NS:
         return Choice("warps", "every warp, as --duration is short", _CHEAPER)

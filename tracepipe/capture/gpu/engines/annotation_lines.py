@@ -18,9 +18,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from tracepipe.capture.gpu.engines.annotation_records import (
+    BEGAN_BEFORE,
     BEGUN,
     DEPTH_UNKNOWN,
     ENDED,
+    HAS_COLOR,
     KIND_END,
     KIND_LABEL,
     KIND_MARK,
@@ -201,7 +203,7 @@ class AnnotationLines:
 
 def _begun(process: _Process, record: GpuRecord) -> tuple[int, int, str, Event]:
     """Domain, number, name, and arguments, of what begins."""
-    domain, registered, number, payload, kind, has_color, color, category, stack = BEGUN.unpack_from(
+    domain, registered, number, payload, kind, flags, color, category, stack = BEGUN.unpack_from(
         record.payload
     )
     if registered:
@@ -214,7 +216,9 @@ def _begun(process: _Process, record: GpuRecord) -> tuple[int, int, str, Event]:
     if kind in PAYLOADS:
         (value,) = PAYLOADS[kind].unpack_from(payload)
         args["payload"] = value if math.isfinite(value) else str(value)
-    if has_color:
+    if flags & BEGAN_BEFORE:
+        args["began"] = "before the window"
+    if flags & HAS_COLOR:
         args["color"] = f"#{color & 0xFFFFFF:06x}"
     if stack in process.stacks:
         args["python"] = process.stacks[stack]

@@ -15,8 +15,10 @@ EVENT_KINDS: Final = range(KIND_MARK, KIND_LABEL)
 KINDS: Final = range(KIND_MARK, KIND_LABEL + 1)
 
 BEGUN: Final = struct.Struct("<3Q8s4IQ")
-"""domain, registered text, number, payload, type of that, whether there is a colour, colour, category, stack;
-a text follows."""
+"""domain, registered text, number, payload, type of that, flags, colour, category, stack; a text follows."""
+HAS_COLOR: Final = 1
+BEGAN_BEFORE: Final = 2
+"""Flags: the latter of a range that was open when its window began."""
 ENDED: Final = struct.Struct("<2Q")
 """domain, number"""
 LABEL: Final = struct.Struct("<IIQQ")

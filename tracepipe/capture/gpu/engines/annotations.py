@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from tracepipe.capture.engines.engine import Turn
 from tracepipe.capture.gpu.engines.annotation_lines import AnnotationLines
 from tracepipe.capture.gpu.engines.annotation_records import EVENT_KINDS, KINDS
 from tracepipe.capture.gpu.engines.carries import AnnotationsCarry, ChannelCarry
@@ -34,6 +35,7 @@ class AnnotationsEngine:
         self.name = ", ".join(name for name in (device.name, "nvtx") if name)
         self.layers = device.layers | {_LAYER}
         self.clocks, self.gpus = device.clocks, device.gpus
+        self.sees: Mapping[str, Path] = {**device.sees, "nvtx": library}
         self._renderer = AnnotationsRenderer(device.renderer())
 
     def environment(self) -> dict[str, str]:
@@ -51,6 +53,24 @@ class AnnotationsEngine:
     def lost(self) -> list[Loss]:
         """What found no room in the channel since the last call."""
         return self._device.lost()
+
+    def expect_windows(self, waited_for: Mapping[str, str]) -> None:
+        """Before a process begins: events are recorded in windows alone, which begin and end by what the
+        environment says.
+        """
+        self._device.expect_windows(waited_for)
+
+    def arm(self, windows: int) -> None:
+        """From now on processes begin windows, so many, and end them, by what they wait for."""
+        self._device.arm(windows)
+
+    def set_window(self, *, is_open: bool) -> None:
+        """Begin a window, or end the one that is open, unless a process has done that."""
+        self._device.set_window(is_open=is_open)
+
+    def turns(self) -> list[Turn]:
+        """Windows that processes began and ended since the last call."""
+        return self._device.turns()
 
     def renderer(self) -> AnnotationsRenderer:
         """The decoder of what `collect` gives; used on another thread."""

@@ -17,8 +17,10 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from tracepipe.capture.engines.engine import Turn
 from tracepipe.capture.gpu.engines.annotation_records import EVENT_KINDS
 from tracepipe.capture.gpu.engines.connections import Connections
+from tracepipe.capture.gpu.engines.futex import wake_waiters
 from tracepipe.capture.gpu.engines.transport import (
     ALIGNMENT,
     KIND_FRAME,
@@ -43,8 +45,13 @@ _MAGIC: Final = int.from_bytes(b"TipeGPU2", "little")
 _HEADER_BYTES: Final = 4096
 _KINDS: Final = 64
 _HEADER: Final = struct.Struct("<QQQI")
-_PRODUCED_AT, _CONSUMED_AT, _DROPPED_AT = 64, 128, 192
+_PRODUCED_AT, _CONSUMED_AT, _DROPPED_AT, _TURNS_AT = 64, 128, 192, 704
+_WINDOWS: Final = struct.Struct("<5I4x16Q")
+"""turns, windows left, hits of what begins them and of what ends them, whether there are windows; when the
+last turns were, turn N at N mod 16"""
+_TURNS_MAX: Final = 16
 _U64: Final = struct.Struct("<Q")
+_U32: Final = struct.Struct("<I")
 _DROPPED: Final = struct.Struct(f"<{_KINDS}Q")
 _DROPPED_MAX: Final = 1 << 41
 """No recording drops more events of a kind than this: the counter was overwritten."""
@@ -77,6 +84,7 @@ class Channel:
         self._dropped = [0] * _KINDS
         self._faults: dict[str, int] = {}
         self._is_overwritten = False
+        self._turns = 1
         self._losses_until_ns = time.monotonic_ns()
         try:
             self._memory = os.memfd_create("tracepipe-gpu", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -87,6 +95,7 @@ class Channel:
             fcntl.fcntl(self._memory, fcntl.F_ADD_SEALS, _SEALS)
             self._map = mmap.mmap(self._memory, _HEADER_BYTES + self._ring_bytes)
             _HEADER.pack_into(self._map, 0, _MAGIC, self._key, self._ring_bytes, wait_us)
+            _WINDOWS.pack_into(self._map, _TURNS_AT, 1, 0, 0, 0, 0, *[0] * _TURNS_MAX)
             users = {os.geteuid()} | ({owner[0]} if owner else set())
             self._connections = Connections(self._memory, users)
         except (OSError, ValueError) as error:
@@ -131,6 +140,31 @@ class Channel:
         counted += [(None, count, reason) for reason, count in self._faults.items()]
         self._faults = {}
         return [Loss(layer, count, since_ns, now_ns, reason) for layer, count, reason in counted]
+
+    def expect_windows(self) -> None:
+        """Before a process begins: events are recorded in windows alone, and none is open."""
+        self._turns = 0
+        _WINDOWS.pack_into(self._map, _TURNS_AT, 0, 0, 0, 0, 1, *[0] * _TURNS_MAX)
+
+    def arm(self, windows: int) -> None:
+        """From now on processes begin windows, so many, and end them, by what they wait for."""
+        _U32.pack_into(self._map, _TURNS_AT + 8, 0)
+        _U32.pack_into(self._map, _TURNS_AT + 4, windows)
+
+    def set_window(self, *, is_open: bool) -> None:
+        """Begin a window, or end the one that is open, unless a process has done that."""
+        (turns,) = _U32.unpack_from(self._map, _TURNS_AT)
+        if turns % 2 != is_open:
+            self._turns = (self._turns + 1) % (1 << 32)
+            _U32.pack_into(self._map, _TURNS_AT, (turns + 1) % (1 << 32))
+            wake_waiters(self._map, _TURNS_AT)
+
+    def turns(self) -> list[Turn]:
+        """Windows that processes began and ended since the last call, of many the last."""
+        turns, _, _, _, _, *turned_ns = _WINDOWS.unpack_from(self._map, _TURNS_AT)
+        new, self._turns, now_ns = (turns - self._turns) % (1 << 32), turns, time.monotonic_ns()
+        last = [(turns - before) % (1 << 32) for before in reversed(range(min(new, _TURNS_MAX)))]
+        return [Turn(min(turned_ns[turn % _TURNS_MAX], now_ns), begins=turn % 2 == 1) for turn in last]
 
     def stop(self) -> None:
         """Ask the processes to record no more; what they still send is collected until `is_over`."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from tracepipe.capture.engines.engine import Turn
 from tracepipe.capture.gpu.engines.channel import CHANNEL_BYTES, Channel
 from tracepipe.capture.gpu.engines.channel_renderer import ChannelRenderer
 from tracepipe.capture.gpu.engines.transport import STACKS_VARIABLE
@@ -25,6 +27,8 @@ class ChannelEngine(ABC):
     """Clocks that its times can be on other than CLOCK_MONOTONIC."""
     gpus: Sequence[Mapping[str, Any]]
     """The GPUs that there are, as a header has them."""
+    sees: Mapping[str, Path] = MappingProxyType({})
+    """What begins and ends windows, by its kind, that a library in the command sees → the library."""
 
     def __init__(
         self,
@@ -42,10 +46,11 @@ class ChannelEngine(ABC):
         self._channel = Channel(ring_bytes, owner=owner)
         self._stacks = stacks
         self._lost_layers, self._lost_why = lost_layers, lost_why
+        self._waited_for: dict[str, str] = {}
 
     def environment(self) -> dict[str, str]:
         """What the command's environment needs."""
-        return {STACKS_VARIABLE: self._stacks} | self._channel.environment()
+        return {STACKS_VARIABLE: self._stacks} | self._channel.environment() | self._waited_for
 
     def enter(self, pids: Sequence[int]) -> None:
         """Record processes that run already. Raises CaptureUnavailable, as most engines are there from a
@@ -62,6 +67,25 @@ class ChannelEngine(ABC):
     def lost(self) -> list[Loss]:
         """Losses since the last call."""
         return self._channel.losses(self._lost_layers, self._lost_why)
+
+    def expect_windows(self, waited_for: Mapping[str, str]) -> None:
+        """Before a process begins: events are recorded in windows alone, which begin and end by what the
+        environment says.
+        """
+        self._waited_for = dict(waited_for)
+        self._channel.expect_windows()
+
+    def arm(self, windows: int) -> None:
+        """From now on processes begin windows, so many, and end them, by what they wait for."""
+        self._channel.arm(windows)
+
+    def set_window(self, *, is_open: bool) -> None:
+        """Begin a window, or end the one that is open, unless a process has done that."""
+        self._channel.set_window(is_open=is_open)
+
+    def turns(self) -> list[Turn]:
+        """Windows that processes began and ended since the last call."""
+        return self._channel.turns()
 
     @abstractmethod
     def renderer(self) -> ChannelRenderer:

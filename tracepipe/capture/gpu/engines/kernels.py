@@ -56,6 +56,7 @@ class KernelsEngine(ChannelEngine):
         self._calls = calls_text(calls)
         super().__init__(owner, ring_bytes=ring_bytes, stacks=stacks, lost_layers=LAYERS, lost_why=_REASONS)
         self._library = library
+        self.sees = {"kernel": library, "profiler": library}
         self.gpus = gpus
         self._renderer = KernelsRenderer(numbers_of(gpus))
 

@@ -17,6 +17,7 @@ enum AnnotationKind : uint16_t {
     KIND_LABEL = 61,  // Label
 };
 
+constexpr uint32_t HAS_COLOR = 1, BEGAN_BEFORE = 2;  // before: its window
 constexpr uint64_t DEPTH_UNKNOWN = ~uint64_t(0);
 
 struct Begun {  // and then its text, where `registered` is 0
@@ -24,7 +25,8 @@ struct Begun {  // and then its text, where `registered` is 0
     uint64_t number;  // of a push: how many ranges are open around it; of a start: its id in this process
     uint64_t payload;
     uint32_t payload_type;  // nvtx::PayloadType, 0 without one
-    uint32_t has_color, color, category;
+    uint32_t flags;         // HAS_COLOR, BEGAN_BEFORE
+    uint32_t color, category;
     uint64_t stack;  // of the Python program, 0 where there is none
 };
 

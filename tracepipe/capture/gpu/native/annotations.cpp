@@ -5,9 +5,11 @@
 //
 // Each library of the program that was built with NVTX has tables of its own and asks for them to be filled when it
 // first calls NVTX. Nothing is allocated for a range, no lock is taken and no call of the kernel made, but where a
-// Python program is at a place for the first time; after the recording's end a call returns at once.
+// Python program is at a place for the first time, and with windows, where ranges are kept as long as they are open;
+// after the recording's end a call returns at once.
 #include <atomic>
 #include <cstring>
+#include <dlfcn.h>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -20,6 +22,8 @@
 #include "own_thread.h"
 #include "python_frames.h"
 #include "transport.h"
+#include "window_ranges.h"
+#include "windows.h"
 
 namespace {
 
@@ -29,6 +33,8 @@ constexpr size_t TEXT_BYTES = 4096;  // what an event file keeps of a name
 
 // Outlives the program's destructors, which may call NVTX.
 Channel &channel = *new Channel;
+Windows &windows = *new Windows(channel);
+WindowRanges &window_ranges = *new WindowRanges(channel, windows);
 std::atomic<bool> is_recording{false};
 std::atomic<uint64_t> next_range{1};
 thread_local OpenRanges open_ranges;
@@ -93,9 +99,56 @@ class Stacks {
 };
 Stacks &stacks = *new Stacks;
 
-void begin(uint16_t kind, Begun begun, std::string_view text) {
+void put_begin(uint16_t kind, Begun begun, std::string_view text) {
     begun.stack = stacks.here();
     channel.put(kind, &begun, sizeof begun, text);
+}
+
+// What is open is reported, and the library of an engine for GPUs does what the window's turn asks of it, before the program
+// goes on.
+void follow_window() {
+    window_ranges.report_all();
+    const char *path = secure_getenv("CUDA_INJECTION64_PATH");
+    void *library = path && *path ? dlopen(path, RTLD_NOW | RTLD_NOLOAD) : nullptr;
+    auto follow = library ? reinterpret_cast<void (*)()>(dlsym(library, "tracepipe_follow_window")) : nullptr;
+    if (follow) follow();
+}
+
+// A text that stands for itself from now on: the same handle for the same text, as a program may ask for it anew
+// at every use. Handles point to memory that stays.
+class Texts {
+  public:
+    const void *meet(LabelKind what, const void *domain, std::string_view text) {
+        std::lock_guard lock(mutex_);
+        auto [place, is_new] = known_.try_emplace(std::to_string(handle(domain)) + ' ' + std::string(text), 0);
+        if (is_new) label(what, handle(domain), handle(&place->second), text);
+        if (is_new) texts_[handle(&place->second)] = text;
+        return &place->second;
+    }
+    std::string text_of(uint64_t handle) {
+        std::lock_guard lock(mutex_);
+        return texts_[handle];
+    }
+
+  private:
+    std::mutex mutex_;
+    std::unordered_map<std::string, uint64_t> known_;  // whose values stay where they are
+    std::unordered_map<uint64_t, std::string> texts_;
+};
+Texts &domains = *new Texts, &texts = *new Texts;
+
+void begin(uint16_t kind, const Begun &begun, std::string_view text) {
+    if (!windows.are_asked()) return put_begin(kind, begun, text);
+    if (kind == KIND_MARK) return windows.is_open() ? put_begin(kind, begun, text) : void();
+    std::string name = begun.registered ? texts.text_of(begun.registered) : std::string(text);
+    if (windows.begins.is("nvtx") && name == windows.begins.name && windows.begin()) follow_window();
+    window_ranges.begin(kind, begun, text, name, put_begin);
+}
+
+void end_range(uint16_t kind, const Ended &ended) {
+    if (!windows.are_asked()) return void(channel.put(kind, &ended, sizeof ended));
+    std::string name = window_ranges.end(kind, ended);
+    if (windows.ends.is("nvtx") && name == windows.ends.name && windows.is_last_hit() && windows.end()) follow_window();
 }
 
 // `number` is asked for before the record is lost or not: the ranges of the program are what they are.
@@ -103,7 +156,7 @@ void begin(uint16_t kind, uint64_t domain, uint64_t number, const nvtx::Attribut
     Begun begun{domain, 0, number, 0, 0, 0, 0, 0, 0};
     if (!given || given->size < sizeof *given) return begin(kind, begun, "");
     begun.payload = given->payload, begun.payload_type = uint32_t(given->payload_type);
-    begun.has_color = given->color_type == nvtx::COLOR_ARGB, begun.color = given->color;
+    begun.flags = given->color_type == nvtx::COLOR_ARGB ? HAS_COLOR : 0, begun.color = given->color;
     begun.category = given->category;
     switch (given->message_type) {
     case nvtx::MESSAGE_ASCII:
@@ -134,7 +187,7 @@ int pop(uint64_t domain) {
     uint64_t depth;
     if (!open_ranges.pop(domain, depth)) return -1;
     Ended ended{domain, depth};
-    if (is_recording) channel.put(KIND_POP, &ended, sizeof ended);
+    if (is_recording) end_range(KIND_POP, ended);
     return int(depth);
 }
 
@@ -146,25 +199,8 @@ template <typename Given> uint64_t start(uint64_t domain, const Given *given) {
 
 void end(uint64_t domain, uint64_t number) {
     Ended ended{domain, number};
-    if (is_recording) channel.put(KIND_END, &ended, sizeof ended);
+    if (is_recording) end_range(KIND_END, ended);
 }
-
-// A text that stands for itself from now on: the same handle for the same text, as a program may ask for it anew
-// at every use. Handles point to memory that stays.
-class Texts {
-  public:
-    const void *meet(LabelKind what, const void *domain, std::string_view text) {
-        std::lock_guard lock(mutex_);
-        auto [place, is_new] = known_.try_emplace(std::to_string(handle(domain)) + ' ' + std::string(text), 0);
-        if (is_new) label(what, handle(domain), handle(&place->second), text);
-        return &place->second;
-    }
-
-  private:
-    std::mutex mutex_;
-    std::unordered_map<std::string, uint64_t> known_;  // whose values stay where they are
-};
-Texts &domains = *new Texts, &texts = *new Texts;
 
 template <typename Letter> const void *meet_domain(const Letter *name) {
     return domains.meet(LABEL_DOMAIN, nullptr, text_of(name));
@@ -231,7 +267,14 @@ void fill_core2(nvtx::Function **table, unsigned size) {
 }
 
 void wait_for_end(void *) {
-    channel.wait_until_over();
+    constexpr long LOOK_MS = 25;
+    if (!windows.are_asked()) channel.wait_until_over();
+    for (uint32_t seen = 0; windows.are_asked();) {
+        windows.wait(seen, LOOK_MS);
+        seen = windows.turns();
+        window_ranges.report_all();
+        if (channel.is_over()) break;
+    }
     is_recording = false;
     channel.close();
 }
@@ -240,13 +283,17 @@ pid_t forked_from;
 
 // A child has the handles of its parent, and the capture process hears of a child alone what it sends itself.
 void follow_forks() {
-    pthread_atfork([] { forked_from = getpid(); }, nullptr, [] { label(LABEL_FORK, 0, uint64_t(forked_from), ""); });
+    pthread_atfork([] { forked_from = getpid(); }, nullptr, [] {
+        window_ranges.forget_other_threads();
+        label(LABEL_FORK, 0, uint64_t(forked_from), "");
+    });
 }
 
 // Whether something is recorded, from the first call in this process on.
 bool is_begun() {
     static const bool begun = [] {
         if (!channel.open()) return false;
+        windows.open();
         is_recording = true;
         follow_forks();
         start_own_thread(wait_for_end, nullptr);

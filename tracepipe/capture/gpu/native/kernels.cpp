@@ -17,6 +17,8 @@
 #include "own_thread.h"
 #include "redirect.h"
 #include "transport.h"
+#include "window_calls.h"
+#include "windows.h"
 
 #include <chrono>
 #include <condition_variable>
@@ -65,6 +67,7 @@ constexpr Work WORK[] = {
 constexpr CUpti_ActivityKind CALLS[] = {CUPTI_ACTIVITY_KIND_RUNTIME, CUPTI_ACTIVITY_KIND_DRIVER};
 
 Channel channel;
+Windows windows(channel);
 Heartbeat heartbeat;
 CallChoice &choice = *new CallChoice;  // as the translator, which asks it
 CallStacks &stacks = *new CallStacks;
@@ -284,8 +287,13 @@ void CUPTIAPI take_buffer(CUcontext context, uint32_t stream, uint8_t *buffer, s
 }
 
 std::mutex &end_mutex = *new std::mutex;
-std::condition_variable &flush_end = *new std::condition_variable;
+std::condition_variable &begun_again = *new std::condition_variable;
 bool is_begun = false, is_ended = false;
+// Whether CUPTI records, and by which turn of the windows: changed under turn_mutex, with which nothing waits for CUPTI's
+// threads, as a thread of the program's may have it in a callback of CUPTI's.
+std::mutex &turn_mutex = *new std::mutex;
+std::atomic<bool> is_recording{true};
+std::atomic<uint32_t> followed_turns{1};
 
 // What tracepipe_attach returns; kernels.py says it.
 enum Attached { RECORDED, ALREADY_RECORDED, NOT_CONNECTED, OTHER_PROFILER, CUPTI_FAILS };
@@ -299,100 +307,11 @@ void tell_taken() {
 void send_last() {
     is_ended = true;
     stacks.close();
+    if (!is_recording) return void(cuptiActivityFlushAll(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED));
     for (uint64_t beat = 0; beat < MISSED_AT_END; beat++) {
         heartbeat.beat();
         cuptiActivityFlushAll(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
     }
-}
-
-void disable_calls() {
-    for (CUpti_ActivityKind kind : CALLS) cuptiActivityDisable(kind);
-    for (uint32_t cbid = 1; cbid < CUPTI_RUNTIME_TRACE_CBID_SIZE; cbid++) cuptiActivityEnableRuntimeApi(cbid, 0);
-    for (uint32_t cbid = 1; cbid < CUPTI_DRIVER_TRACE_CBID_SIZE; cbid++) cuptiActivityEnableDriverApi(cbid, 0);
-}
-
-// The recording is over and the program goes on: CUPTI records nothing more, where it is not another profiler's.
-// It stays in the process: after cuptiFinalize other threads crash in CUPTI that are in a call of CUDA's just then,
-// also if it is called where its documentation says, at the exit of a call (CUPTI 13.0, driver 580). We have no
-// subscription that could stand in another profiler's way.
-void let_go(bool is_taken = false) {
-    send_last();
-    if (heartbeat.missed() < MISSED_AT_END) {
-        disable_calls();
-        for (const Work &work : WORK) cuptiActivityDisable(work.kind);
-        cuptiActivityFlushAll(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
-    } else {
-        is_taken = true;
-    }
-    if (is_taken) tell_taken();
-    channel.close();
-}
-
-// Another profiler is about to give CUPTI buffers. CUPTI would fill ours first, and give them to it, which does not
-// know them: its profile would lack what is in them. PyTorch's came without any kernel in some runs.
-CUptiResult other_registers(CUpti_BuffersCallbackRequestFunc gives, CUpti_BuffersCallbackCompleteFunc takes) {
-    {
-        std::lock_guard lock(end_mutex);
-        if (getpid() == owner && !is_ended) let_go(true);
-        flush_end.notify_all();
-    }
-    return cuptiActivityRegisterCallbacks(gives, takes);
-}
-Redirect &redirect = *new Redirect("libcupti.so", "cuptiActivityRegisterCallbacks",
-                                   reinterpret_cast<void *>(&other_registers));
-
-void flush_often(void *) {
-    std::unique_lock lock(end_mutex);
-    for (;; flush_end.wait(lock, [] { return !is_ended; })) {
-        while (!flush_end.wait_for(lock, FLUSH_MS, [] { return is_ended; })) {
-            if (channel.is_over()) {
-                let_go();
-                break;
-            }
-            redirect.look();
-            heartbeat.beat();
-            cuptiActivityFlushAll(0);
-            if (heartbeat.missed() < MISSED_BETWEEN) continue;
-            is_ended = true;
-            stacks.close();
-            tell_taken();
-            channel.close();
-        }
-    }
-}
-
-void end() {
-    if (getpid() != owner) return;  // a fork: neither CUPTI nor its locks are in a state to be used
-    std::lock_guard lock(end_mutex);
-    if (is_ended) return;
-    send_last();
-    if (heartbeat.missed() >= MISSED_AT_END) tell_taken();
-    flush_end.notify_all();
-}
-
-uint64_t realtime_ns() {
-    timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    return uint64_t(now.tv_sec) * 1000000000u + uint64_t(now.tv_nsec);
-}
-
-// On any thread, those that call CUDA among them.
-uint64_t CUPTIAPI cupti_clock() {
-    uint64_t now_ns = monotonic_ns();
-    stacks.note(now_ns, channel);
-    return now_ns;
-}
-
-void say_hello() {
-    bool is_monotonic = cuptiActivityRegisterTimestampCallback(cupti_clock) == CUPTI_SUCCESS;
-    auto clock = is_monotonic ? monotonic_ns : realtime_ns;
-    Hello hello{};
-    cuptiGetVersion(&hello.cupti_version);
-    hello.clock = is_monotonic ? CLOCK_IS_MONOTONIC : CLOCK_IS_REALTIME;
-    hello.before_ns = clock();
-    cuptiGetTimestamp(&hello.cupti_ns);
-    hello.after_ns = clock();
-    channel.put(KIND_HELLO, &hello, sizeof hello);
 }
 
 bool enable(const Work &work) {
@@ -425,6 +344,131 @@ void enable_calls() {
     disable_unwanted(CUPTI_CB_DOMAIN_DRIVER_API, CUPTI_DRIVER_TRACE_CBID_SIZE);
 }
 
+// What CUPTI records, from now on. Whether it records kernels, if that is wanted.
+bool record(bool is_wanted) {
+    is_recording = is_wanted;
+    bool are_kernels = true;
+    for (const Work &work : WORK) {
+        if (!is_wanted)
+            cuptiActivityDisable(work.kind);
+        else if (!enable(work))
+            are_kernels &= work.kind != CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL;
+    }
+    // Not SYNCHRONIZATION: with it each synchronising call takes 0.6 ms more (H200, CUPTI 13.0).
+    if (is_wanted) return enable_calls(), heartbeat.start(), are_kernels;
+    for (CUpti_ActivityKind kind : CALLS) cuptiActivityDisable(kind);
+    for (uint32_t cbid = 1; cbid < CUPTI_RUNTIME_TRACE_CBID_SIZE; cbid++) cuptiActivityEnableRuntimeApi(cbid, 0);
+    for (uint32_t cbid = 1; cbid < CUPTI_DRIVER_TRACE_CBID_SIZE; cbid++) cuptiActivityEnableDriverApi(cbid, 0);
+    return true;
+}
+
+// Records as the windows say: on any thread of the program's, which goes on when that is so.
+void follow_window() {
+    std::lock_guard lock(turn_mutex);
+    uint32_t turns = windows.turns();
+    if (turns == followed_turns || channel.is_over()) return;
+    followed_turns = turns;
+    if (bool(turns & 1) != is_recording) record(turns & 1);
+}
+WindowCalls &window_calls = *new WindowCalls(windows, follow_window);
+
+bool is_silent() { return is_recording && heartbeat.missed() >= MISSED_AT_END; }
+
+// The recording is over and the program goes on: CUPTI records nothing more, where it is not another profiler's.
+// It stays in the process: after cuptiFinalize other threads crash in CUPTI that are in a call of CUDA's just then,
+// also if it is called where its documentation says, at the exit of a call (CUPTI 13.0, driver 580). We have no
+// subscription that could stand in another profiler's way, but where windows waited for calls, until now.
+void let_go(bool is_taken = false) {
+    send_last();
+    if (is_silent()) {
+        is_taken = true;
+    } else {
+        {
+            std::lock_guard turning(turn_mutex);
+            record(false);
+            window_calls.close();
+        }
+        cuptiActivityFlushAll(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
+    }
+    if (is_taken) tell_taken();
+    channel.close();
+}
+
+// Another profiler is about to give CUPTI buffers. CUPTI would fill ours first, and give them to it, which does not
+// know them: its profile would lack what is in them. PyTorch's came without any kernel in some runs.
+CUptiResult other_registers(CUpti_BuffersCallbackRequestFunc gives, CUpti_BuffersCallbackCompleteFunc takes) {
+    {
+        std::lock_guard lock(end_mutex);
+        if (getpid() == owner && !is_ended) let_go(true);
+    }
+    return cuptiActivityRegisterCallbacks(gives, takes);
+}
+Redirect &redirect = *new Redirect("libcupti.so", "cuptiActivityRegisterCallbacks",
+                                   reinterpret_cast<void *>(&other_registers));
+
+// Whether it is over. A window that begins or ends is a reason to look too.
+bool wait_for_flush(std::unique_lock<std::mutex> &lock) {
+    uint32_t seen = followed_turns;
+    lock.unlock();
+    windows.wait(seen, FLUSH_MS.count());
+    lock.lock();
+    return is_ended;
+}
+
+void flush_often(void *) {
+    std::unique_lock lock(end_mutex);
+    for (;; begun_again.wait(lock, [] { return !is_ended; })) {
+        while (!wait_for_flush(lock)) {
+            follow_window();
+            if (channel.is_over()) {
+                let_go();
+                break;
+            }
+            redirect.look();
+            if (is_recording) heartbeat.beat();
+            cuptiActivityFlushAll(0);
+            if (heartbeat.missed() < MISSED_BETWEEN) continue;
+            is_ended = true;
+            stacks.close();
+            tell_taken();
+            channel.close();
+        }
+    }
+}
+
+void end() {
+    if (getpid() != owner) return;  // a fork: neither CUPTI nor its locks are in a state to be used
+    std::lock_guard lock(end_mutex);
+    if (is_ended) return;
+    send_last();
+    if (is_silent()) tell_taken();
+}
+
+uint64_t realtime_ns() {
+    timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return uint64_t(now.tv_sec) * 1000000000u + uint64_t(now.tv_nsec);
+}
+
+// On any thread, those that call CUDA among them.
+uint64_t CUPTIAPI cupti_clock() {
+    uint64_t now_ns = monotonic_ns();
+    stacks.note(now_ns, channel);
+    return now_ns;
+}
+
+void say_hello() {
+    bool is_monotonic = cuptiActivityRegisterTimestampCallback(cupti_clock) == CUPTI_SUCCESS;
+    auto clock = is_monotonic ? monotonic_ns : realtime_ns;
+    Hello hello{};
+    cuptiGetVersion(&hello.cupti_version);
+    hello.clock = is_monotonic ? CLOCK_IS_MONOTONIC : CLOCK_IS_REALTIME;
+    hello.before_ns = clock();
+    cuptiGetTimestamp(&hello.cupti_ns);
+    hello.after_ns = clock();
+    channel.put(KIND_HELLO, &hello, sizeof hello);
+}
+
 Attached give_up() {
     is_ended = true;
     channel.close();
@@ -453,14 +497,19 @@ Attached begin(bool is_late) {
         channel.note("CUPTI does not take buffers: another profiler is at work in the traced process.");
         return give_up();
     }
-    for (const Work &work : WORK)
-        if (!enable(work) && work.kind == CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL) return give_up();
-    // Not SYNCHRONIZATION: with it each synchronising call takes 0.6 ms more (H200, CUPTI 13.0).
-    enable_calls();
+    {
+        std::lock_guard turning(turn_mutex);
+        windows.open();
+        followed_turns = windows.turns();
+        // Before the first window too: what CUPTI does not record is said, and which GPUs there are.
+        if (!record(true)) return give_up();
+        if (!windows.is_open()) record(false);
+    }
     redirect.look();
-    heartbeat.start();
+    if (windows.are_asked() && !window_calls.open())
+        channel.note("Another profiler has CUPTI's callbacks: windows begin some ms late.");
     if (!is_first) {
-        flush_end.notify_all();
+        begun_again.notify_all();
         return RECORDED;
     }
     if (!start_own_thread(flush_often, nullptr))
@@ -471,6 +520,10 @@ Attached begin(bool is_late) {
 }
 
 }  // namespace
+
+extern "C" __attribute__((visibility("default"))) void tracepipe_follow_window() {
+    if (channel.is_open() && getpid() == owner) follow_window();
+}
 
 extern "C" __attribute__((visibility("default"))) int InitializeInjection() {
     std::lock_guard lock(end_mutex);

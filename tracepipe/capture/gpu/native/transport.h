@@ -12,6 +12,9 @@
 //     |        |         | bytes   | µs  u32  |      |          |
 //     64                 128                 192                      704
 //     | produced         | consumed          | dropped by kind, 64 × u64
+//     704     708          712          716        720       724  728
+//     | turns | windows    | hits of    | hits of  | has     | 0  | when turn N was, ns:    |    windows.h
+//     | u32   | left u32   | begins u32 | ends u32 | windows |    | 16 × u64, at N mod 16   |
 //     4096 ──────────────────────────────────────────────────────── 4096 + ring bytes
 //     | records, each at a multiple of 16; positions count on from 0 over all laps of the ring
 //
@@ -79,9 +82,12 @@ struct ChannelHeader {
     alignas(64) std::atomic<uint64_t> produced;
     alignas(64) std::atomic<uint64_t> consumed;
     alignas(64) std::atomic<uint64_t> dropped[KINDS];
+    std::atomic<uint32_t> turns, windows_left, begin_hits, end_hits, has_windows, zero2;
+    std::atomic<uint64_t> turned_ns[16];
 };
 static_assert(offsetof(ChannelHeader, launches) == 32 && offsetof(ChannelHeader, produced) == 64);
 static_assert(offsetof(ChannelHeader, consumed) == 128 && offsetof(ChannelHeader, dropped) == 192);
+static_assert(offsetof(ChannelHeader, turns) == 704 && offsetof(ChannelHeader, turned_ns) == 728);
 static_assert(sizeof(ChannelHeader) <= CHANNEL_HEADER_BYTES);
 
 struct RecordHeader {
@@ -111,7 +117,7 @@ class Channel {
     size_t payload_limit() const { return ring_bytes_ / 4; }
 
     // Room for a payload, or null when there was none in time: then `events` are counted as dropped.
-    void *reserve(uint16_t kind, size_t length, uint64_t events = 1) {
+    void *reserve(uint16_t kind, size_t length, uint64_t events = 1, uint32_t tid = thread_id()) {
         if (!header_) return nullptr;
         size_t whole = (RECORD_HEADER_BYTES + length + 15) & ~size_t(15);
         uint64_t position;
@@ -124,7 +130,7 @@ class Channel {
         record->kind = kind;
         record->zero = 0;
         record->pid = uint32_t(this_process());
-        record->tid = thread_id();
+        record->tid = tid;
         record->time_ns = monotonic_ns();
         record->tag.store((position | 1) ^ key_, std::memory_order_release);
         return record + 1;
@@ -134,8 +140,9 @@ class Channel {
         uint64_t tag = record->tag.load(std::memory_order_relaxed) ^ key_;
         record->tag.store((tag ^ 3) ^ key_, std::memory_order_release);
     }
-    bool put(uint16_t kind, const void *head, size_t head_bytes, std::string_view text = {}, uint64_t events = 1) {
-        auto *to = static_cast<char *>(reserve(kind, head_bytes + text.size(), events));
+    bool put(uint16_t kind, const void *head, size_t head_bytes, std::string_view text = {}, uint64_t events = 1,
+             uint32_t tid = thread_id()) {
+        auto *to = static_cast<char *>(reserve(kind, head_bytes + text.size(), events, tid));
         if (!to) return false;
         memcpy(to, head, head_bytes);
         if (!text.empty()) memcpy(to + head_bytes, text.data(), text.size());
@@ -152,6 +159,7 @@ class Channel {
     bool is_over() const { return connection_.is_over(); }
     // Waits for that, or for the end of the connection.
     void wait_until_over() const { connection_.wait_until_over(); }
+    ChannelHeader *shared() { return header_; }
     // Its first bytes, for tests of what a program may do to it.
     void *header() { return header_; }
     // Says that nothing more comes from this process, which keeps nothing of the channel's memory: what is put all the

@@ -1,0 +1,94 @@
+// Windows of a recording: events are recorded in them alone. All processes of a recording and the capture process see
+// and turn the same word of the channel's memory: it is odd while a window is open, and 1 from the start to the end of
+// a recording that has no windows.
+//
+// What begins and ends windows here are hits: of a range of NVTX, a function of the profiler's, a launch. What is
+// waited for stands in TRACEPIPE_WINDOW_BEGIN and TRACEPIPE_WINDOW_END: `NUMBER KIND NAME`.
+#pragma once
+#include <climits>
+#include <cstdlib>
+#include <linux/futex.h>
+#include <string>
+
+#include "settings.h"
+#include "transport.h"
+
+// Where the capture process has probes, it sees by these that a window begins or ends.
+extern "C" {
+__attribute__((noinline, used, visibility("default"))) void tracepipe_window_begins() { asm volatile("nop"); }
+__attribute__((noinline, used, visibility("default"))) void tracepipe_window_ends() { asm volatile("nop"); }
+}
+
+namespace tracepipe {
+
+struct Trigger {
+    uint32_t number = 0;
+    std::string kind, name;
+
+    void read(const char *variable) {
+        const char *text = settings().get(variable);
+        char *rest = nullptr;
+        if (!text) return;
+        number = uint32_t(strtoul(text, &rest, 10));
+        std::string words = *rest ? rest + 1 : rest;
+        size_t end = words.find(' ');
+        kind = words.substr(0, end), name = end == std::string::npos ? "" : words.substr(end + 1);
+    }
+    bool is(std::string_view what) const { return kind == what; }
+};
+
+class Windows {
+  public:
+    Trigger begins, ends;
+
+    explicit Windows(Channel &channel) : channel_(channel) {}
+    // With the channel open.
+    void open() {
+        header_ = channel_.shared();
+        if (!header_->has_windows) return;
+        begins.read("TRACEPIPE_WINDOW_BEGIN"), ends.read("TRACEPIPE_WINDOW_END");
+    }
+    // Whether there is more than one that is open all the while.
+    bool are_asked() const { return header_->has_windows; }
+    bool is_open() const { return turns() & 1; }
+    // How often windows began and ended.
+    uint32_t turns() const { return header_->turns.load(std::memory_order_acquire); }
+    // Waits until that is not `seen` any more, or for so long.
+    void wait(uint32_t seen, long limit_ms) const {
+        timespec limit{limit_ms / 1000, limit_ms % 1000 * 1'000'000};
+        syscall(SYS_futex, &header_->turns, FUTEX_WAIT, seen, &limit, nullptr, 0);
+    }
+    // A hit of what begins windows, and whether it began one.
+    bool begin() {
+        uint32_t seen = turns();
+        if (seen & 1 || !header_->windows_left) return false;
+        if (header_->begin_hits.fetch_add(1) + 1 < begins.number) return false;
+        if (!turn(seen)) return false;
+        header_->begin_hits = header_->end_hits = 0;
+        header_->windows_left--;
+        tracepipe_window_begins();
+        return true;
+    }
+    // A hit of what ends them; whether the window is to end with it.
+    bool is_last_hit() { return is_open() && header_->end_hits.fetch_add(1) + 1 >= ends.number; }
+    // Whether a window ended just now.
+    bool end() {
+        uint32_t seen = turns();
+        bool is_ended = seen & 1 && turn(seen);
+        if (is_ended) tracepipe_window_ends();
+        return is_ended;
+    }
+
+  private:
+    bool turn(uint32_t seen) {
+        header_->turned_ns[(seen + 1) % 16] = monotonic_ns();
+        if (!header_->turns.compare_exchange_strong(seen, seen + 1)) return false;
+        syscall(SYS_futex, &header_->turns, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+        return true;
+    }
+
+    Channel &channel_;
+    ChannelHeader *header_ = nullptr;
+};
+
+}  // namespace tracepipe
