@@ -120,6 +120,17 @@ def streams() -> Lines:
     return (event(at, type="gpu_kernel", gpu=at % 8, stream=at) for at in range(30_000))
 
 
+def warps_that_wait() -> Lines:
+    """Warps of lines that all begin with the first of their launch."""
+    for first in range(0, 100_000, 1_000):
+        places = range(first, first + 1_000)
+        sms, slots = [at % 132 for at in places], [at // 132 % 64 for at in places]
+        columns = {"warp": [*places], "sm": sms, "slot": slots}
+        times = {"entry_ns": [at * 20 for at in places], "exit_ns": [900] * 1_000}
+        launch = {"launch": 1, "gpu": 0, "grid": [100_000, 1, 1], "block": [32, 1, 1]}
+        yield {"ts_ns": 1_000, "type": "gpu_warp", "name": "k", **launch, **columns, **times}
+
+
 def recorded(path: Path, lines: Lines) -> Path:
     """A recording of these."""
     with path.open("w") as file:
@@ -168,6 +179,11 @@ def test_open_calls_take_a_tenth_of_a_kilobyte(tmp_path: Path) -> None:
 def test_each_track_takes_a_kilobyte(lines: Callable[[], Lines], tracks: int, tmp_path: Path) -> None:
     path = recorded(tmp_path / "run.jsonl", lines())
     assert peak_mb("convert", str(path), "-o", str(tmp_path / "out")) < BOUND_MB + tracks * TRACK_KB / 1024
+
+
+def test_warps_wait_for_lines_that_begin_before_them(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "run.jsonl", warps_that_wait())
+    assert peak_mb("convert", str(path), "-o", str(tmp_path / "out")) < BOUND_MB + 100_000 * 0.4 / 1024
 
 
 def test_compressed_data_that_unfolds_to_gigabytes(tmp_path: Path) -> None:
