@@ -164,6 +164,21 @@ def test_millions_of_warps_are_not_in_memory(report: str, kernels: tuple[Path, P
     assert many < most_mb * 10**6
 
 
+def test_a_gap_takes_two_kilobytes(tmp_path: Path) -> None:
+    def peak(count: int) -> int:
+        launched = (
+            one
+            for at in range(count)
+            for one in (
+                span(at * 30, at * 30 + 8, "cuLaunchKernel", launch=at + 1),
+                span(at * 30 + 10, at * 30 + 15, f"k{at % 50}", "gpu_kernel", gpu=0, launch=at + 1),
+            )
+        )
+        return peak_bytes("gaps", str(write(tmp_path / "run.jsonl", *launched)))
+
+    assert (peak(40_000) - peak(10_000)) / 30_000 < 2_300
+
+
 def test_much_text_of_arguments_is_not_in_memory(tmp_path: Path) -> None:
     lines = [json.dumps(call(at, args={"a": str(at) + "x" * 500_000})) for at in range(100)]
     assert peak_bytes("summary", str(write(tmp_path / "run.jsonl", *lines))) < 64 << 20

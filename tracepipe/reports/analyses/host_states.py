@@ -13,7 +13,6 @@ from tracepipe.reports.frames.layers import Layer
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.nesting import NOBODY
 from tracepipe.reports.frames.run import Run
-from tracepipe.reports.frames.shapes import where
 from tracepipe.reports.frames.spans import INSTANT, NO_BEGIN
 from tracepipe.reports.frames.stored import Growing, parts
 
@@ -39,12 +38,12 @@ class _Spans:
         inside = (place >= 0) & (ts_ns < self.end_ns.take(place, mode="clip")) if len(self._shape) else False
         return np.where(inside, place, -1)
 
-    def names(self, places: Any) -> pl.Series:
-        """The names of the spans at some places, null for -1."""
+    def names(self, places: Any) -> Any:
+        """The numbers of the names of the spans at some places, NONE for -1."""
         if not len(self._shape):
-            return pl.repeat(None, len(places), dtype=pl.String, eager=True)
-        named = self._shapes.series("name", self._shape[np.maximum(places, 0)])
-        return where(places >= 0, named)
+            return np.full(len(places), NONE, np.int32)
+        numbers = self._shapes.column("name", self._shape[np.maximum(places, 0)])
+        return np.where(places >= 0, numbers, np.int32(NONE))
 
 
 class _ByThread:
@@ -141,15 +140,27 @@ class HostStates:
                 waits = (call >= 0) | (syscall >= 0)
                 state[(left[part] < first_ns) | (left[part] >= last_ns)] = STATES.index(ABSENT)
                 state[(left[part] >= last_ns) & waits] = STATES.index(OFF_CPU)
+            # Names and states are numbers until all is added up: as texts they would take ten times as much.
             names = {"call": calls.names(call), "syscall": syscalls.names(syscall)}
-            columns = {"stretch": stretch[part], "state": pl.Series(STATES)[state], **names}
+            names["syscall"] = np.where(names["call"] == NONE, names["syscall"], NONE).astype(np.int32)
+            columns = {"stretch": stretch[part], "state": state.astype(np.uint8), **names}
             spent.append(_added_up(pl.DataFrame({**columns, "dur_ns": (right - left)[part]})))
-        return _added_up(pl.concat(spent))
+        return self._in_words(_added_up(pl.concat(spent)))
+
+    def _in_words(self, spent: pl.DataFrame) -> pl.DataFrame:
+        """States and names as texts."""
+
+        def text(numbers: pl.Series) -> pl.Series:
+            present, places = np.unique(numbers.to_numpy(), return_inverse=True)
+            texts = [None if one == NONE else self._run.shapes.text(one) for one in present.tolist()]
+            return pl.Series(numbers.name, texts, dtype=pl.String).gather(places)
+
+        states = pl.Series("state", STATES).gather(spent["state"])
+        return spent.with_columns(states, text(spent["call"]), text(spent["syscall"]))
 
 
 def _added_up(spent: pl.DataFrame) -> pl.DataFrame:
-    """The time of each stretch, state and call, and of each system call that is in no call."""
-    spent = spent.with_columns(pl.when(pl.col("call").is_null()).then("syscall").alias("syscall"))
+    """The time of each stretch, state, call and system call."""
     keys = ("stretch", "state", "call", "syscall")
     return spent.group_by(*keys, maintain_order=True).agg(pl.col("dur_ns").sum())
 
