@@ -109,6 +109,27 @@ def test_a_gap_is_where_no_kernel_copy_or_warp_is(load: Load) -> None:
     assert gap["cause"] == "unknown"
 
 
+def test_hooked_functions_are_told_from_user_code(load: Load) -> None:
+    hooks = (
+        # Around a call, in a call, and two layers that overlap in user code.
+        span(2_120, 2_840, "step", "hook") | {"layer": "app"},
+        span(2_160, 2_190, "inside", "hook") | {"layer": "app"},
+        span(2_965, 2_985, "load", "hook") | {"layer": "app"},
+        span(2_970, 2_980, "malloc", "hook") | {"layer": "libc"},
+    )
+    another = span(2_300, 2_400, "cuEventQuery", tid=5)
+    result = run(load(*EVERY_LAYER, another, *hooks), Options())
+    found = causes(result)
+    assert found["hooked functions", "step"] == 30 + 40  # 2120-2150, 2800-2840
+    assert found["hooked functions", "load"] == 20
+    assert found["CUDA call", "cuMemAlloc_v2"] == 50 + 100, "the call is innermost"
+    assert found["user code", None] == 170 - 70 - 20
+    threads = {row["tid"]: row for row in result.as_json()["threads"]}
+    assert (threads[1]["hooked_functions_ns"], threads[1]["user_code_ns"]) == (90, 80)
+    plain = run(load(*EVERY_LAYER, another), Options()).as_json()
+    assert all("hooked_functions_ns" not in row for row in plain["threads"])
+
+
 def test_missing_layers_are_said_and_user_code_is_not_claimed(load: Load) -> None:
     result = run(
         load(

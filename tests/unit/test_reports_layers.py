@@ -72,6 +72,28 @@ def test_every_nanosecond_goes_to_the_innermost_layer(load: Load) -> None:
     }
 
 
+def test_hooked_functions_count_inside_a_call_and_not_around_it(load: Load) -> None:
+    calls = load(
+        span(1_100, 1_200, "cudaMalloc"),
+        span(1_110, 1_180, "ioctl", "syscall"),
+        span(1_105, 1_190, "pool_take", "hook") | {"layer": "my pool"},
+        span(1_120, 1_130, "malloc", "hook") | {"layer": "libc"},
+        span(1_000, 1_300, "step", "hook") | {"layer": "app"},
+        span(1_105, 1_190, "elsewhere", "hook", tid=2),
+        span(1_400, 1_500, "cuInit"),
+    )
+    result = run(calls, Options())
+    assert parts(result, "cudaMalloc") == {
+        "call": (100, None), "itself": (15, None), "hooked functions": (15, 85), "ioctl": (70, 70),
+    }  # fmt: skip
+    shares = {row["call"]: row["hooked_functions_percent"] for row in result.as_json()["shares"]}
+    assert shares == {"cudaMalloc": 15.0, "cuInit": 0.0}
+    tree = [(row["name"], row["layer"]) for row in run(calls, Options(call="1")).as_json()["tree"]]
+    assert tree == [
+        ("cudaMalloc", "call"), ("  pool_take", "hook"), ("    ioctl", "syscall"), ("      malloc", "hook"),
+    ]  # fmt: skip
+
+
 def test_another_thread_does_not_count(load: Load) -> None:
     result = run(
         load(

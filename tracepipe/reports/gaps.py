@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from tracepipe.reports.analyses.breakdown import HOOKED
 from tracepipe.reports.analyses.distribution import LENGTH_COLUMNS, of_values
 from tracepipe.reports.analyses.gpu_contexts import context_tables
 from tracepipe.reports.analyses.gpu_work import BY_ORDER, Idle, gpu_work, idle_of, outermost_of
-from tracepipe.reports.analyses.host_states import IN_CALL, STATES, UNKNOWN, USER, HostStates
+from tracepipe.reports.analyses.host_states import IN_CALL, UNKNOWN, USER, HostStates
 from tracepipe.reports.analyses.launch_gaps import launch_tables
 from tracepipe.reports.frames.grouping import equal
 from tracepipe.reports.frames.libraries import np, pl
@@ -133,7 +134,7 @@ def _state(state: str, states: HostStates) -> str:
 
 def _cause(state: str, call: str | None) -> str:
     """What a thread was doing, in words."""
-    if state == IN_CALL:
+    if state in (IN_CALL, HOOKED):
         return f"in {call}"
     if state == "system call" and call:
         return f"{state} ({call})"
@@ -232,7 +233,9 @@ def _causes(gaps: pl.DataFrame, doing: pl.DataFrame, states: HostStates, top: in
     )
     note = (
         "Of the thread that asked for what came next. Each ns counts once, for the innermost: off-CPU before "
-        "driver before system call before the call itself. Percentiles: of its time in one gap."
+        "driver before system call before the call itself"
+        f"{', and that before hooked functions' if HOOKED in states.states else ''}. "
+        "Percentiles: of its time in one gap."
     )
     return Table("causes", "Idle time by what the CPU did", columns, rows, note, grouped=True)
 
@@ -318,14 +321,14 @@ def _threads(run: Run, idle: list[Idle], states: HostStates, top: int) -> tuple[
             found = states.of((pid, tid), one.start_ns, one.end_ns)
             spent = dict(found.group_by("state").agg(pl.col("dur_ns").sum()).iter_rows())
             name = run.thread_name(pid, tid) or run.process_name(pid)
-            rows.append((f"GPU {one.gpu}", name, tid, *(spent.get(state, 0) for state in STATES)))
+            rows.append((f"GPU {one.gpu}", name, tid, *(spent.get(state, 0) for state in states.states)))
     columns = (
         Column("gpu", "GPU"),
         Column("thread", "thread"),
         Column("tid", "id", "id"),
         *(
             Column(f"{state.replace(' ', '_').replace('-', '_').lower()}_ns", _WORDS.get(state, state), "ns")
-            for state in STATES
+            for state in states.states
         ),
     )
     note = "Time of each thread while the GPU was idle, between its first work and its last."

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from tracepipe.errors import TracepipeError
 from tracepipe.event.columns import Int32s, Int64s
-from tracepipe.reports.analyses.breakdown import GPU, PARTS, Breakdown, HostTime
+from tracepipe.reports.analyses.breakdown import GPU, HOOKED, PARTS, Breakdown, HostTime
 from tracepipe.reports.analyses.call_tree import tree_of
 from tracepipe.reports.analyses.distribution import LENGTH_COLUMNS, of_values
 from tracepipe.reports.frames.grouping import Grouped, greatest
@@ -59,7 +59,7 @@ def run(run: Run, options: Options) -> Result:
     by_name = dict(Grouped(_names(run)[calls.shape[rows]], np.arange(len(rows), dtype=np.int32)))
     named = [(run.shapes.text(name), by_name[name]) for name in names.shown]
     if named:
-        result.parts += [_shares(split, named), _lengths(split, named, host)]
+        result.parts += [_shares(split, named, host), _lengths(split, named, host)]
     if options.call and len(timed):
         result.parts.append(_slowest(run, timed, top_calls))
     if names.count > len(named):
@@ -123,7 +123,7 @@ def _no_such_call(run: Run, name: str) -> TracepipeError:
 
 def _what_is_missing(run: Run, host: HostTime, split: Breakdown, unknown: int) -> list[str]:
     notes = []
-    missing = [layer for layer in PARTS if layer not in host.recorded]
+    missing = [layer for layer in PARTS if layer not in (*host.recorded, HOOKED)]
     if missing:
         notes.append(f"not recorded, so part of the layer around it: {', '.join(missing)}")
     asked_for = run.facts.header.get("layers", {}).get("missing", {})
@@ -147,22 +147,23 @@ def _known_sum(values: Int64s) -> int | None:
     return int(values.sum()) if len(values) else None
 
 
-def _shares(split: Breakdown, named: list[tuple[str, Any]]) -> Table:
+def _shares(split: Breakdown, named: list[tuple[str, Any]], host: HostTime) -> Table:
+    shown = [layer for layer in PARTS if layer != HOOKED or HOOKED in host.recorded]
     rows = []
     for name, calls in named:
         total_ns = int(split.lengths_ns(calls).sum())
-        shares = [_share(_known_sum(split.known_ns(layer, calls)), total_ns) for layer in PARTS]
+        shares = [_share(_known_sum(split.known_ns(layer, calls)), total_ns) for layer in shown]
         gpu_ns = _known_sum(split.known_ns(GPU, calls))
         rows.append((name, len(calls), total_ns, round(total_ns / len(calls)), *shares, gpu_ns))
-    titles = ("itself", "ioctl", "syscalls", "driver", "off-CPU")
+    titles = {HOOKED: "hooked", "other system calls": "syscalls"}
     columns = (
         Column("call", "call"),
         Column("count", "count", "count"),
         Column("total_ns", "total", "ns"),
         Column("mean_ns", "mean", "ns", spare=True),
         *(
-            Column(f"{layer.replace(' ', '_')}_percent", title, "percent")
-            for layer, title in zip(PARTS, titles, strict=True)
+            Column(f"{layer.replace(' ', '_')}_percent", titles.get(layer, layer), "percent")
+            for layer in shown
         ),
         Column("gpu_ns", "on GPU", "ns"),
     )

@@ -16,12 +16,19 @@ from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.spans import INSTANT
 from tracepipe.reports.frames.stored import made, parts
 
-PARTS = ("itself", "ioctl", "other system calls", "driver", "off-CPU")
+HOOKED = "hooked functions"
+PARTS = ("itself", HOOKED, "ioctl", "other system calls", "driver", "off-CPU")
 """The parts of a call, outermost first. Where they overlap the innermost has the time: a thread that sleeps
-in an ioctl is off the CPU."""
+in an ioctl is off the CPU. Hooked functions are those inside the call; one around it says nothing of it."""
 GPU = "GPU"
 OFF_CPU = "off-CPU"
-_LAYER_OF = {"ioctl": "syscall", "other system calls": "syscall", "driver": "kernel", OFF_CPU: "scheduler"}
+_LAYER_OF = {
+    HOOKED: "hook",
+    "ioctl": "syscall",
+    "other system calls": "syscall",
+    "driver": "kernel",
+    OFF_CPU: "scheduler",
+}
 # Places on a line are integers of 64 bits.
 _LINE_NS = 1 << 62
 
@@ -36,6 +43,7 @@ class HostTime:
         names = run.shapes.column("name", every)
         is_ioctl = names == run.shapes.number_of("name", "ioctl")
         self._shapes = {
+            HOOKED: np.ones(len(every), np.bool_),
             "ioctl": is_ioctl,
             "other system calls": ~is_ioctl,
             "driver": np.ones(len(every), np.bool_),
@@ -89,7 +97,9 @@ class HostTime:
         moving = {
             layer: Moving(self._run.layer(_LAYER_OF[layer]), self._thread, shapes=self._shapes[layer])
             for layer in PARTS[1:]
+            if layer != HOOKED
         }
+        moving[HOOKED] = Moving(self._run.layer("hook"), self._thread, rows=self._hooked(rows))
         for begin_ns, end_ns in stretches_of(calls, *moving.values()):
             asked = calls.within(begin_ns, end_ns)
             spans = {layer: one.within(begin_ns, end_ns) for layer, one in moving.items()}
@@ -107,6 +117,20 @@ class HostTime:
             ),
         )
         return found
+
+    def _hooked(self, rows: Any) -> Any:
+        """The rows of hooked functions that are inside some calls, which are apart from each other."""
+        calls, hooks = self._run.layer("userspace"), self._run.layer("hook")
+        if not len(hooks):
+            return np.empty(0, np.int64)
+        threads, inside = self._thread[calls.shape[rows]], np.zeros(len(hooks), np.bool_)
+        of_hooks = self._thread[hooks.shape]
+        for thread in np.unique(of_hooks):
+            own, some = rows[threads == thread], np.flatnonzero(of_hooks == thread)
+            at = np.searchsorted(calls.start_ns[own], hooks.start_ns[some], "right") - 1
+            some, at = some[at >= 0], at[at >= 0]
+            inside[some] = hooks.end_ns[some] <= calls.end_ns[own[at]]
+        return np.flatnonzero(inside)
 
     def _split(self, line: _Line, asked: Touching, spans: dict[str, Touching], found: dict[str, Any]) -> None:
         """Add what the calls of a line are in there."""

@@ -17,8 +17,14 @@ from tracepipe.reports.frames.stored import flagged, parts
 from tracepipe.reports.report import Column, Table
 
 # Layers from the outermost in: of two that start together, the first encloses the other.
-_RANKS = {"call": 0, "syscall": 1, "driver": 2, "off-CPU": 3, "scheduler": 4, "GPU": 5}
-_LAYERS = {"call": "userspace", "syscall": "syscall", "driver": "kernel", "scheduler": "scheduler"}
+_RANKS = {"call": 0, "hook": 1, "syscall": 2, "driver": 3, "off-CPU": 4, "scheduler": 5, "GPU": 6}
+_LAYERS = {
+    "call": "userspace",
+    "hook": "hook",
+    "syscall": "syscall",
+    "driver": "kernel",
+    "scheduler": "scheduler",
+}
 Item = tuple[int, int | None, str, str]
 """Start, end (None of an instant), layer, name."""
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from tracepipe.event.columns import NONE
 from tracepipe.event.vocabulary import RUNNING
-from tracepipe.reports.analyses.breakdown import PARTS
+from tracepipe.reports.analyses.breakdown import HOOKED, PARTS
 from tracepipe.reports.frames.grouping import Grouped, equal
 from tracepipe.reports.frames.intervals import Stretches
 from tracepipe.reports.frames.layers import Layer
@@ -18,11 +18,12 @@ from tracepipe.reports.frames.stored import Growing, parts
 
 IN_CALL, USER, ABSENT, UNKNOWN = "CUDA call", "user code", "not running", "unknown"
 """States beside `LAYERS[1:]`: in a CUDA call and in nothing below it; in none that was recorded; before the
-thread first ran and after it last did; no thread is known."""
+thread first ran and after it last did; no thread is known. `HOOKED` is one too: in a function of a hook's
+own layer, and in no CUDA call."""
 OFF_CPU = "off-CPU"
 Thread = tuple[int | None, int | None]
-_INNERMOST_FIRST = tuple(reversed(PARTS[1:]))
-STATES = (*_INNERMOST_FIRST, ABSENT, IN_CALL, USER)
+_INNERMOST_FIRST = tuple(reversed([part for part in PARTS[1:] if part != HOOKED]))
+STATES = (*_INNERMOST_FIRST, ABSENT, IN_CALL, HOOKED, USER)
 
 
 class _Spans:
@@ -37,6 +38,15 @@ class _Spans:
         place = np.searchsorted(self.start_ns, ts_ns, "right") - 1
         inside = (place >= 0) & (ts_ns < self.end_ns.take(place, mode="clip")) if len(self._shape) else False
         return np.where(inside, place, -1)
+
+    def outermost(self) -> _Spans:
+        """Those that begin in no other: spans of several layers may overlap."""
+        before_ns = np.maximum.accumulate(self.end_ns)[:-1]
+        kept = np.concatenate([np.ones(len(self.start_ns[:1]), np.bool_), self.start_ns[1:] >= before_ns])
+        self.start_ns, self.end_ns, self._shape = (
+            of[kept] for of in (self.start_ns, self.end_ns, self._shape)
+        )
+        return self
 
     def names(self, places: Any) -> Any:
         """The numbers of the names of the spans at some places, NONE for -1."""
@@ -93,6 +103,9 @@ class HostStates:
             self.recorded |= {"ioctl", "other system calls"}
         self._calls = _ByThread(run, "userspace", of_thread, all_of, outermost=True)
         self._syscalls = _ByThread(run, "syscall", of_thread, all_of, outermost=True)
+        self._hooks = _ByThread(run, "hook", of_thread, all_of, outermost=True)
+        self.states = tuple(state for state in STATES if state != HOOKED or self._hooks.any)
+        """Those that some thread may be in."""
 
     def _number(self, thread: Thread) -> int:
         """The number of a thread, NONE where it has no shape."""
@@ -110,17 +123,19 @@ class HostStates:
     def of(self, thread: Thread, start_ns: Any, end_ns: Any) -> pl.DataFrame:
         """How long a thread was in which state in each of some stretches, in order and apart from each other.
 
-        stretch: the place of it; state: one of `LAYERS[1:]`, `IN_CALL`, `USER`, `ABSENT`; call: the outermost
-        CUDA call at that time, or null; syscall: the system call, where it is in no CUDA call; dur_ns.
+        stretch: the place of it; state: one of `LAYERS[1:]`, `IN_CALL`, `HOOKED`, `USER`, `ABSENT`; call: the
+        outermost CUDA call at that time, else the outermost hooked function, or null; syscall: the system
+        call, where it is in neither; dur_ns.
         """
         number = self._number(thread)
         calls, syscalls = self._calls.of(number), self._syscalls.of(number)
+        hooks = self._hooks.of(number).outermost()
         layers = [self._layer(number, layer) for layer in _INNERMOST_FIRST]
         running = self._frames[OFF_CPU].of(number)
         has_run = len(running.start_ns) > 0
         seen_ns = [int(running.start_ns.min()), int(running.end_ns.max())] if has_run else []
         edges = [start_ns, end_ns]
-        lasting: tuple[Any, ...] = (calls, syscalls, *layers)
+        lasting: tuple[Any, ...] = (calls, syscalls, hooks, *layers)
         edges += [edge for one in lasting for edge in (one.start_ns, one.end_ns)]
         edges.append(np.array(seen_ns, np.int64))
         bounds = np.unique(np.concatenate(edges))
@@ -130,18 +145,20 @@ class HostStates:
         left, right, stretch = left[kept], right[kept], stretch[kept]
         spent = []
         for part in [*parts(len(left))] or [slice(0, 0)]:
-            call, syscall = calls.at(left[part]), syscalls.at(left[part])
-            state = np.where(call >= 0, STATES.index(IN_CALL), STATES.index(USER))
+            call, syscall, hook = (of.at(left[part]) for of in (calls, syscalls, hooks))
+            state = np.where(hook >= 0, STATES.index(HOOKED), STATES.index(USER))
+            state[call >= 0] = STATES.index(IN_CALL)
             for code in reversed(range(len(layers))):
                 state[_is_in(layers[code], left[part])] = code
             if seen_ns:
                 first_ns, last_ns = seen_ns
                 # One that sleeps in a call to the end of the recording is not seen to run again.
-                waits = (call >= 0) | (syscall >= 0)
+                waits = (call >= 0) | (syscall >= 0) | (hook >= 0)
                 state[(left[part] < first_ns) | (left[part] >= last_ns)] = STATES.index(ABSENT)
                 state[(left[part] >= last_ns) & waits] = STATES.index(OFF_CPU)
             # Names and states are numbers until all is added up: as texts they would take ten times as much.
             names = {"call": calls.names(call), "syscall": syscalls.names(syscall)}
+            names["call"] = np.where(names["call"] == NONE, hooks.names(hook), names["call"])
             names["syscall"] = np.where(names["call"] == NONE, names["syscall"], NONE).astype(np.int32)
             columns = {"stretch": stretch[part], "state": state.astype(np.uint8), **names}
             spent.append(_added_up(pl.DataFrame({**columns, "dur_ns": (right - left)[part]})))
