@@ -10,15 +10,16 @@ from tracepipe.api.record import NumberedOutputs
 from tracepipe.capture.engines.engine import DeviceEngine
 from tracepipe.capture.engines.none import NoProbes
 from tracepipe.capture.gpu.engines.kernels import KernelsEngine
+from tracepipe.capture.gpu.engines.warp_options import WarpOptions
 from tracepipe.capture.gpu.engines.warps import WarpsEngine
-from tracepipe.capture.request import CaptureRequest, Last
+from tracepipe.capture.request import CaptureRequest, Last, Notify
 from tracepipe.capture.session import run_session
 
 Line = dict[str, Any]
 
 
 def recorded(
-    folder: Path, engine: DeviceEngine, program: Path, said: str, last: Last
+    folder: Path, engine: DeviceEngine, program: Path, said: str, last: Last, notify: Notify = print
 ) -> dict[str, list[Line]]:
     """The recordings of the stand-in's program, which does ten times what is said to it."""
     saying = f"for i in 0 1 2 3 4 5 6 7 8 9; do echo {said}; sleep 0.05; done; echo quit"
@@ -26,7 +27,7 @@ def recorded(
     request = CaptureRequest(command, ("userspace",), gpu="kernels", last=last)
     with NumberedOutputs(str(folder / "run.jsonl"), force=False, notify=print) as outputs:
         try:
-            run_session(NoProbes(), "", request, outputs, (), print, engine)
+            run_session(NoProbes(), "", request, outputs, (), notify, engine)
         finally:
             engine.close()
     texts = {path.name: path.read_text() for path in folder.glob("run*.jsonl")}
@@ -62,3 +63,14 @@ def test_warps_have_the_names_of_their_kernels_when_these_have_left_memory(
     assert warps
     assert {line["name"] for line in (*warps, *of(lines, "gpu_kernel"))} == {"scale"}
     assert lines[-1]["evicted"]["gpu_warp"]
+
+
+def test_that_no_kernel_fits_is_said_where_none_does(tmp_path: Path, warps_library: Path) -> None:
+    for pattern, is_said in (("scale", False), ("conv", True)):
+        engine = WarpsEngine(warps_library, warps_library.parent / "patches", WarpOptions(pattern))
+        folder, said = tmp_path / pattern, list[str]()
+        folder.mkdir()
+        last = Last(60 * 10**9)
+        program = warps_library.parent / "program"
+        recorded(folder, engine, program, "kernel:scale", last, said.append)
+        assert any("no kernel fits --kernel" in note for note in said) == is_said

@@ -260,7 +260,8 @@ class _Session:
         if self.device is None:
             return
         renderer = self.device.renderer()
-        notes = (renderer.notes if is_final else renderer.news)[self._said :]
+        # A flight recorder says what the renderers of its recordings have to say: this one is given nothing.
+        notes = [] if self._recorder else (renderer.notes if is_final else renderer.news)[self._said :]
         for note in notes:
             notify(f"{self.device.name}: {note}")
         self._said += len(notes)

@@ -181,7 +181,8 @@ class FlightRecorder:
         for note in dump.notes:
             if note not in self._notes:
                 self._notes.add(note)
-                self._notify(note)
+                name = self._device.name if self._device else ""
+                self._notify(f"{name}: {note}" if name else note)
         if isinstance(dump.error, OutputError):
             self._failure = self._failure or dump.error
             self._notify(f"{dump.error.message} {dump.error.hint}")
