@@ -85,7 +85,7 @@ def test_maps_are_those_of_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def refuse(name: str, *_: int) -> int:
         made.append(name)
-        if name == "waited_for":
+        if name == "adopted":
             raise OSError(1, "enough")
         return 0
 

@@ -28,7 +28,6 @@ class Control(IntEnum):
     WINDOWS_LEFT = 3
     BEGIN_HITS = 4
     END_HITS = 5
-    ENDING_TID = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,6 @@ class Maps:
             "sampled": _Form(_PERCPU_ARRAY, 4, 8, max(probe_count, 1)),
             "filtered": _Form(_ARRAY, 4, 8, counters, _MMAPABLE),
             "adopted": _Form(_HASH, 4, 8, 4096),
-            "waited_for": _Form(_HASH, 16, 8, 4096),
         }
         self._descriptors: dict[str, int] = {}
         self._mapped: list[tuple[mmap.mmap, memoryview]] = []
@@ -101,10 +99,6 @@ class Maps:
         """Record a thread that runs already, or not. Raises OSError."""
         #  0 tgid │ 4 running: 2, not known │ 6 its ids were told │ 8 the window that this is known in
         bpf.map_update(self["tracked"], struct.pack("=I", tid), struct.pack("=IHHQ", tgid, 2, 0, 0))
-
-    def wait_for(self, handle: int, tgid: int) -> None:
-        """Launches of a kernel begin or end windows. Raises OSError."""
-        bpf.map_update(self["waited_for"], struct.pack("=QQ", handle, tgid), struct.pack("=Q", 1))
 
     def adopt(self, tgid: int) -> None:
         """Record the threads of a process of this pid namespace when they are met. Raises OSError."""

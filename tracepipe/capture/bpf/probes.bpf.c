@@ -75,7 +75,6 @@ u64 bpf_pseudo_load(u64 kind, u64 value) asm("llvm.bpf.pseudo");
 #define SAMPLED MAP(10) /* [probe] calls seen on this processor */
 #define FILTERED MAP(11) /* [layer][processor] records that a filter left out */
 #define ADOPTED MAP(12) /* tgid in the capture's pid namespace → nonzero: its threads are recorded when they are met */
-#define WAITED_FOR MAP(13) /* struct kernel → nonzero: its launches begin or end windows */
 
 /* Constants, in the order of bytecode.py. */
 #define PROCESSORS CONFIG(0)
@@ -108,7 +107,6 @@ enum control {
     WINDOWS_LEFT, /* so many may begin by a trigger */
     BEGIN_HITS, /* of what begins windows, since the last one */
     END_HITS,   /* of what ends them, since the window began */
-    ENDING_TID, /* whose launch ends the window when it returns */
 };
 
 struct thread {
@@ -564,12 +562,7 @@ int call_return(struct pt_regs *ctx)
 
 /* ── what begins and ends windows: functions of the recorded programs ── */
 
-enum trigger { BEGINS = 1, ENDS = 2, OF_KERNEL = 4, AT_RETURN = 8 }; /* of a cookie; above 16 bits WINDOW's id */
-
-struct kernel {
-    u64 handle;
-    u64 tgid;
-};
+enum trigger { BEGINS = 1, ENDS = 2 }; /* of a cookie; above 16 bits WINDOW's id */
 
 /* The record stands before all of the window's, and behind them. */
 static inline int tell_window(u64 begun_ns, u64 now_ns, u32 tid, u32 tgid, u32 id)
@@ -608,31 +601,17 @@ int trigger(struct pt_regs *ctx)
 {
     u64 ids = bpf_get_current_pid_tgid(), cookie = bpf_get_attach_cookie(ctx);
     u32 tid = (u32)ids, tgid = ids >> 32, id = (u32)(cookie >> 16);
-    struct kernel kernel = {.handle = FIRST(ctx), .tgid = tgid};
     if (!current_thread(ids) || is_stopped())
         return 0;
-    u64 *begun_ns = control(WINDOW_NS), *ending = control(ENDING_TID), *hits = control(END_HITS);
-    if (!begun_ns || !ending || !hits)
-        return 0;
-    if (cookie & AT_RETURN) {
-        if (*begun_ns && *ending == tid) {
-            *ending = 0;
-            end_window(begun_ns, tid, tgid, id);
-        }
-        return 0;
-    }
-    if (cookie & OF_KERNEL && !bpf_map_lookup_elem_(WAITED_FOR, &kernel))
+    u64 *begun_ns = control(WINDOW_NS), *hits = control(END_HITS);
+    if (!begun_ns || !hits)
         return 0;
     if (cookie & BEGINS && !*begun_ns)
         begin_window(begun_ns, tid, tgid, id);
     if (!(cookie & ENDS) || !*begun_ns)
         return 0;
     __sync_fetch_and_add(hits, 1);
-    if (*hits < END_AT)
-        return 0;
-    if (cookie & OF_KERNEL) /* with all that the launch does */
-        *ending = tid;
-    else
+    if (*hits >= END_AT)
         end_window(begun_ns, tid, tgid, id);
     return 0;
 }
