@@ -7,8 +7,9 @@ import json
 import os
 import subprocess
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ class Told:
     name = "told"
     layers = frozenset({"userspace", "gpu_kernel"})
     clocks = ("globaltimer:0",)
+    sees: Mapping[str, Path] = MappingProxyType({})
 
     def __init__(self, chunks: list[bytes]) -> None:
         self.chunks, self.finals, self.is_closed = chunks, [], False
