@@ -188,7 +188,7 @@ def test_a_profiler_of_the_programs_works_afterwards(bench: Bench) -> None:
 
 
 def test_a_profile_of_a_loop_in_the_program_is_whole(bench: Bench) -> None:
-    """It begins while CUPTI fills buffers of ours: when it kept them, three of four profiles lacked kernels."""
+    """It begins while CUPTI fills buffers of ours. When it kept them, three of four lacked kernels."""
     pytest.importorskip("torch")
     for _ in range(3):
         recorded = Recorded(engine(bench, "kernels"), [sys.executable, "-c", TORCH_LOOP])

@@ -8,14 +8,11 @@
 // Nothing here waits for the GPU, or makes a CUDA call but the heartbeat's and, in a process that runs already, those that
 // ask what GPUs there are.
 #include "call_choice.h"
-#include "call_flags.h"
 #include "call_stacks.h"
-#include "demangle.h"
-#include "gpu_record.h"
 #include "heartbeat.h"
-#include "kernel_records.h"
 #include "own_thread.h"
 #include "redirect.h"
+#include "translator.h"
 #include "transport.h"
 #include "window_calls.h"
 #include "windows.h"
@@ -25,28 +22,13 @@
 #include <cupti.h>
 #include <mutex>
 #include <string>
-#include <unordered_map>
 #include <vector>
-
-#if CUPTI_API_VERSION >= 130000
-using CuptiKernel = CUpti_ActivityKernel10;
-#elif CUPTI_API_VERSION >= 26
-using CuptiKernel = CUpti_ActivityKernel9;
-#else
-#error "CUPTI of CUDA 12.8 or later is needed"
-#endif
-using CuptiCopy = CUpti_ActivityMemcpy6;
-using CuptiPeerCopy = CUpti_ActivityMemcpyPtoP4;
-using CuptiSet = CUpti_ActivityMemset4;
-using CuptiMemory = CUpti_ActivityMemory4;
-using CuptiDevice = CUpti_ActivityDevice5;
 
 namespace {
 
 using namespace tracepipe;
 
 constexpr size_t BUFFER_BYTES = 1 << 20;
-constexpr size_t BATCH_BYTES = 1 << 16;
 // A process that is killed or calls _exit takes what was recorded since with it.
 constexpr auto FLUSH_MS = std::chrono::milliseconds(25);
 // So many heartbeats unseen mean that another profiler has CUPTI. Older ones keep a beat back in a buffer with
@@ -73,191 +55,8 @@ CallChoice &choice = *new CallChoice;  // as the translator, which asks it
 CallStacks &stacks = *new CallStacks;
 pid_t owner;
 
-// Records of one kind, sent when a batch is full and when a buffer is done.
-template <typename Record> class Batch {
-  public:
-    explicit Batch(uint16_t kind) : kind_(kind) { records_.reserve(BATCH_BYTES / sizeof(Record)); }
-    void add(const Record &record) {
-        records_.push_back(record);
-        if (records_.size() == BATCH_BYTES / sizeof(Record)) send();
-    }
-    void send() {
-        if (!records_.empty())
-            channel.put(kind_, records_.data(), records_.size() * sizeof(Record), {}, records_.size());
-        records_.clear();
-    }
-
-  private:
-    uint16_t kind_;
-    std::vector<Record> records_;
-};
-
-// Turns CUPTI's records into ours. Buffers may be given back on several threads: one at a time is translated.
-class Translator {
-  public:
-    void translate(uint8_t *buffer, size_t bytes) {
-        std::lock_guard lock(mutex_);
-        CUpti_Activity *activity = nullptr;
-        stacks.collect();
-        while (cuptiActivityGetNextRecord(buffer, bytes, &activity) == CUPTI_SUCCESS) take(activity);
-        kernels_.send();
-        copies_.send();
-        sets_.send();
-        calls_.send();
-        memory_.send();
-    }
-
-    // A capture knows nothing of what was sent to an earlier one.
-    void begin_anew() {
-        std::lock_guard lock(mutex_);
-        choice.read_settings();
-        names_.clear();
-        called_.clear();
-    }
-
-  private:
-    void take(const CUpti_Activity *activity) {
-        switch (activity->kind) {
-        case CUPTI_ACTIVITY_KIND_KERNEL:
-        case CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL:
-            return take(*reinterpret_cast<const CuptiKernel *>(activity));
-        case CUPTI_ACTIVITY_KIND_MEMCPY: {
-            auto &copy = *reinterpret_cast<const CuptiCopy *>(activity);
-            return take_copy(copy, copy.deviceId);
-        }
-        case CUPTI_ACTIVITY_KIND_MEMCPY2: {
-            auto &copy = *reinterpret_cast<const CuptiPeerCopy *>(activity);
-            return take_copy(copy, copy.dstDeviceId);
-        }
-        case CUPTI_ACTIVITY_KIND_MEMSET:
-            return take(*reinterpret_cast<const CuptiSet *>(activity));
-        case CUPTI_ACTIVITY_KIND_MEMORY2:
-            return take(*reinterpret_cast<const CuptiMemory *>(activity));
-        case CUPTI_ACTIVITY_KIND_DRIVER:
-        case CUPTI_ACTIVITY_KIND_RUNTIME:
-            return take(*reinterpret_cast<const CUpti_ActivityAPI *>(activity));
-        case CUPTI_ACTIVITY_KIND_DEVICE:
-            return take(*reinterpret_cast<const CuptiDevice *>(activity));
-        default:
-            return;
-        }
-    }
-
-    void take(const CuptiKernel &from) {
-        Kernel to{};
-        to.start_ns = from.start, to.end_ns = from.end;
-        to.name = name_of(from.name ? from.name : "kernel without a name");
-        to.graph_node = from.graphNodeId, to.graph = from.graphId;
-        to.gpu = from.deviceId, to.context = from.contextId, to.stream = from.streamId;
-        to.correlation = from.correlationId;
-        const int32_t grid[] = {from.gridX, from.gridY, from.gridZ};
-        const int32_t block[] = {from.blockX, from.blockY, from.blockZ};
-        const uint32_t cluster[] = {from.clusterX, from.clusterY, from.clusterZ};
-        for (int axis = 0; axis < 3; axis++) {
-            to.grid[axis] = uint32_t(grid[axis]);
-            to.block[axis] = uint32_t(block[axis]);
-            to.cluster[axis] = cluster[axis];
-        }
-        to.static_shared_bytes = uint32_t(from.staticSharedMemory);
-        to.dynamic_shared_bytes = uint32_t(from.dynamicSharedMemory);
-        to.registers = from.registersPerThread;
-#if CUPTI_API_VERSION >= 130000
-        to.is_device_launched = from.isDeviceLaunched;
-#endif
-        kernels_.add(to);
-    }
-
-    template <typename Record> void take_copy(const Record &from, uint32_t to_gpu) {
-        Copy to{};
-        to.start_ns = from.start, to.end_ns = from.end, to.size_bytes = from.bytes;
-        to.graph_node = from.graphNodeId, to.graph = from.graphId;
-        to.gpu = from.deviceId, to.context = from.contextId, to.stream = from.streamId;
-        to.correlation = from.correlationId, to.to_gpu = to_gpu;
-        to.direction = from.copyKind, to.from_kind = from.srcKind, to.to_kind = from.dstKind;
-        to.flags = from.flags;
-        copies_.add(to);
-    }
-
-    void take(const CuptiSet &from) {
-        Set to{};
-        to.start_ns = from.start, to.end_ns = from.end, to.size_bytes = from.bytes;
-        to.graph_node = from.graphNodeId, to.graph = from.graphId;
-        to.gpu = from.deviceId, to.context = from.contextId, to.stream = from.streamId;
-        to.correlation = from.correlationId, to.value = from.value, to.memory_kind = from.memoryKind;
-        sets_.add(to);
-    }
-
-    // What a call took or gave back: not the variables that a module has from its start on.
-    void take(const CuptiMemory &from) {
-        bool is_known = from.memoryOperationType == CUPTI_ACTIVITY_MEMORY_OPERATION_TYPE_ALLOCATION ||
-                        from.memoryOperationType == CUPTI_ACTIVITY_MEMORY_OPERATION_TYPE_RELEASE;
-        if (!is_known || (from.memoryKind != CUPTI_ACTIVITY_MEMORY_KIND_PINNED &&
-                          from.memoryKind != CUPTI_ACTIVITY_MEMORY_KIND_DEVICE &&
-                          from.memoryKind != CUPTI_ACTIVITY_MEMORY_KIND_MANAGED))
-            return;
-        memory_.add({from.timestamp, from.bytes, from.address, from.deviceId, from.contextId, from.streamId,
-                     from.correlationId, uint32_t(from.memoryOperationType), uint32_t(from.memoryKind)});
-    }
-
-    void take(const CUpti_ActivityAPI &from) {
-        if (heartbeat.take(from)) return;
-        bool is_driver = from.kind == CUPTI_ACTIVITY_KIND_DRIVER;
-        auto domain = is_driver ? CUPTI_CB_DOMAIN_DRIVER_API : CUPTI_CB_DOMAIN_RUNTIME_API;
-        uint64_t key = uint64_t(domain) << 32 | from.cbid;
-        auto known = called_.find(key);
-        if (known == called_.end()) {
-            const char *name = nullptr;
-            uint32_t head[] = {uint32_t(domain), from.cbid};
-            if (cuptiGetCallbackName(domain, from.cbid, &name) != CUPTI_SUCCESS || !name) name = "unknown";
-            uint16_t flags = choice.takes(name) ? call_flags(!is_driver, name) : uint16_t(CALL_LEFT_OUT);
-            if (flags == CALL_LEFT_OUT || channel.put(KIND_CALL_NAME, head, sizeof head, name, 0))
-                known = called_.emplace(key, flags).first;
-        }
-        uint16_t flags = known == called_.end() ? 0 : known->second;
-        // There are some before the functions that are not wanted have been disabled.
-        if (flags & CALL_LEFT_OUT) return;
-        uint64_t stack = flags & CALL_HAS_STACK ? stacks.at(from.threadId, from.start) : 0;
-        calls_.add({from.start, from.end, stack, uint32_t(domain), from.cbid, from.threadId, from.correlationId,
-                    from.returnValue, 0});
-    }
-
-    void take(const CuptiDevice &from) {
-        // As KIND_GPU of transport.h draws it.
-        struct {
-            uint32_t index, sms, major, minor, clock_khz, zero;
-            char uuid[16];
-        } gpu{from.id, from.numMultiprocessors, from.computeCapabilityMajor, from.computeCapabilityMinor,
-              from.coreClockRate, 0, {}};
-        memcpy(gpu.uuid, from.uuid.bytes, sizeof gpu.uuid);
-        channel.put(KIND_GPU, &gpu, sizeof gpu, from.name ? from.name : "", 0);
-    }
-
-    // Names stay where they are while their module is loaded; another's may come to lie there later.
-    uint64_t name_of(const char *name) {
-        auto &known = names_[name];
-        if (known.first != name) {
-            std::string text = demangled(name);
-            if (text.size() > channel.payload_limit() / 2) text.resize(channel.payload_limit() / 2);
-            uint64_t id = ++names_sent_;
-            if (!channel.put(KIND_NAME, &id, sizeof id, text, 0)) return id;  // told with the next kernel
-            known = {name, id};
-        }
-        return known.second;
-    }
-
-    std::mutex mutex_;
-    std::unordered_map<const char *, std::pair<std::string, uint64_t>> names_;
-    uint64_t names_sent_ = 0;
-    std::unordered_map<uint64_t, uint16_t> called_;  // functions, and what call_flags.h says of them
-    Batch<Kernel> kernels_{KIND_KERNEL};
-    Batch<Copy> copies_{KIND_COPY};
-    Batch<Set> sets_{KIND_SET};
-    Batch<Call> calls_{KIND_CALL};
-    Batch<Memory> memory_{KIND_MEMORY};
-};
-
 // Used until the process is gone, so never destroyed: CUPTI's own threads may outlive static objects.
-Translator &translator = *new Translator;
+Translator &translator = *new Translator(channel, heartbeat, choice, stacks);
 
 // Buffers are kept: a fresh one costs the thread that asks for it some 250 page faults.
 std::mutex &spare_mutex = *new std::mutex;
