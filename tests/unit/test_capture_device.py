@@ -42,6 +42,7 @@ class Told:
         self.more: list[str] = []
         self.waiting: list[dict[str, Any]] = []
         self.entered: list[Sequence[int]] = []
+        self.sees: dict[str, Path] = {}
 
     def enter(self, pids: Sequence[int]) -> None:
         self.entered.append(pids)
