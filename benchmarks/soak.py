@@ -53,7 +53,7 @@ UPROBE_EVENTS = Path("/sys/kernel/tracing/uprobe_events")
 SYSCALL_BPF = {"x86_64": 321, "aarch64": 280}[platform.machine()]
 BPF_NEXT_ID = {"program": 11, "map": 12, "link": 31}  # commands of bpf(2)
 IDS = (("program", "prog_id:"), ("map", "map_id:"), ("link", "link_id:"))  # of fdinfo
-CALL = b'"type":"userspace"'
+CALL = b'"type":"hook"'
 libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -223,13 +223,13 @@ class Capture:
     def lost(self) -> int:
         losses = self.footer.get("losses", {})
         assert isinstance(losses, dict)
-        return int(losses.get("userspace", 0))
+        return int(losses.get("hook", 0))
 
     @property
     def is_exact(self) -> bool:
         counts = self.footer.get("counts", {})
         assert isinstance(counts, dict)
-        return bool(self.made) and self.kept == counts.get("userspace") == self.made - self.lost
+        return bool(self.made) and self.kept == counts.get("hook") == self.made - self.lost
 
     def quarters(self) -> tuple[float, float, float]:
         """Memory in the second quarter of the program's time, in the last one, and the most after it."""
