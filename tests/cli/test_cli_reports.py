@@ -175,6 +175,7 @@ def test_names_of_the_program_cannot_write_to_the_terminal(run: Run, tmp_path: P
         tmp_path / "run.jsonl",
         span(1_000, 2_000, name, comm="\x1b]0;t\x07"),
         span(1_000, 1_600, name, "gpu_kernel"),
+        event("B", 1_100, name, "annotation"),
         event("I", 1_500, "alloc", "memory", args={"size": 1, "address": name, "call": name}),
         warp,
     )

@@ -54,7 +54,8 @@ _OPTIONS: dict[Any, tuple[Any, ...]] = {
 
 _COMMANDS = (
     "validate", "convert -f text", "convert -f chrome -o -", "convert --strict -f text", "summary",
-    "timeline", "layers", "gaps", "lines", "memory", "warps", "diff", "summary --json", "warps --json",
+    "timeline", "layers", "gaps", "lines", "annotations", "memory", "warps", "diff", "summary --json",
+    "warps --json",
     "layers --json", "memory --json", "gaps --json", "lines --json", "diff --json", "timeline --json",
 )  # fmt: skip
 

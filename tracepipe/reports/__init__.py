@@ -16,6 +16,7 @@ _GATHERED = {
     "warps": "Warps and findings",
     "gaps": "Idle GPUs and what the CPU did",
     "lines": "Lines of Python",
+    "annotations": "Annotations on the GPU",
     "memory": "Memory",
 }
 
@@ -62,6 +63,7 @@ REPORTS = _Reports(
         "off-CPU, on the GPU.",
         "gaps": "Idle times of each GPU: how long, what the CPU did then, which call ended them.",
         "lines": "Which line of Python the GPU's time goes to: kernels, copies, allocations by line.",
+        "annotations": "What the GPU did for each range that the program marked (NVTX): wall, busy, idle.",
         "memory": "Allocations: peak, over time, by call; never freed, freed twice, freed and "
         "never allocated.",
         "diff": "Two runs compared: what got faster or slower by more than chance, by how much, how sure.",

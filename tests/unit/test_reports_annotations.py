@@ -1,0 +1,110 @@
+"""What the GPU did for each range of a thread: how many launches, from when to when, and how long."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.recordings import Load, event, loader, span, write
+from tracepipe.reports.annotations import Options, run
+from tracepipe.reports.frames.run import load_run
+
+SAMPLE = Path(__file__).parents[2] / "fixtures" / "python-stacks" / "input.jsonl"
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Load:
+    return loader(tmp_path)
+
+
+def ranged(at: int, end: int, name: str, **more: Any) -> list[dict[str, Any]]:
+    return [event("B", at, name, "annotation", **more), event("E", end, name, "annotation", **more)]
+
+
+def launch(at: int, id: int, **more: Any) -> dict[str, Any]:
+    return span(at, at + 1, "cuLaunchKernel", launch=id, **more)
+
+
+def kernel(start: int, end: int, id: int, stream: int = 7) -> dict[str, Any]:
+    return span(start, end, "k", "gpu_kernel", launch=id, gpu=0, stream=stream)
+
+
+def found(result: Any) -> dict[str, tuple[Any, ...]]:
+    """Range → count, wall, launches, on GPU, busy."""
+    keys = ("count", "wall_ns", "launches", "on_gpu_ns", "busy_ns")
+    return {row["name"]: tuple(row[key] for key in keys) for row in result.as_json()["ranges"]}
+
+
+def test_the_sample_has_the_gpu_s_time_by_range() -> None:
+    result = run(load_run(str(SAMPLE)), Options())
+    assert found(result) == {
+        "AddmmBackward0": (4, 52_000, 8, 196_000, 192_000),
+        "forward": (2, 52_000, 4, 90_000, 80_000),
+        "aten::linear": (4, 36_000, 4, 80_000, 80_000),
+        "step 0": (1, 110_000, 5, 170_000, 51_000),
+        "step 1": (1, 110_000, 5, 170_000, 51_000),
+        "backward": (2, 78_000, 0, None, None),
+    }
+    idle = {row["name"]: row["idle_percent"] for row in result.as_json()["ranges"]}
+    assert idle["step 0"] == pytest.approx(70)
+    assert idle["backward"] is None
+
+
+def test_work_on_several_streams_at_one_time_counts_once(load: Load) -> None:
+    result = run(
+        load(
+            *ranged(2_000, 2_100, "step"),
+            *ranged(2_000, 2_100, "other", domain="data"),
+            *ranged(2_000, 2_100, "elsewhere", tid=2),
+            *ranged(2_000, 2_100, "of the process", range=0),
+            launch(2_010, 1),
+            launch(2_020, 2),
+            launch(2_200, 3),
+            kernel(3_000, 3_100, 1),
+            kernel(3_050, 3_120, 2, stream=8),
+            kernel(3_500, 3_600, 3),
+        ),
+        Options(),
+    )
+    assert found(result) == {
+        "step": (1, 100, 2, 120, 120),
+        "other": (1, 100, 2, 120, 120),
+        "elsewhere": (1, 100, 0, None, None),
+    }
+
+
+def test_names_beyond_the_top_are_counted(load: Load) -> None:
+    result = run(load(*ranged(2_000, 2_100, "a"), *ranged(2_200, 2_250, "b")), Options(top=1))
+    assert (list(found(result)), result.notes) == (["a"], ["1 more names are not listed: --top 0 lists all"])
+
+
+@settings(max_examples=40)
+@given(st.lists(st.tuples(st.sampled_from("(()LLL"), st.integers(0, 30), st.integers(1, 20)), max_size=30))
+def test_sums_are_those_of_each_range(steps: list[tuple[str, int, int]]) -> None:
+    records, work, opened = [], dict[str, list[tuple[int, int]]](), list[str]()
+    for at, (what, after, length) in enumerate(steps):
+        ns = 2_000 + 10 * at
+        if what == "(":
+            opened.append(f"r{at}")
+            work[opened[-1]] = []
+            records.append(event("B", ns, opened[-1], "annotation"))
+        elif what == ")" and opened:
+            records.append(event("E", ns, opened.pop(), "annotation"))
+        elif what == "L":
+            start = 5_000 + 5 * at + after
+            records += [launch(ns, at), kernel(start, start + length, at, stream=at)]
+            for name in opened:
+                work[name].append((start, start + length))
+    with tempfile.TemporaryDirectory() as folder:
+        result = run(load_run(str(write(Path(folder, "run.jsonl"), *records))), Options(top=0))
+    expected = {}
+    for name, spans in work.items():
+        covered = {ns for start, end in spans for ns in range(start, end)}
+        whole = max(end for _, end in spans) - min(start for start, _ in spans) if spans else None
+        expected[name] = (len(spans), whole, len(covered) if spans else None)
+    assert {name: row[2:] for name, row in found(result).items()} == expected
