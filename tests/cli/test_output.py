@@ -76,6 +76,7 @@ ASKED: dict[str, list[list[str]]] = {
     ],
     "live": [["live", "--hook", NAMED, "--", "true"], ["live", "--min-duration", NAMED, "--", "true"]],
     "doctor": [["doctor", NAMED]],
+    "include": [["include", NAMED]],
     "hooks": [["hooks", "list", NAMED], ["hooks", NAMED], ["hooks", "test", NAMED, "--", "true"]],
     "diff": [["diff", RUN, RUN], ["diff", RUN, RUN, "--json"], ["diff", RUN, NONE]],
     "export": [["export", RUN, "-o", f"{NAMED}.csv", "--format", "csv"], ["export", RUN, "-o", RUN]],
@@ -84,7 +85,7 @@ ASKED: dict[str, list[list[str]]] = {
         ["report", RUN], ["report", RUN, "--json", "--force"], ["report", RUN, "--kernel", f"({NAMED}"],
     ],
 }  # fmt: skip
-for _name in ("summary", "timeline", "layers", "gaps", "memory", "warps"):
+for _name in ("summary", "timeline", "layers", "gaps", "memory", "warps", "lines", "annotations"):
     ASKED[_name] = [[_name, RUN], [_name, RUN, "--json"], [_name, NONE], [_name, RUN, "--strict"]]
 for _name, _lists in ASKED.items():
     _lists.append([_name, f"--{NAMED}"])

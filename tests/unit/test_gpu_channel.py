@@ -36,8 +36,9 @@ def producer(tmp_path_factory: pytest.TempPathFactory) -> str:
         pytest.skip("g++ is not installed")
     program = tmp_path_factory.mktemp("native") / "producer"
     source = ROOT / "tests/gpu/producer.cpp"
-    flags = ["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", f"-I{NATIVE}"]
-    subprocess.run([compiler, *flags, str(source), "-o", str(program)], check=True)
+    flags = ["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"]
+    folders = [f"-I{NATIVE}", f"-I{ROOT / 'tracepipe/marks/include'}"]
+    subprocess.run([compiler, *flags, *folders, str(source), "-o", str(program)], check=True)
     return str(program)
 
 
