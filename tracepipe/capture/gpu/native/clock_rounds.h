@@ -23,8 +23,9 @@ struct ClockRound {
 };
 
 // The pair that rounds say together, taken within milliseconds; false without any. Over the time between them
-// a clock is taken to drift by up to 100 ppm. The fastest round alone is taken where that says it closer, and
-// where the rounds contradict each other: a clock was set meanwhile.
+// a clock is taken to drift by up to 100 ppm. The fastest round alone is taken where that says it closer, where
+// the rounds contradict each other, as a clock was set meanwhile, and where all show the same step, so that its length
+// is not known.
 inline bool clock_pair_of(const std::vector<ClockRound> &rounds, ClockRecord &pair) {
     if (rounds.empty()) return false;
     const ClockRound &middle = rounds[rounds.size() / 2], *fastest = &middle;
@@ -38,7 +39,7 @@ inline bool clock_pair_of(const std::vector<ClockRound> &rounds, ClockRecord &pa
     }
     low_ns -= step_ns, high_ns += step_ns;
     bool is_closer = high_ns - low_ns < int64_t(fastest->after_ns - fastest->before_ns);
-    if (is_closer && low_ns <= high_ns)
+    if (is_closer && low_ns <= high_ns && step_ns)
         pair.source_ns = middle.source_ns, pair.host_lo_ns = middle.source_ns + uint64_t(low_ns),
         pair.host_hi_ns = middle.source_ns + uint64_t(high_ns);
     else
