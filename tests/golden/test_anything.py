@@ -39,10 +39,11 @@ HEADER = {
 }  # fmt: skip
 times = st.integers(START_NS, START_NS + 30)
 lengths = st.integers(0, 12)
+# The trace processor reads a text as far as a NUL.
 plain = (
     st.booleans()
     | st.integers(-(1 << 63), (1 << 64) - 1)
-    | st.text(max_size=4)
+    | st.text(st.characters(exclude_characters="\0"), max_size=4)
     | st.sampled_from([0.5, -1.25, 1e300])
 )
 # Nothing empty inside: Perfetto does not count it among a list's items when it reads JSON.

@@ -87,7 +87,7 @@ def test_the_engines_for_gpus_take_the_same(tmp_path: Path) -> None:
         '#include "call_choice.h"\n#include <iostream>\n'
         "int main() {\n"
         "  tracepipe::CallChoice choice;\n"
-        "  choice.read_environment();\n"
+        "  choice.read_settings();\n"
         "  for (std::string name; std::cin >> name;)\n"
         "    if (choice.takes(name)) std::cout << name << std::endl;\n"
         "}\n"

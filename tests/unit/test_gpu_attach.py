@@ -248,7 +248,7 @@ def test_a_process_is_recorded_from_the_attachment_to_the_end_of_the_recording(a
     for count in (3, 4):
         attached.enter()
         attached.do(f"launch {count}")
-        attached.wait_for_kernels(count)
+        attached.wait_for(count)
         attached.stop()
         assert [event["name"] for event in attached.of("gpu_kernel")] == ["f"] * count
         assert attached.of("loss") == []
@@ -264,7 +264,7 @@ def test_one_capture_at_a_time(attached: Attached) -> None:
     with pytest.raises(CaptureUnavailable, match="another capture records its GPU's work"):
         attached.enter()
     attached.do("launch 2")
-    attached.wait_for_kernels(2)
+    attached.wait_for(2)
     assert attached.end() == 0
 
 

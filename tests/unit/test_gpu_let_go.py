@@ -76,8 +76,8 @@ class Recorded:
         texts = self.renderer.render(self.channel.collect(is_final=is_final)).texts
         self.events += [json.loads(line) for line in (*texts, *self.renderer.last().texts)]
 
-    def wait_for_kernels(self, count: int) -> None:
-        while len(self.of("gpu_kernel")) < count:
+    def wait_for(self, count: int, kind: str = "gpu_kernel") -> None:
+        while len(self.of(kind)) < count:
             self.take()
 
     def lose_reader(self) -> None:
@@ -140,7 +140,7 @@ def test_the_last_records_come_and_cupti_is_asked_for_nothing_more(recorded: Rec
 
 def test_a_capture_that_is_gone_is_as_one_that_stops(recorded: Recorded) -> None:
     recorded.do("launch 3")
-    recorded.wait_for_kernels(3)
+    recorded.wait_for(3)
     recorded.lose_reader()
     while (said := recorded.do("asked")) != "asked for nothing":
         assert said == "asked for some"
@@ -157,10 +157,9 @@ def test_a_profiler_may_subscribe_as_soon_as_the_recording_is_over(recorded: Rec
 
 def test_what_another_profiler_takes_over_is_a_loss_with_a_reason(recorded: Recorded) -> None:
     recorded.do("launch 3")
-    recorded.wait_for_kernels(3)
+    recorded.wait_for(3)
     recorded.do("start 4")
-    while len(recorded.of("userspace")) < 7:
-        recorded.take()
+    recorded.wait_for(7, "userspace")
     recorded.do("take")
     recorded.do("launch 50")
     recorded.stop()
@@ -177,7 +176,7 @@ def test_what_another_profiler_takes_over_is_a_loss_with_a_reason(recorded: Reco
 
 def test_it_is_said_too_where_the_program_ends(recorded: Recorded) -> None:
     recorded.do("launch 3")
-    recorded.wait_for_kernels(3)
+    recorded.wait_for(3)
     recorded.do("take")
     recorded.do("launch 50")
     assert recorded.end() == 0
@@ -187,10 +186,9 @@ def test_it_is_said_too_where_the_program_ends(recorded: Recorded) -> None:
 
 def test_it_is_noticed_while_the_program_goes_on(recorded: Recorded) -> None:
     recorded.do("launch 3")
-    recorded.wait_for_kernels(3)
+    recorded.wait_for(3)
     recorded.do("take")
-    while not recorded.of("loss"):
-        recorded.take()
+    recorded.wait_for(1, "loss")
     assert recorded.channel.is_over(), "there is nothing more to come"
 
 
@@ -332,7 +330,7 @@ def test_marks_are_recorded_until_the_recording_ends(patched: Recorded) -> None:
     patched.do("mark")
     assert patched.do("marks") == "recorded"
     patched.do("mark")
-    patched.wait_for_kernels(2)
+    patched.wait_for(2)
     patched.stop()
     batches = patched.of("gpu_warp")
     assert [(one["ranges"], one["range_clk"], one["range_dur_clk"]) for one in batches] == [
@@ -364,7 +362,7 @@ def test_calls_of_functions_are_recorded_from_the_first_launch_on(
         "calls patched", "patched", "functions",
     ]  # fmt: skip
     patched.do("call")
-    patched.wait_for_kernels(1)
+    patched.wait_for(1, "gpu_warp")
     (batch,) = patched.of("gpu_warp")
     named = [batch["ranges"][at] for at in batch["range_name"]]
     assert list(zip(named, batch["range_clk"], batch["range_dur_clk"], strict=True)) == ranges
