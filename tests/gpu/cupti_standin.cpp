@@ -8,6 +8,7 @@
 //     unprofile    cuProfilerStop
 //     asked        says whether CUPTI is asked for any record: `asked for nothing` or `asked for some`
 //     take         another profiler registers callbacks for its buffers
+//     callbacks    says whether any call has callbacks: `no callbacks`, or `some callbacks`
 //     subscribe    another profiler subscribes, which no one may have done: `refused` if so
 //     quit         returns from main
 #include <cstdio>
@@ -184,6 +185,7 @@ int main() {
         if ((what == "launch" || what == "start") && scanf("%d", &count) != 1) return 2;
         for (int at = 0; at < count; at++) launch(what == "launch");
         if (what == "take") cuptiActivityRegisterCallbacks(other_gives, other_takes);
+        if (what == "callbacks") what = called_for.empty() ? "no callbacks" : "some callbacks";
         if (what == "subscribe") {
             CUpti_SubscriberHandle handle;
             auto called = [](void *, CUpti_CallbackDomain, CUpti_CallbackId, const void *) {};

@@ -100,6 +100,15 @@ def test_callbacks_are_asked_for_where_a_window_waits_for_calls_alone(start: Sta
     assert waiting.do("subscribe") == "subscribe", "the recording is over"
 
 
+def test_a_subscription_to_launches_stays_without_callbacks(start: Start) -> None:
+    """A thread may be in one when the recording ends."""
+    recorded = start(start_on="kernel:f#5")
+    recorded.do("launch 1")
+    recorded.stop()
+    assert recorded.do("subscribe") == "refused"
+    assert recorded.do("callbacks") == "no callbacks"
+
+
 def test_a_window_is_turned_once_by_whoever_comes_first(start: Start) -> None:
     recorded = start(start_on="profiler")
     recorded.channel.arm(1)

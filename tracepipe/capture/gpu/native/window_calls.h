@@ -9,6 +9,7 @@
 #include <regex>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "demangle.h"
 #include "windows.h"
@@ -27,21 +28,29 @@ class WindowCalls {
         if (cuptiSubscribe(&subscriber_, &WindowCalls::called_back, this) != CUPTI_SUCCESS) return false;
         if (by_profiler)
             for (uint32_t id : {CUPTI_DRIVER_TRACE_CBID_cuProfilerStart, CUPTI_DRIVER_TRACE_CBID_cuProfilerStop})
-                cuptiEnableCallback(1, subscriber_, CUPTI_CB_DOMAIN_DRIVER_API, id);
+                enable(id);
         for (uint32_t id = 1; by_kernel && id < CUPTI_DRIVER_TRACE_CBID_SIZE; id++) {
             const char *name = nullptr;
             if (cuptiGetCallbackName(CUPTI_CB_DOMAIN_DRIVER_API, id, &name) == CUPTI_SUCCESS && name &&
                 (strncmp(name, "cuLaunchKernel", 14) == 0 || strncmp(name, "cuLaunchCooperativeKernel", 25) == 0))
-                cuptiEnableCallback(1, subscriber_, CUPTI_CB_DOMAIN_DRIVER_API, id);
+                enable(id);
         }
+        is_at_launches_ = by_kernel;
         return true;
     }
-    // From our own thread: the callbacks are another profiler's to have.
+    // From our own thread: there are no callbacks any more. Where launches had them the subscription stays, as threads
+    // may be in one: the program died when callbacks of all calls were unsubscribed in the midst of launches.
     void close() {
-        if (subscriber_) cuptiUnsubscribe(std::exchange(subscriber_, nullptr));
+        if (!subscriber_) return;
+        for (uint32_t id : enabled_) cuptiEnableCallback(0, subscriber_, CUPTI_CB_DOMAIN_DRIVER_API, id);
+        if (!is_at_launches_) cuptiUnsubscribe(std::exchange(subscriber_, nullptr));
     }
 
   private:
+    void enable(uint32_t id) {
+        cuptiEnableCallback(1, subscriber_, CUPTI_CB_DOMAIN_DRIVER_API, id);
+        enabled_.push_back(id);
+    }
     // Whether the name of a kernel, mangled or not, has what a trigger names.
     class Fits {
       public:
@@ -100,6 +109,8 @@ class WindowCalls {
     Windows &windows_;
     void (*follow_)();
     CUpti_SubscriberHandle subscriber_ = nullptr;
+    std::vector<uint32_t> enabled_;
+    bool is_at_launches_ = false;
     Fits fits_begin_, fits_end_;
 };
 
