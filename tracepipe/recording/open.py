@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import BinaryIO, cast
 
 import orjson
@@ -86,12 +87,12 @@ def open_recording(
         recording.batches = naming_others(recording.batches, source)
         header = recording.header
         problems: list[Problem] = []
-        pairs = list(_header_pairs(header, problems))
+        pairs: Iterable[Record] = list(_header_pairs(header, problems))
         recording.batches = saying(problems, recording.batches)
         used = header.get("clocks", [header.get("clock", HOST_CLOCKS[0])])
         if not (is_growing or set(used) <= set(HOST_CLOCKS) or len(used) == 1):
             again = stack.enter_context(stream.again())
-            pairs += clock_records(cast(BinaryIO, again))
+            pairs = chain(pairs, clock_records(cast(BinaryIO, again)))
         yield OpenRecording(recording, Clocks(header, pairs, assumed), stream, source.name)
 
 
