@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from tracepipe.reports.analyses.breakdown import HOOKED
 from tracepipe.reports.analyses.distribution import LENGTH_COLUMNS, of_values
 from tracepipe.reports.analyses.gpu_contexts import context_tables
-from tracepipe.reports.analyses.gpu_work import BY_ORDER, Idle, gpu_work, idle_of, outermost_of
-from tracepipe.reports.analyses.host_states import IN_CALL, UNKNOWN, USER, HostStates
+from tracepipe.reports.analyses.gpu_work import BY_ORDER, Idle, gpu_work, idle_of
+from tracepipe.reports.analyses.host_states import IN_CALL, STATES, USER, HostStates
+from tracepipe.reports.analyses.idle_gaps import BETWEEN, FIRST, LAST, WHERE, doing_in, gaps_of
 from tracepipe.reports.analyses.launch_gaps import launch_tables
-from tracepipe.reports.frames.grouping import equal
+from tracepipe.reports.frames.grouping import equal, grouped
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.stored import parts
 from tracepipe.reports.report import Column, Option, Report, Result, Table
 from tracepipe.units import duration_ns, duration_text
 
-BETWEEN, FIRST, LAST = "between work", "before the first work", "after the last work"
+_KEYS = ("state", "call", "syscall")
 _SPREAD = tuple(column for column in LENGTH_COLUMNS if column.key not in ("total_ns", "mean_ns"))
 _WORDS = {"other system calls": "system call"}
 _OF_GPU = ("gpu_kernel", "gpu_warp", "gpu_thread", "transfer", "unknown layer")
@@ -53,15 +54,21 @@ def run(run: Run, options: Options) -> Result:
         result.notes += _without_length(run)
         return result
     idle = [idle_of(work, gpu) for gpu in work["gpu"].unique().sort()]
+    has_copies = bool((work["what"] == "copy").any())
+    contexts = context_tables(run, work, idle, options.top)
+    del work
     states = HostStates(run)
-    gaps = pl.concat([_gaps(run, one) for one in idle]).with_row_index("gap")
-    kept = gaps.filter(pl.col("dur_ns") >= least_ns)
-    doing = _doing(states, kept)
+    gaps = pl.concat([gaps_of(run, one) for one in idle])
+    # The names of its rows are all that is still looked at.
+    idle = [replace(one, work=one.work.select("name")) for one in idle]
+    is_long = gaps["dur_ns"] >= least_ns
+    kept = (gaps if is_long.all() else gaps.filter(is_long)).with_row_index("gap")
+    doing = doing_in(states, kept)
     result.parts.append(_gpus(run, idle, gaps))
     if len(kept):
         result.parts += [
             _causes(kept, doing, states, options.top),
-            _longest(run, kept, doing, states, options),
+            _longest(run, idle, kept, doing, states, options),
         ]
     threads, more = _threads(run, idle, states, options.top)
     if len(threads.rows) > 1:
@@ -69,61 +76,9 @@ def run(run: Run, options: Options) -> Result:
         result.notes += (
             [f"{more} more threads that use CUDA are not listed: --top 0 lists all"] if more else []
         )
-    result.parts += context_tables(run, work, idle, options.top)
-    result.notes += _notes(run, work, gaps, kept, options)
+    result.parts += contexts
+    result.notes += _notes(run, gaps, kept, options, has_copies)
     return result
-
-
-def _gaps(run: Run, idle: Idle) -> pl.DataFrame:
-    """The gaps of one GPU, with the time before its first work and after its last, and who ended each.
-
-    gpu, where, start_ns, end_ns, dur_ns, previous, following (names), call, pid, tid: of the outermost call
-    that asked for what came next (after the last work: for the last), call_start_ns, call_end_ns, told_by.
-    """
-    own, first_ns, last_ns = idle.work, int(idle.busy.start_ns[0]), int(idle.busy.end_ns[-1])
-    last = int(np.argmax(own["end_ns"].to_numpy()))
-    starts = np.concatenate(([min(run.facts.start_ns, first_ns)], idle.start_ns, [last_ns]))
-    ends = np.concatenate(([first_ns], idle.end_ns, [max(run.facts.end_ns, last_ns)]))
-    asked = pl.Series(np.concatenate(([0], idle.following, [last])))
-    names = own["name"]
-    previous = [None, *names[idle.previous.tolist()]]
-    following = [*names[[0, *idle.following.tolist()]], None]
-    call = outermost_of(run, own["call"][asked]).rename(
-        {"name": "call", "start_ns": "call_start_ns", "end_ns": "call_end_ns"}
-    )
-    gaps = pl.DataFrame(
-        {
-            "gpu": pl.repeat(idle.gpu, len(starts), dtype=pl.Int64, eager=True),
-            "where": [FIRST, *[BETWEEN] * len(idle.start_ns), LAST],
-            "start_ns": starts,
-            "end_ns": ends,
-            "dur_ns": ends - starts,
-            "previous": pl.Series([*previous, names[last]], dtype=pl.String),
-            "following": pl.Series(following, dtype=pl.String),
-            "told_by": own["told_by"][asked],
-        }
-    )
-    return pl.concat([gaps, call], how="horizontal").filter(pl.col("dur_ns") > 0)
-
-
-def _doing(states: HostStates, gaps: pl.DataFrame) -> pl.DataFrame:
-    """What the thread that asked for what came next did in each gap: gap, state, call, syscall, dur_ns."""
-    parts = [
-        gaps.filter(pl.col("tid").is_null() & pl.col("call").is_null()).select(
-            "gap",
-            "dur_ns",
-            state=pl.lit(UNKNOWN),
-            call=pl.lit(None, pl.String),
-            syscall=pl.lit(None, pl.String),
-        )
-    ]
-    known = gaps.filter(pl.col("call").is_not_null())
-    # Gaps of several GPUs overlap each other, those of one do not.
-    for (_, pid, tid), part in known.partition_by("gpu", "pid", "tid", as_dict=True).items():
-        found = states.of((pid, tid), part["start_ns"].to_numpy(), part["end_ns"].to_numpy())
-        parts.append(found.with_columns(gap=part["gap"][found["stretch"]]))
-    columns = ("gap", "state", "call", "syscall", "dur_ns")
-    return pl.concat([part.select(columns) for part in parts], how="vertical_relaxed")
 
 
 def _state(state: str, states: HostStates) -> str:
@@ -139,6 +94,10 @@ def _cause(state: str, call: str | None) -> str:
     if state == "system call" and call:
         return f"{state} ({call})"
     return f"{state} in {call}" if call and call != state else state
+
+
+def _in_words(states: HostStates, state: int, call: int, syscall: int) -> tuple[str, str | None, str | None]:
+    return STATES[state], states.name(call), states.name(syscall)
 
 
 def _gpus(run: Run, idle: list[Idle], gaps: pl.DataFrame) -> Table:
@@ -192,24 +151,28 @@ def _queued(gaps: pl.DataFrame) -> pl.Series:
     return gaps.select(pl.when(by_id).then(pl.col("end_ns") - returned))["end_ns"]
 
 
-def _causes(gaps: pl.DataFrame, doing: pl.DataFrame, states: HostStates, top: int) -> Table:
-    joined = doing.join(gaps.select("gap", "gpu", "where"), on="gap")
+def _causes(gaps: pl.DataFrame, doing: dict[str, Any], states: HostStates, top: int) -> Table:
+    # Gaps are in the order of their numbers.
+    gpu_of = gaps["gpu"].to_numpy()[doing["gap"]]
+    is_where = {one: (gaps["where"] == one).to_numpy()[doing["gap"]] for one in WHERE}
+    dur_ns = doing["dur_ns"]
+    of, first = equal(*(doing[key] for key in _KEYS))
     rows = []
-    for (gpu,), own in joined.partition_by("gpu", as_dict=True, maintain_order=True).items():
-        between = own.filter(where=BETWEEN)
-        idle_ns = int(between["dur_ns"].sum())
-        of_gpu = []
-        for (state, call, syscall), part in own.partition_by(
-            "state", "call", "syscall", as_dict=True
-        ).items():
-            lengths = part.filter(where=BETWEEN)["dur_ns"].to_numpy()
+    for gpu in pl.Series(gpu_of).unique(maintain_order=True):
+        own = np.flatnonzero(gpu_of == gpu)
+        idle_ns = int(dur_ns[own][is_where[BETWEEN][own]].sum())
+        of_gpu: list[tuple[Any, ...]] = []
+        for number, places in grouped(of[own]):
+            state, call, syscall = _in_words(states, *(int(doing[key][first[number]]) for key in _KEYS))
+            at = {where: own[places][is_where[where][own[places]]] for where in WHERE}
+            lengths = dur_ns[at[BETWEEN]]
             total_ns, _, *spread = of_values(lengths)
-            outside = (int(part.filter(where=where)["dur_ns"].sum()) for where in (FIRST, LAST))
+            outside = (int(dur_ns[at[where]].sum()) for where in (FIRST, LAST))
             share = 100 * (total_ns or 0) / idle_ns if idle_ns else None
             of_gpu.append(
                 (
                     f"GPU {gpu}",
-                    _state(str(state), states),
+                    _state(state, states),
                     call or syscall,
                     len(lengths),
                     total_ns or 0,
@@ -252,28 +215,38 @@ def _with_the_rest(rows: list[tuple[Any, ...]], top: int) -> list[tuple[Any, ...
 
 
 def _longest(
-    run: Run, gaps: pl.DataFrame, doing: pl.DataFrame, states: HostStates, options: Options
+    run: Run,
+    idle: list[Idle],
+    gaps: pl.DataFrame,
+    doing: dict[str, Any],
+    states: HostStates,
+    options: Options,
 ) -> Table:
-    ordered = gaps.sort("dur_ns", "start_ns", descending=[True, False])
-    shown = ordered.head(options.top) if options.top > 0 else ordered
-    most = doing.sort("dur_ns", descending=True).filter(pl.col("gap").is_in(shown["gap"].implode()))
+    ordered = gaps.select("gap", "dur_ns", "start_ns").sort("dur_ns", "start_ns", descending=[True, False])
+    shown = gaps[(ordered.head(options.top) if options.top > 0 else ordered)["gap"]]
+    some = np.flatnonzero(np.isin(doing["gap"], shown["gap"].to_numpy()))
+    most = pl.DataFrame({key: column[some] for key, column in doing.items()}).sort("dur_ns", descending=True)
     main = {row[0]: row[1:] for row in most.unique("gap", keep="first", maintain_order=True).iter_rows()}
-    queued = _queued(shown)
+    queued, work = _queued(shown), {one.gpu: one.work["name"] for one in idle}
     rows = []
     for at, gap in enumerate(shown.iter_rows(named=True)):
-        state, call, syscall, dur_ns = main[gap["gap"]]
+        *numbers, dur_ns = main[gap["gap"]]
+        state, call, syscall = _in_words(states, *numbers)
+        previous, following = (
+            None if gap[key] is None else work[gap["gpu"]][gap[key]] for key in ("previous", "following")
+        )
         share = 100 * dur_ns / gap["dur_ns"]
-        ended_by = gap["call"] if gap["following"] else None
+        ended_by = states.name(gap["call"]) if following and gap["call"] is not None else None
         rows.append(
             (
                 gap["gpu"],
                 gap["start_ns"] - run.facts.start_ns,
                 gap["dur_ns"],
-                gap["previous"] or "(start of the recording)",
-                gap["following"] or "(end of the recording)",
+                previous or "(start of the recording)",
+                following or "(end of the recording)",
                 f"{ended_by} ?" if ended_by and gap["told_by"] == BY_ORDER else ended_by,
                 gap["tid"],
-                queued[at] if gap["following"] else None,
+                queued[at] if following else None,
                 _cause(_state(state, states), call or syscall),
                 share,
             )
@@ -318,8 +291,10 @@ def _threads(run: Run, idle: list[Idle], states: HostStates, top: int) -> tuple[
     rows = []
     for one in idle:
         for pid, tid, _ in shown.iter_rows():
-            found = states.of((pid, tid), one.start_ns, one.end_ns)
-            spent = dict(found.group_by("state").agg(pl.col("dur_ns").sum()).iter_rows())
+            sums = np.zeros(len(STATES), np.int64)
+            for part in states.of((pid, tid), one.start_ns, one.end_ns):
+                np.add.at(sums, part["state"], part["dur_ns"])
+            spent = dict(zip(STATES, sums.tolist(), strict=True))
             name = run.thread_name(pid, tid) or run.process_name(pid)
             rows.append((f"GPU {one.gpu}", name, tid, *(spent.get(state, 0) for state in states.states)))
     columns = (
@@ -336,7 +311,7 @@ def _threads(run: Run, idle: list[Idle], states: HostStates, top: int) -> tuple[
 
 
 def _notes(
-    run: Run, work: pl.DataFrame, gaps: pl.DataFrame, kept: pl.DataFrame, options: Options
+    run: Run, gaps: pl.DataFrame, kept: pl.DataFrame, options: Options, has_copies: bool
 ) -> Iterator[str]:
     if len(kept) < len(gaps):
         short_ns = int(gaps["dur_ns"].sum()) - int(kept["dur_ns"].sum())
@@ -352,11 +327,11 @@ def _notes(
         if not counts[layer]:
             why = f" ({asked[layer]})" if layer in asked else ""
             yield f"not recorded: {layer}{why}: {meaning}"
-    nobody = kept.filter(pl.col("call").is_null())
+    nobody = kept["dur_ns"].filter(kept["call"].is_null())
     if len(nobody):
-        length = duration_text(int(nobody["dur_ns"].sum()))
+        length = duration_text(int(nobody.sum()))
         yield f"{len(nobody)} gaps, {length}: no call for what came next is known"
-    if len(run.layer("transfer")) and not (work["what"] == "copy").any():
+    if len(run.layer("transfer")) and not has_copies:
         yield "copies on the GPU are not recorded, only calls for them: their time counts as idle"
     yield from _without_length(run)
     lost = sum(run.facts.losses[layer] for layer in _OF_GPU)
@@ -365,10 +340,9 @@ def _notes(
     bounds = [
         said.get("bound_ns") or 0 for said in run.facts.clocks if said["clock"].startswith("globaltimer")
     ]
-    unsure = kept.filter(pl.col("dur_ns") < max(bounds, default=0))
-    if len(unsure):
+    if unsure := int((kept["dur_ns"] < max(bounds, default=0)).sum()):
         yield (
-            f"{len(unsure)} gaps are shorter than the bound of the GPU's clock, "
+            f"{unsure} gaps are shorter than the bound of the GPU's clock, "
             f"{duration_text(max(bounds))}: their lengths hold, what the CPU did is uncertain by as much"
         )
 

@@ -43,7 +43,11 @@ def context_points(run: Run, work: pl.DataFrame, idle: list[Idle]) -> pl.DataFra
 def _processes(run: Run, work: pl.DataFrame) -> pl.DataFrame:
     """Where the next piece of work on a GPU is another process's than the one before."""
     before = [pl.col(key).shift().over("gpu").alias(f"before_{key}") for key in ("pid", "end_ns")]
-    pairs = work.sort("gpu", "start_ns").with_columns(before)
+    # Most recordings are of one process: nothing has to be sorted for them.
+    some = work.select("gpu", "pid", "start_ns", "end_ns").head(
+        len(work) if work["pid"].n_unique() > 1 else 0
+    )
+    pairs = some.sort("gpu", "start_ns").with_columns(before)
     turns = pairs.filter(pl.col("pid") != pl.col("before_pid"))
     names = [
         f"{run.process_name(was)} {was} → {run.process_name(now)} {now}"

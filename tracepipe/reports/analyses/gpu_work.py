@@ -5,14 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tracepipe.event.columns import Int64s
+from tracepipe.event.columns import NONE, Int64s
 from tracepipe.reports.analyses.cuda_calls import launching, rows_by_effect
+from tracepipe.reports.analyses.launch_calls import LaunchCalls
 from tracepipe.reports.frames.intervals import Stretches
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.nesting import NOBODY, nearest_of_some
 from tracepipe.reports.frames.run import Run
+from tracepipe.reports.frames.shapes import where
+from tracepipe.reports.frames.stored import parts
 
 BY_ID, BY_ORDER = "launch id", "order"
+_TOLD_BY, _WHAT = (BY_ID, BY_ORDER), ("kernel", "copy", "warps")
 _OF_CALL = ("name", "pid", "tid", "start_ns", "end_ns")
 _COLUMNS = ("gpu", "name", "pid", "launch", "start_ns", "end_ns")
 
@@ -20,17 +24,25 @@ _COLUMNS = ("gpu", "name", "pid", "launch", "start_ns", "end_ns")
 def gpu_work(run: Run) -> pl.DataFrame:
     """Kernels and copies on a GPU in the order of their starts, and the warps of launches without a kernel.
 
-    gpu (0 where it was not recorded), name, what (kernel, copy, warps), pid, launch, start_ns, end_ns; call:
-    the row in `run.calls` of the call that asked for it, null where it is not known, and `told_by`: `BY_ID`,
-    or `BY_ORDER` where work has no launch id and the last launch or copy that began before it is taken.
-    What has no length is left out.
+    gpu (0 where it was not recorded), name, what (kernel, copy, warps), pid, start_ns, end_ns; call: the row
+    in `run.calls` of the call that asked for it, null where it is not known, and `told_by`: `BY_ID`, or
+    `BY_ORDER` where work has no launch id and the last launch or copy that began before it is taken. What has
+    no length is left out.
     """
     lasts = pl.col("end_ns") > pl.col("start_ns")
-    kernels = run.some("gpu_kernel", *_COLUMNS).filter(lasts).with_columns(what=pl.lit("kernel"))
+    kernels = run.some("gpu_kernel", *_COLUMNS)
+    if not kernels.select(lasts.all()).item():
+        kernels = kernels.filter(lasts)
+    kernels = kernels.with_columns(what=_what("kernel"))
     copies = run.some("transfer", *_COLUMNS).filter(lasts & pl.col("gpu").is_not_null())
-    parts = [kernels, copies.select(*_COLUMNS, what=pl.lit("copy")), _warps(run, kernels)]
-    work = pl.concat(parts, how="vertical_relaxed").with_columns(pl.col("gpu").fill_null(0))
-    return _by_order(run, _launched(run, work))
+    every = [kernels, copies.select(*_COLUMNS, what=_what("copy")), _warps(run, kernels)]
+    work = pl.concat(every, how="vertical_relaxed").with_columns(pl.col("gpu").fill_null(0))
+    return _by_order(run, _launched(run, work)).drop("launch")
+
+
+def _what(what: str) -> pl.Expr:
+    # One byte a row, where a text takes sixteen.
+    return pl.lit(what, dtype=pl.Enum(_WHAT))
 
 
 def _warps(run: Run, kernels: pl.DataFrame) -> pl.DataFrame:
@@ -50,7 +62,7 @@ def _warps(run: Run, kernels: pl.DataFrame) -> pl.DataFrame:
     if not of_launches:
         return kernels.clear()
     whole = pl.concat(of_launches).group_by(*columns[:4], maintain_order=True).agg(*ends)
-    return pl.concat([whole, *alone]).with_columns(what=pl.lit("warps"))
+    return pl.concat([whole, *alone]).with_columns(what=_what("warps"))
 
 
 def _launched(run: Run, work: pl.DataFrame) -> pl.DataFrame:
@@ -59,17 +71,18 @@ def _launched(run: Run, work: pl.DataFrame) -> pl.DataFrame:
     A launch id may come again: the last call of it before the kernel counts. Null without a recorded call.
     """
     work = work.sort("start_ns")
-    calls = run.some("userspace", "launch", "start_ns", "kind").with_row_index("call")
-    calls = calls.filter(pl.col("launch").is_not_null())
-    calls = calls.filter(pl.col("kind") != "no_begin").select("launch", "start_ns", "call")
-    before = work.join_asof(calls, on="start_ns", by="launch", check_sortedness=False)
-    # A kernel that starts before its call, by clocks that are off.
-    after = work.join_asof(calls, on="start_ns", by="launch", strategy="forward", check_sortedness=False)
-    return before.with_columns(pl.coalesce(before["call"], after["call"]).cast(pl.Int64))
+    has_launch = work["launch"].is_not_null().to_numpy()
+    ids = work["launch"].fill_null(0).to_numpy().view(np.int64)
+    calls, launches = np.full(len(work), NONE, np.int64), LaunchCalls(run)
+    for part in parts(len(work)):
+        calls[part] = launches.last_before(ids[part], work["start_ns"][part].to_numpy())
+    return work.with_columns(where(has_launch & (calls != NONE), pl.Series("call", calls)))
 
 
 def _by_order(run: Run, work: pl.DataFrame) -> pl.DataFrame:
-    work = work.with_columns(pl.when(pl.col("call").is_not_null()).then(pl.lit(BY_ID)).alias("told_by"))
+    work = work.with_columns(
+        pl.when(pl.col("call").is_not_null()).then(pl.lit(BY_ID, pl.Enum(_TOLD_BY))).alias("told_by")
+    )
     guessed = np.full(len(work), -1, np.int64)
     without = (work["call"].is_null() & work["launch"].is_null()).to_numpy()
     if without.any():
@@ -79,7 +92,10 @@ def _by_order(run: Run, work: pl.DataFrame) -> pl.DataFrame:
     found = pl.Series(guessed)
     return work.with_columns(
         pl.when(found >= 0).then(found).otherwise(pl.col("call")).alias("call"),
-        pl.when(found >= 0).then(pl.lit(BY_ORDER)).otherwise(pl.col("told_by")).alias("told_by"),
+        pl.when(found >= 0)
+        .then(pl.lit(BY_ORDER, pl.Enum(_TOLD_BY)))
+        .otherwise(pl.col("told_by"))
+        .alias("told_by"),
     )
 
 
@@ -99,7 +115,8 @@ def _last_before(run: Run, work: pl.DataFrame, wanted: Any, calls: Int64s, into:
 class Idle:
     """When one GPU did nothing, between its first work and its last.
 
-    `previous` and `following` are rows of `work`, of each gap; `busy` is when it did something.
+    `previous` and `following` are rows of `work` (name, start_ns, end_ns, call, told_by), of each gap; `busy`
+    is when it did something.
     """
 
     gpu: int
@@ -113,7 +130,7 @@ class Idle:
 
 def idle_of(work: pl.DataFrame, gpu: int) -> Idle:
     """The gaps of one GPU. `work` is `gpu_work(run)`."""
-    own = work.filter(gpu=gpu)
+    own = work.filter(gpu=gpu).select("name", "start_ns", "end_ns", "call", "told_by")
     starts, ends = own["start_ns"].to_numpy(), own["end_ns"].to_numpy()
     busy = Stretches(starts, ends)
     gaps = busy.gaps()
@@ -126,9 +143,18 @@ def idle_of(work: pl.DataFrame, gpu: int) -> Idle:
 
 def outermost_of(run: Run, rows: pl.Series) -> pl.DataFrame:
     """The outermost call around each row of `run.calls`: name, pid, tid, start_ns, end_ns; null for null."""
-    parents = run.layer("userspace").parent
-    known = rows.is_not_null()
-    if not len(parents):
+    tops = outermost_rows(run, rows)
+    if not len(run.layer("userspace")):
         return run.some("userspace", *_OF_CALL).clear(len(rows))
-    tops = nearest_of_some(parents, parents == NOBODY, rows.fill_null(0).to_numpy())
-    return run.rows("userspace", tops, *_OF_CALL).select(pl.when(known).then(pl.all()))
+    return run.rows("userspace", np.maximum(tops, 0), *_OF_CALL).select(
+        pl.when(pl.Series(tops != NONE)).then(pl.all())
+    )
+
+
+def outermost_rows(run: Run, rows: pl.Series) -> Int64s:
+    """The rows of these calls, NONE for null."""
+    parents, tops = run.layer("userspace").parent, rows.fill_null(NONE).to_numpy().astype(np.int64)
+    known = tops != NONE
+    if known.any():
+        tops[known] = nearest_of_some(parents, parents == NOBODY, tops[known])
+    return tops

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from tracepipe.event.columns import NONE
 from tracepipe.event.vocabulary import RUNNING
 from tracepipe.reports.analyses.breakdown import HOOKED, PARTS
-from tracepipe.reports.frames.grouping import Grouped, equal
+from tracepipe.reports.frames.grouping import Grouped, equal, runs
 from tracepipe.reports.frames.intervals import Stretches
 from tracepipe.reports.frames.layers import Layer
-from tracepipe.reports.frames.libraries import np, pl
+from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.nesting import NOBODY
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.spans import INSTANT, NO_BEGIN
@@ -22,8 +23,10 @@ thread first ran and after it last did; no thread is known. `HOOKED` is one too:
 own layer, and in no CUDA call."""
 OFF_CPU = "off-CPU"
 Thread = tuple[int | None, int | None]
+Spent = dict[str, Any]
+"""Columns of what `HostStates.of` says."""
 _INNERMOST_FIRST = tuple(reversed([part for part in PARTS[1:] if part != HOOKED]))
-STATES = (*_INNERMOST_FIRST, ABSENT, IN_CALL, HOOKED, USER)
+STATES = (*_INNERMOST_FIRST, ABSENT, IN_CALL, HOOKED, USER, UNKNOWN)
 
 
 class _Spans:
@@ -104,7 +107,7 @@ class HostStates:
         self._calls = _ByThread(run, "userspace", of_thread, all_of, outermost=True)
         self._syscalls = _ByThread(run, "syscall", of_thread, all_of, outermost=True)
         self._hooks = _ByThread(run, "hook", of_thread, all_of, outermost=True)
-        self.states = tuple(state for state in STATES if state != HOOKED or self._hooks.any)
+        self.states = tuple(state for state in STATES[:-1] if state != HOOKED or self._hooks.any)
         """Those that some thread may be in."""
 
     def _number(self, thread: Thread) -> int:
@@ -120,12 +123,14 @@ class HostStates:
         union = Stretches(spans.start_ns, spans.end_ns)
         return union.gaps() if layer == OFF_CPU else union
 
-    def of(self, thread: Thread, start_ns: Any, end_ns: Any) -> pl.DataFrame:
-        """How long a thread was in which state in each of some stretches, in order and apart from each other.
+    def of(self, thread: Thread, start_ns: Any, end_ns: Any) -> Iterator[Spent]:
+        """How long a thread was in which state in each of some stretches, in order and apart from each other,
+        some of them at a time.
 
-        stretch: the place of it; state: one of `LAYERS[1:]`, `IN_CALL`, `HOOKED`, `USER`, `ABSENT`; call: the
-        outermost CUDA call at that time, else the outermost hooked function, or null; syscall: the system
-        call, where it is in neither; dur_ns.
+        stretch: the place of it; state: a place in `STATES`; call: the number of the name of the outermost
+        CUDA call at that time, else of the outermost hooked function, or NONE; syscall: of the system call,
+        where it is in neither; dur_ns. Names and states are numbers: as texts they would take ten times as
+        much.
         """
         number = self._number(thread)
         calls, syscalls = self._calls.of(number), self._syscalls.of(number)
@@ -134,52 +139,62 @@ class HostStates:
         running = self._frames[OFF_CPU].of(number)
         has_run = len(running.start_ns) > 0
         seen_ns = [int(running.start_ns.min()), int(running.end_ns.max())] if has_run else []
-        edges = [start_ns, end_ns]
         lasting: tuple[Any, ...] = (calls, syscalls, hooks, *layers)
-        edges += [edge for one in lasting for edge in (one.start_ns, one.end_ns)]
+        edges = [edge for one in lasting for edge in (one.start_ns, one.end_ns)]
         edges.append(np.array(seen_ns, np.int64))
-        bounds = np.unique(np.concatenate(edges))
-        left, right = bounds[:-1], bounds[1:]
-        stretch = np.searchsorted(start_ns, left, "right") - 1
-        kept = (stretch >= 0) & (left < end_ns.take(stretch, mode="clip")) if len(start_ns) else left < left
-        left, right, stretch = left[kept], right[kept], stretch[kept]
-        spent = []
-        for part in [*parts(len(left))] or [slice(0, 0)]:
-            call, syscall, hook = (of.at(left[part]) for of in (calls, syscalls, hooks))
+        open_: list[Spent] = []
+        for left, right, stretch in _pieces(start_ns, end_ns, edges):
+            call, syscall, hook = (of.at(left) for of in (calls, syscalls, hooks))
             state = np.where(hook >= 0, STATES.index(HOOKED), STATES.index(USER))
             state[call >= 0] = STATES.index(IN_CALL)
             for code in reversed(range(len(layers))):
-                state[_is_in(layers[code], left[part])] = code
+                state[_is_in(layers[code], left)] = code
             if seen_ns:
                 first_ns, last_ns = seen_ns
                 # One that sleeps in a call to the end of the recording is not seen to run again.
                 waits = (call >= 0) | (syscall >= 0) | (hook >= 0)
-                state[(left[part] < first_ns) | (left[part] >= last_ns)] = STATES.index(ABSENT)
-                state[(left[part] >= last_ns) & waits] = STATES.index(OFF_CPU)
-            # Names and states are numbers until all is added up: as texts they would take ten times as much.
+                state[(left < first_ns) | (left >= last_ns)] = STATES.index(ABSENT)
+                state[(left >= last_ns) & waits] = STATES.index(OFF_CPU)
             names = {"call": calls.names(call), "syscall": syscalls.names(syscall)}
             names["call"] = np.where(names["call"] == NONE, hooks.names(hook), names["call"])
             names["syscall"] = np.where(names["call"] == NONE, names["syscall"], NONE).astype(np.int32)
-            columns = {"stretch": stretch[part], "state": state.astype(np.uint8), **names}
-            spent.append(_added_up(pl.DataFrame({**columns, "dur_ns": (right - left)[part]})))
-        return self._in_words(_added_up(pl.concat(spent)))
+            columns = {"stretch": stretch, "state": state.astype(np.uint8), **names}
+            # The last stretch may go on in the next piece.
+            added = _added_up([*open_, {**columns, "dur_ns": right - left}])
+            last = int(np.searchsorted(added["stretch"], added["stretch"][-1:].max(initial=0)))
+            open_ = [{key: column[last:] for key, column in added.items()}]
+            yield {key: column[:last] for key, column in added.items()}
+        yield from open_
 
-    def _in_words(self, spent: pl.DataFrame) -> pl.DataFrame:
-        """States and names as texts."""
-
-        def text(numbers: pl.Series) -> pl.Series:
-            present, places = np.unique(numbers.to_numpy(), return_inverse=True)
-            texts = [None if one == NONE else self._run.shapes.text(one) for one in present.tolist()]
-            return pl.Series(numbers.name, texts, dtype=pl.String).gather(places)
-
-        states = pl.Series("state", STATES).gather(spent["state"])
-        return spent.with_columns(states, text(spent["call"]), text(spent["syscall"]))
+    def name(self, number: int) -> str | None:
+        """What a call's or a system call's number in `of` stands for."""
+        return None if number == NONE else self._run.shapes.text(number)
 
 
-def _added_up(spent: pl.DataFrame) -> pl.DataFrame:
-    """The time of each stretch, state, call and system call."""
-    keys = ("stretch", "state", "call", "syscall")
-    return spent.group_by(*keys, maintain_order=True).agg(pl.col("dur_ns").sum())
+def _pieces(start_ns: Any, end_ns: Any, edges: list[Any]) -> Iterator[tuple[Any, Any, Any]]:
+    """The stretches, cut at the edges, some at a time: start, end, the place of the stretch."""
+    for some in [*parts(len(start_ns))] or [slice(0, 0)]:
+        first_ns, last_ns = start_ns[some][:1], end_ns[some][-1:]
+        within = [edge[(edge > first_ns) & (edge < last_ns)] for edge in edges if len(first_ns)]
+        bounds = np.unique(np.concatenate([start_ns[some], end_ns[some], *within]))
+        left, right = bounds[:-1], bounds[1:]
+        stretch = np.searchsorted(start_ns, left, "right") - 1
+        kept = left < end_ns.take(stretch, mode="clip") if len(left) else left < left
+        left, right, stretch = left[kept], right[kept], stretch[kept]
+        # One stretch may have any number of edges.
+        for part in [*parts(len(left))] or [slice(0, 0)]:
+            yield left[part], right[part], stretch[part]
+
+
+def _added_up(pieces: list[Spent]) -> Spent:
+    """The time of each stretch, state, call and system call, in the order in which they come first."""
+    spent = {key: np.concatenate([piece[key] for piece in pieces]) for key in pieces[0]}
+    dur_ns = spent.pop("dur_ns")
+    order, starts = runs(*spent.values())
+    first = order[starts]
+    by_first = np.argsort(first)
+    sums = np.add.reduceat(dur_ns[order], starts) if len(starts) else dur_ns
+    return {**{key: column[first[by_first]] for key, column in spent.items()}, "dur_ns": sums[by_first]}
 
 
 def _is_in(stretches: Stretches, ts_ns: Any) -> Any:

@@ -45,7 +45,10 @@ class LaunchCalls:
 
     def find(self, work: Layer, rows: Int64s) -> Int64s:
         """The call, its row, that asked for each of some rows; NONE where none was recorded."""
-        ids, starts_ns = _launches(work, rows), work.start_ns[rows]
+        return self.last_before(_launches(work, rows), work.start_ns[rows])
+
+    def last_before(self, ids: Int64s, starts_ns: Int64s) -> Int64s:
+        """As `find`, of work with these launch ids that starts at these times."""
         low, end = np.searchsorted(self._ids, ids), np.searchsorted(self._ids, ids, "right")
         first, high = low.copy(), end.copy()
         # How many of an id's calls are not after the work: a search in each id's at once.
@@ -55,7 +58,7 @@ class LaunchCalls:
             low[open_] = np.where(is_before, middle + 1, low[open_])
             high[open_] = np.where(is_before, high[open_], middle)
         at = np.where(low > first, low - 1, low)
-        found: Int64s = np.full(len(rows), NONE, np.int64)
+        found: Int64s = np.full(len(ids), NONE, np.int64)
         found[first < end] = self._rows[at[first < end]]
         return found
 
