@@ -13,7 +13,7 @@ WORKS, LIMITED, FAILS, ABSENT = "works", "limited", "fails", "absent"
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """One row: `state` is works, limited, fails or absent; `mend` the command that fixes it, or ""."""
+    """One row: `state` is works, limited, fails or absent; `mend` the command that fixes it, "" if none."""
 
     area: str
     name: str

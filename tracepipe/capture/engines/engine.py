@@ -110,7 +110,7 @@ class DeviceRenderer(Decoder, Protocol):
 
     @property
     def news(self) -> Sequence[str]:
-        """Notes that can be told before the end: those that `notes` begins with, as many as have come."""
+        """Notes that are known before the recording ends, in order; `notes` begins with them."""
         ...
 
     @property

@@ -13,7 +13,7 @@ from tracepipe.capture.request import Last
 from tracepipe.event.model import HostInstant
 
 _SEGMENTS: Final = 100  # of the time that is kept, or of the room for it; each is dropped at once
-_ITEM_BYTES: Final = 128  # what an item takes in memory beside its content
+_ITEM_BYTES: Final = 128  # what each item takes in memory in addition to its content
 
 
 @dataclass(frozen=True, slots=True)

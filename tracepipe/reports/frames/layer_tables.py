@@ -62,7 +62,7 @@ def _three(column: str, name: str) -> Iterator[pl.Expr]:
 
 
 def _spans(layer: str, *columns: str) -> LayerTable:
-    """The spans of a layer with the columns that are told of them, and the number of the row."""
+    """The spans of a layer with the columns that an export has of them, and the number of each row."""
     sizes = [what for what in ("grid", "block") if f"{what}_x" in columns]
     others = {"parent_row": "parent", **dict.fromkeys(_SIZES, "")}
     asked = [name for column in columns if (name := others.get(column, column))]

@@ -33,7 +33,7 @@ class ChannelRenderer(ABC):
 
     @property
     def news(self) -> list[str]:
-        """The notes so far that can be told before the end, in the order in which they came."""
+        """The notes that are known before the recording ends, in the order in which they came."""
         return self._notes
 
     @property

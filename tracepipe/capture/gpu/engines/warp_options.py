@@ -110,7 +110,7 @@ class WarpOptions:
 
 
 def _divided(marks: str) -> tuple[str, str, str]:
-    """What is before the first colon that is no part of `::`, `(?:` or `[[:`, the colon, and the rest."""
+    """Split at the first colon, not counting those of `::`, `(?:` and `[[:`, as `str.partition` does."""
     at = _COLON.search(marks)
     return (marks[: at.start()], ":", marks[at.end() :]) if at else (marks, "", "")
 
