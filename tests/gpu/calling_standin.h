@@ -1,30 +1,18 @@
 // A kernel that calls device functions, for sanitizer_standin.cpp: its module's machine code, as far as the library
 // looks at it, and what the patches of CALL and RET do for one of its warps, in the memory of the host.
 #pragma once
-#include <cstddef>
-#include <cstring>
-#include <elf.h>
-#include <string>
-#include <vector>
+#include <atomic>
 
 #include "called_table.h"
+#include "cubin_standin.h"
 #include "warp_record.h"
 
 constexpr uint64_t CALLING_PC = 0x7f0000001000;
 
 // An ELF file with the functions of one section: a kernel, and two that it has for itself.
-struct CallingCubin {
-    Elf64_Ehdr head{};
-    Elf64_Shdr sections[3]{};
-    Elf64_Sym symbols[4]{};
-    char names[64] = "\0_Z1kv\0$_Z1kv$_Z5outerf\0$_Z1kv$_Z5innerf";
-    CallingCubin() {
-        memcpy(head.e_ident, ELFMAG, SELFMAG);
-        head.e_shoff = offsetof(CallingCubin, sections), head.e_shnum = 3;
-        sections[1].sh_type = SHT_SYMTAB, sections[1].sh_link = 2;
-        sections[1].sh_offset = offsetof(CallingCubin, symbols), sections[1].sh_size = sizeof symbols;
-        sections[2].sh_type = SHT_STRTAB;
-        sections[2].sh_offset = offsetof(CallingCubin, names), sections[2].sh_size = sizeof names;
+struct CallingCubin : CubinStandin<4> {
+    static constexpr char NAMES[] = "\0_Z1kv\0$_Z1kv$_Z5outerf\0$_Z1kv$_Z5innerf";
+    CallingCubin() : CubinStandin(NAMES, sizeof NAMES) {
         // Local symbols come first.
         symbols[1] = function(7, 0x100, 0x80), symbols[2] = function(24, 0x180, 0x80);
         symbols[3] = function(1, 0, 0x200), symbols[3].st_other = 0x10;

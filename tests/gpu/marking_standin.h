@@ -2,12 +2,10 @@
 // what one of its warps writes to the GPU's memory, which is the host's.
 #pragma once
 #include <atomic>
-#include <cstddef>
-#include <cstring>
-#include <elf.h>
 
 #include <tracepipe/mark.h>
 
+#include "cubin_standin.h"
 #include "marks.h"
 #include "warp_record.h"
 
@@ -19,18 +17,8 @@ static_assert(sizeof(tracepipe_mark::MarkBuffer) == sizeof(tracepipe::MarkBuffer
 constexpr char MARKED_SYMBOL[] = "_ZN14tracepipe_mark15tracepipe_marksILi1EEE";
 
 // An ELF file with one object and one function.
-struct MarkedCubin {
-    Elf64_Ehdr head{};
-    Elf64_Shdr sections[3]{};
-    Elf64_Sym symbols[3]{};
-    char names[64] = "\0k";
-    MarkedCubin() {
-        memcpy(head.e_ident, ELFMAG, SELFMAG);
-        head.e_shoff = offsetof(MarkedCubin, sections), head.e_shnum = 3;
-        sections[1].sh_type = SHT_SYMTAB, sections[1].sh_link = 2;
-        sections[1].sh_offset = offsetof(MarkedCubin, symbols), sections[1].sh_size = sizeof symbols;
-        sections[2].sh_type = SHT_STRTAB;
-        sections[2].sh_offset = offsetof(MarkedCubin, names), sections[2].sh_size = sizeof names;
+struct MarkedCubin : CubinStandin<3> {
+    MarkedCubin() : CubinStandin("\0k", 3) {
         symbols[1].st_name = 1, symbols[1].st_info = STT_FUNC;
         symbols[2].st_name = 3, symbols[2].st_info = STT_OBJECT;
         memcpy(names + 3, MARKED_SYMBOL, sizeof MARKED_SYMBOL);

@@ -23,18 +23,15 @@
 // To unpatch while a call is under way or the GPU has something to do, to ask whether it has while a stream is captured,
 // or to patch or unload while another thread captures one, is what NVIDIA's own does not survive: a line says it.
 #include <atomic>
-#include <cstddef>
 #include <cstdio>
-#include <cstring>
 #include <string>
 #include <thread>
 
-#include <elf.h>
 #include <sanitizer.h>
 #include <unistd.h>
-#include <vector>
 
 #include "calling_standin.h"
+#include "cubin_standin.h"
 #include "marking_standin.h"
 #include "warp_record.h"
 
@@ -86,29 +83,12 @@ void stay(const char *function, Sanitizer_CallbackId id, bool counts) {
     }).detach();
     while (!has_begun) usleep(100);
 }
-// A file with one symbol, as a cubin has it.
-std::vector<char> cubin_of(const std::string &kernel) {
-    struct File {
-        Elf64_Ehdr head{};
-        Elf64_Shdr sections[2]{};
-        Elf64_Sym symbol{};
-    } file;
-    memcpy(file.head.e_ident, ELFMAG, SELFMAG);
-    file.head.e_shoff = offsetof(File, sections), file.head.e_shnum = 2;
-    file.sections[0].sh_type = SHT_SYMTAB, file.sections[0].sh_link = 1;
-    file.sections[0].sh_offset = offsetof(File, symbol), file.sections[0].sh_size = sizeof file.symbol;
-    file.sections[1].sh_offset = sizeof file, file.sections[1].sh_size = kernel.size() + 1;
-    file.symbol.st_info = STT_FUNC, file.symbol.st_other = 0x10;
-    std::vector<char> bytes(sizeof file);
-    memcpy(bytes.data(), &file, sizeof file);
-    bytes.insert(bytes.end(), kernel.c_str(), kernel.c_str() + kernel.size() + 1);
-    return bytes;
-}
 void load(const std::string &kernel) {
-    std::vector<char> cubin = cubin_of(kernel);
+    CubinStandin<2> cubin(kernel.c_str(), kernel.size() + 1);
+    cubin.symbols[1].st_info = STT_FUNC, cubin.symbols[1].st_other = 0x10;
     Sanitizer_ResourceModuleData data{};
     data.context = CONTEXT, data.module = OTHER_MODULE;
-    data.pCubin = cubin.data(), data.cubinSize = cubin.size();
+    data.pCubin = reinterpret_cast<const char *>(&cubin), data.cubinSize = sizeof cubin;
     call_back(SANITIZER_CB_DOMAIN_RESOURCE, SANITIZER_CBID_RESOURCE_MODULE_LOADED, &data);
 }
 void launch(const char *kernel, CUmodule module = MODULE) {
