@@ -13,7 +13,7 @@
 #include "tables.h"
 
 /* A table of whole lines is a cache: it is emptied when it is full. */
-#define LINES_MAX (1 << 14)
+#define LINES_MAX (1 << 12)
 #define LINE_BYTES_MAX (3 << 20)
 #define LINE_MAX 2048
 #define FOREIGN (-1)

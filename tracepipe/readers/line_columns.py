@@ -33,7 +33,7 @@ _TIME_FIRST = b'{"ts_ns":'
 _ZERO, _NEWLINE = ord("0"), ord("\n")
 # With so many, no number is beyond the limit of times.
 _DIGITS_MAX = len(str(TIME_LIMIT_NS)) - 1
-_LINES_MAX = 1 << 14
+_LINES_MAX = 1 << 12
 _LINE_BYTES_MAX = 512
 
 

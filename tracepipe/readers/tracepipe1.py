@@ -26,8 +26,8 @@ from tracepipe.readers.native_lines import NativeLines, NativeTables
 from tracepipe.readers.recording import Recording, row_of, saying
 from tracepipe.readers.thread_exits import THREAD_EXIT, event_of_exit
 
-# Some ten thousand lines: what is done once a batch must cost little.
-CHUNK_BYTES = 1 << 19
+# Some thousand lines: what is done once a batch must cost little.
+CHUNK_BYTES = 1 << 18
 _HEADER_BYTES_MAX = 1 << 20
 STACK = "stack"
 # Stands for one that is in the tables: parsed, they take thirty times their text.
