@@ -432,6 +432,23 @@ def test_a_hook_has_a_layer_of_its_own() -> None:
     assert (record["type"], record["layer"], record["args"]) == ("hook", "libpool.so", {"size": 5})
 
 
+def test_a_type_that_is_not_known_is_a_layer_of_its_own_and_is_said_once() -> None:
+    lines = [
+        {"ts": 1, "type": "nvlink", "name": "send", "phase": "B", "pid": 7, "tid": 8, "lane": 3},
+        {"ts": 2, "type": "nvlink", "name": "send", "phase": "E", "pid": 7, "tid": 8},
+        {"ts": 3, "type": "rdma", "op": "post"},
+    ]
+    records, problems = read("".join(json.dumps(line) + "\n" for line in lines).encode())
+    assert [(r["type"], r["layer"], r["name"], r["phase"]) for r in records] == [
+        ("hook", "nvlink", "send", "B"),
+        ("hook", "nvlink", "send", "E"),
+        ("hook", "rdma", "post", "I"),
+    ]
+    assert records[0]["args"] == {"lane": 3}
+    message = "'nvlink' is not known: each such type is a layer of its own, by its name"
+    assert problems == [Problem(1, "type", message, skipped=False)]
+
+
 def test_a_line_of_memory_may_say_its_size_twice_and_its_call_itself() -> None:
     line = b'{"ts":1,"type":"memory","op":"alloc","size":8,"size_bytes":8,"call":"cuMemAlloc_v2"}\n'
     ((record,), problems) = read(line)
@@ -530,8 +547,9 @@ BROKEN = [
     (b'{"ts":99999999999999999999999,"type":"userspace","name":"f"}', "ts", "must be at most 4611686018427"),
     (b'{"type":"gpu_complete","fence":"nvidia"}', "ts", "is missing: the line has no place in time"),
     (b'{"ts":1.0,"name":"f"}', "type", "is missing"),
-    (b'{"ts":1.0,"type":"gpu","name":"f"}', "type", "must be one of userspace, "),
-    (b'{"ts":1.0,"type":["kernel"],"name":"f"}', "type", "must be one of userspace, "),
+    (b'{"ts":1.0,"type":"","name":"f"}', "type", "must be the name of a layer, not ''"),
+    (b'{"ts":1.0,"type":"' + b"g" * 257 + b'","name":"f"}', "type", "must be the name of a layer, not 'gg"),
+    (b'{"ts":1.0,"type":["kernel"],"name":"f"}', "type", "must be the name of a layer, not ['kernel']"),
     (b'{"ts":1.0,"type":"kernel"}', "name", "is missing, and so is op"),
     (b'{"ts":1.0,"type":"kernel","name":3}', "name", "must be a string, not 3"),
     (b'{"ts":1.0,"type":"memory","op":null}', "op", "must be a string, not None"),

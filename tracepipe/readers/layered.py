@@ -42,6 +42,8 @@ CHUNK_BYTES = 1 << 18
 
 # Lines of several processors come out of order, but within the time of one look at the buffers.
 _DISORDER_NS = 1_000_000_000
+# A type is a word. What is far longer is no layer's name.
+_TYPE_CHARACTERS_MAX = 256
 _BLOCK_TITLE = re.compile(rb"===+ .* ===+$")
 
 REPEATED = "of_event"
@@ -51,6 +53,7 @@ _NO_START = (
     "does not say whether ts is the start or the end of a transfer; it is read as the end, because the "
     "script knows the duration only then"
 )
+_OWN_LAYER = "is not known: each such type is a layer of its own, by its name"
 _NO_UNIT = "has no unit: it is read as KB, as the guide's script prints the field total_mem_kb"
 
 
@@ -61,6 +64,7 @@ class _Text:
         self._seen_json = False
         self._in_block = False
         self._said: set[str] = set()
+        self._said_own_layer = False
         self._last_ns = 0
         self._unwrapped = Unwrapped()
         self._ends = CallEnds()
@@ -106,9 +110,11 @@ class _Text:
 
     def _read_json(self, number: int, line: Record, text: bytes, batch: Batch) -> Fault | None:
         kind = line.get("type")
-        if type(kind) is not str or kind not in LAYER_OF_TYPE:
-            known = ", ".join(LAYER_OF_TYPE)
-            return "type", f"must be one of {known}, not {shown(kind)}" if "type" in line else "is missing"
+        if type(kind) is not str or not 0 < len(kind) <= _TYPE_CHARACTERS_MAX:
+            return (
+                "type",
+                f"must be the name of a layer, not {shown(kind)}" if "type" in line else "is missing",
+            )
         if kind == "kernel" and REPEATED in line:
             return None
         ts_ns = time_of(line, text)
@@ -142,6 +148,9 @@ class _Text:
             self._ends.take(number, record, batch)
         if kind == "transfer" and record["phase"] == "X" and not is_whole:
             self._say_once(number, "duration_ms", _NO_START, batch)
+        if kind not in LAYER_OF_TYPE and not self._said_own_layer:
+            self._said_own_layer = True
+            batch.problems.append(Problem(number, "type", f"{shown(kind)} {_OWN_LAYER}", skipped=False))
         if kind == "gpu_mem" and BARE_TOTAL in line:
             self._say_once(number, BARE_TOTAL, _NO_UNIT, batch)
         batch.records.append(record)

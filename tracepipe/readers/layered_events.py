@@ -111,7 +111,7 @@ def _layer_of(kind: str, line: Record) -> str:
     # cuLaunchKernel: that one is a CUDA kernel seen from the API, and says nothing of when it ran.
     if kind == "kernel" and (line.get("op") == "launch" or line.get("name") == "cuLaunchKernel"):
         return "userspace"
-    return LAYER_OF_TYPE[kind]
+    return LAYER_OF_TYPE.get(kind, "hook")
 
 
 def _effect_of(name: str, args: Record, phase: str) -> str:
@@ -135,7 +135,9 @@ def time_of(line: Record, text: bytes) -> int | Fault:
 
 
 def event_of(kind: str, line: Record, ts_ns: int, problems: list[Problem], number: int) -> Record | Fault:
-    """The event at `ts_ns` that line `number`, of a known type, says, or what is wrong with the line."""
+    """The event at `ts_ns` that line `number` says, or what is wrong with the line. A type that is not
+    known is a layer of its own.
+    """
     phase = line.get("phase", "I")
     if type(phase) is not str or phase not in ("B", "E", "I"):
         return "phase", f"must be B, E or I or absent, not {shown(phase)}"
@@ -151,6 +153,8 @@ def event_of(kind: str, line: Record, ts_ns: int, problems: list[Problem], numbe
     args = {key: value for key, value in line.items() if key not in _FIELDS}
     if kind == "hook" and type(args.get("layer")) is str:
         record["layer"] = args.pop("layer")
+    elif kind not in LAYER_OF_TYPE:
+        record["layer"] = kind
     # Six decimals come back from the nanoseconds; a finer time is kept as it was written.
     if "ts" not in line:
         args["placed"] = PLACED
