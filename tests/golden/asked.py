@@ -116,11 +116,9 @@ class Asked:
             )
             words[row["id"]] = slice_id(self.path(row["track_id"]), len(own), one)
             own.append(one)
-        counts: dict[int, list[tuple[int, int]]] = {}
+        counts: dict[int, list[tuple[int, float]]] = {}
         for row in self._counts:
-            value = int(row["value"])
-            assert value == row["value"]
-            counts.setdefault(row["track_id"], []).append((row["ts"] + self.base_ns, value))
+            counts.setdefault(row["track_id"], []).append((row["ts"] + self.base_ns, row["value"]))
         return Seen(
             [(self.path(track), slices) for track, slices in by_track.items()],
             [(self.path(track), values) for track, values in counts.items()],

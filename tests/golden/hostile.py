@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 from hypothesis import strategies as st
 
-from tracepipe.event.model import ID_LIMIT, RANGE_LIMIT, SLOT_LIMIT, SM_LIMIT, TIME_LIMIT_NS
+from tracepipe.event.model import FLOW_LIMIT, ID_LIMIT, RANGE_LIMIT, SLOT_LIMIT, SM_LIMIT, TIME_LIMIT_NS
 from tracepipe.layout.tree import LAYER_TITLES
 
 START_NS = 1_000_000
@@ -89,7 +89,7 @@ triples = st.lists(
 def events(draw: st.DrawFn) -> dict[str, Any]:
     """An event that is good but for what it means."""
     layer = draw(st.sampled_from([*LAYER_TITLES, "userspace", "userspace", "gpu_kernel", "gpu_thread"]))
-    phase = draw(st.sampled_from("BBBEEEIXX"))
+    phase = draw(st.sampled_from("BBBEEEIXXCstf"))
     event: dict[str, Any] = {"ts_ns": draw(times), "type": layer, "name": draw(names), "phase": phase}
     if phase == "X" or draw(st.integers(0, 3)) == 0:
         event["dur_ns"] = draw(lengths)
@@ -107,6 +107,7 @@ def events(draw: st.DrawFn) -> dict[str, Any]:
         "clock": clocks,
         "layer": st.sampled_from(["pool", "libc.so.6", "hooks", ""]),
         "launch": launches,
+        "flow": st.integers(0, 2) | st.just(FLOW_LIMIT),
         "grid": triples,
         "block": triples,
         "thread": triples,
@@ -116,7 +117,9 @@ def events(draw: st.DrawFn) -> dict[str, Any]:
     }
     for name in draw(st.lists(st.sampled_from([*sorted(more), "launch", "launch", "stack"]), max_size=2)):
         event[name] = draw(more[name])
-    if draw(st.booleans()):
+    if phase == "C":
+        event["args"] = {"value": draw(scalars), "x": draw(st.sampled_from([1.5, 1e300, U64, -3]))}
+    elif draw(st.booleans()):
         event["args"] = draw(arguments)
     return event
 

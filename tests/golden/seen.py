@@ -48,7 +48,7 @@ class SeenSlice:
 # Which slice: its track's path, and its place among the slices of that track.
 SliceId = tuple[Path, int]
 Arrow = tuple[str, str]
-_STARTS_WITH_A_TIME = re.compile(r" *-?\d+ ( -?\d+$|\+ *\d+  | {10}  )")
+_STARTS_WITH_A_TIME = re.compile(r" *-?\d+ ( -?\d\S*$|\+ *\d+  | {10}  )")
 _EMPTY = ("[]", "{}", "null")
 _INT_MAX = (1 << 63) - 1
 
@@ -58,7 +58,7 @@ class Seen:
     """Everything that is drawn. Tracks may share a path: each is a list of its own."""
 
     slices: list[tuple[Path, list[SeenSlice]]] = field(default_factory=list)
-    counters: list[tuple[Path, list[tuple[int, int]]]] = field(default_factory=list)
+    counters: list[tuple[Path, list[tuple[int, float]]]] = field(default_factory=list)
     arrows: Counter[Arrow] = field(default_factory=Counter)
 
     def as_json_says(self) -> Seen:
@@ -76,7 +76,7 @@ class Seen:
         for path, slices in self.slices:
             out += [f"{' / '.join(path)}: {one.shown()}" for one in _numbered(slices)]
         for path, values in self.counters:
-            out += [f"{' / '.join(path)}: at {ts_ns} = {value}" for ts_ns, value in values]
+            out += [f"{' / '.join(path)}: at {ts_ns} = {float(value)}" for ts_ns, value in values]
         out += [f"{start} → {end} x{count}" for (start, end), count in self.arrows.items()]
         return sorted(out)
 

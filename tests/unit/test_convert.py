@@ -252,7 +252,7 @@ def test_check_names_every_bad_line_and_draws_nothing(recording: Any) -> None:
     said: list[str] = []
     report = check(path, "", said.append)
     assert [line.removeprefix(path) for line in said] == [
-        ":3: phase: must be one of B, E, I, X, not 'Q'",
+        ":3: phase: must be one of B, E, I, X, C, s, t, f, not 'Q'",
         ":4: is not JSON: unexpected end of data at column 2",
         ":5: tid: must be an integer, not 'x'",
     ]

@@ -31,7 +31,7 @@ def test_a_new_header_is_a_good_one() -> None:
 def test_every_layer_has_its_record() -> None:
     assert set(LAYERS) <= set(RECORDS)
     assert set(LAYERS) > HOST_LAYERS
-    others = {"header", "clock", "loss", "window", "stack", "footer", "gpu_thread_exit"}
+    others = {"header", "clock", "loss", "window", "stack", "name", "footer", "gpu_thread_exit"}
     assert set(RECORDS) - set(LAYERS) == others
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.support.cores import running
 from tracepipe.event.columns import NONE, TraceColumns, event_columns, signed
 from tracepipe.event.launches import LAUNCHES_MAX, Early
+from tracepipe.event.model import FLOW_LIMIT
 from tracepipe.event.native_nesting import NativeNesting
 from tracepipe.event.nesting import BESIDE_MAX, DEPTH_MAX, GIVES_ALL, GIVES_IOCTLS, NO_ROW, Nesting, ShapeRow
 from tracepipe.event.ops import (
@@ -102,6 +103,38 @@ def test_slices_are_numbered_and_know_what_is_around_them() -> None:
         (INSTANT, row, 8, NO_MARK, NONE, 2),
         (INSTANT, row, 11, NO_MARK, NONE, NONE),
     ]
+
+
+def arrows(ops: Sequence[Op]) -> list[tuple[Any, ...]]:
+    """Kind, row, time and arrows of those that have some, without the bit that events' arrows have."""
+    return [
+        (
+            op[0],
+            op[1],
+            op[2],
+            *((abs(flow) & FLOW_LIMIT) * (1 if flow > 0 else -1) for flow in op[6:8] if flow),
+        )
+        for op in ops
+        if op[6] or op[7]
+    ]
+
+
+def test_an_arrow_is_of_the_slice_that_begins_at_its_time_or_an_instant() -> None:
+    bench = Bench()
+    row, other = bench.row(), bench.row(on_stream=True)
+    bench.add(row, ("X", 5, {"dur": 9}), ("s", 5, {"launch": 3}), ("s", 5, {"launch": 4}))
+    bench.add(row, ("s", 5, {"launch": 5}), ("X", 6, {"dur": 20}), ("t", 6, {"launch": 3}))
+    bench.add(other, ("B", 7), ("f", 7, {"launch": 3}), ("f", 8, {"launch": 4}))
+    ops = bench.taken()
+    assert arrows(ops) == [
+        (BEGIN, row, 5, -3, -4),
+        (INSTANT, row, 5, -5),
+        (BEGIN, row + 2, 6, 3),
+        (BEGIN, other, 7, 3),
+        (INSTANT, other, 8, 4),
+    ]
+    bench.add(other, ("f", 7, {"launch": 9}))
+    assert arrows(bench.taken()) == [(INSTANT, other, 7, 9)]
 
 
 def test_operations_name_their_events() -> None:

@@ -88,7 +88,7 @@ def test_unknown_fields_are_allowed() -> None:
         ({"ts_ns": False}, ("ts_ns", "must be an integer, not False")),
         ({"ts_ns": -1}, ("ts_ns", "must be at least 0, not -1")),
         ({"ts_ns": TIME_LIMIT_NS + 1}, ("ts_ns", f"must be at most {TIME_LIMIT_NS}")),
-        ({"phase": "b"}, ("phase", "must be one of B, E, I, X, not 'b'")),
+        ({"phase": "b"}, ("phase", "must be one of B, E, I, X, C, s, t, f, not 'b'")),
         ({"phase": "X"}, ("dur_ns", "is missing, and an X has no length without it")),
         ({"grid": [1, 2]}, ("grid", "must have 3 elements, not 2")),
         ({"grid": [1, 2, None]}, ("grid[2]", "must be an integer, not None")),

@@ -204,7 +204,7 @@ class Clocks:
         if isinstance(other, dict):
             if other["type"] == "footer":
                 self._note_end(other.get("end", {}))
-            if other["type"] in ("footer", "clock", "header", "stack"):
+            if other["type"] in ("footer", "clock", "header", "stack", "name"):
                 events.ts_ns[at] = self._before(events, at)
                 return other
             if events.ts_ns[at] == UNDATED_NS:  # a loss that its writer could not date

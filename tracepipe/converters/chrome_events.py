@@ -192,9 +192,11 @@ class ChromeEvents:
             turns.step += 1
         return turns.step
 
-    def _count(self, track: int, ts_ns: int, value: int) -> None:
+    def _count(self, track: int, ts_ns: int, value: float) -> None:
         when = self._when(track, COUNTER, ts_ns)
-        self._out.append(b'%b%b,"args":{"value":%d}}' % (self._ready[COUNTS][track], when, value))
+        self._out.append(
+            b'%b%b,"args":{"value":%b}}' % (self._ready[COUNTS][track], when, orjson.dumps(value))
+        )
 
     def _event(self, kind: int, track: int, ts_ns: int, name: bytes, shown: bytes, *flows: int) -> None:
         """A begin, end or instant which shows these members, and its steps of arrows."""
@@ -220,7 +222,7 @@ class ChromeEvents:
         for kind, row, ts_ns, name, event, mark, flow, flow2, value, _ in drawn.rows():
             track = tracks[row].id
             if kind == COUNTER:
-                self._count(track, ts_ns, value)
+                self._count(track, ts_ns, drawn.counted(event, value))
             else:
                 shown = self._shown(drawn, event, mark, lines)
                 self._event(kind, track, ts_ns, names[name], shown, flow, flow2)

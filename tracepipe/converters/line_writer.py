@@ -12,6 +12,7 @@ import numpy as np
 from tracepipe.converters.open_calls import OpenCalls
 from tracepipe.converters.writer import TraceInfo, without_form
 from tracepipe.event.columns import SPECIAL, TraceBatch
+from tracepipe.event.model import NO_SPANS
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Tables
 from tracepipe.event.warps import PlacedWarps
@@ -64,14 +65,20 @@ class LineWriter(ABC):
                 continue
             shape = tables.shapes[number]
             assert shape is not None
+            if shape.phase in NO_SPANS:
+                continue
             yield at, ts_ns, dur_ns, shape, args
 
     def _count_unwritten(self, batch: TraceBatch, tables: Tables) -> None:
         numbers, counts = np.unique(batch.events.shape, return_counts=True)
         for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
             shape = tables.shapes[number] if number >= 0 else None
-            if shape is not None and (what := self._left_out(shape)):
+            if shape is not None and (what := self._no_span(shape) or self._left_out(shape)):
                 self._unwritten[what] += count
+
+    @staticmethod
+    def _no_span(shape: Shape) -> str:
+        return "values of counters and ends of arrows" if shape.phase in NO_SPANS else ""
 
     def _other(self, other: Any) -> None:
         """Write a loss, after which nothing is known to be open; count warps."""

@@ -190,8 +190,10 @@ class Packets:
         return interned
 
     def fields(self, op: Op, drawn: Drawn) -> bytes:
-        """The fields of an operation, which is no count, all of them made anew."""
-        kind, row, _, name, event, mark, flow, flow2, _, _ = op
+        """The fields of an operation, all of them made anew."""
+        kind, row, _, name, event, mark, flow, flow2, value, _ = op
+        if kind == COUNTER:
+            return _TYPES[COUNTER] + _on(drawn.book.tracks[row]) + _value(drawn.counted(event, value))
         args = self.annotations(drawn.args_of(event, mark))
         return self._head_of(drawn.book, kind, row, name) + args + _flow(flow) + _flow(flow2)
 
@@ -222,7 +224,7 @@ class Packets:
         """The fields of an operation but its arrows. What others have too is kept."""
         kind, row, _, name, event, mark, _, _, value, _ = op
         if kind == COUNTER:
-            return _TYPES[COUNTER] + self._ready[TRACKS][row] + number(30, value)
+            return _TYPES[COUNTER] + self._ready[TRACKS][row] + _value(drawn.counted(event, value))
         body, marked = self._head(kind, row, name), self._ready[MARK][mark]
         if event == NONE:
             return self._keep(key, body + marked)
@@ -392,7 +394,8 @@ def counted(value: int) -> bytes:
 
 
 def _value(value: Any) -> bytes:
-    return number(30, int(value))
+    """TrackEvent.counter_value, or .double_counter_value."""
+    return double(44, value) if isinstance(value, float) else number(30, int(value))
 
 
 def _annotated(key: bytes, value: int) -> bytes:

@@ -7,7 +7,8 @@
                500              an instant
 
 Times are ns since the start of the trace, then the duration; a slice inside another is indented; `→1` starts
-the arrow 1 and `←1` is one of its next steps. The whole timeline is held in memory until the end.
+the arrow 1 and `←1` is one of its next steps; `→e7` is of the arrow 7 that
+events have. The whole timeline is held in memory until the end.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections import Counter
 from typing import Any, BinaryIO
 
 from tracepipe.converters.writer import TraceInfo
+from tracepipe.event.model import FLOW_LIMIT
 from tracepipe.event.tables import Args
 from tracepipe.layout.timeline import END, INSTANT, Drawn, Item, Track
 from tracepipe.printable import json_text, printable
@@ -31,7 +33,12 @@ def _args_text(args: Args | None) -> str:
 
 
 def _flows_text(flows: tuple[int, ...]) -> str:
-    return "".join(f" →{-flow}" if flow < 0 else f" ←{flow}" for flow in flows)
+    return "".join(f" {'→' if flow < 0 else '←'}{_arrow_text(abs(flow))}" for flow in flows)
+
+
+def _arrow_text(flow: int) -> str:
+    """The number of an arrow, which is an event's where it has an `e`."""
+    return f"e{flow & FLOW_LIMIT}" if flow > FLOW_LIMIT else str(flow)
 
 
 class _Slice:

@@ -43,8 +43,9 @@ class EventColumns:
     """A row for each event, in file order.
 
     `shape` and `args` are numbers in the recording's tables; `dur_ns` and `launch` are 0 where the shape has
-    none. A launch of 64 bits stands as its two's complement. `index` has six columns, those of `Index`, and
-    is None where no event is of a thread of a GPU: such events differ in it alone, a million in a row.
+    none. A launch of 64 bits stands as its two's complement; of the end of an arrow it is the arrow. `index`
+    has six columns, those of `Index`, and is None where no event is of a thread of a GPU: such events differ
+    in it alone, a million in a row.
     `stack` is a number among the recording's stacks, NONE where an event has none, and None where none has.
     """
 

@@ -35,7 +35,12 @@ LAYERS: Final = (
 HOST_LAYERS: Final = frozenset(
     {"annotation", "userspace", "hook", "syscall", "kernel", "scheduler", "memory", "transfer"}
 )
-PHASES: Final = ("B", "E", "I", "X")
+COUNTS: Final = "C"
+"""The phase of what is no span but values of counters: `args` has them by the names of series."""
+ARROWS: Final = ("s", "t", "f")
+"""The phases of what is no span but an end of an arrow: it starts, goes on, ends."""
+NO_SPANS: Final = (COUNTS, *ARROWS)
+PHASES: Final = ("B", "E", "I", "X", *NO_SPANS)
 MONOTONIC: Final = "monotonic"
 HOST_CLOCKS: Final = ("monotonic", "boottime", "realtime")
 
@@ -70,6 +75,10 @@ COUNT_LIMIT: Final = (1 << 48) - 1
 MASK_LIMIT: Final = (1 << 32) - 1
 # Of longer texts, but those in arguments, so much is kept.
 NAME_BYTES_MAX: Final = 4096
+# Behind processes and threads in that order stand groups of other kinds.
+ORDER_LIMIT: Final = (1 << 21) - 1
+# With a bit more, which those have that are made of it, a number is one in JavaScript too.
+FLOW_LIMIT: Final = (1 << 52) - 1
 # Columns of warps are 64-bit and signed.
 COLUMN_LIMIT: Final = (1 << 63) - 1
 
@@ -118,7 +127,14 @@ class Header(_HeaderRequired, total=False):
 class _EventRequired(TypedDict):
     type: Annotated[str, Doc("layer", enum=tuple(name for name in LAYERS if name != "gpu_warp"))]
     name: Annotated[str, Doc("function, syscall, kernel or operation")]
-    phase: Annotated[str, Doc("B begin, E end, I instant, X complete with dur_ns", enum=PHASES)]
+    phase: Annotated[
+        str,
+        Doc(
+            "B begin, E end, I instant, X complete with dur_ns; C values of counters; an arrow: s starts, "
+            "t goes on, f ends",
+            enum=PHASES,
+        ),
+    ]
     ts_ns: Annotated[
         int, Doc("time of the event on `clock`; the start of an X", minimum=0, maximum=TIME_LIMIT_NS)
     ]
@@ -148,6 +164,9 @@ class Event(_EventRequired, total=False):
     gpu: Annotated[int, Doc("GPU index", minimum=0)]
     stream: Annotated[int, Doc("CUDA stream id", minimum=0)]
     launch: Annotated[int, Doc("launch id: the same on the launch call, the kernel and its warps", minimum=0)]
+    flow: Annotated[
+        int, Doc("s, t and f: the arrow, the same number on all its ends", minimum=0, maximum=FLOW_LIMIT)
+    ]
     grid: Annotated[list[int], Doc("blocks in x, y, z", length=3, minimum=0)]
     block: Annotated[
         list[int],
@@ -264,6 +283,21 @@ class StackRecord(_StackRequired, total=False):
     omitted: Annotated[int, Doc("frames left out at the outer end", minimum=0, maximum=COUNT_LIMIT)]
 
 
+class _NameRequired(TypedDict):
+    type: Annotated[str, Doc("record type", enum=("name",))]
+    pid: Annotated[int, Doc("process id", minimum=0, maximum=ID_LIMIT)]
+
+
+class NameRecord(_NameRequired, total=False):
+    """What a process is called, or with `tid` a thread of it, and where it stands among the others."""
+
+    tid: Annotated[int, Doc("thread id", minimum=0, maximum=ID_LIMIT)]
+    name: Annotated[str, Doc("its name")]
+    order: Annotated[
+        int, Doc("its place among the others, the smallest first", minimum=0, maximum=ORDER_LIMIT)
+    ]
+
+
 class ClockRecord(TypedDict):
     """A clock pair: `clock` showed `source_ns` when CLOCK_MONOTONIC was within [host_lo_ns, host_hi_ns]."""
 
@@ -346,6 +380,7 @@ RECORDS: Final[dict[str, type]] = {
     "loss": LossRecord,
     "window": WindowRecord,
     "stack": StackRecord,
+    "name": NameRecord,
     "gpu_warp": WarpBatch,
     "gpu_thread_exit": ThreadExit,
     "footer": Footer,
@@ -373,8 +408,8 @@ class Problem:
 
 
 Record = dict[str, Any]
-"""A validated line: an `Event`, `WarpBatch`, `ClockRecord`, `LossRecord`, `WindowRecord` or `Footer`, told by
-`type`.
+"""A validated line: an `Event`, `WarpBatch`, `ClockRecord`, `LossRecord`, `WindowRecord`, `NameRecord` or
+`Footer`, told by `type`.
 """
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from tracepipe.event.columns import NONE, Bools, Int32s, TraceColumns
 from tracepipe.event.launches import Early, Launches
+from tracepipe.event.model import ARROWS, FLOW_LIMIT
 from tracepipe.event.ops import (
     BEGIN,
     END,
@@ -37,6 +38,8 @@ ALL_BESIDE_MAX: Final = 512
 DEPTH_MAX: Final = 512
 NO_ROW: Final = -1
 _LAST_NS: Final = (1 << 63) - 1
+_OF_EVENTS: Final = FLOW_LIMIT + 1
+"""Is in the numbers of arrows that events have, and in none that is made here."""
 GIVES_ALL: Final = 1
 GIVES_IOCTLS: Final = 2
 """Which open slices of a row may be asked for an arrow."""
@@ -64,7 +67,8 @@ arrow or 0."""
 class Row:
     """What is open on one row. `ends` are the ends of the X slices that enclose `last_ns`, outermost first,
     with their numbers. `above` are the rows of calls that may have caused what begins here, the nearer first;
-    `gives` says which open slices may be asked for an arrow, 0 for none.
+    `gives` says which open slices may be asked for an arrow, 0 for none. `begun` is the place of the last
+    begin among the operations at hand, if that is among them.
     """
 
     base: int = NO_ROW
@@ -75,6 +79,7 @@ class Row:
     beside: list[int] = field(default_factory=list)
     above: tuple[int, int] = (NO_ROW, NO_ROW)
     gives: int = 0
+    begun: int = NONE
 
     def finish_ends(self, ts_ns: int) -> None:
         """Forget the X slices that have ended by then."""
@@ -193,6 +198,9 @@ class Nesting:
                 else:
                     self._end(on, ts_ns, dur_ns if has_dur else None, name, event)
                 continue
+            if phase in ARROWS:
+                self._arrow(on, ts_ns, name, event, launch, starts=phase == "s")
+                continue
             asked = self._caller(row) if asks else 0
             launched = 0
             if has_launch and phase != "I":
@@ -209,6 +217,7 @@ class Nesting:
                 parent = opened[-1][1] if opened else NONE
                 row.last_ns, self._spans = ts_ns, span + 1
                 opened.append((name, span, len(ops), asked))
+                row.begun = len(ops)
                 ops.append((BEGIN, on, ts_ns, name, event, NO_MARK, flow, flow2, span, parent))
             elif phase == "I":
                 row.finish_ends(ts_ns)
@@ -266,6 +275,7 @@ class Nesting:
             row = self._rows[at]
             parent, row.last_ns = row.around(), ts_ns
             row.open.append((name, span, len(self._ops), given))
+            row.begun = len(self._ops)
         self._ops.append((BEGIN, at, ts_ns, name, event, NO_MARK, flow, flow2, span, parent))
 
     def _complete(
@@ -287,6 +297,7 @@ class Nesting:
             row = self._rows[at]
             parent, row.last_ns = row.around(), ts_ns
             row.ends.append((end_ns, span))
+            row.begun = len(self._ops)
         # Both at once: a stable sort by time keeps this right for every slice that nests here later.
         self._ops.append((BEGIN, at, ts_ns, name, event, mark, flow, flow2, span, parent))
         self._ops.append((END, at, end_ns, name, NONE, NO_MARK, 0, 0, span, NONE))
@@ -298,6 +309,23 @@ class Nesting:
             self._rows[at].last_ns = ts_ns
             self._rows[at].ends.append((end_ns, NONE))
         return at
+
+    def _arrow(self, on: int, ts_ns: int, name: int, event: int, number: int, *, starts: bool) -> None:
+        """An end of an arrow: of the slice that begins at that time, or else an instant."""
+        arrow = -(number | _OF_EVENTS) if starts else number | _OF_EVENTS
+        for at in (on, *self._rows[on].beside):
+            place = self._rows[at].begun
+            if not 0 <= place < len(self._ops):
+                continue
+            *begin, flow, flow2, span, parent = self._ops[place]
+            kind, row, begin_ns, called, of_event, mark = begin
+            if (kind, row, begin_ns) == (BEGIN, at, ts_ns) and not (flow and flow2):
+                arrows = (flow, arrow) if flow else (arrow, flow2)
+                self._ops[place] = kind, row, begin_ns, called, of_event, mark, *arrows, span, parent
+                return
+        self._rows[on].finish_ends(ts_ns)
+        around = self._rows[on].around()
+        self._ops.append((INSTANT, on, ts_ns, name, event, NO_MARK, arrow, 0, NONE, around))
 
     def _end(self, on: int, ts_ns: int, dur_ns: int | None, name: int, event: int) -> None:
         lanes = (on, *self._rows[on].beside)

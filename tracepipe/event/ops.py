@@ -22,7 +22,8 @@ MARKS = ("", "unclosed", "no_begin", "from_duration")
 Op = tuple[int, int, int, int, int, int, int, int, int, int]
 """An operation: kind, row, ts_ns, name, event, mark, flow, flow2, value, parent.
 
-`event` is the place of its event, NONE without one; `flow` and `flow2` are arrows, 0 for none and negative
+`event` is the place of its event, NONE without one, or below that where it has arguments of its own: of a
+counter those are its `value`, where that is not whole. `flow` and `flow2` are arrows, 0 for none and negative
 where one starts. `value` is a counter's; of a slice it is its number, counted over the whole recording.
 `parent` is the number of the slice around a begin or an instant, or NONE.
 """

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tracepipe.event.columns import NONE, SPECIAL, Int32s, TraceBatch, TraceColumns, joined, unsigned
-from tracepipe.event.model import LAYERS, Header, Problem, Record
+from tracepipe.event.model import COUNTS, LAYERS, NO_SPANS, Header, Problem, Record
 from tracepipe.event.ops import END, INSTANT, Op, OpColumns, op_of
 from tracepipe.event.order import in_order
 from tracepipe.event.outcomes import Outcomes
@@ -44,7 +44,7 @@ PROBLEMS_AT_ONCE = 16
 _OTHER_LAYERS_MAX = 100
 # Records about the recording itself.
 _ALL_NS = (1 << 63) - 1
-_TIMELESS = frozenset({"header", "footer", "clock", "stack"})
+_TIMELESS = frozenset({"header", "footer", "clock", "stack", "name"})
 
 
 class Layout:
@@ -120,6 +120,8 @@ class Layout:
             other = batch.others[int(events.args[at])]
             if isinstance(other, dict) and other["type"] in _TIMELESS:
                 timeless.append(at)
+                if other["type"] == "name":
+                    self._tree.give_name(other)
                 continue
             events.args[at] = self._others_met
             self._others[self._others_met] = other
@@ -205,6 +207,10 @@ class Layout:
             if shape.type == "gpu_thread" and launch in self._warps.launches:
                 return []
             args = self._tables.args(int(events.args[at]))
+            if shape.phase == COUNTS:
+                self._host.count_values(ts_ns, shape, args, self._extra)
+            if shape.phase in NO_SPANS:
+                return []
             if events.source_ns is not None and events.source_ns[at] != NONE:
                 args["source_ns"] = int(events.source_ns[at])
             of, dur_ns = events.thread_of(at), int(events.dur_ns[at])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from tracepipe.event.columns import NONE, Bools, Int64s, TraceColumns, grown
+from tracepipe.event.model import COUNTS
 from tracepipe.event.ops import COUNTER, op_of
 from tracepipe.event.shape import Shape
 from tracepipe.event.vocabulary import ADDRESS_KEYS, MEMORY_IN_USE, SIZE_KEYS
@@ -16,6 +18,9 @@ from tracepipe.layout.tree import LAYER_TITLES
 
 # Live allocations whose sizes are remembered for their frees.
 ALLOCATIONS_MAX = 1 << 20
+_WHOLE_MAX = (1 << 63) - 1
+Extra = Callable[[dict[str, Any]], int]
+"""Keeps arguments of an operation; gives its `event`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -33,6 +38,8 @@ class HostLayout:
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
         self._memory: dict[tuple[int | None, str], DeviceMemory] = {}
+        self._counters: dict[tuple[int | None, int | None, str, str], int] = {}
+        """The rows of counters that events have values of."""
         self._named: set[tuple[int | None, int | None]] = set()
         """Threads that the program named itself, whatever the kernel calls them."""
         self._naming: Bools = np.zeros(0, np.bool_)
@@ -45,7 +52,7 @@ class HostLayout:
             self._naming = grown(self._naming, number + 1, 0)
             self._of_memory = grown(self._of_memory, number + 1, 0)
         self._naming[number] = bool(shape.comm) and shape.type in LAYER_TITLES
-        self._of_memory[number] = shape.type == "memory" and shape.phase != "E"
+        self._of_memory[number] = shape.type == "memory" and shape.phase not in ("E", COUNTS)
 
     def name_threads(self, events: TraceColumns) -> None:
         """Give threads the names that events say they have."""
@@ -64,6 +71,25 @@ class HostLayout:
         shape = self._rows.book.tables.shapes[number]
         assert shape is not None
         return shape
+
+    def count_values(self, ts_ns: int, shape: Shape, args: dict[str, Any], extra: Extra) -> None:
+        """Draw the values of a counter, each series on a track of its own: of a GPU, or of the process."""
+        for series, value in args.items():
+            if type(value) not in (int, float):
+                continue
+            key = shape.pid, shape.gpu, shape.name, series
+            row = self._counters.get(key)
+            if row is None:
+                if self._rows.tree.is_full:
+                    continue
+                owner = self._rows.tree.process(shape.pid) if shape.gpu is None else self._rows.gpu(shape.gpu)
+                name = shape.name if series == "value" else f"{shape.name} {series}"
+                track = self._rows.tree.child(owner, "counter", name, 0, "counter")
+                row = self._counters[key] = self._rows.new_row(track)
+            if isinstance(value, float) or abs(value) > _WHOLE_MAX:
+                self._rows.nesting.add(op_of(COUNTER, row, ts_ns, 0, extra({"value": float(value)})))
+            else:
+                self._rows.nesting.add(op_of(COUNTER, row, ts_ns, 0, NONE, value))
 
     def count_memory(self, events: TraceColumns) -> None:
         """Count what events of the memory layer allocate and free."""

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from tracepipe.event.columns import Bools, grown
-from tracepipe.event.model import Header
+from tracepipe.event.model import COUNTS, Header
 from tracepipe.event.native_nesting import NativeNesting
 from tracepipe.event.nesting import GIVES_ALL, GIVES_IOCTLS, NO_ROW, Nesting, ShapeRow
 from tracepipe.event.ops import Op
@@ -80,7 +80,7 @@ class Rows:
             self.beyond = grown(self.beyond, number + 1, 0)
         row = self._shape_row(shape)
         self.drawn[number] = row.row != NO_ROW
-        self.beyond[number] = row.row == NO_ROW and shape.type != "gpu_thread"
+        self.beyond[number] = row.row == NO_ROW and shape.type != "gpu_thread" and shape.phase != COUNTS
         self.on_stream[number] = shape.on_stream
         self.nesting.set_shape(number, row)
 
@@ -103,6 +103,8 @@ class Rows:
 
     def _shape_row(self, shape: Shape) -> ShapeRow:
         name = self.name(shape.name)
+        if shape.phase == COUNTS:
+            return ShapeRow(NO_ROW, name, shape.phase)
         if shape.on_stream:
             row = self._stream(shape.gpu or 0, shape.stream or 0)
             return ShapeRow(row, name, shape.phase, False, shape.has_dur, shape.has_launch)

@@ -120,12 +120,16 @@ class Drawn:
             args[MARKS[mark]] = True
         return args
 
+    def counted(self, event: int, value: int) -> int | float:
+        """The value of a counter: one that is not whole is an argument of its own."""
+        return float(self.args_of(event, 0)["value"]) if event <= FIRST_EXTRA else value
+
     def items(self) -> Iterator[Item]:
         """Everything, on hosts and on GPUs, for writers that are not in a hurry."""
         tracks, names = self.book.tracks, self.book.names
         for kind, row, ts_ns, name, event, mark, flow, flow2, value, _ in self.rows():
             if kind == COUNTER:
-                yield Item(COUNTER, tracks[row], ts_ns, value)
+                yield Item(COUNTER, tracks[row], ts_ns, self.counted(event, value))
                 continue
             flows = tuple(one for one in (flow, flow2) if one)
             yield Item(kind, tracks[row], ts_ns, names[name], self.args_of(event, mark) or None, flows)

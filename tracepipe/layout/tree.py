@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import PurePath
 
-from tracepipe.event.model import Header
+from tracepipe.event.model import Header, Record
 from tracepipe.layout.tracks import Track, TrackKind
 
 LAYER_TITLES = {
@@ -37,6 +37,8 @@ class Tree:
         self._command = PurePath(header["command"][0]).name if header.get("command") else ""
         self._tracks: dict[tuple[object, ...], Track] = {}
         self._count = 0
+        self._given: dict[tuple[object, ...], tuple[str, int | None]] = {}
+        """The names and the places that the recording gives processes and threads."""
 
     @property
     def is_full(self) -> bool:
@@ -51,8 +53,24 @@ class Tree:
     def _make(self, key: tuple[object, ...], make: Callable[[int], Track]) -> Track:
         track = self._tracks.get(key)
         if track is None:
-            track = self._tracks[key] = self._new(make)
+            track = self._tracks[key] = self._new(lambda at: self._as_given(key, make(at)))
         return track
+
+    def _as_given(self, key: tuple[object, ...], track: Track) -> Track:
+        """A process or thread as the recording wants it."""
+        name, order = self._given.get(key, ("", None))
+        return replace(track, name=name or track.name, rank=track.rank if order is None else order)
+
+    def give_name(self, record: Record) -> None:
+        """Take the name and the place of a process or a thread."""
+        key = ("thread", record["pid"], record["tid"]) if "tid" in record else ("process", record["pid"])
+        if key not in self._given and len(self._given) >= TRACKS_MAX:
+            return
+        name, order = self._given.get(key, ("", None))
+        self._given[key] = record.get("name", name), record.get("order", order)
+        if (track := self._tracks.get(key)) is not None:
+            self._tracks[key] = given = self._as_given(key, track)
+            self._declared.append(given)
 
     def _new(self, make: Callable[[int], Track]) -> Track:
         self._count += 1

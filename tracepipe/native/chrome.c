@@ -129,16 +129,23 @@ uint8_t *tp_chrome_flow(tp_chrome *c, uint8_t *to, int64_t flow, int32_t track, 
     return TP_LITERAL(to, ",\"bp\":\"e\"}");
 }
 
-int tp_chrome_count(tp_chrome *c, int32_t track, int64_t ts, int64_t value)
+/* A value of a counter, whose member is made. */
+static int count_text(tp_chrome *c, int32_t track, int64_t ts, const uint8_t *member, int64_t size)
 {
     uint8_t when[32];
-    if (tp_reserve(&c->out, LINE_ROOM + tp_size_of(&c->ready[COUNTS], track)))
+    if (tp_reserve(&c->out, LINE_ROOM + tp_size_of(&c->ready[COUNTS], track) + size))
         return TP_NO_MEMORY;
     uint8_t *to = tp_copy(c->out.data + c->out.size, &c->ready[COUNTS], track);
     to = tp_put(to, when, tp_chrome_when(c, track, OP_COUNTER, ts, when));
-    to = TP_LITERAL(tp_signed_decimal(TP_LITERAL(to, ",\"args\":{\"value\":"), value), "}}");
+    to = TP_LITERAL(tp_put(TP_LITERAL(to, ",\"args\":{"), member, size), "}}");
     c->out.size = to - c->out.data;
     return 0;
+}
+
+int tp_chrome_count(tp_chrome *c, int32_t track, int64_t ts, int64_t value)
+{
+    uint8_t member[32] = "\"value\":";
+    return count_text(c, track, ts, member, tp_signed_decimal(member + 8, value) - member);
 }
 
 /* What an operation shows. `args` are its arguments, with a quote in place of their first comma or brace. */
@@ -259,7 +266,7 @@ TP_EXPORT int64_t tp_chrome_write(tp_chrome *c, const tp_drawn *d, const tp_give
         int64_t at = d->order[i];
         if (c->out.size > OUT_FULL)
             return i;
-        if (d->kind[at] == OP_COUNTER) {
+        if (d->kind[at] == OP_COUNTER && d->event[at] >= NO_EVENT) {
             if (tp_chrome_count(c, tracks[d->row[at]], d->ts[at], d->value[at]))
                 return TP_NO_MEMORY;
             continue;
@@ -290,6 +297,8 @@ TP_EXPORT int tp_chrome_one(tp_chrome *c, const tp_drawn *d, const int32_t *trac
                             int64_t size)
 {
     tp_shown shown = {args + 1, size ? size - 1 : 0, -1, -1, -1, 0};
+    if (d->kind[at] == OP_COUNTER)
+        return count_text(c, tracks[d->row[at]], d->ts[at], shown.args, shown.args_size);
     return write_op(c, d, tracks[d->row[at]], at, &shown, 0);
 }
 

@@ -139,8 +139,8 @@ static int take_apart(tp_reader *r, const uint8_t *at, const uint8_t *end, tp_li
             if (args < 0)
                 return TP_NO_MEMORY;
             line->args = (int32_t)args;
-        } else if (is_key(key, size, "dur_ns") || is_key(key, size, "launch")) {
-            int is_dur = key[1] == 'd';
+        } else if (is_key(key, size, "dur_ns") || is_key(key, size, "launch") || is_key(key, size, "flow")) {
+            int is_dur = key[1] == 'd'; /* an event has a launch or an arrow, not both */
             if ((is_dur ? has_dur++ : has_launch++) ||
                 !(at = tp_unsigned(value, end, is_dur ? &line->dur : &line->launch)))
                 return 0;

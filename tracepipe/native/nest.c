@@ -10,6 +10,7 @@
 #include "times.h"
 
 #define GIVES_IOCTLS 2
+#define OF_EVENTS ((int64_t)1 << 52) /* in the numbers of arrows that events have, and in none that is made here */
 #define ON_STREAM 1 /* what a row's launches are: kernels, and not calls */
 
 typedef struct {
@@ -130,6 +131,7 @@ static int64_t begin(tp_nest *n, int32_t on, int64_t ts, int32_t name, int32_t e
     if (TP_GROW(r->open, r->open_room, r->open_count))
         return TP_NO_MEMORY;
     r->last = ts;
+    r->begun = at;
     r->open[r->open_count++] = (tp_open){span, at, flow, name};
     n->open_count++;
     return at;
@@ -150,6 +152,7 @@ static int64_t complete(tp_nest *n, int32_t on, int64_t ts, int64_t dur, int32_t
     if (TP_GROW(r->ends, r->ends_room, r->ends_count))
         return TP_NO_MEMORY;
     r->last = ts;
+    r->begun = at;
     r->ends[r->ends_count++] = (tp_around){end, span};
     return at;
 }
@@ -246,6 +249,25 @@ static int64_t caller(tp_nest *n, const tp_row *row)
     return 0;
 }
 
+/* An end of an arrow: of the slice that begins at that time, or else an instant. */
+static void arrow(tp_nest *n, int32_t on, int64_t ts, int32_t name, int32_t event, int64_t number, int starts)
+{
+    int64_t flow = number | OF_EVENTS;
+    flow = starts ? -flow : flow;
+    for (int32_t row = on; row != NO_ROW; row = n->rows.rows[row].next) {
+        int64_t at = n->rows.rows[row].begun;
+        if (at < 0 || at >= n->op_count || n->ops.kind[at] != OP_BEGIN || n->ops.row[at] != row ||
+            n->ops.ts[at] != ts || (n->ops.flow[at] && n->ops.flow2[at]))
+            continue;
+        *(n->ops.flow[at] ? &n->ops.flow2[at] : &n->ops.flow[at]) = flow;
+        return;
+    }
+    tp_row_finish_ends(&n->rows.rows[on], ts);
+    int64_t at = put(n, OP_INSTANT, on, ts, name, event, MARK_NONE, -1);
+    n->ops.flow[at] = flow;
+    n->ops.parent[at] = tp_row_around(&n->rows.rows[on]);
+}
+
 /* How many operations the events may make at most. */
 TP_EXPORT int64_t tp_nest_most(const tp_nest *n, int64_t events)
 {
@@ -267,6 +289,10 @@ static int one(tp_nest *n, const tp_events *e, const tp_shapes *s, int64_t i)
             return 0;
         }
         return end(n, on, ts, dur, name, event) < 0 ? TP_NO_MEMORY : 0;
+    }
+    if (phase == 's' || phase == 't' || phase == 'f') {
+        arrow(n, on, ts, name, event, e->launch[i], phase == 's');
+        return 0;
     }
     if (s->asks[shape])
         flow = caller(n, row);

@@ -24,6 +24,7 @@ typedef struct {
     tp_open *open;
     tp_around *ends;
     int64_t open_count, open_room, ends_count, ends_room;
+    int64_t begun; /* the place of the last begin among the operations at hand, if that is among them */
     int32_t base, next, beside_count; /* the row that it stands beside, the next one beside that */
     int32_t above[2];                 /* rows of calls that may have caused what begins here */
     uint8_t gives, on_stream;         /* whether its open slices may be asked for an arrow */

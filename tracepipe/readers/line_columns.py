@@ -110,7 +110,7 @@ class LineColumns:
         if self._check.fault(record) or record["type"] in OTHERS or long_texts(record):
             return None
         shape, args = self._tables.shape_number(record), self._tables.args_number(record.get("args"))
-        launch = signed(record.get("launch", 0))
+        launch = signed(record.get("launch", record.get("flow", 0)))
         stack = record.get("stack", NONE)
         place = self._add((shape, args, record.get("dur_ns", 0), launch, index_of(record), stack))
         if len(rest) <= _LINE_BYTES_MAX:

@@ -13,7 +13,9 @@ LINE_LIMIT_BYTES = 1 << 20
 WARPS_LIMIT_BYTES = 64 << 20
 _WARPS, _HEAD_BYTES = b'"gpu_warp"', 256
 # Types of records that are no events of a thread, a stream or a warp's lane, or stand for one of another.
-OTHERS = frozenset({"header", "footer", "clock", "loss", "window", "stack", "gpu_warp", "gpu_thread_exit"})
+OTHERS = frozenset(
+    {"header", "footer", "clock", "loss", "window", "stack", "name", "gpu_warp", "gpu_thread_exit"}
+)
 # Editors of other systems put it before the first line.
 BOM = b"\xef\xbb\xbf"
 # orjson reads 1024 levels and writes 254, its record's own included: what is read must be written again.

@@ -17,7 +17,7 @@ from tracepipe.recording.open import OpenRecording, damage, footer_notes, refuse
 Progress = Callable[[int, int], None]
 """Called with bytes read and bytes in all, which are 0 where unknown."""
 # Records about the recording itself, which are not counted among its events.
-_NO_EVENTS = ("header", "footer", "clock", "loss", "window", "stack")
+_NO_EVENTS = ("header", "footer", "clock", "loss", "window", "stack", "name")
 
 
 class Reading:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tracepipe.event.columns import NONE, Bools, Int32s, Int64s, TraceColumns
+from tracepipe.event.model import NO_SPANS
 from tracepipe.event.order import order_of
 from tracepipe.event.tables import Tables
 from tracepipe.reports.frames.grouping import grouped
@@ -18,6 +19,8 @@ _MISSING = {"args": NONE, "dur_ns": 0, "launch": 0}
 _OF_MOVED = ("source_ns", "bound_ns")
 # So many shapes stay in the tables: to meet one again takes as long as to read fifty events.
 _SHAPES_MAX = 1 << 14
+# Values of counters and ends of arrows are in no frame.
+_NO_SPANS = [ord(phase) for phase in NO_SPANS]
 
 
 class Collected:
@@ -109,6 +112,11 @@ class CollectedLayers:
         events.shape = self._numbers[events.shape]
         if self._args.put_away:
             events.args = np.where(events.args == NONE, NONE, events.args + self._args.put_away)
+        is_span = ~np.isin(self._shapes.column("phase", events.shape), _NO_SPANS)
+        if not is_span.all():
+            events = events.take(is_span)
+        if not len(events):
+            return
         groups = self._shapes.groups(events.shape)
         if bool((groups == groups[0]).all()):
             self._collected.setdefault(int(groups[0]), Collected()).add(events)

@@ -201,7 +201,8 @@ class Run:
         command = self.facts.header.get("command")
         recorded = PurePath(command[0]).name if command else "process"
         # Formats without thread ids name the process alone.
-        return self.thread_name(pid, pid) or self.thread_name(pid, None) or recorded
+        given = self.shapes.given_name(pid, None)
+        return given or self.thread_name(pid, pid) or self.thread_name(pid, None) or recorded
 
 
 class _Loading:
@@ -242,6 +243,8 @@ class _Loading:
                 self._reading.note(Problem(0, "gpu_warp", "holds numbers that are too large to reckon with"))
         elif other["type"] == "loss" and abs(ts_ns) > TIME_LIMIT_NS:
             self._reading.note(_no_time(ts_ns))
+        elif other["type"] == "name":
+            self._shapes.give_name(other)
         elif other["type"] == "loss":
             self._losses.append({**other, "start_ns": ts_ns})
 

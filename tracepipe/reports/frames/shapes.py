@@ -7,7 +7,7 @@ from struct import Struct
 from typing import Any
 
 from tracepipe.event.columns import NONE, Bools, Bytes, Int32s, Int64s
-from tracepipe.event.model import LAYERS
+from tracepipe.event.model import LAYERS, Record
 from tracepipe.event.shape import Shape
 from tracepipe.event.vocabulary import RUNNING
 from tracepipe.reports.frames.grouping import equal
@@ -30,6 +30,8 @@ _OF_PLACE = [
 ]  # fmt: skip
 _TEXTS, _NUMBERS = ("name", "comm", "domain"), ("pid", "tid", "cpu", "gpu", "range", "stream")
 _MOST = {name: (1 << 63) - 1 if name == "stream" else (1 << 31) - 1 for name in _NUMBERS}
+# Processes and threads whose given names are kept.
+_GIVEN_MAX = 1 << 16
 # Texts that become a column at a time.
 _AT_ONCE = 1 << 14
 
@@ -71,6 +73,7 @@ class ShapeTable:
         self._larges: list[int] = []
         self._kinds: dict[tuple[str, bool, bool], tuple[int, int]] = {}
         self._columns: dict[str, pl.Series] = {}
+        self._given: dict[tuple[int | None, int | None], str] = {}
         self._named: tuple[Int64s, Int32s] | None = None
 
     def __len__(self) -> int:
@@ -291,8 +294,20 @@ class ShapeTable:
         sizes = both[:, 0 if name == "grid" else 1][np.maximum(numbers, 0)]
         return where((numbers != NONE) & (sizes[:, 0] != NONE), pl.Series(name, sizes))
 
+    def give_name(self, record: Record) -> None:
+        """Take the name that a recording gives a process or a thread."""
+        key = record["pid"], record.get("tid")
+        if "name" in record and (key in self._given or len(self._given) < _GIVEN_MAX):
+            self._given[key] = record["name"]
+
+    def given_name(self, pid: int | None, tid: int | None) -> str | None:
+        """That name of a thread, of a process where `tid` is None."""
+        return self._given.get((pid, tid))
+
     def thread_name(self, pid: int | None, tid: int | None) -> str | None:
-        """The name that a thread had last."""
+        """The name that a thread had last, or that the recording gives it."""
+        if given := self.given_name(pid, tid):
+            return given
         if self._named is None:
             self._named = self._threads_named()
         keys, comms = self._named
