@@ -57,7 +57,7 @@ def run(program: Path, folder: Path, seconds: float, rate: int, options: list[st
                 after_name = (proc / "stat").read_text().rpartition(")")[2].split()
                 status = (proc / "status").read_text().splitlines()
                 high_kb = int(next(line for line in status if line.startswith("VmHWM")).split()[1])
-                if (proc / f"task/{process.pid}/children").read_text():
+                if options is None or (proc / f"task/{process.pid}/children").read_text():
                     samples.append((time.monotonic(), int(after_name[11]) + int(after_name[12])))
             time.sleep(0.02)
         assert process.stdout is not None

@@ -28,7 +28,7 @@ ROOMS: dict[str, set[str]] = {
     "hooks": set(),
     "capture.request": {"hooks"},
     "capture.summary": {"event"},
-    "capture.records": {"event", "hooks"},
+    "capture.records": {"event", "hooks", "native"},
     "capture.machine": {"capture.request"},
     "capture.bpf": {"hooks", "capture.request", "capture.records"},
     "capture.find": {"hooks", "capture.request", "capture.bpf"},

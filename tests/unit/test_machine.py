@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
 from tracepipe.capture.machine.facts import Machine, this_machine
+from tracepipe.capture.machine.precedence import runs_first
 
 STATUS = "Name:\tpython3\nCapEff:\t{effective:016x}\nSeccomp:\t{seccomp}\n"
 NVRM = (
@@ -88,3 +90,23 @@ def test_a_system_that_tells_nothing(tmp_path: Path) -> None:
 )
 def test_versions_of_kernels(release: str, kernel: tuple[int, int]) -> None:
     assert Machine("Linux", release, "x86_64").kernel == kernel
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may go before others")
+def test_who_collects_goes_first_and_who_makes_lines_does_not() -> None:
+    nices: list[int] = []
+
+    def own() -> None:
+        nices.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+
+    def collect() -> None:
+        runs_first()
+        own()
+        later = threading.Thread(target=own)
+        later.start()
+        later.join()
+
+    collector = threading.Thread(target=collect)
+    collector.start()
+    collector.join()
+    assert nices == [-5, 0]

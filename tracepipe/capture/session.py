@@ -31,12 +31,12 @@ from tracepipe.capture.request import CaptureRequest, Control, Notify, Plan
 from tracepipe.capture.spool import Spool
 from tracepipe.capture.summary import CaptureSummary
 from tracepipe.capture.target import Target
+from tracepipe.capture.tick import SHORT_S, Tick
 from tracepipe.capture.triggers import SIGNAL, window_environment
 from tracepipe.capture.windows import WindowCourse
 from tracepipe.errors import OutputError, TracepipeError
 from tracepipe.event.model import HostInstant
 
-_TICK_S = 0.002  # how often the ring is emptied: at 1.3 million events a second, 170 kB
 _LAST_RECORDS_S = 4.0  # how long a GPU's last records may take: the library gives a kernel that runs 3 s
 
 
@@ -268,10 +268,11 @@ class _Session:
 
     def _follow(self, store: Store, notify: Notify) -> str:
         """Empty the ring until what is recorded ends, or the recording; returns why."""
+        tick = Tick(self.plan.ring_bytes, is_short=self.request.windows.are_asked)
         while True:
-            self.interrupts.wait(_TICK_S)
+            self.interrupts.wait(tick.wait_s)
             over = self.windows.step(time.monotonic_ns(), self.interrupts.asked)
-            self._pump(store)
+            tick.took(self._pump(store))
             self._say_notes(notify)
             if self._recorder is not None:
                 self._write_last(self._recorder)
@@ -311,9 +312,9 @@ class _Session:
             return "size"
         return ""
 
-    def _pump(self, store: Store, *, is_final: bool = False) -> None:
-        if self.device is not None:
-            self._pump_device(self.device, is_final)
+    def _pump(self, store: Store, *, is_final: bool = False) -> int:
+        """Take what came; how many bytes that was."""
+        size_bytes = self._pump_device(self.device, is_final) if self.device is not None else 0
         chunk = self.attachment.collect()
         if chunk:
             if self.request.limits.events is not None:
@@ -323,16 +324,18 @@ class _Session:
         for loss in self.attachment.lost():
             for collector in (store, *self.watchers):
                 collector.put_loss(loss)
+        return size_bytes + len(chunk)
 
-    def _pump_device(self, device: DeviceEngine, is_final: bool) -> None:
+    def _pump_device(self, device: DeviceEngine, is_final: bool) -> int:
         taker = self._spool or self._recorder
         if taker is None:
-            return
+            return 0
         chunk = device.collect(is_final=is_final)
         if chunk:
             taker.put_device(chunk)
         for loss in device.lost():
             taker.put_loss(loss)
+        return len(chunk)
 
     def _take_last_of_device(self) -> None:
         """Take what the target's processes send before they let their GPUs go; a Ctrl-C leaves it out."""
@@ -340,7 +343,7 @@ class _Session:
         before = self.interrupts.count
         while self.device is not None and not self.device.is_over() and time.monotonic() < ends_s:
             self._pump_device(self.device, is_final=False)
-            self.interrupts.wait(_TICK_S)
+            self.interrupts.wait(SHORT_S)
             if self.interrupts.count > before:
                 return
 

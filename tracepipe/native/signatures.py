@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, Structure, c_char_p, c_int, c_int32, c_int64, c_uint64, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_int, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from typing import Any
 
 
@@ -68,6 +68,11 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tp_sm_clocks_new": (c_void_p, []),
     "tp_sm_clocks_free": (None, [c_void_p]),
     "tp_sm_clocks_refine": (c_int, [c_void_p, c_int64, c_int64, c_int64, *[c_void_p] * 9]),
+    "tp_records_needed": (
+        c_int64,
+        [c_char_p, c_int64, c_uint32, c_char_p, c_char_p, c_int64, c_char_p, c_int64, c_void_p],
+    ),
+    "tp_records_count": (None, [c_char_p, c_int64, c_int64, c_void_p, c_void_p]),
     "tp_ranges_nest": (c_int64, [c_int64, *[c_void_p] * 5]),
     "tp_warps_new": (c_void_p, []),
     "tp_warps_free": (None, [c_void_p]),

@@ -35,6 +35,10 @@ class Calls:
         for probe in probes:
             self.add(probe)
 
+    def __len__(self) -> int:
+        """How many probes there are."""
+        return len(self._texts_of)
+
     def layer(self, number: int) -> str:
         """The layer that a probe's records are of."""
         return self._texts_of[number].probe.layer

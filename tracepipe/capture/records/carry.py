@@ -31,6 +31,7 @@ from tracepipe.capture.records.record import (
     THREAD_NEW,
 )
 from tracepipe.capture.records.record_text import ENDED
+from tracepipe.capture.records.sieve import Sieve
 from tracepipe.hooks.hook import Probe, TracepointPlace
 
 THREADS_MAX = 1 << 16
@@ -39,6 +40,7 @@ _WORDS = RECORD_BYTES // 4  # of a record, as u32: what is where, record.py draw
 _TID_AT, _NUMBER_AT, _KIND_AT, _CPU_AT, _A0_AT = 4, 6, 28, 30, 32
 _OF_THREADS = (THREAD_IDS, THREAD_NEW, THREAD_NAME)  # in the order in which a decoder takes them
 _PARTS = frozenset({MORE, TEXT, SERVED})  # stand before the record that they belong to
+_UNDER_WAY = {CALL_ENTER, CALL_RETURN, SYSCALL_ENTER, SYSCALL_EXIT, SWITCH_IN, SWITCH_OUT, EVENT}
 
 
 class Carried(NamedTuple):
@@ -79,6 +81,8 @@ class RecordCarry:
             for i, probe in enumerate(probes)
             if not probe.hook.returns or isinstance(probe.place, TracepointPlace)
         )
+        self._sieve = Sieve(probes, {*_UNDER_WAY, *_PARTS, *_OF_THREADS})
+        self._deep: set[int] = set()
         self._threads: dict[int, dict[int, bytes]] = {}
         self._named: dict[tuple[object, ...], bytes] = {}
         self._calls: dict[int, list[tuple[int, bytes]]] = {}
@@ -88,6 +92,7 @@ class RecordCarry:
 
     def take(self, chunk: bytes) -> None:
         """Take whole records that are dropped, after those that were taken before."""
+        chunk = self._sieve.needed(chunk)
         words = memoryview(chunk).cast("I")
         places = range(0, len(chunk), RECORD_BYTES)
         kinds = chunk[_KIND_AT::RECORD_BYTES]
@@ -117,6 +122,9 @@ class RecordCarry:
                     self._parts.setdefault(by, []).append(chunk[at : at + RECORD_BYTES])
             elif kind in _OF_THREADS:
                 self._meet(tid, kind, chunk[at : at + RECORD_BYTES])
+        for tid in self._deep:
+            del self._calls.get(tid, [])[:-OPEN_CALLS_MAX]  # the returns of some were lost
+        self._deep.clear()
 
     def divide(self, chunk: bytes, start_ns: int) -> tuple[bytes, bytes]:
         """The records of a chunk from before an instant, and the others."""
@@ -133,8 +141,8 @@ class RecordCarry:
         threads = (kept[kind] for kept in self._threads.values() for kind in _OF_THREADS if kind in kept)
         calls = (entry for entries in self._calls.values() for _, entry in entries)
         begun = [*self._running.values(), *self._syscalls.values(), *calls]
-        begun.sort(key=lambda entry: RECORD.unpack_from(entry, len(entry) - RECORD_BYTES)[0])
-        parts = (part for parts in self._parts.values() for part in parts)
+        begun.sort(key=lambda entry: RECORD.unpack_from(entry, len(entry) - RECORD_BYTES)[:2])  # time, tid
+        parts = (part for by in sorted(self._parts) for part in self._parts[by])
         return Carried(b"".join([*self._named.values(), *threads]), b"".join([*begun, *parts]))
 
     def _enter(self, tid: int, number: int, record: bytes) -> None:
@@ -142,9 +150,9 @@ class RecordCarry:
             record = b"".join(self._parts.pop(tid, ())) + record
         if number not in self._momentary:
             entries = self._calls.setdefault(tid, [])
-            if len(entries) >= OPEN_CALLS_MAX:
-                del entries[0]  # the return of one was lost
             entries.append((number, record))
+            if len(entries) > OPEN_CALLS_MAX:
+                self._deep.add(tid)
         elif number in self._naming:
             self._name(record, b"")
 

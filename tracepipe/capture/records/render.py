@@ -14,12 +14,10 @@ from tracepipe.capture.records.record import (
     CALL_ENTER,
     CALL_RETURN,
     EVENT,
-    FUNCTION_KINDS,
     LAYER_OF_KIND,
     MET_RUNNING,
     MIGRATE,
     MORE,
-    NUMBER_AND_KIND,
     RECORD,
     SERVED,
     SWITCH_IN,
@@ -35,6 +33,7 @@ from tracepipe.capture.records.record import (
     WINDOW,
 )
 from tracepipe.capture.records.record_text import ENDED, state_text, syscall_arguments, syscall_result
+from tracepipe.capture.records.sieve import kinds_and_functions
 from tracepipe.event.vocabulary import RUNNING
 from tracepipe.hooks.hook import Probe
 
@@ -181,12 +180,12 @@ class RecordRenderer:
     def counts(self, chunk: bytes) -> dict[str, int]:
         """Layer → events of the records in `chunk`, which is not rendered."""
         counts: Counter[str] = Counter()
-        for (number, kind), times in Counter(NUMBER_AND_KIND.iter_unpack(chunk)).items():
-            if kind in FUNCTION_KINDS:
-                counts[self._calls.layer(number)] += times
-            elif layer := LAYER_OF_KIND.get(kind):
-                counts[layer] += times
-        return dict(counts)
+        by_kind, by_function = kinds_and_functions(chunk, len(self._calls))
+        for kind, layer in LAYER_OF_KIND.items():
+            counts[layer] += by_kind[kind]
+        for number, times in enumerate(by_function):
+            counts[self._calls.layer(number)] += times
+        return {layer: times for layer, times in counts.items() if times}
 
     def _continue(
         self, lines: Lines, kind: int, ts_ns: int, tid: int, note: int, head: Head, where: Where

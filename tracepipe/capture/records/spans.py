@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 from tracepipe.capture.records.effects import OPEN_CALLS_MAX
 from tracepipe.capture.records.record import CALL_ENTER, CALL_RETURN, RECORD_BYTES
+from tracepipe.capture.records.sieve import Sieve
 from tracepipe.hooks.hook import Probe, TracepointPlace
 
 _KIND_AT = 28
@@ -46,17 +47,20 @@ class RecordSpans:
         self._probes = probes
         self._open: dict[int, list[tuple[int, int]]] = {}
         self._reported: set[tuple[int, int, int]] = set()
+        self._deep: set[int] = set()
         for number, probe in enumerate(probes):
             limits_ns = [wanted(name, False) for name in {probe.name, probe.symbol}]
             found_ns = [limit_ns for limit_ns in limits_ns if limit_ns is not None]
             if found_ns and probe.hook.returns and not isinstance(probe.place, TracepointPlace):
                 self._limits_ns[number] = min(found_ns)
                 self.names.add(probe.name)
+        self._sieve = Sieve(probes, {CALL_ENTER, CALL_RETURN}, self._limits_ns)
 
     def take(self, chunk: bytes) -> Iterator[Span]:
         """What ended in a chunk and took longer than is wanted of it."""
         if not self._limits_ns:
             return
+        chunk = self._sieve.needed(chunk)
         words, kinds = memoryview(chunk).cast("I"), chunk[_KIND_AT::RECORD_BYTES]
         looked_at = self._limits_ns
         for at, number in enumerate(words[6 :: RECORD_BYTES // 4]):
@@ -68,6 +72,10 @@ class RecordSpans:
                     self._enter(tid, number, ts_ns)
                 elif (span := self._leave(tid, number, ts_ns)) is not None:
                     yield span
+        for tid in self._deep:
+            if calls := self._open.get(tid):
+                self._forget(tid, calls, slice(0, -OPEN_CALLS_MAX))  # the returns of some were lost
+        self._deep.clear()
 
     def under_way(self, now_ns: int) -> Iterator[Span]:
         """What has not ended and lasts longer than is wanted of it, each once."""
@@ -80,20 +88,22 @@ class RecordSpans:
 
     def _enter(self, tid: int, number: int, ts_ns: int) -> None:
         calls = self._open.setdefault(tid, [])
-        if len(calls) >= OPEN_CALLS_MAX:
-            del calls[0]  # the return of one was lost
         calls.append((number, ts_ns))
+        if len(calls) > OPEN_CALLS_MAX:
+            self._deep.add(tid)
 
     def _leave(self, tid: int, number: int, ts_ns: int) -> Span | None:
         calls = self._open.get(tid, [])
-        while calls:
-            entered, began_ns = calls.pop()
-            self._reported.discard((tid, entered, began_ns))
-            if entered == number:
-                break
-        else:
+        place = next((at for at in reversed(range(len(calls))) if calls[at][0] == number), None)
+        if place is None:
             return None
+        began_ns = calls[place][1]
+        self._forget(tid, calls, slice(place, None))  # those inside it have lost their returns
         if not calls:
             del self._open[tid]
         length_ns = ts_ns - began_ns
         return Span(self._probes[number].name, length_ns) if length_ns > self._limits_ns[number] else None
+
+    def _forget(self, tid: int, calls: list[tuple[int, int]], which: slice) -> None:
+        self._reported.difference_update((tid, *entered) for entered in calls[which])
+        del calls[which]
