@@ -66,9 +66,9 @@ class Case:
         said = "".join(f"{line}\n" for line in account_lines(report))
         return out.getvalue(), said.replace(str(self.input), self.input.name)
 
-    def replay(self) -> Replay:
-        """The operations that the layout makes of it."""
-        kept = ReplayFormat()
+    def replay(self, to: str = "text") -> Replay:
+        """The operations that the layout makes of it for a format."""
+        kept = ReplayFormat(has_switches=CONVERTERS[to].has_switches)
         Conversion(str(self.input), cast(Any, kept), self.options()).run(io.BytesIO())
         return kept.writer
 

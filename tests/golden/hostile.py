@@ -61,7 +61,8 @@ scalars = st.none() | st.booleans() | integers | st.floats() | texts
 KEYS = [
     "a", "b", "", "größe", 'k"', "cpu", "launch", "grid", "block", "source_ns", "unclosed", "no_begin",
     "from_duration", "thread", "event", "block_x", "occurrence", "size", "address", "ptr", "total_allocated",
-    "exits", "cycles", "lanes", "source_after_ns", "args", "ts_ns", "python",
+    "exits", "cycles", "lanes", "source_after_ns", "args", "ts_ns", "python", "by_tid",
+    "target_cpu", "prev_state",
 ]  # fmt: skip
 values = st.recursive(
     scalars,
@@ -77,7 +78,7 @@ times = (
 lengths = st.integers(0, 40) | st.sampled_from([5_000, TIME_LIMIT_NS])
 launches = st.integers(0, 3) | st.sampled_from([(1 << 63) - 1, 1 << 63, U64])
 names = st.sampled_from(
-    ["ioctl", "ioctl", "cuLaunchKernel", "alloc", "free", "running", "f", "größe", "", "\\"]
+    ["ioctl", "ioctl", "cuLaunchKernel", "alloc", "free", "running", "wakeup", "f", "größe", "", "\\"]
 )
 clocks = st.sampled_from(["globaltimer:0", "globaltimer:1", "realtime", "tsc", "nobody's", "monotonic"])
 triples = st.lists(

@@ -168,6 +168,9 @@ class ReplayFormat:
     writer: Replay
     of = "timeline"
 
+    def __init__(self, *, has_switches: bool = False) -> None:
+        self.has_switches = has_switches
+
     def open(self, out: BinaryIO, info: TraceInfo) -> Replay:
         """The writer."""
         self.writer = Replay(out, info)

@@ -19,6 +19,7 @@ from tests.golden.asked import Asked
 from tests.golden.both import converted
 from tests.golden.hostile import ranges
 from tests.golden.seen import ReplayFormat
+from tracepipe.converters import CONVERTERS
 from tracepipe.layout.options import WARP_TRACKS, LayoutOptions
 from tracepipe.layout.tree import LAYER_TITLES
 from tracepipe.recording.convert import Conversion, ConvertOptions
@@ -141,7 +142,7 @@ def test_whatever_is_drawn_is_read_as_it_was_meant(
         path = Path(folder, "input.jsonl")
         path.write_text("".join(json.dumps(line) + "\n" for line in [HEADER, *recording]))
         for to in ("perfetto", "chrome"):
-            kept = ReplayFormat()
+            kept = ReplayFormat(has_switches=CONVERTERS[to].has_switches)
             Conversion(str(path), cast(Any, kept), options).run(io.BytesIO())
             output, _ = converted(path, to, options)
             asked, want = Asked(output), kept.writer.seen()

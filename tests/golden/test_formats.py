@@ -72,7 +72,8 @@ def names_in_order(asked: Asked, parent: str) -> list[str]:
 
 def test_layers_of_a_thread_are_ordered_from_the_outside_in() -> None:
     asked = Asked(EVERY_LAYER.convert("perfetto")[0])
-    layers = ["CUDA API", "syscalls", "driver", "scheduler", "memory", "transfers"]
+    # The scheduler's events are in rows of Perfetto's own: see test_switches.py.
+    layers = ["CUDA API", "syscalls", "driver", "memory", "transfers"]
     assert names_in_order(asked, "vec_add") == layers
 
 

@@ -45,7 +45,7 @@ def test_text_says_what_was_laid_out(case: Case) -> None:
 def test_the_trace_processor_sees_what_was_laid_out(case: Case, to: str) -> None:
     trace, _ = case.convert(to)
     asked = Asked(trace)
-    want = case.replay().seen()
+    want = case.replay(to).seen()
     if to == "chrome":
         want = want.as_json_says()
     assert asked.problems == []

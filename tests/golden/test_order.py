@@ -28,9 +28,9 @@ def converted(records: Records, folder: Path) -> tuple[Seen, Account]:
     head = {"type": "header", "schema": "tracepipe/1", "clock": "monotonic", "clocks": ["monotonic"]}
     path = folder / "input.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in [head, *records]))
-    kept = ReplayFormat()
-    report = Conversion(str(path), cast(Any, kept), ConvertOptions()).run(io.BytesIO())
     for to in ("perfetto", "chrome"):
+        kept = ReplayFormat(has_switches=CONVERTERS[to].has_switches)
+        report = Conversion(str(path), cast(Any, kept), ConvertOptions()).run(io.BytesIO())
         out = io.BytesIO()
         Conversion(str(path), CONVERTERS[to], ConvertOptions()).run(out)
         asked = Asked(out.getvalue())

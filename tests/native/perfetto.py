@@ -9,8 +9,10 @@ from functools import cache
 from random import Random
 from typing import Any
 
+import numpy as np
+
 from tests.native import buffers, drawing, inputs
-from tracepipe.native.signatures import Changes, Drawn, Given, Slices
+from tracepipe.native.signatures import Changes, Drawn, Given, Slices, Switches
 
 _TRACKS, _TOPS, _NAMES, _BEFORE, _LAUNCH_KEY, _AFTER, _MARK, _KEYS, _LINES = range(9)
 _ARGS = -1
@@ -140,7 +142,7 @@ def _write_batch(core: ctypes.CDLL, writer: int, texts: int, args: int, rng: Ran
         at = stopped
         if at < count:
             body = b"\x48\x03\x58\x01" + _annotation(rng)
-            assert core.tp_perfetto_packet(writer, inputs.moment(rng), buffers.text(body), len(body)) == 0
+            assert core.tp_perfetto_packet(writer, inputs.moment(rng), 11, buffers.text(body), len(body)) == 0
             packets += 1
             at += 1
     assert len(_written(core, writer).packet) == packets
@@ -165,3 +167,49 @@ def _write_warps(core: ctypes.CDLL, writer: int, rng: Random) -> None:
     )
     assert 0 <= stopped <= count
     assert len(_written(core, writer).packet) <= stopped
+
+
+def perfetto_switches(core: ctypes.CDLL, rng: Random) -> None:
+    """`tp_perfetto_switches` over some batches, with what Python writes in between."""
+    with _writer(core, rng) as writer, drawing.reader_of_texts(core, rng) as reader:
+        for _ in range(rng.randrange(1, 4)):
+            args = rng.randrange(8)
+            for number in range(core.tp_reader_count(reader, 1), args):
+                text = _switch_args(rng) or b"%d" % number
+                assert core.tp_reader_number(reader, 1, buffers.text(text), len(text)) >= 0
+            _write_switches(core, writer, reader, core.tp_reader_count(reader, 1), rng)
+
+
+def _switch_args(rng: Random) -> bytes:
+    """What a scheduler says, more or less."""
+    said = [
+        b'"by_tid":%d' % rng.choice((0, 7, (1 << 31) - 1, 1 << 31, 1 << 63)),
+        b'"target_cpu":%d' % rng.choice((0, 7, 1 << 40, -1)),
+        b'"prev_state":' + rng.choice((b'"dead"', b'"disk"', b'"x"', b"1", b'""', b"[1]")),
+        inputs.compact(inputs.arguments(rng))[1:-1],
+    ]
+    text = b"{" + b",".join(rng.sample(said, rng.randrange(4))) + b"}"
+    return inputs.mutated(rng, text) if rng.random() < 0.3 else text
+
+
+def _write_switches(core: ctypes.CDLL, writer: int, texts: int, args: int, rng: Random) -> None:
+    count, shapes = rng.randrange(20), _NUMBERS
+    columns = [
+        buffers.array([inputs.moment(rng) for _ in range(count)]),
+        buffers.array([rng.randrange(shapes) for _ in range(count)], np.int32),
+        buffers.array([rng.randrange(-1, args + 1) for _ in range(count)], np.int32),
+        buffers.array([rng.randrange(4) for _ in range(shapes)], np.uint8),
+        *(
+            buffers.array([rng.choice((0, 3, (1 << 31) - 1)) for _ in range(shapes)], np.int32)
+            for _ in range(2)
+        ),
+    ]
+    view, at, packets = buffers.view(Switches, *columns), 0, 0
+    while at < count:
+        ahead_ns = rng.choice((0, 5, -5, (1 << 63) - 1, -(1 << 63)))
+        reader = texts if rng.random() < 0.8 else None
+        stopped = core.tp_perfetto_switches(writer, view, reader, ahead_ns, at, count)
+        assert at <= stopped <= count
+        packets += stopped - at
+        at = stopped + 1
+    assert len(_written(core, writer).packet) == packets

@@ -26,6 +26,7 @@ TARGETS: dict[str, Callable[[ctypes.CDLL, Random], Any]] = {
     "perfetto_args": perfetto.perfetto_args,
     "perfetto_write": perfetto.perfetto_write,
     "perfetto_warps": perfetto.perfetto_warps,
+    "perfetto_switches": perfetto.perfetto_switches,
     "chrome_write": chrome.chrome_write,
     "chrome_warps": chrome.chrome_warps,
     "convert": convert.convert,

@@ -129,11 +129,11 @@ def test_each_sequence_starts_with_its_state_cleared_and_its_defaults() -> None:
             # The tables are never cleared: nothing else has flags.
             assert packet.sequence_flags == 0
             assert sequence in counters or not packet.HasField("track_event")
-    assert counters == {1: [], 2: [gpus[0][-1].id * 2], 3: [gpus[1][-1].id * 2]}
+    assert counters == {1: [], 3: [gpus[0][-1].id * 2], 4: [gpus[1][-1].id * 2]}
     of = {
         p.trusted_packet_sequence_id: p.track_event.track_uuid for p in packets if p.HasField("track_event")
     }
-    assert of == {1: track.id * 2, 2: gpus[0][0].id * 2, 3: gpus[1][0].id * 2}
+    assert of == {1: track.id * 2, 3: gpus[0][0].id * 2, 4: gpus[1][0].id * 2}
 
 
 def test_every_event_names_its_track() -> None:

@@ -395,7 +395,7 @@ def test_names_of_warps_and_other_names_do_not_share_numbers() -> None:
         if name
     ]
     gpu = [name for one in slices for name in (of[one], "exit")]
-    want = [(1, name) for name in names] + [(at, name) for at in (2, 3) for name in gpu]
+    want = [(1, name) for name in names] + [(at, name) for at in (3, 4) for name in gpu]
     assert seen == want * 2
 
 

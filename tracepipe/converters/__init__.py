@@ -8,7 +8,9 @@ __all__ = ["CONVERTERS", "OutputFormat"]
 
 # The writers are imported when they write: Perfetto's protobuf classes alone take longer than --help may.
 CONVERTERS: dict[str, OutputFormat] = {
-    "perfetto": OutputFormat(".pftrace", "tracepipe.converters.perfetto:PerfettoWriter", can_compress=True),
+    "perfetto": OutputFormat(
+        ".pftrace", "tracepipe.converters.perfetto:PerfettoWriter", can_compress=True, has_switches=True
+    ),
     "chrome": OutputFormat(".json", "tracepipe.converters.chrome:ChromeWriter"),
     "text": OutputFormat(".txt", "tracepipe.converters.text:TextWriter", on_terminal=True),
     "threads": OutputFormat(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import weakref
+from typing import Any, Final
 
 import numpy as np
 
@@ -12,9 +13,44 @@ from tracepipe.converters.native_columns import DrawnView, WarpsView
 from tracepipe.converters.packets import FORGOTTEN, NAMES, SHOWN, Packets, counted
 from tracepipe.layout.changes import WarpChanges
 from tracepipe.layout.timeline import FIRST_EXTRA, Drawn
+from tracepipe.native.signatures import Switches
 
 _ALL_ARGS = -1
+TRACK_EVENT: Final = 11
 _Kernels = np.dtype([("name", np.int64), ("warps", np.int64), ("x", np.int64), ("y", np.int64)])
+
+
+def checked(result: int) -> int:
+    """A result of the core, which is below 0 where memory is out."""
+    if result < 0:
+        raise MemoryError
+    return result
+
+
+class NativeStream:
+    """The packets of one sequence, as the core keeps them until they are taken."""
+
+    def __init__(self, core: ctypes.CDLL, id: int, clock: int, base_ns: int) -> None:
+        self._core = core
+        self.packets = core.tp_perfetto_new(int.from_bytes(os.urandom(8), "little"), id, clock, base_ns)
+        if not self.packets:
+            raise MemoryError
+        weakref.finalize(self, core.tp_perfetto_free, self.packets)
+
+    def packet(self, ts_ns: int, field: int, body: bytes) -> None:
+        """Write a packet with a message that is its `field`."""
+        checked(self._core.tp_perfetto_packet(self.packets, ts_ns, field, body, len(body)))
+
+    def switches(self, view: Switches, reader: Any, ahead_ns: int, at: int, stop: int) -> int:
+        """Write switches of threads from a place on; where it stopped."""
+        ref = ctypes.byref(view)
+        return checked(self._core.tp_perfetto_switches(self.packets, ref, reader, ahead_ns, at, stop))
+
+    def take(self) -> bytes:
+        """What was written since the last call."""
+        out = ctypes.c_void_p()
+        size = self._core.tp_perfetto_take(self.packets, ctypes.byref(out))
+        return ctypes.string_at(out, size) if size else b""
 
 
 class NativePackets(Packets):
@@ -23,23 +59,16 @@ class NativePackets(Packets):
     def __init__(self, core: ctypes.CDLL, id: int, clock: int, base_ns: int) -> None:
         super().__init__(id, clock, base_ns)
         self._core = core
-        self._packets = core.tp_perfetto_new(int.from_bytes(os.urandom(8), "little"), id, clock, base_ns)
-        if not self._packets:
-            raise MemoryError
-        weakref.finalize(self, core.tp_perfetto_free, self._packets)
+        self._made = NativeStream(core, id, clock, base_ns)
+        self._packets = self._made.packets
         self._kernels = np.empty(0, _Kernels)
-
-    def _checked(self, result: int) -> int:
-        if result < 0:
-            raise MemoryError
-        return result
 
     def intern(self, table: int, name: bytes) -> int:
         """As `Packets` has it."""
-        return self._checked(self._core.tp_perfetto_intern(self._packets, table, name, len(name)))
+        return checked(self._core.tp_perfetto_intern(self._packets, table, name, len(name)))
 
     def _keep_ready(self, which: int, at: int, made: bytes) -> None:
-        self._checked(self._core.tp_perfetto_set(self._packets, which, at, made, len(made)))
+        checked(self._core.tp_perfetto_set(self._packets, which, at, made, len(made)))
 
     def forget(self) -> None:
         """As `Packets` has it."""
@@ -49,13 +78,11 @@ class NativePackets(Packets):
         self._core.tp_perfetto_forget(self._packets, _ALL_ARGS)
 
     def _packet(self, ts_ns: int, body: bytes) -> None:
-        self._checked(self._core.tp_perfetto_packet(self._packets, ts_ns, body, len(body)))
+        self._made.packet(ts_ns, TRACK_EVENT, body)
 
     def take(self) -> bytes:
         """As `Packets` has it."""
-        out = ctypes.c_void_p()
-        size = self._core.tp_perfetto_take(self._packets, ctypes.byref(out))
-        return ctypes.string_at(out, size) if size else b""
+        return self._made.take()
 
     def write(self, drawn: Drawn) -> None:
         """As `Packets` has it."""
@@ -64,7 +91,7 @@ class NativePackets(Packets):
         at, refs = 0, (ctypes.byref(view.ops), ctypes.byref(view.given), drawn.book.tables.reader)
         made: dict[int, None] = {}
         while at < len(order):
-            at = self._checked(self._core.tp_perfetto_write(self._packets, *refs, at, len(order)))
+            at = checked(self._core.tp_perfetto_write(self._packets, *refs, at, len(order)))
             if at < len(order):
                 op = view.op(at)
                 event = op[4]
@@ -87,14 +114,14 @@ class NativePackets(Packets):
         if not SHOWN.isdisjoint(tables.args(args)):
             return False
         text = tables.text(args)
-        return self._checked(self._core.tp_perfetto_args(self._packets, args, text, len(text))) == 0
+        return checked(self._core.tp_perfetto_args(self._packets, args, text, len(text))) == 0
 
     def warps(self, changes: WarpChanges) -> None:
         """As `Packets` has it."""
         kernels = changes.kernels
         for number in range(len(self._kernels), len(kernels)):
             name = kernels[number].name.encode("utf-8", "replace")
-            self._checked(self._core.tp_perfetto_set(self._packets, NAMES, number, name, len(name)))
+            checked(self._core.tp_perfetto_set(self._packets, NAMES, number, name, len(name)))
         if len(kernels) > len(self._kernels):
             table = [(number, one.warps, one.grid_x, one.grid_y) for number, one in enumerate(kernels)]
             self._kernels = np.array(table, _Kernels)
@@ -108,7 +135,7 @@ class NativePackets(Packets):
         )
         at, count = 0, len(changes.ts_ns)
         while at < count:
-            at = self._checked(self._core.tp_perfetto_warps(self._packets, *refs, at, count))
+            at = checked(self._core.tp_perfetto_warps(self._packets, *refs, at, count))
             if at < count:
                 self._packet(
                     int(changes.ts_ns[at]), self._exit(changes, at) + counted(int(changes.value[at]))

@@ -41,16 +41,23 @@ class PacketStream:
         """
         count = len(ts_ns)
         sizes = sum((_lengths(part) for part in parts), np.zeros(count, np.int64))
-        stamps, stamp_sizes = self._stamps(ts_ns)
         ends, end_sizes = [self._suffix] * count, np.full(count, len(self._suffix))
         for at, entries in interned.items():
             ends[at] = delimited(12, b"".join(entries)) + self._suffix
             end_sizes[at] = len(ends[at])
         events = _heads(_EVENT_OF, _TRACK_EVENT, sizes)
-        whole = stamp_sizes + len(_TRACK_EVENT) + _varint_sizes(sizes) + sizes + end_sizes
-        heads = _heads(_PACKET_OF, _PACKET, whole)
-        packets = zip(heads, stamps, events, *parts, ends, strict=True)
-        self._out.append(b"".join(chain.from_iterable(packets)))
+        whole = len(_TRACK_EVENT) + _varint_sizes(sizes) + sizes + end_sizes
+        self._put(ts_ns, whole, [events, *parts, ends])
+
+    def put_messages(self, ts_ns: Int64s, messages: list[bytes]) -> None:
+        """Write a packet for each time that has another message than a track event, given with its tag."""
+        sizes = _lengths(messages) + len(self._suffix)
+        self._put(ts_ns, sizes, [messages, [self._suffix] * len(messages)])
+
+    def _put(self, ts_ns: Int64s, sizes: Int64s, parts: Sequence[list[bytes]]) -> None:
+        stamps, stamp_sizes = self._stamps(ts_ns)
+        heads = _heads(_PACKET_OF, _PACKET, stamp_sizes + sizes)
+        self._out.append(b"".join(chain.from_iterable(zip(heads, stamps, *parts, strict=True))))
 
     def _stamps(self, ts_ns: Int64s) -> tuple[list[bytes], Int64s]:
         """The timestamps of packets, and their sizes."""

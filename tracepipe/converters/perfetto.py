@@ -25,6 +25,7 @@ from tracepipe.converters.packets import (
     TRACKS,
     Packets,
 )
+from tracepipe.converters.switches import NativeSwitches, SwitchClock, Switches
 from tracepipe.converters.wire import delimited, number, text
 from tracepipe.converters.writer import TraceInfo
 from tracepipe.event.columns import NONE, Int32s
@@ -44,8 +45,8 @@ _CLOCK_STEPS = 64
 _EXPLICIT_ORDER = pb.TrackDescriptor.EXPLICIT
 _NEVER_MERGE = pb.TrackDescriptor.SIBLING_MERGE_BEHAVIOR_NONE
 _COMPRESS_BYTES = 1 << 19
-# The packet sequence of the host; those of GPUs follow.
-_HOST = 1
+# The packet sequences of the host, and of its threads' switches; those of GPUs follow.
+_HOST, _SWITCHES = 1, 2
 
 
 def _order(track: Track) -> int:
@@ -66,6 +67,7 @@ class PerfettoWriter:
         self._gpus: dict[int, Packets] = {}
         self._gpu_rows: dict[int, int] = {}
         """By GPU how many of its rows are ready."""
+        self._switches: Switches | None = None
         self._emit(self._preamble())
         self._host = self._sequence(_HOST, ("source_ns",))
 
@@ -82,7 +84,10 @@ class PerfettoWriter:
         }
         clocks = {self._clock: self._base_ns}
         if self._clock == _CLOCK_MONOTONIC:
+            # Wakeups are on CLOCK_BOOTTIME: where a recording does not relate it, the two are taken as one.
+            clocks[_CLOCK_BOOTTIME] = self._base_ns
             clocks |= {ids[key]: ns for key, ns in self._info.start.items() if key in ids}
+        self._boottime_ahead_ns = clocks[_CLOCK_BOOTTIME] - self._base_ns
         for clock_id, ns in clocks.items():
             snapshot.clocks.add(clock_id=clock_id, timestamp=ns)
         return delimited(1, packet.SerializeToString())
@@ -150,17 +155,7 @@ class PerfettoWriter:
 
     def _sequence(self, id: int, keys: tuple[str, ...], counter: Track | None = None) -> Packets:
         """A packet sequence, and its first packet: empty tables, its clock, its defaults."""
-        packet = pb.TracePacket()
-        packet.trusted_packet_sequence_id = id
-        packet.sequence_flags = 3
-        packet.timestamp_clock_id, packet.timestamp = self._clock, self._base_ns
-        defaults = packet.trace_packet_defaults
-        defaults.timestamp_clock_id = _CLOCK_STEPS
-        if counter is not None:
-            defaults.track_event_defaults.extra_counter_track_uuids.append(counter.id * 2)
-        packet.clock_snapshot.clocks.add(clock_id=_CLOCK_STEPS, timestamp=self._base_ns, is_incremental=True)
-        packet.clock_snapshot.clocks.add(clock_id=self._clock, timestamp=self._base_ns)
-        self._emit(delimited(1, packet.SerializeToString()))
+        self._begin_sequence(id, counter)
         core = library()
         packets: Packets
         if core is None:
@@ -173,11 +168,35 @@ class PerfettoWriter:
             packets.set(MARK, at, packets.annotations({mark: True}) if mark else b"")
         return packets
 
+    def _begin_sequence(self, id: int, counter: Track | None) -> None:
+        packet = pb.TracePacket()
+        packet.trusted_packet_sequence_id = id
+        packet.sequence_flags = 3
+        packet.timestamp_clock_id, packet.timestamp = self._clock, self._base_ns
+        defaults = packet.trace_packet_defaults
+        defaults.timestamp_clock_id = _CLOCK_STEPS
+        if counter is not None:
+            defaults.track_event_defaults.extra_counter_track_uuids.append(counter.id * 2)
+        packet.clock_snapshot.clocks.add(clock_id=_CLOCK_STEPS, timestamp=self._base_ns, is_incremental=True)
+        packet.clock_snapshot.clocks.add(clock_id=self._clock, timestamp=self._base_ns)
+        self._emit(delimited(1, packet.SerializeToString()))
+
+    def _switching(self) -> Switches:
+        """The sequence of threads that get and leave processors, which begins with the first of them."""
+        if self._switches is None:
+            self._begin_sequence(_SWITCHES, None)
+            clock = SwitchClock(self._clock, self._base_ns, self._boottime_ahead_ns)
+            core = library()
+            self._switches = (
+                Switches(_SWITCHES, clock) if core is None else NativeSwitches(core, _SWITCHES, clock)
+            )
+        return self._switches
+
     def _gpu(self, warps: WarpChanges) -> Packets:
         packets = self._gpus.get(warps.id)
         if packets is None:
             keys = ("source_after_ns", "exits", "cycles", "lanes")
-            id = _HOST + 1 + len(self._gpus)
+            id = _SWITCHES + 1 + len(self._gpus)
             packets = self._gpus[warps.id] = self._sequence(id, keys, warps.counter)
             packets.name("exit")
             self._gpu_rows[warps.id] = 0
@@ -193,6 +212,8 @@ class PerfettoWriter:
             self._make_ready(drawn)
             self._host.write(drawn)
             self._emit(self._host.take())
+        if drawn.switches is not None:
+            self._emit(self._switching().write(drawn.switches, drawn.book.tables))
         for warps in drawn.warps:
             packets = self._gpu(warps)
             for row in range(self._gpu_rows[warps.id], len(warps.tracks)):
@@ -239,6 +260,8 @@ class PerfettoWriter:
     def forget(self) -> None:
         """Names, shapes and arguments have other numbers from here on."""
         self._host.forget()
+        if self._switches is not None:
+            self._switches.forget()
 
     # Output --------------------------------------------------------------------------------------------
 

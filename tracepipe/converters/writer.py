@@ -68,6 +68,8 @@ class OutputFormat:
     writer: str
     of: Literal["timeline", "events", "trace events"] = "timeline"
     can_compress: bool = False
+    has_switches: bool = False
+    """Whether its writer takes `Drawn.switches`, as the format says by itself when threads run."""
     on_terminal: bool = False
     """Whether it is for people, and goes to standard output unless told where."""
 

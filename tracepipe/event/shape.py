@@ -8,7 +8,7 @@ from typing import Any
 
 from tracepipe.event.columns import NO_INDEX, Index, Three
 from tracepipe.event.model import HOST_LAYERS
-from tracepipe.event.vocabulary import RUNNING, direction_named
+from tracepipe.event.vocabulary import RUNNING, WAKEUP, direction_named
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,12 @@ class Shape:
         """
         calls = self.type == "scheduler" and self.phase != "I" and self.name != RUNNING
         return "kernel" if calls else self.type
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether its events say that a thread gets a processor, leaves it or may have it again."""
+        named = (self.name, self.phase) in ((RUNNING, "B"), (RUNNING, "E"), (WAKEUP, "I"))
+        return self.type == "scheduler" and named and self.tid is not None and self.cpu is not None
 
     @property
     def row(self) -> tuple[object, ...] | None:

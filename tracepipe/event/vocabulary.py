@@ -8,6 +8,8 @@ from typing import Final
 
 RUNNING: Final = "running"
 """The slice of the scheduler's own layer: a thread has a processor."""
+WAKEUP: Final = "wakeup"
+"""The instant of that layer at which a thread that sleeps may run again."""
 MEMORY_IN_USE: Final = "gpu_mem"
 """The event of the `memory` layer that says with `total_bytes` what is in use on a GPU, by whomever."""
 ADDRESS_KEYS: Final = ("address", "ptr", "dptr", "devPtr")

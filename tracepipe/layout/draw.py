@@ -48,14 +48,24 @@ _TIMELESS = frozenset({"header", "footer", "clock", "stack", "name"})
 
 
 class Layout:
-    """Lays out one recording. Call `place` with each batch, `finish` once, and write what they return."""
+    """Lays out one recording. Call `place` with each batch, `finish` once, and write what they return.
 
-    def __init__(self, header: Header, tables: Tables, options: LayoutOptions | None = None) -> None:
+    With `switches_apart` events that say when threads run are on no track, but in `Drawn.switches`.
+    """
+
+    def __init__(
+        self,
+        header: Header,
+        tables: Tables,
+        options: LayoutOptions | None = None,
+        *,
+        switches_apart: bool = False,
+    ) -> None:
         options = options or LayoutOptions()
         if {"gpu_warp", "gpu_thread"} <= set(header.get("layers", {}).get("got", ())):
             # Exits of single threads were asked for: they are on the tracks of their warps.
             options = replace(options, thread_exits=True)
-        self.end_ns = 0
+        self.end_ns = self._dealt_ns = 0
         self._problems_drawn = self._problems_here = self._problems_undrawn = 0
         self._problem_ns = 0
         self._tables = tables
@@ -68,7 +78,7 @@ class Layout:
         self._lost: set[str] = set()
         self._later: list[Op] = []
         self._tree = Tree(header)
-        self._rows = Rows(header, tables, self._tree)
+        self._rows = Rows(header, tables, self._tree, switches_apart=switches_apart)
         groups = KernelGroups(self._rows)
         self._host = HostLayout(self._rows)
         self._threads = ThreadLayout(self._rows, groups, options)
@@ -160,12 +170,15 @@ class Layout:
 
     def _deal(self, events: TraceColumns, *, last: bool = False) -> Drawn:
         changes: list[WarpChanges] = []
+        switches: TraceColumns | None = None
         if len(events):
-            self.end_ns = max(self.end_ns, int(events.ts_ns[-1]))
+            self._dealt_ns = int(events.ts_ns[-1])
+            self.end_ns = max(self.end_ns, self._dealt_ns)
             if len(self._tables.shapes):
                 self._meet(events.shape)
                 events = self._within(events)
             self._host.name_threads(events)
+            events, switches = self._without_switches(events)
             drawn, on_stream = self._rows.drawn, self._rows.on_stream
             single = events.shape == SPECIAL
             if len(drawn):
@@ -183,7 +196,16 @@ class Layout:
             self._ranges.take(events)
             if not last:
                 self._rows.nesting.settle()
-        return self._drawn(events, changes, last=last)
+        made = self._drawn(events, changes, last=last)
+        made.switches = switches
+        return made
+
+    def _without_switches(self, events: TraceColumns) -> tuple[TraceColumns, TraceColumns | None]:
+        """The events that are drawn here, and those that the format has its own form for."""
+        if not self._rows.switches.any():
+            return events, None
+        apart = (events.shape >= 0) & self._rows.switches[np.maximum(events.shape, 0)]
+        return (events.take(~apart), events.take(apart)) if apart.any() else (events, None)
 
     def _within(self, events: TraceColumns) -> TraceColumns:
         """The events without those for which there are too many tracks."""
@@ -269,8 +291,8 @@ class Layout:
         if last or events is not None:
             # Ends that waited come first: a stable sort leaves them before what begins at their time.
             later, self._later = self._later, []
-        if events is not None and len(events) and not last:
-            held_ns = int(events.ts_ns[-1])
+        if events is not None and not last:
+            held_ns = self._dealt_ns
         order = self._order(ops, later, held_ns)
         return Drawn(self._rows.book, self._tree.take_declared(), events, ops, order, extras, changes)
 

@@ -25,6 +25,8 @@ RANK_LOGICAL: Final = 200_000
 # At the top GPUs stand behind the processes, which come in the order in which they are met.
 RANK_GPU: Final = 1 << 22
 IOCTL: Final = "ioctl"
+# A viewer keeps a list by the numbers of processors; Linux has up to 8192.
+CPUS_MAX: Final = 1 << 13
 
 
 @dataclass(slots=True, eq=False)
@@ -38,7 +40,7 @@ class HostThread:
 class Rows:
     """Makes the rows of a recording, and keeps how each shape's events nest, by its number."""
 
-    def __init__(self, header: Header, tables: Tables, tree: Tree) -> None:
+    def __init__(self, header: Header, tables: Tables, tree: Tree, *, switches_apart: bool) -> None:
         core = library()
         self.tree = tree
         self.book = Book(tables)
@@ -52,6 +54,9 @@ class Rows:
         """By the number of a shape: whether its events go to rows, and not one by one to `ThreadLayout`."""
         self.beyond: Bools = np.empty(0, np.bool_)
         """By the number of a shape: whether there are too many tracks for its events to be drawn."""
+        self.switches: Bools = np.empty(0, np.bool_)
+        """By the number of a shape: whether its events are on no row, as the format has its own for them."""
+        self._switches_apart = switches_apart
         self.threads: dict[tuple[int | None, int | None], HostThread] = {}
         self._gpus: dict[int, Track] = {}
         self._streams: dict[tuple[int, int], int] = {}
@@ -78,11 +83,25 @@ class Rows:
             self.drawn = grown(self.drawn, number + 1, 0)
             self.on_stream = grown(self.on_stream, number + 1, 0)
             self.beyond = grown(self.beyond, number + 1, 0)
+            self.switches = grown(self.switches, number + 1, 0)
+        self.switches[number] = self._switches_apart and self._has_switches(shape)
+        if self.switches[number]:
+            self.beyond[number] = False
+            return
         row = self._shape_row(shape)
         self.drawn[number] = row.row != NO_ROW
         self.beyond[number] = row.row == NO_ROW and shape.type != "gpu_thread" and shape.phase != COUNTS
         self.on_stream[number] = shape.on_stream
         self.nesting.set_shape(number, row)
+
+    def _has_switches(self, shape: Shape) -> bool:
+        """Whether the events of a shape switch threads; if so, that thread is there."""
+        if not shape.is_switch or (shape.cpu or 0) >= CPUS_MAX:
+            return False
+        if self.tree.is_full and (shape.pid, shape.tid) not in self.threads:
+            return False
+        self.thread(shape.pid, shape.tid, shape.comm or "")
+        return True
 
     def forget_shapes(self) -> None:
         """The shapes have other numbers now."""

@@ -75,7 +75,8 @@ def shown_after(shape: Shape) -> Args:
 class Drawn:
     """What one batch draws. `declared` are tracks that exist from here on, or have a new name: after their
     parents, before their use. `order` says in which order `ops` come. `warps` are changes
-    of GPUs, which are on tracks of their own.
+    of GPUs, which are on tracks of their own. `switches` are events of scheduling in the order of time, for a
+    format that has a form of its own for them; None where there are none, or they are among the operations.
     """
 
     book: Book
@@ -85,6 +86,7 @@ class Drawn:
     order: Any
     extras: list[Args]
     warps: list[WarpChanges]
+    switches: TraceColumns | None = None
 
     def rows(self) -> Iterator[Op]:
         """The operations in their order."""

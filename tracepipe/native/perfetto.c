@@ -200,12 +200,12 @@ TP_EXPORT int tp_perfetto_args(tp_perfetto *p, int64_t number, const uint8_t *te
     return shadows < 0 ? NOT_NATIVE : make_args(p, number, text, size, shadows);
 }
 
-uint8_t *tp_put_packet(tp_perfetto *p, int64_t ts, int64_t body)
+uint8_t *tp_put_packet(tp_perfetto *p, int64_t ts, int field, int64_t body)
 {
     /* Times may be as far apart as 64 bits without a sign. */
     int64_t back = ts < p->last, when = back ? (ts > 0 ? ts : 0) : (int64_t)((uint64_t)ts - (uint64_t)p->last);
     int64_t size = 1 + tp_varint_size(when) + (back ? 2 + tp_varint_size(p->clock) : 0);
-    size += 1 + tp_varint_size(body) + body + 1 + tp_varint_size(p->sequence);
+    size += tp_varint_size(field << 3) + tp_varint_size(body) + body + 1 + tp_varint_size(p->sequence);
     if (p->pending.size)
         size += 1 + tp_varint_size(p->pending.size) + p->pending.size;
     if (tp_reserve(&p->out, size + 16))
@@ -222,8 +222,7 @@ uint8_t *tp_put_packet(tp_perfetto *p, int64_t ts, int64_t body)
     } else {
         p->last = ts;
     }
-    *to++ = 0x5A;
-    return tp_varint(to, (uint64_t)body);
+    return tp_varint(tp_varint(to, (uint64_t)field << 3 | 2), (uint64_t)body);
 }
 
 void tp_end_packet(tp_perfetto *p, uint8_t *to)
@@ -238,10 +237,10 @@ void tp_end_packet(tp_perfetto *p, uint8_t *to)
     p->out.size = to - p->out.data;
 }
 
-/* A packet whose track event Python made. */
-TP_EXPORT int tp_perfetto_packet(tp_perfetto *p, int64_t ts, const uint8_t *body, int64_t size)
+/* A packet whose message Python made. */
+TP_EXPORT int tp_perfetto_packet(tp_perfetto *p, int64_t ts, int field, const uint8_t *body, int64_t size)
 {
-    uint8_t *to = tp_put_packet(p, ts, size);
+    uint8_t *to = tp_put_packet(p, ts, field, size);
     if (!to)
         return TP_NO_MEMORY;
     memcpy(to, body, (size_t)size);
@@ -299,7 +298,7 @@ static int write_one(tp_perfetto *p, const tp_drawn *d, const tp_given *g, int64
             size += tp_annotated_size(tp_size_of(&p->ready[LAUNCH_KEY], shape), launch);
         }
     }
-    uint8_t *to = tp_put_packet(p, d->ts[at], size);
+    uint8_t *to = tp_put_packet(p, d->ts[at], TRACK_EVENT, size);
     if (!to)
         return TP_NO_MEMORY;
     *to++ = 0x48;

@@ -10,6 +10,8 @@ enum { CATEGORIES, EVENT_NAMES, ARG_NAMES, STRINGS, INTERNED };
 /* What Python gives the bytes of. TRACKS and TOPS are by row: its track, and its track and category; LINES by
  * frame of Python. */
 enum { TRACKS, TOPS, NAMES, BEFORE, LAUNCH_KEY, AFTER, MARK, KEYS, LINES, READY };
+/* Messages that a packet has. */
+enum { FTRACE_EVENTS = 1, TRACK_EVENT = 11, TASK_STATE = 117 };
 /* Names of annotations, by these numbers. */
 enum { KEY_SOURCE, KEY_EXITS, KEY_CYCLES, KEY_LANES, KEY_MASK };
 
@@ -28,8 +30,8 @@ void tp_names_free(struct tp_names *names);
 /* Appends an entry of InternedData to what waits for the next packet. */
 int tp_put_interned(tp_perfetto *p, int table, int64_t iid, const uint8_t *text, int64_t size);
 int64_t tp_perfetto_intern(tp_perfetto *p, int table, const uint8_t *text, int64_t size);
-/* Appends a packet up to its track event's fields, which have `body` bytes; where those go. */
-uint8_t *tp_put_packet(tp_perfetto *p, int64_t ts, int64_t body);
+/* Appends a packet up to the fields of its message, TRACK_EVENT or another, which have `body` bytes; where those go. */
+uint8_t *tp_put_packet(tp_perfetto *p, int64_t ts, int field, int64_t body);
 void tp_end_packet(tp_perfetto *p, uint8_t *to);
 uint8_t *tp_put_flow(uint8_t *to, int64_t flow);
 /* An integer annotation, `key` being the number of its name's bytes. */

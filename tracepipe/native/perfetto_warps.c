@@ -113,7 +113,7 @@ static int write_begin(tp_job *j, int64_t ts, int32_t slice, int64_t value)
     size += tp_size_of(&p->ready[MARK], mark) + value_size(value);
     for (int i = 0; i < 4; i++)
         size += known[i] < 0 ? 0 : tp_annotated_size(tp_size_of(keys, key[i]), shown[i]);
-    uint8_t *to = tp_put_packet(p, ts, size);
+    uint8_t *to = tp_put_packet(p, ts, TRACK_EVENT, size);
     if (!to)
         return TP_NO_MEMORY;
     *to++ = 0x48;
@@ -138,7 +138,7 @@ static int write_begin(tp_job *j, int64_t ts, int32_t slice, int64_t value)
 
 static int write_end(tp_perfetto *p, int64_t ts, int32_t row, int64_t value)
 {
-    uint8_t *to = tp_put_packet(p, ts, 2 + tp_size_of(&p->ready[TRACKS], row) + value_size(value));
+    uint8_t *to = tp_put_packet(p, ts, TRACK_EVENT, 2 + tp_size_of(&p->ready[TRACKS], row) + value_size(value));
     if (!to)
         return TP_NO_MEMORY;
     *to++ = 0x48;
@@ -151,7 +151,7 @@ static int write_count(tp_perfetto *p, int64_t ts, int32_t row, int64_t value)
 {
     if (value < 0)
         return 0;
-    uint8_t *to = tp_put_packet(p, ts, 2 + tp_size_of(&p->ready[TRACKS], row) + 2 + tp_varint_size(value));
+    uint8_t *to = tp_put_packet(p, ts, TRACK_EVENT, 2 + tp_size_of(&p->ready[TRACKS], row) + 2 + tp_varint_size(value));
     if (!to)
         return TP_NO_MEMORY;
     *to++ = 0x48;

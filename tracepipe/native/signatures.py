@@ -22,6 +22,7 @@ Changes = _pointers("Changes", "ts", "value", "mask", "slice", "kind")
 Slices = _pointers(
     "Slices", "number", "cycles", "source", "exits", "lanes", "flow", "row", "kernel", "unclosed"
 )
+Switches = _pointers("Switches", "ts", "shape", "args", "kind", "cpu", "tid")
 
 _TEXT = POINTER(c_void_p)
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
@@ -90,7 +91,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tp_perfetto_forget": (None, [c_void_p, c_int]),
     "tp_perfetto_intern": (c_int64, [c_void_p, c_int, c_char_p, c_int64]),
     "tp_perfetto_args": (c_int, [c_void_p, c_int64, c_void_p, c_int64]),
-    "tp_perfetto_packet": (c_int, [c_void_p, c_int64, c_char_p, c_int64]),
+    "tp_perfetto_packet": (c_int, [c_void_p, c_int64, c_int, c_char_p, c_int64]),
     "tp_perfetto_write": (
         c_int64,
         [c_void_p, POINTER(Drawn), POINTER(Given), c_void_p, c_int64, c_int64],
@@ -100,6 +101,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         c_int64,
         [c_void_p, POINTER(Changes), POINTER(Slices), c_void_p, c_int32, c_int64, c_int64, c_int64],
     ),
+    "tp_perfetto_switches": (c_int64, [c_void_p, POINTER(Switches), c_void_p, c_int64, c_int64, c_int64]),
     "tp_chrome_new": (c_void_p, [c_int64]),
     "tp_chrome_free": (None, [c_void_p]),
     "tp_chrome_set": (c_int, [c_void_p, c_int, c_int64, c_char_p, c_int64, c_int]),

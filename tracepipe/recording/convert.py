@@ -53,7 +53,8 @@ class Conversion:
 
     def _draw(self, out: BinaryIO, opened: OpenRecording, reading: Reading) -> Account:
         header = opened.recording.header
-        layout = Layout(header, opened.recording.tables, self._options.layout)
+        apart = self._output.has_switches
+        layout = Layout(header, opened.recording.tables, self._options.layout, switches_apart=apart)
         writer: Writer | None = None
 
         def relieve() -> None:
