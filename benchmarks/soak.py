@@ -1,6 +1,7 @@
 """What a long capture loses, takes and leaves behind: at full rate, and ten captures at once.
 
     sudo python benchmarks/soak.py [--seconds 60] [--methods bcc,bpftrace] [--outputs jsonl.zst] [--many 10]
+                                   [--rate 20000]
 
 The program (soak.c; gcc) calls a function from two threads and forks ten times a second, for an hour unless
 --seconds says otherwise, and says in the end how many calls it made. Of every capture:
@@ -15,6 +16,9 @@ The program (soak.c; gcc) calls a function from two threads and forks ten times 
 
 `behind` is the most that the temporary file held: events that were not lines yet. It exits with 1 where a sum
 is not exact, memory grows or something is left. Rates are this machine's and nothing to compare with others.
+On a machine that others use, --rate bounds the calls a second of one capture; `nice` alone does not where the
+kernel groups processes by session (sched_autogroup_enabled): there, `setsid -w sh -c 'echo 5 >/proc/self/autogroup;
+exec python …'`.
 """
 
 from __future__ import annotations
@@ -333,7 +337,8 @@ def copies(program: Path, folder: Path, captures: list[Capture]) -> list[Capture
 
 def has_room(capture: Capture, folder: Path, seconds: float) -> bool:
     """Whether the disk has room for a recording that is not compressed."""
-    needed = int(seconds * EVENTS_A_SECOND * LINE_BYTES) if capture.output == "jsonl" else 0
+    events = seconds * (2 * capture.rate or EVENTS_A_SECOND)
+    needed = int(events * LINE_BYTES) if capture.output == "jsonl" else 0
     if needed <= shutil.disk_usage(folder).free:
         return True
     print(f"{capture.method}, {capture.output:<12}left out: it may need {needed / 1e9:.0f} GB")
@@ -361,6 +366,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3600, help="of each capture (3600)")
     parser.add_argument("--methods", default="", help="comma-separated (all that work here)")
     parser.add_argument("--outputs", default="jsonl,jsonl.zst", help="comma-separated (jsonl,jsonl.zst)")
+    parser.add_argument("--rate", type=int, default=0, help="calls a second, one at a time (0: any)")
     parser.add_argument("--many", type=int, default=10, help="captures at once (10; 0: none)")
     parser.add_argument("--folder", default=None, help="for recordings ($TMPDIR)")
     options = parser.parse_args()
@@ -376,9 +382,10 @@ def main() -> None:
         source = Path(__file__).with_suffix(".c")
         flags = ["-fcf-protection=none"] if platform.machine() == "x86_64" else []
         subprocess.run([compiler, *flags, "-O2", "-pthread", str(source), "-o", str(program)], check=True)
-        print(f"\none at a time, as fast as the program goes, userspace\n{HEAD}")
+        rate = f"at {options.rate} calls/s" if options.rate else "as fast as the program goes"
+        print(f"\none at a time, {rate}, userspace\n{HEAD}")
         for method, output in itertools.product(methods, outputs):
-            capture = Capture(method, output, folder)
+            capture = Capture(method, output, folder, rate=options.rate)
             if has_room(capture, folder, options.seconds):
                 good &= soak(copies(program, folder, [capture]), options.seconds)
         if options.many:
