@@ -5,6 +5,7 @@
 //     annotated fork         a range open over a fork, and one in the child
 //     annotated steps N      N ranges in one of the thread, and all in one of the process
 //     annotated for_ms N     a range each millisecond, for so long; then it says how many there were
+//     annotated slow_ms N    a range that takes no time and one that takes so long, and waits for the end of its input
 //     annotated cost N       ns for a push and its pop: median, 10th and 90th percentile of N / 1000 times 1000
 #include <algorithm>
 #include <chrono>
@@ -142,6 +143,14 @@ static void for_ms(long ms) {
     printf("%lu\n", ranges);
 }
 
+static void slow_ms(long ms) {
+    nvtxRangePushA("step 1"), nvtxRangePop();
+    nvtxRangePushA("step 2");
+    std::this_thread::sleep_for(std::chrono::milliseconds(ms));
+    nvtxRangePop();
+    while (getchar() != EOF);
+}
+
 static void cost(long count) {
     std::vector<double> took_ns;
     for (long done = 0; done < count; done += 1000) {
@@ -165,5 +174,6 @@ int main(int count, char **given) {
     if (!strcmp(what, "fork")) forked();
     if (!strcmp(what, "steps")) steps(int(number));
     if (!strcmp(what, "for_ms")) for_ms(number);
+    if (!strcmp(what, "slow_ms")) slow_ms(number);
     if (!strcmp(what, "cost")) cost(number);
 }

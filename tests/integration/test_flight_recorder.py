@@ -98,17 +98,23 @@ def test_what_has_no_room_is_counted(folder: Path) -> None:
     assert "had no room: --last-size makes more" in said
 
 
-def test_it_is_written_when_a_call_takes_long(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "condition"),
+    [
+        (("--layers", "none", "--hook", "uprobe:libc.so.6:clock_nanosleep"), "clock_nano* > 100ms"),
+        (("--layers", "syscall"), "syscall:clock_nano* > 100ms"),
+    ],
+    ids=["call", "syscall"],
+)
+def test_it_is_written_when_a_call_takes_long(folder: Path, options: tuple[str, ...], condition: str) -> None:
     """The command waits for its input after it, which ends when the recording is there."""
-    when = ("--hook", "uprobe:libc.so.6:clock_nanosleep", "--when", "clock_nano* > 100ms")
-    slow = Recorded(
-        folder, "--last", "4s", "--layers", "none", *when, command=["sh", "-c", "sleep 0.3; read end"]
-    )
+    command = ["sh", "-c", "sleep 0.3; read end"]
+    slow = Recorded(folder, "--last", "4s", *options, "--when", condition, command=command)
     _, *events, footer = slow.lines("run.jsonl")
     slow.ends()
     begin, end = (event for event in events if event["name"] == "clock_nanosleep")
     assert end["ts_ns"] - begin["ts_ns"] >= 300_000_000
-    assert footer["ended_by"].startswith("clock_nano* > 100ms: clock_nanosleep took ")
+    assert footer["ended_by"].startswith(f"{condition}: clock_nanosleep took ")
     assert slow.lines("run-2.jsonl")[-1]["ended_by"].startswith("exit")
 
 

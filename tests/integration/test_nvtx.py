@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.program import PYTHONPATH
+from tests.support.waiting import wait_until
 from tracepipe.capture.gpu.build.cuda_parts import find_parts
 
 ROOT = Path(__file__).parents[2]
@@ -105,6 +106,20 @@ def test_ranges_of_many_threads_nest_on_each(program: Path, tmp_path: Path) -> N
         for tid in {event["tid"] for event in events}:
             mine = [(event["phase"], event["name"]) for event in events if event["tid"] == tid]
             assert mine == cycle * 5000
+
+
+def test_a_flight_recorder_is_written_when_a_range_took_long(program: Path, tmp_path: Path) -> None:
+    output = tmp_path / "run.jsonl"
+    options = ["--layers", "annotation", "--last", "2s", "--when", "nvtx:step* > 100ms", "-o", str(output)]
+    with subprocess.Popen(
+        [sys.executable, "-m", "tracepipe", "capture", *options, "--", str(program), "slow_ms", "200"],
+        stdin=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": PYTHONPATH},
+    ) as capture:
+        wait_until(output.exists)
+    assert capture.returncode == 0
+    *_, footer = [json.loads(line) for line in output.read_text().splitlines()]
+    assert footer["ended_by"].startswith("nvtx:step* > 100ms: step 2 took 2")
 
 
 def test_a_fork_has_ranges_of_its_own(program: Path, tmp_path: Path) -> None:

@@ -34,13 +34,24 @@ from tracepipe.event.model import RANGE_LIMIT
 PID, TID, DATA = 42, 43, 4096
 
 
-def begun(kind: int, name: str, number: int = 0, domain: int = 0, *, pid: int = PID, tid: int = TID) -> bytes:
+def begun(
+    kind: int,
+    name: str,
+    number: int = 0,
+    domain: int = 0,
+    *,
+    pid: int = PID,
+    tid: int = TID,
+    at_ns: int = 1000,
+) -> bytes:
     payload = BEGUN.pack(domain, 0, number, bytes(8), 0, 0, 0, 0, 0) + name.encode()
-    return pack_record(kind, pid, tid, 1000, payload)
+    return pack_record(kind, pid, tid, at_ns, payload)
 
 
-def ended(kind: int, number: int, domain: int = 0, *, pid: int = PID, tid: int = TID) -> bytes:
-    return pack_record(kind, pid, tid, 1000, ENDED.pack(domain, number))
+def ended(
+    kind: int, number: int, domain: int = 0, *, pid: int = PID, tid: int = TID, at_ns: int = 1000
+) -> bytes:
+    return pack_record(kind, pid, tid, at_ns, ENDED.pack(domain, number))
 
 
 def lines(*packed: bytes) -> list[dict[str, Any]]:

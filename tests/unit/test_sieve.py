@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.cores import cores_here, running
 from tests.unit.test_capture_record import PROBES, raw
+from tracepipe.capture.flight.conditions import Conditions
 from tracepipe.capture.records import record
 from tracepipe.capture.records.carry import Carried, RecordCarry
 from tracepipe.capture.records.record import RECORD, RECORD_BYTES
@@ -75,7 +76,8 @@ def carried(chunks: list[bytes]) -> Carried:
 
 
 def spans(chunks: list[bytes]) -> list[Span]:
-    reader = RecordSpans(PROBES, lambda name, _: {"cuInit": 5, "cuMemAlloc_v2": 40}.get(name))
+    wanted = Conditions(["cuInit > 5ns", "cuMemAlloc_v2 > 40ns", "syscall:? > 9us"])
+    reader = RecordSpans(PROBES, wanted, {0: "a", 2: "b", 3: "not looked at"}, lambda _: True)
     found: list[Span] = []
     for now_ns, chunk in enumerate(chunks):
         found += reader.take(chunk)

@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import re
 from typing import Any
 
 import pytest
 
-from tests.unit.test_annotations import begun
+from tests.unit.test_annotations import begun, ended
 from tests.unit.test_capture_record import PROBES, raw
 from tests.unit.test_gpu_carries import entry, leave
 from tests.unit.test_gpu_kernels import LAUNCH, call, function, hello, kernel, name, record
 from tracepipe.capture.engines.engine import DeviceEngine, DeviceRenderer
-from tracepipe.capture.flight.watch import Condition, Watch, conditions_of
-from tracepipe.capture.gpu.engines.annotation_records import KIND_PUSH
+from tracepipe.capture.flight.conditions import Condition, Conditions
+from tracepipe.capture.flight.watch import Watch
+from tracepipe.capture.gpu.engines.annotation_records import KIND_END, KIND_POP, KIND_PUSH, KIND_START
 from tracepipe.capture.gpu.engines.annotations import AnnotationsRenderer, NoRecords
 from tracepipe.capture.gpu.engines.kernel_lines import KernelsRenderer
 from tracepipe.capture.gpu.engines.kernel_records import KIND_CALL, KIND_KERNEL
 from tracepipe.capture.gpu.engines.warps import WarpRenderer
-from tracepipe.capture.records.record import CALL_ENTER, CALL_RETURN
+from tracepipe.capture.records.record import CALL_ENTER, CALL_RETURN, SYSCALL_ENTER, SYSCALL_EXIT
+from tracepipe.capture.records.syscalls import SYSCALLS
 from tracepipe.capture.request import Filters, Last, Plan, Scope
 from tracepipe.errors import TracepipeError
 
 MS = 10**6
 PLAN = Plan((), (), PROBES, Scope("system"), Filters(), 4096)
+WITH_SYSCALLS = Plan(("syscall",), ("syscall",), PROBES, Scope("system"), Filters(), 4096)
+FUTEX = {name: number for number, name in SYSCALLS[platform.machine()].items()}["futex"]
+
+
+@pytest.fixture(autouse=True)
+def threads_are_believed_to_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container, whatever threads this machine has."""
+    monkeypatch.setattr("tracepipe.capture.flight.watch.own_namespace", lambda: (1, 1))
 
 
 class Device:
@@ -36,9 +48,9 @@ class Device:
         return self._renderer
 
 
-def watch(*when: str, device: Any = None, last_ms: int = 4000) -> Watch:
+def watch(*when: str, device: Any = None, last_ms: int = 4000, plan: Plan = PLAN) -> Watch:
     engine: DeviceEngine | None = device
-    return Watch(Last(last_ms * MS, when=when), PLAN, engine)
+    return Watch(Last(last_ms * MS, when=when), plan, engine)
 
 
 def took(symbol: str, start_ms: float, end_ms: float, tid: int = 12) -> bytes:
@@ -50,20 +62,59 @@ def enter(symbol: str, at_ms: float, tid: int = 12) -> bytes:
 
 
 def test_a_condition_names_functions_by_a_pattern_and_kernels_by_an_expression() -> None:
-    call_, kernel_ = conditions_of(["cuda*Synchronize > 50ms", " kernel:gemm|conv >1.5s "])
-    assert call_ == Condition("cuda*Synchronize > 50ms", "cuda*Synchronize", 50 * MS, is_kernel=False)
-    assert (kernel_.pattern, kernel_.limit_ns, kernel_.is_kernel) == ("gemm|conv", 1500 * MS, True)
-    assert call_.fits("cudaStreamSynchronize", False)
-    assert not call_.fits("cudaStreamSynchronize", True)
-    assert kernel_.fits("void conv2d<float>(int)", True)
-    (with_sign,) = conditions_of(["kernel:a<b> > 5ms"])
+    call_, kernel_ = Conditions(["cuda*Synchronize > 50ms", " kernel:gemm|conv >1.5s "]).all
+    assert call_ == Condition("cuda*Synchronize > 50ms", "call", "cuda*Synchronize", 50 * MS)
+    assert (kernel_.pattern, kernel_.limit_ns, kernel_.kind) == ("gemm|conv", 1500 * MS, "kernel")
+    assert call_.fits("cudaStreamSynchronize", "call")
+    assert not call_.fits("cudaStreamSynchronize", "kernel")
+    assert kernel_.fits("void conv2d<float>(int)", "kernel")
+    (with_sign,) = Conditions(["kernel:a<b> > 5ms"]).all
     assert with_sign.pattern == "a<b>"
 
 
-@pytest.mark.parametrize("text", ["", "cuInit", "cuInit 5ms", "cuInit > soon", "> 5ms", "kernel:( > 5ms"])
-def test_what_is_no_condition_is_refused(text: str) -> None:
-    with pytest.raises(TracepipeError, match=re.escape(f"--when {text!r} cannot be understood")):
-        conditions_of([text])
+@pytest.mark.parametrize(
+    ("text", "kind", "pattern"),
+    [
+        ("call:cuInit>1ms", "call", "cuInit"),
+        ("syscall:futex* > 1ms", "syscall", "futex*"),
+        ("nvtx: step 3 > 4  > 1ms", "nvtx", "step 3 > 4"),
+        ("nvtx:epoch:1 > 1ms", "nvtx", "epoch:1"),
+        ("at::add > 1ms", "call", "at::add"),
+    ],
+)
+def test_a_condition_says_of_what_it_is(text: str, kind: str, pattern: str) -> None:
+    assert Conditions([text]).all == [Condition(text, kind, pattern, MS)]
+
+
+def test_a_range_may_have_a_name_that_is_a_pattern_of_others() -> None:
+    (condition,) = Conditions(["nvtx:step [3] > 1ms"]).all
+    assert [condition.fits(name, "nvtx") for name in ("step [3]", "step 3", "step 4")] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("", "it has no '>' and time"),
+        ("cuInit 5ms", "it has no '>' and time"),
+        ("cuInit > soon", "'soon'"),
+        ("cuInit >= 5ms", "'= 5ms'"),
+        ("> 5ms", "there is no name before '>'"),
+        ("syscall: > 5ms", "there is no name before '>'"),
+        ("kernel:( > 5ms", "'(' is no regular expression"),
+        ("sycall:futex > 5ms", "nothing is called 'sycall'"),
+    ],
+)
+def test_what_is_no_condition_is_refused_with_the_part_that_is_wrong(text: str, part: str) -> None:
+    with pytest.raises(TracepipeError, match=re.escape(f"--when {text!r} cannot be understood")) as refused:
+        Conditions([text])
+    assert part in refused.value.message
+    assert refused.value.hint
+
+
+def test_a_kind_that_nobody_knows_has_one_that_is_near() -> None:
+    with pytest.raises(TracepipeError) as refused:
+        Conditions(["sycall:futex > 5ms"])
+    assert refused.value.hint.startswith("Did you mean syscall")
 
 
 def test_what_is_not_recorded_is_refused_with_a_name_that_is_near() -> None:
@@ -73,6 +124,13 @@ def test_what_is_not_recorded_is_refused_with_a_name_that_is_near() -> None:
     with pytest.raises(TracepipeError, match="no kernels are recorded"):
         watch("kernel:gemm > 5ms")
     watch("cudaWhatever > 5ms", device=Device(KernelsRenderer(), "userspace", "gpu_kernel"))
+    with pytest.raises(TracepipeError, match="no system calls are recorded"):
+        watch("syscall:futex > 5ms")
+    with pytest.raises(TracepipeError, match="no system call that is recorded has such a name") as refused:
+        watch("syscall:futexx > 5ms", plan=WITH_SYSCALLS)
+    assert refused.value.hint.startswith("Did you mean futex")
+    with pytest.raises(TracepipeError, match="no ranges of NVTX are recorded"):
+        watch("nvtx:step > 5ms", device=Device(KernelsRenderer(), "userspace", "gpu_kernel"))
 
 
 def test_a_call_that_took_longer_is_written_a_second_after_and_then_not_for_the_time_that_is_kept() -> None:
@@ -175,3 +233,59 @@ def test_annotations_are_passed_over() -> None:
     assert seen.due(1000 * MS) == "kernel:add > 400ns: add(int) took 500 ns"
     alone = Device(AnnotationsRenderer(NoRecords()), "annotation")
     watch("cuInit > 1ms", device=alone).take_device(begun(KIND_PUSH, "cuInit"))
+
+
+def blocked(start_ms: float, end_ms: float, number: int = FUTEX, tid: int = 12) -> bytes:
+    begin = raw(SYSCALL_ENTER, number, ts_ns=int(start_ms * MS), tid=tid)
+    return begin + raw(SYSCALL_EXIT, number, ts_ns=int(end_ms * MS), tid=tid)
+
+
+def test_a_system_call_that_took_longer_is_written(core: str) -> None:
+    seen = watch("syscall:fut* > 50ms", plan=WITH_SYSCALLS)
+    seen.take(blocked(0, 50) + blocked(50, 150, number=FUTEX + 1) + took("cuInit", 0, 200))
+    assert [seen.due(at * MS) for at in (200, 1200)] == ["", ""]
+    seen.take(blocked(1200, 1251))
+    assert seen.due(1260 * MS) == ""
+    assert seen.due(2260 * MS) == "syscall:fut* > 50ms: futex took 51.0 ms"
+
+
+def test_a_system_call_that_does_not_end_is_written_and_one_whose_end_was_lost_is_not_taken_for_it() -> None:
+    seen = watch("syscall:futex > 50ms", plan=WITH_SYSCALLS)
+    seen.take(raw(SYSCALL_ENTER, FUTEX, ts_ns=0) + blocked(40, 41))
+    assert seen.due(60 * MS) == "" and seen.due(2000 * MS) == ""
+    seen.take(raw(SYSCALL_ENTER, FUTEX, ts_ns=2000 * MS))
+    assert seen.due(2051 * MS) == ""
+    assert seen.due(3051 * MS) == "syscall:futex > 50ms: futex goes on after 51.0 ms"
+
+
+def test_what_a_thread_was_in_when_it_ended_does_not_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tracepipe.capture.flight.watch.own_namespace", lambda: None)
+    gone, here = 1 << 30, os.getpid()
+    seen = watch("syscall:futex > 50ms", "cuInit > 50ms", plan=WITH_SYSCALLS)
+    seen.take(raw(SYSCALL_ENTER, FUTEX, ts_ns=0, tid=gone) + enter("cuInit", 0, tid=gone))
+    assert seen.due(60 * MS) == "" and seen.due(2000 * MS) == ""
+    seen.take(raw(SYSCALL_ENTER, FUTEX, ts_ns=2000 * MS, tid=here))
+    assert seen.due(2051 * MS) == ""
+    assert seen.due(3051 * MS).endswith("futex goes on after 51.0 ms")
+
+
+def test_a_range_that_took_longer_is_written_whatever_is_around_it() -> None:
+    device = Device(AnnotationsRenderer(NoRecords()), "annotation")
+    seen = watch("nvtx:step* > 50ms", device=device)
+    seen.take_device(begun(KIND_PUSH, "step 1", 0, at_ns=0) + begun(KIND_PUSH, "forward", 1, at_ns=0))
+    seen.take_device(ended(KIND_POP, 1, at_ns=45 * MS) + ended(KIND_POP, 0, at_ns=50 * MS))
+    assert [seen.due(at * MS) for at in (51, 1100)] == ["", ""]
+    seen.take_device(begun(KIND_PUSH, "step 2", 0, at_ns=1100 * MS))
+    seen.take_device(ended(KIND_POP, 0, at_ns=1151 * MS))
+    assert seen.due(1160 * MS) == ""
+    assert seen.due(2160 * MS) == "nvtx:step* > 50ms: step 2 took 51.0 ms"
+
+
+def test_a_range_of_a_process_is_its_own_whatever_thread_ends_it_and_is_written_while_it_goes_on() -> None:
+    device = Device(AnnotationsRenderer(KernelsRenderer()), "annotation", "gpu_kernel", "userspace")
+    seen = watch("nvtx:epoch > 50ms", device=device)
+    both = begun(KIND_START, "epoch", 7, at_ns=0) + begun(KIND_START, "epoch", 8, at_ns=20 * MS)
+    seen.take_device(both + ended(KIND_END, 7, tid=99, at_ns=45 * MS))
+    assert seen.due(70 * MS) == ""
+    assert seen.due(71 * MS) == ""
+    assert seen.due(1071 * MS) == "nvtx:epoch > 50ms: epoch goes on after 51.0 ms"

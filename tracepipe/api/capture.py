@@ -16,7 +16,7 @@ from typing import Any
 from tracepipe import errors
 from tracepipe.api.output_names import OutputNames
 from tracepipe.api.recorder import STOP, Began, Message, Order, Refused, command_line
-from tracepipe.capture.flight.watch import conditions_of
+from tracepipe.capture.flight.conditions import Conditions
 from tracepipe.capture.request import (
     RING_BYTES,
     CaptureRequest,
@@ -236,7 +236,7 @@ def capture(
     limits = Limits(_read(duration, duration_ns), max_events, _read(max_size, size_bytes))
     windows = Windows(_read(delay, duration_ns) or 0, start_on, stop_on, repeat)
     check_windows(windows, limits)
-    conditions_of(_several(when))
+    Conditions(_several(when))
     check_stacks(stacks)
     request = CaptureRequest(
         command=_command(command),

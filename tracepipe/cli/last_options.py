@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tracepipe.capture.flight.watch import conditions_of
+from tracepipe.capture.flight.conditions import Conditions
 from tracepipe.capture.request import LAST_BYTES, CaptureRequest, last_of
 from tracepipe.cli.options import read
 from tracepipe.errors import TracepipeError
@@ -44,8 +44,8 @@ class OnlyLast:
         typer.Option(
             "--when",
             metavar="CONDITION",
-            help="With --last, write it too when a call took long: 'cudaStreamSynchronize > 50ms'; or a "
-            "kernel: 'kernel:REGEX > 5ms'. Repeat for more.",
+            help="With --last, write it too when a call took long: 'cudaStreamSynchronize > 50ms'; or what "
+            "'syscall:NAME > 50ms', 'nvtx:RANGE > 200ms' or 'kernel:REGEX > 5ms' says. Repeat for more.",
             rich_help_panel=LAST,
         ),
     ] = None
@@ -53,11 +53,12 @@ class OnlyLast:
 
 def with_last(request: CaptureRequest, given: OnlyLast) -> CaptureRequest:
     """The request with what the options say of a flight recorder. Raises BadParameter."""
-    size = read(given.last_size, size_bytes, "--last-size")
+    size, kept_ns = read(given.last_size, size_bytes, "--last-size"), read(given.last, duration_ns, "--last")
+    when, option = tuple(given.when or ()), "--when"
     try:
-        kept_ns, when = read(given.last, duration_ns, "--last"), tuple(given.when or ())
+        Conditions(when)
+        option = "--last"
         last = last_of(kept_ns, size, when, request.limits, request.windows)
-        conditions_of(when)
     except TracepipeError as error:
-        raise typer.BadParameter(f"{error.message} {error.hint}", param_hint="--last") from None
+        raise typer.BadParameter(f"{error.message} {error.hint}", param_hint=option) from None
     return replace(request, last=last)

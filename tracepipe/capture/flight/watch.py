@@ -1,58 +1,25 @@
-"""What a flight recorder waits for: calls and kernels that take long, `cudaStreamSynchronize > 50ms`."""
+"""What a flight recorder waits for: calls, system calls, ranges and kernels that take long."""
 
 from __future__ import annotations
 
-import re
+import platform
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Final
 
 from tracepipe.capture.engines.engine import DeviceEngine, DeviceRenderer
-from tracepipe.capture.records.spans import RecordSpans, Span
+from tracepipe.capture.flight.conditions import Condition, Conditions
+from tracepipe.capture.machine.threads import own_namespace
+from tracepipe.capture.records.spans import CALL, KERNEL, NVTX, SYSCALL, RecordSpans, Span
+from tracepipe.capture.records.syscalls import SYSCALLS
 from tracepipe.capture.request import Last, Plan
 from tracepipe.errors import TracepipeError
 from tracepipe.hooks.near_names import did_you_mean
-from tracepipe.units import duration_ns, duration_text
+from tracepipe.units import duration_text
 
 AFTER_NS: Final = 10**9
 """So long after it came true, or a quarter of what is kept, it is written: with what followed, and what a GPU
 did, which is reported up to 25 ms later."""
-_FORM: Final = re.compile(r"\s*(kernel:)?(.*\S)\s*>\s*([^>\s]+)\s*", re.DOTALL)
-_HINT: Final = "Write 'cudaStreamSynchronize > 50ms', with a pattern of names, or 'kernel:REGEX > 5ms'."
-
-
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """It is true when a call of a function, or a kernel, of such a name took longer."""
-
-    text: str
-    pattern: str
-    limit_ns: int
-    is_kernel: bool
-
-    def fits(self, name: str, is_kernel: bool) -> bool:
-        """Whether it is about what has this name."""
-        if is_kernel != self.is_kernel:
-            return False
-        return bool(re.search(self.pattern, name)) if is_kernel else fnmatchcase(name, self.pattern)
-
-
-def conditions_of(texts: Iterable[str]) -> list[Condition]:
-    """The conditions that an option's texts say. Raises TracepipeError."""
-    return [_condition(text) for text in texts]
-
-
-def _condition(text: str) -> Condition:
-    found = _FORM.fullmatch(text)
-    if found is None:
-        raise TracepipeError(f"--when {text!r} cannot be understood.", _HINT)
-    try:
-        limit_ns = duration_ns(found[3])
-        re.compile(found[2] if found[1] else "")
-    except (TracepipeError, re.error) as error:
-        raise TracepipeError(f"--when {text!r} cannot be understood: {error}", _HINT) from None
-    return Condition(text.strip(), found[2], limit_ns, bool(found[1]))
 
 
 class Watch:
@@ -60,19 +27,15 @@ class Watch:
 
     def __init__(self, last: Last, plan: Plan, device: DeviceEngine | None) -> None:
         """Raises TracepipeError for a condition that can never be true of what is recorded."""
-        self._conditions = conditions_of(last.when)
+        self._conditions = Conditions(last.when)
         self._last_ns = last.duration_ns
-        self._records = RecordSpans(plan.probes, self._limit_ns)
+        syscalls = SYSCALLS.get(platform.machine(), {}) if "syscall" in plan.own else {}
+        is_there = _is_there if own_namespace() is None else _is_believed
+        self._records = RecordSpans(plan.probes, self._conditions, syscalls, is_there)
         renderer: DeviceRenderer | None = device.renderer() if device else None
-        self._channel = renderer.spans(self._limit_ns) if renderer else None
-        layers: Collection[str] = device.layers if device else ()
-        for condition in self._conditions:
-            if condition.is_kernel and "gpu_kernel" not in layers:
-                raise TracepipeError(
-                    f"--when {condition.text!r}: no kernels are recorded.", "Give --gpu kernels."
-                )
-            if not condition.is_kernel and "userspace" not in layers:
-                self._check_found(condition, plan)
+        self._channel = renderer.spans(self._conditions) if renderer else None
+        for condition in self._conditions.all:
+            _check(condition, plan, device.layers if device else (), syscalls.values())
         self._found: tuple[Condition, Span] | None = None
         self._write_at_ns = self._again_at_ns = 0
 
@@ -105,26 +68,51 @@ class Watch:
 
     def _look(self, spans: Iterable[Span]) -> None:
         for span in spans:
-            condition = next((one for one in self._conditions if _is_true(one, span)), None)
+            condition = self._conditions.of(span.name, span.kind, span.length_ns)
             if condition is None:
                 continue
             # The first one is the reason; where it was going on then, its end says how long it took.
             if self._found is None or (not self._found[1].is_over and self._found[1].name == span.name):
                 self._found = condition, span
 
-    def _limit_ns(self, name: str, is_kernel: bool) -> int | None:
-        limits_ns = [one.limit_ns for one in self._conditions if one.fits(name, is_kernel)]
-        return min(limits_ns, default=None)
 
-    def _check_found(self, condition: Condition, plan: Plan) -> None:
+# Kind → the layer of the engine in the command that records it, and what to do where none does.
+_OF_DEVICE: Final = {
+    KERNEL: ("gpu_kernel", "no kernels are recorded", "Give --gpu kernels."),
+    NVTX: ("annotation", "no ranges of NVTX are recorded", "Record the layer annotation, of a command."),
+}
+
+
+def _check(condition: Condition, plan: Plan, layers: Collection[str], syscalls: Collection[str]) -> None:
+    """Raise TracepipeError for a condition about what is not recorded."""
+
+    def refused(why: str, hint: str) -> TracepipeError:
+        return TracepipeError(f"--when {condition.text!r}: {why}.", hint)
+
+    if condition.kind in _OF_DEVICE:
+        layer, why, hint = _OF_DEVICE[condition.kind]
+        if layer not in layers:
+            raise refused(why, hint)
+    elif condition.kind == SYSCALL:
+        if not syscalls:
+            raise refused("no system calls are recorded", "Record the layer syscall.")
+        if not any(condition.fits(name, SYSCALL) for name in syscalls):
+            near = did_you_mean(condition.pattern, syscalls)
+            recorded = f"Recorded are {', '.join(sorted(syscalls))}."
+            raise refused("no system call that is recorded has such a name", near or recorded)
+    elif "userspace" not in layers:
         names = {name for probe in plan.probes for name in (probe.name, probe.symbol)}
-        if not any(condition.fits(name, False) for name in names):
+        if not any(condition.fits(name, CALL) for name in names):
             near = did_you_mean(condition.pattern, names)
-            raise TracepipeError(
-                f"--when {condition.text!r}: no function that is recorded has such a name.",
-                near or "--hook records functions of any library.",
-            )
+            hint = near or "--hook records functions of any library."
+            raise refused("no function that is recorded has such a name", hint)
 
 
-def _is_true(condition: Condition, span: Span) -> bool:
-    return span.length_ns > condition.limit_ns and condition.fits(span.name, span.is_kernel)
+def _is_there(tid: int) -> bool:
+    """Whether a thread is there, as what it was in when it ended does not go on."""
+    return Path(f"/proc/{tid}").exists()
+
+
+def _is_believed(tid: int) -> bool:
+    """In a pid namespace of its own a capture does not know the kernel's ids."""
+    return True

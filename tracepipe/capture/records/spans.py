@@ -2,28 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple, Protocol
 
 from tracepipe.capture.records.effects import OPEN_CALLS_MAX
-from tracepipe.capture.records.record import CALL_ENTER, CALL_RETURN, RECORD_BYTES
+from tracepipe.capture.records.record import (
+    CALL_ENTER,
+    CALL_RETURN,
+    RECORD_BYTES,
+    SYSCALL_ENTER,
+    SYSCALL_EXIT,
+)
 from tracepipe.capture.records.sieve import Sieve
 from tracepipe.hooks.hook import Probe, TracepointPlace
 
+CALL: Final = "call"
+SYSCALL: Final = "syscall"
+KERNEL: Final = "kernel"
+NVTX: Final = "nvtx"
 _KIND_AT = 28
 
 
 class Span(NamedTuple):
-    """A call of a function or, with `is_kernel`, a kernel on a GPU. `is_over`: it has ended."""
+    """A call of a function, a system call, a kernel on a GPU or a range of NVTX. `is_over`: it has ended."""
 
     name: str
     length_ns: int
-    is_kernel: bool = False
+    kind: str = CALL
     is_over: bool = True
 
 
-Wanted = Callable[[str, bool], int | None]
-"""Name, and whether it is a kernel's → how long one must take to be of interest; None: never."""
+class Wanted(Protocol):
+    """What is looked for."""
+
+    @property
+    def kinds(self) -> Collection[str]:
+        """The kinds of it: others need not be looked at."""
+        ...
+
+    def limit_ns(self, name: str, kind: str) -> int | None:
+        """How long what has this name must take to be of interest; None: it never is."""
+        ...
 
 
 class SpanReader(Protocol):
@@ -39,39 +58,63 @@ class SpanReader(Protocol):
 
 
 class RecordSpans:
-    """Finds calls among records of probes.bpf.c. `names` has those of the functions that are looked at."""
+    """Finds calls and system calls among records of probes.bpf.c. `names` has those of the functions that are
+    looked at.
+    """
 
-    def __init__(self, probes: Sequence[Probe], wanted: Wanted) -> None:
+    def __init__(
+        self,
+        probes: Sequence[Probe],
+        wanted: Wanted,
+        syscalls: Mapping[int, str],
+        is_there: Callable[[int], bool],
+    ) -> None:
+        """`is_there`: whether a thread has not ended, which records need not say."""
         self.names: set[str] = set()
+        self._probes, self._syscalls, self._is_there = probes, syscalls, is_there
         self._limits_ns: dict[int, int] = {}
-        self._probes = probes
-        self._open: dict[int, list[tuple[int, int]]] = {}
-        self._reported: set[tuple[int, int, int]] = set()
-        self._deep: set[int] = set()
         for number, probe in enumerate(probes):
-            limits_ns = [wanted(name, False) for name in {probe.name, probe.symbol}]
+            limits_ns = [wanted.limit_ns(name, CALL) for name in {probe.name, probe.symbol}]
             found_ns = [limit_ns for limit_ns in limits_ns if limit_ns is not None]
             if found_ns and probe.hook.returns and not isinstance(probe.place, TracepointPlace):
                 self._limits_ns[number] = min(found_ns)
                 self.names.add(probe.name)
-        self._sieve = Sieve(probes, {CALL_ENTER, CALL_RETURN}, self._limits_ns)
+        of_syscalls = {number: wanted.limit_ns(name, SYSCALL) for number, name in syscalls.items()}
+        self._syscall_limits_ns = {n: limit_ns for n, limit_ns in of_syscalls.items() if limit_ns is not None}
+        kinds = [CALL_ENTER, CALL_RETURN] if self._limits_ns else []
+        kinds += [SYSCALL_ENTER, SYSCALL_EXIT] if self._syscall_limits_ns else []
+        self._sieve = Sieve(probes, kinds, self._limits_ns, self._syscall_limits_ns) if kinds else None
+        self._open: dict[int, list[tuple[int, int]]] = {}
+        self._in_syscall: dict[int, tuple[int, int]] = {}
+        self._reported: set[tuple[int, int, int]] = set()
+        self._deep: set[int] = set()
 
     def take(self, chunk: bytes) -> Iterator[Span]:
         """What ended in a chunk and took longer than is wanted of it."""
-        if not self._limits_ns:
+        if self._sieve is None:
             return
         chunk = self._sieve.needed(chunk)
         words, kinds = memoryview(chunk).cast("I"), chunk[_KIND_AT::RECORD_BYTES]
-        looked_at = self._limits_ns
+        functions, syscalls = self._limits_ns, self._syscall_limits_ns
         for at, number in enumerate(words[6 :: RECORD_BYTES // 4]):
-            if number in looked_at and kinds[at] in (CALL_ENTER, CALL_RETURN):
-                place = at * RECORD_BYTES
-                ts_ns = int.from_bytes(chunk[place + 8 : place + 16], "little")
-                tid = words[place // 4 + 4]
-                if kinds[at] == CALL_ENTER:
-                    self._enter(tid, number, ts_ns)
-                elif (span := self._leave(tid, number, ts_ns)) is not None:
-                    yield span
+            kind = kinds[at]
+            is_call = kind in (CALL_ENTER, CALL_RETURN) and number in functions
+            if not is_call and not (kind in (SYSCALL_ENTER, SYSCALL_EXIT) and syscalls):
+                continue
+            place = at * RECORD_BYTES
+            ts_ns = int.from_bytes(chunk[place + 8 : place + 16], "little")
+            tid = words[place // 4 + 4]
+            span = None
+            if kind == CALL_ENTER:
+                self._enter(tid, number, ts_ns)
+            elif kind == CALL_RETURN:
+                span = self._leave(tid, number, ts_ns)
+            elif kind == SYSCALL_ENTER:
+                self._in_syscall[tid] = number, ts_ns
+            else:
+                span = self._leave_syscall(tid, number, ts_ns)
+            if span is not None:
+                yield span
         for tid in self._deep:
             if calls := self._open.get(tid):
                 self._forget(tid, calls, slice(0, -OPEN_CALLS_MAX))  # the returns of some were lost
@@ -79,12 +122,28 @@ class RecordSpans:
 
     def under_way(self, now_ns: int) -> Iterator[Span]:
         """What has not ended and lasts longer than is wanted of it, each once."""
+        gone = set()
+        for tid, number, began_ns, is_call in self._begun():
+            limit_ns = (self._limits_ns if is_call else self._syscall_limits_ns).get(number)
+            key = tid, number if is_call else ~number, began_ns
+            if limit_ns is None or now_ns - began_ns <= limit_ns or key in self._reported:
+                continue
+            if not self._is_there(tid):
+                gone.add(tid)
+                continue
+            self._reported.add(key)
+            name = self._probes[number].name if is_call else self._syscalls[number]
+            yield Span(name, now_ns - began_ns, CALL if is_call else SYSCALL, is_over=False)
+        for tid in gone:
+            self._in_syscall.pop(tid, None)
+            self._forget(tid, self._open.pop(tid, []), slice(None))
+
+    def _begun(self) -> Iterator[tuple[int, int, int, bool]]:
         for tid, calls in self._open.items():
             for number, began_ns in calls:
-                key = tid, number, began_ns
-                if now_ns - began_ns > self._limits_ns[number] and key not in self._reported:
-                    self._reported.add(key)
-                    yield Span(self._probes[number].name, now_ns - began_ns, is_over=False)
+                yield tid, number, began_ns, True
+        for tid, (number, began_ns) in self._in_syscall.items():
+            yield tid, number, began_ns, False
 
     def _enter(self, tid: int, number: int, ts_ns: int) -> None:
         calls = self._open.setdefault(tid, [])
@@ -103,6 +162,14 @@ class RecordSpans:
             del self._open[tid]
         length_ns = ts_ns - began_ns
         return Span(self._probes[number].name, length_ns) if length_ns > self._limits_ns[number] else None
+
+    def _leave_syscall(self, tid: int, number: int, ts_ns: int) -> Span | None:
+        entered, began_ns = self._in_syscall.pop(tid, (-1, 0))
+        self._reported.discard((tid, ~entered, began_ns))
+        limit_ns = self._syscall_limits_ns.get(number)
+        if entered != number or limit_ns is None or ts_ns - began_ns <= limit_ns:
+            return None
+        return Span(self._syscalls[number], ts_ns - began_ns, SYSCALL)
 
     def _forget(self, tid: int, calls: list[tuple[int, int]], which: slice) -> None:
         self._reported.difference_update((tid, *entered) for entered in calls[which])

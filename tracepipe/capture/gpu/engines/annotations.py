@@ -16,7 +16,7 @@ from tracepipe.capture.gpu.engines.annotation_records import EVENT_KINDS, KINDS
 from tracepipe.capture.gpu.engines.carries import AnnotationsCarry, ChannelCarry
 from tracepipe.capture.gpu.engines.channel_engine import ChannelEngine
 from tracepipe.capture.gpu.engines.channel_renderer import ChannelRenderer
-from tracepipe.capture.gpu.engines.spans import ChannelSpans
+from tracepipe.capture.gpu.engines.spans import ChannelSpans, RangesSpans
 from tracepipe.capture.gpu.engines.transport import NVTX_VARIABLE, GpuRecord
 from tracepipe.capture.gpu.engines.untrusted import REFUSALS, Malformed
 from tracepipe.capture.records.line import Lines
@@ -124,9 +124,9 @@ class AnnotationsRenderer(ChannelRenderer):
         """The layer of a record's events, and how many it has."""
         return (_LAYER, record.kind in EVENT_KINDS) if record.kind in KINDS else self._device.counted(record)
 
-    def spans(self, wanted: Wanted) -> ChannelSpans:
-        """What finds among the records of the GPUs calls and kernels that took long."""
-        return self._device.spans(wanted)
+    def spans(self, wanted: Wanted) -> RangesSpans:
+        """What finds ranges that took long, and among the records of the GPUs calls and kernels."""
+        return RangesSpans(wanted, self._device.spans(wanted))
 
     def anew(self) -> AnnotationsRenderer:
         """A renderer like this one that has taken nothing."""

@@ -1,18 +1,21 @@
-"""How long calls and kernels took, seen in records of the channel as they come."""
+"""How long calls, kernels and ranges took, seen in records of the channel as they come."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final
 
 from tracepipe.capture.gpu.engines import kernel_records as kernels
 from tracepipe.capture.gpu.engines import warp_records as warps
+from tracepipe.capture.gpu.engines.annotation_lines import AnnotationLines, Event
+from tracepipe.capture.gpu.engines.annotation_records import KINDS
 from tracepipe.capture.gpu.engines.transport import KIND_NAME, NAME, GpuRecord, read_name, records, text
 from tracepipe.capture.gpu.engines.untrusted import REFUSALS, Kept
 from tracepipe.capture.records.effects import OPEN_CALLS_MAX
-from tracepipe.capture.records.spans import Span, Wanted
+from tracepipe.capture.records.spans import CALL, KERNEL, NVTX, Span, Wanted
 
 _ENTRY_BYTES: Final = 256
 _VERSION: Final = re.compile(r"_v\d{4,5}$")  # CUPTI's own ending of a runtime function: cudaMalloc_v3020
@@ -30,13 +33,14 @@ class ChannelSpans:
         """What ended in a chunk and took longer than is wanted of it."""
         for record in records(chunk):
             with suppress(*REFUSALS):  # which is counted where it is written
-                yield from self._found(record)
+                yield from self.found(record)
 
     def under_way(self, now_ns: int) -> Iterator[Span]:
         """None: these records say of nothing that it has not ended."""
         return iter(())
 
-    def _found(self, record: GpuRecord) -> Iterator[Span]:
+    def found(self, record: GpuRecord) -> Iterator[Span]:
+        """What ended with a record. May raise one of REFUSALS."""
         return iter(())
 
 
@@ -48,24 +52,25 @@ class KernelsSpans(ChannelSpans):
         self._kernels: dict[tuple[int, int], tuple[str, int]] = {}
         self._functions: dict[tuple[int, int, int], tuple[str, int]] = {}
 
-    def _found(self, record: GpuRecord) -> Iterator[Span]:
+    def found(self, record: GpuRecord) -> Iterator[Span]:
+        """What ended with a record. May raise one of REFUSALS."""
         kind, pid, payload = record.kind, record.pid, record.payload
         if kind == KIND_NAME:
             number, name = read_name(payload)
-            if (limit_ns := self._wanted(name, True)) is not None:
+            if (limit_ns := self._wanted.limit_ns(name, KERNEL)) is not None:
                 self._room.take(_ENTRY_BYTES + len(name))
                 self._kernels[pid, number] = name, limit_ns
         elif kind == kernels.KIND_CALL_NAME:
             domain, function = kernels.CALL_NAME.unpack_from(payload)
             name = _VERSION.sub("", text(payload, kernels.CALL_NAME.size))
-            if (limit_ns := self._wanted(name, False)) is not None:
+            if (limit_ns := self._wanted.limit_ns(name, CALL)) is not None:
                 self._room.take(_ENTRY_BYTES + len(name))
                 self._functions[pid, domain, function] = name, limit_ns
         elif kind == kernels.KIND_KERNEL and self._kernels:
             for start_ns, end_ns, number, *_ in kernels.KERNEL.iter_unpack(payload):
                 name, limit_ns = self._kernels.get((pid, number), ("", _MANY_NS))
                 if end_ns - start_ns > limit_ns:
-                    yield Span(name, end_ns - start_ns, is_kernel=True)
+                    yield Span(name, end_ns - start_ns, KERNEL)
         elif kind == kernels.KIND_CALL and self._functions:
             for start_ns, end_ns, _, domain, function, *_ in kernels.CALL.iter_unpack(payload):
                 name, limit_ns = self._functions.get((pid, domain, function), ("", _MANY_NS))
@@ -91,11 +96,12 @@ class WarpsSpans(ChannelSpans):
                     self._reported.add(key)
                     yield Span(name, now_ns - began_ns, is_over=False)
 
-    def _found(self, record: GpuRecord) -> Iterator[Span]:
+    def found(self, record: GpuRecord) -> Iterator[Span]:
+        """What ended with a record. May raise one of REFUSALS."""
         kind, pid, payload = record.kind, record.pid, record.payload
         if kind == KIND_NAME:
             number, name = read_name(payload)
-            limits_ns = self._wanted(name, False), self._wanted(name, True)
+            limits_ns = self._wanted.limit_ns(name, CALL), self._wanted.limit_ns(name, KERNEL)
             if limits_ns != (None, None):
                 self._room.take(_ENTRY_BYTES + len(name))
                 self._names[pid, number] = (name, *limits_ns)
@@ -103,7 +109,7 @@ class WarpsSpans(ChannelSpans):
             kernel = warps.read_kernel(payload)
             name, _, limit_ns = self._names.get((pid, kernel.name), ("", None, None))
             if limit_ns is not None and kernel.end_ns - kernel.start_ns > limit_ns:
-                yield Span(name, kernel.end_ns - kernel.start_ns, is_kernel=True)
+                yield Span(name, kernel.end_ns - kernel.start_ns, KERNEL)
         elif kind in (warps.KIND_CALL_ENTER, warps.KIND_CALL_EXIT):
             (number,) = NAME.unpack_from(payload)
             name, limit_ns, _ = self._names.get((pid, number), ("", None, None))
@@ -124,3 +130,58 @@ class WarpsSpans(ChannelSpans):
             self._reported.discard((*key, began_ns))
             if record.time_ns - began_ns > limit_ns:
                 yield Span(name, record.time_ns - began_ns)
+
+
+@dataclass(slots=True)
+class _Range:
+    """A range of NVTX that is open; `limit_ns` is None where it is not looked for."""
+
+    name: str
+    began_ns: int
+    limit_ns: int | None
+    is_reported: bool = False
+
+    def lasts_longer(self, now_ns: int) -> bool:
+        return self.limit_ns is not None and now_ns - self.began_ns > self.limit_ns
+
+
+class RangesSpans(ChannelSpans):
+    """Finds ranges of NVTX, and among the other records what `device` finds."""
+
+    def __init__(self, wanted: Wanted, device: ChannelSpans) -> None:
+        super().__init__(wanted)
+        self._device = device
+        self._lines = AnnotationLines(self._room)
+        self._open: dict[tuple[object, ...], list[_Range]] = {}
+
+    def under_way(self, now_ns: int) -> Iterator[Span]:
+        """Ranges that have not ended and last longer than is wanted of them, each once, and the device's."""
+        yield from self._device.under_way(now_ns)
+        for ranges in self._open.values():
+            for one in ranges:
+                if one.lasts_longer(now_ns) and not one.is_reported:
+                    one.is_reported = True
+                    yield Span(one.name, now_ns - one.began_ns, NVTX, is_over=False)
+
+    def found(self, record: GpuRecord) -> Iterator[Span]:
+        """What ended with a record. May raise one of REFUSALS."""
+        if record.kind not in KINDS:
+            yield from self._device.found(record)
+        elif NVTX in self._wanted.kinds:
+            for event in self._lines.events(record):
+                yield from self._turned(event)
+
+    def _turned(self, event: Event) -> Iterator[Span]:
+        """A range began or has ended."""
+        name, ts_ns, domain = event["name"], event["ts_ns"], event.get("domain")
+        # Ranges of a thread lie in each other, in each domain; one of a process is alone under its number.
+        key = (event["pid"], domain, event.get("range"), None if "range" in event else event["tid"])
+        if event["phase"] == "B":
+            limit_ns = self._wanted.limit_ns(name, NVTX)
+            self._open.setdefault(key, []).append(_Range(name, ts_ns, limit_ns))
+        elif event["phase"] == "E" and key in self._open:
+            ended = self._open[key].pop()
+            if not self._open[key]:
+                del self._open[key]
+            if ended.lasts_longer(ts_ns):
+                yield Span(name, ts_ns - ended.began_ns, NVTX)
