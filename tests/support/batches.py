@@ -61,7 +61,7 @@ def _record(batch: SourceBatch | TraceBatch, tables: Tables, at: int) -> Record:
     shape = tables.shapes[number]
     assert shape is not None
     record: Record = {"type": shape.type, "name": shape.name, "phase": shape.phase, "ts_ns": ts_ns}
-    for name in ("pid", "tid", "cpu", "comm", "clock", "gpu", "stream", "layer"):
+    for name in ("pid", "tid", "cpu", "comm", "clock", "gpu", "stream", "layer", "domain", "range"):
         if (value := getattr(shape, name)) is not None:
             record[name] = value
     block, thread = events.thread_of(at)

@@ -299,8 +299,8 @@ def test_unknown_content_and_unknown_names_are_errors() -> None:
     with pytest.raises(FormatError, match="the text is UTF-16") as caught:
         recognise((HEADER + b"\n").decode().encode("utf-16"))
     assert "iconv" in caught.value.hint
-    with pytest.raises(FormatError, match="no input format is called 'nsys'"):
-        recognise(b"", "nsys")
+    with pytest.raises(FormatError, match="no input format is called 'nsight'"):
+        recognise(b"", "nsight")
     assert recognise(b"", "layered").name == "layered"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
@@ -25,13 +25,15 @@ UNDATED: Final = ("skip", "between")
 class InputFormat:
     """An input format, which is the `module` of that name here, loaded when it is asked.
 
-    `has_undated`: some of its lines may have no time among others that do.
+    `has_undated`: some of its lines may have no time among others that do. `needs_file`: it reads
+    a file that has a name, not a stream, and looks into it to say whether it is its own.
     """
 
     name: str
     title: str
     module: str
     has_undated: bool = False
+    needs_file: bool = False
 
     def _functions(self) -> Any:
         return import_module(f"{__name__}.{self.module}")
@@ -39,6 +41,11 @@ class InputFormat:
     def sniff(self, head: bytes) -> bool:
         """Whether content is this format's; `head` is the first 64 KiB, decompressed."""
         found: bool = self._functions().sniff(head)
+        return found
+
+    def holds(self, file: BinaryIO) -> bool:
+        """Whether a file that starts as those of this format has what it reads; of formats that need one."""
+        found: bool = self._functions().holds(file)
         return found
 
     def read(self, stream: BinaryIO, undated: str = UNDATED[0]) -> Recording:
@@ -56,6 +63,7 @@ READERS: dict[str, InputFormat] = {
     reader.name: reader
     for reader in (
         InputFormat("tracepipe", "tracepipe/1 event file (JSON Lines)", "tracepipe1"),
+        InputFormat("nsys", "Nsight Systems, exported to SQLite", "nsys", needs_file=True),
         InputFormat("bpftime", "text output of bpftime's GPU examples", "bpftime"),
         InputFormat(
             "cuda-table", "tables of CUDA runtime calls, of cuda_events and cuda_events.bt", "cuda_tables"
@@ -70,15 +78,24 @@ READERS: dict[str, InputFormat] = {
 }
 
 
-def recognise(head: bytes, name: str = "") -> InputFormat:
-    """The format of an input that starts with `head`, or the one called `name`. Raises FormatError."""
+def recognise(head: bytes, name: str = "", file: Callable[[], BinaryIO] | None = None) -> InputFormat:
+    """The format of an input that starts with `head`, or the one called `name`. Raises FormatError.
+
+    `file` gives the whole of it, for formats that need to look into it.
+    """
     if name:
         if name not in READERS:
             raise FormatError(f"no input format is called {name!r}", f"there are: {', '.join(READERS)}")
         return READERS[name]
-    for reader in READERS.values():
-        if reader.sniff(head):
+    starts = [reader for reader in READERS.values() if reader.sniff(head)]
+    for reader in starts:
+        if not reader.needs_file or (file is not None and reader.holds(file())):
             return reader
+    if starts:
+        titles = "; ".join(reader.title for reader in starts)
+        raise FormatError(
+            "the file is a database with none of the tables that are read", f"read are: {titles}"
+        )
     from tracepipe.readers.bpftrace_records import is_of_bpftrace
 
     if is_of_bpftrace(head):  # of a script that printed no event, or none yet

@@ -81,6 +81,22 @@ class InputStream:
         return self._raw.tell() if self._raw.seekable() else 0
 
     @contextmanager
+    def as_file(self) -> Iterator[BinaryIO]:
+        """The input as a file that has a name, for what cannot read a stream: itself, or a copy."""
+        is_plain = self._from is self._raw
+        if is_plain and Path(f"/proc/self/fd/{self._raw.fileno()}").exists():
+            yield self._raw
+            return
+        with tempfile.NamedTemporaryFile(prefix="tracepipe-") as copy:
+            try:
+                while some := self.read(HEAD_BYTES):
+                    copy.write(some)
+                copy.flush()
+            except OSError as e:
+                raise _not_copied(e, self.name) from e
+            yield cast(BinaryIO, copy)
+
+    @contextmanager
     def again(self) -> Iterator[InputStream]:
         """The same input from its start, read independently."""
         # Through /proc, as the copy of standard input has no name.
@@ -90,6 +106,11 @@ class InputStream:
 
 def _unreadable(error: OSError, path: str) -> InputError:
     return InputError(f"cannot be read: {error.strerror}", "check the path", path=path)
+
+
+def _not_copied(error: OSError, path: str) -> InputError:
+    hint = f"it is copied to {tempfile.gettempdir()}: free some space there, or set TMPDIR"
+    return InputError(f"cannot be copied: {error.strerror}", hint, path=path)
 
 
 @contextmanager
@@ -129,8 +150,7 @@ def _spooled(pipe: BinaryIO, path: str) -> Iterator[BinaryIO]:
             shutil.copyfileobj(pipe, spool)
             spool.seek(0)
         except OSError as e:
-            hint = f"it is copied to {tempfile.gettempdir()}: free some space there, or set TMPDIR"
-            raise InputError(f"cannot be copied: {e.strerror}", hint, path=path) from e
+            raise _not_copied(e, path) from e
         yield cast(BinaryIO, spool)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 from typing import BinaryIO, cast
 
@@ -82,8 +83,13 @@ def open_recording(
     """
     with ExitStack() as stack:
         stream = stack.enter_context(open_input(path, is_growing=is_growing))
-        source = _recognised(stream, path, source_format, is_growing=is_growing)
-        recording = _read(source, cast(BinaryIO, stream), path, undated)
+
+        @cache
+        def file() -> BinaryIO:
+            return stack.enter_context(stream.as_file())
+
+        source = _recognised(stream, path, source_format, file, is_growing=is_growing)
+        recording = _read(source, file() if source.needs_file else cast(BinaryIO, stream), path, undated)
         recording.batches = naming_others(recording.batches, source)
         header = recording.header
         problems: list[Problem] = []
@@ -97,14 +103,22 @@ def open_recording(
 
 
 def _recognised(
-    stream: InputStream, path: str, source_format: str, *, is_growing: bool = False
+    stream: InputStream,
+    path: str,
+    source_format: str,
+    file: Callable[[], BinaryIO],
+    *,
+    is_growing: bool = False,
 ) -> InputFormat:
     head = stream.head(is_known) if is_growing else stream.head()
     if not head.strip() and not source_format:
         if stream.damage:
             raise InputError(f"cannot be read: {stream.damage}", "copy or record it again", path=path)
         raise InputError("is empty", "record something first", path=path)
-    return recognise(head, source_format)
+    try:
+        return recognise(head, source_format, file)
+    except InputError as e:
+        raise InputError(e.message, e.hint, path=path) from e
 
 
 def _read(source: InputFormat, stream: BinaryIO, path: str, undated: str) -> Recording:

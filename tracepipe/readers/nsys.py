@@ -1,0 +1,199 @@
+"""Reads what `nsys export --type sqlite` writes of a report of Nsight Systems.
+
+Tables and columns are there only when they have something: each is looked for. Times are nanoseconds since
+the session's start, which TARGET_INFO_SESSION_START_TIME has on two clocks.
+"""
+
+from __future__ import annotations
+
+import heapq
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any, BinaryIO, Final, cast
+
+from tracepipe.event.columns import NONE, SourceBatch
+from tracepipe.event.model import MONOTONIC, TIME_LIMIT_NS, Header, HostInstant, Problem, new_header
+from tracepipe.event.tables import Tables
+from tracepipe.readers import nsys_ranges
+from tracepipe.readers.event_rows import EventRows
+from tracepipe.readers.nsys_names import Launches, Names
+from tracepipe.readers.nsys_ranges import Annotations
+from tracepipe.readers.nsys_tables import Events, Source
+from tracepipe.readers.recording import Recording
+from tracepipe.readers.sqlite_tables import MAGIC, Database, Values, unreadable
+
+SESSION_CLOCK: Final = "nsys"
+"""The clock of a file that does not say when the session began."""
+_SESSION: Final = "TARGET_INFO_SESSION_START_TIME"
+# What may have come before the session began: no more is believed.
+_EARLIEST_NS: Final = -3_600_000_000_000
+_TABLES: Final = ("CUPTI_ACTIVITY_KIND_", "NVTX_EVENTS", "StringIds", "TARGET_INFO_", "META_DATA_EXPORT")
+_NO_EVENTS: Final = (
+    "ENUM_", "META_DATA_", "TARGET_INFO_", "ANALYSIS_", "NVTX_PAYLOAD_", "StringIds", "ThreadNames",
+    "PROCESSES", "ProcessStreams", "EXPORT_",
+)  # fmt: skip
+_MONOTONIC_SAID: Final = (
+    "times are placed by systemClockNs, taken for CLOCK_MONOTONIC, which NVIDIA does not state"
+)
+_REALTIME_SAID: Final = (
+    "times count from utcEpochNs, the UTC time at the session's start, on the clock of Nsight Systems"
+)
+_NO_CLOCK_SAID: Final = "the file does not say when the session began: its times keep a clock of their own"
+
+
+def sniff(head: bytes) -> bool:
+    """Whether it is a database of SQLite; where its schema stands is not known."""
+    return head.startswith(MAGIC)
+
+
+def holds(file: BinaryIO) -> bool:
+    """Whether a database has tables of Nsight Systems. Raises InputError."""
+    with closing(Database(file)) as database:
+        return any(name.startswith(_TABLES) for name in database.tables)
+
+
+def read(stream: BinaryIO) -> Recording:
+    """The recording in an export, which is a file. Raises InputError."""
+    return _Export(Database(stream)).recording()
+
+
+class _Export:
+    """One file, as it is read."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._tables = Tables()
+        self._rows = EventRows(self._tables)
+        self._problems = self._rows.problems
+        self._names = Names(database, self._problems)
+        self._capture = self._names.settings("META_DATA_CAPTURE")
+
+    def recording(self) -> Recording:
+        header = self._header()
+        return Recording(header, self._batches(), self._tables)
+
+    # What the file says of itself ----------------------------------------------------------------------
+
+    def _header(self) -> Header:
+        clock, start = self._clock()
+        header = new_header(engine="Nsight Systems", clock=clock, clocks=[clock])
+        export = self._names.settings("META_DATA_EXPORT")
+        if version := export.get("EXPORT_PRODUCT_VERSION"):
+            header["tool"] = f"Nsight Systems {version}"
+        if start:
+            header["start"] = start
+        system = self._names.settings("TARGET_INFO_SYSTEM_ENV")
+        for key, name in (
+            ("host", "Hostname"),
+            ("kernel", "SoftwareReleaseVersion"),
+            ("machine", "CpuArchitecture"),
+        ):
+            if name in system:
+                header[key] = system[name]  # type: ignore[literal-required]
+        if command := self._command():
+            header["command"] = command
+        if gpus := self._gpus():
+            header["gpus"] = gpus
+        return header
+
+    def _clock(self) -> tuple[str, HostInstant]:
+        """The clock of the events; what is to be added to their times is set."""
+        found = self._database.texts(_SESSION, ("systemClockNs", "utcEpochNs"), 1, self._problems)
+        system_ns, utc_ns = (
+            value if type(value) is int and 0 < value < TIME_LIMIT_NS else None
+            for value in (found[0] if found else (None, None))
+        )
+        start: dict[str, int] = {}
+        if utc_ns is not None:
+            start["realtime_ns"] = utc_ns
+        clock, said = SESSION_CLOCK, _NO_CLOCK_SAID
+        if system_ns is not None:
+            start["monotonic_ns"] = system_ns
+            clock, said, self._rows.base_ns = MONOTONIC, _MONOTONIC_SAID, system_ns
+        elif utc_ns is not None:
+            clock, said, self._rows.base_ns = "realtime", _REALTIME_SAID, utc_ns
+        self._say(said)
+        return clock, cast(HostInstant, start)
+
+    def _command(self) -> list[str]:
+        of, command = self._capture, "PROCESS_0:COMMAND"
+        if command not in of:
+            return []
+        given = (of.get(f"PROCESS_0:ARGUMENT_{at}") for at in range(len(of)))
+        return [of[command], *(one for one in given if one is not None)]
+
+    def _gpus(self) -> list[dict[str, Any]]:
+        columns = ("id", "name", "uuid", "smCount")
+        rows = self._database.texts("TARGET_INFO_GPU", columns, 1 << 10, self._problems)
+        gpus = []
+        for index, name, uuid, count in rows:
+            if type(index) is int and index >= 0 and type(name) is str:
+                gpu = {"index": index, "name": name}
+                gpu |= {"uuid": f"GPU-{uuid}"} if type(uuid) is str and uuid else {}
+                gpus.append(gpu | ({"sm_count": count} if type(count) is int else {}))
+        return gpus
+
+    def _longest_ns(self) -> int:
+        found = self._database.texts("ANALYSIS_DETAILS", ("duration",), 1, self._problems)
+        duration = found[0][0] if found else None
+        return duration if type(duration) is int and duration > 0 else 0
+
+    # Events --------------------------------------------------------------------------------------------
+
+    def _batches(self) -> Iterator[SourceBatch]:
+        try:
+            yield from self._rows.batches(self._steps())
+        finally:
+            self._database.close()
+
+    def _sources(self) -> Iterator[Source]:
+        launches = Launches(self._database, self._problems)
+        whole = self._capture.get("CUDA_GRAPH_TRACE_OPTIONS:MODE") == "Graph"
+        events = Events(self._rows, self._names, launches, self._longest_ns(), graphs_are_whole=whole)
+        self._annotations = Annotations(self._rows, self._names, self._database, self._problems)
+        yield from events.sources(self._database)
+        if "start" in self._database.tables.get(nsys_ranges.TABLE, ()):
+            yield Source(nsys_ranges.TABLE, nsys_ranges.COLUMNS, self._annotations.take)
+
+    def _steps(self) -> Iterator[None]:
+        """Take rows of all tables in the order of time."""
+        for record in self._names.records():
+            self._rows.other(record)
+        sources = list(self._sources())
+        self._say_unread({source.table for source in sources})
+        rows = [self._dated(at, source) for at, source in enumerate(sources)]
+        merged = heapq.merge(*rows)
+        end_until = self._rows.end_until
+        is_first = True
+        for ts_ns, at, row in merged:
+            if is_first:
+                is_first = False
+                if self._rows.base_ns == 0 and _EARLIEST_NS < ts_ns < 0:
+                    self._rows.base_ns = -ts_ns
+            end_until(ts_ns)
+            sources[at].take((sources[at].table, row[0]), row[1:])
+            yield
+        end_until(TIME_LIMIT_NS)
+        self._annotations.say_others()
+
+    def _dated(self, at: int, source: Source) -> Iterator[tuple[int, int, Values]]:
+        order = tuple(one for one in (source.columns[0], "end DESC") if one.split()[0] in source.columns)
+        rows = self._database.in_order(source.table, source.columns, self._problems, order)
+        return ((row[1], at, row) for row in rows)
+
+    def _say_unread(self, read: set[str]) -> None:
+        """Say which tables have rows that no event is made of."""
+        for table in self._database.tables:
+            if table in read or table.startswith(_NO_EVENTS):
+                continue
+            try:
+                count = self._database.count(table)
+            except sqlite3.Error as e:
+                self._problems.append(Problem(0, table, unreadable(e)))
+                continue
+            if count:
+                self._say(f"{count} rows are not read", table)
+
+    def _say(self, text: str, table: str = "") -> None:
+        self._rows.say((table, NONE), text)

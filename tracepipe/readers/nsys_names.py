@@ -1,0 +1,192 @@
+"""What numbers mean in an export of Nsight Systems: processes, threads, GPUs, texts, launches."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterator
+from pathlib import PurePath
+from typing import Any, Final, TypeGuard
+
+from tracepipe.event.model import Problem, Record
+from tracepipe.hooks.kernel_name import short_kernel_name
+from tracepipe.readers.event_rows import cut_text
+from tracepipe.readers.sqlite_tables import Database, Strings, unreadable
+
+# Threads and processes whose names are kept.
+_NAMES_MAX: Final = 1 << 14
+# Rows of the small tables: GPUs, labels, settings; kernels whose short names are kept.
+_FEW_MAX: Final = 1 << 10
+_ID_BITS, _ID_MASK = 24, (1 << 24) - 1
+_CORRELATION_BITS: Final = 32
+# Pages of bits for calls that launched something: 64 Ki calls each, of which a capture makes 10⁴ a second.
+_PAGE_BITS, _PAGES_MAX = 16, 1 << 10
+_WORK: Final = tuple(f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET", "GRAPH_TRACE"))
+
+
+def pid_of(whole: int) -> int | None:
+    """The process of a globalPid or globalTid; None for what is of none."""
+    return whole >> _ID_BITS & _ID_MASK or None
+
+
+def tid_of(whole: int) -> int:
+    """The thread of a globalTid."""
+    return whole & _ID_MASK
+
+
+class Names:
+    """Looks names up. What is wrong with a table of them is added to `problems`."""
+
+    def __init__(self, database: Database, problems: list[Problem]) -> None:
+        self._database, self._problems = database, problems
+        self.strings = Strings(database, "StringIds", "id", "value", problems)
+        self._kernels: dict[Any, tuple[str, str | None]] = {}
+        self._metrics: dict[tuple[Any, Any], str] | None = None
+        self._labels: dict[str, dict[int, str]] = {}
+        self._gpus: dict[tuple[int | None, int], int] = {
+            (pid, cuda): gpu
+            for pid, cuda, gpu in database.texts(
+                "TARGET_INFO_CUDA_DEVICE", ("pid", "cudaId", "gpuId"), _FEW_MAX, problems
+            )
+            if type(pid) is int and type(cuda) is int and type(gpu) is int and gpu >= 0
+        }
+
+    def kernel(self, number: Any) -> tuple[str, str | None]:
+        """A kernel's name, "" if it is not known, and its whole name where that says more."""
+        known = self._kernels.get(number)
+        if known is None:
+            whole = self.strings.get(number) or ""
+            name = short_kernel_name(whole)
+            known = name, whole if whole != name else None
+            if len(self._kernels) >= _FEW_MAX:
+                self._kernels.clear()
+            self._kernels[number] = known
+        return known
+
+    def records(self) -> Iterator[Record]:
+        """The names of processes and threads."""
+        rows = self._database.texts("PROCESSES", ("globalPid", "name"), _NAMES_MAX, self._problems)
+        for whole, name in rows:
+            if type(whole) is int and type(name) is str and name and (pid := pid_of(whole)):
+                yield {"type": "name", "pid": pid, "name": cut_text(PurePath(name).name or name)}
+        for whole, name in self._thread_names().items():
+            if pid := pid_of(whole):
+                yield {"type": "name", "pid": pid, "tid": tid_of(whole), "name": cut_text(name)}
+
+    def _thread_names(self) -> dict[int, str]:
+        rows = self._database.texts(
+            "ThreadNames", ("globalTid", "nameId", "priority"), _NAMES_MAX, self._problems
+        )
+        found: dict[int, tuple[int, str]] = {}
+        for whole, name_id, priority in rows:
+            name = self.strings.get(name_id)
+            if type(whole) is not int or not name:
+                continue
+            rank = priority if type(priority) is int else 0
+            if whole not in found or found[whole][0] <= rank:
+                found[whole] = rank, name
+        return {whole: name for whole, (_, name) in found.items()}
+
+    def gpu(self, pid: int | None, device: Any) -> int | None:
+        """The number of a GPU in the machine by its number in a process."""
+        if type(device) is not int or device < 0:
+            return None
+        return self._gpus.get((pid, device), device)
+
+    def label(self, table: str, number: Any) -> str | None:
+        """What a table of labels, ENUM_…, calls a number; the number where it has no name."""
+        if type(number) is not int:
+            return None
+        if table not in self._labels:
+            rows = self._database.texts(table, ("id", "label", "name"), _FEW_MAX, self._problems)
+            self._labels[table] = {
+                key: text
+                for key, label, name in rows
+                if type(key) is int and (text := label if type(label) is str else name)
+            }
+        return self._labels[table].get(number, str(number))
+
+    def metric(self, kind: int, number: Any) -> str:
+        """The name of a counter of a GPU."""
+        if self._metrics is None:
+            columns = ("typeId", "metricId", "metricName")
+            rows = self._database.texts("TARGET_INFO_GPU_METRICS", columns, _NAMES_MAX, self._problems)
+            self._metrics = {(of, at): name for of, at, name in rows if type(name) is str}
+        return self._metrics.get((kind, number), f"metric {number}")
+
+    def settings(self, table: str) -> dict[str, str]:
+        """A small table of names and values."""
+        rows = self._database.texts(table, ("name", "value"), _FEW_MAX, self._problems)
+        return {name: value for name, value in rows if type(name) is str and type(value) is str}
+
+
+class Launches:
+    """Which calls asked for work of a GPU, by their correlation numbers, which count in each process.
+
+    A launch's number is that of its call, with the process's above it, in the order in which they are met.
+    """
+
+    def __init__(self, database: Database, problems: list[Problem]) -> None:
+        self._pages: dict[tuple[int, int], bytearray] = {}
+        self._processes: dict[int, int] = {}
+        self._is_full = False
+        tables = [table for table in _WORK if table in database.tables]
+        # Without processes a number alone must do.
+        self._by_process = all("globalPid" in database.tables[table] for table in tables)
+        for table in tables:
+            try:
+                for pid, correlation in database.select(table, ("globalPid", "correlationId")):
+                    self._note(pid, correlation)
+            except sqlite3.Error as e:
+                problems.append(Problem(0, table, unreadable(e)))
+
+    def _process(self, whole: Any) -> int:
+        if not self._by_process or type(whole) is not int:
+            return 0
+        return whole >> _ID_BITS
+
+    def _note(self, whole: Any, correlation: Any) -> None:
+        if not _is_correlation(correlation):
+            return
+        page, bit = correlation >> _PAGE_BITS, correlation & ((1 << _PAGE_BITS) - 1)
+        key = self._process(whole), page
+        bits = self._pages.get(key)
+        if bits is None:
+            if len(self._pages) >= _PAGES_MAX:
+                self._is_full = True
+                return
+            bits = self._pages[key] = bytearray(1 << (_PAGE_BITS - 3))
+        bits[bit >> 3] |= 1 << (bit & 7)
+
+    def of(self, whole: Any, correlation: Any, *, is_call: bool) -> int | None:
+        """The launch of a call that asked for work, or of work; None where there is none."""
+        if not _is_correlation(correlation):
+            return None
+        process = self._process(whole)
+        if is_call and not self._has_work(process, correlation):
+            return None
+        number = self._processes.get(process)
+        if number is None:
+            if len(self._processes) >= _NAMES_MAX:
+                return None
+            number = self._processes[process] = len(self._processes)
+        return number << _CORRELATION_BITS | correlation
+
+    def _has_work(self, process: int, correlation: int) -> bool:
+        bits = self._pages.get((process, correlation >> _PAGE_BITS))
+        if bits is None:
+            return self._is_full
+        bit = correlation & ((1 << _PAGE_BITS) - 1)
+        return bool(bits[bit >> 3] >> (bit & 7) & 1)
+
+
+def _is_correlation(value: Any) -> TypeGuard[int]:
+    return type(value) is int and 0 < value < 1 << _CORRELATION_BITS
+
+
+_VERSION: Final = re.compile(r"_v\d{4,5}$")
+
+
+def function_name(symbol: str) -> str:
+    """A function of the runtime without the ending that CUPTI gives it: cudaMalloc of cudaMalloc_v3020."""
+    return _VERSION.sub("", symbol)
