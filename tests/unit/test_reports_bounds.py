@@ -164,6 +164,46 @@ def test_millions_of_warps_are_not_in_memory(report: str, kernels: tuple[Path, P
     assert many < most_mb * 10**6
 
 
+# How many MB for 300,000 blocks of one warp each.
+OF_BLOCKS = {"warps": 140, "report": 180, "diff": 150}
+
+
+@pytest.fixture(scope="module")
+def blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recording of one launch, whose blocks run in waves."""
+    launch = {"type": "gpu_warp", "name": "k", "ts_ns": 0, "launch": 1, "gpu": 0, "block": [32, 1, 1]}
+    lines = []
+    for first in range(0, 300_000, 1_000):
+        warps = range(first, first + 1_000)
+        entry_ns = [at // 8_448 * 3_000 + at % 8_448 // 100 * 7 for at in warps]
+        columns = {
+            "warp": [*warps],
+            "sm": [at % 132 for at in warps],
+            "slot": [at // 132 % 64 for at in warps],
+            "entry_ns": entry_ns,
+            "exit_ns": [2_000 + at * 7_919 % 500 for at in warps],
+        }
+        lines.append(launch | {"grid": [300_000, 1, 1]} | columns)
+    return write(tmp_path_factory.mktemp("blocks") / "run.jsonl", *lines)
+
+
+@pytest.mark.parametrize("report", OF_BLOCKS)
+def test_blocks_of_one_warp_are_not_in_memory(report: str, blocks: Path) -> None:
+    peak = peak_bytes(report, *[str(blocks)] * len(REPORTS[report].inputs))
+    assert peak < OF_BLOCKS[report] * 10**6
+
+
+def test_launches_of_one_warp_take_little(tmp_path: Path) -> None:
+    def launch(at: int) -> dict[str, Any]:
+        return kernel(at) | {"name": "k", "launch": at, "grid": [1, 1, 1], "block": [32, 1, 1]}
+
+    few, many = (
+        peak_bytes("warps", str(write(tmp_path / f"{count}.jsonl", *map(launch, range(count)))))
+        for count in (5_000, 25_000)
+    )
+    assert (many - few) / 20_000 < 500
+
+
 # Bytes at most of a kernel, its launch and the gap before it; and how many MB for 150,000 of them.
 OF_GAPS = {"gaps": (520, 185), "report": (520, 215)}
 

@@ -145,7 +145,7 @@ def _shape(kernel: KernelWarps) -> tuple[Any, ...]:
     from tracepipe.reports.findings.waves import MIN_FILLED, launch_waves
 
     grid = "×".join(str(size) for size in kernel.grid) if kernel.grid else None
-    blocks = np.unique(kernel.block[kernel.block_starts]).size if kernel.blocks_known else None
+    blocks = kernel.block_count if kernel.blocks_known else None
     duration = _whole(np.median(kernel.launch_ns)) if kernel.has_exits else None
     place: tuple[Any, ...] = (None,) * 4
     if kernel.has_exits and kernel.has_entries and kernel.has_sms:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 from tracepipe.reports.findings.kernel_warps import Flags, Floats, Ints, KernelWarps
 from tracepipe.reports.findings.tail import MIN_VALUES
+from tracepipe.reports.frames.grouping import batches, in_buckets, numbered
 from tracepipe.reports.frames.libraries import np
+from tracepipe.reports.frames.stored import empty, made, parts, release
 
 MIN_WAVE = 8
 """Blocks that make a median to compare with."""
@@ -33,7 +36,7 @@ def lacks_blocks(kernel: KernelWarps) -> str | None:
     """Why blocks cannot be told from each other by chance or not; None where they can."""
     if not kernel.blocks_known:
         return "blocks were not recorded"
-    if np.unique(kernel.blocks.block).size < MIN_VALUES:
+    if kernel.block_count < MIN_VALUES:
         return f"fewer than {MIN_VALUES} blocks"
     return None
 
@@ -41,9 +44,13 @@ def lacks_blocks(kernel: KernelWarps) -> str | None:
 def block_values(kernel: KernelWarps) -> Floats:
     """How long each block took: from its first entry to its last exit; the exit alone where no entry is
     known."""
-    blocks = kernel.blocks
-    values = blocks.end_ns - (blocks.entry_ns if kernel.has_entries else kernel.last_exit_ns.min())
-    return values.astype(np.float64)
+    blocks, first_ns = kernel.blocks, 0 if kernel.has_entries else int(kernel.last_exit_ns.min())
+
+    def lengths(part: slice) -> Ints:
+        return blocks.end_ns[part] - (blocks.entry_ns[part] if kernel.has_entries else first_ns)
+
+    values: Floats = made(blocks.block.size, np.float64, lengths)
+    return values
 
 
 def lateness(kernel: KernelWarps, by_wave: bool = True) -> BlockLateness:
@@ -53,13 +60,10 @@ def lateness(kernel: KernelWarps, by_wave: bool = True) -> BlockLateness:
     those of the last have the GPU to themselves; against the whole launch where `by_wave` is False or entries
     are not known. Medians are taken within launches first, then over launches.
     """
-    values = block_values(kernel)
-    if by_wave and kernel.has_entries:
-        group = started_together(kernel)
-    else:
-        _, group = np.unique(kernel.blocks.launch, return_inverse=True)
-    rows_ns = values - medians_by(values, group)[group]
-    blocks, profile_row = np.unique(kernel.blocks.block, return_inverse=True)
+    with_waves = by_wave and kernel.has_entries
+    group = started_together(kernel) if with_waves else numbered(kernel.blocks.launch)[1]
+    rows_ns = without_medians(block_values(kernel), group)
+    blocks, profile_row = numbered(kernel.blocks.block)
     return BlockLateness(rows_ns, blocks, medians_by(rows_ns, profile_row), profile_row)
 
 
@@ -71,43 +75,67 @@ def started_together(kernel: KernelWarps) -> Ints:
     before.
     """
     blocks = kernel.blocks
-    wave = np.zeros(blocks.block.size, np.int64)
+    wave: Ints = empty(blocks.block.size, np.int32)
     number = -1
-    for of_launch in kernel.block_rows:
-        rows = of_launch[np.argsort(blocks.entry_ns[of_launch], kind="stable")]
+    for first, last in pairwise(kernel.block_bounds.tolist()):
         number += 1
-        # The earliest end from each row on: ends come in no order.
-        first_end = np.minimum.accumulate(blocks.end_ns[rows][::-1])[::-1]
-        at = 0
-        while at < rows.size:
-            upto = int(np.searchsorted(blocks.entry_ns[rows], first_end[at], side="left"))
-            upto = max(upto, at + 1)
-            if rows.size - upto < MIN_WAVE:
-                upto = rows.size
-            number += at > 0 and upto - at >= MIN_WAVE
-            wave[rows[at:upto]] = number
-            at = upto
+        wave[first:last] = number
+        if last - first > MIN_WAVE:
+            number = _waves(blocks.entry_ns[first:last], blocks.end_ns[first:last], wave[first:last])
+    release()
     return wave
+
+
+def _waves(entry_ns: Ints, end_ns: Ints, wave: Ints) -> int:
+    """Number the waves of a launch from the number on that `wave` has; returns the last number."""
+    number, count = int(wave[0]), wave.size
+    rows = np.argsort(entry_ns, kind="stable")
+    starts_ns, first_end = entry_ns[rows], end_ns[rows][::-1]
+    # The earliest end from each row on: ends come in no order.
+    first_end = np.minimum.accumulate(first_end, out=first_end)[::-1]
+    at = 0
+    while at < count:
+        upto = max(int(np.searchsorted(starts_ns, first_end[at], side="left")), at + 1)
+        if count - upto < MIN_WAVE:
+            upto = count
+        number += at > 0 and upto - at >= MIN_WAVE
+        wave[rows[at:upto]] = number
+        at = upto
+    return number
 
 
 def medians_by(values: Floats, groups: Ints) -> Floats:
     """The median of `values` in each group 0…n-1; every group has one value or more."""
-    order = np.lexsort((values, groups))
-    counts = np.bincount(groups)
-    first = np.cumsum(counts) - counts
-    ordered = values[order]
-    medians: Floats = (ordered[first + (counts - 1) // 2] + ordered[first + counts // 2]) / 2
+    count = 1 + max((int(groups[part].max()) for part in parts(groups.size)), default=-1)
+    bounds, (grouped,) = in_buckets(groups, count, values)
+    medians: Floats = empty(count, np.float64)
+    for some in batches(bounds):
+        counts = np.diff(bounds[some.start : some.stop + 1])
+        first = np.cumsum(counts) - counts
+        own = grouped[bounds[some.start] : bounds[some.stop]]
+        ordered = np.sort(own) if len(counts) == 1 else own[np.lexsort((own, np.repeat(first, counts)))]
+        medians[some] = (ordered[first + (counts - 1) // 2] + ordered[first + counts // 2]) / 2
     return medians
+
+
+def without_medians(values: Floats, groups: Ints) -> Floats:
+    """The values less the median of their group."""
+    medians = medians_by(values, groups)
+    rest: Floats = made(values.size, np.float64, lambda part: values[part] - medians[groups[part]])
+    return rest
 
 
 def at_border(blocks: Ints, grid: tuple[int, int, int] | None) -> Flags:
     """Which linear block indices are first or last along a side of the grid that has more than two."""
-    border = np.zeros(blocks.size, np.bool_)
-    if grid is None or 0 in grid:
+    sizes = () if grid is None or 0 in grid else grid
+
+    def is_there(part: slice) -> Flags:
+        border, rest = np.zeros(part.stop - part.start, np.bool_), blocks[part]
+        for size in sizes:
+            if size > 2:
+                border |= (rest % size == 0) | (rest % size == size - 1)
+            rest = rest // size
         return border
-    rest = blocks
-    for size in grid:
-        if size > 2:
-            border |= (rest % size == 0) | (rest % size == size - 1)
-        rest = rest // size
+
+    border: Flags = made(blocks.size, np.bool_, is_there)
     return border

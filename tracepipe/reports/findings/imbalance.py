@@ -14,12 +14,23 @@ from tracepipe.reports.findings.block_times import (
     lateness,
     medians_by,
     started_together,
+    without_medians,
 )
 from tracepipe.reports.findings.finding import MIN_SM_SHARE, Finding, confidence, listed, percent
-from tracepipe.reports.findings.kernel_warps import Flags, Floats, Ints, KernelWarps
-from tracepipe.reports.findings.ranks import centred_ranks, score_classes
+from tracepipe.reports.findings.kernel_warps import (
+    MAX_BLOCKS,
+    Flags,
+    Floats,
+    Ints,
+    KernelWarps,
+    evenly,
+    sample,
+)
+from tracepipe.reports.findings.ranks import ranks_in_rows, score_rows
 from tracepipe.reports.frames import statistics
+from tracepipe.reports.frames.grouping import numbered
 from tracepipe.reports.frames.libraries import np
+from tracepipe.reports.frames.stored import empty, flagged, parts, stored, taken
 from tracepipe.units import duration_text
 
 MOST_SMS_SHARE = 0.5
@@ -61,17 +72,13 @@ def find(kernel: KernelWarps, alpha: float) -> list[Finding]:
 def _sms(kernel: KernelWarps, late: BlockLateness, alpha: float) -> list[Finding]:
     if not kernel.has_sms:
         return []
-    sms, sm = np.unique(kernel.blocks.sm, return_inverse=True)
-    launches, launch = np.unique(kernel.blocks.launch, return_inverse=True)
-    counts = np.bincount(launch)
-    column = np.arange(launch.size) - (np.cumsum(counts) - counts)[launch]
-    times = np.full((launches.size, int(counts.max())), np.nan)
-    classes = np.zeros(times.shape, np.int64)
-    lateness_ns = _within_border(kernel, late)
-    times[launch, column], classes[launch, column] = lateness_ns, sm
-    scores = score_classes(centred_ranks(times), classes, sms.size)
-    pairs = np.unique(np.stack([sm, late.profile_row]), axis=1)
-    distinct = np.bincount(pairs[0], minlength=sms.size)
+    rows = sample(np.arange(kernel.blocks.sm.size), MAX_BLOCKS)
+    sms, sm = np.unique(kernel.blocks.sm[rows], return_inverse=True)
+    _, launch = np.unique(kernel.blocks.launch[rows], return_inverse=True)
+    lateness_ns = _within_border(kernel, late, rows)
+    scores = score_rows(ranks_in_rows(lateness_ns, launch), launch, sm, sms.size)
+    pairs = np.unique(sm * np.int64(late.blocks.size) + late.profile_row[rows])
+    distinct = np.bincount(pairs // late.blocks.size, minlength=sms.size)
     delays = medians_by(lateness_ns, sm)
     life = float(np.median(block_values(kernel)))
     p_values = np.minimum(1.0, statistics.normal_above(scores) * sms.size)
@@ -79,16 +86,18 @@ def _sms(kernel: KernelWarps, late: BlockLateness, alpha: float) -> list[Finding
     slow &= delays >= max(MIN_SM_SHARE * life, kernel.least_ns)
     if not slow.any() or slow.mean() > MOST_SMS_SHARE:
         return []
-    return [_sm_finding(kernel, sms, slow, (sm, delays, p_values), life)]
+    return [_sm_finding(kernel, sms, slow, (delays, p_values), life)]
 
 
-def _within_border(kernel: KernelWarps, late: BlockLateness) -> Floats:
-    """Lateness against blocks at the border or inside it, as the block itself: an SM may get one sort."""
+def _within_border(kernel: KernelWarps, late: BlockLateness, rows: Ints) -> Floats:
+    """Lateness of some rows, against blocks at the border or inside it, as the block itself: an SM may get
+    one sort.
+    """
     border = at_border(late.blocks, kernel.grid)
     if min(int(border.sum()), int((~border).sum())) < MIN_GROUP:
-        return late.rows_ns
-    levels = np.where(border, np.median(late.profile_ns[border]), np.median(late.profile_ns[~border]))
-    centred: Floats = late.rows_ns - levels[late.profile_row]
+        return late.rows_ns[rows]
+    outer, inner = (float(np.median(late.profile_ns[own])) for own in (border, ~border))
+    centred: Floats = late.rows_ns[rows] - np.where(border[late.profile_row[rows]], outer, inner)
     return centred
 
 
@@ -96,14 +105,18 @@ def _sm_finding(
     kernel: KernelWarps,
     sms: Ints,
     slow: Flags,
-    of_sms: tuple[Ints, Floats, Floats],
+    of_sms: tuple[Floats, Floats],
     life: float,
 ) -> Finding:
-    sm, delays, p_values = of_sms
+    delays, p_values = of_sms
     which = sms[slow].tolist()
     delay = float(np.median(delays[slow]))
     worst_p = float(p_values[slow].max())
-    per_sm = np.bincount(sm, minlength=sms.size) / kernel.launches.size
+    of_block = kernel.blocks.sm
+    counts = [
+        np.bincount(np.searchsorted(sms, of_block[part]), minlength=sms.size) for part in parts(of_block.size)
+    ]
+    per_sm = np.sum(counts, axis=0) / kernel.launches.size
     own, others = float(per_sm[slow].mean()), float(per_sm[~slow].mean())
     evidence = (
         f"On SM{'s' * (len(which) > 1)} {listed(which)} of {sms.size} blocks take {duration_text(delay)} "
@@ -122,6 +135,17 @@ def _sm_finding(
     return Finding("imbalance", kernel.kernel, evidence, SM_CAUSE, worst_p, numbers)
 
 
+def _in_waves(kernel: KernelWarps, late: BlockLateness) -> tuple[Ints, Ints]:
+    """The blocks, as places in `late`, that started with enough others; and the number of their wave."""
+    started, row = started_together(kernel), late.profile_row
+    wave = empty(late.blocks.size, np.int32)
+    for part in parts(row.size):
+        wave[row[part]] = started[part]  # the last launch's, where there are many
+    counts = np.bincount(wave)
+    index = flagged(wave.size, lambda part: counts[wave[part]] >= MIN_WAVE)
+    return index, numbered(taken(wave, index))[1]
+
+
 def _trend(kernel: KernelWarps, late: BlockLateness, alpha: float) -> list[Finding]:
     profile = late.profile_ns  # np.unique has put the blocks in order
     tenth = max(profile.size // 10, 3)
@@ -129,24 +153,21 @@ def _trend(kernel: KernelWarps, late: BlockLateness, alpha: float) -> list[Findi
     life = float(np.median(block_values(kernel)))
     if abs(last - first) < max(MIN_TREND * life, kernel.least_ns):
         return []
-    correlation, of_all = statistics.rank_correlation(np.arange(profile.size), profile)
+    some = evenly(profile.size, MAX_BLOCKS)
+    correlation, of_all = statistics.rank_correlation(some, profile[some])
     if not of_all <= alpha or abs(correlation) < MIN_TREND:
         return []
-    wave = np.zeros(profile.size, np.int64)
-    wave[late.profile_row] = started_together(kernel)  # the last launch's, where there are many
     # Among blocks that started together, time plays no part: there the index alone must show the same.
-    index = np.arange(profile.size, dtype=np.float64)
-    counts = np.bincount(wave, minlength=int(wave.max()) + 1)
-    kept = counts[wave] >= MIN_WAVE
-    if not kept.any():
+    index, group = _in_waves(kernel, late)
+    if not index.size:
         return []
-    _, group = np.unique(wave[kept], return_inverse=True)
-    place = index[kept] - medians_by(index[kept], group)[group]
-    rest = profile[kept] - medians_by(profile[kept], group)[group]
+    place, rest = without_medians(stored(index.astype(np.float64)), group), taken(profile, index)
+    rest = without_medians(rest, group)
     if np.ptp(rest) == 0:
         return []
-    _, inner = statistics.rank_correlation(place, rest)
-    picked = np.linspace(0, rest.size - 1, min(rest.size, SLOPE_BLOCKS)).astype(np.int64)
+    some = evenly(rest.size, MAX_BLOCKS)
+    _, inner = statistics.rank_correlation(place[some], rest[some])
+    picked = evenly(rest.size, SLOPE_BLOCKS)
     within = statistics.median_slope(rest[picked], place[picked]) * profile.size
     p_value = max(of_all, inner)
     if not p_value <= alpha or within / (last - first) < MIN_WITHIN_WAVES:

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from tracepipe.reports.findings.finding import MIN_CLOCK_STEPS, MIN_EXIT_ONLY_NS
-from tracepipe.reports.frames.grouping import in_order, reduced, starts_of
+from tracepipe.reports.frames.grouping import distinct, in_order, reduced, starts_of
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.stored import ROWS_AT_ONCE, flagged, made, parts, release, stored, taken
 
@@ -29,6 +29,8 @@ MAX_WARPS = 32
 """Of a block: 1024 threads."""
 MAX_ROWS = 4096
 """Warps or blocks that a test looks at; more are sampled. The tests are sure with hundreds."""
+MAX_BLOCKS = 1 << 17
+"""The same where there are hundreds for each SM, or along the grid."""
 
 _FEW_STEPS = 15
 CLOCK_STEPS_NS = (1024, 1000, 32)
@@ -278,10 +280,15 @@ class KernelWarps:
         return self._counts(self.block_starts)
 
     @cached_property
-    def block_rows(self) -> list[Ints]:
-        """For each launch the rows of `blocks`."""
-        bounds = np.searchsorted(self.block_starts, self.launch_starts[1:])
-        return np.split(np.arange(self.block_starts.size, dtype=np.int32), bounds)
+    def block_count(self) -> int:
+        """How many blocks of the grid there are here."""
+        return int(distinct(self.blocks.block).size)
+
+    @cached_property
+    def block_bounds(self) -> Ints:
+        """Where the rows of `blocks` of each launch begin, and those of the last end."""
+        starts = self.block_starts
+        return np.append(np.searchsorted(starts, self.launch_starts), starts.size)
 
     @cached_property
     def apart(self) -> Flags:
@@ -330,11 +337,17 @@ class KernelWarps:
         return times
 
 
-def sample(indices: Ints) -> Ints:
-    """At most MAX_ROWS of `indices`, in their order, the same ones each time."""
-    if indices.size <= MAX_ROWS:
+def sample(indices: Ints, most: int = MAX_ROWS) -> Ints:
+    """At most so many of `indices`, in their order, the same ones each time."""
+    if indices.size <= most:
         return indices
-    return np.sort(np.random.default_rng(0).choice(indices, MAX_ROWS, replace=False))
+    return np.sort(np.random.default_rng(0).choice(indices, most, replace=False))
+
+
+def evenly(count: int, most: int) -> Ints:
+    """At most so many of as many rows, as far apart from each other."""
+    rows: Ints = np.linspace(0, count - 1, min(count, most)).astype(np.int64)
+    return rows
 
 
 def sort_warps(

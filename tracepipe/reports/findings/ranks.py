@@ -12,7 +12,11 @@ from typing import NamedTuple
 
 from tracepipe.reports.findings.kernel_warps import Flags, Floats, Ints
 from tracepipe.reports.frames import statistics
+from tracepipe.reports.frames.grouping import runs
 from tracepipe.reports.frames.libraries import np
+
+# Of a table of rows and classes, which may be nearly empty: more are not made.
+_CELLS = 1 << 20
 
 
 def centred_ranks(times: Floats) -> Floats:
@@ -23,22 +27,49 @@ def centred_ranks(times: Floats) -> Floats:
     return np.where(absent, np.nan, ranks - (present + 1) / 2)
 
 
+def ranks_in_rows(values: Floats, row: Ints) -> Floats:
+    """As `centred_ranks`, of rows of different lengths that stand one after the other: `row` is the number of
+    each value's.
+    """
+    present = np.bincount(row)
+    order, starts = runs(row, values)
+    counts = np.diff(starts, append=len(order))
+    ranks = np.empty(values.size)
+    ranks[order] = np.repeat(starts + (counts - 1) / 2, counts)
+    centred: Floats = ranks - (np.cumsum(present) - present + (present - 1) / 2)[row]
+    return centred
+
+
 def score_classes(ranks: Floats, classes: Ints, count: int) -> Floats:
+    """As `score_rows`, of `ranks` by `centred_ranks` and `classes` of the same shape."""
+    known = ~np.isnan(ranks)
+    return score_rows(ranks[known], np.nonzero(known)[0], classes[known], count)
+
+
+def score_rows(ranks: Floats, row: Ints, classes: Ints, count: int) -> Floats:
     """How much later than the rest each class 0…`count`-1 is, standard normal if it is not.
 
-    `ranks` by `centred_ranks`, `classes` of the same shape. Early classes are below zero.
+    `ranks` are centred within each row, `row` and `classes` those of each rank. Early classes are below zero.
     """
-    rows = ranks.shape[0]
-    row, column = np.nonzero(~np.isnan(ranks))
-    values = ranks[row, column]
-    key = row * count + classes[row, column]
-    sums = np.bincount(key, values, rows * count).reshape(rows, count)
-    members = np.bincount(key, minlength=rows * count).reshape(rows, count)
-    present = members.sum(axis=1, keepdims=True)
-    variance = np.bincount(row, values**2, rows)[:, None] / np.maximum(present, 1)
-    spread = (members * (present - members) / np.maximum(present - 1, 1) * variance).sum(axis=0)
-    scores: Floats = np.divide(sums.sum(axis=0), np.sqrt(spread), out=np.zeros(count), where=spread > 0)
+    present = np.bincount(row)
+    variance = np.bincount(row, ranks**2) / np.maximum(present, 1)
+    rows, of, members = _members(row, classes, count)
+    others = present[rows] - members
+    spread = np.bincount(of, members * others / np.maximum(present[rows] - 1, 1) * variance[rows], count)
+    sums = np.bincount(classes, ranks, count)
+    scores: Floats = np.divide(sums, np.sqrt(spread), out=np.zeros(count), where=spread > 0)
     return scores
+
+
+def _members(row: Ints, classes: Ints, count: int) -> tuple[Ints, Ints, Ints]:
+    """Each row and class that come together, and how often they do."""
+    key = row * count + classes
+    if int(row.max(initial=0)) < _CELLS // count:
+        every = np.bincount(key)
+        pairs = np.flatnonzero(every)
+        return pairs // count, pairs % count, every[pairs]
+    pairs, members = np.unique(key, return_counts=True)
+    return pairs // count, pairs % count, members
 
 
 def chance_of(ranks: Floats, members: Flags) -> float:

@@ -9,6 +9,8 @@ Whitney's test.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from tracepipe.reports.findings.block_times import (
     MIN_BLOCKS_OF_SM,
     MIN_GROUP,
@@ -19,9 +21,10 @@ from tracepipe.reports.findings.block_times import (
 )
 from tracepipe.reports.findings.finding import MIN_SHARE, Finding, confidence, listed, percent
 from tracepipe.reports.findings.kernel_warps import NOT_RECORDED, Flags, Ints, KernelWarps
-from tracepipe.reports.findings.tail import Outlying, beyond_the_tail
+from tracepipe.reports.findings.tail import MIN_VALUES, Outlying, beyond_the_tail
 from tracepipe.reports.frames import statistics
 from tracepipe.reports.frames.libraries import np
+from tracepipe.reports.frames.stored import made
 from tracepipe.units import duration_text
 
 MIN_SUPERIORITY = 0.8
@@ -97,12 +100,18 @@ def _single_launches(
     kernel: KernelWarps, late: BlockLateness, taken: Flags | None, alpha: float
 ) -> list[Finding]:
     """Launches in which blocks are late that are not late in general."""
-    of_block = late.profile_ns[late.profile_row]
+    own = late.rows_ns
     # With two launches the median is between both: nothing to subtract.
-    own = late.rows_ns - of_block if kernel.launches.size > 2 else late.rows_ns
+    if kernel.launches.size > 2:
+        row = late.profile_row
+        own = made(row.size, np.float64, lambda part: late.rows_ns[part] - late.profile_ns[row[part]])
     candidates: list[tuple[float, int, Outlying, Ints]] = []
-    for launch, every in zip(kernel.launches.tolist(), kernel.block_rows, strict=True):
-        rows = every if taken is None else every[~taken[every]]
+    for launch, (first, last) in zip(
+        kernel.launches.tolist(), pairwise(kernel.block_bounds.tolist()), strict=True
+    ):
+        if last - first < MIN_VALUES:
+            continue
+        rows = np.arange(first, last) if taken is None else first + np.flatnonzero(~taken[first:last])
         found = beyond_the_tail(own[rows], float(kernel.clock_step_ns), least_excess_ns(kernel))
         if found is not None and found.p_value * kernel.launches.size <= alpha:
             p_value = found.p_value * kernel.launches.size
@@ -184,7 +193,7 @@ def _end_delayed(kernel: KernelWarps, rows: Ints) -> float:
     others = np.ones(kernel.blocks.block.size, np.bool_)
     others[rows] = False
     ends = kernel.blocks.end_ns
-    first = np.array([of_launch[0] for of_launch in kernel.block_rows])
+    first = kernel.block_bounds[:-1]
     with_them = np.maximum.reduceat(ends, first)
     without = np.maximum.reduceat(np.where(others, ends, NOT_RECORDED), first)
     struck = np.isin(kernel.launches, kernel.blocks.launch[rows]) & (without != NOT_RECORDED)

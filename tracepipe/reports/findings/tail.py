@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from tracepipe.reports.findings.kernel_warps import Floats, Ints
 from tracepipe.reports.frames.libraries import np
+from tracepipe.reports.frames.stored import made
 
 MIN_VALUES = 16
 """Fewer have no tail to speak of."""
@@ -56,9 +57,15 @@ def beyond_the_tail(values: Floats, step: float, least: float) -> Outlying | Non
     if values.size < MIN_VALUES:
         return None
     # Rounding makes ties, and a tie has no spacing. Spread over the step, values are as before rounding.
-    spread = values + np.random.default_rng(0).uniform(-step / 2, step / 2, values.size)
+    random, most = np.random.default_rng(0), values.size - 1
+    spread = made(
+        values.size,
+        np.float64,
+        lambda part: values[part] + random.uniform(-step / 2, step / 2, part.stop - part.start),
+    )
     tail = min(int(values.size * TAIL_SHARE), MOST_OF_TAIL)
-    order = np.argsort(-spread)[: tail + 1]
+    order = np.argpartition(spread, most - tail)[most - tail :]
+    order = order[np.argsort(-spread[order])]
     far = int((spread[order] - np.median(spread) >= least).sum())
     excess = spread[order[:-1]] - spread[order[-1]]
     p_values = [

@@ -9,12 +9,15 @@ nothing is said.
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import NamedTuple
 
 from tracepipe.reports.findings.finding import MIN_EXIT_ONLY_NS, Finding, confidence, percent
 from tracepipe.reports.findings.kernel_warps import Ints, KernelWarps
 from tracepipe.reports.frames import statistics
+from tracepipe.reports.frames.grouping import in_buckets, numbered
 from tracepipe.reports.frames.libraries import np
+from tracepipe.reports.frames.stored import parts
 from tracepipe.units import duration_text
 
 MIN_IDLE_SLOTS = 0.10
@@ -76,34 +79,35 @@ def find(kernel: KernelWarps, alpha: float) -> list[Finding]:
 
 def launch_waves(kernel: KernelWarps, launch: int) -> Waves:
     """The waves of one launch; needs entries and SMs."""
-    rows = kernel.block_rows[launch]
-    _, sm = np.unique(kernel.blocks.sm[rows], return_inverse=True)
-    entry, end = kernel.blocks.entry_ns[rows], kernel.blocks.end_ns[rows]
-    sms = int(sm.max()) + 1
-    held = int(_most_at_once(sm, entry, end).max())
+    rows = slice(*kernel.block_bounds[launch : launch + 2].tolist())
+    present, sm = numbered(kernel.blocks.sm[rows])
+    entry, end, sms = kernel.blocks.entry_ns[rows], kernel.blocks.end_ns[rows], present.size
+    held = _most_at_once(sm, sms, entry, end)
     first_ends = np.sort(end[np.argsort(entry, kind="stable")[: held * sms]])
     filled = float((entry < first_ends[first_ends.size // 10]).sum()) / (held * sms)
     last_entry, finish = int(entry.max()), int(end.max())
     span = finish - int(entry.min())
-    busy = np.clip(end - last_entry, 0, None).sum()
+    busy = sum(int(np.clip(end[part] - last_entry, 0, None).sum()) for part in parts(end.size))
     tail = finish - last_entry
-    idle = (held * sms * tail - float(busy)) / max(held * sms * span, 1)
-    return Waves(rows.size / (held * sms), held, sms, filled, idle, tail, span)
+    idle = (held * sms * tail - busy) / max(held * sms * span, 1)
+    return Waves(sm.size / (held * sms), held, sms, filled, idle, tail, span)
 
 
-def _most_at_once(sm: Ints, entry: Ints, end: Ints) -> Ints:
-    """The most blocks that each SM held; one that ends as another begins made room for it."""
-    place = np.concatenate([sm, sm])
-    change = np.concatenate([np.ones(sm.size, np.int64), np.full(sm.size, -1)])
-    order = np.lexsort((change, np.concatenate([entry, np.maximum(end, entry + 1)]), place))
-    held = np.cumsum(change[order])
-    first = np.flatnonzero(np.r_[True, np.diff(place[order]) != 0])
-    most: Ints = np.maximum.reduceat(held, first)
+def _most_at_once(sm: Ints, sms: int, entry: Ints, end: Ints) -> int:
+    """The most blocks that an SM held; one that ends as another begins made room for it."""
+    bounds, columns = in_buckets(sm, sms, entry, end)
+    most = 0
+    for first, last in pairwise(bounds.tolist()):
+        begun, ended = (column[first:last] for column in columns)
+        # One that ends as it begins holds its slot for a moment.
+        ended, begun = np.sort(np.maximum(ended, begun + 1)), np.sort(begun)
+        gone = np.searchsorted(ended, begun, "right")
+        most = max(most, int((np.arange(1, begun.size + 1) - gone).max()))
     return most
 
 
 def _partial(kernel: KernelWarps) -> list[Finding]:
-    recorded_blocks = np.unique(kernel.blocks.block).size
+    recorded_blocks = kernel.block_count
     # A size of 0, which no grid has, is none.
     blocks = (math.prod(kernel.grid) if kernel.grid else 0) or recorded_blocks
     seen = [launch_waves(kernel, launch) for launch in range(min(kernel.launches.size, MOST_LAUNCHES))]

@@ -8,7 +8,7 @@ from typing import Any
 
 from tracepipe.event.columns import Int32s, Int64s
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.stored import empty, flagged, made, parts, taken
+from tracepipe.reports.frames.stored import ROWS_AT_ONCE, empty, flagged, made, parts, release, taken
 
 _BITS = 63
 
@@ -73,6 +73,31 @@ def in_buckets(numbers: Any, count: int, *columns: Any) -> tuple[Int64s, list[An
         for values, column in zip(found, columns, strict=True):
             values[places] = column[part][order]
     return bounds, found
+
+
+def distinct(column: Any) -> Any:
+    """The values of a column, each once and in order, as a column."""
+    # np.unique of some versions makes a table of hashes, whose memory is not given back.
+    ordered = np.sort(column)
+    return taken(ordered, starts_of(ordered))
+
+
+def numbered(column: Any) -> tuple[Any, Any]:
+    """The values of a column, each once and in order; and for each row the place of its value there."""
+    values = distinct(column)
+    return values, made(len(column), np.int32, lambda part: np.searchsorted(values, column[part]))
+
+
+def batches(bounds: Int64s) -> Iterator[slice]:
+    """Groups of rows some at a time, so that they have few rows together, or are one. `bounds` is where the
+    rows of each group begin, and those of the last end.
+    """
+    first, last = 0, len(bounds) - 1
+    while first < last:
+        enough = int(np.searchsorted(bounds, bounds[first] + ROWS_AT_ONCE, "right")) - 1
+        yield slice(first, enough := max(enough, first + 1))
+        first = enough
+        release()
 
 
 def reduced(how: Any, column: Any, starts: Any) -> Any:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tracepipe.event.columns import Int32s, Int64s
 from tracepipe.event.model import Record
 from tracepipe.event.warps import PlacedWarps
+from tracepipe.reports.frames.launch_columns import OF_KERNEL, OF_LAUNCH, WARP_LANES, LaunchTable
 from tracepipe.reports.frames.libraries import np, pl
-from tracepipe.reports.frames.numbered import Numbered
 from tracepipe.reports.frames.range_columns import RangeTable
-from tracepipe.reports.frames.shapes import series, three, where
-from tracepipe.reports.frames.stored import Growing, made, parts, release, stored
+from tracepipe.reports.frames.shapes import where
+from tracepipe.reports.frames.stored import Growing, made, parts, release
 
-WARP_LANES = 32
 FULL_MASK = (1 << WARP_LANES) - 1
 _LARGEST_NS = 1 << 61
 # As narrow as the columns of the frame.
@@ -27,13 +25,10 @@ _KINDS = {
 _ALWAYS = ("warp", "entry_ns", "last_exit_ns")
 _OPTIONAL = ("cycles", *_NARROW)
 """What not every batch has. Without `exits` each warp left once, and `first_exit_ns` is its last."""
-_OF_LAUNCH = ("launch", "name", "gpu", "stream", "pid", "grid", "block", "warps_per_block", "bound_ns")
-"""What all warps of a batch share."""
-OF_KERNEL = ("name", "gpu", "pid", "grid", "block")
 _OF_BOTH = ("block_index", "warp_in_block")
 COLUMNS = (
-    *_OF_LAUNCH, "warp", "entry_ns", "first_exit_ns", "last_exit_ns", "exits", "cycles", "sm", "slot",
-    "entry_mask", *_OF_BOTH,
+    "launch", "name", "gpu", "stream", "pid", "grid", "block", "warps_per_block", "bound_ns", "warp",
+    "entry_ns", "first_exit_ns", "last_exit_ns", "exits", "cycles", "sm", "slot", "entry_mask", *_OF_BOTH,
 )  # fmt: skip
 _OF_BATCH = ("_launch_of", "_lacks_of", "_lasts")
 _EXITS = {"warp_row": "int64", "exit_ns": "int64", "mask": "int64"}
@@ -44,8 +39,7 @@ class WarpTable:
 
     def __init__(self, trace_clock: str) -> None:
         self._trace_clock = trace_clock
-        # A launch may have many batches, and a recording a million launches: they are kept as their texts.
-        self._launches = Numbered()
+        self.launches = LaunchTable()
         # By batch: its launch, what it lacks, the row after its last one.
         self._launch_of: Any = Growing(np.int32)
         self._lacks_of: Any = Growing(np.uint8)
@@ -81,9 +75,8 @@ class WarpTable:
         self._put(values, len(warps))
         # On its own clock a time is as right as it was recorded.
         bound_ns = None if warps.clock == self._trace_clock else warps.bound_ns
-        launch = json.dumps(_launch(warps) | {"bound_ns": bound_ns}).encode()
         lacks = sum(1 << at for at, name in enumerate(_OPTIONAL) if values[name] is None)
-        self._launch_of.extend(self._launches.number(launch), 1)
+        self._launch_of.extend(self.launches.number(warps, bound_ns), 1)
         self._lasts.extend(self._count, 1)
         self._lacks_of.extend(lacks, 1)
         if len(warps):
@@ -122,7 +115,7 @@ class WarpTable:
 
     def finish(self) -> None:
         """No batch comes any more. Raises OutputError."""
-        self._launches.put_away()
+        self.launches.put_away()
         for name in _OF_BATCH:
             setattr(self, name, getattr(self, name).whole())
         self._columns = {name: column.whole() for name, column in self._growing.items()}
@@ -159,37 +152,30 @@ class WarpTable:
 
     def _frame(self, columns: Sequence[str], rows: Any) -> pl.DataFrame:
         """Of some rows."""
-        numbers = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
-        batch: Int32s = np.searchsorted(self._lasts, numbers, "right").astype(np.int32)
-        wanted = {*columns, "warp", "warps_per_block"} if set(columns) & set(_OF_BOTH) else set(columns)
-        launches = self._of_launches([name for name in _OF_LAUNCH if name in wanted], batch)
-        frame = pl.DataFrame(
-            [
-                launches[name] if name in launches else self._column(name, batch, rows)
-                for name in columns
-                if name not in _OF_BOTH
-            ]
-        )
+        batch = self._batch_of(rows)
+        frame = pl.DataFrame([self._column(name, batch, rows) for name in columns if name not in _OF_BOTH])
         if not set(columns) & set(_OF_BOTH):
             return frame
-        warp, size = self._column("warp", batch, rows), launches["warps_per_block"]
+        warp, size = (self._column(name, batch, rows) for name in ("warp", "warps_per_block"))
         known = pl.when(size > 0)
         both = (known.then(warp // size).alias("block_index"), known.then(warp % size).alias("warp_in_block"))
         return frame.with_columns(*both).select(columns)
 
-    def _of_launches(self, names: Sequence[str], batch: Int32s) -> dict[str, pl.Series]:
-        """What warps of these batches have of their launches."""
-        if not names:
-            return {}
-        present, places = np.unique(self._launch_of[batch], return_inverse=True)
-        told = [json.loads(self._launches[at]) for at in present.tolist()]
-        return {
-            name: series(name, [launch[name] for launch in told], _launch_type(name)).gather(places)
-            for name in names
-        }
+    def _batch_of(self, rows: Any) -> Int32s:
+        """The batch of each of some rows."""
+        numbers = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
+        batch: Int32s = np.searchsorted(self._lasts, numbers, "right").astype(np.int32)
+        return batch
+
+    def launch_of(self, rows: slice) -> Int32s:
+        """The number in `launches` of the launch of each of some rows."""
+        of: Int32s = self._launch_of[self._batch_of(rows)]
+        return of
 
     def _column(self, name: str, batch: Int32s, rows: Any) -> pl.Series:
         """A column of the frame, null where it is not known; `batch` is that of each warp."""
+        if name in OF_KERNEL or name in OF_LAUNCH:
+            return self.launches.series(name, self._launch_of[batch])
         if name == "exits" and name not in self._columns:
             return pl.repeat(1, len(batch), dtype=pl.Int32(), eager=True).alias(name)
         if name == "first_exit_ns" and name not in self._columns:
@@ -210,15 +196,9 @@ class WarpTable:
         """What launches have in common that are of one kernel, `OF_KERNEL`, each once; and for each warp the
         place of its kernel there.
         """
-        kernels: dict[str, int] = {}
-        of_launch = []
-        for at in range(len(self._launches)):
-            launch = json.loads(self._launches[at])
-            key = json.dumps({name: launch[name] for name in OF_KERNEL})
-            of_launch.append(kernels.setdefault(key, len(kernels)))
-        of_batch = np.array(of_launch, np.int32)[self._launch_of]
-        of_warp = stored(np.repeat(of_batch, np.diff(self._lasts, prepend=0)))
-        return [json.loads(key) for key in kernels], of_warp
+        of_launch = self.launches.kernel_of
+        of_warp: Int32s = made(self._count, np.int32, lambda part: of_launch[self.launch_of(part)])
+        return self.launches.kernels(), of_warp
 
     def exit_columns(self) -> tuple[Int64s, Int64s, Int64s]:
         """As `exits`, which stand in the order of warps: warp_row, exit_ns and mask, below 0 where it was not
@@ -258,17 +238,3 @@ def _first_and_last(warps: PlacedWarps, entry_ns: Int64s) -> tuple[Int64s, Int64
         first_ns[left] = entry_ns[left] + np.minimum.reduceat(warps.exit_ns, places)
         last_ns[left] = entry_ns[left] + np.maximum.reduceat(warps.exit_ns, places)
     return first_ns, last_ns
-
-
-def _launch_type(name: str) -> Any:
-    own = {"launch": pl.UInt64(), "name": pl.String(), "grid": three(), "block": three()}
-    return own.get(name, pl.Int64())
-
-
-def _launch(warps: PlacedWarps) -> Record:
-    """What all warps of a batch share."""
-    launch = {name: warps.launched.get(name) for name in _OF_LAUNCH}
-    block = launch["block"]
-    if block:
-        launch["warps_per_block"] = -(-block[0] * block[1] * block[2] // WARP_LANES)
-    return launch

@@ -1,0 +1,113 @@
+"""What the warps of a batch share, each once: a launch may have many batches, a recording many launches."""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Any, Final
+
+from tracepipe.event.columns import NONE, Int32s
+from tracepipe.event.model import Record
+from tracepipe.event.warps import PlacedWarps
+from tracepipe.reports.frames.libraries import np, pl
+from tracepipe.reports.frames.numbered import Numbered
+from tracepipe.reports.frames.shapes import where
+
+WARP_LANES: Final = 32
+LARGEST: Final = (1 << 63) - 1
+_SIZES: Final = ("grid", "block")
+# Of a kernel: those that are known, its name, GPU, process, grid and block.
+_KERNEL: Final = Struct("<Bi2q6q")
+_OF_KERNEL: Final = [("known", "u1"), ("name", "<i4"), ("gpu", "<i8"), ("pid", "<i8"),
+                     ("grid", "<i8", 3), ("block", "<i8", 3)]  # fmt: skip
+# Of a launch: those that are known, its kernel, and what is its own.
+_LAUNCH: Final = Struct("<BiQ3q")
+_OF_LAUNCH: Final = [("known", "u1"), ("kernel", "<i4"), ("launch", "<u8"), ("stream", "<i8"),
+                     ("warps_per_block", "<i8"), ("bound_ns", "<i8")]  # fmt: skip
+OF_KERNEL: Final = ("name", "gpu", "pid", *_SIZES)
+OF_LAUNCH: Final = ("launch", "stream", "warps_per_block", "bound_ns")
+
+
+class LaunchTable:
+    """Launches by numbers of their own, and the kernels that they are of: name, GPU, process, grid, block."""
+
+    def __init__(self) -> None:
+        self._names = Numbered()
+        self._kernels, self._launches = Numbered(_KERNEL.size), Numbered(_LAUNCH.size)
+
+    def __len__(self) -> int:
+        return len(self._launches)
+
+    def number(self, warps: PlacedWarps, bound_ns: int | None) -> int:
+        """The number of what a batch of warps is of."""
+        launched = warps.launched
+        values = [_fitting(launched.get(name)) for name in ("gpu", "pid")]
+        sizes = [launched.get(name) for name in _SIZES]
+        name, block = launched.get("name"), sizes[1]
+        known = _known(name, *values, *sizes)
+        text = NONE if name is None else self._names.number(name.encode("utf-8", "surrogatepass"))
+        flat = [min(size, LARGEST) for three in sizes for size in three or (0, 0, 0)]
+        kernel = self._kernels.number(_KERNEL.pack(known, text, *(value or 0 for value in values), *flat))
+        per_block = _fitting(-(-block[0] * block[1] * block[2] // WARP_LANES)) if block else None
+        own = [_fitting(launched.get("stream")), per_block, bound_ns]
+        launch = launched.get("launch")
+        known = _known(launch, *own)
+        return self._launches.number(_LAUNCH.pack(known, kernel, launch or 0, *(value or 0 for value in own)))
+
+    def put_away(self) -> None:
+        """Keep them out of memory, where they are many. No more are given numbers. Raises OutputError."""
+        for one in (self._names, self._kernels, self._launches):
+            one.put_away()
+
+    def _rows(self, name: str) -> tuple[Any, int]:
+        """The table that has a column, and the place of the column among those that may be unknown."""
+        if name in OF_KERNEL:
+            return np.frombuffer(self._kernels.data, np.dtype(_OF_KERNEL)), OF_KERNEL.index(name)
+        return np.frombuffer(self._launches.data, np.dtype(_OF_LAUNCH)), OF_LAUNCH.index(name)
+
+    @property
+    def kernel_of(self) -> Int32s:
+        """The number of each launch's kernel."""
+        numbers: Int32s = np.frombuffer(self._launches.data, np.dtype(_OF_LAUNCH))["kernel"]
+        return numbers
+
+    def column(self, name: str, launches: Any) -> tuple[Any, Any]:
+        """A column of some launches, of names their numbers; and where it is known."""
+        rows, place = self._rows(name)
+        places = self.kernel_of[launches] if name in OF_KERNEL else launches
+        return rows[name][places], rows["known"][places] >> place & 1 != 0
+
+    def series(self, name: str, launches: Any) -> pl.Series:
+        """A column of a frame: of the rows that are of these launches; null where it is not known."""
+        values, known = self.column(name, launches)
+        if name != "name":
+            return where(known, pl.Series(name, values))
+        numbers, places = np.unique(values, return_inverse=True)
+        texts = [None if number == NONE else self.name(number) for number in numbers.tolist()]
+        return pl.Series(name, texts, dtype=pl.String).gather(places)
+
+    def name(self, number: int) -> str:
+        """What the number of a name stands for, as it can be written anywhere."""
+        return self._names[number].decode("utf-8", "replace")
+
+    def kernels(self) -> list[Record]:
+        """The kernels by their numbers: `OF_KERNEL`, None where it is not known."""
+        rows, _ = self._rows("name")
+        found = []
+        for row in rows:
+            told = (
+                None if row["name"] == NONE else self.name(row["name"]),
+                *(row[of].tolist() for of in OF_KERNEL[1:]),
+            )
+            given = [value if row["known"] >> at & 1 else None for at, value in enumerate(told)]
+            found.append(dict(zip(OF_KERNEL, given, strict=True)))
+        return found
+
+
+def _known(*values: Any) -> int:
+    """A bit for each value that there is."""
+    return sum(1 << at for at, value in enumerate(values) if value is not None)
+
+
+def _fitting(value: int | None) -> int | None:
+    """A number that a column can hold, else None."""
+    return value if value is not None and value <= LARGEST else None
