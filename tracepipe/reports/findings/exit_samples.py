@@ -20,10 +20,10 @@ from tracepipe.reports.findings.kernel_warps import (
     Floats,
     Ints,
     KernelWarps,
-    sample,
 )
 from tracepipe.reports.findings.lane_order import without_order
 from tracepipe.reports.findings.ranks import between
+from tracepipe.reports.findings.sampling import sample
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.samples import LATE, SKEW, SPREAD, Key, Sample

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from tracepipe.reports.findings.finding import MIN_CLOCK_STEPS, MIN_EXIT_ONLY_NS
+from tracepipe.reports.findings.sampling import sample
 from tracepipe.reports.frames.grouping import distinct, in_order, reduced, starts_of
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.stored import ROWS_AT_ONCE, flagged, made, parts, release, stored, taken
@@ -27,11 +28,6 @@ LANES = 32
 
 MAX_WARPS = 32
 """Of a block: 1024 threads."""
-MAX_ROWS = 4096
-"""Warps or blocks that a test looks at; more are sampled. The tests are sure with hundreds."""
-MAX_BLOCKS = 1 << 17
-"""The same where there are hundreds for each SM, or along the grid."""
-
 _FEW_STEPS = 15
 CLOCK_STEPS_NS = (1024, 1000, 32)
 """Of %globaltimer on older GPUs and on recent ones: the largest that fits is taken where too few readings
@@ -282,7 +278,7 @@ class KernelWarps:
     @cached_property
     def block_count(self) -> int:
         """How many blocks of the grid there are here."""
-        return int(distinct(self.blocks.block).size)
+        return int(distinct(taken(self.block, self.block_starts)).size)
 
     @cached_property
     def block_bounds(self) -> Ints:
@@ -335,19 +331,6 @@ class KernelWarps:
             wanted = of >= 0
             times[of[wanted], self.warp[part][wanted]] = values[part][wanted] - origin
         return times
-
-
-def sample(indices: Ints, most: int = MAX_ROWS) -> Ints:
-    """At most so many of `indices`, in their order, the same ones each time."""
-    if indices.size <= most:
-        return indices
-    return np.sort(np.random.default_rng(0).choice(indices, most, replace=False))
-
-
-def evenly(count: int, most: int) -> Ints:
-    """At most so many of as many rows, as far apart from each other."""
-    rows: Ints = np.linspace(0, count - 1, min(count, most)).astype(np.int64)
-    return rows
 
 
 def sort_warps(
