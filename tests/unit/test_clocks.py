@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate, pairwise
 from typing import Any
@@ -14,16 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.stamped import Stamping
-from tracepipe.clocks import Clocks
-from tracepipe.clocks.maps import ClockMap, fit, offset_map
-from tracepipe.clocks.pairs import ClockPair
+from tests.support.wandering_clock import SECOND_NS, Rates, ppm
+from tracepipe.clocks import Clocks, maps
+from tracepipe.clocks.maps import ClockMap, offset_map
+from tracepipe.clocks.pairs import ClockPair, Pairs
 from tracepipe.errors import ClockError
 from tracepipe.event.checks import first_fault
 from tracepipe.event.columns import UNDATED_NS
 from tracepipe.event.model import TIME_LIMIT_NS, Record, SourceNs, new_header
 from tracepipe.recording.account import fit_text
 
-SECOND_NS = 1_000_000_000
 GPU = "globaltimer:0"
 
 
@@ -49,8 +48,8 @@ class TrueClock:
         return record | {"host_lo_ns": low_ns, "host_hi_ns": high_ns}
 
 
-def ppm(value: float) -> Fraction:
-    return Fraction(value) / 1_000_000
+def fit(clock: str, pairs: list[ClockPair]) -> ClockMap:
+    return maps.fit(clock, Pairs.of(pairs))
 
 
 noise = st.integers(0, 2_000)
@@ -140,8 +139,8 @@ def test_a_steady_clock_is_not_taken_for_a_bent_one() -> None:
 def test_the_map_is_continuous_and_never_goes_back(noise_ns: list[tuple[int, int]], bend: float) -> None:
     clock = TrueClock(77, ppm(10.1), ppm(bend), 6_005 * SECOND_NS)
     clock_map = fit(GPU, pairs_of(clock, noise_ns, 6_000 * SECOND_NS, 4 * SECOND_NS))
-    for segment in clock_map.segments[1:]:
-        before, at, after = (clock_map.place(SourceNs(segment.start_ns + step)) for step in (-1, 0, 1))
+    for source_ns in clock_map.source_ns.tolist():
+        before, at, after = (clock_map.place(SourceNs(source_ns + step)) for step in (-1, 0, 1))
         assert 0 <= at - before <= 2
         assert 0 <= after - at <= 2
     grid = [SourceNs(clock.reads(6_000 * SECOND_NS) + step * 700_000_001) for step in range(-20, 80)]
@@ -197,37 +196,6 @@ def test_two_pairs_of_one_reading_do_not_divide_by_zero() -> None:
     clock_map = fit(GPU, [ClockPair(50, 100, 5), ClockPair(50, 101, 5)])
     assert clock_map.pairs == 2
     assert clock_map.place(SourceNs(60)) == 110
-
-
-@dataclass(frozen=True)
-class Rates:
-    """A clock whose rate changes again and again: the host's time at each of the clock's, piece by piece."""
-
-    source_ns: tuple[int, ...]
-    host_ns: tuple[Fraction, ...]
-    rates: tuple[Fraction, ...]
-
-    @classmethod
-    def of(cls, drift: float, wander: list[float], piece_ns: int) -> Rates:
-        """Runs at 1 - `drift` - `wander` ppm for `piece_ns` each, the last one for ever."""
-        at_ns, source_ns, host_ns, rates = Fraction(SECOND_NS), [0], [Fraction(SECOND_NS)], []
-        for change in wander:
-            rates.append(1 + ppm(drift) + ppm(change))
-            at_ns += piece_ns * rates[-1]
-            source_ns.append(source_ns[-1] + piece_ns)
-            host_ns.append(at_ns)
-        return cls(tuple(source_ns), tuple(host_ns), (*rates, rates[-1]))
-
-    def host_at(self, source_ns: int) -> Fraction:
-        """The host's clock when this one came to `source_ns`."""
-        piece = bisect_right(self.source_ns, source_ns) - 1
-        return self.host_ns[piece] + (source_ns - self.source_ns[piece]) * self.rates[piece]
-
-    def pair(self, source_ns: int, before_ns: int, after_ns: int) -> ClockPair:
-        """A pair whose interval has the true time in it, anywhere."""
-        host_ns = self.host_at(source_ns)
-        low, high = int(host_ns) - before_ns, -int(-host_ns // 1) + after_ns
-        return ClockPair.of({"source_ns": source_ns, "host_lo_ns": low, "host_hi_ns": high})
 
 
 pieces = st.lists(st.floats(-0.5, 0.5), min_size=1, max_size=12)
@@ -296,7 +264,7 @@ def test_pairs_that_contradict_each_other_widen_the_bound() -> None:
     clock = Rates.of(0.0, [0.0], SECOND_NS)
     pairs = [clock.pair(at * 5_000_000, 500, 500) for at in range(8)]
     steady = fit(GPU, pairs)
-    pairs[4] = replace(pairs[4], host_ns=pairs[4].host_ns + 4_000)
+    pairs[4] = pairs[4]._replace(host_ns=pairs[4].host_ns + 4_000)
     shaken = fit(GPU, pairs)
     for pair in pairs:
         error = abs(shaken.place(SourceNs(pair.source_ns)) - pair.host_ns)
@@ -312,7 +280,7 @@ def test_one_wrong_pair_anywhere_is_within_the_bound_also_before_and_after_all(
 ) -> None:
     clock = TrueClock(0, ppm(10.1))
     pairs = pairs_of(clock, [(300, 300)] * 6, SECOND_NS, SECOND_NS)
-    pairs[wrong] = replace(pairs[wrong], host_ns=pairs[wrong].host_ns + off_ns)
+    pairs[wrong] = pairs[wrong]._replace(host_ns=pairs[wrong].host_ns + off_ns)
     clock_map = fit(GPU, pairs)
     for host_ns in range(0, 8 * SECOND_NS, 49_999_999):
         assert error_ns(clock_map, clock, host_ns) <= bound_ns(clock_map, clock, host_ns), host_ns
@@ -321,7 +289,7 @@ def test_one_wrong_pair_anywhere_is_within_the_bound_also_before_and_after_all(
 def test_a_bound_does_not_shrink_beyond_the_ends() -> None:
     clock = TrueClock(0, ppm(10.1))
     pairs = pairs_of(clock, [(300, 300)] * 3, SECOND_NS, SECOND_NS)
-    pairs[1] = replace(pairs[1], host_ns=pairs[1].host_ns + 50_000)
+    pairs[1] = pairs[1]._replace(host_ns=pairs[1].host_ns + 50_000)
     clock_map = fit(GPU, pairs)
     for pair, outward in ((pairs[0], -1), (pairs[2], 1)):
         inside, outside = (clock_map.bound_at(pair.source_ns + step) for step in (-outward, outward))
@@ -393,7 +361,7 @@ def test_a_column_of_times_is_placed_as_each_of_them(
     clock = TrueClock(77, ppm(drift), ppm(bend), from_ns + span_ns // 2)
     clock_map = fit(GPU, pairs_of(clock, noise_ns, from_ns, step_ns))
     times = [clock.reads(from_ns + span_ns * percent // 100) for percent in near] + far
-    times += [segment.start_ns + step for segment in clock_map.segments for step in (-1, 0, 1)]
+    times += [source_ns + step for source_ns in clock_map.source_ns.tolist() for step in (-1, 0, 1)]
     column = np.array(times, np.int64)
     assert clock_map.place_all(column).tolist() == [clock_map.place(SourceNs(ns)) for ns in times]
     assert clock_map.bounds_at(column).tolist() == [clock_map.bound_at(ns) for ns in times]

@@ -7,35 +7,37 @@ far a placed time may be from the true one.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tracepipe.clocks.pairs import (
     CRYSTAL_PPM,
+    PART,
     WANDER_PPM,
-    ClockPair,
-    bend_ns,
-    bend_ppm,
+    Pairs,
+    bends_ns,
+    bends_ppm,
     consistent,
     cut,
-    jump_ns,
+    jumps_ns,
+    most,
+    scaled,
 )
 from tracepipe.errors import ClockError
-from tracepipe.event.columns import Int64s, distinct
+from tracepipe.event.columns import Int64s
 from tracepipe.event.model import TIME_LIMIT_NS, SourceNs, TraceNs
 
 # The readings of `start` in a header follow each other within this time.
 SNAPSHOT_NS = 1000
+_MILLION = 1_000_000
+_INT64_MAX = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """trace = trace_ns + (source - source_ns) * rate_num // rate_den, from `start_ns` on."""
+    """trace = trace_ns + (source - source_ns) * rate_num // rate_den."""
 
-    start_ns: int
     source_ns: int
     trace_ns: int
     rate_num: int
@@ -54,143 +56,201 @@ class Segment:
         return max(-TIME_LIMIT_NS, min(placed_ns, TIME_LIMIT_NS))
 
     def bound_at(self, source_ns: int) -> int:
-        """How far off the line the clock may be there, ns."""
+        """How far off the line the clock may be there, ns; what a trace can hold if that is more."""
         away_ns, length_ns = abs(source_ns - self.source_ns), self.length_ns
         if not length_ns:
-            return self.bound_ns - (-away_ns * self.bound_ppm // 1_000_000)
+            return min(self.bound_ns - (-away_ns * self.bound_ppm // _MILLION), TIME_LIMIT_NS)
         # The farthest that a clock gets from the line between two points, when its rate changes just here.
         rest_ns = length_ns - away_ns
-        wander = away_ns * rest_ns * WANDER_PPM // 1_000_000
-        return -(-(self.bound_ns * rest_ns + self.end_bound_ns * away_ns + wander) // length_ns)
+        wander = away_ns * rest_ns * WANDER_PPM // _MILLION
+        bound_ns = -(-(self.bound_ns * rest_ns + self.end_bound_ns * away_ns + wander) // length_ns)
+        return min(bound_ns, TIME_LIMIT_NS)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ClockMap:
-    """The map of one source clock. `method`: same, offset, fit or assumed."""
+    """The map of one source clock. `method`: same, offset, fit or assumed.
+
+    `source_ns` and `trace_ns` are the points between which it is straight: 32 bytes each, with the bounds.
+    There is a segment before each point and one after the last; `from_bound_ns` has the bound where each of
+    them begins, or ends if it is the first, `to_bound_ns` where those between two points end.
+    """
 
     clock: str
     method: str
-    segments: tuple[Segment, ...]
+    source_ns: Int64s
+    trace_ns: Int64s
+    from_bound_ns: Int64s
+    to_bound_ns: Int64s
+    rate: tuple[int, int] = (1, 1)
+    """Of the host's clock to this one before the first point and after the last, as a fraction."""
+    bound_ppm: tuple[int, int] = (0, 0)
+    """What each ns of distance adds to the bound there, in millionths."""
     pairs: int = 0
     dropped: int = 0
 
-    def segment_index(self, source_ns: int) -> int:
-        """Which segment places a source time."""
-        return max(0, bisect_right(self.segments, source_ns, key=lambda segment: segment.start_ns) - 1)
+    def segment(self, source_ns: int) -> Segment:
+        """The segment that places a source time."""
+        after = int(self.source_ns.searchsorted(min(source_ns, _INT64_MAX), "right"))
+        at, last = max(0, after - 1), len(self.source_ns)
+        point = int(self.source_ns[at]), int(self.trace_ns[at])
+        bound_ns = int(self.from_bound_ns[after])
+        if after in (0, last):
+            return Segment(*point, *self.rate, bound_ns, self.bound_ppm[after > 0])
+        length_ns = int(self.source_ns[after]) - point[0]
+        rate = int(self.trace_ns[after]) - point[1], length_ns
+        return Segment(*point, *rate, bound_ns, 0, length_ns, int(self.to_bound_ns[after]))
 
     def place(self, source_ns: SourceNs) -> TraceNs:
         """The trace time of a source time."""
-        return TraceNs(self.segments[self.segment_index(source_ns)].place(source_ns))
+        return TraceNs(self.segment(source_ns).place(source_ns))
 
     def place_all(self, source_ns: Int64s) -> Int64s:
-        """The trace times of a column of source times."""
-        return self._by_segment(source_ns, _place_column)
+        """The trace times of a column of source times: what `Segment.place` gives, with the rate as 1 and the
+        rest of it, which is small.
+        """
+        if not len(source_ns):
+            return source_ns
+        at, to, length_ns = self._points(source_ns)
+        from_ns, trace_ns = source_ns - self.source_ns[at], self.trace_ns[at]
+        rate_num, rate_den = self.rate
+        gain = np.where(length_ns > 0, self.trace_ns[to] - trace_ns - length_ns, rate_num - rate_den)
+        more_ns = scaled(from_ns, gain, np.where(length_ns > 0, length_ns, rate_den)) if gain.any() else 0
+        if most(trace_ns) + most(from_ns) + most(more_ns) >= 1 << 62:
+            return np.array([self.place(SourceNs(ns)) for ns in source_ns.tolist()], np.int64)
+        placed_ns: Int64s = trace_ns + from_ns + more_ns
+        return placed_ns
+
+    def _points(self, source_ns: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+        """Of each time the point that it is placed from and the next, and how far that is: before the first
+        and after the last both are the same.
+        """
+        after = self.source_ns.searchsorted(source_ns, "right")
+        at, to = np.maximum(0, after - 1), np.minimum(after, len(self.source_ns) - 1)
+        return at, to, self.source_ns[to] - self.source_ns[at]
 
     def bound_at(self, source_ns: int) -> int:
         """How far `place(source_ns)` may be from the true time, ns."""
-        return self.segments[self.segment_index(source_ns)].bound_at(source_ns)
+        return self.segment(source_ns).bound_at(source_ns)
 
     def bounds_at(self, source_ns: Int64s) -> Int64s:
-        """The bounds of a column of source times."""
-        return self._by_segment(
-            source_ns,
-            lambda segment, column: np.array([segment.bound_at(ns) for ns in column.tolist()], np.int64),
-        )
-
-    def _by_segment(self, source_ns: Int64s, made: Callable[[Segment, Int64s], Int64s]) -> Int64s:
-        if len(self.segments) == 1 or not len(source_ns):
-            return made(self.segments[0], source_ns)
-        starts = np.array([segment.start_ns for segment in self.segments], np.int64)
-        of = np.maximum(np.searchsorted(starts, source_ns, side="right") - 1, 0)
-        out = np.empty_like(source_ns)
-        for at in distinct(of).tolist():
-            mine = of == at
-            out[mine] = made(self.segments[at], source_ns[mine])
-        return out
+        """The bounds of a column of source times: what `Segment.bound_at` gives."""
+        if not len(source_ns):
+            return source_ns
+        at, _, length_ns = self._points(source_ns)
+        is_before = source_ns < self.source_ns[0]
+        bound_ns, end_ns = self.from_bound_ns[at + ~is_before], self.to_bound_ns[at + ~is_before]
+        away_ns = np.abs(source_ns - self.source_ns[at])
+        inside_ns = np.where(length_ns > 0, away_ns, 0)
+        rest_ns, longest_ns = length_ns - inside_ns, most(length_ns)
+        widest_ns = most(bound_ns) + most(end_ns) + _MILLION + longest_ns // _MILLION
+        if max(widest_ns * longest_ns, most(away_ns) * max(self.bound_ppm)) >= 1 << 62:
+            return np.array([self.bound_at(ns) for ns in source_ns.tolist()], np.int64)
+        # A product of two distances has more than 64 bits after some seconds.
+        wander = inside_ns // _MILLION * rest_ns + inside_ns % _MILLION * rest_ns // _MILLION
+        line_ns = -(-(bound_ns * rest_ns + end_ns * inside_ns + wander) // np.maximum(1, length_ns))
+        outside_ns = bound_ns - (-away_ns * np.where(is_before, *self.bound_ppm) // _MILLION)
+        bounds_ns: Int64s = np.minimum(np.where(length_ns > 0, line_ns, outside_ns), TIME_LIMIT_NS)
+        return bounds_ns
 
     @property
     def drift_ppm(self) -> float | None:
         """How much slower the source clock runs than the trace clock over all pairs, in millionths; None
         where that is not known.
         """
-        first = self.segments[0]
-        if first.bound_ppm >= CRYSTAL_PPM and first.rate_num == first.rate_den:
+        rate_num, rate_den = self.rate
+        if self.bound_ppm[0] >= CRYSTAL_PPM and rate_num == rate_den:
             return None
-        return (first.rate_num / first.rate_den - 1) * 1e6
-
-
-def _place_column(s: Segment, source_ns: Int64s) -> Int64s:
-    """What `Segment.place` does, with the rate as 1 and the rest of it, which is small."""
-    if not len(source_ns):
-        return source_ns
-    more = s.rate_num - s.rate_den
-    longest_ns = max(abs(int(end) - s.source_ns) for end in (source_ns.min(), source_ns.max()))
-    if longest_ns + abs(s.trace_ns) + longest_ns * abs(more) >= 1 << 62:
-        return np.array([s.place(ns) for ns in source_ns.tolist()], np.int64)
-    after = source_ns - s.source_ns
-    return after + s.trace_ns + (after * more // s.rate_den if more else 0)
+        return (rate_num / rate_den - 1) * 1e6
 
 
 def offset_map(clock: str, method: str, offset_ns: int, bound_ns: int) -> ClockMap:
-    return ClockMap(clock, method, (Segment(0, 0, offset_ns, 1, 1, bound_ns, 0),))
+    point, bounds_ns = np.zeros(1, np.int64), np.full(2, bound_ns, np.int64)
+    return ClockMap(clock, method, point, point + offset_ns, bounds_ns, bounds_ns)
 
 
-def fit(clock: str, pairs: Sequence[ClockPair]) -> ClockMap:
-    """The piecewise-linear map through `pairs`. Raises ClockError without any.
+class Fit:
+    """The piecewise-linear map through pairs of a clock, and how far other pairs contradict it.
 
     The bounds hold if the rate changes by no more than WANDER_PPM beyond what the pairs show. Inside: the
     uncertainties of the two ends, with such a change on the way, plus what the neighbours show of a bend.
     Outside: that of the end, plus the distance times the uncertainty of the overall rate.
     """
-    if not pairs:
-        raise ClockError(f"clock {clock} has no clock pairs", f"--assume-offset {clock}=NS places it")
-    pairs = sorted(pairs, key=lambda pair: pair.source_ns)
-    kept = consistent(cut(pairs))
-    inside = [_between(kept, at) for at in range(len(kept) - 1)]
-    alone_ns = kept[0].uncertainty_ns + 1
-    first_ns, last_ns = (inside[0].bound_ns, inside[-1].end_bound_ns) if inside else (alone_ns, alone_ns)
-    rate, before_ppm, after_ppm = _outside(kept)
-    (source_ns, host_ns), end = ((pair.source_ns, pair.host_ns) for pair in (kept[0], kept[-1]))
-    segments = [Segment(0, source_ns, host_ns, *rate, first_ns, before_ppm), *inside]
-    if inside:
-        segments.append(Segment(end[0], *end, *rate, last_ns, after_ppm))
-    return _allowing(ClockMap(clock, "fit", tuple(segments)), pairs)
+
+    def __init__(self, clock: str, pairs: Pairs) -> None:
+        """Raises ClockError without any pair."""
+        if not len(pairs):
+            raise ClockError(f"clock {clock} has no clock pairs", f"--assume-offset {clock}=NS places it")
+        kept = consistent(cut(pairs.in_order()))
+        rate, bound_ppm = _outside(kept)
+        self._map = ClockMap(clock, "fit", kept.source_ns, kept.host_ns, *_bounds(kept), rate, bound_ppm)
+        self._from_bound_ns, self._to_bound_ns = self._map.from_bound_ns, self._map.to_bound_ns
+        self._pairs = self._dropped = 0
+
+    def allow(self, pairs: Pairs) -> None:
+        """Make the bounds allow for what of `pairs` contradicts the map: it may be wrong where those are."""
+        for part in pairs.parts():
+            off_ns = np.abs(self._map.place_all(part.source_ns) - part.host_ns)
+            wrong = off_ns > self._map.bounds_at(part.source_ns) + part.uncertainty_ns + 2
+            self._pairs += len(part)
+            if wrong.any():
+                self._widen(part.source_ns[wrong], off_ns[wrong], part.uncertainty_ns[wrong])
+
+    def _widen(self, source_ns: Int64s, off_ns: Int64s, uncertainty_ns: Int64s) -> None:
+        if not self._dropped:
+            self._from_bound_ns, self._to_bound_ns = self._from_bound_ns.copy(), self._to_bound_ns.copy()
+        self._dropped += len(source_ns)
+        bounds_ns = np.minimum(np.minimum(off_ns, TIME_LIMIT_NS) + uncertainty_ns, TIME_LIMIT_NS)
+        segments = self._map.source_ns.searchsorted(source_ns, "right")
+        for column in (self._from_bound_ns, self._to_bound_ns):
+            np.maximum.at(column, segments, bounds_ns)
+        if len(self._map.source_ns) == 1:  # it says the same before and after it
+            self._from_bound_ns[:] = self._from_bound_ns.max()
+
+    def map(self) -> ClockMap:
+        """The map, with bounds that allow for all that was given."""
+        return replace(
+            self._map,
+            from_bound_ns=self._from_bound_ns,
+            to_bound_ns=self._to_bound_ns,
+            pairs=self._pairs - self._dropped,
+            dropped=self._dropped,
+        )
 
 
-def _between(kept: Sequence[ClockPair], at: int) -> Segment:
-    """The segment from pair `at` to the next."""
-    a, b = kept[at : at + 2]
-    more_ns = 1 + max(bend_ns(kept, at), bend_ns(kept, at + 1), jump_ns(a, b))
-    start_ns, end_ns = (pair.uncertainty_ns + more_ns for pair in (a, b))
-    rate = (b.host_ns - a.host_ns, b.source_ns - a.source_ns)
-    return Segment(a.source_ns, a.source_ns, a.host_ns, *rate, start_ns, 0, rate[1], end_ns)
+def fit(clock: str, pairs: Pairs) -> ClockMap:
+    """The map through `pairs`, with bounds that allow for all of them. Raises ClockError without any."""
+    fitted = Fit(clock, pairs)
+    fitted.allow(pairs)
+    return fitted.map()
 
 
-def _outside(kept: Sequence[ClockPair]) -> tuple[tuple[int, int], int, int]:
+def _bounds(kept: Pairs) -> tuple[Int64s, Int64s]:
+    """The bounds at the begins and at the ends of segments, as a `ClockMap` has them."""
+    count = len(kept)
+    from_ns, to_ns = (np.full(count + 1, int(kept.uncertainty_ns[0]) + 1, np.int64) for _ in range(2))
+    for start in range(0, count - 1, PART):
+        stop = min(start + PART, count - 1)
+        here, there = kept.take(slice(start, stop)), kept.take(slice(start + 1, stop + 1))
+        bends = bends_ns(kept, start, stop + 1)
+        more_ns = 1 + np.maximum(np.maximum(bends[:-1], bends[1:]), jumps_ns(here, there))
+        from_ns[start + 1 : stop + 1] = np.minimum(here.uncertainty_ns + more_ns, TIME_LIMIT_NS)
+        to_ns[start + 1 : stop + 1] = np.minimum(there.uncertainty_ns + more_ns, TIME_LIMIT_NS)
+    if count > 1:
+        from_ns[0], from_ns[-1] = from_ns[1], to_ns[-2]
+    return from_ns, to_ns
+
+
+def _outside(kept: Pairs) -> tuple[tuple[int, int], tuple[int, int]]:
     """The rate before the first pair and after the last, and by how much it may be wrong there, in ppm."""
     first, last = kept[0], kept[-1]
     span_ns = last.source_ns - first.source_ns
     noise_ns = first.uncertainty_ns + last.uncertainty_ns + 1
-    measured_ppm = -(-noise_ns * 1_000_000 // span_ns) + WANDER_PPM if span_ns else CRYSTAL_PPM
+    measured_ppm = -(-noise_ns * _MILLION // span_ns) + WANDER_PPM if span_ns else CRYSTAL_PPM
     if measured_ppm >= CRYSTAL_PPM:
-        return (1, 1), CRYSTAL_PPM, CRYSTAL_PPM
+        return (1, 1), (CRYSTAL_PPM, CRYSTAL_PPM)
     # At a rate that no crystal has, one of the two is wrong.
-    measured_ppm += -(-jump_ns(first, last) * 1_000_000 // span_ns)
-    before_ppm, after_ppm = (measured_ppm + bend_ppm(kept, end) for end in (first, last))
-    return (last.host_ns - first.host_ns, span_ns), before_ppm, after_ppm
-
-
-def _allowing(clock_map: ClockMap, pairs: Sequence[ClockPair]) -> ClockMap:
-    """The map with bounds that allow for the pairs it contradicts: it may be wrong where they stand."""
-    segments, dropped = list(clock_map.segments), 0
-    for pair in pairs:
-        off_ns = abs(clock_map.place(SourceNs(pair.source_ns)) - pair.host_ns)
-        if off_ns > clock_map.bound_at(pair.source_ns) + pair.uncertainty_ns + 2:
-            at = clock_map.segment_index(pair.source_ns)
-            bounds_ns = (
-                max(bound_ns, off_ns + pair.uncertainty_ns)
-                for bound_ns in (segments[at].bound_ns, segments[at].end_bound_ns)
-            )
-            segments[at] = replace(segments[at], bound_ns=next(bounds_ns), end_bound_ns=next(bounds_ns))
-            dropped += 1
-    return replace(clock_map, segments=tuple(segments), pairs=len(pairs) - dropped, dropped=dropped)
+    jump_ns = int(jumps_ns(kept.take(slice(0, 1)), kept.take(slice(-1, None)))[0])
+    measured_ppm += -(-jump_ns * _MILLION // span_ns)
+    before_ppm, after_ppm = bends_ppm(kept)
+    return (last.host_ns - first.host_ns, span_ns), (measured_ppm + before_ppm, measured_ppm + after_ppm)

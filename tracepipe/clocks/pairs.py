@@ -1,14 +1,20 @@
 """Clock pairs: one instant on a source clock and on the host's, and what pairs say of each other.
 
 A pair's interval is certain, and a clock runs at nearly one rate: what it cannot reach from the intervals of
-the other pairs is cut off from each, and what contradicts them all is told apart.
+the other pairs is cut off from each, and what contradicts them all is told apart. Pairs may be many: they are
+columns, and looked at a part at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tracepipe.event.columns import Bools, Int64s
 
 # Between and outside its pairs a clock may change its rate (temperature) by this much unseen.
 WANDER_PPM = 1
@@ -21,12 +27,13 @@ JUMP_PPM = 1000
 # So many pairs on each side tell how fast a clock runs at a place: over them its rate changes by WANDER_PPM.
 NEIGHBOURS = 16
 _BILLION = 1_000_000_000
-# What the host's clock can show at a place, or how far it can go: at least and at most, ns.
-Reach = tuple[int, int]
+# So many pairs are looked at at a time, which takes a MB.
+PART = 1 << 13
+# Below it, a sum of two is within 64 bits.
+_HALF = 1 << 62
 
 
-@dataclass(frozen=True, slots=True)
-class ClockPair:
+class ClockPair(NamedTuple):
     """One instant on two clocks: source, and the middle and half width of the host's interval, ns."""
 
     source_ns: int
@@ -40,118 +47,270 @@ class ClockPair:
         return cls(record["source_ns"], (low + high) // 2, (high - low + 1) // 2)
 
 
-def _step(pairs: Sequence[ClockPair], at: int) -> Reach:
-    """How far the host's clock goes, at least and at most, from pair `at` to the next."""
-    a, b = pairs[max(0, at + 1 - NEIGHBOURS)], pairs[min(len(pairs) - 1, at + NEIGHBOURS)]
-    span_ns, noise_ns = b.source_ns - a.source_ns, a.uncertainty_ns + b.uncertainty_ns + 1
-    gain_ns = b.host_ns - a.host_ns - span_ns
+@dataclass(frozen=True, slots=True, eq=False)
+class Pairs:
+    """Pairs of one clock in columns."""
+
+    source_ns: Int64s
+    host_ns: Int64s
+    uncertainty_ns: Int64s
+
+    @classmethod
+    def of(cls, pairs: Iterable[ClockPair]) -> Pairs:
+        """The columns of some pairs."""
+        growing = GrowingPairs()
+        for pair in pairs:
+            growing.append(pair)
+        return growing.columns()
+
+    def __len__(self) -> int:
+        return len(self.source_ns)
+
+    def __getitem__(self, at: int) -> ClockPair:
+        return ClockPair(int(self.source_ns[at]), int(self.host_ns[at]), int(self.uncertainty_ns[at]))
+
+    def take(self, places: Any) -> Pairs:
+        """The pairs of some places, in that order."""
+        return Pairs(self.source_ns[places], self.host_ns[places], self.uncertainty_ns[places])
+
+    def in_order(self) -> Pairs:
+        """The same in the order of the source clock; of one reading as they came."""
+        if bool((self.source_ns[1:] >= self.source_ns[:-1]).all()):
+            return self
+        return self.take(np.argsort(self.source_ns, kind="stable"))
+
+    def parts(self) -> Iterator[Pairs]:
+        """The same, `PART` of them at a time."""
+        for start in range(0, len(self), PART):
+            yield self.take(slice(start, start + PART))
+
+
+class GrowingPairs:
+    """Pairs of one clock as they come, 24 bytes each."""
+
+    def __init__(self, pairs: Pairs | None = None) -> None:
+        columns = (pairs.source_ns, pairs.host_ns, pairs.uncertainty_ns) if pairs else ((), (), ())
+        self._columns = [array("q", column) for column in columns]
+
+    def __len__(self) -> int:
+        return len(self._columns[0])
+
+    def append(self, pair: ClockPair) -> None:
+        """Add one."""
+        for column, number in zip(self._columns, pair, strict=True):
+            column.append(number)
+
+    def columns(self) -> Pairs:
+        """Those so far. None can be added while these are in use."""
+        source_ns, host_ns, uncertainty_ns = (np.frombuffer(column, np.int64) for column in self._columns)
+        return Pairs(source_ns, host_ns, uncertainty_ns)
+
+
+def most(column: Any) -> int:
+    """The largest distance from 0 in a column, or that of a number."""
+    if isinstance(column, int):
+        return abs(column)
+    return max(abs(int(column.min())), abs(int(column.max()))) if len(column) else 0
+
+
+def numbers(column: Any) -> memoryview:
+    """A column whose numbers are quick to get one by one, as Python's integers."""
+    return memoryview(column)
+
+
+def scaled(column: Any, by: Any, per: Any) -> Any:
+    """`column * by // per`, exact however large they are: in Python's integers where 64 bits are too few."""
+    if most(column) * most(by) < _HALF:
+        return column * by // per
+    exact = column.astype(object) * by // per
+    return exact.astype(np.int64) if most(exact) < _HALF else exact
+
+
+def _steps(pairs: Pairs, start: int, stop: int) -> tuple[Any, Any]:
+    """How far the host's clock goes from each pair to the next, at least and at most: two lists."""
+    at = np.arange(start, stop)
+    a, b = np.maximum(0, at + 1 - NEIGHBOURS), np.minimum(len(pairs) - 1, at + NEIGHBOURS)
+    source_ns, host_ns, uncertainty_ns = pairs.source_ns, pairs.host_ns, pairs.uncertainty_ns
+    span_ns, noise_ns = source_ns[b] - source_ns[a], uncertainty_ns[a] + uncertainty_ns[b] + 1
+    gain_ns: Any = host_ns[b] - host_ns[a] - span_ns
+    if most(gain_ns) + most(noise_ns) >= _HALF:
+        gain_ns = gain_ns.astype(object)
     wander, slowest, fastest = WANDER_PPM * 1_000, -CRYSTAL_PPM * 1_000, CRYSTAL_PPM * 1_000
-    if span_ns:
-        slowest = max(slowest, (gain_ns - noise_ns) * _BILLION // span_ns - wander)
-        fastest = min(fastest, -(-(gain_ns + noise_ns) * _BILLION // span_ns) + wander)
-    step_ns = pairs[at + 1].source_ns - pairs[at].source_ns
-    return step_ns + step_ns * slowest // _BILLION, step_ns - (-step_ns * fastest // _BILLION)
+    per_ns = np.maximum(1, span_ns)
+    low = np.maximum(slowest, scaled(gain_ns - noise_ns, _BILLION, per_ns) - wander)
+    high = np.minimum(fastest, -scaled(-gain_ns - noise_ns, _BILLION, per_ns) + wander)
+    low, high = np.where(span_ns > 0, low, slowest), np.where(span_ns > 0, high, fastest)
+    step_ns = source_ns[start + 1 : stop + 1] - source_ns[start:stop]
+    least_ns, most_ns = step_ns + scaled(step_ns, low, _BILLION), step_ns - scaled(-step_ns, high, _BILLION)
+    return least_ns.tolist(), most_ns.tolist()
 
 
-def _reached(own: Sequence[Reach], steps: Sequence[Reach], joined: Sequence[bool]) -> list[Reach]:
-    """Of each interval what the clock can reach from those before; all of it where that is nothing."""
-    reached = list(own[:1])
-    for (low_ns, high_ns), (least_ns, most_ns), is_joined in zip(own[1:], steps, joined, strict=True):
-        from_ns, to_ns = max(low_ns, reached[-1][0] + least_ns), min(high_ns, reached[-1][1] + most_ns)
-        reached.append((from_ns, to_ns) if is_joined and from_ns <= to_ns else (low_ns, high_ns))
-    return reached
+@dataclass(slots=True)
+class _Reaching:
+    """What the clock can reach of the intervals of pairs, in the order of the source clock.
+
+    `low_ns` and `high_ns` are what is left of the intervals, `joined` where it can go from one to the next.
+    """
+
+    pairs: Pairs
+    low_ns: Int64s
+    high_ns: Int64s
+    joined: Bools
+
+    @classmethod
+    def of(cls, pairs: Pairs) -> _Reaching:
+        nothing = np.empty(len(pairs), np.int64)
+        return cls(pairs, nothing, nothing.copy(), np.ones(len(pairs) - 1, np.bool_))
+
+    def from_those_before(self) -> Bools:
+        """Leave of each interval what can be reached from those before; all of it where that is nothing.
+
+        Gives which steps are not near one that the clock cannot have made.
+        """
+        pairs, steps, joined = self.pairs, len(self.joined), np.ones_like(self.joined)
+        # A reading is a whole number: the clock passed it up to 1 ns before.
+        np.subtract(pairs.host_ns, pairs.uncertainty_ns, out=self.low_ns)
+        self.low_ns -= 1
+        np.add(pairs.host_ns, pairs.uncertainty_ns, out=self.high_ns)
+        from_ns, to_ns = int(self.low_ns[0]), int(self.high_ns[0])
+        for start in range(0, steps, PART):
+            stop = min(start + PART, steps)
+            part = slice(start + 1, stop + 1)
+            lows_ns, highs_ns = self.low_ns[part].tolist(), self.high_ns[part].tolist()
+            are_joined = self.joined[start:stop].tolist()
+            rows = zip(lows_ns, highs_ns, *_steps(pairs, start, stop), are_joined, strict=True)
+            for at, (low_ns, high_ns, least_ns, most_ns, is_joined) in enumerate(rows):
+                from_ns, to_ns = from_ns + least_ns, to_ns + most_ns
+                if from_ns > high_ns or to_ns < low_ns:
+                    joined[max(0, start + at - NEIGHBOURS) : start + at + NEIGHBOURS + 1] = False
+                from_ns, to_ns = max(low_ns, from_ns), min(high_ns, to_ns)
+                if not is_joined or from_ns > to_ns:
+                    from_ns, to_ns = low_ns, high_ns
+                lows_ns[at], highs_ns[at] = from_ns, to_ns
+            self.low_ns[part], self.high_ns[part] = lows_ns, highs_ns
+        return joined
+
+    def from_those_after(self) -> None:
+        """Leave of each interval what can be reached from those after, of what is left of it."""
+        steps = len(self.joined)
+        low_ns, high_ns = int(self.low_ns[-1]), int(self.high_ns[-1])
+        for start in reversed(range(0, steps, PART)):
+            stop = min(start + PART, steps)
+            part = slice(start, stop)
+            lows_ns, highs_ns = self.low_ns[part].tolist(), self.high_ns[part].tolist()
+            least_ns, most_ns = _steps(self.pairs, start, stop)
+            joined = self.joined[part].tolist()
+            for at in reversed(range(stop - start)):
+                before = lows_ns[at], highs_ns[at]
+                low_ns, high_ns = max(before[0], low_ns - most_ns[at]), min(before[1], high_ns - least_ns[at])
+                if not joined[at] or low_ns > high_ns:
+                    low_ns, high_ns = before
+                lows_ns[at], highs_ns[at] = low_ns, high_ns
+            self.low_ns[part], self.high_ns[part] = lows_ns, highs_ns
 
 
-def cut(pairs: Sequence[ClockPair]) -> list[ClockPair]:
+def cut(pairs: Pairs) -> Pairs:
     """Pairs in source order, their intervals less what the others rule out.
 
     From the interval of one pair the clock reaches the next only at the rates that it can have. No cut is
     wrong while the rate changes by no more than WANDER_PPM over NEIGHBOURS on both sides. Where a pair cannot
     be reached it has, or the pair is wrong: around there nothing is cut.
     """
-    # A reading is a whole number: the clock passed it up to 1 ns before.
-    own = [(pair.host_ns - pair.uncertainty_ns - 1, pair.host_ns + pair.uncertainty_ns) for pair in pairs]
-    steps = [_step(pairs, at) for at in range(len(pairs) - 1)]
-    joined = [True] * len(steps)
-    reached = _reached(own, steps, joined)
-    for at, (least_ns, most_ns) in enumerate(steps):
-        (from_ns, to_ns), (low_ns, high_ns) = reached[at], own[at + 1]
-        if from_ns + least_ns > high_ns or to_ns + most_ns < low_ns:
-            around = range(max(0, at - NEIGHBOURS), min(len(steps), at + NEIGHBOURS + 1))
-            joined[around.start : around.stop] = [False] * len(around)
-    forward = _reached(own, steps, joined)
-    back = [(-high_ns, -low_ns) for low_ns, high_ns in reversed(forward)]
-    back = _reached(back, steps[::-1], joined[::-1])
-    cut = []
-    for pair, (after_ns, before_ns) in zip(pairs, reversed(back), strict=True):
-        low_ns = max(-before_ns, pair.host_ns - pair.uncertainty_ns)
-        high_ns = min(1 - after_ns, pair.host_ns + pair.uncertainty_ns)
-        middle_ns = (low_ns + high_ns) // 2
-        cut.append(ClockPair(pair.source_ns, middle_ns, high_ns - middle_ns))
-    return cut
+    reaching = _Reaching.of(pairs)
+    reaching.joined = reaching.from_those_before()
+    if not reaching.joined.all():
+        reaching.from_those_before()
+    reaching.from_those_after()
+    low_ns, high_ns = reaching.low_ns, reaching.high_ns
+    high_ns += 1
+    for start in range(0, len(pairs), PART):
+        part = slice(start, start + PART)
+        own_ns, uncertainty_ns = pairs.host_ns[part], pairs.uncertainty_ns[part]
+        lows_ns = np.maximum(low_ns[part], own_ns - uncertainty_ns)
+        highs_ns = np.minimum(high_ns[part], own_ns + uncertainty_ns)
+        low_ns[part] = (lows_ns + highs_ns) // 2
+        high_ns[part] = highs_ns - low_ns[part]
+    return Pairs(pairs.source_ns, low_ns, high_ns)
 
 
-def consistent(pairs: Sequence[ClockPair]) -> list[ClockPair]:
+def consistent(pairs: Pairs) -> Pairs:
     """Pairs in source order, less those too close to a better one and those that jump against the rest."""
-    kept: list[ClockPair] = []
-    for pair in pairs:
-        while kept:
-            last = kept[-1]
-            source_ns, host_ns = pair.source_ns - last.source_ns, pair.host_ns - last.host_ns
-            noise_ns = pair.uncertainty_ns + last.uncertainty_ns + 1
-            jumps = abs(host_ns - source_ns) > noise_ns + source_ns * JUMP_PPM // 1_000_000
-            if source_ns >= SPAN_PER_UNCERTAINTY * noise_ns and not jumps:
-                kept.append(pair)
-            elif pair.uncertainty_ns < last.uncertainty_ns and not (jumps and len(kept) > 1):
-                kept.pop()
-                continue
-            break
-        else:
-            kept.append(pair)
-    return kept
+    sources_ns, hosts_ns = numbers(pairs.source_ns), numbers(pairs.host_ns)
+    uncertainties_ns = numbers(pairs.uncertainty_ns)
+    kept, count = np.empty(len(pairs), np.int64), 0
+    places = numbers(kept)
+    for at in range(len(pairs)):
+        source_ns, host_ns, uncertainty_ns = sources_ns[at], hosts_ns[at], uncertainties_ns[at]
+        while count:
+            last = places[count - 1]
+            length_ns, went_ns = source_ns - sources_ns[last], host_ns - hosts_ns[last]
+            noise_ns = uncertainty_ns + uncertainties_ns[last] + 1
+            jumps = abs(went_ns - length_ns) > noise_ns + length_ns * JUMP_PPM // 1_000_000
+            if length_ns >= SPAN_PER_UNCERTAINTY * noise_ns and not jumps:
+                break
+            if uncertainty_ns >= uncertainties_ns[last] or (jumps and count > 1):
+                at = -1
+                break
+            count -= 1
+        if at >= 0:
+            places[count] = at
+            count += 1
+    return pairs if count == len(pairs) else pairs.take(kept[:count])
 
 
-def _off_line_ns(a: ClockPair, b: ClockPair, c: ClockPair) -> int:
-    """How far `b` may lie off the line through `a` and `c`; 0 where that is explained: by their uncertainties
-    and, where `b` is not between them, by the rate on its way there.
+def _off_line_ns(pairs: Pairs, a: Any, b: Any, c: Any) -> Any:
+    """How far the pairs at `b` may lie off the lines through those at `a` and `c`; 0 where that is explained:
+    by their uncertainties and, where `b` is not between them, by the rate on its way there.
     """
-    from_ns, span_ns = b.source_ns - a.source_ns, c.source_ns - a.source_ns
-    beyond_ns = max(0, -from_ns, from_ns - span_ns)
-    line_ns = a.host_ns + from_ns * (c.host_ns - a.host_ns) // span_ns
-    open_ns = max(a.uncertainty_ns, c.uncertainty_ns)
-    open_ns -= -beyond_ns * (2 * open_ns * 1_000_000 + WANDER_PPM * span_ns) // (span_ns * 1_000_000)
+    source_ns, host_ns, uncertainty_ns = pairs.source_ns, pairs.host_ns, pairs.uncertainty_ns
+    from_ns, span_ns = source_ns[b] - source_ns[a], source_ns[c] - source_ns[a]
+    beyond_ns = np.maximum(0, np.maximum(-from_ns, from_ns - span_ns))
+    gain_ns = host_ns[c] - host_ns[a] - span_ns
+    line_ns = host_ns[a] + from_ns + scaled(from_ns, gain_ns, span_ns)
+    open_ns = np.maximum(uncertainty_ns[a], uncertainty_ns[c])
+    for at in np.flatnonzero(beyond_ns).tolist():  # at the ends alone
+        open_at, span_at, beyond_at = (int(column[at]) for column in (open_ns, span_ns, beyond_ns))
+        rate = 2 * open_at * 1_000_000 + WANDER_PPM * span_at
+        open_ns[at] -= -beyond_at * rate // (span_at * 1_000_000)
     # Readings and the line are whole numbers: 2 ns.
-    explained_ns = b.uncertainty_ns + open_ns + 2
-    off_ns = abs(b.host_ns - line_ns)
-    return off_ns + explained_ns if off_ns > explained_ns else 0
+    explained_ns = uncertainty_ns[b] + open_ns + 2
+    off_ns = np.abs(host_ns[b] - line_ns)
+    return np.where(off_ns > explained_ns, off_ns + explained_ns, 0)
 
 
-def bend_ns(pairs: Sequence[ClockPair], at: int) -> int:
-    """What a bend of the clock may add to the error beside pair `at`, as its neighbours show it. At an end
-    they are the next two: it may be that pair which is wrong.
+def bends_ns(pairs: Pairs, start: int, stop: int) -> Any:
+    """What a bend of the clock may add to the error beside each of some pairs, as its neighbours show it. At
+    an end they are the next two: it may be that pair which is wrong.
     """
-    if len(pairs) < 3:
-        return 0
-    a, b, c = pairs[(middle := min(max(1, at), len(pairs) - 2)) - 1 : middle + 2]
-    if at < middle:
-        return _off_line_ns(b, a, c)
-    return _off_line_ns(a, c, b) if at > middle else _off_line_ns(a, b, c)
+    last = len(pairs) - 1
+    at = np.arange(start, stop)
+    if last < 2:
+        return np.zeros(len(at), np.int64)
+    before = np.where(at == 0, 1, np.where(at == last, last - 2, at - 1))
+    after = np.where(at == 0, 2, np.where(at == last, last - 1, at + 1))
+    return _off_line_ns(pairs, before, at, after)
 
 
-def jump_ns(a: ClockPair, b: ClockPair) -> int:
-    """How far `a` and `b` may be off where no clock goes from one to the other; 0 where one does."""
+def jumps_ns(a: Pairs, b: Pairs) -> Any:
+    """How far each of `a` and its next in `b` may be off where no clock goes from one to the other; 0 where
+    one does.
+    """
     length_ns, noise_ns = b.source_ns - a.source_ns, a.uncertainty_ns + b.uncertainty_ns + 1
-    gain_ns, crystal_ns = abs(b.host_ns - a.host_ns - length_ns), length_ns * CRYSTAL_PPM // 1_000_000
-    return gain_ns + crystal_ns if gain_ns > crystal_ns + noise_ns else 0
+    gain_ns = np.abs(b.host_ns - a.host_ns - length_ns)
+    crystal_ns = scaled(length_ns, CRYSTAL_PPM, 1_000_000)
+    return np.where(gain_ns > crystal_ns + noise_ns, gain_ns + crystal_ns, 0)
 
 
-def bend_ppm(pairs: Sequence[ClockPair], end: ClockPair) -> int:
-    """How far the rate at one end may be off the overall rate, as the pairs between the ends show it."""
-    first, last = pairs[0], pairs[-1]
-    return max(
-        (
-            -(-_off_line_ns(first, pair, last) * 1_000_000 // abs(end.source_ns - pair.source_ns))
-            for pair in pairs[1:-1]
-        ),
-        default=0,
-    )
+def bends_ppm(pairs: Pairs) -> tuple[int, int]:
+    """How far the rate before the first pair and after the last may be off the overall rate, as the pairs
+    between them show it.
+    """
+    ends, last = [0, 0], len(pairs) - 1
+    for start in range(1, last, PART):
+        at = np.arange(start, min(start + PART, last))
+        off_ns = _off_line_ns(pairs, np.zeros_like(at), at, np.full_like(at, last))
+        at, off_ns = at[off_ns > 0], off_ns[off_ns > 0]
+        for end, place in enumerate((0, last)):
+            away_ns = np.abs(pairs.source_ns[place] - pairs.source_ns[at])
+            ends[end] = max(ends[end], -int(scaled(-off_ns, 1_000_000, away_ns).min(initial=0)))
+    return ends[0], ends[1]

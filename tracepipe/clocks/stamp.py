@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from tracepipe.clocks.maps import SNAPSHOT_NS, ClockMap, fit, offset_map
+from tracepipe.clocks import collected
+from tracepipe.clocks.collected import CollectedPairs, in_parts
+from tracepipe.clocks.maps import SNAPSHOT_NS, ClockMap, Fit, fit, offset_map
 from tracepipe.clocks.native_sm_clock import NativeSmClocks
-from tracepipe.clocks.pairs import ClockPair
 from tracepipe.clocks.range_times import place_ranges
 from tracepipe.clocks.sm_clock import SmClocks
 from tracepipe.errors import ClockError
@@ -41,6 +42,21 @@ from tracepipe.native import library
 # Readings are given from so far below where the first one was, so that they stay above it: a second's drift
 # is some µs.
 _OFFSET_ROOM_NS = 1 << 20
+# What clocks are called of which there are too many.
+_OTHERS = "other clocks"
+
+
+def _fitted(pairs: Iterable[Record]) -> dict[str, ClockMap]:
+    """The map of each clock. Where there are more pairs than are kept, `pairs` is read twice."""
+    collected = CollectedPairs()
+    for record in pairs:
+        collected.add(record)
+    if not collected.is_thinned:
+        return {clock: fit(clock, found) for clock, found in collected.take()}
+    fits = {clock: Fit(clock, found) for clock, found in collected.take()}
+    for clock, found in in_parts(pairs, fits):
+        fits[clock].allow(found)
+    return {clock: one.map() for clock, one in fits.items()}
 
 
 def _offset_ns(instant: Mapping[str, Any], clock: str, trace_clock: str) -> int | None:
@@ -48,12 +64,19 @@ def _offset_ns(instant: Mapping[str, Any], clock: str, trace_clock: str) -> int 
     return trace - here if isinstance(here, int) and isinstance(trace, int) else None
 
 
+def _leave_out(clock: str, count: int, unplaced: dict[str, int]) -> None:
+    """Count what is not placed; of the first clocks by their names."""
+    if clock not in unplaced and len(unplaced) >= collected.CLOCKS_MAX:
+        clock = _OTHERS
+    unplaced[clock] = unplaced.get(clock, 0) + count
+
+
 class Clocks:
     """Every clock of one recording, each with its map onto the trace clock.
 
     The trace clock is CLOCK_MONOTONIC where the recording has host times, else the recording's one clock.
-    `pairs` are `clock` records; `assumed` are offsets asked for by hand: clock → ns to add, or "realtime",
-    which takes the source clock for CLOCK_REALTIME.
+    `pairs` are `clock` records, and may be read twice; `assumed` are offsets asked for by hand: clock → ns to
+    add, or "realtime", which takes the source clock for CLOCK_REALTIME.
     """
 
     def __init__(
@@ -68,17 +91,14 @@ class Clocks:
         self._sm_clocks: dict[str, SmClocks | NativeSmClocks] = {}
         self._offsets_ns: dict[str, int] = {}
         self._codes = np.zeros(2, np.int16)
-        self._clocks: list[str] = []
+        self._clocks: dict[str, int] = {}
         self._rounds = 0
         self._moved: dict[str, int] = {}
-        by_clock: dict[str, list[ClockPair]] = {}
-        for record in pairs:
-            by_clock.setdefault(record["clock"], []).append(ClockPair.of(record))
         for clock in HOST_CLOCKS:
             if (offset_ns := self._host_offset_ns(clock)) is not None:
                 self._maps.setdefault(clock, offset_map(clock, "offset", offset_ns, SNAPSHOT_NS))
         if self.trace_clock == MONOTONIC:
-            self._maps |= {clock: fit(clock, found) for clock, found in by_clock.items()}
+            self._maps |= _fitted(pairs)
         for clock, offset in (assumed or {}).items():
             self._maps[clock] = self._assume(clock, offset)
         self.last_ns = TraceNs(0)
@@ -148,8 +168,8 @@ class Clocks:
         return TraceBatch(events, others, batch.text_bytes)
 
     def _codes_of(self, tables: Tables) -> Any:
-        """The place of each shape's clock in `_clocks`, counted from 1; 0 for the trace's own. The last two
-        are those of specials and of none.
+        """The number of each shape's clock in `_clocks`, from 1; 0 for the trace's own. The last two are
+        those of specials and of none.
         """
         if self._rounds != tables.rounds:
             self._rounds, self._codes = tables.rounds, np.zeros(2, np.int16)
@@ -168,9 +188,10 @@ class Clocks:
             if shape.type not in HOST_LAYERS or shape.clock is not None or shape.comm is not None:
                 self._note(clock, 0)
             return 0
-        if clock not in self._clocks:
-            self._clocks.append(clock)
-        return self._clocks.index(clock) + 1
+        names_max = len(self._maps) + collected.CLOCKS_MAX
+        if clock_map is None and clock not in self._clocks and len(self._clocks) >= names_max:
+            clock = _OTHERS
+        return self._clocks.setdefault(clock, len(self._clocks) + 1)
 
     def _move(self, events: TraceColumns, of: Any, left_out: list[int], unplaced: dict[str, int]) -> None:
         """Place the events that are on other clocks than the trace's; `of` says on which."""
@@ -178,12 +199,13 @@ class Clocks:
         source = events.source_ns = np.full(len(events), NONE, np.int64)
         bounds = events.bound_ns = np.zeros(len(events), np.int64)
         found = [(np.flatnonzero(of == code), code) for code in distinct(of[of > 0]).tolist()]
+        names = list(self._clocks)
         # In the file's order: shapes may have been met in another.
         for places, code in sorted(found, key=lambda one: int(one[0][0])):
-            clock = self._clocks[code - 1]
+            clock = names[code - 1]
             clock_map = self._maps.get(clock)
             if clock_map is None:
-                unplaced[clock] = unplaced.get(clock, 0) + len(places)
+                _leave_out(clock, len(places), unplaced)
                 events.ts_ns[places] = NONE
                 left_out += places.tolist()
                 continue
@@ -215,7 +237,7 @@ class Clocks:
             clock, count = other.launched.get("clock", self.default), len(other)
         clock_map = self._maps.get(clock)
         if clock_map is None:
-            unplaced[clock] = unplaced.get(clock, 0) + count
+            _leave_out(clock, count, unplaced)
             return None
         source_ns = int(events.ts_ns[at])
         bound_ns = clock_map.bound_at(source_ns)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain
 from typing import BinaryIO, cast
 
 import orjson
@@ -56,6 +55,21 @@ def clock_records(stream: BinaryIO) -> Iterator[Record]:
                 yield record
 
 
+class _Pairs:
+    """The pairs of a recording, each time that they are asked for: those of the header, then those of the
+    file, where there is a `stream` to search.
+    """
+
+    def __init__(self, of_header: list[Record], stream: InputStream | None) -> None:
+        self._of_header, self._stream = of_header, stream
+
+    def __iter__(self) -> Iterator[Record]:
+        yield from self._of_header
+        if self._stream is not None:
+            with self._stream.again() as again:
+                yield from clock_records(cast(BinaryIO, again))
+
+
 def _header_pairs(header: Header, problems: list[Problem]) -> Iterator[Record]:
     for at, pair in enumerate(header.get("clock_pairs", [])):
         record = {"type": "clock", **pair}
@@ -74,7 +88,8 @@ def open_recording(
     *,
     is_growing: bool = False,
 ) -> Iterator[OpenRecording]:
-    """Open an input and settle its clocks: where they need pairs from all over the file, it is read twice.
+    """Open an input and settle its clocks: where they need pairs from all over the file, it is read twice,
+    and once more where there are more pairs than are kept.
 
     `source_format` names the format where the content does not; `assumed` places clocks that have no pairs:
     clock → ns to add, or a host clock's name; `undated`, one of `UNDATED`, is what becomes of lines without a
@@ -93,12 +108,11 @@ def open_recording(
         recording.batches = naming_others(recording.batches, source)
         header = recording.header
         problems: list[Problem] = []
-        pairs: Iterable[Record] = list(_header_pairs(header, problems))
+        of_header = list(_header_pairs(header, problems))
         recording.batches = saying(problems, recording.batches)
         used = header.get("clocks", [header.get("clock", HOST_CLOCKS[0])])
-        if not (is_growing or set(used) <= set(HOST_CLOCKS) or len(used) == 1):
-            again = stack.enter_context(stream.again())
-            pairs = chain(pairs, clock_records(cast(BinaryIO, again)))
+        needs_others = not (is_growing or set(used) <= set(HOST_CLOCKS) or len(used) == 1)
+        pairs = _Pairs(of_header, stream if needs_others else None)
         yield OpenRecording(recording, Clocks(header, pairs, assumed), stream, source.name)
 
 
