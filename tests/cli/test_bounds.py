@@ -27,7 +27,9 @@ finally:
     status = open("/proc/self/status").read()
     print(status.split("VmHWM:")[1].split()[0], file=sys.stderr)
 """
-HEADER = {"type": "header", "schema": "tracepipe/1", "clock": "monotonic", "clocks": ["monotonic"]}
+GPU = "globaltimer:0"
+# A recording is searched for pairs of clocks where it names another clock than the host's.
+HEADER = {"type": "header", "schema": "tracepipe/1", "clock": "monotonic", "clocks": ["monotonic", GPU]}
 BOUND_MB = 64
 TRACK_KB = 1
 LINE_MB = 30
@@ -85,6 +87,24 @@ def losses() -> Lines:
 def clocks() -> Lines:
     pair = {"type": "clock", "source_ns": 1, "host_lo_ns": 1, "host_hi_ns": 2}
     return (pair | {"clock": f"clock {at}"} for at in range(20_000))
+
+
+def pairs(count: int = 300_000) -> Lines:
+    """A day of readings, of three clocks."""
+    pair = {"type": "clock", "source_ns": 0, "host_lo_ns": 0, "host_hi_ns": 0}
+    for at in range(count):
+        host_ns, clock = at * 10**8, f"globaltimer:{at % 3}"
+        pair |= {"host_lo_ns": host_ns, "host_hi_ns": host_ns + 700 + at % 900}
+        yield pair | {"clock": clock, "source_ns": 5 * 10**17 + host_ns + host_ns // 10**5 + 500}
+
+
+def pairs_and_names() -> Lines:
+    """As many pairs as are kept, some of which contradict, and events on their clock, of many names."""
+    for pair in pairs(130_000):
+        wrong_ns = 10**5 if pair["source_ns"] % 7 == 0 else 0
+        yield pair | {"clock": GPU, "source_ns": pair["source_ns"] + wrong_ns}
+    for at in range(40_000):
+        yield event(at, name=f"function number {at}", clock=GPU) | {"ts_ns": 5 * 10**17 + at * 10**8}
 
 
 def stacks() -> Lines:
@@ -157,6 +177,12 @@ def peak_mb(*arguments: str) -> float:
 def test_whatever_a_recording_holds(lines: Callable[[], Lines], to: str, tmp_path: Path) -> None:
     path = recorded(tmp_path / "run.jsonl", lines())
     assert peak_mb("convert", str(path), "-o", str(tmp_path / "out"), "-f", to) < BOUND_MB
+
+
+@pytest.mark.parametrize("lines", [pairs, pairs_and_names], ids=lambda one: one.__name__)
+def test_pairs_of_clocks_whatever_their_number(lines: Callable[[], Lines], tmp_path: Path) -> None:
+    path = recorded(tmp_path / "run.jsonl", lines())
+    assert peak_mb("convert", str(path), "-o", str(tmp_path / "out")) < BOUND_MB
 
 
 @pytest.mark.parametrize("to", ["layered", "cuda-events"])

@@ -175,14 +175,6 @@ def test_clocks_beyond_the_most_are_counted_together_and_not_placed() -> None:
     assert stamping.unplaced["other clocks"] == 7
 
 
-def test_more_clocks_than_16_bits_number() -> None:
-    stamping = Stamping(new_header(clock="monotonic", clocks=["monotonic", "a"]))
-    event = {"type": "gpu_kernel", "name": "k", "phase": "I", "ts_ns": 50}
-    assert stamping.stamp([event | {"clock": f"clock {at}"} for at in range(40_000)] + [event]) == [event]
-    assert sum(stamping.unplaced.values()) == 40_000
-    assert len(stamping.unplaced) == 9
-
-
 def test_pairs_stand_in_the_order_of_their_clock() -> None:
     pairs = Pairs.of([ClockPair(at * 7 % 11, at, 1) for at in range(11)]).in_order()
     assert all(a < b for a, b in pairwise(pairs.source_ns.tolist()))

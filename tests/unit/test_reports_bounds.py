@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from benchmarks.recordings import KERNELS, write_mixed, write_warps
-from tests.support.recordings import span, write
+from tests.support.recordings import GPU_CLOCK, span, write
 from tracepipe.reports import REPORTS
 
 MEASURE = r"""
@@ -48,6 +48,11 @@ def kernel(at: int) -> dict[str, Any]:
     return {"type": "gpu_warp", "name": f"kernel {at}", "ts_ns": at * 1_000, "gpu": 0, **columns}
 
 
+def pair(at: int) -> dict[str, Any]:
+    times = {"source_ns": at * 10**8, "host_lo_ns": at * 10**8, "host_hi_ns": at * 10**8 + 900}
+    return {"type": "clock", "clock": GPU_CLOCK, **times}
+
+
 # What there is a different one of in each event, and how many bytes `summary` takes for it at most.
 SUMMARY: dict[str, tuple[Callable[[int], dict[str, Any]], int]] = {
     "nothing": (call, 100),
@@ -57,6 +62,7 @@ SUMMARY: dict[str, tuple[Callable[[int], dict[str, Any]], int]] = {
     "thread names": (lambda at: call(at, comm=f"thread {at}"), 320),
     "arguments": (lambda at: call(at, args={"text": f"{at}" + "x" * 300}), 130),
     "kernels": (kernel, 400),
+    "clock pairs": (pair, 100),
 }
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from tracepipe.clocks.pairs import PART, ClockPair, GrowingPairs, Pairs, cut, numbers
 
-# So many pairs are kept of all clocks together. While they are fitted they take 64 bytes each, and 32 then.
-PAIRS_MAX = 1 << 18
+# So many pairs are kept of all clocks together. They take some 64 bytes each while they are fitted, then 24.
+PAIRS_MAX = 1 << 17
 # A machine has some GPUs with a clock each. What a file says is any text.
 CLOCKS_MAX = 1 << 10
 

@@ -25,7 +25,7 @@ from tracepipe.clocks.pairs import (
     scaled,
 )
 from tracepipe.errors import ClockError
-from tracepipe.event.columns import Int64s
+from tracepipe.event.columns import Int32s, Int64s
 from tracepipe.event.model import TIME_LIMIT_NS, SourceNs, TraceNs
 
 # The readings of `start` in a header follow each other within this time.
@@ -71,7 +71,7 @@ class Segment:
 class ClockMap:
     """The map of one source clock. `method`: same, offset, fit or assumed.
 
-    `source_ns` and `trace_ns` are the points between which it is straight: 32 bytes each, with the bounds.
+    `source_ns` and `trace_ns` are the points between which it is straight: 24 bytes each, with the bounds.
     There is a segment before each point and one after the last; `from_bound_ns` has the bound where each of
     them begins, or ends if it is the first, `to_bound_ns` where those between two points end.
     """
@@ -80,8 +80,8 @@ class ClockMap:
     method: str
     source_ns: Int64s
     trace_ns: Int64s
-    from_bound_ns: Int64s
-    to_bound_ns: Int64s
+    from_bound_ns: Int64s | Int32s
+    to_bound_ns: Int64s | Int32s
     rate: tuple[int, int] = (1, 1)
     """Of the host's clock to this one before the first point and after the last, as a fraction."""
     bound_ppm: tuple[int, int] = (0, 0)
@@ -211,11 +211,16 @@ class Fit:
         """The map, with bounds that allow for all that was given."""
         return replace(
             self._map,
-            from_bound_ns=self._from_bound_ns,
-            to_bound_ns=self._to_bound_ns,
+            from_bound_ns=_narrow(self._from_bound_ns),
+            to_bound_ns=_narrow(self._to_bound_ns),
             pairs=self._pairs - self._dropped,
             dropped=self._dropped,
         )
+
+
+def _narrow(bounds_ns: Int64s | Int32s) -> Int64s | Int32s:
+    """The same in half the memory, where none of them is over 2 s."""
+    return bounds_ns.astype(np.int32) if most(bounds_ns) < 1 << 31 else bounds_ns
 
 
 def fit(clock: str, pairs: Pairs) -> ClockMap:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -113,7 +114,19 @@ def open_recording(
         used = header.get("clocks", [header.get("clock", HOST_CLOCKS[0])])
         needs_others = not (is_growing or set(used) <= set(HOST_CLOCKS) or len(used) == 1)
         pairs = _Pairs(of_header, stream if needs_others else None)
-        yield OpenRecording(recording, Clocks(header, pairs, assumed), stream, source.name)
+        clocks = Clocks(header, pairs, assumed)
+        _give_back()
+        yield OpenRecording(recording, clocks, stream, source.name)
+
+
+def _give_back() -> None:
+    """Have memory that was freed given back to the system: many pairs of clocks take some MB while they are
+    fitted, which the C library would keep in pieces.
+    """
+    # musl has no such function, and keeps nothing.
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _recognised(
