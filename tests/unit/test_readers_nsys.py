@@ -283,7 +283,7 @@ def test_values_of_the_wrong_types_are_bad_rows(export: Any) -> None:
     _, records, problems = read(export(KERNEL=bad, RUNTIME=wrong))
     skipped = sum(problem.skipped for problem in problems)
     assert len(records) + skipped == len(bad) + len(wrong)
-    assert "CUPTI_ACTIVITY_KIND_KERNEL row 1: start is no whole number" in said(problems)
+    assert "CUPTI_ACTIVITY_KIND_KERNEL row 1: its time is no whole number" in said(problems)
 
 
 def test_a_view_is_no_table(export: Any) -> None:

@@ -6,7 +6,7 @@ Ends of ranges wait here until their time comes.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -22,10 +22,17 @@ _SHAPES_MAX: Final = 1 << 13
 # Ends that wait. Ranges nest some dozen deep on some hundred threads.
 ENDS_MAX: Final = 1 << 14
 _NEVER_NS: Final = 1 << 63
+# Rows whose open ranges are remembered.
+_ROWS_MAX: Final = 1 << 12
 
 
+Values = tuple[Any, ...]
 Place = tuple[str, int]
 """Where something stands in an input without lines: a table and a row of it, say."""
+
+
+Take = Callable[[Place, Values], None]
+"""Takes a row, and where it stands."""
 
 
 def named(at: Place) -> str:
@@ -38,11 +45,12 @@ def named(at: Place) -> str:
 class EventRows:
     """Takes events one by one; `between` gives the batches of all that a reader calls for.
 
-    `base_ns` is added to each time.
+    `base_ns` is added to each time; `longest_ns` is what nothing can last longer than.
     """
 
     tables: Tables
     base_ns: int = 0
+    longest_ns: int = 366 * 86_400 * 10**9
     problems: list[Problem] = field(default_factory=list)
     _rows: list[Row] = field(default_factory=list)
     _others: list[Record | Warps] = field(default_factory=list)
@@ -50,6 +58,8 @@ class EventRows:
     _rounds: int = 0
     _ends: list[tuple[int, int, Shape, Args | None, Callable[[], None] | None]] = field(default_factory=list)
     _ended: int = 0
+    _open: dict[Any, list[int]] = field(default_factory=dict)
+    """By row the ends of the ranges that are open."""
 
     def shape(self, key: Any, make: Callable[..., Shape], *of: Any) -> int:
         """The number of the shape that `make` makes of `of`, asked once for each key."""
@@ -88,6 +98,22 @@ class EventRows:
         """Add a problem of what stands at a place; `skipped` if it is left out."""
         self.problems.append(Problem(0, named(at), text, skipped))
 
+    def length(self, at: Place, start: int, end: Any, args: Args) -> int:
+        """How long something lasts. What cannot be true is kept, marked in `args` and said."""
+        if type(end) is not int:
+            args["end"] = "not recorded"
+            self.say(at, "has no end: it is kept without a length")
+            return 0
+        dur_ns = end - start
+        if dur_ns < 0:
+            args["ends_before_start_ns"] = -dur_ns
+            self.say(at, f"ends {-dur_ns} ns before it starts: it is kept without a length")
+            return 0
+        if dur_ns > self.longest_ns:
+            args["longer_than_recording"] = True
+            self.say(at, f"lasts {dur_ns} ns, longer than the recording")
+        return min(dur_ns, TIME_LIMIT_NS)
+
     def other(self, record: Record, ts_ns: int = NONE) -> None:
         """Add a record that is no event: a loss, on the clock of the events, or a stack."""
         self._others.append(record)
@@ -113,6 +139,39 @@ class EventRows:
             if then:
                 then()
 
+    def nests(self, row: Any, start_ns: int, end_ns: int) -> bool:
+        """Whether a range may be a begin and an end: it lies within those that are open on its row, and may
+        wait for its end. It is open from now on if so. Ranges come in the order of their starts.
+        """
+        if not self.has_room_for_ends:
+            return False
+        if len(self._open) >= _ROWS_MAX and row not in self._open:
+            self._open = {key: ends for key, ends in self._open.items() if ends and ends[-1] > start_ns}
+        ends = self._open.setdefault(row, [])
+        while ends and ends[-1] <= start_ns:
+            ends.pop()
+        if ends and end_ns > ends[-1]:
+            return False
+        ends.append(end_ns)
+        return True
+
+    def steps(
+        self, streams: Sequence[tuple[str, Iterator[Values], Take]], first: Callable[[int], None]
+    ) -> Iterator[None]:
+        """Take the rows of tables in the order of time, which each is in: a row's number, its time, the
+        rest. `first` is called with the first time.
+        """
+        dated = [_dated(at, rows) for at, (_, rows, _) in enumerate(streams)]
+        is_first = True
+        for ts_ns, at, row in heapq.merge(*dated):
+            if is_first:
+                first(ts_ns)
+                is_first = False
+            self.end_until(ts_ns)
+            table, _, take = streams[at]
+            take((table, row[0]), row[1:])
+            yield
+
     def batches(self, steps: Iterable[object]) -> Iterator[SourceBatch]:
         """The events that are added while `steps` goes on."""
         for _ in steps:
@@ -130,6 +189,10 @@ class EventRows:
         self._rows, self._others = [], []
         self.problems.clear()  # readers hold this one
         return batch
+
+
+def _dated(at: int, rows: Iterator[Values]) -> Iterator[tuple[int, int, Values]]:
+    return ((row[1], at, row) for row in rows)
 
 
 def cut(shape: Shape) -> Shape:

@@ -6,7 +6,6 @@ the session's start, which TARGET_INFO_SESSION_START_TIME has on two clocks.
 
 from __future__ import annotations
 
-import heapq
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -16,12 +15,12 @@ from tracepipe.event.columns import NONE, SourceBatch
 from tracepipe.event.model import MONOTONIC, TIME_LIMIT_NS, Header, HostInstant, Problem, new_header
 from tracepipe.event.tables import Tables
 from tracepipe.readers import nsys_ranges
-from tracepipe.readers.event_rows import EventRows
-from tracepipe.readers.nsys_names import Launches, Names
+from tracepipe.readers.event_rows import EventRows, Values
+from tracepipe.readers.nsys_names import Names, launches_of
 from tracepipe.readers.nsys_ranges import Annotations
 from tracepipe.readers.nsys_tables import Events, Source
 from tracepipe.readers.recording import Recording
-from tracepipe.readers.sqlite_tables import MAGIC, Database, Values, unreadable
+from tracepipe.readers.sqlite_tables import MAGIC, Database, unreadable
 
 SESSION_CLOCK: Final = "nsys"
 """The clock of a file that does not say when the session began."""
@@ -148,9 +147,10 @@ class _Export:
             self._database.close()
 
     def _sources(self) -> Iterator[Source]:
-        launches = Launches(self._database, self._problems)
+        launches = launches_of(self._database, self._problems)
+        self._rows.longest_ns = self._longest_ns() or self._rows.longest_ns
         whole = self._capture.get("CUDA_GRAPH_TRACE_OPTIONS:MODE") == "Graph"
-        events = Events(self._rows, self._names, launches, self._longest_ns(), graphs_are_whole=whole)
+        events = Events(self._rows, self._names, launches, graphs_are_whole=whole)
         self._annotations = Annotations(self._rows, self._names, self._database, self._problems)
         yield from events.sources(self._database)
         if "start" in self._database.tables.get(nsys_ranges.TABLE, ()):
@@ -162,25 +162,18 @@ class _Export:
             self._rows.other(record)
         sources = list(self._sources())
         self._say_unread({source.table for source in sources})
-        rows = [self._dated(at, source) for at, source in enumerate(sources)]
-        merged = heapq.merge(*rows)
-        end_until = self._rows.end_until
-        is_first = True
-        for ts_ns, at, row in merged:
-            if is_first:
-                is_first = False
-                if self._rows.base_ns == 0 and _EARLIEST_NS < ts_ns < 0:
-                    self._rows.base_ns = -ts_ns
-            end_until(ts_ns)
-            sources[at].take((sources[at].table, row[0]), row[1:])
-            yield
-        end_until(TIME_LIMIT_NS)
+        streams = [(source.table, self._in_order(source), source.take) for source in sources]
+        yield from self._rows.steps(streams, self._begin)
         self._annotations.say_others()
 
-    def _dated(self, at: int, source: Source) -> Iterator[tuple[int, int, Values]]:
+    def _begin(self, first_ns: int) -> None:
+        """Where a clock of its own began after the first event, let it begin there."""
+        if self._rows.base_ns == 0 and _EARLIEST_NS < first_ns < 0:
+            self._rows.base_ns = -first_ns
+
+    def _in_order(self, source: Source) -> Iterator[Values]:
         order = tuple(one for one in (source.columns[0], "end DESC") if one.split()[0] in source.columns)
-        rows = self._database.in_order(source.table, source.columns, self._problems, order)
-        return ((row[1], at, row) for row in rows)
+        return self._database.in_order(source.table, source.columns, self._problems, order)
 
     def _say_unread(self, read: set[str]) -> None:
         """Say which tables have rows that no event is made of."""

@@ -6,11 +6,12 @@ import re
 import sqlite3
 from collections.abc import Iterator
 from pathlib import PurePath
-from typing import Any, Final, TypeGuard
+from typing import Any, Final
 
 from tracepipe.event.model import Problem, Record
 from tracepipe.hooks.kernel_name import short_kernel_name
 from tracepipe.readers.event_rows import cut_text
+from tracepipe.readers.launch_numbers import Launches
 from tracepipe.readers.sqlite_tables import Database, Strings, unreadable
 
 # Threads and processes whose names are kept.
@@ -18,9 +19,6 @@ _NAMES_MAX: Final = 1 << 14
 # Rows of the small tables: GPUs, labels, settings; kernels whose short names are kept.
 _FEW_MAX: Final = 1 << 10
 _ID_BITS, _ID_MASK = 24, (1 << 24) - 1
-_CORRELATION_BITS: Final = 32
-# Pages of bits for calls that launched something: 64 Ki calls each, of which a capture makes 10⁴ a second.
-_PAGE_BITS, _PAGES_MAX = 16, 1 << 10
 _WORK: Final = tuple(f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET", "GRAPH_TRACE"))
 
 
@@ -120,68 +118,22 @@ class Names:
         return {name: value for name, value in rows if type(name) is str and type(value) is str}
 
 
-class Launches:
-    """Which calls asked for work of a GPU, by their correlation numbers, which count in each process.
-
-    A launch's number is that of its call, with the process's above it, in the order in which they are met.
-    """
-
-    def __init__(self, database: Database, problems: list[Problem]) -> None:
-        self._pages: dict[tuple[int, int], bytearray] = {}
-        self._processes: dict[int, int] = {}
-        self._is_full = False
-        tables = [table for table in _WORK if table in database.tables]
-        # Without processes a number alone must do.
-        self._by_process = all("globalPid" in database.tables[table] for table in tables)
-        for table in tables:
-            try:
-                for pid, correlation in database.select(table, ("globalPid", "correlationId")):
-                    self._note(pid, correlation)
-            except sqlite3.Error as e:
-                problems.append(Problem(0, table, unreadable(e)))
-
-    def _process(self, whole: Any) -> int:
-        if not self._by_process or type(whole) is not int:
-            return 0
-        return whole >> _ID_BITS
-
-    def _note(self, whole: Any, correlation: Any) -> None:
-        if not _is_correlation(correlation):
-            return
-        page, bit = correlation >> _PAGE_BITS, correlation & ((1 << _PAGE_BITS) - 1)
-        key = self._process(whole), page
-        bits = self._pages.get(key)
-        if bits is None:
-            if len(self._pages) >= _PAGES_MAX:
-                self._is_full = True
-                return
-            bits = self._pages[key] = bytearray(1 << (_PAGE_BITS - 3))
-        bits[bit >> 3] |= 1 << (bit & 7)
-
-    def of(self, whole: Any, correlation: Any, *, is_call: bool) -> int | None:
-        """The launch of a call that asked for work, or of work; None where there is none."""
-        if not _is_correlation(correlation):
-            return None
-        process = self._process(whole)
-        if is_call and not self._has_work(process, correlation):
-            return None
-        number = self._processes.get(process)
-        if number is None:
-            if len(self._processes) >= _NAMES_MAX:
-                return None
-            number = self._processes[process] = len(self._processes)
-        return number << _CORRELATION_BITS | correlation
-
-    def _has_work(self, process: int, correlation: int) -> bool:
-        bits = self._pages.get((process, correlation >> _PAGE_BITS))
-        if bits is None:
-            return self._is_full
-        bit = correlation & ((1 << _PAGE_BITS) - 1)
-        return bool(bits[bit >> 3] >> (bit & 7) & 1)
+def launches_of(database: Database, problems: list[Problem]) -> Launches:
+    """Which calls of an export asked for work of a GPU."""
+    tables = [table for table in _WORK if table in database.tables]
+    launches = Launches(by_process=all("globalPid" in database.tables[table] for table in tables))
+    for table in tables:
+        try:
+            for whole, correlation in database.select(table, ("globalPid", "correlationId")):
+                launches.note(process_of(whole), correlation)
+        except sqlite3.Error as e:
+            problems.append(Problem(0, table, unreadable(e)))
+    return launches
 
 
-def _is_correlation(value: Any) -> TypeGuard[int]:
-    return type(value) is int and 0 < value < 1 << _CORRELATION_BITS
+def process_of(whole: Any) -> int:
+    """The process of a globalPid or globalTid, with its machine."""
+    return whole >> _ID_BITS if type(whole) is int else 0
 
 
 _VERSION: Final = re.compile(r"_v\d{4,5}$")

@@ -16,9 +16,9 @@ import orjson
 from tracepipe.event.model import RANGE_LIMIT, Problem
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Args
-from tracepipe.readers.event_rows import EventRows, Place, cut_text
+from tracepipe.readers.event_rows import EventRows, Place, Values, cut_text
 from tracepipe.readers.nsys_names import Names, pid_of, tid_of
-from tracepipe.readers.sqlite_tables import Database, Values
+from tracepipe.readers.sqlite_tables import Database
 
 TABLE: Final = "NVTX_EVENTS"
 COLUMNS: Final = (
@@ -65,8 +65,6 @@ class Annotations:
         self._rows, self._names = rows, names
         self._domains: dict[tuple[int | None, Any], str] = {}
         self._categories: dict[tuple[int | None, Any, Any], str] = {}
-        self._ends: dict[tuple[int, Any], list[int]] = {}
-        """By thread and domain the ends of the ranges that are open."""
         self._open: dict[tuple[int | None, Any], _Open] = {}
         self._others: dict[str, int] = {}
         if TABLE in database.tables:
@@ -122,15 +120,9 @@ class Annotations:
             else:
                 self._add(at, row, "B", name)
             return
-        if len(self._ends) >= _NAMES_MAX and (whole, domain) not in self._ends:
-            self._ends = {key: ends for key, ends in self._ends.items() if ends and ends[-1] > start}
-        ends = self._ends.setdefault((whole, domain), [])
-        while ends and ends[-1] <= start:
-            ends.pop()
-        if (ends and end > ends[-1]) or not self._rows.has_room_for_ends:
+        if not self._rows.nests((whole, domain), start, end):
             self._add(at, row, "X", name, dur_ns=end - start)
             return
-        ends.append(end)
         shape = self._add(at, row, "B", name)
         self._end(end, shape, whole)
 

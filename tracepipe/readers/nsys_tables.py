@@ -1,28 +1,29 @@
 """Which tables of an export of Nsight Systems become which events.
 
-    CUPTI_ACTIVITY_KIND_KERNEL, …_GRAPH_TRACE     gpu_kernel X    launch, grid, block, stream
-    …_MEMCPY, …_MEMSET                            transfer X      HtoD, …, set: gpu, stream, size, launch
-    …_RUNTIME (calls of the driver too)           userspace X     result; launch, where they asked for work
-    CUDA_GPU_MEMORY_USAGE_EVENTS                  memory I        alloc, free: size, address
-    SCHED_EVENTS                                  scheduler B, E  running
-    GPU_METRICS                                   hook C          counters of each GPU
-    OSRT_API, synchronisation, CUDA events, …     hook            a layer each
+CUPTI_ACTIVITY_KIND_KERNEL, …_GRAPH_TRACE     gpu_kernel X    launch, grid, block, stream
+…_MEMCPY, …_MEMSET                            transfer X      HtoD, …, set: gpu, stream, size, launch
+…_RUNTIME (calls of the driver too)           userspace X     result; launch, where they asked for work
+CUDA_GPU_MEMORY_USAGE_EVENTS                  memory I        alloc, free: size, address
+SCHED_EVENTS                                  scheduler B, E  running
+GPU_METRICS                                   hook C          counters of each GPU
+OSRT_API, synchronisation, CUDA events, …     hook            a layer each
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 from tracepipe.event.columns import NONE
-from tracepipe.event.model import COUNTS, INDEX_LIMIT, TIME_LIMIT_NS
+from tracepipe.event.model import COUNTS, INDEX_LIMIT
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Args
 from tracepipe.event.vocabulary import RUNNING
-from tracepipe.readers.event_rows import EventRows, Place
-from tracepipe.readers.nsys_names import Launches, Names, function_name, pid_of, tid_of
-from tracepipe.readers.sqlite_tables import Database, Values
+from tracepipe.readers.event_rows import EventRows, Place, Take, Values
+from tracepipe.readers.launch_numbers import Launches
+from tracepipe.readers.nsys_names import Names, function_name, pid_of, process_of, tid_of
+from tracepipe.readers.sqlite_tables import Database
 
 _CUPTI: Final = "CUPTI_ACTIVITY_KIND_"
 # CUpti_ActivityMemcpyKind; the last three are of unified memory, which the driver moves.
@@ -37,11 +38,9 @@ _SEVERE: Final = ("Warning", "Error")
 _GRAPHS_WHOLE: Final = (
     "kernels of CUDA graphs are not recorded one by one; nsys profile --cuda-graph-trace=node records them"
 )
-_A_YEAR_NS: Final = 366 * 86_400 * 10**9
 _SAID_MAX: Final = 300  # letters of a message that are put into words of ours
 
 
-Take = Callable[[Place, Values], None]
 _SPAN: Final = ("start", "end")
 _OF_GPU: Final = (*_SPAN, "deviceId", "contextId", "streamId", "correlationId", "globalPid")
 _SIZES: Final = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ")
@@ -59,13 +58,10 @@ class Source:
 
 
 class Events:
-    """Makes events of rows. `longest_ns` is what no event can last longer than, 0 if that is not known."""
+    """Makes events of rows."""
 
-    def __init__(
-        self, rows: EventRows, names: Names, launches: Launches, longest_ns: int, *, graphs_are_whole: bool
-    ) -> None:
+    def __init__(self, rows: EventRows, names: Names, launches: Launches, *, graphs_are_whole: bool) -> None:
         self._rows, self._names, self._launches = rows, names, launches
-        self._longest_ns = longest_ns or _A_YEAR_NS
         self._graphs_are_whole = graphs_are_whole
         self._known: dict[str, tuple[tuple[str, ...], Take]] = {
             f"{_CUPTI}RUNTIME": (
@@ -118,8 +114,8 @@ class Events:
             self._skip(at, "globalTid is no whole number")
             return
         args: Args = {"result": result} if type(result) is int else {}
-        dur_ns = self._length(at, start, end, args)
-        launch = self._launches.of(whole, correlation, is_call=True)
+        dur_ns = self._rows.length(at, start, end, args)
+        launch = self._launches.of(process_of(whole), correlation, is_call=True)
         shape = self._rows.shape(("call", whole, name, launch is None), self._call_shape, whole, name, launch)
         self._rows.add(at, start, shape, args, dur_ns, launch or 0)
 
@@ -136,7 +132,7 @@ class Events:
             self._skip(at, "globalTid is no whole number")
             return
         args: Args = {"result": result} if type(result) is int else {}
-        dur_ns = self._length(at, start, end, args)
+        dur_ns = self._rows.length(at, start, end, args)
         shape = self._rows.shape((at[0], whole, name), self._library_shape, at[0], whole, name)
         self._rows.add(at, start, shape, args, dur_ns)
 
@@ -146,7 +142,7 @@ class Events:
     def _overhead(self, at: Place, row: Values) -> None:
         start, end, whole, name, kind = row
         args: Args = {}
-        dur_ns = self._length(at, start, end, args)
+        dur_ns = self._rows.length(at, start, end, args)
         if (text := self._names.strings.get(name)) is not None:
             args["of"] = text
         key = ("overhead", whole, kind)
@@ -169,7 +165,7 @@ class Events:
         sizes, (registers, static, dynamic, graph, node, *cluster) = tuple(more[:6]), more[6:]
         if not all(type(size) is int and 0 <= size <= INDEX_LIMIT for size in sizes):
             sizes = ()
-        launch = self._launches.of(whole, correlation, is_call=False)
+        launch = self._launches.of(process_of(whole), correlation, is_call=False)
         key = ("kernel", device, stream, whole, demangled, short, sizes, launch is None)
         shape = self._rows.shape(key, self._kernel_shape, *key[1:])
         args: Args = {"function": text} if (text := self._names.kernel(demangled)[1]) else {}
@@ -179,7 +175,7 @@ class Events:
         if all(type(size) is int for size in cluster) and any(cluster):
             args["cluster"] = cluster
         args |= _where(context, graph, node)
-        self._rows.add(at, start, shape, args, self._length(at, start, end, args), launch or 0)
+        self._rows.add(at, start, shape, args, self._rows.length(at, start, end, args), launch or 0)
 
     def _kernel_shape(
         self,
@@ -224,10 +220,10 @@ class Events:
 
     def _work(self, at: Place, kind: str, name: str, of_gpu: Values, args: Args) -> None:
         start, end, device, _, stream, correlation, whole = of_gpu
-        launch = self._launches.of(whole, correlation, is_call=False)
+        launch = self._launches.of(process_of(whole), correlation, is_call=False)
         key = (kind, name, device, stream, whole, launch is not None)
         shape = self._rows.shape(key, self._on_gpu, *key)
-        self._rows.add(at, start, shape, args, self._length(at, start, end, args), launch or 0)
+        self._rows.add(at, start, shape, args, self._rows.length(at, start, end, args), launch or 0)
 
     def _on_gpu(
         self, kind: str, name: str, device: Any, stream: Any, whole: Any, has_launch: bool, **sizes: Any
@@ -242,7 +238,7 @@ class Events:
         start, end, _, _, _, _, whole, kind, event = row
         args = self._of_event(row[2:7], event)
         name = self._names.label("ENUM_CUPTI_SYNC_TYPE", kind) or "synchronization"
-        dur_ns = self._length(at, start, end, args)
+        dur_ns = self._rows.length(at, start, end, args)
         shape = self._rows.shape(("sync", name, whole), self._of_process, whole, name, "X", "synchronization")
         self._rows.add(at, start, shape, args, dur_ns)
 
@@ -327,22 +323,6 @@ class Events:
         self._rows.add(at, time_ns, shape, args)
 
     # What all have -------------------------------------------------------------------------------------
-
-    def _length(self, at: Place, start: int, end: Any, args: Args) -> int:
-        """How long a row lasts. What cannot be true is kept, marked in `args` and said."""
-        if type(end) is not int:
-            args["end"] = "not recorded"
-            self._rows.say(at, "has no end: it is kept without a length")
-            return 0
-        dur_ns = end - start
-        if dur_ns < 0:
-            args["ends_before_start_ns"] = -dur_ns
-            self._rows.say(at, f"ends {-dur_ns} ns before it starts: it is kept without a length")
-            return 0
-        if dur_ns > self._longest_ns:
-            args["longer_than_recording"] = True
-            self._rows.say(at, f"lasts {dur_ns} ns, longer than the recording")
-        return min(dur_ns, TIME_LIMIT_NS)
 
     def _skip(self, at: Place, text: str) -> None:
         self._rows.say(at, text, skipped=True)

@@ -14,9 +14,9 @@ from urllib.parse import quote
 
 from tracepipe.errors import InputError
 from tracepipe.event.model import Problem
+from tracepipe.readers.event_rows import Values
 
 MAGIC: Final = b"SQLite format 3\0"
-Values = tuple[Any, ...]
 
 _CACHE_KIB: Final = 512
 # A text that is longer costs its table: none of a profiler is, and one may have a gigabyte.
@@ -85,7 +85,7 @@ class Database:
         names = [name for (name,) in found.fetchmany(_TABLES_MAX) if isinstance(name, str)]
         tables = {}
         for name in names:
-            columns = self._connection.execute(f"PRAGMA table_xinfo({_quoted(name)})").fetchmany(_COLUMNS_MAX)
+            columns = self._connection.execute(f"PRAGMA table_xinfo({quoted(name)})").fetchmany(_COLUMNS_MAX)
             tables[name] = tuple(column[1] for column in columns if not column[6])
         return tables
 
@@ -96,19 +96,32 @@ class Database:
             return sqlite3.SQLITE_OK
         return sqlite3.SQLITE_DENY
 
-    def key_of(self, table: str, column: str) -> bool:
+    def is_key(self, table: str, column: str) -> bool:
         """Whether a column of whole numbers is the key that rows are found by."""
-        try:
-            self._connection.set_authorizer(None)
-            found = self._connection.execute(f"PRAGMA table_xinfo({_quoted(table)})").fetchmany(_COLUMNS_MAX)
-        finally:
-            self._connection.set_authorizer(self._may)
+        if table not in self.tables:
+            return False
+        found = self._asked(f"table_xinfo({quoted(table)})")
         keys = [(name, kind) for _, name, kind, _, _, key, _ in found if key]
         return [(name, str(kind).upper()) for name, kind in keys] == [(column, "INTEGER")]
 
+    def is_indexed(self, table: str, column: str) -> bool:
+        """Whether an index finds rows by a column."""
+        if table not in self.tables:
+            return False
+        names = [row[1] for row in self._asked(f"index_list({quoted(table)})")]
+        firsts = [self._asked(f"index_info({quoted(name)})")[:1] for name in names]
+        return any(row[2] == column for rows in firsts for row in rows)
+
+    def _asked(self, pragma: str) -> list[Values]:
+        self._connection.set_authorizer(None)
+        try:
+            return self._connection.execute(f"PRAGMA {pragma}").fetchmany(_COLUMNS_MAX)
+        finally:
+            self._connection.set_authorizer(self._may)
+
     def count(self, table: str) -> int:
         """How many rows a table has. Raises sqlite3.Error."""
-        (count,) = self._connection.execute(f"SELECT count(*) FROM {_quoted(table)}").fetchone()
+        (count,) = self._connection.execute(f"SELECT count(*) FROM {quoted(table)}").fetchone()
         return int(count)
 
     def select(
@@ -116,12 +129,12 @@ class Database:
     ) -> Iterator[Values]:
         """Rows of a table, columns that it lacks as None; `rest` follows FROM. Raises sqlite3.Error."""
         return self._connection.execute(
-            f"SELECT {', '.join(self._columns(table, columns))} FROM {_quoted(table)} {rest}", values
+            f"SELECT {', '.join(self._columns(table, columns))} FROM {quoted(table)} {rest}", values
         )
 
     def _columns(self, table: str, columns: Sequence[str]) -> list[str]:
         here = {name.lower() for name in self.tables[table]} | {"rowid"}
-        return [_quoted(name) if name.lower() in here else "NULL" for name in columns]
+        return [quoted(name) if name.lower() in here else "NULL" for name in columns]
 
     def in_order(
         self,
@@ -131,21 +144,27 @@ class Database:
         order: Sequence[str] = ("start", "end DESC"),
         where: str = "",
     ) -> Iterator[Values]:
-        """Rows of a table by time: its number, and the columns. A row whose first column, its time, is no
-        whole number is left out, and named in `problems`, as is the end of a table that cannot be read on.
+        """Rows of a table by time: the row's number, and the columns. A row whose first column, its time, is
+        no whole number is left out, and named in `problems`, as is a table that cannot be read on.
 
         SQLite sorts in files of its own: no index of a stranger's is relied on.
         """
         here = {name.lower() for name in self.tables[table]}
         by = [one for one in order if one.split()[0].lower() in here]
-        # The word end is one of SQL's own.
-        rest = f"NOT INDEXED {where} ORDER BY {', '.join(map(_ordered, by))}"
+        found = ", ".join(self._columns(table, ("rowid", *columns)))
+        sql = (
+            f"SELECT {found} FROM {quoted(table)} NOT INDEXED {where} ORDER BY {', '.join(map(_ordered, by))}"
+        )
+        return self.dated(table, sql, problems)
+
+    def dated(self, table: str, sql: str, problems: list[Problem]) -> Iterator[Values]:
+        """Rows of a statement, as `in_order` gives those of a table."""
         try:
-            for row in self.select(table, ("rowid", *columns), rest):
+            for row in self._connection.execute(sql):
                 if type(row[1]) is int:
                     yield row
                 else:
-                    problems.append(Problem(0, f"{table} row {row[0]}", f"{columns[0]} is no whole number"))
+                    problems.append(Problem(0, f"{table} row {row[0]}", "its time is no whole number"))
         except sqlite3.Error as e:
             problems.append(Problem(0, table, unreadable(e)))
 
@@ -168,10 +187,11 @@ class Database:
 
 def _ordered(column: str) -> str:
     name, _, way = column.partition(" ")
-    return f"{_quoted(name)} {way}".rstrip()
+    return f"{quoted(name)} {way}".rstrip()
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
+    """A name in a statement."""
     return '"' + name.replace('"', '""') + '"'
 
 
@@ -193,10 +213,10 @@ class Strings:
 
     def __init__(self, database: Database, table: str, key: str, value: str, problems: list[Problem]) -> None:
         self._database, self._table, self._names = database, table, (value,)
-        self._rest = f"WHERE {_quoted(key)} = ?"
+        self._rest = f"WHERE {quoted(key)} = ?"
         self._problems = problems
         self._known: dict[int, str | None] = {}
-        self._is_keyed = table in database.tables and database.key_of(table, key)
+        self._is_keyed = database.is_key(table, key)
         if table in database.tables and not self._is_keyed:
             # Each look would go through the whole table.
             rows = database.texts(table, (key, value), _STRINGS_MAX, problems)

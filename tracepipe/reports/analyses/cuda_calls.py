@@ -16,7 +16,7 @@ from tracepipe.reports.frames.stored import parts
 
 # Not cuLaunchHostFunc and its like, which run on the host.
 _LAUNCH = re.compile(
-    r"(__)?cu(da)?(Launch(Cooperative)?Kernel(MultiDevice|Ex|ExC)?|LaunchGrid(Async)?|Launch|GraphLaunch)"
+    r"(__)?(cu(da)?|hip(Ext|Module|ExtModule)?)(Launch(Cooperative)?Kernel(MultiDevice|Ex|ExC)?|LaunchGrid(Async)?|Launch|GraphLaunch)"
     r"(_v\d+)?(_ptsz|_ptds)?"
 )
 
