@@ -243,6 +243,33 @@ def test_the_chart_shows_the_most_of_each_cell(load: Load, tmp_path: Path) -> No
     ]
 
 
+def test_processes_with_the_highest_peaks_are_listed_where_there_are_many(load: Load) -> None:
+    records = [did("alloc", 1_000 + at, 0x10, 1_000 + at, pid=at, tid=at) for at in range(100)]
+    result = run(load(*records), Options())
+    assert rows(result, "processes", "peak_bytes") == [(1_000 + at,) for at in range(36, 100)]
+    assert [len(chart["steps"]) for chart in result.as_json()["over_time"]] == [1] * 64
+    assert "36 more processes and kinds, with lower peaks, are not listed: --top 0 lists all" in result.notes
+    assert len(rows(run(load(*records), Options(top=0)), "processes", "peak_bytes")) == 100
+
+
+def test_contexts_that_are_ended_again_and_again_are_counted(load: Load) -> None:
+    ended = [span(at, at + 1, "cudaDeviceReset") for at in range(1_200, 1_300, 2)]
+    notes = run(load(did("alloc", 1_100, 0x10, 1024), *ended), Options()).notes
+    assert sum(note.startswith("cudaDeviceReset at") for note in notes) == 20
+    assert "30 more calls ended a context while allocations were live" in notes
+
+
+def test_sizes_that_add_up_beyond_64_bits_and_addresses_that_are_none(load: Load) -> None:
+    sizes = [
+        did("alloc", 1_100 + at, address, 1 << 62) for at, address in enumerate(("0xzz", "-1", hex(1 << 70)))
+    ]
+    result = run(load(*sizes, did("free", 1_200, "0xzz"), did("alloc", 1_300, "0x1", -5)), Options())
+    assert rows(result, "processes", "total_bytes", "peak_bytes") == [(3 << 62, (1 << 63) - 1)]
+    assert rows(result, "never_freed", "address", "size_bytes") == [
+        ("-0x1", 1 << 62), (hex(1 << 70), 1 << 62), ("0x1", None),
+    ]  # fmt: skip
+
+
 def test_top_limits_rows_and_says_so(load: Load) -> None:
     result = run(load(*(did("alloc", 1_100 + at, at + 1, at) for at in range(1, 6))), Options(top=2))
     assert rows(result, "never_freed", "size_bytes") == [(5,), (4,)]

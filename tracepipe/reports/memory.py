@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Annotated, Any
 
-from tracepipe.reports.analyses.allocations import (
-    FREED,
-    GIVEN_AGAIN,
-    LIVE,
-    Allocation,
-    Allocations,
-    Place,
-    allocations,
-    ends_of,
+from tracepipe.event.columns import NONE
+from tracepipe.reports.analyses.allocation_sums import (
+    AllocationSums,
+    LiveAt,
+    Sites,
+    faults_of,
+    given_again,
+    never_freed,
+    places_with_most,
+    steps_of,
 )
+from tracepipe.reports.analyses.allocations import FAULTS, IN_USE, Allocations, allocations, ends_of
 from tracepipe.reports.analyses.cuda_calls import calls_named
 from tracepipe.reports.analyses.distribution import PERCENTS, of_values
 from tracepipe.reports.frames.libraries import np
@@ -32,6 +31,8 @@ _CHART_ROWS = 4
 _LABEL_COLUMNS = 10
 _CELLS_MIN = 20
 _CONTEXT_ENDS = re.compile(r"(cuCtxDestroy|cuDevicePrimaryCtxReset|cudaDeviceReset)(_v\d+)?")
+# Processes, GPUs and kinds of memory that are listed and drawn, and ended contexts that are said.
+_PLACES_MAX, _CONTEXTS_MAX = 64, 20
 _TOLD_BY = ("memory", "userspace", "unknown layer")
 
 
@@ -46,28 +47,51 @@ def run(run: Run, options: Options) -> Result:
     """The allocations of one recording."""
     found = allocations(run)
     result = Result("MEMORY")
-    if not found.steps and not found.faults:
+    places, left_out = places_with_most(found, _PLACES_MAX if options.top > 0 else 0)
+    faults = faults_of(found)
+    if not places and not len(faults):
         result.notes.append("no allocation was recorded, neither as an event nor as a call")
         return result
-    pids = {place[0] for place in found.steps} | {fault.pid for fault in found.faults}
-    names = {pid: run.process_name(pid) + ("" if pid is None else f" {pid}") for pid in pids}
-    until = {**dict.fromkeys(pids, _end_of_recording(run)), **ends_of(run)}
-    if found.steps:
-        result.parts += [_places(run, found, until, names), _over_time(run, found, names)]
+    until = _Until(run)
+    if left_out:
+        result.notes.append(
+            f"{left_out} more processes and kinds, with lower peaks, are not listed: --top 0 lists all"
+        )
+    if places:
+        result.parts += [_places(run, found, places, until), _over_time(run, found, places)]
     tables = (
-        ("call sites", _sites(found)),
-        ("allocations that were never freed", _never_freed(run, found, until)),
-        ("faults", _faults(run, found, names)),
+        ("call sites", _sites),
+        ("allocations that were never freed", _never_freed),
+        ("faults", _faults),
     )
-    for what, table in tables:
-        left_out = len(table.rows) - options.top if options.top > 0 else 0
+    for what, make in tables:
+        table, left_out = make(run, found, options.top, until)
         if left_out > 0:
-            table.rows = table.rows[: options.top]
             result.notes.append(f"{left_out} more {what} are not listed: --top 0 lists all")
         if table.rows:
             result.parts.append(table)
-    result.notes += _notes(run, found)
+    result.notes += _notes(run, found, faults)
     return result
+
+
+def _first_of(numbers: Any, top: int) -> tuple[list[int], int]:
+    """The first of some numbers, and how many others there are; all for 0."""
+    kept = numbers[:top] if top > 0 else numbers
+    return kept.tolist(), len(numbers) - len(kept)
+
+
+class _Until:
+    """Until when an allocation is seen that was not freed, by process."""
+
+    def __init__(self, run: Run) -> None:
+        self._ended, self._other = ends_of(run), _end_of_recording(run)
+
+    def __getitem__(self, pid: int | None) -> str:
+        return self._ended.get(pid, self._other)
+
+
+def _process(run: Run, pid: int | None) -> str:
+    return run.process_name(pid) + ("" if pid is None else f" {pid}")
 
 
 def _end_of_recording(run: Run) -> str:
@@ -75,37 +99,25 @@ def _end_of_recording(run: Run) -> str:
     return "cut off" if is_cut_off else "recording end"
 
 
-def _known_sum(sizes: list[int | None]) -> int | None:
-    """The sum of those that are known; None where some are, and not one is known."""
-    known = [size for size in sizes if size is not None]
-    return sum(known) if known or not sizes else None
-
-
-def _places(
-    run: Run, found: Allocations, until: dict[int | None, str], names: dict[int | None, str]
-) -> Table:
-    by_place: dict[Place, list[Allocation]] = defaultdict(list)
-    for one in found.all:
-        by_place[one.place].append(one)
-    rows = []
-    for place, steps in found.steps.items():
-        own = by_place[place]
-        peak_bytes, peak_ns = steps.peak()
-        pid, gpu, kind = place
+def _places(run: Run, found: Allocations, places: list[int], until: _Until) -> Table:
+    sums, rows = AllocationSums(found, found.column("place"), found.place_count), []
+    for number in places:
+        pid, gpu, kind = found.place(number)
+        is_known = bool(found.is_known[number])
         rows.append(
             (
-                names[pid],
+                _process(run, pid),
                 gpu,
                 kind,
-                len(own),
-                _known_sum([one.size_bytes for one in own]),
-                peak_bytes if steps.known else None,
-                peak_ns - run.facts.start_ns if steps.known else None,
-                steps.total_bytes[-1] if steps.known else None,
-                *_leaks(own),
+                int(sums.count[number]),
+                sums.bytes_of(number),
+                found.most_bytes[number] if is_known else None,
+                found.most_ns[number] - run.facts.start_ns if is_known else None,
+                found.total_bytes[number] if is_known else None,
+                *sums.never_freed(number),
                 until[pid],
-                found.reused[place],
-                found.unmatched[place],
+                found.reused[number],
+                found.unmatched[number],
                 "bound" if _lost(run) else "exact",
             )
         )
@@ -133,30 +145,20 @@ def _places(
     return Table("processes", "Memory of each process", columns, rows, note)
 
 
-def _leaks(own: list[Allocation]) -> tuple[int | None, int | None]:
-    """How many are never freed, and their bytes; not known where no address was recorded."""
-    if own and all(one.address is None for one in own):
-        return None, None
-    live = [one for one in own if one.fate == LIVE and one.address is not None]
-    return len(live), _known_sum([one.size_bytes for one in live])
-
-
-def _over_time(run: Run, found: Allocations, names: dict[int | None, str]) -> Drawing:
+def _over_time(run: Run, found: Allocations, places: list[int]) -> Drawing:
     base_ns, end_ns = run.facts.start_ns, max(run.facts.end_ns, run.facts.start_ns + 1)
-    titles = {place: _title(place, names) for place in found.steps}
 
     def draw(columns: int, ascii_only: bool) -> Iterator[str]:
         glyphs = ASCII if ascii_only else UNICODE
         window = Window(base_ns, end_ns, max(_CELLS_MIN, columns - _LABEL_COLUMNS))
         yield "Bytes over time"
         yield " " * _LABEL_COLUMNS + axis(window, base_ns)
-        for place, steps in found.steps.items():
-            most, _ = steps.peak()
-            if not steps.known:
-                yield f"{titles[place]}: sizes are not recorded"
+        for number, times, sizes in steps_of(found, places):
+            if not found.is_known[number]:
+                yield f"{_title(run, found, number)}: sizes are not recorded"
                 continue
-            yield titles[place]
-            times, sizes = np.array(steps.ts_ns, np.int64), np.array(steps.total_bytes, np.int64)
+            yield _title(run, found, number)
+            most = found.most_bytes[number]
             lines = steps_chart(window, times, sizes, most, _CHART_ROWS, glyphs)
             labels = [size_text(most), *[""] * (_CHART_ROWS - 2), "0 B"]
             for label, line in zip(labels, lines, strict=True):
@@ -164,55 +166,62 @@ def _over_time(run: Run, found: Allocations, names: dict[int | None, str]) -> Dr
         yield "A cell shows the most that was allocated in it."
 
     def data() -> list[dict[str, Any]]:
-        return [
-            {
-                "process": names[pid],
-                "pid": pid,
-                "gpu": gpu,
-                "kind": kind,
-                "steps": [
-                    {"at_ns": ts_ns - base_ns, "total_bytes": size}
-                    for ts_ns, size in zip(steps.ts_ns, steps.total_bytes, strict=True)
-                ],
-            }
-            for (pid, gpu, kind), steps in found.steps.items()
-        ]
+        drawn = []
+        for number, times, sizes in steps_of(found, places):
+            pid, gpu, kind = found.place(number)
+            drawn.append(
+                {
+                    "process": _process(run, pid),
+                    "pid": pid,
+                    "gpu": gpu,
+                    "kind": kind,
+                    "steps": [
+                        {"at_ns": ts_ns - base_ns, "total_bytes": size}
+                        for ts_ns, size in zip(times.tolist(), sizes.tolist(), strict=True)
+                    ],
+                }
+            )
+        return drawn
 
     return Drawing("over_time", draw, data)
 
 
-def _title(place: Place, names: dict[int | None, str]) -> str:
-    pid, gpu, kind = place
-    return f"{names[pid]}, {kind}" + ("" if gpu is None else f" of GPU {gpu}")
+def _title(run: Run, found: Allocations, number: int) -> str:
+    pid, gpu, kind = found.place(number)
+    return f"{_process(run, pid)}, {kind}" + ("" if gpu is None else f" of GPU {gpu}")
 
 
-def _percentiles(values: list[int]) -> tuple[int | None, ...]:
+def _cells(found: Allocations, row: int, *columns: str) -> list[Any]:
+    """What columns have of a row, None where that is not known."""
+    values = [int(found.column(name)[row]) for name in columns]
+    return [None if value == NONE else value for value in values]
+
+
+def _percentiles(values: Any) -> tuple[int | None, ...]:
     """p50, p95 and p99."""
-    return of_values(np.array(values, np.int64))[2 : 2 + len(PERCENTS)]
+    return of_values(values)[2 : 2 + len(PERCENTS)]
 
 
-def _sites(found: Allocations) -> Table:
+def _sites(run: Run, found: Allocations, top: int, until: _Until) -> tuple[Table, int]:
     """Allocations by the call that made them, on one thread."""
-    by_site: dict[tuple[Any, ...], list[Allocation]] = defaultdict(list)
-    for one in found.all:
-        by_site[one.site, one.tid, one.place].append(one)
-    rows = []
-    for (site, tid, (_, gpu, kind)), own in by_site.items():
-        lived = [one.end_ns - one.start_ns for one in own if one.fate == FREED and one.end_ns is not None]
+    sites, rows = Sites(found), []
+    kept, left_out = _first_of(sites.sums.most_first(), top)
+    for number in kept:
+        site, tid, place = _cells(found, sites.first(number), "site", "tid", "place")
+        _, gpu, kind = found.place(place)
         rows.append(
             (
-                site,
+                found.site(site),
                 tid,
                 gpu,
                 kind,
-                len(own),
-                _known_sum([one.size_bytes for one in own]),
-                *_percentiles([one.size_bytes for one in own if one.size_bytes is not None]),
-                *_percentiles(lived),
-                *_leaks(own),
+                int(sites.sums.count[number]),
+                sites.sums.bytes_of(number),
+                *_percentiles(sites.sizes(number)),
+                *_percentiles(sites.lived_ns(number)),
+                *sites.sums.never_freed(number),
             )
         )
-    rows.sort(key=lambda row: (-(row[-1] or 0), -(row[5] or 0), row[0], row[1] or 0))
     columns = (
         Column("site", "allocated by"),
         Column("tid", "thread", "id"),
@@ -229,26 +238,29 @@ def _sites(found: Allocations) -> Table:
         "The outermost call on the thread > the call inside it that allocated. Lived: from the allocation to "
         "its free, of those that were freed. Leaks: never freed."
     )
-    return Table("sites", "By call", columns, rows, note)
+    return Table("sites", "By call", columns, rows, note), left_out
 
 
-def _never_freed(run: Run, found: Allocations, until: dict[int | None, str]) -> Table:
-    live = [one for one in found.all if one.fate == LIVE and one.address is not None]
-    live.sort(key=lambda one: (-(one.size_bytes or 0), one.start_ns))
-    rows = [
-        (
-            one.address,
-            one.size_bytes,
-            one.start_ns - run.facts.start_ns,
-            run.facts.end_ns - one.start_ns,
-            one.place[1],
-            one.place[2],
-            one.tid,
-            one.site,
-            until[one.place[0]],
+def _never_freed(run: Run, found: Allocations, top: int, until: _Until) -> tuple[Table, int]:
+    kept, left_out = _first_of(never_freed(found), top)
+    rows = []
+    for row in kept:
+        size_bytes, tid = _cells(found, row, "size_bytes", "tid")
+        at_ns, key, place, site = (int(found.column(name)[row]) for name in ("at_ns", "key", "place", "site"))
+        pid, gpu, kind = found.place(place)
+        rows.append(
+            (
+                found.address(key),
+                size_bytes,
+                at_ns - run.facts.start_ns,
+                run.facts.end_ns - at_ns,
+                gpu,
+                kind,
+                tid,
+                found.site(site),
+                until[pid],
+            )
         )
-        for one in live
-    ]
     columns = (
         Column("address", "address"),
         Column("size_bytes", "size", "bytes"),
@@ -260,24 +272,30 @@ def _never_freed(run: Run, found: Allocations, until: dict[int | None, str]) -> 
         Column("site", "allocated by"),
         Column("until", "until", spare=True),
     )
-    return Table("never_freed", "Never freed, the largest", columns, rows)
+    return Table("never_freed", "Never freed, the largest", columns, rows), left_out
 
 
-def _faults(run: Run, found: Allocations, names: dict[int | None, str]) -> Table:
+def _faults(run: Run, found: Allocations, top: int, until: _Until) -> tuple[Table, int]:
+    kept, left_out = _first_of(faults_of(found), top)
     rows = []
-    for fault in sorted(found.faults, key=lambda one: (one.what, one.at_ns)):
-        before_ns = None if fault.before_ns is None else fault.before_ns - run.facts.start_ns
-        at_ns = fault.at_ns - run.facts.start_ns
+    for row in kept:
+        at_ns, fault, key, place, site = (
+            int(found.column(name)[row]) for name in ("at_ns", "fault", "key", "place", "site")
+        )
+        before, tid, size_bytes = _cells(found, row, "before", "tid", "size_bytes")
+        if FAULTS[fault] == IN_USE:
+            (size_bytes,) = _cells(found, before, "size_bytes")
+        before_ns = None if before is None else int(found.column("at_ns")[before]) - run.facts.start_ns
         rows.append(
             (
-                fault.what,
-                fault.site,
-                fault.address,
-                at_ns,
+                FAULTS[fault],
+                found.site(site),
+                found.address(key),
+                at_ns - run.facts.start_ns,
                 before_ns,
-                fault.size_bytes,
-                fault.tid,
-                names[fault.pid],
+                size_bytes,
+                tid,
+                _process(run, found.place(place)[0]),
             )
         )
     columns = (
@@ -291,7 +309,7 @@ def _faults(run: Run, found: Allocations, names: dict[int | None, str]) -> Table
         Column("process", "process", spare=True),
     )
     note = "Before: when a double free was freed first, and when an address in use was given out first."
-    return Table("faults", "Faults", columns, rows, note, grouped=True)
+    return Table("faults", "Faults", columns, rows, note, grouped=True), left_out
 
 
 def _lost(run: Run) -> dict[str, int]:
@@ -304,24 +322,23 @@ def _lost(run: Run) -> dict[str, int]:
     return lost
 
 
-def _notes(run: Run, found: Allocations) -> Iterator[str]:
-    if found.from_calls and (found.all or found.faults):
+def _notes(run: Run, found: Allocations, faults: Any) -> Iterator[str]:
+    allocated = int(np.count_nonzero(found.column("is_made")))
+    if found.from_calls and (allocated or len(faults)):
         yield "the recording has no events of memory: told by the calls that succeeded"
-    for what, count in Counter(fault.what for fault in found.faults).items():
-        yield f"{what}: {count}"
-    again = [one for one in found.all if one.fate == GIVEN_AGAIN]
-    if again:
+    met = np.unique(found.column("fault")[np.sort(faults)], return_index=True, return_counts=True)
+    for what, _, count in sorted(zip(*met, strict=True), key=lambda one: one[1]):
+        yield f"{FAULTS[what]}: {count}"
+    if again := given_again(found):
         yield (
-            f"{len(again)} allocations end where their address was given out again: their frees were not "
-            "recorded"
+            f"{again} allocations end where their address was given out again: their frees were not recorded"
         )
-    if unmatched := sum(found.unmatched.values()):
+    if unmatched := sum(found.unmatched):
         yield (
             f"{unmatched} allocations and frees have no address: which free is whose is not known, and they "
             "are not among the never freed; a free without address and size takes nothing off the bytes"
         )
-    unsized = sum(one.size_bytes is None for one in found.all)
-    if unsized:
+    if unsized := int(np.count_nonzero(found.column("is_made") & (found.column("size_bytes") == NONE))):
         yield f"{unsized} allocations have no size: they are counted, and 0 in all bytes"
     yield from _ended_contexts(run, found)
     for layer, count in _lost(run).items():
@@ -334,53 +351,23 @@ def _notes(run: Run, found: Allocations) -> Iterator[str]:
 
 def _ended_contexts(run: Run, found: Allocations) -> Iterator[str]:
     """What was live where a process ended a context: the driver frees what belongs to it."""
-    calls = run.rows("userspace", calls_named(run, _CONTEXT_ENDS), "name", "pid", "end_ns")
-    by_process: dict[int | None, list[Allocation]] = defaultdict(list)
-    for one in found.all if len(calls) else ():
-        if one.address is not None:
-            by_process[one.place[0]].append(one)
-    live = {pid: _Live(own) for pid, own in by_process.items()}
+    rows = calls_named(run, _CONTEXT_ENDS)
+    if not len(rows):
+        return
+    calls, live, said, more = run.rows("userspace", rows, "name", "pid", "end_ns"), LiveAt(found), 0, 0
     for name, pid, at_ns in calls.iter_rows():
-        count, size_bytes = live[pid].at(at_ns) if pid in live else (0, 0)
-        if count:
+        count, size_bytes = live.at(pid, at_ns)
+        if count and said < _CONTEXTS_MAX:
+            said += 1
             at = duration_text(at_ns - run.facts.start_ns)
             yield (
                 f"{name} at {at} ended a context while {count} allocations ({size_text(size_bytes)}) were "
                 "live: those of that context went with it"
             )
-
-
-class _Live:
-    """How many allocations were live at a time, and their bytes."""
-
-    def __init__(self, own: list[Allocation]) -> None:
-        self._begun = _Sums((one.start_ns, one.size_bytes or 0) for one in own)
-        # One that ended at once is live at no time: it begins before 1 ns later.
-        self._ended = _Sums(
-            (max(one.end_ns, one.start_ns + 1) - 1, one.size_bytes or 0)
-            for one in own
-            if one.end_ns is not None
-        )
-
-    def at(self, at_ns: int) -> tuple[int, int]:
-        """Those that began before a time, and did not end until it."""
-        begun, begun_bytes = self._begun.before(at_ns)
-        ended, ended_bytes = self._ended.before(at_ns)
-        return begun - ended, begun_bytes - ended_bytes
-
-
-class _Sums:
-    """Sizes in the order of their times."""
-
-    def __init__(self, sizes: Iterable[tuple[int, int]]) -> None:
-        in_order = sorted(sizes)
-        self._at_ns = [at_ns for at_ns, _ in in_order]
-        self._total_bytes = [0, *accumulate(size for _, size in in_order)]
-
-    def before(self, at_ns: int) -> tuple[int, int]:
-        """How many come before a time, and their bytes together."""
-        place = bisect_left(self._at_ns, at_ns)
-        return place, self._total_bytes[place]
+        else:
+            more += count > 0
+    if more:
+        yield f"{more} more calls ended a context while allocations were live"
 
 
 REPORT = Report(

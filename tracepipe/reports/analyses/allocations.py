@@ -2,302 +2,282 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from array import array
+from struct import Struct
 from typing import Any
 
 from tracepipe.event.columns import NONE, Bools
 from tracepipe.event.vocabulary import MEMORY_IN_USE
-from tracepipe.reports.analyses.cuda_calls import effects_of_calls
-from tracepipe.reports.analyses.gpu_work import outermost_of
-from tracepipe.reports.frames.grouping import Grouped, equal, grouped
+from tracepipe.reports.analyses.allocation_events import (
+    ALL_IN_USE,
+    DEVICE,
+    FREES,
+    HOST,
+    MAKES,
+    MANAGED,
+    AllocationEvents,
+)
 from tracepipe.reports.frames.libraries import np, pl
+from tracepipe.reports.frames.numbered import Numbered
 from tracepipe.reports.frames.run import Run
-from tracepipe.reports.frames.stored import flagged, parts
+from tracepipe.reports.frames.stored import Growing, parts
 
-DEVICE, MANAGED, HOST, ALL_IN_USE = "device", "managed", "host", "in use"
-FREED, LIVE, GIVEN_AGAIN = "freed", "never freed", "given again"
 DOUBLE, UNKNOWN, REFUSED = "double free", "free of an unknown address", "free refused"
 IN_USE, FAILED = "address given again while in use", "allocation failed"
-_MAKES = {"alloc": DEVICE, "alloc_host": HOST}
-_FREES = {"free": DEVICE, "free_host": HOST}
-NOTHING = hex(0)
-_OF_CALL = ("end_ns", "pid", "tid", "gpu", "size_bytes", "address", "name", "parent", "kind")
-_OF_MEMORY = ("start_ns", "end_ns", "kind", "name", "pid", "tid", "gpu", "size_bytes", "address", "args")
+FAULTS = (IN_USE, FAILED, DOUBLE, UNKNOWN, REFUSED)
+"""What should not happen, in the order of the texts."""
 Place = tuple[int | None, int | None, str]
 """Process, GPU, kind of memory."""
+_KINDS = (DEVICE, MANAGED, HOST, ALL_IN_USE)
+_PLACE, _KEY = Struct("<qqB"), Struct("<qQ2?")
+_MOST = (1 << 63) - 1
+_COLUMNS = {
+    "at_ns": np.int64, "size_bytes": np.int64, "tid": np.int64, "place": np.int32, "site": np.int32,
+    "key": np.int32, "fault": np.int8, "before": np.int32, "is_made": np.bool_,
+}  # fmt: skip
 
 
-@dataclass(slots=True)
-class Allocation:
-    """One allocation. `end_ns` is None and `fate` `LIVE` while nothing is known to have ended it.
+class Allocations:
+    """What was found, a row for each event in the order of time, in columns:
 
-    `GIVEN_AGAIN`: its free was not seen, but its address was given out once more at `end_ns`.
+    at_ns, tid, place, site
+    size_bytes                      NONE where it is not known
+    key                             of its process, side and address; NONE without an address
+    is_made                         whether it is an allocation
+    ended                           of an allocation the row that freed it, or that got its address while it
+                                    was in use; NONE while nothing is known to have ended it
+    fault                           place in `FAULTS`, NONE for none
+    before                          of a fault the row of the free that came first, or of the allocation that
+                                    has the address; NONE without
+
+    `steps` are bytes over time, from each time on. What is of a place is in lists by its number: the last and
+    the most bytes and when those were reached, whether sizes are known at all, addresses that were given out
+    once more after their free (`reused`), and events without an address (`unmatched`), which cannot be told
+    apart.
     """
 
-    place: Place
-    tid: int | None
-    site: str
-    address: str | None
-    size_bytes: int | None
-    start_ns: int
-    end_ns: int | None = None
-    fate: str = LIVE
+    def __init__(self, from_calls: bool) -> None:
+        self.from_calls = from_calls
+        self.columns = {name: Growing(kind) for name, kind in _COLUMNS.items()}
+        self.ended_column = Growing(np.int32)
+        self.steps = {
+            "ts_ns": Growing(np.int64),
+            "place": Growing(np.int32),
+            "total_bytes": Growing(np.int64),
+        }
+        self.sites, self._odd = Numbered(), Numbered()
+        self._keys, self._places = Numbered(_KEY.size), Numbered(_PLACE.size)
+        self.total_bytes, self.most_bytes, self.most_ns = array("q"), array("q"), array("q")
+        self.reused, self.unmatched = array("q"), array("q")
+        self.is_known = bytearray()
+        self.counted: dict[int, None] = {}
+        """Places where bytes were counted, in the order in which they first were."""
 
+    def __len__(self) -> int:
+        return self.ended_column.count
 
-@dataclass(slots=True)
-class Fault:
-    """Something that should not happen. `before_ns`: when the address was freed first, or given out first."""
+    def column(self, name: str) -> Any:
+        """One of the columns."""
+        of = self.ended_column if name == "ended" else self.columns[name]
+        return of.so_far(len(self))
 
-    what: str
-    at_ns: int
-    pid: int | None
-    tid: int | None
-    site: str
-    address: str | None
-    size_bytes: int | None = None
-    before_ns: int | None = None
+    def step_column(self, name: str) -> Any:
+        """One of those of bytes over time."""
+        return self.steps[name].so_far(self.steps[name].count)
 
+    @property
+    def place_count(self) -> int:
+        """How many places there are."""
+        return len(self._places)
 
-@dataclass(slots=True)
-class Steps:
-    """Bytes over time at one place: from each time on, so many. `known`: the recording tells sizes at all."""
+    def place_number(self, pid: int | None, gpu: int | None, kind: str) -> int:
+        """The number of a place, which is given one if it has none."""
+        packed = _PLACE.pack(NONE if pid is None else pid, NONE if gpu is None else gpu, _KINDS.index(kind))
+        number = self._places.number(packed)
+        if number == len(self.total_bytes):
+            for values in (self.total_bytes, self.most_bytes, self.most_ns, self.reused, self.unmatched):
+                values.append(0)
+            self.is_known.append(False)
+        return number
 
-    ts_ns: list[int] = field(default_factory=list)
-    total_bytes: list[int] = field(default_factory=list)
-    known: bool = False
+    def place(self, number: int) -> Place:
+        """The place of a number."""
+        pid, gpu, kind = _PLACE.unpack(self._places[number])
+        return None if pid == NONE else pid, None if gpu == NONE else gpu, _KINDS[kind]
 
-    def add(self, ts_ns: int, total_bytes: int) -> None:
-        """From `ts_ns` on it is so much."""
-        self.ts_ns.append(ts_ns)
-        self.total_bytes.append(total_bytes)
+    def site(self, number: int) -> str:
+        """The text of a site."""
+        return self.sites[number].decode("utf-8", "replace")
 
-    def peak(self) -> tuple[int, int]:
-        """The most, and when that was first reached."""
-        at = int(np.argmax(np.array(self.total_bytes, np.int64)))
-        return self.total_bytes[at], self.ts_ns[at]
+    def key(self, pid: int | None, address: str, on_host: bool) -> int:
+        """The number of an address of a process, on the device's or the host's side."""
+        try:
+            value = int(address, 16)
+        except ValueError:
+            value = -1
+        is_odd = hex(value) != address or not 0 <= value < 1 << 64
+        if is_odd:
+            value = self._odd.number(address.encode("utf-8", "replace"))
+        return self._keys.number(_KEY.pack(NONE if pid is None else pid, value, on_host, is_odd))
 
-
-@dataclass(slots=True)
-class Allocations:
-    """What was found. `unmatched` counts allocations and frees without an address, by place: they cannot be
-    told apart. `reused` counts addresses that were given out once more after their free."""
-
-    all: list[Allocation] = field(default_factory=list)
-    faults: list[Fault] = field(default_factory=list)
-    steps: dict[Place, Steps] = field(default_factory=lambda: defaultdict(Steps))
-    unmatched: dict[Place, int] = field(default_factory=lambda: defaultdict(int))
-    reused: dict[Place, int] = field(default_factory=lambda: defaultdict(int))
-    from_calls: bool = False
+    def address(self, key: int) -> str | None:
+        """The address of a key, None without one."""
+        if key == NONE:
+            return None
+        _, value, _, is_odd = _KEY.unpack(self._keys[key])
+        return self._odd[value].decode("utf-8", "replace") if is_odd else hex(value)
 
 
 def allocations(run: Run) -> Allocations:
     """Every allocation of a recording, in the order of time; told by calls where it has no memory events."""
-    from_calls = not {*_MAKES, *_FREES} & {*run.of_shapes("name", run.seen("memory"))}
-    return _Following(from_calls).follow(_events(run, from_calls))
+    events = AllocationEvents(run)
+    following = _Following(Allocations(events.from_calls))
+    for some in events:
+        following.follow(some)
+    return following.found
 
 
 class _Following:
-    """Live allocations by process, side (device or host) and address, on the way through the recording."""
+    """Which addresses are in use, on the way through the recording."""
 
-    def __init__(self, from_calls: bool) -> None:
-        self.found = Allocations(from_calls=from_calls)
-        self._live: dict[tuple[int | None, str, str], Allocation] = {}
-        self._freed_ns: dict[tuple[int | None, str, str], int] = {}
-        self._total_bytes: dict[Place, int] = defaultdict(int)
+    def __init__(self, found: Allocations) -> None:
+        self.found = found
+        self._live, self._freed = array("i"), array("i")
+        """By the number of a key: the row of the allocation that has the address, or of its free; NONE."""
+        self._rows: list[tuple[Any, ...]] = []
+        self._ended: list[tuple[int, int]] = []
+        self._steps: list[tuple[int, int, int]] = []
 
-    def follow(self, events: pl.DataFrame) -> Allocations:
-        """Take all events, in order."""
+    def follow(self, events: pl.DataFrame) -> None:
+        """Take the next events, in order."""
+        self._first = len(self.found)
         for event in events.iter_rows(named=True):
             effect = event["effect"]
             if event["failed"]:
                 self._refused(event)
-            elif effect in _MAKES:
-                self._alloc(event, _MAKES[effect])
-            elif effect in _FREES:
-                self._free(event, _FREES[effect])
+            elif effect in MAKES:
+                self._alloc(event, MAKES[effect])
+            elif effect in FREES:
+                self._free(event, FREES[effect])
             else:
                 kind = ALL_IN_USE if effect == MEMORY_IN_USE else DEVICE
-                self._count((event["pid"], event["gpu"], kind), event["at_ns"], 0, event["total_bytes"])
-        return self.found
+                place = self.found.place_number(event["pid"], event["gpu"], kind)
+                self._count(place, event["at_ns"], 0, event["total_bytes"])
+        self._keep()
 
-    def _count(self, place: Place, at_ns: int, change_bytes: int, known_bytes: int | None = None) -> None:
-        total = self._total_bytes[place] + change_bytes if known_bytes is None else known_bytes
+    def _keep(self) -> None:
+        """Put what was found into the columns."""
+        rows, ended, steps = self._rows, self._ended, self._steps
+        self._rows, self._ended, self._steps = [], [], []
+        for (name, kind), values in zip(_COLUMNS.items(), zip(*rows, strict=True), strict=bool(rows)):
+            self.found.columns[name].extend(np.array(values, kind), len(values))
+        self.found.ended_column.extend(NONE, len(rows))
+        if ended:
+            made, by = np.array(ended, np.int32).T
+            self.found.column("ended")[made] = by
+        for column, values in zip(self.found.steps.values(), zip(*steps, strict=True), strict=bool(steps)):
+            column.extend(np.array(values, np.int64), len(values))
+
+    def _add(
+        self, event: dict[str, Any], place: int, key: int, fault: str | None = None, before: int = NONE,
+        is_made: bool = False, has_size: bool = True,
+    ) -> int:  # fmt: skip
+        """Keep an event; its row."""
+        size = event["size_bytes"] if has_size else None
+        self._rows.append(
+            (
+                event["at_ns"],
+                NONE if size is None else size,
+                NONE if event["tid"] is None else event["tid"],
+                place,
+                self.found.sites.number(event["site"].encode("utf-8", "replace")),
+                key,
+                NONE if fault is None else FAULTS.index(fault),
+                before,
+                is_made,
+            )
+        )
+        return self._first + len(self._rows) - 1
+
+    def _key(self, event: dict[str, Any], side: str) -> int:
+        """The number of an event's address; NONE without one."""
+        if event["address"] is None:
+            return NONE
+        key = self.found.key(event["pid"], event["address"], side == HOST)
+        if key == len(self._live):
+            self._live.append(NONE)
+            self._freed.append(NONE)
+        return key
+
+    def _of(self, row: int) -> tuple[int, int]:
+        """Place and size of an earlier row."""
+        if row >= self._first:
+            _, size, _, place, *_ = self._rows[row - self._first]
+        else:
+            place, size = (int(self.found.column(name)[row]) for name in ("place", "size_bytes"))
+        return place, max(0, size)
+
+    def _count(self, place: int, at_ns: int, change_bytes: int, known_bytes: int | None = None) -> None:
+        found = self.found
+        total = found.total_bytes[place] + change_bytes if known_bytes is None else known_bytes
         # Less than nothing was allocated before the recording began.
-        self._total_bytes[place] = max(0, total)
-        steps = self.found.steps[place]
-        steps.add(at_ns, max(0, total))
-        steps.known |= change_bytes != 0 or known_bytes is not None
+        total = found.total_bytes[place] = min(max(0, total), _MOST)
+        if total > found.most_bytes[place] or place not in found.counted:
+            found.most_bytes[place], found.most_ns[place] = total, at_ns
+            found.counted[place] = None
+        found.is_known[place] |= change_bytes != 0 or known_bytes is not None
+        self._steps.append((at_ns, place, total))
 
     def _alloc(self, event: dict[str, Any], side: str) -> None:
-        pid, address, at_ns = event["pid"], event["address"], event["at_ns"]
+        found, at_ns = self.found, event["at_ns"]
         kind = MANAGED if side == DEVICE and "Managed" in event["site"] else side
-        place = (pid, event["gpu"] if side == DEVICE else None, kind)
-        one = Allocation(place, event["tid"], event["site"], address, event["size_bytes"], at_ns)
-        self.found.all.append(one)
-        if address is None:
-            self.found.unmatched[place] += 1
+        place = found.place_number(event["pid"], event["gpu"] if side == DEVICE else None, kind)
+        key = self._key(event, side)
+        if key == NONE:
+            found.unmatched[place] += 1
+            self._add(event, place, key, is_made=True)
         else:
-            key = (pid, side, address)
-            before = self._live.get(key)
-            if before is not None:
-                before.end_ns, before.fate = at_ns, GIVEN_AGAIN
-                self._fault(IN_USE, event, before.size_bytes, before.start_ns)
-                self._count(before.place, at_ns, -(before.size_bytes or 0))
-            self.found.reused[place] += self._freed_ns.pop(key, None) is not None
-            self._live[key] = one
-        self._count(place, at_ns, one.size_bytes or 0, event["total_bytes"])
+            before = self._live[key]
+            fault = None if before == NONE else IN_USE
+            row = self._live[key] = self._add(event, place, key, fault, before, is_made=True)
+            if before != NONE:
+                self._ended.append((before, row))
+                was_place, size_bytes = self._of(before)
+                self._count(was_place, at_ns, -size_bytes)
+            found.reused[place] += self._freed[key] != NONE
+            self._freed[key] = NONE
+        self._count(place, at_ns, event["size_bytes"] or 0, event["total_bytes"])
 
     def _free(self, event: dict[str, Any], side: str) -> None:
-        pid, address, at_ns = event["pid"], event["address"], event["at_ns"]
-        place = (pid, event["gpu"] if side == DEVICE else None, side)
-        if address is None:
-            self.found.unmatched[place] += 1
+        found, at_ns = self.found, event["at_ns"]
+        place = found.place_number(event["pid"], event["gpu"] if side == DEVICE else None, side)
+        key = self._key(event, side)
+        if key == NONE:
+            found.unmatched[place] += 1
             self._count(place, at_ns, -(event["size_bytes"] or 0), event["total_bytes"])
             return
-        key = (pid, side, address)
-        one = self._live.pop(key, None)
-        if one is None:
-            before_ns = self._freed_ns.get(key)
-            self._fault(UNKNOWN if before_ns is None else DOUBLE, event, event["size_bytes"], before_ns)
+        one, self._live[key] = self._live[key], NONE
+        if one == NONE:
+            before = self._freed[key]
+            self._add(event, place, key, UNKNOWN if before == NONE else DOUBLE, before)
             return
-        one.end_ns, one.fate = at_ns, FREED
-        self._freed_ns[key] = at_ns
-        self._count(one.place, at_ns, -(one.size_bytes or 0), event["total_bytes"])
+        self._freed[key] = self._add(event, place, key)
+        self._ended.append((one, self._freed[key]))
+        was_place, size_bytes = self._of(one)
+        self._count(was_place, at_ns, -size_bytes, event["total_bytes"])
 
     def _refused(self, event: dict[str, Any]) -> None:
         """A call that failed: it did nothing."""
-        side = _FREES.get(event["effect"])
+        side = FREES.get(event["effect"])
+        place = self.found.place_number(event["pid"], event["gpu"], side or DEVICE)
         if side is None:
-            self._fault(FAILED, event, event["size_bytes"], None)
+            self._add(event, place, self._key(event, DEVICE), FAILED)
             return
-        key = (event["pid"], side, event["address"])
-        before_ns = self._freed_ns.get(key) if event["address"] else None
-        known = before_ns is not None or key in self._live or event["address"] is None
-        what = REFUSED if known and before_ns is None else UNKNOWN if before_ns is None else DOUBLE
-        self._fault(what, event, None, before_ns)
-
-    def _fault(self, what: str, event: dict[str, Any], size_bytes: int | None, before_ns: int | None) -> None:
-        who = (event["pid"], event["tid"], event["site"], event["address"])
-        self.found.faults.append(Fault(what, event["at_ns"], *who, size_bytes, before_ns))
-
-
-def _events(run: Run, from_calls: bool) -> pl.DataFrame:
-    """What was allocated and freed, and calls that failed to, in the order of time.
-
-    at_ns, effect, pid, tid, gpu, size_bytes, address, call, total_bytes (that the tracer knew), failed, site.
-    """
-    calls = effects_of_calls(run, [*_MAKES, *_FREES], *_OF_CALL)
-    around = pl.Series("outer", outermost_of(run, calls["parent"])["name"], dtype=pl.String)
-    calls = calls.with_columns(around)
-    calls = calls.filter(pl.col("kind") != "unclosed")
-    told = calls if from_calls else calls.filter("failed")
-    of_calls = told.select(
-        pl.col("end_ns").alias("at_ns"),
-        "effect",
-        "pid",
-        "tid",
-        "gpu",
-        "size_bytes",
-        "address",
-        pl.col("name").alias("call"),
-        pl.lit(None, pl.Int64).alias("total_bytes"),
-        "failed",
-        pl.coalesce("outer", "name").alias("outer"),
-    )
-    is_in_use = pl.col("name") == MEMORY_IN_USE
-    total = pl.when(is_in_use).then(_of_args("total_bytes")).otherwise(_of_args("total_allocated"))
-    of_memory = (
-        run.some("memory", *_OF_MEMORY)
-        .select(
-            pl.when(pl.col("kind") == "unclosed").then("start_ns").otherwise("end_ns").alias("at_ns"),
-            pl.col("name").alias("effect"),
-            "pid",
-            "tid",
-            "gpu",
-            "size_bytes",
-            "address",
-            pl.col("args").str.json_path_match("$.call").alias("call"),
-            total.cast(pl.Int64, strict=False).alias("total_bytes"),
-            pl.lit(False).alias("failed"),
-            pl.lit(None, pl.String).alias("outer"),
-        )
-        .filter(pl.col("effect").is_in([*_MAKES, *_FREES]) | pl.col("total_bytes").is_not_null())
-    )
-    events = pl.concat([of_memory, of_calls]).sort("at_ns", maintain_order=True)
-    addresses = [_address(one) for one in events["address"]]
-    events = events.with_columns(pl.Series("address", addresses, dtype=pl.String))
-    # To free nothing is allowed, and does nothing. An allocation has it where its address could not be read.
-    is_nothing = pl.col("address") == NOTHING
-    events = events.filter(~(is_nothing & pl.col("effect").is_in(list(_FREES))).fill_null(False))
-    events = events.with_columns(pl.when(~is_nothing).then("address").alias("address"))
-    return _with_gpu(run, events.with_columns(pl.Series("site", list(_sites(run, events)), dtype=pl.String)))
-
-
-def _of_args(key: str) -> pl.Expr:
-    return pl.col("args").str.json_path_match(f"$.{key}")
-
-
-def _address(text: str | None) -> str | None:
-    """An address as hexadecimal, however it was written."""
-    try:
-        return None if text is None else hex(int(text, 0))
-    except ValueError:
-        return text
-
-
-def _sites(run: Run, events: pl.DataFrame) -> Iterator[str]:
-    """For each event the call that did it, after the outermost call that it was done in."""
-    if not len(events):
-        return
-    around = _outermost_at(run, events.select("at_ns", "pid", "tid"))
-    columns = events.select("call", "effect", "outer").iter_rows()
-    for (call, effect, outer), at in zip(columns, around, strict=True):
-        outermost = at if outer is None else outer
-        yield " > ".join(dict.fromkeys(name for name in (outermost, call) if name)) or effect
-
-
-def _outermost_at(run: Run, events: pl.DataFrame) -> list[str | None]:
-    """The name of the outermost call that each event's thread was in, None without one."""
-    calls, every = run.layer("userspace"), np.arange(len(run.shapes), dtype=np.int32)
-    of_shape, first = equal(run.shapes.column("pid", every), run.shapes.column("tid", every))
-    threads = pl.DataFrame([run.shapes.series(key, every[first]) for key in ("pid", "tid")])
-    threads = threads.with_row_index("thread").unique(["pid", "tid"], keep="first")
-    told = events.join(threads, on=["pid", "tid"], how="left", nulls_equal=True, maintain_order="left")
-    number = told["thread"].cast(pl.Int64).fill_null(len(first)).to_numpy()
-    of_thread = dict(grouped(number))
-    is_wanted = np.zeros(len(first) + 1, np.bool_)
-    is_wanted[number] = True
-    lasts = calls.is_outermost & calls.is_call
-    found = np.full(len(events), NONE, np.int64)
-    rows = flagged(len(calls), lambda part: is_wanted[of_shape[calls.shape[part]]] & lasts[part])
-    for thread, own in Grouped(of_shape[calls.shape[rows]], rows):
-        places = of_thread[thread]
-        at_ns = events["at_ns"].to_numpy()[places]
-        # The event stands at the return of its call, where the next may begin.
-        at = np.searchsorted(calls.start_ns[own], at_ns, "left") - 1
-        is_in = (at >= 0) & (calls.end_ns[own[np.maximum(at, 0)]] >= at_ns)
-        found[places[is_in]] = own[at[is_in]]
-    names = iter(run.shapes.texts("name", calls.shape[found[found != NONE]]))
-    return [None if row == NONE else next(names) for row in found.tolist()]
-
-
-def _with_gpu(run: Run, events: pl.DataFrame) -> pl.DataFrame:
-    """Events with their GPU: as recorded, the only one there is, or the one that the thread chose."""
-    gpus = (run.facts.footer or {}).get("gpus") or run.facts.header.get("gpus") or []
-    if len(gpus) == 1 and isinstance(gpus[0].get("index"), int):
-        return events.with_columns(pl.col("gpu").fill_null(gpus[0]["index"]))
-    device = pl.col("args").str.json_path_match("$.device").cast(pl.Int64, strict=False).alias("device")
-    choices = np.flatnonzero(run.has("name", "cudaSetDevice", run.layer("userspace")))
-    chosen = run.rows("userspace", choices, "pid", "tid", "end_ns", "result", "args")
-    chosen = chosen.filter(pl.col("result").fill_null(0) == 0)
-    chosen = chosen.select("pid", "tid", pl.col("end_ns").alias("at_ns"), device).drop_nulls().sort("at_ns")
-    if not len(chosen):
-        return events
-    current = events.join_asof(chosen, on="at_ns", by=["pid", "tid"], check_sortedness=False)["device"]
-    # A thread that chose none is on device 0.
-    return events.with_columns(pl.coalesce("gpu", current, pl.lit(0)).alias("gpu"))
+        key = self._key(event, side)
+        before = NONE if key == NONE else self._freed[key]
+        known = key == NONE or before != NONE or self._live[key] != NONE
+        what = REFUSED if known and before == NONE else UNKNOWN if before == NONE else DOUBLE
+        self._add(event, place, key, what, before, has_size=False)
 
 
 def _dead(run: Run) -> Bools:

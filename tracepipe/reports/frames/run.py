@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import PurePath
 from typing import Any
 
-from tracepipe.event.columns import SPECIAL, Bools, TraceBatch
+from tracepipe.event.columns import SPECIAL, Bools, Int64s, TraceBatch
 from tracepipe.event.model import TIME_LIMIT_NS, Header, Problem, Record
 from tracepipe.event.stacks import Stacks
 from tracepipe.event.warps import PlacedWarps
@@ -105,8 +105,8 @@ class Run:
         """A few rows of a layer's frame, all columns or a few; `parent` is a row of the whole."""
         return self._frames.frame(self._layers[name].rows(rows), columns or COLUMNS)
 
-    def part(self, name: str, rows: slice, *columns: str) -> pl.DataFrame:
-        """As `rows`, of rows that follow each other: nothing of them is kept, so that parts take little."""
+    def part(self, name: str, rows: Int64s | slice, *columns: str) -> pl.DataFrame:
+        """As `rows`, of rows near to each other: nothing of them is kept, so that parts take little."""
         frames = Frames(self.shapes, self.args.afresh(), self.stacks)
         return frames.frame(self._layers[name].rows(rows), columns)
 

@@ -61,10 +61,10 @@ def touched(size_bytes: int) -> None:
         release()
 
 
-def parts(count: int) -> Iterator[slice]:
+def parts(count: int, at_once: int = ROWS_AT_ONCE) -> Iterator[slice]:
     """So many rows, some at a time. What was looked at is given back between two parts."""
-    for start in range(0, count, ROWS_AT_ONCE):
-        yield slice(start, min(start + ROWS_AT_ONCE, count))
+    for start in range(0, count, at_once):
+        yield slice(start, min(start + at_once, count))
         release()
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from tracepipe.event.columns import Int64s
 from tracepipe.reports.frames.libraries import np
+from tracepipe.reports.frames.stored import parts
 
 Part = tuple[Int64s, Int64s, Callable[[Int64s], list[str | None]]]
 """Starts and ends of some spans, and what gives the names of some of them by their places."""
@@ -163,12 +164,15 @@ def steps_chart(window: Window, ts_ns: Any, values: Any, most: float, rows: int,
 
     `ts_ns` are in order, numpy integers; before the first the value is 0.
     """
-    edges = window.edges_ns()
-    held = np.concatenate(([0], values))
-    level = held[np.searchsorted(ts_ns - window.start_ns, edges[:-1], "right")].astype(np.float64)
-    inside = (ts_ns >= window.start_ns) & (ts_ns <= window.end_ns)
-    cells = np.minimum(window.places(ts_ns[inside]).astype(np.int64), window.cells - 1)
-    np.maximum.at(level, cells, values[inside])
+    edges = np.floor(window.edges_ns()[:-1]).astype(np.int64) + window.start_ns
+    held = np.searchsorted(ts_ns, edges, "right")
+    level = np.zeros(window.cells)
+    level[held > 0] = values[held[held > 0] - 1]
+    for part in parts(len(ts_ns)):
+        times, here = ts_ns[part], values[part]
+        inside = (times >= window.start_ns) & (times <= window.end_ns)
+        cells = np.minimum(window.places(times[inside]).astype(np.int64), window.cells - 1)
+        np.maximum.at(level, cells, here[inside])
     steps = len(glyphs.bars)
     height = np.ceil(level / (most or 1) * rows * steps).astype(np.int64)
     return [

@@ -1,0 +1,193 @@
+"""What allocated memory and what freed it, in the order of time: by events of memory, else by calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tracepipe.event.columns import NONE, Int64s
+from tracepipe.event.vocabulary import MEMORY_IN_USE
+from tracepipe.reports.analyses.cuda_calls import rows_by_effect
+from tracepipe.reports.analyses.gpu_work import outermost_of
+from tracepipe.reports.frames.grouping import Grouped, equal, grouped, in_order
+from tracepipe.reports.frames.libraries import np, pl
+from tracepipe.reports.frames.run import Run
+from tracepipe.reports.frames.spans import UNCLOSED
+from tracepipe.reports.frames.stored import flagged, made, parts
+
+DEVICE, MANAGED, HOST, ALL_IN_USE = "device", "managed", "host", "in use"
+MAKES = {"alloc": DEVICE, "alloc_host": HOST}
+FREES = {"free": DEVICE, "free_host": HOST}
+_EFFECTS = (*MAKES, *FREES)
+# A row of these has half a kilobyte.
+_AT_ONCE = 1 << 14
+_NOTHING = hex(0)
+_OF_CALL = ("end_ns", "kind", "pid", "tid", "gpu", "size_bytes", "address", "name", "result", "parent")
+_OF_MEMORY = ("start_ns", "end_ns", "kind", "name", "pid", "tid", "gpu", "size_bytes", "address", "args")
+_COLUMNS = ("at_ns", "effect", "pid", "tid", "gpu", "size_bytes", "address", "call", "total_bytes")
+
+
+class AllocationEvents:
+    """What was allocated and freed, and calls that failed to; `from_calls`: calls tell it."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.from_calls = not {*_EFFECTS} & {*run.of_shapes("name", run.seen("memory"))}
+        by_effect = rows_by_effect(run)
+        self._calls: Int64s = np.concatenate([by_effect[effect] for effect in _EFFECTS])
+        self._effects = np.repeat(np.arange(len(_EFFECTS)), [len(by_effect[effect]) for effect in _EFFECTS])
+        self._around = _Around(run, self._calls)
+        self._devices = _Devices(run)
+
+    def __iter__(self) -> Iterator[pl.DataFrame]:
+        """Some rows at a time: at_ns, effect, pid, tid, gpu, size_bytes, address, call, total_bytes (that the
+        tracer knew), failed, site.
+        """
+        memory, calls = self._run.layer("memory"), self._run.layer("userspace")
+        count = len(memory)
+
+        def at_ns(part: slice) -> Any:
+            rows = np.arange(part.start, part.stop)
+            own, others = rows[rows < count], self._calls[rows[rows >= count] - count]
+            of_memory = np.where(memory.kind[own] == UNCLOSED, memory.start_ns[own], memory.end_ns[own])
+            return np.concatenate([of_memory, calls.end_ns[others]])
+
+        order = in_order(made(count + len(self._calls), np.int64, at_ns))
+        for part in parts(len(order), _AT_ONCE):
+            rows = order[part]
+            place = np.argsort(rows >= count, kind="stable")
+            of_calls = rows[rows >= count] - count
+            both = pl.concat([self._of_memory(rows[rows < count]), self._of_calls(of_calls)])
+            yield self._whole(both.with_columns(pl.Series("order", place)).sort("order").filter("is_wanted"))
+
+    def _of_memory(self, rows: Int64s) -> pl.DataFrame:
+        is_in_use = pl.col("name") == MEMORY_IN_USE
+        total = pl.when(is_in_use).then(_of_args("total_bytes")).otherwise(_of_args("total_allocated"))
+        return self._run.part("memory", rows, *_OF_MEMORY).select(
+            pl.when(pl.col("kind") == "unclosed").then("start_ns").otherwise("end_ns").alias("at_ns"),
+            pl.col("name").alias("effect"),
+            *_COLUMNS[2:7],
+            _of_args("call").alias("call"),
+            total.cast(pl.Int64, strict=False).alias("total_bytes"),
+            pl.lit(False).alias("failed"),
+            pl.lit(None, pl.String).alias("outer"),
+            (pl.col("name").is_in(_EFFECTS) | total.cast(pl.Int64, strict=False).is_not_null()).alias(
+                "is_wanted"
+            ),
+        )
+
+    def _of_calls(self, places: Int64s) -> pl.DataFrame:
+        calls = self._run.part("userspace", self._calls[places], *_OF_CALL)
+        failed = pl.col("result").fill_null(0) != 0
+        return calls.with_columns(
+            pl.Series("effect", _EFFECTS, dtype=pl.String).gather(self._effects[places]),
+            pl.Series("outer", outermost_of(self._run, calls["parent"])["name"], dtype=pl.String),
+        ).select(
+            pl.col("end_ns").alias("at_ns"),
+            *_COLUMNS[1:7],
+            pl.col("name").alias("call"),
+            pl.lit(None, pl.Int64).alias("total_bytes"),
+            failed.alias("failed"),
+            pl.coalesce("outer", "name").alias("outer"),
+            ((pl.col("kind") != "unclosed") & (pl.lit(self.from_calls) | failed)).alias("is_wanted"),
+        )
+
+    def _whole(self, events: pl.DataFrame) -> pl.DataFrame:
+        """Events with what others tell of them."""
+        addresses = [_address(one) for one in events["address"]]
+        events = events.with_columns(pl.Series("address", addresses, dtype=pl.String))
+        # To free nothing is allowed, and does nothing. An allocation has it where its address was not read.
+        is_nothing = pl.col("address") == _NOTHING
+        events = events.filter(~(is_nothing & pl.col("effect").is_in(list(FREES))).fill_null(False))
+        events = events.with_columns(
+            pl.when(~is_nothing).then("address").alias("address"),
+            pl.when(pl.col("size_bytes") >= 0).then("size_bytes").alias("size_bytes"),
+        )
+        sites = pl.Series("site", list(self._sites(events)), dtype=pl.String)
+        return self._devices.given(events.with_columns(sites))
+
+    def _sites(self, events: pl.DataFrame) -> Iterator[str]:
+        """For each event the call that did it, after the outermost call that it was done in."""
+        around = self._around.names(events.select("at_ns", "pid", "tid"))
+        columns = events.select("call", "effect", "outer").iter_rows()
+        for (call, effect, outer), at in zip(columns, around, strict=True):
+            outermost = at if outer is None else outer
+            yield " > ".join(dict.fromkeys(name for name in (outermost, call) if name)) or effect
+
+
+def _of_args(key: str) -> pl.Expr:
+    return pl.col("args").str.json_path_match(f"$.{key}")
+
+
+def _address(text: str | None) -> str | None:
+    """An address as hexadecimal, however it was written."""
+    try:
+        return None if text is None else hex(int(text, 0))
+    except ValueError:
+        return text
+
+
+class _Around:
+    """The outermost calls of threads that allocate or free."""
+
+    def __init__(self, run: Run, calls: Int64s) -> None:
+        self._run, layer = run, run.layer("userspace")
+        every = np.arange(len(run.shapes), dtype=np.int32)
+        of_shape, first = equal(run.shapes.column("pid", every), run.shapes.column("tid", every))
+        threads = pl.DataFrame([run.shapes.series(key, every[first]) for key in ("pid", "tid")])
+        self._threads = threads.with_row_index("thread").unique(["pid", "tid"], keep="first")
+        self._nobody = len(first)
+        is_wanted = np.zeros(len(first) + 1, np.bool_)
+        is_wanted[of_shape[np.flatnonzero(run.seen("memory"))]] = True
+        is_wanted[of_shape[layer.shape[calls]]] = True
+        lasts = layer.is_outermost & layer.is_call
+        rows = flagged(len(layer), lambda part: is_wanted[of_shape[layer.shape[part]]] & lasts[part])
+        self._rows = Grouped(of_shape[layer.shape[rows]], rows)
+
+    def names(self, events: pl.DataFrame) -> list[str | None]:
+        """The name of the outermost call that each event's thread was in, None without one."""
+        calls = self._run.layer("userspace")
+        told = events.join(
+            self._threads, on=["pid", "tid"], how="left", nulls_equal=True, maintain_order="left"
+        )
+        number = told["thread"].cast(pl.Int64).fill_null(self._nobody).to_numpy()
+        found = np.full(len(events), NONE, np.int64)
+        for thread, places in grouped(number):
+            own = self._rows.of(thread)
+            if not len(own):
+                continue
+            at_ns = events["at_ns"].to_numpy()[places]
+            # The event stands at the return of its call, where the next may begin.
+            first, last = np.searchsorted(calls.start_ns[own], at_ns[[0, -1]], "left")
+            own = own[max(first - 1, 0) : last]
+            at = np.searchsorted(calls.start_ns[own], at_ns, "left") - 1
+            is_in = at >= 0
+            is_in[is_in] = calls.end_ns[own[at[is_in]]] >= at_ns[is_in]
+            found[places[is_in]] = own[at[is_in]]
+        names = iter(self._run.shapes.texts("name", calls.shape[found[found != NONE]]))
+        return [None if row == NONE else next(names) for row in found.tolist()]
+
+
+class _Devices:
+    """The GPU of what does not say it: the only one there is, or the one that the thread chose."""
+
+    def __init__(self, run: Run) -> None:
+        gpus = (run.facts.footer or {}).get("gpus") or run.facts.header.get("gpus") or []
+        is_one = len(gpus) == 1 and isinstance(gpus[0].get("index"), int)
+        self._only: int | None = gpus[0]["index"] if is_one else None
+        device = pl.col("args").str.json_path_match("$.device").cast(pl.Int64, strict=False).alias("device")
+        choices = np.flatnonzero(run.has("name", "cudaSetDevice", run.layer("userspace")))
+        chosen = run.rows("userspace", choices, "pid", "tid", "end_ns", "result", "args")
+        chosen = chosen.filter(pl.col("result").fill_null(0) == 0)
+        chosen = chosen.select("pid", "tid", pl.col("end_ns").alias("at_ns"), device).drop_nulls()
+        self._chosen = chosen.sort("at_ns")
+
+    def given(self, events: pl.DataFrame) -> pl.DataFrame:
+        """Events with their GPU."""
+        if self._only is not None:
+            return events.with_columns(pl.col("gpu").fill_null(self._only))
+        if not len(self._chosen):
+            return events
+        current = events.join_asof(self._chosen, on="at_ns", by=["pid", "tid"], check_sortedness=False)
+        # A thread that chose none is on device 0.
+        return events.with_columns(pl.coalesce("gpu", current["device"], pl.lit(0)).alias("gpu"))

@@ -1,0 +1,202 @@
+"""Allocations added up by a number that they have: of their place, or of who made them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tracepipe.event.columns import NONE, Bools, Int32s
+from tracepipe.reports.analyses.allocations import Allocations
+from tracepipe.reports.frames.grouping import Grouped, equal
+from tracepipe.reports.frames.libraries import np
+from tracepipe.reports.frames.stored import flagged, made, parts, taken
+
+_LOW_BITS = 32
+
+
+class AllocationSums:
+    """How many allocations there are of each number below `count`, and their bytes; `numbers` is a column."""
+
+    def __init__(self, found: Allocations, numbers: Any, count: int) -> None:
+        self.count, self._sized, self._addressed, self._live, self._live_sized = np.zeros(
+            (5, count), np.int64
+        )
+        self._bytes, self._live_bytes = np.zeros((2, count, 2), np.int64)
+        for part in parts(len(found)):
+            is_made = found.column("is_made")[part]
+            size, of = found.column("size_bytes")[part][is_made], numbers[part][is_made]
+            has_address = found.column("key")[part][is_made] != NONE
+            is_live = has_address & (found.column("ended")[part][is_made] == NONE)
+            for sums, which in (
+                (self.count, slice(None)),
+                (self._sized, size != NONE),
+                (self._addressed, has_address),
+                (self._live, is_live),
+                (self._live_sized, is_live & (size != NONE)),
+            ):
+                sums += np.bincount(of[which], minlength=count)
+            for bytes_of, which in (
+                (self._bytes, size != NONE),
+                (self._live_bytes, is_live & (size != NONE)),
+            ):
+                # Halves, as sums of many large sizes have more than 64 bits.
+                np.add.at(bytes_of[:, 0], of[which], size[which] >> _LOW_BITS)
+                np.add.at(bytes_of[:, 1], of[which], size[which] & ((1 << _LOW_BITS) - 1))
+
+    def bytes_of(self, number: int) -> int | None:
+        """The bytes of those whose size is known; None where there are some, and no size is known."""
+        return _known(self._bytes[number], self.count[number], self._sized[number])
+
+    def never_freed(self, number: int) -> tuple[int | None, int | None]:
+        """How many were never freed, and their bytes; not known where no address was recorded."""
+        if self.count[number] and not self._addressed[number]:
+            return None, None
+        live = int(self._live[number])
+        return live, _known(self._live_bytes[number], live, self._live_sized[number])
+
+    def most_first(self) -> Any:
+        """The numbers of which there are some: by bytes that were never freed, then by all bytes."""
+        some = np.flatnonzero(self.count)
+        never_freed, whole = (_about(sums[some]) for sums in (self._live_bytes, self._bytes))
+        return some[np.lexsort((-whole, -never_freed))]
+
+
+def _known(halves: Any, count: int, sized: int) -> int | None:
+    total = (int(halves[0]) << _LOW_BITS) + int(halves[1])
+    return total if sized or not count else None
+
+
+def _about(halves: Any) -> Any:
+    return halves[:, 0] * float(1 << _LOW_BITS) + halves[:, 1]
+
+
+class Sites:
+    """Who made the allocations: groups of one site, thread and place, in the order of these."""
+
+    def __init__(self, found: Allocations) -> None:
+        self._found = found
+        numbers, self._first = equal(*(found.column(name) for name in ("site", "tid", "place")))
+        self.sums = AllocationSums(found, numbers, len(self._first))
+        rows = flagged(len(found), lambda part: found.column("is_made")[part])
+        self._rows = Grouped(made(len(rows), np.int32, lambda part: numbers[rows[part]]), rows)
+
+    def first(self, number: int) -> int:
+        """A row of a group."""
+        return int(self._first[number])
+
+    def sizes(self, number: int) -> Any:
+        """The sizes of a group's allocations that are known."""
+        sizes = self._found.column("size_bytes")[self._rows.of(number)]
+        return sizes[sizes != NONE]
+
+    def lived_ns(self, number: int) -> Any:
+        """From allocation to free, of those that were freed."""
+        rows = self._rows.of(number)
+        return lived_ns(self._found, rows[was_freed(self._found, rows)])
+
+
+def was_freed(found: Allocations, rows: Any) -> Bools:
+    """Which allocations were ended by a free, and not by another that was given their address."""
+    ended = found.column("ended")[rows]
+    return np.asarray((ended != NONE) & ~found.column("is_made")[np.maximum(ended, 0)])
+
+
+def lived_ns(found: Allocations, rows: Any) -> Any:
+    """From allocation to end, of some that ended."""
+    at_ns = found.column("at_ns")
+    return at_ns[found.column("ended")[rows]] - at_ns[rows]
+
+
+def never_freed(found: Allocations) -> Any:
+    """The rows of allocations that were never freed, the largest first."""
+
+    def is_live(part: slice) -> Bools:
+        addressed = found.column("is_made")[part] & (found.column("key")[part] != NONE)
+        return np.asarray(addressed & (found.column("ended")[part] == NONE))
+
+    rows = flagged(len(found), is_live)
+    return rows[np.argsort(-np.maximum(found.column("size_bytes")[rows], 0), kind="stable")]
+
+
+def faults_of(found: Allocations) -> Any:
+    """The rows of faults, by what they are, and then in the order of time."""
+    rows = flagged(len(found), lambda part: found.column("fault")[part] != NONE)
+    return rows[np.argsort(found.column("fault")[rows], kind="stable")]
+
+
+def given_again(found: Allocations) -> int:
+    """How many allocations end where their address was given out once more."""
+    count = 0
+    for part in parts(len(found)):
+        ended = found.column("ended")[part]
+        count += int(np.count_nonzero(found.column("is_made")[ended[ended != NONE]]))
+    return count
+
+
+def places_with_most(found: Allocations, most: int) -> tuple[list[int], int]:
+    """The places where bytes were counted, at most so many with the highest peaks, and how many others there
+    are; all for 0.
+    """
+    some = np.array(list(found.counted), np.int64)
+    if not 0 < most < len(some):
+        return some.tolist(), 0
+    peaks = np.frombuffer(found.most_bytes, np.int64)[some]
+    kept = np.sort(np.argsort(-peaks, kind="stable")[:most])
+    return some[kept].tolist(), len(some) - most
+
+
+def steps_of(found: Allocations, places: list[int]) -> Iterator[tuple[int, Any, Any]]:
+    """The times and the bytes from these on, of each of some places."""
+    of: Int32s = found.step_column("place")
+    rows = flagged(len(of), lambda part: np.isin(of[part], places))
+    by_place = Grouped(of[rows], rows)
+    for place in places:
+        own = by_place.of(place)
+        yield place, *(taken(found.step_column(name), own) for name in ("ts_ns", "total_bytes"))
+
+
+class LiveAt:
+    """How many allocations of a process were live at a time, and their bytes."""
+
+    def __init__(self, found: Allocations) -> None:
+        pids = np.array([found.place(at)[0] for at in range(found.place_count)], object)
+        known = np.array([NONE if pid is None else pid for pid in pids], np.int64)
+        which, self._of_place = np.unique(known, return_inverse=True)
+        self._numbers = {pid: at for at, pid in enumerate(which.tolist())}
+        rows = flagged(
+            len(found), lambda part: found.column("is_made")[part] & (found.column("key")[part] != NONE)
+        )
+        self._rows = Grouped(self._of_place[found.column("place")[rows]].astype(np.int32), rows)
+        self._found = found
+        self._sums: dict[int, tuple[tuple[Any, Any], tuple[Any, Any]]] = {}
+
+    def at(self, pid: int | None, at_ns: int) -> tuple[int, int]:
+        """Those that began before a time, and did not end until it."""
+        number = self._numbers.get(NONE if pid is None else pid)
+        if number is None:
+            return 0, 0
+        if number not in self._sums:
+            # One process after the other seldom ends contexts in turn.
+            self._sums = {number: self._sums_of(self._rows.of(number))}
+        begun, ended = (_before(sums, at_ns) for sums in self._sums[number])
+        return begun[0] - ended[0], round(begun[1] - ended[1])
+
+    def _sums_of(self, rows: Any) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+        """When its allocations began and ended, in order, and their bytes until then."""
+        at_ns, size = self._found.column("at_ns"), np.maximum(self._found.column("size_bytes")[rows], 0)
+        ended = self._found.column("ended")[rows]
+        has_ended = ended != NONE
+        # One that ended at once is live at no time: it begins before 1 ns later.
+        ends_ns = np.maximum(at_ns[ended[has_ended]], at_ns[rows[has_ended]] + 1) - 1
+        order = np.argsort(ends_ns, kind="stable")
+        return (at_ns[rows], _sums(size)), (ends_ns[order], _sums(size[has_ended][order]))
+
+
+def _sums(sizes: Any) -> Any:
+    return np.concatenate([[0.0], np.cumsum(sizes, dtype=np.float64)])
+
+
+def _before(sums: tuple[Any, Any], at_ns: int) -> tuple[int, float]:
+    """How many come before a time, and their bytes together."""
+    place = int(np.searchsorted(sums[0], at_ns, "left"))
+    return place, float(sums[1][place])
