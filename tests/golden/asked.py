@@ -10,7 +10,7 @@ from tests.golden.seen import Path, Seen, SeenSlice, slice_id
 from tests.support.trace_processor import RealTraceProcessor
 
 # Ids of Chrome "processes" that are groups of ours are beyond any process id of Linux.
-_PIDS = 1 << 22
+_PIDS, _GROUPS = 1 << 22, 1 << 30
 _U64 = (1 << 64) - 1
 
 _TRACKS = """
@@ -92,7 +92,8 @@ class Asked:
         else:
             thread = self.threads[row["utid"]]
             process, name = self.processes[thread["upid"]], thread["name"]
-        number = f" {process['pid']}" if process["pid"] <= _PIDS else ""
+        is_group = _PIDS < process["pid"] <= _GROUPS
+        number = "" if is_group else f" {process['pid']}"
         return (f"{process['name']}{number}", *name.split(" / "))
 
     def seen(self) -> Seen:

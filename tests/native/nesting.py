@@ -46,8 +46,8 @@ def nest_events(core: ctypes.CDLL, rng: Random) -> None:
 def _batch(core: ctypes.CDLL, nest: int, rows: int, rng: Random) -> list[np.ndarray]:
     shapes = rng.randrange(1, 12)
     # Mostly begins now and then, for rows that are full; else a mixture.
-    phases = b"BBBBBBX" if rng.random() < 0.05 else b"BEIXBE"
-    count = rng.randrange(60) if len(phases) < 7 else rng.randrange(3000)
+    phases = b"BBBBBBX" if rng.random() < 0.05 else b"BEIXBEstf"
+    count = rng.randrange(60) if len(phases) != 7 else rng.randrange(3000)
     by_shape = (
         buffers.array([rng.randrange(rows) for _ in range(shapes)], np.int32),
         buffers.array([rng.randrange(6) for _ in range(shapes)], np.int32),
@@ -78,7 +78,9 @@ def _batch(core: ctypes.CDLL, nest: int, rows: int, rng: Random) -> list[np.ndar
     made = core.tp_nest_events(nest, events, buffers.view(Shapes, *by_shape), 0, middle, view, 0)
     assert 0 <= made <= most
     made = core.tp_nest_events(nest, events, buffers.view(Shapes, *by_shape), middle, count, view, made)
-    assert count <= made <= most
+    # An end of an arrow may be of a slice that is there.
+    ends = np.isin(np.asarray(by_shape[3])[np.asarray(numbers)], list(b"stf")).sum() if count else 0
+    assert count - ends <= made <= most
     flow = core.tp_nest_warps(
         nest, rng.randrange(9), inputs.moment(rng), 0, rng.randrange(2), rng.randrange(2)
     )

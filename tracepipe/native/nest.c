@@ -252,7 +252,7 @@ static int64_t caller(tp_nest *n, const tp_row *row)
 /* An end of an arrow: of the slice that begins at that time, or else an instant. */
 static void arrow(tp_nest *n, int32_t on, int64_t ts, int32_t name, int32_t event, int64_t number, int starts)
 {
-    int64_t flow = number | OF_EVENTS;
+    int64_t flow = (number & (OF_EVENTS - 1)) | OF_EVENTS;
     flow = starts ? -flow : flow;
     for (int32_t row = on; row != NO_ROW; row = n->rows.rows[row].next) {
         int64_t at = n->rows.rows[row].begun;

@@ -74,6 +74,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         [c_char_p, c_int64, c_uint32, c_char_p, c_char_p, c_int64, c_char_p, c_int64, c_void_p],
     ),
     "tp_records_count": (None, [c_char_p, c_int64, c_int64, c_void_p, c_void_p]),
+    "tp_objects": (c_int64, [c_char_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64]),
     "tp_ranges_nest": (c_int64, [c_int64, *[c_void_p] * 5]),
     "tp_warps_new": (c_void_p, []),
     "tp_warps_free": (None, [c_void_p]),

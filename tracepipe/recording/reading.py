@@ -70,7 +70,9 @@ class Reading:
         for batch in self._opened.recording.batches:
             for problem in batch.problems:
                 self.note(problem)
-            yield batch
+            # A reader that puts events in order has none to give at first.
+            if len(batch.events) or batch.problems:
+                yield batch
             if self._progress and batch.offset_bytes:
                 self._progress(stream.position_bytes(), stream.size_bytes)
         if stream.damage:

@@ -1,0 +1,346 @@
+"""Chrome's trace JSON and PyTorch's: every form, exact times, and damage that costs itself only."""
+
+from __future__ import annotations
+
+import io
+import json
+from decimal import ROUND_HALF_UP, Decimal
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.batches import read_all
+from tests.support.cores import running
+from tracepipe.event.model import Problem, Record
+from tracepipe.readers import chrome, json_elements, recognise, sorted_rows
+from tracepipe.readers.chrome_numbers import ns_of_text
+from tracepipe.readers.json_elements import JsonElements
+from tracepipe.readers.json_objects import objects
+from tracepipe.readers.sorted_rows import SortedRow, SortedRows
+
+EVENT = {"ph": "X", "name": "f", "pid": 7, "tid": 8, "ts": 1, "dur": 2}
+
+
+def read(data: bytes | list[Any] | dict[str, Any]) -> tuple[list[Record], list[Problem]]:
+    text = data if isinstance(data, bytes) else json.dumps(data).encode()
+    return read_all(chrome.read(io.BytesIO(text)))
+
+
+def events(*some: dict[str, Any]) -> list[Record]:
+    records, problems = read([EVENT | one for one in some])
+    assert [problem for problem in problems if problem.skipped] == []
+    return [record for record in records if record["type"] != "name"]
+
+
+def kineto(*some: dict[str, Any], **members: Any) -> list[Record]:
+    records, problems = read({"schemaVersion": 1, **members, "traceEvents": list(some)})
+    assert problems == []
+    return [record for record in records if record["type"] != "name"]
+
+
+# Forms ------------------------------------------------------------------------------------------------------
+
+ONE, TWO = b'{"ph":"X","name":"one","ts":1,"dur":1}', b'{"ph":"X","name":"two","ts":2,"dur":1}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"[" + ONE + b"," + TWO + b"]",
+        b"[" + ONE + b"," + TWO,
+        b"[" + ONE + b",\n" + TWO + b",\n",
+        b"\xef\xbb\xbf [\n " + ONE + b" , " + TWO + b" ,\n ]\n",
+        b'{"traceEvents":[' + ONE + b"," + TWO + b'],"displayTimeUnit":"ns"}',
+        b'{"otherData":{"a":[1,"}"]},\n"traceEvents": [\n' + ONE + b",\n" + TWO + b"]}",
+        b'{"traceEvents":[' + ONE + b"," + TWO,
+        json.dumps({"traceEvents": [json.loads(ONE), json.loads(TWO)]}, indent=4).encode(),
+        b'{"long":"' + b'x\\"' * 800_000 + b'","traceEvents":[' + ONE + b"," + TWO + b"]}",
+    ],
+)
+@pytest.mark.usefixtures("core")
+def test_every_form_of_a_trace_is_read(text: bytes) -> None:
+    if len(text) < 1 << 16:
+        assert recognise(text).name == "chrome"
+    records, problems = read(text)
+    assert [record["name"] for record in records] == ["one", "two"]
+    assert problems == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"ts":1,"type":"userspace","name":"f"}\n{"ts":2,"type":"userspace","name":"g"}\n',
+        b"[1,2]",
+        b"{}",
+        b"[]",
+    ],
+)
+def test_other_json_is_not_taken_for_a_trace(text: bytes) -> None:
+    assert not chrome.sniff(text)
+
+
+@given(st.lists(st.sampled_from(list(b'{}[]",:\\ \nab')), max_size=60).map(bytes), st.integers(0, 8))
+def test_both_cores_find_the_same_objects(text: bytes, at: int) -> None:
+    found = []
+    for core in ("pure", "native"):
+        with running(core):
+            starts, ends, stopped, is_open = objects(text, min(at, len(text)))
+            found.append((starts.tolist(), ends.tolist(), stopped, is_open))
+    assert found[0] == found[1]
+
+
+@pytest.mark.usefixtures("core")
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_chunks_may_end_anywhere(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_elements, "CHUNK_BYTES", chunk)
+    text = b'{"a":{"b":[1,"x]"]},"c":"\\"","d":1.5,"traceEvents":[' + ONE + b" ,\n" + TWO + b'],"e":{"f":2}}'
+    elements = JsonElements(io.BytesIO(text))
+    assert elements.begin()
+    assert elements.members == {"a": {"b": [1, "x]"]}, "c": '"', "d": 1.5}
+    assert [text for batch in elements.batches() for text in batch.texts] == [ONE, TWO]
+    assert elements.members["e"] == {"f": 2}
+
+
+# Times ------------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.decimals("-4000000000000000", "4000000000000000", places=3), st.sampled_from(["{}", '"{}"', "{:e}"])
+)
+def test_no_nanosecond_is_lost(us: Decimal, form: str) -> None:
+    text = f'[{{"ph":"X","name":"f","ts":{form.format(us)},"dur":0}}]'.encode()
+    records, problems = read(text)
+    assert problems == []
+    assert records[0]["ts_ns"] == int((us * 1000).to_integral_value())
+
+
+@given(st.decimals("0", "9000000000", places=6))
+def test_finer_times_are_rounded(us: Decimal) -> None:
+    assert ns_of_text(str(us)) == int((us * 1000).to_integral_value(ROUND_HALF_UP))
+
+
+def test_a_key_of_another_object_is_not_taken_for_the_time() -> None:
+    text = b'[{"ph":"X","args":{"ts":1712195495519689.048},"name":"f","ts":1712195495519689.047,"dur":1}]'
+    # Both are one double: the digits of the first are those of the argument.
+    assert read(text)[0][0]["ts_ns"] in (1712195495519689047, 1712195495519689048)
+    text = b'[{"ph":"X","args":{"ts":1712195495519690.048},"name":"f","ts":1712195495519689.047,"dur":1}]'
+    assert read(text)[0][0]["ts_ns"] == 1712195495519689047
+
+
+@pytest.mark.parametrize(
+    ("members", "us", "ns"),
+    [
+        ({}, 1695835542514261, 1695835542514261000),
+        ({"baseTimeNanoseconds": 1000000000000000000}, 5.001, 1000000000000005001),
+        ({"baseTimeNanoseconds": 1000000000000000000}, 1000000000000005, 1000000000000005000),
+    ],
+)
+def test_the_three_eras_of_pytorchs_times(members: dict[str, Any], us: float, ns: int) -> None:
+    (record,) = kineto({**EVENT, "cat": "cpu_op", "ts": us}, **members)
+    assert record["ts_ns"] == ns
+    recording = chrome.read(
+        io.BytesIO(json.dumps({"schemaVersion": 1, **members, "traceEvents": []}).encode())
+    )
+    assert recording.header["clock"] == "realtime"
+
+
+def test_a_kernel_at_zero_does_not_stretch_the_trace() -> None:
+    at_zero = {**EVENT, "cat": "kernel", "args": {"device": 0, "stream": 7}, "ts": 0, "dur": 0}
+    records, problems = read({"schemaVersion": 1, "traceEvents": [EVENT | {"ts": 1695835542514261}, at_zero]})
+    assert [record["ts_ns"] for record in records] == [1695835542514261000] * 2
+    assert records[0]["args"] == {"time_not_known": True}
+    assert [problem.message[:28] for problem in problems] == ["1 events stand at time 0, fa"]
+
+
+@pytest.mark.parametrize(
+    ("dur", "args"),
+    [
+        (-2.5, {"negative_duration_ns": -2500}),
+        (10**15, {"impossible_duration_ns": 10**18}),
+        ("soon", {"impossible_duration": "soon"}),
+    ],
+)
+def test_a_duration_that_cannot_be_is_kept_marked_and_reported(dur: Any, args: dict[str, Any]) -> None:
+    records, problems = read([EVENT | {"dur": dur}])
+    assert (records[0]["dur_ns"], records[0]["args"]) == (0, args)
+    assert [(problem.skipped, problem.message[:10]) for problem in problems] == [(False, "1 slices h")]
+
+
+# Damage -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("core")
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (b'{"ph":"X","name":"bad","ts":1,"args":{"a":AllReduce}}', "is not JSON (at byte 41)"),
+        (b'{"ph":"X","name":"bad', "is not JSON (at byte 41)"),
+        (b'{"ph":"X","name":"bad","args":{"a":1}', "is not JSON (at byte 41)"),
+        (b'{"ph":"X","name":"bad","dur":1}', "ts: is missing (at byte 41)"),
+        (b'{"name":"bad","ts":1}', "ph: is missing, or is no text (at byte 41)"),
+        (b'{"ph":"O","name":"bad","ts":1}', "ph: 'O' is no phase that is read (at byte 41)"),
+        (b"17", "is no event (at byte 41)"),
+    ],
+)
+def test_what_is_broken_costs_itself_only(broken: bytes, message: str) -> None:
+    for end in (b"]", b""):
+        records, problems = read(b"[" + ONE + b",\n" + broken + b",\n" + TWO + b"\n" + end)
+        assert [record["name"] for record in records] == ["one", "two"]
+        where = [(problem.line, problem.message) for problem in problems]
+        # What is open to the end is not known to be so before.
+        assert where in ([(2, message)], [(2, message.replace("is not JSON", "does not end"))])
+
+
+def test_a_trace_that_was_cut_off_says_so() -> None:
+    records, problems = read(b"[" + ONE + b",\n" + TWO[:-9])
+    assert [record["name"] for record in records] == ["one"]
+    assert problems == [Problem(2, "", "was cut off in the middle of the event (at byte 41)")]
+
+
+def test_bytes_that_are_no_text_are_replaced() -> None:
+    records, problems = read(b'[{"ph":"i","name":"a\xff","ts":1,"args":{"x":NaN,"y":"\\ud800"}}]')
+    assert (records[0]["name"], records[0]["args"]) == ("a�", {"x": "NaN", "y": "?"})
+    assert problems == []
+
+
+# Phases -----------------------------------------------------------------------------------------------------
+
+
+def test_begins_and_ends_become_slices_whatever_their_order() -> None:
+    records = events(
+        {"ph": "E", "ts": 9, "args": {"b": 2}},
+        {"ph": "B", "ts": 1, "args": {"a": 1, "b": 1}},
+        {"ph": "B", "ts": 2, "name": "g"},
+        {"ph": "E", "ts": 3, "name": "g"},
+        {"ph": "X", "ts": 4, "name": "h", "dur": 1},
+    )
+    assert [(r["name"], r["ts_ns"], r["dur_ns"], r.get("args")) for r in records] == [
+        ("f", 1000, 8000, {"a": 1, "b": 2}),
+        ("g", 2000, 1000, None),
+        ("h", 4000, 1000, None),
+    ]
+
+
+def test_asynchronous_slices_that_overlap_have_rows_of_their_own() -> None:
+    records = events(
+        {"ph": "b", "cat": "net", "id": 1, "ts": 1},
+        {"ph": "b", "cat": "net", "id": 2, "ts": 2},
+        {"ph": "n", "cat": "net", "id": 2, "ts": 3, "name": "mark"},
+        {"ph": "e", "cat": "net", "id": 1, "ts": 4},
+        {"ph": "b", "cat": "net", "id": 3, "ts": 5},
+        {"ph": "e", "cat": "net", "id": 2, "ts": 6},
+        {"ph": "e", "cat": "net", "id": 3, "ts": 7},
+    )
+    assert [(r["name"], r["phase"], r["ts_ns"], r["range"], r["domain"]) for r in records] == [
+        ("f", "X", 1000, 0, "net"),
+        ("f", "X", 2000, 1, "net"),
+        ("mark", "I", 3000, 1, "net"),
+        ("f", "X", 5000, 0, "net"),
+    ]
+
+
+def test_arrows_have_one_number_at_all_ends() -> None:
+    ends = [{"ph": phase, "cat": "c", "id": 5, "ts": ts} for phase, ts in (("s", 1), ("t", 2), ("f", 3))]
+    records = events(*ends, {"ph": "s", "cat": "d", "id": 5, "ts": 4})
+    assert [record["phase"] for record in records] == ["s", "t", "f", "s"]
+    assert len({record["flow"] for record in records[:3]}) == 1
+    assert records[3]["flow"] != records[0]["flow"]
+
+
+def test_ids_that_are_no_numbers_are_names() -> None:
+    records, _ = read([EVENT | {"pid": "Spans", "tid": -1}, EVENT | {"pid": "7", "tid": 8}])
+    names = {(one["pid"], one.get("tid")): one["name"] for one in records if one["type"] == "name"}
+    slices = [(one["pid"], one["tid"]) for one in records if one["type"] == "hook"]
+    assert (7, 8) in slices
+    (odd,) = [one for one in slices if one != (7, 8)]
+    assert (names[odd[0], None], names[odd]) == ("Spans", "-1")
+
+
+# PyTorch ----------------------------------------------------------------------------------------------------
+
+
+def test_a_launch_and_its_kernel_have_one_id_of_the_rank() -> None:
+    call = {**EVENT, "cat": "cuda_runtime", "name": "cudaLaunchKernel", "args": {"correlation": 35}}
+    kernel_args = {"device": 1, "stream": 7, "correlation": 35, "grid": [2, 1, 1], "block": [64, 1, 1]}
+    more = {"registers per thread": 16, "shared memory": 1024, "blocks per SM": 0.5}
+    kernel = {**EVENT, "cat": "kernel", "pid": 1, "tid": 7, "name": "k", "ts": 5, "args": kernel_args | more}
+    other = {**EVENT, "cat": "cuda_runtime", "name": "cudaMalloc", "ts": 9, "args": {"correlation": 36}}
+    records = kineto(call, kernel, other, distributedInfo={"rank": 3})
+    assert [record.get("launch") for record in records] == [3 << 40 | 35, 3 << 40 | 35, None]
+    assert records[1] == {
+        "type": "gpu_kernel",
+        "name": "k",
+        "phase": "X",
+        "ts_ns": 5000,
+        "dur_ns": 2000,
+        "gpu": 1,
+        "stream": 7,
+        "grid": [2, 1, 1],
+        "block": [64, 1, 1],
+        "launch": 3 << 40 | 35,
+        "args": {"registers": 16, "shared_bytes": 1024, "blocks per SM": 0.5},
+    }
+
+
+@pytest.mark.parametrize(
+    ("event", "type_", "name", "more"),
+    [
+        ({"cat": "user_annotation"}, "annotation", "f", {}),
+        ({"cat": "cpu_op"}, "annotation", "f", {"domain": "cpu_op"}),
+        ({"cat": "python_function"}, "hook", "f", {"layer": "python_function"}),
+        ({"cat": "cuda_driver", "name": "cuLaunchKernel"}, "userspace", "cuLaunchKernel", {}),
+        ({"cat": "Kernel", "tid": "stream 7", "pid": 0}, "gpu_kernel", "f", {"gpu": 0, "stream": 7}),
+        (
+            {"cat": "gpu_memcpy", "name": "Memcpy HtoD (Pageable -> Device)", "pid": 0, "tid": 3},
+            "transfer",
+            "HtoD",
+            {"gpu": 0, "stream": 3},
+        ),
+        ({"cat": "gpu_memset", "name": "Memset (Device)", "pid": 0, "tid": 3}, "transfer", "memset", {}),
+    ],
+)
+def test_categories_are_layers(event: dict[str, Any], type_: str, name: str, more: dict[str, Any]) -> None:
+    (record,) = kineto(EVENT | event)
+    assert (record["type"], record["name"]) == (type_, name)
+    assert {key: record.get(key) for key in more} == more
+
+
+# Order ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fan_in", [2, 64])
+def test_rows_are_in_order_however_many(fan_in: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sorted_rows, "RUN_ROWS", 8)
+    monkeypatch.setattr(sorted_rows, "BLOCK_ROWS", 3)
+    monkeypatch.setattr(sorted_rows, "FAN_IN", fan_in)
+    rng = np.random.default_rng(7)
+    rows = [
+        SortedRow(int(ts), int(rank), int(dur), at, b"f" * (at % 5), b"s%d" % at)
+        for at, (ts, rank, dur) in enumerate(rng.integers(0, [400, 3, 9], (300, 3)).tolist())
+    ]
+    some = SortedRows()
+    for row in rows:
+        some.add(row)
+    got = [
+        SortedRow(*values)
+        for part in some.in_order()
+        for values in zip(
+            part.ts_ns.tolist(), part.rank.tolist(), part.dur_ns.tolist(), part.number.tolist(), part.first,
+            part.second, strict=True,
+        )
+    ]  # fmt: skip
+    assert sorted(got) == sorted(rows)
+    assert [row[:2] for row in got] == sorted(row[:2] for row in rows)
+
+
+def test_an_order_of_a_large_trace_is_that_of_a_small_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = orjson.dumps([EVENT | {"ts": 977 * at % 1000, "name": f"f{at}"} for at in range(1000)])
+    whole, _ = read(text)
+    monkeypatch.setattr(sorted_rows, "RUN_ROWS", 16)
+    in_runs, _ = read(text)
+    assert in_runs == whole
+    assert [record["ts_ns"] for record in whole] == sorted(record["ts_ns"] for record in whole)

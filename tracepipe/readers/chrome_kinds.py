@@ -1,0 +1,196 @@
+"""What an event of Chrome's trace format is here: its layer, its row and its fields, by category.
+
+of PyTorch (Kineto)                         here
+user_annotation                             annotation
+cpu_op                                      annotation of the domain cpu_op
+cuda_runtime, cuda_driver                   userspace; launches by `correlation`
+kernel, gpu_memcpy, gpu_memset              gpu_kernel, transfer: on their stream, with `launch`
+python_function and all others              hook: a layer of that name
+of other tools: all categories              hook, the layer `events`: they nest in each other
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tracepipe.event.model import ID_LIMIT
+from tracepipe.event.vocabulary import direction_named
+from tracepipe.readers.chrome_numbers import Ids
+
+EVENTS: Final = "events"
+"""The layer of what is not PyTorch's."""
+_CALLS: Final = frozenset({"cuda_runtime", "cuda_driver", "runtime", "driver", "hip_runtime"})
+_KERNELS: Final = frozenset({"kernel"})
+_COPIES: Final = frozenset({"gpu_memcpy", "memcpy"})
+_SETS: Final = frozenset({"gpu_memset", "memset"})
+_ON_GPU: Final = frozenset({"gpu_user_annotation", "cuda_sync", "cuda_event"})
+# Calls that put work on a stream.
+_LAUNCHES = re.compile(r"Launch|[Mm]emcpy|[Mm]emset|MemPrefetch")
+_STREAM = re.compile(r"\D*(\d{1,18})")
+_COPY = re.compile(r"Memcpy (\w+)")
+_GPU_COUNTERS = re.compile(r"GPU (\d{1,9})\b")
+_RANK_SHIFT: Final = 40
+_RENAMED: Final = {
+    "bytes": "size",
+    "registers per thread": "registers",
+    "shared memory": "shared_bytes",
+    # Perfetto gives a dot in a name a meaning of its own.
+    "est. achieved occupancy %": "estimated occupancy %",
+}
+
+
+@dataclass(slots=True)
+class Kind:
+    """What is kept of an event beside its time and length: fields of its record, and its arguments."""
+
+    fields: dict[str, Any]
+    args: dict[str, Any]
+    launch: int | None = None
+
+
+def _is_id(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= ID_LIMIT
+
+
+def _size(value: Any) -> list[int] | None:
+    """A grid or a block."""
+    if type(value) is not list or len(value) != 3 or not all(map(_is_id, value)):
+        return None
+    return value
+
+
+class Kinds:
+    """Says what events are; `is_kineto`: PyTorch wrote them, of this `rank`."""
+
+    def __init__(self, ids: Ids, *, is_kineto: bool, rank: int = 0) -> None:
+        self._ids, self._is_kineto, self._rank = ids, is_kineto, rank
+        self._of: Mapping[str, Callable[[dict[str, Any], str, dict[str, Any]], Kind]] = (
+            {
+                **dict.fromkeys(_CALLS, self._call),
+                **dict.fromkeys(_KERNELS, self._kernel),
+                **dict.fromkeys(_COPIES, self._copy),
+                **dict.fromkeys(_SETS, self._copy),
+                **dict.fromkeys(_ON_GPU, self._of_gpu),
+                "user_annotation": self._annotation,
+                "cpu_op": self._operator,
+                "operator": self._operator,
+                "fwdbwd": self._operator,
+                "cpu_instant_event": self._instant,
+            }
+            if is_kineto
+            else {}
+        )
+
+    def is_known_otherwise(self, category: str) -> bool:
+        """Whether arrows of a category say what `launch` does: often they lack an end."""
+        return self._is_kineto and category in ("ac2g", "async_cpu_to_gpu")
+
+    def kind(self, event: dict[str, Any], category: str, args: dict[str, Any]) -> Kind:
+        """What an event is. Its `args` may be changed."""
+        of = self._of.get(category.lower() if self._is_kineto else category, self._other)
+        return of(event, category, args)
+
+    def _thread(self, event: dict[str, Any], **fields: Any) -> dict[str, Any]:
+        return self._ids.thread(event, fields)
+
+    def _launch(self, args: dict[str, Any]) -> int | None:
+        correlation = args.get("correlation")
+        if type(correlation) is not int or not 0 < correlation <= ID_LIMIT:
+            return None
+        return correlation | self._rank << _RANK_SHIFT
+
+    # By category ----------------------------------------------------------------------------------------
+
+    def _other(self, event: dict[str, Any], category: str, args: dict[str, Any]) -> Kind:
+        if self._is_kineto:
+            return Kind(self._thread(event, type="hook", layer=category or EVENTS), args)
+        if category:
+            args = {"cat": category, **args}
+        return Kind(self._thread(event, type="hook", layer=EVENTS), args)
+
+    def _annotation(self, event: dict[str, Any], category: str, args: dict[str, Any]) -> Kind:
+        return Kind(self._thread(event, type="annotation"), args)
+
+    def _operator(self, event: dict[str, Any], category: str, args: dict[str, Any]) -> Kind:
+        return Kind(self._thread(event, type="annotation", domain="cpu_op"), args)
+
+    def _call(self, event: dict[str, Any], category: str, args: dict[str, Any]) -> Kind:
+        launch = self._launch(args) if _LAUNCHES.search(str(event.get("name"))) else None
+        return Kind(self._thread(event, type="userspace"), args, launch)
+
+    def _place(self, event: dict[str, Any], args: dict[str, Any]) -> tuple[int, int] | None:
+        """GPU and stream."""
+        gpu, stream = args.get("device", event.get("pid")), args.get("stream", event.get("tid"))
+        if type(stream) is str and (found := _STREAM.fullmatch(stream)):
+            stream = int(found[1])
+        if type(gpu) is str and gpu.isdigit():
+            gpu = int(gpu)
+        if type(gpu) is not int or type(stream) is not int:
+            return None
+        if not (0 <= gpu <= ID_LIMIT and 0 <= stream < 1 << 62):
+            return None
+        return gpu, stream
+
+    def _kernel(self, event: dict[str, Any], category: str, args: dict[str, Any]) -> Kind:
+        return self._work(event, category, args, {"type": "gpu_kernel"})
+
+    def _copy(self, event: dict[str, Any], category: str, args: dict[str, Any]) -> Kind:
+        name = str(event.get("name"))
+        found = _COPY.match(name)
+        called = direction_named(found[1]) if found else "memset" if name.startswith("Memset") else name
+        if called != name:
+            args = {"operation": name, **args}
+        return self._work(event, category, args, {"type": "transfer", "name": called})
+
+    def _work(
+        self, event: dict[str, Any], category: str, args: dict[str, Any], fields: dict[str, Any]
+    ) -> Kind:
+        place = self._place(event, args)
+        if place is None:
+            return self._other(event, category, args)
+        fields["gpu"], fields["stream"] = place
+        launch = self._launch(args)
+        for key in ("device", "stream", *(("correlation",) if launch is not None else ())):
+            args.pop(key, None)
+        for key in ("grid", "block"):
+            if (size := _size(args.get(key))) is not None:
+                fields[key] = size
+                del args[key]
+        if not _RENAMED.keys().isdisjoint(args):
+            args = {_RENAMED.get(key, key): value for key, value in args.items()}
+        return Kind(fields, args, launch)
+
+    def _of_gpu(self, event: dict[str, Any], category: str, args: dict[str, Any]) -> Kind:
+        # Their process is the number of a GPU, which a process may have too.
+        place = self._place(event, args)
+        if place is None:
+            return self._other(event, category, args)
+        gpu, stream = place
+        fields = {"type": "hook", "layer": category}
+        process = {"pid": f"GPU {gpu}: {category}", "tid": stream if _is_id(stream) else str(stream)}
+        return Kind(self._ids.thread(process, fields), args)
+
+    def _instant(self, event: dict[str, Any], category: str, args: dict[str, Any]) -> Kind:
+        size, kind = args.get("Bytes"), args.get("Device Type")
+        if event.get("name") != "[memory]" or type(size) is not int or type(kind) is not int:
+            return self._other(event, category, args)
+        # 0 is the processor's own memory.
+        name = ("alloc" if size >= 0 else "free") + ("_host" if kind == 0 else "")
+        args["size"] = abs(args.pop("Bytes"))
+        if type(address := args.pop("Addr", None)) is int:
+            args["address"] = address
+        if kind != 0 and type(total := args.get("Total Allocated")) is int:
+            args["total_allocated"] = total
+        return Kind(self._thread(event, type="memory", name=name), args)
+
+    def counter(self, event: dict[str, Any], category: str) -> Kind:
+        """What a counter is of: a GPU, if its process is called as one's, or else the process."""
+        found = _GPU_COUNTERS.match(pid) if type(pid := event.get("pid")) is str else None
+        if found and self._is_kineto:
+            return Kind({"type": "hook", "layer": category or EVENTS, "gpu": int(found[1])}, {})
+        fields = self._thread(event, type="hook", layer=category or EVENTS)
+        fields.pop("tid", None)
+        return Kind(fields, {})

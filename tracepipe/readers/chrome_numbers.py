@@ -1,0 +1,114 @@
+"""Times and ids of Chrome's trace format: microseconds in digits, and ids that are numbers or texts."""
+
+from __future__ import annotations
+
+import json
+import re
+from decimal import Decimal, InvalidOperation
+from hashlib import blake2b
+from typing import Any, Final
+
+from tracepipe.event.model import FLOW_LIMIT, ID_LIMIT, TIME_LIMIT_NS
+
+_PLAIN = re.compile(r"(-?)(\d{1,18})(?:\.(\d+))?")
+_NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d{1,3})?\s*")
+_OF_KEY = {key: re.compile(rb'"%b"\s*:\s*(-?[0-9][0-9.eE+-]*)' % key.encode()) for key in ("ts", "dur")}
+# Below this a double has less than a quarter of a nanosecond between it and the next.
+_EXACT_US: Final = 1 << 40
+
+
+def ns_of_text(text: str) -> int | None:
+    """Nanoseconds of microseconds in digits, rounded to the nearest; None where they are none, or are beyond
+    what a trace can hold.
+    """
+    plain = _PLAIN.fullmatch(text)
+    if plain:
+        sign, whole, fraction = plain[1], plain[2], plain[3] or ""
+        ns = int(whole) * 1000 + int(fraction[:3].ljust(3, "0")) + (fraction[3:4] >= "5")
+        ns = -ns if sign else ns
+    else:
+        if not _NUMBER.fullmatch(text):
+            return None
+        try:
+            ns = round(Decimal(text.strip()) * 1000)
+        except InvalidOperation:
+            return None
+    return ns if abs(ns) <= TIME_LIMIT_NS else None
+
+
+def ns_of(value: Any, key: str, event: bytes) -> int | None:
+    """Nanoseconds of the microseconds that an event has at `key`, by the digits of its text."""
+    if type(value) is int:
+        return value * 1000 if abs(value) <= TIME_LIMIT_NS // 1000 else None
+    if type(value) is str:
+        return ns_of_text(value)
+    if type(value) is not float:
+        return None
+    if abs(value) < _EXACT_US:
+        return round(value * 1000)
+    for found in _OF_KEY[key].finditer(event):
+        if float(found[1]) == value:
+            return ns_of_text(found[1].decode())
+    # The key is written with an escape.
+    texts = json.loads(event.decode("utf-8", "replace"), parse_float=str)
+    return ns_of_text(texts[key]) if type(texts.get(key)) is str else None
+
+
+class Ids:
+    """Numbers of processes and threads. One that is no such number gets the last that is free, and keeps its
+    text as its name.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[Any, int] = {}
+        self.names: dict[int, str] = {}
+        self.used: dict[tuple[int, int | None], None] = {}
+        """Processes, and threads of processes, that have such numbers."""
+        self._next = ID_LIMIT
+
+    def number(self, id: Any) -> int | None:
+        """The number of an id, None where there is none."""
+        if type(id) is int and 0 <= id <= ID_LIMIT:
+            return id
+        if id is None:
+            return None
+        if type(id) is str and id.isascii() and id.isdigit() and len(id) < 11 and int(id) <= ID_LIMIT:
+            return int(id)
+        key = id if type(id) in (int, str) else json.dumps(id, default=str)
+        return self.of(key)
+
+    def thread(self, event: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+        """Put the numbers of an event's process and thread to `fields`."""
+        pid, tid = event.get("pid"), event.get("tid")
+        if type(pid) is int and type(tid) is int and 0 <= pid <= ID_LIMIT and 0 <= tid <= ID_LIMIT:
+            fields["pid"], fields["tid"] = pid, tid
+            return fields
+        if (process := self.number(pid)) is not None:
+            fields["pid"] = process
+            if process in self.names:
+                self.used[process, None] = None
+        if (thread := self.number(tid)) is not None:
+            fields["tid"] = thread
+            if thread in self.names and process is not None and len(self.used) < 2 * _IDS_MAX:
+                self.used[process, thread] = None
+        return fields
+
+    def of(self, key: int | str) -> int:
+        """The number of what is no id of the system's."""
+        number = self._numbers.get(key)
+        if number is None:
+            if len(self._numbers) >= _IDS_MAX:
+                return self._next
+            number = self._numbers[key] = self._next
+            self.names[number] = str(key)
+            self._next -= 1
+        return number
+
+
+_IDS_MAX: Final = 1 << 16
+
+
+def flow_number(*parts: Any) -> int:
+    """The number of an arrow that has these in common with its other ends."""
+    text = json.dumps(parts, default=str).encode("utf-8", "replace")
+    return int.from_bytes(blake2b(text, digest_size=8).digest(), "little") & FLOW_LIMIT

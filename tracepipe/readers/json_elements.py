@@ -1,0 +1,254 @@
+"""The elements of the array of events in a stream of JSON, some at a time, and what stands around the array.
+
+    {"schemaVersion": 1, "traceEvents": [ {…}, {…}, ], "traceName": "…"}      or the array alone
+     └─ members: kept if they are short ┘  └ objects ┘   └─ members ──┘
+
+The array may end with the stream. What is no object, and an object that does not end, is passed over up to
+the next object that is an event; nothing is ever read as a whole.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO, Final
+
+import orjson
+
+from tracepipe.event.model import Problem
+from tracepipe.readers.json_objects import object_end, objects
+from tracepipe.readers.lines import BOM, LINE_LIMIT_BYTES
+
+CHUNK_BYTES: Final = 1 << 18
+ARRAY: Final = "traceEvents"
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_SCALAR = re.compile(rb"[^\s,{}\[\]\"]+")
+_NEXT = re.compile(rb"[{\]]")
+_SKIPPED = re.compile(rb'\\.|["{}\[\]]', re.DOTALL)
+# How an event begins that stands inside of what is broken, and how many such places are looked at.
+_BEGINS = re.compile(rb'\{\s*"(?:ph|name|cat|ts|pid|tid|args|id|dur|s|bp)"\s*:')
+_BEGINS_MAX = 1 << 10
+_BEGIN_BYTES_MAX = 1 << 16
+CUT_OFF: Final = "was cut off in the middle of the event"
+
+
+Fault = tuple[int, str]
+"""What is wrong at a place, in bytes from the start of the stream."""
+
+
+@dataclass(slots=True)
+class Elements:
+    """Texts of objects with their places, and what is wrong between them; `text` is what they stand in, and
+    has so many bytes and lines before it.
+    """
+
+    texts: list[bytes]
+    places: list[int]
+    text: bytes
+    bytes_before: int
+    lines_before: int
+    faults: list[Fault] = field(default_factory=list)
+
+    def problem(self, fault: Fault) -> Problem:
+        """What is wrong, with its line."""
+        at, message = fault
+        line = self.lines_before + self.text.count(b"\n", 0, at - self.bytes_before)
+        return Problem(line, "", f"{message} (at byte {at})")
+
+
+class JsonElements:
+    """Reads a stream. `members` are the short members of the object around the array, as far as they were
+    met.
+    """
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream, self._text, self._at = stream, b"", 0
+        self._before = 0
+        self._lines_before = 1
+        self.members: dict[str, Any] = {}
+        self.offset_bytes = 0
+        self.is_ended = False
+        self._in_object = False
+
+    # What is at hand ------------------------------------------------------------------------------------
+
+    def _more(self) -> bool:
+        """Read on. False at the end."""
+        chunk = self._stream.read(CHUNK_BYTES)
+        self._lines_before += self._text.count(b"\n", 0, self._at)
+        self._before += self._at
+        self._text, self._at = self._text[self._at :] + chunk, 0
+        self.offset_bytes += len(chunk)
+        return bool(chunk)
+
+    def _peek(self) -> bytes:
+        """The next byte that is no blank, nothing at the end."""
+        while True:
+            while self._at < len(self._text) and self._text[self._at : self._at + 1].isspace():
+                self._at += 1
+            if self._at < len(self._text) or not self._more():
+                return self._text[self._at : self._at + 1]
+
+    def sees(self, pattern: re.Pattern[bytes]) -> bool:
+        """Whether what is at hand has such a text."""
+        return pattern.search(self._text) is not None
+
+    # Around the array -----------------------------------------------------------------------------------
+
+    def begin(self) -> bool:
+        """Go to the array; False where there is none."""
+        self._peek()
+        self._text = self._text.removeprefix(BOM) if not self._before else self._text
+        first = self._peek()
+        if first == b"[":
+            self._at += 1
+            return True
+        self._in_object = first == b"{"
+        if self._in_object:
+            self._at += 1
+            return self._members()
+        return False
+
+    def _members(self) -> bool:
+        """Read members up to the array; False where there is none."""
+        while True:
+            while self._peek() == b",":
+                self._at += 1
+            key = self._value() if self._peek() == b'"' else None
+            if key is None or self._peek() != b":":
+                return False
+            self._at += 1
+            name = _parsed(key)
+            if name == ARRAY and self._peek() == b"[":
+                self._at += 1
+                return True
+            text = self._value()
+            if text is None:
+                return False
+            value = _parsed(text)
+            if type(name) is str and value is not None:
+                self.members[name] = value
+
+    def _value(self) -> bytes | None:
+        """The next value, nothing in place of one that is too long, None where there is none."""
+        first = self._peek()
+        if not first or first in b",:]}":
+            return None
+        while True:
+            end = self._value_end(first)
+            if end >= 0:
+                text, self._at = self._text[self._at : end], end
+                return text
+            if len(self._text) - self._at > LINE_LIMIT_BYTES:
+                self._skip(first)
+                return b""
+            if not self._more():
+                return None
+
+    def _value_end(self, first: bytes) -> int:
+        if first in b"{[":
+            return object_end(self._text, self._at)
+        found = (_STRING if first == b'"' else _SCALAR).match(self._text, self._at)
+        if not found or (first != b'"' and found.end() == len(self._text)):
+            return -1
+        return found.end()
+
+    def _skip(self, first: bytes) -> None:
+        """Pass over a long value, of which no more is kept than a chunk."""
+        depth, in_string = 0, False
+        while True:
+            at = self._at
+            for token in _SKIPPED.finditer(self._text, at):
+                at, what = token.end(), token[0]
+                if what == b'"':
+                    in_string = not in_string
+                elif not in_string and len(what) == 1:
+                    depth += 1 if what in b"{[" else -1
+                if depth == 0 and not in_string and what != b"\\":
+                    self._at = at
+                    return
+            # A backslash at the end is of the byte that comes.
+            self._at = len(self._text) - self._text.endswith(b"\\")
+            if not self._more():
+                return
+
+    # The array ------------------------------------------------------------------------------------------
+
+    def batches(self) -> Iterator[Elements]:
+        """The objects of the array; and then the members behind it."""
+        while not self.is_ended:
+            found = objects(self._text, self._at)
+            text, starts, ends = self._text, found.starts.tolist(), found.ends.tolist()
+            texts = [text[start:end] for start, end in zip(starts, ends, strict=True)]
+            places = (found.starts + self._before).tolist()
+            batch = Elements(texts, places, text, self._before, self._lines_before)
+            self._at = found.at
+            if not batch.texts or found.is_open:
+                self._go_on(batch, is_open=found.is_open)
+            yield batch
+        if self._in_object:
+            self._members()
+            while self._more():
+                self._at = len(self._text)
+
+    def _go_on(self, batch: Elements, *, is_open: bool) -> None:
+        """Come to the next object, where what is at hand has no whole one here."""
+        first = self._text[self._at : self._at + 1]
+        if not first:
+            self.is_ended = not self._more()
+        elif first == b"]":
+            self._at += 1
+            self.is_ended = True
+        elif is_open:
+            if len(self._text) - self._at > LINE_LIMIT_BYTES or not self._more():
+                self._pass_over(batch)
+        elif first != b"{":
+            self._skip_text(batch)
+
+    def _pass_over(self, batch: Elements) -> None:
+        """Pass over an object that does not end, to the next event in it."""
+        whole = self._text[self._at : self._at + LINE_LIMIT_BYTES]
+        at_end = len(self._text) - self._at <= LINE_LIMIT_BYTES
+        inner = next(events_in(whole, 1), None)
+        message = "does not end" if inner is not None or not at_end else CUT_OFF
+        batch.faults.append((self._before + self._at, message))
+        self._at += len(whole) if inner is None else inner[0]
+
+    def _skip_text(self, batch: Elements) -> None:
+        """Pass over what is no object."""
+        batch.faults.append((self._before + self._at, "is no event"))
+        if self._text[self._at : self._at + 1] == b"}" and self._in_object:
+            self._at += 1
+            return
+        while True:
+            found = _NEXT.search(self._text, self._at)
+            if found:
+                self._at = found.start()
+                return
+            self._at = len(self._text)
+            if not self._more():
+                return
+
+
+def _parsed(text: bytes) -> Any:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
+
+
+def events_in(text: bytes, at: int) -> Iterator[tuple[int, int]]:
+    """Where the events begin and end that stand, whole, inside of a text from `at` on."""
+    for _ in range(_BEGINS_MAX):
+        found = _BEGINS.search(text, at)
+        if not found:
+            return
+        start = found.start()
+        end = object_end(text, start, min(len(text), start + _BEGIN_BYTES_MAX))
+        event = _parsed(text[start:end]) if end >= 0 else None
+        if type(event) is dict and type(event.get("ph")) is str:
+            yield start, end
+            at = end
+        else:
+            at = start + 1
