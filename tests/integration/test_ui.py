@@ -161,13 +161,13 @@ def test_a_real_capture_leads_from_the_call_to_the_warps(
     assert seen.complaints == []
     assert seen.rows == [{"warps": 3 * 16 * 8}]
     wanted = [
+        "CPU Scheduling / CPU 6 Scheduling",
         "GPU 0 NVIDIA H200",
         "GPU 0 NVIDIA H200 / active warps",
         "GPU 0 NVIDIA H200 / stream 0",
         "GPU 0 NVIDIA H200 / SM 0 / slot 7",
         "vec_small * / vec_small (*) / CUDA API*",
         "vec_small * / vec_small (*) / syscalls*",
-        "vec_small * / vec_small (*) / scheduler*",
         "vec_small * / device memory",
     ]
     found = [glob for path in seen.tracks for glob in wanted if fnmatch.fnmatchcase(path, glob)]
@@ -184,7 +184,7 @@ def test_a_file_that_is_no_trace_is_refused_visibly(tmp_path: Path, picture: Cal
 
 def test_open_local_shows_the_trace_until_ctrl_c(tmp_path: Path, picture: Callable[[str], Path]) -> None:
     """The link that `open --local` tells, opened as a user's browser would: no option of the tests in it."""
-    trace = sample_traces.write_protobuf(tmp_path / "vec add.pftrace")
+    trace = _converted("capture-h200", "perfetto")(tmp_path / "vec add.pftrace")
     with _opened(trace, "--local") as (process, link):
         assert link.startswith("http://127.0.0.1:")
         seen = show_link(link, picture("open-local"))
@@ -193,7 +193,10 @@ def test_open_local_shows_the_trace_until_ctrl_c(tmp_path: Path, picture: Callab
         assert process.wait(10) == 0
     assert seen.complaints == []
     assert seen.title.startswith("vec_add.pftrace ")  # a space would show as %20
-    assert "vec_add 4242 / worker 4243" in seen.tracks
+    # What is in sight first: the work of the GPU, and the tracks on which it is.
+    assert sorted(seen.pinned) == ["CUDA API (486)", "active warps", "stream 0"]
+    first_ns, last_ns = seen.in_sight_ns
+    assert seen.start_ns < first_ns < last_ns < seen.end_ns
 
 
 def test_open_hands_the_trace_to_the_public_ui_and_ends(

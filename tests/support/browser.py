@@ -37,6 +37,9 @@ _REPORT_JS = """(async () => { ROWS
   return {
     title: info.traceTitle, start_ns: String(info.start), end_ns: String(info.end),
     tracks: app.trace.workspace.flatTracksOrdered.map(node => node.fullPath.join(' / ')),
+    pinned: app.trace.workspace.pinnedTracks.map(node => node.name),
+    in_sight_ns: (span => [Number(span.start), Number(span.end)])(
+      app.trace.timeline.visibleWindow.toTimeSpan()),
     import_errors: Number(info.importErrors),
     broken_tracks: [...document.querySelectorAll('.pf-track__shell')]
       .filter(shell => shell.querySelector('.pf-track__buttons')?.innerText.includes('warning'))
@@ -73,6 +76,8 @@ class Seen:
     start_ns: int = 0
     end_ns: int = 0
     tracks: list[str] = field(default_factory=list)
+    pinned: list[str] = field(default_factory=list)
+    in_sight_ns: list[int] = field(default_factory=list)
     import_errors: int = 0  # the number on the UI's badge
     broken_tracks: list[str] = field(default_factory=list)
     modal: str | None = None  # text of a dialog; with one and no tracks, the trace was refused

@@ -56,7 +56,7 @@ ROOMS: dict[str, set[str]] = {
     "doctor": {"capture", "hooks", "native"},
     "native": set(),
     "marks": set(),
-    "ui": {"recording.compression"},
+    "ui": {"event", "recording.compression"},
     # The library composes the rooms as the command line does, which calls it; it prints nothing.
     "api": {"event", "capture", "layout", "converters", "recording", "reports.frames"},
     "terminal": {"capture"},

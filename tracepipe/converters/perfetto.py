@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
+from tracepipe.converters.first_screen import FirstScreen
 from tracepipe.converters.native_packets import NativePackets
 from tracepipe.converters.packets import (
     AFTER,
@@ -68,6 +69,7 @@ class PerfettoWriter:
         self._gpu_rows: dict[int, int] = {}
         """By GPU how many of its rows are ready."""
         self._switches: Switches | None = None
+        self._first_screen = FirstScreen()
         self._emit(self._preamble())
         self._host = self._sequence(_HOST, ("source_ns",))
 
@@ -220,6 +222,7 @@ class PerfettoWriter:
                 packets.set_row(row, warps.tracks[row])
             self._gpu_rows[warps.id] = len(warps.tracks)
             packets.warps(warps)
+            self._first_screen.see_warps(warps)
             self._emit(packets.take())
 
     def _make_ready(self, drawn: Drawn) -> None:
@@ -233,6 +236,8 @@ class PerfettoWriter:
                 packets.set(LINES, line, packets.annotations({PYTHON: str(frames[line])}))
         for row in rows:
             packets.set_row(row, book.tracks[row])
+            self._first_screen.meet(row, book.tracks[row])
+        self._first_screen.see(drawn)
         for name in names:
             packets.set(NAMES, name, packets.name(book.names[name]))
         for at in shapes:
@@ -280,10 +285,11 @@ class PerfettoWriter:
             self._out.write(delimited(1, delimited(50, zlib.compress(packets))))
 
     def finish(self) -> None:
-        """Write the names that processes have at the end, and what compression still holds."""
+        """Write what is known at the end: the names of processes, and what to see first."""
         for track in self._processes.values():
             packet = self._descriptor(track)
             packet.trusted_packet_sequence_id = _HOST
             packet.track_descriptor.process.process_name = track.name
             self._emit(delimited(1, packet.SerializeToString()))
         self._emit_compressed()
+        self._out.write(self._first_screen.packet(_HOST))

@@ -12,6 +12,8 @@ WAKEUP: Final = "wakeup"
 """The instant of that layer at which a thread that sleeps may run again."""
 MEMORY_IN_USE: Final = "gpu_mem"
 """The event of the `memory` layer that says with `total_bytes` what is in use on a GPU, by whomever."""
+FIRST_SCREEN: Final = "tracepipe.first_screen"
+"""The attribute of a Perfetto trace that says where its work is."""
 ADDRESS_KEYS: Final = ("address", "ptr", "dptr", "devPtr")
 """Keys of the address in the arguments of a `memory` event, as the sources of recordings call it."""
 SIZE_KEYS: Final = ("size_bytes", "size")

@@ -32,6 +32,7 @@ from typing import IO, Any, Final
 
 from tracepipe.errors import FormatError, InputError, OutputError
 from tracepipe.recording.compression import DamageError, decompressed, is_zstd
+from tracepipe.ui.first_screen import first_screen
 
 UI_ORIGIN: Final = "https://ui.perfetto.dev"
 # The UI's content security policy names this loopback port, the trace processor's own, and no other.
@@ -124,7 +125,8 @@ class TraceServer(socketserver.ThreadingTCPServer):
     def link(self) -> str:
         """What to open: the UI, told to fetch the trace."""
         origin = f"http://{LOOPBACK}:{self.port}" if self.ui else UI_ORIGIN
-        return f"{origin}/#!/?url={urllib.parse.quote(self.trace_url, safe='')}&referrer=tracepipe"
+        url = urllib.parse.quote(self.trace_url, safe="")
+        return f"{origin}/#!/?url={url}&referrer=tracepipe{first_screen(self.trace)}"
 
     def __enter__(self) -> TraceServer:
         threading.Thread(target=self.serve_forever, args=(_POLL_S,), name="trace server", daemon=True).start()

@@ -1,0 +1,129 @@
+"""What the UI is asked to show first: said by the trace's last packet, read by `open`."""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.parse
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.golden.both import converted
+from tests.golden.cases import FIXTURES
+from tests.support.trace_processor import RealTraceProcessor
+from tracepipe.event.vocabulary import FIRST_SCREEN
+from tracepipe.recording.convert import ConvertOptions
+from tracepipe.ui.first_screen import first_screen
+
+HEADER = {
+    "type": "header", "schema": "tracepipe/1", "clock": "monotonic", "clocks": ["monotonic"],
+    "start": {"monotonic_ns": 0},
+}  # fmt: skip
+WORK = """
+select min(ts), max(ts + dur) from slice join track on track.id = track_id
+where track.name glob 'stream *' or track.name glob 'slot *'"""
+
+
+def asked(trace: bytes, folder: Path) -> dict[str, Any]:
+    """The parameters for a trace; commands by their names."""
+    path = folder / "run.pftrace"
+    path.write_bytes(trace)
+    told = {key: one for key, (one,) in urllib.parse.parse_qs(first_screen(path)).items()}
+    if "startupCommands" in told:
+        commands = json.loads(told.pop("startupCommands"))
+        told |= {one["id"].removeprefix("dev.perfetto."): one["args"] for one in commands}
+    return told
+
+
+def of_records(records: list[dict[str, Any]], folder: Path) -> bytes:
+    """The trace of records after a header."""
+    path = folder / "input.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in [HEADER, *records]))
+    return converted(path, "perfetto")[0]
+
+
+def call(ts_ns: int, tid: int, **more: Any) -> dict[str, Any]:
+    """A call of a library."""
+    record = {
+        "ts_ns": ts_ns,
+        "type": "userspace",
+        "name": "f",
+        "phase": "X",
+        "dur_ns": 1,
+        "pid": 7,
+        "tid": tid,
+    }
+    return record | more
+
+
+def kernel(ts_ns: int, gpu: int = 0, stream: int = 3, **more: Any) -> dict[str, Any]:
+    """A kernel of 50 ns."""
+    record = {"ts_ns": ts_ns, "type": "gpu_kernel", "name": "k", "phase": "X", "dur_ns": 50}
+    return record | {"gpu": gpu, "stream": stream} | more
+
+
+@pytest.mark.parametrize("compress", [False, True])
+@pytest.mark.parametrize("case", ["capture-h200", "capture-h200-pytorch", "warps-slots"])
+def test_the_work_of_the_gpus_is_in_sight(case: str, compress: bool, tmp_path: Path) -> None:
+    path = FIXTURES / case / "input.jsonl"
+    trace, _ = converted(path, "perfetto", ConvertOptions(compress=compress))
+    told = asked(trace, tmp_path)
+    with RealTraceProcessor(trace) as tp:
+        assert tp.problems() == []
+        start_ns, end_ns = tp.rows(WORK)[0].values()
+    margin_ns = int((end_ns - start_ns) * 0.02) + 1
+    assert (int(told["visStart"]), int(told["visEnd"])) == (start_ns - margin_ns, end_ns + margin_ns)
+    assert told["CollapseTracksByRegex"] == ["^CPU Scheduling$"]
+
+
+def test_threads_that_launch_are_pinned_and_not_those_that_wait(tmp_path: Path) -> None:
+    records = [call(at, 70) for at in range(90)]
+    records += [call(100 + at, 71, launch=at + 1) for at in range(20)]
+    records += [call(200, 72, launch=90), kernel(300, launch=1), kernel(400, stream=4)]
+    (pinned,) = asked(of_records(records, tmp_path), tmp_path)["PinTracksByRegex"]
+    names = ["CUDA API (70)", "CUDA API (71)", "CUDA API (72)", "stream 3", "stream 4", "stream 33"]
+    assert [name for name in names if re.match(pinned, name)] == ["CUDA API (71)", "stream 3", "stream 4"]
+
+
+def test_no_more_tracks_are_pinned_than_fit(tmp_path: Path) -> None:
+    """The stream that twelve GPUs have would take more room than there is."""
+    records = [kernel(100 * at + gpu, gpu) for at in range(3) for gpu in range(12)]
+    records += [kernel(5_000, 0, stream) for stream in range(20, 40)]
+    (pinned,) = asked(of_records(records, tmp_path), tmp_path)["PinTracksByRegex"]
+    assert not re.match(pinned, "stream 3")
+    assert sum(bool(re.match(pinned, f"stream {number}")) for number in range(20, 40)) == 10
+
+
+def test_a_trace_without_work_of_a_gpu_asks_for_nothing(tmp_path: Path) -> None:
+    assert asked(of_records([call(5, 7)], tmp_path), tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        b"",
+        b"{",
+        b'{"start_ns":1}',
+        b'{"start_ns":9,"end_ns":1,"pins":[]}',
+        b'{"start_ns":"1","end_ns":2,"pins":[]}',
+        b'{"start_ns":true,"end_ns":true,"pins":[]}',
+        b'{"start_ns":1,"end_ns":99999999999999999999,"pins":[]}',
+        b'{"start_ns":1,"end_ns":2,"pins":[1]}',
+        b'{"start_ns":1,"end_ns":2,"pins":["' + b"x" * 200 + b'"]}',
+        b'{"start_ns":1,"end_ns":2,"pins":5}',
+        b"{\xff}",
+        b"[" * 3000 + b"{" + b'"a":[' * 900,
+    ],
+)
+def test_a_tail_that_says_no_such_thing_is_passed_over(tail: bytes, tmp_path: Path) -> None:
+    assert asked(b"\x0a\x02xx" + FIRST_SCREEN.encode() + tail, tmp_path) == {}
+    assert asked(b"\x0a\x02xx" + tail, tmp_path) == {}
+
+
+def test_names_are_taken_as_they_are(tmp_path: Path) -> None:
+    said = json.dumps({"start_ns": 100, "end_ns": 300, "pins": ["a.b (1)", "c|d"]}).encode()
+    told = asked(FIRST_SCREEN.encode() + said + b"\x00more", tmp_path)
+    assert told["PinTracksByRegex"] == [r"^(a\.b \(1\)|c\|d)$"]
+    assert (told["visStart"], told["visEnd"]) == ("95", "305")

@@ -1,0 +1,107 @@
+"""Where a viewer should start: on the GPUs' work, with the tracks in sight on which it is.
+
+It is known when the whole trace is, and stands in its last packet, as trace_attributes, which the trace
+processor passes over: `tracepipe open` reads it from there (ui/first_screen.py).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, Final
+
+import numpy as np
+import orjson
+
+from tracepipe.converters.wire import delimited, number, text
+from tracepipe.event.columns import Bytes, Int64s, grown
+from tracepipe.event.ops import BEGIN
+from tracepipe.event.vocabulary import FIRST_SCREEN
+from tracepipe.layout.changes import WarpChanges
+from tracepipe.layout.timeline import Drawn, Track
+
+# So many tracks fit above the others of a screen.
+_PINS_MAX: Final = 10
+# Of them threads that launch, which do it at least a tenth as often as the one that does it most.
+_CALLERS_MAX, _CALLERS_APART = 4, 10
+_OTHER, _STREAM, _CALLS = range(3)
+_KINDS: Final = {"gpu": _STREAM, "userspace": _CALLS}
+
+
+class FirstScreen:
+    """Looks at what is drawn, and says at the end what is worth seeing first."""
+
+    def __init__(self) -> None:
+        self._start_ns, self._end_ns = (1 << 63) - 1, -(1 << 63)
+        self._kind: Bytes = np.zeros(0, np.uint8)
+        self._begins: Int64s = np.zeros(0, np.int64)
+        """By row: what is on its track, and how many slices, of calls those that launch."""
+        self._tracks: dict[int, Track] = {}
+        """Those rows that may be shown."""
+        self._counters: dict[int, Track] = {}
+        """By GPU how many warps run."""
+
+    def meet(self, row: int, track: Track) -> None:
+        """Look at the track of a row."""
+        self._kind, self._begins = grown(self._kind, row + 1, _OTHER), grown(self._begins, row + 1, 0)
+        self._kind[row] = kind = _KINDS.get(track.category, _OTHER) if track.kind == "slices" else _OTHER
+        if kind != _OTHER:
+            self._tracks[row] = track
+
+    def see(self, drawn: Drawn) -> None:
+        """Look at operations, whose rows were met."""
+        kind, row, ts_ns, event = (
+            drawn.ops.columns[key][drawn.order] for key in ("kind", "row", "ts", "event")
+        )
+        of = self._kind[row]
+        self._work(ts_ns[of == _STREAM])
+        counted = (of != _OTHER) & (kind == BEGIN) & (event >= 0)
+        if drawn.events is None or not counted.any():
+            return
+        # A thread that waits for the GPU may call more often than the one that launches.
+        launches = drawn.events.launch[event[counted]] != 0
+        begun = np.bincount(row[counted][launches | (of[counted] == _STREAM)])
+        self._begins[: len(begun)] += begun
+
+    def see_warps(self, warps: WarpChanges) -> None:
+        """Look at warps."""
+        self._work(warps.ts_ns)
+        self._counters[warps.id] = warps.counter
+
+    def _work(self, ts_ns: Int64s) -> None:
+        if len(ts_ns):
+            self._start_ns = min(self._start_ns, int(ts_ns.min()))
+            self._end_ns = max(self._end_ns, int(ts_ns.max()))
+
+    def packet(self, sequence: int) -> bytes:
+        """The packet that says it, of one sequence; nothing where no GPU worked."""
+        if self._end_ns < self._start_ns:
+            return b""
+        said: dict[str, Any] = {"start_ns": self._start_ns, "end_ns": self._end_ns, "pins": self._pins()}
+        attribute = text(1, FIRST_SCREEN) + text(3, orjson.dumps(said).decode())
+        return delimited(1, delimited(126, delimited(1, attribute)) + number(10, sequence))
+
+    def _pins(self) -> list[str]:
+        """Names of tracks as the UI has them: calls of threads that launch, warps, busy streams."""
+        calls = {row: int(self._begins[row]) for row in self._tracks if self._kind[row] == _CALLS}
+        least = max(1, max(calls.values(), default=0) // _CALLERS_APART)
+        callers = sorted((row for row in calls if calls[row] >= least), key=lambda row: -calls[row])
+        pins = [self._called(self._tracks[row]) for row in callers[:_CALLERS_MAX]]
+        alike = Counter(counter.name for counter in self._counters.values())
+        streams: Counter[str] = Counter()
+        for row, track in self._tracks.items():
+            if self._kind[row] == _STREAM:
+                alike[track.name] += 1
+                streams[track.name] += int(self._begins[row])
+        warps = dict.fromkeys(counter.name for counter in self._counters.values())
+        room = _PINS_MAX - len(pins)
+        for name in [*warps, *(name for name, _ in streams.most_common())]:
+            # A name pins the tracks of all GPUs that have one.
+            if alike[name] <= room:
+                pins.append(name)
+                room -= alike[name]
+        return pins
+
+    @staticmethod
+    def _called(track: Track) -> str:
+        """The UI's name of a thread's track."""
+        return f"{track.name} ({track.tid})" if track.tid else track.name
