@@ -53,6 +53,10 @@ def pair(at: int) -> dict[str, Any]:
     return {"type": "clock", "clock": GPU_CLOCK, **times}
 
 
+def loss(at: int) -> dict[str, Any]:
+    return {"type": "loss", "layer": f"layer {at}", "count": 1, "ts_ns": at * 10, "reason": f"reason {at}"}
+
+
 # What there is a different one of in each event, and how many bytes `summary` takes for it at most.
 SUMMARY: dict[str, tuple[Callable[[int], dict[str, Any]], int]] = {
     "nothing": (call, 100),
@@ -63,6 +67,7 @@ SUMMARY: dict[str, tuple[Callable[[int], dict[str, Any]], int]] = {
     "arguments": (lambda at: call(at, args={"text": f"{at}" + "x" * 300}), 130),
     "kernels": (kernel, 400),
     "clock pairs": (pair, 100),
+    "losses": (loss, 130),
 }
 
 
@@ -113,6 +118,20 @@ def test_names_that_are_compared_take_little(names: tuple[str, str], tmp_path: P
         return peak_bytes("diff", *paths)
 
     assert (peak(MANY) - peak(FEW)) / (MANY - FEW) < 600
+
+
+# How many MB for 150,000 losses.
+OF_LOSSES = {"summary": 70, "diff": 75, "timeline": 105}
+
+
+@pytest.fixture(scope="module")
+def lost(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("lost") / "run.jsonl", *map(loss, range(150_000)))
+
+
+@pytest.mark.parametrize("report", OF_LOSSES)
+def test_losses_are_not_in_memory(report: str, lost: Path) -> None:
+    assert peak_bytes(report, *[str(lost)] * len(REPORTS[report].inputs)) < OF_LOSSES[report] * 10**6
 
 
 def test_calls_of_many_threads_are_looked_for_where_memory_was_used_alone(tmp_path: Path) -> None:

@@ -171,6 +171,23 @@ def test_losses_and_bad_lines_are_counted(load: Load) -> None:
     assert run.facts.notes == ["the file has no footer: the capture was cut off"]
 
 
+def test_many_losses_are_where_they_were_and_their_layers_counted(load: Load) -> None:
+    losses = [
+        {"type": "loss", "layer": f"layer {at}", "count": at, "ts_ns": 2_000 + at, "reason": f"reason {at}"}
+        for at in range(3_000)
+    ]
+    run = load(*losses, {"type": "loss", "count": 0, "ts_ns": 1_500, "cpu": 3}, losses[5] | {"cpu": 1 << 63})
+    got = rows(run.losses, "start_ns", "count", "dur_ns", "cpu")
+    assert got[:3_000] == [(2_000 + at, at, None, None) for at in range(3_000)]
+    assert got[3_000:] == [(1_500, 0, None, 3), (2_005, 5, None, None)]
+    names = rows(run.losses, "layer", "reason")
+    assert names[:100] == [(f"layer {at}", f"reason {at}") for at in range(100)]
+    assert set(names[100:3_000]) == {("other layers", "other reasons")}
+    assert names[3_000:] == [(None, None), ("layer 5", "reason 5")]
+    assert run.facts.losses["layer 5"] == 10
+    assert run.facts.losses["other layers"] == sum(range(100, 3_000))
+
+
 def test_the_first_bad_line_ends_a_strict_reading(load: Load) -> None:
     with pytest.raises(InputError, match=r"run.jsonl:2: is not JSON"):
         load("{", strict=True)

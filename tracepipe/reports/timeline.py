@@ -14,7 +14,7 @@ from tracepipe.reports.frames.layers import Layer
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.spans import INSTANT, NO_BEGIN
-from tracepipe.reports.frames.stored import Growing, parts
+from tracepipe.reports.frames.stored import Growing, flagged, made, parts
 from tracepipe.reports.report import Drawing, Option, Report, Result
 from tracepipe.reports.writing.drawing import ASCII, UNICODE, Window, axis
 from tracepipe.reports.writing.strips import LABEL_COLUMNS, Group, Spans, Strip
@@ -50,10 +50,7 @@ def run(run: Run, options: Options) -> Result:
     start_ns, end_ns = _window(run, options)
     notes: list[str] = []
     groups = [*_threads(run, start_ns, end_ns, options, notes), *_gpus(run, start_ns, end_ns)]
-    lost = run.losses.filter(pl.col("start_ns") <= end_ns)
-    lost = lost.filter(pl.col("start_ns") + pl.col("dur_ns").fill_null(0) >= start_ns)
-    if len(lost):
-        rows = [_losses(f"{layer or 'unknown'}", part) for (layer,), part in _parts(lost, "layer")]
+    if rows := _losses(run, start_ns, end_ns):
         groups.append(Group("lost events", rows))
     if not any(group.rows for group in groups):
         notes.append("nothing happened in this stretch of time")
@@ -291,19 +288,29 @@ def _timed_threads(run: Run, start_ns: int, end_ns: int) -> dict[int, Spans]:
     return {one: Spans(layer.start_ns, layer.end_ns, lambda of: [None] * len(of), some) for one, some in own}
 
 
-def _losses(layer: str, losses: pl.DataFrame) -> Strip:
-    starts = losses["start_ns"].to_numpy()
-    ends = starts + losses["dur_ns"].fill_null(0).to_numpy()
-    names = losses.select(pl.format("lost {}", "count")).to_series()
-    spans = Spans(starts, ends, lambda rows: names.gather(rows).to_list(), np.arange(len(losses)))
-    return Strip(layer, [spans], [spans])
-
-
-def _parts(frame: pl.DataFrame, *keys: str) -> Iterator[tuple[tuple[Any, ...], pl.DataFrame]]:
-    """The rows of each key, in the order of the keys; what has none comes last."""
-    yield from (
-        frame.sort(*keys, nulls_last=True, maintain_order=True).partition_by(*keys, as_dict=True).items()
+def _losses(run: Run, start_ns: int, end_ns: int) -> list[Strip]:
+    """A row for each layer that lost events, by name; last those of which the layer is not known."""
+    table = run.loss_table
+    layers, counts, starts_ns = (table.column(name) for name in ("layer", "count", "start_ns"))
+    ends_ns = made(
+        len(table), np.int64, lambda part: starts_ns[part] + np.maximum(0, table.column("dur_ns")[part])
     )
+
+    def names(rows: Int64s) -> list[str | None]:
+        return [f"lost {count}" for count in counts[rows].tolist()]
+
+    def strip(place: int, label: str) -> Strip:
+        def is_shown(part: slice) -> Any:
+            is_inside = (starts_ns[part] <= end_ns) & (ends_ns[part] >= start_ns)
+            return is_inside & (layers[part] == place)
+
+        spans = Spans(starts_ns, ends_ns, names, flagged(len(table), is_shown))
+        return Strip(label, [spans], [spans])
+
+    texts = table.texts("layer")
+    places = [*sorted(range(len(texts)), key=texts.__getitem__), NONE]
+    strips = (strip(place, "unknown" if place == NONE else texts[place]) for place in places)
+    return [one for one in strips if len(one.spans[0].rows)]
 
 
 def _draw(groups: list[Group], window: Window, base_ns: int, ascii_only: bool) -> Iterator[str]:

@@ -115,10 +115,6 @@ def _stacks(run: Run, rows: slice) -> pl.DataFrame:
     return pl.DataFrame(some, _STACKS, orient="row")
 
 
-def _losses(run: Run) -> pl.DataFrame:
-    return run.losses.select("layer", "count", "start_ns", "dur_ns", "cpu", "reason")
-
-
 def _clocks(run: Run) -> pl.DataFrame:
     return pl.DataFrame(
         {
@@ -143,7 +139,7 @@ TABLES: dict[str, LayerTable] = {
     "memory": _spans("memory", *_EFFECT, *_ARGS),
     "transfers": _spans("transfer", *_EFFECT, *_ARGS, "bound_ns"),
     "stacks": LayerTable(lambda run: run.stacks.places, _stacks),
-    "losses": LayerTable(lambda run: len(run.losses), lambda run, rows: _losses(run)[rows]),
+    "losses": LayerTable(lambda run: len(run.loss_table), lambda run, rows: run.loss_table.frame(rows)),
     "clocks": LayerTable(lambda run: len(run.facts.clocks), lambda run, rows: _clocks(run)[rows]),
 }
 """Name of a table → how it is made of a run. docs/reports.md says what each column means."""

@@ -20,6 +20,7 @@ from tracepipe.reports.frames.collected import CollectedLayers
 from tracepipe.reports.frames.kept_args import KeptArgs
 from tracepipe.reports.frames.layers import COLUMNS, Frames, Layer, streams_and_copies, threads_of
 from tracepipe.reports.frames.libraries import np, pl
+from tracepipe.reports.frames.losses import LossTable
 from tracepipe.reports.frames.shapes import GROUPS, ShapeTable
 from tracepipe.reports.frames.spans import Matching
 from tracepipe.reports.frames.stored import give_back_at_once, parts, release
@@ -67,11 +68,11 @@ class Run:
         shapes: ShapeTable,
         args: ArgsTable,
         warps: WarpTable,
-        losses: list[Record],
+        losses: LossTable,
         stacks: Stacks,
     ) -> None:
         self.facts, self.shapes, self.args, self.warp_table = facts, shapes, args, warps
-        self.stacks, self._layers, self._losses = stacks, layers, losses
+        self.stacks, self._layers, self.loss_table = stacks, layers, losses
         self._frames = Frames(shapes, args, stacks)
 
     def layer(self, name: str) -> Layer:
@@ -182,13 +183,7 @@ class Run:
     @cached_property
     def losses(self) -> pl.DataFrame:
         """Stretches in which events were lost: layer, count, start_ns, dur_ns, cpu, reason."""
-        number = pl.Int64()
-        schema = {"layer": pl.String(), "count": number, "start_ns": number, "dur_ns": number, "cpu": number}
-        rows = {
-            name: pl.Series([record.get(name) for record in self._losses], dtype=dtype, strict=False)
-            for name, dtype in {**schema, "reason": pl.String()}.items()
-        }
-        return pl.DataFrame(rows)
+        return self.loss_table.frame()
 
     def thread_name(self, pid: int | None, tid: int | None) -> str | None:
         """The name that a thread had last."""
@@ -213,7 +208,7 @@ class _Loading:
         self._shapes, self._args = ShapeTable(), KeptArgs(opened.recording.tables)
         self._events = CollectedLayers(opened.recording.tables, self._shapes, self._args)
         self._warps = WarpTable(opened.clocks.trace_clock)
-        self._losses: list[Record] = []
+        self._losses = LossTable()
         self._first_ns: int | None = None
         self._last_ns = -TIME_LIMIT_NS
 
@@ -246,7 +241,7 @@ class _Loading:
         elif other["type"] == "name":
             self._shapes.give_name(other)
         elif other["type"] == "loss":
-            self._losses.append({**other, "start_ns": ts_ns})
+            self._losses.add(other, ts_ns)
 
     def relieve(self) -> None:
         """Make room in the tables, which hold much that is kept here too."""
@@ -260,6 +255,7 @@ class _Loading:
         self._events.forget_shapes()
         shapes.put_away()
         self._warps.finish()
+        self._losses.finish()
         threads = threads_of(self._events.take("gpu_thread"))
         matching = Matching()
         spans = {name: matching.match(self._events.take(name), shapes, name) for name in GROUPS}
