@@ -14,7 +14,7 @@ from tracepipe.capture.records import line as writing
 from tracepipe.capture.records import record
 from tracepipe.capture.records.line import COMM, Head, Lines
 from tracepipe.capture.records.loss import Loss, loss_record
-from tracepipe.capture.records.record import DROP_LAYERS, RECORD, event_count
+from tracepipe.capture.records.record import DROP_LAYERS, RECORD, UNSEEN, event_count
 from tracepipe.capture.records.render import RecordRenderer
 from tracepipe.capture.records.syscalls import SYSCALLS
 from tracepipe.event.checks import first_fault
@@ -547,10 +547,11 @@ def test_the_kernel_side_has_the_same_kinds() -> None:
 
 
 def test_the_kernel_side_counts_losses_in_the_same_order() -> None:
-    names = re.search(r"enum layer \{ (.*), THREADS, LAYERS \};", SOURCE)
+    names = re.search(r"enum layer \{ (.*), THREADS, UNSEEN, LAYERS \};", SOURCE)
     assert names is not None
-    assert tuple(name.lower() for name in names[1].split(", ")) == DROP_LAYERS[:-1]
-    assert DROP_LAYERS[-1] is None
+    assert tuple(name.lower() for name in names[1].split(", ")) == DROP_LAYERS[:-2]
+    assert DROP_LAYERS[-2:] == (None, "scheduler")
+    assert len(DROP_LAYERS) - 1 == UNSEEN
 
 
 def test_the_kernels_own_calls_are_no_calls_of_the_target() -> None:

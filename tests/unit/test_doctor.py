@@ -69,6 +69,9 @@ class FakeTrials:
     def tracepoint(self, name: str) -> Timing:
         return self._do(name)
 
+    def raw_tracepoint(self, name: str) -> Timing:
+        return self._do(name)
+
     def libraries(self, name: str) -> list[str]:
         return [] if name in self.broken else [f"/usr/lib/{name}"]
 
@@ -189,7 +192,7 @@ def test_few_capabilities_do_without_perf_events() -> None:
 def test_no_tracefs() -> None:
     gone = CaptureUnavailable("tracefs is not mounted and cannot be mounted: no.", "mount -t tracefs none X")
     facts = machine(tracefs="", capabilities=frozenset({"CAP_BPF"}))
-    rows = found(facts, **{"raw_syscalls/sys_enter": gone, "sched/sched_switch": gone})
+    rows = found(facts, **{"sys_enter": gone, "sched/sched_switch": gone})
     assert rows["tracefs"].state == "fails"
     assert rows["tracefs"].mend.startswith("mount -t tracefs none /sys/kernel/tracing ")
     assert (rows["syscall"].state, rows["scheduler"].state) == ("fails", "fails")

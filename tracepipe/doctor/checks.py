@@ -209,15 +209,15 @@ def _userspace(examination: Examination) -> Answer:
 
 
 def _syscall(examination: Examination) -> Answer:
-    return _tracepoint(examination, "raw_syscalls/sys_enter")
+    return _tracepoint(examination, lambda: examination.trials.raw_tracepoint("sys_enter"))
 
 
 def _scheduler(examination: Examination) -> Answer:
-    return _tracepoint(examination, "sched/sched_switch")
+    return _tracepoint(examination, lambda: examination.trials.tracepoint("sched/sched_switch"))
 
 
-def _tracepoint(examination: Examination, name: str) -> Answer:
-    tried = _try(examination, Operation.TRACEPOINT, lambda: examination.trials.tracepoint(name))
+def _tracepoint(examination: Examination, trial: Callable[[], Timing]) -> Answer:
+    tried = _try(examination, Operation.TRACEPOINT, trial)
     if isinstance(tried, Timing):
         return WORKS, f"tracepoint: {_took(tried)}", ""
     return FAILS, *tried

@@ -73,6 +73,10 @@ class Trials(Protocol):
         """A tracepoint, `group/name`."""
         ...
 
+    def raw_tracepoint(self, name: str) -> Timing:
+        """A tracepoint by its own name, whose program is given what the kernel is."""
+        ...
+
     def libraries(self, name: str) -> list[str]:
         """Paths of all versions of a library that the linker finds."""
         ...
@@ -178,6 +182,15 @@ class RealTrials:
         program = bpf.load_program("tracepipe_try", _DO_NOTHING, bpf.PROG_TYPE_TRACEPOINT)
         try:
             return _timed(lambda: bpf.attach_tracepoint(program, number), os.close)
+        finally:
+            os.close(program)
+
+    def raw_tracepoint(self, name: str) -> Timing:
+        from tracepipe.capture.bpf import bpf
+
+        program = bpf.load_program("tracepipe_try", _DO_NOTHING, bpf.PROG_TYPE_RAW_TRACEPOINT)
+        try:
+            return _timed(lambda: bpf.attach_raw_tracepoint(program, name), os.close)
         finally:
             os.close(program)
 

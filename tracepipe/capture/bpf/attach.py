@@ -12,6 +12,7 @@ import os
 from collections import defaultdict
 
 from tracepipe.capture.bpf import bpf
+from tracepipe.capture.bpf.misses import Misses
 from tracepipe.capture.request import Cause, TriggerPlace
 from tracepipe.errors import CaptureUnavailable
 from tracepipe.hooks.hook import FilePlace, KernelPlace, Probe
@@ -19,12 +20,13 @@ from tracepipe.hooks.hook import FilePlace, KernelPlace, Probe
 # What the kernel answers for a function that it will not probe: blacklisted, ambiguous by name, gone since.
 _UNPROBEABLE = {errno.EINVAL, errno.ENOENT, errno.EADDRNOTAVAIL, errno.EILSEQ, bpf.ENOTSUPP}
 
+_DRIVER = "kernel"  # the layer of functions of the kernel, but for a few of the scheduler's
 _BEGINS, _ENDS = 1, 2  # enum trigger of probes.bpf.c
 
 
 class Links:
     """What holds probes in place: closing it detaches them. `refused` are the probes that the kernel would
-    not set.
+    not set, `misses` what programs miss of the kernel's own.
 
     `multi` links go at once; of `single` ones every close waits for the kernel.
     """
@@ -33,6 +35,7 @@ class Links:
         self.multi: list[int] = []
         self.single: list[int] = []
         self.refused: set[int] = set()
+        self.misses = Misses()
 
 
 def attach_uprobes(links: Links, probes: list[Probe], code: dict[bool, bytes], patient: bytes) -> None:
@@ -102,6 +105,7 @@ def attach_kprobes(links: Links, probes: list[Probe], code: dict[bool, bytes]) -
         if not wanted or _link_kprobes_at_once(links, name, code[returns], wanted, returns):
             continue
         loaded = bpf.load_program(name, code[returns], bpf.PROG_TYPE_KPROBE)
+        links.misses.watch(loaded, _DRIVER)
         try:
             for index, place in wanted:
                 try:
@@ -135,6 +139,7 @@ def _link_kprobes_at_once(
     try:
         addresses, cookies = [place.address for _, place in places], [index for index, _ in places]
         links.multi.append(bpf.link_kprobes(loaded, addresses, cookies, returns))
+        links.misses.watch(loaded, _DRIVER)
     except OSError as error:
         if error.errno in (errno.EPERM, errno.EMFILE):
             raise

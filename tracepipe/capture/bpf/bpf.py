@@ -16,9 +16,15 @@ from pathlib import Path
 
 _NUMBERS = {"x86_64": (321, 298), "aarch64": (280, 241)}
 
-BPF_MAP_CREATE, BPF_PROG_LOAD, BPF_LINK_CREATE = 0, 5, 28
+BPF_MAP_CREATE, BPF_PROG_LOAD, BPF_OBJ_GET_INFO_BY_FD, BPF_RAW_TRACEPOINT_OPEN, BPF_LINK_CREATE = (
+    0,
+    5,
+    15,
+    17,
+    28,
+)
 BPF_MAP_UPDATE_ELEM, BPF_MAP_GET_NEXT_KEY, BPF_MAP_DELETE_ELEM = 2, 4, 3
-PROG_TYPE_KPROBE, PROG_TYPE_TRACEPOINT = 2, 5
+PROG_TYPE_KPROBE, PROG_TYPE_TRACEPOINT, PROG_TYPE_RAW_TRACEPOINT = 2, 5, 17
 PERF_EVENT_LINK, KPROBE_MULTI, UPROBE_MULTI = 41, 42, 48  # enum bpf_attach_type
 _KPROBE_MULTI_RETURN = _UPROBE_MULTI_RETURN = 1
 _PERF_TYPE_TRACEPOINT = 2
@@ -163,6 +169,13 @@ def attach_tracepoint(program_fd: int, tracepoint_id: int) -> int:
         os.close(event)
         raise
     return event
+
+
+def attach_raw_tracepoint(program_fd: int, name: str) -> int:
+    """A link that runs the program at every hit, with what the kernel is given there. Raises OSError."""
+    text = ctypes.create_string_buffer(name.encode())
+    #  0 name │ 8 program
+    return bpf(BPF_RAW_TRACEPOINT_OPEN, struct.pack("<QI", _address(text), program_fd))
 
 
 def perf_event(event_type: int, config: int, config1: int = 0, config2: int = 0) -> int:

@@ -66,10 +66,6 @@ class Constant(IntEnum):
 
 # FIELD(n) of probes.bpf.c: (tracepoint, field).
 FIELDS: dict[int, tuple[str, str]] = {
-    0: ("raw_syscalls/sys_enter", "id"),
-    1: ("raw_syscalls/sys_enter", "args"),
-    2: ("raw_syscalls/sys_exit", "id"),
-    3: ("raw_syscalls/sys_exit", "ret"),
     4: ("sched/sched_switch", "prev_pid"),
     5: ("sched/sched_switch", "next_pid"),
     6: ("sched/sched_switch", "prev_state"),

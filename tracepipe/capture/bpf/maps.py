@@ -48,7 +48,7 @@ class Maps:
         counters = len(DROP_LAYERS) * self.processors
         forms = {
             "ring": _Form(_RINGBUF, 0, 0, ring_bytes),
-            "tracked": _Form(_HASH, 4, 16, _THREADS_MAX),
+            "tracked": _Form(_HASH, 4, 24, _THREADS_MAX),
             "control": _Form(_ARRAY, 4, 8, len(Control), _MMAPABLE),
             "drops": _Form(_ARRAY, 4, 8, counters, _MMAPABLE),
             "wanted": _Form(_ARRAY, 4, 8, 512, _MMAPABLE),
@@ -97,8 +97,9 @@ class Maps:
 
     def track(self, tid: int, tgid: int) -> None:
         """Record a thread that runs already, or not. Raises OSError."""
-        #  0 tgid │ 4 running: 2, not known │ 6 its ids were told │ 8 the window that this is known in
-        bpf.map_update(self["tracked"], struct.pack("=I", tid), struct.pack("=IHHQ", tgid, 2, 0, 0))
+        #  0 tgid │ 4 running: 2, not known │ 6 its ids were told │ 7 asleep │ 8 their window │ 16 where
+        value = struct.pack("=IHBBQQ", tgid, 2, 0, 0, 0, 0)
+        bpf.map_update(self["tracked"], struct.pack("=I", tid), value)
 
     def adopt(self, tgid: int) -> None:
         """Record the threads of a process of this pid namespace when they are met. Raises OSError."""

@@ -53,8 +53,9 @@ enum kind {
     WINDOW = 16,       /* id: what caused it; a[0]: 1: events are recorded from here on; 0: no more */
 };
 
-/* Which counter a record is counted under; record.py has the same order. The last: threads not followed. */
-enum layer { USERSPACE, SYSCALL, KERNEL, SCHEDULER, MEMORY, TRANSFER, HOOK, THREADS, LAYERS };
+/* Which counter a record is counted under; record.py has the same order. The last but one: threads not followed;
+ * the last: wakeups and migrations that the kernel ran no program for. */
+enum layer { USERSPACE, SYSCALL, KERNEL, SCHEDULER, MEMORY, TRANSFER, HOOK, THREADS, UNSEEN, LAYERS };
 
 u64 bpf_pseudo_load(u64 kind, u64 value) asm("llvm.bpf.pseudo");
 #define MAP(n) ((uintptr_t)bpf_pseudo_load(1, n)) /* 1: BPF_PSEUDO_MAP_FD */
@@ -112,8 +113,10 @@ enum control {
 struct thread {
     u32 tgid;
     u16 running; /* 0 no, 1 yes, 2 not known yet */
-    u16 ids_told; /* its ids in the capture's namespace are in the ring */
-    u64 window_ns; /* the window that `running` is known in */
+    u8 ids_told; /* its ids in the capture's namespace are in the ring */
+    u8 asleep; /* it left its processor to wait, and no wakeup was seen since */
+    u64 window_ns; /* the window that `running`, `asleep` and `queued_on` are known in */
+    u64 queued_on; /* 1 + the processor that it left or was moved to since; 0: not known */
 };
 
 struct spec {
@@ -791,7 +794,49 @@ static inline void tell_syscall(u64 ids, u32 tgid, u32 number, u64 ts_ns, u64 *a
     submit(r);
 }
 
-int syscall_enter(void *args)
+/* Raw tracepoints hand over the registers, and the number or the result. While a program of another tracepoint
+ * runs on a processor, or one of a kprobe, the kernel runs none for a wakeup by an interrupt there; these do not
+ * count, and there may be a million of them a second. */
+#define REGISTERS_OF(given) (((u64 *)(given))[0])
+#define VALUE_OF(given) (((u64 *)(given))[1])
+
+#if defined(TRACEPIPE_X86_64)
+/* In the order of struct pt_regs: r10 r9 r8 ax cx dx si di. */
+static inline int read_arguments(u64 registers, u64 *a)
+{
+    u64 words[8] = {};
+    if (bpf_probe_read_kernel(words, sizeof(words), &((struct pt_regs *)registers)->r10))
+        return -1;
+    a[0] = words[7];
+    a[1] = words[6];
+    a[2] = words[5];
+    a[3] = words[0];
+    return 0;
+}
+
+static inline u64 number_of(u64 registers)
+{
+    u64 number = -1;
+    bpf_probe_read_kernel(&number, sizeof(number), &((struct pt_regs *)registers)->orig_ax);
+    return number;
+}
+#elif defined(TRACEPIPE_AARCH64)
+static inline int read_arguments(u64 registers, u64 *a)
+{
+    return bpf_probe_read_kernel(a, 4 * sizeof(*a), (void *)registers);
+}
+
+/* arch/arm64/include/asm/ptrace.h, since 4.15: the registers that programs see, orig_x0, then s32 syscallno. */
+static inline u64 number_of(u64 registers)
+{
+    int number = -1;
+    void *at = (void *)(registers + sizeof(struct pt_regs) + 8);
+    bpf_probe_read_kernel(&number, sizeof(number), at);
+    return (u64)(long)number;
+}
+#endif
+
+int syscall_enter(void *given)
 {
     u64 ids = bpf_get_current_pid_tgid();
     if (!window())
@@ -799,14 +844,11 @@ int syscall_enter(void *args)
     struct thread *thread = current_thread(ids);
     if (!thread)
         return 0;
-    u64 number = FIELD(u64, 0);
+    u64 number = VALUE_OF(given), registers = REGISTERS_OF(given);
     if (!is_wanted(number))
         return 0;
     struct open call = {.ts_ns = bpf_ktime_get_ns()};
-    call.a[0] = FIELD_AT(u64, 1, 0);
-    call.a[1] = FIELD_AT(u64, 1, 8);
-    call.a[2] = FIELD_AT(u64, 1, 16);
-    call.a[3] = FIELD_AT(u64, 1, 24);
+    read_arguments(registers, call.a);
     if (MIN_DURATION_NS) {
         struct frame frame = {.at = -1, .tid = (u32)ids};
         if (bpf_map_update_elem_(OPEN, &frame, &call, 0))
@@ -817,7 +859,7 @@ int syscall_enter(void *args)
     return 0;
 }
 
-int syscall_exit(void *args)
+int syscall_exit(void *given)
 {
     u64 ids = bpf_get_current_pid_tgid();
     if (!window())
@@ -825,7 +867,7 @@ int syscall_exit(void *args)
     struct thread *thread = current_thread(ids);
     if (!thread)
         return 0;
-    u64 number = FIELD(u64, 2);
+    u64 result = VALUE_OF(given), number = number_of(REGISTERS_OF(given));
     if (!is_wanted(number))
         return 0;
     if (MIN_DURATION_NS) {
@@ -844,12 +886,24 @@ int syscall_exit(void *args)
     struct record *r = new_record(SYSCALL, SYSCALL_EXIT, (u32)ids, thread->tgid, (u32)number);
     if (!r)
         return 0;
-    r->a[0] = FIELD(u64, 3);
+    r->a[0] = result;
     submit(r);
     return 0;
 }
 
 /* ── scheduler ── */
+
+#define PREEMPTED 0x100 /* of prev_state: it left, but not to wait */
+
+/* The thread runs again, which takes a wakeup where it waited, and a migration where it does so elsewhere. The
+ * kernel runs no program for one in an interrupt of some others, and none in perf's own. */
+static inline void count_unseen(struct thread *thread)
+{
+    u64 here = 1 + bpf_get_smp_processor_id();
+    u64 unseen = thread->asleep + (thread->queued_on && thread->queued_on != here);
+    if (unseen)
+        count(DROPS, UNSEEN, unseen);
+}
 
 /* The tracepoint fires while the one that leaves is still current. */
 int sched_switch(void *args)
@@ -871,11 +925,16 @@ int sched_switch(void *args)
             submit(r);
         }
         thread->running = 0;
+        thread->asleep = state && !(state & PREEMPTED);
+        thread->queued_on = 1 + bpf_get_smp_processor_id();
         if (ends)
             bpf_map_delete_elem_(TRACKED, &prev);
     }
     thread = begun_ns ? bpf_map_lookup_elem_(TRACKED, &next) : 0;
     if (thread) {
+        if (thread->window_ns == begun_ns)
+            count_unseen(thread);
+        thread->asleep = thread->queued_on = 0;
         struct record *r = new_record(SCHEDULER, SWITCH_IN, next, thread->tgid, 0);
         if (r) {
             r->a[1] = thread->running == 1 && thread->window_ns == begun_ns;
@@ -893,6 +952,7 @@ int sched_wakeup(void *args)
     struct thread *thread = window() ? bpf_map_lookup_elem_(TRACKED, &tid) : 0;
     if (!thread)
         return 0;
+    thread->asleep = 0;
     struct record *r = new_record(SCHEDULER, WAKEUP, tid, thread->tgid, (u32)bpf_get_current_pid_tgid());
     if (!r)
         return 0;
@@ -907,6 +967,8 @@ int sched_migrate(void *args)
     struct thread *thread = window() ? bpf_map_lookup_elem_(TRACKED, &tid) : 0;
     if (!thread)
         return 0;
+    if (thread->queued_on)
+        thread->queued_on = 1 + FIELD(u32, 11);
     struct record *r = new_record(SCHEDULER, MIGRATE, tid, thread->tgid, 0);
     if (!r)
         return 0;

@@ -24,19 +24,17 @@ from tracepipe.capture.find.tracefs import field_offsets, tracepoint_id, tracing
 from tracepipe.capture.machine.refusals import Operation, explain
 from tracepipe.capture.machine.threads import comm_of, own_namespace, running_threads
 from tracepipe.capture.records.loss import Loss
-from tracepipe.capture.records.record import DROP_LAYERS, window_record, windows_in
+from tracepipe.capture.records.record import DROP_LAYERS, UNSEEN, window_record, windows_in
 from tracepipe.capture.records.render import RecordRenderer
 from tracepipe.capture.records.syscalls import SYSCALLS
 from tracepipe.capture.request import Cause, Notify, Plan
 from tracepipe.hooks.hook import RECORDED_LAYERS, FilePlace, KernelPlace, TracepointPlace
 
-_TRACEPOINTS = {
-    "syscall": {"syscall_enter": "raw_syscalls/sys_enter", "syscall_exit": "raw_syscalls/sys_exit"},
-    "scheduler": {
-        "sched_switch": "sched/sched_switch",
-        "sched_wakeup": "sched/sched_wakeup",
-        "sched_migrate": "sched/sched_migrate_task",
-    },
+_RAW_TRACEPOINTS = {"syscall_enter": "sys_enter", "syscall_exit": "sys_exit"}
+_SCHEDULER = {
+    "sched_switch": "sched/sched_switch",
+    "sched_wakeup": "sched/sched_wakeup",
+    "sched_migrate": "sched/sched_migrate_task",
 }
 _FOLLOWING = {
     "process_exec": "sched/sched_process_exec",
@@ -45,6 +43,8 @@ _FOLLOWING = {
 }
 _NO_FIELD: Field = (8, 1)  # a byte that every tracepoint's record has: 0 to 8 is not for programs
 _COMM_BYTES = 16
+_MISSED = "at most: the kernel ran no program, as another was under way on the processor"
+_UNSEEN = "wakeups and migrations in interrupts of perf or of another BPF program, where the kernel runs none"
 _NO_TEXTS: dict[int, int] = {Constant.TEXT_0: 0, Constant.TEXT_1: 0, Constant.TEXT_2: 0, Constant.TEXT_3: 0}
 
 
@@ -56,6 +56,7 @@ class ProbeAttachment:
         self._programs, self._plan, self._notify = programs, plan, notify
         self._syscalls = SYSCALLS[platform.machine()]
         self._links = Links()
+        self._is_stopped = False
         self._namespace = own_namespace()
         self.coverage = Coverage()
         self.filtered: dict[str, int] = {}
@@ -156,19 +157,28 @@ class ProbeAttachment:
     def lost(self) -> list[Loss]:
         """Records that found the ring full since the last call, by layer and processor."""
         now_ns = time.monotonic_ns()
-        losses = []
+        losses, unseen = list[Loss](), 0
         processors = self._maps.processors
         for slot, total in enumerate(self._maps.drops):
-            before = self._seen_drops.get(slot, 0)
-            if total != before:
-                layer = DROP_LAYERS[slot // processors]
-                reason = (
-                    "the ring buffer was full"
-                    if layer
-                    else "a thread's start or name was lost: ring or table full"
-                )
-                losses.append(Loss(layer, total - before, self._polled_ns, now_ns, reason, slot % processors))
-                self._seen_drops[slot] = total
+            count = total - self._seen_drops.get(slot, 0)
+            if not count:
+                continue
+            self._seen_drops[slot] = total
+            which, cpu = divmod(slot, processors)
+            if which == UNSEEN:
+                unseen += count
+                continue
+            layer = DROP_LAYERS[which]
+            reason = (
+                "the ring buffer was full"
+                if layer
+                else "a thread's start or name was lost: ring or table full"
+            )
+            losses.append(Loss(layer, count, self._polled_ns, now_ns, reason, cpu))
+        if unseen:
+            losses.append(Loss("scheduler", unseen, self._polled_ns, now_ns, _UNSEEN))
+        for layer, missed in self._links.misses.take(now_ns, is_final=self._is_stopped).items():
+            losses.append(Loss(layer, missed, self._polled_ns, now_ns, _MISSED))
         self._polled_ns = now_ns
         return losses
 
@@ -182,6 +192,7 @@ class ProbeAttachment:
 
     def stop(self) -> None:
         """Record no more, and detach. Again: does nothing."""
+        self._is_stopped = True
         self._maps.control[Control.STOPPED] = 1
         bpf.map_clear(self._maps["tracked"], 4)
         # First and here: as long as these exist, every process that calls the functions pays for them.
@@ -200,6 +211,7 @@ class ProbeAttachment:
     def close(self) -> None:
         """Detach, if that was not done, and give the ring and the maps back."""
         self.stop()
+        self._links.misses.close()
         self._ring.close()
         self._maps.close()
 
@@ -240,10 +252,13 @@ class ProbeAttachment:
         points = {**_FOLLOWING}
         if "scheduler" not in plan.own:
             points["process_exit"] = "sched/sched_process_exit"
-        for layer in plan.own:
-            points |= _TRACEPOINTS[layer]
+        else:
+            points |= _SCHEDULER
         # Who is followed first, so that nobody is met in the middle of a call without need.
         self._attach_tracepoints(folder, points)
+        if "syscall" in plan.own:
+            for program, point in _RAW_TRACEPOINTS.items():
+                self._attach_raw_tracepoint(program, point)
         self._attach_hooked_tracepoints(folder)
         patient = self._code("call_enter", {}, {Constant.MAY_SLEEP: 1})
         triggers = plan.windows.places if plan.windows else ()
@@ -266,7 +281,8 @@ class ProbeAttachment:
             if name in offsets.get(point, {}):
                 fields[number] = (offsets[point][name], 0)
         for program, point in points.items():
-            self._attach_tracepoint(program, self._code(program, fields), tracepoint_id(folder, point))
+            code, identifier = self._code(program, fields), tracepoint_id(folder, point)
+            self._attach_tracepoint(program, code, identifier, None)
 
     def _attach_hooked_tracepoints(self, folder: Path) -> None:
         for index, probe in enumerate(self._plan.probes):
@@ -277,14 +293,25 @@ class ProbeAttachment:
                 texts = [text_field(argument) for argument in arguments if argument.kind == "str"]
                 own: dict[int, int] = {Constant.PROBE: index, **dict(zip(_NO_TEXTS, texts, strict=False))}
                 code = self._code("tracepoint_hit", fields, own)
-                self._attach_tracepoint("tracepoint_hit", code, tracepoint_id(folder, probe.place.point))
+                identifier = tracepoint_id(folder, probe.place.point)
+                self._attach_tracepoint("tracepoint_hit", code, identifier, probe.layer)
 
-    def _attach_tracepoint(self, name: str, code: bytes, identifier: int) -> None:
+    def _attach_tracepoint(self, name: str, code: bytes, identifier: int, missed: str | None) -> None:
+        """`missed`: the layer of what the program misses; None: threads are not followed then."""
         loaded = bpf.load_program(name, code, bpf.PROG_TYPE_TRACEPOINT)
         try:
             self._links.single.append(bpf.attach_tracepoint(loaded, identifier))
+            if name not in _SCHEDULER:  # whose programs count by thread
+                self._links.misses.watch(loaded, missed)
         finally:
             os.close(loaded)  # the event holds it
+
+    def _attach_raw_tracepoint(self, name: str, point: str) -> None:
+        loaded = bpf.load_program(name, self._code(name, {}), bpf.PROG_TYPE_RAW_TRACEPOINT)
+        try:
+            self._links.multi.append(bpf.attach_raw_tracepoint(loaded, point))
+        finally:
+            os.close(loaded)  # the link holds it
 
     def _cover(self) -> None:
         """Say which layers are recorded, and which functions are not."""

@@ -36,8 +36,8 @@ NUMBER_AND_KIND = struct.Struct("<24xIB35x")
     WINDOW,
 ) = range(1, 17)
 
-# Order of the counters of losses. The last counts threads that were not followed: their events are of any
-# layer.
+# Order of the counters of losses. The last but one counts threads that were not followed: their events are of
+# any layer. The last counts wakeups and migrations for which the kernel ran no program.
 DROP_LAYERS: tuple[str | None, ...] = (
     "userspace",
     "syscall",
@@ -47,7 +47,9 @@ DROP_LAYERS: tuple[str | None, ...] = (
     "transfer",
     "hook",
     None,
+    "scheduler",
 )
+UNSEEN = len(DROP_LAYERS) - 1
 FUNCTION_KINDS = frozenset({CALL_ENTER, CALL_RETURN, EVENT})
 """Kinds of a probe's records, whose layer is the probe's."""
 LAYER_OF_KIND = {
