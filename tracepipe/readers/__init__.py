@@ -65,6 +65,7 @@ READERS: dict[str, InputFormat] = {
         InputFormat("tracepipe", "tracepipe/1 event file (JSON Lines)", "tracepipe1"),
         InputFormat("nsys", "Nsight Systems, exported to SQLite", "nsys", needs_file=True),
         InputFormat("rocpd", "rocpd database of rocprofv3", "rocpd", needs_file=True),
+        InputFormat("rocprof", "JSON of rocprofv3", "rocprof_json"),
         InputFormat("bpftime", "text output of bpftime's GPU examples", "bpftime"),
         InputFormat(
             "cuda-table", "tables of CUDA runtime calls, of cuda_events and cuda_events.bt", "cuda_tables"

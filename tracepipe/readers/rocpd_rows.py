@@ -106,20 +106,26 @@ class Session:
 
     def work(self) -> Iterator[tuple[int, Any]]:
         """The process and the correlation number of each kernel and copy."""
+        said_later: list[Problem] = []  # when they become events
         for kind in ("kernel_dispatch", "memory_copy"):
-            for row in self.rows(kind, ()):
+            for row in self._rows(kind, (), "start", said_later):
                 yield self.pid(row[1 + COMMON.index("pid")]) or 0, row[1 + COMMON.index("stack_id")]
 
     def rows(self, kind: str, columns: Sequence[str], time: str = "start") -> Iterator[Values]:
         """The rows of a table in the order of time: the number, those of `COMMON`, and its own columns."""
+        return self._rows(kind, columns, time, self._problems)
+
+    def _rows(
+        self, kind: str, columns: Sequence[str], time: str, problems: list[Problem]
+    ) -> Iterator[Values]:
         table = self.table(kind)
         if table not in self._database.tables:
             return iter(())
         sql = self._statement(table, columns, time)
         if sql is None:
-            self._problems.append(Problem(0, table, "names rows of tables that have no key: it is not read"))
+            problems.append(Problem(0, table, "names rows of tables that have no key: it is not read"))
             return iter(())
-        return self._database.dated(table, sql, self._problems)
+        return self._database.dated(table, sql, problems)
 
     def _statement(self, table: str, columns: Sequence[str], time: str) -> str | None:
         here = self._database.tables[table]

@@ -1,0 +1,310 @@
+"""Reads the JSON of rocprofv3, which is put into tables as those of rocpd, and read from there in order.
+
+    {"rocprofiler-sdk-tool": [{"metadata": …, "agents": […], "strings": …, "kernel_symbols": […], …
+        "callback_records": …, "buffer_records": {"kernel_dispatch": […], "hip_api": […], …}}]}
+
+Records come kind by kind, each in an order of its own. The tables are in a temporary file.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any, BinaryIO, Final, cast
+
+from tracepipe.errors import InputError
+from tracepipe.event.columns import SourceBatch
+from tracepipe.event.model import Problem
+from tracepipe.readers.json_walk import JsonWalk, WalkError
+from tracepipe.readers.recording import Recording
+from tracepipe.readers.rocpd_file import RocpdFile
+from tracepipe.readers.sqlite_tables import Database
+
+TOP: Final = "rocprofiler-sdk-tool"
+_GPU: Final = 2  # rocprofiler_agent_type_t
+_SIZES: Final = (
+    "workgroup_size_x", "workgroup_size_y", "workgroup_size_z", "grid_size_x", "grid_size_y", "grid_size_z",
+)  # fmt: skip
+_TABLES: Final = {
+    "string": ("id", "string"),
+    "metadata": ("id", "tag", "value"),
+    "info_node": ("id", "hostname"),
+    "info_process": ("id", "pid", "command", "name"),
+    "info_agent": ("id", "type", "type_index", "product_name", "name"),
+    "info_kernel_symbol": ("id", "kernel_name", "display_name"),
+    "event": ("id", "category_id", "stack_id", "extdata"),
+    "region": ("id", "pid", "tid", "start", "end", "event_id", "name_id"),
+    "kernel_dispatch": (
+        "id", "pid", "tid", "agent_id", "queue_id", "stream_id", "start", "end", "event_id", "kernel_id",
+        "dispatch_id", "group_segment_size", "private_segment_size", *_SIZES,
+    ),
+    "memory_copy": (
+        "id", "pid", "tid", "stream_id", "start", "end", "event_id", "name_id", "size", "dst_agent_id",
+        "src_agent_id",
+    ),
+    "memory_allocate": (
+        "id", "pid", "tid", "agent_id", "start", "end", "event_id", "name_id", "type", "level", "address",
+        "size",
+    ),
+}  # fmt: skip
+_EFFECTS: Final = (("ALLOCATE", "ALLOC"), ("FREE", "FREE"))
+# Rows between two commits, each of which empties what SQLite holds in memory.
+_ROWS_AT_ONCE: Final = 1 << 14
+
+
+def sniff(head: bytes) -> bool:
+    """Whether the first key is that of rocprofv3."""
+    start = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    return start.startswith(b"{") and start[1:].lstrip().startswith(b'"' + TOP.encode() + b'"')
+
+
+def read(stream: BinaryIO) -> Recording:
+    """The recording in a stream, which is read to its end first. Raises InputError."""
+    with ExitStack() as stack:
+        file = stack.enter_context(tempfile.NamedTemporaryFile(prefix="tracepipe-"))
+        problems = _to_tables(JsonWalk(stream), file.name)
+        database = Database(cast(BinaryIO, file))
+        recording = RocpdFile(database, problems).recording()
+        kept = stack.pop_all()
+    recording.batches = _until_closed(recording.batches, kept)
+    return recording
+
+
+def _until_closed(batches: Any, stack: ExitStack) -> Iterator[SourceBatch]:
+    with stack:
+        yield from batches
+
+
+def _to_tables(walk: JsonWalk, path: str) -> list[Problem]:
+    """Put all records into the tables of a new database. What could not be read is said."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    problems: list[Problem] = []
+    try:
+        for pragma in ("journal_mode = OFF", "synchronous = OFF", "cache_size = -1024"):
+            connection.execute(f"PRAGMA {pragma}")
+        connection.execute("BEGIN")
+        try:
+            for key in walk.members():
+                if key != TOP:
+                    walk.skip()
+                    continue
+                for number, _ in enumerate(walk.elements()):
+                    _Process(connection, f"_{number}", problems).read(walk)
+        except WalkError as e:
+            problems.append(Problem(0, "", f"{e}: what stands behind is not read"))
+        connection.execute("COMMIT")
+    except sqlite3.Error as e:
+        raise InputError(
+            f"its records cannot be put in order: {e}",
+            f"they are copied to {tempfile.gettempdir()}: free some space there, or set TMPDIR",
+        ) from e
+    finally:
+        connection.close()
+    return problems
+
+
+class _Process:
+    """One element: what a process recorded."""
+
+    def __init__(self, connection: sqlite3.Connection, ending: str, problems: list[Problem]) -> None:
+        self._connection, self._problems = connection, problems
+        self._inserts: dict[str, str] = {}
+        for kind, columns in _TABLES.items():
+            table = f'"rocpd_{kind}{ending}"'
+            rest = ", ".join(f'"{name}"' for name in columns[1:])
+            connection.execute(f"CREATE TABLE {table} (id INTEGER PRIMARY KEY, {rest})")
+            places = ", ".join(["?"] * len(columns))
+            self._inserts[kind] = f"INSERT OR IGNORE INTO {table} VALUES ({places})"
+        self._pid: int | None = None
+        self._texts: dict[str, int] = {}
+        self._kinds: list[str] = []
+        self._operations: list[list[str]] = []
+        self._messages: dict[int, str] = {}
+        self._events = self._rows = 0
+        self._unread: dict[str, int] = {}
+
+    def read(self, walk: JsonWalk) -> None:
+        """Read all members of the element."""
+        for key in walk.members():
+            if key == "metadata":
+                self._metadata(walk.value())
+            elif key == "agents":
+                self._each(walk, self._agent)
+            elif key == "kernel_symbols":
+                self._each(walk, self._symbol)
+            elif key == "strings":
+                self._strings(walk)
+            elif key in ("buffer_records", "callback_records"):
+                for kind in walk.members():
+                    self._records(walk, kind)
+            else:
+                walk.skip()
+        for kind, count in self._unread.items():
+            self._problems.append(Problem(0, kind, f"{count} records are not read", skipped=False))
+
+    @staticmethod
+    def _each(walk: JsonWalk, take: Any) -> None:
+        if not walk.sees("["):
+            walk.skip()
+            return
+        for _ in walk.elements():
+            one = walk.value()
+            if isinstance(one, dict):
+                take(one)
+
+    # What it is of -------------------------------------------------------------------------------------
+
+    def _metadata(self, said: Any) -> None:
+        said = said if isinstance(said, dict) else {}
+        self._pid = _whole(said.get("pid"))
+        node = said.get("node")
+        if isinstance(node, dict):
+            self._insert("info_node", 1, _text(node.get("hostname")))
+        command = said.get("command")
+        words = [word for word in command if isinstance(word, str)] if isinstance(command, list) else []
+        if self._pid is not None:
+            self._insert("info_process", self._pid, self._pid, " ".join(words), None)
+
+    def _agent(self, agent: dict[str, Any]) -> None:
+        kind = "GPU" if agent.get("type") == _GPU else "CPU"
+        index = _whole(agent.get("logical_node_type_id"))
+        names = _text(agent.get("product_name")), _text(agent.get("name"))
+        self._insert("info_agent", _handle(agent.get("id")), kind, index, *names)
+
+    def _symbol(self, symbol: dict[str, Any]) -> None:
+        names = (symbol.get(f"{kind}_kernel_name") for kind in ("demangled", "formatted"))
+        shown = next((name for name in names if isinstance(name, str) and name), None)
+        self._insert(
+            "info_kernel_symbol", _whole(symbol.get("kernel_id")), _text(symbol.get("kernel_name")), shown
+        )
+
+    def _strings(self, walk: JsonWalk) -> None:
+        for key in walk.members():
+            if key == "buffer_records":
+                self._each(walk, self._kind)
+            elif key == "marker_api":
+                self._each(walk, self._message)
+            else:
+                walk.skip()
+
+    def _kind(self, kind: dict[str, Any]) -> None:
+        operations = kind.get("operations")
+        self._kinds.append(str(kind.get("kind")))
+        self._operations.append([str(one) for one in operations] if isinstance(operations, list) else [])
+
+    def _message(self, said: dict[str, Any]) -> None:
+        key, value = _whole(said.get("key")), said.get("value")
+        if key is not None and isinstance(value, str) and len(self._messages) < _ROWS_AT_ONCE:
+            self._messages[key] = value
+
+    # Records -------------------------------------------------------------------------------------------
+
+    def _records(self, walk: JsonWalk, kind: str) -> None:
+        takes = {
+            "kernel_dispatch": self._dispatch,
+            "memory_copy": self._copy,
+            "memory_allocation": self._allocation,
+        }
+        if not walk.sees("["):
+            walk.skip()
+            return
+        take = takes.get(kind, self._region)
+        for _ in walk.elements():
+            record = walk.value()
+            if not isinstance(record, dict) or "start_timestamp" not in record:
+                self._unread[kind] = self._unread.get(kind, 0) + 1
+                continue
+            take(record)
+
+    def _of(self, record: dict[str, Any]) -> tuple[int | None, int | None, Any, Any, int]:
+        """Process and thread, start and end, and the event of a record."""
+        correlation = record.get("correlation_id")
+        number = _whole(correlation.get("internal")) if isinstance(correlation, dict) else None
+        kind = _whole(record.get("kind"))
+        category = self._kinds[kind] if kind is not None and 0 <= kind < len(self._kinds) else "records"
+        self._events += 1
+        said = self._messages.get(number) if number is not None else None
+        extra = json.dumps({"message": said}) if said is not None else None
+        self._insert("event", self._events, self._number_of(category), number, extra)
+        span = _whole(record.get("start_timestamp")), _whole(record.get("end_timestamp"))
+        return self._pid, _whole(record.get("thread_id")), *span, self._events
+
+    def _operation(self, record: dict[str, Any]) -> int:
+        """The name of what was done, by its number among the texts."""
+        kind, operation = _whole(record.get("kind")), _whole(record.get("operation"))
+        known = self._operations[kind] if kind is not None and 0 <= kind < len(self._operations) else []
+        is_known = operation is not None and 0 <= operation < len(known)
+        return self._number_of(
+            known[operation] if is_known and operation is not None else f"operation {operation}"
+        )
+
+    def _region(self, record: dict[str, Any]) -> None:
+        self._insert("region", None, *self._of(record), self._operation(record))
+
+    def _dispatch(self, record: dict[str, Any]) -> None:
+        pid, tid, start, end, event = self._of(record)
+        info = record.get("dispatch_info")
+        info = info if isinstance(info, dict) else {}
+        on = (_handle(info.get(f"{name}_id")) for name in ("agent", "queue"))
+        named = (_whole(info.get(f"{name}")) for name in (
+            "kernel_id", "dispatch_id", "group_segment_size", "private_segment_size"))  # fmt: skip
+        sizes = (
+            _whole(size.get(axis)) if isinstance(size := info.get(name), dict) else None
+            for name in ("workgroup_size", "grid_size")
+            for axis in "xyz"
+        )
+        stream = _handle(record.get("stream_id"))
+        self._insert("kernel_dispatch", None, pid, tid, *on, stream, start, end, event, *named, *sizes)
+
+    def _copy(self, record: dict[str, Any]) -> None:
+        pid, tid, start, end, event = self._of(record)
+        agents = (_handle(record.get(f"{way}_agent_id")) for way in ("dst", "src"))
+        stream, size, name = (
+            _handle(record.get("stream_id")),
+            _whole(record.get("bytes")),
+            self._operation(record),
+        )
+        self._insert("memory_copy", None, pid, tid, stream, start, end, event, name, size, *agents)
+
+    def _allocation(self, record: dict[str, Any]) -> None:
+        pid, tid, start, end, event = self._of(record)
+        name = self._operation(record)
+        said = next(text for text, number in self._texts.items() if number == name)
+        effect = next((effect for word, effect in _EFFECTS if said.endswith(word)), None)
+        level = "VIRTUAL" if "VMEM" in said else "REAL"
+        address = record.get("address")
+        where = _whole(address) if not isinstance(address, dict) else _handle(address)
+        size = _whole(record.get("allocation_size"))
+        agent = _handle(record.get("agent_id"))
+        self._insert(
+            "memory_allocate", None, pid, tid, agent, start, end, event, name, effect, level, where, size
+        )
+
+    def _number_of(self, text: str) -> int:
+        number = self._texts.get(text)
+        if number is None:
+            number = self._texts[text] = len(self._texts) + 1
+            self._insert("string", number, text)
+        return number
+
+    def _insert(self, kind: str, *values: Any) -> None:
+        self._connection.execute(self._inserts[kind], values)
+        self._rows += 1
+        if self._rows % _ROWS_AT_ONCE == 0:
+            self._connection.execute("COMMIT")
+            self._connection.execute("BEGIN")
+
+
+def _whole(value: Any) -> int | None:
+    return value if type(value) is int and -(1 << 63) <= value < 1 << 63 else None
+
+
+def _handle(value: Any) -> int | None:
+    return _whole(value.get("handle")) if isinstance(value, dict) else None
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
