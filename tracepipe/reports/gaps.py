@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, Any
 
+from tracepipe.event.columns import NONE
 from tracepipe.reports.analyses.breakdown import HOOKED
 from tracepipe.reports.analyses.distribution import LENGTH_COLUMNS, of_values
 from tracepipe.reports.analyses.gpu_contexts import context_tables
-from tracepipe.reports.analyses.gpu_work import BY_ORDER, Idle, gpu_work, idle_of
+from tracepipe.reports.analyses.gpu_work import COPY, Idle, Work, gpu_work, idle_of
 from tracepipe.reports.analyses.host_states import IN_CALL, STATES, USER, HostStates
-from tracepipe.reports.analyses.idle_gaps import BETWEEN, FIRST, LAST, WHERE, doing_in, gaps_of
+from tracepipe.reports.analyses.idle_gaps import BETWEEN, FIRST, LAST, IdleGaps, doing_in, gaps_of
 from tracepipe.reports.analyses.launch_gaps import launch_tables
-from tracepipe.reports.frames.grouping import equal, grouped
+from tracepipe.reports.frames.grouping import Grouped, equal, greatest, one_number
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.run import Run
-from tracepipe.reports.frames.stored import parts
+from tracepipe.reports.frames.stored import flagged, made, parts
 from tracepipe.reports.report import Column, Option, Report, Result, Table
 from tracepipe.units import duration_ns, duration_text
 
 _KEYS = ("state", "call", "syscall")
+_WHERE = (BETWEEN, FIRST, LAST)
 _SPREAD = tuple(column for column in LENGTH_COLUMNS if column.key not in ("total_ns", "mean_ns"))
 _WORDS = {"other system calls": "system call"}
 _OF_GPU = ("gpu_kernel", "gpu_warp", "gpu_thread", "transfer", "unknown layer")
@@ -53,22 +56,19 @@ def run(run: Run, options: Options) -> Result:
         result.notes += ["tracepipe capture --gpu kernels records when the GPU works"]
         result.notes += _without_length(run)
         return result
-    idle = [idle_of(work, gpu) for gpu in work["gpu"].unique().sort()]
-    has_copies = bool((work["what"] == "copy").any())
+    idle = [idle_of(work, gpu, rows) for gpu, rows in work.of_gpus()]
+    has_copies = any(bool((work.what[part] == COPY).any()) for part in parts(len(work)))
     contexts = context_tables(run, work, idle, options.top)
-    del work
     states = HostStates(run)
-    gaps = pl.concat([gaps_of(run, one) for one in idle])
-    # The names of its rows are all that is still looked at.
-    idle = [replace(one, work=one.work.select("name")) for one in idle]
-    is_long = gaps["dur_ns"] >= least_ns
-    kept = (gaps if is_long.all() else gaps.filter(is_long)).with_row_index("gap")
-    doing = doing_in(states, kept)
+    gaps = gaps_of(run, work, idle)
+    long = flagged(len(gaps), lambda part: gaps.dur_ns(part) >= least_ns)
+    kept = gaps if len(long) == len(gaps) else gaps.take(long)
+    doing = doing_in(run, states, kept)
     result.parts.append(_gpus(run, idle, gaps))
     if len(kept):
         result.parts += [
-            _causes(kept, doing, states, options.top),
-            _longest(run, idle, kept, doing, states, options),
+            _causes(idle, kept, doing, states, options.top),
+            _longest(run, work, idle, kept, doing, states, options),
         ]
     threads, more = _threads(run, idle, states, options.top)
     if len(threads.rows) > 1:
@@ -100,16 +100,18 @@ def _in_words(states: HostStates, state: int, call: int, syscall: int) -> tuple[
     return STATES[state], states.name(call), states.name(syscall)
 
 
-def _gpus(run: Run, idle: list[Idle], gaps: pl.DataFrame) -> Table:
+def _gpus(run: Run, idle: list[Idle], gaps: IdleGaps) -> Table:
     names = {gpu.get("index"): gpu.get("name") for gpu in (run.facts.footer or {}).get("gpus", [])}
     rows = []
-    for one in idle:
-        own = gaps.filter(gpu=one.gpu)
-        lengths = {where: own.filter(where=where)["dur_ns"] for where in (BETWEEN, FIRST, LAST)}
-        busy_ns = int((one.busy.end_ns - one.busy.start_ns).sum())
-        total_ns, _, *spread = of_values(lengths[BETWEEN].to_numpy())
-        idle_ns = total_ns or 0
-        queued_ns = int(_queued(own.filter(where=BETWEEN)).sum())
+    bounds = np.searchsorted(gaps.gpu, np.arange(len(idle) + 1)).tolist()
+    for one, own in zip(idle, pairwise(bounds), strict=True):
+        every = np.arange(*own, dtype=np.int32)
+        lengths = {where: gaps.dur_ns(every[gaps.where[slice(*own)] == where]) for where in _WHERE}
+        idle_ns = one.idle_ns
+        busy_ns = one.last_ns - one.first_ns - idle_ns
+        _, _, *spread = of_values(lengths[BETWEEN])
+        between = every[gaps.where[slice(*own)] == BETWEEN]
+        queued_ns = sum(int(gaps.queued_ns(run, between[part])[0].sum()) for part in parts(len(between)))
         rows.append(
             (
                 one.gpu,
@@ -118,7 +120,7 @@ def _gpus(run: Run, idle: list[Idle], gaps: pl.DataFrame) -> Table:
                 idle_ns,
                 100 * idle_ns / (busy_ns + idle_ns),
                 queued_ns,
-                len(lengths[BETWEEN]),
+                len(between),
                 *spread,
                 int(lengths[FIRST].sum()),
                 int(lengths[LAST].sum()),
@@ -144,43 +146,36 @@ def _gpus(run: Run, idle: list[Idle], gaps: pl.DataFrame) -> Table:
     return Table("gpus", "Each GPU", columns, rows, note)
 
 
-def _queued(gaps: pl.DataFrame) -> pl.Series:
-    """How much of each gap passed after the call for what came next had returned; null where unknown."""
-    returned = pl.col("call_end_ns").clip(pl.col("start_ns"), pl.col("end_ns"))
-    by_id = pl.col("told_by") != BY_ORDER
-    return gaps.select(pl.when(by_id).then(pl.col("end_ns") - returned))["end_ns"]
-
-
-def _causes(gaps: pl.DataFrame, doing: dict[str, Any], states: HostStates, top: int) -> Table:
-    # Gaps are in the order of their numbers.
-    gpu_of = gaps["gpu"].to_numpy()[doing["gap"]]
-    is_where = {one: (gaps["where"] == one).to_numpy()[doing["gap"]] for one in WHERE}
-    dur_ns = doing["dur_ns"]
-    of, first = equal(*(doing[key] for key in _KEYS))
-    rows = []
-    for gpu in pl.Series(gpu_of).unique(maintain_order=True):
-        own = np.flatnonzero(gpu_of == gpu)
-        idle_ns = int(dur_ns[own][is_where[BETWEEN][own]].sum())
-        of_gpu: list[tuple[Any, ...]] = []
-        for number, places in grouped(of[own]):
-            state, call, syscall = _in_words(states, *(int(doing[key][first[number]]) for key in _KEYS))
-            at = {where: own[places][is_where[where][own[places]]] for where in WHERE}
-            lengths = dur_ns[at[BETWEEN]]
-            total_ns, _, *spread = of_values(lengths)
-            outside = (int(dur_ns[at[where]].sum()) for where in (FIRST, LAST))
-            share = 100 * (total_ns or 0) / idle_ns if idle_ns else None
-            of_gpu.append(
-                (
-                    f"GPU {gpu}",
-                    _state(state, states),
-                    call or syscall,
-                    len(lengths),
-                    total_ns or 0,
-                    share,
-                    *spread,
-                    *outside,
-                )
+def _causes(idle: list[Idle], gaps: IdleGaps, doing: dict[str, Any], states: HostStates, top: int) -> Table:
+    count = len(doing["gap"])
+    keys = [_above_zero(doing[key]) for key in _KEYS]
+    gpu_of = made(count, np.int32, lambda part: gaps.gpu[doing["gap"][part]])
+    causes = Grouped(one_number(gpu_of, *keys), np.arange(count, dtype=np.int32))
+    by_gpu: dict[int, list[tuple[Any, ...]]] = {}
+    for _, places in causes:
+        first = int(places[0])
+        state, call, syscall = _in_words(states, *(int(doing[key][first]) for key in _KEYS))
+        at = {where: places[gaps.where[doing["gap"][places]] == where] for where in _WHERE}
+        lengths = doing["dur_ns"][at[BETWEEN]]
+        total_ns, _, *spread = of_values(lengths)
+        outside = (int(doing["dur_ns"][at[where]].sum()) for where in (FIRST, LAST))
+        number = int(gpu_of[first])
+        by_gpu.setdefault(number, []).append(
+            (
+                f"GPU {idle[number].gpu}",
+                _state(state, states),
+                call or syscall,
+                len(lengths),
+                total_ns or 0,
+                None,
+                *spread,
+                *outside,
             )
+        )
+    rows = []
+    for of_gpu in by_gpu.values():
+        idle_ns = sum(row[4] for row in of_gpu)
+        of_gpu = [(*row[:5], 100 * row[4] / idle_ns if idle_ns else None, *row[6:]) for row in of_gpu]
         of_gpu.sort(key=lambda row: (-row[4], -row[-2] - row[-1], row[1], row[2] or ""))
         rows += _with_the_rest(of_gpu, top)
     columns = (
@@ -203,6 +198,11 @@ def _causes(gaps: pl.DataFrame, doing: dict[str, Any], states: HostStates, top: 
     return Table("causes", "Idle time by what the CPU did", columns, rows, note, grouped=True)
 
 
+def _above_zero(numbers: Any) -> Any:
+    """Numbers, of which -1 is none, that can be put in one with others."""
+    return made(len(numbers), np.int32, lambda part: numbers[part].astype(np.int32) + 1)
+
+
 def _with_the_rest(rows: list[tuple[Any, ...]], top: int) -> list[tuple[Any, ...]]:
     """The first rows of a GPU, and what all others sum up to."""
     if top <= 0 or len(rows) <= top + 1:
@@ -216,39 +216,45 @@ def _with_the_rest(rows: list[tuple[Any, ...]], top: int) -> list[tuple[Any, ...
 
 def _longest(
     run: Run,
+    work: Work,
     idle: list[Idle],
-    gaps: pl.DataFrame,
+    gaps: IdleGaps,
     doing: dict[str, Any],
     states: HostStates,
     options: Options,
 ) -> Table:
-    ordered = gaps.select("gap", "dur_ns", "start_ns").sort("dur_ns", "start_ns", descending=[True, False])
-    shown = gaps[(ordered.head(options.top) if options.top > 0 else ordered)["gap"]]
-    some = np.flatnonzero(np.isin(doing["gap"], shown["gap"].to_numpy()))
-    most = pl.DataFrame({key: column[some] for key, column in doing.items()}).sort("dur_ns", descending=True)
-    main = {row[0]: row[1:] for row in most.unique("gap", keep="first", maintain_order=True).iter_rows()}
-    queued, work = _queued(shown), {one.gpu: one.work["name"] for one in idle}
+    shown = _first(gaps, options.top)
+    main = _mostly(doing, np.sort(shown))
+    queued_ns, is_known = gaps.queued_ns(run, shown)
+    calls = run.layer("userspace")
     rows = []
-    for at, gap in enumerate(shown.iter_rows(named=True)):
-        *numbers, dur_ns = main[gap["gap"]]
+    for at, gap in enumerate(shown.tolist()):
+        *numbers, most_ns = main[gap]
         state, call, syscall = _in_words(states, *numbers)
+        dur_ns, start_ns = int(gaps.dur_ns(gap)), int(gaps.start_ns[gap])
         previous, following = (
-            None if gap[key] is None else work[gap["gpu"]][gap[key]] for key in ("previous", "following")
+            None if place == NONE else work.name(run, place)
+            for place in (int(gaps.previous[gap]), int(gaps.following[gap]))
         )
-        share = 100 * dur_ns / gap["dur_ns"]
-        ended_by = states.name(gap["call"]) if following and gap["call"] is not None else None
+        asked = int(gaps.call[gap])
+        ids = ("name", "tid")
+        name, tid = (
+            None if asked == NONE else run.shapes.value(key, int(run.shapes.column(key, calls.shape[asked])))
+            for key in ids
+        )
+        ended_by = name if following else None
         rows.append(
             (
-                gap["gpu"],
-                gap["start_ns"] - run.facts.start_ns,
-                gap["dur_ns"],
+                idle[int(gaps.gpu[gap])].gpu,
+                start_ns - run.facts.start_ns,
+                dur_ns,
                 previous or "(start of the recording)",
                 following or "(end of the recording)",
-                f"{ended_by} ?" if ended_by and gap["told_by"] == BY_ORDER else ended_by,
-                gap["tid"],
-                queued[at] if following else None,
+                f"{ended_by} ?" if ended_by and gaps.by_order[gap] else ended_by,
+                tid,
+                int(queued_ns[at]) if following and is_known[at] else None,
                 _cause(_state(state, states), call or syscall),
-                share,
+                100 * most_ns / dur_ns,
             )
         )
     columns = (
@@ -267,6 +273,31 @@ def _longest(
     if "?" in "".join(str(row[5])[-1:] for row in rows):
         note += " “?”: work without a launch id, so the last such call that began before it."
     return Table("gaps", "The longest", columns, rows, note)
+
+
+def _first(gaps: IdleGaps, top: int) -> Any:
+    """The gaps that are shown: the longest, of equal ones the first."""
+    dur_ns = made(len(gaps), np.int64, gaps.dur_ns)
+    every = np.arange(len(gaps), dtype=np.int32)
+    most = top if top > 0 else len(every)
+    longest, as_long = greatest(dur_ns, every, most)
+    as_long = as_long[np.argsort(gaps.start_ns[as_long], kind="stable")]
+    shown = np.concatenate([longest, as_long[: most - len(longest)]])
+    return shown[np.lexsort((gaps.start_ns[shown], -dur_ns[shown]))]
+
+
+def _mostly(doing: dict[str, Any], shown: Any) -> dict[int, tuple[int, ...]]:
+    """What was done the longest in each of some gaps, in order: state, call, syscall, dur_ns."""
+    is_shown = np.zeros(int(shown[-1]) + 2, np.bool_)
+    is_shown[shown] = True
+    gaps = doing["gap"]
+    some = flagged(len(gaps), lambda part: is_shown[np.minimum(gaps[part], len(is_shown) - 1)])
+    columns = [doing[key][some].tolist() for key in ("gap", *_KEYS, "dur_ns")]
+    found: dict[int, tuple[int, ...]] = {}
+    for gap, *rest in zip(*columns, strict=True):
+        if gap not in found or rest[-1] > found[gap][-1]:
+            found[gap] = tuple(rest)
+    return found
 
 
 def _in_calls(run: Run) -> pl.DataFrame:
@@ -292,7 +323,7 @@ def _threads(run: Run, idle: list[Idle], states: HostStates, top: int) -> tuple[
     for one in idle:
         for pid, tid, _ in shown.iter_rows():
             sums = np.zeros(len(STATES), np.int64)
-            for part in states.of((pid, tid), one.start_ns, one.end_ns):
+            for part in states.of((pid, tid), one.gaps.start_ns, one.gaps.end_ns):
                 np.add.at(sums, part["state"], part["dur_ns"])
             spent = dict(zip(STATES, sums.tolist(), strict=True))
             name = run.thread_name(pid, tid) or run.process_name(pid)
@@ -310,11 +341,9 @@ def _threads(run: Run, idle: list[Idle], states: HostStates, top: int) -> tuple[
     return Table("threads", "All threads that use CUDA", columns, rows, note, True), len(busiest) - len(shown)
 
 
-def _notes(
-    run: Run, gaps: pl.DataFrame, kept: pl.DataFrame, options: Options, has_copies: bool
-) -> Iterator[str]:
+def _notes(run: Run, gaps: IdleGaps, kept: IdleGaps, options: Options, has_copies: bool) -> Iterator[str]:
     if len(kept) < len(gaps):
-        short_ns = int(gaps["dur_ns"].sum()) - int(kept["dur_ns"].sum())
+        short_ns = gaps.total_ns() - kept.total_ns()
         yield (
             f"{len(gaps) - len(kept)} gaps shorter than {options.min} are in the table of the GPUs alone: "
             f"{duration_text(short_ns)} in all"
@@ -327,9 +356,9 @@ def _notes(
         if not counts[layer]:
             why = f" ({asked[layer]})" if layer in asked else ""
             yield f"not recorded: {layer}{why}: {meaning}"
-    nobody = kept["dur_ns"].filter(kept["call"].is_null())
+    nobody = flagged(len(kept), lambda part: kept.call[part] == NONE)
     if len(nobody):
-        length = duration_text(int(nobody.sum()))
+        length = duration_text(int(kept.dur_ns(nobody).sum()))
         yield f"{len(nobody)} gaps, {length}: no call for what came next is known"
     if len(run.layer("transfer")) and not has_copies:
         yield "copies on the GPU are not recorded, only calls for them: their time counts as idle"
@@ -340,10 +369,11 @@ def _notes(
     bounds = [
         said.get("bound_ns") or 0 for said in run.facts.clocks if said["clock"].startswith("globaltimer")
     ]
-    if unsure := int((kept["dur_ns"] < max(bounds, default=0)).sum()):
+    bound_ns = max(bounds, default=0)
+    if unsure := len(flagged(len(kept), lambda part: kept.dur_ns(part) < bound_ns)):
         yield (
             f"{unsure} gaps are shorter than the bound of the GPU's clock, "
-            f"{duration_text(max(bounds))}: their lengths hold, what the CPU did is uncertain by as much"
+            f"{duration_text(bound_ns)}: their lengths hold, what the CPU did is uncertain by as much"
         )
 
 

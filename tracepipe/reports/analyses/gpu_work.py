@@ -1,149 +1,284 @@
-"""What each GPU did, as one list: kernels, copies, warps; when it was busy, and which call asked for what."""
+"""What each GPU did, as columns: kernels, copies, warps; when it was busy, and which call asked for what."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
+from typing import Any, Final
 
-from tracepipe.event.columns import NONE, Int64s
+from tracepipe.event.columns import NONE, Bools, Int64s
 from tracepipe.reports.analyses.cuda_calls import launching, rows_by_effect
 from tracepipe.reports.analyses.launch_calls import LaunchCalls
-from tracepipe.reports.frames.intervals import Stretches
+from tracepipe.reports.frames.grouping import Grouped, distinct, equal, in_order, numbered
+from tracepipe.reports.frames.intervals import Gaps, gaps_between
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.nesting import NOBODY, nearest_of_some
 from tracepipe.reports.frames.run import Run
-from tracepipe.reports.frames.shapes import where
-from tracepipe.reports.frames.stored import parts
+from tracepipe.reports.frames.stored import Growing, empty, flagged, made, parts, taken
 
-BY_ID, BY_ORDER = "launch id", "order"
-_TOLD_BY, _WHAT = (BY_ID, BY_ORDER), ("kernel", "copy", "warps")
-_OF_CALL = ("name", "pid", "tid", "start_ns", "end_ns")
-_COLUMNS = ("gpu", "name", "pid", "launch", "start_ns", "end_ns")
+KERNEL, COPY, WARPS = range(3)
+"""What work is."""
+_LAYER_OF: Final = {KERNEL: "gpu_kernel", COPY: "transfer"}
+_OF_CALL: Final = ("name", "pid", "tid", "start_ns", "end_ns")
+_LARGE: Final = 1 << 31
+_KINDS: Final = {
+    "gpu": "i8", "what": "u1", "row": "i4", "pid": "i4", "start_ns": "i8", "end_ns": "i8", "launch": "i8",
+    "has_launch": "?",
+}  # fmt: skip
 
 
-def gpu_work(run: Run) -> pl.DataFrame:
-    """Kernels and copies on a GPU in the order of their starts, and the warps of launches without a kernel.
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Kernels and copies on GPUs, and the warps of launches without a kernel, as columns by GPU and start.
 
-    gpu (0 where it was not recorded), name, what (kernel, copy, warps), pid, start_ns, end_ns; call: the row
-    in `run.calls` of the call that asked for it, null where it is not known, and `told_by`: `BY_ID`, or
-    `BY_ORDER` where work has no launch id and the last launch or copy that began before it is taken. What has
-    no length is left out.
+    `gpu` is 0 where it was not recorded; `row` is that in the layer, or of the first warp; `pid` a number of
+    shapes. `call` is the row in `run.calls` of the call that asked for it, NONE where it is not known, and
+    `by_order` says that it has no launch id, and that the last launch or copy before it is taken. What has no
+    length is left out. `bounds` are the first row of each of `gpus`, and the last one's end.
     """
-    lasts = pl.col("end_ns") > pl.col("start_ns")
-    kernels = run.some("gpu_kernel", *_COLUMNS)
-    if not kernels.select(lasts.all()).item():
-        kernels = kernels.filter(lasts)
-    kernels = kernels.with_columns(what=_what("kernel"))
-    copies = run.some("transfer", *_COLUMNS).filter(lasts & pl.col("gpu").is_not_null())
-    every = [kernels, copies.select(*_COLUMNS, what=_what("copy")), _warps(run, kernels)]
-    work = pl.concat(every, how="vertical_relaxed").with_columns(pl.col("gpu").fill_null(0))
-    return _by_order(run, _launched(run, work)).drop("launch")
+
+    gpus: Any
+    bounds: Any
+    what: Any
+    row: Any
+    pid: Any
+    start_ns: Any
+    end_ns: Any
+    call: Any
+    by_order: Any
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def of_gpus(self) -> Iterator[tuple[int, slice]]:
+        """Each GPU, and the rows of its work."""
+        for gpu, ends in zip(self.gpus.tolist(), pairwise(self.bounds.tolist()), strict=True):
+            yield gpu, slice(*ends)
+
+    def name(self, run: Run, place: int) -> str | None:
+        """The name of a row."""
+        what, row = int(self.what[place]), self.row[place : place + 1]
+        if what == WARPS:
+            return str(run.warp_table.frame("name", rows=row)["name"][0])
+        layer = run.layer(_LAYER_OF[what])
+        return run.shapes.texts("name", layer.shape[row])[0]
 
 
-def _what(what: str) -> pl.Expr:
-    # One byte a row, where a text takes sixteen.
-    return pl.lit(what, dtype=pl.Enum(_WHAT))
+def gpu_work(run: Run) -> Work:
+    """What the GPUs of a recording did."""
+    found = {name: Growing(kind) for name, kind in _KINDS.items()}
+    _add_layer(run, KERNEL, found)
+    ids = found["launch"].so_far(found["launch"].count)
+    has_launch = found["has_launch"].so_far(len(ids))
+    known = distinct(taken(ids, flagged(len(ids), lambda part: has_launch[part])))
+    has_kernels = len(ids) > 0
+    _add_layer(run, COPY, found)
+    _add_warps(run, found, known, has_kernels=has_kernels)
+    columns = {name: column.whole() for name, column in found.items()}
+    gpus, of_gpu = numbered(columns.pop("gpu"))
+    start_ns = columns["start_ns"]
+    first_ns = min((int(start_ns[part].min()) for part in parts(len(start_ns))), default=0)
+    order = in_order(of_gpu, made(len(start_ns), np.int64, lambda part: start_ns[part] - first_ns))
+    columns = {name: taken(column, order) for name, column in columns.items()}
+    bounds = np.searchsorted(taken(of_gpu, order), np.arange(len(gpus) + 1))
+    has_launch, launch = columns.pop("has_launch"), columns.pop("launch")
+    call = _by_id(run, columns["start_ns"], launch, has_launch)
+    by_order = _by_order(run, columns, call, has_launch)
+    return Work(gpus, bounds, **columns, call=call, by_order=by_order)
 
 
-def _warps(run: Run, kernels: pl.DataFrame) -> pl.DataFrame:
-    """Launches without a kernel, from the first entry to the last exit; warps of no launch one by one."""
-    columns = ("gpu", "name", "pid", "launch", "entry_ns", "last_exit_ns")
-    start_ns, until = pl.col("entry_ns").alias("start_ns"), pl.col("last_exit_ns").fill_null(run.facts.end_ns)
-    known = kernels["launch"].drop_nulls().unique().implode()
-    ends = pl.col("start_ns").min(), pl.col("end_ns").max()
-    launch = pl.col("launch")
-    of_launches, alone = [], []
-    for warps in run.warp_table.frames(*columns):
-        some = warps.select("gpu", "name", "pid", "launch", start_ns, until.alias("end_ns"))
-        some = some.filter(pl.col("end_ns") > pl.col("start_ns"))
-        asked = some.filter(launch.is_not_null() & ~launch.is_in(known))
-        of_launches.append(asked.group_by(*columns[:4], maintain_order=True).agg(*ends))
-        alone.append(some.filter(launch.is_null() & pl.lit(len(kernels) == 0)))
-    if not of_launches:
-        return kernels.clear()
-    whole = pl.concat(of_launches).group_by(*columns[:4], maintain_order=True).agg(*ends)
-    return pl.concat([whole, *alone]).with_columns(what=_what("warps"))
+def _add_layer(run: Run, what: int, found: dict[str, Growing]) -> None:
+    """Add the kernels, or the copies on a GPU."""
+    layer = run.layer(_LAYER_OF[what])
+    shapes, every = run.shapes, np.arange(len(run.shapes), dtype=np.int32)
+    on_gpu = shapes.column("gpu", every) != NONE if what == COPY else np.ones(len(every), np.bool_)
+    gpu = shapes.series("gpu", every).fill_null(0).to_numpy()
+    for part in parts(len(layer)):
+        lasts = (layer.end_ns[part] > layer.start_ns[part]) & on_gpu[layer.shape[part]]
+        rows = np.flatnonzero(lasts) + part.start
+        shape = layer.shape[rows]
+        values = {
+            "gpu": gpu[shape],
+            "what": what,
+            "row": rows,
+            "pid": shapes.column("pid", shape),
+            "start_ns": layer.start_ns[rows],
+            "end_ns": layer.end_ns[rows],
+            "launch": 0 if layer.launch is None else layer.launch[rows],
+            "has_launch": shapes.has_launch[shape],
+        }
+        for name, column in found.items():
+            column.extend(values[name], len(rows))
 
 
-def _launched(run: Run, work: pl.DataFrame) -> pl.DataFrame:
-    """Work of a GPU (`start_ns`, `launch`) in the order of its starts, with `call`: the row in `run.calls`.
-
-    A launch id may come again: the last call of it before the kernel counts. Null without a recorded call.
+def _add_warps(run: Run, found: dict[str, Growing], known: Int64s, *, has_kernels: bool) -> None:
+    """Add launches without a kernel, from the first entry to the last exit; warps of no launch one by one,
+    where there is no kernel at all.
     """
-    work = work.sort("start_ns")
-    has_launch = work["launch"].is_not_null().to_numpy()
-    ids = work["launch"].fill_null(0).to_numpy().view(np.int64)
-    calls, launches = np.full(len(work), NONE, np.int64), LaunchCalls(run)
-    for part in parts(len(work)):
-        calls[part] = launches.last_before(ids[part], work["start_ns"][part].to_numpy())
-    return work.with_columns(where(has_launch & (calls != NONE), pl.Series("call", calls)))
+    table = run.warp_table
+    if not len(table):
+        return
+    every = np.arange(len(table.launches), dtype=np.int32)
+    columns = [table.launches.column(name, every) for name in ("gpu", "name", "pid", "launch")]
+    of_group, first = equal(*(column for both in columns for column in both))
+    (gpu, has_gpu), _, (pid, has_pid), (launch, has_launch) = columns
+    gpu, pid, launch = np.where(has_gpu, gpu, 0), np.where(has_pid, pid, NONE), launch.view(np.int64)
+    wanted = np.where(has_launch, ~_is_in(known, launch), not has_kernels)
+    span = _Spans(len(first))
+    for part in parts(len(table)):
+        warps = table.part(part, "entry_ns", "last_exit_ns")
+        start_ns, end_ns = (warps[name].fill_null(run.facts.end_ns).to_numpy() for name in warps.columns)
+        of = table.launch_of(part)
+        kept = wanted[of] & (end_ns > start_ns)
+        rows, of, start_ns, end_ns = (
+            one[kept] for one in (np.arange(part.start, part.stop), of, start_ns, end_ns)
+        )
+        named = has_launch[of]
+        span.add(of_group[of[named]], rows[named], start_ns[named], end_ns[named])
+        alone = ~named
+        _add(found, of[alone], (gpu, pid, launch, has_launch), rows[alone], start_ns[alone], end_ns[alone])
+    groups = span.met()
+    for part in parts(len(groups)):
+        some = groups[part]
+        of_launch = first[some]
+        _add(
+            found,
+            of_launch,
+            (gpu, pid, launch, has_launch),
+            span.row[some],
+            span.start_ns[some],
+            span.end_ns[some],
+        )
 
 
-def _by_order(run: Run, work: pl.DataFrame) -> pl.DataFrame:
-    work = work.with_columns(
-        pl.when(pl.col("call").is_not_null()).then(pl.lit(BY_ID, pl.Enum(_TOLD_BY))).alias("told_by")
-    )
-    guessed = np.full(len(work), -1, np.int64)
-    without = (work["call"].is_null() & work["launch"].is_null()).to_numpy()
-    if without.any():
-        is_copy = (work["what"] == "copy").to_numpy()
-        _last_before(run, work, without & ~is_copy, np.flatnonzero(launching(run)), guessed)
-        _last_before(run, work, without & is_copy, rows_by_effect(run)["transfer"], guessed)
-    found = pl.Series(guessed)
-    return work.with_columns(
-        pl.when(found >= 0).then(found).otherwise(pl.col("call")).alias("call"),
-        pl.when(found >= 0)
-        .then(pl.lit(BY_ORDER, pl.Enum(_TOLD_BY)))
-        .otherwise(pl.col("told_by"))
-        .alias("told_by"),
-    )
+def _is_in(known: Int64s, values: Int64s) -> Bools:
+    """Whether values are among some that are in order."""
+    if not len(known):
+        return np.zeros(len(values), np.bool_)
+    found: Bools = known[np.minimum(np.searchsorted(known, values), len(known) - 1)] == values
+    return found
 
 
-def _last_before(run: Run, work: pl.DataFrame, wanted: Any, calls: Int64s, into: Any) -> None:
-    """Put the last of some rows of `run.calls`, of the same process, before each wanted row."""
-    rows = run.rows("userspace", calls, "start_ns", "pid").with_columns(row=pl.Series(calls))
-    for (pid,), part in rows.partition_by("pid", as_dict=True).items():
-        same = (work["pid"].eq_missing(pl.Series([pid], dtype=pl.Int64)) | work["pid"].is_null()).to_numpy()
-        same &= wanted
-        at = np.searchsorted(part["start_ns"].to_numpy(), work["start_ns"].to_numpy()[same], "right") - 1
-        found = np.where(at >= 0, part["row"].to_numpy()[np.maximum(at, 0)], -1)
+def _add(
+    found: dict[str, Growing], of: Any, columns: tuple[Any, ...], rows: Any, start_ns: Any, end_ns: Any
+) -> None:
+    """Add work of warps, of these launches."""
+    gpu, pid, launch, has_launch = (column[of] for column in columns)
+    values = {
+        "gpu": gpu, "what": WARPS, "row": rows, "pid": pid, "start_ns": start_ns, "end_ns": end_ns,
+        "launch": launch, "has_launch": has_launch,
+    }  # fmt: skip
+    for name, column in found.items():
+        column.extend(values[name], len(rows))
+
+
+class _Spans:
+    """From when to when groups of warps are there, and the first row of each."""
+
+    def __init__(self, count: int) -> None:
+        self.start_ns, self.end_ns, self.row = (empty(count, kind) for kind in (np.int64, np.int64, np.int32))
+        for column, value in (
+            (self.start_ns, (1 << 63) - 1),
+            (self.end_ns, -(1 << 63)),
+            (self.row, (1 << 31) - 1),
+        ):
+            for part in parts(count):
+                column[part] = value
+
+    def add(self, groups: Any, rows: Any, start_ns: Any, end_ns: Any) -> None:
+        """Take warps."""
+        if not len(groups):
+            return
+        # Warps of one launch stand together.
+        starts = np.flatnonzero(np.diff(groups, prepend=-1))
+        of = groups[starts]
+        np.minimum.at(self.start_ns, of, np.minimum.reduceat(start_ns, starts))
+        np.maximum.at(self.end_ns, of, np.maximum.reduceat(end_ns, starts))
+        np.minimum.at(self.row, of, rows[starts])
+
+    def met(self) -> Any:
+        """The groups that have warps, in the order in which they were met."""
+        groups = flagged(len(self.row), lambda part: self.row[part] < (1 << 31) - 1)
+        return taken(groups, in_order(taken(self.row, groups)))
+
+
+def _by_id(run: Run, start_ns: Any, launch: Any, has_launch: Any) -> Any:
+    """The call that has the launch id of each row of work: the last before it, as an id may come again."""
+    launches = LaunchCalls(run)
+
+    def found(part: slice) -> Any:
+        rows = launches.last_before(launch[part], start_ns[part])
+        return np.where(has_launch[part], rows, NONE)
+
+    return made(len(start_ns), np.int32, found)
+
+
+def _by_order(run: Run, work: dict[str, Any], call: Any, has_launch: Any) -> Any:
+    """Fill in calls for work without a launch id; returns which these are."""
+    what = work["what"]
+    by_order = made(len(call), np.bool_, lambda part: np.zeros(part.stop - part.start, np.bool_))
+    without = flagged(len(call), lambda part: (call[part] == NONE) & ~has_launch[part])
+    if not len(without):
+        return by_order
+    is_copy = what[without] == COPY
+    for rows, calls in (
+        (without[~is_copy], lambda: np.flatnonzero(launching(run))),
+        (without[is_copy], lambda: rows_by_effect(run)["transfer"]),
+    ):
+        if len(rows):
+            _last_before(run, work, rows, calls(), call)
+    for part in parts(len(without)):
+        by_order[without[part]] = call[without[part]] != NONE
+    return by_order
+
+
+def _last_before(run: Run, work: dict[str, Any], rows: Any, calls: Int64s, into: Any) -> None:
+    """Put the last of some rows of `run.calls`, of the same process, before each of some rows of work."""
+    layer = run.layer("userspace")
+    # Numbers of processes may be below 0.
+    own = Grouped(run.shapes.column("pid", layer.shape[calls]).astype(np.int64) + _LARGE, calls)
+    for key, some in Grouped(work["pid"][rows].astype(np.int64) + _LARGE, rows):
         # Work of no known process: the latest call of any.
-        into[same] = np.maximum(into[same], found)
+        of_pid = calls if key == NONE + _LARGE else own.of(key)
+        if not len(of_pid):
+            continue
+        starts_ns = layer.start_ns[of_pid]
+        for part in parts(len(some)):
+            at = np.searchsorted(starts_ns, work["start_ns"][some[part]], "right") - 1
+            into[some[part]] = np.where(at >= 0, of_pid[np.maximum(at, 0)], NONE)
 
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """When one GPU did nothing, between its first work and its last.
-
-    `previous` and `following` are rows of `work` (name, start_ns, end_ns, call, told_by), of each gap; `busy`
-    is when it did something.
+    """When one GPU did nothing, between its first work and its last. `rows` are those of its work, to whose
+    first one the places of `gaps` count; `last` is the place of the one that ends last.
     """
 
     gpu: int
-    work: pl.DataFrame
-    busy: Stretches
-    start_ns: Any
-    end_ns: Any
-    previous: Any
-    following: Any
+    rows: slice
+    gaps: Gaps
+    first_ns: int
+    last_ns: int
+    last: int
+
+    @property
+    def idle_ns(self) -> int:
+        """How long the gaps are together."""
+        every = parts(len(self.gaps.start_ns))
+        return sum(int((self.gaps.end_ns[part] - self.gaps.start_ns[part]).sum()) for part in every)
 
 
-def idle_of(work: pl.DataFrame, gpu: int) -> Idle:
-    """The gaps of one GPU. `work` is `gpu_work(run)`."""
-    own = work.filter(gpu=gpu).select("name", "start_ns", "end_ns", "call", "told_by")
-    starts, ends = own["start_ns"].to_numpy(), own["end_ns"].to_numpy()
-    busy = Stretches(starts, ends)
-    gaps = busy.gaps()
-    by_end = np.argsort(ends, kind="stable")
-    # A gap lies between the end of one piece of work and the start of another, to the nanosecond.
-    following = np.searchsorted(starts, gaps.end_ns)
-    previous = by_end[np.searchsorted(ends[by_end], gaps.start_ns)] if len(own) else by_end
-    return Idle(gpu, own, busy, gaps.start_ns, gaps.end_ns, previous, following)
+def idle_of(work: Work, gpu: int, rows: slice) -> Idle:
+    """The gaps of one GPU, whose work stands at these rows."""
+    start_ns, end_ns = work.start_ns[rows], work.end_ns[rows]
+    last = int(np.argmax(end_ns))
+    return Idle(gpu, rows, gaps_between(start_ns, end_ns), int(start_ns[0]), int(end_ns[last]), last)
 
 
 def outermost_of(run: Run, rows: pl.Series) -> pl.DataFrame:
     """The outermost call around each row of `run.calls`: name, pid, tid, start_ns, end_ns; null for null."""
-    tops = outermost_rows(run, rows)
+    tops = outermost_rows(run, rows.fill_null(NONE).to_numpy())
     if not len(run.layer("userspace")):
         return run.some("userspace", *_OF_CALL).clear(len(rows))
     return run.rows("userspace", np.maximum(tops, 0), *_OF_CALL).select(
@@ -151,10 +286,15 @@ def outermost_of(run: Run, rows: pl.Series) -> pl.DataFrame:
     )
 
 
-def outermost_rows(run: Run, rows: pl.Series) -> Int64s:
-    """The rows of these calls, NONE for null."""
-    parents, tops = run.layer("userspace").parent, rows.fill_null(NONE).to_numpy().astype(np.int64)
-    known = tops != NONE
-    if known.any():
-        tops[known] = nearest_of_some(parents, parents == NOBODY, tops[known])
-    return tops
+def outermost_rows(run: Run, rows: Any) -> Any:
+    """The rows of the outermost calls around these, NONE for NONE, as a column."""
+    parents = run.layer("userspace").parent
+    is_outermost = made(len(parents), np.bool_, lambda part: parents[part] == NOBODY)
+
+    def tops(part: slice) -> Any:
+        found = rows[part].astype(np.int64)
+        known = found != NONE
+        found[known] = nearest_of_some(parents, is_outermost, found[known])
+        return found
+
+    return made(len(rows), np.int64, tops)

@@ -15,7 +15,7 @@ from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.nesting import NOBODY
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.spans import INSTANT, NO_BEGIN
-from tracepipe.reports.frames.stored import Growing, parts
+from tracepipe.reports.frames.stored import Growing, parts, taken
 
 IN_CALL, USER, ABSENT, UNKNOWN = "CUDA call", "user code", "not running", "unknown"
 """States beside `LAYERS[1:]`: in a CUDA call and in nothing below it; in none that was recorded; before the
@@ -34,7 +34,9 @@ class _Spans:
 
     def __init__(self, run: Run, layer: Layer, rows: Any) -> None:
         self._shapes = run.shapes
-        self.start_ns, self.end_ns, self._shape = layer.start_ns[rows], layer.end_ns[rows], layer.shape[rows]
+        self.start_ns, self.end_ns, self._shape = (
+            taken(column, rows) for column in (layer.start_ns, layer.end_ns, layer.shape)
+        )
 
     def at(self, ts_ns: Any) -> Any:
         """The place of the span that each time lies in, -1 for none; they do not overlap."""

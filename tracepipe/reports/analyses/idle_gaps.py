@@ -1,90 +1,143 @@
-"""The gaps of a GPU one by one: when, after and before which work, and what the CPU did in each."""
+"""The gaps of GPUs one by one: when, after and before which work, and what the CPU did in each."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any, Final
 
 from tracepipe.event.columns import NONE
-from tracepipe.reports.analyses.gpu_work import Idle, outermost_rows
+from tracepipe.reports.analyses.gpu_work import Idle, Work, outermost_rows
 from tracepipe.reports.analyses.host_states import STATES, UNKNOWN, HostStates
-from tracepipe.reports.frames.grouping import equal, grouped
-from tracepipe.reports.frames.libraries import np, pl
+from tracepipe.reports.frames.grouping import Grouped, equal
+from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
-from tracepipe.reports.frames.shapes import where
-from tracepipe.reports.frames.stored import Growing
+from tracepipe.reports.frames.stored import Growing, made, parts, taken
 
-BETWEEN, FIRST, LAST = "between work", "before the first work", "after the last work"
-WHERE = (BETWEEN, FIRST, LAST)
-_DOING = (("gap", "i4"), ("state", "u1"), ("call", "i4"), ("syscall", "i4"), ("dur_ns", "i8"))
+BETWEEN, FIRST, LAST = range(3)
+"""Where a gap lies: between work, before the first work, after the last work."""
+_DOING: Final = {"gap": "i4", "state": "u1", "call": "i4", "syscall": "i4", "dur_ns": "i8"}
+_KINDS: Final = {
+    "gpu": "i4", "where": "u1", "start_ns": "i8", "end_ns": "i8", "previous": "i4", "following": "i4",
+    "call": "i4", "by_order": "?",
+}  # fmt: skip
 
 
-def gaps_of(run: Run, idle: Idle) -> pl.DataFrame:
-    """The gaps of one GPU, with the time before its first work and after its last, and who ended each.
+@dataclass(frozen=True, slots=True)
+class IdleGaps:
+    """The gaps of all GPUs, with the time before the first work and after the last, as columns, by GPU and
+    start.
 
-    gpu, where, start_ns, end_ns, dur_ns; previous, following: rows of its work, null for none; call
-    (the number of its name), pid, tid, call_end_ns: of the outermost call that asked for what came next
-    (after the last work: for the last), told_by.
+    `gpu` is its place among the GPUs that worked; `previous` and `following` are rows of work, NONE for none;
+    `call` is the row in `run.calls` of the outermost call that asked for what came next (after the last work:
+    for the last), NONE where it is not known, and `by_order` as in `Work`.
     """
-    own, first_ns, last_ns = idle.work, int(idle.busy.start_ns[0]), int(idle.busy.end_ns[-1])
-    last = int(np.argmax(own["end_ns"].to_numpy()))
-    starts = np.concatenate(([min(run.facts.start_ns, first_ns)], idle.start_ns, [last_ns]))
-    ends = np.concatenate(([first_ns], idle.end_ns, [max(run.facts.end_ns, last_ns)]))
-    asked = pl.Series(np.concatenate(([0], idle.following, [last])))
-    previous = np.concatenate(([NONE], idle.previous, [last]))
-    following = np.concatenate(([0], idle.following, [NONE]))
-    places = np.full(len(starts), WHERE.index(BETWEEN), np.uint8)
-    places[[0, -1]] = WHERE.index(FIRST), WHERE.index(LAST)
-    gaps = pl.DataFrame(
-        {
-            "gpu": pl.repeat(idle.gpu, len(starts), dtype=pl.Int64, eager=True),
-            "where": pl.Series(WHERE, dtype=pl.Enum(WHERE)).gather(places),
-            "start_ns": starts,
-            "end_ns": ends,
-            "dur_ns": ends - starts,
-            "previous": where(previous != NONE, pl.Series(previous.astype(np.int32))),
-            "following": where(following != NONE, pl.Series(following.astype(np.int32))),
-            "told_by": own["told_by"][asked],
-            **_outermost(run, own["call"][asked]),
+
+    gpu: Any
+    where: Any
+    start_ns: Any
+    end_ns: Any
+    previous: Any
+    following: Any
+    call: Any
+    by_order: Any
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    def dur_ns(self, rows: Any) -> Any:
+        """How long some are."""
+        return self.end_ns[rows] - self.start_ns[rows]
+
+    def total_ns(self) -> int:
+        """How long all are together."""
+        return sum(int(self.dur_ns(part).sum()) for part in parts(len(self)))
+
+    def take(self, rows: Any) -> IdleGaps:
+        """Some of them."""
+        return IdleGaps(*(taken(getattr(self, field.name), rows) for field in fields(self)))
+
+    def queued_ns(self, run: Run, rows: Any) -> tuple[Any, Any]:
+        """How much of some gaps passed after the call for what came next had returned, and where that is
+        known.
+        """
+        calls, known = self.call[rows], (self.call[rows] != NONE) & ~self.by_order[rows]
+        if not known.any():
+            return np.zeros(len(calls), np.int64), known
+        returned_ns = run.layer("userspace").end_ns[np.maximum(calls, 0)]
+        start_ns, end_ns = self.start_ns[rows], self.end_ns[rows]
+        return np.where(known, end_ns - np.clip(returned_ns, start_ns, end_ns), 0), known
+
+
+def gaps_of(run: Run, work: Work, idle: list[Idle]) -> IdleGaps:
+    """The gaps of all GPUs, and who ended each."""
+    found = {name: Growing(kind) for name, kind in _KINDS.items() if name != "call"}
+    asked = Growing(np.int32)
+    for number, one in enumerate(idle):
+        for values, of in _gaps(run, number, one):
+            by_order = work.by_order[of]
+            for name, column in found.items():
+                column.extend(by_order if name == "by_order" else values[name], len(of))
+            asked.extend(of, len(of))
+    rows = asked.whole()
+    call = outermost_rows(run, made(len(rows), np.int32, lambda part: work.call[rows[part]]))
+    return IdleGaps(**{name: column.whole() for name, column in found.items()}, call=call)
+
+
+def _gaps(run: Run, number: int, idle: Idle) -> Iterator[tuple[dict[str, Any], Any]]:
+    """The gaps of a GPU, some at a time, and whose call is asked for: rows of work."""
+    first, gaps = idle.rows.start, idle.gaps
+    begin_ns, end_ns = min(run.facts.start_ns, idle.first_ns), max(run.facts.end_ns, idle.last_ns)
+    if begin_ns < idle.first_ns:
+        yield _outside(number, FIRST, (begin_ns, idle.first_ns), (NONE, first)), np.array([first])
+    for part in parts(len(gaps.start_ns)):
+        following = gaps.following[part] + first
+        values = {
+            "gpu": number,
+            "where": BETWEEN,
+            "start_ns": gaps.start_ns[part],
+            "end_ns": gaps.end_ns[part],
+            "previous": gaps.previous[part] + first,
+            "following": following,
         }
-    )
-    # Those between work have a length.
-    lasts = ends > starts
-    return gaps[int(not lasts[0]) : len(gaps) - int(not lasts[-1])]
+        yield values, following
+    if end_ns > idle.last_ns:
+        last = first + idle.last
+        yield _outside(number, LAST, (idle.last_ns, end_ns), (last, NONE)), np.array([last])
 
 
-def _outermost(run: Run, rows: pl.Series) -> dict[str, pl.Series]:
-    """The outermost calls around some, null for null: call (number of its name), pid, tid, call_end_ns."""
-    calls, tops = run.layer("userspace"), outermost_rows(run, rows)
-    known = tops != NONE
-    places = where(known, pl.Series(np.maximum(np.cumsum(known) - 1, 0)))
-    shapes, end_ns = calls.shape[tops[known]], calls.end_ns[tops[known]]
-    names = run.shapes.column("name", shapes)
-    found = {
-        "call": where(names != NONE, pl.Series(names)),
-        "pid": run.shapes.series("pid", shapes),
-        "tid": run.shapes.series("tid", shapes),
-        "call_end_ns": pl.Series(end_ns),
-    }
-    return {key: values.gather(places) for key, values in found.items()}
+def _outside(gpu: int, where: int, times_ns: tuple[int, int], between: tuple[int, int]) -> dict[str, Any]:
+    """The time before the first work, or after the last."""
+    values = (gpu, where, *times_ns, *between)
+    return dict(zip(("gpu", "where", "start_ns", "end_ns", "previous", "following"), values, strict=True))
 
 
-def doing_in(states: HostStates, gaps: pl.DataFrame) -> dict[str, Any]:
+def doing_in(run: Run, states: HostStates, gaps: IdleGaps) -> dict[str, Any]:
     """What the thread that asked for what came next did in each gap: gap, and as `HostStates.of` has them
     state, call, syscall, dur_ns.
     """
-    found = {key: Growing(dtype) for key, dtype in _DOING}
-    nobody = np.flatnonzero((gaps["tid"].is_null() & gaps["call"].is_null()).to_numpy())
+    found = {key: Growing(dtype) for key, dtype in _DOING.items()}
+    shapes, calls = run.shapes, run.layer("userspace")
+    every = np.arange(len(shapes), dtype=np.int32)
+    of_shape, first = equal(shapes.column("pid", every), shapes.column("tid", every))
     unknown = {"state": STATES.index(UNKNOWN), "call": NONE, "syscall": NONE}
-    for key, column in found.items():
-        column.extend(unknown[key] if key in unknown else gaps[key].to_numpy()[nobody], len(nobody))
-    asked = np.flatnonzero(gaps["call"].is_not_null().to_numpy())
-    # Gaps of several GPUs overlap each other, those of one do not.
-    of, _ = equal(*(gaps[key].fill_null(NONE).to_numpy()[asked] for key in ("gpu", "pid", "tid")))
-    for _, places in sorted(grouped(of), key=lambda one: one[1][0]):
-        own = asked[places]
-        pid, tid = gaps["pid"][int(own[0])], gaps["tid"][int(own[0])]
-        start_ns, end_ns = (gaps[key].to_numpy()[own] for key in ("start_ns", "end_ns"))
-        for spent in states.of((pid, tid), start_ns, end_ns):
+    threads, rows = Growing(np.int64), Growing(np.int32)
+    for part in parts(len(gaps)):
+        known = gaps.call[part] != NONE
+        nobody = np.flatnonzero(~known) + part.start
+        for key, column in found.items():
+            values = {"gap": nobody, "dur_ns": gaps.dur_ns(nobody)} if key not in unknown else unknown
+            column.extend(values[key], len(nobody))
+        asked = np.flatnonzero(known) + part.start
+        # Gaps of several GPUs overlap each other, those of one do not.
+        thread = of_shape[calls.shape[gaps.call[asked]]]
+        threads.extend(gaps.gpu[asked] * np.int64(len(first)) + thread, len(asked))
+        rows.extend(asked, len(asked))
+    for number, own in Grouped(threads.whole(), rows.whole()):
+        shape = int(first[number % len(first)])
+        ids = (shapes.value(key, int(shapes.column(key, shape))) for key in ("pid", "tid"))
+        start_ns, end_ns = taken(gaps.start_ns, own), taken(gaps.end_ns, own)
+        for spent in states.of((next(ids), next(ids)), start_ns, end_ns):
             spent["gap"] = own[spent["stretch"]]
             for key, column in found.items():
                 column.extend(spent[key], len(spent["gap"]))

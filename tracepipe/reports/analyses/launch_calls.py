@@ -8,7 +8,7 @@ from tracepipe.event.columns import NONE, Int64s
 from tracepipe.reports.frames.layers import Layer
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
-from tracepipe.reports.frames.stored import Growing, parts
+from tracepipe.reports.frames.stored import Growing, parts, taken
 
 
 class LaunchCalls:
@@ -31,7 +31,7 @@ class LaunchCalls:
         self._starts_ns = calls.start_ns
         # Rows are in the order of their starts: where ids are equal, a stable sort leaves them so.
         order = np.argsort(ids.whole(), kind="stable")
-        self._ids, self._rows = ids.whole()[order], rows.whole()[order]
+        self._ids, self._rows = taken(ids.whole(), order), taken(rows.whole(), order)
 
     def work(self, name: str) -> Iterator[tuple[Layer, Int64s]]:
         """The rows of a layer that have a launch id and a length, some at a time; copies those on a GPU."""

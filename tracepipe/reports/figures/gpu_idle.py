@@ -18,7 +18,8 @@ from tracepipe.reports.figures.ink import (
 )
 from tracepipe.reports.figures.panel import Panel, Scope, gpu_name, gpus_of
 from tracepipe.reports.frames.intervals import Stretches
-from tracepipe.reports.frames.libraries import matplotlib, np, pl
+from tracepipe.reports.frames.libraries import matplotlib, np
+from tracepipe.reports.frames.stored import flagged, made
 from tracepipe.units import duration_text
 
 CELLS = 960
@@ -27,20 +28,34 @@ _BINS_A_DECADE = (1, 2, 5)
 
 def panels(scope: Scope) -> list[Panel]:
     """A panel for each GPU that worked."""
-    work = scope.spans(gpu_work(scope.run))
-    if not len(work):
+    work = gpu_work(scope.run)
+    found = {gpu: _busy(scope, work.start_ns[rows], work.end_ns[rows]) for gpu, rows in work.of_gpus()}
+    if not any(count for count, _ in found.values()):
         return [Panel(f"No work of a GPU was recorded{scope.place()}")]
-    drawn, left_out = gpus_of(dict(work.group_by("gpu").len().iter_rows()))
-    return [_panel(scope, gpu, work.filter(gpu=gpu)) for gpu in drawn] + left_out
+    drawn, left_out = gpus_of({gpu: count for gpu, (count, _) in found.items() if count})
+    return [_panel(scope, gpu, found[gpu][1]) for gpu in drawn] + left_out
 
 
-def _panel(scope: Scope, gpu: int, work: pl.DataFrame) -> Panel:
-    times = (np.clip(work[key].to_numpy(), scope.start_ns, scope.end_ns) for key in ("start_ns", "end_ns"))
-    busy = Stretches(*times)
+def _busy(scope: Scope, start_ns: Any, end_ns: Any) -> tuple[int, Stretches]:
+    """How much work touches the stretch, and when there is any in it."""
+    rows = flagged(
+        len(start_ns), lambda part: (start_ns[part] <= scope.end_ns) & (end_ns[part] >= scope.start_ns)
+    )
+
+    def cut(times_ns: Any) -> Any:
+        """Some times, cut to the stretch."""
+        return made(
+            len(rows), np.int64, lambda part: np.clip(times_ns[rows[part]], scope.start_ns, scope.end_ns)
+        )
+
+    return len(rows), Stretches(cut(start_ns), cut(end_ns))
+
+
+def _panel(scope: Scope, gpu: int, busy: Stretches) -> Panel:
     where = gpu_name(scope.run, gpu)
     if not len(busy.start_ns):
         return Panel(f"{where}: its work has no length{scope.place()}")
-    gaps_ns = busy.gaps().end_ns - busy.gaps().start_ns
+    gaps_ns = busy.gaps().lengths_ns()
     first_ns, last_ns = int(busy.start_ns[0]), int(busy.end_ns[-1])
     length_ns, idle_ns = last_ns - first_ns, int(gaps_ns.sum())
     title = f"{where}: busy without a gap for {duration_text(length_ns)}{scope.place()}"

@@ -2,35 +2,87 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
+from tracepipe.event.model import TIME_LIMIT_NS
 from tracepipe.reports.frames.libraries import np
+from tracepipe.reports.frames.stored import Growing, flagged, made, parts, taken
+
+
+class Gaps(NamedTuple):
+    """Columns of the gaps between stretches: when, and between which of those the gap lies."""
+
+    start_ns: Any
+    end_ns: Any
+    previous: Any
+    """The first of the stretches that ends where the gap starts."""
+    following: Any
+    """The first that starts where the gap ends."""
+
+
+def gaps_between(start_ns: Any, end_ns: Any) -> Gaps:
+    """The gaps between stretches in the order of their starts, each of which has a length."""
+    found = [Growing(dtype) for dtype in (np.int64, np.int64, np.int32, np.int32)]
+    # Up to the last row: the latest end, and the first row that has it.
+    until_ns, latest = TIME_LIMIT_NS + 1, -1
+    for part in parts(len(start_ns)):
+        starts_ns, ends_ns = start_ns[part], end_ns[part]
+        if latest < 0:
+            until_ns, latest = int(ends_ns[0]), 0
+        reach_ns = np.maximum.accumulate(np.maximum(ends_ns, until_ns))
+        before_ns = np.concatenate(([until_ns], reach_ns[:-1]))
+        reached = np.where(ends_ns > before_ns, np.arange(part.start, part.stop, dtype=np.int32), -1)
+        rows = np.maximum(np.maximum.accumulate(reached), latest)
+        following = np.flatnonzero(starts_ns > before_ns)
+        previous = np.concatenate(([latest], rows[:-1]))[following]
+        values = (before_ns[following], starts_ns[following], previous, following + part.start)
+        for column, of in zip(found, values, strict=True):
+            column.extend(of, len(following))
+        until_ns, latest = int(reach_ns[-1]), int(rows[-1])
+    return Gaps(*(column.whole() for column in found))
 
 
 class Stretches:
     """The union of half-open stretches [start, end), numpy integers, ns."""
 
     def __init__(self, start_ns: Any, end_ns: Any) -> None:
-        some = end_ns > start_ns
-        start_ns, end_ns = start_ns[some], end_ns[some]
-        order = np.argsort(start_ns, kind="stable")
-        start_ns, end_ns = start_ns[order], np.maximum.accumulate(end_ns[order])
-        # A stretch that starts after all before it have ended starts a new one.
-        first = np.ones(len(start_ns), bool)
-        first[1:] = start_ns[1:] > end_ns[:-1]
-        last = np.append(first[1:], True)[: len(first)]
-        self.start_ns, self.end_ns = start_ns[first], end_ns[last]
-        self._before_ns = np.concatenate(([0], np.cumsum(self.end_ns - self.start_ns)))
+        rows = flagged(len(start_ns), lambda part: end_ns[part] > start_ns[part])
+        if len(rows) < len(start_ns):
+            start_ns, end_ns = taken(start_ns, rows), taken(end_ns, rows)
+        if any(
+            bool((np.diff(start_ns[part.start : part.stop + 1]) < 0).any()) for part in parts(len(start_ns))
+        ):
+            order = np.argsort(start_ns, kind="stable")
+            start_ns, end_ns = taken(start_ns, order), taken(end_ns, order)
+        gaps = gaps_between(start_ns, end_ns)
+        last_ns = [max(int(end_ns[part].max()) for part in parts(len(end_ns)))] if len(end_ns) else []
+        self.start_ns = _joined(start_ns[:1], gaps.end_ns)
+        self.end_ns = _joined(gaps.start_ns, np.array(last_ns, np.int64))
+
+    @cached_property
+    def _before_ns(self) -> Any:
+        """How long those before each are together, and all of them."""
+        before_ns = Growing(np.int64)
+        before_ns.extend(0, 1)
+        total_ns = 0
+        for part in parts(len(self.start_ns)):
+            sums_ns = total_ns + np.cumsum(self.end_ns[part] - self.start_ns[part])
+            before_ns.extend(sums_ns, len(sums_ns))
+            total_ns = int(sums_ns[-1])
+        return before_ns.whole()
 
     def gaps(self) -> Stretches:
         """The stretches between those of this union."""
         return Stretches(self.end_ns[:-1], self.start_ns[1:])
 
+    def lengths_ns(self) -> Any:
+        """How long each is."""
+        return made(len(self.start_ns), np.int64, lambda part: self.end_ns[part] - self.start_ns[part])
+
     def joined(self, other: Stretches) -> Stretches:
         """The union of both."""
-        return Stretches(
-            np.concatenate((self.start_ns, other.start_ns)), np.concatenate((self.end_ns, other.end_ns))
-        )
+        return Stretches(_joined(self.start_ns, other.start_ns), _joined(self.end_ns, other.end_ns))
 
     def covered_ns(self, start_ns: Any, end_ns: Any) -> Any:
         """How much of each span [start, end) lies in the union."""
@@ -49,3 +101,12 @@ class Stretches:
 def nothing() -> Stretches:
     """No stretch at all."""
     return Stretches(np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+
+def _joined(*columns: Any) -> Any:
+    """One column of several."""
+    whole = Growing(np.int64)
+    for column in columns:
+        for part in parts(len(column)):
+            whole.extend(column[part], part.stop - part.start)
+    return whole.whole()
