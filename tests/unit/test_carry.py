@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import struct
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from tests.unit.test_capture_record import NUMBER, PROBES, VALUES, raw, text
 from tracepipe.capture.records import record
-from tracepipe.capture.records.carry import THREADS_MAX, RecordCarry
+from tracepipe.capture.records.carry import THREADS_MAX, Carried, RecordCarry
 from tracepipe.capture.records.record import RECORD_BYTES
 from tracepipe.capture.records.render import RecordRenderer
 from tracepipe.capture.records.syscalls import SYSCALLS
@@ -128,6 +129,28 @@ def test_nothing_is_carried_of_a_thread_that_ended() -> None:
     assert all(carry.carried())
     carry.take(raw(record.SWITCH_OUT, 0, _ZOMBIE))
     assert carry.carried() == (b"", b"")
+
+
+def test_of_a_thread_that_ended_nothing_is_kept() -> None:
+    """Without the scheduler layer: a capture may last for days, in which millions of threads end."""
+    renderer, carry = new_renderer(), RecordCarry(PROBES)
+
+    def kept_bytes(threads: range) -> int:
+        for tid in threads:
+            begun = raw(record.THREAD_NEW, 0, *name_of("forked"), tid=tid) + raw(record.CALL_ENTER, tid=tid)
+            chunk = begun + raw(record.THREAD_END, tid=tid)
+            renderer.render(chunk)
+            carry.take(chunk)
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        kept_bytes(range(100))
+        before = kept_bytes(range(1000))
+        assert kept_bytes(range(1000, 2000)) - before < 50_000  # of 600 a thread
+    finally:
+        tracemalloc.stop()
+    assert carry.carried() == Carried()
 
 
 def test_threads_beyond_the_bound_are_forgotten_oldest_first() -> None:

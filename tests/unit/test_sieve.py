@@ -26,7 +26,7 @@ _KINDS = (
     *_SWITCHES * 2,
     *_SYSCALL_KINDS * 2,
     *(record.MORE, record.TEXT, record.SERVED, record.EVENT, record.WAKEUP, record.MIGRATE),
-    *(record.THREAD_NEW, record.THREAD_NAME, record.THREAD_IDS, record.WINDOW, 31),
+    *(record.THREAD_NEW, record.THREAD_NAME, record.THREAD_IDS, record.THREAD_END, record.WINDOW, 31),
 )
 
 

@@ -9,7 +9,7 @@
 #define ENDED 0x30 /* of a switch's state: the thread will not run again */
 
 enum kind { CALL_ENTER = 1, MORE, CALL_RETURN, SYSCALL_ENTER, SYSCALL_EXIT, SWITCH_OUT, SWITCH_IN, SERVED = 10,
-            THREAD_NEW, THREAD_NAME, TEXT, EVENT, THREAD_IDS, KINDS };
+            THREAD_NEW, THREAD_NAME, TEXT, EVENT, THREAD_IDS, WINDOW, THREAD_END, KINDS };
 enum role { IGNORED = 1, MOMENTARY = 2, NAMING = 4 }; /* of a function */
 #define PARTS (1u << MORE | 1u << TEXT | 1u << SERVED)
 
@@ -154,12 +154,17 @@ static void leave_syscall(tp_sieve *s, tp_teller *t, int32_t place, const int64_
     leave_out(s, place);
 }
 
+static void forget(tp_teller *t)
+{
+    *t = (tp_teller){t->key, NONE, NONE, NONE, NONE, 1, 1, 1};
+}
+
 static void turn(tp_sieve *s, tp_teller *t, int32_t place, int is_out)
 {
     leave_out(s, t->run);
     t->run = place;
     if (is_out && s->records[(int64_t)place * RECORD_BYTES + 32] & ENDED) /* all of it is forgotten here */
-        *t = (tp_teller){t->key, NONE, NONE, NONE, NONE, 1, 1, 1};
+        forget(t);
 }
 
 static void event(tp_sieve *s, tp_teller *t, int32_t place)
@@ -210,6 +215,8 @@ static int look(tp_sieve *s, int32_t place, const uint8_t *roles, const int64_t 
         enter_syscall(s, t, place);
     } else if (kind == EVENT) {
         event(s, t, place);
+    } else if (kind == THREAD_END) {
+        forget(t);
     } else {
         turn(s, t, place, kind == SWITCH_OUT);
     }

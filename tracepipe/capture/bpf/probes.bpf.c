@@ -51,6 +51,7 @@ enum kind {
     EVENT = 14,        /* id: probe of a tracepoint; a: its arguments */
     THREAD_IDS = 15,   /* a[0]: tgid<<32|tid in the capture's pid namespace */
     WINDOW = 16,       /* id: what caused it; a[0]: 1: events are recorded from here on; 0: no more */
+    THREAD_END = 17,   /* without the scheduler layer, of which the last SWITCH_OUT says so */
 };
 
 /* Which counter a record is counted under; record.py has the same order. The last but one: threads not followed;
@@ -1089,6 +1090,13 @@ int thread_rename(void *args)
 int process_exit(void *args)
 {
     u32 tid = (u32)bpf_get_current_pid_tgid();
+    struct thread *thread = bpf_map_lookup_elem_(TRACKED, &tid);
+    if (!thread)
+        return 0;
+    /* Not counted where there is no room: what is kept of the thread is then kept until its id is used again. */
+    struct record *r = reserve(THREAD_END, tid, thread->tgid, 0, bpf_ktime_get_ns());
+    if (r)
+        submit(r);
     bpf_map_delete_elem_(TRACKED, &tid);
     return 0;
 }

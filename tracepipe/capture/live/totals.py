@@ -29,6 +29,7 @@ from tracepipe.capture.records.record import (
     SWITCH_OUT,
     SYSCALL_ENTER,
     SYSCALL_EXIT,
+    THREAD_END,
     THREAD_IDS,
     THREAD_NAME,
     THREAD_NEW,
@@ -241,6 +242,8 @@ class Totals:
             elif kind == WHOLE:
                 entered[number] += 1
                 durations[number].append(a0)
+            elif kind == THREAD_END:
+                self._forget_thread(tid)
             elif kind in (THREAD_NEW, THREAD_NAME, THREAD_IDS):
                 if kind == THREAD_NEW:
                     self._forget_thread(tid)  # an id that is used again

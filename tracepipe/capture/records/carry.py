@@ -26,6 +26,7 @@ from tracepipe.capture.records.record import (
     SYSCALL_ENTER,
     SYSCALL_EXIT,
     TEXT,
+    THREAD_END,
     THREAD_IDS,
     THREAD_NAME,
     THREAD_NEW,
@@ -40,7 +41,7 @@ _WORDS = RECORD_BYTES // 4  # of a record, as u32: what is where, record.py draw
 _TID_AT, _NUMBER_AT, _KIND_AT, _CPU_AT, _A0_AT = 4, 6, 28, 30, 32
 _OF_THREADS = (THREAD_IDS, THREAD_NEW, THREAD_NAME)  # in the order in which a decoder takes them
 _PARTS = frozenset({MORE, TEXT, SERVED})  # stand before the record that they belong to
-_UNDER_WAY = {CALL_ENTER, CALL_RETURN, SYSCALL_ENTER, SYSCALL_EXIT, SWITCH_IN, SWITCH_OUT, EVENT}
+_UNDER_WAY = {CALL_ENTER, CALL_RETURN, SYSCALL_ENTER, SYSCALL_EXIT, SWITCH_IN, SWITCH_OUT, EVENT, THREAD_END}
 
 
 class Carried(NamedTuple):
@@ -120,6 +121,8 @@ class RecordCarry:
                     self._parts.pop(by, None)
                 else:
                     self._parts.setdefault(by, []).append(chunk[at : at + RECORD_BYTES])
+            elif kind == THREAD_END:
+                self._forget(tid)
             elif kind in _OF_THREADS:
                 self._meet(tid, kind, chunk[at : at + RECORD_BYTES])
         for tid in self._deep:

@@ -34,7 +34,8 @@ NUMBER_AND_KIND = struct.Struct("<24xIB35x")
     EVENT,
     THREAD_IDS,
     WINDOW,
-) = range(1, 17)
+    THREAD_END,
+) = range(1, 18)
 
 # Order of the counters of losses. The last but one counts threads that were not followed: their events are of
 # any layer. The last counts wakeups and migrations for which the kernel ran no program.
@@ -63,7 +64,7 @@ LAYER_OF_KIND = {
 """The other kinds that become events."""
 UNREPORTED, MET_RUNNING = 1, 2  # a[1] of a switch
 _KIND_AT = 28
-_NO_EVENTS = bytes({MORE, SERVED, THREAD_NEW, THREAD_NAME, TEXT, THREAD_IDS, WINDOW})
+_NO_EVENTS = bytes({MORE, SERVED, THREAD_NEW, THREAD_NAME, TEXT, THREAD_IDS, WINDOW, THREAD_END})
 _WINDOW = bytes({WINDOW})
 
 

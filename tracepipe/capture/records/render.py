@@ -25,6 +25,7 @@ from tracepipe.capture.records.record import (
     SYSCALL_ENTER,
     SYSCALL_EXIT,
     TEXT,
+    THREAD_END,
     THREAD_IDS,
     THREAD_NAME,
     THREAD_NEW,
@@ -263,6 +264,8 @@ class RecordRenderer:
                 self._names[tid] = self._unwritten_names[tid] = name
             self._in_syscall.setdefault(tid, None)
             self._calls.kernels.meet(tid, tgid, number if kind == THREAD_NEW else 0)
+        elif kind == THREAD_END:
+            self._forget(tid)
         elif kind == MORE:
             self._calls.more[tid] = number, a
         elif kind == TEXT:

@@ -12,6 +12,7 @@ from tracepipe.capture.records.record import (
     RECORD_BYTES,
     SYSCALL_ENTER,
     SYSCALL_EXIT,
+    THREAD_END,
 )
 from tracepipe.capture.records.sieve import Sieve
 from tracepipe.hooks.hook import Probe, TracepointPlace
@@ -83,7 +84,8 @@ class RecordSpans:
         self._syscall_limits_ns = {n: limit_ns for n, limit_ns in of_syscalls.items() if limit_ns is not None}
         kinds = [CALL_ENTER, CALL_RETURN] if self._limits_ns else []
         kinds += [SYSCALL_ENTER, SYSCALL_EXIT] if self._syscall_limits_ns else []
-        self._sieve = Sieve(probes, kinds, self._limits_ns, self._syscall_limits_ns) if kinds else None
+        looked_at = {*kinds, THREAD_END}
+        self._sieve = Sieve(probes, looked_at, self._limits_ns, self._syscall_limits_ns) if kinds else None
         self._open: dict[int, list[tuple[int, int]]] = {}
         self._in_syscall: dict[int, tuple[int, int]] = {}
         self._reported: set[tuple[int, int, int]] = set()
@@ -98,6 +100,9 @@ class RecordSpans:
         functions, syscalls = self._limits_ns, self._syscall_limits_ns
         for at, number in enumerate(words[6 :: RECORD_BYTES // 4]):
             kind = kinds[at]
+            if kind == THREAD_END:
+                self._end(words[at * RECORD_BYTES // 4 + 4])
+                continue
             is_call = kind in (CALL_ENTER, CALL_RETURN) and number in functions
             if not is_call and not (kind in (SYSCALL_ENTER, SYSCALL_EXIT) and syscalls):
                 continue
@@ -135,8 +140,7 @@ class RecordSpans:
             name = self._probes[number].name if is_call else self._syscalls[number]
             yield Span(name, now_ns - began_ns, CALL if is_call else SYSCALL, is_over=False)
         for tid in gone:
-            self._in_syscall.pop(tid, None)
-            self._forget(tid, self._open.pop(tid, []), slice(None))
+            self._end(tid)
 
     def _begun(self) -> Iterator[tuple[int, int, int, bool]]:
         for tid, calls in self._open.items():
@@ -170,6 +174,12 @@ class RecordSpans:
         if entered != number or limit_ns is None or ts_ns - began_ns <= limit_ns:
             return None
         return Span(self._syscalls[number], ts_ns - began_ns, SYSCALL)
+
+    def _end(self, tid: int) -> None:
+        """The thread has ended, and what it was in does not go on."""
+        number, began_ns = self._in_syscall.pop(tid, (0, 0))
+        self._reported.discard((tid, ~number, began_ns))
+        self._forget(tid, self._open.pop(tid, []), slice(None))
 
     def _forget(self, tid: int, calls: list[tuple[int, int]], which: slice) -> None:
         self._reported.difference_update((tid, *entered) for entered in calls[which])
