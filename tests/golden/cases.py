@@ -68,7 +68,7 @@ class Case:
 
     def replay(self, to: str = "text") -> Replay:
         """The operations that the layout makes of it for a format."""
-        kept = ReplayFormat(has_switches=CONVERTERS[to].has_switches)
+        kept = ReplayFormat(to)
         Conversion(str(self.input), cast(Any, kept), self.options()).run(io.BytesIO())
         return kept.writer
 

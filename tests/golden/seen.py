@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, BinaryIO
 
+from tracepipe.converters import CONVERTERS
 from tracepipe.converters.writer import TraceInfo
 from tracepipe.layout.timeline import BEGIN, COUNTER, END, INSTANT, Drawn, Item, Track
 
@@ -163,13 +164,14 @@ class Replay:
 
 
 class ReplayFormat:
-    """Stands where an `OutputFormat` does; `writer` is that of the conversion."""
+    """Keeps what an `OutputFormat` is given; `writer` is that of the conversion."""
 
     writer: Replay
     of = "timeline"
 
-    def __init__(self, *, has_switches: bool = False) -> None:
-        self.has_switches = has_switches
+    def __init__(self, to: str = "text") -> None:
+        self.has_switches = CONVERTERS[to].has_switches
+        self.has_summaries = CONVERTERS[to].has_summaries
 
     def open(self, out: BinaryIO, info: TraceInfo) -> Replay:
         """The writer."""

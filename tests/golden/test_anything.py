@@ -19,7 +19,6 @@ from tests.golden.asked import Asked
 from tests.golden.both import converted
 from tests.golden.hostile import ranges
 from tests.golden.seen import ReplayFormat
-from tracepipe.converters import CONVERTERS
 from tracepipe.layout.options import WARP_TRACKS, LayoutOptions
 from tracepipe.layout.tree import LAYER_TITLES
 from tracepipe.recording.convert import Conversion, ConvertOptions
@@ -142,7 +141,7 @@ def test_whatever_is_drawn_is_read_as_it_was_meant(
         path = Path(folder, "input.jsonl")
         path.write_text("".join(json.dumps(line) + "\n" for line in [HEADER, *recording]))
         for to in ("perfetto", "chrome"):
-            kept = ReplayFormat(has_switches=CONVERTERS[to].has_switches)
+            kept = ReplayFormat(to)
             Conversion(str(path), cast(Any, kept), options).run(io.BytesIO())
             output, _ = converted(path, to, options)
             asked, want = Asked(output), kept.writer.seen()

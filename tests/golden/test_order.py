@@ -29,7 +29,7 @@ def converted(records: Records, folder: Path) -> tuple[Seen, Account]:
     path = folder / "input.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in [head, *records]))
     for to in ("perfetto", "chrome"):
-        kept = ReplayFormat(has_switches=CONVERTERS[to].has_switches)
+        kept = ReplayFormat(to)
         report = Conversion(str(path), cast(Any, kept), ConvertOptions()).run(io.BytesIO())
         out = io.BytesIO()
         Conversion(str(path), CONVERTERS[to], ConvertOptions()).run(out)
@@ -172,10 +172,10 @@ def test_whole_slices_deeper_than_that_go_beside_too(tmp_path: Path) -> None:
 )
 def test_small_batches_draw_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(FIXTURES / name)
-    want = case.replay().seen().lines()
+    want = case.replay("perfetto").seen().lines()
     monkeypatch.setattr(tracepipe.readers.tracepipe1, "CHUNK_BYTES", 256)
     monkeypatch.setattr(tracepipe.layout.draw, "WINDOW_EVENTS", 2)
-    assert case.replay().seen().lines() == want
+    assert case.replay("perfetto").seen().lines() == want
     asked = Asked(case.convert("perfetto")[0])
     assert asked.problems == []
     assert asked.seen().lines() == want

@@ -9,7 +9,11 @@ __all__ = ["CONVERTERS", "OutputFormat"]
 # The writers are imported when they write: Perfetto's protobuf classes alone take longer than --help may.
 CONVERTERS: dict[str, OutputFormat] = {
     "perfetto": OutputFormat(
-        ".pftrace", "tracepipe.converters.perfetto:PerfettoWriter", can_compress=True, has_switches=True
+        ".pftrace",
+        "tracepipe.converters.perfetto:PerfettoWriter",
+        can_compress=True,
+        has_switches=True,
+        has_summaries=True,
     ),
     "chrome": OutputFormat(".json", "tracepipe.converters.chrome:ChromeWriter"),
     "text": OutputFormat(".txt", "tracepipe.converters.text:TextWriter", on_terminal=True),

@@ -70,6 +70,8 @@ class OutputFormat:
     can_compress: bool = False
     has_switches: bool = False
     """Whether its writer takes `Drawn.switches`, as the format says by itself when threads run."""
+    has_summaries: bool = False
+    """Whether a group has a row of its own, which its viewers show while it is closed."""
     on_terminal: bool = False
     """Whether it is for people, and goes to standard output unless told where."""
 

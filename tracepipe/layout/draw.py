@@ -24,6 +24,7 @@ from tracepipe.event.tables import Args, Tables
 from tracepipe.event.warps import PlacedWarps
 from tracepipe.layout.changes import WarpChanges
 from tracepipe.layout.host import HostLayout
+from tracepipe.layout.kernels_of_gpu import KernelsOfGpus
 from tracepipe.layout.options import LayoutOptions
 from tracepipe.layout.ranges_on_gpu import RangesOnGpu
 from tracepipe.layout.rows import Rows
@@ -50,7 +51,8 @@ _TIMELESS = frozenset({"header", "footer", "clock", "stack", "name"})
 class Layout:
     """Lays out one recording. Call `place` with each batch, `finish` once, and write what they return.
 
-    With `switches_apart` events that say when threads run are on no track, but in `Drawn.switches`.
+    With `switches_apart` events that say when threads run are on no track, but in `Drawn.switches`. With
+    `summaries` the group of a GPU has slices of its own, which a viewer shows while it is closed.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Layout:
         options: LayoutOptions | None = None,
         *,
         switches_apart: bool = False,
+        summaries: bool = False,
     ) -> None:
         options = options or LayoutOptions()
         if {"gpu_warp", "gpu_thread"} <= set(header.get("layers", {}).get("got", ())):
@@ -84,6 +87,7 @@ class Layout:
         self._threads = ThreadLayout(self._rows, groups, options)
         self._warps = WarpLayout(self._rows, groups, options)
         self._ranges = RangesOnGpu(self._rows)
+        self._kernels = KernelsOfGpus(self._rows) if summaries else None
         self._met = np.empty(0, np.bool_)
 
     @property
@@ -167,6 +171,8 @@ class Layout:
             assert shape is not None
             self._rows.meet(number, shape)
             self._host.meet(number, shape)
+            if self._kernels is not None:
+                self._kernels.meet(number, shape)
 
     def _deal(self, events: TraceColumns, *, last: bool = False) -> Drawn:
         changes: list[WarpChanges] = []
@@ -285,6 +291,8 @@ class Layout:
         self._say_early()
         self._rows.meet_beside()
         ops = self._rows.nesting.take_ops()
+        if self._kernels is not None and events is not None:
+            self._kernels.draw(events, ops)
         extras, self._extras = self._extras, []
         later: list[Op] = []
         held_ns = _ALL_NS

@@ -22,6 +22,8 @@ from tracepipe.native import library
 RANK_STREAM: Final = 1
 RANK_SM: Final = 100_000
 RANK_LOGICAL: Final = 200_000
+# The category of the slices of a group, by which they are left out of sums.
+SUMMARY: Final = "summary"
 # At the top GPUs stand behind the processes, which come in the order in which they are met.
 RANK_GPU: Final = 1 << 22
 IOCTL: Final = "ioctl"
@@ -208,7 +210,7 @@ class Rows:
         track = self._gpus.get(index)
         if track is None:
             name = f"GPU {index} {self._gpu_names.get(index, '')}".rstrip()
-            track = self._gpus[index] = self.tree.group(name, RANK_GPU + min(index, RANK_GPU))
+            track = self._gpus[index] = self.tree.group(name, RANK_GPU + min(index, RANK_GPU), SUMMARY)
         return track
 
     def _stream(self, gpu: int, stream: int) -> int:

@@ -166,6 +166,6 @@ class Tree:
             ),
         )
 
-    def group(self, name: str, rank: int = 0) -> Track:
-        """A group at the top."""
-        return self._make(("group", name), lambda at: Track(at, None, "group", name, rank or at))
+    def group(self, name: str, rank: int = 0, category: str = "") -> Track:
+        """A group at the top; the category is that of its own slices."""
+        return self._make(("group", name), lambda at: Track(at, None, "group", name, rank or at, category))

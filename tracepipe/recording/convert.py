@@ -53,8 +53,13 @@ class Conversion:
 
     def _draw(self, out: BinaryIO, opened: OpenRecording, reading: Reading) -> Account:
         header = opened.recording.header
-        apart = self._output.has_switches
-        layout = Layout(header, opened.recording.tables, self._options.layout, switches_apart=apart)
+        layout = Layout(
+            header,
+            opened.recording.tables,
+            self._options.layout,
+            switches_apart=self._output.has_switches,
+            summaries=self._output.has_summaries,
+        )
         writer: Writer | None = None
 
         def relieve() -> None:

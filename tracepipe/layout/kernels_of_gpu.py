@@ -1,0 +1,65 @@
+"""What a GPU's own row shows while it is closed: its kernels, one after the other, whatever their streams."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tracepipe.event.columns import NONE, Int32s, TraceColumns, grown
+from tracepipe.event.ops import BEGIN, END, OpColumns
+from tracepipe.event.shape import Shape
+from tracepipe.layout.rows import Rows
+
+
+class KernelsOfGpus:
+    """A kernel is shown where none runs that is shown already, so that they need no more than one row; on its
+    stream each is. Takes memory for each GPU, none for a kernel.
+    """
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._gpu: Int32s = np.zeros(0, np.int32)
+        self._name: Int32s = np.zeros(0, np.int32)
+        """By the number of a shape: the GPU's row, NONE where it is no whole kernel, and its name."""
+        self._ended_ns: dict[int, int] = {}
+        """By row when the last kernel ends that is shown."""
+
+    def meet(self, number: int, shape: Shape) -> None:
+        """Look at a shape that is new; its row is made."""
+        self._gpu, self._name = grown(self._gpu, number + 1, NONE), grown(self._name, number + 1, 0)
+        self._gpu[number] = NONE
+        if shape.type == "gpu_kernel" and shape.phase == "X" and self._rows.drawn[number]:
+            self._gpu[number] = self._rows.row_of(self._rows.gpu(shape.gpu or 0))
+            self._name[number] = self._rows.name(shape.name)
+
+    def draw(self, events: TraceColumns, ops: OpColumns) -> None:
+        """Add what events show to operations; the events are in the order of time."""
+        shapes = np.maximum(events.shape, 0)
+        rows = np.where(events.shape >= 0, self._gpu[shapes], NONE) if len(self._gpu) else shapes[:0]
+        places = np.flatnonzero(rows >= 0)
+        if not len(places):
+            return
+        taken = np.zeros(len(places), np.bool_)
+        ended = self._ended_ns
+        begins_ns = events.ts_ns[places]
+        ends_ns = begins_ns + events.dur_ns[places]
+        times = zip(rows[places].tolist(), begins_ns.tolist(), ends_ns.tolist(), strict=True)
+        for at, (row, begin_ns, end_ns) in enumerate(times):
+            if begin_ns >= ended.get(row, begin_ns):
+                ended[row], taken[at] = end_ns, True
+        self._add(
+            ops, rows[places][taken], self._name[shapes[places][taken]], begins_ns[taken], ends_ns[taken]
+        )
+
+    @staticmethod
+    def _add(ops: OpColumns, row: Int32s, name: Int32s, begins_ns: object, ends_ns: object) -> None:
+        count = 2 * len(row)
+        ops.reserve(count)
+        columns = {key: column[ops.count : ops.count + count] for key, column in ops.columns.items()}
+        for key in ("event", "span", "parent"):
+            columns[key][:] = NONE
+        for key in ("mark", "flow", "flow2"):
+            columns[key][:] = 0
+        columns["kind"][0::2], columns["kind"][1::2] = BEGIN, END
+        columns["ts"][0::2], columns["ts"][1::2] = begins_ns, ends_ns
+        columns["row"][:], columns["name"][:] = np.repeat(row, 2), np.repeat(name, 2)
+        ops.count += count
