@@ -312,7 +312,8 @@ class Nesting:
 
     def _arrow(self, on: int, ts_ns: int, name: int, event: int, number: int, *, starts: bool) -> None:
         """An end of an arrow: of the slice that begins at that time, or else an instant."""
-        arrow = -(number | _OF_EVENTS) if starts else number | _OF_EVENTS
+        arrow = number & FLOW_LIMIT | _OF_EVENTS
+        arrow = -arrow if starts else arrow
         for at in (on, *self._rows[on].beside):
             place = self._rows[at].begun
             if not 0 <= place < len(self._ops):

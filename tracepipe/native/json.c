@@ -21,6 +21,64 @@ const uint8_t *tp_utf8(const uint8_t *at, const uint8_t *end)
     return at + more + 1;
 }
 
+const uint8_t *tp_real(const uint8_t *at, const uint8_t *end, double *value)
+{
+    char digits[48], *after;
+    const uint8_t *start = at, *whole;
+    at += at < end && *at == '-';
+    for (whole = at; at < end && (uint8_t)(*at - '0') < 10;)
+        at++;
+    if (at == whole || (*whole == '0' && at - whole > 1))
+        return 0;
+    int is_real = 0;
+    if (at < end && *at == '.') {
+        const uint8_t *fraction = ++at;
+        while (at < end && (uint8_t)(*at - '0') < 10)
+            at++;
+        if (at == fraction)
+            return 0;
+        is_real = 1;
+    }
+    if (at < end && (*at == 'e' || *at == 'E')) {
+        at++;
+        at += at < end && (*at == '+' || *at == '-');
+        const uint8_t *exponent = at;
+        while (at < end && (uint8_t)(*at - '0') < 10)
+            at++;
+        if (at == exponent)
+            return 0;
+        is_real = 1;
+    }
+    if (!is_real || at - start >= (int64_t)sizeof digits)
+        return 0;
+    memcpy(digits, start, (size_t)(at - start));
+    digits[at - start] = 0;
+    *value = strtod(digits, &after);
+    /* Python's readers refuse what is no finite number. */
+    return after == digits + (at - start) && *value - *value == 0 ? at : 0;
+}
+
+const uint8_t *tp_wide(const uint8_t *at, const uint8_t *end, int depth)
+{
+    double ignored;
+    const uint8_t *after;
+    if (at >= end)
+        return 0;
+    if (*at != '[') {
+        after = tp_scalar(at, end);
+        return after || (*at != '-' && (uint8_t)(*at - '0') >= 10) ? after : tp_real(at, end, &ignored);
+    }
+    if (depth == WIDE_DEPTH)
+        return 0;
+    if (at + 1 < end && at[1] == ']')
+        return at + 2;
+    do {
+        if (!(at = tp_wide(at + 1, end, depth + 1)) || at >= end)
+            return 0;
+    } while (*at == ',');
+    return *at == ']' ? at + 1 : 0;
+}
+
 const uint8_t *tp_object(const uint8_t *at, const uint8_t *end)
 {
     const uint8_t *keys[KEYS_MAX];

@@ -90,6 +90,13 @@ static inline const uint8_t *tp_value(const uint8_t *at, const uint8_t *end)
     return *at == ']' ? at + 1 : 0;
 }
 
+/* A number with a fraction or an exponent, as Python reads it. */
+const uint8_t *tp_real(const uint8_t *at, const uint8_t *end, double *value);
+
+/* A scalar, a real number, or an array of these and of arrays, which may be empty, WIDE_DEPTH deep. */
+#define WIDE_DEPTH 8
+const uint8_t *tp_wide(const uint8_t *at, const uint8_t *end, int depth);
+
 /* An object of values with different keys, few enough to compare each with each; `{}` is none. */
 const uint8_t *tp_object(const uint8_t *at, const uint8_t *end);
 

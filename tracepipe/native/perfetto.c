@@ -134,6 +134,32 @@ static int put_scalar(tp_perfetto *p, tp_buffer *b, const uint8_t *at, const uin
     return 0;
 }
 
+/* Appends the value of an annotation: a scalar, a real number, or an array of such values. */
+static int put_wide(tp_perfetto *p, tp_buffer *b, const uint8_t *at, const uint8_t *end, int may_intern)
+{
+    double real;
+    if (*at != '[') {
+        if ((*at != '-' && (uint8_t)(*at - '0') >= 10) || !tp_real(at, end, &real))
+            return put_scalar(p, b, at, end, may_intern);
+        return tp_append(b, "\x29", 1) || tp_append(b, &real, sizeof real) ? TP_NO_MEMORY : 0;
+    }
+    if (at[1] == ']')
+        return tp_append(b, "\x32\x02[]", 4);
+    for (const uint8_t *item = at + 1, *after; item < end; item = after + 1) {
+        after = tp_wide(item, end, 0);
+        int64_t head = b->size;
+        if (tp_append(b, "\x62\0\0\0\0\0\0", 7))
+            return TP_NO_MEMORY;
+        if (*item == 'n' ? tp_append(b, "\x32\x04null", 6) : put_wide(p, b, item, after, 0))
+            return TP_NO_MEMORY;
+        int64_t size = b->size - head - 7, prefix = 1 + tp_varint_size(size);
+        tp_varint(b->data + head + 1, (uint64_t)size);
+        memmove(b->data + head + prefix, b->data + head + 7, (size_t)size);
+        b->size = head + prefix + size;
+    }
+    return 0;
+}
+
 /* Appends one annotation, whose key's text and value these are; null is left out. */
 static int put_annotation(tp_perfetto *p, tp_buffer *b, const uint8_t *key, int64_t key_size, const uint8_t *value,
                           const uint8_t *end)
@@ -149,23 +175,8 @@ static int put_annotation(tp_perfetto *p, tp_buffer *b, const uint8_t *key, int6
     *to++ = iid ? 0x08 : 0x52;
     to = iid ? tp_varint(to, (uint64_t)iid) : tp_bytes(to, key, key_size);
     body->size = to - body->data;
-    if (*value != '[') {
-        if (put_scalar(p, body, value, end, 1))
-            return TP_NO_MEMORY;
-    } else {
-        for (const uint8_t *at = value + 1, *after; at < end; at = after + 1) {
-            after = tp_scalar(at, end);
-            int64_t head = body->size;
-            if (tp_append(body, "\x62\0\0\0\0\0\0", 7))
-                return TP_NO_MEMORY;
-            if (*at == 'n' ? tp_append(body, "\x32\x04null", 6) : put_scalar(p, body, at, after, 0))
-                return TP_NO_MEMORY;
-            int64_t size = body->size - head - 7, prefix = 1 + tp_varint_size(size);
-            tp_varint(body->data + head + 1, (uint64_t)size);
-            memmove(body->data + head + prefix, body->data + head + 7, (size_t)size);
-            body->size = head + prefix + size;
-        }
-    }
+    if (put_wide(p, body, value, end, 1))
+        return TP_NO_MEMORY;
     if (tp_reserve(b, body->size + 12))
         return TP_NO_MEMORY;
     to = b->data + b->size;
@@ -183,7 +194,7 @@ static int make_args(tp_perfetto *p, int64_t number, const uint8_t *text, int64_
     int failed = number < 0 || TP_GROW(p->shadows, p->shadow_room, number);
     while (!failed && *at != '}') {
         const uint8_t *key = at + 1, *after = tp_string(key, end);
-        at = tp_value(after + 1, end);
+        at = tp_wide(after + 1, end, 0);
         failed = put_annotation(p, &made, key + 1, after - key - 2, after + 1, at);
     }
     failed = failed || tp_strings_set(&p->args, number, made.data, made.size);
@@ -196,7 +207,7 @@ static int make_args(tp_perfetto *p, int64_t number, const uint8_t *text, int64_
 /* Makes the annotations of arguments, given as JSON: 0 done, NOT_NATIVE it is for Python, TP_NO_MEMORY. */
 TP_EXPORT int tp_perfetto_args(tp_perfetto *p, int64_t number, const uint8_t *text, int64_t size)
 {
-    int shadows = tp_shadows(text, size);
+    int shadows = tp_shadows_wide(text, size);
     return shadows < 0 ? NOT_NATIVE : make_args(p, number, text, size, shadows);
 }
 
@@ -350,7 +361,7 @@ static int is_odd(tp_perfetto *p, const tp_drawn *d, const tp_given *g, tp_reade
         return 0;
     int is_made = tp_strings_has(&p->args, args);
     int64_t size = is_made || !texts ? -1 : tp_reader_text(texts, 1, args, &text);
-    int shadows = is_made ? p->shadows[args] : size < 0 ? -1 : tp_shadows(text, size);
+    int shadows = is_made ? p->shadows[args] : size < 0 ? -1 : tp_shadows_wide(text, size);
     if (shadows < 0 || (shadows && (shadows & shown_of(p, d, g, at))))
         return 1;
     return is_made ? 0 : make_args(p, args, text, size, shadows);

@@ -10,4 +10,7 @@ enum { SHOWS_LAUNCH = 1, SHOWS_MARK = 1, SHOWS_CPU = 16, SHOWS_SOURCE = 32, SHOW
 /* Which of these names an object has, a bit each; -1 where the text is none of the native grammar. */
 int tp_shadows(const uint8_t *text, int64_t size);
 
+/* The same of an object whose values are `tp_wide`. */
+int tp_shadows_wide(const uint8_t *text, int64_t size);
+
 #endif
