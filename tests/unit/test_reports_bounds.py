@@ -241,6 +241,17 @@ def test_launches_of_one_warp_take_little(report: str, tmp_path: Path) -> None:
     assert (many - few) / 20_000 < 500
 
 
+def test_streams_that_are_not_drawn_take_little(tmp_path: Path) -> None:
+    def on_stream(at: int) -> dict[str, Any]:
+        return call(at, type="gpu_kernel", gpu=at % 8, stream=at)
+
+    few, many = (
+        peak_bytes("timeline", str(write(tmp_path / f"{count}.jsonl", *map(on_stream, range(count)))))
+        for count in (10_000, 40_000)
+    )
+    assert (many - few) / 30_000 < 700
+
+
 # Bytes at most of a kernel, its launch and the gap before it; and how many MB for 150,000 of them.
 OF_GAPS = {"gaps": (350, 160), "report": (350, 182)}
 

@@ -100,6 +100,23 @@ def test_what_is_not_drawn_is_counted(load: Load) -> None:
     assert run(load(*deep, *others), Options(depth=4, threads=0)).notes == []
 
 
+def test_streams_that_are_many_are_drawn_together(load: Load) -> None:
+    work = [(0, 0, 5), (10, 1, 6), (20, 1, 6), (30, 2, 7), (40, 3, 7)]
+    events = [
+        span(1_000 + at, 1_010 + at, "k", "gpu_kernel", gpu=gpu, stream=stream) for at, stream, gpu in work
+    ]
+    loaded = load(*events)
+    groups = run(loaded, Options(streams=2)).as_json()["timeline"]["groups"]
+    assert [(group["title"], [row["row"] for row in group["rows"]]) for group in groups] == [
+        ("GPU 5", ["stream 0"]),
+        ("GPU 6", ["stream 1"]),
+        ("2 other streams, with less work: --streams", ["work"]),
+    ]
+    assert [one["start_ns"] for one in groups[2]["rows"][0]["spans"]] == [30, 40]
+    every = run(loaded, Options(streams=0)).as_json()["timeline"]["groups"]
+    assert [group["title"] for group in every] == ["GPU 5", "GPU 6", "GPU 7"]
+
+
 def test_losses_have_rows_of_their_own(load: Load) -> None:
     loss = {"type": "loss", "layer": "syscall", "count": 12, "ts_ns": 1_500, "dur_ns": 400}
     text = drawn(load(span(1_000, 2_000, "f"), loss, {"type": "loss", "count": 3, "ts_ns": 1_000}))

@@ -42,6 +42,7 @@ class Options:
     end: Annotated[str, Option("Until this time after the start of the run.", "TIME")] = ""
     depth: Annotated[int, Option("Rows for calls inside calls, in each layer.", "N")] = 3
     threads: Annotated[int, Option("How many threads, the busiest; 0: all.", "N")] = 8
+    streams: Annotated[int, Option("How many streams of GPUs, the busiest; 0: all.", "N")] = 64
     width: Annotated[int, Option("Columns; 0: as wide as the terminal.", "N")] = 0
 
 
@@ -49,7 +50,7 @@ def run(run: Run, options: Options) -> Result:
     """The timeline of one recording."""
     start_ns, end_ns = _window(run, options)
     notes: list[str] = []
-    groups = [*_threads(run, start_ns, end_ns, options, notes), *_gpus(run, start_ns, end_ns)]
+    groups = [*_threads(run, start_ns, end_ns, options, notes), *_gpus(run, start_ns, end_ns, options)]
     if rows := _losses(run, start_ns, end_ns):
         groups.append(Group("lost events", rows))
     if not any(group.rows for group in groups):
@@ -215,8 +216,8 @@ def _label(title: str, level: int) -> str:
     return f"  inside {level}" if level else title
 
 
-def _gpus(run: Run, start_ns: int, end_ns: int) -> Iterator[Group]:
-    streams = _streams(run, start_ns, end_ns)
+def _gpus(run: Run, start_ns: int, end_ns: int, options: Options) -> Iterator[Group]:
+    streams, others = _streams(run, start_ns, end_ns, options.streams)
     warps = _warps(run, start_ns, end_ns)
     threads = _timed_threads(run, start_ns, end_ns)
     gpus = sorted({*streams, *warps, *threads})
@@ -229,28 +230,46 @@ def _gpus(run: Run, start_ns: int, end_ns: int) -> Iterator[Group]:
         if gpu in threads:
             rows.append(Strip("threads", instants=[threads[gpu]]))
         yield Group(f"GPU {gpu} {names.get(gpu, '')}".rstrip(), rows)
+    if others is not None:
+        yield others
 
 
-def _streams(run: Run, start_ns: int, end_ns: int) -> dict[int, list[Strip]]:
-    """GPU → its streams."""
+def _streams(run: Run, start_ns: int, end_ns: int, most: int) -> tuple[dict[int, list[Strip]], Group | None]:
+    """GPU → its streams, of all GPUs so many, the busiest; and the others together."""
     every = _every(run)
     gpu, stream = (run.shapes.series(key, every).fill_null(0).to_numpy() for key in ("gpu", "stream"))
     of_shape, first = equal(gpu, stream)
     on_gpu = np.where(run.shapes.column("gpu", every) == NONE, NONE, of_shape)
+    layers = (("gpu_kernel", of_shape), ("transfer", on_gpu))
+    counts = np.sum(
+        [_Drawn(run, name, start_ns, end_ns, of).counts(len(first)) for name, of in layers], axis=0
+    )
+    shown = np.flatnonzero(counts)
+    left_out = shown[:0]
+    if 0 < most < len(shown):
+        by_count = shown[np.argsort(-counts[shown], kind="stable")]
+        shown, left_out = by_count[:most], by_count[most:]
+    # The others are one place, after those of the streams.
+    place = np.arange(len(first) + 1, dtype=np.int32)
+    place[left_out], place[NONE] = len(first), NONE
     found: dict[int, _Strip] = {}
-    for name, of in (("gpu_kernel", of_shape), ("transfer", on_gpu)):
-        strips = _Drawn(run, name, start_ns, end_ns, of).strips(
+    for name, of in layers:
+        strips = _Drawn(run, name, start_ns, end_ns, place[of]).strips(
             lambda _, rows: np.zeros(len(rows), np.int64), 1
         )
-        for place, ((spans, instants),) in ((place, levels.values()) for place, levels in strips.items()):
-            both = found.setdefault(place, ([], []))
+        for at, ((spans, instants),) in ((at, levels.values()) for at, levels in strips.items()):
+            both = found.setdefault(at, ([], []))
             both[0].extend(spans)
             both[1].extend(instants)
+    others, _ = found.pop(len(first), ([], []))
     streams: dict[int, list[Strip]] = {}
-    for place, (spans, instants) in sorted(found.items()):
-        strip = Strip(f"stream {stream[first[place]]}", spans, instants)
-        streams.setdefault(int(gpu[first[place]]), []).append(strip)
-    return streams
+    for at, (spans, instants) in sorted(found.items()):
+        strip = Strip(f"stream {stream[first[at]]}", spans, instants)
+        streams.setdefault(int(gpu[first[at]]), []).append(strip)
+    together = Group(
+        f"{len(left_out):,} other streams, with less work: --streams", [Strip("work", others, level=True)]
+    )
+    return streams, together if len(left_out) else None
 
 
 def _warps(run: Run, start_ns: int, end_ns: int) -> dict[int, Spans]:
