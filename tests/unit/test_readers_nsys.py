@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import io
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -344,6 +346,38 @@ def test_damage_in_a_table_ends_that_table(export: Any) -> None:
     _, records, problems = read(path)
     assert [record["type"] for record in records] == ["transfer"]
     assert any("KERNEL: cannot be read on: " in one for one in said(problems))
+
+
+def test_words_that_are_no_text_are_an_error_too(export: Any) -> None:
+    path = export(KERNEL=[kernel(1, 2, 3)])
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"CREATE TABLE", b"CREATE \xc9ABLE", 1))
+    with pytest.raises(InputError, match="cannot be read: the database is broken"):
+        read(path)
+
+
+def test_any_damage_is_an_error_or_said(tmp_path: Path) -> None:
+    rng = Random(7)
+    whole = make(tmp_path / "run.sqlite", made.tables()).read_bytes()
+    path = tmp_path / "broken.sqlite"
+    outcomes = set()
+    for _ in range(60):
+        data = bytearray(whole)
+        for _ in range(rng.choice((1, 10, 100))):
+            at = rng.randrange(100, len(data))
+            data[at : at + 4] = rng.randbytes(4)
+        path.write_bytes(data)
+        try:
+            read_all_of(path)
+            outcomes.add("read")
+        except (InputError, FormatError):
+            outcomes.add("refused")
+    assert outcomes == {"read", "refused"}
+
+
+def read_all_of(path: Path) -> None:
+    out = io.BytesIO()
+    Conversion(str(path), CONVERTERS["text"], ConvertOptions()).run(out)
 
 
 def test_open_numbers_of_ranges_have_an_end(export: Any, monkeypatch: pytest.MonkeyPatch) -> None:

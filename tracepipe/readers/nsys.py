@@ -6,7 +6,6 @@ the session's start, which TARGET_INFO_SESSION_START_TIME has on two clocks.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any, BinaryIO, Final, cast
@@ -20,7 +19,7 @@ from tracepipe.readers.nsys_names import Names, launches_of
 from tracepipe.readers.nsys_ranges import Annotations
 from tracepipe.readers.nsys_tables import Events, Source
 from tracepipe.readers.recording import Recording
-from tracepipe.readers.sqlite_tables import MAGIC, Database, unreadable
+from tracepipe.readers.sqlite_tables import BROKEN, MAGIC, Database, unreadable
 
 SESSION_CLOCK: Final = "nsys"
 """The clock of a file that does not say when the session began."""
@@ -182,8 +181,8 @@ class _Export:
                 continue
             try:
                 count = self._database.count(table)
-            except sqlite3.Error as e:
-                self._problems.append(Problem(0, table, unreadable(e)))
+            except BROKEN as e:
+                self._problems.append(Problem(0, table, f"cannot be read on: {unreadable(e)}"))
                 continue
             if count:
                 self._say(f"{count} rows are not read", table)

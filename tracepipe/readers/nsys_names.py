@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sqlite3
 from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Any, Final
@@ -12,7 +11,7 @@ from tracepipe.event.model import Problem, Record
 from tracepipe.hooks.kernel_name import short_kernel_name
 from tracepipe.readers.event_rows import cut_text
 from tracepipe.readers.launch_numbers import Launches
-from tracepipe.readers.sqlite_tables import Database, Strings, unreadable
+from tracepipe.readers.sqlite_tables import BROKEN, Database, Strings, unreadable
 
 # Threads and processes whose names are kept.
 _NAMES_MAX: Final = 1 << 14
@@ -126,8 +125,8 @@ def launches_of(database: Database, problems: list[Problem]) -> Launches:
         try:
             for whole, correlation in database.select(table, ("globalPid", "correlationId")):
                 launches.note(process_of(whole), correlation)
-        except sqlite3.Error as e:
-            problems.append(Problem(0, table, unreadable(e)))
+        except BROKEN as e:
+            problems.append(Problem(0, table, f"cannot be read on: {unreadable(e)}"))
     return launches
 
 

@@ -11,7 +11,6 @@ rocpd_sample             hook I           marks
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -25,6 +24,7 @@ from tracepipe.hooks.kernel_name import short_kernel_name
 from tracepipe.readers.event_rows import EventRows, Place, Take, Values
 from tracepipe.readers.launch_numbers import Launches
 from tracepipe.readers.rocpd_rows import COMMON, Session
+from tracepipe.readers.sqlite_tables import BROKEN
 
 TABLES: Final = ("kernel_dispatch", "memory_copy", "memory_allocate", "region", "sample")
 _SIZES: Final = (
@@ -88,7 +88,7 @@ class Events:
     def _args(self, event: Any) -> Args:
         try:
             return self._session.args(event)
-        except sqlite3.Error:  # a text among them that is too long; the call itself is kept
+        except BROKEN:  # a text among them that is too long; the call itself is kept
             return {"arguments": "cannot be read"}
 
     def _message(self, said: Any) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Final
@@ -15,7 +14,7 @@ from tracepipe.readers.launch_numbers import Launches
 from tracepipe.readers.recording import Recording
 from tracepipe.readers.rocpd_events import TABLES, Events
 from tracepipe.readers.rocpd_rows import Session
-from tracepipe.readers.sqlite_tables import Database, unreadable
+from tracepipe.readers.sqlite_tables import BROKEN, Database, unreadable
 
 STRINGS: Final = "rocpd_string"
 _ABOUT: Final = ("info_", "metadata", "string", "track", "timestamp", "event", "arg")
@@ -85,7 +84,7 @@ class RocpdFile:
                 continue
             try:
                 count = self._database.count(table)
-            except sqlite3.Error as e:
+            except BROKEN as e:
                 self._rows.say((table, NONE), unreadable(e), skipped=True)
                 continue
             if count:

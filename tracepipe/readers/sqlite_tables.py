@@ -16,6 +16,9 @@ from tracepipe.errors import InputError
 from tracepipe.event.model import Problem
 from tracepipe.readers.event_rows import Values
 
+# What is wrong may be said in words of the database's that are no text, and lengths may be any.
+BROKEN: Final = (sqlite3.Error, UnicodeError, MemoryError)
+"""What reading raises where a database is broken."""
 MAGIC: Final = b"SQLite format 3\0"
 
 _CACHE_KIB: Final = 512
@@ -48,9 +51,9 @@ class Database:
         try:
             self._limit()
             self.tables = self._plain_tables()
-        except sqlite3.Error as e:
+        except BROKEN as e:
             self.close()
-            raise InputError(f"cannot be read: {e}", "export or copy it again") from e
+            raise InputError(f"cannot be read: {unreadable(e)}", "export or copy it again") from e
         except BaseException:
             self.close()
             raise
@@ -165,8 +168,8 @@ class Database:
                     yield row
                 else:
                     problems.append(Problem(0, f"{table} row {row[0]}", "its time is no whole number"))
-        except sqlite3.Error as e:
-            problems.append(Problem(0, table, unreadable(e)))
+        except BROKEN as e:
+            problems.append(Problem(0, table, f"cannot be read on: {unreadable(e)}"))
 
     def texts(self, table: str, columns: Sequence[str], most: int, problems: list[Problem]) -> list[Values]:
         """The first rows of a small table, `most` of them; none where there is no such table."""
@@ -174,8 +177,8 @@ class Database:
             return []
         try:
             rows = list(self._first(table, columns, most + 1))
-        except sqlite3.Error as e:
-            problems.append(Problem(0, table, unreadable(e)))
+        except BROKEN as e:
+            problems.append(Problem(0, table, f"cannot be read on: {unreadable(e)}"))
             return []
         if len(rows) > most:
             problems.append(Problem(0, table, f"has over {most} rows: the first are used", skipped=False))
@@ -195,9 +198,9 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def unreadable(error: sqlite3.Error) -> str:
+def unreadable(error: Exception) -> str:
     """What is wrong with a table. Raises KeyboardInterrupt where a signal ended the reading."""
-    text = str(error)
+    text = str(error) if isinstance(error, sqlite3.Error) else "the database is broken"
     if text == "interrupted":  # by the handler of a signal, which runs while SQLite works
         raise KeyboardInterrupt from error
     if "full" in text:
@@ -205,7 +208,7 @@ def unreadable(error: sqlite3.Error) -> str:
             "its tables cannot be sorted: no room for temporary files",
             "free some space in /var/tmp, or set SQLITE_TMPDIR to a folder that has some",
         ) from error
-    return f"cannot be read on: {text}"
+    return text
 
 
 class Strings:
@@ -241,7 +244,7 @@ class Strings:
     def _look(self, number: int) -> str | None:
         try:
             found = next(self._database.select(self._table, self._names, self._rest, (number,)), None)
-        except sqlite3.Error as e:
+        except BROKEN as e:
             self._problems.append(Problem(0, f"{self._table} row {number}", unreadable(e), skipped=False))
             return None
         return found[0] if found and type(found[0]) is str else None
