@@ -85,6 +85,7 @@ json_values = st.recursive(
 )
 @example('"},{', {'"': "\\", "</script>": "\u2028\x00"}, True)
 @example('"},{', {'"': "\\", "</script>": "\u2028\x00"}, False)
+@example("process_name", {}, False)
 def test_the_file_is_json_whatever_the_names_and_arguments(
     name: str, args: dict[str, Any], of_events: bool
 ) -> None:
@@ -101,7 +102,8 @@ def test_the_file_is_json_whatever_the_names_and_arguments(
     assert (begin["ph"], flow["ph"], instant["ph"], end["ph"]) == ("B", "s", "i", "E")
     for event in (begin, instant, end):
         assert set(event.get("args", {})) == set(args)
-    named = [one for one in json.loads(data)["traceEvents"] if one["name"] in ("process_name", "thread_name")]
+    names = ("process_name", "thread_name")
+    named = [one for one in json.loads(data)["traceEvents"] if one["ph"] == "M" and one["name"] in names]
     assert [one["args"] for one in named] == [{"name": name}] * 2
 
 
