@@ -16,13 +16,18 @@ from tracepipe.errors import TracepipeError
 
 pytestmark = [pytest.mark.ebpf, needs("prebuilt")]
 
-# Calls cuInit(n) to tell the place: the stand-in returns an error for flags, and the probe records them.
+HELD_NS = 100_000_000
+"""HOLD_NS of probes.bpf.c: how long a call waits for the window that it begins."""
+
+# Calls cuInit(n) to tell the place: the stand-in returns an error for flags, and the probe records them. It
+# waits for a window that begins late, on a busy machine.
 _PROGRAM = """
 import ctypes, sys, time
 cuda = ctypes.CDLL("libcuda.so.1")
 for at in range(int(sys.argv[1])):
     if at % 10 == 2:
         cuda.cuProfilerStart()
+        time.sleep(0.5)
     cuda.cuInit(at)
     if at % 10 == 5:
         cuda.cuProfilerStop()
@@ -30,10 +35,23 @@ for at in range(int(sys.argv[1])):
 """
 
 
-def recorded(tmp_path: Path, standin: Path, times: int, pause_s: float, **options: Any) -> Any:
+_AT_ONCE = """
+import ctypes, sys, time
+cuda = ctypes.CDLL("libcuda.so.1")
+time.sleep(float(sys.argv[2]))
+cuda.cuProfilerStart()
+cuda.cuProfilerStop()
+time.sleep(float(sys.argv[2]))
+cuda.cuInit(9)
+"""
+
+
+def recorded(
+    tmp_path: Path, standin: Path, times: int, pause_s: float, program: str = _PROGRAM, **options: Any
+) -> Any:
     os.environ["LD_LIBRARY_PATH"] = str(standin)
     try:
-        command = [sys.executable, "-c", _PROGRAM, str(times), str(pause_s)]
+        command = [sys.executable, "-c", program, str(times), str(pause_s)]
         return run(tmp_path, command, layers=("userspace", "syscall"), **options)
     finally:
         del os.environ["LD_LIBRARY_PATH"]
@@ -61,25 +79,42 @@ def test_the_profilers_calls_begin_and_end_windows(tmp_path: Path, standin: Path
 
 def test_a_call_begins_a_window_and_its_return_ends_it(tmp_path: Path, standin: Path) -> None:
     windows = Windows(start_on="call:cuInit#7", stop_on="call:cuInit#3", repeat=2)
-    trace, _, _ = recorded(tmp_path, standin, 20, 0, windows=windows)
-    assert inits(trace) == [6, 7, 8, 15, 16, 17]
-    begin, end = trace.layer("window")[:2]
-    calls = list(trace.slices("userspace"))
-    assert begin["tid"] == end["tid"] == calls[0][0]["tid"]
-    assert begin["ts_ns"] <= calls[0][0]["ts_ns"]
-    assert {end["args"].get("ended") for _, end in calls} == {None}
+    trace, _, _ = recorded(tmp_path, standin, 40, 0.03, windows=windows)
+    begins, ends = trace.layer("window")[::2], trace.layer("window")[1::2]
+    times = [e["ts_ns"] for e in trace.layer("userspace") if e["name"] == "cuInit" and e["phase"] == "B"]
+    calls = list(zip(times, inits(trace), strict=True))
+    assert (len(begins), len(ends)) == (2, 2)
+    after = 6
+    for begin, end in zip(begins, ends, strict=True):
+        mine = [flags for at, flags in calls if begin["ts_ns"] <= at <= end["ts_ns"]]
+        assert mine == list(range(mine[0], mine[-1] + 1)) if mine else begin["waited_ns"] > HELD_NS
+        if begin.get("waited_ns", 0) < HELD_NS:  # else it began late, and says so
+            assert mine == [after, after + 1, after + 2]
+        after = mine[-1] + 7 if mine else 0
+        assert begin["tid"] == end["tid"]
+    assert {end["args"].get("ended") for _, end in trace.slices("userspace")} == {None}
+
+
+def test_a_window_that_ends_at_once_is_stated(tmp_path: Path, standin: Path) -> None:
+    """However late it began."""
+    windows = Windows(start_on="profiler")
+    trace, summary, _ = recorded(tmp_path, standin, 1, 0.5, program=_AT_ONCE, windows=windows)
+    begin, end = trace.layer("window")
+    assert (begin["cause"], end["cause"], summary.ended_by) == ("profiler",) * 3
+    assert begin["waited_ns"] > 0
+    assert inits(trace) == []
 
 
 def test_windows_by_time_hold_what_happens_in_them(tmp_path: Path, standin: Path) -> None:
-    windows = Windows(delay_ns=100_000_000, repeat=2)
+    windows = Windows(delay_ns=700_000_000, repeat=2)
     limits = Limits(duration_ns=50_000_000)
-    trace, summary, _ = recorded(tmp_path, standin, 500, 0.002, windows=windows, limits=limits)
+    trace, summary, _ = recorded(tmp_path, standin, 1000, 0.002, windows=windows, limits=limits)
     assert turns(trace) == [
         (n, phase, why) for n in (1, 2) for phase, why in (("B", "delay"), ("E", "duration"))
     ]
     times = [turn["ts_ns"] for turn in trace.layer("window")]
-    assert times[0] - trace.header["start"]["monotonic_ns"] >= 100_000_000
-    assert times[2] - times[1] >= 100_000_000
+    assert times[0] - trace.header["start"]["monotonic_ns"] >= 700_000_000
+    assert times[2] - times[1] >= 700_000_000
     events = [event["ts_ns"] for event in trace.layer("userspace") + trace.layer("syscall")]
     assert events
     assert all(times[0] <= at <= times[1] or times[2] <= at <= times[3] for at in events)

@@ -38,15 +38,33 @@ class Attached(NothingRecorded):
     def __init__(self) -> None:
         super().__init__()
         self.now_ns = 0
-        self.asked: list[Any] = []
+        self.did: list[Any] = []
+        self.is_attached = True
+        self.held_ns: int | None = None
+        self.is_over = False
         self.to_come: list[Turn] = []
 
     def _turn(self, cause: Cause, at_ns: int | None, *, begins: bool) -> int:
-        self.asked.append((self.now_ns, cause.name, begins))
+        self.did.append((self.now_ns, cause.name, begins))
         return self.now_ns if at_ns is None else at_ns
 
+    def prepare(self) -> None:
+        self.is_attached = True
+
+    def rest(self) -> None:
+        self.is_attached = False
+
+    def asked(self) -> int | None:
+        return self.held_ns
+
+    def let_go(self) -> bool:
+        if self.held_ns is not None:
+            self.did.append((self.now_ns, "let go"))
+        self.held_ns = None
+        return self.is_over
+
     def arm(self, windows: int) -> None:
-        self.asked.append((self.now_ns, "arm", windows))
+        self.did.append((self.now_ns, "arm", windows))
 
     def turns(self) -> list[Turn]:
         turns, self.to_come = self.to_come, []
@@ -56,16 +74,16 @@ class Attached(NothingRecorded):
 class Device:
     """A library in the command, as far as windows go: it turns its own as the test says."""
 
-    def __init__(self, asked: list[Any]) -> None:
-        self.asked = asked
+    def __init__(self, did: list[Any]) -> None:
+        self.did = did
         self.sees = {"nvtx": Path("lib.so")}
         self.to_come: list[Turn] = []
 
     def arm(self, windows: int) -> None:
-        self.asked.append(("device", "arm", windows))
+        self.did.append(("device", "arm", windows))
 
     def set_window(self, *, is_open: bool) -> None:
-        self.asked.append(("device", is_open))
+        self.did.append(("device", is_open))
 
     def turns(self) -> list[Turn]:
         turns, self.to_come = self.to_come, []
@@ -80,7 +98,7 @@ class Course:
     ) -> None:
         self.attached = Attached()
         self.attached.probed = frozenset({True, False}) if probed else frozenset()
-        self.device = Device(self.attached.asked)
+        self.device = Device(self.attached.did)
         request = CaptureRequest(windows=Windows(**windows), limits=Limits(duration_ns))
         self.windows = WindowCourse(request)
         self.windows.start(self.attached, 0, self.device if has_device else None)  # type: ignore[arg-type]
@@ -96,7 +114,7 @@ class Course:
 def test_a_recording_without_windows_is_open_until_its_duration_is_over() -> None:
     course = Course(duration_ns=10)
     assert [course.at(now_ns) for now_ns in (1, 9, 10)] == ["", "", "duration"]
-    assert course.attached.asked == []
+    assert course.attached.did == []
     assert course.windows.recorded is None
 
 
@@ -104,7 +122,7 @@ def test_windows_by_time_follow_each_other_at_the_delay() -> None:
     course = Course(duration_ns=10, delay_ns=50, repeat=2)
     assert [course.at(now_ns) for now_ns in (49, 50, 59, 60, 109, 110)] == [""] * 6
     assert course.at(120) == "duration"
-    assert course.attached.asked == [
+    assert course.attached.did == [
         (50, "START", True), (60, "DURATION", False), (110, "START", True), (120, "DURATION", False)
     ]  # fmt: skip
     assert course.windows.recorded is not None
@@ -115,7 +133,7 @@ def test_a_signal_begins_and_ends_windows_but_not_before_the_delay() -> None:
     course = Course(delay_ns=5, start_on="signal", repeat=2)
     assert course.at(1, signals=1) == ""
     assert [course.at(now_ns, signals=1) for now_ns in (6, 9, 11, 20, 22)] == ["", "", "", "", "signal"]
-    assert [(at, begins) for at, _, begins in course.attached.asked] == [
+    assert [(at, begins) for at, _, begins in course.attached.did] == [
         (6, True), (9, False), (20, True), (22, False)
     ]  # fmt: skip
 
@@ -123,21 +141,21 @@ def test_a_signal_begins_and_ends_windows_but_not_before_the_delay() -> None:
 def test_functions_begin_and_end_windows_by_themselves_once_they_are_armed() -> None:
     course = Course(start_on="call:step", stop_on="call:step", repeat=3)
     assert course.at(1) == ""
-    assert course.attached.asked == [(1, "arm", 3)]
+    assert course.attached.did == [(1, "arm", 3)]
     assert course.at(2, True, False, True) == ""
     assert course.windows.is_open
     assert course.at(5, False) == ""
     assert course.at(7, True, False) == "call:step"
-    assert course.attached.asked == [(1, "arm", 3)]
+    assert course.attached.did == [(1, "arm", 3)]
     assert course.windows.count == 3
 
 
 def test_after_a_delay_functions_are_armed_for_one_window_at_a_time() -> None:
     course = Course(start_on="profiler", delay_ns=10, repeat=2)
     assert [course.at(9), course.at(10), course.at(11, True), course.at(12, False), course.at(21)] == [""] * 5
-    assert course.attached.asked == [(10, "arm", 1)]
+    assert course.attached.did == [(10, "arm", 1)]
     course.at(22)
-    assert course.attached.asked[1:] == [(22, "arm", 1)]
+    assert course.attached.did[1:] == [(22, "arm", 1)]
 
 
 def test_a_duration_ends_what_a_function_began() -> None:
@@ -145,7 +163,48 @@ def test_a_duration_ends_what_a_function_began() -> None:
     course.at(1)
     course.at(2, True)
     assert course.at(12) == "duration"
-    assert course.attached.asked == [(1, "arm", 1), (12, "DURATION", False)]
+    assert course.attached.did == [(1, "arm", 1), (12, "DURATION", False)]
+
+
+def test_a_call_that_asks_for_a_window_is_let_go_when_it_has_begun() -> None:
+    course = Course(has_device=True, start_on="call:step", stop_on="call:step", repeat=2)
+    course.at(1)
+    course.attached.held_ns = 2
+    course.at(3)
+    assert course.windows.is_open
+    course.attached.held_ns = 5  # by the call after the one that ended it, before this was seen
+    course.at(6, False)
+    assert course.windows.is_open
+    assert [did for did in course.attached.did if did[0] != "device"] == [
+        (1, "arm", 2), (3, "START", True), (3, "let go"), (6, "START", True), (6, "let go")
+    ]  # fmt: skip
+
+
+def test_a_window_that_was_over_before_it_began_is_empty() -> None:
+    course = Course(start_on="call:step", stop_on="call:step")
+    course.at(1)
+    course.attached.held_ns, course.attached.is_over = 2, True
+    course.at(3)
+    assert course.at(4) == "call:step"
+    assert course.attached.did[1:] == [(3, "START", True), (3, "let go"), (3, "STOP", False)]
+
+
+def test_probes_are_attached_ahead_of_a_window_that_comes_by_time_and_stay_for_a_while() -> None:
+    course = Course(duration_ns=10**8, delay_ns=10**9, repeat=2)
+    seen = {}
+    for ms in (0, 99, 100, 749, 750, 1000, 1100, 1199, 1200, 1849, 1850):
+        course.at(ms * 10**6)
+        seen[ms] = course.attached.is_attached
+    assert [ms for ms, is_attached in seen.items() if not is_attached] == [100, 749, 1200, 1849]
+    assert [(did[0] // 10**6, did[-1]) for did in course.attached.did] == [(1000, True), (1100, False)]
+
+
+def test_probes_are_detached_while_a_trigger_is_waited_for() -> None:
+    course = Course(start_on="signal", repeat=2)
+    assert [course.at(0), course.attached.is_attached] == ["", True]
+    assert [course.at(10**9), course.attached.is_attached] == ["", False]
+    course.attached.prepare()
+    assert [course.at(2 * 10**9, signals=1), course.attached.is_attached] == ["", True]
 
 
 def test_the_end_of_the_recording_ends_the_window_that_is_open() -> None:
@@ -154,7 +213,7 @@ def test_the_end_of_the_recording_ends_the_window_that_is_open() -> None:
     course.at(2, True)
     course.attached.now_ns = 9
     course.windows.finish(9)
-    assert course.attached.asked[1:] == [(9, "END", False)]
+    assert course.attached.did[1:] == [(9, "END", False)]
     assert course.windows.length_ns == 7
 
 
@@ -163,7 +222,7 @@ def test_libraries_in_the_command_follow_what_they_do_not_see() -> None:
     course.at(1)
     course.at(2, True)
     course.at(4, False)
-    assert course.attached.asked == [
+    assert course.attached.did == [
         (1, "arm", 1), ("device", "arm", 1), ("device", True), ("device", False)
     ]  # fmt: skip
 
@@ -173,7 +232,7 @@ def test_libraries_turn_by_themselves_what_they_see_and_are_followed_where_there
     course.at(1)
     course.device.to_come = [Turn(2, True), Turn(3, False)]
     assert course.at(9) == "nvtx:step"
-    assert course.attached.asked == [
+    assert course.attached.did == [
         (1, "arm", 1), ("device", "arm", 1), (9, "START", True), (9, "STOP", False)
     ]  # fmt: skip
     assert course.windows.length_ns == 1
@@ -184,9 +243,9 @@ def test_a_library_that_did_not_turn_its_window_by_itself_is_made_to() -> None:
     course.at(0)
     course.at(2, True)
     course.at(4_000_000)
-    assert ("device", True) not in course.attached.asked
+    assert ("device", True) not in course.attached.did
     course.at(5_000_002)
-    assert course.attached.asked[-1] == ("device", True)
+    assert course.attached.did[-1] == ("device", True)
 
 
 def test_a_library_that_has_turned_is_left_alone() -> None:
@@ -195,7 +254,7 @@ def test_a_library_that_has_turned_is_left_alone() -> None:
     course.device.to_come = [Turn(2, True), Turn(3, False)]
     course.at(2, True)
     course.at(9_000_000)
-    assert [asked for asked in course.attached.asked if asked[0] == "device"] == [("device", "arm", 1)]
+    assert [did for did in course.attached.did if did[0] == "device"] == [("device", "arm", 1)]
 
 
 @pytest.mark.parametrize(
@@ -315,6 +374,14 @@ def test_what_is_under_way_at_the_end_of_a_window_ends_with_it() -> None:
     assert [(line["phase"], line["ts_ns"]) for line in lines[-2:]] == [("B", 20), ("E", 21)]
 
 
+def test_a_window_that_was_waited_for_says_how_long() -> None:
+    begin, end = rendered(
+        window_record(9, Cause.START, begins=True, by=11 << 32 | 12, waited_ns=7), window(20, False)
+    )
+    assert (begin["pid"], begin["tid"], begin["waited_ns"]) == (11, 12, 7)
+    assert "waited_ns" not in end
+
+
 def test_a_window_that_two_begin_at_once_is_one() -> None:
     lines = rendered(window(2, True), window(3, True, tid=13), window(4, False), window(4, False, tid=13))
     assert [(line["phase"], line["window"], line["tid"]) for line in lines] == [("B", 1, 12), ("E", 1, 12)]
@@ -334,7 +401,16 @@ def test_names_that_are_given_outside_of_windows_hold_within() -> None:
 
 
 TURNS = [
-    {"ts_ns": 100, "type": "window", "window": 1, "phase": "B", "pid": 4, "tid": 5, "cause": "profiler"},
+    {
+        "ts_ns": 100,
+        "type": "window",
+        "window": 1,
+        "phase": "B",
+        "pid": 4,
+        "tid": 5,
+        "cause": "profiler",
+        "waited_ns": 30,
+    },
     {"ts_ns": 200, "type": "window", "window": 1, "phase": "E", "cause": "duration"},
     {"ts_ns": 300, "type": "window", "window": 2, "phase": "B", "cause": "profiler"},
 ]
@@ -349,7 +425,7 @@ def test_windows_are_slices_on_the_track_of_the_capture() -> None:
     lines = shown(drawn)
     at = lines.index("capture")
     assert lines[at + 1 : at + 3] == [
-        "100+100 window 1 pid=4 tid=5 began_by=profiler ended_by=duration",
+        "100+100 window 1 pid=4 tid=5 waited_ns=30 began_by=profiler ended_by=duration",
         "300+100 window 2 began_by=profiler unclosed=true",
     ]
 

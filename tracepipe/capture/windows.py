@@ -4,6 +4,10 @@
 
 Functions that begin and end windows are seen by the engine, in the kernel and at the call; all else is
 decided here, at every look at the ring. A recording without windows is one that is open all the while.
+Between windows probes are detached:
+
+              delay, less _LEAD_NS   a call asks, a signal        _LINGER_NS
+    detached ──────────────────────────────────────────▶ attached ─────────▶ detached
 """
 
 from __future__ import annotations
@@ -17,6 +21,10 @@ from tracepipe.capture.triggers import PROFILER, SIGNAL, Trigger, triggers_of
 
 _ALONE_NS = 5_000_000
 """When a library has turned its window, which it does at the call that the probes see, or does not."""
+_LEAD_NS = 250_000_000
+"""How long before a window that comes by time its probes are attached, which takes some 10 ms, or 100."""
+_LINGER_NS = 100_000_000
+"""How long probes stay after a window, for one that follows: as long as it takes to detach them."""
 
 
 @dataclass
@@ -62,7 +70,7 @@ class WindowCourse:
         long as it does not. `signals` are those that were sent to the capture for its windows so far.
         """
         came, self._signals = signals - self._signals, signals
-        was_open = self.is_open
+        was_open, count = self.is_open, self.count
         has_device_turned = self._take_turns()
         ended_by = ""
         if self.is_open:
@@ -74,7 +82,21 @@ class WindowCourse:
         if self.is_open != was_open and not has_device_turned:
             self._device_due_ns = now_ns + (_ALONE_NS if self._is_by_library(begins=self.is_open) else 0)
         self._turn_device(now_ns)
+        if self._attachment is not None:
+            if self.count > count and self._attachment.let_go():
+                self._close(now_ns, Cause.STOP)
+            self._keep_attached(self._attachment, now_ns)
         return ended_by
+
+    def _keep_attached(self, attachment: WindowedAttachment, now_ns: int) -> None:
+        """Attach probes for a window that will come, and detach them after one."""
+        if self.is_open or now_ns - self._closed_ns < _LINGER_NS:
+            return
+        due_ns = self._closed_ns + self.request.windows.delay_ns
+        if self._begins_by is None and now_ns >= due_ns - _LEAD_NS:
+            attachment.prepare()
+        else:
+            attachment.rest()
 
     def finish(self, now_ns: int) -> None:
         """The recording ends, and with it the window that is open."""
@@ -114,10 +136,15 @@ class WindowCourse:
         assert attachment is not None
         if now_ns - self._closed_ns < windows.delay_ns:
             return
-        if self._begins_by is None or (self._begins_by.kind == SIGNAL and is_signalled):
-            self._opened_ns = attachment.open_window()
+        begins_by, asked_ns = self._begins_by, attachment.asked()
+        if begins_by is None:
+            asked_ns = self._closed_ns + windows.delay_ns
+        elif begins_by.kind == SIGNAL and is_signalled:
+            asked_ns = now_ns
+        if asked_ns is not None:
+            self._opened_ns = attachment.open_window(asked_ns)
             self.count += 1
-        elif not self._is_armed and self._begins_by.kind != SIGNAL:
+        elif begins_by is not None and begins_by.kind != SIGNAL and not self._is_armed:
             # Without a delay, whatever ends one may be followed at once by what begins the next.
             left = 1 if windows.delay_ns else windows.repeat - self.count
             attachment.arm(left)
@@ -144,7 +171,7 @@ class WindowCourse:
         if self._attachment is None or begins in self._attachment.probed or begins == self.is_open:
             return
         if begins:
-            self._opened_ns = self._attachment.open_window(ts_ns)
+            self._opened_ns = self._attachment.open_window(ts_ns, ts_ns)
             self.count += 1
         else:
             self._note_end(self._attachment.close_window(Cause.STOP, ts_ns))

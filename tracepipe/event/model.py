@@ -342,6 +342,7 @@ class WindowRecord(_WindowRequired, total=False):
     cause: Annotated[str, Doc("what began it or ended it: profiler, signal, duration, …")]
     pid: Annotated[int, Doc("process that did", minimum=0, maximum=ID_LIMIT)]
     tid: Annotated[int, Doc("thread that did", minimum=0, maximum=ID_LIMIT)]
+    waited_ns: Annotated[int, Doc("since when it was due, before ts_ns", minimum=0, maximum=TIME_LIMIT_NS)]
     clock: Annotated[str, Doc("clock of ts_ns, if not the header's")]
 
 

@@ -276,7 +276,7 @@ class Layout:
 
     def _window_turn(self, ts_ns: int, record: Record) -> None:
         track = self._tree.child(self._tree.group("tracepipe"), "slices", "capture", 0, "tracepipe")
-        args = {k: v for k, v in record.items() if k in ("pid", "tid")}
+        args = {k: v for k, v in record.items() if k in ("pid", "tid", "waited_ns")}
         args["began_by" if record["phase"] == "B" else "ended_by"] = record.get("cause", "not known")
         name = self._rows.name(f"window {record['window']}" if "window" in record else "window")
         self._windows_row = self._rows.row_of(track)

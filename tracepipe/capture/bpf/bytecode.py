@@ -25,6 +25,7 @@ PROGRAMS = (
     "call_enter",
     "call_return",
     "trigger",
+    "trigger_holding",
     "driver_enter",
     "driver_return",
     "tracepoint_hit",

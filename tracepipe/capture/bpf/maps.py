@@ -28,6 +28,8 @@ class Control(IntEnum):
     WINDOWS_LEFT = 3
     BEGIN_HITS = 4
     END_HITS = 5
+    ASKED_NS = 6
+    ASKED_BY = 7
 
 
 @dataclass(frozen=True, slots=True)

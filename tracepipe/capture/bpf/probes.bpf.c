@@ -51,7 +51,7 @@ enum kind {
     EVENT = 14,        /* id: probe of a tracepoint; a: its arguments */
     THREAD_IDS = 15,   /* a[0]: tgid<<32|tid in the capture's pid namespace */
     WINDOW = 16,       /* id: what caused it; a[0]: 1: events are recorded from here on; 0: no more */
-    THREAD_END = 17,   /* without the scheduler layer, of which the last SWITCH_OUT says so */
+    THREAD_END = 17,   /* where no last SWITCH_OUT says so: the scheduler layer's, in a window */
 };
 
 /* Which counter a record is counted under; record.py has the same order. The last but one: threads not followed;
@@ -99,6 +99,7 @@ u64 bpf_pseudo_load(u64 kind, u64 value) asm("llvm.bpf.pseudo");
 #define BEGIN_AT CONFIG(17) /* a window begins at so many hits of what begins windows */
 #define END_AT CONFIG(18)   /* and ends at so many of what ends them */
 
+#define HOLD_NS 100000000ull
 #define CLONE_THREAD 0x10000
 #define BPF_RB_NO_WAKEUP 1 /* the consumer polls; waking it would cost the target more than the record */
 
@@ -109,6 +110,8 @@ enum control {
     WINDOWS_LEFT, /* so many may begin by a trigger */
     BEGIN_HITS, /* of what begins windows, since the last one */
     END_HITS,   /* of what ends them, since the window began */
+    ASKED_NS,   /* when a call asked for a window, for which the capture attaches its probes; 0: none did; OVER */
+    ASKED_BY,   /* tgid<<32|tid of that call */
 };
 
 struct thread {
@@ -566,6 +569,7 @@ int call_return(struct pt_regs *ctx)
 
 /* ── what begins and ends windows: functions of the recorded programs ── */
 
+#define OVER 1 /* the window that was asked for ended before it was begun */
 enum trigger { BEGINS = 1, ENDS = 2 }; /* of a cookie; above 16 bits WINDOW's id */
 
 /* The record stands before all of the window's, and behind them. */
@@ -581,18 +585,56 @@ static inline int tell_window(u64 begun_ns, u64 now_ns, u32 tid, u32 tgid, u32 i
     return 1;
 }
 
+/* Whether a window is due at this call of what begins them. */
+static inline int is_due(void)
+{
+    u64 *left = control(WINDOWS_LEFT), *hits = control(BEGIN_HITS);
+    if (!left || !*left || !hits)
+        return 0;
+    __sync_fetch_and_add(hits, 1);
+    return *hits >= BEGIN_AT;
+}
+
 static inline void begin_window(u64 *begun_ns, u32 tid, u32 tgid, u32 id)
 {
     u64 *left = control(WINDOWS_LEFT), *hits = control(BEGIN_HITS), *end_hits = control(END_HITS);
-    if (!left || !*left || !hits || !end_hits)
+    if (!is_due() || !left || !hits || !end_hits)
         return;
-    __sync_fetch_and_add(hits, 1);
     u64 now_ns = bpf_ktime_get_ns();
-    if (*hits < BEGIN_AT || !tell_window(now_ns, now_ns, tid, tgid, id))
+    if (!tell_window(now_ns, now_ns, tid, tgid, id))
         return;
     *hits = *end_hits = 0;
     *left -= 1;
     *begun_ns = now_ns;
+}
+
+/* 1 as long as the kernel lets a program loop: `may_goto +1`, from Linux 6.9, which no older assembler knows. */
+static inline int may_go_on(void)
+{
+    int may;
+    asm volatile("%0 = 0\n.byte 0xe5, 0, 1, 0, 0, 0, 0, 0\n%0 = 1" : "=r"(may) : : "memory");
+    return may;
+}
+
+/* Ask for a window, and wait until it has begun. No program can sleep until it is woken, so this call spins: for the time
+ * that attaching takes, at most HOLD_NS. */
+static inline void await_window(u64 ids)
+{
+    volatile u64 *asked_ns = control(ASKED_NS);
+    u64 *by = control(ASKED_BY), *hits = control(BEGIN_HITS), *end_hits = control(END_HITS);
+    if (!asked_ns || *asked_ns || !is_due() || !by || !hits || !end_hits)
+        return;
+    u64 began_ns = bpf_ktime_get_ns(), now_ns = began_ns;
+    *hits = *end_hits = 0;
+    *by = ids;
+    *asked_ns = began_ns;
+    while (may_go_on() && *asked_ns == began_ns && now_ns - began_ns < HOLD_NS) {
+        /* Slowly: of programs with more than 64 bytes on the stack, Linux 6.18 lets no more than 65535 rounds be. */
+#pragma unroll
+        for (int i = 0; i < 127; i++)
+            bpf_ktime_get_ns();
+        now_ns = bpf_ktime_get_ns();
+    }
 }
 
 static inline void end_window(u64 *begun_ns, u32 tid, u32 tgid, u32 id)
@@ -601,23 +643,42 @@ static inline void end_window(u64 *begun_ns, u32 tid, u32 tgid, u32 id)
     tell_window(0, bpf_ktime_get_ns(), tid, tgid, id);
 }
 
-int trigger(struct pt_regs *ctx)
+static inline int turn_window(struct pt_regs *ctx, int holds)
 {
     u64 ids = bpf_get_current_pid_tgid(), cookie = bpf_get_attach_cookie(ctx);
     u32 tid = (u32)ids, tgid = ids >> 32, id = (u32)(cookie >> 16);
     if (!current_thread(ids) || is_stopped())
         return 0;
-    u64 *begun_ns = control(WINDOW_NS), *hits = control(END_HITS);
-    if (!begun_ns || !hits)
+    u64 *begun_ns = control(WINDOW_NS), *hits = control(END_HITS), *asked_ns = control(ASKED_NS);
+    if (!begun_ns || !hits || !asked_ns)
         return 0;
-    if (cookie & BEGINS && !*begun_ns)
-        begin_window(begun_ns, tid, tgid, id);
-    if (!(cookie & ENDS) || !*begun_ns)
+    if (cookie & BEGINS && !*begun_ns) {
+        if (holds)
+            await_window(ids);
+        else
+            begin_window(begun_ns, tid, tgid, id);
+    }
+    if (!(cookie & ENDS) || !(*begun_ns || *asked_ns))
         return 0;
     __sync_fetch_and_add(hits, 1);
-    if (*hits >= END_AT)
+    if (*hits < END_AT)
+        return 0;
+    if (*begun_ns)
         end_window(begun_ns, tid, tgid, id);
+    else
+        *asked_ns = OVER;
     return 0;
+}
+
+int trigger(struct pt_regs *ctx)
+{
+    return turn_window(ctx, 0);
+}
+
+/* The same where probes are detached between windows: the call that begins one waits until they are attached. */
+int trigger_holding(struct pt_regs *ctx)
+{
+    return turn_window(ctx, 1);
 }
 
 /* ── functions of the kernel; NVIDIA's driver puts work off to threads of its own ── */
@@ -1056,10 +1117,13 @@ int thread_new(void *args)
     u64 ids = bpf_get_current_pid_tgid();
     u32 creator = (u32)ids, tid = FIELD(u32, 13), is_thread = FIELD(u64, 14) & CLONE_THREAD;
     struct thread *thread = current_thread(ids);
-    if (is_stopped() || (!thread && (!EVERYONE || ids >> 32 == OWN_TGID)))
+    if (is_stopped())
         return 0;
-    if (!is_thread && !CHILDREN)
+    if ((!thread && (!EVERYONE || ids >> 32 == OWN_TGID)) || (!is_thread && !CHILDREN)) {
+        /* One that had this id may have ended unseen, right after a window. */
+        bpf_map_delete_elem_(TRACKED, &tid);
         return 0;
+    }
     u32 tgid = is_thread ? ids >> 32 : tid;
     track(tid, tgid, 0);
     tell_name(THREAD_NEW, tid, tgid, creator);
@@ -1086,12 +1150,13 @@ int thread_rename(void *args)
     return 0;
 }
 
-/* Attached only without the scheduler layer, whose last switch of a thread comes later than this. */
+/* Where the scheduler layer is recorded, the last switch of a thread comes later than this: then it is attached for
+ * windows, between which no switches are seen. */
 int process_exit(void *args)
 {
     u32 tid = (u32)bpf_get_current_pid_tgid();
     struct thread *thread = bpf_map_lookup_elem_(TRACKED, &tid);
-    if (!thread)
+    if (!thread || (WITH_SCHEDULER && window()))
         return 0;
     /* Not counted where there is no room: what is kept of the thread is then kept until its id is used again. */
     struct record *r = reserve(THREAD_END, tid, thread->tgid, 0, bpf_ktime_get_ns());

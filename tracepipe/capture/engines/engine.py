@@ -266,8 +266,26 @@ class WindowedAttachment(Attachment, Protocol):
     probed: frozenset[bool]
     """Whether they see what begins windows (True), and what ends them (False)."""
 
-    def open_window(self, at_ns: int | None = None) -> int:
-        """Begin a window now, which began elsewhere at `at_ns`: its time on CLOCK_MONOTONIC."""
+    def prepare(self) -> None:
+        """Attach what is recorded in windows, unless it is. Raises CaptureUnavailable."""
+        ...
+
+    def rest(self) -> None:
+        """Detach what is recorded in windows, where it can be attached again for the next one."""
+        ...
+
+    def asked(self) -> int | None:
+        """When a call asked for a window, in which it waits until `let_go`; None if none does."""
+        ...
+
+    def let_go(self) -> bool:
+        """Let the call that asked for a window go on; whether the window was over before it was begun."""
+        ...
+
+    def open_window(self, since_ns: int, at_ns: int | None = None) -> int:
+        """Begin a window now, which began elsewhere at `at_ns`: its time on CLOCK_MONOTONIC. It is due
+        `since_ns`, and begins later where probes are to be attached. Raises CaptureUnavailable.
+        """
         ...
 
     def close_window(self, cause: Cause, at_ns: int | None = None) -> int:

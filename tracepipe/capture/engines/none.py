@@ -41,7 +41,21 @@ class NothingRecorded:
     def start(self) -> None:
         """There is nothing to start."""
 
-    def open_window(self, at_ns: int | None = None) -> int:
+    def prepare(self) -> None:
+        """There is nothing to attach."""
+
+    def rest(self) -> None:
+        """There is nothing to detach."""
+
+    def asked(self) -> int | None:
+        """No call asks for a window."""
+        return None
+
+    def let_go(self) -> bool:
+        """No call waits."""
+        return False
+
+    def open_window(self, since_ns: int, at_ns: int | None = None) -> int:
         """Begin a window: its time on CLOCK_MONOTONIC."""
         return self._turn(Cause.START, at_ns, begins=True)
 

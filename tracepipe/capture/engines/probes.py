@@ -14,13 +14,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from tracepipe.capture.bpf import bpf
-from tracepipe.capture.bpf.attach import Links, attach_kprobes, attach_triggers, attach_uprobes
-from tracepipe.capture.bpf.bytecode import FIELDS, HOOK_FIELDS, Constant, Field, filled_in
+from tracepipe.capture.bpf.bytecode import Constant, Field, filled_in
 from tracepipe.capture.bpf.maps import Control, Maps
 from tracepipe.capture.bpf.ring import Ring
-from tracepipe.capture.bpf.specs import is_paired, spec_of, text_field
+from tracepipe.capture.bpf.specs import is_paired, spec_of
 from tracepipe.capture.engines.engine import Coverage, Turn
-from tracepipe.capture.find.tracefs import field_offsets, tracepoint_id, tracing_folder
+from tracepipe.capture.engines.probing import TEXTS, Probing
 from tracepipe.capture.machine.refusals import Operation, explain
 from tracepipe.capture.machine.threads import comm_of, own_namespace, running_threads
 from tracepipe.capture.records.loss import Loss
@@ -28,24 +27,12 @@ from tracepipe.capture.records.record import DROP_LAYERS, UNSEEN, window_record,
 from tracepipe.capture.records.render import RecordRenderer
 from tracepipe.capture.records.syscalls import SYSCALLS
 from tracepipe.capture.request import Cause, Notify, Plan
-from tracepipe.hooks.hook import RECORDED_LAYERS, FilePlace, KernelPlace, TracepointPlace
+from tracepipe.hooks.hook import RECORDED_LAYERS, FilePlace, KernelPlace
 
-_RAW_TRACEPOINTS = {"syscall_enter": "sys_enter", "syscall_exit": "sys_exit"}
-_SCHEDULER = {
-    "sched_switch": "sched/sched_switch",
-    "sched_wakeup": "sched/sched_wakeup",
-    "sched_migrate": "sched/sched_migrate_task",
-}
-_FOLLOWING = {
-    "process_exec": "sched/sched_process_exec",
-    "thread_new": "task/task_newtask",
-    "thread_rename": "task/task_rename",
-}
-_NO_FIELD: Field = (8, 1)  # a byte that every tracepoint's record has: 0 to 8 is not for programs
 _COMM_BYTES = 16
+_OVER = 1  # of Control.ASKED_NS: OVER of probes.bpf.c
 _MISSED = "at most: the kernel ran no program, as another was under way on the processor"
 _UNSEEN = "wakeups and migrations in interrupts of perf or of another BPF program, where the kernel runs none"
-_NO_TEXTS: dict[int, int] = {Constant.TEXT_0: 0, Constant.TEXT_1: 0, Constant.TEXT_2: 0, Constant.TEXT_3: 0}
 
 
 class ProbeAttachment:
@@ -55,7 +42,7 @@ class ProbeAttachment:
         """Attach all of the plan. Raises CaptureUnavailable."""
         self._programs, self._plan, self._notify = programs, plan, notify
         self._syscalls = SYSCALLS[platform.machine()]
-        self._links = Links()
+        self._probing: Probing | None = None
         self._is_stopped = False
         self._namespace = own_namespace()
         self.coverage = Coverage()
@@ -66,6 +53,7 @@ class ProbeAttachment:
         self._polled_ns = time.monotonic_ns()
         self._pending: list[bytes] = []
         self._turns: list[Turn] = []
+        self._said_refused: set[int] = set()
         triggers = plan.windows.places if plan.windows else ()
         self.probed = frozenset(trigger.begins for trigger in triggers)
         pairs = plan.filters.min_duration_ns > 0 or any(
@@ -86,6 +74,7 @@ class ProbeAttachment:
         except BaseException:
             self.close()
             raise
+        self._cover()
 
     @property
     def is_unordered(self) -> bool:
@@ -113,22 +102,57 @@ class ProbeAttachment:
                     known.add(thread.tid)
                     self._names[thread.tid] = comm_of(thread.pid, thread.tid)
 
-    def open_window(self, at_ns: int | None = None) -> int:
-        """Begin a window now, which began elsewhere at `at_ns`: its time on CLOCK_MONOTONIC."""
+    def prepare(self) -> None:
+        """Attach what is recorded in windows, unless it is. Raises CaptureUnavailable."""
+        assert self._probing is not None
+        try:
+            self._probing.complete()
+        except OSError as error:
+            raise explain(Operation.ANY, error) from error
+        self._say_refused()
+
+    def rest(self) -> None:
+        """Detach what is recorded in windows, where it can be attached again for the next one."""
+        if self._probing is not None and self._probing.is_whole and self._probing.rests:
+            self._probing.rest()
+
+    def asked(self) -> int | None:
+        """When a call asked for a window, in which it waits until `let_go`; None if none does."""
+        asked_ns = self._maps.control[Control.ASKED_NS]
+        return time.monotonic_ns() if asked_ns == _OVER else asked_ns or None
+
+    def let_go(self) -> bool:
+        """Let the call that asked for a window go on; whether the window was over before it was begun."""
+        is_over = self._maps.control[Control.ASKED_NS] == _OVER
+        self._maps.control[Control.ASKED_NS] = 0
+        return is_over
+
+    def open_window(self, since_ns: int, at_ns: int | None = None) -> int:
+        """Begin a window now, which began elsewhere at `at_ns`: its time on CLOCK_MONOTONIC. It is due
+        `since_ns`, and begins later where probes are to be attached. Raises CaptureUnavailable.
+        """
+        assert self._probing is not None
+        is_late = not self._probing.is_whole
+        self.prepare()
+        by, left = 0, self._maps.control[Control.WINDOWS_LEFT]
+        if self.asked() is not None:
+            by = self._maps.control[Control.ASKED_BY]
+            self._maps.control[Control.WINDOWS_LEFT] = max(left, 1) - 1
         # What stands in the ring yet comes before the window, and before what says so.
-        now_ns = self._tell_window(Cause.START, at_ns, begins=True)
+        self._take()
+        begun_ns = time.monotonic_ns()
+        now_ns = begun_ns if at_ns is None else at_ns
+        waited_ns = max(begun_ns - since_ns, 0) if is_late else 0
+        self._pending.append(window_record(now_ns, Cause.START, begins=True, by=by, waited_ns=waited_ns))
         self._maps.control[Control.WINDOW_NS] = now_ns
         return now_ns
 
     def close_window(self, cause: Cause, at_ns: int | None = None) -> int:
         """End the window that is open, now, which ended elsewhere at `at_ns`: the time."""
         self._maps.control[Control.WINDOW_NS] = 0
-        return self._tell_window(cause, at_ns, begins=False)
-
-    def _tell_window(self, cause: Cause, at_ns: int | None, *, begins: bool) -> int:
         self._take()
         now_ns = time.monotonic_ns() if at_ns is None else at_ns
-        self._pending.append(window_record(now_ns, cause, begins=begins))
+        self._pending.append(window_record(now_ns, cause, begins=False))
         return now_ns
 
     def arm(self, windows: int) -> None:
@@ -177,7 +201,8 @@ class ProbeAttachment:
             losses.append(Loss(layer, count, self._polled_ns, now_ns, reason, cpu))
         if unseen:
             losses.append(Loss("scheduler", unseen, self._polled_ns, now_ns, _UNSEEN))
-        for layer, missed in self._links.misses.take(now_ns, is_final=self._is_stopped).items():
+        missed_of = self._probing.missed(now_ns, is_final=self._is_stopped) if self._probing else {}
+        for layer, missed in missed_of.items():
             losses.append(Loss(layer, missed, self._polled_ns, now_ns, _MISSED))
         self._polled_ns = now_ns
         return losses
@@ -194,13 +219,10 @@ class ProbeAttachment:
         """Record no more, and detach. Again: does nothing."""
         self._is_stopped = True
         self._maps.control[Control.STOPPED] = 1
+        self.let_go()
         bpf.map_clear(self._maps["tracked"], 4)
-        # First and here: as long as these exist, every process that calls the functions pays for them.
-        for link in self._links.multi:
-            os.close(link)
-        if self._links.single:
-            _close_in_background(self._links.single)
-        self._links.multi, self._links.single = [], []
+        if self._probing is not None:
+            self._detach(self._probing)
         processors = self._maps.processors
         for slot, total in enumerate(self._maps.filtered):
             layer = DROP_LAYERS[slot // processors]
@@ -208,10 +230,19 @@ class ProbeAttachment:
                 self.filtered[layer] = self.filtered.get(layer, 0) + total
                 self._maps.filtered[slot] = 0
 
+    def _detach(self, probing: Probing) -> None:
+        quick, slow = probing.take()
+        # First and here: as long as these exist, every process that calls the functions pays for them.
+        for link in quick:
+            os.close(link)
+        if slow:
+            _close_in_background(slow)
+
     def close(self) -> None:
         """Detach, if that was not done, and give the ring and the maps back."""
         self.stop()
-        self._links.misses.close()
+        if self._probing is not None:
+            self._probing.close()
         self._ring.close()
         self._maps.close()
 
@@ -232,15 +263,15 @@ class ProbeAttachment:
             Constant.NAMESPACE_INO: inode,
             Constant.PROBE: 0,
             Constant.OWN_TGID: os.getpid(),
-            **_NO_TEXTS,
+            **dict.fromkeys(TEXTS, 0),
             Constant.MAY_SLEEP: 0,
             Constant.BEGIN_AT: plan.windows.begin_at if plan.windows else 0,
             Constant.END_AT: plan.windows.end_at if plan.windows else 0,
         }
 
-    def _code(self, program: str, fields: Mapping[int, Field], own: Mapping[int, int] | None = None) -> bytes:
+    def _code(self, program: str, fields: Mapping[int, Field], own: Mapping[int, int]) -> bytes:
         """The bytecode with the plan's constants, and those of this copy of it alone."""
-        constants = {**self._constants, **(own or {})}
+        constants = {**self._constants, **own}
         return filled_in(self._programs[program], self._maps.descriptors, constants, fields)
 
     def _attach(self) -> None:
@@ -248,85 +279,12 @@ class ProbeAttachment:
         self._maps.put_specs(b"".join(spec_of(probe, plan.filters) for probe in plan.probes))
         if "syscall" in plan.own:
             self._maps.want_syscalls(list(self._syscalls))
-        folder = tracing_folder()
-        points = {**_FOLLOWING}
-        if "scheduler" not in plan.own:
-            points["process_exit"] = "sched/sched_process_exit"
-        else:
-            points |= _SCHEDULER
-        # Who is followed first, so that nobody is met in the middle of a call without need.
-        self._attach_tracepoints(folder, points)
-        if "syscall" in plan.own:
-            for program, point in _RAW_TRACEPOINTS.items():
-                self._attach_raw_tracepoint(program, point)
-        self._attach_hooked_tracepoints(folder)
-        patient = self._code("call_enter", {}, {Constant.MAY_SLEEP: 1})
-        triggers = plan.windows.places if plan.windows else ()
-        code = self._code("trigger", {})
-        # What was attached last runs first: the call that begins a window is in it, and the one that ends it.
-        attach_triggers(self._links, [one for one in triggers if not one.begins], code)
-        attach_uprobes(self._links, plan.probes, self._pair("call"), patient)
-        attach_triggers(self._links, [one for one in triggers if one.begins], code)
-        if any(isinstance(probe.place, KernelPlace) for probe in plan.probes):
-            attach_kprobes(self._links, plan.probes, self._pair("driver"))
-        self._cover()
-
-    def _pair(self, kind: str) -> dict[bool, bytes]:
-        return {True: self._code(f"{kind}_return", {}), False: self._code(f"{kind}_enter", {})}
-
-    def _attach_tracepoints(self, folder: Path, points: dict[str, str]) -> None:
-        fields: dict[int, Field] = {}
-        offsets = {point: field_offsets(folder, point) for point in points.values()}
-        for number, (point, name) in FIELDS.items():
-            if name in offsets.get(point, {}):
-                fields[number] = (offsets[point][name], 0)
-        for program, point in points.items():
-            code, identifier = self._code(program, fields), tracepoint_id(folder, point)
-            self._attach_tracepoint(program, code, identifier, None)
-
-    def _attach_hooked_tracepoints(self, folder: Path) -> None:
-        for index, probe in enumerate(self._plan.probes):
-            if isinstance(probe.place, TracepointPlace):
-                arguments = probe.signature.arguments
-                given = [_NO_FIELD if a.kind == "str" else (a.position, a.bits // 8) for a in arguments]
-                fields = dict(zip(HOOK_FIELDS, given + [_NO_FIELD] * len(HOOK_FIELDS), strict=False))
-                texts = [text_field(argument) for argument in arguments if argument.kind == "str"]
-                own: dict[int, int] = {Constant.PROBE: index, **dict(zip(_NO_TEXTS, texts, strict=False))}
-                code = self._code("tracepoint_hit", fields, own)
-                identifier = tracepoint_id(folder, probe.place.point)
-                self._attach_tracepoint("tracepoint_hit", code, identifier, probe.layer)
-
-    def _attach_tracepoint(self, name: str, code: bytes, identifier: int, missed: str | None) -> None:
-        """`missed`: the layer of what the program misses; None: threads are not followed then."""
-        loaded = bpf.load_program(name, code, bpf.PROG_TYPE_TRACEPOINT)
-        try:
-            self._links.single.append(bpf.attach_tracepoint(loaded, identifier))
-            if name not in _SCHEDULER:  # whose programs count by thread
-                self._links.misses.watch(loaded, missed)
-        finally:
-            os.close(loaded)  # the event holds it
-
-    def _attach_raw_tracepoint(self, name: str, point: str) -> None:
-        loaded = bpf.load_program(name, self._code(name, {}), bpf.PROG_TYPE_RAW_TRACEPOINT)
-        try:
-            self._links.multi.append(bpf.attach_raw_tracepoint(loaded, point))
-        finally:
-            os.close(loaded)  # the link holds it
+        self._probing = Probing(plan, self._code)
+        self._probing.attach()
 
     def _cover(self) -> None:
         """Say which layers are recorded, and which functions are not."""
-        refused = self._links.refused
-        for places, why in (
-            (FilePlace, "their first instruction cannot be probed"),
-            (KernelPlace, "the kernel does not let them be probed"),
-        ):
-            names = {
-                p.symbol
-                for i, p in enumerate(self._plan.probes)
-                if i in refused and isinstance(p.place, places)
-            }
-            if names:
-                self._notify(f"not recorded, {why}: {', '.join(sorted(names))}")
+        refused = self._say_refused()
         for layer in self._plan.layers:
             mine = {index for index, probe in enumerate(self._plan.probes) if probe.layer == layer}
             if mine and mine <= refused and layer not in self._plan.own:
@@ -336,6 +294,20 @@ class ProbeAttachment:
             else:
                 self.coverage.got.append(layer)
         self.coverage.got.sort(key=RECORDED_LAYERS.index)
+
+    def _say_refused(self) -> set[int]:
+        """Say which functions are not recorded, of those that was not said of; all of them."""
+        refused = self._probing.refused if self._probing else set()
+        for places, why in (
+            (FilePlace, "their first instruction cannot be probed"),
+            (KernelPlace, "the kernel does not let them be probed"),
+        ):
+            probes = [self._plan.probes[number] for number in refused - self._said_refused]
+            names = {probe.symbol for probe in probes if isinstance(probe.place, places)}
+            if names:
+                self._notify(f"not recorded, {why}: {', '.join(sorted(names))}")
+        self._said_refused |= refused
+        return refused
 
 
 def _make_room_for_links() -> None:

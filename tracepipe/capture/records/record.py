@@ -68,9 +68,11 @@ _NO_EVENTS = bytes({MORE, SERVED, THREAD_NEW, THREAD_NAME, TEXT, THREAD_IDS, WIN
 _WINDOW = bytes({WINDOW})
 
 
-def window_record(ts_ns: int, number: int, *, begins: bool) -> bytes:
-    """A WINDOW as the kernel side writes it."""
-    return RECORD.pack(ts_ns, 0, 0, number, WINDOW, 0, 0, begins, 0, 0, 0)
+def window_record(ts_ns: int, number: int, *, begins: bool, by: int = 0, waited_ns: int = 0) -> bytes:
+    """A WINDOW as the kernel side writes it; `by`: tgid<<32|tid of the call that did this. In a[1] is how
+    long one that begins was waited for.
+    """
+    return RECORD.pack(ts_ns, by & 0xFFFFFFFF, by >> 32, number, WINDOW, 0, 0, begins, waited_ns, 0, 0)
 
 
 def windows_in(chunk: bytes) -> list[tuple[int, bool]]:

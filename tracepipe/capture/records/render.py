@@ -155,7 +155,7 @@ class RecordRenderer:
             elif kind == EVENT:
                 head, args = calls.hit(number, teller(tid, cpu), torn, a0, a1, a2, a3)
             elif kind == WINDOW:
-                self._turn(lines, ts_ns, number, a0, (tgid, tid, cpu))
+                self._turn(lines, ts_ns, number, a0, a1, (tgid, tid, cpu))
                 continue
             else:
                 self._belongs(kind, tid, tgid, cpu, number, a0, a1, a2, a3)
@@ -225,7 +225,7 @@ class RecordRenderer:
         before = _BEGAN_BEFORE if self._causes else BEGAN_BEFORE
         lines.event(self._start_ns, head.begun(), *where, before)
 
-    def _turn(self, lines: Lines, ts_ns: int, cause: int, begins: int, where: Where) -> None:
+    def _turn(self, lines: Lines, ts_ns: int, cause: int, begins: int, waited_ns: int, where: Where) -> None:
         """A window begins or ends. Two programs may begin one at the same time: it is one then."""
         if bool(begins) == self._is_open:
             return
@@ -239,7 +239,8 @@ class RecordRenderer:
         record = {"ts_ns": ts_ns, "type": "window", "window": self._windows, "phase": "B" if begins else "E"}
         pid, tid = self._ids.get(where[1], where[:2])
         by = {"pid": pid, "tid": tid} if pid else {}
-        lines.record(record | by | {"cause": self._causes[cause]})
+        waited = {"waited_ns": waited_ns} if waited_ns else {}
+        lines.record(record | by | {"cause": self._causes[cause]} | waited)
 
     def _end_all(self, lines: Lines, ts_ns: int) -> None:
         """What is under way when a window ends, ends with it, the inner before the outer."""

@@ -1,0 +1,243 @@
+"""The programs of a capture in their places.
+
+What is attached stands for all of the capture, or for its windows alone: between them, those are detached
+where the kernel can attach them again at once (one link for all functions of a file, Linux 6.6).
+
+    standing                                   of windows
+    ───────────────────────────────────────    ─────────────────────────────────────
+    who is recorded: exec, clone, names        functions
+    what begins and ends windows               system calls, the scheduler
+    functions that give kernels their names    tracepoints of hooks
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from tracepipe.capture.bpf import bpf
+from tracepipe.capture.bpf.attach import (
+    Links,
+    Opened,
+    attach_kprobes,
+    attach_triggers,
+    attach_uprobes,
+    has_sleeping,
+)
+from tracepipe.capture.bpf.bytecode import FIELDS, HOOK_FIELDS, Constant, Field
+from tracepipe.capture.bpf.specs import text_field
+from tracepipe.capture.find.tracefs import field_offsets, tracepoint_id, tracing_folder
+from tracepipe.capture.request import Plan
+from tracepipe.hooks.hook import FilePlace, Probe, TracepointPlace
+
+_RAW_TRACEPOINTS = {"syscall_enter": "sys_enter", "syscall_exit": "sys_exit"}
+_SCHEDULER = {
+    "sched_switch": "sched/sched_switch",
+    "sched_wakeup": "sched/sched_wakeup",
+    "sched_migrate": "sched/sched_migrate_task",
+}
+_FOLLOWING = {
+    "process_exec": "sched/sched_process_exec",
+    "thread_new": "task/task_newtask",
+    "thread_rename": "task/task_rename",
+}
+_EXIT = {"process_exit": "sched/sched_process_exit"}
+_NO_FIELD: Field = (8, 1)  # a byte that every tracepoint's record has: 0 to 8 is not for programs
+TEXTS = (Constant.TEXT_0, Constant.TEXT_1, Constant.TEXT_2, Constant.TEXT_3)
+"""Constants of a hooked tracepoint's own copy."""
+
+
+class _Point(NamedTuple):
+    """A tracepoint: its program's name and bytecode, its own id, and the layer of what the program misses;
+    None: threads are not followed then.
+    """
+
+    name: str
+    code: bytes
+    identifier: int
+    missed: str | None
+
+
+Code = Callable[[str, Mapping[int, Field], Mapping[int, int]], bytes]
+"""The bytecode of a program with its fields, and with constants of this copy alone."""
+
+
+class Probing:
+    """What a plan has to attach, and what is attached of it."""
+
+    def __init__(self, plan: Plan, code: Code) -> None:
+        """Make the programs ready. Raises CaptureUnavailable."""
+        self.refused: set[int] = set()
+        """Probes that the kernel would not set."""
+        self.is_whole = False
+        """Whether all is attached."""
+        self._plan, self._code = plan, code
+        self._opened = Opened()
+        self._standing, self._windowed = Links(self.refused), Links(self.refused)
+        self._detaching: list[list[int]] = []
+        self._ready: list[tuple[int, _Point]] = []
+        self._holds = False
+        windows, folder = plan.windows, tracing_folder()
+        turning = {trigger.place for trigger in windows.places} if windows else set()
+        probes = dict(enumerate(plan.probes))
+        standing = {n: probe for n, probe in probes.items() if _names(probe) or probe.place in turning}
+        self._functions = standing, {n: probe for n, probe in probes.items() if n not in standing}
+        self._calls, self._driver = self._pair("call"), self._pair("driver")
+        self._patient = code("call_enter", {}, {Constant.MAY_SLEEP: 1})
+        following = _FOLLOWING if "scheduler" in plan.own and windows is None else _FOLLOWING | _EXIT
+        scheduler = self._points(folder, _SCHEDULER) if "scheduler" in plan.own else []
+        self._following = self._points(folder, following)
+        self._of_windows = [*scheduler, *self._hooked(folder)]
+        self._missed: Counter[str | None] = Counter()
+
+    @property
+    def rests(self) -> bool:
+        """Whether what is of windows can be detached between them: where the kernel attaches it at once, and
+        holds the call that begins a window meanwhile.
+        """
+        windows = self._plan.windows
+        if windows is None or self._windowed.single:
+            return False
+        return self._holds or not any(trigger.begins for trigger in windows.places)
+
+    def attach(self) -> None:
+        """Attach all. Raises OSError, CaptureUnavailable."""
+        triggers = self._plan.windows.places if self._plan.windows else ()
+        # Who is followed first, so that nobody is met in the middle of a call without need.
+        self._load(self._following)
+        self._attach_points(self._standing)
+        # What was attached last runs first: the call that begins a window is in it, and the one that ends it.
+        ends, begins = [one for one in triggers if not one.begins], [one for one in triggers if one.begins]
+        attach_triggers(self._standing, self._opened, ends, self._plain("trigger"))
+        self._attach_functions(self._standing, self._functions[0])
+        holding = self._plain("trigger_holding")
+        self._holds = bool(begins) and has_sleeping(self._opened, holding)
+        code = holding if self._holds else self._plain("trigger")
+        attach_triggers(self._standing, self._opened, begins, code, holds=self._holds)
+        self._load(self._of_windows)
+        self.complete()
+
+    def complete(self) -> None:
+        """Attach what is of windows, unless it is. Raises OSError."""
+        if not self.is_whole:
+            self._attach_functions(self._windowed, self._functions[1])
+            if "syscall" in self._plan.own:
+                for name, point in _RAW_TRACEPOINTS.items():
+                    loaded = self._opened.program(name, self._plain(name), bpf.PROG_TYPE_RAW_TRACEPOINT)
+                    self._windowed.multi.append(bpf.attach_raw_tracepoint(loaded, point))
+            self._attach_points(self._windowed)
+            self.is_whole = True
+
+    def rest(self) -> None:
+        """Detach what is of windows: on threads, as every close waits for the kernel. The probes of a link
+        are gone from the programs when its close begins to wait.
+        """
+        self.is_whole = False
+        links, self._windowed = self._windowed, Links(self.refused)
+        self._missed.update(links.misses.take(0, is_final=True))
+        links.misses.close()
+        self._detaching = [waiting for waiting in self._detaching if waiting]
+        for waiting in (*([link] for link in links.multi), links.events):
+            self._detaching.append(waiting)
+            threading.Thread(target=_close_all, args=(waiting,), daemon=True).start()
+        self._load(self._of_windows)
+
+    def take(self) -> tuple[list[int], list[int]]:
+        """What closes at once, and what is slow: all that holds probes in place is the caller's to close."""
+        self.is_whole = False
+        quick, slow = list[int](), list[int]()
+        for links in (self._standing, self._windowed):
+            quick += links.multi
+            slow += links.single + links.events
+            links.multi, links.single, links.events = [], [], []
+        for waiting in self._detaching:
+            with suppress(IndexError):
+                while True:
+                    slow.append(waiting.pop())
+        quick += [loaded for loaded, _ in self._ready]
+        self._ready = []
+        self._opened.close()
+        return quick, slow
+
+    def missed(self, now_ns: int, *, is_final: bool) -> dict[str | None, int]:
+        """Layer → hits since the last call for which the kernel ran no program; `Misses` says when."""
+        missed, self._missed = self._missed, Counter()
+        for links in (self._standing, self._windowed):
+            missed.update(links.misses.take(now_ns, is_final=is_final))
+        return missed
+
+    def close(self) -> None:
+        """Give back what counts misses."""
+        self._standing.misses.close()
+        self._windowed.misses.close()
+
+    def _plain(self, program: str) -> bytes:
+        return self._code(program, {}, {})
+
+    def _pair(self, kind: str) -> dict[bool, bytes]:
+        return {True: self._plain(f"{kind}_return"), False: self._plain(f"{kind}_enter")}
+
+    def _attach_functions(self, links: Links, probes: Mapping[int, Probe]) -> None:
+        attach_uprobes(links, self._opened, probes, self._calls, self._patient)
+        attach_kprobes(links, self._opened, probes, self._driver)
+
+    def _load(self, points: list[_Point]) -> None:
+        """Make programs of tracepoints ready: each for one time, as none can be attached while the event
+        that it was attached to is being detached.
+        """
+        for point in points:
+            loaded = bpf.load_program(point.name, point.code, bpf.PROG_TYPE_TRACEPOINT)
+            self._ready.append((loaded, point))
+
+    def _attach_points(self, links: Links) -> None:
+        while self._ready:
+            loaded, point = self._ready[0]
+            links.events.append(bpf.attach_tracepoint(loaded, point.identifier))
+            if point.name not in _SCHEDULER:  # whose programs count by thread
+                links.misses.watch(loaded, point.missed)
+            os.close(loaded)  # the event holds it
+            del self._ready[0]
+
+    def _points(self, folder: Path, points: Mapping[str, str]) -> list[_Point]:
+        made = []
+        for program, point in points.items():
+            offsets = field_offsets(folder, point)
+            fields: dict[int, Field] = {
+                number: (offsets[field], 0)
+                for number, (of, field) in FIELDS.items()
+                if of == point and field in offsets
+            }
+            code = self._code(program, fields, {})
+            made.append(_Point(program, code, tracepoint_id(folder, point), None))
+        return made
+
+    def _hooked(self, folder: Path) -> list[_Point]:
+        made = []
+        for index, probe in enumerate(self._plan.probes):
+            if isinstance(probe.place, TracepointPlace):
+                arguments = probe.signature.arguments
+                given = [_NO_FIELD if a.kind == "str" else (a.position, a.bits // 8) for a in arguments]
+                fields = dict(zip(HOOK_FIELDS, given + [_NO_FIELD] * len(HOOK_FIELDS), strict=False))
+                texts = [text_field(argument) for argument in arguments if argument.kind == "str"]
+                own: dict[int, int] = {Constant.PROBE: index, **dict(zip(TEXTS, texts, strict=False))}
+                code = self._code("tracepoint_hit", fields, own)
+                identifier = tracepoint_id(folder, probe.place.point)
+                made.append(_Point("tracepoint_hit", code, identifier, probe.layer))
+        return made
+
+
+def _names(probe: Probe) -> bool:
+    """Whether it gives a handle its name, which launches in a later window have."""
+    return probe.hook.effect == "name" and isinstance(probe.place, FilePlace)
+
+
+def _close_all(waiting: list[int]) -> None:
+    """Close one after the other, as long as nobody else takes them."""
+    with suppress(IndexError):
+        while True:
+            os.close(waiting.pop(0))
