@@ -19,6 +19,7 @@ import pytest
 from tests.support.program import PYTHONPATH
 from tests.support.standin import needs
 from tests.support.waiting import wait_until
+from tracepipe.capture.find.elf import Elf
 from tracepipe.recording.files import open_input
 
 TRACEPIPE = [sys.executable, "-m", "tracepipe"]
@@ -194,21 +195,67 @@ def test_what_a_killed_capture_leaves(capture: Capture) -> None:
     assert_whole(capture.output, done.stdout)
 
 
-def test_a_capture_that_is_killed_in_a_window_leaves_what_can_be_read(capture: Capture) -> None:
+@pytest.mark.parametrize("killed", ["the capture", "the program"])
+@pytest.mark.parametrize("windows", [1.5, 2])
+def test_what_is_killed_leaves_whole_windows_and_no_probe(
+    capture: Capture, killed: str, windows: float
+) -> None:
+    """In the second window, and after it."""
     part = Path(f"{capture.output}.part")
-    capture.options += ["--start-on", "signal"]
+    capture.options += ["--start-on", "signal", "--repeat", "9"]
+    capture.command[-3] = "1000000"
     with capture.start(stdout=subprocess.DEVNULL) as process:
         assert process.stderr is not None
         assert f"kill -USR2 {process.pid} " in process.stderr.readline()
-        process.send_signal(signal.SIGUSR2)
-        wait_until(lambda: size_of(part) > 5000)
-        process.kill()
-    found = records(part)
-    assert [(turn["phase"], turn["cause"]) for turn in found if turn["type"] == "window"] == [("B", "signal")]
-    assert [one["type"] for one in found[:3]] == ["header", "window", "userspace"]
-    converted = [*TRACEPIPE, "convert", str(part), "--format", "text", "-o", "-"]
-    shown = subprocess.run(converted, capture_output=True, text=True, env=ENVIRONMENT, check=True).stdout
-    assert "window 1" in shown
+        wait_until(part.exists)
+        for turn in range(1, int(2 * windows) + 1):
+            process.send_signal(signal.SIGUSR2)
+            wait_until(lambda turn=turn: turns_in(part) == turn)  # type: ignore[misc]
+        (program,) = map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
+        if windows == 1.5:
+            assert first_byte_of("cuCtxGetCurrent", capture.command[0], program) == b"\xcc"
+        os.kill(process.pid if killed == "the capture" else program, signal.SIGKILL)
+        if killed == "the capture":
+            wait_until(lambda: first_byte_of("cuCtxGetCurrent", capture.command[0], program) != b"\xcc")
+            os.kill(program, signal.SIGKILL)
+    found = records(part if killed == "the capture" else capture.output)
+    phases = [record["phase"] for record in found if record["type"] == "window"]
+    assert phases[: int(2 * windows)] == ["B", "E", "B", "E"][: int(2 * windows)]
+    if killed == "the program":
+        assert (found[-1]["ended_by"], phases) == ("signal 9 (SIGKILL)", ["B", "E", "B", "E"])
+    within = 0
+    for record in found:
+        within += {"B": 1, "E": -1}[record["phase"]] if record["type"] == "window" else 0
+        assert within or record["type"] in ("header", "window", "footer")
+    converted = [*TRACEPIPE, "convert", str(part if part.exists() else capture.output), "--format", "text"]
+    shown = subprocess.run(
+        [*converted, "-o", "-"], capture_output=True, text=True, env=ENVIRONMENT, check=True
+    ).stdout
+    assert "window 2" in shown
+
+
+def turns_in(part: Path) -> int:
+    """How many windows began or ended in a recording so far."""
+    return part.read_bytes().count(b'"type":"window"')
+
+
+def first_byte_of(function: str, program: str, pid: int) -> bytes:
+    """Of a function of the stand-in for libcuda in a process: a breakpoint where it is probed."""
+    library = str(Path(program).with_name("libcuda.so.1"))
+    with Elf(library) as elf:
+        offset = next(elf.file_offset(at) for name, at in elf.functions() if name == function)
+    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+        span, rights, at, *_, path = line.split()
+        start, end = (int(word, 16) for word in span.split("-"))
+        if (
+            "x" in rights
+            and Path(path).name == Path(library).resolve().name
+            and 0 <= offset - int(at, 16) < end - start
+        ):
+            with Path(f"/proc/{pid}/mem").open("rb") as memory:
+                memory.seek(start + offset - int(at, 16))
+                return memory.read(1)
+    raise AssertionError(f"{library} is not mapped")
 
 
 # The disk -----------------------------------------------------------------------------------------------
