@@ -27,7 +27,7 @@ cuda = ctypes.CDLL("libcuda.so.1")
 for at in range(int(sys.argv[1])):
     if at % 10 == 2:
         cuda.cuProfilerStart()
-        time.sleep(0.5)
+        time.sleep(1.5)
     cuda.cuInit(at)
     if at % 10 == 5:
         cuda.cuProfilerStop()
@@ -73,7 +73,7 @@ def turns(trace: Trace) -> list[tuple[int, str, str]]:
 
 def test_the_profilers_calls_begin_and_end_windows(tmp_path: Path, standin: Path) -> None:
     windows = Windows(start_on="profiler", repeat=2)
-    trace, summary, _ = recorded(tmp_path, standin, 30, 0, windows=windows)
+    trace, summary, _ = recorded(tmp_path, standin, 20, 0, windows=windows)
     assert inits(trace) == [2, 3, 4, 5, 12, 13, 14, 15]
     assert turns(trace) == [(n, phase, "profiler") for n in (1, 2) for phase in "BE"]
     assert (summary.ended_by, summary.exit_code, summary.windows.count) == ("profiler", 0, 2)
