@@ -23,6 +23,8 @@ from tracepipe.layout.timeline import Drawn, Track
 _PINS_MAX: Final = 10
 # Of them threads that launch, which do it at least a tenth as often as the one that does it most.
 _CALLERS_MAX, _CALLERS_APART = 4, 10
+# So many streams are looked at for names that several GPUs have.
+_STREAMS_MAX: Final = 1000
 _OTHER, _STREAM, _CALLS = range(3)
 _KINDS: Final = {"gpu": _STREAM, "userspace": _CALLS}
 
@@ -35,20 +37,18 @@ class FirstScreen:
         self._kind: Bytes = np.zeros(0, np.uint8)
         self._begins: Int64s = np.zeros(0, np.int64)
         """By row: what is on its track, and how many slices, of calls those that launch."""
-        self._tracks: dict[int, Track] = {}
-        """Those rows that may be shown."""
+        self._tracks: list[Track] = []
         self._counters: dict[int, Track] = {}
         """By GPU how many warps run."""
 
     def meet(self, row: int, track: Track) -> None:
         """Look at the track of a row."""
         self._kind, self._begins = grown(self._kind, row + 1, _OTHER), grown(self._begins, row + 1, 0)
-        self._kind[row] = kind = _KINDS.get(track.category, _OTHER) if track.kind == "slices" else _OTHER
-        if kind != _OTHER:
-            self._tracks[row] = track
+        self._kind[row] = _KINDS.get(track.category, _OTHER) if track.kind == "slices" else _OTHER
 
     def see(self, drawn: Drawn) -> None:
         """Look at operations, whose rows were met."""
+        self._tracks = drawn.book.tracks
         kind, row, ts_ns, event = (
             drawn.ops.columns[key][drawn.order] for key in ("kind", "row", "ts", "event")
         )
@@ -82,16 +82,15 @@ class FirstScreen:
 
     def _pins(self) -> list[str]:
         """Names of tracks as the UI has them: calls of threads that launch, warps, busy streams."""
-        calls = {row: int(self._begins[row]) for row in self._tracks if self._kind[row] == _CALLS}
-        least = max(1, max(calls.values(), default=0) // _CALLERS_APART)
-        callers = sorted((row for row in calls if calls[row] >= least), key=lambda row: -calls[row])
-        pins = [self._called(self._tracks[row]) for row in callers[:_CALLERS_MAX]]
+        callers = self._busiest(_CALLS)
+        least = max(1, int(self._begins[callers[0]]) // _CALLERS_APART) if len(callers) else 1
+        callers = callers[self._begins[callers] >= least]
+        pins = [self._called(self._tracks[row]) for row in callers[:_CALLERS_MAX].tolist()]
         alike = Counter(counter.name for counter in self._counters.values())
         streams: Counter[str] = Counter()
-        for row, track in self._tracks.items():
-            if self._kind[row] == _STREAM:
-                alike[track.name] += 1
-                streams[track.name] += int(self._begins[row])
+        for row in self._busiest(_STREAM)[:_STREAMS_MAX].tolist():
+            alike[self._tracks[row].name] += 1
+            streams[self._tracks[row].name] += int(self._begins[row])
         warps = dict.fromkeys(counter.name for counter in self._counters.values())
         room = _PINS_MAX - len(pins)
         for name in [*warps, *(name for name, _ in streams.most_common())]:
@@ -100,6 +99,11 @@ class FirstScreen:
                 pins.append(name)
                 room -= alike[name]
         return pins
+
+    def _busiest(self, kind: int) -> Int64s:
+        """The rows of a kind, those with most slices first."""
+        rows = np.flatnonzero(self._kind == kind)
+        return rows[np.argsort(-self._begins[rows], kind="stable")]
 
     @staticmethod
     def _called(track: Track) -> str:
