@@ -185,6 +185,26 @@ def test_pairs_of_clocks_whatever_their_number(lines: Callable[[], Lines], tmp_p
     assert peak_mb("convert", str(path), "-o", str(tmp_path / "out")) < BOUND_MB
 
 
+def test_a_trace_of_pytorch_in_any_order(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    with path.open("w") as file:
+        file.write('{"schemaVersion": 1, "traceEvents": [{}')
+        for at in range(60_000):
+            args = {"External id": at, "Input Dims": [[at, 8], []], "text": "x" * 200}
+            one = {
+                "ph": "X",
+                "cat": "cpu_op",
+                "name": f"aten::op{at}",
+                "pid": 7,
+                "tid": 7,
+                "dur": 0.5,
+                "args": args,
+            }
+            file.write(",\n" + json.dumps(one | {"ts": at * 7919 % 60_000 + 0.25}))
+        file.write("]}")
+    assert peak_mb("convert", str(path), "-o", str(tmp_path / "out")) < BOUND_MB
+
+
 @pytest.mark.parametrize("to", ["layered", "cuda-events"])
 def test_events_that_are_written_as_they_come(to: str, tmp_path: Path) -> None:
     path = recorded(tmp_path / "run.jsonl", threads_names())

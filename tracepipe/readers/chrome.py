@@ -61,7 +61,7 @@ _SHOWN = (
     "cuda_driver_version",
     "host_name",
 )
-_SHAPES_MAX: Final = 1 << 13
+_SHAPES_MAX: Final = 1 << 11
 # So many are kept with their text until the events come.
 _PROBLEMS_MAX: Final = 1 << 10
 # What stands at 0 where all others stand over a day later has no time.

@@ -55,11 +55,11 @@ def _is_id(value: Any) -> bool:
     return type(value) is int and 0 <= value <= ID_LIMIT
 
 
-def _size(value: Any) -> list[int] | None:
+def _size(value: Any) -> tuple[int, ...] | None:
     """A grid or a block."""
     if type(value) is not list or len(value) != 3 or not all(map(_is_id, value)):
         return None
-    return value
+    return tuple(value)
 
 
 class Kinds:

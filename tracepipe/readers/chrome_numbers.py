@@ -13,6 +13,9 @@ from tracepipe.event.model import FLOW_LIMIT, ID_LIMIT, TIME_LIMIT_NS
 _PLAIN = re.compile(r"(-?)(\d{1,18})(?:\.(\d+))?")
 _NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d{1,3})?\s*")
 _OF_KEY = {key: re.compile(rb'"%b"\s*:\s*(-?[0-9][0-9.eE+-]*)' % key.encode()) for key in ("ts", "dur")}
+_THREE_DECIMALS = {
+    key: re.compile(rb'"%b"\s*:\s*([0-9]{1,16})\.([0-9]{3})[,}\s]' % key.encode()) for key in ("ts", "dur")
+}
 # Below this a double has less than a quarter of a nanosecond between it and the next.
 _EXACT_US: Final = 1 << 40
 
@@ -46,6 +49,12 @@ def ns_of(value: Any, key: str, event: bytes) -> int | None:
         return None
     if abs(value) < _EXACT_US:
         return round(value * 1000)
+    # As PyTorch writes them: three decimals, and where no text in front looks like the key.
+    found = _THREE_DECIMALS[key].search(event)
+    if found:
+        ns = int(found[1]) * 1000 + int(found[2])
+        if float(b"%b.%b" % found.groups()) == value and ns <= TIME_LIMIT_NS:
+            return ns
     for found in _OF_KEY[key].finditer(event):
         if float(found[1]) == value:
             return ns_of_text(found[1].decode())

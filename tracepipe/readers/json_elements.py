@@ -20,7 +20,7 @@ from tracepipe.event.model import Problem
 from tracepipe.readers.json_objects import object_end, objects
 from tracepipe.readers.lines import BOM, LINE_LIMIT_BYTES
 
-CHUNK_BYTES: Final = 1 << 18
+CHUNK_BYTES: Final = 1 << 17
 ARRAY: Final = "traceEvents"
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _SCALAR = re.compile(rb"[^\s,{}\[\]\"]+")

@@ -15,12 +15,13 @@ import numpy as np
 from tracepipe.errors import OutputError
 from tracepipe.event.columns import Int64s
 
-# Rows and bytes of a run in memory; rows of each run that are looked at while they are merged; and runs that
-# are merged at a time.
-RUN_ROWS: Final = 1 << 12
-RUN_BYTES: Final = 1 << 20
-BLOCK_ROWS: Final = 1 << 7
-FAN_IN: Final = 1 << 6
+# Rows and bytes of a run in memory; rows of each run that are looked at while they are merged; runs that are
+# merged at a time; and rows that are given at a time.
+RUN_ROWS: Final = 1 << 11
+RUN_BYTES: Final = 1 << 19
+BLOCK_ROWS: Final = 1 << 6
+FAN_IN: Final = 1 << 5
+GIVEN_ROWS: Final = 1 << 10
 
 _NUMBERS: Final = ("ts_ns", "rank", "dur_ns", "number", "first", "second")
 _NEVER_NS: Final = (1 << 63) - 1
@@ -163,7 +164,7 @@ class SortedRows:
     def add(self, row: SortedRow) -> None:
         """Take a row. Raises OutputError."""
         self._waiting.append(row)
-        self._bytes += len(row.second)
+        self._bytes += len(row.first) + len(row.second)
         if len(self._waiting) >= RUN_ROWS or self._bytes >= RUN_BYTES:
             self._put_away()
 
@@ -191,7 +192,7 @@ class SortedRows:
     def _merged_run(self, runs: list[_Run]) -> _Run:
         assert self._file is not None
         merged = _File()
-        run = merged.write(_merged(self._file, runs))
+        run = merged.write(_together(_merged(self._file, runs)))
         # What is written last is read last: the new run goes behind the others.
         start = self._file.end
         self._file.file.seek(start)
@@ -211,7 +212,7 @@ class SortedRows:
         if self._waiting:
             self._put_away()
         runs = [run for level in reversed(self._levels) for run in level]
-        yield from _merged(self._file, runs)
+        yield from _together(_merged(self._file, runs))
         self._file.file.close()
 
 
@@ -240,6 +241,18 @@ def _merged(file: _File, runs: list[_Run]) -> Iterator[Rows]:
                     run.rows = more
         if parts:
             yield joined_rows(parts).in_order()
+
+
+def _together(some: Iterator[Rows]) -> Iterator[Rows]:
+    """The same rows, GIVEN_ROWS or more at a time."""
+    parts: list[Rows] = []
+    for rows in some:
+        parts.append(rows)
+        if sum(map(len, parts)) >= GIVEN_ROWS:
+            yield joined_rows(parts)
+            parts = []
+    if parts:
+        yield joined_rows(parts)
 
 
 def _last_ns(run: _Run) -> int:
