@@ -81,7 +81,19 @@ def launches() -> Lines:
 
 
 def losses() -> Lines:
-    return ({"type": "loss", "layer": f"layer {at}", "count": 1, "ts_ns": at} for at in range(20_000))
+    """Of many layers, reasons and sizes."""
+    loss = {"type": "loss", "cpu": 0}
+    return (
+        loss | {"layer": f"layer {at}", "reason": f"reason {at}", "count": at, "ts_ns": at * 10}
+        for at in range(100_000)
+    )
+
+
+def windows() -> Lines:
+    window = {"type": "window", "cause": "profiler"}
+    return (
+        window | {"phase": "BE"[at % 2], "window": at // 2 + 1, "ts_ns": at * 10} for at in range(100_000)
+    )
 
 
 def clocks() -> Lines:
@@ -171,7 +183,7 @@ def peak_mb(*arguments: str) -> float:
 @pytest.mark.parametrize("to", ["perfetto", "chrome"])
 @pytest.mark.parametrize(
     "lines",
-    [names, long_names, threads_names, launches, stacks, annotated, losses, clocks],
+    [names, long_names, threads_names, launches, stacks, annotated, losses, windows, clocks],
     ids=lambda one: one.__name__,
 )
 def test_whatever_a_recording_holds(lines: Callable[[], Lines], to: str, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from tracepipe.event.columns import SPECIAL, Int32s, SourceBatch, TraceBatch, no_events
 from tracepipe.event.launch_stacks import LaunchStacks
 from tracepipe.event.model import Problem, Record
+from tracepipe.event.tables import KEPT_MAX
 from tracepipe.event.warps import WarpColumns
 from tracepipe.recording.account import Account
 from tracepipe.recording.open import OpenRecording, damage, footer_notes, refused
@@ -42,6 +43,8 @@ class Reading:
         self.relieve = relieve or self._forget
         self._after_footer = 0
         self._counts = np.zeros(0, np.int64)
+        self._others = 0
+        """Records that are no events since room was made last: what is made of them has names too."""
 
     def _forget(self) -> None:
         nothing = np.empty(0, np.int32)
@@ -98,13 +101,15 @@ class Reading:
                 self.account.counts["gpu_warp"] += len(other)
                 continue
             self.account.counts[other["type"]] += 1
+            self._others += 1
             if other["type"] == "loss":
                 self.account.lose(other.get("layer", "unknown layer"), other["count"])
             elif other["type"] == "footer":
                 self.footer, self._after_footer = other, len(shapes) - at - 1
 
     def _relieve(self) -> None:
-        if self._opened.recording.tables.crowded():
+        if self._opened.recording.tables.crowded() or self._others > KEPT_MAX:
+            self._others = 0
             self._sum_counts()
             self.relieve()
 
