@@ -127,6 +127,24 @@ def test_a_limit_ends_the_recording_before_the_block(tmp_path: Path) -> None:
     assert sum(run.summary.counts.values()) == 20
 
 
+def test_a_flight_recorder_is_written_when_the_program_says_so(tmp_path: Path) -> None:
+    output = tmp_path / "run.jsonl"
+    with tracepipe.capture(output=output, last="60s", **QUICK) as run:
+        time.sleep(0.01)
+        run.write_now()
+        wait_until(output.exists)
+        time.sleep(0.01)
+    assert [footer_of(one.path)["ended_by"] for one in run.summary.recordings] == ["write_now", "stopped"]
+    sleeps = [
+        sum(one.name == "clock_nanosleep" and one.phase == "B" for one in tracepipe.open(one_of.path))
+        for one_of in run.summary.recordings
+    ]
+    assert 0 < sleeps[0] < sleeps[1]
+    plain = tracepipe.capture(output=tmp_path / "plain.jsonl", **QUICK)
+    with pytest.raises(tracepipe.TracepipeError, match="Nothing is kept"):
+        plain.write_now()
+
+
 @pytest.mark.parametrize(
     ("is_terminal", "block"), [(True, "time.sleep(60)"), (True, "pass"), (False, "pass")]
 )

@@ -15,7 +15,7 @@ from typing import Any
 
 from tracepipe import errors
 from tracepipe.api.output_names import OutputNames
-from tracepipe.api.recorder import STOP, Began, Message, Order, Refused, command_line
+from tracepipe.api.recorder import STOP, WRITE, Began, Message, Order, Refused, command_line
 from tracepipe.capture.flight.conditions import Conditions
 from tracepipe.capture.request import (
     RING_BYTES,
@@ -95,6 +95,14 @@ class Capture:
         """End the recording now. A command is interrupted, and killed two seconds later."""
         self._tell(STOP)
         return self._heard_out()
+
+    def write_now(self) -> None:
+        """Have what `last` kept written, as SIGUSR2 does; the recording goes on. Its name is known from
+        `notify`, and from `summary.recordings` in the end. Raises TracepipeError without `last`.
+        """
+        if self._order.request.last is None:
+            raise TracepipeError("Nothing is kept that could be written now.", 'Give last="10s".')
+        self._tell(WRITE)
 
     @property
     def summary(self) -> CaptureSummary:

@@ -2,6 +2,7 @@
 
     caller ── Order ──▶ recorder        its first message
            ◀── notes, Began, the end ──
+           ── WRITE ──▶            of a flight recorder
            ── STOP, or its own end ──▶
 
 Messages are pickled, on a pair of sockets that the recorder inherits.
@@ -23,7 +24,7 @@ from tracepipe.capture.request import CaptureRequest
 from tracepipe.capture.summary import CaptureSummary
 from tracepipe.errors import TracepipeError
 
-STOP = "stop"
+STOP, WRITE = "stop", "write"
 _CODE = (
     "import sys; sys.path[:] = sys.argv[2:]; from tracepipe.api import recorder; recorder.main(sys.argv[1])"
 )
@@ -62,12 +63,23 @@ class _Caller:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self._is_gone = False
+        self.asked = 0
 
     def began(self) -> None:
         self.tell(Began())
 
     def is_over(self) -> bool:
-        return self._connection.poll()
+        while not self._is_gone and self._connection.poll():
+            try:
+                message = self._connection.recv()
+            except (EOFError, OSError):
+                message = STOP
+            if message == WRITE:
+                self.asked += 1
+            else:
+                self._is_gone = True
+        return self._is_gone
 
     def tell(self, message: Any) -> None:
         try:

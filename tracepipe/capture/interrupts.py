@@ -65,7 +65,9 @@ class Interrupts:
         self.count = 0
         self.stopped = False
         self.asked = 0
-        """Signals that begin and end windows, or ask a flight recorder to write."""
+        """How often a flight recorder was asked to write, or a window to begin or to end."""
+        self.asked_by = ""
+        self._control_asked = 0
         self._kill_at_s = 0.0
 
     def wait(self, timeout_s: float) -> None:
@@ -75,13 +77,15 @@ class Interrupts:
         time.sleep(timeout_s)
         while (received := signal.sigtimedwait({*_SIGNALS, _ASKING}, 0)) is not None:
             if received.si_signo == _ASKING:
-                self.asked += 1
+                self.asked, self.asked_by = self.asked + 1, "SIGUSR2"
                 continue
             self._interrupt(received.si_signo, is_sent=received.si_code == _SI_KERNEL)
         if self._control is not None and not self.stopped and self._control.is_over():
             self.stopped = True
             if self.target is not None and not self.count:
                 self._interrupt(signal.SIGINT)
+        if self._control is not None and self._control.asked > self._control_asked:
+            self._control_asked, self.asked, self.asked_by = self._control.asked, self.asked + 1, "write_now"
         if self._kill_at_s and time.monotonic() >= self._kill_at_s and self.target is not None:
             self.target.send(signal.SIGKILL)
 

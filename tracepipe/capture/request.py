@@ -89,6 +89,9 @@ def check_stacks(stacks: str) -> None:
 class Control(Protocol):
     """Whoever started a capture from another process, and may end it."""
 
+    asked: int
+    """How often a flight recorder was asked to write, as SIGUSR2 asks it; known after `is_over`."""
+
     def began(self) -> None:
         """Everything from now on is recorded."""
         ...

@@ -284,7 +284,7 @@ class _Session:
         """Let the recorder go on, and write what it is asked for."""
         if self.interrupts.asked > self._answered:
             self._answered = self.interrupts.asked
-            recorder.ask("SIGUSR2")
+            recorder.ask(self.interrupts.asked_by)
         recorder.follow()
 
     def _ended(self) -> str:
