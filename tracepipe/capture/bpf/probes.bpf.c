@@ -629,7 +629,7 @@ static inline void await_window(u64 ids)
     *by = ids;
     *asked_ns = began_ns;
     while (may_go_on() && *asked_ns == began_ns && now_ns - began_ns < HOLD_NS) {
-        /* Slowly: of programs with more than 64 bytes on the stack, Linux 6.18 lets no more than 65535 rounds be. */
+        /* Slowly: on Linux 6.18 this loop was seen to end after 65535 rounds. */
 #pragma unroll
         for (int i = 0; i < 127; i++)
             bpf_ktime_get_ns();
