@@ -57,7 +57,7 @@ def id_of(event: dict[str, Any]) -> tuple[Any, ...] | None:
 
 
 class ChromeEvents:
-    """Takes events. `rows` are those that can be told alone, `paired` those that cannot."""
+    """Takes events. `rows` are those that are read alone, `paired` begins and ends."""
 
     def __init__(self, kinds: Kinds, ids: Ids) -> None:
         self._kinds, self._ids = kinds, ids
@@ -280,7 +280,7 @@ def _dumped(value: dict[str, Any]) -> bytes:
 
 
 def _args_of(event: dict[str, Any], known: frozenset[str]) -> dict[str, Any]:
-    """All that an event says of itself beside the fields that are known."""
+    """All that an event says of itself but the fields that are known."""
     args = event.get("args")
     args = args if type(args) is dict else {} if args is None else {"args": args}
     if len(event) > len(known) or not event.keys() <= known:

@@ -44,7 +44,7 @@ _RENAMED: Final = {
 
 @dataclass(slots=True)
 class Kind:
-    """What is kept of an event beside its time and length: fields of its record, and its arguments."""
+    """What is kept of an event but its time and length: fields of its record, and its arguments."""
 
     fields: dict[str, Any]
     args: dict[str, Any]
