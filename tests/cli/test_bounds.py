@@ -63,6 +63,18 @@ def long_names() -> Lines:
     return (event(at, name=f"{at} " + "x" * 400_000) for at in range(60))
 
 
+def names_of_templates() -> Lines:
+    return (event(at, name=f"{at} " + "x" * 2_000) for at in range(8_000))
+
+
+def long_keys() -> Lines:
+    return (event(at, args={f"{at} " + "x" * 200_000: at}) for at in range(200))
+
+
+def arguments_of_some_kilobytes() -> Lines:
+    return (event(at, args={"text": f"{at} " + "x" * 3_000}) for at in range(5_000))
+
+
 def long_arguments() -> Lines:
     return (event(at, args={"text": f"{at} " + "x" * 900_000}) for at in range(60))
 
@@ -152,6 +164,14 @@ def streams() -> Lines:
     return (event(at, type="gpu_kernel", gpu=at % 8, stream=at) for at in range(30_000))
 
 
+def gpus() -> Lines:
+    """Warps of GPUs that all differ, on SMs and slots that no hardware has."""
+    for at in range(5_000):
+        where = {"gpu": at, "sm": [at * 13 % 65_536], "slot": [at % 4_096]}
+        warp = {"warp": [0], "entry_ns": [0], "exit_ns": [9], "launch": at}
+        yield {"ts_ns": at * 10, "type": "gpu_warp", "name": "k", **where, **warp}
+
+
 def warps_that_wait() -> Lines:
     """Warps of lines that all begin with the first of their launch."""
     for first in range(0, 100_000, 1_000):
@@ -183,7 +203,19 @@ def peak_mb(*arguments: str) -> float:
 @pytest.mark.parametrize("to", ["perfetto", "chrome"])
 @pytest.mark.parametrize(
     "lines",
-    [names, long_names, threads_names, launches, stacks, annotated, losses, windows, clocks],
+    [
+        names,
+        long_names,
+        gpus,
+        arguments_of_some_kilobytes,
+        threads_names,
+        launches,
+        stacks,
+        annotated,
+        losses,
+        windows,
+        clocks,
+    ],
     ids=lambda one: one.__name__,
 )
 def test_whatever_a_recording_holds(lines: Callable[[], Lines], to: str, tmp_path: Path) -> None:
@@ -226,6 +258,16 @@ def test_events_that_are_written_as_they_come(to: str, tmp_path: Path) -> None:
 def test_long_lines_take_some_times_their_length(tmp_path: Path) -> None:
     path = recorded(tmp_path / "run.jsonl", long_arguments())
     assert peak_mb("convert", str(path), "-o", str(tmp_path / "out")) < BOUND_MB + LINE_MB
+
+
+def test_names_of_some_kilobytes_take_little_more(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "run.jsonl", names_of_templates())
+    assert peak_mb("convert", str(path), "-o", str(tmp_path / "out")) < BOUND_MB + 3
+
+
+def test_keys_of_arguments_are_not_kept_where_they_are_long(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "run.jsonl", long_keys())
+    assert peak_mb("convert", str(path), "-o", str(tmp_path / "out")) < BOUND_MB + LINE_MB / 5
 
 
 def test_open_calls_take_a_tenth_of_a_kilobyte(tmp_path: Path) -> None:

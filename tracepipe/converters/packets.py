@@ -29,6 +29,8 @@ _FIELDS: Final = {CATEGORIES: 1, EVENT_NAMES: 2, ARG_NAMES: 3, STRINGS: 29}
 """Those of InternedData."""
 TABLE_MAX: Final = 1 << 14
 """Entries of one table; when it is full, further names stand in their place."""
+TABLE_BYTES_MAX: Final = 1 << 19
+"""Bytes of one table: names may be long, and keys of arguments as long as a line."""
 STRINGS_MAX: Final = 1 << 13
 _TEXT_MAX = 64
 # Up to _MET_MAX names of warps that came once are remembered, of warps below that number of the first
@@ -61,6 +63,7 @@ class Packets:
     def __init__(self, id: int, clock: int, base_ns: int) -> None:
         self._stream = PacketStream(id, clock, base_ns)
         self._tables: list[dict[bytes, int]] = [{}, {}, {}, {}]
+        self._table_bytes = [0] * len(self._tables)
         self._pending: list[bytes] = []
         self._is_ready: list[Bools] = [np.zeros(0, np.bool_) for _ in range(LINES + 1)]
         self._ready: list[dict[int, bytes]] = [{} for _ in range(LINES + 1)]
@@ -81,6 +84,9 @@ class Packets:
         if iid is None:
             if len(known) >= (STRINGS_MAX if table == STRINGS else TABLE_MAX):
                 return 0
+            if len(name) > TABLE_BYTES_MAX - self._table_bytes[table]:
+                return 0
+            self._table_bytes[table] += len(name)
             iid = known[name] = len(known) + 1
             self._pending.append(delimited(_FIELDS[table], number(1, iid) + delimited(2, name)))
         return iid

@@ -20,4 +20,4 @@ class Outcomes:
     causality: int = 0
     """Kernels and warps that start before their launch call, by more than the clocks' bound."""
     beyond: int = 0
-    """Events of threads, streams or warps for which there are too many tracks: not drawn."""
+    """Events of threads, streams, GPUs or warps for which there are too many tracks: not drawn."""

@@ -36,7 +36,7 @@ from tracepipe.layout.warps import WarpLayout
 # Events are put in order over this many: what a capture writes is out of order by less.
 WINDOW_EVENTS = 2048
 # Longer lines than this count as several events.
-_BYTES_AN_EVENT = 1 << 10
+_BYTES_AN_EVENT = 1 << 8
 # Every problem is counted; so many are drawn, and so many at one time: a viewer draws each a row lower.
 PROBLEMS_DRAWN = 1000
 PROBLEMS_AT_ONCE = 16
@@ -100,7 +100,7 @@ class Layout:
             outcomes.overlaps,
             outcomes.undrawn,
             outcomes.causality,
-            self._beyond + self._threads.beyond,
+            self._beyond + self._threads.beyond + self._warps.beyond,
         )
 
     # Events --------------------------------------------------------------------------------------------

@@ -32,8 +32,10 @@ from tracepipe.layout.threads import KernelGroups
 from tracepipe.layout.tracks import Track
 from tracepipe.layout.waiting import CHANGES, Waiting
 
+# GPUs whose warps are drawn: each has a packet sequence and tables of its own, of some 30 KB or more.
+GPUS_MAX = 64
 # So many pairs of SM and slot are looked up in a table; beyond, which no hardware has, in a dictionary.
-_TABLE_MAX: Final = 1 << 18
+_TABLE_MAX: Final = 1 << 15
 
 
 @dataclass(slots=True, eq=False)
@@ -83,6 +85,8 @@ class WarpLayout:
         self._gpus: dict[int, _Gpu] = {}
         self._open: list[tuple[_Gpu, Slices, int]] = []
         self.unclosed = 0
+        self.beyond = 0
+        """Warps that are not drawn, as there are too many GPUs."""
         self.launches: set[int] = set()
         """Launches whose warps are laid out: exits of their threads, one by one, would draw them again."""
 
@@ -99,6 +103,9 @@ class WarpLayout:
         if "launch" in batch.launched:
             self.launches.add(batch.launched["launch"])
         index = batch.launched.get("gpu", 0)
+        if index not in self._gpus and len(self._gpus) >= GPUS_MAX:
+            self.beyond += len(batch)
+            return base_ns, []
         track = self._rows.gpu(index)
         if mode == "off" or not len(batch):
             return base_ns, []

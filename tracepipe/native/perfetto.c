@@ -12,6 +12,7 @@
 #include "shown.h"
 
 #define TABLE_MAX (1 << 14)
+#define TABLE_BYTES_MAX (1 << 19)
 #define STRINGS_MAX (1 << 13)
 #define NOT_NATIVE 1
 #define TEXT_MAX 64 /* characters of a string that is worth a place in the table */
@@ -88,6 +89,8 @@ TP_EXPORT int64_t tp_perfetto_intern(tp_perfetto *p, int table, const uint8_t *t
     if (number >= 0)
         return number + 1;
     if (t->strings.count >= (table == STRINGS ? STRINGS_MAX : TABLE_MAX))
+        return 0;
+    if (size > TABLE_BYTES_MAX - t->strings.bytes.size)
         return 0;
     if ((number = tp_table_add(t, text, size, hash)) < 0)
         return TP_NO_MEMORY;

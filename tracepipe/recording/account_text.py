@@ -14,7 +14,7 @@ _OUTCOMES = {
     "no_begin": "ends had no begin: drawn as instants and marked no_begin",
     "overlaps": "slices overlap others on their track: drawn on an extra track beside it",
     "undrawn": "slices overlap too many others to be drawn",
-    "beyond": "events are not drawn: there are too many threads, streams or warps for a track each",
+    "beyond": "events are not drawn: there are too many threads, streams, GPUs or warps for a track each",
     "causality": "launches whose kernel starts before the call by more than the clocks' bound",
 }
 
