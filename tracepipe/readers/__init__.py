@@ -25,21 +25,23 @@ UNDATED: Final = ("skip", "between")
 class InputFormat:
     """An input format, which is the `module` of that name here, loaded when it is asked.
 
-    `has_undated`: some of its lines may have no time among others that do. `needs_file`: it reads
-    a file that has a name, not a stream, and looks into it to say whether it is its own.
+    `has_undated`: some of its lines may have no time among others that do. `database`: what its files start
+    with where it reads a file that has a name, not a stream, and looks into it to say whether it is its own.
     """
 
     name: str
     title: str
     module: str
     has_undated: bool = False
-    needs_file: bool = False
+    database: bytes = b""
 
     def _functions(self) -> Any:
         return import_module(f"{__name__}.{self.module}")
 
     def sniff(self, head: bytes) -> bool:
         """Whether content is this format's; `head` is the first 64 KiB, decompressed."""
+        if self.database:
+            return head.startswith(self.database)
         found: bool = self._functions().sniff(head)
         return found
 
@@ -58,13 +60,14 @@ class InputFormat:
         return recording
 
 
+_SQLITE: Final = b"SQLite format 3\0"
 # In the order in which they are asked whether the content is theirs: the strictest first.
 READERS: dict[str, InputFormat] = {
     reader.name: reader
     for reader in (
         InputFormat("tracepipe", "tracepipe/1 event file (JSON Lines)", "tracepipe1"),
-        InputFormat("nsys", "Nsight Systems, exported to SQLite", "nsys", needs_file=True),
-        InputFormat("rocpd", "rocpd database of rocprofv3", "rocpd", needs_file=True),
+        InputFormat("nsys", "Nsight Systems, exported to SQLite", "nsys", database=_SQLITE),
+        InputFormat("rocpd", "rocpd database of rocprofv3", "rocpd", database=_SQLITE),
         InputFormat("rocprof", "JSON of rocprofv3", "rocprof_json"),
         InputFormat("bpftime", "text output of bpftime's GPU examples", "bpftime"),
         InputFormat(
@@ -90,12 +93,15 @@ def recognise(head: bytes, name: str = "", file: Callable[[], BinaryIO] | None =
         if name not in READERS:
             raise FormatError(f"no input format is called {name!r}", f"there are: {', '.join(READERS)}")
         return READERS[name]
-    starts = [reader for reader in READERS.values() if reader.sniff(head)]
-    for reader in starts:
-        if not reader.needs_file or (file is not None and reader.holds(file())):
+    databases = []
+    for reader in READERS.values():  # those after the one that it is are not loaded
+        if not reader.sniff(head):
+            continue
+        if not reader.database or (file is not None and reader.holds(file())):
             return reader
-    if starts:
-        titles = "; ".join(reader.title for reader in starts)
+        databases.append(reader)
+    if databases:
+        titles = "; ".join(reader.title for reader in databases)
         raise FormatError(
             "the file is a database with none of the tables that are read", f"read are: {titles}"
         )

@@ -19,7 +19,7 @@ from tracepipe.readers.nsys_names import Names, launches_of
 from tracepipe.readers.nsys_ranges import Annotations
 from tracepipe.readers.nsys_tables import Events, Source
 from tracepipe.readers.recording import Recording
-from tracepipe.readers.sqlite_tables import BROKEN, MAGIC, Database, unreadable
+from tracepipe.readers.sqlite_tables import BROKEN, Database, unreadable
 
 SESSION_CLOCK: Final = "nsys"
 """The clock of a file that does not say when the session began."""
@@ -38,11 +38,6 @@ _REALTIME_SAID: Final = (
     "times count from utcEpochNs, the UTC time at the session's start, on the clock of Nsight Systems"
 )
 _NO_CLOCK_SAID: Final = "the file does not say when the session began: its times keep a clock of their own"
-
-
-def sniff(head: bytes) -> bool:
-    """Whether it is a database of SQLite; where its schema stands is not known."""
-    return head.startswith(MAGIC)
 
 
 def holds(file: BinaryIO) -> bool:

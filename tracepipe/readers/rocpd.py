@@ -12,12 +12,7 @@ from typing import BinaryIO
 
 from tracepipe.readers.recording import Recording
 from tracepipe.readers.rocpd_file import STRINGS, RocpdFile
-from tracepipe.readers.sqlite_tables import MAGIC, Database
-
-
-def sniff(head: bytes) -> bool:
-    """Whether it is a database of SQLite; where its schema stands is not known."""
-    return head.startswith(MAGIC)
+from tracepipe.readers.sqlite_tables import Database
 
 
 def holds(file: BinaryIO) -> bool:

@@ -19,7 +19,6 @@ from tracepipe.readers.event_rows import Values
 # What is wrong may be said in words of the database's that are no text, and lengths may be any.
 BROKEN: Final = (sqlite3.Error, UnicodeError, MemoryError)
 """What reading raises where a database is broken."""
-MAGIC: Final = b"SQLite format 3\0"
 
 _CACHE_KIB: Final = 512
 # A text that is longer costs its table: none of a profiler is, and one may have a gigabyte.
