@@ -14,6 +14,7 @@ from tests.support.cores import new_tables
 from tests.support.timeline_text import shown
 from tracepipe.event.model import new_header
 from tracepipe.layout import draw as layout_module
+from tracepipe.layout import warps as warps_module
 from tracepipe.layout.draw import Layout
 from tracepipe.layout.options import LayoutOptions
 from tracepipe.layout.timeline import BEGIN, COUNTER, INSTANT, Drawn, Item
@@ -419,6 +420,13 @@ def test_threads_make_a_slice_for_their_warp_from_the_first_entry_to_the_last_ex
         "block (1,0,0) warp 0",
         "40 thread event thread=[5,0,0]",
     ]
+
+
+def test_threads_of_the_last_launches_with_warps_are_not_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warps_module, "LAUNCHES_MAX", 2)
+    warps = [batch(10 * launch, [0], [5], launch=launch) for launch in (1, 2, 3)]
+    lines = drawn(*warps, *(thread("E", 40, 1, launch=launch) for launch in (1, 2, 3)))
+    assert [line for line in lines if line.startswith("40 ")] == ["40 k block (1,0,0) warp 0 no_begin=true"]
 
 
 def test_threads_own_entries_and_exits_are_drawn_when_asked_for() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -9,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from tracepipe.event.columns import NONE, Int32s, Int64s, distinct
+from tracepipe.event.launches import LAUNCHES_MAX
 from tracepipe.event.nesting import NO_ROW
 from tracepipe.event.ops import COUNTER, op_of
 from tracepipe.event.warps import PlacedWarps
@@ -87,8 +89,8 @@ class WarpLayout:
         self.unclosed = 0
         self.beyond = 0
         """Warps that are not drawn, as there are too many GPUs."""
-        self.launches: set[int] = set()
-        """Launches whose warps are laid out: exits of their threads, one by one, would draw them again."""
+        self.launches: OrderedDict[int, None] = OrderedDict()
+        """The last launches whose warps are laid out: exits of their threads would draw them again."""
 
     def _mode(self, batch: PlacedWarps) -> str:
         known = batch.sm is not None and batch.slot is not None
@@ -100,8 +102,10 @@ class WarpLayout:
     def place(self, batch: PlacedWarps) -> tuple[int, list[WarpChanges]]:
         """Draw one batch; the end of its last warp, trace ns, and the changes whose turn it is."""
         mode, base_ns = self._mode(batch), batch.ts_ns
-        if "launch" in batch.launched:
-            self.launches.add(batch.launched["launch"])
+        if (launch := batch.launched.get("launch")) is not None:
+            self.launches[launch] = None
+            if len(self.launches) > LAUNCHES_MAX:
+                self.launches.popitem(last=False)
         index = batch.launched.get("gpu", 0)
         if index not in self._gpus and len(self._gpus) >= GPUS_MAX:
             self.beyond += len(batch)
