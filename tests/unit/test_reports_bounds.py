@@ -143,13 +143,14 @@ def test_calls_of_many_threads_are_looked_for_where_memory_was_used_alone(tmp_pa
     assert (peak(25_000) - peak(5_000)) / 20_000 < 1_500
 
 
-def test_an_allocation_that_is_never_freed_takes_some_bytes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("report", ["memory", "report"])
+def test_an_allocation_that_is_never_freed_takes_some_bytes(report: str, tmp_path: Path) -> None:
     def peak(count: int) -> int:
         allocated = (
             span(at * 10, at * 10 + 5, "alloc", "memory", args={"size": at, "address": hex(at << 9)})
             for at in range(count)
         )
-        return peak_bytes("memory", str(write(tmp_path / "run.jsonl", *allocated)))
+        return peak_bytes(report, str(write(tmp_path / "run.jsonl", *allocated)))
 
     assert (peak(150_000) - peak(50_000)) / 100_000 < 250
 

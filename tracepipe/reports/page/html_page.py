@@ -150,8 +150,8 @@ def _part(part: Table | Drawing) -> dict[str, Any]:
         return {"kind": "text", "lines": [part.empty]}
     if isinstance(part, Table):
         return _table(part)
-    data = part.as_json()
-    if part.name == "findings" and data:
+    # Data of other drawings has each of its events.
+    if part.name == "findings" and (data := part.as_json()):
         return {"kind": "findings", "title": "Findings", "findings": data}
     lines = list(part.draw(_PRE_COLUMNS, False))
     return {"kind": "text", "lines": lines} if lines else {}
