@@ -43,7 +43,7 @@ def one_by_one(kernel: KernelWarps) -> list[OneWarp]:
     for at in range(kernel.launch.size):
         same = kernel.launch == kernel.launch[at]
         spread = int(kernel.spread_ns[at])
-        known = kernel.launch_ids or np.unique(kernel.launch).size > 1
+        known = kernel.launch_ids is not None or np.unique(kernel.launch).size > 1
         rows.append(
             OneWarp(
                 kernel.launch_id(int(kernel.launch[at])) if known else None,

@@ -13,6 +13,7 @@ from tracepipe.reports.findings.kernel_warps import (
     Flags,
     Ints,
     KernelWarps,
+    LaunchIds,
     sort_warps,
 )
 from tracepipe.reports.findings.timed_threads import kernels_of_threads
@@ -154,9 +155,9 @@ def _joined(*columns: Ints) -> Ints:
     return joined
 
 
-def _launches(launch: Any, nameless: Flags, warp: Ints) -> tuple[Ints, tuple[int, ...]]:
-    """The number of each row's launch, 0, 1, …, and what the recording calls each; -1 where it gives no
-    id. A launch id may be used again: the same warp for the second time is of another launch."""
+def _launches(launch: Any, nameless: Flags, warp: Ints) -> tuple[Ints, LaunchIds]:
+    """The number of each row's launch, 0, 1, …, and what the recording calls each. A launch id may be
+    used again: the same warp for the second time is of another launch."""
     starts = starts_of(launch, nameless)
     counts = np.diff(starts, append=np.int32(len(launch)))
     _, of_run = np.unique(launch[starts], return_inverse=True)
@@ -169,11 +170,7 @@ def _launches(launch: Any, nameless: Flags, warp: Ints) -> tuple[Ints, tuple[int
     first = np.empty(int(number.max()) + 1, np.int64)
     # Of rows with one number the first is written last.
     first[number[::-1]] = np.arange(len(number) - 1, -1, -1)
-    ids = tuple(
-        -1 if is_nameless else one
-        for one, is_nameless in zip(launch[first].tolist(), nameless[first].tolist(), strict=True)
-    )
-    return number, ids
+    return number, LaunchIds(launch[first], nameless[first])
 
 
 def _again(numbers: Ints) -> Any:

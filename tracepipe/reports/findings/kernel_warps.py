@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tracepipe.reports.findings.finding import MIN_CLOCK_STEPS, MIN_EXIT_ONLY_NS
 from tracepipe.reports.findings.sampling import sample
@@ -47,6 +47,13 @@ class BlockTimes:
     """From the first warp's leaving to the last one's."""
 
 
+class LaunchIds(NamedTuple):
+    """What a recording calls some launches: ids of 64 bits, `(n,)`, and which have none."""
+
+    id: Any
+    is_nameless: Flags
+
+
 @dataclass(frozen=True)
 class KernelWarps:
     """Warps of the launches of one kernel with one grid and block, in order of launch, block and warp.
@@ -73,14 +80,16 @@ class KernelWarps:
     blocks_known: bool = True
     rows_mixed: bool = False
     """Threads of several blocks may stand as one warp, as the input does not name blocks."""
-    launch_ids: tuple[int, ...] = ()
-    """What the recording calls the launches 0, 1, …; empty: the same."""
+    launch_ids: LaunchIds | None = None
+    """What the recording calls the launches 0, 1, …; None: the same."""
     still_running: int = 0
     """Warps that had not left when the recording ended; they are not among the others."""
 
     def launch_id(self, launch: int) -> int:
-        """What the recording calls a launch."""
-        return self.launch_ids[launch] if self.launch_ids else launch
+        """What the recording calls a launch; -1 where it gives no id."""
+        if self.launch_ids is None:
+            return launch
+        return -1 if self.launch_ids.is_nameless[launch] else int(self.launch_ids.id[launch])
 
     def forget(self) -> None:
         """Drop what was computed of the warps, which comes again where it is asked for."""
@@ -348,7 +357,7 @@ def sort_warps(
     lanes_timed: bool = False,
     blocks_known: bool = True,
     rows_mixed: bool = False,
-    launch_ids: tuple[int, ...] = (),
+    launch_ids: LaunchIds | None = None,
 ) -> KernelWarps:
     """`KernelWarps` of warps and exits in any order; where exits are recorded at all, warps without one are
     counted apart."""

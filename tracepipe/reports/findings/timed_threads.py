@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from tracepipe.reports.findings.kernel_warps import LANES, NOT_RECORDED, Flags, Ints, KernelWarps, sort_warps
+from tracepipe.reports.findings.kernel_warps import (
+    LANES,
+    NOT_RECORDED,
+    Flags,
+    Ints,
+    KernelWarps,
+    LaunchIds,
+    sort_warps,
+)
 from tracepipe.reports.frames.grouping import equal, grouped, runs
 from tracepipe.reports.frames.layers import Layer
 from tracepipe.reports.frames.libraries import np
@@ -111,9 +119,8 @@ def _linear(index: Any, rows: Any, axis: int) -> tuple[Any, tuple[int, int, int]
 
 def _launches(
     run: Run, layer: Layer, rows: Any, event: Any, block: Any, thread: Any
-) -> tuple[Any, tuple[int, ...]]:
-    """The number of each row's launch, 0, 1, …, and what the recording calls each; -1 where it gives no
-    id."""
+) -> tuple[Any, LaunchIds]:
+    """The number of each row's launch, 0, 1, …, and what the recording calls each."""
     known = _launch_ids(run, layer)
     if known is None:
         ids, launch = [-1], np.zeros(len(rows), np.int32)
@@ -129,8 +136,11 @@ def _launches(
         times = int(counts.max())
         launch, ids = launch * np.int64(times) + again, [one for one in ids for _ in range(times)]
     is_used = np.bincount(launch, minlength=len(ids)) > 0
-    used = tuple(ids[at] for at in np.flatnonzero(is_used).tolist())
-    return (np.cumsum(is_used, dtype=np.int32) - 1)[launch], used
+    used = [ids[at] for at in np.flatnonzero(is_used).tolist()]
+    named = LaunchIds(
+        np.array([max(0, one) for one in used], np.uint64), np.array([one < 0 for one in used], np.bool_)
+    )
+    return (np.cumsum(is_used, dtype=np.int32) - 1)[launch], named
 
 
 def _are_mixed(launch: Any, start_ns: Ints) -> bool:
