@@ -17,8 +17,8 @@ The program (soak.c; gcc) calls a function from two threads and forks ten times 
 `behind` is the most that the temporary file held: events that were not lines yet. It exits with 1 where a sum
 is not exact, memory grows or something is left. Rates are this machine's and nothing to compare with others.
 On a machine that others use, --rate bounds the calls a second of one capture; `nice` alone does not where the
-kernel groups processes by session (sched_autogroup_enabled): there, `setsid -w sh -c 'echo 5 >/proc/self/autogroup;
-exec python …'`.
+kernel groups processes by session (sched_autogroup_enabled): there,
+`setsid -w sh -c 'echo 5 >/proc/self/autogroup; exec python …'`.
 """
 
 from __future__ import annotations
