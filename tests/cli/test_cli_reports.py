@@ -19,7 +19,6 @@ from tests.support.recordings import GPU_CLOCK, event, span, write
 from tracepipe import cli
 from tracepipe.reports import REPORTS
 from tracepipe.reports.frames.layer_tables import TABLES
-from tracepipe.reports.frames.libraries import Library
 
 ROOT = Path(__file__).parents[2]
 SAMPLE = str(ROOT / "fixtures" / "layered-launch" / "input.jsonl")
@@ -218,10 +217,10 @@ def test_options_of_reports_are_options_of_commands(run: Run) -> None:
 def test_without_the_libraries_two_lines_say_what_to_install(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tracepipe.reports.frames import run as loading
+    from tracepipe.reports.frames.libraries import pl
 
     monkeypatch.setitem(sys.modules, "polars", None)
-    monkeypatch.setattr(loading, "pl", Library("polars"))
+    monkeypatch.setattr(pl, "_module", None)
     code, out, err = run("timeline", SAMPLE)
     assert (code, out, len(err.splitlines())) == (3, "", 2)
     assert err.splitlines()[1].strip() == "pip install 'tracepipe[reports]'"

@@ -67,6 +67,12 @@ def evil(tmp_path: Path) -> Run:
     return named(EVIL, tmp_path)
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    """The page of a recording with a plain name."""
+    return Seen(report(named("plain", tmp_path_factory.mktemp("plain"))))
+
+
 def named(name: str, tmp_path: Path) -> Run:
     """A recording in which everything has that name."""
     header = HEADER | {"command": [name, "--x=<img src=x onerror=alert(1)>"], "host": name, "engine": name}
@@ -109,8 +115,7 @@ def test_nothing_of_a_recording_is_markup(evil: Run) -> None:
     ],
     ids=lambda name: ascii(name[:20]),
 )  # fmt: skip
-def test_a_name_is_text_whatever_it_is(name: str, tmp_path: Path) -> None:
-    plain = Seen(report(named("plain", tmp_path)))
+def test_a_name_is_text_whatever_it_is(name: str, plain: Seen, tmp_path: Path) -> None:
     page = report(named(name, tmp_path))
     seen = Seen(page)
     assert (seen.tags, seen.handlers) == (plain.tags, [])
