@@ -249,6 +249,11 @@ def test_a_trace_of_pytorch_in_any_order(tmp_path: Path) -> None:
     assert peak_mb("convert", str(path), "-o", str(tmp_path / "out")) < BOUND_MB
 
 
+def test_text_has_the_timeline_in_a_file(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "run.jsonl", names())
+    assert peak_mb("convert", str(path), "-o", str(tmp_path / "out"), "-f", "text") < BOUND_MB
+
+
 @pytest.mark.parametrize("to", ["layered", "cuda-events"])
 def test_events_that_are_written_as_they_come(to: str, tmp_path: Path) -> None:
     path = recorded(tmp_path / "run.jsonl", threads_names())

@@ -1,0 +1,118 @@
+"""Keeps what tracks draw in a temporary file, and gives it track by track in the order of time.
+
+The file is SQLite's, which sorts more than memory holds: it lies in $SQLITE_TMPDIR, $TMPDIR or /var/tmp, and
+has no name.
+"""
+
+from __future__ import annotations
+
+import marshal
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from tracepipe.errors import OutputError
+from tracepipe.event.ops import BEGIN, END
+from tracepipe.layout.timeline import Item
+from tracepipe.printable import json_text
+
+_CACHE_KB = 2048
+Texts = dict[str, str | None]
+"""Arguments as they are shown, None for those that are not."""
+
+
+class KeptItem(NamedTuple):
+    """A slice, an instant or a value of a counter. `depth` is the number of slices around it on its track;
+    `end_ns` is None for what has no end.
+    """
+
+    is_slice: bool
+    ts_ns: int
+    depth: int
+    name: str
+    args: Texts
+    flows: tuple[int, ...]
+    end_ns: int | None
+
+
+class KeptItems:
+    """Items of any number of tracks. Raises OutputError where there is no room for them."""
+
+    def __init__(self) -> None:
+        self._database = sqlite3.connect("", isolation_level=None)
+        with _room():
+            self._database.executescript(
+                f"PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA cache_size=-{_CACHE_KB};"
+                "PRAGMA temp_store=FILE; BEGIN;"
+                "CREATE TABLE item (place INTEGER PRIMARY KEY, track, ts_ns, kind, said);"
+                "CREATE TABLE ended (place INTEGER PRIMARY KEY, ts_ns, said);"
+            )
+
+    def add(self, items: Iterable[Item]) -> None:
+        """Keep some more, of which each track's come after those that it has."""
+        rows = ((item.track.id, item.ts_ns, item.kind, _said(item)) for item in items)
+        with _room():
+            self._database.executemany(
+                "INSERT INTO item (track, ts_ns, kind, said) VALUES (?, ?, ?, ?)", rows
+            )
+
+    def sort(self) -> None:
+        """Make what was kept ready to be asked for."""
+        with _room():
+            self._database.execute("CREATE INDEX by_time ON item (track, ts_ns, place)")
+
+    def of(self, track: int) -> Iterator[KeptItem]:
+        """What a track draws, slices at their begins, in the order of time."""
+        with _room():
+            self._find_ends(track)
+            rows = self._database.execute(
+                "SELECT kind, item.ts_ns, item.said, ended.ts_ns, ended.said "
+                "FROM item LEFT JOIN ended USING (place) WHERE track = ? ORDER BY item.ts_ns, place",
+                (track,),
+            )
+            depth = 0
+            for kind, ts_ns, said, end_ns, said_at_end in rows:
+                if kind == END:
+                    depth -= 1
+                    continue
+                name, args, flows = marshal.loads(said)
+                if said_at_end is not None:
+                    args |= marshal.loads(said_at_end)[1]
+                yield KeptItem(kind == BEGIN, ts_ns, depth, name, args, flows, end_ns)
+                depth += kind == BEGIN
+            self._database.execute("DELETE FROM ended")
+
+    def _find_ends(self, track: int) -> None:
+        """Put the ends of a track's slices at the places of their begins."""
+
+        def ends() -> Iterator[tuple[int, int, int]]:
+            opened: list[int] = []
+            for place, kind, ts_ns in self._database.execute(
+                "SELECT place, kind, ts_ns FROM item WHERE track = ? ORDER BY ts_ns, place", (track,)
+            ):
+                if kind == BEGIN:
+                    opened.append(place)
+                elif kind == END:
+                    yield opened.pop(), ts_ns, place
+
+        self._database.executemany("INSERT INTO ended SELECT ?, ?, said FROM item WHERE place = ?", ends())
+
+
+def _said(item: Item) -> bytes:
+    args = {
+        key: value if value is None or isinstance(value, str) else json_text(value)
+        for key, value in (item.args or {}).items()
+    }
+    return marshal.dumps((str(item.name), args, tuple(item.flows)))
+
+
+@contextmanager
+def _room() -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise OutputError(
+            f"the timeline cannot be kept in a temporary file: {error}",
+            "make room in the folder that SQLITE_TMPDIR names, or name another one",
+        ) from error
