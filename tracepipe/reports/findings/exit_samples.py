@@ -50,14 +50,14 @@ class _Pattern(NamedTuple):
 
 def exit_samples(a: Run, b: Run) -> tuple[dict[Key, Sample], dict[Key, Sample]]:
     """The samples of both runs, by kernel name: launches of several grids and processes are together."""
-    of_a, of_b = (kernels_of(run, "", None) for run in (a, b))
+    # The warps of one run at a time are in memory, and are sorted again rather than kept.
     patterns = dict.fromkeys(
         pattern
-        for kernels in (of_a, of_b)
-        for finding in find_all(kernels).findings
+        for run in (a, b)
+        for finding in find_all(kernels_of(run, "", None)).findings
         if (pattern := _pattern(finding)) is not None
     )
-    return _samples(of_a, patterns), _samples(of_b, patterns)
+    return _samples(kernels_of(a, "", None), patterns), _samples(kernels_of(b, "", None), patterns)
 
 
 def _pattern(finding: Finding) -> _Pattern | None:
