@@ -19,15 +19,15 @@ pytestmark = [pytest.mark.ebpf, needs("prebuilt")]
 HELD_NS = 100_000_000
 """HOLD_NS of probes.bpf.c: how long a call waits for the window that it begins."""
 
-# Calls cuInit(n) to tell the place: the stand-in returns an error for flags, and the probe records them. It
-# waits for a window that begins late, on a busy machine.
+# Calls cuInit(n) to tell the place: the stand-in returns an error for flags, and the probe records them. The
+# last argument is how long it waits for a window that begins late, on a busy machine.
 _PROGRAM = """
 import ctypes, sys, time
 cuda = ctypes.CDLL("libcuda.so.1")
 for at in range(int(sys.argv[1])):
     if at % 10 == 2:
         cuda.cuProfilerStart()
-        time.sleep(1.5)
+        time.sleep(float(sys.argv[3]))
     cuda.cuInit(at)
     if at % 10 == 5:
         cuda.cuProfilerStop()
@@ -47,11 +47,17 @@ cuda.cuInit(9)
 
 
 def recorded(
-    tmp_path: Path, standin: Path, times: int, pause_s: float, program: str = _PROGRAM, **options: Any
+    tmp_path: Path,
+    standin: Path,
+    times: int,
+    pause_s: float,
+    wait_s: float = 0,
+    program: str = _PROGRAM,
+    **options: Any,
 ) -> Any:
     os.environ["LD_LIBRARY_PATH"] = str(standin)
     try:
-        command = [sys.executable, "-c", program, str(times), str(pause_s)]
+        command = [sys.executable, "-c", program, str(times), str(pause_s), str(wait_s)]
         return run(tmp_path, command, layers=("userspace", "syscall"), **options)
     finally:
         del os.environ["LD_LIBRARY_PATH"]
@@ -73,7 +79,7 @@ def turns(trace: Trace) -> list[tuple[int, str, str]]:
 
 def test_the_profilers_calls_begin_and_end_windows(tmp_path: Path, standin: Path) -> None:
     windows = Windows(start_on="profiler", repeat=2)
-    trace, summary, _ = recorded(tmp_path, standin, 20, 0, windows=windows)
+    trace, summary, _ = recorded(tmp_path, standin, 20, 0, wait_s=1.5, windows=windows)
     assert inits(trace) == [2, 3, 4, 5, 12, 13, 14, 15]
     assert turns(trace) == [(n, phase, "profiler") for n in (1, 2) for phase in "BE"]
     assert (summary.ended_by, summary.exit_code, summary.windows.count) == ("profiler", 0, 2)
