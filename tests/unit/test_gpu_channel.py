@@ -147,6 +147,22 @@ def test_a_record_that_was_never_finished_is_passed_over_by_the_last_call_and_co
     assert channel.collect(is_final=True) == b""
 
 
+@pytest.mark.parametrize("cut", [16, 32, 64])
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_record_over_the_middle_of_a_full_ring_is_collected_at_the_end(
+    channel: Channel, process: Process, cut: int, torn: bool
+) -> None:
+    half, at = RING // 2, 0
+    while half - cut - at > RING // 8:
+        at = process.put(at, b"x" * 1000)
+    at = process.put(at, b"x" * (half - cut - at - RECORD.size), state=BUSY if torn else COMMITTED)
+    assert at == half - cut
+    for _ in range(3):
+        at = process.put(at, b"y" * 100)
+    assert payloads(channel.collect(is_final=True))[-3:] == [b"y" * 100] * 3
+    assert losses(channel) == ({TORN: 1} if torn else {})
+
+
 # Its end
 
 

@@ -197,10 +197,10 @@ class Channel:
         is_last = size == produced - self._consumed
         while end < size:
             state, after = self._state(piece, end)
-            if after > size and state and not is_last:
+            if not is_last and ((after > size and state) or end + RECORD.size > size):
                 break  # the rest of it is in the next piece
             self._faults[TORN] = self._faults.get(TORN, 0) + 1
-            begin = self._next_committed(piece, after if state == _BUSY else end + ALIGNMENT)
+            begin = self._next_committed(piece, after if state == _BUSY else end + ALIGNMENT, is_last=is_last)
             end = self._committed_until(piece, begin)
             kept.append(piece[begin:end])
         return end
@@ -232,13 +232,15 @@ class Channel:
             at = after
         return at
 
-    def _next_committed(self, piece: bytes, at: int) -> int:
-        """Where the next record begins that is committed; the piece's end if there is none."""
+    def _next_committed(self, piece: bytes, at: int, *, is_last: bool) -> int:
+        """Where the next committed record begins, which may go on in the next piece; the end if none does."""
         words = memoryview(piece).cast("Q")
         for place in range(at, len(piece), ALIGNMENT):
             if words[place >> 3] ^ self._key == self._consumed + place | _COMMITTED:
                 state, after = self._state(piece, place)
-                if state == _COMMITTED and after <= len(piece):
+                if state == _COMMITTED and (after <= len(piece) or not is_last):
+                    return place
+                if not is_last and place + RECORD.size > len(piece):
                     return place
         return len(piece)
 
