@@ -266,7 +266,7 @@ def test_a_full_disk_does_not_end_the_program(
     suffix: str, size: str, vec_add: str, tmp_path: Path, small_disk: Callable[[str], Path]
 ) -> None:
     capture = Capture(vec_add, tmp_path, f"small/run.jsonl{suffix}")
-    capture.command[-3:] = ["60000", "--rate", "40000"]
+    capture.command[-3:] = ["200000", "--rate", "40000"]
     small_disk(size)
     done = capture.run()
     assert done.returncode == 1
