@@ -49,7 +49,7 @@ def test_every_area_is_there_and_every_row_complete(findings: list[Diagnosis]) -
     for finding in findings:
         assert finding.detail
         if finding.area == "layers" and finding.state == "fails":
-            assert finding.mend, finding
+            assert finding.fix, finding
 
 
 @pytest.mark.ebpf
@@ -83,7 +83,7 @@ def test_a_user_is_told_to_be_root(findings: list[Diagnosis]) -> None:
         os.setresuid(65534, 65534, 65534)
         found = examine()
         assert not can_capture(found)
-        assert rows(found, "machine")["privileges"].mend.startswith("sudo")
+        assert rows(found, "machine")["privileges"].fix.startswith("sudo")
         for layer in ("userspace", "syscall", "scheduler"):
             assert "needs root" in rows(found, "layers")[layer].detail
 
@@ -98,6 +98,6 @@ def test_too_few_files_are_recognised(findings: list[Diagnosis]) -> None:
         unused = [number for number in range(1000) if number not in used]
         resource.setrlimit(resource.RLIMIT_NOFILE, (unused[8], unused[8]))  # eight more can be opened
         found = rows(examine(), "methods")
-        assert (found["prebuilt"].state, found["prebuilt"].mend) == ("fails", "ulimit -n 8192")
+        assert (found["prebuilt"].state, found["prebuilt"].fix) == ("fails", "ulimit -n 8192")
 
     in_child(check)

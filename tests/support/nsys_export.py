@@ -8,10 +8,11 @@ whose first GPU is the machine's second; correlation numbers are the same in bot
 
 from __future__ import annotations
 
-import sqlite3
 import sys
 from pathlib import Path
 from typing import Any
+
+from tests.support.sqlite_file import write_tables
 
 BASE_NS = 35_000_000_000
 UTC_NS = 1_779_630_014_975_716_426
@@ -224,22 +225,7 @@ def of_nvtx() -> dict[str, Rows]:
 
 def make(path: Path | str, content: dict[str, Rows]) -> Path:
     """A database with these tables."""
-    path = Path(path)
-    path.unlink(missing_ok=True)
-    connection = sqlite3.connect(path)
-    connection.execute("PRAGMA page_size = 512")
-    with connection:
-        for table, rows in content.items():
-            columns = list(dict.fromkeys(name for row in rows for name in row))
-            kinds = [f'"{name}" INTEGER PRIMARY KEY' if name == "id" else f'"{name}"' for name in columns]
-            connection.execute(f'CREATE TABLE "{table}" ({", ".join(kinds)})')
-            places = ", ".join("?" for _ in columns)
-            connection.executemany(
-                f'INSERT INTO "{table}" VALUES ({places})',
-                [[row.get(name) for name in columns] for row in rows],
-            )
-    connection.close()
-    return path
+    return write_tables(path, content)
 
 
 if __name__ == "__main__":

@@ -6,11 +6,11 @@ ROCm 7.0, or in a table of their own, which later versions have with the tracks.
 
 from __future__ import annotations
 
-import sqlite3
 import sys
 from pathlib import Path
 
 from tests.support.nsys_export import Rows, rows
+from tests.support.sqlite_file import write_tables
 
 ENDING = "_0000_7"
 BASE_NS = 63_855_000_000_000
@@ -133,27 +133,11 @@ def apart() -> dict[str, Rows]:
 
 
 def make(path: Path | str, content: dict[str, Rows], ending: str = ENDING) -> Path:
-    """A database with these tables."""
-    path = Path(path)
-    path.unlink(missing_ok=True)
-    connection = sqlite3.connect(path)
-    connection.execute("PRAGMA page_size = 512")
-    with connection:
-        for kind, some in content.items():
-            table = f"rocpd_{kind}{ending}"
-            columns = list(dict.fromkeys(name for row in some for name in row))
-            kinds = [f'"{name}" INTEGER PRIMARY KEY' if name == "id" else f'"{name}"' for name in columns]
-            connection.execute(f'CREATE TABLE "{table}" ({", ".join(kinds)})')
-            connection.execute(f'CREATE VIEW "rocpd_{kind}" AS SELECT * FROM "{table}"')
-            places = ", ".join("?" for _ in columns)
-            connection.executemany(
-                f'INSERT INTO "{table}" VALUES ({places})',
-                [[row.get(name) for name in columns] for row in some],
-            )
-        if "arg" in content:
-            connection.execute(f'CREATE INDEX arg_event ON "rocpd_arg{ending}" (event_id)')
-    connection.close()
-    return path
+    """A database with these tables, their names ending in `ending`, and views without it."""
+    statements = [f'CREATE VIEW "rocpd_{kind}" AS SELECT * FROM "rocpd_{kind}{ending}"' for kind in content]
+    if "arg" in content:
+        statements.append(f'CREATE INDEX arg_event ON "rocpd_arg{ending}" (event_id)')
+    return write_tables(path, {f"rocpd_{kind}{ending}": some for kind, some in content.items()}, statements)
 
 
 if __name__ == "__main__":

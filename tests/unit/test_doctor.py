@@ -104,7 +104,7 @@ def found(facts: Machine = GOOD, **broken: Exception) -> dict[str, Diagnosis]:
 def test_where_all_is_well() -> None:
     findings = examine(GOOD, FakeTrials())
     assert {finding.state for finding in findings} == {"works"}
-    assert [finding.mend for finding in findings if finding.mend] == []
+    assert [finding.fix for finding in findings if finding.fix] == []
     assert can_capture(findings)
     rows = {finding.name: finding.detail for finding in findings}
     assert rows["auto"] == "takes bcc, the best that works here"
@@ -120,13 +120,13 @@ def test_a_missing_core_comes_with_the_command_that_builds_it() -> None:
     trials = FakeTrials()
     trials.native = ("pure Python: no compiled core", "apt install gcc")
     (core,) = [finding for finding in examine(GOOD, trials) if finding.area == "convert"]
-    assert (core.state, core.detail, core.mend) == ("limited", *trials.native)
+    assert (core.state, core.detail, core.fix) == ("limited", *trials.native)
 
 
 def test_one_method_is_enough() -> None:
     rows = found(bcc=NO_BCC, bpftrace=CaptureUnavailable("There is no bpftrace.", "apt install bpftrace"))
-    assert (rows["bcc"].state, rows["bcc"].mend) == ("fails", "apt install python3-bpfcc")
-    assert rows["bpftrace"].mend == "apt install bpftrace"
+    assert (rows["bcc"].state, rows["bcc"].fix) == ("fails", "apt install python3-bpfcc")
+    assert rows["bpftrace"].fix == "apt install bpftrace"
     assert rows["auto"].detail == "takes prebuilt, the only one that works here"
     assert rows["syscall"].detail.endswith("; by prebuilt")
     assert can_capture(list(rows.values()))
@@ -144,7 +144,7 @@ def test_without_a_method_no_layer_works() -> None:
 
 def test_a_method_that_cannot_attach_fails() -> None:
     rows = found(**{"capture bcc": OSError(errno.EMFILE, "Too many open files")})
-    assert (rows["bcc"].state, rows["bcc"].mend) == ("fails", "ulimit -n 8192")
+    assert (rows["bcc"].state, rows["bcc"].fix) == ("fails", "ulimit -n 8192")
     assert rows["auto"].detail.startswith("takes prebuilt")
 
 
@@ -153,7 +153,7 @@ def test_no_privileges_hold_for_every_layer_and_are_tried_once() -> None:
     trials = FakeTrials({"map_and_program": OSError(errno.EPERM, "Operation not permitted")})
     findings = examine(user, trials)
     rows = {finding.name: finding for finding in findings}
-    assert (rows["privileges"].state, rows["privileges"].mend) == ("fails", SUDO)
+    assert (rows["privileges"].state, rows["privileges"].fix) == ("fails", SUDO)
     for layer in ("userspace", "syscall", "kernel", "scheduler"):
         assert rows[layer].state == "fails"
         assert "needs root" in rows[layer].detail
@@ -165,7 +165,7 @@ def test_uprobes_one_by_one() -> None:
     rows = found(machine(release="6.1.0"), uprobes_at_once=OSError(errno.EINVAL, "Invalid argument"))
     assert rows["userspace"].state == "limited"
     assert "one by one: attached in 1.2 ms, detached in 98 ms each" in rows["userspace"].detail
-    assert "6.6" in rows["userspace"].mend
+    assert "6.6" in rows["userspace"].fix
     assert rows["system"].state == "limited"
     assert can_capture(list(rows.values()))
 
@@ -194,9 +194,9 @@ def test_no_tracefs() -> None:
     facts = machine(tracefs="", capabilities=frozenset({"CAP_BPF"}))
     rows = found(facts, **{"sys_enter": gone, "sched/sched_switch": gone})
     assert rows["tracefs"].state == "fails"
-    assert rows["tracefs"].mend.startswith("mount -t tracefs none /sys/kernel/tracing ")
+    assert rows["tracefs"].fix.startswith("mount -t tracefs none /sys/kernel/tracing ")
     assert (rows["syscall"].state, rows["scheduler"].state) == ("fails", "fails")
-    assert rows["syscall"].mend == "mount -t tracefs none X"
+    assert rows["syscall"].fix == "mount -t tracefs none X"
     assert rows["userspace"].state == "works"
 
 
@@ -234,7 +234,7 @@ def test_kprobes_one_by_one() -> None:
 def test_no_libraries_are_no_failure() -> None:
     rows = found(**{"libcuda.so.1": OSError(), "libcudart.so": OSError()})
     assert (rows["libcuda"].state, rows["libcudart"].state) == ("absent", "absent")
-    assert "--library" in rows["libcuda"].mend
+    assert "--library" in rows["libcuda"].fix
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_rows_of_the_machine(facts: dict[str, object], name: str, state: str, de
     row = found(machine(**facts))[name]
     assert row.state == state
     assert detail in row.detail
-    assert (mend in row.mend) if mend else row.mend == ""
+    assert (mend in row.fix) if mend else row.fix == ""
 
 
 def test_another_system_is_told_and_nothing_is_tried() -> None:

@@ -55,28 +55,28 @@ def test_where_all_is_well() -> None:
 )
 def test_a_part_that_is_not_there_fails_alone(row: str, part: str, mend: str) -> None:
     found = rows(without(**{part: []}))
-    assert (found[row].state, found[row].mend) == ("fails", mend)
+    assert (found[row].state, found[row].fix) == ("fails", mend)
     assert {other.state for other in found.values() if other.name != row} == {"works"}
 
 
 def test_a_part_that_does_not_fit_the_driver_names_the_version() -> None:
     newer = [replace(GOOD.parts.cupti[0], version=(13, 5))]
     found = rows(without(cupti=newer))  # type: ignore[arg-type]
-    assert found["CUPTI"].mend == "pip install 'nvidia-cuda-cupti==13.0.*'"
+    assert found["CUPTI"].fix == "pip install 'nvidia-cuda-cupti==13.0.*'"
 
 
 def test_a_build_that_fails_is_told() -> None:
     found = rows(
         GOOD, build_kernels=CaptureUnavailable("kernels could not be built: a.cpp:1.", "Try it: g++")
     )
-    assert (found["kernels"].state, found["kernels"].mend) == ("fails", "Try it: g++")
+    assert (found["kernels"].state, found["kernels"].fix) == ("fails", "Try it: g++")
     assert found["kernels"].detail == "kernels could not be built: a.cpp:1"
 
 
 def test_without_a_driver_nothing_fails() -> None:
     found = rows(Toolchain(Driver(error="libcuda.so.1: not there"), Parts(), GOOD.owner))
     assert {row.state for row in found.values()} == {"absent"}
-    assert [row.name for row in found.values() if row.mend] == ["CUDA"]
+    assert [row.name for row in found.values() if row.fix] == ["CUDA"]
     assert found["CUDA"].detail == "libcuda.so.1: not there"
 
 
@@ -84,7 +84,7 @@ def test_a_driver_that_sees_no_gpu_fails() -> None:
     driver = Driver((13, 0), error="cuInit: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH")
     found = rows(replace(GOOD, driver=driver))
     assert (found["GPUs"].state, found["GPUs"].detail) == ("fails", driver.error)
-    assert found["GPUs"].mend.startswith("nvidia-smi")
+    assert found["GPUs"].fix.startswith("nvidia-smi")
 
 
 def test_other_systems_have_no_rows() -> None:

@@ -1,8 +1,8 @@
 """Clock pairs: one instant on a source clock and on the host's, and what pairs say of each other.
 
-A pair's interval is certain, and a clock runs at nearly one rate: what it cannot reach from the intervals of
-the other pairs is cut off from each, and what contradicts them all is told apart. Pairs may be many: they are
-columns, and looked at a part at a time.
+A pair's interval is certain, and a clock runs at nearly one rate. From each interval the part is cut off that
+the clock cannot reach from the intervals of the other pairs. Pairs that contradict the others are left out.
+As there may be many pairs, they are columns, which are read a part at a time.
 """
 
 from __future__ import annotations
@@ -279,8 +279,10 @@ def _off_line_ns(pairs: Pairs, a: Any, b: Any, c: Any) -> Any:
 
 
 def bends_ns(pairs: Pairs, start: int, stop: int) -> Any:
-    """What a bend of the clock may add to the error beside each of some pairs, as its neighbours show it. At
-    an end they are the next two: it may be that pair which is wrong.
+    """What a bend of the clock may add to the error around each of the pairs `start` to `stop`, in ns.
+
+    The two neighbours of a pair show it. The first and the last pair are held against the two next to them,
+    as the pair at the end may be the wrong one.
     """
     last = len(pairs) - 1
     at = np.arange(start, stop)

@@ -76,10 +76,10 @@ def diagnosis_lines(
         coloured = f"\x1b[{_COLOURS[diagnosis.state]}m{mark}\x1b[0m" if colours else mark
         yield f"{start}{coloured} {first}".rstrip()
         yield from (" " * (len(start) + 2) + line for line in more)
-        if diagnosis.mend and diagnosis.mend not in said:
-            said.add(diagnosis.mend)
+        if diagnosis.fix and diagnosis.fix not in said:
+            said.add(diagnosis.fix)
             arrow = "->" if ascii_only else "→"
-            yield f"{indent}{arrow} {diagnosis.mend}"
+            yield f"{indent}{arrow} {diagnosis.fix}"
 
 
 def _wrapped(text: str, width: int, indent: int) -> list[str]:
@@ -94,7 +94,7 @@ def _wrapped(text: str, width: int, indent: int) -> list[str]:
 def as_json(diagnoses: list[Diagnosis]) -> dict[str, Any]:
     """`{"can_capture":…,"findings":[{"area":…,"name":…,"state":…,"detail":…,"mend":…},…]}`."""
     rows = [
-        {"area": f.area, "name": f.name, "state": f.state, "detail": f.detail, "mend": f.mend}
+        {"area": f.area, "name": f.name, "state": f.state, "detail": f.detail, "mend": f.fix}
         for f in diagnoses
     ]
     return {"can_capture": can_capture(diagnoses), "findings": rows}

@@ -37,7 +37,7 @@ def machine(examination: Examination) -> Iterator[Diagnosis]:
 
 
 Answer = tuple[str, str, str]
-"""State, detail, mend."""
+"""State, detail, fix."""
 
 
 def _system(facts: Machine) -> Answer:
@@ -97,8 +97,8 @@ def _unfiltered(facts: Machine) -> str:
 
 def _lockdown(facts: Machine) -> Answer:
     if facts.lockdown == "confidentiality":
-        mend = "Boot without lockdown=confidentiality (with Secure Boot: mokutil --disable-validation)."
-        return FAILS, "confidentiality: nothing can be traced", mend
+        fix = "Boot without lockdown=confidentiality (with Secure Boot: mokutil --disable-validation)."
+        return FAILS, "confidentiality: nothing can be traced", fix
     return WORKS, facts.lockdown or "none", ""
 
 
@@ -122,12 +122,12 @@ def _limits(facts: Machine) -> Answer:
 def _tracefs(facts: Machine) -> Answer:
     if facts.tracefs:
         return WORKS, facts.tracefs, ""
-    mend = "mount -t tracefs none /sys/kernel/tracing"
+    fix = "mount -t tracefs none /sys/kernel/tracing"
     if not facts.has_sysfs:
         return FAILS, "no /sys to mount it in", "mount -t sysfs sysfs /sys"
     may = facts.has("CAP_SYS_ADMIN") and facts.is_initial_user_namespace is not False and not facts.seccomp
     if may:
-        return LIMITED, "not mounted; a capture mounts it", mend
+        return LIMITED, "not mounted; a capture mounts it", fix
     if facts.euid != 0:
         return FAILS, "not to be seen by this user", SUDO
     return FAILS, "not mounted", HOW_TO_MOUNT
@@ -189,13 +189,13 @@ def layers(examination: Examination) -> Iterator[Diagnosis]:
     except CaptureUnavailable as unavailable:
         refusal = unavailable.message.rstrip("."), unavailable.hint
     for name, row in _LAYERS.items():
-        state, detail, mend = (FAILS, *refusal) if refusal else row(examination)
+        state, detail, fix = (FAILS, *refusal) if refusal else row(examination)
         if state in (WORKS, LIMITED) and not works:
-            state, mend = FAILS, ""
+            state, fix = FAILS, ""
             detail += "; but no method works"
         elif state in (WORKS, LIMITED):
             detail += suffix
-        yield Diagnosis("layers", name, state, detail, mend)
+        yield Diagnosis("layers", name, state, detail, fix)
 
 
 def _userspace(examination: Examination) -> Answer:
@@ -253,8 +253,8 @@ def cuda(examination: Examination) -> Iterator[Diagnosis]:
     if driver:
         yield Diagnosis("cuda", "libcuda", WORKS, ", ".join(driver))
     else:
-        mend = "Install NVIDIA's driver (Debian: apt install libcuda1), or name the file: --library PATH."
-        yield Diagnosis("cuda", "libcuda", ABSENT, "the linker finds none", mend)
+        fix = "Install NVIDIA's driver (Debian: apt install libcuda1), or name the file: --library PATH."
+        yield Diagnosis("cuda", "libcuda", ABSENT, "the linker finds none", fix)
     runtimes = examination.trials.libraries("libcudart.so")
     if runtimes:
         yield Diagnosis("cuda", "libcudart", WORKS, ", ".join(runtimes))

@@ -9,5 +9,5 @@ from tracepipe.doctor.diagnosis import LIMITED, WORKS, Diagnosis, Examination
 
 def convert(examination: Examination) -> Iterator[Diagnosis]:
     """Whether the native core runs, and how to build it."""
-    detail, mend = examination.trials.core()
-    yield Diagnosis("convert", "core", LIMITED if mend else WORKS, detail, mend)
+    detail, fix = examination.trials.core()
+    yield Diagnosis("convert", "core", LIMITED if fix else WORKS, detail, fix)

@@ -13,13 +13,13 @@ WORKS, LIMITED, FAILS, ABSENT = "works", "limited", "fails", "absent"
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """One row: `state` is works, limited, fails or absent; `mend` the command that fixes it, "" if none."""
+    """One row: `state` is works, limited, fails or absent. `fix` is what to do, "" for nothing."""
 
     area: str
     name: str
     state: str
     detail: str
-    mend: str = ""
+    fix: str = ""
 
 
 @dataclass(slots=True)

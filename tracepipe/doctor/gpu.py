@@ -45,8 +45,8 @@ def _row(name: str, bad: str, detail: Callable[[], str]) -> Diagnosis:
     try:
         return Diagnosis("gpu", name, WORKS, detail())
     except CaptureUnavailable as refusal:
-        mend = refusal.hint if bad == FAILS else ""
-        return Diagnosis("gpu", name, bad, refusal.message.rstrip("."), mend)
+        fix = refusal.hint if bad == FAILS else ""
+        return Diagnosis("gpu", name, bad, refusal.message.rstrip("."), fix)
 
 
 def _compiler(compiler: Compiler) -> str:

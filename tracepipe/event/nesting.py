@@ -76,7 +76,7 @@ class Row:
     last_ns: int = -(1 << 63)
     open: list[_Open] = field(default_factory=list)
     ends: list[tuple[int, int]] = field(default_factory=list)
-    beside: list[int] = field(default_factory=list)
+    overlap_rows: list[int] = field(default_factory=list)
     above: tuple[int, int] = (NO_ROW, NO_ROW)
     gives: int = 0
     begun: int = NONE
@@ -251,18 +251,18 @@ class Nesting:
         """The first row of `first` and those beside `row` that takes a B, or an X with its end; a new one
         beside it if none does.
         """
-        for at in (*first, *self._rows[row].beside):
+        for at in (*first, *self._rows[row].overlap_rows):
             one = self._rows[at]
             if one.takes_begin(ts_ns) if end_ns is None else one.takes_slice(ts_ns, end_ns):
                 self._counted.overlaps += at != row
                 return at
         self._counted.overlaps += 1
-        if len(self._rows[row].beside) >= BESIDE_MAX or self._all_beside >= ALL_BESIDE_MAX:
+        if len(self._rows[row].overlap_rows) >= BESIDE_MAX or self._all_beside >= ALL_BESIDE_MAX:
             self._counted.undrawn += 1
             return NO_ROW
         self._all_beside += 1
         self._rows.append(Row(base=row))
-        self._rows[row].beside.append(len(self._rows) - 1)
+        self._rows[row].overlap_rows.append(len(self._rows) - 1)
         return len(self._rows) - 1
 
     def _begin(
@@ -314,7 +314,7 @@ class Nesting:
         """An end of an arrow: of the slice that begins at that time, or else an instant."""
         arrow = number & FLOW_LIMIT | _OF_EVENTS
         arrow = -arrow if starts else arrow
-        for at in (on, *self._rows[on].beside):
+        for at in (on, *self._rows[on].overlap_rows):
             place = self._rows[at].begun
             if not 0 <= place < len(self._ops):
                 continue
@@ -329,7 +329,7 @@ class Nesting:
         self._ops.append((INSTANT, on, ts_ns, name, event, NO_MARK, arrow, 0, NONE, around))
 
     def _end(self, on: int, ts_ns: int, dur_ns: int | None, name: int, event: int) -> None:
-        lanes = (on, *self._rows[on].beside)
+        lanes = (on, *self._rows[on].overlap_rows)
         opened = any(one[0] == name for at in lanes for one in self._rows[at].open)
         if not opened and dur_ns is not None:
             # Its begin was lost, or its writer has exits only: the duration says when it began.
@@ -353,7 +353,7 @@ class Nesting:
         """Where an E belongs: the row or one beside it where such a B is open, rather the innermost."""
         row = self._rows[on]
         # A row that is full has its innermost calls beside it.
-        near = (*reversed(row.beside), on) if len(row.open) >= DEPTH_MAX else (on, *row.beside)
+        near = (*reversed(row.overlap_rows), on) if len(row.open) >= DEPTH_MAX else (on, *row.overlap_rows)
         rows = [at for at in near if self._rows[at].open and ts_ns >= self._rows[at].last_ns]
         inner = (at for at in rows if self._rows[at].open[-1][0] == name)
         outer = (at for at in rows if any(one[0] == name for one in self._rows[at].open))
@@ -392,7 +392,7 @@ class Nesting:
 
     def close(self, row: int, ts_ns: int) -> None:
         """End what is still open on a row and beside it, at the end of the recording, and mark it."""
-        for at in (row, *self._rows[row].beside):
+        for at in (row, *self._rows[row].overlap_rows):
             one = self._rows[at]
             self._counted.unclosed += len(one.open)
             at_ns = max(ts_ns, one.last_ns)

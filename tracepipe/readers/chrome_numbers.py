@@ -103,7 +103,7 @@ class Ids:
         return fields
 
     def of(self, key: int | str) -> int:
-        """The number of what is no id of the system's."""
+        """The number that stands for a process or thread whose id the system did not give."""
         number = self._numbers.get(key)
         if number is None:
             if len(self._numbers) >= _IDS_MAX:

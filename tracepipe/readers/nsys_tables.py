@@ -285,7 +285,7 @@ class Events:
     def _scheduling(self, at: Place, row: Values) -> None:
         start, cpu, is_in, whole, state = row
         if type(whole) is not int or is_in not in (0, 1):
-            self._skip(at, "globalTid or isSchedIn is no number of its kind")
+            self._skip(at, "globalTid is not an integer, or isSchedIn is not 0 or 1")
             return
         args: Args = {}
         if not is_in and (label := self._names.label("ENUM_SAMPLING_THREAD_STATE", state)) is not None:

@@ -176,7 +176,7 @@ class Events:
         args |= {"address": address} if type(address) is int else {}
         args |= {"level": level.lower()} if type(level) is str else {}
         dur_ns = self._rows.length(at, start, end, args)
-        # What is no memory of its own does not count as allocated.
+        # Only real memory counts as allocated, not address space that is reserved.
         effect = _EFFECTS.get(kind) if level == "REAL" else None
         shape = Shape(
             "memory", effect or self._text(name), "X", self._session.pid(pid), self._session.tid(tid),

@@ -119,8 +119,12 @@ def _processes(run: Run, options: Options) -> tuple[Table, int]:
     pids = run.shapes.column("pid", every)
     of_shape, first = equal(pids)
     counts, threads = _who(run, of_shape, len(first))
+    # Processes are in the order of their ids, what has none before them all.
+    busiest = np.argsort(counts, kind="stable")[np.count_nonzero(counts == 0) :]
+    shown = np.sort(busiest[-options.top :] if options.top > 0 else busiest)
+    shown = shown[np.argsort(pids[first[shown]] == NONE, kind="stable")]
     sums = [
-        _by_process(of_shape, len(first), layer, rows)
+        _cells(of_shape, shown, layer, rows)
         for layer, rows in (
             (calls, calls.is_call & calls.is_outermost),
             (syscalls, syscalls.is_call & run.has("name", "ioctl", syscalls)),
@@ -128,13 +132,10 @@ def _processes(run: Run, options: Options) -> tuple[Table, int]:
             (scheduler, run.has("name", RUNNING, scheduler)),
         )
     ]
-    # Processes are in the order of their ids, what has none before them all.
-    busiest = np.argsort(counts, kind="stable")[np.count_nonzero(counts == 0) :]
-    shown = np.sort(busiest[-options.top :] if options.top > 0 else busiest).tolist()
     rows = []
-    for one in sorted(shown, key=lambda one: bool(pids[first[one]] == NONE)):
+    for at, one in enumerate(shown.tolist()):
         pid = run.shapes.value("pid", int(pids[first[one]]))
-        cells = [cell for of in sums for cell in of.cells(one)]
+        cells = [cell for of in sums for cell in of[at]]
         rows.append((run.process_name(pid), pid, int(threads[one]) or None, *cells[:-2], cells[-1]))
     columns = (
         Column("process", "process"),
@@ -152,31 +153,24 @@ def _processes(run: Run, options: Options) -> tuple[Table, int]:
     return Table("processes", "Processes", columns, rows, note), len(busiest) - len(shown)
 
 
-@dataclass(frozen=True, slots=True)
-class _Sums:
-    """By the number of a process: how many of some rows are its, of how many the length is known, and the
-    sum of those.
+def _cells(of_shape: Any, shown: Any, layer: Layer, rows: Bools) -> list[tuple[int, int | None]]:
+    """For each process that is shown: how many of `rows` it has, and the sum of their lengths in ns.
+
+    The sum is None where no length is known.
     """
-
-    count: Int64s
-    known: Int64s
-    sum_ns: Int64s
-
-    def cells(self, process: int) -> tuple[int, int | None]:
-        """How many, and how long they took, as far as that is known."""
-        return int(self.count[process]), int(self.sum_ns[process]) if self.known[process] else None
-
-
-def _by_process(of_shape: Any, processes: int, layer: Layer, rows: Bools) -> _Sums:
     has_length = layer.has_length
-    count, known, sum_ns = np.zeros((3, processes), np.int64)
+    # A process that is not shown counts in the last place.
+    place = np.full(int(of_shape.max(initial=-1)) + 1, len(shown), np.int32)
+    place[shown] = np.arange(len(shown), dtype=np.int32)
+    count, known, sum_ns = np.zeros((3, len(shown) + 1), np.int64)
     for part in parts(len(layer)):
-        of = of_shape[layer.shape[part]]
+        of = place[of_shape[layer.shape[part]]]
         timed = rows[part] & has_length[part]
         np.add.at(count, of[rows[part]], 1)
         np.add.at(known, of[timed], 1)
         np.add.at(sum_ns, of[timed], (layer.end_ns[part] - layer.start_ns[part])[timed])
-    return _Sums(count, known, sum_ns)
+    columns = (count[:-1].tolist(), known[:-1].tolist(), sum_ns[:-1].tolist())
+    return [(number, length if timed else None) for number, timed, length in zip(*columns, strict=True)]
 
 
 def _who(run: Run, of_shape: Any, processes: int) -> tuple[Int64s, Int64s]:

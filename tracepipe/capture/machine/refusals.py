@@ -74,7 +74,7 @@ class _Reason:
 
     fits: Callable[[_Case], bool]
     happened: str
-    mend: str
+    fix: str
 
 
 def _is(*numbers: int) -> Callable[[_Case], bool]:
@@ -260,7 +260,7 @@ def explain(operation: Operation, error: OSError, machine: Machine | None = None
     words = {"what": operation.value, "error": _text(error), "release": case.machine.release}
     for reason in _REASONS:
         if reason.fits(case):
-            return CaptureUnavailable(reason.happened.format(**words), reason.mend)
+            return CaptureUnavailable(reason.happened.format(**words), reason.fix)
     return CaptureUnavailable(
         "The kernel refused {what}: {error}.".format(**words),
         "Check the kernel: it needs CONFIG_UPROBES, CONFIG_BPF_EVENTS, CONFIG_FTRACE_SYSCALLS.",
