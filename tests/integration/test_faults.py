@@ -261,7 +261,10 @@ def first_byte_of(function: str, program: str, pid: int) -> bytes:
 # The disk -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("suffix", "size"), [("", "1M"), (".gz", "256k"), (".zst", "192k")])
+FULL = [("", "1M"), (".gz", "256k"), (".zst", "192k")]
+
+
+@pytest.mark.parametrize(("suffix", "size"), FULL)
 def test_a_full_disk_does_not_end_the_program(
     suffix: str, size: str, vec_add: str, tmp_path: Path, small_disk: Callable[[str], Path]
 ) -> None:
@@ -269,6 +272,22 @@ def test_a_full_disk_does_not_end_the_program(
     capture.command[-3:] = ["200000", "--rate", "40000"]
     small_disk(size)
     done = capture.run()
+    assert "vec_add goes on" in done.stderr
+    assert_full(capture, done)
+
+
+@pytest.mark.parametrize(("suffix", "size"), FULL)
+def test_a_disk_that_is_full_when_the_program_has_ended_is_said_too(
+    suffix: str, size: str, vec_add: str, tmp_path: Path, small_disk: Callable[[str], Path]
+) -> None:
+    capture = Capture(vec_add, tmp_path, f"small/run.jsonl{suffix}")
+    capture.command[-3:] = ["60000", "--rate", "1000000"]  # its lines are made behind
+    small_disk(size)
+    assert_full(capture, capture.run())
+
+
+def assert_full(capture: Capture, done: subprocess.CompletedProcess[str]) -> None:
+    """What a capture says and keeps whose disk is full."""
     assert done.returncode == 1
     assert "the recording is not complete" in done.stderr
     assert "events were made and not recorded" in done.stderr
@@ -328,6 +347,7 @@ def test_a_process_that_was_there_before_is_not_touched(
                 env=ENVIRONMENT,
             )
             assert done.returncode == 1
+            assert "the recording is not complete" in done.stderr
             assert "No space left on device" in done.stderr
             assert theirs.poll() is None
             assert state_of(theirs.pid) in "RS"  # running or asleep, not stopped

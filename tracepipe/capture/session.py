@@ -362,11 +362,13 @@ class _Session:
 
     def _exit_code(self, store: Store, notify: Notify) -> int:
         """The target's; one that goes on without the recording is waited for, untraced."""
+        state = "complete" if store.error is None else "not complete"
+        if self.target is not None and self.target.poll() is None:
+            notify(f"the recording is {state}; {self.request.command[0]} goes on (Ctrl-C ends it)")
+        elif self._spool is not None and self._spool.error is not None:
+            notify(f"the recording is {state}")
         if self.target is None:
             return 0
-        if self.target.poll() is None:
-            state = "complete" if store.error is None else "not complete"
-            notify(f"the recording is {state}; {self.request.command[0]} goes on (Ctrl-C ends it)")
         self.interrupts.see_off()
         return self.target.wait().exit_code
 
