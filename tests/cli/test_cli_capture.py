@@ -174,6 +174,7 @@ def test_losses_and_filters_are_said(run: Run, asked: list[CaptureRequest]) -> N
         (["--gpu", "warps", "--pid", "4"], "from a program's start"),
         (["--kernel", "attn", "--pid", "4"], "from a program's start"),
         (["--command-output", "said", "--pid", "4"], "only a command"),
+        (["--start-on", "api", "--", "true"], "of programs that record"),
         (["-o", "traces/{when}.jsonl", "--", "true"], "Nothing is called {when}"),
     ],
 )

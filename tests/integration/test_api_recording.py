@@ -145,6 +145,53 @@ def test_a_flight_recorder_is_written_when_the_program_says_so(tmp_path: Path) -
         plain.write_now()
 
 
+def windows_of(path: str) -> list[dict[str, Any]]:
+    lines = map(json.loads, Path(path).read_text().splitlines())
+    return [line for line in lines if line["type"] == "window"]
+
+
+def test_a_program_records_windows_of_itself(tmp_path: Path) -> None:
+    with tracepipe.capture(output=tmp_path / "run.jsonl", start_on="api", **QUICK) as run:
+        time.sleep(0.2)  # probes are detached then, unless the machine is busy
+        for count in (1, 2):
+            with run.window(f"step {count}"):
+                for _ in range(count):
+                    time.sleep(0.001)
+            time.sleep(0.001)
+        run.begin_window()
+        with pytest.raises(tracepipe.TracepipeError, match="open already"):
+            run.begin_window()
+    turns = windows_of(run.path)
+    assert [(turn.get("name"), turn["phase"], turn["cause"]) for turn in turns] == [
+        *((name, phase, "api") for name in ("step 1", "step 2") for phase in "BE"),
+        (None, "B", "api"),
+        (None, "E", "end of the recording"),
+    ]
+    sleeps = [
+        one.ts_ns for one in tracepipe.open(run.path) if one.name == "clock_nanosleep" and one.phase == "B"
+    ]
+    within = [
+        sum(begin["ts_ns"] <= at <= end["ts_ns"] for at in sleeps)
+        for begin, end in zip(turns[::2], turns[1::2], strict=True)
+    ]
+    assert within == [1, 2, 0]
+    assert len(sleeps) == 3
+    assert (run.summary.windows and run.summary.windows.count) == 3
+
+
+def test_windows_of_a_command_that_goes_on_without_the_recording(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    command = ["sh", "-c", f"until [ -e {go} ]; do sleep 0.01; done"]
+    with tracepipe.capture(command, output=tmp_path / "run.jsonl", start_on="api", repeat=1, **QUICK) as run:
+        with run.window():
+            pass
+        with pytest.raises(tracepipe.TracepipeError, match="The recording has ended"):
+            run.begin_window()
+        go.touch()
+    assert (run.summary.ended_by, run.summary.exit_code) == ("api", 0)
+    assert [turn["phase"] for turn in windows_of(run.path)] == ["B", "E"]
+
+
 @pytest.mark.parametrize(
     ("is_terminal", "block"), [(True, "time.sleep(60)"), (True, "pass"), (False, "pass")]
 )

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., N
             f"sys.path.insert(0, {str(ROOT)!r})",
             "from multiprocessing.connection import Connection",
             "from tracepipe.api.recorder import Began, Refused",
+            "from tracepipe.capture.request import ENDED, Answer, WindowOrder",
             "from tests.unit.test_api_capture import SUMMARY",
             "caller = Connection(int(sys.argv[1]))",
             "order, tell, heard = caller.recv(), caller.send, caller.recv",
@@ -242,6 +244,103 @@ def test_a_fork_that_leaves_the_block_does_not_end_it(recorder: Callable[..., No
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
         assert repr(run) == "<Capture x: is being recorded>"
     assert run.summary == SUMMARY
+
+
+# Windows -----------------------------------------------------------------------------------------------
+
+
+def test_a_block_is_a_window_of_the_recording(recorder: Callable[..., None]) -> None:
+    recorder(
+        "tell(Began())",
+        "assert heard() == WindowOrder(True, 'epoch')",
+        "tell('a note')",
+        "tell(Answer())",
+        "assert heard() == WindowOrder(False)",
+        "tell(Answer())",
+        "assert heard() == 'stop'",
+        "tell(SUMMARY)",
+    )
+    with tracepipe.capture(output="x", layers=(), start_on="api") as run, run.window("epoch"):
+        assert run.notes == ["a note"]
+    assert run.summary == SUMMARY
+
+
+def test_what_cannot_be_obeyed_is_an_error_and_the_recording_goes_on(recorder: Callable[..., None]) -> None:
+    recorder(
+        "tell(Began())", "heard(), tell(Answer('No.', 'Do.'))", "assert heard() == 'stop'", "tell(SUMMARY)"
+    )
+    with tracepipe.capture(output="x", layers=(), stop_on="api") as run:
+        with pytest.raises(tracepipe.TracepipeError, match="No") as refused:
+            run.end_window()
+        assert refused.value.hint == "Do."
+    assert run.summary == SUMMARY
+
+
+@pytest.mark.parametrize("end", ["tell(ENDED)", "tell(SUMMARY)"])
+def test_a_window_ends_with_the_recording(end: str, recorder: Callable[..., None]) -> None:
+    recorder(
+        "tell(Began())", "heard(), tell(Answer())", f"heard(), {end}", f"heard(), {end}", "tell(SUMMARY)"
+    )
+    with tracepipe.capture("./app", output="x", layers=(), start_on="api") as run:
+        with run.window():
+            pass
+        with pytest.raises(tracepipe.TracepipeError, match="The recording has ended"):
+            run.begin_window()
+    assert run.summary == SUMMARY
+    with pytest.raises(tracepipe.TracepipeError, match="The recording has ended"):
+        run.end_window()
+
+
+def test_threads_are_answered_while_another_one_waits_for_the_end(recorder: Callable[..., None]) -> None:
+    count = 20
+    recorder(
+        "tell(Began())",
+        f"for _ in range({2 * count}): heard(), tell('a note'), tell(Answer())",
+        "tell(SUMMARY)",
+    )
+    done: list[str] = []
+
+    def drive() -> None:
+        for _ in range(count // 2):
+            run.begin_window()
+            run.end_window()
+        done.append("all")
+
+    with tracepipe.capture("./app", output="x", layers=(), start_on="api") as run:
+        threads = [threading.Thread(target=drive) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        assert run.wait() == SUMMARY
+        for thread in threads:
+            thread.join()
+    assert done == ["all", "all"]
+    assert len(run.notes) == 2 * count
+
+
+def test_windows_that_no_program_begins_are_refused_at_once(recorder: Callable[..., None]) -> None:
+    recorder("tell(Began())", "assert heard() == 'stop'", "tell(SUMMARY)")
+    with tracepipe.capture(output="x", layers=(), start_on="signal") as run:
+        with pytest.raises(tracepipe.TracepipeError, match="begins when the program") as refused:
+            run.begin_window()
+        assert refused.value.hint == 'Give start_on="api".'
+        with pytest.raises(tracepipe.TracepipeError, match="ends when the program"):
+            run.end_window()
+    later = tracepipe.capture(output="x", layers=(), start_on="api")
+    with pytest.raises(tracepipe.TracepipeError, match="x is not being recorded"):
+        later.begin_window()
+
+
+def test_a_fork_begins_no_window(recorder: Callable[..., None]) -> None:
+    recorder("tell(Began())", "assert heard() == 'stop'", "tell(SUMMARY)")
+    with tracepipe.capture(output="x", layers=(), start_on="api") as run:
+        child = os.fork()
+        if child == 0:
+            try:
+                run.begin_window()
+            except tracepipe.TracepipeError:
+                os._exit(5)
+            os._exit(6)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
 
 
 # The recorder's side -----------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from tracepipe.capture.records import record
 from tracepipe.capture.records.record import window_record, windows_in
 from tracepipe.capture.records.render import RecordRenderer
 from tracepipe.capture.records.syscalls import SYSCALLS
-from tracepipe.capture.request import Cause, Limits, Windows
+from tracepipe.capture.request import Cause, Limits, WindowOrder, Windows
 from tracepipe.capture.triggers import Trigger, check_seen, check_windows, trigger_of
 from tracepipe.capture.windows import WindowCourse
 from tracepipe.errors import CaptureUnavailable, TracepipeError
@@ -39,12 +39,14 @@ class Attached(NothingRecorded):
         super().__init__()
         self.now_ns = 0
         self.did: list[Any] = []
+        self.names: list[str] = []
         self.is_attached = True
         self.held_ns: int | None = None
         self.is_over = False
         self.to_come: list[Turn] = []
 
-    def _turn(self, cause: Cause, at_ns: int | None, *, begins: bool) -> int:
+    def _turn(self, cause: Cause, at_ns: int | None, *, begins: bool, name: str = "") -> int:
+        self.names += [name] if name else []
         self.did.append((self.now_ns, cause.name, begins))
         return self.now_ns if at_ns is None else at_ns
 
@@ -110,6 +112,13 @@ class Course:
         self.signals += signals
         return self.windows.step(now_ns, self.signals)
 
+    def say(self, now_ns: int, name: str = "", *, begins: bool) -> str:
+        """The program says so; what it is answered, or why the recording ends."""
+        self.attached.now_ns = now_ns
+        order = WindowOrder(begins, name)
+        refusal = self.windows.answer(order).message
+        return refusal or self.windows.step(now_ns, self.signals, order)
+
 
 def test_a_recording_without_windows_is_open_until_its_duration_is_over() -> None:
     course = Course(duration_ns=10)
@@ -136,6 +145,52 @@ def test_a_signal_begins_and_ends_windows_but_not_before_the_delay() -> None:
     assert [(at, begins) for at, _, begins in course.attached.did] == [
         (6, True), (9, False), (20, True), (22, False)
     ]  # fmt: skip
+
+
+def test_a_program_begins_and_ends_any_number_of_windows_by_name() -> None:
+    course = Course(start_on="api")
+    for at in range(1, 99, 2):
+        assert [course.say(at, f"step {at}", begins=True), course.say(at + 1, begins=False)] == ["", ""]
+        assert course.at(at + 1) == ""
+    assert course.attached.did == [
+        (at, "START" if at % 2 else "STOP", bool(at % 2)) for at in range(1, 99)
+    ]  # fmt: skip
+    assert course.attached.names == [f"step {at}" for at in range(1, 99, 2)]
+
+
+def test_a_program_begins_so_many_windows_where_that_is_said() -> None:
+    course = Course(start_on="api", repeat=2)
+    assert [course.say(at, begins=bool(at % 2)) for at in (1, 2, 3, 4)] == ["", "", "", "api"]
+
+
+def test_a_program_is_answered_what_cannot_be_obeyed() -> None:
+    course = Course(start_on="api")
+    assert course.say(1, begins=False) == "No window is open that could end."
+    course.say(2, begins=True)
+    assert course.say(3, begins=True) == "A window is open already."
+    course.say(4, begins=False)
+    assert course.say(5, begins=False) == "No window is open that could end."
+    assert [at for at, *_ in course.attached.did] == [2, 4]
+
+
+def test_a_program_may_end_a_window_whose_duration_ended_it() -> None:
+    course = Course(start_on="api", duration_ns=10)
+    course.say(1, begins=True)
+    assert [course.at(11), course.say(15, begins=False)] == ["", ""]
+    course.say(20, begins=True)
+    assert [course.at(30), course.say(31, begins=True)] == ["", ""], "it need not end that"
+    assert [(at, begins) for at, _, begins in course.attached.did] == [
+        (1, True), (11, False), (20, True), (30, False), (31, True)
+    ]  # fmt: skip
+
+
+def test_a_signal_begins_no_window_of_a_program() -> None:
+    course = Course(start_on="api", stop_on="signal")
+    assert course.at(1, signals=1) == ""
+    assert course.attached.did == []
+    course.say(2, begins=True)
+    assert course.at(3, signals=1) == ""
+    assert not course.windows.is_open
 
 
 def test_functions_begin_and_end_windows_by_themselves_once_they_are_armed() -> None:
@@ -315,6 +370,12 @@ def test_several_windows_need_an_end() -> None:
     check_windows(Windows(start_on="profiler", repeat=2), Limits())
 
 
+def test_a_program_waits_for_no_delay() -> None:
+    with pytest.raises(TracepipeError, match="begin_window"):
+        check_windows(Windows(start_on="api", delay_ns=1), Limits())
+    check_windows(Windows(start_on="signal", stop_on="api", delay_ns=1), Limits())
+
+
 def window(ts_ns: int, begins: bool, cause: Cause = Cause.START, tid: int = 12) -> bytes:
     return HEADER + struct.pack("<QIIIBBH4Q", ts_ns, tid, 11, cause, record.WINDOW, 0, 3, begins, 0, 0, 0)
 
@@ -382,6 +443,12 @@ def test_a_window_that_was_waited_for_says_how_long() -> None:
     assert "waited_ns" not in end
 
 
+@pytest.mark.parametrize("name", ["step", "a name of 32 bytes, no byte more", "Schritt für Schritt " * 20])
+def test_a_window_has_the_name_that_it_was_given(name: str) -> None:
+    lines = rendered(window_record(1, Cause.START, begins=True, name=name), window(2, False), window(3, True))
+    assert [line.get("name") for line in lines] == [name, name, None]
+
+
 def test_a_window_that_two_begin_at_once_is_one() -> None:
     lines = rendered(window(2, True), window(3, True, tid=13), window(4, False), window(4, False, tid=13))
     assert [(line["phase"], line["window"], line["tid"]) for line in lines] == [("B", 1, 12), ("E", 1, 12)]
@@ -428,6 +495,16 @@ def test_windows_are_slices_on_the_track_of_the_capture() -> None:
         "100+100 window 1 pid=4 tid=5 waited_ns=30 began_by=profiler ended_by=duration",
         "300+100 window 2 began_by=profiler unclosed=true",
     ]
+
+
+def test_a_window_with_a_name_is_called_by_it() -> None:
+    tables = new_tables()
+    layout = Layout(new_header(), tables)
+    turns = [turn | {"name": "epoch 3"} for turn in TURNS[:2]]
+    lines = shown([layout.place(trace_batch(turns, tables)), *layout.finish()])
+    assert lines[lines.index("capture") + 1] == (
+        "100+100 epoch 3 window=1 pid=4 tid=5 waited_ns=30 began_by=profiler ended_by=duration"
+    )
 
 
 @pytest.mark.usefixtures("core")

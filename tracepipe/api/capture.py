@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, Pipe
 from os import PathLike, fspath
 from pathlib import Path
@@ -18,11 +19,15 @@ from tracepipe.api.output_names import OutputNames
 from tracepipe.api.recorder import STOP, WRITE, Began, Message, Order, Refused, command_line
 from tracepipe.capture.flight.conditions import Conditions
 from tracepipe.capture.request import (
+    API,
+    ENDED,
     RING_BYTES,
+    Answer,
     CaptureRequest,
     Filters,
     Limits,
     Notify,
+    WindowOrder,
     Windows,
     calls_of,
     check_layers,
@@ -30,7 +35,7 @@ from tracepipe.capture.request import (
     last_of,
 )
 from tracepipe.capture.summary import CaptureSummary
-from tracepipe.capture.triggers import check_windows
+from tracepipe.capture.triggers import check_windows, triggers_of
 from tracepipe.errors import CaptureUnavailable, TracepipeError
 from tracepipe.units import duration_ns, size_bytes
 
@@ -53,6 +58,10 @@ class Capture:
         self._recorder: subprocess.Popen[bytes] | None = None
         self._connection: Connection[Any, Message] | None = None
         self._summary: CaptureSummary | None = None
+        self._answer: Answer | None = None
+        self._asking = threading.Lock()
+        self._hearing = threading.Condition()
+        self._is_heard = False
 
     def __enter__(self) -> Capture:
         if self._recorder is not None:
@@ -104,6 +113,30 @@ class Capture:
             raise TracepipeError("Nothing is kept that could be written now.", 'Give last="10s".')
         self._tell(WRITE)
 
+    def begin_window(self, name: str = "") -> None:
+        """Begin a window of a capture with `start_on="api"`: all that is recorded is so when this returns.
+        Raises TracepipeError while one is open, and when the recording has ended.
+        """
+        _check(self._obeyed(WindowOrder(True, name)))
+
+    def end_window(self) -> None:
+        """End the window that is open, of a capture that begins or ends them by `"api"`. One that
+        `begin_window` began may have ended before, by `duration` or `stop_on`. Raises TracepipeError where
+        there was none, and when the recording has ended.
+        """
+        _check(self._obeyed(WindowOrder(False)))
+
+    @contextmanager
+    def window(self, name: str = "") -> Iterator[None]:
+        """A window for a `with` statement, unless the recording ends before the block."""
+        self.begin_window(name)
+        try:
+            yield
+        finally:
+            answer = self._obeyed(WindowOrder(False))
+            if answer != ENDED:
+                _check(answer)
+
     @property
     def summary(self) -> CaptureSummary:
         """What was recorded. Raises TracepipeError before the end."""
@@ -139,13 +172,54 @@ class Capture:
         self._connection = ours
         self._tell(self._order)
 
+    def _obeyed(self, order: WindowOrder) -> Answer:
+        """What the recorder answers to an order. Raises TracepipeError where it is no program's to give."""
+        trigger = triggers_of(self._order.request.windows)[0 if order.begins else 1]
+        if trigger is None or trigger.kind != API:
+            option, does = ("start_on", "begins") if order.begins else ("stop_on", "ends")
+            raise TracepipeError(
+                f"No window of this capture {does} when the program says so.", f'Give {option}="api".'
+            )
+        if os.getpid() != self._owner and self._owner:
+            raise TracepipeError(
+                "This process was forked from the one that began the capture.", "Call it in that one."
+            )
+        with self._asking:
+            self._answer = None
+            self._tell(order)
+            self._hear_until(lambda: self._answer is not None or self._summary is not None)
+            return self._answer or ENDED
+
     def _heard_out(self) -> CaptureSummary:
-        while self._summary is None:
-            self._hear()
+        self._hear_until(lambda: self._summary is not None)
+        assert self._summary is not None
         return self._summary
+
+    def _hear_until(self, is_there: Callable[[], bool]) -> None:
+        """Hear what the recorder says until that is so; one thread hears for all that wait."""
+        while True:
+            with self._hearing:
+                if is_there():
+                    return
+                if self._is_heard:
+                    self._hearing.wait()
+                    continue
+                self._is_heard = True
+            try:
+                message = self._received()
+            finally:
+                with self._hearing:
+                    self._is_heard = False
+                    self._hearing.notify_all()
+            self._take(message)
 
     def _hear(self) -> Message:
         """The next message of the recorder. Raises what the recording ended with."""
+        message = self._received()
+        self._take(message)
+        return message
+
+    def _received(self) -> Message:
         if self._connection is None:
             raise TracepipeError(f"{self.path} is not being recorded.", "Use it in a with statement.")
         try:
@@ -155,24 +229,30 @@ class Capture:
             raise TracepipeError(
                 f"The process that records ended with {code}.", "Standard error may say why."
             ) from None
-        if isinstance(message, str):
-            self._note(message)
-        elif not isinstance(message, Began):
-            self._close()
         if isinstance(message, CaptureSummary):
             self._summary = message
+        elif isinstance(message, Answer):
+            self._answer = message
+        return message
+
+    def _take(self, message: Message) -> None:
+        """Do what a message asks for. Raises what the recording ended with."""
+        if isinstance(message, str):
+            self._note(message)
+        elif isinstance(message, CaptureSummary):
+            self._close()
             message.check()  # the summary can be read all the same
         elif isinstance(message, Refused):
+            self._close()
             hint = message.hint.replace("tracepipe …", "python …")  # what the user ran is another program
             raise getattr(errors, message.kind, TracepipeError)(message.message, hint)
-        return message
 
     def _note(self, text: str) -> None:
         self.notes.append(text)
         if self._notify is not None:
             self._notify(text)
 
-    def _tell(self, message: Order | str) -> None:
+    def _tell(self, message: Order | WindowOrder | str) -> None:
         if self._connection is not None:
             with suppress(OSError):  # it has ended, and what it said last can be heard
                 self._connection.send(message)
@@ -183,6 +263,11 @@ class Capture:
             self._connection.close()
             self._connection = None
         return self._recorder.wait() if self._recorder is not None else 0
+
+
+def _check(answer: Answer) -> None:
+    if answer.message:
+        raise TracepipeError(answer.message, answer.hint)
 
 
 def capture(
@@ -207,7 +292,7 @@ def capture(
     delay: str = "",
     start_on: str = "",
     stop_on: str = "",
-    repeat: int = 1,
+    repeat: int | None = None,
     max_events: int | None = None,
     max_size: str = "",
     last: str = "",

@@ -3,6 +3,7 @@
     caller ── Order ──▶ recorder        its first message
            ◀── notes, Began, the end ──
            ── WRITE ──▶            of a flight recorder
+           ── WindowOrder ──▶  ◀── Answer ──
            ── STOP, or its own end ──▶
 
 Messages are pickled, on a pair of sockets that the recorder inherits.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -20,7 +22,7 @@ from types import FrameType
 from typing import Any
 
 from tracepipe.api.record import record
-from tracepipe.capture.request import CaptureRequest
+from tracepipe.capture.request import ENDED, Answer, CaptureRequest, WindowOrder
 from tracepipe.capture.summary import CaptureSummary
 from tracepipe.errors import TracepipeError
 
@@ -54,7 +56,7 @@ class Refused:
     hint: str
 
 
-Message = str | Began | Refused | CaptureSummary
+Message = str | Began | Answer | Refused | CaptureSummary
 """A note for the user, or how it stands."""
 
 
@@ -63,7 +65,8 @@ class _Caller:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._is_gone = False
+        self._is_gone = self._is_recorded = False
+        self._orders: deque[WindowOrder] = deque()
         self.asked = 0
 
     def began(self) -> None:
@@ -77,9 +80,22 @@ class _Caller:
                 message = STOP
             if message == WRITE:
                 self.asked += 1
+            elif isinstance(message, WindowOrder):
+                self._orders.append(message)
             else:
                 self._is_gone = True
+        while self._is_recorded and self.order() is not None:
+            self.answer(ENDED)
         return self._is_gone
+
+    def ended(self) -> None:
+        self._is_recorded = True
+
+    def order(self) -> WindowOrder | None:
+        return self._orders.popleft() if self._orders else None
+
+    def answer(self, answer: Answer) -> None:
+        self.tell(answer)
 
     def tell(self, message: Any) -> None:
         try:

@@ -24,7 +24,7 @@ from tracepipe.capture.request import (
     TriggerPlace,
     WindowPlan,
 )
-from tracepipe.capture.triggers import SIGNAL, Trigger, triggers_of
+from tracepipe.capture.triggers import Trigger, triggers_of
 from tracepipe.errors import CaptureUnavailable, TracepipeError
 from tracepipe.hooks.calls import call_rule
 from tracepipe.hooks.effects import MEMORY_EFFECTS
@@ -166,7 +166,7 @@ def _trigger_places(
     trigger: Trigger | None, libraries: LibrarySearch, sees: Mapping[str, Path], *, begins: bool
 ) -> tuple[TriggerPlace, ...]:
     """The functions that are waited for: the program's own, or that of the library which sees what is."""
-    if trigger is None or trigger.kind == SIGNAL:
+    if trigger is None or trigger.is_said:
         return ()
     sets = read_hooks([trigger.hook(sees.get(trigger.kind), begins=begins)])
     selection = resolve(sets, libraries, is_partial=True)

@@ -27,6 +27,9 @@ CALL_LAYERS = ("memory", "transfer")
 """What calls did, made of those of `userspace`."""
 GPU_LAYERS = {"gpu_kernel": "kernels", "gpu_warp": "warps", "gpu_thread": "warps"}
 """Layers that only engines for GPUs record → the engine that records it at the least cost."""
+API = "api"
+"""What begins windows, or ends them: the program that records itself or a command, by the library."""
+_ANY_NUMBER = 2**31 - 1
 STACKS = ("python", "off")
 """What is recorded of where calls are made."""
 LAYER_NAMES = (*PROBED_LAYERS, *CALL_LAYERS, *GPU_LAYERS, ANNOTATION)
@@ -86,6 +89,26 @@ def check_stacks(stacks: str) -> None:
         raise TracepipeError(f"There are no stacks {stacks!r}.", f"Choose from: {', '.join(STACKS)}.")
 
 
+@dataclass(frozen=True, slots=True)
+class WindowOrder:
+    """A program says that a window begins now, or ends."""
+
+    begins: bool
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of an order: done, or why not and what to do, as an error has it."""
+
+    message: str = ""
+    hint: str = ""
+
+
+ENDED = Answer("The recording has ended.", "The end of the command, a limit or the last window came first.")
+"""To an order that comes too late."""
+
+
 class Control(Protocol):
     """Whoever started a capture from another process, and may end it."""
 
@@ -94,6 +117,18 @@ class Control(Protocol):
 
     def began(self) -> None:
         """Everything from now on is recorded."""
+        ...
+
+    def ended(self) -> None:
+        """Nothing is recorded any more, and no window can begin."""
+        ...
+
+    def order(self) -> WindowOrder | None:
+        """A window that is to begin or to end now, each time another; known after `is_over`."""
+        ...
+
+    def answer(self, answer: Answer) -> None:
+        """What became of the last `order`."""
         ...
 
     def is_over(self) -> bool:
@@ -128,18 +163,24 @@ class Windows:
 
     A window begins `delay_ns` after the recording, or the window before it; at `start_on` where that is
     given, which is looked for from then on. It ends at `stop_on`, after the duration of `Limits`, and with
-    the recording, which goes on to the end of the `repeat`th. Both are texts as `trigger_of` takes them.
+    the recording, which goes on to the end of the `repeat`th: the first one unless that is given, or any
+    number where the program begins them by `API`. Both are texts as `trigger_of` takes them.
     """
 
     delay_ns: int = 0
     start_on: str = ""
     stop_on: str = ""
-    repeat: int = 1
+    repeat: int | None = None
 
     @property
     def are_asked(self) -> bool:
         """Whether anything is said of windows."""
-        return self != Windows()
+        return bool(self.delay_ns or self.start_on or self.stop_on) or self.limit > 1
+
+    @property
+    def limit(self) -> int:
+        """How many windows there are at most."""
+        return self.repeat or (_ANY_NUMBER if self.start_on == API else 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from tracepipe.capture.machine.precedence import ended_first, runs_first
 from tracepipe.capture.plan import plan_of
 from tracepipe.capture.probed_files import ProbedFiles
 from tracepipe.capture.records.record import event_count
-from tracepipe.capture.request import CaptureRequest, Control, Notify, Plan
+from tracepipe.capture.request import ENDED, CaptureRequest, Control, Notify, Plan
 from tracepipe.capture.spool import Spool
 from tracepipe.capture.summary import CaptureSummary
 from tracepipe.capture.target import Target
@@ -165,6 +165,8 @@ class _Session:
                     self.control.began()
                 self.windows.start(self.attachment, start["monotonic_ns"], self.device)
                 ended_by = self._follow(store, notify)
+                if self.control is not None:
+                    self.control.ended()
                 before_ns = time.monotonic_ns()
                 self.windows.finish(before_ns)
                 if self.device is not None:
@@ -271,7 +273,7 @@ class _Session:
         tick = Tick(self.plan.ring_bytes, is_short=self.request.windows.are_asked)
         while True:
             self.interrupts.wait(tick.wait_s)
-            over = self.windows.step(time.monotonic_ns(), self.interrupts.asked)
+            over = self._step()
             tick.took(self._pump(store))
             self._say_notes(notify)
             if self._recorder is not None:
@@ -279,6 +281,16 @@ class _Session:
             ended_by = self._ended() or _failure(store) or over or self._limit_reached(store)
             if ended_by:
                 return ended_by
+
+    def _step(self) -> str:
+        """Begin or end the window that is due; why the recording ends by that, "" as long as it does not."""
+        order, now_ns = self.control.order() if self.control else None, time.monotonic_ns()
+        if self.control is None or order is None:
+            return self.windows.step(now_ns, self.interrupts.asked)
+        answer = self.windows.answer(order)
+        over = self.windows.step(now_ns, self.interrupts.asked, None if answer.message else order)
+        self.control.answer(ENDED if over and order.begins else answer)
+        return over
 
     def _write_last(self, recorder: FlightRecorder) -> None:
         """Let the recorder go on, and write what it is asked for."""

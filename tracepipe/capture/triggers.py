@@ -7,7 +7,7 @@ from collections.abc import Container
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tracepipe.capture.request import CaptureRequest, Limits, Windows
+from tracepipe.capture.request import API, CaptureRequest, Limits, Windows
 from tracepipe.errors import CaptureUnavailable, TracepipeError
 from tracepipe.hooks.near_names import did_you_mean
 
@@ -18,9 +18,11 @@ _FORMS = {
     "call": "call:FUNCTION#N",
     "nvtx": "nvtx:RANGE#N",
     "kernel": "kernel:REGEX#N",
+    API: API,
 }
-TRIGGER_FORMS = tuple(_FORMS.values())
-_PAIRED = {PROFILER, "nvtx", SIGNAL}
+TRIGGER_FORMS = tuple(form for kind, form in _FORMS.items() if kind != API)
+"""What the command line takes."""
+_PAIRED = {PROFILER, "nvtx", SIGNAL, API}
 """Kinds that have an end of their own: what begins a window ends it, where nothing else is named."""
 
 
@@ -43,6 +45,11 @@ class Trigger:
         """Whether probes of functions see it."""
         return self.kind in (PROFILER, "call")
 
+    @property
+    def is_said(self) -> bool:
+        """Whether it comes to the capture process itself."""
+        return self.kind in (SIGNAL, API)
+
     def hook(self, library: Path | None, *, begins: bool) -> str:
         """The functions that are waited for, as a hook's text. `library`: that in the command which sees
         this, if one does.
@@ -63,7 +70,7 @@ def trigger_of(text: str, option: str) -> Trigger | None:
         return None
     kind, colon, name = text.partition(":")
     if kind not in _FORMS:
-        hint = did_you_mean(kind, _FORMS) or f"Choose from: {', '.join(_FORMS.values())}."
+        hint = did_you_mean(kind, _FORMS) or f"Choose from: {', '.join(TRIGGER_FORMS)}."
         raise TracepipeError(f"{option} {text}: nothing is called {kind!r} that a window can wait for.", hint)
     takes_name = _FORMS[kind] != kind
     counted = re.fullmatch(r"(.+)#(\d+)", name, re.DOTALL)
@@ -98,8 +105,13 @@ def window_environment(request: CaptureRequest) -> dict[str, str]:
 
 def check_windows(windows: Windows, limits: Limits) -> None:
     """Raise TracepipeError for windows that cannot be understood, or of which a second cannot come."""
-    _, ends = triggers_of(windows)
-    if windows.repeat > 1 and ends is None and limits.duration_ns is None:
+    begins, ends = triggers_of(windows)
+    if begins is not None and begins.kind == API and windows.delay_ns:
+        raise TracepipeError(
+            "begin_window() says when a window begins: there is no delay to wait for.",
+            "Leave out the delay, or start_on.",
+        )
+    if windows.limit > 1 and ends is None and limits.duration_ns is None:
         raise TracepipeError(
             f"--repeat {windows.repeat}, and nothing ends the first window.", "Give --duration or --stop-on."
         )

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tracepipe.capture.engines.engine import Attachment, DeviceEngine, WindowedAttachment
-from tracepipe.capture.request import CaptureRequest, Cause
+from tracepipe.capture.request import API, Answer, CaptureRequest, Cause, WindowOrder
 from tracepipe.capture.summary import RecordedWindows
 from tracepipe.capture.triggers import PROFILER, SIGNAL, Trigger, triggers_of
 
@@ -41,6 +41,7 @@ class WindowCourse:
     _closed_ns: int = 0
     _is_armed: bool = False
     _signals: int = 0
+    _is_ordered: bool = False
     _begins_by: Trigger | None = field(init=False)
     _ends_by: Trigger | None = field(init=False)
 
@@ -65,20 +66,22 @@ class WindowCourse:
         elif isinstance(attachment, WindowedAttachment):
             self._attachment, self._device = attachment, device
 
-    def step(self, now_ns: int, signals: int) -> str:
+    def step(self, now_ns: int, signals: int, order: WindowOrder | None = None) -> str:
         """Follow what came since the last look, and begin or end what is due; why the recording ends, "" as
-        long as it does not. `signals` are those that were sent to the capture for its windows so far.
+        long as it does not. `signals` are those that were sent to the capture for its windows so far, `order`
+        is one that can be obeyed.
         """
         came, self._signals = signals - self._signals, signals
         was_open, count = self.is_open, self.count
         has_device_turned = self._take_turns()
         ended_by = ""
         if self.is_open:
-            ended_by = self._look_at_end(now_ns, came > 0)
-        elif self.count >= self.request.windows.repeat:
+            ended_by = self._look_at_end(now_ns, self._is_said(self._ends_by, came, order))
+        elif self.count >= self.request.windows.limit:
             ended_by = self._ends_by.text if self._ends_by else "duration"
         else:
-            self._look_at_begin(now_ns, came > 0)
+            is_said = self._is_said(self._begins_by, came, order)
+            self._look_at_begin(now_ns, is_said, order.name if order else "")
         if self.is_open != was_open and not has_device_turned:
             self._device_due_ns = now_ns + (_ALONE_NS if self._is_by_library(begins=self.is_open) else 0)
         self._turn_device(now_ns)
@@ -87,6 +90,15 @@ class WindowCourse:
                 self._close(now_ns, Cause.STOP)
             self._keep_attached(self._attachment, now_ns)
         return ended_by
+
+    def answer(self, order: WindowOrder) -> Answer:
+        """Whether an order can be obeyed, before the step that does."""
+        if order.begins and self.is_open:
+            return Answer("A window is open already.", "Call end_window() first.")
+        if not order.begins and not (self.is_open or self._is_ordered):
+            return Answer("No window is open that could end.", "Call begin_window() first.")
+        self._is_ordered = order.begins
+        return Answer()
 
     def _keep_attached(self, attachment: WindowedAttachment, now_ns: int) -> None:
         """Attach probes for a window that will come, and detach them after one."""
@@ -115,23 +127,30 @@ class WindowCourse:
         hint = {
             SIGNAL: "kill -USR2 with the number that the capture says begins a window.",
             PROFILER: "The program has to call torch.cuda.profiler.start(), or cudaProfilerStart.",
+            API: "The program has to call begin_window().",
         }.get(self._begins_by.kind, "Did the program come so far? `tracepipe hooks test` shows calls.")
         return f"{self._begins_by.text} never came{after}: nothing was recorded.", hint
 
-    def _look_at_end(self, now_ns: int, is_signalled: bool) -> str:
+    def _is_said(self, trigger: Trigger | None, signals: int, order: WindowOrder | None) -> bool:
+        """Whether the capture process itself was sent what `trigger`, which is due next, waits for."""
+        kind = trigger.kind if trigger is not None else ""
+        is_ordered = order is not None and order.begins != self.is_open
+        return (kind == SIGNAL and signals > 0) or (kind == API and is_ordered)
+
+    def _look_at_end(self, now_ns: int, is_said: bool) -> str:
         assert self._opened_ns is not None
         duration_ns = self.request.limits.duration_ns
-        if is_signalled and self._ends_by is not None and self._ends_by.kind == SIGNAL:
+        if is_said and self._ends_by is not None:
             self._close(now_ns, Cause.STOP)
-            ended_by = SIGNAL
+            ended_by = self._ends_by.text
         elif duration_ns is not None and now_ns - self._opened_ns >= duration_ns:
             self._close(now_ns, Cause.DURATION)
             ended_by = "duration"
         else:
             return ""
-        return ended_by if self.count >= self.request.windows.repeat else ""
+        return ended_by if self.count >= self.request.windows.limit else ""
 
-    def _look_at_begin(self, now_ns: int, is_signalled: bool) -> None:
+    def _look_at_begin(self, now_ns: int, is_said: bool, name: str) -> None:
         windows, attachment = self.request.windows, self._attachment
         assert attachment is not None
         if now_ns - self._closed_ns < windows.delay_ns:
@@ -139,14 +158,14 @@ class WindowCourse:
         begins_by, asked_ns = self._begins_by, attachment.asked()
         if begins_by is None:
             asked_ns = self._closed_ns + windows.delay_ns
-        elif begins_by.kind == SIGNAL and is_signalled:
+        elif is_said:
             asked_ns = now_ns
         if asked_ns is not None:
-            self._opened_ns = attachment.open_window(asked_ns)
+            self._opened_ns = attachment.open_window(asked_ns, name=name)
             self.count += 1
-        elif begins_by is not None and begins_by.kind != SIGNAL and not self._is_armed:
+        elif begins_by is not None and not begins_by.is_said and not self._is_armed:
             # Without a delay, whatever ends one may be followed at once by what begins the next.
-            left = 1 if windows.delay_ns else windows.repeat - self.count
+            left = 1 if windows.delay_ns else windows.limit - self.count
             attachment.arm(left)
             if self._device is not None:
                 self._device.arm(left)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tracepipe.capture.request import CaptureRequest, Windows
+from tracepipe.capture.request import API, CaptureRequest, Windows
 from tracepipe.capture.triggers import TRIGGER_FORMS, check_windows
 from tracepipe.cli.options import WHEN, read
 from tracepipe.errors import TracepipeError
@@ -43,18 +43,22 @@ class InWindows:
         ),
     ] = ""
     repeat: Annotated[
-        int,
+        int | None,
         typer.Option(
             "--repeat",
             min=1,
             metavar="N",
-            help="Record so many windows, each as above.",
+            help="Record so many windows, each as above, not one.",
             rich_help_panel=WHEN,
         ),
-    ] = 1
+    ] = None
 
     def of(self, request: CaptureRequest) -> Windows:
         """What they say to a request. Raises BadParameter."""
+        if API in (self.start_on, self.stop_on):
+            raise typer.BadParameter(
+                'api is of programs that record: tracepipe.capture(start_on="api").', param_hint="windows"
+            )
         delay_ns = read(self.delay, duration_ns, "--delay") or 0
         windows = Windows(delay_ns, self.start_on, self.stop_on, self.repeat)
         try:

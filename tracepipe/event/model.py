@@ -339,6 +339,7 @@ class WindowRecord(_WindowRequired, total=False):
     """Where a window begins or ends: of a recording that has some, events are recorded in windows alone."""
 
     window: Annotated[int, Doc("its number, from 1", minimum=1, maximum=COUNT_LIMIT)]
+    name: Annotated[str, Doc("what the program calls it")]
     cause: Annotated[str, Doc("what began it or ended it: profiler, signal, duration, …")]
     pid: Annotated[int, Doc("process that did", minimum=0, maximum=ID_LIMIT)]
     tid: Annotated[int, Doc("thread that did", minimum=0, maximum=ID_LIMIT)]

@@ -276,9 +276,11 @@ class Layout:
 
     def _window_turn(self, ts_ns: int, record: Record) -> None:
         track = self._tree.child(self._tree.group("tracepipe"), "slices", "capture", 0, "tracepipe")
-        args = {k: v for k, v in record.items() if k in ("pid", "tid", "waited_ns")}
+        numbered = f"window {record['window']}" if "window" in record else "window"
+        said = ("pid", "tid", "waited_ns", *(("window",) if "name" in record else ()))
+        args = {k: v for k, v in record.items() if k in said}
         args["began_by" if record["phase"] == "B" else "ended_by"] = record.get("cause", "not known")
-        name = self._rows.name(f"window {record['window']}" if "window" in record else "window")
+        name = self._rows.name(record.get("name", numbered))
         self._windows_row = self._rows.row_of(track)
         self._rows.nesting.one(self._windows_row, record["phase"], ts_ns, None, name, self._extra(args))
 

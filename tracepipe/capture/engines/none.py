@@ -55,17 +55,17 @@ class NothingRecorded:
         """No call waits."""
         return False
 
-    def open_window(self, since_ns: int, at_ns: int | None = None) -> int:
+    def open_window(self, since_ns: int, at_ns: int | None = None, *, name: str = "") -> int:
         """Begin a window: its time on CLOCK_MONOTONIC."""
-        return self._turn(Cause.START, at_ns, begins=True)
+        return self._turn(Cause.START, at_ns, begins=True, name=name)
 
     def close_window(self, cause: Cause, at_ns: int | None = None) -> int:
         """End the window that is open: the time."""
         return self._turn(cause, at_ns, begins=False)
 
-    def _turn(self, cause: Cause, at_ns: int | None, *, begins: bool) -> int:
+    def _turn(self, cause: Cause, at_ns: int | None, *, begins: bool, name: str = "") -> int:
         now_ns = time.monotonic_ns() if at_ns is None else at_ns
-        self._pending += window_record(now_ns, cause, begins=begins)
+        self._pending += window_record(now_ns, cause, begins=begins, name=name)
         return now_ns
 
     def arm(self, windows: int) -> None:

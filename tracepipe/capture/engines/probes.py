@@ -127,7 +127,7 @@ class ProbeAttachment:
         self._maps.control[Control.ASKED_NS] = 0
         return is_over
 
-    def open_window(self, since_ns: int, at_ns: int | None = None) -> int:
+    def open_window(self, since_ns: int, at_ns: int | None = None, *, name: str = "") -> int:
         """Begin a window now, which began elsewhere at `at_ns`: its time on CLOCK_MONOTONIC. It is due
         `since_ns`, and begins later where probes are to be attached. Raises CaptureUnavailable.
         """
@@ -143,7 +143,9 @@ class ProbeAttachment:
         begun_ns = time.monotonic_ns()
         now_ns = begun_ns if at_ns is None else at_ns
         waited_ns = max(begun_ns - since_ns, 0) if is_late else 0
-        self._pending.append(window_record(now_ns, Cause.START, begins=True, by=by, waited_ns=waited_ns))
+        self._pending.append(
+            window_record(now_ns, Cause.START, begins=True, by=by, waited_ns=waited_ns, name=name)
+        )
         self._maps.control[Control.WINDOW_NS] = now_ns
         return now_ns
 

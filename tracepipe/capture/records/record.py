@@ -66,13 +66,22 @@ UNREPORTED, MET_RUNNING = 1, 2  # a[1] of a switch
 _KIND_AT = 28
 _NO_EVENTS = bytes({MORE, SERVED, THREAD_NEW, THREAD_NAME, TEXT, THREAD_IDS, WINDOW, THREAD_END})
 _WINDOW = bytes({WINDOW})
+_TEXT_BYTES = 32
+OF_WINDOWS = 0xFFFF
+"""The processor of TEXTs that name a window: no thread made them."""
 
 
-def window_record(ts_ns: int, number: int, *, begins: bool, by: int = 0, waited_ns: int = 0) -> bytes:
+def window_record(
+    ts_ns: int, number: int, *, begins: bool, by: int = 0, waited_ns: int = 0, name: str = ""
+) -> bytes:
     """A WINDOW as the kernel side writes it; `by`: tgid<<32|tid of the call that did this. In a[1] is how
-    long one that begins was waited for.
+    long one that begins was waited for, and its name are the TEXTs before it.
     """
-    return RECORD.pack(ts_ns, by & 0xFFFFFFFF, by >> 32, number, WINDOW, 0, 0, begins, waited_ns, 0, 0)
+    text = name.encode(errors="replace")
+    parts = (text[at : at + _TEXT_BYTES].ljust(_TEXT_BYTES, b"\0") for at in range(0, len(text), _TEXT_BYTES))
+    texts = [RECORD.pack(ts_ns, 0, 0, 0, TEXT, 0, OF_WINDOWS, *struct.unpack("<4Q", part)) for part in parts]
+    turn = RECORD.pack(ts_ns, by & 0xFFFFFFFF, by >> 32, number, WINDOW, 0, 0, begins, waited_ns, 0, 0)
+    return b"".join((*texts, turn))
 
 
 def windows_in(chunk: bytes) -> list[tuple[int, bool]]:

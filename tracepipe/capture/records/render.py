@@ -18,6 +18,7 @@ from tracepipe.capture.records.record import (
     MET_RUNNING,
     MIGRATE,
     MORE,
+    OF_WINDOWS,
     RECORD,
     SERVED,
     SWITCH_IN,
@@ -67,6 +68,7 @@ class RecordRenderer:
     ) -> None:
         self._probes = probes
         self._causes, self._windows = causes, 0
+        self._window_name: dict[str, str] = {}
         self._is_open = not causes
         self._calls = Calls(probes, values)
         self._start_ns = start_ns
@@ -232,6 +234,8 @@ class RecordRenderer:
         self._is_open = bool(begins)
         if begins:
             self._windows += 1
+            text = b"".join(self._calls.texts.pop(teller(0, OF_WINDOWS), ())).rstrip(b"\0").decode()
+            self._window_name = {"name": text} if text else {}
             self._start_ns = ts_ns
             self._in_syscall.clear()  # threads may be in one since they were met
         else:
@@ -240,7 +244,7 @@ class RecordRenderer:
         pid, tid = self._ids.get(where[1], where[:2])
         by = {"pid": pid, "tid": tid} if pid else {}
         waited = {"waited_ns": waited_ns} if waited_ns else {}
-        lines.record(record | by | {"cause": self._causes[cause]} | waited)
+        lines.record(record | self._window_name | by | {"cause": self._causes[cause]} | waited)
 
     def _end_all(self, lines: Lines, ts_ns: int) -> None:
         """What is under way when a window ends, ends with it, the inner before the outer."""
