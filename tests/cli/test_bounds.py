@@ -206,6 +206,7 @@ def peak_mb(*arguments: str) -> float:
     [
         names,
         long_names,
+        names_of_templates,
         gpus,
         arguments_of_some_kilobytes,
         threads_names,
@@ -263,11 +264,6 @@ def test_events_that_are_written_as_they_come(to: str, tmp_path: Path) -> None:
 def test_long_lines_take_some_times_their_length(tmp_path: Path) -> None:
     path = recorded(tmp_path / "run.jsonl", long_arguments())
     assert peak_mb("convert", str(path), "-o", str(tmp_path / "out")) < BOUND_MB + LINE_MB
-
-
-def test_names_of_some_kilobytes_take_little_more(tmp_path: Path) -> None:
-    path = recorded(tmp_path / "run.jsonl", names_of_templates())
-    assert peak_mb("convert", str(path), "-o", str(tmp_path / "out")) < BOUND_MB + 3
 
 
 def test_keys_of_arguments_are_not_kept_where_they_are_long(tmp_path: Path) -> None:

@@ -210,9 +210,7 @@ def test_one_module_prints_and_one_exits() -> None:
 def test_native_libraries_are_imported_when_they_are_needed(module: str) -> None:
     top = [node for node in TREES[module].body if isinstance(node, (ast.Import, ast.ImportFrom))]
     used = {name.partition(".")[0] for node in top for name in imports(node)} & SLOW
-    # The one writer of protobuf, which itself is imported when it writes.
-    allowed = {"perfetto"} if module == "tracepipe.converters.perfetto" else set()
-    assert used <= allowed | ({"numpy"} if room(module).partition(".")[0] in OF_COLUMNS else set())
+    assert used <= ({"numpy"} if room(module).partition(".")[0] in OF_COLUMNS else set())
 
 
 @pytest.mark.parametrize("module", SOURCES)

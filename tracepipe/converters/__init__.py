@@ -6,7 +6,7 @@ from tracepipe.converters.writer import OutputFormat
 
 __all__ = ["CONVERTERS", "OutputFormat"]
 
-# The writers are imported when they write: Perfetto's protobuf classes alone take longer than --help may.
+# The writers are imported when they write: numpy, which they need, takes longer than --help may.
 CONVERTERS: dict[str, OutputFormat] = {
     "perfetto": OutputFormat(
         ".pftrace",

@@ -1,17 +1,24 @@
 """Writes Perfetto's protobuf trace, which opens in ui.perfetto.dev.
 
 A trace is a concatenation of length-prefixed `TracePacket`s, so writing streams. What happens on the host is
-one packet sequence, and the warps of each GPU are another, each with its own tables of names. Static packets
-are made with the `perfetto` package's classes; those of events, of which there are millions, in `packets`.
-Source: protos/perfetto/trace/trace_packet.proto and track_event/track_event.proto of perfetto v52.
+one packet sequence, and the warps of each GPU are another, each with its own tables of names. The packets
+that declare tracks and clocks are made here, and those of events, of which there are millions, in `packets`.
+Perfetto's own classes would take 9 MB: the tests hold this against them.
+
+    TracePacket      6 clock_snapshot  8 timestamp  10 sequence  13 sequence_flags  58 clock  59 defaults
+                     60 track_descriptor
+    ClockSnapshot    1 clock (1 id  2 timestamp  3 is_incremental)  2 primary_trace_clock
+    TrackDescriptor  1 uuid  2 name  3 process (1 pid  6 name)  4 thread (1 pid  2 tid  5 name)  5 parent
+                     8 counter (6 unit_name)  11 child_ordering  12 rank  15 sibling_merge_behavior
+
+Source: protos/perfetto/trace/trace_packet.proto, clock_snapshot.proto, track_event/track_descriptor.proto and
+trace_packet_defaults.proto of perfetto v52.
 """
 
 from __future__ import annotations
 
 import zlib
-from typing import Any, BinaryIO
-
-from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
+from typing import BinaryIO, Final
 
 from tracepipe.converters.first_screen import FirstScreen
 from tracepipe.converters.native_packets import NativePackets
@@ -36,22 +43,47 @@ from tracepipe.layout.changes import WarpChanges
 from tracepipe.layout.timeline import PYTHON, Drawn, Track, shown_after, shown_before, shows_launch
 from tracepipe.native import library
 
-_CLOCK_REALTIME, _CLOCK_MONOTONIC, _CLOCK_BOOTTIME = (
-    pb.BUILTIN_CLOCK_REALTIME,
-    pb.BUILTIN_CLOCK_MONOTONIC,
-    pb.BUILTIN_CLOCK_BOOTTIME,
-)
+# builtin_clock.proto
+_CLOCK_REALTIME, _CLOCK_MONOTONIC, _CLOCK_BOOTTIME = 1, 3, 6
 # The first of the clock ids that belong to one packet sequence.
 _CLOCK_STEPS = 64
-_EXPLICIT_ORDER = pb.TrackDescriptor.EXPLICIT
-_NEVER_MERGE = pb.TrackDescriptor.SIBLING_MERGE_BEHAVIOR_NONE
 _COMPRESS_BYTES = 1 << 19
-# The packet sequences of the host, and of its threads' switches; those of GPUs follow.
-_HOST, _SWITCHES = 1, 2
+# The packet sequences of the host, and of its threads' switches; those of GPUs follow. Clocks have their own.
+_HOST, _SWITCHES, _CLOCKS = 1, 2, 1 << 30
+# child_ordering EXPLICIT, and sibling_merge_behavior NONE.
+_ORDERED: Final = number(11, 3)
+_NEVER_MERGED: Final = number(15, 2)
+# SEQ_INCREMENTAL_STATE_CLEARED and SEQ_NEEDS_INCREMENTAL_STATE
+_BEGINS: Final = number(13, 3)
 
 
-def _order(track: Track) -> int:
-    return min(track.order, (1 << 31) - 1)
+def _packet(*fields: bytes) -> bytes:
+    return delimited(1, b"".join(fields))
+
+
+def _clock(id: int, ns: int, *fields: bytes) -> bytes:
+    """A clock of a snapshot."""
+    return delimited(1, b"".join((number(1, id), number(2, ns), *fields)))
+
+
+def _declaration(track: Track, uuid: int, *fields: bytes) -> bytes:
+    """The packet that declares a track."""
+    rank = number(12, min(track.order, (1 << 31) - 1))
+    return _packet(number(10, _HOST), delimited(60, b"".join((number(1, uuid), *fields, rank))))
+
+
+def _named(name: str, parent_uuid: int) -> bytes:
+    """The fields of a track that is nobody's process or thread."""
+    return text(2, name) + number(5, parent_uuid) + _NEVER_MERGED
+
+
+def _process(track: Track, *fields: bytes) -> bytes:
+    of_process = b"".join((number(1, track.pid), *fields))
+    return _declaration(track, track.id * 2, delimited(3, of_process), _ORDERED)
+
+
+def _is_thread(track: Track) -> bool:
+    return track.kind == "thread" and bool(track.tid and track.pid)
 
 
 class PerfettoWriter:
@@ -75,10 +107,6 @@ class PerfettoWriter:
 
     def _preamble(self) -> bytes:
         """One clock snapshot for the whole trace: the same instant on every clock that is known."""
-        packet = pb.TracePacket()
-        packet.trusted_packet_sequence_id = 1 << 30
-        snapshot = packet.clock_snapshot
-        snapshot.primary_trace_clock = self._clock
         ids = {
             "monotonic_ns": _CLOCK_MONOTONIC,
             "boottime_ns": _CLOCK_BOOTTIME,
@@ -90,68 +118,34 @@ class PerfettoWriter:
             clocks[_CLOCK_BOOTTIME] = self._base_ns
             clocks |= {ids[key]: ns for key, ns in self._info.start.items() if key in ids}
         self._boottime_ahead_ns = clocks[_CLOCK_BOOTTIME] - self._base_ns
-        for clock_id, ns in clocks.items():
-            snapshot.clocks.add(clock_id=clock_id, timestamp=ns)
-        return delimited(1, packet.SerializeToString())
+        snapshot = [_clock(id, ns) for id, ns in clocks.items()]
+        return _packet(delimited(6, b"".join((*snapshot, number(2, self._clock)))), number(10, _CLOCKS))
 
     # Tracks --------------------------------------------------------------------------------------------
 
     def _declared(self, track: Track) -> bytes:
         """The packets that declare a track."""
-        if track.kind == "slices":
-            return self._plain(track)
-        packets = [self._descriptor(track)]
-        if track.kind == "thread" and track.tid and track.pid:
+        uuid = track.id * 2
+        if track.kind == "process" and track.pid:
+            # The trace processor keeps the first name of a process, and the last is wanted: see `finish`.
+            self._processes[track.id] = track
+            return _process(track)
+        if _is_thread(track):
+            thread = number(1, track.pid) + number(2, track.tid) + text(5, track.name)
             # Tracks under a thread's own descriptor become its siblings: a plain group holds them together.
-            group = pb.TracePacket()
-            d = group.track_descriptor
-            d.uuid, d.parent_uuid, d.name = track.id * 2 + 1, track.id * 2, track.name
-            d.child_ordering, d.sibling_order_rank = _EXPLICIT_ORDER, _order(track)
-            d.sibling_merge_behavior = _NEVER_MERGE
-            packets.append(group)
-        for packet in packets:
-            packet.trusted_packet_sequence_id = _HOST
-        return b"".join(delimited(1, packet.SerializeToString()) for packet in packets)
-
-    def _plain(self, track: Track) -> bytes:
-        """The packet of a track that has nothing of its own: a GPU has thousands of slots."""
-        fields = (
-            number(1, track.id * 2),
-            text(2, track.label()),
-            number(5, self._parent_uuid(track)),
-            number(12, _order(track)),
-            number(15, _NEVER_MERGE),
-        )
-        return delimited(1, number(10, _HOST) + delimited(60, b"".join(fields)))
+            group = _declaration(track, uuid + 1, _named(track.name, uuid), _ORDERED)
+            return _declaration(track, uuid, delimited(4, thread), _ORDERED) + group
+        fields = _named(track.label(), self._parent_uuid(track))
+        if track.kind == "counter":
+            fields += delimited(8, text(6, track.unit))
+        elif track.kind != "slices":
+            fields += _ORDERED
+        return _declaration(track, uuid, fields)
 
     @staticmethod
     def _parent_uuid(track: Track) -> int:
         parent = track.parent
-        if parent is None:
-            return 0
-        grouped = parent.kind == "thread" and parent.tid and parent.pid
-        return parent.id * 2 + (1 if grouped else 0)
-
-    def _descriptor(self, track: Track) -> Any:
-        packet = pb.TracePacket()
-        d = packet.track_descriptor
-        d.uuid = track.id * 2
-        if track.kind == "process" and track.pid:
-            # The trace processor keeps the first name of a process, and the last is wanted: see `finish`.
-            d.process.pid = track.pid
-            self._processes[track.id] = track
-        elif track.kind == "thread" and track.tid and track.pid:
-            d.thread.pid, d.thread.tid, d.thread.thread_name = track.pid, track.tid, track.name
-        else:
-            d.name = track.label()
-            d.parent_uuid = self._parent_uuid(track)
-            d.sibling_merge_behavior = _NEVER_MERGE
-        d.sibling_order_rank = _order(track)
-        if track.kind == "counter":
-            d.counter.unit_name = track.unit
-        elif track.kind != "slices":
-            d.child_ordering = _EXPLICIT_ORDER
-        return packet
+        return 0 if parent is None else parent.id * 2 + _is_thread(parent)
 
     # Sequences -----------------------------------------------------------------------------------------
 
@@ -171,17 +165,19 @@ class PerfettoWriter:
         return packets
 
     def _begin_sequence(self, id: int, counter: Track | None) -> None:
-        packet = pb.TracePacket()
-        packet.trusted_packet_sequence_id = id
-        packet.sequence_flags = 3
-        packet.timestamp_clock_id, packet.timestamp = self._clock, self._base_ns
-        defaults = packet.trace_packet_defaults
-        defaults.timestamp_clock_id = _CLOCK_STEPS
+        defaults = number(58, _CLOCK_STEPS)
         if counter is not None:
-            defaults.track_event_defaults.extra_counter_track_uuids.append(counter.id * 2)
-        packet.clock_snapshot.clocks.add(clock_id=_CLOCK_STEPS, timestamp=self._base_ns, is_incremental=True)
-        packet.clock_snapshot.clocks.add(clock_id=self._clock, timestamp=self._base_ns)
-        self._emit(delimited(1, packet.SerializeToString()))
+            defaults += delimited(11, number(31, counter.id * 2))
+        steps = _clock(_CLOCK_STEPS, self._base_ns, number(3, True))
+        fields = (
+            delimited(6, steps + _clock(self._clock, self._base_ns)),
+            number(8, self._base_ns),
+            number(10, id),
+            _BEGINS,
+            number(58, self._clock),
+            delimited(59, defaults),
+        )
+        self._emit(_packet(*fields))
 
     def _switching(self) -> Switches:
         """The sequence of threads that get and leave processors, which begins with the first of them."""
@@ -287,9 +283,6 @@ class PerfettoWriter:
     def finish(self) -> None:
         """Write what is known at the end: the names of processes, and what to see first."""
         for track in self._processes.values():
-            packet = self._descriptor(track)
-            packet.trusted_packet_sequence_id = _HOST
-            packet.track_descriptor.process.process_name = track.name
-            self._emit(delimited(1, packet.SerializeToString()))
+            self._emit(_process(track, text(6, track.name)))
         self._emit_compressed()
         self._out.write(self._first_screen.packet(_HOST))
