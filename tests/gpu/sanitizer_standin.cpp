@@ -6,7 +6,7 @@
 //     kernel:NAME  a launch of the kernel of that name begins, as the callbacks show it; its warp runs at once
 //     module:NAME  another module is loaded, whose kernel has that name; `other:NAME` is a launch of it
 //     ask          calls of cudaGetDevice, as their callbacks show them, until there are none any more
-//     stay         another thread begins a call of cuMemAlloc and does not return from it; `leave` ends it
+//     stay         another thread begins a call of cuMemAlloc and does not return from it; `leave` ends it, and is answered when it has
 //     wait         another thread begins a call of cuStreamSynchronize; `leave` ends it
 //     capture      a stream's capture begins; `captured` ends it; `refused` is one that cannot begin
 //     apart:NAME   as `module`, and it is loaded on another thread
@@ -51,7 +51,7 @@ void call_back(Sanitizer_CallbackDomain domain, Sanitizer_CallbackId id, const v
     auto function = subscriber.load();
     if (function && domains[domain]) function(subscribed, domain, id, data);
 }
-std::atomic<bool> is_busy{false}, is_captured{false}, is_asked{false}, is_left{false};
+std::atomic<bool> is_busy{false}, is_captured{false}, is_asked{false}, is_left{false}, is_gone{true};
 constexpr Sanitizer_CallbackId ASKS = 19;
 std::atomic<bool> is_asking_seen{true};
 std::atomic<int> calls{0};
@@ -71,7 +71,7 @@ void call(const char *function, Sanitizer_CallbackId id) {
     site(SANITIZER_API_EXIT, function, id);
 }
 void stay(const char *function, Sanitizer_CallbackId id, bool counts) {
-    is_left = false;
+    is_left = is_gone = false;
     std::atomic<bool> has_begun{false};
     std::thread([&, function, id, counts] {
         site(SANITIZER_API_ENTER, function, id);
@@ -80,6 +80,7 @@ void stay(const char *function, Sanitizer_CallbackId id, bool counts) {
         while (!is_left) usleep(100);
         calls -= counts;
         site(SANITIZER_API_EXIT, function, id);
+        is_gone = true;
     }).detach();
     while (!has_begun) usleep(100);
 }
@@ -225,6 +226,7 @@ int main() {
         if (what == "stay") stay("cuMemAlloc_v2", 243, true);
         if (what == "wait") stay("cuStreamSynchronize", 126, false);
         if (what == "leave") is_left = true;
+        while (what == "leave" && !is_gone) usleep(100);
         if (what == "capture") call("cuStreamBeginCapture_v2", 539), is_captured = true;
         if (what == "captured") is_captured = false, call("cuStreamEndCapture", 497);
         if (what == "allocated") {

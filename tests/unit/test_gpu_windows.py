@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.test_gpu_let_go import Recorded, program  # noqa: F401
+from tests.unit.test_gpu_let_go import Recorded, patched_program, program  # noqa: F401
 from tracepipe.capture.gpu.engines.kernel_lines import KernelsRenderer
+from tracepipe.capture.gpu.engines.warps import WarpRenderer
 from tracepipe.capture.request import CaptureRequest, Windows
 from tracepipe.capture.triggers import window_environment
 
@@ -120,3 +121,73 @@ def test_a_window_is_turned_once_by_whoever_comes_first(start: Start) -> None:
     recorded.channel.set_window(is_open=False)
     assert [turn.begins for turn in recorded.channel.turns()] == [False]
     wait_until_asked(recorded, "nothing")
+
+
+# warps
+
+
+@pytest.fixture
+def patched(patched_program: Path) -> Iterator[Callable[..., Recorded]]:  # noqa: F811
+    """Starts the program whose modules are patched, which is recorded in windows."""
+    started: list[Recorded] = []
+
+    def begin(**selection: str) -> Recorded:
+        environment = {f"TRACEPIPE_GPU_{name}": value for name, value in selection.items()}
+        one = Recorded(patched_program, WarpRenderer({}), windows=True, **environment)
+        started.append(one)
+        assert [one.answer(), one.answer()] == ["patched", "begun"]
+        one.do("launch")  # waits for the library's memory
+        return one
+
+    yield begin
+    for one in started:
+        if one.process.poll() is None:
+            one.process.kill()
+            one.end()
+
+
+def kernels(recorded: Recorded) -> list[str]:
+    return [kernel["name"] for kernel in recorded.of("gpu_kernel")]
+
+
+def test_warps_are_recorded_in_windows_alone(patched: Callable[..., Recorded]) -> None:
+    recorded = patched()
+    for name in "abcd":
+        recorded.channel.set_window(is_open=name in "bd")
+        for what in (f"kernel:{name}", "launch"):
+            assert recorded.do(what) == what
+    assert recorded.end() == 0
+    assert sorted(kernels(recorded)) == ["b", "d"]
+    assert [batch["name"] for batch in recorded.of("gpu_warp")] == kernels(recorded)
+    assert [(call["name"], call["phase"]) for call in recorded.of("userspace")] == [
+        ("cuLaunchKernel", phase) for phase in "BEBE"
+    ]
+    assert recorded.of("loss") == []
+
+
+def test_launches_outside_of_windows_do_not_count(patched: Callable[..., Recorded]) -> None:
+    recorded = patched(PER_KERNEL="2", LAUNCHES="2-")
+    for is_open in (False, True, False):
+        recorded.channel.set_window(is_open=is_open)
+        for _ in range(4):
+            assert recorded.do("kernel:f") == "kernel:f"
+    assert recorded.end() == 0
+    assert kernels(recorded) == ["f", "f"]
+
+
+def test_a_call_belongs_to_the_window_that_it_begins_in(patched: Callable[..., Recorded]) -> None:
+    """The thread that makes the call stays in it while a window begins or ends."""
+    recorded = patched()
+    recorded.do("stay")
+    recorded.channel.set_window(is_open=True)
+    recorded.do("leave")
+    recorded.do("launch")
+    recorded.do("wait")
+    recorded.channel.set_window(is_open=False)
+    recorded.do("leave")
+    recorded.do("launch")
+    assert recorded.end() == 0
+    calls = [(call["name"], call["phase"]) for call in recorded.of("userspace")]
+    assert sorted(calls) == [
+        (name, phase) for name in ("cuLaunchKernel", "cuStreamSynchronize") for phase in "BE"
+    ]

@@ -123,7 +123,7 @@ def check_seen(windows: Windows, seen: Container[str], *, has_probes: bool) -> N
         "call": "Run it as root.",
         PROFILER: "Run it as root, or with --gpu kernels on a machine with a GPU.",
         "nvtx": "Record the layer annotation, of a command.",
-        "kernel": "Take --gpu kernels, on a machine with a GPU.",
+        "kernel": "Take --gpu kernels, on a machine with a GPU; --launches selects with --gpu warps.",
     }
     for trigger in triggers_of(windows):
         if trigger is None or trigger.kind not in hints or trigger.kind in seen:

@@ -105,11 +105,6 @@ def check(request: CaptureRequest) -> None:
             f"--gpu {request.gpu} {alone}: it does not take {given}.", f"--gpu warps takes {given}."
         )
     warp_options(request).check()
-    if request.windows.are_asked and named(request) == "warps":
-        raise TracepipeError(
-            "--gpu warps records no windows: to change the code of a program over and over can harm it.",
-            "--gpu kernels records them; for warps, --kernel, --launches and --gpu-warps select.",
-        )
     if not request.command and ANNOTATION in request.layers:
         raise TracepipeError(
             "Annotations are recorded from a program's start.", "Give a command after --, or other layers."
@@ -142,7 +137,9 @@ def choose(request: CaptureRequest, environment: Mapping[str, str], *, has_devic
     if request.last is not None:
         return Choice("kernels", "for a flight recorder that stays on", "--gpu warps records every warp")
     if request.windows.are_asked:
-        return Choice("kernels", "as it records windows")
+        return Choice(
+            "kernels", "as it costs nothing between windows", "--gpu warps records every warp in them"
+        )
     duration_ns = request.limits.duration_ns
     if duration_ns is not None and duration_ns <= SHORT_NS:
         return Choice("warps", "every warp, as --duration is short", _CHEAPER)

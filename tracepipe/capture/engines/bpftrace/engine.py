@@ -94,7 +94,7 @@ class BpftraceEngine:
         """Start bpftrace and wait until every probe is attached. Raises CaptureUnavailable."""
         if plan.windows is not None:
             raise CaptureUnavailable(
-                "Method bpftrace records no windows: they would begin and end seconds late.",
+                "Method bpftrace records no windows: it takes seconds or minutes to start and to stop.",
                 "Leave out --delay, --start-on and --repeat, or take another --method.",
             )
         return BpftraceAttachment(plan, notify)

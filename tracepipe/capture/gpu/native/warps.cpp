@@ -8,6 +8,9 @@
 // Environment: TRACEPIPE_GPU_CHANNEL, TRACEPIPE_GPU_PATCHES (file of the device code), what selection.h
 // names, TRACEPIPE_GPU_MEMORY (bytes on each GPU), TRACEPIPE_GPU_CALLS (call_choice.h),
 // TRACEPIPE_GPU_ARGUMENTS (call_arguments.h), TRACEPIPE_GPU_STACKS (python_stacks.h).
+//
+// Of a recording with windows (windows.h) modules are patched all the while; a launch outside of them gets no region, so
+// that its patches return at once.
 #include <fstream>
 #include <iterator>
 #include <thread>
@@ -20,6 +23,7 @@
 #include "functions.h"
 #include "python_stacks.h"
 #include "quiet.h"
+#include "windows.h"
 
 namespace tracepipe {
 namespace {
@@ -37,6 +41,7 @@ constexpr uint64_t FIRST_GRAPH_WARPS = 1 << 17, WARPS_OF_CHILDREN = 1 << 15;
 // What a thread of the process is in the middle of.
 struct Thread {
     unsigned depth = 0;           // of API calls in each other
+    bool is_in_window = false;    // the outermost began in one: it and what it launches are recorded whole
     uint64_t begun_sequence = 0;  // launches there were when the outermost began
     uint64_t launch = 0;          // id for the next launch of this call
     uint64_t stack = 0;           // where the outermost is made, if that was asked for
@@ -62,6 +67,7 @@ class Injection {
   private:
     bool start() {
         if (!channel_.open() || !driver().open()) return false;
+        windows_.open();
         const char *patches = getenv("TRACEPIPE_GPU_PATCHES");
         std::ifstream file(patches ? patches : "", std::ios::binary);
         patches_.assign(std::istreambuf_iterator<char>(file), {});
@@ -218,6 +224,7 @@ class Injection {
                const CallLayout *layout) {
         Thread &current = thread();
         if (current.depth++ == 0) {
+            current.is_in_window = windows_.is_open();
             current.begun_sequence = sequence_.load(std::memory_order_acquire);
             current.stack = 0;
         }
@@ -230,7 +237,7 @@ class Injection {
             current.call_ns = monotonic_ns();
             current.made.clear();
         }
-        if (!is_told) return;
+        if (!is_told || !current.is_in_window) return;
         if (flags & CALL_NAMES_KERNEL && data.symbolName) kernel = functions_.name_of(data.symbolName);
         if (flags & CALL_HAS_STACK && !current.stack) current.stack = stacks_.here(channel_, monotonic_ns());
         uint64_t stack = flags & CALL_HAS_STACK ? current.stack : 0;
@@ -241,7 +248,7 @@ class Injection {
         Thread &current = thread();
         if (current.depth) current.depth--;
         uint32_t result = result_of(data);
-        if (is_told) put_call_exit(channel_, name, result, layout, data.functionParams);
+        if (is_told && current.is_in_window) put_call_exit(channel_, name, result, layout, data.functionParams);
         if (!(flags & CALL_LAUNCHES)) return;
         if (result)
             for (LaunchPointer &launch : current.made) launch->is_cancelled = true;
@@ -339,7 +346,8 @@ class Injection {
         if (is_over_ && functions_.is_unpatched()) return;
         auto function = functions_.of(data);
         if (!function) return;  // not patched
-        auto context = is_over_ || !is_next(*function, data) ? nullptr : drain_.find(data.context);
+        bool is_wanted = !is_over_ && is_in_window() && is_next(*function, data);
+        auto context = is_wanted ? drain_.find(data.context) : nullptr;
         if (!context) return set(data, nullptr);
         auto launch = std::make_shared<Launch>();
         launch->record = describe(data, *function);
@@ -380,6 +388,11 @@ class Injection {
         }
         if (!is_done) channel_.note("there is no room for the marks of a module; --gpu-memory makes some");
     }
+    // Of what a call launches: all of it, or nothing, as the nodes of a graph share a region.
+    bool is_in_window() {
+        Thread &current = thread();
+        return current.depth ? current.is_in_window : windows_.is_open();
+    }
     // Counts a launch; whether it is to be recorded, as far as the budget goes.
     bool is_next(const Function &function, const Sanitizer_LaunchData &data) {
         if (!selection_.is_next_selected(function.kernel) || !selection_.is_early(function.kernel)) return false;
@@ -410,7 +423,7 @@ class Injection {
         if (!function) return;
         Thread &current = thread();
         auto context = drain_.find(data.launchData.context);
-        if (data.isGraphUpload || !context || is_over_) return set(data.launchData, nullptr);
+        if (data.isGraphUpload || !context || is_over_ || !is_in_window()) return set(data.launchData, nullptr);
         if (!current.graph) {
             current.graph = std::make_shared<Launch>();
             current.graph->record = describe(data.launchData, *function);
@@ -530,6 +543,7 @@ class Injection {
 
     static inline Injection *only_;
     Channel channel_;
+    Windows windows_{channel_};
     Selection selection_;
     Functions functions_{channel_, selection_};
     Drain drain_{channel_, functions_};
