@@ -82,8 +82,8 @@ def test_a_library_gives_its_entry_alone_and_lets_a_program_be_that_is_not_captu
     tools: Toolchain, name: str
 ) -> None:
     library = LIBRARIES[name](tools)
-    more = ["attach", "follow_window", "window_begins", "window_ends"] if name == "kernels" else []
-    later = {f"tracepipe_{function}" for function in more}
+    more = ["attach", "follow_window"] if name == "kernels" else []
+    later = {f"tracepipe_{function}" for function in [*more, "window_begins", "window_ends"]}
     with Elf(str(library)) as elf:
         assert {function for function, _ in elf.functions()} == {"InitializeInjection"} | later
     enters = f"import ctypes; print(ctypes.CDLL({str(library)!r}).InitializeInjection())"
