@@ -11,6 +11,7 @@ docs/api.md has them all. What is not in `__all__` may change. Everything is imp
 from typing import TYPE_CHECKING
 
 from tracepipe.errors import (
+    CaptureTimeout,
     CaptureUnavailable,
     ClockError,
     FormatError,
@@ -36,6 +37,7 @@ __all__ = [
     "Account",
     "Capture",
     "CaptureSummary",
+    "CaptureTimeout",
     "CaptureUnavailable",
     "ClockError",
     "Event",

@@ -5,6 +5,7 @@
     ├── FormatError                    no such input or output format, or none recognised
     ├── ClockError                     times that cannot be put on one clock
     ├── OutputError                    an output that exists already or cannot be written
+    ├── CaptureTimeout                 what was asked of a capture that runs was not done in time
     ├── CaptureUnavailable    exit 3   this machine cannot capture what was asked for
     └── LibraryMissing        exit 3   a library that only some commands need is not installed
 
@@ -46,6 +47,10 @@ class ClockError(TracepipeError):
 
 class OutputError(TracepipeError):
     """An output that exists already or cannot be written."""
+
+
+class CaptureTimeout(TracepipeError):
+    """What was asked of a capture that runs was not done in the time that was given."""
 
 
 class CaptureUnavailable(TracepipeError):

@@ -131,9 +131,12 @@ def test_a_flight_recorder_is_written_when_the_program_says_so(tmp_path: Path) -
     output = tmp_path / "run.jsonl"
     with tracepipe.capture(output=output, last="60s", **QUICK) as run:
         time.sleep(0.01)
-        run.write_now()
-        wait_until(output.exists)
+        written = run.write_now()
+        assert footer_of(written)["ended_by"] == "write_now"
         time.sleep(0.01)
+    assert written == str(output)
+    with pytest.raises(tracepipe.TracepipeError, match="is complete"):
+        run.write_now()
     assert [footer_of(one.path)["ended_by"] for one in run.summary.recordings] == ["write_now", "stopped"]
     sleeps = [
         sum(one.name == "clock_nanosleep" and one.phase == "B" for one in tracepipe.open(one_of.path))

@@ -18,13 +18,14 @@ from tests.support.program import PYTHONPATH
 from tracepipe import cli
 from tracepipe.api.recorder import Began, Order, Refused
 from tracepipe.capture.request import CaptureRequest
-from tracepipe.capture.summary import CaptureSummary
+from tracepipe.capture.summary import CaptureSummary, Recording
 
 ROOT = Path(__file__).parents[2]
 SUMMARY = CaptureSummary(
     counts={"syscall": 4}, losses={}, cpu_losses={}, filtered={}, ended_by="stopped", exit_code=0,
     wall_ns=1, attach_ns=1, detach_ns=1, engine="none",
 )  # fmt: skip
+LAST = Recording("x-2.jsonl", {}, {}, {}, {}, 10**9, "stopped", 10**6)
 
 
 # What is asked for -------------------------------------------------------------------------------------
@@ -112,11 +113,12 @@ def recorder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., N
     def set_to(*lines: str) -> None:
         start = (
             "import sys",
+            "from dataclasses import replace",
             f"sys.path.insert(0, {str(ROOT)!r})",
             "from multiprocessing.connection import Connection",
-            "from tracepipe.api.recorder import Began, Refused",
+            "from tracepipe.api.recorder import Began, Refused, Written",
             "from tracepipe.capture.request import ENDED, Answer, WindowOrder",
-            "from tests.unit.test_api_capture import SUMMARY",
+            "from tests.unit.test_api_capture import LAST, SUMMARY",
             "caller = Connection(int(sys.argv[1]))",
             "order, tell, heard = caller.recv(), caller.send, caller.recv",
         )
@@ -175,6 +177,39 @@ def test_a_refusal_is_raised_with_its_hint(kind: str, recorder: Callable[..., No
     assert refused.value.hint == "sudo -E env python …"
 
 
+def test_what_is_written_now_is_the_answer_to_this_call(recorder: Callable[..., None]) -> None:
+    recorder(
+        "tell(Began())",
+        "assert heard() == 'write'",
+        "tell(Written(0, 'by-a-signal.jsonl'))",
+        "tell(Written(1, 'x.jsonl'))",
+        "assert heard() == 'write'",
+        "tell(Written(2, '', 'There is no room.', 'Free some.'))",
+        "assert heard() == 'write'",
+        "assert heard() == 'write'",  # this one was not answered in time
+        "tell(Written(3, 'x-2.jsonl'))",
+        "tell(Written(4, 'x-3.jsonl'))",
+        "heard()",
+        "tell(SUMMARY)",
+    )
+    with tracepipe.capture(output="x.jsonl", last="10s", layers=()) as run:
+        assert run.write_now() == "x.jsonl"
+        with pytest.raises(tracepipe.OutputError, match="There is no room") as failed:
+            run.write_now()
+        assert failed.value.hint == "Free some."
+        with pytest.raises(tracepipe.CaptureTimeout, match="is not written in 0 s"):
+            run.write_now(timeout_s=0.0)
+        assert run.write_now() == "x-3.jsonl"
+    with pytest.raises(tracepipe.TracepipeError, match="is complete"):
+        run.write_now()
+
+
+def test_what_the_end_wrote_is_the_answer_where_it_came_before(recorder: Callable[..., None]) -> None:
+    recorder("tell(Began())", "heard()", "tell(replace(SUMMARY, recordings=(LAST,)))")
+    with tracepipe.capture(output="x.jsonl", last="10s", layers=()) as run:
+        assert run.write_now() == "x-2.jsonl"
+
+
 def test_a_refusal_at_the_end_is_raised_there(recorder: Callable[..., None]) -> None:
     recorder("tell(Began())", "heard()", "tell(Refused('OutputError', 'The disk is full.', ''))")
     ran = False
@@ -190,7 +225,6 @@ def test_a_recording_that_is_not_whole_is_an_error_and_has_a_summary(recorder: C
     recorder(
         "tell(Began())",
         "heard()",
-        "from dataclasses import replace",
         "tell(replace(SUMMARY, error='The disk is full.', hint='Free some space.'))",
     )
     with (

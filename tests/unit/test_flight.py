@@ -77,6 +77,17 @@ class Files:
         return [json.loads(line) for line in self.files[f"run-{number}"].getvalue().splitlines()]
 
 
+class Asking:
+    """Whoever asks for recordings, and hears of them."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.heard: list[tuple[int, str, str]] = []
+
+    def wrote(self, asked: int, path: str, error: OutputError | None) -> None:
+        self.heard.append((asked, path, str(error or "")))
+
+
 class Recorder:
     """A flight recorder of ten seconds, whose time goes by as it is set."""
 
@@ -84,6 +95,7 @@ class Recorder:
         self, clock: Clock, size_bytes: int = 1 << 20, *, failing: int = 0, is_unordered: bool = False
     ) -> None:
         self.files, self.said, self.clock = Files(failing), list[str](), clock
+        self.control = Asking()
         frame = Frame(
             lambda start: {"type": "header", "start": start},
             lambda store, renderer, reason, end, evicted: footer_of(
@@ -93,7 +105,7 @@ class Recorder:
         last = Last(10 * 10**9, size_bytes)
         assert isinstance(self.files, Outputs)
         probes = Probes(is_unordered=is_unordered)
-        self.inner = FlightRecorder(self.files, last, probes, None, frame, self.said.append)
+        self.inner = FlightRecorder(self.files, last, probes, None, frame, self.said.append, self.control)
         self.inner.begin(PLAN, 0)
 
     def at(self, seconds: float, *items: bytes | Loss) -> None:
@@ -272,3 +284,18 @@ def test_what_is_asked_for_twice_while_it_is_written_is_written_once_more(clock:
     while not recorder.inner.wait(0.01):
         pass
     assert [one.reason for one in recorder.inner.recordings] == ["SIGUSR2", "again"]
+
+
+def test_whoever_asks_hears_of_the_recording_that_was_begun_then(clock: Clock) -> None:
+    recorder = Recorder(clock, failing=1)
+    recorder.at(1, whole(1))
+    for _ in range(2):  # the first fails
+        while not recorder.inner.wait(0.01):
+            pass
+        recorder.inner.ask("SIGUSR2")
+        recorder.inner.follow()
+    recorder.control.asked = 2  # while that is being written
+    recorder.inner.ask("write_now")
+    while not recorder.inner.wait(0.01):
+        pass
+    assert recorder.control.heard == [(0, "", "There is no room."), (0, "run-1", ""), (2, "run-2", "")]

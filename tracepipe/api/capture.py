@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, Pipe
@@ -16,7 +17,7 @@ from typing import Any
 
 from tracepipe import errors
 from tracepipe.api.output_names import OutputNames
-from tracepipe.api.recorder import STOP, WRITE, Began, Message, Order, Refused, command_line
+from tracepipe.api.recorder import STOP, WRITE, Began, Message, Order, Refused, Written, command_line
 from tracepipe.capture.flight.conditions import Conditions
 from tracepipe.capture.request import (
     API,
@@ -36,7 +37,7 @@ from tracepipe.capture.request import (
 )
 from tracepipe.capture.summary import CaptureSummary
 from tracepipe.capture.triggers import check_windows, triggers_of
-from tracepipe.errors import CaptureUnavailable, TracepipeError
+from tracepipe.errors import CaptureTimeout, CaptureUnavailable, OutputError, TracepipeError
 from tracepipe.units import duration_ns, size_bytes
 
 
@@ -58,7 +59,10 @@ class Capture:
         self._recorder: subprocess.Popen[bytes] | None = None
         self._connection: Connection[Any, Message] | None = None
         self._summary: CaptureSummary | None = None
+        self._has_begun = False
         self._answer: Answer | None = None
+        self._writes = 0
+        self._written: list[Written] = []
         self._asking = threading.Lock()
         self._hearing = threading.Condition()
         self._is_heard = False
@@ -68,8 +72,7 @@ class Capture:
             raise TracepipeError("A capture records once.", "Call tracepipe.capture again for another.")
         self._start()
         try:
-            while not isinstance(self._hear(), Began):
-                pass
+            self._hear_until(lambda: self._has_begun)
         except BaseException:
             self._tell(STOP)
             self._close()
@@ -105,13 +108,35 @@ class Capture:
         self._tell(STOP)
         return self._heard_out()
 
-    def write_now(self) -> None:
-        """Have what `last` kept written, as SIGUSR2 does; the recording goes on. Its name is known from
-        `notify`, and from `summary.recordings` in the end. Raises TracepipeError without `last`.
+    def write_now(self, timeout_s: float = 60.0) -> str:
+        """Have what `last` kept written, as SIGUSR2 does, and wait until it is: the path of the file. The
+        recording goes on. Raises TracepipeError without `last`, OutputError for a file that cannot be written
+        or is not whole, and CaptureTimeout; it is written all the same then.
         """
         if self._order.request.last is None:
             raise TracepipeError("Nothing is kept that could be written now.", 'Give last="10s".')
-        self._tell(WRITE)
+        with self._hearing:
+            if self._summary is not None:
+                raise TracepipeError(f"{self.path} is complete.", "Call it before the end of the block.")
+            self._tell(WRITE)
+            self._writes += 1
+            number = self._writes
+
+        def written() -> Written | None:
+            return next((one for one in self._written if one.asked >= number), None)
+
+        if not self._hear_until(lambda: bool(written() or self._summary), timeout_s):
+            raise CaptureTimeout(
+                f"What was kept is not written in {timeout_s:g} s.",
+                "It will be: run.summary.recordings has it.",
+            )
+        answer = written()
+        if answer is None:  # the recording ended meanwhile, and wrote what was kept
+            self.summary.check()
+            return self.summary.recordings[-1].path
+        if answer.error:
+            raise OutputError(answer.error, answer.hint)
+        return answer.path
 
     def begin_window(self, name: str = "") -> None:
         """Begin a window of a capture with `start_on="api"`: all that is recorded is so when this returns.
@@ -195,34 +220,38 @@ class Capture:
         assert self._summary is not None
         return self._summary
 
-    def _hear_until(self, is_there: Callable[[], bool]) -> None:
-        """Hear what the recorder says until that is so; one thread hears for all that wait."""
+    def _hear_until(self, is_there: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """Hear what the recorder says until that is so; one thread hears for all that wait. False if the time
+        is over before. Raises what the recording ended with.
+        """
+        give_up_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             with self._hearing:
                 if is_there():
-                    return
+                    return True
+                left_s = None if give_up_s is None else give_up_s - time.monotonic()
+                if left_s is not None and left_s <= 0:
+                    return False
                 if self._is_heard:
-                    self._hearing.wait()
+                    self._hearing.wait(left_s)
                     continue
                 self._is_heard = True
             try:
-                message = self._received()
+                message = self._received(left_s)
             finally:
                 with self._hearing:
                     self._is_heard = False
                     self._hearing.notify_all()
-            self._take(message)
+            if message is not None:
+                self._take(message)
 
-    def _hear(self) -> Message:
-        """The next message of the recorder. Raises what the recording ended with."""
-        message = self._received()
-        self._take(message)
-        return message
-
-    def _received(self) -> Message:
+    def _received(self, timeout_s: float | None = None) -> Message | None:
+        """The next message of the recorder, None if none comes in that time."""
         if self._connection is None:
             raise TracepipeError(f"{self.path} is not being recorded.", "Use it in a with statement.")
         try:
+            if not self._connection.poll(timeout_s):
+                return None
             message: Message = self._connection.recv()
         except (EOFError, ConnectionResetError):
             code = self._close()
@@ -231,8 +260,12 @@ class Capture:
             ) from None
         if isinstance(message, CaptureSummary):
             self._summary = message
+        elif isinstance(message, Began):
+            self._has_begun = True
         elif isinstance(message, Answer):
             self._answer = message
+        elif isinstance(message, Written):
+            self._written.append(message)
         return message
 
     def _take(self, message: Message) -> None:

@@ -3,6 +3,7 @@
     caller ── Order ──▶ recorder        its first message
            ◀── notes, Began, the end ──
            ── WRITE ──▶            of a flight recorder
+           ◀── Written ──
            ── WindowOrder ──▶  ◀── Answer ──
            ── STOP, or its own end ──▶
 
@@ -24,7 +25,7 @@ from typing import Any
 from tracepipe.api.record import record
 from tracepipe.capture.request import ENDED, Answer, CaptureRequest, WindowOrder
 from tracepipe.capture.summary import CaptureSummary
-from tracepipe.errors import TracepipeError
+from tracepipe.errors import OutputError, TracepipeError
 
 STOP, WRITE = "stop", "write"
 _CODE = (
@@ -56,7 +57,19 @@ class Refused:
     hint: str
 
 
-Message = str | Began | Answer | Refused | CaptureSummary
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A flight recorder has written `path`, the answer to all WRITEs up to the `asked`th. `error` and `hint`
+    say why it is not whole.
+    """
+
+    asked: int
+    path: str
+    error: str = ""
+    hint: str = ""
+
+
+Message = str | Began | Answer | Written | Refused | CaptureSummary
 """A note for the user, or how it stands."""
 
 
@@ -96,6 +109,9 @@ class _Caller:
 
     def answer(self, answer: Answer) -> None:
         self.tell(answer)
+
+    def wrote(self, asked: int, path: str, error: OutputError | None) -> None:
+        self.tell(Written(asked, path, error.message if error else "", error.hint if error else ""))
 
     def tell(self, message: Any) -> None:
         try:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
 
-from tracepipe.errors import TracepipeError
+from tracepipe.errors import OutputError, TracepipeError
 from tracepipe.hooks.calls import call_rule
 from tracepipe.hooks.hook import PROBED_LAYERS, FilePlace, Probe
 
@@ -133,6 +133,12 @@ class Control(Protocol):
 
     def is_over(self) -> bool:
         """Whether the recording shall end; asked every 2 ms."""
+        ...
+
+    def wrote(self, asked: int, path: str, error: OutputError | None) -> None:
+        """A flight recorder wrote what it had been asked for, `asked` times by then; `path` is "" where no
+        file could be made, and `error` says why it is not whole.
+        """
         ...
 
 

@@ -221,7 +221,7 @@ class _Session:
             assert self.request.last is not None
             frame = Frame(self._header, self._footer)
             self._recorder = FlightRecorder(
-                self.sink, self.request.last, self.attachment, self.device, frame, notify
+                self.sink, self.request.last, self.attachment, self.device, frame, notify, self.control
             )
             return self._recorder
         self._spool = Spool(

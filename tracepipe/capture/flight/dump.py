@@ -60,8 +60,10 @@ class Dump(threading.Thread):
         plan: Plan,
         attachment: Attachment,
         device: DeviceRenderer | None,
+        asked: int,
         kept: Kept,
     ) -> None:
+        """`asked`: how often the control had asked for a recording; this one is the answer."""
         super().__init__(name="tracepipe-last", daemon=True)
         self._outputs, self._frame, self._plan, self._kept = outputs, frame, plan, kept
         self._attachment, self._device = attachment, device
@@ -69,6 +71,7 @@ class Dump(threading.Thread):
         self._start_ns = kept.start["monotonic_ns"]
         self._spool: Spool | None = None
         self._is_abandoned = False
+        self.asked = asked
         self.recording: Recording | None = None
         self.error: Exception | None = None
 

@@ -20,7 +20,7 @@ from tracepipe.capture.flight.watch import Watch
 from tracepipe.capture.frame import instant
 from tracepipe.capture.records.carry import Carried
 from tracepipe.capture.records.loss import Loss
-from tracepipe.capture.request import Last, Notify, Plan
+from tracepipe.capture.request import Control, Last, Notify, Plan
 from tracepipe.capture.summary import Recording
 from tracepipe.errors import OutputError
 
@@ -36,9 +36,10 @@ class FlightRecorder:
         device: DeviceEngine | None,
         frame: Frame,
         notify: Notify,
+        control: Control | None = None,
     ) -> None:
         self._outputs, self._last, self._frame, self._notify = outputs, last, frame, notify
-        self._attachment, self._device = attachment, device
+        self._attachment, self._device, self._control = attachment, device, control
         self._ring = Ring(last, is_unordered=attachment.is_unordered)
         self._renderer = attachment.renderer()  # which counts, and makes no lines
         self._device_renderer = device.renderer() if device else None
@@ -183,6 +184,9 @@ class FlightRecorder:
                 self._notes.add(note)
                 name = self._device.name if self._device else ""
                 self._notify(f"{name}: {note}" if name else note)
+        if self._control is not None and (dump.error is None or isinstance(dump.error, OutputError)):
+            path = dump.recording.path if dump.recording else ""
+            self._control.wrote(dump.asked, path, dump.error)
         if isinstance(dump.error, OutputError):
             self._failure = self._failure or dump.error
             self._notify(f"{dump.error.message} {dump.error.hint}")
@@ -200,6 +204,7 @@ class FlightRecorder:
             self._plan,
             self._attachment,
             self._device_renderer.anew() if self._device_renderer else None,
+            self._control.asked if self._control else 0,
             Kept(
                 later(begin, max(too_early_ns, 0)),
                 end,
