@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 from tracepipe.converters import CONVERTERS
 from tracepipe.converters.writer import TraceInfo
 from tracepipe.layout.timeline import BEGIN, COUNTER, END, INSTANT, Drawn, Item, Track
+from tracepipe.printable import printable
 
 Path = tuple[str, ...]
 
@@ -50,7 +51,14 @@ class SeenSlice:
 SliceId = tuple[Path, int]
 Arrow = tuple[str, str]
 _STARTS_WITH_A_TIME = re.compile(r" *-?\d+ ( -?\d\S*$|\+ *\d+  | {10}  )")
-_EMPTY = ("[]", "{}", "null")
+
+
+class _Empty(str):
+    """The text of a value that holds nothing: `[]`, `{}` or `null`, and not of a text that is such."""
+
+    __slots__ = ()
+
+
 _INT_MAX = (1 << 63) - 1
 
 
@@ -68,7 +76,10 @@ class Seen:
         """
         for _, slices in self.slices:
             for one in slices:
-                one.args = {key: _json_value(value) for key, value in one.args.items() if value not in _EMPTY}
+                one.name = _json_value(one.name)
+                one.args = {
+                    key: _json_value(value) for key, value in one.args.items() if type(value) is not _Empty
+                }
         return self
 
     def lines(self) -> list[str]:
@@ -125,7 +136,7 @@ def flat(args: dict[str, Any]) -> dict[str, Any]:
 
 def _flatten(key: str, value: Any, out: dict[str, Any]) -> None:
     if (not value and isinstance(value, dict | list)) or value is None:
-        out[key] = json.dumps(value)  # as text, since Perfetto has no value for it
+        out[key] = _Empty(json.dumps(value))  # as text, since Perfetto has no value for it
     elif isinstance(value, dict):
         for inner, item in value.items():
             _flatten(f"{key}.{inner}", item, out)
@@ -281,7 +292,7 @@ def starts_of_lines(seen: Seen, base_ns: int) -> list[tuple[Path, list[str]]]:
         starts = []
         for one in slices:
             dur = "" if one.instant else f"+{one.dur_ns:>9}"
-            starts.append(f"{one.ts_ns - base_ns:>12} {dur:<10}  {'  ' * one.depth}{one.name}")
+            starts.append(f"{one.ts_ns - base_ns:>12} {dur:<10}  {'  ' * one.depth}{printable(one.name)}")
         out.append((path, starts))
     for path, values in seen.counters:
         out.append((path, [f"{ts_ns - base_ns:>12}  {value}" for ts_ns, value in values]))

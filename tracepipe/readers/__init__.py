@@ -73,7 +73,9 @@ READERS: dict[str, InputFormat] = {
         InputFormat(
             "cuda-table", "tables of CUDA runtime calls, of cuda_events and cuda_events.bt", "cuda_tables"
         ),
-        InputFormat("chrome", "Chrome's trace JSON, and that of PyTorch's profiler (Kineto)", "chrome"),
+        InputFormat(
+            "chrome", "Chrome's trace JSON, and that of PyTorch's profiler (Kineto) and VizTracer", "chrome"
+        ),
         InputFormat(
             "layered", "JSON Lines of layered bpftrace and BCC CUDA tracers", "layered", has_undated=True
         ),

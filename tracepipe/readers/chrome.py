@@ -7,14 +7,13 @@ by their digits. Events may stand in any order: they are put in that of their ti
 where they are many.
 
 Three eras of PyTorch's times: whole microseconds since the epoch; those with three decimals; and microseconds
-after `baseTimeNanoseconds`. All are CLOCK_REALTIME here. Others' times are on the clock "trace", or on
-CLOCK_REALTIME where they say a base.
+after `baseTimeNanoseconds`. `chrome_header` says on which clock they are, and others' times.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO, Final
 
 import numpy as np
@@ -30,11 +29,13 @@ from tracepipe.event.columns import (
     event_columns,
     no_events,
 )
-from tracepipe.event.model import ID_LIMIT, NAME_BYTES_MAX, TIME_LIMIT_NS, Header, Problem, new_header
+from tracepipe.event.model import MONOTONIC, NAME_BYTES_MAX, TIME_LIMIT_NS, Header, Problem, Record
 from tracepipe.event.shape import shape_of
 from tracepipe.event.tables import Tables
+from tracepipe.event.warps import Warps
 from tracepipe.native import library
 from tracepipe.readers.chrome_events import ChromeEvents
+from tracepipe.readers.chrome_header import CLOCK, OF_KINETO, ChromeHeader
 from tracepipe.readers.chrome_kinds import Kinds
 from tracepipe.readers.chrome_numbers import Ids
 from tracepipe.readers.chrome_pairs import ChromePairs
@@ -44,26 +45,15 @@ from tracepipe.readers.native_lines import NativeTables
 from tracepipe.readers.recording import Recording
 from tracepipe.readers.sorted_rows import Rows
 
-CLOCK: Final = "trace"
-BASE: Final = "baseTimeNanoseconds"
-_OF_KINETO = frozenset({"schemaVersion", "deviceProperties", "distributedInfo"})
-_KINETO_EVENT = re.compile(
-    rb'"cat"\s*:\s*"(?:cpu_op|cuda_runtime|gpu_memcpy|user_annotation|python_function)"'
-)
 _EVENT = re.compile(rb'"ph"\s*:\s*"')
 _MEMBER = re.compile(rb'\{\s*(?:"[^"\\]{0,64}"\s*:|\})')
 _LIST = re.compile(rb"\[\s*(?:\{|\]|$)")
-_SHOWN = (
-    "schemaVersion",
-    "traceName",
-    "trace_id",
-    "cuda_runtime_version",
-    "cuda_driver_version",
-    "host_name",
-)
 _SHAPES_MAX: Final = 1 << 11
 # So many are kept with their text until the events come.
 _PROBLEMS_MAX: Final = 1 << 10
+_OVERFLOWN: Final = (
+    "VizTracer's buffer was full: it has the last events, and does not say how many came before"
+)
 # What stands at 0 where all others stand over a day later has no time.
 _DAY_NS: Final = 24 * 3600 * 10**9
 
@@ -74,71 +64,59 @@ class _Trace:
     def __init__(self, stream: BinaryIO) -> None:
         self._elements = JsonElements(stream)
         self._has_array = self._elements.begin()
-        members = self._elements.members
-        self.is_kineto = not _OF_KINETO.isdisjoint(members) or self._elements.sees(_KINETO_EVENT)
-        self.is_realtime = self.is_kineto or self._base_ns() != 0
-        info = members.get("distributedInfo")
-        rank = info.get("rank", 0) if type(info) is dict else 0
+        self._around = around = ChromeHeader(self._elements)
         ids = Ids()
-        rank = rank if type(rank) is int and 0 <= rank < 1 << 20 else 0
-        self._events = ChromeEvents(Kinds(ids, is_kineto=self.is_kineto, rank=rank), ids)
+        kinds = Kinds(ids, is_kineto=around.is_kineto, is_viztracer=around.is_viztracer, rank=around.rank)
+        self._events = ChromeEvents(kinds, ids)
         core = library()
         self.tables = Tables() if core is None else NativeTables(core)
         self._shapes: dict[bytes, int] = {}
         self._rounds = 0
         self._unplaced = self._more_problems = 0
         self._problems: list[Problem] = []
-
-    def _base_ns(self) -> int:
-        members = self._elements.members
-        of = members.get("viztracer_metadata")
-        base = members.get(BASE, of.get(BASE) if type(of) is dict else None)
-        return base if type(base) is int and 0 < base < 1 << 62 else 0
+        if around.is_after_events:
+            for _ in self._take():
+                pass
+        self._clock = around.clock(self._events)
 
     def header(self) -> Header:
-        """What stands before the events, as a header."""
-        members = self._elements.members
-        clock = "realtime" if self.is_realtime else CLOCK
-        fields: dict[str, Any] = {"clock": clock, "clocks": [clock]}
-        gpus = members.get("deviceProperties")
-        if type(gpus) is list and gpus:
-            fields["gpus"] = [
-                {"index": gpu["id"], "name": str(gpu.get("name", "")), "sm_count": gpu.get("numSms")}
-                for gpu in gpus
-                if type(gpu) is dict and type(gpu.get("id")) is int and 0 <= gpu["id"] <= ID_LIMIT
-            ]
-        options = {key: members[key] for key in _SHOWN if type(members.get(key)) in (str, int)}
-        info = members.get("distributedInfo")
-        if type(info) is dict:
-            options |= {key: info[key] for key in ("backend", "rank", "world_size") if key in info}
-        if options:
-            fields["options"] = options
-        if self.is_kineto:
-            fields["engine"] = "PyTorch's profiler (Kineto)"
-        return new_header(**fields)
+        """What stands around the events, as a header: in front of them alone, where that is enough."""
+        return self._around.header(self._events, self._clock)
+
+    def _take(self) -> Iterator[SourceBatch]:
+        """Read all events, with a batch that has none for what is read at a time."""
+        elements = self._elements
+        if not self._has_array:
+            self._add([Problem(0, "", "holds no array of events", skipped=False)])
+            return
+        for batch in elements.batches():
+            self._add(self._events.take(batch))
+            yield SourceBatch(no_events(), offset_bytes=elements.offset_bytes)
 
     def batches(self) -> Iterator[SourceBatch]:
         """Problems while events are read, and then the events in the order of their times."""
-        elements, events = self._elements, self._events
-        if not self._has_array:
-            self._add([Problem(0, "", "holds no array of events", skipped=False)])
-        else:
-            for batch in elements.batches():
-                self._add(events.take(batch))
-                yield SourceBatch(no_events(), offset_bytes=elements.offset_bytes)
+        events, around = self._events, self._around
+        if not around.is_after_events:
+            yield from self._take()
+        if self._clock == MONOTONIC and around.marker_ns is not None:
+            events.mark("sync marker", around.marker_ns)
         pairs = ChromePairs(events.rows)
         pairs.take(events.paired.in_order(), events.last_ns)
-        base_ns = self._base_ns() if self.is_realtime else 0
-        if base_ns and base_ns // 2 <= events.first_ns < TIME_LIMIT_NS:
-            base_ns = 0  # a time after the base is far below it: these are absolute
+        ahead_ns = around.ahead_ns(events, self._clock)
         # With the first events, whose time is the start of the trace.
         problems, self._problems = self._problems, []
-        names = self._events.name_records()
+        others: list[Record | Warps] = [*events.name_records(), *self._losses(ahead_ns)]
         for rows in events.rows.in_order():
-            columns = self._columns(rows, base_ns)
-            yield SourceBatch(_with_others(columns, len(names)), list(names), problems)
-            names, problems = [], []
-        yield SourceBatch(_with_others(no_events(), len(names)), list(names), [*problems, *self._said(pairs)])
+            columns = self._columns(rows, ahead_ns)
+            yield SourceBatch(_with_others(columns, others), others, problems)
+            others, problems = [], []
+        yield SourceBatch(_with_others(no_events(), others), others, [*problems, *self._said(pairs)])
+
+    def _losses(self, ahead_ns: int) -> Iterator[Record]:
+        """What was overwritten before the first event that is left."""
+        if self._around.is_overflown and self._events.first_ns < TIME_LIMIT_NS:
+            ts_ns = self._events.first_ns + ahead_ns
+            yield {"type": "loss", "layer": "hook", "count": 1, "ts_ns": ts_ns, "reason": _OVERFLOWN}
 
     def _add(self, problems: list[Problem]) -> None:
         room = max(0, _PROBLEMS_MAX - len(self._problems))
@@ -182,6 +160,11 @@ class _Trace:
 
     def _said(self, pairs: ChromePairs) -> Iterator[Problem]:
         """What there is to say of the whole."""
+        if self._around.is_overflown:
+            yield Problem(0, "viztracer_metadata.overflow", f"{_OVERFLOWN}: counted as one", skipped=False)
+        if self._clock == CLOCK and self._events.least_ns < 0:
+            words = f"times begin {-self._events.least_ns} ns before 0: that is added to each of them"
+            yield Problem(0, "ts", words, skipped=False)
         said = {
             "slices have a negative duration: drawn without one (args.negative_duration_ns)": (
                 self._events.negative
@@ -202,11 +185,13 @@ class _Trace:
                 yield Problem(0, "", f"{count} {words}", skipped=False)
 
 
-def _with_others(columns: EventColumns, count: int) -> EventColumns:
-    """Columns with so many rows of what is no event, the first of a batch's others."""
-    if not count:
+def _with_others(columns: EventColumns, others: Sequence[Any]) -> EventColumns:
+    """Columns with rows of what is no event, the first of a batch's others, behind them."""
+    if not others:
         return columns
-    rows: list[Row] = [(UNDATED_NS, SPECIAL, at, 0, 0, None, NONE) for at in range(count)]
+    rows: list[Row] = [
+        (record.get("ts_ns", UNDATED_NS), SPECIAL, at, 0, 0, None, NONE) for at, record in enumerate(others)
+    ]
     more = event_columns(rows)
     names = ("ts_ns", "shape", "args", "dur_ns", "launch")
     return EventColumns(*(np.concatenate([getattr(columns, name), getattr(more, name)]) for name in names))
@@ -227,6 +212,4 @@ def sniff(head: bytes) -> bool:
         return False
     first = text.partition(b"\n")[0]
     is_line = first.rstrip().endswith(b"}") and len(first) + 1 < len(text) and b'"traceEvents"' not in first
-    return not is_line and (
-        b'"traceEvents"' in text or any(f'"{key}"'.encode() in text for key in _OF_KINETO)
-    )
+    return not is_line and (b'"traceEvents"' in text or any(f'"{key}"'.encode() in text for key in OF_KINETO))

@@ -2,6 +2,7 @@
 
 X                 a row with its length
 I i R P, C, s t f a row without one
+N O D             likewise: what became of an object
 B E, b n e        a row for `chrome_pairs`, which finds out which belong together
 M                 names and places of processes and threads
 """
@@ -24,6 +25,7 @@ from tracepipe.readers.sorted_rows import SortedRow, SortedRows
 SLICE, MARK, ARROW = range(3)
 """Ranks of rows of one time: arrows are of slices that begin there."""
 _INSTANTS = frozenset("iIRP")
+_OF_OBJECTS = {"N": "created", "O": "snapshot", "D": "destroyed"}
 _PAIRED = frozenset("BEbne")
 _KNOWN = frozenset({"ph", "cat", "name", "pid", "tid", "ts", "dur", "args"})
 _OF_ASYNC = frozenset({"id", "id2", "scope"})
@@ -64,6 +66,8 @@ class ChromeEvents:
         self.rows, self.paired = SortedRows(), SortedRows()
         self.first_ns, self.last_ns = TIME_LIMIT_NS, 0
         """The times that there are, 0 aside."""
+        self.least_ns = TIME_LIMIT_NS
+        """The first of them all, which may be below 0."""
         self.negative = self.impossible = self.cut = 0
         self._firsts: dict[tuple[Any, ...], bytes] = {}
         self._names: dict[tuple[int, int | None], Record] = {}
@@ -105,6 +109,9 @@ class ChromeEvents:
             self._slice(event, ts_ns, category, text)
         elif phase in _INSTANTS:
             self._whole(event, ts_ns, category, "I", MARK, 0, _args_of(event, _KNOWN))
+        elif phase in _OF_OBJECTS:
+            args = {"object": _OF_OBJECTS[phase], **_args_of(event, _KNOWN)}
+            self._whole(event, ts_ns, category, "I", MARK, 0, args)
         elif phase == COUNTS:
             return self._counter(event, ts_ns, category)
         elif phase in ARROWS:
@@ -118,6 +125,7 @@ class ChromeEvents:
     def _note_time(self, ts_ns: int, dur_ns: int) -> None:
         if ts_ns > 0:
             self.first_ns = min(self.first_ns, ts_ns)
+        self.least_ns = min(self.least_ns, ts_ns)
         self.last_ns = max(self.last_ns, ts_ns + dur_ns)
 
     def _shortened(self, name: str) -> str:
@@ -142,6 +150,11 @@ class ChromeEvents:
             self.impossible += dur_ns > 0
             dur_ns = 0
         self._whole(event, ts_ns, category, "X", SLICE, dur_ns, args)
+
+    def mark(self, name: str, ts_ns: int) -> None:
+        """Add an instant of the process that is named first."""
+        process = next(({"pid": pid} for pid, _ in self._names), {})
+        self._whole({"name": name, **process}, ts_ns, "", "I", MARK, 0, {})
 
     def _whole(
         self,

@@ -6,6 +6,7 @@ cpu_op                                      annotation of the domain cpu_op
 cuda_runtime, cuda_driver                   userspace; launches by `correlation`
 kernel, gpu_memcpy, gpu_memset              gpu_kernel, transfer: on their stream, with `launch`
 python_function and all others              hook: a layer of that name
+of VizTracer: FEE, INSTANT and all others   hook, the layer `python`
 of other tools: all categories              hook, the layer `events`: they nest in each other
 """
 
@@ -21,7 +22,11 @@ from tracepipe.event.vocabulary import direction_named
 from tracepipe.readers.chrome_numbers import Ids
 
 EVENTS: Final = "events"
-"""The layer of what is not PyTorch's."""
+"""The layer of what is neither PyTorch's nor VizTracer's."""
+PYTHON: Final = "python"
+"""The layer of what is VizTracer's: calls of Python and C, and what the program logs."""
+# The categories of its calls and logs. Newer versions write them in small letters where it runs a program.
+_OF_VIZTRACER: Final = frozenset({"FEE", "fee", "INSTANT", "instant"})
 _CALLS: Final = frozenset({"cuda_runtime", "cuda_driver", "runtime", "driver", "hip_runtime"})
 _KERNELS: Final = frozenset({"kernel"})
 _COPIES: Final = frozenset({"gpu_memcpy", "memcpy"})
@@ -63,10 +68,13 @@ def _size(value: Any) -> tuple[int, ...] | None:
 
 
 class Kinds:
-    """Says what events are; `is_kineto`: PyTorch wrote them, of this `rank`."""
+    """Says what events are, of PyTorch (`is_kineto`, of this `rank`), of VizTracer, or of another."""
 
-    def __init__(self, ids: Ids, *, is_kineto: bool, rank: int = 0) -> None:
+    def __init__(
+        self, ids: Ids, *, is_kineto: bool = False, is_viztracer: bool = False, rank: int = 0
+    ) -> None:
         self._ids, self._is_kineto, self._rank = ids, is_kineto, rank
+        self._layer = PYTHON if is_viztracer else EVENTS
         self._of: Mapping[str, Callable[[dict[str, Any], str, dict[str, Any]], Kind]] = (
             {
                 **dict.fromkeys(_CALLS, self._call),
@@ -105,11 +113,13 @@ class Kinds:
     # By category ----------------------------------------------------------------------------------------
 
     def _other(self, event: dict[str, Any], category: str, args: dict[str, Any]) -> Kind:
+        if category in _OF_VIZTRACER and (self._is_kineto or self._layer == PYTHON):
+            return Kind(self._thread(event, type="hook", layer=PYTHON), args)
         if self._is_kineto:
             return Kind(self._thread(event, type="hook", layer=category or EVENTS), args)
         if category:
             args = {"cat": category, **args}
-        return Kind(self._thread(event, type="hook", layer=EVENTS), args)
+        return Kind(self._thread(event, type="hook", layer=self._layer), args)
 
     def _annotation(self, event: dict[str, Any], category: str, args: dict[str, Any]) -> Kind:
         return Kind(self._thread(event, type="annotation"), args)
@@ -191,6 +201,6 @@ class Kinds:
         found = _GPU_COUNTERS.match(pid) if type(pid := event.get("pid")) is str else None
         if found and self._is_kineto:
             return Kind({"type": "hook", "layer": category or EVENTS, "gpu": int(found[1])}, {})
-        fields = self._thread(event, type="hook", layer=category or EVENTS)
+        fields = self._thread(event, type="hook", layer=category or self._layer)
         fields.pop("tid", None)
         return Kind(fields, {})

@@ -1,0 +1,123 @@
+"""What stands around the events of Chrome's trace format: who wrote the file, and on which clock.
+
+PyTorch's profiler (Kineto)   CLOCK_REALTIME, often after `baseTimeNanoseconds`
+VizTracer                     CLOCK_MONOTONIC; its `baseTimeNanoseconds` is how far CLOCK_REALTIME is ahead
+others                        CLOCK_REALTIME where they say a base, else a clock of their own
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+from tracepipe.event.model import ID_LIMIT, MONOTONIC, TIME_LIMIT_NS, Header, new_header
+from tracepipe.readers.chrome_events import ChromeEvents
+from tracepipe.readers.chrome_numbers import ns_of_text
+from tracepipe.readers.json_elements import JsonElements
+
+CLOCK: Final = "trace"
+BASE: Final = "baseTimeNanoseconds"
+OF_KINETO: Final = frozenset({"schemaVersion", "deviceProperties", "distributedInfo"})
+VIZTRACER: Final = "viztracer_metadata"
+_KINETO_EVENT = re.compile(
+    rb'"cat"\s*:\s*"(?:cpu_op|cuda_runtime|gpu_memcpy|user_annotation|python_function)"'
+)
+_VIZTRACER_EVENT = re.compile(rb'"cat"\s*:\s*"(?:FEE|fee)"')
+_SHOWN = (
+    "schemaVersion",
+    "traceName",
+    "trace_id",
+    "cuda_runtime_version",
+    "cuda_driver_version",
+    "host_name",
+)
+
+
+class ChromeHeader:
+    """Says what the members around the events mean, as far as they have been read."""
+
+    def __init__(self, elements: JsonElements) -> None:
+        self._members = elements.members
+        has_members = not OF_KINETO.isdisjoint(self._members)
+        self.is_kineto = has_members or elements.sees(_KINETO_EVENT)
+        self._sees_viztracer = VIZTRACER in self._members or elements.sees(_VIZTRACER_EVENT)
+        self.is_after_events = self._sees_viztracer or (self.is_kineto and not has_members)
+        """Whether the clock is known only when all events are read: VizTracer writes its members behind them,
+        and may have PyTorch's events in front of its own, with their times made its own."""
+
+    @property
+    def is_viztracer(self) -> bool:
+        """Whether VizTracer wrote it."""
+        return self._sees_viztracer or VIZTRACER in self._members
+
+    @property
+    def rank(self) -> int:
+        """The rank of the process among those that train together."""
+        info = self._members.get("distributedInfo")
+        rank = info.get("rank", 0) if type(info) is dict else 0
+        return rank if type(rank) is int and 0 <= rank < 1 << 20 else 0
+
+    def _of_viztracer(self) -> dict[str, Any]:
+        said = self._members.get(VIZTRACER)
+        return said if type(said) is dict else {}
+
+    @property
+    def is_overflown(self) -> bool:
+        """Whether VizTracer's buffer was full, which then has the last events alone."""
+        return self._of_viztracer().get("overflow") is True
+
+    @property
+    def marker_ns(self) -> int | None:
+        """When the program set VizTracer's marker."""
+        marker = self._of_viztracer().get("sync_marker")
+        return ns_of_text(repr(marker)) if type(marker) in (int, float) else None
+
+    def _base_ns(self) -> int:
+        base = self._members.get(BASE, self._of_viztracer().get(BASE))
+        return base if type(base) is int and 0 < base < 1 << 62 else 0
+
+    def clock(self, events: ChromeEvents) -> str:
+        """The clock of the times."""
+        if self.is_viztracer:
+            # Of files that were put together by their starts, or by their markers, times count from there.
+            is_aligned = events.least_ns <= 0 or events.last_ns < (self.marker_ns or 0) // 2
+            return CLOCK if is_aligned else MONOTONIC
+        return "realtime" if self.is_kineto or self._base_ns() else CLOCK
+
+    def ahead_ns(self, events: ChromeEvents, clock: str) -> int:
+        """What is to be added to each time."""
+        if clock == CLOCK:
+            return max(0, -events.least_ns)
+        base_ns = 0 if clock == MONOTONIC else self._base_ns()
+        # A time after the base is far below it: these are absolute.
+        return 0 if base_ns // 2 <= events.first_ns < TIME_LIMIT_NS else base_ns
+
+    def header(self, events: ChromeEvents, clock: str) -> Header:
+        """The same as a header."""
+        members = self._members
+        fields: dict[str, Any] = {"clock": clock, "clocks": [clock]}
+        first_ns, base_ns = events.first_ns, self._base_ns()
+        if clock == MONOTONIC and base_ns and first_ns + base_ns < TIME_LIMIT_NS:
+            fields["start"] = {"monotonic_ns": first_ns, "realtime_ns": first_ns + base_ns}
+        gpus = members.get("deviceProperties")
+        if type(gpus) is list and gpus:
+            fields["gpus"] = [
+                {"index": gpu["id"], "name": str(gpu.get("name", "")), "sm_count": gpu.get("numSms")}
+                for gpu in gpus
+                if type(gpu) is dict and type(gpu.get("id")) is int and 0 <= gpu["id"] <= ID_LIMIT
+            ]
+        if options := self._options():
+            fields["options"] = options
+        if self.is_viztracer:
+            fields["engine"] = f"VizTracer {self._of_viztracer().get('version', '')}".rstrip()
+        elif self.is_kineto:
+            fields["engine"] = "PyTorch's profiler (Kineto)"
+        return new_header(**fields)
+
+    def _options(self) -> dict[str, Any]:
+        members = self._members
+        options = {key: members[key] for key in _SHOWN if type(members.get(key)) in (str, int)}
+        info = members.get("distributedInfo")
+        if type(info) is dict:
+            options |= {key: info[key] for key in ("backend", "rank", "world_size") if key in info}
+        return options
