@@ -14,6 +14,7 @@ from tracepipe.capture.gpu.build.driver import Driver, Gpu, Owner
 from tracepipe.capture.gpu.build.toolchain import Toolchain
 from tracepipe.capture.machine.facts import Machine
 from tracepipe.capture.machine.refusals import ENOTSUPP, SUDO
+from tracepipe.capture.request import Notify, Plan
 from tracepipe.doctor import AREAS, Diagnosis, as_json, can_capture, diagnosis_lines, examine
 from tracepipe.doctor.diagnosis import Examination
 from tracepipe.doctor.trials import Timing
@@ -337,3 +338,18 @@ def test_json_is_for_programs() -> None:
         "mend": "apt install python3-bpfcc",
     }
     assert as_json(examine(GOOD, FakeTrials()))["can_capture"] is True
+
+
+def test_what_takes_long_is_said_while_it_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow:
+        def check(self) -> str:
+            return "1.0"
+
+        def attach(self, plan: Plan, notify: Notify) -> None:
+            notify("slow attaches 12 probes, which takes it a while")
+            raise CaptureUnavailable("Nothing is attached.", "")
+
+    monkeypatch.setattr("tracepipe.capture.ENGINES", {"slow": Slow})
+    said: list[str] = []
+    examine(GOOD, areas={"methods": AREAS["methods"]}, notify=said.append)
+    assert said == ["methods", "slow attaches 12 probes, which takes it a while"]

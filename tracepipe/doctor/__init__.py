@@ -7,11 +7,11 @@ Everything that a capture needs is really tried, on functions that nobody calls,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tracepipe.capture.machine.facts import Machine, this_machine
-from tracepipe.capture.request import DEFAULT_LAYERS
+from tracepipe.capture.request import DEFAULT_LAYERS, Notify
 from tracepipe.doctor import checks, gpu
 from tracepipe.doctor.convert import convert
 from tracepipe.doctor.diagnosis import ABSENT, FAILS, LIMITED, WORKS, Area, Diagnosis, Examination
@@ -38,10 +38,10 @@ def examine(
     machine: Machine | None = None,
     trials: Trials | None = None,
     areas: Mapping[str, Area] = AREAS,
-    notify: Callable[[str], None] = lambda area: None,
+    notify: Notify = lambda doing: None,
 ) -> list[Diagnosis]:
-    """All diagnoses, area by area; `notify` gets each area's name before it is examined."""
-    examination = Examination(machine or this_machine(), trials or RealTrials())
+    """All diagnoses, area by area; `notify` gets each area's name first, and what takes long in it."""
+    examination = Examination(machine or this_machine(), trials or RealTrials(notify))
     for name, area in areas.items():
         notify(name)
         for diagnosis in area(examination):

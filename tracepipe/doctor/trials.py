@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tracepipe.capture.gpu.build.toolchain import Toolchain, this_toolchain
-from tracepipe.capture.request import Filters, Plan, Scope
+from tracepipe.capture.request import Filters, Notify, Plan, Scope
 from tracepipe.errors import CaptureUnavailable, TracepipeError
 from tracepipe.hooks.hook import FilePlace, Hook, Probe
 
@@ -101,7 +101,10 @@ class Trials(Protocol):
 
 
 class RealTrials:
-    """On this machine, with the means of capture itself."""
+    """On this machine, with the means of capture itself. `notify` gets what a capture would say meanwhile."""
+
+    def __init__(self, notify: Notify = lambda message: None) -> None:
+        self._notify = notify
 
     def methods(self) -> list[str]:
         from tracepipe.capture import ENGINES
@@ -124,7 +127,7 @@ class RealTrials:
         scope = Scope("pids", (os.getpid(),))
         plan = Plan(_LAYERS, ("syscall", "scheduler"), [probe], scope, Filters(), _RING_BYTES)
         began_ns = time.monotonic_ns()
-        recording = engine.attach(plan, lambda message: None)
+        recording = engine.attach(plan, self._notify)
         attached_ns = time.monotonic_ns()
         missing = recording.coverage.missing
         recording.close()
