@@ -120,7 +120,7 @@ def test_standard_input_and_compressed_input_are_read(run: Run, tmp_path: Path) 
     packed = tmp_path / "run.jsonl.gz"
     packed.write_bytes(gzip.compress(text))
     of_pipe, of_file = run("summary", "-", "--json", stdin=text)[1], run("summary", str(packed), "--json")[1]
-    assert json.loads(of_pipe)["functions"] == json.loads(of_file)["functions"] != []
+    assert json.loads(of_pipe)["calls"] == json.loads(of_file)["calls"] != []
 
 
 def test_losses_clocks_and_bad_lines_are_stated(run: Run, tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_two_runs_are_compared(run: Run, tmp_path: Path) -> None:
 
 def test_options_of_reports_are_options_of_commands(run: Run) -> None:
     code, out, _ = run("summary", SAMPLE, "--top", "1", "--sort", "name", "--json")
-    assert (code, [row["name"] for row in json.loads(out)["functions"]]) == (0, ["cuLaunchKernel"])
+    assert (code, [row["name"] for row in json.loads(out)["calls"]]) == (0, ["cuLaunchKernel"])
     code, _, err = run("summary", SAMPLE, "--sort", "colour")
     assert (code, "colour" in err) == (2, True)
     code, out, _ = run("layers", SAMPLE, "--call", "1", "--json")

@@ -254,7 +254,7 @@ def test_streams_that_are_not_drawn_take_little(tmp_path: Path) -> None:
 
 
 # Bytes at most of a kernel, its launch and the gap before it; and how many MB for 150,000 of them.
-OF_GAPS = {"gaps": (350, 160), "report": (350, 182)}
+OF_GAPS = {"gaps": (350, 160), "report": (350, 182), "summary": (350, 90)}
 
 
 @pytest.fixture(scope="module")

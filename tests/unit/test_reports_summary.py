@@ -86,13 +86,20 @@ def test_each_layer_has_its_times(load: Load) -> None:
         "GPU kernels": (1, 7, 7),
         "GPU warps": (3, 40, 30),
     }
-    layers = {name: row["layer"] for name, row in table(result, "functions").items()}
-    assert (layers["pool_take"], layers["malloc"], layers["k"]) == ("my pool", "libc.so.6", "gpu_kernel")
+    layers = {name: row["layer"] for name, row in table(result, "hooks").items()}
+    assert layers == {"pool_take": "my pool", "malloc": "libc.so.6"}
+    # Each layer has a table of its own: what waits in the kernel does not stand before the kernels.
+    named = {name: list(table(result, name)) for name in ("kernels", "syscalls", "driver")}
+    assert named == {
+        "kernels": ["k"],
+        "syscalls": ["ioctl", "futex"],
+        "driver": ["nvidia_ioctl", "nv_schedule_work"],
+    }
 
 
 def test_calls_without_an_end_are_counted_and_not_timed(load: Load) -> None:
     result = run(load(event("B", 1_100, "cuInit"), event("E", 1_200, "lost its begin")), Options())
-    (row,) = result.as_json()["functions"]
+    (row,) = result.as_json()["calls"]
     assert (row["name"], row["count"], row["total_ns"], row["p99_ns"]) == ("cuInit", 1, None, None)
 
 
@@ -254,10 +261,10 @@ def test_functions_are_listed_by_what_is_asked_for(load: Load, sort: str, first:
         *(span(1_200 + 9 * n, 1_204 + 9 * n, "c") for n in range(3)),
     ]
     result = run(load(*calls), Options(top=1, sort=sort))
-    (row,) = result.as_json()["functions"]
+    (row,) = result.as_json()["calls"]
     assert row["name"] == first
-    assert result.notes == ["2 more functions are not listed: --top 0 lists all"]
-    assert len(run(load(*calls), Options(top=0)).as_json()["functions"]) == 3
+    assert result.notes == ["2 more calls are not listed: --top 0 lists all"]
+    assert len(run(load(*calls), Options(top=0)).as_json()["calls"]) == 3
 
 
 def test_percentiles_are_lengths_that_occurred() -> None:

@@ -56,8 +56,8 @@ class _Reports(Mapping[str, Report]):
 # The modules and what their reports tell, in the order in which the help lists them.
 REPORTS = _Reports(
     {
-        "summary": "Counts, times and sizes of a recording: calls, launches, memory, copies, "
-        "ioctls, kernels, warps.",
+        "summary": "What the GPUs' time goes to; then counts, times and sizes: calls, launches, "
+        "memory, copies, ioctls.",
         "timeline": "The timeline on the terminal: layers of threads, streams of GPUs, running warps.",
         "layers": "What calls cost at each layer: in themselves, in ioctls, in the driver, "
         "off-CPU, on the GPU.",

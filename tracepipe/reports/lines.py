@@ -8,15 +8,14 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from tracepipe.event.columns import Int64s
-from tracepipe.reports.analyses.called_by import AUTOGRAD, BACKWARD, NO_CALL, called_by, work_by_stack
+from tracepipe.reports.analyses.called_by import BACKWARD, called_by, work_by_stack
 from tracepipe.reports.analyses.cuda_calls import effects_of_calls, rows_by_effect
+from tracepipe.reports.analyses.gpu_by_line import NO_LINE, OTHERS
 from tracepipe.reports.frames.grouping import equal
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.report import Column, Option, Report, Result, Table
 
-_OTHERS = {AUTOGRAD: "autograd, for no known line", NO_CALL: "(its call is not recorded)"}
-_NO_STACK = "(no Python)"
 _FRAMES = ("own", "innermost", "all")
 _KERNELS = 3
 
@@ -63,7 +62,7 @@ class _Lines:
 
     def _made(self, stack: int) -> list[str]:
         if stack < 0:
-            return [_OTHERS.get(stack, _NO_STACK)]
+            return [OTHERS.get(stack, NO_LINE)]
         is_backward, number = stack >= BACKWARD, stack % BACKWARD
         frames = list(self._stacks.frames_of(number))
         if self._frames == "own":
@@ -71,7 +70,7 @@ class _Lines:
         elif self._frames == "innermost":
             frames = frames[:1]
         lines = dict.fromkeys(str(self._stacks.frames[at]) for at in frames)
-        return [f"{line}, backward" if is_backward else line for line in lines] or [_NO_STACK]
+        return [f"{line}, backward" if is_backward else line for line in lines] or [NO_LINE]
 
 
 def run(run: Run, options: Options) -> Result:

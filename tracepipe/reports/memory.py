@@ -21,6 +21,7 @@ from tracepipe.reports.analyses.allocation_sums import (
 from tracepipe.reports.analyses.allocations import FAULTS, IN_USE, Allocations, allocations, ends_of
 from tracepipe.reports.analyses.cuda_calls import calls_named
 from tracepipe.reports.analyses.distribution import PERCENTS, of_values
+from tracepipe.reports.analyses.peak_memory import uses_pytorch
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.report import Column, Drawing, Option, Report, Result, Table
@@ -231,12 +232,12 @@ def _sites(run: Run, found: Allocations, top: int, until: _Until) -> tuple[Table
         Column("total_bytes", "bytes", "bytes"),
         *(Column(f"p{p}_bytes", f"p{p}", "bytes", spare=p != 50) for p in PERCENTS),
         *(Column(f"p{p}_lived_ns", f"lived p{p}", "ns", spare=p == 95) for p in PERCENTS),
-        Column("never_freed", "leaks", "count"),
+        Column("never_freed", "kept", "count"),
         Column("never_freed_bytes", "bytes", "bytes"),
     )
     note = (
         "The outermost call on the thread > the call inside it that allocated. Lived: from the allocation to "
-        "its free, of those that were freed. Leaks: never freed."
+        "its free, of those that were freed. Kept: never freed."
     )
     return Table("sites", "By call", columns, rows, note), left_out
 
@@ -332,6 +333,11 @@ def _notes(run: Run, found: Allocations, faults: Any) -> Iterator[str]:
     if again := given_again(found):
         yield (
             f"{again} allocations end where their address was given out again: their frees were not recorded"
+        )
+    if run.facts.source != "chrome" and uses_pytorch(run) and len(never_freed(found)):
+        yield (
+            "PyTorch's caching allocator keeps its segments until the process ends, or until memory runs "
+            "out: that they are never freed is no leak"
         )
     if unmatched := sum(found.unmatched):
         yield (

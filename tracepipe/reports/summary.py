@@ -1,43 +1,50 @@
-"""What a recording holds: calls, launches, memory, copies, ioctls, kernels and warps, and where time goes.
+"""What the GPUs' time goes to, and what a recording holds: calls, launches, memory, copies, ioctls, warps.
 
-It is what is asked first of a recording, and reckons with numpy: to load polars takes as long as to read
-300 000 events.
+It is what is asked first of a recording, and reckons with numpy, but for the peak of memory: to load polars
+takes as long as to read 300 000 events.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from heapq import nsmallest
 from typing import Annotated, Any
 
-from tracepipe.event.columns import NONE, Bools, Int32s, Int64s
+from tracepipe.event.columns import NONE, Bools, Int64s
 from tracepipe.event.model import LAYERS
 from tracepipe.event.vocabulary import RUNNING
 from tracepipe.reports.analyses.cuda_calls import launching
 from tracepipe.reports.analyses.distribution import LENGTH_COLUMNS, of_values
+from tracepipe.reports.analyses.functions import SORTS, functions_of
+from tracepipe.reports.analyses.glance import figures, glance_of, gpu_time, sentences
 from tracepipe.reports.analyses.moved import moved
 from tracepipe.reports.analyses.slowest import slowest_calls
-from tracepipe.reports.frames.grouping import equal, greatest, sort_within
+from tracepipe.reports.frames.grouping import equal
 from tracepipe.reports.frames.layers import Layer
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.nesting import NOBODY
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.spans import INSTANT
-from tracepipe.reports.frames.stored import Growing, parts
+from tracepipe.reports.frames.stored import parts
 from tracepipe.reports.report import Column, Option, Report, Result, Table
 
-SORTS = ("total", "count", "mean", "p50", "p95", "p99", "max", "name")
 _COUNT = Column("count", "count", "count")
-# The layers whose events are called functions.
-_CALLED = ("userspace", "hook", "syscall", "kernel", "scheduler", "gpu_kernel")
+# The layers whose events are functions, each with a table of its own: a system call that waits all day is no
+# rival of a kernel.
+_CALLED = {
+    "userspace": ("CUDA calls", "calls"),
+    "hook": ("Functions of hooks", "hooks"),
+    "syscall": ("System calls", "syscalls"),
+    "kernel": ("Driver functions", "driver"),
+    "scheduler": ("Events of the scheduler", "scheduler"),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """Options of `tracepipe summary`."""
 
-    top: Annotated[int, Option("How many functions and processes; 0: all.", "N")] = 20
+    top: Annotated[int, Option("How many functions of a layer, and processes; 0: all.", "N")] = 10
     sort: Annotated[str, Option("Functions in the order of this.", choices=SORTS)] = "total"
     slowest: Annotated[int, Option("How many of the slowest single calls; 0: none.", "N")] = 10
 
@@ -45,17 +52,22 @@ class Options:
 def run(run: Run, options: Options) -> Result:
     """The summary of one recording."""
     result = Result("TRACE SUMMARY")
-    result.parts += [_layers(run), _activities(run)]
+    seen = glance_of(run)
     tables = [
-        *((table, 0) for table in moved(run)),
-        *(of(run, options) for of in (_processes, _annotations, _functions)),
+        *((table, 0) for table in (sentences(run, seen), gpu_time(seen))),
+        _kernels(run, options),
+        *((table, 0) for table in (*figures(run, seen), _layers(run), _activities(run), *moved(run))),
+        *(_called(run, name, options) for name in _CALLED),
+        _processes(run, options),
+        _called(run, "annotation", options),
         (_slowest(run, options), 0),
     ]
     for table, left_out in tables:
-        if table.rows:
+        if table.rows or table.empty:
             result.parts.append(table)
         if left_out:
             result.notes.append(f"{left_out} more {table.name} are not listed: --top 0 lists all")
+    result.notes += seen.notes
     return result
 
 
@@ -190,96 +202,37 @@ def _who(run: Run, of_shape: Any, processes: int) -> tuple[Int64s, Int64s]:
     return counts, np.bincount(own[first], minlength=processes)
 
 
-@dataclass(frozen=True, slots=True)
-class _Functions:
-    """The functions of a layer, a place in the columns for each: name and layer as shapes have them, how many
-    calls, and the range of their lengths, which are in order.
-    """
-
-    name: Int32s
-    layer: Int32s
-    count: Int32s
-    first: Int32s
-    last: Int32s
-    lengths_ns: Int64s
-
-    def row(self, run: Run, at: int) -> tuple[Any, ...]:
-        """Name, layer, count, lengths."""
-        known = self.lengths_ns[self.first[at] : self.last[at]]
-        return (*self.place(run, at), int(self.count[at]), *of_values(known))
-
-    def place(self, run: Run, at: int) -> tuple[str, str]:
-        """The name and the layer of one."""
-        value = run.shapes.value
-        return value("name", int(self.name[at])), value("layer", int(self.layer[at]))
-
-    def measures(self, sort: str) -> Any:
-        """By what they are sorted; NONE where that is not known."""
-        known = self.last - self.first
-        some = np.flatnonzero(known)
-        measures = np.full(len(known), NONE, np.int64)
-        if sort == "count":
-            return self.count
-        if sort in ("total", "mean") and len(some):
-            measures[some] = np.add.reduceat(self.lengths_ns, self.first[some])
-            if sort == "mean":
-                measures[some] = np.rint(measures[some] / known[some])
-        elif sort.startswith(("p", "max")):
-            percent = 100 if sort == "max" else int(sort.removeprefix("p"))
-            at = self.first[some] + np.maximum((known[some].astype(np.int64) * percent + 99) // 100 - 1, 0)
-            measures[some] = self.lengths_ns[at]
-        return measures
+def _called(run: Run, layer: str, options: Options) -> tuple[Table, int]:
+    """The functions of a layer that count most, and how many are left out."""
+    found = functions_of(run, layer)
+    shown = found.ranked(run, options.sort, options.top)
+    rows = [found.row(run, at) for at in shown]
+    columns = (
+        Column("name", "function"), Column("layer", "layer", spare=True), _COUNT, *LENGTH_COLUMNS
+    )  # fmt: skip
+    if layer == "annotation":
+        note = "Ranges inside others are part of them."
+        columns, rows = (Column("name", "range"), *columns[2:]), [(row[0], *row[2:]) for row in rows]
+        table = Table("annotations", f"Annotations by {options.sort}", columns, rows, note)
+    else:
+        title, name = _CALLED[layer]
+        table = Table(name, f"{title} by {options.sort}", columns, rows)
+    return table, len(found) - len(shown)
 
 
-def _annotations(run: Run, options: Options) -> tuple[Table, int]:
-    """The ranges and marks of programs that count most, and how many are left out."""
-    rows, left_out = _called(run, options, ("annotation",))
-    columns = (Column("name", "range"), _COUNT, *LENGTH_COLUMNS)
-    shown = [(name, *cells) for name, _, *cells in rows]
-    note = "Ranges inside others are part of them."
-    return Table("annotations", f"Annotations by {options.sort}", columns, shown, note), left_out
-
-
-def _functions(run: Run, options: Options) -> tuple[Table, int]:
-    """The functions that count most, and how many are left out."""
-    rows, left_out = _called(run, options, _CALLED)
-    columns = (Column("name", "function"), Column("layer", "layer", spare=True), _COUNT, *LENGTH_COLUMNS)
-    return Table("functions", f"Functions by {options.sort}", columns, rows), left_out
-
-
-def _called(run: Run, options: Options, layers: tuple[str, ...]) -> tuple[list[tuple[Any, ...]], int]:
-    """Name, layer, count and lengths of what counts most in some layers, and how many are left out."""
-    every = np.arange(len(run.shapes), dtype=np.int32)
-    names, of_layers = run.shapes.column("name", every), run.shapes.column("layer", every)
-    of_shape, first = equal(of_layers, names)
-    known = names[first], of_layers[first]
-    found = [_functions_of(run, run.layer(name), of_shape, *known) for name in layers]
-    shown = [of.row(run, at) for of, at in _first_ones(run, found, options)]
-    return shown, sum(len(of.count) for of in found) - len(shown)
-
-
-def _first_ones(run: Run, found: list[_Functions], options: Options) -> Iterator[tuple[_Functions, int]]:
-    """The functions that are shown, in order. Of a million names few are looked at where numbers decide."""
-    starts = np.cumsum([0, *(len(of.count) for of in found)])
-    count = np.concatenate([of.count for of in found])
-    measure = np.concatenate([of.measures(options.sort) for of in found])
-
-    def function(at: Any) -> tuple[_Functions, int]:
-        layer = int(np.searchsorted(starts, at, "right")) - 1
-        return found[layer], int(at - starts[layer])
-
-    def rank(at: Any) -> tuple[Any, ...]:
-        of, place = function(at)
-        name, layer = of.place(run, place)
-        return name if options.sort == "name" else -int(measure[at]), -int(count[at]), layer, name
-
-    if options.top <= 0:
-        return map(function, sorted(range(len(count)), key=rank))
-    surely, perhaps = np.empty(0, np.int32), np.arange(len(count), dtype=np.int32)
-    for numbers in () if options.sort == "name" else (measure, count):
-        more, perhaps = greatest(numbers, perhaps, options.top - len(surely))
-        surely = np.concatenate([surely, more])
-    return map(function, nsmallest(options.top, np.concatenate([surely, perhaps]), rank))
+def _kernels(run: Run, options: Options) -> tuple[Table, int]:
+    """The kernels that count most, each with its share of the time of all, and how many are left out."""
+    found = functions_of(run, "gpu_kernel")
+    shown, whole_ns = found.ranked(run, options.sort, options.top), int(found.lengths_ns.sum())
+    rows = []
+    for at in shown:
+        name, _, count, total_ns, *spread = found.row(run, at)
+        share = 100 * total_ns / whole_ns if whole_ns and total_ns is not None else None
+        rows.append((name, share, count, total_ns, *spread))
+    total, *spread = LENGTH_COLUMNS
+    columns = (Column("name", "kernel"), Column("share_percent", "share", "percent"), _COUNT, total, *spread)
+    note = "Share: of the lengths of all kernels, added up."
+    return Table("kernels", f"Kernels by {options.sort}", columns, rows, note), len(found) - len(shown)
 
 
 def _slowest(run: Run, options: Options) -> Table:
@@ -308,24 +261,6 @@ def _slowest(run: Run, options: Options) -> Table:
 
 _WHOSE = ("name", "pid", "tid")
 _OF_LAYER = {"userspace": "CUDA libraries", "kernel": "driver", "syscall": "kernel", "gpu_kernel": "GPU"}
-
-
-def _functions_of(run: Run, layer: Layer, of_shape: Any, names: Any, layers: Any) -> _Functions:
-    """The functions of a layer; `of_shape` are their numbers, by which names and layers stand."""
-    called = layer.is_call & ~run.has("name", RUNNING, layer)
-    has_length, lengths_ns, numbers = layer.has_length, Growing(np.int64), Growing(np.int64)
-    count, known = np.zeros((2, len(names)), np.int32)
-    for part in parts(len(layer)):
-        of = of_shape[layer.shape[part]]
-        some = called[part] & has_length[part]
-        np.add.at(count, of[called[part]], 1)
-        np.add.at(known, of[some], 1)
-        numbers.extend(of[some], int(np.count_nonzero(some)))
-        lengths_ns.extend((layer.end_ns[part] - layer.start_ns[part])[some], int(np.count_nonzero(some)))
-    there = np.flatnonzero(count)
-    last = np.cumsum(known[there], dtype=np.int32)
-    in_order = sort_within(numbers.whole(), lengths_ns.whole())
-    return _Functions(names[there], layers[there], count[there], last - known[there], last, in_order)
 
 
 REPORT = Report(

@@ -93,7 +93,7 @@ def _add_layer(run: Run, what: int, found: dict[str, Growing]) -> None:
     layer = run.layer(_LAYER_OF[what])
     shapes, every = run.shapes, np.arange(len(run.shapes), dtype=np.int32)
     on_gpu = shapes.column("gpu", every) != NONE if what == COPY else np.ones(len(every), np.bool_)
-    gpu = shapes.series("gpu", every).fill_null(0).to_numpy()
+    gpu = shapes.numbers("gpu", every, 0)
     for part in parts(len(layer)):
         lasts = (layer.end_ns[part] > layer.start_ns[part]) & on_gpu[layer.shape[part]]
         rows = np.flatnonzero(lasts) + part.start
@@ -127,13 +127,11 @@ def _add_warps(run: Run, found: dict[str, Growing], known: Int64s, *, has_kernel
     wanted = np.where(has_launch, ~_is_in(known, launch), not has_kernels)
     span = _Spans(len(first))
     for part in parts(len(table)):
-        warps = table.part(part, "entry_ns", "last_exit_ns")
-        start_ns, end_ns = (warps[name].fill_null(run.facts.end_ns).to_numpy() for name in warps.columns)
+        start_ns, end_ns = table.times_ns(part, run.facts.end_ns)
         of = table.launch_of(part)
         kept = wanted[of] & (end_ns > start_ns)
-        rows, of, start_ns, end_ns = (
-            one[kept] for one in (np.arange(part.start, part.stop), of, start_ns, end_ns)
-        )
+        rows, of = np.arange(part.start, part.stop)[kept], of[kept]
+        start_ns, end_ns = start_ns[kept], end_ns[kept]
         named = has_launch[of]
         span.add(of_group[of[named]], rows[named], start_ns[named], end_ns[named])
         alone = ~named

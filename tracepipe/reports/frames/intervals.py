@@ -72,6 +72,15 @@ class Stretches:
             total_ns = int(sums_ns[-1])
         return before_ns.whole()
 
+    @property
+    def total_ns(self) -> int:
+        """How long they are together."""
+        return int(self._before_ns[-1])
+
+    def overlap_ns(self, other: Stretches) -> int:
+        """How long both are."""
+        return self.total_ns + other.total_ns - self.joined(other).total_ns
+
     def gaps(self) -> Stretches:
         """The stretches between those of this union."""
         return Stretches(self.end_ns[:-1], self.start_ns[1:])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import chain
 from struct import Struct
 from typing import Any, Final
 
-from tracepipe.event.columns import NONE, Int32s
+from tracepipe.event.columns import NONE, Bools, Int32s
 from tracepipe.event.model import Record
 from tracepipe.event.warps import PlacedWarps
 from tracepipe.reports.frames.libraries import np, pl
@@ -88,6 +90,14 @@ class LaunchTable:
     def name(self, number: int) -> str:
         """What the number of a name stands for, as it can be written anywhere."""
         return self._names[number].decode("utf-8", "replace")
+
+    def told_by_names(self, told: Callable[[str], bool]) -> Bools:
+        """By launch, what the name of its kernel tells; nothing where it has none."""
+        names = range(len(self._names))
+        of_name = np.fromiter(chain((told(self.name(number)) for number in names), (False,)), np.bool_)
+        rows, _ = self._rows("name")
+        of_launch: Bools = of_name[rows["name"]][self.kernel_of]
+        return of_launch
 
     def kernels(self) -> list[Record]:
         """The kernels by their numbers: `OF_KERNEL`, None where it is not known."""

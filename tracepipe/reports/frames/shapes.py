@@ -276,6 +276,14 @@ class ShapeTable:
         ]
         return pl.concat([*parts, pl.Series(name, [None], dtype=pl.String)])
 
+    def numbers(self, name: str, shapes: Int32s, without: int) -> Int64s:
+        """A column of numbers, as `series`; `without` where there is none."""
+        values: Int64s = self.column(name, shapes).astype(np.int64)
+        for at in np.flatnonzero(values < NONE).tolist():
+            large = self._larges[NONE - 1 - int(values[at])]
+            values[at] = large if large < 1 << 63 else NONE
+        return np.where(values == NONE, without, values)
+
     def _number_series(self, name: str, values: Any) -> pl.Series:
         large = np.flatnonzero(values < NONE)
         known = values != NONE

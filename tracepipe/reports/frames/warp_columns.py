@@ -167,7 +167,14 @@ class WarpTable:
         batch: Int32s = np.searchsorted(self._lasts, numbers, "right").astype(np.int32)
         return batch
 
-    def launch_of(self, rows: slice) -> Int32s:
+    def times_ns(self, rows: slice, end_ns: int) -> tuple[Int64s, Int64s]:
+        """The entry and the last exit of rows that follow each other; `end_ns` of one that never left."""
+        entry_ns, last_ns = self._columns["entry_ns"][rows], self._columns["last_exit_ns"][rows]
+        if "exits" in self._columns:
+            last_ns = np.where(self._columns["exits"][rows] > 0, last_ns, end_ns)
+        return entry_ns, last_ns
+
+    def launch_of(self, rows: Any) -> Int32s:
         """The number in `launches` of the launch of each of some rows."""
         of: Int32s = self._launch_of[self._batch_of(rows)]
         return of

@@ -119,7 +119,9 @@ def _table(table: Table, width: int, ascii_only: bool) -> Any:
     kept = _kept(table, width)
     columns = [table.columns[at] for at in kept]
     headed = [columns[0], *columns[2:]] if table.grouped else columns
-    grid = Grid(box=None, pad_edge=False, padding=(0, 2 if width >= _WIDE else 1, 0, 0), header_style="dim")
+    has_header = any(column.title for column in headed)
+    padding = (0, 2 if width >= _WIDE else 1, 0, 0)
+    grid = Grid(box=None, pad_edge=False, padding=padding, header_style="dim", show_header=has_header)
     for column in headed:
         if column.unit:
             grid.add_column(Text(shown(column.title, ascii_only)), justify="right", no_wrap=True)

@@ -1,0 +1,101 @@
+"""The functions of a layer: how often each ran, and how long."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from heapq import nsmallest
+from typing import Any
+
+from tracepipe.event.columns import NONE, Int32s, Int64s
+from tracepipe.event.vocabulary import RUNNING
+from tracepipe.reports.analyses.distribution import of_values
+from tracepipe.reports.frames.grouping import equal, greatest, sort_within
+from tracepipe.reports.frames.libraries import np
+from tracepipe.reports.frames.run import Run
+from tracepipe.reports.frames.stored import Growing, parts
+
+SORTS = ("total", "count", "mean", "p50", "p95", "p99", "max", "name")
+
+
+@dataclass(frozen=True, slots=True)
+class Functions:
+    """The functions of a layer, a place in the columns for each: name and layer as shapes have them, how many
+    calls, and the range of their lengths, which are in order.
+    """
+
+    name: Int32s
+    layer: Int32s
+    count: Int32s
+    first: Int32s
+    last: Int32s
+    lengths_ns: Int64s
+
+    def __len__(self) -> int:
+        return len(self.count)
+
+    def row(self, run: Run, at: int) -> tuple[Any, ...]:
+        """Name, layer, count, lengths."""
+        known = self.lengths_ns[self.first[at] : self.last[at]]
+        return (*self.place(run, at), int(self.count[at]), *of_values(known))
+
+    def place(self, run: Run, at: int) -> tuple[str, str]:
+        """The name and the layer of one."""
+        value = run.shapes.value
+        return value("name", int(self.name[at])), value("layer", int(self.layer[at]))
+
+    def measures(self, sort: str) -> Any:
+        """By what they are sorted; NONE where that is not known."""
+        known = self.last - self.first
+        some = np.flatnonzero(known)
+        measures = np.full(len(known), NONE, np.int64)
+        if sort == "count":
+            return self.count
+        if sort in ("total", "mean") and len(some):
+            measures[some] = np.add.reduceat(self.lengths_ns, self.first[some])
+            if sort == "mean":
+                measures[some] = np.rint(measures[some] / known[some])
+        elif sort.startswith(("p", "max")):
+            percent = 100 if sort == "max" else int(sort.removeprefix("p"))
+            at = self.first[some] + np.maximum((known[some].astype(np.int64) * percent + 99) // 100 - 1, 0)
+            measures[some] = self.lengths_ns[at]
+        return measures
+
+    def ranked(self, run: Run, sort: str, top: int) -> list[int]:
+        """The places of those that count most, `top` of them or, with 0, all, in order. Of a million names
+        few are looked at where numbers decide.
+        """
+        measure = self.measures(sort)
+
+        def rank(at: Any) -> tuple[Any, ...]:
+            name, layer = self.place(run, at)
+            return name if sort == "name" else -int(measure[at]), -int(self.count[at]), layer, name
+
+        if top <= 0:
+            return sorted(range(len(self)), key=rank)
+        surely, perhaps = np.empty(0, np.int32), np.arange(len(self), dtype=np.int32)
+        for numbers in () if sort == "name" else (measure, self.count):
+            more, perhaps = greatest(numbers, perhaps, top - len(surely))
+            surely = np.concatenate([surely, more])
+        return nsmallest(top, np.concatenate([surely, perhaps]).tolist(), rank)
+
+
+def functions_of(run: Run, layer_name: str) -> Functions:
+    """The functions of a layer."""
+    layer, every = run.layer(layer_name), np.arange(len(run.shapes), dtype=np.int32)
+    names, layers = run.shapes.column("name", every), run.shapes.column("layer", every)
+    of_shape, first = equal(layers, names)
+    names, layers = names[first], layers[first]
+    called = layer.is_call & ~run.has("name", RUNNING, layer)
+    has_length, lengths_ns, numbers = layer.has_length, Growing(np.int64), Growing(np.int64)
+    count, known = np.zeros((2, len(names)), np.int32)
+    for part in parts(len(layer)):
+        of = of_shape[layer.shape[part]]
+        some = called[part] & has_length[part]
+        np.add.at(count, of[called[part]], 1)
+        np.add.at(known, of[some], 1)
+        numbers.extend(of[some], int(np.count_nonzero(some)))
+        lengths_ns.extend((layer.end_ns[part] - layer.start_ns[part])[some], int(np.count_nonzero(some)))
+    there = np.flatnonzero(count)
+    last = np.cumsum(known[there], dtype=np.int32)
+    in_order = sort_within(numbers.whole(), lengths_ns.whole())
+    return Functions(names[there], layers[there], count[there], last - known[there], last, in_order)

@@ -1,0 +1,135 @@
+"""What the time of a GPU goes to: compute, communication, copies and idle, and what passes at one time."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from tracepipe.event.columns import NONE, Bools
+from tracepipe.hooks.kernel_name import short_kernel_name
+from tracepipe.reports.analyses.cuda_calls import told_by_names
+from tracepipe.reports.analyses.gpu_work import COPY, KERNEL, WARPS, Idle, Work, idle_of, outermost_rows
+from tracepipe.reports.frames.intervals import Stretches
+from tracepipe.reports.frames.libraries import np
+from tracepipe.reports.frames.run import Run
+from tracepipe.reports.frames.stored import flagged, made, parts, taken
+
+COMPUTE, COMMUNICATION, COPIES = range(3)
+"""What work is for."""
+# Kernels of NCCL and RCCL, MSCCL, NVSHMEM and DeepEP, and those that frameworks have in their place. As much
+# of a name is looked at as stands before its template's arguments.
+_COMMUNICATES = re.compile(
+    r"(^|[: ])((ms|n)ccl\w*Kernel|nvshmem|deep_ep::|cross_device_reduce|"
+    r"\w*(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all))",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """The time of one GPU from its first work to its last, in ns.
+
+    `communication_beside_ns` is how long a kernel computed at the same time, and `copies_beside_ns` how long
+    any kernel ran. `unasked_ns` is how long it was idle before the call for its next work began, of
+    `idle_known_ns` in which that call is known.
+    """
+
+    gpu: int
+    first_ns: int
+    last_ns: int
+    compute_ns: int
+    communication_ns: int
+    copies_ns: int
+    idle_ns: int
+    communication_beside_ns: int
+    copies_beside_ns: int
+    unasked_ns: int
+    idle_known_ns: int
+
+    @property
+    def span_ns(self) -> int:
+        """From the first work to the last."""
+        return self.last_ns - self.first_ns
+
+    def percent(self, part_ns: int, whole_ns: int | None = None) -> float | None:
+        """A part of the span, or of another whole, in percent; None of nothing."""
+        whole_ns = self.span_ns if whole_ns is None else whole_ns
+        return 100 * part_ns / whole_ns if whole_ns else None
+
+
+def communicates(name: str) -> bool:
+    """Whether a kernel of that name moves data between GPUs, with whatever it reduces on the way."""
+    # To shorten a name takes a hundred times as long.
+    if _COMMUNICATES.search(name) is None:
+        return False
+    return _COMMUNICATES.search(short_kernel_name(name).partition("<")[0]) is not None
+
+
+def kinds_of(run: Run, work: Work) -> Any:
+    """By row of work what it is for, as a column."""
+    of_shape, told = told_by_names(run, "gpu_kernel", communicates)
+    shapes: Bools = np.array(told, np.bool_)[of_shape]
+    launches = run.warp_table.launches.told_by_names(communicates)
+
+    def kinds(part: slice) -> Any:
+        what, row = work.what[part], work.row[part]
+        found = np.where(what == COPY, COPIES, COMPUTE).astype(np.uint8)
+        own = np.flatnonzero(what == KERNEL)
+        found[own] = shapes[run.layer("gpu_kernel").shape[row[own]]]
+        own = np.flatnonzero(what == WARPS)
+        if len(own):
+            found[own] = launches[run.warp_table.launch_of(row[own])]
+        return found
+
+    return made(len(work), np.uint8, kinds)
+
+
+def shares_of(run: Run, work: Work, kinds: Any) -> list[Shares]:
+    """What the time of each GPU goes to."""
+    return [_shares(run, work, kinds, idle_of(work, gpu, rows)) for gpu, rows in work.of_gpus()]
+
+
+def _shares(run: Run, work: Work, kinds: Any, idle: Idle) -> Shares:
+    compute, communication, copies = (
+        _when(work, kinds, idle.rows, kind) for kind in (COMPUTE, COMMUNICATION, COPIES)
+    )
+    return Shares(
+        idle.gpu,
+        idle.first_ns,
+        idle.last_ns,
+        compute.total_ns,
+        communication.total_ns,
+        copies.total_ns,
+        idle.idle_ns,
+        communication.overlap_ns(compute),
+        copies.overlap_ns(compute.joined(communication)),
+        *_unasked_ns(run, work, idle),
+    )
+
+
+def rows_of(kinds: Any, rows: slice, kind: int) -> Any:
+    """Those of some rows of work that are of a kind, counted from the first one, as a column."""
+    return flagged(rows.stop - rows.start, lambda part: kinds[rows][part] == kind)
+
+
+def _when(work: Work, kinds: Any, rows: slice, kind: int) -> Stretches:
+    """When any work of a kind ran."""
+    some = rows_of(kinds, rows, kind)
+    return Stretches(taken(work.start_ns[rows], some), taken(work.end_ns[rows], some))
+
+
+def _unasked_ns(run: Run, work: Work, idle: Idle) -> tuple[int, int]:
+    """How long the GPU was idle before the call for its next work began, and how long with a known call."""
+    unasked_ns, known_ns, calls = 0, 0, run.layer("userspace")
+    following = made(
+        len(idle.gaps.following), np.int32, lambda part: idle.gaps.following[part] + idle.rows.start
+    )
+    tops = outermost_rows(run, taken(work.call, following))
+    for part in parts(len(following)):
+        known = np.flatnonzero((tops[part] != NONE) & ~work.by_order[following[part]])
+        start_ns, end_ns = idle.gaps.start_ns[part][known], idle.gaps.end_ns[part][known]
+        asked_ns = np.clip(calls.start_ns[tops[part][known]], start_ns, end_ns)
+        unasked_ns += int((asked_ns - start_ns).sum())
+        known_ns += int((end_ns - start_ns).sum())
+    return unasked_ns, known_ns
