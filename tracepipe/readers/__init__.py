@@ -73,6 +73,7 @@ READERS: dict[str, InputFormat] = {
         InputFormat(
             "cuda-table", "tables of CUDA runtime calls, of cuda_events and cuda_events.bt", "cuda_tables"
         ),
+        InputFormat("proton", "what Triton's Proton records inside of kernels", "proton"),
         InputFormat(
             "chrome", "Chrome's trace JSON, and that of PyTorch's profiler (Kineto) and VizTracer", "chrome"
         ),
@@ -113,6 +114,13 @@ def recognise(head: bytes, name: str = "", file: Callable[[], BinaryIO] | None =
         return READERS["bpftrace"]
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise FormatError("the text is UTF-16", "make it UTF-8: iconv -f UTF-16 -t UTF-8 FILE")
+    from tracepipe.readers.proton import is_tree
+
+    if is_tree(head):
+        raise FormatError(
+            "a tree of Triton Proton has sums alone, without times",
+            'record a timeline: proton.start(data="trace"), or proton --data trace',
+        )
     raise FormatError(
         "the content is of no known input format",
         f"name it with --from, one of: {', '.join(READERS)}",

@@ -36,7 +36,6 @@ from tracepipe.event.warps import Warps
 from tracepipe.native import library
 from tracepipe.readers.chrome_events import ChromeEvents
 from tracepipe.readers.chrome_header import CLOCK, OF_KINETO, ChromeHeader
-from tracepipe.readers.chrome_kinds import Kinds
 from tracepipe.readers.chrome_numbers import Ids
 from tracepipe.readers.chrome_pairs import ChromePairs
 from tracepipe.readers.json_elements import JsonElements
@@ -66,8 +65,7 @@ class _Trace:
         self._has_array = self._elements.begin()
         self._around = around = ChromeHeader(self._elements)
         ids = Ids()
-        kinds = Kinds(ids, is_kineto=around.is_kineto, is_viztracer=around.is_viztracer, rank=around.rank)
-        self._events = ChromeEvents(kinds, ids)
+        self._events = ChromeEvents(around.kinds(ids), ids)
         core = library()
         self.tables = Tables() if core is None else NativeTables(core)
         self._shapes: dict[bytes, int] = {}
@@ -92,6 +90,8 @@ class _Trace:
         for batch in elements.batches():
             self._add(self._events.take(batch))
             yield SourceBatch(no_events(), offset_bytes=elements.offset_bytes)
+        if elements.has_another:
+            self._add([Problem(0, "", "another trace stands behind the first, and is not read")])
 
     def batches(self) -> Iterator[SourceBatch]:
         """Problems while events are read, and then the events in the order of their times."""

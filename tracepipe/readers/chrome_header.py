@@ -12,7 +12,9 @@ from typing import Any, Final
 
 from tracepipe.event.model import ID_LIMIT, MONOTONIC, TIME_LIMIT_NS, Header, new_header
 from tracepipe.readers.chrome_events import ChromeEvents
-from tracepipe.readers.chrome_numbers import ns_of_text
+from tracepipe.readers.chrome_kinds import Kinds
+from tracepipe.readers.chrome_numbers import Ids, ns_of_text
+from tracepipe.readers.chrome_proton import ProtonKinds
 from tracepipe.readers.json_elements import JsonElements
 
 CLOCK: Final = "trace"
@@ -23,6 +25,7 @@ _KINETO_EVENT = re.compile(
     rb'"cat"\s*:\s*"(?:cpu_op|cuda_runtime|gpu_memcpy|user_annotation|python_function)"'
 )
 _VIZTRACER_EVENT = re.compile(rb'"cat"\s*:\s*"(?:FEE|fee)"')
+_PROTON_EVENT = re.compile(rb'"call_stack"\s*:\s*\[\s*"ROOT"')
 _SHOWN = (
     "schemaVersion",
     "traceName",
@@ -41,6 +44,7 @@ class ChromeHeader:
         has_members = not OF_KINETO.isdisjoint(self._members)
         self.is_kineto = has_members or elements.sees(_KINETO_EVENT)
         self._sees_viztracer = VIZTRACER in self._members or elements.sees(_VIZTRACER_EVENT)
+        self.is_proton = not self.is_kineto and elements.sees(_PROTON_EVENT)
         self.is_after_events = self._sees_viztracer or (self.is_kineto and not has_members)
         """Whether the clock is known only when all events are read: VizTracer writes its members behind them,
         and may have PyTorch's events in front of its own, with their times made its own."""
@@ -50,8 +54,13 @@ class ChromeHeader:
         """Whether VizTracer wrote it."""
         return self._sees_viztracer or VIZTRACER in self._members
 
-    @property
-    def rank(self) -> int:
+    def kinds(self, ids: Ids) -> Kinds:
+        """What its events are."""
+        if self.is_proton:
+            return ProtonKinds(ids)
+        return Kinds(ids, is_kineto=self.is_kineto, is_viztracer=self.is_viztracer, rank=self._rank())
+
+    def _rank(self) -> int:
         """The rank of the process among those that train together."""
         info = self._members.get("distributedInfo")
         rank = info.get("rank", 0) if type(info) is dict else 0
@@ -110,8 +119,8 @@ class ChromeHeader:
             fields["options"] = options
         if self.is_viztracer:
             fields["engine"] = f"VizTracer {self._of_viztracer().get('version', '')}".rstrip()
-        elif self.is_kineto:
-            fields["engine"] = "PyTorch's profiler (Kineto)"
+        elif self.is_kineto or self.is_proton:
+            fields["engine"] = "PyTorch's profiler (Kineto)" if self.is_kineto else "Triton Proton"
         return new_header(**fields)
 
     def _options(self) -> dict[str, Any]:

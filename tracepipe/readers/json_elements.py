@@ -22,6 +22,7 @@ from tracepipe.readers.lines import BOM, LINE_LIMIT_BYTES
 
 CHUNK_BYTES: Final = 1 << 17
 ARRAY: Final = "traceEvents"
+_OF_VIEWERS: Final = frozenset({"displayTimeUnit"})
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _SCALAR = re.compile(rb"[^\s,{}\[\]\"]+")
 _NEXT = re.compile(rb"[{\]]")
@@ -69,6 +70,8 @@ class JsonElements:
         self.members: dict[str, Any] = {}
         self.offset_bytes = 0
         self.is_ended = False
+        self.has_another = False
+        """Whether another object follows that is not read."""
         self._in_object = False
 
     # What is at hand ------------------------------------------------------------------------------------
@@ -176,8 +179,8 @@ class JsonElements:
     # The array ------------------------------------------------------------------------------------------
 
     def batches(self) -> Iterator[Elements]:
-        """The objects of the array; and then the members behind it."""
-        while not self.is_ended:
+        """The objects of the array; then members, and the array of an object that follows."""
+        while self._goes_on():
             found = objects(self._text, self._at)
             text, starts, ends = self._text, found.starts.tolist(), found.ends.tolist()
             texts = [text[start:end] for start, end in zip(starts, ends, strict=True)]
@@ -187,10 +190,30 @@ class JsonElements:
             if not batch.texts or found.is_open:
                 self._go_on(batch, is_open=found.is_open)
             yield batch
-        if self._in_object:
-            self._members()
-            while self._more():
-                self._at = len(self._text)
+
+    def _goes_on(self) -> bool:
+        """Whether there is more of the array, or of that of another object."""
+        if not self.is_ended or not self._in_object:
+            return not self.is_ended
+        if self._members() or (self._peek() == b"}" and self._begin_another()):
+            self.is_ended = False
+            return True
+        while self._more():
+            self._at = len(self._text)
+        return False
+
+    def _begin_another(self) -> bool:
+        """Go behind the object, to the array of another one that follows: Proton once wrote one a stream.
+        Where the first says more of its events than how to show them, that need not be true of others.
+        """
+        self._at += 1
+        if self._peek() != b"{":
+            return False
+        self.has_another = not self.members.keys() <= _OF_VIEWERS
+        if self.has_another:
+            return False
+        self._at += 1
+        return self._members()
 
     def _go_on(self, batch: Elements, *, is_open: bool) -> None:
         """Come to the next object, where what is at hand has no whole one here."""

@@ -1,0 +1,43 @@
+"""What an event of Triton Proton's trace of kernels is here: Chrome's trace JSON with lanes as threads.
+
+category         lane                                             here
+kernel           200000 + GPU × 1000000 + stream; once: stream    gpu_kernel of that stream
+scope, metric    a thread of the CPU                              annotation
+                 100000 + stream: scopes of a CUDA graph          hook: the layer `graph`
+flow s, f        a thread of the CPU, the kernel's                arrow from an annotation to a kernel
+
+A scope of a graph has no call stack.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from tracepipe.event.model import ID_LIMIT
+from tracepipe.readers.chrome_kinds import Kind, Kinds
+
+GRAPH: Final = "graph"
+_GPU_LANES, _OF_GPU = 200_000, 1_000_000
+
+
+class ProtonKinds(Kinds):
+    """Says what events are."""
+
+    def kind(self, event: dict[str, Any], category: str, args: dict[str, Any]) -> Kind:
+        """What an event is."""
+        if category == "kernel" or (category == "flow" and event.get("ph") == "f"):
+            place = _place(event.get("tid"))
+            if place is not None:
+                return Kind({"type": "gpu_kernel", "gpu": place[0], "stream": place[1]}, args)
+        elif category == "flow" or (category in ("scope", "metric") and "call_stack" in args):
+            return Kind(self._thread(event, type="annotation"), args)
+        elif category in ("scope", "metric"):
+            return Kind(self._thread(event, type="hook", layer=GRAPH), args)
+        return super().kind(event, category, args)
+
+
+def _place(lane: Any) -> tuple[int, int] | None:
+    """GPU and stream of a kernel's lane."""
+    if type(lane) is not int or not 0 <= lane <= ID_LIMIT:
+        return None
+    return divmod(lane - _GPU_LANES, _OF_GPU) if lane >= _GPU_LANES else (0, lane)

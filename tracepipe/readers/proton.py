@@ -1,0 +1,235 @@
+"""Reads what Triton's Proton recorded inside of kernels, which is Chrome's trace JSON of a form of its own.
+
+    {"traceEvents": [{"ph":"X","name":"load","cat":"matmul","pid":"matmul Core7 CTA2","tid":"warp 3 (line 0)",
+                              scope          kernel        kernel, SM, block         warp
+        "ts":1.234,"dur":0.5,"args":{"Frequency (MHz)":1000.0,"Init Time (ns)":…,"call_stack":[…]}}, …]}
+
+A block's times are its SM's cycles, as if each took 1 ns, after the time of %globaltimer at which it began.
+Without `Frequency (MHz)` they are %globaltimer's. Lines are for viewers: a warp's scopes are its ranges. The
+events stand block by block, and the same block may stand there again: of another launch of the kernel.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO, Final
+
+import numpy as np
+import orjson
+
+from tracepipe.event.columns import NONE, SPECIAL, SourceBatch, event_columns
+from tracepipe.event.model import INDEX_LIMIT, SM_LIMIT, Problem, Record, new_header
+from tracepipe.event.tables import Tables
+from tracepipe.event.warps import Warps
+from tracepipe.readers.chrome_numbers import ns_of
+from tracepipe.readers.event_rows import cut_text
+from tracepipe.readers.json_elements import Elements, JsonElements
+from tracepipe.readers.recording import Recording
+from tracepipe.readers.sorted_rows import Rows, SortedRow, SortedRows
+
+CYCLES: Final = "cycles"
+_GLOBALTIMER: Final = "globaltimer:0"
+_FREQUENCY, _BEGAN, _ENDED = "Frequency (MHz)", "Init Time (ns)", "Finalization Time (ns)"
+_BLOCK = re.compile(r"(.*) Core(\d{1,5}) CTA(\d{1,9})", re.DOTALL)
+_WARP = re.compile(r"warp (\d{1,4}) \(line \d+\)")
+_SNIFFED = re.compile(
+    rb'"pid"\s*:\s*"(?:[^"\\]|\\.)* Core\d+ CTA\d+"\s*,\s*"tid"\s*:\s*"warp \d+ \(line \d+\)"'
+)
+_TREE = re.compile(rb'\s*\[\s*\{\s*"children"\s*:.*"frame"\s*:\s*\{', re.DOTALL)
+# What a block may have before it is put away, with what follows as another life of its warps.
+_EVENTS_MAX: Final = 1 << 16
+_KERNELS_MAX: Final = 1 << 12
+_WARPS_AT_ONCE: Final = 1 << 10
+_PROBLEMS_MAX: Final = 1 << 10
+_THREADS: Final = 32
+_YEAR_NS: Final = 365 * 86_400 * 10**9
+
+
+@dataclass(slots=True)
+class _Block:
+    """Scopes of a block so far: name, begin and length of each, by warp."""
+
+    key: tuple[Any, ...]
+    args: dict[str, Any]
+    warps: dict[int, list[tuple[int, int, str]]] = field(default_factory=dict)
+    count: int = 0
+    last_warp: int = -1
+
+
+class _Trace:
+    """One trace on its way into batches of warps, in the order of time."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._rows = SortedRows()
+        self._block: _Block | None = None
+        self._warps_of: dict[str, int] = {}
+        """By kernel, how many warps its blocks have, as far as was seen."""
+        self._problems: list[Problem] = []
+        self._more_problems = self._arrows = 0
+        self._first_ns = 0
+        self.is_of_cycles = False
+        elements = JsonElements(stream)
+        if elements.begin():
+            for batch in elements.batches():
+                self._take(batch)
+        self._put_away()
+
+    def _take(self, batch: Elements) -> None:
+        faults = list(batch.faults)
+        for text, place in zip(batch.texts, batch.places, strict=True):
+            try:
+                event = orjson.loads(text)
+            except orjson.JSONDecodeError:
+                faults.append((place, "is not JSON"))
+                continue
+            if message := self._event(event, text):
+                faults.append((place, message))
+        for fault in sorted(faults):
+            if len(self._problems) < _PROBLEMS_MAX:
+                self._problems.append(batch.problem(fault))
+            else:
+                self._more_problems += 1
+
+    def _event(self, event: dict[str, Any], text: bytes) -> str:
+        """Take one; what is wrong with it."""
+        if event.get("ph") == "M":
+            return ""
+        if event.get("ph") != "X":
+            return f"ph: {str(event.get('ph'))[:8]!r} is no phase that is read inside of kernels"
+        block, warp = _BLOCK.fullmatch(str(event.get("pid"))), _WARP.fullmatch(str(event.get("tid")))
+        if block is None or int(block[2]) > SM_LIMIT:
+            return "pid: is no kernel, SM and block"
+        if warp is None:
+            return "tid: is no warp"
+        ts_ns, dur_ns = (ns_of(event.get(key), key, text) for key in ("ts", "dur"))
+        if ts_ns is None or dur_ns is None or not 0 <= dur_ns <= _YEAR_NS:
+            return f"{'ts' if ts_ns is None else 'dur'}: is no time that a trace can hold"
+        if not isinstance(event.get("name"), str):
+            return "name: is missing, or is no text"
+        self._add(event, block, int(warp[1]), (ts_ns, dur_ns, cut_text(event["name"])))
+        return ""
+
+    def _add(
+        self, event: dict[str, Any], found: re.Match[str], warp: int, scope: tuple[int, int, str]
+    ) -> None:
+        """Add a scope to its block, which is another one where what is said of it is not the same."""
+        args = event.get("args")
+        args = args if type(args) is dict else {}
+        self.is_of_cycles |= _FREQUENCY in args
+        self._arrows += event.get("flow_out") is True
+        block = self._block
+        # What is asynchronous stands behind the block's warps, without its times.
+        is_of_block = event.get("cat") in ("async", "flow") and _BEGAN not in args and _ENDED not in args
+        key = (found[0], args.get(_BEGAN), args.get(_ENDED))
+        is_same = block is not None and (
+            block.key[0] == found[0] if is_of_block else block.key == key and warp >= block.last_warp
+        )
+        if block is None or not is_same or block.count >= _EVENTS_MAX:
+            self._put_away()
+            block = self._block = _Block(key, args)
+        block.warps.setdefault(warp, []).append(scope)
+        block.count += 1
+        if not is_of_block:
+            block.last_warp = warp
+        self._first_ns = min(self._first_ns, scope[0])
+
+    def _put_away(self) -> None:
+        """Put the block's warps where they wait for their time."""
+        block, self._block = self._block, None
+        if block is None:
+            return
+        found = _BLOCK.fullmatch(block.key[0])
+        assert found is not None
+        name, sm, number = cut_text(found[1]), int(found[2]), int(found[3])
+        known = {key: value for key, value in block.args.items() if key != _FREQUENCY}
+        launched = orjson.dumps({"name": name, "args": known})
+        if name in self._warps_of or len(self._warps_of) < _KERNELS_MAX:
+            self._warps_of[name] = max(self._warps_of.get(name, 0), 1 + max(block.warps))
+        for warp, scopes in block.warps.items():
+            scopes.sort(key=lambda scope: (scope[0], -scope[1]))
+            entry_ns = scopes[0][0]
+            life_ns = max(ts_ns + dur_ns for ts_ns, dur_ns, _ in scopes) - entry_ns
+            columns = [sm, number, warp, *([*column] for column in zip(*scopes, strict=True))]
+            self._rows.add(SortedRow(entry_ns, 0, life_ns, 0, launched, orjson.dumps(columns)))
+
+    # Batches --------------------------------------------------------------------------------------------
+
+    def batches(self) -> Iterator[SourceBatch]:
+        """Warps, as many of one kernel as follow each other, and what there is to say."""
+        problems = [*self._problems, *self._said()]
+        for rows in self._rows.in_order():
+            at = 0
+            while at < len(rows):
+                end = at + 1
+                while end < min(len(rows), at + _WARPS_AT_ONCE) and rows.first[end] == rows.first[at]:
+                    end += 1
+                yield self._batch(rows, at, end, problems)
+                at, problems = end, []
+        if problems:
+            yield SourceBatch(event_columns([]), problems=problems)
+
+    def _batch(self, rows: Rows, at: int, end: int, problems: list[Problem]) -> SourceBatch:
+        launched: Record = {"type": "gpu_warp", "gpu": 0, **orjson.loads(rows.first[at])}
+        warps_of_block = self._warps_of.get(launched["name"], 0)
+        if warps_of_block:
+            launched["block"] = [_THREADS * warps_of_block, 1, 1]
+        said = [orjson.loads(text) for text in rows.second[at:end]]
+        ts_ns = int(rows.ts_ns[at]) - self._first_ns
+        entry_ns = rows.ts_ns[at:end] - rows.ts_ns[at]
+        ranges: dict[str, int] = {}
+        names = [ranges.setdefault(name, len(ranges)) for one in said for name in one[5]]
+        columns = {
+            "warp": [min(one[1] * max(warps_of_block, 1) + one[2], INDEX_LIMIT) for one in said],
+            "sm": [one[0] for one in said],
+            "range_count": [len(one[3]) for one in said],
+            "range_name": names,
+            "range_clk": [ts - one[3][0] for one in said for ts in one[3]],
+            "range_dur_clk": [dur for one in said for dur in one[4]],
+        }
+        warps = Warps(
+            launched=launched,
+            ts_ns=ts_ns,
+            entry_ns=entry_ns,
+            exit_ns=rows.dur_ns[at:end],
+            exit_clk=rows.dur_ns[at:end],
+            ranges=list(ranges),
+            **{key: np.array(values, np.int64) for key, values in columns.items()},
+        )
+        events = event_columns([(ts_ns, SPECIAL, 0, 0, 0, None, NONE)])
+        return SourceBatch(events, [warps], problems)
+
+    def _said(self) -> Iterator[Problem]:
+        if self.is_of_cycles:
+            yield Problem(
+                0,
+                "ts",
+                "times are cycles of an SM, drawn as if each took 1 ns: a clock says only when blocks began",
+                skipped=False,
+            )
+        if self._first_ns:
+            words = f"times begin {-self._first_ns} ns before 0: that is added to each of them"
+            yield Problem(0, "ts", words, skipped=False)
+        if self._arrows:
+            yield Problem(0, "flow_out", f"{self._arrows} arrows between warps are not drawn", skipped=False)
+        if self._more_problems:
+            yield Problem(0, "", f"{self._more_problems} more objects are no good events")
+
+
+def sniff(head: bytes) -> bool:
+    """Whether content has events of warps."""
+    return b'"traceEvents"' in head and _SNIFFED.search(head) is not None
+
+
+def is_tree(head: bytes) -> bool:
+    """Whether content is Proton's other form, the tree of Hatchet."""
+    return _TREE.match(head) is not None
+
+
+def read(stream: BinaryIO) -> Recording:
+    """The recording in a stream, which is read to its end first."""
+    trace = _Trace(stream)
+    clock = CYCLES if trace.is_of_cycles else _GLOBALTIMER
+    header = new_header(clock=clock, clocks=[clock], engine="Triton Proton, inside of kernels")
+    return Recording(header, trace.batches(), Tables())
