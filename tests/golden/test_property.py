@@ -19,7 +19,7 @@ from unittest import mock
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import tracepipe.layout.draw
+import tracepipe.layout.windows
 import tracepipe.readers.tracepipe1
 from tests.golden.asked import Asked
 from tests.golden.both import converted
@@ -238,6 +238,6 @@ def test_spans_that_are_open_over_many_batches_come_out_too(recording: Recording
     lines = sorted(recording.lines, key=itemgetter("ts_ns"))
     with (
         mock.patch.object(tracepipe.readers.tracepipe1, "CHUNK_BYTES", 256),
-        mock.patch.object(tracepipe.layout.draw, "WINDOW_EVENTS", 4),
+        mock.patch.object(tracepipe.layout.windows, "WINDOW_EVENTS", 4),
     ):
         check(recording, lines)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, BinaryIO
 
-from tracepipe.errors import FormatError
+from tracepipe.errors import FormatError, OutputError
 
 if TYPE_CHECKING:
     from tracepipe.converters import OutputFormat
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def convert(
-    path: str | PathLike[str],
+    path: str | PathLike[str] | Sequence[str | PathLike[str]],
     out: str | PathLike[str] | BinaryIO | None = None,
     format: str = "perfetto",
     *,
@@ -28,15 +28,18 @@ def convert(
     thread_exits: bool = False,
     source_format: str = "",
     undated: str = "skip",
+    offset: Mapping[str, int] | None = None,
     progress: Progress | None = None,
 ) -> Account:
-    """Convert a recording, and say what was found in it; `account.output` is where the timeline is.
+    """Convert a recording, and say what was found in it; `account.output` is where the timeline is. Several
+    recordings become one timeline, on one clock.
 
     `format` is perfetto, chrome, text, threads, layered or cuda-events. `out` is a path, or a binary stream,
     which stays open; by default it is the recording's path with the format's suffix, and standard output for
     all but perfetto and chrome. The file gets its name when it is whole, and replaces another with `force`
     alone. `warp_tracks` is auto, slot,
-    logical, sm or off. The rest is as `tracepipe.open` has it. Raises InputError, FormatError, ClockError,
+    logical, sm or off. `offset` has nanoseconds to add to the times of some of several recordings, by their
+    names. The rest is as `tracepipe.open` has it. Raises InputError, FormatError, ClockError,
     OutputError.
     """
     from tracepipe.layout.options import WARP_TRACKS, LayoutOptions
@@ -46,23 +49,33 @@ def convert(
     if warp_tracks not in WARP_TRACKS:
         raise FormatError(f"warps cannot be drawn as {warp_tracks!r}", f"there are: {', '.join(WARP_TRACKS)}")
     layout = LayoutOptions(warp_tracks, thread_exits)
-    options = ConvertOptions(source_format, strict, compress, dict(assume_offset or {}), layout, undated)
-    name, opened = _opened(fspath(path), out, form, force)
+    assumed, offsets = dict(assume_offset or {}), dict(offset or {})
+    options = ConvertOptions(source_format, strict, compress, assumed, layout, undated, offsets)
+    paths = [fspath(path)] if isinstance(path, (str, PathLike)) else [fspath(one) for one in path]
+    if (len(paths) > 1 or offsets) and form.of != "timeline":
+        raise FormatError(f"{format} is written of one recording", "convert each by itself")
+    name, opened = _opened(paths, out, form, force)
     with opened as stream:
-        account = Conversion(fspath(path), form, options).run(stream, progress)
+        account = Conversion(paths, form, options).run(stream, progress)
     account.output = name
     return account
 
 
-def output_of(path: str, format: str) -> str:
-    """Where the timeline of a recording goes by default; `-` is standard output. Raises FormatError."""
-    return _default(path, _form(format))
+def output_of(paths: Sequence[str], format: str) -> str:
+    """Where the timeline of recordings goes by default; `-` is standard output. Raises FormatError, and
+    OutputError where several need a name for theirs.
+    """
+    return _default(paths, _form(format))
 
 
-def _default(path: str, form: OutputFormat) -> str:
+def _default(paths: Sequence[str], form: OutputFormat) -> str:
     from tracepipe.recording.files import STANDARD, default_output
 
-    return STANDARD if form.on_terminal else default_output(path, form.suffix)
+    if form.on_terminal:
+        return STANDARD
+    if len(paths) > 1:
+        raise OutputError("the timeline of several recordings has no name", "name it with -o")
+    return default_output(paths[0], form.suffix)
 
 
 def _form(name: str, compress: bool = False) -> OutputFormat:
@@ -77,16 +90,16 @@ def _form(name: str, compress: bool = False) -> OutputFormat:
 
 
 def _opened(
-    path: str, out: str | PathLike[str] | BinaryIO | None, form: OutputFormat, force: bool
+    paths: list[str], out: str | PathLike[str] | BinaryIO | None, form: OutputFormat, force: bool
 ) -> tuple[str, AbstractContextManager[BinaryIO]]:
     """The name of the output, "" for a stream without one, and what opens it."""
     from tracepipe.recording.files import replacing
 
     if out is None:
-        name = _default(path, form)
+        name = _default(paths, form)
     elif isinstance(out, (str, PathLike)):
         name = fspath(out)
     else:
         name = getattr(out, "name", "")
         return name if isinstance(name, str) else "", nullcontext(out)
-    return name, replacing(name, force=force, source=path, on_terminal=form.on_terminal)
+    return name, replacing(name, force=force, sources=paths, on_terminal=form.on_terminal)

@@ -7,12 +7,14 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 from tracepipe.capture.engines.engine import Coverage, DeviceEngine, DeviceRenderer, Store
 from tracepipe.capture.request import CALL_LAYERS, CaptureRequest
 from tracepipe.event.model import HostInstant, new_header
 
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 # What a header says of the request, where it is not the usual.
 _OPTIONS = (
     "gpu", "gpu_kernels", "gpu_launches", "gpu_launches_per_kernel", "gpu_blocks", "gpu_memory_bytes",
@@ -49,6 +51,7 @@ def header_of(
     header = new_header(
         tool=_tool(),
         host=platform.node(),
+        **_boot(),
         kernel=platform.release(),
         machine=platform.machine(),
         command=request.command,
@@ -68,6 +71,14 @@ def header_of(
     if device is not None and device.gpus:
         header["gpus"] = [dict(gpu) for gpu in device.gpus]
     return dict(header)
+
+
+def _boot() -> dict[str, str]:
+    """The id of this boot of the machine, where the kernel gives it."""
+    try:
+        return {"boot": _BOOT_ID.read_text(encoding="ascii").strip()}
+    except OSError:
+        return {}
 
 
 def footer_of(

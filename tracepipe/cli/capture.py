@@ -88,7 +88,7 @@ def capture(
         from tracepipe.cli.convert import convert_file
         from tracepipe.ui.serve import open_trace
 
-        convert_file(target, "perfetto", trace, force=force)
+        convert_file([target], "perfetto", trace, force=force)
         open_trace(Path(trace), local=local, browser=True, notify=say)
 
 

@@ -15,7 +15,7 @@ from tracepipe.converters import CONVERTERS
 from tracepipe.layout.options import WARP_TRACKS
 from tracepipe.readers import READERS, UNDATED
 from tracepipe.recording.files import STANDARD
-from tracepipe.terminal.messages import UNDATED_HELP, choices, offsets, progress, text_of
+from tracepipe.terminal.messages import UNDATED_HELP, choices, file_offsets, offsets, progress, text_of
 from tracepipe.terminal.output import put, say
 
 app = typer.Typer()
@@ -28,7 +28,12 @@ WarpTracks = choices("WarpTracks", WARP_TRACKS)
 
 @app.command()
 def convert(
-    file: Annotated[str, typer.Argument(help="Recording: a path, or - for standard input.", metavar="FILE")],
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            help="Recording: a path, or - for standard input. Several become one timeline.", metavar="FILE..."
+        ),
+    ],
     to: Annotated[Format, typer.Option("--format", "-f", help="Output format.")] = "perfetto",  # type: ignore[valid-type]
     output: Annotated[str, typer.Option("--output", "-o", help="Output; - is standard output.")] = "",
     source: Annotated[Source | None, typer.Option("--from", help="Input format, if not by content.")] = None,  # type: ignore[valid-type]
@@ -54,12 +59,18 @@ def convert(
         ),
     ] = None,
     undated: Annotated[Undated, typer.Option("--undated", help=UNDATED_HELP)] = UNDATED[0],  # type: ignore[valid-type]
+    offset: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--offset", metavar="FILE=NS", help="Of several: ns to add to the times of one of them."
+        ),
+    ] = None,
 ) -> None:
-    """Turn a recording into a timeline."""
+    """Turn a recording, or several of the same time, into a timeline."""
     if compress and not CONVERTERS[text_of(to)].can_compress:
         raise typer.BadParameter(f"{text_of(to)} has no compressed form; pipe it through gzip")
     target = convert_file(
-        file,
+        files,
         text_of(to),
         output,
         compress=compress,
@@ -70,6 +81,7 @@ def convert(
         thread_exits=thread_exits,
         source_format=text_of(source) if source else "",
         undated=text_of(undated),
+        offset=file_offsets(offset or []),
     )
     if target != STANDARD:
         say(f"wrote {target}" + _how_to_open(target, text_of(to)))
@@ -82,13 +94,13 @@ def _how_to_open(target: str, to: str) -> str:
     return f": open it in {where}, or run tracepipe open {target}"
 
 
-def convert_file(file: str, to: str, output: str = "", **options: Any) -> str:
+def convert_file(files: list[str], to: str, output: str = "", **options: Any) -> str:
     """Convert and report; returns the path of the output. `options` are those of `tracepipe.convert`."""
-    target = output or output_of(file, to)
+    target = output or output_of(files, to)
     # A bar would run into what is written to the terminal itself.
     is_shown = target == STANDARD and sys.stdout.isatty()
-    with contextlib.nullcontext() if is_shown else progress(f"convert {Path(file).name}") as bar:
-        account = convert_recording(file, target, to, progress=bar, **options)
+    with contextlib.nullcontext() if is_shown else progress(f"convert {Path(files[0]).name}") as bar:
+        account = convert_recording(files, target, to, progress=bar, **options)
     from tracepipe.recording.account_text import account_lines
 
     for line in account_lines(account):

@@ -130,7 +130,7 @@ def _run(report: Report, paths: list[str], options: Any, common: Mapping[str, An
     else:
         target = common["output"] or default_output(paths[0], report.output.endings[0])
         ending = _ending(report.output, target)
-        with replacing(target, force=common["force"], source=paths[0]) as out:
+        with replacing(target, force=common["force"], sources=paths[:1]) as out:
             runs, result = _found(report, paths, options, common)
             result.files[ending](out)
     _tell(report, runs, result, target, common["as_json"])

@@ -94,6 +94,7 @@ class Clocks:
         self._clocks: dict[str, int] = {}
         self._rounds = 0
         self._moved: dict[str, int] = {}
+        self._anchor_ns = 0
         for clock in HOST_CLOCKS:
             if (offset_ns := self._host_offset_ns(clock)) is not None:
                 self._maps.setdefault(clock, offset_map(clock, "offset", offset_ns, SNAPSHOT_NS))
@@ -102,6 +103,10 @@ class Clocks:
         for clock, offset in (assumed or {}).items():
             self._maps[clock] = self._assume(clock, offset)
         self.last_ns = TraceNs(0)
+
+    def anchor(self, offset_ns: int) -> None:
+        """Have this added to all times, as they are on the clock of several recordings."""
+        self._anchor_ns = offset_ns
 
     def _host_offset_ns(self, clock: str) -> int | None:
         return _offset_ns(self.start, clock, self.trace_clock)
@@ -165,6 +170,12 @@ class Clocks:
         self.last_ns = self._before(events, len(events))
         if left_out:
             events = events.take(np.delete(np.arange(len(events)), left_out))
+        if self._anchor_ns:
+            events.ts_ns = events.ts_ns + self._anchor_ns
+            for other in others:
+                if isinstance(other, PlacedWarps):
+                    other.ts_ns += self._anchor_ns
+                    other.offset_ns -= self._anchor_ns if other.source_ns is not None else 0
         return TraceBatch(events, others, batch.text_bytes)
 
     def _codes_of(self, tables: Tables) -> Any:
@@ -341,6 +352,6 @@ class Clocks:
             if clock in self._offsets_ns:
                 # Of a warp's entry: its time in the trace + this + `source_after_ns` is what the GPU's timer
                 # showed.
-                said["offset_ns"] = self._offsets_ns[clock]
+                said["offset_ns"] = self._offsets_ns[clock] - self._anchor_ns
             out.append(said)
         return out

@@ -109,6 +109,7 @@ class Header(_HeaderRequired, total=False):
 
     tool: Annotated[str, Doc("program and version that wrote the file")]
     host: Annotated[str, Doc("host name")]
+    boot: Annotated[str, Doc("id of the host's boot: clocks that count from it are the same where it is")]
     kernel: Annotated[str, Doc("kernel release")]
     machine: Annotated[str, Doc("processor architecture")]
     command: Annotated[list[str], Doc("command that was traced")]
@@ -118,9 +119,7 @@ class Header(_HeaderRequired, total=False):
     start: Annotated[HostInstant, Doc("start of the capture on each host clock")]
     clock_pairs: Annotated[list[dict[str, Any]], Doc("clock records known at the start")]
     layers: Annotated[Layers, Doc("layers asked for and got")]
-    options: Annotated[
-        dict[str, Any], Doc("whose events, which hooks, filters and warps, as far as they are not the usual")
-    ]
+    options: Annotated[dict[str, Any], Doc("whose events, hooks, filters and warps: what is not the usual")]
     gpus: Annotated[list[dict[str, Any]], Doc("the GPUs that there are: index, name, uuid, sm_count")]
 
 

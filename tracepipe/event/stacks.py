@@ -76,26 +76,35 @@ class Stacks:
         """Take a good record of a stack, which stands on this line; False where its id is another's."""
         if record["id"] in self._numbers:
             return False
-        frames = record["frames"][:DEPTH_MAX]
+        frames = [_frame_of(frame) for frame in record["frames"][:DEPTH_MAX]]
+        omitted = record.get("omitted", 0) + len(record["frames"]) - len(frames)
+        if self._keep(frames, line, omitted):
+            self._numbers[record["id"]] = len(self) - 1
+        return True
+
+    def take(self, other: Stacks, number: int) -> int:
+        """The number of a stack that another recording numbered, NONE where there is no room for it."""
+        frames = [other.frames[frame] for frame in other.frames_of(number)]
+        return len(self) - 1 if self._keep(frames, 0, other.omitted(number)) else NONE
+
+    def _keep(self, frames: list[Frame], line: int, omitted: int) -> bool:
+        """Number a stack, where there is room for it."""
         found = [self._frame(frame) for frame in frames]
         numbers = [number for number in found if number is not None]
         has_room = len(self) < STACKS_MAX and len(self._places) + len(frames) <= PLACES_MAX
         if not has_room or len(numbers) < len(frames):
             self.left_out += 1
-            return True
-        self._numbers[record["id"]] = len(self)
+            return False
         self._places.extend(numbers)
         innermost = numbers[0] if numbers else NONE
         self._own.append(next((number for number in numbers if not self.is_library[number]), innermost))
         self._lines.append(line)
         self._ends.append(len(self._places))
-        self._omitted.append(record.get("omitted", 0) + len(record["frames"]) - len(frames))
+        self._omitted.append(omitted)
         return True
 
-    def _frame(self, record: dict[str, Any]) -> int | None:
+    def _frame(self, frame: Frame) -> int | None:
         """The number of a frame; None where there is no room for it."""
-        file = record.get("file")
-        frame = Frame(_kept(record["function"]), None if file is None else _kept(file), record.get("line"))
         number = self._frame_numbers.get(frame)
         if number is not None:
             return number
@@ -149,6 +158,12 @@ class Stacks:
         # The last place is for no stack.
         own: Int64s = np.append(np.frombuffer(self._own, np.int32) if self._own else [], NONE)[stacks]
         return own.astype(np.int64)
+
+
+def _frame_of(record: dict[str, Any]) -> Frame:
+    """A frame of a good record, as far as it is kept."""
+    file = record.get("file")
+    return Frame(_kept(record["function"]), None if file is None else _kept(file), record.get("line"))
 
 
 def _kept(text: str) -> str:

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from tracepipe.event.columns import NONE, SPECIAL, Int32s, TraceBatch, TraceColumns, joined, unsigned
+from tracepipe.event.columns import NONE, SPECIAL, Int32s, TraceBatch, TraceColumns, unsigned
 from tracepipe.event.model import COUNTS, LAYERS, NO_SPANS, Header, Problem, Record
 from tracepipe.event.ops import END, INSTANT, Op, OpColumns, op_of
-from tracepipe.event.order import in_order
+from tracepipe.event.origins import FILE, Origins
 from tracepipe.event.outcomes import Outcomes
 from tracepipe.event.tables import Args, Tables
 from tracepipe.event.warps import PlacedWarps
@@ -32,9 +32,8 @@ from tracepipe.layout.threads import KernelGroups, ThreadLayout
 from tracepipe.layout.timeline import FIRST_EXTRA, Drawn
 from tracepipe.layout.tree import Tree
 from tracepipe.layout.warps import WarpLayout
+from tracepipe.layout.windows import Windows
 
-# Events are put in order over this many: what a capture writes is out of order by less.
-WINDOW_EVENTS = 2048
 # Longer lines than this count as several events.
 _BYTES_AN_EVENT = 1 << 8
 # Every problem is counted; so many are drawn, and so many at one time: a viewer draws each a row lower.
@@ -49,7 +48,8 @@ _TIMELESS = frozenset({"header", "footer", "clock", "stack", "name"})
 
 
 class Layout:
-    """Lays out one recording. Call `place` with each batch, `finish` once, and write what they return.
+    """Lays out a recording, or several as one. Call `place` with each batch of the one that `turn` names,
+    `end` with one that has no more, `finish` once, and write what they return.
 
     With `switches_apart` events that say when threads run are on no track, but in `Drawn.switches`. With
     `summaries` the group of a GPU has slices of its own, which a viewer shows while it is closed.
@@ -61,6 +61,7 @@ class Layout:
         tables: Tables,
         options: LayoutOptions | None = None,
         *,
+        origins: Origins | None = None,
         switches_apart: bool = False,
         summaries: bool = False,
     ) -> None:
@@ -72,16 +73,16 @@ class Layout:
         self._problems_drawn = self._problems_here = self._problems_undrawn = 0
         self._problem_ns = 0
         self._tables = tables
-        self._window: list[TraceColumns] = []
+        origins = origins or Origins()
+        self._windows = Windows(tables, origins.count, self._heavy)
         self._others: dict[int, Record | PlacedWarps] = {}
-        self._others_met = 0
-        self._weight = self._beyond = 0
+        self._others_met = self._beyond = 0
         self._extras: list[Args] = []
-        self._windows_row: int | None = None
+        self._window_rows: dict[int, None] = {}
         self._lost: set[str] = set()
         self._later: list[Op] = []
-        self._tree = Tree(header)
-        self._rows = Rows(header, tables, self._tree, switches_apart=switches_apart)
+        self._tree = Tree(header, origins)
+        self._rows = Rows(header, tables, self._tree, origins, switches_apart=switches_apart)
         groups = KernelGroups(self._rows)
         self._host = HostLayout(self._rows)
         self._threads = ThreadLayout(self._rows, groups, options)
@@ -105,31 +106,37 @@ class Layout:
 
     # Events --------------------------------------------------------------------------------------------
 
-    def place(self, batch: TraceBatch) -> Drawn:
-        """What the events draw whose turn it is; the newest wait for what may come before them."""
-        events = batch.events
+    def turn(self) -> int | None:
+        """The source whose next batch is to be placed; None when all have ended."""
+        return self._windows.turn()
+
+    def place(self, batch: TraceBatch, source: int = 0) -> Drawn:
+        """Draw the events whose turn it is; the newest wait for what may come before them."""
+        events, weight = batch.events, 0
         if batch.others:
-            events = self._take_others(batch)
+            events, weight = self._take_others(batch)
         if len(events):
-            self._weight += max(len(events), batch.text_bytes // _BYTES_AN_EVENT)
-            self._window.append(events)
-        if self._weight < 2 * WINDOW_EVENTS:
-            return self._drawn(None, [])
-        whole = in_order(joined(self._window), self._tables)
-        keep = max(1, len(whole) * WINDOW_EVENTS // self._weight)
-        ready, kept = whole.take(slice(None, -keep)), whole.take(slice(-keep, None))
-        self._window = [kept]
-        self._weight = len(kept) + sum(self._heavy(at) for at in kept.args[kept.shape == SPECIAL].tolist())
-        return self._deal(ready)
+            weight += max(len(events), batch.text_bytes // _BYTES_AN_EVENT)
+        self._windows.put(events, weight, source)
+        return self._deal_ready()
+
+    def end(self, source: int) -> Drawn:
+        """Take note that a source has no more batches, for which others may have waited."""
+        self._windows.end(source)
+        return self._drawn(None, []) if self.turn() is None else self._deal_ready()
+
+    def _deal_ready(self) -> Drawn:
+        events = self._windows.take()
+        return self._drawn(None, []) if events is None else self._deal(events)
 
     def _heavy(self, at: int) -> int:
         """How many more events a record stands for in the memory that it takes."""
         other = self._others[at]
         return len(other) // 2 if isinstance(other, PlacedWarps) else 0
 
-    def _take_others(self, batch: TraceBatch) -> TraceColumns:
-        """The events without those that have no place in time."""
-        events, timeless = batch.events, []
+    def _take_others(self, batch: TraceBatch) -> tuple[TraceColumns, int]:
+        """The events without those that have no place in time, and how much more they weigh."""
+        events, timeless, weight = batch.events, [], 0
         for at in np.flatnonzero(events.shape == SPECIAL).tolist():
             other = batch.others[int(events.args[at])]
             if isinstance(other, dict) and other["type"] in _TIMELESS:
@@ -139,22 +146,14 @@ class Layout:
                 continue
             events.args[at] = self._others_met
             self._others[self._others_met] = other
-            self._weight += self._heavy(self._others_met)
+            weight += self._heavy(self._others_met)
             self._others_met += 1
-        return events.take(np.delete(np.arange(len(events)), timeless)) if timeless else events
+        events = events.take(np.delete(np.arange(len(events)), timeless)) if timeless else events
+        return events, weight
 
     def relieve(self) -> None:
         """Let the tables forget what is not in use any more."""
-        if self._window:
-            window = joined(self._window)
-            special = window.shape == SPECIAL
-            args = np.where(special, NONE, window.args).astype(np.int32)
-            to_shapes, to_args = self._tables.keep(window.shape, args)
-            window.args = np.where(special, window.args, to_args[args]).astype(np.int32)
-            window.shape = to_shapes[window.shape]
-            self._window = [window]
-        else:
-            self._tables.keep(np.empty(0, np.int32), np.empty(0, np.int32))
+        self._windows.forget()
         self._rows.forget_shapes()
         self._later = self._rows.forget_names(self._later)
         self._met = np.empty(0, np.bool_)
@@ -275,14 +274,17 @@ class Layout:
         self._rows.nesting.one(row, "X", ts_ns, record.get("dur_ns", 0), name, self._extra(args))
 
     def _window_turn(self, ts_ns: int, record: Record) -> None:
-        track = self._tree.child(self._tree.group("tracepipe"), "slices", "capture", 0, "tracepipe")
+        file = record.get(FILE)
+        title = f"windows of {file}" if file else "capture"
+        track = self._tree.child(self._tree.group("tracepipe"), "slices", title, 0, "tracepipe")
         numbered = f"window {record['window']}" if "window" in record else "window"
         said = ("pid", "tid", "waited_ns", *(("window",) if "name" in record else ()))
         args = {k: v for k, v in record.items() if k in said}
         args["began_by" if record["phase"] == "B" else "ended_by"] = record.get("cause", "not known")
         name = self._rows.name(record.get("name", numbered))
-        self._windows_row = self._rows.row_of(track)
-        self._rows.nesting.one(self._windows_row, record["phase"], ts_ns, None, name, self._extra(args))
+        row = self._rows.row_of(track)
+        self._window_rows[row] = None
+        self._rows.nesting.one(row, record["phase"], ts_ns, None, name, self._extra(args))
 
     # What is drawn -------------------------------------------------------------------------------------
 
@@ -344,8 +346,8 @@ class Layout:
         self._instant(name, ts_ns, args, track)
         return self._drawn(None, [])
 
-    def problem(self, problem: Problem) -> Drawn:
-        """A problem, drawn where it stands in the file."""
+    def problem(self, problem: Problem, file: str = "") -> Drawn:
+        """A problem, drawn where it stands in the file, which is named where there are several."""
         has_room = self._problems_drawn < PROBLEMS_DRAWN
         if has_room and self.end_ns != self._problem_ns:
             self._say_undrawn()
@@ -357,6 +359,7 @@ class Layout:
             self._problems_here += 1
             name = "skipped line" if problem.skipped else "ambiguous"
             args = {"line": problem.line, "field": problem.field, "message": problem.message}
+            args |= {FILE: file} if file else {}
             self._instant(name, self.end_ns, args, "problems")
         return self._drawn(None, [])
 
@@ -369,17 +372,16 @@ class Layout:
     def finish(self) -> list[Drawn]:
         """What all that is left draws, ends of what is still open included."""
         drawn = []
-        if self._window:
-            drawn.append(self._deal(in_order(joined(self._window), self._tables), last=True))
-            self._window = []
+        if (events := self._windows.take_all()) is not None:
+            drawn.append(self._deal(events, last=True))
         changes = self._warps.finish(self.end_ns)
         for gpu in self._rows.gpu_indices():
             self._threads.close(gpu, self.end_ns)
         self._rows.close_streams(self.end_ns)
         self._ranges.finish(self.end_ns)
         self._rows.close(self.end_ns)
-        if self._windows_row is not None:
-            self._rows.nesting.close(self._windows_row, self.end_ns)
+        for row in self._window_rows:
+            self._rows.nesting.close(row, self.end_ns)
         self._say_undrawn()
         drawn.append(self._drawn(None, changes, last=True))
         return drawn

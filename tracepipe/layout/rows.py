@@ -12,6 +12,7 @@ from tracepipe.event.model import COUNTS, Header
 from tracepipe.event.native_nesting import NativeNesting
 from tracepipe.event.nesting import GIVES_ALL, GIVES_IOCTLS, NO_ROW, Nesting, ShapeRow
 from tracepipe.event.ops import Op
+from tracepipe.event.origins import Origins
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Tables
 from tracepipe.layout.timeline import Book, Track
@@ -42,7 +43,9 @@ class HostThread:
 class Rows:
     """Makes the rows of a recording, and keeps how each shape's events nest, by its number."""
 
-    def __init__(self, header: Header, tables: Tables, tree: Tree, *, switches_apart: bool) -> None:
+    def __init__(
+        self, header: Header, tables: Tables, tree: Tree, origins: Origins, *, switches_apart: bool
+    ) -> None:
         core = library()
         self.tree = tree
         self.book = Book(tables)
@@ -68,6 +71,7 @@ class Rows:
             for gpu in header.get("gpus", [])
             if isinstance(gpu.get("index"), int)
         }
+        self._origins = origins
         self._of_tracks: dict[int, int] = {}
         self._numbers: dict[int, Any] = {}
 
@@ -209,7 +213,8 @@ class Rows:
         """The group of a GPU."""
         track = self._gpus.get(index)
         if track is None:
-            name = f"GPU {index} {self._gpu_names.get(index, '')}".rstrip()
+            named = f"GPU {index} {self._gpu_names.get(index, '')}".rstrip()
+            name = self._origins.gpus.get(index, named)
             track = self._gpus[index] = self.tree.group(name, RANK_GPU + min(index, RANK_GPU), SUMMARY)
         return track
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import PurePath
 
 from tracepipe.event.model import Header, Record
+from tracepipe.event.origins import Origins
 from tracepipe.layout.tracks import Track, TrackKind
 
 LAYER_TITLES = {
@@ -32,9 +33,10 @@ class Tree:
     made for events: those are counted and not drawn.
     """
 
-    def __init__(self, header: Header) -> None:
+    def __init__(self, header: Header, origins: Origins | None = None) -> None:
         self._declared: list[Track] = []
         self._command = PurePath(header["command"][0]).name if header.get("command") else ""
+        self._origins = origins or Origins()
         self._tracks: dict[tuple[object, ...], Track] = {}
         self._count = 0
         self._given: dict[tuple[object, ...], tuple[str, int | None]] = {}
@@ -59,7 +61,8 @@ class Tree:
     def _as_given(self, key: tuple[object, ...], track: Track) -> Track:
         """A process or thread as the recording wants it."""
         name, order = self._given.get(key, ("", None))
-        return replace(track, name=name or track.name, rank=track.rank if order is None else order)
+        named = self._origins.process(track.pid, name) if name and track.kind == "process" else name
+        return replace(track, name=named or track.name, rank=track.rank if order is None else order)
 
     def give_name(self, record: Record) -> None:
         """Take the name and the place of a process or a thread."""
@@ -80,9 +83,10 @@ class Tree:
 
     def process(self, pid: int | None, comm: str = "") -> Track:
         """The group of a process."""
-        name = comm or self._command or "process"
+        name = comm or self._origins.programs.get(pid or 0) or self._command or "process"
         if pid is None:
             name = "process (pid not recorded)"
+        name = self._origins.process(pid or 0, name)
         return self._make(("process", pid), lambda at: Track(at, None, "process", name, at, pid=pid or 0))
 
     def thread(self, pid: int | None, tid: int | None, comm: str = "") -> Track:
@@ -104,7 +108,7 @@ class Tree:
 
     def rename_process(self, pid: int | None, name: str) -> None:
         """Give a process the name it has now."""
-        self._rename(("process", pid), name)
+        self._rename(("process", pid), self._origins.process(pid or 0, name))
 
     def _rename(self, key: tuple[object, ...], name: str) -> None:
         track = self._tracks.get(key)

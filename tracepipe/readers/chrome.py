@@ -31,16 +31,14 @@ from tracepipe.event.columns import (
 )
 from tracepipe.event.model import MONOTONIC, NAME_BYTES_MAX, TIME_LIMIT_NS, Header, Problem, Record
 from tracepipe.event.shape import shape_of
-from tracepipe.event.tables import Tables
 from tracepipe.event.warps import Warps
-from tracepipe.native import library
 from tracepipe.readers.chrome_events import ChromeEvents
 from tracepipe.readers.chrome_header import CLOCK, OF_KINETO, ChromeHeader
 from tracepipe.readers.chrome_numbers import Ids
 from tracepipe.readers.chrome_pairs import ChromePairs
 from tracepipe.readers.json_elements import JsonElements
 from tracepipe.readers.lines import BOM
-from tracepipe.readers.native_lines import NativeTables
+from tracepipe.readers.native_lines import new_tables
 from tracepipe.readers.recording import Recording
 from tracepipe.readers.sorted_rows import Rows
 
@@ -66,8 +64,7 @@ class _Trace:
         self._around = around = ChromeHeader(self._elements)
         ids = Ids()
         self._events = ChromeEvents(around.kinds(ids), ids)
-        core = library()
-        self.tables = Tables() if core is None else NativeTables(core)
+        self.tables = new_tables()
         self._shapes: dict[bytes, int] = {}
         self._rounds = 0
         self._unplaced = self._more_problems = 0

@@ -32,7 +32,6 @@ _SHOWN = (
     "trace_id",
     "cuda_runtime_version",
     "cuda_driver_version",
-    "host_name",
 )
 
 
@@ -108,6 +107,8 @@ class ChromeHeader:
         first_ns, base_ns = events.first_ns, self._base_ns()
         if clock == MONOTONIC and base_ns and first_ns + base_ns < TIME_LIMIT_NS:
             fields["start"] = {"monotonic_ns": first_ns, "realtime_ns": first_ns + base_ns}
+        if type(members.get("host_name")) is str:
+            fields["host"] = members["host_name"]
         gpus = members.get("deviceProperties")
         if type(gpus) is list and gpus:
             fields["gpus"] = [

@@ -19,6 +19,7 @@ from tracepipe.event.schema import fields_of
 from tracepipe.event.shape import Shape, shape_of
 from tracepipe.event.tables import Tables
 from tracepipe.event.warps import EACH_EXIT, EACH_WARP, WARP_COLUMNS, Warps
+from tracepipe.native import library
 from tracepipe.native.signatures import Columns
 from tracepipe.readers.line_columns import FOREIGN, ReadOne
 from tracepipe.readers.lines import OTHERS
@@ -102,6 +103,12 @@ class NativeTables(Tables):
             self._meet(number, shape_of(record) if good else None)
             bad = bad or not good
         return bad
+
+
+def new_tables() -> Tables:
+    """Tables whose texts the core keeps, where there is one."""
+    core = library()
+    return Tables() if core is None else NativeTables(core)
 
 
 class NativeLines:

@@ -22,7 +22,8 @@ class Account:
 
     `counts` are records by layer, a warp counting one; `losses` events by layer that were made and not
     recorded; `clocks` what was said of each clock that placed an event; `unplaced` events by clock that
-    nothing places.
+    nothing places. Of several recordings `parts` are their own accounts, each with its `anchor`: what put it
+    on the clock of all.
     """
 
     path: str
@@ -37,6 +38,8 @@ class Account:
     clocks: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     output: str = ""
+    parts: list[Account] = field(default_factory=list)
+    anchor: dict[str, Any] | None = None
 
     def __repr__(self) -> str:
         of_layer = [f"{self.counts[layer]} {layer}" for layer in LAYERS if self.counts[layer]]
@@ -46,6 +49,18 @@ class Account:
         said += [f"not placed: {count} on {clock}" for clock, count in self.unplaced.items()]
         said += [f"lost: {count} {layer}" for layer, count in self.losses.items()]
         return f"<{type(self).__name__} of {self.path} ({self.source}): {'; '.join(said)}>"
+
+    @classmethod
+    def of_all(cls, parts: list[Account]) -> Account:
+        """The account of several recordings that were read as one."""
+        whole = cls(", ".join(part.path for part in parts), f"{len(parts)} recordings", parts=parts)
+        for part in parts:
+            whole.counts += part.counts
+            whole.losses += part.losses
+            whole.skipped += part.skipped
+            whole.ambiguous += part.ambiguous
+            whole.problems += part.problems
+        return whole
 
     def add(self, problem: Problem) -> None:
         """Count a problem, and keep its text while there are few."""
@@ -66,11 +81,15 @@ class Account:
             yield f"{kind}: {problem.at(self.path)}"
         if (total := self.skipped + self.ambiguous) > PROBLEMS_KEPT:
             yield f"… and {total - PROBLEMS_KEPT} more: {self.skipped} lines skipped in all"
+        yield from self.outcome_lines(meanings)
+        for note in self.notes:
+            yield f"note: {note}"
+
+    def outcome_lines(self, meanings: Mapping[str, str]) -> Iterator[str]:
+        """A line for each kind of outcome."""
         for name, meaning in meanings.items():
             if count := getattr(self.outcomes, name):
                 yield f"note: {count} {meaning}"
-        for note in self.notes:
-            yield f"note: {note}"
 
 
 def fit_text(said: Mapping[str, Any]) -> str:

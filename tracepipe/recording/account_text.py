@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from tracepipe.event.model import LAYERS
 from tracepipe.recording.account import Account, fit_text
@@ -21,6 +22,17 @@ _OUTCOMES = {
 
 def account_lines(account: Account) -> Iterator[str]:
     """What a person should know of a conversion, most important last."""
+    for part in account.parts:
+        yield from _of_one(part)
+    if not account.parts:
+        yield from _of_one(account)
+        return
+    yield from account.outcome_lines(_OUTCOMES)
+    for note in account.notes:
+        yield f"note: {note}"
+
+
+def _of_one(account: Account) -> Iterator[str]:
     counts = ", ".join(f"{account.counts[layer]} {layer}" for layer in LAYERS if account.counts[layer])
     yield f"{account.path}: {account.source}, {counts or 'no events'}"
     yield from account.remarks(_OUTCOMES)
@@ -38,3 +50,11 @@ def account_lines(account: Account) -> Iterator[str]:
         )
     for layer, count in account.losses.items():
         yield f"lost: {count} {layer} events were made and not recorded"
+    if account.anchor:
+        yield f"placed: {account.path} by {anchor_text(account.anchor)}"
+
+
+def anchor_text(said: Mapping[str, Any]) -> str:
+    """What put a recording on the clock of several, and how well."""
+    within = f"within {said['bound_ns']} ns" if "bound_ns" in said else said["bound"]
+    return f"{said['by']}: {said['offset_ns']:+d} ns, {within}"

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
-from tracepipe.clocks import Clocks
 from tracepipe.converters.writer import EventWriter, OutputFormat, TraceInfo, Writer
-from tracepipe.event.columns import SPECIAL, TraceBatch, TraceColumns, no_events
+from tracepipe.event.columns import SPECIAL, TraceBatch
 from tracepipe.event.model import Header
+from tracepipe.event.origins import FILE
 from tracepipe.event.warps import PlacedWarps
 from tracepipe.layout.draw import Layout
 from tracepipe.layout.options import LayoutOptions
 from tracepipe.readers import UNDATED
 from tracepipe.recording.account import Account
+from tracepipe.recording.inputs import Inputs, Placed, open_inputs
 from tracepipe.recording.open import OpenRecording, no_collector, open_recording
 from tracepipe.recording.reading import Progress, Reading
 
@@ -22,7 +23,7 @@ from tracepipe.recording.reading import Progress, Reading
 @dataclass(slots=True)
 class ConvertOptions:
     """`assumed` places clocks that have no pairs: clock → ns to add, or a host clock's name. `undated` is as
-    `open_recording` has it.
+    `open_recording` has it. `offsets` are added to the times of files, by their names.
     """
 
     source_format: str = ""
@@ -31,77 +32,30 @@ class ConvertOptions:
     assumed: dict[str, int | str] = field(default_factory=dict)
     layout: LayoutOptions = field(default_factory=LayoutOptions)
     undated: str = UNDATED[0]
+    offsets: Mapping[str, int] = field(default_factory=dict)
 
 
 class Conversion:
-    """One recording on its way: call `run` with a writer's stream."""
+    """One recording on its way, or several as one: call `run` with a writer's stream."""
 
-    def __init__(self, path: str, output: OutputFormat, options: ConvertOptions) -> None:
-        self._path, self._output, self._options = path, output, options
+    def __init__(self, path: str | Sequence[str], output: OutputFormat, options: ConvertOptions) -> None:
+        self._paths = [path] if isinstance(path, str) else list(path)
+        self._output, self._options = output, options
 
     def run(self, out: BinaryIO, progress: Progress | None = None) -> Account:
         """Convert; raises InputError on the first bad line where `strict`."""
         options = self._options
         how = (options.source_format, options.assumed, options.undated)
-        with open_recording(self._path, *how) as opened, no_collector():
-            reading = Reading(opened, self._path, strict=options.strict, progress=progress)
+        strict, offsets = options.strict, options.offsets
+        with (
+            open_inputs(self._paths, how, strict=strict, offsets=offsets, progress=progress) as inputs,
+            no_collector(),
+        ):
+            if self._output.of == "timeline":
+                return _Drawing(inputs, self._output, options).write(out)
             if self._output.of == "events":
-                return self._copy_events(out, opened, reading)
-            if self._output.of == "trace events":
-                return self._copy_placed(out, opened, reading)
-            return self._draw(out, opened, reading)
-
-    def _draw(self, out: BinaryIO, opened: OpenRecording, reading: Reading) -> Account:
-        header = opened.recording.header
-        layout = Layout(
-            header,
-            opened.recording.tables,
-            self._options.layout,
-            switches_apart=self._output.has_switches,
-            summaries=self._output.has_summaries,
-        )
-        writer: Writer | None = None
-
-        def relieve() -> None:
-            layout.relieve()
-            if writer is not None:
-                writer.forget()
-
-        reading.relieve = relieve
-        start_ns = 0
-        for batch, problems in reading.placed():
-            if writer is None:
-                writer, start_ns = self._open(out, opened, layout, batch)
-            for problem in problems:
-                writer.write(layout.problem(problem))
-            writer.write(layout.place(batch))
-        if writer is None:  # a recording without a line after its header is a timeline too
-            writer, start_ns = self._open(out, opened, layout, _no_batch())
-        for drawn in layout.finish():
-            writer.write(drawn)
-        account = reading.finish()
-        account.outcomes = layout.outcomes
-        if reading.footer is not None and "ended_by" in reading.footer:
-            ended = {"ended_by": reading.footer["ended_by"]}
-            writer.write(layout.say("capture ended", layout.end_ns, ended))
-        for said in account.clocks:
-            writer.write(layout.say(f"clock {said['clock']}", start_ns, said))
-        for clock, count in account.unplaced.items():
-            args = {"clock": clock, "events": count, "reason": "no clock pairs"}
-            writer.write(layout.say("not placed in time", start_ns, args, "problems"))
-        writer.finish()
-        return account
-
-    def _open(
-        self, out: BinaryIO, opened: OpenRecording, layout: Layout, first: TraceBatch
-    ) -> tuple[Writer, int]:
-        """The writer, which has drawn where the recording comes from, and the start of the trace."""
-        header = opened.recording.header
-        info = _trace_info(header, opened.clocks, first, self._options.compress)
-        writer: Writer = self._output.open(out, info)
-        start_ns = layout.end_ns = info.start["trace_ns"]
-        writer.write(layout.say("capture", start_ns, _about(header, opened.source)))
-        return writer, start_ns
+                return self._copy_events(out, inputs.parts[0].opened, inputs.parts[0].reading)
+            return self._copy_placed(out, inputs)
 
     def _copy_events(self, out: BinaryIO, opened: OpenRecording, reading: Reading) -> Account:
         """Write events as they were recorded, on the clocks that they were recorded with."""
@@ -113,16 +67,17 @@ class Conversion:
         account.clocks, account.notes = [], writer.remarks()
         return account
 
-    def _copy_placed(self, out: BinaryIO, opened: OpenRecording, reading: Reading) -> Account:
+    def _copy_placed(self, out: BinaryIO, inputs: Inputs) -> Account:
         """Write events one after the other, on the trace's clock."""
+        reading = inputs.parts[0].reading
         writer: EventWriter | None = None
         for batch, _ in reading.placed():
-            writer = writer or self._event_writer(out, opened, batch)
-            writer.write_events(batch, opened.recording.tables)
-        return self._finished(writer or self._event_writer(out, opened, _no_batch()), reading)
+            writer = writer or self._event_writer(out, inputs, [batch])
+            writer.write_events(batch, inputs.tables)
+        return self._finished(writer or self._event_writer(out, inputs, []), reading)
 
-    def _event_writer(self, out: BinaryIO, opened: OpenRecording, first: TraceBatch) -> EventWriter:
-        info = _trace_info(opened.recording.header, opened.clocks, first, self._options.compress)
+    def _event_writer(self, out: BinaryIO, inputs: Inputs, firsts: Sequence[TraceBatch]) -> EventWriter:
+        info = _trace_info(inputs, firsts, self._options.compress)
         writer: EventWriter = self._output.open(out, info)
         return writer
 
@@ -134,9 +89,86 @@ class Conversion:
         return account
 
 
-def _no_batch() -> TraceBatch:
-    events = no_events()
-    return TraceBatch(TraceColumns(events.ts_ns, events.shape, events.args, events.dur_ns, events.launch))
+class _Drawing:
+    """A timeline, as it is drawn and written."""
+
+    def __init__(self, inputs: Inputs, output: OutputFormat, options: ConvertOptions) -> None:
+        self._inputs, self._output, self._options = inputs, output, options
+        self._layout = Layout(
+            inputs.header,
+            inputs.tables,
+            options.layout,
+            origins=inputs.origins,
+            switches_apart=output.has_switches,
+            summaries=output.has_summaries,
+        )
+        self._start_ns = 0
+
+    def write(self, out: BinaryIO) -> Account:
+        """Read all of it, and write what it draws."""
+        layout = self._layout
+        writer: Writer | None = None
+
+        def relieve() -> None:
+            layout.relieve()
+            if writer is not None:
+                writer.forget()
+
+        streams = self._inputs.streams(relieve)
+        firsts = [next(stream, None) for stream in streams]
+        # A recording without a line after its header is a timeline too.
+        writer = self._open(out, [first[0] for first in firsts if first is not None])
+        for at, first in enumerate(firsts):
+            self._place(writer, at, first)
+        while (turn := layout.turn()) is not None:
+            self._place(writer, turn, next(streams[turn], None))
+        for drawn in layout.finish():
+            writer.write(drawn)
+        account = self._inputs.account()
+        account.outcomes = layout.outcomes
+        self._say_all(writer, account)
+        writer.finish()
+        return account
+
+    def _place(self, writer: Writer, at: int, read: Placed | None) -> None:
+        """Draw what was read of a recording; None where it has ended."""
+        if read is None:
+            writer.write(self._layout.end(at))
+            return
+        batch, problems = read
+        for problem in problems:
+            writer.write(self._layout.problem(problem, self._inputs.parts[at].name))
+        writer.write(self._layout.place(batch, at))
+
+    def _open(self, out: BinaryIO, firsts: Sequence[TraceBatch]) -> Writer:
+        """The writer, which has drawn where the recordings come from."""
+        inputs = self._inputs
+        info = _trace_info(inputs, firsts, self._options.compress)
+        writer: Writer = self._output.open(out, info)
+        self._start_ns = self._layout.end_ns = info.start["trace_ns"]
+        said = []
+        for part in inputs.parts:
+            about = _about(part.opened.recording.header, part.opened.source)
+            if part.anchor is not None:
+                about |= {FILE: part.name} | part.anchor.said(inputs.clock)
+            said.append(about)
+        for about in said:
+            writer.write(self._layout.say("capture", self._start_ns, about))
+        return writer
+
+    def _say_all(self, writer: Writer, account: Account) -> None:
+        """Draw what is known of the recordings at their end."""
+        for part, of in zip(self._inputs.parts, account.parts or [account], strict=True):
+            file = {FILE: part.name} if part.name else {}
+            footer = part.reading.footer
+            if footer is not None and "ended_by" in footer:
+                ended = {"ended_by": footer["ended_by"]} | file
+                writer.write(self._layout.say("capture ended", self._layout.end_ns, ended))
+            for said in of.clocks:
+                writer.write(self._layout.say(f"clock {said['clock']}", self._start_ns, said | file))
+            for clock, count in of.unplaced.items():
+                args = {"clock": clock, "events": count, "reason": "no clock pairs"} | file
+                writer.write(self._layout.say("not placed in time", self._start_ns, args, "problems"))
 
 
 def check(
@@ -153,13 +185,12 @@ def check(
         return account
 
 
-def _trace_info(header: Header, clocks: Clocks, first: TraceBatch, compress: bool) -> TraceInfo:
+def _trace_info(inputs: Inputs, firsts: Sequence[TraceBatch], compress: bool) -> TraceInfo:
     """What the writer is told: the trace starts with the capture, or with the first event that is known."""
-    start = cast("dict[str, int]", header.get("start", {}))
-    here = start.get(f"{clocks.trace_clock}_ns")
-    known = dict(start) if here is not None else {}
-    start_ns = here if here is not None else _first_ns(first)
-    return TraceInfo(clocks.trace_clock, {"trace_ns": start_ns, **known}, compress=compress)
+    here = inputs.start.get(f"{inputs.clock}_ns")
+    known = dict(inputs.start) if here is not None else {}
+    start_ns = here if here is not None else min((_first_ns(one) for one in firsts), default=0)
+    return TraceInfo(inputs.clock, {"trace_ns": start_ns, **known}, compress=compress)
 
 
 def _first_ns(batch: TraceBatch) -> int:

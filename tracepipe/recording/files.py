@@ -7,7 +7,7 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -176,10 +176,12 @@ def _is_same_file(target: Path, source: str) -> bool:
 
 
 @contextmanager
-def replacing(path: str, *, force: bool, source: str = "", on_terminal: bool = False) -> Iterator[BinaryIO]:
+def replacing(
+    path: str, *, force: bool, sources: Sequence[str] = (), on_terminal: bool = False
+) -> Iterator[BinaryIO]:
     """Write a file that gets its name when it is whole. Raises OutputError if it is there already.
 
-    It is never `source`, what it is made of. `on_terminal` is for output that people can read.
+    It is none of `sources`, what it is made of. `on_terminal` is for output that people can read.
     """
     if path == STANDARD:
         if sys.stdout is None:
@@ -192,7 +194,8 @@ def replacing(path: str, *, force: bool, source: str = "", on_terminal: bool = F
         return
     target = Path(path)
     kind = output_kind(path, force=force)
-    if source not in ("", STANDARD) and kind == stat.S_IFREG and _is_same_file(target, source):
+    made_of = [source for source in sources if source != STANDARD]
+    if kind == stat.S_IFREG and any(_is_same_file(target, source) for source in made_of):
         raise OutputError(f"{path} is the recording itself", "name another file with -o")
     if kind not in (0, stat.S_IFREG):  # /dev/null, a pipe: nothing to replace
         with writing(path), target.open("wb") as out:

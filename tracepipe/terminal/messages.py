@@ -46,6 +46,20 @@ def offsets(values: list[str]) -> dict[str, int | str]:
     return out
 
 
+def file_offsets(values: list[str]) -> dict[str, int]:
+    """What `--offset FILE=NS` options say: file → ns to add to its times."""
+    out: dict[str, int] = {}
+    for value in values:
+        file, _, offset = value.rpartition("=")  # a file's name may have the sign
+        try:
+            out[file] = int(offset)
+        except ValueError:
+            file = ""
+        if not file:
+            raise typer.BadParameter(f"{value!r} is not FILE=NANOSECONDS")
+    return out
+
+
 @contextlib.contextmanager
 def progress(title: str) -> Iterator[Progress | None]:
     """A bar on a terminal for what takes over a second; nothing elsewhere."""

@@ -1,0 +1,185 @@
+"""Several recordings as one timeline: the parts of a capture give what the whole gives, others stay apart."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import tracepipe.layout.windows
+from tests.support.cores import cores_here, running
+from tests.support.recordings import GPU_CLOCK, HEADER, PAIR, event, span
+from tests.support.trace_processor import RealTraceProcessor
+from tracepipe.converters import CONVERTERS
+from tracepipe.recording.account import Account
+from tracepipe.recording.convert import Conversion, ConvertOptions
+
+pytestmark = pytest.mark.usefixtures("core")
+
+START = {"monotonic_ns": 1_000, "boottime_ns": 3_000, "realtime_ns": 1_700_000_000_000_001_000}
+WHOLE: dict[str, Any] = HEADER | {
+    "host": "node1",
+    "boot": "b1",
+    "start": START,
+    "gpus": [{"index": 0, "name": "H200", "uuid": "GPU-0"}, {"index": 1, "name": "H200", "uuid": "GPU-1"}],
+}
+_ARROW = re.compile(r" ?([→←])(\d+)")
+_OF_RECORDINGS = re.compile(r" +-?\d+ +(?:\+ *\d+ +)?(?:capture|clock \S+)(?: |$)")
+
+
+def written(path: Path, records: list[dict[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return str(path)
+
+
+def converted(paths: list[str], to: str = "text", **options: Any) -> tuple[bytes, Account]:
+    out = io.BytesIO()
+    account = Conversion(paths, CONVERTERS[to], ConvertOptions(**options)).run(out)
+    return out.getvalue(), account
+
+
+def timeline(paths: list[str]) -> tuple[list[str], set[tuple[str, str]]]:
+    """The lines of what is drawn, without what is said of each recording, and the arrows between slices."""
+    lines, ends = [], defaultdict(lambda: ([], []))
+    text = converted(paths)[0].decode()
+    for line in text.splitlines()[1:-1]:
+        if _OF_RECORDINGS.match(line):
+            continue
+        bare = _ARROW.sub("", line)
+        lines.append(bare)
+        for sign, number in _ARROW.findall(line):
+            ends[number][sign == "←"].append(bare)
+    arrows = {(start, end) for starts, all_ends in ends.values() for start in starts for end in all_ends}
+    return lines, arrows
+
+
+@st.composite
+def records(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Calls, ioctls, kernels and losses of up to three processes, in the order of time."""
+    made: list[dict[str, Any]] = []
+    for pid in range(1, 1 + draw(st.integers(1, 3))):
+        at_ns = 2_000
+        who = {"pid": pid, "tid": pid, "cpu": pid}
+        for launch in range(draw(st.integers(0, 4))):
+            at_ns += draw(st.integers(1, 50))
+            of_call = {"launch": 10 * launch + pid} if draw(st.booleans()) else {}
+            args = {"args": {"size": draw(st.integers(0, 2))}}
+            made.append(event("B", at_ns, "cuLaunchKernel", **who, **of_call, **args))
+            made.append(span(at_ns + 1, at_ns + 4, "ioctl", "syscall", **who))
+            made.append(event("E", at_ns + 9, "cuLaunchKernel", **who))
+            if of_call:
+                kernel = {"clock": GPU_CLOCK, "gpu": pid % 2, "stream": pid, "grid": [1, 1, 1]}
+                length_ns = draw(st.integers(1, 8))
+                on_gpu = 500_000 - 2_000 + at_ns + 20
+                made.append(
+                    span(on_gpu, on_gpu + length_ns, f"k{pid}", "gpu_kernel", **who | kernel | of_call)
+                )
+            at_ns += 40
+        made.append({"type": "name", "pid": pid, "name": f"rank {pid}"})
+    return made
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(records(), st.sampled_from([2, 2048]))
+def test_the_parts_of_a_capture_give_what_the_whole_gives(
+    tmp_path: Path, made: list[dict[str, Any]], window_events: int
+) -> None:
+    made = sorted(made, key=lambda one: one.get("ts_ns", 0) % 498_000)
+    head = [WHOLE | {"clocks": ["monotonic", GPU_CLOCK]}, PAIR]
+    whole = written(tmp_path / "whole.jsonl", head + made)
+    parts = [
+        written(tmp_path / f"rank{pid}.jsonl", head + [one for one in made if one["pid"] == pid])
+        for pid in sorted({one["pid"] for one in made})
+    ]
+    with mock.patch.object(tracepipe.layout.windows, "WINDOW_EVENTS", window_events):
+        assert timeline(parts) == timeline([whole])
+
+
+def test_two_hosts_are_kept_apart(tmp_path: Path) -> None:
+    call = event("B", 2_000, "cuLaunchKernel", launch=1, cpu=3), event("E", 2_010, "cuLaunchKernel")
+    kernel = span(2_020, 2_030, "k", "gpu_kernel", gpu=0, stream=7, launch=1)
+    of_first = WHOLE | {"clocks": ["monotonic"], "command": ["python", "train.py"]}
+    # It was booted 500 ns before the other.
+    start = START | {"monotonic_ns": START["monotonic_ns"] + 500}
+    of_second = of_first | {"host": "node2", "boot": "b2", "start": start, "gpus": []}
+    paths = [
+        written(tmp_path / "rank0.jsonl", [of_first, *call, kernel]),
+        written(tmp_path / "rank1.jsonl", [of_second, *call, kernel]),
+    ]
+    lines, arrows = timeline(paths)
+    assert [line for line in lines if not line.startswith(" ")] == [
+        "tracepipe",
+        "process python on node2 10000001",
+        "process python on node1 1",
+        "GPU 0 H200 on node1",
+        "GPU 0 on node2",
+    ]
+    assert len(arrows) == 2
+    assert [line.split() for line in lines if "launch=" in line] == [
+        ["1020", "+", "10", "k", "launch=1"],
+        ["520", "+", "10", "k", "launch=1000001"],
+    ]
+    _, account = converted(paths)
+    assert [(part.anchor or {}).get("by") for part in account.parts] == [
+        "its clock is that of all", "CLOCK_REALTIME of two hosts",
+    ]  # fmt: skip
+    assert (account.parts[1].anchor or {})["bound"].startswith("as good as NTP")
+    assert account.counts["gpu_kernel"] == 2
+
+
+def test_an_arrow_of_one_file_ends_in_it(tmp_path: Path) -> None:
+    ends = [event("B", 10, "a"), event("s", 10, "flow", flow=5), event("E", 20, "a")]
+    ends += [event("B", 30, "b"), event("f", 30, "flow", flow=5), event("E", 40, "b")]
+    first = WHOLE | {"clocks": ["monotonic"]}
+    moved = {"start": {key: ns + 1 for key, ns in START.items()}}
+    paths = [
+        written(tmp_path / "one.jsonl", [first, *ends]),
+        written(tmp_path / "two.jsonl", [first | moved, *({**one, "pid": 2, "tid": 2} for one in ends)]),
+    ]
+    trace, _ = converted(paths, "perfetto")
+    with RealTraceProcessor(trace) as asked:
+        rows = asked.rows(
+            "select a.name as start, b.name as end, a.track_id = b.track_id as is_one from flow "
+            "join slice a on a.id = flow.slice_out join slice b on b.id = flow.slice_in"
+        )
+        assert asked.problems() == []
+    assert rows == [{"start": "a", "end": "b", "is_one": 1}] * 2
+
+
+def test_losses_problems_and_windows_name_their_file(tmp_path: Path) -> None:
+    loss = {"type": "loss", "ts_ns": 5_000, "count": 3, "layer": "syscall"}
+    window = {"type": "window", "phase": "B", "ts_ns": 2_000, "window": 1}
+    other = WHOLE | {"start": {key: ns + 9 for key, ns in START.items()}}
+    paths = [
+        written(tmp_path / "one.jsonl", [WHOLE, window, span(2_000, 3_000, "f"), loss]),
+        written(
+            tmp_path / "two.jsonl", [other, window | {"ts_ns": 2_500}, span(3_000, 4_000, "f"), {"type": 1}]
+        ),
+    ]
+    text = converted(paths)[0].decode()
+    assert "lost 3 events count=3 layer=syscall file=one.jsonl" in text
+    assert re.search(r"skipped line .*file=two.jsonl", text)
+    assert [line.strip() for line in text.splitlines() if "windows of" in line] == [
+        "windows of one.jsonl", "windows of two.jsonl",
+    ]  # fmt: skip
+
+
+def test_both_cores_write_the_same(tmp_path: Path) -> None:
+    made = [span(ns, ns + 5, "f", pid=ns % 2 + 1, args={"at": ns}) for ns in range(2_000, 2_600, 7)]
+    parts = [
+        written(tmp_path / f"{pid}.jsonl", [WHOLE | {"host": f"node{pid}", "boot": f"{pid}"}, *made])
+        for pid in (1, 2)
+    ]
+    outputs = set()
+    for core in cores_here():
+        with running(core):
+            outputs |= {converted(parts, "perfetto")[0]}
+    assert len(outputs) == 1

@@ -1,0 +1,177 @@
+"""Puts the clocks of several recordings on one: by what their headers say of clocks that all of them know.
+
+A recording has its times on one clock, once its own clocks are on that. Two such clocks are related where
+they are the same clock of one boot of one machine; where a header has an instant on both; or by
+CLOCK_REALTIME, which every machine has, and NTP sets. Each relation states a bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from tracepipe.clocks.maps import SNAPSHOT_NS
+from tracepipe.errors import ClockError
+from tracepipe.event.model import HOST_CLOCKS, MONOTONIC, TIME_LIMIT_NS, Header
+
+REALTIME: Final = "realtime"
+# CLOCK_REALTIME less CLOCK_MONOTONIC is when a machine was booted. Of one boot it differs by as much as the
+# clock was set meanwhile; of two it differs by how long the machine was up.
+_ONE_BOOT_NS: Final = 2_000_000_000
+_AS_GOOD_AS_NTP: Final = "as good as NTP keeps CLOCK_REALTIME of both hosts"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What is known of a recording before it is read: `clock` is that which its times are put on."""
+
+    name: str
+    header: Header
+    clock: str
+
+    def at(self, clock: str) -> int | None:
+        """What a host clock showed when it began, ns."""
+        shown = self.header.get("start", {}).get(f"{clock}_ns")
+        return shown if isinstance(shown, int) else None
+
+    def ahead_ns(self, clock: str, of: str) -> int | None:
+        """How far one host clock is ahead of another here; None where that is not known."""
+        if clock == of:
+            return 0
+        here, there = self.at(clock), self.at(of)
+        return None if here is None or there is None else here - there
+
+    @property
+    def booted_ns(self) -> int | None:
+        """When the host was booted, on CLOCK_REALTIME."""
+        return self.ahead_ns(REALTIME, MONOTONIC)
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """Where a recording stands on the clock of all: `offset_ns` is added to its times. `bound_ns` is how far
+    they may be off, None where nobody can say; `how` says what relates them, and `bound` what is known of the
+    bound where it is no number.
+    """
+
+    offset_ns: int
+    bound_ns: int | None
+    how: str
+    bound: str = ""
+
+    def said(self, clock: str) -> dict[str, Any]:
+        """What the trace says of it."""
+        bound = {"bound": self.bound} if self.bound_ns is None else {"bound_ns": self.bound_ns}
+        return {"trace_clock": clock, "by": self.how, "offset_ns": self.offset_ns, **bound}
+
+    def moved(self, by_ns: int) -> Anchor:
+        """The same with an offset that was given by hand."""
+        how = f"{self.how}, and {by_ns:+d} ns by hand"
+        return replace(self, offset_ns=self.offset_ns + by_ns, bound_ns=None, how=how, bound="set by hand")
+
+
+def is_one_host(one: Source, other: Source) -> bool | None:
+    """Whether two recordings are of one boot of one machine; None where they do not say it."""
+    boots = one.header.get("boot"), other.header.get("boot")
+    if None not in boots:
+        return boots[0] == boots[1]
+    booted = one.booted_ns, other.booted_ns
+    if booted[0] is not None and booted[1] is not None and abs(booted[0] - booted[1]) > _ONE_BOOT_NS:
+        return False
+    hosts = one.header.get("host"), other.header.get("host")
+    return None if None in hosts else hosts[0] == hosts[1]
+
+
+def reference(sources: Sequence[Source]) -> int:
+    """The recording whose clock is that of all: the first of those that relate most host clocks."""
+
+    def known(source: Source) -> int:
+        if source.clock not in HOST_CLOCKS:
+            return 0
+        return 1 + sum(source.at(clock) is not None for clock in HOST_CLOCKS)
+
+    return max(range(len(sources)), key=lambda at: (known(sources[at]), -at))
+
+
+def anchors(sources: Sequence[Source], by_hand: Mapping[int, int]) -> list[Anchor]:
+    """Where each recording stands on the clock of the reference; `by_hand` is what to add to the times of
+    some, by their places. Raises ClockError for one that nothing relates to it.
+    """
+    base = sources[reference(sources)]
+    found = []
+    for at, source in enumerate(sources):
+        anchor = Anchor(0, 0, "its clock is that of all") if source is base else _anchor(source, base)
+        if at in by_hand:
+            anchor = (anchor or Anchor(0, None, "nothing relates its clock")).moved(by_hand[at])
+        if anchor is None:
+            raise ClockError(
+                f"{source.name} cannot be put on the clock of {base.name}: {_reason(source, base)}",
+                f"--offset {source.name}=NS adds nanoseconds to its times, which are then on that clock",
+            )
+        if abs(anchor.offset_ns) >= TIME_LIMIT_NS:
+            raise ClockError(
+                f"cannot place {source.name} by {anchor.offset_ns} ns",
+                "146 years are the most that a trace can hold",
+            )
+        found.append(anchor)
+    return found
+
+
+def _anchor(source: Source, base: Source) -> Anchor | None:
+    one_host = is_one_host(source, base)
+    if one_host:
+        return _of_one_host(source, base) or _by_realtime(source, base, one_host=True)
+    return _by_realtime(source, base, one_host=one_host)
+
+
+def _of_one_host(source: Source, base: Source) -> Anchor | None:
+    """Where two recordings of one host stand by a clock that both know."""
+    if source.clock == base.clock:
+        # A GPU's clock is that of the GPU, and a format's own is that of one recording.
+        if source.clock not in HOST_CLOCKS and not source.clock.startswith("globaltimer:"):
+            return None
+        return Anchor(0, _apart_ns(source, base), f"{source.clock} of the same host")
+    for of in (base, source):
+        if (ahead_ns := of.ahead_ns(base.clock, source.clock)) is not None:
+            bound_ns = SNAPSHOT_NS + _apart_ns(source, base)
+            return Anchor(
+                ahead_ns, bound_ns, f"{source.clock} of the same host, by the instant that {of.name} began"
+            )
+    return None
+
+
+def _apart_ns(source: Source, base: Source) -> int:
+    """How far two recordings of one host disagree about its boot where that is not said: a tool may take
+    another clock for the one that it is.
+    """
+    booted = source.booted_ns, base.booted_ns
+    if "boot" in source.header and "boot" in base.header:
+        return 0
+    return abs(booted[0] - booted[1]) if booted[0] is not None and booted[1] is not None else 0
+
+
+def _by_realtime(source: Source, base: Source, *, one_host: bool | None) -> Anchor | None:
+    """Where two recordings stand by CLOCK_REALTIME."""
+    own_ns, base_ns = source.ahead_ns(REALTIME, source.clock), base.ahead_ns(REALTIME, base.clock)
+    if own_ns is None or base_ns is None:
+        return None
+    bound_ns = SNAPSHOT_NS * ((source.clock != REALTIME) + (base.clock != REALTIME))
+    offset_ns = own_ns - base_ns
+    if one_host:
+        return Anchor(offset_ns, bound_ns, "CLOCK_REALTIME of the same host")
+    if one_host is None:
+        bound = f"{bound_ns} ns if both are of one host, else {_AS_GOOD_AS_NTP}"
+        return Anchor(offset_ns, None, "CLOCK_REALTIME; its host is not known", bound)
+    return Anchor(offset_ns, None, "CLOCK_REALTIME of two hosts", _AS_GOOD_AS_NTP)
+
+
+def _reason(source: Source, base: Source) -> str:
+    """Why nothing relates two recordings."""
+    for one, other in ((source, base), (base, source)):
+        if one.clock not in HOST_CLOCKS:
+            return f"{one.name} has its times on {one.clock!r}, which no host clock is related to"
+        if one.ahead_ns(REALTIME, one.clock) is None and not is_one_host(one, other):
+            said = "does not say its host" if is_one_host(one, other) is None else "is of another host"
+            return f"{one.name} has its times on {one.clock!r} alone, and {said}"
+    return f"no instant is known on both {source.clock!r} and {base.clock!r}"

@@ -1,0 +1,40 @@
+"""Where what is drawn comes from, when it is several recordings that are read as one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from tracepipe.event.model import ID_LIMIT
+
+FILE: Final = "file"
+"""What a loss, a window or a problem has in its arguments to say which recording it is of."""
+IDS_APART: Final = 10_000_000
+"""Processes and threads of each further host have so much more: ids of Linux are below 4,194,304."""
+HOSTS_MAX: Final = 100
+_MADE_UP: Final = ID_LIMIT // 2
+"""Ids that a reader made up, for what has none, stand at the upper end."""
+
+
+def id_on(host: int, id: int) -> int:
+    """What the id of a process or thread becomes on the host of that number."""
+    return id + host * IDS_APART if id < _MADE_UP else id - host * IDS_APART
+
+
+@dataclass(frozen=True, slots=True)
+class Origins:
+    """`count` recordings. `programs` are the programs of processes, by pid; `hosts` say of each host what
+    follows the name of a process where there are several: its pid is in the range of one; `gpus` are the
+    titles of GPUs by their index.
+    """
+
+    count: int = 1
+    programs: Mapping[int, str] = field(default_factory=dict)
+    hosts: tuple[str, ...] = ()
+    gpus: Mapping[int, str] = field(default_factory=dict)
+
+    def process(self, pid: int, name: str) -> str:
+        """The name of a process, with its host where there are several."""
+        at = (pid if pid < _MADE_UP else ID_LIMIT - pid) // IDS_APART
+        return f"{name} {self.hosts[at]}" if at < len(self.hosts) else name

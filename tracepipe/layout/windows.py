@@ -1,0 +1,123 @@
+"""Puts events in the order in which they are nested: over a window, those of several recordings as one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tracepipe.event.columns import NONE, SPECIAL, Int32s, TraceColumns, joined
+from tracepipe.event.order import in_order
+from tracepipe.event.tables import Tables
+
+# Events are put in order over this many: what a capture writes is out of order by less.
+WINDOW_EVENTS = 2048
+_EVER_NS = (1 << 63) - 1
+
+
+@dataclass(slots=True, eq=False)
+class _Source:
+    """`window` are events before which others may come, and `ready` those in order that wait for the other
+    sources. None from before `front_ns` is expected any more.
+    """
+
+    window: list[TraceColumns] = field(default_factory=list)
+    ready: list[TraceColumns] = field(default_factory=list)
+    weight: int = 0
+    front_ns: int = -_EVER_NS
+
+    def parts(self) -> Iterator[TraceColumns]:
+        """All that waits."""
+        yield from self.window
+        yield from self.ready
+
+    def take_until(self, ts_ns: int) -> list[TraceColumns]:
+        """What is ready up to a time."""
+        taken: list[TraceColumns] = []
+        kept: list[TraceColumns] = []
+        for part in self.ready:
+            now = part.ts_ns <= ts_ns
+            if now.all():
+                taken.append(part)
+            elif not now.any():
+                kept.append(part)
+            else:
+                taken.append(part.take(now))
+                kept.append(part.take(~now))
+        self.ready = kept
+        return taken
+
+
+class Windows:
+    """Takes the events of each of `count` sources in their order, and gives those of all whose turn it is.
+
+    `heavy` says for how many events an event that is none stands in the memory that it takes.
+    """
+
+    def __init__(self, tables: Tables, count: int, heavy: Callable[[int], int]) -> None:
+        self._tables, self._heavy = tables, heavy
+        self._sources = [_Source() for _ in range(count)]
+
+    def turn(self) -> int | None:
+        """The source that the others wait for, which is to be read on; None when all have ended."""
+        front_ns, at = min((source.front_ns, at) for at, source in enumerate(self._sources))
+        return None if front_ns == _EVER_NS else at
+
+    def put(self, events: TraceColumns, weight: int, at: int) -> None:
+        """Add events of a source, which weigh as much as so many."""
+        source = self._sources[at]
+        source.weight += weight
+        if len(events):
+            source.window.append(events)
+        if source.weight >= 2 * WINDOW_EVENTS:
+            self._advance(source)
+
+    def _advance(self, source: _Source) -> None:
+        """All but the newest events of a window are ready."""
+        whole = in_order(joined(source.window), self._tables)
+        keep = max(1, len(whole) * WINDOW_EVENTS // source.weight)
+        ready, kept = whole.take(slice(None, -keep)), whole.take(slice(-keep, None))
+        source.window = [kept]
+        source.weight = len(kept) + sum(map(self._heavy, kept.args[kept.shape == SPECIAL].tolist()))
+        if len(ready):
+            source.ready.append(ready)
+            source.front_ns = max(source.front_ns, int(ready.ts_ns[-1]))
+
+    def end(self, at: int) -> None:
+        """Take note that a source has ended."""
+        source = self._sources[at]
+        if source.window:
+            source.ready.append(in_order(joined(source.window), self._tables))
+        source.window, source.weight, source.front_ns = [], 0, _EVER_NS
+
+    def take(self) -> TraceColumns | None:
+        """The events whose turn it is, in order; None where there are none."""
+        first_ns = min(source.front_ns for source in self._sources)
+        return self._joined([part for source in self._sources for part in source.take_until(first_ns)])
+
+    def take_all(self) -> TraceColumns | None:
+        """All that is left, in order; None where nothing is."""
+        parts = [part for source in self._sources for part in source.parts()]
+        self._sources = [_Source(front_ns=_EVER_NS) for _ in self._sources]
+        return self._joined(parts)
+
+    def _joined(self, parts: list[TraceColumns]) -> TraceColumns | None:
+        return in_order(joined(parts), self._tables) if parts else None
+
+    def forget(self) -> None:
+        """Let the tables forget what no event has that waits here."""
+        parts = [part for source in self._sources for part in source.parts()]
+        args = [_args_of(part) for part in parts]
+        empty = np.empty(0, np.int32)
+        to_shapes, to_args = self._tables.keep(
+            np.concatenate([empty, *(part.shape for part in parts)]), np.concatenate([empty, *args])
+        )
+        for part, of in zip(parts, args, strict=True):
+            part.args = np.where(part.shape == SPECIAL, part.args, to_args[of]).astype(np.int32)
+            part.shape = to_shapes[part.shape]
+
+
+def _args_of(part: TraceColumns) -> Int32s:
+    """The numbers of arguments in a column that has other numbers too."""
+    return np.where(part.shape == SPECIAL, NONE, part.args).astype(np.int32)

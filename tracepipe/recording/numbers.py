@@ -1,0 +1,181 @@
+"""Of which hosts, GPUs and captures several recordings are, and the numbers that keep these apart."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any
+
+from tracepipe.clocks.anchors import Source, is_one_host, reference
+from tracepipe.errors import InputError
+from tracepipe.event.origins import HOSTS_MAX, Origins, id_on
+from tracepipe.event.renumbered import Numbers
+from tracepipe.recording.survey import Survey
+
+# Launches of each further capture count from a multiple of this, so that their numbers can be read.
+_LAUNCHES_APART = 1_000_000
+# Launches of 64 bits have no room for more.
+_LAUNCHES_MAX = 1 << 62
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """One of several recordings: what its header says, what it has, and the name of its format."""
+
+    source: Source
+    survey: Survey
+    format: str
+
+    @property
+    def rank(self) -> int | None:
+        """Its place among the processes of a distributed run, where it says it."""
+        rank = self.source.header.get("options", {}).get("rank")
+        return rank if isinstance(rank, int) else None
+
+    @property
+    def capture(self) -> object:
+        """What the parts of one capture have in common: its launches have numbers of their own."""
+        start = self.source.header.get("start")
+        return (self.source.header.get("host"), tuple(sorted(start.items()))) if start else self
+
+
+def hosts_of(parts: Sequence[Part]) -> list[int]:
+    """The number of the host of each. One that does not say it is taken to be of the reference's, unless the
+    same tool recorded the same processes there: then it is of another.
+    """
+    first = reference([part.source for part in parts])
+    order = [first, *(at for at in range(len(parts)) if at != first)]
+    hosts: list[list[Part]] = []
+    of = [0] * len(parts)
+    for at in order:
+        part = parts[at]
+        number = next((host for host, members in enumerate(hosts) if _is_of(part, members)), len(hosts))
+        if number == len(hosts):
+            hosts.append([])
+        hosts[number].append(part)
+        of[at] = number
+    return of
+
+
+def _is_of(part: Part, members: Sequence[Part]) -> bool:
+    said = [is_one_host(part.source, one.source) for one in members]
+    if True in said or False in said:
+        return True in said
+    # The parts of one recording may have some of the same processes.
+    return not any(
+        one.format == part.format and one.capture != part.capture and one.survey.pids & part.survey.pids
+        for one in members
+    )
+
+
+@dataclass(slots=True)
+class _Gpu:
+    """A GPU: its number among all, what is known of it, and the ranks that ran on it, by the formats that
+    say so.
+    """
+
+    number: int
+    title: str
+    uuid: str | None = None
+    ranks: dict[str, int] = field(default_factory=dict)
+
+
+def _title(index: int, said: Mapping[str, Any]) -> str:
+    return f"GPU {index} {said.get('name') or ''}".rstrip()
+
+
+class Gpus:
+    """The GPUs of several recordings. Where both say a uuid, it decides; else the host and the index do, but
+    of two ranks that one tool recorded each has its own, as NCCL wants it.
+    """
+
+    def __init__(self) -> None:
+        self._of: dict[tuple[int, int], list[_Gpu]] = {}
+        self._numbers: set[int] = set()
+
+    def take(self, part: Part, host: int) -> dict[int, int]:
+        """The numbers of a recording's GPUs, by their indices in it."""
+        said: dict[int, dict[str, Any]] = {}
+        for gpu in part.source.header.get("gpus", []):
+            if isinstance(gpu.get("index"), int):
+                said[gpu["index"]] = gpu
+        return {
+            index: self._one(part, host, index, said.get(index, {})) for index in sorted(part.survey.gpus)
+        }
+
+    def _one(self, part: Part, host: int, index: int, said: dict[str, Any]) -> int:
+        uuid, rank = said.get("uuid"), part.rank
+        known = self._of.setdefault((host, index), [])
+        for gpu in known:
+            if uuid is not None and gpu.uuid is not None:
+                is_same = uuid == gpu.uuid
+            else:
+                is_same = rank is None or gpu.ranks.get(part.format, rank) == rank
+            if is_same:
+                gpu.uuid = gpu.uuid or uuid
+                gpu.title = max(gpu.title, _title(index, said), key=len)
+                break
+        else:
+            number = index if index not in self._numbers else max(self._numbers) + 1
+            title = _title(index, said)
+            gpu = _Gpu(number, f"{title} of rank {rank}" if known and rank is not None else title, uuid)
+            known.append(gpu)
+            self._numbers.add(number)
+        if rank is not None:
+            gpu.ranks[part.format] = rank
+        return gpu.number
+
+    def titles(self, hosts: Sequence[str]) -> dict[int, str]:
+        """What the GPUs are called, by their numbers."""
+        return {
+            gpu.number: f"{gpu.title} {hosts[host]}" if hosts else gpu.title
+            for (host, _), gpus in self._of.items()
+            for gpu in gpus
+        }
+
+
+def numbered(parts: Sequence[Part]) -> tuple[list[Numbers], Origins]:
+    """What the numbers of each become, and what is said of where things come from. Raises InputError."""
+    of_host, gpus = hosts_of(parts), Gpus()
+    if max(of_host) >= HOSTS_MAX:
+        raise InputError(
+            f"the recordings are of {max(of_host) + 1} hosts", f"merge those of {HOSTS_MAX} at a time"
+        )
+    cpus = [0] * (max(of_host) + 2)
+    for part, host in zip(parts, of_host, strict=True):
+        cpus[host + 1] = max(cpus[host + 1], part.survey.cpus)
+    for host in range(1, len(cpus)):
+        cpus[host] += cpus[host - 1]
+    captures: dict[object, tuple[int, int]] = {}
+    next_launch = 0
+    for part in parts:
+        if part.capture not in captures:
+            captures[part.capture] = len(captures), next_launch
+        base = captures[part.capture][1]
+        if part.survey.launches < _LAUNCHES_MAX:
+            end = base + part.survey.launches
+            next_launch = max(next_launch, (end // _LAUNCHES_APART + 1) * _LAUNCHES_APART)
+    numbers: list[Numbers] = []
+    programs: dict[int, str] = {}
+    for part, host in zip(parts, of_host, strict=True):
+        at, launches = captures[part.capture]
+        numbers.append(Numbers(host, cpus[host], launches, gpus.take(part, host), (len(captures), at)))
+        if command := part.source.header.get("command"):
+            programs |= {id_on(host, pid): PurePath(command[0]).name for pid in part.survey.pids}
+    names = _names_of_hosts(parts, of_host)
+    return numbers, Origins(len(parts), programs, names, gpus.titles(names))
+
+
+def _names_of_hosts(parts: Sequence[Part], of_host: Sequence[int]) -> tuple[str, ...]:
+    """What says of each host which it is, by its name or a file of it; none where there is one host alone."""
+    if max(of_host) == 0:
+        return ()
+    names = []
+    for host in range(max(of_host) + 1):
+        members = [part.source for part, of in zip(parts, of_host, strict=True) if of == host]
+        said = next((one.header["host"] for one in members if one.header.get("host")), None)
+        names.append(f"on {said}" if said else f"of {members[0].name}")
+    counts = Counter(names)
+    return tuple(name if counts[name] == 1 else f"{name} ({at + 1})" for at, name in enumerate(names))
