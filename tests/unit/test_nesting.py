@@ -257,6 +257,22 @@ def test_an_end_with_a_duration_is_a_slice_and_never_ends_before_it_begins() -> 
     assert [(op[0], op[2]) for op in bench.taken()] == [(BEGIN, -50), (END, -50)]
 
 
+def test_a_slice_from_a_duration_does_not_cross_one_that_has_ended() -> None:
+    bench = Bench()
+    row = bench.row()
+    bench.add(row, ("E", 100, {"dur": 9}), ("I", 101), ("E", 105, {"dur": 11, "name": G}))
+    first, _, _, second, _ = bench.taken()
+    assert (first[1:3], second[1:3]) == ((row, 91), (row + 1, 94))
+
+
+def test_a_slice_from_a_duration_nests_in_one_that_ends_with_it() -> None:
+    bench = Bench()
+    row = bench.row()
+    bench.add(row, ("E", 100, {"dur": 9}), ("I", 100), ("E", 100, {"dur": 5, "name": G}))
+    outer, *_, inner, _ = bench.taken()
+    assert (inner[1], inner[9]) == (row, outer[8])
+
+
 def test_what_is_open_at_the_end_is_closed_innermost_first_and_marked() -> None:
     bench = Bench()
     row = bench.row()
@@ -452,6 +468,26 @@ def told(plan: list[Any]) -> list[Any]:
         said += nesting.early()
     said += bench.taken()
     return [*said, nesting.outcomes, [nesting.base(row) for row in range(nesting.row_count)]]
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.sampled_from("BEEIX"), st.integers(0, 12)), max_size=40))
+def test_slices_never_cross(events: list[tuple[int, str, int]]) -> None:
+    bench = Bench()
+    row = bench.row()
+    for ts_ns, phase, dur in sorted(events):
+        bench.add(row, (phase, ts_ns, {"name": F + dur % 2, "dur": dur}))
+    bench.nesting.close(row, 50)
+    ops = sorted((op for op in bench.taken() if op[0] != INSTANT), key=lambda op: op[2])
+    ends_ns = {op[8]: op[2] for op in ops if op[0] == END}
+    opened: dict[int, list[int]] = {}
+    for kind, on, ts_ns, *_, span, _ in ops:
+        around = opened.setdefault(on, [])
+        if kind == BEGIN:
+            around.append(span)
+        else:
+            inside = around[around.index(span) + 1 :]
+            assert {ends_ns[one] for one in inside} <= {ts_ns}
+            around.remove(span)
 
 
 @given(st.lists(steps, max_size=25))

@@ -7,6 +7,7 @@ both. What does not nest there goes to an extra row beside it. The native core h
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -65,10 +66,10 @@ arrow or 0."""
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """What is open on one row. `ends` are the ends of the X slices that enclose `last_ns`, outermost first,
-    with their numbers. `above` are the rows of calls that may have caused what begins here, the nearer first;
-    `gives` says which open slices may be asked for an arrow, 0 for none. `begun` is the place of the last
-    begin among the operations at hand, if that is among them.
+    """What is open on one row. `last_ns` is when its last slice began or ended; `ends` are the ends of the X
+    slices that enclose its begin, outermost first, with their numbers. `above` are the rows of calls that may
+    have caused what begins here, the nearer first; `gives` says which open slices may be asked for an arrow,
+    0 for none. `begun` is the place of the last begin among the operations at hand, if that is among them.
     """
 
     base: int = NO_ROW
@@ -81,26 +82,40 @@ class Row:
     gives: int = 0
     begun: int = NONE
 
-    def finish_ends(self, ts_ns: int) -> None:
-        """Forget the X slices that have ended by then."""
-        while self.ends and self.ends[-1][0] <= ts_ns:
-            self.ends.pop()
+    def unfinished(self, ts_ns: int) -> int:
+        """How many of the X slices end after that time. None is forgotten before another slice begins here: a
+        slice from the duration of its end begins before what was asked about.
+        """
+        return bisect_left(self.ends, -ts_ns, key=_sooner)
 
     def takes_begin(self, ts_ns: int) -> bool:
         """Whether a B at that time nests here."""
-        self.finish_ends(ts_ns)
-        return ts_ns >= self.last_ns and not self.ends and len(self.open) < DEPTH_MAX
+        return ts_ns >= self.last_ns and not self.unfinished(ts_ns) and len(self.open) < DEPTH_MAX
 
     def takes_slice(self, ts_ns: int, end_ns: int) -> bool:
         """Whether an X over that time nests here."""
-        self.finish_ends(ts_ns)
-        if ts_ns < self.last_ns or self.open or len(self.ends) >= DEPTH_MAX:
+        if ts_ns < self.last_ns or self.open:
             return False
-        return not self.ends or end_ns <= self.ends[-1][0]
+        depth = self.unfinished(ts_ns)
+        return depth < DEPTH_MAX and (not depth or end_ns <= self.ends[depth - 1][0])
 
-    def around(self) -> int:
-        """The slice around what begins here now."""
-        return self.open[-1][1] if self.open else self.ends[-1][1] if self.ends else NONE
+    def take(self, ts_ns: int) -> int:
+        """Let a slice that nests here begin; the slice around it."""
+        around = self.around(ts_ns)
+        del self.ends[self.unfinished(ts_ns) :]
+        self.last_ns = ts_ns
+        return around
+
+    def around(self, ts_ns: int) -> int:
+        """The slice around what is here at that time."""
+        if self.open:
+            return self.open[-1][1]
+        depth = self.unfinished(ts_ns)
+        return self.ends[depth - 1][1] if depth else NONE
+
+
+def _sooner(end: tuple[int, int]) -> int:
+    return -end[0]
 
 
 class Nesting:
@@ -220,8 +235,7 @@ class Nesting:
                 row.begun = len(ops)
                 ops.append((BEGIN, on, ts_ns, name, event, NO_MARK, flow, flow2, span, parent))
             elif phase == "I":
-                row.finish_ends(ts_ns)
-                around = row.around()
+                around = row.around(ts_ns)
                 ops.append((INSTANT, on, ts_ns, name, event, NO_MARK, flow, flow2, NONE, around))
             else:
                 self._complete(on, ts_ns, dur_ns if has_dur else 0, name, event, NO_MARK, flow, flow2)
@@ -273,7 +287,7 @@ class Nesting:
         parent = NONE
         if at != NO_ROW:
             row = self._rows[at]
-            parent, row.last_ns = row.around(), ts_ns
+            parent = row.take(ts_ns)
             row.open.append((name, span, len(self._ops), given))
             row.begun = len(self._ops)
         self._ops.append((BEGIN, at, ts_ns, name, event, NO_MARK, flow, flow2, span, parent))
@@ -295,7 +309,7 @@ class Nesting:
         parent = NONE
         if at != NO_ROW:
             row = self._rows[at]
-            parent, row.last_ns = row.around(), ts_ns
+            parent = row.take(ts_ns)
             row.ends.append((end_ns, span))
             row.begun = len(self._ops)
         # Both at once: a stable sort by time keeps this right for every slice that nests here later.
@@ -306,7 +320,7 @@ class Nesting:
         """The row beside one that takes a slice, which is then on it; NO_ROW where none does."""
         at = self._place(row, (), ts_ns, end_ns)
         if at != NO_ROW:
-            self._rows[at].last_ns = ts_ns
+            self._rows[at].take(ts_ns)
             self._rows[at].ends.append((end_ns, NONE))
         return at
 
@@ -324,8 +338,7 @@ class Nesting:
                 arrows = (flow, arrow) if flow else (arrow, flow2)
                 self._ops[place] = kind, row, begin_ns, called, of_event, mark, *arrows, span, parent
                 return
-        self._rows[on].finish_ends(ts_ns)
-        around = self._rows[on].around()
+        around = self._rows[on].around(ts_ns)
         self._ops.append((INSTANT, on, ts_ns, name, event, NO_MARK, arrow, 0, NONE, around))
 
     def _end(self, on: int, ts_ns: int, dur_ns: int | None, name: int, event: int) -> None:

@@ -127,10 +127,9 @@ static int64_t begin(tp_nest *n, int32_t on, int64_t ts, int32_t name, int32_t e
     if (row == NO_ROW)
         return at;
     tp_row *r = &n->rows.rows[row];
-    n->ops.parent[at] = tp_row_around(r);
+    n->ops.parent[at] = tp_row_take(r, ts);
     if (TP_GROW(r->open, r->open_room, r->open_count))
         return TP_NO_MEMORY;
-    r->last = ts;
     r->begun = at;
     r->open[r->open_count++] = (tp_open){span, at, flow, name};
     n->open_count++;
@@ -148,10 +147,9 @@ static int64_t complete(tp_nest *n, int32_t on, int64_t ts, int64_t dur, int32_t
     if (row == NO_ROW)
         return at;
     tp_row *r = &n->rows.rows[row];
-    n->ops.parent[at] = tp_row_around(r);
+    n->ops.parent[at] = tp_row_take(r, ts);
     if (TP_GROW(r->ends, r->ends_room, r->ends_count))
         return TP_NO_MEMORY;
-    r->last = ts;
     r->begun = at;
     r->ends[r->ends_count++] = (tp_around){end, span};
     return at;
@@ -262,10 +260,9 @@ static void arrow(tp_nest *n, int32_t on, int64_t ts, int32_t name, int32_t even
         *(n->ops.flow[at] ? &n->ops.flow2[at] : &n->ops.flow[at]) = flow;
         return;
     }
-    tp_row_finish_ends(&n->rows.rows[on], ts);
     int64_t at = put(n, OP_INSTANT, on, ts, name, event, MARK_NONE, -1);
     n->ops.flow[at] = flow;
-    n->ops.parent[at] = tp_row_around(&n->rows.rows[on]);
+    n->ops.parent[at] = tp_row_around(&n->rows.rows[on], ts);
 }
 
 /* How many operations the events may make at most. */
@@ -304,9 +301,8 @@ static int one(tp_nest *n, const tp_events *e, const tp_shapes *s, int64_t i)
     }
     int64_t at;
     if (phase == 'I') {
-        tp_row_finish_ends(row, ts);
         at = put(n, OP_INSTANT, on, ts, name, event, MARK_NONE, -1);
-        n->ops.parent[at] = tp_row_around(row);
+        n->ops.parent[at] = tp_row_around(row, ts);
     } else if (phase == 'B') {
         at = begin(n, on, ts, name, event, flow);
     } else {
@@ -368,9 +364,9 @@ TP_EXPORT int64_t tp_nest_beside(tp_nest *n, int32_t row, int64_t ts, int64_t en
     if (on < 0)
         return on;
     tp_row *r = &n->rows.rows[on];
+    tp_row_take(r, ts);
     if (TP_GROW(r->ends, r->ends_room, r->ends_count))
         return NO_ROW - 1;
-    r->last = ts;
     r->ends[r->ends_count++] = (tp_around){end, -1};
     return on;
 }

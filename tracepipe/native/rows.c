@@ -18,38 +18,55 @@ int64_t tp_rows_add(tp_rows *r, int32_t base)
     return r->count++;
 }
 
-void tp_row_finish_ends(tp_row *row, int64_t ts)
+/* How many of a row's X slices end after that time. None is forgotten before another slice begins there: a slice from
+ * the duration of its end begins before what was asked about. */
+static int64_t unfinished(const tp_row *row, int64_t ts)
 {
-    while (row->ends_count && row->ends[row->ends_count - 1].end <= ts)
-        row->ends_count--;
+    int64_t at = 0, above = row->ends_count;
+    while (at < above) {
+        int64_t half = (at + above) / 2;
+        if (row->ends[half].end > ts)
+            at = half + 1;
+        else
+            above = half;
+    }
+    return at;
 }
 
-int tp_row_takes_begin(tp_row *row, int64_t ts)
+static int takes_begin(const tp_row *row, int64_t ts)
 {
-    tp_row_finish_ends(row, ts);
-    return ts >= row->last && !row->ends_count && row->open_count < DEPTH_MAX;
+    return ts >= row->last && !unfinished(row, ts) && row->open_count < DEPTH_MAX;
 }
 
-static int takes_slice(tp_row *row, int64_t ts, int64_t end)
+static int takes_slice(const tp_row *row, int64_t ts, int64_t end)
 {
-    tp_row_finish_ends(row, ts);
-    if (ts < row->last || row->open_count || row->ends_count >= DEPTH_MAX)
+    if (ts < row->last || row->open_count)
         return 0;
-    return !row->ends_count || end <= row->ends[row->ends_count - 1].end;
+    int64_t depth = unfinished(row, ts);
+    return depth < DEPTH_MAX && (!depth || end <= row->ends[depth - 1].end);
 }
 
-int64_t tp_row_around(const tp_row *row)
+int64_t tp_row_take(tp_row *row, int64_t ts)
+{
+    int64_t around = tp_row_around(row, ts);
+    row->ends_count = unfinished(row, ts);
+    row->last = ts;
+    return around;
+}
+
+int64_t tp_row_around(const tp_row *row, int64_t ts)
 {
     if (row->open_count)
         return row->open[row->open_count - 1].span;
-    return row->ends_count ? row->ends[row->ends_count - 1].span : -1;
+    int64_t depth = unfinished(row, ts);
+    return depth ? row->ends[depth - 1].span : -1;
 }
 
 int32_t tp_rows_place(tp_rows *r, int32_t row, int32_t from, int64_t ts, int64_t end, int is_begin)
 {
     int32_t at = from, last = row;
     for (; at != NO_ROW; last = at, at = r->rows[at].next)
-        if (is_begin ? tp_row_takes_begin(&r->rows[at], ts) : takes_slice(&r->rows[at], ts, end))
+        if (is_begin ? takes_begin(&r->rows[at], ts) : takes_slice(&r->rows[at], ts, end))
             break;
     if (at != row)
         r->overlaps++;

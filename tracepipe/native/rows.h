@@ -9,7 +9,6 @@
 #define DEPTH_MAX 512
 #define NO_ROW (-1)
 
-
 typedef struct {
     int64_t span, op, flow;
     int32_t name;
@@ -38,10 +37,10 @@ typedef struct {
 void tp_rows_free(tp_rows *r);
 /* A new row beside `base`, or beside none; its number, or TP_NO_MEMORY. Rows may move. */
 int64_t tp_rows_add(tp_rows *r, int32_t base);
-void tp_row_finish_ends(tp_row *row, int64_t ts);
-int tp_row_takes_begin(tp_row *row, int64_t ts);
-/* The span around what begins on a row, -1 where there is none. */
-int64_t tp_row_around(const tp_row *row);
+/* Lets a slice that nests on a row begin at that time; the span around it, -1 where there is none. */
+int64_t tp_row_take(tp_row *row, int64_t ts);
+/* The span around what is on a row at that time, -1 where there is none. */
+int64_t tp_row_around(const tp_row *row, int64_t ts);
 /* The row, or one beside it, that takes a B at `ts` (`is_begin`) or an X, `from` being the row or the first
  * beside it; NO_ROW where none does, below that where the memory is out. Rows may move. */
 int32_t tp_rows_place(tp_rows *r, int32_t row, int32_t from, int64_t ts, int64_t end, int is_begin);
