@@ -4,7 +4,8 @@
 
 A program makes a thousand calls of a probed function and a thousand system calls by turns, and measures their
 processor time. It is run natively, then with windows of 0.5 s, 1.5 s apart. Figures are medians of
-nanoseconds a call; those of the time in which probes are attached ahead of a window are left out.
+nanoseconds a call; those of the time in which probes are attached ahead of a window are left out. Then how
+late windows begin that a call begins: the 500th, which is expected, and the first one after a second.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 DETACHING_NS = 700_000_000
@@ -27,6 +29,10 @@ int probed(int a) {
     __asm__ volatile("push %%rbp; pop %%rbp" ::: "memory");  // what a probe replaces
     return a + 1;
 }
+int step(int a) {
+    __asm__ volatile("push %%rbp; pop %%rbp" ::: "memory");
+    return a + 1;
+}
 """
 PROGRAM = r"""
 #include <stdio.h>
@@ -34,7 +40,7 @@ PROGRAM = r"""
 #include <time.h>
 #include <unistd.h>
 #include <sys/syscall.h>
-int probed(int);
+int probed(int), step(int);
 static long long now(clockid_t clock) {
     struct timespec at;
     clock_gettime(clock, &at);
@@ -44,6 +50,7 @@ int main(int count, char **words) {
     long long end = now(CLOCK_MONOTONIC) + atoll(words[1]) * 1000000;
     volatile int sum = 0;
     while (now(CLOCK_MONOTONIC) < end) {
+        sum += step(0);
         long long began = now(CLOCK_MONOTONIC), at = now(CLOCK_THREAD_CPUTIME_ID);
         for (int i = 0; i < 1000; i++)
             sum += probed(i);
@@ -79,6 +86,20 @@ def part_of(begun: float, ended: float, windows: list[tuple[int, int]]) -> str:
     return "before" if ended < first else "after the last" if begun > last else "between"
 
 
+def windows_of(recording: Path) -> list[dict[str, Any]]:
+    """Its records of windows, begin and end by turns."""
+    return [record for record in map(json.loads, recording.open()) if record["type"] == "window"]
+
+
+def late(what: str, capture: list[str], run: list[str], place: Path) -> None:
+    """Say how late windows of such a capture began."""
+    measured([*capture, "--force", "-o", str(place / "late.jsonl"), "--", *run], place / "captured")
+    begins = windows_of(place / "late.jsonl")[::2]
+    waits = sorted(begin.get("waited_ns", 0) / 1e6 for begin in begins)
+    spread = f"{waits[0]:.1f} to {waits[-1]:.1f}, median {statistics.median(waits):.1f}"
+    print(f"{what}: {len(waits)} windows began {spread} ms late")
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     options.add_argument("--windows", type=int, default=3)
@@ -97,10 +118,15 @@ def main() -> None:
         run = [str(place / "main"), str(2000 * repeat + 4000)]
         capture = [sys.executable, "-m", "tracepipe", "capture", "--method", "prebuilt", "--gpu", "off"]
         capture += ["--layers", "syscall,scheduler", "--hook", f"uprobe:{place}/libx.so:probed"]
-        capture += ["--delay", "1500ms", "--duration", "500ms", "--repeat", str(repeat)]
-        rows = measured([*capture, "-o", str(place / "run.jsonl"), "--", *run], place / "captured")
-        records = map(json.loads, (place / "run.jsonl").open())
-        times = [record["ts_ns"] for record in records if record["type"] == "window"]
+        capture += ["--repeat", str(repeat)]
+        by_time = [*capture, "--delay", "1500ms", "--duration", "500ms"]
+        rows = measured([*by_time, "-o", str(place / "run.jsonl"), "--", *run], place / "captured")
+        times = [record["ts_ns"] for record in windows_of(place / "run.jsonl")]
+        step = f"call:{place}/libx.so:step"
+        expected = [*capture, "--start-on", f"{step}#500", "--stop-on", f"{step}#20"]
+        late("by the 500th call", expected, run, place)
+        asked = [*capture, "--start-on", step, "--delay", "1s", "--duration", "100ms"]
+        late("by the next call", asked, run, place)
     windows = list(zip(times[::2], times[1::2], strict=True))
     parts = defaultdict(list, {"natively": native})
     for row in rows:

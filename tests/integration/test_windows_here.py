@@ -16,8 +16,8 @@ from tracepipe.errors import TracepipeError
 
 pytestmark = [pytest.mark.ebpf, needs("prebuilt")]
 
-HELD_NS = 100_000_000
-"""HOLD_NS of probes.bpf.c: how long a call waits for the window that it begins."""
+HELD_NS = 10_000_000
+"""HOLD_UNSEEN_NS of probes.bpf.c: how long a call waits in any case for the window that it begins."""
 
 # Calls cuInit(n) to tell the place: the stand-in returns an error for flags, and the probe records them. The
 # last argument is how long it waits for a window that begins late, on a busy machine.

@@ -42,6 +42,7 @@ class Attached(NothingRecorded):
         self.names: list[str] = []
         self.is_attached = True
         self.held_ns: int | None = None
+        self.calls = 0
         self.is_over = False
         self.to_come: list[Turn] = []
 
@@ -55,6 +56,9 @@ class Attached(NothingRecorded):
 
     def rest(self) -> None:
         self.is_attached = False
+
+    def hits(self) -> int:
+        return self.calls
 
     def asked(self) -> int | None:
         return self.held_ns
@@ -252,6 +256,44 @@ def test_probes_are_attached_ahead_of_a_window_that_comes_by_time_and_stay_for_a
         seen[ms] = course.attached.is_attached
     assert [ms for ms, is_attached in seen.items() if not is_attached] == [100, 749, 1200, 1849]
     assert [(did[0] // 10**6, did[-1]) for did in course.attached.did] == [(1000, True), (1100, False)]
+
+
+def attached_at(course: Course, calls_ms: list[int], until_ms: int) -> list[int]:
+    """The milliseconds at which probes are attached, of a program that calls the function at those times."""
+    found = []
+    for ms in range(until_ms):
+        course.attached.calls = sum(at <= ms for at in calls_ms)
+        course.at(ms * 10**6)
+        found += [ms] if course.attached.is_attached else []
+    return found
+
+
+def test_probes_are_attached_ahead_of_the_call_that_is_expected() -> None:
+    course = Course(start_on="call:step#20", stop_on="call:step")
+    assert attached_at(course, [*range(190, 2000, 100)], 2000) == [*range(100), *range(1840, 2000)]
+    course.at(2090 * 10**6, True, False)
+    assert course.windows.count == 1
+
+
+def test_what_is_expected_follows_the_pace_of_the_last_calls() -> None:
+    """The first one takes long; when probes are attached, a program that stops leaves them so."""
+    calls = [500, 1500, *range(1510, 1600, 10), 3000]
+    course = Course(start_on="call:step#50", stop_on="call:step")
+    assert attached_at(course, calls, 4000) == [*range(100), *range(1730, 4000)]
+
+
+def test_nothing_is_expected_of_a_function_that_is_called_once() -> None:
+    assert attached_at(Course(start_on="profiler"), [500], 1000) == [*range(100)]
+    assert attached_at(Course(start_on="nvtx:step#9"), [500, 600, 700], 1000) == [*range(100)]
+
+
+def test_a_window_that_began_at_a_call_has_all_probes() -> None:
+    """Though they were detached at that moment."""
+    course = Course(start_on="call:step", repeat=2)
+    course.at(10**9)
+    assert not course.attached.is_attached
+    course.at(2 * 10**9, True)
+    assert course.attached.is_attached
 
 
 def test_probes_are_detached_while_a_trigger_is_waited_for() -> None:

@@ -6,8 +6,9 @@ Functions that begin and end windows are seen by the engine, in the kernel and a
 decided here, at every look at the ring. A recording without windows is one that is open all the while.
 Between windows probes are detached:
 
-              delay, less _LEAD_NS   a call asks, a signal        _LINGER_NS
-    detached ──────────────────────────────────────────▶ attached ─────────▶ detached
+              _LEAD_NS before a time, or the call that is expected then;
+              else when a call asks, at a signal                            _LINGER_NS
+    detached ─────────────────────────────────────────────────▶ attached ─────────▶ detached
 """
 
 from __future__ import annotations
@@ -22,9 +23,28 @@ from tracepipe.capture.triggers import PROFILER, SIGNAL, Trigger, triggers_of
 _ALONE_NS = 5_000_000
 """When a library has turned its window, which it does at the call that the probes see, or does not."""
 _LEAD_NS = 250_000_000
-"""How long before a window that comes by time its probes are attached, which takes some 10 ms, or 100."""
+"""How long before a window that is expected its probes are attached, which takes some 10 ms, or 100."""
 _LINGER_NS = 100_000_000
 """How long probes stay after a window, for one that follows: as long as it takes to detach them."""
+
+
+class Pace:
+    """When the Nth call of a function is expected, if they go on to come as the last ones did."""
+
+    def __init__(self, number: int, calls: int) -> None:
+        self._number, self._calls = number, calls
+        self._seen_ns: int | None = None
+        self._due_ns: int | None = None
+
+    def due_ns(self, now_ns: int, calls: int) -> int | None:
+        """After so many calls; None until two have come. Once it is near, it is not put off."""
+        if calls > self._calls:
+            is_near = self._due_ns is not None and self._due_ns - _LEAD_NS <= now_ns
+            if self._seen_ns is not None and not is_near:
+                a_call_ns = (now_ns - self._seen_ns) // (calls - self._calls)
+                self._due_ns = now_ns + (self._number - calls) * a_call_ns
+            self._seen_ns, self._calls = now_ns, calls
+        return self._due_ns
 
 
 @dataclass
@@ -42,6 +62,7 @@ class WindowCourse:
     _is_armed: bool = False
     _signals: int = 0
     _is_ordered: bool = False
+    _pace: Pace | None = None
     _begins_by: Trigger | None = field(init=False)
     _ends_by: Trigger | None = field(init=False)
 
@@ -102,13 +123,25 @@ class WindowCourse:
 
     def _keep_attached(self, attachment: WindowedAttachment, now_ns: int) -> None:
         """Attach probes for a window that will come, and detach them after one."""
-        if self.is_open or now_ns - self._closed_ns < _LINGER_NS:
-            return
-        due_ns = self._closed_ns + self.request.windows.delay_ns
-        if self._begins_by is None and now_ns >= due_ns - _LEAD_NS:
+        if self.is_open:
+            self._pace = None
             attachment.prepare()
-        else:
-            attachment.rest()
+        elif now_ns - self._closed_ns >= _LINGER_NS:
+            due_ns = self._due_ns(attachment, now_ns)
+            if due_ns is not None and now_ns >= due_ns - _LEAD_NS:
+                attachment.prepare()
+            else:
+                attachment.rest()
+
+    def _due_ns(self, attachment: WindowedAttachment, now_ns: int) -> int | None:
+        """When the next window is expected; None where that is not known."""
+        if self._begins_by is None:
+            return self._closed_ns + self.request.windows.delay_ns
+        if not self._begins_by.is_probed or not self._is_armed:
+            return None
+        if self._pace is None:
+            self._pace = Pace(self._begins_by.number, attachment.hits())
+        return self._pace.due_ns(now_ns, attachment.hits())
 
     def finish(self, now_ns: int) -> None:
         """The recording ends, and with it the window that is open."""

@@ -30,6 +30,8 @@ class Control(IntEnum):
     END_HITS = 5
     ASKED_NS = 6
     ASKED_BY = 7
+    SEEN_NS = 8
+    IS_READY = 9
 
 
 @dataclass(frozen=True, slots=True)

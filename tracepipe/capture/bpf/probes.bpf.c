@@ -100,6 +100,7 @@ u64 bpf_pseudo_load(u64 kind, u64 value) asm("llvm.bpf.pseudo");
 #define END_AT CONFIG(18)   /* and ends at so many of what ends them */
 
 #define HOLD_NS 100000000ull
+#define HOLD_UNSEEN_NS 10000000ull
 #define CLONE_THREAD 0x10000
 #define BPF_RB_NO_WAKEUP 1 /* the consumer polls; waking it would cost the target more than the record */
 
@@ -112,6 +113,8 @@ enum control {
     END_HITS,   /* of what ends them, since the window began */
     ASKED_NS,   /* when a call asked for a window, for which the capture attaches its probes; 0: none did; OVER */
     ASKED_BY,   /* tgid<<32|tid of that call */
+    SEEN_NS,    /* the ASKED_NS that the capture has seen */
+    IS_READY,   /* all probes of windows are attached: one can begin at the call */
 };
 
 struct thread {
@@ -617,18 +620,20 @@ static inline int may_go_on(void)
 }
 
 /* Ask for a window, and wait until it has begun. No program can sleep until it is woken, so this call spins: for the time
- * that attaching takes, at most HOLD_NS. */
+ * that attaching takes, at most HOLD_NS. A capture that has not seen it by HOLD_UNSEEN_NS may be waiting for this very
+ * processor, which most kernels do not take away from a program of theirs. */
 static inline void await_window(u64 ids)
 {
-    volatile u64 *asked_ns = control(ASKED_NS);
+    volatile u64 *asked_ns = control(ASKED_NS), *seen_ns = control(SEEN_NS);
     u64 *by = control(ASKED_BY), *hits = control(BEGIN_HITS), *end_hits = control(END_HITS);
-    if (!asked_ns || *asked_ns || !is_due() || !by || !hits || !end_hits)
+    if (!asked_ns || *asked_ns || !seen_ns || !is_due() || !by || !hits || !end_hits)
         return;
     u64 began_ns = bpf_ktime_get_ns(), now_ns = began_ns;
     *hits = *end_hits = 0;
     *by = ids;
     *asked_ns = began_ns;
-    while (may_go_on() && *asked_ns == began_ns && now_ns - began_ns < HOLD_NS) {
+    while (may_go_on() && *asked_ns == began_ns &&
+           now_ns - began_ns < (*seen_ns == began_ns ? HOLD_NS : HOLD_UNSEEN_NS)) {
         /* Slowly: on Linux 6.18 this loop was seen to end after 65535 rounds. */
 #pragma unroll
         for (int i = 0; i < 127; i++)
@@ -650,10 +655,11 @@ static inline int turn_window(struct pt_regs *ctx, int holds)
     if (!current_thread(ids) || is_stopped())
         return 0;
     u64 *begun_ns = control(WINDOW_NS), *hits = control(END_HITS), *asked_ns = control(ASKED_NS);
-    if (!begun_ns || !hits || !asked_ns)
+    u64 *is_ready = control(IS_READY);
+    if (!begun_ns || !hits || !asked_ns || !is_ready)
         return 0;
     if (cookie & BEGINS && !*begun_ns) {
-        if (holds)
+        if (holds && (*asked_ns || !*is_ready))
             await_window(ids);
         else
             begin_window(begun_ns, tid, tgid, id);
@@ -675,7 +681,8 @@ int trigger(struct pt_regs *ctx)
     return turn_window(ctx, 0);
 }
 
-/* The same where probes are detached between windows: the call that begins one waits until they are attached. */
+/* The same where probes are detached between windows: the call that begins one waits until they are attached, unless they
+ * are. */
 int trigger_holding(struct pt_regs *ctx)
 {
     return turn_window(ctx, 1);

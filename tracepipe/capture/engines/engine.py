@@ -274,6 +274,10 @@ class WindowedAttachment(Attachment, Protocol):
         """Detach what is recorded in windows, where it can be attached again for the next one."""
         ...
 
+    def hits(self) -> int:
+        """How often what begins a window was called since `arm`, or since the last one ended."""
+        ...
+
     def asked(self) -> int | None:
         """When a call asked for a window, in which it waits until `let_go`; None if none does."""
         ...

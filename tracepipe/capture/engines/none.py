@@ -47,6 +47,10 @@ class NothingRecorded:
     def rest(self) -> None:
         """There is nothing to detach."""
 
+    def hits(self) -> int:
+        """No call is seen."""
+        return 0
+
     def asked(self) -> int | None:
         """No call asks for a window."""
         return None

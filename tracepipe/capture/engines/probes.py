@@ -105,20 +105,32 @@ class ProbeAttachment:
     def prepare(self) -> None:
         """Attach what is recorded in windows, unless it is. Raises CaptureUnavailable."""
         assert self._probing is not None
+        if self._probing.is_whole:
+            return
         try:
             self._probing.complete()
         except OSError as error:
             raise explain(Operation.ANY, error) from error
+        self._maps.control[Control.IS_READY] = 1
         self._say_refused()
 
     def rest(self) -> None:
         """Detach what is recorded in windows, where it can be attached again for the next one."""
         if self._probing is not None and self._probing.is_whole and self._probing.rests:
-            self._probing.rest()
+            self._maps.control[Control.IS_READY] = 0
+            if self._maps.control[Control.WINDOW_NS]:  # one has begun, which was not collected yet
+                self._maps.control[Control.IS_READY] = 1
+            else:
+                self._probing.rest()
+
+    def hits(self) -> int:
+        """How often what begins a window was called since `arm`, or since the last one ended."""
+        return self._maps.control[Control.BEGIN_HITS]
 
     def asked(self) -> int | None:
         """When a call asked for a window, in which it waits until `let_go`; None if none does."""
         asked_ns = self._maps.control[Control.ASKED_NS]
+        self._maps.control[Control.SEEN_NS] = asked_ns
         return time.monotonic_ns() if asked_ns == _OVER else asked_ns or None
 
     def let_go(self) -> bool:
@@ -132,7 +144,7 @@ class ProbeAttachment:
         `since_ns`, and begins later where probes are to be attached. Raises CaptureUnavailable.
         """
         assert self._probing is not None
-        is_late = not self._probing.is_whole
+        is_late = not self._probing.is_whole or self.asked() is not None
         self.prepare()
         by, left = 0, self._maps.control[Control.WINDOWS_LEFT]
         if self.asked() is not None:
@@ -283,6 +295,7 @@ class ProbeAttachment:
             self._maps.want_syscalls(list(self._syscalls))
         self._probing = Probing(plan, self._code)
         self._probing.attach()
+        self._maps.control[Control.IS_READY] = 1
 
     def _cover(self) -> None:
         """Say which layers are recorded, and which functions are not."""
