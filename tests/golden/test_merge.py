@@ -183,3 +183,69 @@ def test_both_cores_write_the_same(tmp_path: Path) -> None:
         with running(core):
             outputs |= {converted(parts, "perfetto")[0]}
     assert len(outputs) == 1
+
+
+# What two tools saw ------------------------------------------------------------------------------------
+
+
+def of_kineto(path: Path, ahead_ns: int, rank: int = 0, pid: int = 1, count: int = 12) -> str:
+    """A file of PyTorch's profiler: launches and the kernels of collectives, whose times are ahead of
+    CLOCK_REALTIME.
+    """
+    base_ns = START["realtime_ns"] - START["monotonic_ns"] + ahead_ns
+    made: list[dict[str, Any]] = []
+    for at in range(1, count + 1):
+        start_ns = base_ns + 100_000 * at
+        runtime = {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": pid, "tid": pid}
+        made.append(runtime | {"ts": start_ns + 400, "dur": 3_000, "args": {"correlation": at, "cbid": 211}})
+        args = {"correlation": at, "stream": 7, "device": rank, "Collective name": "allreduce", "Seq": at}
+        args |= {"Process Group Name": "0", "Process Group Ranks": "[0, 1]"}
+        # Who comes last waits for nobody: all end at one time.
+        length_ns = 40_000 - 10_000 * rank
+        kernel = {"cat": "kernel", "name": "ncclDevKernel_AllReduce", "pid": rank, "tid": 7, "args": args}
+        made.append(kernel | {"ts": start_ns + 60_000 - length_ns, "dur": length_ns})
+    for one in made:
+        one |= {"ph": "X", "ts": (one["ts"] - base_ns + 1_000) / 1_000, "dur": one["dur"] / 1_000}
+    trace = {
+        "schemaVersion": 1,
+        "baseTimeNanoseconds": base_ns - 1_000,
+        "distributedInfo": {"backend": "nccl", "rank": rank, "world_size": 2},
+        "deviceProperties": [{"id": rank, "name": "H200"}],
+        "traceEvents": made,
+    }
+    path.write_text(json.dumps(trace))
+    return str(path)
+
+
+def our_launches(path: Path, count: int = 12) -> str:
+    """A capture of the same launches."""
+    calls = [
+        event(phase, 100_000 * at + (4_000 if phase == "E" else 0), "cudaLaunchKernel", **more)
+        for at in range(1, count + 1)
+        for phase, more in (("B", {"launch": at, "args": {"grid": [at, 1, 1]}}), ("E", {}))
+    ]
+    return written(path, [WHOLE | {"clocks": ["monotonic"]}, *calls])
+
+
+def anchors_of(account: Account) -> list[tuple[int, int | None, str]]:
+    """By how much each was moved, within what, and why."""
+    said = [part.anchor or {} for part in account.parts]
+    return [(one["offset_ns"], one.get("bound_ns"), one["by"]) for one in said]
+
+
+def test_launches_that_two_tools_recorded_put_their_clocks_together(tmp_path: Path) -> None:
+    paths = [our_launches(tmp_path / "run.jsonl"), of_kineto(tmp_path / "torch.json", 250_000)]
+    _, account = converted(paths)
+    ours, torch = anchors_of(account)
+    assert ours == (0, 0, "its clock is that of all")
+    moved_ns = START["monotonic_ns"] - START["realtime_ns"] - 250_400
+    assert torch[:2] == (moved_ns, 0)
+    assert torch[2].startswith("12 launches that run.jsonl recorded too, 250400 ns from where CLOCK_REALTIME")
+
+
+def test_collectives_put_two_ranks_together(tmp_path: Path) -> None:
+    paths = [of_kineto(tmp_path / f"rank{rank}.json", 90_000 * rank, rank, rank + 1) for rank in (0, 1)]
+    _, account = converted(paths)
+    assert anchors_of(account)[1][:2] == (-90_000, 0)
+    lines, _ = timeline(paths)
+    assert [line for line in lines if not line.startswith(" ")][-2:] == ["GPU 0 H200", "GPU 1 H200"]

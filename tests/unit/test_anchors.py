@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tracepipe.clocks.anchors import Source, anchors, is_one_host
+from tracepipe.clocks.sightings import KEPT_MAX, LAUNCH_SPREAD_NS, Seen, Sightings
 from tracepipe.errors import ClockError
 from tracepipe.event.model import new_header
 
@@ -105,3 +107,75 @@ def test_a_clock_of_a_format_is_that_of_one_file() -> None:
     one, two = (source(name, "trace", {}, host="node1", boot="b1") for name in "ab")
     with pytest.raises(ClockError, match="b cannot be put on the clock of a"):
         anchors([one, two], {})
+
+
+# What others saw too ------------------------------------------------------------------------------------
+
+
+def seen(tool: str, kind: str, times: dict[int, int]) -> Seen:
+    """What a tool saw: time by key."""
+    found = Seen(tool)
+    getattr(found, kind).add(np.array([*times], np.int64), np.array([*times.values()], np.int64))
+    return found
+
+
+def refined(one: Source, kind: str, ahead_ns: int, *, base: Source = OURS, jitter_ns: int = 20) -> Any:
+    """Where `one` stands, whose times are so far ahead, within a jitter; one thing in twelve is far off."""
+    base_ns = {key: 1_000_000 + 5_000 * key for key in range(1, 25)}
+    own_ns = {key: ns + ahead_ns + jitter_ns * (key % 3 - 1) for key, ns in base_ns.items()}
+    own_ns[5] += 10**9
+    return anchors([base, one], {}, [seen("a", kind, base_ns), seen("b", kind, own_ns)])[1]
+
+
+def test_launches_that_both_saw_place_a_clock_of_its_own() -> None:
+    found = refined(source("x", "trace", {}), "launches", -700_000)
+    assert (found.offset_ns, found.bound_ns) == (700_000, 20)
+    assert found.how == "24 launches that ours recorded too"
+
+
+def test_collectives_relate_two_hosts_better_than_ntp() -> None:
+    start = {"monotonic_ns": 1_000_000, "realtime_ns": NOW_NS + 3_000_000}
+    far = source("far", start=start, host="node2", boot="b2")
+    found = refined(far, "collectives", -2_999_000, jitter_ns=4_000)
+    assert (found.offset_ns, found.bound_ns) == (2_999_000, 4_000)
+    assert found.how.endswith(", 1000 ns from where CLOCK_REALTIME of two hosts puts it")
+    # Launches of two hosts are not the same, whatever their numbers.
+    assert refined(far, "launches", -2_999_000).bound_ns is None
+
+
+def test_an_anchor_that_is_better_stays() -> None:
+    other = source("other", boot="b1")
+    assert refined(other, "launches", 15).how == "monotonic of the same host"
+    # But not where what both saw contradicts it.
+    assert refined(other, "launches", 5_000).offset_ns == -5_000
+
+
+def test_what_does_not_agree_says_nothing() -> None:
+    one = source("x", "trace", {})
+    with pytest.raises(ClockError):
+        refined(one, "launches", 0, jitter_ns=LAUNCH_SPREAD_NS + 1)
+    few = {key: 1_000 * key for key in range(7)}
+    with pytest.raises(ClockError):
+        anchors([OURS, one], {}, [seen("a", "launches", few), seen("b", "launches", few)])
+    same_tool = {key: 1_000 * key for key in range(50)}
+    with pytest.raises(ClockError):
+        anchors([OURS, one], {}, [seen("a", "launches", same_tool)] * 2)
+
+
+def test_a_recording_is_placed_by_one_that_is_placed_by_another() -> None:
+    times = {key: 1_000_000 + 5_000 * key for key in range(20)}
+    ranks = [source("rank0", "trace", {}), source("rank1", "trace", {})]
+    by_rank = seen("kineto", "launches", {key: ns + 100 for key, ns in times.items()})
+    by_rank.collectives.add(np.arange(20), np.arange(20) * 7_000)
+    other = seen("kineto", "collectives", {key: key * 7_000 - 40 for key in range(20)})
+    found = anchors([ranks[1], ranks[0], OURS], {}, [other, by_rank, seen("ours", "launches", times)])
+    assert [one.offset_ns for one in found] == [-60, -100, 0]
+    assert found[0].how == "20 collectives that rank0 recorded too"
+
+
+def test_a_key_that_comes_twice_says_nothing_and_few_are_kept() -> None:
+    sightings = Sightings()
+    sightings.add(np.array([3, 1, 2, 1]), np.array([30, 10, 20, 11]))
+    assert [column.tolist() for column in sightings.once()] == [[2, 3], [20, 30]]
+    sightings.add(np.arange(10, 10 + KEPT_MAX), np.zeros(KEPT_MAX, np.int64))
+    assert len(sightings.once()[0]) == KEPT_MAX - 2

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from tracepipe.clocks.maps import SNAPSHOT_NS
+from tracepipe.clocks.sightings import Seen, agreement
 from tracepipe.errors import ClockError
 from tracepipe.event.model import HOST_CLOCKS, MONOTONIC, TIME_LIMIT_NS, Header
 
@@ -94,28 +95,88 @@ def reference(sources: Sequence[Source]) -> int:
     return max(range(len(sources)), key=lambda at: (known(sources[at]), -at))
 
 
-def anchors(sources: Sequence[Source], by_hand: Mapping[int, int]) -> list[Anchor]:
+def anchors(
+    sources: Sequence[Source], by_hand: Mapping[int, int], seen: Sequence[Seen] | None = None
+) -> list[Anchor]:
     """Where each recording stands on the clock of the reference; `by_hand` is what to add to the times of
-    some, by their places. Raises ClockError for one that nothing relates to it.
+    some, by their places, and `seen` what each saw that others may have seen too. Raises ClockError for one
+    that nothing relates to it.
     """
-    base = sources[reference(sources)]
-    found = []
+    first = reference(sources)
+    base = sources[first]
+    placed = {first: Anchor(0, 0, "its clock is that of all")}
+    found = {at: _anchor(source, base) for at, source in enumerate(sources) if at != first}
+    for at, by_ns in by_hand.items():
+        alone = placed[first] if at == first else Anchor(0, None, "nothing relates its clock")
+        placed[at] = (found.pop(at, None) or alone).moved(by_ns)
+    _refine(sources, seen or [Seen()] * len(sources), found, placed)
     for at, source in enumerate(sources):
-        anchor = Anchor(0, 0, "its clock is that of all") if source is base else _anchor(source, base)
-        if at in by_hand:
-            anchor = (anchor or Anchor(0, None, "nothing relates its clock")).moved(by_hand[at])
-        if anchor is None:
+        if at not in placed:
             raise ClockError(
                 f"{source.name} cannot be put on the clock of {base.name}: {_reason(source, base)}",
                 f"--offset {source.name}=NS adds nanoseconds to its times, which are then on that clock",
             )
-        if abs(anchor.offset_ns) >= TIME_LIMIT_NS:
+        if abs(placed[at].offset_ns) >= TIME_LIMIT_NS:
             raise ClockError(
-                f"cannot place {source.name} by {anchor.offset_ns} ns",
+                f"cannot place {source.name} by {placed[at].offset_ns} ns",
                 "146 years are the most that a trace can hold",
             )
-        found.append(anchor)
-    return found
+    return [placed[at] for at in range(len(sources))]
+
+
+def _refine(
+    sources: Sequence[Source],
+    seen: Sequence[Seen],
+    found: dict[int, Anchor | None],
+    placed: dict[int, Anchor],
+) -> None:
+    """Place recordings by what others that are placed saw too, as far as there is such; then one by its
+    anchor, and so on.
+    """
+    while found:
+        refined = {}
+        for at, anchor in found.items():
+            by_others = [
+                better
+                for other, its in placed.items()
+                if (better := _by_others(sources[at], seen[at], sources[other], seen[other], its, anchor))
+            ]
+            if by_others:
+                refined[at] = min(by_others, key=lambda one: _limit_ns(one))
+        if not refined:
+            refined = {at: anchor for at, anchor in found.items() if anchor is not None}
+            refined = dict([min(refined.items(), key=lambda one: _limit_ns(one[1]))]) if refined else {}
+        if not refined:
+            return
+        placed.update(refined)
+        for at in refined:
+            del found[at]
+
+
+def _limit_ns(anchor: Anchor) -> int:
+    """The bound, the largest there is where it is not known."""
+    return TIME_LIMIT_NS if anchor.bound_ns is None else anchor.bound_ns
+
+
+def _by_others(
+    source: Source, seen: Seen, other: Source, its: Seen, placed: Anchor, anchor: Anchor | None
+) -> Anchor | None:
+    """Where a recording stands by what another that is placed saw too, where that says more than its anchor:
+    within a smaller bound, or beyond that of the anchor.
+    """
+    found = agreement(seen, its, may_be_one_host=is_one_host(source, other) is not False)
+    if found is None:
+        return None
+    offset_ns = placed.offset_ns - found.ahead_ns
+    bound_ns = None if placed.bound_ns is None else placed.bound_ns + found.bound_ns
+    how = f"{found.count} {found.of} that {other.name} recorded too"
+    if anchor is not None:
+        off_ns = abs(offset_ns - anchor.offset_ns)
+        is_within = anchor.bound_ns is not None and off_ns <= anchor.bound_ns + found.bound_ns
+        if is_within and _limit_ns(anchor) <= found.bound_ns:
+            return None
+        how += f", {off_ns} ns from where {anchor.how} puts it"
+    return Anchor(offset_ns, bound_ns, how, placed.bound)
 
 
 def _anchor(source: Source, base: Source) -> Anchor | None:

@@ -105,7 +105,7 @@ def open_inputs(
     by_hand = _by_hand(paths, names, offsets or {})
     parts = [_part(path, name, how) for path, name in zip(paths, names, strict=True)]
     sources = [part.source for part in parts]
-    placed = anchors(sources, by_hand)
+    placed = anchors(sources, by_hand, [part.survey.seen for part in parts])
     numbers, origins = numbered(parts)
     is_one = len({part.capture for part in parts}) == 1
     with ExitStack() as stack:

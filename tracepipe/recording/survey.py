@@ -1,12 +1,17 @@
-"""What numbers a recording has, found by reading it once before it is merged with others."""
+"""What numbers a recording has, and what it saw that others may have seen too: found by reading it once,
+before it is merged with them.
+"""
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass, field
+from typing import Any, Final
 
 import numpy as np
 
-from tracepipe.event.columns import SPECIAL, SourceBatch
+from tracepipe.clocks.sightings import Seen
+from tracepipe.event.columns import NONE, SPECIAL, TraceBatch
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Tables
 from tracepipe.event.warps import WarpColumns
@@ -14,24 +19,35 @@ from tracepipe.recording.open import OpenRecording
 from tracepipe.recording.reading import Progress, Reading
 
 # So many processes are known of a recording; a machine has some thousand.
-_PROCESSES_MAX = 1 << 16
+_PROCESSES_MAX: Final = 1 << 16
+# The number of a launch is that of CUPTI with the process above it, in formats that have several processes.
+_CORRELATION: Final = (1 << 32) - 1
+# Odd, so that keys are spread over all numbers (2⁶⁴ divided by the golden ratio).
+_SPREADING: Final = np.uint64(0x9E3779B97F4A7C15)
+# Where every rank must have had the others' data, all end at nearly one time.
+_OF_ALL: Final = ("all", "reduce_scatter", "barrier")
+_COLLECTIVE: Final = ("Collective name", "Process Group Name", "Process Group Ranks", "Seq")
 
 
 @dataclass(slots=True)
 class Survey:
-    """The processes and GPUs of a recording, how many processors it names, and its highest launch."""
+    """The processes and GPUs of a recording, how many processors it names, its highest launch, and what it
+    saw that others may have seen too.
+    """
 
+    seen: Seen
     pids: set[int] = field(default_factory=set)
     gpus: set[int] = field(default_factory=set)
     cpus: int = 0
     launches: int = 0
 
-    def _meet(self, tables: Tables) -> None:
+    def meet(self, tables: Tables) -> None:
+        """Look at the shapes that there are."""
         for shape in tables.shapes:
             if shape is not None:
-                self._meet_shape(shape)
+                self._meet(shape)
 
-    def _meet_shape(self, shape: Shape) -> None:
+    def _meet(self, shape: Shape) -> None:
         if shape.pid is not None and len(self.pids) < _PROCESSES_MAX:
             self.pids.add(shape.pid)
         if shape.gpu is not None or shape.on_stream:
@@ -39,31 +55,74 @@ class Survey:
         if shape.cpu is not None:
             self.cpus = max(self.cpus, shape.cpu + 1)
 
-    def _take(self, batch: SourceBatch, tables: Tables) -> None:
+    def take(self, batch: TraceBatch, tables: Tables) -> None:
+        """Look at the events of a batch."""
         events = batch.events
         launched = [shape is not None and shape.has_launch for shape in tables.shapes]
         if any(launched):
-            shapes = np.maximum(events.shape, 0)
-            has = np.array(launched, np.bool_)[shapes] & (events.shape >= 0)
+            has = np.array(launched, np.bool_)[np.maximum(events.shape, 0)] & (events.shape >= 0)
             self.launches = max(self.launches, int(events.launch[has].max(initial=0)))
+            self._see_launches(batch, tables, has)
+        self._see_collectives(batch, tables)
         for at in np.flatnonzero(events.shape == SPECIAL).tolist() if batch.others else ():
             other = batch.others[int(events.args[at])]
             if isinstance(other, WarpColumns):
                 self.gpus.add(other.launched.get("gpu", 0))
                 self.launches = max(self.launches, other.launched.get("launch", 0))
 
+    def _see_launches(self, batch: TraceBatch, tables: Tables, has: Any) -> None:
+        """Note the calls that launched something, by process, name and the number that CUPTI gave them."""
+        events = batch.events
+        keys = np.array([_key_of_call(shape) for shape in tables.shapes], np.uint64)[
+            np.maximum(events.shape, 0)
+        ]
+        at = np.flatnonzero(has & (keys > 0))
+        of_call = (events.launch[at] & _CORRELATION).astype(np.uint64) * _SPREADING ^ keys[at]
+        self.seen.launches.add((of_call * _SPREADING).view(np.int64), events.ts_ns[at])
+
+    def _see_collectives(self, batch: TraceBatch, tables: Tables) -> None:
+        """Note the ends of collectives, by process group and number."""
+        events = batch.events
+        of_nccl = [
+            shape is not None and shape.on_stream and "nccl" in shape.name.lower() for shape in tables.shapes
+        ]
+        if not any(of_nccl):
+            return
+        is_nccl = np.array(of_nccl, np.bool_)[np.maximum(events.shape, 0)] & (events.shape >= 0)
+        keys, ends_ns = [], []
+        for at in np.flatnonzero(is_nccl & (events.args != NONE)).tolist():
+            args = tables.args(int(events.args[at]))
+            name = str(args.get("Collective name", "")).lower()
+            if "Seq" in args and "Process Group Name" in args and any(one in name for one in _OF_ALL):
+                keys.append(_key([args.get(key) for key in _COLLECTIVE]))
+                ends_ns.append(int(events.ts_ns[at] + events.dur_ns[at]))
+        spread = np.array(keys, np.uint64) * _SPREADING
+        self.seen.collectives.add(spread.view(np.int64), np.array(ends_ns, np.int64))
+
+
+def _key(of: Any) -> int:
+    text = repr(of).encode("utf-8", "replace")
+    return zlib.crc32(text) << 32 | zlib.adler32(text)
+
+
+def _key_of_call(shape: Shape | None) -> int:
+    """What is common to the launch calls of a shape; 0 for other events."""
+    if shape is None or shape.on_stream or not shape.has_launch or shape.phase not in ("B", "X"):
+        return 0
+    return _key((shape.pid, shape.name)) | 1
+
 
 def surveyed(opened: OpenRecording, path: str, progress: Progress | None = None) -> Survey:
     """Read a recording for its numbers."""
-    survey, tables = Survey(), opened.recording.tables
+    survey, tables = Survey(Seen(opened.source)), opened.recording.tables
     nothing = np.empty(0, np.int32)
 
     def relieve() -> None:
-        survey._meet(tables)
+        survey.meet(tables)
         tables.keep(nothing, nothing)
 
     reading = Reading(opened, path, progress=progress, relieve=relieve)
-    for batch in reading.source():
-        survey._take(batch, tables)
-    survey._meet(tables)
+    for batch, _ in reading.placed():
+        survey.take(batch, tables)
+    survey.meet(tables)
     return survey

@@ -1,0 +1,86 @@
+"""What several recordings saw of one thing: its times in each relate their clocks better than any anchor.
+
+A launch call has the number that CUPTI gave it, in whatever tool's file; a collective has the number that its
+process group gave it, in the file of every rank, and ends for all of them at nearly one time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from tracepipe.event.columns import Int64s
+
+# So many are kept of a recording, those with the smallest keys: other recordings keep the same ones.
+KEPT_MAX: Final = 1 << 13
+_LEAST: Final = 8
+# Nine of ten must agree so well, or they are not the same things.
+LAUNCH_SPREAD_NS: Final = 200_000
+COLLECTIVE_SPREAD_NS: Final = 5_000_000
+
+
+class Sightings:
+    """Times by key. A key that comes twice in a recording says nothing."""
+
+    def __init__(self) -> None:
+        self._keys: Int64s = np.empty(0, np.int64)
+        self._ns: Int64s = np.empty(0, np.int64)
+
+    def add(self, keys: Int64s, ns: Int64s) -> None:
+        """Add what was seen, by keys that are spread over all numbers."""
+        keys, ns = np.concatenate([self._keys, keys]), np.concatenate([self._ns, ns])
+        order = np.argsort(keys, kind="stable")[:KEPT_MAX]
+        self._keys, self._ns = keys[order], ns[order]
+
+    def once(self) -> tuple[Int64s, Int64s]:
+        """Keys that came once, in order, and their times."""
+        is_new = np.diff(self._keys, prepend=self._keys[:1] - 1) != 0
+        is_once = is_new & np.append(is_new[1:], True)
+        return self._keys[is_once], self._ns[is_once]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a recording saw that others may have seen too; `tool` wrote it."""
+
+    tool: str = ""
+    launches: Sightings = field(default_factory=Sightings)
+    collectives: Sightings = field(default_factory=Sightings)
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """By how much one recording is ahead of another, from `count` things that both saw: nine of ten residuals
+    are within `bound_ns`.
+    """
+
+    ahead_ns: int
+    bound_ns: int
+    count: int
+    of: str
+
+
+def agreement(one: Seen, other: Seen, *, may_be_one_host: bool) -> Agreement | None:
+    """By how much the times of `one` are ahead of those of `other`; None where they do not say it."""
+    if may_be_one_host and one.tool != other.tool:
+        found = _agreement(one.launches, other.launches, LAUNCH_SPREAD_NS, "launches")
+        if found is not None:
+            return found
+    return _agreement(one.collectives, other.collectives, COLLECTIVE_SPREAD_NS, "collectives")
+
+
+def _agreement(one: Sightings, other: Sightings, spread_ns: int, of: str) -> Agreement | None:
+    (keys, ns), (other_keys, other_ns) = one.once(), other.once()
+    if not len(keys) or not len(other_keys):
+        return None
+    at = np.minimum(np.searchsorted(other_keys, keys), len(other_keys) - 1)
+    same = other_keys[at] == keys
+    ahead_ns = np.sort(ns[same] - other_ns[at[same]])
+    count = len(ahead_ns)
+    if count < _LEAST:
+        return None
+    middle_ns = int(ahead_ns[count // 2])
+    bound_ns = int(np.sort(np.abs(ahead_ns - middle_ns))[(9 * count - 1) // 10])
+    return Agreement(middle_ns, bound_ns, count, of) if bound_ns <= spread_ns else None
