@@ -73,6 +73,7 @@ READERS: dict[str, InputFormat] = {
         InputFormat(
             "cuda-table", "tables of CUDA runtime calls, of cuda_events and cuda_events.bt", "cuda_tables"
         ),
+        InputFormat("wprof", "JSON Lines of wprof", "wprof"),
         InputFormat("proton", "what Triton's Proton records inside of kernels", "proton"),
         InputFormat(
             "chrome", "Chrome's trace JSON, and that of PyTorch's profiler (Kineto) and VizTracer", "chrome"

@@ -13,24 +13,18 @@ after `baseTimeNanoseconds`. `chrome_header` says on which clock they are, and o
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, BinaryIO, Final
 
 import numpy as np
 import orjson
 
 from tracepipe.event.columns import (
-    NONE,
-    SPECIAL,
-    UNDATED_NS,
     EventColumns,
-    Row,
     SourceBatch,
-    event_columns,
     no_events,
 )
 from tracepipe.event.model import MONOTONIC, NAME_BYTES_MAX, TIME_LIMIT_NS, Header, Problem, Record
-from tracepipe.event.shape import shape_of
 from tracepipe.event.warps import Warps
 from tracepipe.readers.chrome_events import ChromeEvents
 from tracepipe.readers.chrome_header import CLOCK, OF_KINETO, ChromeHeader
@@ -38,14 +32,13 @@ from tracepipe.readers.chrome_numbers import Ids
 from tracepipe.readers.chrome_pairs import ChromePairs
 from tracepipe.readers.json_elements import JsonElements
 from tracepipe.readers.lines import BOM
-from tracepipe.readers.native_lines import new_tables
 from tracepipe.readers.recording import Recording
+from tracepipe.readers.sorted_events import RowColumns, with_others
 from tracepipe.readers.sorted_rows import Rows
 
 _EVENT = re.compile(rb'"ph"\s*:\s*"')
 _MEMBER = re.compile(rb'\{\s*(?:"[^"\\]{0,64}"\s*:|\})')
 _LIST = re.compile(rb"\[\s*(?:\{|\]|$)")
-_SHAPES_MAX: Final = 1 << 11
 # So many are kept with their text until the events come.
 _PROBLEMS_MAX: Final = 1 << 10
 _OVERFLOWN: Final = (
@@ -64,9 +57,8 @@ class _Trace:
         self._around = around = ChromeHeader(self._elements)
         ids = Ids()
         self._events = ChromeEvents(around.kinds(ids), ids)
-        self.tables = new_tables()
-        self._shapes: dict[bytes, int] = {}
-        self._rounds = 0
+        self._in_columns = RowColumns()
+        self.tables = self._in_columns.tables
         self._unplaced = self._more_problems = 0
         self._problems: list[Problem] = []
         if around.is_after_events:
@@ -105,9 +97,9 @@ class _Trace:
         others: list[Record | Warps] = [*events.name_records(), *self._losses(ahead_ns)]
         for rows in events.rows.in_order():
             columns = self._columns(rows, ahead_ns)
-            yield SourceBatch(_with_others(columns, others), others, problems)
+            yield SourceBatch(with_others(columns, others), others, problems)
             others, problems = [], []
-        yield SourceBatch(_with_others(no_events(), others), others, [*problems, *self._said(pairs)])
+        yield SourceBatch(with_others(no_events(), others), others, [*problems, *self._said(pairs)])
 
     def _losses(self, ahead_ns: int) -> Iterator[Record]:
         """What was overwritten before the first event that is left."""
@@ -122,29 +114,10 @@ class _Trace:
 
     def _columns(self, rows: Rows, base_ns: int) -> EventColumns:
         """Rows as columns of events."""
-        tables, ts_ns = self.tables, rows.ts_ns
+        ts_ns = rows.ts_ns
         if _DAY_NS < self._events.first_ns < TIME_LIMIT_NS and bool((ts_ns == 0).any()):
             ts_ns = self._with_times(rows)
-        if self._rounds != tables.rounds or len(self._shapes) > _SHAPES_MAX:
-            self._rounds = tables.rounds
-            self._shapes.clear()
-        shapes = list(map(self._shapes.get, rows.first))
-        for at in [at for at, shape in enumerate(shapes) if shape is None]:
-            first = rows.first[at]
-            shape = self._shapes.get(first)
-            if shape is None:
-                record = orjson.loads(first)
-                shape = self._shapes[first] = tables.number_of(shape_of(record))
-            shapes[at] = shape
-        number = tables.text_number
-        args = [number(text) if text else NONE for text in rows.second]
-        return EventColumns(
-            ts_ns + base_ns,
-            np.array(shapes, np.int32),
-            np.array(args, np.int32),
-            rows.dur_ns,
-            rows.number,
-        )
+        return self._in_columns.columns(rows, ts_ns + base_ns)
 
     def _with_times(self, rows: Rows) -> Any:
         """The times of rows, of which those at 0 stand where the first of the others does."""
@@ -180,18 +153,6 @@ class _Trace:
         for words, count in said.items():
             if count:
                 yield Problem(0, "", f"{count} {words}", skipped=False)
-
-
-def _with_others(columns: EventColumns, others: Sequence[Any]) -> EventColumns:
-    """Columns with rows of what is no event, the first of a batch's others, behind them."""
-    if not others:
-        return columns
-    rows: list[Row] = [
-        (record.get("ts_ns", UNDATED_NS), SPECIAL, at, 0, 0, None, NONE) for at, record in enumerate(others)
-    ]
-    more = event_columns(rows)
-    names = ("ts_ns", "shape", "args", "dur_ns", "launch")
-    return EventColumns(*(np.concatenate([getattr(columns, name), getattr(more, name)]) for name in names))
 
 
 def read(stream: BinaryIO) -> Recording:

@@ -32,8 +32,8 @@ _KERNELS: Final = frozenset({"kernel"})
 _COPIES: Final = frozenset({"gpu_memcpy", "memcpy"})
 _SETS: Final = frozenset({"gpu_memset", "memset"})
 _ON_GPU: Final = frozenset({"gpu_user_annotation", "cuda_sync", "cuda_event"})
-# Calls that put work on a stream.
-_LAUNCHES = re.compile(r"Launch|[Mm]emcpy|[Mm]emset|MemPrefetch")
+LAUNCHES = re.compile(r"Launch|[Mm]emcpy|[Mm]emset|MemPrefetch")
+"""Calls that put work on a stream."""
 _STREAM = re.compile(r"\D*(\d{1,18})")
 _COPY = re.compile(r"Memcpy (\w+)")
 _GPU_COUNTERS = re.compile(r"GPU (\d{1,9})\b")
@@ -128,7 +128,7 @@ class Kinds:
         return Kind(self._thread(event, type="annotation", domain="cpu_op"), args)
 
     def _call(self, event: dict[str, Any], category: str, args: dict[str, Any]) -> Kind:
-        launch = self._launch(args) if _LAUNCHES.search(str(event.get("name"))) else None
+        launch = self._launch(args) if LAUNCHES.search(str(event.get("name"))) else None
         return Kind(self._thread(event, type="userspace"), args, launch)
 
     def _place(self, event: dict[str, Any], args: dict[str, Any]) -> tuple[int, int] | None:

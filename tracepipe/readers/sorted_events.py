@@ -1,0 +1,88 @@
+"""Events that are met in no order of their times, as columns in that order. `sorted_rows.py` keeps them, in
+files without names where they are many.
+
+A row's first text is the event's record without its time, its length and its arguments, which are the second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import orjson
+
+from tracepipe.event.columns import NONE, SPECIAL, UNDATED_NS, EventColumns, Int64s, Row, event_columns
+from tracepipe.event.shape import shape_of
+from tracepipe.readers.event_rows import cut_text
+from tracepipe.readers.native_lines import new_tables
+from tracepipe.readers.sorted_rows import Rows, SortedRow, SortedRows
+
+_SHAPES_MAX: Final = 1 << 11
+_TEXTS = ("name", "comm", "layer", "domain")
+
+
+class RowColumns:
+    """Makes columns of rows. `tables` has what their numbers mean."""
+
+    def __init__(self) -> None:
+        self.tables = new_tables()
+        self._shapes: dict[bytes, int] = {}
+        self._rounds = 0
+
+    def columns(self, rows: Rows, ts_ns: Int64s) -> EventColumns:
+        """Rows, whose times are these, as columns of events."""
+        tables = self.tables
+        if self._rounds != tables.rounds or len(self._shapes) > _SHAPES_MAX:
+            self._rounds = tables.rounds
+            self._shapes.clear()
+        shapes = list(map(self._shapes.get, rows.first))
+        for at in [at for at, shape in enumerate(shapes) if shape is None]:
+            first = rows.first[at]
+            shape = self._shapes.get(first)
+            if shape is None:
+                shape = self._shapes[first] = tables.number_of(shape_of(orjson.loads(first)))
+            shapes[at] = shape
+        number = tables.text_number
+        args = [number(text) if text else NONE for text in rows.second]
+        return EventColumns(
+            ts_ns, np.array(shapes, np.int32), np.array(args, np.int32), rows.dur_ns, rows.number
+        )
+
+
+class SortedEvents:
+    """Takes events as records, and keeps them as rows."""
+
+    def __init__(self) -> None:
+        self.rows = SortedRows()
+
+    def add(
+        self,
+        ts_ns: int,
+        record: dict[str, Any],
+        args: dict[str, Any],
+        *,
+        rank: int = 0,
+        dur_ns: int | None = None,
+        launch: int | None = None,
+    ) -> None:
+        """Take an event; `rank` orders those of one time."""
+        kept = {key: cut_text(value) if key in _TEXTS else value for key, value in record.items()}
+        if dur_ns is not None:
+            kept["dur_ns"] = 0
+        if launch is not None:
+            kept["launch"] = 0
+        texts = (bytes(memoryview(orjson.dumps(value))) if value else b"" for value in (kept, args))
+        self.rows.add(SortedRow(ts_ns, rank, dur_ns or 0, launch or 0, *texts))
+
+
+def with_others(columns: EventColumns, others: Sequence[Any]) -> EventColumns:
+    """Columns with rows of what is no event, the first of a batch's others, behind them."""
+    if not others:
+        return columns
+    rows: list[Row] = [
+        (record.get("ts_ns", UNDATED_NS), SPECIAL, at, 0, 0, None, NONE) for at, record in enumerate(others)
+    ]
+    more = event_columns(rows)
+    names = ("ts_ns", "shape", "args", "dur_ns", "launch")
+    return EventColumns(*(np.concatenate([getattr(columns, name), getattr(more, name)]) for name in names))

@@ -1,0 +1,274 @@
+"""What an event of wprof is here, by its type.
+
+switch                        scheduler: one thread's `running` ends, another's begins
+waking, wakeup_new            scheduler I: `wakeup`
+timer, pmu_event              hook I, the layer `samples`
+hardirq, softirq, ipi         hook X, the layer `interrupts`; ipi_send I
+wq, scx_dsq                   hook X, the layers `workqueues`, `sched_ext`
+fork, exec, task_…            hook I, the layer `tasks`
+req_event, req_task_event     hook I, the layer `requests`
+cuda_api                      userspace X with `launch`
+cuda_kernel                   gpu_kernel X with `launch`
+cuda_memcpy, cuda_memset      transfer X with `launch`
+cuda_sync, cuda_overhead      hook X, layers of these names
+pytrace_entry, _exit          hook B, E, the layer `python`
+pytorch_entry, _exit          annotation B, E of the domain `cpu_op`
+utrace_entry, _exit, _instant hook B, E, I, the layer `utrace`
+others                        hook, the layer of that name: X where they have a length, else I
+
+A span's `ts` is its end. An idle task is a processor's: process 0, with the processor's number as thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import orjson
+
+from tracepipe.event.model import ID_LIMIT, TIME_LIMIT_NS
+from tracepipe.event.vocabulary import RUNNING, WAKEUP, direction_named
+from tracepipe.readers.chrome_kinds import LAUNCHES
+from tracepipe.readers.sorted_events import SortedEvents
+
+_SECOND_NS: Final = 10**9
+_NAMES_MAX: Final = 1 << 16
+# As a capture writes them.
+_STATES: Final = {
+    "interruptible_sleep": "sleeping",
+    "uninterruptible_sleep": "disk",
+    "killable_sleep": "disk",
+    "rtlock_wait": "disk",
+    "exit_dead": "dead",
+    "task_dead": "dead",
+    "exit_zombie": "zombie",
+}
+_LAYERS: Final = {
+    "timer": "samples",
+    "pmu_event": "samples",
+    "hardirq": "interrupts",
+    "softirq": "interrupts",
+    "ipi": "interrupts",
+    "ipi_send": "interrupts",
+    "wq": "workqueues",
+    "scx_dsq": "sched_ext",
+    "fork": "tasks",
+    "exec": "tasks",
+    "task_rename": "tasks",
+    "task_exit": "tasks",
+    "task_free": "tasks",
+    "req_event": "requests",
+    "req_task_event": "requests",
+}
+_CALLS: Final = ("pytrace", "pytorch", "utrace")
+_LEAVES, _IS_WOKEN, _BEGINS = 0, 1, 2  # the order of what happens at one time
+_OF_ALL: Final = frozenset({"ts", "t", "task", "cpu", "dur", "start_ts", "name", "args"})
+_NAMED_BY: Final = ("name", "action", "kind", "desc", "pmu", "filename", "insert_type")
+
+
+class Unusable(Exception):
+    """A field that makes an event unusable, and what is wrong with it."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field, self.message = field, message
+
+
+def _whole(value: Any) -> int | None:
+    return int(value) if type(value) is int and 0 <= value <= ID_LIMIT else None
+
+
+def ns_of_seconds(value: Any) -> int | None:
+    """Nanoseconds of seconds, which have nine decimals; None where they are none that a trace can hold."""
+    if type(value) not in (int, float) or not abs(value) < TIME_LIMIT_NS // _SECOND_NS:
+        return None
+    ns: int = round(value * _SECOND_NS)
+    return ns
+
+
+class WprofEvents:
+    """Takes events. `pmus` are the names of counters, in the order of an event's values."""
+
+    def __init__(self) -> None:
+        self.sorted = SortedEvents()
+        self.pmus: list[Any] = []
+        self.stacks: dict[int, bytes] = {}
+        """Their frames, as JSON."""
+        self.names: dict[tuple[int, int | None], str] = {}
+        self.without_stack = self.early = 0
+        self._of: dict[str, Callable[[str, dict[str, Any], int], None]] = {
+            "switch": self._switch,
+            "waking": self._waking,
+            "wakeup_new": self._waking,
+            "cuda_api": self._call,
+            "cuda_kernel": self._work,
+            "cuda_memcpy": self._work,
+            "cuda_memset": self._work,
+            **{f"{what}_{end}": self._end for what in _CALLS for end in ("entry", "exit")},
+        }
+
+    def take(self, event: dict[str, Any]) -> None:
+        """Take one. Raises Unusable."""
+        kind = event.get("t")
+        if type(kind) is not str or not kind:
+            raise Unusable("t", "is missing, or is no text")
+        ts_ns = ns_of_seconds(event.get("ts"))
+        if ts_ns is None:
+            raise Unusable("ts", "is missing" if "ts" not in event else "is no time that a trace can hold")
+        self._of.get(kind, self._other)(kind, event, ts_ns)
+
+    # What is told of many -------------------------------------------------------------------------------
+
+    def _task(self, event: dict[str, Any], key: str) -> dict[str, Any]:
+        """The process and the thread of a task."""
+        task = event.get(key)
+        if type(task) is not dict:
+            raise Unusable(key, "is missing, or is no task")
+        pid, tid = _whole(task.get("pid")), _whole(task.get("tid"))
+        if pid is None:
+            raise Unusable(f"{key}.pid", "is no process id")
+        if tid is None and pid == 0:
+            tid = _whole(event.get("cpu"))
+        fields = {"pid": pid} if tid is None else {"pid": pid, "tid": tid}
+        for id, name in ((tid, task.get("comm")), (None, task.get("pcomm"))):
+            of = (pid, id)
+            if (
+                type(name) is str
+                and (id is not None or key == "task")
+                and (of in self.names or len(self.names) < _NAMES_MAX)
+            ):
+                self.names[of] = name
+        return fields
+
+    def _args(self, event: dict[str, Any], known: frozenset[str] = _OF_ALL) -> dict[str, Any]:
+        """All that an event says beyond its fields."""
+        args = {key: value for key, value in event.items() if key not in known}
+        if type(event.get("args")) is dict:
+            args |= event["args"]
+        values = args.get("pmus")
+        if type(values) is list and len(values) == len(self.pmus):
+            del args["pmus"]
+            args |= {str(name): value for name, value in zip(self.pmus, values, strict=True)}
+        for key in ("stack_id", "offcpu_stack_id", "waker_stack_id"):
+            if key in args:
+                frames = self.stacks.get(args[key]) if type(args[key]) is int else None
+                self.without_stack += frames is None
+                if frames is not None:
+                    args[key.removesuffix("_id")] = orjson.Fragment(frames)
+        return args
+
+    def _span(self, event: dict[str, Any], ts_ns: int, args: dict[str, Any]) -> tuple[int, int]:
+        """Start and length of what ended at a time."""
+        dur_ns = ns_of_seconds(event.get("dur"))
+        if dur_ns is None or dur_ns < 0:
+            raise Unusable("dur", "is missing" if "dur" not in event else "is no length")
+        start_ns = ts_ns - dur_ns
+        if start_ns < 0:
+            # What began before the session: its length is known, but a trace begins at 0.
+            args["began_before_ns"] = -start_ns
+            self.early += 1
+            return 0, ts_ns
+        return start_ns, dur_ns
+
+    # By type --------------------------------------------------------------------------------------------
+
+    def _switch(self, kind: str, event: dict[str, Any], ts_ns: int) -> None:
+        cpu = _whole(event.get("cpu"))
+        if cpu is None:
+            raise Unusable("cpu", "is missing, or is no processor")
+        parts = self._task(event, "prev"), self._task(event, "next")
+        state = event.get("prev_state")
+        left = {
+            "prev_state": _STATES.get(state, state) if type(state) is str else state,
+            "prio": event.get("prev_prio"),
+            **({"pmus": event["pmus"]} if "pmus" in event else {}),
+        }
+        known = _OF_ALL | {"prev", "next", "prev_state", "prev_prio", "next_prio", "pmus"}
+        begun = {"prio": event.get("next_prio"), **self._args(event, known)}
+        for fields, args, phase, rank in (
+            (parts[0], self._args(left), "E", _LEAVES),
+            (parts[1], begun, "B", _BEGINS),
+        ):
+            if fields["pid"] == 0:
+                continue  # a processor that idles runs nothing
+            record = {"type": "scheduler", "name": RUNNING, "phase": phase, "cpu": cpu, **fields}
+            self.sorted.add(
+                ts_ns, record, {key: value for key, value in args.items() if value is not None}, rank=rank
+            )
+
+    def _waking(self, kind: str, event: dict[str, Any], ts_ns: int) -> None:
+        fields, waker = self._task(event, "wakee"), self._task(event, "waker")
+        args = {
+            "by_tid": waker["tid"] if waker["pid"] else 0,
+            **self._args(event, _OF_ALL | {"waker", "wakee"}),
+        }
+        if kind != "waking":
+            args["is_new"] = True
+        record = {"type": "scheduler", "name": WAKEUP, "phase": "I", **fields}
+        if (cpu := _whole(event.get("cpu"))) is not None:
+            record["cpu"] = cpu
+        self.sorted.add(ts_ns, record, args, rank=_IS_WOKEN)
+
+    def _launch(self, event: dict[str, Any], pid: int) -> int | None:
+        number = _whole(event.get("corr_id"))
+        return None if not number else pid << 32 | number
+
+    def _call(self, kind: str, event: dict[str, Any], ts_ns: int) -> None:
+        fields, args, name = self._task(event, "task"), self._args(event), str(event.get("name"))
+        start_ns, dur_ns = self._span(event, ts_ns, args)
+        launch = self._launch(event, fields["pid"]) if LAUNCHES.search(name) else None
+        record = {"type": "userspace", "name": name, "phase": "X", **fields}
+        self.sorted.add(start_ns, record, args, rank=_BEGINS, dur_ns=dur_ns, launch=launch)
+
+    def _work(self, kind: str, event: dict[str, Any], ts_ns: int) -> None:
+        pid = self._task(event, "task")["pid"]
+        gpu, stream = _whole(event.get("device_id")), _whole(event.get("stream_id"))
+        if gpu is None or stream is None:
+            raise Unusable("device_id" if gpu is None else "stream_id", "is missing, or is no number")
+        args = self._args(event, _OF_ALL | {"device_id", "stream_id", "corr_id"})
+        if "byte_cnt" in args:
+            args["size"] = args.pop("byte_cnt")
+        record: dict[str, Any] = {"phase": "X", "pid": pid, "gpu": gpu, "stream": stream}
+        if kind == "cuda_kernel":
+            record |= {"type": "gpu_kernel", "name": str(event.get("name"))}
+            for key in ("grid", "block"):
+                size = args.get(key)
+                if type(size) is list and len(size) == 3 and all(_whole(one) is not None for one in size):
+                    record[key] = args.pop(key)
+        else:
+            name = direction_named(str(event.get("kind"))) if kind == "cuda_memcpy" else "memset"
+            record |= {"type": "transfer", "name": name}
+        start_ns, dur_ns = self._span(event, ts_ns, args)
+        self.sorted.add(start_ns, record, args, rank=_BEGINS, dur_ns=dur_ns, launch=self._launch(event, pid))
+
+    def _end(self, kind: str, event: dict[str, Any], ts_ns: int) -> None:
+        what, _, end = kind.partition("_")
+        is_torch = what == "pytorch"
+        record: dict[str, Any] = {
+            "type": "annotation" if is_torch else "hook",
+            "name": str(event.get("name")),
+            "phase": "B" if end == "entry" else "E",
+            **self._task(event, "task"),
+            **({"domain": "cpu_op"} if is_torch else {"layer": "python" if what == "pytrace" else "utrace"}),
+        }
+        self.sorted.add(ts_ns, record, self._args(event), rank=_BEGINS)
+
+    def _other(self, kind: str, event: dict[str, Any], ts_ns: int) -> None:
+        args = self._args(event)
+        layer = _LAYERS.get(kind, "utrace" if kind == "utrace_instant" else kind)
+        named = next((event[key] for key in _NAMED_BY if type(event.get(key)) is str), kind)
+        name = (
+            f"{event['event']} {event.get('req_name', '')}".rstrip()
+            if type(event.get("event")) is str
+            else named
+        )
+        if layer == "tasks":
+            name = kind
+        elif layer == "interrupts" and kind != "hardirq":
+            name = f"{kind} {name}"
+        record = {"type": "hook", "name": name, "layer": layer, **self._task(event, "task")}
+        if "dur" in event:
+            start_ns, dur_ns = self._span(event, ts_ns, args)
+            self.sorted.add(start_ns, record | {"phase": "X"}, args, rank=_BEGINS, dur_ns=dur_ns)
+        else:
+            self.sorted.add(ts_ns, record | {"phase": "I"}, args, rank=_IS_WOKEN)
