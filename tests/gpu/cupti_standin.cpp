@@ -3,6 +3,7 @@
 // each with a line:
 //
 //     launch N     N kernels are launched and run
+//     slow N       a kernel is launched and runs for N ms
 //     start N      N kernels are launched and do not end
 //     profile      the program calls cuProfilerStart, and
 //     unprofile    cuProfilerStop
@@ -66,19 +67,21 @@ void api(uint32_t cbid) {
     record.processId = uint32_t(getpid()), record.threadId = uint32_t(syscall(SYS_gettid));
     add(record);
 }
-void launch_now(bool is_run) {
+void launch_now(bool is_run, unsigned ms) {
     std::lock_guard lock(mutex);
     api(CUPTI_DRIVER_TRACE_CBID_cuLaunchKernel);
     if (!is_run || !kinds.count(CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL)) return;
     CUpti_ActivityKernel10 record{};
     record.kind = CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, record.correlationId = correlation;
-    record.start = now(), record.end = record.start + 10;
+    record.start = now();
+    usleep(ms * 1000);
+    record.end = ms ? now() : record.start + 10;
     record.name = "f", record.gridX = record.gridY = record.gridZ = 1;
     add(record);
 }
-void launch(bool is_run) {
+void launch(bool is_run, unsigned ms = 0) {
     call_back(CUPTI_DRIVER_TRACE_CBID_cuLaunchKernel, true, "f");
-    launch_now(is_run);
+    launch_now(is_run, ms);
     call_back(CUPTI_DRIVER_TRACE_CBID_cuLaunchKernel, false, "f");
 }
 void other_gives(uint8_t **given, size_t *bytes, size_t *) {
@@ -182,7 +185,8 @@ int main() {
     while (scanf("%31s", word) == 1) {
         std::string what = word;
         int count = 0;
-        if ((what == "launch" || what == "start") && scanf("%d", &count) != 1) return 2;
+        if ((what == "launch" || what == "start" || what == "slow") && scanf("%d", &count) != 1) return 2;
+        if (what == "slow") launch(true, unsigned(count)), count = 0;
         for (int at = 0; at < count; at++) launch(what == "launch");
         if (what == "take") cuptiActivityRegisterCallbacks(other_gives, other_takes);
         if (what == "callbacks") what = called_for.empty() ? "no callbacks" : "some callbacks";

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tracepipe.api.record import NumberedOutputs
 from tracepipe.capture.engines.engine import DeviceEngine
@@ -19,10 +22,16 @@ Line = dict[str, Any]
 
 
 def recorded(
-    folder: Path, engine: DeviceEngine, program: Path, said: str, last: Last, notify: Notify = print
+    folder: Path,
+    engine: DeviceEngine,
+    program: Path,
+    said: str,
+    last: Last,
+    notify: Notify = print,
+    saying: str = "for i in 0 1 2 3 4 5 6 7 8 9; do echo {said}; sleep 0.05; done",
 ) -> dict[str, list[Line]]:
     """The recordings of the stand-in's program, which does ten times what is said to it."""
-    saying = f"for i in 0 1 2 3 4 5 6 7 8 9; do echo {said}; sleep 0.05; done; echo quit"
+    saying = f"{saying.format(said=said)}; echo quit"
     command = ["sh", "-c", f"({saying}) | {program}"]
     request = CaptureRequest(command, ("userspace",), gpu="kernels", last=last)
     with NumberedOutputs(str(folder / "run.jsonl"), force=False, notify=print) as outputs:
@@ -74,3 +83,32 @@ def test_that_no_kernel_fits_is_said_where_none_does(tmp_path: Path, warps_libra
         program = warps_library.parent / "program"
         recorded(folder, engine, program, "kernel:scale", last, said.append)
         assert any("no kernel fits --kernel" in note for note in said) == is_said
+
+
+@pytest.mark.parametrize(
+    ("engine", "short", "long", "condition"),
+    [
+        ("kernels", "launch 3", "slow 30", "kernel:^f$ > 20ms"),
+        # A launch waits for the memory on the GPU. What is recorded then takes 1 µs by the stand-in's clock.
+        ("warps", "launch", "kernel:scale", "kernel:scale > 500ns"),
+    ],
+)
+def test_a_kernel_that_takes_long_has_the_last_seconds_written(
+    engine: str, short: str, long: str, condition: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    library = request.getfixturevalue(f"{engine}_library")
+    made: DeviceEngine = (
+        KernelsEngine(library) if engine == "kernels" else WarpsEngine(library, library.parent / "patches")
+    )
+    is_written = f"[ -e {tmp_path}/run.jsonl ]"
+    saying = (
+        f"echo {short}; echo {{said}}; n=0; until {is_written} || [ $((n+=1)) -gt 3000 ]; do sleep 0.01; done"
+    )
+    last = Last(400_000_000, when=(condition,))
+    recordings = recorded(tmp_path, made, library.parent / "program", long, last, saying=saying)
+    ended_by = {name: lines[-1]["ended_by"] for name, lines in recordings.items()}
+    assert re.fullmatch(rf"{re.escape(condition)}: (f|scale) took [\d.]+ .s", ended_by["run.jsonl"])
+    assert ended_by["run-2.jsonl"] == "exit 0"
+    names = {kernel["name"] for kernel in of(recordings["run.jsonl"], "gpu_kernel")}
+    assert names <= {"f", "add", "scale"}
+    assert names & {"f", "scale"}
