@@ -217,14 +217,18 @@ def of_kineto(path: Path, ahead_ns: int, rank: int = 0, pid: int = 1, count: int
     return str(path)
 
 
-def our_launches(path: Path, count: int = 12) -> str:
-    """A capture of the same launches."""
-    calls = [
-        event(phase, 100_000 * at + (4_000 if phase == "E" else 0), "cudaLaunchKernel", **more)
-        for at in range(1, count + 1)
-        for phase, more in (("B", {"launch": at, "args": {"grid": [at, 1, 1]}}), ("E", {}))
-    ]
-    return written(path, [WHOLE | {"clocks": ["monotonic"]}, *calls])
+def our_launches(path: Path, count: int = 12, launches: int | None = 0, *, kernels: bool = False) -> str:
+    """A capture of the same launches, whose numbers are by `launches` higher, or which have none."""
+    made = []
+    for at in range(1, count + 1):
+        number = {} if launches is None else {"launch": at + launches}
+        made.append(event("B", 100_000 * at, "cudaLaunchKernel", **number, args={"grid": [at, 1, 1]}))
+        made.append(event("E", 100_000 * at + 4_000, "cudaLaunchKernel"))
+        if kernels:
+            length = {"dur_ns": 40_000, "gpu": 0, "stream": 7, "args": {"warps": 4}}
+            name = "ncclDevKernel_AllReduce"
+            made.append(event("X", 100_000 * at + 20_000, name, "gpu_kernel", **number | length))
+    return written(path, [WHOLE | {"clocks": ["monotonic"]}, *made])
 
 
 def anchors_of(account: Account) -> list[tuple[int, int | None, str]]:
@@ -249,3 +253,52 @@ def test_collectives_put_two_ranks_together(tmp_path: Path) -> None:
     assert anchors_of(account)[1][:2] == (-90_000, 0)
     lines, _ = timeline(paths)
     assert [line for line in lines if not line.startswith(" ")][-2:] == ["GPU 0 H200", "GPU 1 H200"]
+
+
+@pytest.mark.parametrize("window_events", [2, 2048])
+def test_a_launch_that_two_tools_recorded_is_one_slice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window_events: int
+) -> None:
+    monkeypatch.setattr(tracepipe.layout.windows, "WINDOW_EVENTS", window_events)
+    paths = [of_kineto(tmp_path / "torch.json", 250_000), our_launches(tmp_path / "run.jsonl")]
+    lines, arrows = timeline(paths)
+    calls = [line.split() for line in lines if "cudaLaunchKernel" in line]
+    assert len(calls) == 12
+    start, _, length, name, *args = calls[2]
+    assert (start, length, name) == ("299000", "4000", "cudaLaunchKernel")
+    assert {"grid=[3,1,1]", "correlation=3", "after_ns", "dur_ns"} <= set(args)
+    # Of our call to the kernel that the other tool alone recorded.
+    assert len(arrows) == 12
+    assert all("cudaLaunchKernel" in start and "AllReduce" in end for start, end in arrows)
+    _, account = converted(paths)
+    assert account.notes == ["12 calls, kernels and copies of two recordings are drawn as one"]
+
+
+@pytest.mark.parametrize("launches", [500, None])
+def test_an_arrow_goes_from_the_call_of_one_tool_to_the_kernel_of_another(
+    tmp_path: Path, launches: int | None
+) -> None:
+    # Numbers that are not CUPTI's put no clocks together, and calls need them not to be one.
+    paths = [our_launches(tmp_path / "run.jsonl", launches=launches), of_kineto(tmp_path / "torch.json", 0)]
+    _, account = converted(paths)
+    assert account.parts[1].anchor is not None
+    assert "CLOCK_REALTIME" in account.parts[1].anchor["by"]
+    lines, arrows = timeline(paths)
+    assert len([line for line in lines if "cudaLaunchKernel" in line]) == 12
+    assert len(arrows) == 12
+    assert all("grid=" in start and "AllReduce" in end for start, end in arrows)
+
+
+def test_a_kernel_that_two_tools_recorded_is_one_slice(tmp_path: Path) -> None:
+    paths = [our_launches(tmp_path / "run.jsonl", kernels=True), of_kineto(tmp_path / "torch.json", 700)]
+    lines, arrows = timeline(paths)
+    kernels = [line for line in lines if "AllReduce" in line]
+    assert len(kernels) == 12
+    assert all("warps=4" in line and "Collective name=allreduce" in line for line in kernels)
+    assert len(arrows) == 12
+    _, account = converted(paths)
+    assert account.notes[0].startswith("24 calls")
+    with RealTraceProcessor(converted(paths, "perfetto")[0]) as asked:
+        (row,) = asked.rows("select count(*) as slices from slice where name = 'ncclDevKernel_AllReduce'")
+        assert asked.problems() == []
+    assert row["slices"] == 24  # on the stream, and in the row of its GPU that is shown closed

@@ -223,7 +223,7 @@ def _by_realtime(source: Source, base: Source, *, one_host: bool | None) -> Anch
         return Anchor(offset_ns, bound_ns, "CLOCK_REALTIME of the same host")
     if one_host is None:
         bound = f"{bound_ns} ns if both are of one host, else {_AS_GOOD_AS_NTP}"
-        return Anchor(offset_ns, None, "CLOCK_REALTIME; its host is not known", bound)
+        return Anchor(offset_ns, None, "CLOCK_REALTIME of a host that is not named", bound)
     return Anchor(offset_ns, None, "CLOCK_REALTIME of two hosts", _AS_GOOD_AS_NTP)
 
 

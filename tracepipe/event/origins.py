@@ -26,13 +26,16 @@ def id_on(host: int, id: int) -> int:
 class Origins:
     """`count` recordings. `programs` are the programs of processes, by pid; `hosts` say of each host what
     follows the name of a process where there are several: its pid is in the range of one; `gpus` are the
-    titles of GPUs by their index.
+    titles of GPUs by their index. `files` are the names of the recordings, and `captures` say which are parts
+    of one capture, by equal numbers; there are none where no two captures can have seen the same.
     """
 
     count: int = 1
     programs: Mapping[int, str] = field(default_factory=dict)
     hosts: tuple[str, ...] = ()
     gpus: Mapping[int, str] = field(default_factory=dict)
+    files: tuple[str, ...] = ()
+    captures: tuple[int, ...] = ()
 
     def process(self, pid: int, name: str) -> str:
         """The name of a process, with its host where there are several."""

@@ -74,7 +74,7 @@ class Layout:
         self._problem_ns = 0
         self._tables = tables
         origins = origins or Origins()
-        self._windows = Windows(tables, origins.count, self._heavy)
+        self._windows = Windows(tables, origins, self._heavy)
         self._others: dict[int, Record | PlacedWarps] = {}
         self._others_met = self._beyond = 0
         self._extras: list[Args] = []
@@ -103,6 +103,11 @@ class Layout:
             outcomes.causality,
             self._beyond + self._threads.beyond + self._warps.beyond,
         )
+
+    @property
+    def doubled(self) -> int:
+        """How many events of a recording are drawn as one with another's, so far."""
+        return 0 if self._windows.doubles is None else self._windows.doubles.count
 
     # Events --------------------------------------------------------------------------------------------
 

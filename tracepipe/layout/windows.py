@@ -9,11 +9,21 @@ import numpy as np
 
 from tracepipe.event.columns import NONE, SPECIAL, Int32s, TraceColumns, joined
 from tracepipe.event.order import in_order
+from tracepipe.event.origins import Origins
 from tracepipe.event.tables import Tables
+from tracepipe.layout.doubles import GONE, SLACK_NS, Doubles
 
 # Events are put in order over this many: what a capture writes is out of order by less.
 WINDOW_EVENTS = 2048
 _EVER_NS = (1 << 63) - 1
+
+
+@dataclass(slots=True, eq=False)
+class _Ready:
+    """Events in order, of which those before `done` have gone on."""
+
+    events: TraceColumns
+    done: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -23,41 +33,38 @@ class _Source:
     """
 
     window: list[TraceColumns] = field(default_factory=list)
-    ready: list[TraceColumns] = field(default_factory=list)
+    ready: list[_Ready] = field(default_factory=list)
     weight: int = 0
     front_ns: int = -_EVER_NS
 
     def parts(self) -> Iterator[TraceColumns]:
         """All that waits."""
         yield from self.window
-        yield from self.ready
+        yield from (one.events for one in self.ready)
 
     def take_until(self, ts_ns: int) -> list[TraceColumns]:
         """What is ready up to a time."""
-        taken: list[TraceColumns] = []
-        kept: list[TraceColumns] = []
-        for part in self.ready:
-            now = part.ts_ns <= ts_ns
-            if now.all():
-                taken.append(part)
-            elif not now.any():
-                kept.append(part)
-            else:
-                taken.append(part.take(now))
-                kept.append(part.take(~now))
-        self.ready = kept
+        taken = []
+        for one in self.ready:
+            to = int(one.events.ts_ns.searchsorted(ts_ns, "right"))
+            if to > one.done:
+                taken.append(one.events.take(slice(one.done, to)))
+                one.done = to
+        self.ready = [one for one in self.ready if one.done < len(one.events)]
         return taken
 
 
 class Windows:
-    """Takes the events of each of `count` sources in their order, and gives those of all whose turn it is.
+    """Takes the events of each of some sources in their order, and gives those of all whose turn it is.
 
-    `heavy` says for how many events an event that is none stands in the memory that it takes.
+    `heavy` says for how many events an event that is none stands in the memory that it takes. `doubles` is
+    what makes one of an event that two sources have; None where no two have one.
     """
 
-    def __init__(self, tables: Tables, count: int, heavy: Callable[[int], int]) -> None:
+    def __init__(self, tables: Tables, origins: Origins, heavy: Callable[[int], int]) -> None:
         self._tables, self._heavy = tables, heavy
-        self._sources = [_Source() for _ in range(count)]
+        self._sources = [_Source() for _ in range(origins.count)]
+        self.doubles = Doubles(tables, origins) if origins.captures else None
 
     def turn(self) -> int | None:
         """The source that the others wait for, which is to be read on; None when all have ended."""
@@ -71,9 +78,9 @@ class Windows:
         if len(events):
             source.window.append(events)
         if source.weight >= 2 * WINDOW_EVENTS:
-            self._advance(source)
+            self._advance(source, at)
 
-    def _advance(self, source: _Source) -> None:
+    def _advance(self, source: _Source, at: int) -> None:
         """All but the newest events of a window are ready."""
         whole = in_order(joined(source.window), self._tables)
         keep = max(1, len(whole) * WINDOW_EVENTS // source.weight)
@@ -81,28 +88,41 @@ class Windows:
         source.window = [kept]
         source.weight = len(kept) + sum(map(self._heavy, kept.args[kept.shape == SPECIAL].tolist()))
         if len(ready):
-            source.ready.append(ready)
+            self._make_ready(ready, at)
             source.front_ns = max(source.front_ns, int(ready.ts_ns[-1]))
+
+    def _make_ready(self, events: TraceColumns, at: int) -> None:
+        if self.doubles is not None:
+            self.doubles.take(events, at)
+        self._sources[at].ready.append(_Ready(events))
 
     def end(self, at: int) -> None:
         """Take note that a source has ended."""
         source = self._sources[at]
         if source.window:
-            source.ready.append(in_order(joined(source.window), self._tables))
+            self._make_ready(in_order(joined(source.window), self._tables), at)
         source.window, source.weight, source.front_ns = [], 0, _EVER_NS
 
     def take(self) -> TraceColumns | None:
         """The events whose turn it is, in order; None where there are none."""
         first_ns = min(source.front_ns for source in self._sources)
-        return self._joined([part for source in self._sources for part in source.take_until(first_ns)])
+        slack_ns = 0 if self.doubles is None else SLACK_NS
+        return self._taken(max(-_EVER_NS, first_ns - slack_ns))
 
     def take_all(self) -> TraceColumns | None:
         """All that is left, in order; None where nothing is."""
-        parts = [part for source in self._sources for part in source.parts()]
-        self._sources = [_Source(front_ns=_EVER_NS) for _ in self._sources]
-        return self._joined(parts)
+        for at, source in enumerate(self._sources):
+            if source.front_ns != _EVER_NS:
+                self.end(at)
+        return self._taken(_EVER_NS)
 
-    def _joined(self, parts: list[TraceColumns]) -> TraceColumns | None:
+    def _taken(self, until_ns: int) -> TraceColumns | None:
+        if self.doubles is not None:
+            self.doubles.decide(until_ns)
+        parts = []
+        for at, source in enumerate(self._sources):
+            for part in source.take_until(until_ns):
+                parts.append(part if self.doubles is None else self.doubles.renamed(part, at))
         return in_order(joined(parts), self._tables) if parts else None
 
     def forget(self) -> None:
@@ -116,8 +136,10 @@ class Windows:
         for part, of in zip(parts, args, strict=True):
             part.args = np.where(part.shape == SPECIAL, part.args, to_args[of]).astype(np.int32)
             part.shape = to_shapes[part.shape]
+        if self.doubles is not None:
+            self.doubles.forget_shapes()
 
 
 def _args_of(part: TraceColumns) -> Int32s:
     """The numbers of arguments in a column that has other numbers too."""
-    return np.where(part.shape == SPECIAL, NONE, part.args).astype(np.int32)
+    return np.where((part.shape == SPECIAL) | (part.shape == GONE), NONE, part.args).astype(np.int32)

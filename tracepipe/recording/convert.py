@@ -126,6 +126,10 @@ class _Drawing:
             writer.write(drawn)
         account = self._inputs.account()
         account.outcomes = layout.outcomes
+        if layout.doubled:
+            account.notes.append(
+                f"{layout.doubled} calls, kernels and copies of two recordings are drawn as one"
+            )
         self._say_all(writer, account)
         writer.finish()
         return account

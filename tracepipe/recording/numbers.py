@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import PurePath
 from typing import Any
 
@@ -165,7 +166,18 @@ def numbered(parts: Sequence[Part]) -> tuple[list[Numbers], Origins]:
         if command := part.source.header.get("command"):
             programs |= {id_on(host, pid): PurePath(command[0]).name for pid in part.survey.pids}
     names = _names_of_hosts(parts, of_host)
-    return numbers, Origins(len(parts), programs, names, gpus.titles(names))
+    files = tuple(part.source.name for part in parts)
+    of_capture = _overlapping(parts, of_host, [captures[part.capture][0] for part in parts])
+    return numbers, Origins(len(parts), programs, names, gpus.titles(names), files, of_capture)
+
+
+def _overlapping(parts: Sequence[Part], of_host: Sequence[int], captures: Sequence[int]) -> tuple[int, ...]:
+    """The captures of all, where two of them have the same processes."""
+    for at, to in combinations(range(len(parts)), 2):
+        is_double = captures[at] != captures[to] and of_host[at] == of_host[to]
+        if is_double and parts[at].survey.pids & parts[to].survey.pids:
+            return tuple(captures)
+    return ()
 
 
 def _names_of_hosts(parts: Sequence[Part], of_host: Sequence[int]) -> tuple[str, ...]:

@@ -1,0 +1,194 @@
+"""Makes one of what two recordings have of one call, kernel or copy: one slice with the arguments of both.
+
+Calls of one name on one thread follow each other, as kernels of one name on a stream do as a rule: those that
+begin nearest to each other in two recordings are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations, takewhile
+from typing import Any, Final
+
+import numpy as np
+
+from tracepipe.event.columns import NONE, TraceColumns
+from tracepipe.event.origins import Origins
+from tracepipe.event.shape import Shape
+from tracepipe.event.tables import Tables
+
+GONE: Final = -3
+"""The shape of an event that another stands for."""
+APART_NS: Final = 50_000
+"""What two tools say of one begin differs by less."""
+SLACK_NS: Final = 2 * APART_NS
+"""So much later than they could events go on, so that those that they are compared with are there."""
+# Launches whose numbers are known to be those of others.
+_LAUNCHES_MAX: Final = 1 << 16
+
+
+@dataclass(slots=True, eq=False)
+class _One:
+    """An event that others may have too, by its place in `events`; it stands for one of each of the recordings
+    `stands_for` already.
+    """
+
+    ts_ns: int
+    source: int
+    shape: Shape
+    events: TraceColumns
+    place: int
+    stands_for: tuple[int, ...] = ()
+
+    def args(self, tables: Tables) -> dict[str, Any]:
+        """Its arguments."""
+        return tables.args(int(self.events.args[self.place]))
+
+
+class Doubles:
+    """Looks at the events of each recording in order, and decides when those of all are there."""
+
+    def __init__(self, tables: Tables, origins: Origins) -> None:
+        self.count = 0
+        """Events that others stand for."""
+        self._tables, self._captures, self._files = tables, origins.captures, origins.files
+        self._waiting: dict[tuple[object, ...], dict[int, list[_One]]] = {}
+        """Of what is the same in them, the events of each recording."""
+        self._keys: dict[int, tuple[object, ...] | None] = {}
+        self._launches: list[dict[int, int]] = [{} for _ in origins.captures]
+        """By recording: launches that have the number of another's."""
+
+    def forget_shapes(self) -> None:
+        """The shapes have other numbers now."""
+        self._keys.clear()
+
+    def _key(self, number: int) -> tuple[object, ...] | None:
+        """What is the same in events that may be the same one; None for those that nobody else has."""
+        if number not in self._keys:
+            shape = self._tables.shapes[number]
+            self._keys[number] = None if shape is None else _key_of(shape)
+        return self._keys[number]
+
+    def take(self, events: TraceColumns, source: int) -> None:
+        """Look at events of a recording, which may be changed until they go on."""
+        events.shape, events.args = events.shape.copy(), events.args.copy()
+        events.launch = events.launch.copy()
+        for place, number in enumerate(events.shape.tolist()):
+            if number >= 0 and (key := self._key(number)) is not None:
+                shape = self._tables.shapes[number]
+                assert shape is not None
+                one = _One(int(events.ts_ns[place]), source, shape, events, place)
+                self._waiting.setdefault(key, {}).setdefault(source, []).append(one)
+
+    def decide(self, until_ns: int) -> None:
+        """Settle what events up to a time are; all are there that begin up to `SLACK_NS` later."""
+        for key in list(self._waiting):
+            of_key = self._waiting[key]
+            if all(ones[0].ts_ns > until_ns for ones in of_key.values()):
+                continue
+            gone: set[_One] = set()
+            for both in combinations(sorted(of_key), 2):
+                if self._captures[both[0]] != self._captures[both[1]]:
+                    ones, others = (
+                        _near(of_key[at], until_ns + SLACK_NS, gone, other)
+                        for at, other in (both, both[::-1])
+                    )
+                    for one, other in _pairs(ones, others):
+                        if min(one.ts_ns, other.ts_ns) <= until_ns:
+                            gone |= self._join(one, other)
+            rest = {
+                source: left
+                for source, ones in of_key.items()
+                if (left := [one for one in ones if one.ts_ns > until_ns and one not in gone])
+            }
+            if rest:
+                self._waiting[key] = rest
+            else:
+                del self._waiting[key]
+
+    def _join(self, one: _One, other: _One) -> set[_One]:
+        """Let one of two stand for both; gives the other, nothing where each has an end of its own."""
+        if one.shape.phase == other.shape.phase == "B":
+            return set()
+        kept, gone = (other, one) if other.shape.phase == "B" else (one, other)
+        events, place, tables = kept.events, kept.place, self._tables
+        launch = int(gone.events.launch[gone.place])
+        if gone.shape.has_launch and kept.shape.has_launch:
+            self._rename(gone.source, launch, int(events.launch[place]))
+        elif gone.shape.has_launch:
+            events.launch[place] = launch
+            events.shape[place] = tables.number_of(replace(kept.shape, has_launch=True))
+        events.args[place] = tables.args_number(self._both(kept, gone))
+        if events.stack is None and gone.events.stack is not None:
+            events.stack = np.full(len(events), NONE, np.int64)
+        if gone.events.stack is not None and events.stack is not None and events.stack[place] == NONE:
+            events.stack[place] = gone.events.stack[gone.place]
+        gone.events.shape[gone.place] = GONE
+        kept.stands_for += (gone.source,)
+        self.count += 1
+        return {gone}
+
+    def _both(self, kept: _One, gone: _One) -> dict[str, Any]:
+        """The arguments of both, and what the other recording says of the time."""
+        file, args = self._files[gone.source], kept.args(self._tables)
+        for key, value in gone.args(self._tables).items():
+            if args.setdefault(key, value) != value:
+                args[f"{key} ({file})"] = value
+        args[f"after_ns ({file})"] = gone.ts_ns - kept.ts_ns
+        args[f"dur_ns ({file})"] = int(gone.events.dur_ns[gone.place])
+        return args
+
+    def _rename(self, source: int, launch: int, to: int) -> None:
+        known = self._launches[source]
+        if len(known) >= _LAUNCHES_MAX:
+            del known[next(iter(known))]
+        known[launch] = to
+
+    def renamed(self, events: TraceColumns, source: int) -> TraceColumns:
+        """Events that go on, with the launches that they have in common with other recordings, and without
+        those that others stand for.
+        """
+        known = self._launches[source]
+        for place in np.flatnonzero((events.launch != 0) & (events.shape >= 0)).tolist() if known else ():
+            shape = self._tables.shapes[int(events.shape[place])]
+            if shape is not None and shape.has_launch and shape.on_stream:
+                launch = int(events.launch[place])
+                events.launch[place] = known.get(launch, launch)
+        gone = events.shape == GONE
+        return events.take(~gone) if gone.any() else events
+
+
+def _key_of(shape: Shape) -> tuple[object, ...] | None:
+    if shape.on_stream:
+        return (shape.type, shape.gpu, shape.stream, shape.name) if shape.phase == "X" else None
+    if shape.type == "userspace" and shape.phase in ("B", "X") and shape.tid is not None:
+        return (shape.type, shape.pid, shape.tid, shape.name)
+    return None
+
+
+def _near(ones: Sequence[_One], until_ns: int, gone: set[_One], other: int) -> list[_One]:
+    """Those up to a time that are not gone, and do not stand for one of the other recording."""
+    near = takewhile(lambda one: one.ts_ns <= until_ns, ones)
+    return [one for one in near if one not in gone and other not in one.stands_for]
+
+
+def _pairs(ones: Sequence[_One], others: Sequence[_One]) -> list[tuple[_One, _One]]:
+    """Those that begin nearest to each other, in order."""
+    pairs = []
+    at = to = 0
+    while at < len(ones) and to < len(others):
+        apart_ns = abs(others[to].ts_ns - ones[at].ts_ns)
+        if at + 1 < len(ones) and abs(others[to].ts_ns - ones[at + 1].ts_ns) < apart_ns:
+            at += 1
+        elif to + 1 < len(others) and abs(others[to + 1].ts_ns - ones[at].ts_ns) < apart_ns:
+            to += 1
+        else:
+            if apart_ns <= APART_NS:
+                pairs.append((ones[at], others[to]))
+                at, to = at + 1, to + 1
+            elif ones[at].ts_ns < others[to].ts_ns:
+                at += 1
+            else:
+                to += 1
+    return pairs
