@@ -30,8 +30,8 @@ _LAUNCHES_MAX: Final = 1 << 16
 
 @dataclass(slots=True, eq=False)
 class _One:
-    """An event that others may have too, by its place in `events`; it stands for one of each of the recordings
-    `stands_for` already.
+    """An event that others may have too, by its place in `events`. It stands for one of each of the
+    recordings `stands_for` already.
     """
 
     ts_ns: int
