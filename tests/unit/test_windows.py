@@ -83,10 +83,14 @@ class Device:
     def __init__(self, did: list[Any]) -> None:
         self.did = did
         self.sees = {"nvtx": Path("lib.so")}
+        self.calls = 0
         self.to_come: list[Turn] = []
 
     def arm(self, windows: int) -> None:
         self.did.append(("device", "arm", windows))
+
+    def hits(self) -> int:
+        return self.calls
 
     def set_window(self, *, is_open: bool) -> None:
         self.did.append(("device", is_open))
@@ -258,11 +262,29 @@ def test_probes_are_attached_ahead_of_a_window_that_comes_by_time_and_stay_for_a
     assert [(did[0] // 10**6, did[-1]) for did in course.attached.did] == [(1000, True), (1100, False)]
 
 
+def test_probes_stay_for_longer_where_windows_follow_each_other() -> None:
+    course = Course(start_on="api")
+    stayed_ms = []
+    begin = 1000
+    for pause in (400, 300, 2000, 50):
+        course.say(begin * 10**6, begins=True)
+        course.say((begin + 1) * 10**6, begins=False)
+        attached = 0
+        for ms in range(begin + 1, begin + pause):
+            course.at(ms * 10**6)
+            attached += course.attached.is_attached
+        stayed_ms.append(attached)
+        begin += pause
+        course.attached.prepare()  # as the window that follows does
+    # After each window: as long as the last pause was twice, or all the time to the next one.
+    assert stayed_ms == [100, 299, 598, 49]
+
+
 def attached_at(course: Course, calls_ms: list[int], until_ms: int) -> list[int]:
     """The milliseconds at which probes are attached, of a program that calls the function at those times."""
     found = []
     for ms in range(until_ms):
-        course.attached.calls = sum(at <= ms for at in calls_ms)
+        course.attached.calls = course.device.calls = sum(at <= ms for at in calls_ms)
         course.at(ms * 10**6)
         found += [ms] if course.attached.is_attached else []
     return found
@@ -275,6 +297,11 @@ def test_probes_are_attached_ahead_of_the_call_that_is_expected() -> None:
     assert course.windows.count == 1
 
 
+def test_a_range_is_expected_by_what_its_library_counts() -> None:
+    course = Course(start_on="nvtx:step#20", has_device=True)
+    assert attached_at(course, [*range(190, 2000, 100)], 2000) == [*range(100), *range(1840, 2000)]
+
+
 def test_what_is_expected_follows_the_pace_of_the_last_calls() -> None:
     """The first one takes long; when probes are attached, a program that stops leaves them so."""
     calls = [500, 1500, *range(1510, 1600, 10), 3000]
@@ -284,7 +311,9 @@ def test_what_is_expected_follows_the_pace_of_the_last_calls() -> None:
 
 def test_nothing_is_expected_of_a_function_that_is_called_once() -> None:
     assert attached_at(Course(start_on="profiler"), [500], 1000) == [*range(100)]
-    assert attached_at(Course(start_on="nvtx:step#9"), [500, 600, 700], 1000) == [*range(100)]
+    assert attached_at(Course(start_on="nvtx:step#9", has_device=False), [500, 600, 700], 1000) == [
+        *range(100)
+    ]
 
 
 def test_a_window_that_began_at_a_call_has_all_probes() -> None:

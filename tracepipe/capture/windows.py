@@ -25,7 +25,11 @@ _ALONE_NS = 5_000_000
 _LEAD_NS = 250_000_000
 """How long before a window that is expected its probes are attached, which takes some 10 ms, or 100."""
 _LINGER_NS = 100_000_000
-"""How long probes stay after a window, for one that follows: as long as it takes to detach them."""
+"""How long probes stay after a window, for one that follows: as long as it takes to detach one of them."""
+_OFTEN_NS = 1_000_000_000
+"""Where windows follow within that time, probes stay twice as long as it took: to detach all of them takes
+nearly as long, and to attach them meanwhile waits for that.
+"""
 
 
 class Pace:
@@ -62,6 +66,7 @@ class WindowCourse:
     _is_armed: bool = False
     _signals: int = 0
     _is_ordered: bool = False
+    _linger_ns: int = _LINGER_NS
     _pace: Pace | None = None
     _begins_by: Trigger | None = field(init=False)
     _ends_by: Trigger | None = field(init=False)
@@ -126,7 +131,7 @@ class WindowCourse:
         if self.is_open:
             self._pace = None
             attachment.prepare()
-        elif now_ns - self._closed_ns >= _LINGER_NS:
+        elif now_ns - self._closed_ns >= self._linger_ns:
             due_ns = self._due_ns(attachment, now_ns)
             if due_ns is not None and now_ns >= due_ns - _LEAD_NS:
                 attachment.prepare()
@@ -137,11 +142,13 @@ class WindowCourse:
         """When the next window is expected; None where that is not known."""
         if self._begins_by is None:
             return self._closed_ns + self.request.windows.delay_ns
-        if not self._begins_by.is_probed or not self._is_armed:
+        if self._begins_by.is_said or not self._is_armed:
             return None
+        counts = attachment if self._begins_by.is_probed or self._device is None else self._device
+        hits = counts.hits()
         if self._pace is None:
-            self._pace = Pace(self._begins_by.number, attachment.hits())
-        return self._pace.due_ns(now_ns, attachment.hits())
+            self._pace = Pace(self._begins_by.number, hits)
+        return self._pace.due_ns(now_ns, hits)
 
     def finish(self, now_ns: int) -> None:
         """The recording ends, and with it the window that is open."""
@@ -194,8 +201,7 @@ class WindowCourse:
         elif is_said:
             asked_ns = now_ns
         if asked_ns is not None:
-            self._opened_ns = attachment.open_window(asked_ns, name=name)
-            self.count += 1
+            self._note_begin(attachment.open_window(asked_ns, name=name))
         elif begins_by is not None and not begins_by.is_said and not self._is_armed:
             # Without a delay, whatever ends one may be followed at once by what begins the next.
             left = 1 if windows.delay_ns else windows.limit - self.count
@@ -208,8 +214,7 @@ class WindowCourse:
         """Take what functions did, and libraries in the command; whether those did anything."""
         for ts_ns, begins in self._attachment.turns() if self._attachment else ():
             if begins and not self.is_open:
-                self._opened_ns = ts_ns
-                self.count += 1
+                self._note_begin(ts_ns)
             elif not begins and self.is_open:
                 self._note_end(ts_ns)
         turns = self._device.turns() if self._device else []
@@ -223,8 +228,7 @@ class WindowCourse:
         if self._attachment is None or begins in self._attachment.probed or begins == self.is_open:
             return
         if begins:
-            self._opened_ns = self._attachment.open_window(ts_ns, ts_ns)
-            self.count += 1
+            self._note_begin(self._attachment.open_window(ts_ns, ts_ns))
         else:
             self._note_end(self._attachment.close_window(Cause.STOP, ts_ns))
 
@@ -243,6 +247,13 @@ class WindowCourse:
         if self._attachment is not None:
             now_ns = self._attachment.close_window(cause)
         self._note_end(now_ns)
+
+    def _note_begin(self, now_ns: int) -> None:
+        after_ns = now_ns - self._closed_ns
+        is_often = self.count > 0 and self._begins_by is not None and after_ns < _OFTEN_NS
+        self._linger_ns = max(_LINGER_NS, 2 * after_ns) if is_often else _LINGER_NS
+        self._opened_ns = now_ns
+        self.count += 1
 
     def _note_end(self, now_ns: int) -> None:
         assert self._opened_ns is not None

@@ -192,6 +192,10 @@ class DeviceEngine(Protocol):
         """Begin a window, or end the one that is open, unless a process has done that."""
         ...
 
+    def hits(self) -> int:
+        """How often what begins a window came since `arm`, or since the last one began; of what it sees."""
+        ...
+
     def turns(self) -> list[Turn]:
         """Windows that processes began and ended since the last call."""
         ...

@@ -68,6 +68,10 @@ class AnnotationsEngine:
         """Begin a window, or end the one that is open, unless a process has done that."""
         self._device.set_window(is_open=is_open)
 
+    def hits(self) -> int:
+        """How often what begins a window came since `arm`, or since the last one began."""
+        return self._device.hits()
+
     def turns(self) -> list[Turn]:
         """Windows that processes began and ended since the last call."""
         return self._device.turns()

@@ -159,6 +159,10 @@ class Channel:
             _U32.pack_into(self._map, _TURNS_AT, (turns + 1) % (1 << 32))
             wake_waiters(self._map, _TURNS_AT)
 
+    def hits(self) -> int:
+        """How often what begins a window came since `arm`, or since the last one began."""
+        return int(_U32.unpack_from(self._map, _TURNS_AT + 8)[0])
+
     def turns(self) -> list[Turn]:
         """Windows that processes began and ended since the last call, of many the last."""
         turns, _, _, _, _, *turned_ns = _WINDOWS.unpack_from(self._map, _TURNS_AT)
