@@ -79,6 +79,10 @@ def long_arguments() -> Lines:
     return (event(at, args={"text": f"{at} " + "x" * 900_000}) for at in range(60))
 
 
+def slices_that_end_later() -> Lines:
+    return (event(1, tid=at % 3) for at in range(100_000))
+
+
 def open_calls() -> Lines:
     return (event(at, phase="B", tid=at % 50) for at in range(300_000))
 
@@ -274,6 +278,13 @@ def test_keys_of_arguments_are_not_kept_where_they_are_long(tmp_path: Path) -> N
 def test_open_calls_take_a_tenth_of_a_kilobyte(tmp_path: Path) -> None:
     path = recorded(tmp_path / "run.jsonl", open_calls())
     assert peak_mb("convert", str(path), "-o", str(tmp_path / "out")) < BOUND_MB + 300_000 * 0.1 / 1024
+
+
+@pytest.mark.parametrize("to", ["perfetto", "chrome"])
+def test_slices_that_end_later_take_a_fifth_of_a_kilobyte(to: str, tmp_path: Path) -> None:
+    path = recorded(tmp_path / "run.jsonl", slices_that_end_later())
+    bound_mb = BOUND_MB + 100_000 * 0.2 / 1024
+    assert peak_mb("convert", str(path), "-o", str(tmp_path / "out"), "-f", to) < bound_mb
 
 
 @pytest.mark.parametrize(("lines", "tracks"), [(threads, 30_000), (streams, 30_000)])

@@ -342,6 +342,13 @@ def test_lines_that_come_again_share_one_shape_and_their_arguments() -> None:
     assert recording.tables.args(0) == {"result": 0}
 
 
+@pytest.mark.parametrize("key", [b"tid", b"t\\u0069d"])
+def test_a_launch_of_zero_is_no_arrow(key: bytes) -> None:
+    line = b'{"ts_ns":1,"type":"userspace","name":"f","phase":"B","launch":0,"flow":7,"pid":1,"%s":1}' % key
+    (batch,) = tracepipe1.read(io.BytesIO(HEADER + b"\n" + line)).batches
+    assert batch.events.launch.tolist() == [0]
+
+
 def test_time_duration_launch_and_arguments_are_no_part_of_a_shape() -> None:
     line = b'{"ts_ns":%d,"type":"gpu_kernel","name":"k","phase":"X","dur_ns":%d,"gpu":0,"launch":%d'
     line += b',"args":{"n":%d}}'

@@ -123,6 +123,12 @@ def test_tables_are_crowded_by_number_and_by_size(monkeypatch: pytest.MonkeyPatc
     assert not tables.crowded()
     tables.args_number({"a": "x" * 4_000})
     assert tables.crowded()
+    tables.keep(numbers(), numbers())
+    assert not tables.crowded()
+    tables.number_of(Shape("kernel", "x" * 4_001, "B"))
+    assert tables.crowded()
+    tables.keep(numbers(len(tables.shapes) - 1), numbers())
+    assert tables.crowded()
 
 
 keeps = st.lists(st.tuples(st.lists(st.integers(0, 9), max_size=9), st.sets(st.integers(0, 9))), max_size=5)

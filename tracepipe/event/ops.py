@@ -67,6 +67,21 @@ class OpColumns:
             self.columns[name][self.count : self.count + len(ops)] = rows[:, at]
         self.count += len(ops)
 
+    def extend(self, others: OpColumns) -> None:
+        """Add all operations of others."""
+        self.reserve(others.count)
+        end = self.count + others.count
+        for name, column in self.columns.items():
+            column[self.count : end] = others.columns[name][: others.count]
+        self.count = end
+
+    def take(self, order: Any) -> OpColumns:
+        """The operations of some places, in that order, as columns of their own."""
+        taken = OpColumns()
+        taken.count = len(order)
+        taken.columns = {name: column[order] for name, column in self.columns.items()}
+        return taken
+
     def rows(self, order: Any) -> Iterator[Op]:
         """The operations of some places, in that order."""
         return zip(*(self.columns[name][order].tolist() for name in OP_COLUMNS), strict=True)

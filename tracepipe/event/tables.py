@@ -53,6 +53,7 @@ class Tables:
         return number
 
     def _new_shape(self, shape: Shape) -> int:
+        self._text_bytes += _text_size(shape)
         self.shapes.append(shape)
         return len(self.shapes) - 1
 
@@ -132,7 +133,11 @@ class Tables:
     def _keep_texts(self, shapes: Iterable[int], args: Iterable[int]) -> None:
         self._texts = [self._texts[at] for at in args]
         self._args_numbers = {text: at for at, text in enumerate(self._texts)}
-        self._text_bytes = sum(map(len, self._texts))
+        self._text_bytes = sum(map(len, self._texts)) + sum(map(_text_size, self._numbers))
+
+
+def _text_size(shape: Shape) -> int:
+    return len(shape.name) + sum(len(text or "") for text in (shape.comm, shape.layer, shape.domain))
 
 
 def _turning(kept: Int32s, count: int) -> Int32s:

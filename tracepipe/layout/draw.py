@@ -17,7 +17,7 @@ import numpy as np
 
 from tracepipe.event.columns import NONE, SPECIAL, Int32s, TraceBatch, TraceColumns, unsigned
 from tracepipe.event.model import COUNTS, LAYERS, NO_SPANS, Header, Problem, Record
-from tracepipe.event.ops import END, INSTANT, Op, OpColumns, op_of
+from tracepipe.event.ops import END, INSTANT, OpColumns, op_of
 from tracepipe.event.origins import FILE, Origins
 from tracepipe.event.outcomes import Outcomes
 from tracepipe.event.tables import Args, Tables
@@ -80,7 +80,7 @@ class Layout:
         self._extras: list[Args] = []
         self._window_rows: dict[int, None] = {}
         self._lost: set[str] = set()
-        self._later: list[Op] = []
+        self._later = OpColumns()
         self._tree = Tree(header, origins)
         self._rows = Rows(header, tables, self._tree, origins, switches_apart=switches_apart)
         groups = KernelGroups(self._rows)
@@ -160,7 +160,7 @@ class Layout:
         """Let the tables forget what is not in use any more."""
         self._windows.forget()
         self._rows.forget_shapes()
-        self._later = self._rows.forget_names(self._later)
+        self._rows.forget_names(self._later)
         self._met = np.empty(0, np.bool_)
 
     def _meet(self, shapes: Int32s) -> None:
@@ -236,7 +236,7 @@ class Layout:
             shape = self._tables.shapes[number]
             assert shape is not None
             launch = unsigned(int(events.launch[at])) if shape.has_launch else None
-            if shape.type == "gpu_thread" and launch in self._warps.launches:
+            if shape.type == "gpu_thread" and self._warps.has_drawn(launch):
                 return []
             args = self._tables.args(int(events.args[at]))
             if shape.phase == COUNTS:
@@ -303,22 +303,22 @@ class Layout:
         if self._kernels is not None and events is not None:
             self._kernels.draw(events, ops)
         extras, self._extras = self._extras, []
-        later: list[Op] = []
+        later = OpColumns()
         held_ns = _ALL_NS
         if last or events is not None:
             # Ends that waited come first: a stable sort leaves them before what begins at their time.
-            later, self._later = self._later, []
+            later, self._later = self._later, later
         if events is not None and not last:
             held_ns = self._dealt_ns
         order = self._order(ops, later, held_ns)
         return Drawn(self._rows.book, self._tree.take_declared(), events, ops, order, extras, changes)
 
-    def _order(self, ops: OpColumns, later: list[Op], held_ns: int) -> Any:
+    def _order(self, ops: OpColumns, later: OpColumns, held_ns: int) -> Any:
         made = ops.count
-        ops.add(*later)
+        ops.extend(later)
         count, columns = ops.count, ops.columns
         ts_ns, row = columns["ts"][:count], columns["row"][:count]
-        if later:
+        if later.count:
             first = np.concatenate([np.arange(made, count), np.arange(made)])
             order = first[np.argsort(ts_ns[first], kind="stable")]
         else:
@@ -328,7 +328,7 @@ class Layout:
         if not len(order) or int(ts_ns[order[-1]]) <= held_ns:
             return order
         waits = (columns["kind"][order] == END) & (columns["event"][order] == NONE) & (ts_ns[order] > held_ns)
-        self._later = list(ops.rows(order[waits]))
+        self._later = ops.take(order[waits])
         return order[~waits]
 
     def _say_early(self) -> None:

@@ -11,7 +11,7 @@ from tracepipe.event.columns import Bools, grown
 from tracepipe.event.model import COUNTS, Header
 from tracepipe.event.native_nesting import NativeNesting
 from tracepipe.event.nesting import GIVES_ALL, GIVES_IOCTLS, NO_ROW, Nesting, ShapeRow
-from tracepipe.event.ops import Op
+from tracepipe.event.ops import OpColumns
 from tracepipe.event.origins import Origins
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Tables
@@ -113,18 +113,17 @@ class Rows:
         """The shapes have other numbers now."""
         self.nesting.forget_shapes()
 
-    def forget_names(self, waiting: list[Op]) -> list[Op]:
-        """Give names new numbers, to those alone that an open slice or an operation in `waiting` has. Gives
-        these back with their new numbers.
-        """
+    def forget_names(self, waiting: OpColumns) -> None:
+        """Give names new numbers, to those alone that an open slice or an operation in `waiting` has."""
         names = self.book.names
         used = self.nesting.open_names(len(names))
-        used[[self._names[IOCTL], *(op[3] for op in waiting)]] = True
+        of_waiting = waiting.columns["name"][: waiting.count]
+        used[self._names[IOCTL]] = used[of_waiting] = True
         to = (np.cumsum(used) - 1).astype(np.int32)
         self.nesting.rename(to)
         names[:] = [names[at] for at in np.flatnonzero(used).tolist()]
         self._names = {name: number for number, name in enumerate(names)}
-        return [(*op[:3], int(to[op[3]]), *op[4:]) for op in waiting]
+        of_waiting[:] = to[of_waiting]
 
     def _shape_row(self, shape: Shape) -> ShapeRow:
         name = self.name(shape.name)

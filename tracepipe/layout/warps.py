@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -89,8 +88,9 @@ class WarpLayout:
         self.unclosed = 0
         self.beyond = 0
         """Warps that are not drawn, as there are too many GPUs."""
-        self.launches: OrderedDict[int, None] = OrderedDict()
-        """The last launches whose warps are laid out: exits of their threads would draw them again."""
+        # No number stands where it belongs.
+        self._launches = np.arange(1, LAUNCHES_MAX + 1, dtype=np.uint64)
+        """The last launches whose warps are laid out, by the lower bits of their ids, which are counted."""
 
     def _mode(self, batch: PlacedWarps) -> str:
         known = batch.sm is not None and batch.slot is not None
@@ -99,13 +99,15 @@ class WarpLayout:
             return "slot" if known else "logical"
         return "logical" if mode == "sm" and batch.sm is None else mode
 
+    def has_drawn(self, launch: int | None) -> bool:
+        """Whether warps of a launch are laid out: exits of its threads would draw them again."""
+        return launch is not None and int(self._launches[launch % LAUNCHES_MAX]) == launch
+
     def place(self, batch: PlacedWarps) -> tuple[int, list[WarpChanges]]:
         """Draw one batch; the end of its last warp, trace ns, and the changes whose turn it is."""
         mode, base_ns = self._mode(batch), batch.ts_ns
         if (launch := batch.launched.get("launch")) is not None:
-            self.launches[launch] = None
-            if len(self.launches) > LAUNCHES_MAX:
-                self.launches.popitem(last=False)
+            self._launches[launch % LAUNCHES_MAX] = launch
         index = batch.launched.get("gpu", 0)
         if index not in self._gpus and len(self._gpus) >= GPUS_MAX:
             self.beyond += len(batch)
