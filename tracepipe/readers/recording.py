@@ -68,7 +68,7 @@ def row_of(record: Record, tables: Tables, others: list[Record | Warps]) -> Row:
         tables.shape_number(record),
         tables.args_number(record.get("args")),
         record.get("dur_ns", 0),
-        signed(record.get("launch", record.get("flow", 0))),
+        signed(record.get("launch", record.get("flow")) or 0),
         index_of(record),
         NONE,
     )
