@@ -68,6 +68,7 @@ READERS: dict[str, InputFormat] = {
         InputFormat("tracepipe", "tracepipe/1 event file (JSON Lines)", "tracepipe1"),
         InputFormat("nsys", "Nsight Systems, exported to SQLite", "nsys", database=_SQLITE),
         InputFormat("rocpd", "rocpd database of rocprofv3", "rocpd", database=_SQLITE),
+        InputFormat("xplane", "profile of XLA (JAX, TensorFlow), xplane.pb", "xplane"),
         InputFormat("rocprof", "JSON of rocprofv3", "rocprof_json"),
         InputFormat("bpftime", "text output of bpftime's GPU examples", "bpftime"),
         InputFormat(

@@ -1,0 +1,94 @@
+"""Fields of Protobuf messages: any integer, any order, damage that is told with its byte."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tracepipe.converters.wire import delimited, double, number
+from tracepipe.readers import wire_fields
+from tracepipe.readers.wire_fields import BYTES, VARINT, WireError, WireFile, fields_of, signed
+
+FIELDS = st.lists(
+    st.tuples(
+        st.integers(1, 1 << 20), st.one_of(st.integers(-(1 << 63), (1 << 63) - 1), st.binary(max_size=300))
+    )
+)
+
+
+def message(fields: list[tuple[int, int | bytes]]) -> bytes:
+    return b"".join(
+        number(at, value) if isinstance(value, int) else delimited(at, value) for at, value in fields
+    )
+
+
+@given(FIELDS, st.integers(1, 40))
+def test_what_was_written_is_read(fields: list[tuple[int, int | bytes]], chunk: int) -> None:
+    data = message(fields)
+    at_hand = [
+        (one.number, signed(one.value) if one.wire_type == VARINT else one.data) for one in fields_of(data)
+    ]
+    assert at_hand == fields
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wire_fields, "_CHUNK_BYTES", chunk)
+        file = WireFile(io.BytesIO(b"##" + data))
+        places = [
+            (one.number, signed(one.value) if one.wire_type == VARINT else file.read(one.start, one.end))
+            for one in file.fields(2, file.size)
+        ]
+    assert places == fields
+
+
+def test_fixed_sizes_are_passed_over() -> None:
+    data = double(3, 1.5) + bytes([4 << 3 | 5]) + b"1234" + number(5, 6)
+    fields = list(fields_of(data))
+    assert [(one.number, one.value, one.data) for one in fields][1:] == [(4, 0, b"1234"), (5, 6, b"")]
+    assert wire_fields.double(fields[0].data) == 1.5
+    file = WireFile(io.BytesIO(data))
+    assert [file.read(one.start, one.end) for one in file.fields(0, file.size)][1] == b"1234"
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"\x08" + b"\xff" * 11, "a number does not end at byte 1"),
+        (b"\x08", "a number does not end at byte 1"),
+        (b"\x0b", "is no field at byte 0"),
+        (b"\x00\x01", "is no field at byte 0"),
+        (number(1, 1) + b"\x12\x05abc", "a field is cut off at byte 2"),
+        (b"\x11abc", "a field is cut off at byte 0"),
+    ],
+)
+def test_damage_is_told_with_its_byte(data: bytes, message: str) -> None:
+    with pytest.raises(WireError, match=message):
+        list(fields_of(data))
+    file = WireFile(io.BytesIO(data))
+    with pytest.raises(WireError, match=message):
+        list(file.fields(0, file.size))
+
+
+def test_a_field_that_is_cut_off_is_given_as_far_as_it_goes() -> None:
+    file = WireFile(io.BytesIO(b"\x12\x05abc"))
+    fields = file.fields(0, file.size)
+    place = next(fields)
+    assert (place.number, place.wire_type, file.read(place.start, place.end)) == (2, BYTES, b"abc")
+    with pytest.raises(WireError):
+        next(fields)
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_are_too_hostile(data: bytes) -> None:
+    outcomes = []
+    for read in (lambda: fields_of(data), lambda: WireFile(io.BytesIO(data)).fields(0, len(data))):
+        found = []
+        try:
+            for one in read():
+                found.append(one.number)
+        except WireError as e:
+            outcomes.append((e.at, str(e)))
+        else:
+            outcomes.append((len(data), ""))
+    assert outcomes[0] == outcomes[1]

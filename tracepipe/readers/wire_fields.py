@@ -1,0 +1,136 @@
+"""Fields of Protobuf messages, without their schema: of bytes at hand, or of a file of any size, of which
+little is at hand at a time. Format: protobuf.dev/programming-guides/encoding.
+
+    tag            = field number << 3 | wire type
+    wire type 0      a varint: seven bits a byte, the lowest first, the highest bit says that another follows
+              1, 5   eight and four bytes
+              2      a varint that says how many bytes follow
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import BinaryIO, Final, NamedTuple
+
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+_CHUNK_BYTES: Final = 1 << 16
+_VARINT_BYTES_MAX: Final = 10
+_U64: Final = (1 << 64) - 1
+_FIXED: Final = {FIXED64: 8, FIXED32: 4}
+
+
+class WireError(Exception):
+    """What is no field; `at` is the byte where it stands."""
+
+    def __init__(self, message: str, at: int) -> None:
+        super().__init__(f"{message} at byte {at}")
+        self.at = at
+
+
+class Field(NamedTuple):
+    """A field of bytes at hand: `value` is a varint's number, or the bytes of any other."""
+
+    number: int
+    wire_type: int
+    value: int
+    data: bytes
+
+
+class Place(NamedTuple):
+    """A field of a file: what is not a varint lies from `start` to `end`."""
+
+    number: int
+    wire_type: int
+    value: int
+    start: int
+    end: int
+
+
+def signed(value: int) -> int:
+    """The int64 of a varint."""
+    return value - (1 << 64) if value >> 63 else value
+
+
+def double(data: bytes) -> float:
+    """The double of eight bytes."""
+    (value,) = struct.unpack("<d", data)
+    return float(value)
+
+
+def varint(data: bytes, at: int) -> tuple[int, int]:
+    """The varint at a place, and the place behind it. Raises WireError."""
+    value = shift = 0
+    for place in range(at, min(at + _VARINT_BYTES_MAX, len(data))):
+        byte = data[place]
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value & _U64, place + 1
+        shift += 7
+    raise WireError("a number does not end", at)
+
+
+def fields_of(data: bytes) -> Iterator[Field]:
+    """The fields of a message at hand. Raises WireError."""
+    at, size = 0, len(data)
+    while at < size:
+        tag, start = varint(data, at)
+        number, wire_type = tag >> 3, tag & 7
+        value, end = 0, start
+        if wire_type == VARINT:
+            value, end = varint(data, start)
+        elif wire_type == BYTES:
+            length, start = varint(data, start)
+            end = start + length
+        elif wire_type in _FIXED:
+            end = start + _FIXED[wire_type]
+        if (end == start and wire_type != BYTES) or number == 0:
+            raise WireError("is no field", at)
+        if end > size:
+            raise WireError("a field is cut off", at)
+        yield Field(number, wire_type, value, b"" if wire_type == VARINT else data[start:end])
+        at = end
+
+
+class WireFile:
+    """A file that can be read at any place."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._chunk, self._chunk_at = b"", 0
+        self.size = file.seek(0, 2)
+
+    def read(self, start: int, end: int) -> bytes:
+        """The bytes from one place to another, as far as there are any."""
+        end = min(end, self.size)
+        if start < self._chunk_at or end > self._chunk_at + len(self._chunk):
+            self._file.seek(start)
+            self._chunk = self._file.read(max(end - start, min(_CHUNK_BYTES, self.size - start)))
+            self._chunk_at = start
+        return self._chunk[start - self._chunk_at : max(0, end - self._chunk_at)]
+
+    def fields(self, start: int, end: int) -> Iterator[Place]:
+        """The fields of a message that lies there. One that goes beyond it, or beyond the file, is given as
+        far as it goes, and WireError follows. Raises WireError.
+        """
+        at = start
+        while at < min(end, self.size):
+            head = self.read(at, at + 2 * _VARINT_BYTES_MAX)
+            try:
+                tag, used = varint(head, 0)
+                wire_type, value = tag & 7, 0
+                if wire_type in (VARINT, BYTES):
+                    value, used = varint(head, used)
+            except WireError as e:
+                raise WireError("a number does not end", at + e.at) from e
+            if tag >> 3 == 0 or wire_type not in (VARINT, BYTES, FIXED64, FIXED32):
+                raise WireError("is no field", at)
+            begin = at + used
+            behind = begin + (value if wire_type == BYTES else _FIXED.get(wire_type, 0))
+            last = min(end, self.size)
+            yield Place(tag >> 3, wire_type, value, begin, min(behind, last))
+            if behind > last:
+                raise WireError("a field is cut off", at)
+            at = behind
+        if end > self.size:
+            raise WireError("the file ends", self.size)

@@ -1,0 +1,198 @@
+"""Reads what the profiler of XLA writes (JAX, TensorFlow): a Protobuf message XSpace, `NAME.xplane.pb`.
+
+    XSpace   1 planes…                      XLine    1 id  2 name  3 timestamp_ns  4 events…  11 display_name
+    XPlane   1 id  2 name  3 lines…         XEvent   1 metadata_id  2 offset_ps  3 duration_ps  4 stats…
+             4 event_metadata {1 id  2 …}            5 num_occurrences: of an aggregate, in place of 2
+             5 stat_metadata {1 id  2 …}    XStat    1 metadata_id  2 double  3 uint64  4 int64  5 text
+             6 stats…                                6 bytes  7 the stat_metadata whose name it is
+    XEventMetadata  1 id  2 name  4 display_name  5 stats…        XStatMetadata  1 id  2 name
+
+A plane's lines stand in front of what their numbers mean: it is read twice, from a file without a name. The
+events are put in the order of their times. These count from `profile_start_time` of the plane "Task
+Environment", or are CLOCK_REALTIME's themselves.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import BinaryIO, Final, cast
+
+from tracepipe.errors import InputError
+from tracepipe.event.columns import SourceBatch, no_events
+from tracepipe.event.model import Problem, new_header
+from tracepipe.readers.recording import Recording
+from tracepipe.readers.sorted_events import RowColumns, with_others
+from tracepipe.readers.wire_fields import BYTES, VARINT, Place, WireError, WireFile, fields_of, signed, varint
+from tracepipe.readers.xplane_events import Line, Meaning, Plane, PlaneEvents, stat_of
+
+CLOCK: Final = "trace"
+_TASK: Final = "Task Environment"
+_START: Final = "profile_start_time"
+# Of CLOCK_REALTIME's: after 1973. What counts from the start of a profile is below it.
+_REALTIME_NS: Final = 10**17
+_MESSAGE_BYTES_MAX: Final = 1 << 20
+_PROBLEMS_MAX: Final = 1 << 10
+_NAMES: Final = (b"/host:", b"/device:", b"/custom:", b"#Chip", _TASK.encode(), b"Host CPUs", b"Syscalls")
+
+
+class _Space:
+    """One XSpace on its way into batches."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = WireFile(file)
+        self._in_columns = RowColumns()
+        self.tables = self._in_columns.tables
+        self._events = PlaneEvents()
+        self._problems: list[Problem] = []
+        self._more_problems = self._too_long = self._start_ns = 0
+        for place in self._fields(0, self._file.size, "the file"):
+            if (place.number, place.wire_type) == (1, BYTES):
+                self._take(place)
+        self._events.finish()
+
+    @property
+    def clock(self) -> str:
+        """The clock of the times."""
+        return "realtime" if self._start_ns or self._events.is_after(_REALTIME_NS) else CLOCK
+
+    # Reading --------------------------------------------------------------------------------------------
+
+    def _say(self, message: str) -> None:
+        if len(self._problems) < _PROBLEMS_MAX:
+            self._problems.append(Problem(0, "", message))
+        else:
+            self._more_problems += 1
+
+    def _fields(self, start: int, end: int, of: str) -> Iterator[Place]:
+        """The fields of a message as far as they are good."""
+        try:
+            yield from self._file.fields(start, end)
+        except WireError as e:
+            self._say(f"{of}: {e}, and what stands behind in it is not read")
+
+    def _bytes(self, place: Place) -> bytes:
+        """A message that is not too long."""
+        if place.end - place.start > _MESSAGE_BYTES_MAX:
+            self._too_long += 1
+            return b""
+        return self._file.read(place.start, place.end)
+
+    def _take(self, where: Place) -> None:
+        plane, lines = Plane(), []
+        for place in self._fields(where.start, where.end, f"the plane at byte {where.start}"):
+            if place.wire_type != BYTES:
+                continue
+            if place.number == 3:
+                lines.append(place)
+                continue
+            data = self._bytes(place)
+            try:
+                if place.number == 2:
+                    plane.name = data.decode("utf-8", "replace")
+                elif place.number in (4, 5):
+                    _meaning(data, place.number == 4, plane.meaning)
+                elif place.number == 6:
+                    plane.raw_stats.append(data)
+            except WireError:
+                self._say(f"{plane.name}: field {place.number} at byte {place.start} cannot be read")
+        for data in plane.raw_stats:
+            with suppress(WireError):
+                plane.stats |= stat_of(data, plane.meaning)
+        if plane.name == _TASK and type(start := plane.stats.get(_START)) is int:
+            self._start_ns = start
+        for place in lines:
+            self._line(plane, place)
+
+    def _line(self, plane: Plane, where: Place) -> None:
+        of = f"the line at byte {where.start} of {plane.name}"
+        line = Line()
+        with suppress(WireError):  # said when its events are read
+            for place in self._file.fields(where.start, where.end):
+                if place.wire_type == VARINT and place.number in (1, 3):
+                    if place.number == 1:
+                        line.id = signed(place.value)
+                    else:
+                        line.timestamp_ns = signed(place.value)
+                elif place.wire_type == BYTES and place.number in (2, 11):
+                    line.name = self._bytes(place).decode("utf-8", "replace") or line.name
+        self._events.begin(plane, line)
+        for place in self._fields(where.start, where.end, of):
+            if (place.number, place.wire_type) == (4, BYTES):
+                try:
+                    message = self._events.take(self._bytes(place))
+                except WireError:
+                    message = "cannot be read"
+                if message:
+                    self._say(f"{plane.name}: the event at byte {place.start} {message}")
+
+    # Batches --------------------------------------------------------------------------------------------
+
+    def batches(self) -> Iterator[SourceBatch]:
+        """The events in the order of their times, and what there is to say."""
+        ahead_ns = 0 if self._events.is_after(_REALTIME_NS) else self._start_ns
+        others = self._events.name_records()
+        for rows in self._events.sorted.rows.in_order():
+            columns = self._in_columns.columns(rows, rows.ts_ns + ahead_ns)
+            yield SourceBatch(with_others(columns, others), [*others], self._problems)
+            others, self._problems = [], []
+        yield SourceBatch(with_others(no_events(), others), [*others], [*self._problems, *self._said()])
+
+    def _said(self) -> Iterator[Problem]:
+        if self._more_problems:
+            yield Problem(0, "", f"{self._more_problems} more messages cannot be read")
+        if self._too_long:
+            yield Problem(0, "", f"{self._too_long} messages are longer than {_MESSAGE_BYTES_MAX} bytes")
+        if self._events.arrows_left_out:
+            words = f"{self._events.arrows_left_out} arrows are left out: there are more than can be kept"
+            yield Problem(0, "", words, skipped=False)
+        if self._events.aggregates:
+            words = f"{self._events.aggregates} events are sums without times: they are not drawn"
+            yield Problem(0, "num_occurrences", words, skipped=False)
+
+
+def _meaning(data: bytes, is_event: bool, meaning: Meaning) -> None:
+    """Put an entry of a plane's maps to what its numbers mean. Raises WireError."""
+    id, value = 0, b""
+    for entry in fields_of(data):
+        if entry.number == 1:
+            id = signed(entry.value)
+        elif entry.number == 2:
+            value = entry.data
+    if is_event:
+        meaning.add_event(id, value)
+    else:
+        meaning.add_stat(id, value)
+
+
+def sniff(head: bytes) -> bool:
+    """Whether content begins with a plane that is called as XLA calls them."""
+    try:
+        if not head.startswith(b"\x0a"):
+            return False
+        _, at = varint(head, 1)
+        while head[at : at + 1] == b"\x08":  # the plane's id
+            _, at = varint(head, at + 1)
+        if head[at : at + 1] != b"\x12":
+            return False
+        size, at = varint(head, at + 1)
+    except WireError:
+        return False
+    return head[at : at + size].startswith(_NAMES)
+
+
+def read(stream: BinaryIO) -> Recording:
+    """The recording in a stream, which is read to its end first. Raises InputError."""
+    try:
+        with tempfile.TemporaryFile(prefix="tracepipe-") as file:
+            shutil.copyfileobj(stream, file, 1 << 16)
+            space = _Space(cast(BinaryIO, file))
+    except OSError as e:
+        raise InputError(
+            f"it cannot be copied: {e.strerror}",
+            f"free some space in {tempfile.gettempdir()}, or set TMPDIR",
+        ) from e
+    header = new_header(clock=space.clock, clocks=[space.clock], engine="XLA's profiler")
+    return Recording(header, space.batches(), space.tables)

@@ -1,0 +1,281 @@
+"""What an event of an XSpace is here, by its plane and line.
+
+/device:GPU:N, Stream #S         gpu_kernel, or transfer or memory by its details: `launch` by correlation_id
+               other lines       hook: a layer by the line's name, of a process called as the plane
+host planes    correlation_id    userspace: `launch` where the call asks for work
+               $file:line name   hook: the layer `python`
+               others            annotation of the domain `xla`; producers and consumers are joined by arrows
+other planes                     hook: a layer by the line's name, of a process called as the plane
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any, Final, cast
+
+from tracepipe.event.model import ID_LIMIT, TIME_LIMIT_NS, Record
+from tracepipe.event.vocabulary import direction_named
+from tracepipe.readers.chrome_kinds import LAUNCHES
+from tracepipe.readers.chrome_numbers import Ids, flow_number
+from tracepipe.readers.event_rows import cut_text
+from tracepipe.readers.sorted_events import SortedEvents
+from tracepipe.readers.wire_fields import BYTES, FIXED64, VARINT, double, fields_of, signed
+
+Stats = dict[str, Any]
+# What is kept of what numbers mean in a plane: names of operators, sizes of grids, paths of sources.
+_TEXT_BYTES_MAX: Final = 8 << 20
+_STAT_BYTES_MAX: Final = 4096
+_GPU = re.compile(r"/device:GPU:(\d{1,9})")
+_STREAM = re.compile(r"Stream #(\d{1,18})")
+_DETAIL = re.compile(r"(\w+):(\S*)")
+_HOST: Final = ("/host:", "Host CPUs", "Syscalls")
+_DETAILS: Final = {
+    "kernel_details": "kernel",
+    "memcpy_details": "copy",
+    "Memset_details": "set",
+    "memset_details": "set",
+    "memalloc_details": "alloc",
+    "MemFree_details": "free",
+    "memfree_details": "free",
+}
+_RENAMED: Final = {"regs": "registers", "static_shared": "shared_bytes", "num_bytes": "size"}
+# What an event made for others, and what another one made for it: a type and a number each.
+_MADE, _USED = ("_pt", "_p"), ("_ct", "_c")
+_CONTEXTS: Final = (_MADE, _USED)
+_ARROWS_MAX: Final = 1 << 15
+_SLICE, _MARK, _ARROW = range(3)
+
+
+@dataclass(slots=True)
+class Meaning:
+    """What a plane's numbers mean: names and stats of events, and names of stats, as far as there is room."""
+
+    events: dict[int, tuple[str, list[bytes]]] = field(default_factory=dict)
+    stats: dict[int, str] = field(default_factory=dict)
+    _bytes: int = 0
+
+    def _has_room(self, size_bytes: int) -> bool:
+        self._bytes += size_bytes + 64
+        return self._bytes <= _TEXT_BYTES_MAX
+
+    def add_event(self, id: int, data: bytes) -> None:
+        """Add an XEventMetadata. Raises WireError."""
+        name, shown, stats = "", "", []
+        for one in fields_of(data):
+            if one.number == 2:
+                name = one.data.decode("utf-8", "replace")
+            elif one.number == 4:
+                shown = one.data.decode("utf-8", "replace")
+            elif one.number == 5 and len(one.data) <= _STAT_BYTES_MAX:
+                stats.append(one.data)
+        name = cut_text(name or shown)
+        if self._has_room(len(name) + sum(map(len, stats))):
+            self.events[id] = name, stats
+
+    def add_stat(self, id: int, data: bytes) -> None:
+        """Add an XStatMetadata. Raises WireError."""
+        for one in fields_of(data):
+            if one.number == 2 and self._has_room(len(one.data)):
+                self.stats[id] = cut_text(one.data.decode("utf-8", "replace"))
+
+
+@dataclass(slots=True)
+class Plane:
+    """A plane, but for its lines."""
+
+    name: str = ""
+    meaning: Meaning = field(default_factory=Meaning)
+    raw_stats: list[bytes] = field(default_factory=list)
+    stats: Stats = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Line:
+    """A line, but for its events."""
+
+    id: int = 0
+    name: str = ""
+    timestamp_ns: int = 0
+
+
+def stat_of(data: bytes, meaning: Meaning) -> Stats:
+    """An XStat by its name; nothing where it is no value that can be shown. Raises WireError."""
+    name, value = "", cast(Any, None)
+    for one in fields_of(data):
+        if one.number == 1 and one.wire_type == VARINT:
+            id = signed(one.value)
+            name = meaning.stats.get(id, f"stat {id}")
+        elif one.number == 2 and one.wire_type == FIXED64:
+            value = double(one.data)
+        elif one.number in (3, 4) and one.wire_type == VARINT:
+            value = one.value if one.number == 3 else signed(one.value)
+        elif one.number == 5 and one.wire_type == BYTES:
+            value = one.data.decode("utf-8", "replace")
+        elif one.number == 7 and one.wire_type == VARINT:
+            value = meaning.stats.get(signed(one.value), one.value)
+    return {name: value} if name and value is not None else {}
+
+
+class PlaneEvents:
+    """Takes the events of one line after the other."""
+
+    def __init__(self) -> None:
+        self.sorted = SortedEvents()
+        self.aggregates = self.arrows_left_out = 0
+        self._made: dict[tuple[Any, ...], tuple[int, dict[str, Any]]] = {}
+        self._used: list[tuple[tuple[Any, ...], int, dict[str, Any]]] = []
+        self._ids = Ids()
+        self._least_ns = TIME_LIMIT_NS
+        self._names: dict[tuple[int, int | None], str] = {}
+        self._plane, self._line = Plane(), Line()
+        self._thread: dict[str, Any] = {}
+        self._place: tuple[int, int] | None = None
+        self._is_host = False
+
+    def is_after(self, ns: int) -> bool:
+        """Whether there are times, and all are after one."""
+        return ns <= self._least_ns < TIME_LIMIT_NS
+
+    def begin(self, plane: Plane, line: Line) -> None:
+        """What is taken from here on is of this line."""
+        self._plane, self._line = plane, line
+        self._is_host = plane.name.startswith(_HOST)
+        gpu, stream = _GPU.match(plane.name), _STREAM.match(line.name)
+        self._place = (int(gpu[1]), int(stream[1])) if gpu and stream and int(gpu[1]) <= ID_LIMIT else None
+        process: Any = plane.stats.get("process_id") if self._is_host else plane.name
+        if type(process) is not int and self._is_host:
+            process = "host"
+        thread: Any = line.id if 0 <= line.id <= ID_LIMIT and self._is_host else line.name or str(line.id)
+        self._thread = self._ids.thread({"pid": process, "tid": thread}, {})
+        if self._is_host and "pid" in self._thread and line.name and len(self._names) < 1 << 14:
+            self._names[self._thread["pid"], self._thread["tid"]] = cut_text(line.name)
+
+    def name_records(self) -> list[Record]:
+        """Names of processes and threads."""
+        used: dict[tuple[int, int | None], str] = {
+            key: self._ids.names[key[0] if key[1] is None else key[1]] for key in self._ids.used
+        }
+        used |= self._names
+        return [
+            {"type": "name", "pid": pid, "name": cut_text(name)} | ({} if tid is None else {"tid": tid})
+            for (pid, tid), name in used.items()
+        ]
+
+    def take(self, data: bytes) -> str:
+        """Take an XEvent; what is wrong with it. Raises WireError."""
+        id = offset_ps = dur_ps = 0
+        is_aggregate = has_length = False
+        raw: list[bytes] = []
+        for one in fields_of(data):
+            if one.number == 4:
+                raw.append(one.data)
+            elif one.wire_type == VARINT and one.number in (1, 2, 3, 5):
+                value = signed(one.value)
+                if one.number == 1:
+                    id = value
+                elif one.number == 2:
+                    offset_ps = value
+                elif one.number == 3:
+                    dur_ps, has_length = value, True
+                else:
+                    is_aggregate = True
+        if is_aggregate:
+            self.aggregates += 1
+            return ""
+        # Each end is rounded, so that what nests does so here too.
+        start_ns = self._line.timestamp_ns + (offset_ps + 500) // 1000
+        dur_ns = self._line.timestamp_ns + (offset_ps + dur_ps + 500) // 1000 - start_ns
+        if not (0 <= start_ns <= TIME_LIMIT_NS // 2 and 0 <= dur_ns <= TIME_LIMIT_NS // 2):
+            return "is at no time that a trace can hold"
+        meaning = self._plane.meaning
+        name, stats = meaning.events.get(id, (f"event {id}", []))
+        args: Stats = {}
+        for stat in (*stats, *raw):
+            if len(stat) <= _STAT_BYTES_MAX:
+                args |= stat_of(stat, meaning)
+        self._least_ns = min(self._least_ns, start_ns)
+        self._add(name, start_ns, dur_ns if has_length else None, args)
+        return ""
+
+    def _add(self, name: str, start_ns: int, dur_ns: int | None, args: Stats) -> None:
+        if self._place is not None:
+            self._on_stream(name, start_ns, dur_ns or 0, args)
+            return
+        launch = None
+        ends = [end for end in _CONTEXTS if set(end) <= args.keys()] if self._is_host else []
+        if ends and dur_ns is None:
+            dur_ns = 0  # an arrow needs a slice
+        rank = _MARK if dur_ns is None else _SLICE
+        record: dict[str, Any] = {"name": name, "phase": "I" if dur_ns is None else "X", **self._thread}
+        if not self._is_host:
+            record |= {"type": "hook", "layer": self._line.name or f"line {self._line.id}"}
+        elif type(correlation := args.get("correlation_id")) is int:
+            record["type"] = "userspace"
+            launch = correlation if correlation > 0 and LAUNCHES.search(name) and dur_ns is not None else None
+        elif name.startswith("$"):
+            record |= {"type": "hook", "layer": "python", "name": name[1:]}
+        else:
+            record |= {"type": "annotation", "domain": "xla"}
+            for end in ends:
+                self._end(end is _MADE, tuple(args[key] for key in end), start_ns)
+        self.sorted.add(start_ns, record, args, rank=rank, dur_ns=dur_ns, launch=launch)
+
+    def _end(self, is_made: bool, context: tuple[Any, ...], start_ns: int) -> None:
+        """Keep an end of an arrow until all are known: what one made, many may use."""
+        if len(self._made) + len(self._used) >= _ARROWS_MAX:
+            self.arrows_left_out += not is_made
+        elif is_made:
+            self._made[context] = start_ns, self._thread
+        else:
+            self._used.append((context, start_ns, self._thread))
+
+    def finish(self) -> None:
+        """Add the arrows from producers to consumers."""
+        for at, (context, used_ns, user) in enumerate(self._used):
+            if context in self._made:
+                made_ns, maker = self._made[context]
+                number = flow_number("xla", *context, at)
+                for phase, ts_ns, thread in (("s", made_ns, maker), ("f", used_ns, user)):
+                    end = {
+                        "type": "annotation",
+                        "domain": "xla",
+                        "name": "context",
+                        "phase": phase,
+                        "flow": 0,
+                    }
+                    self.sorted.add(ts_ns, end | thread, {}, rank=_ARROW, arrow=number)
+        self._made, self._used = {}, []
+
+    def _on_stream(self, name: str, start_ns: int, dur_ns: int, args: Stats) -> None:
+        assert self._place is not None
+        record: dict[str, Any] = {"name": name, "phase": "X", "gpu": self._place[0], "stream": self._place[1]}
+        detail = next((key for key in _DETAILS if type(args.get(key)) is str), "")
+        kind = _DETAILS.get(detail, "kernel")
+        for key, value in _DETAIL.findall(args.pop(detail, "")):
+            if key in ("grid", "block") and (size := _size(value)):
+                record[key] = size
+            else:
+                args[_RENAMED.get(key, key)] = int(value) if value.isdigit() and len(value) < 19 else value
+        correlation = args.get("correlation_id")
+        launch = correlation if type(correlation) is int and correlation > 0 else None
+        if kind in ("alloc", "free"):
+            record |= {"type": "memory", "phase": "I", "name": kind, **self._thread}
+            self.sorted.add(start_ns, record, args, rank=_MARK)
+            return
+        if kind == "kernel":
+            record["type"] = "gpu_kernel"
+        else:
+            called = "memset" if kind == "set" else direction_named(name.removeprefix("Memcpy"))
+            record |= {"type": "transfer", "name": called}
+            record.pop("grid", None)
+            record.pop("block", None)
+        self.sorted.add(start_ns, record, args, rank=_SLICE, dur_ns=dur_ns, launch=launch)
+
+
+def _size(text: str) -> list[int] | None:
+    """A grid or a block."""
+    parts = text.split(",")
+    if len(parts) != 3 or not all(part.isdigit() and len(part) < 10 for part in parts):
+        return None
+    return [int(part) for part in parts]
