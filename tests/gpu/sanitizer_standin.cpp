@@ -5,6 +5,7 @@
 //     launch       a call of cuLaunchKernel, as its callbacks show it
 //     kernel:NAME  a launch of the kernel of that name begins, as the callbacks show it; its warp runs at once
 //     module:NAME  another module is loaded, whose kernel has that name; `other:NAME` is a launch of it
+//     return       a call of cuInit returns that was under way when the library was loaded
 //     ask          calls of cudaGetDevice, as their callbacks show them, until there are none any more
 //     stay         another thread begins a call of cuMemAlloc and does not return from it; `leave` ends it, and is answered when it has
 //     wait         another thread begins a call of cuStreamSynchronize; `leave` ends it
@@ -218,6 +219,7 @@ int main() {
             for (auto at : {SANITIZER_API_ENTER, SANITIZER_API_EXIT})
                 site(at, "cuStreamBeginCapture_v2", 539, SANITIZER_CB_DOMAIN_DRIVER_API, CUDA_ERROR_ILLEGAL_STATE);
         if (what == "launch") call("cuLaunchKernel", 307);
+        if (what == "return") site(SANITIZER_API_EXIT, "cuInit", 1);
         while (what == "ask" && is_asking_seen) {
             for (auto at : {SANITIZER_API_ENTER, SANITIZER_API_EXIT})
                 site(at, "cudaGetDevice", ASKS, SANITIZER_CB_DOMAIN_RUNTIME_API);

@@ -175,6 +175,15 @@ def test_launches_outside_of_windows_do_not_count(patched: Callable[..., Recorde
     assert kernels(recorded) == ["f", "f"]
 
 
+def test_the_call_that_loads_the_library_returns_in_a_window(patched: Callable[..., Recorded]) -> None:
+    recorded = patched()
+    for is_open in (False, True, False):
+        recorded.channel.set_window(is_open=is_open)
+        recorded.do("return")
+    assert recorded.end() == 0
+    assert [(call["name"], call["phase"]) for call in recorded.of("userspace")] == [("cuInit", "E")]
+
+
 def test_a_call_belongs_to_the_window_that_it_begins_in(patched: Callable[..., Recorded]) -> None:
     """The thread that makes the call stays in it while a window begins or ends."""
     recorded = patched()

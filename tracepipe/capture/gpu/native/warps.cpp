@@ -246,7 +246,10 @@ class Injection {
     void leave(uint16_t flags, uint64_t name, const Sanitizer_CallbackData &data, bool is_told,
                const CallLayout *layout) {
         Thread &current = thread();
-        if (current.depth) current.depth--;
+        if (current.depth)
+            current.depth--;
+        else  // it was under way when this library was loaded
+            current.is_in_window = windows_.is_open();
         uint32_t result = result_of(data);
         if (is_told && current.is_in_window) put_call_exit(channel_, name, result, layout, data.functionParams);
         if (!(flags & CALL_LAUNCHES)) return;
