@@ -24,6 +24,7 @@ from tracepipe.errors import (
 if TYPE_CHECKING:
     from tracepipe.api.capture import Capture, capture
     from tracepipe.api.convert import convert
+    from tracepipe.api.cut import cut
     from tracepipe.api.event import Event, Warp, WarpExit, WarpRange
     from tracepipe.api.load import load
     from tracepipe.api.open import Events, open
@@ -54,6 +55,7 @@ __all__ = [
     "WarpRange",
     "capture",
     "convert",
+    "cut",
     "load",
     "open",
 ]
@@ -71,6 +73,7 @@ _PLACES = {
     "WarpExit": "tracepipe.api.event",
     "WarpRange": "tracepipe.api.event",
     "convert": "tracepipe.api.convert",
+    "cut": "tracepipe.api.cut",
     "load": "tracepipe.api.load",
     "open": "tracepipe.api.open",
 }

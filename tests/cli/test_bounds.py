@@ -265,6 +265,19 @@ def test_events_that_are_written_as_they_come(to: str, tmp_path: Path) -> None:
     assert peak_mb("convert", str(path), "-o", str(tmp_path / "out"), "-f", to) < BOUND_MB
 
 
+@pytest.mark.parametrize(
+    "lines", [names_of_templates, launches, pairs_and_events, threads], ids=lambda one: one.__name__
+)
+def test_a_part_of_a_recording(lines: Callable[[], Lines], tmp_path: Path) -> None:
+    path, out = recorded(tmp_path / "run.jsonl", lines()), str(tmp_path / "out")
+    assert peak_mb("cut", str(path), "--from", "100us", "-o", out) < BOUND_MB
+
+
+def test_calls_that_are_open_in_a_part_take_an_eighth_of_a_kilobyte(tmp_path: Path) -> None:
+    path, out = recorded(tmp_path / "run.jsonl", open_calls()), str(tmp_path / "out")
+    assert peak_mb("cut", str(path), "--from", "100us", "-o", out) < BOUND_MB + 300_000 / 8 / 1024
+
+
 def test_long_lines_take_some_times_their_length(tmp_path: Path) -> None:
     path = recorded(tmp_path / "run.jsonl", long_arguments())
     assert peak_mb("convert", str(path), "-o", str(tmp_path / "out")) < BOUND_MB + LINE_MB

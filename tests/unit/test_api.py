@@ -14,6 +14,7 @@ import tracepipe
 from tests.support.program import PYTHONPATH
 from tracepipe.cli import capture as capture_commands
 from tracepipe.cli import convert as convert_commands
+from tracepipe.cli import part as part_command
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = os.environ | {"PYTHONPATH": PYTHONPATH}
@@ -143,6 +144,12 @@ def test_converting_has_the_options_of_the_command() -> None:
     own = {"progress"}  # which the command shows
     of_command = {names.get(name, name) for name in options_of(convert_commands.convert)}
     assert options_of(tracepipe.convert) - own == of_command
+
+
+def test_cutting_has_the_options_of_the_command() -> None:
+    names = {"file": "path", "output": "out", "source": "source_format"}
+    of_command = {names.get(name, name) for name in options_of(part_command.cut)}
+    assert options_of(tracepipe.cut) - {"progress"} == of_command
 
 
 def test_capturing_has_the_options_of_the_command() -> None:

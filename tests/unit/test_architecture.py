@@ -45,6 +45,7 @@ ROOMS: dict[str, set[str]] = {
     "recording.compression": set(),
     "recording.convert": {"event", "clocks", "layout", "readers", "converters", "recording"},
     "recording": {"event", "clocks", "readers", "recording.compression"},
+    "part": {"event", "clocks", "readers", "converters", "recording", "native"},
     "reports.report": set(),
     "reports.frames": {"event", "clocks", "recording", "native"},
     "reports.analyses": {"event", "hooks", "reports.report", "reports.frames"},
@@ -58,7 +59,7 @@ ROOMS: dict[str, set[str]] = {
     "marks": set(),
     "ui": {"event", "recording.compression"},
     # The library composes the rooms as the command line does, which calls it; it prints nothing.
-    "api": {"event", "capture", "layout", "converters", "recording", "reports.frames"},
+    "api": {"event", "capture", "layout", "converters", "recording", "part", "reports.frames"},
     "terminal": {"capture"},
 }  # fmt: skip
 COMPOSING = {"cli", "__main__"}
@@ -66,7 +67,7 @@ COMPOSING = {"cli", "__main__"}
 # written.
 GROUND = {"", "__version__", "caller", "errors", "printable", "room", "units"}
 # Rooms that reckon with columns. They are loaded by the commands that read a recording, and by no --help.
-OF_COLUMNS = {"event", "readers", "clocks", "layout", "converters", "native", "recording"}
+OF_COLUMNS = {"event", "readers", "clocks", "layout", "converters", "native", "recording", "part"}
 # Native or slow to import: only inside functions, so that --help works anywhere and at once.
 SLOW = {
     "bcc",

@@ -34,15 +34,15 @@ def convert(
     """Convert a recording, and say what was found in it; `account.output` is where the timeline is. Several
     recordings become one timeline, on one clock.
 
-    `format` is perfetto, chrome, text, threads, layered or cuda-events. `out` is a path, or a binary stream,
-    which stays open; by default it is the recording's path with the format's suffix, and standard output for
-    all but perfetto and chrome. The file gets its name when it is whole, and replaces another with `force`
-    alone. `warp_tracks` is auto, slot,
-    logical, sm or off. `offset` has nanoseconds to add to the times of some of several recordings, by their
-    names. The rest is as `tracepipe.open` has it. Raises InputError, FormatError, ClockError,
-    OutputError.
+    `format` is perfetto, chrome, text, tracepipe, threads, layered or cuda-events. `out` is a path, or a
+    binary stream, which stays open; by default it is the recording's path with the format's suffix, and
+    standard output for all but perfetto, chrome and tracepipe. The file gets its name when it is whole, and
+    replaces another with `force` alone. `warp_tracks` is auto, slot, logical, sm or off. `offset` has
+    nanoseconds to add to the times of some of several recordings, by their names. The rest is as
+    `tracepipe.open` has it. Raises InputError, FormatError, ClockError, OutputError.
     """
     from tracepipe.layout.options import WARP_TRACKS, LayoutOptions
+    from tracepipe.recording.compression import compressing
     from tracepipe.recording.convert import Conversion, ConvertOptions
 
     form = _form(format, compress)
@@ -56,7 +56,8 @@ def convert(
         raise FormatError(f"{format} is written of one recording", "convert each by itself")
     name, opened = _opened(paths, out, form, force)
     with opened as stream:
-        account = Conversion(paths, form, options).run(stream, progress)
+        written = compressing(stream, name, is_ours=False) if form.by_suffix else stream
+        account = Conversion(paths, form, options).run(written, progress)
     account.output = name
     return account
 

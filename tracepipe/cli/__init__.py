@@ -21,6 +21,7 @@ _PLACES = {
     "convert": "tracepipe.cli.convert",
     "open": "tracepipe.cli.convert",
     "validate": "tracepipe.cli.convert",
+    "cut": "tracepipe.cli.part",
     "capture": "tracepipe.cli.capture",
     "live": "tracepipe.cli.live",
     "doctor": "tracepipe.cli.capture",

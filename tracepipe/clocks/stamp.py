@@ -168,15 +168,16 @@ class Clocks:
                 events.args[at] = len(others)
                 others.append(placed)
         self.last_ns = self._before(events, len(events))
-        if left_out:
-            events = events.take(np.delete(np.arange(len(events)), left_out))
+        places = np.delete(np.arange(len(events)), left_out) if left_out else None
+        if places is not None:
+            events = events.take(places)
         if self._anchor_ns:
             events.ts_ns = events.ts_ns + self._anchor_ns
             for other in others:
                 if isinstance(other, PlacedWarps):
                     other.ts_ns += self._anchor_ns
                     other.offset_ns -= self._anchor_ns if other.source_ns is not None else 0
-        return TraceBatch(events, others, batch.text_bytes)
+        return TraceBatch(events, others, batch.text_bytes, places)
 
     def _codes_of(self, tables: Tables) -> Any:
         """The number of each shape's clock in `_clocks`, from 1; 0 for the trace's own. The last two are

@@ -17,6 +17,9 @@ CONVERTERS: dict[str, OutputFormat] = {
     ),
     "chrome": OutputFormat(".json", "tracepipe.converters.chrome:ChromeWriter"),
     "text": OutputFormat(".txt", "tracepipe.converters.text:TextWriter", on_terminal=True),
+    "tracepipe": OutputFormat(
+        ".jsonl", "tracepipe.converters.event_file:EventFileWriter", of="events", by_suffix=True
+    ),
     "threads": OutputFormat(
         ".txt", "tracepipe.converters.threads:ThreadWriter", on_terminal=True, of="events"
     ),

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Protocol
 
 if TYPE_CHECKING:  # the names of formats need no columns
+    from tracepipe.event.model import Header
     from tracepipe.event.tables import Tables
     from tracepipe.layout.timeline import Drawn
 
@@ -17,12 +18,13 @@ class TraceInfo:
     """What a converter is told before the first operation.
 
     `start` has the same instant on the trace clock (`trace_ns`) and on host clocks, as far as known;
-    `trace_ns` is at or near the first operation.
+    `trace_ns` is at or near the first operation. `header` is the recording's.
     """
 
     trace_clock: str
     start: dict[str, int] = field(default_factory=dict)
     compress: bool = False
+    header: Header | None = None
 
 
 class Writer(Protocol):
@@ -72,6 +74,8 @@ class OutputFormat:
     """Whether its writer takes `Drawn.switches`, as the format says by itself when threads run."""
     has_summaries: bool = False
     """Whether a group has a row of its own, which its viewers show while it is closed."""
+    by_suffix: bool = False
+    """Whether a file whose name ends with .gz or .zst is compressed."""
     on_terminal: bool = False
     """Whether it is for people, and goes to standard output unless told where."""
 

@@ -106,11 +106,15 @@ class TraceColumns(EventColumns):
 
 @dataclass(slots=True)
 class TraceBatch:
-    """Events on the trace's clock, in file order, and what is none. A loss's `ts_ns` is that of its row."""
+    """Events on the trace's clock, in file order, and what is none. A loss's `ts_ns` is that of its row.
+
+    `places` are those of its rows in the source batch, None where nothing was left out of that.
+    """
 
     events: TraceColumns
     others: list[Record | PlacedWarps] = field(default_factory=list)
     text_bytes: int = 0
+    places: Int64s | None = None
 
 
 def no_events() -> EventColumns:

@@ -60,7 +60,7 @@ class Conversion:
     def _copy_events(self, out: BinaryIO, opened: OpenRecording, reading: Reading) -> Account:
         """Write events as they were recorded, on the clocks that they were recorded with."""
         header = opened.recording.header
-        writer: EventWriter = self._output.open(out, TraceInfo(header.get("clock", "")))
+        writer: EventWriter = self._output.open(out, TraceInfo(header.get("clock", ""), header=header))
         for batch in reading.source():
             writer.write_events(batch, opened.recording.tables)
         account = self._finished(writer, reading)

@@ -154,6 +154,16 @@ def _spooled(pipe: BinaryIO, path: str) -> Iterator[BinaryIO]:
         yield cast(BinaryIO, spool)
 
 
+@contextmanager
+def opened_again(path: str) -> Iterator[str]:
+    """A path of an input that can be opened more than once: its own, or that of a copy of a pipe."""
+    if path != STANDARD and Path(path).is_file():
+        yield path
+        return
+    with open_input(path) as stream, stream.as_file() as file:
+        yield f"/proc/self/fd/{file.fileno()}"
+
+
 def default_output(path: str, suffix: str) -> str:
     """Where the output of `path` goes: beside it, with `suffix` in place of its own."""
     if path == STANDARD:

@@ -88,6 +88,7 @@ def open_recording(
     undated: str = UNDATED[0],
     *,
     is_growing: bool = False,
+    called: str = "",
 ) -> Iterator[OpenRecording]:
     """Open an input and settle its clocks: where they need pairs from all over the file, it is read twice,
     and once more where there are more pairs than are kept.
@@ -95,10 +96,12 @@ def open_recording(
     `source_format` names the format where the content does not; `assumed` places clocks that have no pairs:
     clock → ns to add, or a host clock's name; `undated`, one of `UNDATED`, is what becomes of lines without a
     time among others. A recording that `is_growing` is read once, as it comes: only
-    its times in source time are right. Raises InputError, FormatError, ClockError.
+    its times in source time are right. `called` is what errors call it, if not its path. Raises InputError,
+    FormatError, ClockError.
     """
     with ExitStack() as stack:
         stream = stack.enter_context(open_input(path, is_growing=is_growing))
+        path = called or path
 
         @cache
         def file() -> BinaryIO:

@@ -59,13 +59,18 @@ class Reading:
 
     def placed(self) -> Iterator[tuple[TraceBatch, list[Problem]]]:
         """Batches on the trace's clock, and what went wrong in them."""
+        for batch, placed in self.both():
+            yield placed, batch.problems
+
+    def both(self) -> Iterator[tuple[SourceBatch, TraceBatch]]:
+        """Batches as they were read and on the trace's clock; the first shares columns with the second."""
         clocks, tables = self._opened.clocks, self._opened.recording.tables
         stacks = LaunchStacks(tables)
         for batch in self._batches():
             placed = clocks.stamp(batch, tables, self.account.unplaced)
             stacks.give(placed.events)
             self._take(placed.events.shape, placed.events.args, placed.others)
-            yield placed, batch.problems
+            yield batch, placed
             self._relieve()
 
     def _batches(self) -> Iterator[SourceBatch]:

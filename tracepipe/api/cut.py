@@ -1,0 +1,50 @@
+"""`tracepipe.cut`: a part of a recording, as the command `tracepipe cut` writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from os import PathLike, fspath
+from typing import TYPE_CHECKING
+
+from tracepipe.errors import TracepipeError
+
+if TYPE_CHECKING:
+    from tracepipe.recording.account import Account
+    from tracepipe.recording.reading import Progress
+
+
+def cut(
+    path: str | PathLike[str],
+    out: str | PathLike[str],
+    *,
+    start: str = "",
+    end: str = "",
+    force: bool = False,
+    strict: bool = False,
+    assume_offset: Mapping[str, int | str] | None = None,
+    source_format: str = "",
+    undated: str = "skip",
+    progress: Progress | None = None,
+) -> Account:
+    """Write what a recording of any input format has from `start` on and before `end`, as an event file.
+
+    Both are as on the command line: `"1.2s"` after the start of the recording, or `"@22137070527"`, which is
+    nanoseconds on the trace's clock; without one the part begins or ends with the recording. `out` is `-` for
+    standard output, and compressed where its name ends with .gz or .zst. The account counts what the part
+    holds. The rest is as `tracepipe.convert` has it. Raises InputError, FormatError, ClockError, OutputError,
+    and TracepipeError for a time that is none or a stretch that is empty.
+    """
+    from tracepipe.part.cut import Cut, CutOptions
+    from tracepipe.part.stretch import moment_of
+    from tracepipe.recording.compression import compressing
+    from tracepipe.recording.files import replacing
+
+    if not start and not end:
+        raise TracepipeError("no stretch of time is given", "give its start, its end or both")
+    first, last = (moment_of(text) if text else None for text in (start, end))
+    options = CutOptions(first, last, source_format, strict, dict(assume_offset or {}), undated)
+    name = fspath(out)
+    with replacing(name, force=force, sources=[fspath(path)], on_terminal=True) as stream:
+        account = Cut(fspath(path), options).run(compressing(stream, name, is_ours=False), progress)
+    account.output = name
+    return account

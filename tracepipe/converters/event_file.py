@@ -1,0 +1,167 @@
+"""Writes `tracepipe/1`, the event file of `event/model.py`, of what any reader gives.
+
+    {"type":"header","schema":"tracepipe/1","clock":"monotonic",…}
+    {"ts_ns":1795,"type":"userspace","name":"cuInit","phase":"B","pid":7,"tid":7,"args":{"flags":0}}
+    {"type":"footer","counts":{"userspace":1},"losses":{}}
+
+Events are on the clocks that they were recorded with. The time comes first, and what a shape says next: the
+rest of a line then repeats, and is parsed once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, BinaryIO, Final
+
+import orjson
+
+from tracepipe.converters.writer import TraceInfo, without_form
+from tracepipe.event.columns import NONE, SPECIAL, EventColumns, SourceBatch, unsigned
+from tracepipe.event.model import ARROWS, TIME_LIMIT_NS, Record, new_header
+from tracepipe.event.shape import Shape
+from tracepipe.event.stacks import Stacks
+from tracepipe.event.tables import Tables
+from tracepipe.event.warps import WARP_COLUMNS, Warps
+
+_FLUSH_BYTES: Final = 1 << 18
+# So many layers have sums of losses of their own. There are ten; what a file says is any text.
+_LAYERS_MAX: Final = 100
+_FIELDS: Final = ("pid", "tid", "cpu", "comm", "clock", "domain", "range", "gpu", "stream", "grid", "block")
+# Records that are written where they are due, and not where they stand.
+_OWN: Final = frozenset({"header", "stack", "footer"})
+
+
+class EventFileWriter:
+    """Writes events as they come, and a stack before the first event that names it."""
+
+    def __init__(self, out: BinaryIO, info: TraceInfo) -> None:
+        self._out = out
+        self.counts: Counter[str] = Counter()
+        """Events by layer, a warp counting one."""
+        self.losses: Counter[str] = Counter()
+        self.footer: Record = {}
+        """What the footer says beside the counts."""
+        self._unwritten: Counter[str] = Counter()
+        self._heads: list[bytes | None] = []
+        self._rounds = 0
+        self._stacks: set[int] = set()
+        self._lines: list[bytes] = []
+        self._waiting_bytes = 0
+        self.record({**new_header(), **(info.header or {"clock": info.trace_clock})})
+
+    def record(self, record: Any) -> None:
+        """Write a record that is at hand field by field."""
+        self._line(orjson.dumps(record))
+
+    def write_events(self, batch: SourceBatch, tables: Tables) -> None:
+        """Write the events of a batch, whose times are those of the recording."""
+        if self._rounds != tables.rounds:
+            self._rounds, self._heads = tables.rounds, []
+        self._heads += [_head(shape) for shape in tables.shapes[len(self._heads) :]]
+        for at, ts_ns, dur_ns, number, args, launch, stack in _rows(batch.events):
+            if number == SPECIAL:
+                self._other(batch.others[args])
+                continue
+            shape, head = tables.shapes[number], self._heads[number]
+            assert shape is not None and head is not None
+            if not 0 <= ts_ns <= TIME_LIMIT_NS or not 0 <= dur_ns <= TIME_LIMIT_NS:
+                self._unwritten["events before the start of their clock"] += 1
+                continue
+            if stack != NONE:
+                self._stack(stack, tables.stacks)
+            line = b'{"ts_ns":%d%s' % (ts_ns, head)
+            if shape.has_dur:
+                line += b',"dur_ns":%d' % dur_ns
+            if shape.phase in ARROWS:
+                line += b',"flow":%d' % launch
+            elif shape.has_launch:
+                line += b',"launch":%d' % unsigned(launch)
+            if shape.type == "gpu_thread":
+                line += _index(batch.events, at)
+            if stack != NONE:
+                line += b',"stack":%d' % stack
+            self.counts[shape.type] += 1
+            self._line(line + (b"}" if args == NONE else b',"args":%s}' % tables.text(args)))
+
+    def _other(self, other: Record | Warps) -> None:
+        """Write what is no event."""
+        if isinstance(other, Warps):
+            self.counts["gpu_warp"] += len(other)
+            self.record(_warps(other))
+            return
+        kind = other["type"]
+        if kind == "footer":
+            self.footer = {name: value for name, value in other.items() if name not in ("counts", "losses")}
+        elif kind == "loss":
+            layer = other.get("layer", "unknown layer")
+            has_room = layer in self.losses or len(self.losses) < _LAYERS_MAX
+            self.losses[layer if has_room else "other layers"] += other["count"]
+        if kind not in _OWN:
+            self.record(other)
+
+    def _stack(self, number: int, stacks: Stacks) -> None:
+        """Write a stack, once."""
+        if number in self._stacks:
+            return
+        self._stacks.add(number)
+        frames = (stacks.frames[at] for at in stacks.frames_of(number))
+        shown = [{key: value for key, value in one._asdict().items() if value is not None} for one in frames]
+        omitted = stacks.omitted(number)
+        self.record(
+            {"type": "stack", "id": number, "frames": shown} | ({"omitted": omitted} if omitted else {})
+        )
+
+    def _line(self, line: bytes) -> None:
+        self._lines.append(line)
+        self._waiting_bytes += len(line)
+        if self._waiting_bytes >= _FLUSH_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._lines.append(b"")
+        self._out.write(b"\n".join(self._lines))
+        # Of a compressed file it ends a part: what is read of it does not depend on what comes then.
+        self._out.flush()
+        self._lines, self._waiting_bytes = [], 0
+
+    def finish(self) -> None:
+        """Write the footer, and lines that are left."""
+        self.record({"type": "footer", "counts": self.counts, "losses": self.losses} | self.footer)
+        self._flush()
+
+    def remarks(self) -> list[str]:
+        """What the file does not say."""
+        return without_form(self._unwritten)
+
+
+def _rows(events: EventColumns) -> Iterator[tuple[int, ...]]:
+    """Place, time, length, shape, arguments, launch and stack of each event."""
+    columns = (events.ts_ns, events.dur_ns, events.shape, events.args, events.launch)
+    stacks = [NONE] * len(events) if events.stack is None else events.stack.tolist()
+    return zip(range(len(events)), *(column.tolist() for column in columns), stacks, strict=True)
+
+
+def _head(shape: Shape | None) -> bytes | None:
+    """What the events of a shape have in common, as a part of their lines."""
+    if shape is None:
+        return None
+    said: dict[str, Any] = {"type": shape.type, "name": shape.name, "phase": shape.phase}
+    if shape.layer is not None:
+        said["layer"] = shape.layer
+    said |= {name: value for name in _FIELDS if (value := getattr(shape, name)) is not None}
+    return b"," + orjson.dumps(said)[1:-1]
+
+
+def _index(events: EventColumns, at: int) -> bytes:
+    """The block and the thread of an event, as far as they are recorded."""
+    of = zip((b"block", b"thread"), events.thread_of(at), strict=True)
+    return b"".join(b',"%s":[%d,%d,%d]' % (name, *index) for name, index in of if index is not None)
+
+
+def _warps(warps: Warps) -> Record:
+    """A batch of warps as its record."""
+    columns = {name: column.tolist() for name in WARP_COLUMNS if (column := getattr(warps, name)) is not None}
+    ranges = {"ranges": warps.ranges} if warps.ranges else {}
+    # The type stands in front: by it a reader takes so long a line for one of warps.
+    return {"type": "gpu_warp", "ts_ns": warps.ts_ns, **warps.launched, **ranges, **columns}

@@ -1,0 +1,205 @@
+"""Writes a part of a recording as an event file. The recording is read twice: rows are chosen, then written.
+
+What is before the stretch may be needed by what is in it, and a call that is open at its end may end much
+later: what the part has is known at the end, and then it is a bit for each row. The rows are written as they
+stand in the recording, so that readers see them in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+
+from tracepipe.converters.event_file import EventFileWriter
+from tracepipe.converters.writer import TraceInfo
+from tracepipe.errors import TracepipeError
+from tracepipe.event.columns import SPECIAL, SourceBatch, TraceBatch
+from tracepipe.event.model import TIME_LIMIT_NS, Header, HostInstant, Record
+from tracepipe.event.warps import PlacedWarps, Warps
+from tracepipe.part.choice import Choice, Chosen
+from tracepipe.part.names import THREADS_MAX, Thread
+from tracepipe.part.stretch import Moment, Stretch
+from tracepipe.readers import UNDATED
+from tracepipe.recording.account import Account
+from tracepipe.recording.files import opened_again
+from tracepipe.recording.open import OpenRecording, no_collector, open_recording
+from tracepipe.recording.reading import Progress, Reading
+
+# What the footer of a part has of that of the recording: its sums are of all of that.
+_OF_FOOTER = ("end", "gpus")
+
+
+@dataclass(slots=True)
+class CutOptions:
+    """From `start` on and before `end`, None for the recording's; the rest is as in `ConvertOptions`."""
+
+    start: Moment | None = None
+    end: Moment | None = None
+    source_format: str = ""
+    strict: bool = False
+    assumed: Mapping[str, int | str] = field(default_factory=dict)
+    undated: str = UNDATED[0]
+
+
+class Cut:
+    """One part: call `run` with a stream."""
+
+    def __init__(self, path: str, options: CutOptions) -> None:
+        self._path, self._options = path, options
+        self._file = path
+        """The path to open, which may be that of a copy."""
+
+    def run(self, out: BinaryIO, progress: Progress | None = None) -> Account:
+        """Write the part; its account says what that holds, and what went wrong in the recording.
+
+        Raises InputError on the first bad line where `strict`, and TracepipeError where the stretch is empty.
+        """
+        with no_collector(), opened_again(self._path) as self._file:
+            chosen, stretch, info, account, footer = self._choose(progress)
+            writer = EventFileWriter(out, info)
+            writer.footer = {key: footer[key] for key in _OF_FOOTER if key in footer}
+            with self._open() as opened:
+                reading = Reading(opened, self._path, progress=progress)
+                _Writing(writer, opened, chosen).write(reading, stretch)
+            writer.finish()
+        account.counts, account.losses = writer.counts, writer.losses
+        account.notes += writer.remarks()
+        return account
+
+    def _open(self) -> AbstractContextManager[OpenRecording]:
+        options = self._options
+        how = (options.source_format, options.assumed, options.undated)
+        return open_recording(self._file, *how, called=self._path)
+
+    def _choose(self, progress: Progress | None) -> tuple[Chosen, Stretch, TraceInfo, Account, Record]:
+        """What the part has, and what its file says of itself."""
+        with self._open() as opened:
+            stretch = self._stretch(opened)
+            reading = Reading(opened, self._path, strict=self._options.strict, progress=progress)
+            chosen = _chosen(opened, reading, stretch)
+            info = TraceInfo(opened.clocks.trace_clock, header=_header(opened, stretch))
+            return chosen, stretch, info, reading.finish(), reading.footer or {}
+
+    def _stretch(self, opened: OpenRecording) -> Stretch:
+        """The stretch on the trace's clock, from the start of the recording on where no other is given."""
+        start, end = self._options.start, self._options.end
+        is_absolute = start is not None and start.is_absolute and (end is None or end.is_absolute)
+        base_ns = 0 if is_absolute else self._start_ns(opened)
+        stretch = Stretch(
+            base_ns if start is None else start.on_trace(base_ns),
+            TIME_LIMIT_NS if end is None else end.on_trace(base_ns),
+        )
+        if stretch.start_ns >= stretch.end_ns:
+            raise TracepipeError("the stretch of time is empty", "its end must be after its start")
+        return stretch
+
+    def _start_ns(self, opened: OpenRecording) -> int:
+        """When the recording starts, as reports count: at its header's start, or else its first event."""
+        here = opened.recording.header.get("start", {}).get(f"{opened.clocks.trace_clock}_ns")
+        if isinstance(here, int):
+            return here
+        with self._open() as again:
+            firsts = (_first_ns(batch) for batch, _ in Reading(again, self._path).placed())
+            first_ns = min(firsts, default=TIME_LIMIT_NS)
+        return 0 if first_ns == TIME_LIMIT_NS else first_ns
+
+
+def _first_ns(batch: TraceBatch) -> int:
+    """The time of the first event or warp of a batch; the limit of times where it has none."""
+    events = batch.events
+    times = events.ts_ns[(events.shape != SPECIAL) & (np.abs(events.ts_ns) <= TIME_LIMIT_NS)]
+    of_warps = (
+        other.ts_ns + int(other.entry_ns.min())
+        for other in batch.others
+        if isinstance(other, PlacedWarps) and len(other)
+    )
+    return min([int(times.min(initial=TIME_LIMIT_NS)), *of_warps])
+
+
+def _chosen(opened: OpenRecording, reading: Reading, stretch: Stretch) -> Chosen:
+    """What the part has."""
+    choice = Choice(opened.recording.tables, stretch)
+    reading.relieve = choice.relieve
+    first = 0
+    for batch, placed in reading.both():
+        count = len(batch.events)
+        choice.take(placed, first)
+        first += count
+    return choice.finish()
+
+
+def _header(opened: OpenRecording, stretch: Stretch) -> Header:
+    """The recording's header for the part, which starts where the stretch does, if not later."""
+    header, trace_clock = dict(opened.recording.header), opened.clocks.trace_clock
+    start = cast("dict[str, Any]", header.get("start", {}))
+    here = start.get(f"{trace_clock}_ns")
+    if isinstance(here, int) and stretch.start_ns > here:
+        after_ns = stretch.start_ns - here
+        header["start"] = {
+            name: ns + after_ns if name in HostInstant.__annotations__ else ns for name, ns in start.items()
+        }
+    return cast("Header", header)
+
+
+class _Writing:
+    """Writes the rows that were chosen."""
+
+    def __init__(self, writer: EventFileWriter, opened: OpenRecording, chosen: Chosen) -> None:
+        self._writer, self._chosen, self._tables = writer, chosen, opened.recording.tables
+        trace_clock = opened.clocks.trace_clock
+        self._clock = {} if trace_clock == opened.clocks.default else {"clock": trace_clock}
+        """What says that a time is on the trace's clock."""
+        self._threads: set[Thread] = set()
+
+    def write(self, reading: Reading, stretch: Stretch) -> None:
+        """Write them, the stretch as a window, and the names of their threads."""
+        # Windows of the recording's own may cross the stretch: then it has its end alone, without a length.
+        end_ns = min(stretch.end_ns, self._chosen.last_ns)
+        begin_ns = end_ns if self._chosen.has_windows else stretch.start_ns
+        self._write_edge("B", begin_ns)
+        self._write_rows_of(reading)
+        # Calls that are open then are drawn until there.
+        self._write_edge("E", end_ns)
+        for record in self._chosen.names.records(self._threads):
+            self._writer.record(record)
+
+    def _write_edge(self, phase: str, ts_ns: int) -> None:
+        """Write where the part begins or ends."""
+        ts_ns = max(0, min(ts_ns, TIME_LIMIT_NS))
+        edge = {"ts_ns": ts_ns, "type": "window", "phase": phase, **self._clock, "cause": "cut"}
+        self._writer.record(edge)
+
+    def _write_rows_of(self, reading: Reading) -> None:
+        first = 0
+        for batch in reading.source():
+            count = len(batch.events)
+            at = np.flatnonzero(self._chosen.marks.of(first, count))
+            if len(at):
+                self._write_rows(batch, at, first)
+            first += count
+            if first > self._chosen.marks.last:
+                break
+
+    def _write_rows(self, batch: SourceBatch, at: Any, first: int) -> None:
+        """Write the rows at these places of a batch whose rows count from `first`."""
+        events = batch.events.take(at)
+        others: list[Record | Warps] = list(batch.others)
+        for place in np.flatnonzero(events.shape == SPECIAL).tolist():
+            number = int(events.args[place])
+            others[number] = self._dated(others[number], first + int(at[place]))
+        for number in set(events.shape[events.shape >= 0].tolist()):
+            shape = self._tables.shapes[number]
+            if shape is not None and len(self._threads) < THREADS_MAX:
+                self._threads.add((shape.pid, shape.tid))
+        self._writer.write_events(SourceBatch(events, others), self._tables)
+
+    def _dated(self, other: Record | Warps, row: int) -> Record | Warps:
+        """A loss without a time stands where it stands: among fewer lines it has one."""
+        ts_ns = self._chosen.undated_ns.get(row)
+        if ts_ns is None or ts_ns < 0 or not isinstance(other, dict):
+            return other
+        return {"type": "loss", "ts_ns": ts_ns, **self._clock, **other}

@@ -1,0 +1,53 @@
+"""A stretch of a recording's time, as options name it and as events lie in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tracepipe.errors import TracepipeError
+from tracepipe.event.model import TIME_LIMIT_NS
+from tracepipe.units import duration_ns
+
+ABSOLUTE: Final = "@"
+OPEN_NS: Final = (1 << 63) - 1
+"""The end of what has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A time as it is given: ns after the start of the recording, or on the trace's clock."""
+
+    ns: int
+    is_absolute: bool = False
+
+    def on_trace(self, base_ns: int) -> int:
+        """The same on the trace's clock, on which the recording starts at `base_ns`."""
+        return self.ns if self.is_absolute else base_ns + self.ns
+
+
+def moment_of(text: str) -> Moment:
+    """`1.5ms` after the start, or `@22137070527` on the trace's clock. Raises TracepipeError."""
+    text = text.strip()
+    if not text.startswith(ABSOLUTE):
+        return Moment(min(duration_ns(text), TIME_LIMIT_NS))
+    digits = text[len(ABSOLUTE) :].removesuffix("ns")
+    if not (digits.isascii() and digits.isdigit()) or int(digits) > TIME_LIMIT_NS:
+        raise TracepipeError(f"{text!r} is no time.", "Write 1.5s after the start, or @ and nanoseconds.")
+    return Moment(int(digits), is_absolute=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """From `start_ns` on, and before `end_ns`, on the trace's clock."""
+
+    start_ns: int = -TIME_LIMIT_NS
+    end_ns: int = TIME_LIMIT_NS
+
+    def holds(self, ts_ns: Any) -> Any:
+        """Which instants are in it."""
+        return (ts_ns >= self.start_ns) & (ts_ns < self.end_ns)
+
+    def touches(self, begin_ns: Any, end_ns: Any) -> Any:
+        """Which spans lie in it, or partly; one without a length is an instant."""
+        return (begin_ns < self.end_ns) & ((end_ns > self.start_ns) | (begin_ns >= self.start_ns))
