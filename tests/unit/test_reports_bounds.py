@@ -61,8 +61,8 @@ def loss(at: int) -> dict[str, Any]:
 SUMMARY: dict[str, tuple[Callable[[int], dict[str, Any]], int]] = {
     "nothing": (call, 100),
     "names": (lambda at: call(at, f"function number {at}"), 180),
-    "threads": (lambda at: call(at, tid=at), 300),
-    "processes": (lambda at: call(at, pid=at, tid=at), 300),
+    "threads": (lambda at: call(at, tid=at), 380),
+    "processes": (lambda at: call(at, pid=at, tid=at), 380),
     "thread names": (lambda at: call(at, comm=f"thread {at}"), 320),
     "arguments": (lambda at: call(at, args={"text": f"{at}" + "x" * 300}), 130),
     "kernels": (kernel, 400),
@@ -81,7 +81,7 @@ def test_summary_takes_a_few_bytes_for_whatever_there_is_much_of(what: str, tmp_
 
 # Bytes an event at most, of a program's usual mix.
 OF_MIXED = {
-    "summary": 70, "gaps": 130, "timeline": 110, "layers": 100, "memory": 75, "warps": 130, "export": 180
+    "summary": 70, "gaps": 130, "timeline": 110, "layers": 100, "memory": 75, "warps": 130, "export": 200
 }  # fmt: skip
 
 
@@ -105,7 +105,7 @@ def test_names_that_are_not_shown_take_little(tmp_path: Path) -> None:
         calls = (call(at, f"function number {at}") for at in range(count))
         return peak_bytes("layers", str(write(tmp_path / "run.jsonl", *calls)))
 
-    assert (peak(25_000) - peak(5_000)) / 20_000 < 900
+    assert (peak(25_000) - peak(5_000)) / 20_000 < 1_000
 
 
 @pytest.mark.parametrize("names", [("function", "function"), ("function", "another")])
@@ -121,7 +121,7 @@ def test_names_that_are_compared_take_little(names: tuple[str, str], tmp_path: P
 
 
 # How many MB for 150,000 losses.
-OF_LOSSES = {"summary": 70, "diff": 75, "timeline": 105}
+OF_LOSSES = {"summary": 70, "diff": 75, "timeline": 115}
 
 
 @pytest.fixture(scope="module")
@@ -143,8 +143,14 @@ def test_calls_of_many_threads_are_looked_for_where_memory_was_used_alone(tmp_pa
     assert (peak(25_000) - peak(5_000)) / 20_000 < 1_500
 
 
-@pytest.mark.parametrize("report", ["memory", "report"])
+# Bytes at most of an allocation that is never freed, from so many on: `summary` follows fewer.
+OF_ALLOCATIONS = {"summary": (110_000, 115), "memory": (50_000, 250), "report": (50_000, 250)}
+
+
+@pytest.mark.parametrize("report", OF_ALLOCATIONS)
 def test_an_allocation_that_is_never_freed_takes_some_bytes(report: str, tmp_path: Path) -> None:
+    few, most_bytes = OF_ALLOCATIONS[report]
+
     def peak(count: int) -> int:
         allocated = (
             span(at * 10, at * 10 + 5, "alloc", "memory", args={"size": at, "address": hex(at << 9)})
@@ -152,11 +158,11 @@ def test_an_allocation_that_is_never_freed_takes_some_bytes(report: str, tmp_pat
         )
         return peak_bytes(report, str(write(tmp_path / "run.jsonl", *allocated)))
 
-    assert (peak(150_000) - peak(50_000)) / 100_000 < 250
+    assert (peak(few + 100_000) - peak(few)) / 100_000 < most_bytes
 
 
 # Bytes a call at most, where they are many: their columns are in files then, of which some MB are mapped.
-OF_MANY = {"summary": 20, "gaps": 30, "timeline": 35, "layers": 50, "memory": 20}
+OF_MANY = {"summary": 20, "gaps": 30, "timeline": 35, "layers": 60, "memory": 20}
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +182,7 @@ def test_millions_of_calls_are_not_in_memory(report: str, calls: tuple[Path, Pat
 
 # Bytes a warp at most; and how many MB for 400,000 of them.
 OF_WARPS = {
-    "warps": (80, 160), "plot": (30, 180), "report": (100, 200), "diff": (180, 200), "export": (80, 180)
+    "warps": (80, 170), "plot": (30, 180), "report": (100, 200), "diff": (180, 200), "export": (80, 180)
 }  # fmt: skip
 
 
@@ -202,7 +208,7 @@ def test_millions_of_warps_are_not_in_memory(report: str, kernels: tuple[Path, P
 
 
 # How many MB for 300,000 blocks of one warp each.
-OF_BLOCKS = {"warps": 140, "report": 180, "diff": 150}
+OF_BLOCKS = {"warps": 145, "report": 195, "diff": 165}
 
 
 @pytest.fixture(scope="module")
@@ -254,7 +260,7 @@ def test_streams_that_are_not_drawn_take_little(tmp_path: Path) -> None:
 
 
 # Bytes at most of a kernel, its launch and the gap before it; and how many MB for 150,000 of them.
-OF_GAPS = {"gaps": (350, 160), "report": (350, 182), "summary": (350, 90)}
+OF_GAPS = {"gaps": (350, 175), "report": (350, 195), "summary": (350, 90)}
 
 
 @pytest.fixture(scope="module")

@@ -85,6 +85,13 @@ class Allocations:
         """One of those of bytes over time."""
         return self.steps[name].so_far(self.steps[name].count)
 
+    def put_away(self) -> None:
+        """Keep addresses out of memory, where they are many. Nothing is to be added any more. Raises
+        OutputError.
+        """
+        for one in (self.sites, self._odd, self._keys, self._places):
+            one.put_away()
+
     @property
     def place_count(self) -> int:
         """How many places there are."""
@@ -134,6 +141,7 @@ def allocations(run: Run) -> Allocations:
     following = _Following(Allocations(events.from_calls))
     for some in events:
         following.follow(some)
+    following.found.put_away()
     return following.found
 
 

@@ -13,6 +13,7 @@ from tracepipe.reports.frames.grouping import grouped
 from tracepipe.reports.frames.layers import Layer
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
+from tracepipe.reports.frames.stored import ROWS_AT_ONCE, Growing, parts
 from tracepipe.reports.report import Column, Table
 
 _ON_GPU = " (GPU)"
@@ -100,30 +101,35 @@ def _sum(rows: list[tuple[Any, ...]]) -> int | None:
 
 
 def _row(run: Run, what: str, pieces: list[tuple[Layer, Int64s]]) -> tuple[Any, ...]:
-    memory = run.layer("memory")
-    columns = [
-        (
-            *run.args.size_bytes(layer.args[rows], layer.end_args[rows]),
-            layer.end_ns[rows] - layer.start_ns[rows],
-            layer.has_length[rows],
-            # To allocate much takes no longer than to allocate little.
-            np.full(len(rows), layer is not memory and what not in MEMORY_EFFECTS),
-        )
-        for layer, rows in pieces
-    ]
-    size_bytes, is_sized, dur_ns, has_length, is_copy = (
-        np.concatenate(column) for column in zip(*columns, strict=True)
-    )
-    known_bytes, known_ns = size_bytes[is_sized], dur_ns[has_length]
-    timed = is_sized & has_length & (dur_ns > 0) & is_copy
-    moved_bytes, took_ns = size_bytes[timed], dur_ns[timed]
+    known_bytes, known_ns, rates = Growing(np.int64), Growing(np.int64), Growing(np.float64)
+    moved_bytes = took_ns = 0
+    for layer, rows in pieces:
+        # To allocate much takes no longer than to allocate little.
+        has_rate = layer is not run.layer("memory") and what not in MEMORY_EFFECTS
+        is_many = len(rows) > ROWS_AT_ONCE
+        for part in parts(len(rows)):
+            some = layer.rows(rows[part])
+            # What is read of arguments is kept with them, which is much of many.
+            args = run.args.afresh() if is_many else run.args
+            size_bytes, is_sized = args.size_bytes(some.args, some.end_args)
+            dur_ns, has_length = some.end_ns - some.start_ns, some.has_length
+            timed = is_sized & has_length & (dur_ns > 0) & has_rate
+            moved_bytes += int(size_bytes[timed].sum())
+            took_ns += int(dur_ns[timed].sum())
+            for column, values in (
+                (known_bytes, size_bytes[is_sized]),
+                (known_ns, dur_ns[has_length]),
+                (rates, size_bytes[timed] / dur_ns[timed] * 1e9),
+            ):
+                column.extend(values, len(values))
+    sizes, lengths_ns = known_bytes.whole(), known_ns.whole()
     return (
         what,
-        len(dur_ns),
-        int(known_bytes.sum()) if len(known_bytes) else None,
-        rank(known_bytes, 50),
-        rank(known_bytes, 100),
-        int(known_ns.sum()) if len(known_ns) else None,
-        float(moved_bytes.sum() * 1e9 / took_ns.sum()) if len(took_ns) else None,
-        rank(moved_bytes / took_ns * 1e9, 50),
+        sum(len(rows) for _, rows in pieces),
+        int(sizes.sum()) if len(sizes) else None,
+        rank(sizes, 50),
+        rank(sizes, 100),
+        int(lengths_ns.sum()) if len(lengths_ns) else None,
+        moved_bytes * 1e9 / took_ns if took_ns else None,
+        rank(rates.whole(), 50),
     )

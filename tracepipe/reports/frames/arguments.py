@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -11,8 +12,8 @@ from tracepipe.event.tables import Args
 from tracepipe.event.vocabulary import ADDRESS_KEYS, SIZE_KEYS
 from tracepipe.reports.frames.kept_args import KeptArgs
 from tracepipe.reports.frames.libraries import np, pl
-from tracepipe.reports.frames.numbered import Numbered
 from tracepipe.reports.frames.shapes import series, three
+from tracepipe.reports.frames.stored import parts
 
 # Texts that become a column at a time.
 _AT_ONCE = 1 << 14
@@ -45,9 +46,6 @@ class ArgsTable:
         self._kept = kept
         # Memory that is not written to is not taken: most arguments are not asked for.
         self._size_bytes, self._result = _Numbers(kept.count), _Numbers(kept.count)
-        self._addresses = Numbered()
-        self._address: Int32s = np.zeros(kept.count + 1, np.int32)
-        """By number, that of its address counted from 1; 0 without."""
         self._sizes: dict[str, dict[int, Any]] = {"grid": {}, "block": {}}
         self._is_read = np.zeros(kept.count + 1, np.bool_)
 
@@ -60,19 +58,15 @@ class ArgsTable:
         return self._kept.args(number)
 
     def read(self, numbers: Int32s) -> None:
-        """Make what the other methods give of these arguments, but for their texts."""
+        """Make what the other methods give of these arguments, but for what is text."""
         wanted = np.unique(numbers)
         wanted = wanted[(wanted != NONE) & ~self._is_read[wanted]]
         self._is_read[wanted] = True
-        for number in wanted.tolist():
+        for number in itertools.chain.from_iterable(wanted[part].tolist() for part in parts(len(wanted))):
             args = self._kept.args(number)
             given = args.get
             self._size_bytes.put(number, next((args[key] for key in SIZE_KEYS if key in args), None))
             self._result.put(number, given("result", given("retval")))
-            address = next((args[key] for key in ADDRESS_KEYS if key in args), None)
-            if address is not None:
-                text = str(address).encode("utf-8", "replace")
-                self._address[number] = self._addresses.number(text) + 1
             for key, sizes in self._sizes.items():
                 if key in args and (size := _three(args[key])):
                     sizes[number] = size
@@ -102,11 +96,12 @@ class ArgsTable:
 
     def addresses(self, numbers: Int32s) -> pl.Series:
         """The address among arguments, as text."""
-        self.read(numbers)
-        return _gathered("address", self._address[numbers], self._address_text)
+        return _gathered("address", numbers + 1, self._address)
 
-    def _address_text(self, number: int) -> str | None:
-        return self._addresses[number - 1].decode() if number else None
+    def _address(self, number: int) -> str | None:
+        args = self._kept.args(number - 1) if number else {}
+        address = next((args[key] for key in ADDRESS_KEYS if key in args), None)
+        return None if address is None else str(address).encode("utf-8", "replace").decode()
 
     def texts(self, numbers: Int32s) -> pl.Series:
         """Arguments as JSON text, written as `orjson` writes it."""
