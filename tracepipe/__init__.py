@@ -22,7 +22,8 @@ from tracepipe.errors import (
 )
 
 if TYPE_CHECKING:
-    from tracepipe.api.capture import Capture, capture
+    from tracepipe.api.capture import capture
+    from tracepipe.api.capture_block import Capture
     from tracepipe.api.convert import convert
     from tracepipe.api.cut import cut
     from tracepipe.api.event import Event, Warp, WarpExit, WarpRange
@@ -63,7 +64,7 @@ __all__ = [
 # Name → the module that has it. `capture` is the room itself, which can be called.
 _PLACES = {
     "Account": "tracepipe.recording.account",
-    "Capture": "tracepipe.api.capture",
+    "Capture": "tracepipe.api.capture_block",
     "CaptureSummary": "tracepipe.capture.summary",
     "Event": "tracepipe.api.event",
     "Events": "tracepipe.api.open",

@@ -121,7 +121,7 @@ def test_a_type_checker_sees_the_types(tmp_path: Path) -> None:
     }
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert [line.partition(": ")[2] for line in done.stdout.splitlines()] == [
-        'note: Revealed type is "tracepipe.api.capture.Capture"',
+        'note: Revealed type is "tracepipe.api.capture_block.Capture"',
         'note: Revealed type is "polars.dataframe.frame.DataFrame"',
         'error: Module has no attribute "nothing"  [attr-defined]',
         'error: Unexpected keyword argument "commpress" for "convert"; did you mean "compress"?  [call-arg]',

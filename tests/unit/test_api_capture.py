@@ -125,7 +125,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., N
         script = tmp_path / "recorder.py"
         script.write_text("\n".join((*start, *lines)))
         monkeypatch.setattr(
-            "tracepipe.api.capture.command_line",
+            "tracepipe.api.capture_block.command_line",
             lambda descriptor, paths: [sys.executable, str(script), str(descriptor)],
         )
 
@@ -323,6 +323,17 @@ def test_a_window_ends_with_the_recording(end: str, recorder: Callable[..., None
     assert run.summary == SUMMARY
     with pytest.raises(tracepipe.TracepipeError, match="The recording has ended"):
         run.end_window()
+
+
+@pytest.mark.parametrize("end", ["heard(), tell(Answer())", "heard(), sys.exit(7)"])
+def test_an_exception_ends_a_window_and_goes_on(end: str, recorder: Callable[..., None]) -> None:
+    recorder("tell(Began())", "heard(), tell(Answer())", end, "assert heard() == 'stop'", "tell(SUMMARY)")
+    with (
+        pytest.raises(ZeroDivisionError),
+        tracepipe.capture(output="x", layers=(), start_on="api") as run,
+        run.window(),
+    ):
+        _ = 1 / 0
 
 
 def test_threads_are_answered_while_another_one_waits_for_the_end(recorder: Callable[..., None]) -> None:

@@ -1,0 +1,287 @@
+"""A capture while a `with` block runs, as the process sees it that has another one record."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tracepipe import errors
+from tracepipe.api.recorder import STOP, WRITE, Began, Message, Order, Refused, Written, command_line
+from tracepipe.capture.request import API, ENDED, Answer, Notify, WindowOrder
+from tracepipe.capture.summary import CaptureSummary
+from tracepipe.capture.triggers import triggers_of
+from tracepipe.errors import CaptureTimeout, CaptureUnavailable, OutputError, TracepipeError
+
+
+class Capture:
+    """A recording that is made while its `with` block runs.
+
+    It has begun when the block does. At the end of the block a command is waited for, and any other recording
+    ends. An exception ends it too, as Ctrl-C would, and the file keeps what was recorded. Another process
+    records, so the block may run on any thread.
+    """
+
+    def __init__(self, order: Order, notify: Notify | None) -> None:
+        self.path = order.output
+        """The recording."""
+        self.notes: list[str] = []
+        """What the user should know: which method was taken, which layers cannot be had."""
+        self._order, self._notify = order, notify
+        self._owner = 0
+        self._recorder: subprocess.Popen[bytes] | None = None
+        self._connection: Connection[Any, Message] | None = None
+        self._summary: CaptureSummary | None = None
+        self._has_begun = False
+        self._answer: Answer | None = None
+        self._writes = 0
+        self._written: list[Written] = []
+        self._asking = threading.Lock()
+        self._hearing = threading.Condition()
+        self._is_heard = False
+
+    def __enter__(self) -> Capture:
+        if self._recorder is not None:
+            raise TracepipeError("A capture records once.", "Call tracepipe.capture again for another.")
+        self._start()
+        try:
+            self._hear_until(lambda: self._has_begun)
+        except BaseException:
+            self._tell(STOP)
+            self._close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # A fork of ours leaves the block too; and what ended within it has said how.
+        if os.getpid() != self._owner or self._connection is None:
+            return
+        try:
+            if error is None and self._order.request.command:
+                self.wait()
+            else:
+                self.stop()
+        except TracepipeError as fault:
+            if error is None:
+                raise
+            self._note(fault.message)  # what ended the block goes on
+
+    def wait(self) -> CaptureSummary:
+        """Wait until the recording ends: with its command or its processes, or by a limit."""
+        try:
+            return self._heard_out()
+        except KeyboardInterrupt:
+            self.stop()
+            raise
+
+    def stop(self) -> CaptureSummary:
+        """End the recording now. A command is interrupted, and killed two seconds later."""
+        self._tell(STOP)
+        return self._heard_out()
+
+    def write_now(self, timeout_s: float = 60.0) -> str:
+        """Have what `last` kept written, as SIGUSR2 does, and wait until it is: the path of the file. The
+        recording goes on. Raises TracepipeError without `last`, OutputError for a file that cannot be written
+        or is not whole, and CaptureTimeout; it is written all the same then.
+        """
+        if self._order.request.last is None:
+            raise TracepipeError("Nothing is kept that could be written now.", 'Give last="10s".')
+        with self._hearing:
+            if self._summary is not None:
+                raise TracepipeError(f"{self.path} is complete.", "Call it before the end of the block.")
+            self._tell(WRITE)
+            self._writes += 1
+            number = self._writes
+
+        def written() -> Written | None:
+            return next((one for one in self._written if one.asked >= number), None)
+
+        if not self._hear_until(lambda: bool(written() or self._summary), timeout_s):
+            raise CaptureTimeout(
+                f"What was kept is not written in {timeout_s:g} s.",
+                "It will be: run.summary.recordings has it.",
+            )
+        answer = written()
+        if answer is None:  # the recording ended meanwhile, and wrote what was kept
+            self.summary.check()
+            return self.summary.recordings[-1].path
+        if answer.error:
+            raise OutputError(answer.error, answer.hint)
+        return answer.path
+
+    def begin_window(self, name: str = "") -> None:
+        """Begin a window of a capture with `start_on="api"`: all that is recorded is so when this returns.
+        Raises TracepipeError while one is open, and when the recording has ended.
+        """
+        _check(self._obeyed(WindowOrder(True, name)))
+
+    def end_window(self) -> None:
+        """End the window that is open, of a capture that begins or ends them by `"api"`. One that
+        `begin_window` began may have ended before, by `duration` or `stop_on`. Raises TracepipeError where
+        there was none, and when the recording has ended.
+        """
+        _check(self._obeyed(WindowOrder(False)))
+
+    @contextmanager
+    def window(self, name: str = "") -> Iterator[None]:
+        """A window for a `with` statement, unless the recording ends before the block."""
+        self.begin_window(name)
+        try:
+            yield
+        except BaseException:
+            with suppress(TracepipeError):  # what ended the block goes on
+                self._obeyed(WindowOrder(False))
+            raise
+        answer = self._obeyed(WindowOrder(False))
+        if answer != ENDED:
+            _check(answer)
+
+    @property
+    def summary(self) -> CaptureSummary:
+        """What was recorded. Raises TracepipeError before the end."""
+        if self._summary is None:
+            raise TracepipeError(f"{self.path} is not complete.", "Leave the block first, or call stop().")
+        return self._summary
+
+    def __repr__(self) -> str:
+        if self._summary is None:
+            state = "is being recorded" if self._connection is not None else "not recorded"
+        else:
+            counts = ", ".join(f"{count} {layer}" for layer, count in self._summary.counts.items())
+            state = f"{counts or 'no events'}, ended by {self._summary.ended_by}"
+        return f"<Capture {self.path}: {state}>"
+
+    def _start(self) -> None:
+        if not sys.executable:
+            raise CaptureUnavailable(
+                "There is no Python interpreter to record with: sys.executable is empty.",
+                "Run python, or tracepipe capture, instead of a program that embeds Python.",
+            )
+        ours, theirs = Pipe()
+        # Of a command the terminal is its own too; any other recording ends when we say so, not by a Ctrl-C.
+        has_terminal = bool(self._order.request.command)
+        self._owner = os.getpid()
+        self._recorder = subprocess.Popen(
+            command_line(theirs.fileno(), [str(Path(path).absolute()) for path in sys.path]),
+            stdin=None if has_terminal else subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            start_new_session=not has_terminal,
+        )
+        theirs.close()
+        self._connection = ours
+        self._tell(self._order)
+
+    def _obeyed(self, order: WindowOrder) -> Answer:
+        """What the recorder answers to an order. Raises TracepipeError where it is no program's to give."""
+        trigger = triggers_of(self._order.request.windows)[0 if order.begins else 1]
+        if trigger is None or trigger.kind != API:
+            option, does = ("start_on", "begins") if order.begins else ("stop_on", "ends")
+            raise TracepipeError(
+                f"No window of this capture {does} when the program says so.", f'Give {option}="api".'
+            )
+        if os.getpid() != self._owner and self._owner:
+            raise TracepipeError(
+                "This process was forked from the one that began the capture.", "Call it in that one."
+            )
+        with self._asking:
+            self._answer = None
+            self._tell(order)
+            self._hear_until(lambda: self._answer is not None or self._summary is not None)
+            return self._answer or ENDED
+
+    def _heard_out(self) -> CaptureSummary:
+        self._hear_until(lambda: self._summary is not None)
+        assert self._summary is not None
+        return self._summary
+
+    def _hear_until(self, is_there: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """Hear what the recorder says until that is so; one thread hears for all that wait. False if the time
+        is over before. Raises what the recording ended with.
+        """
+        give_up_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            with self._hearing:
+                if is_there():
+                    return True
+                left_s = None if give_up_s is None else give_up_s - time.monotonic()
+                if left_s is not None and left_s <= 0:
+                    return False
+                if self._is_heard:
+                    self._hearing.wait(left_s)
+                    continue
+                self._is_heard = True
+            try:
+                message = self._received(left_s)
+            finally:
+                with self._hearing:
+                    self._is_heard = False
+                    self._hearing.notify_all()
+            if message is not None:
+                self._take(message)
+
+    def _received(self, timeout_s: float | None = None) -> Message | None:
+        """The next message of the recorder, None if none comes in that time."""
+        if self._connection is None:
+            raise TracepipeError(f"{self.path} is not being recorded.", "Use it in a with statement.")
+        try:
+            if not self._connection.poll(timeout_s):
+                return None
+            message: Message = self._connection.recv()
+        except (EOFError, ConnectionResetError):
+            code = self._close()
+            raise TracepipeError(
+                f"The process that records ended with {code}.", "Standard error may say why."
+            ) from None
+        if isinstance(message, CaptureSummary):
+            self._summary = message
+        elif isinstance(message, Began):
+            self._has_begun = True
+        elif isinstance(message, Answer):
+            self._answer = message
+        elif isinstance(message, Written):
+            self._written.append(message)
+        return message
+
+    def _take(self, message: Message) -> None:
+        """Do what a message asks for. Raises what the recording ended with."""
+        if isinstance(message, str):
+            self._note(message)
+        elif isinstance(message, CaptureSummary):
+            self._close()
+            message.check()  # the summary can be read all the same
+        elif isinstance(message, Refused):
+            self._close()
+            hint = message.hint.replace("tracepipe …", "python …")  # what the user ran is another program
+            raise getattr(errors, message.kind, TracepipeError)(message.message, hint)
+
+    def _note(self, text: str) -> None:
+        self.notes.append(text)
+        if self._notify is not None:
+            self._notify(text)
+
+    def _tell(self, message: Order | WindowOrder | str) -> None:
+        if self._connection is not None:
+            with suppress(OSError):  # it has ended, and what it said last can be heard
+                self._connection.send(message)
+
+    def _close(self) -> int:
+        """Wait for the end of the recorder; its exit code."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        return self._recorder.wait() if self._recorder is not None else 0
+
+
+def _check(answer: Answer) -> None:
+    if answer.message:
+        raise TracepipeError(answer.message, answer.hint)
