@@ -33,6 +33,7 @@ HEADER = {"type": "header", "schema": "tracepipe/1", "clock": "monotonic", "cloc
 BOUND_MB = 64
 TRACK_KB = 1
 LINE_MB = 30
+FURTHER_MB = 16
 Lines = Iterator[dict[str, Any]]
 
 
@@ -187,10 +188,10 @@ def warps_that_wait() -> Lines:
         yield {"ts_ns": 1_000, "type": "gpu_warp", "name": "k", **launch, **columns, **times}
 
 
-def recorded(path: Path, lines: Lines) -> Path:
+def recorded(path: Path, lines: Lines, **of_header: Any) -> Path:
     """A recording of these."""
     with path.open("w") as file:
-        for line in (HEADER, *lines):
+        for line in (HEADER | of_header, *lines):
             file.write(json.dumps(line, separators=(",", ":")) + "\n")
     return path
 
@@ -226,6 +227,16 @@ def peak_mb(*arguments: str) -> float:
 def test_whatever_a_recording_holds(lines: Callable[[], Lines], to: str, tmp_path: Path) -> None:
     path = recorded(tmp_path / "run.jsonl", lines())
     assert peak_mb("convert", str(path), "-o", str(tmp_path / "out"), "-f", to) < BOUND_MB
+
+
+@pytest.mark.parametrize("lines", [names, stacks, annotated], ids=lambda one: one.__name__)
+def test_a_further_recording_takes_some_megabytes(lines: Callable[[], Lines], tmp_path: Path) -> None:
+    paths = [
+        recorded(tmp_path / host, lines(), host=host, start={"monotonic_ns": at, "realtime_ns": 10**18})
+        for at, host in enumerate(("node1", "node2"))
+    ]
+    found_mb = peak_mb("convert", *map(str, paths), "-o", str(tmp_path / "out"))
+    assert found_mb < BOUND_MB + FURTHER_MB
 
 
 @pytest.mark.parametrize("lines", [pairs, pairs_and_events], ids=lambda one: one.__name__)

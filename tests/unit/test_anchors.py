@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tracepipe.clocks import Clocks
 from tracepipe.clocks.anchors import Source, anchors, is_one_host
 from tracepipe.clocks.sightings import KEPT_MAX, LAUNCH_SPREAD_NS, Seen, Sightings
 from tracepipe.errors import ClockError
@@ -107,6 +108,26 @@ def test_a_clock_of_a_format_is_that_of_one_file() -> None:
     one, two = (source(name, "trace", {}, host="node1", boot="b1") for name in "ab")
     with pytest.raises(ClockError, match="b cannot be put on the clock of a"):
         anchors([one, two], {})
+
+
+def test_pairs_of_a_gpus_clock_place_a_file_of_that_clock() -> None:
+    pair = {
+        "type": "clock",
+        "clock": "globaltimer:0",
+        "source_ns": 500,
+        "host_lo_ns": 990,
+        "host_hi_ns": 1_010,
+    }
+    clocks = Clocks(new_header(clocks=["monotonic", "globaltimer:0"]), [pair])
+    base = Source("ours", OURS.header, "monotonic", 0, clocks)
+    found = anchors([base, Source("bpftime", new_header(), "globaltimer:0", 600)], {})[1]
+    assert (found.offset_ns, found.bound_ns) == (500, 12)
+    other = Source("another GPU's", new_header(), "globaltimer:1", 600, clocks)
+    with pytest.raises(ClockError):
+        anchors([base, other], {})
+    for first_ns, said in ((600 + 3_601 * 10**9, {}), (600, {"boot": "b2"})):
+        with pytest.raises(ClockError):
+            anchors([base, Source("x", new_header(**said), "globaltimer:0", first_ns)], {})
 
 
 # What others saw too ------------------------------------------------------------------------------------

@@ -13,23 +13,30 @@ from typing import Any, Final
 
 from tracepipe.clocks.maps import SNAPSHOT_NS
 from tracepipe.clocks.sightings import Seen, agreement
+from tracepipe.clocks.stamp import Clocks
 from tracepipe.errors import ClockError
-from tracepipe.event.model import HOST_CLOCKS, MONOTONIC, TIME_LIMIT_NS, Header
+from tracepipe.event.model import HOST_CLOCKS, MONOTONIC, TIME_LIMIT_NS, Header, SourceNs
 
 REALTIME: Final = "realtime"
 # CLOCK_REALTIME less CLOCK_MONOTONIC is when a machine was booted. Of one boot it differs by as much as the
 # clock was set meanwhile; of two it differs by how long the machine was up.
 _ONE_BOOT_NS: Final = 2_000_000_000
+# Pairs of a clock say nothing of what it showed an hour before or after them: that was another run.
+_NEAR_NS: Final = 3_600_000_000_000
 _AS_GOOD_AS_NTP: Final = "as good as NTP keeps CLOCK_REALTIME of both hosts"
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What is known of a recording before it is read: `clock` is that which its times are put on."""
+    """What is known of a recording before it is merged: `clock` is that which its times are put on, and
+    `first_ns` the first of them. `clocks` are what relates its other clocks to that one.
+    """
 
     name: str
     header: Header
     clock: str
+    first_ns: int = 0
+    clocks: Clocks | None = None
 
     def at(self, clock: str) -> int | None:
         """What a host clock showed when it began, ns."""
@@ -181,6 +188,9 @@ def _by_others(
 
 def _anchor(source: Source, base: Source) -> Anchor | None:
     one_host = is_one_host(source, base)
+    is_of_gpu = source.clock not in (*HOST_CLOCKS, base.clock)
+    if is_of_gpu and base.clocks is not None and one_host is not False:
+        return _by_pairs(source, base, base.clocks)
     if one_host:
         return _of_one_host(source, base) or _by_realtime(source, base, one_host=True)
     return _by_realtime(source, base, one_host=one_host)
@@ -200,6 +210,19 @@ def _of_one_host(source: Source, base: Source) -> Anchor | None:
                 ahead_ns, bound_ns, f"{source.clock} of the same host, by the instant that {of.name} began"
             )
     return None
+
+
+def _by_pairs(source: Source, base: Source, clocks: Clocks) -> Anchor | None:
+    """Where a recording on a GPU's clock stands by the clock pairs that another has of it, near its begin."""
+    pairs = clocks.get(source.clock)
+    if pairs is None or pairs.method != "fit":
+        return None
+    away_ns = max(int(pairs.source_ns[0]) - source.first_ns, source.first_ns - int(pairs.source_ns[-1]))
+    if away_ns > _NEAR_NS:
+        return None
+    first_ns = SourceNs(source.first_ns)
+    how = f"{source.clock}, of which {base.name} has clock pairs"
+    return Anchor(pairs.place(first_ns) - first_ns, pairs.bound_at(first_ns), how)
 
 
 def _apart_ns(source: Source, base: Source) -> int:

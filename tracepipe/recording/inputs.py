@@ -126,8 +126,9 @@ def _part(path: str, name: str, how: tuple[str, Mapping[str, int | str], str]) -
     if not Path(path).is_file() and Path(path).exists():
         raise InputError("is read twice, and a pipe cannot be", "write it to a file first", path=path)
     with open_recording(path, *how) as opened:
-        source = Source(name, opened.recording.header, opened.clocks.trace_clock)
-        return Part(source, surveyed(opened, path), opened.source)
+        survey, clocks = surveyed(opened, path), opened.clocks
+        source = Source(name, opened.recording.header, clocks.trace_clock, survey.first_ns, clocks)
+        return Part(source, survey, opened.source)
 
 
 def _names(paths: Sequence[str]) -> list[str]:

@@ -40,6 +40,8 @@ class Survey:
     gpus: set[int] = field(default_factory=set)
     cpus: int = 0
     launches: int = 0
+    first_ns: int = 0
+    _is_begun: bool = False
 
     def meet(self, tables: Tables) -> None:
         """Look at the shapes that there are."""
@@ -58,9 +60,12 @@ class Survey:
     def take(self, batch: TraceBatch, tables: Tables) -> None:
         """Look at the events of a batch."""
         events = batch.events
+        is_event = events.shape >= 0
+        if not self._is_begun and is_event.any():
+            self.first_ns, self._is_begun = int(events.ts_ns[is_event].min()), True
         launched = [shape is not None and shape.has_launch for shape in tables.shapes]
         if any(launched):
-            has = np.array(launched, np.bool_)[np.maximum(events.shape, 0)] & (events.shape >= 0)
+            has = np.array(launched, np.bool_)[np.maximum(events.shape, 0)] & is_event
             self.launches = max(self.launches, int(events.launch[has].max(initial=0)))
             self._see_launches(batch, tables, has)
         self._see_collectives(batch, tables)
