@@ -23,6 +23,7 @@ from tracepipe.converters import CONVERTERS
 from tracepipe.errors import TracepipeError
 from tracepipe.event import tables
 from tracepipe.event.model import Problem
+from tracepipe.kernel_names import without_namespaces
 from tracepipe.layout import windows
 from tracepipe.layout.options import WARP_TRACKS, LayoutOptions
 from tracepipe.printable import json_text
@@ -219,9 +220,9 @@ def _same_spans(path: Path, source: str, assumed: dict[str, int | str], run: Run
     if account.outcomes.undrawn or run.facts.skipped != account.skipped:
         return  # what is not drawn, or has no time in a report, is said
     rows = (
-        row
+        (without_namespaces(name) if frame == "kernels" else name, *times_ns)
         for frame in FRAMES
-        for row in getattr(run, frame).select("name", "start_ns", "dur_ns").iter_rows()
+        for name, *times_ns in getattr(run, frame).select("name", "start_ns", "dur_ns").iter_rows()
     )
     seen = (one for _, slices in kept.writer.seen().slices for one in slices if one.category in DRAWN)
     assert Counter(rows) == Counter(

@@ -11,7 +11,7 @@ import pytest
 
 from tests.golden.cases import FIXTURES, Case
 from tests.support.trace_processor import RealTraceProcessor
-from tracepipe.hooks.kernel_name import short_kernel_name
+from tracepipe.kernel_names import kernel_title
 from tracepipe.readers.nsys_names import function_name
 
 
@@ -20,7 +20,7 @@ def asked(case: Case, sql: str) -> list[Any]:
     with closing(sqlite3.connect(f"file:{case.input}?mode=ro", uri=True)) as database:
         texts = dict(database.execute("SELECT id, value FROM StringIds"))
         database.create_function("text", 1, texts.get)
-        database.create_function("short", 1, lambda text: short_kernel_name(text))
+        database.create_function("title", 1, lambda text: kernel_title(text))
         database.create_function("plain", 1, lambda text: function_name(text))
         (base_ns,) = database.execute("SELECT systemClockNs FROM TARGET_INFO_SESSION_START_TIME").fetchone()
         database.create_function("at", 1, lambda ns: ns + base_ns)
@@ -39,7 +39,7 @@ def test_every_kernel_is_there_at_its_nanosecond(both: Any) -> None:
     case, traced = both
     wanted = asked(
         case,
-        "SELECT at(start), max(end - start, 0), short(text(demangledName)) FROM CUPTI_ACTIVITY_KIND_KERNEL",
+        "SELECT at(start), max(end - start, 0), title(text(demangledName)) FROM CUPTI_ACTIVITY_KIND_KERNEL",
     )
     found = traced(
         "select ts, dur, name from slice"

@@ -65,7 +65,7 @@ ROOMS: dict[str, set[str]] = {
 COMPOSING = {"cli", "__main__"}
 # Which everything may import: the version, errors, who called sudo, room on a disk, how numbers and names are
 # written.
-GROUND = {"", "__version__", "caller", "errors", "printable", "room", "units"}
+GROUND = {"", "__version__", "caller", "errors", "kernel_names", "printable", "room", "units"}
 # Rooms that reckon with columns. They are loaded by the commands that read a recording, and by no --help.
 OF_COLUMNS = {"event", "readers", "clocks", "layout", "converters", "native", "recording", "part"}
 # Native or slow to import: only inside functions, so that --help works anywhere and at once.

@@ -27,7 +27,6 @@ from tracepipe.capture.gpu.engines.transport import (
 from tracepipe.capture.gpu.engines.warp_options import WarpOptions
 from tracepipe.capture.gpu.engines.warps import WarpRenderer, WarpsEngine
 from tracepipe.event.checks import first_fault
-from tracepipe.hooks.kernel_name import short_kernel_name
 
 ROOT = Path(__file__).parents[2]
 PID, TID = 42, 43
@@ -298,30 +297,6 @@ def test_the_environment_names_what_the_library_needs(tmp_path: Path) -> None:
     assert recording.is_over()
     recording.close()
     assert not table.exists()
-
-
-@pytest.mark.parametrize(
-    ("name", "short"),
-    [
-        ("vectorAdd(float const*, int)", "vectorAdd"),
-        ("void f<int>(int*)", "f<int>"),
-        ("void (anonymous namespace)::softmax<float>(float*)", "(anonymous namespace)::softmax<float>"),
-        ("void g<(int)3, h(int)>(int)", "g<(int)3, h(int)>"),
-        (
-            "void at::kernel<2, at::copy(Base&)::{lambda()#3}::operator()() const::{lambda(float)#1}>(int)",
-            "at::kernel<2, at::copy(Base&)::{lambda()#3}::operator()() const::{lambda(float)#1}>",
-        ),
-        ("void f<&A::operator< >(int)", "f<&A::operator< >"),
-        ("run(int)::{lambda(int)#1}::operator()(int) const", "run(int)::{lambda(int)#1}::operator()"),
-        ("f(int) [clone .kd]", "f"),
-        ("nvjet_sm90_tst_64x8_TNT", "nvjet_sm90_tst_64x8_TNT"),
-        ("", ""),
-        ("(", "("),
-        (")", ")"),
-    ],
-)
-def test_kernels_are_named_without_type_and_parameters(name: str, short: str) -> None:
-    assert short_kernel_name(name) == short
 
 
 def _met(name: str, fits: bool = False) -> bytes:

@@ -12,6 +12,7 @@ import pytest
 from tests.golden.cases import Case, cases
 from tests.support.recordings import GPU_CLOCK, PAIR, Load, event, loader
 from tracepipe.errors import InputError, LibraryMissing
+from tracepipe.kernel_names import without_namespaces
 from tracepipe.reports.frames.libraries import Library
 from tracepipe.reports.frames.run import load_run
 
@@ -255,7 +256,12 @@ def test_the_spans_are_those_that_the_timeline_draws(case: Case) -> None:
     # Where all ends are known, calls can nest that are drawn beside each other.
     nests = run.facts.outcomes.overlaps == 0
     found = Counter(
-        (name, start_ns, None if kind in ("instant", "no_begin") else end_ns - start_ns, depth * nests)
+        (
+            without_namespaces(name) if frame == "kernels" else name,
+            start_ns,
+            None if kind in ("instant", "no_begin") else end_ns - start_ns,
+            depth * nests,
+        )
         for frame in _FRAMES
         for name, start_ns, end_ns, kind, depth in getattr(run, frame)
         .select("name", "start_ns", "end_ns", "kind", "depth")

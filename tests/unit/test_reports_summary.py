@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
 
 from tests.support.recordings import GPU_CLOCK, PAIR, Load, event, loader, span
 from tracepipe.hooks.effects import effect_of
@@ -14,7 +15,7 @@ from tracepipe.reports.analyses.cuda_calls import is_launch
 from tracepipe.reports.analyses.distribution import LENGTH_COLUMNS, lengths, of_values
 from tracepipe.reports.analyses.slowest import slowest_calls
 from tracepipe.reports.frames.libraries import np, pl
-from tracepipe.reports.report import Result
+from tracepipe.reports.report import Column, Result, Table
 from tracepipe.reports.summary import Options, run
 from tracepipe.reports.writing.rendering import report_lines
 
@@ -303,3 +304,37 @@ def test_names_that_launch(name: str, launches: bool) -> None:
 )  # fmt: skip
 def test_effects_are_those_of_the_shipped_hooks(name: str, effect: tuple[str, str]) -> None:
     assert effect_of(name) == effect
+
+
+KERNEL = (
+    "void at::native::(anonymous namespace)::layer_norm<c10::Half, at::acc_type<c10::Half, true> >"
+    "(int, c10::Half const*)"
+)
+
+
+def test_a_long_name_is_one_line_without_its_middle(load: Load) -> None:
+    loaded = load(span(1_000, 1_500, KERNEL, "gpu_kernel", gpu=0))
+    result = run(loaded, Options())
+
+    def row(width: int, **how: bool) -> str:
+        lines = report_lines([loaded], result, width=width, **how)
+        return next(line for line in lines if "layer_no" in line)
+
+    assert row(120).startswith("layer_norm<Half, acc_type<Half, true>>")
+    assert (row(70)[:14], len(row(70)) <= 70, "…" in row(70)) == ("layer_norm<Hal", True, True)
+    assert "~" in row(70, ascii_only=True)
+    # What is meant for programs, or asked for, has all that tells kernels apart.
+    short = "at::native::(anonymous namespace)::layer_norm<c10::Half, at::acc_type<c10::Half, true> >"
+    assert row(70, full_names=True).startswith(short)
+    assert [one["name"] for one in result.as_json()["kernels"]] == [short]
+
+
+def test_a_group_has_a_line_of_its_own_and_wide_letters_take_two_places() -> None:
+    columns = (Column("line", "line"), Column("name", "name"), Column("ns", "on GPU", "ns"))
+    rows = [("/home/me/train.py:34 step", "語" * 40, 5), ("/home/me/train.py:34 step", "b", 7)]
+    result = Result("", [Table("t", "T", columns, rows, grouped=True)])
+    _, _, header, group, wide, narrow = report_lines([], result, width=30)
+    assert (header[:4], group) == ("line", "/home/me/train.py:34 step")
+    assert cell_len(wide) == 30
+    assert narrow.endswith("7 ns")
+    assert cell_len(narrow) == 30

@@ -27,6 +27,10 @@ _INT_MAX = (1 << 31) - 1
 _INPUT = "Recording: a path, or - for standard input."
 _COMMON: dict[str, tuple[Any, Any]] = {
     "as_json": (Annotated[bool, typer.Option("--json", help="For programs.")], False),
+    "full_names": (
+        Annotated[bool, typer.Option("--full-names", help="Cut no name; lines get as long as it takes.")],
+        False,
+    ),
     "source": (
         Annotated[Source | None, typer.Option("--from", help="Input format, if not by content.")],
         None,
@@ -118,7 +122,7 @@ def _run(report: Report, paths: list[str], options: Any, common: Mapping[str, An
     if paths.count(STANDARD) > 1:
         raise typer.BadParameter("standard input can be read once only")
     if report.output is None:
-        _print(report, *_found(report, paths, options, common), common["as_json"])
+        _print(report, *_found(report, paths, options, common), common)
         return
     if isinstance(report.output, FolderOutput):
         target = common["output"] or default_output(paths[0], report.output.ending(options))
@@ -133,7 +137,7 @@ def _run(report: Report, paths: list[str], options: Any, common: Mapping[str, An
         with replacing(target, force=common["force"], sources=paths[:1]) as out:
             runs, result = _found(report, paths, options, common)
             result.files[ending](out)
-    _tell(report, runs, result, target, common["as_json"])
+    _tell(report, runs, result, target, common)
 
 
 def _ending(output: FileOutput, target: str) -> str:
@@ -167,18 +171,20 @@ def _found(
     return runs, report.run(*runs, options)
 
 
-def _tell(report: Report, runs: list[Any], result: Result, target: str, as_json: bool) -> None:
+def _tell(report: Report, runs: list[Any], result: Result, target: str, common: Mapping[str, Any]) -> None:
     """What a report that wrote a file says beside it."""
     if target == STANDARD:
         for note in result.notes:
             say(note)
         return
-    _print(report, runs, result, as_json, target)
+    _print(report, runs, result, common, target)
     say(f"wrote {target}")
 
 
-def _print(report: Report, runs: list[Any], result: Result, as_json: bool, output: str = "") -> None:
-    if as_json:
+def _print(
+    report: Report, runs: list[Any], result: Result, common: Mapping[str, Any], output: str = ""
+) -> None:
+    if common["as_json"]:
         from tracepipe.reports.writing.facts_text import as_json as facts_json
 
         data = {"report": report.name, "recordings": [facts_json(run.facts) for run in runs]}
@@ -190,7 +196,8 @@ def _print(report: Report, runs: list[Any], result: Result, as_json: bool, outpu
     plain = not (sys.stdout.encoding or "").lower().startswith("utf")
     width = shutil.get_terminal_size().columns
     colours = sys.stdout.isatty()
-    for line in report_lines(runs, result, width=width, colours=colours, ascii_only=plain):
+    how = {"colours": colours, "ascii_only": plain, "full_names": common["full_names"]}
+    for line in report_lines(runs, result, width=width, **how):
         put(line, colours=colours)
 
 

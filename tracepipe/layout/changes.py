@@ -10,6 +10,7 @@ import numpy as np
 
 from tracepipe.event.columns import NONE, Bytes, Int32s, Int64s
 from tracepipe.event.tables import Args
+from tracepipe.kernel_names import kernel_title
 from tracepipe.layout.tracks import Track
 
 WARP_BEGIN, WARP_END, WARP_EXIT, WARP_COUNT = 1, 2, 3, 4
@@ -54,7 +55,10 @@ def kernel_of(name: str, grid: list[int], block: list[int]) -> Kernel:
     # Sizes beyond what any number of a warp reaches come to the same as that.
     most = (1 << 63) - 1
     return Kernel(
-        name, min(warps, most), 0 if flat else min(grid[0], most), 0 if flat else min(grid[1], most)
+        kernel_title(name),
+        min(warps, most),
+        0 if flat else min(grid[0], most),
+        0 if flat else min(grid[1], most),
     )
 
 

@@ -8,6 +8,7 @@ from tracepipe.event.columns import NONE, Int32s, TraceColumns, grown
 from tracepipe.event.ops import BEGIN, END, OpColumns
 from tracepipe.event.shape import Shape
 from tracepipe.layout.rows import Rows
+from tracepipe.layout.timeline import slice_name
 
 
 class KernelsOfGpus:
@@ -29,7 +30,7 @@ class KernelsOfGpus:
         self._gpu[number] = NONE
         if shape.type == "gpu_kernel" and shape.phase == "X" and self._rows.drawn[number]:
             self._gpu[number] = self._rows.row_of(self._rows.gpu(shape.gpu or 0))
-            self._name[number] = self._rows.name(shape.name)
+            self._name[number] = self._rows.name(slice_name(shape))
 
     def draw(self, events: TraceColumns, ops: OpColumns) -> None:
         """Add what events show to operations; the events are in the order of time."""

@@ -15,7 +15,7 @@ from tracepipe.event.ops import OpColumns
 from tracepipe.event.origins import Origins
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Tables
-from tracepipe.layout.timeline import Book, Track
+from tracepipe.layout.timeline import Book, Track, slice_name
 from tracepipe.layout.tree import LAYER_TITLES, Tree
 from tracepipe.native import library
 
@@ -126,7 +126,7 @@ class Rows:
         of_waiting[:] = to[of_waiting]
 
     def _shape_row(self, shape: Shape) -> ShapeRow:
-        name = self.name(shape.name)
+        name = self.name(slice_name(shape))
         if shape.phase == COUNTS:
             return ShapeRow(NO_ROW, name, shape.phase)
         if shape.on_stream:

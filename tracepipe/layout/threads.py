@@ -9,6 +9,7 @@ from tracepipe.event.columns import NONE, Three
 from tracepipe.event.model import Record
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Args
+from tracepipe.kernel_names import kernel_title
 from tracepipe.layout.changes import WARP_LANES
 from tracepipe.layout.options import LayoutOptions
 from tracepipe.layout.rows import RANK_LOGICAL, Rows
@@ -33,7 +34,8 @@ class KernelGroups:
         """The group of one launch."""
         ranks = self._ranks.setdefault(gpu, {})
         rank = ranks.setdefault((kernel, launch), RANK_LOGICAL + len(ranks))
-        name = kernel if launch is None else f"{kernel} launch {launch}"
+        title = kernel_title(kernel)
+        name = title if launch is None else f"{title} launch {launch}"
         return self._rows.tree.child(self._rows.gpu(gpu), "group", name, rank)
 
 

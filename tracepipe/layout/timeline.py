@@ -14,6 +14,7 @@ from tracepipe.event.columns import NONE, Int64s, TraceColumns, unsigned
 from tracepipe.event.ops import BEGIN, COUNTER, END, INSTANT, MARKS, Op, OpColumns
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Args, Tables
+from tracepipe.kernel_names import kernel_title
 from tracepipe.layout.changes import WARP_BEGIN, WARP_COUNT, WARP_END, WarpChanges
 from tracepipe.layout.tracks import Track
 
@@ -48,6 +49,8 @@ class Item(NamedTuple):
 
 PYTHON = "python"
 """What shows the line of Python that made a call; an argument of that name takes its place."""
+KERNEL = "kernel"
+"""What shows the whole name of a kernel, where its slices have a shorter one."""
 
 
 def shown_before(shape: Shape) -> Args:
@@ -55,7 +58,14 @@ def shown_before(shape: Shape) -> Args:
     known = (
         shape.phase != "E" and shape.cpu is not None and not shape.on_stream and shape.type != "gpu_thread"
     )
+    if shape.type == "gpu_kernel" and shape.phase != "E" and slice_name(shape) != shape.name:
+        return {KERNEL: shape.name}
     return {"cpu": shape.cpu} if known else {}
+
+
+def slice_name(shape: Shape) -> str:
+    """What the slices of a shape are called."""
+    return kernel_title(shape.name) if shape.type == "gpu_kernel" else shape.name
 
 
 def shows_launch(shape: Shape) -> bool:

@@ -8,7 +8,7 @@ from pathlib import PurePath
 from typing import Any, Final
 
 from tracepipe.event.model import Problem, Record
-from tracepipe.hooks.kernel_name import short_kernel_name
+from tracepipe.kernel_names import short_kernel_name
 from tracepipe.readers.event_rows import cut_text
 from tracepipe.readers.launch_numbers import Launches
 from tracepipe.readers.sqlite_tables import BROKEN, Database, Strings, unreadable

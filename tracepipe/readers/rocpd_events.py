@@ -20,7 +20,7 @@ from tracepipe.event.model import INDEX_LIMIT
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Args
 from tracepipe.event.vocabulary import direction_named
-from tracepipe.hooks.kernel_name import short_kernel_name
+from tracepipe.kernel_names import short_kernel_name
 from tracepipe.readers.event_rows import EventRows, Place, Take, Values
 from tracepipe.readers.launch_numbers import Launches
 from tracepipe.readers.rocpd_rows import COMMON, Session

@@ -7,7 +7,7 @@ takes as long as to read 300 000 events.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from tracepipe.event.columns import NONE, Bools, Int64s
@@ -229,8 +229,9 @@ def _kernels(run: Run, options: Options) -> tuple[Table, int]:
         name, _, count, total_ns, *spread = found.row(run, at)
         share = 100 * total_ns / whole_ns if whole_ns and total_ns is not None else None
         rows.append((name, share, count, total_ns, *spread))
-    total, *spread = LENGTH_COLUMNS
-    columns = (Column("name", "kernel"), Column("share_percent", "share", "percent"), _COUNT, total, *spread)
+    # Names of kernels are long, and need the room more than two percentiles do.
+    spread_of = (replace(column, spare=column.key in ("p50_ns", "p95_ns")) for column in LENGTH_COLUMNS)
+    columns = (Column("name", "kernel"), Column("share_percent", "share", "percent"), _COUNT, *spread_of)
     note = "Share: of the lengths of all kernels, added up."
     return Table("kernels", f"Kernels by {options.sort}", columns, rows, note), len(found) - len(shown)
 

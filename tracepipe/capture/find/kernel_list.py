@@ -10,8 +10,8 @@ from tracepipe.capture.find.cubin import Kernel, kernels
 from tracepipe.capture.find.demangle import demangled
 from tracepipe.capture.find.fatbin import cubins, files_with_kernels
 from tracepipe.errors import InputError
-from tracepipe.hooks.kernel_name import short_kernel_name
 from tracepipe.hooks.near_names import near_names
+from tracepipe.kernel_names import short_kernel_name
 
 
 @dataclass(frozen=True, slots=True)

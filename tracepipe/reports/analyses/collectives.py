@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from tracepipe.event.columns import Int64s
-from tracepipe.hooks.kernel_name import short_kernel_name
 from tracepipe.reports.analyses.gpu_shares import COMMUNICATION, rows_of
 from tracepipe.reports.analyses.gpu_work import KERNEL, WARPS, Work
 from tracepipe.reports.frames.libraries import np
@@ -77,7 +76,7 @@ def _weight(collective: Collective) -> tuple[int, str]:
 
 
 class _Names:
-    """The names of kernels, short ones: an engine may write parameters that another leaves out."""
+    """The names of kernels."""
 
     def __init__(self, run: Run, work: Work) -> None:
         self._run, self._work = run, work
@@ -92,7 +91,7 @@ class _Names:
             numbers = self._numbers(what, self._work.row[own])
             for number in np.unique(numbers).tolist():
                 some = own[numbers == number]
-                name = short_kernel_name(self._work.name(self._run, int(some[0])) or "")
+                name = self._work.name(self._run, int(some[0])) or ""
                 found.setdefault(name, []).append(some)
         for name, some in found.items():
             yield name, np.sort(np.concatenate(some))

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from tracepipe.event.columns import NONE, Bools
-from tracepipe.hooks.kernel_name import short_kernel_name
 from tracepipe.reports.analyses.cuda_calls import told_by_names
 from tracepipe.reports.analyses.gpu_work import COPY, KERNEL, WARPS, Idle, Work, idle_of, outermost_rows
 from tracepipe.reports.frames.intervals import Stretches
@@ -59,11 +58,8 @@ class Shares:
 
 
 def communicates(name: str) -> bool:
-    """Whether a kernel of that name moves data between GPUs, with whatever it reduces on the way."""
-    # To shorten a name takes a hundred times as long.
-    if _COMMUNICATES.search(name) is None:
-        return False
-    return _COMMUNICATES.search(short_kernel_name(name).partition("<")[0]) is not None
+    """Whether a kernel of that short name moves data between GPUs, with whatever it reduces on the way."""
+    return _COMMUNICATES.search(name.partition("<")[0]) is not None
 
 
 def kinds_of(run: Run, work: Work) -> Any:

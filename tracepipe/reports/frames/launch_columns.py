@@ -10,6 +10,7 @@ from typing import Any, Final
 from tracepipe.event.columns import NONE, Bools, Int32s
 from tracepipe.event.model import Record
 from tracepipe.event.warps import PlacedWarps
+from tracepipe.kernel_names import short_kernel_name
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.numbered import Numbered
 from tracepipe.reports.frames.shapes import where
@@ -45,6 +46,7 @@ class LaunchTable:
         values = [_fitting(launched.get(name)) for name in ("gpu", "pid")]
         sizes = [launched.get(name) for name in _SIZES]
         name, block = launched.get("name"), sizes[1]
+        name = None if name is None else short_kernel_name(name)
         known = _known(name, *values, *sizes)
         text = NONE if name is None else self._names.number(name.encode("utf-8", "surrogatepass"))
         flat = [min(size, LARGEST) for three in sizes for size in three or (0, 0, 0)]

@@ -10,6 +10,7 @@ from tracepipe.event.columns import NONE, Bools, Bytes, Int32s, Int64s
 from tracepipe.event.model import LAYERS, Record
 from tracepipe.event.shape import Shape
 from tracepipe.event.vocabulary import RUNNING
+from tracepipe.kernel_names import short_kernel_name
 from tracepipe.reports.frames.grouping import equal
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.numbered import Numbered
@@ -106,7 +107,9 @@ class ShapeTable:
             frame,
             flags,
         )
-        return self._shapes.number(_SHAPE.pack(self._text(shape.name), self._places.number(place)))
+        # Some formats and engines give a kernel's parameters, others do not: names are to be the same.
+        name = short_kernel_name(shape.name) if shape.type == "gpu_kernel" else shape.name
+        return self._shapes.number(_SHAPE.pack(self._text(name), self._places.number(place)))
 
     def put_away(self) -> None:
         """Keep the shapes out of memory, where they are many. No more are given numbers then. Raises

@@ -21,7 +21,7 @@ from tracepipe.reports.frames.libraries import jinja2
 from tracepipe.reports.frames.run import Facts, Run
 from tracepipe.reports.report import Drawing, Result, Table
 from tracepipe.reports.writing.facts_text import lacks
-from tracepipe.reports.writing.rendering import cell, shown
+from tracepipe.reports.writing.rendering import cell, shown, titled
 from tracepipe.units import duration_text
 
 _TEMPLATES = Path(__file__).parent
@@ -165,7 +165,7 @@ def _table(table: Table) -> dict[str, Any]:
     group: Any = None
     for row in table.rows:
         cells = [
-            {"kind": kind["kind"], "text": cell(value, column.unit), "exact": _exact(value, column.unit)}
+            {"kind": kind["kind"], "text": _text(value, column.unit), "exact": _exact(value, column.unit)}
             for value, column, kind in zip(row, table.columns, columns, strict=True)
         ]
         if table.grouped and row[0] == group:
@@ -177,7 +177,13 @@ def _table(table: Table) -> dict[str, Any]:
     return shape | {"note": table.note, "size": size}
 
 
+def _text(value: Any, unit: str) -> str:
+    return cell(value, unit) if unit else titled(cell(value, unit))
+
+
 def _exact(value: Any, unit: str) -> str:
-    """The whole number behind one that was rounded."""
+    """The whole number behind one that was rounded, the whole name behind one that was shortened."""
+    if not unit and value is not None and titled(value) != value:
+        return str(value)
     exact = {"ns": "ns", "at": "ns", "bytes": "bytes", "bytes_per_s": "bytes/s"}
     return f"{value:,.0f} {exact[unit]}" if unit in exact and value is not None else ""

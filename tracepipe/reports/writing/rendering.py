@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from tracepipe.kernel_names import kernel_title
 from tracepipe.printable import printable
 from tracepipe.reports.frames.run import Run
-from tracepipe.reports.report import Result, Table
+from tracepipe.reports.report import Column, Result, Table
 from tracepipe.reports.writing.facts_text import heading, lacks
 from tracepipe.units import duration_text, size_text, three_digits
 
@@ -17,6 +18,10 @@ _UNKNOWN = "–"
 _WIDE = 100
 # Names may be folded beyond this, before a spare column is left out for them.
 _NAME_COLUMNS = 30
+# Texts are cut to that, and where numbers leave no room to less.
+_NAME_LEAST, _LEAST = 12, 3
+# What a name of C++ with parameters has.
+_CPP = frozenset("<(")
 _UNITS: dict[str, Callable[[Any], str]] = {
     "": str,
     "ns": duration_text,
@@ -44,9 +49,15 @@ def cell(value: Any, unit: str) -> str:
 
 
 def report_lines(
-    runs: Iterable[Run], result: Result, *, width: int, colours: bool = False, ascii_only: bool = False
+    runs: Iterable[Run],
+    result: Result,
+    *,
+    width: int,
+    colours: bool = False,
+    ascii_only: bool = False,
+    full_names: bool = False,
 ) -> list[str]:
-    """The whole report; names too long for their column go on below."""
+    """The whole report, each row of a table on one line; with `full_names` no name is cut."""
     from rich.console import Console
     from rich.text import Text
 
@@ -72,7 +83,8 @@ def report_lines(
         elif isinstance(part, Table):
             say("")
             say(part.title, "bold")
-            console.print(_table(part, width, ascii_only))
+            for style, text in _lines_of(part, width, ascii_only, full_names):
+                say(text, style, wraps=_is_prose(part))
             if part.note:
                 say(part.note, "dim")
         elif drawn := list(part.draw(width, ascii_only)):
@@ -112,31 +124,97 @@ def _kept(table: Table, width: int) -> list[int]:
     return [at for at in range(len(table.columns)) if at not in dropped]
 
 
-def _table(table: Table, width: int, ascii_only: bool) -> Any:
-    from rich.table import Table as Grid
-    from rich.text import Text
+def _is_prose(table: Table) -> bool:
+    """Whether the rows of a table are sentences."""
+    return len(table.columns) == 1 and not table.columns[0].title
+
+
+def _lines_of(table: Table, width: int, ascii_only: bool, full_names: bool) -> Iterator[tuple[str, str]]:
+    """The lines of a table, each with its style. Texts that have no room are elided in the middle; with
+    `full_names` they are written in full, and the line is as long as it takes.
+    """
+    from rich.cells import cell_len
 
     kept = _kept(table, width)
     columns = [table.columns[at] for at in kept]
+    rows = [[_text(row[at], column, ascii_only, full_names) for at, column in zip(kept, columns, strict=True)]
+            for row in table.rows]  # fmt: skip
+    if _is_prose(table):
+        yield from (("", text) for (text,) in rows)
+        return
+    groups = [row[0] for row in rows] if table.grouped else []
+    if table.grouped:
+        rows = [[f"  {second}", *rest] for _, second, *rest in rows]
     headed = [columns[0], *columns[2:]] if table.grouped else columns
-    has_header = any(column.title for column in headed)
-    padding = (0, 2 if width >= _WIDE else 1, 0, 0)
-    grid = Grid(box=None, pad_edge=False, padding=padding, header_style="dim", show_header=has_header)
-    for column in headed:
-        if column.unit:
-            grid.add_column(Text(shown(column.title, ascii_only)), justify="right", no_wrap=True)
-        else:
-            grid.add_column(Text(shown(column.title, ascii_only)), overflow="fold")
+    titles = [shown(column.title, ascii_only) for column in headed]
+    is_text = [not column.unit for column in headed]
+    cells = [max(map(cell_len, of), default=0) for of in zip(*rows, strict=True)]
+    between = 2 if width >= _WIDE else 1
+    room = width - between * (len(titles) - 1)
+    sizes = [max(cell_len(title), size) for title, size in zip(titles, cells, strict=True)]
+    words = [[title] for title in titles]
+    if sum(min(size, _NAME_LEAST) if of else size for size, of in zip(sizes, is_text, strict=True)) > room:
+        # Titles of numbers take several lines then, a word each.
+        words = [[title] if of else title.split(" ") for title, of in zip(titles, is_text, strict=True)]
+        sizes = [max(size, *map(cell_len, of)) for of, size in zip(words, cells, strict=True)]
+    if not full_names:
+        _narrow(sizes, is_text, room)
+
+    def line(cells: list[str]) -> str:
+        placed = (_placed(*of) for of in zip(cells, sizes, is_text, strict=True))
+        return shown((" " * between).join(placed).rstrip(), ascii_only)
+
+    most = max(map(len, words))
+    for at in range(most):
+        yield "dim", line([("" if at < most - len(of) else of[at - most + len(of)]) for of in words])
     group = None
-    for row in table.rows:
-        cells = [
-            Text(shown(cell(row[at], column.unit), ascii_only))
-            for at, column in zip(kept, columns, strict=True)
-        ]
-        if table.grouped:
-            if row[0] != group:
-                grid.add_row(cells[0])
-                group = row[0]
-            cells = [Text("  ") + cells[1], *cells[2:]]
-        grid.add_row(*cells)
-    return grid
+    for at, row in enumerate(rows):
+        if groups and groups[at] != group:
+            group = groups[at]
+            yield "", group if full_names else shown(_elided(group, width), ascii_only)
+        yield "", line(row)
+
+
+def _text(value: Any, column: Column, ascii_only: bool, full_names: bool) -> str:
+    """A cell as it is written."""
+    text = cell(value, column.unit)
+    return shown(text if full_names or column.unit else titled(text), ascii_only)
+
+
+def titled(text: str) -> str:
+    """A text as it is shown: a name of C++ without namespaces and parameters."""
+    return kernel_title(text) if "::" in text and not _CPP.isdisjoint(text) else text
+
+
+def _narrow(sizes: list[int], is_text: Sequence[bool], room: int) -> None:
+    """Make columns of text so narrow that all have room, the widest first."""
+    texts = [at for at, flag in enumerate(is_text) if flag]
+    for least in (_NAME_LEAST, _LEAST) if texts else ():
+        while (over := sum(sizes) - room) > 0 and (widest := max(sizes[at] for at in texts)) > least:
+            as_wide = [at for at in texts if sizes[at] == widest]
+            next_wide = max((sizes[at] for at in texts if sizes[at] < widest), default=least)
+            step = min(widest - max(next_wide, least), max(1, over // len(as_wide)))
+            for at in as_wide:
+                sizes[at] -= step
+
+
+def _placed(text: str, size: int, is_text: bool) -> str:
+    """A text in its column, a number at the right of its own."""
+    from rich.cells import cell_len
+
+    text = _elided(text, size)
+    blanks = " " * (size - cell_len(text))
+    return text + blanks if is_text else blanks + text
+
+
+def _elided(text: str, size: int) -> str:
+    """A text that has room, without its middle where it is too long."""
+    from rich.cells import cell_len
+
+    if cell_len(text) <= size:
+        return text
+    tail_size = (size - 1) // 3
+    head, tail = text[: size - 1 - tail_size], text[len(text) - tail_size :]
+    while cell_len(head) + cell_len(tail) > size - 1 and (head or tail):
+        head, tail = (head[:-1], tail) if cell_len(head) > cell_len(tail) else (head, tail[1:])
+    return f"{head}…{tail}"

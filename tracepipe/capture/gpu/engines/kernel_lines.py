@@ -57,7 +57,7 @@ from tracepipe.capture.gpu.engines.untrusted import REFUSALS, Malformed, add_los
 from tracepipe.capture.records.bounds import ID_LIMIT, INDEX_LIMIT
 from tracepipe.capture.records.line import Lines
 from tracepipe.capture.records.spans import Wanted
-from tracepipe.hooks.kernel_name import short_kernel_name
+from tracepipe.kernel_names import short_kernel_name
 
 _EVENT_BYTES: Final = {
     KIND_KERNEL: KERNEL.size,

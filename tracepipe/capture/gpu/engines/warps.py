@@ -38,7 +38,7 @@ from tracepipe.capture.gpu.engines.warp_options import WarpOptions
 from tracepipe.capture.records.bounds import COUNT_LIMIT, TIME_LIMIT_NS
 from tracepipe.capture.records.line import Lines
 from tracepipe.capture.records.spans import Wanted
-from tracepipe.hooks.kernel_name import short_kernel_name
+from tracepipe.kernel_names import short_kernel_name
 
 _LAYERS: Final = {
     layout.KIND_WARPS: "gpu_warp",

@@ -1,18 +1,41 @@
-"""Names of kernels as a timeline can show them."""
+"""Names of kernels: the one that tells kernels apart, and the one that people read."""
 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Final
 
 # Brackets in an operator's own name open and close nothing.
 _OPERATOR: Final = re.compile(r"\boperator ?(\(\)|\[\]|->\*?|<=>|<<=?|>>=?|<=?|>=?)")
 _OPENING: Final = "<([{"
 _CLOSING: Final = ">)]}"
+# Namespaces and classes before a name.
+_QUALIFIER: Final = re.compile(r"(?<![\w)}>:])(?:(?:\w+|\(anonymous namespace\)|<unnamed>)::)+(?=[\w~])")
+# Names that are remembered: to shorten one takes some 100 µs, and a kernel has many shapes.
+_REMEMBERED: Final = 1 << 10
 
 
+@lru_cache(_REMEMBERED)
+def kernel_title(name: str) -> str:
+    """A name as tracks and tables show it: without return type, parameters and namespaces.
+
+    `void at::native::(anonymous namespace)::f<c10::Half>(int)` is `f<Half>`. Kernels of different namespaces
+    may have one title: `short_kernel_name` tells them apart.
+    """
+    return without_namespaces(short_kernel_name(name))
+
+
+def without_namespaces(name: str) -> str:
+    """A short name as people read it."""
+    return _QUALIFIER.sub("", name).replace("> >", ">>")
+
+
+@lru_cache(_REMEMBERED)
 def short_kernel_name(name: str) -> str:
     """A demangled name without its return type and parameters: `void f<int>(int*)` is `f<int>`.
+
+    It is what all engines and formats agree on: some give a name with its parameters, others without.
 
     Names that are not C++ functions stay as they are.
     """
