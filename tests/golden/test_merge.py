@@ -302,3 +302,22 @@ def test_a_kernel_that_two_tools_recorded_is_one_slice(tmp_path: Path) -> None:
         (row,) = asked.rows("select count(*) as slices from slice where name = 'ncclDevKernel_AllReduce'")
         assert asked.problems() == []
     assert row["slices"] == 24  # on the stream, and in the row of its GPU that is shown closed
+
+
+def test_one_profiler_may_run_twice_in_a_process(tmp_path: Path) -> None:
+    first, again = tmp_path / "first.json", tmp_path / "again.json"
+    tops = {}
+    for later_ns in (10**9, 0):
+        paths = [of_kineto(first, 0), of_kineto(again, later_ns)]
+        for path in (first, again):  # the profiler of one process numbers no collectives of others
+            path.write_text(path.read_text().replace("allreduce", "broadcast"))
+        lines, _ = timeline(paths)
+        tops[later_ns] = [line for line in lines if not line.startswith(" ")][1:]
+    assert tops[10**9] == ["process process 1", "GPU 0 H200"]
+    # At one time it cannot: these are two processes of two hosts.
+    assert tops[0] == [
+        "process process of first.json 1",
+        "process process of again.json 10000001",
+        "GPU 0 H200 of first.json",
+        "GPU 0 H200 of again.json",
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -28,8 +29,11 @@ def columns(tables: Tables, *records: dict[str, Any]) -> TraceColumns:
 
 
 def doubles(tables: Tables, *captures: int) -> Doubles:
+    """Of recordings that are of these captures."""
     files = tuple(f"file{at}" for at in range(len(captures)))
-    return Doubles(tables, Origins(count=len(captures), files=files, captures=captures))
+    two = combinations(range(len(captures)), 2)
+    pairs = frozenset((at, to) for at, to in two if captures[at] != captures[to])
+    return Doubles(tables, Origins(count=len(captures), files=files, doubles=pairs))
 
 
 def decided(tables: Tables, *sources: TraceColumns, captures: tuple[int, ...] = ()) -> list[list[int]]:

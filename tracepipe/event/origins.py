@@ -26,8 +26,8 @@ def id_on(host: int, id: int) -> int:
 class Origins:
     """`count` recordings. `programs` are the programs of processes, by pid; `hosts` say of each host what
     follows the name of a process where there are several: its pid is in the range of one; `gpus` are the
-    titles of GPUs by their index. `files` are the names of the recordings, and `captures` say which are parts
-    of one capture, by equal numbers; there are none where no two captures can have seen the same.
+    titles of GPUs by their index. `files` are the names of the recordings, and `doubles` those two, by their
+    places, that may have the same events.
     """
 
     count: int = 1
@@ -35,7 +35,7 @@ class Origins:
     hosts: tuple[str, ...] = ()
     gpus: Mapping[int, str] = field(default_factory=dict)
     files: tuple[str, ...] = ()
-    captures: tuple[int, ...] = ()
+    doubles: frozenset[tuple[int, int]] = frozenset()
 
     def process(self, pid: int, name: str) -> str:
         """The name of a process, with its host where there are several."""

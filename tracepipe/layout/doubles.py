@@ -52,11 +52,11 @@ class Doubles:
     def __init__(self, tables: Tables, origins: Origins) -> None:
         self.count = 0
         """Events that others stand for."""
-        self._tables, self._captures, self._files = tables, origins.captures, origins.files
+        self._tables, self._two, self._files = tables, origins.doubles, origins.files
         self._waiting: dict[tuple[object, ...], dict[int, list[_One]]] = {}
         """Of what is the same in them, the events of each recording."""
         self._keys: dict[int, tuple[object, ...] | None] = {}
-        self._launches: list[dict[int, int]] = [{} for _ in origins.captures]
+        self._launches: list[dict[int, int]] = [{} for _ in origins.files]
         """By recording: launches that have the number of another's."""
 
     def forget_shapes(self) -> None:
@@ -89,7 +89,7 @@ class Doubles:
                 continue
             gone: set[_One] = set()
             for both in combinations(sorted(of_key), 2):
-                if self._captures[both[0]] != self._captures[both[1]]:
+                if both in self._two:
                     ones, others = (
                         _near(of_key[at], until_ns + SLACK_NS, gone, other)
                         for at, other in (both, both[::-1])

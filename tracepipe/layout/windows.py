@@ -64,7 +64,7 @@ class Windows:
     def __init__(self, tables: Tables, origins: Origins, heavy: Callable[[int], int]) -> None:
         self._tables, self._heavy = tables, heavy
         self._sources = [_Source() for _ in range(origins.count)]
-        self.doubles = Doubles(tables, origins) if origins.captures else None
+        self.doubles = Doubles(tables, origins) if origins.doubles else None
 
     def turn(self) -> int | None:
         """The source that the others wait for, which is to be read on; None when all have ended."""

@@ -44,7 +44,7 @@ class Part:
 
 def hosts_of(parts: Sequence[Part]) -> list[int]:
     """The number of the host of each. One that does not say it is taken to be of the reference's, unless the
-    same tool recorded the same processes there: then it is of another.
+    same tool recorded the same processes there at the same time: then it is of another.
     """
     first = reference([part.source for part in parts])
     order = [first, *(at for at in range(len(parts)) if at != first)]
@@ -64,11 +64,17 @@ def _is_of(part: Part, members: Sequence[Part]) -> bool:
     said = [is_one_host(part.source, one.source) for one in members]
     if True in said or False in said:
         return True in said
-    # The parts of one recording may have some of the same processes.
-    return not any(
-        one.format == part.format and one.capture != part.capture and one.survey.pids & part.survey.pids
-        for one in members
-    )
+    return not any(_is_elsewhere(part, one) for one in members)
+
+
+def _is_elsewhere(part: Part, one: Part) -> bool:
+    """Whether one tool recorded the same pids at one time, but not as parts of one capture: those are pids of
+    two hosts.
+    """
+    if one.format != part.format or one.capture == part.capture or not one.survey.pids & part.survey.pids:
+        return False
+    is_after = part.survey.first_ns > one.survey.last_ns or one.survey.first_ns > part.survey.last_ns
+    return part.source.clock != one.source.clock or not is_after
 
 
 @dataclass(slots=True)
@@ -167,17 +173,19 @@ def numbered(parts: Sequence[Part]) -> tuple[list[Numbers], Origins]:
             programs |= {id_on(host, pid): PurePath(command[0]).name for pid in part.survey.pids}
     names = _names_of_hosts(parts, of_host)
     files = tuple(part.source.name for part in parts)
-    of_capture = _overlapping(parts, of_host, [captures[part.capture][0] for part in parts])
-    return numbers, Origins(len(parts), programs, names, gpus.titles(names), files, of_capture)
+    titles = gpus.titles(names)
+    return numbers, Origins(len(parts), programs, names, titles, files, _doubles(parts, of_host))
 
 
-def _overlapping(parts: Sequence[Part], of_host: Sequence[int], captures: Sequence[int]) -> tuple[int, ...]:
-    """The captures of all, where two of them have the same processes."""
-    for at, to in combinations(range(len(parts)), 2):
-        is_double = captures[at] != captures[to] and of_host[at] == of_host[to]
-        if is_double and parts[at].survey.pids & parts[to].survey.pids:
-            return tuple(captures)
-    return ()
+def _doubles(parts: Sequence[Part], of_host: Sequence[int]) -> frozenset[tuple[int, int]]:
+    """Which two of them, by their places, have the same processes and are of two captures."""
+    return frozenset(
+        (at, to)
+        for at, to in combinations(range(len(parts)), 2)
+        if of_host[at] == of_host[to]
+        and parts[at].capture != parts[to].capture
+        and parts[at].survey.pids & parts[to].survey.pids
+    )
 
 
 def _names_of_hosts(parts: Sequence[Part], of_host: Sequence[int]) -> tuple[str, ...]:

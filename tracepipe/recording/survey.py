@@ -31,8 +31,8 @@ _COLLECTIVE: Final = ("Collective name", "Process Group Name", "Process Group Ra
 
 @dataclass(slots=True)
 class Survey:
-    """The processes and GPUs of a recording, how many processors it names, its highest launch, and what it
-    saw that others may have seen too.
+    """The processes and GPUs of a recording, how many processors it names, its highest launch, its times, and
+    what it saw that others may have seen too.
     """
 
     seen: Seen
@@ -41,6 +41,7 @@ class Survey:
     cpus: int = 0
     launches: int = 0
     first_ns: int = 0
+    last_ns: int = 0
     _is_begun: bool = False
 
     def meet(self, tables: Tables) -> None:
@@ -61,8 +62,10 @@ class Survey:
         """Look at the events of a batch."""
         events = batch.events
         is_event = events.shape >= 0
-        if not self._is_begun and is_event.any():
-            self.first_ns, self._is_begun = int(events.ts_ns[is_event].min()), True
+        if is_event.any():
+            if not self._is_begun:
+                self.first_ns, self._is_begun = int(events.ts_ns[is_event].min()), True
+            self.last_ns = max(self.last_ns, int(events.ts_ns[is_event].max()))
         launched = [shape is not None and shape.has_launch for shape in tables.shapes]
         if any(launched):
             has = np.array(launched, np.bool_)[np.maximum(events.shape, 0)] & is_event
