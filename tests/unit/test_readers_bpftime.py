@@ -177,6 +177,12 @@ def test_drops_that_kernelretsnoop_counts_are_losses() -> None:
     ]
 
 
+def test_occurrences_are_those_of_one_index() -> None:
+    indices = ["1, 0, 0", "0, 1, 0", "0, 0, 1", "1023, 0, 0", "0, 1023, 0", "1, 0, 0"]
+    _, records, _ = read("".join(f"Thread ({index}) timestamp: 5\n" for index in indices).encode())
+    assert [r["args"]["occurrence"] for r in records] == [0, 0, 0, 0, 0, 1]
+
+
 def test_occurrences_stop_at_their_limit_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bpftime, "OCCURRENCES_LIMIT", 1)
     line = b"Thread (%d, 0, 0) timestamp: 5\n"

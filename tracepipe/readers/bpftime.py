@@ -33,7 +33,7 @@ HEAD_BYTES = 1 << 16
 BLOCK_LIMIT = (1 << 31) - 1, 65535, 65535
 THREAD_LIMIT = 1024, 1024, 64
 # One block shape has 1024 threads at most; this many different ones are told apart before memory matters.
-OCCURRENCES_LIMIT = 1 << 20
+OCCURRENCES_LIMIT = 1 << 16
 # More may be beyond 64 bits.
 _EXACT_DIGITS = 18
 
@@ -111,7 +111,8 @@ class _Text:
     def __init__(self, calibrated: bool) -> None:
         self._calibrated = calibrated
         self._said: set[str] = set()
-        self._occurrences: dict[tuple[int, ...], int] = {}
+        self._occurrences: dict[int, int] = {}
+        """By the index of a thread, as one number."""
         # Events of each tool that the text holds, on broken lines too, and how many of its total are missing.
         self._held: dict[str, int] = {}
         self._missing: dict[str, int] = {}
@@ -213,7 +214,8 @@ class _Text:
         if wrong := _beyond(thread, THREAD_LIMIT):
             return "thread", wrong
         args["event"] = "exit"
-        key = tuple(thread)
+        x, y, z = thread
+        key = x + THREAD_LIMIT[0] * (y + THREAD_LIMIT[1] * z)
         occurrence = self._occurrences.get(key, 0)
         if occurrence or len(self._occurrences) < OCCURRENCES_LIMIT:
             args["occurrence"] = occurrence

@@ -29,7 +29,8 @@ from tracepipe.readers.undated import NO_NEIGHBOUR, NO_TIME, PLACED, SAID, Undat
 TIMED, UNTIMED = "nsecs", "order"
 """The clocks of lines with and without times."""
 STEP_NS = 1_000
-CHUNK_BYTES = 1 << 18
+# Such a line is short: a chunk has thousands of records.
+CHUNK_BYTES = 1 << 16
 HEAD_BYTES = 1 << 16
 
 _PROBE = PATTERN.encode()
