@@ -246,3 +246,11 @@ def test_where_no_threads_are_known_every_call_has_its_rows(table: Any) -> None:
 def test_a_recording_without_calls_is_a_title(tmp_path: Path) -> None:
     assert converted("cuda-events", tmp_path)[0].split() == ["TIME(ms)", "PROCESS", "PID", "EVENT", "DETAILS"]
     assert converted("layered", tmp_path) == ("", [])
+
+
+def test_a_layer_of_its_own_is_written_and_read_again(layered: Any) -> None:
+    lines = layered(span(1_000, 2_000, "f", "hook", args={"layer": 3}) | {"layer": "python"})
+    assert picked(lines, "type", "name", "layer", "layer_") == [("hook", "f", "python", 3)]
+    text = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    (record,), _ = read_all(READERS["layered"].read(io.BytesIO(text)))
+    assert (record["type"], record["layer"], record["dur_ns"]) == ("hook", "python", 1000)

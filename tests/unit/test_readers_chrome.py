@@ -359,3 +359,22 @@ def test_an_order_of_a_large_trace_is_that_of_a_small_one(monkeypatch: pytest.Mo
     in_runs, _ = read(text)
     assert in_runs == whole
     assert [record["ts_ns"] for record in whole] == sorted(record["ts_ns"] for record in whole)
+
+
+def test_a_thread_that_pytorch_does_not_know_is_not_gpu_0s() -> None:
+    frame = {**EVENT, "cat": "python_function", "pid": 0, "tid": 0}
+    kernel = {**EVENT, "cat": "kernel", "pid": 0, "tid": 7, "ts": 5}
+    records = kineto(frame, kernel)
+    assert [(r["type"], r.get("pid"), r.get("tid"), r.get("gpu")) for r in records] == [
+        ("hook", None, None, None),
+        ("gpu_kernel", None, None, 0),
+    ]
+
+
+def test_a_collective_keeps_what_is_said_of_it() -> None:
+    said = {
+        "Collective name": "allreduce", "Process Group Name": "0", "Process Group Ranks": "[0, 1]", "Seq": 5,
+        "In msg nelems": 64, "Out msg nelems": 64, "dtype": "BFloat16", "Group size": 2,
+    }  # fmt: skip
+    (record,) = kineto({**EVENT, "cat": "kernel", "args": {"device": 0, "stream": 7, "bytes": 128, **said}})
+    assert record["args"] == {**said, "size": 128}

@@ -232,3 +232,8 @@ def test_without_work_on_a_gpu_nothing_is_claimed(load: Load) -> None:
     assert result.parts == []
     assert result.notes[0] == "no kernel, copy or warp on a GPU was recorded, so that idle time is not known"
     assert result.notes[2].startswith("1 entries and exits of single threads are left out")
+
+
+def test_functions_of_python_are_called_so(load: Load) -> None:
+    step = span(2_120, 2_840, "step", "hook") | {"layer": "python_function"}
+    assert causes(run(load(*EVERY_LAYER, step), Options()))["Python functions", "step"] == 30 + 40

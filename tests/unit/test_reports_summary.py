@@ -338,3 +338,17 @@ def test_a_group_has_a_line_of_its_own_and_wide_letters_take_two_places() -> Non
     assert cell_len(wide) == 30
     assert narrow.endswith("7 ns")
     assert cell_len(narrow) == 30
+
+
+def test_groups_of_tracks_that_are_no_processes_are_not_listed(load: Load) -> None:
+    result = run(
+        load(
+            span(1_100, 1_200, "f", "hook", pid=7, tid=7) | {"layer": "python"},
+            span(1_100, 1_200, "profiler", "hook", pid=2_147_483_647) | {"layer": "Trace"},
+            span(1_300, 1_340, "cuInit", pid=2_147_483_646),
+        ),
+        Options(),
+    )
+    assert [row["pid"] for row in result.as_json()["processes"]] == [7, 2_147_483_646]
+    (note,) = (note for part in result.parts if "Not listed" in (note := getattr(part, "note", "")))
+    assert note.endswith("Not listed: 1 groups of tracks of another tool that are no processes.")

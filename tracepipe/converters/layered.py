@@ -143,7 +143,8 @@ class LayeredWriter(LineWriter):
             return {"type": "memory", "op": shape.name}
         if shape.type == "transfer":
             return {"type": "transfer", "direction": _SHORT_WAYS.get(shape.name, shape.name)}
-        return {"type": shape.type, "name": shape.name}
+        layer = {} if shape.layer is None else {"layer": shape.layer}
+        return {"type": shape.type, "name": shape.name} | layer
 
     def _arguments(self, shape: Shape, args: Args) -> dict[str, Any]:
         """The arguments, those of the format's own names under others."""
@@ -159,7 +160,8 @@ class LayeredWriter(LineWriter):
         if shape.type in ("memory", "transfer"):
             size = next((args[key] for key in SIZE_KEYS if key in args), None)
             args = args | ({} if size is None else {"size": size, "size_bytes": size})
-        return {f"{key}_" if key in _OWN_KEYS else key: value for key, value in args.items()}
+        own = _OWN_KEYS if shape.layer is None else _OWN_KEYS | {"layer"}
+        return {f"{key}_" if key in own else key: value for key, value in args.items()}
 
 
 def _thread_of(shape: Shape) -> tuple[Any, ...]:

@@ -12,6 +12,10 @@ WAKEUP: Final = "wakeup"
 """The instant of that layer at which a thread that sleeps may run again."""
 MEMORY_IN_USE: Final = "gpu_mem"
 """The event of the `memory` layer that says with `total_bytes` what is in use on a GPU, by whomever."""
+PYTHON_LAYERS: Final = frozenset({"python", "python_function"})
+"""Layers of other tools' recordings whose calls are functions of Python, as `layer` of a hook has them."""
+PIDS_MAX: Final = 1 << 22
+"""Linux gives no process a higher number: other tools' groups of tracks that are no processes stand above."""
 FIRST_SCREEN: Final = "tracepipe.first_screen"
 """The attribute of a Perfetto trace that says where its work is."""
 ADDRESS_KEYS: Final = ("address", "ptr", "dptr", "devPtr")

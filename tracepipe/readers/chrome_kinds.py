@@ -102,6 +102,9 @@ class Kinds:
         return of(event, category, args)
 
     def _thread(self, event: dict[str, Any], **fields: Any) -> dict[str, Any]:
+        # PyTorch writes 0 for a thread that it does not know: GPU 0 has that number too.
+        if self._is_kineto and event.get("pid") == 0 and event.get("tid") == 0:
+            return fields
         return self._ids.thread(event, fields)
 
     def _launch(self, args: dict[str, Any]) -> int | None:

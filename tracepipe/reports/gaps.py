@@ -84,12 +84,14 @@ def run(run: Run, options: Options) -> Result:
 def _state(state: str, states: HostStates) -> str:
     """A state as it is shown: user code is known as such only where nothing else could be meant."""
     whole = {"ioctl", "off-CPU"} <= states.recorded
+    if state == HOOKED:
+        return states.hooked
     return "user or unrecorded" if state == USER and not whole else _WORDS.get(state, state)
 
 
-def _cause(state: str, call: str | None) -> str:
+def _cause(state: str, call: str | None, hooked: str) -> str:
     """What a thread was doing, in words."""
-    if state in (IN_CALL, HOOKED):
+    if state in (IN_CALL, hooked):
         return f"in {call}"
     if state == "system call" and call:
         return f"{state} ({call})"
@@ -192,7 +194,7 @@ def _causes(idle: list[Idle], gaps: IdleGaps, doing: dict[str, Any], states: Hos
     note = (
         "Of the thread that asked for what came next. Each ns counts once, for the innermost: off-CPU before "
         "driver before system call before the call itself"
-        f"{', and that before hooked functions' if HOOKED in states.states else ''}. "
+        f"{f', and that before {states.hooked}' if HOOKED in states.states else ''}. "
         "Percentiles: of its time in one gap."
     )
     return Table("causes", "Idle time by what the CPU did", columns, rows, note, grouped=True)
@@ -253,7 +255,7 @@ def _longest(
                 f"{ended_by} ?" if ended_by and gaps.by_order[gap] else ended_by,
                 tid,
                 int(queued_ns[at]) if following and is_known[at] else None,
-                _cause(_state(state, states), call or syscall),
+                _cause(_state(state, states), call or syscall, states.hooked),
                 100 * most_ns / dur_ns,
             )
         )

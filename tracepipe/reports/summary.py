@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from tracepipe.event.columns import NONE, Bools, Int64s
 from tracepipe.event.model import LAYERS
-from tracepipe.event.vocabulary import RUNNING
+from tracepipe.event.vocabulary import PIDS_MAX, RUNNING
 from tracepipe.reports.analyses.cuda_calls import launching
 from tracepipe.reports.analyses.distribution import LENGTH_COLUMNS, of_values
 from tracepipe.reports.analyses.functions import SORTS, functions_of
@@ -144,10 +144,13 @@ def _processes(run: Run, options: Options) -> tuple[Table, int]:
             (scheduler, run.has("name", RUNNING, scheduler)),
         )
     ]
-    rows = []
+    rows, no_processes = [], 0
     for at, one in enumerate(shown.tolist()):
         pid = run.shapes.value("pid", int(pids[first[one]]))
         cells = [cell for of in sums for cell in of[at]]
+        if pid is not None and pid > PIDS_MAX and not any(cells):
+            no_processes += 1
+            continue
         rows.append((run.process_name(pid), pid, int(threads[one]) or None, *cells[:-2], cells[-1]))
     columns = (
         Column("process", "process"),
@@ -162,6 +165,8 @@ def _processes(run: Run, options: Options) -> tuple[Table, int]:
         Column("running_ns", "running", "ns"),
     )
     note = "Times of all threads and streams added up."
+    if no_processes:
+        note += f" Not listed: {no_processes} groups of tracks of another tool that are no processes."
     return Table("processes", "Processes", columns, rows, note), len(busiest) - len(shown)
 
 

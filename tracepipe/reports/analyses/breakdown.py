@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tracepipe.event.columns import NONE, Bools, Int64s
-from tracepipe.event.vocabulary import RUNNING
+from tracepipe.event.vocabulary import PIDS_MAX, PYTHON_LAYERS, RUNNING
 from tracepipe.reports.analyses.launch_calls import LaunchCalls
 from tracepipe.reports.frames.grouping import equal
 from tracepipe.reports.frames.intervals import Stretches, nothing
@@ -31,6 +31,15 @@ _LAYER_OF = {
 }
 # Places on a line are integers of 64 bits.
 _LINE_NS = 1 << 62
+
+
+def hooked_title(run: Run) -> str:
+    """What hooked functions are called: Python's, where all those of processes are."""
+    every = np.arange(len(run.shapes), dtype=np.int32)
+    layers, pids = run.shapes.column("layer", every), run.shapes.column("pid", every)
+    numbers = np.unique(layers[(layers < 0) & (pids != NONE) & (pids <= PIDS_MAX)])
+    own = {run.shapes.value("layer", number) for number in numbers.tolist()}
+    return "Python functions" if own and own <= PYTHON_LAYERS else HOOKED
 
 
 class HostTime:

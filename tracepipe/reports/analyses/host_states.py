@@ -7,7 +7,7 @@ from typing import Any
 
 from tracepipe.event.columns import NONE
 from tracepipe.event.vocabulary import RUNNING
-from tracepipe.reports.analyses.breakdown import HOOKED, PARTS
+from tracepipe.reports.analyses.breakdown import HOOKED, PARTS, hooked_title
 from tracepipe.reports.frames.grouping import Grouped, equal, runs
 from tracepipe.reports.frames.intervals import Stretches
 from tracepipe.reports.frames.layers import Layer
@@ -111,6 +111,8 @@ class HostStates:
         self._hooks = _ByThread(run, "hook", of_thread, all_of, outermost=True)
         self.states = tuple(state for state in STATES[:-1] if state != HOOKED or self._hooks.any)
         """Those that some thread may be in."""
+        self.hooked = hooked_title(run)
+        """What `HOOKED` is called."""
 
     def _number(self, thread: Thread) -> int:
         """The number of a thread, NONE where it has no shape."""
