@@ -16,6 +16,7 @@ from tests.golden.both import converted
 from tests.golden.cases import FIXTURES
 from tests.support.trace_processor import RealTraceProcessor
 from tracepipe.event.model import NAME_BYTES_MAX
+from tracepipe.kernel_names import kernel_title
 
 _CALLS = ("cuda_runtime", "cuda_driver")
 _WORK = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -70,6 +71,8 @@ def _name(event: dict[str, Any]) -> str:
     name: str = event["name"]
     if event.get("cat") == "gpu_memcpy":
         return name.split()[1]
+    if event.get("cat") == "kernel":
+        return kernel_title(name[:NAME_BYTES_MAX])
     return "memset" if event.get("cat") == "gpu_memset" else name[:NAME_BYTES_MAX]
 
 
