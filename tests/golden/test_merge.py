@@ -122,6 +122,11 @@ def test_two_hosts_are_kept_apart(tmp_path: Path) -> None:
         "GPU 0 H200 on node1",
         "GPU 0 on node2",
     ]
+    assert [line.strip() for line in lines if "thread" in line] == [
+        "thread python 10000001",
+        "thread python 1",
+    ]
+    assert [line.split()[4] for line in lines if "cuLaunchKernel" in line] == ["cpu=7", "cpu=3"]
     assert len(arrows) == 2
     assert [line.split() for line in lines if "launch=" in line] == [
         ["1020", "+", "10", "k", "launch=1"],
@@ -133,6 +138,19 @@ def test_two_hosts_are_kept_apart(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert (account.parts[1].anchor or {})["bound"].startswith("as good as NTP")
     assert account.counts["gpu_kernel"] == 2
+
+
+def test_processes_of_two_hosts_without_a_pid_are_two(tmp_path: Path) -> None:
+    call = {"ts_ns": 2_000, "type": "userspace", "name": "f", "phase": "X", "dur_ns": 5}
+    paths = [
+        written(tmp_path / f"{host}.jsonl", [WHOLE | {"host": host, "boot": host, "command": []}, call])
+        for host in ("node1", "node2")
+    ]
+    lines, _ = timeline(paths)
+    assert [line for line in lines if line.startswith("process")] == [
+        "process process (pid not recorded) on node1",
+        "process process on node2 10000000",
+    ]
 
 
 def test_an_arrow_of_one_file_ends_in_it(tmp_path: Path) -> None:

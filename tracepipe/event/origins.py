@@ -37,7 +37,8 @@ class Origins:
     files: tuple[str, ...] = ()
     doubles: frozenset[tuple[int, int]] = frozenset()
 
-    def process(self, pid: int, name: str) -> str:
-        """The name of a process, with its host where there are several."""
-        at = (pid if pid < _MADE_UP else ID_LIMIT - pid) // IDS_APART
-        return f"{name} {self.hosts[at]}" if at < len(self.hosts) else name
+    def host(self, pid: int | None) -> str:
+        """What follows the name of a process: its host, where there are several."""
+        id = pid or 0
+        at = (id if id < _MADE_UP else ID_LIMIT - id) // IDS_APART
+        return f" {self.hosts[at]}" if at < len(self.hosts) else ""

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from tracepipe.event.columns import Bytes, Int32s, TraceBatch, TraceColumns, distinct, grown
-from tracepipe.event.model import ARROWS, FLOW_LIMIT, Record
+from tracepipe.event.model import ARROWS, FLOW_LIMIT, HOST_LAYERS, Record
 from tracepipe.event.origins import FILE, id_on
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Tables
@@ -36,11 +36,18 @@ class Numbers:
         """A shape with the numbers of all."""
         return replace(
             shape,
-            pid=None if shape.pid is None else id_on(self.host, shape.pid),
+            pid=self._pid(shape),
             tid=None if shape.tid is None else id_on(self.host, shape.tid),
             cpu=None if shape.cpu is None else shape.cpu + self.cpus,
             gpu=shape.gpu if shape.gpu is None else self.gpus.get(shape.gpu, shape.gpu),
         )
+
+    def _pid(self, shape: Shape) -> int | None:
+        """The pid of its events. Where it is not recorded, each further host has one that stands for it."""
+        if shape.pid is not None:
+            return id_on(self.host, shape.pid)
+        is_of_host = shape.type in HOST_LAYERS and not shape.on_stream
+        return id_on(self.host, 0) if self.host and is_of_host else None
 
     def record(self, record: Record) -> Record:
         """What is no event, with the numbers of all."""

@@ -61,7 +61,7 @@ class Tree:
     def _as_given(self, key: tuple[object, ...], track: Track) -> Track:
         """A process or thread as the recording wants it."""
         name, order = self._given.get(key, ("", None))
-        named = self._origins.process(track.pid, name) if name and track.kind == "process" else name
+        named = name + self._origins.host(track.pid) if name and track.kind == "process" else name
         return replace(track, name=named or track.name, rank=track.rank if order is None else order)
 
     def give_name(self, record: Record) -> None:
@@ -86,13 +86,13 @@ class Tree:
         name = comm or self._origins.programs.get(pid or 0) or self._command or "process"
         if pid is None:
             name = "process (pid not recorded)"
-        name = self._origins.process(pid or 0, name)
+        name += self._origins.host(pid)
         return self._make(("process", pid), lambda at: Track(at, None, "process", name, at, pid=pid or 0))
 
     def thread(self, pid: int | None, tid: int | None, comm: str = "") -> Track:
         """The group of a thread, inside that of its process."""
         process = self.process(pid, comm)
-        name = comm or (process.name if pid else "thread")
+        name = comm or (process.name.removesuffix(self._origins.host(pid)) if pid else "thread")
         if tid is None:
             name = "thread (tid not recorded)"
         # The main thread first, the others in the order of their ids.
@@ -108,7 +108,7 @@ class Tree:
 
     def rename_process(self, pid: int | None, name: str) -> None:
         """Give a process the name it has now."""
-        self._rename(("process", pid), self._origins.process(pid or 0, name))
+        self._rename(("process", pid), name + self._origins.host(pid))
 
     def _rename(self, key: tuple[object, ...], name: str) -> None:
         track = self._tracks.get(key)
