@@ -9,8 +9,8 @@ from perfetto.trace_builder.proto_builder import TraceProtoBuilder
 from perfetto.trace_processor import TraceProcessorException
 
 from tests.support import sample_traces
-from tests.support.emscripten import EmscriptenModule, WasmAborted
 from tests.support.trace_processor import RealTraceProcessor
+from tracepipe.sql.emscripten import EmscriptenModule, WasmAborted
 from tracepipe.ui.serve import find_ui
 
 

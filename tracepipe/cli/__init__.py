@@ -22,6 +22,7 @@ _PLACES = {
     "open": "tracepipe.cli.convert",
     "validate": "tracepipe.cli.convert",
     "cut": "tracepipe.cli.part",
+    "query": "tracepipe.cli.query",
     "capture": "tracepipe.cli.capture",
     "live": "tracepipe.cli.live",
     "doctor": "tracepipe.cli.capture",

@@ -54,8 +54,10 @@ class EmscriptenModule:
         linker = wasmtime.Linker(engine)
         for wanted in module.imports:
             name = wanted.name or ""
-            linker.define_func(wanted.module, name, wanted.type, self._host_function(name))
-        self._exports = linker.instantiate(self._store, module).exports(self._store)
+            kind: Any = wanted.type
+            linker.define_func(wanted.module, name, kind, self._host_function(name))
+        exports: Any = linker.instantiate(self._store, module).exports(self._store)
+        self._exports = exports
         self._memory: wasmtime.Memory = self._exports["memory"]
         self.call("emscripten_stack_init")
         self.call("__wasm_call_ctors")

