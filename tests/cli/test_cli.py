@@ -281,6 +281,16 @@ def test_warp_tracks_and_thread_exits_are_handed_on(run: Run, here: Path) -> Non
     assert "mask=0xffffffff" in run("convert", "run.jsonl", "-f", "text", "--thread-exits")[1]
 
 
+def test_the_name_of_the_output_says_its_format(run: Run, here: Path) -> None:
+    Path("run.jsonl").write_text(GOOD)
+    assert run("convert", "run.jsonl", "-o", "x.json")[0] == 0
+    assert "traceEvents" in json.loads(Path("x.json").read_text())
+    assert run("convert", "run.jsonl", "-o", "again.jsonl.gz")[0] == 0
+    assert Path("again.jsonl.gz").read_bytes()[:2] == b"\x1f\x8b"
+    assert run("convert", "run.jsonl", "-o", "no-ending")[0] == 0
+    assert Path("no-ending").read_bytes()[:1] == b"\n"
+
+
 # Errors -------------------------------------------------------------------------------------------------
 
 
@@ -291,6 +301,15 @@ def test_warp_tracks_and_thread_exits_are_handed_on(run: Run, here: Path) -> Non
         (["convert", "folder"], "folder: cannot be read: Is a directory", "check the path"),
         (["convert", "empty"], "empty: is empty", "record something first"),
         (["convert", "noise"], "the content is of no known input format", "name it with --from"),
+        (["summary", "trace"], "the file is a trace of Perfetto already", "tracepipe open FILE"),
+        (
+            ["convert", "program"],
+            "the file is a program or a library (ELF)",
+            "tracepipe capture",
+        ),
+        (["convert", "config"], "the file is JSON, and no trace", "name it with --from"),
+        (["convert", "blank"], "the content is of no known input format", "name it with --from"),
+        (["convert", "run.jsonl", "-f", "chrome", "-o", "y.pftrace"], "y.pftrace has the ending", "y.json"),
         (["convert", "old"], "the file is 'tracepipe/0'", "use the version of tracepipe that wrote it"),
         (["convert", "header"], "header:1: clock: must be a string, not 5", "starts with its header"),
         (["convert", "run.jsonl", "-o", "no/such/out"], "cannot write to no/such", "name another place"),
@@ -320,6 +339,12 @@ def test_an_error_is_two_lines_what_happened_and_what_to_do(
     Path("folder").mkdir()
     Path("empty").touch()
     Path("noise").write_bytes(bytes(range(256)))
+    Path("trace").write_bytes(
+        b"".join(b"\n" + bytes([size, *range(100, 100 + size)]) for size in (9, 3, 27, 5))
+    )
+    Path("program").write_bytes(b"\x7fELF\2\1\1" + bytes(60))
+    Path("config").write_text('{"learning_rate": 0.1}')
+    Path("blank").write_text("\n\n\nsome\n\n\ntext\n")
     Path("old").write_text(json.dumps(HEADER | {"schema": "tracepipe/0"}))
     Path("header").write_text(json.dumps(HEADER | {"clock": 5}))
     Path("bad").write_text(json.dumps(HEADER) + "\n" + json.dumps(CALL | {"phase": "Q"}) + "\n")

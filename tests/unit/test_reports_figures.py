@@ -23,7 +23,7 @@ from tracepipe.reports.figures.panel import Scope, scope_of, short
 from tracepipe.reports.figures.picture import inline_svg, write_picture
 from tracepipe.reports.figures.png import write_png
 from tracepipe.reports.frames.intervals import Stretches
-from tracepipe.reports.frames.libraries import figure, matplotlib
+from tracepipe.reports.frames.libraries import figure, matplotlib, np
 from tracepipe.reports.frames.run import load_run
 
 ROOT = Path(__file__).parents[2]
@@ -146,6 +146,16 @@ def test_titles_state_what_there_is(load: Load) -> None:
             "1 gap, the longest 3.70 µs"
         ],
     }
+
+
+def test_the_strip_of_an_idle_gpu_is_as_dark_as_it_is_busy() -> None:
+    starts_ns = np.arange(960, dtype=np.int64) * 1_000
+    # Each cell has 80 ns of work in its 1000, but for the last, which is busy throughout.
+    stretches = Stretches(starts_ns, starts_ns + np.where(starts_ns == 959_000, 1_000, 80))
+    shades = gpu_idle._shades(stretches, 0, 960_000)
+    assert 0.1 < shades[0] < 0.3
+    assert shades[-1] == 1
+    assert gpu_idle._shades(Stretches(starts_ns[:1], starts_ns[:1] + 10), 0, 960_000)[1:].max() == 0
 
 
 @pytest.mark.parametrize("layer", ["userspace", "syscall", "kernel"])

@@ -12,6 +12,7 @@ import typer
 from tracepipe.api.convert import convert as convert_recording
 from tracepipe.api.convert import output_of
 from tracepipe.converters import CONVERTERS
+from tracepipe.errors import OutputError
 from tracepipe.layout.options import WARP_TRACKS
 from tracepipe.readers import READERS, UNDATED
 from tracepipe.recording.files import STANDARD
@@ -34,7 +35,10 @@ def convert(
             help="Recording: a path, or - for standard input. Several become one timeline.", metavar="FILE..."
         ),
     ],
-    to: Annotated[Format, typer.Option("--format", "-f", help="Output format.")] = "perfetto",  # type: ignore[valid-type]
+    to: Annotated[
+        Format | None,  # type: ignore[valid-type]
+        typer.Option("--format", "-f", help="Output format; by default what the output is named after."),
+    ] = None,
     output: Annotated[str, typer.Option("--output", "-o", help="Output; - is standard output.")] = "",
     source: Annotated[Source | None, typer.Option("--from", help="Input format, if not by content.")] = None,  # type: ignore[valid-type]
     force: Annotated[bool, typer.Option("--force", help="Overwrite the output.")] = False,
@@ -67,11 +71,12 @@ def convert(
     ] = None,
 ) -> None:
     """Turn a recording, or several of the same time, into a timeline."""
-    if compress and not CONVERTERS[text_of(to)].can_compress:
-        raise typer.BadParameter(f"{text_of(to)} has no compressed form; pipe it through gzip")
+    kind = _kind(text_of(to) if to else "", output)
+    if compress and not CONVERTERS[kind].can_compress:
+        raise typer.BadParameter(f"{kind} has no compressed form; pipe it through gzip")
     target = convert_file(
         files,
-        text_of(to),
+        kind,
         output,
         compress=compress,
         force=force,
@@ -84,7 +89,22 @@ def convert(
         offset=file_offsets(offset or []),
     )
     if target != STANDARD:
-        say(f"wrote {target}" + _how_to_open(target, text_of(to)))
+        say(f"wrote {target}" + _how_to_open(target, kind))
+
+
+def _kind(asked: str, output: str) -> str:
+    """The format that is asked for, or that the output is named after. Raises OutputError where its name is
+    that of another.
+    """
+    name = Path(output)
+    ending = (name.with_suffix("") if name.suffix in (".gz", ".zst") else name).suffix
+    fitting = [kind for kind, of in CONVERTERS.items() if of.suffix == ending]
+    if asked and fitting and asked not in fitting:
+        raise OutputError(
+            f"{output} has the ending of {' and '.join(fitting)}, and {asked} is asked for",
+            f"name it {name.name.removesuffix(ending)}{CONVERTERS[asked].suffix}, or leave out --format",
+        )
+    return asked or (fitting[0] if fitting else "perfetto")
 
 
 def _how_to_open(target: str, to: str) -> str:

@@ -60,6 +60,21 @@ class InputFormat:
         return recording
 
 
+# What files are that people mistake for recordings, by their first bytes.
+_OTHERS: Final = {
+    b"\x7fELF": (
+        "the file is a program or a library (ELF)",
+        "record it first: tracepipe capture -- ./program, then give the recording",
+    ),
+    b"<!DOCTYPE html": (
+        "the file is an HTML page",
+        "give the recording that it was made of; a browser shows the page",
+    ),
+    b"PAR1": ("the file is a table of Parquet", "give the recording that it was exported from"),
+}
+_PACKET_TAG: Final = 0x0A
+# A blank line is the tag too: so many packets must follow each other.
+_PACKETS_SEEN: Final = 4
 _SQLITE: Final = b"SQLite format 3\0"
 # In the order in which they are asked whether the content is theirs: the strictest first.
 READERS: dict[str, InputFormat] = {
@@ -123,10 +138,35 @@ def recognise(head: bytes, name: str = "", file: Callable[[], BinaryIO] | None =
             "a tree of Triton Proton has sums alone, without times",
             'record a timeline: proton.start(data="trace"), or proton --data trace',
         )
+    if what := next((said for begins, said in _OTHERS.items() if head.startswith(begins)), None):
+        raise FormatError(*what)
+    if _is_perfetto(head):
+        raise FormatError(
+            "the file is a trace of Perfetto already", "open it: tracepipe open FILE, or ui.perfetto.dev"
+        )
+    if head[:1] in (b"{", b"["):
+        raise FormatError(
+            "the file is JSON, and no trace or recording that is known",
+            f"name it with --from, one of: {', '.join(READERS)}",
+        )
     raise FormatError(
         "the content is of no known input format",
         f"name it with --from, one of: {', '.join(READERS)}",
     )
+
+
+def _is_perfetto(head: bytes) -> bool:
+    """Whether a file starts with packets of a Perfetto trace: field 1 with its length, one after the other."""
+    at, packets = 0, 0
+    while at < len(head) and head[at] == _PACKET_TAG and packets < _PACKETS_SEEN:
+        length, shift, at = 0, 0, at + 1
+        while at < len(head) and shift < 32:
+            length |= (head[at] & 0x7F) << shift
+            at, shift = at + 1, shift + 7
+            if head[at - 1] < 0x80:
+                break
+        at, packets = at + length, packets + 1
+    return packets >= _PACKETS_SEEN
 
 
 def is_known(head: bytes) -> bool:

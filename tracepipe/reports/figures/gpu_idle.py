@@ -23,6 +23,7 @@ from tracepipe.reports.frames.stored import flagged, made
 from tracepipe.units import duration_text
 
 CELLS = 960
+_LEAST_SHADE = 0.15
 _BINS_A_DECADE = (1, 2, 5)
 
 
@@ -66,8 +67,8 @@ def _panel(scope: Scope, gpu: int, busy: Stretches) -> Panel:
             f"its last work{scope.place()} ({share}); {_gaps(len(gaps_ns))}, the longest {longest}"
         )
     how = (
-        "A gap is a stretch in which no kernel, copy or warp ran on any stream. The strip shows work "
-        "wherever a cell has any"
+        "A gap is a stretch in which no kernel, copy or warp ran on any stream. The darker a cell of "
+        "the strip, the more of it had work"
     )
     if len(gaps_ns):
         how += "; below it the gaps by length: the time that those of a length take, and their number"
@@ -97,14 +98,8 @@ def _draw(busy: Stretches, gaps_ns: Any, first_ns: int, figure: Any) -> None:
 
 def _draw_strip(axes: Any, busy: Stretches, first_ns: int) -> None:
     start_ns, end_ns = int(busy.start_ns[0]), int(busy.end_ns[-1])
-    cells = min(CELLS, end_ns - start_ns)
-    edges = np.linspace(0, end_ns - start_ns, cells + 1).astype(np.int64) + start_ns
-    share = busy.covered_ns(edges[:-1], edges[1:]) / np.maximum(1, np.diff(edges))
-    touched = np.zeros(cells, bool)
-    touched[np.minimum(np.searchsorted(edges, busy.start_ns, "right") - 1, cells - 1)] = True
-    # So that a short piece of work in a long run is seen.
-    shade = np.where(touched | (share > 0), np.maximum(share, 0.5), 0)
-    rgba = np.empty((1, cells, 4))
+    shade = _shades(busy, start_ns, end_ns)
+    rgba = np.empty((1, len(shade), 4))
     rgba[0] = np.where(shade[:, None] > 0, (*matplotlib.colors.to_rgb(SERIES), 1.0), NOTHING)
     rgba[0, :, 3] = np.where(shade > 0, shade, NOTHING[3])
     size_ns, unit = unit_of(end_ns - start_ns)
@@ -112,8 +107,18 @@ def _draw_strip(axes: Any, busy: Stretches, first_ns: int) -> None:
     axes.set_yticks([])
     axes.spines[:].set_visible(False)
     axes.set_xlabel(
-        f"time after {moment_text(first_ns, end_ns - start_ns)} of the run ({unit}); blue: at work"
+        f"time after {moment_text(first_ns, end_ns - start_ns)} of the run ({unit}); the darker, the busier"
     )
+
+
+def _shades(busy: Stretches, start_ns: int, end_ns: int) -> Any:
+    """How dark each cell is: by the share of it that is busy, and a little for what is too short to be seen."""
+    cells = min(CELLS, end_ns - start_ns)
+    edges = np.linspace(0, end_ns - start_ns, cells + 1).astype(np.int64) + start_ns
+    share = busy.covered_ns(edges[:-1], edges[1:]) / np.maximum(1, np.diff(edges))
+    touched = np.zeros(cells, bool)
+    touched[np.minimum(np.searchsorted(edges, busy.start_ns, "right") - 1, cells - 1)] = True
+    return np.where(touched | (share > 0), _LEAST_SHADE + (1 - _LEAST_SHADE) * share, 0)
 
 
 def _draw_lengths(axes: Any, gaps_ns: Any) -> None:
