@@ -339,9 +339,8 @@ def test_an_error_is_two_lines_what_happened_and_what_to_do(
     Path("folder").mkdir()
     Path("empty").touch()
     Path("noise").write_bytes(bytes(range(256)))
-    Path("trace").write_bytes(
-        b"".join(b"\n" + bytes([size, *range(100, 100 + size)]) for size in (9, 3, 27, 5))
-    )
+    packets = (b"\n" + bytes([size, *range(100, 100 + size)]) for size in (9, 3, 27, 5))
+    Path("trace").write_bytes(b"".join(packets))
     Path("program").write_bytes(b"\x7fELF\2\1\1" + bytes(60))
     Path("config").write_text('{"learning_rate": 0.1}')
     Path("blank").write_text("\n\n\nsome\n\n\ntext\n")

@@ -23,7 +23,7 @@ from tracepipe.reports.figures.panel import Scope, scope_of, short
 from tracepipe.reports.figures.picture import inline_svg, write_picture
 from tracepipe.reports.figures.png import write_png
 from tracepipe.reports.frames.intervals import Stretches
-from tracepipe.reports.frames.libraries import figure, matplotlib, np
+from tracepipe.reports.frames.libraries import figure, matplotlib
 from tracepipe.reports.frames.run import load_run
 
 ROOT = Path(__file__).parents[2]

@@ -156,7 +156,7 @@ def recognise(head: bytes, name: str = "", file: Callable[[], BinaryIO] | None =
 
 
 def _is_perfetto(head: bytes) -> bool:
-    """Whether a file starts with packets of a Perfetto trace: field 1 with its length, one after the other."""
+    """Whether a file starts with packets of a trace of Perfetto: field 1 and its length, again and again."""
     at, packets = 0, 0
     while at < len(head) and head[at] == _PACKET_TAG and packets < _PACKETS_SEEN:
         length, shift, at = 0, 0, at + 1

@@ -112,7 +112,7 @@ def _draw_strip(axes: Any, busy: Stretches, first_ns: int) -> None:
 
 
 def _shades(busy: Stretches, start_ns: int, end_ns: int) -> Any:
-    """How dark each cell is: by the share of it that is busy, and a little for what is too short to be seen."""
+    """How dark each cell is: by how busy it is, and a little for what is too short to be seen."""
     cells = min(CELLS, end_ns - start_ns)
     edges = np.linspace(0, end_ns - start_ns, cells + 1).astype(np.int64) + start_ns
     share = busy.covered_ns(edges[:-1], edges[1:]) / np.maximum(1, np.diff(edges))
