@@ -1,10 +1,10 @@
 """What a long capture loses, takes and leaves behind: at full rate, and ten captures at once.
 
     sudo python benchmarks/soak.py [--seconds 60] [--methods bcc,bpftrace] [--outputs jsonl.zst] [--many 10]
-                                   [--rate 20000]
+                                   [--rate 20000] [--threads 64]
 
-The program (soak.c; gcc) calls a function from two threads and forks ten times a second, for an hour unless
---seconds says otherwise, and says in the end how many calls it made. Of every capture:
+The program (soak.c; gcc) calls a function from two threads, or --threads, and forks ten times a second, for
+an hour unless --seconds says otherwise, and says in the end how many calls it made. Of every capture:
 
     exact    kept + lost = made: lines in the recording, what its footer counts as lost, twice the calls
     flat     resident memory of all processes of the capture together, without the program and what is of
@@ -367,6 +367,7 @@ def main() -> None:
     parser.add_argument("--methods", default="", help="comma-separated (all that work here)")
     parser.add_argument("--outputs", default="jsonl,jsonl.zst", help="comma-separated (jsonl,jsonl.zst)")
     parser.add_argument("--rate", type=int, default=0, help="calls a second, one at a time (0: any)")
+    parser.add_argument("--threads", type=int, default=2, help="of one capture's program (2)")
     parser.add_argument("--many", type=int, default=10, help="captures at once (10; 0: none)")
     parser.add_argument("--folder", default=None, help="for recordings ($TMPDIR)")
     options = parser.parse_args()
@@ -385,7 +386,7 @@ def main() -> None:
         rate = f"at {options.rate} calls/s" if options.rate else "as fast as the program goes"
         print(f"\none at a time, {rate}, userspace\n{HEAD}")
         for method, output in itertools.product(methods, outputs):
-            capture = Capture(method, output, folder, rate=options.rate)
+            capture = Capture(method, output, folder, threads=options.threads, rate=options.rate)
             if has_room(capture, folder, options.seconds):
                 good &= soak(copies(program, folder, [capture]), options.seconds)
         if options.many:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from tests.native import chrome, clocks, convert, nesting, objects, perfetto, reading, records, warps
+from tests.native import chrome, clocks, convert, nesting, objects, perfetto, reading, records, ring, warps
 
 TARGETS: dict[str, Callable[[ctypes.CDLL, Random], Any]] = {
     "read_lines": reading.read_lines,
@@ -20,6 +20,7 @@ TARGETS: dict[str, Callable[[ctypes.CDLL, Random], Any]] = {
     "order": warps.order,
     "sm_clocks_refine": clocks.sm_clocks_refine,
     "records": records.sieve,
+    "ring": ring.ring,
     "objects": objects.objects,
     "ranges_nest": warps.ranges_nest,
     "warps_take": warps.warps_take,

@@ -28,13 +28,15 @@ ROOMS: dict[str, set[str]] = {
     "hooks": set(),
     "capture.request": {"hooks"},
     "capture.summary": {"event"},
+    "capture.tick": set(),
     "capture.records": {"event", "hooks", "native"},
     "capture.machine": {"capture.request"},
     "capture.bpf": {"hooks", "capture.request", "capture.records"},
     "capture.find": {"hooks", "capture.request", "capture.bpf"},
     "capture.live": {"event", "hooks", "capture.request", "capture.records", "capture.machine"},
     "capture.engines": {
-        "hooks", "capture.request", "capture.records", "capture.machine", "capture.bpf", "capture.find"
+        "hooks", "capture.request", "capture.records", "capture.machine", "capture.bpf", "capture.find",
+        "capture.tick", "native",
     },
     "capture.gpu": {"hooks", "capture.request", "capture.records", "capture.find", "capture.engines"},
     "capture": {"event", "hooks", "capture"},

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tracepipe.capture.machine.facts import Machine, this_machine
-from tracepipe.capture.machine.precedence import runs_first
+from tracepipe.capture.machine.precedence import runs_at_once, runs_first
 
 STATUS = "Name:\tpython3\nCapEff:\t{effective:016x}\nSeccomp:\t{seccomp}\n"
 NVRM = (
@@ -110,3 +110,22 @@ def test_who_collects_goes_first_and_who_makes_lines_does_not() -> None:
     collector.start()
     collector.join()
     assert nices == [-5, 0]
+
+
+def test_who_empties_the_ring_without_the_interpreter_runs_at_once() -> None:
+    policies: list[int] = []
+
+    def empty() -> None:
+        runs_at_once()
+        policies.append(os.sched_getscheduler(0))
+
+    thread = threading.Thread(target=empty)
+    thread.start()
+    thread.join()
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    except OSError:
+        assert policies == [os.SCHED_OTHER]
+    else:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+        assert policies == [os.SCHED_FIFO]

@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
+from tests.unit.test_capture_record import raw
 from tracepipe.capture import ENGINES, CaptureRequest, capture
 from tracepipe.capture.engines.none import NothingRecorded
+from tracepipe.capture.records import record
 from tracepipe.capture.request import Notify, Plan
 from tracepipe.errors import CaptureUnavailable, TracepipeError
 
@@ -24,7 +26,7 @@ def nothing() -> None:
 
 
 class Engine:
-    """An engine that records nothing, and does something at some moments."""
+    """An engine that does something at some moments; it records what `collect` gives, by default nothing."""
 
     name = "broken"
     layers = frozenset({"syscall"})
@@ -47,8 +49,7 @@ class Engine:
 
         class Attachment(NothingRecorded):
             def collect(self) -> bytes:
-                does["collect"]()
-                return b""
+                return does["collect"]() or b""  # type: ignore[return-value]
 
             def stop(self) -> None:
                 does["stop"]()
@@ -127,3 +128,13 @@ def test_without_a_fault_it_is_recorded_to_its_end(run: Any) -> None:
     assert said == []
     header, footer = map(json.loads, sink.getvalue().splitlines())
     assert (header["type"], footer["ended_by"]) == ("header", "exit 0")
+
+
+def test_all_that_is_left_at_the_end_is_recorded_however_many_chunks_it_is(run: Any) -> None:
+    left: list[bytes] = []
+    switch = raw(record.SWITCH_IN, 0)
+    _, _, sink = run(
+        stop=lambda: left.extend([switch, switch * 2, switch]), collect=lambda: left.pop() if left else b""
+    )
+    footer = json.loads(sink.getvalue().splitlines()[-1])
+    assert footer["counts"] == {"scheduler": 4}

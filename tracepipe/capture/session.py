@@ -327,16 +327,18 @@ class _Session:
     def _pump(self, store: Store, *, is_final: bool = False) -> int:
         """Take what came; how many bytes that was."""
         size_bytes = self._pump_device(self.device, is_final) if self.device is not None else 0
-        chunk = self.attachment.collect()
-        if chunk:
+        while chunk := self.attachment.collect():
+            size_bytes += len(chunk)
             if self.request.limits.events is not None:
                 self.events += event_count(chunk)
             for collector in (store, *self.watchers):
                 collector.put(chunk)
+            if not is_final:
+                break
         for loss in self.attachment.lost():
             for collector in (store, *self.watchers):
                 collector.put_loss(loss)
-        return size_bytes + len(chunk)
+        return size_bytes
 
     def _pump_device(self, device: DeviceEngine, is_final: bool) -> int:
         taker = self._spool or self._recorder

@@ -18,11 +18,11 @@ class Tick:
         """`is_short`: always."""
         self.wait_s = SHORT_S
         self._ring_bytes = ring_bytes
-        self._longest_s = max(SHORT_S, _LONG_S * min(ring_bytes / _LONG_RING_BYTES, 1))
+        self.longest_s = max(SHORT_S, _LONG_S * min(ring_bytes / _LONG_RING_BYTES, 1))
         if is_short:
-            self._longest_s = SHORT_S
+            self.longest_s = SHORT_S
 
     def took(self, size_bytes: int) -> None:
         """So much had come."""
         is_little = size_bytes * _LITTLE <= self._ring_bytes
-        self.wait_s = min(2 * self.wait_s, self._longest_s) if is_little else SHORT_S
+        self.wait_s = min(2 * self.wait_s, self.longest_s) if is_little else SHORT_S

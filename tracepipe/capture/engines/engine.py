@@ -243,7 +243,7 @@ class Attachment(Protocol):
         ...
 
     def collect(self) -> bytes:
-        """Whole records since the last call; never waits."""
+        """Whole records that were not collected yet, or some of them; b"" if there are none. Never waits."""
         ...
 
     def lost(self) -> list[Loss]:

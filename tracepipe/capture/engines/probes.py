@@ -16,8 +16,8 @@ from pathlib import Path
 from tracepipe.capture.bpf import bpf
 from tracepipe.capture.bpf.bytecode import Constant, Field, filled_in
 from tracepipe.capture.bpf.maps import Control, Maps
-from tracepipe.capture.bpf.ring import Ring
 from tracepipe.capture.bpf.specs import is_paired, spec_of
+from tracepipe.capture.engines.drain import Drain
 from tracepipe.capture.engines.engine import Coverage, Turn
 from tracepipe.capture.engines.probing import TEXTS, Probing
 from tracepipe.capture.machine.refusals import Operation, explain
@@ -63,7 +63,7 @@ class ProbeAttachment:
             self._maps = Maps(plan.ring_bytes, len(plan.probes), pairs)
         except OSError as error:
             raise explain(Operation.MAP, error) from error
-        self._ring = Ring(self._maps["ring"], plan.ring_bytes)
+        self._drain = Drain(self._maps["ring"], plan.ring_bytes)
         _make_room_for_links()
         self._constants = self._constants_of(plan)
         try:
@@ -84,6 +84,7 @@ class ProbeAttachment:
     def start(self) -> None:
         """Record what the plan's scope says, from now on; a command from its exec on."""
         scope = self._plan.scope
+        self._drain.start()
         self._start_ns = time.monotonic_ns()
         if self._plan.windows is None:
             self._maps.control[Control.WINDOW_NS] = self._start_ns
@@ -151,7 +152,7 @@ class ProbeAttachment:
             by = self._maps.control[Control.ASKED_BY]
             self._maps.control[Control.WINDOWS_LEFT] = max(left, 1) - 1
         # What stands in the ring yet comes before the window, and before what says so.
-        self._take()
+        self._keep(self._drain.take_all())
         begun_ns = time.monotonic_ns()
         now_ns = begun_ns if at_ns is None else at_ns
         waited_ns = max(begun_ns - since_ns, 0) if is_late else 0
@@ -164,7 +165,7 @@ class ProbeAttachment:
     def close_window(self, cause: Cause, at_ns: int | None = None) -> int:
         """End the window that is open, now, which ended elsewhere at `at_ns`: the time."""
         self._maps.control[Control.WINDOW_NS] = 0
-        self._take()
+        self._keep(self._drain.take_all())
         now_ns = time.monotonic_ns() if at_ns is None else at_ns
         self._pending.append(window_record(now_ns, cause, begins=False))
         return now_ns
@@ -180,14 +181,13 @@ class ProbeAttachment:
         return turns
 
     def collect(self) -> bytes:
-        """Whole records since the last call, each with its ring header."""
-        self._take()
+        """Whole records, each with its ring header; b"" if there are none since the last call."""
+        self._keep(self._drain.take())
         chunk = b"".join(self._pending)
         self._pending.clear()
         return chunk
 
-    def _take(self) -> None:
-        chunk = self._ring.take()
+    def _keep(self, chunk: bytes) -> None:
         if self._plan.windows is not None:
             self._turns += [Turn(ts_ns, begins) for ts_ns, begins in windows_in(chunk)]
         self._pending.append(chunk)
@@ -237,6 +237,7 @@ class ProbeAttachment:
         bpf.map_clear(self._maps["tracked"], 4)
         if self._probing is not None:
             self._detach(self._probing)
+        self._drain.stop()
         processors = self._maps.processors
         for slot, total in enumerate(self._maps.filtered):
             layer = DROP_LAYERS[slot // processors]
@@ -257,7 +258,7 @@ class ProbeAttachment:
         self.stop()
         if self._probing is not None:
             self._probing.close()
-        self._ring.close()
+        self._drain.close()
         self._maps.close()
 
     def _constants_of(self, plan: Plan) -> dict[int, int]:

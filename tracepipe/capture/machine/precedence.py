@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 import struct
 from collections.abc import Iterator
@@ -22,8 +23,8 @@ _ENDED_FIRST = "1000"  # more than any share of the memory counts; proc_pid_oom_
 
 
 def runs_first() -> None:
-    """Let this thread, which empties the ring, go before the programs that fill it, as far as that is
-    allowed, but not those that it starts: they make lines, for which there is time.
+    """Let this thread, which collects what is recorded, go before the programs that make it, as far as that
+    is allowed, but not those that it starts: they make lines, for which there is time.
 
     It runs soon for its turns are short (from Linux 6.12 on), rather than for its weight: the kernel spreads
     threads over processors by weight, and would put two of a program on one to leave the other to a thread
@@ -33,6 +34,18 @@ def runs_first() -> None:
     number = _SCHED_SETATTR.get(platform.machine())
     if number is not None:
         ctypes.CDLL(None).syscall(number, 0, attributes, 0)
+
+
+def runs_at_once() -> None:
+    """Let this thread, which does little but often, run when it wakes, before all others:
+    SCHED_FIFO, as far as that is allowed, else as `runs_first` has it.
+
+    Where 64 threads wait for two processors, a turn of `runs_first` comes up to 0.8 s late.
+    """
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    except OSError:
+        runs_first()
 
 
 @contextmanager

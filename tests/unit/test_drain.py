@@ -1,0 +1,194 @@
+"""The ring emptied into a file: what is taken is what was made, with the native core and without."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.cores import cores_here, running
+from tests.support.waiting import wait_until
+from tracepipe.capture.engines import drain
+from tracepipe.capture.engines.drain import Drain
+from tracepipe.capture.records.record import RECORD_BYTES
+
+RING_BYTES = 4 * mmap.PAGESIZE
+FULL = RING_BYTES // RECORD_BYTES  # records
+_PATIENCE_S = 60.0
+
+
+class Kernel:
+    """The other end of a ring: memory that is laid out as the kernel's is."""
+
+    def __init__(self) -> None:
+        page = mmap.PAGESIZE
+        self.map_fd = os.memfd_create("ring")
+        os.truncate(self.map_fd, 2 * page + 2 * RING_BYTES)
+        self._memory = mmap.mmap(self.map_fd, 0)
+        view = memoryview(self._memory)
+        self.consumer, self._producer = view[:8].cast("Q"), view[page : page + 8].cast("Q")
+        self._data = 2 * page
+        self.made = b""
+
+    def make(self, count: int, *, busy: int = -1) -> None:
+        """Records; the one at `busy` is still being written."""
+        for at in range(count):
+            number = len(self.made) // RECORD_BYTES
+            record = (56).to_bytes(4, "little") + number.to_bytes(8, "little") * 7 + bytes(4)
+            self.made += record
+            self._put(number, record if at != busy else record[:3] + b"\x80" + record[4:])
+        self._producer[0] += count * RECORD_BYTES
+
+    def complete(self, number: int) -> None:
+        self._put(number, self.made[number * RECORD_BYTES :][:RECORD_BYTES])
+
+    def _put(self, number: int, record: bytes) -> None:
+        at = self._data + number * RECORD_BYTES % RING_BYTES
+        for place in (at, at + RING_BYTES):  # the kernel has it twice by mapping it twice
+            self._memory[place : place + RECORD_BYTES] = record
+
+
+@pytest.fixture(params=cores_here())
+def kernel(request: pytest.FixtureRequest) -> Iterator[Kernel]:
+    with running(request.param):
+        yield Kernel()
+
+
+def all_of(ring: Drain) -> bytes:
+    return b"".join(iter(ring.take, b""))
+
+
+def test_all_is_taken_in_order_however_often_the_ring_is_filled(kernel: Kernel) -> None:
+    ring = Drain(kernel.map_fd, RING_BYTES)
+    taken = b""
+    for count in (0, 1, FULL, 7, FULL - 1):
+        kernel.make(count)
+        taken += ring.take_all()
+        assert taken == kernel.made
+        assert kernel.consumer[0] == len(kernel.made)
+    assert ring.take() == b""
+    ring.close()
+
+
+def test_what_follows_a_record_that_is_being_written_waits_for_it(kernel: Kernel) -> None:
+    ring = Drain(kernel.map_fd, RING_BYTES)
+    kernel.make(5, busy=2)
+    assert ring.take_all() == kernel.made[: 2 * RECORD_BYTES]
+    kernel.complete(2)
+    assert ring.take_all() == kernel.made[2 * RECORD_BYTES :]
+    ring.close()
+
+
+def test_the_ring_is_emptied_though_nothing_is_taken_and_taken_in_chunks(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drain, "_CHUNK_BYTES", 3 * RECORD_BYTES)
+    monkeypatch.setattr(drain, "_GIVE_BACK_BYTES", RECORD_BYTES)
+    ring = Drain(kernel.map_fd, RING_BYTES)
+    ring.start()
+    is_native = ring._thread is not None
+    for _ in range(5):
+        kernel.make(FULL)
+        if is_native:
+            wait_until(lambda: kernel.consumer[0] == len(kernel.made))
+            continue
+        assert all_of(ring) == kernel.made[-RING_BYTES:]
+    kernel.make(2)
+    ring.stop()
+    chunks = list(iter(ring.take, b""))
+    if is_native:
+        assert max(map(len, chunks)) == 3 * RECORD_BYTES
+    assert b"".join(chunks) == kernel.made[-len(b"".join(chunks)) :]
+    assert len(b"".join(chunks)) == (5 * RING_BYTES if is_native else 0) + 2 * RECORD_BYTES
+    ring.close()
+
+
+def test_the_ring_is_emptied_while_another_thread_has_the_interpreter(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ring = Drain(kernel.map_fd, RING_BYTES)
+    ring.start()
+    if ring._thread is None:
+        pytest.skip("without the native core it is not")
+    kernel.make(FULL)
+    wait_until(lambda: kernel.consumer[0] == len(kernel.made))
+    before_s = sys.getswitchinterval()
+    sys.setswitchinterval(10 * _PATIENCE_S)  # this thread gives it to no other
+    try:
+        kernel.make(FULL)
+        give_up_s = time.monotonic() + _PATIENCE_S
+        while kernel.consumer[0] != len(kernel.made):
+            assert time.monotonic() < give_up_s
+    finally:
+        sys.setswitchinterval(before_s)
+    ring.close()
+
+
+def test_what_is_taken_while_it_is_moved_comes_once_and_in_order(kernel: Kernel) -> None:
+    ring = Drain(kernel.map_fd, RING_BYTES)
+    ring.start()
+    taken = b""
+    for count in (FULL, 1, FULL // 2, 3, FULL // 3) * 20:
+        room = FULL - (len(kernel.made) - kernel.consumer[0]) // RECORD_BYTES
+        kernel.make(min(count, room))
+        taken += ring.take()
+    ring.stop()
+    assert taken + all_of(ring) == kernel.made
+    ring.close()
+
+
+def test_where_the_file_is_full_the_ring_is_taken_from(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drain, "_without_name", lambda: os.open("/dev/full", os.O_RDWR))
+    ring = Drain(kernel.map_fd, RING_BYTES)
+    ring.start()
+    kernel.make(9)
+    assert ring.take_all() == kernel.made
+    kernel.make(FULL)
+    ring.stop()
+    assert all_of(ring) == kernel.made[9 * RECORD_BYTES :]
+    ring.close()
+
+
+def test_without_a_place_for_files_the_ring_is_taken_from(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> int:
+        raise OSError
+
+    monkeypatch.setattr(drain, "_without_name", refuse)
+    ring = Drain(kernel.map_fd, RING_BYTES)
+    ring.start()
+    kernel.make(9)
+    assert ring.take() == kernel.made
+    ring.close()
+
+
+def test_nothing_stays_open(kernel: Kernel) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    ring = Drain(kernel.map_fd, RING_BYTES)
+    ring.start()
+    ring.close()
+    ring.close()
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_without_room_for_a_thread_the_ring_is_taken_from(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    ring = Drain(kernel.map_fd, RING_BYTES)
+    ring.start()
+    kernel.make(9)
+    ring.stop()
+    assert all_of(ring) == kernel.made
+    ring.close()

@@ -1,0 +1,117 @@
+"""The ring of a capture, from which a thread takes its content to a file where that is not taken in time.
+
+    kernel ─▶ ring ───────────────────────────────────▶ chunks, as they are asked for
+                └─▶ temporary file without a name ─▶┘
+
+That thread waits for neither interpreter nor processor. Where a program keeps all processors busy, the thread
+that makes lines has the interpreter while it waits for its turn on one, and whoever else needs it waits as
+long. The ring would be full by then.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import tempfile
+import threading
+from contextlib import suppress
+from typing import Any
+
+from tracepipe import native, room
+from tracepipe.capture.bpf.ring import Ring
+from tracepipe.capture.machine.precedence import runs_at_once
+from tracepipe.capture.records.record import RECORD_BYTES
+from tracepipe.capture.tick import SHORT_S, Tick
+
+_CHUNK_BYTES = (1 << 16) * RECORD_BYTES  # that are taken at once
+_GIVE_BACK_BYTES = 4 << 20  # of the file at once
+
+
+class Drain:
+    """Records of the ring behind `map_fd`, in order. Without the native core, or a place for a file, they
+    have the ring's room alone.
+    """
+
+    def __init__(self, map_fd: int, ring_bytes: int) -> None:
+        self._longest_s = Tick(ring_bytes, is_short=False).longest_s
+        self._core: Any = native.library()
+        self._file = -1
+        self._thread: threading.Thread | None = None
+        self._taken_bytes = self._given_back_bytes = 0
+        if self._core is not None:
+            with suppress(OSError):  # whoever needs a file of its own there says so
+                self._file = _without_name()
+            self._there = self._core.tp_ring_new(map_fd, ring_bytes, self._file) or 0
+        self._ring = Ring(map_fd, ring_bytes) if self._core is None or not self._there else None
+
+    def start(self) -> None:
+        """From now on keep what is not taken in time."""
+        if self._ring is None and self._file >= 0:
+            thread = threading.Thread(target=self._follow, name="tracepipe-ring", daemon=True)
+            with suppress(RuntimeError):  # there is no room for another: the ring's must do
+                thread.start()
+                self._thread = thread
+
+    def take(self) -> bytes:
+        """The next whole records, some megabytes at most; b"" if there are none."""
+        if self._ring is not None:
+            return self._ring.take()
+        while True:
+            moved_bytes = self._core.tp_ring_left(self._there) - self._taken_bytes
+            if moved_bytes:
+                chunk = os.pread(self._file, min(moved_bytes, _CHUNK_BYTES), self._taken_bytes)
+                self._took(len(chunk))
+                return chunk
+            room_bytes = min(self._core.tp_ring_waiting(self._there), _CHUNK_BYTES)
+            if not room_bytes:
+                return b""
+            there = ctypes.create_string_buffer(room_bytes)
+            size_bytes = self._core.tp_ring_take(self._there, self._taken_bytes, there, room_bytes)
+            if size_bytes >= 0:  # else it was moved meanwhile
+                self._took(size_bytes)
+                return ctypes.string_at(there, size_bytes)
+
+    def take_all(self) -> bytes:
+        """All whole records that were made before this call, up to the first that is still being written."""
+        if self._ring is not None:
+            return self._ring.take()
+        end = self._core.tp_ring_left(self._there) + self._core.tp_ring_waiting(self._there)
+        parts = []
+        while self._taken_bytes < end and (part := self.take()):
+            parts.append(part)
+        return b"".join(parts)
+
+    def stop(self) -> None:
+        """No more is made: what is left comes with the next calls of `take`. Again: does nothing."""
+        if self._thread is not None:
+            self._core.tp_ring_end(self._there)
+            self._thread.join()
+            self._thread = None
+
+    def close(self) -> None:
+        """Give the file and the memory back."""
+        self.stop()
+        if self._ring is not None:
+            self._ring.close()
+        elif self._there:
+            self._core.tp_ring_free(self._there)
+            self._there = 0
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _took(self, size_bytes: int) -> None:
+        self._taken_bytes += size_bytes
+        if self._file >= 0 and self._taken_bytes - self._given_back_bytes >= _GIVE_BACK_BYTES:
+            room.give_back(self._file, self._given_back_bytes, self._taken_bytes - self._given_back_bytes)
+            self._given_back_bytes = self._taken_bytes
+
+    def _follow(self) -> None:
+        runs_at_once()
+        self._core.tp_ring_follow(self._there, int(SHORT_S * 1e9), int(self._longest_s * 1e9))
+
+
+def _without_name() -> int:
+    """A temporary file of which nothing is left, however this process ends. Raises OSError."""
+    with tempfile.TemporaryFile(prefix="tracepipe-", buffering=0) as file:
+        return os.dup(file.fileno())

@@ -1,0 +1,178 @@
+/* A BPF ring buffer that two threads empty; how it lies in memory is drawn in capture/bpf/ring.py. One takes what is in it.
+ * The other moves it to a file where it is not taken in time, and does not wait for the interpreter:
+ *
+ *     position   0 ────────── taken ────── consumer ────── producer
+ *                             in the file   in the ring
+ *
+ * Neither waits for the other. Whoever has a copy of records moves the consumer's position over them; the one who finds it
+ * moved throws its copy away. The place of a record in the file is its position, so what was taken is a hole there.
+ */
+#include <errno.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "tables.h"
+
+#define RECORD_BYTES 64
+#define FLAGS_AT 24          /* bits of a record's length that are 0 once it is written */
+#define STEP_BYTES (1 << 18) /* whose room the kernel has again before more is moved */
+#define LITTLE 64            /* a part of the ring so small: it is looked at less often */
+#define MUCH 16              /* a part of the ring so large is moved */
+#define MOVED (-1)
+
+typedef struct {
+    uint64_t *consumer, *producer; /* positions, each at the start of a page */
+    const uint8_t *data;           /* from the page after the producer's, twice in a row */
+    int64_t data_bytes, page_bytes;
+    uint64_t first; /* position of the first record */
+    int file;
+    uint8_t is_over;
+} tp_ring;
+
+static size_t mapped_bytes(const tp_ring *r)
+{
+    return (size_t)(r->page_bytes + 2 * r->data_bytes);
+}
+
+/* The ring behind a map, whose data is a power of two of bytes, and an empty file; NULL where it cannot be mapped. */
+TP_EXPORT tp_ring *tp_ring_new(int map, int64_t data_bytes, int file)
+{
+    tp_ring *r = calloc(1, sizeof *r);
+    if (!r)
+        return NULL;
+    *r = (tp_ring){.data_bytes = data_bytes, .page_bytes = sysconf(_SC_PAGESIZE), .file = file};
+    r->consumer = mmap(NULL, (size_t)r->page_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, map, 0);
+    r->producer = mmap(NULL, mapped_bytes(r), PROT_READ, MAP_SHARED, map, r->page_bytes);
+    if (r->consumer != MAP_FAILED && r->producer != MAP_FAILED) {
+        r->data = (const uint8_t *)r->producer + r->page_bytes;
+        r->first = *r->consumer;
+        return r;
+    }
+    if (r->consumer != MAP_FAILED)
+        munmap(r->consumer, (size_t)r->page_bytes);
+    if (r->producer != MAP_FAILED)
+        munmap(r->producer, mapped_bytes(r));
+    free(r);
+    return NULL;
+}
+
+TP_EXPORT void tp_ring_free(tp_ring *r)
+{
+    munmap(r->consumer, (size_t)r->page_bytes);
+    munmap(r->producer, mapped_bytes(r));
+    free(r);
+}
+
+static uint64_t position(const tp_ring *r)
+{
+    return __atomic_load_n(r->consumer, __ATOMIC_ACQUIRE);
+}
+
+/* How many bytes have left the ring. */
+TP_EXPORT int64_t tp_ring_left(const tp_ring *r)
+{
+    return (int64_t)(position(r) - r->first);
+}
+
+static int64_t waiting_from(const tp_ring *r, uint64_t from)
+{
+    return (int64_t)(__atomic_load_n(r->producer, __ATOMIC_ACQUIRE) - from);
+}
+
+/* How many bytes are in the ring. */
+TP_EXPORT int64_t tp_ring_waiting(const tp_ring *r)
+{
+    return waiting_from(r, position(r));
+}
+
+static const uint8_t *at_position(const tp_ring *r, uint64_t from)
+{
+    return r->data + (from & (uint64_t)(r->data_bytes - 1));
+}
+
+/* Bytes of whole records at the start of `size`, up to the first that is still being written. */
+static int64_t ready(const uint8_t *data, int64_t size)
+{
+    int64_t at = 0;
+    while (at < size && !(__atomic_load_n((const uint32_t *)(data + at), __ATOMIC_ACQUIRE) >> FLAGS_AT))
+        at += RECORD_BYTES;
+    return at;
+}
+
+/* Move the consumer's position over records that were copied, unless that was done meanwhile. */
+static int leaves(tp_ring *r, uint64_t from, int64_t size)
+{
+    return __atomic_compare_exchange_n(r->consumer, &from, from + (uint64_t)size, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+}
+
+/* Take whole records, at most `room` bytes, when `taken` have been taken so far: how many bytes that are. MOVED where they
+ * are in the file. */
+TP_EXPORT int64_t tp_ring_take(tp_ring *r, int64_t taken, uint8_t *to, int64_t room)
+{
+    uint64_t from = r->first + (uint64_t)taken;
+    int64_t size = waiting_from(r, from);
+    if (position(r) != from)
+        return MOVED;
+    size = ready(at_position(r, from), size < room ? size : room);
+    memcpy(to, at_position(r, from), (size_t)size);
+    return leaves(r, from, size) ? size : MOVED;
+}
+
+/* Write all, or what there is room for: how many bytes of whole records that was. */
+static int64_t put(const tp_ring *r, const uint8_t *data, int64_t size, int64_t offset)
+{
+    int64_t done = 0;
+    while (done < size) {
+        ssize_t written = pwrite(r->file, data + done, (size_t)(size - done), offset + done);
+        if (written < 0 && errno == EINTR)
+            continue;
+        if (written <= 0)
+            return done / RECORD_BYTES * RECORD_BYTES;
+        done += written;
+    }
+    return done;
+}
+
+/* Move all whole records that are in the ring to the file; whether there was room. */
+static int move(tp_ring *r)
+{
+    uint64_t from = position(r);
+    int64_t size, end = (int64_t)from + waiting_from(r, from);
+    while ((size = end - (int64_t)from) > 0) {
+        int64_t step = ready(at_position(r, from), size < STEP_BYTES ? size : STEP_BYTES);
+        if (!step)
+            break;
+        int64_t put_bytes = put(r, at_position(r, from), step, (int64_t)(from - r->first));
+        leaves(r, from, put_bytes);
+        if (put_bytes < step)
+            return 0;
+        from = position(r);
+    }
+    return 1;
+}
+
+static void wait_ns(int64_t time_ns)
+{
+    nanosleep(&(struct timespec){.tv_sec = time_ns / 1000000000, .tv_nsec = time_ns % 1000000000}, NULL);
+}
+
+/* Move what is much, until `tp_ring_end` or until the file has no room. The ring is looked at often while it fills. */
+TP_EXPORT void tp_ring_follow(tp_ring *r, int64_t short_ns, int64_t long_ns)
+{
+    int64_t time_ns = short_ns;
+    int has_room = 1;
+    while (has_room && !__atomic_load_n(&r->is_over, __ATOMIC_ACQUIRE)) {
+        wait_ns(time_ns);
+        int64_t size = tp_ring_waiting(r);
+        if (size * MUCH > r->data_bytes)
+            has_room = move(r);
+        time_ns = size * LITTLE > r->data_bytes ? short_ns : 2 * time_ns < long_ns ? 2 * time_ns : long_ns;
+    }
+}
+
+/* Let `tp_ring_follow` return after its turn. */
+TP_EXPORT void tp_ring_end(tp_ring *r)
+{
+    __atomic_store_n(&r->is_over, 1, __ATOMIC_RELEASE);
+}
