@@ -123,3 +123,10 @@ def test_what_is_broken_costs_itself_only(broken: Any, field: str, message: str)
 def test_a_line_that_was_cut_off_says_so() -> None:
     _, problems = read_all(wprof.read(io.BytesIO(text_of(HEADER, CALL)[:-9])))
     assert problems == [Problem(2, "", "was cut off in the middle of the line")]
+
+
+def test_a_waker_without_a_thread_is_none() -> None:
+    waking = {"ts": 1.0, "t": "waking", "waker": {"pid": 7}, "wakee": TASK, "cpu": 1}
+    (record,), problems = read(HEADER, waking)
+    assert (record["name"], record["args"]) == ("wakeup", {"by_tid": 0})
+    assert problems == []

@@ -199,7 +199,7 @@ class WprofEvents:
     def _waking(self, kind: str, event: dict[str, Any], ts_ns: int) -> None:
         fields, waker = self._task(event, "wakee"), self._task(event, "waker")
         args = {
-            "by_tid": waker["tid"] if waker["pid"] else 0,
+            "by_tid": waker.get("tid", 0) if waker["pid"] else 0,
             **self._args(event, _OF_ALL | {"waker", "wakee"}),
         }
         if kind != "waking":
