@@ -347,7 +347,7 @@ def _draw(groups: list[Group], window: Window, base_ns: int, ascii_only: bool) -
     yield f"{glyphs.instant}    an instant, or several"
     if any(row.level for group in groups for row in group.rows):
         bars = f"{glyphs.bars[0]}…{glyphs.bars[-1]}"
-        yield f"{bars}  how many run at a time, mean of a cell; {glyphs.at_most}N: the most of a cell"
+        yield f"{bars}  how many run at a time, mean of a cell; {glyphs.at_most}N: the most at one time"
 
 
 REPORT = Report(

@@ -141,8 +141,8 @@ def instants_line(window: Window, instants: Iterable[Part], mark: str) -> str:
     return "".join(line)
 
 
-def level_line(window: Window, spans: Iterable[Part], glyphs: Glyphs) -> tuple[str, float]:
-    """How many spans there are at a time, as bars from none to the most; and the most, a mean over a cell."""
+def level_line(window: Window, spans: Iterable[Part], glyphs: Glyphs) -> str:
+    """How many spans there are at a time, as bars from none to the most, each the mean of a cell."""
     edges = window.edges_ns()
     # The time that all spans together spend before each edge.
     spent = np.zeros(len(edges))
@@ -156,7 +156,7 @@ def level_line(window: Window, spans: Iterable[Part], glyphs: Glyphs) -> tuple[s
     most = float(level.max(initial=0))
     # What is rounding of a sum is no span.
     shares = np.where(level > most * 1e-9, level, 0) / (most or 1)
-    return "".join(_shade(min(share, 1.0), glyphs.bars) for share in shares), most
+    return "".join(_shade(min(share, 1.0), glyphs.bars) for share in shares)
 
 
 def steps_chart(window: Window, ts_ns: Any, values: Any, most: float, rows: int, glyphs: Glyphs) -> list[str]:

@@ -10,9 +10,8 @@ from typing import Any
 
 from tracepipe.event.columns import Int64s
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.stored import parts
+from tracepipe.reports.frames.stored import Growing, parts
 from tracepipe.reports.writing.drawing import Glyphs, Part, Window, instants_line, level_line, spans_line
-from tracepipe.units import three_digits
 
 LABEL_COLUMNS = 13
 
@@ -55,14 +54,31 @@ class Strip:
         label = self.label
         spans = (part for one in self.spans for part in one.parts())
         if self.level:
-            line, most = level_line(window, spans, glyphs)
-            label = f"{label} {glyphs.at_most}{three_digits(most)}"
+            line = level_line(window, spans, glyphs)
+            label = f"{label} {glyphs.at_most}{self._most_at_once(window):,}"
         else:
             cells = spans_line(window, spans, glyphs)
             instants = (part for one in self.instants for part in one.parts())
             marks = instants_line(window, instants, glyphs.instant)
             line = "".join(mark if cell == " " else cell for cell, mark in zip(cells, marks, strict=True))
         return f"{label[: LABEL_COLUMNS - 1]:<{LABEL_COLUMNS}}{line}".rstrip()
+
+    def _most_at_once(self, window: Window) -> int:
+        """How many spans there are at one time, at most: none before the end of one that it begins at."""
+        starts_ns, ends_ns = Growing(np.int64), Growing(np.int64)
+        for one in self.spans:
+            for start_ns, end_ns, _ in one.parts():
+                start_ns = np.maximum(start_ns, window.start_ns)
+                lasts = (end_ns > start_ns) & (start_ns < window.end_ns)
+                starts_ns.extend(start_ns[lasts], int(np.count_nonzero(lasts)))
+                ends_ns.extend(end_ns[lasts], int(np.count_nonzero(lasts)))
+        starts, ends, most = starts_ns.whole(), ends_ns.whole(), 0
+        starts.sort()
+        ends.sort()
+        for part in parts(len(starts)):
+            begun = np.arange(part.start + 1, part.stop + 1)
+            most = max(most, int((begun - np.searchsorted(ends, starts[part], "right")).max()))
+        return most
 
     def as_json(self, base_ns: int) -> dict[str, Any]:
         """The spans and instants of the row, times from the start of the run."""
