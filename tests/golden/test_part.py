@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import tracepipe
@@ -222,7 +222,17 @@ def test_a_part_draws_what_the_whole_draws(lines: Lines, after_ns: int, length_n
         assert in_stretch(seen_of(twice), start_ns, start_ns + length_ns) == whole
 
 
+LAUNCHING_ARROW = {
+    "ts_ns": 1_000_000,
+    "type": "userspace",
+    "name": "f",
+    "phase": "s",
+    "launch": (1 << 63) - 1,
+}
+
+
 @settings(max_examples=40)
+@example("\n".join(map(json.dumps, [hostile.HEADER, LAUNCHING_ARROW])).encode(), 0, 1)
 @given(hostile.recordings(), st.integers(-20, 80), st.integers(1, 80))
 def test_a_part_of_whatever_a_file_holds_is_a_good_file(data: bytes, after_ns: int, length_ns: int) -> None:
     start_ns = hostile.START_NS + after_ns

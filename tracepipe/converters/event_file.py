@@ -73,10 +73,10 @@ class EventFileWriter:
             line = b'{"ts_ns":%d%s' % (ts_ns, head)
             if shape.has_dur:
                 line += b',"dur_ns":%d' % dur_ns
-            if shape.phase in ARROWS:
-                line += b',"flow":%d' % launch
-            elif shape.has_launch:
+            if shape.has_launch:
                 line += b',"launch":%d' % unsigned(launch)
+            elif shape.phase in ARROWS:
+                line += b',"flow":%d' % launch
             if shape.type == "gpu_thread":
                 line += _index(batch.events, at)
             if stack != NONE:
