@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from tests.support.recordings import write as recording
 from tests.support.synthetic_warps import SyntheticKernel
 from tracepipe.capture.gpu.engines.thread_lines import thread_lines
 from tracepipe.cli import app
@@ -231,3 +232,20 @@ def test_a_launch_id_that_comes_again_with_the_same_warps_is_of_another_launch(t
     assert kernel.launch.tolist() == [0, 1, 1, 2, 2]
     assert kernel.warp.tolist() == [0, 0, 1, 0, 1]
     assert kernel.entry_ns.tolist() == [200, 100, 101, 300, 301]
+
+
+def test_kernels_of_one_name_are_told_apart_by_their_grids(tmp_path: Path) -> None:
+    def batch(name: str, grid: list[int], launch: int) -> dict[str, Any]:
+        size = {"grid": grid, "block": [32, 1, 1], "launch": launch, "gpu": 0}
+        times = {"warp": [0, 1], "entry_ns": [0, 0], "exit_ns": [50, 60]}
+        return {"type": "gpu_warp", "name": name, "ts_ns": launch * 1_000, **size, **times}
+
+    path = recording(
+        tmp_path / "run.jsonl",
+        batch("gemm", [2, 1, 1], 1),
+        batch("gemm", [2, 2, 1], 2),
+        batch("other", [2, 1, 1], 3),
+    )
+    found = report(path)
+    for table in ("kernels", "times"):
+        assert sorted(row["kernel"] for row in found[table]) == ["gemm 2×1×1", "gemm 2×2×1", "other"]

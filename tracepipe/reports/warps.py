@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -57,7 +58,8 @@ def run(run: Run, options: Options) -> Result:
     in_order = {
         one.kernel for one in found.findings if (one.kind, one.numbers.get("of")) == ("wave", "warps")
     }
-    seen = [_seen(kernel, kernel.kernel in in_order) for kernel in shown]
+    called = Counter(kernel.kernel for kernel in shown)
+    seen = [_seen(kernel, kernel.kernel in in_order, called[kernel.kernel] > 1) for kernel in shown]
     drawn = [_shapes(seen), _times(seen), ranges, _occupancy(seen), *_few(seen)]
     result = Result("WARPS", [part for part in (*drawn, _findings(found, shown)) if part])
     if len(shown) < len(kernels):
@@ -116,16 +118,23 @@ class _Seen(NamedTuple):
     active_warps: list[float]
 
 
-def _seen(kernel: KernelWarps, has_order: bool) -> _Seen:
-    """`has_order`: the order of its warps is among the findings."""
+def _grid(kernel: KernelWarps) -> str | None:
+    return "×".join(str(size) for size in kernel.grid) if kernel.grid else None
+
+
+def _seen(kernel: KernelWarps, has_order: bool, has_namesakes: bool) -> _Seen:
+    """`has_order`: the order of its warps is among the findings; `has_namesakes`: another has its name, and
+    the grid tells them apart.
+    """
     from tracepipe.reports.findings.few_warps import one_by_one, order_seen
 
     timed = kernel.has_entries and kernel.has_exits
+    name = f"{kernel.kernel} {_grid(kernel)}" if has_namesakes and kernel.grid else kernel.kernel
     seen = _Seen(
-        kernel.kernel,
-        _shape(kernel),
-        _time(kernel),
-        [(kernel.kernel, *warp) for warp in one_by_one(kernel)],
+        name,
+        (name, *_shape(kernel)[1:]),
+        (name, *_time(kernel)[1:]),
+        [(name, *warp) for warp in one_by_one(kernel)],
         None if has_order else order_seen(kernel),
         [round(float(n), 1) for n in active_warps(kernel)] if timed else [],
     )
@@ -144,7 +153,6 @@ def _shapes(seen: list[_Seen]) -> Table:
 def _shape(kernel: KernelWarps) -> tuple[Any, ...]:
     from tracepipe.reports.findings.waves import MIN_FILLED, launch_waves
 
-    grid = "×".join(str(size) for size in kernel.grid) if kernel.grid else None
     blocks = kernel.block_count if kernel.blocks_known else None
     duration = _whole(np.median(kernel.launch_ns)) if kernel.has_exits else None
     place: tuple[Any, ...] = (None,) * 4
@@ -155,7 +163,7 @@ def _shape(kernel: KernelWarps) -> tuple[Any, ...]:
         # Of blocks that end faster than they are launched, the most at once is no limit, and makes no waves.
         count = waves.waves if kernel.blocks_known and waves.filled >= MIN_FILLED else None
         place = (waves.sms, held, count, active)
-    head = (kernel.kernel, grid, int(kernel.launches.size), blocks, int(kernel.launch.size))
+    head = (kernel.kernel, _grid(kernel), int(kernel.launches.size), blocks, int(kernel.launch.size))
     return (*head, duration, *place)
 
 
