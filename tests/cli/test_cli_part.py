@@ -168,6 +168,20 @@ def test_a_loss_without_a_time_stays_where_it_stood(tmp_path: Path) -> None:
         ] * count
 
 
+@pytest.mark.parametrize(("state", "kept"), [("sleeping", ["B", "E"]), ("dead", [])])
+def test_a_thread_that_is_over_before_a_part_is_not_in_it(
+    state: str, kept: list[str], tmp_path: Path
+) -> None:
+    runs = [
+        event("B", 2_000, "running", "scheduler", cpu=0),
+        event("E", 3_000, "running", "scheduler", cpu=0, args={"prev_state": state}),
+    ]
+    run = write(tmp_path / "run.jsonl", *runs, event("I", 9_000, "mark", tid=2))
+    done = tracepipe("cut", run, "--from", "5us", "-o", "-")
+    said = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line["phase"] for line in said if line["type"] == "scheduler"] == kept
+
+
 def test_any_format_becomes_an_event_file(tmp_path: Path, run: Path) -> None:
     done = tracepipe("convert", run, "-f", "tracepipe", "-o", tmp_path / "again.jsonl.gz")
     assert done.returncode == 0, done.stderr

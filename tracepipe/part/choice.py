@@ -257,7 +257,8 @@ class Choice:
             self.chosen.names.meet(self._shape(number))
         before = events.ts_ns < self._stretch.start_ns
         for number, at in zip(*_last_of_each(events.shape, before & ((kinds & SWITCH) != 0)), strict=True):
-            self._state.switch(self._shape(number), int(rows[at]))
+            args = self._tables.args(int(events.args[at]))
+            self._state.switch(self._shape(number), args, int(rows[at]))
         for at in np.flatnonzero(before & ((kinds & (COUNTER | MEMORY)) != 0)).tolist():
             shape, args = self._shape(int(events.shape[at])), self._tables.args(int(events.args[at]))
             take = self._state.value if kinds[at] & COUNTER else self._state.memory

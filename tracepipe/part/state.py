@@ -15,6 +15,7 @@ from tracepipe.event.tables import Args
 from tracepipe.event.vocabulary import ADDRESS_KEYS, MEMORY_IN_USE, RUNNING
 
 _KEPT_MAX: Final = 1 << 15
+_OVER: Final = ("dead", "zombie")
 _TOTALS: Final = {MEMORY_IN_USE: "total_bytes"}
 
 
@@ -44,8 +45,11 @@ class State:
         elif shape.name.startswith("free"):
             self._live.pop((shape.pid, str(address)), None)
 
-    def switch(self, shape: Shape, row: int) -> None:
-        """Take an event that says when a thread runs."""
+    def switch(self, shape: Shape, args: Args, row: int) -> None:
+        """Take an event that says when a thread runs. Of one that is over nothing is kept."""
+        if args.get("prev_state") in _OVER:
+            self._threads.pop((shape.pid, shape.tid), None)
+            return
         thread = self._threads.get((shape.pid, shape.tid))
         if thread is None:
             thread = [NONE, NONE, NONE]
