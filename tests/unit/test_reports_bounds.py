@@ -248,6 +248,14 @@ def test_launches_of_one_warp_take_little(report: str, tmp_path: Path) -> None:
     assert (many - few) / 20_000 < 500
 
 
+def test_kernels_with_warps_that_are_not_looked_at_take_little(tmp_path: Path) -> None:
+    few, many = (
+        peak_bytes("warps", str(write(tmp_path / f"{count}.jsonl", *map(kernel, range(count)))))
+        for count in (5_000, 15_000)
+    )
+    assert (many - few) / 10_000 < 2_000
+
+
 def test_streams_that_are_not_drawn_take_little(tmp_path: Path) -> None:
     def on_stream(at: int) -> dict[str, Any]:
         return call(at, type="gpu_kernel", gpu=at % 8, stream=at)

@@ -51,8 +51,8 @@ def run(run: Run, options: Options) -> Result:
         hint = "Leave out --kernel and --launch to see all."
         raise TracepipeError("No warp of this recording is of that kernel or launch.", hint)
     if not kernels:
-        return Result("WARPS", [_findings(find_all([]), [])], [_NO_WARPS])
-    shown = kernels[: options.top] if options.top > 0 else kernels
+        return Result("WARPS", [_findings(find_all([]), 0)], [_NO_WARPS])
+    shown = kernels.first(options.top)
     found = find_all(shown)
     ranges = ranges_table(run, options.kernel, options.launch, options.top)
     in_order = {
@@ -61,10 +61,10 @@ def run(run: Run, options: Options) -> Result:
     called = Counter(kernel.kernel for kernel in shown)
     seen = [_seen(kernel, kernel.kernel in in_order, called[kernel.kernel] > 1) for kernel in shown]
     drawn = [_shapes(seen), _times(seen), ranges, _occupancy(seen), *_few(seen)]
-    result = Result("WARPS", [part for part in (*drawn, _findings(found, shown)) if part])
+    result = Result("WARPS", [part for part in (*drawn, _findings(found, len(shown))) if part])
     if len(shown) < len(kernels):
         result.notes.append(f"{len(kernels) - len(shown)} more kernels were not looked at: --top 0 takes all")
-    result.notes += _limits(found, shown)
+    result.notes += _limits(found, seen)
     return result
 
 
@@ -116,6 +116,8 @@ class _Seen(NamedTuple):
     few: list[tuple[Any, ...]]
     order: str | None
     active_warps: list[float]
+    still_running: int
+    rows_mixed: bool
 
 
 def _grid(kernel: KernelWarps) -> str | None:
@@ -137,6 +139,8 @@ def _seen(kernel: KernelWarps, has_order: bool, has_namesakes: bool) -> _Seen:
         [(name, *warp) for warp in one_by_one(kernel)],
         None if has_order else order_seen(kernel),
         [round(float(n), 1) for n in active_warps(kernel)] if timed else [],
+        kernel.still_running,
+        kernel.rows_mixed,
     )
     kernel.forget()
     return seen
@@ -256,7 +260,7 @@ def _occupancy(seen: list[_Seen]) -> Drawing:
     return Drawing("occupancy", draw, lambda: data)
 
 
-def _findings(found: Searched, kernels: list[KernelWarps]) -> Drawing:
+def _findings(found: Searched, kernels: int) -> Drawing:
     data = [finding.as_json() for finding in found.findings]
 
     def draw(width: int, ascii_only: bool) -> Iterator[str]:
@@ -270,15 +274,15 @@ def _findings(found: Searched, kernels: list[KernelWarps]) -> Drawing:
     return Drawing("findings", draw, lambda: data)
 
 
-def _none_found(found: Searched, kernels: list[KernelWarps]) -> str:
+def _none_found(found: Searched, kernels: int) -> str:
     from tracepipe.reports.findings import FINDERS
 
-    if sum(len(skipped) for skipped in found.skipped.values()) == len(FINDERS) * len(kernels):
+    if sum(len(skipped) for skipped in found.skipped.values()) == len(FINDERS) * kernels:
         return "None: this input does not allow any; what is missing stands below."
     return "None: nothing in these warps stands out from noise by enough to matter."
 
 
-def _limits(found: Searched, kernels: list[KernelWarps]) -> Iterator[str]:
+def _limits(found: Searched, seen: list[_Seen]) -> Iterator[str]:
     """What could not be looked for, and what else limits the findings."""
     from tracepipe.reports.findings.finding import FALSE_ALARM_RATE
 
@@ -290,11 +294,11 @@ def _limits(found: Searched, kernels: list[KernelWarps]) -> Iterator[str]:
         for kernel_name, reason in skipped:
             by_reason.setdefault(reason, set()).add(kernel_name)
         for reason, names in by_reason.items():
-            which = "" if len(skipped) == len(kernels) == len(names) else f" in {', '.join(sorted(names))}"
+            which = "" if len(skipped) == len(seen) == len(names) else f" in {', '.join(sorted(names))}"
             kinds.setdefault((which, reason), []).append(kind)
     for (which, reason), of_reason in kinds.items():
         yield f"not looked for{which}: {', '.join(of_reason)}: {reason}"
-    for kernel in kernels:
+    for kernel in seen:
         if kernel.still_running:
             yield f"note: {kernel.still_running} warps of {kernel.kernel} had not left at the end: left out"
         if kernel.rows_mixed:

@@ -126,7 +126,7 @@ def shift(a: Any, b: Any, confidence: float, widening: float) -> Shift:
     differences.sort()
     count = len(differences)
     place = int(low_rank * count)  # rounded down: the bounds hold at least as often
-    estimate = float(np.median(differences))
+    estimate = float(differences[(count - 1) // 2] + differences[count // 2]) / 2
     if place < 1:
         return Shift(estimate, None, None)
     return Shift(estimate, float(differences[place - 1]), float(differences[count - place]))

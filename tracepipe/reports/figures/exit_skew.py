@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 from tracepipe.reports.figures.ink import ACCENT, FAINT, LATE, SERIES, rule, unit_of
@@ -67,15 +67,21 @@ def panels(scope: Scope) -> list[Panel]:
     from tracepipe.reports.findings.grouping import kernels_of
 
     kernels = kernels_of(scope.run, scope.kernel, None)
-    timed = [kernel for kernel in kernels if kernel.has_exits]
-    some = [(kernel, rows) for kernel in timed if len(rows := _inside(kernel, scope))]
-    if not some:
+    names = Counter(kernel.kernel for kernel, _ in _timed(kernels, scope))
+    if not names:
         return [Panel(_none(scope, bool(kernels)))]
-    names = Counter(kernel.kernel for kernel, _ in some)
-    found = [_panel(_called(kernel, names), kernel, rows, scope) for kernel, rows in some[:KERNELS_MAX]]
-    if len(some) > KERNELS_MAX:
-        found.append(Panel(f"{len(some) - KERNELS_MAX} more kernels, with fewer warps, are not drawn"))
+    drawn = islice(_timed(kernels, scope), KERNELS_MAX)
+    found = [_panel(_called(kernel, names), kernel, rows, scope) for kernel, rows in drawn]
+    if names.total() > KERNELS_MAX:
+        found.append(Panel(f"{names.total() - KERNELS_MAX} more kernels, with fewer warps, are not drawn"))
     return found
+
+
+def _timed(kernels: Any, scope: Scope) -> Iterator[tuple[Any, Any]]:
+    """The kernels of which warps left in the stretch, and which these are."""
+    for kernel in kernels:
+        if kernel.has_exits and len(rows := _inside(kernel, scope)):
+            yield kernel, rows
 
 
 def _none(scope: Scope, any_warps: bool) -> str:

@@ -39,12 +39,13 @@ class Searched(NamedTuple):
 
 
 def find_all(kernels: Iterable[KernelWarps]) -> Searched:
-    """Findings of all kernels. FALSE_ALARM_RATE holds for each kind over all of them together."""
-    kernels = list(kernels)
-    lacking = [_lacking(kernel) for kernel in kernels]
-    shares = {kind: max(sum(reasons[kind] is None for reasons in lacking), 1) for kind in FINDERS}
+    """Findings of all kernels, which are gone through twice. FALSE_ALARM_RATE holds for each kind over all of
+    them together.
+    """
+    lacking = [(kernel.kernel, _lacking(kernel)) for kernel in kernels]
+    shares = {kind: max(sum(reasons[kind] is None for _, reasons in lacking), 1) for kind in FINDERS}
     told: list[Finding] = []
-    for kernel, reasons in zip(kernels, lacking, strict=True):
+    for kernel, (_, reasons) in zip(kernels, lacking, strict=True):
         findings: list[Finding] = []
         for kind, finder in FINDERS.items():
             if reasons[kind] is None:
@@ -54,9 +55,9 @@ def find_all(kernels: Iterable[KernelWarps]) -> Searched:
         kernel.forget()
     skipped: dict[str, list[tuple[str, str]]] = {}
     for kind in FINDERS:
-        for kernel, reasons in zip(kernels, lacking, strict=True):
+        for name, reasons in lacking:
             if reason := reasons[kind]:
-                skipped.setdefault(kind, []).append((kernel.kernel, reason))
+                skipped.setdefault(kind, []).append((name, reason))
     order = list(FINDERS)
     return Searched(sorted(told, key=lambda finding: order.index(finding.kind)), skipped)
 

@@ -69,7 +69,7 @@ def _pattern(finding: Finding) -> _Pattern | None:
     return None
 
 
-def _samples(kernels: list[KernelWarps], patterns: Iterable[_Pattern]) -> dict[Key, Sample]:
+def _samples(kernels: Iterable[KernelWarps], patterns: Iterable[_Pattern]) -> dict[Key, Sample]:
     columns: dict[Key, tuple[Growing, Growing]] = {}
     for kernel in kernels:
         if not kernel.has_exits:

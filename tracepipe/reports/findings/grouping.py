@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -20,7 +21,7 @@ from tracepipe.reports.findings.timed_threads import kernels_of_threads
 from tracepipe.reports.frames.grouping import equal, in_order, one_number, sorted_by, starts_of
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
-from tracepipe.reports.frames.stored import Growing, empty, flagged, made, parts, stored, taken
+from tracepipe.reports.frames.stored import empty, flagged, joined, made, parts, stored, taken
 from tracepipe.reports.frames.warp_columns import WarpTable
 
 FULL_MASK = (1 << LANES) - 1
@@ -31,19 +32,52 @@ _UNKNOWN = {
 }  # fmt: skip
 
 
-def kernels_of(run: Run, pattern: str, launch: int | None) -> list[KernelWarps]:
-    """The warps of the kernels whose names `pattern` finds, those with most warps first.
+class Kernels:
+    """The warps of some kernels, those with most warps first. Each is put in order when its turn comes, and
+    only the last one is kept.
+    """
+
+    def __init__(self, made_of: list[tuple[int, Callable[[], KernelWarps]]]) -> None:
+        """What makes the warps of each, with how many they are."""
+        self._made_of = sorted(made_of, key=lambda one: -one[0])
+        self._last: tuple[int, KernelWarps] | None = None
+
+    def __len__(self) -> int:
+        return len(self._made_of)
+
+    def __iter__(self) -> Iterator[KernelWarps]:
+        for at, (_, make) in enumerate(self._made_of):
+            if self._last is None or self._last[0] != at:
+                self._last = None
+                self._last = at, make()
+            yield self._last[1]
+
+    def first(self, count: int) -> Kernels:
+        """So many of them, all for 0."""
+        return Kernels(self._made_of[:count] if count > 0 else self._made_of)
+
+
+def kernels_of(run: Run, pattern: str, launch: int | None) -> Kernels:
+    """The warps of the kernels whose names `pattern` finds.
 
     Launches of one kernel with the same grid and block, by one process on one GPU, are together. `launch`
     leaves only those of that id.
     """
     wanted = re.compile(pattern)
-    kernels = [*_from_warps(run, wanted, launch)]
-    kernels += [kernel for kernel in kernels_of_threads(run, launch) if wanted.search(kernel.kernel)]
-    return sorted(kernels, key=lambda kernel: -kernel.launch.size)
+    made_of = [*_from_warps(run, wanted, launch)]
+    for kernel in kernels_of_threads(run, launch):
+        if wanted.search(kernel.kernel):
+            made_of.append((kernel.launch.size, partial(_itself, kernel)))
+    return Kernels(made_of)
 
 
-def _from_warps(run: Run, wanted: re.Pattern[str], launch: int | None) -> Iterator[KernelWarps]:
+def _itself(kernel: KernelWarps) -> KernelWarps:
+    return kernel
+
+
+def _from_warps(
+    run: Run, wanted: re.Pattern[str], launch: int | None
+) -> Iterator[tuple[int, Callable[[], KernelWarps]]]:
     table = run.warp_table
     if not len(table):
         return
@@ -57,10 +91,15 @@ def _from_warps(run: Run, wanted: re.Pattern[str], launch: int | None) -> Iterat
     del order
     columns = _columns(table, rows)
     exits = _ExitRows(table, of_warp, len(kernels))
-    for first, last in sorted(pairwise(bounds.tolist()), key=lambda ends: int(rows[ends[0]])):
-        number = int(of_warp[rows[first]])
+
+    def warps_of(number: int, first: int, last: int) -> KernelWarps:
         some = {name: column[first:last] for name, column in columns.items()}
-        yield _of_records(kernels[number], some, *exits.of(number, rows[first:last]))
+        return _of_records(kernels[number], some, *exits.of(number, rows[first:last]))
+
+    for first, last in sorted(pairwise(bounds.tolist()), key=lambda ends: int(rows[ends[0]])):
+        # Warps that did not leave are not among the others, unless none left.
+        left = sum(int(np.count_nonzero(columns["exits"][first:last][part])) for part in parts(last - first))
+        yield left or last - first, partial(warps_of, int(of_warp[rows[first]]), first, last)
 
 
 def _rows(table: WarpTable, wanted: Flags, launch: int | None) -> Ints:
@@ -137,22 +176,12 @@ def _of_records(
         warp=warps["warp_in_block"] if known else warps["warp"],
         sm=warps["sm"],
         entry_ns=warps["entry_ns"],
-        exit_warp=_joined(single, several),
-        exit_ns=_joined(taken(warps["last_exit_ns"], single), exit_ns),
-        exit_mask=_joined(taken(warps["entry_mask"], single), exit_mask),
+        exit_warp=joined([single, several], np.int64),
+        exit_ns=joined([taken(warps["last_exit_ns"], single), exit_ns], np.int64),
+        exit_mask=joined([taken(warps["entry_mask"], single), exit_mask], np.int64),
         blocks_known=known,
         launch_ids=ids,
     )
-
-
-def _joined(*columns: Ints) -> Ints:
-    """One column of two."""
-    whole = Growing(np.int64)
-    for column in columns:
-        for part in parts(len(column)):
-            whole.extend(column[part], part.stop - part.start)
-    joined: Ints = whole.whole()
-    return joined
 
 
 def _launches(launch: Any, nameless: Flags, warp: Ints) -> tuple[Ints, LaunchIds]:

@@ -11,7 +11,7 @@ from tracepipe.reports.frames.grouping import sorted_by
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.numbered import Numbered
 from tracepipe.reports.frames.run import Run
-from tracepipe.reports.frames.stored import Growing, flagged, made, parts, taken, touched
+from tracepipe.reports.frames.stored import Growing, flagged, joined, made, parts, taken, touched
 
 CALL, KERNEL, COPY = "call", "GPU kernel", "copy"
 SKEW, SPREAD, LATE = "warp skew", "warp spread", "late threads"
@@ -117,12 +117,12 @@ def no_names() -> Named:
 
 def _together(samples: dict[Key, Sample], what: str) -> Named:
     """Those of a layer."""
-    names, nothing = Numbered(), np.zeros(0, np.int64)
+    names = Numbered()
     some = [sample for key, sample in samples.items() if key[0] == what]
     numbers = [names.number(key[1].encode("utf-8", "surrogatepass")) for key in samples if key[0] == what]
     columns: list[Any] = []
     for of in ([one.starts_ns for one in some], [one.lengths_ns for one in some]):
-        columns += [np.concatenate([nothing, *of]), np.cumsum([0, *map(len, of)])]
+        columns += [joined(of, np.int64), np.cumsum([0, *map(len, of)])]
     return Named(names, np.array(numbers, np.int32), *columns)
 
 

@@ -11,7 +11,7 @@ import mmap
 import os
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from tracepipe.errors import OutputError
@@ -24,7 +24,7 @@ _LARGE_BYTES = 1 << 20
 _STEP_BYTES = 1 << 22
 # What is looked at before it is given back.
 _MAPPED_BYTES = 1 << 23
-_ROOM_AT_FIRST = 1 << 12
+_ROOM_AT_FIRST = 1 << 7
 # <malloc.h>: from which size on memory has a mapping of its own.
 _M_MMAP_THRESHOLD = -3
 ROWS_AT_ONCE = 1 << 16
@@ -193,3 +193,12 @@ class Growing:
     def whole(self) -> Any:
         """All values. The column is not to be used any more."""
         return self._values[: self.count]
+
+
+def joined(columns: Iterable[Any], dtype: Any) -> Any:
+    """Columns one after the other, as one. Raises OutputError."""
+    whole = Growing(dtype)
+    for column in columns:
+        for part in parts(len(column)):
+            whole.extend(column[part], part.stop - part.start)
+    return whole.whole()
