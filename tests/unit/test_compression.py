@@ -271,7 +271,7 @@ def test_a_size_is_that_of_the_lines_before_they_are_compressed(suffix: str, tmp
     with keeping(str(path), force=False) as sink:
         spool = spooled(sink, 5_000, limits=Limits(size_bytes=size_bytes))
         spool.finish()
-        assert spool.wait(10)
+        assert spool.wait(60)
         spool.close()
     assert read(path)[0] == b"".join(map(event, range(100)))
     assert spool.counts == {"userspace": 100}
@@ -315,7 +315,7 @@ class Output(io.BytesIO):
 def run(spool: Spool) -> None:
     """The end of a spool's recording."""
     spool.finish()
-    assert spool.wait(10)
+    assert spool.wait(60)
     spool.close()
 
 
@@ -387,7 +387,7 @@ def test_the_temporary_file_has_no_room_for_what_has_become_lines() -> None:
     for _ in range(16):
         spool.put(chunk)
     spool.finish()
-    assert spool.wait(10)
+    assert spool.wait(60)
     status = os.fstat(spool._backlog._file.fileno())
     assert status.st_size == 16 * len(chunk)
     assert 512 * status.st_blocks < 7 * len(chunk)

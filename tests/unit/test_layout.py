@@ -17,8 +17,7 @@ from tracepipe.event import nesting
 from tracepipe.event.model import Problem, new_header
 from tracepipe.event.outcomes import Outcomes
 from tracepipe.layout import draw as layout_module
-from tracepipe.layout import windows
-from tracepipe.layout import host
+from tracepipe.layout import host, windows
 from tracepipe.layout.draw import Layout
 from tracepipe.layout.timeline import BEGIN, END, Drawn, Item, Track
 

@@ -13,8 +13,8 @@ from tests.support.batches import trace_batch
 from tests.support.cores import new_tables
 from tests.support.timeline_text import shown
 from tracepipe.event.model import new_header
-from tracepipe.layout import windows
 from tracepipe.layout import warps as warps_module
+from tracepipe.layout import windows
 from tracepipe.layout.draw import Layout
 from tracepipe.layout.options import LayoutOptions
 from tracepipe.layout.timeline import BEGIN, COUNTER, INSTANT, Drawn, Item

@@ -63,7 +63,7 @@ def free_port(monkeypatch: pytest.MonkeyPatch) -> int:
 def ask(
     server: TraceServer, path: str, *, method: str = "GET", **headers: str
 ) -> tuple[http.client.HTTPResponse, bytes]:
-    connection = http.client.HTTPConnection(serve.LOOPBACK, server.port, timeout=10)
+    connection = http.client.HTTPConnection(serve.LOOPBACK, server.port, timeout=60)
     connection.request(method, path, headers=headers)
     response = connection.getresponse()
     body = response.read()
@@ -77,7 +77,7 @@ def test_the_link_tells_the_ui_where_the_trace_is(server: TraceServer) -> None:
     assert base == "https://ui.perfetto.dev/"
     assert told["url"] == [server.trace_url]
     with urllib.request.urlopen(
-        urllib.request.Request(server.trace_url, headers={"Origin": "https://ui.perfetto.dev"}), timeout=10
+        urllib.request.Request(server.trace_url, headers={"Origin": "https://ui.perfetto.dev"}), timeout=60
     ) as answer:
         assert answer.read() == TRACE
         assert answer.headers["Access-Control-Allow-Origin"] == "https://ui.perfetto.dev"
@@ -87,7 +87,7 @@ def test_a_whole_fetch_is_noticed_and_a_broken_one_is_not(server: TraceServer, t
     # So large that the sockets' buffers cannot hold it: the server must notice that the client left.
     with trace.open("r+b") as file:
         file.truncate(64 << 20)
-    with socket.create_connection((serve.LOOPBACK, server.port), timeout=10) as client:
+    with socket.create_connection((serve.LOOPBACK, server.port), timeout=60) as client:
         request = f"GET {server.trace_path} HTTP/1.1\r\nHost: {server.hosts[0]}\r\n\r\n"
         client.sendall(request.encode())
         assert client.recv(15) == b"HTTP/1.0 200 OK"
@@ -97,7 +97,7 @@ def test_a_whole_fetch_is_noticed_and_a_broken_one_is_not(server: TraceServer, t
     assert not server.fetched.is_set()
     _, body = ask(server, server.trace_path)
     assert len(body) == 64 << 20
-    assert server.fetched.wait(10)
+    assert server.fetched.wait(60)
 
 
 def test_a_client_that_leaves_before_it_has_read_all_has_not_fetched_it(
@@ -107,14 +107,14 @@ def test_a_client_that_leaves_before_it_has_read_all_has_not_fetched_it(
     server.trace.write_bytes(TRACE[:20_000])
     noticed = threading.Event()
     monkeypatch.setattr(server, "handle_error", lambda *_: noticed.set())
-    with socket.create_connection((serve.LOOPBACK, server.port), timeout=10) as client:
+    with socket.create_connection((serve.LOOPBACK, server.port), timeout=60) as client:
         client.sendall(f"GET {server.trace_path} HTTP/1.1\r\nHost: {server.hosts[0]}\r\n\r\n".encode())
         while len(client.recv(1 << 20, socket.MSG_PEEK)) < 20_000:
             pass
-    assert noticed.wait(10)
+    assert noticed.wait(60)
     assert not server.fetched.is_set()
     assert len(ask(server, server.trace_path)[1]) == 20_000
-    assert server.fetched.wait(10)
+    assert server.fetched.wait(60)
 
 
 def test_a_range_is_answered_with_the_whole(server: TraceServer) -> None:
@@ -179,7 +179,7 @@ def test_local_serves_the_ui_and_the_trace_from_one_origin(trace: Path, ui: UiFi
 
 def answered(server: TraceServer, request: bytes) -> tuple[int, bytes]:
     """The status and the body of an answer to bytes that may be no request."""
-    with socket.create_connection((serve.LOOPBACK, server.port), timeout=10) as client:
+    with socket.create_connection((serve.LOOPBACK, server.port), timeout=60) as client:
         client.sendall(request)
         answer = b"".join(iter(lambda: client.recv(1 << 16), b""))
     head, _, body = answer.partition(b"\r\n\r\n")
@@ -248,7 +248,7 @@ def test_clients_that_stand_still_do_not_keep_others_out(
     with trace.open("r+b") as file:
         file.truncate(64 << 20)
     with TraceServer(trace, port=0) as server:
-        still = [socket.create_connection((serve.LOOPBACK, server.port), timeout=10) for _ in range(40)]
+        still = [socket.create_connection((serve.LOOPBACK, server.port), timeout=60) for _ in range(40)]
         for client in still[:4]:
             client.sendall(request(server, server.trace_path))  # and it takes nothing of the answer
         # Those beyond the limit are closed at once, the others when they have said nothing for too long.
@@ -265,7 +265,7 @@ def test_clients_that_stand_still_do_not_keep_others_out(
 
 
 def test_a_file_that_grows_is_sent_as_long_as_was_said(server: TraceServer) -> None:
-    with socket.create_connection((serve.LOOPBACK, server.port), timeout=10) as client:
+    with socket.create_connection((serve.LOOPBACK, server.port), timeout=60) as client:
         with server.trace.open("r+b") as file:
             file.truncate(64 << 20)
         client.sendall(request(server, server.trace_path))
@@ -274,7 +274,7 @@ def test_a_file_that_grows_is_sent_as_long_as_was_said(server: TraceServer) -> N
             file.truncate(65 << 20)
         answer = b"".join(iter(lambda: client.recv(1 << 20), b""))
     assert len(answer.partition(b"\r\n\r\n")[2]) == 64 << 20
-    assert server.fetched.wait(10)
+    assert server.fetched.wait(60)
 
 
 def opened(trace: Path, told: list[str], *, local: bool = False) -> tuple[threading.Thread, threading.Event]:
@@ -301,18 +301,18 @@ def test_over_ssh_it_tells_the_tunnel_and_ends_once_fetched(
     monkeypatch.setattr("webbrowser.open_new_tab", lambda link: pytest.fail(f"a browser for {link}"))
     told: list[str] = []
     thread, linked = opened(trace, told)
-    assert linked.wait(10)
+    assert linked.wait(60)
     assert any(tunnel_command(free_port) in line for line in told)
     link = told[-1].removeprefix("open ")
     url = urllib.parse.parse_qs(link.partition("#!/?")[2])["url"][0]
     assert url.startswith(f"http://127.0.0.1:{free_port}/")
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    with urllib.request.urlopen(url, timeout=60) as answer:
         assert answer.read() == TRACE
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
     assert told[-1] == "my run.pftrace is in the UI"
     with pytest.raises(urllib.error.URLError):
-        urllib.request.urlopen(url, timeout=10)
+        urllib.request.urlopen(url, timeout=60)
 
 
 @pytest.mark.parametrize("sudo", [{"SUDO_UID": "1000"}, {}])
@@ -340,7 +340,7 @@ def test_with_a_screen_it_opens_a_browser(
 ) -> None:
     def browse(link: str) -> bool:
         url = urllib.parse.parse_qs(link.partition("#!/?")[2])["url"][0]
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with urllib.request.urlopen(url, timeout=60) as answer:
             assert answer.read() == TRACE
         return True
 
@@ -437,10 +437,10 @@ def test_what_the_ui_reads_is_served_as_it_is(
     monkeypatch.setenv("SSH_CONNECTION", "192.0.2.1 50000 192.0.2.2 22")
     told: list[str] = []
     thread, linked = opened(path, told)
-    assert linked.wait(10)
+    assert linked.wait(60)
     url = urllib.parse.parse_qs(told[-1].partition("#!/?")[2])["url"][0]
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    with urllib.request.urlopen(url, timeout=60) as answer:
         assert answer.read() == content
         assert "Content-Encoding" not in answer.headers
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
