@@ -74,6 +74,14 @@ ASKED: dict[str, list[list[str]]] = {
         ["capture", "--layers", NAMED, "--", "true"], ["capture", "-o", f"no/{NAMED}", "--", "true"],
         ["capture", "-o", RUN, "--", "true"], ["capture", "--hook", NAMED, "--", "true"],
     ],
+    "cut": [
+        ["cut", RUN, "--from", "0s", "--to", "1us", "-o", "part.jsonl"], ["cut", RUN, "--from", NAMED],
+        ["cut", RUN, "--from", "0s", "--to", "1us", "-o", f"no/{NAMED}"], ["cut", NONE, "--from", "0s"],
+    ],
+    "query": [
+        ["query", RUN, "select name from slice"], ["query", RUN, "--json", "select name from slice"],
+        ["query", RUN, f"select '{NAMED}' as \"{NAMED}\""], ["query", RUN, NAMED], ["query", NONE, "select 1"],
+    ],
     "live": [["live", "--hook", NAMED, "--", "true"], ["live", "--min-duration", NAMED, "--", "true"]],
     "doctor": [["doctor", NAMED]],
     "include": [["include", NAMED]],

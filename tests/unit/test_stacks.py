@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import tracepipe
 from tests.support.recordings import event, span, write
 from tracepipe.event import launch_stacks, stacks
-from tracepipe.event.columns import NONE, event_columns
+from tracepipe.event.columns import NONE, SPECIAL, event_columns
 from tracepipe.event.launch_stacks import LaunchStacks
 from tracepipe.event.shape import Shape
 from tracepipe.event.stacks import Frame, Stacks
@@ -258,6 +258,12 @@ def test_the_oldest_launch_is_forgotten(tmp_path: Path, monkeypatch: pytest.Monk
     with tracepipe.open(write(tmp_path / "run.jsonl", stack(1, frame("step")), *calls, *works)) as events:
         of_work = [one.stack is not None for one in events if one.layer == "gpu_kernel"]
     assert of_work == [False, True, True]
+
+
+def test_what_is_no_event_has_no_stack_where_no_shape_is_known() -> None:
+    columns = event_columns([(0, SPECIAL, NONE, 0, 0, None, 3)])
+    LaunchStacks(Tables()).give(columns)
+    assert columns.stack is not None and columns.stack.tolist() == [3]
 
 
 @given(

@@ -28,7 +28,9 @@ class LaunchStacks:
         """Put stacks to the kernels and copies of a batch."""
         if events.stack is None and not len(self._stacks):
             return
-        part = np.where(events.shape >= 0, self._parts_of()[np.maximum(events.shape, 0)], _NEITHER)
+        part = np.full(len(events), _NEITHER, np.uint8)
+        shaped = events.shape >= 0
+        part[shaped] = self._parts_of()[events.shape[shaped]]
         at = np.flatnonzero(part)
         if not len(at):
             return

@@ -27,7 +27,7 @@ def table_lines(answer: Answer) -> Iterator[str]:
     """A line of names, and one for each row; numbers stand to the right."""
     if not answer.columns:
         return
-    texts = [answer.columns, *([_text(value) for value in row] for row in answer.rows)]
+    texts = [list(map(printable, answer.columns)), *([_text(value) for value in row] for row in answer.rows)]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     # A column is of numbers where each of its values is one, or null.
     right = [
