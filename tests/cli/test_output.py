@@ -80,7 +80,8 @@ ASKED: dict[str, list[list[str]]] = {
     ],
     "query": [
         ["query", RUN, "select name from slice"], ["query", RUN, "--json", "select name from slice"],
-        ["query", RUN, f"select '{NAMED}' as \"{NAMED}\""], ["query", RUN, NAMED], ["query", NONE, "select 1"],
+        ["query", RUN, f"select '{NAMED}' as \"{NAMED}\""], ["query", RUN, NAMED],
+        ["query", NONE, "select 1"],
     ],
     "live": [["live", "--hook", NAMED, "--", "true"], ["live", "--min-duration", NAMED, "--", "true"]],
     "doctor": [["doctor", NAMED]],

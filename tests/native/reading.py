@@ -70,7 +70,8 @@ def _expect_as_read(core: ctypes.CDLL, reader: int, text: bytes, line: bytes, ro
     record = orjson.loads(_text(core, reader, _SHAPES, shape))
     assert record.pop("ts_ns") == 0
     made = {"ts_ns": ts} | record
-    for name, value in (("dur_ns", dur), ("launch", launch)):
+    # An arrow's end without a launch has the arrow's number in its place.
+    for name, value in (("dur_ns", dur), ("launch" if "launch" in record else "flow", launch)):
         if name in record:
             assert record[name] == 0
             made[name] = value
