@@ -100,6 +100,11 @@ def stat(id: int, value: int | float | str | None = None, *, ref: int | None = N
     return number(1, id) + said
 
 
+def unsigned_stat(id: int, value: int) -> bytes:
+    """An XStat of an uint64."""
+    return number(1, id) + number(3, value)
+
+
 def event(id: int, offset_ps: int | None, dur_ps: int | None, *stats: bytes) -> bytes:
     """An XEvent; without an offset an aggregate."""
     where = number(5, 3) if offset_ps is None else number(2, offset_ps)

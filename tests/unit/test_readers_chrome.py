@@ -378,3 +378,9 @@ def test_a_collective_keeps_what_is_said_of_it() -> None:
     }  # fmt: skip
     (record,) = kineto({**EVENT, "cat": "kernel", "args": {"device": 0, "stream": 7, "bytes": 128, **said}})
     assert record["args"] == {**said, "size": 128}
+
+
+@pytest.mark.parametrize("device", ["²", "9" * 5000])
+def test_a_device_that_is_no_index_is_none(device: str) -> None:
+    (record,) = kineto({**EVENT, "cat": "kernel", "args": {"device": device, "stream": 7}})
+    assert (record["type"], record["args"]["device"]) == ("hook", device)

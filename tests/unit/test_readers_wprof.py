@@ -54,6 +54,11 @@ def test_a_kernel_has_the_launch_of_its_call() -> None:
     assert (record["launch"], record["grid"], record["block"]) == (7 << 32 | 3, [2, 1, 1], [64, 1, 1])
 
 
+def test_launches_have_numbers_of_32_bits_and_kernels_without_a_name_that_of_their_type() -> None:
+    (record,), _ = read(HEADER, {**KERNEL, "corr_id": (1 << 32) - 1, "name": None})
+    assert (record["launch"], record["name"]) == (7 << 32 | (1 << 32) - 1, "cuda_kernel")
+
+
 def test_a_switch_is_of_both_threads_but_not_of_an_idle_one() -> None:
     leaving = {**SWITCH, "ts": 4.0, "prev": TASK, "next": {"pid": 0}, "prev_state": "killable_sleep"}
     records, problems = read(HEADER, SWITCH, leaving)
@@ -97,6 +102,12 @@ def test_names_are_those_of_threads_and_processes() -> None:
     assert names == {(7, 8): "worker", (7, None): "server"}
 
 
+def test_long_names_of_threads_are_cut() -> None:
+    call = {**CALL, "task": {**TASK, "comm": "x" * 9000}}
+    records, _ = read_all(wprof.read(io.BytesIO(text_of(HEADER, call))))
+    assert max(len(record["name"]) for record in records) == 4096
+
+
 @pytest.mark.parametrize(
     ("broken", "field", "message"),
     [
@@ -105,6 +116,7 @@ def test_names_are_those_of_threads_and_processes() -> None:
         ({"ts": 1}, "t", "is missing, or is no text"),
         ({"t": "timer"}, "ts", "is missing"),
         ({"ts": "1", "t": "timer"}, "ts", "is no time that a trace can hold"),
+        ({**CALL, "ts": -1}, "ts", "is no time that a trace can hold"),
         ({"ts": 1, "t": "timer"}, "task", "is missing, or is no task"),
         ({"ts": 1, "t": "timer", "task": {"pid": -1}}, "task.pid", "is no process id"),
         ({**CALL, "dur": -1}, "dur", "is no length"),

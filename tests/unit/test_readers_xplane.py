@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.batches import read_all
-from tests.support.xplane import event, line, plane, space, stat
+from tests.support.xplane import event, line, plane, space, stat, unsigned_stat
 from tracepipe.event.model import Header, Problem, Record
 from tracepipe.readers import recognise, xplane
 
@@ -63,6 +63,24 @@ def test_details_say_what_is_no_kernel(
     assert record["args"] == args
 
 
+def test_details_that_are_no_sizes_stay_text() -> None:
+    (record,) = events(gpu(event(1, 0, 1000, stat(1, "grid:1,²,3 regs:²")), stats=["kernel_details"]))
+    assert (record.get("grid"), record["args"]) == (None, {"grid": "1,²,3", "registers": "²"})
+
+
+@pytest.mark.parametrize(("number", "launch"), [((1 << 63) - 1, (1 << 63) - 1), ((1 << 64) - 1, None)])
+def test_launches_have_numbers_of_63_bits(number: int, launch: int | None) -> None:
+    (record,) = events(gpu(event(1, 0, 1000, unsigned_stat(1, number))))
+    assert record.get("launch") == launch
+
+
+def test_stats_beyond_what_is_kept_of_an_event_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tracepipe.readers.xplane_events._STATS_MAX", 2)
+    _, records, problems = read(space(host(event(1, 0, 0, *(stat(id, id) for id in range(1, 6))))))
+    assert [one["args"] for one in records if "args" in one] == [{"stat 1": 1, "stat 2": 2}]
+    assert [(one.message[:21], one.skipped) for one in problems] == [("3 stats are left out:", False)]
+
+
 def test_both_ends_of_an_event_are_rounded() -> None:
     outer, inner = event(1, 400, 2_100), event(1, 1_400, 1_100)
     records = events(host(outer, inner, events=["f"]))
@@ -73,6 +91,17 @@ def test_times_count_from_the_start_of_the_profile() -> None:
     header, records, _ = read(space(host(event(1, 5000, 0), events=["f"]), TASK))
     assert header["clock"] == "realtime"
     assert [one["ts_ns"] for one in records if one["type"] != "name"] == [1_700_000_000_000_000_105]
+
+
+@pytest.mark.parametrize("start_ns", [(1 << 64) - 1, (1 << 63) - 1])
+def test_a_start_that_no_trace_can_hold_is_none(start_ns: int) -> None:
+    task = plane("Task Environment", stats=["profile_start_time"], said=[unsigned_stat(1, start_ns)])
+    header, records, problems = read(space(host(event(1, 5000, 0), events=["f"]), task))
+    assert header["clock"] == "trace"
+    assert [one["ts_ns"] for one in records if one["type"] != "name"] == [105]
+    assert [one.message for one in problems] == [
+        "Task Environment: profile_start_time is no time that a trace can hold"
+    ]
 
 
 def test_times_that_are_absolute_are_those_of_the_wall() -> None:

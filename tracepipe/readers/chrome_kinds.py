@@ -35,6 +35,7 @@ _ON_GPU: Final = frozenset({"gpu_user_annotation", "cuda_sync", "cuda_event"})
 LAUNCHES = re.compile(r"Launch|[Mm]emcpy|[Mm]emset|MemPrefetch")
 """Calls that put work on a stream."""
 _STREAM = re.compile(r"\D*(\d{1,18})")
+_INDEX = re.compile(r"[0-9]{1,10}")
 _COPY = re.compile(r"Memcpy (\w+)")
 _GPU_COUNTERS = re.compile(r"GPU (\d{1,9})\b")
 _RANK_SHIFT: Final = 40
@@ -139,7 +140,7 @@ class Kinds:
         gpu, stream = args.get("device", event.get("pid")), args.get("stream", event.get("tid"))
         if type(stream) is str and (found := _STREAM.fullmatch(stream)):
             stream = int(found[1])
-        if type(gpu) is str and gpu.isdigit():
+        if type(gpu) is str and _INDEX.fullmatch(gpu):
             gpu = int(gpu)
         if type(gpu) is not int or type(stream) is not int:
             return None

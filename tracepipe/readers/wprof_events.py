@@ -26,9 +26,10 @@ from typing import Any, Final
 
 import orjson
 
-from tracepipe.event.model import ID_LIMIT, TIME_LIMIT_NS
+from tracepipe.event.model import ID_LIMIT, MASK_LIMIT, TIME_LIMIT_NS
 from tracepipe.event.vocabulary import RUNNING, WAKEUP, direction_named
 from tracepipe.readers.chrome_kinds import LAUNCHES
+from tracepipe.readers.event_rows import cut_text
 from tracepipe.readers.sorted_events import SortedEvents
 
 _SECOND_NS: Final = 10**9
@@ -86,6 +87,12 @@ def ns_of_seconds(value: Any) -> int | None:
     return ns
 
 
+def _name(event: dict[str, Any], without: str) -> str:
+    """The name of an event, or what it is called where it has none."""
+    name = event.get("name")
+    return name if type(name) is str and name else without
+
+
 class WprofEvents:
     """Takes events. `pmus` are the names of counters, in the order of an event's values."""
 
@@ -113,11 +120,11 @@ class WprofEvents:
         if type(kind) is not str or not kind:
             raise Unusable("t", "is missing, or is no text")
         ts_ns = ns_of_seconds(event.get("ts"))
-        if ts_ns is None:
+        if ts_ns is None or ts_ns < 0:
             raise Unusable("ts", "is missing" if "ts" not in event else "is no time that a trace can hold")
         self._of.get(kind, self._other)(kind, event, ts_ns)
 
-    # What is told of many -------------------------------------------------------------------------------
+    # What many have -------------------------------------------------------------------------------------
 
     def _task(self, event: dict[str, Any], key: str) -> dict[str, Any]:
         """The process and the thread of a task."""
@@ -137,7 +144,7 @@ class WprofEvents:
                 and (id is not None or key == "task")
                 and (of in self.names or len(self.names) < _NAMES_MAX)
             ):
-                self.names[of] = name
+                self.names[of] = cut_text(name)
         return fields
 
     def _args(self, event: dict[str, Any], known: frozenset[str] = _OF_ALL) -> dict[str, Any]:
@@ -210,11 +217,11 @@ class WprofEvents:
         self.sorted.add(ts_ns, record, args, rank=_IS_WOKEN)
 
     def _launch(self, event: dict[str, Any], pid: int) -> int | None:
-        number = _whole(event.get("corr_id"))
-        return None if not number else pid << 32 | number
+        number = event.get("corr_id")
+        return pid << 32 | number if type(number) is int and 0 < number <= MASK_LIMIT else None
 
     def _call(self, kind: str, event: dict[str, Any], ts_ns: int) -> None:
-        fields, args, name = self._task(event, "task"), self._args(event), str(event.get("name"))
+        fields, args, name = self._task(event, "task"), self._args(event), _name(event, kind)
         start_ns, dur_ns = self._span(event, ts_ns, args)
         launch = self._launch(event, fields["pid"]) if LAUNCHES.search(name) else None
         record = {"type": "userspace", "name": name, "phase": "X", **fields}
@@ -230,7 +237,7 @@ class WprofEvents:
             args["size"] = args.pop("byte_cnt")
         record: dict[str, Any] = {"phase": "X", "pid": pid, "gpu": gpu, "stream": stream}
         if kind == "cuda_kernel":
-            record |= {"type": "gpu_kernel", "name": str(event.get("name"))}
+            record |= {"type": "gpu_kernel", "name": _name(event, kind)}
             for key in ("grid", "block"):
                 size = args.get(key)
                 if type(size) is list and len(size) == 3 and all(_whole(one) is not None for one in size):
@@ -246,7 +253,7 @@ class WprofEvents:
         is_torch = what == "pytorch"
         record: dict[str, Any] = {
             "type": "annotation" if is_torch else "hook",
-            "name": str(event.get("name")),
+            "name": _name(event, what),
             "phase": "B" if end == "entry" else "E",
             **self._task(event, "task"),
             **({"domain": "cpu_op"} if is_torch else {"layer": "python" if what == "pytrace" else "utrace"}),

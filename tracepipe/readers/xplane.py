@@ -18,11 +18,11 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import BinaryIO, Final, cast
+from typing import Any, BinaryIO, Final, cast
 
 from tracepipe.errors import InputError
 from tracepipe.event.columns import SourceBatch, no_events
-from tracepipe.event.model import Problem, new_header
+from tracepipe.event.model import TIME_LIMIT_NS, Problem, new_header
 from tracepipe.readers.recording import Recording
 from tracepipe.readers.sorted_events import RowColumns, with_others
 from tracepipe.readers.wire_fields import BYTES, VARINT, Place, WireError, WireFile, fields_of, signed, varint
@@ -101,10 +101,17 @@ class _Space:
         for data in plane.raw_stats:
             with suppress(WireError):
                 plane.stats |= stat_of(data, plane.meaning)
-        if plane.name == _TASK and type(start := plane.stats.get(_START)) is int:
-            self._start_ns = start
+        if plane.name == _TASK and _START in plane.stats:
+            self._begin_at(plane.stats[_START])
         for place in lines:
             self._line(plane, place)
+
+    def _begin_at(self, start_ns: Any) -> None:
+        """Take the time from which others count."""
+        if type(start_ns) is int and 0 <= start_ns <= TIME_LIMIT_NS // 2:
+            self._start_ns = start_ns
+        else:
+            self._say(f"{_TASK}: {_START} is no time that a trace can hold")
 
     def _line(self, plane: Plane, where: Place) -> None:
         of = f"the line at byte {where.start} of {plane.name}"
@@ -147,6 +154,11 @@ class _Space:
             yield Problem(0, "", f"{self._too_long} messages are longer than {_MESSAGE_BYTES_MAX} bytes")
         if self._events.arrows_left_out:
             words = f"{self._events.arrows_left_out} arrows are left out: there are more than can be kept"
+            yield Problem(0, "", words, skipped=False)
+        if self._events.stats_left_out:
+            words = (
+                f"{self._events.stats_left_out} stats are left out: their events have more than can be kept"
+            )
             yield Problem(0, "", words, skipped=False)
         if self._events.aggregates:
             words = f"{self._events.aggregates} events are sums without times: they are not drawn"

@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
-from tracepipe.event.model import ID_LIMIT, TIME_LIMIT_NS, Record
+from tracepipe.event.model import COLUMN_LIMIT, ID_LIMIT, TIME_LIMIT_NS, Record
 from tracepipe.event.vocabulary import direction_named
 from tracepipe.readers.chrome_kinds import LAUNCHES
 from tracepipe.readers.chrome_numbers import Ids, flow_number
@@ -26,8 +26,11 @@ Stats = dict[str, Any]
 # What is kept of what numbers mean in a plane: names of operators, sizes of grids, paths of sources.
 _TEXT_BYTES_MAX: Final = 8 << 20
 _STAT_BYTES_MAX: Final = 4096
+# Of an event. A stat of four bytes may stand for a text of 4 KB.
+_STATS_MAX: Final = 256
 _GPU = re.compile(r"/device:GPU:(\d{1,9})")
 _STREAM = re.compile(r"Stream #(\d{1,18})")
+_NUMBER = re.compile(r"[0-9]{1,18}")
 _DETAIL = re.compile(r"(\w+):(\S*)")
 _HOST: Final = ("/host:", "Host CPUs", "Syscalls")
 _DETAILS: Final = {
@@ -122,7 +125,7 @@ class PlaneEvents:
 
     def __init__(self) -> None:
         self.sorted = SortedEvents()
-        self.aggregates = self.arrows_left_out = 0
+        self.aggregates = self.arrows_left_out = self.stats_left_out = 0
         self._made: dict[tuple[Any, ...], tuple[int, dict[str, Any]]] = {}
         self._used: list[tuple[tuple[Any, ...], int, dict[str, Any]]] = []
         self._ids = Ids()
@@ -191,9 +194,10 @@ class PlaneEvents:
         meaning = self._plane.meaning
         name, stats = meaning.events.get(id, (f"event {id}", []))
         args: Stats = {}
-        for stat in (*stats, *raw):
-            if len(stat) <= _STAT_BYTES_MAX:
-                args |= stat_of(stat, meaning)
+        said = [stat for stat in (*stats, *raw) if len(stat) <= _STAT_BYTES_MAX]
+        self.stats_left_out += max(0, len(said) - _STATS_MAX)
+        for stat in said[:_STATS_MAX]:
+            args |= stat_of(stat, meaning)
         self._least_ns = min(self._least_ns, start_ns)
         self._add(name, start_ns, dur_ns if has_length else None, args)
         return ""
@@ -210,9 +214,9 @@ class PlaneEvents:
         record: dict[str, Any] = {"name": name, "phase": "I" if dur_ns is None else "X", **self._thread}
         if not self._is_host:
             record |= {"type": "hook", "layer": self._line.name or f"line {self._line.id}"}
-        elif type(correlation := args.get("correlation_id")) is int:
+        elif type(args.get("correlation_id")) is int:
             record["type"] = "userspace"
-            launch = correlation if correlation > 0 and LAUNCHES.search(name) and dur_ns is not None else None
+            launch = _launch(args) if LAUNCHES.search(name) and dur_ns is not None else None
         elif name.startswith("$"):
             record |= {"type": "hook", "layer": "python", "name": name[1:]}
         else:
@@ -256,9 +260,8 @@ class PlaneEvents:
             if key in ("grid", "block") and (size := _size(value)):
                 record[key] = size
             else:
-                args[_RENAMED.get(key, key)] = int(value) if value.isdigit() and len(value) < 19 else value
-        correlation = args.get("correlation_id")
-        launch = correlation if type(correlation) is int and correlation > 0 else None
+                args[_RENAMED.get(key, key)] = int(value) if _NUMBER.fullmatch(value) else value
+        launch = _launch(args)
         if kind in ("alloc", "free"):
             record |= {"type": "memory", "phase": "I", "name": kind, **self._thread}
             self.sorted.add(start_ns, record, args, rank=_MARK)
@@ -273,9 +276,15 @@ class PlaneEvents:
         self.sorted.add(start_ns, record, args, rank=_SLICE, dur_ns=dur_ns, launch=launch)
 
 
+def _launch(args: Stats) -> int | None:
+    """The number of a launch, which calls and their work have; None where it has none."""
+    number = args.get("correlation_id")
+    return number if type(number) is int and 0 < number <= COLUMN_LIMIT else None
+
+
 def _size(text: str) -> list[int] | None:
     """A grid or a block."""
     parts = text.split(",")
-    if len(parts) != 3 or not all(part.isdigit() and len(part) < 10 for part in parts):
+    if len(parts) != 3 or not all(_NUMBER.fullmatch(part) and len(part) < 10 for part in parts):
         return None
     return [int(part) for part in parts]
