@@ -176,6 +176,14 @@ def test_times_below_0_are_moved_to_0() -> None:
     assert "times begin 250 ns before 0: that is added to each of them" in [one.message for one in problems]
 
 
+def test_many_scopes_of_one_launch_are_given_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proton, "_BATCH_BYTES", 100)
+    scopes = [SCOPE | {"tid": f"warp {warp} (line 0)"} for warp in range(4) for _ in range(8)]
+    _, records, _ = inside(*scopes)
+    assert [record["warp"] for record in records] == [[8], [9], [10], [11]]
+    assert [record["range_count"] for record in records] == [[8]] * 4
+
+
 def test_the_form_is_known_by_its_warps() -> None:
     assert recognise(json.dumps({"traceEvents": [SCOPE]}, sort_keys=True).encode()).name == "proton"
 

@@ -41,7 +41,9 @@ _TREE = re.compile(rb'\s*\[\s*\{\s*"children"\s*:.*"frame"\s*:\s*\{', re.DOTALL)
 # What a block may have before it is put away, with what follows as another life of its warps.
 _EVENTS_MAX: Final = 1 << 16
 _KERNELS_MAX: Final = 1 << 12
+# A batch has so many warps at most, and so much text of their scopes, which take many times that as numbers.
 _WARPS_AT_ONCE: Final = 1 << 10
+_BATCH_BYTES: Final = 1 << 18
 _PROBLEMS_MAX: Final = 1 << 10
 _THREADS: Final = 32
 _YEAR_NS: Final = 365 * 86_400 * 10**9
@@ -162,9 +164,7 @@ class _Trace:
         for rows in self._rows.in_order():
             at = 0
             while at < len(rows):
-                end = at + 1
-                while end < min(len(rows), at + _WARPS_AT_ONCE) and rows.first[end] == rows.first[at]:
-                    end += 1
+                end = _end_of_batch(rows, at)
                 yield self._batch(rows, at, end, problems)
                 at, problems = end, []
         if problems:
@@ -215,6 +215,17 @@ class _Trace:
             yield Problem(0, "flow_out", f"{self._arrows} arrows between warps are not drawn", skipped=False)
         if self._more_problems:
             yield Problem(0, "", f"{self._more_problems} more objects are no good events")
+
+
+def _end_of_batch(rows: Rows, at: int) -> int:
+    """Where the warps end that make a batch with the one at a place: those of its kernel that fit."""
+    end, size_bytes = at + 1, len(rows.second[at])
+    while end < min(len(rows), at + _WARPS_AT_ONCE) and rows.first[end] == rows.first[at]:
+        size_bytes += len(rows.second[end])
+        if size_bytes > _BATCH_BYTES:
+            break
+        end += 1
+    return end
 
 
 def sniff(head: bytes) -> bool:
