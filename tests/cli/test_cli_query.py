@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -17,7 +18,7 @@ from tests.support.program import PYTHONPATH
 from tests.support.recordings import span, write
 from tracepipe.errors import InputError
 from tracepipe.sql import processor
-from tracepipe.sql.answers import table_lines
+from tracepipe.sql.answers import table_lines, write_answer
 from tracepipe.sql.processor import Answer, QueryError, ask, find_shell
 
 ROOT = Path(__file__).parents[2]
@@ -161,6 +162,18 @@ def test_an_engine_that_ends_is_an_error_of_the_query() -> None:
         processor._answer(Refusing(), "select 1")
 
 
+def test_columns_have_the_names_that_they_are_given_and_each_its_own(trace: Path) -> None:
+    answer = ask(trace, "select 1 as a, 2 as a, 3 as a_2, 4 as __class__, 5 as __dict__")
+    assert answer.columns == ["a", "a_3", "a_2", "__class__", "__dict__"]
+    assert answer.rows == [[1, 2, 3, 4, 5]]
+
+
+def test_bytes_are_digits_in_csv_too() -> None:
+    out = io.BytesIO()
+    write_answer(Answer(["blob"], [[b"\x00\xff"], ["x"]]), "csv", out)
+    assert out.getvalue() == b"blob\n00ff\nx\n"
+
+
 def test_a_table_shows_nulls_bytes_and_numbers() -> None:
     answer = Answer(["n", "text", "blob"], [[1, "a\nb", b"\x00\xff"], [None, None, None], [123, "c", b""]])
     assert list(table_lines(answer)) == [
@@ -171,3 +184,4 @@ def test_a_table_shows_nulls_bytes_and_numbers() -> None:
     ]
     assert list(table_lines(Answer([], []))) == []
     assert list(table_lines(Answer(["n"], []))) == ["n"]
+    assert list(table_lines(Answer(["a\x1b"], []))) == ["a\\x1b"]

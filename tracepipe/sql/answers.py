@@ -13,14 +13,13 @@ _NULL = "–"
 
 def as_json(answer: Answer) -> dict[str, Any]:
     """Columns, and an object for each row; bytes are hexadecimal digits."""
-    rows = [
-        {
-            name: value.hex() if isinstance(value, bytes) else value
-            for name, value in zip(answer.columns, row, strict=True)
-        }
-        for row in answer.rows
-    ]
+    rows = [dict(zip(answer.columns, row, strict=True)) for row in _without_bytes(answer)]
     return {"columns": answer.columns, "rows": rows}
+
+
+def _without_bytes(answer: Answer) -> list[list[Any]]:
+    """Rows for formats that have no bytes."""
+    return [[value.hex() if isinstance(value, bytes) else value for value in row] for row in answer.rows]
 
 
 def table_lines(answer: Answer) -> Iterator[str]:
@@ -59,5 +58,6 @@ def write_answer(answer: Answer, form: str, out: BinaryIO) -> None:
     from tracepipe.reports.frames.libraries import pl
     from tracepipe.reports.writing.table_formats import write_table
 
-    frame = pl.DataFrame(answer.rows, schema=answer.columns, orient="row", infer_schema_length=None)
+    rows = _without_bytes(answer) if form == "csv" else answer.rows
+    frame = pl.DataFrame(rows, schema=answer.columns, orient="row", infer_schema_length=None)
     write_table(frame.schema, iter([frame]), out, form)

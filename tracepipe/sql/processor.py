@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -85,14 +85,19 @@ def _answer(processor: Any, sql: str) -> Answer:
     if result.error:
         # Its own error begins as Python's do, which it is none of.
         raise QueryError(result.error.removeprefix("Traceback (most recent call last):\n"))
-    columns = list(_distinct(result.column_names))
-    rows = processor.QueryResultIterator(columns, result.batch) if columns else ()
-    return Answer(columns, [list(vars(row).values()) for row in rows])
+    columns = _distinct(result.column_names)
+    # A row's values are attributes, which cannot have every name that a column can.
+    places = [f"column_{at}" for at in range(len(columns))]
+    rows = processor.QueryResultIterator(places, result.batch) if columns else ()
+    return Answer(columns, [[vars(row)[place] for place in places] for row in rows])
 
 
-def _distinct(names: Any) -> Iterator[str]:
-    """Names of columns; one that comes again has a number."""
-    met: Counter[str] = Counter()
-    for name in names:
-        met[name] += 1
-        yield name if met[name] == 1 else f"{name}_{met[name]}"
+def _distinct(names: Iterable[str]) -> list[str]:
+    """Names of columns; one that comes again has a number, which gives it no other column's name."""
+    given = list(names)
+    found: list[str] = []
+    for name in given:
+        numbered = (f"{name}_{number}" for number in count(2))
+        is_new = name not in found
+        found.append(name if is_new else next(one for one in numbered if one not in (*given, *found)))
+    return found
