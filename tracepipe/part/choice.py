@@ -56,7 +56,7 @@ MATCHED, WHOLE, COUNTER, ARROW_START, ARROW_END, OF_THREAD, MEMORY, SWITCH, NAME
 
 @dataclass(slots=True)
 class Chosen:
-    """The rows of a part, and what its file says beside them."""
+    """The rows of a part, and what else its file says."""
 
     marks: Marks = field(default_factory=Marks)
     names: Names = field(default_factory=Names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -10,6 +11,7 @@ from tracepipe.event.model import TIME_LIMIT_NS
 from tracepipe.units import duration_ns
 
 ABSOLUTE: Final = "@"
+_NS: Final = re.compile(r"[0-9]{1,19}")
 OPEN_NS: Final = (1 << 63) - 1
 """The end of what has none."""
 
@@ -32,7 +34,7 @@ def moment_of(text: str) -> Moment:
     if not text.startswith(ABSOLUTE):
         return Moment(min(duration_ns(text), TIME_LIMIT_NS))
     digits = text[len(ABSOLUTE) :].removesuffix("ns")
-    if not (digits.isascii() and digits.isdigit()) or int(digits) > TIME_LIMIT_NS:
+    if not _NS.fullmatch(digits) or int(digits) > TIME_LIMIT_NS:
         raise TracepipeError(f"{text!r} is no time.", "Write 1.5s after the start, or @ and nanoseconds.")
     return Moment(int(digits), is_absolute=True)
 
