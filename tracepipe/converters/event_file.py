@@ -41,7 +41,7 @@ class EventFileWriter:
         """Events by layer, a warp counting one."""
         self.losses: Counter[str] = Counter()
         self.footer: Record = {}
-        """What the footer says beside the counts."""
+        """What the footer says besides its counts."""
         self._unwritten: Counter[str] = Counter()
         self._heads: list[bytes | None] = []
         self._rounds = 0
