@@ -162,6 +162,8 @@ def _convert(path: Path, to: str, options: ConvertOptions, read: tuple[int, list
         pb.Trace.FromString(output)
     elif to == "chrome":
         json.loads(output)
+    elif to == "tracepipe":
+        assert [json.loads(line)["type"] for line in output.splitlines()][-1] == "footer"
     else:
         assert all(line.isprintable() for line in output.decode().split("\n"))
 
