@@ -31,7 +31,7 @@ def ring(core: ctypes.CDLL, rng: Random) -> None:
         there = core.tp_ring_new(map_fd, data_bytes, file)
         assert there
         memory[page : page + 8] = (position + count * _RECORD_BYTES).to_bytes(8, "little")
-        assert core.tp_ring_waiting(there) == count * _RECORD_BYTES
+        assert core.tp_ring_made(there) == count * _RECORD_BYTES
         first = position // _RECORD_BYTES
         ready = next((at for at in range(count) if (first + at) % places in busy), count) * _RECORD_BYTES
         taken = _emptied(core, there, file, rng)

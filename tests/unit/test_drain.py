@@ -7,7 +7,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -43,6 +44,10 @@ class Kernel:
             self.made += record
             self._put(number, record if at != busy else record[:3] + b"\x80" + record[4:])
         self._producer[0] += count * RECORD_BYTES
+
+    def overtake(self, times: int) -> None:
+        """Be ahead by so many rings, as whoever looks at both positions sees it that waits between them."""
+        self._producer[0] += times * RING_BYTES
 
     def complete(self, number: int) -> None:
         self._put(number, self.made[number * RECORD_BYTES :][:RECORD_BYTES])
@@ -139,6 +144,46 @@ def test_what_is_taken_while_it_is_moved_comes_once_and_in_order(kernel: Kernel)
         taken += ring.take()
     ring.stop()
     assert taken + all_of(ring) == kernel.made
+    ring.close()
+
+
+class Late:
+    """The core as one sees it whose first look at what is moved comes just before all is moved."""
+
+    def __init__(self, ring: Drain, kernel: Kernel) -> None:
+        self._ring, self._core, self._kernel = ring, ring._core, kernel
+
+    def tp_ring_left(self, there: int) -> int:
+        seen: int = self._core.tp_ring_left(there)
+        if self._ring._thread is None:
+            self._ring.start()
+            wait_until(lambda: self._kernel.consumer[0] == len(self._kernel.made))
+        return seen
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._core, name)
+
+
+@pytest.mark.parametrize("take", [Drain.take, Drain.take_all])
+def test_what_is_moved_between_two_looks_is_taken(kernel: Kernel, take: Callable[[Drain], bytes]) -> None:
+    ring = Drain(kernel.map_fd, RING_BYTES)
+    if ring._core is None:
+        pytest.skip("without the native core nothing is moved")
+    ring._core = Late(ring, kernel)
+    kernel.make(FULL)
+    assert take(ring) == kernel.made
+    ring.close()
+
+
+def test_no_more_is_read_at_once_than_the_ring_holds(kernel: Kernel) -> None:
+    ring = Drain(kernel.map_fd, RING_BYTES)
+    if ring._core is None:
+        pytest.skip("without the native core nothing is moved")
+    os.truncate(kernel.map_fd, 2 * mmap.PAGESIZE + RING_BYTES)  # what is read behind it ends this process
+    kernel.overtake(100)
+    ring.start()
+    wait_until(lambda: kernel.consumer[0] == 100 * RING_BYTES)
+    ring.stop()
     ring.close()
 
 

@@ -25,7 +25,8 @@ typedef struct {
     uint64_t *consumer, *producer; /* positions, each at the start of a page */
     const uint8_t *data;           /* from the page after the producer's, twice in a row */
     int64_t data_bytes, page_bytes;
-    uint64_t first; /* position of the first record */
+    int64_t step_bytes; /* that are moved at once */
+    uint64_t first;     /* position of the first record */
     int file;
     uint8_t is_over;
 } tp_ring;
@@ -42,6 +43,7 @@ TP_EXPORT tp_ring *tp_ring_new(int map, int64_t data_bytes, int file)
     if (!r)
         return NULL;
     *r = (tp_ring){.data_bytes = data_bytes, .page_bytes = sysconf(_SC_PAGESIZE), .file = file};
+    r->step_bytes = data_bytes < STEP_BYTES ? data_bytes : STEP_BYTES;
     r->consumer = mmap(NULL, (size_t)r->page_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, map, 0);
     r->producer = mmap(NULL, mapped_bytes(r), PROT_READ, MAP_SHARED, map, r->page_bytes);
     if (r->consumer != MAP_FAILED && r->producer != MAP_FAILED) {
@@ -75,15 +77,16 @@ TP_EXPORT int64_t tp_ring_left(const tp_ring *r)
     return (int64_t)(position(r) - r->first);
 }
 
+/* Bytes from there to the end of what was made: more than the ring holds where others have taken what follows. */
 static int64_t waiting_from(const tp_ring *r, uint64_t from)
 {
     return (int64_t)(__atomic_load_n(r->producer, __ATOMIC_ACQUIRE) - from);
 }
 
-/* How many bytes are in the ring. */
-TP_EXPORT int64_t tp_ring_waiting(const tp_ring *r)
+/* How many bytes have come into the ring. */
+TP_EXPORT int64_t tp_ring_made(const tp_ring *r)
 {
-    return waiting_from(r, position(r));
+    return waiting_from(r, r->first);
 }
 
 static const uint8_t *at_position(const tp_ring *r, uint64_t from)
@@ -140,7 +143,7 @@ static int move(tp_ring *r)
     uint64_t from = position(r);
     int64_t size, end = (int64_t)from + waiting_from(r, from);
     while ((size = end - (int64_t)from) > 0) {
-        int64_t step = ready(at_position(r, from), size < STEP_BYTES ? size : STEP_BYTES);
+        int64_t step = ready(at_position(r, from), size < r->step_bytes ? size : r->step_bytes);
         if (!step)
             break;
         int64_t put_bytes = put(r, at_position(r, from), step, (int64_t)(from - r->first));
@@ -164,7 +167,7 @@ TP_EXPORT void tp_ring_follow(tp_ring *r, int64_t short_ns, int64_t long_ns)
     int has_room = 1;
     while (has_room && !__atomic_load_n(&r->is_over, __ATOMIC_ACQUIRE)) {
         wait_ns(time_ns);
-        int64_t size = tp_ring_waiting(r);
+        int64_t size = waiting_from(r, position(r));
         if (size * MUCH > r->data_bytes)
             has_room = move(r);
         time_ns = size * LITTLE > r->data_bytes ? short_ns : 2 * time_ns < long_ns ? 2 * time_ns : long_ns;

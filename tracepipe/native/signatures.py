@@ -43,7 +43,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tp_ring_follow": (None, [c_void_p, c_int64, c_int64]),
     "tp_ring_end": (None, [c_void_p]),
     "tp_ring_left": (c_int64, [c_void_p]),
-    "tp_ring_waiting": (c_int64, [c_void_p]),
+    "tp_ring_made": (c_int64, [c_void_p]),
     "tp_object_size": (c_int64, [c_char_p, c_int64]),
     "tp_batch_new": (c_void_p, []),
     "tp_batch_free": (None, [c_void_p]),

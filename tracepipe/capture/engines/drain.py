@@ -62,7 +62,7 @@ class Drain:
                 chunk = os.pread(self._file, min(moved_bytes, _CHUNK_BYTES), self._taken_bytes)
                 self._took(len(chunk))
                 return chunk
-            room_bytes = min(self._core.tp_ring_waiting(self._there), _CHUNK_BYTES)
+            room_bytes = min(self._core.tp_ring_made(self._there) - self._taken_bytes, _CHUNK_BYTES)
             if not room_bytes:
                 return b""
             there = ctypes.create_string_buffer(room_bytes)
@@ -75,7 +75,7 @@ class Drain:
         """All whole records that were made before this call, up to the first that is still being written."""
         if self._ring is not None:
             return self._ring.take()
-        end = self._core.tp_ring_left(self._there) + self._core.tp_ring_waiting(self._there)
+        end = self._core.tp_ring_made(self._there)
         parts = []
         while self._taken_bytes < end and (part := self.take()):
             parts.append(part)
