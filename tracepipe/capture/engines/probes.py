@@ -106,23 +106,27 @@ class ProbeAttachment:
     def prepare(self) -> None:
         """Attach what is recorded in windows, unless it is. Raises CaptureUnavailable."""
         assert self._probing is not None
-        if self._probing.is_whole:
-            return
-        try:
-            self._probing.complete()
-        except OSError as error:
-            raise explain(Operation.ANY, error) from error
+        if not self._probing.is_whole:
+            try:
+                self._probing.complete()
+            except OSError as error:
+                raise explain(Operation.ANY, error) from error
+            self._say_refused()
         self._maps.control[Control.IS_READY] = 1
-        self._say_refused()
 
     def rest(self) -> None:
-        """Detach what is recorded in windows, where it can be attached again for the next one."""
-        if self._probing is not None and self._probing.is_whole and self._probing.rests:
-            self._maps.control[Control.IS_READY] = 0
-            if self._maps.control[Control.WINDOW_NS]:  # one has begun, which was not collected yet
-                self._maps.control[Control.IS_READY] = 1
-            else:
-                self._probing.rest()
+        """Detach what is recorded in windows, where it can be attached again for the next one. It is done at
+        the second call: a function that was called before the first one may have begun a window by then.
+        """
+        if self._probing is None or not self._probing.is_whole or not self._probing.rests:
+            return
+        control = self._maps.control
+        if control[Control.IS_READY]:
+            control[Control.IS_READY] = 0
+        elif control[Control.WINDOW_NS]:  # one has begun, which was not collected yet
+            control[Control.IS_READY] = 1
+        else:
+            self._probing.rest()
 
     def hits(self) -> int:
         """How often what begins a window was called since `arm`, or since the last one ended."""
