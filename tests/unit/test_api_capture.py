@@ -375,13 +375,16 @@ def test_windows_that_no_program_begins_are_refused_at_once(recorder: Callable[.
         later.begin_window()
 
 
-def test_a_fork_begins_no_window(recorder: Callable[..., None]) -> None:
+@pytest.mark.parametrize(
+    ("call", "options"), [("begin_window", {"start_on": "api"}), ("write_now", {"last": "10s"})]
+)
+def test_a_fork_asks_for_nothing(call: str, options: dict[str, Any], recorder: Callable[..., None]) -> None:
     recorder("tell(Began())", "assert heard() == 'stop'", "tell(SUMMARY)")
-    with tracepipe.capture(output="x", layers=(), start_on="api") as run:
+    with tracepipe.capture(output="x", layers=(), **options) as run:
         child = os.fork()
         if child == 0:
             try:
-                run.begin_window()
+                getattr(run, call)()
             except tracepipe.TracepipeError:
                 os._exit(5)
             os._exit(6)

@@ -91,11 +91,12 @@ class Capture:
 
     def write_now(self, timeout_s: float = 60.0) -> str:
         """Have what `last` kept written, as SIGUSR2 does, and wait until it is: the path of the file. The
-        recording goes on. Raises TracepipeError without `last`, OutputError for a file that cannot be written
-        or is not whole, and CaptureTimeout; it is written all the same then.
+        recording goes on. Raises TracepipeError without `last` and in a fork, OutputError for a file that
+        cannot be written or is not whole, and CaptureTimeout; it is written all the same then.
         """
         if self._order.request.last is None:
             raise TracepipeError("Nothing is kept that could be written now.", 'Give last="10s".')
+        self._check_not_forked()
         with self._hearing:
             if self._summary is not None:
                 raise TracepipeError(f"{self.path} is complete.", "Call it before the end of the block.")
@@ -189,15 +190,19 @@ class Capture:
             raise TracepipeError(
                 f"No window of this capture {does} when the program says so.", f'Give {option}="api".'
             )
-        if os.getpid() != self._owner and self._owner:
-            raise TracepipeError(
-                "This process was forked from the one that began the capture.", "Call it in that one."
-            )
+        self._check_not_forked()
         with self._asking:
             self._answer = None
             self._tell(order)
             self._hear_until(lambda: self._answer is not None or self._summary is not None)
             return self._answer or ENDED
+
+    def _check_not_forked(self) -> None:
+        """Raise TracepipeError in a fork, which would take the answers of the process that it comes from."""
+        if os.getpid() != self._owner and self._owner:
+            raise TracepipeError(
+                "This process was forked from the one that began the capture.", "Call it in that one."
+            )
 
     def _heard_out(self) -> CaptureSummary:
         self._hear_until(lambda: self._summary is not None)
