@@ -129,6 +129,20 @@ def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
         ask(path, "select 1")
 
 
+def test_a_trace_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.pftrace", tmp_path):
+        with pytest.raises(InputError, match="cannot be read") as refused:
+            ask(path, "select 1")
+        assert refused.value.path == str(path)
+
+
+def test_the_recording_is_not_overwritten_by_its_rows(run: Path) -> None:
+    before = run.read_bytes()
+    done = asked(run, NAMES, "-o", run, "--force")
+    assert (done.returncode, run.read_bytes()) == (1, before)
+    assert "is the recording itself" in done.stderr
+
+
 def test_a_program_in_the_path_or_the_cache_comes_before_the_wasm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,9 +59,10 @@ def query(
     undated: Annotated[Undated, typer.Option("--undated", help=UNDATED_HELP)] = UNDATED[0],  # type: ignore[valid-type]
 ) -> None:
     """Ask about a recording in SQL, by Perfetto's tables and functions."""
+    from tracepipe.sql.answers import write_answer
     from tracepipe.sql.processor import QueryError, ask, find_shell
 
-    asked = _statements(sql, sql_file)
+    kind, asked = "json" if as_json else text_of(form), _statements(sql, sql_file)
     shell = find_shell(trace_processor)
     options: dict[str, Any] = {
         "source_format": text_of(source) if source else "",
@@ -77,7 +78,10 @@ def query(
             for line in error.message.splitlines():
                 say(line)
             raise typer.Exit(1) from None
-    _write(answer, "json" if as_json else text_of(form), output, force)
+    with replacing(output, force=force, sources=[file], on_terminal=kind in _FOR_PEOPLE) as out:
+        write_answer(answer, kind, out)
+    if output != STANDARD:
+        say(f"wrote {output}: {len(answer.rows)} rows")
 
 
 def _statements(sql: str, sql_file: str) -> str:
@@ -104,12 +108,3 @@ def _converted(file: str, folder: Path, options: dict[str, Any]) -> Path:
     for line in list(account_lines(account))[1:]:
         say(line)
     return trace
-
-
-def _write(answer: Any, form: str, output: str, force: bool) -> None:
-    from tracepipe.sql.answers import write_answer
-
-    with replacing(output, force=force, on_terminal=form in _FOR_PEOPLE) as out:
-        write_answer(answer, form, out)
-    if output != STANDARD:
-        say(f"wrote {output}: {len(answer.rows)} rows")

@@ -49,9 +49,14 @@ def find_shell(given: str = "") -> str:
 def ask(trace: Path, sql: str, shell: str = "") -> Answer:
     """What SQL says of a Perfetto trace; `shell` is the program that is asked, "" for the WebAssembly.
 
-    Raises QueryError, LibraryMissing where nothing can be asked, InputError for a trace that is refused.
+    Raises QueryError, LibraryMissing where nothing can be asked, InputError for a trace that is refused or
+    cannot be read.
     """
-    with trace.open("rb") as file, closing(_opened(file, shell)) as processor:
+    try:
+        opened = trace.open("rb")
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", "check the path", path=str(trace)) from error
+    with opened as file, closing(_opened(file, shell)) as processor:
         return _answer(processor, sql)
 
 
