@@ -37,8 +37,8 @@ def runs_first() -> None:
 
 
 def runs_at_once() -> None:
-    """Let this thread, which does little but often, run when it wakes, before all others:
-    SCHED_FIFO, as far as that is allowed, else as `runs_first` has it.
+    """Let this thread, which does little but often, run when it wakes, before all without a real-time
+    priority: SCHED_FIFO, as far as that is allowed, else as `runs_first` has it.
 
     Where 64 threads wait for two processors, a turn of `runs_first` comes up to 0.8 s late.
     """
