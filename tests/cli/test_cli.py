@@ -285,7 +285,8 @@ def test_the_name_of_the_output_says_its_format(run: Run, here: Path) -> None:
     Path("run.jsonl").write_text(GOOD)
     assert run("convert", "run.jsonl", "-o", "x.json")[0] == 0
     assert "traceEvents" in json.loads(Path("x.json").read_text())
-    assert run("convert", "run.jsonl", "-o", "again.jsonl.gz")[0] == 0
+    code, said = run("convert", "run.jsonl", "-o", "again.jsonl.gz")[::2]
+    assert (code, said.splitlines()[-1]) == (0, "wrote again.jsonl.gz")
     assert Path("again.jsonl.gz").read_bytes()[:2] == b"\x1f\x8b"
     assert run("convert", "run.jsonl", "-o", "no-ending")[0] == 0
     assert Path("no-ending").read_bytes()[:1] == b"\n"
@@ -310,6 +311,8 @@ def test_the_name_of_the_output_says_its_format(run: Run, here: Path) -> None:
         (["convert", "config"], "the file is JSON, and no trace", "name it with --from"),
         (["convert", "blank"], "the content is of no known input format", "name it with --from"),
         (["convert", "run.jsonl", "-f", "chrome", "-o", "y.pftrace"], "y.pftrace has the ending", "y.json"),
+        (["convert", "run.jsonl", "-o", "y.json.gz"], "chrome is not written compressed", "leave out .gz"),
+        (["convert", "run.jsonl", "-o", "y.zst"], "perfetto is not written compressed", "leave out .zst"),
         (["convert", "old"], "the file is 'tracepipe/0'", "use the version of tracepipe that wrote it"),
         (["convert", "header"], "header:1: clock: must be a string, not 5", "starts with its header"),
         (["convert", "run.jsonl", "-o", "no/such/out"], "cannot write to no/such", "name another place"),

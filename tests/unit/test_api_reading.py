@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
@@ -104,6 +105,13 @@ def test_a_stream_is_written_to_and_stays_open(run: Path, capfdbinary: Any) -> N
     assert b"cuLaunchKernel" in stream.getvalue()
     assert tracepipe.convert("run.jsonl", format="text").output == "-"
     assert capfdbinary.readouterr().out == stream.getvalue()
+
+
+def test_a_stream_that_compresses_is_not_compressed_again(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "again.jsonl.gz"
+    with gzip.open(out, "wb") as stream:
+        tracepipe.convert("run.jsonl", stream, "tracepipe")  # type: ignore[arg-type]
+    assert gzip.decompress(out.read_bytes()).startswith(b'{"type":"header"')
 
 
 def test_what_goes_wrong_leaves_no_file(run: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from os import PathLike, fspath
+from pathlib import PurePath
 from typing import TYPE_CHECKING, BinaryIO
 
 from tracepipe.errors import FormatError, OutputError
@@ -54,9 +55,10 @@ def convert(
     paths = [fspath(path)] if isinstance(path, (str, PathLike)) else [fspath(one) for one in path]
     if (len(paths) > 1 or offsets) and form.of != "timeline":
         raise FormatError(f"{format} is written of one recording", "convert each by itself")
+    compressed_as = _compressed_as(out, format, form)
     name, opened = _opened(paths, out, form, force)
     with opened as stream:
-        written = compressing(stream, name, is_ours=False) if form.by_suffix else stream
+        written = compressing(stream, compressed_as, is_ours=False) if form.by_suffix else stream
         account = Conversion(paths, form, options).run(written, progress)
     account.output = name
     return account
@@ -88,6 +90,21 @@ def _form(name: str, compress: bool = False) -> OutputFormat:
     if compress and not form.can_compress:
         raise FormatError(f"{name} has no compressed form", "pipe it through gzip")
     return form
+
+
+def _compressed_as(out: str | PathLike[str] | BinaryIO | None, format: str, form: OutputFormat) -> str:
+    """The name whose ending says how the output is compressed: a path, as a stream may compress by itself.
+
+    Raises OutputError where the format is not written like that.
+    """
+    path = fspath(out) if isinstance(out, (str, PathLike)) else ""
+    ending = PurePath(path).suffix
+    if ending in (".gz", ".zst") and not form.by_suffix:
+        raise OutputError(
+            f"{format} is not written compressed, as the name {path} says",
+            f"leave out {ending}, and compress the file",
+        )
+    return path
 
 
 def _opened(

@@ -108,7 +108,7 @@ def _kind(asked: str, output: str) -> str:
 
 
 def _how_to_open(target: str, to: str) -> str:
-    if CONVERTERS[to].on_terminal:
+    if CONVERTERS[to].of != "timeline" or CONVERTERS[to].on_terminal:
         return ""
     where = "ui.perfetto.dev" if to == "perfetto" else "ui.perfetto.dev, chrome://tracing or speedscope.app"
     return f": open it in {where}, or run tracepipe open {target}"
