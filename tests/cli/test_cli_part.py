@@ -102,6 +102,16 @@ def test_a_part_says_where_it_is_and_what_it_holds(run: Path, tmp_path: Path) ->
     assert tracepipe("validate", part).returncode == 0
 
 
+def test_a_part_behind_the_end_is_empty_and_says_so(run: Path, tmp_path: Path) -> None:
+    part = tmp_path / "part.jsonl"
+    done = tracepipe("cut", run, "--from", "5s", "-o", part)
+    assert b"note: the recording ends before the part begins" in done.stderr
+    lines = [json.loads(line) for line in part.read_text().splitlines()]
+    at_ns = START_NS + 5 * 10**9
+    edges = [(line["ts_ns"], line["phase"]) for line in lines if line["type"] == "window"]
+    assert edges == [(at_ns, "B"), (at_ns, "E")]
+
+
 def test_files_are_replaced_with_force_alone_and_compressed_by_their_names(run: Path, tmp_path: Path) -> None:
     part = tmp_path / "part.jsonl.zst"
     assert tracepipe("cut", run, "--to", "2us", "-o", part).returncode == 0

@@ -67,6 +67,8 @@ class Cut:
                 _Writing(writer, opened, chosen).write(reading, stretch)
             writer.finish()
         account.counts, account.losses = writer.counts, writer.losses
+        if chosen.last_ns < stretch.start_ns:
+            account.notes.append("the recording ends before the part begins")
         account.notes += writer.remarks()
         return account
 
@@ -158,7 +160,7 @@ class _Writing:
     def write(self, reading: Reading, stretch: Stretch) -> None:
         """Write them, the stretch as a window, and the names of their threads."""
         # Windows of the recording's own may cross the stretch: then it has its end alone, without a length.
-        end_ns = min(stretch.end_ns, self._chosen.last_ns)
+        end_ns = max(stretch.start_ns, min(stretch.end_ns, self._chosen.last_ns))
         begin_ns = end_ns if self._chosen.has_windows else stretch.start_ns
         self._write_edge("B", begin_ns)
         self._write_rows_of(reading)
