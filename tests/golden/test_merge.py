@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 from collections import defaultdict
 from pathlib import Path
@@ -19,6 +20,7 @@ from tests.support.cores import cores_here, running
 from tests.support.recordings import GPU_CLOCK, HEADER, PAIR, event, span
 from tests.support.trace_processor import RealTraceProcessor
 from tracepipe.converters import CONVERTERS
+from tracepipe.errors import ClockError, InputError
 from tracepipe.recording.account import Account
 from tracepipe.recording.convert import Conversion, ConvertOptions
 
@@ -339,3 +341,59 @@ def test_one_profiler_may_run_twice_in_a_process(tmp_path: Path) -> None:
         "GPU 0 H200 of first.json",
         "GPU 0 H200 of again.json",
     ]
+
+
+# What is refused, and what is not ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", [{}, {"host_name": "node1"}], ids=["no host", "one host"])
+def test_tracks_without_a_process_are_those_of_their_file(tmp_path: Path, host: dict[str, str]) -> None:
+    paths = []
+    for rank, group in enumerate(("Spans", "Traces")):
+        path = tmp_path / f"rank{rank}.json"
+        trace = json.loads(Path(of_kineto(path, 0, rank, pid=rank + 1)).read_text()) | host
+        trace["traceEvents"].append({"ph": "X", "name": "step", "pid": group, "tid": 1, "ts": 9, "dur": 1})
+        paths.append(written(path, [trace]))
+    lines, _ = timeline(paths)
+    assert sorted(line.rsplit(" ", 1)[0] for line in lines if line.startswith("process")) == [
+        "process Spans", "process Traces", "process process", "process process",
+    ]  # fmt: skip
+
+
+def test_warps_alone_are_placed_by_the_clock_pairs_of_another(tmp_path: Path) -> None:
+    pairs = [PAIR, PAIR | {"source_ns": 600_000, "host_lo_ns": 101_990, "host_hi_ns": 102_010}]
+    warps = {
+        "ts_ns": 500_100, "type": "gpu_warp", "name": "k", "warp": [0], "entry_ns": [0], "exit_ns": [10],
+        "exit_count": [1],
+    }  # fmt: skip
+    of_gpu = {"type": "header", "schema": "tracepipe/1", "clock": GPU_CLOCK, "host": "node1"}
+    late = warps | {"ts_ns": 500_100 + 4_000_000_000_000}
+    paths = [written(tmp_path / "host.jsonl", [WHOLE, event("I", 2_000, "a"), *pairs])]
+    _, account = converted([*paths, written(tmp_path / "warps.jsonl", [of_gpu, warps])])
+    assert anchors_of(account)[1] == (-498_000, 12, f"{GPU_CLOCK}, of which host.jsonl has clock pairs")
+    with pytest.raises(ClockError, match="cannot be put on the clock of"):
+        converted([*paths, written(tmp_path / "late.jsonl", [of_gpu, late])])
+
+
+def test_a_time_before_the_clock_of_all_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path / "run.jsonl", [WHOLE, event("I", 2_000, "a")])
+    assert b" 0 " in converted([path], offsets={"run.jsonl": -2_000})[0]
+    with pytest.raises(ClockError, match="begins 1 ns before the clock of all is 0"):
+        converted([path], offsets={"run.jsonl": -2_001})
+
+
+@pytest.mark.parametrize("to", ["chrome", "perfetto", "text"])
+def test_the_name_of_a_file_need_not_be_text(tmp_path: Path, to: str) -> None:
+    one = written(tmp_path / "one.jsonl", [WHOLE, event("I", 2_000, "a")])
+    other = Path(os.fsdecode(bytes(tmp_path) + b"/\xff.jsonl"))
+    made, _ = converted([one, written(other, [WHOLE, event("I", 2_000, "b")])], to, offsets={other.name: 5})
+    assert "\ufffd.jsonl".encode() in made
+
+
+def test_what_cannot_be_read_twice_is_refused(tmp_path: Path) -> None:
+    one = written(tmp_path / "one.jsonl", [WHOLE, event("I", 2_000, "a")])
+    with pytest.raises(InputError, match="a pipe cannot be"):
+        converted([one, "-"])
+    (tmp_path / "again.jsonl").symlink_to(one)
+    with pytest.raises(InputError, match="named twice"):
+        converted([one, str(tmp_path / "again.jsonl")])

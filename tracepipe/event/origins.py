@@ -13,13 +13,15 @@ FILE: Final = "file"
 IDS_APART: Final = 10_000_000
 """Processes and threads of each further host have so much more: ids of Linux are below 4,194,304."""
 HOSTS_MAX: Final = 100
-_MADE_UP: Final = ID_LIMIT // 2
+MADE_UP: Final = ID_LIMIT // 2
 """Ids that a reader made up, for what has none, stand at the upper end."""
 
 
-def id_on(host: int, id: int) -> int:
-    """What the id of a process or thread becomes on the host of that number."""
-    return id + host * IDS_APART if id < _MADE_UP else id - host * IDS_APART
+def id_on(host: int, id: int, made_up_apart: int = 0) -> int:
+    """What the id of a process or thread becomes on the host of that number. Ids that were made up are
+    `made_up_apart` lower: they mean something in one capture alone.
+    """
+    return id + host * IDS_APART if id < MADE_UP else id - host * IDS_APART - made_up_apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,5 +42,5 @@ class Origins:
     def host(self, pid: int | None) -> str:
         """What follows the name of a process: its host, where there are several."""
         id = pid or 0
-        at = (id if id < _MADE_UP else ID_LIMIT - id) // IDS_APART
+        at = (id if id < MADE_UP else ID_LIMIT - id) // IDS_APART
         return f" {self.hosts[at]}" if at < len(self.hosts) else ""

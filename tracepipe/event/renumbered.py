@@ -21,9 +21,9 @@ _HAS_LAUNCH, _IS_ARROW = 1, 2
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """What the numbers of a recording become: `host` decides about those of processes and threads; `cpus` is
-    added to processors, `launches` to launches; `gpus` are by index; an arrow is multiplied by the first of
-    `arrows`, and the second is added.
+    """What the numbers of a recording become: `host` decides about those of processes and threads, of which
+    those that were made up are `made_up_apart` lower; `cpus` is added to processors, `launches` to launches;
+    `gpus` are by index; an arrow is multiplied by the first of `arrows`, and the second is added.
     """
 
     host: int = 0
@@ -31,13 +31,17 @@ class Numbers:
     launches: int = 0
     gpus: Mapping[int, int] = field(default_factory=dict)
     arrows: tuple[int, int] = (1, 0)
+    made_up_apart: int = 0
+
+    def _id(self, id: int) -> int:
+        return id_on(self.host, id, self.made_up_apart)
 
     def shape(self, shape: Shape) -> Shape:
         """A shape with the numbers of all."""
         return replace(
             shape,
             pid=self._pid(shape),
-            tid=None if shape.tid is None else id_on(self.host, shape.tid),
+            tid=None if shape.tid is None else self._id(shape.tid),
             cpu=None if shape.cpu is None else shape.cpu + self.cpus,
             gpu=shape.gpu if shape.gpu is None else self.gpus.get(shape.gpu, shape.gpu),
         )
@@ -45,13 +49,13 @@ class Numbers:
     def _pid(self, shape: Shape) -> int | None:
         """The pid of its events. Where it is not recorded, each further host has one that stands for it."""
         if shape.pid is not None:
-            return id_on(self.host, shape.pid)
+            return self._id(shape.pid)
         is_of_host = shape.type in HOST_LAYERS and not shape.on_stream
         return id_on(self.host, 0) if self.host and is_of_host else None
 
     def record(self, record: Record) -> Record:
         """What is no event, with the numbers of all."""
-        moved: Record = {key: id_on(self.host, record[key]) for key in ("pid", "tid") if key in record}
+        moved: Record = {key: self._id(record[key]) for key in ("pid", "tid") if key in record}
         more = {"cpu": self.cpus, "launch": self.launches}
         moved |= {key: record[key] + by for key, by in more.items() if key in record}
         if "gpu" in record:

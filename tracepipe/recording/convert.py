@@ -190,7 +190,7 @@ def check(
 
 
 def _trace_info(inputs: Inputs, firsts: Sequence[TraceBatch], compress: bool) -> TraceInfo:
-    """What the writer is told: the trace starts with the capture, or with the first event that is known."""
+    """What the writer starts with: the trace begins with the capture, or with the first known event."""
     here = inputs.start.get(f"{inputs.clock}_ns")
     known = dict(inputs.start) if here is not None else {}
     start_ns = here if here is not None else min((_first_ns(one) for one in firsts), default=0)

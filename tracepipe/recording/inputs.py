@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from tracepipe.event.renumbered import Renumbered
 from tracepipe.event.tables import KEPT_MAX, Tables
 from tracepipe.readers.native_lines import new_tables
 from tracepipe.recording.account import Account
+from tracepipe.recording.files import STANDARD
 from tracepipe.recording.numbers import Part, numbered
 from tracepipe.recording.open import OpenRecording, open_recording
 from tracepipe.recording.reading import Progress, Reading
@@ -106,6 +108,7 @@ def open_inputs(
     parts = [_part(path, name, how) for path, name in zip(paths, names, strict=True)]
     sources = [part.source for part in parts]
     placed = anchors(sources, by_hand, [part.survey.seen for part in parts])
+    _refuse_before_zero(parts, placed)
     numbers, origins = numbered(parts)
     is_one = len({part.capture for part in parts}) == 1
     with ExitStack() as stack:
@@ -123,7 +126,7 @@ def open_inputs(
 
 def _part(path: str, name: str, how: tuple[str, Mapping[str, int | str], str]) -> Part:
     """What there is to know of a recording before it is read with others."""
-    if not Path(path).is_file() and Path(path).exists():
+    if path == STANDARD or (not Path(path).is_file() and Path(path).exists()):
         raise InputError("is read twice, and a pipe cannot be", "write it to a file first", path=path)
     with open_recording(path, *how) as opened:
         survey, clocks = surveyed(opened, path), opened.clocks
@@ -131,20 +134,38 @@ def _part(path: str, name: str, how: tuple[str, Mapping[str, int | str], str]) -
         return Part(source, survey, opened.source)
 
 
+def _refuse_before_zero(parts: Sequence[Part], placed: Sequence[Anchor]) -> None:
+    """Raise ClockError where times would be below 0, which a trace cannot hold."""
+    for part, anchor in zip(parts, placed, strict=True):
+        if part.survey.is_begun and (first_ns := part.survey.first_ns + anchor.offset_ns) < 0:
+            raise ClockError(
+                f"{part.source.name} begins {-first_ns} ns before the clock of all is 0",
+                f"give each file an --offset FILE=NS that is {-first_ns} larger than now",
+            )
+
+
 def _names(paths: Sequence[str]) -> list[str]:
-    """What the files are called: as short as tells one from the others."""
-    if len(set(paths)) < len(paths):
-        twice = next(path for at, path in enumerate(paths) if path in paths[:at])
-        raise InputError("is named twice", "name each file once", path=twice)
+    """What the files are called: as short as tells one from the others, and as text that can be written."""
+    files = [os.path.realpath(path) for path in paths]
+    for at, path in enumerate(paths):
+        if files[at] in files[:at]:
+            raise InputError("is named twice", "name each file once", path=path)
     short = [Path(path).name for path in paths]
-    return [name if short.count(name) == 1 else path for name, path in zip(short, paths, strict=True)]
+    names = [name if short.count(name) == 1 else path for name, path in zip(short, paths, strict=True)]
+    return [_text(name) for name in names]
+
+
+def _text(path: str) -> str:
+    """A path whose bytes need not be text, as text."""
+    return os.fsencode(path).decode("utf-8", "replace")
 
 
 def _by_hand(paths: Sequence[str], names: Sequence[str], offsets: Mapping[str, int]) -> dict[int, int]:
     """Offsets by the places of the files that they name."""
     found = {}
     for file, offset_ns in offsets.items():
-        at = next((at for at, both in enumerate(zip(paths, names, strict=True)) if file in both), None)
+        called = enumerate(zip(map(_text, paths), names, strict=True))
+        at = next((at for at, both in called if _text(file) in both), None)
         if at is None:
             raise ClockError(
                 f"--offset names {file}, which is none of the inputs", f"they are: {', '.join(names)}"

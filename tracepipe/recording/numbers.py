@@ -11,7 +11,7 @@ from typing import Any
 
 from tracepipe.clocks.anchors import Source, is_one_host, reference
 from tracepipe.errors import InputError
-from tracepipe.event.origins import HOSTS_MAX, Origins, id_on
+from tracepipe.event.origins import HOSTS_MAX, IDS_APART, Origins, id_on
 from tracepipe.event.renumbered import Numbers
 from tracepipe.recording.survey import Survey
 
@@ -168,7 +168,8 @@ def numbered(parts: Sequence[Part]) -> tuple[list[Numbers], Origins]:
     programs: dict[int, str] = {}
     for part, host in zip(parts, of_host, strict=True):
         at, launches = captures[part.capture]
-        numbers.append(Numbers(host, cpus[host], launches, gpus.take(part, host), (len(captures), at)))
+        arrows, made_up_apart = (len(captures), at), at * (IDS_APART // len(captures))
+        numbers.append(Numbers(host, cpus[host], launches, gpus.take(part, host), arrows, made_up_apart))
         if command := part.source.header.get("command"):
             programs |= {id_on(host, pid): PurePath(command[0]).name for pid in part.survey.pids}
     names = _names_of_hosts(parts, of_host)

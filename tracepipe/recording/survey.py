@@ -12,9 +12,10 @@ import numpy as np
 
 from tracepipe.clocks.sightings import Seen
 from tracepipe.event.columns import NONE, SPECIAL, TraceBatch
+from tracepipe.event.origins import MADE_UP
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Tables
-from tracepipe.event.warps import WarpColumns
+from tracepipe.event.warps import PlacedWarps
 from tracepipe.recording.open import OpenRecording
 from tracepipe.recording.reading import Progress, Reading
 
@@ -42,7 +43,7 @@ class Survey:
     launches: int = 0
     first_ns: int = 0
     last_ns: int = 0
-    _is_begun: bool = False
+    is_begun: bool = False
 
     def meet(self, tables: Tables) -> None:
         """Look at the shapes that there are."""
@@ -51,7 +52,7 @@ class Survey:
                 self._meet(shape)
 
     def _meet(self, shape: Shape) -> None:
-        if shape.pid is not None and len(self.pids) < _PROCESSES_MAX:
+        if shape.pid is not None and shape.pid < MADE_UP and len(self.pids) < _PROCESSES_MAX:
             self.pids.add(shape.pid)
         if shape.gpu is not None or shape.on_stream:
             self.gpus.add(shape.gpu or 0)
@@ -63,9 +64,7 @@ class Survey:
         events = batch.events
         is_event = events.shape >= 0
         if is_event.any():
-            if not self._is_begun:
-                self.first_ns, self._is_begun = int(events.ts_ns[is_event].min()), True
-            self.last_ns = max(self.last_ns, int(events.ts_ns[is_event].max()))
+            self._see_times(int(events.ts_ns[is_event].min()), int(events.ts_ns[is_event].max()))
         launched = [shape is not None and shape.has_launch for shape in tables.shapes]
         if any(launched):
             has = np.array(launched, np.bool_)[np.maximum(events.shape, 0)] & is_event
@@ -74,9 +73,14 @@ class Survey:
         self._see_collectives(batch, tables)
         for at in np.flatnonzero(events.shape == SPECIAL).tolist() if batch.others else ():
             other = batch.others[int(events.args[at])]
-            if isinstance(other, WarpColumns):
+            if isinstance(other, PlacedWarps):
+                self._see_times(other.ts_ns, other.ts_ns)
                 self.gpus.add(other.launched.get("gpu", 0))
                 self.launches = max(self.launches, other.launched.get("launch", 0))
+
+    def _see_times(self, first_ns: int, last_ns: int) -> None:
+        self.first_ns = min(self.first_ns, first_ns) if self.is_begun else first_ns
+        self.last_ns, self.is_begun = max(self.last_ns, last_ns), True
 
     def _see_launches(self, batch: TraceBatch, tables: Tables, has: Any) -> None:
         """Note the calls that launched something, by process, name and the number that CUPTI gave them."""
