@@ -49,6 +49,11 @@ def test_calls_inside_others_are_counted_apart(load: Load) -> None:
     assert (activities["kernel launches"]["count"], activities["kernel launches"]["total_ns"]) == (2, 150)
 
 
+def test_functions_of_python_are_called_so(load: Load) -> None:
+    result = run(load(span(1_100, 1_150, "step", "hook") | {"layer": "python_function"}), Options())
+    assert table(result, "activities")["Python functions"]["total_ns"] == 50
+
+
 def test_each_layer_has_its_times(load: Load) -> None:
     warps = {
         "ts_ns": 500_000, "type": "gpu_warp", "name": "k", "clock": GPU_CLOCK, "warp": [0, 1, 2],

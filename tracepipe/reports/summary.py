@@ -1,6 +1,6 @@
 """What the GPUs' time goes to, and what a recording holds: calls, launches, memory, copies, ioctls, warps.
 
-It is what is asked first of a recording, and reckons with numpy, but for the peak of memory: to load polars
+It is what is asked first of a recording, and computes with numpy, but for the peak of memory: to load polars
 takes as long as to read 300 000 events.
 """
 
@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from tracepipe.event.columns import NONE, Bools, Int64s
 from tracepipe.event.model import LAYERS
 from tracepipe.event.vocabulary import PIDS_MAX, RUNNING
+from tracepipe.reports.analyses.breakdown import hooked_title
 from tracepipe.reports.analyses.cuda_calls import launching
 from tracepipe.reports.analyses.distribution import LENGTH_COLUMNS, of_values
 from tracepipe.reports.analyses.functions import SORTS, functions_of
@@ -107,7 +108,7 @@ def _each_activity(run: Run) -> Iterator[tuple[Any, ...]]:
     inside = np.count_nonzero(calls.is_call & (calls.parent != NOBODY))
     yield ("  calls inside those", int(inside), *_NO_LENGTHS)
     yield row("kernel launches", calls, launching(run))
-    yield row("hooked functions", hooks, hooks.is_call & hooks.is_outermost)
+    yield row(hooked_title(run), hooks, hooks.is_call & hooks.is_outermost)
     yield row("system calls", syscalls, syscalls.is_call)
     yield row("  ioctl", syscalls, syscalls.is_call & run.has("name", "ioctl", syscalls))
     yield row("driver functions", driver, driver.is_call & driver.is_outermost)
