@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -58,7 +57,7 @@ def run(run: Run, options: Options) -> Result:
     in_order = {
         one.kernel for one in found.findings if (one.kind, one.numbers.get("of")) == ("wave", "warps")
     }
-    called = Counter(kernel.kernel for kernel in shown)
+    called = shown.names()
     seen = [_seen(kernel, kernel.kernel in in_order, called[kernel.kernel] > 1) for kernel in shown]
     drawn = [_shapes(seen), _times(seen), ranges, _occupancy(seen), *_few(seen)]
     result = Result("WARPS", [part for part in (*drawn, _findings(found, len(shown))) if part])

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from tracepipe.reports.findings.kernel_warps import (
     LANES,
@@ -32,25 +33,36 @@ _UNKNOWN = {
 }  # fmt: skip
 
 
+class _Source(NamedTuple):
+    """How many warps a kernel has, its name, and what puts them in order."""
+
+    warps: int
+    name: str
+    make: Callable[[], KernelWarps]
+
+
 class Kernels:
     """The warps of some kernels, those with most warps first. Each is put in order when its turn comes, and
     only the last one is kept.
     """
 
-    def __init__(self, made_of: list[tuple[int, Callable[[], KernelWarps]]]) -> None:
-        """What makes the warps of each, with how many they are."""
-        self._made_of = sorted(made_of, key=lambda one: -one[0])
+    def __init__(self, made_of: list[_Source]) -> None:
+        self._made_of = sorted(made_of, key=lambda one: -one.warps)
         self._last: tuple[int, KernelWarps] | None = None
 
     def __len__(self) -> int:
         return len(self._made_of)
 
     def __iter__(self) -> Iterator[KernelWarps]:
-        for at, (_, make) in enumerate(self._made_of):
+        for at, source in enumerate(self._made_of):
             if self._last is None or self._last[0] != at:
                 self._last = None
-                self._last = at, make()
+                self._last = at, source.make()
             yield self._last[1]
+
+    def names(self) -> Counter[str]:
+        """How many have each name; none is put in order for that."""
+        return Counter(source.name for source in self._made_of)
 
     def first(self, count: int) -> Kernels:
         """So many of them, all for 0."""
@@ -67,7 +79,7 @@ def kernels_of(run: Run, pattern: str, launch: int | None) -> Kernels:
     made_of = [*_from_warps(run, wanted, launch)]
     for kernel in kernels_of_threads(run, launch):
         if wanted.search(kernel.kernel):
-            made_of.append((kernel.launch.size, partial(_itself, kernel)))
+            made_of.append(_Source(kernel.launch.size, kernel.kernel, partial(_itself, kernel)))
     return Kernels(made_of)
 
 
@@ -75,9 +87,7 @@ def _itself(kernel: KernelWarps) -> KernelWarps:
     return kernel
 
 
-def _from_warps(
-    run: Run, wanted: re.Pattern[str], launch: int | None
-) -> Iterator[tuple[int, Callable[[], KernelWarps]]]:
+def _from_warps(run: Run, wanted: re.Pattern[str], launch: int | None) -> Iterator[_Source]:
     table = run.warp_table
     if not len(table):
         return
@@ -99,7 +109,8 @@ def _from_warps(
     for first, last in sorted(pairwise(bounds.tolist()), key=lambda ends: int(rows[ends[0]])):
         # Warps that did not leave are not among the others, unless none left.
         left = sum(int(np.count_nonzero(columns["exits"][first:last][part])) for part in parts(last - first))
-        yield left or last - first, partial(warps_of, int(of_warp[rows[first]]), first, last)
+        number = int(of_warp[rows[first]])
+        yield _Source(left or last - first, kernels[number]["name"], partial(warps_of, number, first, last))
 
 
 def _rows(table: WarpTable, wanted: Flags, launch: int | None) -> Ints:
