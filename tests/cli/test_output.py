@@ -194,6 +194,11 @@ def test_a_terminal_gets_colours_of_ours_alone(command: str, here: Path) -> None
     assert "\x1b[2J" not in seen and "\\x1b[2J" in text and SHOWN in text
 
 
+def test_names_in_csv_are_as_they_are_and_so_for_no_terminal(here: Path) -> None:
+    seen = on_terminal(["query", RUN, f"select '{NAMED}'", "--format", "csv"])
+    assert "the output is not for a terminal" in seen and NAMED not in seen
+
+
 def test_what_is_no_library_of_ours_is_guarded_too(here: Path) -> None:
     def warn(*_: Any, **__: Any) -> None:
         sys.stderr.write(warnings.formatwarning(BAD, UserWarning, "file", 1))

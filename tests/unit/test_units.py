@@ -32,7 +32,7 @@ def test_a_size(text: str, count: int) -> None:
     assert size_bytes(text) == count
 
 
-@pytest.mark.parametrize("text", ["", "s", "10 parsecs", "-1s", "1e3s", "10KB/s", "0x10"])
+@pytest.mark.parametrize("text", ["", "s", "10 parsecs", "-1s", "1e3s", "10KB/s", "0x10", "9" * 400])
 def test_nonsense_is_told(text: str) -> None:
     with pytest.raises(TracepipeError) as caught:
         duration_ns(text)

@@ -19,7 +19,8 @@ app = typer.Typer()
 Source = choices("Source", READERS)
 Undated = choices("Undated", UNDATED)
 Form = choices("Form", ("table", "json", "csv", "parquet", "arrow"))
-_FOR_PEOPLE = ("table", "json", "csv")
+# CSV has names as they are, which a terminal may obey.
+_FOR_PEOPLE = ("table", "json")
 # Traces that are asked as they are.
 _TRACES = (".pftrace", ".perfetto-trace")
 
