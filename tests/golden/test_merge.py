@@ -19,6 +19,7 @@ import tracepipe.layout.windows
 from tests.support.cores import cores_here, running
 from tests.support.recordings import GPU_CLOCK, HEADER, PAIR, event, span
 from tests.support.trace_processor import RealTraceProcessor
+from tracepipe.clocks.sightings import NOTED_NS
 from tracepipe.converters import CONVERTERS
 from tracepipe.errors import ClockError, InputError
 from tracepipe.recording.account import Account
@@ -263,7 +264,8 @@ def test_launches_that_two_tools_recorded_put_their_clocks_together(tmp_path: Pa
     ours, torch = anchors_of(account)
     assert ours == (0, 0, "its clock is that of all")
     moved_ns = START["monotonic_ns"] - START["realtime_ns"] - 250_400
-    assert torch[:2] == (moved_ns, 0)
+    # PyTorch's profiler notes them 400 ns later, which the bound holds.
+    assert torch[:2] == (moved_ns, NOTED_NS)
     assert torch[2].startswith("12 launches that run.jsonl recorded too, 250400 ns from where CLOCK_REALTIME")
 
 

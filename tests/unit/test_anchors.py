@@ -6,11 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tracepipe.clocks import Clocks
 from tracepipe.clocks.anchors import Source, anchors, is_one_host
-from tracepipe.clocks.sightings import KEPT_MAX, LAUNCH_SPREAD_NS, Seen, Sightings
+from tracepipe.clocks.sightings import KEPT_MAX, LAUNCH_SPREAD_NS, NOTED_NS, Seen, Sightings
 from tracepipe.errors import ClockError
+from tracepipe.event.columns import NONE
 from tracepipe.event.model import new_header
 
 NOW_NS = 1_700_000_000_000_000_000
@@ -133,11 +136,17 @@ def test_pairs_of_a_gpus_clock_place_a_file_of_that_clock() -> None:
 # What others saw too ------------------------------------------------------------------------------------
 
 
-def seen(tool: str, kind: str, times: dict[int, int]) -> Seen:
+def seen(tool: str, kind: str, times: dict[int, int], length_ns: int = 0) -> Seen:
     """What a tool saw: time by key."""
     found = Seen(tool)
-    getattr(found, kind).add(np.array([*times], np.int64), np.array([*times.values()], np.int64))
+    getattr(found, kind).add(*columns(times, length_ns))
     return found
+
+
+def columns(times: dict[int, int], length_ns: int = 0) -> tuple[Any, Any, Any]:
+    """Keys, times and lengths."""
+    keys, ns = np.array([*times], np.int64), np.array([*times.values()], np.int64)
+    return keys, ns, np.full(len(keys), length_ns, np.int64)
 
 
 def refined(one: Source, kind: str, ahead_ns: int, *, base: Source = OURS, jitter_ns: int = 20) -> Any:
@@ -146,6 +155,33 @@ def refined(one: Source, kind: str, ahead_ns: int, *, base: Source = OURS, jitte
     own_ns = {key: ns + ahead_ns + jitter_ns * (key % 3 - 1) for key, ns in base_ns.items()}
     own_ns[5] += 10**9
     return anchors([base, one], {}, [seen("a", kind, base_ns), seen("b", kind, own_ns)])[1]
+
+
+@given(
+    before_ns=st.integers(0, 3_000),
+    after_ns=st.integers(0, 3_000),
+    ahead_ns=st.integers(-(10**9), 10**9),
+    is_inside=st.booleans(),
+)
+def test_the_truth_is_within_the_bound_whichever_tool_sees_a_call_from_the_inside(
+    before_ns: int, after_ns: int, ahead_ns: int, is_inside: bool
+) -> None:
+    outside = {key: 1_000_000 + 50_000 * key for key in range(20)}
+    inside = {key: ns + before_ns for key, ns in outside.items()}
+    length_ns, inside_ns = 9_000, 9_000 - before_ns - after_ns
+    ours, theirs = (inside, outside) if is_inside else (outside, inside)
+    lengths_ns = (inside_ns, length_ns) if is_inside else (length_ns, inside_ns)
+    theirs = {key: ns + ahead_ns for key, ns in theirs.items()}
+    both = [seen("a", "launches", ours, lengths_ns[0]), seen("b", "launches", theirs, lengths_ns[1])]
+    found = anchors([OURS, source("x", "trace", {})], {}, both)[1]
+    assert found.bound_ns is not None and found.bound_ns <= (before_ns + after_ns) // 2 + 1
+    assert abs(found.offset_ns + ahead_ns) <= found.bound_ns
+
+
+def test_a_call_of_no_known_length_may_be_noted_late() -> None:
+    times = {key: 1_000_000 + 5_000 * key for key in range(20)}
+    both = [seen("a", "launches", times, NONE), seen("b", "launches", times, 3_000)]
+    assert anchors([OURS, source("x", "trace", {})], {}, both)[1].bound_ns == NOTED_NS
 
 
 def test_launches_that_both_saw_place_a_clock_of_its_own() -> None:
@@ -187,7 +223,7 @@ def test_a_recording_is_placed_by_one_that_is_placed_by_another() -> None:
     times = {key: 1_000_000 + 5_000 * key for key in range(20)}
     ranks = [source("rank0", "trace", {}), source("rank1", "trace", {})]
     by_rank = seen("kineto", "launches", {key: ns + 100 for key, ns in times.items()})
-    by_rank.collectives.add(np.arange(20), np.arange(20) * 7_000)
+    by_rank.collectives.add(*columns({key: key * 7_000 for key in range(20)}))
     other = seen("kineto", "collectives", {key: key * 7_000 - 40 for key in range(20)})
     found = anchors([ranks[1], ranks[0], OURS], {}, [other, by_rank, seen("ours", "launches", times)])
     assert [one.offset_ns for one in found] == [-60, -100, 0]
@@ -196,7 +232,7 @@ def test_a_recording_is_placed_by_one_that_is_placed_by_another() -> None:
 
 def test_a_key_that_comes_twice_says_nothing_and_few_are_kept() -> None:
     sightings = Sightings()
-    sightings.add(np.array([3, 1, 2, 1]), np.array([30, 10, 20, 11]))
-    assert [column.tolist() for column in sightings.once()] == [[2, 3], [20, 30]]
-    sightings.add(np.arange(10, 10 + KEPT_MAX), np.zeros(KEPT_MAX, np.int64))
+    sightings.add(np.array([3, 1, 2, 1]), np.array([30, 10, 20, 11]), np.array([5, 4, 3, 2]))
+    assert [column.tolist() for column in sightings.once()] == [[2, 3], [20, 30], [3, 5]]
+    sightings.add(*columns(dict.fromkeys(range(10, 10 + KEPT_MAX), 0)))
     assert len(sightings.once()[0]) == KEPT_MAX - 2

@@ -85,12 +85,13 @@ class Survey:
     def _see_launches(self, batch: TraceBatch, tables: Tables, has: Any) -> None:
         """Note the calls that launched something, by process, name and the number that CUPTI gave them."""
         events = batch.events
-        keys = np.array([_key_of_call(shape) for shape in tables.shapes], np.uint64)[
-            np.maximum(events.shape, 0)
-        ]
+        shapes = np.maximum(events.shape, 0)
+        keys = np.array([_key_of_call(shape) for shape in tables.shapes], np.uint64)[shapes]
         at = np.flatnonzero(has & (keys > 0))
         of_call = (events.launch[at] & _CORRELATION).astype(np.uint64) * _SPREADING ^ keys[at]
-        self.seen.launches.add((of_call * _SPREADING).view(np.int64), events.ts_ns[at])
+        is_whole = np.array([shape is not None and shape.phase == "X" for shape in tables.shapes], np.bool_)
+        lengths_ns = np.where(is_whole[shapes[at]], events.dur_ns[at], NONE)
+        self.seen.launches.add((of_call * _SPREADING).view(np.int64), events.ts_ns[at], lengths_ns)
 
     def _see_collectives(self, batch: TraceBatch, tables: Tables) -> None:
         """Note the ends of collectives, by process group and number."""
@@ -109,7 +110,10 @@ class Survey:
                 keys.append(_key([args.get(key) for key in _COLLECTIVE]))
                 ends_ns.append(int(events.ts_ns[at] + events.dur_ns[at]))
         spread = np.array(keys, np.uint64) * _SPREADING
-        self.seen.collectives.add(spread.view(np.int64), np.array(ends_ns, np.int64))
+        # They begin when each rank comes, and say nothing but by their ends.
+        self.seen.collectives.add(
+            spread.view(np.int64), np.array(ends_ns, np.int64), np.zeros(len(ends_ns), np.int64)
+        )
 
 
 def _key(of: Any) -> int:
