@@ -11,19 +11,18 @@ import typer
 
 from tracepipe.api.convert import convert as convert_recording
 from tracepipe.api.convert import output_of
+from tracepipe.cli.input_options import AssumeOffset, Force, SourceOption, Strict, UndatedOption, reading
 from tracepipe.converters import CONVERTERS
 from tracepipe.errors import OutputError
 from tracepipe.layout.options import WARP_TRACKS
-from tracepipe.readers import READERS, UNDATED
+from tracepipe.readers import UNDATED
 from tracepipe.recording.files import STANDARD
-from tracepipe.terminal.messages import UNDATED_HELP, choices, file_offsets, offsets, progress, text_of
+from tracepipe.terminal.messages import choices, file_offsets, progress, text_of
 from tracepipe.terminal.output import put, say
 
 app = typer.Typer()
 
 Format = choices("Format", CONVERTERS)
-Source = choices("Source", READERS)
-Undated = choices("Undated", UNDATED)
 WarpTracks = choices("WarpTracks", WARP_TRACKS)
 
 
@@ -40,9 +39,9 @@ def convert(
         typer.Option("--format", "-f", help="Output format; by default what the output is named after."),
     ] = None,
     output: Annotated[str, typer.Option("--output", "-o", help="Output; - is standard output.")] = "",
-    source: Annotated[Source | None, typer.Option("--from", help="Input format, if not by content.")] = None,  # type: ignore[valid-type]
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the output.")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Refuse input with a bad line.")] = False,
+    source: SourceOption = None,
+    force: Force = False,
+    strict: Strict = False,
     compress: Annotated[bool, typer.Option("--compress", help="Compress the packets (perfetto).")] = False,
     warp_tracks: Annotated[
         WarpTracks,  # type: ignore[valid-type]
@@ -54,15 +53,8 @@ def convert(
     thread_exits: Annotated[
         bool, typer.Option("--thread-exits", help="Draw each exit of a warp's threads as an instant.")
     ] = False,
-    assume_offset: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--assume-offset",
-            metavar="CLOCK=NS",
-            help="Place a clock without clock pairs: ns to add, or a host clock (globaltimer:0=realtime).",
-        ),
-    ] = None,
-    undated: Annotated[Undated, typer.Option("--undated", help=UNDATED_HELP)] = UNDATED[0],  # type: ignore[valid-type]
+    assume_offset: AssumeOffset = None,
+    undated: UndatedOption = UNDATED[0],
     offset: Annotated[
         list[str] | None,
         typer.Option(
@@ -80,13 +72,10 @@ def convert(
         output,
         compress=compress,
         force=force,
-        strict=strict,
-        assume_offset=offsets(assume_offset or []),
         warp_tracks=text_of(warp_tracks),
         thread_exits=thread_exits,
-        source_format=text_of(source) if source else "",
-        undated=text_of(undated),
         offset=file_offsets(offset or []),
+        **reading(source, strict, assume_offset, undated),
     )
     if target != STANDARD:
         say(f"wrote {target}" + _how_to_open(target, kind))
@@ -131,7 +120,7 @@ def convert_file(files: list[str], to: str, output: str = "", **options: Any) ->
 @app.command()
 def validate(
     file: Annotated[str, typer.Argument(help="Recording: a path, or - for standard input.", metavar="FILE")],
-    source: Annotated[Source | None, typer.Option("--from", help="Input format, if not by content.")] = None,  # type: ignore[valid-type]
+    source: SourceOption = None,
 ) -> None:
     """Check every line of a recording, and name the line and field of each that is wrong."""
     from tracepipe.recording.convert import check

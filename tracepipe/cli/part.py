@@ -7,15 +7,13 @@ from typing import Annotated
 
 import typer
 
+from tracepipe.cli.input_options import AssumeOffset, Force, Source, Strict, UndatedOption, reading
 from tracepipe.readers import READERS, UNDATED
 from tracepipe.recording.files import STANDARD
-from tracepipe.terminal.messages import UNDATED_HELP, choices, offsets, progress, text_of
+from tracepipe.terminal.messages import progress
 from tracepipe.terminal.output import say
 
 app = typer.Typer()
-
-Source = choices("Source", READERS)
-Undated = choices("Undated", UNDATED)
 
 
 @app.command()
@@ -38,20 +36,13 @@ def cut(
     ] = "",
     end: Annotated[str, typer.Option("--to", "--end", metavar="TIME", help="Until this time.")] = "",
     source: Annotated[
-        Source | None,  # type: ignore[valid-type]
+        Source | None,
         typer.Option("--source", help="Input format, if not by content (elsewhere --from)."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the output.")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Refuse input with a bad line.")] = False,
-    assume_offset: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--assume-offset",
-            metavar="CLOCK=NS",
-            help="Place a clock without clock pairs: ns to add, or a host clock (globaltimer:0=realtime).",
-        ),
-    ] = None,
-    undated: Annotated[Undated, typer.Option("--undated", help=UNDATED_HELP)] = UNDATED[0],  # type: ignore[valid-type]
+    force: Force = False,
+    strict: Strict = False,
+    assume_offset: AssumeOffset = None,
+    undated: UndatedOption = UNDATED[0],
 ) -> None:
     """Write what happened in a stretch of a recording's time as a recording of its own."""
     from tracepipe.api.cut import cut as cut_recording
@@ -60,7 +51,9 @@ def cut(
     if not start and not end:
         raise typer.BadParameter("give --from, --to or both", param_hint="the stretch of time")
     if start in READERS:
-        raise typer.BadParameter(f"{start} is no time; --source names the input format", param_hint="--from")
+        raise typer.BadParameter(
+            f"{start} is not a time; --source names the input format", param_hint="--from"
+        )
     try:
         with progress(f"cut {Path(file).name}") as bar:
             account = cut_recording(
@@ -69,10 +62,7 @@ def cut(
                 start=start,
                 end=end,
                 force=force,
-                strict=strict,
-                assume_offset=offsets(assume_offset or []),
-                source_format=text_of(source) if source else "",
-                undated=text_of(undated),
+                **reading(source, strict, assume_offset, undated),
                 progress=bar,
             )
     except FormatError as error:

