@@ -76,11 +76,11 @@ def test_times_count_from_the_first_event_where_nothing_says_when_the_recording_
     [
         ([], 2, "give --from, --to or both"),
         (["--from", "x"], 1, "'x' is not a duration."),
-        (["--from", "@-1"], 1, "'@-1' is no time."),
-        (["--from", "@" + "9" * 30], 1, "is no time."),
-        (["--from", "@" + "9" * 5000], 1, "is no time."),
+        (["--from", "@-1"], 1, "'@-1' is not a time."),
+        (["--from", "@" + "9" * 30], 1, "is not a time."),
+        (["--from", "@" + "9" * 5000], 1, "is not a time."),
         (["--from", "2us", "--to", "2us"], 1, "the stretch of time is empty"),
-        (["--from", "nsys"], 2, "nsys is no time"),
+        (["--from", "nsys"], 2, "nsys is not a time"),
     ],
 )
 def test_times_that_are_none(times: list[str], code: int, said: str, run: Path, tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_a_query_that_is_refused_shows_the_processors_words(run: Path) -> None:
         ([], 2, "give SQL, or a file of it with -f"),
         (["select 1", "-f", "x.sql"], 2, "give SQL, or a file of it with -f"),
         (["-f", "/nowhere/x.sql"], 1, "/nowhere/x.sql: cannot be read"),
-        (["select 1", "--trace-processor", "/nowhere/shell"], 1, "/nowhere/shell: is no program"),
+        (["select 1", "--trace-processor", "/nowhere/shell"], 1, "/nowhere/shell: is not a program"),
     ],
 )
 def test_what_cannot_be_asked(arguments: list[str], code: int, said: str, run: Path) -> None:

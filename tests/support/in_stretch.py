@@ -11,10 +11,10 @@ from typing import Any, cast
 from tests.golden.seen import ReplayFormat, Seen, replay
 from tracepipe.recording.convert import Conversion, ConvertOptions
 
-# Rows beside others are numbered as they come to be needed, and instants of capture, clocks and problems are
-# about a file.
+# Part and whole may differ in this: an overlap row gets its number when it is first needed, and the
+# instants on the tracks of capture and problems describe the file, not the run.
 _NAME = re.compile(r"^[^/]*(?= \d+$)")
-_BESIDE = re.compile(r" \(overlap \d+\)$")
+_OVERLAP = re.compile(r" \(overlap \d+\)$")
 _PROBLEMS, _CAPTURE = ("tracepipe", "problems"), ("tracepipe", "capture")
 
 
@@ -36,7 +36,7 @@ def in_stretch(seen: Seen, start_ns: int, end_ns: int) -> Counter[str]:
     for path, slices in seen.slices:
         if path == _PROBLEMS or any(": annotations of " in label for label in path):
             continue
-        name = " / ".join(_NAME.sub("", _BESIDE.sub("", label)) for label in path)
+        name = " / ".join(_NAME.sub("", _OVERLAP.sub("", label)) for label in path)
         for one in slices:
             if path == _CAPTURE and not one.name.startswith("window "):
                 continue

@@ -1,4 +1,4 @@
-"""What doctor finds on made-up machines: each failure alone, with the command that mends it."""
+"""What doctor finds on made-up machines: each failure alone, with the command that fixes it."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_one_method_is_enough() -> None:
 
 
 def test_without_a_method_no_layer_works() -> None:
-    gone = CaptureUnavailable("gone", "mend it")
+    gone = CaptureUnavailable("gone", "fix it")
     rows = found(bcc=gone, prebuilt=gone, bpftrace=gone)
     assert rows["auto"].state == "fails"
     for layer in ("userspace", "syscall", "kernel", "scheduler"):
@@ -239,7 +239,7 @@ def test_no_libraries_are_no_failure() -> None:
 
 
 @pytest.mark.parametrize(
-    ("facts", "name", "state", "detail", "mend"),
+    ("facts", "name", "state", "detail", "fix"),
     [
         ({"release": "5.4.0"}, "system", "fails", "too old", "5.15"),
         ({"release": "5.15.0"}, "system", "limited", "one by one", ""),
@@ -263,11 +263,11 @@ def test_no_libraries_are_no_failure() -> None:
         ({"nvidia_modules": ()}, "driver", "absent", "no NVIDIA module", ""),
     ],
 )  # fmt: skip
-def test_rows_of_the_machine(facts: dict[str, object], name: str, state: str, detail: str, mend: str) -> None:
+def test_rows_of_the_machine(facts: dict[str, object], name: str, state: str, detail: str, fix: str) -> None:
     row = found(machine(**facts))[name]
     assert row.state == state
     assert detail in row.detail
-    assert (mend in row.fix) if mend else row.fix == ""
+    assert (fix in row.fix) if fix else row.fix == ""
 
 
 def test_another_system_is_told_and_nothing_is_tried() -> None:

@@ -1,4 +1,4 @@
-"""The GPU's rows: each part alone missing, with the command that mends it."""
+"""The GPU's rows: each part alone missing, with the command that fixes it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_where_all_is_well() -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "part", "mend"),
+    ("row", "part", "fix"),
     [
         ("g++", "gxx", "apt install g++"),
         ("nvcc", "nvcc", INSTALL),
@@ -53,9 +53,9 @@ def test_where_all_is_well() -> None:
         ("sanitizer", "sanitizer", INSTALL),
     ],
 )
-def test_a_part_that_is_not_there_fails_alone(row: str, part: str, mend: str) -> None:
+def test_a_part_that_is_not_there_fails_alone(row: str, part: str, fix: str) -> None:
     found = rows(without(**{part: []}))
-    assert (found[row].state, found[row].fix) == ("fails", mend)
+    assert (found[row].state, found[row].fix) == ("fails", fix)
     assert {other.state for other in found.values() if other.name != row} == {"works"}
 
 

@@ -149,10 +149,10 @@ def test_without_a_frequency_times_are_the_globaltimers() -> None:
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        ({"ph": "B"}, "ph: 'B' is no phase that is read inside of kernels"),
-        ({"pid": "k"}, "pid: is no kernel, SM and block"),
-        ({"pid": "k Core99999 CTA1"}, "pid: is no kernel, SM and block"),
-        ({"tid": 7}, "tid: is no warp"),
+        ({"ph": "B"}, "ph: 'B' is not a phase that is read inside kernels"),
+        ({"pid": "k"}, "pid: is not a kernel with its SM and block"),
+        ({"pid": "k Core99999 CTA1"}, "pid: is not a kernel with its SM and block"),
+        ({"tid": 7}, "tid: is not a warp"),
         ({"ts": "soon"}, "ts: is no time that a trace can hold"),
         ({"dur": -1}, "dur: is no time that a trace can hold"),
         ({"name": None}, "name: is missing, or is no text"),

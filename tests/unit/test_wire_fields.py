@@ -1,4 +1,4 @@
-"""Fields of Protobuf messages: any integer, any order, damage that is told with its byte."""
+"""Reading the fields of Protobuf messages: any integer, any order, and errors that name the damaged byte."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def test_fixed_sizes_are_passed_over() -> None:
     [
         (b"\x08" + b"\xff" * 11, "a number does not end at byte 1"),
         (b"\x08", "a number does not end at byte 1"),
-        (b"\x0b", "is no field at byte 0"),
-        (b"\x00\x01", "is no field at byte 0"),
+        (b"\x0b", "is not a field at byte 0"),
+        (b"\x00\x01", "is not a field at byte 0"),
         (number(1, 1) + b"\x12\x05abc", "a field is cut off at byte 2"),
         (b"\x11abc", "a field is cut off at byte 0"),
     ],

@@ -35,7 +35,7 @@ def moment_of(text: str) -> Moment:
         return Moment(min(duration_ns(text), TIME_LIMIT_NS))
     digits = text[len(ABSOLUTE) :].removesuffix("ns")
     if not _NS.fullmatch(digits) or int(digits) > TIME_LIMIT_NS:
-        raise TracepipeError(f"{text!r} is no time.", "Write 1.5s after the start, or @ and nanoseconds.")
+        raise TracepipeError(f"{text!r} is not a time.", "Write 1.5s after the start, or @ and nanoseconds.")
     return Moment(int(digits), is_absolute=True)
 
 

@@ -99,12 +99,12 @@ class _Trace:
         if event.get("ph") == "M":
             return ""
         if event.get("ph") != "X":
-            return f"ph: {str(event.get('ph'))[:8]!r} is no phase that is read inside of kernels"
+            return f"ph: {str(event.get('ph'))[:8]!r} is not a phase that is read inside kernels"
         block, warp = _BLOCK.fullmatch(str(event.get("pid"))), _WARP.fullmatch(str(event.get("tid")))
         if block is None or int(block[2]) > SM_LIMIT:
-            return "pid: is no kernel, SM and block"
+            return "pid: is not a kernel with its SM and block"
         if warp is None:
-            return "tid: is no warp"
+            return "tid: is not a warp"
         ts_ns, dur_ns = (ns_of(event.get(key), key, text) for key in ("ts", "dur"))
         if ts_ns is None or dur_ns is None or not 0 <= dur_ns <= _YEAR_NS:
             return f"{'ts' if ts_ns is None else 'dur'}: is no time that a trace can hold"

@@ -21,7 +21,7 @@ _FIXED: Final = {FIXED64: 8, FIXED32: 4}
 
 
 class WireError(Exception):
-    """What is no field; `at` is the byte where it stands."""
+    """Bytes that are not a field; `at` is the place of the first."""
 
     def __init__(self, message: str, at: int) -> None:
         super().__init__(f"{message} at byte {at}")
@@ -85,7 +85,7 @@ def fields_of(data: bytes) -> Iterator[Field]:
         elif wire_type in _FIXED:
             end = start + _FIXED[wire_type]
         if (end == start and wire_type != BYTES) or number == 0:
-            raise WireError("is no field", at)
+            raise WireError("is not a field", at)
         if end > size:
             raise WireError("a field is cut off", at)
         yield Field(number, wire_type, value, b"" if wire_type == VARINT else data[start:end])
@@ -124,7 +124,7 @@ class WireFile:
             except WireError as e:
                 raise WireError("a number does not end", at + e.at) from e
             if tag >> 3 == 0 or wire_type not in (VARINT, BYTES, FIXED64, FIXED32):
-                raise WireError("is no field", at)
+                raise WireError("is not a field", at)
             begin = at + used
             behind = begin + (value if wire_type == BYTES else _FIXED.get(wire_type, 0))
             last = min(end, self.size)

@@ -69,7 +69,7 @@ class _Trace:
         except orjson.JSONDecodeError as e:
             return "", "was cut off in the middle of the line" if cut else not_json(e)
         if type(line) is not dict:
-            return "", "is no object"
+            return "", "is not a JSON object"
         if is_too_deep(text, line):
             return "", TOO_DEEP
         if "t" not in line and "timer_freq_hz" in line:
@@ -87,9 +87,9 @@ class _Trace:
     def _stack(self, line: dict[str, Any], size_bytes: int) -> tuple[str, str] | None:
         id, frames, places = line.get("id"), line.get("frames"), line.get("srcs")
         if type(id) is not int:
-            return "id", "is no number"
+            return "id", "is not an integer"
         if type(frames) is not list or not all(type(frame) is str for frame in frames):
-            return "frames", "is no list of texts"
+            return "frames", "is not a list of strings"
         if self._stack_bytes + size_bytes > _STACK_BYTES_MAX:
             self._stacks_left_out += 1
             return None

@@ -118,7 +118,7 @@ class WprofEvents:
         """Take one. Raises Unusable."""
         kind = event.get("t")
         if type(kind) is not str or not kind:
-            raise Unusable("t", "is missing, or is no text")
+            raise Unusable("t", "is missing, or not a string")
         ts_ns = ns_of_seconds(event.get("ts"))
         if ts_ns is None or ts_ns < 0:
             raise Unusable("ts", "is missing" if "ts" not in event else "is no time that a trace can hold")
@@ -130,10 +130,10 @@ class WprofEvents:
         """The process and the thread of a task."""
         task = event.get(key)
         if type(task) is not dict:
-            raise Unusable(key, "is missing, or is no task")
+            raise Unusable(key, "is missing, or not a task")
         pid, tid = _whole(task.get("pid")), _whole(task.get("tid"))
         if pid is None:
-            raise Unusable(f"{key}.pid", "is no process id")
+            raise Unusable(f"{key}.pid", "is not a process id")
         if tid is None and pid == 0:
             tid = _whole(event.get("cpu"))
         fields = {"pid": pid} if tid is None else {"pid": pid, "tid": tid}
@@ -168,7 +168,7 @@ class WprofEvents:
         """Start and length of what ended at a time."""
         dur_ns = ns_of_seconds(event.get("dur"))
         if dur_ns is None or dur_ns < 0:
-            raise Unusable("dur", "is missing" if "dur" not in event else "is no length")
+            raise Unusable("dur", "is missing" if "dur" not in event else "is not a duration")
         start_ns = ts_ns - dur_ns
         if start_ns < 0:
             # What began before the session: its length is known, but a trace begins at 0.
@@ -182,7 +182,7 @@ class WprofEvents:
     def _switch(self, kind: str, event: dict[str, Any], ts_ns: int) -> None:
         cpu = _whole(event.get("cpu"))
         if cpu is None:
-            raise Unusable("cpu", "is missing, or is no processor")
+            raise Unusable("cpu", "is missing, or not a processor number")
         parts = self._task(event, "prev"), self._task(event, "next")
         state = event.get("prev_state")
         left = {
@@ -231,7 +231,7 @@ class WprofEvents:
         pid = self._task(event, "task")["pid"]
         gpu, stream = _whole(event.get("device_id")), _whole(event.get("stream_id"))
         if gpu is None or stream is None:
-            raise Unusable("device_id" if gpu is None else "stream_id", "is missing, or is no number")
+            raise Unusable("device_id" if gpu is None else "stream_id", "is missing, or not an integer")
         args = self._args(event, _OF_ALL | {"device_id", "stream_id", "corr_id"})
         if "byte_cnt" in args:
             args["size"] = args.pop("byte_cnt")

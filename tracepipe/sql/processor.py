@@ -34,12 +34,12 @@ class Answer:
 def find_shell(given: str = "") -> str:
     """The path of the program: `given`, or one in PATH or in the perfetto package's cache; "" for none.
 
-    Raises InputError where what is given is no program.
+    Raises InputError where `given` is not a program.
     """
     if given:
         found = shutil.which(given)
         if found is None:
-            raise InputError("is no program", f"name a {SHELL}", path=given)
+            raise InputError("is not a program", f"name a {SHELL}", path=given)
         return found
     cached = [str(path) for path in sorted(Path(_CACHE).expanduser().glob(f"{SHELL}*"))]
     programs = [shutil.which(SHELL), *(path for path in cached if os.access(path, os.X_OK))]
