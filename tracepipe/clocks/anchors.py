@@ -140,12 +140,14 @@ def _refine(
     """Place recordings by what others that are placed saw too, as far as there is such; then one by its
     anchor, and so on.
     """
+    new = dict(placed)
     while found:
         refined = {}
         for at, anchor in found.items():
             by_others = [
                 better
-                for other, its in placed.items()
+                # What those that were placed before say was not enough, and does not change.
+                for other, its in new.items()
                 if (better := _by_others(sources[at], seen[at], sources[other], seen[other], its, anchor))
             ]
             if by_others:
@@ -156,6 +158,7 @@ def _refine(
         if not refined:
             return
         placed.update(refined)
+        new = refined
         for at in refined:
             del found[at]
 

@@ -48,8 +48,8 @@ class Conversion:
         how = (options.source_format, options.assumed, options.undated)
         strict, offsets = options.strict, options.offsets
         with (
-            open_inputs(self._paths, how, strict=strict, offsets=offsets, progress=progress) as inputs,
             no_collector(),
+            open_inputs(self._paths, how, strict=strict, offsets=offsets, progress=progress) as inputs,
         ):
             if self._output.of == "timeline":
                 return _Drawing(inputs, self._output, options).write(out)
@@ -150,13 +150,10 @@ class _Drawing:
         info = _trace_info(inputs, firsts, self._options.compress)
         writer: Writer = self._output.open(out, info)
         self._start_ns = self._layout.end_ns = info.start["trace_ns"]
-        said = []
         for part in inputs.parts:
             about = _about(part.opened.recording.header, part.opened.source)
             if part.anchor is not None:
                 about |= {FILE: part.name} | part.anchor.said(inputs.clock)
-            said.append(about)
-        for about in said:
             writer.write(self._layout.say("capture", self._start_ns, about))
         return writer
 

@@ -59,7 +59,7 @@ class Inputs:
         """The batches of each, on the clock and in the tables of all. `relieve` is called between two of them
         when the tables hold much that may not be in use any more.
         """
-        if len(self.parts) == 1 and self.parts[0].renumbered is None:
+        if self.parts[0].renumbered is None:
             self.parts[0].reading.relieve = relieve
             return [self.parts[0].reading.placed()]
         return [self._stream(part, relieve) for part in self.parts]

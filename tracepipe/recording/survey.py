@@ -11,13 +11,13 @@ from typing import Any, Final
 import numpy as np
 
 from tracepipe.clocks.sightings import Seen
-from tracepipe.event.columns import NONE, SPECIAL, TraceBatch
+from tracepipe.event.columns import NONE, SPECIAL, Bools, Bytes, TraceBatch
 from tracepipe.event.origins import MADE_UP
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Tables
 from tracepipe.event.warps import PlacedWarps
 from tracepipe.recording.open import OpenRecording
-from tracepipe.recording.reading import Progress, Reading
+from tracepipe.recording.reading import Reading
 
 # So many processes are known of a recording; a machine has some thousand.
 _PROCESSES_MAX: Final = 1 << 16
@@ -25,6 +25,7 @@ _PROCESSES_MAX: Final = 1 << 16
 _CORRELATION: Final = (1 << 32) - 1
 # Odd, so that keys are spread over all numbers (2⁶⁴ divided by the golden ratio).
 _SPREADING: Final = np.uint64(0x9E3779B97F4A7C15)
+_HAS_LAUNCH, _IS_NCCL = 1, 2
 # Where every rank must have had the others' data, all end at nearly one time.
 _OF_ALL: Final = ("all", "reduce_scatter", "barrier")
 _COLLECTIVE: Final = ("Collective name", "Process Group Name", "Process Group Ranks", "Seq")
@@ -45,11 +46,24 @@ class Survey:
     last_ns: int = 0
     is_begun: bool = False
 
+    _rounds: int = 0
+    _flags: Bytes = field(default_factory=lambda: np.zeros(0, np.uint8))
+    """By the number of a shape: what its events are."""
+    _keys: Any = field(default_factory=lambda: np.zeros(0, np.uint64))
+    """By the number of a shape: what is common to its launch calls, 0 for other events."""
+
     def meet(self, tables: Tables) -> None:
-        """Look at the shapes that there are."""
-        for shape in tables.shapes:
+        """Look at the shapes that are new."""
+        if self._rounds != tables.rounds:
+            self._rounds = tables.rounds
+            self._flags, self._keys = self._flags[:0], self._keys[:0]
+        new = tables.shapes[len(self._flags) :]
+        for shape in new:
             if shape is not None:
                 self._meet(shape)
+        if new:
+            self._flags = np.concatenate([self._flags, np.array([_flags_of(one) for one in new], np.uint8)])
+            self._keys = np.concatenate([self._keys, np.array([_key_of_call(one) for one in new], np.uint64)])
 
     def _meet(self, shape: Shape) -> None:
         if shape.pid is not None and shape.pid < MADE_UP and len(self.pids) < _PROCESSES_MAX:
@@ -61,16 +75,17 @@ class Survey:
 
     def take(self, batch: TraceBatch, tables: Tables) -> None:
         """Look at the events of a batch."""
+        self.meet(tables)
         events = batch.events
         is_event = events.shape >= 0
         if is_event.any():
             self._see_times(int(events.ts_ns[is_event].min()), int(events.ts_ns[is_event].max()))
-        launched = [shape is not None and shape.has_launch for shape in tables.shapes]
-        if any(launched):
-            has = np.array(launched, np.bool_)[np.maximum(events.shape, 0)] & is_event
-            self.launches = max(self.launches, int(events.launch[has].max(initial=0)))
-            self._see_launches(batch, tables, has)
-        self._see_collectives(batch, tables)
+            flags = np.where(is_event, self._flags[np.maximum(events.shape, 0)], 0)
+            has = (flags & _HAS_LAUNCH) > 0
+            if has.any():
+                self.launches = max(self.launches, int(events.launch[has].max(initial=0)))
+                self._see_launches(batch, tables, has)
+            self._see_collectives(batch, tables, (flags & _IS_NCCL) > 0)
         for at in np.flatnonzero(events.shape == SPECIAL).tolist() if batch.others else ():
             other = batch.others[int(events.args[at])]
             if isinstance(other, PlacedWarps):
@@ -85,25 +100,20 @@ class Survey:
     def _see_launches(self, batch: TraceBatch, tables: Tables, has: Any) -> None:
         """Note the calls that launched something, by process, name and the number that CUPTI gave them."""
         events = batch.events
-        shapes = np.maximum(events.shape, 0)
-        keys = np.array([_key_of_call(shape) for shape in tables.shapes], np.uint64)[shapes]
+        keys = self._keys[np.maximum(events.shape, 0)]
         at = np.flatnonzero(has & (keys > 0))
         of_call = (events.launch[at] & _CORRELATION).astype(np.uint64) * _SPREADING ^ keys[at]
-        is_whole = np.array([shape is not None and shape.phase == "X" for shape in tables.shapes], np.bool_)
-        lengths_ns = np.where(is_whole[shapes[at]], events.dur_ns[at], NONE)
+        lengths_ns = np.where(tables.are_whole()[events.shape[at]], events.dur_ns[at], NONE)
         self.seen.launches.add((of_call * _SPREADING).view(np.int64), events.ts_ns[at], lengths_ns)
 
-    def _see_collectives(self, batch: TraceBatch, tables: Tables) -> None:
+    def _see_collectives(self, batch: TraceBatch, tables: Tables, is_nccl: Bools) -> None:
         """Note the ends of collectives, by process group and number."""
         events = batch.events
-        of_nccl = [
-            shape is not None and shape.on_stream and "nccl" in shape.name.lower() for shape in tables.shapes
-        ]
-        if not any(of_nccl):
+        places = np.flatnonzero(is_nccl & (events.args != NONE)).tolist()
+        if not places:
             return
-        is_nccl = np.array(of_nccl, np.bool_)[np.maximum(events.shape, 0)] & (events.shape >= 0)
         keys, ends_ns = [], []
-        for at in np.flatnonzero(is_nccl & (events.args != NONE)).tolist():
+        for at in places:
             args = tables.args(int(events.args[at]))
             name = str(args.get("Collective name", "")).lower()
             if "Seq" in args and "Process Group Name" in args and any(one in name for one in _OF_ALL):
@@ -114,6 +124,13 @@ class Survey:
         self.seen.collectives.add(
             spread.view(np.int64), np.array(ends_ns, np.int64), np.zeros(len(ends_ns), np.int64)
         )
+
+
+def _flags_of(shape: Shape | None) -> int:
+    if shape is None:
+        return 0
+    is_nccl = shape.on_stream and "nccl" in shape.name.lower()
+    return _HAS_LAUNCH * shape.has_launch | _IS_NCCL * is_nccl
 
 
 def _key(of: Any) -> int:
@@ -128,17 +145,10 @@ def _key_of_call(shape: Shape | None) -> int:
     return _key((shape.pid, shape.name)) | 1
 
 
-def surveyed(opened: OpenRecording, path: str, progress: Progress | None = None) -> Survey:
+def surveyed(opened: OpenRecording, path: str) -> Survey:
     """Read a recording for its numbers."""
     survey, tables = Survey(Seen(opened.source)), opened.recording.tables
-    nothing = np.empty(0, np.int32)
-
-    def relieve() -> None:
-        survey.meet(tables)
-        tables.keep(nothing, nothing)
-
-    reading = Reading(opened, path, progress=progress, relieve=relieve)
-    for batch, _ in reading.placed():
+    for batch, _ in Reading(opened, path).placed():
         survey.take(batch, tables)
     survey.meet(tables)
     return survey
