@@ -307,6 +307,32 @@ def test_a_full_folder_of_temporary_files_does_not_end_the_program(
     assert_counted(capture.output, done.stdout)
 
 
+@pytest.fixture(scope="module")
+def failing_disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library that, preloaded, lets reads of temporary files fail."""
+    library = tmp_path_factory.mktemp("disk") / "failing_disk.so"
+    source = Path(__file__).parents[1] / "support/failing_disk.c"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True)
+    return library
+
+
+def test_a_temporary_file_that_cannot_be_read_back_does_not_end_the_program(
+    capture: Capture, failing_disk: Path
+) -> None:
+    capture.environment = {**ENVIRONMENT, "LD_PRELOAD": str(failing_disk), "FAIL_FROM": "3"}
+    done = capture.run()
+    assert done.returncode == 1
+    assert "cannot be read back: Input/output error." in done.stderr.splitlines()[-2]
+    assert "TMPDIR" in done.stderr.splitlines()[-1]
+    found = records(capture.output)
+    footer, losses = found[-1], [record for record in found if record["type"] == "loss"]
+    assert footer["ended_by"] == "an error: Input/output error"
+    assert losses[0]["reason"] == "at most: not read back from a temporary file: Input/output error"
+    assert sum(footer["losses"].values()) == sum(loss["count"] for loss in losses)
+    counted = sum(record["type"] == "userspace" for record in found)
+    assert 0 < counted == footer["counts"]["userspace"] < 2 * calls_made(done.stdout)
+
+
 def test_a_limit_of_a_files_size_does_not_end_the_program(capture: Capture) -> None:
     capture.shell = "ulimit -f 1000;"
     done = capture.run()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import struct
 from collections.abc import Iterator
 
@@ -31,6 +33,10 @@ def seen(pieces: Iterator[bytes]) -> list[tuple[int, int]]:
     return [(time_ns, at) for time_ns, at in struct.iter_unpack("<8xQQ40x", b"".join(pieces))]
 
 
+def none_lost(size_bytes: int, error: OSError) -> None:
+    raise AssertionError("nothing is lost") from error
+
+
 def filled(data: bytes) -> Backlog:
     kept = Backlog()
     kept.append(data[:64])
@@ -41,7 +47,7 @@ def filled(data: bytes) -> Backlog:
 @given(st.lists(st.one_of(st.integers(0, 9), st.integers(0, 2**64 - 1)), max_size=40))
 def test_records_come_by_time_and_those_of_one_time_as_they_were_collected(times: list[int]) -> None:
     kept, learnt = filled(records(times)), bytearray()
-    order = seen(kept.in_order(learnt.extend, lambda: False))
+    order = seen(kept.in_order(learnt.extend, lambda: False, none_lost))
     assert order == sorted((time_ns, at) for at, time_ns in enumerate(times))
     assert learnt == records(times)
     kept.close()
@@ -51,7 +57,7 @@ def test_blocks_are_read_when_their_time_has_come(monkeypatch: pytest.MonkeyPatc
     # Each record stands one place too late: as disorder is in recordings.
     times = [at ^ 1 for at in range(400)]
     kept = filled(records(times))
-    sizes = [len(piece) for piece in kept.in_order(lambda data: None, lambda: False)]
+    sizes = [len(piece) for piece in kept.in_order(lambda data: None, lambda: False, none_lost)]
     assert sum(sizes) == 400 * 64
     assert max(sizes) <= 2 * backlog._RUN_BYTES
     kept.close()
@@ -60,8 +66,37 @@ def test_blocks_are_read_when_their_time_has_come(monkeypatch: pytest.MonkeyPatc
 def test_when_it_is_over_all_that_was_kept_still_comes() -> None:
     kept = filled(records([5, 4, 3, 2, 1, 0, 9, 8, 7]))
     over = iter([False, True, True])
-    found = seen(kept.in_order(lambda data: None, lambda: next(over)))
+    found = seen(kept.in_order(lambda data: None, lambda: next(over), none_lost))
     assert sorted(at for _, at in found) == list(range(9))
+    kept.close()
+
+
+@pytest.mark.parametrize(("cut", "is_sorted"), [(6, False), (6, True), (5, True)])
+def test_what_cannot_be_read_back_is_lost_and_the_rest_comes(cut: int, is_sorted: bool) -> None:
+    """Runs of four records and blocks of two: cut before runs are sorted, or while they are read again."""
+    kept, lost = filled(records([3, 2, 1, 0, 7, 6, 5, 4, 8])), list[tuple[int, int | None]]()
+    pieces = kept.in_order(
+        lambda data: None, lambda: False, lambda size_bytes, error: lost.append((size_bytes, error.errno))
+    )
+    found = list[tuple[int, int]]()
+    if is_sorted:
+        found += seen(iter([next(pieces)]))
+    os.truncate(kept._file.fileno(), cut * 64)
+    found += seen(pieces)
+    unread = [128, 64] if is_sorted and cut == 6 else [128, 128, 64] if is_sorted else [256, 64]
+    assert lost == [(size_bytes, errno.EIO) for size_bytes in unread]
+    assert [time_ns for time_ns, _ in found] == list(range(9 - sum(unread) // 64))
+    kept.close()
+
+
+def test_a_run_that_cannot_be_written_in_order_is_lost() -> None:
+    kept, lost = filled(records([3, 2, 1, 0, 4])), list[int]()
+    descriptor = kept._file.fileno()
+    read_only = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY)
+    os.dup2(read_only, descriptor)
+    os.close(read_only)
+    pieces = kept.in_order(lambda data: None, lambda: False, lambda size_bytes, _: lost.append(size_bytes))
+    assert (seen(pieces), lost) == ([], [256, 64])
     kept.close()
 
 

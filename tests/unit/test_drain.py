@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import mmap
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ from tests.support.cores import cores_here, running
 from tests.support.waiting import wait_until
 from tracepipe.capture.engines import drain
 from tracepipe.capture.engines.drain import Drain
-from tracepipe.capture.records.record import RECORD_BYTES
+from tracepipe.capture.records.record import RECORD, RECORD_BYTES
 
 RING_BYTES = 4 * mmap.PAGESIZE
 FULL = RING_BYTES // RECORD_BYTES  # records
@@ -74,7 +76,7 @@ def test_all_is_taken_in_order_however_often_the_ring_is_filled(kernel: Kernel) 
     taken = b""
     for count in (0, 1, FULL, 7, FULL - 1):
         kernel.make(count)
-        taken += ring.take_all()
+        taken += all_of(ring)
         assert taken == kernel.made
         assert kernel.consumer[0] == len(kernel.made)
     assert ring.take() == b""
@@ -84,9 +86,9 @@ def test_all_is_taken_in_order_however_often_the_ring_is_filled(kernel: Kernel) 
 def test_what_follows_a_record_that_is_being_written_waits_for_it(kernel: Kernel) -> None:
     ring = Drain(kernel.map_fd, RING_BYTES)
     kernel.make(5, busy=2)
-    assert ring.take_all() == kernel.made[: 2 * RECORD_BYTES]
+    assert all_of(ring) == kernel.made[: 2 * RECORD_BYTES]
     kernel.complete(2)
-    assert ring.take_all() == kernel.made[2 * RECORD_BYTES :]
+    assert all_of(ring) == kernel.made[2 * RECORD_BYTES :]
     ring.close()
 
 
@@ -165,14 +167,13 @@ class Late:
         return getattr(self._core, name)
 
 
-@pytest.mark.parametrize("take", [Drain.take, Drain.take_all])
-def test_what_is_moved_between_two_looks_is_taken(kernel: Kernel, take: Callable[[Drain], bytes]) -> None:
+def test_what_is_moved_between_two_looks_is_taken(kernel: Kernel) -> None:
     ring = Drain(kernel.map_fd, RING_BYTES)
     if ring._core is None:
         pytest.skip("without the native core nothing is moved")
     ring._core = Late(ring, kernel)
     kernel.make(FULL)
-    assert take(ring) == kernel.made
+    assert ring.take() == kernel.made
     ring.close()
 
 
@@ -195,10 +196,92 @@ def test_where_the_file_is_full_the_ring_is_taken_from(
     ring = Drain(kernel.map_fd, RING_BYTES)
     ring.start()
     kernel.make(9)
-    assert ring.take_all() == kernel.made
+    assert all_of(ring) == kernel.made
     kernel.make(FULL)
     ring.stop()
     assert all_of(ring) == kernel.made[9 * RECORD_BYTES :]
+    ring.close()
+
+
+def test_what_was_made_by_an_instant_is_taken_before_the_rest(kernel: Kernel) -> None:
+    ring = Drain(kernel.map_fd, RING_BYTES)
+    kernel.make(7)
+    until = ring.made_bytes
+    kernel.make(5)
+    assert ring.take(until) == kernel.made[:until]
+    assert (ring.take(until), ring.taken_bytes) == (b"", until)
+    assert ring.take() == kernel.made[until:]
+    ring.close()
+
+
+def moving(kernel: Kernel) -> Drain:
+    """A ring of which all was moved to the file."""
+    ring = Drain(kernel.map_fd, RING_BYTES)
+    ring.start()
+    if ring._thread is None:
+        ring.close()
+        pytest.skip("without the native core nothing is moved")
+    kernel.make(FULL)
+    wait_until(lambda: kernel.consumer[0] == len(kernel.made))
+    return ring
+
+
+def time_of(kernel: Kernel, number: int) -> int:
+    time_ns: int = RECORD.unpack_from(kernel.made, number * RECORD_BYTES)[0]
+    return time_ns
+
+
+def replace(descriptor: int, path: str, flags: int = os.O_RDWR) -> None:
+    """Let a descriptor that is open be one of another file."""
+    other = os.open(path, flags)
+    os.dup2(other, descriptor)
+    os.close(other)
+
+
+def test_more_is_moved_when_there_is_room_again(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(drain, "_without_name", lambda: os.open("/dev/full", os.O_RDWR))
+    ring = Drain(kernel.map_fd, RING_BYTES)
+    ring.start()
+    if ring._thread is None:
+        pytest.skip("without the native core nothing is moved")
+    kernel.make(FULL)
+    wait_until(lambda: calls_of_write(ring._thread) > 0)  # in vain
+    replace(ring._file, str(tmp_path / "file"), os.O_RDWR | os.O_CREAT)
+    wait_until(lambda: kernel.consumer[0] == len(kernel.made))
+    assert all_of(ring) == kernel.made
+    assert ring.unread() is None
+    ring.close()
+
+
+def calls_of_write(thread: threading.Thread) -> int:
+    """How often a thread of this process has tried to write."""
+    lines = Path(f"/proc/self/task/{thread.native_id}/io").read_text().splitlines()
+    return int(dict(line.split(": ") for line in lines)["syscw"])
+
+
+def test_what_cannot_be_read_back_is_counted_and_the_rest_is_taken(kernel: Kernel) -> None:
+    ring = moving(kernel)
+    first = ring.take(2 * RECORD_BYTES)
+    replace(ring._file, "/proc/self/mem")  # where there is nothing at so low an address: EIO
+    kernel.make(3)
+    assert first + all_of(ring) == kernel.made[: 2 * RECORD_BYTES] + kernel.made[-3 * RECORD_BYTES :]
+    unread = ring.unread()
+    assert unread is not None
+    assert (unread.records, unread.since_ns) == (FULL - 2, time_of(kernel, 1))
+    assert unread.error.errno == errno.EIO
+    assert ring.unread() is None
+    ring.close()
+
+
+def test_a_file_that_somebody_cut_is_read_as_far_as_it_goes(kernel: Kernel) -> None:
+    ring = moving(kernel)
+    os.truncate(ring._file, 2 * RECORD_BYTES + 1)
+    assert all_of(ring) == kernel.made[: 2 * RECORD_BYTES]
+    unread = ring.unread()
+    assert unread is not None
+    assert (unread.records, unread.since_ns) == (FULL - 2, time_of(kernel, 1))
     ring.close()
 
 

@@ -14,10 +14,15 @@ from typing import Any
 import pytest
 
 from tests.unit.test_capture_record import raw
-from tracepipe.capture import ENGINES, CaptureRequest, capture
+from tracepipe.api.record import NumberedOutputs
+from tracepipe.capture import ENGINES, CaptureRequest, CaptureSummary, backlog, capture, spool
+from tracepipe.capture.backlog import Backlog
 from tracepipe.capture.engines.none import NothingRecorded
+from tracepipe.capture.flight.ring import Chunk, Ring
 from tracepipe.capture.records import record
-from tracepipe.capture.request import Notify, Plan
+from tracepipe.capture.records.loss import Loss, unread_error
+from tracepipe.capture.records.record import RECORD_BYTES
+from tracepipe.capture.request import Last, Notify, Plan
 from tracepipe.errors import CaptureUnavailable, TracepipeError
 
 
@@ -36,9 +41,10 @@ class Engine:
         *,
         attach: Callable[[], object] = nothing,
         collect: Callable[[], object] = nothing,
+        lost: Callable[[], object] = nothing,
         stop: Callable[[], object] = nothing,
     ) -> None:
-        self.does = {"attach": attach, "collect": collect, "stop": stop}
+        self.does = {"attach": attach, "collect": collect, "lost": lost, "stop": stop}
 
     def check(self) -> str:
         return ""
@@ -50,6 +56,10 @@ class Engine:
         class Attachment(NothingRecorded):
             def collect(self) -> bytes:
                 return does["collect"]() or b""  # type: ignore[return-value]
+
+            def lost(self) -> list[Loss]:
+                self.error = does["lost"]()  # type: ignore[assignment]
+                return []
 
             def stop(self) -> None:
                 does["stop"]()
@@ -138,3 +148,77 @@ def test_all_that_is_left_at_the_end_is_recorded_however_many_chunks_it_is(run: 
     )
     footer = json.loads(sink.getvalue().splitlines()[-1])
     assert footer["counts"] == {"scheduler": 4}
+
+
+def test_a_flight_recorder_keeps_no_more_of_what_is_left_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, chunk, sizes = list[bytes](), 100 * raw(record.SWITCH_IN, 0), list[int]()
+
+    def collect() -> bytes:
+        sizes.append(sum(len(item.content) for item in kept[-1].items() if isinstance(item, Chunk)))
+        return left.pop() if left else b""
+
+    kept = list[Ring]()
+    made = Ring.__init__
+    monkeypatch.setattr(Ring, "__init__", lambda ring, *a, **k: kept.append(ring) or made(ring, *a, **k))
+    stop = lambda: left.extend([chunk] * 64)  # noqa: E731
+    monkeypatch.setitem(ENGINES, "broken", lambda: Engine(stop=stop, collect=collect))  # type: ignore[arg-type]
+    request = CaptureRequest(["true"], ("syscall",), method="broken", last=Last(10**12, 3 * len(chunk)))
+    with NumberedOutputs(str(tmp_path / "run.jsonl"), force=False, notify=print) as outputs:
+        summary = capture(request, outputs, notify=print)
+    assert 0 < max(sizes) <= 3 * len(chunk)
+    assert 0 < summary.counts["scheduler"] <= 300
+
+
+# What was kept and cannot be read back ------------------------------------------------------------------
+
+
+def unreadable(*_: object) -> bytes:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+@pytest.fixture
+def unread(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[CaptureSummary, list[str], list[Any]]]:
+    """Captures a command by an engine that does something; the summary, what was said, and the records."""
+
+    def record(is_unordered: bool = False, **does: Callable[[], object]) -> Any:
+        monkeypatch.setattr(NothingRecorded, "is_unordered", is_unordered)
+        monkeypatch.setitem(ENGINES, "broken", lambda: Engine(**does))  # type: ignore[arg-type]
+        said: list[str] = []
+        sink = io.BytesIO()
+        request = CaptureRequest(["sleep", "0.2"], ("syscall",), method="broken")
+        summary = capture(request, sink, notify=said.append)
+        return summary, said, list(map(json.loads, sink.getvalue().splitlines()))
+
+    return record
+
+
+@pytest.mark.parametrize("is_unordered", [False, True])
+def test_lines_that_cannot_be_made_are_a_loss_and_the_rest_is_kept(
+    is_unordered: bool, unread: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, switch = Backlog.read, raw(record.SWITCH_IN, 0)
+    monkeypatch.setattr(spool, "_PIECE_BYTES", 2 * RECORD_BYTES)
+    monkeypatch.setattr(backlog, "_RUN_BYTES", 2 * RECORD_BYTES)
+    monkeypatch.setattr(Backlog, "read", lambda *at: unreadable() if at[1] == 2 * RECORD_BYTES else read(*at))
+    left = [switch * 6]
+    summary, _, found = unread(is_unordered, stop=lambda: None, collect=lambda: left.pop() if left else b"")
+    assert (
+        next(loss for loss in found if loss["type"] == "loss").items()
+        >= {
+            "count": 2,
+            "reason": "at most: not read back from a temporary file: Input/output error",
+        }.items()
+    )
+    assert (found[-1]["counts"], found[-1]["losses"]) == ({"scheduler": 4}, {"unknown": 2})
+    assert "cannot be read back: Input/output error." in summary.error
+    assert "TMPDIR" in summary.hint
+
+
+def test_what_the_engine_cannot_read_back_ends_the_recording_alone(unread: Any) -> None:
+    error = unread_error(OSError(errno.EIO, os.strerror(errno.EIO)))
+    summary, said, found = unread(lost=lambda: error)
+    assert said == ["the recording is not complete; sleep goes on (Ctrl-C ends it)"]
+    assert found[-1]["ended_by"] == "an error: Input/output error"
+    assert (summary.exit_code, summary.error, summary.hint) == (0, error.message, error.hint)

@@ -108,8 +108,14 @@ class Backlog:
             room.give_back(self._file.fileno(), self._given_back_bytes, end - self._given_back_bytes)
             self._given_back_bytes = end
 
-    def in_order(self, learn: Callable[[bytes], object], is_over: Callable[[], bool]) -> Iterator[bytes]:
-        """All records by time, those of one time as they came; `learn` is given all of them before.
+    def in_order(
+        self,
+        learn: Callable[[bytes], object],
+        is_over: Callable[[], bool],
+        lose: Callable[[int, OSError], object],
+    ) -> Iterator[bytes]:
+        """All records by time, those of one time as they came; `learn` is given all of them before. `lose` is
+        given how many bytes cannot be read back, or written in order, and why.
 
         Runs are sorted where they lie, then merged. Records are out of order by milliseconds, seldom by more:
         a run is opened when the time has come to its first record, and a few are open at once. When it is
@@ -117,14 +123,20 @@ class Backlog:
         """
         runs: list[_Run] = []
         for offset in range(0, self.size_bytes, _RUN_BYTES):
-            data = self.read(offset, min(_RUN_BYTES, self.size_bytes - offset))
-            if is_over():
-                yield data
+            size_bytes = min(_RUN_BYTES, self.size_bytes - offset)
+            try:
+                data = self.read(offset, size_bytes)
+                if is_sorted := not is_over():
+                    learn(data)
+                    data = _by_time(data)
+                    self._write(offset, data)
+            except OSError as error:
+                lose(size_bytes, error)
                 continue
-            learn(data)
-            data = _by_time(data)
-            self._write(offset, data)
-            runs.append(_Run(self, offset, len(data), _times(data)[0], len(runs)))
+            if is_sorted:
+                runs.append(_Run(self, offset, size_bytes, _times(data)[0], len(runs), lose))
+            else:
+                yield data
         yield from _merged(runs)
 
     def close(self) -> None:
@@ -140,17 +152,29 @@ class Backlog:
 class _Run:
     """Records that are sorted, read a block at a time. `number` says how early it was collected."""
 
-    def __init__(self, backlog: Backlog, offset: int, size_bytes: int, first_ns: int, number: int) -> None:
+    def __init__(
+        self,
+        backlog: Backlog,
+        offset: int,
+        size_bytes: int,
+        first_ns: int,
+        number: int,
+        lose: Callable[[int, OSError], object],
+    ) -> None:
         self._backlog, self._offset, self._unread_bytes = backlog, offset, size_bytes
-        self.first_ns, self.number = first_ns, number
+        self.first_ns, self.number, self._lose = first_ns, number, lose
         self._block = b""
 
     def fill(self) -> bool:
         """Read on if all that was read is taken; False at the end."""
-        if not self._block:
-            self._block = self._backlog.read(self._offset, min(_BLOCK_BYTES, self._unread_bytes))
-            self._offset += len(self._block)
-            self._unread_bytes -= len(self._block)
+        while self._unread_bytes and not self._block:
+            size_bytes = min(_BLOCK_BYTES, self._unread_bytes)
+            try:
+                self._block = self._backlog.read(self._offset, size_bytes)
+            except OSError as error:
+                self._lose(size_bytes, error)
+            self._offset += size_bytes
+            self._unread_bytes -= size_bytes
         return bool(self._block)
 
     def last(self) -> tuple[int, int]:

@@ -190,10 +190,11 @@ class _Session:
         finally:
             for descriptor in self._processes.values():
                 os.close(descriptor)
-        exit_code = self._exit_code(store, notify)
-        if store.error is not None and not isinstance(store.error, OutputError):
-            raise store.error
-        error, hint = (store.error.message, store.error.hint) if store.error else ("", "")
+        failure = store.error or self.attachment.error
+        exit_code = self._exit_code(failure, notify)
+        if failure is not None and not isinstance(failure, OutputError):
+            raise failure
+        error, hint = (failure.message, failure.hint) if failure else ("", "")
         if not error and not self.windows.count:
             error, hint = self.windows.why_none()
         return CaptureSummary(
@@ -278,7 +279,8 @@ class _Session:
             self._say_notes(notify)
             if self._recorder is not None:
                 self._write_last(self._recorder)
-            ended_by = self._ended() or _failure(store) or over or self._limit_reached(store)
+            error = store.error or self.attachment.error
+            ended_by = self._ended() or _failure(error) or over or self._limit_reached(store)
             if ended_by:
                 return ended_by
 
@@ -335,6 +337,8 @@ class _Session:
                 collector.put(chunk)
             if not is_final:
                 break
+            if self._recorder is not None:
+                self._recorder.follow()
         for loss in self.attachment.lost():
             for collector in (store, *self.watchers):
                 collector.put_loss(loss)
@@ -374,12 +378,12 @@ class _Session:
     def _reason(self, ended_by: str) -> str:
         return "interrupt" if self.interrupts.count else ended_by
 
-    def _exit_code(self, store: Store, notify: Notify) -> int:
+    def _exit_code(self, failure: Exception | None, notify: Notify) -> int:
         """The target's; one that goes on without the recording is waited for, untraced."""
-        state = "complete" if store.error is None else "not complete"
+        state = "complete" if failure is None else "not complete"
         if self.target is not None and self.target.poll() is None:
             notify(f"the recording is {state}; {self.request.command[0]} goes on (Ctrl-C ends it)")
-        elif self._spool is not None and self._spool.error is not None:
+        elif self._spool is not None and failure is not None:
             notify(f"the recording is {state}")
         if self.target is None:
             return 0
@@ -391,9 +395,9 @@ class _Session:
             self._spool.write_record(record)
 
 
-def _failure(store: Store) -> str:
-    """Why the store takes no more, "" as long as it does."""
-    if store.error is None:
+def _failure(error: Exception | None) -> str:
+    """Why no more is recorded, "" as long as nothing went wrong."""
+    if error is None:
         return ""
-    why = store.error.__cause__
-    return f"an error: {why.strerror if isinstance(why, OSError) else store.error}"
+    why = error.__cause__
+    return f"an error: {why.strerror if isinstance(why, OSError) else error}"

@@ -18,7 +18,8 @@ from typing import Any, BinaryIO
 from tracepipe.capture.backlog import Backlog, Span, Waiting
 from tracepipe.capture.engines.engine import DeviceRenderer, Renderer
 from tracepipe.capture.records.line import Lines, record_line
-from tracepipe.capture.records.loss import Loss, loss_record
+from tracepipe.capture.records.loss import Loss, loss_record, unread, unread_error
+from tracepipe.capture.records.record import RECORD, RECORD_BYTES
 from tracepipe.capture.request import Limits, Plan
 from tracepipe.errors import OutputError
 
@@ -80,13 +81,14 @@ class Spool:
         self._rendered_bytes = self._written_bytes = 0
         self._flush_s = _FLUSH_STREAM_S if getattr(sink, "is_stream", False) else _FLUSH_S
         self._flush_at_s: float | None = None  # while lines wait there
-        self._abandoned_ns = 0
+        self._abandoned_ns = self._last_ns = 0
         self.error: Exception | None = None
         """Why no more is kept or written, an OutputError or a bug. Events are only counted from then on."""
 
     def begin(self, plan: Plan, start_ns: int) -> None:
         """Start to write; the renderer knows the plan."""
         sys.setswitchinterval(_SWITCH_S)
+        self._last_ns = start_ns
         self._thread.start()
 
     def put(self, chunk: bytes) -> None:
@@ -187,13 +189,11 @@ class Spool:
             if self._device_renderer is not None:
                 self._write_more(self._device_renderer.last())
             if self._is_unordered:
-                for piece in self._backlog.in_order(self._renderer.learn, self._abandoned.is_set):
+                for piece in self._backlog.in_order(self._renderer.learn, self._abandoned.is_set, self._lose):
                     self._write_piece(piece)
             self._flush()
             self._write_unwritten()
             self._flush()
-        except OSError as error:  # of the temporary file
-            self._fail(error)
         except Exception as error:  # a bug, which whoever waits for the end raises
             self.error = error
 
@@ -258,11 +258,25 @@ class Spool:
     def _write_span(self, span: Span) -> None:
         end = span.offset + span.size_bytes
         for start in range(span.offset, end, _PIECE_BYTES):
-            piece = self._backlog.read(start, min(_PIECE_BYTES, end - start))
-            self._write_piece(piece)
-            self._backlog.give_back(start + len(piece))
+            size_bytes = min(_PIECE_BYTES, end - start)
+            try:
+                piece = self._backlog.read(start, size_bytes)
+            except OSError as error:
+                self._lose(size_bytes, error)
+            else:
+                self._write_piece(piece)
+            self._backlog.give_back(start + size_bytes)
+
+    def _lose(self, size_bytes: int, error: OSError) -> None:
+        """Count records that cannot be read back."""
+        self._lose_some(size_bytes // RECORD_BYTES, "at most", error)
+
+    def _lose_some(self, count: int, bound: str, error: OSError) -> None:
+        self._write_loss(unread(count, self._last_ns, time.monotonic_ns(), error, bound=bound))
+        self.error = self.error or unread_error(error)
 
     def _write_piece(self, piece: bytes) -> None:
+        self._last_ns = RECORD.unpack_from(piece, len(piece) - RECORD_BYTES)[0]
         if self._abandoned.is_set():
             self._unwritten.update(self._count(piece, of_device=False))
         else:
@@ -287,8 +301,13 @@ class Spool:
     def _write_device(self, span: Span) -> None:
         """Write the lines of a chunk of the GPU's records, which is one whole."""
         assert self._device_renderer is not None
-        chunk = self._device_backlog.read(span.offset, span.size_bytes)
-        self._device_backlog.give_back(span.offset + span.size_bytes)
+        try:
+            chunk = self._device_backlog.read(span.offset, span.size_bytes)
+        except OSError as error:
+            self._lose_some(1, "at least", error)
+            return
+        finally:
+            self._device_backlog.give_back(span.offset + span.size_bytes)
         if self._abandoned.is_set():
             self._unwritten.update(self._count(chunk, of_device=True))
             return

@@ -137,7 +137,7 @@ static int64_t put(const tp_ring *r, const uint8_t *data, int64_t size, int64_t 
     return done;
 }
 
-/* Move all whole records that are in the ring to the file; whether there was room. */
+/* Move all whole records that are in the ring to the file; whether it took them. */
 static int move(tp_ring *r)
 {
     uint64_t from = position(r);
@@ -160,17 +160,18 @@ static void wait_ns(int64_t time_ns)
     nanosleep(&(struct timespec){.tv_sec = time_ns / 1000000000, .tv_nsec = time_ns % 1000000000}, NULL);
 }
 
-/* Move what is much, until `tp_ring_end` or until the file has no room. The ring is looked at often while it fills. */
+/* Move what is much, until `tp_ring_end`. The ring is looked at often while it fills; a file that takes nothing is tried
+ * again, as its disk may have room later. */
 TP_EXPORT void tp_ring_follow(tp_ring *r, int64_t short_ns, int64_t long_ns)
 {
     int64_t time_ns = short_ns;
-    int has_room = 1;
-    while (has_room && !__atomic_load_n(&r->is_over, __ATOMIC_ACQUIRE)) {
+    while (!__atomic_load_n(&r->is_over, __ATOMIC_ACQUIRE)) {
         wait_ns(time_ns);
         int64_t size = waiting_from(r, position(r));
-        if (size * MUCH > r->data_bytes)
-            has_room = move(r);
-        time_ns = size * LITTLE > r->data_bytes ? short_ns : 2 * time_ns < long_ns ? 2 * time_ns : long_ns;
+        if (size * MUCH > r->data_bytes && !move(r))
+            time_ns = long_ns;
+        else
+            time_ns = size * LITTLE > r->data_bytes ? short_ns : 2 * time_ns < long_ns ? 2 * time_ns : long_ns;
     }
 }
 

@@ -31,11 +31,17 @@ class Ring:
         self._data = mmap.mmap(map_fd, page + 2 * data_bytes, mmap.MAP_SHARED, mmap.PROT_READ, offset=page)
         self._consumer = memoryview(self._control)[:8].cast("Q")
         self._producer = memoryview(self._data)[:8].cast("Q")
+        self._first = self._consumer[0]
 
-    def take(self) -> bytes:
-        """All records up to the first that is still being written, with their headers; frees their room."""
+    @property
+    def made(self) -> int:
+        """How many bytes have come into the ring."""
+        return self._producer[0] - self._first
+
+    def take(self, room_bytes: int) -> bytes:
+        """Records up to the first that is still being written, with their headers; frees their room."""
         position = self._consumer[0]
-        size = self._producer[0] - position
+        size = min(self._producer[0] - position, room_bytes)
         if not size:
             return b""
         start = mmap.PAGESIZE + (position & self._mask)

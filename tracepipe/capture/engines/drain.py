@@ -11,20 +11,29 @@ long. The ring would be full by then.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import tempfile
 import threading
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from tracepipe import native, room
 from tracepipe.capture.bpf.ring import Ring
 from tracepipe.capture.machine.precedence import runs_at_once
-from tracepipe.capture.records.record import RECORD_BYTES
+from tracepipe.capture.records.record import RECORD, RECORD_BYTES
 from tracepipe.capture.tick import SHORT_S, Tick
 
 _CHUNK_BYTES = (1 << 16) * RECORD_BYTES  # that are taken at once
 _GIVE_BACK_BYTES = 4 << 20  # of the file at once
+
+
+class Unread(NamedTuple):
+    """Records that were moved to the file and cannot be read back, and the time of the last one before."""
+
+    records: int
+    since_ns: int
+    error: OSError
 
 
 class Drain:
@@ -37,7 +46,9 @@ class Drain:
         self._core: Any = native.library()
         self._file = -1
         self._thread: threading.Thread | None = None
-        self._taken_bytes = self._given_back_bytes = 0
+        self.taken_bytes = self._given_back_bytes = 0
+        self._last_ns = 0
+        self._unread: Unread | None = None
         if self._core is not None:
             with suppress(OSError):  # whoever needs a file of its own there says so
                 self._file = _without_name()
@@ -52,34 +63,38 @@ class Drain:
                 thread.start()
                 self._thread = thread
 
-    def take(self) -> bytes:
-        """The next whole records, some megabytes at most; b"" if there are none."""
-        if self._ring is not None:
-            return self._ring.take()
+    @property
+    def made_bytes(self) -> int:
+        """What has come into the ring so far."""
+        return self._ring.made if self._ring is not None else int(self._core.tp_ring_made(self._there))
+
+    def take(self, until_bytes: int | None = None) -> bytes:
+        """The next whole records, some megabytes at most; b"" if there are none. `until_bytes`: of those that
+        had come when `made_bytes` was that.
+        """
         while True:
-            moved_bytes = self._core.tp_ring_left(self._there) - self._taken_bytes
+            room_bytes = _CHUNK_BYTES
+            if until_bytes is not None:
+                room_bytes = min(until_bytes - self.taken_bytes, room_bytes)
+            if self._ring is not None:
+                return self._took(self._ring.take(room_bytes))
+            moved_bytes = min(self._core.tp_ring_left(self._there) - self.taken_bytes, room_bytes)
             if moved_bytes:
-                chunk = os.pread(self._file, min(moved_bytes, _CHUNK_BYTES), self._taken_bytes)
-                self._took(len(chunk))
-                return chunk
-            room_bytes = min(self._core.tp_ring_made(self._there) - self._taken_bytes, _CHUNK_BYTES)
+                if chunk := self._read_back(moved_bytes):
+                    return self._took(chunk)
+                continue
+            room_bytes = min(self.made_bytes - self.taken_bytes, room_bytes)
             if not room_bytes:
                 return b""
             there = ctypes.create_string_buffer(room_bytes)
-            size_bytes = self._core.tp_ring_take(self._there, self._taken_bytes, there, room_bytes)
+            size_bytes = self._core.tp_ring_take(self._there, self.taken_bytes, there, room_bytes)
             if size_bytes >= 0:  # else it was moved meanwhile
-                self._took(size_bytes)
-                return ctypes.string_at(there, size_bytes)
+                return self._took(ctypes.string_at(there, size_bytes))
 
-    def take_all(self) -> bytes:
-        """All whole records that were made before this call, up to the first that is still being written."""
-        if self._ring is not None:
-            return self._ring.take()
-        end = self._core.tp_ring_made(self._there)
-        parts = []
-        while self._taken_bytes < end and (part := self.take()):
-            parts.append(part)
-        return b"".join(parts)
+    def unread(self) -> Unread | None:
+        """What could not be read back since the last call."""
+        unread, self._unread = self._unread, None
+        return unread
 
     def stop(self) -> None:
         """No more is made: what is left comes with the next calls of `take`. Again: does nothing."""
@@ -100,11 +115,30 @@ class Drain:
             os.close(self._file)
             self._file = -1
 
-    def _took(self, size_bytes: int) -> None:
-        self._taken_bytes += size_bytes
-        if self._file >= 0 and self._taken_bytes - self._given_back_bytes >= _GIVE_BACK_BYTES:
-            room.give_back(self._file, self._given_back_bytes, self._taken_bytes - self._given_back_bytes)
-            self._given_back_bytes = self._taken_bytes
+    def _read_back(self, size_bytes: int) -> bytes:
+        """The next records of the file; where none of them can be read, all are left out."""
+        try:
+            chunk = os.pread(self._file, size_bytes, self.taken_bytes)
+            if len(chunk) >= RECORD_BYTES:
+                return chunk[: len(chunk) // RECORD_BYTES * RECORD_BYTES]
+            raise OSError(errno.EIO, os.strerror(errno.EIO))  # somebody has cut it
+        except OSError as error:
+            before = self._unread or Unread(0, self._last_ns, error)
+            self._unread = before._replace(records=before.records + size_bytes // RECORD_BYTES)
+            self._leave(size_bytes)
+        return b""
+
+    def _took(self, chunk: bytes) -> bytes:
+        if chunk:
+            self._last_ns = RECORD.unpack_from(chunk, len(chunk) - RECORD_BYTES)[0]
+            self._leave(len(chunk))
+        return chunk
+
+    def _leave(self, size_bytes: int) -> None:
+        self.taken_bytes += size_bytes
+        if self._file >= 0 and self.taken_bytes - self._given_back_bytes >= _GIVE_BACK_BYTES:
+            room.give_back(self._file, self._given_back_bytes, self.taken_bytes - self._given_back_bytes)
+            self._given_back_bytes = self.taken_bytes
 
     def _follow(self) -> None:
         runs_at_once()

@@ -12,6 +12,7 @@ from tracepipe.capture.records.line import Lines
 from tracepipe.capture.records.loss import Loss
 from tracepipe.capture.records.spans import SpanReader, Wanted
 from tracepipe.capture.request import Cause, Notify, Plan
+from tracepipe.errors import OutputError
 
 
 class Turn(NamedTuple):
@@ -230,6 +231,8 @@ class Attachment(Protocol):
     coverage: Coverage
     filtered: dict[str, int]
     """Layer → events that a filter left out; complete after `stop`."""
+    error: OutputError | None
+    """Why events were lost that had been taken from the kernel: a recording ends by that."""
 
     @property
     def is_unordered(self) -> bool:

@@ -9,6 +9,7 @@ from tracepipe.capture.records.loss import Loss
 from tracepipe.capture.records.record import window_record
 from tracepipe.capture.records.render import RecordRenderer
 from tracepipe.capture.request import Cause, Notify, Plan
+from tracepipe.errors import OutputError
 
 
 class NoProbes:
@@ -31,6 +32,7 @@ class NothingRecorded:
 
     is_unordered = False
     probed: frozenset[bool] = frozenset()
+    error: OutputError | None = None
 
     def __init__(self, plan: Plan | None = None) -> None:
         self.coverage = Coverage()

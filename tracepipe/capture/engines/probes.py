@@ -9,6 +9,7 @@ import os
 import platform
 import resource
 import time
+from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -22,11 +23,12 @@ from tracepipe.capture.engines.engine import Coverage, Turn
 from tracepipe.capture.engines.probing import TEXTS, Probing
 from tracepipe.capture.machine.refusals import Operation, explain
 from tracepipe.capture.machine.threads import comm_of, own_namespace, running_threads
-from tracepipe.capture.records.loss import Loss
+from tracepipe.capture.records.loss import Loss, unread, unread_error
 from tracepipe.capture.records.record import DROP_LAYERS, UNSEEN, window_record, windows_in
 from tracepipe.capture.records.render import RecordRenderer
 from tracepipe.capture.records.syscalls import SYSCALLS
 from tracepipe.capture.request import Cause, Notify, Plan
+from tracepipe.errors import OutputError
 from tracepipe.hooks.hook import RECORDED_LAYERS, FilePlace, KernelPlace
 
 _COMM_BYTES = 16
@@ -47,11 +49,12 @@ class ProbeAttachment:
         self._namespace = own_namespace()
         self.coverage = Coverage()
         self.filtered: dict[str, int] = {}
+        self.error: OutputError | None = None
         self._start_ns = time.monotonic_ns()
         self._names: dict[int, str] = {}
         self._seen_drops: dict[int, int] = {}
         self._polled_ns = time.monotonic_ns()
-        self._pending: list[bytes] = []
+        self._marks: deque[tuple[int, bytes]] = deque()  # how much was made before → the record of a window
         self._turns: list[Turn] = []
         self._said_refused: set[int] = set()
         triggers = plan.windows.places if plan.windows else ()
@@ -155,23 +158,18 @@ class ProbeAttachment:
         if self.asked() is not None:
             by = self._maps.control[Control.ASKED_BY]
             self._maps.control[Control.WINDOWS_LEFT] = max(left, 1) - 1
-        # What stands in the ring yet comes before the window, and before what says so.
-        self._keep(self._drain.take_all())
         begun_ns = time.monotonic_ns()
         now_ns = begun_ns if at_ns is None else at_ns
         waited_ns = max(begun_ns - since_ns, 0) if is_late else 0
-        self._pending.append(
-            window_record(now_ns, Cause.START, begins=True, by=by, waited_ns=waited_ns, name=name)
-        )
+        self._mark(window_record(now_ns, Cause.START, begins=True, by=by, waited_ns=waited_ns, name=name))
         self._maps.control[Control.WINDOW_NS] = now_ns
         return now_ns
 
     def close_window(self, cause: Cause, at_ns: int | None = None) -> int:
         """End the window that is open, now, which ended elsewhere at `at_ns`: the time."""
         self._maps.control[Control.WINDOW_NS] = 0
-        self._keep(self._drain.take_all())
         now_ns = time.monotonic_ns() if at_ns is None else at_ns
-        self._pending.append(window_record(now_ns, cause, begins=False))
+        self._mark(window_record(now_ns, cause, begins=False))
         return now_ns
 
     def arm(self, windows: int) -> None:
@@ -186,15 +184,16 @@ class ProbeAttachment:
 
     def collect(self) -> bytes:
         """Whole records, each with its ring header; b"" if there are none since the last call."""
-        self._keep(self._drain.take())
-        chunk = b"".join(self._pending)
-        self._pending.clear()
-        return chunk
-
-    def _keep(self, chunk: bytes) -> None:
+        chunk = self._drain.take(self._marks[0][0] if self._marks else None)
         if self._plan.windows is not None:
             self._turns += [Turn(ts_ns, begins) for ts_ns, begins in windows_in(chunk)]
-        self._pending.append(chunk)
+        while self._marks and self._marks[0][0] <= self._drain.taken_bytes:
+            chunk += self._marks.popleft()[1]
+        return chunk
+
+    def _mark(self, record: bytes) -> None:
+        """Put a record behind all that stands in the ring yet."""
+        self._marks.append((self._drain.made_bytes, record))
 
     def lost(self) -> list[Loss]:
         """Records that found the ring full since the last call, by layer and processor."""
@@ -219,6 +218,9 @@ class ProbeAttachment:
             losses.append(Loss(layer, count, self._polled_ns, now_ns, reason, cpu))
         if unseen:
             losses.append(Loss("scheduler", unseen, self._polled_ns, now_ns, _UNSEEN))
+        if (found := self._drain.unread()) is not None:
+            losses.append(unread(found.records, found.since_ns or self._start_ns, now_ns, found.error))
+            self.error = self.error or unread_error(found.error)
         missed_of = self._probing.missed(now_ns, is_final=self._is_stopped) if self._probing else {}
         for layer, missed in missed_of.items():
             losses.append(Loss(layer, missed, self._polled_ns, now_ns, _MISSED))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass
+
+from tracepipe.errors import OutputError
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +21,24 @@ class Loss:
     end_ns: int
     reason: str
     cpu: int | None = None
+
+
+def unread(count: int, start_ns: int, end_ns: int, error: OSError, *, bound: str = "at most") -> Loss:
+    """Records that were kept in a temporary file and cannot be read back: of which layer, nobody knows, nor
+    which of them were events.
+    """
+    reason = f"{bound}: not read back from a temporary file: {error.strerror}"
+    return Loss(None, count, start_ns, end_ns, reason)
+
+
+def unread_error(error: OSError) -> OutputError:
+    """The same for the user."""
+    found = OutputError(
+        f"Events that were kept in {tempfile.gettempdir()} cannot be read back: {error.strerror}.",
+        "Set TMPDIR to a folder on another disk; journalctl -k may say more.",
+    )
+    found.__cause__ = error
+    return found
 
 
 def loss_record(loss: Loss) -> dict[str, str | int]:

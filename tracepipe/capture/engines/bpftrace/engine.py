@@ -38,7 +38,7 @@ from tracepipe.capture.records.record import DROP_LAYERS
 from tracepipe.capture.records.render import RecordRenderer
 from tracepipe.capture.records.syscalls import SYSCALLS
 from tracepipe.capture.request import Notify, Plan
-from tracepipe.errors import CaptureUnavailable, TracepipeError
+from tracepipe.errors import CaptureUnavailable, OutputError, TracepipeError
 from tracepipe.hooks.hook import RECORDED_LAYERS, FilePlace, Probe, TracepointPlace
 
 _OLDEST = (0, 14)
@@ -110,6 +110,7 @@ class BpftraceAttachment:
         self._control = Control()
         self.coverage = Coverage()
         self.filtered: dict[str, int] = {}
+        self.error: OutputError | None = None
         self._start_ns = time.monotonic_ns()
         self._names: dict[int, str] = {}
         self._text_end = f"\x1f{secrets.token_hex(4)}"
