@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ import pytest
 from benchmarks.recordings import KERNELS, write_mixed, write_warps
 from tests.support.recordings import GPU_CLOCK, span, write
 from tracepipe.reports import REPORTS
+from tracepipe.reports.frames.libraries import np
+from tracepipe.reports.frames.samples import Gathering
 
 MEASURE = r"""
 import re, sys
@@ -254,6 +257,19 @@ def test_kernels_with_warps_that_are_not_looked_at_take_little(tmp_path: Path) -
         for count in (5_000, 15_000)
     )
     assert (many - few) / 10_000 < 2_000
+
+
+def test_samples_of_one_length_take_little() -> None:
+    one = np.ones(1, np.int64)
+    tracemalloc.start()
+    gathering = Gathering()
+    for at in range(20_000):
+        gathering.add(f"kernel {at}: skew of blocks", one, one)
+    found = gathering.named()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(found) == 20_000
+    assert peak / 20_000 < 250
 
 
 def test_streams_that_are_not_drawn_take_little(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from tracepipe.reports.analyses.comparison import discoveries
 from tracepipe.reports.diff import Options, run
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run, load_run
-from tracepipe.reports.frames.samples import CALL, COPY, KERNEL, SYSCALL, Key, Sample, named
+from tracepipe.reports.frames.samples import CALL, COPY, KERNEL, SYSCALL, Gathering, Kind, Named
 
 WINDOW = (0, 10**9)
 
@@ -254,9 +254,9 @@ def test_alpha_is_a_probability(load: Any) -> None:
         run(a, a, Options(alpha=5))
 
 
-def simulated(rng: Any, factor: float = 1.0) -> dict[Key, Sample]:
+def simulated(rng: Any, factor: float = 1.0) -> dict[Kind, Named]:
     """A run of 16 names: as often as the program says, and system calls as chance has it."""
-    found: dict[Key, Sample] = {}
+    found = {layer: Gathering() for layer in (CALL, KERNEL, SYSCALL, COPY)}
     for at in range(16):
         layer = (CALL, KERNEL, SYSCALL, COPY)[at % 4]
         count = (6, 20, 60, 120)[at // 4]
@@ -264,15 +264,15 @@ def simulated(rng: Any, factor: float = 1.0) -> dict[Key, Sample]:
             count = max(1, int(rng.poisson(count)))
         lengths = rng.lognormal(7, 0.2, count) * (factor if at == 13 else 1)
         starts = np.sort(rng.integers(*WINDOW, count))
-        found[layer, f"f{at}"] = Sample(starts, lengths.round().astype(np.int64))
-    return found
+        found[layer].add(f"f{at}", starts, lengths.round().astype(np.int64))
+    return {(layer, ""): gathered.named() for layer, gathered in found.items()}
 
 
 def test_pairs_that_differ_by_noise_alone_are_told_to_at_most_at_the_stated_rate() -> None:
     told = 0
     for seed in range(100):
         rng = np.random.default_rng(seed)
-        found = changes(named(simulated(rng)), named(simulated(rng)), (WINDOW, WINDOW), 0.05, 0.0)
+        found = changes(simulated(rng), simulated(rng), (WINDOW, WINDOW), 0.05, 0.0)
         told += bool(found.is_reported.any())
     # Of 100 at 5 %: more than 12 happen in two of a thousand.
     assert told <= 12
@@ -282,7 +282,7 @@ def test_a_kernel_that_is_a_tenth_slower_is_found_and_alone() -> None:
     found_it = others = 0
     for seed in range(30):
         rng = np.random.default_rng(seed)
-        compared = changes(named(simulated(rng)), named(simulated(rng, 1.1)), (WINDOW, WINDOW), 0.05, 1.0)
+        compared = changes(simulated(rng), simulated(rng, 1.1), (WINDOW, WINDOW), 0.05, 1.0)
         found = list(compared.first(np.ones(len(compared), np.bool_)))
         found_it += any(one.length_changed and one.key == (KERNEL, "f13") for one in found)
         others += any(one.is_reported and one.key != (KERNEL, "f13") for one in found)

@@ -19,7 +19,6 @@ from tracepipe.reports.frames.samples import (
     LAYER_OF,
     Sample,
     is_recorded,
-    named,
     samples,
 )
 from tracepipe.reports.report import Column, Drawing, Option, Report, Result, Table
@@ -51,7 +50,7 @@ def run(a: Run, b: Run, options: Options) -> Result:
 
     of_a, of_b = samples(a), samples(b)
     for both, exits in zip((of_a, of_b), exit_samples(a, b), strict=True):
-        both |= named(exits)
+        both |= exits
     left_out = [layer for layer in LAYER_OF if not (is_recorded(a, layer) and is_recorded(b, layer))]
     for both in (of_a, of_b):
         for key in [key for key in both if key[0] in left_out]:

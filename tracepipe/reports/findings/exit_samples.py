@@ -7,7 +7,7 @@ compared in both: a stride that was removed is about 0 in the other run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from tracepipe.reports.findings import find_all
@@ -26,8 +26,8 @@ from tracepipe.reports.findings.ranks import between
 from tracepipe.reports.findings.sampling import sample
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
-from tracepipe.reports.frames.samples import LATE, SKEW, SPREAD, Key, Sample
-from tracepipe.reports.frames.stored import Growing, flagged, made, parts, taken
+from tracepipe.reports.frames.samples import EXITS, LATE, SKEW, SPREAD, Gathering, Key, Kind, Named
+from tracepipe.reports.frames.stored import flagged, made, taken
 
 
 class _Pattern(NamedTuple):
@@ -48,15 +48,14 @@ class _Pattern(NamedTuple):
         return f"{self.kernel}: delay of {self.of} with {letter} mod {self.modulus} = {residues}"
 
 
-def exit_samples(a: Run, b: Run) -> tuple[dict[Key, Sample], dict[Key, Sample]]:
+def exit_samples(a: Run, b: Run) -> tuple[dict[Kind, Named], dict[Kind, Named]]:
     """The samples of both runs, by kernel name: launches of several grids and processes are together."""
     # The warps of one run at a time are in memory, and are sorted again rather than kept.
-    patterns = dict.fromkeys(
-        pattern
-        for run in (a, b)
-        for finding in find_all(kernels_of(run, "", None)).findings
-        if (pattern := _pattern(finding)) is not None
-    )
+    patterns: dict[str, dict[_Pattern, None]] = {}
+    for run in (a, b):
+        for finding in find_all(kernels_of(run, "", None)).findings:
+            if (pattern := _pattern(finding)) is not None:
+                patterns.setdefault(pattern.kernel, {})[pattern] = None
     return _samples(kernels_of(a, "", None), patterns), _samples(kernels_of(b, "", None), patterns)
 
 
@@ -69,24 +68,18 @@ def _pattern(finding: Finding) -> _Pattern | None:
     return None
 
 
-def _samples(kernels: Iterable[KernelWarps], patterns: Iterable[_Pattern]) -> dict[Key, Sample]:
-    columns: dict[Key, tuple[Growing, Growing]] = {}
+def _samples(
+    kernels: Iterable[KernelWarps], patterns: Mapping[str, Iterable[_Pattern]]
+) -> dict[Kind, Named]:
+    gathered = {what: Gathering() for what in EXITS}
     for kernel in kernels:
         if not kernel.has_exits:
             continue
-        for key, *both in (*_spreads(kernel), *_delays(kernel, patterns)):
+        for (what, name), *both in (*_spreads(kernel), *_delays(kernel, patterns.get(kernel.kernel, ()))):
             if both[0].size:
-                into = columns.setdefault(key, (Growing(np.int64), Growing(np.int64)))
-                for column, values in zip(into, both, strict=True):
-                    for part in parts(values.size):
-                        column.extend(values[part], part.stop - part.start)
+                gathered[what].add(name, *both)
         kernel.forget()
-    return {key: _sample(*(column.whole() for column in both)) for key, both in columns.items()}
-
-
-def _sample(starts_ns: Ints, lengths_ns: Ints) -> Sample:
-    order = np.argsort(starts_ns, kind="stable")
-    return Sample(taken(starts_ns, order), taken(lengths_ns, order))
+    return {(what, ""): found for what, one in gathered.items() if len(found := one.named())}
 
 
 def _spreads(kernel: KernelWarps) -> Iterator[tuple[Key, Ints, Ints]]:
@@ -106,8 +99,6 @@ def _spreads(kernel: KernelWarps) -> Iterator[tuple[Key, Ints, Ints]]:
 
 def _delays(kernel: KernelWarps, patterns: Iterable[_Pattern]) -> Iterator[tuple[Key, Ints, Ints]]:
     for pattern in patterns:
-        if pattern.kernel != kernel.kernel:
-            continue
         if pattern.of != "warps":
             yield ((LATE, pattern.name), *_of_lanes(kernel, pattern))
         elif kernel.warps_of_a_block:

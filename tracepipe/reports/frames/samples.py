@@ -7,11 +7,11 @@ from typing import Any
 
 from tracepipe.event.columns import NONE, Bools, Int32s, Int64s
 from tracepipe.event.vocabulary import RUNNING
-from tracepipe.reports.frames.grouping import sorted_by
+from tracepipe.reports.frames.grouping import sorted_by, starts_of
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.numbered import Numbered
 from tracepipe.reports.frames.run import Run
-from tracepipe.reports.frames.stored import Growing, flagged, joined, made, parts, taken, touched
+from tracepipe.reports.frames.stored import Growing, flagged, made, parts, taken, touched
 
 CALL, KERNEL, COPY = "call", "GPU kernel", "copy"
 SKEW, SPREAD, LATE = "warp skew", "warp spread", "late threads"
@@ -105,25 +105,37 @@ class Named:
         return of_other
 
 
-def named(samples: dict[Key, Sample]) -> dict[Kind, Named]:
-    """A few samples by their kinds."""
-    return {(what, ""): _together(samples, what) for what in {what for what, _ in samples}}
+class Gathering:
+    """Samples on their way into columns: what is of one name may come in several parts."""
+
+    def __init__(self) -> None:
+        self._texts, self._numbers = Numbered(), Growing(np.int32)
+        self._starts_ns, self._lengths_ns = Growing(np.int64), Growing(np.int64)
+
+    def add(self, name: str, starts_ns: Int64s, lengths_ns: Int64s) -> None:
+        """Add some of a name. Raises OutputError."""
+        number = self._texts.number(name.encode("utf-8", "surrogatepass"))
+        for part in parts(len(starts_ns)):
+            count = part.stop - part.start
+            self._numbers.extend(number, count)
+            self._starts_ns.extend(starts_ns[part], count)
+            self._lengths_ns.extend(lengths_ns[part], count)
+
+    def named(self) -> Named:
+        """All that came, in the order of time under each name. No more is to be added. Raises OutputError."""
+        self._texts.put_away()
+        numbers, starts_ns = self._numbers.whole(), self._starts_ns.whole()
+        order = np.lexsort((starts_ns, numbers)).astype(np.int32)
+        ordered = taken(numbers, order)
+        firsts = starts_of(ordered)
+        bounds = np.append(firsts, len(order))
+        starts_ns, lengths_ns = (taken(column, order) for column in (starts_ns, self._lengths_ns.whole()))
+        return Named(self._texts, ordered[firsts], starts_ns, bounds, lengths_ns, bounds)
 
 
 def no_names() -> Named:
     """What a run has of a kind that is not in it."""
-    return _together({}, "")
-
-
-def _together(samples: dict[Key, Sample], what: str) -> Named:
-    """Those of a layer."""
-    names = Numbered()
-    some = [sample for key, sample in samples.items() if key[0] == what]
-    numbers = [names.number(key[1].encode("utf-8", "surrogatepass")) for key in samples if key[0] == what]
-    columns: list[Any] = []
-    for of in ([one.starts_ns for one in some], [one.lengths_ns for one in some]):
-        columns += [joined(of, np.int64), np.cumsum([0, *map(len, of)])]
-    return Named(names, np.array(numbers, np.int32), *columns)
+    return Gathering().named()
 
 
 def is_recorded(run: Run, layer: str) -> bool:
