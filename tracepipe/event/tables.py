@@ -111,9 +111,9 @@ class Tables:
 
     def crowded(self) -> bool:
         """Whether numbers should be given anew, to those still in use alone."""
-        return max(len(self.shapes), self.args_count) > KEPT_MAX or self._bytes() > KEPT_BYTES_MAX
+        return max(len(self.shapes), self.args_count) > KEPT_MAX or self.text_bytes() > KEPT_BYTES_MAX
 
-    def _bytes(self) -> int:
+    def text_bytes(self) -> int:
         """How much text is kept."""
         return self._text_bytes
 

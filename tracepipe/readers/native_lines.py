@@ -83,7 +83,8 @@ class NativeTables(Tables):
         """As `Tables` has it."""
         return int(self._core.tp_reader_count(self.reader, _ARGS))
 
-    def _bytes(self) -> int:
+    def text_bytes(self) -> int:
+        """As `Tables` has it."""
         return sum(int(self._core.tp_reader_bytes(self.reader, table)) for table in (_SHAPES, _ARGS))
 
     def _keep_texts(self, shapes: Iterable[int], args: Iterable[int]) -> None:

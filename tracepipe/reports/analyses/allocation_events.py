@@ -134,12 +134,14 @@ class _Around:
         self._run, layer = run, run.layer("userspace")
         every = np.arange(len(run.shapes), dtype=np.int32)
         of_shape, first = equal(run.shapes.column("pid", every), run.shapes.column("tid", every))
-        threads = pl.DataFrame([run.shapes.series(key, every[first]) for key in ("pid", "tid")])
-        self._threads = threads.with_row_index("thread").unique(["pid", "tid"], keep="first")
-        self._nobody = len(first)
         is_wanted = np.zeros(len(first) + 1, np.bool_)
         is_wanted[of_shape[np.flatnonzero(run.seen("memory"))]] = True
         is_wanted[of_shape[layer.shape[calls]]] = True
+        wanted = np.flatnonzero(is_wanted)
+        threads = pl.DataFrame([run.shapes.series(key, first[wanted]) for key in ("pid", "tid")])
+        threads = threads.with_columns(pl.Series("thread", wanted))
+        self._threads = threads.unique(["pid", "tid"], keep="first")
+        self._nobody = len(first)
         lasts = layer.is_outermost & layer.is_call
         rows = flagged(len(layer), lambda part: is_wanted[of_shape[layer.shape[part]]] & lasts[part])
         self._rows = Grouped(of_shape[layer.shape[rows]], rows)
@@ -150,7 +152,7 @@ class _Around:
         told = events.join(
             self._threads, on=["pid", "tid"], how="left", nulls_equal=True, maintain_order="left"
         )
-        number = told["thread"].cast(pl.Int64).fill_null(self._nobody).to_numpy()
+        number = told["thread"].fill_null(self._nobody).to_numpy()
         found = np.full(len(events), NONE, np.int64)
         for thread, places in grouped(number):
             own = self._rows.of(thread)

@@ -68,9 +68,7 @@ def _pattern(finding: Finding) -> _Pattern | None:
     return None
 
 
-def _samples(
-    kernels: Iterable[KernelWarps], patterns: Mapping[str, Iterable[_Pattern]]
-) -> dict[Kind, Named]:
+def _samples(kernels: Iterable[KernelWarps], patterns: Mapping[str, Iterable[_Pattern]]) -> dict[Kind, Named]:
     gathered = {what: Gathering() for what in EXITS}
     for kernel in kernels:
         if not kernel.has_exits:

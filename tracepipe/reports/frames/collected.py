@@ -7,7 +7,7 @@ from typing import Any
 from tracepipe.event.columns import NONE, Bools, Int32s, Int64s, TraceColumns
 from tracepipe.event.model import NO_SPANS
 from tracepipe.event.order import order_of
-from tracepipe.event.tables import Tables
+from tracepipe.event.tables import KEPT_BYTES_MAX, Tables
 from tracepipe.reports.frames.grouping import grouped
 from tracepipe.reports.frames.kept_args import KeptArgs
 from tracepipe.reports.frames.libraries import np
@@ -18,7 +18,7 @@ from tracepipe.reports.frames.stored import ROWS_AT_ONCE, Growing, parts, releas
 _MISSING = {"args": NONE, "dur_ns": 0, "launch": 0}
 _OF_MOVED = ("source_ns", "bound_ns")
 # So many shapes stay in the tables: to meet one again takes as long as to read fifty events.
-_SHAPES_MAX = 1 << 14
+_SHAPES_MAX, _SHAPES_BYTES_MAX = 1 << 14, 4 * KEPT_BYTES_MAX
 # Values of counters and ends of arrows are in no frame.
 _NO_SPANS = [ord(phase) for phase in NO_SPANS]
 
@@ -127,12 +127,17 @@ class CollectedLayers:
     def relieve(self) -> None:
         """Make room in the tables: of shapes those stay that were met last, if there are many."""
         self._args.put_all_away()
-        is_many = len(self._tables.shapes) > _SHAPES_MAX
-        kept = self._last if is_many else np.arange(len(self._numbers), dtype=np.int32)
-        shapes, _ = self._tables.keep(kept, np.empty(0, np.int32))
+        if len(self._tables.shapes) <= _SHAPES_MAX:
+            self._keep(np.arange(len(self._numbers), dtype=np.int32))
+        if len(self._tables.shapes) > _SHAPES_MAX or self._tables.text_bytes() > _SHAPES_BYTES_MAX:
+            self._keep(self._last)
+
+    def _keep(self, shapes: Int32s) -> None:
+        """Keep these shapes in the tables."""
+        turned, _ = self._tables.keep(shapes, np.empty(0, np.int32))
         numbers = np.full(len(self._tables.shapes), NONE, np.int32)
-        stays = shapes[: len(self._numbers)] >= 0
-        numbers[shapes[: len(self._numbers)][stays]] = self._numbers[stays]
+        stays = turned[: len(self._numbers)] >= 0
+        numbers[turned[: len(self._numbers)][stays]] = self._numbers[stays]
         self._numbers = numbers
 
     def forget_shapes(self) -> None:

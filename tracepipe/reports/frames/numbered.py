@@ -6,10 +6,15 @@ from array import array
 from typing import Any
 
 from tracepipe.event.columns import NONE
-from tracepipe.reports.frames.stored import put_away
+from tracepipe.reports.frames.libraries import np
+from tracepipe.reports.frames.stored import Growing, put_away, touched
 
 _HASH = (1 << 32) - 1
 _SLOTS_AT_FIRST = 1 << 6
+# Of the last byte strings, until they go to the others.
+_LATE_BYTES = 1 << 16
+# What is looked at of a column for one of them.
+_PAGE_BYTES = 1 << 12
 
 
 class Numbered:
@@ -18,8 +23,9 @@ class Numbered:
     """
 
     def __init__(self, width: int = 0) -> None:
-        self.data: Any = bytearray()
-        """All of them, one after the other."""
+        # One after the other: a column, and the last of them.
+        self._column, self._late = Growing(np.uint8), bytearray()
+        self._kept = memoryview(b"")
         self._width = width
         self._ends: Any = array("q")
         self._hashes: Any = array("I")
@@ -31,8 +37,27 @@ class Numbered:
 
     def __getitem__(self, number: int) -> bytes:
         if self._width:
-            return bytes(self.data[number * self._width : (number + 1) * self._width])
-        return bytes(self.data[self._ends[number - 1] if number else 0 : self._ends[number]])
+            first, last = number * self._width, (number + 1) * self._width
+        else:
+            first, last = self._ends[number - 1] if number else 0, self._ends[number]
+        kept = len(self._kept)
+        if first >= kept:
+            return bytes(self._late[first - kept : last - kept])
+        touched(_PAGE_BYTES)
+        return bytes(self._kept[first:last])
+
+    @property
+    def data(self) -> memoryview:
+        """All of them, one after the other. Raises OutputError."""
+        self._keep()
+        return self._kept
+
+    def _keep(self) -> None:
+        """Put the last ones to the others."""
+        if self._late:
+            self._column.extend(np.frombuffer(self._late, np.uint8), len(self._late))
+            self._late = bytearray()
+            self._kept = memoryview(self._column.so_far(self._column.count))
 
     def find(self, text: bytes) -> int:
         """The number of one, NONE where it was not met."""
@@ -40,16 +65,18 @@ class Numbered:
         return number
 
     def number(self, text: bytes) -> int:
-        """The number of one, which is given one if it has none."""
+        """The number of one, which is given one if it has none. Raises OutputError."""
         code = hash(text) & _HASH
         at = self._place(text, code)
         number: int = self._slots[at]
         if number == NONE:
             number = self._slots[at] = len(self._hashes)
-            self.data += text
+            self._late += text
             self._hashes.append(code)
             if not self._width:
-                self._ends.append(len(self.data))
+                self._ends.append(len(self._kept) + len(self._late))
+            if len(self._late) > _LATE_BYTES:
+                self._keep()
             if 3 * len(self._hashes) > 2 * len(self._slots):
                 self._widen()
         return number
@@ -58,9 +85,8 @@ class Numbered:
         """Keep all of them out of memory, where they are many. No more are given numbers then. Raises
         OutputError.
         """
-        self.data, self._ends, self._hashes, self._slots = map(
-            put_away, (self.data, self._ends, self._hashes, self._slots)
-        )
+        self._keep()
+        self._ends, self._hashes, self._slots = map(put_away, (self._ends, self._hashes, self._slots))
 
     def _place(self, text: bytes, code: int) -> int:
         """The place of one, or the free one where it would stand."""

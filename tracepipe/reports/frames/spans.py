@@ -75,9 +75,11 @@ class _Shapes:
         self.number: Int32s = np.zeros(len(table), np.int32)
         self.number[own] = number
         self.row: Int32s = of_row[first] + self.rows.start
-        met = zip(*(column[first].tolist() for column in (of_row, names, phases, has_dur)), strict=True)
-        for at, (row, name, phase, has) in enumerate(met):
-            nest.set_shape(at, ShapeRow(row + self.rows.start, name, chr(phase), has_dur=has))
+        columns = of_row, names, phases, has_dur
+        for part in parts(len(first)):
+            met = zip(*(column[first[part]].tolist() for column in columns), strict=True)
+            for at, (row, name, phase, has) in enumerate(met, part.start):
+                nest.set_shape(at, ShapeRow(row + self.rows.start, name, chr(phase), has_dur=has))
 
 
 class Spans:
