@@ -142,6 +142,27 @@ def test_a_program_goes_on_when_the_recording_ends(program: Path, tmp_path: Path
     assert "goes on" in done.stderr
 
 
+def test_a_recording_has_its_name_while_the_program_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    options = ["--layers", "annotation", "--duration", "100ms", "-o", str(path), "--", "cat"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "tracepipe", "capture", *options],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": PYTHONPATH},
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        said = next(line for line in process.stderr if "goes on" in line)
+        footer = json.loads(path.read_text().splitlines()[-1])
+        assert process.poll() is None
+        assert not path.with_name("run.jsonl.part").exists()
+        errors = process.communicate("")[1]
+    assert said.startswith("the recording is complete; cat goes on")
+    assert footer["ended_by"] == "duration"
+    assert (process.returncode, "run.jsonl: no events" in errors) == (0, True), errors
+
+
 def test_ranges_begin_and_end_windows(program: Path, tmp_path: Path) -> None:
     windows = ("--start-on", "nvtx:step 3", "--stop-on", "nvtx:step 4")
     lines, done = captured(tmp_path, program, "steps", "8", options=windows)

@@ -48,6 +48,18 @@ def test_a_build_is_found_again(cache: Cache) -> None:
     assert all(not folder.stat().st_mode & 0o022 for folder in (cache.folder, cache.folder.parent))
 
 
+def test_of_two_that_build_at_once_the_first_ones_build_stays(cache: Cache) -> None:
+    """A capture has probes in the file that it made, which its command opens after this."""
+
+    def late(path: Path) -> None:
+        compiled()(path)
+        cache.make("x.so", compiled("first"))
+
+    path = cache.make("x.so", late)
+    assert path.read_text() == "first"
+    assert list(cache.folder.iterdir()) == [path]
+
+
 def test_what_others_can_write_is_not_taken(cache: Cache) -> None:
     path = cache.make("x.so", compiled())
     for place in (path, cache.folder, cache.folder.parent):

@@ -44,19 +44,30 @@ def record(
         raise OutputError(
             f"{output} cannot be both the recording and the command's output", "name another file for one"
         )
-    summary = None
-    try:
-        with (
-            _sink(request, output, force=force, notify=notify) as sink,
-            _stdout_of_command(output, command_output, force=force) as stdout,
-        ):
-            request = replace(request, stdout=stdout)
-            summary = capture(request, sink, notify=notify, watchers=watchers, control=control)
-    except OutputError as error:
-        if summary is None:
-            raise
-        both = " ".join(part for part in (summary.error, f"{error.message}.") if part)
-        return replace(summary, error=both, hint=summary.hint or error.hint)
+    summary, failures = None, list[OutputError]()
+    with ExitStack() as kept:
+
+        def complete() -> None:
+            try:
+                kept.close()
+            except OutputError as error:
+                failures.append(error)
+
+        sink = kept.enter_context(_sink(request, output, force=force, notify=notify))
+        try:
+            with _stdout_of_command(output, command_output, force=force) as stdout:
+                request = replace(request, stdout=stdout)
+                summary = capture(
+                    request, sink, notify=notify, watchers=watchers, control=control, complete=complete
+                )
+        except OutputError as error:
+            if summary is None:
+                raise
+            failures.append(error)
+        complete()
+    for failure in failures:
+        both = " ".join(part for part in (summary.error, f"{failure.message}.") if part)
+        summary = replace(summary, error=both, hint=summary.hint or failure.hint)
     return summary
 
 

@@ -51,6 +51,7 @@ def capture(
     notify: Notify,
     watchers: Sequence[Collector] = (),
     control: Control | None = None,
+    complete: Callable[[], None] = lambda: None,
 ) -> CaptureSummary:
     """Write a complete `tracepipe/1` file of what the request says to `sink`, or give the records to a store;
     with `last`, files to outputs.
@@ -58,7 +59,8 @@ def capture(
     A command keeps this process's environment, folder and standard streams; under sudo it runs as the user
     who called sudo. Ctrl-C ends the command, and the file is still complete. `notify` gets one-line messages
     for the user; `watchers` see the records as they come; `control` hears of the start, and may end the
-    recording: a command is interrupted then. Raises TracepipeError (the command cannot be run),
+    recording: a command is interrupted then. `complete` is called when all is written and the command goes
+    on, before it is waited for. Raises TracepipeError (the command cannot be run),
     CaptureUnavailable, OutputError. Call it on the main thread: signals are waited for there.
     """
     asked = [bool(request.command), bool(request.pids), bool(request.comm), request.system]
@@ -72,7 +74,7 @@ def capture(
 
     try:
         with outlived() if request.last else nullcontext():
-            return _capture(request, sink, notify, watchers, control)
+            return _capture(request, sink, notify, watchers, control, complete)
     except (OSError, MemoryError, RuntimeError) as error:
         shortage = shortage_of(error)
         if shortage is None:
@@ -86,6 +88,7 @@ def _capture(
     notify: Notify,
     watchers: Sequence[Collector],
     control: Control | None,
+    complete: Callable[[], None],
 ) -> CaptureSummary:
     from tracepipe.capture.engines.none import NoProbes
     from tracepipe.capture.find.library import find_program
@@ -111,7 +114,7 @@ def _capture(
             notify(f"method {engine.name}: {why}")
         device = annotated(request, device, notify)
         check_seen(request.windows, device.sees if device else (), has_probes=engine.name in ENGINES)
-        return run_session(engine, version, request, sink, watchers, notify, device, control)
+        return run_session(engine, version, request, sink, watchers, notify, device, control, complete)
     finally:
         if device is not None:
             device.close()

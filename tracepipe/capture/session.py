@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import select
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
@@ -49,6 +49,7 @@ def run_session(
     notify: Notify,
     device: DeviceEngine | None = None,
     control: Control | None = None,
+    complete: Callable[[], None] = lambda: None,
 ) -> CaptureSummary:
     """Run and record the request with `engine`, whose check passed. Errors as `capture` states them."""
     program = find_program(request.command) if request.command else None
@@ -96,6 +97,7 @@ def run_session(
                     interrupts,
                     control,
                     windows,
+                    complete,
                 )
                 summary = session.run(notify)
                 for path in files.replaced():
@@ -135,6 +137,7 @@ class _Session:
     interrupts: Interrupts
     control: Control | None
     windows: WindowCourse
+    complete: Callable[[], None]
     events: int = 0
     _processes: dict[int, int] = field(default_factory=dict)
     _spool: Spool | None = None
@@ -382,6 +385,7 @@ class _Session:
         """The target's; one that goes on without the recording is waited for, untraced."""
         state = "complete" if failure is None else "not complete"
         if self.target is not None and self.target.poll() is None:
+            self.complete()
             notify(f"the recording is {state}; {self.request.command[0]} goes on (Ctrl-C ends it)")
         elif self._spool is not None and failure is not None:
             notify(f"the recording is {state}")

@@ -1,7 +1,7 @@
 """Where builds are kept, and who may have written what is taken from there.
 
-    a user        $XDG_CACHE_HOME/tracepipe/NAME-DIGEST.so     compiled there, renamed
-    root          /var/cache/tracepipe/0/NAME-DIGEST.so        compiled there, renamed
+    a user        $XDG_CACHE_HOME/tracepipe/NAME-DIGEST.so     compiled there, linked
+    root          /var/cache/tracepipe/0/NAME-DIGEST.so        compiled there, linked
     under sudo    /var/cache/tracepipe/UID/scratch-…/made      compiled by the caller, who owns the folder
                   /var/cache/tracepipe/UID/NAME-DIGEST.so      copied by root, and root's from then on
 
@@ -81,7 +81,9 @@ class Cache:
                 compile_into(unfinished)
             else:
                 self._take_from_scratch(unfinished, compile_into)
-            unfinished.replace(self.folder / name)
+            # Another capture's stays, if it was sooner: its probes are in that file, and not in this one.
+            with suppress(FileExistsError):
+                os.link(unfinished, self.folder / name)
         except OSError as error:
             raise CaptureUnavailable(
                 f"{self.folder / name} cannot be written: {error.strerror}.", "Is there room on the disk?"

@@ -1,0 +1,255 @@
+"""Windows of a PyTorch program: what begins and ends one, and that all of it is there and nothing else."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gpu.bench import Bench
+from tests.support.program import PYTHONPATH
+
+pytestmark = pytest.mark.gpu
+
+ADDS = 50
+# Steps of 50 kernels, each a range, made when they are asked for; numbers 4 and 9 for the profiler.
+PROGRAM = f"""
+import sys, torch
+from torch.cuda import nvtx, profiler
+
+x = torch.zeros(1000, device="cuda")
+
+def step():
+    with nvtx.range("step"):
+        for _ in range({ADDS}):
+            x.add_(1)
+        torch.cuda.synchronize()
+
+step()
+print("ready", flush=True)
+for line in sys.stdin:
+    number = int(line)
+    if number in (4, 9):
+        profiler.start()
+    step()
+    if number in (4, 9):
+        profiler.stop()
+    print(number, flush=True)
+print(int(x[0].item()))
+"""
+
+
+@dataclass
+class Window:
+    """What it holds."""
+
+    cause: str
+    end: str = ""
+    kernels: int = 0
+    launches: int = 0
+    ranges: int = 0
+
+
+@dataclass
+class Recorded:
+    """Of a capture: its windows, and what lies outside of them."""
+
+    windows: list[Window] = field(default_factory=list)
+    outside: Counter[str] = field(default_factory=Counter)
+    footer: dict[str, Any] = field(default_factory=dict)
+
+
+def read(path: Path) -> Recorded:
+    """The additions, the calls of `cudaLaunchKernel` and the ranges, by window; a kernel is its launch's."""
+    found, spans = Recorded(), list[tuple[int, float]]()
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    for record in records:
+        if record["type"] == "window" and record["phase"] == "B":
+            found.windows.append(Window(record["cause"].partition(":")[0]))
+            spans.append((record["ts_ns"], math.inf))
+        elif record["type"] == "window":
+            found.windows[-1].end = record["cause"].partition(":")[0]
+            spans[-1] = spans[-1][0], record["ts_ns"]
+    found.footer, launched = records[-1], dict[int, int]()
+    for record in sorted(records, key=lambda record: kind_of(record) == "kernels"):
+        if not (what := kind_of(record)):
+            continue
+        inside = [number for number, (begin, end) in enumerate(spans) if begin <= record["ts_ns"] <= end]
+        if what == "kernels":
+            inside = [launched[record["launch"]]] if record["launch"] in launched else []
+        elif what == "launches" and inside and "launch" in record:
+            launched[record["launch"]] = inside[0]
+        if inside:
+            window = found.windows[inside[0]]
+            setattr(window, what, getattr(window, what) + 1)
+        else:
+            found.outside[what] += 1
+    return found
+
+
+def kind_of(record: dict[str, Any]) -> str:
+    name, phase = str(record.get("name")), record.get("phase")
+    if record["type"] == "gpu_kernel" and "elementwise" in name:
+        return "kernels"
+    if record["type"] == "userspace" and name == "cudaLaunchKernel" and phase != "E":
+        return "launches"
+    return "ranges" if record["type"] == "annotation" and name == "step" and phase == "B" else ""
+
+
+class Steps:
+    """A capture of the program, which makes its steps when it is asked to."""
+
+    def __init__(self, folder: Path, options: Sequence[str]) -> None:
+        (folder / "train.py").write_text(PROGRAM)
+        self.path, pipe = folder / "run.jsonl", subprocess.PIPE
+        capture = [sys.executable, "-m", "tracepipe", "capture", *options, "-o", str(self.path)]
+        self.said = folder / "said"
+        with self.said.open("w") as said:
+            self.process = subprocess.Popen(
+                [*capture, "--", sys.executable, str(folder / "train.py")],
+                stdin=pipe,
+                stdout=pipe,
+                stderr=said,
+                text=True,
+                bufsize=1,
+                env={**os.environ, "PYTHONPATH": PYTHONPATH},
+            )
+        assert self._line() == "ready", self.said.read_text()
+
+    def step(self, number: int) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{number}\n")
+        assert self._line() == str(number)
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def wait_for(self, count: int, phase: str) -> None:
+        """Until so many windows have begun (B) or ended (E), by what the file has."""
+        part = self.path.with_name(self.path.name + ".part")
+        wanted = f'"phase":"{phase}"'
+        while self.process.poll() is None:
+            lines = part.read_text().splitlines() if part.exists() else []
+            if sum('"type":"window"' in line and wanted in line for line in lines) >= count:
+                return
+        raise AssertionError(self.said.read_text())
+
+    def finish(self, steps: int) -> Recorded:
+        printed, _ = self.process.communicate()
+        assert (self.process.returncode, printed.split()) == (0, [str(ADDS * steps)]), self.said.read_text()
+        return read(self.path)
+
+
+ENGINE = ["--gpu", "kernels", "--layers", "gpu_kernel,userspace,annotation"]
+ALL = ["--gpu", "kernels"]
+WARPS = ["--gpu", "warps", "--layers", "gpu_kernel,gpu_warp,userspace,annotation"]
+
+
+def step_windows(cause: str, end: str) -> list[Window]:
+    return [Window(cause, end, ADDS, ADDS, 1)] * 2
+
+
+@pytest.mark.parametrize("options", [ENGINE, ALL, WARPS], ids=["engine", "probes", "warps"])
+def test_the_programs_own_choice(bench: Bench, tmp_path: Path, options: list[str]) -> None:
+    steps = Steps(tmp_path, [*options, "--start-on", "profiler", "--repeat", "2"])
+    for number in range(12):
+        steps.step(number)
+    recorded = steps.finish(13)
+    assert recorded.windows == step_windows("profiler", "profiler")
+    assert recorded.outside == {}
+    assert recorded.footer["losses"] == {}
+
+
+@pytest.mark.parametrize("options", [ENGINE, ALL], ids=["engine", "probes"])
+def test_ranges(bench: Bench, tmp_path: Path, options: list[str]) -> None:
+    """The third of the program, and the third after it."""
+    steps = Steps(tmp_path, [*options, "--start-on", "nvtx:step#3", "--repeat", "2"])
+    for number in range(9):
+        steps.step(number)
+    recorded = steps.finish(10)
+    assert recorded.windows == step_windows("nvtx", "nvtx")
+    assert recorded.outside == {}
+
+
+@pytest.mark.parametrize("options", [ENGINE, ALL], ids=["engine", "probes"])
+def test_launches(bench: Bench, tmp_path: Path, options: list[str]) -> None:
+    """20 from the 101st on, and again."""
+    trigger = ["--start-on", "kernel:elementwise#101", "--stop-on", "kernel:elementwise#20", "--repeat", "2"]
+    steps = Steps(tmp_path, [*options, *trigger])
+    for number in range(9):
+        steps.step(number)
+    recorded = steps.finish(10)
+    assert [(window.kernels, window.launches) for window in recorded.windows] == [(20, 20)] * 2
+    assert recorded.outside == {}
+
+
+def test_calls(bench: Bench, tmp_path: Path) -> None:
+    if os.geteuid():
+        pytest.skip("probes need root")
+    trigger = ["--start-on", "call:cudaLaunchKernel#101", "--stop-on", "call:cudaLaunchKernel#20"]
+    steps = Steps(tmp_path, [*ALL, *trigger, "--repeat", "2"])
+    for number in range(9):
+        steps.step(number)
+    recorded = steps.finish(10)
+    assert [(window.kernels, window.launches) for window in recorded.windows] == [(20, 20)] * 2
+    assert recorded.outside == {}
+
+
+@pytest.mark.parametrize("options", [ENGINE, ALL], ids=["engine", "probes"])
+def test_signals(bench: Bench, tmp_path: Path, options: list[str]) -> None:
+    steps = Steps(tmp_path, [*options, "--start-on", "signal", "--repeat", "2"])
+    for window in (1, 2):
+        steps.step(0)
+        steps.process.send_signal(signal.SIGUSR2)
+        steps.wait_for(window, "B")
+        for _ in range(3):
+            steps.step(0)
+        steps.process.send_signal(signal.SIGUSR2)
+        steps.wait_for(window, "E")
+    steps.step(0)
+    recorded = steps.finish(10)
+    assert recorded.windows == [Window("signal", "signal", 3 * ADDS, 3 * ADDS, 3)] * 2
+    assert recorded.outside == {}
+
+
+@pytest.mark.parametrize("options", [ENGINE, ALL], ids=["engine", "probes"])
+def test_times(bench: Bench, tmp_path: Path, options: list[str]) -> None:
+    """Windows of 200 ms, 4 s after the start and after the first, of a program that always launches."""
+    steps = Steps(tmp_path, [*options, "--delay", "4s", "--duration", "200ms", "--repeat", "2"])
+    count = 0
+    while not steps.path.exists():  # the recording ends with its last window
+        steps.step(0)
+        count += 1
+    recorded = steps.finish(1 + count)
+    assert len(recorded.windows) == 2
+    for window in recorded.windows:
+        assert window.kernels >= 5 * ADDS
+        assert abs(window.kernels - window.launches) <= 2
+    # A launch that is under way at an end may be on either side.
+    assert recorded.outside.total() <= 4
+
+
+def test_a_program_that_is_killed_in_a_window(bench: Bench, tmp_path: Path) -> None:
+    steps = Steps(tmp_path, [*ENGINE, "--start-on", "nvtx:step#3", "--stop-on", "nvtx:step#5"])
+    for number in range(4):
+        steps.step(number)
+    children = Path(f"/proc/{steps.process.pid}/task/{steps.process.pid}/children").read_text().split()
+    (program,) = [int(pid) for pid in children if "train.py" in Path(f"/proc/{pid}/cmdline").read_text()]
+    os.kill(program, signal.SIGKILL)
+    steps.process.communicate()
+    recorded = read(steps.path)
+    assert recorded.footer["ended_by"] == "signal 9 (SIGKILL)"
+    assert len(recorded.windows) == 1
+    # The last 25 ms of a process that is killed may be missing.
+    assert recorded.windows[0].kernels in (2 * ADDS, 3 * ADDS)
