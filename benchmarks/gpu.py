@@ -1,6 +1,6 @@
 """What `--gpu kernels` and `--gpu warps` cost a program: kernels, launches, PyTorch steps; and the clock.
 
-    python benchmarks/gpu.py [--quick] [--only NAME]        NAME: kernel, launch, clock, pytorch
+    python benchmarks/gpu.py [--quick] [--only NAME]        NAME: kernel, launch, clock, selected, pytorch
 
 Needs an NVIDIA GPU, and ends with 3 without one. The programs are gpu.cu, built here, and gpu_steps.py.
 The variants of a table take turns, round by round; figures are medians over the rounds, ratios of one run.
@@ -89,7 +89,7 @@ class Bench:
     """The programs and the native code, built once, and the time that is left."""
 
     def __init__(self, tools: Toolchain, folder: Path, *, quick: bool) -> None:
-        self.quick = quick
+        self.quick, self.gpus = quick, len(tools.driver.gpus)
         self.ends_s = time.monotonic() + BUDGET_S
         self.program = folder / "gpu"
         source, target = Path(__file__).with_suffix(".cu"), f"-arch={tools.architectures()[0]}"
@@ -286,7 +286,7 @@ def pytorch_table(bench: Bench) -> None:
         print(f"\nPyTorch steps: {sys.executable} has no torch")
         return
     steps = str(Path(__file__).with_name("gpu_steps.py"))
-    command = [sys.executable, steps, "5" if bench.quick else "20"]
+    command = [sys.executable, steps, "5" if bench.quick else "50", "transformer", "small"]
     variants = {
         "native": ("native", {}),
         "kernels, calls": ("kernels", {"calls": "default"}),
@@ -317,6 +317,36 @@ def pytorch_table(bench: Bench) -> None:
             print(f"  {name:<34}{times}   {', '.join(counts) if name != 'native' else '-'}", flush=True)
     for _, some in rows.seen.items():
         _print_notes(some)
+
+
+def selected_table(bench: Bench) -> None:
+    """Steps of which the first launches of some kernels are recorded, and nothing after them."""
+    if importlib.util.find_spec("torch") is None:
+        print(f"\nselected kernels: {sys.executable} has no torch")
+        return
+    steps = str(Path(__file__).with_name("gpu_steps.py"))
+    print("\nselected kernels, launches 1-20: milliseconds, median of a run's steps")
+    print(f"  {'':<34}{'median':>10}{'min':>10}{'max':>10}{'× native':>10}   of all runs")
+    for step, name in (("compiled", "triton"), ("ddp", "nccl")):
+        if step == "ddp" and bench.gpus < 2:
+            print("  ddp: there is one GPU")
+            continue
+        command = [sys.executable, steps, "100" if bench.quick else "400", step]
+        chosen = {"kernels": name, "launches": "1-20"}
+        rows = Rows(
+            bench,
+            [
+                Variant("native", partial(bench.run, command, "native")),
+                Variant(f"--kernel {name}", partial(bench.run, command, "warps", **chosen)),
+            ],
+            rounds=3,
+        )
+        for variant, some in rows.each():
+            counts = f"{sum(seen.warps for seen in some):,} warps, {sum(seen.lost for seen in some):,} lost"
+            print(
+                f"  {step + ', ' + variant:<34}{rows.times(variant, step, 'native')}   {counts}", flush=True
+            )
+            _print_notes(some)
 
 
 def clock_table(bench: Bench) -> None:
@@ -351,6 +381,7 @@ TABLES: dict[str, Callable[[Bench], None]] = {
     "kernel": kernel_table,
     "launch": launch_table,
     "clock": clock_table,
+    "selected": selected_table,
     "pytorch": pytorch_table,  # last: it takes the time that is left
 }
 

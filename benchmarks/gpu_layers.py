@@ -1,6 +1,8 @@
 """What each layer of a capture costs a step of PyTorch and of JAX, by turns.
 
-    python benchmarks/gpu_layers.py [--quick] [--only STEP]        STEP: small, transformer, gpt2, jax
+    python benchmarks/gpu_layers.py [--blocks N] [--only STEP]...
+
+STEP: small, transformer, gpt2, jax, launches, new_stacks; with two GPUs ddp.
 
 Needs an NVIDIA GPU and root; ends with 3 without a GPU. A step is a process of gpu_steps.py, which is never
 started anew: a capture is attached to it (`--pid`), lets go after its turn, and another one follows, in an
@@ -8,7 +10,8 @@ order drawn anew for each block. So a ratio is that of two turns of one process 
 are those between recordings: CUPTI is in the process then, and asked for nothing. The row `never recorded` is
 a second process of the same step; by as much as its ratios differ, the others' may differ by chance.
 
-Ratios are medians over the blocks, with the least and the most.
+Ratios are medians over the blocks, with the least and the most. Of launches also what one takes more than
+without stacks of Python.
 """
 
 from __future__ import annotations
@@ -30,10 +33,20 @@ sys.path.insert(0, str(ROOT))
 
 import tracepipe  # noqa: E402
 from benchmarks.gpu import tools_here  # noqa: E402
+from benchmarks.gpu_steps import LAUNCHES, NEW_STACKS  # noqa: E402
 from tracepipe.errors import TracepipeError  # noqa: E402
 
-TURNS = {"small": 400, "gpt2": 40, "transformer": 20, "jax": 300}
+TURNS = {
+    "small": 400,
+    "gpt2": 40,
+    "transformer": 20,
+    "jax": 300,
+    "launches": 50,
+    "new_stacks": 20,
+    "ddp": 150,
+}
 """Steps in a turn, of some tenths of a second together."""
+LAUNCHES_OF = {"launches": LAUNCHES, "new_stacks": NEW_STACKS}
 BLOCKS = 7
 NATIVE, NEVER = "native", "never recorded"
 
@@ -49,12 +62,18 @@ class Row:
 
 _KERNELS = {"gpu": "kernels", "calls": "launches"}
 _CALLS = {"gpu": "kernels", "calls": "default"}
+_STACKS = Row("kernels, calls", ("gpu_kernel",), _CALLS)
+_NO_STACKS = Row("kernels, calls, no stacks", ("gpu_kernel",), _CALLS | {"stacks": "off"})
 ROWS = (
     Row("kernels, launching calls", ("gpu_kernel",), _KERNELS),
-    Row("kernels, calls", ("gpu_kernel",), _CALLS),
+    _NO_STACKS,
+    _STACKS,
     Row("kernels, calls, scheduler", ("gpu_kernel", "scheduler"), _CALLS),
     Row("kernels, calls, syscalls", ("gpu_kernel", "syscall"), _CALLS),
     Row("kernels, calls, both", ("gpu_kernel", "scheduler", "syscall"), _CALLS),
+    Row("kernels, calls, --last 10s", ("gpu_kernel",), _CALLS | {"last": "10s"}),
+    Row("between windows: kernels", ("gpu_kernel",), _CALLS | {"start_on": "api"}),
+    Row("between windows: both", ("gpu_kernel", "scheduler", "syscall"), _CALLS | {"start_on": "api"}),
     Row("eBPF: calls", ("userspace",), {"gpu": "off", "calls": "default"}),
     Row("eBPF: calls, both", ("userspace", "scheduler", "syscall"), {"gpu": "off", "calls": "default"}),
 )
@@ -66,13 +85,15 @@ class Steps:
     def __init__(self, command: Sequence[str]) -> None:
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+        self.pids: list[int] = []
 
     def begin(self) -> None:
         """Wait until it is ready. Raises RuntimeError."""
         assert self.process.stdout is not None
-        while (line := self.process.stdout.readline()) != "ready\n":
+        while not (line := self.process.stdout.readline()).startswith("ready"):
             if not line:
                 raise RuntimeError(f"it ended with {self.process.wait()}")
+        self.pids = [int(pid) for pid in line.split()[1:]]
 
     def turn_ms(self, count: int) -> float:
         """The median of so many steps."""
@@ -88,20 +109,26 @@ class Steps:
 
 
 def recorded_ms(steps: Steps, row: Row, count: int, file: Path) -> float:
-    """A turn while it is recorded."""
+    """A turn while it is recorded, or before a window."""
     with tracepipe.capture(
-        pids=[steps.process.pid],
+        pids=steps.pids,
         layers=row.layers,
         output=str(file),
         force=True,
         notify=lambda _: None,
         **row.options,
-    ):
-        return steps.turn_ms(count)
+    ) as run:
+        took_ms = steps.turn_ms(count)
+        if "start_on" in row.options:
+            with run.window():
+                pass
+        return took_ms
 
 
-def measure(command: Sequence[str], count: int, blocks: int, rows: Sequence[Row] = ROWS) -> None:
-    """Print the table of one step."""
+def measure(
+    command: Sequence[str], count: int, blocks: int, rows: Sequence[Row] = ROWS, launches: int = 0
+) -> None:
+    """Print the table of one step. `launches`: in it, where its rows are those of stacks."""
     ratios: dict[str, list[float]] = {row.name: [] for row in (Row(NEVER, ()), *rows)}
     native_ms: list[float] = []
     failed: dict[str, str] = {}
@@ -126,6 +153,11 @@ def measure(command: Sequence[str], count: int, blocks: int, rows: Sequence[Row]
     for name, some in ratios.items():
         spread = f"{statistics.median(some):.3f} ({min(some):.3f} to {max(some):.3f})" if some else ""
         print(f"  {name:<28}{failed.get(name) or spread}", flush=True)
+    if launches and not failed:
+        pairs = zip(ratios[_STACKS.name], ratios[_NO_STACKS.name], strict=True)
+        launch_us = statistics.median(native_ms) * 1e3 / launches
+        more_us = statistics.median(a - b for a, b in pairs) * launch_us
+        print(f"  {'stacks':<28}{more_us:.2f} us a launch, which takes {launch_us:.2f} us natively")
 
 
 def main() -> None:
@@ -133,17 +165,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="one block")
-    parser.add_argument("--only", choices=TURNS, help="one step")
+    parser.add_argument("--blocks", type=int, default=BLOCKS, help="of turns, one of each row")
+    parser.add_argument("--only", choices=TURNS, action="append", help="this step; again for more")
     options = parser.parse_args()
-    tools_here()
+    gpus = len(tools_here().driver.gpus)
     for name, count in TURNS.items():
-        if options.only not in (None, name):
+        if name not in (options.only or TURNS) or (name == "ddp" and gpus < 2):
             continue
         print(f"\n{name}: times native", flush=True)
+        launches = LAUNCHES_OF.get(name, 0)
         try:
             command = [sys.executable, str(Path(__file__).with_name("gpu_steps.py")), "serve", name]
-            measure(command, count, 1 if options.quick else BLOCKS)
+            rows = (_NO_STACKS, _STACKS) if launches else ROWS
+            measure(command, count, options.blocks, rows, launches)
         except (RuntimeError, OSError, subprocess.SubprocessError) as error:
             print(f"  {type(error).__name__}: {error}")
 

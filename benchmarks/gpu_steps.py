@@ -1,17 +1,22 @@
 """The steps of PyTorch and JAX that benchmarks/gpu.py and gpu_layers.py measure, in milliseconds.
 
-python benchmarks/gpu_steps.py STEPS        medians of transformer, and of five times as many of small
-python benchmarks/gpu_steps.py serve NAME   says `ready`; a line of N steps is answered by what each took
+python benchmarks/gpu_steps.py N NAME...    medians of so many steps of each
+python benchmarks/gpu_steps.py serve NAME   says `ready` and the processes' ids; a line of N steps is answered
+                                            by what each took
 """
 
 from __future__ import annotations
 
+import os
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 WARM_UP = 5
+LAUNCHES, NEW_STACKS = 1000, 100
 Step = Callable[[], object]
 """Returns when the GPU has done it."""
 
@@ -68,6 +73,87 @@ def gpt2() -> Step:
     return step
 
 
+def compiled() -> Step:
+    """The step of `small`, of kernels that torch.compile makes with Triton."""
+    import torch
+
+    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.LayerNorm(256), torch.nn.GELU()).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    x = torch.randn(64, 64, device="cuda")
+
+    @torch.compile
+    def loss_of(x):
+        return torch.softmax(model(x), -1).square().mean()
+
+    def step() -> float:
+        loss = loss_of(x)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return step
+
+
+def ddp() -> Step:
+    """A step of this process and another one, on two GPUs, whose gradients NCCL adds up."""
+    import torch
+
+    rank = int(os.environ.get("RANK", 0))
+    torch.cuda.set_device(rank)
+    there = f"tcp://127.0.0.1:{os.environ['DDP_PORT']}"
+    torch.distributed.init_process_group("nccl", there, world_size=2, rank=rank)
+    layers = [layer for _ in range(8) for layer in (torch.nn.Linear(1024, 1024), torch.nn.ReLU())]
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers).cuda(), [rank])
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    x = torch.randn(256, 1024, device="cuda")
+
+    def step() -> float:
+        loss = model(x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return step
+
+
+def launches() -> Step:
+    """A thousand launches from one line."""
+    import torch
+
+    x = torch.zeros(1000, device="cuda")
+
+    def step() -> None:
+        for _ in range(LAUNCHES):
+            x.add_(1)
+        torch.cuda.synchronize()
+
+    return step
+
+
+def new_stacks() -> Step:
+    """A hundred launches, each from a way through sixteen calls that none went before."""
+    import torch
+
+    x, ways = torch.zeros(1000, device="cuda"), iter(range(1 << 16))
+
+    def one(way: int, depth: int) -> None:
+        if not depth:
+            x.add_(1)
+        elif way & 1:
+            one(way >> 1, depth - 1)
+        else:
+            one(way >> 1, depth - 1)
+
+    def step() -> None:
+        for _ in range(NEW_STACKS):
+            one(next(ways), 16)
+        torch.cuda.synchronize()
+
+    return step
+
+
 def jax() -> Step:
     """A training step of eight layers of 1024, compiled: some tens of kernels, and few calls of Python's."""
     import jax
@@ -93,7 +179,7 @@ def jax() -> Step:
     return step
 
 
-STEPS = {"transformer": transformer, "small": small, "gpt2": gpt2, "jax": jax}
+STEPS = {step.__name__: step for step in (transformer, small, gpt2, compiled, ddp, launches, new_stacks, jax)}
 
 
 def times_ms(step: Step, count: int) -> list[float]:
@@ -118,16 +204,45 @@ def made(name: str) -> Step:
     return step
 
 
-def main() -> None:
-    """Run both, or serve one."""
-    if sys.argv[1] != "serve":
-        for name, count in (("transformer", int(sys.argv[1])), ("small", 5 * int(sys.argv[1]))):
-            print(name, statistics.median(times_ms(made(name), count)))
+@contextmanager
+def other_rank(name: str) -> Iterator[subprocess.Popen[str] | None]:
+    """The second process of a step of two, which this process says its lines to."""
+    if name != "ddp" or "RANK" in os.environ:
+        yield None
         return
-    step = made(sys.argv[2])
-    print("ready", flush=True)
-    for line in sys.stdin:
-        print(*(f"{took:.5f}" for took in times_ms(step, int(line))), flush=True)
+    os.environ["DDP_PORT"] = str(20_000 + os.getpid() % 20_000)
+    command, pipe = [sys.executable, __file__, "serve", name], subprocess.PIPE
+    environment = {**os.environ, "RANK": "1"}
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1, env=environment) as other:
+        yield other
+
+
+def run_ms(step: Step, count: int, other: subprocess.Popen[str] | None) -> list[float]:
+    """Steps of this process, and of the other one."""
+    if other is None:
+        return times_ms(step, count)
+    assert other.stdin is not None
+    assert other.stdout is not None
+    other.stdin.write(f"{count}\n")
+    took_ms = times_ms(step, count)
+    other.stdout.readline()
+    return took_ms
+
+
+def main() -> None:
+    """Run some steps, or serve one."""
+    if sys.argv[1] != "serve":
+        for name in sys.argv[2:]:
+            with other_rank(name) as other:
+                print(name, statistics.median(run_ms(made(name), int(sys.argv[1]), other)), flush=True)
+        return
+    with other_rank(sys.argv[2]) as other:
+        step = made(sys.argv[2])
+        print("ready", os.getpid(), *([other.pid] if other else []), flush=True)
+        if other and other.stdout:
+            other.stdout.readline()
+        for line in sys.stdin:
+            print(*(f"{took:.5f}" for took in run_ms(step, int(line), other)), flush=True)
 
 
 if __name__ == "__main__":

@@ -179,7 +179,7 @@ def test_the_benchmark_of_layers_says_that_there_is_no_gpu() -> None:
 
 STEPS = """
 import sys
-print("loaded\\nready", flush=True)
+print("loaded\\nready 42", flush=True)
 for line in sys.stdin: print(*[2.0] * int(line), flush=True)
 """
 
