@@ -302,7 +302,6 @@ def test_the_name_of_the_output_says_its_format(run: Run, here: Path) -> None:
         (["convert", "folder"], "folder: cannot be read: Is a directory", "check the path"),
         (["convert", "empty"], "empty: is empty", "record something first"),
         (["convert", "noise"], "the content is of no known input format", "name it with --from"),
-        (["summary", "trace"], "the file is a trace of Perfetto already", "tracepipe open FILE"),
         (
             ["convert", "program"],
             "the file is a program or a library (ELF)",
@@ -342,8 +341,6 @@ def test_an_error_is_two_lines_what_happened_and_what_to_do(
     Path("folder").mkdir()
     Path("empty").touch()
     Path("noise").write_bytes(bytes(range(256)))
-    packets = (b"\n" + bytes([size, *range(100, 100 + size)]) for size in (9, 3, 27, 5))
-    Path("trace").write_bytes(b"".join(packets))
     Path("program").write_bytes(b"\x7fELF\2\1\1" + bytes(60))
     Path("config").write_text('{"learning_rate": 0.1}')
     Path("blank").write_text("\n\n\nsome\n\n\ntext\n")

@@ -13,12 +13,14 @@ from typing import Any
 import orjson
 import zstandard
 
+from tests.fuzz import packets
 from tests.golden.hostile import HEADER, PAIR, START_NS, _dumped
 from tests.native.inputs import any_line, mutated
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 FINDS = Path(__file__).parent / "finds"
 _LINES_MAX = 40
+_TRACES_SHARE = 0.06
 _EXTREMES: tuple[Any, ...] = (
     0, 1, -1, 31, 32, 33, 255, 65_535, (1 << 31) - 1, 1 << 31, -(1 << 31), 1 << 32, (1 << 53) + 1, (1 <<
     62) - 1, 1 << 62, (1 << 63) - 1, 1 << 63, (1 << 64) - 1, 1 << 64, -(1 << 63), -(1 << 63) - 1,
@@ -54,6 +56,8 @@ def seeds() -> list[list[bytes]]:
 
 def recording(rng: Random) -> bytes:
     """One recording."""
+    if rng.random() < _TRACES_SHARE:
+        return packets.trace(rng)
     lines = _invented(rng) if rng.random() < 0.15 else _some(rng, rng.choice(seeds()))
     for _ in range(rng.choice((0, 1, 1, 2, 3, 5, 12))):
         if not lines:

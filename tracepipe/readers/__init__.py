@@ -72,9 +72,6 @@ _OTHERS: Final = {
     ),
     b"PAR1": ("the file is a table of Parquet", "give the recording that it was exported from"),
 }
-_PACKET_TAG: Final = 0x0A
-# A blank line is the tag too: so many packets must follow each other.
-_PACKETS_SEEN: Final = 4
 _SQLITE: Final = b"SQLite format 3\0"
 # In the order in which they are asked whether the content is theirs: the strictest first.
 READERS: dict[str, InputFormat] = {
@@ -84,6 +81,7 @@ READERS: dict[str, InputFormat] = {
         InputFormat("nsys", "Nsight Systems, exported to SQLite", "nsys", database=_SQLITE),
         InputFormat("rocpd", "rocpd database of rocprofv3", "rocpd", database=_SQLITE),
         InputFormat("xplane", "profile of XLA (JAX, TensorFlow), xplane.pb", "xplane"),
+        InputFormat("perfetto", "protobuf trace of Perfetto, .pftrace", "perfetto"),
         InputFormat("rocprof", "JSON of rocprofv3", "rocprof_json"),
         InputFormat("bpftime", "text output of bpftime's GPU examples", "bpftime"),
         InputFormat(
@@ -140,10 +138,6 @@ def recognise(head: bytes, name: str = "", file: Callable[[], BinaryIO] | None =
         )
     if what := next((said for begins, said in _OTHERS.items() if head.startswith(begins)), None):
         raise FormatError(*what)
-    if _is_perfetto(head):
-        raise FormatError(
-            "the file is a trace of Perfetto already", "open it: tracepipe open FILE, or ui.perfetto.dev"
-        )
     if head[:1] in (b"{", b"["):
         raise FormatError(
             "the file is JSON, and no trace or recording that is known",
@@ -153,20 +147,6 @@ def recognise(head: bytes, name: str = "", file: Callable[[], BinaryIO] | None =
         "the content is of no known input format",
         f"name it with --from, one of: {', '.join(READERS)}",
     )
-
-
-def _is_perfetto(head: bytes) -> bool:
-    """Whether a file starts with packets of a trace of Perfetto: field 1 and its length, again and again."""
-    at, packets = 0, 0
-    while at < len(head) and head[at] == _PACKET_TAG and packets < _PACKETS_SEEN:
-        length, shift, at = 0, 0, at + 1
-        while at < len(head) and shift < 32:
-            length |= (head[at] & 0x7F) << shift
-            at, shift = at + 1, shift + 7
-            if head[at - 1] < 0x80:
-                break
-        at, packets = at + length, packets + 1
-    return packets >= _PACKETS_SEEN
 
 
 def is_known(head: bytes) -> bool:

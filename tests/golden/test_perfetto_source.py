@@ -1,0 +1,71 @@
+"""Traces of Perfetto: what the trace processor sees in one, it sees in the timeline that is made of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.golden.both import converted
+from tests.golden.cases import FIXTURES, Case
+from tests.support.trace_processor import RealTraceProcessor
+
+_SLICES = "select name, ts, dur from slice"
+# A unit is part of a name here.
+_COUNTERS = """
+select case when instr(t.name, ' (') then substr(t.name, 1, instr(t.name, ' (') - 1) else t.name end as name,
+  ts, value from counter c join track t on t.id = c.track_id
+where t.name not in ('thread_time', 'thread_instruction_count')"""
+_ARROWS = """
+select f.ts as start_ns, t.ts as end_ns from flow
+join slice f on f.id = slice_out join slice t on t.id = slice_in"""
+# What a timeline says of the recording that it is made of.
+_OF_ITSELF = frozenset({"capture", "ambiguous"})
+_WRITTEN = (
+    "annotations", "capture-h200-pytorch", "capture-standin", "causality", "chrome-forms",
+    "counters-and-arrows",
+    "cuda-table-threads", "device-memory", "flows", "host-layers", "host-nesting", "kineto-b200-overlaps",
+    "kineto-mi250", "losses", "nsys", "proton-warps", "python-stacks", "rocprof-mi350", "viztracer",
+    "warps-ranges", "warps-slots", "wprof", "xplane-mi300",
+)  # fmt: skip
+_TAKEN = ("perfetto-callstacks", "perfetto-counters", "perfetto-tracks")
+Facts = tuple[Counter[object], ...]
+
+
+def facts(trace: bytes) -> Facts:
+    """Every slice and instant, value of a counter, and arrow."""
+    with RealTraceProcessor(trace) as tp:
+        return tuple(
+            Counter(tuple(row.values()) for row in tp.rows(sql)) for sql in (_SLICES, _COUNTERS, _ARROWS)
+        )
+
+
+def assert_same_facts(trace: bytes, folder: Path) -> None:
+    path = folder / "trace.pftrace"
+    path.write_bytes(trace)
+    again, account = converted(path, "perfetto")
+    assert account.skipped == 0
+    for before, after in zip(facts(trace), facts(again), strict=True):
+        assert before - after == Counter()
+        assert {name for name, *_ in (after - before)} <= _OF_ITSELF
+
+
+@pytest.mark.parametrize("name", _WRITTEN)
+def test_all_that_was_written_is_read(name: str, tmp_path: Path) -> None:
+    trace, _ = Case(FIXTURES / name).convert("perfetto")
+    assert_same_facts(trace, tmp_path)
+
+
+@pytest.mark.parametrize("name", _TAKEN)
+def test_all_that_others_wrote_is_read(name: str, tmp_path: Path) -> None:
+    assert_same_facts(Case(FIXTURES / name).input.read_bytes(), tmp_path)
+
+
+def test_a_trace_that_is_packed_is_the_same(tmp_path: Path) -> None:
+    case = Case(FIXTURES / "capture-standin")
+    plain, packed = (case.convert("perfetto", compress=compress)[0] for compress in (False, True))
+    (tmp_path / "plain.pftrace").write_bytes(plain)
+    (tmp_path / "packed.pftrace").write_bytes(packed)
+    one, two = (converted(tmp_path / f"{name}.pftrace", "text")[0] for name in ("plain", "packed"))
+    assert len(packed) < len(plain) and one == two

@@ -1,0 +1,241 @@
+"""Reads Perfetto's protobuf traces: its own tools', those of programs with its SDK, and tracepipe's.
+
+    TracePacket   8 timestamp  58 timestamp_clock_id  10 sequence  13 sequence_flags
+                  42 previous_packet_dropped  6 clock_snapshot  11 track_event  12 interned_data
+                  59 trace_packet_defaults  60 track_descriptor  43 process_descriptor
+                  44 thread_descriptor  2 process_tree
+
+Packets are read one after the other. Times are put on the trace's clock at once, as the trace processor does
+it; events are put in the order of these in files without names. Packets that are not read are counted by
+their fields. Source: protos/perfetto/trace/trace_packet.proto of perfetto v52.
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Counts
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO, Final
+
+from tracepipe.event.columns import SourceBatch, no_events
+from tracepipe.event.model import Header, Problem, Record, new_header
+from tracepipe.readers.perfetto_clocks import MONOTONIC, PerfettoClocks, clock_of
+from tracepipe.readers.perfetto_events import TrackEvents
+from tracepipe.readers.perfetto_names import Sequence, Sequences, defaults_of
+from tracepipe.readers.perfetto_order import Ordered
+from tracepipe.readers.perfetto_packets import PacketStream, is_trace
+from tracepipe.readers.perfetto_tracks import Descriptor, Tracks
+from tracepipe.readers.recording import Recording
+from tracepipe.readers.sorted_events import RowColumns, with_others
+from tracepipe.readers.sorted_rows import SortedRows
+from tracepipe.readers.wire_fields import BYTES, WireError, signed, tagged
+
+_PROBLEMS_MAX: Final = 1 << 10
+# The first snapshot of clocks stands within so many packets, where there is one.
+_PACKETS_AHEAD: Final = 1 << 12
+_STEP_PACKETS: Final = 1 << 12
+_TIME, _CLOCK, _SEQUENCE, _FLAGS, _CLEARED, _DROPPED = 8 << 3, 58 << 3, 10 << 3, 13 << 3, 41 << 3, 42 << 3
+_SNAPSHOT, _EVENT, _INTERNED, _DEFAULTS = (field << 3 | BYTES for field in (6, 11, 12, 59))
+_TRACK, _PROCESS, _THREAD, _TREE = (field << 3 | BYTES for field in (60, 43, 44, 2))
+_IS_CLEARED, _NEEDS_STATE = 1, 2
+# What says nothing that a timeline shows: how the trace was made, and for whom.
+_SILENT: Final = frozenset({3, 8, 10, 13, 33, 36, 41, 42, 46, 58, 79, 87, 89, 98, 126})
+_TITLES: Final = {
+    1: "ftrace_events", 5: "chrome_events", 7: "sys_stats", 9: "process_stats", 34: "ftrace_stats",
+    35: "trace_stats", 37: "profile_packet", 39: "android_log", 40: "power_rails", 45: "system_info",
+    51: "chrome_metadata", 52: "gpu_counter_event", 53: "gpu_render_stage_event",
+    54: "streaming_profile_packet", 62: "vulkan_memory_event", 65: "vulkan_api_event", 66: "perf_sample",
+    67: "cpu_info", 68: "smaps_packet", 69: "service_event", 71: "gpu_mem_total_event",
+    73: "memory_tracker_snapshot", 95: "etw_events", 117: "generic_kernel_task_state_event",
+    118: "generic_kernel_cpu_freq_event", 120: "generic_kernel_task_rename_event",
+    122: "generic_kernel_process_tree", 129: "generic_gpu_frequency_event", 133: "zstd_compressed_packets",
+}  # fmt: skip
+
+
+class _Trace:
+    """One trace on its way into batches."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = PacketStream(stream, self._say)
+        self._in_columns = RowColumns()
+        self.tables = self._in_columns.tables
+        self._problems: list[Problem] = []
+        self._more_problems = 0
+        self._clocks, self._sequences, self._tracks = PerfettoClocks(), Sequences(), Tracks()
+        self._rows = SortedRows()
+        self._events = TrackEvents(self._tracks, self._rows)
+        self._counted: Counts[str] = Counts()
+        self._not_read: Counts[int] = Counts()
+        self._losses: list[Record] = []
+        self._last_ns = 0
+        self._of: dict[int, Callable[[bytes, int, Sequence], None]] = {
+            _EVENT: self._track_event,
+            _TRACK: lambda data, ts_ns, sequence: self._tracks.take(data),
+            _PROCESS: lambda data, ts_ns, sequence: self._tracks.take_process(data, Descriptor()),
+            _THREAD: self._thread,
+            _TREE: lambda data, ts_ns, sequence: self._tree(data),
+        }
+        self._packets = self._read()
+        for count, _ in enumerate(self._packets, 1):
+            if self._clocks.start or count >= _PACKETS_AHEAD:
+                break
+
+    def header(self) -> Header:
+        """What the trace says of its clocks."""
+        clock = self._clocks.name
+        header = new_header(clock=clock, clocks=[clock], engine="Perfetto")
+        if self._clocks.start and clock != "trace":
+            header["start"] = self._clocks.start  # type: ignore[typeddict-item]
+        return header
+
+    def _say(self, message: str) -> None:
+        if len(self._problems) < _PROBLEMS_MAX:
+            self._problems.append(Problem(0, "", message))
+        else:
+            self._more_problems += 1
+
+    # Packets --------------------------------------------------------------------------------------------
+
+    def _read(self) -> Iterator[None]:
+        """Take all packets, one at a time."""
+        for at, data in self._stream.packets():
+            try:
+                self._packet(tagged(data))
+            except WireError as e:
+                self._say(f"the packet at byte {at} cannot be read: {e}")
+            yield
+
+    def _packet(self, fields: list[tuple[int, Any]]) -> None:
+        """Take a packet. Raises WireError."""
+        of = dict(fields)
+        sequence = self._sequences.of(of.get(_SEQUENCE, 0))
+        flags = of.get(_FLAGS, 0)
+        if flags & _IS_CLEARED or of.get(_CLEARED, 0):
+            self._sequences.clear(sequence)
+        elif of.get(_DROPPED, 0) and sequence.is_begun:
+            sequence.is_valid = False
+            self._lost(sequence)
+        sequence.is_begun = True
+        if _DEFAULTS in of:
+            sequence.defaults = defaults_of(of[_DEFAULTS])
+        if _INTERNED in of:
+            self._sequences.intern(sequence, of[_INTERNED])
+        if flags & _NEEDS_STATE and not sequence.is_valid:
+            self._counted["packets need names or times of packets that are not there"] += 1
+            return
+        if _SNAPSHOT in of:
+            self._clocks.take(of[_SNAPSHOT], sequence.id)
+        ts_ns = self._time(of, sequence)
+        if ts_ns is None:
+            self._counted["packets are on a clock that nothing relates to the trace's"] += 1
+            return
+        for tag, value in of.items():
+            take = self._of.get(tag)
+            if take is not None:
+                take(value, ts_ns, sequence)
+            elif tag >> 3 not in _SILENT and tag not in (_DEFAULTS, _INTERNED, _SNAPSHOT):
+                self._not_read[tag >> 3] += 1
+
+    def _time(self, of: dict[int, Any], sequence: Sequence) -> int | None:
+        """The time of a packet, that of those before it where it has none; None where it cannot be placed."""
+        if _TIME not in of:
+            return self._last_ns
+        ts_ns: int = signed(of[_TIME])
+        if clock := of.get(_CLOCK, sequence.defaults.clock):
+            placed = self._clocks.trace_ns(ts_ns, clock_of(clock, sequence.id))
+            if placed is None:
+                return None
+            ts_ns = placed
+        self._last_ns = max(self._last_ns, ts_ns)
+        return ts_ns
+
+    def _lost(self, sequence: Sequence) -> None:
+        """Take note that packets of a sequence were dropped before the one at hand."""
+        self._counted["times packets were dropped in a row"] += 1
+
+    def _track_event(self, data: bytes, ts_ns: int, sequence: Sequence) -> None:
+        own_ns = self._events.time_of(data, sequence)
+        if own_ns is not None:
+            placed = self._clocks.trace_ns(own_ns, MONOTONIC)
+            ts_ns = own_ns if placed is None else placed
+        self._events.take(data, ts_ns, sequence)
+
+    def _thread(self, data: bytes, ts_ns: int, sequence: Sequence) -> None:
+        """The thread that writes a sequence, as older traces have it."""
+        made = Descriptor()
+        self._tracks.take_thread(data, made)
+        sequence.thread = self._tracks.thread(made.pid or 0, made.tid or 0)
+        reference = next((value for tag, value in tagged(data) if tag == 6 << 3), None)
+        sequence.time_ns = None if reference is None else signed(reference) * 1000
+
+    def _tree(self, data: bytes) -> None:
+        """The names of processes and threads of the machine: {1 processes {1 pid  3 words…}  2 threads
+        {1 tid  2 name  3 pid}}.
+        """
+        for tag, value in tagged(data):
+            if tag not in (1 << 3 | BYTES, 2 << 3 | BYTES):
+                continue
+            of = tagged(value)
+            id = signed(next((one for inner, one in of if inner == 1 << 3), 0))
+            if tag == 1 << 3 | BYTES:
+                word = next((one for inner, one in of if inner == 3 << 3 | BYTES), b"")
+                self._tracks.name_process(id, word.decode("utf-8", "replace").rpartition("/")[2])
+            else:
+                fields = dict(of)
+                name = fields.get(2 << 3 | BYTES, b"").decode("utf-8", "replace")
+                self._tracks.name_thread(signed(fields.get(3 << 3, 0)), id, name)
+
+    # Batches --------------------------------------------------------------------------------------------
+
+    def batches(self) -> Iterator[SourceBatch]:
+        """Problems while packets are read, and then the events in the order of their times."""
+        for count, _ in enumerate(self._packets):
+            if count % _STEP_PACKETS == 0:
+                problems, self._problems = self._problems, []
+                yield SourceBatch(no_events(), problems=problems, offset_bytes=self._stream.offset_bytes)
+        self._tracks.settle()
+        ordered = Ordered(self._tracks)
+        problems, self._problems = self._problems, []
+        others: list[Any] = [*self._tracks.name_records(), *self._losses]
+        for rows in self._rows.in_order():
+            events = ordered.events(rows)
+            columns = self._in_columns.columns(events, events.ts_ns)
+            yield SourceBatch(with_others(columns, others), others, problems)
+            others, problems = [], []
+        yield SourceBatch(with_others(no_events(), others), others, [*problems, *self._said(ordered)])
+
+    def _said(self, ordered: Ordered) -> Iterator[Problem]:
+        """What there is to say of the whole."""
+        if self._more_problems:
+            yield Problem(0, "", f"{self._more_problems} more packets cannot be read")
+        arguments = self._events.arguments
+        said = {
+            **self._counted,
+            **{f"{words}: they are left out": count for words, count in self._events.counted.items()},
+            **{f"{words}: they are left out": count for words, count in ordered.counted.items()},
+            "arguments are left out: an event has more than can be kept": arguments.left_out,
+            "names by number are not in the trace": arguments.unnamed,
+            "names or sequences are left out: there are more than can be kept": self._sequences.left_out,
+            "tracks are left out: there are more than can be kept": self._tracks.left_out,
+            "tracks with events are not described": self._tracks.unknown,
+            "clock readings are left out: there are more than can be kept": self._clocks.left_out,
+        }
+        for words, count in said.items():
+            if count:
+                yield Problem(0, "", f"{count} {words}", skipped=False)
+        if self._not_read:
+            kinds = ", ".join(
+                f"{count} {_TITLES.get(field, f'of field {field}')}"
+                for field, count in sorted(self._not_read.items(), key=lambda one: -one[1])[:32]
+            )
+            yield Problem(0, "", f"packets of these kinds are not read: {kinds}", skipped=False)
+
+
+def sniff(head: bytes) -> bool:
+    """Whether content is packets of a trace, as far as it goes."""
+    return is_trace(head)
+
+
+def read(stream: BinaryIO) -> Recording:
+    """Header and batches of such a stream."""
+    trace = _Trace(stream)
+    return Recording(trace.header(), trace.batches(), trace.tables)

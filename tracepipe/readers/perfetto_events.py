@@ -1,0 +1,280 @@
+"""TrackEvents into rows, which are put in the order of their times later.
+
+    TrackEvent   9 type (1 begin  2 end  3 instant  4 counter)  11 track  10 name_iid  23 name
+                 3, 22 categories  4 debug_annotations  30, 44 value of a counter
+                 31, 12 and 45, 46 tracks and values of further counters
+                 47 flow_ids  48 terminating_flow_ids (36, 42 of old)
+                 1, 16 times in µs, of old  6 legacy_event
+    LegacyEvent  1 name_iid  2 phase  3 duration_us  6, 10, 11 id  7 id_scope
+
+Source: protos/perfetto/trace/track_event/track_event.proto.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter as Counts
+from typing import Any, Final
+
+import orjson
+
+from tracepipe.event.model import FLOW_LIMIT, NAME_BYTES_MAX, TIME_LIMIT_NS
+from tracepipe.readers.chrome_numbers import flow_number
+from tracepipe.readers.event_rows import cut_text
+from tracepipe.readers.perfetto_args import ANNOTATIONS, CALLSTACK, Arguments
+from tracepipe.readers.perfetto_names import CATEGORIES, EVENT_NAMES, Sequence, numbers
+from tracepipe.readers.perfetto_tracks import GLOBAL, Counter, Tracks
+from tracepipe.readers.sorted_rows import SortedRow, SortedRows
+from tracepipe.readers.wire_fields import BYTES, FIXED64, double, signed, tagged
+
+BEGIN, END, INSTANT, COUNTER, WHOLE = "B", "E", "I", "C", "X"
+FLOW, LAST_FLOW, INSTANT_FLOW = "s", "f", "Is"
+"""Phases of rows. An arrow of an instant is a row of its own, in place of the instant's."""
+NO_NAME: Final = "no name"
+_TYPE, _TRACK, _NAME_IID, _NAME, _LEGACY = 9 << 3, 11 << 3, 10 << 3, 23 << 3 | BYTES, 6 << 3 | BYTES
+_PHASES: Final = {1: BEGIN, 2: END, 3: INSTANT, 4: COUNTER}
+_VALUE, _DOUBLE_VALUE = 30 << 3, 44 << 3 | FIXED64
+_TIME_DELTA, _TIME_ABSOLUTE = 1 << 3, 16 << 3
+_CATEGORY_IIDS, _CATEGORY = 3, 22
+_COUNTERS, _VALUES, _DOUBLE_COUNTERS, _DOUBLE_VALUES = 31, 12, 45, 46
+_FLOWS, _OLD_FLOWS, _LAST_FLOWS, _OLD_LAST_FLOWS = 47, 36, 48, 42
+_MANY: Final = frozenset(
+    {
+        _CATEGORY_IIDS, _CATEGORY, ANNOTATIONS >> 3, _COUNTERS, _VALUES, _DOUBLE_COUNTERS, _DOUBLE_VALUES,
+        _FLOWS, _OLD_FLOWS, _LAST_FLOWS, _OLD_LAST_FLOWS,
+    }
+)  # fmt: skip
+# Of an event.
+_FLOWS_MAX: Final = 64
+_COUNTERS_MAX: Final = 256
+_FIRSTS_MAX: Final = 1 << 12
+_WHOLE_MAX: Final = (1 << 63) - 1
+_OLD_PHASE, _OLD_NAME, _DURATION, _DIRECTION, _SCOPE = 2 << 3, 1 << 3, 3 << 3, 13 << 3, 7 << 3 | BYTES
+_OLD_IDS: Final = (6 << 3, 10 << 3, 11 << 3)
+_SPANS: Final = {"B": BEGIN, "E": END, "X": WHOLE, "I": INSTANT, "i": INSTANT, "R": INSTANT}
+_ASYNCHRONOUS: Final = {"b": BEGIN, "e": END, "n": INSTANT, "S": BEGIN, "F": END, "T": INSTANT,
+                         "p": INSTANT}  # fmt: skip
+_Many = dict[int, list[tuple[int, Any]]]
+
+
+class TrackEvents:
+    """Takes events. `rows` are all that they say; `counted` is what was not read, by what it is."""
+
+    def __init__(self, tracks: Tracks, rows: SortedRows) -> None:
+        self._tracks, self._rows = tracks, rows
+        self.arguments = Arguments()
+        self.counted: Counts[str] = Counts()
+        self._firsts: dict[tuple[Any, ...], bytes] = {}
+
+    def take(self, data: bytes, ts_ns: int, sequence: Sequence) -> None:
+        """Take a TrackEvent, of a packet with this time. Raises WireError."""
+        one: dict[int, Any] = {}
+        many: _Many = {}
+        for tag, value in tagged(data):
+            if tag >> 3 in _MANY:
+                many.setdefault(tag >> 3, []).append((tag, value))
+            else:
+                one[tag] = value
+        track = one.get(_TRACK, sequence.defaults.track)
+        if track is None:
+            track = GLOBAL if sequence.thread is None else sequence.thread
+        phase = _PHASES.get(one.get(_TYPE, 0), "")
+        if phase == COUNTER:
+            self._value(track, ts_ns, self._counter_value(one), sequence)
+        elif phase:
+            self._event(phase, track, ts_ns, one, many, sequence)
+        elif _LEGACY in one:
+            self._legacy(track, ts_ns, one, many, sequence)
+        elif not many.keys() & {_VALUES, _DOUBLE_VALUES}:
+            self.counted["events of no type that is read"] += 1
+        if _VALUES in many or _DOUBLE_VALUES in many:
+            self._more_values(ts_ns, many, sequence)
+
+    # Slices and instants --------------------------------------------------------------------------------
+
+    def _event(
+        self, phase: str, track: int, ts_ns: int, one: dict[int, Any], many: _Many, sequence: Sequence,
+        dur_ns: int = 0, name: str | None = None,
+    ) -> None:  # fmt: skip
+        if not self._may_stand(track, ts_ns):
+            return
+        name = self._name(one, sequence) if name is None else name
+        annotations = [value for tag, value in many.get(ANNOTATIONS >> 3, ()) if tag == ANNOTATIONS]
+        args = self.arguments.of(sequence, annotations, one)
+        if phase == END and CALLSTACK in args:
+            # A slice has the arguments of both of its ends.
+            args[f"end_{CALLSTACK}"] = args.pop(CALLSTACK)
+        category = self._category(many, sequence) if phase != END and many else ""
+        flows = self._flows(many) if many else []
+        second = bytes(memoryview(orjson.dumps(args))) if args else b""
+        if flows and phase == INSTANT:
+            (ends, number), *flows = flows
+            phase = INSTANT_FLOW + (LAST_FLOW if ends == LAST_FLOW else "")
+            self._add(ts_ns, (phase, track, name, category), second, number=number)
+        else:
+            self._add(ts_ns, (phase, track, name, category), second, dur_ns)
+        for ends, number in flows:
+            self._add(ts_ns, (ends, track, name, ""), number=number)
+
+    def _may_stand(self, track: int, ts_ns: int) -> bool:
+        if not 0 <= ts_ns <= TIME_LIMIT_NS:
+            self.counted["events at a time that a trace cannot hold"] += 1
+        elif not self._tracks.use(track):
+            self.counted["events on tracks beyond those that can be kept"] += 1
+        else:
+            return True
+        return False
+
+    def _add(
+        self, ts_ns: int, key: tuple[Any, ...], second: bytes = b"", dur_ns: int = 0, number: int = 0
+    ) -> None:
+        first = self._firsts.get(key)
+        if first is None:
+            if len(self._firsts) >= _FIRSTS_MAX:
+                self._firsts.clear()
+            first = self._firsts[key] = bytes(memoryview(orjson.dumps(key)))
+        self._rows.add(SortedRow(ts_ns, 0, dur_ns, number, first, second))
+
+    def _name(self, one: dict[int, Any], sequence: Sequence) -> str:
+        if _NAME in one:
+            name = one[_NAME].decode("utf-8", "replace")
+        elif _NAME_IID in one:
+            return self._interned(EVENT_NAMES, one[_NAME_IID], sequence)
+        else:
+            return NO_NAME
+        if len(name) > NAME_BYTES_MAX // 4 and (shorter := cut_text(name)) != name:
+            self.counted["names that are cut"] += 1
+            return shorter
+        return name or NO_NAME
+
+    def _interned(self, table: int, iid: int, sequence: Sequence) -> str:
+        name = sequence.text_of(table, iid)
+        if name is None:
+            self.arguments.unnamed += 1
+            return f"name {iid}"
+        return cut_text(name) or NO_NAME
+
+    def _category(self, many: _Many, sequence: Sequence) -> str:
+        names = [
+            value.decode("utf-8", "replace") for tag, value in many.get(_CATEGORY, ()) if tag & 7 == BYTES
+        ]
+        for tag, value in many.get(_CATEGORY_IIDS, ()):
+            names += [self._interned(CATEGORIES, iid, sequence) for iid in numbers(tag, value)[:_FLOWS_MAX]]
+        return cut_text(",".join(names[:_FLOWS_MAX]))
+
+    def _flows(self, many: _Many) -> list[tuple[str, int]]:
+        """The arrows that go through an event, with whether they end there."""
+        found: list[tuple[str, int]] = []
+        for phase, number_field, old_field in (
+            (FLOW, _FLOWS, _OLD_FLOWS),
+            (LAST_FLOW, _LAST_FLOWS, _OLD_LAST_FLOWS),
+        ):
+            for tag, value in many.get(number_field, ()):
+                found += [(phase, id) for id in _fixed(tag, value)]
+            for tag, value in many.get(old_field, ()):
+                found += [(phase, id) for id in numbers(tag, value)]
+        if len(found) > _FLOWS_MAX:
+            self.counted["arrows beyond those that an event can have"] += len(found) - _FLOWS_MAX
+        return [
+            (phase, id if id <= FLOW_LIMIT else flow_number("flow", id)) for phase, id in found[:_FLOWS_MAX]
+        ]
+
+    # Counters -------------------------------------------------------------------------------------------
+
+    def _counter_value(self, one: dict[int, Any]) -> int | float | None:
+        if _VALUE in one:
+            return signed(one[_VALUE])
+        return double(one[_DOUBLE_VALUE]) if _DOUBLE_VALUE in one else None
+
+    def _value(self, track: int, ts_ns: int, value: int | float | None, sequence: Sequence) -> None:
+        """Take a value of a counter."""
+        counter = self._tracks.counter(track)
+        if value is None or counter is None:
+            self.counted["values of no counter"] += 1
+            return
+        if counter.of_thread:
+            self.counted["values of a thread's time"] += 1
+            return
+        if not self._may_stand(track, ts_ns):
+            return
+        value = _absolute(value, track, counter, sequence)
+        if isinstance(value, float) and not math.isfinite(value):
+            self.counted["values that are no number"] += 1
+            return
+        self._add(ts_ns, (COUNTER, track, "", ""), bytes(memoryview(orjson.dumps({"value": value}))))
+
+    def _more_values(self, ts_ns: int, many: _Many, sequence: Sequence) -> None:
+        """Take the values of counters that an event has."""
+        defaults = sequence.defaults
+        for tracks_field, values_field, standard in (
+            (_COUNTERS, _VALUES, defaults.counters),
+            (_DOUBLE_COUNTERS, _DOUBLE_VALUES, defaults.doubles),
+        ):
+            values: list[int | float] = []
+            for tag, value in many.get(values_field, ()):
+                if values_field == _VALUES:
+                    values += map(signed, numbers(tag, value))
+                else:
+                    values += [double(one.to_bytes(8, "little")) for one in _fixed(tag, value)]
+            named = [uuid for tag, value in many.get(tracks_field, ()) for uuid in numbers(tag, value)]
+            tracks = named or standard
+            self.counted["values of no counter"] += max(0, len(values) - min(len(tracks), _COUNTERS_MAX))
+            for uuid, number in list(zip(tracks, values, strict=False))[:_COUNTERS_MAX]:
+                self._value(uuid, ts_ns, number, sequence)
+
+    # Of old ---------------------------------------------------------------------------------------------
+
+    def _legacy(self, track: int, ts_ns: int, one: dict[int, Any], many: _Many, sequence: Sequence) -> None:
+        """Take an event that says what it is in a LegacyEvent."""
+        of = dict(tagged(one[_LEGACY]))
+        code = of.get(_OLD_PHASE, 0)
+        letter = chr(code) if 0 < code < 128 else ""
+        if _NAME_IID not in one and _NAME not in one and _OLD_NAME in of:
+            one[_NAME_IID] = of[_OLD_NAME]
+        phase = _SPANS.get(letter) or _ASYNCHRONOUS.get(letter)
+        if phase is None:
+            self.counted["events of no type that is read"] += 1
+            return
+        dur_ns = 0
+        if phase == WHOLE:
+            dur_ns = max(0, min(signed(of.get(_DURATION, 0)) * 1000, TIME_LIMIT_NS - ts_ns))
+        if of.get(_DIRECTION, 0):
+            self.counted["arrows of LegacyEvent"] += 1
+        if letter in _ASYNCHRONOUS:
+            track = self._asynchronous(track, of, many, sequence)
+        self._event(phase, track, ts_ns, one, many, sequence, dur_ns)
+
+    def _asynchronous(self, track: int, of: dict[int, Any], many: _Many, sequence: Sequence) -> int:
+        """The track of the events that have an id in common."""
+        ids = [(tag, of[tag]) for tag in _OLD_IDS if tag in of]
+        category = self._category(many, sequence)
+        scope = of.get(_SCOPE, b"").decode("utf-8", "replace")
+        # Without a process the number is that of all processes.
+        local = track if any(tag == _OLD_IDS[1] for tag, _ in ids) else GLOBAL
+        number = flow_number("asynchronous", category, scope, local, *ids)
+        return self._tracks.asynchronous(number, track, category or scope or "asynchronous")
+
+    def time_of(self, data: bytes, sequence: Sequence) -> int | None:
+        """The time that an event states itself, on CLOCK_MONOTONIC; None where it is the packet's."""
+        for tag, value in tagged(data):
+            if tag == _TIME_ABSOLUTE and value:
+                return signed(value) * 1000
+            if tag == _TIME_DELTA and sequence.time_ns is not None:
+                sequence.time_ns += signed(value) * 1000
+                return sequence.time_ns
+        return None
+
+
+def _absolute(value: int | float, track: int, counter: Counter, sequence: Sequence) -> int | float:
+    value *= counter.multiplier
+    if counter.is_incremental:
+        value += sequence.totals.get(track, 0)
+        sequence.totals[track] = value
+    return float(value) if abs(value) > _WHOLE_MAX else value
+
+
+def _fixed(tag: int, value: Any) -> list[int]:
+    """The numbers of a repeated field of eight bytes each, packed or not."""
+    if tag & 7 not in (BYTES, FIXED64):
+        return []
+    return [int.from_bytes(value[at : at + 8], "little") for at in range(0, len(value) - 7, 8)]

@@ -1,0 +1,162 @@
+"""Rows of a Perfetto trace, in the order of their times, as those of events here.
+
+An end closes what began last on its track, whatever its name; an arrow starts where its number comes first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Counts
+from typing import Final
+
+import numpy as np
+import orjson
+
+from tracepipe.readers.chrome_numbers import flow_number
+from tracepipe.readers.perfetto_events import (
+    BEGIN,
+    COUNTER,
+    END,
+    FLOW,
+    INSTANT,
+    INSTANT_FLOW,
+    LAST_FLOW,
+    NO_NAME,
+)
+from tracepipe.readers.perfetto_tracks import Tracks
+from tracepipe.readers.sorted_rows import Rows
+
+_OPEN_MAX: Final = 1 << 17
+_ARROWS_MAX: Final = 1 << 16
+_KNOWN_MAX: Final = 1 << 12
+_Key = tuple[str, int, str, str]
+"""Phase, track, name and category."""
+_Row = tuple[int, int, int, bytes, bytes]
+"""Time, length, arrow, record and arguments."""
+
+
+class Ordered:
+    """Takes rows in the order of time. `counted` is what could not be."""
+
+    def __init__(self, tracks: Tracks) -> None:
+        self._tracks = tracks
+        self.counted: Counts[str] = Counts()
+        self._open: dict[int, list[str]] = {}
+        self._opened = 0
+        self._deeper: Counts[int] = Counts()
+        self._begun_ns: dict[int, int] = {}
+        self._arrows: dict[int, tuple[int, bool]] = {}
+        """By its number how often an arrow ended, and whether it has begun since. The last used come last."""
+        self._keys: dict[bytes, _Key] = {}
+        self._records: dict[tuple[str, int, str], bytes] = {}
+
+    def events(self, rows: Rows) -> Rows:
+        """The rows of events that these stand for."""
+        made: list[_Row] = []
+        numbers = (rows.ts_ns.tolist(), rows.dur_ns.tolist(), rows.number.tolist())
+        for ts_ns, dur_ns, number, first, second in zip(*numbers, rows.first, rows.second, strict=True):
+            key = self._keys.get(first)
+            if key is None:
+                if len(self._keys) >= _KNOWN_MAX:
+                    self._keys.clear()
+                phase, track, name, category = orjson.loads(first)
+                key = self._keys[first] = phase, track, name, category
+            phase, track, name, category = key
+            if phase == BEGIN:
+                if not self._begin(track, name):
+                    continue
+                self._begun_ns[track] = ts_ns
+            elif phase == END:
+                called = self._end(track)
+                if called is None:
+                    continue
+                name = called or name
+            elif phase == COUNTER:
+                name = self._tracks.place(track).counter
+            elif phase not in (INSTANT, "X"):
+                made += self._arrow(key, ts_ns, number, second)
+                continue
+            elif phase == "X":
+                self._begun_ns[track] = ts_ns
+            record, second = self._record(phase, track, name), self._with_category(track, category, second)
+            made.append((ts_ns, dur_ns, 0, record, second))
+        return _rows(made)
+
+    def _begin(self, track: int, name: str) -> bool:
+        """Open a slice; whether there is room for it."""
+        if self._opened >= _OPEN_MAX:
+            self._deeper[track] += 1
+            self.counted["begins beyond those that can be open at a time"] += 1
+            return False
+        self._opened += 1
+        self._open.setdefault(track, []).append(name)
+        return True
+
+    def _end(self, track: int) -> str | None:
+        """Close the innermost slice; its name, nothing where none is open, None where it was left out."""
+        if self._deeper[track]:
+            self._deeper[track] -= 1
+            return None
+        if not self._open.get(track):
+            return ""
+        self._opened -= 1
+        return self._open[track].pop()
+
+    def _arrow(self, key: _Key, ts_ns: int, number: int, second: bytes) -> list[_Row]:
+        """An end of an arrow, and the instant that it is of."""
+        phase, track, name, category = key
+        is_instant = phase.startswith(INSTANT_FLOW)
+        if is_instant:
+            phase = phase.removeprefix(INSTANT_FLOW) or FLOW
+            second = self._with_category(track, category, second)
+        instant = (ts_ns, 0, 0, self._record(INSTANT, track, name), second)
+        arrow = self._goes_on(phase, number)
+        if arrow is None:
+            return [instant] if is_instant else []
+        phase, number = arrow
+        record = self._record(phase, track, name)
+        if is_instant and self._begun_ns.get(track) == ts_ns:
+            # The arrow will be of the slice that begins there: the instant stands for itself.
+            return [instant, (ts_ns, 0, number, record, b"")]
+        return [(ts_ns, 0, number, record, second)]
+
+    def _goes_on(self, phase: str, number: int) -> tuple[str, int] | None:
+        """Whether an arrow starts, goes on or ends, and its number: one that is used again gets another. None
+        where it ends and has not begun.
+        """
+        times, is_open = self._arrows.pop(number, (0, False))
+        ends = phase == LAST_FLOW
+        if ends and not is_open:
+            self.counted["arrows end that have not begun"] += 1
+            return None
+        if len(self._arrows) >= _ARROWS_MAX:
+            del self._arrows[next(iter(self._arrows))]
+        self._arrows[number] = times + ends, not ends
+        called = flow_number("again", number, times) if times else number
+        return ("t" if is_open and not ends else phase), called
+
+    def _record(self, phase: str, track: int, name: str) -> bytes:
+        key = (phase, track, name)
+        record = self._records.get(key)
+        if record is None:
+            if len(self._records) >= _KNOWN_MAX:
+                self._records.clear()
+            whole = {**self._tracks.place(track).fields, "name": name or NO_NAME, "phase": phase}
+            if phase == "X":
+                whole["dur_ns"] = 0
+            elif phase in (FLOW, "t", LAST_FLOW):
+                whole["flow"] = 0
+            record = self._records[key] = bytes(memoryview(orjson.dumps(whole)))
+        return record
+
+    def _with_category(self, track: int, category: str, second: bytes) -> bytes:
+        """Arguments with the category, where the layer does not say it."""
+        if not category or category == self._tracks.place(track).fields.get("layer"):
+            return second
+        said: bytes = orjson.dumps({"cat": category})
+        return bytes(said[:-1] + b"," + second[1:] if second else said)
+
+
+def _rows(made: list[_Row]) -> Rows:
+    ts_ns, dur_ns, number = (np.array([row[at] for row in made], np.int64) for at in range(3))
+    ranks = np.zeros(len(made), np.int64)
+    return Rows(ts_ns, ranks, dur_ns, number, [row[3] for row in made], [row[4] for row in made])

@@ -1,0 +1,186 @@
+"""The packets of a Perfetto trace, one after the other, of which one at a time is at hand.
+
+    Trace         1 packet…               a file is one, and so are several behind each other
+    TracePacket   50 compressed_packets   a Trace, packed with zlib
+
+Source: protos/perfetto/trace/trace.proto, trace_packet.proto.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator
+from typing import BinaryIO, Final
+
+from tracepipe.readers.wire_fields import BYTES, FIXED32, FIXED64, VARINT, WireError, tagged, varint
+
+PACKET_BYTES_MAX: Final = 64 << 20
+_CHUNK_BYTES: Final = 1 << 16
+_HEAD_BYTES: Final = 20
+_PACKET: Final = 1 << 3 | BYTES
+_COMPRESSED: Final = bytes([0x92, 0x03])  # 50 << 3 | BYTES, as a varint
+_COMPRESSED_TAG: Final = 50 << 3 | BYTES
+# What is packed may hold what is packed again; nobody writes more.
+_DEPTH_MAX: Final = 2
+# What tells a packet from other content: its fields are below a number, and of these types.
+_PACKETS_SNIFFED: Final = 4
+_FIELDS_END: Final = 1024
+_VARINTS: Final = frozenset({3, 8, 10, 13, 41, 42, 58, 79, 87, 98})
+_SIZES: Final = {FIXED64: 8, FIXED32: 4}
+Say = Callable[[str], None]
+
+
+class _Forward:
+    """Bytes that are read forward."""
+
+    def __init__(self, read: Callable[[int], bytes]) -> None:
+        self._read = read
+        self._data, self._at, self._passed = b"", 0, 0
+
+    @property
+    def place(self) -> int:
+        """How many bytes were taken."""
+        return self._passed + self._at
+
+    def has(self, size: int) -> bool:
+        """Whether so many more bytes come; they are at hand then."""
+        missing = size - (len(self._data) - self._at)
+        if missing <= 0:
+            return True
+        parts = [self._data[self._at :]]
+        while missing > 0 and (more := self._read(max(missing, _CHUNK_BYTES))):
+            parts.append(more)
+            missing -= len(more)
+        self._passed += self._at
+        self._data, self._at = b"".join(parts), 0
+        return missing <= 0
+
+    def head(self) -> bytes:
+        """The next bytes, as many as two numbers have, without taking them."""
+        self.has(_HEAD_BYTES)
+        return self._data[self._at : self._at + _HEAD_BYTES]
+
+    def take(self, size: int) -> bytes:
+        """Take so many bytes, which are at hand."""
+        self._at += size
+        return self._data[self._at - size : self._at]
+
+    def skip(self, size: int) -> bool:
+        """Pass over so many bytes; whether there were as many."""
+        while size > 0:
+            part = min(size, _CHUNK_BYTES)
+            if not self.has(part):
+                self._at = len(self._data)
+                return False
+            self._at += part
+            size -= part
+        return True
+
+
+class PacketStream:
+    """Reads the packets of a stream. `say` is called with what is wrong, and where."""
+
+    def __init__(self, stream: BinaryIO, say: Say) -> None:
+        self._from, self._say = _Forward(stream.read), say
+
+    @property
+    def offset_bytes(self) -> int:
+        """How far into the stream the packets go that were given."""
+        return self._from.place
+
+    def packets(self) -> Iterator[tuple[int, bytes]]:
+        """Each packet, and at which byte it stands, or what it was packed in."""
+        yield from self._unpacked(self._from, None, 0)
+
+    def _unpacked(self, source: _Forward, within: int | None, depth: int) -> Iterator[tuple[int, bytes]]:
+        try:
+            for at, data in self._packets(source, within):
+                if not data.startswith(_COMPRESSED):
+                    yield at, data
+                elif depth >= _DEPTH_MAX:
+                    self._say(f"the packet at byte {at} is packed over and over, and is not read")
+                else:
+                    for tag, packed in _fields(data):
+                        if tag == _COMPRESSED_TAG:
+                            yield from self._unpacked(_Forward(_unpacking(packed)), at, depth + 1)
+        except WireError as e:
+            inside = "" if within is None else f" of what is packed at byte {within}"
+            self._say(f"{e}{inside}: what stands behind it is not read")
+
+    def _packets(self, source: _Forward, within: int | None) -> Iterator[tuple[int, bytes]]:
+        while head := source.head():
+            start = source.place
+            try:
+                tag, used = varint(head, 0)
+                wire_type, size = tag & 7, 0
+                if wire_type in (VARINT, BYTES):
+                    size, used = varint(head, used)
+            except WireError:
+                raise WireError("a number does not end", start) from None
+            if tag < 8 or wire_type not in (VARINT, BYTES, *_SIZES):
+                raise WireError("no packet stands", start)
+            source.skip(used)
+            at = start if within is None else within
+            size = _SIZES.get(wire_type, size if wire_type == BYTES else 0)
+            if tag != _PACKET or size > PACKET_BYTES_MAX:
+                is_whole = source.skip(size)
+                if tag == _PACKET and is_whole:
+                    self._say(f"the packet at byte {at} has {size} bytes, over 64 MiB, and is not read")
+            elif is_whole := source.has(size):
+                yield at, source.take(size)
+            if not is_whole:
+                raise WireError("the trace ends inside of a packet", start)
+
+
+def _fields(data: bytes) -> list[tuple[int, bytes]]:
+    return [(tag, value) for tag, value in tagged(data) if type(value) is bytes]
+
+
+def _unpacking(packed: bytes) -> Callable[[int], bytes]:
+    """A function that gives what is packed, so many bytes at a time."""
+    unpacker, left = zlib.decompressobj(), packed
+
+    def read(size: int) -> bytes:
+        nonlocal left
+        made = b""
+        while left and not made and not unpacker.eof:
+            try:
+                made = unpacker.decompress(left, size)
+            except zlib.error as e:
+                raise WireError(f"packed data cannot be read ({e})", 0) from None
+            left = unpacker.unconsumed_tail
+        return made or (b"" if unpacker.eof else unpacker.flush(size))
+
+    return read
+
+
+def is_trace(head: bytes) -> bool:
+    """Whether content begins with packets: field 1, its length, and fields that a packet may have."""
+    at = packets = 0
+    try:
+        while at < len(head) and packets < _PACKETS_SNIFFED:
+            if head[at] != _PACKET:
+                return False
+            size, start = varint(head, at + 1)
+            at = start + size
+            packets += 1
+            if not _is_packet(head[start:at], is_whole=at <= len(head)):
+                return False
+    except WireError:  # the head ends in the length of a packet
+        return packets > 0
+    return packets > 0
+
+
+def _is_packet(data: bytes, *, is_whole: bool) -> bool:
+    """Whether bytes are a packet, or the begin of one."""
+    try:
+        if is_whole:
+            return all(_may_be(tag) for tag, _ in tagged(data))
+        return _may_be(varint(data, 0)[0])
+    except WireError:
+        return False
+
+
+def _may_be(tag: int) -> bool:
+    number, wire_type = tag >> 3, tag & 7
+    return 0 < number < _FIELDS_END and wire_type == (VARINT if number in _VARINTS else BYTES)

@@ -1,0 +1,310 @@
+"""Tracks of a Perfetto trace, and where each stands here.
+
+    TrackDescriptor     1 uuid  5 parent  2 name (10 static, 13 atrace)  3 process  4 thread  8 counter
+                        11 child_ordering  12 sibling_order_rank
+    ProcessDescriptor   1 pid  2 cmdline…  6 name      ThreadDescriptor   1 pid  2 tid  5 name
+    CounterDescriptor   1 type  3 unit  4 unit_multiplier  5 is_incremental  6 unit_name
+
+a track that is         is here
+of a thread             the layer `events` of that thread
+under a thread's        a layer by its name, and those of the tracks between
+under a process's       a thread of that process by the name of the first, a layer by those of the others
+under none              a process by the name of the first, a thread by that of the second, and so on
+
+A counter is of its process, by the names of the tracks between. Processes and threads that are none have
+numbers that the system does not give. Source: protos/perfetto/trace/track_event/track_descriptor.proto,
+process_descriptor.proto, thread_descriptor.proto, counter_descriptor.proto.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from tracepipe.event.model import Record
+from tracepipe.readers.chrome_numbers import Ids
+from tracepipe.readers.event_rows import cut_text
+from tracepipe.readers.wire_fields import BYTES, signed, tagged
+
+EVENTS: Final = "events"
+"""The layer of what is on the track of a thread itself."""
+GLOBAL: Final = 0
+"""The track of events that name none."""
+_UUID, _PARENT, _ORDERING, _RANK = 1 << 3, 5 << 3, 11 << 3, 12 << 3
+_NAMES: Final = (2 << 3 | BYTES, 10 << 3 | BYTES, 13 << 3 | BYTES)
+_PROCESS, _THREAD, _COUNTER = 3 << 3 | BYTES, 4 << 3 | BYTES, 8 << 3 | BYTES
+_PID, _TID, _THREAD_NAME = 1 << 3, 2 << 3, 5 << 3 | BYTES
+_CMDLINE, _PROCESS_NAME = 2 << 3 | BYTES, 6 << 3 | BYTES
+_KIND, _UNIT, _MULTIPLIER, _IS_INCREMENTAL, _UNIT_NAME = 1 << 3, 3 << 3, 4 << 3, 5 << 3, 6 << 3 | BYTES
+_UNITS: Final = {1: "ns", 2: "", 3: "bytes"}
+_THREAD_COUNTERS: Final = (1, 2)
+_EXPLICIT: Final = 3
+_TRACKS_MAX: Final = 1 << 17
+_THREADS_MAX: Final = 1 << 16
+# A trace may say that a track is its own ancestor.
+_ANCESTORS_MAX: Final = 32
+
+
+@dataclass(slots=True)
+class Counter:
+    """What the values of a counter mean. `of_thread`: how long a thread ran, or how many instructions."""
+
+    unit: str = ""
+    multiplier: int = 1
+    is_incremental: bool = False
+    of_thread: bool = False
+
+
+@dataclass(slots=True)
+class Descriptor:
+    """A track: of a thread, a process, or of neither. `parent` is 0 where it has none."""
+
+    name: str = ""
+    parent: int = 0
+    pid: int | None = None
+    tid: int | None = None
+    counter: Counter | None = None
+    rank: int = 0
+    is_ordered: bool = False
+    """Whether its children stand by their ranks."""
+
+
+@dataclass(slots=True)
+class Place:
+    """Where the events of a track stand: fields of their records, and the name of a counter."""
+
+    fields: dict[str, Any]
+    counter: str = ""
+
+
+@dataclass(slots=True)
+class Tracks:
+    """Takes descriptors, and then says where their tracks stand. `used` are those that have events, in the
+    order of their first.
+    """
+
+    used: dict[int, None] = field(default_factory=dict)
+    left_out: int = 0
+    unknown: int = 0
+    """Tracks with events and without a descriptor."""
+    _all: dict[int, Descriptor] = field(default_factory=dict)
+    _processes: dict[int, str] = field(default_factory=dict)
+    _process_of: dict[int, int] = field(default_factory=dict)
+    _threads: dict[tuple[int, int], str] = field(default_factory=dict)
+    """The names of threads, by process and thread."""
+    _ids: Ids = field(default_factory=Ids)
+    _names: dict[tuple[int, int | None], Record] = field(default_factory=dict)
+    _taken: dict[tuple[Any, ...], int] = field(default_factory=dict)
+    _places: dict[int, Place] = field(default_factory=dict)
+
+    # Taking ---------------------------------------------------------------------------------------------
+
+    def take(self, data: bytes) -> None:
+        """Take a TrackDescriptor. Raises WireError."""
+        of = dict(tagged(data))
+        name = next((cut_text(_text(of[tag])) for tag in _NAMES if tag in of), "")
+        made = Descriptor(name, of.get(_PARENT, 0))
+        if _THREAD in of:
+            self.take_thread(of[_THREAD], made)
+        elif _PROCESS in of:
+            self.take_process(of[_PROCESS], made)
+        if _COUNTER in of:
+            made.counter = _counter(of[_COUNTER])
+        made.rank = signed(of.get(_RANK, 0))
+        made.is_ordered = of.get(_ORDERING) == _EXPLICIT
+        uuid = of.get(_UUID, GLOBAL)
+        known = self._all.get(uuid)
+        if known is not None and not made.name:
+            made.name = known.name
+        self._keep(uuid, made)
+
+    def _keep(self, uuid: int, made: Descriptor) -> None:
+        if uuid not in self._all and len(self._all) >= _TRACKS_MAX:
+            self.left_out += 1
+            return
+        self._all[uuid] = made
+
+    def take_thread(self, data: bytes, made: Descriptor) -> None:
+        """Take a ThreadDescriptor. Raises WireError."""
+        of = dict(tagged(data))
+        made.pid, made.tid = signed(of.get(_PID, 0)), signed(of.get(_TID, 0))
+        name = cut_text(_text(of.get(_THREAD_NAME, b""))) or made.name
+        made.name = name
+        self.name_thread(made.pid, made.tid, name)
+
+    def take_process(self, data: bytes, made: Descriptor) -> None:
+        """Take a ProcessDescriptor. Raises WireError."""
+        of = tagged(data)
+        made.pid = signed(next((value for tag, value in of if tag == _PID), 0))
+        names = [value for tag, value in of if tag == _PROCESS_NAME]
+        names += [value for tag, value in of if tag == _CMDLINE]
+        name = cut_text(_text(names[0])) if names else made.name
+        made.name = name
+        self.name_process(made.pid, name)
+
+    def name_process(self, pid: int, name: str) -> None:
+        """Take the name of a process."""
+        if name and (pid in self._processes or len(self._processes) < _THREADS_MAX):
+            self._processes[pid] = name
+
+    def name_thread(self, pid: int, tid: int, name: str) -> None:
+        """Take the process of a thread, and its name if it has one."""
+        if (pid, tid) in self._threads or len(self._threads) < _THREADS_MAX:
+            self._process_of[tid] = pid
+            self._threads[pid, tid] = name or self._threads.get((pid, tid), "")
+
+    def thread(self, pid: int, tid: int) -> int:
+        """The track of a thread for which there is no descriptor: no other has its number."""
+        uuid = -1 - (tid & 0xFFFFFFFF)
+        self._keep(uuid, Descriptor(pid=pid, tid=tid))
+        return uuid
+
+    def asynchronous(self, number: int, parent: int, name: str) -> int:
+        """The track of events that are of one kind and id: `number` is above those of threads."""
+        uuid = -(1 << 33) - number
+        self._keep(uuid, Descriptor(name, parent))
+        return uuid
+
+    def counter(self, uuid: int) -> Counter | None:
+        """What the values on a track mean; None where it is not known as a counter's."""
+        found = self._all.get(uuid)
+        return None if found is None else found.counter
+
+    def use(self, uuid: int) -> bool:
+        """Take note of an event of a track; whether it has one."""
+        if uuid not in self.used:
+            if len(self.used) >= _TRACKS_MAX:
+                return False
+            self.used[uuid] = None
+        return True
+
+    # Places ---------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Give the tracks that are used their places: nothing is taken any more."""
+        chains = {uuid: self._chain(uuid) for uuid in self.used}
+        self.unknown = sum(uuid not in self._all and uuid != GLOBAL for uuid in self.used)
+        # A number that is given later is lower, and stands before the others.
+        for uuid in sorted(self.used, key=lambda one: self._order(chains[one]), reverse=True):
+            self._fields(uuid, chains[uuid])
+        for uuid in self.used:
+            self._places[uuid] = self._placed(uuid, chains[uuid])
+
+    def _chain(self, uuid: int) -> list[int]:
+        """A track and those that it stands under, up to a thread or a process."""
+        chain: list[int] = []
+        while len(chain) < _ANCESTORS_MAX and uuid not in chain:
+            chain.append(uuid)
+            found = self._all.get(uuid)
+            if found is None or found.pid is not None or not found.parent:
+                break
+            uuid = found.parent
+        return chain
+
+    def _of(self, uuid: int) -> Descriptor:
+        found = self._all.get(uuid)
+        if found is None:
+            return Descriptor("events without a track" if uuid == GLOBAL else f"track {uuid:x}")
+        return found
+
+    def _name(self, uuid: int) -> str:
+        return self._of(uuid).name or "track"
+
+    def _order(self, chain: list[int]) -> list[tuple[int, str]]:
+        """What puts tracks in order: by the ranks of those that they stand under, and their names."""
+        order, is_ordered = [], False
+        for uuid in reversed(chain):
+            found = self._of(uuid)
+            order.append((found.rank if is_ordered else 0, found.name))
+            is_ordered = found.is_ordered
+        return order
+
+    def _fields(self, uuid: int, chain: list[int]) -> tuple[dict[str, Any], list[str]]:
+        """The process and the thread of a track, and the names of the tracks below."""
+        root = self._of(chain[-1])
+        below = chain[-2::-1]
+        is_counter = self._of(uuid).counter is not None
+        if root.tid is not None:
+            fields = self._ids.thread({"pid": root.pid, "tid": root.tid}, {})
+            # Tracks of a thread stand in a group that has its name, so that it holds them together.
+            if len(below) > 1 and self._name(below[0]) == root.name:
+                below = below[1:]
+            return fields, [self._name(one) for one in below]
+        if root.pid is not None:
+            fields = self._ids.thread({"pid": root.pid}, {})
+        elif is_counter and not below:
+            return {"pid": self._made_up(("counters",), "counters")}, [self._name(uuid)]
+        else:
+            fields = {"pid": self._made_up((chain[-1],), self._name(chain[-1]))}
+            below = below or chain[-1:]
+        if is_counter:
+            return fields, [self._name(one) for one in below]
+        if not below:
+            fields["tid"] = self._made_up((fields["pid"], EVENTS), EVENTS, fields["pid"])
+            return fields, []
+        fields["tid"] = self._made_up((fields["pid"], below[0]), self._name(below[0]), fields["pid"])
+        return fields, [self._name(one) for one in below[1:]]
+
+    def _made_up(self, key: tuple[Any, ...], name: str, pid: int | None = None) -> int:
+        """The number of a process, or of a thread of `pid`, that is none."""
+        number = self._ids.of(str(key))
+        of = (number, None) if pid is None else (pid, number)
+        if of not in self._names and len(self._names) < _TRACKS_MAX:
+            record: Record = {"type": "name", "pid": of[0], "name": name}
+            self._names[of] = record if pid is None else record | {"tid": number}
+        return number
+
+    def _placed(self, uuid: int, chain: list[int]) -> Place:
+        fields, names = self._fields(uuid, chain)
+        name = cut_text(" / ".join(names)) or EVENTS
+        fields = {"type": "hook", **fields}
+        counter = self._of(uuid).counter
+        if counter is None:
+            return Place({**fields, "layer": self._own((*fields.values(), name), name)})
+        if fields.pop("tid", None) is not None:
+            name = f"{self._of(chain[-1]).name} {self._of(chain[-1]).tid} {name}".lstrip()
+        if counter.unit:
+            name = f"{name} ({counter.unit})"
+        return Place({**fields, "layer": EVENTS}, self._own((*fields.values(), "counter", name), name))
+
+    def _own(self, key: tuple[Any, ...], name: str) -> str:
+        """A name that no other track of the same thread has."""
+        count = self._taken[key] = self._taken.get(key, 0) + 1
+        return name if count == 1 else f"{name} ({count})"
+
+    def place(self, uuid: int) -> Place:
+        """Where the events of a track stand that is used."""
+        return self._places[uuid]
+
+    def process_of(self, tid: int) -> int | None:
+        """The process of a thread; None where it is not known."""
+        return self._process_of.get(tid)
+
+    def name_records(self) -> list[Record]:
+        """The names of processes and threads."""
+        records = list(self._names.values())
+        for pid, name in self._processes.items():
+            if (number := self._ids.number(pid)) is not None:
+                records.append({"type": "name", "pid": number, "name": name})
+        for (pid, tid), name in self._threads.items():
+            both = self._ids.thread({"pid": pid, "tid": tid}, {})
+            if name:
+                records.append({"type": "name", **both, "name": name})
+        return records
+
+
+def _counter(data: bytes) -> Counter:
+    of = dict(tagged(data))
+    kind = of.get(_KIND, 0)
+    unit = _text(of.get(_UNIT_NAME, b"")) or _UNITS.get(of.get(_UNIT, 0), "")
+    multiplier = signed(of.get(_MULTIPLIER, 0))
+    return Counter(
+        unit,
+        multiplier if multiplier > 0 else 1,
+        bool(of.get(_IS_INCREMENTAL, 0)),
+        kind in _THREAD_COUNTERS,
+    )
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
