@@ -23,7 +23,7 @@ HERE = Path(__file__).resolve()
 sys.path.insert(0, str(HERE.parents[1]))
 
 from benchmarks import plain  # noqa: E402
-from benchmarks.recordings import write_mixed, write_warps  # noqa: E402
+from benchmarks.recordings import write_lone_warps, write_mixed, write_warps  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,16 @@ def _warps(warps: int) -> Callable[[Path], None]:
     return lambda path: write_warps(path, warps)
 
 
+def _lone(launches: int) -> Callable[[Path], None]:
+    return lambda path: write_lone_warps(path, launches)
+
+
 ROWS = [
     Row("mixed-100k", "10⁵ mixed events", "mixed-100k", _mixed(10**5), 10**5),
     Row("mixed-1m", "10⁶ mixed events", "mixed-1m", _mixed(10**6), 10**6),
     Row("unique-1m", "10⁶, no two calls alike", "unique-1m", _mixed(10**6, unique=True), 10**6),
     Row("warps-1m", "10⁶ warps", "warps-1m", _warps(10**6), 10**6),
+    Row("lone-100k", "10⁵ launches of one warp", "lone-100k", _lone(10**5), 4 * 10**5),
     Row("chrome-1m", "10⁶ mixed events → Chrome JSON", "mixed-1m", _mixed(10**6), 10**6, "chrome"),
     Row("pure-mixed-1m", "10⁶ mixed events, Python alone", "mixed-1m", _mixed(10**6), 10**6, pure=True),
     Row("pure-warps-1m", "10⁶ warps, Python alone", "warps-1m", _warps(10**6), 10**6, pure=True),

@@ -21,13 +21,14 @@ from pathlib import Path
 HERE = Path(__file__).resolve()
 sys.path.insert(0, str(HERE.parents[1]))
 
-from benchmarks.recordings import write_mixed, write_threads, write_warps  # noqa: E402
+from benchmarks.recordings import write_lone_warps, write_mixed, write_threads, write_warps  # noqa: E402
 
 CORES = {"native": "0", "pure": "1"}
 RECORDINGS: dict[str, Callable[[Path, int], None]] = {
     "mixed": write_mixed,
     "unique": lambda path, events: write_mixed(path, events // 5, unique=True),
     "warps": write_warps,
+    "lone": lambda path, events: write_lone_warps(path, events // 10),
     "threads": lambda path, events: write_threads(path, events // 10),
 }
 FORMATS = ("perfetto", "chrome")

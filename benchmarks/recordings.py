@@ -28,14 +28,19 @@ def write_mixed(path: Path, events: int, *, unique: bool = False) -> None:
         out.writelines(_mixed(events, unique))
 
 
-def write_warps(path: Path, warps: int) -> None:
+def write_warps(path: Path, warps: int, warps_a_launch: int = WARPS_A_LAUNCH) -> None:
     """A recording of launches with every warp, as an H200 runs and as it is recorded: the GPU's own time, in
     steps of 32 ns, with pairs of both clocks and the cycles of each SM.
     """
     with path.open("w") as out:
         start = {"monotonic_ns": _START_NS, "realtime_ns": _GPU_NS}
         out.write(_line(_header(["monotonic", "globaltimer:0"], start)))
-        out.writelines(_launches(warps))
+        out.writelines(_launches(warps, warps_a_launch))
+
+
+def write_lone_warps(path: Path, launches: int) -> None:
+    """The same of launches with a warp each."""
+    write_warps(path, launches, 1)
 
 
 def write_threads(path: Path, lines: int) -> None:
@@ -103,10 +108,11 @@ def _small_launch(ts_ns: int, launch: int) -> Iterator[str]:
     yield _line({**kernel, "type": "gpu_warp", **sizes, **columns})
 
 
-def _launches(warps: int) -> Iterator[str]:
+def _launches(warps: int, warps_a_launch: int) -> Iterator[str]:
     rng = random.Random(1)
     since_ns, launch, paired_ns = 1_000_000, 0, -(10**9)
-    while launch * WARPS_A_LAUNCH < warps:
+    warps_a_block = min(_WARPS_A_BLOCK, warps_a_launch)
+    while launch * warps_a_launch < warps:
         host_ns = _START_NS + since_ns + since_ns * 7 // 1_000_000
         if since_ns - paired_ns > 250_000_000:
             paired_ns = since_ns
@@ -120,7 +126,7 @@ def _launches(warps: int) -> Iterator[str]:
         call = {"type": "userspace", "name": "cuLaunchKernel", "pid": 42, "tid": 42, "cpu": 3}
         yield _line({"ts_ns": host_ns - 9000, **call, "phase": "B", "launch": launch})
         yield _line({"ts_ns": host_ns - 5000, **call, "phase": "E", "args": {"result": 0}})
-        columns, end_ns = _launch(rng, since_ns)
+        columns, end_ns = _launch(rng, since_ns, warps_a_launch, warps_a_block)
         kernel = {
             "ts_ns": _GPU_NS + since_ns // 32 * 32,
             "name": KERNELS[launch % 4],
@@ -129,24 +135,26 @@ def _launches(warps: int) -> Iterator[str]:
             "stream": 7,
             "launch": launch,
             "pid": 42,
-            "grid": [WARPS_A_LAUNCH // _WARPS_A_BLOCK, 1, 1],
-            "block": [32 * _WARPS_A_BLOCK, 1, 1],
+            "grid": [warps_a_launch // warps_a_block, 1, 1],
+            "block": [32 * warps_a_block, 1, 1],
         }
         yield _line({**kernel, "type": "gpu_kernel", "phase": "X", "dur_ns": end_ns})
         yield _line({**kernel, "type": "gpu_warp", **columns})
         since_ns += end_ns + 20_000
 
 
-def _launch(rng: random.Random, since_ns: int) -> tuple[dict[str, list[int]], int]:
+def _launch(
+    rng: random.Random, since_ns: int, warps: int, warps_a_block: int
+) -> tuple[dict[str, list[int]], int]:
     """The columns of a launch's warps, and when the last leaves: blocks take turns on the slots of SMs."""
-    free_ns = [[0] * _SLOTS for _ in range(_SMS)]
+    free_ns = {sm: [0] * _SLOTS for sm in range(min(_SMS, warps // warps_a_block))}
     names = ("warp", "sm", "slot", "entry_ns", "entry_clk", "exit_ns", "exit_clk")
     rows = []
-    for number in range(0, WARPS_A_LAUNCH, _WARPS_A_BLOCK):
-        block = number // _WARPS_A_BLOCK
-        sm, first = block % _SMS, block // _SMS % (_SLOTS // _WARPS_A_BLOCK) * _WARPS_A_BLOCK
-        start_ns = max(free_ns[sm][first : first + _WARPS_A_BLOCK]) + rng.randrange(60, 900)
-        for at in range(_WARPS_A_BLOCK):
+    for number in range(0, warps, warps_a_block):
+        block = number // warps_a_block
+        sm, first = block % _SMS, block // _SMS % (_SLOTS // warps_a_block) * warps_a_block
+        start_ns = max(free_ns[sm][first : first + warps_a_block]) + rng.randrange(60, 900)
+        for at in range(warps_a_block):
             entry_ns, stay_ns = start_ns + 7 * at, 2000 + rng.randrange(1500)
             free_ns[sm][first + at] = entry_ns + stay_ns + 70
             read_ns = entry_ns // 32 * 32

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import tracepipe.event.tables
 import tracepipe.layout.windows
 import tracepipe.readers.tracepipe1
-from benchmarks.recordings import write_mixed, write_threads, write_warps
+from benchmarks.recordings import write_lone_warps, write_mixed, write_threads, write_warps
 from tests.golden import hostile, test_anything, test_property
 from tests.golden.both import converted
 from tests.golden.cases import Case, cases
@@ -216,6 +216,15 @@ def test_many_launches(tmp_path: Path) -> None:
         converted(path, to, None, CORES)
     for warp_tracks, exits in (("logical", True), ("sm", False)):
         converted(path, "perfetto", ConvertOptions(layout=LayoutOptions(warp_tracks, exits)), CORES)
+
+
+def test_many_launches_of_one_warp(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    write_lone_warps(path, 3_000)
+    for to in ("perfetto", "chrome", "text"):
+        _, account = converted(path, to, None, CORES)
+        assert account.counts["gpu_warp"] == 3_000
+    converted(path, "perfetto", ConvertOptions(layout=LayoutOptions("sm", False)), CORES)
 
 
 def test_many_threads(tmp_path: Path) -> None:

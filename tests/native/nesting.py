@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ctypes
 from random import Random
+from typing import Any
 
 import numpy as np
 
 from tests.native import buffers, inputs
-from tracepipe.native.signatures import Events, Ops, Shapes
+from tracepipe.native.signatures import Events, Ops, Shapes, Starts
 
 _IOCTL = 3
 _BEGIN, _END = 1, 2
@@ -75,16 +76,19 @@ def _batch(core: ctypes.CDLL, nest: int, rows: int, rng: Random) -> list[np.ndar
     events = buffers.view(Events, times, lengths, launches, bounds, numbers)
     view = buffers.view(Ops, *ops)
     middle = rng.randrange(count + 1)
-    made = core.tp_nest_events(nest, events, buffers.view(Shapes, *by_shape), 0, middle, view, 0)
+    made = _nested(core, nest, (events, buffers.view(Shapes, *by_shape)), (0, middle), view, 0, rng)
     assert 0 <= made <= most
-    made = core.tp_nest_events(nest, events, buffers.view(Shapes, *by_shape), middle, count, view, made)
-    # An end of an arrow may be of a slice that is there.
-    ends = np.isin(np.asarray(by_shape[3])[np.asarray(numbers)], list(b"stf")).sum() if count else 0
-    assert count - ends <= made <= most
-    flow = core.tp_nest_warps(
-        nest, rng.randrange(9), inputs.moment(rng), 0, rng.randrange(2), rng.randrange(2)
+    special = buffers.array(numbers, np.int32)
+    odd = [at for at in range(count) if rng.random() < 0.05]
+    special[odd] = -2
+    events = buffers.view(Events, times, lengths, launches, bounds, special)
+    made = _nested(
+        core, nest, (events, buffers.view(Shapes, *by_shape)), (middle, count), view, made, rng, odd
     )
-    assert flow % 2 == 0
+    # An end of an arrow may be of a slice that is there.
+    drawn = np.append(numbers[:middle], special[middle:][special[middle:] >= 0]).astype(np.int32)
+    ends = np.isin(np.asarray(by_shape[3])[drawn], list(b"stf")).sum() if len(drawn) else 0
+    assert len(drawn) - ends <= made <= most
     ops = [column.copy() for column in ops]
     core.tp_nest_settle(nest, buffers.view(Ops, *ops), made)
     one = buffers.view(Ops, *ops)
@@ -96,6 +100,32 @@ def _batch(core: ctypes.CDLL, nest: int, rows: int, rng: Random) -> list[np.ndar
         assert -1 <= beside < core.tp_nest_count(nest, 0)
     # What is open is given no arrow in these any more: they are of a batch that is gone.
     return [column[:made].copy() for column in ops]
+
+
+def _nested(
+    core: ctypes.CDLL,
+    nest: int,
+    given: tuple[Any, Any],
+    part: tuple[int, int],
+    view: Any,
+    made: int,
+    rng: Random,
+    odd: list[int] | None = None,
+) -> int:
+    """Nest events, where some of those that are `odd` are batches of warps."""
+    places = [at for at in odd or () if part[0] <= at < part[1] and rng.random() < 0.8]
+    starts = (
+        buffers.array(places),
+        buffers.array([_number(rng, 9) for _ in places]),
+        buffers.array([inputs.moment(rng) for _ in places]),
+        buffers.array([rng.choice((0, 5, 2**62)) for _ in places]),
+        buffers.array([rng.randrange(4) for _ in places], np.uint8),
+        buffers.array([1] * len(places)),
+    )
+    warps = buffers.view(Starts, *starts)
+    done: int = core.tp_nest_events(nest, *given, warps, len(places), *part, view, made)
+    assert not (starts[-1] % 2).any()
+    return done
 
 
 def _number(rng: Random, few: int) -> int:

@@ -92,8 +92,10 @@ def _take_one(
     places = [rng.randrange(-1, rows + 2) if wrong or not rows else rng.randrange(rows) for _ in begins]
     begin, stay, row = buffers.array(begins), buffers.array(stays), buffers.array(places, np.int32)
     fate = np.empty(count, np.uint8)
-    pointers = (column.ctypes.data for column in (begin, stay, row, fate))
-    done = core.tp_warps_take(warps, rows, base, count, *pointers)
+    first = rng.randrange(count + 1)
+    sizes, bases = buffers.array([first, 0, count - first]), buffers.array([base] * 3)
+    pointers = (column.ctypes.data for column in (sizes, bases, begin, stay, row, fate))
+    done = core.tp_warps_take(warps, rows, len(sizes), *pointers)
     known = [at for at in range(count) if stays[at] >= 0]
     if all(0 <= places[at] < rows for at in known):
         assert done == 0

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.cores import running
-from tracepipe.event.columns import NONE, TraceColumns, event_columns, signed
-from tracepipe.event.launches import LAUNCHES_MAX, Early
+from tracepipe.event.columns import NONE, SPECIAL, EventColumns, TraceColumns, event_columns, signed
+from tracepipe.event.launches import COUNTED, DRAWN, LAUNCHES_MAX, NO_LAUNCH, STARTS, Early, WarpStarts
 from tracepipe.event.model import FLOW_LIMIT
 from tracepipe.event.native_nesting import NativeNesting
 from tracepipe.event.nesting import BESIDE_MAX, DEPTH_MAX, GIVES_ALL, GIVES_IOCTLS, NO_ROW, Nesting, ShapeRow
@@ -69,12 +69,30 @@ class Bench:
             rows.append((ts_ns, number, NONE, given.get("dur", 0), launch, None, NONE))
             bounds.append(given.get("bound", 0))
         columns = event_columns(rows)
-        trace = TraceColumns(columns.ts_ns, columns.shape, columns.args, columns.dur_ns, columns.launch)
+        trace = trace_of(columns)
         trace.bound_ns = np.array(bounds, np.int64)
         self.nesting.events(trace, 0, len(rows))
 
     def taken(self) -> list[Op]:
         return taken(self.nesting)
+
+
+def trace_of(columns: EventColumns) -> TraceColumns:
+    return TraceColumns(columns.ts_ns, columns.shape, columns.args, columns.dur_ns, columns.launch)
+
+
+def starts(*batches: tuple[int, int, int, int, int]) -> WarpStarts:
+    """Batches of warps: place, launch, time, bound, and what is done with them."""
+    *columns, done = (np.array(column, np.int64) for column in zip(*batches, strict=True))
+    return WarpStarts(*columns, done.astype(np.uint8), np.full(len(batches), NONE))
+
+
+def arrow(nesting: AnyNesting, launch: int, ts_ns: int, bound_ns: int, done: int) -> int:
+    """The arrow of a batch of warps that stands by itself."""
+    rows = event_columns([(ts_ns, SPECIAL, NONE, 0, 0, None, NONE)])
+    warps = starts((0, launch, ts_ns, bound_ns, done))
+    nesting.events(trace_of(rows), 0, 1, warps)
+    return int(warps.flow[0])
 
 
 def short(ops: Sequence[Op]) -> list[tuple[Any, ...]]:
@@ -388,14 +406,29 @@ def test_a_kernel_before_its_call_is_said_once() -> None:
 
 def test_the_arrow_of_warps_ends_at_a_kernel_if_there_is_one() -> None:
     nesting = new_nesting()
-    assert nesting.warps(1, 10, 0, True, False) == 0  # only counted: it holds the launch against its call
-    assert nesting.warps(2, 10, 0, True, True) == -2
-    assert nesting.warps(2, 20, 0, True, True) == 0
-    assert nesting.warps(3, 10, 0, False, True) == 0
+    assert arrow(nesting, 1, 10, 0, COUNTED) == 0  # it holds the launch against its call
+    assert arrow(nesting, 2, 10, 0, STARTS) == -2
+    assert arrow(nesting, 2, 20, 0, STARTS) == 0
+    assert arrow(nesting, 3, 10, 0, DRAWN) == 0
+    assert arrow(nesting, 4, 10, 0, NO_LAUNCH) == 0
     bench = Bench()
     calls = bench.row()
     bench.add(calls, ("B", 5, {"launch": 4}))
-    assert bench.nesting.warps(4, 9, 0, False, True) == 2
+    assert arrow(bench.nesting, 4, 9, 0, DRAWN) == 2
+
+
+def test_warps_find_their_arrows_among_the_events_around_them() -> None:
+    bench = Bench()
+    calls, stream = bench.row(), bench.row(on_stream=True)
+    bench.nesting.set_shape(0, ShapeRow(calls, F, "B", False, False, True))
+    bench.nesting.set_shape(1, ShapeRow(stream, G, "X", False, True, True))
+    launch, drawn, special = 0, 1, SPECIAL
+    rows = [(1, special, 5), (2, launch, 5), (3, special, 5), (4, drawn, 6), (5, special, 6), (6, special, 5)]
+    events = trace_of(event_columns([(ts, shape, NONE, 0, of, None, NONE) for ts, shape, of in rows]))
+    warps = starts((0, 5, 1, 0, DRAWN), (2, 5, 3, 0, DRAWN), (4, 6, 5, 0, DRAWN))
+    bench.nesting.events(events, 0, len(rows), warps)
+    assert warps.flow.tolist() == [0, 2, 0]
+    assert [op[0] for op in bench.taken()] == [BEGIN, BEGIN, END]
 
 
 def test_remembered_launches_are_bounded() -> None:
@@ -405,8 +438,7 @@ def test_remembered_launches_are_bounded() -> None:
     rows = [(launch, 0, NONE, 0, launch, None, NONE) for launch in range(LAUNCHES_MAX + 2)]
     columns = event_columns(rows)
     bench.nesting.set_shape(0, ShapeRow(calls, F, "X", False, True, True))
-    trace = TraceColumns(columns.ts_ns, columns.shape, columns.args, columns.dur_ns, columns.launch)
-    bench.nesting.events(trace, 0, len(rows))
+    bench.nesting.events(trace_of(columns), 0, len(rows))
     bench.taken()
     after = len(rows) + 9
     bench.add(stream, *(("X", after, {"launch": launch, "dur": 0}) for launch in (2, len(rows) - 1, 0, 1)))
@@ -432,7 +464,7 @@ steps = st.one_of(
     st.lists(single, max_size=12),
     st.tuples(st.just("close"), st.integers(0, 4), st.integers(0, 40)),
     st.tuples(st.just("beside"), st.integers(0, 4), st.integers(0, 30), st.integers(0, 12)),
-    st.tuples(st.just("warps"), st.integers(0, 2), st.integers(0, 30), st.booleans(), st.booleans()),
+    st.tuples(st.just("warps"), st.integers(0, 2), st.integers(0, 30), st.integers(NO_LAUNCH, STARTS)),
     st.tuples(st.just("one"), st.integers(0, 4), single),
     st.sampled_from(["settle", "take"]),
 )
@@ -460,8 +492,8 @@ def told(plan: list[Any]) -> list[Any]:
             _, row, ts_ns, dur = step
             said.append(nesting.beside(row, ts_ns, ts_ns + dur))
         elif step[0] == "warps":
-            _, launch, ts_ns, may_start, draws = step
-            said.append(nesting.warps(launch, ts_ns, 3, may_start, draws))
+            _, launch, ts_ns, done = step
+            said.append(arrow(nesting, launch, ts_ns, 3, done))
         else:
             _, row, (phase, _, ts_ns, name, dur, *_) = step
             nesting.one(row, phase, ts_ns, dur, name, -7)

@@ -23,7 +23,8 @@ def int64s(*of: int) -> Any:
 def fates(slots: Any, base_ns: int, *warps: tuple[int, int, int], rows: int = 2) -> list[int]:
     """What becomes of warps given as begin, stay and row."""
     begin, stay, row = zip(*warps, strict=True)
-    return slots.take(rows, base_ns, int64s(*begin), int64s(*stay), np.array(row, np.int32)).tolist()
+    batch = int64s(len(warps)), int64s(base_ns)
+    return slots.take(rows, *batch, int64s(*begin), int64s(*stay), np.array(row, np.int32)).tolist()
 
 
 def test_a_slot_has_one_warp_at_a_time() -> None:
@@ -79,6 +80,19 @@ batches = st.lists(
     ),
     max_size=12,
 )
+
+
+def test_batches_may_be_placed_at_once() -> None:
+    batches = [(0, [(0, 10, 0), (5, 4, 1)]), (20, []), (20, [(20, 5, 0)]), (22, [(22, 1, 0), (25, 5, 0)])]
+    slots = new_slots()
+    one_by_one = [fates(slots, base_ns, *warps) for base_ns, warps in batches if warps]
+    begin, stay, row = zip(*(warp for _, warps in batches for warp in warps), strict=True)
+    sizes, bases_ns = int64s(*(len(warps) for _, warps in batches)), int64s(*(ns for ns, _ in batches))
+    columns = int64s(*begin), int64s(*stay), np.array(row, np.int32)
+    assert new_slots().take(2, sizes, bases_ns, *columns).tolist() == [
+        one for some in one_by_one for one in some
+    ]
+    assert one_by_one[-1] == [BESIDE, DRAWN]
 
 
 def told(plan: list[Any], before_ns: int) -> list[Any]:

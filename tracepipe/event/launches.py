@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
+
+from tracepipe.event.columns import Bytes, Int64s
 
 # So many launches are remembered; the oldest makes room. A capture that lost kernels must not fill the
 # memory.
@@ -17,6 +20,34 @@ class Early(NamedTuple):
     start_ns: int
     bound_ns: int
     call_ns: int
+
+
+NO_LAUNCH, COUNTED, DRAWN, STARTS = range(4)
+"""Of a batch of warps: its launch is not known, it is only counted, it is drawn, an arrow may start at it."""
+
+
+@dataclass(slots=True, eq=False)
+class WarpStarts:
+    """Batches of warps among events: the place of each there, its launch, when its first warp enters, by how
+    much that may be wrong, and what is done with them. `flow` becomes its arrow, 0 without one.
+
+    An arrow may start at a warp only if that is drawn now, at the time of the events around it.
+    """
+
+    place: Int64s
+    launch: Int64s
+    ts_ns: Int64s
+    bound_ns: Int64s
+    done: Bytes
+    flow: Int64s
+
+    def columns(self) -> list[Any]:
+        """The columns in the order of their definition."""
+        return [getattr(self, name) for name in self.__dataclass_fields__]
+
+    def rows(self) -> Iterator[tuple[int, ...]]:
+        """What is known of each batch, the columns but for the last."""
+        return zip(*(column.tolist() for column in self.columns()[:-1]), strict=True)
 
 
 @dataclass(slots=True)
@@ -77,12 +108,16 @@ class Launches:
         one.drawn = True
         return self._arrow(one)
 
-    def warps(self, launch: int, ts_ns: int, bound_ns: int, may_start: bool) -> int:
-        """Note the first warp of a batch; returns the arrow, 0 if the launch has a kernel to end it."""
-        one = self._of(launch)
-        if one.drawn:
+    def warps(self, launch: int, ts_ns: int, bound_ns: int, done: int) -> int:
+        """Note the first warp of a batch; returns the arrow, 0 if the launch has a kernel to end it, or its
+        warps are only counted.
+        """
+        if done == NO_LAUNCH:
             return 0
-        if may_start or one.flow:
+        one = self._of(launch)
+        if done != COUNTED and one.drawn:
+            return 0
+        if done == STARTS or (done == DRAWN and one.flow):
             return self.kernel(launch, ts_ns, bound_ns)
         self.start(launch, ts_ns, bound_ns)
         return 0

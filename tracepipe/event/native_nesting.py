@@ -9,11 +9,11 @@ from typing import Any, Final
 import numpy as np
 
 from tracepipe.event.columns import Bools, Int32s, TraceColumns, grown
-from tracepipe.event.launches import Early
+from tracepipe.event.launches import Early, WarpStarts
 from tracepipe.event.nesting import NO_ROW, ShapeRow
 from tracepipe.event.ops import Op, OpColumns
 from tracepipe.event.outcomes import Outcomes
-from tracepipe.native.signatures import Events, Shapes
+from tracepipe.native.signatures import Events, Shapes, Starts
 
 _ROWS, _UNCLOSED, _NO_BEGIN, _OVERLAPS, _UNDRAWN, _OPS, _EARLY = range(7)
 _SHAPE_KINDS: Final = {
@@ -113,15 +113,19 @@ class NativeNesting:
         """As `Nesting` has it."""
         self._core.tp_nest_rename(self._nest, to.ctypes.data)
 
-    def events(self, events: TraceColumns, start: int, stop: int) -> None:
+    def events(self, events: TraceColumns, start: int, stop: int, warps: WarpStarts | None = None) -> None:
         """As `Nesting` has it."""
         met = Shapes(*(column.ctypes.data for column in self._shapes.values()))
         ops = self._ops.reserve(self._core.tp_nest_most(self._nest, stop - start))
         bound = None if events.bound_ns is None else events.bound_ns.ctypes.data
         columns = (events.ts_ns, events.dur_ns, events.launch)
         given = Events(*(column.ctypes.data for column in columns), bound, events.shape.ctypes.data)
-        refs = ctypes.byref(given), ctypes.byref(met)
-        count = self._core.tp_nest_events(self._nest, *refs, start, stop, ctypes.byref(ops), self._ops.count)
+        starts = Starts(*(() if warps is None else (one.ctypes.data for one in warps.columns())))
+        batches = 0 if warps is None else len(warps.place)
+        refs = ctypes.byref(given), ctypes.byref(met), ctypes.byref(starts)
+        count = self._core.tp_nest_events(
+            self._nest, *refs, batches, start, stop, ctypes.byref(ops), self._ops.count
+        )
         self._ops.count = self._checked(count)
 
     def one(self, row: int, phase: str, ts_ns: int, dur_ns: int | None, name: int, event: int) -> None:
@@ -132,10 +136,6 @@ class NativeNesting:
             self._nest, row, ord(phase), ts_ns, dur_ns, name, event, ctypes.byref(ops), self._ops.count
         )
         self._ops.count = self._checked(count)
-
-    def warps(self, launch: int, ts_ns: int, bound_ns: int, may_start: bool, draws: bool) -> int:
-        """As `Nesting` has it."""
-        return int(self._core.tp_nest_warps(self._nest, launch, ts_ns, bound_ns, may_start, draws))
 
     def beside(self, row: int, ts_ns: int, end_ns: int) -> int:
         """As `Nesting` has it."""

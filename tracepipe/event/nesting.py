@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from tracepipe.event.columns import NONE, Bools, Int32s, TraceColumns
-from tracepipe.event.launches import Early, Launches
+from tracepipe.event.launches import Early, Launches, WarpStarts
 from tracepipe.event.model import ARROWS, FLOW_LIMIT
 from tracepipe.event.ops import (
     BEGIN,
@@ -189,8 +189,18 @@ class Nesting:
         self._counted.causality += len(found)
         return found
 
-    def events(self, events: TraceColumns, start: int, stop: int) -> None:
-        """Nest events in the order of time, from place `start` to before `stop`. Every shape has a row."""
+    def events(self, events: TraceColumns, start: int, stop: int, warps: WarpStarts | None = None) -> None:
+        """Nest events in the order of time, from place `start` to before `stop`. Every shape has a row; what
+        is no event is passed over, but for batches of warps, whose arrows are found.
+        """
+        if warps is not None:
+            for at, (place, *of) in enumerate(warps.rows()):
+                self._nest(events, start, place)
+                warps.flow[at] = self._launches.warps(*of)
+                start = place + 1
+        self._nest(events, start, stop)
+
+    def _nest(self, events: TraceColumns, start: int, stop: int) -> None:
         part = slice(start, stop)
         bounds_ns = [0] * (stop - start) if events.bound_ns is None else events.bound_ns[part].tolist()
         columns = zip(
@@ -203,6 +213,8 @@ class Nesting:
         )
         rows, shapes, ops = self._rows, self._shapes, self._ops
         for event, (ts_ns, number, dur_ns, launch, bound_ns) in enumerate(columns, start):
+            if number < 0:
+                continue
             on, name, phase, asks, has_dur, has_launch = shapes[number]
             row = rows[on]
             if phase == "E":
@@ -250,16 +262,6 @@ class Nesting:
             self._end(row, ts_ns, dur_ns, name, event)
         else:
             self._complete(row, ts_ns, dur_ns or 0, name, event, NO_MARK)
-
-    def warps(self, launch: int, ts_ns: int, bound_ns: int, may_start: bool, draws: bool) -> int:
-        """The arrow of a batch of warps, whose first enters at `ts_ns`; where they are only counted, none.
-
-        An arrow may start there only if the warp is drawn now, at the time of the events around it.
-        """
-        if draws:
-            return self._launches.warps(launch, ts_ns, bound_ns, may_start)
-        self._launches.start(launch, ts_ns, bound_ns)
-        return 0
 
     def _place(self, row: int, first: Sequence[int], ts_ns: int, end_ns: int | None) -> int:
         """The first row of `first` and those beside `row` that takes a B, or an X with its end; a new one

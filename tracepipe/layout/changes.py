@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -45,13 +46,14 @@ class Kernel(NamedTuple):
         return self.name if self.warps == ONLY_NAME else f"{self.name} {self.place(number)}"
 
 
-def kernel_of(name: str, grid: list[int], block: list[int]) -> Kernel:
+@lru_cache(maxsize=256)
+def kernel_of(name: str, grid: tuple[int, ...], block: tuple[int, ...]) -> Kernel:
     """The kernel of a launch; `grid` and `block` are empty where they are not known."""
     threads = 1
     for size in block:
         threads *= size
     warps = -(-threads // WARP_LANES) if block else 0
-    flat = not grid or grid[1:] == [1, 1] or 0 in grid
+    flat = not grid or grid[1:] == (1, 1) or 0 in grid
     # Sizes beyond what any number of a warp reaches come to the same as that.
     most = (1 << 63) - 1
     return Kernel(

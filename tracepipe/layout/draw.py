@@ -198,10 +198,12 @@ class Layout:
                 self.end_ns = max(self.end_ns, int(ends_ns.max(initial=0)))
             done = 0
             for at in np.flatnonzero(single).tolist():
-                self._nest(events, done, at)
-                changes += self._draw_one(events, at)
+                if self._take_warps(events, at):
+                    continue
+                changes += self._nest(events, done, at)
+                self._draw_one(events, at)
                 done = at + 1
-            self._nest(events, done, len(events))
+            changes += self._nest(events, done, len(events))
             self._host.count_memory(events)
             self._ranges.take(events)
             if not last:
@@ -225,11 +227,29 @@ class Layout:
         self._beyond += int(beyond.sum())
         return events.take(~beyond)
 
-    def _nest(self, events: TraceColumns, start: int, stop: int) -> None:
-        if start < stop:
-            self._rows.nesting.events(events, start, stop)
+    def _take_warps(self, events: TraceColumns, at: int) -> bool:
+        """Take what stands there if it is a batch of warps, which is drawn with the events around it."""
+        number = int(events.args[at])
+        other = self._others[number] if events.shape[at] == SPECIAL else None
+        if not isinstance(other, PlacedWarps):
+            return False
+        del self._others[number]
+        self._warps.take(at, other)
+        return True
 
-    def _draw_one(self, events: TraceColumns, at: int) -> list[WarpChanges]:
+    def _nest(self, events: TraceColumns, start: int, stop: int) -> list[WarpChanges]:
+        """Draw events, and the warps that were taken among them."""
+        if start == stop:
+            return []
+        starts = self._warps.starts()
+        self._rows.nesting.events(events, start, stop, starts)
+        if starts is None:
+            return []
+        end_ns, changes = self._warps.draw(starts)
+        self.end_ns = max(self.end_ns, end_ns)
+        return changes
+
+    def _draw_one(self, events: TraceColumns, at: int) -> None:
         """Draw what is not of a row that all events of its shape share."""
         ts_ns, number = int(events.ts_ns[at]), int(events.shape[at])
         if number != SPECIAL:
@@ -237,28 +257,24 @@ class Layout:
             assert shape is not None
             launch = unsigned(int(events.launch[at])) if shape.has_launch else None
             if shape.type == "gpu_thread" and self._warps.has_drawn(launch):
-                return []
+                return
             args = self._tables.args(int(events.args[at]))
             if shape.phase == COUNTS:
                 self._host.count_values(ts_ns, shape, args, self._extra)
             if shape.phase in NO_SPANS:
-                return []
+                return
             if events.source_ns is not None and events.source_ns[at] != NONE:
                 args["source_ns"] = int(events.source_ns[at])
             of, dur_ns = events.thread_of(at), int(events.dur_ns[at])
             end_ns = self._threads.place(ts_ns, shape, of, args, dur_ns, launch, self._extra)
             self.end_ns = max(self.end_ns, end_ns)
-            return []
+            return
         other = self._others.pop(int(events.args[at]))
-        if isinstance(other, PlacedWarps):
-            end_ns, changes = self._warps.place(other)
-            self.end_ns = max(self.end_ns, end_ns)
-            return changes
+        assert isinstance(other, dict)  # `_take_warps` has the rest
         if other["type"] == "window":
             self._window_turn(ts_ns, other)
         else:
             self._loss(ts_ns, other)
-        return []
 
     def _extra(self, args: Args) -> int:
         """Keep arguments of an operation; its `event`."""

@@ -49,14 +49,18 @@ class Slots:
     def __init__(self) -> None:
         self._rows: list[_Row] = []
 
-    def take(self, rows: int, base_ns: int, begin_ns: Int64s, stay_ns: Int64s, row: Int32s) -> Bytes:
-        """What becomes of each warp of a batch, in the order of entries. `rows` is how many rows there are;
-        a stay below 0 has no end. No batch will begin before `base_ns` any more.
+    def take(
+        self, rows: int, sizes: Int64s, bases_ns: Int64s, begin_ns: Int64s, stay_ns: Int64s, row: Int32s
+    ) -> Bytes:
+        """What becomes of each warp of some batches, in the order of entries. `rows` is how many rows there
+        are; a stay below 0 has no end. `sizes` are those of the batches; none will begin before the base of
+        one that came before it.
         """
         while len(self._rows) < rows:
             self._rows.append(_Row())
         fates = bytearray()
-        for begin, stay, at in zip(begin_ns.tolist(), stay_ns.tolist(), row.tolist(), strict=True):
+        columns = (begin_ns, stay_ns, row, np.repeat(bases_ns, sizes))
+        for begin, stay, at, base_ns in zip(*(column.tolist() for column in columns), strict=True):
             slot = self._rows[at]
             stays = slot.stays
             if stay < 0:
@@ -100,11 +104,13 @@ class NativeSlots:
             raise MemoryError
         weakref.finalize(self, core.tp_warps_free, self._warps)
 
-    def take(self, rows: int, base_ns: int, begin_ns: Int64s, stay_ns: Int64s, row: Int32s) -> Bytes:
+    def take(
+        self, rows: int, sizes: Int64s, bases_ns: Int64s, begin_ns: Int64s, stay_ns: Int64s, row: Int32s
+    ) -> Bytes:
         """As `Slots` has it."""
         fate = np.empty(len(begin_ns), np.uint8)
-        columns = (column.ctypes.data for column in (begin_ns, stay_ns, row, fate))
-        if self._core.tp_warps_take(self._warps, rows, base_ns, len(begin_ns), *columns):
+        columns = (column.ctypes.data for column in (sizes, bases_ns, begin_ns, stay_ns, row, fate))
+        if self._core.tp_warps_take(self._warps, rows, len(sizes), *columns):
             raise MemoryError
         return fate
 

@@ -9,7 +9,8 @@ from typing import Any, Final
 import numpy as np
 
 from tracepipe.event.columns import NONE, Int32s, Int64s, distinct
-from tracepipe.event.launches import LAUNCHES_MAX
+from tracepipe.event.launches import LAUNCHES_MAX, WarpStarts
+from tracepipe.event.model import Record
 from tracepipe.event.nesting import NO_ROW
 from tracepipe.event.ops import COUNTER, op_of
 from tracepipe.event.warps import PlacedWarps
@@ -18,7 +19,6 @@ from tracepipe.layout.changes import (
     WARP_BEGIN,
     WARP_COUNT,
     WARP_END,
-    WARP_EXIT,
     Kernel,
     Slices,
     WarpChanges,
@@ -28,10 +28,11 @@ from tracepipe.layout.changes import (
 from tracepipe.layout.options import LayoutOptions
 from tracepipe.layout.range_slices import with_ranges
 from tracepipe.layout.rows import RANK_LOGICAL, RANK_SM, Rows
-from tracepipe.layout.slots import ALL, BESIDE, DRAWN, OPEN, Slots, entry_order, new_slots
+from tracepipe.layout.slots import ALL, BESIDE, DRAWN, OPEN, Slots, new_slots
 from tracepipe.layout.threads import KernelGroups
 from tracepipe.layout.tracks import Track
 from tracepipe.layout.waiting import CHANGES, Waiting
+from tracepipe.layout.warp_runs import WarpBatches, WarpRun, joined_starts
 
 # GPUs whose warps are drawn: each has a packet sequence and tables of its own, of some 30 KB or more.
 GPUS_MAX = 64
@@ -78,6 +79,11 @@ class _Gpu:
         return number
 
 
+def _kernel_of(launched: Record) -> Kernel:
+    """The kernel of a batch."""
+    return kernel_of(launched["name"], tuple(launched.get("grid", ())), tuple(launched.get("block", ())))
+
+
 class WarpLayout:
     """Batches come in the order of their bases, and may overlap."""
 
@@ -88,6 +94,10 @@ class WarpLayout:
         self.unclosed = 0
         self.beyond = 0
         """Warps that are not drawn, as there are too many GPUs."""
+        self._batches: list[WarpBatches] = []
+        """What is to be laid out next: of each GPU in the order of time."""
+        self._last: dict[int, WarpBatches] = {}
+        self._runs: list[WarpRun] = []
         # No number stands where it belongs.
         self._launches = np.arange(1, LAUNCHES_MAX + 1, dtype=np.uint64)
         """The last launches whose warps are laid out, by the lower bits of their ids, which are counted."""
@@ -103,67 +113,63 @@ class WarpLayout:
         """Whether warps of a launch are laid out: exits of its threads would draw them again."""
         return launch is not None and int(self._launches[launch % LAUNCHES_MAX]) == launch
 
-    def place(self, batch: PlacedWarps) -> tuple[int, list[WarpChanges]]:
-        """Draw one batch; the end of its last warp, trace ns, and the changes whose turn it is."""
-        mode, base_ns = self._mode(batch), batch.ts_ns
+    def take(self, place: int, batch: PlacedWarps) -> None:
+        """Take a batch from among the events at hand, in the order of time, for `starts` and `draw`."""
         if (launch := batch.launched.get("launch")) is not None:
             self._launches[launch % LAUNCHES_MAX] = launch
-        index = batch.launched.get("gpu", 0)
-        if index not in self._gpus and len(self._gpus) >= GPUS_MAX:
-            self.beyond += len(batch)
-            return base_ns, []
-        track = self._rows.gpu(index)
-        if mode == "off" or not len(batch):
-            return base_ns, []
-        gpu = self._gpus.get(index)
-        if gpu is None:
-            gpu = self._gpus[index] = _Gpu(index, track)
-        order = entry_order(batch.entry_ns)
-        stay_ns = batch.last_of_exits(batch.exit_ns)
-        arrow_at, flow = self._arrow(batch, mode, order, stay_ns)
-        ready = self._ready(gpu, base_ns)
-        gpu.offset_ns = batch.offset_ns or gpu.offset_ns
-        if mode == "sm":
-            self._count_by_sm(gpu, batch, stay_ns)
-        else:
-            self._draw(gpu, batch, mode, order, stay_ns, (arrow_at, flow))
-        left = stay_ns >= 0
-        last_ns = int(batch.entry_ns.max())
-        if left.any():
-            last_ns = max(last_ns, int((batch.entry_ns + stay_ns)[left].max()))
-        return base_ns + last_ns, ready
+        index, mode = batch.launched.get("gpu", 0), self._mode(batch)
+        if index not in self._gpus:
+            if len(self._gpus) >= GPUS_MAX:
+                self.beyond += len(batch)
+                return
+            track = self._rows.gpu(index)
+            if mode == "off" or not len(batch):
+                return
+            self._gpus[index] = _Gpu(index, track)
+        if not len(batch):
+            return
+        last = self._last.get(index)
+        if last is None or not last.takes(batch, mode):
+            last = self._last[index] = WarpBatches(index, mode)
+            self._batches.append(last)
+        last.add(place, batch)
 
-    def _arrow(self, batch: PlacedWarps, mode: str, order: Int64s, stay_ns: Int64s) -> tuple[int, int]:
-        """Which warp the arrow of a batch's launch goes to, the first that left or the first one, and the
-        arrow, 0 without one.
-        """
-        launch = batch.launched.get("launch")
-        if launch is None:
-            return NONE, 0
-        entry = batch.entry_ns
-        left = np.flatnonzero(stay_ns[order] >= 0)
-        at = int(order[left[0]]) if len(left) else NONE
-        first_ns = batch.ts_ns + int(entry[order[0]])
-        may_start = at != NONE and int(entry[at]) == 0
-        launch = launch - (1 << 64) if launch >= 1 << 63 else launch
-        flow = self._rows.nesting.warps(launch, first_ns, batch.bound_ns, may_start, mode != "sm")
-        return int(order[0]) if at == NONE else at, flow
+    def starts(self) -> WarpStarts | None:
+        """Where the batches that were taken start, whose arrows `draw` needs; None where there is none."""
+        runs = [WarpRun(batches) for batches in self._batches]
+        self._batches, self._last = [], {}
+        self._runs = runs
+        return joined_starts(runs)
 
-    def _draw(
-        self, gpu: _Gpu, batch: PlacedWarps, mode: str, order: Int64s, stay_ns: Int64s, arrow: tuple[int, int]
-    ) -> None:
+    def draw(self, starts: WarpStarts) -> tuple[int, list[WarpChanges]]:
+        """Draw what was taken; the end of its last warp, trace ns, and the changes whose turn it is."""
+        changes: list[WarpChanges] = []
+        runs, self._runs = self._runs, []
+        for run in runs:
+            gpu, warps = self._gpus[run.gpu], run.warps
+            changes += self._ready(gpu, warps.ts_ns)
+            gpu.offset_ns = warps.offset_ns or gpu.offset_ns
+            if run.mode == "sm":
+                self._count_by_sm(gpu, warps, run.stay_ns)
+            else:
+                flow = starts.flow[np.searchsorted(starts.place, run.starts.place)]
+                self._draw(gpu, run, flow)
+        return max(run.end_ns() for run in runs), changes
+
+    def _draw(self, gpu: _Gpu, run: WarpRun, flow: Int64s) -> None:
         if gpu.counter_row == NO_ROW:
             track = self._rows.tree.child(gpu.track, "counter", "active warps", 0, "gpu", "warps")
             gpu.counter_row = gpu.new_row(track)
-        begin_ns, stay_ns = (batch.ts_ns + batch.entry_ns)[order], stay_ns[order]
-        row = self._rows_of(gpu, batch, mode, order)
-        slices = self._slices(gpu, batch, order, row, arrow)
-        fate = gpu.slots.take(len(gpu.tracks), batch.ts_ns, begin_ns, stay_ns, row)
+        warps, order = run.warps, run.order
+        begin_ns, stay_ns = (warps.ts_ns + warps.entry_ns)[order], run.stay_ns[order]
+        row = self._rows_of(gpu, run)
+        slices = self._slices(gpu, run, row, flow)
+        fate = gpu.slots.take(len(gpu.tracks), run.sizes, run.bases_ns, begin_ns, stay_ns, row)
         end_ns = begin_ns + stay_ns
         if not (fate == DRAWN).all():
             self._place_others(gpu, slices, fate, begin_ns, end_ns)
         drawn = (fate != OPEN) & (slices.row != NO_ROW)
-        self._add(gpu, batch, order, slices, drawn, begin_ns, end_ns)
+        self._add(gpu, run, slices, drawn, begin_ns, end_ns)
 
     def _place_others(self, gpu: _Gpu, slices: Slices, fate: Any, begin_ns: Int64s, end_ns: Int64s) -> None:
         """Find the tracks of warps that others overlap, and keep those that are still running."""
@@ -189,15 +195,11 @@ class WarpLayout:
             found = gpu.of_nesting[at] = gpu.new_row(self._rows.book.tracks[at])
         return found
 
-    def _slices(
-        self, gpu: _Gpu, batch: PlacedWarps, order: Int64s, row: Int32s, arrow: tuple[int, int]
-    ) -> Slices:
-        """The columns of all warps of a batch, in the order of their entries."""
+    def _slices(self, gpu: _Gpu, run: WarpRun, row: Int32s, flow: Int64s) -> Slices:
+        """The columns of all warps of a run, in its order."""
+        batch, order = run.warps, run.order
         size = len(order)
-        launched = batch.launched
-        kernel = gpu.kernel_number(
-            kernel_of(launched["name"], launched.get("grid", []), launched.get("block", []))
-        )
+        kernels = [gpu.kernel_number(_kernel_of(one.launched)) for one in run.batches]
 
         def column(values: Int64s | None) -> Int64s:
             return np.full(size, NONE, np.int64) if values is None else values[order]
@@ -205,12 +207,11 @@ class WarpLayout:
         exits = batch.exit_count
         mask = batch.entry_mask
         cycles = None if batch.exit_clk is None else batch.last_of_exits(batch.exit_clk)
-        flow = np.zeros(size, np.int64)
-        if arrow[1]:
-            flow[np.flatnonzero(order == arrow[0])] = arrow[1]
+        flows = np.zeros(size, np.int64)
+        flows[run.starts_at] = flow
         return Slices(
             row,
-            np.full(size, kernel, np.int32),
+            np.repeat(np.array(kernels, np.int32), run.sizes),
             batch.warp[order],
             column(batch.source_ns),
             column(None if exits is None else np.where(exits == 1, NONE, exits)),
@@ -220,21 +221,14 @@ class WarpLayout:
                 if mask is None
                 else np.where(mask == FULL_MASK, NONE, np.bitwise_count(mask).astype(np.int64))
             ),
-            flow,
+            flows,
             np.zeros(size, np.uint8),
         )
 
     def _add(
-        self,
-        gpu: _Gpu,
-        batch: PlacedWarps,
-        order: Int64s,
-        slices: Slices,
-        drawn: Any,
-        begin_ns: Int64s,
-        end_ns: Int64s,
+        self, gpu: _Gpu, run: WarpRun, slices: Slices, drawn: Any, begin_ns: Int64s, end_ns: Int64s
     ) -> None:
-        """Let the changes of a batch wait for their turn."""
+        """Let the changes of a run wait for their turn."""
         size = len(slices)
         each = np.arange(size, dtype=np.int32)
         left = end_ns >= begin_ns
@@ -249,47 +243,31 @@ class WarpLayout:
             there = np.ravel(np.column_stack([np.ones(size, np.bool_), left]))
             flat = [column[there] for column in flat]
         if self._options.thread_exits:
-            flat = self._with_exits(batch, order, drawn, begin_ns, flat)
-        if batch.range_ns is not None:
+            flat = run.with_exits(drawn, begin_ns, flat)
+        if run.warps.range_ns is not None:
             slices, flat = with_ranges(
-                batch, order, drawn, slices, flat, gpu.kernel_number, partial(self._beside, gpu)
+                run.warps, run.order, drawn, slices, flat, gpu.kernel_number, partial(self._beside, gpu)
             )
-            self.unclosed += 0 if batch.range_open is None else int(batch.range_open.sum())
+            self.unclosed += 0 if run.warps.range_open is None else int(run.warps.range_open.sum())
         gpu.waiting.add(*flat)
         gpu.waiting.add_slices(slices)
 
-    @staticmethod
-    def _with_exits(
-        batch: PlacedWarps, order: Int64s, drawn: Any, begin_ns: Int64s, columns: list[Any]
-    ) -> list[Any]:
-        """The changes with each exit of each drawn warp behind its end."""
-        first, counts = batch.first_exits(), batch.exit_count
-        count = np.ones(len(order), np.int64) if counts is None else counts[order]
-        count = np.where(drawn, count, 0)
-        of = np.repeat(np.arange(len(order)), count)
-        nth = np.arange(len(of)) - np.repeat(np.cumsum(count) - count, count)
-        at = first[order][of] + nth
-        mask = np.full(len(of), FULL_MASK, np.int64) if batch.exit_mask is None else batch.exit_mask[at]
-        more = (
-            begin_ns[of] + batch.exit_ns[at],
-            np.full(len(of), WARP_EXIT, np.uint8),
-            of.astype(np.int32),
-            np.zeros(len(of), np.int8),
-            mask,
-        )
-        whole = [np.concatenate(pair) for pair in zip(columns, more, strict=True)]
-        by_warp = np.argsort(whole[2], kind="stable")
-        return [column[by_warp] for column in whole]
+    def _rows_of(self, gpu: _Gpu, run: WarpRun) -> Int32s:
+        """The row of each warp in the order of a run; new tracks are made."""
+        warps, order = run.warps, run.order
+        if run.mode == "slot" and warps.sm is not None and warps.slot is not None:
+            return self._slot_rows(gpu, warps.sm[order], warps.slot[order])
+        rows: list[int] = []
+        numbers = np.split(warps.warp[order], run.first[1:])
+        for batch, of_batch in zip(run.batches, numbers, strict=True):
+            rows += self._logical_rows(gpu, batch.launched, of_batch.tolist())
+        return np.array(rows, np.int32)
 
-    def _rows_of(self, gpu: _Gpu, batch: PlacedWarps, mode: str, order: Int64s) -> Int32s:
-        """The row of each warp in the order of entries; new tracks are made."""
-        if mode == "slot" and batch.sm is not None and batch.slot is not None:
-            return self._slot_rows(gpu, batch.sm[order], batch.slot[order])
-        launched, known = batch.launched, gpu.sparse
+    def _logical_rows(self, gpu: _Gpu, launched: Record, numbers: list[int]) -> list[int]:
+        """The rows of some warps of one launch."""
+        known, kernel, rows = gpu.sparse, _kernel_of(launched), []
         launch, name = launched.get("launch"), launched["name"]
-        kernel = kernel_of(name, launched.get("grid", []), launched.get("block", []))
-        rows = []
-        for number in batch.warp[order].tolist():
+        for number in numbers:
             row = known.get((launch, name, number))
             if row is None and self._rows.tree.is_full:
                 row = self._shared_row(gpu)
@@ -298,7 +276,7 @@ class WarpLayout:
                 track = self._rows.tree.child(group, "slices", kernel.place(number), number, "warp")
                 row = known[launch, name, number] = gpu.new_row(track)
             rows.append(row)
-        return np.array(rows, np.int32)
+        return rows
 
     def _slot_rows(self, gpu: _Gpu, sms: Int64s, slots: Int64s) -> Int32s:
         shape = max(gpu.table.shape[0], int(sms.max()) + 1), max(gpu.table.shape[1], int(slots.max()) + 1)
@@ -395,8 +373,8 @@ class WarpLayout:
         """Draw what waits for the end of the trace."""
         for gpu, slices, begin_ns in self._open:
             last_ns = max(begin_ns, end_ns)
-            times = (np.array([ns], np.int64) for ns in (begin_ns, min(last_ns - begin_ns, ALL)))
-            fate = gpu.slots.take(len(gpu.tracks), begin_ns, *times, slices.row)
+            times = (np.array([ns], np.int64) for ns in (1, begin_ns, begin_ns, min(last_ns - begin_ns, ALL)))
+            fate = gpu.slots.take(len(gpu.tracks), *times, slices.row)
             if fate[0] != DRAWN:
                 slices.row[0] = self._beside(gpu, int(slices.row[0]), begin_ns, last_ns)
             if slices.row[0] == NO_ROW:

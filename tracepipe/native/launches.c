@@ -92,14 +92,17 @@ void tp_launch_kernel(tp_launches *l, int64_t launch, int64_t ts, int64_t bound,
     *flow = arrow(l, one);
 }
 
-void tp_launch_warps(tp_launches *l, int64_t launch, int64_t ts, int64_t bound, int may_start, int64_t *flow)
+void tp_launch_warps(tp_launches *l, const tp_starts *s, int64_t i)
 {
-    tp_launch *one = launch_of(l, launch);
-    *flow = 0;
-    if (one->drawn)
+    uint8_t done = s->done[i];
+    s->flow[i] = 0;
+    if (done == WARPS_NO_LAUNCH)
         return;
-    if (may_start || one->flow)
-        tp_launch_kernel(l, launch, ts, bound, flow);
+    tp_launch *one = launch_of(l, s->launch[i]);
+    if (done != WARPS_COUNTED && one->drawn)
+        return;
+    if (done == WARPS_STARTS || (done == WARPS_DRAWN && one->flow))
+        tp_launch_kernel(l, s->launch[i], s->ts[i], s->bound[i], &s->flow[i]);
     else
-        tp_launch_start(l, launch, ts, bound);
+        tp_launch_start(l, s->launch[i], s->ts[i], s->bound[i]);
 }

@@ -28,12 +28,21 @@ typedef struct {
     int64_t early_count, early_room;
 } tp_launches;
 
+/* Batches of warps among events, by column: the place of each there, its launch, when its first warp enters, by
+ * how much that may be wrong, and what is done with its warps. `flow` becomes its arrow. */
+enum { WARPS_NO_LAUNCH, WARPS_COUNTED, WARPS_DRAWN, WARPS_STARTS };
+typedef struct {
+    const int64_t *place, *launch, *ts, *bound;
+    const uint8_t *done;
+    int64_t *flow;
+} tp_starts;
+
 int tp_launches_init(tp_launches *l);
 void tp_launches_free(tp_launches *l);
 /* Each sets the arrow: negative where it starts, 0 where there is none. */
 int tp_launch_call(tp_launches *l, int64_t launch, int64_t ts, int64_t *flow);
 void tp_launch_start(tp_launches *l, int64_t launch, int64_t ts, int64_t bound);
 void tp_launch_kernel(tp_launches *l, int64_t launch, int64_t ts, int64_t bound, int64_t *flow);
-void tp_launch_warps(tp_launches *l, int64_t launch, int64_t ts, int64_t bound, int may_start, int64_t *flow);
+void tp_launch_warps(tp_launches *l, const tp_starts *s, int64_t i);
 
 #endif

@@ -316,27 +316,20 @@ static int one(tp_nest *n, const tp_events *e, const tp_shapes *s, int64_t i)
 }
 
 /* Nests events in the order of time into `ops`, which have room for `tp_nest_most` of them; how many there
- * are then, or TP_NO_MEMORY. Every shape has a row. */
-TP_EXPORT int64_t tp_nest_events(tp_nest *n, const tp_events *e, const tp_shapes *s, int64_t from, int64_t to,
-                                 const tp_ops *ops, int64_t op_count)
+ * are then, or TP_NO_MEMORY. Every shape has a row; what is no event is passed over, but for `batches` of warps, whose
+ * arrows are found. */
+TP_EXPORT int64_t tp_nest_events(tp_nest *n, const tp_events *e, const tp_shapes *s, const tp_starts *warps,
+                                 int64_t batches, int64_t from, int64_t to, const tp_ops *ops, int64_t op_count)
 {
     n->ops = *ops;
     n->op_count = op_count;
-    for (int64_t i = from; i < to; i++)
-        if (one(n, e, s, i))
+    for (int64_t i = from, batch = 0; i < to; i++) {
+        if (batch < batches && warps->place[batch] == i)
+            tp_launch_warps(&n->launches, warps, batch++);
+        else if (e->shape[i] >= 0 && one(n, e, s, i))
             return TP_NO_MEMORY;
+    }
     return n->op_count;
-}
-
-/* The arrow of a batch of warps, whose first enters at `ts`; where they are only counted (`draws` 0) none. */
-TP_EXPORT int64_t tp_nest_warps(tp_nest *n, int64_t launch, int64_t ts, int64_t bound, int may_start, int draws)
-{
-    int64_t flow = 0;
-    if (draws)
-        tp_launch_warps(&n->launches, launch, ts, bound, may_start, &flow);
-    else
-        tp_launch_start(&n->launches, launch, ts, bound);
-    return flow;
 }
 
 /* Nests one event that is not of a shape's row; how many operations there are then, or TP_NO_MEMORY. */

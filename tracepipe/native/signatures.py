@@ -15,6 +15,7 @@ def _pointers(name: str, *fields: str) -> Any:
 Columns = _pointers("Columns", "ts", "shape", "args", "dur", "launch", "stack", "index")
 Ops = _pointers("Ops", "kind", "mark", "row", "name", "event", "ts", "flow", "flow2", "span", "parent")
 Events = _pointers("Events", "ts", "dur", "launch", "bound", "shape")
+Starts = _pointers("Starts", "place", "launch", "ts", "bound", "done", "flow")
 Shapes = _pointers("Shapes", "row", "name", "has_dur", "phase", "asks", "has_launch")
 Drawn = _pointers("Drawn", "order", "kind", "mark", "row", "name", "event", "ts", "flow", "flow2", "value")
 Given = _pointers("Given", "shape", "args", "launch", "source", "line")
@@ -62,14 +63,16 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tp_nest_most": (c_int64, [c_void_p, c_int64]),
     "tp_nest_events": (
         c_int64,
-        [c_void_p, POINTER(Events), POINTER(Shapes), c_int64, c_int64, POINTER(Ops), c_int64],
+        [
+            *[c_void_p, POINTER(Events), POINTER(Shapes), POINTER(Starts)],
+            *[c_int64, c_int64, c_int64, POINTER(Ops), c_int64],
+        ],
     ),
     "tp_nest_one": (
         c_int64,
         [c_void_p, c_int32, c_int, c_int64, c_int64, c_int32, c_int32, POINTER(Ops), c_int64],
     ),
     "tp_nest_beside": (c_int64, [c_void_p, c_int32, c_int64, c_int64]),
-    "tp_nest_warps": (c_int64, [c_void_p, c_int64, c_int64, c_int64, c_int, c_int]),
     "tp_nest_settle": (None, [c_void_p, POINTER(Ops), c_int64]),
     "tp_nest_close": (c_int64, [c_void_p, c_int32, c_int64, POINTER(Ops), c_int64]),
     "tp_order": (c_int, [c_void_p, c_int64, c_void_p]),
@@ -87,7 +90,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tp_warps_free": (None, [c_void_p]),
     "tp_warps_take": (
         c_int,
-        [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p],
+        [c_void_p, c_int64, c_int64, *[c_void_p] * 6],
     ),
     "tp_warps_running": (
         c_int64,

@@ -89,24 +89,27 @@ static int take(tp_slot_row *row, int64_t base, int64_t begin, int64_t end)
     return insert(row, at, begin, end);
 }
 
-/* The fate of each warp of a batch, in the order of entries, given as begin and stay (below 0: it has not
- * left) on a row. `rows` are how many rows there are. */
-TP_EXPORT int tp_warps_take(tp_warps *w, int64_t rows, int64_t base, int64_t count, const int64_t *begin,
-                            const int64_t *stay, const int32_t *row, uint8_t *fate)
+/* The fate of each warp of some batches, in the order of entries, given as begin and stay (below 0: it has not
+ * left) on a row. `rows` are how many rows there are, `sizes` how many warps each batch has, and `bases` before
+ * when no warp of it, or of a later one, begins. */
+TP_EXPORT int tp_warps_take(tp_warps *w, int64_t rows, int64_t batches, const int64_t *sizes, const int64_t *bases,
+                            const int64_t *begin, const int64_t *stay, const int32_t *row, uint8_t *fate)
 {
     if (make_rows(w, rows))
         return TP_NO_MEMORY;
-    for (int64_t i = 0; i < count; i++) {
-        if (stay[i] < 0) {
-            fate[i] = FATE_OPEN;
-            continue;
+    for (int64_t batch = 0, i = 0, end = 0; batch < batches; batch++) {
+        for (end += sizes[batch]; i < end; i++) {
+            if (stay[i] < 0) {
+                fate[i] = FATE_OPEN;
+                continue;
+            }
+            if (row[i] < 0 || row[i] >= rows)
+                return TP_NO_MEMORY;
+            int taken = take(&w->rows[row[i]], bases[batch], begin[i], tp_after(begin[i], stay[i]));
+            if (taken < 0)
+                return TP_NO_MEMORY;
+            fate[i] = taken ? FATE_DRAWN : FATE_BESIDE;
         }
-        if (row[i] < 0 || row[i] >= rows)
-            return TP_NO_MEMORY;
-        int taken = take(&w->rows[row[i]], base, begin[i], tp_after(begin[i], stay[i]));
-        if (taken < 0)
-            return TP_NO_MEMORY;
-        fate[i] = taken ? FATE_DRAWN : FATE_BESIDE;
     }
     return 0;
 }
