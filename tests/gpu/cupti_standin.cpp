@@ -3,6 +3,7 @@
 // each with a line:
 //
 //     launch N     N kernels are launched and run
+//     cuda N       the same by the runtime's function, which calls the driver's
 //     slow N       a kernel is launched and runs for N ms
 //     start N      N kernels are launched and do not end
 //     profile      the program calls cuProfilerStart, and
@@ -37,7 +38,7 @@ std::set<uint32_t> driver_calls;
 bool is_subscribed;
 CUpti_CallbackFunc called_back;
 void *of_subscriber;
-std::set<uint32_t> called_for;
+std::set<std::pair<CUpti_CallbackDomain, uint32_t>> called_for;
 uint32_t correlation;
 CUpti_TimestampCallbackFunc now;
 
@@ -50,11 +51,12 @@ template <typename Record> void add(const Record &record) {
     used_bytes += (sizeof record + 7) / 8 * 8;
 }
 // A callback of a driver function, at its entry or its exit.
-void call_back(uint32_t cbid, bool is_entry, const char *kernel = nullptr) {
-    if (!called_for.count(cbid)) return;
+void call_back(uint32_t cbid, bool is_entry, const char *kernel = nullptr,
+               CUpti_CallbackDomain domain = CUPTI_CB_DOMAIN_DRIVER_API) {
+    if (!called_for.count({domain, cbid})) return;
     CUpti_CallbackData data{};
     data.callbackSite = is_entry ? CUPTI_API_ENTER : CUPTI_API_EXIT, data.symbolName = kernel;
-    called_back(of_subscriber, CUPTI_CB_DOMAIN_DRIVER_API, cbid, &data);
+    called_back(of_subscriber, domain, cbid, &data);
 }
 void call(uint32_t cbid) { call_back(cbid, true), call_back(cbid, false); }
 void api(uint32_t cbid) {
@@ -83,6 +85,21 @@ void launch(bool is_run, unsigned ms = 0) {
     call_back(CUPTI_DRIVER_TRACE_CBID_cuLaunchKernel, true, "f");
     launch_now(is_run, ms);
     call_back(CUPTI_DRIVER_TRACE_CBID_cuLaunchKernel, false, "f");
+}
+// As cudaLaunchKernel, which calls the driver's function; its own record is made where it is wanted when it returns.
+void launch_by_runtime() {
+    uint32_t cbid = CUPTI_RUNTIME_TRACE_CBID_cudaLaunchKernel_v7000;
+    call_back(cbid, true, "f", CUPTI_CB_DOMAIN_RUNTIME_API);
+    launch(true);
+    {
+        std::lock_guard lock(mutex);
+        CUpti_ActivityAPI record{};
+        record.kind = CUPTI_ACTIVITY_KIND_RUNTIME, record.cbid = cbid, record.correlationId = correlation;
+        record.start = now(), record.end = now();
+        record.processId = uint32_t(getpid()), record.threadId = uint32_t(syscall(SYS_gettid));
+        if (kinds.count(CUPTI_ACTIVITY_KIND_RUNTIME)) add(record);
+    }
+    call_back(cbid, false, "f", CUPTI_CB_DOMAIN_RUNTIME_API);
 }
 void other_gives(uint8_t **given, size_t *bytes, size_t *) {
     static uint8_t memory[1 << 20];
@@ -128,6 +145,7 @@ CUptiResult cuptiActivityGetNextRecord(uint8_t *from, size_t bytes, CUpti_Activi
     // Never destroyed: records are asked for at the program's exit too.
     static const auto &sizes = *new std::map<CUpti_ActivityKind, size_t>{
         {CUPTI_ACTIVITY_KIND_DRIVER, sizeof(CUpti_ActivityAPI)},
+        {CUPTI_ACTIVITY_KIND_RUNTIME, sizeof(CUpti_ActivityAPI)},
         {CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, sizeof(CUpti_ActivityKernel10)}};
     auto *next = *record ? reinterpret_cast<uint8_t *>(*record) + (sizes.at((*record)->kind) + 7) / 8 * 8 : from;
     if (next >= from + bytes) return CUPTI_ERROR_MAX_LIMIT_REACHED;
@@ -149,8 +167,10 @@ CUptiResult cuptiGetTimestamp(uint64_t *ns) { return *ns = 1, CUPTI_SUCCESS; }
 CUptiResult cuptiGetVersion(uint32_t *version) { return *version = CUPTI_API_VERSION, CUPTI_SUCCESS; }
 CUptiResult cuptiGetResultString(CUptiResult, const char **text) { return *text = "an error", CUPTI_SUCCESS; }
 CUptiResult cuptiGetCallbackName(CUpti_CallbackDomain domain, uint32_t cbid, const char **name) {
-    bool is_launch = domain == CUPTI_CB_DOMAIN_DRIVER_API && cbid == CUPTI_DRIVER_TRACE_CBID_cuLaunchKernel;
-    *name = is_launch ? "cuLaunchKernel" : "cuGetSomething";
+    bool is_driver = domain == CUPTI_CB_DOMAIN_DRIVER_API;
+    *name = is_driver ? "cuGetSomething" : "cudaGetSomething";
+    if (is_driver && cbid == CUPTI_DRIVER_TRACE_CBID_cuLaunchKernel) *name = "cuLaunchKernel";
+    if (!is_driver && cbid == CUPTI_RUNTIME_TRACE_CBID_cudaLaunchKernel_v7000) *name = "cudaLaunchKernel_v7000";
     return CUPTI_SUCCESS;
 }
 CUptiResult cuptiUnsubscribe(CUpti_SubscriberHandle) {
@@ -165,9 +185,9 @@ CUptiResult cuptiSubscribe(CUpti_SubscriberHandle *handle, CUpti_CallbackFunc fu
     *handle = reinterpret_cast<CUpti_SubscriberHandle>(&is_subscribed);
     return is_subscribed = true, CUPTI_SUCCESS;
 }
-CUptiResult cuptiEnableCallback(uint32_t enable, CUpti_SubscriberHandle, CUpti_CallbackDomain, CUpti_CallbackId cbid) {
+CUptiResult cuptiEnableCallback(uint32_t enable, CUpti_SubscriberHandle, CUpti_CallbackDomain domain, CUpti_CallbackId cbid) {
     std::lock_guard lock(mutex);
-    enable ? void(called_for.insert(cbid)) : void(called_for.erase(cbid));
+    enable ? void(called_for.insert({domain, cbid})) : void(called_for.erase({domain, cbid}));
     return CUPTI_SUCCESS;
 }
 }
@@ -185,9 +205,9 @@ int main() {
     while (scanf("%31s", word) == 1) {
         std::string what = word;
         int count = 0;
-        if ((what == "launch" || what == "start" || what == "slow") && scanf("%d", &count) != 1) return 2;
+        if ((what == "launch" || what == "start" || what == "slow" || what == "cuda") && scanf("%d", &count) != 1) return 2;
         if (what == "slow") launch(true, unsigned(count)), count = 0;
-        for (int at = 0; at < count; at++) launch(what == "launch");
+        for (int at = 0; at < count; at++) what == "cuda" ? launch_by_runtime() : launch(what == "launch");
         if (what == "take") cuptiActivityRegisterCallbacks(other_gives, other_takes);
         if (what == "callbacks") what = called_for.empty() ? "no callbacks" : "some callbacks";
         if (what == "subscribe") {

@@ -22,14 +22,18 @@ from tests.support.program import PYTHONPATH
 pytestmark = pytest.mark.gpu
 
 ADDS = 50
-# Steps of 50 kernels, each a range, made when they are asked for; numbers 4 and 9 for the profiler.
+NEAR_NS = 20_000  # the call whose kernel begins a window began before it
+# Steps of 50 kernels, each a range, made when they are asked for; numbers 4 and 9 for the profiler. One below 0
+# asks for so many milliseconds of them.
 PROGRAM = f"""
-import sys, torch
+import sys, time, torch
 from torch.cuda import nvtx, profiler
 
-x = torch.zeros(1000, device="cuda")
+x, steps = torch.zeros(1000, device="cuda"), 0
 
 def step():
+    global steps
+    steps += 1
     with nvtx.range("step"):
         for _ in range({ADDS}):
             x.add_(1)
@@ -42,10 +46,13 @@ for line in sys.stdin:
     if number in (4, 9):
         profiler.start()
     step()
+    ends_s = time.monotonic() - number / 1000
+    while time.monotonic() < ends_s:
+        step()
     if number in (4, 9):
         profiler.stop()
     print(number, flush=True)
-print(int(x[0].item()))
+print(int(x[0].item()) - {ADDS} * steps)
 """
 
 
@@ -69,8 +76,10 @@ class Recorded:
     footer: dict[str, Any] = field(default_factory=dict)
 
 
-def read(path: Path) -> Recorded:
-    """The additions, the calls of `cudaLaunchKernel` and the ranges, by window; a kernel is its launch's."""
+def read(path: Path, near_ns: int = 0) -> Recorded:
+    """The additions, the calls of `cudaLaunchKernel` and the ranges, by window; a kernel is its launch's.
+    `near_ns`: what came so long before it is a window's too.
+    """
     found, spans = Recorded(), list[tuple[int, float]]()
     records = [json.loads(line) for line in path.read_text().splitlines()]
     for record in records:
@@ -82,13 +91,14 @@ def read(path: Path) -> Recorded:
             spans[-1] = spans[-1][0], record["ts_ns"]
     found.footer, launched = records[-1], dict[int, int]()
     for record in sorted(records, key=lambda record: kind_of(record) == "kernels"):
+        at_ns = record.get("ts_ns", 0)
+        inside = [number for number, (begin, end) in enumerate(spans) if begin - near_ns <= at_ns <= end]
+        if inside and record["type"] == "userspace" and "launch" in record:
+            launched[record["launch"]] = inside[0]
         if not (what := kind_of(record)):
             continue
-        inside = [number for number, (begin, end) in enumerate(spans) if begin <= record["ts_ns"] <= end]
         if what == "kernels":
             inside = [launched[record["launch"]]] if record["launch"] in launched else []
-        elif what == "launches" and inside and "launch" in record:
-            launched[record["launch"]] = inside[0]
         if inside:
             window = found.windows[inside[0]]
             setattr(window, what, getattr(window, what) + 1)
@@ -127,30 +137,33 @@ class Steps:
         assert self._line() == "ready", self.said.read_text()
 
     def step(self, number: int) -> None:
+        self.begin_step(number)
+        assert self._line() == str(number)
+
+    def begin_step(self, number: int) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(f"{number}\n")
-        assert self._line() == str(number)
 
     def _line(self) -> str:
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
-    def wait_for(self, count: int, phase: str) -> None:
-        """Until so many windows have begun (B) or ended (E), by what the file has."""
+    def wait_for(self, count: int, *words: str) -> None:
+        """Until so many lines of the recording have these."""
         part = self.path.with_name(self.path.name + ".part")
-        wanted = f'"phase":"{phase}"'
         while self.process.poll() is None:
             lines = part.read_text().splitlines() if part.exists() else []
-            if sum('"type":"window"' in line and wanted in line for line in lines) >= count:
+            if sum(all(word in line for word in words) for line in lines) >= count:
                 return
         raise AssertionError(self.said.read_text())
 
-    def finish(self, steps: int) -> Recorded:
+    def finish(self, near_ns: int = 0) -> Recorded:
         printed, _ = self.process.communicate()
-        assert (self.process.returncode, printed.split()) == (0, [str(ADDS * steps)]), self.said.read_text()
-        return read(self.path)
+        assert (self.process.returncode, printed.split()) == (0, ["0"]), self.said.read_text()
+        return read(self.path, near_ns)
 
 
+WINDOW = '"type":"window"'
 ENGINE = ["--gpu", "kernels", "--layers", "gpu_kernel,userspace,annotation"]
 ALL = ["--gpu", "kernels"]
 WARPS = ["--gpu", "warps", "--layers", "gpu_kernel,gpu_warp,userspace,annotation"]
@@ -165,7 +178,7 @@ def test_the_programs_own_choice(bench: Bench, tmp_path: Path, options: list[str
     steps = Steps(tmp_path, [*options, "--start-on", "profiler", "--repeat", "2"])
     for number in range(12):
         steps.step(number)
-    recorded = steps.finish(13)
+    recorded = steps.finish()
     assert recorded.windows == step_windows("profiler", "profiler")
     assert recorded.outside == {}
     assert recorded.footer["losses"] == {}
@@ -177,7 +190,7 @@ def test_ranges(bench: Bench, tmp_path: Path, options: list[str]) -> None:
     steps = Steps(tmp_path, [*options, "--start-on", "nvtx:step#3", "--repeat", "2"])
     for number in range(9):
         steps.step(number)
-    recorded = steps.finish(10)
+    recorded = steps.finish()
     assert recorded.windows == step_windows("nvtx", "nvtx")
     assert recorded.outside == {}
 
@@ -189,7 +202,7 @@ def test_launches(bench: Bench, tmp_path: Path, options: list[str]) -> None:
     steps = Steps(tmp_path, [*options, *trigger])
     for number in range(9):
         steps.step(number)
-    recorded = steps.finish(10)
+    recorded = steps.finish(NEAR_NS)
     assert [(window.kernels, window.launches) for window in recorded.windows] == [(20, 20)] * 2
     assert recorded.outside == {}
 
@@ -201,9 +214,10 @@ def test_calls(bench: Bench, tmp_path: Path) -> None:
     steps = Steps(tmp_path, [*ALL, *trigger, "--repeat", "2"])
     for number in range(9):
         steps.step(number)
-    recorded = steps.finish(10)
+    recorded = steps.finish()
     assert [(window.kernels, window.launches) for window in recorded.windows] == [(20, 20)] * 2
-    assert recorded.outside == {}
+    # The library of `kernels` learns of the end some ms later.
+    assert "ranges" not in recorded.outside
 
 
 @pytest.mark.parametrize("options", [ENGINE, ALL], ids=["engine", "probes"])
@@ -212,38 +226,41 @@ def test_signals(bench: Bench, tmp_path: Path, options: list[str]) -> None:
     for window in (1, 2):
         steps.step(0)
         steps.process.send_signal(signal.SIGUSR2)
-        steps.wait_for(window, "B")
+        steps.wait_for(window, WINDOW, '"phase":"B"')
         for _ in range(3):
             steps.step(0)
         steps.process.send_signal(signal.SIGUSR2)
-        steps.wait_for(window, "E")
+        steps.wait_for(window, WINDOW, '"phase":"E"')
     steps.step(0)
-    recorded = steps.finish(10)
+    recorded = steps.finish()
     assert recorded.windows == [Window("signal", "signal", 3 * ADDS, 3 * ADDS, 3)] * 2
     assert recorded.outside == {}
 
 
 @pytest.mark.parametrize("options", [ENGINE, ALL], ids=["engine", "probes"])
-def test_times(bench: Bench, tmp_path: Path, options: list[str]) -> None:
-    """Windows of 200 ms, 4 s after the start and after the first, of a program that always launches."""
-    steps = Steps(tmp_path, [*options, "--delay", "4s", "--duration", "200ms", "--repeat", "2"])
-    count = 0
-    while not steps.path.exists():  # the recording ends with its last window
-        steps.step(0)
-        count += 1
-    recorded = steps.finish(1 + count)
-    assert len(recorded.windows) == 2
+def test_windows_of_a_program_that_launches_all_the_time(
+    bench: Bench, tmp_path: Path, options: list[str]
+) -> None:
+    steps = Steps(tmp_path, [*options, "--start-on", "signal", "--duration", "100ms", "--repeat", "3"])
+    steps.begin_step(-1500)
+    for window in (1, 2, 3):
+        steps.process.send_signal(signal.SIGUSR2)
+        steps.wait_for(window, WINDOW, '"phase":"B"')
+    recorded = steps.finish()
+    assert len(recorded.windows) == 3
     for window in recorded.windows:
-        assert window.kernels >= 5 * ADDS
+        assert window.end == "duration"
+        # One that is under way at a begin or an end may be on either side.
+        assert window.launches >= 10 * ADDS
         assert abs(window.kernels - window.launches) <= 2
-    # A launch that is under way at an end may be on either side.
-    assert recorded.outside.total() <= 4
+    assert recorded.footer["losses"] == {}
 
 
 def test_a_program_that_is_killed_in_a_window(bench: Bench, tmp_path: Path) -> None:
     steps = Steps(tmp_path, [*ENGINE, "--start-on", "nvtx:step#3", "--stop-on", "nvtx:step#5"])
     for number in range(4):
         steps.step(number)
+    steps.wait_for(1, '"type":"gpu_kernel"')
     children = Path(f"/proc/{steps.process.pid}/task/{steps.process.pid}/children").read_text().split()
     (program,) = [int(pid) for pid in children if "train.py" in Path(f"/proc/{pid}/cmdline").read_text()]
     os.kill(program, signal.SIGKILL)
@@ -252,4 +269,4 @@ def test_a_program_that_is_killed_in_a_window(bench: Bench, tmp_path: Path) -> N
     assert recorded.footer["ended_by"] == "signal 9 (SIGKILL)"
     assert len(recorded.windows) == 1
     # The last 25 ms of a process that is killed may be missing.
-    assert recorded.windows[0].kernels in (2 * ADDS, 3 * ADDS)
+    assert 0 < recorded.windows[0].kernels <= 3 * ADDS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -82,6 +83,16 @@ def test_launches_of_a_kernel_turn_windows(start: Start) -> None:
     assert recorded.do("asked") == "asked for nothing"
     recorded.end()
     assert len(recorded.of("gpu_kernel")) == 2
+
+
+def test_the_launch_that_ends_a_window_is_whole(start: Start) -> None:
+    """CUPTI makes the record of a call when that returns: the runtime's after the driver's."""
+    recorded = start(start_on="kernel:f#4", stop_on="kernel:f#2")
+    recorded.channel.arm(1)
+    recorded.do("cuda 20")
+    recorded.end()
+    assert len(recorded.of("gpu_kernel")) == 2
+    assert Counter(call["name"] for call in recorded.of("userspace"))["cudaLaunchKernel"] == 2
 
 
 def test_what_does_not_fit_turns_no_window(start: Start) -> None:

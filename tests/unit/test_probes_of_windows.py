@@ -8,6 +8,7 @@ import pytest
 
 from tracepipe.capture.bpf.maps import Control
 from tracepipe.capture.engines.probes import ProbeAttachment
+from tracepipe.capture.request import WindowPlan
 
 
 class Probes:
@@ -32,7 +33,10 @@ def attachment() -> ProbeAttachment:
     control = [0] * len(Control)
     control[Control.IS_READY] = 1
     vars(attached).update(
-        _maps=SimpleNamespace(control=control), _probing=Probes(), _said_refused=set(), _plan=None
+        _maps=SimpleNamespace(control=control),
+        _probing=Probes(),
+        _said_refused=set(),
+        _plan=SimpleNamespace(windows=WindowPlan()),
     )
     return attached
 
@@ -66,3 +70,11 @@ def test_a_window_that_is_asked_for_before_the_probes_rest_finds_them_ready(
     attachment.rest()
     attachment.prepare()
     assert attachment._maps.control[Control.IS_READY] == 1
+
+
+def test_a_call_asks_for_each_window_that_libraries_in_the_command_follow(
+    attachment: ProbeAttachment,
+) -> None:
+    attachment._plan.windows = WindowPlan(is_followed=True)  # type: ignore[misc]
+    attachment.prepare()
+    assert attachment._maps.control[Control.IS_READY] == 0

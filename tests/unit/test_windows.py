@@ -230,7 +230,7 @@ def test_a_duration_ends_what_a_function_began() -> None:
 
 
 def test_a_call_that_asks_for_a_window_is_let_go_when_it_has_begun() -> None:
-    course = Course(has_device=True, start_on="call:step", stop_on="call:step", repeat=2)
+    course = Course(start_on="call:step", stop_on="call:step", repeat=2)
     course.at(1)
     course.attached.held_ns = 2
     course.at(3)
@@ -238,8 +238,21 @@ def test_a_call_that_asks_for_a_window_is_let_go_when_it_has_begun() -> None:
     course.attached.held_ns = 5  # by the call after the one that ended it, before this was seen
     course.at(6, False)
     assert course.windows.is_open
-    assert [did for did in course.attached.did if did[0] != "device"] == [
+    assert course.attached.did == [
         (1, "arm", 2), (3, "START", True), (3, "let go"), (6, "START", True), (6, "let go")
+    ]  # fmt: skip
+
+
+def test_a_call_is_let_go_when_libraries_in_the_command_have_had_time_to_follow() -> None:
+    course = Course(has_device=True, start_on="call:step", stop_on="call:step", repeat=2)
+    course.at(1)
+    course.attached.held_ns = 2
+    for ms in (1, 3, 5):
+        course.at(ms * 10**6)
+    course.at(6 * 10**6, False)
+    course.at(7 * 10**6, True)  # not held: this one began by itself
+    assert course.attached.did[2:] == [
+        (10**6, "START", True), ("device", True), (5 * 10**6, "let go"), ("device", False), ("device", True)
     ]  # fmt: skip
 
 

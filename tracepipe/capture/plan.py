@@ -154,7 +154,10 @@ def window_plan(
         Cause.DURATION: "duration",
         Cause.END: "end of the recording",
     }
-    return WindowPlan(places, _hits(begins), _hits(ends), tuple(causes[cause] for cause in Cause))
+    is_followed = bool(sees) and begins is not None and begins.is_probed and begins.kind not in sees
+    return WindowPlan(
+        places, _hits(begins), _hits(ends), tuple(causes[cause] for cause in Cause), is_followed
+    )
 
 
 def _hits(trigger: Trigger | None) -> int:

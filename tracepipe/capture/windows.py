@@ -22,6 +22,8 @@ from tracepipe.capture.triggers import PROFILER, SIGNAL, Trigger, triggers_of
 
 _ALONE_NS = 5_000_000
 """When a library has turned its window, which it does at the call that the probes see, or does not."""
+_FOLLOW_NS = 3_000_000
+"""How long libraries in the command may take to follow: CUPTI is asked for each function of CUDA's."""
 _LEAD_NS = 250_000_000
 """How long before a window that is expected its probes are attached, which takes some 10 ms, or 100."""
 _LINGER_NS = 100_000_000
@@ -61,6 +63,7 @@ class WindowCourse:
     _attachment: WindowedAttachment | None = None
     _device: DeviceEngine | None = None
     _device_due_ns: int | None = None
+    _held_until_ns: int | None = None
     _opened_ns: int | None = None
     _closed_ns: int = 0
     _is_armed: bool = False
@@ -112,8 +115,9 @@ class WindowCourse:
             self._device_due_ns = now_ns + (_ALONE_NS if self._is_by_library(begins=self.is_open) else 0)
         self._turn_device(now_ns)
         if self._attachment is not None:
-            if self.count > count and self._attachment.let_go():
-                self._close(now_ns, Cause.STOP)
+            if self.count > count and self._attachment.asked() is not None:
+                self._held_until_ns = now_ns + (_FOLLOW_NS if self._device is not None else 0)
+            self._let_go(self._attachment, now_ns)
             self._keep_attached(self._attachment, now_ns)
         return ended_by
 
@@ -125,6 +129,13 @@ class WindowCourse:
             return Answer("No window is open that could end.", "Call begin_window() first.")
         self._is_ordered = order.begins
         return Answer()
+
+    def _let_go(self, attachment: WindowedAttachment, now_ns: int) -> None:
+        """Let the call go on that asked for the window, which all that records is in by now."""
+        if self._held_until_ns is not None and now_ns >= self._held_until_ns:
+            self._held_until_ns = None
+            if attachment.let_go() and self.is_open:
+                self._close(now_ns, Cause.STOP)
 
     def _keep_attached(self, attachment: WindowedAttachment, now_ns: int) -> None:
         """Attach probes for a window that will come, and detach them after one."""

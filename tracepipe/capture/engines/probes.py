@@ -115,7 +115,7 @@ class ProbeAttachment:
             except OSError as error:
                 raise explain(Operation.ANY, error) from error
             self._say_refused()
-        self._maps.control[Control.IS_READY] = 1
+        self._maps.control[Control.IS_READY] = self._is_ready
 
     def rest(self) -> None:
         """Detach what is recorded in windows, where it can be attached again for the next one. It is done at
@@ -127,9 +127,14 @@ class ProbeAttachment:
         if control[Control.IS_READY]:
             control[Control.IS_READY] = 0
         elif control[Control.WINDOW_NS]:  # one has begun, which was not collected yet
-            control[Control.IS_READY] = 1
+            control[Control.IS_READY] = self._is_ready
         else:
             self._probing.rest()
+
+    @property
+    def _is_ready(self) -> int:
+        """1 where a call begins a window by itself, which only the probes have to follow."""
+        return int(self._plan.windows is None or not self._plan.windows.is_followed)
 
     def hits(self) -> int:
         """How often what begins a window was called since `arm`, or since the last one ended."""
@@ -302,7 +307,7 @@ class ProbeAttachment:
             self._maps.want_syscalls(list(self._syscalls))
         self._probing = Probing(plan, self._code)
         self._probing.attach()
-        self._maps.control[Control.IS_READY] = 1
+        self._maps.control[Control.IS_READY] = self._is_ready
 
     def _cover(self) -> None:
         """Say which layers are recorded, and which functions are not."""

@@ -4,9 +4,11 @@
 // CUPTI lets one client of a process have callbacks. They are asked for where a window waits for such calls alone, so
 // that no other profiler is kept out without need.
 #pragma once
+#include <algorithm>
 #include <cupti.h>
 #include <mutex>
 #include <regex>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -28,12 +30,10 @@ class WindowCalls {
         if (cuptiSubscribe(&subscriber_, &WindowCalls::called_back, this) != CUPTI_SUCCESS) return false;
         if (by_profiler)
             for (uint32_t id : {CUPTI_DRIVER_TRACE_CBID_cuProfilerStart, CUPTI_DRIVER_TRACE_CBID_cuProfilerStop})
-                enable(id);
-        for (uint32_t id = 1; by_kernel && id < CUPTI_DRIVER_TRACE_CBID_SIZE; id++) {
-            const char *name = nullptr;
-            if (cuptiGetCallbackName(CUPTI_CB_DOMAIN_DRIVER_API, id, &name) == CUPTI_SUCCESS && name &&
-                (strncmp(name, "cuLaunchKernel", 14) == 0 || strncmp(name, "cuLaunchCooperativeKernel", 25) == 0))
-                enable(id);
+                enable(CUPTI_CB_DOMAIN_DRIVER_API, id);
+        if (by_kernel) {
+            enable_launches(CUPTI_CB_DOMAIN_DRIVER_API, CUPTI_DRIVER_TRACE_CBID_SIZE);
+            enable_launches(CUPTI_CB_DOMAIN_RUNTIME_API, CUPTI_RUNTIME_TRACE_CBID_SIZE);
         }
         is_at_launches_ = by_kernel;
         return true;
@@ -42,14 +42,23 @@ class WindowCalls {
     // may be in one: the program died when callbacks of all calls were unsubscribed in the midst of launches.
     void close() {
         if (!subscriber_) return;
-        for (uint32_t id : enabled_) cuptiEnableCallback(0, subscriber_, CUPTI_CB_DOMAIN_DRIVER_API, id);
+        for (auto [domain, id] : enabled_) cuptiEnableCallback(0, subscriber_, domain, id);
         if (!is_at_launches_) cuptiUnsubscribe(std::exchange(subscriber_, nullptr));
     }
 
   private:
-    void enable(uint32_t id) {
-        cuptiEnableCallback(1, subscriber_, CUPTI_CB_DOMAIN_DRIVER_API, id);
-        enabled_.push_back(id);
+    void enable(CUpti_CallbackDomain domain, uint32_t id) {
+        cuptiEnableCallback(1, subscriber_, domain, id);
+        enabled_.emplace_back(domain, id);
+    }
+    void enable_launches(CUpti_CallbackDomain domain, uint32_t functions) {
+        for (uint32_t id = 1; id < functions; id++) {
+            const char *given = nullptr;
+            if (cuptiGetCallbackName(domain, id, &given) != CUPTI_SUCCESS || !given) continue;
+            std::string_view name = given;
+            name.remove_prefix(std::min<size_t>(name.size(), domain == CUPTI_CB_DOMAIN_DRIVER_API ? 2 : 4));
+            if (name.rfind("LaunchKernel", 0) == 0 || name.rfind("LaunchCooperativeKernel", 0) == 0) enable(domain, id);
+        }
     }
     // Whether the name of a kernel, mangled or not, has what a trigger names.
     class Fits {
@@ -78,11 +87,13 @@ class WindowCalls {
         std::unordered_map<std::string, bool> known_;
     };
 
-    static void CUPTIAPI called_back(void *self, CUpti_CallbackDomain, CUpti_CallbackId id, const void *given) {
+    static void CUPTIAPI called_back(void *self, CUpti_CallbackDomain domain, CUpti_CallbackId id, const void *given) {
         auto &calls = *static_cast<WindowCalls *>(self);
         auto &data = *static_cast<const CUpti_CallbackData *>(given);
         bool is_entry = data.callbackSite == CUPTI_API_ENTER;
-        if (id == CUPTI_DRIVER_TRACE_CBID_cuProfilerStart)
+        if (domain == CUPTI_CB_DOMAIN_RUNTIME_API)
+            calls.runtime_launches(is_entry);
+        else if (id == CUPTI_DRIVER_TRACE_CBID_cuProfilerStart)
             calls.profiler_starts(is_entry);
         else if (id == CUPTI_DRIVER_TRACE_CBID_cuProfilerStop)
             calls.profiler_stops(is_entry);
@@ -95,21 +106,35 @@ class WindowCalls {
     void profiler_stops(bool is_entry) {
         if (!is_entry && windows_.ends.is("profiler") && windows_.is_last_hit() && windows_.end()) follow_();
     }
+    // A thread's. The runtime's function calls the driver's, which has the kernel's name, and a window ends when it returns:
+    // CUPTI records no call that returns later.
+    struct Launching {
+        bool is_in_runtime = false, is_last = false;
+    };
+    static Launching &launching() {
+        static thread_local Launching launching;
+        return launching;
+    }
+    void runtime_launches(bool is_entry) {
+        launching().is_in_runtime = is_entry;
+        if (!is_entry) end_if_last();
+    }
     void launches(bool is_entry, const char *kernel) {
-        thread_local bool is_last = false;
         if (is_entry) {
             if (fits_begin_(kernel) && windows_.begin()) follow_();
-            is_last = fits_end_(kernel) && windows_.is_last_hit();
-        } else if (is_last) {
-            is_last = false;
-            if (windows_.end()) follow_();
+            launching().is_last |= fits_end_(kernel) && windows_.is_last_hit();
+        } else if (!launching().is_in_runtime) {
+            end_if_last();
         }
+    }
+    void end_if_last() {
+        if (std::exchange(launching().is_last, false) && windows_.end()) follow_();
     }
 
     Windows &windows_;
     void (*follow_)();
     CUpti_SubscriberHandle subscriber_ = nullptr;
-    std::vector<uint32_t> enabled_;
+    std::vector<std::pair<CUpti_CallbackDomain, uint32_t>> enabled_;
     bool is_at_launches_ = false;
     Fits fits_begin_, fits_end_;
 };
