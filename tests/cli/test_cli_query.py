@@ -23,6 +23,7 @@ from tracepipe.sql.processor import Answer, QueryError, ask, find_shell
 
 ROOT = Path(__file__).parents[2]
 QUERIES = re.findall(r"```sql\n(.*?)```", (ROOT / "docs/query.md").read_text(encoding="utf-8"), re.DOTALL)
+SHELL = ROOT / "tests/support/trace_processor_shell.py"
 NAMES = "select name, dur from slice where dur > 0 order by ts"
 
 
@@ -156,6 +157,54 @@ def test_a_program_in_the_path_or_the_cache_comes_before_the_wasm(
         program.chmod(0o755)
         assert find_shell() == str(program)
     assert find_shell("trace_processor_shell") == str(program)
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Path:
+    """A program that is asked as trace_processor_shell is."""
+    path = tmp_path / "shell"
+    path.write_text(f'#!/bin/sh\nexec {sys.executable} {SHELL} "$@"\n')
+    path.chmod(0o755)
+    return path
+
+
+def test_a_program_is_asked_as_the_wasm_is(shell: Path, run: Path, tmp_path: Path) -> None:
+    done = asked(run, NAMES, "--trace-processor", shell)
+    assert done.stdout.splitlines() == ["name         dur", "cuInit       500", "cuCtxCreate  100"]
+    refused = asked(run, "select * from nowhere", "--trace-processor", shell)
+    assert (refused.returncode, "no such table: nowhere" in refused.stderr) == (1, True)
+    (tmp_path / "x.pftrace").write_bytes(b"no trace at all")
+    with pytest.raises(InputError, match="refuses the trace: Unknown trace type"):
+        ask(tmp_path / "x.pftrace", "select 1", str(shell))
+
+
+@pytest.mark.parametrize("path", ["/parse", "/query"])
+def test_a_program_that_ends_meanwhile_is_said(path: str, shell: Path, run: Path) -> None:
+    done = asked(run, NAMES, "--trace-processor", shell, ENDS_AT=path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "shell ended before it had answered" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("#!/bin/sh\necho unknown option >&2\nexit 1\n", "unknown option"),
+        ("#!/bin/sh\n", "it does not answer"),
+        ("junk", "Exec format error"),
+    ],
+)
+def test_a_program_that_is_no_trace_processor_is_said(
+    content: str, why: str, run: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    other.write_text(content)
+    other.chmod(0o755)
+    done = asked(run, NAMES, "--trace-processor", other)
+    assert done.returncode == 3
+    first, second = done.stderr.splitlines()[-2:]
+    assert first == f"tracepipe: {other} does not run as a trace processor: {why}"
+    assert "--trace-processor" in second
 
 
 class Refusing:

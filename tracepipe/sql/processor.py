@@ -7,15 +7,17 @@ import shutil
 from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass
+from http.client import HTTPException
 from itertools import count
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from tracepipe.errors import InputError, LibraryMissing, OutputError, TracepipeError
 
 SHELL: Final = "trace_processor_shell"
 # Where the perfetto package keeps the programs that it downloads.
 _CACHE: Final = "~/.local/share/perfetto/prebuilts"
+_CHUNK_BYTES: Final = 32 << 20
 _HINT: Final = f"pip install 'tracepipe[query]', or name a {SHELL} with --trace-processor"
 
 
@@ -50,18 +52,25 @@ def ask(trace: Path, sql: str, shell: str = "") -> Answer:
     """What SQL says of a Perfetto trace; `shell` is the program that is asked, "" for the WebAssembly.
 
     Raises QueryError, LibraryMissing where nothing can be asked, InputError for a trace that is refused or
-    cannot be read.
+    cannot be read, TracepipeError where the program ends meanwhile.
     """
     try:
         opened = trace.open("rb")
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}", "check the path", path=str(trace)) from error
-    with opened as file, closing(_opened(file, shell)) as processor:
-        return _answer(processor, sql)
+    with opened as file, closing(_started(shell)) as processor:
+        try:
+            _load(processor, file)
+            return _answer(processor, sql)
+        except (ConnectionError, HTTPException) as error:
+            raise TracepipeError(
+                f"{shell or 'The trace processor'} ended before it had answered: {error}",
+                "It may have had too little memory: `tracepipe cut` makes a smaller part.",
+            ) from error
 
 
-def _opened(file: Any, shell: str) -> Any:
-    """The client of a trace processor that has the trace."""
+def _started(shell: str) -> Any:
+    """The client of a trace processor that has no trace yet."""
     try:
         from perfetto.common.exceptions import PerfettoException
         from perfetto.trace_processor.api import TraceProcessor, TraceProcessorConfig
@@ -72,10 +81,30 @@ def _opened(file: Any, shell: str) -> Any:
             find_wasm()
     except (ImportError, OutputError) as error:
         raise LibraryMissing(f"no trace processor is on this machine: {error}", _HINT) from error
+    if not shell:
+        return WasmTraceProcessor()
     try:
-        if shell:
-            return TraceProcessor(trace=file, config=TraceProcessorConfig(bin_path=shell))
-        return WasmTraceProcessor(file)
+        return TraceProcessor(config=TraceProcessorConfig(bin_path=shell))
+    except (PerfettoException, OSError) as error:
+        raise LibraryMissing(f"{shell} does not run as a trace processor: {_why(error)}", _HINT) from error
+
+
+def _why(error: Exception) -> str:
+    """Why a program did not start: its own last words, where the client quotes some."""
+    if isinstance(error, OSError):
+        return str(error.strerror)
+    said = str(error).partition("stderr: ")[2].partition("\nIf this is")[0].strip()
+    return said.splitlines()[-1] if said else "it does not answer"
+
+
+def _load(processor: Any, file: BinaryIO) -> None:
+    from perfetto.common.exceptions import PerfettoException
+
+    try:
+        while chunk := file.read(_CHUNK_BYTES):
+            if error := processor.http.parse(chunk).error:
+                raise InputError(f"the trace processor refuses the trace: {error}", "check the trace")
+        processor.http.notify_eof()
     except PerfettoException as error:
         raise InputError(f"the trace processor refuses the trace: {error}", "check the trace") from error
 

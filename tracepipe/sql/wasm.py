@@ -93,12 +93,13 @@ class _InProcessBackend(TraceProcessorBackend):
 
 
 class WasmTraceProcessor(TraceProcessor):
-    """A trace as Perfetto imports it: an open file, which is no text that may be a URI, or pieces of one.
+    """A trace as Perfetto imports it: an open file, which is no text that may be a URI, or pieces of one;
+    None for one that `http.parse` is given.
 
     Raises PerfettoException for a trace that the importer refuses.
     """
 
-    def __init__(self, trace: BinaryIO | Any) -> None:
+    def __init__(self, trace: BinaryIO | Any = None) -> None:
         super().__init__(trace=trace)
 
     def _create_backend(self, remote: str | None, addr: str | None) -> TraceProcessorBackend:
