@@ -339,7 +339,7 @@ def selected_table(bench: Bench) -> None:
                 Variant("native", partial(bench.run, command, "native")),
                 Variant(f"--kernel {name}", partial(bench.run, command, "warps", **chosen)),
             ],
-            rounds=3,
+            rounds=2,
         )
         for variant, some in rows.each():
             counts = f"{sum(seen.warps for seen in some):,} warps, {sum(seen.lost for seen in some):,} lost"

@@ -156,6 +156,7 @@ def new_stacks() -> Step:
 
 def jax() -> Step:
     """A training step of eight layers of 1024, compiled: some tens of kernels, and few calls of Python's."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # two of these share the GPU's memory
     import jax
     from jax import numpy as jnp
 
