@@ -17,11 +17,14 @@ _COUNTERS = """
 select case when instr(t.name, ' (') then substr(t.name, 1, instr(t.name, ' (') - 1) else t.name end as name,
   ts, value from counter c join track t on t.id = c.track_id
 where t.name not in ('thread_time', 'thread_instruction_count')"""
+_RUNS = """
+select ts, dur, tid, cpu from thread_state join thread using (utid)
+where state = 'Running' and tid != 0"""
 _ARROWS = """
 select f.ts as start_ns, t.ts as end_ns from flow
 join slice f on f.id = slice_out join slice t on t.id = slice_in"""
 # What a timeline says of the recording that it is made of.
-_OF_ITSELF = frozenset({"capture", "ambiguous"})
+_OF_ITSELF = frozenset({"capture", "ambiguous", "clock trace"})
 _WRITTEN = (
     "annotations", "capture-h200-pytorch", "capture-standin", "causality", "chrome-forms",
     "counters-and-arrows",
@@ -29,15 +32,16 @@ _WRITTEN = (
     "kineto-mi250", "losses", "nsys", "proton-warps", "python-stacks", "rocprof-mi350", "viztracer",
     "warps-ranges", "warps-slots", "wprof", "xplane-mi300",
 )  # fmt: skip
-_TAKEN = ("perfetto-callstacks", "perfetto-counters", "perfetto-tracks")
+_TAKEN = ("perfetto-callstacks", "perfetto-counters", "perfetto-sched", "perfetto-tracks")
 Facts = tuple[Counter[object], ...]
 
 
 def facts(trace: bytes) -> Facts:
-    """Every slice and instant, value of a counter, and arrow."""
+    """Every slice and instant, value of a counter, arrow, and run of a thread."""
     with RealTraceProcessor(trace) as tp:
         return tuple(
-            Counter(tuple(row.values()) for row in tp.rows(sql)) for sql in (_SLICES, _COUNTERS, _ARROWS)
+            Counter(tuple(row.values()) for row in tp.rows(sql))
+            for sql in (_SLICES, _COUNTERS, _ARROWS, _RUNS)
         )
 
 
@@ -48,7 +52,7 @@ def assert_same_facts(trace: bytes, folder: Path) -> None:
     assert account.skipped == 0
     for before, after in zip(facts(trace), facts(again), strict=True):
         assert before - after == Counter()
-        assert {name for name, *_ in (after - before)} <= _OF_ITSELF
+        assert {name for name, *_ in (after - before)} <= _OF_ITSELF, "more than there was"
 
 
 @pytest.mark.parametrize("name", _WRITTEN)

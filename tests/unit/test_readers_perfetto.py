@@ -106,6 +106,19 @@ def test_events_without_a_name_or_a_track_are_kept() -> None:
     assert names(trace)[instant["pid"], None] == "events without a track"
 
 
+def test_an_end_with_a_name_closes_the_slice_of_that_name_and_what_is_inside() -> None:
+    trace = made()
+    for ts_ns, name in ((1, "outer"), (2, "inner"), (3, "innermost")):
+        trace.event(ts_ns, BEGIN, name, categories=[name])
+    trace.event(4, END, categories=["inner"])
+    trace.event(5, END, "of none")
+    trace.event(6, END)
+    _, records, problems = read(trace.bytes)
+    ends = [(one["ts_ns"], one["name"]) for one in records if one.get("phase") == "E"]
+    assert ends == [(4, "inner"), (6, "outer")]
+    assert problems[0].message == "1 ends are of no slice that is open: they are left out"
+
+
 def test_begins_beyond_those_that_can_be_open_are_left_out_with_their_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -10,6 +10,20 @@ RUNNING: Final = "running"
 """The slice of the scheduler's own layer: a thread has a processor."""
 WAKEUP: Final = "wakeup"
 """The instant of that layer at which a thread that sleeps may run again."""
+RUNNABLE: Final = "runnable"
+"""Why a thread left its processor, `prev_state` of an end of `running`, where it might have gone on."""
+LEFT_STATES: Final = {
+    0x1: "sleeping",
+    0x2: "disk",
+    0x4: "stopped",
+    0x8: "traced",
+    0x10: "dead",
+    0x20: "zombie",
+    0x40: "parked",
+    0x80: "idle",
+    0x100: "preempted",
+}
+"""The same where it could not, by the bit of prev_state that kernels since 4.14 report in sched_switch."""
 MEMORY_IN_USE: Final = "gpu_mem"
 """The event of the `memory` layer that says with `total_bytes` what is in use on a GPU, by whomever."""
 PYTHON_LAYERS: Final = frozenset({"python", "python_function"})
@@ -28,6 +42,13 @@ _WAY = re.compile(
     r"(?:cudaMemcpy)?(h|d|a|p|host|device|array|peer)(?:2|[ _-]?to[ _-]?|->)(h|d|a|p|host|device|array|peer)",
     re.IGNORECASE,
 )
+
+
+def state_text(prev_state: int) -> str:
+    """Why a thread left its processor, by prev_state of sched_switch."""
+    # More than one bit: the lowest is what the scheduler's own state letter shows.
+    lowest = prev_state & -prev_state
+    return LEFT_STATES.get(lowest, str(prev_state)) if prev_state else RUNNABLE
 
 
 @lru_cache(maxsize=256)

@@ -17,12 +17,15 @@ from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, Final
 
 from tracepipe.event.columns import SourceBatch, no_events
-from tracepipe.event.model import Header, Problem, Record, new_header
-from tracepipe.readers.perfetto_clocks import MONOTONIC, PerfettoClocks, clock_of
+from tracepipe.event.model import Header, Problem, new_header
+from tracepipe.readers.perfetto_clocks import BOOTTIME, MONOTONIC, PerfettoClocks, clock_of
 from tracepipe.readers.perfetto_events import TrackEvents
+from tracepipe.readers.perfetto_gpu import GpuStages
+from tracepipe.readers.perfetto_losses import Losses
 from tracepipe.readers.perfetto_names import Sequence, Sequences, defaults_of
 from tracepipe.readers.perfetto_order import Ordered
 from tracepipe.readers.perfetto_packets import PacketStream, is_trace
+from tracepipe.readers.perfetto_sched import Scheduling
 from tracepipe.readers.perfetto_tracks import Descriptor, Tracks
 from tracepipe.readers.recording import Recording
 from tracepipe.readers.sorted_events import RowColumns, with_others
@@ -36,18 +39,18 @@ _STEP_PACKETS: Final = 1 << 12
 _TIME, _CLOCK, _SEQUENCE, _FLAGS, _CLEARED, _DROPPED = 8 << 3, 58 << 3, 10 << 3, 13 << 3, 41 << 3, 42 << 3
 _SNAPSHOT, _EVENT, _INTERNED, _DEFAULTS = (field << 3 | BYTES for field in (6, 11, 12, 59))
 _TRACK, _PROCESS, _THREAD, _TREE = (field << 3 | BYTES for field in (60, 43, 44, 2))
+_FTRACE, _STATE, _STAGE, _STATS, _FTRACE_STATS = (field << 3 | BYTES for field in (1, 117, 53, 35, 34))
 _IS_CLEARED, _NEEDS_STATE = 1, 2
 # What says nothing that a timeline shows: how the trace was made, and for whom.
 _SILENT: Final = frozenset({3, 8, 10, 13, 33, 36, 41, 42, 46, 58, 79, 87, 89, 98, 126})
 _TITLES: Final = {
-    1: "ftrace_events", 5: "chrome_events", 7: "sys_stats", 9: "process_stats", 34: "ftrace_stats",
-    35: "trace_stats", 37: "profile_packet", 39: "android_log", 40: "power_rails", 45: "system_info",
-    51: "chrome_metadata", 52: "gpu_counter_event", 53: "gpu_render_stage_event",
+    5: "chrome_events", 7: "sys_stats", 9: "process_stats", 37: "profile_packet", 39: "android_log",
+    40: "power_rails", 45: "system_info", 51: "chrome_metadata", 52: "gpu_counter_event",
     54: "streaming_profile_packet", 62: "vulkan_memory_event", 65: "vulkan_api_event", 66: "perf_sample",
     67: "cpu_info", 68: "smaps_packet", 69: "service_event", 71: "gpu_mem_total_event",
-    73: "memory_tracker_snapshot", 95: "etw_events", 117: "generic_kernel_task_state_event",
-    118: "generic_kernel_cpu_freq_event", 120: "generic_kernel_task_rename_event",
-    122: "generic_kernel_process_tree", 129: "generic_gpu_frequency_event", 133: "zstd_compressed_packets",
+    73: "memory_tracker_snapshot", 95: "etw_events", 118: "generic_kernel_cpu_freq_event",
+    120: "generic_kernel_task_rename_event", 122: "generic_kernel_process_tree",
+    129: "generic_gpu_frequency_event", 133: "zstd_compressed_packets",
 }  # fmt: skip
 
 
@@ -65,7 +68,9 @@ class _Trace:
         self._events = TrackEvents(self._tracks, self._rows)
         self._counted: Counts[str] = Counts()
         self._not_read: Counts[int] = Counts()
-        self._losses: list[Record] = []
+        self._losses = Losses(self._rows)
+        self._scheduling = Scheduling(self._rows, lambda ns: self._clocks.trace_ns(ns, BOOTTIME))
+        self._stages = GpuStages(self._rows)
         self._last_ns = 0
         self._of: dict[int, Callable[[bytes, int, Sequence], None]] = {
             _EVENT: self._track_event,
@@ -73,6 +78,11 @@ class _Trace:
             _PROCESS: lambda data, ts_ns, sequence: self._tracks.take_process(data, Descriptor()),
             _THREAD: self._thread,
             _TREE: lambda data, ts_ns, sequence: self._tree(data),
+            _FTRACE: lambda data, ts_ns, sequence: self._ftrace(data),
+            _STATE: lambda data, ts_ns, sequence: self._scheduling.take_state(data, ts_ns),
+            _STAGE: self._stages.take,
+            _STATS: lambda data, ts_ns, sequence: self._losses.take_stats(data),
+            _FTRACE_STATS: lambda data, ts_ns, sequence: self._losses.take_ftrace(data),
         }
         self._packets = self._read()
         for count, _ in enumerate(self._packets, 1):
@@ -113,7 +123,7 @@ class _Trace:
             self._sequences.clear(sequence)
         elif of.get(_DROPPED, 0) and sequence.is_begun:
             sequence.is_valid = False
-            self._lost(sequence)
+            self._lost(of, sequence)
         sequence.is_begun = True
         if _DEFAULTS in of:
             sequence.defaults = defaults_of(of[_DEFAULTS])
@@ -145,12 +155,19 @@ class _Trace:
             if placed is None:
                 return None
             ts_ns = placed
+        sequence.last_ns = ts_ns
         self._last_ns = max(self._last_ns, ts_ns)
         return ts_ns
 
-    def _lost(self, sequence: Sequence) -> None:
+    def _lost(self, of: dict[int, Any], sequence: Sequence) -> None:
         """Take note that packets of a sequence were dropped before the one at hand."""
-        self._counted["times packets were dropped in a row"] += 1
+        reason = f"packets of sequence {sequence.id} were dropped: how many is not known"
+        self._losses.add(sequence.last_ns, max(sequence.last_ns, self._last_ns), reason)
+
+    def _ftrace(self, data: bytes) -> None:
+        lost = self._scheduling.take(data)
+        if lost is not None:
+            self._losses.add(lost[0], lost[1], "ftrace's buffer was full: how many is not known", lost[2])
 
     def _track_event(self, data: bytes, ts_ns: int, sequence: Sequence) -> None:
         own_ns = self._events.time_of(data, sequence)
@@ -195,9 +212,11 @@ class _Trace:
         self._tracks.settle()
         ordered = Ordered(self._tracks)
         problems, self._problems = self._problems, []
-        others: list[Any] = [*self._tracks.name_records(), *self._losses]
+        others: list[Any] = [*self._tracks.name_records(), *self._losses.of_the_whole()]
         for rows in self._rows.in_order():
             events = ordered.events(rows)
+            others += ordered.losses
+            ordered.losses.clear()
             columns = self._in_columns.columns(events, events.ts_ns)
             yield SourceBatch(with_others(columns, others), others, problems)
             others, problems = [], []
@@ -210,6 +229,11 @@ class _Trace:
         arguments = self._events.arguments
         said = {
             **self._counted,
+            **{
+                f"{words}: they are left out": count
+                for of in (self._scheduling, self._stages, ordered.threads)
+                for words, count in of.counted.items()
+            },
             **{f"{words}: they are left out": count for words, count in self._events.counted.items()},
             **{f"{words}: they are left out": count for words, count in ordered.counted.items()},
             "arguments are left out: an event has more than can be kept": arguments.left_out,

@@ -104,7 +104,7 @@ class TrackEvents:
         if phase == END and CALLSTACK in args:
             # A slice has the arguments of both of its ends.
             args[f"end_{CALLSTACK}"] = args.pop(CALLSTACK)
-        category = self._category(many, sequence) if phase != END and many else ""
+        category = self._category(many, sequence) if many else ""
         flows = self._flows(many) if many else []
         second = bytes(memoryview(orjson.dumps(args))) if args else b""
         if flows and phase == INSTANT:
@@ -137,22 +137,22 @@ class TrackEvents:
 
     def _name(self, one: dict[int, Any], sequence: Sequence) -> str:
         if _NAME in one:
-            name = one[_NAME].decode("utf-8", "replace")
+            name: str = one[_NAME].decode("utf-8", "replace")
         elif _NAME_IID in one:
             return self._interned(EVENT_NAMES, one[_NAME_IID], sequence)
         else:
-            return NO_NAME
+            return ""
         if len(name) > NAME_BYTES_MAX // 4 and (shorter := cut_text(name)) != name:
             self.counted["names that are cut"] += 1
             return shorter
-        return name or NO_NAME
+        return name
 
     def _interned(self, table: int, iid: int, sequence: Sequence) -> str:
         name = sequence.text_of(table, iid)
         if name is None:
             self.arguments.unnamed += 1
             return f"name {iid}"
-        return cut_text(name) or NO_NAME
+        return cut_text(name)
 
     def _category(self, many: _Many, sequence: Sequence) -> str:
         names = [

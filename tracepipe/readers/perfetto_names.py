@@ -19,11 +19,12 @@ from tracepipe.readers.wire_fields import BYTES, VARINT, tagged, varints
 
 CATEGORIES, EVENT_NAMES, ARG_NAMES, LOCATIONS, FUNCTIONS, FRAMES, CALLSTACKS = range(1, 8)
 SOURCE_PATHS, BODIES, GPU_CONTEXTS, GPU_STAGES, STRINGS, CORRELATIONS = 18, 20, 23, 24, 29, 43
+GPU_KERNELS: Final = 1000
 """Tables of names: the fields of InternedData."""
 _TABLES: Final = frozenset(
     {
         CATEGORIES, EVENT_NAMES, ARG_NAMES, LOCATIONS, FUNCTIONS, FRAMES, CALLSTACKS, SOURCE_PATHS, BODIES,
-        GPU_CONTEXTS, GPU_STAGES, STRINGS, CORRELATIONS,
+        GPU_CONTEXTS, GPU_STAGES, GPU_KERNELS, STRINGS, CORRELATIONS,
     }
 )  # fmt: skip
 _IID: Final = 1 << 3
@@ -59,6 +60,8 @@ class Sequence:
     thread: int | None = None
     time_ns: int | None = None
     """The last of times that are differences, ns."""
+    last_ns: int = 0
+    """The time of its last packet that has one."""
     totals: dict[int, int | float] = field(default_factory=dict)
     """Of counters whose values are differences, by their tracks."""
     names_bytes: int = 0

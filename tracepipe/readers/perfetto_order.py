@@ -1,6 +1,7 @@
 """Rows of a Perfetto trace, in the order of their times, as those of events here.
 
-An end closes what began last on its track, whatever its name; an arrow starts where its number comes first.
+An end closes what began last on its track, of its name and category where it has these, and all that is
+inside of that; an arrow starts where its number comes first.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Final
 import numpy as np
 import orjson
 
+from tracepipe.event.model import Record
 from tracepipe.readers.chrome_numbers import flow_number
 from tracepipe.readers.perfetto_events import (
     BEGIN,
@@ -22,10 +24,13 @@ from tracepipe.readers.perfetto_events import (
     LAST_FLOW,
     NO_NAME,
 )
+from tracepipe.readers.perfetto_threads import ThreadsInOrder
 from tracepipe.readers.perfetto_tracks import Tracks
 from tracepipe.readers.sorted_rows import Rows
 
 _OPEN_MAX: Final = 1 << 17
+# Open slices of a track that an end may be of. The trace processor keeps no more.
+_LOOKED_AT_MAX: Final = 512
 _ARROWS_MAX: Final = 1 << 16
 _KNOWN_MAX: Final = 1 << 12
 _Key = tuple[str, int, str, str]
@@ -40,13 +45,17 @@ class Ordered:
     def __init__(self, tracks: Tracks) -> None:
         self._tracks = tracks
         self.counted: Counts[str] = Counts()
-        self._open: dict[int, list[str]] = {}
+        self._open: dict[int, list[tuple[str, str]]] = {}
+        """By track the names and categories of its slices."""
         self._opened = 0
         self._deeper: Counts[int] = Counts()
         self._begun_ns: dict[int, int] = {}
         self._arrows: dict[int, tuple[int, bool]] = {}
         """By its number how often an arrow ended, and whether it has begun since. The last used come last."""
-        self._keys: dict[bytes, _Key] = {}
+        self.threads = ThreadsInOrder(tracks)
+        self.losses: list[Record] = []
+        """Those at the times of the rows that were taken."""
+        self._keys: dict[bytes, _Key | Record] = {}
         self._records: dict[tuple[str, int, str], bytes] = {}
 
     def events(self, rows: Rows) -> Rows:
@@ -54,22 +63,20 @@ class Ordered:
         made: list[_Row] = []
         numbers = (rows.ts_ns.tolist(), rows.dur_ns.tolist(), rows.number.tolist())
         for ts_ns, dur_ns, number, first, second in zip(*numbers, rows.first, rows.second, strict=True):
-            key = self._keys.get(first)
-            if key is None:
-                if len(self._keys) >= _KNOWN_MAX:
-                    self._keys.clear()
-                phase, track, name, category = orjson.loads(first)
-                key = self._keys[first] = phase, track, name, category
+            key = self._keys.get(first) or self._meet(first)
+            if isinstance(key, dict):
+                made += self._ready(key, ts_ns, dur_ns, first, second)
+                continue
             phase, track, name, category = key
             if phase == BEGIN:
-                if not self._begin(track, name):
+                if not self._begin(track, name, category):
                     continue
                 self._begun_ns[track] = ts_ns
             elif phase == END:
-                called = self._end(track)
+                called = self._end(track, name, category)
                 if called is None:
                     continue
-                name = called or name
+                name, category = called, ""
             elif phase == COUNTER:
                 name = self._tracks.place(track).counter
             elif phase not in (INSTANT, "X"):
@@ -81,25 +88,50 @@ class Ordered:
             made.append((ts_ns, dur_ns, 0, record, second))
         return _rows(made)
 
-    def _begin(self, track: int, name: str) -> bool:
+    def _meet(self, first: bytes) -> _Key | Record:
+        """What the text of a row says: that of a track, or a record."""
+        if len(self._keys) >= _KNOWN_MAX:
+            self._keys.clear()
+        said = orjson.loads(first)
+        key = self._keys[first] = said if isinstance(said, dict) else tuple(said)
+        return key
+
+    def _ready(self, of: Record, ts_ns: int, dur_ns: int, first: bytes, second: bytes) -> list[_Row]:
+        """The rows of a record, which knows its thread or its stream itself."""
+        if of["type"] == "loss":
+            self.losses.append({**of, "ts_ns": ts_ns})
+            return []
+        if of["type"] != "scheduler":
+            return [(ts_ns, dur_ns, 0, first, second)]
+        event = self.threads.event(of, second)
+        return [] if event is None else [(ts_ns, 0, 0, *event)]
+
+    def _begin(self, track: int, name: str, category: str) -> bool:
         """Open a slice; whether there is room for it."""
         if self._opened >= _OPEN_MAX:
             self._deeper[track] += 1
             self.counted["begins beyond those that can be open at a time"] += 1
             return False
         self._opened += 1
-        self._open.setdefault(track, []).append(name)
+        self._open.setdefault(track, []).append((name, category))
         return True
 
-    def _end(self, track: int) -> str | None:
-        """Close the innermost slice; its name, nothing where none is open, None where it was left out."""
+    def _end(self, track: int, name: str, category: str) -> str | None:
+        """Close a slice; its name, or that of an end where nothing is open. None for one that is left out."""
         if self._deeper[track]:
             self._deeper[track] -= 1
             return None
-        if not self._open.get(track):
-            return ""
-        self._opened -= 1
-        return self._open[track].pop()
+        opened = self._open.get(track)
+        if not opened:
+            return name
+        for at in range(len(opened) - 1, max(-1, len(opened) - 1 - _LOOKED_AT_MAX), -1):
+            called, of = opened[at]
+            if (not name or not called or name == called) and (not category or category == of):
+                self._opened -= len(opened) - at
+                del opened[at:]
+                return called
+        self.counted["ends are of no slice that is open"] += 1
+        return None
 
     def _arrow(self, key: _Key, ts_ns: int, number: int, second: bytes) -> list[_Row]:
         """An end of an arrow, and the instant that it is of."""

@@ -276,6 +276,10 @@ class Tracks:
         """Where the events of a track stand that is used."""
         return self._places[uuid]
 
+    def thread_fields(self, pid: int, tid: int) -> dict[str, int]:
+        """The numbers of a process and a thread."""
+        return self._ids.thread({"pid": pid, "tid": tid}, {})
+
     def process_of(self, tid: int) -> int | None:
         """The process of a thread; None where it is not known."""
         return self._process_of.get(tid)

@@ -18,7 +18,7 @@ from tracepipe.capture.records.record import (
     UNREPORTED,
     WAKEUP,
 )
-from tracepipe.capture.records.record_text import state_text
+from tracepipe.event.vocabulary import state_text
 
 _RUNNABLE, _ENDED = (0, 0x100), 0x30  # prev_state: none of the waits; EXIT_DEAD or EXIT_ZOMBIE
 _ENDED_KEPT = 1024  # threads, about: beyond that, those that ended are summed up

@@ -7,22 +7,10 @@ import json
 from collections.abc import Callable
 
 from tracepipe.capture.records.syscalls import FUTEX_OPERATIONS, SYSCALL_ARGUMENTS
+from tracepipe.event.vocabulary import LEFT_STATES, RUNNABLE
 from tracepipe.hooks.ioctl import decode_command
 
-# prev_state of sched_switch as kernels since 4.14 report it: bit → why the thread left the processor.
-_STATES = {
-    0x1: "sleeping",
-    0x2: "disk",
-    0x4: "stopped",
-    0x8: "traced",
-    0x10: "dead",
-    0x20: "zombie",
-    0x40: "parked",
-    0x80: "idle",
-    0x100: "preempted",
-}
-_STATE_BITS = {text: bit for bit, text in _STATES.items()}
-_RUNNABLE = "runnable"
+_STATE_BITS = {text: bit for bit, text in LEFT_STATES.items()}
 ENDED = 0x10 | 0x20
 """Of these, those in which a thread never runs again."""
 _LAST_ERROR = 4095  # results from −4095 to −1 are errors, in the kernel's convention
@@ -82,16 +70,9 @@ def syscall_result(register: int) -> str:
     return f'"result":{register}'
 
 
-def state_text(prev_state: int) -> str:
-    """Why a thread left its processor."""
-    # More than one bit: the lowest is what the scheduler's own state letter shows.
-    lowest = prev_state & -prev_state
-    return _STATES.get(lowest, str(prev_state)) if prev_state else _RUNNABLE
-
-
 def state_of_text(text: object) -> int:
     """The prev_state that `state_text` gives this text for; one that sleeps where it gives none such."""
-    if text == _RUNNABLE:
+    if text == RUNNABLE:
         return 0
     if isinstance(text, str) and text.isdecimal():
         return int(text)

@@ -34,9 +34,9 @@ from tracepipe.capture.records.record import (
     WAKEUP,
     WINDOW,
 )
-from tracepipe.capture.records.record_text import ENDED, state_text, syscall_arguments, syscall_result
+from tracepipe.capture.records.record_text import ENDED, syscall_arguments, syscall_result
 from tracepipe.capture.records.sieve import kinds_and_functions
-from tracepipe.event.vocabulary import RUNNING
+from tracepipe.event.vocabulary import RUNNING, state_text
 from tracepipe.hooks.hook import Probe
 
 _SWITCHES = frozenset({SWITCH_OUT, SWITCH_IN})

@@ -1,0 +1,261 @@
+"""Perfetto's traces of a system: when threads run, stages of GPUs, and what the trace lacks."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
+
+from tests.support.batches import read_all
+from tests.support.perfetto_trace import CLEARED, INSTANT, MONOTONIC, NEEDS, TraceMade
+from tracepipe.event.checks import first_fault
+from tracepipe.event.model import Problem, Record
+from tracepipe.readers import perfetto
+
+RUNNABLE, RUNNING, SLEEPS, WAITS = 2, 3, 4, 5
+
+
+def read(trace: TraceMade) -> tuple[list[Record], list[Problem]]:
+    records, problems = read_all(perfetto.read(io.BytesIO(trace.bytes)))
+    assert [fault for record in records if (fault := first_fault(record))] == []
+    return records, problems
+
+
+def good(trace: TraceMade) -> list[Record]:
+    records, problems = read(trace)
+    assert problems == []
+    return [record for record in records if record["type"] != "name"]
+
+
+def said_of(records: list[Record]) -> list[tuple[Any, ...]]:
+    """Time, processor, thread, phase and arguments."""
+    return [(one["ts_ns"], one["cpu"], one["tid"], one["phase"], one.get("args", {})) for one in records]
+
+
+def with_thread() -> TraceMade:
+    trace = TraceMade()
+    trace.thread(pid=7, tid=9)
+    return trace
+
+
+def bundle(trace: TraceMade, cpu: int = 1) -> Any:
+    ftrace = trace.packet().ftrace_events
+    ftrace.cpu = cpu
+    return ftrace
+
+
+def switch(ftrace: Any, ts_ns: int, prev: int, prev_state: int, following: int) -> None:
+    event = ftrace.event.add(timestamp=ts_ns, pid=prev).sched_switch
+    event.prev_pid, event.prev_state = prev, prev_state
+    event.next_comm, event.next_pid, event.next_prio = f"thread {following}", following, 120
+
+
+# Scheduling ---------------------------------------------------------------------------------------------
+
+
+def test_a_switch_is_the_end_of_one_run_and_the_begin_of_another() -> None:
+    trace = with_thread()
+    ftrace = bundle(trace)
+    switch(ftrace, 10, 0, 0, 9)
+    switch(ftrace, 20, 9, 1, 11)
+    switch(ftrace, 30, 11, 0x102, 0)
+    records = good(trace)
+    assert said_of(records) == [
+        (10, 1, 9, "B", {"prio": 120}),
+        (20, 1, 9, "E", {"prev_state": "sleeping"}),
+        (20, 1, 11, "B", {"prio": 120}),
+        (30, 1, 11, "E", {"prev_state": "disk"}),
+    ]
+    assert {one["name"] for one in records} == {"running"}
+    assert [(one.get("pid"), one.get("comm")) for one in records[:3]] == [
+        (7, "thread 9"), (7, None), (None, "thread 11"),
+    ]  # fmt: skip
+
+
+def test_compact_switches_and_wakings_are_the_same_as_whole_ones() -> None:
+    trace = with_thread()
+    for cpu in (1, 2):
+        compact = bundle(trace, cpu).compact_sched
+        compact.intern_table.extend(["python", "swapper"])
+        compact.switch_timestamp.extend([100, 10, 10])
+        compact.switch_prev_state.extend([0, 1, 0])
+        compact.switch_next_pid.extend([9 * cpu, 0, 9 * cpu])
+        compact.switch_next_prio.extend([120] * 3)
+        compact.switch_next_comm_index.extend([0, 1, 0])
+        compact.waking_timestamp.extend([105])
+        compact.waking_pid.extend([50])
+        compact.waking_target_cpu.extend([3])
+    records = [one for one in good(trace) if one["cpu"] == 2]
+    assert said_of(records) == [
+        (100, 2, 18, "B", {"prio": 120}),
+        (105, 2, 50, "I", {"by_tid": 18, "target_cpu": 3}),
+        (110, 2, 18, "E", {"prev_state": "sleeping"}),
+        (120, 2, 18, "B", {"prio": 120}),
+    ]
+    assert records[0]["comm"] == "python"
+
+
+def test_who_wakes_is_said_and_a_wakeup_alone_only_where_no_waking_is() -> None:
+    for has_waking in (True, False):
+        trace = with_thread()
+        ftrace = bundle(trace)
+        if has_waking:
+            waking = ftrace.event.add(timestamp=10, pid=5).sched_waking
+            waking.pid, waking.target_cpu = 9, 4
+        wakeup = ftrace.event.add(timestamp=11, pid=6).sched_wakeup
+        wakeup.pid, wakeup.target_cpu = 9, 4
+        new = ftrace.event.add(timestamp=12, pid=5).sched_wakeup_new
+        new.pid, new.target_cpu = 10, 0
+        args = [{"by_tid": 5 if has_waking else 6, "target_cpu": 4}]
+        args.append({"by_tid": 5, "target_cpu": 0, "is_new": True})
+        assert [one[4] for one in said_of(good(trace))] == args
+
+
+def test_times_of_ftrace_are_of_its_clock() -> None:
+    trace = with_thread()
+    trace.snapshot(primary=MONOTONIC, clock_3=1000, clock_6=5000)
+    ftrace = bundle(trace)
+    switch(ftrace, 5010, 0, 0, 9)
+    other = bundle(trace)
+    other.ftrace_clock, other.ftrace_timestamp, other.boot_timestamp = 2, 100, 5000
+    switch(other, 120, 9, 1, 0)
+    unrelated = bundle(trace)
+    unrelated.ftrace_clock = 3
+    records, problems = read(trace)
+    assert [one["ts_ns"] for one in records if one["type"] == "scheduler"] == [1010, 1020]
+    assert "1 bundles of ftrace are on a clock that nothing relates" in problems[0].message
+
+
+def test_states_of_threads_are_runs_and_wakeups() -> None:
+    trace = with_thread()
+    for ts_ns, state in enumerate((RUNNABLE, RUNNING, RUNNING, RUNNABLE, RUNNING, WAITS, SLEEPS)):
+        packet = trace.packet(timestamp=ts_ns).generic_kernel_task_state_event
+        packet.cpu, packet.tid, packet.state = 3, 9, state
+    records, problems = read(trace)
+    assert said_of([one for one in records if one["type"] == "scheduler"]) == [
+        (0, 3, 9, "I", {}),
+        (1, 3, 9, "B", {}),
+        (3, 3, 9, "E", {"prev_state": "runnable"}),
+        (4, 3, 9, "B", {}),
+        (5, 3, 9, "E", {"prev_state": "disk"}),
+        (6, 3, 9, "E", {"prev_state": "sleeping"}),
+    ]
+    assert problems[0].message == ("1 states of threads say nothing that a timeline shows: they are left out")
+
+
+def test_what_cannot_be_of_the_scheduler_is_counted() -> None:
+    trace = with_thread()
+    ftrace = bundle(trace)
+    switch(ftrace, 10, 0, 0, -4)
+    ftrace.event.add(timestamp=1, pid=1).task_rename.pid = 3
+    bundle(trace, 1 << 20)
+    state = trace.packet(timestamp=1).generic_kernel_task_state_event
+    state.cpu, state.tid, state.state = -1, 1, RUNNING
+    assert {problem.message.partition(":")[0] for problem in read(trace)[1]} == {
+        "1 bundles of ftrace are of a processor that cannot be",
+        "1 events of ftrace are of kinds that are not read",
+        "1 events of the scheduler are of threads that cannot be",
+        "1 states of threads are of a processor or a time that cannot be",
+    }
+
+
+# GPUs ---------------------------------------------------------------------------------------------------
+
+
+def stage(trace: TraceMade, ts_ns: int, **fields: Any) -> Any:
+    packet = trace.packet(timestamp=ts_ns, sequence_flags=NEEDS)
+    packet.gpu_render_stage_event.MergeFrom(pb.GpuRenderStageEvent(**fields))
+    return packet.gpu_render_stage_event
+
+
+def test_a_stage_is_a_kernel_on_the_queue_that_it_ran_on() -> None:
+    trace = TraceMade()
+    data = trace.packet(sequence_flags=CLEARED).interned_data
+    for iid, name in ((1, "compute"), (2, "Kernel"), (3, "copy")):
+        data.gpu_specifications.add(iid=iid, name=name)
+    data.graphics_contexts.add(iid=1, pid=42)
+    data.event_names.add(iid=5, name="matmul")
+    first = stage(trace, 100, duration=50, hw_queue_iid=1, stage_iid=2, gpu_id=1, context=1, submission_id=8)
+    first.name = "vectorAdd"
+    first.extra_data.add(name="registers", value="16")
+    first.launch.grid_size.x, first.launch.workgroup_size.x, first.launch.workgroup_size.y = 4, 64, 2
+    stage(trace, 200, duration=5, hw_queue_iid=3, stage_iid=2, gpu_id=1, name_iid=5)
+    stage(trace, 300, hw_queue_iid=1, stage_iid=2, gpu_id=1)
+    one, two, three = good(trace)
+    assert one == {
+        "type": "gpu_kernel", "name": "vectorAdd", "phase": "X", "ts_ns": 100, "dur_ns": 50, "gpu": 1,
+        "stream": 0, "pid": 42, "grid": [4, 1, 1], "block": [64, 2, 1],
+        "args": {"queue": "compute", "stage": "Kernel", "registers": "16", "submission_id": 8},
+    }  # fmt: skip
+    assert (two["name"], two["stream"], two["args"]["queue"]) == ("matmul", 1, "copy")
+    assert (three["name"], three["stream"], three["dur_ns"]) == ("Kernel", 0, 0)
+
+
+def test_queues_and_stages_by_number_have_the_names_that_were_given() -> None:
+    trace = TraceMade()
+    names = trace.packet(timestamp=1).gpu_render_stage_event.specifications
+    names.hw_queue.add(name="graphics")
+    names.stage.add(name="binning")
+    stage(trace, 10, duration=1, hw_queue_id=0, stage_id=0)
+    stage(trace, 20, duration=1, hw_queue_id=7, stage_id=3)
+    for packet in trace.trace.packet:
+        packet.sequence_flags = 0
+    found = [(one["name"], one["stream"], one["args"]["queue"]) for one in good(trace)]
+    assert found == [("binning", 0, "graphics"), ("render stage(3)", 7, "queue(7)")]
+
+
+def test_stages_of_no_gpu_that_can_be_are_counted() -> None:
+    trace = TraceMade()
+    trace.packet(timestamp=1).gpu_render_stage_event.MergeFrom(pb.GpuRenderStageEvent(stage_id=1, gpu_id=-1))
+    assert read(trace)[1][0].message.startswith("1 stages are of a GPU or at a time that cannot be")
+
+
+# Losses -------------------------------------------------------------------------------------------------
+
+
+def losses(trace: TraceMade) -> list[Record]:
+    return [one for one in read(trace)[0] if one["type"] == "loss"]
+
+
+def test_packets_that_were_dropped_are_a_loss_since_the_last_of_their_sequence() -> None:
+    trace = with_thread()
+    trace.event(10, INSTANT, "first of its sequence", sequence=2).previous_packet_dropped = 1
+    trace.event(15, INSTANT, "of another")
+    trace.event(20, INSTANT, "after", sequence=2).previous_packet_dropped = 1
+    assert losses(trace) == [
+        {
+            "type": "loss", "count": 1, "ts_ns": 10, "dur_ns": 5,
+            "reason": "packets of sequence 2 were dropped: how many is not known",
+        }
+    ]  # fmt: skip
+
+
+def test_events_that_ftrace_lost_are_a_loss_of_their_processor() -> None:
+    trace = with_thread()
+    switch(bundle(trace), 10, 0, 0, 9)
+    after = bundle(trace)
+    after.lost_events = True
+    switch(after, 30, 9, 1, 0)
+    (loss,) = losses(trace)
+    assert (loss["ts_ns"], loss["dur_ns"], loss["layer"], loss["cpu"]) == (10, 20, "scheduler", 1)
+
+
+def test_statistics_of_a_trace_are_losses_without_a_time() -> None:
+    trace = with_thread()
+    trace.event(10, INSTANT, "x")
+    for factor in (1, 2):
+        buffers = trace.packet().trace_stats.buffer_stats
+        buffers.add(chunks_overwritten=3 * factor)
+        buffers.add(trace_writer_packet_loss=factor, chunks_discarded=factor)
+        stats = trace.packet().ftrace_stats
+        stats.phase = factor
+        stats.cpu_stats.add(cpu=0, overrun=10 * factor, dropped_events=1)
+        stats.cpu_stats.add(cpu=1, overrun=5)
+    found = {(one["count"], one["reason"], one.get("cpu")) for one in losses(trace)}
+    assert found == {
+        (6, "chunks of a full buffer were overwritten before they were read (buffer 0)", None),
+        (2, "chunks were discarded, as a buffer was full (buffer 1)", None),
+        (2, "times a program that was traced had no room for packets (buffer 1)", None),
+        (10, "ftrace's buffer was full", 0),
+    }

@@ -1,0 +1,187 @@
+"""When threads run and who wakes them, in a Perfetto trace: ftrace's events, and states of tasks.
+
+    FtraceEventBundle   1 cpu  2 event…  3 lost_events  4 compact_sched  5 clock  6 time on it
+                        7 CLOCK_BOOTTIME  10 end of the bundle before
+    FtraceEvent         1 timestamp  2 pid  4 sched_switch {2 prev_pid  4 prev_state  5 next_comm  6 next_pid
+                        7 next_prio}  17 sched_wakeup, 20 sched_waking, 114 sched_wakeup_new {2 pid
+                        5 target_cpu}
+    CompactSched        5 names…  columns, times as differences: 1 times of switches  2 prev_state  3 next_pid
+                        4 next_prio  6 next name;  7 times of wakings  8 pid  9 target_cpu
+    GenericKernelTaskStateEvent   1 cpu  2 comm  3 tid  4 state
+
+A compact switch does not say which thread leaves: it is the one that came before on that processor. Source:
+protos/perfetto/trace/ftrace/ftrace_event_bundle.proto, sched.proto, generic_kernel/generic_task_state.proto.
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Counts
+from collections.abc import Callable, Iterator
+from itertools import accumulate
+from typing import Any, Final
+
+import orjson
+
+from tracepipe.event.model import ID_LIMIT, TIME_LIMIT_NS
+from tracepipe.event.vocabulary import RUNNING, WAKEUP, state_text
+from tracepipe.readers.event_rows import cut_text
+from tracepipe.readers.sorted_rows import SortedRow, SortedRows
+from tracepipe.readers.wire_fields import BYTES, signed, tagged, varints
+
+LEAVES, WOKEN, BEGINS = range(3)
+"""The order of what happens at one time."""
+_CPU, _EVENT, _LOST, _COMPACT, _FTRACE_CLOCK = 1 << 3, 2 << 3 | BYTES, 3 << 3, 4 << 3 | BYTES, 5 << 3
+_FTRACE_TIME, _BOOT_TIME, _LAST_END = 6 << 3, 7 << 3, 10 << 3
+_TIME, _BY = 1 << 3, 2 << 3
+_SWITCH, _WAKEUP, _WAKING, _WAKEUP_NEW = (field << 3 | BYTES for field in (4, 17, 20, 114))
+_TID, _TARGET = 2 << 3, 5 << 3
+_PREV_STATE, _NEXT_COMM, _NEXT, _NEXT_PRIO = 4 << 3, 5 << 3 | BYTES, 6 << 3, 7 << 3
+BY_WHO_RUNS, AGAIN, STATE = "by who runs", "again", "state"
+"""Phases of rows that are to be understood in the order of time."""
+_CPUS_MAX: Final = 1 << 12
+_FIRSTS_MAX: Final = 1 << 12
+_Bundle = tuple[int, int]
+"""The processor, and how far CLOCK_BOOTTIME is ahead of the bundle's clock."""
+
+
+class Scheduling:
+    """Takes bundles and states. `counted` is what was not read, by what it is."""
+
+    def __init__(self, rows: SortedRows, on_trace: Callable[[int], int | None]) -> None:
+        self._rows, self._on_trace = rows, on_trace
+        self.counted: Counts[str] = Counts()
+        self._running: dict[int, int] = {}
+        """By processor the thread that runs there."""
+        self._end_ns: dict[int, int] = {}
+        self._firsts: dict[tuple[Any, ...], bytes] = {}
+
+    # ftrace ---------------------------------------------------------------------------------------------
+
+    def take(self, data: bytes) -> tuple[int, int, int] | None:
+        """Take an FtraceEventBundle. Where events before it were lost: between which times, and of which
+        processor. Raises WireError.
+        """
+        fields = tagged(data)
+        of = dict(fields)
+        cpu = of.get(_CPU, 0)
+        if cpu >= _CPUS_MAX:
+            self.counted["bundles of ftrace are of a processor that cannot be"] += 1
+            return None
+        ahead_ns = 0
+        if of.get(_FTRACE_CLOCK, 0):
+            if _FTRACE_TIME not in of or _BOOT_TIME not in of:
+                self.counted["bundles of ftrace are on a clock that nothing relates"] += 1
+                return None
+            ahead_ns = signed(of[_BOOT_TIME]) - signed(of[_FTRACE_TIME])
+        first_ns, before_ns = TIME_LIMIT_NS, self._end_ns.get(cpu, of.get(_LAST_END, 0))
+        bundle = cpu, ahead_ns
+        for ts_ns in self._events(fields, bundle):
+            first_ns = min(first_ns, ts_ns)
+            self._end_ns[cpu] = ts_ns
+        if not of.get(_LOST, 0) or first_ns == TIME_LIMIT_NS:
+            return None
+        start_ns = self._on_trace(before_ns) if before_ns else first_ns
+        return min(first_ns, max(0, first_ns if start_ns is None else start_ns)), first_ns, cpu
+
+    def _events(self, fields: list[tuple[int, Any]], bundle: _Bundle) -> Iterator[int]:
+        """Take the events of a bundle; the times of those that are read."""
+        for tag, value in fields:
+            if tag == _COMPACT:
+                yield from self._compact(value, bundle)
+            elif tag == _EVENT:
+                of = dict(tagged(value))
+                ts_ns = self._time(of.get(_TIME, 0), bundle)
+                if ts_ns is not None and self._event(of, ts_ns, bundle[0]):
+                    yield ts_ns
+
+    def _time(self, ns: int, bundle: _Bundle) -> int | None:
+        placed = self._on_trace(signed(ns) + bundle[1])
+        if placed is None or not 0 <= placed <= TIME_LIMIT_NS:
+            self.counted["events of ftrace are at a time that cannot be placed"] += 1
+            return None
+        return placed
+
+    def _event(self, of: dict[int, Any], ts_ns: int, cpu: int) -> bool:
+        """Take an event; whether it is read."""
+        if _SWITCH in of:
+            switch = dict(tagged(of[_SWITCH]))
+            self._running[cpu] = signed(switch.get(_TID, 0))
+            comm = switch.get(_NEXT_COMM, b"").decode("utf-8", "replace")
+            prev_state, prio = signed(switch.get(_PREV_STATE, 0)), signed(switch.get(_NEXT_PRIO, 0))
+            self._switch(ts_ns, cpu, prev_state, signed(switch.get(_NEXT, 0)), prio, comm)
+            return True
+        for tag in (_WAKING, _WAKEUP_NEW, _WAKEUP):
+            if tag in of:
+                woken = dict(tagged(of[tag]))
+                args: dict[str, Any] = {"by_tid": signed(of.get(_BY, 0)), "target_cpu": woken.get(_TARGET, 0)}
+                if tag == _WAKEUP_NEW:
+                    args["is_new"] = True
+                phase = AGAIN if tag == _WAKEUP else "I"
+                self._add(ts_ns, WOKEN, signed(woken.get(_TID, 0)), cpu, phase, WAKEUP, args)
+                return True
+        self.counted["events of ftrace are of kinds that are not read"] += 1
+        return False
+
+    def _compact(self, data: bytes, bundle: _Bundle) -> Iterator[int]:
+        """Take the columns of a CompactSched; the times of its events."""
+        columns: dict[int, list[int]] = {}
+        names: list[str] = []
+        for tag, value in tagged(data):
+            if tag == 5 << 3 | BYTES:
+                names.append(value.decode("utf-8", "replace"))
+            elif tag & 7 == BYTES:
+                columns.setdefault(tag >> 3, []).extend(map(signed, varints(value)))
+        nothing: list[int] = []
+        get = columns.get
+        switches = (accumulate(get(1, nothing)), *(get(field, nothing) for field in (2, 3, 4, 6)))
+        for ns, prev_state, tid, prio, name in zip(*switches, strict=False):
+            if (ts_ns := self._time(ns, bundle)) is not None:
+                comm = names[name] if 0 <= name < len(names) else ""
+                self._switch(ts_ns, bundle[0], prev_state, tid, prio, comm)
+                yield ts_ns
+        wakings = (accumulate(get(7, nothing)), get(8, nothing), get(9, nothing))
+        for ns, tid, target in zip(*wakings, strict=False):
+            if (ts_ns := self._time(ns, bundle)) is not None:
+                self._add(ts_ns, WOKEN, tid, bundle[0], BY_WHO_RUNS, WAKEUP, {"target_cpu": target})
+                yield ts_ns
+
+    def _switch(self, ts_ns: int, cpu: int, prev_state: int, tid: int, prio: int, comm: str) -> None:
+        """One thread leaves a processor, and another gets it."""
+        prev = self._running.get(cpu)
+        if prev:
+            self._add(ts_ns, LEAVES, prev, cpu, "E", RUNNING, {"prev_state": state_text(max(0, prev_state))})
+        if tid:
+            self._add(ts_ns, BEGINS, tid, cpu, "B", RUNNING, {"prio": prio}, comm)
+        self._running[cpu] = tid
+
+    # States ---------------------------------------------------------------------------------------------
+
+    def take_state(self, data: bytes, ts_ns: int) -> None:
+        """Take a GenericKernelTaskStateEvent. Raises WireError."""
+        of = dict(tagged(data))
+        comm = of.get(2 << 3 | BYTES, b"").decode("utf-8", "replace")
+        cpu, tid = signed(of.get(1 << 3, 0)), signed(of.get(3 << 3, 0))
+        if not 0 <= cpu < _CPUS_MAX or not 0 <= ts_ns <= TIME_LIMIT_NS:
+            self.counted["states of threads are of a processor or a time that cannot be"] += 1
+            return
+        self._add(ts_ns, WOKEN, tid, cpu, STATE, RUNNING, {"state": of.get(4 << 3, 0)}, comm)
+
+    # Rows -----------------------------------------------------------------------------------------------
+
+    def _add(
+        self, ts_ns: int, rank: int, tid: int, cpu: int, phase: str, name: str, args: dict[str, Any],
+        comm: str = "",
+    ) -> None:  # fmt: skip
+        if not 0 < tid <= ID_LIMIT:
+            self.counted["events of the scheduler are of threads that cannot be"] += 1
+            return
+        key = (tid, cpu, phase, name, comm)
+        first = self._firsts.get(key)
+        if first is None:
+            if len(self._firsts) >= _FIRSTS_MAX:
+                self._firsts.clear()
+            record = {"type": "scheduler", "name": name, "phase": phase, "tid": tid, "cpu": cpu}
+            if comm:
+                record["comm"] = cut_text(comm)
+            first = self._firsts[key] = bytes(memoryview(orjson.dumps(record)))
+        self._rows.add(SortedRow(ts_ns, rank, 0, 0, first, bytes(memoryview(orjson.dumps(args)))))

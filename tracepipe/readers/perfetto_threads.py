@@ -1,0 +1,87 @@
+"""Rows of the scheduler, in the order of their times, as records of events: who woke whom, and what a state
+of a thread says after the one before.
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Counts
+from typing import Any, Final
+
+import orjson
+
+from tracepipe.event.vocabulary import RUNNABLE, RUNNING, WAKEUP
+from tracepipe.readers.perfetto_sched import AGAIN, BY_WHO_RUNS, STATE
+from tracepipe.readers.perfetto_tracks import Tracks
+
+_RUNNABLE, _RUNNING = 2, 3
+# States of GenericKernelTaskStateEvent in which a thread has left its processor.
+_LEFT: Final = {_RUNNABLE: RUNNABLE, 4: "sleeping", 5: "disk", 6: "stopped", 7: "dead", 8: "dead"}
+_KNOWN_MAX: Final = 1 << 12
+_THREADS_MAX: Final = 1 << 16
+
+
+class ThreadsInOrder:
+    """Takes rows of `Scheduling`. `counted` is what says nothing."""
+
+    def __init__(self, tracks: Tracks) -> None:
+        self._tracks = tracks
+        self.counted: Counts[str] = Counts()
+        self._on: dict[int, int] = {}
+        """By processor the thread that runs there."""
+        self._runs: dict[int, int] = {}
+        """By thread the processor that it runs on."""
+        self._is_woken = False
+        self._records: dict[bytes, bytes] = {}
+
+    def event(self, of: dict[str, Any], second: bytes) -> tuple[bytes, bytes] | None:
+        """The record of a row and its arguments; None where it says nothing new."""
+        tid, cpu, phase = of["tid"], of["cpu"], of["phase"]
+        args: dict[str, Any] | None = None
+        if phase == STATE:
+            said = self._state(tid, orjson.loads(second)["state"])
+            if said is None:
+                return None
+            phase, name, args = said
+            of = {**of, "name": name}
+        elif phase == BY_WHO_RUNS:
+            phase, args = "I", {"by_tid": self._on.get(cpu, 0), **orjson.loads(second)}
+        elif phase == AGAIN:
+            # It says that the thread is on a queue, after sched_waking said who woke it.
+            if self._is_woken:
+                return None
+            phase = "I"
+        if phase == "B":
+            self._begin(tid, cpu)
+        elif phase == "E":
+            self._on.pop(self._runs.pop(tid, cpu), None)
+        elif of["phase"] != AGAIN:
+            self._is_woken = True
+        return self._record({**of, "phase": phase}), second if args is None else orjson.dumps(args)
+
+    def _begin(self, tid: int, cpu: int) -> None:
+        if len(self._runs) >= _THREADS_MAX:
+            self._runs.clear()
+        self._on[cpu], self._runs[tid] = tid, cpu
+
+    def _state(self, tid: int, state: int) -> tuple[str, str, dict[str, Any]] | None:
+        """The phase, the name and the arguments of what a state says."""
+        if state == _RUNNING and tid not in self._runs:
+            return "B", RUNNING, {}
+        if state == _RUNNABLE and tid not in self._runs:
+            return "I", WAKEUP, {}
+        if state in _LEFT:  # of a thread that is not known to run it says that its begin is not recorded
+            return "E", RUNNING, {"prev_state": _LEFT[state]}
+        self.counted["states of threads say nothing that a timeline shows"] += 1
+        return None
+
+    def _record(self, of: dict[str, Any]) -> bytes:
+        """The record with the thread's process, where that is known."""
+        text = orjson.dumps(of)
+        record = self._records.get(text)
+        if record is None:
+            if len(self._records) >= _KNOWN_MAX:
+                self._records.clear()
+            pid = self._tracks.process_of(of["tid"])
+            whole = of if pid is None else {**of, **self._tracks.thread_fields(pid, of["tid"])}
+            record = self._records[text] = bytes(memoryview(orjson.dumps(whole)))
+        return record
