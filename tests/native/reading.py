@@ -10,10 +10,10 @@ import numpy as np
 import orjson
 
 from tests.native import buffers, inputs
-from tracepipe.native.signatures import Columns
+from tracepipe.native.signatures import Columns, WarpLines
 
 _SHAPES, _ARGS = 0, 1
-_WARPS = -2
+_WARPS = -3
 _KINDS = [np.int64, np.int32, np.int32, np.int64, np.int64, np.int64]
 _INDEX = 6
 _MANY = 40_000  # more than the table of whole lines holds
@@ -109,18 +109,29 @@ def _keep_some(core: ctypes.CDLL, reader: int, rng: Random) -> None:
 
 
 def batch_read(core: ctypes.CDLL, rng: Random) -> None:
-    """`tp_batch_read`, over some lines with one batch."""
+    """`tp_batch_read`, over some lines, some times with one batch."""
     batch = core.tp_batch_new()
     assert batch
     try:
-        for _ in range(rng.randrange(1, 6)):
-            line = inputs.warp_line(rng) if rng.random() < 0.8 else inputs.any_line(rng)
-            line = inputs.cut(rng, inputs.mutated(rng, line) if rng.random() < 0.5 else line)
-            if core.tp_batch_read(batch, buffers.text(line), len(line)) == 1:
-                _expect_batch(core, batch, orjson.loads(line), line)
+        for _ in range(rng.randrange(1, 3)):
+            lines = [_warp_line(rng) for _ in range(rng.randrange(6))]
+            sizes = [len(line) for line in lines]
+            places = buffers.array([sum(sizes[:at]) for at in range(len(sizes))])
+            made = [np.empty(len(lines), kind) for kind in (np.bool_, *[np.int64] * 3)]
+            counts = np.empty((len(lines), len(inputs.WARP_COLUMNS)), np.int64)
+            size = buffers.array(sizes)
+            out = buffers.view(WarpLines, *made, counts)
+            text = buffers.text(b"".join(lines))
+            core.tp_batch_read(batch, text, len(lines), places.ctypes.data, size.ctypes.data, out)
+            _expect_batches(core, batch, lines, [column.tolist() for column in (*made, counts)])
             _expect_object(core, rng)
     finally:
         core.tp_batch_free(batch)
+
+
+def _warp_line(rng: Random) -> bytes:
+    line = inputs.warp_line(rng) if rng.random() < 0.8 else inputs.any_line(rng)
+    return inputs.cut(rng, inputs.mutated(rng, line) if rng.random() < 0.5 else line)
 
 
 def _expect_object(core: ctypes.CDLL, rng: Random) -> None:
@@ -132,14 +143,31 @@ def _expect_object(core: ctypes.CDLL, rng: Random) -> None:
         assert type(orjson.loads(text[:size])) is dict
 
 
-def _expect_batch(core: ctypes.CDLL, batch: int, record: dict[str, Any], line: bytes) -> None:
-    for at, name in enumerate(inputs.WARP_COLUMNS):
+def _expect_batches(core: ctypes.CDLL, batch: int, lines: list[bytes], made: list[list[Any]]) -> None:
+    columns = []
+    for at in range(len(inputs.WARP_COLUMNS)):
         values = ctypes.c_void_p()
         count = core.tp_batch_column(batch, at, ctypes.byref(values))
-        assert (count >= 0) == (name in record)
-        if count >= 0:
-            column = np.frombuffer(buffers.taken(count * 8, values), np.int64)
-            assert column.tolist() == record[name], line
-            record[name] = []
+        columns.append(np.frombuffer(buffers.taken(count * 8, values), np.int64).tolist())
     text = ctypes.c_void_p()
-    assert orjson.loads(buffers.taken(core.tp_batch_rest(batch, ctypes.byref(text)), text)) == record, line
+    texts = buffers.taken(core.tp_batch_rest(batch, ctypes.byref(text)), text)
+    start, first = 0, [0] * len(columns)
+    for line, is_done, ts_ns, launch, end, counts in zip(lines, *made, strict=True):
+        assert is_done or end == start
+        if not is_done:
+            continue
+        record = orjson.loads(line)
+        assert record["ts_ns"] == ts_ns
+        record["ts_ns"] = 0
+        if launch >= 0:
+            assert record["launch"] == launch
+            record["launch"] = 0
+        for at, name in enumerate(inputs.WARP_COLUMNS):
+            assert (counts[at] >= 0) == (name in record)
+            if counts[at] >= 0:
+                assert columns[at][first[at] : first[at] + counts[at]] == record[name], line
+                record[name] = []
+                first[at] += counts[at]
+        assert orjson.loads(texts[start:end]) == record, line
+        start = end
+    assert [len(column) for column in columns] == first

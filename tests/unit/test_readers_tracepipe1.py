@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import numpy as np
 import orjson
 import pytest
 from hypothesis import given
@@ -16,6 +17,7 @@ from tracepipe.event.model import Problem, Record, new_header
 from tracepipe.event.warps import Warps
 from tracepipe.readers import READERS, lines, recognise, tracepipe1
 from tracepipe.readers.lines import Rejoined, chunks_of_lines
+from tracepipe.readers.native_warp_lines import NativeWarpLines
 
 HEADER = orjson.dumps(new_header(clock="monotonic"))
 GOOD = b'{"type":"syscall","name":"ioctl","phase":"I","ts_ns":1,"pid":1,"tid":1}'
@@ -488,6 +490,40 @@ def test_warps_come_as_columns() -> None:
     assert one.launched == {"type": "gpu_warp", "name": "k", "gpu": 1, "args": {"n": 1}}
     assert (one.ts_ns, one.warp.tolist(), one.slot, one.entry_mask) == (5, [0, 1], None, None)
     assert record_of_warps(one) == orjson.loads(line)
+
+
+@pytest.mark.parametrize("first", ["ts_ns", "type"])
+def test_each_of_many_batches_of_warps_stands_by_itself(first: str) -> None:
+    good: Record = {"ts_ns": 7, "type": "gpu_warp", "name": "k", "launch": 3, "grid": [1, 1, 1]}
+    good |= {"warp": [0], "entry_ns": [0], "exit_ns": [7]}
+    records = [
+        good,
+        good | {"launch": 4, "warp": [0, 1, 2], "entry_ns": [0, 1, 2], "exit_ns": [7, 8, 9]},
+        good | {"ts_ns": 8, "launch": (1 << 64) - 1},
+        {name: value for name, value in good.items() if name != "launch"} | {"args": {"launch": 5}},
+        good | {"sm": [1 << 20]},
+        good | {"entry_ns": [0, 1]},
+        good | {"exit_count": [2], "exit_ns": [7, 9], "exit_clk": [7, 8], "launch": 0},
+        good | {"exit_count": [2], "exit_clk": [7, 8]},
+        good | {"grid": [1, 1]},
+        good | {"name": "j", "warp": [], "entry_ns": [], "exit_ns": []},
+        good,
+    ]
+    text = b"\n".join(orjson.dumps({first: one[first]} | one) for one in records)
+    twice = text.replace(b'"launch":4', b'"launch":9,"launch":4', 1)
+    recording = tracepipe1.read(io.BytesIO(HEADER + b"\n" + twice + b"\n"))
+    (batch,) = recording.batches
+    assert [problem.line for problem in batch.problems] == [6, 7, 9, 10]
+    assert records_of(batch, recording.tables) == [records[at] for at in (0, 1, 2, 3, 6, 9, 10)]
+    assert len(recording.tables.shapes) == 0  # none of them is taken for the shape of an event
+
+
+@pytest.mark.parametrize("sizes", [[5], [9, 9], [1 << 19, 9, 9], [9, 1 << 19, 9], [1 << 17] * 3])
+def test_a_long_line_of_warps_is_read_alone(sizes: list[int]) -> None:
+    parts = [part.tolist() for part in NativeWarpLines.parts(np.array(sizes, np.int64))]
+    assert [at for part in parts for at in part] == list(range(len(sizes)))
+    assert all(len(part) == 1 for part in parts if max(sizes[at] for at in part) > 1 << 18)
+    assert all(sum(sizes[at] for at in part) <= 1 << 18 for part in parts if len(part) > 1)
 
 
 @pytest.mark.parametrize(

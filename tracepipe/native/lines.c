@@ -17,7 +17,7 @@
 #define LINE_BYTES_MAX (3 << 20)
 #define LINE_MAX 2048
 #define FOREIGN (-1)
-#define WARPS (-2)
+#define WARPS (-3) /* -2 is what is no event, in the columns of events */
 #define INDEX 6
 
 typedef struct {
@@ -108,11 +108,12 @@ static int is_of_thread(const uint8_t *value, const uint8_t *end)
     return end - value >= (int64_t)sizeof type - 1 && !memcmp(value, type, sizeof type - 1);
 }
 
-/* Whether a line is a thread's exit, which is read as an event of another type, and by itself. */
-static int is_of_exit(const uint8_t *value, const uint8_t *end)
+/* Whether a line is a thread's exit, which is read as an event of another type, or a batch of warps: each by itself. */
+static int is_by_itself(const uint8_t *value, const uint8_t *end)
 {
-    static const char type[] = "\"gpu_thread_exit\"";
-    return end - value >= (int64_t)sizeof type - 1 && !memcmp(value, type, sizeof type - 1);
+    static const char of_exit[] = "\"gpu_thread_exit\"", of_warps[] = "\"gpu_warp\"";
+    return (end - value >= (int64_t)sizeof of_exit - 1 && !memcmp(value, of_exit, sizeof of_exit - 1)) ||
+           (end - value >= (int64_t)sizeof of_warps - 1 && !memcmp(value, of_warps, sizeof of_warps - 1));
 }
 
 /* Takes a line after its time apart: 1 done, 0 not of the native grammar, TP_NO_MEMORY. */
@@ -161,7 +162,7 @@ static int take_apart(tp_reader *r, const uint8_t *at, const uint8_t *end, tp_li
             if (is_key(key, size, "type")) {
                 of_thread = is_of_thread(value, end);
                 /* What stands before the type is in the shape already. */
-                if (has_type++ || (of_thread && (has_block || has_thread)) || is_of_exit(value, end))
+                if (has_type++ || (of_thread && (has_block || has_thread)) || is_by_itself(value, end))
                     return 0;
             }
             has_block += is_key(key, size, "block");
@@ -208,11 +209,11 @@ static int read_rest(tp_reader *r, const uint8_t *at, const uint8_t *end, tp_lin
     return tp_table_add(&r->lines, at, size, hash) < 0 ? TP_NO_MEMORY : 1;
 }
 
-/* Whether a line is a warp batch: its type stands near its start. */
+/* Whether a line is a warp batch: its type stands before its columns. */
 static int has_warps(const uint8_t *at, const uint8_t *end)
 {
     static const char type[] = "\"type\":\"gpu_warp\"";
-    int64_t look = end - at < 96 ? end - at : 96;
+    int64_t look = end - at < LINE_MAX ? end - at : LINE_MAX;
     return memmem(at, (size_t)look, type, sizeof type - 1) != 0;
 }
 
@@ -233,17 +234,16 @@ TP_EXPORT int64_t tp_read_lines(tp_reader *r, const uint8_t *text, int64_t size,
         const uint8_t *after = 0;
         if (stop - at > START_SIZE && !memcmp(at, START, (size_t)START_SIZE))
             after = tp_unsigned(at + START_SIZE, stop, &ts);
-        if (after && after + 1 < stop && *after == ',' && ts < (int64_t)1 << 62) {
-            int is_warps = stop - at > LINE_MAX && has_warps(at, stop);
-            int result = is_warps ? 0 : read_rest(r, after + 1, stop, &line);
-            if (result < 0)
-                return result;
-            if (!result) {
-                line = (tp_line){stop - at, 0, -1, has_warps(at, stop) ? WARPS : FOREIGN, -1};
-            } else if (r->has_index) {
-                memcpy(out->index + INDEX * count, r->index, sizeof r->index);
-                ++*indices;
-            }
+        int is_warps = stop - at > LINE_MAX && has_warps(at, stop), result = 0;
+        if (!is_warps && after && after + 1 < stop && *after == ',' && ts < (int64_t)1 << 62)
+            result = read_rest(r, after + 1, stop, &line);
+        if (result < 0)
+            return result;
+        if (!result) {
+            line = (tp_line){stop - at, 0, -1, is_warps || has_warps(at, stop) ? WARPS : FOREIGN, -1};
+        } else if (r->has_index) {
+            memcpy(out->index + INDEX * count, r->index, sizeof r->index);
+            ++*indices;
         }
         out->ts[count] = line.shape < 0 ? at - text : ts;
         out->dur[count] = line.dur;

@@ -13,6 +13,7 @@ def _pointers(name: str, *fields: str) -> Any:
 
 
 Columns = _pointers("Columns", "ts", "shape", "args", "dur", "launch", "stack", "index")
+WarpLines = _pointers("WarpLines", "done", "ts", "launch", "rest", "counts")
 Ops = _pointers("Ops", "kind", "mark", "row", "name", "event", "ts", "flow", "flow2", "span", "parent")
 Events = _pointers("Events", "ts", "dur", "launch", "bound", "shape")
 Starts = _pointers("Starts", "place", "launch", "ts", "bound", "done", "flow")
@@ -48,7 +49,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tp_object_size": (c_int64, [c_char_p, c_int64]),
     "tp_batch_new": (c_void_p, []),
     "tp_batch_free": (None, [c_void_p]),
-    "tp_batch_read": (c_int, [c_void_p, c_char_p, c_int64]),
+    "tp_batch_read": (None, [c_void_p, c_char_p, c_int64, c_void_p, c_void_p, POINTER(WarpLines)]),
     "tp_batch_column": (c_int64, [c_void_p, c_int, _TEXT]),
     "tp_batch_rest": (c_int64, [c_void_p, _TEXT]),
     "tp_nest_new": (c_void_p, [c_int32]),

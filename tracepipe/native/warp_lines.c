@@ -1,9 +1,9 @@
-/* A line with a batch of warps into its columns.
+/* Lines with batches of warps into columns, those of one line after those of another.
  *
  *     {"ts_ns":9,"type":"gpu_warp","name":"k","warp":[0,1],"sm":[4,4],"entry_ns":[0,32],"exit_ns":[512,544]}
  *
  * What is no column of warps is given back as text, for Python: a field of that line that is one stands there
- * as an empty array.
+ * as an empty array, and the time and the launch as 0, so that lines of one kernel have the same text.
  */
 #include "json.h"
 #include "tables.h"
@@ -16,10 +16,17 @@ static const char *const COLUMNS[] = {"warp",       "sm",          "slot",      
 
 typedef struct {
     int64_t *values[COLUMN_COUNT];
-    int64_t counts[COLUMN_COUNT]; /* -1: the line does not have that column */
+    int64_t used[COLUMN_COUNT];
     int64_t rooms[COLUMN_COUNT];
     tp_buffer rest;
 } tp_batch;
+
+/* By line: whether it is of the native grammar, its time, its launch (-1: as its text has it), where its text ends
+ * among the texts, and COLUMN_COUNT counts of values, -1 for a column that it does not have. */
+typedef struct {
+    uint8_t *done;
+    int64_t *ts, *launch, *rest, *counts;
+} tp_warp_lines;
 
 TP_EXPORT tp_batch *tp_batch_new(void)
 {
@@ -38,13 +45,11 @@ TP_EXPORT void tp_batch_free(tp_batch *b)
 /* Numbers of an array, from 0 to 10^18 - 1 each. Text of `n` bytes has at most n / 2 of them. */
 static const uint8_t *numbers(tp_batch *b, int column, const uint8_t *at, const uint8_t *end)
 {
-    int64_t count = 0, *values = b->values[column], room = b->rooms[column];
+    int64_t count = b->used[column], *values = b->values[column], room = b->rooms[column];
     if (at >= end || *at != '[')
         return 0;
-    if (at + 1 < end && at[1] == ']') {
-        b->counts[column] = 0;
+    if (at + 1 < end && at[1] == ']')
         return at + 2;
-    }
     do {
         if (count == room) {
             if (TP_GROW(b->values[column], b->rooms[column], count))
@@ -61,7 +66,7 @@ static const uint8_t *numbers(tp_batch *b, int column, const uint8_t *at, const 
             return 0;
         values[count++] = (int64_t)v;
     } while (*at == ',');
-    b->counts[column] = count;
+    b->used[column] = count;
     return *at == ']' ? at + 1 : 0;
 }
 
@@ -73,13 +78,20 @@ static int column_of(const uint8_t *key, int64_t size)
     return -1;
 }
 
+static int is_key(const uint8_t *key, const uint8_t *after, const char *name)
+{
+    int64_t size = after - key - 2;
+    return size == (int64_t)strlen(name) && !memcmp(key + 1, name, (size_t)size);
+}
+
 /* Reads a line: 1 done, 0 it is not of the native grammar. */
-TP_EXPORT int tp_batch_read(tp_batch *b, const uint8_t *line, int64_t size)
+static int read_line(tp_batch *b, const uint8_t *line, int64_t size, int64_t *ts, int64_t *launch, int64_t *counts)
 {
     const uint8_t *at = line, *end = line + size;
+    int has_launch = 0;
+    *ts = *launch = -1;
     for (int i = 0; i < COLUMN_COUNT; i++)
-        b->counts[i] = -1;
-    b->rest.size = 0;
+        counts[i] = -1;
     if (!size || *at != '{')
         return 0;
     do {
@@ -88,28 +100,62 @@ TP_EXPORT int tp_batch_read(tp_batch *b, const uint8_t *line, int64_t size)
             return 0;
         int column = column_of(key + 1, after - key - 2);
         const uint8_t *value = after + 1;
-        if (column >= 0 && b->counts[column] >= 0)
-            return 0; /* twice: the last one counts */
-        if (column >= 0)
-            at = numbers(b, column, value, end);
-        else if (value < end && *value == '{')
+        const char *instead = 0;
+        if (column >= 0) {
+            int64_t before = b->used[column];
+            if (counts[column] >= 0 || !(at = numbers(b, column, value, end)))
+                return 0; /* twice: the last one counts */
+            counts[column] = b->used[column] - before;
+            instead = "[]";
+        } else if (is_key(key, after, "ts_ns")) {
+            if (*ts >= 0 || !(at = tp_unsigned(value, end, ts)) || *ts >= (int64_t)1 << 62)
+                return 0;
+            instead = "0";
+        } else if (is_key(key, after, "launch")) {
+            if (has_launch++)
+                return 0;
+            if ((at = tp_unsigned(value, end, launch)))
+                instead = "0";
+            else
+                at = tp_value(value, end);
+        } else if (value < end && *value == '{') {
             at = tp_object(value, end);
-        else
+        } else {
             at = tp_value(value, end);
+        }
         if (!at || at >= end)
             return 0;
-        const uint8_t *kept = column >= 0 ? value : at;
-        if (tp_append(&b->rest, key - 1, kept - key + 1) || (column >= 0 && tp_append(&b->rest, "[]", 2)))
+        if (tp_append(&b->rest, key - 1, (instead ? value : at) - key + 1) ||
+            (instead && tp_append(&b->rest, instead, (int64_t)strlen(instead))))
             return 0;
     } while (*at == ',');
-    return *at == '}' && at + 1 == end && !tp_append(&b->rest, "}", 1);
+    return *at == '}' && at + 1 == end && *ts >= 0 && !tp_append(&b->rest, "}", 1);
 }
 
-/* How many values a column has, -1 where the line lacks it, and where they are until the next line. */
+/* Reads lines of a text, which are at these places and so long. What is not of the native grammar leaves nothing. */
+TP_EXPORT void tp_batch_read(tp_batch *b, const uint8_t *text, int64_t lines, const int64_t *at, const int64_t *size,
+                             const tp_warp_lines *out)
+{
+    memset(b->used, 0, sizeof b->used);
+    b->rest.size = 0;
+    for (int64_t i = 0; i < lines; i++) {
+        int64_t used[COLUMN_COUNT], rest = b->rest.size;
+        memcpy(used, b->used, sizeof used);
+        out->done[i] = (uint8_t)read_line(b, text + at[i], size[i], &out->ts[i], &out->launch[i],
+                                          out->counts + i * COLUMN_COUNT);
+        if (!out->done[i]) {
+            memcpy(b->used, used, sizeof used);
+            b->rest.size = rest;
+        }
+        out->rest[i] = b->rest.size;
+    }
+}
+
+/* How many values a column has, of all lines, and where they are until others are read. */
 TP_EXPORT int64_t tp_batch_column(const tp_batch *b, int column, const int64_t **values)
 {
     *values = b->values[column];
-    return b->counts[column];
+    return b->used[column];
 }
 
 TP_EXPORT int64_t tp_batch_rest(const tp_batch *b, const uint8_t **text)

@@ -16,7 +16,7 @@ import orjson
 
 from tracepipe.event.checks import RecordCheck, long_texts
 from tracepipe.event.columns import NONE, EventColumns, Index, Int64s, Row, event_columns, signed
-from tracepipe.event.model import TIME_LIMIT_NS
+from tracepipe.event.model import TIME_LIMIT_NS, Record
 from tracepipe.event.shape import index_of
 from tracepipe.event.tables import Tables
 from tracepipe.event.warps import Warps
@@ -40,13 +40,13 @@ _LINE_BYTES_MAX = 512
 class Lines(Protocol):
     """Reads text that is whole lines."""
 
-    def read(self, text: bytes, read_one: ReadOne) -> tuple[EventColumns, Int64s | None, int]:
+    def read(
+        self, text: bytes, read_one: ReadOne, others: list[Record | Warps]
+    ) -> tuple[EventColumns, Int64s | None, int]:
         """The rows of the lines of `text`, those that are not of its grammar by `read_one`, in order, with
-        ids of stacks; which lines they are, counted from 0, None for all; and how many lines there are.
+        ids of stacks; which lines they are, counted from 0, None for all; and how many lines there are. What
+        is no event goes to `others`, as it does by `read_one`.
         """
-
-    def warps(self, line: bytes) -> Warps | None:
-        """A line as a batch of warps, where this reads such a line quicker than as any other."""
 
 
 class LineColumns:
@@ -59,8 +59,10 @@ class LineColumns:
         self._known: dict[bytes, int] = {}
         """What follows the time on a line → its place in `_rests`."""
 
-    def read(self, text: bytes, read_one: ReadOne) -> tuple[EventColumns, Int64s | None, int]:
-        """As `Lines` has it."""
+    def read(
+        self, text: bytes, read_one: ReadOne, others: list[Record | Warps]
+    ) -> tuple[EventColumns, Int64s | None, int]:
+        """As `Lines` has it; here a batch of warps is read as any other line."""
         if self._rounds != self._tables.rounds or len(self._rests) > _LINES_MAX:
             self._known.clear()
             self._rests.clear()
@@ -116,10 +118,6 @@ class LineColumns:
         if len(rest) <= _LINE_BYTES_MAX:
             self._known[rest] = place
         return place
-
-    def warps(self, line: bytes) -> Warps | None:
-        """As `Lines` has it: here such a line is like any other."""
-        return None
 
 
 def _times_of(text: bytes) -> tuple[Int64s, Int64s, Int64s, int]:

@@ -1,4 +1,4 @@
-"""Lines of `tracepipe/1` into columns by the native core, `lines.c` and `warp_lines.c`."""
+"""Lines of `tracepipe/1` into columns by the native core, `lines.c`."""
 
 from __future__ import annotations
 
@@ -11,29 +11,23 @@ from typing import Any
 import numpy as np
 import orjson
 
-from tracepipe.event.checks import RecordCheck, first_fault, long_texts
-from tracepipe.event.columns import NO_INDEX, NONE, EventColumns, Int64s, joined_optional, no_indices
-from tracepipe.event.model import COLUMN_LIMIT, Record, WarpBatch
-from tracepipe.event.ranges import ranges_agree
-from tracepipe.event.schema import fields_of
+from tracepipe.event.checks import RecordCheck, long_texts
+from tracepipe.event.columns import NO_INDEX, NONE, SPECIAL, EventColumns, Int64s, joined_optional, no_indices
+from tracepipe.event.model import Record
 from tracepipe.event.shape import Shape, shape_of
 from tracepipe.event.tables import Tables
-from tracepipe.event.warps import EACH_EXIT, EACH_WARP, WARP_COLUMNS, Warps
+from tracepipe.event.warps import Warps
 from tracepipe.native import library
 from tracepipe.native.signatures import Columns
 from tracepipe.readers.line_columns import FOREIGN, ReadOne
 from tracepipe.readers.lines import OTHERS
+from tracepipe.readers.native_warp_lines import NativeWarpLines
 
 _SHAPES, _ARGS = 0, 1
 # Lines that are read at a time, and what of each: as `EventColumns` has it.
 _ROOM = 1 << 14
 _KINDS = (np.int64, np.int32, np.int32, np.int64, np.int64, np.int64)
-_WARPS = -2
-_LIMITS = {
-    name: doc.maximum if doc.maximum is not None else COLUMN_LIMIT
-    for name, (_, doc) in fields_of(WarpBatch).items()
-    if name in WARP_COLUMNS
-}
+_WARPS = -3
 
 
 class NativeTables(Tables):
@@ -117,10 +111,7 @@ class NativeLines:
 
     def __init__(self, core: ctypes.CDLL, tables: NativeTables, check: RecordCheck) -> None:
         self._core, self._tables, self._check = core, tables, check
-        self._batch = core.tp_batch_new()
-        if not self._batch:
-            raise MemoryError
-        weakref.finalize(self, core.tp_batch_free, self._batch)
+        self._warps = NativeWarpLines(core)
         self._columns = [np.empty(_ROOM, kind) for kind in _KINDS]
         self._index = no_indices(_ROOM)
         self._view = Columns(*(column.ctypes.data for column in (*self._columns, self._index)))
@@ -128,7 +119,9 @@ class NativeLines:
         self._bad: set[int] = set()
         """Numbers of shapes that are none of an event."""
 
-    def read(self, text: bytes, read_one: ReadOne) -> tuple[EventColumns, Int64s | None, int]:
+    def read(
+        self, text: bytes, read_one: ReadOne, others: list[Record | Warps]
+    ) -> tuple[EventColumns, Int64s | None, int]:
         """As `Lines` has it."""
         before, done, indices = len(self._tables.shapes), ctypes.c_int64(0), ctypes.c_int64(0)
         parts, index = [], []
@@ -148,6 +141,7 @@ class NativeLines:
             columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
         *columns, stack = columns
         events = EventColumns(*columns, index=joined_optional(index, NONE), stack=stack)
+        self._put_warps(text, events, others)
         self._put_others(text, events, before, read_one)
         if not (stack != NONE).any():
             events.stack = None
@@ -155,6 +149,21 @@ class NativeLines:
         if len(kept) == len(events):
             return events, None, len(events)
         return events.take(kept), kept, len(events)
+
+    def _put_warps(self, text: bytes, events: EventColumns, others: list[Record | Warps]) -> None:
+        """Put in the rows of batches of warps."""
+        places = np.flatnonzero(events.shape == _WARPS)
+        if not len(places):
+            return
+        for lines in self._warps.parts(events.dur_ns[places]):
+            some = places[lines]
+            found = self._warps.read(text, events.ts_ns[some], events.dur_ns[some])
+            good = [(at, warps) for at, warps in zip(some.tolist(), found, strict=True) if warps is not None]
+            rows = np.array([at for at, _ in good], np.int64)
+            events.ts_ns[rows] = [warps.ts_ns for _, warps in good]
+            events.shape[rows], events.dur_ns[rows] = SPECIAL, 0
+            events.args[rows] = np.arange(len(others), len(others) + len(good))
+            others += [warps for _, warps in good]
 
     def _put_others(self, text: bytes, events: EventColumns, before: int, read_one: ReadOne) -> None:
         """Put in the rows of lines that the core has none of."""
@@ -166,7 +175,7 @@ class NativeLines:
             self._bad.update(
                 at for at in range(before, len(self._tables.shapes)) if self._tables.shapes[at] is None
             )
-        foreign = shape < 0
+        foreign = (shape < 0) & (shape != SPECIAL)
         lines: list[bytes] | None = None
         if self._bad:
             bad = np.isin(shape, list(self._bad))
@@ -187,47 +196,3 @@ class NativeLines:
                 events.index = no_indices(len(events))
             if events.index is not None:
                 events.index[at] = index or NO_INDEX
-
-    def warps(self, line: bytes) -> Warps | None:
-        """As `Lines` has it: a good line with columns of the native grammar."""
-        if b'"gpu_warp"' not in line or self._core.tp_batch_read(self._batch, line, len(line)) != 1:
-            return None
-        text = ctypes.c_void_p()
-        size = self._core.tp_batch_rest(self._batch, ctypes.byref(text))
-        record: Record = orjson.loads(ctypes.string_at(text, size))
-        if record.get("type") != "gpu_warp" or first_fault(record) or long_texts(record):
-            return None
-        columns = {
-            name: column for at, name in enumerate(WARP_COLUMNS) if (column := self._column(at)) is not None
-        }
-        if any(len(column) and int(column.max()) > _LIMITS[name] for name, column in columns.items()):
-            return None
-        for name in columns:
-            del record[name]
-        ranges = record.pop("ranges", [])
-        warps = Warps(launched=record, ts_ns=record.pop("ts_ns"), ranges=ranges, **columns)
-        return warps if _agree(warps) else None
-
-    def _column(self, at: int) -> Any:
-        values = ctypes.c_void_p()
-        count = self._core.tp_batch_column(self._batch, at, ctypes.byref(values))
-        if count < 0:
-            return None
-        if count == 0:
-            return np.empty(0, np.int64)
-        assert values.value is not None
-        there = (ctypes.c_int64 * count).from_address(values.value)
-        return np.frombuffer(there, np.int64).copy()
-
-
-def _agree(warps: Warps) -> bool:
-    """Whether the columns have as many values as each other."""
-    size = len(warps)
-    each = [getattr(warps, name) for name in EACH_WARP]
-    exits = size if warps.exit_count is None else int(warps.exit_count.sum())
-    each_exit = [getattr(warps, name) for name in EACH_EXIT]
-    return (
-        all(column is None or len(column) == size for column in each)
-        and all(column is None or len(column) == exits for column in each_exit)
-        and ranges_agree(warps)
-    )

@@ -59,17 +59,13 @@ class _Parser:
 
         def read_one(at: int, line: bytes) -> Row:
             """The row of a line that stands by itself."""
-            warps = self._lines.warps(line)
-            if warps is not None:
-                others.append(warps)
-                return warps.ts_ns, SPECIAL, len(others) - 1, 0, 0, None, NONE
             record = self._record(first + at, line, problems)
             if record is None:
                 return _NO_ROW
             row = row_of(record, self.tables, others)
             return row if row[1] == SPECIAL else (*row[:-1], record.get("stack", NONE))
 
-        events, places, lines = self._lines.read(text, read_one)
+        events, places, lines = self._lines.read(text, read_one, others)
         if events.stack is not None:
             self._find_stacks(events, np.arange(lines) if places is None else places, first, problems)
         return SourceBatch(events, others, problems), lines
