@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 import pytest
 
+from tests.golden.cases import FIXTURES
 from tests.support.hooks import shipped_probe
 from tests.support.live_records import (
     ENTER,
@@ -206,3 +207,11 @@ def test_a_recording_is_read_while_it_is_written(source: str, pipe: int) -> None
         assert len(next(batches).events) == 1
         os.close(pipe)
         assert sum(len(batch.events) for batch in batches) == 0
+
+
+@pytest.mark.parametrize("fixture", ["nsys/input.sqlite", "xplane-cpu/input.pb"])
+def test_what_needs_a_file_is_read_from_a_pipe_when_that_has_ended(fixture: str, pipe: int) -> None:
+    os.write(pipe, (FIXTURES / fixture).read_bytes())
+    os.close(pipe)
+    with open_recording("-", is_growing=True) as opened:
+        assert sum(len(batch.events) for batch in Reading(opened, "-").source()) > 0

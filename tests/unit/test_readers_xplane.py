@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import io
 from typing import Any
 
 import pytest
 
+from tests.golden.cases import FIXTURES
 from tests.support.batches import read_all
 from tests.support.xplane import event, line, plane, space, stat, unsigned_stat
+from tracepipe.errors import InputError
 from tracepipe.event.model import Header, Problem, Record
 from tracepipe.readers import recognise, xplane
+from tracepipe.recording.open import open_recording
 
 TASK = plane("Task Environment", stats=["profile_start_time"], said=[stat(1, 1_700_000_000_000_000_000)])
 STATS = ["correlation_id", "kernel_details", " regs:16 static_shared:8 grid:2,1,1 block:64,1,1 occ_pct:50.5"]
@@ -207,3 +211,18 @@ def test_other_bytes_are_not_taken_for_a_profile(head: bytes) -> None:
 
 def test_a_profile_is_known_by_its_first_plane() -> None:
     assert recognise(space(host(event(1, 0, 0)), TASK)).name == "xplane"
+
+
+def test_a_file_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", "/nowhere")
+    with open_recording(str(FIXTURES / "xplane-cpu/input.pb")) as opened:
+        assert sum(len(batch.events) for batch in opened.recording.batches) > 0
+
+
+def test_a_disk_that_cannot_be_read_is_said() -> None:
+    class Broken(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            raise OSError(errno.EIO, "Input/output error")
+
+    with pytest.raises(InputError, match="cannot be read: Input/output error"):
+        xplane.read(Broken(space(TASK)))

@@ -25,14 +25,16 @@ UNDATED: Final = ("skip", "between")
 class InputFormat:
     """An input format, which is the `module` of that name here, loaded when it is asked.
 
-    `has_undated`: some of its lines may have no time among others that do. `database`: what its files start
-    with where it reads a file that has a name, not a stream, and looks into it to say whether it is its own.
+    `has_undated`: some of its lines may have no time among others that do. `needs_file`: it reads a file that
+    has a name and can be read at any place, not a stream. `database`: what such files start with where it
+    looks into one to say whether it is its own.
     """
 
     name: str
     title: str
     module: str
     has_undated: bool = False
+    needs_file: bool = False
     database: bytes = b""
 
     def _functions(self) -> Any:
@@ -78,9 +80,9 @@ READERS: dict[str, InputFormat] = {
     reader.name: reader
     for reader in (
         InputFormat("tracepipe", "tracepipe/1 event file (JSON Lines)", "tracepipe1"),
-        InputFormat("nsys", "Nsight Systems, exported to SQLite", "nsys", database=_SQLITE),
-        InputFormat("rocpd", "rocpd database of rocprofv3", "rocpd", database=_SQLITE),
-        InputFormat("xplane", "profile of XLA (JAX, TensorFlow), xplane.pb", "xplane"),
+        InputFormat("nsys", "Nsight Systems, exported to SQLite", "nsys", needs_file=True, database=_SQLITE),
+        InputFormat("rocpd", "rocpd database of rocprofv3", "rocpd", needs_file=True, database=_SQLITE),
+        InputFormat("xplane", "profile of XLA (JAX, TensorFlow), xplane.pb", "xplane", needs_file=True),
         InputFormat("perfetto", "protobuf trace of Perfetto, .pftrace", "perfetto"),
         InputFormat("rocprof", "JSON of rocprofv3", "rocprof_json"),
         InputFormat("bpftime", "text output of bpftime's GPU examples", "bpftime"),

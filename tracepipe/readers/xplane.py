@@ -7,18 +7,16 @@
              6 stats…                                6 bytes  7 the stat_metadata whose name it is
     XEventMetadata  1 id  2 name  4 display_name  5 stats…        XStatMetadata  1 id  2 name
 
-A plane's lines stand in front of what their numbers mean: it is read twice, from a file without a name. The
-events are put in the order of their times. These count from `profile_start_time` of the plane "Task
-Environment", or are CLOCK_REALTIME's themselves.
+A plane's lines stand in front of what their numbers mean: it is read twice, from a file. The events are put
+in the order of their times. These count from `profile_start_time` of the plane "Task Environment", or are
+CLOCK_REALTIME's themselves.
 """
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any, BinaryIO, Final, cast
+from typing import Any, BinaryIO, Final
 
 from tracepipe.errors import InputError
 from tracepipe.event.columns import SourceBatch, no_events
@@ -196,15 +194,10 @@ def sniff(head: bytes) -> bool:
 
 
 def read(stream: BinaryIO) -> Recording:
-    """The recording in a stream, which is read to its end first. Raises InputError."""
+    """The recording in a file, which is read to its end first. Raises InputError."""
     try:
-        with tempfile.TemporaryFile(prefix="tracepipe-") as file:
-            shutil.copyfileobj(stream, file, 1 << 16)
-            space = _Space(cast(BinaryIO, file))
+        space = _Space(stream)
     except OSError as e:
-        raise InputError(
-            f"it cannot be copied: {e.strerror}",
-            f"free some space in {tempfile.gettempdir()}, or set TMPDIR",
-        ) from e
+        raise InputError(f"cannot be read: {e.strerror}", "copy it to another disk") from e
     header = new_header(clock=space.clock, clocks=[space.clock], engine="XLA's profiler")
     return Recording(header, space.batches(), space.tables)

@@ -83,7 +83,7 @@ class InputStream:
     @contextmanager
     def as_file(self) -> Iterator[BinaryIO]:
         """The input as a file that has a name, for what cannot read a stream: itself, or a copy."""
-        is_plain = self._from is self._raw
+        is_plain = self._from is self._raw and self._raw.seekable()
         if is_plain and Path(f"/proc/self/fd/{self._raw.fileno()}").exists():
             yield self._raw
             return

@@ -108,7 +108,7 @@ def open_recording(
             return stack.enter_context(stream.as_file())
 
         source = _recognised(stream, path, source_format, file, is_growing=is_growing)
-        recording = _read(source, file() if source.database else cast(BinaryIO, stream), path, undated)
+        recording = _read(source, file() if source.needs_file else cast(BinaryIO, stream), path, undated)
         recording.batches = naming_others(recording.batches, source)
         header = recording.header
         problems: list[Problem] = []
