@@ -75,8 +75,9 @@ class Calls:
             for name in _OF_OPEN:
                 more = numbers if name == "span" else begun[name]
                 self._open[name] = np.concatenate([self._open[name], more[is_open]])
+        instants = self._instants(ops, rows)
         ended = {
-            name: np.concatenate([old[name], column[~is_open], self._instants(ops, rows, events)[name]])
+            name: np.concatenate([old[name], column[~is_open], instants[name]])
             for name, column in begun.items()
         }
         return begun, ended
@@ -116,7 +117,7 @@ class Calls:
         return old
 
     @staticmethod
-    def _instants(ops: dict[str, Any], rows: Int64s, events: TraceColumns) -> Spans:
+    def _instants(ops: dict[str, Any], rows: Int64s) -> Spans:
         """Ends without a begin."""
         at = np.flatnonzero((ops["kind"] != BEGIN) & (ops["kind"] != END))
         ts_ns, nothing = ops["ts"][at], np.full(len(at), NONE, np.int64)
