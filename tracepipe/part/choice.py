@@ -251,8 +251,9 @@ class Choice:
 
     def _take_state(self, events: TraceColumns, rows: Int64s, kinds: Any) -> None:
         """Take what says how things stand."""
-        for at in np.flatnonzero(kinds & OF_THREAD).tolist():
-            self._marks.add(np.array(self._take_thread(events, at, int(rows[at])), np.int64))
+        of_threads = np.flatnonzero(kinds & OF_THREAD).tolist()
+        ended = [row for at in of_threads for row in self._take_thread(events, at, int(rows[at]))]
+        self._marks.add(np.array(ended, np.int64))
         for number in _last_of_each(events.shape, (kinds & NAMED) != 0)[0]:
             self.chosen.names.meet(self._shape(number))
         before = events.ts_ns < self._stretch.start_ns
