@@ -19,14 +19,13 @@ import orjson
 from tracepipe.converters.writer import TraceInfo, without_form
 from tracepipe.event.columns import NONE, SPECIAL, EventColumns, SourceBatch, unsigned
 from tracepipe.event.model import ARROWS, TIME_LIMIT_NS, Record, new_header
+from tracepipe.event.outcomes import count_loss
 from tracepipe.event.shape import Shape
 from tracepipe.event.stacks import Stacks
 from tracepipe.event.tables import Tables
 from tracepipe.event.warps import WARP_COLUMNS, Warps
 
 _FLUSH_BYTES: Final = 1 << 18
-# So many layers have sums of losses of their own. There are ten; what a file says is any text.
-_LAYERS_MAX: Final = 100
 _FIELDS: Final = ("pid", "tid", "cpu", "comm", "clock", "domain", "range", "gpu", "stream", "grid", "block")
 # Records that are written where they are due, and not where they stand.
 _OWN: Final = frozenset({"header", "stack", "footer"})
@@ -94,9 +93,7 @@ class EventFileWriter:
         if kind == "footer":
             self.footer = {name: value for name, value in other.items() if name not in ("counts", "losses")}
         elif kind == "loss":
-            layer = other.get("layer", "unknown layer")
-            has_room = layer in self.losses or len(self.losses) < _LAYERS_MAX
-            self.losses[layer if has_room else "other layers"] += other["count"]
+            count_loss(self.losses, other)
         if kind not in _OWN:
             self.record(other)
 

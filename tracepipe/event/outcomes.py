@@ -1,8 +1,15 @@
-"""What did not go as it should when begins met ends."""
+"""What did not go as it should: when begins met ends, and what was lost."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+from typing import Final
+
+from tracepipe.event.model import Record
+
+# So many layers have sums of losses of their own. There are ten; what a file says is any text.
+_LAYERS_MAX: Final = 100
 
 
 @dataclass(slots=True)
@@ -21,3 +28,10 @@ class Outcomes:
     """Kernels and warps that start before their launch call, by more than the clocks' bound."""
     beyond: int = 0
     """Events of threads, streams, GPUs or warps for which there are too many tracks: not drawn."""
+
+
+def count_loss(losses: Counter[str], loss: Record) -> None:
+    """Add a loss to those of its layer: events that were made and not recorded."""
+    layer = loss.get("layer", "unknown layer")
+    has_room = layer in losses or len(losses) < _LAYERS_MAX
+    losses[layer if has_room else "other layers"] += loss["count"]

@@ -12,8 +12,6 @@ from tracepipe.event.outcomes import Outcomes
 
 # So many problems are kept with their text; all are counted.
 PROBLEMS_KEPT = 20
-# So many layers have counts of their own. There are ten; what a file says is any text.
-_LAYERS_MAX = 100
 
 
 @dataclass(slots=True, repr=False)
@@ -68,11 +66,6 @@ class Account:
         self.ambiguous += not problem.skipped
         if len(self.problems) < PROBLEMS_KEPT:
             self.problems.append(problem)
-
-    def lose(self, layer: str, count: int) -> None:
-        """Count events that were made and not recorded."""
-        known = layer in self.losses or len(self.losses) < _LAYERS_MAX
-        self.losses[layer if known else "other layers"] += count
 
     def remarks(self, meanings: Mapping[str, str]) -> Iterator[str]:
         """A line for each problem, kind of outcome and note; `meanings`: outcome → what became of it."""

@@ -10,6 +10,7 @@ import numpy as np
 from tracepipe.event.columns import SPECIAL, Int32s, SourceBatch, TraceBatch, no_events
 from tracepipe.event.launch_stacks import LaunchStacks
 from tracepipe.event.model import Problem, Record
+from tracepipe.event.outcomes import count_loss
 from tracepipe.event.tables import KEPT_MAX
 from tracepipe.event.warps import WarpColumns
 from tracepipe.recording.account import Account
@@ -108,7 +109,7 @@ class Reading:
             self.account.counts[other["type"]] += 1
             self._others += 1
             if other["type"] == "loss":
-                self.account.lose(other.get("layer", "unknown layer"), other["count"])
+                count_loss(self.account.losses, other)
             elif other["type"] == "footer":
                 self.footer, self._after_footer = other, len(shapes) - at - 1
 
