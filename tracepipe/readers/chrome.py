@@ -19,11 +19,7 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 import orjson
 
-from tracepipe.event.columns import (
-    EventColumns,
-    SourceBatch,
-    no_events,
-)
+from tracepipe.event.columns import EventColumns, SourceBatch, no_events
 from tracepipe.event.model import MONOTONIC, NAME_BYTES_MAX, TIME_LIMIT_NS, Header, Problem, Record
 from tracepipe.event.warps import Warps
 from tracepipe.readers.chrome_events import ChromeEvents
@@ -33,7 +29,7 @@ from tracepipe.readers.chrome_pairs import ChromePairs
 from tracepipe.readers.json_elements import JsonElements
 from tracepipe.readers.lines import BOM
 from tracepipe.readers.recording import Recording
-from tracepipe.readers.sorted_events import RowColumns, with_others
+from tracepipe.readers.sorted_events import RowColumns, batches_of
 from tracepipe.readers.sorted_rows import Rows
 
 _EVENT = re.compile(rb'"ph"\s*:\s*"')
@@ -95,11 +91,8 @@ class _Trace:
         # With the first events, whose time is the start of the trace.
         problems, self._problems = self._problems, []
         others: list[Record | Warps] = [*events.name_records(), *self._losses(ahead_ns)]
-        for rows in events.rows.in_order():
-            columns = self._columns(rows, ahead_ns)
-            yield SourceBatch(with_others(columns, others), others, problems)
-            others, problems = [], []
-        yield SourceBatch(with_others(no_events(), others), others, [*problems, *self._said(pairs)])
+        columns = (self._columns(rows, ahead_ns) for rows in events.rows.in_order())
+        yield from batches_of(columns, others, problems, self._said(pairs))
 
     def _losses(self, ahead_ns: int) -> Iterator[Record]:
         """What was overwritten before the first event that is left."""

@@ -6,13 +6,24 @@ A row's first text is the event's record without its time, its length and its ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
 import orjson
 
-from tracepipe.event.columns import NONE, SPECIAL, UNDATED_NS, EventColumns, Int64s, Row, event_columns
+from tracepipe.event.columns import (
+    NONE,
+    SPECIAL,
+    UNDATED_NS,
+    EventColumns,
+    Int64s,
+    Row,
+    SourceBatch,
+    event_columns,
+    no_events,
+)
+from tracepipe.event.model import Problem
 from tracepipe.event.shape import shape_of
 from tracepipe.readers.event_rows import cut_text
 from tracepipe.readers.native_lines import new_tables
@@ -75,6 +86,16 @@ class SortedEvents:
             kept["launch"] = 0
         texts = (bytes(memoryview(orjson.dumps(value))) if value else b"" for value in (kept, args))
         self.rows.add(SortedRow(ts_ns, rank, dur_ns or 0, launch or arrow, *texts))
+
+
+def batches_of(
+    columns: Iterable[EventColumns], others: list[Any], problems: list[Problem], said: Iterable[Problem]
+) -> Iterator[SourceBatch]:
+    """Batches of columns, the first with these others and problems, and one for what is `said` behind all."""
+    for some in columns:
+        yield SourceBatch(with_others(some, others), others, problems)
+        others, problems = [], []
+    yield SourceBatch(with_others(no_events(), others), others, [*problems, *said])
 
 
 def with_others(columns: EventColumns, others: Sequence[Any]) -> EventColumns:

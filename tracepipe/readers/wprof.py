@@ -19,7 +19,7 @@ from tracepipe.event.columns import SourceBatch, no_events
 from tracepipe.event.model import Problem, Record, new_header
 from tracepipe.readers.lines import BOM, TOO_DEEP, chunks_of_lines, is_too_deep, not_json
 from tracepipe.readers.recording import Recording
-from tracepipe.readers.sorted_events import RowColumns, with_others
+from tracepipe.readers.sorted_events import RowColumns, batches_of
 from tracepipe.readers.wprof_events import Unusable, WprofEvents
 
 CLOCK: Final = "trace"
@@ -53,12 +53,9 @@ class _Trace:
                 )
             ]
             yield SourceBatch(no_events(), problems=problems, offset_bytes=offset_bytes)
-        others: list[Any] = [*self._names()]
-        for rows in self._events.sorted.rows.in_order():
-            columns = self._in_columns.columns(rows, rows.ts_ns)
-            yield SourceBatch(with_others(columns, others), others)
-            others = []
-        yield SourceBatch(with_others(no_events(), others), others, [*self._said()])
+        in_order = self._events.sorted.rows.in_order()
+        columns = (self._in_columns.columns(rows, rows.ts_ns) for rows in in_order)
+        yield from batches_of(columns, [*self._names()], [], self._said())
 
     def _line(self, number: int, text: bytes, cut: bool) -> tuple[str, str] | None:
         """Take a line; the field and what is wrong with it."""

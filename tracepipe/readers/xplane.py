@@ -19,10 +19,10 @@ from contextlib import suppress
 from typing import Any, BinaryIO, Final
 
 from tracepipe.errors import InputError
-from tracepipe.event.columns import SourceBatch, no_events
+from tracepipe.event.columns import SourceBatch
 from tracepipe.event.model import TIME_LIMIT_NS, Problem, new_header
 from tracepipe.readers.recording import Recording
-from tracepipe.readers.sorted_events import RowColumns, with_others
+from tracepipe.readers.sorted_events import RowColumns, batches_of
 from tracepipe.readers.wire_fields import BYTES, VARINT, Place, WireError, WireFile, fields_of, signed, varint
 from tracepipe.readers.xplane_events import Line, Meaning, Plane, PlaneEvents, stat_of
 
@@ -138,12 +138,9 @@ class _Space:
     def batches(self) -> Iterator[SourceBatch]:
         """The events in the order of their times, and what there is to say."""
         ahead_ns = 0 if self._events.is_after(_REALTIME_NS) else self._start_ns
-        others = self._events.name_records()
-        for rows in self._events.sorted.rows.in_order():
-            columns = self._in_columns.columns(rows, rows.ts_ns + ahead_ns)
-            yield SourceBatch(with_others(columns, others), [*others], self._problems)
-            others, self._problems = [], []
-        yield SourceBatch(with_others(no_events(), others), [*others], [*self._problems, *self._said()])
+        in_order = self._events.sorted.rows.in_order()
+        columns = (self._in_columns.columns(rows, rows.ts_ns + ahead_ns) for rows in in_order)
+        return batches_of(columns, self._events.name_records(), self._problems, self._said())
 
     def _said(self) -> Iterator[Problem]:
         if self._more_problems:
