@@ -14,8 +14,8 @@ from tests.support.cores import running
 from tracepipe.event.columns import NONE, SPECIAL, EventColumns, TraceColumns, event_columns, signed
 from tracepipe.event.launches import COUNTED, DRAWN, LAUNCHES_MAX, NO_LAUNCH, STARTS, Early, WarpStarts
 from tracepipe.event.model import FLOW_LIMIT
-from tracepipe.event.native_nesting import NativeNesting
-from tracepipe.event.nesting import BESIDE_MAX, DEPTH_MAX, GIVES_ALL, GIVES_IOCTLS, NO_ROW, Nesting, ShapeRow
+from tracepipe.event.native_nesting import AnyNesting, new_nesting
+from tracepipe.event.nesting import BESIDE_MAX, DEPTH_MAX, GIVES_ALL, GIVES_IOCTLS, NO_ROW, ShapeRow
 from tracepipe.event.ops import (
     BEGIN,
     END,
@@ -28,15 +28,8 @@ from tracepipe.event.ops import (
     op_of,
 )
 from tracepipe.event.outcomes import Outcomes
-from tracepipe.native import library
 
 IOCTL, F, G = range(3)
-AnyNesting = Nesting | NativeNesting
-
-
-def new_nesting() -> AnyNesting:
-    core = library()
-    return Nesting(IOCTL) if core is None else NativeNesting(core, IOCTL)
 
 
 def taken(nesting: AnyNesting) -> list[Op]:
@@ -49,7 +42,7 @@ class Bench:
     """A nesting that is given events one by one: phase, time, and what else there is."""
 
     def __init__(self) -> None:
-        self.nesting = new_nesting()
+        self.nesting = new_nesting(IOCTL)
         self._shapes: dict[ShapeRow, int] = {}
 
     def row(self, on_stream: bool = False) -> int:
@@ -309,7 +302,7 @@ def test_what_is_open_at_the_end_is_closed_innermost_first_and_marked() -> None:
 
 
 def test_slices_of_others_take_room_beside_a_row() -> None:
-    nesting = new_nesting()
+    nesting = new_nesting(IOCTL)
     row = nesting.add_row()
     assert nesting.beside(row, 10, 20) == row + 1
     assert nesting.beside(row, 12, 18) == row + 1  # inside the first
@@ -405,7 +398,7 @@ def test_a_kernel_before_its_call_is_said_once() -> None:
 
 
 def test_the_arrow_of_warps_ends_at_a_kernel_if_there_is_one() -> None:
-    nesting = new_nesting()
+    nesting = new_nesting(IOCTL)
     assert arrow(nesting, 1, 10, 0, COUNTED) == 0  # it holds the launch against its call
     assert arrow(nesting, 2, 10, 0, STARTS) == -2
     assert arrow(nesting, 2, 20, 0, STARTS) == 0

@@ -8,11 +8,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from tracepipe.event.columns import Bools, Int32s, TraceColumns, grown
+from tracepipe.event.columns import NONE, Bools, Int32s, TraceColumns, grown
 from tracepipe.event.launches import Early, WarpStarts
-from tracepipe.event.nesting import NO_ROW, ShapeRow
+from tracepipe.event.nesting import NO_ROW, Nesting, ShapeRow
 from tracepipe.event.ops import Op, OpColumns
 from tracepipe.event.outcomes import Outcomes
+from tracepipe.native import library
 from tracepipe.native.signatures import Events, Shapes, Starts
 
 _ROWS, _UNCLOSED, _NO_BEGIN, _OVERLAPS, _UNDRAWN, _OPS, _EARLY = range(7)
@@ -154,3 +155,12 @@ class NativeNesting:
         ops = self._ops.reserve(self._core.tp_nest_most(self._nest, 0))
         count = self._core.tp_nest_close(self._nest, row, ts_ns, ctypes.byref(ops), self._ops.count)
         self._ops.count = self._checked(count)
+
+
+AnyNesting = Nesting | NativeNesting
+
+
+def new_nesting(ioctl: int = NONE) -> AnyNesting:
+    """A nesting, by the native core where there is one."""
+    core = library()
+    return Nesting(ioctl) if core is None else NativeNesting(core, ioctl)

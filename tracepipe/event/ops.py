@@ -58,6 +58,10 @@ class OpColumns:
             self._view = Ops(*(column.ctypes.data for column in self.columns.values()))
         return self._view
 
+    def used(self) -> dict[str, Any]:
+        """The columns by their names, without the room behind them."""
+        return {name: column[: self.count] for name, column in self.columns.items()}
+
     def add(self, *ops: Op) -> None:
         """Add operations."""
         self.reserve(len(ops))
@@ -71,8 +75,8 @@ class OpColumns:
         """Add all operations of others."""
         self.reserve(others.count)
         end = self.count + others.count
-        for name, column in self.columns.items():
-            column[self.count : end] = others.columns[name][: others.count]
+        for name, column in others.used().items():
+            self.columns[name][self.count : end] = column
         self.count = end
 
     def take(self, order: Any) -> OpColumns:

@@ -332,8 +332,8 @@ class Layout:
     def _order(self, ops: OpColumns, later: OpColumns, held_ns: int) -> Any:
         made = ops.count
         ops.extend(later)
-        count, columns = ops.count, ops.columns
-        ts_ns, row = columns["ts"][:count], columns["row"][:count]
+        count, columns = ops.count, ops.used()
+        ts_ns, row = columns["ts"], columns["row"]
         if later.count:
             first = np.concatenate([np.arange(made, count), np.arange(made)])
             order = first[np.argsort(ts_ns[first], kind="stable")]

@@ -9,15 +9,14 @@ import numpy as np
 
 from tracepipe.event.columns import Bools, grown
 from tracepipe.event.model import COUNTS, Header
-from tracepipe.event.native_nesting import NativeNesting
-from tracepipe.event.nesting import GIVES_ALL, GIVES_IOCTLS, NO_ROW, Nesting, ShapeRow
+from tracepipe.event.native_nesting import new_nesting
+from tracepipe.event.nesting import GIVES_ALL, GIVES_IOCTLS, NO_ROW, ShapeRow
 from tracepipe.event.ops import OpColumns
 from tracepipe.event.origins import Origins
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Tables
 from tracepipe.layout.timeline import Book, Track, slice_name
 from tracepipe.layout.tree import LAYER_TITLES, Tree
-from tracepipe.native import library
 
 # Order under a GPU: the count of warps, streams, SMs, kernels whose warps' slots are not known.
 RANK_STREAM: Final = 1
@@ -46,15 +45,13 @@ class Rows:
     def __init__(
         self, header: Header, tables: Tables, tree: Tree, origins: Origins, *, switches_apart: bool
     ) -> None:
-        core = library()
         self.tree = tree
         self.book = Book(tables)
         self.on_stream: Bools = np.empty(0, np.bool_)
         """By the number of a shape: whether its events are on a stream of a GPU."""
         self._names: dict[str, int] = {}
         ioctl = self.name(IOCTL)
-        self.nesting: Nesting | NativeNesting
-        self.nesting = Nesting(ioctl) if core is None else NativeNesting(core, ioctl)
+        self.nesting = new_nesting(ioctl)
         self.drawn: Bools = np.empty(0, np.bool_)
         """By the number of a shape: whether its events go to rows, and not one by one to `ThreadLayout`."""
         self.beyond: Bools = np.empty(0, np.bool_)
@@ -117,7 +114,7 @@ class Rows:
         """Give names new numbers, to those alone that an open slice or an operation in `waiting` has."""
         names = self.book.names
         used = self.nesting.open_names(len(names))
-        of_waiting = waiting.columns["name"][: waiting.count]
+        of_waiting = waiting.used()["name"]
         used[self._names[IOCTL]] = used[of_waiting] = True
         to = (np.cumsum(used) - 1).astype(np.int32)
         self.nesting.rename(to)

@@ -8,11 +8,10 @@ from zlib import crc32
 import numpy as np
 
 from tracepipe.event.columns import NONE, Int64s, TraceColumns
-from tracepipe.event.native_nesting import NativeNesting
-from tracepipe.event.nesting import NO_ROW, Nesting, ShapeRow
+from tracepipe.event.native_nesting import new_nesting
+from tracepipe.event.nesting import NO_ROW, ShapeRow
 from tracepipe.event.ops import BEGIN, END
 from tracepipe.event.shape import Shape
-from tracepipe.native import library
 from tracepipe.part.stretch import OPEN_NS
 
 # Perfetto has no room for as many tracks. Begins and ends of further ones are instants here.
@@ -30,8 +29,7 @@ class Calls:
     """Matches the begins and ends of one recording."""
 
     def __init__(self) -> None:
-        core = library()
-        self._nesting = Nesting(NONE) if core is None else NativeNesting(core, NONE)
+        self._nesting = new_nesting()
         self._rows: dict[object, int] = {}
         self._spans = 0
         self._open: Spans = {name: np.empty(0, np.int64) for name in _OF_OPEN}
@@ -64,8 +62,7 @@ class Calls:
             nothing = {name: np.empty(0, np.int64) for name in COLUMNS}
             return nothing, nothing
         self._nesting.events(events, 0, len(events))
-        taken = self._nesting.take_ops()
-        ops = {name: column[: taken.count] for name, column in taken.columns.items()}
+        ops = self._nesting.take_ops().used()
         begun, first = self._begun(ops, events, rows, work), self._spans
         self._spans += len(begun["begin"])
         old = self._end(ops, rows, begun, first)

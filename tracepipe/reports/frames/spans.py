@@ -10,11 +10,10 @@ from typing import Any, Final
 
 from tracepipe.event import ops as op
 from tracepipe.event.columns import NONE, Int32s, Int64s, TraceColumns
-from tracepipe.event.native_nesting import NativeNesting
-from tracepipe.event.nesting import Nesting, ShapeRow
-from tracepipe.event.ops import BEGIN, END, NO_MARK, OpColumns
+from tracepipe.event.native_nesting import AnyNesting, new_nesting
+from tracepipe.event.nesting import ShapeRow
+from tracepipe.event.ops import BEGIN, END, NO_MARK
 from tracepipe.event.outcomes import Outcomes
-from tracepipe.native import library
 from tracepipe.reports.frames.callers import callers_by_time, depths
 from tracepipe.reports.frames.grouping import equal
 from tracepipe.reports.frames.libraries import np
@@ -39,8 +38,7 @@ class Matching:
     """Matches the events of one recording, one group of layers that nest together after the other."""
 
     def __init__(self) -> None:
-        core = library()
-        self.nesting = Nesting(NONE) if core is None else NativeNesting(core, NONE)
+        self.nesting = new_nesting()
         self._spans = 0
 
     @property
@@ -61,7 +59,7 @@ class _Shapes:
     Names matter for begins that meet ends alone, so that the nesting has few shapes of a million names.
     """
 
-    def __init__(self, nest: Nesting | NativeNesting, table: ShapeTable, group: str) -> None:
+    def __init__(self, nest: AnyNesting, table: ShapeTable, group: str) -> None:
         every = np.arange(len(table), dtype=np.int32)
         own = every[table.groups(every) == FRAMES.index(group)]
         of_row, first = equal(*table.rows(own))
@@ -90,9 +88,7 @@ class Spans:
     those of the events were: no event makes two of them.
     """
 
-    def __init__(
-        self, nest: Nesting | NativeNesting, first_span: int, shapes: _Shapes, events: TraceColumns
-    ) -> None:
+    def __init__(self, nest: AnyNesting, first_span: int, shapes: _Shapes, events: TraceColumns) -> None:
         self._nesting, self._first_span, self._shapes = nest, first_span, shapes
         self._count = self.count_begun = 0
         count = len(events)
@@ -140,7 +136,7 @@ class Spans:
 
     def _take(self, events: TraceColumns) -> None:
         """Add what the nesting made of events since the last call."""
-        ops = _columns(self._nesting.take_ops())
+        ops = self._nesting.take_ops().used()
         made = np.flatnonzero(ops["kind"] != END)
         begins = ops["kind"][made] == BEGIN
         rows = slice(self._count, self._count + len(made))
@@ -183,7 +179,7 @@ class Spans:
         """End what is still open, and find out who is in whom."""
         for row in self._open_rows():
             self._nesting.close(row, end_ns)
-        ops = _columns(self._nesting.take_ops())
+        ops = self._nesting.take_ops().used()
         self._end(ops, np.arange(len(ops["kind"])), None)
         self._row_of_span = np.empty(0, np.int32)
         self.columns = {name: column[: self._count] for name, column in self.columns.items()}
@@ -266,8 +262,3 @@ class Spans:
             if bool(is_late.any()):
                 return True
         return False
-
-
-def _columns(ops: OpColumns) -> dict[str, Any]:
-    """Operations as columns by name."""
-    return {name: column[: ops.count] for name, column in ops.columns.items()}
