@@ -209,6 +209,11 @@ def test_bytes_that_are_no_text_are_replaced() -> None:
     assert problems == []
 
 
+def test_problems_beyond_the_first_are_counted() -> None:
+    _, problems = read([{"ph": "?"}] * 1030)
+    assert [problem.message for problem in problems[1024:]] == ["6 more objects are no good events"]
+
+
 # Phases -----------------------------------------------------------------------------------------------------
 
 

@@ -28,15 +28,13 @@ from tracepipe.readers.chrome_numbers import Ids
 from tracepipe.readers.chrome_pairs import ChromePairs
 from tracepipe.readers.json_elements import JsonElements
 from tracepipe.readers.lines import BOM
-from tracepipe.readers.recording import Recording
+from tracepipe.readers.recording import FirstProblems, Recording
 from tracepipe.readers.sorted_events import RowColumns, batches_of
 from tracepipe.readers.sorted_rows import Rows
 
 _EVENT = re.compile(rb'"ph"\s*:\s*"')
 _MEMBER = re.compile(rb'\{\s*(?:"[^"\\]{0,64}"\s*:|\})')
 _LIST = re.compile(rb"\[\s*(?:\{|\]|$)")
-# So many are kept with their text until the events come.
-_PROBLEMS_MAX: Final = 1 << 10
 _OVERFLOWN: Final = (
     "VizTracer's buffer was full: it has the last events, and does not say how many came before"
 )
@@ -55,8 +53,8 @@ class _Trace:
         self._events = ChromeEvents(around.kinds(ids), ids)
         self._in_columns = RowColumns()
         self.tables = self._in_columns.tables
-        self._unplaced = self._more_problems = 0
-        self._problems: list[Problem] = []
+        self._unplaced = 0
+        self._problems = FirstProblems()
         if around.is_after_events:
             for _ in self._take():
                 pass
@@ -70,13 +68,13 @@ class _Trace:
         """Read all events, with a batch that has none for what is read at a time."""
         elements = self._elements
         if not self._has_array:
-            self._add([Problem(0, "", "holds no array of events", skipped=False)])
+            self._problems.add(Problem(0, "", "holds no array of events", skipped=False))
             return
         for batch in elements.batches():
-            self._add(self._events.take(batch))
+            self._problems.add(*self._events.take(batch))
             yield SourceBatch(no_events(), offset_bytes=elements.offset_bytes)
         if elements.has_another:
-            self._add([Problem(0, "", "another trace stands behind the first, and is not read")])
+            self._problems.add(Problem(0, "", "another trace stands behind the first, and is not read"))
 
     def batches(self) -> Iterator[SourceBatch]:
         """Problems while events are read, and then the events in the order of their times."""
@@ -89,21 +87,15 @@ class _Trace:
         pairs.take(events.paired.in_order(), events.last_ns)
         ahead_ns = around.ahead_ns(events, self._clock)
         # With the first events, whose time is the start of the trace.
-        problems, self._problems = self._problems, []
         others: list[Record | Warps] = [*events.name_records(), *self._losses(ahead_ns)]
         columns = (self._columns(rows, ahead_ns) for rows in events.rows.in_order())
-        yield from batches_of(columns, others, problems, self._said(pairs))
+        yield from batches_of(columns, others, self._problems.take(), self._said(pairs))
 
     def _losses(self, ahead_ns: int) -> Iterator[Record]:
         """What was overwritten before the first event that is left."""
         if self._around.is_overflown and self._events.first_ns < TIME_LIMIT_NS:
             ts_ns = self._events.first_ns + ahead_ns
             yield {"type": "loss", "layer": "hook", "count": 1, "ts_ns": ts_ns, "reason": _OVERFLOWN}
-
-    def _add(self, problems: list[Problem]) -> None:
-        room = max(0, _PROBLEMS_MAX - len(self._problems))
-        self._problems += problems[:room]
-        self._more_problems += len(problems[room:])
 
     def _columns(self, rows: Rows, base_ns: int) -> EventColumns:
         """Rows as columns of events."""
@@ -141,8 +133,7 @@ class _Trace:
             "begins have no end: drawn to that of their caller, or the trace (args.unclosed)": pairs.unclosed,
             "ends have no begin: drawn as instants (args.no_begin)": pairs.no_begin,
         }
-        if self._more_problems:
-            yield Problem(0, "", f"{self._more_problems} more objects are no good events", skipped=True)
+        yield from self._problems.rest("objects are no good events")
         for words, count in said.items():
             if count:
                 yield Problem(0, "", f"{count} {words}", skipped=False)

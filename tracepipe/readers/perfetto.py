@@ -27,12 +27,11 @@ from tracepipe.readers.perfetto_order import Ordered
 from tracepipe.readers.perfetto_packets import PacketStream, is_trace
 from tracepipe.readers.perfetto_sched import Scheduling
 from tracepipe.readers.perfetto_tracks import Descriptor, Tracks
-from tracepipe.readers.recording import Recording
+from tracepipe.readers.recording import FirstProblems, Recording
 from tracepipe.readers.sorted_events import RowColumns, with_others
 from tracepipe.readers.sorted_rows import SortedRows
 from tracepipe.readers.wire_fields import BYTES, WireError, signed, tagged
 
-_PROBLEMS_MAX: Final = 1 << 10
 # The first snapshot of clocks stands within so many packets, where there is one.
 _PACKETS_AHEAD: Final = 1 << 12
 _STEP_PACKETS: Final = 1 << 12
@@ -61,8 +60,7 @@ class _Trace:
         self._stream = PacketStream(stream, self._say)
         self._in_columns = RowColumns()
         self.tables = self._in_columns.tables
-        self._problems: list[Problem] = []
-        self._more_problems = 0
+        self._problems = FirstProblems()
         self._clocks, self._sequences, self._tracks = PerfettoClocks(), Sequences(), Tracks()
         self._rows = SortedRows()
         self._events = TrackEvents(self._tracks, self._rows)
@@ -98,10 +96,7 @@ class _Trace:
         return header
 
     def _say(self, message: str) -> None:
-        if len(self._problems) < _PROBLEMS_MAX:
-            self._problems.append(Problem(0, "", message))
-        else:
-            self._more_problems += 1
+        self._problems.add(Problem(0, "", message))
 
     # Packets --------------------------------------------------------------------------------------------
 
@@ -207,11 +202,11 @@ class _Trace:
         """Problems while packets are read, and then the events in the order of their times."""
         for count, _ in enumerate(self._packets):
             if count % _STEP_PACKETS == 0:
-                problems, self._problems = self._problems, []
+                problems = self._problems.take()
                 yield SourceBatch(no_events(), problems=problems, offset_bytes=self._stream.offset_bytes)
         self._tracks.settle()
         ordered = Ordered(self._tracks)
-        problems, self._problems = self._problems, []
+        problems = self._problems.take()
         others: list[Any] = [*self._tracks.name_records(), *self._losses.of_the_whole()]
         for rows in self._rows.in_order():
             events = ordered.events(rows)
@@ -224,8 +219,7 @@ class _Trace:
 
     def _said(self, ordered: Ordered) -> Iterator[Problem]:
         """What there is to say of the whole."""
-        if self._more_problems:
-            yield Problem(0, "", f"{self._more_problems} more packets cannot be read")
+        yield from self._problems.rest("packets cannot be read")
         arguments = self._events.arguments
         said = {
             **self._counted,

@@ -26,7 +26,7 @@ from tracepipe.event.warps import Warps
 from tracepipe.readers.chrome_numbers import ns_of
 from tracepipe.readers.event_rows import cut_text
 from tracepipe.readers.json_elements import Elements, JsonElements
-from tracepipe.readers.recording import Recording
+from tracepipe.readers.recording import FirstProblems, Recording
 from tracepipe.readers.sorted_rows import Rows, SortedRow, SortedRows
 
 CYCLES: Final = "cycles"
@@ -44,7 +44,6 @@ _KERNELS_MAX: Final = 1 << 12
 # A batch has so many warps at most, and so much text of their scopes, which take many times that as numbers.
 _WARPS_AT_ONCE: Final = 1 << 10
 _BATCH_BYTES: Final = 1 << 18
-_PROBLEMS_MAX: Final = 1 << 10
 _THREADS: Final = 32
 _YEAR_NS: Final = 365 * 86_400 * 10**9
 
@@ -68,9 +67,8 @@ class _Trace:
         self._block: _Block | None = None
         self._warps_of: dict[str, int] = {}
         """By kernel, how many warps its blocks have, as far as was seen."""
-        self._problems: list[Problem] = []
-        self._more_problems = self._arrows = 0
-        self._first_ns = 0
+        self._problems = FirstProblems()
+        self._arrows = self._first_ns = 0
         self.is_of_cycles = False
         elements = JsonElements(stream)
         if elements.begin():
@@ -88,11 +86,7 @@ class _Trace:
                 continue
             if message := self._event(event, text):
                 faults.append((place, message))
-        for fault in sorted(faults):
-            if len(self._problems) < _PROBLEMS_MAX:
-                self._problems.append(batch.problem(fault))
-            else:
-                self._more_problems += 1
+        self._problems.add(*map(batch.problem, sorted(faults)))
 
     def _event(self, event: dict[str, Any], text: bytes) -> str:
         """Take one; what is wrong with it."""
@@ -160,7 +154,7 @@ class _Trace:
 
     def batches(self) -> Iterator[SourceBatch]:
         """Warps, as many of one kernel as follow each other, and what there is to say."""
-        problems = [*self._problems, *self._said()]
+        problems = [*self._problems.take(), *self._said()]
         for rows in self._rows.in_order():
             at = 0
             while at < len(rows):
@@ -213,8 +207,7 @@ class _Trace:
             yield Problem(0, "ts", words, skipped=False)
         if self._arrows:
             yield Problem(0, "flow_out", f"{self._arrows} arrows between warps are not drawn", skipped=False)
-        if self._more_problems:
-            yield Problem(0, "", f"{self._more_problems} more objects are no good events")
+        yield from self._problems.rest("objects are no good events")
 
 
 def _end_of_batch(rows: Rows, at: int) -> int:

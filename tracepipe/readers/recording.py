@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Final, Protocol
 
 from tracepipe.event.columns import (
     NONE,
@@ -21,6 +21,9 @@ from tracepipe.event.shape import index_of
 from tracepipe.event.tables import Tables
 from tracepipe.event.warps import Warps, warps_of
 from tracepipe.readers.lines import BOM, OTHERS, chunks_of_lines
+
+# So many problems are kept with their text until the events come.
+_PROBLEMS_MAX: Final = 1 << 10
 
 
 @dataclass(slots=True)
@@ -72,6 +75,30 @@ def row_of(record: Record, tables: Tables, others: list[Record | Warps]) -> Row:
         index_of(record),
         NONE,
     )
+
+
+class FirstProblems:
+    """The first problems of an input since they were taken, and how many more there are."""
+
+    def __init__(self) -> None:
+        self._kept: list[Problem] = []
+        self._more = 0
+
+    def add(self, *problems: Problem) -> None:
+        """Add problems."""
+        room = max(0, _PROBLEMS_MAX - len(self._kept))
+        self._kept += problems[:room]
+        self._more += len(problems[room:])
+
+    def take(self) -> list[Problem]:
+        """Those that are kept, which are given once."""
+        kept, self._kept = self._kept, []
+        return kept
+
+    def rest(self, words: str) -> Iterator[Problem]:
+        """A problem that counts the others, in these words."""
+        if self._more:
+            yield Problem(0, "", f"{self._more} more {words}")
 
 
 def saying(problems: list[Problem], batches: Iterable[SourceBatch]) -> Iterator[SourceBatch]:

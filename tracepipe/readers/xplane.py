@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, Final
 from tracepipe.errors import InputError
 from tracepipe.event.columns import SourceBatch
 from tracepipe.event.model import TIME_LIMIT_NS, Problem, new_header
-from tracepipe.readers.recording import Recording
+from tracepipe.readers.recording import FirstProblems, Recording
 from tracepipe.readers.sorted_events import RowColumns, batches_of
 from tracepipe.readers.wire_fields import BYTES, VARINT, Place, WireError, WireFile, fields_of, signed, varint
 from tracepipe.readers.xplane_events import Line, Meaning, Plane, PlaneEvents, stat_of
@@ -32,7 +32,6 @@ _START: Final = "profile_start_time"
 # Of CLOCK_REALTIME's: after 1973. What counts from the start of a profile is below it.
 _REALTIME_NS: Final = 10**17
 _MESSAGE_BYTES_MAX: Final = 1 << 20
-_PROBLEMS_MAX: Final = 1 << 10
 _NAMES: Final = (b"/host:", b"/device:", b"/custom:", b"#Chip", _TASK.encode(), b"Host CPUs", b"Syscalls")
 
 
@@ -44,8 +43,8 @@ class _Space:
         self._in_columns = RowColumns()
         self.tables = self._in_columns.tables
         self._events = PlaneEvents()
-        self._problems: list[Problem] = []
-        self._more_problems = self._too_long = self._start_ns = 0
+        self._problems = FirstProblems()
+        self._too_long = self._start_ns = 0
         for place in self._fields(0, self._file.size, "the file"):
             if (place.number, place.wire_type) == (1, BYTES):
                 self._take(place)
@@ -59,10 +58,7 @@ class _Space:
     # Reading --------------------------------------------------------------------------------------------
 
     def _say(self, message: str) -> None:
-        if len(self._problems) < _PROBLEMS_MAX:
-            self._problems.append(Problem(0, "", message))
-        else:
-            self._more_problems += 1
+        self._problems.add(Problem(0, "", message))
 
     def _fields(self, start: int, end: int, of: str) -> Iterator[Place]:
         """The fields of a message as far as they are good."""
@@ -140,11 +136,10 @@ class _Space:
         ahead_ns = 0 if self._events.is_after(_REALTIME_NS) else self._start_ns
         in_order = self._events.sorted.rows.in_order()
         columns = (self._in_columns.columns(rows, rows.ts_ns + ahead_ns) for rows in in_order)
-        return batches_of(columns, self._events.name_records(), self._problems, self._said())
+        return batches_of(columns, self._events.name_records(), self._problems.take(), self._said())
 
     def _said(self) -> Iterator[Problem]:
-        if self._more_problems:
-            yield Problem(0, "", f"{self._more_problems} more messages cannot be read")
+        yield from self._problems.rest("messages cannot be read")
         if self._too_long:
             yield Problem(0, "", f"{self._too_long} messages are longer than {_MESSAGE_BYTES_MAX} bytes")
         if self._events.arrows_left_out:
