@@ -62,8 +62,7 @@ class Tables:
         if not args:
             return NONE
         try:
-            # What orjson gives keeps room for 4 KB: a copy has its own size.
-            return self.text_number(bytes(memoryview(orjson.dumps(args))))
+            return self.text_number(packed(args))
         except TypeError:  # an integer beyond 64 bits, which a reader of text may make
             # With a blank, which no text has that says what the arguments are.
             number = self.text_number(b" " + json.dumps(args, default=str).encode("utf-8", "replace"))
@@ -134,6 +133,12 @@ class Tables:
         self._texts = [self._texts[at] for at in args]
         self._args_numbers = {text: at for at, text in enumerate(self._texts)}
         self._text_bytes = sum(map(len, self._texts)) + sum(map(_text_size, self._numbers))
+
+
+def packed(value: Any) -> bytes:
+    """The JSON text of a value that is kept. Raises TypeError."""
+    # What orjson gives keeps room for 4 KB: a copy has its own size.
+    return bytes(memoryview(orjson.dumps(value)))
 
 
 def _text_size(shape: Shape) -> int:

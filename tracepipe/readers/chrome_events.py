@@ -16,6 +16,7 @@ from typing import Any, Final
 import orjson
 
 from tracepipe.event.model import ARROWS, COUNTS, NAME_BYTES_MAX, TIME_LIMIT_NS, Problem, Record
+from tracepipe.event.tables import packed
 from tracepipe.readers.chrome_kinds import Kind, Kinds
 from tracepipe.readers.chrome_numbers import Ids, flow_number, ns_of
 from tracepipe.readers.json_elements import Elements, Fault, events_in
@@ -288,8 +289,7 @@ class ChromeEvents:
 
 
 def _dumped(value: dict[str, Any]) -> bytes:
-    # What orjson gives keeps room for 4 KB: a copy has its own size.
-    return bytes(memoryview(orjson.dumps(value))) if value else b""
+    return packed(value) if value else b""
 
 
 def _args_of(event: dict[str, Any], known: frozenset[str]) -> dict[str, Any]:

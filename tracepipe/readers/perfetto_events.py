@@ -16,9 +16,8 @@ import math
 from collections import Counter as Counts
 from typing import Any, Final
 
-import orjson
-
 from tracepipe.event.model import FLOW_LIMIT, NAME_BYTES_MAX, TIME_LIMIT_NS
+from tracepipe.event.tables import packed
 from tracepipe.readers.chrome_numbers import flow_number
 from tracepipe.readers.event_rows import cut_text
 from tracepipe.readers.perfetto_args import ANNOTATIONS, CALLSTACK, Arguments
@@ -106,7 +105,7 @@ class TrackEvents:
             args[f"end_{CALLSTACK}"] = args.pop(CALLSTACK)
         category = self._category(many, sequence) if many else ""
         flows = self._flows(many) if many else []
-        second = bytes(memoryview(orjson.dumps(args))) if args else b""
+        second = packed(args) if args else b""
         if flows and phase == INSTANT:
             (ends, number), *flows = flows
             phase = INSTANT_FLOW + (LAST_FLOW if ends == LAST_FLOW else "")
@@ -132,7 +131,7 @@ class TrackEvents:
         if first is None:
             if len(self._firsts) >= _FIRSTS_MAX:
                 self._firsts.clear()
-            first = self._firsts[key] = bytes(memoryview(orjson.dumps(key)))
+            first = self._firsts[key] = packed(key)
         self._rows.add(SortedRow(ts_ns, 0, dur_ns, number, first, second))
 
     def _name(self, one: dict[int, Any], sequence: Sequence) -> str:
@@ -201,7 +200,7 @@ class TrackEvents:
         if isinstance(value, float) and not math.isfinite(value):
             self.counted["values that are no number"] += 1
             return
-        self._add(ts_ns, (COUNTER, track, "", ""), bytes(memoryview(orjson.dumps({"value": value}))))
+        self._add(ts_ns, (COUNTER, track, "", ""), packed({"value": value}))
 
     def _more_values(self, ts_ns: int, many: _Many, sequence: Sequence) -> None:
         """Take the values of counters that an event has."""

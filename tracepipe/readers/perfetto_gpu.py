@@ -16,9 +16,8 @@ from __future__ import annotations
 from collections import Counter as Counts
 from typing import Any, Final
 
-import orjson
-
 from tracepipe.event.model import ID_LIMIT, INDEX_LIMIT, TIME_LIMIT_NS
+from tracepipe.event.tables import packed
 from tracepipe.readers.event_rows import cut_text
 from tracepipe.readers.perfetto_names import EVENT_NAMES, GPU_CONTEXTS, GPU_KERNELS, GPU_STAGES, Sequence
 from tracepipe.readers.sorted_rows import SortedRow, SortedRows
@@ -77,7 +76,7 @@ class GpuStages:
             "type": "gpu_kernel", "name": name, "phase": "X", "dur_ns": 0, "gpu": gpu,
             "stream": self._stream(gpu, queue, of), **self._of_context(of, sequence), **_sizes(of),
         }  # fmt: skip
-        texts = (bytes(memoryview(orjson.dumps(one))) for one in (record, args))
+        texts = (packed(one) for one in (record, args))
         self._rows.add(SortedRow(ts_ns, 0, dur_ns, 0, *texts))
 
     def _specify(self, data: bytes) -> None:

@@ -12,9 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-import orjson
-
 from tracepipe.event.model import COUNT_LIMIT, TIME_LIMIT_NS, Record
+from tracepipe.event.tables import packed
 from tracepipe.readers.sorted_rows import SortedRow, SortedRows
 from tracepipe.readers.wire_fields import BYTES, tagged
 
@@ -46,7 +45,7 @@ class Losses:
         record: Record = {"type": "loss", "count": 1, "dur_ns": to_ns - from_ns, "reason": reason}
         if cpu is not None:
             record |= {"layer": "scheduler", "cpu": cpu}
-        self._rows.add(SortedRow(from_ns, 0, 0, 0, bytes(memoryview(orjson.dumps(record))), b""))
+        self._rows.add(SortedRow(from_ns, 0, 0, 0, packed(record), b""))
 
     def take_stats(self, data: bytes) -> None:
         """Take a TraceStats. Raises WireError."""

@@ -13,6 +13,7 @@ import numpy as np
 import orjson
 
 from tracepipe.event.model import Record
+from tracepipe.event.tables import packed
 from tracepipe.readers.chrome_numbers import flow_number
 from tracepipe.readers.perfetto_events import (
     BEGIN,
@@ -177,7 +178,7 @@ class Ordered:
                 whole["dur_ns"] = 0
             elif phase in (FLOW, "t", LAST_FLOW):
                 whole["flow"] = 0
-            record = self._records[key] = bytes(memoryview(orjson.dumps(whole)))
+            record = self._records[key] = packed(whole)
         return record
 
     def _with_category(self, track: int, category: str, second: bytes) -> bytes:

@@ -20,9 +20,8 @@ from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import Any, Final
 
-import orjson
-
 from tracepipe.event.model import ID_LIMIT, TIME_LIMIT_NS
+from tracepipe.event.tables import packed
 from tracepipe.event.vocabulary import RUNNING, WAKEUP, state_text
 from tracepipe.readers.event_rows import cut_text
 from tracepipe.readers.sorted_rows import SortedRow, SortedRows
@@ -183,5 +182,5 @@ class Scheduling:
             record = {"type": "scheduler", "name": name, "phase": phase, "tid": tid, "cpu": cpu}
             if comm:
                 record["comm"] = cut_text(comm)
-            first = self._firsts[key] = bytes(memoryview(orjson.dumps(record)))
-        self._rows.add(SortedRow(ts_ns, rank, 0, 0, first, bytes(memoryview(orjson.dumps(args)))))
+            first = self._firsts[key] = packed(record)
+        self._rows.add(SortedRow(ts_ns, rank, 0, 0, first, packed(args)))

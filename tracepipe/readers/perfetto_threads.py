@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import orjson
 
+from tracepipe.event.tables import packed
 from tracepipe.event.vocabulary import RUNNABLE, RUNNING, WAKEUP
 from tracepipe.readers.perfetto_sched import AGAIN, BY_WHO_RUNS, STATE
 from tracepipe.readers.perfetto_tracks import Tracks
@@ -83,5 +84,5 @@ class ThreadsInOrder:
                 self._records.clear()
             pid = self._tracks.process_of(of["tid"])
             whole = of if pid is None else {**of, **self._tracks.thread_fields(pid, of["tid"])}
-            record = self._records[text] = bytes(memoryview(orjson.dumps(whole)))
+            record = self._records[text] = packed(whole)
         return record

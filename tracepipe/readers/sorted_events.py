@@ -25,6 +25,7 @@ from tracepipe.event.columns import (
 )
 from tracepipe.event.model import Problem
 from tracepipe.event.shape import shape_of
+from tracepipe.event.tables import packed
 from tracepipe.readers.event_rows import cut_text
 from tracepipe.readers.native_lines import new_tables
 from tracepipe.readers.sorted_rows import Rows, SortedRow, SortedRows
@@ -84,7 +85,7 @@ class SortedEvents:
             kept["dur_ns"] = 0
         if launch is not None:
             kept["launch"] = 0
-        texts = (bytes(memoryview(orjson.dumps(value))) if value else b"" for value in (kept, args))
+        texts = (packed(value) if value else b"" for value in (kept, args))
         self.rows.add(SortedRow(ts_ns, rank, dur_ns or 0, launch or arrow, *texts))
 
 

@@ -17,6 +17,7 @@ import orjson
 
 from tracepipe.event.columns import SourceBatch, no_events
 from tracepipe.event.model import Problem, Record, new_header
+from tracepipe.event.tables import packed
 from tracepipe.readers.lines import BOM, TOO_DEEP, chunks_of_lines, is_too_deep, not_json
 from tracepipe.readers.recording import Recording
 from tracepipe.readers.sorted_events import RowColumns, batches_of
@@ -95,7 +96,7 @@ class _Trace:
             frames = [
                 f"{frame} {place}" if place else frame for frame, place in zip(frames, places, strict=True)
             ]
-        self._events.stacks[id] = bytes(memoryview(orjson.dumps(frames[-_FRAMES_MAX:])))
+        self._events.stacks[id] = packed(frames[-_FRAMES_MAX:])
         return None
 
     def _names(self) -> Iterator[Record]:
