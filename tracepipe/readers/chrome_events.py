@@ -21,10 +21,8 @@ from tracepipe.readers.chrome_kinds import Kind, Kinds
 from tracepipe.readers.chrome_numbers import Ids, flow_number, ns_of
 from tracepipe.readers.json_elements import Elements, Fault, events_in
 from tracepipe.readers.lines import TOO_DEEP, is_too_deep
-from tracepipe.readers.sorted_rows import SortedRow, SortedRows
+from tracepipe.readers.sorted_rows import ARROW, MARK, SLICE, SortedRow, SortedRows
 
-SLICE, MARK, ARROW = range(3)
-"""Ranks of rows of one time: arrows are of slices that begin there."""
 _INSTANTS = frozenset("iIRP")
 _OF_OBJECTS = {"N": "created", "O": "snapshot", "D": "destroyed"}
 _PAIRED = frozenset("BEbne")
@@ -269,8 +267,7 @@ class ChromeEvents:
 
     def name_records(self) -> list[Record]:
         """Names and places of processes and threads, as records."""
-        for key in self._ids.used:
-            name = self._ids.names[key[0] if key[1] is None else key[1]]
+        for key, name in self._ids.named():
             self._names.setdefault(key, {}).setdefault("name", self._shortened(name))
         places = sorted({record["order"] for record in self._names.values() if "order" in record})
         order = {place: at for at, place in enumerate(places)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from decimal import Decimal, InvalidOperation
 from hashlib import blake2b
 from typing import Any, Final
@@ -70,9 +71,8 @@ class Ids:
 
     def __init__(self) -> None:
         self._numbers: dict[Any, int] = {}
-        self.names: dict[int, str] = {}
-        self.used: dict[tuple[int, int | None], None] = {}
-        """Processes, and threads of processes, that have such numbers."""
+        self._names: dict[int, str] = {}
+        self._used: dict[tuple[int, int | None], None] = {}
         self._next = ID_LIMIT
 
     def number(self, id: Any) -> int | None:
@@ -94,13 +94,18 @@ class Ids:
             return fields
         if (process := self.number(pid)) is not None:
             fields["pid"] = process
-            if process in self.names:
-                self.used[process, None] = None
+            if process in self._names:
+                self._used[process, None] = None
         if (thread := self.number(tid)) is not None:
             fields["tid"] = thread
-            if thread in self.names and process is not None and len(self.used) < 2 * _IDS_MAX:
-                self.used[process, thread] = None
+            if thread in self._names and process is not None and len(self._used) < 2 * _IDS_MAX:
+                self._used[process, thread] = None
         return fields
+
+    def named(self) -> Iterator[tuple[tuple[int, int | None], str]]:
+        """The processes, and the threads of processes, that have such numbers, and their names."""
+        for process, thread in self._used:
+            yield (process, thread), self._names[process if thread is None else thread]
 
     def of(self, key: int | str) -> int:
         """The number that stands for a process or thread whose id the system did not give."""
@@ -109,7 +114,7 @@ class Ids:
             if len(self._numbers) >= _IDS_MAX:
                 return self._next
             number = self._numbers[key] = self._next
-            self.names[number] = str(key)
+            self._names[number] = str(key)
             self._next -= 1
         return number
 

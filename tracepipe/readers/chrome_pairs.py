@@ -17,8 +17,7 @@ from typing import Any, Final
 import orjson
 
 from tracepipe.event.model import RANGE_LIMIT
-from tracepipe.readers.chrome_events import MARK, SLICE
-from tracepipe.readers.sorted_rows import Rows, SortedRow, SortedRows
+from tracepipe.readers.sorted_rows import MARK, SLICE, Rows, SortedRow, SortedRows
 
 # So many may be open; a begin beyond is an instant.
 _OPEN_MAX: Final = 1 << 15

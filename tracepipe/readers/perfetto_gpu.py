@@ -76,7 +76,7 @@ class GpuStages:
             "type": "gpu_kernel", "name": name, "phase": "X", "dur_ns": 0, "gpu": gpu,
             "stream": self._stream(gpu, queue, of), **self._of_context(of, sequence), **_sizes(of),
         }  # fmt: skip
-        texts = (packed(one) for one in (record, args))
+        texts = map(packed, (record, args))
         self._rows.add(SortedRow(ts_ns, 0, dur_ns, 0, *texts))
 
     def _specify(self, data: bytes) -> None:

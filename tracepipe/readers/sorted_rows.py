@@ -23,6 +23,8 @@ BLOCK_ROWS: Final = 1 << 6
 FAN_IN: Final = 1 << 5
 GIVEN_ROWS: Final = 1 << 10
 
+SLICE, MARK, ARROW = range(3)
+"""Ranks of rows of one time: an arrow is of a slice that begins there."""
 _NUMBERS: Final = ("ts_ns", "rank", "dur_ns", "number", "first", "second")
 _NEVER_NS: Final = (1 << 63) - 1
 _ROW_BYTES: Final = 8 * len(_NUMBERS)

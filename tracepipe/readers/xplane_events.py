@@ -20,6 +20,7 @@ from tracepipe.readers.chrome_kinds import LAUNCHES
 from tracepipe.readers.chrome_numbers import Ids, flow_number
 from tracepipe.readers.event_rows import cut_text
 from tracepipe.readers.sorted_events import SortedEvents
+from tracepipe.readers.sorted_rows import ARROW, MARK, SLICE
 from tracepipe.readers.wire_fields import BYTES, FIXED64, VARINT, double, fields_of, signed
 
 Stats = dict[str, Any]
@@ -47,7 +48,6 @@ _RENAMED: Final = {"regs": "registers", "static_shared": "shared_bytes", "num_by
 _MADE, _USED = ("_pt", "_p"), ("_ct", "_c")
 _CONTEXTS: Final = (_MADE, _USED)
 _ARROWS_MAX: Final = 1 << 15
-_SLICE, _MARK, _ARROW = range(3)
 
 
 @dataclass(slots=True)
@@ -156,10 +156,7 @@ class PlaneEvents:
 
     def name_records(self) -> list[Record]:
         """Names of processes and threads."""
-        used: dict[tuple[int, int | None], str] = {
-            key: self._ids.names[key[0] if key[1] is None else key[1]] for key in self._ids.used
-        }
-        used |= self._names
+        used = dict(self._ids.named()) | self._names
         return [
             {"type": "name", "pid": pid, "name": cut_text(name)} | ({} if tid is None else {"tid": tid})
             for (pid, tid), name in used.items()
@@ -210,7 +207,7 @@ class PlaneEvents:
         ends = [end for end in _CONTEXTS if set(end) <= args.keys()] if self._is_host else []
         if ends and dur_ns is None:
             dur_ns = 0  # an arrow needs a slice
-        rank = _MARK if dur_ns is None else _SLICE
+        rank = MARK if dur_ns is None else SLICE
         record: dict[str, Any] = {"name": name, "phase": "I" if dur_ns is None else "X", **self._thread}
         if not self._is_host:
             record |= {"type": "hook", "layer": self._line.name or f"line {self._line.id}"}
@@ -248,7 +245,7 @@ class PlaneEvents:
                         "phase": phase,
                         "flow": 0,
                     }
-                    self.sorted.add(ts_ns, end | thread, {}, rank=_ARROW, arrow=number)
+                    self.sorted.add(ts_ns, end | thread, {}, rank=ARROW, arrow=number)
         self._made, self._used = {}, []
 
     def _on_stream(self, name: str, start_ns: int, dur_ns: int, args: Stats) -> None:
@@ -264,7 +261,7 @@ class PlaneEvents:
         launch = _launch(args)
         if kind in ("alloc", "free"):
             record |= {"type": "memory", "phase": "I", "name": kind, **self._thread}
-            self.sorted.add(start_ns, record, args, rank=_MARK)
+            self.sorted.add(start_ns, record, args, rank=MARK)
             return
         if kind == "kernel":
             record["type"] = "gpu_kernel"
@@ -273,7 +270,7 @@ class PlaneEvents:
             record |= {"type": "transfer", "name": called}
             record.pop("grid", None)
             record.pop("block", None)
-        self.sorted.add(start_ns, record, args, rank=_SLICE, dur_ns=dur_ns, launch=launch)
+        self.sorted.add(start_ns, record, args, rank=SLICE, dur_ns=dur_ns, launch=launch)
 
 
 def _launch(args: Stats) -> int | None:
