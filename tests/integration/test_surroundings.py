@@ -235,6 +235,33 @@ def test_a_file_system_to_read_needs_a_place_for_both_files(folder: Path) -> Non
     assert "TMPDIR" in done.stderr
 
 
+# Time ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seconds", [100_000, -1])
+def test_a_time_namespace_has_one_clock(seconds: int, folder: Path) -> None:
+    unshare = ["unshare", "--time", f"--monotonic={seconds}", "--fork"]
+    if subprocess.run([*unshare, "true"], capture_output=True).returncode:
+        pytest.skip("no time namespace can be made here")
+    script = "import time; print(time.monotonic_ns()); time.sleep(0.01); print(time.monotonic_ns())"
+    options = ["--method", "prebuilt", "--gpu", "off", "--layers", "syscall", "--last", "60s"]
+    run = folder / "run.jsonl"
+    done = run_in(
+        Case(unshare), folder, "capture", *options, "-o", str(run), "--", sys.executable, "-c", script
+    )
+    assert done.returncode == 0
+    begin_ns, end_ns = map(int, done.stdout.split())
+    header, *found, _ = map(json.loads, run.read_text().splitlines())
+    (slept_ns,) = (
+        one["ts_ns"]
+        for one in found
+        if (one.get("name"), one.get("phase")) == ("clock_nanosleep", "B")
+        and begin_ns < one["ts_ns"] < end_ns
+    )
+    assert header["start"]["monotonic_ns"] < slept_ns
+    assert "boot" not in header  # other recordings of this boot have another clock
+
+
 # Memory -------------------------------------------------------------------------------------------------
 
 EATER = """

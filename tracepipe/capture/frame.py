@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tracepipe.capture.engines.engine import Coverage, DeviceEngine, DeviceRenderer, Store
+from tracepipe.capture.machine.threads import clock_ahead_ns
 from tracepipe.capture.request import CALL_LAYERS, CaptureRequest
 from tracepipe.event.model import HostInstant, new_header
 
@@ -74,7 +75,9 @@ def header_of(
 
 
 def _boot() -> dict[str, str]:
-    """The id of this boot of the machine, where the kernel gives it."""
+    """The id of this boot of the machine, where the kernel gives it: of one boot is one CLOCK_MONOTONIC."""
+    if clock_ahead_ns():
+        return {}
     try:
         return {"boot": _BOOT_ID.read_text(encoding="ascii").strip()}
     except OSError:

@@ -63,6 +63,7 @@ class Constant(IntEnum):
     MAY_SLEEP = 16
     BEGIN_AT = 17
     END_AT = 18
+    CLOCK_AHEAD_NS = 19
 
 
 # FIELD(n) of probes.bpf.c: (tracepoint, field).

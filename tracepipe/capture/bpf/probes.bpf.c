@@ -98,6 +98,7 @@ u64 bpf_pseudo_load(u64 kind, u64 value) asm("llvm.bpf.pseudo");
 #define MAY_SLEEP CONFIG(16) /* the program may wait for memory that is not there yet */
 #define BEGIN_AT CONFIG(17) /* a window begins at so many hits of what begins windows */
 #define END_AT CONFIG(18)   /* and ends at so many of what ends them */
+#define CLOCK_AHEAD_NS CONFIG(19) /* what the capture's time namespace adds to CLOCK_MONOTONIC */
 
 #define HOLD_NS 100000000ull
 #define HOLD_UNSEEN_NS 10000000ull
@@ -176,6 +177,12 @@ struct service {
     u32 depth;
 };
 
+/* CLOCK_MONOTONIC as the capture and the command read it. */
+static inline u64 clock_ns(void)
+{
+    return bpf_ktime_get_ns() + CLOCK_AHEAD_NS;
+}
+
 static inline void count(uintptr_t map, u32 layer, u64 records)
 {
     u32 slot = layer * (u32)PROCESSORS + bpf_get_smp_processor_id();
@@ -202,7 +209,7 @@ static inline struct record *reserve(u8 kind, u32 tid, u32 tgid, u32 id, u64 ts_
 
 static inline struct record *new_record(u32 layer, u8 kind, u32 tid, u32 tgid, u32 id)
 {
-    struct record *r = reserve(kind, tid, tgid, id, bpf_ktime_get_ns());
+    struct record *r = reserve(kind, tid, tgid, id, clock_ns());
     if (!r)
         count(DROPS, layer, 1);
     return r;
@@ -472,7 +479,7 @@ static inline int enter(struct pt_regs *ctx, struct frame *frame, u32 id, u32 ti
         count(FILTERED, spec->layer, spec->flags & INSTANT ? 1 : 2);
         return 0;
     }
-    struct open call = {.ts_ns = bpf_ktime_get_ns()};
+    struct open call = {.ts_ns = clock_ns()};
     for (int i = 0; i < 8; i++) {
         if (i < spec->slots) {
             call.a[i] = word(&words, spec->low[i]);
@@ -498,7 +505,7 @@ static inline int enter(struct pt_regs *ctx, struct frame *frame, u32 id, u32 ti
 
 static inline int leave(struct pt_regs *ctx, struct frame *frame, u32 id, u32 tid, u32 tgid, u64 served)
 {
-    u64 now_ns = bpf_ktime_get_ns(), value = 0;
+    u64 now_ns = clock_ns(), value = 0;
     u8 torn = 0;
     struct record *r;
     struct spec *spec = bpf_map_lookup_elem_(SPECS, &id);
@@ -603,7 +610,7 @@ static inline void begin_window(u64 *begun_ns, u32 tid, u32 tgid, u32 id)
     u64 *left = control(WINDOWS_LEFT), *hits = control(BEGIN_HITS), *end_hits = control(END_HITS);
     if (!is_due() || !left || !hits || !end_hits)
         return;
-    u64 now_ns = bpf_ktime_get_ns();
+    u64 now_ns = clock_ns();
     if (!tell_window(now_ns, now_ns, tid, tgid, id))
         return;
     *hits = *end_hits = 0;
@@ -628,7 +635,7 @@ static inline void await_window(u64 ids)
     u64 *by = control(ASKED_BY), *hits = control(BEGIN_HITS), *end_hits = control(END_HITS);
     if (!asked_ns || *asked_ns || !seen_ns || !is_due() || !by || !hits || !end_hits)
         return;
-    u64 began_ns = bpf_ktime_get_ns(), now_ns = began_ns;
+    u64 began_ns = clock_ns(), now_ns = began_ns;
     *hits = *end_hits = 0;
     *by = ids;
     *asked_ns = began_ns;
@@ -638,14 +645,14 @@ static inline void await_window(u64 ids)
 #pragma unroll
         for (int i = 0; i < 127; i++)
             bpf_ktime_get_ns();
-        now_ns = bpf_ktime_get_ns();
+        now_ns = clock_ns();
     }
 }
 
 static inline void end_window(u64 *begun_ns, u32 tid, u32 tgid, u32 id)
 {
     *begun_ns = 0;
-    tell_window(0, bpf_ktime_get_ns(), tid, tgid, id);
+    tell_window(0, clock_ns(), tid, tgid, id);
 }
 
 static inline int turn_window(struct pt_regs *ctx, int holds)
@@ -817,7 +824,7 @@ int tracepoint_hit(void *args)
         }
     }
     u32 tid = everywhere ? 0 : (u32)ids, tgid = everywhere ? 0 : ids >> 32;
-    u64 ts_ns = bpf_ktime_get_ns();
+    u64 ts_ns = clock_ns();
     u8 torn = 0;
     TELL_TEXT(TEXT_0);
     TELL_TEXT(TEXT_1);
@@ -916,7 +923,7 @@ int syscall_enter(void *given)
     u64 number = VALUE_OF(given), registers = REGISTERS_OF(given);
     if (!is_wanted(number))
         return 0;
-    struct open call = {.ts_ns = bpf_ktime_get_ns()};
+    struct open call = {.ts_ns = clock_ns()};
     read_arguments(registers, call.a);
     if (MIN_DURATION_NS) {
         struct frame frame = {.at = -1, .tid = (u32)ids};
@@ -946,7 +953,7 @@ int syscall_exit(void *given)
             return 0;
         u64 began_ns = call->ts_ns, a[4] = {call->a[0], call->a[1], call->a[2], call->a[3]};
         bpf_map_delete_elem_(OPEN, &frame);
-        if (bpf_ktime_get_ns() - began_ns < MIN_DURATION_NS) {
+        if (clock_ns() - began_ns < MIN_DURATION_NS) {
             count(FILTERED, SYSCALL, 2);
             return 0;
         }
@@ -1166,7 +1173,7 @@ int process_exit(void *args)
     if (!thread || (WITH_SCHEDULER && window()))
         return 0;
     /* Not counted where there is no room: what is kept of the thread is then kept until its id is used again. */
-    struct record *r = reserve(THREAD_END, tid, thread->tgid, 0, bpf_ktime_get_ns());
+    struct record *r = reserve(THREAD_END, tid, thread->tgid, 0, clock_ns());
     if (r)
         submit(r);
     bpf_map_delete_elem_(TRACKED, &tid);

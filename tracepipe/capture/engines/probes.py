@@ -22,7 +22,7 @@ from tracepipe.capture.engines.drain import Drain
 from tracepipe.capture.engines.engine import Coverage, Turn
 from tracepipe.capture.engines.probing import TEXTS, Probing
 from tracepipe.capture.machine.refusals import Operation, explain
-from tracepipe.capture.machine.threads import comm_of, own_namespace, running_threads
+from tracepipe.capture.machine.threads import clock_ahead_ns, comm_of, own_namespace, running_threads
 from tracepipe.capture.records.loss import Loss, unread, unread_error
 from tracepipe.capture.records.record import DROP_LAYERS, UNSEEN, window_record, windows_in
 from tracepipe.capture.records.render import RecordRenderer
@@ -293,6 +293,7 @@ class ProbeAttachment:
             Constant.MAY_SLEEP: 0,
             Constant.BEGIN_AT: plan.windows.begin_at if plan.windows else 0,
             Constant.END_AT: plan.windows.end_at if plan.windows else 0,
+            Constant.CLOCK_AHEAD_NS: clock_ahead_ns(),
         }
 
     def _code(self, program: str, fields: Mapping[int, Field], own: Mapping[int, int]) -> bytes:

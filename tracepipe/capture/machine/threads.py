@@ -1,9 +1,10 @@
-"""The threads that run already, as /proc shows them, and the pid namespace that it is seen from."""
+"""The threads that run already, as /proc shows them, and the namespaces that this process is in."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +27,16 @@ def own_namespace() -> tuple[int, int] | None:
     """
     status = (_PROC / "self/ns/pid").stat()
     return None if status.st_ino == _INITIAL_PID_NAMESPACE else (status.st_dev, status.st_ino)
+
+
+def clock_ahead_ns() -> int:
+    """What this process's time namespace adds to the kernel's CLOCK_MONOTONIC, which BPF programs read."""
+    with suppress(OSError):  # Linux before 5.6 has none
+        for line in (_PROC / "self/timens_offsets").read_text().splitlines():
+            clock, seconds, nanoseconds = line.split()
+            if clock == "monotonic":
+                return int(seconds) * 1_000_000_000 + int(nanoseconds)
+    return 0
 
 
 def running_threads(scope: Scope) -> Iterator[Thread]:
