@@ -19,6 +19,7 @@ from tests.support.recordings import GPU_CLOCK, span, write
 from tracepipe.reports import REPORTS
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.samples import Gathering
+from tracepipe.reports.writing.table_formats import FORMATS
 
 MEASURE = r"""
 import re, sys
@@ -315,6 +316,17 @@ def test_a_gap_takes_some_hundred_bytes(report: str, launched: tuple[Path, Path]
     few, many = (peak_bytes(report, str(path)) for path in launched)
     assert (many - few) / 100_000 < most_bytes
     assert many < most_mb * 10**6
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("what", ["names", "arguments"])
+def test_an_export_of_long_texts_takes_little(what: str, form: str, tmp_path: Path) -> None:
+    def one(at: int) -> dict[str, Any]:
+        text = str(at) + "x" * 3_000
+        return call(at, text) if what == "names" else call(at, args={"text": text})
+
+    path = write(tmp_path / "run.jsonl", *map(one, range(20_000)))
+    assert peak_bytes("export", str(path), "--format", form) < 175 * 10**6
 
 
 def test_much_text_of_arguments_is_not_in_memory(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def exported(run: Run, folder: Path, to: str = "parquet") -> dict[str, pl.DataFr
 
 def whole(table: LayerTable, run: Run) -> pl.DataFrame:
     """All of a table."""
-    return pl.concat([table.part(run, slice(0, 0)), *table.frames(run)])
+    return pl.concat([table.part(run, slice(0, 0)), *table.frames(run, 1_000)])
 
 
 def test_a_layer_is_a_table_of_whole_numbers(run: Run, tmp_path: Path) -> None:
@@ -151,6 +151,23 @@ def test_a_table_of_several_parts_is_that_of_one(
         assert several[name].equals(one[name], null_equal=True) and len(one[name]) == table.count(run), name
     assert len(one["calls"]) == 100 and len(one["warps"]) == 42
     assert one["stacks"]["frame"].to_list() == [place for at in range(1, 7) for place in range(at)]
+
+
+def test_a_part_has_fewer_rows_where_texts_are_long(load: Load) -> None:
+    records: list[dict[str, Any]] = []
+    for at in range(300):
+        text = f"{at}" + "x" * 4_000
+        of_thread = {"gpu": 0, "block": [0, 0, 0], "thread": [at, 0, 0]}
+        records += [
+            {"type": "stack", "id": at, "frames": [{"function": text}]},
+            span(1_100 + at, 1_200 + at, text, stack=at),
+            event("I", 1_100 + at, text, "gpu_thread") | of_thread,
+            WARPS | {"name": text, "launch": at, "ranges": [f"load {text}", f"wait {text}"]},
+            {"type": "loss", "layer": "syscall", "count": 9, "ts_ns": 1_550, "reason": text},
+        ]
+    run = load(PAIR, *records)
+    for name in ("calls", "gpu_threads", "stacks", "warps", "ranges", "losses"):
+        assert 200 < TABLES[name].rows_at_once(run) < 600, name
 
 
 def test_a_bug_while_a_table_is_made_is_no_full_disk() -> None:

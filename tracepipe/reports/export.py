@@ -51,7 +51,8 @@ def run(run: Run, options: Options) -> Result:
 
 
 def _write(run: Run, table: LayerTable, schema: pl.Schema, to: str, out: BinaryIO) -> None:
-    write_table(schema, table.frames(run), out, to)
+    rows = table.rows_at_once(run)
+    write_table(schema, table.frames(run, rows), out, to, rows)
 
 
 def _about(run: Run, tables: dict[str, Any]) -> dict[str, Any]:

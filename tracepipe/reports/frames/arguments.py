@@ -57,6 +57,10 @@ class ArgsTable:
         """All of one."""
         return self._kept.args(number)
 
+    def text_bytes(self, numbers: Int32s) -> int:
+        """How much text some have, but for a little."""
+        return self._kept.text_bytes(numbers)
+
     def read(self, numbers: Int32s) -> None:
         """Make what the other methods give of these arguments, but for what is text."""
         wanted = np.unique(numbers)

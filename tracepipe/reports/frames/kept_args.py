@@ -6,11 +6,13 @@ import json
 import os
 import weakref
 from array import array
+from typing import Any
 
 import orjson
 
 from tracepipe.event.columns import NONE
 from tracepipe.event.tables import Args, Tables
+from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.stored import no_room, unnamed_file
 
 
@@ -59,6 +61,12 @@ class KeptArgs:
         start = self._ends[number - 1] if number else 0
         assert self._file is not None
         return os.pread(self._file, self._ends[number] - start, start)
+
+    def text_bytes(self, numbers: Any) -> int:
+        """How much text some arguments have that are in the file; there is little of the others."""
+        ends = np.frombuffer(self._ends or array("q", [0]), np.int64)
+        known = numbers[(numbers != NONE) & (numbers < len(self._ends))]
+        return int((ends[known] - np.where(known > 0, ends[known - 1], 0)).sum())
 
     def args(self, number: int) -> Args:
         """Arguments: a dict of its own."""

@@ -89,6 +89,11 @@ class LaunchTable:
         texts = [None if number == NONE else self.name(number) for number in numbers.tolist()]
         return pl.Series(name, texts, dtype=pl.String).gather(places)
 
+    def text_bytes(self, launches: Any) -> int:
+        """How much text the names of some launches' kernels have, each once."""
+        numbers = np.unique(self.column("name", launches)[0])
+        return int(self._names.sizes(numbers[numbers != NONE]).sum())
+
     def name(self, number: int) -> str:
         """What the number of a name stands for, as it can be written anywhere."""
         return self._names[number].decode("utf-8", "replace")

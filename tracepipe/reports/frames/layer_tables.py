@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from tracepipe.reports.frames.libraries import np, pl
@@ -10,7 +10,8 @@ from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.stored import parts
 from tracepipe.reports.frames.warp_columns import COLUMNS
 
-_ROWS_AT_ONCE = 1 << 13
+# Rows of a part; and the text that they have at most, or there are fewer.
+_ROWS_AT_ONCE, _TEXT_BYTES = 1 << 13, 1 << 20
 _TIMES = ("start_ns", "end_ns", "dur_ns", "kind")
 _THREAD = ("pid", "tid", "cpu", "comm")
 _NESTING = ("depth", "parent_row")
@@ -36,17 +37,29 @@ _STACKS = {
 
 
 class LayerTable(NamedTuple):
-    """A table of a run: how many rows it has, and a part of them."""
+    """A table of a run: how many rows it has, a part of them, and how much text a part has at most."""
 
     count: Callable[[Run], int]
     part: Callable[[Run, slice], pl.DataFrame]
+    text_bytes: Callable[[Run, slice], int] = lambda run, rows: 0
 
-    def frames(self, run: Run) -> Iterator[pl.DataFrame]:
-        """All of it, some rows at a time."""
+    def rows_at_once(self, run: Run) -> int:
+        """How many rows take little memory, wherever in the table they stand."""
+        found = _ROWS_AT_ONCE
+        for rows in self._parts(run, _ROWS_AT_ONCE):
+            found = min(found, (rows.stop - rows.start) * _TEXT_BYTES // max(self.text_bytes(run, rows), 1))
+        return max(found, 1)
+
+    def frames(self, run: Run, rows_at_once: int) -> Iterator[pl.DataFrame]:
+        """All of it, so many rows at a time."""
+        for rows in self._parts(run, rows_at_once):
+            yield self.part(run, rows)
+
+    def _parts(self, run: Run, at_once: int) -> Iterator[slice]:
         for some in parts(self.count(run)):
             # A row has a hundred times what one has of a column.
-            for start in range(some.start, some.stop, _ROWS_AT_ONCE):
-                yield self.part(run, slice(start, min(start + _ROWS_AT_ONCE, some.stop)))
+            for start in range(some.start, some.stop, at_once):
+                yield slice(start, min(start + at_once, some.stop))
 
 
 def _numbered(frame: pl.DataFrame, rows: slice) -> pl.DataFrame:
@@ -76,7 +89,7 @@ def _spans(layer: str, *columns: str) -> LayerTable:
             wide = wide.with_columns(pl.col("parent").alias("parent_row"), pl.col("depth").cast(pl.Int64))
         return wide.select("row", *columns)
 
-    return LayerTable(lambda run: len(run.layer(layer)), part)
+    return LayerTable(lambda run: len(run.layer(layer)), part, lambda run, rows: run.text_bytes(layer, rows))
 
 
 def _gpu_threads(run: Run, rows: slice) -> pl.DataFrame:
@@ -115,6 +128,24 @@ def _stacks(run: Run, rows: slice) -> pl.DataFrame:
     return pl.DataFrame(some, _STACKS, orient="row")
 
 
+def _of_longest(texts: Iterable[str], rows: slice) -> int:
+    """How much text rows have at most, with one of these in each."""
+    return max(map(len, texts), default=0) * len(range(rows.start, rows.stop))
+
+
+def _stack_bytes(run: Run, rows: slice) -> int:
+    return _of_longest((f"{frame.function}{frame.file}" for frame in run.stacks.frames), rows)
+
+
+def _loss_bytes(run: Run, rows: slice) -> int:
+    return sum(_of_longest(run.loss_table.texts(name), rows) for name in ("layer", "reason"))
+
+
+def _warp_bytes(run: Run, rows: slice) -> int:
+    table = run.warp_table
+    return table.launches.text_bytes(table.launch_of(np.arange(rows.start, rows.stop)))
+
+
 def _clocks(run: Run) -> pl.DataFrame:
     return pl.DataFrame(
         {
@@ -132,14 +163,24 @@ TABLES: dict[str, LayerTable] = {
     "driver": _spans("kernel", "layer", *_CALL),
     "scheduler": _spans("scheduler", *_TIMES, "name", *_THREAD, *_ARGS),
     "kernels": _spans("gpu_kernel", *_TIMES, *_LAUNCH, *_PYTHON, "args"),
-    "warps": LayerTable(lambda run: len(run.warp_table), _warps),
+    "warps": LayerTable(lambda run: len(run.warp_table), _warps, _warp_bytes),
     "exits": LayerTable(lambda run: len(run.warp_table.exit_columns()[0]), _exits),
-    "ranges": LayerTable(lambda run: len(run.warp_table.ranges), _ranges),
-    "gpu_threads": LayerTable(lambda run: len(run.layer("gpu_thread")), _gpu_threads),
+    "ranges": LayerTable(
+        lambda run: len(run.warp_table.ranges),
+        _ranges,
+        lambda run, rows: run.warp_table.ranges.text_bytes(rows),
+    ),
+    "gpu_threads": LayerTable(
+        lambda run: len(run.layer("gpu_thread")),
+        _gpu_threads,
+        lambda run, rows: run.text_bytes("gpu_thread", rows),
+    ),
     "memory": _spans("memory", *_EFFECT, *_ARGS),
     "transfers": _spans("transfer", *_EFFECT, *_ARGS, "bound_ns"),
-    "stacks": LayerTable(lambda run: run.stacks.places, _stacks),
-    "losses": LayerTable(lambda run: len(run.loss_table), lambda run, rows: run.loss_table.frame(rows)),
+    "stacks": LayerTable(lambda run: run.stacks.places, _stacks, _stack_bytes),
+    "losses": LayerTable(
+        lambda run: len(run.loss_table), lambda run, rows: run.loss_table.frame(rows), _loss_bytes
+    ),
     "clocks": LayerTable(lambda run: len(run.facts.clocks), lambda run, rows: _clocks(run)[rows]),
 }
 """Name of a table → how it is made of a run. docs/reports.md says what each column means."""

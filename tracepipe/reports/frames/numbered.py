@@ -59,6 +59,11 @@ class Numbered:
             self._late = bytearray()
             self._kept = memoryview(self._column.so_far(self._column.count))
 
+    def sizes(self, numbers: Any) -> Any:
+        """How long each of some is, where they differ in it."""
+        ends = np.frombuffer(self._ends or array("q", [0]), np.int64)
+        return ends[numbers] - np.where(numbers > 0, ends[numbers - 1], 0)
+
     def find(self, text: bytes) -> int:
         """The number of one, NONE where it was not met."""
         number: int = self._slots[self._place(text, hash(text) & _HASH)]

@@ -54,6 +54,10 @@ class RangeTable:
         """A few columns of `frame`, with the number of its name in place of each."""
         return pl.DataFrame({name: self._columns[name].so_far(len(self))[rows] for name in columns})
 
+    def text_bytes(self, rows: slice) -> int:
+        """How much text the names of some ranges have, each once."""
+        return int(self._names.sizes(np.unique(self._columns["name"].so_far(len(self))[rows])).sum())
+
     def frame(self, rows: slice = slice(None)) -> pl.DataFrame:
         """A row for each range, in the order of the file: warp_row (in `warps`), name; start_ns, dur_ns;
         self_ns: less the ranges in it; cycles; open: its end is not known, and is taken to be the warp's last

@@ -111,6 +111,12 @@ class Run:
         frames = Frames(self.shapes, self.args.afresh(), self.stacks)
         return frames.frame(self._layers[name].rows(rows), columns)
 
+    def text_bytes(self, name: str, rows: slice) -> int:
+        """How much text rows of a layer that follow each other have, but for a little."""
+        layer = self._layers[name].rows(rows)
+        of_args = sum(map(self.args.text_bytes, (layer.args, layer.end_args)))
+        return of_args + self.shapes.text_bytes(layer.shape)
+
     def _frame(self, name: str) -> pl.DataFrame:
         return self._frames.frame(self._layers[name])
 

@@ -253,6 +253,11 @@ class ShapeTable:
         known = {number: self.text(number) for number in set(numbers) - {NONE}}
         return [known.get(number) for number in numbers]
 
+    def text_bytes(self, shapes: Any) -> int:
+        """How much text some shapes have, each text once."""
+        numbers = [np.unique(self.column(name, shapes)) for name in _TEXTS]
+        return sum(int(self._texts.sizes(some[some != NONE]).sum()) for some in numbers)
+
     def text(self, number: int) -> str:
         """What the number of a text stands for, as it can be written anywhere."""
         return self._texts[number].decode("utf-8", "replace")

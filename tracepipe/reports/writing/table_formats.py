@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from inspect import signature
+from itertools import chain
 from typing import Any, BinaryIO
 
 from tracepipe.errors import OutputError
@@ -11,32 +14,40 @@ from tracepipe.reports.frames.libraries import pl
 # Text that a spreadsheet would run as a formula has a quote in front, by which it is shown as text (OWASP,
 # "CSV Injection"). A number is none, though it may begin with a sign.
 _FORMULA, _NUMBER = r"^[=+\-@＝＋－＠\t\r\n]", r"^[+-]?[0-9]+(\.[0-9]+)?$"
-# What Parquet has the least and greatest values of.
-_ROWS_OF_GROUP = 1 << 16
-WriteTable = Callable[["pl.LazyFrame", BinaryIO], None]
+ROWS_OF_PART = 1 << 13
+"""Rows that take little memory, where texts are short."""
+# What Parquet has the least and greatest values of; and how many parts, where texts are long.
+_ROWS_OF_GROUP, _PARTS_OF_GROUP = 1 << 16, 4
+WriteTable = Callable[["pl.Schema", Iterator["pl.DataFrame"], int, BinaryIO], None]
 
 
-def _parquet(table: pl.LazyFrame, out: BinaryIO) -> None:
-    table.sink_parquet(out, compression="zstd", statistics=True, row_group_size=_ROWS_OF_GROUP)
+def _parquet(schema: pl.Schema, frames: Iterator[pl.DataFrame], rows: int, out: BinaryIO) -> None:
+    with _lazily(schema, frames, "Parquet") as table:
+        group = _ROWS_OF_GROUP if rows >= ROWS_OF_PART else rows * _PARTS_OF_GROUP
+        table.sink_parquet(out, compression="zstd", statistics=True, row_group_size=group)
 
 
-def _arrow(table: pl.LazyFrame, out: BinaryIO) -> None:
-    # The oldest layout of text, which every reader of Arrow files knows.
-    table.sink_ipc(out, compression="zstd", compat_level=pl.CompatLevel.oldest())
+def _arrow(schema: pl.Schema, frames: Iterator[pl.DataFrame], rows: int, out: BinaryIO) -> None:
+    with _lazily(schema, frames, "Arrow") as table:
+        # Older Polars knows no size of batches, and makes one of each part.
+        has_size = "record_batch_size" in signature(table.sink_ipc).parameters
+        size: dict[str, Any] = {"record_batch_size": rows} if has_size and rows < ROWS_OF_PART else {}
+        # The oldest layout of text, which every reader of Arrow files knows.
+        table.sink_ipc(out, compression="zstd", compat_level=pl.CompatLevel.oldest(), **size)
 
 
-def _csv(table: pl.LazyFrame, out: BinaryIO) -> None:
+def _csv(schema: pl.Schema, frames: Iterator[pl.DataFrame], rows: int, out: BinaryIO) -> None:
     text = pl.col(pl.String)
     is_formula = text.str.contains(_FORMULA) & ~text.str.contains(_NUMBER)
-    table.with_columns(pl.when(is_formula).then(pl.lit("'") + text).otherwise(text).name.keep()).sink_csv(out)
+    shown = pl.when(is_formula).then(pl.lit("'") + text).otherwise(text).name.keep()
+    # Part by part: Polars gathers many rows of a lazy table, however long they are.
+    for at, frame in enumerate(chain([pl.DataFrame(schema=schema)], frames)):
+        frame.with_columns(shown).write_csv(out, include_header=at == 0)
 
 
-FORMATS: dict[str, WriteTable] = {"parquet": _parquet, "arrow": _arrow, "csv": _csv}
-"""Format → how a table is written; the name is the ending of its files."""
-
-
-def write_table(schema: pl.Schema, frames: Iterator[pl.DataFrame], out: BinaryIO, to: str) -> None:
-    """Write the parts of a table in one of `FORMATS`. Raises OSError or OutputError on a full disk."""
+@contextmanager
+def _lazily(schema: pl.Schema, frames: Iterator[pl.DataFrame], what: str) -> Iterator[pl.LazyFrame]:
+    """The parts as a table that is not in memory. Raises what they raise, and OutputError on a full disk."""
     failed: list[BaseException] = []
 
     def source(*_: Any) -> Iterator[pl.DataFrame]:
@@ -49,9 +60,23 @@ def write_table(schema: pl.Schema, frames: Iterator[pl.DataFrame], out: BinaryIO
     from polars.io.plugins import register_io_source
 
     try:
-        FORMATS[to](register_io_source(source, schema=schema), out)
+        yield register_io_source(source, schema=schema)
     except pl.exceptions.PolarsError as e:
         if failed:  # an error of ours, which Polars wraps in its own
             raise failed[0] from None
         # What Polars makes of an error of the system.
-        raise OutputError(f"cannot write a table as {to}: {e}", "free some space, or use -o") from e
+        raise OutputError(f"cannot write a table as {what}: {e}", "free some space, or use -o") from e
+
+
+FORMATS: dict[str, WriteTable] = {"parquet": _parquet, "arrow": _arrow, "csv": _csv}
+"""Format → how the parts of a table are written that have so many rows each; the name is the ending of its
+files."""
+
+
+def write_table(
+    schema: pl.Schema, frames: Iterator[pl.DataFrame], out: BinaryIO, to: str, rows: int = ROWS_OF_PART
+) -> None:
+    """Write the parts of a table, of so many rows each, in one of `FORMATS`. Raises OSError or OutputError on
+    a full disk.
+    """
+    FORMATS[to](schema, frames, rows, out)
