@@ -76,13 +76,11 @@ def _started(shell: str) -> Any:
         from perfetto.trace_processor.api import TraceProcessor, TraceProcessorConfig
 
         if not shell:
-            from tracepipe.sql.wasm import WasmTraceProcessor, find_wasm
+            from tracepipe.sql.wasm import WasmTraceProcessor
 
-            find_wasm()
+            return WasmTraceProcessor()
     except (ImportError, OutputError) as error:
         raise LibraryMissing(f"no trace processor is on this machine: {error}", _HINT) from error
-    if not shell:
-        return WasmTraceProcessor()
     try:
         return TraceProcessor(config=TraceProcessorConfig(bin_path=shell))
     except (PerfettoException, OSError) as error:

@@ -6,7 +6,6 @@ the perfetto package's `TraceProcessor`. Neither a network nor a native binary i
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, BinaryIO
 
 from perfetto.common.exceptions import PerfettoException
@@ -20,17 +19,12 @@ _refused: Any = PerfettoException
 _REQUEST_BYTES = 32 << 20  # what the UI's worker sets aside; longer requests are handed over in pieces
 
 
-def find_wasm() -> Path:
-    """The WebAssembly. Raises OutputError where no UI is on this machine."""
-    return find_ui().version / "trace_processor.wasm"
-
-
 class _InProcessBackend(TraceProcessorBackend):
     """TraceProcessorRpc over the module's two entry points: one takes requests, one calls back replies."""
 
     def __init__(self, protos: Any) -> None:
         super().__init__(protos)
-        self._module = EmscriptenModule(find_wasm())
+        self._module = EmscriptenModule(find_ui().version / "trace_processor.wasm")
         self._module.main("trace_processor")
         self._reply = bytearray()
         on_reply = self._module.function_pointer(
@@ -96,7 +90,7 @@ class WasmTraceProcessor(TraceProcessor):
     """A trace as Perfetto imports it: an open file, which is no text that may be a URI, or pieces of one;
     None for one that `http.parse` is given.
 
-    Raises PerfettoException for a trace that the importer refuses.
+    Raises PerfettoException for a trace that the importer refuses, OutputError where this machine has no UI.
     """
 
     def __init__(self, trace: BinaryIO | Any = None) -> None:
