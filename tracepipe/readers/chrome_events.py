@@ -27,8 +27,8 @@ _INSTANTS = frozenset("iIRP")
 _OF_OBJECTS = {"N": "created", "O": "snapshot", "D": "destroyed"}
 _PAIRED = frozenset("BEbne")
 _KNOWN = frozenset({"ph", "cat", "name", "pid", "tid", "ts", "dur", "args"})
-_OF_ASYNC = frozenset({"id", "id2", "scope"})
-_OF_FLOWS = frozenset({"id", "id2", "scope", "bp"})
+_OF_ASYNC = _KNOWN | {"id", "id2", "scope"}
+_OF_FLOWS = _OF_ASYNC | {"bp"}
 # A year: no slice of a trace is as long.
 _LONG_NS: Final = 365 * 24 * 3600 * 10**9
 _CACHED_MAX: Final = 1 << 11
@@ -214,7 +214,7 @@ class ChromeEvents:
         number = flow_number(category, event.get("name"), *id)
         self._note_time(ts_ns, 0)
         first = self._first(fields, event, event["ph"], False)
-        args = _args_of(event, _KNOWN | _OF_FLOWS)
+        args = _args_of(event, _OF_FLOWS)
         self.rows.add(SortedRow(ts_ns, ARROW, 0, number, first, _dumped(args)))
         return ""
 
@@ -229,7 +229,7 @@ class ChromeEvents:
             id = id_of(event)
             if id is None:
                 return "id: is missing"
-            args = _args_of(event, _KNOWN | _OF_ASYNC)
+            args = _args_of(event, _OF_ASYNC)
             fields: dict[str, Any] = {"type": "annotation"}
             if category:
                 fields["domain"] = category

@@ -64,6 +64,9 @@ _LAYERS: Final = {
 _CALLS: Final = ("pytrace", "pytorch", "utrace")
 _LEAVES, _IS_WOKEN, _BEGINS = 0, 1, 2  # the order of what happens at one time
 _OF_ALL: Final = frozenset({"ts", "t", "task", "cpu", "dur", "start_ts", "name", "args"})
+_OF_SWITCH: Final = _OF_ALL | {"prev", "next", "prev_state", "prev_prio", "next_prio", "pmus"}
+_OF_WAKEUP: Final = _OF_ALL | {"waker", "wakee"}
+_OF_WORK: Final = _OF_ALL | {"device_id", "stream_id", "corr_id"}
 _NAMED_BY: Final = ("name", "action", "kind", "desc", "pmu", "filename", "insert_type")
 
 
@@ -190,8 +193,7 @@ class WprofEvents:
             "prio": event.get("prev_prio"),
             **({"pmus": event["pmus"]} if "pmus" in event else {}),
         }
-        known = _OF_ALL | {"prev", "next", "prev_state", "prev_prio", "next_prio", "pmus"}
-        begun = {"prio": event.get("next_prio"), **self._args(event, known)}
+        begun = {"prio": event.get("next_prio"), **self._args(event, _OF_SWITCH)}
         for fields, args, phase, rank in (
             (parts[0], self._args(left), "E", _LEAVES),
             (parts[1], begun, "B", _BEGINS),
@@ -207,7 +209,7 @@ class WprofEvents:
         fields, waker = self._task(event, "wakee"), self._task(event, "waker")
         args = {
             "by_tid": waker.get("tid", 0) if waker["pid"] else 0,
-            **self._args(event, _OF_ALL | {"waker", "wakee"}),
+            **self._args(event, _OF_WAKEUP),
         }
         if kind != "waking":
             args["is_new"] = True
@@ -232,7 +234,7 @@ class WprofEvents:
         gpu, stream = _whole(event.get("device_id")), _whole(event.get("stream_id"))
         if gpu is None or stream is None:
             raise Unusable("device_id" if gpu is None else "stream_id", "is missing, or not an integer")
-        args = self._args(event, _OF_ALL | {"device_id", "stream_id", "corr_id"})
+        args = self._args(event, _OF_WORK)
         if "byte_cnt" in args:
             args["size"] = args.pop("byte_cnt")
         record: dict[str, Any] = {"phase": "X", "pid": pid, "gpu": gpu, "stream": stream}
