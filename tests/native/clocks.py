@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ctypes
 from random import Random
+from typing import Any
 
 import numpy as np
 
-from tests.support.warp_readings import LikelyGpu, hostile_batches
-from tracepipe.clocks.native_sm_clock import NativeSmClocks
+from tests.support.warp_readings import Batch, LikelyGpu, hostile_batches
+from tracepipe.clocks.native_sm_clock import HAS_CLOCKS, HAS_COUNTS, HAS_SLOT, NativeSmClocks
 from tracepipe.clocks.sm_clock import SmClocks
 
 
@@ -22,3 +23,32 @@ def sm_clocks_refine(core: ctypes.CDLL, rng: Random) -> None:
             assert expected is found
         else:
             assert all(map(np.array_equal, expected, found))
+
+
+def sm_clocks_refine_all(core: ctypes.CDLL, rng: Random) -> None:
+    """`tp_sm_clocks_refine_all` does with some batches at once what is done with one after the other."""
+    seed = rng.getrandbits(32)
+    batches = LikelyGpu(seed).batches() if rng.random() < 0.5 else hostile_batches(seed)
+    batches = [batch for batch in batches if 0 <= batch[0] < 1 << 63]
+    clocks, all_at_once = NativeSmClocks(core), NativeSmClocks(core)
+    found = [clocks.refine(*batch) for batch in batches]
+    finer, entered, stayed = all_at_once.refine_all(*joined(batches))
+    assert finer.tolist() == [one is not None for one in found]
+    best = [batch[1:3] if one is None else one for one, batch in zip(found, batches, strict=True)]
+    for column, parts in zip((entered, stayed), zip(*best, strict=True), strict=True):
+        assert np.array_equal(column, np.concatenate(parts))
+
+
+def joined(batches: list[Batch]) -> tuple[Any, ...]:
+    """Batches as `refine_all` takes them."""
+    columns: list[list[Any]] = [[] for _ in range(7)]
+    has = []
+    for _, *batch in batches:
+        slots, counts = batch[3], batch[6]
+        has.append(HAS_CLOCKS | HAS_SLOT * (slots is not None) | HAS_COUNTS * (counts is not None))
+        for column, part in zip(columns, batch, strict=True):
+            column.append(np.full(len(batch[0]), -1) if part is None else part)
+    base_ns = np.array([batch[0] for batch in batches], np.int64)
+    warps, exits = (np.array([len(batch[at]) for batch in batches], np.int64) for at in (1, 2))
+    of_all = [np.concatenate([np.empty(0, np.int64), *parts]) for parts in columns]
+    return base_ns, warps, exits, np.array(has, np.uint8), of_all

@@ -19,6 +19,7 @@ TARGETS: dict[str, Callable[[ctypes.CDLL, Random], Any]] = {
     "nest_events": nesting.nest_events,
     "order": warps.order,
     "sm_clocks_refine": clocks.sm_clocks_refine,
+    "sm_clocks_refine_all": clocks.sm_clocks_refine_all,
     "records": records.sieve,
     "ring": ring.ring,
     "objects": objects.objects,

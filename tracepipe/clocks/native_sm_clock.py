@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
+
+from tracepipe.native.signatures import Batches
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -15,13 +18,15 @@ if TYPE_CHECKING:
 
 _REFINED, _BAD_LENGTHS, _NO_MEMORY = 1, -1, -2
 _BASE_LIMIT_NS = 1 << 62
+HAS_CLOCKS, HAS_SLOT, HAS_COUNTS = 1, 2, 4
+"""Columns that a batch has: those without which it stays as it was read, slot, exit_count."""
 
 
 class NativeSmClocks:
     """The clocks of one GPU's SMs, as `SmClocks`. Not for two threads at once."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._refine = library.tp_sm_clocks_refine
+        self._refine, self._refine_all = library.tp_sm_clocks_refine, library.tp_sm_clocks_refine_all
         self._clocks = library.tp_sm_clocks_new()
         if not self._clocks:
             raise MemoryError
@@ -66,6 +71,36 @@ class NativeSmClocks:
         if done == _NO_MEMORY:
             raise MemoryError
         return (entered, stayed) if done == _REFINED else None
+
+    def refine_all(
+        self,
+        base_ns: Column,
+        warps: Column,
+        exits: Column,
+        has: npt.NDArray[np.uint8],
+        columns: Sequence[Column | None],
+    ) -> tuple[npt.NDArray[np.bool_], Column, Column]:
+        """As `refine` of batches that have so many warps and exits each: which are finer, and the entries and
+        exits of all. `columns` are those of `refine`, batch after batch; `has` says which of them each batch
+        has.
+        """
+        counts = (warps, exits, warps, warps, warps, exits, warps)
+        sizes = [int(count.sum()) for count in counts]
+        addresses = [_address(column, size) for column, size in zip(columns, sizes, strict=True)]
+        entered, stayed = np.empty(sizes[0], np.int64), np.empty(sizes[1], np.int64)
+        finer = np.empty(len(base_ns), np.bool_)
+        of_batches = (column.ctypes.data for column in (base_ns, warps, exits, has))
+        done = self._refine_all(
+            self._clocks,
+            len(base_ns),
+            ctypes.byref(Batches(*of_batches, *addresses)),
+            *(column.ctypes.data for column in (entered, stayed, finer)),
+        )
+        if done == _BAD_LENGTHS:
+            raise ValueError("the counts of exits do not add up to the exits")
+        if done == _NO_MEMORY:
+            raise MemoryError
+        return finer, entered, stayed
 
 
 def _address(column: Column | None, count: int) -> int | None:

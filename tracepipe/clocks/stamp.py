@@ -10,15 +10,12 @@ import numpy as np
 from tracepipe.clocks import collected
 from tracepipe.clocks.collected import CollectedPairs, in_parts
 from tracepipe.clocks.maps import SNAPSHOT_NS, ClockMap, Fit, fit, offset_map
-from tracepipe.clocks.native_sm_clock import NativeSmClocks
-from tracepipe.clocks.range_times import place_ranges
-from tracepipe.clocks.sm_clock import SmClocks
+from tracepipe.clocks.warp_times import WarpTimes
 from tracepipe.errors import ClockError
 from tracepipe.event.columns import (
     NONE,
     SPECIAL,
     UNDATED_NS,
-    Int64s,
     SourceBatch,
     TraceBatch,
     TraceColumns,
@@ -36,12 +33,8 @@ from tracepipe.event.model import (
 )
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Tables
-from tracepipe.event.warps import WARP_COLUMNS, PlacedWarps, Warps
-from tracepipe.native import library
+from tracepipe.event.warps import PlacedWarps, Warps
 
-# Readings are given from so far below where the first one was, so that they stay above it: a second's drift
-# is some µs.
-_OFFSET_ROOM_NS = 1 << 20
 # What clocks are called of which there are too many.
 _OTHERS = "other clocks"
 
@@ -88,8 +81,7 @@ class Clocks:
         self.start = header.get("start", {})
         self._maps: dict[str, ClockMap] = {self.trace_clock: offset_map(self.trace_clock, "same", 0, 0)}
         self._placed: dict[str, int] = {}
-        self._sm_clocks: dict[str, SmClocks | NativeSmClocks] = {}
-        self._offsets_ns: dict[str, int] = {}
+        self._warp_times = WarpTimes()
         self._codes = np.zeros(2, np.int16)
         self._clocks: dict[str, int] = {}
         self._rounds = 0
@@ -159,8 +151,15 @@ class Clocks:
         of = self._codes_of(tables)[events.shape]
         if of.any():
             self._move(events, of, left_out, unplaced)
-        for at in np.flatnonzero(events.shape == SPECIAL).tolist() if batch.others else ():
-            placed = self._stamp_other(batch.others[int(events.args[at])], events, at, unplaced)
+        special = np.flatnonzero(events.shape == SPECIAL).tolist() if batch.others else []
+        warps = self._place_warps(batch, special)
+        for at in special:
+            placed: Record | PlacedWarps | None
+            if (placed := warps.get(at)) is not None:
+                self._note(placed.clock, placed.bound_ns)
+                events.ts_ns[at] = placed.ts_ns
+            else:
+                placed = self._stamp_other(batch.others[int(events.args[at])], events, at, unplaced)
             if placed is None:
                 left_out.append(at)
                 events.ts_ns[at] = NONE
@@ -233,8 +232,10 @@ class Clocks:
 
     def _stamp_other(
         self, other: Record | Warps, events: TraceColumns, at: int, unplaced: dict[str, int]
-    ) -> Record | PlacedWarps | None:
-        """A record that is no event, placed; its time is set in its row. None where nothing places it."""
+    ) -> Record | None:
+        """A record that is no event, placed; its time is set in its row. None where nothing places it, nor
+        warps that are given here.
+        """
         if isinstance(other, dict):
             if other["type"] == "footer":
                 self._note_end(other.get("end", {}))
@@ -251,77 +252,29 @@ class Clocks:
         if clock_map is None:
             _leave_out(clock, count, unplaced)
             return None
+        assert isinstance(other, dict)  # warps whose clock is known have their place
         source_ns = int(events.ts_ns[at])
-        bound_ns = clock_map.bound_at(source_ns)
-        self._note(clock, bound_ns)
-        if isinstance(other, dict):
-            events.ts_ns[at] = start_ns = clock_map.place(SourceNs(source_ns))
-            if clock_map.method == "same" or "dur_ns" not in other:
-                return other
-            end_ns = clock_map.place(SourceNs(source_ns + other["dur_ns"]))
-            return other | {"dur_ns": max(0, end_ns - start_ns)}
-        placed = self._stamp_warps(other, clock_map, bound_ns)
-        events.ts_ns[at] = placed.ts_ns
-        return placed
+        self._note(clock, clock_map.bound_at(source_ns))
+        events.ts_ns[at] = start_ns = clock_map.place(SourceNs(source_ns))
+        if clock_map.method == "same" or "dur_ns" not in other:
+            return other
+        end_ns = clock_map.place(SourceNs(source_ns + other["dur_ns"]))
+        return other | {"dur_ns": max(0, end_ns - start_ns)}
 
-    def _stamp_warps(self, warps: Warps, clock_map: ClockMap, bound_ns: int) -> PlacedWarps:
-        """A batch of warps on the trace clock, from its first entry on. Exits count from their entry."""
-        clock, base_ns = clock_map.clock, warps.ts_ns
-        entry, exits = warps.entry_ns, warps.exit_ns
-        finer = self._refined(clock, warps)
-        if finer is not None:
-            entry, exits = finer
-        first_ns = int(entry.min()) if finer and len(entry) else 0
-        place = clock_map.place
-        start_ns = place(SourceNs(base_ns + first_ns))
-        longest_ns = int(entry.max(initial=0)) + int(exits.max(initial=0))
-        off_ns = place(SourceNs(base_ns + longest_ns)) - start_ns - longest_ns + first_ns
-        if abs(off_ns) >= 1:
-            of = (
-                slice(None)
-                if warps.exit_count is None
-                else np.repeat(np.arange(len(entry)), warps.exit_count)
-            )
-            left = clock_map.place_all(base_ns + entry[of] + exits)
-            entry = clock_map.place_all(base_ns + entry)
-            exits, entry = left - entry[of], entry - start_ns
-        elif first_ns:
-            entry = entry - first_ns
-        placed = PlacedWarps(
-            launched=warps.launched,
-            ranges=warps.ranges,
-            ts_ns=start_ns,
-            clock=clock,
-            entry_ns=entry,
-            exit_ns=exits,
-            **{name: getattr(warps, name) for name in WARP_COLUMNS if name not in ("entry_ns", "exit_ns")},
-        )
-        if clock_map.method != "same":
-            placed.bound_ns, placed.source_ns = bound_ns, base_ns + warps.entry_ns
-            placed.offset_ns = self._offsets_ns.setdefault(clock, base_ns - start_ns - _OFFSET_ROOM_NS)
-        elif finer:
-            placed.source_ns = base_ns + warps.entry_ns
-            placed.offset_ns = self._offsets_ns.setdefault(clock, -_OFFSET_ROOM_NS)
-        place_ranges(placed)
+    def _place_warps(self, batch: SourceBatch, special: list[int]) -> dict[int, PlacedWarps]:
+        """By row the batches of warps whose clocks are related to the trace's."""
+        found: dict[str, dict[int, Warps]] = {}
+        for at in special:
+            other = batch.others[int(batch.events.args[at])]
+            if isinstance(other, Warps):
+                found.setdefault(other.launched.get("clock", self.default), {})[at] = other
+        placed: dict[int, PlacedWarps] = {}
+        for clock, batches in found.items():
+            clock_map = self._maps.get(clock)
+            if clock_map is not None:
+                of_clock = self._warp_times.place(clock_map, list(batches.values()))
+                placed |= zip(batches, of_clock, strict=True)
         return placed
-
-    def _refined(self, clock: str, warps: Warps) -> tuple[Int64s, Int64s] | None:
-        if warps.sm is None or warps.entry_clk is None or warps.exit_clk is None:
-            return None
-        sm_clocks = self._sm_clocks.get(clock)
-        if sm_clocks is None:
-            core = library()
-            sm_clocks = self._sm_clocks[clock] = SmClocks() if core is None else NativeSmClocks(core)
-        return sm_clocks.refine(
-            warps.ts_ns,
-            warps.entry_ns,
-            warps.exit_ns,
-            warps.sm,
-            warps.slot,
-            warps.entry_clk,
-            warps.exit_clk,
-            warps.exit_count,
-        )
 
     def _before(self, events: TraceColumns, at: int) -> TraceNs:
         """The time of the last dated row before `at`."""
@@ -350,9 +303,9 @@ class Clocks:
                 said["bound_ns"] = bound_ns + self._moved.get(clock, 0)
             else:
                 said["bound"] = "unknown: the offset was assumed"
-            if clock in self._offsets_ns:
+            if clock in self._warp_times.offsets_ns:
                 # Of a warp's entry: its time in the trace + this + `source_after_ns` is what the GPU's timer
                 # showed.
-                said["offset_ns"] = self._offsets_ns[clock] - self._anchor_ns
+                said["offset_ns"] = self._warp_times.offsets_ns[clock] - self._anchor_ns
             out.append(said)
         return out

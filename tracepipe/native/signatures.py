@@ -14,6 +14,10 @@ def _pointers(name: str, *fields: str) -> Any:
 
 Columns = _pointers("Columns", "ts", "shape", "args", "dur", "launch", "stack", "index")
 WarpLines = _pointers("WarpLines", "done", "ts", "launch", "rest", "counts")
+Batches = _pointers(
+    "Batches", "base", "warps", "exits", "has", "entry_ns", "exit_ns", "sm", "slot", "entry_clk", "exit_clk",
+    "exit_count",
+)  # fmt: skip
 Ops = _pointers("Ops", "kind", "mark", "row", "name", "event", "ts", "flow", "flow2", "span", "parent")
 Events = _pointers("Events", "ts", "dur", "launch", "bound", "shape")
 Starts = _pointers("Starts", "place", "launch", "ts", "bound", "done", "flow")
@@ -80,6 +84,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tp_sm_clocks_new": (c_void_p, []),
     "tp_sm_clocks_free": (None, [c_void_p]),
     "tp_sm_clocks_refine": (c_int, [c_void_p, c_int64, c_int64, c_int64, *[c_void_p] * 9]),
+    "tp_sm_clocks_refine_all": (c_int, [c_void_p, c_int64, POINTER(Batches), *[c_void_p] * 3]),
     "tp_records_needed": (
         c_int64,
         [c_char_p, c_int64, c_uint32, c_char_p, c_char_p, c_int64, c_char_p, c_int64, c_void_p],

@@ -264,3 +264,40 @@ TP_EXPORT int tp_sm_clocks_refine(struct tp_sm_clocks *clocks, int64_t base_ns, 
         stayed[i] = max(stayed[i] - entered[batch.warp_of[i]], 0);
     return REFINED;
 }
+
+/* Batches as columns, one after the other: how many warps and exits each has, and which columns. */
+struct tp_batches {
+    const int64_t *base_ns, *warps, *exits;
+    const uint8_t *has;
+    const int64_t *entry_ns, *exit_ns, *sm, *slot, *entry_clk, *exit_clk, *exit_count;
+};
+
+enum { HAS_CLOCKS = 1, HAS_SLOT = 2, HAS_COUNTS = 4 };
+
+/* Does so with batch after batch; `entered` and `stayed` are what was read where one is not `refined`. Returns
+ * REFINED, or what is wrong. */
+TP_EXPORT int tp_sm_clocks_refine_all(struct tp_sm_clocks *clocks, int64_t batches, const struct tp_batches *b,
+                                      int64_t *entered, int64_t *stayed, uint8_t *refined)
+{
+    int64_t warp = 0, exit = 0;
+    for (int64_t i = 0; i < batches; i++) {
+        int64_t warps = b->warps[i], exits = b->exits[i];
+        int done = AS_READ;
+        if (b->has[i] & HAS_CLOCKS)
+            done = tp_sm_clocks_refine(clocks, b->base_ns[i], warps, exits, b->entry_ns + warp, b->exit_ns + exit,
+                                       b->sm + warp, b->has[i] & HAS_SLOT ? b->slot + warp : NULL,
+                                       b->entry_clk + warp, b->exit_clk + exit,
+                                       b->has[i] & HAS_COUNTS ? b->exit_count + warp : NULL, entered + warp,
+                                       stayed + exit);
+        if (done < 0)
+            return done;
+        refined[i] = done == REFINED;
+        if (!refined[i]) {
+            memcpy(entered + warp, b->entry_ns + warp, (size_t)warps * sizeof *entered);
+            memcpy(stayed + exit, b->exit_ns + exit, (size_t)exits * sizeof *stayed);
+        }
+        warp += warps;
+        exit += exits;
+    }
+    return REFINED;
+}

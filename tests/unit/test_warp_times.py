@@ -1,0 +1,72 @@
+"""Batches of warps on the trace clock: some that are placed at once are as each would be placed alone."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.warp_readings import LikelyGpu
+from tracepipe.clocks import warp_times
+from tracepipe.clocks.maps import ClockMap, offset_map
+from tracepipe.event.warps import PlacedWarps, Warps
+
+pytestmark = pytest.mark.usefixtures("core")
+CLOCK = "globaltimer:0"
+
+
+def small_batches(seed: int) -> list[Warps]:
+    """Batches of a GPU, cut to a few warps, with the columns that they happen to have."""
+    dice, made = Random(seed), []
+    for base_ns, *columns in LikelyGpu(seed).batches():
+        some = min(len(columns[0]), dice.choice((0, 1, 1, 1, 2, 5)))
+        counts = columns[6]
+        left = some if counts is None else int(counts[:some].sum())
+        names = ("entry_ns", "exit_ns", "sm", "slot", "entry_clk", "exit_clk", "exit_count")
+        sizes = (some, left, some, some, some, left, some)
+        found = zip(names, columns, sizes, strict=True)
+        given: dict[str, Any] = {name: column[:size] for name, column, size in found if column is not None}
+        for name in ("sm", "slot", "entry_clk"):
+            if dice.random() < 0.1:
+                given.pop(name, None)
+        if dice.random() < 0.02:
+            given["exit_ns"] = given["exit_ns"] + (1 << 61)
+        made.append(Warps(launched={}, ts_ns=base_ns, warp=np.arange(some), **given))
+    return made
+
+
+def drifting(batches: list[Warps]) -> ClockMap:
+    """A clock that is slow by a thousandth or more, related at two times among those of the batches."""
+    first_ns = batches[0].ts_ns + 10
+    length_ns = batches[-1].ts_ns + 3000 - first_ns
+    source_ns = np.array([first_ns, first_ns + length_ns], np.int64)
+    trace_ns = np.array([10**12, 10**12 + length_ns + length_ns // 500], np.int64)
+    bounds_ns = np.array([50, 60, 70], np.int64)
+    return ClockMap(CLOCK, "fit", source_ns, trace_ns, bounds_ns, bounds_ns, (1001, 1000), (5, 8))
+
+
+def said(placed: list[PlacedWarps]) -> list[dict[str, Any]]:
+    def value(one: Any) -> Any:
+        return one.tolist() if isinstance(one, np.ndarray) else one
+
+    return [{field.name: value(getattr(one, field.name)) for field in fields(one)} for one in placed]
+
+
+@given(st.integers(0, 1 << 32), st.sampled_from(["same", "offset", "fit"]))
+def test_batches_that_are_placed_at_once_are_as_each_alone(seed: int, method: str) -> None:
+    batches = small_batches(seed)
+    clock_map = offset_map(CLOCK, method, 5 * (method == "offset"), 7 * (method == "offset"))
+    if method == "fit":
+        clock_map = drifting(batches)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(warp_times, "_SMALL_MAX", 0)
+        alone = said(list(warp_times.WarpTimes().place(clock_map, batches)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(warp_times, "_WARPS_MAX", 20)
+        assert said(list(warp_times.WarpTimes().place(clock_map, batches))) == alone
+    assert said(list(warp_times.WarpTimes().place(clock_map, batches))) == alone

@@ -1,0 +1,240 @@
+"""Puts batches of warps on the trace clock, as fine as the cycles of their SMs make them.
+
+Exits count from their warp's entry. Of small batches there may be a great many: some are placed at once,
+which comes to the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from tracepipe.clocks.maps import ClockMap
+from tracepipe.clocks.native_sm_clock import HAS_CLOCKS, HAS_COUNTS, HAS_SLOT, NativeSmClocks
+from tracepipe.clocks.pairs import most
+from tracepipe.clocks.range_times import place_ranges
+from tracepipe.clocks.sm_clock import SmClocks
+from tracepipe.event.columns import Bools, Int64s, joined_optional
+from tracepipe.event.model import SourceNs
+from tracepipe.event.warps import WARP_COLUMNS, PlacedWarps, Warps
+from tracepipe.native import library
+
+# Readings are given from so far below where the first one was, so that they stay above it: a second's drift
+# is some µs.
+_OFFSET_ROOM_NS: Final = 1 << 20
+# Batches of more warps are placed alone, and no more than these at once.
+_SMALL_MAX, _WARPS_MAX = 1 << 10, 1 << 13
+# Sums of three smaller numbers have less than 63 bits.
+_NUMBER_MAX: Final = 1 << 60
+_AS_READ: Final = tuple(name for name in WARP_COLUMNS if name not in ("entry_ns", "exit_ns"))
+
+
+class WarpTimes:
+    """The times of warps on the clocks of GPUs, which are given in the order of the file."""
+
+    def __init__(self) -> None:
+        self._sm_clocks: dict[str, SmClocks | NativeSmClocks] = {}
+        self.offsets_ns: dict[str, int] = {}
+        """By clock: a reading is the time in the trace and this and a little more, see `PlacedWarps`."""
+
+    def place(self, clock_map: ClockMap, batches: Sequence[Warps]) -> Iterator[PlacedWarps]:
+        """Batches of one clock on the trace clock."""
+        for some in _at_once(batches):
+            yield from self._place_some(clock_map, some) if len(some) > 1 else [self._place(clock_map, *some)]
+
+    def _place(self, clock_map: ClockMap, warps: Warps) -> PlacedWarps:
+        """One batch."""
+        clock, base_ns = clock_map.clock, warps.ts_ns
+        entry, exits = warps.entry_ns, warps.exit_ns
+        finer = self._refined(clock, warps)
+        if finer is not None:
+            entry, exits = finer
+        first_ns = int(entry.min()) if finer and len(entry) else 0
+        place = clock_map.place
+        start_ns = place(SourceNs(base_ns + first_ns))
+        longest_ns = int(entry.max(initial=0)) + int(exits.max(initial=0))
+        off_ns = place(SourceNs(base_ns + longest_ns)) - start_ns - longest_ns + first_ns
+        if abs(off_ns) >= 1:
+            of = (
+                slice(None)
+                if warps.exit_count is None
+                else np.repeat(np.arange(len(entry)), warps.exit_count)
+            )
+            left = clock_map.place_all(base_ns + entry[of] + exits)
+            entry = clock_map.place_all(base_ns + entry)
+            exits, entry = left - entry[of], entry - start_ns
+        elif first_ns:
+            entry = entry - first_ns
+        bound_ns = clock_map.bound_at(SourceNs(base_ns))
+        return self._placed(clock_map, warps, (start_ns, bound_ns), entry, exits, finer is not None)
+
+    def _placed(
+        self,
+        clock_map: ClockMap,
+        warps: Warps,
+        time: tuple[int, int],
+        entry: Int64s,
+        exits: Int64s,
+        is_finer: bool,
+    ) -> PlacedWarps:
+        """A batch whose times are known; `time` is its own and the bound."""
+        clock, (start_ns, bound_ns) = clock_map.clock, time
+        placed = PlacedWarps(
+            launched=warps.launched,
+            ranges=warps.ranges,
+            ts_ns=start_ns,
+            clock=clock,
+            entry_ns=entry,
+            exit_ns=exits,
+            **{name: getattr(warps, name) for name in _AS_READ},
+        )
+        if clock_map.method != "same":
+            placed.bound_ns, placed.source_ns = bound_ns, warps.ts_ns + warps.entry_ns
+            placed.offset_ns = self.offsets_ns.setdefault(clock, warps.ts_ns - start_ns - _OFFSET_ROOM_NS)
+        elif is_finer:
+            placed.source_ns = warps.ts_ns + warps.entry_ns
+            placed.offset_ns = self.offsets_ns.setdefault(clock, -_OFFSET_ROOM_NS)
+        place_ranges(placed)
+        return placed
+
+    def _place_some(self, clock_map: ClockMap, batches: Sequence[Warps]) -> Iterator[PlacedWarps]:
+        """Several batches, each of some warps: as `_place` has it."""
+        run = _Run(batches)
+        if not run.is_small():
+            yield from (self._place(clock_map, warps) for warps in batches)
+            return
+        is_finer, entry, exits = self._refined_run(clock_map.clock, run)
+        first_ns = np.where(is_finer, np.minimum.reduceat(entry, run.first), 0)
+        start_ns = clock_map.place_all(run.base_ns + first_ns)
+        longest_ns = np.maximum(np.maximum.reduceat(entry, run.first), 0) + run.longest(exits)
+        off_ns = clock_map.place_all(run.base_ns + longest_ns) - start_ns - longest_ns + first_ns
+        moves = off_ns != 0
+        after = entry - np.repeat(first_ns, run.warps)
+        if moves.any():
+            of, warps = run.warp_of_exits(), np.repeat(moves, run.warps)
+            base_ns, leaves = np.repeat(run.base_ns, run.warps), warps[of]
+            entered_ns = clock_map.place_all((base_ns + entry)[warps])
+            left_ns = clock_map.place_all(((base_ns + entry)[of] + exits)[leaves])
+            placed_ns = np.zeros(len(entry), np.int64)
+            placed_ns[warps] = entered_ns
+            exits[leaves] = left_ns - placed_ns[of][leaves]
+            after[warps] = entered_ns - np.repeat(start_ns, run.warps)[warps]
+        bound_ns = clock_map.bounds_at(run.base_ns)
+        times = zip(start_ns.tolist(), bound_ns.tolist(), strict=True)
+        last, last_exit = np.cumsum(run.warps).tolist(), np.cumsum(run.exits).tolist()
+        rows = zip(batches, times, is_finer.tolist(), last, last_exit, strict=True)
+        for one, time, finer, to, to_exit in rows:
+            own = after[to - len(one) : to], exits[to_exit - len(one.exit_ns) : to_exit]
+            yield self._placed(clock_map, one, time, *own, finer)
+
+    def _clocks_of(self, clock: str) -> SmClocks | NativeSmClocks:
+        sm_clocks = self._sm_clocks.get(clock)
+        if sm_clocks is None:
+            core = library()
+            sm_clocks = self._sm_clocks[clock] = SmClocks() if core is None else NativeSmClocks(core)
+        return sm_clocks
+
+    def _refined(self, clock: str, warps: Warps) -> tuple[Int64s, Int64s] | None:
+        if warps.sm is None or warps.entry_clk is None or warps.exit_clk is None:
+            return None
+        return self._clocks_of(clock).refine(
+            warps.ts_ns,
+            warps.entry_ns,
+            warps.exit_ns,
+            warps.sm,
+            warps.slot,
+            warps.entry_clk,
+            warps.exit_clk,
+            warps.exit_count,
+        )
+
+    def _refined_run(self, clock: str, run: _Run) -> tuple[Bools, Int64s, Int64s]:
+        """Which batches are finer, and the entries and exits of all."""
+        has = run.has()
+        if not (has & HAS_CLOCKS).any():
+            return np.zeros(len(has), np.bool_), run.entry_ns, run.exit_ns
+        sm_clocks = self._clocks_of(clock)
+        if isinstance(sm_clocks, NativeSmClocks):
+            columns = run.entry_ns, run.exit_ns, *run.readings()
+            return sm_clocks.refine_all(run.base_ns, run.warps, run.exits, has, columns)
+        found = [self._refined(clock, warps) for warps in run.batches]
+        as_read = ((warps.entry_ns, warps.exit_ns) for warps in run.batches)
+        best = [read if finer is None else finer for finer, read in zip(found, as_read, strict=True)]
+        entry, exits = (np.concatenate(column) for column in zip(*best, strict=True))
+        return np.array([finer is not None for finer in found], np.bool_), entry, exits
+
+
+class _Run:
+    """Batches as columns, one after the other: none without warps. By batch: its time, and how many warps and
+    exits it has, and where its warps begin.
+    """
+
+    def __init__(self, batches: Sequence[Warps]) -> None:
+        self.batches = batches
+        self.entry_ns: Int64s = np.concatenate([warps.entry_ns for warps in batches])
+        self.exit_ns: Int64s = np.concatenate([warps.exit_ns for warps in batches])
+        self.base_ns: Int64s = np.array([warps.ts_ns for warps in batches], np.int64)
+        self.warps: Int64s = np.array([len(warps) for warps in batches], np.int64)
+        self.exits: Int64s = np.array([len(warps.exit_ns) for warps in batches], np.int64)
+        self.first: Int64s = np.cumsum(self.warps) - self.warps
+
+    def is_small(self) -> bool:
+        """Whether sums of the numbers here stay below 2⁶³."""
+        return most(self.entry_ns) < _NUMBER_MAX and most(self.exit_ns) < _NUMBER_MAX
+
+    def column(self, name: str, missing: int = 0) -> Any:
+        """A column of warps or exits with `missing` for a batch that lacks it; None where all do."""
+        each = ((getattr(one, name), len(one)) for one in self.batches)
+        if name == "exit_clk":
+            each = ((one.exit_clk, len(one.exit_ns)) for one in self.batches)
+        return joined_optional(each, missing)
+
+    def readings(self) -> tuple[Any, ...]:
+        """What else finer times are made of."""
+        return tuple(self.column(name) for name in ("sm", "slot", "entry_clk", "exit_clk", "exit_count"))
+
+    def has(self) -> Any:
+        """By batch which of those there are, as `NativeSmClocks` has it."""
+        return np.array(
+            [
+                HAS_CLOCKS * all(column is not None for column in (one.sm, one.entry_clk, one.exit_clk))
+                | HAS_SLOT * (one.slot is not None)
+                | HAS_COUNTS * (one.exit_count is not None)
+                for one in self.batches
+            ],
+            np.uint8,
+        )
+
+    def longest(self, exits: Int64s) -> Int64s:
+        """The longest of each batch's stays, 0 without any."""
+        longest = np.zeros(len(self.batches), np.int64)
+        left = self.exits > 0
+        if left.any():
+            at = (np.cumsum(self.exits) - self.exits)[left]
+            longest[left] = np.maximum(np.maximum.reduceat(exits, at), 0)
+        return longest
+
+    def warp_of_exits(self) -> Any:
+        """The warp of each exit."""
+        count = self.column("exit_count", 1)
+        return slice(None) if count is None else np.repeat(np.arange(len(self.entry_ns)), count)
+
+
+def _at_once(batches: Sequence[Warps]) -> Iterator[list[Warps]]:
+    """The batches that are placed at once, in their order."""
+    some: list[Warps] = []
+    size = 0
+    for warps in batches:
+        is_small = 0 < len(warps) <= _SMALL_MAX
+        if some and (not is_small or size + len(warps) > _WARPS_MAX):
+            yield some
+            some, size = [], 0
+        if is_small:
+            some.append(warps)
+            size += len(warps)
+        else:
+            yield [warps]
+    if some:
+        yield some
