@@ -6,6 +6,7 @@ import errno
 import os
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from tracepipe.capture import backlog
 from tracepipe.capture.backlog import Backlog, Span, Waiting
 from tracepipe.capture.records.loss import Loss
+from tracepipe.errors import OutputError
 
 A_LOSS = Loss("userspace", 1, 0, 1, "the ring buffer was full", 0)
 
@@ -97,6 +99,34 @@ def test_a_run_that_cannot_be_written_in_order_is_lost() -> None:
     os.close(read_only)
     pieces = kept.in_order(lambda data: None, lambda: False, lambda size_bytes, _: lost.append(size_bytes))
     assert (seen(pieces), lost) == ([], [256, 64])
+    kept.close()
+
+
+def test_a_folder_of_temporary_files_that_has_gone_is_not_needed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+    kept = filled(records([1, 2]))
+    assert kept.read(0, 128) == records([1, 2])
+    kept.close()
+    monkeypatch.setattr(backlog, "_OTHER_FOLDERS", ())
+    with pytest.raises(OutputError, match="There is no place for temporary files: No such file"):
+        Backlog()
+
+
+@pytest.mark.parametrize(
+    ("number", "hint"),
+    [(errno.EFBIG, "ulimit -f unlimited"), (errno.ENOSPC, "Set TMPDIR to a folder with room.")],
+)
+def test_what_cannot_be_kept_is_said(number: int, hint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    kept = Backlog()
+    monkeypatch.setattr(os, "pwrite", refuse)
+    with pytest.raises(OutputError, match=f"cannot be kept in .*: {os.strerror(number)}") as refused:
+        kept.append(bytes(64))
+    assert refused.value.hint == hint
     kept.close()
 
 

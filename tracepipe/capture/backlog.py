@@ -20,6 +20,7 @@ from tracepipe.capture.records.loss import Loss
 from tracepipe.capture.records.record import RECORD_BYTES
 from tracepipe.errors import OutputError
 
+_OTHER_FOLDERS = ("/tmp", "/var/tmp")
 _GIVE_BACK_BYTES = 4 << 20  # of a temporary file at once
 _SPAN_BYTES = 4 << 20  # what waits as one span, however many chunks it was
 _RUN_BYTES = (1 << 16) * RECORD_BYTES  # sorted at once, in memory
@@ -71,7 +72,7 @@ class Backlog:
 
     def __init__(self) -> None:
         try:
-            self._file: BinaryIO = tempfile.TemporaryFile(prefix="tracepipe-", buffering=0)  # noqa: SIM115
+            self._folder, self._file = _without_name()
         except OSError as error:
             raise OutputError(
                 f"There is no place for temporary files: {error.strerror}.",
@@ -86,8 +87,8 @@ class Backlog:
             self._write(offset, chunk)
         except OSError as error:
             raise OutputError(
-                f"The events cannot be kept in {tempfile.gettempdir()}: {error.strerror}.",
-                "Set TMPDIR to a folder with room.",
+                f"The events cannot be kept in {self._folder}: {error.strerror}.",
+                "ulimit -f unlimited" if error.errno == errno.EFBIG else "Set TMPDIR to a folder with room.",
             ) from error
         self.size_bytes += len(chunk)
         return offset
@@ -147,6 +148,20 @@ class Backlog:
         written = 0
         while written < len(data):
             written += os.pwrite(self._file.fileno(), data[written:], offset + written)
+
+
+def _without_name() -> tuple[str, BinaryIO]:
+    """A temporary file and its folder, which is Python's as long as that is there: it was chosen when the
+    first such file was made, which may be days ago. Raises OSError.
+    """
+    folders = [tempfile.gettempdir(), *_OTHER_FOLDERS]
+    while True:
+        folder = folders.pop(0)
+        try:
+            return folder, tempfile.TemporaryFile(prefix="tracepipe-", buffering=0, dir=folder)
+        except FileNotFoundError:
+            if not folders:
+                raise
 
 
 class _Run:
