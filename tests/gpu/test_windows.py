@@ -23,8 +23,8 @@ pytestmark = pytest.mark.gpu
 
 ADDS = 50
 NEAR_NS = 20_000  # the call whose kernel begins a window began before it
-# Steps of 50 kernels, each a range, made when they are asked for; the numbers 4 and 9 are for the profiler, and
-# one below 0 asks for so many milliseconds of them.
+# Steps of 50 kernels, each a range, made when they are asked for; numbers 4 and 9 are for the profiler, and one
+# below 0 asks for so many milliseconds of them.
 PROGRAM = f"""
 import sys, time, torch
 from torch.cuda import nvtx, profiler
@@ -203,8 +203,9 @@ def test_launches(bench: Bench, tmp_path: Path, options: list[str]) -> None:
     for number in range(9):
         steps.step(number)
     recorded = steps.finish(NEAR_NS)
-    assert [(window.kernels, window.launches) for window in recorded.windows] == [(20, 20)] * 2
-    assert recorded.outside == {}
+    # CUPTI does not record the call in which it is asked to: the one that begins a window.
+    assert [window.launches for window in recorded.windows] == [19, 19]
+    assert sum(window.kernels for window in recorded.windows) + recorded.outside["kernels"] == 40
 
 
 def test_calls(bench: Bench, tmp_path: Path) -> None:
@@ -216,8 +217,7 @@ def test_calls(bench: Bench, tmp_path: Path) -> None:
         steps.step(number)
     recorded = steps.finish()
     assert [(window.kernels, window.launches) for window in recorded.windows] == [(20, 20)] * 2
-    # The library of `kernels` learns of the end some ms later.
-    assert "ranges" not in recorded.outside
+    assert recorded.outside == {}
 
 
 @pytest.mark.parametrize("options", [ENGINE, ALL], ids=["engine", "probes"])
@@ -242,10 +242,10 @@ def test_windows_of_a_program_that_launches_all_the_time(
     bench: Bench, tmp_path: Path, options: list[str]
 ) -> None:
     steps = Steps(tmp_path, [*options, "--start-on", "signal", "--duration", "100ms", "--repeat", "3"])
-    steps.begin_step(-1500)
+    steps.begin_step(-2500)
     for window in (1, 2, 3):
         steps.process.send_signal(signal.SIGUSR2)
-        steps.wait_for(window, WINDOW, '"phase":"B"')
+        steps.wait_for(window, WINDOW, '"phase":"E"')
     recorded = steps.finish()
     assert len(recorded.windows) == 3
     for window in recorded.windows:
@@ -253,6 +253,17 @@ def test_windows_of_a_program_that_launches_all_the_time(
         # One that is under way at a begin or an end may be on either side.
         assert window.launches >= 10 * ADDS
         assert abs(window.kernels - window.launches) <= 2
+    assert recorded.footer["losses"] == {}
+
+
+@pytest.mark.parametrize("options", [ENGINE, ALL], ids=["engine", "probes"])
+def test_a_window_that_is_open_when_cuda_starts(bench: Bench, tmp_path: Path, options: list[str]) -> None:
+    steps = Steps(tmp_path, [*options, "--delay", "10ms"])
+    for number in range(3):
+        steps.step(number)
+    recorded = steps.finish()
+    (window,) = recorded.windows
+    assert (window.launches, window.kernels, window.ranges) == (4 * ADDS, 4 * ADDS, 4)
     assert recorded.footer["losses"] == {}
 
 

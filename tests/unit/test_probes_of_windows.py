@@ -75,6 +75,6 @@ def test_a_window_that_is_asked_for_before_the_probes_rest_finds_them_ready(
 def test_a_call_asks_for_each_window_that_libraries_in_the_command_follow(
     attachment: ProbeAttachment,
 ) -> None:
-    attachment._plan.windows = WindowPlan(is_followed=True)  # type: ignore[misc]
+    attachment._plan.windows = WindowPlan(is_begin_followed=True)  # type: ignore[misc]
     attachment.prepare()
     assert attachment._maps.control[Control.IS_READY] == 0

@@ -40,6 +40,7 @@ class Attached(NothingRecorded):
         self.now_ns = 0
         self.did: list[Any] = []
         self.names: list[str] = []
+        self.ends: list[int] = []
         self.is_attached = True
         self.held_ns: int | None = None
         self.calls = 0
@@ -68,6 +69,9 @@ class Attached(NothingRecorded):
             self.did.append((self.now_ns, "let go"))
         self.held_ns = None
         return self.is_over
+
+    def let_end(self) -> None:
+        self.ends.append(self.now_ns)
 
     def arm(self, windows: int) -> None:
         self.did.append((self.now_ns, "arm", windows))
@@ -249,8 +253,10 @@ def test_a_call_is_let_go_when_libraries_in_the_command_have_had_time_to_follow(
     course.attached.held_ns = 2
     for ms in (1, 3, 5):
         course.at(ms * 10**6)
-    course.at(6 * 10**6, False)
-    course.at(7 * 10**6, True)  # not held: this one began by itself
+    for ms in (6, 8, 10):
+        course.at(ms * 10**6, *([False] if ms == 6 else []))
+    assert course.attached.ends == [10 * 10**6]
+    course.at(11 * 10**6, True)  # not held: this one began by itself
     assert course.attached.did[2:] == [
         (10**6, "START", True), ("device", True), (5 * 10**6, "let go"), ("device", False), ("device", True)
     ]  # fmt: skip

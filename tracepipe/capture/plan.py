@@ -154,10 +154,9 @@ def window_plan(
         Cause.DURATION: "duration",
         Cause.END: "end of the recording",
     }
-    is_followed = bool(sees) and begins is not None and begins.is_probed and begins.kind not in sees
-    return WindowPlan(
-        places, _hits(begins), _hits(ends), tuple(causes[cause] for cause in Cause), is_followed
-    )
+    words = tuple(causes[cause] for cause in Cause)
+    followed = [bool(sees and one and one.is_probed and one.kind not in sees) for one in (begins, ends)]
+    return WindowPlan(places, _hits(begins), _hits(ends), words, *followed)
 
 
 def _hits(trigger: Trigger | None) -> int:

@@ -285,15 +285,16 @@ class TriggerPlace:
 @dataclass(frozen=True, slots=True)
 class WindowPlan:
     """What begins and ends windows: functions, at the `begin_at`th call and the `end_at`th return. `causes`
-    are the words for each `Cause`. `is_followed`: libraries in the command do not see what begins one, so that
-    the call waits for them too.
+    are the words for each `Cause`. `is_begin_followed`, `is_end_followed`: libraries in the command do not
+    see what does it, so that the call waits for them.
     """
 
     places: tuple[TriggerPlace, ...] = ()
     begin_at: int = 1
     end_at: int = 1
     causes: tuple[str, ...] = ()
-    is_followed: bool = False
+    is_begin_followed: bool = False
+    is_end_followed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

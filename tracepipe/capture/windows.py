@@ -64,6 +64,7 @@ class WindowCourse:
     _device: DeviceEngine | None = None
     _device_due_ns: int | None = None
     _held_until_ns: int | None = None
+    _end_held_until_ns: int | None = None
     _opened_ns: int | None = None
     _closed_ns: int = 0
     _is_armed: bool = False
@@ -111,12 +112,18 @@ class WindowCourse:
         else:
             is_said = self._is_said(self._begins_by, came, order)
             self._look_at_begin(now_ns, is_said, order.name if order else "")
+        is_held = self.count > count and self._attachment is not None and self._attachment.asked() is not None
         if self.is_open != was_open and not has_device_turned:
-            self._device_due_ns = now_ns + (_ALONE_NS if self._is_by_library(begins=self.is_open) else 0)
+            # A call that is held has not come to what the library sees of it.
+            is_alone = self._is_by_library(begins=self.is_open) and not is_held
+            self._device_due_ns = now_ns + (_ALONE_NS if is_alone else 0)
         self._turn_device(now_ns)
         if self._attachment is not None:
-            if self.count > count and self._attachment.asked() is not None:
-                self._held_until_ns = now_ns + (_FOLLOW_NS if self._device is not None else 0)
+            follow_ns = _FOLLOW_NS if self._device is not None else 0
+            if is_held:
+                self._held_until_ns = now_ns + follow_ns
+            if was_open and not self.is_open:
+                self._end_held_until_ns = now_ns + follow_ns
             self._let_go(self._attachment, now_ns)
             self._keep_attached(self._attachment, now_ns)
         return ended_by
@@ -131,7 +138,10 @@ class WindowCourse:
         return Answer()
 
     def _let_go(self, attachment: WindowedAttachment, now_ns: int) -> None:
-        """Let the call go on that asked for the window, which all that records is in by now."""
+        """Let the call go on that asked for the window, when all that records is in it, or that ended it."""
+        if self._end_held_until_ns is not None and now_ns >= self._end_held_until_ns:
+            self._end_held_until_ns = None
+            attachment.let_end()
         if self._held_until_ns is not None and now_ns >= self._held_until_ns:
             self._held_until_ns = None
             if attachment.let_go() and self.is_open:

@@ -32,6 +32,8 @@ class Control(IntEnum):
     ASKED_BY = 7
     SEEN_NS = 8
     IS_READY = 9
+    IS_BUSY = 10
+    END_ASKED_NS = 11
 
 
 @dataclass(frozen=True, slots=True)

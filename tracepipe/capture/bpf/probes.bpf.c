@@ -116,6 +116,8 @@ enum control {
     ASKED_BY,   /* tgid<<32|tid of that call */
     SEEN_NS,    /* the ASKED_NS that the capture has seen */
     IS_READY,   /* all probes of windows are attached: one can begin at the call */
+    IS_BUSY,    /* the capture attaches or detaches probes, and will see what is asked meanwhile */
+    END_ASKED_NS, /* when the call that ended a window began to wait until libraries in the command end theirs; 0 */
 };
 
 struct thread {
@@ -626,27 +628,43 @@ static inline int may_go_on(void)
     return may;
 }
 
+/* Slowly: on Linux 6.18 a loop of this was seen to end after 65535 rounds. */
+static inline u64 pause(void)
+{
+#pragma unroll
+    for (int i = 0; i < 127; i++)
+        bpf_ktime_get_ns();
+    return bpf_ktime_get_ns();
+}
+
 /* Ask for a window, and wait until it has begun. No program can sleep until it is woken, so this call spins: for the time
- * that attaching takes, at most HOLD_NS. A capture that has not seen it by HOLD_UNSEEN_NS may be waiting for this very
- * processor, which most kernels do not take away from a program of theirs. */
+ * that attaching takes, at most HOLD_NS. A capture that has not seen it by HOLD_UNSEEN_NS, and is not known to be at work,
+ * may be waiting for this very processor, which most kernels do not take away from a program of theirs. */
 static inline void await_window(u64 ids)
 {
-    volatile u64 *asked_ns = control(ASKED_NS), *seen_ns = control(SEEN_NS);
+    volatile u64 *asked_ns = control(ASKED_NS), *seen_ns = control(SEEN_NS), *is_busy = control(IS_BUSY);
     u64 *by = control(ASKED_BY), *hits = control(BEGIN_HITS), *end_hits = control(END_HITS);
-    if (!asked_ns || *asked_ns || !seen_ns || !is_due() || !by || !hits || !end_hits)
+    if (!asked_ns || *asked_ns || !seen_ns || !is_busy || !is_due() || !by || !hits || !end_hits)
         return;
     u64 began_ns = clock_ns(), now_ns = began_ns;
     *hits = *end_hits = 0;
     *by = ids;
     *asked_ns = began_ns;
     while (may_go_on() && *asked_ns == began_ns &&
-           now_ns - began_ns < (*seen_ns == began_ns ? HOLD_NS : HOLD_UNSEEN_NS)) {
-        /* Slowly: on Linux 6.18 this loop was seen to end after 65535 rounds. */
-#pragma unroll
-        for (int i = 0; i < 127; i++)
-            bpf_ktime_get_ns();
-        now_ns = clock_ns();
-    }
+           now_ns - began_ns < (*seen_ns == began_ns || *is_busy ? HOLD_NS : HOLD_UNSEEN_NS))
+        now_ns = pause();
+}
+
+/* Wait at the end of a window, in the same way, until libraries in the command have ended it too. */
+static inline void await_end(void)
+{
+    volatile u64 *asked_ns = control(END_ASKED_NS);
+    if (!asked_ns)
+        return;
+    u64 began_ns = bpf_ktime_get_ns(), now_ns = began_ns;
+    *asked_ns = began_ns;
+    while (may_go_on() && *asked_ns == began_ns && now_ns - began_ns < HOLD_UNSEEN_NS)
+        now_ns = pause();
 }
 
 static inline void end_window(u64 *begun_ns, u32 tid, u32 tgid, u32 id)
@@ -676,10 +694,13 @@ static inline int turn_window(struct pt_regs *ctx, int holds)
     __sync_fetch_and_add(hits, 1);
     if (*hits < END_AT)
         return 0;
-    if (*begun_ns)
+    if (*begun_ns) {
         end_window(begun_ns, tid, tgid, id);
-    else
+        if (holds)
+            await_end();
+    } else {
         *asked_ns = OVER;
+    }
     return 0;
 }
 
@@ -688,8 +709,8 @@ int trigger(struct pt_regs *ctx)
     return turn_window(ctx, 0);
 }
 
-/* The same where probes are detached between windows: the call that begins one waits until they are attached, unless they
- * are. */
+/* The same where others have to follow: the call that begins a window waits until probes are attached, unless they are, and
+ * the one that ends it until libraries in the command record nothing more. */
 int trigger_holding(struct pt_regs *ctx)
 {
     return turn_window(ctx, 1);

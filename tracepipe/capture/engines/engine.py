@@ -293,6 +293,10 @@ class WindowedAttachment(Attachment, Protocol):
         """Let the call that asked for a window go on; whether the window was over before it was begun."""
         ...
 
+    def let_end(self) -> None:
+        """Let the call go on that ended a window, where it waits for libraries in the command to follow."""
+        ...
+
     def open_window(self, since_ns: int, at_ns: int | None = None, *, name: str = "") -> int:
         """Begin a window now, which began elsewhere at `at_ns`: its time on CLOCK_MONOTONIC. It is due
         `since_ns`, and begins later where probes are to be attached. Raises CaptureUnavailable.

@@ -61,6 +61,9 @@ class NothingRecorded:
         """No call waits."""
         return False
 
+    def let_end(self) -> None:
+        """No call waits."""
+
     def open_window(self, since_ns: int, at_ns: int | None = None, *, name: str = "") -> int:
         """Begin a window: its time on CLOCK_MONOTONIC."""
         return self._turn(Cause.START, at_ns, begins=True, name=name)

@@ -110,11 +110,13 @@ class ProbeAttachment:
         """Attach what is recorded in windows, unless it is. Raises CaptureUnavailable."""
         assert self._probing is not None
         if not self._probing.is_whole:
+            self._maps.control[Control.IS_BUSY] = 1
             try:
                 self._probing.complete()
             except OSError as error:
                 raise explain(Operation.ANY, error) from error
             self._say_refused()
+            self._maps.control[Control.IS_BUSY] = 0
         self._maps.control[Control.IS_READY] = self._is_ready
 
     def rest(self) -> None:
@@ -134,7 +136,7 @@ class ProbeAttachment:
     @property
     def _is_ready(self) -> int:
         """1 where a call begins a window by itself, which only the probes have to follow."""
-        return int(self._plan.windows is None or not self._plan.windows.is_followed)
+        return int(self._plan.windows is None or not self._plan.windows.is_begin_followed)
 
     def hits(self) -> int:
         """How often what begins a window was called since `arm`, or since the last one ended."""
@@ -151,6 +153,10 @@ class ProbeAttachment:
         is_over = self._maps.control[Control.ASKED_NS] == _OVER
         self._maps.control[Control.ASKED_NS] = 0
         return is_over
+
+    def let_end(self) -> None:
+        """Let the call go on that ended a window, where it waits."""
+        self._maps.control[Control.END_ASKED_NS] = 0
 
     def open_window(self, since_ns: int, at_ns: int | None = None, *, name: str = "") -> int:
         """Begin a window now, which began elsewhere at `at_ns`: its time on CLOCK_MONOTONIC. It is due
@@ -245,6 +251,7 @@ class ProbeAttachment:
         self._is_stopped = True
         self._maps.control[Control.STOPPED] = 1
         self.let_go()
+        self.let_end()
         bpf.map_clear(self._maps["tracked"], 4)
         if self._probing is not None:
             self._detach(self._probing)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -32,7 +32,7 @@ from tracepipe.capture.bpf.attach import (
 from tracepipe.capture.bpf.bytecode import FIELDS, HOOK_FIELDS, Constant, Field
 from tracepipe.capture.bpf.specs import text_field
 from tracepipe.capture.find.tracefs import field_offsets, tracepoint_id, tracing_folder
-from tracepipe.capture.request import Plan
+from tracepipe.capture.request import Plan, TriggerPlace
 from tracepipe.hooks.hook import FilePlace, Probe, TracepointPlace
 
 _RAW_TRACEPOINTS = {"syscall_enter": "sys_enter", "syscall_exit": "sys_exit"}
@@ -113,14 +113,18 @@ class Probing:
         self._attach_points(self._standing)
         # What was attached last runs first: the call that begins a window is in it, and the one that ends it.
         ends, begins = [one for one in triggers if not one.begins], [one for one in triggers if one.begins]
-        attach_triggers(self._standing, self._opened, ends, self._plain("trigger"))
+        may_hold = bool(triggers) and has_sleeping(self._opened, self._plain("trigger_holding"))
+        is_end_held = may_hold and self._plan.windows is not None and self._plan.windows.is_end_followed
+        self._attach_triggers(ends, is_end_held)
         self._attach_functions(self._standing, self._functions[0])
-        holding = self._plain("trigger_holding")
-        self._holds = bool(begins) and has_sleeping(self._opened, holding)
-        code = holding if self._holds else self._plain("trigger")
-        attach_triggers(self._standing, self._opened, begins, code, holds=self._holds)
+        self._holds = bool(begins) and may_hold
+        self._attach_triggers(begins, self._holds)
         self._load(self._of_windows)
         self.complete()
+
+    def _attach_triggers(self, triggers: Sequence[TriggerPlace], holds: bool) -> None:
+        code = self._plain("trigger_holding" if holds else "trigger")
+        attach_triggers(self._standing, self._opened, triggers, code, holds=holds)
 
     def complete(self) -> None:
         """Attach what is of windows, unless it is. Raises OSError."""
