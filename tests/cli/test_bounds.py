@@ -265,6 +265,16 @@ def test_a_trace_of_pytorch_in_any_order(tmp_path: Path) -> None:
     assert peak_mb("convert", str(path), "-o", str(tmp_path / "out")) < BOUND_MB
 
 
+def test_a_trace_of_perfetto(tmp_path: Path) -> None:
+    path, trace = tmp_path / "run.jsonl", tmp_path / "run.pftrace"
+    lines = (
+        event(at, name=f"f{at % 1_000}", tid=at % 50, args={"text": f"{at} " + "x" * 300})
+        for at in range(60_000)
+    )
+    peak_mb("convert", str(recorded(path, lines)), "-o", str(trace))
+    assert peak_mb("convert", str(trace), "-o", str(tmp_path / "out")) < BOUND_MB
+
+
 def test_text_has_the_timeline_in_a_file(tmp_path: Path) -> None:
     path = recorded(tmp_path / "run.jsonl", names())
     assert peak_mb("convert", str(path), "-o", str(tmp_path / "out"), "-f", "text") < BOUND_MB

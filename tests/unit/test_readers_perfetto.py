@@ -468,9 +468,10 @@ def test_the_clock_of_a_trace_is_the_primary_one_of_its_first_snapshot() -> None
     assert header["start"] == {"realtime_ns": 10**18, "monotonic_ns": 1000, "boottime_ns": 5000}
 
 
-def test_without_a_snapshot_of_several_clocks_the_clock_is_its_own() -> None:
+def test_without_a_snapshot_of_several_host_clocks_the_clock_is_its_own() -> None:
     trace = made()
     trace.snapshot(clock_6=5000)
+    trace.snapshot(clock_6=5000, clock_64=0)
     trace.event(2000, INSTANT, "x")
     assert read(trace.bytes)[0]["clock"] == "trace"
 

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Final
 
 from tracepipe.event.columns import SourceBatch, no_events
 from tracepipe.event.model import Header, Problem, new_header
-from tracepipe.readers.perfetto_clocks import BOOTTIME, MONOTONIC, PerfettoClocks, clock_of
+from tracepipe.readers.perfetto_clocks import BOOTTIME, PerfettoClocks, clock_of
 from tracepipe.readers.perfetto_events import TrackEvents
 from tracepipe.readers.perfetto_gpu import GpuStages
 from tracepipe.readers.perfetto_losses import Losses
@@ -63,7 +63,7 @@ class _Trace:
         self._problems = FirstProblems()
         self._clocks, self._sequences, self._tracks = PerfettoClocks(), Sequences(), Tracks()
         self._rows = SortedRows()
-        self._events = TrackEvents(self._tracks, self._rows)
+        self._events = TrackEvents(self._tracks, self._clocks, self._rows)
         self._counted: Counts[str] = Counts()
         self._not_read: Counts[int] = Counts()
         self._losses = Losses(self._rows)
@@ -71,7 +71,7 @@ class _Trace:
         self._stages = GpuStages(self._rows)
         self._last_ns = 0
         self._of: dict[int, Callable[[bytes, int, Sequence], None]] = {
-            _EVENT: self._track_event,
+            _EVENT: self._events.take,
             _TRACK: lambda data, ts_ns, sequence: self._tracks.take(data),
             _PROCESS: lambda data, ts_ns, sequence: self._tracks.take_process(data, Descriptor()),
             _THREAD: self._thread,
@@ -164,13 +164,6 @@ class _Trace:
         if lost is not None:
             self._losses.add(lost[0], lost[1], "ftrace's buffer was full: how many is not known", lost[2])
 
-    def _track_event(self, data: bytes, ts_ns: int, sequence: Sequence) -> None:
-        own_ns = self._events.time_of(data, sequence)
-        if own_ns is not None:
-            placed = self._clocks.trace_ns(own_ns, MONOTONIC)
-            ts_ns = own_ns if placed is None else placed
-        self._events.take(data, ts_ns, sequence)
-
     def _thread(self, data: bytes, ts_ns: int, sequence: Sequence) -> None:
         """The thread that writes a sequence, as older traces have it."""
         made = Descriptor()
@@ -204,6 +197,7 @@ class _Trace:
             if count % _STEP_PACKETS == 0:
                 problems = self._problems.take()
                 yield SourceBatch(no_events(), problems=problems, offset_bytes=self._stream.offset_bytes)
+        self._sequences.forget()
         self._tracks.settle()
         ordered = Ordered(self._tracks)
         problems = self._problems.take()

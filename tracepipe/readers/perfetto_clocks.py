@@ -85,11 +85,13 @@ class PerfettoClocks:
                 self.trace = (0, value)
             elif tag == _CLOCKS:
                 self._reading(dict(tagged(value)), sequence, found)
-        if not self.start and len(found) > 1:
+        if not self.start:
             host = {name: found.get((0, id)) for id, name in HOST_CLOCKS.items()}
-            self.start = {
+            shown = {
                 f"{name}_ns": ns for name, ns in host.items() if ns is not None and 0 <= ns <= TIME_LIMIT_NS
             }
+            # One alone may be anything: who has no clock of the host writes CLOCK_BOOTTIME.
+            self.start = shown if len(shown) > 1 else {}
         if len(found) > 1 and not self._is_back(found):
             self._keep(found)
 

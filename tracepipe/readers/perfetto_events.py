@@ -21,6 +21,7 @@ from tracepipe.event.tables import packed
 from tracepipe.readers.chrome_numbers import flow_number
 from tracepipe.readers.event_rows import cut_text
 from tracepipe.readers.perfetto_args import ANNOTATIONS, CALLSTACK, Arguments
+from tracepipe.readers.perfetto_clocks import MONOTONIC, PerfettoClocks
 from tracepipe.readers.perfetto_names import CATEGORIES, EVENT_NAMES, Sequence, numbers
 from tracepipe.readers.perfetto_tracks import GLOBAL, Counter, Tracks
 from tracepipe.readers.sorted_rows import SortedRow, SortedRows
@@ -46,7 +47,7 @@ _MANY: Final = frozenset(
 # Of an event.
 _FLOWS_MAX: Final = 64
 _COUNTERS_MAX: Final = 256
-_FIRSTS_MAX: Final = 1 << 12
+_FIRSTS_MAX: Final = 1 << 11
 _WHOLE_MAX: Final = (1 << 63) - 1
 _OLD_PHASE, _OLD_NAME, _DURATION, _DIRECTION, _SCOPE = 2 << 3, 1 << 3, 3 << 3, 13 << 3, 7 << 3 | BYTES
 _OLD_IDS: Final = (6 << 3, 10 << 3, 11 << 3)
@@ -59,8 +60,8 @@ _Many = dict[int, list[tuple[int, Any]]]
 class TrackEvents:
     """Takes events. `rows` are all that they say; `counted` is what was not read, by what it is."""
 
-    def __init__(self, tracks: Tracks, rows: SortedRows) -> None:
-        self._tracks, self._rows = tracks, rows
+    def __init__(self, tracks: Tracks, clocks: PerfettoClocks, rows: SortedRows) -> None:
+        self._tracks, self._clocks, self._rows = tracks, clocks, rows
         self.arguments = Arguments()
         self.counted: Counts[str] = Counts()
         self._firsts: dict[tuple[Any, ...], bytes] = {}
@@ -74,6 +75,8 @@ class TrackEvents:
                 many.setdefault(tag >> 3, []).append((tag, value))
             else:
                 one[tag] = value
+        if _TIME_DELTA in one or _TIME_ABSOLUTE in one:
+            ts_ns = self._own_time(one, ts_ns, sequence)
         track = one.get(_TRACK, sequence.defaults.track)
         if track is None:
             track = GLOBAL if sequence.thread is None else sequence.thread
@@ -253,15 +256,16 @@ class TrackEvents:
         number = flow_number("asynchronous", category, scope, local, *ids)
         return self._tracks.asynchronous(number, track, category or scope or "asynchronous")
 
-    def time_of(self, data: bytes, sequence: Sequence) -> int | None:
-        """The time that an event states itself, on CLOCK_MONOTONIC; None where it is the packet's."""
-        for tag, value in tagged(data):
-            if tag == _TIME_ABSOLUTE and value:
-                return signed(value) * 1000
-            if tag == _TIME_DELTA and sequence.time_ns is not None:
-                sequence.time_ns += signed(value) * 1000
-                return sequence.time_ns
-        return None
+    def _own_time(self, one: dict[int, Any], ts_ns: int, sequence: Sequence) -> int:
+        """The time of an event, which it may state itself, on CLOCK_MONOTONIC."""
+        if one.get(_TIME_ABSOLUTE, 0):
+            own_ns = signed(one[_TIME_ABSOLUTE]) * 1000
+        elif sequence.time_ns is not None:
+            own_ns = sequence.time_ns = sequence.time_ns + signed(one.get(_TIME_DELTA, 0)) * 1000
+        else:
+            return ts_ns
+        placed = self._clocks.trace_ns(own_ns, MONOTONIC)
+        return own_ns if placed is None else placed
 
 
 def _absolute(value: int | float, track: int, counter: Counter, sequence: Sequence) -> int | float:

@@ -34,7 +34,7 @@ _EVENT_DEFAULTS: Final = 11 << 3 | BYTES
 _TRACK: Final = 11 << 3
 # Of all sequences, with what an entry takes beyond its text.
 _NAMES_BYTES_MAX: Final = 8 << 20
-_ENTRY_BYTES: Final = 150
+_ENTRY_BYTES: Final = 300
 _SEQUENCES_MAX: Final = 1 << 14
 
 
@@ -100,6 +100,12 @@ class Sequences:
                 return found
             self._all[id] = found
         return found
+
+    def forget(self) -> None:
+        """All packets were read: names are not needed any more."""
+        for sequence in self._all.values():
+            sequence.names.clear()
+        self._all.clear()
 
     def clear(self, sequence: Sequence) -> None:
         """Begin a sequence anew."""

@@ -33,7 +33,7 @@ _OPEN_MAX: Final = 1 << 17
 # Open slices of a track that an end may be of. The trace processor keeps no more.
 _LOOKED_AT_MAX: Final = 512
 _ARROWS_MAX: Final = 1 << 16
-_KNOWN_MAX: Final = 1 << 12
+_KNOWN_MAX: Final = 1 << 11
 _Key = tuple[str, int, str, str]
 """Phase, track, name and category."""
 _Row = tuple[int, int, int, bytes, bytes]
@@ -183,10 +183,11 @@ class Ordered:
 
     def _with_category(self, track: int, category: str, second: bytes) -> bytes:
         """Arguments with the category, where the layer does not say it."""
-        if not category or category == self._tracks.place(track).fields.get("layer"):
+        if not category or category == self._tracks.place(track).layer:
             return second
-        said: bytes = orjson.dumps({"cat": category})
-        return bytes(said[:-1] + b"," + second[1:] if second else said)
+        # What orjson gives keeps room for 4 KB: a copy has its own size.
+        said = bytes(memoryview(orjson.dumps({"cat": category})))
+        return said[:-1] + b"," + second[1:] if second else said
 
 
 def _rows(made: list[_Row]) -> Rows:

@@ -38,7 +38,7 @@ _PREV_STATE, _NEXT_COMM, _NEXT, _NEXT_PRIO = 4 << 3, 5 << 3 | BYTES, 6 << 3, 7 <
 BY_WHO_RUNS, AGAIN, STATE = "by who runs", "again", "state"
 """Phases of rows that are to be understood in the order of time."""
 _CPUS_MAX: Final = 1 << 12
-_FIRSTS_MAX: Final = 1 << 12
+_FIRSTS_MAX: Final = 1 << 11
 _Bundle = tuple[int, int]
 """The processor, and how far CLOCK_BOOTTIME is ahead of the bundle's clock."""
 

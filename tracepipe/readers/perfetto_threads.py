@@ -17,7 +17,7 @@ from tracepipe.readers.perfetto_tracks import Tracks
 _RUNNABLE, _RUNNING = 2, 3
 # States of GenericKernelTaskStateEvent in which a thread has left its processor.
 _LEFT: Final = {_RUNNABLE: RUNNABLE, 4: "sleeping", 5: "disk", 6: "stopped", 7: "dead", 8: "dead"}
-_KNOWN_MAX: Final = 1 << 12
+_KNOWN_MAX: Final = 1 << 11
 _THREADS_MAX: Final = 1 << 16
 
 
@@ -57,7 +57,10 @@ class ThreadsInOrder:
             self._on.pop(self._runs.pop(tid, cpu), None)
         elif of["phase"] != AGAIN:
             self._is_woken = True
-        return self._record({**of, "phase": phase}), second if args is None else orjson.dumps(args)
+        if args is not None:
+            # What orjson gives keeps room for 4 KB: a copy has its own size.
+            second = bytes(memoryview(orjson.dumps(args))) if args else b""
+        return self._record({**of, "phase": phase}), second
 
     def _begin(self, tid: int, cpu: int) -> None:
         if len(self._runs) >= _THREADS_MAX:

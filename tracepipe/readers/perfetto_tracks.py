@@ -19,7 +19,7 @@ process_descriptor.proto, thread_descriptor.proto, counter_descriptor.proto.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from tracepipe.event.model import Record
 from tracepipe.readers.chrome_numbers import Ids
@@ -69,12 +69,19 @@ class Descriptor:
     """Whether its children stand by their ranks."""
 
 
-@dataclass(slots=True)
-class Place:
-    """Where the events of a track stand: fields of their records, and the name of a counter."""
+class Place(NamedTuple):
+    """Where the events of a track stand, and the name of a counter."""
 
-    fields: dict[str, Any]
+    pid: int
+    tid: int | None
+    layer: str
     counter: str = ""
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The same as fields of a record."""
+        thread = {} if self.tid is None else {"tid": self.tid}
+        return {"type": "hook", "pid": self.pid, **thread, "layer": self.layer}
 
 
 @dataclass(slots=True)
@@ -182,13 +189,13 @@ class Tracks:
 
     def settle(self) -> None:
         """Give the tracks that are used their places: nothing is taken any more."""
-        chains = {uuid: self._chain(uuid) for uuid in self.used}
         self.unknown = sum(uuid not in self._all and uuid != GLOBAL for uuid in self.used)
         # A number that is given later is lower, and stands before the others.
-        for uuid in sorted(self.used, key=lambda one: self._order(chains[one]), reverse=True):
-            self._fields(uuid, chains[uuid])
+        for uuid in sorted(self.used, key=self._order, reverse=True):
+            self._thread_of(uuid, self._chain(uuid))
         for uuid in self.used:
-            self._places[uuid] = self._placed(uuid, chains[uuid])
+            self._places[uuid] = self._placed(uuid, self._chain(uuid))
+        self._taken.clear()
 
     def _chain(self, uuid: int) -> list[int]:
         """A track and those that it stands under, up to a thread or a process."""
@@ -210,40 +217,35 @@ class Tracks:
     def _name(self, uuid: int) -> str:
         return self._of(uuid).name or "track"
 
-    def _order(self, chain: list[int]) -> list[tuple[int, str]]:
-        """What puts tracks in order: by the ranks of those that they stand under, and their names."""
-        order, is_ordered = [], False
-        for uuid in reversed(chain):
-            found = self._of(uuid)
-            order.append((found.rank if is_ordered else 0, found.name))
-            is_ordered = found.is_ordered
-        return order
+    def _order(self, uuid: int) -> tuple[int, str, int, str]:
+        """What puts a track in order: rank and name of the topmost that it stands under, and of the next."""
+        chain = self._chain(uuid)
+        top, second = self._of(chain[-1]), self._of(chain[max(0, len(chain) - 2)])
+        return 0, top.name, second.rank if top.is_ordered else 0, second.name
 
-    def _fields(self, uuid: int, chain: list[int]) -> tuple[dict[str, Any], list[str]]:
+    def _thread_of(self, uuid: int, chain: list[int]) -> tuple[int, int | None, list[str]]:
         """The process and the thread of a track, and the names of the tracks below."""
         root = self._of(chain[-1])
         below = chain[-2::-1]
-        is_counter = self._of(uuid).counter is not None
         if root.tid is not None:
-            fields = self._ids.thread({"pid": root.pid, "tid": root.tid}, {})
+            thread = self.thread_fields(root.pid or 0, root.tid)
             # Tracks of a thread stand in a group that has its name, so that it holds them together.
             if len(below) > 1 and self._name(below[0]) == root.name:
                 below = below[1:]
-            return fields, [self._name(one) for one in below]
+            return thread["pid"], thread["tid"], [self._name(one) for one in below]
+        is_counter = self._of(uuid).counter is not None
         if root.pid is not None:
-            fields = self._ids.thread({"pid": root.pid}, {})
+            pid = self._ids.thread({"pid": root.pid}, {})["pid"]
         elif is_counter and not below:
-            return {"pid": self._made_up(("counters",), "counters")}, [self._name(uuid)]
+            return self._made_up(("counters",), "counters"), None, [self._name(uuid)]
         else:
-            fields = {"pid": self._made_up((chain[-1],), self._name(chain[-1]))}
+            pid = self._made_up((chain[-1],), self._name(chain[-1]))
             below = below or chain[-1:]
         if is_counter:
-            return fields, [self._name(one) for one in below]
-        if not below:
-            fields["tid"] = self._made_up((fields["pid"], EVENTS), EVENTS, fields["pid"])
-            return fields, []
-        fields["tid"] = self._made_up((fields["pid"], below[0]), self._name(below[0]), fields["pid"])
-        return fields, [self._name(one) for one in below[1:]]
+            return pid, None, [self._name(one) for one in below]
+        name = self._name(below[0]) if below else EVENTS
+        tid = self._made_up((pid, below[0] if below else EVENTS), name, pid)
+        return pid, tid, [self._name(one) for one in below[1:]]
 
     def _made_up(self, key: tuple[Any, ...], name: str, pid: int | None = None) -> int:
         """The number of a process, or of a thread of `pid`, that is none."""
@@ -255,17 +257,17 @@ class Tracks:
         return number
 
     def _placed(self, uuid: int, chain: list[int]) -> Place:
-        fields, names = self._fields(uuid, chain)
+        pid, tid, names = self._thread_of(uuid, chain)
         name = cut_text(" / ".join(names)) or EVENTS
-        fields = {"type": "hook", **fields}
         counter = self._of(uuid).counter
         if counter is None:
-            return Place({**fields, "layer": self._own((*fields.values(), name), name)})
-        if fields.pop("tid", None) is not None:
-            name = f"{self._of(chain[-1]).name} {self._of(chain[-1]).tid} {name}".lstrip()
+            return Place(pid, tid, self._own((pid, tid, name), name))
+        if tid is not None:
+            root = self._of(chain[-1])
+            name = f"{root.name} {root.tid} {name}".lstrip()
         if counter.unit:
             name = f"{name} ({counter.unit})"
-        return Place({**fields, "layer": EVENTS}, self._own((*fields.values(), "counter", name), name))
+        return Place(pid, None, EVENTS, self._own((pid, "counter", name), name))
 
     def _own(self, key: tuple[Any, ...], name: str) -> str:
         """A name that no other track of the same thread has."""

@@ -99,31 +99,41 @@ def tagged(data: bytes) -> list[tuple[int, Any]]:
     WireError.
     """
     fields: list[tuple[int, Any]] = []
-    at, size = 0, len(data)
-    while at < size:
-        start = at
-        tag, value = data[at], 0
-        at += 1
-        if tag >= 0x80:
-            tag, at = varint(data, start)
-        wire_type = tag & 7
-        if wire_type in (VARINT, BYTES):
-            if at < size and data[at] < 0x80:
+    at = start = 0
+    size = len(data)
+    try:
+        while at < size:
+            start, tag = at, data[at]
+            at += 1
+            if tag >= 0x80:
+                tag, at = _longer(data, start)
+            wire_type = tag & 7
+            if wire_type not in _WIRE_TYPES or tag < 8:
+                raise WireError("is not a field", start)
+            value = _FIXED.get(wire_type, 0)
+            if not value:
                 value = data[at]
                 at += 1
-            else:
-                value, at = varint(data, at)
-        if tag < 8 or wire_type not in _WIRE_TYPES:
-            raise WireError("is not a field", start)
-        if wire_type == VARINT:
-            fields.append((tag, value))
-            continue
-        end = at + (value if wire_type == BYTES else _FIXED[wire_type])
-        if end > size:
-            raise WireError("a field is cut off", start)
-        fields.append((tag, data[at:end]))
-        at = end
+                if value >= 0x80:
+                    value, at = _longer(data, at - 1)
+                if wire_type == VARINT:
+                    fields.append((tag, value))
+                    continue
+            at += value
+            if at > size:
+                raise WireError("a field is cut off", start)
+            fields.append((tag, data[at - value : at]))
+    except IndexError:
+        raise WireError("a number does not end", start) from None
     return fields
+
+
+def _longer(data: bytes, at: int) -> tuple[int, int]:
+    """The varint of two bytes or more at a place, and the place behind it. Raises WireError, IndexError."""
+    second = data[at + 1]
+    if second < 0x80:
+        return data[at] & 0x7F | second << 7, at + 2
+    return varint(data, at)
 
 
 def varints(data: bytes) -> list[int]:
