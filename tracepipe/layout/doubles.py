@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tracepipe.event.columns import NONE, TraceColumns
+from tracepipe.event.columns import NONE, TraceColumns, distinct
 from tracepipe.event.origins import Origins
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Tables
@@ -72,14 +72,18 @@ class Doubles:
 
     def take(self, events: TraceColumns, source: int) -> None:
         """Look at events of a recording, which may be changed until they go on."""
+        if all(source not in both for both in self._two):
+            return
         events.shape, events.args = events.shape.copy(), events.args.copy()
         events.launch = events.launch.copy()
-        for place, number in enumerate(events.shape.tolist()):
-            if number >= 0 and (key := self._key(number)) is not None:
-                shape = self._tables.shapes[number]
-                assert shape is not None
-                one = _One(int(events.ts_ns[place]), source, shape, events, place)
-                self._waiting.setdefault(key, {}).setdefault(source, []).append(one)
+        numbers = distinct(events.shape[events.shape >= 0]).tolist()
+        wanted = np.isin(events.shape, [number for number in numbers if self._key(number)])
+        for place in np.flatnonzero(wanted).tolist():
+            number = int(events.shape[place])
+            key, shape = self._key(number), self._tables.shapes[number]
+            assert key is not None and shape is not None
+            one = _One(int(events.ts_ns[place]), source, shape, events, place)
+            self._waiting.setdefault(key, {}).setdefault(source, []).append(one)
 
     def decide(self, until_ns: int) -> None:
         """Settle what events up to a time are; all are there that begin up to `SLACK_NS` later."""
