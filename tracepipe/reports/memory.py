@@ -21,7 +21,7 @@ from tracepipe.reports.analyses.allocation_sums import (
 from tracepipe.reports.analyses.allocations import FAULTS, IN_USE, Allocations, allocations, ends_of
 from tracepipe.reports.analyses.cuda_calls import calls_named
 from tracepipe.reports.analyses.distribution import PERCENTS, of_values
-from tracepipe.reports.analyses.peak_memory import uses_pytorch
+from tracepipe.reports.analyses.peak_memory import keeps_segments
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.report import Column, Drawing, Option, Report, Result, Table
@@ -334,7 +334,7 @@ def _notes(run: Run, found: Allocations, faults: Any) -> Iterator[str]:
         yield (
             f"{again} allocations end where their address was given out again: their frees were not recorded"
         )
-    if run.facts.source != "chrome" and uses_pytorch(run) and len(never_freed(found)):
+    if keeps_segments(run) and len(never_freed(found)):
         yield (
             "PyTorch's caching allocator keeps its segments until the process ends, or until memory runs "
             "out: that they are never freed is no leak"

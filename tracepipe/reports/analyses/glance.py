@@ -14,7 +14,7 @@ from tracepipe.reports.analyses.gpu_by_range import ranges_by_gpu_time
 from tracepipe.reports.analyses.gpu_shares import Shares, kinds_of, shares_of
 from tracepipe.reports.analyses.gpu_work import COPY, gpu_work
 from tracepipe.reports.analyses.launch_delays import delays_of
-from tracepipe.reports.analyses.peak_memory import EVENTS_MAX, Peak, allocations_in, peaks_of, uses_pytorch
+from tracepipe.reports.analyses.peak_memory import EVENTS_MAX, Peak, allocations_in, keeps_segments, peaks_of
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.stored import parts
@@ -44,7 +44,6 @@ class Glance:
     lines: list[tuple[str, int, int]] = field(default_factory=list)
     ranges: list[Range] = field(default_factory=list)
     collectives: Collectives = field(default_factory=lambda: Collectives([], 0))
-    is_pytorch: bool = False
     launches: int = 0
     kernels: int = 0
     """How many launches were recorded, and how many kernels."""
@@ -58,7 +57,7 @@ class Glance:
 
 def glance_of(run: Run) -> Glance:
     """Look at all that a recording has of its GPUs."""
-    found = Glance(is_pytorch=uses_pytorch(run), launches=int(np.count_nonzero(launching(run))))
+    found = Glance(launches=int(np.count_nonzero(launching(run))))
     work = gpu_work(run)
     if len(work):
         kinds = kinds_of(run, work)
@@ -170,7 +169,7 @@ def _memory(run: Run, found: Glance) -> Iterator[str]:
         line = f"Peak memory: {size_text(peak.peak_bytes)}"
         if peak.gpu is not None:
             line += f" of GPU {peak.gpu}"
-        if found.is_pytorch and peak.kept and run.facts.source != "chrome":
+        if peak.kept and keeps_segments(run):
             line += (
                 f". PyTorch's caching allocator keeps its segments until the end: that {peak.kept} of "
                 f"{peak.allocations} are not freed is no leak"

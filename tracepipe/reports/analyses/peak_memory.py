@@ -38,8 +38,12 @@ def _is_pytorch(name: str) -> bool:
     return any(part in name for part in _OF_PYTORCH)
 
 
-def uses_pytorch(run: Run) -> bool:
-    """Whether kernels, operators, threads or frames of Python of a recording are PyTorch's."""
+def keeps_segments(run: Run) -> bool:
+    """Whether what is allocated is segments of PyTorch's caching allocator, by kernels, operators, threads or
+    frames of Python that are PyTorch's. Its own profiler has the allocations inside of segments.
+    """
+    if run.facts.source == "chrome":
+        return False
     if any(True in told_by_names(run, layer, _is_pytorch)[1] for layer in ("gpu_kernel", "annotation")):
         return True
     if run.warp_table.launches.told_by_names(_is_pytorch).any():
