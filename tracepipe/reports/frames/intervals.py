@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from tracepipe.event.model import TIME_LIMIT_NS
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.stored import Growing, flagged, made, parts, taken
+from tracepipe.reports.frames.stored import Growing, flagged, joined, made, parts, taken
 
 
 class Gaps(NamedTuple):
@@ -57,8 +57,8 @@ class Stretches:
             start_ns, end_ns = taken(start_ns, order), taken(end_ns, order)
         gaps = gaps_between(start_ns, end_ns)
         last_ns = [max(int(end_ns[part].max()) for part in parts(len(end_ns)))] if len(end_ns) else []
-        self.start_ns = _joined(start_ns[:1], gaps.end_ns)
-        self.end_ns = _joined(gaps.start_ns, np.array(last_ns, np.int64))
+        self.start_ns = joined([start_ns[:1], gaps.end_ns], np.int64)
+        self.end_ns = joined([gaps.start_ns, np.array(last_ns, np.int64)], np.int64)
 
     @cached_property
     def _before_ns(self) -> Any:
@@ -91,7 +91,9 @@ class Stretches:
 
     def joined(self, other: Stretches) -> Stretches:
         """The union of both."""
-        return Stretches(_joined(self.start_ns, other.start_ns), _joined(self.end_ns, other.end_ns))
+        return Stretches(
+            joined([self.start_ns, other.start_ns], np.int64), joined([self.end_ns, other.end_ns], np.int64)
+        )
 
     def covered_ns(self, start_ns: Any, end_ns: Any) -> Any:
         """How much of each span [start, end) lies in the union."""
@@ -110,12 +112,3 @@ class Stretches:
 def nothing() -> Stretches:
     """No stretch at all."""
     return Stretches(np.zeros(0, np.int64), np.zeros(0, np.int64))
-
-
-def _joined(*columns: Any) -> Any:
-    """One column of several."""
-    whole = Growing(np.int64)
-    for column in columns:
-        for part in parts(len(column)):
-            whole.extend(column[part], part.stop - part.start)
-    return whole.whole()
