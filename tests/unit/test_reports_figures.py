@@ -84,7 +84,7 @@ def test_the_most_at_once_is_what_counting_gives(stays: list[tuple[int, int, int
         for of in range(4)
         for at in range(-20, 200)
     )
-    assert occupancy.most_at_once(some)[0] == most
+    assert occupancy.fullest_sm(some)[0] == most
 
 
 def test_cells_are_means_where_they_are_long() -> None:

@@ -12,7 +12,7 @@ from tracepipe.reports.figures.drawn_warps import NOT_RECORDED, DrawnWarps
 from tracepipe.reports.figures.ink import RULE, SERIES, heat, moment_text, unit_of
 from tracepipe.reports.figures.panel import Panel, Scope, gpu_name, gpus_of, short, sm_count
 from tracepipe.reports.frames.grouping import in_buckets
-from tracepipe.reports.frames.intervals import Stretches, nothing
+from tracepipe.reports.frames.intervals import Stretches, most_at_once, nothing
 from tracepipe.reports.frames.libraries import matplotlib, np, ticker
 from tracepipe.reports.frames.stored import made, parts
 from tracepipe.units import duration_text
@@ -154,7 +154,7 @@ class _Since:
         return count * (np.arange(1, cells + 1) * (self._length_ns / cells)) - total_ns
 
 
-def most_at_once(warps: DrawnWarps) -> tuple[int, int]:
+def fullest_sm(warps: DrawnWarps) -> tuple[int, int]:
     """The most warps that an SM held at a time, and that SM."""
     most = 0, int(warps.sm[0])
     sms = warps.present("sm")
@@ -162,12 +162,7 @@ def most_at_once(warps: DrawnWarps) -> tuple[int, int]:
     place = made(len(stay), np.int32, lambda part: np.searchsorted(sms, stay.sm[part]))
     bounds, (entry_ns, end_ns) = in_buckets(place, len(sms), stay.entry_ns, stay.end_ns)
     for sm, (first, last) in zip(sms.tolist(), pairwise(bounds.tolist()), strict=True):
-        entries_ns, ends_ns = np.sort(entry_ns[first:last]), np.sort(end_ns[first:last])
-        level = 0
-        for part in parts(len(entries_ns)):
-            # One that leaves makes room for one that enters then.
-            gone = np.searchsorted(ends_ns, entries_ns[part], "right")
-            level = max(level, int((np.arange(part.start + 1, part.stop + 1) - gone).max()))
+        level = most_at_once(entry_ns[first:last], end_ns[first:last])
         if level > most[0]:
             most = level, sm
     return most
@@ -211,7 +206,7 @@ def _what(warps: DrawnWarps, scope: Scope, gpu: int, start_ns: int, end_ns: int)
     length = duration_text(end_ns - start_ns)
     if launches == 1 and warps.has_launch[0]:
         kernels = f"{kernels}, launch {warps.launch[0]}"
-    most, sm = most_at_once(warps)
+    most, sm = fullest_sm(warps)
     what = f"{kernels}{times}: {len(warps):,} warps"
     if sm == NOT_RECORDED:
         return f"{what} in {length}, at most {most:,} at once, on SMs not recorded"

@@ -16,6 +16,7 @@ from tracepipe.reports.findings.finding import MIN_EXIT_ONLY_NS, Finding, confid
 from tracepipe.reports.findings.kernel_warps import Ints, KernelWarps
 from tracepipe.reports.frames import statistics
 from tracepipe.reports.frames.grouping import in_buckets, numbered
+from tracepipe.reports.frames.intervals import most_at_once
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.stored import parts
 from tracepipe.units import duration_text
@@ -82,7 +83,7 @@ def launch_waves(kernel: KernelWarps, launch: int) -> Waves:
     rows = slice(*kernel.block_bounds[launch : launch + 2].tolist())
     present, sm = numbered(kernel.blocks.sm[rows])
     entry, end, sms = kernel.blocks.entry_ns[rows], kernel.blocks.end_ns[rows], present.size
-    held = _most_at_once(sm, sms, entry, end)
+    held = _most_held(sm, sms, entry, end)
     first_ends = np.sort(end[np.argsort(entry, kind="stable")[: held * sms]])
     filled = float((entry < first_ends[first_ends.size // 10]).sum()) / (held * sms)
     last_entry, finish = int(entry.max()), int(end.max())
@@ -93,16 +94,14 @@ def launch_waves(kernel: KernelWarps, launch: int) -> Waves:
     return Waves(sm.size / (held * sms), held, sms, filled, idle, tail, span)
 
 
-def _most_at_once(sm: Ints, sms: int, entry: Ints, end: Ints) -> int:
-    """The most blocks that an SM held; one that ends as another begins made room for it."""
+def _most_held(sm: Ints, sms: int, entry: Ints, end: Ints) -> int:
+    """The most blocks that an SM held."""
     bounds, columns = in_buckets(sm, sms, entry, end)
     most = 0
     for first, last in pairwise(bounds.tolist()):
         begun, ended = (column[first:last] for column in columns)
         # One that ends as it begins holds its slot for a moment.
-        ended, begun = np.sort(np.maximum(ended, begun + 1)), np.sort(begun)
-        gone = np.searchsorted(ended, begun, "right")
-        most = max(most, int((np.arange(1, begun.size + 1) - gone).max()))
+        most = max(most, most_at_once(begun, np.maximum(ended, begun + 1)))
     return most
 
 

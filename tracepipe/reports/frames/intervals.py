@@ -112,3 +112,16 @@ class Stretches:
 def nothing() -> Stretches:
     """No stretch at all."""
     return Stretches(np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+
+def most_at_once(start_ns: Any, end_ns: Any) -> int:
+    """How many stretches there are at one time, at most: one that ends makes room for one that starts then.
+    Each column is put in order.
+    """
+    start_ns.sort()
+    end_ns.sort()
+    most = 0
+    for part in parts(len(start_ns)):
+        started = np.arange(part.start + 1, part.stop + 1)
+        most = max(most, int((started - np.searchsorted(end_ns, start_ns[part], "right")).max()))
+    return most

@@ -9,6 +9,7 @@ from heapq import merge
 from typing import Any
 
 from tracepipe.event.columns import Int64s
+from tracepipe.reports.frames.intervals import most_at_once
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.stored import Growing, parts
 from tracepipe.reports.writing.drawing import Glyphs, Part, Window, instants_line, level_line, spans_line
@@ -64,7 +65,7 @@ class Strip:
         return f"{label[: LABEL_COLUMNS - 1]:<{LABEL_COLUMNS}}{line}".rstrip()
 
     def _most_at_once(self, window: Window) -> int:
-        """How many spans there are at one time, at most: none before the end of one that it begins at."""
+        """How many spans there are at one time, at most."""
         starts_ns, ends_ns = Growing(np.int64), Growing(np.int64)
         for one in self.spans:
             for start_ns, end_ns, _ in one.parts():
@@ -72,13 +73,7 @@ class Strip:
                 lasts = (end_ns > start_ns) & (start_ns < window.end_ns)
                 starts_ns.extend(start_ns[lasts], int(np.count_nonzero(lasts)))
                 ends_ns.extend(end_ns[lasts], int(np.count_nonzero(lasts)))
-        starts, ends, most = starts_ns.whole(), ends_ns.whole(), 0
-        starts.sort()
-        ends.sort()
-        for part in parts(len(starts)):
-            begun = np.arange(part.start + 1, part.stop + 1)
-            most = max(most, int((begun - np.searchsorted(ends, starts[part], "right")).max()))
-        return most
+        return most_at_once(starts_ns.whole(), ends_ns.whole())
 
     def as_json(self, base_ns: int) -> dict[str, Any]:
         """The spans and instants of the row, times from the start of the run."""
