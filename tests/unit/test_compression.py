@@ -369,16 +369,52 @@ def test_a_full_folder_of_temporary_files_ends_the_recording_and_loses_no_line(
     )
 
 
-def test_a_bug_in_the_lines_is_no_end_without_a_word() -> None:
+@pytest.mark.parametrize(("error", "why"), [(ValueError("x"), "a bug"), (MemoryError(), "no memory")])
+@pytest.mark.parametrize("is_unordered", [False, True])
+def test_where_no_lines_can_be_made_the_rest_is_counted(
+    error: Exception, why: str, is_unordered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken(OneLineEach):
+        def learn(self, chunk: bytes) -> None:
+            """All is known."""
+
+        def render(self, chunk: bytes) -> Lines:
+            rendered.append(chunk)
+            if len(rendered) == 2:
+                raise error
+            return super().render(chunk)
+
+    rendered, output = list[bytes](), io.BytesIO()
+    monkeypatch.setattr("tracepipe.capture.spool._PIECE_BYTES", 2 * 64)
+    monkeypatch.setattr("tracepipe.capture.backlog._RUN_BYTES", 2 * 64)
+    spool = Spool(output, Broken(), is_unordered=is_unordered)
+    spool.begin(Plan((), (), [], Scope("command"), cast(Any, None), 0), 0)
+    spool.put(bytes(10 * 64))
+    run(spool)
+    assert spool.error is error
+    lines = len(rendered[0]) // 64
+    assert (spool.counts, spool.losses) == ({"userspace": lines}, {"userspace": 10 - lines})
+    last = json.loads(output.getvalue().splitlines()[-1])
+    assert (last["count"], last["reason"]) == (10 - lines, f"not written: {why}")
+
+
+def test_what_can_neither_be_written_nor_counted_is_lost_of_any_layer() -> None:
     class Broken(OneLineEach):
         def render(self, chunk: bytes) -> Lines:
-            raise ValueError("a bug")
+            raise MemoryError
 
-    spool = Spool(io.BytesIO(), Broken())
+        def counts(self, chunk: bytes) -> dict[str, int]:
+            raise MemoryError
+
+    output = io.BytesIO()
+    spool = Spool(output, Broken())
     spool.begin(Plan((), (), [], Scope("command"), cast(Any, None), 0), 0)
-    spool.put(bytes(64))
+    spool.put(bytes(10 * 64))
     run(spool)
-    assert isinstance(spool.error, ValueError)
+    assert isinstance(spool.error, MemoryError)
+    assert (spool.counts, spool.losses) == ({}, {"unknown": 10})
+    (loss,) = map(json.loads, output.getvalue().splitlines())
+    assert (loss["count"], loss["reason"]) == (10, "at most: not written: no memory")
 
 
 def test_the_temporary_file_has_no_room_for_what_has_become_lines() -> None:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Any, BinaryIO
 
 from tracepipe.capture.backlog import Backlog, Span, Waiting
-from tracepipe.capture.engines.engine import DeviceRenderer, Renderer
+from tracepipe.capture.engines.engine import Decoder, DeviceRenderer, Renderer
 from tracepipe.capture.records.line import Lines, record_line
 from tracepipe.capture.records.loss import Loss, loss_record, unread, unread_error
 from tracepipe.capture.records.record import RECORD, RECORD_BYTES
@@ -78,6 +78,7 @@ class Spool:
         self._losses: dict[str, int] = {}
         self.cpu_losses: dict[str, dict[int, int]] = {}
         self._unwritten: Counter[str] = Counter()
+        self._unknown = 0  # records that were not written, nor counted by layer
         self._rendered_bytes = self._written_bytes = 0
         self._flush_s = _FLUSH_STREAM_S if getattr(sink, "is_stream", False) else _FLUSH_S
         self._flush_at_s: float | None = None  # while lines wait there
@@ -198,11 +199,13 @@ class Spool:
             self.error = error
 
     def _write_unwritten(self) -> None:
-        why = self.error.__cause__ if self.error else None
-        reason = f"not written: {why.strerror if isinstance(why, OSError) else 'interrupted'}"
+        reason = f"not written: {_why(self.error)}"
         now_ns = time.monotonic_ns()
+        start_ns = self._abandoned_ns or now_ns
         for layer, count in (self._unwritten + self._unkept).items():
-            self._write_loss(Loss(layer, count, self._abandoned_ns or now_ns, now_ns, reason))
+            self._write_loss(Loss(layer, count, start_ns, now_ns, reason))
+        if self._unknown:
+            self._write_loss(Loss(None, self._unknown, start_ns, now_ns, f"at most: {reason}"))
 
     def _next(self) -> Span | Loss | None:
         """The next item. Lines that wait when it is time go into the file, whether anything comes or not."""
@@ -223,7 +226,7 @@ class Spool:
             self._flush_at_s = time.monotonic() + self._flush_s
         try:
             self._sink.write(lines)
-        except OSError as error:
+        except (OSError, MemoryError) as error:
             self._fail(error)
         if self._waiting_bytes >= PART_BYTES:
             self._flush()
@@ -232,19 +235,26 @@ class Spool:
         """Write what waits, as a part of the output; where that fails, count it."""
         try:
             self._sink.flush()
-        except OSError as error:
+        except (OSError, MemoryError) as error:
             self._fail(error)
         self._waiting.clear()
         self._waiting_bytes, self._flush_at_s = 0, None
 
-    def _fail(self, error: OSError) -> None:
+    def _fail(self, error: OSError | MemoryError) -> None:
         self._counts.subtract(self._waiting)
         self._unwritten.update(self._waiting)
         self._waiting.clear()
-        if self.error is None:
+        said: Exception = error
+        if isinstance(error, OSError):
             hint = _HINTS.get(error.errno or 0, _ELSE)
-            self.error = OutputError(f"The events cannot be written: {error.strerror}.", hint)
-            self.error.__cause__ = error
+            said = OutputError(f"The events cannot be written: {error.strerror}.", hint)
+            said.__cause__ = error
+        self._give_up(said)
+
+    def _give_up(self, error: Exception) -> None:
+        """Only count from now on. A bug and want of memory are raised by whoever waits for the end."""
+        if self.error is None or not isinstance(error, OutputError):
+            self.error = error
         self.abandon()
 
     def _write_loss(self, loss: Loss) -> None:
@@ -260,11 +270,12 @@ class Spool:
         for start in range(span.offset, end, _PIECE_BYTES):
             size_bytes = min(_PIECE_BYTES, end - start)
             try:
-                piece = self._backlog.read(start, size_bytes)
+                self._write_piece(self._backlog.read(start, size_bytes))
             except OSError as error:
                 self._lose(size_bytes, error)
-            else:
-                self._write_piece(piece)
+            except Exception as error:  # where memory is short, any line may raise one
+                self._give_up(error)
+                self._unknown += size_bytes // RECORD_BYTES
             self._backlog.give_back(start + size_bytes)
 
     def _lose(self, size_bytes: int, error: OSError) -> None:
@@ -277,16 +288,30 @@ class Spool:
 
     def _write_piece(self, piece: bytes) -> None:
         self._last_ns = RECORD.unpack_from(piece, len(piece) - RECORD_BYTES)[0]
-        if self._abandoned.is_set():
+        if not self._write_lines_of(piece, self._renderer):
             self._unwritten.update(self._count(piece, of_device=False))
-        else:
-            self._write_lines(self._renderer.render(piece), len(piece))
 
-    def _write_lines(self, lines: Lines, rendered_bytes: int) -> None:
+    def _write_lines_of(self, chunk: bytes, renderer: Decoder) -> bool:
+        """Whether lines were made of a chunk: none are after an error."""
+        if self._abandoned.is_set():
+            return False
+        try:
+            lines = renderer.render(chunk)
+            text = self._encoded(lines)
+        except Exception as error:
+            self._give_up(error)
+            return False
+        self._write_lines(lines, text)
+        self._rendered_bytes += len(chunk)
+        return True
+
+    def _encoded(self, lines: Lines) -> bytes:
+        """Lines as far as the limits let them be written."""
         self._keep_within_limits(lines)
-        text = lines.encoded()
+        return lines.encoded()
+
+    def _write_lines(self, lines: Lines, text: bytes) -> None:
         self._put_out(text, lines.counts())
-        self._rendered_bytes += rendered_bytes
         self._written_bytes += len(text)
 
     def _keep_within_limits(self, lines: Lines) -> None:
@@ -308,10 +333,9 @@ class Spool:
             return
         finally:
             self._device_backlog.give_back(span.offset + span.size_bytes)
-        if self._abandoned.is_set():
+        if not self._write_lines_of(chunk, self._device_renderer):
             self._unwritten.update(self._count(chunk, of_device=True))
             return
-        self._write_lines(self._device_renderer.render(chunk), len(chunk))
         for lines in self._device_renderer.rest():
             self._write_more(lines)
 
@@ -320,10 +344,19 @@ class Spool:
         if self._abandoned.is_set():
             self._unwritten.update(lines.counts())
         else:
-            self._write_lines(lines, 0)
+            self._write_lines(lines, self._encoded(lines))
 
     def _count(self, chunk: bytes, of_device: bool) -> Mapping[str, int]:
         """Layer → events in a chunk."""
         renderer = self._device_renderer if of_device else self._renderer
         assert renderer is not None
         return renderer.counts(chunk)
+
+
+def _why(error: Exception | None) -> str:
+    """Why events are not written, in a word or two."""
+    if isinstance(error, MemoryError):
+        return "no memory"
+    if isinstance(error, OutputError) and isinstance(error.__cause__, OSError):
+        return str(error.__cause__.strerror)
+    return "interrupted" if error is None else "a bug"
