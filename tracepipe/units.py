@@ -40,6 +40,8 @@ def duration_text(duration_ns: float) -> str:
     """Three digits and a unit: `1.23 µs`."""
     if duration_ns < 0:
         return f"-{duration_text(-duration_ns)}"
+    if duration_ns >= 48 * 3600 * 10**9:
+        return f"{duration_ns / 86400e9:.0f} days"
     if duration_ns >= 600 * 10**9:
         return f"{duration_ns / 60e9:.0f} min"
     for unit, size_ns in (("s", 10**9), ("ms", 10**6), ("µs", 10**3)):

@@ -64,3 +64,30 @@ def test_remembered_launches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
     tables = [table for table in vars(known).values() if isinstance(table, dict)]
     assert tables
     assert {len(table) for table in tables} == {10}
+
+
+DAY_NS = 86_400 * 10**9
+EVENTS = ({"dur_ns": 3 * DAY_NS, "ts_ns": 5_000}, {"dur_ns": 1_000, "ts_ns": 9_000})
+
+
+@pytest.mark.parametrize(
+    ("days", "notes"),
+    [
+        ({"first": 0, "during": 2}, []),
+        ({"first": 0, "later": 61}, ["later.jsonl begins 58 days after first.jsonl ends"]),
+        ({"later": 61, "first": 0, "during": 2}, ["later.jsonl begins 56 days after during.jsonl ends"]),
+    ],
+)
+def test_recordings_without_a_time_in_common_are_noted(
+    tmp_path: Path, days: dict[str, int], notes: list[str]
+) -> None:
+    paths = []
+    for name, day in days.items():
+        start = {"monotonic_ns": 100 * DAY_NS, "realtime_ns": (20_000 + day) * DAY_NS}
+        header = new_header(host=name, boot=name, start=start)
+        called = {"type": "userspace", "name": "cuInit", "phase": "X", "pid": 1, "tid": 1}
+        events = [{**called, **event, "ts_ns": event["ts_ns"] + 100 * DAY_NS} for event in EVENTS]
+        paths.append(tmp_path / f"{name}.jsonl")
+        paths[-1].write_text("".join(json.dumps(record) + "\n" for record in (header, *events)))
+    account = Conversion([*map(str, paths)], CONVERTERS["text"], ConvertOptions()).run(io.BytesIO())
+    assert account.notes == [f"{note}: they have no time in common" for note in notes]

@@ -516,6 +516,7 @@ def test_other_encodings() -> None:
     [
         (0, "0 ns"), (999, "999 ns"), (1000, "1.00 µs"), (12_345, "12.3 µs"), (123_456, "123 µs"),
         (999_499, "999 µs"), (999_950, "1.00 ms"), (59_900_000_000, "59.9 s"), (3600 * 10**9, "60 min"),
+        (61 * 86_400 * 10**9, "61 days"),
     ],
 )  # fmt: skip
 def test_durations(duration_ns: int, text: str) -> None:

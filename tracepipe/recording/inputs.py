@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,6 +24,7 @@ from tracepipe.recording.numbers import Part, numbered
 from tracepipe.recording.open import OpenRecording, open_recording
 from tracepipe.recording.reading import Progress, Reading
 from tracepipe.recording.survey import surveyed
+from tracepipe.units import duration_text
 
 Placed = tuple[TraceBatch, list[Problem]]
 """A batch on the trace's clock, and what went wrong in it."""
@@ -53,6 +55,8 @@ class Inputs:
     clock: str
     start: Mapping[str, int]
     origins: Origins
+    notes: list[str] = field(default_factory=list)
+    """What is to be said of all of them."""
     _others: int = 0
 
     def streams(self, relieve: Callable[[], None]) -> list[Iterator[Placed]]:
@@ -78,7 +82,9 @@ class Inputs:
         accounts = [part.reading.finish() for part in self.parts]
         for part, account in zip(self.parts, accounts, strict=True):
             account.anchor = None if part.anchor is None else part.anchor.said(self.clock)
-        return accounts[0] if len(accounts) == 1 else Account.of_all(accounts)
+        whole = accounts[0] if len(accounts) == 1 else Account.of_all(accounts)
+        whole.notes += self.notes
+        return whole
 
 
 @contextmanager
@@ -121,7 +127,8 @@ def open_inputs(
             renumbered = Renumbered(name, opened.recording.tables, tables, numbers[at])
             inputs.append(Input(opened, reading, names[at], placed[at], renumbered))
         base = sources[reference(sources)]
-        yield Inputs(inputs, _header(sources), tables, base.clock, _start(sources, placed, base), origins)
+        start, notes = _start(sources, placed, base), [] if is_one else _apart(parts, placed)
+        yield Inputs(inputs, _header(sources), tables, base.clock, start, origins, notes)
 
 
 def _part(path: str, name: str, how: tuple[str, Mapping[str, int | str], str]) -> Part:
@@ -142,6 +149,22 @@ def _refuse_before_zero(parts: Sequence[Part], placed: Sequence[Anchor]) -> None
                 f"{part.source.name} begins {-first_ns} ns before the clock of all is 0",
                 f"give each file an --offset FILE=NS that is {-first_ns} larger than now",
             )
+
+
+def _apart(parts: Sequence[Part], placed: Sequence[Anchor]) -> list[str]:
+    """What to say where some of the recordings begin after all others have ended."""
+    spans = sorted(
+        (part.survey.first_ns + anchor.offset_ns, part.survey.end_ns + anchor.offset_ns, part.source.name)
+        for part, anchor in zip(parts, placed, strict=True)
+        if part.survey.is_begun
+    )
+    ends = accumulate(((end_ns, name) for _, end_ns, name in spans), max)
+    pairs = zip(ends, spans[1:], strict=False)
+    gaps = [(begin_ns - end_ns, name, ended) for (end_ns, ended), (begin_ns, _, name) in pairs]
+    gap_ns, name, ended = max(gaps, default=(0, "", ""))
+    if gap_ns <= 0:
+        return []
+    return [f"{name} begins {duration_text(gap_ns)} after {ended} ends: they have no time in common"]
 
 
 def _names(paths: Sequence[str]) -> list[str]:

@@ -44,6 +44,8 @@ class Survey:
     launches: int = 0
     first_ns: int = 0
     last_ns: int = 0
+    end_ns: int = 0
+    """When the last of whole slices ends, or the last event is."""
     is_begun: bool = False
 
     _rounds: int = 0
@@ -79,7 +81,10 @@ class Survey:
         events = batch.events
         is_event = events.shape >= 0
         if is_event.any():
-            self._see_times(int(events.ts_ns[is_event].min()), int(events.ts_ns[is_event].max()))
+            whole = tables.are_whole()[events.shape]
+            ends_ns = events.ts_ns[whole] + events.dur_ns[whole]
+            last_ns = int(events.ts_ns[is_event].max())
+            self._see_times(int(events.ts_ns[is_event].min()), last_ns, int(ends_ns.max(initial=last_ns)))
             flags = np.where(is_event, self._flags[np.maximum(events.shape, 0)], 0)
             has = (flags & _HAS_LAUNCH) > 0
             if has.any():
@@ -89,13 +94,15 @@ class Survey:
         for at in np.flatnonzero(events.shape == SPECIAL).tolist() if batch.others else ():
             other = batch.others[int(events.args[at])]
             if isinstance(other, PlacedWarps):
-                self._see_times(other.ts_ns, other.ts_ns)
+                exits_ns = other.entry_ns + np.maximum(other.last_of_exits(other.exit_ns), 0)
+                self._see_times(other.ts_ns, other.ts_ns, other.ts_ns + int(exits_ns.max(initial=0)))
                 self.gpus.add(other.launched.get("gpu", 0))
                 self.launches = max(self.launches, other.launched.get("launch", 0))
 
-    def _see_times(self, first_ns: int, last_ns: int) -> None:
+    def _see_times(self, first_ns: int, last_ns: int, end_ns: int) -> None:
         self.first_ns = min(self.first_ns, first_ns) if self.is_begun else first_ns
         self.last_ns, self.is_begun = max(self.last_ns, last_ns), True
+        self.end_ns = max(self.end_ns, end_ns)
 
     def _see_launches(self, batch: TraceBatch, tables: Tables, has: Any) -> None:
         """Note the calls that launched something, by process, name and the number that CUPTI gave them."""
