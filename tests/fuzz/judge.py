@@ -215,6 +215,8 @@ def _same_spans(path: Path, source: str, assumed: dict[str, int | str], run: Run
     with open_input(str(path)) as stream:
         if windows.WINDOW_EVENTS < 1_000 or b'"unclosed"' in stream.head():
             return  # late events are drawn elsewhere; an argument has the name of the timeline's mark
+    if not DRAWN.isdisjoint(run.hooks["layer"].to_list()):
+        return  # a layer of a hook is called as one of ours
     kept = ReplayFormat()
     account = Conversion(str(path), cast(Any, kept), ConvertOptions(source, assumed=assumed)).run(
         io.BytesIO()

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from random import Random
 from typing import Any
 
+from tests.golden.cases import FIXTURES, Case
 from tests.native.inputs import mutated
 from tracepipe.converters.wire import varint
 from tracepipe.readers.wire_fields import BYTES, FIXED64, VARINT, WireError, tagged
 
-FIXTURES = Path(__file__).parents[2] / "fixtures"
+_WRITTEN = ("flows", "host-layers", "warps-ranges", "annotations", "capture-standin")
 _EXTREMES = (
     0, 1, 2, 3, 63, 64, 127, 128, 255, 1 << 31, (1 << 31) - 1, 1 << 32, (1 << 62) - 1, 1 << 62, 1 << 63,
     (1 << 64) - 1,
@@ -21,8 +21,9 @@ _EXTREMES = (
 
 @cache
 def traces() -> list[bytes]:
-    """The traces to start from."""
-    return [path.read_bytes() for path in sorted(FIXTURES.glob("*/input.pftrace"))]
+    """The traces to start from: others', and what is written here."""
+    written = [Case(FIXTURES / name).convert("perfetto")[0] for name in _WRITTEN]
+    return [*written, *(path.read_bytes() for path in sorted(FIXTURES.glob("*/input.pftrace")))]
 
 
 def trace(rng: Random) -> bytes:

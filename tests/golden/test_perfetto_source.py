@@ -10,8 +10,10 @@ import pytest
 from tests.golden.both import converted
 from tests.golden.cases import FIXTURES, Case
 from tests.support.trace_processor import RealTraceProcessor
+from tracepipe.reports.frames.run import load_run
 
-_SLICES = "select name, ts, dur from slice"
+# The row of a GPU repeats what its streams have.
+_SLICES = "select name, ts, dur from slice where coalesce(category, '') != 'summary'"
 # A unit is part of a name here.
 _COUNTERS = """
 select case when instr(t.name, ' (') then substr(t.name, 1, instr(t.name, ' (') - 1) else t.name end as name,
@@ -73,3 +75,13 @@ def test_a_trace_that_is_packed_is_the_same(tmp_path: Path) -> None:
     (tmp_path / "packed.pftrace").write_bytes(packed)
     one, two = (converted(tmp_path / f"{name}.pftrace", "text")[0] for name in ("plain", "packed"))
     assert len(packed) < len(plain) and one == two
+
+
+@pytest.mark.parametrize("name", ["capture-h200", "kineto-b200-overlaps", "nsys-h100"])
+def test_reports_of_gpus_say_the_same_of_what_was_written(name: str, tmp_path: Path) -> None:
+    case = Case(FIXTURES / name)
+    (tmp_path / "trace.pftrace").write_bytes(case.convert("perfetto")[0])
+    before, after = (load_run(str(path)).kernels for path in (case.input, tmp_path / "trace.pftrace"))
+    columns = ["name", "gpu", "start_ns", "dur_ns"]
+    rows = [sorted(frame.select(columns).rows()) for frame in (before, after)]
+    assert rows[0] == rows[1] and rows[0]

@@ -8,7 +8,7 @@ from typing import Any
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
 from tests.support.batches import read_all
-from tests.support.perfetto_trace import CLEARED, INSTANT, MONOTONIC, NEEDS, TraceMade
+from tests.support.perfetto_trace import BEGIN, CLEARED, END, INSTANT, MONOTONIC, NEEDS, TraceMade
 from tracepipe.event.checks import first_fault
 from tracepipe.event.model import Problem, Record
 from tracepipe.readers import perfetto
@@ -209,6 +209,55 @@ def test_stages_of_no_gpu_that_can_be_are_counted() -> None:
     trace = TraceMade()
     trace.packet(timestamp=1).gpu_render_stage_event.MergeFrom(pb.GpuRenderStageEvent(stage_id=1, gpu_id=-1))
     assert read(trace)[1][0].message.startswith("1 stages are of a GPU or at a time that cannot be")
+
+
+def own_trace() -> TraceMade:
+    """As tracepipe writes it: with a GPU, a stream, and one for what overlaps."""
+    trace = TraceMade()
+    for uuid, name, parent in (
+        (1, "tracepipe", 0), (2, "capture", 1), (3, "GPU 1 H200", 0), (4, "stream 7", 3),
+        (5, "stream 7 (overlap 2)", 3), (6, "stream 8: annotations of thread 9", 3),
+    ):  # fmt: skip
+        trace.track(uuid, name, parent)
+    trace.event(1, INSTANT, "capture", track_uuid=2)
+    return trace
+
+
+def test_streams_of_tracepipe_s_own_traces_are_streams_again() -> None:
+    trace = own_trace()
+    trace.event(9, BEGIN, "f<int>", track_uuid=3, categories=["summary"])
+    kernel = trace.event(10, BEGIN, "f<int>", track_uuid=4, flow_ids=[4]).track_event.debug_annotations
+    kernel.add(name="kernel", string_value="void ns::f<int>(int)")
+    kernel.add(name="grid", string_value="no size")
+    for _ in range(3):
+        block = next((one for one in kernel if one.name == "block"), None) or kernel.add(name="block")
+        block.array_values.add(int_value=2)
+    kernel.add(name="launch", int_value=3)
+    trace.event(12, BEGIN, "HtoD", track_uuid=5)
+    trace.event(13, END, track_uuid=5)
+    trace.event(20, END, track_uuid=4)
+    trace.event(21, END, track_uuid=3)
+    trace.event(22, INSTANT, "x", track_uuid=6)
+    _, first, arrow, second, ended, last, other = good(trace)
+    of = {"type": "gpu_kernel", "name": "void ns::f<int>(int)", "gpu": 1, "stream": 7}
+    assert first == of | {
+        "phase": "B", "ts_ns": 10, "block": [2, 2, 2], "args": {"grid": "no size", "launch": 3},
+    }  # fmt: skip
+    assert arrow == of | {"name": "f<int>", "phase": "s", "ts_ns": 10, "flow": 4}
+    assert last == of | {"phase": "E", "ts_ns": 20}
+    assert [(one["type"], one["phase"], one["stream"]) for one in (second, ended)] == [
+        ("transfer", "B", 2_000_007), ("transfer", "E", 2_000_007),
+    ]  # fmt: skip
+    assert other["type"] == "hook"
+
+
+def test_a_track_of_that_name_in_another_s_trace_is_none() -> None:
+    trace = TraceMade()
+    trace.track(3, "GPU 1")
+    trace.track(4, "stream 7", 3)
+    trace.event(10, INSTANT, "x", track_uuid=4)
+    (one,) = good(trace)
+    assert one["type"] == "hook"
 
 
 # Losses -------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from tracepipe.readers.perfetto_events import (
     LAST_FLOW,
     NO_NAME,
 )
+from tracepipe.readers.perfetto_streams import begun, kernel_name, kind_of
 from tracepipe.readers.perfetto_threads import ThreadsInOrder
 from tracepipe.readers.perfetto_tracks import Tracks
 from tracepipe.readers.sorted_rows import Rows
@@ -69,6 +70,11 @@ class Ordered:
                 made += self._ready(key, ts_ns, dur_ns, first, second)
                 continue
             phase, track, name, category = key
+            stream = self._tracks.place(track).stream
+            if stream is not None:
+                if stream.is_summary:
+                    continue
+                name = kernel_name(name, second)
             if phase == BEGIN:
                 if not self._begin(track, name, category):
                     continue
@@ -86,6 +92,8 @@ class Ordered:
             elif phase == "X":
                 self._begun_ns[track] = ts_ns
             record, second = self._record(phase, track, name), self._with_category(track, category, second)
+            if stream is not None and phase != END:
+                record, second = begun(orjson.loads(record), second)
             made.append((ts_ns, dur_ns, 0, record, second))
         return _rows(made)
 
@@ -142,6 +150,10 @@ class Ordered:
             phase = phase.removeprefix(INSTANT_FLOW) or FLOW
             second = self._with_category(track, category, second)
         instant = (ts_ns, 0, 0, self._record(INSTANT, track, name), second)
+        if self._tracks.place(track).stream is not None and self._begun_ns.get(track) != ts_ns:
+            # An end of an arrow that is of no slice would be an instant, which no report has of a stream.
+            self.counted["arrows are of no slice of their stream"] += 1
+            return [instant] if is_instant else []
         arrow = self._goes_on(phase, number)
         if arrow is None:
             return [instant] if is_instant else []
@@ -173,7 +185,10 @@ class Ordered:
         if record is None:
             if len(self._records) >= _KNOWN_MAX:
                 self._records.clear()
-            whole = {**self._tracks.place(track).fields, "name": name or NO_NAME, "phase": phase}
+            place = self._tracks.place(track)
+            whole = {**place.fields, "name": name or NO_NAME, "phase": phase}
+            if place.stream is not None:
+                whole["type"] = kind_of(name)
             if phase == "X":
                 whole["dur_ns"] = 0
             elif phase in (FLOW, "t", LAST_FLOW):

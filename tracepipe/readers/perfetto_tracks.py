@@ -24,6 +24,7 @@ from typing import Any, Final, NamedTuple
 from tracepipe.event.model import Record
 from tracepipe.readers.chrome_numbers import Ids
 from tracepipe.readers.event_rows import cut_text
+from tracepipe.readers.perfetto_streams import OWN, Stream, stream_of
 from tracepipe.readers.wire_fields import BYTES, signed, tagged
 
 EVENTS: Final = "events"
@@ -76,10 +77,13 @@ class Place(NamedTuple):
     tid: int | None
     layer: str
     counter: str = ""
+    stream: Stream | None = None
 
     @property
     def fields(self) -> dict[str, Any]:
         """The same as fields of a record."""
+        if self.stream is not None:
+            return {"type": "gpu_kernel", "gpu": self.stream.gpu, "stream": self.stream.number}
         thread = {} if self.tid is None else {"tid": self.tid}
         return {"type": "hook", "pid": self.pid, **thread, "layer": self.layer}
 
@@ -103,6 +107,8 @@ class Tracks:
     _names: dict[tuple[int, int | None], Record] = field(default_factory=dict)
     _taken: dict[tuple[Any, ...], int] = field(default_factory=dict)
     _places: dict[int, Place] = field(default_factory=dict)
+    _is_own: bool = False
+    """Whether tracepipe wrote the trace."""
 
     # Taking ---------------------------------------------------------------------------------------------
 
@@ -189,13 +195,29 @@ class Tracks:
 
     def settle(self) -> None:
         """Give the tracks that are used their places: nothing is taken any more."""
+        self._is_own = any(self._path(self._chain(uuid)) == OWN for uuid in self.used)
         self.unknown = sum(uuid not in self._all and uuid != GLOBAL for uuid in self.used)
         # A number that is given later is lower, and stands before the others.
         for uuid in sorted(self.used, key=self._order, reverse=True):
-            self._thread_of(uuid, self._chain(uuid))
+            stream = self._stream_of(uuid)
+            if stream is None:
+                self._thread_of(uuid, self._chain(uuid))
+            else:
+                self._places[uuid] = Place(0, None, "gpu", stream=stream)
         for uuid in self.used:
-            self._places[uuid] = self._placed(uuid, self._chain(uuid))
+            if uuid not in self._places:
+                self._places[uuid] = self._placed(uuid, self._chain(uuid))
         self._taken.clear()
+
+    def _path(self, chain: list[int]) -> tuple[str, ...]:
+        """The names of tracks that are of no process, the topmost first; nothing of those that are."""
+        return () if self._of(chain[-1]).pid is not None else tuple(self._of(one).name for one in chain[::-1])
+
+    def _stream_of(self, uuid: int) -> Stream | None:
+        """The stream that a track of tracepipe's is."""
+        if not self._is_own or self._of(uuid).counter is not None:
+            return None
+        return stream_of(self._path(self._chain(uuid)))
 
     def _chain(self, uuid: int) -> list[int]:
         """A track and those that it stands under, up to a thread or a process."""

@@ -119,7 +119,7 @@ class _Drawn:
         codes, rows = Growing(np.int64), Growing(np.int32)
         for layer, some, places in self.rows():
             at, kind = level(layer, some), layer.kind[some]
-            code = (places * levels + at) * 2 + ((kind == INSTANT) | (kind == NO_BEGIN))
+            code = (places.astype(np.int64) * levels + at) * 2 + ((kind == INSTANT) | (kind == NO_BEGIN))
             kept = at < levels
             codes.extend(code[kept], int(np.count_nonzero(kept)))
             rows.extend(some[kept], int(np.count_nonzero(kept)))
