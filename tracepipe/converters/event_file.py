@@ -44,7 +44,7 @@ class EventFileWriter:
         self._unwritten: Counter[str] = Counter()
         self._heads: list[bytes | None] = []
         self._rounds = 0
-        self._stacks: set[int] = set()
+        self._stacks: dict[int, int] = {}
         self._lines: list[bytes] = []
         self._waiting_bytes = 0
         self.record({**new_header(), **(info.header or {"clock": info.trace_clock})})
@@ -67,8 +67,7 @@ class EventFileWriter:
             if not 0 <= ts_ns <= TIME_LIMIT_NS or not 0 <= dur_ns <= TIME_LIMIT_NS:
                 self._unwritten["events before the start of their clock"] += 1
                 continue
-            if stack != NONE:
-                self._stack(stack, tables.stacks)
+            stack_id = self._stack(stack, tables.stacks) if stack != NONE else NONE
             line = b'{"ts_ns":%d%s' % (ts_ns, head)
             if shape.has_dur:
                 line += b',"dur_ns":%d' % dur_ns
@@ -78,8 +77,8 @@ class EventFileWriter:
                 line += b',"flow":%d' % launch
             if shape.type == "gpu_thread":
                 line += _index(batch.events, at)
-            if stack != NONE:
-                line += b',"stack":%d' % stack
+            if stack_id != NONE:
+                line += b',"stack":%d' % stack_id
             self.counts[shape.type] += 1
             self._line(line + (b"}" if args == NONE else b',"args":%s}' % tables.text(args)))
 
@@ -97,17 +96,17 @@ class EventFileWriter:
         if kind not in _OWN:
             self.record(other)
 
-    def _stack(self, number: int, stacks: Stacks) -> None:
-        """Write a stack, once."""
-        if number in self._stacks:
-            return
-        self._stacks.add(number)
+    def _stack(self, number: int, stacks: Stacks) -> int:
+        """The id of a stack, which is written once; they are counted in the order of the events."""
+        known = self._stacks.get(number)
+        if known is not None:
+            return known
+        new = self._stacks[number] = len(self._stacks)
         frames = (stacks.frames[at] for at in stacks.frames_of(number))
         shown = [{key: value for key, value in one._asdict().items() if value is not None} for one in frames]
         omitted = stacks.omitted(number)
-        self.record(
-            {"type": "stack", "id": number, "frames": shown} | ({"omitted": omitted} if omitted else {})
-        )
+        self.record({"type": "stack", "id": new, "frames": shown} | ({"omitted": omitted} if omitted else {}))
+        return new
 
     def _line(self, line: bytes) -> None:
         self._lines.append(line)
