@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.gpu_records import pack_record
 from tracepipe.capture.gpu.build.toolchain import NATIVE
-from tracepipe.capture.gpu.engines import kernel_lines, kernel_records, launch_arguments
+from tracepipe.capture.gpu.engines import kernel_process, kernel_records, launch_arguments
 from tracepipe.capture.gpu.engines.kernel_lines import KernelsRenderer
 from tracepipe.capture.gpu.engines.kernel_records import (
     CALL,
@@ -37,6 +37,7 @@ from tracepipe.hooks.calls import CALL_RULES
 
 UUID = bytes.fromhex("4717ba2800112233445566778899aabb")
 RUNTIME, LAUNCH, MALLOC = 2, 211, 20
+COPYING, ADDING = 41, 42
 
 
 def record(kind: int, payload: bytes, pid: int = 42) -> bytes:
@@ -112,6 +113,21 @@ def test_a_launch_call_has_the_kernels_launch_id_and_other_calls_none() -> None:
         100,
         9,
     )
+
+
+def test_a_copy_and_the_call_that_asked_for_it_have_one_number() -> None:
+    functions = function(COPYING, "cudaMemcpyAsync_v3020")
+    functions += function(ADDING, "cudaGraphAddMemcpyNode_v10000")
+    calls = record(KIND_CALL, call(10, COPYING, 148) + call(200, ADDING, 149))
+    copied = record(KIND_COPY, COPY.pack(1000, 1700, 4096, 0, 0, 1, 7, 148, 0, 0, 1, 2, 3, 1))
+    copying, adding, copy = lines(functions, calls, copied)
+    assert (copying["name"], copying["launch"], copy["type"], copy["launch"]) == (
+        "cudaMemcpyAsync",
+        148,
+        "transfer",
+        148,
+    )
+    assert "launch" not in adding
 
 
 ARGS = {"grid": [64, 2, 1], "block": [192, 1, 1], "shared_bytes": 2048, "stream": 7, "kernel": "add"}
@@ -217,6 +233,7 @@ def test_a_copy_has_direction_size_and_memories() -> None:
     copy = COPY.pack(1000, 1700, 4096, 0, 0, 1, 7, 148, 0, 0, 1, 2, 3, 1)
     (event,) = lines(gpu(), record(KIND_COPY, copy))
     assert (event["type"], event["name"], event["dur_ns"], event["gpu"]) == ("transfer", "HtoD", 700, 0)
+    assert event["launch"] == 148
     wanted = {"size": 4096, "correlation": 148, "from": "pinned", "to": "device", "async": True, "context": 1}
     assert event["args"] == wanted
 
@@ -285,7 +302,7 @@ def test_of_a_call_in_both_apis_the_inner_one_took_the_memory() -> None:
 
 def test_calls_that_take_memory_are_not_kept_for_ever() -> None:
     renderer = KernelsRenderer()
-    many = b"".join(call(10, MALLOC, number) for number in range(kernel_lines._ALLOCATING_MAX + 1))
+    many = b"".join(call(10, MALLOC, number) for number in range(kernel_process._ALLOCATING_MAX + 1))
     lines(function(MALLOC, "cudaMalloc_v3020"), record(KIND_CALL, many), renderer=renderer)
     memory = [MEMORY.pack(50, 64, 5, 0, 1, NO_STREAM, number, 1, 3) for number in (0, 1)]
     forgotten, known = lines(record(KIND_MEMORY, b"".join(memory)), renderer=renderer)

@@ -1,9 +1,9 @@
 """Lines of what CUPTI records: GPU kernels, copies and memsets with the API calls that asked for them.
 
     channel ──▶ records ──▶ gpu_kernel X   launch, grid, block, stream
-                            transfer X     HtoD, DtoH, …, memset: gpu, stream, size
-                            userspace X    calls with their results; launches with `launch` and sizes;
-                                           `stack` where a Python program made them
+                            transfer X     HtoD, DtoH, …, memset: gpu, stream, size, launch
+                            userspace X    calls with their results, launches with sizes too; `launch`
+                                           where they ask for work, `stack` where Python made them
                             memory I       alloc, free, alloc_host, free_host: address, size, kind, call
 
 `native/kernel_records.h` draws the records. Times are CLOCK_MONOTONIC: CUPTI is made to use it and converts
@@ -12,13 +12,12 @@ the GPU's own. A launch id is CUPTI's correlation number, with the number of the
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 from tracepipe.capture.gpu.engines.carries import KernelsCarry
 from tracepipe.capture.gpu.engines.channel_renderer import ChannelRenderer
+from tracepipe.capture.gpu.engines.kernel_process import Function, Process, function_of
 from tracepipe.capture.gpu.engines.kernel_records import (
     CALL,
     CALL_NAME,
@@ -40,8 +39,6 @@ from tracepipe.capture.gpu.engines.kernel_records import (
     SET,
     TAKEN,
 )
-from tracepipe.capture.gpu.engines.launch_arguments import LaunchArguments
-from tracepipe.capture.gpu.engines.launches import Launches
 from tracepipe.capture.gpu.engines.python_stacks import STACK_KINDS
 from tracepipe.capture.gpu.engines.spans import KernelsSpans
 from tracepipe.capture.gpu.engines.transport import (
@@ -69,35 +66,10 @@ _EVENT_BYTES: Final = {
 _RELEASE: Final = 2  # CUPTI_ACTIVITY_MEMORY_OPERATION_TYPE_RELEASE
 _PINNED: Final = 2
 _NO_STREAM: Final = 0xFFFFFFFF
-_ALLOCATES: Final = re.compile(r"[Aa]lloc|Free")
-_ALLOCATING_MAX: Final = 4096
 _PROCESS_BYTES: Final = 2048  # what is kept takes that much, roughly
 _NAME_BYTES: Final = 256
 _ASYNCHRONOUS: Final = 1  # CUPTI_ACTIVITY_FLAG_MEMCPY_ASYNC
-_VERSION: Final = re.compile(r"_v\d{4,5}$")  # CUPTI's own ending of a runtime function: cudaMalloc_v3020
 _DRIVER: Final = 1
-
-
-@dataclass(slots=True)
-class _Process:
-    """What is known of a traced process: names, functions, GPUs, launches."""
-
-    number: int
-    names: dict[int, str] = field(default_factory=dict)
-    functions: dict[tuple[int, int], tuple[str, bool, bool]] = field(default_factory=dict)
-    allocating: dict[int, tuple[str, int]] = field(default_factory=dict)
-    """Correlation of a call that takes or gives back memory → its function and thread: the last ones."""
-    gpus: dict[int, int] = field(default_factory=dict)
-    launches: Launches = field(default_factory=Launches)
-    arguments: LaunchArguments = field(default_factory=LaunchArguments)
-    now_ns: int = 0
-    """Until when its records have come."""
-    is_realtime: bool = False
-
-    def meet_allocation(self, correlation: int, name: str, tid: int) -> None:
-        if len(self.allocating) >= _ALLOCATING_MAX:
-            del self.allocating[next(iter(self.allocating))]
-        self.allocating[correlation] = name, tid
 
 
 class KernelsRenderer(ChannelRenderer):
@@ -106,9 +78,9 @@ class KernelsRenderer(ChannelRenderer):
     def __init__(self, gpus: Mapping[str, int] | None = None) -> None:
         """`gpus`: number of each GPU by UUID, as the header has them."""
         super().__init__(gpus)
-        self._processes: dict[int, _Process] = {}
+        self._processes: dict[int, Process] = {}
         self._short: dict[str, str] = {}
-        self._take: dict[int, Callable[[_Process, GpuRecord], list[dict[str, Any]]]] = {
+        self._take: dict[int, Callable[[Process, GpuRecord], list[dict[str, Any]]]] = {
             KIND_KERNEL: self._kernels,
             KIND_COPY: self._copies,
             KIND_SET: self._sets,
@@ -160,7 +132,7 @@ class KernelsRenderer(ChannelRenderer):
         return lines
 
     def _each(
-        self, record: GpuRecord, take: Callable[[_Process, GpuRecord], list[dict[str, Any]]]
+        self, record: GpuRecord, take: Callable[[Process, GpuRecord], list[dict[str, Any]]]
     ) -> list[dict[str, Any]] | None:
         """What `take` makes of a record; None if it is refused."""
         try:
@@ -169,20 +141,20 @@ class KernelsRenderer(ChannelRenderer):
             self._refused.take(refusal)
             return None
 
-    def _made(self, process: _Process, record: GpuRecord) -> list[dict[str, Any]]:
+    def _made(self, process: Process, record: GpuRecord) -> list[dict[str, Any]]:
         """The events of a record."""
         take = self._take.get(record.kind)
         process.now_ns = max(process.now_ns, record.time_ns)
         return _clocked(process, take(process, record) if take else [])
 
-    def _process(self, pid: int) -> _Process:
+    def _process(self, pid: int) -> Process:
         process = self._processes.get(pid)
         if process is None:
             self._kept.take(_PROCESS_BYTES)
-            process = self._processes[pid] = _Process(len(self._processes))
+            process = self._processes[pid] = Process(len(self._processes))
         return process
 
-    def _hear(self, process: _Process, record: GpuRecord) -> list[dict[str, Any]]:
+    def _hear(self, process: Process, record: GpuRecord) -> list[dict[str, Any]]:
         """Take what is no event."""
         kind, payload = record.kind, record.payload
         if kind == KIND_NAME:
@@ -191,9 +163,9 @@ class KernelsRenderer(ChannelRenderer):
             process.names[number] = name
         elif kind == KIND_CALL_NAME:
             domain, function = CALL_NAME.unpack_from(payload)
-            name = _VERSION.sub("", text(payload, CALL_NAME.size))
-            self._kept.take(_NAME_BYTES + len(name))
-            process.functions[domain, function] = (name, "Launch" in name, bool(_ALLOCATES.search(name)))
+            named = function_of(text(payload, CALL_NAME.size))
+            self._kept.take(_NAME_BYTES + len(named.name))
+            process.functions[domain, function] = named
         elif kind in STACK_KINDS:
             self._stacks.take(record)
         elif kind == KIND_GPU:
@@ -233,7 +205,7 @@ class KernelsRenderer(ChannelRenderer):
             losses.append({"ts_ns": until_ns, "dur_ns": max(0, noticed_ns - until_ns)} | loss)
         return losses
 
-    def _kernels(self, process: _Process, record: GpuRecord) -> list[dict[str, Any]]:
+    def _kernels(self, process: Process, record: GpuRecord) -> list[dict[str, Any]]:
         some = list(KERNEL.iter_unpack(record.payload))
         events = [self._kernel(process, record.pid, values) for values in some]
         for values, kernel in zip(some, tuple(events), strict=True):
@@ -250,7 +222,7 @@ class KernelsRenderer(ChannelRenderer):
         launched = {what: kernel[what] for what in ("grid", "block")}
         return launched | {"shared_bytes": shared_bytes, "stream": kernel["stream"], "kernel": short}
 
-    def _kernel(self, process: _Process, pid: int, values: tuple[int, ...]) -> dict[str, Any]:
+    def _kernel(self, process: Process, pid: int, values: tuple[int, ...]) -> dict[str, Any]:
         start_ns, end_ns, name, node, gpu, context, stream, correlation = values[:8]
         static_bytes, dynamic_bytes, registers, graph, is_device_launched = values[17:]
         check_span(start_ns, end_ns)
@@ -277,7 +249,7 @@ class KernelsRenderer(ChannelRenderer):
             "args": args | _where(context, graph, node),
         }
 
-    def _copies(self, process: _Process, record: GpuRecord) -> list[dict[str, Any]]:
+    def _copies(self, process: Process, record: GpuRecord) -> list[dict[str, Any]]:
         events = []
         for values in COPY.iter_unpack(record.payload):
             start_ns, end_ns, size_bytes, node, gpu, context, stream, correlation, graph, to_gpu = values[:10]
@@ -293,7 +265,7 @@ class KernelsRenderer(ChannelRenderer):
             events.append(_transfer(process, record.pid, name, start_ns, end_ns, gpu, stream, args))
         return events
 
-    def _sets(self, process: _Process, record: GpuRecord) -> list[dict[str, Any]]:
+    def _sets(self, process: Process, record: GpuRecord) -> list[dict[str, Any]]:
         events = []
         for values in SET.iter_unpack(record.payload):
             start_ns, end_ns, size_bytes, node, gpu, context, stream, correlation, graph, value, kind = values
@@ -303,7 +275,7 @@ class KernelsRenderer(ChannelRenderer):
             events.append(_transfer(process, record.pid, "set", start_ns, end_ns, gpu, stream, args))
         return events
 
-    def _calls(self, process: _Process, record: GpuRecord) -> list[dict[str, Any]]:
+    def _calls(self, process: Process, record: GpuRecord) -> list[dict[str, Any]]:
         number, pid = process.number << 32, record.pid
         events: list[dict[str, Any]] = []
         for start_ns, end_ns, stack, domain, function, tid, correlation, result in CALL.iter_unpack(
@@ -312,7 +284,7 @@ class KernelsRenderer(ChannelRenderer):
             check_span(start_ns, end_ns)
             if tid > ID_LIMIT:
                 raise Malformed
-            name, is_launch, allocates = process.functions.get((domain, function), ("", False, False))
+            name, is_launch, copies, allocates = process.functions.get((domain, function), Function())
             # The driver's is the inner one, where both APIs' calls have the number.
             if allocates and (domain == _DRIVER or correlation not in process.allocating):
                 process.meet_allocation(correlation, name, tid)
@@ -327,7 +299,7 @@ class KernelsRenderer(ChannelRenderer):
                 "pid": pid,
                 "tid": tid,
             }
-            if is_launch:
+            if is_launch or copies:
                 event["launch"] = number | correlation
             if (made_at := self._stacks.id_of(pid, stack)) is not None:
                 event["stack"] = made_at
@@ -338,7 +310,7 @@ class KernelsRenderer(ChannelRenderer):
                 events.append(event)
         return events
 
-    def _memory(self, process: _Process, record: GpuRecord) -> list[dict[str, Any]]:
+    def _memory(self, process: Process, record: GpuRecord) -> list[dict[str, Any]]:
         events = []
         for values in MEMORY.iter_unpack(record.payload):
             time_ns, size_bytes, address, gpu, context, stream, correlation, operation, kind = values
@@ -358,7 +330,7 @@ class KernelsRenderer(ChannelRenderer):
         return events
 
 
-def _clocked(process: _Process, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _clocked(process: Process, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Events with the clock of their times, where that is not the recording's."""
     if process.is_realtime:
         for event in events:
@@ -374,7 +346,7 @@ def _add(lines: Lines, events: list[dict[str, Any]]) -> None:
 
 
 def _transfer(
-    process: _Process,
+    process: Process,
     pid: int,
     name: str,
     start_ns: int,
@@ -392,6 +364,7 @@ def _transfer(
         "pid": pid,
         "gpu": process.gpus.get(gpu, gpu),
         "stream": stream,
+        "launch": args["correlation"],
         "args": args,
     }
 
