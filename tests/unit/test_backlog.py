@@ -102,16 +102,31 @@ def test_a_run_that_cannot_be_written_in_order_is_lost() -> None:
     kept.close()
 
 
-def test_a_folder_of_temporary_files_that_has_gone_is_not_needed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
-    kept = filled(records([1, 2]))
-    assert kept.read(0, 128) == records([1, 2])
+def full(descriptor: int, start: int, size_bytes: int) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("why", ["full", "gone"])
+def test_what_is_in_memory_needs_no_disk(why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    if why == "full":
+        monkeypatch.setattr("tracepipe.room.reserve", full)
+    else:
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+        with pytest.raises(OutputError, match="There is no place for temporary files: No such file"):
+            Backlog()
+    Backlog(0).close()
+    kept = Backlog(128)
+    assert os.readlink(f"/proc/self/fd/{kept._file.fileno()}").startswith("/memfd:tracepipe")
+    kept.append(records([1, 2]))
+    assert kept.read(64, 64) == records([1, 2])[64:]
     kept.close()
-    monkeypatch.setattr(backlog, "_OTHER_FOLDERS", ())
-    with pytest.raises(OutputError, match="There is no place for temporary files: No such file"):
-        Backlog()
+
+
+def test_what_has_room_on_a_disk_leaves_memory() -> None:
+    kept = Backlog(1 << 20)
+    descriptor = kept._file.fileno()
+    assert "memfd" not in os.readlink(f"/proc/self/fd/{descriptor}")
+    kept.close()
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,22 @@ def test_a_flight_recorder_keeps_no_more_of_what_is_left_at_the_end(
         summary = capture(request, outputs, notify=print)
     assert 0 < max(sizes) <= 3 * len(chunk)
     assert 0 < summary.counts["scheduler"] <= 300
+
+
+def test_a_flight_recorder_writes_without_a_folder_of_temporary_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+    left = [7]
+
+    def collect() -> bytes:
+        return left.pop() * raw(record.SWITCH_IN, 0, ts_ns=time.monotonic_ns()) if left else b""
+
+    monkeypatch.setitem(ENGINES, "broken", lambda: Engine(collect=collect))  # type: ignore[arg-type]
+    request = CaptureRequest(["true"], ("syscall",), method="broken", last=Last(10**12))
+    with NumberedOutputs(str(tmp_path / "run.jsonl"), force=False, notify=print) as outputs:
+        summary = capture(request, outputs, notify=print)
+    assert (summary.counts, summary.losses, summary.error) == ({"scheduler": 7}, {}, "")
 
 
 # What was kept and cannot be read back ------------------------------------------------------------------

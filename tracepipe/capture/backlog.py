@@ -12,6 +12,7 @@ import threading
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -20,7 +21,6 @@ from tracepipe.capture.records.loss import Loss
 from tracepipe.capture.records.record import RECORD_BYTES
 from tracepipe.errors import OutputError
 
-_OTHER_FOLDERS = ("/tmp", "/var/tmp")
 _GIVE_BACK_BYTES = 4 << 20  # of a temporary file at once
 _SPAN_BYTES = 4 << 20  # what waits as one span, however many chunks it was
 _RUN_BYTES = (1 << 16) * RECORD_BYTES  # sorted at once, in memory
@@ -70,9 +70,10 @@ class Waiting:
 class Backlog:
     """A temporary file of which nothing is left, however this process ends. Raises OutputError."""
 
-    def __init__(self) -> None:
+    def __init__(self, size_bytes: int | None = None) -> None:
+        """`size_bytes`: this much comes from memory, and stays there where a disk has no room."""
         try:
-            self._folder, self._file = _without_name()
+            self._file = _without_name() if size_bytes is None else _with_room(size_bytes)
         except OSError as error:
             raise OutputError(
                 f"There is no place for temporary files: {error.strerror}.",
@@ -87,7 +88,7 @@ class Backlog:
             self._write(offset, chunk)
         except OSError as error:
             raise OutputError(
-                f"The events cannot be kept in {self._folder}: {error.strerror}.",
+                f"The events cannot be kept in {tempfile.gettempdir()}: {error.strerror}.",
                 "ulimit -f unlimited" if error.errno == errno.EFBIG else "Set TMPDIR to a folder with room.",
             ) from error
         self.size_bytes += len(chunk)
@@ -150,18 +151,21 @@ class Backlog:
             written += os.pwrite(self._file.fileno(), data[written:], offset + written)
 
 
-def _without_name() -> tuple[str, BinaryIO]:
-    """A temporary file and its folder, which is Python's as long as that is there: it was chosen when the
-    first such file was made, which may be days ago. Raises OSError.
-    """
-    folders = [tempfile.gettempdir(), *_OTHER_FOLDERS]
-    while True:
-        folder = folders.pop(0)
+def _without_name() -> BinaryIO:
+    return tempfile.TemporaryFile(prefix="tracepipe-", buffering=0)
+
+
+def _with_room(size_bytes: int) -> BinaryIO:
+    """A temporary file that has so much room on its disk, or one in memory. Raises OSError."""
+    with suppress(OSError):
+        file = _without_name()
         try:
-            return folder, tempfile.TemporaryFile(prefix="tracepipe-", buffering=0, dir=folder)
-        except FileNotFoundError:
-            if not folders:
-                raise
+            room.reserve(file.fileno(), 0, size_bytes)
+        except OSError:
+            file.close()
+        else:
+            return file
+    return os.fdopen(os.memfd_create("tracepipe"), "w+b", buffering=0)
 
 
 class _Run:

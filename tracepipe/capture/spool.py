@@ -57,9 +57,11 @@ class Spool:
         device_renderer: DeviceRenderer | None = None,
         is_unordered: bool = False,
         limits: Limits = _NO_LIMITS,
+        sizes_bytes: tuple[int, int] | tuple[None, None] = (None, None),
     ) -> None:
         """`is_unordered`: lines are made when all is collected, in order of time. What is beyond the limits
-        is not written: the recording ends there.
+        is not written: the recording ends there. `sizes_bytes`: of the records that are in memory and will be
+        put, and of those of a GPU.
         """
         self._sink, self._renderer, self._is_unordered = sink, renderer, is_unordered
         self._device_renderer = device_renderer
@@ -67,8 +69,8 @@ class Spool:
         self._counts: Counter[str] = Counter()
         self._waiting: Counter[str] = Counter()  # of these, what no part of the output has yet
         self._waiting_bytes = 0
-        self._backlog = Backlog()
-        self._device_backlog = Backlog() if device_renderer is not None else self._backlog
+        self._backlog = Backlog(sizes_bytes[0])
+        self._device_backlog = Backlog(sizes_bytes[1]) if device_renderer is not None else self._backlog
         self._size_bytes = 0
         self._unkept: Counter[str] = Counter()
         self._items = Waiting()

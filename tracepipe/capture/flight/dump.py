@@ -95,6 +95,7 @@ class Dump(threading.Thread):
                     self._renderer,
                     device_renderer=self._device,
                     is_unordered=self._attachment.is_unordered,
+                    sizes_bytes=(self._size_bytes(of_device=False), self._size_bytes(of_device=True)),
                 )
                 try:
                     self._write(path, self._spool)
@@ -102,6 +103,10 @@ class Dump(threading.Thread):
                     self._spool.close()
         except Exception as error:  # whoever waits for the end raises a bug
             self.error = self.error or error
+
+    def _size_bytes(self, *, of_device: bool) -> int:
+        chunks = (item for item in self._kept.items if isinstance(item, Chunk))
+        return sum(len(chunk.content) for chunk in chunks if chunk.of_device == of_device)
 
     def _write(self, path: str, spool: Spool) -> None:
         began_ns = time.monotonic_ns()
