@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
+# Items of a list whose text is in memory together.
+_AT_ONCE = 1_000
 _NOT_ASCII = re.compile(r"[^\x20-\x7e]")
 
 
@@ -41,6 +44,51 @@ def json_text(value: Any, indent: bool = False) -> str:
         text = orjson.dumps(_in_fragments(value), option=options).decode()
     # Between the strings of JSON is ASCII alone.
     return text if text.isprintable() else _NOT_ASCII.sub(_json_escape, text)
+
+
+def json_pieces(value: Any, outer: str = "") -> Iterator[str]:
+    """The text of `json_text` on several lines, piece by piece. What an iterator gives is written as a list,
+    which is never in memory as a whole. `outer` is what the lines around it begin with.
+    """
+    inner, before = f"{outer}  ", ""
+    if isinstance(value, Iterator):
+        for items in _together(value):
+            yield f"{before or '['}\n{inner}"
+            if _is_lazy(items[0]):
+                yield from json_pieces(items[0], inner)
+            else:  # less the brackets, and the blanks before the first
+                yield json_text(items, indent=True)[4:-2].replace("\n", f"\n{outer}")
+            before = ","
+        yield f"\n{outer}]" if before else "[]"
+    elif _is_lazy(value):
+        for key, item in value.items():
+            yield f"{before or '{'}\n{inner}{json_text(key)}: "
+            yield from json_pieces(item, inner)
+            before = ","
+        yield f"\n{outer}}}"
+    else:
+        yield json_text(value, indent=True).replace("\n", f"\n{outer}")
+
+
+def _is_lazy(value: Any) -> bool:
+    """Whether an iterator is in a value."""
+    return isinstance(value, Iterator) or (isinstance(value, dict) and any(map(_is_lazy, value.values())))
+
+
+def _together(items: Iterator[Any]) -> Iterator[list[Any]]:
+    """Some items at a time, and one in which an iterator is alone."""
+    some: list[Any] = []
+    for item in items:
+        is_lazy = _is_lazy(item)
+        if some and (is_lazy or len(some) == _AT_ONCE):
+            yield some
+            some = []
+        if is_lazy:
+            yield [item]
+        else:
+            some.append(item)
+    if some:
+        yield some
 
 
 def _in_fragments(value: Any) -> Any:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
-from tracepipe.printable import json_text, printable
+from tracepipe.printable import json_pieces, json_text, printable
 
 
 @pytest.mark.parametrize(
@@ -41,3 +42,17 @@ def test_json_says_the_same_with_escapes(value: object, indent: bool) -> None:
     assert all(line.isprintable() for line in text.split("\n"))
     assert json.loads(text) == json.loads(json.dumps(value))
     assert ("\n" in text) == (indent and not isinstance(value, str))
+
+
+def test_json_comes_in_pieces_with_the_same_bytes() -> None:
+    def lazy(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: lazy(item) for key, item in value.items()}
+        return map(lazy, value) if isinstance(value, list) else value
+
+    rows = [{"name": f"f\x1b{at}", "at": None if at % 7 else 1 << 60} for at in range(2_500)]
+    value = {"none": [], "deep": [{"rows": rows, "empty": {}}, [1, [2]], 3], "rows": rows, "text": "é\n"}
+    pieces = [*json_pieces(lazy(value))]
+    assert "".join(pieces) == json_text(value, indent=True)
+    assert max(map(len, pieces)) < 100_000
+    assert "".join(json_pieces(iter([]))) == "[]"

@@ -289,7 +289,7 @@ def test_streams_that_are_not_drawn_take_little(tmp_path: Path) -> None:
         peak_bytes("timeline", str(write(tmp_path / f"{count}.jsonl", *map(on_stream, range(count)))))
         for count in (10_000, 40_000)
     )
-    assert (many - few) / 30_000 < 700
+    assert (many - few) / 30_000 < 1_000
 
 
 # Bytes at most of a kernel, its launch and the gap before it; and how many MB for 150,000 of them.
@@ -327,6 +327,15 @@ def test_an_export_of_long_texts_takes_little(what: str, form: str, tmp_path: Pa
 
     path = write(tmp_path / "run.jsonl", *map(one, range(20_000)))
     assert peak_bytes("export", str(path), "--format", form) < 175 * 10**6
+
+
+@pytest.mark.parametrize("report", ["timeline", "diff"])
+def test_json_of_every_event_or_name_is_not_in_memory(report: str, tmp_path: Path) -> None:
+    def peak(count: int) -> int:
+        path = str(write(tmp_path / "run.jsonl", *(call(at, f"f{at}") for at in range(count))))
+        return peak_bytes(report, *[path] * len(REPORTS[report].inputs), "--json")
+
+    assert (peak(50_000) - peak(20_000)) / 30_000 < 1_000
 
 
 def test_much_text_of_arguments_is_not_in_memory(tmp_path: Path) -> None:

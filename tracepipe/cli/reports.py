@@ -165,7 +165,7 @@ def _print(
         from tracepipe.reports.writing.facts_text import as_json as facts_json
 
         data = {"report": report.name, "recordings": [facts_json(run.facts) for run in runs]}
-        data |= ({"output": output} if output else {}) | result.as_json()
+        data |= ({"output": output} if output else {}) | result.lazily()
         put_json(data)
         return
     from tracepipe.reports.writing.rendering import report_lines

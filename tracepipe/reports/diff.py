@@ -267,8 +267,8 @@ def _compared(found: Changes) -> Drawing:
     def draw(columns: int, ascii_only: bool) -> Iterator[str]:
         yield f"Compared: {len(found)} names by count, {lengths} by length, {tails} by tail."
 
-    def data() -> list[dict[str, Any]]:
-        return [
+    def data() -> Iterator[dict[str, Any]]:
+        return (
             {
                 "layer": one.key[0],
                 "name": one.key[1],
@@ -284,7 +284,7 @@ def _compared(found: Changes) -> Drawing:
                 "changed": one.is_reported,
             }
             for one in found.first(np.ones(len(found), np.bool_))
-        ]
+        )
 
     return Drawing("compared", draw, data)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Literal
 
@@ -52,24 +52,24 @@ class Table:
     grouped: bool = False
     empty: str = ""
 
-    def as_json(self) -> list[dict[str, Any]]:
-        """A dictionary for each row."""
+    def lazily(self) -> Iterator[dict[str, Any]]:
+        """A dictionary for each row, one after the other."""
         keys = [column.key for column in self.columns]
-        return [dict(zip(keys, row, strict=True)) for row in self.rows]
+        return (dict(zip(keys, row, strict=True)) for row in self.rows)
 
 
 @dataclass(slots=True)
 class Drawing:
     """Text that depends on the terminal: `draw` gets its columns, and whether it shows ASCII alone.
 
-    `data` gives what is drawn, as data.
+    `data` gives what is drawn, as data, in which iterators stand for lists.
     """
 
     name: str
     draw: Callable[[int, bool], Iterable[str]]
     data: Callable[[], Any]
 
-    def as_json(self) -> Any:
+    def lazily(self) -> Any:
         """What is drawn, as data."""
         return self.data()
 
@@ -110,9 +110,21 @@ class Result:
     notes: list[str] = field(default_factory=list)
     files: dict[str, Write] = field(default_factory=dict)
 
+    def lazily(self) -> dict[str, Any]:
+        """The parts by their names, and the notes; iterators stand for lists."""
+        return {part.name: part.lazily() for part in self.parts} | {"notes": self.notes}
+
     def as_json(self) -> dict[str, Any]:
-        """The parts by their names, and the notes."""
-        return {part.name: part.as_json() for part in self.parts} | {"notes": self.notes}
+        """The same with lists."""
+        whole: dict[str, Any] = _with_lists(self.lazily())
+        return whole
+
+
+def _with_lists(value: Any) -> Any:
+    """A value, with what its iterators give."""
+    if isinstance(value, dict):
+        return {key: _with_lists(item) for key, item in value.items()}
+    return [_with_lists(item) for item in value] if isinstance(value, Iterator) else value
 
 
 @dataclass(frozen=True, slots=True)

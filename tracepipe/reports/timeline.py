@@ -63,7 +63,7 @@ def run(run: Run, options: Options) -> Result:
     base_ns = run.facts.start_ns
 
     def data() -> dict[str, Any]:
-        drawn = [{"title": g.title, "rows": [row.as_json(base_ns) for row in g.rows]} for g in groups]
+        drawn = ({"title": g.title, "rows": (row.as_json(base_ns) for row in g.rows)} for g in groups)
         return {"start_ns": start_ns - base_ns, "end_ns": end_ns - base_ns, "groups": drawn}
 
     return Result("", [Drawing("timeline", draw, data)], notes)

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 from tracepipe.errors import OutputError
-from tracepipe.printable import json_text, printable
+from tracepipe.printable import json_pieces, printable
 
 _COLOUR = re.compile(r"(\x1b\[[0-9;]*m)")
 
@@ -32,8 +32,10 @@ def put(text: str, colours: bool = False) -> None:
 
 
 def put_json(value: Any) -> None:
-    """A value as JSON on standard output."""
-    print(json_text(value, indent=True))
+    """A value as JSON on standard output; an iterator in it is a list."""
+    for piece in json_pieces(value):
+        print(piece, end="")
+    print()
 
 
 def _coloured(text: str) -> str:

@@ -151,7 +151,7 @@ def _part(part: Table | Drawing) -> dict[str, Any]:
     if isinstance(part, Table):
         return _table(part)
     # Data of other drawings has each of its events.
-    if part.name == "findings" and (data := part.as_json()):
+    if part.name == "findings" and (data := part.lazily()):
         return {"kind": "findings", "title": "Findings", "findings": data}
     lines = list(part.draw(_PRE_COLUMNS, False))
     return {"kind": "text", "lines": lines} if lines else {}

@@ -76,14 +76,14 @@ class Strip:
         return most_at_once(starts_ns.whole(), ends_ns.whole())
 
     def as_json(self, base_ns: int) -> dict[str, Any]:
-        """The spans and instants of the row, times from the start of the run."""
+        """The spans and instants of the row, times from the start of the run, one after the other."""
         return {
             "row": self.label.strip(),
-            "spans": [
+            "spans": (
                 {"name": name, "start_ns": start_ns - base_ns, "dur_ns": end_ns - start_ns}
                 for start_ns, end_ns, name in merge(*self.spans, key=_start)
-            ],
-            "instants_ns": [start_ns - base_ns for start_ns, _, _ in merge(*self.instants, key=_start)],
+            ),
+            "instants_ns": (start_ns - base_ns for start_ns, _, _ in merge(*self.instants, key=_start)),
         }
 
 
