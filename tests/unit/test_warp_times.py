@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.support.warp_readings import LikelyGpu
 from tracepipe.clocks import warp_times
 from tracepipe.clocks.maps import ClockMap, offset_map
+from tracepipe.event import warps as event_warps
 from tracepipe.event.warps import PlacedWarps, Warps
 
 pytestmark = pytest.mark.usefixtures("core")
@@ -64,9 +65,9 @@ def test_batches_that_are_placed_at_once_are_as_each_alone(seed: int, method: st
     if method == "fit":
         clock_map = drifting(batches)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(warp_times, "_SMALL_MAX", 0)
+        patch.setattr(event_warps, "_SMALL_MAX", 0)
         alone = said(list(warp_times.WarpTimes().place(clock_map, batches)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(warp_times, "_WARPS_MAX", 20)
+        patch.setattr(event_warps, "_WARPS_MAX", 20)
         assert said(list(warp_times.WarpTimes().place(clock_map, batches))) == alone
     assert said(list(warp_times.WarpTimes().place(clock_map, batches))) == alone

@@ -16,16 +16,14 @@ from tracepipe.clocks.native_sm_clock import HAS_CLOCKS, HAS_COUNTS, HAS_SLOT, N
 from tracepipe.clocks.pairs import most
 from tracepipe.clocks.range_times import place_ranges
 from tracepipe.clocks.sm_clock import SmClocks
-from tracepipe.event.columns import Bools, Int64s, joined_optional
+from tracepipe.event.columns import Bools, Int64s
 from tracepipe.event.model import SourceNs
-from tracepipe.event.warps import WARP_COLUMNS, PlacedWarps, Warps
+from tracepipe.event.warps import WARP_COLUMNS, PlacedWarps, Warps, at_once, joined_column
 from tracepipe.native import library
 
 # Readings are given from so far below where the first one was, so that they stay above it: a second's drift
 # is some µs.
 _OFFSET_ROOM_NS: Final = 1 << 20
-# Batches of more warps are placed alone, and no more than these at once.
-_SMALL_MAX, _WARPS_MAX = 1 << 10, 1 << 13
 # Sums of three smaller numbers have less than 63 bits.
 _NUMBER_MAX: Final = 1 << 60
 _AS_READ: Final = tuple(name for name in WARP_COLUMNS if name not in ("entry_ns", "exit_ns"))
@@ -41,7 +39,7 @@ class WarpTimes:
 
     def place(self, clock_map: ClockMap, batches: Sequence[Warps]) -> Iterator[PlacedWarps]:
         """Batches of one clock on the trace clock."""
-        for some in _at_once(batches):
+        for some in at_once(batches):
             yield from self._place_some(clock_map, some) if len(some) > 1 else [self._place(clock_map, *some)]
 
     def _place(self, clock_map: ClockMap, warps: Warps) -> PlacedWarps:
@@ -184,16 +182,12 @@ class _Run:
         """Whether sums of the numbers here stay below 2⁶³."""
         return most(self.entry_ns) < _NUMBER_MAX and most(self.exit_ns) < _NUMBER_MAX
 
-    def column(self, name: str, missing: int = 0) -> Any:
-        """A column of warps or exits with `missing` for a batch that lacks it; None where all do."""
-        each = ((getattr(one, name), len(one)) for one in self.batches)
-        if name == "exit_clk":
-            each = ((one.exit_clk, len(one.exit_ns)) for one in self.batches)
-        return joined_optional(each, missing)
-
     def readings(self) -> tuple[Any, ...]:
         """What else finer times are made of."""
-        return tuple(self.column(name) for name in ("sm", "slot", "entry_clk", "exit_clk", "exit_count"))
+        return tuple(
+            joined_column(self.batches, name, 0)
+            for name in ("sm", "slot", "entry_clk", "exit_clk", "exit_count")
+        )
 
     def has(self) -> Any:
         """By batch which of those there are, as `NativeSmClocks` has it."""
@@ -218,23 +212,5 @@ class _Run:
 
     def warp_of_exits(self) -> Any:
         """The warp of each exit."""
-        count = self.column("exit_count", 1)
+        count = joined_column(self.batches, "exit_count", 1)
         return slice(None) if count is None else np.repeat(np.arange(len(self.entry_ns)), count)
-
-
-def _at_once(batches: Sequence[Warps]) -> Iterator[list[Warps]]:
-    """The batches that are placed at once, in their order."""
-    some: list[Warps] = []
-    size = 0
-    for warps in batches:
-        is_small = 0 < len(warps) <= _SMALL_MAX
-        if some and (not is_small or size + len(warps) > _WARPS_MAX):
-            yield some
-            some, size = [], 0
-        if is_small:
-            some.append(warps)
-            size += len(warps)
-        else:
-            yield [warps]
-    if some:
-        yield some

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -18,6 +19,8 @@ EACH_EXIT = ("exit_ns", "exit_clk", "exit_mask")
 EACH_RANGE = ("range_name", "range_clk", "range_dur_clk", "range_open")
 """Columns with a value for each range, warp after warp."""
 WARP_COLUMNS = EACH_WARP + EACH_EXIT + EACH_RANGE
+# Batches of more warps are alone among those that are dealt with at once, and no more warps are.
+_SMALL_MAX, _WARPS_MAX = 1 << 10, 1 << 13
 
 
 @dataclass(slots=True, kw_only=True)
@@ -91,6 +94,45 @@ class PlacedWarps(WarpColumns):
     range_ns: Int64s | None = None
     """When each range began, after its warp's entry. None where no warp has a range."""
     range_dur_ns: Int64s | None = None
+
+
+Batch = TypeVar("Batch", bound=WarpColumns)
+
+
+def at_once(batches: Sequence[Batch]) -> Iterator[list[Batch]]:
+    """The batches that are best dealt with at once, in their order: several small ones with warps and without
+    ranges, or one.
+    """
+    some: list[Batch] = []
+    size = 0
+    for batch in batches:
+        count = len(batch.warp)
+        is_small = 0 < count <= _SMALL_MAX and batch.range_count is None
+        if some and (not is_small or size + count > _WARPS_MAX):
+            yield some
+            some, size = [], 0
+        if is_small:
+            some.append(batch)
+            size += count
+        else:
+            yield [batch]
+    if some:
+        yield some
+
+
+def joined_column(batches: Sequence[WarpColumns], name: str, missing: int) -> Any:
+    """A column of several batches, with `missing` where one lacks it; None where all do."""
+    parts = [getattr(batch, name) for batch in batches]
+    if all(part is None for part in parts):
+        return None
+    if any(part is None for part in parts):
+        of = "exit_ns" if name in EACH_EXIT else "warp"
+        sizes = [len(getattr(batch, of)) for batch in batches]
+        parts = [
+            np.full(size, missing, np.int64) if part is None else part
+            for part, size in zip(parts, sizes, strict=True)
+        ]
+    return np.concatenate(parts)
 
 
 def warps_of(record: Record) -> Warps:

@@ -8,17 +8,17 @@ from typing import Any, Final
 
 import numpy as np
 
-from tracepipe.event.columns import NONE, Int64s, joined_optional, signed
+from tracepipe.event.columns import NONE, Int64s, signed
 from tracepipe.event.launches import COUNTED, DRAWN, NO_LAUNCH, STARTS, WarpStarts
-from tracepipe.event.warps import PlacedWarps
+from tracepipe.event.warps import PlacedWarps, joined_column
 from tracepipe.layout.changes import FULL_MASK, WARP_EXIT
 from tracepipe.layout.slots import entry_order
 
 # More warps are not laid out as one, unless they are of one batch.
 _WARPS_MAX: Final = 1 << 13
-# What goes without saying where a batch lacks a column: of warps, and of exits.
-_OF_WARPS: Final = {"sm": NONE, "slot": NONE, "exit_count": 1, "entry_mask": FULL_MASK, "source_ns": NONE}
-_OF_EXITS: Final = {"exit_clk": NONE, "exit_mask": FULL_MASK}
+# What goes without saying where a batch lacks a column.
+_MISSING: Final = {"sm": NONE, "slot": NONE, "exit_count": 1, "exit_clk": NONE, "entry_mask": FULL_MASK,
+                   "exit_mask": FULL_MASK, "source_ns": NONE}  # fmt: skip
 
 
 @dataclass(slots=True, eq=False)
@@ -57,7 +57,7 @@ class WarpRun:
     def __init__(self, of: WarpBatches) -> None:
         self.gpu, self.mode, self.batches = of.gpu, of.mode, of.batches
         self.warps = _joined(of.batches)
-        self.sizes: Int64s = np.array([len(batch) for batch in of.batches], np.int64)
+        self.sizes: Int64s = np.array([len(batch.warp) for batch in of.batches], np.int64)
         self.bases_ns: Int64s = np.array([batch.ts_ns for batch in of.batches], np.int64)
         self.first: Int64s = np.cumsum(self.sizes) - self.sizes
         self.order = self._order()
@@ -131,14 +131,6 @@ def _joined(batches: Sequence[PlacedWarps]) -> PlacedWarps:
     first = batches[0]
     if len(batches) == 1:
         return first
-    of_warps = {
-        name: joined_optional(((getattr(batch, name), len(batch)) for batch in batches), missing)
-        for name, missing in _OF_WARPS.items()
-    }
-    of_exits = {
-        name: joined_optional(((getattr(batch, name), len(batch.exit_ns)) for batch in batches), missing)
-        for name, missing in _OF_EXITS.items()
-    }
     return PlacedWarps(
         launched={},
         clock=first.clock,
@@ -147,8 +139,7 @@ def _joined(batches: Sequence[PlacedWarps]) -> PlacedWarps:
         warp=np.concatenate([batch.warp for batch in batches]),
         entry_ns=np.concatenate([batch.entry_ns + (batch.ts_ns - first.ts_ns) for batch in batches]),
         exit_ns=np.concatenate([batch.exit_ns for batch in batches]),
-        **of_warps,
-        **of_exits,
+        **{name: joined_column(batches, name, missing) for name, missing in _MISSING.items()},
     )
 
 

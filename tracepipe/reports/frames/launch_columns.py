@@ -26,6 +26,8 @@ _OF_KERNEL: Final = [("known", "u1"), ("name", "<i4"), ("gpu", "<i8"), ("pid", "
 _LAUNCH: Final = Struct("<BiQ3q")
 _OF_LAUNCH: Final = [("known", "u1"), ("kernel", "<i4"), ("launch", "<u8"), ("stream", "<i8"),
                      ("warps_per_block", "<i8"), ("bound_ns", "<i8")]  # fmt: skip
+# So many kernels are found without their text.
+_MET_MAX: Final = 256
 OF_KERNEL: Final = ("name", "gpu", "pid", *_SIZES)
 OF_LAUNCH: Final = ("launch", "stream", "warps_per_block", "bound_ns")
 
@@ -36,6 +38,8 @@ class LaunchTable:
     def __init__(self) -> None:
         self._names = Numbered()
         self._kernels, self._launches = Numbered(_KERNEL.size), Numbered(_LAUNCH.size)
+        self._met: dict[tuple[Any, ...], tuple[int, int | None]] = {}
+        """By what a kernel is known by its number, and how many warps its blocks have."""
 
     def __len__(self) -> int:
         return len(self._launches)
@@ -43,8 +47,22 @@ class LaunchTable:
     def number(self, warps: PlacedWarps, bound_ns: int | None) -> int:
         """The number of what a batch of warps is of."""
         launched = warps.launched
-        values = [_fitting(launched.get(name)) for name in ("gpu", "pid")]
+        kernel, per_block = self._kernel(launched)
+        own = [_fitting(launched.get("stream")), per_block, bound_ns]
+        launch = launched.get("launch")
+        known = _known(launch, *own)
+        return self._launches.number(_LAUNCH.pack(known, kernel, launch or 0, *(value or 0 for value in own)))
+
+    def _kernel(self, launched: Record) -> tuple[int, int | None]:
+        """The number of a launch's kernel, and how many warps its blocks have."""
         sizes = [launched.get(name) for name in _SIZES]
+        of = (
+            *(launched.get(name) for name in ("name", "gpu", "pid")),
+            *(size and tuple(size) for size in sizes),
+        )
+        if (met := self._met.get(of)) is not None:
+            return met
+        values = [_fitting(launched.get(name)) for name in ("gpu", "pid")]
         name, block = launched.get("name"), sizes[1]
         name = None if name is None else short_kernel_name(name)
         known = _known(name, *values, *sizes)
@@ -52,10 +70,10 @@ class LaunchTable:
         flat = [min(size, LARGEST) for three in sizes for size in three or (0, 0, 0)]
         kernel = self._kernels.number(_KERNEL.pack(known, text, *(value or 0 for value in values), *flat))
         per_block = _fitting(-(-block[0] * block[1] * block[2] // WARP_LANES)) if block else None
-        own = [_fitting(launched.get("stream")), per_block, bound_ns]
-        launch = launched.get("launch")
-        known = _known(launch, *own)
-        return self._launches.number(_LAUNCH.pack(known, kernel, launch or 0, *(value or 0 for value in own)))
+        if len(self._met) >= _MET_MAX:
+            self._met.clear()
+        self._met[of] = kernel, per_block
+        return kernel, per_block
 
     def put_away(self) -> None:
         """Keep them out of memory, where they are many. No more are given numbers. Raises OutputError."""

@@ -11,7 +11,7 @@ from typing import Any
 from tracepipe.event.columns import SPECIAL, Bools, Int64s, TraceBatch
 from tracepipe.event.model import TIME_LIMIT_NS, Header, Problem, Record
 from tracepipe.event.stacks import Stacks
-from tracepipe.event.warps import PlacedWarps
+from tracepipe.event.warps import PlacedWarps, at_once
 from tracepipe.recording.account import Account
 from tracepipe.recording.open import OpenRecording, no_collector, open_recording
 from tracepipe.recording.reading import Progress, Reading
@@ -224,8 +224,15 @@ class _Loading:
         kept = np.abs(events.ts_ns) <= TIME_LIMIT_NS
         if batch.others:
             kept &= events.shape != SPECIAL
+            warps: list[PlacedWarps] = []
             for at in np.flatnonzero(events.shape == SPECIAL).tolist():
-                self._take_other(int(events.ts_ns[at]), batch.others[int(events.args[at])])
+                other = batch.others[int(events.args[at])]
+                if isinstance(other, PlacedWarps):
+                    warps.append(other)
+                else:
+                    self._take_other(int(events.ts_ns[at]), other)
+            for some in at_once(warps):
+                self._take_warps(some)
         if not kept.all():
             for ts_ns in events.ts_ns[~kept & (events.shape != SPECIAL)].tolist():
                 self._reading.note(_no_time(ts_ns))
@@ -235,14 +242,20 @@ class _Loading:
             self._first_ns = first_ns if self._first_ns is None else min(first_ns, self._first_ns)
             self._events.add(events)
 
-    def _take_other(self, ts_ns: int, other: Record | PlacedWarps) -> None:
-        """A record that is no event."""
-        if isinstance(other, PlacedWarps):
-            try:
-                self._last_ns = max(self._last_ns, self._warps.add(other))
-            except OverflowError:
+    def _take_warps(self, batches: list[PlacedWarps]) -> None:
+        """Some batches of warps, of which each may be bad."""
+        try:
+            self._last_ns = max(self._last_ns, self._warps.add(batches))
+        except OverflowError:
+            if len(batches) == 1:
                 self._reading.note(Problem(0, "gpu_warp", "holds numbers that are too large to reckon with"))
-        elif other["type"] == "loss" and abs(ts_ns) > TIME_LIMIT_NS:
+            else:
+                for one in batches:
+                    self._take_warps([one])
+
+    def _take_other(self, ts_ns: int, other: Record) -> None:
+        """A record that is neither an event nor warps."""
+        if other["type"] == "loss" and abs(ts_ns) > TIME_LIMIT_NS:
             self._reading.note(_no_time(ts_ns))
         elif other["type"] == "name":
             self._shapes.give_name(other)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tracepipe.event.columns import Int32s, Int64s
+from tracepipe.event.columns import NONE, Int32s, Int64s
 from tracepipe.event.model import Record
-from tracepipe.event.warps import PlacedWarps
+from tracepipe.event.warps import PlacedWarps, joined_column
 from tracepipe.reports.frames.launch_columns import OF_KERNEL, OF_LAUNCH, WARP_LANES, LaunchTable
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.range_columns import RangeTable
@@ -25,6 +25,8 @@ _KINDS = {
 _ALWAYS = ("warp", "entry_ns", "last_exit_ns")
 _OPTIONAL = ("cycles", *_NARROW)
 """What not every batch has. Without `exits` each warp left once, and `first_exit_ns` is its last."""
+_MISSING = {"sm": 0, "slot": 0, "entry_mask": 0, "exit_count": 1, "exit_clk": 0, "exit_mask": NONE}
+"""What stands for the columns that one of several batches lacks."""
 _OF_BOTH = ("block_index", "warp_in_block")
 COLUMNS = (
     "launch", "name", "gpu", "stream", "pid", "grid", "block", "warps_per_block", "bound_ns", "warp",
@@ -56,11 +58,12 @@ class WarpTable:
     def __len__(self) -> int:
         return self._count
 
-    def add(self, warps: PlacedWarps) -> int:
-        """Take one batch; returns the end of its last warp.
+    def add(self, batches: Sequence[PlacedWarps]) -> int:
+        """Take several batches without ranges, or one; returns the end of their last warp.
 
         Raises OutputError, and OverflowError on too large numbers.
         """
+        warps = _joined(batches)
         _check(warps)
         entry_ns = warps.entry_ns + warps.ts_ns
         first_ns, last_ns = _first_and_last(warps, entry_ns)
@@ -73,16 +76,25 @@ class WarpTable:
             values["exits"] = 1 if warps.exit_count is None else warps.exit_count
             values["first_exit_ns"] = first_ns
         self._put(values, len(warps))
-        # On its own clock a time is as right as it was recorded.
-        bound_ns = None if warps.clock == self._trace_clock else warps.bound_ns
-        lacks = sum(1 << at for at, name in enumerate(_OPTIONAL) if values[name] is None)
-        self._launch_of.extend(self.launches.number(warps, bound_ns), 1)
-        self._lasts.extend(self._count, 1)
-        self._lacks_of.extend(lacks, 1)
+        self._put_batches(batches)
         if len(warps):
             began_ns = int(entry_ns.min())
             self.first_ns = began_ns if self.first_ns is None else min(began_ns, self.first_ns)
         return int(max(entry_ns.max(initial=warps.ts_ns), last_ns.max(initial=warps.ts_ns)))
+
+    def _put_batches(self, batches: Sequence[PlacedWarps]) -> None:
+        """Add what is known by batch, whose warps are the last that were added."""
+        launches, lacks = [], []
+        for one in batches:
+            # On its own clock a time is as right as it was recorded.
+            bound_ns = None if one.clock == self._trace_clock else one.bound_ns
+            launches.append(self.launches.number(one, bound_ns))
+            columns = one.exit_clk, *(getattr(one, name) for name in _NARROW)
+            lacks.append(sum(1 << at for at, column in enumerate(columns) if column is None))
+        count = np.cumsum([len(one.warp) for one in batches])
+        self._launch_of.extend(np.array(launches, np.int32), len(batches))
+        self._lacks_of.extend(np.array(lacks, np.uint8), len(batches))
+        self._lasts.extend(self._count - int(count[-1]) + count, len(batches))
 
     def _put(self, values: dict[str, Any], count: int) -> None:
         """Add the columns of a batch; None where it lacks one."""
@@ -103,7 +115,7 @@ class WarpTable:
         masks, several = warps.exit_mask, exits > 1
         if masks is not None:
             one = warps.last_of_exits(masks)
-            several = several | ((exits == 1) & (one != FULL_MASK))
+            several = several | ((exits == 1) & (one != FULL_MASK) & (one != NONE))
         if not several.any():
             return
         of_exit = np.repeat(np.arange(len(exits)), exits)
@@ -218,6 +230,28 @@ class WarpTable:
         """
         frame = pl.DataFrame({name: column[rows] for name, column in self._exits.items()})
         return frame.with_columns(pl.when(pl.col("mask") >= 0).then("mask").alias("mask"))
+
+
+def _joined(batches: Sequence[PlacedWarps]) -> PlacedWarps:
+    """The warps of batches as if they were of one, but for what is of each launch. Raises OverflowError on
+    times that cannot be added.
+    """
+    first = batches[0]
+    if len(batches) == 1:
+        return first
+    base_ns = np.array([one.ts_ns for one in batches], np.int64)
+    entry_ns = np.concatenate([one.entry_ns for one in batches])
+    if max(int(entry_ns.max()), int(np.abs(base_ns).max())) > _LARGEST_NS:
+        raise OverflowError
+    return PlacedWarps(
+        launched={},
+        clock=first.clock,
+        ts_ns=first.ts_ns,
+        warp=np.concatenate([one.warp for one in batches]),
+        entry_ns=entry_ns + np.repeat(base_ns - first.ts_ns, [len(one.warp) for one in batches]),
+        exit_ns=np.concatenate([one.exit_ns for one in batches]),
+        **{name: joined_column(batches, name, missing) for name, missing in _MISSING.items()},
+    )
 
 
 def _check(warps: PlacedWarps) -> None:
