@@ -1,4 +1,4 @@
-"""Columns of warps of launches that have few each: the same whether batches are added at once or one by one."""
+"""Columns of warps of launches that have few each: the same whether they are added at once or one by one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BATCHES = [
 
 
 def loaded(path: Path, small_max: int, monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setattr(event_warps, "_SMALL_MAX", small_max)
+    monkeypatch.setattr(event_warps, "SMALL_MAX", small_max)
     return load_run(str(path))
 
 

@@ -84,12 +84,13 @@ losses = st.builds(
 def test_what_is_drawn_does_not_depend_on_what_is_drawn_as_one(
     records: list[dict[str, Any]], mode: str, exits: bool
 ) -> None:
-    def drawn(warps_max: int) -> Any:
+    def drawn(small_max: int, at_once_max: int) -> Any:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(warp_runs, "_WARPS_MAX", warps_max)
+            patch.setattr(warp_runs, "SMALL_MAX", small_max)
+            patch.setattr(warp_runs, "AT_ONCE_MAX", at_once_max)
             tables = new_tables()
             layout = Layout(new_header(), tables, LayoutOptions(mode, exits))
             parts = [layout.place(trace_batch([dict(one) for one in records], tables)), *layout.finish()]
             return shown(parts), layout.outcomes, layout.end_ns
 
-    assert drawn(0) == drawn(3) == drawn(1 << 13)
+    assert drawn(0, 9) == drawn(9, 3) == drawn(1, 9) == drawn(9, 1 << 13)

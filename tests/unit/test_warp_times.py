@@ -65,9 +65,9 @@ def test_batches_that_are_placed_at_once_are_as_each_alone(seed: int, method: st
     if method == "fit":
         clock_map = drifting(batches)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(event_warps, "_SMALL_MAX", 0)
+        patch.setattr(event_warps, "SMALL_MAX", 0)
         alone = said(list(warp_times.WarpTimes().place(clock_map, batches)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(event_warps, "_WARPS_MAX", 20)
+        patch.setattr(event_warps, "AT_ONCE_MAX", 20)
         assert said(list(warp_times.WarpTimes().place(clock_map, batches))) == alone
     assert said(list(warp_times.WarpTimes().place(clock_map, batches))) == alone

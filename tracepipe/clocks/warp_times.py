@@ -124,7 +124,7 @@ class WarpTimes:
         last, last_exit = np.cumsum(run.warps).tolist(), np.cumsum(run.exits).tolist()
         rows = zip(batches, times, is_finer.tolist(), last, last_exit, strict=True)
         for one, time, finer, to, to_exit in rows:
-            own = after[to - len(one) : to], exits[to_exit - len(one.exit_ns) : to_exit]
+            own = after[to - len(one.warp) : to], exits[to_exit - len(one.exit_ns) : to_exit]
             yield self._placed(clock_map, one, time, *own, finer)
 
     def _clocks_of(self, clock: str) -> SmClocks | NativeSmClocks:
@@ -174,7 +174,7 @@ class _Run:
         self.entry_ns: Int64s = np.concatenate([warps.entry_ns for warps in batches])
         self.exit_ns: Int64s = np.concatenate([warps.exit_ns for warps in batches])
         self.base_ns: Int64s = np.array([warps.ts_ns for warps in batches], np.int64)
-        self.warps: Int64s = np.array([len(warps) for warps in batches], np.int64)
+        self.warps: Int64s = np.array([len(warps.warp) for warps in batches], np.int64)
         self.exits: Int64s = np.array([len(warps.exit_ns) for warps in batches], np.int64)
         self.first: Int64s = np.cumsum(self.warps) - self.warps
 

@@ -19,8 +19,8 @@ EACH_EXIT = ("exit_ns", "exit_clk", "exit_mask")
 EACH_RANGE = ("range_name", "range_clk", "range_dur_clk", "range_open")
 """Columns with a value for each range, warp after warp."""
 WARP_COLUMNS = EACH_WARP + EACH_EXIT + EACH_RANGE
-# Batches of more warps are alone among those that are dealt with at once, and no more warps are.
-_SMALL_MAX, _WARPS_MAX = 1 << 10, 1 << 13
+# A batch of more warps is dealt with alone; smaller ones at once, with so many warps together.
+SMALL_MAX, AT_ONCE_MAX = 1 << 10, 1 << 13
 
 
 @dataclass(slots=True, kw_only=True)
@@ -107,8 +107,8 @@ def at_once(batches: Sequence[Batch]) -> Iterator[list[Batch]]:
     size = 0
     for batch in batches:
         count = len(batch.warp)
-        is_small = 0 < count <= _SMALL_MAX and batch.range_count is None
-        if some and (not is_small or size + count > _WARPS_MAX):
+        is_small = 0 < count <= SMALL_MAX and batch.range_count is None
+        if some and (not is_small or size + count > AT_ONCE_MAX):
             yield some
             some, size = [], 0
         if is_small:

@@ -10,12 +10,10 @@ import numpy as np
 
 from tracepipe.event.columns import NONE, Int64s, signed
 from tracepipe.event.launches import COUNTED, DRAWN, NO_LAUNCH, STARTS, WarpStarts
-from tracepipe.event.warps import PlacedWarps, joined_column
+from tracepipe.event.warps import AT_ONCE_MAX, SMALL_MAX, PlacedWarps, joined_column
 from tracepipe.layout.changes import FULL_MASK, WARP_EXIT
 from tracepipe.layout.slots import entry_order
 
-# More warps are not laid out as one, unless they are of one batch.
-_WARPS_MAX: Final = 1 << 13
 # What goes without saying where a batch lacks a column.
 _MISSING: Final = {"sm": NONE, "slot": NONE, "exit_count": 1, "exit_clk": NONE, "entry_mask": FULL_MASK,
                    "exit_mask": FULL_MASK, "source_ns": NONE}  # fmt: skip
@@ -35,7 +33,8 @@ class WarpBatches:
         """Whether a batch can be one of these."""
         return (
             self.mode == mode
-            and self.size + len(batch) <= _WARPS_MAX
+            and max(len(self.batches[0].warp), len(batch.warp)) <= SMALL_MAX
+            and self.size + len(batch.warp) <= AT_ONCE_MAX
             and self.batches[0].offset_ns == batch.offset_ns
             and self.batches[0].range_ns is None
             and batch.range_ns is None
@@ -45,7 +44,7 @@ class WarpBatches:
         """Have a batch be one of these."""
         self.places.append(place)
         self.batches.append(batch)
-        self.size += len(batch)
+        self.size += len(batch.warp)
 
 
 class WarpRun:

@@ -68,8 +68,11 @@ class NativeWarpLines:
         good = done & _are_within(values, last) & _agree(values, counts, last)
         found: list[Warps | None] = []
         start = 0
-        rows = zip(good.tolist(), ts_ns.tolist(), launch.tolist(), end.tolist(), strict=True)
-        for row, (is_good, base_ns, of, end_of_text) in enumerate(rows):
+        some = np.flatnonzero((counts >= 0).any(axis=0))
+        named = [(WARP_COLUMNS[place], values[place]) for place in some.tolist()]
+        places = counts[:, some].tolist(), last[:, some].tolist()
+        rows = zip(good.tolist(), ts_ns.tolist(), launch.tolist(), end.tolist(), *places, strict=True)
+        for is_good, base_ns, of, end_of_text, sizes, stops in rows:
             launched = self._launched(there[start:end_of_text]) if is_good else None
             start = end_of_text
             if launched is None:
@@ -78,8 +81,8 @@ class NativeWarpLines:
             record, ranges = dict(launched[0]), launched[1]
             if of >= 0:
                 record["launch"] = of
-            each = zip(WARP_COLUMNS, values, counts[row].tolist(), last[row].tolist(), strict=True)
-            given = {name: column[stop - count : stop] for name, column, count, stop in each if count >= 0}
+            each = zip(named, sizes, stops, strict=True)
+            given = {name: column[stop - size : stop] for (name, column), size, stop in each if size >= 0}
             warps = Warps(launched=record, ts_ns=base_ns, ranges=ranges, **given)
             found.append(warps if given.keys().isdisjoint(_OF_RANGES) or ranges_agree(warps) else None)
         return found
