@@ -532,6 +532,13 @@ def test_packets_that_are_not_read_are_counted_by_their_kind() -> None:
     assert said(trace) == ["packets of these kinds are not read: 2 perf_sample, 1 chrome_metadata"]
 
 
+def test_kinds_of_packets_beyond_those_that_are_counted_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(perfetto, "_KINDS_MAX", 2)
+    packets = b"".join(delimited(1, delimited(field, b"")) for field in (800, 801, 802, 803, 800))
+    (problem,) = read(packets)[2]
+    assert problem.message.endswith("2 of field 800, 2 of further kinds, 1 of field 801")
+
+
 def test_packed_packets_are_read_and_broken_ones_said() -> None:
     trace = made()
     trace.event(1, INSTANT, "x")

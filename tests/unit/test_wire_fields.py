@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 
 from tracepipe.converters.wire import delimited, double, number
 from tracepipe.readers import wire_fields
-from tracepipe.readers.wire_fields import BYTES, VARINT, WireError, WireFile, fields_of, signed
+from tracepipe.readers.wire_fields import (
+    BYTES,
+    VARINT,
+    WireError,
+    WireFile,
+    fields_of,
+    signed,
+    tagged,
+    varints,
+)
 
 FIELDS = st.lists(
     st.tuples(
@@ -32,6 +41,8 @@ def test_what_was_written_is_read(fields: list[tuple[int, int | bytes]], chunk: 
         (one.number, signed(one.value) if one.wire_type == VARINT else one.data) for one in fields_of(data)
     ]
     assert at_hand == fields
+    by_tags = [(tag >> 3, signed(one) if tag & 7 == VARINT else one) for tag, one in tagged(data)]
+    assert by_tags == fields
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(wire_fields, "_CHUNK_BYTES", chunk)
         file = WireFile(io.BytesIO(b"##" + data))
@@ -92,3 +103,29 @@ def test_no_bytes_are_too_hostile(data: bytes) -> None:
         else:
             outcomes.append((len(data), ""))
     assert outcomes[0] == outcomes[1]
+
+
+@given(st.binary(max_size=60))
+def test_the_fast_way_reads_the_same_fields_and_refuses_the_same_bytes(data: bytes) -> None:
+    def found(by_tags: bool) -> list[tuple[int, int | bytes]] | str:
+        try:
+            if by_tags:
+                return tagged(data)
+            return [
+                (one.number << 3 | one.wire_type, one.value if one.wire_type == VARINT else one.data)
+                for one in fields_of(data)
+            ]
+        except WireError:
+            return "damaged"
+
+    assert found(by_tags=True) == found(by_tags=False)
+
+
+def test_a_message_of_more_fields_than_can_be_held_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire_fields, "FIELDS_MAX", 3)
+    monkeypatch.setattr(wire_fields, "NUMBERS_MAX", 3)
+    assert len(tagged(number(1, 1) * 3)) == len(varints(b"\1\2\3")) == 3
+    with pytest.raises(WireError, match="over 3 fields"):
+        tagged(number(1, 1) * 4)
+    with pytest.raises(WireError, match="over 3 numbers"):
+        varints(b"\1\2\3\4")

@@ -39,11 +39,14 @@ _TIME, _CLOCK, _SEQUENCE, _FLAGS, _CLEARED, _DROPPED = 8 << 3, 58 << 3, 10 << 3,
 _SNAPSHOT, _EVENT, _INTERNED, _DEFAULTS = (field << 3 | BYTES for field in (6, 11, 12, 59))
 _TRACK, _PROCESS, _THREAD, _TREE = (field << 3 | BYTES for field in (60, 43, 44, 2))
 _FTRACE, _STATE, _STAGE, _STATS, _FTRACE_STATS = (field << 3 | BYTES for field in (1, 117, 53, 35, 34))
+# Kinds of packets that are counted one by one, and the number of all others.
+_KINDS_MAX, _OTHERS = 1 << 10, 0
 _IS_CLEARED, _NEEDS_STATE = 1, 2
 # What says nothing that a timeline shows: how the trace was made, and for whom.
 _SILENT: Final = frozenset({3, 8, 10, 13, 33, 36, 41, 42, 46, 58, 79, 87, 89, 98, 126})
 _TITLES: Final = {
-    5: "chrome_events", 7: "sys_stats", 9: "process_stats", 37: "profile_packet", 39: "android_log",
+    _OTHERS: "of further kinds", 5: "chrome_events", 7: "sys_stats", 9: "process_stats",
+    37: "profile_packet", 39: "android_log",
     40: "power_rails", 45: "system_info", 51: "chrome_metadata", 52: "gpu_counter_event",
     54: "streaming_profile_packet", 62: "vulkan_memory_event", 65: "vulkan_api_event", 66: "perf_sample",
     67: "cpu_info", 68: "smaps_packet", 69: "service_event", 71: "gpu_mem_total_event",
@@ -138,7 +141,8 @@ class _Trace:
             if take is not None:
                 take(value, ts_ns, sequence)
             elif tag >> 3 not in _SILENT and tag not in (_DEFAULTS, _INTERNED, _SNAPSHOT):
-                self._not_read[tag >> 3] += 1
+                has_room = len(self._not_read) < _KINDS_MAX or tag >> 3 in self._not_read
+                self._not_read[tag >> 3 if has_room else _OTHERS] += 1
 
     def _time(self, of: dict[int, Any], sequence: Sequence) -> int | None:
         """The time of a packet, that of those before it where it has none; None where it cannot be placed."""

@@ -18,6 +18,9 @@ _CHUNK_BYTES: Final = 1 << 16
 _VARINT_BYTES_MAX: Final = 10
 _U64: Final = (1 << 64) - 1
 _FIXED: Final = {FIXED64: 8, FIXED32: 4}
+# Of a message, and numbers of a packed field: a field of two bytes takes a hundred here.
+FIELDS_MAX: Final = 1 << 17
+NUMBERS_MAX: Final = 1 << 18
 _WIRE_TYPES: Final = frozenset({VARINT, BYTES, *_FIXED})
 
 
@@ -105,6 +108,8 @@ def tagged(data: bytes) -> list[tuple[int, Any]]:
         while at < size:
             start, tag = at, data[at]
             at += 1
+            if len(fields) >= FIELDS_MAX:
+                raise WireError(f"there are over {FIELDS_MAX} fields", start)
             if tag >= 0x80:
                 tag, at = _longer(data, start)
             wire_type = tag & 7
@@ -142,6 +147,8 @@ def varints(data: bytes) -> list[int]:
     while at < len(data):
         number, at = varint(data, at)
         numbers.append(number)
+        if len(numbers) > NUMBERS_MAX:
+            raise WireError(f"there are over {NUMBERS_MAX} numbers", at)
     return numbers
 
 
