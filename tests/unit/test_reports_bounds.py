@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from benchmarks.recordings import KERNELS, write_mixed, write_warps
-from tests.support.recordings import GPU_CLOCK, span, write
+from tests.support.recordings import GPU_CLOCK, event, span, write
 from tracepipe.reports import REPORTS
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.samples import Gathering
@@ -327,6 +327,14 @@ def test_an_export_of_long_texts_takes_little(what: str, form: str, tmp_path: Pa
 
     path = write(tmp_path / "run.jsonl", *map(one, range(20_000)))
     assert peak_bytes("export", str(path), "--format", form) < 175 * 10**6
+
+
+def test_ranges_of_many_names_take_little(tmp_path: Path) -> None:
+    def peak(count: int) -> int:
+        begins = (event("B", at * 10, f"range {at}", "annotation", tid=at % 4) for at in range(count))
+        return peak_bytes("annotations", str(write(tmp_path / "run.jsonl", *begins)))
+
+    assert (peak(60_000) - peak(20_000)) / 40_000 < 330
 
 
 @pytest.mark.parametrize("report", ["timeline", "diff"])

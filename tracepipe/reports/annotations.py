@@ -26,8 +26,8 @@ class Options:
 def run(run: Run, options: Options) -> Result:
     """Ranges of threads by name, with the GPU's time for each."""
     result = Result("ANNOTATIONS ON THE GPU")
-    rows = ranges_by_gpu_time(run)
-    shown = rows[: options.top] if options.top > 0 else rows
+    ranges = ranges_by_gpu_time(run)
+    shown = ranges.first(options.top)
     columns = (
         Column("name", "range"),
         Column("count", "count", "count"),
@@ -39,8 +39,8 @@ def run(run: Run, options: Options) -> Result:
     )
     table = Table("ranges", "Ranges by the GPU's time", columns, shown, _NOTE, empty="no range is recorded")
     result.parts.append(table)
-    if len(rows) > len(shown):
-        result.notes.append(f"{len(rows) - len(shown)} more names are not listed: --top 0 lists all")
+    if len(ranges) > len(shown):
+        result.notes.append(f"{len(ranges) - len(shown)} more names are not listed: --top 0 lists all")
     return result
 
 

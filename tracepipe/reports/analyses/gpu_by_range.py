@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
+from heapq import nsmallest
 from typing import Any
 
 from tracepipe.event.columns import NONE, Bools, Int64s
@@ -10,14 +12,54 @@ from tracepipe.reports.analyses.launch_calls import LaunchCalls
 from tracepipe.reports.frames.grouping import equal
 from tracepipe.reports.frames.layers import Layer
 from tracepipe.reports.frames.libraries import np
+from tracepipe.reports.frames.numbered import Numbered
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.spans import INSTANT, NO_BEGIN
+from tracepipe.reports.frames.stored import empty, parts
 
 # What PyTorch's emit_nvtx adds to the name of an operator: `aten::linear, seq = 5, op_id = 12`.
 _MORE = re.compile(r", (seq|op_id|sizes|input_op_ids) ?= ?.*")
 Row = tuple[str, int, int, int, int | None, int | None, float | None]
 """A name, how many ranges it has and how long they are; how much was launched in them, how long the GPU had
 it, how long it was busy, and the share in which it was idle."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranges:
+    """The sums of each name of ranges, as columns; the names by the place there."""
+
+    names: Numbered
+    count: Int64s
+    wall_ns: Int64s
+    launches: Int64s
+    span_ns: Int64s
+    busy_ns: Int64s
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def first(self, top: int) -> list[Row]:
+        """Those that the GPU was busy with for longest, at most so many, or all for 0."""
+        order = np.lexsort((-self.wall_ns, -self.busy_ns))
+        if 0 < top < len(order):
+            last = order[top - 1]
+            is_less = (self.busy_ns < self.busy_ns[last]) | (
+                (self.busy_ns == self.busy_ns[last]) & (self.wall_ns < self.wall_ns[last])
+            )
+            order = np.flatnonzero(~is_less)
+        # Of equal ones names decide.
+        places = (int(at) for at in order)
+        return [self._row(at) for at in nsmallest(top if top > 0 else len(order), places, self._key)]
+
+    def _key(self, at: int) -> tuple[int, int, str]:
+        return -int(self.busy_ns[at]), -int(self.wall_ns[at]), self.names[at].decode()
+
+    def _row(self, at: int) -> Row:
+        sums = (self.count, self.wall_ns, self.launches, self.span_ns, self.busy_ns)
+        count, wall, launches, span, busy = (int(column[at]) for column in sums)
+        idle = 100 * (span - busy) / span if span else None
+        on_it = (span, busy) if launches else (None, None)
+        return self.names[at].decode(), count, wall, launches, *on_it, idle
 
 
 class _Work:
@@ -79,8 +121,8 @@ def _threads(run: Run) -> Int64s:
     return threads
 
 
-def ranges_by_gpu_time(run: Run, *, own: bool = False) -> list[Row]:
-    """Ranges of threads by name, the GPU's longest first; `own`: those of no domain alone."""
+def ranges_by_gpu_time(run: Run, *, own: bool = False) -> Ranges:
+    """Ranges of threads by name; `own`: those of no domain alone."""
     ranges = run.layer("annotation")
     every = np.arange(len(run.shapes), dtype=np.int32)
     wanted = run.shapes.column("range", every) == NONE
@@ -122,12 +164,15 @@ def _innermost(ranges: Layer, rows: Int64s, times_ns: Int64s) -> Int64s:
     return found
 
 
-def _rows(run: Run, ranges: Layer, rows: Int64s, names: Any, on_gpu: _OnGpu) -> list[Row]:
-    """The sums of each name, the GPU's longest first."""
+def _rows(run: Run, ranges: Layer, rows: Int64s, names: Any, on_gpu: _OnGpu) -> Ranges:
+    """The sums of each name."""
     name, first = equal(names[rows])
-    numbers: dict[str, int] = {}
-    texts = [_MORE.sub("", run.shapes.text(number)) for number in names[rows][first].tolist()]
-    of = np.array([numbers.setdefault(text, len(numbers)) for text in texts], np.int64)[name]
+    numbers = Numbered()
+    of_name = empty(len(first), np.int64)
+    for part in parts(len(first)):
+        texts = (_MORE.sub("", run.shapes.text(number)) for number in names[rows[first[part]]].tolist())
+        of_name[part] = [numbers.number(text.encode()) for text in texts]
+    of = of_name[name]
     launched = on_gpu.launches[rows] > 0
     span_ns = np.where(launched, on_gpu.last_ns[rows] - on_gpu.first_ns[rows], 0)
     lengths_ns = np.where(ranges.has_length[rows], ranges.end_ns[rows] - ranges.start_ns[rows], 0)
@@ -135,9 +180,4 @@ def _rows(run: Run, ranges: Layer, rows: Int64s, names: Any, on_gpu: _OnGpu) -> 
     columns = (np.ones_like(rows), lengths_ns, on_gpu.launches[rows], span_ns, on_gpu.busy_ns[rows])
     for total, column in zip(sums, columns, strict=True):
         np.add.at(total, of, column)
-    found = []
-    for text, count, wall, launches, span, busy in zip(numbers, *(s.tolist() for s in sums), strict=True):
-        idle = 100 * (span - busy) / span if span else None
-        on_it = (span, busy) if launches else (None, None)
-        found.append((text, count, wall, launches, *on_it, idle))
-    return sorted(found, key=lambda row: (-(row[5] or 0), -row[2], row[0]))
+    return Ranges(numbers, *sums)
