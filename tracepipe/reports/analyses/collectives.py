@@ -13,6 +13,7 @@ from typing import Any
 from tracepipe.event.columns import Int64s
 from tracepipe.reports.analyses.gpu_shares import COMMUNICATION, rows_of
 from tracepipe.reports.analyses.gpu_work import KERNEL, WARPS, Work
+from tracepipe.reports.frames.grouping import grouped
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
 
@@ -88,9 +89,8 @@ class _Names:
             own = rows[self._work.what[rows] == what]
             if not len(own):
                 continue
-            numbers = self._numbers(what, self._work.row[own])
-            for number in np.unique(numbers).tolist():
-                some = own[numbers == number]
+            for _, places in grouped(self._numbers(what, self._work.row[own])):
+                some = own[places]
                 name = self._work.name(self._run, int(some[0])) or ""
                 found.setdefault(name, []).append(some)
         for name, some in found.items():
