@@ -133,8 +133,8 @@ def _seen(kernel: KernelWarps, has_order: bool, has_namesakes: bool) -> _Seen:
     name = f"{kernel.kernel} {_grid(kernel)}" if has_namesakes and kernel.grid else kernel.kernel
     seen = _Seen(
         name,
-        (name, *_shape(kernel)[1:]),
-        (name, *_time(kernel)[1:]),
+        (name, *_shape(kernel)),
+        (name, *_time(kernel)),
         [(name, *warp) for warp in one_by_one(kernel)],
         None if has_order else order_seen(kernel),
         [round(float(n), 1) for n in active_warps(kernel)] if timed else [],
@@ -166,7 +166,7 @@ def _shape(kernel: KernelWarps) -> tuple[Any, ...]:
         # Of blocks that end faster than they are launched, the most at once is no limit, and makes no waves.
         count = waves.waves if kernel.blocks_known and waves.filled >= MIN_FILLED else None
         place = (waves.sms, held, count, active)
-    head = (kernel.kernel, _grid(kernel), int(kernel.launches.size), blocks, int(kernel.launch.size))
+    head = (_grid(kernel), int(kernel.launches.size), blocks, int(kernel.launch.size))
     return (*head, duration, *place)
 
 
@@ -191,7 +191,7 @@ def _time(kernel: KernelWarps) -> tuple[Any, ...]:
     told = kernel.spread_ns[kernel.spread_ns != NOT_RECORDED] if kernel.has_exits else kernel.exit_ns
     if told.size:
         spread = [_whole(np.median(told)), int(told.max())]
-    return (kernel.kernel, *life, *skew, *spread)
+    return (*life, *skew, *spread)
 
 
 def _few(seen: list[_Seen]) -> Iterator[Table | Drawing]:
