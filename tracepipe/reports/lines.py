@@ -94,15 +94,14 @@ def _by_line(run: Run, lines: _Lines) -> tuple[dict[str, _Line], int]:
     """What each line asked for, and the GPU's time in all."""
     found: dict[str, _Line] = defaultdict(_Line)
     total_ns = 0
-    for layer, kind in (("gpu_kernel", "kernel"), ("transfer", "copy")):
-        for work in work_by_stack(run, layer):
-            names = run.shapes.column("name", work.layer.shape[work.rows]).astype(np.int64)
-            lengths_ns = work.layer.end_ns[work.rows] - work.layer.start_ns[work.rows]
-            total_ns += int(lengths_ns.sum())
-            sizes = _sizes(run, layer, work.rows)
-            for stack, name, count, gpu_ns, copied in _sums(work.stack, names, lengths_ns, sizes):
-                for text in lines.of(stack):
-                    _add(found[text], kind, run.shapes.text(name), count, gpu_ns, copied)
+    for work in work_by_stack(run):
+        names = run.shapes.column("name", work.layer.shape[work.rows]).astype(np.int64)
+        lengths_ns = work.layer.end_ns[work.rows] - work.layer.start_ns[work.rows]
+        total_ns += int(lengths_ns.sum())
+        sizes, kind = _sizes(run, work.name, work.rows), "copy" if work.name == "transfer" else "kernel"
+        for stack, name, count, gpu_ns, copied in _sums(work.stack, names, lengths_ns, sizes):
+            for text in lines.of(stack):
+                _add(found[text], kind, run.shapes.text(name), count, gpu_ns, copied)
     return found, total_ns
 
 

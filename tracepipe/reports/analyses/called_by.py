@@ -40,33 +40,35 @@ class Work:
     one.
     """
 
+    name: str
     layer: Layer
     rows: Int64s
     stack: Int64s
 
 
-def work_by_stack(run: Run, name: str) -> Iterator[Work]:
-    """What ran on GPUs, of a layer, some at a time."""
-    layer = run.layer(name)
-    if not len(layer):
+def work_by_stack(run: Run) -> Iterator[Work]:
+    """What ran on GPUs, kernels and then copies, some at a time."""
+    layers = {name: layer for name in ("gpu_kernel", "transfer") if len(layer := run.layer(name))}
+    if not layers:
         return
     launches, autograd = LaunchCalls(run), Autograd(run)
-    on_gpu = np.ones(len(run.shapes), np.bool_)
-    if name == "transfer":  # the others are copies as the host has them
-        on_gpu = run.shapes.column("gpu", np.arange(len(run.shapes), dtype=np.int32)) != NONE
-    has_length = layer.has_length
-    for part in parts(len(layer)):
-        rows = np.flatnonzero(on_gpu[layer.shape[part]] & has_length[part]) + part.start
-        launched = run.shapes.has_launch[layer.shape[rows]]
-        calls = np.full(len(rows), NONE, np.int64)
-        calls[launched] = launches.find(layer, rows[launched])
-        stack = np.full(len(rows), NO_CALL, np.int64)
-        known = np.flatnonzero(calls != NONE)
-        stack[known] = called_by(run, calls[known])
-        bare = known[stack[known] == NO_STACK]
-        if len(bare):
-            stack[bare] = autograd.find(calls[bare])
-        yield Work(layer, rows, stack)
+    for name, layer in layers.items():
+        on_gpu = np.ones(len(run.shapes), np.bool_)
+        if name == "transfer":  # the others are copies as the host has them
+            on_gpu = run.shapes.column("gpu", np.arange(len(run.shapes), dtype=np.int32)) != NONE
+        has_length = layer.has_length
+        for part in parts(len(layer)):
+            rows = np.flatnonzero(on_gpu[layer.shape[part]] & has_length[part]) + part.start
+            launched = run.shapes.has_launch[layer.shape[rows]]
+            calls = np.full(len(rows), NONE, np.int64)
+            calls[launched] = launches.find(layer, rows[launched])
+            stack = np.full(len(rows), NO_CALL, np.int64)
+            known = np.flatnonzero(calls != NONE)
+            stack[known] = called_by(run, calls[known])
+            bare = known[stack[known] == NO_STACK]
+            if len(bare):
+                stack[bare] = autograd.find(calls[bare])
+            yield Work(name, layer, rows, stack)
 
 
 class Autograd:

@@ -19,15 +19,14 @@ def gpu_by_line(run: Run) -> list[tuple[str, int, int]]:
     if not len(run.stacks):
         return []
     sums: dict[int, list[int]] = {}
-    for name in ("gpu_kernel", "transfer"):
-        for work in work_by_stack(run, name):
-            stacks, of = np.unique(work.stack, return_inverse=True)
-            lengths_ns = np.zeros(len(stacks), np.int64)
-            np.add.at(lengths_ns, of, work.layer.end_ns[work.rows] - work.layer.start_ns[work.rows])
-            counts = np.bincount(of, minlength=len(stacks))
-            for stack, *more in zip(*(of.tolist() for of in (stacks, lengths_ns, counts)), strict=True):
-                known = sums.setdefault(stack, [0, 0])
-                known[0], known[1] = known[0] + more[0], known[1] + more[1]
+    for work in work_by_stack(run):
+        stacks, of = np.unique(work.stack, return_inverse=True)
+        lengths_ns = np.zeros(len(stacks), np.int64)
+        np.add.at(lengths_ns, of, work.layer.end_ns[work.rows] - work.layer.start_ns[work.rows])
+        counts = np.bincount(of, minlength=len(stacks))
+        for stack, *more in zip(*(of.tolist() for of in (stacks, lengths_ns, counts)), strict=True):
+            known = sums.setdefault(stack, [0, 0])
+            known[0], known[1] = known[0] + more[0], known[1] + more[1]
     lines: dict[str, list[int]] = {}
     for stack, more in sums.items():
         known = lines.setdefault(line_of(run, stack), [0, 0])
