@@ -8,15 +8,14 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from tracepipe.event.columns import Int64s
-from tracepipe.reports.analyses.called_by import BACKWARD, called_by, work_by_stack
+from tracepipe.reports.analyses.called_by import called_by, work_by_stack
 from tracepipe.reports.analyses.cuda_calls import effects_of_calls, rows_by_effect
-from tracepipe.reports.analyses.gpu_by_line import NO_LINE, OTHERS
+from tracepipe.reports.analyses.gpu_by_line import FRAMES, Lines
 from tracepipe.reports.frames.grouping import equal
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.report import Column, Option, Report, Result, Table
 
-_FRAMES = ("own", "innermost", "all")
 _KERNELS = 3
 
 
@@ -29,9 +28,9 @@ class Options:
         Option(
             "own: the innermost line that is in no installed package; innermost: of any; all: every line "
             "of a stack, with what it calls.",
-            choices=_FRAMES,
+            choices=FRAMES,
         ),
-    ] = _FRAMES[0]
+    ] = FRAMES[0]
     top: Annotated[int, Option("How many lines; 0: all.", "N")] = 20
 
 
@@ -47,36 +46,10 @@ class _Line:
     """Count and time by kind of work and name."""
 
 
-class _Lines:
-    """Turns stacks into the texts of their lines."""
-
-    def __init__(self, run: Run, frames: str) -> None:
-        self._stacks, self._frames = run.stacks, frames
-        self._known: dict[int, list[str]] = {}
-
-    def of(self, stack: int) -> list[str]:
-        """The lines that stand for a stack: one, or with `all` each of its own once."""
-        if stack not in self._known:
-            self._known[stack] = self._made(stack)
-        return self._known[stack]
-
-    def _made(self, stack: int) -> list[str]:
-        if stack < 0:
-            return [OTHERS.get(stack, NO_LINE)]
-        is_backward, number = stack >= BACKWARD, stack % BACKWARD
-        frames = list(self._stacks.frames_of(number))
-        if self._frames == "own":
-            frames = [at for at in self._stacks.own(np.array([number])).tolist() if at >= 0]
-        elif self._frames == "innermost":
-            frames = frames[:1]
-        lines = dict.fromkeys(str(self._stacks.frames[at]) for at in frames)
-        return [f"{line}, backward" if is_backward else line for line in lines] or [NO_LINE]
-
-
 def run(run: Run, options: Options) -> Result:
     """The lines that the GPU worked for longest, what ran for each, and what each allocated."""
     result = Result("LINES OF PYTHON")
-    lines = _Lines(run, options.frames)
+    lines = Lines(run, options.frames)
     found, total_ns = _by_line(run, lines)
     order = sorted(found, key=lambda line: (-found[line].gpu_ns, line))
     shown = order[: options.top] if options.top > 0 else order
@@ -90,7 +63,7 @@ def run(run: Run, options: Options) -> Result:
     return result
 
 
-def _by_line(run: Run, lines: _Lines) -> tuple[dict[str, _Line], int]:
+def _by_line(run: Run, lines: Lines) -> tuple[dict[str, _Line], int]:
     """What each line asked for, and the GPU's time in all."""
     found: dict[str, _Line] = defaultdict(_Line)
     total_ns = 0
@@ -172,7 +145,7 @@ def _works(found: dict[str, _Line], shown: list[str]) -> Table:
     return Table("work", title, columns, rows, grouped=True, empty="none")
 
 
-def _allocated(run: Run, lines: _Lines, top: int) -> Table:
+def _allocated(run: Run, lines: Lines, top: int) -> Table:
     """Allocations by the line that called for them."""
     found: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     calls = effects_of_calls(run, ("alloc",), "size_bytes")

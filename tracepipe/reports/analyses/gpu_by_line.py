@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from tracepipe.event.columns import NONE
 from tracepipe.reports.analyses.called_by import AUTOGRAD, BACKWARD, NO_CALL, work_by_stack
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
 
-NO_LINE = "(no Python)"
-OTHERS = {AUTOGRAD: "autograd, for no known line", NO_CALL: "(its call is not recorded)"}
+FRAMES = ("own", "innermost", "all")
+# So many stacks are remembered with their texts.
+_REMEMBERED = 1 << 12
+_NO_LINE = "(no Python)"
+_OTHERS = {AUTOGRAD: "autograd, for no known line", NO_CALL: "(its call is not recorded)"}
 """What stands for stacks that are none."""
 
 
@@ -27,20 +29,37 @@ def gpu_by_line(run: Run) -> list[tuple[str, int, int]]:
         for stack, *more in zip(*(of.tolist() for of in (stacks, lengths_ns, counts)), strict=True):
             known = sums.setdefault(stack, [0, 0])
             known[0], known[1] = known[0] + more[0], known[1] + more[1]
-    lines: dict[str, list[int]] = {}
+    texts, lines = Lines(run), dict[str, list[int]]()
     for stack, more in sums.items():
-        known = lines.setdefault(line_of(run, stack), [0, 0])
+        known = lines.setdefault(texts.of(stack)[0], [0, 0])
         known[0], known[1] = known[0] + more[0], known[1] + more[1]
     found = [(line, gpu_ns, count) for line, (gpu_ns, count) in lines.items()]
     return sorted(found, key=lambda one: (-one[1], one[0]))
 
 
-def line_of(run: Run, stack: int) -> str:
-    """The user's line of a stack, or what stands for one, as `work_by_stack` has it."""
-    if stack < 0:
-        return OTHERS.get(stack, NO_LINE)
-    (frame,) = run.stacks.own(np.array([stack % BACKWARD])).tolist()
-    if frame == NONE:
-        return NO_LINE
-    line = str(run.stacks.frames[frame])
-    return f"{line}, backward" if stack >= BACKWARD else line
+class Lines:
+    """Turns stacks, as `work_by_stack` has them, into the texts of their lines: those that `frames` names."""
+
+    def __init__(self, run: Run, frames: str = FRAMES[0]) -> None:
+        self._stacks, self._frames = run.stacks, frames
+        self._known: dict[int, list[str]] = {}
+
+    def of(self, stack: int) -> list[str]:
+        """The lines that stand for a stack: one, or with `all` each of its own once."""
+        if stack not in self._known:
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            self._known[stack] = self._made(stack)
+        return self._known[stack]
+
+    def _made(self, stack: int) -> list[str]:
+        if stack < 0:
+            return [_OTHERS.get(stack, _NO_LINE)]
+        is_backward, number = stack >= BACKWARD, stack % BACKWARD
+        frames = list(self._stacks.frames_of(number))
+        if self._frames == "own":
+            frames = [at for at in self._stacks.own(np.array([number])).tolist() if at >= 0]
+        elif self._frames == "innermost":
+            frames = frames[:1]
+        lines = dict.fromkeys(str(self._stacks.frames[at]) for at in frames)
+        return [f"{line}, backward" if is_backward else line for line in lines] or [_NO_LINE]
