@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -16,14 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tracepipe.layout.windows
+from tests.golden.merged import anchors_of, converted
 from tests.support.cores import cores_here, running
 from tests.support.recordings import GPU_CLOCK, HEADER, PAIR, event, span
 from tests.support.trace_processor import RealTraceProcessor
 from tracepipe.clocks.sightings import NOTED_NS
-from tracepipe.converters import CONVERTERS
 from tracepipe.errors import ClockError, InputError
-from tracepipe.recording.account import Account
-from tracepipe.recording.convert import Conversion, ConvertOptions
 
 pytestmark = pytest.mark.usefixtures("core")
 
@@ -41,12 +38,6 @@ _OF_RECORDINGS = re.compile(r" +-?\d+ +(?:\+ *\d+ +)?(?:capture|clock \S+)(?: |$
 def written(path: Path, records: list[dict[str, Any]]) -> str:
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return str(path)
-
-
-def converted(paths: list[str], to: str = "text", **options: Any) -> tuple[bytes, Account]:
-    out = io.BytesIO()
-    account = Conversion(paths, CONVERTERS[to], ConvertOptions(**options)).run(out)
-    return out.getvalue(), account
 
 
 def timeline(paths: list[str]) -> tuple[list[str], set[tuple[str, str]]]:
@@ -250,12 +241,6 @@ def our_launches(path: Path, count: int = 12, launches: int | None = 0, *, kerne
             name = "ncclDevKernel_AllReduce"
             made.append(event("X", 100_000 * at + 20_000, name, "gpu_kernel", **number | length))
     return written(path, [WHOLE | {"clocks": ["monotonic"]}, *made])
-
-
-def anchors_of(account: Account) -> list[tuple[int, int | None, str]]:
-    """By how much each was moved, within what, and why."""
-    said = [part.anchor or {} for part in account.parts]
-    return [(one["offset_ns"], one.get("bound_ns"), one["by"]) for one in said]
 
 
 def test_launches_that_two_tools_recorded_put_their_clocks_together(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """What several recordings saw of one thing: its times in each relate their clocks better than any anchor.
 
 A launch call has the number that CUPTI gave it, in whatever tool's file; a collective has the number that its
-process group gave it, in the file of every rank, and ends for all of them at nearly one time.
+process group gave it, in the file of every rank, and ends for all of them at nearly one time. Calls without a
+number are those of a thread and name, where an anchor says about when.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Final
 
 import numpy as np
 
+from tracepipe.clocks.call_times import CallTimes, between
 from tracepipe.event.columns import NONE, Int64s
 
 # So many are kept of a recording, those with the smallest keys: other recordings keep the same ones.
@@ -51,6 +53,7 @@ class Seen:
 
     tool: str = ""
     launches: Sightings = field(default_factory=Sightings)
+    calls: CallTimes = field(default_factory=CallTimes)
     collectives: Sightings = field(default_factory=Sightings)
 
 
@@ -58,8 +61,9 @@ class Seen:
 class Agreement:
     """By how much one recording is ahead of another, from `count` things that both saw.
 
-    Nine of ten residuals are within `bound_ns`. It includes what the tools note of the same call: one sees it
-    from the inside, so that the truth lies between the difference of the begins and that of the ends.
+    Of launches and collectives, nine of ten residuals are within `bound_ns`. It includes what the tools note
+    of the same call: one sees it from the inside, so that the truth lies between the difference of the begins
+    and that of the ends.
     """
 
     ahead_ns: int
@@ -68,12 +72,19 @@ class Agreement:
     of: str
 
 
-def agreement(one: Seen, other: Seen, *, may_be_one_host: bool) -> Agreement | None:
-    """By how much the times of `one` are ahead of those of `other`; None where they do not say it."""
+def agreement(
+    one: Seen, other: Seen, *, may_be_one_host: bool, near_ns: int | None = None
+) -> Agreement | None:
+    """By how much the times of `one` are ahead of those of `other`; None where they do not say it. Calls are
+    compared where `near_ns` says by how much about.
+    """
     if may_be_one_host and one.tool != other.tool:
         found = _agreement(one.launches, other.launches, LAUNCH_SPREAD_NS, "launches")
         if found is not None:
             return found
+        if near_ns is not None and (limits := between(one.calls, other.calls, near_ns)) is not None:
+            least_ns, most_ns, count = limits
+            return Agreement((least_ns + most_ns) // 2, (most_ns - least_ns + 1) // 2, count, "calls")
     return _agreement(one.collectives, other.collectives, COLLECTIVE_SPREAD_NS, "collectives")
 
 

@@ -10,6 +10,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from tracepipe.clocks.anchors import REALTIME, Source
+from tracepipe.clocks.call_times import CELL_BITS
 from tracepipe.clocks.sightings import Seen
 from tracepipe.event.columns import NONE, SPECIAL, Bools, Bytes, TraceBatch
 from tracepipe.event.origins import MADE_UP
@@ -25,7 +27,7 @@ _PROCESSES_MAX: Final = 1 << 16
 _CORRELATION: Final = (1 << 32) - 1
 # Odd, so that keys are spread over all numbers (2⁶⁴ divided by the golden ratio).
 _SPREADING: Final = np.uint64(0x9E3779B97F4A7C15)
-_HAS_LAUNCH, _IS_NCCL = 1, 2
+_HAS_LAUNCH, _IS_NCCL, _BEGINS, _ENDS = 1, 2, 4, 8
 # Where every rank must have had the others' data, all end at nearly one time.
 _OF_ALL: Final = ("all", "reduce_scatter", "barrier")
 _COLLECTIVE: Final = ("Collective name", "Process Group Name", "Process Group Ranks", "Seq")
@@ -34,10 +36,12 @@ _COLLECTIVE: Final = ("Collective name", "Process Group Name", "Process Group Ra
 @dataclass(slots=True)
 class Survey:
     """The processes and GPUs of a recording, how many processors it names, its highest launch, its times, and
-    what it saw that others may have seen too.
+    what it saw that others may have seen too. `realtime_ns` is by how much CLOCK_REALTIME was ahead of the
+    times that are taken; None where that is not known.
     """
 
     seen: Seen
+    realtime_ns: int | None = None
     pids: set[int] = field(default_factory=set)
     gpus: set[int] = field(default_factory=set)
     cpus: int = 0
@@ -53,12 +57,14 @@ class Survey:
     """By the number of a shape: what its events are."""
     _keys: Any = field(default_factory=lambda: np.zeros(0, np.uint64))
     """By the number of a shape: what is common to its launch calls, 0 for other events."""
+    _calls: Any = field(default_factory=lambda: np.zeros(0, np.uint64))
+    """By the number of a shape: what is common to the calls of its thread and name, 0 for other events."""
 
     def meet(self, tables: Tables) -> None:
         """Look at the shapes that are new."""
         if self._rounds != tables.rounds:
             self._rounds = tables.rounds
-            self._flags, self._keys = self._flags[:0], self._keys[:0]
+            self._flags, self._keys, self._calls = self._flags[:0], self._keys[:0], self._calls[:0]
         new = tables.shapes[len(self._flags) :]
         for shape in new:
             if shape is not None:
@@ -66,6 +72,9 @@ class Survey:
         if new:
             self._flags = np.concatenate([self._flags, np.array([_flags_of(one) for one in new], np.uint8)])
             self._keys = np.concatenate([self._keys, np.array([_key_of_call(one) for one in new], np.uint64)])
+            self._calls = np.concatenate(
+                [self._calls, np.array([_key_of_name(one) for one in new], np.uint64)]
+            )
 
     def _meet(self, shape: Shape) -> None:
         if shape.pid is not None and shape.pid < MADE_UP and len(self.pids) < _PROCESSES_MAX:
@@ -90,6 +99,7 @@ class Survey:
             if has.any():
                 self.launches = max(self.launches, int(events.launch[has].max(initial=0)))
                 self._see_launches(batch, tables, has)
+            self._see_calls(batch, flags)
             self._see_collectives(batch, tables, (flags & _IS_NCCL) > 0)
         for at in np.flatnonzero(events.shape == SPECIAL).tolist() if batch.others else ():
             other = batch.others[int(events.args[at])]
@@ -112,6 +122,17 @@ class Survey:
         of_call = (events.launch[at] & _CORRELATION).astype(np.uint64) * _SPREADING ^ keys[at]
         lengths_ns = np.where(tables.are_whole()[events.shape[at]], events.dur_ns[at], NONE)
         self.seen.launches.add((of_call * _SPREADING).view(np.int64), events.ts_ns[at], lengths_ns)
+
+    def _see_calls(self, batch: TraceBatch, flags: Bytes) -> None:
+        """Note when calls began and ended, by thread, name and about when: others then note the same ones."""
+        if self.realtime_ns is None:
+            return
+        events, calls = batch.events, self.seen.calls
+        for flag, times in ((_BEGINS, calls.begins), (_ENDS, calls.ends)):
+            at = np.flatnonzero(flags & flag)
+            ns = events.ts_ns[at] + (events.dur_ns[at] if flag == _ENDS else 0)
+            cells = (ns + self.realtime_ns >> CELL_BITS).astype(np.uint64) * _SPREADING
+            times.add(((cells ^ self._calls[events.shape[at]]) * _SPREADING).view(np.int64), ns)
 
     def _see_collectives(self, batch: TraceBatch, tables: Tables, is_nccl: Bools) -> None:
         """Note the ends of collectives, by process group and number."""
@@ -137,7 +158,9 @@ def _flags_of(shape: Shape | None) -> int:
     if shape is None:
         return 0
     is_nccl = shape.on_stream and "nccl" in shape.name.lower()
-    return _HAS_LAUNCH * shape.has_launch | _IS_NCCL * is_nccl
+    is_call = _key_of_name(shape) > 0
+    begins, ends = is_call and shape.phase in ("B", "X"), is_call and shape.phase in ("E", "X")
+    return _HAS_LAUNCH * shape.has_launch | _IS_NCCL * is_nccl | _BEGINS * begins | _ENDS * ends
 
 
 def _key(of: Any) -> int:
@@ -152,9 +175,18 @@ def _key_of_call(shape: Shape | None) -> int:
     return _key((shape.pid, shape.name)) | 1
 
 
+def _key_of_name(shape: Shape | None) -> int:
+    """What is common to the calls of a library of one thread and name; 0 for other events."""
+    if shape is None or shape.type != "userspace" or shape.tid is None or not shape.name:
+        return 0
+    return _key((shape.pid, shape.tid, shape.name)) | 1
+
+
 def surveyed(opened: OpenRecording, path: str) -> Survey:
     """Read a recording for its numbers."""
-    survey, tables = Survey(Seen(opened.source)), opened.recording.tables
+    header, clock = opened.recording.header, opened.clocks.trace_clock
+    realtime_ns = Source(path, header, clock).ahead_ns(REALTIME, clock)
+    survey, tables = Survey(Seen(opened.source), realtime_ns), opened.recording.tables
     for batch, _ in Reading(opened, path).placed():
         survey.take(batch, tables)
     survey.meet(tables)

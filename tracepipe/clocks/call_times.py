@@ -1,0 +1,124 @@
+"""When calls began and ended, by thread and name: all that several recordings have of a call to which their
+tools give no common number.
+
+Which call of one recording is which of another is found as an offset that makes most of them one. A loop that
+calls one function at a regular pace has many such offsets, and then nothing is found.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from tracepipe.event.columns import Bools, Int64s
+
+CELL_BITS: Final = 30
+"""The calls of a thread and name are kept for about a second (2³⁰ ns) each: a cell."""
+KEPT_MAX: Final = 1 << 12
+# So many of a cell are kept, its first. As far apart as those that are compared, they last 13 ms.
+_OF_CELL_MAX: Final = 1 << 8
+# An anchor is no further off.
+_REACH_NS: Final = 50_000
+# One that has another of its cell so near may be taken for that.
+_ALONE_NS: Final = 50_000
+# Other offsets are looked for so far around: more than any anchor of one host was seen to be off.
+_SURE_NS: Final = 1_050_000
+# The offsets of one thing, as two tools note it, are this near to the most common one.
+_WIDTH_NS: Final = 8_000
+# So many times as often as any other offset must the most common one be found.
+_CLEAR: Final = 4
+_LEAST: Final = 8
+
+
+class Times:
+    """Times by cell; other recordings keep the same cells of those that they have."""
+
+    def __init__(self) -> None:
+        self._cells: Int64s = np.empty(0, np.int64)
+        self._ns: Int64s = np.empty(0, np.int64)
+
+    def add(self, cells: Int64s, ns: Int64s) -> None:
+        """Add times in cells, whose numbers are spread over all numbers."""
+        if len(self._cells) == KEPT_MAX:
+            may_stay = cells <= self._cells[-1]
+            cells, ns = cells[may_stay], ns[may_stay]
+        if not len(cells):
+            return
+        cells, ns = np.concatenate([self._cells, cells]), np.concatenate([self._ns, ns])
+        order = np.lexsort((ns, cells))
+        cells, ns = cells[order], ns[order]
+        places = np.arange(len(cells))
+        firsts = np.maximum.accumulate(np.where(_differs(cells), places, 0))
+        stay = np.flatnonzero(places - firsts < _OF_CELL_MAX)[:KEPT_MAX]
+        self._cells, self._ns = cells[stay], ns[stay]
+
+    def alone(self) -> tuple[Int64s, Int64s]:
+        """Cells and times, in order, of those that no other of the cell is near to."""
+        is_apart = _differs(self._cells) | (np.diff(self._ns, prepend=self._ns[:1]) > _ALONE_NS)
+        is_alone = is_apart & np.append(is_apart[1:], True)
+        return self._cells[is_alone], self._ns[is_alone]
+
+
+@dataclass(frozen=True, slots=True)
+class CallTimes:
+    """The begins and the ends of a recording's calls."""
+
+    begins: Times = field(default_factory=Times)
+    ends: Times = field(default_factory=Times)
+
+
+def between(one: CallTimes, other: CallTimes, near_ns: int) -> tuple[int, int, int] | None:
+    """By how much the times of `one` are ahead of those of `other`, not far from `near_ns`: the least, the
+    most and of how many calls. None where they do not say it.
+
+    One tool notes calls from the inside: there each begins later and ends earlier, so that the truth lies
+    between the differences of the begins and those of the ends. One of ten may say otherwise.
+    """
+    begins, ends = (
+        _commonest(_ahead(its.alone(), others.alone(), near_ns))
+        for its, others in ((one.begins, other.begins), (one.ends, other.ends))
+    )
+    if begins is None or ends is None:
+        return None
+    is_inside = begins[len(begins) // 2] >= ends[len(ends) // 2]
+    most, least = (begins, ends) if is_inside else (ends, begins)
+    limits = int(least[(9 * len(least) - 1) // 10]), int(most[len(most) // 10])
+    return near_ns + min(limits), near_ns + max(limits), min(len(begins), len(ends))
+
+
+def _differs(cells: Int64s) -> Bools:
+    """Whether each is of another cell than the one before."""
+    return np.append(np.ones(min(len(cells), 1), np.bool_), cells[1:] != cells[:-1])
+
+
+def _ahead(one: tuple[Int64s, Int64s], other: tuple[Int64s, Int64s], near_ns: int) -> Int64s:
+    """How far each time is ahead of those of the same cell that are near it, less `near_ns`; in order."""
+    (cells, ns), (other_cells, other_ns) = one, other
+    found = [np.empty(0, np.int64)]
+    for cell in np.intersect1d(cells, other_cells).tolist():
+        its, others = (
+            of[np.searchsorted(by, cell, "left") : np.searchsorted(by, cell, "right")]
+            for by, of in ((cells, ns), (other_cells, other_ns))
+        )
+        ahead_ns = (its[:, None] - others[None, :]).ravel() - near_ns
+        found.append(ahead_ns[np.abs(ahead_ns) <= _SURE_NS])
+    return np.sort(np.concatenate(found))
+
+
+def _commonest(ahead_ns: Int64s) -> Int64s | None:
+    """Those around the most common of the differences; None where they are few or far off, or where another
+    is nearly as common.
+    """
+    if len(ahead_ns) < _LEAST:
+        return None
+    counts = np.searchsorted(ahead_ns, ahead_ns + _WIDTH_NS, "right") - np.arange(len(ahead_ns))
+    at = int(counts.argmax())
+    count = int(counts[at])
+    rivals = counts[np.abs(ahead_ns - ahead_ns[at]) > _WIDTH_NS]
+    middle_ns = ahead_ns[at + count // 2]
+    if count < max(_LEAST, _CLEAR * int(rivals.max(initial=0))) or abs(middle_ns) > _REACH_NS:
+        return None
+    around: Int64s = ahead_ns[np.abs(ahead_ns - middle_ns) <= _WIDTH_NS]
+    return around
