@@ -23,8 +23,8 @@ pytestmark = pytest.mark.gpu
 
 ADDS = 50
 NEAR_NS = 20_000  # the call whose kernel begins a window began before it
-# Steps of 50 kernels, each a range, when they are asked for. Numbers 4 and 9 are for the profiler, and one below 0
-# asks for so many milliseconds of them.
+# Steps of 50 kernels, each a range, when they are asked for. Numbers 4 and 9 are for the profiler, and one
+# below 0 asks for so many milliseconds of them.
 PROGRAM = f"""
 import sys, time, torch
 from torch.cuda import nvtx, profiler

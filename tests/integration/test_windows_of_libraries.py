@@ -79,8 +79,8 @@ def by_window(records: list[dict[str, Any]], what: str) -> list[int]:
 def test_a_function_begins_and_ends_what_the_library_records(
     tmp_path: Path, kernels_library: Path, steps: Path
 ) -> None:
-    """Its calls wait for that, which a busy machine may not keep: 100 ms for a begin, 10 ms for an end. So what
-    is recorded behind one is not looked at.
+    """Its calls wait for that, which a busy machine may not keep: 100 ms for a begin, 10 ms for an end. So
+    what is recorded behind one is not looked at.
     """
     trigger = f"call:{steps}:step"
     windows = Windows(start_on=f"{trigger}#60", stop_on=f"{trigger}#4", repeat=2)
