@@ -189,6 +189,28 @@ def test_a_call_of_no_known_length_may_be_noted_late() -> None:
     assert anchors([OURS, source("x", "trace", {})], {}, both)[1].bound_ns == NOTED_NS
 
 
+def test_calls_without_a_number_make_an_anchor_better_that_is_not_exact() -> None:
+    def calls(tool: str, ahead_ns: int) -> Seen:
+        made = Seen(tool)
+        ns = np.array([1_000_000 + 90_000 * at * at + ahead_ns for at in range(20)], np.int64)
+        for times, length_ns in ((made.calls.begins, 0), (made.calls.ends, 9_000)):
+            times.add(np.zeros(20, np.int64), ns + length_ns)
+        return made
+
+    def placed(one: Source, ahead_ns: int, tool: str = "b") -> Any:
+        return anchors([OURS, one], {}, [calls("a", 0), calls(tool, ahead_ns)])[1]
+
+    found = placed(source("kineto", "realtime", {}), AT_BOOT_NS + 1_300)
+    assert (found.offset_ns, found.bound_ns) == (-AT_BOOT_NS - 1_300, 0)
+    assert found.how.startswith("20 calls that ours recorded too, 1300 ns from where CLOCK_REALTIME")
+    assert placed(source("kineto", "realtime", {}), AT_BOOT_NS + 60_000).bound_ns is None
+    # One tool has no call twice.
+    assert placed(source("kineto", "realtime", {}), AT_BOOT_NS + 1_300, "a").bound_ns is None
+    assert placed(source("other", boot="b1"), 1_300).offset_ns == 0
+    with pytest.raises(ClockError):
+        placed(source("x", "trace", {}), 0)
+
+
 def test_launches_that_both_saw_place_a_clock_of_its_own() -> None:
     found = refined(source("x", "trace", {}), "launches", -700_000)
     assert (found.offset_ns, found.bound_ns) == (700_000, 20)

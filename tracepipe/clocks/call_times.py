@@ -38,24 +38,36 @@ class Times:
     def __init__(self) -> None:
         self._cells: Int64s = np.empty(0, np.int64)
         self._ns: Int64s = np.empty(0, np.int64)
+        self._new: list[tuple[Int64s, Int64s]] = []
+        self._new_count = 0
 
     def add(self, cells: Int64s, ns: Int64s) -> None:
         """Add times in cells, whose numbers are spread over all numbers."""
         if len(self._cells) == KEPT_MAX:
             may_stay = cells <= self._cells[-1]
             cells, ns = cells[may_stay], ns[may_stay]
-        if not len(cells):
-            return
-        cells, ns = np.concatenate([self._cells, cells]), np.concatenate([self._ns, ns])
+        if len(cells):
+            self._new.append((cells, ns))
+            self._new_count += len(cells)
+        # A batch may have few calls: not each is worth putting all in order again.
+        if self._new_count >= KEPT_MAX:
+            self._choose()
+
+    def _choose(self) -> None:
+        """Keep what is to be kept of all that were added."""
+        both = [(self._cells, self._ns), *self._new]
+        cells, ns = (np.concatenate(columns) for columns in zip(*both, strict=True))
         order = np.lexsort((ns, cells))
         cells, ns = cells[order], ns[order]
         places = np.arange(len(cells))
         firsts = np.maximum.accumulate(np.where(_differs(cells), places, 0))
         stay = np.flatnonzero(places - firsts < _OF_CELL_MAX)[:KEPT_MAX]
         self._cells, self._ns = cells[stay], ns[stay]
+        self._new, self._new_count = [], 0
 
     def alone(self) -> tuple[Int64s, Int64s]:
         """Cells and times, in order, of those that no other of the cell is near to."""
+        self._choose()
         is_apart = _differs(self._cells) | (np.diff(self._ns, prepend=self._ns[:1]) > _ALONE_NS)
         is_alone = is_apart & np.append(is_apart[1:], True)
         return self._cells[is_alone], self._ns[is_alone]
