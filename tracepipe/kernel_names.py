@@ -23,7 +23,12 @@ def kernel_title(name: str) -> str:
     `void at::native::(anonymous namespace)::f<c10::Half>(int)` is `f<Half>`. Kernels of different namespaces
     may have one title: `short_kernel_name` tells them apart.
     """
-    return _QUALIFIER.sub("", short_kernel_name(name)).replace("> >", ">>")
+    return without_namespaces(short_kernel_name(name))
+
+
+def without_namespaces(name: str) -> str:
+    """A short name as people read it."""
+    return _QUALIFIER.sub("", name).replace("> >", ">>")
 
 
 @lru_cache(_REMEMBERED)
