@@ -200,8 +200,10 @@ def path_of(track: Track, named: Mapping[int, Track]) -> Path:
     return tuple(labels)
 
 
-def replay(steps: Iterable[Step]) -> Seen:
-    """What a timeline draws, by its contract: a stable sort by time makes each track nest."""
+def replay(steps: Iterable[Step], *, may_lack_starts: bool = False) -> Seen:
+    """What a timeline draws, by its contract: a stable sort by time makes each track nest. `may_lack_starts`:
+    a recording may have ends of arrows alone.
+    """
     named: dict[int, Track] = {}
     by_track: dict[int, list[Item]] = {}
     items: list[Item] = []
@@ -224,7 +226,7 @@ def replay(steps: Iterable[Step]) -> Seen:
             seen.counters.append((path, [(item.ts_ns, item.name) for item in own]))
         elif own:
             seen.slices.append((path, _nest(path, own, track.category, names)))
-    seen.arrows = _arrows(items, names)
+    seen.arrows = _arrows(items, names, may_lack_starts=may_lack_starts)
     return seen
 
 
@@ -258,7 +260,7 @@ def _nest(path: Path, items: list[Item], category: str, names: dict[int, str]) -
     return drawn
 
 
-def _arrows(items: Iterable[Item], names: dict[int, str]) -> Counter[Arrow]:
+def _arrows(items: Iterable[Item], names: dict[int, str], *, may_lack_starts: bool) -> Counter[Arrow]:
     """Arrows go from each slice of a flow to the next one in time."""
     through: dict[int, list[str]] = {}
     started: set[int] = set()
@@ -266,7 +268,7 @@ def _arrows(items: Iterable[Item], names: dict[int, str]) -> Counter[Arrow]:
         for flow in item.flows:
             through.setdefault(abs(flow), []).append(names[id(item)])
             started |= {-flow} if flow < 0 else set()
-    assert started == set(through), "an arrow without a start"
+    assert may_lack_starts or started == set(through), "an arrow without a start"
     return Counter(pair for steps in through.values() for pair in pairwise(steps))
 
 

@@ -13,12 +13,14 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import zstandard
 
 from tests.support.program import PYTHONPATH
+from tests.support.waiting import wait_until
 from tracepipe.errors import FormatError, InputError, OutputError
 from tracepipe.ui import serve
 from tracepipe.ui.serve import TraceServer, UiFiles, find_ui, open_trace, tunnel_command
@@ -258,7 +260,14 @@ def test_clients_that_stand_still_do_not_keep_others_out(
             while client.recv(1 << 20):
                 pass
         assert not server.fetched.is_set()
-        assert answered(server, request(server, server.trace_path, "HEAD"))[0] == 200
+
+        def is_answered() -> bool:
+            """Its threads end a moment after their clients were let go."""
+            with suppress(IndexError):
+                return answered(server, request(server, server.trace_path, "HEAD"))[0] == 200
+            return False
+
+        wait_until(is_answered)
         for client in still:
             client.close()
     assert capfd.readouterr().err == ""
