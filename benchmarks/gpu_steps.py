@@ -14,11 +14,19 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 WARM_UP = 5
 LAUNCHES, NEW_STACKS = 1000, 100
 Step = Callable[[], object]
 """Returns when the GPU has done it."""
+
+
+def learn(optimizer: Any, loss: Any) -> None:
+    """The backward pass of a step, and the update."""
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
 
 
 def transformer() -> Step:
@@ -32,9 +40,7 @@ def transformer() -> Step:
 
     def step() -> float:
         loss = model(x).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        learn(optimizer, loss)
         return (torch.softmax(x[0, :, :64], -1).sum() + loss).item()
 
     return step
@@ -50,9 +56,7 @@ def small() -> Step:
 
     def step() -> float:
         loss = torch.nn.functional.cross_entropy(model(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        learn(optimizer, loss)
         return (torch.softmax(model(x), -1).sum() + loss).item()
 
     return step
@@ -87,9 +91,7 @@ def compiled() -> Step:
 
     def step() -> float:
         loss = loss_of(x)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        learn(optimizer, loss)
         return loss.item()
 
     return step
@@ -110,9 +112,7 @@ def ddp() -> Step:
 
     def step() -> float:
         loss = model(x).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        learn(optimizer, loss)
         return loss.item()
 
     return step

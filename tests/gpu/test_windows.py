@@ -157,6 +157,12 @@ class Steps:
                 return
         raise AssertionError(self.said.read_text())
 
+    def make(self, count: int, near_ns: int = 0) -> Recorded:
+        """Make so many steps, from number 0 on, and finish."""
+        for number in range(count):
+            self.step(number)
+        return self.finish(near_ns)
+
     def finish(self, near_ns: int = 0) -> Recorded:
         printed, _ = self.process.communicate()
         assert (self.process.returncode, printed.split()) == (0, ["0"]), self.said.read_text()
@@ -176,9 +182,7 @@ def step_windows(cause: str, end: str) -> list[Window]:
 @pytest.mark.parametrize("options", [ENGINE, ALL, WARPS], ids=["engine", "probes", "warps"])
 def test_the_programs_own_choice(bench: Bench, tmp_path: Path, options: list[str]) -> None:
     steps = Steps(tmp_path, [*options, "--start-on", "profiler", "--repeat", "2"])
-    for number in range(12):
-        steps.step(number)
-    recorded = steps.finish()
+    recorded = steps.make(12)
     assert recorded.windows == step_windows("profiler", "profiler")
     assert recorded.outside == {}
     assert recorded.footer["losses"] == {}
@@ -188,9 +192,7 @@ def test_the_programs_own_choice(bench: Bench, tmp_path: Path, options: list[str
 def test_ranges(bench: Bench, tmp_path: Path, options: list[str]) -> None:
     """The third of the program, and the third after it."""
     steps = Steps(tmp_path, [*options, "--start-on", "nvtx:step#3", "--repeat", "2"])
-    for number in range(9):
-        steps.step(number)
-    recorded = steps.finish()
+    recorded = steps.make(9)
     assert recorded.windows == step_windows("nvtx", "nvtx")
     assert recorded.outside == {}
 
@@ -200,9 +202,7 @@ def test_launches(bench: Bench, tmp_path: Path, options: list[str]) -> None:
     """20 from the 101st on, and again."""
     trigger = ["--start-on", "kernel:elementwise#101", "--stop-on", "kernel:elementwise#20", "--repeat", "2"]
     steps = Steps(tmp_path, [*options, *trigger])
-    for number in range(9):
-        steps.step(number)
-    recorded = steps.finish(NEAR_NS)
+    recorded = steps.make(9, NEAR_NS)
     # CUPTI does not record the call in which it is asked to: the one that begins a window.
     assert [window.launches for window in recorded.windows] == [19, 19]
     assert sum(window.kernels for window in recorded.windows) + recorded.outside["kernels"] == 40
@@ -213,9 +213,7 @@ def test_calls(bench: Bench, tmp_path: Path) -> None:
         pytest.skip("probes need root")
     trigger = ["--start-on", "call:cudaLaunchKernel#101", "--stop-on", "call:cudaLaunchKernel#20"]
     steps = Steps(tmp_path, [*ALL, *trigger, "--repeat", "2"])
-    for number in range(9):
-        steps.step(number)
-    recorded = steps.finish()
+    recorded = steps.make(9)
     assert [(window.kernels, window.launches) for window in recorded.windows] == [(20, 20)] * 2
     assert recorded.outside == {}
 
@@ -259,9 +257,7 @@ def test_windows_of_a_program_that_launches_all_the_time(
 @pytest.mark.parametrize("options", [ENGINE, ALL], ids=["engine", "probes"])
 def test_a_window_that_is_open_when_cuda_starts(bench: Bench, tmp_path: Path, options: list[str]) -> None:
     steps = Steps(tmp_path, [*options, "--delay", "10ms"])
-    for number in range(3):
-        steps.step(number)
-    recorded = steps.finish()
+    recorded = steps.make(3)
     (window,) = recorded.windows
     assert (window.launches, window.kernels, window.ranges) == (4 * ADDS, 4 * ADDS, 4)
     assert recorded.footer["losses"] == {}
