@@ -17,17 +17,17 @@ from tracepipe.event.columns import Bools, Int64s
 CELL_BITS: Final = 30
 """The calls of a thread and name are kept for about a second (2³⁰ ns) each: a cell."""
 KEPT_MAX: Final = 1 << 12
-# So many of a cell are kept, its first. As far apart as those that are compared, they last 13 ms.
+# The first calls of a cell are kept, up to this number: 13 ms or more, as those compared are 50 µs apart.
 _OF_CELL_MAX: Final = 1 << 8
-# An anchor is no further off.
+# How far an anchor may be off.
 _REACH_NS: Final = 50_000
-# One that has another of its cell so near may be taken for that.
+# A call with another one of its cell this near could be mistaken for it, and is not compared.
 _ALONE_NS: Final = 50_000
-# Other offsets are looked for so far around: more than any anchor of one host was seen to be off.
+# How far around other offsets are looked for: no anchor of one host was seen to be off by that much.
 _SURE_NS: Final = 1_050_000
-# The offsets of one thing, as two tools note it, are this near to the most common one.
+# Two tools that note the same calls differ by the most common offset, to within this.
 _WIDTH_NS: Final = 8_000
-# So many times as often as any other offset must the most common one be found.
+# The most common offset must be found at least this many times as often as any other.
 _CLEAR: Final = 4
 _LEAST: Final = 8
 

@@ -116,7 +116,7 @@ enum control {
     ASKED_BY,   /* tgid<<32|tid of that call */
     SEEN_NS,    /* the ASKED_NS that the capture has seen */
     IS_READY,   /* all probes of windows are attached: one can begin at the call */
-    IS_BUSY,    /* the capture attaches or detaches probes, and will see what is asked meanwhile */
+    IS_BUSY,    /* the capture attaches probes, and sees afterwards what was asked meanwhile */
     END_ASKED_NS, /* when the call that ended a window began to wait until libraries in the command end theirs; 0 */
 };
 
