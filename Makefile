@@ -4,21 +4,31 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check format native sanitize fuzz bench clean
+# Hundreds of processes are started here: each would compile all that it imports where the environment, as in many
+# images of containers, says to keep no bytecode.
+export PYTHONDONTWRITEBYTECODE :=
+
+# `captures` and `computed` are parts of `test`, which runs both at a time.
+.PHONY: demo test captures computed check format native sanitize fuzz bench clean
 
 demo: .venv/.demo
 	-@$(BIN)/python -m tracepipe.native
 	@scripts/demo.sh
 
-# Captures wait more than they compute: two files of them at a time. Those that are marked `alone`, and those of
-# GPUs, have the machine to themselves.
+# Captures wait more than they compute, so what computes runs while they do, and lets them go first. Of captures, two
+# files run at a time; those that are marked `alone`, and those of GPUs, have the machine to themselves.
 test: .venv/.test native
-	$(BIN)/python -m pytest -n auto --dist loadfile tests/unit tests/cli tests/golden tests/fuzz
-	$(BIN)/python benchmarks/identical.py
-	$(BIN)/python -m tests.native.sanitize
-	$(BIN)/python -m tests.fuzz.run
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not alone" tests/integration
+	$(MAKE) --no-print-directory -j 2 $(if $(filter output-sync,$(.FEATURES)),--output-sync) captures computed
 	$(BIN)/python -m pytest -m "alone or gpu" tests/integration tests/gpu
+
+captures: .venv/.test native
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not alone" tests/integration
+
+computed: .venv/.test native
+	nice $(BIN)/python -m pytest -n auto --dist loadfile tests/unit tests/cli tests/golden tests/fuzz
+	nice $(BIN)/python benchmarks/identical.py 250000
+	nice $(BIN)/python -m tests.native.sanitize
+	nice $(BIN)/python -m tests.fuzz.run
 
 check: .venv/.test native
 	$(BIN)/ruff format --check .

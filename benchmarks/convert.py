@@ -125,8 +125,8 @@ def compare(row: Row, folder: Path, baselines: dict[tuple[str, str], Cost]) -> N
 
 def run_side(side: str, source: str, target: str) -> None:
     """Do it one way, and print what it took."""
-    if side in ("trace_builder", "orjson_events"):
-        getattr(plain, side)(source, target)
+    if side in plain.WAYS:
+        plain.WAYS[side](source, target)
     else:
         tracepipe(source, target, side)
     used = resource.getrusage(resource.RUSAGE_SELF)

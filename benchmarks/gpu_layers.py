@@ -7,8 +7,9 @@ STEP: small, transformer, gpt2, jax, launches, new_stacks; with two GPUs ddp.
 Needs an NVIDIA GPU and root; ends with 3 without a GPU. A step is a process of gpu_steps.py, which is never
 started anew: a capture is attached to it (`--pid`), lets go after its turn, and another one follows, in an
 order drawn anew for each block. So a ratio is that of two turns of one process within seconds. Native turns
-are those between recordings: CUPTI is in the process then, and asked for nothing. The row `never recorded` is
-a second process of the same step; by as much as its ratios differ, the others' may differ by chance.
+are those between recordings: CUPTI is in the process then, and asked for nothing. `CUPTI alone` is asked for
+the same as in the rows of its calls, and nobody has its records. The row `never recorded` is a second process
+of the same step; by as much as its ratios differ, the others' may differ by chance.
 
 Ratios are medians over the blocks, with the least and the most. Of launches also what one takes more than
 without stacks of Python.
@@ -17,6 +18,7 @@ without stacks of Python.
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import statistics
 import subprocess
@@ -34,6 +36,9 @@ sys.path.insert(0, str(ROOT))
 import tracepipe  # noqa: E402
 from benchmarks.gpu import tools_here  # noqa: E402
 from benchmarks.gpu_steps import LAUNCHES, NEW_STACKS  # noqa: E402
+from tracepipe.capture.gpu.build.toolchain import NATIVE as SOURCES  # noqa: E402
+from tracepipe.capture.gpu.build.toolchain import Toolchain  # noqa: E402
+from tracepipe.capture.gpu.engines.call_choice import calls_text  # noqa: E402
 from tracepipe.errors import TracepipeError  # noqa: E402
 
 TURNS = {
@@ -58,6 +63,8 @@ class Row:
     name: str
     layers: tuple[str, ...]
     options: dict[str, Any] = field(default_factory=dict)
+    alone: str = ""
+    """The calls that CUPTI records, which nobody asks for its records. Empty: there is a capture."""
 
 
 _KERNELS = {"gpu": "kernels", "calls": "launches"}
@@ -65,7 +72,9 @@ _CALLS = {"gpu": "kernels", "calls": "default"}
 _STACKS = Row("kernels, calls", ("gpu_kernel",), _CALLS)
 _NO_STACKS = Row("kernels, calls, no stacks", ("gpu_kernel",), _CALLS | {"stacks": "off"})
 ROWS = (
+    Row("CUPTI alone, launching calls", (), alone="launches"),
     Row("kernels, launching calls", ("gpu_kernel",), _KERNELS),
+    Row("CUPTI alone, calls", (), alone="default"),
     _NO_STACKS,
     _STACKS,
     Row("kernels, calls, scheduler", ("gpu_kernel", "scheduler"), _CALLS),
@@ -95,11 +104,11 @@ class Steps:
                 raise RuntimeError(f"it ended with {self.process.wait()}")
         self.pids = [int(pid) for pid in line.split()[1:]]
 
-    def turn_ms(self, count: int) -> float:
-        """The median of so many steps."""
+    def turn_ms(self, count: int, alone: str = "") -> float:
+        """The median length of `count` steps; `alone`: as a row has it."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.process.stdin.write(f"{count}\n")
+        self.process.stdin.write(f"{count} {calls_text(alone)}\n" if alone else f"{count}\n")
         self.process.stdin.flush()
         return statistics.median(map(float, self.process.stdout.readline().split()))
 
@@ -110,6 +119,8 @@ class Steps:
 
 def recorded_ms(steps: Steps, row: Row, count: int, file: Path) -> float:
     """A turn while it is recorded, or before a window."""
+    if row.alone:
+        return steps.turn_ms(count, row.alone)
     with tracepipe.capture(
         pids=steps.pids,
         layers=row.layers,
@@ -123,6 +134,17 @@ def recorded_ms(steps: Steps, row: Row, count: int, file: Path) -> float:
             with run.window():
                 pass
         return took_ms
+
+
+def build_alone(tools: Toolchain, folder: Path) -> Path:
+    """The library of cupti_alone.cpp. Raises CaptureUnavailable and CalledProcessError."""
+    cupti, library = tools.part("cupti"), folder / "cupti_alone.so"
+    includes = [f"-I{SOURCES}", *(f"-isystem{include}" for include in cupti.include)]
+    links = [str(cupti.library), f"-Wl,-rpath,{cupti.library.parent}"]
+    source = str(Path(__file__).with_name("cupti_alone.cpp"))
+    command = [str(tools.gxx().path), "-std=c++17", "-O2", "-shared", "-fPIC", *includes]
+    subprocess.run([*command, "-o", str(library), source, *links], check=True)
+    return library
 
 
 def measure(
@@ -168,7 +190,15 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=BLOCKS, help="of turns, one of each row")
     parser.add_argument("--only", choices=TURNS, action="append", help="this step; again for more")
     options = parser.parse_args()
-    gpus = len(tools_here().driver.gpus)
+    tools = tools_here()
+    gpus = len(tools.driver.gpus)
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["CUPTI_ALONE"] = str(build_alone(tools, Path(folder)))
+        print_tables(options, gpus)
+
+
+def print_tables(options: argparse.Namespace, gpus: int) -> None:
+    """Print those that are asked for."""
     for name, count in TURNS.items():
         if name not in (options.only or TURNS) or (name == "ddp" and gpus < 2):
             continue

@@ -3,10 +3,14 @@
 python benchmarks/gpu_steps.py N NAME...    medians of so many steps of each
 python benchmarks/gpu_steps.py serve NAME   says `ready` and the processes' ids; a line of N steps is answered
                                             by what each took
+
+With calls behind N, as call_choice.h reads them, CUPTI records meanwhile: $CUPTI_ALONE is the library of
+cupti_alone.cpp.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import statistics
 import subprocess
@@ -218,16 +222,30 @@ def other_rank(name: str) -> Iterator[subprocess.Popen[str] | None]:
         yield other
 
 
-def run_ms(step: Step, count: int, other: subprocess.Popen[str] | None) -> list[float]:
-    """Steps of this process, and of the other one."""
-    if other is None:
-        return times_ms(step, count)
-    assert other.stdin is not None
-    assert other.stdout is not None
-    other.stdin.write(f"{count}\n")
-    took_ms = times_ms(step, count)
-    other.stdout.readline()
-    return took_ms
+@contextmanager
+def cupti_alone(calls: str) -> Iterator[None]:
+    """CUPTI records kernels and these calls, if any, and nobody has the records."""
+    if not calls:
+        yield
+        return
+    library = ctypes.CDLL(os.environ["CUPTI_ALONE"])
+    library.cupti_begin(calls.encode())
+    yield
+    library.cupti_end()
+
+
+def run_ms(step: Step, asked: str, other: subprocess.Popen[str] | None) -> list[float]:
+    """Steps of this process, and of the other one: N, or N and calls that CUPTI records."""
+    count, _, calls = asked.strip().partition(" ")
+    with cupti_alone(calls):
+        if other is None:
+            return times_ms(step, int(count))
+        assert other.stdin is not None
+        assert other.stdout is not None
+        other.stdin.write(f"{asked.strip()}\n")
+        took_ms = times_ms(step, int(count))
+        other.stdout.readline()
+        return took_ms
 
 
 def main() -> None:
@@ -235,7 +253,7 @@ def main() -> None:
     if sys.argv[1] != "serve":
         for name in sys.argv[2:]:
             with other_rank(name) as other:
-                print(name, statistics.median(run_ms(made(name), int(sys.argv[1]), other)), flush=True)
+                print(name, statistics.median(run_ms(made(name), sys.argv[1], other)), flush=True)
         return
     with other_rank(sys.argv[2]) as other:
         step = made(sys.argv[2])
@@ -243,7 +261,7 @@ def main() -> None:
         if other and other.stdout:
             other.stdout.readline()
         for line in sys.stdin:
-            print(*(f"{took:.5f}" for took in run_ms(step, int(line), other)), flush=True)
+            print(*(f"{took:.5f}" for took in run_ms(step, line, other)), flush=True)
 
 
 if __name__ == "__main__":

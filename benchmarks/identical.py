@@ -13,9 +13,8 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).resolve()
@@ -78,19 +77,20 @@ def main() -> int:
         convert(*sys.argv[2:])
         return 0
     events, differ = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000, 0
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as both:
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
+        asked: list[tuple[str, str, list[Future[list[str]]]]] = []
         for name, write in RECORDINGS.items():
             source = Path(folder, f"{name}.jsonl")
             write(source, events)
-            for to in FORMATS:
-                start_s = time.monotonic()
-                native, pure = both.map(lambda core, s=source, t=to: outcome(core, s, t), CORES)
-                verdict = "the same" if native == pure else "DIFFER"
-                differ += native != pure
-                print(f"{name:<8} {to:<9} {verdict}: {native[0]} ({time.monotonic() - start_s:.1f} s)")
-                if native != pure:
-                    print("native:", *native, "pure:", *pure, sep="\n    ")
-            source.unlink()
+            asked += [
+                (name, to, [pool.submit(outcome, core, source, to) for core in CORES]) for to in FORMATS
+            ]
+        for name, to, outcomes in asked:
+            native, pure = (one.result() for one in outcomes)
+            print(f"{name:<8} {to:<9} {'the same' if native == pure else 'DIFFER'}: {native[0]}", flush=True)
+            if native != pure:
+                differ += 1
+                print("native:", *native, "pure:", *pure, sep="\n    ")
     return 1 if differ else 0
 
 

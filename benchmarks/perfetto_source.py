@@ -9,55 +9,27 @@ nothing. A figure is a ratio: times on another machine are others.
 
 from __future__ import annotations
 
-import resource
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-HERE = Path(__file__).resolve()
-sys.path.insert(0, str(HERE.parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.convert import measured  # noqa: E402
-from benchmarks.recordings import write_mixed  # noqa: E402
-
-
-def by_classes(path: Path) -> None:
-    """Look at each event by Perfetto's own classes, and print what that took."""
-    from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
-
-    trace = pb.Trace()
-    trace.ParseFromString(path.read_bytes())
-    for packet in trace.packet:
-        if packet.HasField("track_event"):
-            event = packet.track_event
-            _ = (
-                packet.timestamp,
-                event.name_iid,
-                [(one.name_iid, one.int_value) for one in event.debug_annotations],
-            )
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    print(used.ru_utime + used.ru_stime)
+from benchmarks.convert import measured
+from benchmarks.recordings import write_mixed
 
 
 def main() -> None:
-    """Run the classes alone, or the comparison."""
-    if sys.argv[1:2] == ["--classes"]:
-        by_classes(Path(sys.argv[2]))
-        return
+    """Print the comparison."""
     events = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
     with tempfile.TemporaryDirectory() as folder:
         lines, trace, out = (Path(folder, name) for name in ("run.jsonl", "run.pftrace", "out"))
         write_mixed(lines, events)
         of_lines = measured("perfetto", lines, trace, pure=False, runs=3)
         of_trace = measured("perfetto", trace, out, pure=False, runs=3)
-        command = [sys.executable, str(HERE), "--classes", str(trace)]
-        of_classes = min(
-            float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-            for _ in range(3)
-        )
+        of_classes = measured("perfetto_classes", trace, out, pure=False, runs=3)
     print(f"a trace of {events} events to a trace: {of_trace.seconds:.2f} s, {of_trace.peak_mb:.0f} MB")
-    for seconds, what in ((of_lines.seconds, "from JSON Lines"), (of_classes, "Perfetto's classes")):
+    for seconds, what in ((of_lines.seconds, "from JSON Lines"), (of_classes.seconds, "Perfetto's classes")):
         print(f"  {of_trace.seconds / seconds:.1f} times as long as {what} ({seconds:.2f} s)")
 
 

@@ -1,4 +1,4 @@
-"""The plain ways to write a trace, which the benchmarks compare with."""
+"""The plain ways to write a trace, and to parse one, which the benchmarks compare with."""
 
 from __future__ import annotations
 
@@ -144,3 +144,32 @@ def orjson_events(source: str, target: str) -> None:
         for line in lines:
             timeline.take(orjson.loads(line))
         out.write(b"\n]}\n")
+
+
+def orjson_whole(source: str, target: str) -> None:
+    """Parse JSON as one value, and write nothing."""
+    import orjson
+
+    orjson.loads(Path(source).read_bytes())
+
+
+def perfetto_classes(source: str, target: str) -> None:
+    """Look at each event of a Perfetto trace by its own classes, and write nothing."""
+    from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
+
+    trace = pb.Trace()
+    trace.ParseFromString(Path(source).read_bytes())
+    for packet in trace.packet:
+        if packet.HasField("track_event"):
+            event = packet.track_event
+            _ = (
+                packet.timestamp,
+                event.name_iid,
+                [(one.name_iid, one.int_value) for one in event.debug_annotations],
+            )
+
+
+WAYS: dict[str, Callable[[str, str], None]] = {
+    way.__name__: way for way in (trace_builder, orjson_events, orjson_whole, perfetto_classes)
+}
+"""By name, as `convert.measured` takes it: from a source to a target."""

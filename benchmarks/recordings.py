@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import zstandard
+
 WARPS_A_BATCH = 1024
 WARPS_A_LAUNCH = 8192
 KERNELS = ("vectorAdd", "triton_poi_fused_clone_transpose_0", "reduce_kernel", "sgemm_128x64")
+_KINETO = Path(__file__).parents[1] / "fixtures" / "merged-pytorch" / "kineto.json.zst"
+_KINETO_US, _KINETO_NUMBERS = 15_000, 1_000_000
 _START_NS = 5_000_000_000_000
 _SMS, _SLOTS, _WARPS_A_BLOCK = 132, 64, 4
 _GPU_NS = 1_795_310_000_000_000_000
@@ -52,6 +57,30 @@ def write_threads(path: Path, lines: int) -> None:
                 f"[kernel_trace] ts={_GPU_NS + number // 64 * 32} block=({block},0,0) thread=({thread},0,0)\n"
             )
         out.write(f"[kernel_trace] total events: {lines}\n")
+
+
+def write_kineto(path: Path, times: int) -> None:
+    """A trace of PyTorch's profiler: the real one of the fixtures, of 540 events, one after the other."""
+    with zstandard.open(_KINETO, "rb") as file:
+        text = file.read()
+    start, end = text.index(b"[", text.index(b'"traceEvents"')) + 1, text.rindex(b"]")
+    with path.open("wb") as out:
+        out.write(text[:start])
+        for at in range(times):
+            out.write(b"," * (at > 0) + _shifted(text[start:end], at))
+        out.write(text[end:])
+
+
+def _shifted(events: bytes, at: int) -> bytes:
+    """Events so many of their lengths later, with numbers of their own."""
+    later = re.sub(
+        rb'("ts": )(\d+)', lambda found: b"%b%d" % (found[1], int(found[2]) + at * _KINETO_US), events
+    )
+    return re.sub(
+        rb'("(?:correlation|External id|id)": ?)(\d+)',
+        lambda found: b"%b%d" % (found[1], int(found[2]) + at * _KINETO_NUMBERS),
+        later,
+    )
 
 
 def _line(record: dict[str, Any]) -> str:

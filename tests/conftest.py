@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -23,6 +24,11 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("tracepipe")
+
+
+def pytest_collection_finish() -> None:
+    """Leave ten thousand tests and their modules out of every search for garbage: they stay to the end."""
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

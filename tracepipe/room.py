@@ -25,6 +25,11 @@ def give_back(descriptor: int, start: int, size_bytes: int) -> None:
     _fallocate(descriptor, _KEEP_SIZE | _PUNCH_HOLE, start, size_bytes)
 
 
+def is_full(error: BaseException | None) -> bool:
+    """Whether an error says that a disk has no room, or its user no more of it: others may give some back."""
+    return isinstance(error, OSError) and error.errno in _FULL
+
+
 def _fallocate(descriptor: int, mode: int, start: int, size_bytes: int) -> int:
     """The error number, 0 for none."""
     libc = ctypes.CDLL(None, use_errno=True)

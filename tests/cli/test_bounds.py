@@ -7,9 +7,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 import zstandard
 
@@ -139,7 +141,7 @@ def pairs_and_events() -> Lines:
 def stacks() -> Lines:
     """More stacks than are kept, of frames that all differ, deep ones, and names that are cut."""
     for at in range(100_000):
-        frames = [{"function": f"f{at} " + "x" * 200, "file": f"/home/ann/{at}.py", "line": at}] * 20
+        frames = [{"function": f"f{at} " + "x" * 200, "file": f"/home/ann/{at}.py", "line": at}] * 4
         if at % 1_000 == 0:
             frames = [{"function": "f", "file": "a.py", "line": line} for line in range(2_000)]
         if at % 5_000 == 1:
@@ -190,9 +192,8 @@ def warps_that_wait() -> Lines:
 
 def recorded(path: Path, lines: Lines, **of_header: Any) -> Path:
     """A recording of these."""
-    with path.open("w") as file:
-        for line in (HEADER | of_header, *lines):
-            file.write(json.dumps(line, separators=(",", ":")) + "\n")
+    with path.open("wb") as file:
+        file.writelines(orjson.dumps(line) + b"\n" for line in chain([HEADER | of_header], lines))
     return path
 
 
@@ -237,6 +238,15 @@ def test_a_further_recording_takes_some_megabytes(lines: Callable[[], Lines], tm
     ]
     found_mb = peak_mb("convert", *map(str, paths), "-o", str(tmp_path / "out"))
     assert found_mb < BOUND_MB + FURTHER_MB
+
+
+@pytest.mark.parametrize("lines", [names, stacks], ids=lambda one: one.__name__)
+def test_recordings_of_an_archive_take_no_more_than_one(lines: Callable[[], Lines], tmp_path: Path) -> None:
+    paths = [
+        recorded(tmp_path / host, lines(), host=host, start={"monotonic_ns": at, "realtime_ns": 10**18})
+        for at, host in enumerate(("node1", "node2", "node3"))
+    ]
+    assert peak_mb("convert", *map(str, paths), "--archive", str(tmp_path / "out")) < BOUND_MB
 
 
 @pytest.mark.parametrize("lines", [pairs, pairs_and_events], ids=lambda one: one.__name__)

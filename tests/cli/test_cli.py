@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,8 @@ def test_help_lists_the_formats(run: Run) -> None:
         ["convert", "run.jsonl", "--warp-tracks", "all"],
         ["convert", "run.jsonl", "--no-such-option"],
         ["convert", "run.jsonl", "--format", "chrome", "--compress"],
+        ["convert", "run.jsonl", "--archive", "x.zip", "-o", "y.zip"],
+        ["convert", "run.jsonl", "--archive", "x.zip", "--format", "chrome"],
         ["convert", "run.jsonl", "--assume-offset", "globaltimer:0"],
         ["convert", "run.jsonl", "--assume-offset", "=5"],
         ["convert", "run.jsonl", "--assume-offset", "globaltimer:0="],
@@ -290,6 +293,34 @@ def test_the_name_of_the_output_says_its_format(run: Run, here: Path) -> None:
     assert Path("again.jsonl.gz").read_bytes()[:2] == b"\x1f\x8b"
     assert run("convert", "run.jsonl", "-o", "no-ending")[0] == 0
     assert Path("no-ending").read_bytes()[:1] == b"\n"
+
+
+@pytest.mark.parametrize("option", ["--archive", "-o"])
+def test_an_archive_holds_a_trace_of_each_recording(option: str, run: Run, here: Path) -> None:
+    other = (HEADER | {"clocks": ["monotonic"]}, CALL | {"pid": 9})
+    Path("other.jsonl").write_text("".join(json.dumps(line) + "\n" for line in other))
+    of_one_host = ("--offset", "other.jsonl=0")
+    code, _, err = run("convert", "run.jsonl", "other.jsonl", *of_one_host, option, "all.zip")
+    assert code == 0
+    assert err.splitlines()[-1] == (
+        "wrote all.zip: open it in ui.perfetto.dev, or run tracepipe open all.zip"
+    )
+    with zipfile.ZipFile("all.zip") as archive:
+        assert archive.namelist() == ["run.pftrace", "other.pftrace", "perfetto_manifest.json"]
+    sql = (
+        "select slice.name, pid from slice join thread_track on thread_track.id = track_id "
+        "join thread using (utid) join process using (upid) order by pid"
+    )
+    asked = run("query", "all.zip", sql, "--format", "csv")
+    assert asked[:2] == (0, "name,pid\ncuInit,4\ncuInit,9\n")
+    before = Path("all.zip").read_bytes()
+    code, _, err = run("convert", "run.jsonl", "other.jsonl", *of_one_host, option, "all.zip")
+    assert (code, err.splitlines()[0]) == (1, "tracepipe: all.zip exists")
+    Path("other.jsonl").write_text(json.dumps(HEADER | {"clock": "tsc", "clocks": ["tsc"]}) + "\n")
+    code, _, err = run("convert", "run.jsonl", "other.jsonl", option, "all.zip", "--force")
+    assert code == 1 and "other.jsonl cannot be put on the clock of run.jsonl" in err
+    assert Path("all.zip").read_bytes() == before
+    assert sorted(path.name for path in here.iterdir()) == ["all.zip", "other.jsonl", "run.jsonl"]
 
 
 # Errors -------------------------------------------------------------------------------------------------

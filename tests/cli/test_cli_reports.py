@@ -184,21 +184,87 @@ def test_names_of_the_program_cannot_write_to_the_terminal(run: Run, tmp_path: P
         assert "[bold]\\x1b[31mred" in out
 
 
+def of_a_call(folder: Path, name: str, length_ns: int) -> str:
+    """The path of a recording in which a call takes so long, and a little more or less."""
+    calls = (span(2_000 + at * 1_000, 2_000 + at * 1_000 + length_ns + at % 7, "cuInit") for at in range(20))
+    return str(write(folder / name, *calls))
+
+
 def test_two_runs_are_compared(run: Run, tmp_path: Path) -> None:
-    slow = [span(2_000 + at * 1_000, 2_500 + at * 1_000 + at % 7, "cuInit") for at in range(20)]
-    fast = [{**record, "dur_ns": record["dur_ns"] - 200} for record in slow]
-    a, b = (str(write(tmp_path / name, *records)) for name, records in (("a", slow), ("b", fast)))
+    a, b = of_a_call(tmp_path, "a", 500), of_a_call(tmp_path, "b", 300)
     code, out, _ = run("diff", a, b)
-    assert code == 0 and "Yes: B is faster. The length of cuInit changed by -39." in out
+    assert code == 0 and "These two runs differ. The median length of cuInit is 503 ns in A" in out
+    assert "faster" not in out and "slower" not in out
     assert all(len(line) <= 80 for line in out.splitlines())
     assert f"{a}: note: the file has no footer: the capture was cut off" in " ".join(out.split())
-    code, out, _ = run("diff", a, b, "--json", "--alpha", "0.01")
+    code, out, _ = run("diff", a, b, "--json")
     data = json.loads(out)
-    assert [recording["path"] for recording in data["recordings"]] == [a, b]
-    assert [row["shift_ns"] for row in data["lengths"]] == [-200]
+    assert [(one["path"], one["side"]) for one in data["recordings"]] == [(a, "A"), (b, "B")]
+    assert [(row["a_p50_ns"], row["b_p50_ns"]) for row in data["lengths"]] == [(503, 303)]
     code, _, err = run("diff", "-", "-")
     assert (code, "standard input can be read once only" in err) == (2, True)
-    assert "Nothing changed by more than chance" in run("diff", a, a)[1]
+    assert "Nothing that both have differs by more than 1%." in run("diff", a, a)[1]
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "--a {0} {1} {2} {3} --b {4} {5} {6} {7}",
+        "--b {4} {5} {6} {7} --top 3 --a {0} {1} {2} {3}",
+        "--a {0} --a {1} --a {2} --a {3} --b {4} {5} --b {6} {7}",
+        "--a={0} {1} {2} {3} --b={4} {5} --b {6} {7} --top=3",
+    ],
+)
+def test_several_runs_of_each_side_are_compared(run: Run, tmp_path: Path, form: str) -> None:
+    of_a = [of_a_call(tmp_path, f"a{at}", 500 + at) for at in range(4)]
+    of_b = [of_a_call(tmp_path, f"b{at}", 300 + at) for at in range(4)]
+    code, out, _ = run("diff", *form.format(*of_a, *of_b).split(), "--json")
+    data = json.loads(out)
+    assert (code, [one["side"] for one in data["recordings"]]) == (0, [*"AAAABBBB"])
+    assert [one["path"] for one in data["recordings"]] == of_a + of_b
+    assert data["compared"][0]["a_p50_ns"] == [503, 504, 505, 506]
+    (row,) = data["lengths"]
+    assert (row["a_p50_ns"], row["b_p50_ns"]) == (504, 304)
+    assert row["p"] == pytest.approx(1 / 35)
+    assert "Yes: B is faster. The median length of cuInit is 504 ns in A and" in " ".join(
+        run("diff", *form.format(*of_a, *of_b).split())[1].split()
+    )
+
+
+def test_one_of_several_runs_may_be_standard_input(run: Run, tmp_path: Path) -> None:
+    """It is read once, though how late its threads are is looked at again."""
+    text, late = (
+        "".join(
+            f"Thread ({thread}, 0, 0) timestamp: {10**18 + at + thread * 7 % 40 + late * (thread % 8 == 7)}\n"
+            for at in range(0, 1_200_000, 100_000)
+            for thread in range(256)
+        )
+        for late in (0, 750)
+    )
+    (tmp_path / "b.txt").write_text(late)
+    code, out, err = run("diff", "--a", "-", "--b", str(tmp_path / "b.txt"), "--json", stdin=text.encode())
+    assert (code, err) == (0, "")
+    rows = {row["name"]: (row["a_count"], row["b_count"]) for row in json.loads(out)["exits"]}
+    assert rows["kernel: delay of threads with t mod 8 = 7"] == (96, 96)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["a"], "no recording B: name A and B, or several of each by --a and --b"),
+        (["--a", "a1", "a2"], "no recordings of B: name one or more by --b"),
+        (["--a", "--b", "b1"], "Option --a requires an argument"),
+        (["--b", "b1"], "no recordings of A: name one or more by --a"),
+        (["--a", "a1", "--b"], "Option '--b' requires an argument"),
+        (["a", "b", "--a", "a1", "--b", "b1"], "a is of neither side: name all by --a and --b"),
+        (["--a", "a1", "a1", "--b", "b1"], "a1 is named twice"),
+        (["--a", "-", "a1", "--b", "-"], "standard input can be read once only"),
+    ],
+)
+def test_sides_that_are_not_named_are_errors_of_usage(run: Run, arguments: list[str], said: str) -> None:
+    code, _, err = run("diff", *arguments, columns=200)
+    assert code == 2
+    assert said in err
 
 
 def test_options_of_reports_are_options_of_commands(run: Run) -> None:

@@ -6,6 +6,7 @@ import io
 import json
 import sys
 import warnings
+import zipfile
 from collections import Counter
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -162,6 +163,10 @@ def _convert(path: Path, to: str, options: ConvertOptions, read: tuple[int, list
         pb.Trace.FromString(output)
     elif to == "chrome":
         json.loads(output)
+    elif to == "archive":
+        with zipfile.ZipFile(io.BytesIO(output)) as archive:
+            assert archive.testzip() is None
+            pb.Trace.FromString(archive.read(archive.namelist()[0]))
     elif to == "tracepipe":
         assert [json.loads(line)["type"] for line in output.splitlines()][-1] == "footer"
     else:
@@ -183,11 +188,14 @@ def _report(path: Path, source: str, assumed: dict[str, int | str], asked: Asked
         if draws and not asked.rarely(0.1):
             continue
         try:
-            result = report.run(*[run] * len(report.inputs), _options(report.options, asked))
+            inputs: list[Any] = [run]
+            if report.takes_several:
+                inputs = [[lambda: run] * asked.rng.randint(1, 4) for _ in report.inputs]
+            result = report.run(*inputs, _options(report.options, asked))
         except TracepipeError:
             continue  # an option does not fit the recording
         width = asked.rng.choice((20, 60, 80, 100, 200))
-        lines = report_lines([run], result, width=width, ascii_only=asked.rng.random() < 0.2)
+        lines = report_lines([run.facts], result, width=width, ascii_only=asked.rng.random() < 0.2)
         assert all(line.isprintable() for line in lines)
         json.loads(json_text(result.as_json()))
         for file, write in result.files.items():

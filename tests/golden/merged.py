@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+from pathlib import Path
 from typing import Any
 
 from tracepipe.converters import CONVERTERS
@@ -10,9 +12,17 @@ from tracepipe.recording.account import Account
 from tracepipe.recording.convert import Conversion, ConvertOptions
 
 
-def converted(paths: list[str], to: str = "text", **options: Any) -> tuple[bytes, Account]:
+def written(path: Path, records: list[dict[str, Any]]) -> str:
+    """The path of a recording of these, of which the first is the header."""
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return str(path)
+
+
+def converted(
+    paths: list[str], to: str = "text", *, out: io.BytesIO | None = None, **options: Any
+) -> tuple[bytes, Account]:
     """Recordings in a format, and what is said of them."""
-    out = io.BytesIO()
+    out = out or io.BytesIO()
     account = Conversion(paths, CONVERTERS[to], ConvertOptions(**options)).run(out)
     return out.getvalue(), account
 

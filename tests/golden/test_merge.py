@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections import defaultdict
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -15,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tracepipe.layout.windows
-from tests.golden.merged import anchors_of, converted
+from tests.golden.merged import anchors_of, converted, written
 from tests.support.cores import cores_here, running
 from tests.support.recordings import GPU_CLOCK, HEADER, PAIR, event, span
 from tests.support.trace_processor import RealTraceProcessor
@@ -33,11 +34,6 @@ WHOLE: dict[str, Any] = HEADER | {
 }
 _ARROW = re.compile(r" ?([→←])(\d+)")
 _OF_RECORDINGS = re.compile(r" +-?\d+ +(?:\+ *\d+ +)?(?:capture|clock \S+)(?: |$)")
-
-
-def written(path: Path, records: list[dict[str, Any]]) -> str:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return str(path)
 
 
 def timeline(paths: list[str]) -> tuple[list[str], set[tuple[str, str]]]:
@@ -110,11 +106,11 @@ def test_two_hosts_are_kept_apart(tmp_path: Path) -> None:
     ]
     lines, arrows = timeline(paths)
     assert [line for line in lines if not line.startswith(" ")] == [
-        "tracepipe",
-        "process python on node2 10000001",
-        "process python on node1 1",
         "GPU 0 H200 on node1",
         "GPU 0 on node2",
+        "process python on node2 10000001",
+        "process python on node1 1",
+        "tracepipe",
     ]
     assert [line.strip() for line in lines if "thread" in line] == [
         "thread python 10000001",
@@ -254,12 +250,32 @@ def test_launches_that_two_tools_recorded_put_their_clocks_together(tmp_path: Pa
     assert torch[2].startswith("12 launches that run.jsonl recorded too, 250400 ns from where CLOCK_REALTIME")
 
 
+def test_launches_are_joined_however_long_clocks_have_drifted_apart(tmp_path: Path) -> None:
+    run, torch = tmp_path / "run.jsonl", tmp_path / "torch.json"
+    paths = [our_launches(run, count=200), of_kineto(torch, 0, count=200)]
+    # A launch every three seconds, and 20 ppm: 12 ms in the end.
+    lines = [json.loads(line) for line in run.read_text().splitlines()]
+    for at, line in enumerate(lines[1:]):
+        line["ts_ns"] += (at // 2) * 3 * 10**9
+    trace = json.loads(torch.read_text())
+    for at, one in enumerate(trace["traceEvents"]):
+        one["ts"] += (at // 2) * 3e6 * (1 + 20e-6)
+    written(run, lines)
+    torch.write_text(json.dumps(trace))
+    _, account = converted(paths)
+    assert account.notes == ["200 calls, kernels and copies of two recordings are drawn as one"]
+    said = account.parts[1].anchor or {}
+    assert said["by"].startswith("200 launches that run.jsonl recorded too, ")
+    assert abs(said["drift_ppm"] + 20) < 0.01
+    assert said["bound_ns"] < 100_000
+
+
 def test_collectives_put_two_ranks_together(tmp_path: Path) -> None:
     paths = [of_kineto(tmp_path / f"rank{rank}.json", 90_000 * rank, rank, rank + 1) for rank in (0, 1)]
     _, account = converted(paths)
     assert anchors_of(account)[1][:2] == (-90_000, 0)
     lines, _ = timeline(paths)
-    assert [line for line in lines if not line.startswith(" ")][-2:] == ["GPU 0 H200", "GPU 1 H200"]
+    assert [line for line in lines if not line.startswith(" ")][:2] == ["GPU 0 H200", "GPU 1 H200"]
 
 
 @pytest.mark.parametrize("window_events", [2, 2048])
@@ -311,6 +327,38 @@ def test_a_kernel_that_two_tools_recorded_is_one_slice(tmp_path: Path) -> None:
     assert row["slices"] == 24  # on the stream, and in the row of its GPU that is shown closed
 
 
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+def test_a_launch_that_three_tools_recorded_is_one_slice(tmp_path: Path, order: tuple[int, ...]) -> None:
+    third: list[dict[str, Any]] = []
+    for at in range(1, 13):
+        start_ns, launch = 100_000 * at, {"launch": at + 900}
+        third.append(span(start_ns + 300, start_ns + 3_700, "cudaLaunchKernel", **launch, args={"third": at}))
+        kernel = {"gpu": 0, "stream": 7, "args": {"registers": at}} | launch
+        third.append(
+            span(start_ns + 20_100, start_ns + 59_900, "ncclDevKernel_AllReduce", "gpu_kernel", **kernel)
+        )
+    start = {"start": {key: ns + 5 for key, ns in START.items()}}
+    paths = [
+        our_launches(tmp_path / "run.jsonl", launches=500),
+        of_kineto(tmp_path / "torch.json", 0),
+        written(tmp_path / "third.jsonl", [WHOLE | {"clocks": ["monotonic"]} | start, *third]),
+    ]
+    lines, arrows = timeline([paths[at] for at in order])
+    calls = [line for line in lines if "cudaLaunchKernel" in line]
+    assert calls[2].split()[:4] == ["299000", "+", "4000", "cudaLaunchKernel"]
+    args = ["grid=[3,1,1]", "third=3", "correlation=3", "cbid=211"]
+    args += [f"{key} ({file})={ns}" for key, file, ns in (
+        ("after_ns", "third.jsonl", 300), ("dur_ns", "third.jsonl", 3_400),
+        ("after_ns", "torch.json", 400), ("dur_ns", "torch.json", 3_000),
+    )]  # fmt: skip
+    assert [arg for arg in args if arg not in calls[2]] == []
+    assert calls[2].count("=") == len(args)
+    kernels = [line for line in lines if "AllReduce" in line]
+    assert (len(calls), len(kernels), len(arrows)) == (12, 12, 12)
+    assert all("registers=" in kernel and "Collective name=" in kernel for kernel in kernels)
+    assert all("grid=" in start and "registers=" in end for start, end in arrows)
+
+
 def test_one_profiler_may_run_twice_in_a_process(tmp_path: Path) -> None:
     first, again = tmp_path / "first.json", tmp_path / "again.json"
     tops = {}
@@ -319,14 +367,15 @@ def test_one_profiler_may_run_twice_in_a_process(tmp_path: Path) -> None:
         for path in (first, again):  # the profiler of one process numbers no collectives of others
             path.write_text(path.read_text().replace("allreduce", "broadcast"))
         lines, _ = timeline(paths)
-        tops[later_ns] = [line for line in lines if not line.startswith(" ")][1:]
-    assert tops[10**9] == ["process process 1", "GPU 0 H200"]
+        tops[later_ns] = [line for line in lines if not line.startswith(" ")]
+    assert tops[10**9] == ["GPU 0 H200", "process process 1", "tracepipe"]
     # At one time it cannot: these are two processes of two hosts.
     assert tops[0] == [
-        "process process of first.json 1",
-        "process process of again.json 10000001",
         "GPU 0 H200 of first.json",
         "GPU 0 H200 of again.json",
+        "process process of first.json 1",
+        "process process of again.json 10000001",
+        "tracepipe",
     ]
 
 

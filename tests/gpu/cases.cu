@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <iterator>
 #include <thread>
 #include <vector>
@@ -264,16 +265,24 @@ static void devices() {
         print_sum(sums[device], 1);
     }
 }
-// Says when it has begun, and goes on for some seconds.
+// Says when it has begun, and goes on for some seconds, with as many launches as others leave it the GPU for.
 static void for_a_while() {
     const int n = 1 << 12;
     float *a = floats(n), *b = floats(n, 2), *c = floats(n, 0);
-    for (int k = 0; k < 200000; k++) {
+    time_t ends = time(nullptr) + 4;
+    for (int k = 0; k <= 500 || time(nullptr) < ends; k++) {
         vectorAdd<<<CONFIG((n / 256), (256))>>>(a, b, c, n);
         CHECK(cudaDeviceSynchronize());
-        if (k == 5000) printf("begun\n"), fflush(stdout);
+        if (k == 500) printf("begun\n"), fflush(stdout);
     }
     print_sum(c, n);
+}
+// Kernels of about 0.1 ms, of which up to 1,000 wait on the GPU, for 2 s: the last ones when it returns.
+static void queue() {
+    unsigned *count = zeros(1);
+    time_t ends = time(nullptr) + 2;
+    for (int k = 0; k < 100 || time(nullptr) < ends; k++) spin<<<CONFIG((1), (32))>>>(200000, count);
+    printf("0\n");
 }
 // Launches, and a graph; then waits for a line of its input, and does the same again.
 static void two_halves() {
@@ -478,6 +487,7 @@ int main(int, char **arguments) {
     if (is("cooperative")) cooperative();
     if (is("devices")) devices();
     if (is("for_a_while")) for_a_while();
+    if (is("queue")) queue();
     if (is("two_halves")) two_halves();
     if (is("busy")) busy();
     if (is("phases")) phases();

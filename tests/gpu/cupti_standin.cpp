@@ -5,10 +5,13 @@
 //     launch N     N kernels are launched and run
 //     cuda N       the same by the runtime's function, which calls the driver's
 //     slow N       a kernel is launched and runs for N ms
-//     start N      N kernels are launched and do not end
+//     start N      N kernels are launched, and CUPTI has no records of them
+//     queue N      N kernels are launched and wait, until
+//     run          they run
 //     profile      the program calls cuProfilerStart, and
 //     unprofile    cuProfilerStop
 //     asked        says whether CUPTI is asked for any record: `asked for nothing` or `asked for some`
+//     changed      says how often CUPTI was asked about a single function since `begun`: to do so harms calls
 //     take         another profiler registers callbacks for its buffers
 //     callbacks    says whether any call has callbacks: `no callbacks`, or `some callbacks`
 //     subscribe    another profiler subscribes, which no one may have done: `refused` if so
@@ -19,6 +22,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <vector>
 
 #include <cupti.h>
 #include <sys/syscall.h>
@@ -31,10 +35,17 @@ namespace {
 std::recursive_mutex mutex;
 CUpti_BuffersCallbackRequestFunc request;
 CUpti_BuffersCallbackCompleteFunc complete;
-uint8_t *buffer;
-size_t buffer_bytes, used_bytes;
+// A thread's, with records of kernels that have not run.
+struct Buffer {
+    uint8_t *memory = nullptr;
+    size_t bytes = 0, used = 0;
+    std::vector<CUpti_ActivityKernel10 *> waiting;
+};
+std::map<pid_t, Buffer> buffers;
 std::set<CUpti_ActivityKind> kinds;
 std::set<uint32_t> driver_calls;
+bool is_begun;
+int functions_changed;
 bool is_subscribed;
 CUpti_CallbackFunc called_back;
 void *of_subscriber;
@@ -42,13 +53,15 @@ std::set<std::pair<CUpti_CallbackDomain, uint32_t>> called_for;
 uint32_t correlation;
 CUpti_TimestampCallbackFunc now;
 
-template <typename Record> void add(const Record &record) {
+template <typename Record> void add(const Record &record, bool is_waiting = false) {
     if (!request) return;
     size_t records_max;
-    if (buffer && used_bytes + sizeof record + 8 > buffer_bytes) cuptiActivityFlushAll(0);
-    if (!buffer) request(&buffer, &buffer_bytes, &records_max);
-    memcpy(buffer + used_bytes, &record, sizeof record);
-    used_bytes += (sizeof record + 7) / 8 * 8;
+    Buffer &buffer = buffers[gettid()];
+    if (buffer.memory && buffer.used + sizeof record + 8 > buffer.bytes) cuptiActivityFlushAll(0);
+    if (!buffer.memory) request(&buffer.memory, &buffer.bytes, &records_max);
+    auto *there = memcpy(buffer.memory + buffer.used, &record, sizeof record);
+    if (is_waiting) buffer.waiting.push_back(static_cast<CUpti_ActivityKernel10 *>(there));
+    buffer.used += (sizeof record + 7) / 8 * 8;
 }
 // A callback of a driver function, at its entry or its exit.
 void call_back(uint32_t cbid, bool is_entry, const char *kernel = nullptr,
@@ -69,28 +82,32 @@ void api(uint32_t cbid) {
     record.processId = uint32_t(getpid()), record.threadId = uint32_t(syscall(SYS_gettid));
     add(record);
 }
-void launch_now(bool is_run, unsigned ms) {
-    std::lock_guard lock(mutex);
-    api(CUPTI_DRIVER_TRACE_CBID_cuLaunchKernel);
-    if (!is_run || !kinds.count(CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL)) return;
-    CUpti_ActivityKernel10 record{};
-    record.kind = CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, record.correlationId = correlation;
+enum Runs { NEVER, NOW, LATER };
+void run(CUpti_ActivityKernel10 &record, unsigned ms) {
     record.start = now();
     if (ms) usleep(ms * 1000);
     record.end = ms ? now() : record.start + 10;
-    record.name = "f", record.gridX = record.gridY = record.gridZ = 1;
-    add(record);
 }
-void launch(bool is_run, unsigned ms = 0) {
+void launch_now(Runs runs, unsigned ms) {
+    std::lock_guard lock(mutex);
+    api(CUPTI_DRIVER_TRACE_CBID_cuLaunchKernel);
+    if (runs == NEVER || !kinds.count(CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL)) return;
+    CUpti_ActivityKernel10 record{};
+    record.kind = CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, record.correlationId = correlation;
+    record.name = "f", record.gridX = record.gridY = record.gridZ = 1;
+    if (runs == NOW) run(record, ms);
+    add(record, runs == LATER);
+}
+void launch(Runs runs, unsigned ms = 0) {
     call_back(CUPTI_DRIVER_TRACE_CBID_cuLaunchKernel, true, "f");
-    launch_now(is_run, ms);
+    launch_now(runs, ms);
     call_back(CUPTI_DRIVER_TRACE_CBID_cuLaunchKernel, false, "f");
 }
 // As cudaLaunchKernel, which calls the driver's function; its own record is made where it is wanted when it returns.
 void launch_by_runtime() {
     uint32_t cbid = CUPTI_RUNTIME_TRACE_CBID_cudaLaunchKernel_v7000;
     call_back(cbid, true, "f", CUPTI_CB_DOMAIN_RUNTIME_API);
-    launch(true);
+    launch(NOW);
     {
         std::lock_guard lock(mutex);
         CUpti_ActivityAPI record{};
@@ -100,6 +117,13 @@ void launch_by_runtime() {
         if (kinds.count(CUPTI_ACTIVITY_KIND_RUNTIME)) add(record);
     }
     call_back(cbid, false, "f", CUPTI_CB_DOMAIN_RUNTIME_API);
+}
+void run_waiting() {
+    std::lock_guard lock(mutex);
+    for (auto &[thread, buffer] : buffers) {
+        for (CUpti_ActivityKernel10 *record : buffer.waiting) run(*record, 0);
+        buffer.waiting.clear();
+    }
 }
 void other_gives(uint8_t **given, size_t *bytes, size_t *) {
     static uint8_t memory[1 << 20];
@@ -129,17 +153,25 @@ CUptiResult cuptiActivityDisable(CUpti_ActivityKind kind) {
 CUptiResult cuptiActivityEnableDriverApi(CUpti_CallbackId cbid, uint8_t enable) {
     std::lock_guard lock(mutex);
     enable ? void(driver_calls.insert(cbid)) : void(driver_calls.erase(cbid));
+    return functions_changed += is_begun, CUPTI_SUCCESS;
+}
+CUptiResult cuptiActivityEnableRuntimeApi(CUpti_CallbackId, uint8_t) {
+    std::lock_guard lock(mutex);
+    return functions_changed += is_begun, CUPTI_SUCCESS;
+}
+CUptiResult cuptiActivityFlushAll(uint32_t flag) {
+    std::lock_guard lock(mutex);
+    for (auto &[thread, buffer] : buffers) {
+        if (!buffer.memory || (!buffer.waiting.empty() && flag != CUPTI_ACTIVITY_FLAG_FLUSH_FORCED)) continue;
+        Buffer full = std::move(buffer);
+        buffer = {};
+        complete(nullptr, 0, full.memory, full.bytes, full.used);
+    }
     return CUPTI_SUCCESS;
 }
-CUptiResult cuptiActivityEnableRuntimeApi(CUpti_CallbackId, uint8_t) { return CUPTI_SUCCESS; }
-CUptiResult cuptiActivityFlushAll(uint32_t) {
-    std::lock_guard lock(mutex);
-    if (!buffer) return CUPTI_SUCCESS;
-    uint8_t *full = buffer;
-    size_t bytes = used_bytes;
-    buffer = nullptr, used_bytes = 0;
-    complete(nullptr, 0, full, buffer_bytes, bytes);
-    return CUPTI_SUCCESS;
+CUptiResult cuptiActivitySetAttribute(CUpti_ActivityAttribute, size_t *, void *) { return CUPTI_SUCCESS; }
+CUptiResult cuptiActivityGetAttribute(CUpti_ActivityAttribute, size_t *, void *value) {
+    return *static_cast<uint8_t *>(value) = 1, CUPTI_SUCCESS;
 }
 CUptiResult cuptiActivityGetNextRecord(uint8_t *from, size_t bytes, CUpti_Activity **record) {
     // Never destroyed: records are asked for at the program's exit too.
@@ -193,21 +225,28 @@ CUptiResult cuptiEnableCallback(uint32_t enable, CUpti_SubscriberHandle, CUpti_C
 }
 
 // For a program that loads this as a library.
-extern "C" void standin_launch() { launch(true); }
+extern "C" void standin_launch() { launch(NOW); }
 
 int main() {
     int version;
     cuDriverGetVersion(&version);
     if (InitializeInjection) InitializeInjection();
+    is_begun = true;
     puts("begun");
     fflush(stdout);
     char word[32];
     while (scanf("%31s", word) == 1) {
         std::string what = word;
         int count = 0;
-        if ((what == "launch" || what == "start" || what == "slow" || what == "cuda") && scanf("%d", &count) != 1) return 2;
-        if (what == "slow") launch(true, unsigned(count)), count = 0;
-        for (int at = 0; at < count; at++) what == "cuda" ? launch_by_runtime() : launch(what == "launch");
+        static const std::map<std::string, Runs> launches{{"launch", NOW}, {"start", NEVER}, {"queue", LATER}};
+        if ((launches.count(what) || what == "slow" || what == "cuda") && scanf("%d", &count) != 1) return 2;
+        if (what == "slow") launch(NOW, unsigned(count)), count = 0;
+        for (int at = 0; at < count; at++) what == "cuda" ? launch_by_runtime() : launch(launches.at(what));
+        if (what == "run") run_waiting();
+        if (what == "changed") {
+            std::lock_guard lock(mutex);
+            what = std::to_string(functions_changed);
+        }
         if (what == "take") cuptiActivityRegisterCallbacks(other_gives, other_takes);
         if (what == "callbacks") what = called_for.empty() ? "no callbacks" : "some callbacks";
         if (what == "subscribe") {

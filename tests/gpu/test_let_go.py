@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from tracepipe.capture.gpu.engines.warps import WarpsEngine
 pytestmark = pytest.mark.gpu
 
 PATIENCE_S = 120
+WARPS = 16 * 8  # of a launch
 HALF = {"tiny": 101, "gridStride": 1}
 
 # 200 kernels before, in and after a profile of torch's own, and how many that one has of its.
@@ -145,8 +147,34 @@ def test_a_duration_ends_the_recording_and_not_the_program(bench: Bench, tmp_pat
     records = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
     assert records[-1]["ended_by"] == "duration"
     assert records[-1]["losses"] == {}
-    assert 0 < records[-1]["counts"]["gpu_kernel"] < 200_000
+    warps = re.search(r"^warps (\d+)$", done.stderr, re.MULTILINE)
+    assert warps
+    assert 0 < records[-1]["counts"]["gpu_kernel"] < int(warps[1]) // WARPS
     assert "goes on" in done.stderr
+
+
+@pytest.mark.parametrize("options", [["--duration", "1s"], []], ids=["duration", "exit"])
+def test_kernels_that_wait_to_run_at_the_end_are_waited_for(
+    bench: Bench, tmp_path: Path, options: list[str]
+) -> None:
+    path = tmp_path / "run.jsonl"
+    capture = [sys.executable, "-m", "tracepipe", "capture", "--gpu", "kernels", "--layers", "gpu_kernel"]
+    done = subprocess.run(
+        [*capture, *options, "-o", str(path), "--", str(bench.program), "queue"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": PYTHONPATH},
+    )
+    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    kernels = [record for record in records if record["type"] == "gpu_kernel"]
+    launched = [record["launch"] for record in records if record.get("name") == "cudaLaunchKernel"]
+    assert len(launched) > 100
+    assert min(record["ts_ns"] for record in kernels) > records[0]["start"]["monotonic_ns"]
+    # A process that ends is not held up for long: others may use the GPU.
+    lost = records[-1]["losses"].get("gpu_kernel", 0)
+    assert len(set(launched) - {kernel["launch"] for kernel in kernels}) == lost
+    assert lost == 0 or not options
 
 
 @pytest.mark.parametrize("end", ["stop", "close"])

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -138,11 +139,14 @@ class Steps:
 
     def step(self, number: int) -> None:
         self.begin_step(number)
-        assert self._line() == str(number)
+        self.end_step(number)
 
     def begin_step(self, number: int) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(f"{number}\n")
+
+    def end_step(self, number: int) -> None:
+        assert self._line() == str(number)
 
     def _line(self) -> str:
         assert self.process.stdout is not None
@@ -152,9 +156,11 @@ class Steps:
         """Until so many lines of the recording have these."""
         part = self.path.with_name(self.path.name + ".part")
         while self.process.poll() is None:
-            lines = part.read_text().splitlines() if part.exists() else []
-            if sum(all(word in line for word in words) for line in lines) >= count:
-                return
+            for path in (part, self.path):  # it gets its name when it is complete
+                with suppress(FileNotFoundError):
+                    lines = path.read_text().splitlines()
+                    if sum(all(word in line for word in words) for line in lines) >= count:
+                        return
         raise AssertionError(self.said.read_text())
 
     def make(self, count: int, near_ns: int = 0) -> Recorded:
@@ -244,13 +250,14 @@ def test_windows_of_a_program_that_launches_all_the_time(
     for window in (1, 2, 3):
         steps.process.send_signal(signal.SIGUSR2)
         steps.wait_for(window, WINDOW, '"phase":"E"')
+    steps.end_step(-2500)
     recorded = steps.finish()
     assert len(recorded.windows) == 3
     for window in recorded.windows:
         assert window.end == "duration"
-        # One that is under way at a begin or an end may be on either side.
         assert window.launches >= 10 * ADDS
-        assert abs(window.kernels - window.launches) <= 2
+        # Of some at its ends there is the driver's call alone.
+        assert 0 <= window.kernels - window.launches <= 20
     assert recorded.footer["losses"] == {}
 
 
@@ -259,7 +266,8 @@ def test_a_window_that_is_open_when_cuda_starts(bench: Bench, tmp_path: Path, op
     steps = Steps(tmp_path, [*options, "--delay", "10ms"])
     recorded = steps.make(3)
     (window,) = recorded.windows
-    assert (window.launches, window.kernels, window.ranges) == (4 * ADDS, 4 * ADDS, 4)
+    launches = 4 * ADDS + 1  # the first sets the tensor to zeros
+    assert (window.launches, window.kernels, window.ranges) == (launches, launches, 4)
     assert recorded.footer["losses"] == {}
 
 

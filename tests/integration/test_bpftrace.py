@@ -214,7 +214,9 @@ def start_capture(tmp_path: Path) -> subprocess.Popen[str]:
         env={**os.environ, "PYTHONPATH": PYTHONPATH},
     )
     assert process.stdout is not None
-    assert process.stdout.readline() == "started\n"
+    # A slow attachment is said before.
+    while (line := process.stdout.readline()) != "started\n":
+        assert "attaches" in line
     return process
 
 

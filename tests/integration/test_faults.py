@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -298,16 +299,35 @@ def assert_full(
     assert_counted(capture.output, done.stdout, may_have_ended=may_have_ended)
 
 
+def test_a_small_folder_of_temporary_files_is_enough_while_lines_are_made(
+    capture: Capture, small_disk: Callable[[str], Path]
+) -> None:
+    capture.environment = {**ENVIRONMENT, "TMPDIR": str(small_disk("64k"))}
+    done = capture.run()
+    assert done.returncode == 0
+    assert_whole(capture.output, done.stdout)
+
+
 def test_a_full_folder_of_temporary_files_does_not_end_the_program(
     capture: Capture, small_disk: Callable[[str], Path]
 ) -> None:
-    place = small_disk("256k")
+    place, filled = small_disk("256k"), capture.folder / "filled"
     capture.environment = {**ENVIRONMENT, "TMPDIR": str(place)}
-    done = capture.run()
-    assert done.returncode == 1
-    assert f"The events cannot be kept in {place}: No space left on device." in done.stderr
-    assert "TMPDIR" in done.stderr
-    assert_counted(capture.output, done.stdout)
+    capture.options += ["--library", str(Path(capture.command[0]).with_name("libcuda.so.1"))]
+    waiting = f'until [ -e {filled} ]; do sleep 0.01; done; exec "$@"'
+    capture.command = ["sh", "-c", waiting, "sh", *capture.command]
+    with capture.start() as process:
+        wait_until(lambda: size_of(Path(f"{capture.output}.part")) > 0)
+        with suppress(OSError):
+            (place / "all").write_bytes(bytes(1 << 20))
+        filled.touch()
+        output, said = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 1
+    assert f"The events cannot be kept in {place}: No space left on device." in said
+    assert "TMPDIR" in said
+    *_, loss, footer = records(capture.output)
+    assert loss["reason"] == "not written: No space left on device"
+    assert footer["losses"]["userspace"] == 2 * calls_made(output)
 
 
 @pytest.fixture(scope="module")
@@ -334,6 +354,21 @@ def test_a_temporary_file_that_cannot_be_read_back_does_not_end_the_program(
     assert sum(footer["losses"].values()) == sum(loss["count"] for loss in losses)
     counted = sum(record["type"] == "userspace" for record in found)
     assert 0 < counted == footer["counts"]["userspace"] < 2 * calls_made(done.stdout)
+
+
+def test_where_no_more_memory_can_be_had_the_recording_has_its_footer(capture: Capture) -> None:
+    capture.command[-3:] = ["200000"]  # as fast as it goes
+    with capture.start() as process:
+        wait_until(lambda: size_of(Path(f"{capture.output}.part")) > 5000)
+        resource.prlimit(process.pid, resource.RLIMIT_AS, (1 << 20, resource.RLIM_INFINITY))
+        output, said = process.communicate(timeout=PATIENCE_S)
+    footer = records(capture.output)[-1]
+    assert "Traceback" not in said
+    assert (process.returncode, footer["ended_by"]) in [(0, "exit 0"), (1, "an error: no memory")]
+    if process.returncode == 0:
+        assert footer["counts"]["userspace"] + sum(footer["losses"].values()) == 2 * calls_made(output)
+    else:
+        assert footer["losses"]
 
 
 def test_a_limit_of_a_files_size_does_not_end_the_program(capture: Capture) -> None:

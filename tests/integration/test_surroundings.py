@@ -15,6 +15,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,12 +154,12 @@ CASES = cases() if shutil.which("capsh") and shutil.which("unshare") else {}
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder() -> Iterator[Path]:
     """Anybody may write there: what is refused is refused for another reason."""
-    for place in (tmp_path, *tmp_path.parents):
-        if place.is_relative_to("/tmp") and place != Path("/tmp"):
-            place.chmod(0o777)
-    return tmp_path
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        place = Path(name)
+        place.chmod(0o777)
+        yield place
 
 
 def run_in(case: Case, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -14,9 +14,7 @@ _RECORD_BYTES = 64
 
 
 def ring(core: ctypes.CDLL, rng: Random) -> None:
-    """What `tp_ring_take` takes, and `tp_ring_follow` moves, is all before the first record that is being
-    written.
-    """
+    """What is taken, and what `tp_ring_follow` moves, is all before the first that is being written."""
     page, data_bytes = mmap.PAGESIZE, mmap.PAGESIZE << rng.randrange(4)
     map_fd, file = os.memfd_create("ring"), os.memfd_create("file")
     os.truncate(map_fd, 2 * page + 2 * data_bytes)
@@ -44,8 +42,11 @@ def ring(core: ctypes.CDLL, rng: Random) -> None:
 
 def _emptied(core: ctypes.CDLL, there: int, file: int, rng: Random) -> bytes:
     """All that can be taken, from the ring and from the file."""
-    follower = threading.Thread(target=core.tp_ring_follow, args=(there, 1000, 5000))
-    if rng.random() < 0.5:
+    followers = [
+        threading.Thread(target=core.tp_ring_follow, args=(there, 1000, 5000))
+        for _ in range(rng.choice((0, 0, 1, 3)))
+    ]
+    for follower in followers:
         follower.start()
     taken = b""
     while True:
@@ -54,12 +55,12 @@ def _emptied(core: ctypes.CDLL, there: int, file: int, rng: Random) -> bytes:
             continue
         room = rng.choice((1, 5, 300)) * _RECORD_BYTES
         to = np.zeros(room, np.uint8)
-        size = core.tp_ring_take(there, len(taken), to.ctypes.data, room)
+        size = core.tp_ring_copy(there, len(taken), to.ctypes.data, room)
         if size == 0:
             break
-        if size > 0:
+        if size > 0 and core.tp_ring_leave(there, len(taken), size):
             taken += to[:size].tobytes()
     core.tp_ring_end(there)
-    if follower.ident is not None:
+    for follower in followers:
         follower.join()
     return taken

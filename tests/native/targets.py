@@ -11,7 +11,19 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from tests.native import chrome, clocks, convert, nesting, objects, perfetto, reading, records, ring, warps
+from tests.native import (
+    chrome,
+    clocks,
+    convert,
+    nesting,
+    objects,
+    perfetto,
+    reading,
+    records,
+    ring,
+    trace_events,
+    warps,
+)
 
 TARGETS: dict[str, Callable[[ctypes.CDLL, Random], Any]] = {
     "read_lines": reading.read_lines,
@@ -23,6 +35,7 @@ TARGETS: dict[str, Callable[[ctypes.CDLL, Random], Any]] = {
     "records": records.sieve,
     "ring": ring.ring,
     "objects": objects.objects,
+    "events_take": trace_events.events_take,
     "ranges_nest": warps.ranges_nest,
     "warps_take": warps.warps_take,
     "warps_running": warps.warps_running,

@@ -57,6 +57,8 @@ class SyntheticKernel:
     ramp_ns: float = 8
     first_wave: float = 0.0
     """How much longer blocks take that start with the launch, as caches are cold."""
+    oldest_first: float = 0.0
+    """How much longer a block takes for each other one that its SM has when it starts, and serves first."""
     lane_step_ns: float = 0.0
     """How much later each lane of a warp reads the clock than the one before, where threads are timed."""
     late_lanes: tuple[int, ...] = ()
@@ -160,6 +162,7 @@ class SyntheticKernel:
         ]
         heapq.heapify(free)
         life, handed_out = life.copy(), -self.ramp_ns
+        ends: list[list[float]] = [[] for _ in range(self.sms)]
         for block in range(self.blocks):
             at, order, sm = heapq.heappop(free)
             handed_out = max(at, handed_out + self.ramp_ns)
@@ -167,7 +170,10 @@ class SyntheticKernel:
                 life[block] *= 1 + self.first_wave
             if sm in self.late_sms:
                 life[block] += self.delay * self.life_ns
+            ends[sm] = [end for end in ends[sm] if end > handed_out]
+            life[block] *= 1 + self.oldest_first * len(ends[sm])
             start[block], place[block] = handed_out, sm
             end = handed_out + (life[block][:, None] + lanes[block]).max()
+            ends[sm].append(end)
             heapq.heappush(free, (end + 300, order, sm))
         return start, place, life

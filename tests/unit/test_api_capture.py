@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,18 +14,11 @@ import pytest
 
 import tracepipe
 from tests.support.program import PYTHONPATH
+from tests.support.summaries import SUMMARY
 from tracepipe import cli
 from tracepipe.api.recorder import Began, Order, Refused
 from tracepipe.capture.request import CaptureRequest
-from tracepipe.capture.summary import CaptureSummary, Recording
-
-ROOT = Path(__file__).parents[2]
-SUMMARY = CaptureSummary(
-    counts={"syscall": 4}, losses={}, cpu_losses={}, filtered={}, ended_by="stopped", exit_code=0,
-    wall_ns=1, attach_ns=1, detach_ns=1, engine="none",
-)  # fmt: skip
-LAST = Recording("x-2.jsonl", {}, {}, {}, {}, 10**9, "stopped", 10**6)
-
+from tracepipe.capture.summary import CaptureSummary
 
 # What is asked for -------------------------------------------------------------------------------------
 
@@ -104,32 +96,6 @@ def test_a_wrong_value_is_refused_at_once() -> None:
 
 
 # The other process -------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def recorder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
-    """Has these lines of Python record: `order` is what they got, `tell` answers, `heard` waits for more."""
-
-    def set_to(*lines: str) -> None:
-        start = (
-            "import sys",
-            "from dataclasses import replace",
-            f"sys.path.insert(0, {str(ROOT)!r})",
-            "from multiprocessing.connection import Connection",
-            "from tracepipe.api.recorder import Began, Refused, Written",
-            "from tracepipe.capture.request import ENDED, Answer, WindowOrder",
-            "from tests.unit.test_api_capture import LAST, SUMMARY",
-            "caller = Connection(int(sys.argv[1]))",
-            "order, tell, heard = caller.recv(), caller.send, caller.recv",
-        )
-        script = tmp_path / "recorder.py"
-        script.write_text("\n".join((*start, *lines)))
-        monkeypatch.setattr(
-            "tracepipe.api.capture_block.command_line",
-            lambda descriptor, paths: [sys.executable, str(script), str(descriptor)],
-        )
-
-    return set_to
 
 
 def test_the_block_is_recorded_and_then_summed_up(recorder: Callable[..., None]) -> None:
@@ -280,117 +246,6 @@ def test_a_fork_that_leaves_the_block_does_not_end_it(recorder: Callable[..., No
     assert run.summary == SUMMARY
 
 
-# Windows -----------------------------------------------------------------------------------------------
-
-
-def test_a_block_is_a_window_of_the_recording(recorder: Callable[..., None]) -> None:
-    recorder(
-        "tell(Began())",
-        "assert heard() == WindowOrder(True, 'epoch')",
-        "tell('a note')",
-        "tell(Answer())",
-        "assert heard() == WindowOrder(False)",
-        "tell(Answer())",
-        "assert heard() == 'stop'",
-        "tell(SUMMARY)",
-    )
-    with tracepipe.capture(output="x", layers=(), start_on="api") as run, run.window("epoch"):
-        assert run.notes == ["a note"]
-    assert run.summary == SUMMARY
-
-
-def test_what_cannot_be_obeyed_is_an_error_and_the_recording_goes_on(recorder: Callable[..., None]) -> None:
-    recorder(
-        "tell(Began())", "heard(), tell(Answer('No.', 'Do.'))", "assert heard() == 'stop'", "tell(SUMMARY)"
-    )
-    with tracepipe.capture(output="x", layers=(), stop_on="api") as run:
-        with pytest.raises(tracepipe.TracepipeError, match="No") as refused:
-            run.end_window()
-        assert refused.value.hint == "Do."
-    assert run.summary == SUMMARY
-
-
-@pytest.mark.parametrize("end", ["tell(ENDED)", "tell(SUMMARY)"])
-def test_a_window_ends_with_the_recording(end: str, recorder: Callable[..., None]) -> None:
-    recorder(
-        "tell(Began())", "heard(), tell(Answer())", f"heard(), {end}", f"heard(), {end}", "tell(SUMMARY)"
-    )
-    with tracepipe.capture("./app", output="x", layers=(), start_on="api") as run:
-        with run.window():
-            pass
-        with pytest.raises(tracepipe.TracepipeError, match="The recording has ended"):
-            run.begin_window()
-    assert run.summary == SUMMARY
-    with pytest.raises(tracepipe.TracepipeError, match="The recording has ended"):
-        run.end_window()
-
-
-@pytest.mark.parametrize("end", ["heard(), tell(Answer())", "heard(), sys.exit(7)"])
-def test_an_exception_ends_a_window_and_goes_on(end: str, recorder: Callable[..., None]) -> None:
-    recorder("tell(Began())", "heard(), tell(Answer())", end, "assert heard() == 'stop'", "tell(SUMMARY)")
-    with (
-        pytest.raises(ZeroDivisionError),
-        tracepipe.capture(output="x", layers=(), start_on="api") as run,
-        run.window(),
-    ):
-        _ = 1 / 0
-
-
-def test_threads_are_answered_while_another_one_waits_for_the_end(recorder: Callable[..., None]) -> None:
-    count = 20
-    recorder(
-        "tell(Began())",
-        f"for _ in range({2 * count}): heard(), tell('a note'), tell(Answer())",
-        "tell(SUMMARY)",
-    )
-    done: list[str] = []
-
-    def drive() -> None:
-        for _ in range(count // 2):
-            run.begin_window()
-            run.end_window()
-        done.append("all")
-
-    with tracepipe.capture("./app", output="x", layers=(), start_on="api") as run:
-        threads = [threading.Thread(target=drive) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        assert run.wait() == SUMMARY
-        for thread in threads:
-            thread.join()
-    assert done == ["all", "all"]
-    assert len(run.notes) == 2 * count
-
-
-def test_windows_that_no_program_begins_are_refused_at_once(recorder: Callable[..., None]) -> None:
-    recorder("tell(Began())", "assert heard() == 'stop'", "tell(SUMMARY)")
-    with tracepipe.capture(output="x", layers=(), start_on="signal") as run:
-        with pytest.raises(tracepipe.TracepipeError, match="begins when the program") as refused:
-            run.begin_window()
-        assert refused.value.hint == 'Give start_on="api".'
-        with pytest.raises(tracepipe.TracepipeError, match="ends when the program"):
-            run.end_window()
-    later = tracepipe.capture(output="x", layers=(), start_on="api")
-    with pytest.raises(tracepipe.TracepipeError, match="x is not being recorded"):
-        later.begin_window()
-
-
-@pytest.mark.parametrize(
-    ("call", "options"), [("begin_window", {"start_on": "api"}), ("write_now", {"last": "10s"})]
-)
-def test_a_fork_asks_for_nothing(call: str, options: dict[str, Any], recorder: Callable[..., None]) -> None:
-    recorder("tell(Began())", "assert heard() == 'stop'", "tell(SUMMARY)")
-    with tracepipe.capture(output="x", layers=(), **options) as run:
-        child = os.fork()
-        if child == 0:
-            try:
-                getattr(run, call)()
-            except tracepipe.TracepipeError:
-                os._exit(5)
-            os._exit(6)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
-
-
 # The recorder's side -----------------------------------------------------------------------------------
 
 ORDER = """
@@ -403,7 +258,7 @@ def record(request, output, *, command_output, force, notify, control):
     if request.comm == "refused": raise CaptureUnavailable("No.", "Do.")
     control.began()
     while not control.is_over(): pass
-    from tests.unit.test_api_capture import SUMMARY
+    from tests.support.summaries import SUMMARY
     return SUMMARY
 recorder.record = record
 recorder.main(sys.argv[1])

@@ -66,9 +66,9 @@ ROOMS: dict[str, set[str]] = {
     "terminal": {"capture"},
 }  # fmt: skip
 COMPOSING = {"cli", "__main__"}
-# Which everything may import: the version, errors, who called sudo, room on a disk, how numbers and names are
-# written.
-GROUND = {"", "__version__", "caller", "errors", "kernel_names", "printable", "room", "units"}
+# Which everything may import: the version, errors, who called sudo, room on a disk, what is under a path, how
+# numbers and names are written.
+GROUND = {"", "__version__", "caller", "errors", "kernel_names", "printable", "room", "seen", "units"}
 # Rooms that reckon with columns. They are loaded by the commands that read a recording, and by no --help.
 OF_COLUMNS = {"event", "readers", "clocks", "layout", "converters", "native", "recording", "part"}
 # Native or slow to import: only inside functions, so that --help works anywhere and at once.
@@ -208,6 +208,16 @@ def test_one_module_prints_and_one_exits() -> None:
         and node.value.id == "sys"
     }
     assert exits == {"tracepipe.cli"}
+
+
+@pytest.mark.parametrize("module", SOURCES)
+def test_paths_of_others_are_looked_at_in_one_module(module: str) -> None:
+    """A `Path` raises an error where it may not look."""
+    if room(module) not in ("api", "cli", "recording", "sql", "ui", "capture.find"):
+        return
+    attributes = [node for node in ast.walk(TREES[module]) if isinstance(node, ast.Attribute)]
+    asked = {node.attr for node in attributes if ast.unparse(node.value) != "seen"}
+    assert not asked & {"exists", "is_dir", "is_file", "glob"}
 
 
 @pytest.mark.parametrize("module", SOURCES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import struct
 from collections.abc import Iterator
@@ -173,11 +174,17 @@ def test_a_span_has_a_size_that_is_read_before_long() -> None:
 
 
 def test_the_room_of_what_became_lines_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backlog, "_GIVE_BACK_BYTES", 2)
+    page = mmap.PAGESIZE
+    monkeypatch.setattr(backlog, "_GIVE_BACK_BYTES", 2 * page)
     given: list[tuple[int, int]] = []
     monkeypatch.setattr("tracepipe.room.give_back", lambda _, start, size: given.append((start, size)))
     kept = filled(records([1, 2, 3]))
-    for end in (1, 64, 192):
+    for end in (page, 2 * page + 1, 3 * page, 4 * page - 1):
         kept.give_back(end)
-    assert given == [(0, 64), (64, 128)]
+    assert given == [(0, 2 * page)]  # whole pages: of one that is given back in two parts, nothing is
+    monkeypatch.setattr(os, "pwrite", lambda *_: full(0, 0, 0))
+    with pytest.raises(OutputError):
+        kept.append(bytes(64))
+    kept.give_back(5 * page)  # from now on what there is
+    assert given == [(0, 2 * page), (2 * page, page), (3 * page, 2 * page)]
     kept.close()

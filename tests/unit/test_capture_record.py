@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import struct
+import sys
 from typing import Any, get_type_hints
 
 import pytest
@@ -497,6 +499,16 @@ def made() -> Lines:
     lines.record({"type": "gpu_warp", "name": "f", "warp": [1, 2, 3]}, 3)
     lines.span(4, 5, Head("transfer", "copy", "X"), (7, 8, 9), '"size":1')
     return lines
+
+
+@pytest.mark.parametrize("without", ["", "orjson"])
+def test_arguments_and_paths_need_not_be_utf_8(without: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if without:
+        monkeypatch.setitem(sys.modules, without, None)
+    command = [os.fsdecode(b"caf\xe9"), "é"]
+    text = writing.record_line({"command": command, "libraries": (command[0],), "layers": {command[0]: 1}})
+    cut = "caf\\udce9"
+    assert json.loads(text.encode()) == {"command": [cut, "é"], "libraries": [cut], "layers": {cut: 1}}
 
 
 def test_lines_are_cut_where_there_is_no_more_room() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import gc
 import mmap
@@ -9,7 +10,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 
 from tests.support.cores import cores_here, running
 from tests.support.waiting import wait_until
+from tracepipe.capture.bpf.ring import Ring
 from tracepipe.capture.engines import drain
 from tracepipe.capture.engines.drain import Drain
 from tracepipe.capture.records.record import RECORD, RECORD_BYTES
@@ -83,6 +85,32 @@ def test_all_is_taken_in_order_however_often_the_ring_is_filled(kernel: Kernel) 
     ring.close()
 
 
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_where_memory_is_short_all_is_taken_in_smaller_chunks(
+    is_moved: bool, kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def short(function: Callable[..., bytes], size_at: int) -> Callable[..., bytes]:
+        def limited(*given: Any) -> bytes:
+            if given[size_at] > 2 * RECORD_BYTES:
+                raise MemoryError
+            return function(*given)
+
+        return limited
+
+    monkeypatch.setattr(drain, "_LEAST_BYTES", 2 * RECORD_BYTES)
+    monkeypatch.setattr("ctypes.string_at", short(ctypes.string_at, 1))  # of the ring, after it is copied
+    monkeypatch.setattr(os, "pread", short(os.pread, 1))
+    monkeypatch.setattr(Ring, "take", short(Ring.take, 1))
+    if is_moved:
+        ring = moving(kernel)
+    else:
+        ring = Drain(kernel.map_fd, RING_BYTES)
+        kernel.make(7)
+    assert all_of(ring) == kernel.made
+    assert ring.unread() is None
+    ring.close()
+
+
 def test_what_follows_a_record_that_is_being_written_waits_for_it(kernel: Kernel) -> None:
     ring = Drain(kernel.map_fd, RING_BYTES)
     kernel.make(5, busy=2)
@@ -99,7 +127,7 @@ def test_the_ring_is_emptied_though_nothing_is_taken_and_taken_in_chunks(
     monkeypatch.setattr(drain, "_GIVE_BACK_BYTES", RECORD_BYTES)
     ring = Drain(kernel.map_fd, RING_BYTES)
     ring.start()
-    is_native = ring._thread is not None
+    is_native = bool(ring._threads)
     for _ in range(5):
         kernel.make(FULL)
         if is_native:
@@ -121,7 +149,7 @@ def test_the_ring_is_emptied_while_another_thread_has_the_interpreter(
 ) -> None:
     ring = Drain(kernel.map_fd, RING_BYTES)
     ring.start()
-    if ring._thread is None:
+    if not ring._threads:
         pytest.skip("without the native core it is not")
     kernel.make(FULL)
     wait_until(lambda: kernel.consumer[0] == len(kernel.made))
@@ -137,7 +165,12 @@ def test_the_ring_is_emptied_while_another_thread_has_the_interpreter(
     ring.close()
 
 
-def test_what_is_taken_while_it_is_moved_comes_once_and_in_order(kernel: Kernel) -> None:
+@pytest.mark.parametrize("has_priority", [True, False])
+def test_what_is_taken_while_it_is_moved_comes_once_and_in_order(
+    has_priority: bool, kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drain, "runs_at_once", lambda: has_priority)
+    monkeypatch.setattr(drain, "SHORT_S", 0.0)  # each thread all the time
     ring = Drain(kernel.map_fd, RING_BYTES)
     ring.start()
     taken = b""
@@ -150,6 +183,24 @@ def test_what_is_taken_while_it_is_moved_comes_once_and_in_order(kernel: Kernel)
     ring.close()
 
 
+@pytest.mark.parametrize("has_priority", [True, False])
+def test_without_a_priority_several_threads_move_what_is_much(
+    has_priority: bool, kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drain, "runs_at_once", lambda: has_priority)
+    ring = Drain(kernel.map_fd, RING_BYTES)
+    ring.start()
+    if not ring._threads:
+        pytest.skip("without the native core nothing is moved")
+    wait_until(lambda: len(ring._threads) == (1 if has_priority else drain._THREADS))
+    kernel.make(FULL)
+    wait_until(lambda: kernel.consumer[0] == len(kernel.made))
+    ring.stop()
+    assert not [thread for thread in threading.enumerate() if thread.name == "tracepipe-ring"]
+    assert all_of(ring) == kernel.made
+    ring.close()
+
+
 class Late:
     """The core as one sees it whose first look at what is moved comes just before all is moved."""
 
@@ -158,7 +209,7 @@ class Late:
 
     def tp_ring_left(self, there: int) -> int:
         seen: int = self._core.tp_ring_left(there)
-        if self._ring._thread is None:
+        if not self._ring._threads:
             self._ring.start()
             wait_until(lambda: self._kernel.consumer[0] == len(self._kernel.made))
         return seen
@@ -218,7 +269,7 @@ def moving(kernel: Kernel) -> Drain:
     """A ring of which all was moved to the file."""
     ring = Drain(kernel.map_fd, RING_BYTES)
     ring.start()
-    if ring._thread is None:
+    if not ring._threads:
         ring.close()
         pytest.skip("without the native core nothing is moved")
     kernel.make(FULL)
@@ -244,10 +295,10 @@ def test_more_is_moved_when_there_is_room_again(
     monkeypatch.setattr(drain, "_without_name", lambda: os.open("/dev/full", os.O_RDWR))
     ring = Drain(kernel.map_fd, RING_BYTES)
     ring.start()
-    if ring._thread is None:
+    if not ring._threads:
         pytest.skip("without the native core nothing is moved")
     kernel.make(FULL)
-    wait_until(lambda: calls_of_write(ring._thread) > 0)  # in vain
+    wait_until(lambda: calls_of_write(ring._threads[0]) > 0)  # in vain
     replace(ring._file, str(tmp_path / "file"), os.O_RDWR | os.O_CREAT)
     wait_until(lambda: kernel.consumer[0] == len(kernel.made))
     assert all_of(ring) == kernel.made

@@ -295,13 +295,25 @@ def test_a_directory_is_no_output(force: bool, opened: Any, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("opened", [files.replacing, keeping, said_by_command])
-def test_what_is_no_file_stays_without_force(opened: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("force", [False, True])
+def test_what_is_no_file_stays(force: bool, opened: Any, tmp_path: Path) -> None:
     place = tmp_path / "out"
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind(str(place))
-        with pytest.raises(OutputError, match="exists"):
-            opened(str(place), force=False).__enter__()
+        with pytest.raises(OutputError, match="is no file"):
+            opened(str(place), force=force).__enter__()
     assert place.is_socket()
+
+
+@pytest.mark.parametrize("opened", [files.replacing, keeping, said_by_command])
+@pytest.mark.parametrize("force", [False, True])
+def test_a_link_to_standard_output_stays(force: bool, opened: Any, tmp_path: Path) -> None:
+    link = tmp_path / "stdout"
+    with (tmp_path / "redirected").open("w") as out:
+        link.symlink_to(f"/proc/self/fd/{out.fileno()}")
+        with pytest.raises(OutputError, match="is a file that is open"):
+            opened(str(link), force=force).__enter__()
+    assert link.is_symlink()
 
 
 def test_a_device_is_written_and_not_replaced() -> None:

@@ -132,6 +132,7 @@ def test_the_last_records_come_and_cupti_is_asked_for_nothing_more(recorded: Rec
     recorded.stop()
     assert len(recorded.of("gpu_kernel")) == 3
     assert recorded.do("asked") == "asked for nothing"
+    assert recorded.do("changed") == "0"
     assert recorded.do("launch 2") == "launch"
     assert recorded.end() == 0
     assert len(recorded.of("gpu_kernel")) == 3
@@ -182,6 +183,7 @@ def test_it_is_said_too_where_the_program_ends(recorded: Recorded) -> None:
     assert recorded.end() == 0
     (loss,) = recorded.of("loss")
     assert (loss["layer"], loss["count"]) == ("gpu_kernel", 1), "one at least"
+    assert loss["reason"].endswith(": later launches could not be seen")
 
 
 def test_it_is_noticed_while_the_program_goes_on(recorded: Recorded) -> None:
@@ -197,6 +199,35 @@ def test_a_program_that_ends_has_given_all(recorded: Recorded) -> None:
     assert recorded.end() == 0
     assert len(recorded.of("gpu_kernel")) == 100
     assert recorded.of("loss") == []
+
+
+def test_what_the_gpu_has_still_to_do_at_the_end_is_waited_for(recorded: Recorded) -> None:
+    recorded.do("launch 3")
+    recorded.do("queue 200")
+    recorded.channel.stop()
+    while recorded.do("asked") != "asked for nothing":
+        pass
+    assert not recorded.channel.is_over()
+    recorded.do("run")
+    recorded.stop()
+    assert len(recorded.of("gpu_kernel")) == 203
+    assert min(event["ts_ns"] for event in recorded.of("gpu_kernel")) > 0
+    assert recorded.of("loss") == []
+
+
+@pytest.mark.parametrize("end", ["stop", "end"])
+def test_what_is_not_done_then_is_a_loss_and_has_no_times(recorded: Recorded, end: str) -> None:
+    """Of the recording, or of the program: CUPTI's records of it are zeros."""
+    recorded.do("launch 3")
+    recorded.do("queue 200")
+    getattr(recorded, end)()
+    assert len(recorded.of("gpu_kernel")) == 3
+    assert min(event["ts_ns"] for event in recorded.events) > 0
+    (loss,) = recorded.of("loss")
+    assert (loss["layer"], loss["count"]) == ("gpu_kernel", 200)
+    assert loss["reason"].endswith("200 had not ended when the recording did")
+    assert recorded.renderer.losses == {"gpu_kernel": 200}
+    assert len(recorded.of("userspace")) == 203
 
 
 # Loads the libraries, records with ours, and lets the other profiler start; prints what that one was given.

@@ -52,6 +52,7 @@ def test_cupti_records_in_windows_alone(start: Start) -> None:
         wait_until_asked(recorded, "nothing")
         recorded.do("launch 7")
     assert recorded.channel.turns() == []
+    assert recorded.do("changed") == "0"
     assert recorded.end() == 0
     assert len(recorded.of("gpu_kernel")) == 5
     assert recorded.of("loss") == []

@@ -73,7 +73,7 @@ def test_kernels_of_both_engines_are_the_same_in_a_comparison(tmp_path: Path) ->
 
     cupti = of("void at::native::f<c10::Half>(int, c10::Half*)", "a.jsonl", 500)
     sanitizer = of("at::native::f<c10::Half>", "b.jsonl", 300)
-    result = run(cupti, sanitizer, Options()).as_json()
+    result = run([lambda: cupti], [lambda: sanitizer], Options()).as_json()
     assert [row["name"] for row in result["lengths"]] == ["at::native::f<c10::Half>"]
     assert not result.get("only")
 

@@ -92,13 +92,13 @@ def test_a_copy_stands_on_its_stream_if_the_gpu_is_known_and_on_its_thread_if_no
     copy = {"type": "transfer", "name": "HtoD", "phase": "X", "dur_ns": 4, "pid": 1, "tid": 1}
     lines = drawn(copy | {"ts_ns": 5, "gpu": 0, "stream": 2}, copy | {"ts_ns": 6})
     assert lines == [
+        "GPU 0",
+        "stream 2",
+        "5+4 HtoD",
         "process process 1",
         "thread process 1",
         "transfers",
         "6+4 HtoD",
-        "GPU 0",
-        "stream 2",
-        "5+4 HtoD",
     ]
 
 
@@ -132,8 +132,8 @@ def test_an_arrow_runs_from_the_launch_to_the_kernel_and_not_to_its_warps_too() 
 def test_without_a_kernel_the_arrow_ends_at_the_first_warp() -> None:
     lines = drawn(launch_call(10, 5), batch(25, [8, 0], [9, 9], sm=[0, 0], slot=[0, 1], launch=5))
     assert [line for line in lines if line[-2:] in ("→2", "←2")] == [
-        "10+5 cuLaunchKernel →2",
         "25+9 k warp 1 ←2",
+        "10+5 cuLaunchKernel →2",
     ]
 
 

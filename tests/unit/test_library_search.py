@@ -17,6 +17,7 @@ from tracepipe.capture.find import library, process_maps, python_packages
 from tracepipe.capture.find.elf import Elf
 from tracepipe.capture.find.library import LibrarySearch, find_versions, is_version, linked_libraries
 from tracepipe.capture.find.python_packages import package_folders, python_of
+from tracepipe.errors import TracepipeError
 
 needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
 
@@ -150,6 +151,20 @@ def test_what_is_an_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert python_of(str(script)) == expected, line
     assert python_of("/opt/bin/python3.13t") == "/opt/bin/python3.13t"
     assert python_of("/opt/bin/pythonista") == ""
+
+
+def test_folders_that_cannot_be_looked_into_hold_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a home on NFS, which root may not see; here for its name."""
+    closed = tmp_path / ("x" * 300)
+    for name in ("HOME", "VIRTUAL_ENV", "PYTHONPATH", "LD_LIBRARY_PATH"):
+        monkeypatch.setenv(name, str(closed))
+    assert closed not in package_folders(sys.executable)
+    assert not any(str(closed) in path for path in find_versions(sys.executable, "libcuda.so").values())
+    assert not any(str(closed) in path for path in linked_libraries(sys.executable).values())
+    with pytest.raises(TracepipeError, match="There is no program"):
+        library.find_program([str(closed)])
 
 
 def test_folders_of_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,11 +113,10 @@ def test_who_collects_goes_first_and_who_makes_lines_does_not() -> None:
 
 
 def test_who_empties_the_ring_without_the_interpreter_runs_at_once() -> None:
-    policies: list[int] = []
+    policies: list[tuple[bool, int]] = []
 
     def empty() -> None:
-        runs_at_once()
-        policies.append(os.sched_getscheduler(0))
+        policies.append((runs_at_once(), os.sched_getscheduler(0)))
 
     thread = threading.Thread(target=empty)
     thread.start()
@@ -125,7 +124,7 @@ def test_who_empties_the_ring_without_the_interpreter_runs_at_once() -> None:
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     except OSError:
-        assert policies == [os.SCHED_OTHER]
+        assert policies == [(False, os.SCHED_OTHER)]
     else:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-        assert policies == [os.SCHED_FIFO]
+        assert policies == [(True, os.SCHED_FIFO)]

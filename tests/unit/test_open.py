@@ -436,7 +436,8 @@ def test_what_the_ui_cannot_read_is_refused_before_it_is_served(
 
 
 @pytest.mark.parametrize(
-    "content", [gzip.compress(TRACE), b' \n{"traceEvents": []}', b'{"traceEvents":[]}\n', b"[\n{},\n{}\n]"]
+    "content",
+    [gzip.compress(TRACE), b' \n{"traceEvents": []}', b'{"traceEvents":[]}\n', b"[\n{},\n{}\n]", b"PK\3\4"],
 )
 def test_what_the_ui_reads_is_served_as_it_is(
     content: bytes, tmp_path: Path, free_port: int, monkeypatch: pytest.MonkeyPatch

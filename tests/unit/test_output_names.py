@@ -87,6 +87,7 @@ def test_a_folder_gets_a_recording_of_the_programs_name(here: Path) -> None:
 def test_a_name_has_its_folder_made(here: Path) -> None:
     assert names().recording("some/deep/run.jsonl") == "some/deep/run.jsonl"
     assert names().command_output("logs/app.txt") == "logs/app.txt"
+    assert names().recording("x" * 300) == "x" * 300  # which whoever opens it says cannot be
     names().recording("traces/{program}/run.jsonl")
     folders = {str(path.relative_to(here)) for path in here.rglob("*")}
     assert folders == {"some", "some/deep", "logs", "traces", "traces/vec_add"}

@@ -223,17 +223,29 @@ def test_a_time_before_zero_does_not_wrap_around() -> None:
 
 def test_a_thread_hangs_below_its_process_and_its_tracks_below_a_group() -> None:
     process, thread, calls = thread_tracks()
-    d = descriptors(written(drawn([process, thread, calls])))
-    # The trace processor keeps the first name of a process: it is given at the end, when it is the last.
-    assert [each.uuid for each in d] == [2, 4, 5, 6, 2]
-    names = [(each.process.pid, each.process.process_name) for each in (d[0], d[4])]
-    assert names == [(42, ""), (42, "vec_add")]
-    assert (d[1].thread.pid, d[1].thread.tid, d[1].thread.thread_name) == (42, 43, "vec_add")
-    assert (d[2].parent_uuid, d[2].name) == (4, "vec_add")
-    assert (d[3].parent_uuid, d[3].name, d[3].sibling_order_rank) == (5, "CUDA API", calls.order)
-    assert d[2].child_ordering == pb.TrackDescriptor.EXPLICIT
+    group, layer, top, *roots = descriptors(written(drawn([process, thread, calls])))
+    assert (group.uuid, group.parent_uuid, group.name) == (5, 4, "vec_add")
+    assert (layer.parent_uuid, layer.name, layer.sibling_order_rank) == (5, "CUDA API", calls.order)
+    assert group.child_ordering == pb.TrackDescriptor.EXPLICIT
     never = pb.TrackDescriptor.SIBLING_MERGE_BEHAVIOR_NONE
-    assert [each.sibling_merge_behavior for each in d[2:4]] == [never] * 2
+    assert [each.sibling_merge_behavior for each in (group, layer)] == [never] * 2
+    explicit = pb.TrackDescriptor.PROCESS_ORDERING_EXPLICIT, pb.TrackDescriptor.THREAD_ORDERING_EXPLICIT
+    assert (top.uuid, top.process_ordering, top.thread_ordering) == (0, *explicit)
+    of_process, of_thread = roots
+    assert (of_process.uuid, of_thread.uuid) == (2, 4)
+    assert (of_process.process.pid, of_process.process.process_name) == (42, "vec_add")
+    named = of_thread.thread
+    assert (named.pid, named.tid, named.thread_name) == (42, 43, "vec_add")
+
+
+def test_processes_and_threads_are_declared_once_with_their_last_name_and_place() -> None:
+    process, thread, calls = thread_tracks()
+    drawing = Drawing()
+    last = [replace(process, name="train", rank=7), replace(thread, rank=3)]
+    d = descriptors(written(drawing.drawn([], [process, thread, calls]), drawing.drawn([], last)))
+    assert [each.uuid for each in d] == [5, 6, 0, 2, 4]
+    assert [each.sibling_order_rank for each in d[-2:]] == [one.order for one in last]
+    assert d[-2].process.process_name == "train"
 
 
 def test_threads_without_ids_are_plain_groups() -> None:
@@ -253,7 +265,7 @@ def test_a_renamed_track_is_described_again() -> None:
         drawing.drawn(pair, [process, thread, calls]), drawing.drawn(pair, [renamed(thread, "worker")])
     )
     named = [d.thread.thread_name for d in descriptors(packets) if d.HasField("thread")]
-    assert named == ["vec_add", "worker"]
+    assert named == ["worker"]
     groups = [d.name for d in descriptors(packets) if d.uuid == thread.id * 2 + 1]
     assert groups == ["vec_add", "worker"]
     # The events go on as they were: the sequence is not begun twice.

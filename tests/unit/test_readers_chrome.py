@@ -20,7 +20,7 @@ from tracepipe.readers import chrome, json_elements, recognise, sorted_rows
 from tracepipe.readers.chrome_numbers import ns_of_text
 from tracepipe.readers.json_elements import JsonElements
 from tracepipe.readers.json_objects import objects
-from tracepipe.readers.sorted_rows import SortedRow, SortedRows
+from tracepipe.readers.sorted_rows import SortedRow, SortedRows, rows_of
 
 EVENT = {"ph": "X", "name": "f", "pid": 7, "tid": 8, "ts": 1, "dur": 2}
 
@@ -101,7 +101,7 @@ def test_chunks_may_end_anywhere(chunk: int, monkeypatch: pytest.MonkeyPatch) ->
     elements = JsonElements(io.BytesIO(text))
     assert elements.begin()
     assert elements.members == {"a": {"b": [1, "x]"]}, "c": '"', "d": 1.5}
-    assert [text for batch in elements.batches() for text in batch.texts] == [ONE, TWO]
+    assert [text for batch in elements.batches() for _, text in batch.texts()] == [ONE, TWO]
     assert elements.members["e"] == {"f": 2}
 
 
@@ -343,8 +343,9 @@ def test_rows_are_in_order_however_many(fan_in: int, monkeypatch: pytest.MonkeyP
         for at, (ts, rank, dur) in enumerate(rng.integers(0, [400, 3, 9], (300, 3)).tolist())
     ]
     some = SortedRows()
-    for row in rows:
+    for row in rows[:40] + rows[290:]:
         some.add(row)
+    some.add_all(rows_of(rows[40:290]))
     got = [
         SortedRow(*values)
         for part in some.in_order()
@@ -355,6 +356,20 @@ def test_rows_are_in_order_however_many(fan_in: int, monkeypatch: pytest.MonkeyP
     ]  # fmt: skip
     assert sorted(got) == sorted(rows)
     assert [row[:2] for row in got] == sorted(row[:2] for row in rows)
+
+
+def test_rows_that_come_together_are_kept_in_the_same_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sorted_rows, "RUN_ROWS", 8)
+    monkeypatch.setattr(sorted_rows, "RUN_BYTES", 100)
+    rows = [SortedRow(at * 7 % 50, 0, 0, at, b"f" * (at * 13 % 90), b"s") for at in range(100)]
+    one_by_one, together = SortedRows(), SortedRows()
+    for row in rows:
+        one_by_one.add(row)
+    together.add(rows[0])
+    together.add_all(rows_of(rows[1:70]))
+    together.add_all(rows_of(rows[70:]))
+    parts = [[part.first for part in some.in_order()] for some in (one_by_one, together)]
+    assert parts[0] == parts[1]
 
 
 def test_an_order_of_a_large_trace_is_that_of_a_small_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,40 +1,61 @@
-"""Two runs compared: what is reported of them, and that noise alone is not."""
+"""Recordings of two sides compared: what is reported of them, what is claimed, and what is not."""
 
 from __future__ import annotations
 
+import json
+import tracemalloc
+import weakref
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import scipy.stats as stats
 
 from tests.support.recordings import HEADER, span, write
 from tracepipe.errors import TracepipeError
-from tracepipe.reports.analyses.changes import changes
-from tracepipe.reports.analyses.comparison import discoveries
-from tracepipe.reports.diff import Options, run
+from tracepipe.reports import diff
+from tracepipe.reports.diff import Options
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run, load_run
-from tracepipe.reports.frames.samples import CALL, COPY, KERNEL, SYSCALL, Gathering, Kind, Named
+from tracepipe.reports.frames.samples import Gathering
 
-WINDOW = (0, 10**9)
+Records = Sequence[dict[str, Any]]
+Compare = Callable[..., Any]
 
 
 @pytest.fixture
-def load(tmp_path: Path) -> Any:
-    """Loads records from a file of that name."""
+def compare(tmp_path: Path) -> Compare:
+    """Compares recordings of these records: a list for each of A, then a list for each of B."""
 
-    def of(name: str, *records: dict[str, Any]) -> Run:
-        return load_run(str(write(tmp_path / f"{name}.jsonl", *records)))
+    def of(a: Sequence[Records], b: Sequence[Records], **options: Any) -> Any:
+        loads = [
+            [reader(write(tmp_path / f"{side}{at}.jsonl", *records)) for at, records in enumerate(some)]
+            for side, some in (("a", a), ("b", b))
+        ]
+        return diff.run(*loads, Options(**options))
 
     return of
 
 
-def calls(name: str, lengths_ns: list[int], layer: str = "userspace", every_ns: int = 10_000) -> list[Any]:
+def reader(path: Path) -> Callable[[], Run]:
+    return lambda: load_run(str(path))
+
+
+def calls(name: str, lengths_ns: Sequence[int], layer: str = "userspace", every_ns: int = 10_000) -> Records:
     return [
         span(2_000 + at * every_ns, 2_000 + at * every_ns + length, name, layer)
         for at, length in enumerate(lengths_ns)
     ]
+
+
+def runs(name: str, medians_ns: Sequence[int], count: int = 10, layer: str = "userspace") -> list[Records]:
+    """A recording for each median: `count` calls of one function, which all take that long."""
+    return [calls(name, [median_ns] * count, layer, 10**6) for median_ns in medians_ns]
+
+
+def both(*sides: Sequence[Records]) -> list[Records]:
+    """The first recordings of all lists as one, the second ones as one, and so on."""
+    return [[record for records in some for record in records] for some in zip(*sides, strict=True)]
 
 
 def names(result: Any, table: str) -> list[str]:
@@ -42,155 +63,221 @@ def names(result: Any, table: str) -> list[str]:
 
 
 LENGTHS = [1_040, 1_000, 1_090, 1_020, 1_070, 1_010, 1_080, 1_030, 1_060, 1_050]
+NOISY = [1_000, 1_020, 990, 1_010, 1_005]
 
 
-def test_a_faster_call_is_told_with_its_size_and_bounds(load: Any) -> None:
-    a = load("a", *calls("cudaMalloc", LENGTHS), *calls("cuInit", LENGTHS))
-    b = load("b", *calls("cudaMalloc", [length - 400 for length in LENGTHS]), *calls("cuInit", LENGTHS))
-    result = run(a, b, Options())
+def test_one_recording_of_each_side_shows_that_they_differ_and_claims_nothing(compare: Compare) -> None:
+    a = [*calls("cudaMalloc", LENGTHS), *calls("cuInit", LENGTHS)]
+    b = [*calls("cudaMalloc", [length - 400 for length in LENGTHS]), *calls("cuInit", LENGTHS)]
+    result = compare([a], [b])
     (row,) = result.as_json()["lengths"]
     assert (row["name"], row["layer"], row["a_count"], row["b_count"]) == ("cudaMalloc", "call", 10, 10)
-    assert (row["a_p50_ns"], row["b_p50_ns"], row["a_p99_ns"], row["b_p99_ns"]) == (1_040, 640, 1_090, 690)
-    assert (row["shift_ns"], row["total_change_ns"]) == (-400, -4_000)
-    assert row["shift_percent"] == pytest.approx(-100 * 400 / 1_045)
-    assert row["low_percent"] < row["shift_percent"] < row["high_percent"] < -30
-    assert row["p"] < 0.01
-    assert result.title.startswith("Yes: B is faster. The length of cudaMalloc changed by -38.3% (")
-    assert "10 times: 4.00 µs less in all. 1 of 2 got faster, 0 slower." in result.title
-    slower = run(b, a, Options())
-    assert slower.title.startswith("No: B is slower. The length of cudaMalloc changed by +62.0% (")
+    assert (row["a_p50_ns"], row["b_p50_ns"], row["total_change_ns"]) == (1_040, 640, -4_000)
+    assert row["change_percent"] == pytest.approx(-100 * 400 / 1_040)
+    assert {"p", "spread_percent", "low_percent"}.isdisjoint(row)
+    assert result.title == (
+        "These two runs differ. The median length of cudaMalloc is 1.04 µs in A and 640 ns in B (-38.5%), "
+        "10 times: 4.00 µs less in all."
+    )
+    assert any(note.startswith("one recording of each side: runs of one program") for note in result.notes)
+    for one in result.as_json()["compared"]:
+        assert one["length_p"] is one["count_p"] is one["tail_p"] is None
 
 
-def test_faster_and_slower_are_weighed(load: Any) -> None:
-    longer, shorter = [length * 3 for length in LENGTHS], [length - 400 for length in LENGTHS]
-    a = load("a", *calls("f", LENGTHS), *calls("g", LENGTHS))
-    b = load("b", *calls("f", longer), *calls("g", shorter))
-    assert run(a, b, Options()).title.startswith("In part, and on the whole no: some of B is faster")
-    assert run(b, a, Options()).title.startswith("In part, and on the whole yes")
-    assert names(run(a, b, Options()), "lengths") == ["f", "g"]  # the largest change of time first
-    one = run(a, b, Options(top=1))
+def test_several_recordings_show_that_a_call_is_faster(compare: Compare) -> None:
+    result = compare(runs("f", NOISY), runs("f", [900, 910, 905, 915, 890]))
+    assert result.title == (
+        "Yes: B is faster. The median length of f is 1.00 µs in A and 905 ns in B (-10.0%), -12.7% to -7.6% "
+        "between single recordings, p 0.0079, 10 times: 1.00 µs less in all. 1 of 1 got faster, 0 slower."
+    )
+    (row,) = result.as_json()["lengths"]
+    assert (row["a_p50_ns"], row["b_p50_ns"]) == (1_005, 905)
+    assert (row["change_percent"], row["low_percent"], row["high_percent"]) == pytest.approx(
+        (-100 * 100 / 1_005, -100 * 130 / 1_020, -100 * 75 / 990)
+    )
+    assert row["spread_percent"] == pytest.approx(100 * (8 + 7) / 1_005, rel=0.1)
+    assert row["p"] == pytest.approx(1 / 126)
+    slower = compare(runs("f", [900, 910, 905, 915, 890]), runs("f", NOISY))
+    assert slower.title.startswith("No: B is slower. The median length of f is 905 ns in A and 1.00 µs in B")
+
+
+def test_what_recordings_of_one_side_differ_by_is_not_reported(compare: Compare) -> None:
+    result = compare(runs("f", NOISY), runs("f", [1_003, 1_022, 995, 1_012, 1_008]))
+    assert result.title == (
+        "Nothing changed by more than recordings of one side differ, where a false alarm has a chance of 5%. "
+        "The median length of f, which takes most, changes by -2.5% to +3.2% between single recordings."
+    )
+    assert names(result, "lengths") == names(result, "counts") == []
+    assert not any(row["changed"] for row in result.as_json()["compared"])
+
+
+@pytest.mark.parametrize(("count", "least"), [(2, "0.33"), (3, "0.1")])
+def test_too_few_recordings_claim_nothing_and_say_so(compare: Compare, count: int, least: str) -> None:
+    result = compare(runs("f", NOISY[:count]), runs("f", [2_010, 2_000, 2_020][:count]))
+    assert result.title.startswith(
+        f"Too few recordings to claim a change: the smallest p that {count} and {count} can have is {least}; "
+        "record 4 of each. The median length of f is 1.0"
+    )
+    (table,) = [part for part in result.parts if part.name == "lengths"]
+    assert table.title == "Lengths that differ"
+    assert result.as_json()["lengths"][0]["p"] == pytest.approx(float(least), abs=0.01)
+    (same,) = compare(runs("f", NOISY[:2]), runs("f", NOISY[:2])).title.splitlines()
+    assert same.endswith("Nothing that both have differs by more than the recordings of one side do.")
+
+
+def test_faster_and_slower_are_weighed(compare: Compare) -> None:
+    fast, slow = [600, 610, 620, 605], [3_000, 3_010, 3_020, 3_005]
+    same = NOISY[:4]
+    a = both(runs("f", same), runs("g", same))
+    b = both(runs("f", slow), runs("g", fast))
+    result = compare(a, b)
+    assert result.title.startswith("In part, and on the whole no: some of B is faster, some slower.")
+    assert compare(b, a).title.startswith("In part, and on the whole yes")
+    assert names(result, "lengths") == ["f", "g"]  # the largest change of time first
+    one = compare(a, b, top=1)
     assert names(one, "lengths") == ["f"]
     assert "1 more lengths that changed are not listed: --top 0" in one.notes
 
 
-def test_what_makes_up_next_to_nothing_is_hardly_faster(load: Any) -> None:
-    long = calls("cudaDeviceSynchronize", [10**6 + length for length in LENGTHS], every_ns=2 * 10**6)
-    a = load("a", *calls("f", LENGTHS), *long)
-    b = load("b", *calls("f", [length - 400 for length in LENGTHS]), *long)
-    assert run(a, b, Options()).title.startswith(
-        "Hardly: what is faster is under 1% of the time of its kind."
-    )
+def test_what_makes_up_next_to_nothing_is_hardly_faster(compare: Compare) -> None:
+    long = [calls("cudaDeviceSynchronize", [10**6 + at for at in range(10)], every_ns=2 * 10**6)] * 4
+    result = compare(both(long, runs("f", NOISY[:4])), both(long, runs("f", [600, 610, 620, 605])))
+    assert result.title.startswith("Hardly: what is faster is under 1% of the time of its kind.")
 
 
-def test_changes_smaller_than_asked_for_are_not_told(load: Any) -> None:
-    a, b = load("a", *calls("f", LENGTHS)), load("b", *calls("f", [length + 100 for length in LENGTHS]))
-    assert names(run(a, b, Options()), "lengths") == ["f"]
-    result = run(a, b, Options(min_change=20))
-    assert names(result, "lengths") == []
-    assert result.title.startswith("Nothing changed by more than chance makes it")
-    assert "1 lengths changed by less than --min-change 20%: not reported" in result.notes
+def test_changes_smaller_than_asked_for_are_not_reported(compare: Compare) -> None:
+    a, b = runs("f", [1_000, 1_001, 1_002, 1_000]), runs("f", [1_050, 1_051, 1_052, 1_050])
+    assert names(compare(a, b), "lengths") == ["f"]
+    assert names(compare(a, b, min_change=6), "lengths") == []
+    assert names(compare(a[:1], b[:1]), "lengths") == ["f"]
+    single = compare(a[:1], b[:1], min_change=6)
+    assert single.title == "Nothing that both have differs by more than 6%."
 
 
-def test_the_same_file_twice_has_nothing_to_tell(load: Any) -> None:
+def test_the_same_file_twice_has_nothing_to_report(compare: Compare) -> None:
     records = [*calls("f", LENGTHS), *calls("k", LENGTHS, "gpu_kernel"), *calls("ioctl", LENGTHS, "syscall")]
-    result = run(load("a", *records), load("b", *records), Options(min_change=0))
+    result = compare([records], [records], min_change=0)
     assert not [table for table in ("lengths", "tails", "counts", "only") if table in result.as_json()]
-    assert result.title.startswith(
-        "Nothing changed by more than chance makes it, at a false discovery rate of 5%."
-    )
     assert not any(row["changed"] for row in result.as_json()["compared"])
-    assert [row["change_ns"] for row in result.as_json()["totals"]] == [0, 0, 0]
+    assert [row["change_ns"] for row in result.as_json()["totals"]] == [0, 0, 0, 0]
 
 
-def test_counts_and_what_is_in_one_run_alone(load: Any) -> None:
-    a = load("a", *calls("f", LENGTHS * 10), *calls("old", [50]), *calls("rare", [5], "syscall"))
-    b = load("b", *calls("f", LENGTHS * 5), *calls("new", [70]), *calls("read", [5], "syscall"))
-    result = run(a, b, Options())
-    assert [
-        (r["name"], r["a_count"], r["b_count"], r["change_percent"]) for r in result.as_json()["counts"]
-    ] == [("f", 100, 50, -50.0)]
-    # A system call that happened once may be chance; a call of the program is not.
-    only = [(r["name"], r["run"], r["total_ns"]) for r in result.as_json()["only"]]
-    assert sorted(only) == [("new", "B", 70), ("old", "A", 50)]
-    assert result.title.startswith("In part, and on the whole yes")
-    assert any("counts differ by no more than chance may make it: " in note for note in result.notes)
+def test_counts_and_what_is_on_one_side_alone(compare: Compare) -> None:
+    a = [*calls("f", LENGTHS * 10), *calls("old", [50]), *calls("rare", [5], "syscall")]
+    b = [*calls("f", LENGTHS * 5), *calls("new", [70]), *calls("read", [5], "syscall")]
+    for times in (1, 4):
+        result = compare([a] * times, [b] * times)
+        assert [
+            (r["name"], r["a_count"], r["b_count"], r["change_percent"]) for r in result.as_json()["counts"]
+        ] == [("f", 100, 50, -50.0)]
+        # A system call that happened once may be chance; a call of the program is not.
+        only = [(r["name"], r["run"], r["total_ns"]) for r in result.as_json()["only"]]
+        assert sorted(only) == [("new", "B", 70), ("old", "A", 50)]
+    assert result.title.startswith(
+        "In part, and on the whole yes: some of B is faster, some slower. f happens 50 times and not 100, "
+        "-50.0% to -50.0% between single recordings, p 0.029: "
+    )
+
+
+def test_a_count_that_lost_events_may_explain_is_not_reported(compare: Compare) -> None:
+    a, b = calls("f", LENGTHS * 10), calls("f", LENGTHS * 5)
+    for layer, lost, expected in (
+        ("userspace", 60, []),
+        ("userspace", 30, ["f"]),
+        ("scheduler", 60, ["f"]),
+        (None, 60, []),
+    ):
+        loss = {"type": "loss", "count": lost, "ts_ns": 5_000, **({"layer": layer} if layer else {})}
+        result = compare([a], [[*b, loss]])
+        assert names(result, "counts") == expected
+        assert any(note.startswith("events were lost: of their layers no ") for note in result.notes)
+    totals = compare([a] * 4, [[*b, {**loss, "layer": "userspace"}]] * 4).as_json()["totals"]
+    of_calls = next(row for row in totals if row["what"] == "CUDA API calls")
+    assert (of_calls["change_percent"], of_calls["p"]) == (-50, None)
 
 
 def test_names_decide_the_order_of_equal_changes_in_any_part(
-    load: Any, monkeypatch: pytest.MonkeyPatch
+    compare: Compare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tracepipe.reports.frames.stored.ROWS_AT_ONCE", 4)
-    a = load("a", *(call for name in "hgfedcba" for call in calls(f"old {name}", [50])))
-    b = load("b", *(call for name in "vutsx" for call in calls(f"new {name}", [50])), *calls("long", [70]))
-    assert names(run(a, b, Options(top=4)), "only") == ["long", "new s", "new t", "new u"]
-    result = run(a, b, Options(top=0))
+    a = [call for name in "hgfedcba" for call in calls(f"old {name}", [50])]
+    b = [*(call for name in "vutsx" for call in calls(f"new {name}", [50])), *calls("long", [70])]
+    assert names(compare([a], [b], top=4), "only") == ["long", "new s", "new t", "new u"]
+    result = compare([a], [b], top=0)
     assert names(result, "only") == [
         "long",
         *(f"new {name}" for name in "stuvx"),
         *(f"old {n}" for n in "abcdefgh"),
     ]
-    assert [row["name"] for row in result.as_json()["compared"]] == names(result, "only")
+    assert sorted(row["name"] for row in result.as_json()["compared"]) == sorted(names(result, "only"))
 
 
-def test_p_are_adjusted_as_scipy_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracepipe.reports.frames.stored.ROWS_AT_ONCE", 64)
-    p = np.round(np.random.default_rng(3).random(500) ** 3, 2)
-    expected = stats.false_discovery_control(p, method="bh")
-    assert discoveries(p).tolist() == expected.tolist()
-    assert len(discoveries(p[:0])) == 0
-
-
-def test_a_slower_tail_is_told_where_the_median_is_the_same(load: Any) -> None:
+def test_a_slower_tail_is_reported_where_the_median_is_the_same(compare: Compare) -> None:
     rng = np.random.default_rng(1)
-    usual = rng.normal(1_000, 20, 400).round().astype(int)
-    slow = usual.copy()
-    slow[::12] += 5_000
-    result = run(load("a", *calls("f", usual.tolist())), load("b", *calls("f", slow.tolist())), Options())
+
+    def lengths(slow: bool) -> list[int]:
+        some = rng.normal(1_000, 20, 400).round().astype(int)
+        some[::12] += 5_000 * slow
+        return list(map(int, some))
+
+    result = compare(
+        [calls("f", lengths(False)) for _ in range(4)], [calls("f", lengths(True)) for _ in range(4)]
+    )
     (row,) = result.as_json()["tails"]
-    assert (row["name"], row["b_p99_ns"] > 5_900, row["a_p99_ns"] < 1_100) == ("f", True, True)
-    assert row["b_percent"] > 8 > 2 > row["a_percent"]
+    assert (row["name"], row["b_p95_ns"] > 5_900, row["a_p95_ns"] < 1_100) == ("f", True, True)
     assert names(result, "lengths") == []
-    assert result.title.startswith("No: B is slower. ")
+    assert result.title.startswith("No: B is slower. 5 of 100 of f take over 1.03 µs in A and ")
 
 
-def test_too_few_to_compare_is_said(load: Any) -> None:
-    result = run(load("a", *calls("f", [10, 20, 30])), load("b", *calls("f", [1, 2, 3])), Options())
-    assert result.title.startswith("Not enough data: nothing happens often enough in both runs")
-    assert result.notes[0].startswith("1 names have too few lengths")
+def test_totals_are_compared_as_one_value_of_each_recording(compare: Compare) -> None:
+    result = compare(runs("f", NOISY), runs("f", [2_000, 2_010, 2_020, 2_030, 2_040]))
+    row = next(row for row in result.as_json()["totals"] if row["what"] == "CUDA API calls")
+    assert (row["a_ns"], row["b_ns"], row["change_ns"]) == (10_050, 20_200, 10_150)
+    assert row["p"] == pytest.approx(1 / 126)
 
 
-def test_layers_that_one_run_lacks_are_not_compared(load: Any) -> None:
-    a = load("a", *calls("f", LENGTHS), *calls("futex", [10**6] * 10, "syscall", 2 * 10**6))
-    result = run(a, load("b", *calls("f", LENGTHS)), Options())
+def test_what_is_not_in_every_recording_is_compared_by_count_alone(compare: Compare) -> None:
+    a = both(runs("f", NOISY), [*runs("g", NOISY[:4]), []])
+    result = compare(a, both(runs("f", NOISY), runs("g", [3_000] * 5)))
+    assert names(result, "lengths") == []
+    assert result.notes[0].startswith("1 names of both sides have no length in some recording")
+    assert compare([[]], [[]]).title == "Nothing that both have differs by more than 1%."
+    nothing = compare([[*calls("f", [5])], []] * 2, [[*calls("f", [5])], []] * 2)
+    assert nothing.title == "Not enough data: nothing has a length in every recording."
+
+
+def test_layers_that_a_recording_lacks_are_not_compared(compare: Compare) -> None:
+    a = [*calls("f", LENGTHS), *calls("futex", [10**6] * 10, "syscall", 2 * 10**6)]
+    result = compare([a], [calls("f", LENGTHS)])
     assert names(result, "only") == []
-    assert "recorded in A alone, so not compared: system call" in result.notes
-    assert result.title.startswith("Nothing changed")
+    assert "not recorded in every recording, so not compared: system call" in result.notes
 
 
-def test_skew_of_warps_is_compared_by_block(load: Any) -> None:
-    def launch(at: int, skews_ns: list[int]) -> dict[str, Any]:
-        count = len(skews_ns)
-        exits = [exit_ns for skew_ns in skews_ns for exit_ns in (1_000, 1_000 + skew_ns)]
-        return {
-            "ts_ns": 2_000 + at * 10_000, "type": "gpu_warp", "name": "k", "gpu": 0, "launch": at + 1,
-            "grid": [count, 1, 1], "block": [64, 1, 1], "warp": list(range(2 * count)),
-            "entry_ns": [0] * (2 * count), "exit_ns": exits,
-        }  # fmt: skip
+def launch(at: int, skews_ns: Sequence[int]) -> dict[str, Any]:
+    count = len(skews_ns)
+    exits = [exit_ns for skew_ns in skews_ns for exit_ns in (1_000, 1_000 + skew_ns)]
+    return {
+        "ts_ns": 2_000 + at * 10_000, "type": "gpu_warp", "name": "k", "gpu": 0, "launch": at + 1,
+        "grid": [count, 1, 1], "block": [64, 1, 1], "warp": list(range(2 * count)),
+        "entry_ns": [0] * (2 * count), "exit_ns": exits,
+    }  # fmt: skip
 
-    a = load("a", *(launch(at, [100 + at, 110 + at, 120 + at]) for at in range(4)))
-    b = load("b", *(launch(at, [300 + at, 310 + at, 320 + at]) for at in range(4)))
-    result = run(a, b, Options()).as_json()
+
+def test_skew_of_warps_is_compared_by_block(compare: Compare) -> None:
+    a = [[launch(at, [100 + at + run, 110 + at, 120 + at]) for at in range(4)] for run in range(4)]
+    b = [[launch(at, [300 + at + run, 310 + at, 320 + at]) for at in range(4)] for run in range(4)]
+    result = compare(a, b).as_json()
     (row,) = result["lengths"]
-    assert (row["name"], row["layer"], row["a_count"], row["a_p50_ns"], row["shift_ns"]) == (
-        "k: skew of blocks", "warp skew", 12, 111, 200,
+    assert (row["name"], row["layer"], row["a_count"], row["a_p50_ns"], row["b_p50_ns"]) == (
+        "k: skew of blocks", "warp skew", 12, 111, 311,
     )  # fmt: skip
     exits = {row["name"]: (row["a_count"], row["a_p50_ns"], row["b_p50_ns"]) for row in result["exits"]}
     assert exits == {"k: skew of blocks": (12, 111, 311), "k: spread of warps": (24, 0, 0)}
 
 
-def threads(path: Path, launches: int, delay_ns: int, warps: int = 8) -> Run:
+def threads(path: Path, launches: int, delay_ns: int, warps: int = 8, seed: int = 0) -> Callable[[], Run]:
     """kernelretsnoop's text of launches in which every 8th thread is late."""
-    rng = np.random.default_rng(delay_ns)
+    rng = np.random.default_rng(delay_ns + seed)
     times = (
         1_749_147_474_550_000_000
         + np.arange(launches)[:, None] * 100_000
@@ -201,39 +288,40 @@ def threads(path: Path, launches: int, delay_ns: int, warps: int = 8) -> Run:
         f"Thread ({thread}, 0, 0) timestamp: {ns}\n" for launch in times for thread, ns in enumerate(launch)
     ]
     path.write_text("".join(lines))
-    return load_run(str(path))
+    return reader(path)
 
 
 def test_a_stride_that_was_removed_is_compared_by_threads(tmp_path: Path) -> None:
-    a, b = threads(tmp_path / "before.txt", 12, 750), threads(tmp_path / "after.txt", 12, 0)
-    result = run(a, b, Options())
-    assert result.title.startswith(
-        "Yes: in B threads leave closer together. kernel: delay of threads with t mod 8 = 7 changed by -"
+    a, b = (
+        [threads(tmp_path / f"{name}{at}.txt", 12, delay_ns, seed=at) for at in range(4)]
+        for name, delay_ns in (("before", 750), ("after", 0))
     )
+    result = diff.run(a, b, Options())
+    assert result.title.startswith("Yes: in B threads leave closer together. kernel: ")
     rows = {row["name"]: row for row in result.as_json()["lengths"]}
     stride, spread = rows["kernel: delay of threads with t mod 8 = 7"], rows["kernel: spread of warps"]
     assert stride["a_count"] == stride["b_count"] == 96
     assert stride["a_p50_ns"] == pytest.approx(750, abs=5)
     assert stride["b_p50_ns"] == pytest.approx(0, abs=5)
     assert (spread["a_p50_ns"] > 750, spread["b_p50_ns"] < 40) == (True, True)
-    back = run(b, a, Options())
+    back = diff.run(b, a, Options())
     assert back.title.startswith("No: in B threads leave further apart.")
     assert "kernel: delay of threads with t mod 8 = 7" in names(back, "lengths")
-    assert run(a, a, Options()).title.startswith("Nothing changed by more than chance makes it")
+    single = diff.run(a[:1], b[:1], Options())
+    assert single.title.startswith("These two runs differ. kernel: ")
+    assert "kernel: delay of threads with t mod 8 = 7" in names(single, "exits")
 
 
-def test_exits_of_one_launch_are_shown_though_too_few_to_test(tmp_path: Path) -> None:
-    result = run(threads(tmp_path / "a.txt", 1, 750, 1), threads(tmp_path / "b.txt", 1, 0, 1), Options())
-    assert result.title.startswith("Not enough data")
-    rows = {row["name"]: row for row in result.as_json()["exits"]}
-    assert (
-        rows["kernel: spread of warps"]["a_p50_ns"] > 750 > 40 > rows["kernel: spread of warps"]["b_p50_ns"]
-    )
+def test_exits_of_one_launch_are_shown(tmp_path: Path) -> None:
+    a, b = threads(tmp_path / "a.txt", 1, 750, 1), threads(tmp_path / "b.txt", 1, 0, 1)
+    rows = {row["name"]: row for row in diff.run([a], [b], Options()).as_json()["exits"]}
+    spread = rows["kernel: spread of warps"]
+    assert spread["a_p50_ns"] > 750 > 40 > spread["b_p50_ns"]
     assert rows["kernel: delay of lanes 7, 15, 23, 31"]["a_p50_ns"] == pytest.approx(750, abs=10)
 
 
-def test_exits_do_not_decide_where_calls_are_recorded(load: Any) -> None:
-    def exits(skew_ns: int) -> list[dict[str, Any]]:
+def test_exits_do_not_decide_where_calls_are_recorded(compare: Compare) -> None:
+    def exits(skew_ns: int) -> Records:
         return [
             {
                 "ts_ns": 2_000 + at * 10_000, "type": "gpu_thread", "name": "k", "phase": "I", "gpu": 0,
@@ -242,60 +330,89 @@ def test_exits_do_not_decide_where_calls_are_recorded(load: Any) -> None:
             for at in range(10) for lane in range(4)
         ]  # fmt: skip
 
-    a, b = load("a", *calls("f", LENGTHS), *exits(900)), load("b", *calls("f", LENGTHS), *exits(0))
-    result = run(a, b, Options())
+    a, b = ([[*calls("f", LENGTHS), *exits(skew_ns + at)] for at in range(4)] for skew_ns in (900, 0))
+    result = compare(a, b)
     assert "k: spread of warps" in names(result, "lengths")
     assert result.title.startswith("B differs, but nothing shows that it is faster or slower.")
 
 
-def test_alpha_is_a_probability(load: Any) -> None:
-    a = load("a", *calls("f", LENGTHS))
+def test_recordings_are_read_one_after_the_other(tmp_path: Path) -> None:
+    kept: list[weakref.ref[Run]] = []
+    read: list[tuple[str, int]] = []
+
+    def watched(name: str, *records: dict[str, Any]) -> Callable[[], Run]:
+        path = write(tmp_path / name, *records)
+
+        def load() -> Run:
+            read.append((name, sum(run() is not None for run in kept)))
+            run = load_run(str(path))
+            kept.append(weakref.ref(run))
+            return run
+
+        return load
+
+    some = [*calls("f", LENGTHS), launch(0, [100, 110, 120])]
+    result = diff.run([watched("a1", *some), watched("a2", *some)], [watched("b1", *some)], Options())
+    # The one before is not in memory any more.
+    assert read == [("a1", 0), ("a2", 0), ("b1", 0)]
+    assert len(result.as_json()["exits"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("starts", "said"), [((1, 2, 3, 4), "all of A was"), ((3, 4, 1, 2), "all of B was"), ((1, 3, 2, 4), "")]
+)
+def test_sides_that_were_not_recorded_by_turns_are_noted(
+    starts: Sequence[int], said: str, tmp_path: Path
+) -> None:
+    loads = []
+    for at, start in enumerate(starts):
+        head = {**HEADER, "start": {"monotonic_ns": 1_000, "realtime_ns": start * 10**9}}
+        path = tmp_path / f"{at}.jsonl"
+        path.write_text("".join(f"{json.dumps(record)}\n" for record in (head, *calls("f", LENGTHS))))
+        loads.append(reader(path))
+    notes = diff.run(loads[:2], loads[2:], Options()).notes
+    assert [note[: len(said)] for note in notes if note.startswith("all of ")] == ([said] if said else [])
+
+
+def test_alpha_is_a_probability(compare: Compare) -> None:
     with pytest.raises(TracepipeError, match="--alpha 5 is no probability"):
-        run(a, a, Options(alpha=5))
-
-
-def simulated(rng: Any, factor: float = 1.0) -> dict[Kind, Named]:
-    """A run of 16 names: as often as the program says, and system calls as chance has it."""
-    found = {layer: Gathering() for layer in (CALL, KERNEL, SYSCALL, COPY)}
-    for at in range(16):
-        layer = (CALL, KERNEL, SYSCALL, COPY)[at % 4]
-        count = (6, 20, 60, 120)[at // 4]
-        if layer == SYSCALL:
-            count = max(1, int(rng.poisson(count)))
-        lengths = rng.lognormal(7, 0.2, count) * (factor if at == 13 else 1)
-        starts = np.sort(rng.integers(*WINDOW, count))
-        found[layer].add(f"f{at}", starts, lengths.round().astype(np.int64))
-    return {(layer, ""): gathered.named() for layer, gathered in found.items()}
-
-
-def test_pairs_that_differ_by_noise_alone_are_told_to_at_most_at_the_stated_rate() -> None:
-    told = 0
-    for seed in range(100):
-        rng = np.random.default_rng(seed)
-        found = changes(simulated(rng), simulated(rng), (WINDOW, WINDOW), 0.05, 0.0)
-        told += bool(found.is_reported.any())
-    # Of 100 at 5 %: more than 12 happen in two of a thousand.
-    assert told <= 12
-
-
-def test_a_kernel_that_is_a_tenth_slower_is_found_and_alone() -> None:
-    found_it = others = 0
-    for seed in range(30):
-        rng = np.random.default_rng(seed)
-        compared = changes(simulated(rng), simulated(rng, 1.1), (WINDOW, WINDOW), 0.05, 1.0)
-        found = list(compared.first(np.ones(len(compared), np.bool_)))
-        found_it += any(one.length_changed and one.key == (KERNEL, "f13") for one in found)
-        others += any(one.is_reported and one.key != (KERNEL, "f13") for one in found)
-    assert found_it >= 24
-    assert others <= 6
+        compare([[]], [[]], alpha=5)
 
 
 def test_the_header_may_say_that_a_layer_was_recorded_and_empty(tmp_path: Path) -> None:
-    import json
-
     head = {**HEADER, "layers": {"asked": ["userspace"], "got": ["userspace"], "missing": {}}}
     empty = tmp_path / "empty.jsonl"
     empty.write_text(json.dumps(head) + "\n")
     full = write(tmp_path / "full.jsonl", *calls("f", LENGTHS))
-    result = run(load_run(str(empty)), load_run(str(full)), Options())
+    result = diff.run([reader(empty)], [reader(full)], Options())
     assert [(row["name"], row["run"]) for row in result.as_json()["only"]] == [("f", "B")]
+
+
+def test_all_that_was_compared_is_no_list_in_memory(compare: Compare) -> None:
+    records = [span(at * 10, at * 10 + 5, f"function {at}") for at in range(8_000)]
+    result = compare([records], [records])
+    (compared,) = [part for part in result.parts if part.name == "compared"]
+    tracemalloc.start()
+    count = sum(1 for _ in compared.lazily())
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert count == 8_000
+    assert peak_bytes < 2_000_000
+
+
+@pytest.mark.parametrize("rows_at_once", [4, 1 << 16])
+def test_measures_of_names_are_the_same_in_any_part(
+    rows_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tracepipe.reports.frames.grouping.ROWS_AT_ONCE", rows_at_once)
+    gathering = Gathering()
+    lengths = {"few": [5, 1, 3], "many": [*range(200, 0, -1)], "one": [7], "two": [4, 2]}
+    for name, some in lengths.items():
+        gathering.add(name, np.array(some))
+    found = gathering.measured()
+    assert [found.texts[number].decode() for number in found.numbers.tolist()] == [*lengths]
+    assert found.values["count"].tolist() == [3, 200, 1, 2]
+    assert found.values["total_ns"].tolist() == [9, 20_100, 7, 6]
+    assert found.values["p50_ns"].tolist() == [3, 100, 7, 2]
+    assert np.isnan(found.values["p95_ns"]).tolist() == [True, False, True, True]
+    assert found.values["p95_ns"][1] == 190

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.recordings import PAIR, Load, event, loader, span
+from tracepipe.reports.analyses import gpu_work
 from tracepipe.reports.gaps import Options, run
 
 
@@ -232,6 +233,20 @@ def test_without_work_on_a_gpu_nothing_is_claimed(load: Load) -> None:
     assert result.parts == []
     assert result.notes[0] == "no kernel, copy or warp on a GPU was recorded, so that idle time is not known"
     assert result.notes[2].startswith("1 entries and exits of single threads are left out")
+
+
+def test_of_very_many_gpus_those_with_most_work_are_looked_at(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_work, "GPUS_MAX", 2)
+    work = [
+        kernel(at, at + 10, "k", gpu=gpu)
+        for gpu, count in enumerate((3, 1, 2, 1))
+        for at in range(0, 20 * count, 20)
+    ]
+    result = run(load(*work), Options())
+    assert [row[0] for row in result.parts[0].rows] == [0, 2]
+    assert "2 more GPUs, with less work, are not looked at" in result.notes
 
 
 def test_functions_of_python_are_called_so(load: Load) -> None:

@@ -232,7 +232,7 @@ def test_the_chart_shows_the_most_of_each_cell(load: Load, tmp_path: Path) -> No
     path = tmp_path / "chart.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     loaded = load_run(str(path))
-    text = report_lines([loaded], run(loaded, Options()), width=30, ascii_only=True)
+    text = list(report_lines([loaded.facts], run(loaded, Options()), width=30, ascii_only=True))
     at = text.index("vec_add 1, device") + 1
     # 20 cells of 50 ns: half of the peak everywhere, and all of it in the one of 500 ns.
     assert text[at : at + 4] == [

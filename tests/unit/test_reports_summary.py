@@ -13,6 +13,7 @@ from tests.support.recordings import GPU_CLOCK, PAIR, Load, event, loader, span
 from tracepipe.hooks.effects import effect_of
 from tracepipe.reports.analyses.cuda_calls import is_launch
 from tracepipe.reports.analyses.distribution import LENGTH_COLUMNS, lengths, of_values
+from tracepipe.reports.analyses.functions import SORTS
 from tracepipe.reports.analyses.slowest import slowest_calls
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.report import Column, Result, Table
@@ -197,7 +198,7 @@ def test_a_recording_of_nothing_says_so_in_words(load: Load) -> None:
     loaded = load()
     result = run(loaded, Options())
     assert result.as_json() == {"layers": [], "activities": [], "notes": []}
-    lines = report_lines([loaded], result, width=80)
+    lines = list(report_lines([loaded.facts], result, width=80))
     assert "The recording holds no events." in lines
     assert "No call, system call, driver function, kernel or warp was recorded." in lines
     assert not any("count" in line for line in lines)
@@ -273,6 +274,16 @@ def test_functions_are_listed_by_what_is_asked_for(load: Load, sort: str, first:
     assert len(run(load(*calls), Options(top=0)).as_json()["calls"]) == 3
 
 
+@pytest.mark.parametrize("sort", SORTS)
+def test_all_functions_are_in_the_same_order_as_the_first_so_many(load: Load, sort: str) -> None:
+    unknown = event("B", 5_000, "open")
+    hooked = [span(at, at + 5, "f", "hook") | {"layer": of} for at, of in ((1, "b"), (9, "a"))]
+    calls = [span(at * 100, at * 100 + 7 + at % 3, f"f{(7 * at) % 30}") for at in range(60)]
+    loaded = load(*hooked, *calls, unknown, span(1, 9, "z"), span(11, 19, "b"))
+    every, first = (run(loaded, Options(top=top, sort=sort)).as_json() for top in (0, 99))
+    assert (every["calls"], every["hooks"]) == (first["calls"], first["hooks"])
+
+
 def test_percentiles_are_lengths_that_occurred() -> None:
     values = list(range(1, 101))
     keys = [column.key for column in LENGTH_COLUMNS]
@@ -322,7 +333,7 @@ def test_a_long_name_is_one_line_without_its_middle(load: Load) -> None:
     result = run(loaded, Options())
 
     def row(width: int, **how: bool) -> str:
-        lines = report_lines([loaded], result, width=width, **how)
+        lines = report_lines([loaded.facts], result, width=width, **how)
         return next(line for line in lines if "layer_no" in line)
 
     assert row(120).startswith("layer_norm<Half, acc_type<Half, true>>")

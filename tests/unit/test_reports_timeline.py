@@ -25,7 +25,8 @@ def load(tmp_path: Path) -> Load:
 
 def drawn(recording: Run, width: int = 53, ascii_only: bool = False, **options: Any) -> list[str]:
     """The lines from the axis to the legend: 40 cells are behind labels of 13 letters."""
-    text = report_lines([recording], run(recording, Options(**options)), width=width, ascii_only=ascii_only)
+    result = run(recording, Options(**options))
+    text = list(report_lines([recording.facts], result, width=width, ascii_only=ascii_only))
     first = next(at for at, line in enumerate(text) if line.lstrip().startswith("|"))
     last = next(at for at, line in enumerate(text) if "share of a cell" in line)
     return text[first:last]
@@ -62,7 +63,7 @@ def test_ascii_alone_where_the_terminal_has_no_more(load: Load) -> None:
     recording = load(
         span(1_000, 1_400, "cuInit"), span(1_400, 1_401, "f"), event("I", 1_401, "mark", "kernel")
     )
-    text = report_lines([recording], run(recording, Options()), width=53, ascii_only=True)
+    text = list(report_lines([recording.facts], run(recording, Options()), width=53, ascii_only=True))
     assert "[cuInit================================]" in "".join(text)
     assert all(line.isascii() for line in text)
 
@@ -199,3 +200,12 @@ def test_any_depth_may_be_asked_for_whatever_the_number_of_layers(load: Load) ->
     ]
     for depth in (3, (1 << 31) - 1):
         assert run(load(*layers), Options(depth=depth)).notes == []
+
+
+def test_the_busiest_layers_of_hooks_have_rows(load: Load) -> None:
+    once = [span(1_000 + at, 1_001 + at, "f", "hook") | {"layer": f"layer {at}"} for at in range(66)]
+    again = [span(2_000 + at, 2_001 + at, "f", "hook") | {"layer": f"layer {at}"} for at in range(2, 66)]
+    result = run(load(*once, *again), Options())
+    (group,) = result.as_json()["timeline"]["groups"]
+    assert [row["row"] for row in group["rows"]] == [f"layer {at}" for at in range(2, 66)]
+    assert result.notes == ["2 layers of hooks with fewer events are not drawn"]

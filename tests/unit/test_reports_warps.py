@@ -185,7 +185,7 @@ def test_findings_are_sentences_on_the_terminal(tmp_path: Path) -> None:
     path = write(tmp_path / "run.jsonl", SyntheticKernel(blocks=160), 1, name="gemm")
     run = load_run(str(path))
     result = warps.run(run, warps.Options())
-    text = "\n".join(report_lines([run], result, width=100, ascii_only=True))
+    text = "\n".join(report_lines([run.facts], result, width=100, ascii_only=True))
     assert "wave, gemm: 160 blocks run 4 at a time on each of 32 SMs, in 1.25 waves" in text
     assert "Usual cause: a grid that is" in text
     assert text.isascii()

@@ -98,19 +98,40 @@ def fails(error: BaseException) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("moment", ["collect", "stop"])
-def test_a_bug_does_not_end_the_command(moment: str, run: Any) -> None:
+def test_a_bug_ends_the_recording_and_not_the_command(moment: str, run: Any) -> None:
     at_first = [fails(ValueError("a bug"))]
-    said, done, _ = run(ValueError, "a bug", **{moment: lambda: at_first.pop()() if at_first else None})
+    said, done, sink = run(ValueError, "a bug", **{moment: lambda: at_first.pop()() if at_first else None})
     assert done.exists()
-    assert (said == ["the recording failed; sh goes on (Ctrl-C ends it)"]) == (moment == "collect")
+    goes_on = "the recording is not complete; sh goes on (Ctrl-C ends it)"
+    assert (said == [goes_on]) == (moment == "collect")
+    header, footer = map(json.loads, sink.getvalue().splitlines())
+    ended_by = "an error: a bug" if moment == "collect" else "exit 0"
+    assert (header["type"], footer["type"], footer["ended_by"]) == ("header", "footer", ended_by)
 
 
-def test_a_shortage_is_an_error_with_a_hint_and_does_not_end_the_command(run: Any) -> None:
-    shortage = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-    _, done, _ = run(CaptureUnavailable, "enough open files for a capture", collect=fails(shortage))
-    assert done.exists()
-    _, done, _ = run(CaptureUnavailable, "no memory for a capture", collect=fails(MemoryError()))
-    assert done.exists()
+@pytest.mark.parametrize("times", [1, 9])
+def test_what_is_left_when_memory_runs_out_is_counted(times: int, unread: Any) -> None:
+    switch, failures = raw(record.SWITCH_IN, 0), [MemoryError()] * times
+    left = [switch, switch]
+
+    def collect() -> bytes:
+        if failures:
+            raise failures.pop()
+        return left.pop() if left else b""
+
+    summary, said, found = unread(collect=collect)
+    assert said == ["the recording is not complete; sleep goes on (Ctrl-C ends it)"]
+    assert found[-1]["ended_by"] == "an error: no memory"
+    lost = {"scheduler": 2} if times == 1 else {}  # as long as nothing can be collected, nobody knows
+    assert (found[-1]["counts"], found[-1]["losses"], summary.losses) == ({}, lost, lost)
+    assert "There is no memory for a capture" in summary.error
+    assert "ulimit -v" in summary.hint
+
+
+def test_too_many_open_files_end_the_recording_and_not_the_command(unread: Any) -> None:
+    summary, _, found = unread(collect=fails(OSError(errno.EMFILE, os.strerror(errno.EMFILE))))
+    assert found[-1]["ended_by"] == "an error: Too many open files"
+    assert "may not have enough open files for a capture" in summary.error
 
 
 @pytest.mark.parametrize(
@@ -231,6 +252,28 @@ def test_lines_that_cannot_be_made_are_a_loss_and_the_rest_is_kept(
     assert (found[-1]["counts"], found[-1]["losses"]) == ({"scheduler": 4}, {"unknown": 2})
     assert "cannot be read back: Input/output error." in summary.error
     assert "TMPDIR" in summary.hint
+
+
+@pytest.mark.parametrize("times", [3, 10**9])
+def test_a_full_disk_of_temporary_files_may_have_room_again(
+    times: int, unread: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, write, refused = [raw(record.SWITCH_IN, 0)] * 3, os.pwrite, list[None]()
+
+    def full_at_first(*to: Any) -> int:
+        if len(refused) < times:
+            refused.append(None)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(*to)
+
+    monkeypatch.setattr(os, "pwrite", full_at_first)
+    monkeypatch.setattr(spool, "_PATIENCE_S", 60.0 if times == 3 else 0.01)
+    summary, _, found = unread(collect=lambda: left.pop() if left else b"")
+    is_over = times != 3
+    assert (found[-1]["counts"], found[-1]["losses"]) == (
+        ({}, {"scheduler": 3}) if is_over else ({"scheduler": 3}, {})
+    )
+    assert ("cannot be kept in" in summary.error) == is_over
 
 
 def test_what_the_engine_cannot_read_back_ends_the_recording_alone(unread: Any) -> None:

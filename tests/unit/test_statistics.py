@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import scipy.stats as stats
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tracepipe.reports.frames import statistics
 
-few = st.lists(st.integers(0, 6), min_size=2, max_size=8)
 some = st.lists(st.integers(0, 40), min_size=9, max_size=60)
 
 
@@ -21,18 +20,11 @@ def test_chances_above_a_score(score: float, skewness: float) -> None:
     assert statistics.pearson_above(score, skewness) == pytest.approx(expected, rel=1e-8, abs=1e-300)
 
 
-@given(st.floats(1e-12, 1 - 1e-12))
-def test_scores_of_chances(p: float) -> None:
-    assert statistics.normal_score(p) == pytest.approx(stats.norm.isf(p), abs=1e-9)
-
-
 @given(st.integers(1, 3_000), st.data(), st.floats(0.001, 0.9))
 def test_binomial_chances(tries: int, data: st.DataObject, chance: float) -> None:
     count = data.draw(st.integers(0, tries))
     greater = stats.binomtest(count, tries, chance, "greater").pvalue
     assert statistics.binomial_above(count, tries, chance) == pytest.approx(greater, rel=1e-7, abs=1e-300)
-    either = stats.binomtest(count, tries, 0.5).pvalue
-    assert statistics.binomial_either(count, tries) == pytest.approx(either, rel=1e-7, abs=1e-300)
 
 
 @given(st.lists(st.integers(0, 99), min_size=1, max_size=70))
@@ -52,21 +44,10 @@ def test_ranks_share_places(rows: list[list[int]]) -> None:
     assert (statistics.ranks(values[0]) == stats.rankdata(values[0])).all()
 
 
-@settings(max_examples=50, deadline=None)
-@given(few, few)
-def test_few_values_are_divided_in_all_ways(a: list[int], b: list[int]) -> None:
-    found = statistics.Ranks(np.array(a), np.array(b))
-    method = stats.PermutationMethod(n_resamples=20_000) if found.has_ties else "exact"
-    expected = stats.mannwhitneyu(a, b, method=method)
-    assert found.superior == expected.statistic
-    assert found.different_p() == pytest.approx(expected.pvalue)
-
-
 @given(some, some)
 def test_many_values_are_compared_by_a_normal_law(a: list[int], b: list[int]) -> None:
     a, b = [*a, 41], [*b, 42]
     found = statistics.Ranks(np.array(a), np.array(b))
-    assert found.different_p() == pytest.approx(stats.mannwhitneyu(a, b, method="asymptotic").pvalue)
     greater = stats.mannwhitneyu(a, b, alternative="greater")
     assert found.greater_p() == pytest.approx(greater.pvalue)
 

@@ -212,6 +212,30 @@ def test_noise_alone_is_no_finding(noise: str, sigma: float) -> None:
     assert [found(kernel.run(100 + at)) for at, kernel in enumerate(kernels)] == [[]] * len(kernels)
 
 
+@pytest.mark.parametrize("blocks", [128, 120, 512])
+def test_blocks_that_an_sm_serves_last_are_no_finding(blocks: int) -> None:
+    kernel = SyntheticKernel(blocks=blocks, launches=4, oldest_first=0.6)
+    assert [finding for finding in found(kernel.run(7)) if finding.kind != "wave"] == []
+
+
+@pytest.mark.parametrize("blocks", [128, 512])
+def test_work_that_grows_is_found_where_an_sm_serves_its_oldest_block_first(blocks: int) -> None:
+    kernel = SyntheticKernel(blocks=blocks, launches=4, oldest_first=0.6, trend=2.0)
+    (finding,) = found(kernel.run(7), "imbalance")
+    assert finding.numbers["across"] == "block index"
+
+
+def test_few_lanes_that_hold_up_their_warps_are_found_and_few_that_leave_early_are_not() -> None:
+    """Of either 2 in 32 lanes idle for 40% of a warp's life would be 2.5% of the lanes' time."""
+    late = SyntheticKernel(late_lanes=(5, 21), delay=0.67)
+    (finding,) = found(late.run(3), "divergence")
+    assert finding.numbers["late_lanes"] == [5, 21]
+    (stride,) = found(late.run(3), "stride")
+    assert (stride.numbers["modulus"], stride.numbers["residues"]) == (16, [5])
+    early = SyntheticKernel(late_lanes=tuple(lane for lane in range(32) if lane % 16 != 5), delay=0.67)
+    assert found(early.run(3)) == []
+
+
 def test_a_recording_of_many_kernels_asks_more_of_each() -> None:
     kernel = SyntheticKernel(
         blocks=1, warps=8, lanes_timed=True, lane_sigma=0.05, late_lanes=(7, 15, 23, 31), delay=0.07

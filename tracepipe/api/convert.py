@@ -35,12 +35,12 @@ def convert(
     """Convert a recording, and say what was found in it; `account.output` is where the timeline is. Several
     recordings become one timeline, on one clock.
 
-    `format` is perfetto, chrome, text, tracepipe, threads, layered or cuda-events. `out` is a path, or a
-    binary stream, which stays open; by default it is the recording's path with the format's suffix, and
-    standard output for all but perfetto, chrome and tracepipe. The file gets its name when it is whole, and
-    replaces another with `force` alone. `warp_tracks` is auto, slot, logical, sm or off. `offset` has
-    nanoseconds to add to the times of some of several recordings, by their names. The rest is as
-    `tracepipe.open` has it. Raises InputError, FormatError, ClockError, OutputError.
+    `format` is perfetto, chrome, archive (of a Perfetto trace of each recording), tracepipe, text, threads,
+    layered or cuda-events. `out` is a path, or a binary stream, which stays open; by default it is the
+    recording's path with the format's suffix, and standard output for the last four. The file gets its name
+    when it is whole, and replaces another with `force` alone. `warp_tracks` is auto, slot, logical, sm or
+    off. `offset` has nanoseconds to add to the times of some of several recordings, by their names. The rest
+    is as `tracepipe.open` has it. Raises InputError, FormatError, ClockError, OutputError.
     """
     from tracepipe.layout.options import WARP_TRACKS, LayoutOptions
     from tracepipe.recording.compression import compressing
@@ -53,7 +53,7 @@ def convert(
     assumed, offsets = dict(assume_offset or {}), dict(offset or {})
     options = ConvertOptions(source_format, strict, compress, assumed, layout, undated, offsets)
     paths = [fspath(path)] if isinstance(path, (str, PathLike)) else [fspath(one) for one in path]
-    if (len(paths) > 1 or offsets) and form.of != "timeline":
+    if (len(paths) > 1 or offsets) and not form.takes_several:
         raise FormatError(f"{format} is written of one recording", "convert each by itself")
     compressed_as = _compressed_as(out, format, form)
     name, opened = _opened(paths, out, form, force)

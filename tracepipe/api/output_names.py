@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tracepipe import seen
 from tracepipe.capture.request import CaptureRequest
 from tracepipe.errors import TracepipeError
 from tracepipe.recording.files import STANDARD, free_name, made_folder
@@ -53,7 +54,7 @@ class OutputNames:
         if given == STANDARD:
             return given
         name = _BRACES.sub(lambda found: self._part(found, given), given)
-        if name.endswith("/") or Path(name).is_dir():
+        if name.endswith("/") or seen.is_folder(name):
             return free_name(self._program, suffix, made_folder(Path(name)))
         made_folder(Path(name).parent)
         return name

@@ -6,6 +6,7 @@ However far the lines are behind, memory holds some spans of the files and a blo
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import tempfile
 import threading
@@ -79,7 +80,9 @@ class Backlog:
                 f"There is no place for temporary files: {error.strerror}.",
                 "Set TMPDIR to a folder with room that can be written to.",
             ) from error
-        self.size_bytes = self._given_back_bytes = 0
+        self.size_bytes = self._done_bytes = self._given_back_bytes = 0
+        self._at_once_bytes = _GIVE_BACK_BYTES
+        self._giving_back = threading.Lock()
 
     def append(self, chunk: bytes) -> int:
         """Keep a chunk; where it begins. Raises OutputError."""
@@ -87,6 +90,9 @@ class Backlog:
         try:
             self._write(offset, chunk)
         except OSError as error:
+            if room.is_full(error):
+                self._at_once_bytes = 1
+                self.give_back(self._done_bytes)
             raise OutputError(
                 f"The events cannot be kept in {tempfile.gettempdir()}: {error.strerror}.",
                 "ulimit -f unlimited" if error.errno == errno.EFBIG else "Set TMPDIR to a folder with room.",
@@ -105,10 +111,15 @@ class Backlog:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def give_back(self, end: int) -> None:
-        """Give back the room of all before `end`, some megabytes at once: a capture may last for days."""
-        if end - self._given_back_bytes >= _GIVE_BACK_BYTES:
-            room.give_back(self._file.fileno(), self._given_back_bytes, end - self._given_back_bytes)
-            self._given_back_bytes = end
+        """Give back the room of all before `end`: a capture may last for days. Some megabytes at once, or all
+        that there is once the disk was full.
+        """
+        end -= end % mmap.PAGESIZE  # of a page that is given back in two parts, nothing is
+        with self._giving_back:
+            self._done_bytes = end
+            if end - self._given_back_bytes >= self._at_once_bytes:
+                room.give_back(self._file.fileno(), self._given_back_bytes, end - self._given_back_bytes)
+                self._given_back_bytes = end
 
     def in_order(
         self,

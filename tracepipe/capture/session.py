@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import select
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from tracepipe.capture.engines.engine import (
@@ -23,21 +22,20 @@ from tracepipe.capture.flight.dump import Frame, Outputs
 from tracepipe.capture.flight.recorder import FlightRecorder
 from tracepipe.capture.frame import footer_of, header_of, instant
 from tracepipe.capture.interrupts import Interrupts, blocked, check_not_interrupted
+from tracepipe.capture.last_steps import LastSteps, said_of, why
 from tracepipe.capture.machine.precedence import ended_first, runs_first
 from tracepipe.capture.plan import plan_of
 from tracepipe.capture.probed_files import ProbedFiles
-from tracepipe.capture.records.record import event_count
+from tracepipe.capture.processes import Processes
+from tracepipe.capture.pump import Pump
 from tracepipe.capture.request import ENDED, CaptureRequest, Control, Notify, Plan
 from tracepipe.capture.spool import Spool
 from tracepipe.capture.summary import CaptureSummary
 from tracepipe.capture.target import Target
-from tracepipe.capture.tick import SHORT_S, Tick
+from tracepipe.capture.tick import Tick
 from tracepipe.capture.triggers import SIGNAL, window_environment
 from tracepipe.capture.windows import WindowCourse
-from tracepipe.errors import OutputError, TracepipeError
 from tracepipe.event.model import HostInstant
-
-_LAST_RECORDS_S = 4.0  # how long a GPU's last records may take: the library gives a kernel that runs 3 s
 
 
 def run_session(
@@ -138,8 +136,6 @@ class _Session:
     control: Control | None
     windows: WindowCourse
     complete: Callable[[], None]
-    events: int = 0
-    _processes: dict[int, int] = field(default_factory=dict)
     _spool: Spool | None = None
     _said: int = 0
     _recorder: FlightRecorder | None = None
@@ -147,57 +143,82 @@ class _Session:
 
     def run(self, notify: Notify) -> CaptureSummary:
         start = instant()
-        try:
-            self._open_processes()
+        with closing(Processes(self.request.pids)) as processes:
             if self.target is None and self.device is not None:
                 self.device.enter(self.request.pids)  # what waits for us until then has room
             self.attachment.start()
             store = self._store(notify)
             if self.target is not None:
                 start = instant()  # it is held until now: a timeline need not begin with the wait for probes
+            pump = Pump(
+                self.attachment,
+                self.device,
+                store,
+                self.watchers,
+                self.interrupts,
+                counts_events=self.request.limits.events is not None,
+            )
             try:
-                for collector in (store, *self.watchers):
-                    collector.begin(self.plan, start["monotonic_ns"])
-                runs_first()
-                if self.target is not None:
-                    check_not_interrupted(f"{self.request.command[0]} was started")
-                    self.target.release()
-                # Not before, as a program that cannot be run leaves no file.
-                self._write(self._header(start))
-                if self.control is not None:
-                    self.control.began()
-                self.windows.start(self.attachment, start["monotonic_ns"], self.device)
-                ended_by = self._follow(store, notify)
-                if self.control is not None:
-                    self.control.ended()
-                before_ns = time.monotonic_ns()
-                self.windows.finish(before_ns)
-                if self.device is not None:
-                    self.device.stop()
-                self.attachment.stop()
-                detach_ns = time.monotonic_ns() - before_ns
-                self._take_last_of_device()
-                self._pump(store, is_final=True)
-                end = instant()
-                if self._recorder is not None:
-                    self._recorder.end(self._reason(ended_by))
-                self._finish(store)
-                self._say_notes(notify, is_final=True)
-                renderer = self.device.renderer() if self.device else None
-                footer = footer_of(store, self.attachment.filtered, renderer, self._reason(ended_by), end)
-                self._write(footer)
+                with LastSteps(store) as last:
+                    self._begin(store, start)
+                    ended_by = last.attempt(lambda: self._follow(store, start, pump, processes, notify))
+                    before_ns, detach_ns = self._stop(last)
+                    pump.last(last)
+                footer = self._end(store, ended_by or _failure(store.error), notify)
             finally:
                 if self.device is not None:
                     self.device.stop()
                 store.close()
-        finally:
-            for descriptor in self._processes.values():
-                os.close(descriptor)
         failure = store.error or self.attachment.error
         exit_code = self._exit_code(failure, notify)
-        if failure is not None and not isinstance(failure, OutputError):
-            raise failure
-        error, hint = (failure.message, failure.hint) if failure else ("", "")
+        wall_ns = before_ns - start["monotonic_ns"]
+        return self._summary(footer, store, said_of(failure), exit_code, wall_ns, detach_ns)
+
+    def _begin(self, store: Store, start: HostInstant) -> None:
+        """Let the command go, and begin to record."""
+        header = self._header(start)
+        for collector in (store, *self.watchers):
+            collector.begin(self.plan, start["monotonic_ns"])
+        runs_first()
+        if self.target is not None:
+            check_not_interrupted(f"{self.request.command[0]} was started")
+            self.target.release()
+        # Not before, as a program that cannot be run leaves no file.
+        self._write(header)
+
+    def _stop(self, last: LastSteps) -> tuple[int, int]:
+        """Record no more: when that began, and how long it took."""
+        if self.control is not None:
+            self.control.ended()
+        before_ns = time.monotonic_ns()
+        last.attempt(lambda: self.windows.finish(before_ns))
+        if self.device is not None:
+            last.attempt(self.device.stop)
+        last.attempt(self.attachment.stop)
+        return before_ns, time.monotonic_ns() - before_ns
+
+    def _end(self, store: Store, ended_by: str, notify: Notify) -> dict[str, Any]:
+        """Write what was taken, and the footer."""
+        end = instant()
+        if self._recorder is not None:
+            self._recorder.end(self._reason(ended_by))
+        self._finish(store)
+        self._say_notes(notify, is_final=True)
+        renderer = self.device.renderer() if self.device else None
+        footer = footer_of(store, self.attachment.filtered, renderer, self._reason(ended_by), end)
+        self._write(footer)
+        return footer
+
+    def _summary(
+        self,
+        footer: Mapping[str, Any],
+        store: Store,
+        said: tuple[str, str],
+        exit_code: int,
+        wall_ns: int,
+        detach_ns: int,
+    ) -> CaptureSummary:
+        error, hint = said
         if not error and not self.windows.count:
             error, hint = self.windows.why_none()
         return CaptureSummary(
@@ -207,7 +228,7 @@ class _Session:
             filtered=footer.get("filtered", {}),
             ended_by=footer["ended_by"],
             exit_code=exit_code,
-            wall_ns=before_ns - start["monotonic_ns"],
+            wall_ns=wall_ns,
             attach_ns=self.attach_ns,
             detach_ns=detach_ns,
             engine=self.engine,
@@ -251,16 +272,6 @@ class _Session:
     ) -> dict[str, Any]:
         return footer_of(store, self.attachment.filtered, renderer, reason, end, evicted)
 
-    def _open_processes(self) -> None:
-        """A descriptor of every process that is recorded, which tells of its end."""
-        for pid in self.request.pids:
-            try:
-                self._processes[pid] = os.pidfd_open(pid)
-            except OSError as error:
-                raise TracepipeError(
-                    f"Process {pid} cannot be recorded: {error.strerror}.", "Is it still running?"
-                ) from None
-
     def _say_notes(self, notify: Notify, *, is_final: bool = False) -> None:
         """What the library in the target's processes has to say, as it comes."""
         if self.device is None:
@@ -272,18 +283,23 @@ class _Session:
             notify(f"{self.device.name}: {note}")
         self._said += len(notes)
 
-    def _follow(self, store: Store, notify: Notify) -> str:
+    def _follow(
+        self, store: Store, start: HostInstant, pump: Pump, processes: Processes, notify: Notify
+    ) -> str:
         """Empty the ring until what is recorded ends, or the recording; returns why."""
+        if self.control is not None:
+            self.control.began()
+        self.windows.start(self.attachment, start["monotonic_ns"], self.device)
         tick = Tick(self.plan.ring_bytes, is_short=self.request.windows.are_asked)
         while True:
             self.interrupts.wait(tick.wait_s)
             over = self._step()
-            tick.took(self._pump(store))
+            tick.took(pump.step())
             self._say_notes(notify)
             if self._recorder is not None:
                 self._write_last(self._recorder)
             error = store.error or self.attachment.error
-            ended_by = self._ended() or _failure(error) or over or self._limit_reached(store)
+            ended_by = self._ended(processes) or _failure(error) or over or self._limit_reached(store, pump)
             if ended_by:
                 return ended_by
 
@@ -304,7 +320,7 @@ class _Session:
             recorder.ask(self.interrupts.asked_by)
         recorder.follow()
 
-    def _ended(self) -> str:
+    def _ended(self, processes: Processes) -> str:
         """Why there is nothing more to record, "" as long as there is."""
         if self.target is not None:
             ending = self.target.poll()
@@ -313,60 +329,15 @@ class _Session:
             return "interrupt"
         if self.interrupts.stopped:
             return "stopped"
-        if self._processes:
-            poller = select.poll()
-            for descriptor in self._processes.values():
-                poller.register(descriptor, select.POLLIN)
-            if len(poller.poll(0)) == len(self._processes):
-                return "the processes ended"
-        return ""
+        return "the processes ended" if processes.have_ended() else ""
 
-    def _limit_reached(self, store: Store) -> str:
+    def _limit_reached(self, store: Store, pump: Pump) -> str:
         limits = self.request.limits
-        if limits.events is not None and self.events >= limits.events:
+        if limits.events is not None and pump.events >= limits.events:
             return "number of events"
         if limits.size_bytes is not None and store.size_bytes >= limits.size_bytes:
             return "size"
         return ""
-
-    def _pump(self, store: Store, *, is_final: bool = False) -> int:
-        """Take what came; how many bytes that was."""
-        size_bytes = self._pump_device(self.device, is_final) if self.device is not None else 0
-        while chunk := self.attachment.collect():
-            size_bytes += len(chunk)
-            if self.request.limits.events is not None:
-                self.events += event_count(chunk)
-            for collector in (store, *self.watchers):
-                collector.put(chunk)
-            if not is_final:
-                break
-            if self._recorder is not None:
-                self._recorder.follow()
-        for loss in self.attachment.lost():
-            for collector in (store, *self.watchers):
-                collector.put_loss(loss)
-        return size_bytes
-
-    def _pump_device(self, device: DeviceEngine, is_final: bool) -> int:
-        taker = self._spool or self._recorder
-        if taker is None:
-            return 0
-        chunk = device.collect(is_final=is_final)
-        if chunk:
-            taker.put_device(chunk)
-        for loss in device.lost():
-            taker.put_loss(loss)
-        return len(chunk)
-
-    def _take_last_of_device(self) -> None:
-        """Take what the target's processes send before they let their GPUs go; a Ctrl-C leaves it out."""
-        ends_s = time.monotonic() + _LAST_RECORDS_S
-        before = self.interrupts.count
-        while self.device is not None and not self.device.is_over() and time.monotonic() < ends_s:
-            self._pump_device(self.device, is_final=False)
-            self.interrupts.wait(SHORT_S)
-            if self.interrupts.count > before:
-                return
 
     def _finish(self, store: Store) -> None:
         """Wait for the lines; a Ctrl-C leaves the rest of them out."""
@@ -401,7 +372,4 @@ class _Session:
 
 def _failure(error: Exception | None) -> str:
     """Why no more is recorded, "" as long as nothing went wrong."""
-    if error is None:
-        return ""
-    why = error.__cause__
-    return f"an error: {why.strerror if isinstance(why, OSError) else error}"
+    return f"an error: {why(error)}" if error is not None else ""

@@ -10,20 +10,24 @@ import errno
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, BinaryIO
 
+from tracepipe import room
 from tracepipe.capture.backlog import Backlog, Span, Waiting
 from tracepipe.capture.engines.engine import Decoder, DeviceRenderer, Renderer
+from tracepipe.capture.last_steps import why
 from tracepipe.capture.records.line import Lines, record_line
 from tracepipe.capture.records.loss import Loss, loss_record, unread, unread_error
 from tracepipe.capture.records.record import RECORD, RECORD_BYTES
 from tracepipe.capture.request import Limits, Plan
+from tracepipe.capture.tick import SHORT_S
 from tracepipe.errors import OutputError
 
 _PIECE_BYTES = 64 * 4096  # bytes that become lines at once: 4096 records
+_LEAST_BYTES = 256 * RECORD_BYTES  # that are kept at once where a disk has little room
 _LINE_TO_RECORD = 2.2  # bytes of lines for a byte of records, until it is measured
 _AT_LEAST = 0.8
 _NO_LIMITS = Limits()
@@ -35,6 +39,7 @@ _SWITCH_S = 0.0005
 # in zstd, to a 10th or 21st in gzip.
 PART_BYTES = 1 << 18
 _FLUSH_S = 1.0
+_PATIENCE_S = 5.0  # how long the disk of temporary files may be full before the recording ends
 _FLUSH_STREAM_S = 0.1  # of a stream, which somebody may be looking at
 # What went wrong with the output → what to do.
 _HINTS = {
@@ -72,15 +77,16 @@ class Spool:
         self._backlog = Backlog(sizes_bytes[0])
         self._device_backlog = Backlog(sizes_bytes[1]) if device_renderer is not None else self._backlog
         self._size_bytes = 0
-        self._unkept: Counter[str] = Counter()
+        self._unkept: Counter[str | None] = Counter()  # None: records that were not counted by layer
         self._items = Waiting()
+        self._held: deque[tuple[bytes | Loss, bool]] = deque()  # with whether it is of a GPU
+        self._full_since_s: float | None = None
         self._abandoned = threading.Event()
         self._thread = threading.Thread(target=self._write, name="tracepipe-lines", daemon=True)
         self._old_switch_s = sys.getswitchinterval()
         self._losses: dict[str, int] = {}
         self.cpu_losses: dict[str, dict[int, int]] = {}
-        self._unwritten: Counter[str] = Counter()
-        self._unknown = 0  # records that were not written, nor counted by layer
+        self._unwritten: Counter[str | None] = Counter()
         self._rendered_bytes = self._written_bytes = 0
         self._flush_s = _FLUSH_STREAM_S if getattr(sink, "is_stream", False) else _FLUSH_S
         self._flush_at_s: float | None = None  # while lines wait there
@@ -96,23 +102,63 @@ class Spool:
 
     def put(self, chunk: bytes) -> None:
         """Keep a chunk. Where that fails, it is counted."""
-        self._keep(chunk, of_device=False)
+        self._hold(chunk)
 
     def put_device(self, chunk: bytes) -> None:
         """Keep a chunk of the GPU's records. Where that fails, it is counted."""
-        self._keep(chunk, of_device=True)
+        self._hold(chunk, of_device=True)
 
-    def _keep(self, chunk: bytes, *, of_device: bool) -> None:
+    def _hold(self, item: bytes | Loss, *, of_device: bool = False) -> None:
+        self._held.append((item, of_device))
+        self.takes_more()
+
+    def takes_more(self) -> bool:
+        """Whether all that was put is kept, or counted as lost. Where the disk of temporary files is full,
+        some waits in memory for a while: nothing should be put until there is room again.
+        """
+        while self._held and self._is_taken(*self._held[0]):
+            self._held.popleft()
+        return not self._held
+
+    def _is_taken(self, chunk: bytes | Loss, of_device: bool) -> bool:
+        """Whether it is kept, or counted as lost; not if there may be room for it later."""
+        if isinstance(chunk, Loss):
+            self._items.put(chunk)
+            return True
         if self.error is None:
             try:
                 offset = self._backlog_of(of_device).append(chunk)
-            except OutputError as error:
-                self.error = error
-            else:
                 self._items.put(Span(offset, len(chunk), of_device))
                 self._size_bytes += len(chunk)
-        if self.error is not None:
+                self._full_since_s = None
+                return True
+            except (OutputError, MemoryError) as error:
+                if self._may_wait(error):
+                    self._divide_first()
+                    return False
+                self.error = error
+        try:
             self._unkept.update(self._count(chunk, of_device))
+        except MemoryError:
+            self._unkept[None] += len(chunk) // RECORD_BYTES
+        return True
+
+    def _divide_first(self) -> None:
+        """Let what waits for room be kept in small pieces, which may have some; a GPU's chunks stay whole."""
+        chunk, of_device = self._held[0]
+        if not of_device and not isinstance(chunk, Loss) and len(chunk) > _LEAST_BYTES:
+            self._held.popleft()
+            starts = range(0, len(chunk), _LEAST_BYTES)
+            pieces = [(chunk[start : start + _LEAST_BYTES], of_device) for start in starts]
+            self._held.extendleft(reversed(pieces))
+
+    def _may_wait(self, error: OutputError | MemoryError) -> bool:
+        """Whether to try again: others give room on a disk back, and so do lines that are made."""
+        if not room.is_full(error.__cause__):
+            return False
+        if self._full_since_s is None:
+            self._full_since_s = time.monotonic()
+        return time.monotonic() - self._full_since_s < _PATIENCE_S
 
     def _backlog_of(self, of_device: bool) -> Backlog:
         return self._device_backlog if of_device else self._backlog
@@ -128,10 +174,12 @@ class Spool:
 
     def put_loss(self, loss: Loss) -> None:
         """Keep a loss, after the chunks that came before it."""
-        self._items.put(loss)
+        self._hold(loss)
 
     def finish(self) -> None:
         """No more comes. The thread ends once all is written; `is_done` tells."""
+        while not self.takes_more():
+            time.sleep(SHORT_S)
         self._items.put(None)
 
     @property
@@ -201,13 +249,12 @@ class Spool:
             self.error = error
 
     def _write_unwritten(self) -> None:
-        reason = f"not written: {_why(self.error)}"
+        reason = f"not written: {why(self.error) if self.error else 'interrupted'}"
         now_ns = time.monotonic_ns()
         start_ns = self._abandoned_ns or now_ns
         for layer, count in (self._unwritten + self._unkept).items():
-            self._write_loss(Loss(layer, count, start_ns, now_ns, reason))
-        if self._unknown:
-            self._write_loss(Loss(None, self._unknown, start_ns, now_ns, f"at most: {reason}"))
+            bound = "at most: " if layer is None else ""
+            self._write_loss(Loss(layer, count, start_ns, now_ns, bound + reason))
 
     def _next(self) -> Span | Loss | None:
         """The next item. Lines that wait when it is time go into the file, whether anything comes or not."""
@@ -277,7 +324,7 @@ class Spool:
                 self._lose(size_bytes, error)
             except Exception as error:  # where memory is short, any line may raise one
                 self._give_up(error)
-                self._unknown += size_bytes // RECORD_BYTES
+                self._unwritten[None] += size_bytes // RECORD_BYTES
             self._backlog.give_back(start + size_bytes)
 
     def _lose(self, size_bytes: int, error: OSError) -> None:
@@ -353,12 +400,3 @@ class Spool:
         renderer = self._device_renderer if of_device else self._renderer
         assert renderer is not None
         return renderer.counts(chunk)
-
-
-def _why(error: Exception | None) -> str:
-    """Why events are not written, in a word or two."""
-    if isinstance(error, MemoryError):
-        return "no memory"
-    if isinstance(error, OutputError) and isinstance(error.__cause__, OSError):
-        return str(error.__cause__.strerror)
-    return "interrupted" if error is None else "a bug"

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from tracepipe import seen
 from tracepipe.api.output_names import OutputNames
 from tracepipe.api.record import record
 from tracepipe.cli.last_options import OnlyLast, with_last
@@ -76,7 +77,7 @@ def capture(
     trace = default_output(target, CONVERTERS["perfetto"].suffix)
     if then_open and target == STANDARD:
         raise typer.BadParameter("a recording on standard output cannot be opened", param_hint="--open")
-    if then_open and not force and Path(trace).exists():  # said now, not when the capture is over
+    if then_open and not force and seen.is_there(trace):  # said now, not when the capture is over
         raise OutputError(f"{trace} exists", "--force overwrites it, -o names another recording")
     summary = record(request, target, command_output=command_output, force=force, notify=say)
     from tracepipe.capture.summary import summary_lines

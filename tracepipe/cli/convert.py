@@ -39,6 +39,12 @@ def convert(
         typer.Option("--format", "-f", help="Output format; by default what the output is named after."),
     ] = None,
     output: Annotated[str, typer.Option("--output", "-o", help="Output; - is standard output.")] = "",
+    archive: Annotated[
+        str,
+        typer.Option(
+            "--archive", metavar="FILE", help="Write a ZIP that has a Perfetto trace of each recording."
+        ),
+    ] = "",
     source: SourceOption = None,
     force: Force = False,
     strict: Strict = False,
@@ -63,7 +69,12 @@ def convert(
     ] = None,
 ) -> None:
     """Turn a recording, or several of the same time, into a timeline."""
-    kind = _kind(text_of(to) if to else "", output)
+    asked = text_of(to) if to else ""
+    if archive:
+        if output or asked not in ("", "archive"):
+            raise typer.BadParameter("names the output and its format, as -o and --format would")
+        output, asked = archive, "archive"
+    kind = _kind(asked, output)
     if compress and not CONVERTERS[kind].can_compress:
         raise typer.BadParameter(f"{kind} has no compressed form; pipe it through gzip")
     target = convert_file(
@@ -97,9 +108,9 @@ def _kind(asked: str, output: str) -> str:
 
 
 def _how_to_open(target: str, to: str) -> str:
-    if CONVERTERS[to].of != "timeline" or CONVERTERS[to].on_terminal:
+    if not CONVERTERS[to].takes_several or CONVERTERS[to].on_terminal:
         return ""
-    where = "ui.perfetto.dev" if to == "perfetto" else "ui.perfetto.dev, chrome://tracing or speedscope.app"
+    where = "ui.perfetto.dev" if to != "chrome" else "ui.perfetto.dev, chrome://tracing or speedscope.app"
     return f": open it in {where}, or run tracepipe open {target}"
 
 

@@ -21,14 +21,16 @@ Form = choices("Form", ("table", "json", "csv", "parquet", "arrow"))
 # CSV has names as they are, which a terminal may obey.
 _FOR_PEOPLE = ("table", "json")
 # Traces that are asked as they are.
-_TRACES = (".pftrace", ".perfetto-trace")
+_TRACES = (".pftrace", ".perfetto-trace", ".zip")
 
 
 @app.command()
 def query(
     file: Annotated[
         str,
-        typer.Argument(help="Recording or Perfetto trace: a path, or - for standard input.", metavar="FILE"),
+        typer.Argument(
+            help="Recording, Perfetto trace or archive: a path, or - for standard input.", metavar="FILE"
+        ),
     ],
     sql: Annotated[
         str, typer.Argument(help="Statements; the last one's rows are shown.", metavar="SQL")

@@ -7,10 +7,12 @@ import inspect
 import shutil
 import sys
 from collections.abc import Callable, Mapping
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
 from tracepipe.cli.input_options import AssumeOffset, Force, SourceOption, Strict, UndatedOption, reading
 from tracepipe.errors import OutputError
@@ -23,6 +25,8 @@ from tracepipe.terminal.output import put, put_json, say
 
 _INT_MAX = (1 << 31) - 1
 """The largest number that an option may be: columns of smaller integers are compared with it."""
+_SEVERAL = "several_"
+"""How the parameters begin that take all values up to the next option."""
 _INPUT = "Recording: a path, or - for standard input."
 _COMMON: dict[str, tuple[Any, Any]] = {
     "as_json": (Annotated[bool, typer.Option("--json", help="For programs.")], False),
@@ -43,14 +47,11 @@ def _command(report: Report) -> Callable[..., None]:
 
     def command(**given: Any) -> None:
         paths = [given.pop(f"input_{at}") for at in range(len(report.inputs))]
+        paths = _sides(report, paths, given) if report.takes_several else [[path] for path in paths]
         common = {name: given.pop(name) for name in (*_COMMON, *_output(report))}
         _run(report, paths, report.options(**{k: _plain(k, v) for k, v in given.items()}), common)
 
-    parameters: dict[str, tuple[Any, Any]] = {
-        f"input_{at}": (Annotated[str, typer.Argument(help=_INPUT, metavar=name)], ...)
-        for at, name in enumerate(report.inputs)
-    }
-    parameters |= _options(report) | _output(report) | _COMMON
+    parameters = _inputs(report) | _options(report) | _output(report) | _COMMON
     command.__annotations__ = {name: kind for name, (kind, _) in parameters.items()} | {"return": None}
     command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [
@@ -64,6 +65,68 @@ def _command(report: Report) -> Callable[..., None]:
         ]
     )
     return command
+
+
+def _inputs(report: Report) -> dict[str, tuple[Any, Any]]:
+    """The parameters that name recordings."""
+    several = report.takes_several
+    kind, default = (str | None, None) if several else (str, ...)
+    found: dict[str, tuple[Any, Any]] = {
+        f"input_{at}": (Annotated[kind, typer.Argument(help=_INPUT, metavar=name)], default)
+        for at, name in enumerate(report.inputs)
+    }
+    for name in report.inputs if several else ():
+        option = typer.Option(
+            f"--{name.lower()}", help=f"Recordings of {name}, one or more.", metavar=f"{name}1 {name}2 …"
+        )
+        found[f"{_SEVERAL}{name}"] = (Annotated[list[str] | None, option], None)
+    return found
+
+
+def _sides(report: Report, paths: list[str | None], given: dict[str, Any]) -> list[list[str]]:
+    """The recordings of each input, however they were named. Raises BadParameter."""
+    by_option = [given.pop(f"{_SEVERAL}{name}") or [] for name in report.inputs]
+    options = " and ".join(f"--{name.lower()}" for name in report.inputs)
+    if not any(by_option):
+        for name, path in zip(report.inputs, paths, strict=True):
+            if path is None:
+                both = " and ".join(report.inputs)
+                raise typer.BadParameter(f"no recording {name}: name {both}, or several of each by {options}")
+        return [[path] for path in paths if path is not None]
+    if strange := [path for path in paths if path is not None]:
+        raise typer.BadParameter(f"{strange[0]} is of neither side: name all by {options}")
+    for name, some in zip(report.inputs, by_option, strict=True):
+        if not some:
+            raise typer.BadParameter(f"no recordings of {name}: name one or more by --{name.lower()}")
+        # One recording is one observation, however often it is named.
+        if twice := [path for path in some if some.count(path) > 1]:
+            raise typer.BadParameter(f"{twice[0]} is named twice", param_hint=f"--{name.lower()}")
+    return by_option
+
+
+class _OfSeveral(TyperCommand):
+    """A command whose options take all values up to the next option, as `--a A1 A2 --b B1 B2`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        several = {
+            flag for option in self.params if str(option.name).startswith(_SEVERAL) for flag in option.opts
+        }
+        given: list[str] = []
+        option = ""
+        for at, arg in enumerate(args):
+            if arg == "--":
+                given += args[at:]
+                break
+            if arg.startswith("-") and arg != STANDARD:
+                if option and given[-1] == option:
+                    ctx.fail(f"Option {option} requires an argument.")
+                flag = arg.partition("=")[0]
+                option = flag if flag in several else ""
+            elif option and given[-1] != option:
+                given.append(option)
+            given.append(arg)
+        rest: list[str] = super().parse_args(ctx, given)
+        return rest
 
 
 def _options(report: Report) -> dict[str, tuple[Any, Any]]:
@@ -100,26 +163,27 @@ def _output(report: Report) -> dict[str, tuple[Any, Any]]:
     return {"output": (Annotated[str, named], ""), "force": _FORCE}
 
 
-def _run(report: Report, paths: list[str], options: Any, common: Mapping[str, Any]) -> None:
-    if paths.count(STANDARD) > 1:
+def _run(report: Report, paths: list[list[str]], options: Any, common: Mapping[str, Any]) -> None:
+    every = [path for some in paths for path in some]
+    if every.count(STANDARD) > 1:
         raise typer.BadParameter("standard input can be read once only")
     if report.output is None:
         _print(report, *_found(report, paths, options, common), common)
         return
     if isinstance(report.output, FolderOutput):
-        target = common["output"] or default_output(paths[0], report.output.ending(options))
+        target = common["output"] or default_output(every[0], report.output.ending(options))
         with replacing_folder(target, force=common["force"]) as folder:
-            runs, result = _found(report, paths, options, common)
+            facts, result = _found(report, paths, options, common)
             for name, write in result.files.items():
                 with (folder / name).open("wb") as out:
                     write(out)
     else:
-        target = common["output"] or default_output(paths[0], report.output.endings[0])
+        target = common["output"] or default_output(every[0], report.output.endings[0])
         ending = _ending(report.output, target)
-        with replacing(target, force=common["force"], sources=paths[:1]) as out:
-            runs, result = _found(report, paths, options, common)
+        with replacing(target, force=common["force"], sources=every[:1]) as out:
+            facts, result = _found(report, paths, options, common)
             result.files[ending](out)
-    _tell(report, runs, result, target, common)
+    _tell(report, facts, result, target, common)
 
 
 def _ending(output: FileOutput, target: str) -> str:
@@ -135,36 +199,53 @@ def _ending(output: FileOutput, target: str) -> str:
 
 
 def _found(
-    report: Report, paths: list[str], options: Any, common: Mapping[str, Any]
+    report: Report, paths: list[list[str]], options: Any, common: Mapping[str, Any]
 ) -> tuple[list[Any], Result]:
-    """The recordings of the paths, and what the report says of them."""
+    """What is to be said of the recordings, in their order, and what the report says of them."""
     from tracepipe.api.load import load
 
     how = reading(common["source"], common["strict"], common["assume_offset"], common["undated"])
-    runs = []
-    for path in paths:
+    facts: dict[tuple[int, int], Any] = {}
+
+    def loaded(side: int, at: int) -> Any:
+        path = paths[side][at]
         with progress(f"{report.name} {Path(path).name}") as bar:
-            runs.append(load(path, progress=bar, **how))
-    return runs, report.run(*runs, options)
+            run = load(path, progress=bar, **how)
+        facts[side, at] = run.facts
+        return run
+
+    def load_of(side: int, at: int) -> Callable[[], Any]:
+        load_it = partial(loaded, side, at)
+        return cache(load_it) if paths[side][at] == STANDARD else load_it  # that is read once
+
+    loads = [[load_of(side, at) for at in range(len(some))] for side, some in enumerate(paths)]
+    if report.takes_several:
+        result = report.run(*loads, options)
+    else:
+        result = report.run(*(load_it() for (load_it,) in loads), options)
+    return [facts[place] for place in sorted(facts)], result
 
 
-def _tell(report: Report, runs: list[Any], result: Result, target: str, common: Mapping[str, Any]) -> None:
+def _tell(report: Report, facts: list[Any], result: Result, target: str, common: Mapping[str, Any]) -> None:
     """What a report that wrote a file says beside it."""
     if target == STANDARD:
         for note in result.notes:
             say(note)
         return
-    _print(report, runs, result, common, target)
+    _print(report, facts, result, common, target)
     say(f"wrote {target}")
 
 
 def _print(
-    report: Report, runs: list[Any], result: Result, common: Mapping[str, Any], output: str = ""
+    report: Report, facts: list[Any], result: Result, common: Mapping[str, Any], output: str = ""
 ) -> None:
     if common["as_json"]:
         from tracepipe.reports.writing.facts_text import as_json as facts_json
 
-        data = {"report": report.name, "recordings": [facts_json(run.facts) for run in runs]}
+        recordings = [facts_json(one) for one in facts]
+        for recording, side in zip(recordings, result.sides, strict=False):
+            recording["side"] = side
+        data = {"report": report.name, "recordings": recordings}
         data |= ({"output": output} if output else {}) | result.lazily()
         put_json(data)
         return
@@ -174,7 +255,7 @@ def _print(
     width = shutil.get_terminal_size().columns
     colours = sys.stdout.isatty()
     how = {"colours": colours, "ascii_only": plain, "full_names": common["full_names"]}
-    for line in report_lines(runs, result, width=width, **how):
+    for line in report_lines(facts, result, width=width, **how):
         put(line, colours=colours)
 
 
@@ -182,7 +263,7 @@ def app_of(name: str) -> typer.Typer:
     """The command of one report, or those of all where none is called so."""
     app = typer.Typer()
     for report in [REPORTS[name]] if name in REPORTS else REPORTS.values():
-        _add(app, report.name, _command(report))
+        _add(app, report.name, _command(report), _OfSeveral if report.takes_several else None)
     return app
 
 
@@ -194,5 +275,7 @@ def listing() -> typer.Typer:
     return app
 
 
-def _add(app: typer.Typer, name: str, command: Callable[..., None]) -> None:
-    app.command(name, help=REPORTS.about(name), rich_help_panel="Reports")(command)
+def _add(
+    app: typer.Typer, name: str, command: Callable[..., None], kind: type[TyperCommand] | None = None
+) -> None:
+    app.command(name, cls=kind, help=REPORTS.about(name), rich_help_panel="Reports")(command)

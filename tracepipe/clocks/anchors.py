@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from tracepipe.clocks.maps import SNAPSHOT_NS
+from tracepipe.clocks.drift import Way, way_by
+from tracepipe.clocks.maps import SNAPSHOT_NS, ClockMap
 from tracepipe.clocks.sightings import Seen, agreement
 from tracepipe.clocks.stamp import Clocks
 from tracepipe.errors import ClockError
@@ -31,8 +32,8 @@ _AS_GOOD_AS_NTP: Final = "as good as NTP keeps CLOCK_REALTIME of both hosts"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What is known of a recording before it is merged: `clock` is that which its times are put on, and
-    `first_ns` the first of them. `clocks` are what relates its other clocks to that one.
+    """What is known of a recording before it is merged: `clock` is that which its times are put on, which go
+    from `first_ns` to `end_ns`. `clocks` are what relates its other clocks to that one.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Source:
     clock: str
     first_ns: int = 0
     clocks: Clocks | None = None
+    end_ns: int = 0
 
     def at(self, clock: str) -> int | None:
         """What a host clock showed when it began, ns."""
@@ -61,20 +63,28 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """Where a recording stands on the clock of all: `offset_ns` is added to its times. `bound_ns` is how far
-    they may be off, None where nobody can say; `how` says what relates them, and `bound` what is known of the
-    bound where it is no number.
+    """Where a recording stands on the clock of all: `offset_ns` is added to its times, or to the first of
+    them where its clock drifts: then `drift` places them. `bound_ns` is how far they may be off, None where
+    nobody can say; `how` says what relates them, and `bound` what is known of the bound that is no number.
     """
 
     offset_ns: int
     bound_ns: int | None
     how: str
     bound: str = ""
+    drift: ClockMap | None = None
+
+    @property
+    def way(self) -> Way:
+        """What its times go along."""
+        return Way(self.offset_ns, self.drift)
 
     def said(self, clock: str) -> dict[str, Any]:
         """What the trace says of it."""
-        bound = {"bound": self.bound} if self.bound_ns is None else {"bound_ns": self.bound_ns}
-        return {"trace_clock": clock, "by": self.how, "offset_ns": self.offset_ns, **bound}
+        said: dict[str, Any] = {"trace_clock": clock, "by": self.how, "offset_ns": self.offset_ns}
+        if self.drift is not None and self.drift.drift_ppm is not None:
+            said["drift_ppm"] = round(self.drift.drift_ppm, 3)
+        return said | ({"bound": self.bound} if self.bound_ns is None else {"bound_ns": self.bound_ns})
 
     def moved(self, by_ns: int) -> Anchor:
         """The same with an offset that was given by hand."""
@@ -183,16 +193,19 @@ def _by_others(
     found = agreement(seen, its, may_be_one_host=may_be_one_host, near_ns=near_ns)
     if found is None:
         return None
-    offset_ns = placed.offset_ns - found.ahead_ns
-    bound_ns = None if placed.bound_ns is None else placed.bound_ns + found.bound_ns
+    by_both = way_by(found, placed.way, (source.first_ns, max(source.first_ns, source.end_ns)))
+    if by_both is None:
+        return None
+    way, own_ns = by_both
     how = f"{found.count} {found.of} that {other.name} recorded too"
     if anchor is not None:
-        off_ns = abs(offset_ns - anchor.offset_ns)
-        is_within = anchor.bound_ns is not None and off_ns <= anchor.bound_ns + found.bound_ns
-        if is_within and _limit_ns(anchor) <= found.bound_ns:
+        off_ns = abs(way.offset_ns - anchor.offset_ns)
+        is_within = anchor.bound_ns is not None and off_ns <= anchor.bound_ns + own_ns
+        if is_within and _limit_ns(anchor) <= own_ns:
             return None
         how += f", {off_ns} ns from where {anchor.how} puts it"
-    return Anchor(offset_ns, bound_ns, how, placed.bound)
+    bound_ns = None if placed.bound_ns is None else placed.bound_ns + own_ns
+    return Anchor(way.offset_ns, bound_ns, how, placed.bound, way.drift)
 
 
 def _anchor(source: Source, base: Source) -> Anchor | None:

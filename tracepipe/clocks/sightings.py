@@ -7,12 +7,15 @@ number are those of a thread and name, where an anchor says about when.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
 
 from tracepipe.clocks.call_times import CallTimes, between
+from tracepipe.clocks.pairs import ClockPair, Pairs
 from tracepipe.event.columns import NONE, Int64s
 
 # So many are kept of a recording, those with the smallest keys: other recordings keep the same ones.
@@ -20,6 +23,9 @@ KEPT_MAX: Final = 1 << 13
 _LEAST: Final = 8
 # How much later than another one tool may note the begin of a call whose length one of them does not say.
 NOTED_NS: Final = 1_000
+# The common things that make one pair, and the fewest pairs that show a drift.
+_OF_PART: Final = 8
+_PARTS_LEAST: Final = 8
 # Nine of ten must agree so well, or they are not the same things.
 LAUNCH_SPREAD_NS: Final = 200_000
 COLLECTIVE_SPREAD_NS: Final = 5_000_000
@@ -54,6 +60,8 @@ class Seen:
     tool: str = ""
     launches: Sightings = field(default_factory=Sightings)
     calls: CallTimes = field(default_factory=CallTimes)
+    kernels: CallTimes = field(default_factory=CallTimes)
+    """Calls that launch kernels, by process and the kernel's name, which some tools call them by."""
     collectives: Sightings = field(default_factory=Sightings)
 
 
@@ -63,13 +71,17 @@ class Agreement:
 
     Of launches and collectives, nine of ten residuals are within `bound_ns`. It includes what the tools note
     of the same call: one sees it from the inside, so that the truth lies between the difference of the begins
-    and that of the ends.
+    and that of the ends. `pairs` say the same of parts of the time, as the clocks may drift apart: source is
+    the clock of the one, host that of the other. None of them where these are too few; `is_even` says that
+    the one offset is good enough without them.
     """
 
     ahead_ns: int
     bound_ns: int
     count: int
     of: str
+    pairs: Pairs | None = None
+    is_even: bool = True
 
 
 def agreement(
@@ -82,34 +94,98 @@ def agreement(
         found = _agreement(one.launches, other.launches, LAUNCH_SPREAD_NS, "launches")
         if found is not None:
             return found
-        if near_ns is not None and (limits := between(one.calls, other.calls, near_ns)) is not None:
-            least_ns, most_ns, count = limits
-            return Agreement((least_ns + most_ns) // 2, (most_ns - least_ns + 1) // 2, count, "calls")
+        by_name = ((one.calls, other.calls, "calls"), (one.kernels, other.kernels, "launches by kernel"))
+        for its, others, of in by_name:
+            if near_ns is not None and (limits := between(its, others, near_ns)) is not None:
+                least_ns, most_ns, count = limits
+                return Agreement((least_ns + most_ns) // 2, (most_ns - least_ns + 1) // 2, count, of)
     return _agreement(one.collectives, other.collectives, COLLECTIVE_SPREAD_NS, "collectives")
 
 
+@dataclass(frozen=True, slots=True)
+class _Common:
+    """What two recordings saw: when in the one, by how much that is ahead of the other, and by how much its
+    end is; that of NONE lengths is not known.
+    """
+
+    ns: Int64s
+    ahead_ns: Int64s
+    lengths_ns: Int64s
+    other_lengths_ns: Int64s
+
+    @classmethod
+    def of(cls, one: Sightings, other: Sightings) -> _Common:
+        (keys, ns, lengths_ns), (other_keys, other_ns, other_lengths_ns) = one.once(), other.once()
+        _, at, to = np.intersect1d(keys, other_keys, assume_unique=True, return_indices=True)
+        at, to = at[order := np.argsort(ns[at], kind="stable")], to[order]
+        return cls(ns[at], ns[at] - other_ns[to], lengths_ns[at], other_lengths_ns[to])
+
+    def __len__(self) -> int:
+        return len(self.ns)
+
+    def part(self, start: int, stop: int) -> _Common:
+        """Some that follow each other in time."""
+        part = slice(start, stop)
+        return _Common(self.ns[part], self.ahead_ns[part], self.lengths_ns[part], self.other_lengths_ns[part])
+
+    def middle(self) -> tuple[int, int, int]:
+        """By how much the one is ahead, within what nine of ten of the begins are, and within what the truth
+        is.
+        """
+        middle_ns, spread_ns = _middle(self.ahead_ns)
+        timed = (self.lengths_ns != NONE) & (self.other_lengths_ns != NONE)
+        if 2 * np.count_nonzero(timed) < len(self):
+            return middle_ns, spread_ns, spread_ns + NOTED_NS
+        ends_ns = (self.ahead_ns + self.lengths_ns - self.other_lengths_ns)[timed]
+        end_ns, of_ends_ns = _middle(ends_ns)
+        apart_ns = (abs(end_ns - middle_ns) + 1) // 2
+        return (middle_ns + end_ns) // 2, spread_ns, max(spread_ns, of_ends_ns) + apart_ns
+
+
 def _agreement(one: Sightings, other: Sightings, spread_ns: int, of: str) -> Agreement | None:
-    (keys, ns, lengths_ns), (other_keys, other_ns, other_lengths_ns) = one.once(), other.once()
-    if not len(keys) or not len(other_keys):
+    common = _Common.of(one, other)
+    if len(common) < _LEAST:
         return None
-    at = np.minimum(np.searchsorted(other_keys, keys), len(other_keys) - 1)
-    same = other_keys[at] == keys
-    ahead_ns, lengths_ns, other_lengths_ns = (
-        ns[same] - other_ns[at[same]],
-        lengths_ns[same],
-        other_lengths_ns[at[same]],
+    ahead_ns, apart_ns, bound_ns = common.middle()
+    pairs, is_even = _over_time(common, spread_ns), apart_ns <= spread_ns
+    return Agreement(ahead_ns, bound_ns, len(common), of, pairs, is_even) if is_even or pairs else None
+
+
+def _over_time(common: _Common, spread_ns: int) -> Pairs | None:
+    """A pair for each part of what was seen, as much in each; None where there are few, or most of the parts
+    agree on nothing.
+    """
+    count = len(common) // _OF_PART
+    if count < _PARTS_LEAST:
+        return None
+    limits = [len(common) * at // count for at in range(count + 1)]
+    drifted_ns = _drifted_ns(common, limits)
+    rest = replace(common, ahead_ns=common.ahead_ns - drifted_ns)
+    found = []
+    for start, stop in pairwise(limits):
+        part = rest.part(start, stop)
+        ahead_ns, apart_ns, bound_ns = part.middle()
+        at = (start + stop) // 2
+        if apart_ns <= spread_ns:
+            ns = int(common.ns[at])
+            found.append(ClockPair(ns, ns - ahead_ns - int(drifted_ns[at]), bound_ns))
+    return Pairs.of(found) if 2 * len(found) > count else None
+
+
+def _drifted_ns(common: _Common, limits: Sequence[int]) -> Int64s:
+    """How much further the one is ahead each time, as its rate is: that between most halves of all parts, as
+    some of them are wrong.
+    """
+    middles_ns = np.array(
+        [_middle(common.ahead_ns[start:stop])[0] for start, stop in pairwise(limits)], np.float64
     )
-    if len(ahead_ns) < _LEAST:
-        return None
-    middle_ns, bound_ns = _middle(ahead_ns)
-    if bound_ns > spread_ns:
-        return None
-    timed = (lengths_ns != NONE) & (other_lengths_ns != NONE)
-    if 2 * np.count_nonzero(timed) < len(ahead_ns):
-        return Agreement(middle_ns, bound_ns + NOTED_NS, len(ahead_ns), of)
-    end_ns, of_ends_ns = _middle((ahead_ns + lengths_ns - other_lengths_ns)[timed])
-    apart_ns = (abs(end_ns - middle_ns) + 1) // 2
-    return Agreement((middle_ns + end_ns) // 2, max(bound_ns, of_ends_ns) + apart_ns, len(ahead_ns), of)
+    ns = (common.ns - common.ns[0]).astype(np.float64)
+    parts_ns = ns[[(start + stop) // 2 for start, stop in pairwise(limits)]]
+    half = len(middles_ns) // 2
+    passed_ns = parts_ns[half:] - parts_ns[: len(parts_ns) - half]
+    gained_ns = middles_ns[half:] - middles_ns[: len(middles_ns) - half]
+    drifted_ns: Int64s = np.rint(ns * np.median(gained_ns / np.maximum(passed_ns, 1))).astype(np.int64)
+    return drifted_ns
 
 
 def _middle(ahead_ns: Int64s) -> tuple[int, int]:

@@ -87,6 +87,7 @@ class Clocks:
         self._rounds = 0
         self._moved: dict[str, int] = {}
         self._anchor_ns = 0
+        self._drift: ClockMap | None = None
         for clock in HOST_CLOCKS:
             if (offset_ns := self._host_offset_ns(clock)) is not None:
                 self._maps.setdefault(clock, offset_map(clock, "offset", offset_ns, SNAPSHOT_NS))
@@ -96,9 +97,11 @@ class Clocks:
             self._maps[clock] = self._assume(clock, offset)
         self.last_ns = TraceNs(0)
 
-    def anchor(self, offset_ns: int) -> None:
-        """Have this added to all times, as they are on the clock of several recordings."""
-        self._anchor_ns = offset_ns
+    def anchor(self, offset_ns: int, drift: ClockMap | None = None) -> None:
+        """Have all times put on the clock of several recordings: so much later, or as `drift` says, which
+        puts the first that much later.
+        """
+        self._anchor_ns, self._drift = offset_ns, drift
 
     def _host_offset_ns(self, clock: str) -> int | None:
         return _offset_ns(self.start, clock, self.trace_clock)
@@ -170,13 +173,25 @@ class Clocks:
         places = np.delete(np.arange(len(events)), left_out) if left_out else None
         if places is not None:
             events = events.take(places)
-        if self._anchor_ns:
-            events.ts_ns = events.ts_ns + self._anchor_ns
-            for other in others:
-                if isinstance(other, PlacedWarps):
-                    other.ts_ns += self._anchor_ns
-                    other.offset_ns -= self._anchor_ns if other.source_ns is not None else 0
+        if self._anchor_ns or self._drift is not None:
+            self._go_to_anchor(events, others)
         return TraceBatch(events, others, batch.text_bytes, places)
+
+    def _go_to_anchor(self, events: TraceColumns, others: list[Record | PlacedWarps]) -> None:
+        """Put times on the clock of several recordings. The lengths of warps and losses stay: by drift alone
+        they change by some millionths.
+        """
+        if self._drift is None:
+            events.ts_ns = events.ts_ns + self._anchor_ns
+        else:
+            ends_ns = self._drift.place_all(events.ts_ns + events.dur_ns)
+            events.ts_ns = self._drift.place_all(events.ts_ns)
+            events.dur_ns = np.maximum(0, ends_ns - events.ts_ns)
+        for other in others:
+            if isinstance(other, PlacedWarps):
+                start_ns = TraceNs(other.ts_ns + self._anchor_ns)
+                other.ts_ns = start_ns if self._drift is None else self._drift.place(SourceNs(other.ts_ns))
+                other.offset_ns -= self._anchor_ns if other.source_ns is not None else 0
 
     def _codes_of(self, tables: Tables) -> Any:
         """The number of each shape's clock in `_clocks`, from 1; 0 for the trace's own. The last two are

@@ -17,6 +17,9 @@ CONVERTERS: dict[str, OutputFormat] = {
     ),
     "chrome": OutputFormat(".json", "tracepipe.converters.chrome:ChromeWriter"),
     "text": OutputFormat(".txt", "tracepipe.converters.text:TextWriter", on_terminal=True),
+    "archive": OutputFormat(
+        ".zip", "tracepipe.converters.archive:ArchiveWriter", of="archive", can_compress=True
+    ),
     "tracepipe": OutputFormat(
         ".jsonl", "tracepipe.converters.event_file:EventFileWriter", of="events", by_suffix=True
     ),

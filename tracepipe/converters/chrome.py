@@ -67,14 +67,16 @@ class ChromeWriter:
                 self._metadata("process_name", pid, 0, name=track.name),
                 self._metadata("process_sort_index", pid, 0, sort_index=track.rank),
             ]
-        if track.kind not in ("slices", "counter"):  # a thread has a new name
-            return [self._thread_name(pid, one) for one in self._named.get(track.id, ())]
+        if track.kind not in ("slices", "counter"):  # a thread has a new name or place
+            return [line for one in self._named.get(track.id, ()) for line in self._described(pid, one)]
         self._events.give_track(track, pid)
         self._named.setdefault(track.parent.id, []).append(track)
-        return [
-            self._thread_name(pid, track),
-            self._metadata("thread_sort_index", pid, track.id, sort_index=self._order(track)),
-        ]
+        return self._described(pid, track)
+
+    def _described(self, pid: int, track: Track) -> list[bytes]:
+        """The name and order of a track."""
+        order = self._metadata("thread_sort_index", pid, track.id, sort_index=self._order(track))
+        return [self._thread_name(pid, track), order]
 
     def _thread_name(self, pid: int, track: Track) -> bytes:
         names: list[str] = []
@@ -84,13 +86,12 @@ class ChromeWriter:
             at = at.parent
         return self._metadata("thread_name", pid, track.id, name=" / ".join(names))
 
-    @staticmethod
-    def _order(track: Track) -> int:
+    def _order(self, track: Track) -> int:
         """The rank of a track under the top, its parent's first: a group and a track in it, no deeper."""
         ranks = []
         at: Track | None = track
         while at is not None and at.parent is not None:
-            ranks.append(at.rank)
+            ranks.append(self._tracks[at.id].rank)
             at = at.parent
         group, own = (ranks[-1], ranks[0]) if len(ranks) > 1 else (ranks[0], 0)
         return min(group, (1 << 22) - 1) << 9 | min(own, 511)

@@ -15,7 +15,7 @@ import orjson
 from tracepipe.converters.wire import delimited, number, text
 from tracepipe.event.columns import Bytes, Int64s, grown
 from tracepipe.event.ops import BEGIN
-from tracepipe.event.vocabulary import FIRST_SCREEN
+from tracepipe.event.vocabulary import FIRST_SCREEN, GPU_BUSY
 from tracepipe.layout.changes import WarpChanges
 from tracepipe.layout.timeline import Drawn, Track
 
@@ -40,11 +40,15 @@ class FirstScreen:
         self._tracks: list[Track] = []
         self._counters: dict[int, Track] = {}
         """By GPU how many warps run."""
+        self._busy: list[str] = []
+        """The names of the counters of how busy GPUs are."""
 
     def meet(self, row: int, track: Track) -> None:
         """Look at the track of a row."""
         self._kind, self._begins = grown(self._kind, row + 1, _OTHER), grown(self._begins, row + 1, 0)
         self._kind[row] = _KINDS.get(track.category, _OTHER) if track.kind == "slices" else _OTHER
+        if track.kind == "counter" and track.name == GPU_BUSY:
+            self._busy.append(track.name)
 
     def see(self, drawn: Drawn) -> None:
         """Look at operations, whose rows were met."""
@@ -81,19 +85,19 @@ class FirstScreen:
         return delimited(1, delimited(126, delimited(1, attribute)) + number(10, sequence))
 
     def _pins(self) -> list[str]:
-        """Names of tracks as the UI has them: calls of threads that launch, warps, busy streams."""
+        """Names of tracks as the UI has them: calls of threads that launch, GPUs' counters, busy streams."""
         callers = self._busiest(_CALLS)
         least = max(1, int(self._begins[callers[0]]) // _CALLERS_APART) if len(callers) else 1
         callers = callers[self._begins[callers] >= least]
         pins = [self._called(self._tracks[row]) for row in callers[:_CALLERS_MAX].tolist()]
-        alike = Counter(counter.name for counter in self._counters.values())
+        warps = [counter.name for counter in self._counters.values()]
+        alike = Counter([*self._busy, *warps])
         streams: Counter[str] = Counter()
         for row in self._busiest(_STREAM)[:_STREAMS_MAX].tolist():
             alike[self._tracks[row].name] += 1
             streams[self._tracks[row].name] += int(self._begins[row])
-        warps = dict.fromkeys(counter.name for counter in self._counters.values())
         room = _PINS_MAX - len(pins)
-        for name in [*warps, *(name for name, _ in streams.most_common())]:
+        for name in dict.fromkeys([*self._busy, *warps, *(name for name, _ in streams.most_common())]):
             # A name pins the tracks of all GPUs that have one.
             if alike[name] <= room:
                 pins.append(name)

@@ -10,9 +10,10 @@ Perfetto's own classes would take 9 MB: the tests hold this against them.
     ClockSnapshot    1 clock (1 id  2 timestamp  3 is_incremental)  2 primary_trace_clock
     TrackDescriptor  1 uuid  2 name  3 process (1 pid  6 name)  4 thread (1 pid  2 tid  5 name)  5 parent
                      8 counter (6 unit_name)  11 child_ordering  12 rank  15 sibling_merge_behavior
+                     19 process_ordering  20 thread_ordering
 
 Source: protos/perfetto/trace/trace_packet.proto, clock_snapshot.proto, track_event/track_descriptor.proto and
-trace_packet_defaults.proto of perfetto v52.
+trace_packet_defaults.proto of perfetto v57, whose UI is the first to have an order of processes and threads.
 """
 
 from __future__ import annotations
@@ -50,8 +51,11 @@ _CLOCK_STEPS = 64
 _COMPRESS_BYTES = 1 << 19
 # The packet sequences of the host, and of its threads' switches; those of GPUs follow. Clocks have their own.
 _HOST, _SWITCHES, _CLOCKS = 1, 2, 1 << 30
-# child_ordering EXPLICIT, and sibling_merge_behavior NONE.
+# The track that all others stand under.
+_TOP: Final = 0
+# child_ordering EXPLICIT, process_ordering and thread_ordering, and sibling_merge_behavior NONE.
 _ORDERED: Final = number(11, 3)
+_ORDERED_AT_THE_TOP: Final = number(19, 1) + number(20, 1)
 _NEVER_MERGED: Final = number(15, 2)
 # SEQ_INCREMENTAL_STATE_CLEARED and SEQ_NEEDS_INCREMENTAL_STATE
 _BEGINS: Final = number(13, 3)
@@ -77,9 +81,13 @@ def _named(name: str, parent_uuid: int) -> bytes:
     return text(2, name) + number(5, parent_uuid) + _NEVER_MERGED
 
 
-def _process(track: Track, *fields: bytes) -> bytes:
-    of_process = b"".join((number(1, track.pid), *fields))
-    return _declaration(track, track.id * 2, delimited(3, of_process), _ORDERED)
+def _root(track: Track) -> bytes:
+    """The packet that declares a process or a thread."""
+    if _is_thread(track):
+        named = number(1, track.pid) + number(2, track.tid) + text(5, track.name)
+        return _declaration(track, track.id * 2, delimited(4, named))
+    named = number(1, track.pid) + text(6, track.name)
+    return _declaration(track, track.id * 2, delimited(3, named))
 
 
 def _is_thread(track: Track) -> bool:
@@ -93,8 +101,8 @@ class PerfettoWriter:
         self._out, self._info = out, info
         self._base_ns = info.start.get("trace_ns", 0)
         self._clock = _CLOCK_MONOTONIC if info.trace_clock == MONOTONIC else _CLOCK_BOOTTIME
-        self._processes: dict[int, Track] = {}
-        """By the track's id; they get names at the end."""
+        self._roots: dict[int, Track] = {}
+        """Processes and threads by the track's id, which are declared at the end."""
         self._kept: list[bytes] = []
         self._kept_bytes = 0
         self._gpus: dict[int, Packets] = {}
@@ -127,14 +135,15 @@ class PerfettoWriter:
         """The packets that declare a track."""
         uuid = track.id * 2
         if track.kind == "process" and track.pid:
-            # The trace processor keeps the first name of a process, and the last is wanted: see `finish`.
-            self._processes[track.id] = track
-            return _process(track)
+            self._roots[track.id] = track
+            return b""
         if _is_thread(track):
-            thread = number(1, track.pid) + number(2, track.tid) + text(5, track.name)
+            known = self._roots.get(track.id)
+            self._roots[track.id] = track
+            if known is not None and known.name == track.name:
+                return b""
             # Tracks under a thread's own descriptor become its siblings: a plain group holds them together.
-            group = _declaration(track, uuid + 1, _named(track.name, uuid), _ORDERED)
-            return _declaration(track, uuid, delimited(4, thread), _ORDERED) + group
+            return _declaration(track, uuid + 1, _named(track.name, uuid), _ORDERED)
         fields = _named(track.label(), self._parent_uuid(track))
         if track.kind == "counter":
             fields += delimited(8, text(6, track.unit))
@@ -281,8 +290,12 @@ class PerfettoWriter:
             self._out.write(delimited(1, delimited(50, zlib.compress(packets))))
 
     def finish(self) -> None:
-        """Write what is known at the end: the names of processes, and what to see first."""
-        for track in self._processes.values():
-            self._emit(_process(track, text(6, track.name)))
+        """Write what is known at the end: processes and threads, and what to see first. The trace processor
+        keeps the first name and place of those, and the last are wanted.
+        """
+        if self._roots:
+            self._emit(_packet(number(10, _HOST), delimited(60, number(1, _TOP) + _ORDERED_AT_THE_TOP)))
+        for track in self._roots.values():
+            self._emit(_root(track))
         self._emit_compressed()
         self._out.write(self._first_screen.packet(_HOST))

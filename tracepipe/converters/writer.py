@@ -63,12 +63,12 @@ def without_form(unwritten: Counter[str]) -> list[str]:
 class OutputFormat:
     """An output format; `suffix` replaces that of the input, `writer` is `module:class`, which is a `Writer`
     of the "timeline", or an `EventWriter` of "events" on the clocks that they were recorded with or of "trace
-    events", which are on the trace's clock.
+    events", which are on the trace's clock. An "archive" holds a Perfetto trace of each recording.
     """
 
     suffix: str
     writer: str
-    of: Literal["timeline", "events", "trace events"] = "timeline"
+    of: Literal["timeline", "archive", "events", "trace events"] = "timeline"
     can_compress: bool = False
     has_switches: bool = False
     """Whether its writer takes `Drawn.switches`, as the format says by itself when threads run."""
@@ -78,6 +78,11 @@ class OutputFormat:
     """Whether a file whose name ends with .gz or .zst is compressed."""
     on_terminal: bool = False
     """Whether it is for people, and goes to standard output unless told where."""
+
+    @property
+    def takes_several(self) -> bool:
+        """Whether it can be made of several recordings."""
+        return self.of in ("timeline", "archive")
 
     def open(self, out: BinaryIO, info: TraceInfo) -> Any:
         """A writer to `out`."""

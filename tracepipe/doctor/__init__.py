@@ -94,7 +94,7 @@ def _wrapped(text: str, width: int, indent: int) -> list[str]:
 def as_json(diagnoses: list[Diagnosis]) -> dict[str, Any]:
     """`{"can_capture":…,"findings":[{"area":…,"name":…,"state":…,"detail":…,"mend":…},…]}`.
 
-    `mend` is the fix: programs read it by that key.
+    `mend` says how to put it right. Programs rely on that key.
     """
     rows = [
         {"area": f.area, "name": f.name, "state": f.state, "detail": f.detail, "mend": f.fix}

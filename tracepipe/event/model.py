@@ -75,7 +75,7 @@ COUNT_LIMIT: Final = (1 << 48) - 1
 MASK_LIMIT: Final = (1 << 32) - 1
 # Of longer texts, but those in arguments, so much is kept.
 NAME_BYTES_MAX: Final = 4096
-# Behind processes and threads in that order stand groups of other kinds.
+# A recording has fewer processes and threads.
 ORDER_LIMIT: Final = (1 << 21) - 1
 # With a bit more, which those have that are made of it, a number is one in JavaScript too.
 FLOW_LIMIT: Final = (1 << 52) - 1

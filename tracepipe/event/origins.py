@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from tracepipe.event.model import ID_LIMIT
@@ -38,6 +38,10 @@ class Origins:
     gpus: Mapping[int, str] = field(default_factory=dict)
     files: tuple[str, ...] = ()
     doubles: frozenset[tuple[int, int]] = frozenset()
+
+    def alone(self, file: str) -> Origins:
+        """The same for one of the recordings, which is drawn without the others."""
+        return replace(self, count=1, files=(file,), doubles=frozenset())
 
     def host(self, pid: int | None) -> str:
         """What follows the name of a process: its host, where there are several."""

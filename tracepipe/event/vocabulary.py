@@ -30,6 +30,8 @@ PYTHON_LAYERS: Final = frozenset({"python", "python_function"})
 """Layers of other tools' recordings whose calls are functions of Python, as `layer` of a hook has them."""
 PIDS_MAX: Final = 1 << 22
 """Linux gives no process a higher number: other tools' groups of tracks that are no processes stand above."""
+GPU_BUSY: Final = "GPU busy"
+"""The counter of the share of time in which a GPU does anything, in timelines that have such summaries."""
 FIRST_SCREEN: Final = "tracepipe.first_screen"
 """The attribute of a Perfetto trace that says where its work is."""
 ADDRESS_KEYS: Final = ("address", "ptr", "dptr", "devPtr")

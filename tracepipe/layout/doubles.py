@@ -92,8 +92,10 @@ class Doubles:
             if all(ones[0].ts_ns > until_ns for ones in of_key.values()):
                 continue
             gone: set[_One] = set()
-            for both in combinations(sorted(of_key), 2):
-                if both in self._two:
+            # What has an end of its own stands for the others, and they say how far from it they are.
+            in_turn = sorted(of_key, key=lambda at: (of_key[at][0].shape.phase != "B", at))
+            for both in combinations(in_turn, 2):
+                if both in self._two or both[::-1] in self._two:
                     ones, others = (
                         _near(of_key[at], until_ns + SLACK_NS, gone, other)
                         for at, other in (both, both[::-1])

@@ -24,10 +24,11 @@ from tracepipe.event.tables import Args, Tables
 from tracepipe.event.warps import PlacedWarps
 from tracepipe.layout.changes import WarpChanges
 from tracepipe.layout.host import HostLayout
-from tracepipe.layout.kernels_of_gpu import KernelsOfGpus
 from tracepipe.layout.options import LayoutOptions
 from tracepipe.layout.ranges_on_gpu import RangesOnGpu
 from tracepipe.layout.rows import Rows
+from tracepipe.layout.standing import Standing
+from tracepipe.layout.summaries import Summaries
 from tracepipe.layout.threads import KernelGroups, ThreadLayout
 from tracepipe.layout.timeline import FIRST_EXTRA, Drawn
 from tracepipe.layout.tree import Tree
@@ -52,7 +53,8 @@ class Layout:
     `end` with one that has no more, `finish` once, and write what they return.
 
     With `switches_apart` events that say when threads run are on no track, but in `Drawn.switches`. With
-    `summaries` the group of a GPU has slices of its own, which a viewer shows while it is closed.
+    `summaries` the groups of a GPU and of its SMs have slices of their own, which a viewer shows while they
+    are closed, and a GPU a counter of how busy it is.
     """
 
     def __init__(
@@ -86,9 +88,11 @@ class Layout:
         groups = KernelGroups(self._rows)
         self._host = HostLayout(self._rows)
         self._threads = ThreadLayout(self._rows, groups, options)
-        self._warps = WarpLayout(self._rows, groups, options)
+        self._summaries = Summaries(self._rows) if summaries else None
+        on_sms = None if self._summaries is None else self._summaries.on_sms
+        self._warps = WarpLayout(self._rows, groups, options, on_sms)
         self._ranges = RangesOnGpu(self._rows)
-        self._kernels = KernelsOfGpus(self._rows) if summaries else None
+        self._standing = Standing(self._rows)
         self._met = np.empty(0, np.bool_)
 
     @property
@@ -175,8 +179,9 @@ class Layout:
             assert shape is not None
             self._rows.meet(number, shape)
             self._host.meet(number, shape)
-            if self._kernels is not None:
-                self._kernels.meet(number, shape)
+            self._standing.meet(number, shape)
+            if self._summaries is not None:
+                self._summaries.meet(number, shape)
 
     def _deal(self, events: TraceColumns, *, last: bool = False) -> Drawn:
         changes: list[WarpChanges] = []
@@ -187,6 +192,7 @@ class Layout:
             if len(self._tables.shapes):
                 self._meet(events.shape)
                 events = self._within(events)
+                self._standing.take(events)
             self._host.name_threads(events)
             events, switches = self._without_switches(events)
             drawn, on_stream = self._rows.drawn, self._rows.on_stream
@@ -288,7 +294,7 @@ class Layout:
                 layer = "other layers"
             self._lost.add(layer)
         rank = 1 + (LAYERS.index(layer) if layer in LAYERS else len(LAYERS))
-        track = self._tree.child(self._tree.group("tracepipe"), "slices", f"losses: {layer}", rank, "loss")
+        track = self._tree.child(self._tree.recording(), "slices", f"losses: {layer}", rank, "loss")
         args = {k: v for k, v in record.items() if k not in ("type", "dur_ns", "ts_ns", "args")}
         name = self._rows.name(f"lost {record['count']} events")
         row = self._rows.row_of(track)
@@ -297,7 +303,7 @@ class Layout:
     def _window_turn(self, ts_ns: int, record: Record) -> None:
         file = record.get(FILE)
         title = f"windows of {file}" if file else "capture"
-        track = self._tree.child(self._tree.group("tracepipe"), "slices", title, 0, "tracepipe")
+        track = self._tree.child(self._tree.recording(), "slices", title, 0, "tracepipe")
         numbered = f"window {record['window']}" if "window" in record else "window"
         said = ("pid", "tid", "waited_ns", *(("window",) if "name" in record else ()))
         args = {k: v for k, v in record.items() if k in said}
@@ -316,8 +322,8 @@ class Layout:
         self._say_early()
         self._rows.meet_beside()
         ops = self._rows.nesting.take_ops()
-        if self._kernels is not None and events is not None:
-            self._kernels.draw(events, ops)
+        if self._summaries is not None:
+            self._summaries.draw(events, ops)
         extras, self._extras = self._extras, []
         later = OpColumns()
         held_ns = _ALL_NS
@@ -327,6 +333,8 @@ class Layout:
         if events is not None and not last:
             held_ns = self._dealt_ns
         order = self._order(ops, later, held_ns)
+        if self._summaries is not None:
+            self._summaries.take(ops, order)
         return Drawn(self._rows.book, self._tree.take_declared(), events, ops, order, extras, changes)
 
     def _order(self, ops: OpColumns, later: OpColumns, held_ns: int) -> Any:
@@ -357,9 +365,7 @@ class Layout:
             self._instant("starts before its launch", early.start_ns, args, "problems")
 
     def _instant(self, name: str, ts_ns: int, args: Args, track: str) -> None:
-        row = self._rows.row_of(
-            self._tree.child(self._tree.group("tracepipe"), "slices", track, 0, "tracepipe")
-        )
+        row = self._rows.row_of(self._tree.child(self._tree.recording(), "slices", track, 0, "tracepipe"))
         self._rows.nesting.add(op_of(INSTANT, row, ts_ns, self._rows.name(name), self._extra(args)))
 
     def say(self, name: str, ts_ns: int, args: Args, track: str = "capture") -> Drawn:
@@ -404,5 +410,9 @@ class Layout:
         for row in self._window_rows:
             self._rows.nesting.close(row, self.end_ns)
         self._say_undrawn()
+        self._tree.put_in_order(self._standing.work)
         drawn.append(self._drawn(None, changes, last=True))
+        if self._summaries is not None:
+            self._summaries.finish()
+            drawn.append(self._drawn(None, [], last=True))
         return drawn

@@ -13,8 +13,8 @@ from tracepipe.event.model import COUNTS
 from tracepipe.event.ops import COUNTER, op_of
 from tracepipe.event.shape import Shape
 from tracepipe.event.vocabulary import ADDRESS_KEYS, MEMORY_IN_USE, SIZE_KEYS
-from tracepipe.layout.rows import Rows
-from tracepipe.layout.tree import LAYER_TITLES
+from tracepipe.layout.rows import RANK_COUNT, Rows
+from tracepipe.layout.tree import LAYER_TITLES, RANK_COUNTERS
 
 # Live allocations whose sizes are remembered for their frees.
 ALLOCATIONS_MAX = 1 << 20
@@ -84,7 +84,8 @@ class HostLayout:
                     continue
                 owner = self._rows.tree.process(shape.pid) if shape.gpu is None else self._rows.gpu(shape.gpu)
                 name = shape.name if series == "value" else f"{shape.name} {series}"
-                track = self._rows.tree.child(owner, "counter", name, 0, "counter")
+                rank = RANK_COUNTERS if shape.gpu is None else RANK_COUNT
+                track = self._rows.tree.child(owner, "counter", name, rank, "counter")
                 row = self._counters[key] = self._rows.new_row(track)
             if isinstance(value, float) or abs(value) > _WHOLE_MAX:
                 self._rows.nesting.add(op_of(COUNTER, row, ts_ns, 0, extra({"value": float(value)})))
@@ -111,7 +112,7 @@ class HostLayout:
         memory = self._memory.get((shape.pid, what))
         if memory is None:
             process = self._rows.tree.process(shape.pid)
-            track = self._rows.tree.child(process, "counter", what, 0, "memory", "bytes")
+            track = self._rows.tree.child(process, "counter", what, RANK_COUNTERS, "memory", "bytes")
             memory = self._memory[shape.pid, what] = DeviceMemory(self._rows.new_row(track))
         address = next((args[key] for key in ADDRESS_KEYS if isinstance(args.get(key), int | str)), None)
         if shape.name == "free":

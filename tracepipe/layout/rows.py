@@ -16,16 +16,17 @@ from tracepipe.event.origins import Origins
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Tables
 from tracepipe.layout.timeline import Book, Track, slice_name
-from tracepipe.layout.tree import LAYER_TITLES, Tree
+from tracepipe.layout.tree import LAYER_TITLES, RANK_GPU, RANK_PROCESS, Tree
+from tracepipe.layout.warp_limits import warps_at_most
 
-# Order under a GPU: the count of warps, streams, SMs, kernels whose warps' slots are not known.
-RANK_STREAM: Final = 1
+# Order under a GPU: counters, streams, SMs, kernels whose warps' slots are not known.
+RANK_BUSY: Final = 0
+RANK_COUNT: Final = 1
+RANK_STREAM: Final = 2
 RANK_SM: Final = 100_000
 RANK_LOGICAL: Final = 200_000
 # The category of the slices of a group, by which they are left out of sums.
 SUMMARY: Final = "summary"
-# At the top GPUs stand behind the processes, which come in the order in which they are met.
-RANK_GPU: Final = 1 << 22
 IOCTL: Final = "ioctl"
 # A viewer keeps a list by the numbers of processors; Linux has up to 8192.
 CPUS_MAX: Final = 1 << 13
@@ -63,10 +64,8 @@ class Rows:
         self._gpus: dict[int, Track] = {}
         self._streams: dict[tuple[int, int], int] = {}
         self._ranges: dict[tuple[object, ...], int] = {}
-        self._gpu_names = {
-            gpu.get("index"): str(gpu.get("name", ""))
-            for gpu in header.get("gpus", [])
-            if isinstance(gpu.get("index"), int)
+        self._about_gpus = {
+            gpu["index"]: gpu for gpu in header.get("gpus", []) if isinstance(gpu.get("index"), int)
         }
         self._origins = origins
         self._of_tracks: dict[int, int] = {}
@@ -209,10 +208,17 @@ class Rows:
         """The group of a GPU."""
         track = self._gpus.get(index)
         if track is None:
-            named = f"GPU {index} {self._gpu_names.get(index, '')}".rstrip()
+            named = f"GPU {index} {self._about_gpus.get(index, {}).get('name', '')}".rstrip()
             name = self._origins.gpus.get(index, named)
-            track = self._gpus[index] = self.tree.group(name, RANK_GPU + min(index, RANK_GPU), SUMMARY)
+            track = self._gpus[index] = self.tree.group(
+                name, min(RANK_GPU + index, RANK_PROCESS - 1), SUMMARY
+            )
         return track
+
+    def unit_of_warps(self, gpu: int) -> str:
+        """What warps of a GPU are counted in, with how many it can have where that is known."""
+        limit = warps_at_most(self._about_gpus.get(gpu, {}))
+        return "warps" if limit is None else f"warps of {limit}"
 
     def _stream(self, gpu: int, stream: int) -> int:
         row = self._streams.get((gpu, stream))

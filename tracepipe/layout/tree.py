@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import PurePath
+from typing import NamedTuple
 
 from tracepipe.event.model import Header, Record
 from tracepipe.event.origins import Origins
@@ -21,11 +22,41 @@ LAYER_TITLES = {
     "transfer": "transfers",
 }
 _RANK = {layer: rank for rank, layer in enumerate(LAYER_TITLES)}
-# Under a process, behind its threads, whose ranks are their ids.
-RANK_RANGES = 1 << 22
+# At the top: GPUs in the order of their numbers, processes, and what the recording says of itself.
+RANK_GPU = 1
+RANK_PROCESS = 1 << 21
+RANK_RECORDING = 1 << 22
+# Under a process, behind its threads, of which there are fewer: ranges, and then counters.
+RANK_RANGES = 1 << 20
+RANK_COUNTERS = 1 << 21
 # Each takes about a kilobyte while the trace is written. Eight GPUs of 132 SMs with 64 slots have half as
 # many.
 TRACKS_MAX = 1 << 17
+
+_Key = tuple[object, ...]
+# What does at least such a part of what the first of its kind does stands with it.
+_PEERS_APART = 10
+
+
+class Work(NamedTuple):
+    """What a thread or a process did: launches of work of a GPU, and nanoseconds on processors."""
+
+    launches: int = 0
+    ran_ns: int = 0
+
+    def level(self, most: Work) -> int:
+        """How far from the top it stands, where `most` is the most that one of its kind did."""
+        if self.launches * _PEERS_APART >= most.launches > 0:
+            return 0
+        return 1 if self.ran_ns * _PEERS_APART >= most.ran_ns > 0 else 2
+
+
+def _sum(works: Iterable[Work]) -> Work:
+    return Work(*map(sum, zip(Work(), *works, strict=True)))
+
+
+def _most(works: Iterable[Work]) -> Work:
+    return Work(*map(max, zip(Work(), *works, strict=True)))
 
 
 class Tree:
@@ -37,9 +68,9 @@ class Tree:
         self._declared: list[Track] = []
         self._command = PurePath(header["command"][0]).name if header.get("command") else ""
         self._origins = origins or Origins()
-        self._tracks: dict[tuple[object, ...], Track] = {}
+        self._tracks: dict[_Key, Track] = {}
         self._count = 0
-        self._given: dict[tuple[object, ...], tuple[str, int | None]] = {}
+        self._given: dict[_Key, tuple[str, int | None]] = {}
         """The names and the places that the recording gives processes and threads."""
 
     @property
@@ -52,17 +83,17 @@ class Tree:
         declared, self._declared = self._declared, []
         return declared
 
-    def _make(self, key: tuple[object, ...], make: Callable[[int], Track]) -> Track:
+    def _make(self, key: _Key, make: Callable[[int], Track]) -> Track:
         track = self._tracks.get(key)
         if track is None:
             track = self._tracks[key] = self._new(lambda at: self._as_given(key, make(at)))
         return track
 
-    def _as_given(self, key: tuple[object, ...], track: Track) -> Track:
+    def _as_given(self, key: _Key, track: Track) -> Track:
         """A process or thread as the recording wants it."""
-        name, order = self._given.get(key, ("", None))
+        name, _ = self._given.get(key, ("", None))
         named = name + self._origins.host(track.pid) if name and track.kind == "process" else name
-        return replace(track, name=named or track.name, rank=track.rank if order is None else order)
+        return replace(track, name=named or track.name)
 
     def give_name(self, record: Record) -> None:
         """Take the name and the place of a process or a thread."""
@@ -87,7 +118,9 @@ class Tree:
         if pid is None:
             name = "process (pid not recorded)"
         name += self._origins.host(pid)
-        return self._make(("process", pid), lambda at: Track(at, None, "process", name, at, pid=pid or 0))
+        return self._make(
+            ("process", pid), lambda at: Track(at, None, "process", name, RANK_PROCESS, pid=pid or 0)
+        )
 
     def thread(self, pid: int | None, tid: int | None, comm: str = "") -> Track:
         """The group of a thread, inside that of its process."""
@@ -95,11 +128,9 @@ class Tree:
         name = comm or (process.name.removesuffix(self._origins.host(pid)) if pid else "thread")
         if tid is None:
             name = "thread (tid not recorded)"
-        # The main thread first, the others in the order of their ids.
-        rank = 0 if pid == tid else (tid or 0)
         return self._make(
             ("thread", pid, tid),
-            lambda at: Track(at, process, "thread", name, rank, pid=pid or 0, tid=tid or 0),
+            lambda at: Track(at, process, "thread", name, pid=pid or 0, tid=tid or 0),
         )
 
     def rename_thread(self, pid: int | None, tid: int | None, name: str) -> None:
@@ -110,7 +141,7 @@ class Tree:
         """Give a process the name it has now."""
         self._rename(("process", pid), name + self._origins.host(pid))
 
-    def _rename(self, key: tuple[object, ...], name: str) -> None:
+    def _rename(self, key: _Key, name: str) -> None:
         track = self._tracks.get(key)
         if track is not None and track.name != name:
             self._tracks[key] = renamed = replace(track, name=name)
@@ -170,6 +201,45 @@ class Tree:
             ),
         )
 
-    def group(self, name: str, rank: int = 0, category: str = "") -> Track:
+    def group(self, name: str, rank: int, category: str = "") -> Track:
         """A group at the top; the category is that of its own slices."""
-        return self._make(("group", name), lambda at: Track(at, None, "group", name, rank or at, category))
+        return self._make(("group", name), lambda at: Track(at, None, "group", name, rank, category))
+
+    def recording(self) -> Track:
+        """The group of what the recording says of itself."""
+        return self.group("tracepipe", RANK_RECORDING)
+
+    def put_in_order(self, work: Callable[[int], Work]) -> None:
+        """Put the processes, and the threads of each, in the order of their work by a thread's number: first
+        those that launch, then those that run. Those whose places the recording gives come before them.
+        """
+        of_process: dict[int, dict[_Key, Work]] = {}
+        for key, track in self._tracks.items():
+            if track.kind == "thread" and track.parent is not None:
+                of_process.setdefault(track.parent.id, {})[key] = work(track.id)
+        processes = {
+            key: _sum(of_process.get(track.id, {}).values())
+            for key, track in self._tracks.items()
+            if track.kind == "process"
+        }
+        self._rank(processes, RANK_PROCESS)
+        for threads in of_process.values():
+            self._rank(threads, 0)
+
+    def _rank(self, works: dict[_Key, Work], first: int) -> None:
+        """Give tracks ranks from the first on. Those that do as much as others keep the order of their ids,
+        threads behind the main one, and processes that in which they were met.
+        """
+        most = _most(works.values())
+
+        def place(key: _Key) -> tuple[int, ...]:
+            _, given = self._given.get(key, ("", None))
+            track = self._tracks[key]
+            own = (track.pid != track.tid, track.tid) if track.kind == "thread" else (track.id,)
+            return (given is None, given or 0, works[key].level(most), *own)
+
+        for rank, key in enumerate(sorted(works, key=place), first):
+            track = self._tracks[key]
+            if track.rank != rank:
+                self._tracks[key] = ranked = replace(track, rank=rank)
+                self._declared.append(ranked)

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tracepipe.event.columns import NONE, Int32s, Int64s, distinct
+from tracepipe.event.columns import NONE, Int32s, Int64s, distinct, grown
 from tracepipe.event.launches import LAUNCHES_MAX, WarpStarts
 from tracepipe.event.model import Record
 from tracepipe.event.nesting import NO_ROW
@@ -27,8 +27,9 @@ from tracepipe.layout.changes import (
 )
 from tracepipe.layout.options import LayoutOptions
 from tracepipe.layout.range_slices import with_ranges
-from tracepipe.layout.rows import RANK_LOGICAL, RANK_SM, Rows
+from tracepipe.layout.rows import RANK_COUNT, RANK_LOGICAL, RANK_SM, SUMMARY, Rows
 from tracepipe.layout.slots import ALL, BESIDE, DRAWN, OPEN, Slots, new_slots
+from tracepipe.layout.summaries import WarpsOfSms
 from tracepipe.layout.threads import KernelGroups
 from tracepipe.layout.tracks import Track
 from tracepipe.layout.waiting import CHANGES, Waiting
@@ -47,6 +48,8 @@ class _Gpu:
     index: int
     track: Track
     tracks: list[Track] = field(default_factory=list)
+    sm_rows: Int32s = field(default_factory=lambda: np.zeros(0, np.int32))
+    """By track the row on which its SM shows how many warps it has."""
     slots: Any = field(default_factory=new_slots)
     table: Any = field(default_factory=lambda: np.full((0, 0), NO_ROW, np.int32))
     """The row of each SM and slot."""
@@ -65,9 +68,11 @@ class _Gpu:
     sms: dict[int, tuple[int, list[Any], list[Any], int]] = field(default_factory=dict)
     """Where warps are only counted: by SM the row of its counter, changes that wait, how many run."""
 
-    def new_row(self, track: Track) -> int:
+    def new_row(self, track: Track, sm_row: int = NO_ROW) -> int:
         """The number of a track."""
         self.tracks.append(track)
+        self.sm_rows = grown(self.sm_rows, len(self.tracks), NO_ROW)
+        self.sm_rows[len(self.tracks) - 1] = sm_row
         return len(self.tracks) - 1
 
     def kernel_number(self, kernel: Kernel) -> int:
@@ -87,8 +92,10 @@ def _kernel_of(launched: Record) -> Kernel:
 class WarpLayout:
     """Batches come in the order of their bases, and may overlap."""
 
-    def __init__(self, rows: Rows, groups: KernelGroups, options: LayoutOptions) -> None:
-        self._rows, self._groups, self._options = rows, groups, options
+    def __init__(
+        self, rows: Rows, groups: KernelGroups, options: LayoutOptions, on_sms: WarpsOfSms | None
+    ) -> None:
+        self._rows, self._groups, self._options, self._on_sms = rows, groups, options, on_sms
         self._gpus: dict[int, _Gpu] = {}
         self._open: list[tuple[_Gpu, Slices, int]] = []
         self.unclosed = 0
@@ -158,7 +165,8 @@ class WarpLayout:
 
     def _draw(self, gpu: _Gpu, run: WarpRun, flow: Int64s) -> None:
         if gpu.counter_row == NO_ROW:
-            track = self._rows.tree.child(gpu.track, "counter", "active warps", 0, "gpu", "warps")
+            unit = self._rows.unit_of_warps(gpu.index)
+            track = self._rows.tree.child(gpu.track, "counter", "active warps", RANK_COUNT, "gpu", unit)
             gpu.counter_row = gpu.new_row(track)
         warps, order = run.warps, run.order
         begin_ns, stay_ns = (warps.ts_ns + warps.entry_ns)[order], run.stay_ns[order]
@@ -192,7 +200,8 @@ class WarpLayout:
         self._rows.meet_beside()
         found = gpu.of_nesting.get(at)
         if found is None:
-            found = gpu.of_nesting[at] = gpu.new_row(self._rows.book.tracks[at])
+            sm_row = int(gpu.sm_rows[row])
+            found = gpu.of_nesting[at] = gpu.new_row(self._rows.book.tracks[at], sm_row)
         return found
 
     def _slices(self, gpu: _Gpu, run: WarpRun, row: Int32s, flow: Int64s) -> Slices:
@@ -316,8 +325,9 @@ class WarpLayout:
             return known
         if self._rows.tree.is_full:
             return self._shared_row(gpu)
-        group = self._rows.tree.child(gpu.track, "group", f"SM {sm}", RANK_SM + sm)
-        return gpu.new_row(self._rows.tree.slot(group, slot))
+        group = self._rows.tree.child(gpu.track, "group", f"SM {sm}", RANK_SM + sm, SUMMARY)
+        sm_row = NO_ROW if self._on_sms is None else self._rows.row_of(group)
+        return gpu.new_row(self._rows.tree.slot(group, slot), sm_row)
 
     def _shared_row(self, gpu: _Gpu) -> int:
         if gpu.shared_row == NO_ROW:
@@ -364,6 +374,10 @@ class WarpLayout:
             gpu.waiting.add_slices(slices.take(kept))
         if not len(now):
             return []
+        if self._on_sms is not None:
+            row = slices.row[of[now]]
+            sm_row = np.where(row == NO_ROW, NO_ROW, gpu.sm_rows[row])
+            self._on_sms.take(ts_ns[now], sm_row, delta[now])
         changes = (ts_ns[now], kind[now], of[now], value, mask[now])
         return [
             WarpChanges(gpu.index, gpu.tracks, gpu.kernels, gpu.counter_row, gpu.offset_ns, *changes, slices)
@@ -389,4 +403,7 @@ class WarpLayout:
                 both,
             )
             gpu.waiting.add_slices(slices)
-        return [changes for gpu in self._gpus.values() for changes in self._ready(gpu, ALL)]
+        changes = [changes for gpu in self._gpus.values() for changes in self._ready(gpu, ALL)]
+        if self._on_sms is not None:
+            self._on_sms.finish(end_ns)
+        return changes

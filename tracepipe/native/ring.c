@@ -1,4 +1,4 @@
-/* A BPF ring buffer that two threads empty; how it lies in memory is drawn in capture/bpf/ring.py. One takes what is in it.
+/* A BPF ring buffer that two threads empty, or more; how it lies in memory is drawn in capture/bpf/ring.py. One takes what is in it.
  * The other moves it to a file where it is not taken in time, and does not wait for the interpreter:
  *
  *     position   0 ────────── taken ────── consumer ────── producer
@@ -28,7 +28,7 @@ typedef struct {
     int64_t step_bytes; /* that are moved at once */
     uint64_t first;     /* position of the first record */
     int file;
-    uint8_t is_over;
+    uint8_t is_over, is_moved; /* by one of the threads that follow it */
 } tp_ring;
 
 static size_t mapped_bytes(const tp_ring *r)
@@ -109,9 +109,9 @@ static int leaves(tp_ring *r, uint64_t from, int64_t size)
     return __atomic_compare_exchange_n(r->consumer, &from, from + (uint64_t)size, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
 }
 
-/* Take whole records, at most `room` bytes, when `taken` have been taken so far: how many bytes that are. MOVED where they
+/* Copy whole records, at most `room` bytes, when `taken` have been taken so far: how many bytes that are. MOVED where they
  * are in the file. */
-TP_EXPORT int64_t tp_ring_take(tp_ring *r, int64_t taken, uint8_t *to, int64_t room)
+TP_EXPORT int64_t tp_ring_copy(const tp_ring *r, int64_t taken, uint8_t *to, int64_t room)
 {
     uint64_t from = r->first + (uint64_t)taken;
     int64_t size = waiting_from(r, from);
@@ -119,7 +119,13 @@ TP_EXPORT int64_t tp_ring_take(tp_ring *r, int64_t taken, uint8_t *to, int64_t r
         return MOVED;
     size = ready(at_position(r, from), size < room ? size : room);
     memcpy(to, at_position(r, from), (size_t)size);
-    return leaves(r, from, size) ? size : MOVED;
+    return size;
+}
+
+/* Give the kernel the room of records that were copied; 0 where they were moved meanwhile, and the copy is worth nothing. */
+TP_EXPORT int tp_ring_leave(tp_ring *r, int64_t taken, int64_t size)
+{
+    return leaves(r, r->first + (uint64_t)taken, size);
 }
 
 /* Write all, or what there is room for: how many bytes of whole records that was. */
@@ -137,7 +143,8 @@ static int64_t put(const tp_ring *r, const uint8_t *data, int64_t size, int64_t 
     return done;
 }
 
-/* Move all whole records that are in the ring to the file; whether it took them. */
+/* Move all whole records that are in the ring to the file; whether it took them. On one thread at a time: of what another
+ * had moved meanwhile, this one would write what the kernel has put in its place. */
 static int move(tp_ring *r)
 {
     uint64_t from = position(r);
@@ -160,7 +167,7 @@ static void wait_ns(int64_t time_ns)
     nanosleep(&(struct timespec){.tv_sec = time_ns / 1000000000, .tv_nsec = time_ns % 1000000000}, NULL);
 }
 
-/* Move what is much, until `tp_ring_end`. The ring is looked at often while it fills; a file that takes nothing is tried
+/* Move what is much, until `tp_ring_end`; on several threads, the one whose turn comes first moves it. The ring is looked at often while it fills; a file that takes nothing is tried
  * again, as its disk may have room later. */
 TP_EXPORT void tp_ring_follow(tp_ring *r, int64_t short_ns, int64_t long_ns)
 {
@@ -168,7 +175,11 @@ TP_EXPORT void tp_ring_follow(tp_ring *r, int64_t short_ns, int64_t long_ns)
     while (!__atomic_load_n(&r->is_over, __ATOMIC_ACQUIRE)) {
         wait_ns(time_ns);
         int64_t size = waiting_from(r, position(r));
-        if (size * MUCH > r->data_bytes && !move(r))
+        int moves = size * MUCH > r->data_bytes && !__atomic_exchange_n(&r->is_moved, 1, __ATOMIC_ACQUIRE);
+        int is_full = moves && !move(r);
+        if (moves)
+            __atomic_store_n(&r->is_moved, 0, __ATOMIC_RELEASE);
+        if (is_full)
             time_ns = long_ns;
         else
             time_ns = size * LITTLE > r->data_bytes ? short_ns : 2 * time_ns < long_ns ? 2 * time_ns : long_ns;

@@ -22,6 +22,7 @@ Ops = _pointers("Ops", "kind", "mark", "row", "name", "event", "ts", "flow", "fl
 Events = _pointers("Events", "ts", "dur", "launch", "bound", "shape")
 Starts = _pointers("Starts", "place", "launch", "ts", "bound", "done", "flow")
 Shapes = _pointers("Shapes", "row", "name", "has_dur", "phase", "asks", "has_launch")
+EventRows = _pointers("EventRows", "ts", "rank", "dur", "number", "end", "kind")
 Drawn = _pointers("Drawn", "order", "kind", "mark", "row", "name", "event", "ts", "flow", "flow2", "value")
 Given = _pointers("Given", "shape", "args", "launch", "source", "line")
 Changes = _pointers("Changes", "ts", "value", "mask", "slice", "kind")
@@ -45,7 +46,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tp_reader_keep": (c_int64, [c_void_p, c_int, c_void_p, c_int64]),
     "tp_ring_new": (c_void_p, [c_int, c_int64, c_int]),
     "tp_ring_free": (None, [c_void_p]),
-    "tp_ring_take": (c_int64, [c_void_p, c_int64, c_void_p, c_int64]),
+    "tp_ring_copy": (c_int64, [c_void_p, c_int64, c_void_p, c_int64]),
+    "tp_ring_leave": (c_int, [c_void_p, c_int64, c_int64]),
     "tp_ring_follow": (None, [c_void_p, c_int64, c_int64]),
     "tp_ring_end": (None, [c_void_p]),
     "tp_ring_left": (c_int64, [c_void_p]),
@@ -91,6 +93,17 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     ),
     "tp_records_count": (None, [c_char_p, c_int64, c_int64, c_void_p, c_void_p]),
     "tp_objects": (c_int64, [c_char_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64]),
+    "tp_events_new": (c_void_p, [c_uint64, c_uint64]),
+    "tp_events_free": (None, [c_void_p]),
+    "tp_events_take": (
+        c_int64,
+        [c_void_p, c_char_p, c_void_p, c_void_p, c_int64, c_int64, POINTER(EventRows), c_void_p, c_int64],
+    ),
+    "tp_events_kind": (c_int64, [c_void_p, c_int, c_int, c_int, c_char_p, c_int64]),
+    "tp_events_rules": (c_int, [c_void_p, c_int64, c_char_p, c_int64]),
+    "tp_events_bytes": (c_int64, [c_void_p]),
+    "tp_events_texts": (c_int64, [c_void_p, _TEXT]),
+    "tp_events_forget": (None, [c_void_p]),
     "tp_ranges_nest": (c_int64, [c_int64, *[c_void_p] * 5]),
     "tp_warps_new": (c_void_p, []),
     "tp_warps_free": (None, [c_void_p]),

@@ -22,12 +22,12 @@ import orjson
 from tracepipe.event.columns import EventColumns, SourceBatch, no_events
 from tracepipe.event.model import MONOTONIC, NAME_BYTES_MAX, TIME_LIMIT_NS, Header, Problem, Record
 from tracepipe.event.warps import Warps
-from tracepipe.readers.chrome_events import ChromeEvents
 from tracepipe.readers.chrome_header import CLOCK, OF_KINETO, ChromeHeader
 from tracepipe.readers.chrome_numbers import Ids
 from tracepipe.readers.chrome_pairs import ChromePairs
 from tracepipe.readers.json_elements import JsonElements
 from tracepipe.readers.lines import BOM
+from tracepipe.readers.native_chrome_rows import chrome_events
 from tracepipe.readers.recording import FirstProblems, Recording
 from tracepipe.readers.sorted_events import RowColumns, batches_of
 from tracepipe.readers.sorted_rows import Rows
@@ -50,7 +50,7 @@ class _Trace:
         self._has_array = self._elements.begin()
         self._around = around = ChromeHeader(self._elements)
         ids = Ids()
-        self._events = ChromeEvents(around.kinds(ids), ids)
+        self._events = chrome_events(around.kinds(ids), ids)
         self._in_columns = RowColumns()
         self.tables = self._in_columns.tables
         self._unplaced = 0

@@ -68,15 +68,17 @@ class ChromeEvents:
         self.least_ns = TIME_LIMIT_NS
         """The first of them all, which may be below 0."""
         self.negative = self.impossible = self.cut = 0
-        self._firsts: dict[tuple[Any, ...], bytes] = {}
+        self._firsts: dict[tuple[Any, ...], tuple[bytes, int]] = {}
         self._names: dict[tuple[int, int | None], Record] = {}
 
     def take(self, batch: Elements) -> list[Problem]:
         """Take events; what is wrong with some, and between them."""
-        faults = batch.faults
-        for text, place in zip(batch.texts, batch.places, strict=True):
-            faults += [(place + at, message) for at, message in self._event(text)]
+        faults = batch.faults + self._take_all(batch)
         return [batch.problem(fault) for fault in sorted(faults)]
+
+    def _take_all(self, batch: Elements) -> list[Fault]:
+        """Take events one by one; where and what is wrong with some."""
+        return [(place + at, message) for place, text in batch.texts() for at, message in self._event(text)]
 
     def _event(self, text: bytes) -> list[Fault]:
         """Take one; where and what is wrong with it."""
@@ -107,10 +109,10 @@ class ChromeEvents:
         if phase == "X":
             self._slice(event, ts_ns, category, text)
         elif phase in _INSTANTS:
-            self._whole(event, ts_ns, category, "I", MARK, 0, _args_of(event, _KNOWN))
+            self._add(*self._whole(event, ts_ns, category, "I", MARK, 0, _args_of(event, _KNOWN)))
         elif phase in _OF_OBJECTS:
             args = {"object": _OF_OBJECTS[phase], **_args_of(event, _KNOWN)}
-            self._whole(event, ts_ns, category, "I", MARK, 0, args)
+            self._add(*self._whole(event, ts_ns, category, "I", MARK, 0, args))
         elif phase == COUNTS:
             return self._counter(event, ts_ns, category)
         elif phase in ARROWS:
@@ -148,12 +150,13 @@ class ChromeEvents:
             self.negative += dur_ns < 0
             self.impossible += dur_ns > 0
             dur_ns = 0
-        self._whole(event, ts_ns, category, "X", SLICE, dur_ns, args)
+        self._add(*self._whole(event, ts_ns, category, "X", SLICE, dur_ns, args))
 
     def mark(self, name: str, ts_ns: int) -> None:
         """Add an instant of the process that is named first."""
         process = next(({"pid": pid} for pid, _ in self._names), {})
-        self._whole({"name": name, **process}, ts_ns, "", "I", MARK, 0, {})
+        row, _ = self._whole({"name": name, **process}, ts_ns, "", "I", MARK, 0, {})
+        self.rows.add(row)
 
     def _whole(
         self,
@@ -164,21 +167,25 @@ class ChromeEvents:
         rank: int,
         dur_ns: int,
         args: dict[str, Any],
-    ) -> None:
-        """A row of a slice or an instant."""
+    ) -> tuple[SortedRow, Kind]:
+        """The row of a slice or an instant, and its kind."""
         kind = self._kinds.kind(event, category, args)
         self._note_time(ts_ns, dur_ns)
         first = self._first(kind.fields, event, phase, kind.launch is not None)
-        self.rows.add(SortedRow(ts_ns, rank, dur_ns, kind.launch or 0, first, _dumped(kind.args)))
+        return SortedRow(ts_ns, rank, dur_ns, kind.launch or 0, first, _dumped(kind.args_of(args))), kind
+
+    def _add(self, row: SortedRow, kind: Kind) -> None:
+        """Take the row of an event of a kind."""
+        self.rows.add(row)
 
     def _first(self, fields: dict[str, Any], event: dict[str, Any], phase: str, has_launch: bool) -> bytes:
         """The record without time and arguments, and with 0 for its length and launch."""
         name = fields.get("name", event.get("name"))
         text = name if type(name) is str else str(name)
         key = (phase, has_launch, text, *fields.values())
-        first = self._firsts.get(key)
-        if first is None:
-            record = dict(fields)
+        known = self._firsts.get(key)
+        if known is None:
+            before, record = self.cut, dict(fields)
             record["name"] = self._shortened(_NO_NAME if name is None else text)
             record["phase"] = phase
             if phase == "X":
@@ -187,7 +194,10 @@ class ChromeEvents:
                 record["launch"] = 0
             if len(self._firsts) >= _CACHED_MAX:
                 self._firsts.clear()
-            first = self._firsts[key] = _dumped(record)
+            known = self._firsts[key] = _dumped(record), self.cut - before
+            self.cut = before
+        first, cut = known
+        self.cut += cut
         return first
 
     def _counter(self, event: dict[str, Any], ts_ns: int, category: str) -> str:
@@ -200,7 +210,7 @@ class ChromeEvents:
         name = f"{event.get('name', _NO_NAME)}" + (f"[{id[-1]}]" if id else "")
         self._note_time(ts_ns, 0)
         first = self._first({**kind.fields, "name": name}, event, COUNTS, False)
-        self.rows.add(SortedRow(ts_ns, MARK, 0, 0, first, _dumped(values)))
+        self._add(SortedRow(ts_ns, MARK, 0, 0, first, _dumped(values)), kind)
         return ""
 
     def _arrow(self, event: dict[str, Any], ts_ns: int, category: str) -> str:
@@ -215,7 +225,7 @@ class ChromeEvents:
         self._note_time(ts_ns, 0)
         first = self._first(fields, event, event["ph"], False)
         args = _args_of(event, _OF_FLOWS)
-        self.rows.add(SortedRow(ts_ns, ARROW, 0, number, first, _dumped(args)))
+        self._add(SortedRow(ts_ns, ARROW, 0, number, first, _dumped(args)), kind)
         return ""
 
     def _pair(self, event: dict[str, Any], ts_ns: int, category: str) -> str:
@@ -236,13 +246,13 @@ class ChromeEvents:
             pid = self._ids.thread({"pid": event.get("pid")}, fields).get("pid")
             # With an id of its own a process does not matter.
             shared = type(event.get("id2")) is dict and "global" in event["id2"]
-            kind = Kind(fields, args)
+            kind = Kind(fields)
             key = [category, None if shared else pid, *map(str, id)]
         name = event.get("name")
         what = {"phase": phase, "key": key, "fields": kind.fields, "launch": kind.launch}
         if name is not None:
             what["name"] = self._shortened(str(name))
-        self.paired.add(SortedRow(ts_ns, 0, 0, 0, _dumped(what), _dumped(kind.args)))
+        self.paired.add(SortedRow(ts_ns, 0, 0, 0, _dumped(what), _dumped(kind.args_of(args))))
         return ""
 
     # Names ----------------------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Final
 
 from tracepipe.event.model import ID_LIMIT
@@ -48,13 +49,34 @@ _RENAMED: Final = {
 }
 
 
+Rules = Mapping[str, str | None]
+"""Other names of arguments; None for those that fields say."""
+
+
 @dataclass(slots=True)
 class Kind:
-    """What is kept of an event but its time and length: fields of its record, and its arguments."""
+    """What is kept of an event but its time and length: fields of its record, and its arguments.
+
+    All of it depends on the event's `ph`, `cat`, `name`, `pid` and `tid` and on its arguments `device`,
+    `stream`, `grid`, `block` and `correlation` alone, of that last one on whether it is a launch's number, so
+    that the native core knows the next such event: unless there are `own_args`.
+    """
 
     fields: dict[str, Any]
-    args: dict[str, Any]
     launch: int | None = None
+    rules: Rules = field(default_factory=dict)
+    ahead: dict[str, Any] = field(default_factory=dict)
+    """An argument that comes first, unless the event has it."""
+    own_args: dict[str, Any] | None = None
+    """The arguments, where they are not the event's by `rules`."""
+
+    def args_of(self, args: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of an event that has these."""
+        if self.own_args is not None:
+            return self.own_args
+        if rules := self.rules:
+            args = {name: value for key, value in args.items() if (name := rules.get(key, key)) is not None}
+        return {**self.ahead, **args} if self.ahead else args
 
 
 def _is_id(value: Any) -> bool:
@@ -68,13 +90,21 @@ def _size(value: Any) -> tuple[int, ...] | None:
     return tuple(value)
 
 
+@cache
+def _rules_of_work(said: frozenset[str]) -> Rules:
+    """Of work on a GPU, some of whose arguments its fields say."""
+    return {**_RENAMED, **dict.fromkeys(said)}
+
+
 class Kinds:
     """Says what events are, of PyTorch (`is_kineto`, of this `rank`), of VizTracer, or of another."""
 
     def __init__(
         self, ids: Ids, *, is_kineto: bool = False, is_viztracer: bool = False, rank: int = 0
     ) -> None:
-        self._ids, self._is_kineto, self._rank = ids, is_kineto, rank
+        self._ids, self._is_kineto = ids, is_kineto
+        self.launch_bits = rank << _RANK_SHIFT
+        """What a launch's number has in front of its correlation."""
         self._layer = PYTHON if is_viztracer else EVENTS
         self._of: Mapping[str, Callable[[dict[str, Any], str, dict[str, Any]], Kind]] = (
             {
@@ -98,7 +128,7 @@ class Kinds:
         return self._is_kineto and category in ("ac2g", "async_cpu_to_gpu")
 
     def kind(self, event: dict[str, Any], category: str, args: dict[str, Any]) -> Kind:
-        """What an event is. Its `args` may be changed."""
+        """What an event with these arguments is."""
         of = self._of.get(category.lower() if self._is_kineto else category, self._other)
         return of(event, category, args)
 
@@ -112,28 +142,27 @@ class Kinds:
         correlation = args.get("correlation")
         if type(correlation) is not int or not 0 < correlation <= ID_LIMIT:
             return None
-        return correlation | self._rank << _RANK_SHIFT
+        return correlation | self.launch_bits
 
     # By category ----------------------------------------------------------------------------------------
 
     def _other(self, event: dict[str, Any], category: str, args: dict[str, Any]) -> Kind:
         if category in _OF_VIZTRACER and (self._is_kineto or self._layer == PYTHON):
-            return Kind(self._thread(event, type="hook", layer=PYTHON), args)
+            return Kind(self._thread(event, type="hook", layer=PYTHON))
         if self._is_kineto:
-            return Kind(self._thread(event, type="hook", layer=category or EVENTS), args)
-        if category:
-            args = {"cat": category, **args}
-        return Kind(self._thread(event, type="hook", layer=self._layer), args)
+            return Kind(self._thread(event, type="hook", layer=category or EVENTS))
+        ahead = {"cat": category} if category else {}
+        return Kind(self._thread(event, type="hook", layer=self._layer), ahead=ahead)
 
     def _annotation(self, event: dict[str, Any], category: str, args: dict[str, Any]) -> Kind:
-        return Kind(self._thread(event, type="annotation"), args)
+        return Kind(self._thread(event, type="annotation"))
 
     def _operator(self, event: dict[str, Any], category: str, args: dict[str, Any]) -> Kind:
-        return Kind(self._thread(event, type="annotation", domain="cpu_op"), args)
+        return Kind(self._thread(event, type="annotation", domain="cpu_op"))
 
     def _call(self, event: dict[str, Any], category: str, args: dict[str, Any]) -> Kind:
         launch = self._launch(args) if LAUNCHES.search(str(event.get("name"))) else None
-        return Kind(self._thread(event, type="userspace"), args, launch)
+        return Kind(self._thread(event, type="userspace"), launch)
 
     def _place(self, event: dict[str, Any], args: dict[str, Any]) -> tuple[int, int] | None:
         """GPU and stream."""
@@ -155,9 +184,9 @@ class Kinds:
         name = str(event.get("name"))
         found = _COPY.match(name)
         called = direction_named(found[1]) if found else "memset" if name.startswith("Memset") else name
-        if called != name:
-            args = {"operation": name, **args}
-        return self._work(event, category, args, {"type": "transfer", "name": called})
+        kind = self._work(event, category, args, {"type": "transfer", "name": called})
+        kind.ahead |= {"operation": name} if called != name else {}
+        return kind
 
     def _work(
         self, event: dict[str, Any], category: str, args: dict[str, Any], fields: dict[str, Any]
@@ -167,15 +196,12 @@ class Kinds:
             return self._other(event, category, args)
         fields["gpu"], fields["stream"] = place
         launch = self._launch(args)
-        for key in ("device", "stream", *(("correlation",) if launch is not None else ())):
-            args.pop(key, None)
+        said = {"device", "stream", "correlation"} if launch is not None else {"device", "stream"}
         for key in ("grid", "block"):
             if (size := _size(args.get(key))) is not None:
                 fields[key] = size
-                del args[key]
-        if not _RENAMED.keys().isdisjoint(args):
-            args = {_RENAMED.get(key, key): value for key, value in args.items()}
-        return Kind(fields, args, launch)
+                said.add(key)
+        return Kind(fields, launch, _rules_of_work(frozenset(said)))
 
     def _of_gpu(self, event: dict[str, Any], category: str, args: dict[str, Any]) -> Kind:
         # Their process is the number of a GPU, which a process may have too.
@@ -185,26 +211,29 @@ class Kinds:
         gpu, stream = place
         fields = {"type": "hook", "layer": category}
         process = {"pid": f"GPU {gpu}: {category}", "tid": stream if _is_id(stream) else str(stream)}
-        return Kind(self._ids.thread(process, fields), args)
+        return Kind(self._ids.thread(process, fields))
 
     def _instant(self, event: dict[str, Any], category: str, args: dict[str, Any]) -> Kind:
         size, kind = args.get("Bytes"), args.get("Device Type")
-        if event.get("name") != "[memory]" or type(size) is not int or type(kind) is not int:
+        if event.get("name") != "[memory]":
             return self._other(event, category, args)
+        if type(size) is not int or type(kind) is not int:
+            return Kind(self._other(event, category, args).fields, own_args=args)
         # 0 is the processor's own memory.
         name = ("alloc" if size >= 0 else "free") + ("_host" if kind == 0 else "")
-        args["size"] = abs(args.pop("Bytes"))
+        args = {**args, "size": abs(size)}
+        del args["Bytes"]
         if type(address := args.pop("Addr", None)) is int:
             args["address"] = address
         if kind != 0 and type(total := args.get("Total Allocated")) is int:
             args["total_allocated"] = total
-        return Kind(self._thread(event, type="memory", name=name), args)
+        return Kind(self._thread(event, type="memory", name=name), own_args=args)
 
     def counter(self, event: dict[str, Any], category: str) -> Kind:
         """What a counter is of: a GPU, if its process is called as one's, or else the process."""
         found = _GPU_COUNTERS.match(pid) if type(pid := event.get("pid")) is str else None
         if found and self._is_kineto:
-            return Kind({"type": "hook", "layer": category or EVENTS, "gpu": int(found[1])}, {})
+            return Kind({"type": "hook", "layer": category or EVENTS, "gpu": int(found[1])})
         fields = self._thread(event, type="hook", layer=category or self._layer)
         fields.pop("tid", None)
-        return Kind(fields, {})
+        return Kind(fields)

@@ -120,9 +120,10 @@ class Ids:
 
 
 _IDS_MAX: Final = 1 << 16
+_ENCODER: Final = json.JSONEncoder(default=str)
 
 
 def flow_number(*parts: Any) -> int:
     """The number of an arrow that has these in common with its other ends."""
-    text = json.dumps(parts, default=str).encode("utf-8", "replace")
+    text = _ENCODER.encode(parts).encode("utf-8", "replace")
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "little") & FLOW_LIMIT

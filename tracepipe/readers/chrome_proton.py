@@ -28,11 +28,11 @@ class ProtonKinds(Kinds):
         if category == "kernel" or (category == "flow" and event.get("ph") == "f"):
             place = _place(event.get("tid"))
             if place is not None:
-                return Kind({"type": "gpu_kernel", "gpu": place[0], "stream": place[1]}, args)
+                return Kind({"type": "gpu_kernel", "gpu": place[0], "stream": place[1]})
         elif category == "flow" or (category in ("scope", "metric") and "call_stack" in args):
-            return Kind(self._thread(event, type="annotation"), args)
+            return Kind(self._thread(event, type="annotation"), own_args=args)
         elif category in ("scope", "metric"):
-            return Kind(self._thread(event, type="hook", layer=GRAPH), args)
+            return Kind(self._thread(event, type="hook", layer=GRAPH), own_args=args)
         return super().kind(event, category, args)
 
 

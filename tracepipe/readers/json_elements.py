@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, Final
 
 import orjson
 
+from tracepipe.event.columns import Int64s
 from tracepipe.event.model import Problem
 from tracepipe.readers.json_objects import object_end, objects
 from tracepipe.readers.lines import BOM, LINE_LIMIT_BYTES
@@ -40,16 +41,21 @@ Fault = tuple[int, str]
 
 @dataclass(slots=True)
 class Elements:
-    """Texts of objects with their places, and what is wrong between them; `text` is what they stand in, and
-    has so many bytes and lines before it.
+    """Objects by their first and last places in `text`, which has so many bytes and lines before it, and what
+    is wrong between them.
     """
 
-    texts: list[bytes]
-    places: list[int]
     text: bytes
+    starts: Int64s
+    ends: Int64s
     bytes_before: int
     lines_before: int
     faults: list[Fault] = field(default_factory=list)
+
+    def texts(self) -> Iterator[tuple[int, bytes]]:
+        """The place of each object in the stream, and its text."""
+        for start, end in zip(self.starts.tolist(), self.ends.tolist(), strict=True):
+            yield self.bytes_before + start, self.text[start:end]
 
     def problem(self, fault: Fault) -> Problem:
         """What is wrong, with its line."""
@@ -182,12 +188,9 @@ class JsonElements:
         """The objects of the array; then members, and the array of an object that follows."""
         while self._goes_on():
             found = objects(self._text, self._at)
-            text, starts, ends = self._text, found.starts.tolist(), found.ends.tolist()
-            texts = [text[start:end] for start, end in zip(starts, ends, strict=True)]
-            places = (found.starts + self._before).tolist()
-            batch = Elements(texts, places, text, self._before, self._lines_before)
+            batch = Elements(self._text, found.starts, found.ends, self._before, self._lines_before)
             self._at = found.at
-            if not batch.texts or found.is_open:
+            if not len(found.starts) or found.is_open:
                 self._go_on(batch, is_open=found.is_open)
             yield batch
 

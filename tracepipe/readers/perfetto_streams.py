@@ -1,7 +1,8 @@
 """Streams of a GPU in traces that tracepipe wrote: their slices are kernels and copies again.
 
 A trace of tracepipe has a group `tracepipe` with the track `capture`. A GPU is a group `GPU N NAME`, whose
-own slices are a summary of what is on its streams, and `stream N` a track in it. `stream N (overlap M)` has
+own slices are a summary of what is on its streams, as are those of a group `SM N` in it of its warps, and the
+counter of how busy it is; `stream N` is a track in it. `stream N (overlap M)` has
 those that overlap others: it becomes a stream of its own, so that each ends where it did.
 """
 
@@ -13,26 +14,28 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from tracepipe.event.model import ID_LIMIT, INDEX_LIMIT, Record
+from tracepipe.event.vocabulary import GPU_BUSY
 from tracepipe.readers.event_rows import cut_text
 
 OWN: Final = ("tracepipe", "capture")
 """The names of the group, and of its track."""
 _GPU = re.compile(r"GPU (\d{1,4})( .*)?")
 _STREAM = re.compile(r"stream (\d{1,18})(?: \(overlap (\d{1,4})\))?")
+_SM = re.compile(r"SM \d{1,18}")
 _COPY = re.compile(r"[HDAP]to[HDAP]|memset|set|default")
 # Streams of what overlaps stand so far above those that there are.
 _OVERLAPS_APART: Final = 1_000_000
 
 
 class Stream(NamedTuple):
-    """A stream, by the number of its GPU and its own; a number of -1 is the GPU's own track."""
+    """A stream, by the number of its GPU and its own; a number of -1 stands for a summary."""
 
     gpu: int
     number: int
 
     @property
     def is_summary(self) -> bool:
-        """Whether what is there is on the streams too."""
+        """Whether what is there is on other tracks too."""
         return self.number < 0
 
 
@@ -41,7 +44,7 @@ def stream_of(names: tuple[str, ...]) -> Stream | None:
     gpu = _GPU.fullmatch(names[0]) if 0 < len(names) < 3 else None
     if gpu is None:
         return None
-    if len(names) == 1:
+    if len(names) == 1 or names[1] == GPU_BUSY or _SM.fullmatch(names[1]):
         return Stream(int(gpu[1]), -1)
     found = _STREAM.fullmatch(names[1])
     if found is None:

@@ -215,9 +215,10 @@ class Tracks:
 
     def _stream_of(self, uuid: int) -> Stream | None:
         """The stream that a track of tracepipe's is."""
-        if not self._is_own or self._of(uuid).counter is not None:
+        stream = stream_of(self._path(self._chain(uuid))) if self._is_own else None
+        if stream is not None and self._of(uuid).counter is not None and not stream.is_summary:
             return None
-        return stream_of(self._path(self._chain(uuid)))
+        return stream
 
     def _chain(self, uuid: int) -> list[int]:
         """A track and those that it stands under, up to a thread or a process."""

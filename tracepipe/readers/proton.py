@@ -78,7 +78,7 @@ class _Trace:
 
     def _take(self, batch: Elements) -> None:
         faults = list(batch.faults)
-        for text, place in zip(batch.texts, batch.places, strict=True):
+        for place, text in batch.texts():
             try:
                 event = orjson.loads(text)
             except orjson.JSONDecodeError:

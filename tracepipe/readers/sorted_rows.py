@@ -158,7 +158,9 @@ class SortedRows:
 
     def __init__(self) -> None:
         self._waiting: list[SortedRow] = []
-        self._bytes = 0
+        self._parts: list[Rows] = []
+        """What came before those that wait."""
+        self._count = self._bytes = 0
         self._file: _File | None = None
         self._levels: list[list[_Run]] = []
         """Runs, and runs that were made of FAN_IN of those, and so on."""
@@ -166,12 +168,42 @@ class SortedRows:
     def add(self, row: SortedRow) -> None:
         """Take a row. Raises OutputError."""
         self._waiting.append(row)
-        self._bytes += len(row.first) + len(row.second)
-        if len(self._waiting) >= RUN_ROWS or self._bytes >= RUN_BYTES:
+        self._grow(1, len(row.first) + len(row.second))
+
+    def add_all(self, rows: Rows) -> None:
+        """Take rows, as if one by one. Raises OutputError."""
+        self._to_parts()
+        sizes = [len(first) + len(second) for first, second in zip(rows.first, rows.second, strict=True)]
+        taken_bytes = np.cumsum(np.array(sizes, np.int64))
+        start = 0
+        while start < len(rows):
+            before_bytes = int(taken_bytes[start - 1]) if start else 0
+            full = int(np.searchsorted(taken_bytes, before_bytes + RUN_BYTES - self._bytes)) + 1
+            end = min(full, start + RUN_ROWS - self._count, len(rows))
+            self._parts.append(rows._part(slice(start, end)))
+            self._grow(end - start, int(taken_bytes[end - 1]) - before_bytes)
+            start = end
+
+    def _grow(self, count: int, size_bytes: int) -> None:
+        self._count += count
+        self._bytes += size_bytes
+        if self._count >= RUN_ROWS or self._bytes >= RUN_BYTES:
             self._put_away()
 
+    def _to_parts(self) -> None:
+        if self._waiting:
+            self._parts.append(rows_of(self._waiting))
+            self._waiting = []
+
+    def _taken(self) -> Rows:
+        """Those at hand, in order."""
+        self._to_parts()
+        rows, self._parts = joined_rows(self._parts).in_order(), []
+        self._count = self._bytes = 0
+        return rows
+
     def _put_away(self) -> None:
-        rows, self._waiting, self._bytes = rows_of(self._waiting).in_order(), [], 0
+        rows = self._taken()
         try:
             if self._file is None:
                 self._file = _File()
@@ -207,11 +239,10 @@ class SortedRows:
     def in_order(self) -> Iterator[Rows]:
         """All rows in order, some at a time. No more are taken then. Raises OutputError."""
         if self._file is None:
-            if self._waiting:
-                yield rows_of(self._waiting).in_order()
-                self._waiting = []
+            if self._count:
+                yield self._taken()
             return
-        if self._waiting:
+        if self._count:
             self._put_away()
         runs = [run for level in reversed(self._levels) for run in level]
         yield from _together(_merged(self._file, runs))

@@ -32,6 +32,7 @@ _STATS_MAX: Final = 256
 _GPU = re.compile(r"/device:GPU:(\d{1,9})")
 _STREAM = re.compile(r"Stream #(\d{1,18})")
 _NUMBER = re.compile(r"[0-9]{1,18}")
+_FUNCTION = re.compile(r"(cu|cuda|hip)[A-Z]")
 _DETAIL = re.compile(r"(\w+):(\S*)")
 _HOST: Final = ("/host:", "Host CPUs", "Syscalls")
 _DETAILS: Final = {
@@ -213,7 +214,9 @@ class PlaneEvents:
             record |= {"type": "hook", "layer": self._line.name or f"line {self._line.id}"}
         elif type(args.get("correlation_id")) is int:
             record["type"] = "userspace"
-            launch = _launch(args) if LAUNCHES.search(name) and dur_ns is not None else None
+            # XLA on NVIDIA's GPUs calls a launch by its kernel.
+            is_launch = LAUNCHES.search(name) or not _FUNCTION.match(name)
+            launch = _launch(args) if is_launch and dur_ns is not None else None
         elif name.startswith("$"):
             record |= {"type": "hook", "layer": "python", "name": name[1:]}
         else:

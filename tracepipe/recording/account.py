@@ -50,7 +50,9 @@ class Account:
 
     @classmethod
     def of_all(cls, parts: list[Account]) -> Account:
-        """The account of several recordings that were read as one."""
+        """The account of several recordings; that of one is its own."""
+        if len(parts) == 1:
+            return parts[0]
         whole = cls(", ".join(part.path for part in parts), f"{len(parts)} recordings", parts=parts)
         for part in parts:
             whole.counts += part.counts

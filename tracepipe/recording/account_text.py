@@ -57,4 +57,5 @@ def _of_one(account: Account) -> Iterator[str]:
 def anchor_text(said: Mapping[str, Any]) -> str:
     """What put a recording on the clock of several, and how well."""
     within = f"within {said['bound_ns']} ns" if "bound_ns" in said else said["bound"]
-    return f"{said['by']}: {said['offset_ns']:+d} ns, {within}"
+    drift = f", drift {said['drift_ppm']:+.3f} ppm" if "drift_ppm" in said else ""
+    return f"{said['by']}: {said['offset_ns']:+d} ns{drift}, {within}"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from itertools import chain
+from typing import TYPE_CHECKING, Any, BinaryIO
 
+from tracepipe.converters import CONVERTERS
 from tracepipe.converters.writer import EventWriter, OutputFormat, TraceInfo, Writer
 from tracepipe.event.columns import SPECIAL, TraceBatch
 from tracepipe.event.model import Header
@@ -15,9 +17,13 @@ from tracepipe.layout.draw import Layout
 from tracepipe.layout.options import LayoutOptions
 from tracepipe.readers import UNDATED
 from tracepipe.recording.account import Account
-from tracepipe.recording.inputs import Inputs, Placed, open_inputs
+from tracepipe.recording.files import trace_names
+from tracepipe.recording.inputs import Inputs, Placed, open_apart, open_inputs
 from tracepipe.recording.open import OpenRecording, no_collector, open_recording
 from tracepipe.recording.reading import Progress, Reading
+
+if TYPE_CHECKING:
+    from tracepipe.converters.archive import ArchiveWriter
 
 
 @dataclass(slots=True)
@@ -47,6 +53,11 @@ class Conversion:
         options = self._options
         how = (options.source_format, options.assumed, options.undated)
         strict, offsets = options.strict, options.offsets
+        if self._output.of == "archive":
+            with no_collector():
+                return self._archive(
+                    out, open_apart(self._paths, how, offsets, strict=strict, progress=progress)
+                )
         with (
             no_collector(),
             open_inputs(self._paths, how, strict=strict, offsets=offsets, progress=progress) as inputs,
@@ -56,6 +67,19 @@ class Conversion:
             if self._output.of == "events":
                 return self._copy_events(out, inputs.parts[0].opened, inputs.parts[0].reading)
             return self._copy_placed(out, inputs)
+
+    def _archive(self, out: BinaryIO, apart: Iterator[Inputs]) -> Account:
+        """Write a trace of each recording, one after the other."""
+        accounts: list[Account] = []
+        first = next(apart)
+        writer: ArchiveWriter = self._output.open(out, TraceInfo(first.clock))
+        with writer as archive:
+            for name, inputs in zip(trace_names(self._paths), chain([first], apart), strict=True):
+                with archive.trace(name) as trace:
+                    account = _Drawing(inputs, CONVERTERS["perfetto"], self._options).write(trace)
+                archive.say(name, inputs.parts[0].machine, account.anchor)
+                accounts.append(account)
+        return Account.of_all(accounts)
 
     def _copy_events(self, out: BinaryIO, opened: OpenRecording, reading: Reading) -> Account:
         """Write events as they were recorded, on the clocks that they were recorded with."""

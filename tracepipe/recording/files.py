@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 import sys
@@ -13,6 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from tracepipe import seen
 from tracepipe.errors import InputError, OutputError
 from tracepipe.recording.compression import DamageError, decompressed
 from tracepipe.recording.naming import (
@@ -31,6 +33,7 @@ from tracepipe.recording.naming import (
 
 STANDARD = "-"
 HEAD_BYTES = 1 << 16
+_UNUSUAL = re.compile(r"[^A-Za-z0-9._-]")
 
 
 class InputStream:
@@ -84,7 +87,7 @@ class InputStream:
     def as_file(self) -> Iterator[BinaryIO]:
         """The input as a file that has a name, for what cannot read a stream: itself, or a copy."""
         is_plain = self._from is self._raw and self._raw.seekable()
-        if is_plain and Path(f"/proc/self/fd/{self._raw.fileno()}").exists():
+        if is_plain and seen.is_there(f"/proc/self/fd/{self._raw.fileno()}"):
             yield self._raw
             return
         with tempfile.NamedTemporaryFile(prefix="tracepipe-") as copy:
@@ -133,7 +136,7 @@ def open_input(path: str, *, is_growing: bool = False) -> Iterator[InputStream]:
     except OSError as e:
         raise _unreadable(e, path) from e
     with raw:
-        if Path(path).is_dir():  # on some systems a directory opens
+        if seen.is_folder(path):  # on some systems a directory opens
             raise InputError("is a directory", "name a file in it", path=path)
         if is_growing or raw.seekable():
             yield InputStream(raw, path)
@@ -157,7 +160,7 @@ def _spooled(pipe: BinaryIO, path: str) -> Iterator[BinaryIO]:
 @contextmanager
 def opened_again(path: str) -> Iterator[str]:
     """A path of an input that can be opened more than once: its own, or that of a copy of a pipe."""
-    if path != STANDARD and Path(path).is_file():
+    if path != STANDARD and seen.is_file(path):
         yield path
         return
     with open_input(path) as stream, stream.as_file() as file:
@@ -176,6 +179,18 @@ def default_output(path: str, suffix: str) -> str:
     if Path(f"{out}{suffix}") == Path(path):  # run.json becomes run.trace.json, never itself
         suffix = f".trace{suffix}"
     return f"{out}{suffix}"
+
+
+def trace_names(paths: Sequence[str]) -> list[str]:
+    """What the traces of recordings are called in an archive: after those, each differently, in characters
+    that every reader has. Perfetto passes over names that begin with a dot.
+    """
+    names: list[str] = []
+    for path in paths:
+        plain = _UNUSUAL.sub("_", Path(default_output(path, ".pftrace")).name).lstrip("._-")
+        first = Path(plain if path != STANDARD else "stdin.pftrace")
+        names.append(next(name for one in chain([first], free_of(first)) if (name := str(one)) not in names))
+    return names
 
 
 def _is_same_file(target: Path, source: str) -> bool:
@@ -273,8 +288,8 @@ def replacing_folder(path: str, *, force: bool) -> Iterator[Path]:
     target = Path(path).resolve()
     if path == STANDARD:
         raise OutputError("a folder cannot go to standard output", "name it with -o")
-    if kind_of(target) and (not force or not target.is_dir()):
-        hint = "-o names another" if not target.is_dir() else "--force overwrites it, -o names another"
+    if kind_of(target) and (not force or not seen.is_folder(target)):
+        hint = "-o names another" if not seen.is_folder(target) else "--force overwrites it, -o names another"
         raise OutputError(f"{path} exists", hint)
     try:
         name = tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent)
@@ -298,7 +313,7 @@ def _give_name(made: Path, target: Path, *, force: bool) -> None:
     """Put a whole folder in its place; with `force` in that of an older one, which is removed once it stands
     there.
     """
-    if not force or not target.exists():
+    if not force or not seen.is_there(target):
         try:
             rename_new(made, target)
         except FileExistsError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -10,12 +11,13 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, cast
 
+from tracepipe import seen
 from tracepipe.clocks.anchors import Anchor, Source, anchors, reference
 from tracepipe.errors import ClockError, InputError
 from tracepipe.event.columns import TraceBatch
 from tracepipe.event.model import Header, Problem, new_header
-from tracepipe.event.origins import Origins
-from tracepipe.event.renumbered import Renumbered
+from tracepipe.event.origins import Origins, id_on
+from tracepipe.event.renumbered import Numbers, Renumbered
 from tracepipe.event.tables import KEPT_MAX, Tables
 from tracepipe.readers.native_lines import new_tables
 from tracepipe.recording.account import Account
@@ -28,12 +30,14 @@ from tracepipe.units import duration_text
 
 Placed = tuple[TraceBatch, list[Problem]]
 """A batch on the trace's clock, and what went wrong in it."""
+How = tuple[str, Mapping[str, int | str], str]
+"""How recordings are read: format, assumed offsets and what becomes of undated lines."""
 
 
 @dataclass(slots=True, eq=False)
 class Input:
     """One recording, as it is read: `name` tells it from the others, `anchor` is where it stands on the clock
-    of all. Alone it has neither.
+    of all, `machine` the host where there are several. Alone it has none of them.
     """
 
     opened: OpenRecording
@@ -41,6 +45,7 @@ class Input:
     name: str = ""
     anchor: Anchor | None = None
     renumbered: Renumbered | None = None
+    machine: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -82,15 +87,91 @@ class Inputs:
         accounts = [part.reading.finish() for part in self.parts]
         for part, account in zip(self.parts, accounts, strict=True):
             account.anchor = None if part.anchor is None else part.anchor.said(self.clock)
-        whole = accounts[0] if len(accounts) == 1 else Account.of_all(accounts)
+        whole = Account.of_all(accounts)
         whole.notes += self.notes
         return whole
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Several:
+    """Several recordings after the first reading: where each stands on the clock of all, and with which
+    numbers. `how` is as `open_recording` has it.
+    """
+
+    paths: Sequence[str]
+    how: How
+    parts: Sequence[Part]
+    placed: Sequence[Anchor]
+    numbers: Sequence[Numbers]
+    origins: Origins
+    strict: bool
+    progress: Progress | None
+
+    @classmethod
+    def of(
+        cls,
+        paths: Sequence[str],
+        how: How,
+        offsets: Mapping[str, int],
+        *,
+        strict: bool,
+        progress: Progress | None,
+    ) -> _Several:
+        """Read them for the first time. Raises InputError, FormatError, ClockError."""
+        names = _names(paths)
+        by_hand = _by_hand(paths, names, offsets)
+        parts = [_part(path, name, how) for path, name in zip(paths, names, strict=True)]
+        placed = anchors([part.source for part in parts], by_hand, [part.survey.seen for part in parts])
+        _refuse_before_zero(parts, placed)
+        return cls(paths, how, parts, placed, *numbered(parts), strict, progress)
+
+    @property
+    def sources(self) -> list[Source]:
+        """What was known of each before it was placed."""
+        return [part.source for part in self.parts]
+
+    @property
+    def is_one(self) -> bool:
+        """Whether they are the parts of one capture."""
+        return len({part.capture for part in self.parts}) == 1
+
+    @contextmanager
+    def opened(self, at: int, tables: Tables) -> Iterator[Input]:
+        """One of them, to be read into the tables that are given."""
+        path, name = self.paths[at], self.parts[at].source.name
+        with open_recording(path, *self.how) as opened:
+            opened.clocks.anchor(self.placed[at].offset_ns, self.placed[at].drift)
+            reading = Reading(opened, path, strict=self.strict, progress=self.progress)
+            said = "" if self.is_one else name
+            renumbered = Renumbered(said, opened.recording.tables, tables, self.numbers[at])
+            # What follows the names of processes: "on node1", or "of" a file of the host.
+            machine = self.origins.host(id_on(self.numbers[at].host, 0)).strip().partition(" ")[2]
+            yield Input(opened, reading, name, self.placed[at], renumbered, machine)
+
+    def inputs(self, parts: list[Input], tables: Tables, origins: Origins) -> Inputs:
+        """Some of them, opened, as one."""
+        base = self.sources[reference(self.sources)]
+        start, header = _start(self.sources, self.placed, base), _header(self.sources)
+        return Inputs(parts, header, tables, base.clock, start, origins)
+
+    @property
+    def first_ns(self) -> int:
+        """The first time of all."""
+        begun = zip(self.parts, self.placed, strict=True)
+        return min(
+            (part.survey.first_ns + anchor.offset_ns for part, anchor in begun if part.survey.is_begun),
+            default=0,
+        )
+
+    def notes(self) -> list[str]:
+        """What is to be said of all of them."""
+        return [] if self.is_one else _apart(self.parts, self.placed)
 
 
 @contextmanager
 def open_inputs(
     paths: Sequence[str],
-    how: tuple[str, Mapping[str, int | str], str],
+    how: How,
     *,
     strict: bool = False,
     offsets: Mapping[str, int] | None = None,
@@ -109,36 +190,51 @@ def open_inputs(
             tables = opened.recording.tables
             yield Inputs([Input(opened, reading)], header, tables, clock, start, Origins())
         return
-    names = _names(paths)
-    by_hand = _by_hand(paths, names, offsets or {})
-    parts = [_part(path, name, how) for path, name in zip(paths, names, strict=True)]
-    sources = [part.source for part in parts]
-    placed = anchors(sources, by_hand, [part.survey.seen for part in parts])
-    _refuse_before_zero(parts, placed)
-    numbers, origins = numbered(parts)
-    is_one = len({part.capture for part in parts}) == 1
+    several = _Several.of(paths, how, offsets or {}, strict=strict, progress=progress)
     with ExitStack() as stack:
-        tables, inputs = new_tables(), []
-        for at, path in enumerate(paths):
-            opened = stack.enter_context(open_recording(path, *how))
-            opened.clocks.anchor(placed[at].offset_ns)
-            reading = Reading(opened, path, strict=strict, progress=progress)
-            name = "" if is_one else names[at]
-            renumbered = Renumbered(name, opened.recording.tables, tables, numbers[at])
-            inputs.append(Input(opened, reading, names[at], placed[at], renumbered))
-        base = sources[reference(sources)]
-        start, notes = _start(sources, placed, base), [] if is_one else _apart(parts, placed)
-        yield Inputs(inputs, _header(sources), tables, base.clock, start, origins, notes)
+        tables = new_tables()
+        parts = [stack.enter_context(several.opened(at, tables)) for at in range(len(paths))]
+        inputs = several.inputs(parts, tables, several.origins)
+        inputs.notes += several.notes()
+        yield inputs
 
 
-def _part(path: str, name: str, how: tuple[str, Mapping[str, int | str], str]) -> Part:
+def open_apart(
+    paths: Sequence[str], how: How, offsets: Mapping[str, int], *, strict: bool, progress: Progress | None
+) -> Iterator[Inputs]:
+    """Each recording alone, one open at a time, with the clock, the numbers and the start that all of them
+    have as one. Several are read twice. Raises InputError, FormatError, ClockError before it gives the first.
+    """
+    if len(paths) == 1:
+        with open_inputs(paths, how, strict=strict, offsets=offsets, progress=progress) as inputs:
+            yield inputs
+        return
+    several = _Several.of(paths, how, offsets, strict=strict, progress=progress)
+    for at, part in enumerate(several.parts):
+        tables, origins = new_tables(), several.origins.alone(part.source.name)
+        with several.opened(at, tables) as opened:
+            inputs = several.inputs([opened], tables, origins)
+            # Traces of one clock are to relate it to others at the same instant.
+            inputs.start = inputs.start or {f"{inputs.clock}_ns": several.first_ns}
+            inputs.notes += several.notes() if at == len(paths) - 1 else []
+            yield inputs
+            del inputs, opened
+        gc.collect()  # as after a first reading
+
+
+def _part(path: str, name: str, how: How) -> Part:
     """What there is to know of a recording before it is read with others."""
-    if path == STANDARD or (not Path(path).is_file() and Path(path).exists()):
+    if path == STANDARD or (not seen.is_file(path) and seen.is_there(path)):
         raise InputError("is read twice, and a pipe cannot be", "write it to a file first", path=path)
     with open_recording(path, *how) as opened:
         survey, clocks = surveyed(opened, path), opened.clocks
-        source = Source(name, opened.recording.header, clocks.trace_clock, survey.first_ns, clocks)
-        return Part(source, survey, opened.source)
+        source = Source(
+            name, opened.recording.header, clocks.trace_clock, survey.first_ns, clocks, survey.end_ns
+        )
+        part = Part(source, survey, opened.source)
+    # What a reading leaves holds itself, and nobody looks for that meanwhile (`no_collector`).
+    gc.collect()
+    return part
 
 
 def _refuse_before_zero(parts: Sequence[Part], placed: Sequence[Anchor]) -> None:

@@ -42,9 +42,18 @@ def output_kind(path: str, *, force: bool, option: str = "-o") -> int:
     kind = kind_of(Path(path), option)
     if kind == stat.S_IFDIR:
         raise OutputError(f"{path} is a directory", f"name a file in it with {option}")
-    if kind not in (0, stat.S_IFCHR, stat.S_IFIFO) and not force:  # /dev/null, a pipe: nothing is replaced
+    if kind in (stat.S_IFBLK, stat.S_IFSOCK):
+        raise OutputError(f"{path} is no file", f"name a file with {option}")
+    if kind == stat.S_IFREG and _is_stream(Path(path)):
+        raise OutputError(f"{path} is a file that is open", f"{option} - writes to standard output")
+    if kind == stat.S_IFREG and not force:
         raise OutputError(f"{path} exists", f"--force overwrites it, {option} names another")
     return kind
+
+
+def _is_stream(path: Path) -> bool:
+    """Whether it is a link to a file that a process has open, as /dev/stdout is: such a link must stay."""
+    return path.is_symlink() and path.readlink().parent.match("/proc/*/fd")
 
 
 def give_to_caller(fd: int) -> None:

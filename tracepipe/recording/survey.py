@@ -4,6 +4,7 @@ before it is merged with them.
 
 from __future__ import annotations
 
+import re
 import zlib
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -13,7 +14,7 @@ import numpy as np
 from tracepipe.clocks.anchors import REALTIME, Source
 from tracepipe.clocks.call_times import CELL_BITS
 from tracepipe.clocks.sightings import Seen
-from tracepipe.event.columns import NONE, SPECIAL, Bools, Bytes, TraceBatch
+from tracepipe.event.columns import NONE, SPECIAL, Bools, Bytes, Int64s, TraceBatch
 from tracepipe.event.origins import MADE_UP
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Tables
@@ -27,7 +28,11 @@ _PROCESSES_MAX: Final = 1 << 16
 _CORRELATION: Final = (1 << 32) - 1
 # Odd, so that keys are spread over all numbers (2⁶⁴ divided by the golden ratio).
 _SPREADING: Final = np.uint64(0x9E3779B97F4A7C15)
-_HAS_LAUNCH, _IS_NCCL, _BEGINS, _ENDS = 1, 2, 4, 8
+_HAS_LAUNCH, _IS_NCCL, _BEGINS, _ENDS, _LAUNCHES = 1, 2, 4, 8, 16
+# A function of CUDA's or HIP's; other calls that launch have their kernel's name.
+_FUNCTION: Final = re.compile(r"(__)?(cu|cuda|hip)[A-Z]")
+# At most this many launches are looked at, one by one.
+_KERNELS_MAX: Final = 1 << 16
 # Where every rank must have had the others' data, all end at nearly one time.
 _OF_ALL: Final = ("all", "reduce_scatter", "barrier")
 _COLLECTIVE: Final = ("Collective name", "Process Group Name", "Process Group Ranks", "Seq")
@@ -60,21 +65,29 @@ class Survey:
     _calls: Any = field(default_factory=lambda: np.zeros(0, np.uint64))
     """By the number of a shape: what is common to the calls of its thread and name, 0 for other events."""
 
+    _open: dict[tuple[int | None, int | None, str], int] = field(default_factory=dict)
+    """By process, thread and function of a launch that goes on: what is common to those of its kernel."""
+    _kernels: dict[tuple[int | None, int], int] = field(default_factory=dict)
+    """The same by process and the number of the arguments, 0 for those without a kernel."""
+    _launches_seen: int = 0
+
     def meet(self, tables: Tables) -> None:
         """Look at the shapes that are new."""
         if self._rounds != tables.rounds:
             self._rounds = tables.rounds
+            self._kernels.clear()
             self._flags, self._keys, self._calls = self._flags[:0], self._keys[:0], self._calls[:0]
         new = tables.shapes[len(self._flags) :]
         for shape in new:
             if shape is not None:
                 self._meet(shape)
         if new:
-            self._flags = np.concatenate([self._flags, np.array([_flags_of(one) for one in new], np.uint8)])
-            self._keys = np.concatenate([self._keys, np.array([_key_of_call(one) for one in new], np.uint64)])
-            self._calls = np.concatenate(
-                [self._calls, np.array([_key_of_name(one) for one in new], np.uint64)]
-            )
+            calls = [_key_of_name(shape) for shape in new]
+            flags = [_flags_of(shape, is_call=call > 0) for shape, call in zip(new, calls, strict=True)]
+            keys = [_key_of_call(shape) for shape in new]
+            self._flags = np.concatenate([self._flags, np.array(flags, np.uint8)])
+            self._keys = np.concatenate([self._keys, np.array(keys, np.uint64)])
+            self._calls = np.concatenate([self._calls, np.array(calls, np.uint64)])
 
     def _meet(self, shape: Shape) -> None:
         if shape.pid is not None and shape.pid < MADE_UP and len(self.pids) < _PROCESSES_MAX:
@@ -100,6 +113,7 @@ class Survey:
                 self.launches = max(self.launches, int(events.launch[has].max(initial=0)))
                 self._see_launches(batch, tables, has)
             self._see_calls(batch, flags)
+            self._see_kernels(batch, tables, flags)
             self._see_collectives(batch, tables, (flags & _IS_NCCL) > 0)
         for at in np.flatnonzero(events.shape == SPECIAL).tolist() if batch.others else ():
             other = batch.others[int(events.args[at])]
@@ -131,8 +145,50 @@ class Survey:
         for flag, times in ((_BEGINS, calls.begins), (_ENDS, calls.ends)):
             at = np.flatnonzero(flags & flag)
             ns = events.ts_ns[at] + (events.dur_ns[at] if flag == _ENDS else 0)
-            cells = (ns + self.realtime_ns >> CELL_BITS).astype(np.uint64) * _SPREADING
-            times.add(((cells ^ self._calls[events.shape[at]]) * _SPREADING).view(np.int64), ns)
+            times.add(self._cells(self._calls[events.shape[at]], ns), ns)
+
+    def _see_kernels(self, batch: TraceBatch, tables: Tables, flags: Bytes) -> None:
+        """Note when launches of kernels began and ended, by the kernel: some tools call them like it."""
+        if self.realtime_ns is None or self._launches_seen >= _KERNELS_MAX:
+            return
+        events = batch.events
+        found: tuple[list[tuple[int, int]], ...] = ([], [])
+        for at in np.flatnonzero(flags & _LAUNCHES).tolist():
+            shape = tables.shapes[int(events.shape[at])]
+            assert shape is not None
+            of_thread, ns = (shape.pid, shape.tid, shape.name), int(events.ts_ns[at])
+            if shape.phase == "E":
+                key = self._open.pop(of_thread, 0)
+            else:
+                self._launches_seen += 1
+                key = self._kernel_of(shape, int(events.args[at]), tables)
+            if not key:
+                continue
+            if shape.phase == "B":
+                self._open[of_thread] = key
+            if shape.phase != "E":
+                found[0].append((key, ns))
+            if shape.phase != "B":
+                found[1].append((key, ns + int(events.dur_ns[at])))
+        for seen, times in zip(found, (self.seen.kernels.begins, self.seen.kernels.ends), strict=True):
+            keys = np.array([key for key, _ in seen], np.uint64)
+            seen_ns = np.array([ns for _, ns in seen], np.int64)
+            times.add(self._cells(keys, seen_ns), seen_ns)
+
+    def _kernel_of(self, shape: Shape, args: int, tables: Tables) -> int:
+        """What is common to the launches of a kernel; 0 where it is not known."""
+        if not _FUNCTION.match(shape.name):
+            return _key((shape.pid, shape.name)) | 1
+        if (shape.pid, args) not in self._kernels:
+            name = tables.args(args).get("kernel")
+            self._kernels[shape.pid, args] = 0 if name is None else _key((shape.pid, name)) | 1
+        return self._kernels[shape.pid, args]
+
+    def _cells(self, keys: Any, ns: Int64s) -> Int64s:
+        """The cells of times, by what is common to those of a cell and by about when they are."""
+        cells = (ns + (self.realtime_ns or 0) >> CELL_BITS).astype(np.uint64) * _SPREADING
+        spread: Int64s = ((cells ^ keys) * _SPREADING).view(np.int64)
+        return spread
 
     def _see_collectives(self, batch: TraceBatch, tables: Tables, is_nccl: Bools) -> None:
         """Note the ends of collectives, by process group and number."""
@@ -154,13 +210,14 @@ class Survey:
         )
 
 
-def _flags_of(shape: Shape | None) -> int:
+def _flags_of(shape: Shape | None, *, is_call: bool) -> int:
     if shape is None:
         return 0
     is_nccl = shape.on_stream and "nccl" in shape.name.lower()
-    is_call = _key_of_name(shape) > 0
     begins, ends = is_call and shape.phase in ("B", "X"), is_call and shape.phase in ("E", "X")
-    return _HAS_LAUNCH * shape.has_launch | _IS_NCCL * is_nccl | _BEGINS * begins | _ENDS * ends
+    launches = is_call and ("LaunchKernel" in shape.name or (shape.has_launch and shape.phase == "X"))
+    kinds = _HAS_LAUNCH * shape.has_launch | _IS_NCCL * is_nccl | _BEGINS * begins | _ENDS * ends
+    return kinds | _LAUNCHES * launches
 
 
 def _key(of: Any) -> int:

@@ -66,7 +66,7 @@ REPORTS = _Reports(
         "annotations": "What the GPU did for each range that the program marked (NVTX): wall, busy, idle.",
         "memory": "Allocations: peak, over time, by call; never freed, freed twice, freed and "
         "never allocated.",
-        "diff": "Two runs compared: what got faster or slower by more than chance, by how much, how sure.",
+        "diff": "Runs of two sides compared: what differs by more than runs of one side do, and by how much.",
         "warps": "Warps of each kernel: lives, skew, occupancy; divergence, strides, stragglers, "
         "waves, imbalance.",
         "plot": "Pictures: warps on the SMs over time, exit skew, latencies, idle GPUs; PNG, SVG or HTML.",

@@ -77,6 +77,7 @@ def run(run: Run, options: Options) -> Result:
             [f"{more} more threads that use CUDA are not listed: --top 0 lists all"] if more else []
         )
     result.parts += contexts
+    result.notes += work.left_out()
     result.notes += _notes(run, gaps, kept, options, has_copies)
     return result
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import nsmallest
+from itertools import chain, starmap
 from typing import Annotated, Any
 
 from tracepipe.errors import TracepipeError
@@ -12,11 +14,13 @@ from tracepipe.reports.analyses.breakdown import GPU, HOOKED, PARTS, Breakdown, 
 from tracepipe.reports.analyses.call_tree import tree_of
 from tracepipe.reports.analyses.distribution import LENGTH_COLUMNS, of_values
 from tracepipe.reports.frames.grouping import Grouped, greatest
+from tracepipe.reports.frames.kept_rows import kept_rows
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.nesting import NOBODY, first_flagged, nearest_of_some
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.spans import INSTANT
 from tracepipe.reports.frames.stored import flagged, parts, taken
+from tracepipe.reports.frames.text_order import in_text_order
 from tracepipe.reports.report import Column, Option, Report, Result, Table
 
 _EXCLUSIVE = (
@@ -56,14 +60,17 @@ def run(run: Run, options: Options) -> Result:
     rows = taken(timed, flagged(len(timed), lambda part: is_shown[calls.shape[timed[part]]]))
     split = Breakdown(run, rows, host)
     result.notes += _what_is_missing(run, host, split, len(wanted) - len(timed))
-    by_name = dict(Grouped(_names(run)[calls.shape[rows]], np.arange(len(rows), dtype=np.int32)))
-    named = [(run.shapes.text(name), by_name[name]) for name in names.shown]
-    if named:
-        result.parts += [_shares(split, named, host), _lengths(split, named, host)]
+    by_name = Grouped(_names(run)[calls.shape[rows]], np.arange(len(rows), dtype=np.int32))
+
+    def named() -> Iterator[tuple[str, Any]]:
+        return ((run.shapes.text(name), by_name.of(name)) for name in names.shown)
+
+    if len(names.shown):
+        result.parts += [_shares(split, named(), host), _lengths(split, named(), host)]
     if options.call and len(timed):
         result.parts.append(_slowest(run, timed, top_calls))
-    if names.count > len(named):
-        result.notes.append(f"{names.count - len(named)} more calls are not listed: --top 0 lists all")
+    if names.count > len(names.shown):
+        result.notes.append(f"{names.count - len(names.shown)} more calls are not listed: --top 0 lists all")
     return result
 
 
@@ -85,7 +92,7 @@ def _called(run: Run, name: str) -> Any:
 class _Names:
     """The names of calls that are shown, by the time of all, and how many there are."""
 
-    shown: list[int]
+    shown: Any
     count: int
 
 
@@ -99,14 +106,16 @@ def _by_time(run: Run, timed: Any, top: int) -> _Names:
         np.add.at(total_ns, name, calls.end_ns[rows] - calls.start_ns[rows])
         seen[name] = True
     names = np.flatnonzero(seen)
-    some = np.concatenate(greatest(total_ns, names, top)) if top > 0 else names
+    if top <= 0:
+        order = in_text_order(lambda at: run.shapes.text(int(names[at])), -total_ns[names])
+        return _Names(names[order], len(names))
     # A million names may take the same time: their texts are looked at one by one.
-    order = nsmallest(
-        top if top > 0 else len(names),
-        map(int, some),
+    shown = nsmallest(
+        top,
+        map(int, np.concatenate(greatest(total_ns, names, top))),
         key=lambda name: (-int(total_ns[name]), run.shapes.text(name)),
     )
-    return _Names(order, len(names))
+    return _Names(np.array(shown, np.int64), len(names))
 
 
 def _no_such_call(run: Run, name: str) -> TracepipeError:
@@ -147,14 +156,16 @@ def _known_sum(values: Int64s) -> int | None:
     return int(values.sum()) if len(values) else None
 
 
-def _shares(split: Breakdown, named: list[tuple[str, Any]], host: HostTime) -> Table:
+def _shares(split: Breakdown, named: Iterable[tuple[str, Any]], host: HostTime) -> Table:
     shown = [layer for layer in PARTS if layer != HOOKED or HOOKED in host.recorded]
-    rows = []
-    for name, calls in named:
+
+    def row(name: str, calls: Any) -> tuple[Any, ...]:
         total_ns = int(split.lengths_ns(calls).sum())
         shares = [_share(_known_sum(split.known_ns(layer, calls)), total_ns) for layer in shown]
         gpu_ns = _known_sum(split.known_ns(GPU, calls))
-        rows.append((name, len(calls), total_ns, round(total_ns / len(calls)), *shares, gpu_ns))
+        return name, len(calls), total_ns, round(total_ns / len(calls)), *shares, gpu_ns
+
+    rows = kept_rows(starmap(row, named))
     titles = {HOOKED: "hooked", "other system calls": "syscalls"}
     columns = (
         Column("call", "call"),
@@ -170,12 +181,11 @@ def _shares(split: Breakdown, named: list[tuple[str, Any]], host: HostTime) -> T
     return Table("shares", "Where the time of calls goes", columns, rows)
 
 
-def _lengths(split: Breakdown, named: list[tuple[str, Any]], host: HostTime) -> Table:
-    rows: list[tuple[Any, ...]] = []
-    for name, calls in named:
+def _lengths(split: Breakdown, named: Iterable[tuple[str, Any]], host: HostTime) -> Table:
+    def rows(name: str, calls: Any) -> Iterator[tuple[Any, ...]]:
         lengths = of_values(split.lengths_ns(calls))
         total_ns = lengths[0] or 0
-        rows.append((name, "call", len(calls), 100.0, None, *lengths))
+        yield name, "call", len(calls), 100.0, None, *lengths
         for layer in (*host.recorded, GPU):
             known = split.known_ns(layer, calls)
             if not known.any():
@@ -183,8 +193,8 @@ def _lengths(split: Breakdown, named: list[tuple[str, Any]], host: HostTime) -> 
             share, inclusive = (_share(known.sum(), total_ns) if layer != GPU else None), None
             if layer not in ("itself", GPU):
                 inclusive = _known_sum(split.known_ns(f"{layer} inclusive", calls))
-            row = (name, layer, int(np.count_nonzero(known)), share, inclusive, *of_values(known))
-            rows.append(row)
+            yield name, layer, int(np.count_nonzero(known)), share, inclusive, *of_values(known)
+
     columns = (
         Column("call", "call"),
         Column("layer", "layer"),
@@ -196,7 +206,8 @@ def _lengths(split: Breakdown, named: list[tuple[str, Any]], host: HostTime) -> 
             for column in LENGTH_COLUMNS
         ),
     )
-    return Table("layers", "Each layer of a call", columns, rows, _EXCLUSIVE, grouped=True)
+    every = kept_rows(chain.from_iterable(starmap(rows, named)))
+    return Table("layers", "Each layer of a call", columns, every, _EXCLUSIVE, grouped=True)
 
 
 def _slowest(run: Run, timed: Any, top_calls: Any) -> Table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, Protocol
 
 Unit = Literal["", "ns", "at", "bytes", "bytes_per_s", "count", "id", "percent", "number", "p"]
 
@@ -36,6 +36,14 @@ class Column:
     spare: bool = False
 
 
+class Rows(Protocol):
+    """Rows of a table, which can be gone through as often as one likes."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Sequence[Any]]: ...
+
+
 @dataclass(slots=True)
 class Table:
     """Rows under columns. `name` is its key in JSON, `note` what a reader of it must know.
@@ -47,7 +55,7 @@ class Table:
     name: str
     title: str
     columns: Sequence[Column]
-    rows: Sequence[Sequence[Any]]
+    rows: Rows
     note: str = ""
     grouped: bool = False
     empty: str = ""
@@ -102,13 +110,15 @@ class FolderOutput:
 class Result:
     """What a report found. `notes` are lines that a reader must know, such as what was left out.
 
-    `files` are written where the report has an `output`.
+    `files` are written where the report has an `output`. `sides` has a letter for each recording, where these
+    are compared.
     """
 
     title: str
     parts: list[Table | Drawing] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     files: dict[str, Write] = field(default_factory=dict)
+    sides: list[str] = field(default_factory=list)
 
     def lazily(self) -> dict[str, Any]:
         """The parts by their names, and the notes; iterators stand for lists."""
@@ -134,7 +144,9 @@ class Report:
     `options` is a frozen dataclass whose fields are `Annotated` with an `Option`; each has a default. `run`
     gets a `Run` for each of `inputs`, then the options, and returns a Result. It raises TracepipeError where
     an option does not fit the recording. `output` is where it writes files, beside what is on the terminal.
-    `suits` says whether it belongs on the page of a recording, where it is one of those gathered there.
+    `takes_several`: each of the inputs may be several recordings; `run` then gets, for each input, a list of
+    functions that read one. `suits` says whether it belongs on the page of a recording, where it is one of
+    those gathered there.
     """
 
     name: str
@@ -142,4 +154,5 @@ class Report:
     run: Callable[..., Result]
     inputs: tuple[str, ...] = ("RUN",)
     output: FileOutput | FolderOutput | None = None
+    takes_several: bool = False
     suits: Callable[[Any], bool] = lambda run: True

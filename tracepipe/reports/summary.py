@@ -21,6 +21,7 @@ from tracepipe.reports.analyses.glance import figures, glance_of, gpu_time, sent
 from tracepipe.reports.analyses.moved import moved
 from tracepipe.reports.analyses.slowest import slowest_calls
 from tracepipe.reports.frames.grouping import equal
+from tracepipe.reports.frames.kept_rows import kept_rows
 from tracepipe.reports.frames.layers import Layer
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.nesting import NOBODY
@@ -137,7 +138,7 @@ def _processes(run: Run, options: Options) -> tuple[Table, int]:
     shown = np.sort(busiest[-options.top :] if options.top > 0 else busiest)
     shown = shown[np.argsort(pids[first[shown]] == NONE, kind="stable")]
     sums = [
-        _cells(of_shape, shown, layer, rows)
+        _sums(of_shape, shown, layer, rows)
         for layer, rows in (
             (calls, calls.is_call & calls.is_outermost),
             (syscalls, syscalls.is_call & run.has("name", "ioctl", syscalls)),
@@ -145,14 +146,19 @@ def _processes(run: Run, options: Options) -> tuple[Table, int]:
             (scheduler, run.has("name", RUNNING, scheduler)),
         )
     ]
-    rows, no_processes = [], 0
-    for at, one in enumerate(shown.tolist()):
-        pid = run.shapes.value("pid", int(pids[first[one]]))
-        cells = [cell for of in sums for cell in of[at]]
-        if pid is not None and pid > PIDS_MAX and not any(cells):
-            no_processes += 1
-            continue
-        rows.append((run.process_name(pid), pid, int(threads[one]) or None, *cells[:-2], cells[-1]))
+    no_processes = 0
+
+    def each() -> Iterator[tuple[Any, ...]]:
+        nonlocal no_processes
+        for at, one in enumerate(shown):
+            pid = run.shapes.value("pid", int(pids[first[one]]))
+            cells = [cell for of in sums for cell in _known(*of[:, at].tolist())]
+            if pid is not None and pid > PIDS_MAX and not any(cells):
+                no_processes += 1
+                continue
+            yield run.process_name(pid), pid, int(threads[one]) or None, *cells[:-2], cells[-1]
+
+    rows = kept_rows(each())
     columns = (
         Column("process", "process"),
         Column("pid", "pid", "id"),
@@ -171,24 +177,27 @@ def _processes(run: Run, options: Options) -> tuple[Table, int]:
     return Table("processes", "Processes", columns, rows, note), len(busiest) - len(shown)
 
 
-def _cells(of_shape: Any, shown: Any, layer: Layer, rows: Bools) -> list[tuple[int, int | None]]:
-    """For each process that is shown: how many of `rows` it has, and the sum of their lengths in ns.
+def _known(count: int, known: int, sum_ns: int) -> tuple[int, int | None]:
+    """How many there are, and the sum of their lengths, None where none of these is known."""
+    return count, sum_ns if known else None
 
-    The sum is None where no length is known.
+
+def _sums(of_shape: Any, shown: Any, layer: Layer, rows: Bools) -> Any:
+    """For each process that is shown: how many of `rows` it has, of how many of these the length is known,
+    and the sum of those in ns.
     """
     has_length = layer.has_length
     # A process that is not shown counts in the last place.
     place = np.full(int(of_shape.max(initial=-1)) + 1, len(shown), np.int32)
     place[shown] = np.arange(len(shown), dtype=np.int32)
-    count, known, sum_ns = np.zeros((3, len(shown) + 1), np.int64)
+    count, known, sum_ns = sums = np.zeros((3, len(shown) + 1), np.int64)
     for part in parts(len(layer)):
         of = place[of_shape[layer.shape[part]]]
         timed = rows[part] & has_length[part]
         np.add.at(count, of[rows[part]], 1)
         np.add.at(known, of[timed], 1)
         np.add.at(sum_ns, of[timed], (layer.end_ns[part] - layer.start_ns[part])[timed])
-    columns = (count[:-1].tolist(), known[:-1].tolist(), sum_ns[:-1].tolist())
-    return [(number, length if timed else None) for number, timed, length in zip(*columns, strict=True)]
+    return sums[:, :-1]
 
 
 def _who(run: Run, of_shape: Any, processes: int) -> tuple[Int64s, Int64s]:
@@ -212,17 +221,17 @@ def _called(run: Run, layer: str, options: Options) -> tuple[Table, int]:
     """The functions of a layer that count most, and how many are left out."""
     found = functions_of(run, layer)
     shown = found.ranked(run, options.sort, options.top)
-    rows = [found.row(run, at) for at in shown]
+    rows = (found.row(run, at) for at in shown)
     columns = (
         Column("name", "function"), Column("layer", "layer", spare=True), _COUNT, *LENGTH_COLUMNS
     )  # fmt: skip
     if layer == "annotation":
         note = "Ranges inside others are part of them."
-        columns, rows = (Column("name", "range"), *columns[2:]), [(row[0], *row[2:]) for row in rows]
-        table = Table("annotations", f"Annotations by {options.sort}", columns, rows, note)
+        columns, rows = (Column("name", "range"), *columns[2:]), ((row[0], *row[2:]) for row in rows)
+        table = Table("annotations", f"Annotations by {options.sort}", columns, kept_rows(rows), note)
     else:
         title, name = _CALLED[layer]
-        table = Table(name, f"{title} by {options.sort}", columns, rows)
+        table = Table(name, f"{title} by {options.sort}", columns, kept_rows(rows))
     return table, len(found) - len(shown)
 
 
@@ -230,15 +239,17 @@ def _kernels(run: Run, options: Options) -> tuple[Table, int]:
     """The kernels that count most, each with its share of the time of all, and how many are left out."""
     found = functions_of(run, "gpu_kernel")
     shown, whole_ns = found.ranked(run, options.sort, options.top), int(found.lengths_ns.sum())
-    rows = []
-    for at in shown:
+
+    def row(at: int) -> tuple[Any, ...]:
         name, _, count, total_ns, *spread = found.row(run, at)
         share = 100 * total_ns / whole_ns if whole_ns and total_ns is not None else None
-        rows.append((name, share, count, total_ns, *spread))
+        return name, share, count, total_ns, *spread
+
     # Names of kernels are long, and need the room more than two percentiles do.
     spread_of = (replace(column, spare=column.key in ("p50_ns", "p95_ns")) for column in LENGTH_COLUMNS)
     columns = (Column("name", "kernel"), Column("share_percent", "share", "percent"), _COUNT, *spread_of)
     note = "Share: of the lengths of all kernels, added up."
+    rows = kept_rows(map(row, shown))
     return Table("kernels", f"Kernels by {options.sort}", columns, rows, note), len(found) - len(shown)
 
 

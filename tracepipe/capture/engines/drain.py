@@ -15,6 +15,7 @@ import errno
 import os
 import tempfile
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -25,7 +26,10 @@ from tracepipe.capture.records.record import RECORD, RECORD_BYTES
 from tracepipe.capture.tick import SHORT_S, Tick
 
 _CHUNK_BYTES = (1 << 16) * RECORD_BYTES  # that are taken at once
+_LEAST_BYTES = 1 << 16  # where there is no memory for that
 _GIVE_BACK_BYTES = 4 << 20  # of the file at once
+# Threads that move what is in the ring where none may have priority: of this many one gets its turn in time.
+_THREADS = 8
 
 
 class Unread(NamedTuple):
@@ -45,9 +49,9 @@ class Drain:
         self._longest_s = Tick(ring_bytes, is_short=False).longest_s
         self._core: Any = native.library()
         self._file = -1
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
         self.taken_bytes = self._given_back_bytes = 0
-        self._last_ns = 0
+        self._last_ns, self._chunk_bytes = 0, _CHUNK_BYTES
         self._unread: Unread | None = None
         if self._core is not None:
             with suppress(OSError):  # whoever needs a file of its own there says so
@@ -58,10 +62,13 @@ class Drain:
     def start(self) -> None:
         """From now on keep what is not taken in time."""
         if self._ring is None and self._file >= 0:
-            thread = threading.Thread(target=self._follow, name="tracepipe-ring", daemon=True)
-            with suppress(RuntimeError):  # there is no room for another: the ring's must do
-                thread.start()
-                self._thread = thread
+            self._add_thread(self._follow)
+
+    def _add_thread(self, follow: Callable[[], None]) -> None:
+        thread = threading.Thread(target=follow, name="tracepipe-ring", daemon=True)
+        with suppress(RuntimeError):  # there is no room for another: those that are there must do
+            thread.start()
+            self._threads.append(thread)
 
     @property
     def made_bytes(self) -> int:
@@ -72,8 +79,15 @@ class Drain:
         """The next whole records, some megabytes at most; b"" if there are none. `until_bytes`: of those that
         had come when `made_bytes` was that.
         """
+        try:
+            return self._take(until_bytes)
+        except MemoryError:
+            self._chunk_bytes = _LEAST_BYTES
+            return self._take(until_bytes)
+
+    def _take(self, until_bytes: int | None) -> bytes:
         while True:
-            room_bytes = _CHUNK_BYTES
+            room_bytes = self._chunk_bytes
             if until_bytes is not None:
                 room_bytes = min(until_bytes - self.taken_bytes, room_bytes)
             if self._ring is not None:
@@ -87,9 +101,11 @@ class Drain:
             if not room_bytes:
                 return b""
             there = ctypes.create_string_buffer(room_bytes)
-            size_bytes = self._core.tp_ring_take(self._there, self.taken_bytes, there, room_bytes)
-            if size_bytes >= 0:  # else it was moved meanwhile
-                return self._took(ctypes.string_at(there, size_bytes))
+            size_bytes = self._core.tp_ring_copy(self._there, self.taken_bytes, there, room_bytes)
+            if size_bytes >= 0:
+                chunk = ctypes.string_at(there, size_bytes)  # may find no memory: they are in the ring yet
+                if self._core.tp_ring_leave(self._there, self.taken_bytes, size_bytes):
+                    return self._took(chunk)
 
     def unread(self) -> Unread | None:
         """What could not be read back since the last call."""
@@ -98,10 +114,10 @@ class Drain:
 
     def stop(self) -> None:
         """No more is made: what is left comes with the next calls of `take`. Again: does nothing."""
-        if self._thread is not None:
+        if self._threads:
             self._core.tp_ring_end(self._there)
-            self._thread.join()
-            self._thread = None
+        while self._threads:
+            self._threads.pop().join()
 
     def close(self) -> None:
         """Give the file and the memory back."""
@@ -141,7 +157,12 @@ class Drain:
             self._given_back_bytes = self.taken_bytes
 
     def _follow(self) -> None:
-        runs_at_once()
+        if not runs_at_once():
+            for _ in range(_THREADS - 1):
+                self._add_thread(self._move)
+        self._move()
+
+    def _move(self) -> None:
         self._core.tp_ring_follow(self._there, int(SHORT_S * 1e9), int(self._longest_s * 1e9))
 
 

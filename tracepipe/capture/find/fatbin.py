@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tracepipe import seen
 from tracepipe.capture.find.elf import Elf
 from tracepipe.errors import InputError
 
@@ -33,9 +34,9 @@ _BYTES_MAX = 1 << 30
 
 def files_with_kernels(path: str) -> list[str]:
     """The file, or the cubins in a folder, such as Triton's cache. Raises InputError."""
-    if not Path(path).is_dir():
+    if not seen.is_folder(path):
         return [path]
-    found = sorted(str(file) for file in Path(path).rglob("*.cubin") if file.is_file())
+    found = sorted(str(file) for file in Path(path).rglob("*.cubin") if seen.is_file(file))
     if not found:
         raise InputError("a folder without cubins", "Give a program, a library or a .cubin file.", path=path)
     return found

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tracepipe.capture.bpf.bpf import KPROBE_PMU
 from tracepipe.hooks.hook import KernelPlace
+from tracepipe.seen import is_folder, is_there
 
 SYMBOLS = Path("/proc/kallsyms")
 _SYSTEM_MODULES = Path("/sys/module")
@@ -22,12 +23,12 @@ _NO_MODULE = (b"bpf", b"__builtin__ftrace", b"__builtin__kprobes")  # code that 
 
 def no_kprobes() -> str:
     """Why this kernel has no kprobes; "" if it has."""
-    return "" if KPROBE_PMU.exists() else "this kernel has no kprobes (CONFIG_KPROBES, CONFIG_KPROBE_EVENTS)"
+    return "" if is_there(KPROBE_PMU) else "this kernel has no kprobes (CONFIG_KPROBES, CONFIG_KPROBE_EVENTS)"
 
 
 def not_loaded(modules: Collection[str]) -> str:
     """Why there is nothing to find in `modules`; "" if one of them is loaded, or none is asked for."""
-    if not modules or any((_SYSTEM_MODULES / module).is_dir() for module in modules):
+    if not modules or any(is_folder(_SYSTEM_MODULES / module) for module in modules):
         return ""
     names = ", ".join(modules)
     if modules and all(module.startswith("nvidia") for module in modules):

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from functools import cache, cached_property
 from pathlib import Path
 
+from tracepipe import seen
 from tracepipe.capture.find.elf import Dynamic, Elf
 from tracepipe.capture.find.process_maps import mapped_files, program_of
 from tracepipe.capture.find.python_packages import package_libraries, python_of
@@ -33,9 +34,9 @@ def find_program(command: list[str]) -> str:
     found = shutil.which(name)
     if found:
         return str(Path(found).absolute())
-    if "/" in name and Path(name).is_dir():
+    if "/" in name and seen.is_folder(name):
         raise TracepipeError(f"{name} is a folder.", "Give a program after --.")
-    if "/" in name and Path(name).exists():
+    if "/" in name and seen.is_there(name):
         raise TracepipeError(f"{name} cannot be executed.", f"chmod +x {name}")
     hint = "Check the path." if "/" in name else f"Is it in $PATH? For a file here, write ./{name}."
     raise TracepipeError(f"There is no program {name}.", hint)
@@ -177,10 +178,10 @@ class LibrarySearch:
 
 def _at_path(pattern: str) -> list[str]:
     """The file of that path, or the ELF files that fit the pattern, links resolved."""
-    if Path(pattern).is_file():
+    if seen.is_file(pattern):
         return [str(Path(pattern).resolve())]
     root = Path("/" if pattern.startswith("/") else ".")
-    files = [path for path in sorted(root.glob(pattern.lstrip("/"))) if path.is_file()]
+    files = [path for path in seen.fitting(root, pattern.lstrip("/")) if seen.is_file(path)]
     return [path for path in dict.fromkeys(str(file.resolve()) for file in files) if _is_elf(path)]
 
 
@@ -212,11 +213,11 @@ def linked_libraries(program: str) -> dict[str, str]:
 
 def _needed(name: str, folders: list[str], dynamic: Dynamic, path: str) -> str | None:
     if "/" in name:
-        return str(Path(name).resolve()) if Path(name).is_file() else None
+        return str(Path(name).resolve()) if seen.is_file(name) else None
     before = [*folders, *_environment(), *(_expand(folder, path) for folder in dynamic.runpath)]
     candidates = [Path(folder, name) for folder in before]
     candidates += [*_cached().get(name, []), *(Path(folder, name) for folder in _default_folders())]
-    return next((str(file.resolve()) for file in candidates if file.is_file()), None)
+    return next((str(file.resolve()) for file in candidates if seen.is_file(file)), None)
 
 
 def _programs(command: list[str]) -> list[str]:
@@ -224,7 +225,7 @@ def _programs(command: list[str]) -> list[str]:
     programs = [find_program(command)]
     for word in command[1:]:
         found = shutil.which(word) if "/" in word or re.fullmatch(r"python[\d.]*", word) else None
-        if found and Path(found).is_file():
+        if found and seen.is_file(found):
             programs.append(str(Path(found).absolute()))
     return list(dict.fromkeys(programs))
 
@@ -268,12 +269,12 @@ def _environment() -> list[str]:
 def _in_cache(name: str) -> Iterator[tuple[str, str]]:
     for version, files in _cached().items():
         if is_version(version, name):
-            yield from ((version, str(file.resolve())) for file in files if file.is_file())
+            yield from ((version, str(file.resolve())) for file in files if seen.is_file(file))
 
 
 def _in_folder(folder: str, name: str) -> Iterator[tuple[str, str]]:
     exact = Path(folder, name)
-    if exact.is_file():
+    if seen.is_file(exact):
         yield name, str(exact.resolve())
     if name.endswith(".so"):  # any version
         try:
@@ -281,7 +282,7 @@ def _in_folder(folder: str, name: str) -> Iterator[tuple[str, str]]:
         except OSError:
             return
         for entry in entries:
-            if entry != name and is_version(entry, name) and Path(folder, entry).is_file():
+            if entry != name and is_version(entry, name) and seen.is_file(Path(folder, entry)):
                 yield entry, str(Path(folder, entry).resolve())
 
 

@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tracepipe import seen
 from tracepipe.caller import sudo_user
 
 _INTERPRETER = re.compile(r"(python|pypy)[\d.]*t?")
@@ -46,10 +47,10 @@ def package_libraries(python: str, is_wanted: Callable[[str], bool]) -> list[str
     found: dict[str, None] = {}
     for folder in package_folders(python):
         for pattern in _LIBRARY_FOLDERS:
-            for libraries in sorted(folder.glob(pattern)):
+            for libraries in seen.fitting(folder, pattern):
                 found.update(dict.fromkeys(_wanted(libraries, is_wanted)))
     for prefix in _prefixes(python):  # conda's own libraries
-        if (prefix / "conda-meta").is_dir():
+        if seen.is_folder(prefix / "conda-meta"):
             found.update(dict.fromkeys(_wanted(prefix / "lib", is_wanted)))
     return list(found)
 
@@ -63,9 +64,9 @@ def package_folders(python: str) -> list[Path]:
     bases += [_home() / ".local", Path("/usr/local"), Path("/usr")]
     for base in bases:
         for kind in ("site-packages", "dist-packages"):
-            folders += sorted(base.glob(f"lib*/python3*/{kind}"))
+            folders += seen.fitting(base, f"lib*/python3*/{kind}")
     folders.append(Path("/usr/lib/python3/dist-packages"))
-    existing = {folder.resolve(): None for folder in folders if folder.is_dir()}
+    existing = {folder.resolve(): None for folder in folders if seen.is_folder(folder)}
     return list(existing)
 
 
@@ -75,7 +76,7 @@ def _wanted(folder: Path, is_wanted: Callable[[str], bool]) -> Iterator[str]:
     except OSError:
         return
     for name in names:
-        if is_wanted(name) and (folder / name).is_file():
+        if is_wanted(name) and seen.is_file(folder / name):
             yield str((folder / name).resolve())
 
 
@@ -85,7 +86,7 @@ def _prefixes(python: str) -> Iterator[Path]:
     prefix = path.parent.parent
     yield prefix
     if path.parent.name == "shims":  # pyenv's: any of its versions
-        yield from sorted(prefix.glob("versions/*"))
+        yield from seen.fitting(prefix, "versions/*")
     try:
         settings = (prefix / "pyvenv.cfg").read_text(errors="replace")
     except OSError:

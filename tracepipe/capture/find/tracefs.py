@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 from tracepipe.errors import CaptureUnavailable
+from tracepipe.seen import is_folder
 
 HOW_TO_MOUNT = (
     "mount -t tracefs none /sys/kernel/tracing   "
@@ -22,7 +23,7 @@ _FIELD = re.compile(r"field:[^;]*?(\w+)(?:\[[^]]*\])?;\s*offset:(\d+);")
 def tracing_folder() -> Path:
     """The mounted tracefs, mounted now if it was not. Raises CaptureUnavailable."""
     for folder in _FOLDERS:
-        if (folder / "events").is_dir():
+        if is_folder(folder / "events"):
             return folder
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.mount(b"none", os.fsencode(_FOLDERS[0]), b"tracefs", 0, None):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from tracepipe import seen
 from tracepipe.capture.find.tracefs import tracing_folder
 from tracepipe.errors import InputError, TracepipeError
 from tracepipe.hooks.hook import (
@@ -151,11 +152,11 @@ class Tracepoints:
 
     def _fitting(self, folder: Path, pattern: str) -> list[str]:
         if not re.search(r"[*?[]", pattern):
-            return [pattern] if pattern and (folder / pattern).is_dir() else []
-        if not folder.is_dir():
+            return [pattern] if pattern and seen.is_folder(folder / pattern) else []
+        if not seen.is_folder(folder):
             return []
         return sorted(
-            path.name for path in folder.iterdir() if fnmatchcase(path.name, pattern) and path.is_dir()
+            path.name for path in folder.iterdir() if fnmatchcase(path.name, pattern) and seen.is_folder(path)
         )
 
 

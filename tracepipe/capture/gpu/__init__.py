@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from tracepipe import seen
 from tracepipe.capture.engines.engine import DeviceEngine
 from tracepipe.capture.request import ANNOTATION, CaptureRequest, Notify
 from tracepipe.errors import CaptureUnavailable, TracepipeError
@@ -127,7 +128,7 @@ def _start_chosen(request: CaptureRequest, notify: Notify) -> tuple[CaptureReque
     from tracepipe.capture.gpu.build.toolchain import this_toolchain
 
     off = choice.taken(request, "off")
-    chosen = choice.choose(request, os.environ, has_device=choice.CONTROL_DEVICE.exists())
+    chosen = choice.choose(request, os.environ, has_device=seen.is_there(choice.CONTROL_DEVICE))
     if chosen.engine == "off":
         if chosen.why:
             _tell(notify, f"gpu off: {chosen.why}", chosen.instead)

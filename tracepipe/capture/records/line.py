@@ -61,12 +61,32 @@ def joined(*members: str) -> str:
 
 
 def record_line(record: Mapping[str, Any]) -> str:
-    """The line of a record that is at hand field by field."""
+    """The line of a record that is at hand field by field.
+
+    Arguments and paths need not be UTF-8: of a byte that is not, the line has what Python shows, `\\udcff`.
+    """
+    try:
+        return _json_of(record)
+    except (TypeError, UnicodeEncodeError):
+        return _json_of(_as_utf8(record))
+
+
+def _json_of(record: Mapping[str, Any]) -> str:
+    """Raises TypeError or UnicodeEncodeError for text that is not UTF-8."""
     try:
         import orjson
     except ImportError:  # to record takes the standard library alone; with warps this is much slower
-        return json.dumps(record, separators=(",", ":"), ensure_ascii=False) + "\n"
+        text = json.dumps(record, separators=(",", ":"), ensure_ascii=False) + "\n"
+        return text.encode().decode()
     return orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE).decode()
+
+
+def _as_utf8(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    if isinstance(value, Mapping):
+        return {_as_utf8(key): _as_utf8(item) for key, item in value.items()}
+    return [_as_utf8(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 class Lines:

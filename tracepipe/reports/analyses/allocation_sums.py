@@ -137,7 +137,7 @@ def places_with_most(found: Allocations, most: int) -> tuple[list[int], int]:
     """The places where bytes were counted, at most so many with the highest peaks, and how many others there
     are; all for 0.
     """
-    some = np.array(list(found.counted), np.int64)
+    some = np.array(found.counted, np.int64)
     if not 0 < most < len(some):
         return some.tolist(), 0
     peaks = np.frombuffer(found.most_bytes, np.int64)[some]

@@ -69,8 +69,8 @@ class Allocations:
         self._keys, self._places = Numbered(_KEY.size), Numbered(_PLACE.size)
         self.total_bytes, self.most_bytes, self.most_ns = array("q"), array("q"), array("q")
         self.reused, self.unmatched = array("q"), array("q")
-        self.is_known = bytearray()
-        self.counted: dict[int, None] = {}
+        self.is_known, self.is_counted = bytearray(), bytearray()
+        self.counted = array("i")
         """Places where bytes were counted, in the order in which they first were."""
 
     def __len__(self) -> int:
@@ -105,6 +105,7 @@ class Allocations:
             for values in (self.total_bytes, self.most_bytes, self.most_ns, self.reused, self.unmatched):
                 values.append(0)
             self.is_known.append(False)
+            self.is_counted.append(False)
         return number
 
     def place(self, number: int) -> Place:
@@ -230,9 +231,11 @@ class _Following:
         total = found.total_bytes[place] + change_bytes if known_bytes is None else known_bytes
         # Less than nothing was allocated before the recording began.
         total = found.total_bytes[place] = min(max(0, total), _MOST)
-        if total > found.most_bytes[place] or place not in found.counted:
+        if total > found.most_bytes[place] or not found.is_counted[place]:
             found.most_bytes[place], found.most_ns[place] = total, at_ns
-            found.counted[place] = None
+        if not found.is_counted[place]:
+            found.is_counted[place] = True
+            found.counted.append(place)
         found.is_known[place] |= change_bytes != 0 or known_bytes is not None
         self._steps.append((at_ns, place, total))
 
@@ -309,9 +312,9 @@ def ends_of(run: Run) -> dict[int | None, str]:
     exits = shapes.column("name", every) == shapes.number_of("name", "exit_group")
     gone = run.of_shapes("pid", exits & run.seen("syscall"))
     gone += run.of_shapes("pid", _dead(run))
-    pids = {*run.of_shapes("pid", run.seen("userspace")), *run.of_shapes("pid", run.seen("memory"))}
     why = str((run.facts.footer or {}).get("ended_by", ""))
-    if len(pids) == 1 and why.startswith(("exit", "signal")):
-        gone += pids
+    if why.startswith(("exit", "signal")):
+        pids = {*run.of_shapes("pid", run.seen("userspace")), *run.of_shapes("pid", run.seen("memory"))}
+        gone += pids if len(pids) == 1 else ()
     ended |= dict.fromkeys(gone, "process end")
     return ended

@@ -1,195 +1,302 @@
-"""What differs between the samples of two runs, and which of it is more than chance."""
+"""What differs between the recordings of two sides, and what of it by more than those of one side do."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from heapq import nsmallest
-from typing import Any
+from typing import Any, NamedTuple
 
-from tracepipe.event.columns import NONE, Bools, Int32s, Int64s
-from tracepipe.reports.analyses.comparison import (
-    Shift,
-    Tail,
-    count_p,
-    difference_p,
-    discoveries,
-    least_p,
-    ranks_widening,
-    shift,
-    tail,
-)
+from tracepipe.event.columns import Bools, Int64s
+from tracepipe.reports.analyses.comparison import Comparison, middle
 from tracepipe.reports.frames.grouping import greatest
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.samples import DECIDED_BY_PROGRAM, KINDS, Key, Kind, Named, Sample, no_names
-from tracepipe.reports.frames.statistics import Ranks
-from tracepipe.reports.frames.stored import Growing, made, parts, release, touched
+from tracepipe.reports.frames.numbered import Numbered
+from tracepipe.reports.frames.samples import (
+    DECIDED_BY_PROGRAM,
+    EXITS,
+    KINDS,
+    LAYER_OF,
+    MEASURES,
+    Key,
+    Kind,
+    Measured,
+)
+from tracepipe.reports.frames.stored import Growing, empty, made, parts, touched
 
-Window = tuple[int, int]
 # What is looked at to decode a name.
 _NAME_BYTES = 64
+# Names whose figures are made at a time.
+_ROWS_AT_ONCE = 1 << 12
+# What is compared of a name, and the least spread that its recordings count as having.
+_TESTED = ("p50_ns", "p95_ns", "count")
+_LEAST_NS = 1.0
+
+
+class Sizes(NamedTuple):
+    """How many recordings A has, how many B."""
+
+    a: int
+    b: int
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One figure of both sides: a value for each recording, NaN where it is not known. `score` is how many
+    times the spread the difference is, None where it was not compared; `p` the chance of that, None where the
+    difference is no larger than the spread, or there is none.
+    """
+
+    a: Any
+    b: Any
+    score: float | None
+    p: float | None
+
+    @property
+    def medians(self) -> tuple[float | None, float | None]:
+        """The middle of A, of B."""
+        return _median(self.a), _median(self.b)
+
+    @property
+    def change(self) -> float | None:
+        """By how much the median of B is above that of A."""
+        a, b = self.medians
+        return None if a is None or b is None else b - a
+
+    def percent(self, change: float | None) -> float | None:
+        """A difference in percent of the median in A."""
+        before = self.medians[0]
+        return 100 * change / before if change is not None and before else None
+
+    @property
+    def percent_bounds(self) -> tuple[float | None, float | None]:
+        """The least and the greatest change from a recording of A to one of B, in percent of that of A."""
+        if self.change is None or np.nanmin(self.a) <= 0:
+            return None, None
+        ratios = np.nanmin(self.b) / np.nanmax(self.a), np.nanmax(self.b) / np.nanmin(self.a)
+        return float(100 * (ratios[0] - 1)), float(100 * (ratios[1] - 1))
+
+    @property
+    def spread(self) -> float | None:
+        """How far recordings are from the median of their side, in the mean; of both sides together."""
+        if self.change is None:
+            return None
+        return sum(float(middle(side[~np.isnan(side)][None])[1][0]) for side in (self.a, self.b))
+
+
+def _median(values: Any) -> float | None:
+    known = values[~np.isnan(values)]
+    return float(np.median(known)) if len(known) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One name in both runs; `a` or `b` is None where it is not in that run.
-
-    `length_p`, `tail_p` and `count_p` are adjusted for the number of tests, None where there is none: of
-    `length` with under so many values that no difference could be significant. The verdicts are in `longer`
-    and the flags: more than chance makes, and at least the least change that was asked for.
-    """
+    """One name on both sides: its figures by the names of `MEASURES`, and which of them differ."""
 
     key: Key
-    a: Sample | None
-    b: Sample | None
-    shift: Shift | None = None
-    tail: Tail | None = None
-    length_p: float | None = None
-    tail_p: float | None = None
-    count_p: float | None = None
-    length_changed: bool = False
-    tail_changed: bool = False
-    count_changed: bool = False
+    figures: dict[str, Difference]
+    length_changed: bool
+    tail_changed: bool
+    count_changed: bool
 
     @property
     def total_ns(self) -> int:
         """By how much the time in all changed."""
-        return _total_ns(self.b) - _total_ns(self.a)
+        return round(self.figures["total_ns"].change or 0)
 
     @property
-    def is_in_one_alone(self) -> bool:
-        """It is in one of the runs only."""
-        return self.a is None or self.b is None
+    def counts(self) -> tuple[float, float]:
+        """How many there are in A, in B: the medians."""
+        a, b = self.figures["count"].medians
+        return a or 0, b or 0
 
     @property
-    def counts(self) -> tuple[int, int]:
-        """How many there are in A, in B."""
-        return _count(self.a), _count(self.b)
-
-    @property
-    def median_ns(self) -> float:
-        """The median length in A."""
-        return float(np.median(self.a.lengths_ns)) if self.a and len(self.a.lengths_ns) else 0.0
-
-    @property
-    def is_reported(self) -> bool:
-        """Whether it is reported as a change: what only one run has is, where the program decides that."""
-        alone = self.is_in_one_alone and self.key[0] in DECIDED_BY_PROGRAM
-        return self.length_changed or self.tail_changed or self.count_changed or alone
-
-    def percent(self, of_ns: float | None) -> float | None:
-        """A difference in percent of the median in A."""
-        return 100 * of_ns / self.median_ns if of_ns is not None and self.median_ns else None
-
-
-def _count(sample: Sample | None) -> int:
-    return len(sample.starts_ns) if sample else 0
-
-
-def _total_ns(sample: Sample | None) -> int:
-    return sample.total_ns if sample else 0
-
-
-class _Tested:
-    """What the names whose lengths were compared came to: `rows` of them, a column for each of `VALUES`."""
-
-    VALUES = (
-        "length_p", "tail_p", "estimate", "low", "high", "median_ns", "limit", "share_a", "share_b"
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self._rows, self._values = Growing(np.int32), Growing(np.float64, (len(self.VALUES),))
-
-    def add(self, row: int, values: tuple[float | None, ...]) -> None:
-        """Add one; None is what is not known, and NaN in its column."""
-        self._rows.extend(row, 1)
-        self._values.extend(np.array(values, np.float64), 1)
-
-    @property
-    def rows(self) -> Int32s:
-        """Of the changes, in their order."""
-        rows: Int32s = self._rows.so_far(self._rows.count)
-        return rows
-
-    def __getitem__(self, name: str) -> Any:
-        return self._values.so_far(self._values.count)[:, self.VALUES.index(name)]
-
-    def of(self, row: int) -> dict[str, float | None]:
-        """What a row came to, by the names of the values; empty where it was not compared."""
-        at = int(np.searchsorted(self.rows, row))
-        if at == len(self.rows) or self.rows[at] != row:
-            return {}
-        values = self._values.so_far(self._values.count)[at].tolist()
-        return {
-            name: None if value != value else value for name, value in zip(self.VALUES, values, strict=True)
-        }
+    def only_in(self) -> str:
+        """The side whose recordings alone have it; empty where both sides do."""
+        count = self.figures["count"]
+        return "B" if not count.a.any() else "A" if not count.b.any() else ""
 
 
 class Changes:
-    """Every name of two runs, a row in the columns for each; `Change` is made of those that are shown."""
+    """Every name of the recordings, a row in the columns for each; `Change` is made of those that are shown.
 
-    def __init__(self, a: dict[Kind, Named], b: dict[Kind, Named]) -> None:
-        self._a, self._b = a, b
+    `add` what each recording has, one after the other, then `compare`.
+    """
+
+    def __init__(self, sizes: Sizes, alpha: float, least: float) -> None:
+        self.sizes, self._alpha, self._least = sizes, alpha, least
+        self.comparison = Comparison(*sizes, alpha)
+        self._texts: dict[Kind, Numbered] = {}
+        self._added: dict[Kind, list[tuple[int, Any, dict[str, Any]]]] = {}
         # The rows of a kind follow those of the one before.
         self._starts: list[int] = []
-        self._columns = {
-            f"{name}_{run}": Growing(np.int32 if name == "place" else np.int64)
-            for name in ("place", "count", "known", "total_ns")
-            for run in "ab"
+        self._columns: dict[tuple[str, int], Growing] = {
+            (name, recording): Growing(np.float64) for name in MEASURES for recording in range(sum(sizes))
         }
+        self._scores: dict[str, Any] = {}
+
+    def add(self, recording: int, found: dict[Kind, Measured]) -> None:
+        """Add names of a recording, which is not needed any more then. Raises OutputError."""
+        for kind, of in found.items():
+            texts = self._texts.setdefault(kind, Numbered())
+            rows = made(len(of.numbers), np.int32, partial(_numbers, texts, of))
+            self._added.setdefault(kind, []).append((recording, rows, of.values))
+
+    def compare(
+        self,
+        left_out: Collection[str],
+        lost: Counter[str],
+        totals: Sequence[tuple[str, Sequence[int | None]]],
+    ) -> list[Difference]:
+        """Compare all names but those of the layers that are left out; and totals, which are a layer of
+        records and one value for each recording. `lost` is how many events of each such layer a recording
+        has lost at most: no smaller difference between counts is reported, and none between totals.
+        """
         for kind in KINDS:
             self._starts.append(len(self))
-            self._add(a.get(kind) or no_names(), b.get(kind) or no_names())
-        before_ns, after_ns = self.column("total_ns_a"), self.column("total_ns_b")
-        self.total_ns: Int64s = made(len(self), np.int64, lambda part: after_ns[part] - before_ns[part])
-        """By how much the time in all changed."""
-        self.tested = _Tested()
-        self.count_p: Any = np.ones(0)
-        self.length_changed: Bools = np.zeros(len(self), np.bool_)
-        self.tail_changed, self.count_changed = self.length_changed.copy(), self.length_changed.copy()
+            if kind[0] not in left_out:
+                self._lay_out(kind)
+        self._added.clear()
+        of_totals = np.array([values for _, values in totals], np.float64)
+        known = ~np.isnan(of_totals).any(axis=1) & np.array(
+            [not lost[layer] for layer, _ in totals], np.bool_
+        )
+        scores = np.zeros(len(totals))
+        some = of_totals[known]
+        scores[known] = self.comparison.add(some, self._floors(some))
+        for name in _TESTED:
+            self._scores[name] = made(len(self), np.float64, partial(self._compared, name, lost))
+        return [
+            self._difference(row, score if is_known else None)
+            for row, score, is_known in zip(of_totals, scores.tolist(), known.tolist(), strict=True)
+        ]
+
+    def _lay_out(self, kind: Kind) -> None:
+        """Put what the recordings have of a kind into columns."""
+        count, first = len(self._texts.get(kind, ())), len(self)
+        for (name, _), column in self._columns.items():
+            column.extend(np.nan if name.startswith("p") else 0, count)
+        for recording, rows, values in self._added.get(kind, ()):
+            for part in parts(len(rows)):
+                for name in MEASURES:
+                    column = self._columns[name, recording].so_far(first + count)
+                    column[first + rows[part]] = values[name][part]
+        if kind in self._texts:
+            self._texts[kind].put_away()
+
+    def _values(self, name: str, rows: Any) -> Any:
+        """A figure of some rows, a column for each recording."""
+        columns = [self._columns[name, recording].so_far(len(self)) for recording in range(sum(self.sizes))]
+        return np.stack([column[rows] for column in columns], axis=1)
+
+    def _medians(self, name: str, rows: Any) -> tuple[Any, Any]:
+        """The medians of a figure of some rows in A, in B."""
+        values = self._values(name, rows)
+        return middle(values[:, : self.sizes.a])[0], middle(values[:, self.sizes.a :])[0]
+
+    def _floors(self, values: Any) -> Any:
+        """The least spread of rows: below it no difference is reported."""
+        return np.maximum(np.abs(middle(values)[0]) * self._least / 100, _LEAST_NS)
+
+    def _compared(self, name: str, lost: Counter[str], part: slice) -> Any:
+        """The scores of a part of the rows in one figure."""
+        values = self._values(name, part)
+        if name != "count":
+            known = ~np.isnan(values).any(axis=1)
+            scores = np.zeros(len(values))
+            scores[known] = self.comparison.add(values[known], self._floors(values[known]))
+            return scores
+        levels = middle(values)[0]
+        floors = levels * self._least / 100
+        for layer, record_layer in LAYER_OF.items():
+            rows = self.is_of((layer,))[part]
+            if layer in EXITS:
+                floors[rows] = np.inf  # as many as the kernel has warps, which its own count says
+            elif layer not in DECIDED_BY_PROGRAM:
+                floors[rows] = np.maximum(floors[rows], np.sqrt(2 * levels[rows]))  # as of independent events
+            floors[rows] += lost[record_layer]
+        return self.comparison.add(values, floors)
 
     def __len__(self) -> int:
-        return self._columns["place_a"].count
+        return self._columns["count", 0].count
 
-    def _add(self, a: Named, b: Named) -> None:
-        """Add the names of a kind: those of A, then what is in B alone."""
-        of_b = a.places_of(b)
-        met, alone = np.flatnonzero(of_b != NONE), np.flatnonzero(of_b == NONE)
-        places = {name: np.full(len(a) + len(alone), NONE, np.int32) for name in "ab"}
-        places["a"][: len(a)] = np.arange(len(a))
-        places["b"][of_b[met]], places["b"][len(a) :] = met, alone
-        for name, of in (("a", a), ("b", b)):
-            columns = {
-                "count": np.diff(of.start_bounds),
-                "known": np.diff(of.length_bounds),
-                "total_ns": of.totals_ns(),
-            }
-            for part in parts(len(places[name])):
-                at = places[name][part]
-                self._columns[f"place_{name}"].extend(at, len(at))
-                for key, values in columns.items():
-                    # NONE is the last place, where there is any.
-                    given = np.where(at == NONE, 0, values[at]) if len(values) else 0
-                    self._columns[f"{key}_{name}"].extend(given, len(at))
-
-    def column(self, name: str) -> Any:
-        """Of each row: `count_a`, how many in A; `known_a`, of how many the length is known; `total_ns_a`,
-        how long they took; and the same of B.
-        """
-        release()
-        return self._columns[name].so_far(len(self))
+    def _differs(self, name: str) -> Bools:
+        """Which rows differ in a figure by more than the spread, and not by chance where that can be said."""
+        scores = self._scores[name]
+        differing: Bools = np.zeros(len(self), np.bool_)
+        for part in parts(len(self)):
+            differing[part] = scores[part] > 1
+            if self.can_claim:
+                differing[part] &= self.comparison.p(scores[part]) <= self._alpha
+        return differing
 
     @property
+    def can_claim(self) -> bool:
+        """Whether there are enough recordings to tell a change from chance."""
+        return self.comparison.has_spread and self.comparison.least_p <= self._alpha
+
+    @cached_property
+    def length_changed(self) -> Bools:
+        """Which rows have another median length."""
+        return self._differs("p50_ns")
+
+    @cached_property
+    def tail_changed(self) -> Bools:
+        """Which rows have another tail, where the median is the same."""
+        return self._differs("p95_ns") & ~self.length_changed
+
+    @cached_property
+    def count_changed(self) -> Bools:
+        """Which rows have another count."""
+        return self._differs("count")
+
+    @cached_property
+    def totals_ns(self) -> tuple[Int64s, Int64s]:
+        """How long all of a name took in A, in B: the medians."""
+
+        before_ns, after_ns = empty(len(self), np.int64), empty(len(self), np.int64)
+        for part in parts(len(self)):
+            before_ns[part], after_ns[part] = self._medians("total_ns", part)
+        return before_ns, after_ns
+
+    @cached_property
+    def total_ns(self) -> Int64s:
+        """By how much the time in all changed."""
+        before_ns, after_ns = self.totals_ns
+        change_ns: Int64s = made(len(self), np.int64, lambda part: after_ns[part] - before_ns[part])
+        return change_ns
+
+    @cached_property
     def is_in_both(self) -> Bools:
-        """Which rows are of names that both runs have."""
-        both: Bools = (self.column("place_a") != NONE) & (self.column("place_b") != NONE)
+        """Which rows are of names that both sides have."""
+        both: Bools = np.zeros(len(self), np.bool_)
+        for part in parts(len(self)):
+            counts = self._values("count", part) > 0
+            both[part] = counts[:, : self.sizes.a].any(axis=1) & counts[:, self.sizes.a :].any(axis=1)
         return both
+
+    @cached_property
+    def is_compared(self) -> Bools:
+        """Which rows have lengths in every recording."""
+        every: Bools = np.zeros(len(self), np.bool_)
+        for part in parts(len(self)):
+            every[part] = ~np.isnan(self._values("p50_ns", part)).any(axis=1)
+        return every
+
+    @property
+    def has_tail(self) -> int:
+        """How many rows have tails in every recording."""
+        return sum(
+            int(np.count_nonzero(~np.isnan(self._values("p95_ns", part)).any(axis=1)))
+            for part in parts(len(self))
+        )
 
     @property
     def is_reported(self) -> Bools:
-        """Which rows are reported as changes, as `Change.is_reported` has it."""
-        alone = ~self.is_in_both & self.is_of(DECIDED_BY_PROGRAM)
-        reported: Bools = self.length_changed | self.tail_changed | self.count_changed | alone
+        """Which rows differ in any figure."""
+        reported: Bools = self.length_changed | self.tail_changed | self.count_changed
         return reported
 
     def is_of(self, layers: Collection[str]) -> Bools:
@@ -198,6 +305,23 @@ class Changes:
         for (what, _), first, last in zip(KINDS, self._starts, [*self._starts[1:], len(self)], strict=True):
             flags[first:last] = what in layers
         return flags
+
+    def directions(self) -> Any:
+        """Of each row, below 0 where what differs is less in B, above where it is more. Where one figure is
+        less and another more, the time in all decides.
+        """
+        which = np.zeros(len(self), np.int8)
+        flags = zip(_TESTED, (self.length_changed, self.tail_changed, self.count_changed), strict=True)
+        of = {name: np.flatnonzero(flag) for name, flag in flags}
+        conflicts = np.zeros(len(self), np.bool_)
+        for name, rows in of.items():
+            for part in parts(len(rows)):
+                before, after = self._medians(name, rows[part])
+                signs = np.sign(after - before).astype(np.int8)
+                conflicts[rows[part]] |= signs * which[rows[part]] < 0
+                which[rows[part]] = signs
+        which[conflicts] = np.sign(self.total_ns[conflicts])
+        return which
 
     def first(self, flags: Bools, most: int = 0) -> Iterator[Change]:
         """The flagged ones with the largest change of time, at most so many, or all where that is 0."""
@@ -212,118 +336,42 @@ class Changes:
         sizes_ns = dict(zip(kept.tolist(), self._sizes_ns(kept).tolist(), strict=True))
         return map(self.__getitem__, sorted(sizes_ns, key=lambda row: (-sizes_ns[row], self._key(row))))
 
+    def __iter__(self) -> Iterator[Change]:
+        for part in parts(len(self), _ROWS_AT_ONCE):
+            values = {name: self._values(name, part) for name in MEASURES}
+            for at, row in enumerate(range(part.start, part.stop)):
+                yield self._change(row, {name: of[at] for name, of in values.items()})
+
     def _sizes_ns(self, rows: Int64s) -> Any:
         """By how much the time of some rows changed, up or down."""
         return np.abs(self.total_ns[rows])
 
-    def _kind(self, row: int) -> int:
-        """The place in `KINDS` of a row."""
-        return int(np.searchsorted(self._starts, row, "right")) - 1
-
-    def _places(self, row: int) -> tuple[int, int]:
-        """Where a row stands in A and in B."""
-        a, b = (self._columns[name].so_far(len(self))[row] for name in ("place_a", "place_b"))
-        return int(a), int(b)
-
     def _key(self, row: int) -> Key:
         touched(_NAME_BYTES)
-        (a, b), kind = self._places(row), KINDS[self._kind(row)]
-        return kind[0], (self._b[kind].text(b) if a == NONE else self._a[kind].text(a)) + kind[1]
-
-    def samples(self, row: int) -> tuple[Sample | None, Sample | None]:
-        """All of a name in A, and in B."""
-        (a, b), kind = self._places(row), KINDS[self._kind(row)]
-        return (
-            None if a == NONE else self._a[kind].sample(a),
-            None if b == NONE else self._b[kind].sample(b),
-        )
+        at = int(np.searchsorted(self._starts, row, "right")) - 1
+        kind = KINDS[at]
+        text = self._texts[kind][row - self._starts[at]].decode("utf-8", "surrogatepass")
+        return kind[0], text + kind[1]
 
     def __getitem__(self, row: int) -> Change:
-        found: Any = self.tested.of(row)
-        return Change(
-            self._key(row),
-            *self.samples(row),
-            Shift(found["estimate"], found["low"], found["high"]) if found else None,
-            Tail(found["limit"], found["share_a"], found["share_b"], found["tail_p"])
-            if found and found["tail_p"] is not None
-            else None,
-            found.get("length_p"),
-            found.get("tail_p"),
-            float(self.count_p[row]),
-            bool(self.length_changed[row]),
-            bool(self.tail_changed[row]),
-            bool(self.count_changed[row]),
-        )
+        return self._change(row, {name: self._values(name, [row])[0] for name in MEASURES})
+
+    def _change(self, row: int, values: dict[str, Any]) -> Change:
+        figures = {
+            name: self._difference(of, float(self._scores[name][row]) if name in _TESTED else None)
+            for name, of in values.items()
+        }
+        flags = (self.length_changed, self.tail_changed, self.count_changed)
+        return Change(self._key(row), figures, *(bool(flag[row]) for flag in flags))
+
+    def _difference(self, values: Any, score: float | None) -> Difference:
+        p = None
+        if score is not None and score > 1 and self.comparison.has_spread:
+            p = float(self.comparison.p(score))
+        return Difference(values[: self.sizes.a], values[self.sizes.a :], score, p)
 
 
-def changes(
-    a: dict[Kind, Named], b: dict[Kind, Named], windows: tuple[Window, Window], alpha: float, least: float
-) -> Changes:
-    """Compare every name of two runs, which lasted from and to `windows`.
-
-    At most a share of `alpha` of what is reported as changed is chance, in the mean. Lengths have changed
-    where their shift is at least `least` percent of the median, too.
-    """
-    found = Changes(a, b)
-    tests, tested = _of_counts(found, windows), found.tested
-    _compare_lengths(found, alpha)
-    has_tail = ~np.isnan(tested["tail_p"])
-    for more in (tested["length_p"], tested["tail_p"][has_tail]):
-        tests.extend(more, len(more))
-    adjusted = discoveries(tests.whole())
-    last = len(found) + len(has_tail)
-    found.count_p, tested["length_p"][:] = adjusted[: len(found)], adjusted[len(found) : last]
-    tested["tail_p"][has_tail] = adjusted[last:]
-    found.count_changed = found.count_p <= alpha
-    percent = 100 * tested["estimate"] / np.where(tested["median_ns"], tested["median_ns"], np.nan)
-    is_large = np.where(np.isnan(percent), tested["estimate"] != 0, np.abs(percent) >= least)
-    is_longer = (tested["length_p"] <= alpha) & is_large
-    found.length_changed[tested.rows] = is_longer
-    found.tail_changed[tested.rows] = (tested["tail_p"] <= alpha) & ~is_longer
-    return found
-
-
-def _of_counts(found: Changes, windows: tuple[Window, Window]) -> Growing:
-    """The p of each name's counts."""
-    tests, nothing = Growing(np.float64), np.zeros(0, np.int64)
-    count_a, count_b = found.column("count_a"), found.column("count_b")
-    # Of a million names most are there once.
-    of_one = [(a, b, count_p(np.zeros(a), np.zeros(b), *windows)) for a, b in ((0, 1), (1, 0)) if len(found)]
-    for part in parts(len(found)):
-        p = np.ones(part.stop - part.start)
-        for a, b, value in of_one:
-            p[(count_a[part] == a) & (count_b[part] == b)] = value
-        several = (count_a[part] != count_b[part]) & (np.maximum(count_a[part], count_b[part]) > 1)
-        for at in np.flatnonzero(several).tolist():
-            samples = found.samples(part.start + at)
-            a_ns, b_ns = (nothing if sample is None else sample.starts_ns for sample in samples)
-            touched(2 * (a_ns.nbytes + b_ns.nbytes))
-            p[at] = count_p(a_ns, b_ns, *windows)
-        tests.extend(p, len(p))
-    return tests
-
-
-def _compare_lengths(found: Changes, alpha: float) -> None:
-    """Test the lengths of the names that have enough of them."""
-    known_a, known_b = found.column("known_a"), found.column("known_b")
-    for part in parts(len(found)):
-        some = np.flatnonzero((known_a[part] > 0) & (known_b[part] > 0)) + part.start
-        counts = zip(known_a[some].tolist(), known_b[some].tolist(), strict=True)
-        for row, (of_a, of_b) in zip(some.tolist(), counts, strict=True):
-            if least_p(of_a, of_b) <= alpha:
-                _compare(found, row, alpha)
-
-
-def _compare(found: Changes, row: int, alpha: float) -> None:
-    one = found.samples(row)
-    assert one[0] is not None and one[1] is not None
-    a, b = one[0].lengths_ns, one[1].lengths_ns
-    touched(2 * (a.nbytes + b.nbytes))
-    ranks = Ranks(a, b)
-    widening = ranks_widening(ranks)
-    p, longest = difference_p(ranks, widening), tail(a, b, ranks)
-    del ranks
-    by = shift(a, b, 1 - alpha, widening)
-    of_tail = (longest.p, longest.limit, longest.share_a, longest.share_b) if longest else (None,) * 4
-    median_ns = float(np.median(a))
-    found.tested.add(row, (p, of_tail[0], by.estimate, by.low, by.high, median_ns, *of_tail[1:]))
+def _numbers(texts: Numbered, of: Measured, part: slice) -> list[int]:
+    """The numbers among all names of those of a recording."""
+    touched(_NAME_BYTES * (part.stop - part.start))
+    return [texts.number(of.texts[number]) for number in of.numbers[part].tolist()]

@@ -13,7 +13,10 @@ from tracepipe.reports.frames.grouping import equal, greatest, sort_within
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.stored import Growing, parts
+from tracepipe.reports.frames.text_order import in_text_order
 
+# Counts are of 32 bits: ten digits.
+_COUNT_MOST = (1 << 31) - 1
 SORTS = ("total", "count", "mean", "p50", "p95", "p99", "max", "name")
 
 
@@ -60,7 +63,7 @@ class Functions:
             measures[some] = self.lengths_ns[at]
         return measures
 
-    def ranked(self, run: Run, sort: str, top: int) -> list[int]:
+    def ranked(self, run: Run, sort: str, top: int) -> Any:
         """The places of those that count most, `top` of them or, with 0, all, in order. Of a million names
         few are looked at where numbers decide.
         """
@@ -71,12 +74,27 @@ class Functions:
             return name if sort == "name" else -int(measure[at]), -int(self.count[at]), layer, name
 
         if top <= 0:
-            return sorted(range(len(self)), key=rank)
+            return self._all_ranked(run, measure, by_name=sort == "name")
         surely, perhaps = np.empty(0, np.int32), np.arange(len(self), dtype=np.int32)
         for numbers in () if sort == "name" else (measure, self.count):
             more, perhaps = greatest(numbers, perhaps, top - len(surely))
             surely = np.concatenate([surely, more])
         return nsmallest(top, np.concatenate([surely, perhaps]).tolist(), rank)
+
+    def _all_ranked(self, run: Run, measure: Any, by_name: bool) -> Int32s:
+        """The same order of all, as a column."""
+
+        def by_numbers_first(at: int) -> str:
+            name, layer = self.place(run, at)
+            return f"{layer}\0{name}"
+
+        def by_name_first(at: int) -> str:
+            name, layer = self.place(run, at)
+            return f"{name}\0{_COUNT_MOST - int(self.count[at]):010}{layer}"
+
+        if by_name:
+            return in_text_order(by_name_first, np.zeros(len(self), np.int32))
+        return in_text_order(by_numbers_first, -measure, -self.count)
 
 
 def functions_of(run: Run, layer_name: str) -> Functions:

@@ -69,6 +69,7 @@ def glance_of(run: Run) -> Glance:
                 spread = (rank(delays.delay_ns, percent) for percent in (50, 99, 100))
                 queue = (rank(delays.depth, percent) for percent in (50, 100))
                 found.delays.append((gpu, len(delays.depth), *spread, *queue))
+        found.notes += work.left_out()
         found.kernels = sum(int(np.count_nonzero(work.what[part] != COPY)) for part in parts(len(work)))
         del work, kinds
     if 0 < (allocated := allocations_in(run)) <= EVENTS_MAX:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Final
 
 from tracepipe.event.columns import NONE, Bools, Int64s
@@ -17,6 +16,7 @@ from tracepipe.reports.frames.nesting import NOBODY, nearest_of_some
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.stored import Growing, empty, flagged, made, parts, taken
 
+GPUS_MAX: Final = 4096
 KERNEL, COPY, WARPS = range(3)
 """What work is."""
 _LAYER_OF: Final = {KERNEL: "gpu_kernel", COPY: "transfer"}
@@ -52,9 +52,20 @@ class Work:
         return len(self.row)
 
     def of_gpus(self) -> Iterator[tuple[int, slice]]:
-        """Each GPU, and the rows of its work."""
-        for gpu, ends in zip(self.gpus.tolist(), pairwise(self.bounds.tolist()), strict=True):
-            yield gpu, slice(*ends)
+        """Each GPU, and the rows of its work; of more than GPUS_MAX those with most of it."""
+        shown = np.sort(np.argsort(-np.diff(self.bounds), kind="stable")[:GPUS_MAX])
+        for gpu, first, end in zip(
+            self.gpus[shown].tolist(),
+            self.bounds[shown].tolist(),
+            self.bounds[shown + 1].tolist(),
+            strict=True,
+        ):
+            yield gpu, slice(first, end)
+
+    def left_out(self) -> list[str]:
+        """The note that there are more GPUs, if there are."""
+        more = len(self.gpus) - GPUS_MAX
+        return [f"{more:,} more GPUs, with less work, are not looked at"] if more > 0 else []
 
     def name(self, run: Run, place: int) -> str | None:
         """The name of a row."""

@@ -53,26 +53,30 @@ def block_values(kernel: KernelWarps) -> Floats:
     return values
 
 
-def lateness(kernel: KernelWarps, by_wave: bool = True) -> BlockLateness:
+def lateness(kernel: KernelWarps, by_wave: bool = True, by_turn: bool = False) -> BlockLateness:
     """The lateness of every block.
 
     Against the blocks of its launch that started with it, as those of the first wave find cold caches and
-    those of the last have the GPU to themselves; against the whole launch where `by_wave` is False or entries
-    are not known. Medians are taken within launches first, then over launches.
+    those of the last have the GPU to themselves; with `by_turn` in the same turn on their SMs; against the
+    whole launch where `by_wave` is False or entries are not known. Medians are taken within launches first,
+    then over launches.
     """
     with_waves = by_wave and kernel.has_entries
-    group = started_together(kernel) if with_waves else numbered(kernel.blocks.launch)[1]
+    group = started_together(kernel, by_turn) if with_waves else numbered(kernel.blocks.launch)[1]
     rows_ns = without_medians(block_values(kernel), group)
     blocks, profile_row = numbered(kernel.blocks.block)
     return BlockLateness(rows_ns, blocks, medians_by(rows_ns, profile_row), profile_row)
 
 
-def started_together(kernel: KernelWarps) -> Ints:
+def started_together(kernel: KernelWarps, by_turn: bool = False) -> Ints:
     """For each block a number of the wave that it started in, 0, 1, … through all launches.
 
     The first wave of a launch are the blocks that started before any of it had ended, the second those of the
     rest that started before any of the rest had ended, and so on. Waves of a few blocks count with the wave
-    before.
+    before. `by_turn`: those of a wave that were the first on their SM are apart from the second ones, and so
+    on, and from those of SMs with more or fewer blocks, where SMs are known. An SM that has too
+    much to do serves its oldest block first: on an H200 the four of a kernel of multiplications entered
+    within 0.7 µs and took 8.6, 13.4, 18.5 and 23.2 µs, in every launch.
     """
     blocks = kernel.blocks
     wave: Ints = empty(blocks.block.size, np.int32)
@@ -82,6 +86,8 @@ def started_together(kernel: KernelWarps) -> Ints:
         wave[first:last] = number
         if last - first > MIN_WAVE:
             number = _waves(blocks.entry_ns[first:last], blocks.end_ns[first:last], wave[first:last])
+        if by_turn and kernel.has_sms:
+            number = _turns(blocks.sm[first:last], blocks.entry_ns[first:last], wave[first:last])
     release()
     return wave
 
@@ -102,6 +108,20 @@ def _waves(entry_ns: Ints, end_ns: Ints, wave: Ints) -> int:
         wave[rows[at:upto]] = number
         at = upto
     return number
+
+
+def _turns(sm: Ints, entry_ns: Ints, wave: Ints) -> int:
+    """Number the turns of the waves of a launch, apart by how many blocks an SM has, from the first wave's
+    number on; returns the last number."""
+    first = int(wave.min())
+    rows = np.lexsort((entry_ns, sm, wave))
+    begins = np.flatnonzero(np.diff(wave[rows], prepend=-1) | np.diff(sm[rows], prepend=-1))
+    held = np.diff(begins, append=rows.size)
+    turn = np.arange(rows.size) - np.repeat(begins, held)
+    key = (wave[rows] * np.int64(held.max() + 1) + np.repeat(held, held)) * np.int64(held.max()) + turn
+    _, numbers = np.unique(key, return_inverse=True)
+    wave[rows] = first + numbers
+    return first + int(numbers.max())
 
 
 def medians_by(values: Floats, groups: Ints) -> Floats:

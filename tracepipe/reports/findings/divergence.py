@@ -25,6 +25,8 @@ from tracepipe.reports.frames.stored import Growing, flagged, taken
 
 MIN_RECURRING = 3
 """Warps: in fewer the same lane is late by chance too often for anything to follow from it."""
+MOST_WARPS_SHARE = 0.5
+"""If so many of the warps part by their masks, the first or the last of the grid is no exception."""
 MIN_WARPS_SHARE = 0.01
 """Of the warps, at least, must be split where noise is possible: fewer are no property of the kernel."""
 
@@ -43,7 +45,8 @@ def find(kernel: KernelWarps, alpha: float) -> list[Finding]:
     all warps, one of the first or the last warp of the grid, each tried at a quarter of `alpha`.
     """
     apart = kernel.apart & ~_guards(kernel)
-    ends = list(_ends_of_grid(kernel))
+    is_of_most = not kernel.lanes_timed and np.count_nonzero(apart) >= MOST_WARPS_SHARE * apart.size
+    ends = [] if is_of_most else list(_ends_of_grid(kernel))
     found = _of_warps(kernel, flagged(apart.size, lambda part: apart[part]), alpha / 2 if ends else alpha, "")
     for place, rows in ends:
         found = found or _of_warps(kernel, rows[apart[rows]], alpha / 4, place)
@@ -91,31 +94,43 @@ def _guards(kernel: KernelWarps) -> Flags:
 def _recorded(kernel: KernelWarps, apart: Ints, place: str) -> Finding | None:
     """Exits with masks: idle lane time of all warps, from what was recorded. At an end of the grid it is the
     launch that must be longer by it."""
-    idle_share = _idle_share(kernel, apart)
+    idle_share, longer_share = _shares(kernel, apart)
     delays, masks = _widest_gaps(kernel, apart)
     delay = float(np.median(delays))
-    is_worth = delay >= MIN_SHARE * float(np.median(kernel.launch_ns)) if place else idle_share >= MIN_SHARE
+    if place:
+        is_worth = delay >= MIN_SHARE * float(np.median(kernel.launch_ns))
+    else:
+        is_worth = max(idle_share, longer_share) >= MIN_SHARE
     if not is_worth or delay < kernel.least_ns:
         return None
     parted = Parted(apart, apart.size, delays, idle_share, *_late(masks))
     return finding_of(kernel, parted, place)
 
 
-def _idle_share(kernel: KernelWarps, apart: Ints) -> float:
-    """The time that lanes of the warps `apart` were idle, of the time of all lanes of all warps."""
+def _shares(kernel: KernelWarps, apart: Ints) -> tuple[float, float]:
+    """What the warps `apart` cost: the time that their lanes were idle, of the time of all lanes of all
+    warps; and the time for which they lived on when half of their lanes had left, of all warps' lives.
+
+    A few late lanes hold up their warp as long as many would.
+    """
     counted = np.zeros(kernel.launch.size, np.bool_)
     counted[apart] = True
-    idle, possible = Growing(np.float64), Growing(np.float64)
+    idle_ns = possible_ns = longer_ns = lives_ns = 0.0
     last_ns = kernel.last_exit_ns
     for warps, exits in kernel.exit_parts():
         of = kernel.exit_warp[exits]
         lanes = np.bitwise_count(kernel.exit_mask[exits].astype(np.uint32)).astype(np.float64)
-        of_exits = ((last_ns[of] - kernel.exit_ns[exits]) * lanes)[counted[of]]
+        late_ns = last_ns[of] - kernel.exit_ns[exits]
         by_warp = np.bincount(of - warps.start, lanes, warps.stop - warps.start)
+        left = np.cumsum(lanes) - (np.cumsum(by_warp) - by_warp)[of - warps.start]
+        half = np.flatnonzero(2 * left >= by_warp[of - warps.start])
+        half = half[np.unique(of[half], return_index=True)[1]]
         scale = kernel.life_ns[warps] if kernel.has_entries else kernel.warp_scale_ns
-        idle.extend(of_exits, of_exits.size)
-        possible.extend(by_warp * scale, by_warp.size)
-    return float(idle.whole().sum()) / max(float(possible.whole().sum()), 1.0)
+        idle_ns += float((late_ns * lanes)[counted[of]].sum())
+        longer_ns += float(late_ns[half][counted[of[half]]].sum())
+        possible_ns += float((by_warp * scale).sum())
+        lives_ns += float(np.sum(scale) if kernel.has_entries else scale * by_warp.size)
+    return idle_ns / max(possible_ns, 1.0), longer_ns / max(lives_ns, 1.0)
 
 
 def _widest_gaps(kernel: KernelWarps, warps: Ints) -> tuple[Floats, Ints]:

@@ -1,13 +1,14 @@
-"""Exits of warps and threads as what two runs are compared by: how far apart they are, kernel by kernel.
+"""Exits of warps and threads as what runs are compared by: how far apart they are, kernel by kernel.
 
 Skew is from the first warp of a block that leaves to the last, spread from the first lane of a warp to the
 last. Where a finding in one of the runs says that some lanes or threads are late, by how much they are is
-compared in both: a stride that was removed is about 0 in the other run.
+compared in all: a stride that was removed is about 0 in the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from tracepipe.reports.findings import find_all
@@ -26,11 +27,11 @@ from tracepipe.reports.findings.ranks import between
 from tracepipe.reports.findings.sampling import sample
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
-from tracepipe.reports.frames.samples import EXITS, LATE, SKEW, SPREAD, Gathering, Key, Kind, Named
-from tracepipe.reports.frames.stored import flagged, made, taken
+from tracepipe.reports.frames.samples import LATE, SKEW, SPREAD, Gathering, Key, Kind, Measured
+from tracepipe.reports.frames.stored import flagged, taken
 
 
-class _Pattern(NamedTuple):
+class Pattern(NamedTuple):
     """Positions that are late in one of the runs: lanes of a warp, threads or warps of a block."""
 
     kernel: str
@@ -48,77 +49,102 @@ class _Pattern(NamedTuple):
         return f"{self.kernel}: delay of {self.of} with {letter} mod {self.modulus} = {residues}"
 
 
-def exit_samples(a: Run, b: Run) -> tuple[dict[Kind, Named], dict[Kind, Named]]:
-    """The samples of both runs, by kernel name: launches of several grids and processes are together."""
-    # The warps of one run at a time are in memory, and are sorted again rather than kept.
-    patterns: dict[str, dict[_Pattern, None]] = {}
-    for run in (a, b):
-        for finding in find_all(kernels_of(run, "", None)).findings:
-            if (pattern := _pattern(finding)) is not None:
-                patterns.setdefault(pattern.kernel, {})[pattern] = None
-    return _samples(kernels_of(a, "", None), patterns), _samples(kernels_of(b, "", None), patterns)
+Patterns = dict[str, dict[Pattern, None]]
+"""By the names of kernels, in the order in which they were met."""
 
 
-def _pattern(finding: Finding) -> _Pattern | None:
+def exits(run: Run) -> tuple[dict[Kind, Measured], Patterns]:
+    """Skew and spread by kernel name, launches of several grids and processes together; and what is late."""
+    patterns: Patterns = {}
+    kernels = _Measuring(kernels_of(run, "", None))
+    for finding in find_all(kernels).findings:
+        if (pattern := _pattern(finding)) is not None:
+            patterns.setdefault(pattern.kernel, {})[pattern] = None
+    return kernels.found.measured(), patterns
+
+
+def delays(run: Run, patterns: Patterns) -> dict[Kind, Measured]:
+    """How late the threads of patterns are, which may have been found in another recording."""
+    wanted = "|".join(f"^{re.escape(kernel)}$" for kernel in patterns)
+    found = _Lengths()
+    for kernel in kernels_of(run, wanted, None):
+        found.add(kernel, _delays(kernel, patterns[kernel.kernel]))
+        kernel.forget()
+    return found.measured()
+
+
+class _Lengths:
+    """Lengths by kind, on their way to measures."""
+
+    def __init__(self) -> None:
+        self._gathered: dict[str, Gathering] = {}
+
+    def add(self, kernel: KernelWarps, lengths: Iterable[tuple[Key, Ints]]) -> None:
+        """Add those of a kernel, if its warps left."""
+        for (what, name), lengths_ns in lengths if kernel.has_exits else ():
+            if lengths_ns.size:
+                self._gathered.setdefault(what, Gathering()).add(name, lengths_ns)
+
+    def measured(self) -> dict[Kind, Measured]:
+        """All that came. No more is to be added."""
+        return {(what, ""): one.measured() for what, one in self._gathered.items()}
+
+
+class _Measuring:
+    """Kernels, whose skew and spread are taken when they are gone through for the first time: to put the
+    warps of a kernel in order takes more time than all that is found in them.
+    """
+
+    def __init__(self, kernels: Iterable[KernelWarps]) -> None:
+        self._kernels, self._is_measured = kernels, False
+        self.found = _Lengths()
+
+    def __iter__(self) -> Iterator[KernelWarps]:
+        is_measured, self._is_measured = self._is_measured, True
+        for kernel in self._kernels:
+            if not is_measured:
+                self.found.add(kernel, _spreads(kernel))
+            yield kernel
+
+
+def _pattern(finding: Finding) -> Pattern | None:
     numbers = finding.numbers
     if finding.kind == "divergence":
-        return _Pattern(finding.kernel, "lanes", LANES, tuple(numbers["late_lanes"]))
+        return Pattern(finding.kernel, "lanes", LANES, tuple(numbers["late_lanes"]))
     if finding.kind == "stride":
-        return _Pattern(finding.kernel, numbers["of"], numbers["modulus"], tuple(numbers["residues"]))
+        return Pattern(finding.kernel, numbers["of"], numbers["modulus"], tuple(numbers["residues"]))
     return None
 
 
-def _samples(kernels: Iterable[KernelWarps], patterns: Mapping[str, Iterable[_Pattern]]) -> dict[Kind, Named]:
-    gathered = {what: Gathering() for what in EXITS}
-    for kernel in kernels:
-        if not kernel.has_exits:
-            continue
-        for (what, name), *both in (*_spreads(kernel), *_delays(kernel, patterns.get(kernel.kernel, ()))):
-            if both[0].size:
-                gathered[what].add(name, *both)
-        kernel.forget()
-    return {(what, ""): found for what, one in gathered.items() if len(found := one.named())}
-
-
-def _spreads(kernel: KernelWarps) -> Iterator[tuple[Key, Ints, Ints]]:
-    told = flagged(kernel.launch.size, lambda part: kernel.spread_ns[part] != NOT_RECORDED)
-    yield (
-        (SPREAD, f"{kernel.kernel}: spread of warps"),
-        taken(kernel.first_exit_ns, told),
-        taken(kernel.spread_ns, told),
-    )
+def _spreads(kernel: KernelWarps) -> Iterator[tuple[Key, Ints]]:
+    known = flagged(kernel.launch.size, lambda part: kernel.spread_ns[part] != NOT_RECORDED)
+    yield (SPREAD, f"{kernel.kernel}: spread of warps"), taken(kernel.spread_ns, known)
     if kernel.blocks_known and not kernel.rows_mixed:
-        blocks = kernel.blocks
         several = flagged(kernel.block_starts.size, lambda part: kernel.warps_of_block[part] > 1)
-        end_ns, skew_ns = taken(blocks.end_ns, several), taken(blocks.skew_ns, several)
-        first_ns = made(len(several), np.int64, lambda part: end_ns[part] - skew_ns[part])
-        yield (SKEW, f"{kernel.kernel}: skew of blocks"), first_ns, skew_ns
+        yield (SKEW, f"{kernel.kernel}: skew of blocks"), taken(kernel.blocks.skew_ns, several)
 
 
-def _delays(kernel: KernelWarps, patterns: Iterable[_Pattern]) -> Iterator[tuple[Key, Ints, Ints]]:
+def _delays(kernel: KernelWarps, patterns: Iterable[Pattern]) -> Iterator[tuple[Key, Ints]]:
     for pattern in patterns:
         if pattern.of != "warps":
-            yield ((LATE, pattern.name), *_of_lanes(kernel, pattern))
+            yield (LATE, pattern.name), _of_lanes(kernel, pattern)
         elif kernel.warps_of_a_block:
-            yield ((LATE, pattern.name), *_of_blocks(kernel, pattern))
+            yield (LATE, pattern.name), _of_blocks(kernel, pattern)
 
 
-def _of_lanes(kernel: KernelWarps, pattern: _Pattern) -> tuple[Ints, Ints]:
+def _of_lanes(kernel: KernelWarps, pattern: Pattern) -> Ints:
     rows = sample(np.arange(kernel.launch.size))
     threads = np.arange(LANES) + np.where(pattern.of == "lanes", 0, kernel.warp[rows] * LANES)[:, None]
     times = without_order(kernel.lane_times(rows)).times
-    return _known(kernel.first_exit_ns[rows], times, np.isin(threads % pattern.modulus, pattern.residues))
+    return _known(times, np.isin(threads % pattern.modulus, pattern.residues))
 
 
-def _of_blocks(kernel: KernelWarps, pattern: _Pattern) -> tuple[Ints, Ints]:
+def _of_blocks(kernel: KernelWarps, pattern: Pattern) -> Ints:
     times = kernel.warp_times()
     members = np.isin(np.arange(times.shape[1]) % pattern.modulus, pattern.residues)
-    rows = sample(np.arange(kernel.blocks.end_ns.size))
-    starts_ns = (kernel.blocks.end_ns - kernel.blocks.skew_ns)[rows]
-    return _known(starts_ns, times, np.broadcast_to(members, times.shape))
+    return _known(times, np.broadcast_to(members, times.shape))
 
 
-def _known(starts_ns: Ints, times: Floats, members: Flags) -> tuple[Ints, Ints]:
-    delays = between(times, members)
-    known = ~np.isnan(delays)
-    return starts_ns[known], np.round(delays[known]).astype(np.int64)
+def _known(times: Floats, members: Flags) -> Ints:
+    delays_ns = between(times, members)
+    return np.round(delays_ns[~np.isnan(delays_ns)]).astype(np.int64)

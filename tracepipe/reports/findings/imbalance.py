@@ -58,8 +58,9 @@ def lacks(kernel: KernelWarps) -> str | None:
 
 def find(kernel: KernelWarps, alpha: float) -> list[Finding]:
     """Findings of SMs and of the order of blocks, each tried at half of `alpha`."""
-    late = lateness(kernel)
-    return [*_sms(kernel, late, alpha / 2), *_trend(kernel, lateness(kernel, by_wave=False), alpha / 2)]
+    # A block's number decides its SM, so that work which grows with it makes some SMs seem slow.
+    trend = _trend(kernel, lateness(kernel, by_wave=False), alpha / 2)
+    return trend or _sms(kernel, lateness(kernel, by_turn=True), alpha / 2)
 
 
 def _sms(kernel: KernelWarps, late: BlockLateness, alpha: float) -> list[Finding]:
@@ -129,8 +130,9 @@ def _sm_finding(
 
 
 def _in_waves(kernel: KernelWarps, late: BlockLateness) -> tuple[Ints, Ints]:
-    """The blocks, as places in `late`, that started with enough others; and the number of their wave."""
-    started, row = started_together(kernel), late.profile_row
+    """The blocks, as places in `late`, that started with enough others in the same turn on their SMs; and the
+    number of that turn."""
+    started, row = started_together(kernel, by_turn=True), late.profile_row
     wave = empty(late.blocks.size, np.int32)
     for part in parts(row.size):
         wave[row[part]] = started[part]  # the last launch's, where there are many
@@ -150,7 +152,8 @@ def _trend(kernel: KernelWarps, late: BlockLateness, alpha: float) -> list[Findi
     correlation, of_all = statistics.rank_correlation(some, profile[some])
     if not of_all <= alpha or abs(correlation) < MIN_TREND:
         return []
-    # Among blocks that started together, time plays no part: there the index alone must show the same.
+    # Among blocks that started together, in the same turn on their SMs, neither time nor what else the SM has
+    # to do plays a part: there the index alone must show the same.
     index, group = _in_waves(kernel, late)
     if not index.size:
         return []

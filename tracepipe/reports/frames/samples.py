@@ -7,11 +7,11 @@ from typing import Any
 
 from tracepipe.event.columns import NONE, Bools, Int32s, Int64s
 from tracepipe.event.vocabulary import RUNNING
-from tracepipe.reports.frames.grouping import sorted_by, starts_of
+from tracepipe.reports.frames.grouping import batches, sorted_by
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.numbered import Numbered
-from tracepipe.reports.frames.run import Run
-from tracepipe.reports.frames.stored import Growing, flagged, made, parts, taken, touched
+from tracepipe.reports.frames.run import Facts, Run
+from tracepipe.reports.frames.stored import Growing, empty, flagged, made, parts, taken
 
 CALL, KERNEL, COPY = "call", "GPU kernel", "copy"
 SKEW, SPREAD, LATE = "warp skew", "warp spread", "late threads"
@@ -38,116 +38,78 @@ KINDS: tuple[Kind, ...] = (*((what, "") for what in LAYER_OF), (COPY, " (GPU)"))
 """All of them: copies by the call, and by the GPU's own times, are two."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """All of one name in one run, in the order of time: numpy integers.
-
-    `starts_ns` are of all, `lengths_ns` of those whose length is known.
-    """
-
-    starts_ns: Any
-    lengths_ns: Any
-
-    @property
-    def total_ns(self) -> int:
-        """The lengths together."""
-        touched(self.lengths_ns.nbytes)
-        return int(self.lengths_ns.sum())
+MEASURES = ("count", "total_ns", "p50_ns", "p95_ns")
+"""What a recording is compared by, of each name: how many, how long together, the median and the tail."""
+# Lengths of one name from which on 5 of 100 are some.
+TAIL_MIN = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
-    """The samples of one kind in a run, a place in the columns for each name, so that a million take little.
+class Measured:
+    """What a recording has of a kind: a place in the columns for each name, so that a million take little.
 
-    `numbers` are those of the names in `texts`, in their order. The times of the name at a place are those
-    from one bound to the next.
+    `numbers` are those of the names in `texts`, in their order. `values` has a column for each of `MEASURES`,
+    NaN where it is not known: medians without a length, tails of fewer than `TAIL_MIN`.
     """
 
     texts: Numbered
     numbers: Int32s
-    starts_ns: Int64s
-    start_bounds: Int64s
-    lengths_ns: Int64s
-    length_bounds: Int64s
+    values: dict[str, Any]
 
-    def __len__(self) -> int:
-        return len(self.numbers)
 
-    def text(self, at: int) -> str:
-        """The name at a place."""
-        return self.texts[int(self.numbers[at])].decode("utf-8", "surrogatepass")
-
-    def sample(self, at: int) -> Sample:
-        """All of the name at a place."""
-        starts = slice(*self.start_bounds[at : at + 2].tolist())
-        lengths = slice(*self.length_bounds[at : at + 2].tolist())
-        return Sample(self.starts_ns[starts], self.lengths_ns[lengths])
-
-    def totals_ns(self) -> Int64s:
-        """The lengths of each name together."""
-        totals_ns = np.zeros(len(self), np.int64)
-        for part in parts(len(self.lengths_ns)):
-            of = np.searchsorted(self.length_bounds, np.arange(part.start, part.stop), "right") - 1
-            np.add.at(totals_ns, of, self.lengths_ns[part])
-        return totals_ns
-
-    def places_of(self, other: Named) -> Int32s:
-        """The place here of each name of another run, NONE where it is not here. Raises OutputError."""
-        if not len(self):
-            return np.full(len(other), NONE, np.int32)
-
-        def places(part: slice) -> Any:
-            numbers = [self.texts.find(other.texts[number]) for number in other.numbers[part].tolist()]
-            at = np.minimum(np.searchsorted(self.numbers, numbers), len(self) - 1)
-            return np.where(self.numbers[at] == numbers, at, NONE)
-
-        of_other: Int32s = made(len(other), np.int32, places)
-        return of_other
+def _measured(texts: Numbered, numbers: Int32s, counts: Any, lengths_ns: Int64s, bounds: Any) -> Measured:
+    """Measures of names, of which each has the lengths from one bound to the next. Raises OutputError."""
+    values = {name: empty(len(numbers), np.float64) for name in MEASURES}
+    values["count"][:] = counts
+    for some in batches(bounds):
+        first, known = bounds[some.start], np.diff(bounds[some.start : some.stop + 1])
+        here = lengths_ns[first : bounds[some.stop]]
+        of = np.repeat(np.arange(len(known)), known) if len(known) > 1 else np.zeros(len(here), np.int8)
+        values["total_ns"][some] = np.bincount(of, here, len(known))
+        ordered = np.sort(here) if len(known) == 1 else here[np.lexsort((here, of))]
+        for name, percent, least in (("p50_ns", 50, 1), ("p95_ns", 95, TAIL_MIN)):
+            # The shortest length that this share of them does not exceed.
+            at = bounds[some] - first + (known * percent + 99) // 100 - 1
+            enough = known >= least
+            values[name][some] = np.nan
+            values[name][some][enough] = ordered[at[enough]]
+    return Measured(texts, numbers, values)
 
 
 class Gathering:
-    """Samples on their way into columns: what is of one name may come in several parts."""
+    """Lengths on their way to measures: what is of one name may come in several parts."""
 
     def __init__(self) -> None:
-        self._texts, self._numbers = Numbered(), Growing(np.int32)
-        self._starts_ns, self._lengths_ns = Growing(np.int64), Growing(np.int64)
+        self._texts, self._numbers, self._lengths_ns = Numbered(), Growing(np.int32), Growing(np.int64)
 
-    def add(self, name: str, starts_ns: Int64s, lengths_ns: Int64s) -> None:
+    def add(self, name: str, lengths_ns: Int64s) -> None:
         """Add some of a name. Raises OutputError."""
         number = self._texts.number(name.encode("utf-8", "surrogatepass"))
-        for part in parts(len(starts_ns)):
+        for part in parts(len(lengths_ns)):
             count = part.stop - part.start
             self._numbers.extend(number, count)
-            self._starts_ns.extend(starts_ns[part], count)
             self._lengths_ns.extend(lengths_ns[part], count)
 
-    def named(self) -> Named:
-        """All that came, in the order of time under each name. No more is to be added. Raises OutputError."""
+    def measured(self) -> Measured:
+        """All that came, which is something. No more is to be added. Raises OutputError."""
         self._texts.put_away()
-        numbers, starts_ns = self._numbers.whole(), self._starts_ns.whole()
-        order = np.lexsort((starts_ns, numbers)).astype(np.int32)
-        ordered = taken(numbers, order)
-        firsts = starts_of(ordered)
-        bounds = np.append(firsts, len(order))
-        starts_ns, lengths_ns = (taken(column, order) for column in (starts_ns, self._lengths_ns.whole()))
-        return Named(self._texts, ordered[firsts], starts_ns, bounds, lengths_ns, bounds)
+        numbers = self._numbers.whole()
+        order, bounds = sorted_by(numbers)
+        names = taken(numbers, order[bounds[:-1]])
+        lengths_ns = taken(self._lengths_ns.whole(), order)
+        return _measured(self._texts, names, np.diff(bounds), lengths_ns, bounds)
 
 
-def no_names() -> Named:
-    """What a run has of a kind that is not in it."""
-    return Gathering().named()
-
-
-def is_recorded(run: Run, layer: str) -> bool:
-    """Whether a run has events of a layer, or says that it recorded it."""
-    got = run.facts.header.get("layers", {}).get("got", [])
+def is_recorded(facts: Facts, layer: str) -> bool:
+    """Whether a recording has events of a layer, or says that it recorded it."""
+    got = facts.header.get("layers", {}).get("got", [])
     names = (LAYER_OF[layer], "gpu_thread") if layer in EXITS else (LAYER_OF[layer],)
-    return any(run.facts.counts[name] or name in got for name in names)
+    return any(facts.counts[name] or name in got for name in names)
 
 
-def samples(run: Run) -> dict[Kind, Named]:
+def measures(run: Run) -> dict[Kind, Measured]:
     """Every name of a run but its exits. A function called in another is in the time of both."""
-    found: dict[Kind, Named] = {}
+    found: dict[Kind, Measured] = {}
     every = np.arange(len(run.shapes), dtype=np.int32)
     for kind in KINDS:
         what, after = kind
@@ -162,8 +124,8 @@ def samples(run: Run) -> dict[Kind, Named]:
     return found
 
 
-def _by_name(run: Run, what: str, wanted: Bools) -> Named | None:
-    """The samples of a layer's rows of the wanted shapes; None where there is no such row."""
+def _by_name(run: Run, what: str, wanted: Bools) -> Measured | None:
+    """The measures of a layer's rows of the wanted shapes; None where there is no such row."""
     layer = run.layer(LAYER_OF[what])
     numbers, rows, is_call = Growing(np.int32), Growing(np.int32), layer.is_call
     for part in parts(len(layer)):
@@ -178,11 +140,9 @@ def _by_name(run: Run, what: str, wanted: Bools) -> Named | None:
     ordered = taken(in_file, order)
     del order
     has_length = layer.has_length
-    starts_ns = taken(layer.start_ns, ordered)
     timed = taken(ordered, flagged(len(ordered), lambda part: has_length[ordered[part]]))
     ends_ns = layer.end_ns
     lengths_ns = made(len(timed), np.int64, lambda part: ends_ns[timed[part]] - layer.start_ns[timed[part]])
     known = np.concatenate([[0], np.cumsum(has_length[ordered], dtype=np.int32)])
     length_bounds = made(len(bounds), np.int64, lambda part: known[bounds[part]])
-    start_bounds = made(len(bounds), np.int64, lambda part: bounds[part])
-    return Named(run.shapes.names, names, starts_ns, start_bounds, lengths_ns, length_bounds)
+    return _measured(run.shapes.names, names, np.diff(bounds), lengths_ns, length_bounds)

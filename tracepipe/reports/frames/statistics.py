@@ -22,11 +22,6 @@ def normal_above(score: Any) -> Any:
     return special.ndtr(-score)
 
 
-def normal_score(p: float) -> float:
-    """The score that a normal variable is above with a chance."""
-    return -float(special.ndtri(p))
-
-
 def pearson_above(score: float, skewness: float) -> float:
     """The chance that a variable of mean 0, variance 1 and this skewness, not below 0, is above a score: by
     Pearson's law III.
@@ -40,11 +35,6 @@ def pearson_above(score: float, skewness: float) -> float:
 def binomial_above(count: int, tries: int, chance: float) -> float:
     """The chance that of so many tries so many succeed, or more."""
     return float(special.betainc(count, tries - count + 1, chance)) if count > 0 else 1.0
-
-
-def binomial_either(count: int, tries: int) -> float:
-    """The chance that of tries, each of which succeeds by half, so many succeed, or a number as far off."""
-    return min(1.0, 2 * binomial_above(max(count, tries - count), tries, 0.5))
 
 
 def median_interval(values: Any, confidence: float) -> tuple[float, float]:
@@ -79,19 +69,18 @@ def ranks(values: Any) -> Any:
 
 
 class Ranks:
-    """Two samples in one order: their ranks among all, as columns, and how much the equal ones take."""
+    """Two samples in one order: the ranks of A among all, as a column, and how much the equal ones take."""
 
     def __init__(self, a: Any, b: Any) -> None:
         both = np.empty(len(a) + len(b), np.result_type(a, b))
         both[: len(a)], both[len(a) :] = a, b
         both.sort()
         release()
-        self.of_a, self.of_b = (self._among(values, both) for values in (a, b))
+        self._of_a, self._of_b = (self._among(values, both) for values in (a, b))
         bounds = np.flatnonzero(both[1:] != both[:-1])
         counts = np.diff(bounds, prepend=-1, append=len(both) - 1).astype(np.float64)
         self.has_ties = len(counts) < len(both)
         self._ties = float((counts**3 - counts).sum())
-        self.ordered = both
 
     @staticmethod
     def _among(values: Any, both: Any) -> Any:
@@ -106,41 +95,34 @@ class Ranks:
     @property
     def superior(self) -> float:
         """In how many pairs of a value of A with one of B that of A is greater; an equal pair is half."""
-        count = len(self.of_a)
-        total = sum(float(self.of_a[part].sum()) for part in parts(count))
+        count = len(self._of_a)
+        total = sum(float(self._of_a[part].sum()) for part in parts(count))
         return total - count * (count + 1) / 2
 
     def greater_p(self) -> float:
         """The chance that A is so much greater than B (Mann–Whitney U)."""
-        few = min(len(self.of_a), len(self.of_b)) <= _EXACT_VALUES
-        if few and not self.has_ties and len(self.of_a) * len(self.of_b) <= _EXACT_PAIRS_MAX:
-            return self._exact()[1]
+        few = min(len(self._of_a), len(self._of_b)) <= _EXACT_VALUES
+        if few and not self.has_ties and len(self._of_a) * len(self._of_b) <= _EXACT_PAIRS_MAX:
+            return self._exact()
         return float(normal_above(self._score(self.superior)))
 
-    def different_p(self) -> float:
-        """The chance that they differ so much, either way; exact where both are small."""
-        if max(len(self.of_a), len(self.of_b)) <= _EXACT_VALUES:
-            return min(1.0, 2 * min(self._exact()))
-        most = max(self.superior, len(self.of_a) * len(self.of_b) - self.superior)
-        return float(np.clip(2 * normal_above(self._score(most)), 0, 1))
-
     def _score(self, superior: float) -> float:
-        pairs, count = len(self.of_a) * len(self.of_b), len(self.ordered)
+        pairs, count = len(self._of_a) * len(self._of_b), len(self._of_a) + len(self._of_b)
         variance = pairs / 12 * (count + 1 - self._ties / (count * (count - 1)))
         # By half a pair less, as pairs come one by one and a normal variable does not.
         return float((superior - pairs / 2 - 0.5) / variance**0.5)
 
-    def _exact(self) -> tuple[float, float]:
-        """The chance that ranks add up to no more than those of A, and to no less: of all ways to divide."""
+    def _exact(self) -> float:
+        """The chance that ranks add up to no less than those of A: of all ways to divide."""
         # Twice the ranks are whole.
-        doubled = np.rint(2 * np.concatenate((self.of_a, self.of_b))).astype(np.int64)
-        count = len(self.of_a)
+        doubled = np.rint(2 * np.concatenate((self._of_a, self._of_b))).astype(np.int64)
+        count = len(self._of_a)
         ways = np.zeros((count + 1, int(np.sort(doubled)[-count:].sum()) + 1))
         ways[0, 0] = 1
         for rank in doubled.tolist():
             ways[1:, rank:] += ways[:-1, : ways.shape[1] - rank].copy()
-        own, all_ways = int(doubled[:count].sum()), ways[count].sum()
-        return float(ways[count, : own + 1].sum() / all_ways), float(ways[count, own:].sum() / all_ways)
+        own = int(doubled[:count].sum())
+        return float(ways[count, own:].sum() / ways[count].sum())
 
 
 def rank_correlation(a: Any, b: Any) -> tuple[float, float]:

@@ -7,6 +7,7 @@ once they are looked at; given back they are in the system's cache of files, whi
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
 import os
 import tempfile
@@ -25,6 +26,8 @@ _STEP_BYTES = 1 << 22
 # What is looked at before it is given back.
 _MAPPED_BYTES = 1 << 23
 _ROOM_AT_FIRST = 1 << 7
+# What is looked at for a row of all columns together, at most.
+_ROW_BYTES = 1 << 8
 # <malloc.h>: from which size on memory has a mapping of its own.
 _M_MMAP_THRESHOLD = -3
 ROWS_AT_ONCE = 1 << 16
@@ -62,10 +65,11 @@ def touched(size_bytes: int) -> None:
 
 
 def parts(count: int, at_once: int = ROWS_AT_ONCE) -> Iterator[slice]:
-    """So many rows, some at a time. What was looked at is given back between two parts."""
+    """So many rows, some at a time. What was looked at is given back after a large part or many small."""
     for start in range(0, count, at_once):
-        yield slice(start, min(start + at_once, count))
-        release()
+        stop = min(start + at_once, count)
+        yield slice(start, stop)
+        touched((stop - start) * _ROW_BYTES)
 
 
 def empty(count: int, dtype: Any, width: tuple[int, ...] = ()) -> Any:
@@ -128,7 +132,7 @@ def no_room(what: str, error: OSError) -> OutputError:
 
 
 def _row_bytes(dtype: Any, width: tuple[int, ...]) -> int:
-    return int(np.dtype(dtype).itemsize * np.prod(width, dtype=np.int64))
+    return int(np.dtype(dtype).itemsize) * math.prod(width)
 
 
 class _File:
@@ -152,7 +156,7 @@ class _File:
         self.size_bytes = size_bytes
         _maps.add(whole)
         rows = size_bytes // _row_bytes(dtype, width)
-        values = np.frombuffer(whole, dtype, rows * int(np.prod(width, dtype=np.int64)))
+        values = np.frombuffer(whole, dtype, rows * math.prod(width))
         return values.reshape(rows, *width)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tracepipe.kernel_names import kernel_title
 from tracepipe.printable import printable
-from tracepipe.reports.frames.run import Run
+from tracepipe.reports.frames.kept_rows import kept_rows
+from tracepipe.reports.frames.run import Facts
 from tracepipe.reports.report import Column, Result, Table
 from tracepipe.reports.writing.facts_text import heading, lacks
 from tracepipe.units import duration_text, size_text, three_digits
@@ -49,15 +50,15 @@ def cell(value: Any, unit: str) -> str:
 
 
 def report_lines(
-    runs: Iterable[Run],
+    recordings: Sequence[Facts],
     result: Result,
     *,
     width: int,
     colours: bool = False,
     ascii_only: bool = False,
     full_names: bool = False,
-) -> list[str]:
-    """The whole report, each row of a table on one line; with `full_names` no name is cut."""
+) -> Iterator[str]:
+    """The lines of the whole report, each row of a table on one; with `full_names` no name is cut."""
     from rich.console import Console
     from rich.text import Text
 
@@ -68,38 +69,45 @@ def report_lines(
         file=out, width=width, force_terminal=colours, color_system=system, highlight=False, emoji=False
     )
 
-    def say(text: str, style: str = "", wraps: bool = True) -> None:
-        console.print(Text(shown(text, ascii_only), style), soft_wrap=not wraps)
+    def said(text: str, style: str = "", wraps: bool = True) -> Iterator[str]:
+        text = shown(text, ascii_only)
+        if not wraps and not colours:
+            yield text.rstrip()
+            return
+        console.print(Text(text, style), soft_wrap=not wraps)
+        yield from (line if colours else line.rstrip() for line in out.getvalue().splitlines())
+        out.seek(0)
+        out.truncate()
 
-    runs = list(runs)
-    for run in runs:
-        say(heading(run.facts), "dim")
+    for at, facts in enumerate(recordings):
+        side = f"{result.sides[at]} " if result.sides else ""
+        yield from said(f"{side}{heading(facts)}", "dim")
     if result.title:
-        say(result.title, "bold")
+        yield from said(result.title, "bold")
     for part in result.parts:
         if isinstance(part, Table) and part.empty and not part.rows:
-            say("")
-            say(part.empty)
+            yield ""
+            yield from said(part.empty)
         elif isinstance(part, Table):
-            say("")
-            say(part.title, "bold")
+            yield ""
+            yield from said(part.title, "bold")
             for style, text in _lines_of(part, width, ascii_only, full_names):
-                say(text, style, wraps=_is_prose(part))
+                yield from said(text, style, wraps=_is_prose(part))
             if part.note:
-                say(part.note, "dim")
+                yield from said(part.note, "dim")
         elif drawn := list(part.draw(width, ascii_only)):
             for line in ("", *drawn):
-                say(line, wraps=False)
-    said = [("", line) for line in result.notes]
-    for run in runs:
+                yield from said(line, wraps=False)
+    notes = [("", line) for line in result.notes]
+    for facts in recordings:
         # What one of several recordings lacks is said of that one.
-        of = f"{run.facts.path}: " if len(runs) > 1 else ""
-        said += [(of, line) for line in lacks(run.facts)]
-    if said:
-        say("")
-    for of, line in said:
-        say(of + line, "yellow" if line.startswith(("lost", "left out", "skipped")) else "")
-    return [line.rstrip() if not colours else line for line in out.getvalue().splitlines()]
+        of = f"{facts.path}: " if len(recordings) > 1 else ""
+        notes += [(of, line) for line in lacks(facts)]
+    if notes:
+        yield ""
+    for of, line in notes:
+        is_loss = line.startswith(("lost", "left out", "skipped"))
+        yield from said(of + line, "yellow" if is_loss else "")
 
 
 def _kept(table: Table, width: int) -> list[int]:
@@ -107,11 +115,14 @@ def _kept(table: Table, width: int) -> list[int]:
     spares = [at for at, column in enumerate(table.columns) if column.spare]
     if not spares or width < _WIDE:
         return [at for at, column in enumerate(table.columns) if not column.spare]
+    longest = [0] * len(table.columns)
+    for row in table.rows:
+        sizes = (len(cell(value, column.unit)) for value, column in zip(row, table.columns, strict=True))
+        longest = [*map(max, longest, sizes)]
 
     def taken(at: int) -> int:
-        column = table.columns[at]
-        longest = max((len(cell(row[at], column.unit)) for row in table.rows), default=0)
-        return max(len(column.title), longest if column.unit else min(longest, _NAME_COLUMNS)) + 2
+        column, size = table.columns[at], longest[at]
+        return max(len(column.title), size if column.unit else min(size, _NAME_COLUMNS)) + 2
 
     # The first cell of a group has a line of its own.
     free = width - sum(taken(at) for at in range(table.grouped, len(table.columns)) if at not in spares)
@@ -137,18 +148,19 @@ def _lines_of(table: Table, width: int, ascii_only: bool, full_names: bool) -> I
 
     kept = _kept(table, width)
     columns = [table.columns[at] for at in kept]
-    rows = [[_text(row[at], column, ascii_only, full_names) for at, column in zip(kept, columns, strict=True)]
-            for row in table.rows]  # fmt: skip
+    rows = kept_rows(
+        [_text(row[at], column, ascii_only, full_names) for at, column in zip(kept, columns, strict=True)]
+        for row in table.rows
+    )
     if _is_prose(table):
         yield from (("", text) for (text,) in rows)
         return
-    groups = [row[0] for row in rows] if table.grouped else []
-    if table.grouped:
-        rows = [[f"  {second}", *rest] for _, second, *rest in rows]
     headed = [columns[0], *columns[2:]] if table.grouped else columns
     titles = [shown(column.title, ascii_only) for column in headed]
     is_text = [not column.unit for column in headed]
-    cells = [max(map(cell_len, of), default=0) for of in zip(*rows, strict=True)]
+    cells = [0] * len(headed)
+    for row in rows:
+        cells = [*map(max, cells, map(cell_len, _below(row) if table.grouped else row))]
     between = 2 if width >= _WIDE else 1
     room = width - between * (len(titles) - 1)
     sizes = [max(cell_len(title), size) for title, size in zip(titles, cells, strict=True)]
@@ -168,11 +180,17 @@ def _lines_of(table: Table, width: int, ascii_only: bool, full_names: bool) -> I
     for at in range(most):
         yield "dim", line([("" if at < most - len(of) else of[at - most + len(of)]) for of in words])
     group = None
-    for at, row in enumerate(rows):
-        if groups and groups[at] != group:
-            group = groups[at]
+    for row in rows:
+        if table.grouped and row[0] != group:
+            group = row[0]
             yield "", group if full_names else shown(_elided(group, width), ascii_only)
-        yield "", line(row)
+        yield "", line(_below(row) if table.grouped else row)
+
+
+def _below(row: list[str]) -> list[str]:
+    """A row of a group, whose first cell stands above all of them."""
+    _, second, *rest = row
+    return [f"  {second}", *rest]
 
 
 def _text(value: Any, column: Column, ascii_only: bool, full_names: bool) -> str:

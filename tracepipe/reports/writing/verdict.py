@@ -1,14 +1,14 @@
-"""Says in a sentence whether the second run is faster than the first, and by what evidence."""
+"""Says in a sentence what differs between two sides, and by what evidence."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tracepipe.event.columns import Bools
-from tracepipe.reports.analyses.changes import Change, Changes
+from tracepipe.reports.analyses.changes import Change, Changes, Difference
+from tracepipe.reports.analyses.comparison import enough
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.samples import DECIDED_BY_PROGRAM, EXITS, LAYER_OF
-from tracepipe.reports.frames.stored import parts
 from tracepipe.units import duration_text
 
 
@@ -34,22 +34,24 @@ _OF_EXITS = _Words(
 )  # fmt: skip
 
 
-def verdict(found: Changes, lengths_ns: tuple[int, int], alpha: float, least: float) -> str:
-    """The sentence. `lengths_ns` is how long each run was recorded.
+def verdict(found: Changes, alpha: float, least: float) -> str:
+    """The sentence. It says that B is faster or slower where there are recordings enough to claim that.
 
     Hardly faster or slower is what changes by less than `least` percent of the time of its layer.
     """
-    told, every = found.is_reported, np.ones(len(found), np.bool_)
+    reported = found.is_reported
+    if not found.can_claim:
+        return _without_claim(found, reported, alpha, least)
+    if not reported.any():
+        return _nothing(found, alpha)
+    every = np.ones(len(found), np.bool_)
     # Where nothing else was recorded, exits decide: of exits alone that is the question.
     exits_alone = bool(found.is_of(EXITS).all())
     words = _OF_EXITS if exits_alone else _OF_TIME
-    timed = told if exits_alone else _decisive(found, told)
-    which = directions(found)
+    timed = reported if exits_alone else _decisive(found, reported)
+    which = found.directions()
     faster, slower = timed & (which < 0), timed & (which > 0)
-    ran = f"The recordings last {duration_text(lengths_ns[0])} and {duration_text(lengths_ns[1])}."
-    if not told.any():
-        return f"{_nothing(found, alpha)} {ran}"
-    says, most = "B differs, but nothing shows that it is faster or slower.", told
+    says, most = "B differs, but nothing shows that it is faster or slower.", reported
     if faster.any() and slower.any():
         net_ns = int(found.total_ns[faster | slower].sum())
         says = "In part, and on the whole " + ("yes" if net_ns < 0 else "no") + f": {words.some}."
@@ -64,7 +66,25 @@ def verdict(found: Changes, lengths_ns: tuple[int, int], alpha: float, least: fl
     counts = [int(np.count_nonzero(flags)) for flags in (faster, slower)]
     everything = np.count_nonzero(every if exits_alone else _decisive(found, every))
     count = words.counted.format(less=counts[0], all=everything, more=counts[1])
-    return f"{says} {evidence(next(found.first(most, 1)), alpha)} {count}. {ran}"
+    return f"{says} {evidence(next(found.first(most, 1)))} {count}."
+
+
+def _without_claim(found: Changes, reported: Bools, alpha: float, least: float) -> str:
+    """What is said of recordings that are too few to tell a change of the program from chance."""
+    says = "These two runs differ."
+    if found.comparison.has_spread:
+        count = enough(alpha)
+        says = (
+            f"Too few recordings to claim a change: the smallest p that {found.sizes.a} and {found.sizes.b} "
+            f"can have is {found.comparison.least_p:.2g}; record {count} of each."
+        )
+    if not reported.any():
+        than = "the recordings of one side do" if found.comparison.has_spread else f"{least:g}%"
+        same = f"Nothing that both have differs by more than {than}."
+        return f"{says} {same}" if found.comparison.has_spread else same
+    most = _decisive(found, reported)
+    most = most if most.any() else reported
+    return f"{says} {evidence(next(found.first(most, 1)))}"
 
 
 def _decisive(found: Changes, some: Bools) -> Bools:
@@ -74,63 +94,68 @@ def _decisive(found: Changes, some: Bools) -> Bools:
     return ours if ours.any() else timed
 
 
-def _weight(found: Changes, told: Bools) -> float:
-    """How many percent of the time of a layer in A what is told changed: of the layer where that is most."""
+def _weight(found: Changes, reported: Bools) -> float:
+    """How many percent of the time of a layer in A is what changed: of the layer where that is most."""
     shares = [0.0]
     for layer in LAYER_OF:
         of = found.is_of((layer,))
-        if (told & of).any():
-            before_ns = int(found.column("total_ns_a")[of].sum())
-            change_ns = int(found.total_ns[told & of].sum())
+        if (reported & of).any():
+            before_ns = int(found.totals_ns[0][of].sum())
+            change_ns = int(found.total_ns[reported & of].sum())
             shares.append(100 * abs(change_ns) / before_ns if before_ns else 100.0)
     return max(shares)
 
 
-def directions(found: Changes) -> Any:
-    """Of each name, below 0 where it takes less time, above where it takes more."""
-    which = np.empty(len(found), np.int8)
-    for part in parts(len(found)):
-        which[part] = np.sign(found.total_ns[part])
-    rows = found.tested.rows
-    is_longer = found.length_changed[rows] & ~found.count_changed[rows]
-    which[rows[is_longer]] = np.where(found.tested["estimate"][is_longer] < 0, -1, 1)
-    return which
-
-
-def evidence(one: Change, alpha: float) -> str:
-    """How one thing changed, with its bounds."""
+def evidence(one: Change) -> str:
+    """How one thing differs, with its figures."""
     layer, name = one.key
-    length = name if layer in EXITS else f"The length of {name}"
     in_all = f"{duration_text(abs(one.total_ns))} {'less' if one.total_ns < 0 else 'more'} in all"
-    if one.is_in_one_alone:
-        return f"{name} is in {'B' if one.a is None else 'A'} alone: {in_all}."
-    before, after = one.counts
-    if one.length_changed and one.shift is not None:
-        percent, low, high = (one.percent(v) for v in (one.shift.estimate, one.shift.low, one.shift.high))
-        size = f" by {percent:+.1f}%" if percent is not None else ""
-        if percent is not None and low is not None and high is not None:
-            size += f" ({low:+.1f}% to {high:+.1f}%, {100 * (1 - alpha):g}% confidence)"
-        times = f"{before} times" if before == after else f"{before} and {after} times"
-        return f"{length} changed{size}, p {one.length_p:.1g}, {times}: {in_all}."
+    if one.count_changed and one.only_in:
+        return f"{name} is in {one.only_in} alone: {in_all}."
+    before, after = (f"{count:,.15g}" for count in one.counts)
     if one.count_changed:
-        return f"{name} happens {after} times and not {before}, p {one.count_p:.1g}: {in_all}."
-    assert one.tail is not None
-    shares = f"{100 * one.tail.share_a:.1f}% of {name} in A and {100 * one.tail.share_b:.1f}% in B"
-    return f"{shares} take over {duration_text(one.tail.limit)}, p {one.tail_p:.1g}: {in_all}."
+        return f"{name} happens {after} times and not {before}{_sure(one.figures['count'])}: {in_all}."
+    if one.length_changed:
+        median = name if layer in EXITS else f"The median length of {name}"
+        times = f"{before} times" if before == after else f"{before} and {after} times"
+        return f"{median} is {_from_to(one.figures['p50_ns'])}, {times}: {in_all}."
+    return f"5 of 100 of {name} take over {_from_to(one.figures['p95_ns'])}: {in_all}."
+
+
+def _from_to(figure: Difference) -> str:
+    """Both values and the change."""
+    (before, after), change = figure.medians, figure.percent(figure.change)
+    assert before is not None and after is not None
+    size = f" ({change:+.1f}%)" if change is not None else ""
+    return f"{duration_text(round(before))} in A and {duration_text(round(after))} in B{size}{_sure(figure)}"
+
+
+def _sure(figure: Difference) -> str:
+    """The bounds of a change and its p, where there are several recordings."""
+    if figure.p is None:
+        return ""
+    low, high = figure.percent_bounds
+    bounds = f"{low:+.1f}% to {high:+.1f}% between single recordings, " if low is not None else ""
+    return f", {bounds}p {figure.p:.2g}"
 
 
 def _nothing(found: Changes, alpha: float) -> str:
-    tested = np.zeros(len(found), np.bool_)
-    tested[found.tested.rows] = True
-    if not tested.any():
-        return "Not enough data: nothing happens often enough in both runs to be compared."
-    says = f"Nothing changed by more than chance makes it, at a false discovery rate of {100 * alpha:g}%."
-    some = _decisive(found, tested)
-    some = some if some.any() else tested
-    before_ns = found.column("total_ns_a")
+    compared = found.is_compared
+    if not compared.any():
+        return "Not enough data: nothing has a length in every recording."
+    says = (
+        "Nothing changed by more than recordings of one side differ, where a false alarm has a chance of "
+        f"{100 * alpha:g}%."
+    )
+    some = _decisive(found, compared)
+    some = some if some.any() else compared
+    before_ns = found.totals_ns[0]
     largest = next(found.first(some & (before_ns == before_ns[some].max()), 1))
-    assert largest.shift is not None
-    low, high = largest.percent(largest.shift.low), largest.percent(largest.shift.high)
+    figure = largest.figures["p50_ns"]
+    low, high = figure.percent_bounds
     if low is not None and high is not None:
-        says += f" The change of {largest.key[1]}, which takes most, is from {low:+.1f}% to {high:+.1f}%."
+        says += (
+            f" The median length of {largest.key[1]}, which takes most, changes by {low:+.1f}% to "
+            f"{high:+.1f}% between single recordings."
+        )
     return says

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tracepipe import seen
 from tracepipe.capture.find.elf import Elf
 from tracepipe.capture.gpu.attach.ptrace import NO_CALL, SYSCALL, Registers, read_memory
 from tracepipe.capture.gpu.build.driver import Owner
@@ -224,7 +225,7 @@ class Process:
             path = Path(f"/proc/{self.pid}/root{mapping.path}")
             try:
                 if (
-                    not path.exists() or path.stat().st_ino != mapping.inode
+                    not seen.is_there(path) or path.stat().st_ino != mapping.inode
                 ):  # replaced, by whatever it may be
                     path = Path(f"/proc/{self.pid}/map_files/{mapping.start:x}-{mapping.end:x}")
                 with Elf(str(path)) as file:

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from tracepipe import seen
 from tracepipe.capture.gpu.build.cache import check_safe
 from tracepipe.capture.gpu.build.driver import Owner, Version, owner
 from tracepipe.capture.gpu.build.run import run
@@ -111,12 +112,12 @@ def _kits(environment: Mapping[str, str], packages: list[Path], root: Path) -> I
         if environment.get(name):
             found[Path(environment[name])] = None
     for package in packages:
-        found.update(dict.fromkeys(reversed(_glob(package, "nvidia/*"))))
+        found.update(dict.fromkeys(reversed(seen.fitting(package, "nvidia/*"))))
     nvcc = shutil.which("nvcc", path=environment.get("PATH", os.defpath))
     if nvcc:
         found[Path(nvcc).resolve().parent.parent] = None
     found[root / "usr/local/cuda"] = None
-    found.update(dict.fromkeys(reversed(_glob(root / "usr/local", "cuda-*"))))
+    found.update(dict.fromkeys(reversed(seen.fitting(root / "usr/local", "cuda-*"))))
     found.update(dict.fromkeys([root / "opt/cuda", root / "usr"]))
     met = set()
     for kit in found:
@@ -132,7 +133,9 @@ def _parts(kits: list[Path], packages: list[Path], header: str, library: str) ->
     found = []
     for kit in kits:
         headers = [folder for folder in _folders(kit, _HEADERS, "include") if _is_file(folder / header)]
-        files = [file for folder in _folders(kit, _LIBRARIES, "lib") for file in _glob(folder, library)]
+        files = [
+            file for folder in _folders(kit, _LIBRARIES, "lib") for file in seen.fitting(folder, library)
+        ]
         if not headers or not files:
             continue
         cuda = [folder for folder in _folders(kit, _HEADERS, "include") if _is_file(folder / "cuda.h")]
@@ -158,14 +161,6 @@ def _folders(kit: Path, names: tuple[str, ...], inside: str) -> Iterator[Path]:
         yield kit / "lib" / f"{machine}-linux-gnu"
 
 
-def _glob(folder: Path, pattern: str) -> list[Path]:
-    """What fits, sorted; nothing where this user may not look."""
-    try:
-        return sorted(folder.glob(pattern))
-    except OSError:
-        return []
-
-
 def _is_file(path: Path) -> bool:
     return os.access(path, os.R_OK)
 
@@ -174,7 +169,7 @@ def _package_version(kit: Path, packages: list[Path], name: str) -> Version | No
     """`nvidia_cuda_cupti-13.0.85.dist-info` → (13, 0), where the kit is of a package."""
     for package in packages:
         if package / "nvidia" == kit.parent:
-            for info in _glob(package, f"{name}*-*.dist-info"):
+            for info in seen.fitting(package, f"{name}*-*.dist-info"):
                 found = re.search(r"-(\d+)\.(\d+)[.\d]*\.dist-info$", info.name)
                 if found:
                     return int(found[1]), int(found[2])

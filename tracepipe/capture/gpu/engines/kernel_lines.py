@@ -12,6 +12,7 @@ the GPU's own. A launch id is CUPTI's correlation number, with the number of the
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
@@ -80,6 +81,7 @@ class KernelsRenderer(ChannelRenderer):
         super().__init__(gpus)
         self._processes: dict[int, Process] = {}
         self._short: dict[str, str] = {}
+        self._unended: Counter[tuple[int, str]] = Counter()
         self._take: dict[int, Callable[[Process, GpuRecord], list[dict[str, Any]]]] = {
             KIND_KERNEL: self._kernels,
             KIND_COPY: self._copies,
@@ -119,6 +121,7 @@ class KernelsRenderer(ChannelRenderer):
         for process in self._processes.values():
             events += _clocked(process, process.arguments.late(process.now_ns))
         events += self._taken_over(whole)
+        events += self._lost_unended(max((record.time_ns for record in whole), default=0))
         for stack in self._stacks.take_new():
             lines.record(stack)
         _add(lines, events)
@@ -145,7 +148,12 @@ class KernelsRenderer(ChannelRenderer):
         """The events of a record."""
         take = self._take.get(record.kind)
         process.now_ns = max(process.now_ns, record.time_ns)
-        return _clocked(process, take(process, record) if take else [])
+        made = take(process, record) if take else []
+        # CUPTI has no times of what had not ended when its records were demanded.
+        events = [event for event in made if event["ts_ns"]]
+        if len(events) < len(made):
+            self._unended[record.pid, LAYERS[record.kind]] += len(made) - len(events)
+        return _clocked(process, events)
 
     def _process(self, pid: int) -> Process:
         process = self._processes.get(pid)
@@ -195,14 +203,24 @@ class KernelsRenderer(ChannelRenderer):
                 continue
             until_ns, noticed_ns = TAKEN.unpack_from(record.payload)
             count = self._process(record.pid).launches.take_waiting()
-            counted = f"{count} launches have no kernel, and later ones could not be seen"
-            reason = f"another profiler took CUPTI over in process {record.pid}: {counted}"
+            counted = f"{count} launches have no kernel, and later ones" if count else "later launches"
+            reason = f"another profiler took CUPTI over in process {record.pid}: {counted} could not be seen"
             self._note(f"{reason}; to have them, run the program without that profiler")
             # As many as are known, and one where none is: something was lost.
             add_loss(self._losses, "gpu_kernel", max(count, 1))
             loss = {"type": "loss", "layer": "gpu_kernel", "count": max(count, 1), "reason": reason}
             until_ns = max(until_ns, self._resumed_ns or 0)
             losses.append({"ts_ns": until_ns, "dur_ns": max(0, noticed_ns - until_ns)} | loss)
+        return losses
+
+    def _lost_unended(self, now_ns: int) -> list[dict[str, Any]]:
+        """The losses of what was asked of the GPUs and had not been done at the end."""
+        losses = []
+        for (pid, layer), count in self._unended.items():
+            add_loss(self._losses, layer, count)
+            reason = f"process {pid}: {count} had not ended when the recording did"
+            losses.append({"ts_ns": now_ns, "type": "loss", "layer": layer, "count": count, "reason": reason})
+        self._unended.clear()
         return losses
 
     def _kernels(self, process: Process, record: GpuRecord) -> list[dict[str, Any]]:

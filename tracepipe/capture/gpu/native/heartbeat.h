@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cupti.h>
 #include <dlfcn.h>
+#include <string_view>
 
 #include "transport.h"
 
@@ -12,11 +13,16 @@ namespace tracepipe {
 // says so. So this thread makes a call that CUPTI records, and looks whether the record comes.
 class Heartbeat {
   public:
-    void start() {
-        sent_ = missed_from_ = seen_until_ns_ = 0;
+    static bool is_call(std::string_view name) { return name == "cuDriverGetVersion"; }
+    // `is_only`: no calls are recorded but this one.
+    void start(bool is_only) {
+        sent_ = missed_from_ = seen_until_ns_ = 0, is_only_ = is_only;
         void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
         if (driver) call_ = reinterpret_cast<Call>(dlsym(driver, "cuDriverGetVersion"));
-        if (call_) cuptiActivityEnableDriverApi(CUPTI_DRIVER_TRACE_CBID_cuDriverGetVersion, 1);
+        if (call_ && is_only) cuptiActivityEnableDriverApi(CUPTI_DRIVER_TRACE_CBID_cuDriverGetVersion, 1);
+    }
+    void stop() {
+        if (is_only_) cuptiActivityEnableDriverApi(CUPTI_DRIVER_TRACE_CBID_cuDriverGetVersion, 0);
     }
     void beat() {
         int version;
@@ -39,6 +45,7 @@ class Heartbeat {
   private:
     using Call = CUresult (*)(int *);
     Call call_ = nullptr;
+    bool is_only_ = false;
     std::atomic<uint64_t> sent_{0}, missed_from_{0}, seen_until_ns_{0};
 };
 

@@ -5,6 +5,8 @@
 //
 // The target's threads only ever fill CUPTI's buffers; records are taken apart and sent on a thread of our
 // own, every FLUSH_MS and at the end: of the recording, when CUPTI is asked for nothing more, or of the process.
+// A buffer comes back when all that is in it has ended, or when it is demanded: what runs or waits to run then has no
+// times, and is lost. So at an end buffers are waited for, and demanded after a while.
 // Nothing here waits for the GPU, or makes a CUDA call but the heartbeat's and, in a process that runs already, those that
 // ask what GPUs there are.
 #include "call_choice.h"
@@ -22,6 +24,7 @@
 #include <cupti.h>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace {
@@ -31,9 +34,12 @@ using namespace tracepipe;
 constexpr size_t BUFFER_BYTES = 1 << 20;
 // A process that is killed or calls _exit takes what was recorded since with it.
 constexpr auto FLUSH_MS = std::chrono::milliseconds(25);
-// So many heartbeats unseen mean that another profiler has CUPTI. Older ones keep a beat back in a buffer with
-// a kernel that still runs: there only the end's flush, which is forced, can tell.
-constexpr uint64_t MISSED_AT_END = 2, MISSED_BETWEEN = CUPTI_API_VERSION >= 130000 ? 80 : ~uint64_t(0);
+// How long buffers are waited for: the capture waits longer, and a process that ends has little to wait for.
+constexpr auto LAST_OF_RECORDING = std::chrono::milliseconds(2000), LAST_OF_PROCESS = std::chrono::milliseconds(250);
+constexpr auto LOOK_MS = std::chrono::milliseconds(2);
+// This many heartbeats unseen mean that another profiler has CUPTI. Where threads share buffers, a beat stays in one with a
+// kernel that still runs: there only the end, which demands them, can show it.
+constexpr uint64_t MISSED_AT_END = 2, MISSED_BETWEEN = 80;
 struct Work {
     CUpti_ActivityKind kind;
     const char *what;
@@ -61,6 +67,8 @@ Translator &translator = *new Translator(channel, heartbeat, choice, stacks);
 // Buffers are kept: a fresh one costs the thread that asks for it some 250 page faults.
 std::mutex &spare_mutex = *new std::mutex;
 std::vector<uint8_t *> &spare = *new std::vector<uint8_t *>;
+std::atomic<int> buffers_out{0};
+bool are_buffers_shared = false;
 
 void CUPTIAPI give_buffer(uint8_t **buffer, size_t *bytes, size_t *records_max) {
     *bytes = BUFFER_BYTES, *records_max = 0;
@@ -69,11 +77,12 @@ void CUPTIAPI give_buffer(uint8_t **buffer, size_t *bytes, size_t *records_max) 
         if (!spare.empty()) {
             *buffer = spare.back();
             spare.pop_back();
+            buffers_out++;
             return;
         }
     }
     *buffer = static_cast<uint8_t *>(aligned_alloc(8, BUFFER_BYTES));
-    if (!*buffer) *bytes = 0;
+    *buffer ? void(buffers_out++) : void(*bytes = 0);
 }
 
 void CUPTIAPI take_buffer(CUcontext context, uint32_t stream, uint8_t *buffer, size_t, size_t valid_bytes) {
@@ -83,6 +92,7 @@ void CUPTIAPI take_buffer(CUcontext context, uint32_t stream, uint8_t *buffer, s
         channel.drop(KIND_ANY, dropped);
     std::lock_guard lock(spare_mutex);
     spare.push_back(buffer);
+    buffers_out--;
 }
 
 std::mutex &end_mutex = *new std::mutex;
@@ -102,17 +112,6 @@ void tell_taken() {
     channel.put(KIND_TAKEN, times_ns, sizeof times_ns, {}, 0);
 }
 
-// Sends what there is yet, once. Called with end_mutex held.
-void send_last() {
-    is_ended = true;
-    stacks.close();
-    if (!is_recording) return void(cuptiActivityFlushAll(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED));
-    for (uint64_t beat = 0; beat < MISSED_AT_END; beat++) {
-        heartbeat.beat();
-        cuptiActivityFlushAll(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
-    }
-}
-
 bool enable(const Work &work) {
     CUptiResult result = cuptiActivityEnable(work.kind);
     if (result == CUPTI_SUCCESS) return true;
@@ -122,43 +121,54 @@ bool enable(const Work &work) {
     return false;
 }
 
-// Each record costs the caller 0.2 µs: PyTorch calls cudaGetDevice ten times a kernel, and CUPTI itself
-// cuKernelGetName at each launch.
-void disable_unwanted(CUpti_CallbackDomain domain, uint32_t functions) {
-    for (uint32_t cbid = 1; cbid < functions; cbid++) {
+// Of all functions that `takes` has not. Only where no other thread can be in a call of CUDA's: of one that is, CUPTI has
+// the entry and then no exit, and all later records of its thread have that call's correlation, calls no times
+// (CUPTI 13.0: so it was after some tens of windows of a thread that launches all the time).
+template <typename Takes> void disable_functions(Takes takes) {
+    auto are_left = [&](CUpti_CallbackDomain domain, uint32_t cbid) {
         const char *name = nullptr;
-        if (cuptiGetCallbackName(domain, cbid, &name) == CUPTI_SUCCESS && name && choice.takes(name)) continue;
-        if (domain == CUPTI_CB_DOMAIN_DRIVER_API)
-            cuptiActivityEnableDriverApi(cbid, 0);
-        else
-            cuptiActivityEnableRuntimeApi(cbid, 0);
-    }
+        return cuptiGetCallbackName(domain, cbid, &name) == CUPTI_SUCCESS && name && takes(name);
+    };
+    for (uint32_t cbid = 1; cbid < CUPTI_RUNTIME_TRACE_CBID_SIZE; cbid++)
+        if (!are_left(CUPTI_CB_DOMAIN_RUNTIME_API, cbid)) cuptiActivityEnableRuntimeApi(cbid, 0);
+    for (uint32_t cbid = 1; cbid < CUPTI_DRIVER_TRACE_CBID_SIZE; cbid++)
+        if (!are_left(CUPTI_CB_DOMAIN_DRIVER_API, cbid)) cuptiActivityEnableDriverApi(cbid, 0);
 }
 
-// All functions, and then without those that are not wanted: where each was enabled by itself, a launch took 1.08
-// times the native time after all had been disabled, and 1.02 times it so (H200, CUPTI 13.0).
-void enable_calls() {
-    for (CUpti_ActivityKind kind : CALLS) cuptiActivityEnable(kind);
-    disable_unwanted(CUPTI_CB_DOMAIN_RUNTIME_API, CUPTI_RUNTIME_TRACE_CBID_SIZE);
-    disable_unwanted(CUPTI_CB_DOMAIN_DRIVER_API, CUPTI_DRIVER_TRACE_CBID_SIZE);
-}
-
-// What CUPTI records, from now on. Whether it records kernels, if that is wanted.
-bool record(bool is_wanted) {
-    is_recording = is_wanted;
+// Whether CUPTI records kernels from now on. Of calls all, of which the translator leaves out those that are not wanted.
+bool record() {
+    is_recording = true;
     bool are_kernels = true;
-    for (const Work &work : WORK) {
-        if (!is_wanted)
-            cuptiActivityDisable(work.kind);
-        else if (!enable(work))
-            are_kernels &= work.kind != CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL;
-    }
+    for (const Work &work : WORK)
+        if (!enable(work)) are_kernels &= work.kind != CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL;
     // Not SYNCHRONIZATION: with it each synchronising call takes 0.6 ms more (H200, CUPTI 13.0).
-    if (is_wanted) return enable_calls(), heartbeat.start(), are_kernels;
+    for (CUpti_ActivityKind kind : CALLS)
+        if (!choice.is_none()) cuptiActivityEnable(kind);
+    heartbeat.start(choice.is_none());
+    return are_kernels;
+}
+
+// Of a call that a thread is in meanwhile there may be the kernel alone, and never the call alone: calls end first.
+void record_nothing() {
+    is_recording = false;
     for (CUpti_ActivityKind kind : CALLS) cuptiActivityDisable(kind);
-    for (uint32_t cbid = 1; cbid < CUPTI_RUNTIME_TRACE_CBID_SIZE; cbid++) cuptiActivityEnableRuntimeApi(cbid, 0);
-    for (uint32_t cbid = 1; cbid < CUPTI_DRIVER_TRACE_CBID_SIZE; cbid++) cuptiActivityEnableDriverApi(cbid, 0);
-    return true;
+    for (const Work &work : WORK) cuptiActivityDisable(work.kind);
+    heartbeat.stop();
+}
+
+// As it is to begin with, which the windows say. What CUPTI does not record is said before the first one too, and which
+// GPUs there are. `is_alone`: no other thread is in a call of CUDA's.
+bool begin_to_record(bool is_alone) {
+    bool are_kernels = record();
+    // Each record costs the caller 0.2 µs: PyTorch calls cudaGetDevice ten times a kernel, and CUPTI itself
+    // cuKernelGetName at each launch. A later window records them all, as CUPTI then enables all functions again.
+    auto takes = [](std::string_view name) { return choice.takes(name) || Heartbeat::is_call(name); };
+    if (is_alone && !choice.is_none()) disable_functions(takes);
+    if (windows.is_open()) return are_kernels;
+    record_nothing();
+    // Or a launch would take 1.05 times as long until the first window.
+    if (is_alone) disable_functions([](std::string_view) { return false; });
+    return are_kernels;
 }
 
 // Records as the windows say: on any thread of the program's, which goes on when that is so.
@@ -167,29 +177,57 @@ void follow_window() {
     uint32_t turns = windows.turns();
     if (turns == followed_turns || channel.is_over()) return;
     followed_turns = turns;
-    if (bool(turns & 1) != is_recording) record(turns & 1);
+    if (bool(turns & 1) != is_recording) turns & 1 ? void(record()) : record_nothing();
 }
 WindowCalls &window_calls = *new WindowCalls(windows, follow_window);
 
-bool is_silent() { return is_recording && heartbeat.missed() >= MISSED_AT_END; }
+std::atomic<bool> is_exiting{false};
+thread_local bool is_own_thread = false;
 
-// The recording is over and the program goes on: CUPTI records nothing more, where it is not another profiler's.
-// It stays in the process: after cuptiFinalize other threads crash in CUPTI that are in a call of CUDA's just then,
-// also if it is called where its documentation says, at the exit of a call (CUPTI 13.0, driver 580). We have no
-// subscription that could stand in another profiler's way, but where windows waited for calls, until now.
-void let_go(bool is_taken = false) {
-    send_last();
+// Whether another profiler has CUPTI, as beats do not come back. One on a thread of the program's would stay in a buffer
+// with that thread's kernels.
+bool is_silent() {
+    bool is_demanded = are_buffers_shared || !is_own_thread;
+    for (uint64_t beat = 0; is_recording && beat < MISSED_AT_END; beat++) {
+        heartbeat.beat();
+        cuptiActivityFlushAll(is_demanded ? CUPTI_ACTIVITY_FLAG_FLUSH_FORCED : 0);
+    }
+    return is_recording && heartbeat.missed() >= MISSED_AT_END;
+}
+
+void wait_for_buffers(std::chrono::milliseconds longest) {
+    auto began = std::chrono::steady_clock::now();
+    auto is_early = [&] {
+        auto waited = std::chrono::steady_clock::now() - began;
+        return waited < longest && !(is_exiting && waited >= LAST_OF_PROCESS);
+    };
+    while (cuptiActivityFlushAll(0), buffers_out && is_early()) std::this_thread::sleep_for(LOOK_MS);
+}
+
+// The recording is over: CUPTI records nothing more, where it is not another profiler's, and what there is yet is sent.
+// Called with end_mutex held.
+void send_last(bool is_taken, std::chrono::milliseconds longest) {
+    is_ended = true;
+    stacks.close();
     if (is_silent()) {
         is_taken = true;
     } else {
         {
             std::lock_guard turning(turn_mutex);
-            record(false);
+            record_nothing();
             window_calls.close();
         }
-        cuptiActivityFlushAll(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
+        wait_for_buffers(longest);
+        if (buffers_out) cuptiActivityFlushAll(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
     }
     if (is_taken) tell_taken();
+}
+
+// The program goes on. CUPTI stays in the process: after cuptiFinalize other threads crash in CUPTI that are in a call of
+// CUDA's just then, also if it is called where its documentation says, at the exit of a call (CUPTI 13.0, driver 580). We
+// have no subscription that could stand in another profiler's way, but where windows waited for calls, until now.
+void let_go(bool is_taken, std::chrono::milliseconds longest) {
+    send_last(is_taken, longest);
     channel.close();
 }
 
@@ -198,7 +236,8 @@ void let_go(bool is_taken = false) {
 CUptiResult other_registers(CUpti_BuffersCallbackRequestFunc gives, CUpti_BuffersCallbackCompleteFunc takes) {
     {
         std::lock_guard lock(end_mutex);
-        if (getpid() == owner && !is_ended) let_go(true);
+        // It is on a thread of the program's, and waits for nothing.
+        if (getpid() == owner && !is_ended) let_go(true, std::chrono::milliseconds(0));
     }
     return cuptiActivityRegisterCallbacks(gives, takes);
 }
@@ -215,18 +254,19 @@ bool wait_for_flush(std::unique_lock<std::mutex> &lock) {
 }
 
 void flush_often(void *) {
+    is_own_thread = true;
     std::unique_lock lock(end_mutex);
     for (;; begun_again.wait(lock, [] { return !is_ended; })) {
         while (!wait_for_flush(lock)) {
             follow_window();
             if (channel.is_over()) {
-                let_go();
+                let_go(false, LAST_OF_RECORDING);
                 break;
             }
             redirect.look();
             if (is_recording) heartbeat.beat();
             cuptiActivityFlushAll(0);
-            if (heartbeat.missed() < MISSED_BETWEEN) continue;
+            if (are_buffers_shared || heartbeat.missed() < MISSED_BETWEEN) continue;
             is_ended = true;
             stacks.close();
             tell_taken();
@@ -237,10 +277,11 @@ void flush_often(void *) {
 
 void end() {
     if (getpid() != owner) return;  // a fork: neither CUPTI nor its locks are in a state to be used
+    is_exiting = true;
     std::lock_guard lock(end_mutex);
     if (is_ended) return;
-    send_last();
-    if (is_silent()) tell_taken();
+    wait_for_buffers(LAST_OF_PROCESS);
+    send_last(false, std::chrono::milliseconds(0));
 }
 
 uint64_t realtime_ns() {
@@ -281,6 +322,16 @@ void say_gpus() {
     for (CUdevice device = 0; device < GPUS_MAX && put_gpu(channel, device);) device++;
 }
 
+// A buffer for each thread, as it is from CUPTI 13 on if nobody asks. It may not be changed once records were made, by
+// another profiler, in a process that runs already.
+void part_buffers(bool is_late) {
+    uint8_t is_by_thread = 1;
+    size_t bytes = sizeof is_by_thread;
+    if (!is_late) cuptiActivitySetAttribute(CUPTI_ACTIVITY_ATTR_PER_THREAD_ACTIVITY_BUFFER, &bytes, &is_by_thread);
+    cuptiActivityGetAttribute(CUPTI_ACTIVITY_ATTR_PER_THREAD_ACTIVITY_BUFFER, &bytes, &is_by_thread);
+    are_buffers_shared = !is_by_thread;
+}
+
 // Called with end_mutex held.
 Attached begin(bool is_late) {
     if (!channel.open()) return NOT_CONNECTED;
@@ -292,6 +343,7 @@ Attached begin(bool is_late) {
     say_hello();
     if (is_late) say_gpus();
     cuptiSetThreadIdType(CUPTI_ACTIVITY_THREAD_ID_TYPE_SYSTEM);
+    part_buffers(is_late);
     if (cuptiActivityRegisterCallbacks(give_buffer, take_buffer) != CUPTI_SUCCESS) {
         channel.note("CUPTI does not take buffers: another profiler is at work in the traced process.");
         return give_up();
@@ -300,9 +352,7 @@ Attached begin(bool is_late) {
         std::lock_guard turning(turn_mutex);
         windows.open();
         followed_turns = windows.turns();
-        // Before the first window too: what CUPTI does not record is said, and which GPUs there are.
-        if (!record(true)) return give_up();
-        if (!windows.is_open()) record(false);
+        if (!begin_to_record(!is_late)) return give_up();
     }
     redirect.look();
     if (windows.are_asked() && !window_calls.open())

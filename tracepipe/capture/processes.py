@@ -1,0 +1,37 @@
+"""The processes that are recorded by their numbers, of which nothing is asked but whether they are there."""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Sequence
+
+from tracepipe.errors import TracepipeError
+
+
+class Processes:
+    """A descriptor of each, which tells of its end. Raises TracepipeError where one is gone already."""
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        self._opened: dict[int, int] = {}
+        for pid in pids:
+            try:
+                self._opened[pid] = os.pidfd_open(pid)
+            except OSError as error:
+                self.close()
+                raise TracepipeError(
+                    f"Process {pid} cannot be recorded: {error.strerror}.", "Is it still running?"
+                ) from None
+
+    def have_ended(self) -> bool:
+        """Whether there are such processes, and all are gone."""
+        poller = select.poll()
+        for descriptor in self._opened.values():
+            poller.register(descriptor, select.POLLIN)
+        return bool(self._opened) and len(poller.poll(0)) == len(self._opened)
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        for descriptor in self._opened.values():
+            os.close(descriptor)
+        self._opened.clear()

@@ -1,0 +1,75 @@
+"""How much of the time something was busy, by bins of time."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from tracepipe.event.columns import Int64s
+
+# This many bins are enough for any length of time, as they grow wider.
+BINS_MAX: Final = 1 << 10
+_PERCENT: Final = 100
+_FIRST_BITS: Final = 10
+
+
+class Share:
+    """Bins are as wide as a power of two nanoseconds, the least of which BINS_MAX are enough from the first
+    stretch to the end of the last, and 1 µs at least.
+    """
+
+    def __init__(self) -> None:
+        self._busy_ns: Int64s = np.zeros(0, np.int64)
+        self._bits, self._first = _FIRST_BITS, 0
+        self._begin_ns, self._end_ns = (1 << 63) - 1, -(1 << 63)
+
+    def add(self, begin_ns: Int64s, end_ns: Int64s) -> None:
+        """Add stretches in which it was busy. Where they overlap, each counts."""
+        longer = end_ns > begin_ns
+        begin_ns, end_ns = begin_ns[longer], end_ns[longer]
+        if not len(begin_ns):
+            return
+        self._begin_ns = min(self._begin_ns, int(begin_ns.min()))
+        self._end_ns = max(self._end_ns, int(end_ns.max()))
+        self._make_room()
+        first, last = (begin_ns >> self._bits) - self._first, (end_ns - 1 >> self._bits) - self._first
+        width_ns = 1 << self._bits
+        over = last > first
+        until_ns = np.where(over, (first + self._first + 1) << self._bits, end_ns)
+        np.add.at(self._busy_ns, first, until_ns - begin_ns)
+        if over.any():
+            first, last = first[over], last[over]
+            np.add.at(self._busy_ns, last, end_ns[over] - ((last + self._first) << self._bits))
+            whole = np.zeros(len(self._busy_ns) + 1, np.int64)
+            np.add.at(whole, first + 1, width_ns)
+            np.add.at(whole, last, -width_ns)
+            self._busy_ns += np.cumsum(whole[:-1])
+
+    def _make_room(self) -> None:
+        """Have bins for all of the time, wider ones if need be."""
+        had, at = self._busy_ns, self._first
+        while (self._end_ns - 1 >> self._bits) - (self._begin_ns >> self._bits) >= BINS_MAX:
+            pairs = np.zeros(2 * (len(had) // 2 + 1), np.int64)
+            pairs[at & 1 : (at & 1) + len(had)] = had
+            had, at = pairs.reshape(-1, 2).sum(axis=1), at >> 1
+            self._bits += 1
+        self._first = self._begin_ns >> self._bits
+        size = (self._end_ns - 1 >> self._bits) - self._first + 1
+        self._busy_ns = np.zeros(size, np.int64)
+        kept = had[: max(0, self._first + size - at)]
+        self._busy_ns[at - self._first : at - self._first + len(kept)] = kept
+
+    def percent(self) -> list[tuple[int, int]]:
+        """From when on it is busy for how many percent of the time, where that changes: from the first
+        stretch on, 0 at the end. A bin in which it is busy at all has 1% at least.
+        """
+        if not len(self._busy_ns):
+            return []
+        starts_ns = (np.arange(len(self._busy_ns) + 1) + self._first) << self._bits
+        starts_ns[0], starts_ns[-1] = self._begin_ns, self._end_ns
+        # As floats, as a long time in ns many times over is no 64-bit number.
+        share = np.floor(self._busy_ns * float(_PERCENT) / np.diff(starts_ns) + 0.5).astype(np.int64)
+        values = np.append(np.where(self._busy_ns > 0, np.maximum(share, 1), 0), 0)
+        changes = np.append(True, values[1:] != values[:-1])
+        return list(zip(starts_ns[changes].tolist(), values[changes].tolist(), strict=True))

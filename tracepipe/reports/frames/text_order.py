@@ -1,0 +1,53 @@
+"""The order of rows that have texts, which are in memory a piece at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tracepipe.event.columns import Int32s
+from tracepipe.reports.frames.grouping import runs
+from tracepipe.reports.frames.libraries import np
+from tracepipe.reports.frames.stored import made
+
+# Of all texts that are compared, the pieces together.
+_ROOM_BYTES = 1 << 23
+_PIECE_LEAST, _PIECE_MOST = 1 << 4, 1 << 12
+
+
+def in_text_order(text: Callable[[int], str], *columns: Any) -> Int32s:
+    """The places of rows in the order of some columns, the first first, and then of the text that each has.
+
+    `text` gives that of a place, as often as it is asked. Raises OutputError.
+    """
+    order, starts = runs(*columns)
+    first = 0
+    while True:
+        # Those that are as good as another so far, each with the number of its group.
+        counts = np.diff(np.append(starts, len(order)))
+        alike = np.flatnonzero(np.repeat(counts > 1, counts))
+        group = np.repeat(np.arange(len(starts), dtype=np.int32), counts)[alike]
+        room = min(max(_ROOM_BYTES // max(len(alike), 1), _PIECE_LEAST), _PIECE_MOST)
+        rows = order[alike]
+        piece = _pieces(text, rows, first, room)
+        if not (piece != b"").any():
+            return order
+        inner, begins = runs(group, piece)
+        order[alike] = rows[inner]
+        starts = np.union1d(starts, alike[begins])
+        first += room
+
+
+def _pieces(text: Callable[[int], str], rows: Int32s, first: int, room: int) -> Any:
+    """What the texts of rows have from a byte on: bytes of UTF-8, which are in the order of its letters."""
+
+    def some(part: slice) -> Any:
+        found = (_bytes(text(row))[first : first + room] for row in rows[part].tolist())
+        return np.array([*found], f"S{room}")
+
+    return made(len(rows), f"S{room}", some)
+
+
+def _bytes(text: str) -> bytes:
+    """A text in UTF-8 that no text follows for zeros alone: numpy does not tell these from its end."""
+    return text.encode("utf-8", "surrogatepass").replace(b"\0", b"\0\1")

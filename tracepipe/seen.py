@@ -1,0 +1,33 @@
+"""What stands under a path, as far as this process can see it.
+
+A folder may be closed to root too, as a user's home on NFS is, and a name may be too long: nothing is there
+then. The methods of `Path` raise an OSError instead, up to Python 3.13.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def is_file(path: str | Path) -> bool:
+    """Whether a regular file is there."""
+    return os.path.isfile(path)  # noqa: PTH113
+
+
+def is_folder(path: str | Path) -> bool:
+    """Whether a folder is there."""
+    return os.path.isdir(path)  # noqa: PTH112
+
+
+def is_there(path: str | Path) -> bool:
+    """Whether anything is there."""
+    return os.path.exists(path)  # noqa: PTH110
+
+
+def fitting(folder: Path, pattern: str) -> list[Path]:
+    """What fits a pattern in a folder, sorted."""
+    try:
+        return sorted(folder.glob(pattern))
+    except OSError:
+        return []
