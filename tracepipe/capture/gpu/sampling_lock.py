@@ -1,0 +1,96 @@
+"""One sampler of a GPU's hardware at a time, whichever capture and process it is of.
+
+PC sampling and PM sampling share the GPU's hardware. The driver does not refuse the second one in every order:
+PC sampling that starts after PM sampling breaks the program that it is in.
+
+    lock name     \\0tracepipe-gpu-sampling-UUID: an abstract socket of this network namespace
+    held          while the socket listens, which the kernel ends with its process, whatever that died of
+    holder        the process that the kernel names to whoever connects: nobody can claim to be another
+
+Any user can take it, and none has to remove it. A process in another network namespace is not seen.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final, Self
+
+from tracepipe.errors import CaptureUnavailable
+from tracepipe.printable import printable
+
+_PREFIX: Final = "tracepipe-gpu-sampling-"
+_PEER: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
+_COMMAND_LENGTH: Final = 80
+_ASKING_MAX: Final = 1024  # who has asked stays in the queue, as nobody accepts
+
+
+class SamplingLock:
+    """The right to sample some GPUs, until `close` or the end of this process. It is a context manager."""
+
+    def __init__(self, uuids: Iterable[str]) -> None:
+        """Take the GPUs of these UUIDs, as nvidia-smi writes them, or none.
+
+        Raises CaptureUnavailable, with who holds one of them.
+        """
+        self._held: list[socket.socket] = []
+        try:
+            for uuid in sorted({uuid.lower() for uuid in uuids}):
+                self._held.append(_taken(uuid))
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Give the GPUs back."""
+        for held in self._held:
+            held.close()
+        self._held = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _taken(uuid: str) -> socket.socket:
+    """The lock of one GPU."""
+    lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)  # not inherited by a command
+    try:
+        lock.bind(f"\0{_PREFIX}{uuid}")
+        lock.listen(_ASKING_MAX)
+    except OSError as error:
+        lock.close()
+        if error.errno != errno.EADDRINUSE:
+            raise CaptureUnavailable(
+                f"The lock of {uuid} cannot be taken: {error.strerror}.",
+                "Are there descriptors left (ulimit -n)?",
+            ) from None
+        raise CaptureUnavailable(
+            f"{uuid} is being sampled by {_holder(uuid)}: a GPU's hardware has one sampler at a time.",
+            "Wait until that has ended, or end it.",
+        ) from None
+    return lock
+
+
+def _holder(uuid: str) -> str:
+    """Who holds a lock, for a message."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        asking.setblocking(False)
+        try:
+            asking.connect(f"\0{_PREFIX}{uuid}")
+            pid, _, _ = _PEER.unpack(asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+        except OSError:  # it has just ended, or too many ask
+            return "another process"
+    if pid <= 0:
+        return "a process of another container"
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:  # which may hide other users' processes
+        return f"process {pid}"
+    shown = printable(command.strip()[:_COMMAND_LENGTH])
+    return f"process {pid} ({shown})" if shown else f"process {pid}"
