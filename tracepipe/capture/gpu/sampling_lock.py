@@ -1,7 +1,7 @@
 """One sampler of a GPU's hardware at a time, whichever capture and process it is of.
 
-PC sampling and PM sampling share the GPU's hardware. The driver does not refuse the second one in every order:
-PC sampling that starts after PM sampling breaks the program that it is in.
+PC sampling and PM sampling share the GPU's hardware. The driver does not refuse the second one in every
+order: PC sampling that starts after PM sampling breaks the program that it is in.
 
     lock name     \\0tracepipe-gpu-sampling-UUID: an abstract socket of this network namespace
     held          while the socket listens, which the kernel ends with its process, whatever that died of
