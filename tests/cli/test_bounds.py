@@ -78,6 +78,10 @@ def arguments_of_some_kilobytes() -> Lines:
     return (event(at, args={"text": f"{at} " + "x" * 3_000}) for at in range(5_000))
 
 
+def arguments_of_64_kilobytes() -> Lines:
+    return (event(at, args={"text": f"{at} " + "x" * 65_000}) for at in range(700))
+
+
 def long_arguments() -> Lines:
     return (event(at, args={"text": f"{at} " + "x" * 900_000}) for at in range(60))
 
@@ -283,6 +287,16 @@ def test_a_trace_of_perfetto(tmp_path: Path) -> None:
     )
     peak_mb("convert", str(recorded(path, lines)), "-o", str(trace))
     assert peak_mb("convert", str(trace), "-o", str(tmp_path / "out")) < BOUND_MB
+
+
+@pytest.mark.parametrize("form", ["chrome", "perfetto", "layered"])
+@pytest.mark.parametrize(
+    "lines", [names_of_templates, arguments_of_64_kilobytes], ids=lambda one: one.__name__
+)
+def test_long_texts_in_other_formats(lines: Callable[[], Lines], form: str, tmp_path: Path) -> None:
+    path, trace = recorded(tmp_path / "run.jsonl", lines()), str(tmp_path / "trace")
+    peak_mb("convert", str(path), "-o", trace, "-f", form)
+    assert peak_mb("convert", trace, "-o", str(tmp_path / "out"), "-f", "perfetto") < BOUND_MB
 
 
 def test_text_has_the_timeline_in_a_file(tmp_path: Path) -> None:

@@ -372,6 +372,22 @@ def test_rows_that_come_together_are_kept_in_the_same_runs(monkeypatch: pytest.M
     assert parts[0] == parts[1]
 
 
+def test_long_texts_lie_in_a_file_and_are_given_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("RUN_ROWS", 8), ("LONG_BYTES", 10), ("GIVEN_BYTES", 100), ("BLOCK_BYTES", 50)):
+        monkeypatch.setattr(sorted_rows, name, value)
+    rows = [SortedRow(at * 7 % 50, 0, 0, at, b"f" * (at % 12), b"%d " % at * (at % 30)) for at in range(100)]
+    some = SortedRows()
+    for row in rows[:30]:
+        some.add(row)
+    some.add_all(rows_of(rows[30:]))
+    parts = list(some.in_order())
+    assert all(len(part) == 1 or sum(map(len, part.first + part.second)) <= 100 for part in parts)
+    assert max(map(len, parts)) > 1
+    got = [both for part in parts for both in zip(part.first, part.second, strict=True)]
+    assert got == [(row.first, row.second) for row in sorted(rows, key=lambda row: row.ts_ns)]
+    assert {type(text) for both in got for text in both} == {bytes}
+
+
 def test_an_order_of_a_large_trace_is_that_of_a_small_one(monkeypatch: pytest.MonkeyPatch) -> None:
     text = orjson.dumps([EVENT | {"ts": 977 * at % 1000, "name": f"f{at}"} for at in range(1000)])
     whole, _ = read(text)

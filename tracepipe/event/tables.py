@@ -37,6 +37,8 @@ class Tables:
         self._numbers: dict[Shape, int] = {}
         self._texts: list[bytes] = []
         self._text_bytes = 0
+        self.given_bytes = 0
+        """How much text of events was given since this was set to 0."""
         self._args_numbers: dict[bytes, int] = {}
         self._odd: dict[int, Args] = {}
         self._whole = np.zeros(2, np.bool_)
@@ -50,6 +52,7 @@ class Tables:
         number = self._numbers.get(shape)
         if number is None:
             number = self._numbers[shape] = self._new_shape(shape)
+            self.given_bytes += _text_size(shape)
         return number
 
     def _new_shape(self, shape: Shape) -> int:
@@ -62,12 +65,14 @@ class Tables:
         if not args:
             return NONE
         try:
-            return self.text_number(packed(args))
+            text = packed(args)
         except TypeError:  # an integer beyond 64 bits, which a reader of text may make
             # With a blank, which no text has that says what the arguments are.
             number = self.text_number(b" " + json.dumps(args, default=str).encode("utf-8", "replace"))
             self._odd[number] = args
             return number
+        self.given_bytes += len(text)
+        return self.text_number(text)
 
     def text_number(self, text: bytes) -> int:
         """The number of arguments that are an object's text."""

@@ -20,6 +20,7 @@ from tracepipe.event.tables import packed
 from tracepipe.readers.chrome_kinds import Kind, Kinds
 from tracepipe.readers.chrome_numbers import Ids, flow_number, ns_of
 from tracepipe.readers.json_elements import Elements, Fault, events_in
+from tracepipe.readers.known import Known
 from tracepipe.readers.lines import TOO_DEEP, is_too_deep
 from tracepipe.readers.sorted_rows import ARROW, MARK, SLICE, SortedRow, SortedRows
 
@@ -31,7 +32,6 @@ _OF_ASYNC = _KNOWN | {"id", "id2", "scope"}
 _OF_FLOWS = _OF_ASYNC | {"bp"}
 # A year: no slice of a trace is as long.
 _LONG_NS: Final = 365 * 24 * 3600 * 10**9
-_CACHED_MAX: Final = 1 << 11
 _NAMES_MAX: Final = 1 << 16
 _NO_NAME: Final = "no name"
 _DIGITS = re.compile(r"-?[0-9]{1,18}(\.[0-9]{1,18})?")
@@ -68,7 +68,7 @@ class ChromeEvents:
         self.least_ns = TIME_LIMIT_NS
         """The first of them all, which may be below 0."""
         self.negative = self.impossible = self.cut = 0
-        self._firsts: dict[tuple[Any, ...], tuple[bytes, int]] = {}
+        self._firsts = Known[tuple[Any, ...], tuple[bytes, int]]()
         self._names: dict[tuple[int, int | None], Record] = {}
 
     def take(self, batch: Elements) -> list[Problem]:
@@ -192,9 +192,8 @@ class ChromeEvents:
                 record["dur_ns"] = 0
             if has_launch:
                 record["launch"] = 0
-            if len(self._firsts) >= _CACHED_MAX:
-                self._firsts.clear()
-            known = self._firsts[key] = _dumped(record), self.cut - before
+            known = _dumped(record), self.cut - before
+            self._firsts.keep(key, known, len(text) + len(known[0]))
             self.cut = before
         first, cut = known
         self.cut += cut

@@ -17,11 +17,11 @@ from typing import Any, Final
 import orjson
 
 from tracepipe.event.model import RANGE_LIMIT
+from tracepipe.readers.known import Known
 from tracepipe.readers.sorted_rows import MARK, SLICE, Rows, SortedRow, SortedRows
 
 # So many may be open; a begin beyond is an instant.
 _OPEN_MAX: Final = 1 << 15
-_CACHED_MAX: Final = 1 << 12
 _Key = tuple[Any, ...]
 
 
@@ -62,7 +62,7 @@ class ChromePairs:
         self._count = 0
         self._lanes: dict[_Key, _Lanes] = {}
         self._lane_of: dict[_Key, int] = {}
-        self._known: dict[bytes, dict[str, Any]] = {}
+        self._known = Known[bytes, dict[str, Any]]()
         self.unclosed = self.no_begin = 0
 
     def take(self, paired: Iterable[Rows], last_ns: int) -> None:
@@ -78,9 +78,8 @@ class ChromePairs:
     def _what(self, first: bytes) -> dict[str, Any]:
         what = self._known.get(first)
         if what is None:
-            if len(self._known) >= _CACHED_MAX:
-                self._known.clear()
-            what = self._known[first] = orjson.loads(first)
+            what = orjson.loads(first)
+            self._known.keep(first, what, len(first))
         return what
 
     def _take(self, ts_ns: int, what: dict[str, Any], args: bytes) -> None:

@@ -20,6 +20,7 @@ from tracepipe.event.model import FLOW_LIMIT, NAME_BYTES_MAX, TIME_LIMIT_NS
 from tracepipe.event.tables import packed
 from tracepipe.readers.chrome_numbers import flow_number
 from tracepipe.readers.event_rows import cut_text
+from tracepipe.readers.known import Known
 from tracepipe.readers.perfetto_args import ANNOTATIONS, CALLSTACK, Arguments
 from tracepipe.readers.perfetto_clocks import MONOTONIC, PerfettoClocks
 from tracepipe.readers.perfetto_names import CATEGORIES, EVENT_NAMES, Sequence, numbers
@@ -47,7 +48,6 @@ _MANY: Final = frozenset(
 # Of an event.
 _FLOWS_MAX: Final = 64
 _COUNTERS_MAX: Final = 256
-_FIRSTS_MAX: Final = 1 << 11
 _WHOLE_MAX: Final = (1 << 63) - 1
 _OLD_PHASE, _OLD_NAME, _DURATION, _DIRECTION, _SCOPE = 2 << 3, 1 << 3, 3 << 3, 13 << 3, 7 << 3 | BYTES
 _OLD_IDS: Final = (6 << 3, 10 << 3, 11 << 3)
@@ -64,7 +64,7 @@ class TrackEvents:
         self._tracks, self._clocks, self._rows = tracks, clocks, rows
         self.arguments = Arguments()
         self.counted: Counts[str] = Counts()
-        self._firsts: dict[tuple[Any, ...], bytes] = {}
+        self._firsts = Known[tuple[Any, ...], bytes]()
 
     def take(self, data: bytes, ts_ns: int, sequence: Sequence) -> None:
         """Take a TrackEvent, of a packet with this time. Raises WireError."""
@@ -132,9 +132,8 @@ class TrackEvents:
     ) -> None:
         first = self._firsts.get(key)
         if first is None:
-            if len(self._firsts) >= _FIRSTS_MAX:
-                self._firsts.clear()
-            first = self._firsts[key] = packed(key)
+            first = packed(key)
+            self._firsts.keep(key, first, len(first))
         self._rows.add(SortedRow(ts_ns, 0, dur_ns, number, first, second))
 
     def _name(self, one: dict[int, Any], sequence: Sequence) -> str:

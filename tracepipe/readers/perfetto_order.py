@@ -15,6 +15,7 @@ import orjson
 from tracepipe.event.model import Record
 from tracepipe.event.tables import packed
 from tracepipe.readers.chrome_numbers import flow_number
+from tracepipe.readers.known import Known
 from tracepipe.readers.perfetto_events import (
     BEGIN,
     COUNTER,
@@ -34,7 +35,6 @@ _OPEN_MAX: Final = 1 << 17
 # Open slices of a track that an end may be of. The trace processor keeps no more.
 _LOOKED_AT_MAX: Final = 512
 _ARROWS_MAX: Final = 1 << 16
-_KNOWN_MAX: Final = 1 << 11
 _Key = tuple[str, int, str, str]
 """Phase, track, name and category."""
 _Row = tuple[int, int, int, bytes, bytes]
@@ -57,8 +57,8 @@ class Ordered:
         self.threads = ThreadsInOrder(tracks)
         self.losses: list[Record] = []
         """Those at the times of the rows that were taken."""
-        self._keys: dict[bytes, _Key | Record] = {}
-        self._records: dict[tuple[str, int, str], bytes] = {}
+        self._keys = Known[bytes, _Key | Record]()
+        self._records = Known[tuple[str, int, str], bytes]()
 
     def events(self, rows: Rows) -> Rows:
         """The rows of events that these stand for."""
@@ -99,11 +99,8 @@ class Ordered:
 
     def _meet(self, first: bytes) -> _Key | Record:
         """What the text of a row says: that of a track, or a record."""
-        if len(self._keys) >= _KNOWN_MAX:
-            self._keys.clear()
         said = orjson.loads(first)
-        key = self._keys[first] = said if isinstance(said, dict) else tuple(said)
-        return key
+        return self._keys.keep(first, said if isinstance(said, dict) else tuple(said), len(first))
 
     def _ready(self, of: Record, ts_ns: int, dur_ns: int, first: bytes, second: bytes) -> list[_Row]:
         """The rows of a record, which knows its thread or its stream itself."""
@@ -183,8 +180,6 @@ class Ordered:
         key = (phase, track, name)
         record = self._records.get(key)
         if record is None:
-            if len(self._records) >= _KNOWN_MAX:
-                self._records.clear()
             place = self._tracks.place(track)
             whole = {**place.fields, "name": name or NO_NAME, "phase": phase}
             if place.stream is not None:
@@ -193,7 +188,8 @@ class Ordered:
                 whole["dur_ns"] = 0
             elif phase in (FLOW, "t", LAST_FLOW):
                 whole["flow"] = 0
-            record = self._records[key] = packed(whole)
+            record = packed(whole)
+            self._records.keep(key, record, len(record))
         return record
 
     def _with_category(self, track: int, category: str, second: bytes) -> bytes:

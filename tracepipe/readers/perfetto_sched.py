@@ -24,6 +24,7 @@ from tracepipe.event.model import ID_LIMIT, TIME_LIMIT_NS
 from tracepipe.event.tables import packed
 from tracepipe.event.vocabulary import RUNNING, WAKEUP, state_text
 from tracepipe.readers.event_rows import cut_text
+from tracepipe.readers.known import Known
 from tracepipe.readers.sorted_rows import SortedRow, SortedRows
 from tracepipe.readers.wire_fields import BYTES, signed, tagged, varints
 
@@ -38,7 +39,6 @@ _PREV_STATE, _NEXT_COMM, _NEXT, _NEXT_PRIO = 4 << 3, 5 << 3 | BYTES, 6 << 3, 7 <
 BY_WHO_RUNS, AGAIN, STATE = "by who runs", "again", "state"
 """Phases of rows that are to be understood in the order of time."""
 _CPUS_MAX: Final = 1 << 12
-_FIRSTS_MAX: Final = 1 << 11
 _Bundle = tuple[int, int]
 """The processor, and how far CLOCK_BOOTTIME is ahead of the bundle's clock."""
 
@@ -52,7 +52,7 @@ class Scheduling:
         self._running: dict[int, int] = {}
         """By processor the thread that runs there."""
         self._end_ns: dict[int, int] = {}
-        self._firsts: dict[tuple[Any, ...], bytes] = {}
+        self._firsts = Known[tuple[Any, ...], bytes]()
 
     # ftrace ---------------------------------------------------------------------------------------------
 
@@ -177,10 +177,9 @@ class Scheduling:
         key = (tid, cpu, phase, name, comm)
         first = self._firsts.get(key)
         if first is None:
-            if len(self._firsts) >= _FIRSTS_MAX:
-                self._firsts.clear()
             record = {"type": "scheduler", "name": name, "phase": phase, "tid": tid, "cpu": cpu}
             if comm:
                 record["comm"] = cut_text(comm)
-            first = self._firsts[key] = packed(record)
+            first = packed(record)
+            self._firsts.keep(key, first, len(comm) + len(first))
         self._rows.add(SortedRow(ts_ns, rank, 0, 0, first, packed(args)))

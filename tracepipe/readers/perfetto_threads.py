@@ -11,13 +11,13 @@ import orjson
 
 from tracepipe.event.tables import packed
 from tracepipe.event.vocabulary import RUNNABLE, RUNNING, WAKEUP
+from tracepipe.readers.known import Known
 from tracepipe.readers.perfetto_sched import AGAIN, BY_WHO_RUNS, STATE
 from tracepipe.readers.perfetto_tracks import Tracks
 
 _RUNNABLE, _RUNNING = 2, 3
 # States of GenericKernelTaskStateEvent in which a thread has left its processor.
 _LEFT: Final = {_RUNNABLE: RUNNABLE, 4: "sleeping", 5: "disk", 6: "stopped", 7: "dead", 8: "dead"}
-_KNOWN_MAX: Final = 1 << 11
 _THREADS_MAX: Final = 1 << 16
 
 
@@ -32,7 +32,7 @@ class ThreadsInOrder:
         self._runs: dict[int, int] = {}
         """By thread the processor that it runs on."""
         self._is_woken = False
-        self._records: dict[bytes, bytes] = {}
+        self._records = Known[bytes, bytes]()
 
     def event(self, of: dict[str, Any], second: bytes) -> tuple[bytes, bytes] | None:
         """The record of a row and its arguments; None where it says nothing new."""
@@ -83,9 +83,8 @@ class ThreadsInOrder:
         text = orjson.dumps(of)
         record = self._records.get(text)
         if record is None:
-            if len(self._records) >= _KNOWN_MAX:
-                self._records.clear()
             pid = self._tracks.process_of(of["tid"])
             whole = of if pid is None else {**of, **self._tracks.thread_fields(pid, of["tid"])}
-            record = self._records[text] = packed(whole)
+            record = packed(whole)
+            self._records.keep(text, record, len(record))
         return record

@@ -7,7 +7,7 @@ A row's first text is the event's record without its time, its length and its ar
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import orjson
@@ -27,10 +27,10 @@ from tracepipe.event.model import Problem
 from tracepipe.event.shape import shape_of
 from tracepipe.event.tables import packed
 from tracepipe.readers.event_rows import cut_text
+from tracepipe.readers.known import Known
 from tracepipe.readers.native_lines import new_tables
 from tracepipe.readers.sorted_rows import Rows, SortedRow, SortedRows
 
-_SHAPES_MAX: Final = 1 << 11
 _TEXTS = ("name", "comm", "layer", "domain")
 
 
@@ -39,13 +39,13 @@ class RowColumns:
 
     def __init__(self) -> None:
         self.tables = new_tables()
-        self._shapes: dict[bytes, int] = {}
+        self._shapes = Known[bytes, int]()
         self._rounds = 0
 
     def columns(self, rows: Rows, ts_ns: Int64s) -> EventColumns:
         """Rows, whose times are these, as columns of events."""
         tables = self.tables
-        if self._rounds != tables.rounds or len(self._shapes) > _SHAPES_MAX:
+        if self._rounds != tables.rounds:
             self._rounds = tables.rounds
             self._shapes.clear()
         shapes = list(map(self._shapes.get, rows.first))
@@ -53,9 +53,11 @@ class RowColumns:
             first = rows.first[at]
             shape = self._shapes.get(first)
             if shape is None:
-                shape = self._shapes[first] = tables.number_of(shape_of(orjson.loads(first)))
+                shape = tables.number_of(shape_of(orjson.loads(first)))
+                self._shapes.keep(first, shape, len(first))
             shapes[at] = shape
         number = tables.text_number
+        tables.given_bytes += sum(map(len, rows.second))
         args = [number(text) if text else NONE for text in rows.second]
         return EventColumns(
             ts_ns, np.array(shapes, np.int32), np.array(args, np.int32), rows.dur_ns, rows.number

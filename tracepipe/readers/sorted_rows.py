@@ -1,5 +1,6 @@
 """Rows in the order of their times, however many and in whatever order they come: what is more than fits lies
-in a file without a name, in runs that are in order, and is merged.
+in a file without a name, in runs that are in order, and is merged. Long texts lie in a file of their own, and
+are read when their rows are given.
 """
 
 from __future__ import annotations
@@ -7,6 +8,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import IO, Any, Final, NamedTuple
 
@@ -15,19 +17,33 @@ import numpy as np
 from tracepipe.errors import OutputError
 from tracepipe.event.columns import Int64s
 
-# Rows and bytes of a run in memory; rows of each run that are looked at while they are merged; runs that are
-# merged at a time; and rows that are given at a time.
+# Rows and bytes of a run in memory; rows and bytes of each run that are looked at while they are merged, and
+# bytes of those of one time; runs that are merged at a time; rows and bytes that are given at a time; and the
+# bytes of a text that is a long one.
 RUN_ROWS: Final = 1 << 11
 RUN_BYTES: Final = 1 << 19
 BLOCK_ROWS: Final = 1 << 6
+BLOCK_BYTES: Final = 1 << 14
+ONE_TIME_BYTES: Final = 1 << 17
 FAN_IN: Final = 1 << 5
 GIVEN_ROWS: Final = 1 << 10
+GIVEN_BYTES: Final = 1 << 19
+LONG_BYTES: Final = 1 << 12
 
 SLICE, MARK, ARROW = range(3)
 """Ranks of rows of one time: an arrow is of a slice that begins there."""
 _NUMBERS: Final = ("ts_ns", "rank", "dur_ns", "number", "first", "second")
 _NEVER_NS: Final = (1 << 63) - 1
 _ROW_BYTES: Final = 8 * len(_NUMBERS)
+
+
+class LongText(bytes):
+    """Where a long text lies: its place and its size."""
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the text."""
+        return int.from_bytes(self[8:], "little")
 
 
 class SortedRow(NamedTuple):
@@ -101,6 +117,7 @@ class _Run:
     at: int
     end: int
     rows: Rows | None = None
+    rows_bytes: int = 0
 
 
 def _unnamed_file() -> IO[bytes]:
@@ -121,13 +138,16 @@ class _File:
         start = self.end
         self.file.seek(start)
         for rows in blocks:
-            for at in range(0, len(rows), BLOCK_ROWS):
-                self._write(rows._part(slice(at, at + BLOCK_ROWS)))
+            for part in _parts(rows, _sizes(rows), BLOCK_ROWS, BLOCK_BYTES):
+                self._write(rows._part(part))
         return _Run(start, self.end)
 
     def _write(self, rows: Rows) -> None:
         columns = [rows.ts_ns, rows.rank, rows.dur_ns, rows.number]
-        columns += [np.array(list(map(len, texts)), np.int64) for texts in (rows.first, rows.second)]
+        columns += [
+            np.array([-len(text) if type(text) is LongText else len(text) for text in texts], np.int64)
+            for texts in (rows.first, rows.second)
+        ]
         texts = b"".join(rows.first) + b"".join(rows.second)
         head = np.array([len(rows), len(texts)], np.int64)
         block = b"".join(column.tobytes() for column in [head, *columns]) + texts
@@ -146,11 +166,38 @@ class _File:
         columns = np.frombuffer(data, np.int64, count * len(_NUMBERS)).reshape(len(_NUMBERS), count)
         at, texts = count * _ROW_BYTES, []
         for sizes in columns[4:]:
-            ends = (at + np.cumsum(sizes)).tolist()
+            ends = (at + np.cumsum(np.abs(sizes))).tolist()
             starts = [at, *ends[:-1]]
-            texts.append([data[start:end] for start, end in zip(starts, ends, strict=True)])
+            some = [data[start:end] for start, end in zip(starts, ends, strict=True)]
+            for long in np.flatnonzero(sizes < 0).tolist():
+                some[long] = LongText(some[long])
+            texts.append(some)
             at = ends[-1]
+        run.rows_bytes = size
         return Rows(*columns[:4], *texts)
+
+
+@dataclass(slots=True)
+class _LongTexts:
+    """Long texts, in a file without a name."""
+
+    file: IO[bytes] = field(default_factory=_unnamed_file)
+    end: int = 0
+
+    def put(self, text: bytes) -> LongText:
+        """Put a text there."""
+        self.file.seek(self.end)
+        self.file.write(text)
+        place = LongText(self.end.to_bytes(8, "little") + len(text).to_bytes(8, "little"))
+        self.end += len(text)
+        return place
+
+    def whole(self, text: bytes) -> bytes:
+        """A text, from there if it is a long one."""
+        if type(text) is not LongText:
+            return text
+        self.file.seek(int.from_bytes(text[:8], "little"))
+        return self.file.read(text.size_bytes)
 
 
 class SortedRows:
@@ -162,19 +209,24 @@ class SortedRows:
         """What came before those that wait."""
         self._count = self._bytes = 0
         self._file: _File | None = None
+        self._long: _LongTexts | None = None
         self._levels: list[list[_Run]] = []
         """Runs, and runs that were made of FAN_IN of those, and so on."""
 
     def add(self, row: SortedRow) -> None:
         """Take a row. Raises OutputError."""
+        if len(row.first) > LONG_BYTES or len(row.second) > LONG_BYTES:
+            row = row._replace(first=self._put_long(row.first), second=self._put_long(row.second))
         self._waiting.append(row)
         self._grow(1, len(row.first) + len(row.second))
 
     def add_all(self, rows: Rows) -> None:
         """Take rows, as if one by one. Raises OutputError."""
         self._to_parts()
-        sizes = [len(first) + len(second) for first, second in zip(rows.first, rows.second, strict=True)]
-        taken_bytes = np.cumsum(np.array(sizes, np.int64))
+        for texts in (rows.first, rows.second):
+            if max(map(len, texts), default=0) > LONG_BYTES:
+                texts[:] = map(self._put_long, texts)
+        taken_bytes = np.cumsum(_sizes(rows))
         start = 0
         while start < len(rows):
             before_bytes = int(taken_bytes[start - 1]) if start else 0
@@ -183,6 +235,15 @@ class SortedRows:
             self._parts.append(rows._part(slice(start, end)))
             self._grow(end - start, int(taken_bytes[end - 1]) - before_bytes)
             start = end
+
+    def _put_long(self, text: bytes) -> bytes:
+        """A text, or where it lies if it is a long one."""
+        if len(text) <= LONG_BYTES:
+            return text
+        with _naming_the_folder():
+            if self._long is None:
+                self._long = _LongTexts()
+            return self._long.put(text)
 
     def _grow(self, count: int, size_bytes: int) -> None:
         self._count += count
@@ -204,15 +265,10 @@ class SortedRows:
 
     def _put_away(self) -> None:
         rows = self._taken()
-        try:
+        with _naming_the_folder():
             if self._file is None:
                 self._file = _File()
             self._keep(0, self._file.write(iter([rows])))
-        except OSError as e:
-            raise OutputError(
-                f"cannot keep the events of a trace in {tempfile.gettempdir()}: {e.strerror}",
-                "name a folder with room in TMPDIR",
-            ) from e
 
     def _keep(self, level: int, run: _Run) -> None:
         """Keep a run; where there are many, make one of them."""
@@ -238,6 +294,18 @@ class SortedRows:
 
     def in_order(self) -> Iterator[Rows]:
         """All rows in order, some at a time. No more are taken then. Raises OutputError."""
+        for rows in self._joined():
+            sizes = _sizes(rows)
+            if self._long is not None:
+                for texts in (rows.first, rows.second):
+                    sizes += [text.size_bytes if type(text) is LongText else 0 for text in texts]
+            for part in _parts(rows, sizes, len(rows), GIVEN_BYTES):
+                yield self._whole(rows._part(part))
+        for file in (self._file, self._long):
+            if file is not None:
+                file.file.close()
+
+    def _joined(self) -> Iterator[Rows]:
         if self._file is None:
             if self._count:
                 yield self._taken()
@@ -246,7 +314,42 @@ class SortedRows:
             self._put_away()
         runs = [run for level in reversed(self._levels) for run in level]
         yield from _together(_merged(self._file, runs))
-        self._file.file.close()
+
+    def _whole(self, rows: Rows) -> Rows:
+        """Rows with their long texts."""
+        if self._long is not None:
+            for texts in (rows.first, rows.second):
+                texts[:] = map(self._long.whole, texts)
+        return rows
+
+
+@contextmanager
+def _naming_the_folder() -> Iterator[None]:
+    """Raises an OSError as OutputError."""
+    try:
+        yield
+    except OSError as e:
+        raise OutputError(
+            f"cannot keep the events of a trace in {tempfile.gettempdir()}: {e.strerror}",
+            "name a folder with room in TMPDIR",
+        ) from e
+
+
+def _sizes(rows: Rows) -> Int64s:
+    """The bytes of the texts of each row."""
+    first, second = (np.array(list(map(len, texts)), np.int64) for texts in (rows.first, rows.second))
+    return first + second
+
+
+def _parts(rows: Rows, sizes: Int64s, rows_max: int, bytes_max: int) -> Iterator[slice]:
+    """Parts of rows that have so many rows and bytes at most, or one row."""
+    ends, start = np.cumsum(sizes), 0
+    while start < len(rows):
+        before_bytes = int(ends[start - 1]) if start else 0
+        fitting = int(np.searchsorted(ends, before_bytes + bytes_max, "right"))
+        end = min(max(fitting, start + 1), start + rows_max)
+        yield slice(start, end)
+        start = end
 
 
 def _merged(file: _File, runs: list[_Run]) -> Iterator[Rows]:
@@ -265,10 +368,11 @@ def _merged(file: _File, runs: list[_Run]) -> Iterator[Rows]:
                 run.rows = rest if len(rest) else file.read(run)
             elif _last_ns(run) == bound_ns and run.at < run.end:
                 # All of one time: with more of it at hand, unless that is more than fits.
-                more = file.read(run)
+                held_bytes, more = run.rows_bytes, file.read(run)
                 assert more is not None
-                if len(run.rows) < RUN_ROWS:
+                if len(run.rows) < RUN_ROWS and held_bytes < ONE_TIME_BYTES:
                     run.rows = joined_rows([run.rows, more])
+                    run.rows_bytes += held_bytes
                 else:
                     parts.append(run.rows)
                     run.rows = more
@@ -277,13 +381,16 @@ def _merged(file: _File, runs: list[_Run]) -> Iterator[Rows]:
 
 
 def _together(some: Iterator[Rows]) -> Iterator[Rows]:
-    """The same rows, GIVEN_ROWS or more at a time."""
+    """The same rows, GIVEN_ROWS or GIVEN_BYTES or more at a time."""
     parts: list[Rows] = []
+    count = size_bytes = 0
     for rows in some:
         parts.append(rows)
-        if sum(map(len, parts)) >= GIVEN_ROWS:
+        count += len(rows)
+        size_bytes += int(_sizes(rows).sum())
+        if count >= GIVEN_ROWS or size_bytes >= GIVEN_BYTES:
             yield joined_rows(parts)
-            parts = []
+            parts, count, size_bytes = [], 0, 0
     if parts:
         yield joined_rows(parts)
 

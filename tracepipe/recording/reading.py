@@ -75,8 +75,10 @@ class Reading:
             self._relieve()
 
     def _batches(self) -> Iterator[SourceBatch]:
-        stream = self._opened.stream
+        stream, tables = self._opened.stream, self._opened.recording.tables
         for batch in self._opened.recording.batches:
+            batch.text_bytes = batch.text_bytes or tables.given_bytes
+            tables.given_bytes = 0
             for problem in batch.problems:
                 self.note(problem)
             # A reader that puts events in order has none to give at first.
