@@ -68,6 +68,12 @@ def lateness(kernel: KernelWarps, by_wave: bool = True, by_turn: bool = False) -
     return BlockLateness(rows_ns, blocks, medians_by(rows_ns, profile_row), profile_row)
 
 
+def share_of_blocks_time(kernel: KernelWarps, delay_ns: float, blocks: int) -> float:
+    """What so many blocks of each launch take by being late, of the time of all."""
+    of_launch = float(block_values(kernel).sum()) / kernel.launches.size
+    return delay_ns * blocks / max(of_launch, 1.0)
+
+
 def started_together(kernel: KernelWarps, by_turn: bool = False) -> Ints:
     """For each block a number of the wave that it started in, 0, 1, … through all launches.
 

@@ -18,6 +18,7 @@ from tracepipe.reports.findings.block_times import (
     at_border,
     lacks_blocks,
     lateness,
+    share_of_blocks_time,
 )
 from tracepipe.reports.findings.finding import MIN_SHARE, Finding, confidence, listed, percent
 from tracepipe.reports.findings.kernel_warps import NOT_RECORDED, Flags, Ints, KernelWarps
@@ -185,7 +186,8 @@ def _finding(
         "launches": int(kernel.launches.size),
     }
     cause = words[1] + ("" if kernel.has_entries else EXITS_ONLY)
-    return Finding("straggler", kernel.kernel, evidence, cause, found.p_value, numbers)
+    saves = delayed / max(float(np.median(kernel.launch_ns)), 1.0)
+    return Finding("straggler", kernel.kernel, evidence, cause, found.p_value, numbers, saves)
 
 
 def _end_delayed(kernel: KernelWarps, rows: Ints) -> float:
@@ -222,4 +224,5 @@ def _border(kernel: KernelWarps, late: BlockLateness, border: Flags, alpha: floa
         "excess_share": share,
         "superiority": superiority,
     }
-    return [Finding("straggler", kernel.kernel, evidence, BORDER_CAUSE, p_value, numbers)]
+    saves = share_of_blocks_time(kernel, delay, outer.size)
+    return [Finding("straggler", kernel.kernel, evidence, BORDER_CAUSE, p_value, numbers, saves)]
