@@ -4,8 +4,8 @@
 
 Needs an NVIDIA GPU and nvcc, but for `--recorded`, which looks at the files that `--keep` left. Records the
 kernels of findings_gpu.cu, each launched four times, with `--gpu warps`, and looks at each kernel for itself:
-the rate of false alarms of a recording is that of a kernel then. Parts are `fma`, `special`, `shared`, `global`,
-`tensor` and `planted`.
+the rate of false alarms of a recording is that of a kernel then. Parts are `fma`, `special`, `shared`,
+`global`, `tensor` and `planted`.
 
 The first table says in how many uniform kernels each kind was found; each finding stands below it. Grids are
 whole waves, but clusters may not fill all SMs: `wave` is true of such. The second table says of each planted

@@ -47,14 +47,14 @@ def find_all(kernels: Iterable[KernelWarps]) -> Searched:
     """
     lacking = [(kernel.kernel, _lacking(kernel)) for kernel in kernels]
     shares = {kind: max(sum(reasons[kind] is None for _, reasons in lacking), 1) for kind in FINDERS}
-    told: list[Finding] = []
+    found: list[Finding] = []
     for kernel, (_, reasons) in zip(kernels, lacking, strict=True):
         findings: list[Finding] = []
         for kind, finder in FINDERS.items():
             if reasons[kind] is None:
                 findings += finder.find(kernel, FALSE_ALARM_RATE / shares[kind])
                 release()
-        told += [_costed(kernel, finding) for finding in _once(findings)]
+        found += [_costed(kernel, finding) for finding in _once(findings)]
         kernel.forget()
     skipped: dict[str, list[tuple[str, str]]] = {}
     for kind in FINDERS:
@@ -66,7 +66,7 @@ def find_all(kernels: Iterable[KernelWarps]) -> Searched:
     def place(finding: Finding) -> tuple[float, int]:
         return -finding.saves.run_ns if finding.saves else 0.0, order.index(finding.kind)
 
-    return Searched(sorted(told, key=place), skipped)
+    return Searched(sorted(found, key=place), skipped)
 
 
 def _costed(kernel: KernelWarps, finding: Finding) -> Finding:

@@ -13,7 +13,7 @@ recording, and within a kernel among all moduli, blocks, SMs and launches that a
 
 MIN_SHARE = 0.05
 """What a difference must be of the time it lengthens. Two runs of one kernel differ by some percent as they
-are: to mend less than this cannot be seen in the next measurement."""
+are: what is gained by less than this cannot be seen in the next measurement."""
 
 MIN_SM_SHARE = 0.10
 """The same for whole SMs, as they are not alike: on an H200 those far from a part of the L2 cache are

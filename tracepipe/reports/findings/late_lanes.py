@@ -39,7 +39,7 @@ class Parted(NamedTuple):
     share: float
     p_value: float | None = None
     step_ns: float = 0.0
-    """How far apart the lanes read the clock in turn, which is no part of the delays."""
+    """How far apart the lanes read the clock in turn, which is not part of the delays."""
 
 
 def finding_of(kernel: KernelWarps, parted: Parted, place: str) -> Finding:

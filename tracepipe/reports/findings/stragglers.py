@@ -31,7 +31,7 @@ from tracepipe.units import duration_text
 MIN_SUPERIORITY = 0.8
 """The chance that a border block takes longer than an inner one; below it, the two are much alike."""
 MOST_LAUNCHES = 3
-"""Launches with stragglers of their own that are told one by one."""
+"""Launches with stragglers of their own that are reported one by one."""
 
 BLOCKS_CAUSE = (
     "more work for these blocks (longer rows, fuller bins, a boundary), or data that only they "

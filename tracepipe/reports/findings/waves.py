@@ -37,8 +37,8 @@ MIN_IN_ORDER_SHARE = 0.5
 MIN_WARPS = 2
 
 WAVE_CAUSE = (
-    "a grid that is no multiple of the blocks that fit at once; take smaller blocks, a grid of whole waves, "
-    "or a fixed grid whose blocks loop over the work"
+    "a grid that is not a multiple of the blocks that fit at once; take smaller blocks, a grid of whole "
+    "waves, or a fixed grid whose blocks loop over the work"
 )
 ORDER_CAUSE = (
     "a resource that lets one warp run at a time: registers or shared memory that too few of them fit in, a "
