@@ -40,6 +40,10 @@ def nest_events(core: ctypes.CDLL, rng: Random) -> None:
         assert core.tp_nest_early(nest, early.ctypes.data, len(early)) == len(early)
         for row in range(core.tp_nest_count(nest, 0)):
             assert -1 <= core.tp_nest_base(nest, row) < row or row < rows
+        core.tp_nest_forget_rows(nest)
+        assert core.tp_nest_count(nest, 0) == core.tp_nest_row(nest, -1, 0) == 0
+        assert core.tp_nest_row(nest, -1, 1) == 1
+        _batch(core, nest, 2, rng)
     finally:
         core.tp_nest_free(nest)
 

@@ -301,6 +301,21 @@ def test_what_is_open_at_the_end_is_closed_innermost_first_and_marked() -> None:
     assert bench.taken() == []
 
 
+def test_rows_that_are_forgotten_count_from_0_again() -> None:
+    nesting = new_nesting(IOCTL)
+    nesting.one(nesting.add_row(), "B", 8, None, F, 0)
+    nesting.one(0, "B", 5, None, F, 1)  # goes beside
+    nesting.close(0, 9)
+    nesting.forget_rows()
+    assert (nesting.row_count, nesting.add_row(), nesting.add_row()) == (0, 0, 1)
+    nesting.one(0, "B", 1, None, F, 2)  # earlier than what was there
+    nesting.one(0, "E", 3, None, F, 3)
+    *_, begin, end = taken(nesting)
+    assert [op[:3] for op in (begin, end)] == [(BEGIN, 0, 1), (END, 0, 3)]
+    assert begin[8] == end[8] == 2  # slices count on
+    assert nesting.outcomes == Outcomes(unclosed=2, overlaps=1)
+
+
 def test_slices_of_others_take_room_beside_a_row() -> None:
     nesting = new_nesting(IOCTL)
     row = nesting.add_row()

@@ -13,6 +13,7 @@ import pytest
 import tracepipe.event.tables
 import tracepipe.readers.tracepipe1
 import tracepipe.reports.frames.collected
+import tracepipe.reports.frames.spans
 import tracepipe.reports.frames.stored
 from tests.golden.cases import Case, cases
 from tests.support.recordings import Load, event, loader, span
@@ -59,6 +60,23 @@ def test_what_tables_forget_is_kept(case: Case, monkeypatch: pytest.MonkeyPatch)
     whole = frames(load_run(str(case.input)))
     relieved_at_every_turn(monkeypatch)
     assert frames(load_run(str(case.input))) == whole
+
+
+@pytest.mark.parametrize("case", cases(), ids=str)
+def test_threads_that_are_nested_one_by_one_have_the_same_spans(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spans(run: Run) -> list[Any]:
+        # Spans of several threads that start together may change places.
+        found: list[Any] = [run.facts.outcomes, run.facts.end_ns]
+        for rows in (run.some(name).rows(named=True) for name in FRAMES):
+            parents = [{} if (at := row["parent"]) is None else rows[at] | {"parent": 0} for row in rows]
+            found.append(sorted(repr(row | {"parent": of}) for row, of in zip(rows, parents, strict=True)))
+        return found
+
+    whole = spans(load_run(str(case.input)))
+    monkeypatch.setattr(tracepipe.reports.frames.spans, "_ROWS_AT_ONCE", 1)
+    assert spans(load_run(str(case.input))) == whole
 
 
 @pytest.mark.parametrize("case", cases(), ids=str)
@@ -220,7 +238,7 @@ def test_shapes_are_columns() -> None:
     assert [table.value("layer", n) for n in table.column("layer", numbers)] == [one.type for one in SHAPES]
     assert table.series("block", numbers).to_list()[10:12] == [[4, 5, 6], None]
     assert table.series("grid", numbers).to_list()[9:12] == [None, [1, 2, 3], [1, 2, 4]]
-    assert table.has_launch.tolist() == [shape.has_launch for shape in SHAPES]
+    assert table.has_launch(numbers).tolist() == [shape.has_launch for shape in SHAPES]
     assert table.is_whole.tolist() == [shape.phase == "X" for shape in SHAPES]
     assert (table.number_of("name", "none"), table.number_of("comm", "none")) == (NO_SUCH, NO_SUCH)
     assert table.number_of("stream", LARGE - 1) not in table.column("stream", numbers)

@@ -69,6 +69,10 @@ class NativeNesting:
             raise MemoryError
         return result
 
+    def forget_rows(self) -> None:
+        """As `Nesting` has it."""
+        self._core.tp_nest_forget_rows(self._nest)
+
     def set_above(self, row: int, near: int, far: int, gives: int) -> None:
         """As `Nesting` has it."""
         self._core.tp_nest_above(self._nest, row, near, far, gives)

@@ -149,6 +149,10 @@ class Nesting:
         self._rows.append(Row(on_stream=on_stream))
         return len(self._rows) - 1
 
+    def forget_rows(self) -> None:
+        """Let rows count from 0 again. Nothing is open on any; what was counted stays."""
+        self._rows.clear()
+
     def set_above(self, row: int, near: int, far: int, gives: int) -> None:
         """Say which rows may have caused what begins on one, and whether it may be a cause itself."""
         self._rows[row].above, self._rows[row].gives = (near, far), gives

@@ -72,6 +72,14 @@ TP_EXPORT int64_t tp_nest_row(tp_nest *n, int32_t base, int32_t on_stream)
     return made;
 }
 
+/* Lets rows count from 0 again. Nothing is open on any; what was counted stays. */
+TP_EXPORT void tp_nest_forget_rows(tp_nest *n)
+{
+    tp_rows_free(&n->rows);
+    n->rows.rows = 0;
+    n->rows.count = n->rows.room = 0;
+}
+
 /* Which rows may have caused what begins on a row, the nearer first, and whether it may be a cause itself. */
 TP_EXPORT void tp_nest_above(tp_nest *n, int32_t row, int32_t near, int32_t far, int32_t gives)
 {

@@ -61,6 +61,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tp_nest_new": (c_void_p, [c_int32]),
     "tp_nest_free": (None, [c_void_p]),
     "tp_nest_row": (c_int64, [c_void_p, c_int32, c_int32]),
+    "tp_nest_forget_rows": (None, [c_void_p]),
     "tp_nest_above": (None, [c_void_p, c_int32, c_int32, c_int32, c_int]),
     "tp_nest_count": (c_int64, [c_void_p, c_int]),
     "tp_nest_base": (c_int32, [c_void_p, c_int32]),

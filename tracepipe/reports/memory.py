@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from tracepipe.event.columns import NONE
+from tracepipe.event.columns import NONE, Int32s
 from tracepipe.reports.analyses.allocation_sums import (
     AllocationSums,
     LiveAt,
@@ -22,6 +22,8 @@ from tracepipe.reports.analyses.allocations import FAULTS, IN_USE, Allocations, 
 from tracepipe.reports.analyses.cuda_calls import calls_named
 from tracepipe.reports.analyses.distribution import PERCENTS, of_values
 from tracepipe.reports.analyses.peak_memory import keeps_segments
+from tracepipe.reports.frames.grouping import each
+from tracepipe.reports.frames.kept_rows import kept_rows
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.report import Column, Drawing, Option, Report, Result, Table
@@ -50,7 +52,7 @@ def run(run: Run, options: Options) -> Result:
     result = Result("MEMORY")
     places, left_out = places_with_most(found, _PLACES_MAX if options.top > 0 else 0)
     faults = faults_of(found)
-    if not places and not len(faults):
+    if not len(places) and not len(faults):
         result.notes.append("no allocation was recorded, neither as an event nor as a call")
         return result
     until = _Until(run)
@@ -58,7 +60,7 @@ def run(run: Run, options: Options) -> Result:
         result.notes.append(
             f"{left_out} more processes and kinds, with lower peaks, are not listed: --top 0 lists all"
         )
-    if places:
+    if len(places):
         result.parts += [_places(run, found, places, until), _over_time(run, found, places)]
     tables = (
         ("call sites", _sites),
@@ -69,16 +71,16 @@ def run(run: Run, options: Options) -> Result:
         table, left_out = make(run, found, options.top, until)
         if left_out > 0:
             result.notes.append(f"{left_out} more {what} are not listed: --top 0 lists all")
-        if table.rows:
+        if len(table.rows):
             result.parts.append(table)
     result.notes += _notes(run, found, faults)
     return result
 
 
-def _first_of(numbers: Any, top: int) -> tuple[list[int], int]:
+def _first_of(numbers: Any, top: int) -> tuple[Iterator[int], int]:
     """The first of some numbers, and how many others there are; all for 0."""
     kept = numbers[:top] if top > 0 else numbers
-    return kept.tolist(), len(numbers) - len(kept)
+    return each(kept), len(numbers) - len(kept)
 
 
 class _Until:
@@ -88,7 +90,9 @@ class _Until:
         self._ended, self._other = ends_of(run), _end_of_recording(run)
 
     def __getitem__(self, pid: int | None) -> str:
-        return self._ended.get(pid, self._other)
+        known = NONE if pid is None else pid
+        at = int(np.searchsorted(self._ended, known))
+        return "process end" if at < len(self._ended) and self._ended[at] == known else self._other
 
 
 def _process(run: Run, pid: int | None) -> str:
@@ -100,28 +104,29 @@ def _end_of_recording(run: Run) -> str:
     return "cut off" if is_cut_off else "recording end"
 
 
-def _places(run: Run, found: Allocations, places: list[int], until: _Until) -> Table:
-    sums, rows = AllocationSums(found, found.column("place"), found.place_count), []
-    for number in places:
+def _places(run: Run, found: Allocations, places: Int32s, until: _Until) -> Table:
+    sums = AllocationSums(found, found.column("place"), found.place_count)
+    certainty = "bound" if _lost(run) else "exact"
+
+    def row(number: int) -> tuple[Any, ...]:
         pid, gpu, kind = found.place(number)
         is_known = bool(found.is_known[number])
-        rows.append(
-            (
-                _process(run, pid),
-                gpu,
-                kind,
-                int(sums.count[number]),
-                sums.bytes_of(number),
-                found.most_bytes[number] if is_known else None,
-                found.most_ns[number] - run.facts.start_ns if is_known else None,
-                found.total_bytes[number] if is_known else None,
-                *sums.never_freed(number),
-                until[pid],
-                found.reused[number],
-                found.unmatched[number],
-                "bound" if _lost(run) else "exact",
-            )
+        return (
+            _process(run, pid),
+            gpu,
+            kind,
+            int(sums.count[number]),
+            sums.bytes_of(number),
+            found.most_bytes[number] if is_known else None,
+            found.most_ns[number] - run.facts.start_ns if is_known else None,
+            found.total_bytes[number] if is_known else None,
+            *sums.never_freed(number),
+            until[pid],
+            found.reused[number],
+            found.unmatched[number],
+            certainty,
         )
+
     columns = (
         Column("process", "process"),
         Column("gpu", "GPU", "id"),
@@ -143,10 +148,12 @@ def _places(run: Run, found: Allocations, places: list[int], until: _Until) -> T
         "process or of the recording, or where that was cut off. Host: pinned memory. In use: by "
         "whomever, as the driver says. Reused: allocations at an address that was freed before."
     )
+    rows = kept_rows(map(row, each(places)))
     return Table("processes", "Memory of each process", columns, rows, note)
 
 
-def _over_time(run: Run, found: Allocations, places: list[int]) -> Drawing:
+def _over_time(run: Run, found: Allocations, places: Int32s) -> Drawing:
+    drawn, left_out = places_with_most(found, _PLACES_MAX)
     base_ns, end_ns = run.facts.start_ns, max(run.facts.end_ns, run.facts.start_ns + 1)
 
     def draw(columns: int, ascii_only: bool) -> Iterator[str]:
@@ -154,7 +161,7 @@ def _over_time(run: Run, found: Allocations, places: list[int]) -> Drawing:
         window = Window(base_ns, end_ns, max(_CELLS_MIN, columns - _LABEL_COLUMNS))
         yield "Bytes over time"
         yield " " * _LABEL_COLUMNS + axis(window, base_ns)
-        for number, times, sizes in steps_of(found, places):
+        for number, times, sizes in steps_of(found, drawn):
             if not found.is_known[number]:
                 yield f"{_title(run, found, number)}: sizes are not recorded"
                 continue
@@ -165,24 +172,20 @@ def _over_time(run: Run, found: Allocations, places: list[int]) -> Drawing:
             for label, line in zip(labels, lines, strict=True):
                 yield f"{label:>{_LABEL_COLUMNS - 1}} {line}".rstrip()
         yield "A cell shows the most that was allocated in it."
+        if left_out:
+            yield f"{left_out} more, with lower peaks, are not drawn."
 
-    def data() -> list[dict[str, Any]]:
-        drawn = []
+    def data() -> Iterator[dict[str, Any]]:
         for number, times, sizes in steps_of(found, places):
             pid, gpu, kind = found.place(number)
-            drawn.append(
-                {
-                    "process": _process(run, pid),
-                    "pid": pid,
-                    "gpu": gpu,
-                    "kind": kind,
-                    "steps": [
-                        {"at_ns": ts_ns - base_ns, "total_bytes": size}
-                        for ts_ns, size in zip(times.tolist(), sizes.tolist(), strict=True)
-                    ],
-                }
-            )
-        return drawn
+            steps = zip(each(times), each(sizes), strict=True)
+            yield {
+                "process": _process(run, pid),
+                "pid": pid,
+                "gpu": gpu,
+                "kind": kind,
+                "steps": ({"at_ns": ts_ns - base_ns, "total_bytes": size} for ts_ns, size in steps),
+            }
 
     return Drawing("over_time", draw, data)
 
@@ -205,24 +208,24 @@ def _percentiles(values: Any) -> tuple[int | None, ...]:
 
 def _sites(run: Run, found: Allocations, top: int, until: _Until) -> tuple[Table, int]:
     """Allocations by the call that made them, on one thread."""
-    sites, rows = Sites(found), []
+    sites = Sites(found)
     kept, left_out = _first_of(sites.sums.most_first(), top)
-    for number in kept:
+
+    def row(number: int) -> tuple[Any, ...]:
         site, tid, place = _cells(found, sites.first(number), "site", "tid", "place")
         _, gpu, kind = found.place(place)
-        rows.append(
-            (
-                found.site(site),
-                tid,
-                gpu,
-                kind,
-                int(sites.sums.count[number]),
-                sites.sums.bytes_of(number),
-                *_percentiles(sites.sizes(number)),
-                *_percentiles(sites.lived_ns(number)),
-                *sites.sums.never_freed(number),
-            )
+        return (
+            found.site(site),
+            tid,
+            gpu,
+            kind,
+            int(sites.sums.count[number]),
+            sites.sums.bytes_of(number),
+            *_percentiles(sites.sizes(number)),
+            *_percentiles(sites.lived_ns(number)),
+            *sites.sums.never_freed(number),
         )
+
     columns = (
         Column("site", "allocated by"),
         Column("tid", "thread", "id"),
@@ -239,29 +242,30 @@ def _sites(run: Run, found: Allocations, top: int, until: _Until) -> tuple[Table
         "The outermost call on the thread > the call inside it that allocated. Lived: from the allocation to "
         "its free, of those that were freed. Kept: never freed."
     )
-    return Table("sites", "By call", columns, rows, note), left_out
+    return Table("sites", "By call", columns, kept_rows(map(row, kept)), note), left_out
 
 
 def _never_freed(run: Run, found: Allocations, top: int, until: _Until) -> tuple[Table, int]:
     kept, left_out = _first_of(never_freed(found), top)
-    rows = []
-    for row in kept:
-        size_bytes, tid = _cells(found, row, "size_bytes", "tid")
-        at_ns, key, place, site = (int(found.column(name)[row]) for name in ("at_ns", "key", "place", "site"))
-        pid, gpu, kind = found.place(place)
-        rows.append(
-            (
-                found.address(key),
-                size_bytes,
-                at_ns - run.facts.start_ns,
-                run.facts.end_ns - at_ns,
-                gpu,
-                kind,
-                tid,
-                found.site(site),
-                until[pid],
-            )
+
+    def row(number: int) -> tuple[Any, ...]:
+        size_bytes, tid = _cells(found, number, "size_bytes", "tid")
+        at_ns, key, place, site = (
+            int(found.column(name)[number]) for name in ("at_ns", "key", "place", "site")
         )
+        pid, gpu, kind = found.place(place)
+        return (
+            found.address(key),
+            size_bytes,
+            at_ns - run.facts.start_ns,
+            run.facts.end_ns - at_ns,
+            gpu,
+            kind,
+            tid,
+            found.site(site),
+            until[pid],
+        )
+
     columns = (
         Column("address", "address"),
         Column("size_bytes", "size", "bytes"),
@@ -273,32 +277,31 @@ def _never_freed(run: Run, found: Allocations, top: int, until: _Until) -> tuple
         Column("site", "allocated by"),
         Column("until", "until", spare=True),
     )
-    return Table("never_freed", "Never freed, the largest", columns, rows), left_out
+    return Table("never_freed", "Never freed, the largest", columns, kept_rows(map(row, kept))), left_out
 
 
 def _faults(run: Run, found: Allocations, top: int, until: _Until) -> tuple[Table, int]:
     kept, left_out = _first_of(faults_of(found), top)
-    rows = []
-    for row in kept:
+
+    def row(number: int) -> tuple[Any, ...]:
         at_ns, fault, key, place, site = (
-            int(found.column(name)[row]) for name in ("at_ns", "fault", "key", "place", "site")
+            int(found.column(name)[number]) for name in ("at_ns", "fault", "key", "place", "site")
         )
-        before, tid, size_bytes = _cells(found, row, "before", "tid", "size_bytes")
+        before, tid, size_bytes = _cells(found, number, "before", "tid", "size_bytes")
         if FAULTS[fault] == IN_USE:
             (size_bytes,) = _cells(found, before, "size_bytes")
         before_ns = None if before is None else int(found.column("at_ns")[before]) - run.facts.start_ns
-        rows.append(
-            (
-                FAULTS[fault],
-                found.site(site),
-                found.address(key),
-                at_ns - run.facts.start_ns,
-                before_ns,
-                size_bytes,
-                tid,
-                _process(run, found.place(place)[0]),
-            )
+        return (
+            FAULTS[fault],
+            found.site(site),
+            found.address(key),
+            at_ns - run.facts.start_ns,
+            before_ns,
+            size_bytes,
+            tid,
+            _process(run, found.place(place)[0]),
         )
+
     columns = (
         Column("what", "fault"),
         Column("site", "call"),
@@ -310,6 +313,7 @@ def _faults(run: Run, found: Allocations, top: int, until: _Until) -> tuple[Tabl
         Column("process", "process", spare=True),
     )
     note = "Before: when a double free was freed first, and when an address in use was given out first."
+    rows = kept_rows(map(row, kept))
     return Table("faults", "Faults", columns, rows, note, grouped=True), left_out
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from tracepipe.errors import TracepipeError
 from tracepipe.event.columns import NONE, Int32s, Int64s
 from tracepipe.event.vocabulary import RUNNING
-from tracepipe.reports.frames.grouping import Grouped, equal
+from tracepipe.reports.frames.grouping import Grouped, equal, numbered
 from tracepipe.reports.frames.layers import Layer
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.run import Run
@@ -113,7 +113,7 @@ class _Drawn:
         """How many each of so many places has."""
         counts: Int64s = np.zeros(count, np.int64)
         for _, _, places in self.rows():
-            counts += np.bincount(places, minlength=count)
+            np.add.at(counts, places, 1)
         return counts
 
     def strips(self, level: Callable[[Layer, Int64s], Any], levels: int) -> dict[int, dict[int, _Strip]]:
@@ -152,16 +152,14 @@ def _threads(run: Run, start_ns: int, end_ns: int, options: Options, notes: list
     counts: Int64s = np.zeros(len(first), np.int64)
     for name, of in places:
         counts += _Drawn(run, name, start_ns, end_ns, of).counts(len(first))
-    busiest = pl.DataFrame(
-        [pl.Series("thread", np.arange(len(first))), pl.Series("len", counts)]
-        + [run.shapes.series(key, every[first]) for key in ("pid", "tid")]
-    ).filter(pl.col("len") > 0)
-    busiest = busiest.sort("len", "pid", "tid", descending=[True, False, False])
-    shown = busiest.head(options.threads) if options.threads > 0 else busiest
-    if len(busiest) > len(shown):
-        notes.append(f"{len(busiest) - len(shown)} threads with fewer events are not drawn: --threads 0")
+    # Threads are in the order of their ids.
+    there = np.flatnonzero(counts)
+    shown = there
+    if 0 < options.threads < len(there):
+        shown = np.sort(there[np.argsort(-counts[there], kind="stable")[: options.threads]])
+        notes.append(f"{len(there) - len(shown)} threads with fewer events are not drawn: --threads 0")
     is_shown = np.zeros(len(first), np.bool_)
-    is_shown[shown["thread"].to_numpy()] = True
+    is_shown[shown] = True
     depth, deeper, layers = max(options.depth, 0), 0, []
     hooked = np.zeros(0, np.int64)
     for name, of in places:
@@ -174,9 +172,7 @@ def _threads(run: Run, start_ns: int, end_ns: int, options: Options, notes: list
                 notes.append(f"{more} layers of hooks with fewer events are not drawn")
         else:
             layers.append(drawn.strips(*_levels(run, name, depth)))
-    for thread, pid, tid in (
-        shown.sort("pid", "tid", nulls_last=True).select("thread", "pid", "tid").iter_rows()
-    ):
+    for thread, pid, tid in _by_id(run, shown, first[shown]):
         called = run.thread_name(pid, tid) or run.process_name(pid)
         ids_text = "" if tid is None else f" thread {tid}" + ("" if pid == tid else f" of {pid}")
         group = Group(f"{called}{ids_text}")
@@ -190,6 +186,15 @@ def _threads(run: Run, start_ns: int, end_ns: int, options: Options, notes: list
         yield group
     if deeper:
         notes.append(f"{deeper} calls are too deep in others to be drawn: --depth")
+
+
+def _by_id(run: Run, threads: Int64s, shapes: Any) -> Iterator[tuple[int, int | None, int | None]]:
+    """Threads in the order of their ids, those without one last: number, pid, tid. `shapes`: one of each."""
+    ids = [run.shapes.column(key, shapes) for key in ("pid", "tid")]
+    order = np.lexsort([key for column in reversed(ids) for key in (column, column == NONE)])
+    for thread, *numbers in zip(*(column[order].tolist() for column in (threads, *ids)), strict=True):
+        pid, tid = map(run.shapes.value, ("pid", "tid"), numbers)
+        yield thread, pid, tid
 
 
 def _levels(run: Run, name: str, depth: int) -> tuple[Callable[[Layer, Int64s], Any], int]:
@@ -217,10 +222,10 @@ def _own_layers(hooks: _Drawn) -> tuple[Any, Any, int]:
     shape's among them, or the one after them; and how many others there are.
     """
     numbers = hooks.run.shapes.column("layer", _every(hooks.run))
-    layers, own = np.unique(~numbers.astype(np.int64), return_inverse=True)
+    layers, own = numbered(made(len(numbers), np.int64, lambda part: ~numbers[part].astype(np.int64)))
     counts = np.zeros(len(layers), np.int64)
     for layer, rows, _ in hooks.rows():
-        counts += np.bincount(own[layer.shape[rows]], minlength=len(layers))
+        np.add.at(counts, own[layer.shape[rows]], 1)
     there = np.flatnonzero(counts)
     shown = np.sort(there[np.argsort(-counts[there], kind="stable")[:_HOOKS_MAX]])
     place = np.full(len(layers), len(shown), np.int64)
@@ -255,7 +260,7 @@ def _gpus(run: Run, start_ns: int, end_ns: int, options: Options) -> Iterator[Gr
 def _streams(run: Run, start_ns: int, end_ns: int, most: int) -> tuple[dict[int, list[Strip]], Group | None]:
     """GPU → its streams, of all GPUs so many, the busiest; and the others together."""
     every = _every(run)
-    gpu, stream = (run.shapes.series(key, every).fill_null(0).to_numpy() for key in ("gpu", "stream"))
+    gpu, stream = (run.shapes.numbers(key, every, 0) for key in ("gpu", "stream"))
     of_shape, first = equal(gpu, stream)
     on_gpu = np.where(run.shapes.column("gpu", every) == NONE, NONE, of_shape)
     layers = (("gpu_kernel", of_shape), ("transfer", on_gpu))
@@ -314,7 +319,7 @@ def _warps(run: Run, start_ns: int, end_ns: int) -> dict[int, Spans]:
 def _timed_threads(run: Run, start_ns: int, end_ns: int) -> dict[int, Spans]:
     """GPU → when single threads of it entered or left."""
     layer = run.layer("gpu_thread")
-    gpu = run.shapes.series("gpu", _every(run)).fill_null(0).to_numpy()
+    gpu = run.shapes.numbers("gpu", _every(run), 0)
     gpus, rows = Growing(np.int64), Growing(np.int32)
     for part in parts(len(layer)):
         inside = (layer.start_ns[part] >= start_ns) & (layer.start_ns[part] <= end_ns)

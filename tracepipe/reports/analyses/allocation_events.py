@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 from tracepipe.event.columns import NONE, Int64s
 from tracepipe.event.vocabulary import MEMORY_IN_USE
@@ -13,7 +14,7 @@ from tracepipe.reports.frames.grouping import Grouped, equal, grouped, in_order
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.spans import UNCLOSED
-from tracepipe.reports.frames.stored import flagged, made, parts
+from tracepipe.reports.frames.stored import Growing, flagged, made, parts, taken
 
 DEVICE, MANAGED, HOST, ALL_IN_USE = "device", "managed", "host", "in use"
 MAKES = {"alloc": DEVICE, "alloc_host": HOST}
@@ -32,12 +33,17 @@ class AllocationEvents:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self.from_calls = not {*_EFFECTS} & {*run.of_shapes("name", run.seen("memory"))}
+        names = run.shapes.column("name", np.flatnonzero(run.seen("memory")))
+        self.from_calls = not any(
+            bool((names == run.shapes.number_of("name", effect)).any()) for effect in _EFFECTS
+        )
         by_effect = rows_by_effect(run)
         self._calls: Int64s = np.concatenate([by_effect[effect] for effect in _EFFECTS])
         self._effects = np.repeat(np.arange(len(_EFFECTS)), [len(by_effect[effect]) for effect in _EFFECTS])
-        self._around = _Around(run, self._calls)
-        self._devices = _Devices(run)
+        threads = _Threads(run)
+        self._thread_of_shape = threads.of_shape
+        self._around = _Around(run, self._calls, threads)
+        self._devices = _Devices(run, threads)
 
     def __iter__(self) -> Iterator[pl.DataFrame]:
         """Some rows at a time: at_ns, effect, pid, tid, gpu, size_bytes, address, call, total_bytes (that the
@@ -64,6 +70,7 @@ class AllocationEvents:
         is_in_use = pl.col("name") == MEMORY_IN_USE
         total = pl.when(is_in_use).then(_of_args("total_bytes")).otherwise(_of_args("total_allocated"))
         return self._run.part("memory", rows, *_OF_MEMORY).select(
+            self._threads("memory", rows),
             pl.when(pl.col("kind") == "unclosed").then("start_ns").otherwise("end_ns").alias("at_ns"),
             pl.col("name").alias("effect"),
             *_COLUMNS[2:7],
@@ -77,12 +84,14 @@ class AllocationEvents:
         )
 
     def _of_calls(self, places: Int64s) -> pl.DataFrame:
-        calls = self._run.part("userspace", self._calls[places], *_OF_CALL)
+        rows = self._calls[places]
+        calls = self._run.part("userspace", rows, *_OF_CALL)
         failed = pl.col("result").fill_null(0) != 0
         return calls.with_columns(
             pl.Series("effect", _EFFECTS, dtype=pl.String).gather(self._effects[places]),
             pl.Series("outer", outermost_of(self._run, calls["parent"])["name"], dtype=pl.String),
         ).select(
+            self._threads("userspace", rows),
             pl.col("end_ns").alias("at_ns"),
             *_COLUMNS[1:7],
             pl.col("name").alias("call"),
@@ -91,6 +100,10 @@ class AllocationEvents:
             pl.coalesce("outer", "name").alias("outer"),
             ((pl.col("kind") != "unclosed") & (pl.lit(self.from_calls) | failed)).alias("is_wanted"),
         )
+
+    def _threads(self, layer: str, rows: Int64s) -> pl.Series:
+        """The numbers of the threads of some rows."""
+        return pl.Series("thread", self._thread_of_shape[self._run.layer(layer).shape[rows]])
 
     def _whole(self, events: pl.DataFrame) -> pl.DataFrame:
         """Events with what others tell of them."""
@@ -108,7 +121,7 @@ class AllocationEvents:
 
     def _sites(self, events: pl.DataFrame) -> Iterator[str]:
         """For each event the call that did it, after the outermost call that it was done in."""
-        around = self._around.names(events.select("at_ns", "pid", "tid"))
+        around = self._around.names(events["thread"].to_numpy(), events["at_ns"].to_numpy())
         columns = events.select("call", "effect", "outer").iter_rows()
         for (call, effect, outer), at in zip(columns, around, strict=True):
             outermost = at if outer is None else outer
@@ -127,45 +140,59 @@ def _address(text: str | None) -> str | None:
         return text
 
 
+class _Threads:
+    """Threads by number: `of_shape` has that of each shape's, below `count`."""
+
+    def __init__(self, run: Run) -> None:
+        every = np.arange(len(run.shapes), dtype=np.int32)
+        self.of_shape, first = equal(run.shapes.column("pid", every), run.shapes.column("tid", every))
+        self.count = len(first)
+
+
+def _last_before(
+    own_of: Grouped, times_ns: Any, threads: Any, at_ns: Any, *, side: Literal["left", "right"]
+) -> Int64s:
+    """For each event the last of its thread's rows whose time is before its own (`left`), or no later
+    (`right`); NONE without one. Events are in the order of time, as are a thread's rows.
+    """
+    found = np.full(len(threads), NONE, np.int64)
+    for thread, places in grouped(threads):
+        own = own_of.of(thread)
+        if not len(own):
+            continue
+        # The times of its rows between the events' are looked at alone.
+        first = _place(own, times_ns, int(at_ns[places[0]]), side)
+        last = _place(own, times_ns, int(at_ns[places[-1]]), side)
+        own = own[max(first - 1, 0) : last]
+        at = np.searchsorted(times_ns[own], at_ns[places], side) - 1
+        found[places] = np.where(at >= 0, own[np.maximum(at, 0)], NONE) if len(own) else NONE
+    return found
+
+
+def _place(own: Any, times_ns: Any, at_ns: int, side: Literal["left", "right"]) -> int:
+    """The place of a time among those of some rows."""
+    return bisect_left(own, at_ns + (side == "right"), key=times_ns.__getitem__)
+
+
 class _Around:
     """The outermost calls of threads that allocate or free."""
 
-    def __init__(self, run: Run, calls: Int64s) -> None:
-        self._run, layer = run, run.layer("userspace")
-        every = np.arange(len(run.shapes), dtype=np.int32)
-        of_shape, first = equal(run.shapes.column("pid", every), run.shapes.column("tid", every))
-        is_wanted = np.zeros(len(first) + 1, np.bool_)
+    def __init__(self, run: Run, calls: Int64s, threads: _Threads) -> None:
+        self._run, layer, of_shape = run, run.layer("userspace"), threads.of_shape
+        is_wanted = np.zeros(threads.count, np.bool_)
         is_wanted[of_shape[np.flatnonzero(run.seen("memory"))]] = True
         is_wanted[of_shape[layer.shape[calls]]] = True
-        wanted = np.flatnonzero(is_wanted)
-        threads = pl.DataFrame([run.shapes.series(key, first[wanted]) for key in ("pid", "tid")])
-        threads = threads.with_columns(pl.Series("thread", wanted))
-        self._threads = threads.unique(["pid", "tid"], keep="first")
-        self._nobody = len(first)
         lasts = layer.is_outermost & layer.is_call
         rows = flagged(len(layer), lambda part: is_wanted[of_shape[layer.shape[part]]] & lasts[part])
         self._rows = Grouped(of_shape[layer.shape[rows]], rows)
 
-    def names(self, events: pl.DataFrame) -> list[str | None]:
+    def names(self, threads: Any, at_ns: Any) -> list[str | None]:
         """The name of the outermost call that each event's thread was in, None without one."""
         calls = self._run.layer("userspace")
-        told = events.join(
-            self._threads, on=["pid", "tid"], how="left", nulls_equal=True, maintain_order="left"
-        )
-        number = told["thread"].fill_null(self._nobody).to_numpy()
-        found = np.full(len(events), NONE, np.int64)
-        for thread, places in grouped(number):
-            own = self._rows.of(thread)
-            if not len(own):
-                continue
-            at_ns = events["at_ns"].to_numpy()[places]
-            # The event stands at the return of its call, where the next may begin.
-            first, last = np.searchsorted(calls.start_ns[own], at_ns[[0, -1]], "left")
-            own = own[max(first - 1, 0) : last]
-            at = np.searchsorted(calls.start_ns[own], at_ns, "left") - 1
-            is_in = at >= 0
-            is_in[is_in] = calls.end_ns[own[at[is_in]]] >= at_ns[is_in]
-            found[places[is_in]] = own[at[is_in]]
+        # The event stands at the return of its call, where the next may begin.
+        found = _last_before(self._rows, calls.start_ns, threads, at_ns, side="left")
+        known = np.flatnonzero(found != NONE)
+        found[known[calls.end_ns[found[known]] < at_ns[known]]] = NONE
         names = iter(self._run.shapes.texts("name", calls.shape[found[found != NONE]]))
         return [None if row == NONE else next(names) for row in found.tolist()]
 
@@ -173,23 +200,36 @@ class _Around:
 class _Devices:
     """The GPU of what does not say it: the only one there is, or the one that the thread chose."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, threads: _Threads) -> None:
         gpus = (run.facts.footer or {}).get("gpus") or run.facts.header.get("gpus") or []
         is_one = len(gpus) == 1 and isinstance(gpus[0].get("index"), int)
         self._only: int | None = gpus[0]["index"] if is_one else None
-        device = pl.col("args").str.json_path_match("$.device").cast(pl.Int64, strict=False).alias("device")
-        choices = np.flatnonzero(run.has("name", "cudaSetDevice", run.layer("userspace")))
-        chosen = run.rows("userspace", choices, "pid", "tid", "end_ns", "result", "args")
-        chosen = chosen.filter(pl.col("result").fill_null(0) == 0)
-        chosen = chosen.select("pid", "tid", pl.col("end_ns").alias("at_ns"), device).drop_nulls()
-        self._chosen = chosen.sort("at_ns")
+        self._at_ns, self._device, thread = Growing(np.int64), Growing(np.int64), Growing(np.int32)
+        layer = run.layer("userspace")
+        is_choice = run.has("name", "cudaSetDevice", layer)
+        rows = flagged(len(layer) if self._only is None else 0, lambda part: is_choice[part])
+        device = _of_args("device").cast(pl.Int64, strict=False).alias("device")
+        for part in parts(len(rows), _AT_ONCE):
+            chosen = run.part("userspace", rows[part], "end_ns", "result", "args").with_row_index("place")
+            chosen = chosen.filter(pl.col("result").fill_null(0) == 0).select("place", "end_ns", device)
+            chosen = chosen.drop_nulls()
+            some = rows[part][chosen["place"].to_numpy()]
+            self._at_ns.extend(chosen["end_ns"].to_numpy(), len(some))
+            self._device.extend(chosen["device"].to_numpy(), len(some))
+            thread.extend(threads.of_shape[layer.shape[some]], len(some))
+        by_time = in_order(self._at_ns.so_far(thread.count))
+        self._rows = Grouped(taken(thread.whole(), by_time), by_time)
+        self._any = thread.count > 0
 
     def given(self, events: pl.DataFrame) -> pl.DataFrame:
         """Events with their GPU."""
         if self._only is not None:
             return events.with_columns(pl.col("gpu").fill_null(self._only))
-        if not len(self._chosen):
+        if not self._any:
             return events
-        current = events.join_asof(self._chosen, on="at_ns", by=["pid", "tid"], check_sortedness=False)
+        times_ns, devices = (of.so_far(of.count) for of in (self._at_ns, self._device))
+        threads, at_ns = events["thread"].to_numpy(), events["at_ns"].to_numpy()
+        found = _last_before(self._rows, times_ns, threads, at_ns, side="right")
         # A thread that chose none is on device 0.
-        return events.with_columns(pl.coalesce("gpu", current["device"], pl.lit(0)).alias("gpu"))
+        current = np.where(found == NONE, 0, devices[found])
+        return events.with_columns(pl.coalesce("gpu", pl.Series("device", current)).alias("gpu"))

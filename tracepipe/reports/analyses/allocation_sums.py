@@ -7,9 +7,9 @@ from typing import Any
 
 from tracepipe.event.columns import NONE, Bools, Int32s
 from tracepipe.reports.analyses.allocations import Allocations
-from tracepipe.reports.frames.grouping import Grouped, equal
+from tracepipe.reports.frames.grouping import Grouped, each, equal, numbered
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.stored import flagged, made, parts, taken
+from tracepipe.reports.frames.stored import empty, flagged, made, parts, taken
 
 _LOW_BITS = 32
 
@@ -18,10 +18,10 @@ class AllocationSums:
     """How many allocations there are of each number below `count`, and their bytes; `numbers` is a column."""
 
     def __init__(self, found: Allocations, numbers: Any, count: int) -> None:
-        self.count, self._sized, self._addressed, self._live, self._live_sized = np.zeros(
-            (5, count), np.int64
+        self.count, self._sized, self._addressed, self._live, self._live_sized = (
+            _zeros(count, np.int32) for _ in range(5)
         )
-        self._bytes, self._live_bytes = np.zeros((2, count, 2), np.int64)
+        self._bytes, self._live_bytes = (_zeros(count, np.int64, (2,)) for _ in range(2))
         for part in parts(len(found)):
             is_made = found.column("is_made")[part]
             size, of = found.column("size_bytes")[part][is_made], numbers[part][is_made]
@@ -34,7 +34,7 @@ class AllocationSums:
                 (self._live, is_live),
                 (self._live_sized, is_live & (size != NONE)),
             ):
-                sums += np.bincount(of[which], minlength=count)
+                np.add.at(sums, of[which], 1)
             for bytes_of, which in (
                 (self._bytes, size != NONE),
                 (self._live_bytes, is_live & (size != NONE)),
@@ -56,9 +56,20 @@ class AllocationSums:
 
     def most_first(self) -> Any:
         """The numbers of which there are some: by bytes that were never freed, then by all bytes."""
-        some = np.flatnonzero(self.count)
-        never_freed, whole = (_about(sums[some]) for sums in (self._live_bytes, self._bytes))
-        return some[np.lexsort((-whole, -never_freed))]
+        some = flagged(len(self.count), lambda part: self.count[part] > 0)
+
+        def most(of: Any) -> Any:
+            return made(len(some), np.float64, lambda part: -_about(of[some[part]]))
+
+        return taken(some, np.lexsort((most(self._bytes), most(self._live_bytes))))
+
+
+def _zeros(count: int, dtype: Any, width: tuple[int, ...] = ()) -> Any:
+    """A column of zeros."""
+    column = empty(count, dtype, width)
+    for part in parts(count):
+        column[part] = 0
+    return column
 
 
 def _known(halves: Any, count: int, sized: int) -> int | None:
@@ -133,24 +144,26 @@ def given_again(found: Allocations) -> int:
     return count
 
 
-def places_with_most(found: Allocations, most: int) -> tuple[list[int], int]:
+def places_with_most(found: Allocations, most: int) -> tuple[Int32s, int]:
     """The places where bytes were counted, at most so many with the highest peaks, and how many others there
     are; all for 0.
     """
-    some = np.array(found.counted, np.int64)
+    some = np.asarray(found.counted)
     if not 0 < most < len(some):
-        return some.tolist(), 0
-    peaks = np.frombuffer(found.most_bytes, np.int64)[some]
+        return some, 0
+    peaks = np.asarray(found.most_bytes)[some]
     kept = np.sort(np.argsort(-peaks, kind="stable")[:most])
-    return some[kept].tolist(), len(some) - most
+    return some[kept], len(some) - most
 
 
-def steps_of(found: Allocations, places: list[int]) -> Iterator[tuple[int, Any, Any]]:
+def steps_of(found: Allocations, places: Int32s) -> Iterator[tuple[int, Any, Any]]:
     """The times and the bytes from these on, of each of some places."""
     of: Int32s = found.step_column("place")
-    rows = flagged(len(of), lambda part: np.isin(of[part], places))
-    by_place = Grouped(of[rows], rows)
-    for place in places:
+    is_wanted = np.zeros(found.place_count, np.bool_)
+    is_wanted[places] = True
+    rows = flagged(len(of), lambda part: is_wanted[of[part]])
+    by_place = Grouped(taken(of, rows), rows)
+    for place in each(places):
         own = by_place.of(place)
         yield place, *(taken(found.step_column(name), own) for name in ("ts_ns", "total_bytes"))
 
@@ -159,21 +172,19 @@ class LiveAt:
     """How many allocations of a process were live at a time, and their bytes."""
 
     def __init__(self, found: Allocations) -> None:
-        pids = np.array([found.place(at)[0] for at in range(found.place_count)], object)
-        known = np.array([NONE if pid is None else pid for pid in pids], np.int64)
-        which, self._of_place = np.unique(known, return_inverse=True)
-        self._numbers = {pid: at for at, pid in enumerate(which.tolist())}
+        self._pids, self._of_place = numbered(found.place_pids)
         rows = flagged(
             len(found), lambda part: found.column("is_made")[part] & (found.column("key")[part] != NONE)
         )
-        self._rows = Grouped(self._of_place[found.column("place")[rows]].astype(np.int32), rows)
+        self._rows = Grouped(self._of_place[found.column("place")[rows]], rows)
         self._found = found
         self._sums: dict[int, tuple[tuple[Any, Any], tuple[Any, Any]]] = {}
 
     def at(self, pid: int | None, at_ns: int) -> tuple[int, int]:
         """Those that began before a time, and did not end until it."""
-        number = self._numbers.get(NONE if pid is None else pid)
-        if number is None:
+        known = NONE if pid is None else pid
+        number = int(np.searchsorted(self._pids, known))
+        if number == len(self._pids) or self._pids[number] != known:
             return 0, 0
         if number not in self._sums:
             # One process after the other seldom ends contexts in turn.

@@ -6,7 +6,7 @@ from array import array
 from struct import Struct
 from typing import Any
 
-from tracepipe.event.columns import NONE, Bools
+from tracepipe.event.columns import NONE, Bools, Int64s
 from tracepipe.event.vocabulary import MEMORY_IN_USE
 from tracepipe.reports.analyses.allocation_events import (
     ALL_IN_USE,
@@ -17,10 +17,11 @@ from tracepipe.reports.analyses.allocation_events import (
     MANAGED,
     AllocationEvents,
 )
+from tracepipe.reports.frames.grouping import distinct
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.numbered import Numbered
 from tracepipe.reports.frames.run import Run
-from tracepipe.reports.frames.stored import Growing, parts
+from tracepipe.reports.frames.stored import Growing, parts, put_away
 
 DOUBLE, UNKNOWN, REFUSED = "double free", "free of an unknown address", "free refused"
 IN_USE, FAILED = "address given again while in use", "allocation failed"
@@ -30,6 +31,7 @@ Place = tuple[int | None, int | None, str]
 """Process, GPU, kind of memory."""
 _KINDS = (DEVICE, MANAGED, HOST, ALL_IN_USE)
 _PLACE, _KEY = Struct("<qqB"), Struct("<qQ2?")
+_OF_PLACE = [("pid", "<i8"), ("gpu", "<i8"), ("kind", "u1")]
 _MOST = (1 << 63) - 1
 _COLUMNS = {
     "at_ns": np.int64, "size_bytes": np.int64, "tid": np.int64, "place": np.int32, "site": np.int32,
@@ -67,10 +69,13 @@ class Allocations:
         }
         self.sites, self._odd = Numbered(), Numbered()
         self._keys, self._places = Numbered(_KEY.size), Numbered(_PLACE.size)
-        self.total_bytes, self.most_bytes, self.most_ns = array("q"), array("q"), array("q")
-        self.reused, self.unmatched = array("q"), array("q")
+        self.total_bytes: Any = array("q")
+        self.most_bytes: Any = array("q")
+        self.most_ns: Any = array("q")
+        self.reused: Any = array("i")
+        self.unmatched: Any = array("i")
         self.is_known, self.is_counted = bytearray(), bytearray()
-        self.counted = array("i")
+        self.counted: Any = array("i")
         """Places where bytes were counted, in the order in which they first were."""
 
     def __len__(self) -> int:
@@ -86,11 +91,13 @@ class Allocations:
         return self.steps[name].so_far(self.steps[name].count)
 
     def put_away(self) -> None:
-        """Keep addresses out of memory, where they are many. Nothing is to be added any more. Raises
-        OutputError.
+        """Keep addresses and places out of memory, where they are many. Nothing is to be added any more.
+        Raises OutputError.
         """
         for one in (self.sites, self._odd, self._keys, self._places):
             one.put_away()
+        for name in ("total_bytes", "most_bytes", "most_ns", "reused", "unmatched", "counted"):
+            setattr(self, name, put_away(getattr(self, name)))
 
     @property
     def place_count(self) -> int:
@@ -112,6 +119,12 @@ class Allocations:
         """The place of a number."""
         pid, gpu, kind = _PLACE.unpack(self._places[number])
         return None if pid == NONE else pid, None if gpu == NONE else gpu, _KINDS[kind]
+
+    @property
+    def place_pids(self) -> Int64s:
+        """The processes of all places, NONE for none."""
+        pids: Int64s = np.frombuffer(self._places.data, _OF_PLACE)["pid"]
+        return pids
 
     def site(self, number: int) -> str:
         """The text of a site."""
@@ -305,16 +318,16 @@ def _dead(run: Run) -> Bools:
     return dead
 
 
-def ends_of(run: Run) -> dict[int | None, str]:
-    """Process → what ended what is known of it; others end with the recording."""
-    ended = dict[int | None, str]()
+def ends_of(run: Run) -> Int64s:
+    """The processes that ended, NONE for that which is not known, in order; others end with the recording."""
     shapes, every = run.shapes, np.arange(len(run.shapes), dtype=np.int32)
     exits = shapes.column("name", every) == shapes.number_of("name", "exit_group")
-    gone = run.of_shapes("pid", exits & run.seen("syscall"))
-    gone += run.of_shapes("pid", _dead(run))
+    gone: Any = np.flatnonzero((exits & run.seen("syscall")) | _dead(run))
     why = str((run.facts.footer or {}).get("ended_by", ""))
     if why.startswith(("exit", "signal")):
-        pids = {*run.of_shapes("pid", run.seen("userspace")), *run.of_shapes("pid", run.seen("memory"))}
-        gone += pids if len(pids) == 1 else ()
-    ended |= dict.fromkeys(gone, "process end")
+        of_calls = np.flatnonzero(run.seen("userspace") | run.seen("memory"))
+        pids = shapes.column("pid", of_calls)
+        if len(pids) and bool((pids == pids[0]).all()):
+            gone = np.append(gone, of_calls[0])
+    ended: Int64s = distinct(shapes.numbers("pid", gone, NONE))
     return ended

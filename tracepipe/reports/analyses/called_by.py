@@ -59,7 +59,7 @@ def work_by_stack(run: Run) -> Iterator[Work]:
         has_length = layer.has_length
         for part in parts(len(layer)):
             rows = np.flatnonzero(on_gpu[layer.shape[part]] & has_length[part]) + part.start
-            launched = run.shapes.has_launch[layer.shape[rows]]
+            launched = run.shapes.has_launch(layer.shape[rows])
             calls = np.full(len(rows), NONE, np.int64)
             calls[launched] = launches.find(layer, rows[launched])
             stack = np.full(len(rows), NO_CALL, np.int64)

@@ -117,7 +117,7 @@ def _add_layer(run: Run, what: int, found: dict[str, Growing]) -> None:
             "start_ns": layer.start_ns[rows],
             "end_ns": layer.end_ns[rows],
             "launch": 0 if layer.launch is None else layer.launch[rows],
-            "has_launch": shapes.has_launch[shape],
+            "has_launch": shapes.has_launch(shape),
         }
         for name, column in found.items():
             column.extend(values[name], len(rows))

@@ -20,7 +20,7 @@ class LaunchCalls:
     def __init__(self, run: Run) -> None:
         self._run = run
         calls = run.layer("userspace")
-        self._has_launch = run.shapes.has_launch
+        self._has_launch = run.shapes.has_launch(np.arange(len(run.shapes), dtype=np.int32))
         ids, rows = Growing(np.int64), Growing(np.int32)
         is_call = calls.is_call
         for part in parts(len(calls)):

@@ -14,12 +14,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tracepipe.event.columns import Int64s
+from tracepipe.event.columns import NONE, Int64s
 from tracepipe.reports.analyses.cuda_calls import calls_named, launching, outermost_named
 from tracepipe.reports.analyses.distribution import LENGTH_COLUMNS, of_values
-from tracepipe.reports.frames.layers import Layer
+from tracepipe.reports.frames.grouping import Grouped, equal, in_order, one_number
+from tracepipe.reports.frames.kept_rows import kept_rows
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
+from tracepipe.reports.frames.shapes import NO_SUCH
+from tracepipe.reports.frames.stored import made, taken
 from tracepipe.reports.report import Column, Table
 
 _VARIANT = r"(_v\d+)?(_ptsz|_ptds)?"
@@ -30,49 +33,87 @@ _WORK = re.compile(
 )
 _OF_DEVICES = re.compile(r"cudaSetDevice|cuCtxCreate" + _VARIANT)
 _CREATES = re.compile(r"cuCtxCreate.*")
+# Processes that are named in notes.
+_NAMED_MAX = 20
 # Options of a capture that leave calls out.
 _LEAVING_OUT = ("only", "exclude", "min_duration_ns", "sample")
 
 
 @dataclass(frozen=True, slots=True)
 class _Idle:
-    """Stretches in which a process surely had nothing on its GPU: `after` and `before` are rows of calls."""
+    """Stretches in which a process surely had nothing on its GPU, as columns, in the order of processes and
+    then of time. `pid` is the number of the process's id; `after` and `before` are rows of calls.
+    """
 
+    pid: Any
     start_ns: Int64s
     end_ns: Int64s
-    after: Int64s
-    before: Int64s
+    after: Any
+    before: Any
 
 
 def launch_tables(run: Run, top: int, least_ns: int) -> tuple[list[Table], list[str]]:
     """Tables of the time between launches and of that after synchronise calls, and what must be known of
     them; nothing where no launch was recorded.
     """
-    calls = run.layer("userspace")
-    launches = np.flatnonzero(launching(run))
+    launches = np.flatnonzero(launching(run)).astype(np.int32)
     if not len(launches):
         return [], []
-    pids = run.shapes.column("pid", calls.shape)
-    tables, notes = [_between_launches(run, launches, pids)], list(_notes(run))
+    tables, left_out = [], 0
+    found = [_between_launches(run, launches, top)]
+    notes = list(_notes(run))
     if not any(run.facts.header.get("options", {}).get(name) for name in _LEAVING_OUT):
-        found, unsure = _idle_by_process(run, launches, pids)
+        idle, unsure = _surely_idle(run, launches)
         notes += unsure
-        tables += [table for table in _idle_tables(run, found, top, least_ns) if table.rows]
+        lengths_ns = idle.end_ns - idle.start_ns
+        long = np.flatnonzero((lengths_ns >= least_ns) & (lengths_ns > 0)).astype(np.int32)
+        found += [_idle_by_process(run, idle, long, top), (_longest(run, idle, long, top), 0)]
+    for table, more in found:
+        left_out = max(left_out, more)
+        if len(table.rows):
+            tables.append(table)
+    if left_out:
+        notes.append(f"{left_out} more processes are not listed: --top 0 lists all")
     return tables, notes
 
 
-def _between_launches(run: Run, launches: Int64s, pids: Any) -> Table:
-    """From the return of each launch to the next one, and from launch to launch, by process."""
-    calls, rows = run.layer("userspace"), []
-    for pid in dict.fromkeys(pids[launches].tolist()):
-        own = launches[pids[launches] == pid]
-        start_ns, end_ns = calls.start_ns[own], calls.end_ns[own]
-        free_ns = start_ns[1:] - np.maximum.accumulate(end_ns)[:-1]
-        process = _process(run, pid)
-        rows += [
-            (process, "return to launch", len(own), *of_values(free_ns[free_ns >= 0])),
-            (process, "launch to launch", len(own), *of_values(np.diff(start_ns))),
-        ]
+class _Processes:
+    """Rows by process, of those with most of them: at most `top`, or all for 0, in the order of their first
+    rows. `pids` are numbers of ids; `left_out` is how many others there are.
+    """
+
+    def __init__(self, pids: Any, rows: Any, top: int) -> None:
+        of, first = equal(pids)
+        counts = np.bincount(of, minlength=len(first))
+        busiest = np.argsort(-counts, kind="stable")
+        shown = busiest[:top] if top > 0 else busiest
+        self._shown, self._pids, self._rows = shown[np.argsort(first[shown])], pids[first], Grouped(of, rows)
+        self.left_out = len(first) - len(shown)
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        for number in self._shown.tolist():
+            yield int(self._pids[number]), self._rows.of(number)
+
+
+def _pids(run: Run, rows: Any) -> Any:
+    """The numbers of the processes' ids that made calls."""
+    return run.shapes.column("pid", run.layer("userspace").shape[rows])
+
+
+def _between_launches(run: Run, launches: Any, top: int) -> tuple[Table, int]:
+    """From the return of each launch to the next one, and from launch to launch, by process; and how many
+    processes are left out.
+    """
+    calls, processes = run.layer("userspace"), _Processes(_pids(run, launches), launches, top)
+
+    def rows() -> Iterator[tuple[Any, ...]]:
+        for pid, own in processes:
+            start_ns, end_ns = calls.start_ns[own], calls.end_ns[own]
+            free_ns = start_ns[1:] - np.maximum.accumulate(end_ns)[:-1]
+            process = _process(run, pid)
+            yield process, "return to launch", len(own), *of_values(free_ns[free_ns >= 0])
+            yield process, "launch to launch", len(own), *of_values(np.diff(start_ns))
+
     columns = (
         Column("process", "from"),
         Column("measure", "measure"),
@@ -80,92 +121,121 @@ def _between_launches(run: Run, launches: Int64s, pids: Any) -> Table:
         *LENGTH_COLUMNS,
     )
     note = "The GPU may work in that time: a kernel runs after its launch has returned."
-    return Table("launch_gaps", "Time between launches", columns, rows, note, grouped=True)
+    table = Table("launch_gaps", "Time between launches", columns, kept_rows(rows()), note, grouped=True)
+    return table, processes.left_out
 
 
-def _idle_by_process(run: Run, launches: Int64s, pids: Any) -> tuple[dict[int, _Idle], list[str]]:
-    """The stretches of each process, and why some have none."""
-    work = np.union1d(calls_named(run, _WORK), launches)
-    waits = outermost_named(run, _SYNCHRONISE)
-    found, notes = {}, []
+def _surely_idle(run: Run, launches: Any) -> tuple[_Idle, list[str]]:
+    """The stretches of all processes, and why some have none."""
+    waits = outermost_named(run, _SYNCHRONISE).astype(np.int32)
+    notes = []
     if not len(waits):
         notes.append("no call that waits for the whole GPU (cudaDeviceSynchronize) was recorded")
-    for pid in dict.fromkeys(pids[waits].tolist()):
-        if _has_several_devices(run, pid, pids):
-            who = _process(run, pid)
-            notes.append(f"{who} uses several GPUs or contexts: a synchronise call waits for one of them")
-            continue
-        own_work, own_waits = work[pids[work] == pid], waits[pids[waits] == pid]
-        found[pid] = _idle_of(run.layer("userspace"), own_work, _succeeded(run, own_waits))
-    return found, notes
+    several = _with_several_devices(run)
+    unsure = waits[np.isin(_pids(run, waits), several)]
+    found = _pids(run, unsure)
+    named = found[np.sort(np.unique(found, return_index=True)[1])]
+    notes += [
+        f"{_process(run, pid)} uses several GPUs or contexts: a synchronise call waits for one of them"
+        for pid in named[:_NAMED_MAX].tolist()
+    ]
+    if len(named) > _NAMED_MAX:
+        notes.append(f"{len(named) - _NAMED_MAX} more processes use several GPUs or contexts")
+    work = np.union1d(calls_named(run, _WORK), launches).astype(np.int32)
+    return _idle_of(run, work, _succeeded(run, waits[~np.isin(_pids(run, waits), several)])), notes
 
 
-def _has_several_devices(run: Run, pid: int, pids: Any) -> bool:
+def _with_several_devices(run: Run) -> Any:
+    """The processes, by the numbers of their ids, that choose several GPUs or make several contexts."""
     calls, rows = run.layer("userspace"), calls_named(run, _OF_DEVICES)
-    rows = rows[pids[rows] == pid]
-    devices = {text for text in run.args.texts_of("device", calls.args[rows]) if text is not None}
+    known: dict[str | None, int] = {None: NONE}
+    devices = made(
+        len(rows),
+        np.int32,
+        lambda part: [
+            known.setdefault(text, len(known)) for text in run.args.texts_of("device", calls.args[rows[part]])
+        ],
+    )
+    chosen = np.flatnonzero(devices != NONE)
+    _, first = equal(_pids(run, rows[chosen]), devices[chosen])
     created = calls_named(run, _CREATES)
-    return len(devices) > 1 or bool(np.count_nonzero(pids[created] == pid) > 1)
+    found = []
+    for of in (_pids(run, rows[chosen[first]]), _pids(run, created)):
+        pids, counts = np.unique(of, return_counts=True)
+        found.append(pids[counts > 1])
+    return np.concatenate(found)
 
 
-def _succeeded(run: Run, rows: Int64s) -> Int64s:
+def _succeeded(run: Run, rows: Any) -> Any:
     calls = run.layer("userspace")
     results, known = run.args.result(calls.args[rows], calls.end_args[rows])
-    ended: Int64s = rows[calls.has_length[rows] & (~known | (results == 0))]
-    return ended
+    return rows[calls.has_length[rows] & (~known | (results == 0))]
 
 
-def _idle_of(calls: Layer, work: Int64s, waits: Int64s) -> _Idle:
-    """From the end of each wait that no other work came into, to the next work."""
-    work_start_ns = calls.start_ns[work]
-    until_ns = np.maximum.accumulate(np.append(0, calls.end_ns[work]))
-    start_ns, end_ns = calls.start_ns[waits], calls.end_ns[waits]
-    before = np.searchsorted(work_start_ns, start_ns, "left")
-    after = np.searchsorted(work_start_ns, end_ns, "left")
-    # A call that another thread is in, or begins, meanwhile may ask for work that the wait does not cover.
-    sure = (before == after) & (until_ns[before] <= start_ns) & (before > 0) & (after < len(work))
-    waits, after = waits[sure], after[sure]
-    # Of several waits before one piece of work the first to end counts.
-    order = np.lexsort((calls.end_ns[waits], after))
-    _, first = np.unique(after[order], return_index=True)
-    waits, after = waits[order][first], after[order][first]
-    return _Idle(calls.end_ns[waits], work_start_ns[after], waits, work[after])
-
-
-def _idle_tables(run: Run, found: dict[int, _Idle], top: int, least_ns: int) -> Iterator[Table]:
-    rows, longest = [], []
+def _idle_of(run: Run, work: Any, waits: Any) -> _Idle:
+    """From the end of each wait that no other work of its process came into, to the next work of that."""
     calls = run.layer("userspace")
-    for pid, idle in found.items():
-        lengths_ns = idle.end_ns - idle.start_ns
-        kept = np.flatnonzero((lengths_ns >= least_ns) & (lengths_ns > 0))
-        if not len(kept):
-            continue
-        rows.append((_process(run, pid), len(kept), *of_values(lengths_ns[kept])))
-        for at in kept[np.argsort(-lengths_ns[kept], kind="stable")][: top or None].tolist():
-            after, before = (_call(run, int(rows_of[at])) for rows_of in (idle.after, idle.before))
-            at_ns = int(idle.start_ns[at]) - run.facts.start_ns
-            tid = run.shapes.value("tid", int(run.shapes.column("tid", calls.shape[idle.before[at]])))
-            longest.append((at_ns, int(lengths_ns[at]), after, before, tid))
+    own = in_order(_pids(run, work).astype(np.int64) - NO_SUCH)
+    work, count = taken(work, own), len(work)
+    # Processes and times in one number, so that those of all processes are compared at once.
+    rows = np.concatenate((work, work, waits, waits))
+    starts = slice(0, count), slice(2 * count, 2 * count + len(waits))
+    times_ns = taken(calls.end_ns, rows)
+    for some in starts:
+        times_ns[some] = calls.start_ns[rows[some]]
+    numbers = one_number(_pids(run, rows), times_ns)
+    begun, ended, start, end = (
+        numbers[part] for part in (starts[0], slice(count, 2 * count), starts[1], slice(starts[1].stop, None))
+    )
+    until = np.maximum.accumulate(ended)
+    before, after = np.searchsorted(begun, start, "left"), np.searchsorted(begun, end, "left")
+    # A call that another thread is in, or begins, meanwhile may ask for work that the wait does not cover.
+    sure = np.flatnonzero((before == after) & (before > 0) & (after < count))
+    sure = sure[until[before[sure] - 1] <= start[sure]]
+    of_work, of_wait = _pids(run, work), _pids(run, waits)
+    sure = sure[(of_work[before[sure] - 1] == of_wait[sure]) & (of_work[after[sure]] == of_wait[sure])]
+    # Of several waits before one piece of work the first to end counts.
+    sure = sure[np.lexsort((end[sure], after[sure]))]
+    sure = sure[np.unique(after[sure], return_index=True)[1]]
+    waits, work = waits[sure], work[after[sure]]
+    return _Idle(of_wait[sure], calls.end_ns[waits], calls.start_ns[work], waits, work)
+
+
+def _idle_by_process(run: Run, idle: _Idle, kept: Any, top: int) -> tuple[Table, int]:
+    """How long each process surely had nothing on its GPU, and how many processes are left out."""
+    processes = _Processes(idle.pid[kept], kept, top)
+    rows = (
+        (_process(run, pid), len(own), *of_values(idle.end_ns[own] - idle.start_ns[own]))
+        for pid, own in processes
+    )
     columns = (Column("process", "process"), Column("gaps", "gaps", "count"), *LENGTH_COLUMNS)
     note = (
         "From the end of a call that waits for the whole GPU to the next call that may give it work, where "
         "no other thread gave it any meanwhile: nothing of this process was on it. Idle time that no such "
         "call precedes is not among it."
     )
-    yield Table("surely_idle", "Surely idle", columns, rows, note)
-    longest.sort(key=lambda row: (-row[1], row[0]))
-    yield Table(
-        "gaps",
-        "The longest",
-        (
-            Column("at_ns", "at", "at"),
-            Column("dur_ns", "length", "ns"),
-            Column("previous", "after"),
-            Column("ended_by", "ended by"),
-            Column("tid", "thread", "id"),
-        ),
-        longest[: top or None],
+    return Table("surely_idle", "Surely idle", columns, kept_rows(rows), note), processes.left_out
+
+
+def _longest(run: Run, idle: _Idle, kept: Any, top: int) -> Table:
+    """The longest stretches, one by one."""
+    calls, lengths_ns = run.layer("userspace"), idle.end_ns[kept] - idle.start_ns[kept]
+    shown = kept[np.lexsort((idle.start_ns[kept], -lengths_ns))][: top or None]
+
+    def row(at: int) -> tuple[Any, ...]:
+        after, before = (_call(run, int(rows_of[at])) for rows_of in (idle.after, idle.before))
+        at_ns = int(idle.start_ns[at]) - run.facts.start_ns
+        tid = run.shapes.value("tid", int(run.shapes.column("tid", calls.shape[idle.before[at]])))
+        return at_ns, int(idle.end_ns[at] - idle.start_ns[at]), after, before, tid
+
+    columns = (
+        Column("at_ns", "at", "at"),
+        Column("dur_ns", "length", "ns"),
+        Column("previous", "after"),
+        Column("ended_by", "ended by"),
+        Column("tid", "thread", "id"),
     )
+    return Table("gaps", "The longest", columns, kept_rows(map(row, shown.tolist())))
 
 
 def _call(run: Run, row: int) -> str:

@@ -119,5 +119,4 @@ def _finding(
         "delay_share": delay / max(scale, 1.0),
         "rows": int(delays.size),
     }
-    saves = delay / max(scale, 1.0)
-    return [Finding("stride", kernel.kernel, evidence, cause, late.p_value, numbers, saves)]
+    return [Finding("stride", kernel.kernel, evidence, cause, late.p_value, numbers)]

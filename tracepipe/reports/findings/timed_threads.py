@@ -50,7 +50,7 @@ def _of_warps(run: Run, layer: Layer) -> Any:
     if layer.launch is None or not len(run.warp_table):
         return np.zeros(len(layer), np.bool_)
     launches = run.warp_table.frame("launch")["launch"].drop_nulls().unique().to_numpy().view(np.int64)
-    return run.shapes.has_launch[layer.shape] & np.isin(layer.launch, launches)
+    return run.shapes.has_launch(layer.shape) & np.isin(layer.launch, launches)
 
 
 def _events(run: Run, layer: Layer) -> Any:
@@ -66,7 +66,7 @@ def _events(run: Run, layer: Layer) -> Any:
 
 def _launch_ids(run: Run, layer: Layer) -> Any:
     """The launch of each row as Python has it, -1 without one; None where no row has one."""
-    has_launch = run.shapes.has_launch[layer.shape]
+    has_launch = run.shapes.has_launch(layer.shape)
     if not has_launch.any():
         return None
     launch = np.zeros(len(layer), np.int64) if layer.launch is None else layer.launch
@@ -144,7 +144,7 @@ def _launches(
 
 
 def _are_mixed(launch: Any, start_ns: Ints) -> bool:
-    """Whether threads of several blocks cannot be distinguished: the same index again, before all others had
+    """Whether threads of several blocks cannot be told apart: the same index again, before all others had
     come once."""
     counts = np.bincount(launch)
     first_ns, last_ns = (

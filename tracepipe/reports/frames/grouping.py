@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 from tracepipe.event.columns import Int32s, Int64s
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.stored import ROWS_AT_ONCE, empty, flagged, made, parts, release, taken
+from tracepipe.reports.frames.stored import ROWS_AT_ONCE, empty, flagged, made, parts, release, stored, taken
 
 _BITS = 63
 
@@ -22,6 +23,12 @@ def grouped(numbers: Any) -> Iterator[tuple[int, Int64s]]:
         yield int(numbers[order[first]]), order[first:last]
 
 
+def each(numbers: Any) -> Iterator[int]:
+    """Numbers of a column one by one, as Python's."""
+    for part in parts(len(numbers)):
+        yield from numbers[part].tolist()
+
+
 class Grouped:
     """Rows by the number from 0 on that they have, in their order, as parts of a column."""
 
@@ -29,8 +36,9 @@ class Grouped:
         self._rows, self._bounds, self._numbers = rows, np.zeros(1, np.int64), np.empty(0, np.int64)
         if len(numbers):
             order, self._bounds = sorted_by(numbers)
-            self._numbers = numbers[order[self._bounds[:-1]]]
+            self._numbers = taken(numbers, order[self._bounds[:-1]])
             self._rows = taken(rows, order)
+            self._bounds = stored(self._bounds)
 
     def of(self, number: int) -> Any:
         """The rows that have a number."""
@@ -40,10 +48,10 @@ class Grouped:
         return self._rows[self._bounds[at] : self._bounds[at + 1]]
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
-        for number, (first, last) in zip(
-            self._numbers.tolist(), pairwise(self._bounds.tolist()), strict=True
-        ):
-            yield number, self._rows[first:last]
+        for part in parts(len(self._numbers)):
+            bounds = self._bounds[part.start : part.stop + 1].tolist()
+            for number, (first, last) in zip(self._numbers[part].tolist(), pairwise(bounds), strict=True):
+                yield number, self._rows[first:last]
 
 
 def sorted_by(numbers: Any) -> tuple[Int64s, Int64s]:
@@ -138,11 +146,16 @@ def runs(*columns: Any) -> tuple[Int32s, Int64s]:
 
 
 def equal(*columns: Any) -> tuple[Int32s, Int32s]:
-    """A number for each row, the same for equal ones and in their order; and the first row of each number."""
-    order, starts = runs(*columns)
-    of: Int32s = np.empty(len(order), np.int32)
-    of[order] = np.repeat(np.arange(len(starts), dtype=np.int32), np.diff(np.append(starts, len(order))))
-    return of, order[starts]
+    """A number for each row, the same for equal ones and in their order; and the first row of each number.
+    Columns.
+    """
+    values, of = numbered(one_number(*columns))
+    count, first = len(of), empty(len(values), np.int32)
+    for part in parts(count):
+        # From the last row on: of equal ones the first stays.
+        rows = np.arange(count - part.start, count - part.stop, -1, dtype=np.int32) - 1
+        first[of[rows]] = rows
+    return of, first
 
 
 def sort_within(numbers: Int64s, values: Int64s) -> Int64s:
@@ -183,15 +196,31 @@ def in_order(*columns: Any) -> Any:
 
 def one_number(*columns: Any) -> Any:
     """A number for each row, from 0 on, that is in the order of some columns, the first first."""
-    least = [int(column.min(initial=0)) for column in columns]
-    bits = [int(column.max(initial=0)).bit_length() for column in columns]
-    if min(least) < 0 or sum(bits) > _BITS:
-        return equal(*columns)[0].astype(np.int64)
+    count, bits = columns[0].size, 0
+    number = np.broadcast_to(np.int64(0), count)
+    for column in columns:
+        least, width = _range(column)
+        if bits + width > _BITS:
+            # Places among all values have half as many bits at most.
+            values, column = numbered(column)
+            least, width = 0, len(values).bit_length()
+        if bits + width > _BITS:
+            values, number = numbered(number)
+            bits = len(values).bit_length()
+        if width:
+            number = made(count, np.int64, partial(_packed, number, column, least, width))
+            bits += width
+    return number
 
-    def packed(part: slice) -> Any:
-        numbers = np.zeros(part.stop - part.start, np.int64)
-        for column, width in zip(columns, bits, strict=True):
-            numbers = numbers << width | column[part].astype(np.int64)
-        return numbers
 
-    return made(columns[0].size, np.int64, packed)
+def _range(column: Any) -> tuple[int, int]:
+    """The least value of a column, and how many bits the others take above it."""
+    ends = [(int(column[part].min()), int(column[part].max())) for part in parts(column.size)]
+    least = min((low for low, _ in ends), default=0)
+    return least, (max((high for _, high in ends), default=0) - least).bit_length()
+
+
+def _packed(number: Any, column: Any, least: int, width: int, part: slice) -> Any:
+    """Numbers, and the values of a column behind them."""
+    above: Any = number[part].astype(np.int64) << width
+    return above | (column[part].astype(np.int64) - least)

@@ -171,10 +171,10 @@ class Frames:
         return where(layer.has_length, pl.Series("dur_ns", layer.end_ns - layer.start_ns))
 
     def _launch(self, layer: Layer) -> pl.Series:
-        if layer.launch is None and not bool(self._table.has_launch[layer.shape].any()):
+        if layer.launch is None and not bool(self._table.has_launch(layer.shape).any()):
             return _nulls("launch", len(layer), pl.UInt64())
         launch = np.zeros(len(layer), np.int64) if layer.launch is None else layer.launch
-        return where(self._table.has_launch[layer.shape], pl.Series("launch", launch.view(np.uint64)))
+        return where(self._table.has_launch(layer.shape), pl.Series("launch", launch.view(np.uint64)))
 
     def _bound_ns(self, layer: Layer) -> pl.Series:
         if layer.bound_ns is None or layer.source_ns is None:

@@ -94,10 +94,6 @@ class Run:
             seen[layer.shape[part]] = True
         return seen
 
-    def of_shapes(self, column: str, shapes: Any) -> list[Any]:
-        """The values that some shapes have in a column of a frame, each once."""
-        return self.shapes.series(column, np.flatnonzero(shapes).astype(np.int32)).unique().to_list()
-
     def some(self, name: str, *columns: str) -> pl.DataFrame:
         """A few columns of a layer's frame: what the others have is not looked at."""
         return self._frames.frame(self._layers[name], columns)

@@ -14,6 +14,7 @@ from tracepipe.kernel_names import short_kernel_name
 from tracepipe.reports.frames.grouping import equal
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.numbered import Numbered
+from tracepipe.reports.frames.stored import ROWS_AT_ONCE, empty, made, parts
 
 # Which frame an event goes to.
 FRAMES = tuple(layer for layer in LAYERS if layer != "gpu_warp")  # warps have columns of their own
@@ -29,6 +30,8 @@ _OF_PLACE = [
     *((name, "<i4") for name in ("pid", "tid", "cpu", "gpu", "range", "comm", "domain", "sizes", "layer")),
     *((name, "u1") for name in ("phase", "frame", "flags")),
 ]  # fmt: skip
+# On a stream or not, layer, GPU or process, stream or thread, domain, range.
+_KINDS_OF_ROWS = ("?", "i4", "i4", "i8", "i4", "i4")
 _TEXTS, _NUMBERS = ("name", "comm", "domain"), ("pid", "tid", "cpu", "gpu", "range", "stream")
 _MOST = {name: (1 << 63) - 1 if name == "stream" else (1 << 31) - 1 for name in _NUMBERS}
 # Processes and threads whose given names are kept.
@@ -156,13 +159,19 @@ class ShapeTable:
 
     def column(self, name: str, shapes: Any) -> Any:
         """A column of some shapes, or of the rows that have these: numbers as they are kept."""
+        if np.size(shapes) <= ROWS_AT_ONCE:
+            return self._some(name, shapes)
+        kind = np.int32 if name == "name" else np.dtype(_OF_PLACE)[name]
+        return made(len(shapes), kind, lambda part: self._some(name, shapes[part]))
+
+    def _some(self, name: str, shapes: Any) -> Any:
         if name == "name":
             return self._of_shapes()["name"][shapes]
         return self._of_places()[name][self._of_shapes()["place"][shapes]]
 
     def _at(self, name: str) -> Any:
-        """A column of places, by shape."""
-        return self._of_places()[name][self._of_shapes()["place"]]
+        """A column by shape."""
+        return self.column(name, np.arange(len(self), dtype=np.int32))
 
     def value(self, name: str, number: int) -> Any:
         """What a number of a column stands for."""
@@ -201,15 +210,14 @@ class ShapeTable:
         groups: Bytes = np.where(frames == _CODES["gpu_kernel"], np.uint8(_CODES["transfer"]), frames)
         return groups
 
-    @property
-    def has_launch(self) -> Bools:
-        """By shape."""
-        has: Bools = (self._at("flags") & _HAS_LAUNCH) != 0
+    def has_launch(self, shapes: Any) -> Bools:
+        """Whether shapes have launch ids."""
+        has: Bools = (self.column("flags", shapes) & _HAS_LAUNCH) != 0
         return has
 
     def has_dur(self, shapes: Any) -> Bools:
         """Whether shapes have a duration."""
-        has: Bools = (self._at("flags")[shapes] & _HAS_DUR) != 0
+        has: Bools = (self.column("flags", shapes) & _HAS_DUR) != 0
         return has
 
     @property
@@ -219,7 +227,14 @@ class ShapeTable:
         return whole
 
     def rows(self, shapes: Any) -> tuple[Any, ...]:
-        """What the events that nest with those of a shape have in common, as `Shape.row` has it."""
+        """What the events that nest with those of a shape have in common, as `Shape.row` has it; columns."""
+        found = [empty(len(shapes), kind) for kind in _KINDS_OF_ROWS]
+        for part in parts(len(shapes)):
+            for column, values in zip(found, self._rows(shapes[part]), strict=True):
+                column[part] = values
+        return tuple(found)
+
+    def _rows(self, shapes: Any) -> tuple[Any, ...]:
         frame, gpu, layer = (self.column(name, shapes) for name in ("frame", "gpu", "layer"))
         on_stream = (frame == _CODES["gpu_kernel"]) | ((frame == _CODES["transfer"]) & (gpu != NONE))
         stream, pid, tid = (self.column(name, shapes) for name in ("stream", "pid", "tid"))
@@ -286,11 +301,17 @@ class ShapeTable:
 
     def numbers(self, name: str, shapes: Int32s, without: int) -> Int64s:
         """A column of numbers, as `series`; `without` where there is none."""
-        values: Int64s = self.column(name, shapes).astype(np.int64)
-        for at in np.flatnonzero(values < NONE).tolist():
-            large = self._larges[NONE - 1 - int(values[at])]
-            values[at] = large if large < 1 << 63 else NONE
-        return np.where(values == NONE, without, values)
+        kept = self.column(name, shapes)
+
+        def some(part: slice) -> Any:
+            values = kept[part].astype(np.int64)
+            for at in np.flatnonzero(values < NONE).tolist():
+                large = self._larges[NONE - 1 - int(values[at])]
+                values[at] = large if large < 1 << 63 else NONE
+            return np.where(values == NONE, without, values)
+
+        numbers: Int64s = made(len(kept), np.int64, some)
+        return numbers
 
     def _number_series(self, name: str, values: Any) -> pl.Series:
         large = np.flatnonzero(values < NONE)

@@ -6,6 +6,8 @@ that does not end, or of an end without a begin.
 
 from __future__ import annotations
 
+from dataclasses import fields
+from itertools import pairwise
 from typing import Any, Final
 
 from tracepipe.event import ops as op
@@ -15,10 +17,10 @@ from tracepipe.event.nesting import ShapeRow
 from tracepipe.event.ops import BEGIN, END, NO_MARK
 from tracepipe.event.outcomes import Outcomes
 from tracepipe.reports.frames.callers import callers_by_time, depths
-from tracepipe.reports.frames.grouping import equal
+from tracepipe.reports.frames.grouping import equal, grouped, in_buckets
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.shapes import FRAMES, ShapeTable
-from tracepipe.reports.frames.stored import empty, made, parts, taken, touched
+from tracepipe.reports.frames.stored import empty, flagged, made, parts, taken, touched
 
 KINDS = ("span", "instant", "no_begin", "from_duration", "unclosed")
 """span: begin and end are known. instant: no length. no_begin: an end alone, which is drawn as an instant.
@@ -31,6 +33,10 @@ _AT_ONCE: Final = 1 << 14
 _ROW_BYTES: Final = 100
 # What a span has as its event has it.
 _OF_EVENT: Final = ("shape", "args", "launch", "bound_ns", "source_ns", "stack")
+# Rows that are nested together: what ended on each is remembered.
+_ROWS_AT_ONCE: Final = 1 << 15
+# When what is open ends, until the end of the recording is known.
+_OPEN_NS: Final = (1 << 63) - 1
 _NAME_MATTERS: Final = (ord("B"), ord("E"))
 
 
@@ -48,49 +54,57 @@ class Matching:
 
     def match(self, events: TraceColumns, shapes: ShapeTable, group: str) -> Spans:
         """The spans of all events of a group, which are in order. Their columns are not to be used then."""
-        spans = Spans(self.nesting, self._spans, _Shapes(self.nesting, shapes, group), events)
+        spans = Spans(self.nesting, self._spans, _Shapes(shapes, group), events)
         self._spans += spans.count_begun
         return spans
 
 
 class _Shapes:
-    """How the shapes of a group nest: `number` is that of the nesting for each, and `row` its row by that.
+    """How the shapes of a group nest: `row` is that of each, `number` that of its kind, in the order of rows.
 
-    Names matter for begins that meet ends alone, so that the nesting has few shapes of a million names.
+    Names matter for begins that meet ends alone, so that a million names are few kinds.
     """
 
-    def __init__(self, nest: AnyNesting, table: ShapeTable, group: str) -> None:
-        every = np.arange(len(table), dtype=np.int32)
-        own = every[table.groups(every) == FRAMES.index(group)]
+    def __init__(self, table: ShapeTable, group: str) -> None:
+        groups = table.groups(np.arange(len(table), dtype=np.int32))
+        own = flagged(len(table), lambda part: groups[part] == FRAMES.index(group))
         of_row, first = equal(*table.rows(own))
-        self.rows = range(nest.row_count, nest.row_count + len(first))
-        for _ in self.rows:
-            nest.add_row()
+        self.row_count = len(first)
         phases, has_dur = table.column("phase", own), table.has_dur(own)
         names = np.where(np.isin(phases, _NAME_MATTERS), table.column("name", own), NONE)
         number, first = equal(of_row, phases, has_dur, names)
+        self._kinds = [taken(column, first) for column in (of_row, names, phases, has_dur)]
         # Memory that is not written to is not taken: the places of other groups' shapes.
-        self.number: Int32s = np.zeros(len(table), np.int32)
-        self.number[own] = number
-        self.row: Int32s = of_row[first] + self.rows.start
-        columns = of_row, names, phases, has_dur
-        for part in parts(len(first)):
-            met = zip(*(column[first[part]].tolist() for column in columns), strict=True)
-            for at, (row, name, phase, has) in enumerate(met, part.start):
-                nest.set_shape(at, ShapeRow(row + self.rows.start, name, chr(phase), has_dur=has))
+        self.number, self.row = (np.zeros(len(table), np.int32) for _ in range(2))
+        self.number[own], self.row[own] = number, of_row
+
+    def put(self, nest: AnyNesting, rows: range) -> int:
+        """Give a nesting without rows some of them, and their kinds; the number of the first of these."""
+        first, last = map(int, np.searchsorted(self._kinds[0], [rows.start, rows.stop]))
+        for _ in rows:
+            nest.add_row()
+        for part in parts(last - first):
+            kinds = zip(*(of[first:last][part].tolist() for of in self._kinds), strict=True)
+            for at, (row, name, phase, has) in enumerate(kinds, part.start):
+                nest.set_shape(at, ShapeRow(row - rows.start, name, chr(phase), has_dur=has))
+        return first
 
 
 class Spans:
     """Spans and instants in the order in which they were met: `finish` them, once all groups are matched.
 
     `columns` have a row for each, and after `finish` in the order of their starts, callers before the calls
-    in them: those of `layers.Layer`, but that `lane` is the row of the nesting before. They are written where
-    those of the events were: no event makes two of them.
+    in them: those of `layers.Layer`. They are written where those of the events were: no event makes two of
+    them. `last_ns` is the latest time of any, None without one.
     """
 
     def __init__(self, nest: AnyNesting, first_span: int, shapes: _Shapes, events: TraceColumns) -> None:
         self._nesting, self._first_span, self._shapes = nest, first_span, shapes
         self._count = self.count_begun = 0
+        self.last_ns: int | None = None
+        self._overlapping: list[int] = []
+        """Rows that others stand beside."""
+        events, bounds = _by_rows(events, shapes)
         count = len(events)
         has_lengths = events.dur_ns.flags.writeable
         self.columns: dict[str, Any] = {
@@ -98,7 +112,7 @@ class Spans:
             "end_ns": events.dur_ns if has_lengths else empty(count, np.int64),
             "kind": empty(count, np.uint8),
             "parent": empty(count, np.int32),
-            "lane": empty(count, np.int32),
+            "lane": empty(count, np.uint8),
         }
         given = {name: getattr(events, name) for name in _OF_EVENT}
         # What is one value for all events stays so.
@@ -117,26 +131,51 @@ class Spans:
         # The last place is that of no span.
         self._row_of_span: Int32s = empty(count + 1, np.int32)
         self._row_of_span[-1] = NONE
-        for start in range(0, count, _AT_ONCE):
+        self._row: Int32s = empty(count, np.int32)
+        for number, (start, stop) in enumerate(pairwise(bounds.tolist())):
+            first = number * _ROWS_AT_ONCE
+            rows = range(first, min(first + _ROWS_AT_ONCE, shapes.row_count))
+            self._nest(events, range(start, stop), rows)
+        self._row = np.empty(0, np.int32)
+
+    def _nest(self, events: TraceColumns, places: range, rows: range) -> None:
+        """Nest the events of some places, which are all those of some rows."""
+        first, before = self._shapes.put(self._nesting, rows), self._count
+        for start in range(places.start, places.stop, _AT_ONCE):
             # The native core reads columns one after the other, and what is read is written over.
-            some = events.take(np.arange(start, min(start + _AT_ONCE, count)))
-            met, some.shape = some.shape, shapes.number[some.shape]
-            nest.events(some, 0, len(some))
+            some = events.take(np.arange(start, min(start + _AT_ONCE, places.stop)))
+            met, some.shape = some.shape, self._shapes.number[some.shape] - np.int32(first)
+            self._nesting.events(some, 0, len(some))
             some.shape = met
             self._take(some)
             touched(len(some) * _ROW_BYTES)
-        # Rows that came meanwhile stand beside others.
-        self._beside = range(shapes.rows.stop, nest.row_count)
+        self._leave(slice(before, self._count), rows)
 
-    @property
-    def last_ns(self) -> int | None:
-        """The latest end so far, None without any."""
-        ends_ns = self.columns["end_ns"]
-        return max((int(ends_ns[part].max()) for part in parts(self._count)), default=None)
+    def _leave(self, spans: slice, rows: range) -> None:
+        """End what is open on some rows at no time yet, and forget these; `spans` are on them."""
+        row, kind = self._row[spans], self.columns["kind"][spans]
+        # Rows that came meanwhile stand beside others. The last place is that of no row.
+        is_open, lanes = (np.zeros(self._nesting.row_count + 1, of) for of in (np.bool_, np.uint8))
+        beside: dict[int, int] = {}
+        for at in range(len(rows), self._nesting.row_count):
+            base = self._nesting.base(at)
+            lanes[at] = beside[base] = beside.get(base, 0) + 1
+        for part in parts(len(row)):
+            is_open[row[part][kind[part] == UNCLOSED]] = True
+            self.columns["lane"][spans][part] = lanes[row[part]]
+        for at in np.flatnonzero(is_open[:-1]).tolist():
+            self._nesting.close(at if at < len(rows) else self._nesting.base(at), _OPEN_NS)
+        ops = self._nesting.take_ops().used()
+        self._end(ops, np.arange(len(ops["kind"])), None)
+        self._overlapping += [rows.start + base for base in beside]
+        self._nesting.forget_rows()
 
     def _take(self, events: TraceColumns) -> None:
         """Add what the nesting made of events since the last call."""
         ops = self._nesting.take_ops().used()
+        if len(ops["ts"]):
+            last_ns = int(ops["ts"].max())
+            self.last_ns = last_ns if self.last_ns is None else max(self.last_ns, last_ns)
         made = np.flatnonzero(ops["kind"] != END)
         begins = ops["kind"][made] == BEGIN
         rows = slice(self._count, self._count + len(made))
@@ -150,7 +189,7 @@ class Spans:
             np.where(mark == op.FROM_DURATION, FROM_DURATION, UNCLOSED),
             np.where(mark == op.NO_BEGIN, NO_BEGIN, INSTANT),
         )
-        columns["lane"][rows] = ops["row"][made]
+        self._row[rows] = ops["row"][made]
         columns["parent"][rows] = self._rows_of_spans(ops["parent"][made])
         for name in _OF_EVENT:
             if name in columns:
@@ -177,20 +216,16 @@ class Spans:
 
     def finish(self, end_ns: int) -> None:
         """End what is still open, and find out who is in whom."""
-        for row in self._open_rows():
-            self._nesting.close(row, end_ns)
-        ops = self._nesting.take_ops().used()
-        self._end(ops, np.arange(len(ops["kind"])), None)
         self._row_of_span = np.empty(0, np.int32)
         self.columns = {name: column[: self._count] for name, column in self.columns.items()}
-        lane_of_row, beside = self._lanes()
-        row_of = self.columns["lane"]
-        self.columns["lane"] = made(self._count, np.uint8, lambda part: lane_of_row[row_of[part]])
-        if beside:
-            row_of = self._shapes.row[self._shapes.number[self.columns["shape"]]]
-            by_row = np.argsort(row_of, kind="stable")
-            for first, last in np.searchsorted(row_of[by_row], [(row, row + 1) for row in beside]).tolist():
-                self._nest_again(by_row[first:last])
+        for part in parts(self._count):
+            ends_ns = self.columns["end_ns"][part]
+            ends_ns[ends_ns == _OPEN_NS] = end_ns
+        if self._overlapping:
+            row_of = self._shapes.row[self.columns["shape"]]
+            again = np.flatnonzero(np.isin(row_of, self._overlapping))
+            for _, places in grouped(row_of[again]):
+                self._nest_again(again[places])
         for name in ("parent", "end_args"):
             self._settle(name, NONE)
         if "parent" in self.columns:
@@ -206,23 +241,6 @@ class Spans:
         if not any(bool((column[part] != value).any()) for part in parts(len(column))):
             self._same[name] = np.broadcast_to(column.dtype.type(value), self._count)
             self.columns.pop(name, None)
-
-    def _open_rows(self) -> set[int]:
-        """The rows on which, or beside which, something is open."""
-        is_open = np.zeros(self._beside.stop + 1, np.bool_)
-        for part in parts(self._count):
-            is_open[self.columns["lane"][part][self.columns["kind"][part] == UNCLOSED]] = True
-        rows = np.flatnonzero(is_open[:-1]).tolist()
-        return {self._nesting.base(row) if row in self._beside else row for row in rows}
-
-    def _lanes(self) -> tuple[Any, list[int]]:
-        """The lane of each row, that of no row at the end; and the rows that others stand beside."""
-        lanes = np.zeros(self._beside.stop + 1, np.uint8)
-        beside: dict[int, int] = {}
-        for row in self._beside:
-            base = self._nesting.base(row)
-            lanes[row] = beside[base] = beside.get(base, 0) + 1
-        return lanes, list(beside)
 
     def _nest_again(self, rows: Int64s) -> None:
         """Find callers by the times alone where a row has others beside it.
@@ -262,3 +280,18 @@ class Spans:
             if bool(is_late.any()):
                 return True
         return False
+
+
+def _by_rows(events: TraceColumns, shapes: _Shapes) -> tuple[TraceColumns, Int64s]:
+    """The events, and where those of each `_ROWS_AT_ONCE` rows begin, and the last end. Those of some rows
+    stay in their order.
+    """
+    count = -(-shapes.row_count // _ROWS_AT_ONCE)
+    if count <= 1:
+        return events, np.array([0, len(events)])
+    columns: dict[str, Any] = {field.name: getattr(events, field.name) for field in fields(events)}
+    batch = made(len(events), np.int32, lambda part: shapes.row[events.shape[part]] // _ROWS_AT_ONCE)
+    moved = [name for name, column in columns.items() if column is not None and column.flags.writeable]
+    bounds, found = in_buckets(batch, count, *(columns[name] for name in moved))
+    columns |= zip(moved, found, strict=True)
+    return TraceColumns(**columns), bounds
